@@ -111,6 +111,7 @@
 //! | `TRACING_PROFILING_SOURCE` | what produces stacks: `auto`, `perf`, `timer` or `none`; see [`Source`] | `auto` |
 //! | `TRACING_PROFILING_WAITS` | `on` or `off`; see [`Builder::waits`] | `on` |
 //! | `TRACING_PROFILING_TIMER_CLOCK` | `cpu` or `monotonic`; see [`Builder::fine_timers`] | `cpu` |
+//! | `TRACING_PROFILING_SIGNAL` | the number of the signal that timers send, which the program neither handles nor waits for; see [`Builder::timer_signal`] | the highest real-time signal that is free |
 //! | `TRACING_PROFILING_ARM_AFTER` | how long a span is entered before it is sampled ([`Builder::arm_after`]) | depends on its rule: 12.5 ms for 250 ms |
 //! | `TRACING_PROFILING_RATE` | samples per second of CPU time, 1 to 10000 | 1,000 at first, down to 100 for a thread that is sampled for long |
 //! | `TRACING_PROFILING_STACK_BYTES` | maximum bytes of stack copied per sample, 1024 to 65448 | 32768 |

@@ -52,6 +52,7 @@ kinds! {
     RateLowered = "rate_lowered",
     Shed = "shed",
     SignalLost = "signal_lost",
+    SignalStackSmall = "signal_stack_small",
     CallsForbidden = "calls_forbidden",
     ExportFails = "export_fails",
     ProfileLost = "profile_lost",

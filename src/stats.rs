@@ -211,6 +211,9 @@ counters! {
         /// Samples of a timer that found the thread on a stack that is not the thread's own: that
         /// of a coroutine or of another signal handler.
         dropped_off_stack,
+        /// Samples of a timer that came to an alternate signal stack without room for the handler, as when another
+        /// handler of the program was already using it.
+        dropped_signal_stack_full,
         /// Samples of a timer that were delayed because the program had blocked the signal. Only
         /// the last one has a stack.
         dropped_late,
@@ -336,6 +339,12 @@ counters! {
         /// Attempts to sample a thread that failed at the limit of pending signals; each timer
         /// takes one.
         refused_timers,
+        /// Attempts to sample a thread by a timer that failed because its alternate signal stack is too small for the
+        /// timer's signals.
+        refused_signal_stack,
+        /// Attempts to sample a thread by a timer that were not made because a debugger or another tracer was attached,
+        /// with the source `auto`.
+        refused_traced,
         /// Attempts to sample a thread by perf that failed at the limit of open files. A timer may
         /// sample it.
         refused_open_files,

@@ -10,7 +10,7 @@ use crate::sampler::record::{Layout, Record, RecordPlace, Records, read_sample, 
 use crate::sampler::{OpenInterval, SpanInterval};
 use crate::span::SpanKey;
 use crate::stats::Counters;
-use crate::sys::{self, OsThread, SampleRing, TimerRing};
+use crate::sys::{self, MissedSignals, OsThread, SampleRing, TimerRing};
 use crate::unwind::{ModuleAddress, UnwindEnd, Unwinder};
 
 /// What draining reads and fills.
@@ -20,6 +20,8 @@ pub(super) struct Drain<'a> {
     pub(super) counters: &'a Counters,
     pub(super) most_frames: usize,
     pub(super) round: u64,
+    /// The kernel's id of this process.
+    pub(super) pid: u32,
     pub(super) stack: &'a mut Stack,
     /// Whether the rate is lowered to stay within the CPU budget.
     pub(super) is_lowered: bool,
@@ -84,9 +86,10 @@ impl Sampled {
         if ring.timer().is_none() {
             self.drained = end;
         }
-        let off_stack = ring.timer().map_or(0, TimerRing::take_off_stack);
-        self.needs_perf |= off_stack > 0 && self.has_timer_for_switches;
-        count(&drain.counters.samples.dropped_off_stack, off_stack);
+        let missed = ring.timer().map(TimerRing::take_missed).unwrap_or_default();
+        self.needs_perf |= missed != MissedSignals::default() && self.has_timer_for_switches;
+        count(&drain.counters.samples.dropped_off_stack, missed.off_stack);
+        count(&drain.counters.samples.dropped_signal_stack_full, missed.without_room);
         open.span
     }
 }
@@ -143,7 +146,10 @@ impl Drain<'_> {
         period_ns: u64,
     ) {
         let read = read_sample(&**ring, place, Layout::of(ring));
-        let Some(sample) = read.ok().filter(|sample| sample.tid == thread.tid) else {
+        let Some(sample) = read.ok().filter(|sample| {
+            // Of this thread: an event is opened by an id, which may since be that of another process's thread.
+            (sample.pid, sample.tid) == (self.pid, thread.tid)
+        }) else {
             count(&self.counters.sampling.records_malformed, 1);
             return;
         };

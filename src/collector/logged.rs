@@ -1,5 +1,6 @@
 //! Which log events of its own the collector has logged, and when.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::engine::Engine;
@@ -19,6 +20,7 @@ pub(super) struct Logged {
     lowered_rate: Option<Instant>,
     shed: Option<Instant>,
     lost_signal: bool,
+    small_signal_stack: bool,
     cut_stacks: bool,
     /// The generation of the rules that were last checked for conditions on allocations.
     checked_rules: Option<u64>,
@@ -37,6 +39,7 @@ impl Logged {
             lowered_rate: None,
             shed: None,
             lost_signal: false,
+            small_signal_stack: false,
             cut_stacks: false,
             checked_rules: None,
             unreported: 0,
@@ -77,6 +80,11 @@ impl Logged {
             let wanted = wanted.into_iter().filter(|(is_wanted, _)| *is_wanted);
             let warnings = wanted.map(|(_, text)| LogEvent::warning(LogKind::NotCounted, text));
             events.extend(warnings);
+        }
+        let refused = engine.counters.threads.refused_signal_stack.load(Ordering::Relaxed);
+        if refused > 0 && !std::mem::replace(&mut self.small_signal_stack, true) {
+            let (kind, text) = (LogKind::SignalStackSmall, report::SMALL_SIGNAL_STACK);
+            events.push(LogEvent::warning(kind, text));
         }
         if is_first_look && engine.spans.seen() == 0 {
             events.push(LogEvent::info(LogKind::NothingSeen, report::NOTHING_SEEN));

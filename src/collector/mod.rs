@@ -23,6 +23,7 @@ mod logged;
 mod model;
 mod open_spans;
 mod outbox;
+mod parked;
 #[cfg(feature = "_parts")]
 pub mod parts;
 mod pending;

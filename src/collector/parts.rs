@@ -36,6 +36,7 @@ impl Samples {
             ring_bytes: RING_BYTES,
             in_kernel: true,
             position_step: 0,
+            signal: None,
         };
         let user_only = SampleRequest { in_kernel: false, ..request };
         let open = |request| sys::open_sample_ring(request, sys::current_tid());

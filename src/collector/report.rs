@@ -425,6 +425,9 @@ pub(super) const NOTHING_SEEN: &str = "no span that a rule matches has been crea
 pub(super) const LOST_SIGNAL: &str = "the program has installed a handler for the signal of the profiler's \
     timers: they use another signal from now on";
 
+pub(super) const SMALL_SIGNAL_STACK: &str = "threads whose alternate signal stack (`sigaltstack`) is too small for a \
+    timer's signal are not sampled: give it 16 KiB, or allow perf";
+
 /// The log event of a lowered sampling rate.
 pub(super) fn lowered_rate(percent: u32, times: f64) -> LogEvent {
     let message = format!(

@@ -19,6 +19,7 @@ use super::engine::Engine;
 use super::heap::update_counting;
 use super::limits::Limits;
 use super::logged::Logged;
+use super::parked::SampledThreads;
 use super::pending::Pending;
 use super::room::Room;
 use super::sampled::{Sampled, fill_time};
@@ -52,7 +53,7 @@ pub(super) struct Collector {
     pub(super) limits: Limits,
     pub(super) unwinder: Unwinder,
     pub(super) pending: Pending,
-    pub(super) sampled: Vec<Sampled>,
+    pub(super) sampled: SampledThreads,
     pub(super) round: u64,
     /// Spans that closed after the last round began.
     pub(super) closed: Vec<SpanKey>,
@@ -136,7 +137,7 @@ impl Collector {
             room: Room::new(limits.export_bytes),
             logged: Logged::new(limits.pace.first_look),
             shed: Shed::new(limits.shed),
-            sampled: Vec::new(),
+            sampled: SampledThreads::default(),
             round: 0,
             closed: Vec::new(),
             refined: Instant::now(),
@@ -183,7 +184,8 @@ impl Collector {
         self.source.end();
         let new = self.source.take_new();
         self.adopt(new);
-        for sampled in &mut self.sampled {
+        self.sampled.bring_all_back();
+        for sampled in self.sampled.iter() {
             sampled.sampled_thread.end();
             let last = sampled.sampled_thread.last();
             self.source.give_back(&sampled.sampled_thread, &last, last.from(), 0);
@@ -265,7 +267,8 @@ impl Collector {
     /// once its threads are disarmed.
     pub(super) fn sleep(&self) -> Option<Duration> {
         let linger = self.engine.admission.until_next_expiry(LINGER);
-        let idle = (!self.sampled.is_empty()).then_some(self.idle);
+        let has_any = !self.sampled.is_empty() || self.sampled.has_parked();
+        let idle = has_any.then_some(self.idle);
         // The signal of the timers must be checked regularly: the program may replace its handler.
         let signal = self.source.has_timers().then_some(REFINE_INTERVAL);
         // Open spans are checked only while a thread is in a span or a span is watched.
@@ -283,7 +286,8 @@ impl Collector {
         self.round += 1;
         let asked = self.take_commands();
         let new = self.source.take_new();
-        let has_new = !new.is_empty();
+        let has_returned = self.sampled.bring_back(&self.source.take_returned());
+        let has_new = has_returned || !new.is_empty();
         self.adopt(new);
         let mut closed = std::mem::take(&mut self.closed);
         closed.extend(self.register_spans());
@@ -431,6 +435,7 @@ impl Collector {
             counters: &self.engine.counters,
             most_frames: self.limits.frames_per_stack,
             round: self.round,
+            pid: sys::process_id(),
             stack: &mut self.stack,
             is_lowered: self.budget.is_lowered(),
         };
@@ -531,20 +536,25 @@ impl Collector {
         }
     }
 
-    /// Rearms threads whose timer's signal handler was replaced by the program, with another signal.
+    /// Rearms threads whose timer's signal handler was replaced by the program, with another signal. While a debugger is
+    /// attached, they get none.
     fn check_signals(&mut self) {
-        let mut is_lost = false;
-        for sampled in &self.sampled {
+        let is_traced = self.source.check_tracer();
+        let (mut is_lost, mut has_ended) = (false, false);
+        for sampled in self.sampled.iter() {
             let timer = sampled.arming.ring.as_ref().and_then(|ring| ring.timer());
-            if let Some(timer) = timer.filter(|timer| timer.has_lost_signal()) {
+            if let Some(timer) = timer.filter(|timer| is_traced || timer.has_lost_signal()) {
+                is_lost |= timer.has_lost_signal();
                 timer.stop();
                 sampled.pause();
                 sampled.sampled_thread.end();
-                is_lost = true;
+                has_ended = true;
             }
         }
-        if is_lost {
+        if has_ended {
             self.engine.waker.wake();
+        }
+        if is_lost {
             let event = self.logged.lost_signal();
             self.log(event);
         }
@@ -583,7 +593,10 @@ impl Collector {
             self.check_budget(now);
             sys::read_filters();
         }
-        for sampled in &mut self.sampled {
+        if self.sampled.sweep(now, self.idle) {
+            self.engine.waker.wake();
+        }
+        for sampled in self.sampled.iter_mut() {
             // Its ring is drained once more, in the next round, before it is given back.
             if sampled.end_if_idle(now, self.idle) {
                 self.engine.waker.wake();

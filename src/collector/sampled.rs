@@ -455,6 +455,28 @@ impl Sampled {
         self.hold = if is_soon { (2 * self.hold).min(MOST_HOLD) } else { self.least_hold };
     }
 
+    /// Whether no scan has to look at the thread until it says so. It was in no span for a while at the last scan, too,
+    /// so all that it did before is visible here.
+    pub(super) fn is_parked(&mut self, now: u64, park_after: u64) -> bool {
+        let thread = &self.sampled_thread;
+        let is_idle = now.saturating_sub(thread.hooked_at()) >= park_after
+            && thread.span().is_none()
+            && !thread.is_in_hook();
+        let is_at_rest = self.is_unarmed()
+            && self.closing.is_none()
+            && self.uncounted.is_empty()
+            && self.watch.waiting().is_none()
+            && thread.last().ring.is_none();
+        if !is_idle || !is_at_rest {
+            return false;
+        }
+        let was_parked = thread.is_parked();
+        if thread.park() {
+            self.unused_since.get_or_insert_with(Instant::now);
+        }
+        was_parked
+    }
+
     /// Ends the sampling of a thread that was in no profiled span for a while, since its ring takes memory. Returns
     /// whether it was ended.
     pub(super) fn end_if_idle(&mut self, now: Instant, idle: std::time::Duration) -> bool {

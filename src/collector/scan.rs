@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::parked::PARK_AFTER;
 use super::run::Collector;
 use super::sampled::{AgeCheck, Sampled};
 use super::waits::{IDLE_SCAN_INTERVAL, SCAN_INTERVAL, ScanResult, Scanner, next_scan};
@@ -98,6 +99,7 @@ impl Collector {
         let threads = u32::try_from(self.sampled.len()).unwrap_or(u32::MAX);
         let soonest_old =
             SOONEST.max(SOONEST_OF_A_THREAD.saturating_mul(threads)).min(SCAN_INTERVAL);
+        let park_after = clock.ticks(PARK_AFTER);
         let least_age = self.engine.callsites.least_age();
         let young_scan =
             Duration::from_nanos(clock.ns(least_age)).clamp(SCAN_INTERVAL, IDLE_SCAN_INTERVAL);
@@ -125,6 +127,7 @@ impl Collector {
             (soonest.unwrap_or(IDLE_SCAN_INTERVAL), is_in_span)
         });
         self.is_in_span = is_in_span;
+        self.sampled.park(|sampled| sampled.is_parked(now, park_after));
         let longest = self.limits.pace.longest_scan_interval;
         self.scan_interval = next.min(until_old.max(soonest_old)).min(longest);
         self.let_hooks_wake(may_arm);

@@ -98,6 +98,7 @@ impl Builder {
             source: SourceSettings {
                 source: Source::default(),
                 timer_clock: TimerClock::default(),
+                signal: None,
                 stack_bytes: DEFAULT_STACK_BYTES,
                 periods: None,
                 waits: true,
@@ -199,6 +200,15 @@ impl Builder {
 
     pub(super) fn timers(mut self, are_fine: bool) -> Self {
         self.source.timer_clock = if are_fine { TimerClock::Monotonic } else { TimerClock::Cpu };
+        self
+    }
+
+    /// The signal that timers send: the number of a real-time signal, or `SIGPROF` (27), that the program neither
+    /// handles nor waits for. By default it is the highest real-time signal that is free when the layer is built; see
+    /// `docs/platform.md`. If the given one is not free, no thread is sampled by a timer, and the log says so.
+    #[must_use]
+    pub fn timer_signal(mut self, number: i32) -> Self {
+        self.source.signal = Some(number);
         self
     }
 

@@ -21,6 +21,7 @@ const RULES: &str = "TRACING_PROFILING";
 const SOURCE: &str = "TRACING_PROFILING_SOURCE";
 const WAITS: &str = "TRACING_PROFILING_WAITS";
 const TIMER_CLOCK: &str = "TRACING_PROFILING_TIMER_CLOCK";
+const SIGNAL: &str = "TRACING_PROFILING_SIGNAL";
 const ARM_AFTER: &str = "TRACING_PROFILING_ARM_AFTER";
 const RATE: &str = "TRACING_PROFILING_RATE";
 const STACK_BYTES: &str = "TRACING_PROFILING_STACK_BYTES";
@@ -49,11 +50,12 @@ const HEAP: &str = "TRACING_PROFILING_HEAP";
 const ALLOC_SAMPLE_BYTES: &str = "TRACING_PROFILING_ALLOC_SAMPLE_BYTES";
 
 /// All variables whose names begin like that of the rules.
-const KNOWN: [&str; 25] = [
+const KNOWN: [&str; 26] = [
     RULES,
     SOURCE,
     WAITS,
     TIMER_CLOCK,
+    SIGNAL,
     ARM_AFTER,
     RATE,
     STACK_BYTES,
@@ -134,6 +136,10 @@ impl Builder {
         builder = builder.set(&get, WAITS, "on or off", is_on, Self::waits)?;
         let clocks = second_of(["cpu", "monotonic"]);
         builder = builder.set(&get, TIMER_CLOCK, "cpu or monotonic", clocks, Self::timers)?;
+        let signal = "the number of a signal, from 1 to 64";
+        builder = builder.set(&get, SIGNAL, signal, within(1..=64), |builder, signal| {
+            builder.timer_signal(signal.cast_signed())
+        })?;
         builder = builder.set(&get, ARM_AFTER, "a time, as 5ms, or 0", time, Self::arm_after)?;
         let rate = "samples a second, from 1 to 10000";
         builder = builder.set(&get, RATE, rate, within(RATES), Self::rate)?;
@@ -386,6 +392,7 @@ mod tests {
             "",
             "_SOURCE",
             "_TIMER_CLOCK",
+            "_SIGNAL",
             "_WAITS",
             "_ARM_AFTER",
             "_RATE",
@@ -437,7 +444,7 @@ mod tests {
             second.starts_with("TRACING_PROFILING_TRESHOLD is not a known variable"),
             "{second}"
         );
-        assert!(second.ends_with("_SOURCE, _WAITS, _TIMER_CLOCK, _ARM_AFTER, _RATE, _STACK_BYTES, \
+        assert!(second.ends_with("_SOURCE, _WAITS, _TIMER_CLOCK, _SIGNAL, _ARM_AFTER, _RATE, _STACK_BYTES, \
             _MAX_DEPTH, _SHED, _CPU_BUDGET, _PENDING_PROFILES, _DIR, _FORMATS, _TRACE_URL, _SOURCE_URL, _FIELDS, _LINK, _REDACT, _PATHS, _SYMBOLS, \
             _EXPORT_BYTES, _SYMBOL_BYTES, _AWAIT_BYTES, _ALLOC_SAMPLE_BYTES, _HEAP"), "{second}");
     }
@@ -460,6 +467,7 @@ mod tests {
             ("TRACING_PROFILING", "shop=100ms"),
             ("TRACING_PROFILING_SOURCE", "timer"),
             ("TRACING_PROFILING_TIMER_CLOCK", "monotonic"),
+            ("TRACING_PROFILING_SIGNAL", "40"),
             ("TRACING_PROFILING_WAITS", "off"),
             ("TRACING_PROFILING_RATE", "99"),
             ("TRACING_PROFILING_STACK_BYTES", "8192"),
@@ -485,6 +493,7 @@ mod tests {
             .rules("shop=100ms".parse().unwrap())
             .source(Source::Timer)
             .fine_timers()
+            .timer_signal(40)
             .waits(false)
             .rate(99)
             .stack_bytes(8192)
@@ -598,6 +607,9 @@ mod tests {
         for (name, value) in [
             ("SOURCE", "ebpf"),
             ("TIMER_CLOCK", "wall"),
+            ("SIGNAL", "0"),
+            ("SIGNAL", "65"),
+            ("SIGNAL", "SIGUSR1"),
             ("WAITS", "no"),
             ("RATE", "0"),
             ("RATE", "10001"),

@@ -46,6 +46,7 @@ pub(crate) fn start(
         ring_bytes: RING_BYTES,
         in_kernel: true,
         position_step: 0,
+        signal: None,
     };
     let source = Sampler::new(builder.source, request, &poller.waker(), Arc::clone(&counters));
     let ticks_a_second = clock.ticks(Duration::from_secs(1));

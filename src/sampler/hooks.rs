@@ -40,6 +40,13 @@ pub(crate) trait ThreadSource: Debug {
     }
     /// The thread's resource usage since it started; hardware counts since it was armed.
     fn usage(&mut self, arming: Option<&Arming>) -> Usage;
+    /// Whether what was found when the thread was set up is no longer so, so that it must be set up anew. Called in the
+    /// periodic check.
+    fn is_outdated(&self) -> bool {
+        false
+    }
+    /// The thread was parked, and may be about to enter a span: the collector must scan it again.
+    fn return_to_scans(&self, _thread: &Arc<SampledThread>) {}
     /// Makes the collector scan sooner than planned.
     fn wake_collector(&self) {}
 }

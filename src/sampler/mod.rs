@@ -2,13 +2,16 @@
 
 mod arming;
 mod counters;
+mod describe;
 mod hooks;
 mod perf;
 mod rate;
 pub(crate) mod record;
+mod shares;
 mod source;
 mod switches;
 mod thread;
+mod thread_source;
 mod timer;
 
 pub(crate) use arming::{Arming, SpanInterval};
@@ -18,4 +21,4 @@ pub(crate) use rate::{Allowance, Level, Periods, Rate, SamplingBudget, Spent};
 pub use source::Source;
 pub(crate) use source::{Sampler, SourceSettings};
 pub(crate) use switches::{is_full, make_room, switched_in_after, switched_out, switches_between};
-pub(crate) use thread::{NEVER, OpenInterval, SampledThread};
+pub(crate) use thread::{NEVER, OpenInterval, SampledThread, Use};

@@ -1,12 +1,12 @@
 //! Sampling threads with perf events.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
 use super::arming::Arming;
 use super::record::{Layout, Machine};
+use super::shares::Taken;
 use crate::sys::{self, HardwareCounters, KeptOn, PerfRing, SampleRequest, SampleRing, WhyRefused};
 
 /// Opens perf events for threads.
@@ -14,9 +14,10 @@ use crate::sys::{self, HardwareCounters, KeptOn, PerfRing, SampleRequest, Sample
 pub(super) struct Perf {
     request: SampleRequest,
     /// The number of files open for threads.
-    files: AtomicU64,
-    most_files: u64,
+    files: Taken,
     files_per_thread: u64,
+    /// The bytes of locked memory of all rings.
+    locked_bytes: Taken,
     /// Why no thread can be sampled, if so.
     refused: Option<WhyRefused>,
     kept_on: Mutex<Option<KeptOn>>,
@@ -26,8 +27,10 @@ pub(super) struct Perf {
 /// 256 records. If a thread switches more often between two scans, its CPU clock decides whether it is blocked.
 const SWITCH_RING_BYTES: usize = 4096;
 
-/// The layer may use one in this many of the files that the process may open.
-const SHARE_OF_FILES: u64 = 8;
+/// The layer may use one in this many of the files that the process may open, and of the memory that it may lock. The
+/// program may come near to each of its limits: it must not fail there because of the layer.
+const SHARE_OF_FILES: u64 = 32;
+const SHARE_OF_LOCKED_MEMORY: u64 = 4;
 const FILES_PER_THREAD: u64 = 2;
 const FILES_OF_HARDWARE: u64 = 4;
 
@@ -49,12 +52,11 @@ impl Perf {
         };
         let has_hardware = refused.is_none() && HardwareCounters::open().is_ok();
         let files_per_thread = FILES_PER_THREAD + if has_hardware { FILES_OF_HARDWARE } else { 0 };
-        let most_files = sys::open_file_limit() / SHARE_OF_FILES;
         Self {
             request,
-            files: AtomicU64::new(0),
-            most_files: most_files.max(files_per_thread),
+            files: Taken::default(),
             files_per_thread,
+            locked_bytes: Taken::default(),
             refused,
             kept_on: Mutex::new(None),
             has_hardware,
@@ -63,9 +65,23 @@ impl Perf {
 
     /// Reserves the files of one more thread. Returns false if there is no room.
     fn take_files(&self) -> bool {
-        let most = self.most_files - self.files_per_thread;
-        let more = |files: u64| (files <= most).then(|| files + self.files_per_thread);
-        self.files.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+        let most = (sys::open_file_limit() / SHARE_OF_FILES).max(self.files_per_thread);
+        self.files.take(self.files_per_thread, most)
+    }
+
+    /// Opens a ring, if its memory may be locked.
+    fn lock(
+        &self,
+        data_bytes: usize,
+        open: impl FnOnce() -> Result<PerfRing, WhyRefused>,
+    ) -> Result<PerfRing, WhyRefused> {
+        let most =
+            sys::locked_memory_limit().map_or(u64::MAX, |most| most / SHARE_OF_LOCKED_MEMORY);
+        let bytes = sys::bytes_of_ring(data_bytes);
+        if !self.locked_bytes.take(bytes, most) {
+            return Err(WhyRefused::NoLockedMemory);
+        }
+        open().inspect_err(|_| self.locked_bytes.give(bytes))
     }
 
     /// Why no thread can be sampled, if so.
@@ -94,9 +110,12 @@ impl Perf {
         *self.kept_on.lock() = None;
     }
 
-    /// Releases the files of a thread whose rings were closed.
-    pub(super) fn give_files(&self) {
-        self.files.fetch_sub(self.files_per_thread, Ordering::Relaxed);
+    /// Releases what was reserved for an arming, once its rings are closed.
+    pub(super) fn give_back(&self, arming: &Arming) {
+        self.files.give(self.files_per_thread);
+        let rings = arming.ring.as_ref().map(|ring| ring.data_size());
+        let rings = rings.into_iter().chain(arming.switches.as_ref().map(|ring| ring.data_size()));
+        rings.for_each(|data| self.locked_bytes.give(sys::bytes_of_ring(data)));
     }
 
     /// Opens the rings of thread `tid`. They are inactive until started.
@@ -109,7 +128,7 @@ impl Perf {
         }
         let opened = self.open_rings(tid, SampleRequest { period_ns, ..self.request });
         if opened.is_err() {
-            self.give_files();
+            self.files.give(self.files_per_thread);
         }
         let (samples, switches) = opened?;
         let samples = Arc::new(SampleRing::Perf(samples));
@@ -121,21 +140,29 @@ impl Perf {
     fn open_rings(
         &self,
         tid: u32,
-        mut request: SampleRequest,
+        request: SampleRequest,
     ) -> Result<(PerfRing, PerfRing), WhyRefused> {
-        let switches = sys::open_switch_ring(SWITCH_RING_BYTES, tid)?;
+        let switches =
+            self.lock(SWITCH_RING_BYTES, || sys::open_switch_ring(SWITCH_RING_BYTES, tid))?;
+        let opened = self.open_samples(tid, request);
+        if opened.is_err() {
+            self.locked_bytes.give(sys::bytes_of_ring(SWITCH_RING_BYTES));
+        }
+        Ok((opened?, switches))
+    }
+
+    fn open_samples(&self, tid: u32, mut request: SampleRequest) -> Result<PerfRing, WhyRefused> {
         let least = 2 * Machine::NATIVE.sample_size(request.stack_bytes);
-        let samples = loop {
-            match sys::open_sample_ring(request, tid) {
+        loop {
+            match self.lock(request.ring_bytes, || sys::open_sample_ring(request, tid)) {
                 // The limit of locked memory is nearly reached: a smaller ring loses samples sooner.
                 Err(WhyRefused::NoLockedMemory) if request.ring_bytes as u64 / 2 >= least => {
                     request.ring_bytes /= 2;
                 }
                 // This thread, or by now the whole process, may be allowed less than the thread that probed.
                 Err(WhyRefused::NotAllowed) if request.in_kernel => request.in_kernel = false,
-                opened => break opened?,
+                opened => return opened,
             }
-        };
-        Ok((samples, switches))
+        }
     }
 }

@@ -232,6 +232,8 @@ impl Machine {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RawSample<'a, B: ?Sized> {
     /// The kernel's id of the thread.
+    /// The kernel's ids of the process and the thread.
+    pub(crate) pid: u32,
     pub(crate) tid: u32,
     /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
     pub(crate) time_ns: u64,
@@ -350,6 +352,7 @@ pub(crate) fn read_sample<B: RecordBytes + ?Sized>(
             count: chain_length,
         },
         weight_ns,
+        pid: at(8) as u32,
         tid: (at(8) >> 32) as u32,
         time_ns: at(16),
         registers: match machine {

@@ -8,15 +8,18 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::arming::Arming;
-use super::counters::{HardwareCounts, Usage, parse_group};
-use super::hooks::{ArmThreads, Begun, ThreadSource};
+use super::describe::{
+    OTHER_SYSTEM, PERF_DEADLY, PERF_NOT_SUPPORTED, PERF_REFUSED, describe_perf, describe_refusal,
+    describe_timers,
+};
+use super::hooks::{ArmThreads, Begun};
 use super::perf::Perf;
 use super::rate::{Level, Periods, Rate};
-use super::record::{Record, Records};
 use super::thread::SampledThread;
+use super::thread_source::ThreadSampler;
 use super::timer::Timers;
 use crate::stats::Counters;
-use crate::sys::{self, HardwareCounters, SampleRequest, TimerClock, Waker, WhyRefused};
+use crate::sys::{self, SampleRequest, TimerClock, Waker, WhyRefused};
 
 /// The source of stacks; `TRACING_PROFILING_SOURCE`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,6 +55,8 @@ impl FromStr for Source {
 pub(crate) struct SourceSettings {
     pub(crate) source: Source,
     pub(crate) timer_clock: TimerClock,
+    /// The signal of timers; `None` to choose one.
+    pub(crate) signal: Option<i32>,
     pub(crate) stack_bytes: u32,
     /// `None` for the default.
     pub(crate) periods: Option<Periods>,
@@ -71,6 +76,9 @@ struct Shared {
     timers: Option<Timers>,
     /// Why no thread can have a timer, if that was probed and failed.
     timers_refused: Option<WhyRefused>,
+    /// No timer is created while a tracer is attached.
+    avoids_tracers: bool,
+    is_traced: AtomicBool,
     is_over: Mutex<bool>,
     /// No more threads are armed at present.
     sheds: AtomicBool,
@@ -80,6 +88,8 @@ struct Shared {
     /// The period of new threads.
     first_period_ns: AtomicU64,
     new: Mutex<Vec<Arc<SampledThread>>>,
+    /// Threads that were parked and are in use again.
+    returned: Mutex<Vec<Arc<SampledThread>>>,
     /// Replaces both sources in a test.
     #[cfg(test)]
     scripted: std::sync::OnceLock<Box<dyn ArmThreads>>,
@@ -88,19 +98,25 @@ struct Shared {
 impl Sampler {
     /// Probes on the calling thread what this process is allowed to do.
     pub(crate) fn new(
-        SourceSettings { source, timer_clock, periods, .. }: SourceSettings,
+        SourceSettings { source, timer_clock, signal, periods, .. }: SourceSettings,
         request: SampleRequest,
         waker: &Waker,
         counters: Arc<Counters>,
     ) -> Self {
         sys::read_filters();
         let perf = matches!(source, Source::Auto | Source::Perf).then(|| Perf::new(request));
-        let timers = matches!(source, Source::Auto | Source::Timer)
-            .then(|| Timers::new(request, timer_clock));
+        let timers = matches!(source, Source::Auto | Source::Timer).then(|| {
+            sys::note_claimed_signals();
+            Timers::new(SampleRequest { signal, ..request }, timer_clock)
+        });
+        let avoids_tracers = source == Source::Auto;
+        let is_traced = avoids_tracers && sys::is_traced();
         // No signal handler is installed if perf works.
         let needs_timers = perf.as_ref().is_none_or(|perf| perf.refused().is_some());
-        let timers_refused =
-            timers.as_ref().filter(|_| needs_timers).and_then(|timers| timers.probe().err());
+        let timers_refused = timers
+            .as_ref()
+            .filter(|_| needs_timers)
+            .and_then(|timers| timers.probe(!is_traced).err());
         // Other reasons may no longer apply when the first thread is armed.
         let timers_refused = timers_refused.filter(|why| why.is_permanent());
         // A timer on the monotonic clock interrupts a blocking system call at each expiration.
@@ -111,6 +127,8 @@ impl Sampler {
             perf,
             timers,
             timers_refused,
+            avoids_tracers,
+            is_traced: AtomicBool::new(is_traced),
             is_over: Mutex::new(false),
             sheds: AtomicBool::new(false),
             counters,
@@ -118,6 +136,7 @@ impl Sampler {
             periods,
             first_period_ns: AtomicU64::new(periods.first()),
             new: Mutex::default(),
+            returned: Mutex::default(),
             #[cfg(test)]
             scripted: std::sync::OnceLock::new(),
         }))
@@ -182,7 +201,10 @@ impl Sampler {
             None => "it was not requested",
         };
         match (&shared.timers, shared.timers_refused) {
-            (Some(timers), None) => (describe_timers(timers, periods, perf_refused), false),
+            (Some(timers), None) => {
+                let is_traced = shared.is_traced.load(Ordering::Relaxed);
+                (describe_timers(timers, periods, perf_refused, is_traced), is_traced)
+            }
             (None, _) if shared.perf.is_none() => (
                 "source none, as configured: kept spans have times but no stacks".to_owned(),
                 false,
@@ -220,6 +242,7 @@ impl Sampler {
             &counters.samples.dropped_span_events_full,
             &counters.samples.dropped_unknown_span,
             &counters.samples.dropped_off_stack,
+            &counters.samples.dropped_signal_stack_full,
             &counters.samples.dropped_late,
             &counters.sampling.records_malformed,
             &counters.sampling.throttled,
@@ -247,6 +270,17 @@ impl Sampler {
     /// The threads that were set up since the last call.
     pub(crate) fn take_new(&self) -> Vec<Arc<SampledThread>> {
         std::mem::take(&mut self.0.new.lock())
+    }
+
+    /// The threads that have returned to the scans since the last call.
+    pub(crate) fn take_returned(&self) -> Vec<Arc<SampledThread>> {
+        std::mem::take(&mut self.0.returned.lock())
+    }
+
+    /// A thread that was parked may be about to enter a span.
+    pub(crate) fn return_to_scans(&self, thread: &Arc<SampledThread>) {
+        self.0.returned.lock().push(Arc::clone(thread));
+        self.0.waker.wake_soon();
     }
 
     #[cfg(test)]
@@ -302,9 +336,19 @@ impl Sampler {
         let counters = &self.0.counters;
         counters.threads.sampled.fetch_sub(1, Ordering::Relaxed);
         if arming.has_switch_records() {
-            self.0.perf.iter().for_each(Perf::give_files);
+            self.0.perf.iter().for_each(|perf| perf.give_back(arming));
         } else {
+            self.0.timers.iter().for_each(Timers::give_back);
             counters.threads.sampled_by_timer.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Releases an arming that no thread has got.
+    fn give_back_unused(&self, arming: &Arming) {
+        arming.retire(0, 0);
+        match arming.has_switch_records() {
+            true => self.0.perf.iter().for_each(|perf| perf.give_back(arming)),
+            false => self.0.timers.iter().for_each(Timers::give_back),
         }
     }
 
@@ -317,9 +361,13 @@ impl Sampler {
     fn open(&self, thread: &SampledThread) -> Result<Arming, WhyRefused> {
         let shared = &*self.0;
         let Rate { period_ns, by_timer } = thread.rate();
-        if by_timer && let Some(timers) = &shared.timers {
+        let is_traced = shared.is_traced.load(Ordering::Relaxed);
+        if by_timer
+            && !is_traced
+            && let Some(timers) = &shared.timers
+        {
             // Without a timer, perf is used.
-            let by_timer = timers.open(thread.tid(), thread.stack.as_ref(), period_ns);
+            let by_timer = timers.open(thread.tid(), thread.stack.clone(), period_ns);
             if let Ok(arming) = by_timer {
                 return Ok(arming);
             }
@@ -345,9 +393,17 @@ impl Sampler {
         else {
             return Err(refused.or(shared.timers_refused).unwrap_or(WhyRefused::NotAsked));
         };
+        if is_traced {
+            self.note_refusal(WhyRefused::Traced);
+            return Err(WhyRefused::Traced);
+        }
         timers
-            .open(thread.tid(), thread.stack.as_ref(), period_ns)
+            .open(thread.tid(), thread.stack.clone(), period_ns)
             .inspect_err(|why| self.note_refusal(*why))
+    }
+
+    pub(super) fn timers(&self) -> Option<&Timers> {
+        self.0.timers.as_ref()
     }
 
     /// Whether a thread can have a timer.
@@ -365,83 +421,35 @@ impl Sampler {
         self.may_have_timers() && (!has_perf || has_run_out)
     }
 
+    /// Checks whether a tracer is attached. Returns whether there may be no timers because of it.
+    pub(crate) fn check_tracer(&self) -> bool {
+        let shared = &*self.0;
+        let is_traced = shared.avoids_tracers && self.watches_signal_stacks() && sys::is_traced();
+        shared.is_traced.store(is_traced, Ordering::Relaxed);
+        is_traced
+    }
+
+    /// Whether threads must notice that their signal stack has become too small.
+    pub(super) fn watches_signal_stacks(&self) -> bool {
+        self.uses_timers() || self.has_timers()
+    }
+
     fn note_refusal(&self, why: WhyRefused) {
         if why == WhyRefused::Ended {
             return;
         }
         let counters = &self.0.counters;
         let counter = match why {
+            WhyRefused::NoSignal => &counters.threads.refused_other,
+            WhyRefused::Traced => &counters.threads.refused_traced,
             why if why.is_permanent() => &counters.threads.refused_perf,
             WhyRefused::NoLockedMemory => &counters.threads.refused_locked_memory,
             WhyRefused::NoFiles => &counters.threads.refused_open_files,
             WhyRefused::NoTimers => &counters.threads.refused_timers,
+            WhyRefused::SmallSignalStack => &counters.threads.refused_signal_stack,
             _ => &counters.threads.refused_other,
         };
         Counters::add(counter, 1);
-    }
-}
-
-const OTHER_SYSTEM: &str = "source none: kept spans have times but no stacks; threads can be sampled only on \
-    Linux (x86-64 and aarch64)";
-const PERF_NOT_SUPPORTED: &str = "this kernel has no perf events";
-const PERF_DEADLY: &str = "the seccomp filter of this process kills it at perf_event_open, which is therefore not \
-    called; allow it (`SystemCallFilter=` of systemd)";
-const PERF_REFUSED: &str = "perf_event_open is refused; allow it on the host with \
-    `sysctl kernel.perf_event_paranoid=2`, in a container with the capability PERFMON \
-    (`docker run --cap-add PERFMON`)";
-
-fn describe_rate(periods: Periods) -> String {
-    let rate = |period_ns: u64| 1e9 / period_ns.max(1) as f64;
-    let (first, last) = (rate(periods.first()), rate(periods.last()));
-    if periods.first() == periods.last() {
-        return format!("{first:.0} samples per second of CPU time");
-    }
-    format!("{first:.0} samples per second of CPU time, down to {last:.0} for a busy thread")
-}
-
-fn describe_perf(perf: &Perf, periods: Periods) -> String {
-    let kernel = if perf.sees_kernel() {
-        "time in the kernel has kernel frames"
-    } else {
-        "time in the kernel is a single frame (kernel functions need CAP_PERFMON or \
-             kernel.perf_event_paranoid=1)"
-    };
-    let hardware = if perf.has_hardware() { "counted" } else { "not available" };
-    let rate = describe_rate(periods);
-    format!("source perf: {rate}; {kernel}; hardware counters {hardware}")
-}
-
-fn describe_timers(timers: &Timers, periods: Periods, perf_refused: &str) -> String {
-    let period_ns = periods.first();
-    let wanted = 1e9 / period_ns.max(1) as f64;
-    let rate = match (timers.clock(), sys::tick_ns()) {
-        (TimerClock::Cpu, Some(tick_ns)) if tick_ns > period_ns => format!(
-            "{:.0} samples per second of CPU time, the kernel's tick, instead of {wanted:.0} (finer with \
-             TRACING_PROFILING_TIMER_CLOCK=monotonic, which interrupts waiting system calls)",
-            1e9 / tick_ns as f64
-        ),
-        (TimerClock::Cpu, _) => describe_rate(periods),
-        (TimerClock::Monotonic, _) => {
-            format!("{}, which interrupt waiting system calls", describe_rate(periods))
-        }
-    };
-    format!(
-        "source timer: {rate}; time in the kernel is attributed to the system call; no hardware \
-         counters; perf would show more: {perf_refused}"
-    )
-}
-
-fn describe_refusal(why: WhyRefused) -> &'static str {
-    match why {
-        WhyRefused::NotAllowed => "timer_create is not allowed here",
-        WhyRefused::NotSupported | WhyRefused::OtherSystem => "this system has no such timers",
-        WhyRefused::Deadly => "the seccomp filter of this process kills it at their system calls",
-        WhyRefused::NoTimers => "the limit on pending signals (`ulimit -i`) is reached",
-        WhyRefused::NoFiles => "the limit on open files is reached",
-        WhyRefused::NoLockedMemory | WhyRefused::NoMemory => "out of memory",
-        WhyRefused::Other(_) | WhyRefused::NotAsked | WhyRefused::Ended => {
-            "for an unexpected reason"
-        }
     }
 }
 
@@ -455,16 +463,23 @@ impl ArmThreads for Sampler {
             Counters::add(&counters.threads.unsampled, 1);
             self.0.perf.iter().filter_map(Perf::refused).for_each(|why| self.note_refusal(why));
         }
+        // A thread that installs a smaller one later is set up anew.
+        let has_small_signal_stack = self.may_have_timers() && sys::has_small_signal_stack();
         let source = Box::new(ThreadSampler {
+            sampler: self.clone(),
+            has_small_signal_stack,
             waker: self.0.waker.clone(),
             unsampled: is_refused.then(|| Arc::clone(counters)),
             has_hardware: self.0.perf.as_ref().is_some_and(Perf::has_hardware),
         });
         let sampled = (!is_refused).then(|| {
-            let stack = if self.may_have_timers() { sys::stack_bounds() } else { None };
-            if self.uses_timers() {
-                // A failure is reported when a timer is created.
-                _ = sys::unblock_timers();
+            let stack = match self.may_have_timers() {
+                true if has_small_signal_stack => Err(WhyRefused::SmallSignalStack),
+                true => sys::stack_bounds().ok_or(WhyRefused::NotAsked),
+                false => Err(WhyRefused::NotAsked),
+            };
+            if self.uses_timers() && !has_small_signal_stack {
+                self.timers().iter().for_each(|timers| timers.unblock());
             }
             let first = Arc::new(Arming::none());
             let rate = Rate::of(self.0.first_period_ns.load(Ordering::Relaxed));
@@ -477,8 +492,8 @@ impl ArmThreads for Sampler {
                 self.0.new.lock().push(Arc::clone(&thread));
             }
             drop(is_over);
-            // The thread may block before its first sample.
-            self.0.waker.wake();
+            // The thread may block before its first sample. Many may start at once.
+            self.0.waker.wake_soon();
             (thread, first)
         });
         Begun { sampled, source }
@@ -500,7 +515,11 @@ impl ArmThreads for Sampler {
                 return None;
             }
             let arming = self.open(thread);
-            if matches!(arming, Err(WhyRefused::Ended)) {
+            // If the thread has ended since the check above, its id, and so the event, may be those of another thread,
+            // even of another process.
+            let is_gone = || thread.is_over() || !sys::is_own_thread(thread.tid());
+            if matches!(arming, Err(WhyRefused::Ended)) || arming.is_ok() && is_gone() {
+                arming.iter().for_each(|arming| self.give_back_unused(arming));
                 return None;
             }
             let arming = arming.ok();
@@ -523,76 +542,6 @@ impl ArmThreads for Sampler {
         {
             self.note_refusal(why);
         }
-    }
-}
-
-/// One thread, sampled or with its CPU clock only.
-#[derive(Debug)]
-struct ThreadSampler {
-    waker: Waker,
-    /// The counters of unsampled threads, if it will not be sampled.
-    unsampled: Option<Arc<Counters>>,
-    has_hardware: bool,
-}
-
-impl Drop for ThreadSampler {
-    fn drop(&mut self) {
-        match &self.unsampled {
-            Some(counters) => _ = counters.threads.unsampled.fetch_sub(1, Ordering::Relaxed),
-            // This is how the collector learns that a thread has ended.
-            None => self.waker.wake(),
-        }
-    }
-}
-
-impl ThreadSource for ThreadSampler {
-    /// The thread opens its own counters: a `perf_event` group counts the thread that opens it.
-    fn took_up(&self, arming: &Arming) {
-        if arming.ring.is_some() && !arming.has_switch_records() {
-            // The thread may have been set up when no thread had a timer.
-            _ = sys::unblock_timers();
-        }
-        if self.has_hardware && arming.has_switch_records() {
-            sys::read_filters();
-            let mut hardware = arming.hardware.lock();
-            // The collector marks the arming as retired before it takes the lock.
-            if !arming.is_retired() {
-                *hardware = HardwareCounters::open().ok();
-            }
-        }
-    }
-
-    /// Reads the records one by one, since samples in the kernel are longer than others, and other records occur. The
-    /// collector may have released them, but only this thread's own samples overwrite them.
-    fn count_samples(&self, arming: &Arming, from: u64, until: u64) -> Option<u64> {
-        let ring = arming.ring.as_ref().filter(|ring| ring.timer().is_none())?;
-        let fits = |head: u64| head.saturating_sub(from) <= ring.data_size() as u64;
-        if !fits(until) {
-            return None;
-        }
-        let records = Records::between(&***ring, from, until);
-        let samples = records.filter(|record| matches!(record, Ok(Record::Sample(_)))).count();
-        fits(ring.head()).then_some(samples as u64)
-    }
-
-    fn usage(&mut self, arming: Option<&Arming>) -> Usage {
-        let used = sys::thread_usage().unwrap_or_default();
-        let hardware = arming.and_then(|arming| arming.hardware.lock().as_ref()?.read().ok());
-        let HardwareCounts { cycles, instructions, cache_misses } =
-            hardware.and_then(|words| parse_group(&words)).unwrap_or_default();
-        Usage {
-            minor_faults: used.minor_faults,
-            major_faults: used.major_faults,
-            voluntary_switches: used.voluntary_switches,
-            involuntary_switches: used.involuntary_switches,
-            cycles,
-            instructions,
-            cache_misses,
-        }
-    }
-
-    fn wake_collector(&self) {
-        self.waker.wake();
     }
 }
 

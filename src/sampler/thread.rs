@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use super::arming::Arming;
 use super::rate::Rate;
 use crate::ids::SpanKey;
-use crate::sys::OsThread;
+use crate::sys::{OsThread, WhyRefused};
 
 /// The open interval of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,8 +55,8 @@ pub(crate) struct SampledThread {
     is_refused: AtomicBool,
     arms_itself: AtomicBool,
     pub(crate) thread: OsThread,
-    /// The bounds of the thread's stack, if a timer may have to copy it.
-    pub(crate) stack: Option<Range<u64>>,
+    /// The bounds of the thread's stack, if a timer may have to copy it, or why no timer may.
+    pub(crate) stack: Result<Range<u64>, WhyRefused>,
     last: Mutex<Arc<Arming>>,
 }
 
@@ -65,7 +65,7 @@ impl SampledThread {
     /// stack.
     pub(crate) fn new(
         thread: OsThread,
-        stack: Option<Range<u64>>,
+        stack: Result<Range<u64>, WhyRefused>,
         rate: Rate,
         first: Arc<Arming>,
     ) -> Self {
@@ -274,11 +274,29 @@ impl SampledThread {
         is_whole.then_some((time_ns, cpu_ns))
     }
 
-    /// For the thread itself, in its periodic check: marks the thread as in use. Returns false if its sampling was
-    /// ended; the thread must then be set up again.
-    pub(crate) fn is_used(&self) -> bool {
-        let taken = self.life.compare_exchange(UNUSED, USED, Ordering::AcqRel, Ordering::Acquire);
-        taken != Err(OVER)
+    /// For the thread itself, in its periodic check: marks the thread as in use.
+    pub(crate) fn note_used(&self) -> Use {
+        let from =
+            |life| self.life.compare_exchange(life, USED, Ordering::AcqRel, Ordering::Acquire);
+        match from(UNUSED) {
+            Err(PARKED) if from(PARKED).is_ok() => Use::WasParked,
+            Err(PARKED | OVER) => Use::Over,
+            Ok(_) | Err(_) => Use::Used,
+        }
+    }
+
+    /// The collector finds the thread in no profiled span for a while, and is about to look at it no more. From then on
+    /// its next hook runs the periodic check, as for [`end_if_unused`](Self::end_if_unused). Returns false if that has
+    /// ended, or was done before.
+    pub(crate) fn park(&self) -> bool {
+        let from =
+            |life| self.life.compare_exchange(life, PARKED, Ordering::AcqRel, Ordering::Relaxed);
+        from(USED).is_ok() || from(UNUSED).is_ok()
+    }
+
+    /// Whether it was parked, and has not been used since.
+    pub(crate) fn is_parked(&self) -> bool {
+        self.life.load(Ordering::Acquire) == PARKED
     }
 
     /// The collector finds the thread in no profiled span.
@@ -291,7 +309,9 @@ impl SampledThread {
     /// If that call was more than a millisecond ago, and the thread is in no profiled span, then its next hook runs the
     /// periodic check before it uses the arming.
     pub(crate) fn end_if_unused(&self) -> bool {
-        self.life.compare_exchange(UNUSED, OVER, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        let from =
+            |life| self.life.compare_exchange(life, OVER, Ordering::AcqRel, Ordering::Relaxed);
+        from(UNUSED).is_ok() || from(PARKED).is_ok()
     }
 
     /// The thread or the layer has ended: nothing is written any more.
@@ -307,6 +327,17 @@ impl SampledThread {
 const USED: u8 = 0;
 const UNUSED: u8 = 1;
 const OVER: u8 = 2;
+const PARKED: u8 = 3;
+
+/// What a thread finds in its periodic check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    Used,
+    /// The collector does not scan it, and must be told.
+    WasParked,
+    /// Its sampling was ended: the thread must be set up again.
+    Over,
+}
 
 #[cfg(test)]
 mod tests {
@@ -317,7 +348,15 @@ mod tests {
 
     fn thread() -> (SampledThread, Arc<Arming>) {
         let arming = Arc::new(Arming::none());
-        (SampledThread::new(OsThread::unnamed(1), None, Rate::of(1), Arc::clone(&arming)), arming)
+        (
+            SampledThread::new(
+                OsThread::unnamed(1),
+                Err(WhyRefused::NotAsked),
+                Rate::of(1),
+                Arc::clone(&arming),
+            ),
+            arming,
+        )
     }
 
     fn interval(span: Option<SpanKey>, from: u64) -> OpenInterval {
@@ -387,11 +426,11 @@ mod tests {
         let (thread, _) = thread();
         assert!(!thread.end_if_unused());
         thread.note_unused();
-        assert!(thread.is_used());
+        assert!(thread.note_used());
         assert!(!thread.end_if_unused());
         thread.note_unused();
         assert!(thread.end_if_unused());
-        assert!(!thread.is_used());
+        assert!(!thread.note_used());
         assert!(thread.is_over());
     }
 }

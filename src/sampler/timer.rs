@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::arming::Arming;
 use super::record::Machine;
+use super::shares::Taken;
 use crate::sys::{self, SampleRequest, SampleRing, TimerClock, TimerRing, WhyRefused};
 
 /// Creates timers for threads.
@@ -12,7 +13,12 @@ use crate::sys::{self, SampleRequest, SampleRing, TimerClock, TimerRing, WhyRefu
 pub(super) struct Timers {
     request: SampleRequest,
     clock: TimerClock,
+    /// The number of timers.
+    taken: Taken,
 }
+
+/// The layer may use one in this many of the signals that may be pending for the user: each timer reserves one.
+const SHARE_OF_SIGNALS: u64 = 8;
 
 /// A thread writes at most one interval per sample, and few samples are shorter than this.
 const SHORT_SAMPLE: u64 = 1024;
@@ -20,38 +26,70 @@ const SHORT_SAMPLE: u64 = 1024;
 impl Timers {
     pub(super) fn new(request: SampleRequest, clock: TimerClock) -> Self {
         let position_step = Machine::NATIVE.sample_size(request.stack_bytes);
-        Self { request: SampleRequest { position_step, ..request }, clock }
+        let request = SampleRequest { position_step, ..request };
+        Self { request, clock, taken: Taken::default() }
+    }
+
+    /// The signal of the timers.
+    pub(super) fn signal(&self) -> Result<i32, WhyRefused> {
+        sys::signal_of_timers(self.request.signal)
+    }
+
+    /// Lets the calling thread receive the signals of its timer.
+    pub(super) fn unblock(&self) {
+        // A failure is reported when a timer is created.
+        _ = sys::unblock_timers(self.request.signal);
+    }
+
+    /// Lets the calling thread receive no more of them.
+    pub(super) fn block(&self) {
+        sys::block_timers(self.request.signal);
     }
 
     pub(super) fn clock(&self) -> TimerClock {
         self.clock
     }
 
-    /// Probes on the calling thread whether timers are allowed.
-    pub(super) fn probe(&self) -> Result<(), WhyRefused> {
-        sys::unblock_timers()?;
-        self.open_ring(sys::current_tid(), sys::stack_bounds().as_ref(), self.request)?.start()
+    /// Probes on the calling thread whether timers are allowed. `may_signal`: one that is started there sends a signal,
+    /// at most once.
+    pub(super) fn probe(&self, may_signal: bool) -> Result<(), WhyRefused> {
+        let stack = sys::stack_bounds().ok_or(WhyRefused::NotAsked);
+        let ring = self.open_ring(sys::current_tid(), stack, self.request)?;
+        // The timer must not send a signal that does not fit.
+        if !may_signal || sys::has_small_signal_stack() {
+            return Ok(());
+        }
+        sys::unblock_timers(self.request.signal)?;
+        ring.start()
+    }
+
+    /// Releases what was reserved for a thread whose timer was deleted.
+    pub(super) fn give_back(&self) {
+        self.taken.give(1);
     }
 
     fn open_ring(
         &self,
         tid: u32,
-        stack: Option<&Range<u64>>,
+        stack: Result<Range<u64>, WhyRefused>,
         request: SampleRequest,
     ) -> Result<TimerRing, WhyRefused> {
-        let stack = stack.cloned().ok_or(WhyRefused::NotAsked)?;
-        sys::open_timer_ring(request, self.clock, tid, stack)
+        sys::open_timer_ring(request, self.clock, tid, stack?)
     }
 
     /// Creates the timer and the ring of thread `tid`, whose stack is `stack`. They are inactive until started.
     pub(super) fn open(
         &self,
         tid: u32,
-        stack: Option<&Range<u64>>,
+        stack: Result<Range<u64>, WhyRefused>,
         period_ns: u64,
     ) -> Result<Arming, WhyRefused> {
         let request = SampleRequest { period_ns, ..self.request };
-        let ring = Arc::new(SampleRing::Timer(self.open_ring(tid, stack, request)?));
+        if !self.taken.take(1, sys::pending_signal_limit() / SHARE_OF_SIGNALS) {
+            return Err(WhyRefused::NoTimers);
+        }
+        let ring = self.open_ring(tid, stack, request).inspect_err(|_| self.give_back())?;
+        let ring = Arc::new(SampleRing::Timer(ring));
         let position_step = request.position_step;
         Ok(Arming::new(ring, period_ns, position_step, SHORT_SAMPLE))
     }

@@ -60,9 +60,20 @@ struct SpanCounts {
     threads: Vec<Arc<AtomicU64>>,
     /// By threads that have ended.
     before: u64,
+    /// At how many threads those that have ended are forgotten: twice as many as were left the last time.
+    most: usize,
 }
 
 impl SpanCounts {
+    fn add(&mut self, thread: &Arc<AtomicU64>) {
+        const LEAST: usize = 64;
+        if self.threads.len() >= self.most.max(LEAST) {
+            self.forget_ended();
+            self.most = 2 * self.threads.len();
+        }
+        self.threads.push(Arc::clone(thread));
+    }
+
     fn forget_ended(&mut self) {
         let before = &mut self.before;
         self.threads.retain(|seen| {
@@ -317,10 +328,7 @@ impl Spans {
         let uncounted = Uncounted::begin();
         let mut state = ThreadState::new(self.layer, Arc::downgrade(&self.life));
         state.allocated = uncounted.before();
-        let mut seen = self.seen.lock();
-        seen.forget_ended();
-        seen.threads.push(Arc::clone(&state.seen));
-        drop(seen);
+        self.seen.lock().add(&state.seen);
         add_state(state);
         take(self.layer)
     }

@@ -9,7 +9,7 @@ use super::sample_counts::SampleCounts;
 use super::slot::{REGISTERED, SAMPLED_ITSELF, Slot};
 use super::spans::{SpanEvent, SpanInfo};
 use super::{RegistryId, SpanKey, Spans};
-use crate::sampler::{Arming, Begun, ThreadSource, Usage};
+use crate::sampler::{Arming, Begun, ThreadSource, Usage, Use};
 use crate::stats::Counters;
 use crate::sys::{Position, Uncounted};
 
@@ -279,10 +279,21 @@ impl Spans {
     /// The periodic checks, in which a thread detects that it was disarmed. Returns whether it was set up anew.
     fn scan(&self, state: &mut ThreadState, now: u64) -> bool {
         self.set_deadline(state, now);
+        let is_outdated = state.source.as_ref().is_some_and(|source| source.is_outdated());
+        let used = state
+            .sampled
+            .as_ref()
+            .filter(|_| !is_outdated)
+            .map_or(Use::Over, |one| one.note_used());
         match &state.sampled {
-            Some(sampled) if sampled.is_used() => false,
+            Some(_) if used == Use::Used => false,
+            Some(sampled) if used == Use::WasParked => {
+                state.source.iter().for_each(|source| source.return_to_scans(sampled));
+                false
+            }
             None if state.source.is_some() => false,
-            _ => {
+            sampled => {
+                sampled.iter().for_each(|sampled| sampled.end());
                 // Covers the time until now, if the thread was set up before.
                 self.sync_samples(state, now);
                 self.sync_cpu_time(state, now);

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use super::*;
 use crate::sampler::{ArmThreads, Arming, Begun, Rate, SampledThread, ThreadSource, Usage};
 use crate::stats::Counters;
-use crate::sys::{Clock, OsThread, SampleRing};
+use crate::sys::{Clock, OsThread, SampleRing, WhyRefused};
 
 const SAMPLE: u64 = 10;
 const BASE_PERIOD: u64 = 5_000;
@@ -37,7 +37,7 @@ impl ArmThreads for Script {
         let first = Arc::new(Arming::none());
         let sampled = Arc::new(SampledThread::new(
             OsThread::unnamed(1),
-            None,
+            Err(WhyRefused::NotAsked),
             Rate::of(BASE_PERIOD),
             Arc::clone(&first),
         ));

@@ -15,6 +15,8 @@ pub(crate) struct SampleRequest {
     pub(crate) in_kernel: bool,
     /// The step by which a timer's sample moves the position that hooks read.
     pub(crate) position_step: u64,
+    /// The signal that a timer must send; `None` to choose one.
+    pub(crate) signal: Option<i32>,
 }
 
 /// A thread, and its name for the system.
@@ -54,6 +56,25 @@ pub(crate) enum TimerClock {
     Monotonic,
 }
 
+/// Signals of a timer that were no samples.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct MissedSignals {
+    /// They found their thread on another stack than its own.
+    pub(crate) off_stack: u64,
+    /// They came to an alternate signal stack without room for the handler.
+    pub(crate) without_room: u64,
+}
+
+impl MissedSignals {
+    #[allow(dead_code, reason = "only Linux has timers")]
+    pub(crate) fn and(self, more: Self) -> Self {
+        Self {
+            off_stack: self.off_stack + more.off_stack,
+            without_room: self.without_room + more.without_room,
+        }
+    }
+}
+
 /// Why an event, a timer or a ring could not be created, by what a user can do about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(dead_code, reason = "each platform uses some of them")]
@@ -70,6 +91,12 @@ pub(crate) enum WhyRefused {
     NoMemory,
     /// The user's limit of pending signals (`ulimit -i`) is reached.
     NoTimers,
+    /// A timer's signal may not fit on the thread's alternate signal stack.
+    SmallSignalStack,
+    /// No signal is free, or not the one that was asked for.
+    NoSignal,
+    /// A debugger would stop at each signal.
+    Traced,
     /// Another error, with its errno.
     Other(i32),
     /// Disabled by the settings.
@@ -85,7 +112,14 @@ pub(crate) enum WhyRefused {
 impl WhyRefused {
     /// Whether the refusal is permanent and applies to all threads.
     pub(crate) fn is_permanent(self) -> bool {
-        matches!(self, Self::NotAllowed | Self::NotSupported | Self::Deadly | Self::OtherSystem)
+        matches!(
+            self,
+            Self::NotAllowed
+                | Self::NotSupported
+                | Self::Deadly
+                | Self::OtherSystem
+                | Self::NoSignal
+        )
     }
 }
 

@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use super::types::{
-    Blocked, FileIdentity, Load, ModuleList, OsThread, SampleRequest, ThreadUsage, TimerClock,
-    UnusualCall, WhyRefused,
+    Blocked, FileIdentity, Load, MissedSignals, ModuleList, OsThread, SampleRequest, ThreadUsage,
+    TimerClock, UnusualCall, WhyRefused,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,11 +134,20 @@ stubs! {
     fn thread_usage() -> Option<ThreadUsage> = None;
     fn tick_ns() -> Option<u64> = None;
     fn open_file_limit() -> u64 = 0;
+    fn pending_signal_limit() -> u64 = 0;
+    fn locked_memory_limit() -> Option<u64> = None;
+    fn bytes_of_ring(_: usize) -> u64 = 0;
+    fn is_own_thread(_: u32) -> bool = false;
     fn address_space_left() -> Option<u64> = None;
     fn stack_bounds() -> Option<Range<u64>> = None;
     /// There are no seccomp filters here.
     fn read_filters() = ();
-    fn unblock_timers() -> Result<(), WhyRefused> = refused();
+    fn unblock_timers(_: Option<i32>) -> Result<(), WhyRefused> = refused();
+    fn block_timers(_: Option<i32>) = ();
+    fn signal_of_timers(_: Option<i32>) -> Result<i32, WhyRefused> = refused();
+    fn note_claimed_signals() = ();
+    fn is_traced() -> bool = false;
+    fn has_small_signal_stack() -> bool = false;
     fn open_sample_ring(_: SampleRequest, _: u32) -> Result<PerfRing, WhyRefused> = refused();
     fn open_switch_ring(_: usize, _: u32) -> Result<PerfRing, WhyRefused> = refused();
     fn open_timer_ring(
@@ -195,7 +204,7 @@ absent!(PerfRing {
 
 absent!(TimerRing {
     fn position_word() -> &AtomicU64;
-    fn take_off_stack() -> u64;
+    fn take_missed() -> MissedSignals;
     fn has_lost_signal() -> bool;
     fn least_interval_ns() -> u64;
     fn start() -> Result<(), WhyRefused>;

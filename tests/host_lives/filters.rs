@@ -39,7 +39,7 @@ const ACTIONS: [SeccompAction; 4] = [
 ];
 const SOURCES: [Source; 4] = [Source::Auto, Source::Perf, Source::Timer, Source::None];
 
-fn program(calls: &[libc::c_long], action: SeccompAction) -> seccompiler::BpfProgram {
+pub(super) fn program(calls: &[libc::c_long], action: SeccompAction) -> seccompiler::BpfProgram {
     let rules: BTreeMap<_, _> = calls.iter().map(|call| (*call, Vec::new())).collect();
     let architecture = std::env::consts::ARCH.try_into().unwrap();
     let filter = SeccompFilter::new(rules, SeccompAction::Allow, action, architecture);

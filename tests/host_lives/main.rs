@@ -16,8 +16,12 @@ mod support;
 mod files;
 mod filters;
 mod forks;
+mod idle_threads;
+mod limits;
 mod memory;
+mod signal_stacks;
 mod signals;
+mod timer_signal;
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::sync::{Arc, Mutex};

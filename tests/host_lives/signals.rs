@@ -18,7 +18,7 @@ const FAULTS: [c_int; 6] =
     [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
 const ROUNDS: usize = 20;
 
-fn set_of(signals: &[c_int]) -> libc::sigset_t {
+pub(super) fn set_of(signals: &[c_int]) -> libc::sigset_t {
     let mut set = MaybeUninit::uninit();
     // SAFETY: `set` is a local variable, and `sigemptyset` initializes it.
     unsafe {
@@ -31,7 +31,7 @@ fn set_of(signals: &[c_int]) -> libc::sigset_t {
 }
 
 /// Blocks the signals on the calling thread.
-fn block(signals: &[c_int]) {
+pub(super) fn block(signals: &[c_int]) {
     let set = set_of(signals);
     // SAFETY: `set` is a local variable.
     let result =

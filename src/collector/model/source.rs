@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use super::script::THREADS;
 use crate::sampler::{ArmThreads, Arming, Begun, Rate, SampledThread, ThreadSource, Usage};
 use crate::sampler::{Periods, Sampler};
-use crate::sys::{OsThread, PerfRing, SampleRing};
+use crate::sys::{OsThread, PerfRing, SampleRing, WhyRefused};
 
 /// How far each sample moves the position that hooks see.
 const STEP: u64 = 64;
@@ -162,8 +162,12 @@ impl ArmThreads for Scripted {
         let tid = shared.next_tid.fetch_add(1, Ordering::Relaxed) as u32;
         let first = Arc::new(Arming::none());
         let rate = Rate::of(Periods::USUAL.first());
-        let sampled_thread =
-            Arc::new(SampledThread::new(OsThread::unnamed(tid), None, rate, Arc::clone(&first)));
+        let sampled_thread = Arc::new(SampledThread::new(
+            OsThread::unnamed(tid),
+            Err(WhyRefused::NotAsked),
+            rate,
+            Arc::clone(&first),
+        ));
         let number = THREAD.get();
         shared.threads.lock()[number].sampled_thread = Some(Arc::clone(&sampled_thread));
         shared.sampler.add_scripted(Arc::clone(&sampled_thread));
@@ -208,6 +212,10 @@ struct ScriptedThread {
 }
 
 impl ThreadSource for ScriptedThread {
+    fn return_to_scans(&self, thread: &Arc<SampledThread>) {
+        self.scripted.0.sampler.return_to_scans(thread);
+    }
+
     fn cpu_ns(&mut self) -> Option<u64> {
         let shared = &*self.scripted.0;
         let off_ns = shared.threads.lock()[self.number].off_ns;

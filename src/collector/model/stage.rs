@@ -201,6 +201,7 @@ impl Stage {
         let settings = SourceSettings {
             source: Source::None,
             timer_clock: TimerClock::Cpu,
+            signal: None,
             stack_bytes: 1024,
             periods: None,
             waits: true,
@@ -212,6 +213,7 @@ impl Stage {
             ring_bytes: 0,
             in_kernel: false,
             position_step: 0,
+            signal: None,
         };
         let sampler = Sampler::new(settings, request, &poller.waker(), Arc::clone(&counters));
         let engine_source = sampler.clone();

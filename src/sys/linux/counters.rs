@@ -7,7 +7,7 @@ use perf_event::events::{Event, Hardware};
 use perf_event::{Builder, Counter, Group};
 
 use super::calls::may;
-use super::perf::{event_id, read_words};
+use super::perf::{event_id, is_scarce, read_words};
 use crate::sys::types::UnusualCall;
 
 /// Cycles, instructions and cache misses of the calling thread, as one `perf_event` group.
@@ -49,6 +49,9 @@ impl HardwareCounters {
             let event = unsafe { BorrowedFd::borrow_raw(event) };
             // perf_event does not set it, and executed programs must not inherit the descriptor.
             rustix::io::fcntl_setfd(event, rustix::io::FdFlags::CLOEXEC)?;
+            if is_scarce(event) {
+                return Err(io::ErrorKind::QuotaExceeded.into());
+            }
         }
         group.enable()?;
         // SAFETY: the group owns the descriptor.

@@ -17,6 +17,7 @@ mod ring;
 #[cfg(test)]
 mod scripted;
 mod signal;
+mod signal_stack;
 mod thread;
 mod timer;
 
@@ -51,10 +52,14 @@ pub(crate) use pages::{map_memory, unmap_memory};
 pub(crate) use perf::open_switch_registers;
 pub(crate) use perf::{KeptOn, PerfRing, open_sample_ring, open_switch_ring};
 pub(crate) use poll::{Poller, Waker};
-pub(crate) use ring::{RingMemory, copy_any};
-pub(crate) use signal::with_signals_blocked;
+pub(crate) use ring::{RingMemory, bytes_of_ring, copy_any};
+pub(crate) use signal::{note_claimed_signals, with_signals_blocked};
+pub(crate) use signal_stack::has_small_signal_stack;
 pub(crate) use thread::{
-    address_space_left, current_thread, current_tid, has_ended, host_name, open_file_limit,
-    process_id, stack_bounds, thread_usage,
+    address_space_left, current_thread, current_tid, has_ended, host_name, is_own_thread,
+    is_traced, locked_memory_limit, open_file_limit, pending_signal_limit, process_id,
+    stack_bounds, thread_usage,
 };
-pub(crate) use timer::{TimerRing, open_timer_ring, unblock_timers};
+pub(crate) use timer::{
+    TimerRing, block_timers, open_timer_ring, signal_of_timers, unblock_timers,
+};

@@ -14,7 +14,7 @@ use perf_event_open_sys::bindings::{
 
 use super::calls::may;
 use super::ring::RingMemory;
-use super::thread::current_tid;
+use super::thread::{current_tid, open_file_limit};
 use crate::sys::types::{SampleRequest, UnusualCall, WhyRefused};
 
 impl WhyRefused {
@@ -161,7 +161,16 @@ fn open(attr: &mut perf_event_attr, tid: u32) -> Result<Event, WhyRefused> {
     }
     // SAFETY: a file descriptor that the kernel just returned, with no other owner.
     let file = unsafe { OwnedFd::from_raw_fd(event) };
+    if is_scarce(file.as_fd()) {
+        return Err(WhyRefused::NoFiles);
+    }
     Event::new(file).ok_or(WhyRefused::NotSupported)
+}
+
+/// Whether the number of a file that was just opened shows that the process has most of the files open that it may
+/// open. The rest are for the program.
+pub(super) fn is_scarce(file: BorrowedFd<'_>) -> bool {
+    u64::from(file.as_raw_fd().unsigned_abs()) >= open_file_limit() / 4 * 3
 }
 
 /// A perf event and its ring, which the kernel fills.

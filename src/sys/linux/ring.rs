@@ -37,6 +37,11 @@ unsafe impl Send for RingMemory {}
 // mapped and readable (`replace_by_zeros`, `discard_records`). The fields do not change.
 unsafe impl Sync for RingMemory {}
 
+/// The memory of a ring with that many bytes of data.
+pub(crate) fn bytes_of_ring(data_bytes: usize) -> u64 {
+    (page_size() + data_bytes) as u64
+}
+
 impl RingMemory {
     /// Maps the ring of a perf event with `data_size` bytes of records, a power of two of pages.
     pub(super) fn of_event(event: BorrowedFd<'_>, data_size: usize) -> io::Result<Self> {

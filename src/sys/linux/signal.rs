@@ -3,6 +3,8 @@
 
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
+use std::ops::BitOr;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::fork::{ForkSafe, ForkSafeGuard};
 use crate::sys::types::WhyRefused;
@@ -17,24 +19,86 @@ pub(super) fn lock_signal() -> ForkSafeGuard<c_int> {
     CHOSEN.lock()
 }
 
-/// Returns the signal to use, with `handler` installed.
+/// Returns the signal to use, with `handler` installed: `wanted`, if that is given.
 ///
-/// It is the highest real-time signal without a handler. `SIGPROF` is the last choice: other profilers use it and then
-/// reset it to its default, so that the next signal would kill the process. A handler stays installed, since a signal
-/// may still be pending.
-pub(super) fn signal_for(handler: Handler) -> Result<c_int, WhyRefused> {
+/// Otherwise it is the highest real-time signal without a handler that the program does not [wait for](claimed).
+/// `SIGPROF` is the last choice: other profilers use it and then reset it to its default, so that the next signal would
+/// kill the process. A handler stays installed, since a signal may still be pending.
+pub(super) fn signal_for(handler: Handler, wanted: Option<c_int>) -> Result<c_int, WhyRefused> {
     let mut chosen = lock_signal();
-    if *chosen != 0 && handled_by(*chosen) == Some(handler as usize) {
-        return Ok(*chosen);
+    let present = wanted.unwrap_or(*chosen);
+    if present != 0 && handled_by(present) == Some(handler as usize) {
+        return Ok(present);
     }
-    for signal in (libc::SIGRTMIN()..libc::SIGRTMAX()).rev().chain([libc::SIGPROF]) {
+    let claimed = CLAIMED.load(Ordering::Relaxed);
+    let all = all_signals().filter(|signal| match wanted {
+        Some(wanted) => *signal == wanted,
+        None => claimed & bit(*signal) == 0,
+    });
+    for signal in all {
         let is_usable = action_of(signal).is_some_and(|action| is_free(&action, handler));
         if is_usable && can_be_sent(signal) && install(signal, handler)? {
             *chosen = signal;
             return Ok(signal);
         }
     }
-    Err(WhyRefused::Other(libc::EBUSY))
+    Err(WhyRefused::NoSignal)
+}
+
+/// All that timers may send, the first choice first.
+fn all_signals() -> impl Iterator<Item = c_int> {
+    (libc::SIGRTMIN()..libc::SIGRTMAX()).rev().chain([libc::SIGPROF])
+}
+
+/// In the masks of `/proc`.
+fn bit(signal: c_int) -> u64 {
+    1 << (signal - 1)
+}
+
+/// Signals that the program waits for, as far as was known when a layer was built.
+static CLAIMED: AtomicU64 = AtomicU64::new(0);
+
+/// Notes which signals the program waits for by `sigwait` or a signalfd: they have no handler either, and would be lost
+/// if they were taken and unblocked.
+pub(crate) fn note_claimed_signals() {
+    CLAIMED.fetch_or(claimed(), Ordering::Relaxed);
+}
+
+/// The signals that a thread blocks, or that a signalfd reads. A mask with all real-time signals says nothing of any of
+/// them: many programs block all signals, on all threads or on some.
+fn claimed() -> u64 {
+    let all =
+        all_signals().filter(|signal| *signal != libc::SIGPROF).map(bit).fold(0, BitOr::bitor);
+    let masks = blocked_masks().chain(signalfd_masks());
+    masks.filter(|mask| mask & all != all).fold(0, BitOr::bitor)
+}
+
+/// More threads and files are not looked at.
+const MOST_READ: usize = 4096;
+
+fn blocked_masks() -> impl Iterator<Item = u64> {
+    let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().take(MOST_READ);
+    tasks.flatten().filter_map(|task| {
+        mask_in(&std::fs::read_to_string(task.path().join("status")).ok()?, "SigBlk:")
+    })
+}
+
+fn signalfd_masks() -> impl Iterator<Item = u64> {
+    let files = std::fs::read_dir("/proc/self/fd").into_iter().flatten().take(MOST_READ);
+    let signalfds = files.flatten().filter(|file| {
+        let target = std::fs::read_link(file.path()).unwrap_or_default();
+        target.as_os_str() == "anon_inode:[signalfd]"
+    });
+    signalfds.filter_map(|file| {
+        let path = std::path::Path::new("/proc/self/fdinfo").join(file.file_name());
+        mask_in(&std::fs::read_to_string(path).ok()?, "sigmask:")
+    })
+}
+
+/// The mask in the line of that name of a file in `/proc`.
+fn mask_in(text: &str, name: &str) -> Option<u64> {
+    let mask = text.lines().find_map(|line| line.strip_prefix(name))?;
+    u64::from_str_radix(mask.trim(), 16).ok()
 }
 
 /// Whether the signal has no other handler.
@@ -157,4 +221,18 @@ pub(crate) fn with_signals_blocked<R>(action: impl FnOnce() -> R) -> R {
 
 pub(super) fn last_error() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_masks_of_proc() {
+        let status = "Name:\tx\nSigPnd:\t0000000000000001\nSigBlk:\t4000000000000200\nSigIgn:\t0\n";
+        assert_eq!(mask_in(status, "SigBlk:"), Some(bit(63) | bit(10)));
+        assert_eq!(mask_in("pos:\t0\nsigmask:\t0000000000010000\n", "sigmask:"), Some(bit(17)));
+        assert_eq!(mask_in("SigBlk:\tx\n", "SigBlk:"), None);
+        assert_eq!(mask_in("", "SigBlk:"), None);
+    }
 }

@@ -2,9 +2,10 @@
 #![allow(unsafe_code, reason = "getrusage(RUSAGE_THREAD), which rustix does not offer")]
 
 use std::ops::Range;
+use std::sync::OnceLock;
 
 use rustix::process::{Resource, getrlimit};
-use rustix::thread::gettid;
+use rustix::thread::{CapabilitySet, gettid};
 
 use super::calls::may;
 use crate::sys::types::{OsThread, ThreadUsage, UnusualCall};
@@ -38,6 +39,19 @@ pub(crate) fn has_ended(process: u32) -> bool {
     tried == Some(Err(rustix::io::Errno::SRCH))
 }
 
+/// Whether a debugger or another tracer is attached to this process.
+pub(crate) fn is_traced() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:"));
+    tracer.is_some_and(|tracer| tracer.trim() != "0")
+}
+
+/// Whether this process has a thread with that id.
+pub(crate) fn is_own_thread(tid: u32) -> bool {
+    // SAFETY: sends nothing, only checks.
+    unsafe { libc::syscall(libc::SYS_tgkill, process_id(), tid, 0) == 0 }
+}
+
 /// The calling thread's resource usage; `None` if it cannot be read.
 pub(crate) fn thread_usage() -> Option<ThreadUsage> {
     if !may(UnusualCall::Getrusage) {
@@ -62,6 +76,29 @@ pub(crate) fn thread_usage() -> Option<ThreadUsage> {
 /// The limit of open files of this process.
 pub(crate) fn open_file_limit() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
+/// The limit of signals that are pending for the user of this process.
+pub(crate) fn pending_signal_limit() -> u64 {
+    getrlimit(Resource::Sigpending).current.unwrap_or(u64::MAX)
+}
+
+/// The limit of memory that this process may lock; `None` if there is none for it.
+pub(crate) fn locked_memory_limit() -> Option<u64> {
+    let limit = getrlimit(Resource::Memlock).current?;
+    // Asked each time: a service may drop its privileges, and lower its limits.
+    let may_lock = rustix::thread::capabilities(None)
+        .is_ok_and(|sets| sets.effective.contains(CapabilitySet::IPC_LOCK));
+    (!may_lock || !is_in_first_user_namespace()).then_some(limit)
+}
+
+/// Whether the capabilities of this process are those of the host.
+fn is_in_first_user_namespace() -> bool {
+    static IS_FIRST: OnceLock<bool> = OnceLock::new();
+    *IS_FIRST.get_or_init(|| {
+        let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+        map.split_ascii_whitespace().eq(["0", "0", "4294967295"])
+    })
 }
 
 /// The address space that can still be reserved, if it is limited.

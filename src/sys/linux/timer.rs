@@ -21,8 +21,9 @@ use super::calls::may;
 use super::clock::{monotonic_raw_ns, thread_cpu_ns, tick_ns};
 use super::fork::{ForkSafe, ForkSafeGuard};
 use super::ring::RingMemory;
-use super::signal::{handled_by, last_error, signal_for, unblock};
-use crate::sys::types::{SampleRequest, TimerClock, UnusualCall, WhyRefused};
+use super::signal::{block, handled_by, last_error, signal_for, unblock};
+use super::signal_stack::on_signal;
+use crate::sys::types::{MissedSignals, SampleRequest, TimerClock, UnusualCall, WhyRefused};
 
 /// The thread that a signal is for, found by the number that its timer sends.
 ///
@@ -30,7 +31,7 @@ use crate::sys::types::{SampleRequest, TimerClock, UnusualCall, WhyRefused};
 /// finds the stack of another thread here, or none.
 #[derive(Debug)]
 #[repr(align(64))]
-struct Target {
+pub(super) struct Target {
     /// Odd while the other fields are written.
     version: AtomicU32,
     ring: AtomicPtr<HandlerRing>,
@@ -38,16 +39,21 @@ struct Target {
     stack_high: AtomicU64,
     /// Signals that found their thread on another stack than its own.
     off_stack: AtomicU64,
+    /// Signals that came to an alternate stack without room for the handler.
+    without_room: AtomicU64,
     /// The number of handlers that may use the ring.
     busy: AtomicU32,
 }
 
-const CHUNK_LEN: usize = 64;
-const MAX_CHUNKS: usize = 1024;
+pub(super) const TARGET_BYTES: usize = size_of::<Target>();
+pub(super) const WITHOUT_ROOM_AT: usize = std::mem::offset_of!(Target, without_room);
+/// A power of two.
+pub(super) const CHUNK_LEN: usize = 64;
+pub(super) const MAX_CHUNKS: usize = 1024;
 type TargetChunk = [Target; CHUNK_LEN];
 
 /// All targets by number.
-static CHUNKS: [AtomicPtr<TargetChunk>; MAX_CHUNKS] =
+pub(super) static CHUNKS: [AtomicPtr<TargetChunk>; MAX_CHUNKS] =
     [const { AtomicPtr::new(std::ptr::null_mut()) }; MAX_CHUNKS];
 
 static POOL: ForkSafe<Pool> = ForkSafe::new(Pool { free: Vec::new(), made: 0 });
@@ -63,7 +69,7 @@ pub(super) fn lock_targets() -> ForkSafeGuard<Pool> {
 }
 
 /// Sent together with the number, to identify this crate's timers.
-const TAG: u64 = 0x7472_7066 << 32;
+pub(super) const TAG: u64 = 0x7472_7066 << 32;
 
 impl Target {
     const fn new() -> Self {
@@ -73,6 +79,7 @@ impl Target {
             stack_low: AtomicU64::new(0),
             stack_high: AtomicU64::new(0),
             off_stack: AtomicU64::new(0),
+            without_room: AtomicU64::new(0),
             busy: AtomicU32::new(0),
         }
     }
@@ -134,15 +141,20 @@ struct Timer {
 unsafe impl Send for Timer {}
 
 /// Unblocks the signal of timers on the calling thread.
-pub(crate) fn unblock_timers() -> Result<(), WhyRefused> {
-    unblock(signal_of_timers()?);
+pub(crate) fn unblock_timers(wanted: Option<i32>) -> Result<(), WhyRefused> {
+    unblock(signal_of_timers(wanted)?);
     Ok(())
 }
 
-/// The signal that timers send. Choosing it creates a timer.
-fn signal_of_timers() -> Result<c_int, WhyRefused> {
+/// Blocks the signal of timers on the calling thread.
+pub(crate) fn block_timers(wanted: Option<i32>) {
+    _ = signal_of_timers(wanted).map(block);
+}
+
+/// The signal that timers send: `wanted`, if that is given. Choosing it creates a timer.
+pub(crate) fn signal_of_timers(wanted: Option<i32>) -> Result<c_int, WhyRefused> {
     let calls = [UnusualCall::TimerCreate, UnusualCall::TimerSettime, UnusualCall::TimerDelete];
-    if calls.into_iter().all(may) { signal_for(handle) } else { Err(WhyRefused::Deadly) }
+    if calls.into_iter().all(may) { signal_for(on_signal, wanted) } else { Err(WhyRefused::Deadly) }
 }
 
 /// Creates a timer that samples thread `tid`, whose stack is `stack`, once it is started, if the thread does not
@@ -157,7 +169,7 @@ pub(crate) fn open_timer_ring(
     if clock == TimerClock::Monotonic && !may(UnusualCall::ClockGettime) {
         return Err(WhyRefused::Deadly);
     }
-    let signal = signal_of_timers()?;
+    let signal = signal_of_timers(request.signal)?;
     let memory = RingMemory::anonymous(request.ring_bytes).map_err(|_| WhyRefused::NoMemory)?;
     let ring = Arc::new(HandlerRing::new(memory, request, clock, tid));
     let number = Target::take().ok_or(WhyRefused::Other(libc::EAGAIN))?;
@@ -166,7 +178,7 @@ pub(crate) fn open_timer_ring(
         .inspect_err(|_| lock_targets().free.push(number))?;
     target.set(Arc::as_ptr(&ring), stack);
     let timer = Mutex::new(Some(Timer { id, number, signal }));
-    Ok(TimerRing { ring, timer, off_stack: AtomicU64::new(0) })
+    Ok(TimerRing { ring, timer, missed: Mutex::default() })
 }
 
 fn create(
@@ -223,13 +235,15 @@ impl Timer {
 
     /// Whether its signal has another handler by now.
     fn has_lost_signal(&self) -> bool {
-        handled_by(self.signal) != Some(handle as *const () as usize)
+        handled_by(self.signal) != Some(on_signal as *const () as usize)
     }
 
-    /// The number of signals since the last call that found the thread on another stack.
-    fn take_off_stack(&self) -> u64 {
-        let target = Target::by_number(self.number);
-        target.map_or(0, |target| target.off_stack.swap(0, Ordering::Relaxed))
+    /// The signals since the last call that were no samples.
+    fn take_missed(&self) -> MissedSignals {
+        Target::by_number(self.number).map_or(MissedSignals::default(), |target| MissedSignals {
+            off_stack: target.off_stack.swap(0, Ordering::Relaxed),
+            without_room: target.without_room.swap(0, Ordering::Relaxed),
+        })
     }
 
     /// Deletes the timer, and waits for a running handler. Returns false if the handler does not return, because its
@@ -307,7 +321,8 @@ pub(crate) struct TimerRing {
     pub(super) ring: Arc<HandlerRing>,
     /// None once the timer has ended.
     timer: Mutex<Option<Timer>>,
-    off_stack: AtomicU64,
+    /// Of the timer, once it has ended.
+    missed: Mutex<MissedSignals>,
 }
 
 impl TimerRing {
@@ -317,7 +332,7 @@ impl TimerRing {
         let request = SampleRequest { position_step: step, ..SampleRequest::default() };
         let memory = RingMemory::anonymous(data_size)?;
         let ring = Arc::new(HandlerRing::new(memory, request, TimerClock::Cpu, 0));
-        Ok(Self { ring, timer: Mutex::new(None), off_stack: AtomicU64::new(0) })
+        Ok(Self { ring, timer: Mutex::new(None), missed: Mutex::default() })
     }
 
     /// The position that hooks read. It differs from the ring's head, since samples vary in length.
@@ -325,11 +340,10 @@ impl TimerRing {
         &self.ring.position
     }
 
-    /// The number of samples since the last call that could not be taken because the thread was on another stack than
-    /// its own.
-    pub(crate) fn take_off_stack(&self) -> u64 {
-        let now = self.timer.lock().as_ref().map_or(0, Timer::take_off_stack);
-        now + self.off_stack.swap(0, Ordering::Relaxed)
+    /// The signals since the last call that were no samples.
+    pub(crate) fn take_missed(&self) -> MissedSignals {
+        let now = self.timer.lock().as_ref().map(Timer::take_missed).unwrap_or_default();
+        now.and(std::mem::take(&mut self.missed.lock()))
     }
 
     /// Whether its signal has another handler by now.
@@ -368,7 +382,9 @@ impl TimerRing {
     pub(crate) fn stop(&self) {
         let mut timer = self.timer.lock();
         if let Some(timer) = timer.take() {
-            self.off_stack.fetch_add(timer.take_off_stack(), Ordering::Relaxed);
+            let mut missed = self.missed.lock();
+            *missed = missed.and(timer.take_missed());
+            drop(missed);
             if !timer.end() {
                 // A handler may still write to the ring.
                 std::mem::forget(Arc::clone(&self.ring));
@@ -414,7 +430,7 @@ struct TimerInfo {
 
 /// The signal handler. It takes no locks, does not allocate or unwind, and modifies nothing but the ring. It can run at
 /// any instruction of the program, also inside `malloc`.
-extern "C" fn handle(_: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+pub(super) extern "C" fn handle(_: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: the C library gives each thread its own errno.
     let errno = unsafe { libc::__errno_location() };
     // SAFETY: as above.

@@ -1,0 +1,102 @@
+//! The source on one thread, which only that thread calls.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::arming::Arming;
+use super::counters::{HardwareCounts, Usage, parse_group};
+use super::hooks::ThreadSource;
+use super::record::{Record, Records};
+use super::source::Sampler;
+use super::thread::SampledThread;
+use crate::stats::Counters;
+use crate::sys::{self, HardwareCounters, Waker};
+
+/// One thread, sampled or with its CPU clock only.
+#[derive(Debug)]
+pub(super) struct ThreadSampler {
+    pub(super) sampler: Sampler,
+    pub(super) waker: Waker,
+    /// The counters of unsampled threads, if it will not be sampled.
+    pub(super) unsampled: Option<Arc<Counters>>,
+    pub(super) has_hardware: bool,
+    /// Its alternate signal stack was too small when the thread was set up.
+    pub(super) has_small_signal_stack: bool,
+}
+
+impl Drop for ThreadSampler {
+    fn drop(&mut self) {
+        match &self.unsampled {
+            Some(counters) => _ = counters.threads.unsampled.fetch_sub(1, Ordering::Relaxed),
+            // This is how the collector learns that a thread has ended.
+            None => self.waker.wake_soon(),
+        }
+    }
+}
+
+impl ThreadSource for ThreadSampler {
+    /// The thread opens its own counters: a `perf_event` group counts the thread that opens it.
+    fn took_up(&self, arming: &Arming) {
+        if arming.ring.is_some() && !arming.has_switch_records() && !sys::has_small_signal_stack() {
+            // The thread may have been set up when no thread had a timer.
+            self.sampler.timers().iter().for_each(|timers| timers.unblock());
+        }
+        if self.has_hardware && arming.has_switch_records() {
+            sys::read_filters();
+            let mut hardware = arming.hardware.lock();
+            // The collector marks the arming as retired before it takes the lock.
+            if !arming.is_retired() {
+                *hardware = HardwareCounters::open().ok();
+            }
+        }
+    }
+
+    /// Reads the records one by one, since samples in the kernel are longer than others, and other records occur. The
+    /// collector may have released them, but only this thread's own samples overwrite them.
+    fn count_samples(&self, arming: &Arming, from: u64, until: u64) -> Option<u64> {
+        let ring = arming.ring.as_ref().filter(|ring| ring.timer().is_none())?;
+        let fits = |head: u64| head.saturating_sub(from) <= ring.data_size() as u64;
+        if !fits(until) {
+            return None;
+        }
+        let records = Records::between(&***ring, from, until);
+        let samples = records.filter(|record| matches!(record, Ok(Record::Sample(_)))).count();
+        fits(ring.head()).then_some(samples as u64)
+    }
+
+    fn usage(&mut self, arming: Option<&Arming>) -> Usage {
+        let used = sys::thread_usage().unwrap_or_default();
+        let hardware = arming.and_then(|arming| arming.hardware.lock().as_ref()?.read().ok());
+        let HardwareCounts { cycles, instructions, cache_misses } =
+            hardware.and_then(|words| parse_group(&words)).unwrap_or_default();
+        Usage {
+            minor_faults: used.minor_faults,
+            major_faults: used.major_faults,
+            voluntary_switches: used.voluntary_switches,
+            involuntary_switches: used.involuntary_switches,
+            cycles,
+            instructions,
+            cache_misses,
+        }
+    }
+
+    fn is_outdated(&self) -> bool {
+        if !self.sampler.watches_signal_stacks() {
+            return false;
+        }
+        let is_small = sys::has_small_signal_stack();
+        if is_small && !self.has_small_signal_stack {
+            // At once: a timer may be running.
+            self.sampler.timers().iter().for_each(|timers| timers.block());
+        }
+        is_small != self.has_small_signal_stack
+    }
+
+    fn return_to_scans(&self, thread: &Arc<SampledThread>) {
+        self.sampler.return_to_scans(thread);
+    }
+
+    fn wake_collector(&self) {
+        self.waker.wake();
+    }
+}
