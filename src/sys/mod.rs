@@ -65,8 +65,9 @@ pub(crate) use platform::{
     create_private_file, current_thread, current_tid, forbidden_calls, fork_generation, has_ended,
     host_name, identity, kernel_symbols, load, loaded_modules, log_between_forks, mapped_file,
     memory_file, module_generation, on_fork, open_file_limit, open_sample_ring, open_switch_ring,
-    open_timer_ring, path_of_open, process_id, program_memory, read_filters, read_own_memory,
-    read_own_stack, stack_bounds, thread_cpu_ns, thread_usage, tick_ns, unblock_timers,
+    open_timer_ring, open_without_waiting, path_of_open, process_id, program_memory, read_filters,
+    read_own_memory, read_own_stack, stack_bounds, thread_cpu_ns, thread_usage, tick_ns,
+    unblock_timers,
 };
 #[cfg(fuzzing)]
 pub(crate) use platform::{parse_map, read_proc_texts};

@@ -5,6 +5,7 @@ use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 
 use super::fork::{ForkSafe, ForkSafeGuard};
+use super::resident::keep_loaded;
 use crate::sys::types::WhyRefused;
 
 /// The type of a signal handler.
@@ -21,8 +22,10 @@ pub(super) fn lock_signal() -> ForkSafeGuard<c_int> {
 ///
 /// It is the highest real-time signal without a handler. `SIGPROF` is the last choice: other profilers use it and then
 /// reset it to its default, so that the next signal would kill the process. A handler stays installed, since a signal
-/// may still be pending.
+/// may still be pending, and so does the library that contains it.
 pub(super) fn signal_for(handler: Handler) -> Result<c_int, WhyRefused> {
+    // Before the lock, since it waits for the loader, which may run code of the program that forks.
+    keep_loaded();
     let mut chosen = lock_signal();
     if *chosen != 0 && handled_by(*chosen) == Some(handler as usize) {
         return Ok(*chosen);
