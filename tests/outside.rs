@@ -4,25 +4,32 @@
 
 mod support;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 /// Builds a crate of `tests/outside` and runs it in that directory.
 fn run(package: &str, dir: &Path) -> Output {
+    cargo("run", package).current_dir(dir).output().unwrap()
+}
+
+fn target() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("target/outside")
+}
+
+fn cargo(action: &str, package: &str) -> Command {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut cargo = Command::new(env!("CARGO"));
     // A debug build, which is faster to build. It has its own target directory, since this build's is locked.
-    Command::new(env!("CARGO"))
-        .args(["run", "--quiet", "--locked", "--package", package, "--manifest-path"])
+    cargo
+        .args([action, "--quiet", "--locked", "--package", package, "--manifest-path"])
         .arg(root.join("tests/outside/Cargo.toml"))
         .arg("--target-dir")
-        .arg(root.join("target/outside"))
-        .current_dir(dir)
+        .arg(target())
         .env_remove("TRACING_PROFILING")
         // The flags of this build do not apply.
         .env_remove("RUSTFLAGS")
-        .env_remove("RUSTC_WORKSPACE_WRAPPER")
-        .output()
-        .unwrap()
+        .env_remove("RUSTC_WORKSPACE_WRAPPER");
+    cargo
 }
 
 fn text(output: &Output) -> String {
@@ -64,4 +71,17 @@ fn a_renamed_dependency_without_features_works() {
     let data = support::data_of_report(&report);
     // The program and an address in it, without a function.
     assert!(data.contains("renamed+0x") && !data.contains("renamed::works"), "{data}");
+}
+
+#[test]
+fn a_plugin_that_is_unloaded_leaves_no_handler_behind() {
+    if !cfg!(target_os = "linux") || cfg!(tracing_profiling_unsupported) {
+        return;
+    }
+    text(&cargo("build", "plugin").output().unwrap());
+    let built = target().join("debug");
+    let mut program = Command::new(built.join("plugin"));
+    let ended = program.arg(built.join("libplugin.so")).output().unwrap();
+    let text = text(&ended);
+    assert!(text.contains("survived"), "{text}");
 }

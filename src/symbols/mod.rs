@@ -5,6 +5,7 @@ mod build_id;
 pub(crate) mod fuzzing;
 #[cfg(feature = "symbols")]
 mod kernel;
+mod module_file;
 #[cfg(feature = "symbols")]
 mod names;
 mod sections;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::{Missing, SymbolSettings, build_id};
+use super::{Missing, SymbolSettings, build_id, module_file};
 use crate::profile::{
     FrameKind, Function, Location, MappingId, Profile, SourceLine, Symbolized, Symbols,
 };
@@ -46,9 +46,8 @@ impl Symbols for BuildIds<'_> {
     fn build_ids(&mut self, mapping: MappingId) -> Ids {
         let read = || {
             let module = self.modules.get(&mapping).filter(|module| !module.is_vdso)?;
-            let hash = build_id::hash(module.path()).ok()??;
-            // It may have been replaced since it was loaded.
-            build_id::is_loaded_file(module).then_some(())?;
+            let file = module_file::open_loaded(module).ok()??;
+            let hash = build_id::hash(&file).ok()??;
             Some(("process.executable.build_id.htlhash".to_owned(), hash))
         };
         self.known.entry(mapping).or_insert_with(|| read().into_iter().collect()).clone()

@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
+use std::ops::Range;
 
 use crate::unwind::build_id_in;
 
@@ -30,6 +31,10 @@ pub(super) struct Sections {
     pub(super) leading_elsewhere: Vec<u64>,
     /// The debug information has an unsupported compression, such as zstd.
     pub(super) is_unreadable: bool,
+    /// Where headers, symbol tables and names are in the file.
+    pub(super) symbol_parts: Vec<Range<u64>>,
+    /// Where everything else is that is not loaded.
+    pub(super) other_parts: Vec<Range<u64>>,
 }
 
 /// More sections than any program has.
@@ -39,6 +44,7 @@ const MOST_NAMES: u64 = 1 << 20;
 const MOST_NOTES: u64 = 64 * 1024;
 const HEADER_BYTES: u64 = 64;
 const SHT_NOBITS: u64 = 8;
+const SHF_ALLOC: u64 = 2;
 const SHF_COMPRESSED: u64 = 0x800;
 const COMPRESSED_BY_ZLIB: u64 = 1;
 const PT_NOTE: u64 = 4;
@@ -73,7 +79,8 @@ impl Sections {
     pub(super) fn of(file: &(impl ReadAt + ?Sized)) -> io::Result<Self> {
         let header = file.read(0, HEADER_BYTES)?;
         let mut sections = Self::default();
-        if !header.starts_with(b"\x7fELF\x02\x01") {
+        let is_whole = header.len() as u64 == HEADER_BYTES;
+        if !is_whole || !header.starts_with(b"\x7fELF\x02\x01") {
             return Ok(sections);
         }
         let (table, entry) = (number(&header, 0x28, 8), number(&header, 0x3a, 2));
@@ -81,7 +88,16 @@ impl Sections {
         let place = |index: u64| table.saturating_add(index.saturating_mul(entry));
         let section = |index: u64| file.read(place(index), HEADER_BYTES);
         let names = section(number(&header, 0x3e, 2))?;
-        let names = file.read(number(&names, 0x18, 8), number(&names, 0x20, 8).min(MOST_NAMES))?;
+        let (names_at, names_size) = (number(&names, 0x18, 8), number(&names, 0x20, 8));
+        let names = file.read(names_at, names_size.min(MOST_NAMES))?;
+        let part = |start: u64, size: u64| start..start.saturating_add(size);
+        let segments_size = number(&header, 0x36, 2) * number(&header, 0x38, 2);
+        sections.symbol_parts = vec![
+            part(0, HEADER_BYTES),
+            part(number(&header, 0x20, 8), segments_size),
+            part(table, count * entry),
+            part(names_at, names_size),
+        ];
         for index in 0..count {
             let section = section(index)?;
             let name = text(&names, number(&section, 0, 4));
@@ -89,8 +105,14 @@ impl Sections {
             if number(&section, 4, 4) == SHT_NOBITS {
                 continue;
             }
+            let flags = number(&section, 8, 8);
+            if SYMBOL_TABLES.contains(&name) {
+                sections.symbol_parts.push(part(offset, size));
+            } else if flags & SHF_ALLOC == 0 {
+                sections.other_parts.push(part(offset, size));
+            }
             let is_debug = name.starts_with(b".debug_") || name.starts_with(b".zdebug_");
-            if number(&section, 8, 8) & SHF_COMPRESSED != 0 {
+            if flags & SHF_COMPRESSED != 0 {
                 // A separate header states the compression and the decompressed size.
                 let compressed = file.read(offset, 16)?;
                 sections.is_unreadable |=

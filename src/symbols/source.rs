@@ -1,15 +1,17 @@
 //! Opens symbol files so that blazesym can map them safely. If a mapped file is overwritten in place, accesses can end
-//! the process. Blazesym therefore only gets files for which that is no additional risk, which are the executable and
-//! its libraries as they are already mapped, and copies of all others.
+//! the process. Blazesym therefore gets the executable itself, to which the kernel allows nobody to write while it runs,
+//! and copies of what it needs of all other files.
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::slice;
 
 use flate2::Crc;
 
-use super::hex;
 use super::sections::{ReadAt, Sections};
+use super::{hex, module_file};
 use crate::sys;
 use crate::unwind::Module;
 
@@ -43,22 +45,29 @@ pub(super) enum Lack {
     Compressed,
 }
 
+/// Which file it is.
+#[derive(Clone, Copy, Debug)]
+enum Origin<'a> {
+    Program,
+    Library(&'a Module),
+    /// A separate debug file that must have this checksum.
+    Linked(u32),
+}
+
 impl SymbolFile {
     /// Opens the symbols of a module, with at most `free` bytes.
     pub(super) fn open(module: &Module, free: u64) -> io::Result<Self> {
-        let file = File::open(module.path())?;
+        let Some(file) = module_file::open_loaded(module)? else {
+            return Err(io::Error::new(io::ErrorKind::NotFound, "it has just been replaced"));
+        };
         let sections = Sections::of(&file)?;
         let mut lacks = None;
         if let Some((name, checksum)) = &sections.link {
             let candidates = candidates(module, name);
             let mut linked = candidates.iter().filter_map(|path| {
-                // Skips files that are endless or block.
-                if !path.metadata().ok()?.is_file() {
-                    return None;
-                }
-                let file = File::open(path).ok()?;
+                let file = module_file::open(path).ok()?;
                 let sections = Sections::of(&file).ok()?;
-                Self::of(&file, &sections, free, false, Some(*checksum)).ok()
+                Self::of(&file, &sections, free, Origin::Linked(*checksum)).ok()
             });
             match linked.next() {
                 Some(source) if source.detail != Detail::Nothing => return Ok(source),
@@ -67,36 +76,71 @@ impl SymbolFile {
                 None => {}
             }
         }
-        let is_mapped = module.is_program() || is_mapped(&file, module)?;
-        let source = Self::of(&file, &sections, free, is_mapped, None)?;
+        let origin = if module.is_program() { Origin::Program } else { Origin::Library(module) };
+        let source = Self::of(&file, &sections, free, origin)?;
         Ok(Self { lacks: lacks.or(source.lacks), ..source })
     }
 
-    fn of(
-        file: &File,
-        sections: &Sections,
-        free: u64,
-        is_mapped: bool,
-        checksum: Option<u32>,
-    ) -> io::Result<Self> {
+    fn of(file: &File, sections: &Sections, free: u64, origin: Origin<'_>) -> io::Result<Self> {
         let sizes = sections.sizes;
-        let is_copied = !is_mapped || !sections.leading_elsewhere.is_empty();
+        let refers_elsewhere = !sections.leading_elsewhere.is_empty();
+        let is_copied = refers_elsewhere || !matches!(origin, Origin::Program);
         let length = file.metadata()?.len();
-        let held = |bytes: u64| if is_copied { bytes.max(length) } else { bytes };
-        let (all, symbols) = (held(sizes.all()), held(sizes.symbols));
+        let only_symbols = in_order(&sections.symbol_parts, &[], length);
+        let everything = in_order(&sections.symbol_parts, &sections.other_parts, length);
+        let held = |bytes: u64, parts: &[Range<u64>]| match origin {
+            // It is read completely.
+            Origin::Linked(_) => bytes.max(length),
+            _ if is_copied => bytes.max(parts.iter().map(|part| part.end - part.start).sum()),
+            _ => bytes,
+        };
+        let all = held(sizes.all(), &everything);
+        let symbols = held(sizes.symbols, &only_symbols);
         let (detail, bytes, lacks) = match sections.is_unreadable {
             false if all <= free => (Detail::All, all, None),
             false if symbols <= free => (Detail::Functions, symbols, Some(Lack::TooLarge(all))),
             true if symbols <= free => (Detail::Functions, symbols, Some(Lack::Compressed)),
             _ => (Detail::Nothing, 0, Some(Lack::TooLarge(all))),
         };
-        let file = match detail {
-            Detail::Nothing => file.try_clone()?,
-            _ if is_copied => copy(file, sections, free, checksum)?,
-            _ => file.try_clone()?,
+        if detail == Detail::Nothing || !is_copied {
+            return Ok(Self { file: file.try_clone()?, detail, bytes, lacks });
+        }
+        let parts = if detail == Detail::All { everything } else { only_symbols };
+        let file = match (sys::memory_file(), origin) {
+            (Ok(to), Origin::Linked(checksum)) => {
+                let whole = 0..length;
+                if copy(file, &to, slice::from_ref(&whole), &parts)? != checksum {
+                    return Err(io::ErrorKind::InvalidData.into());
+                }
+                to
+            }
+            (Ok(to), _) => {
+                copy(file, &to, &parts, &parts)?;
+                to
+            }
+            // Names are worth more than the protection against a library that is overwritten while it is mapped.
+            (Err(_), Origin::Library(module)) if !refers_elsewhere && is_mapped(file, module)? => {
+                return Ok(Self { file: file.try_clone()?, detail, bytes, lacks });
+            }
+            (Err(error), _) => return Err(error),
         };
+        remove_references(&file, sections)?;
         Ok(Self { file, detail, bytes, lacks })
     }
+}
+
+/// The parts of a file of that length, without overlaps.
+fn in_order(some: &[Range<u64>], others: &[Range<u64>], length: u64) -> Vec<Range<u64>> {
+    let mut parts: Vec<_> = some.iter().chain(others).cloned().collect();
+    parts.sort_unstable_by_key(|part| part.start);
+    let mut end = 0;
+    for part in &mut parts {
+        part.start = part.start.max(end);
+        part.end = part.end.min(length).max(part.start);
+        end = part.end;
+    }
+    parts.retain(|part| !part.is_empty());
+    parts
 }
 
 /// Whether a file is the one that the loader has mapped.
@@ -105,35 +149,43 @@ fn is_mapped(file: &File, module: &Module) -> io::Result<bool> {
     Ok(sys::mapped_file(module.loaded_at(module.start)) == Some(identity))
 }
 
-/// Copies a file into memory, without its references to other files.
-fn copy(file: &File, sections: &Sections, most: u64, checksum: Option<u32>) -> io::Result<File> {
-    const PART: u64 = 1 << 20;
-    let mut copy = sys::memory_file()?;
-    let (mut offset, mut crc) = (0, Crc::new());
-    loop {
-        let part = file.read(offset, PART)?;
-        if part.is_empty() {
-            break;
-        }
-        offset += part.len() as u64;
-        // The file can grow while it is read.
-        if offset > most {
-            return Err(io::ErrorKind::FileTooLarge.into());
-        }
-        crc.update(&part);
-        copy.write_all(&part)?;
-    }
-    if checksum.is_some_and(|checksum| checksum != crc.sum()) {
-        return Err(io::ErrorKind::InvalidData.into());
-    }
-    for name in &sections.leading_elsewhere {
-        if *name < offset {
-            // The empty name.
-            copy.seek(SeekFrom::Start(*name))?;
-            copy.write_all(&[0; 4])?;
+/// Reads some parts of a file, and copies others, which lie in these, to the same places of another one. Returns the
+/// checksum of what was read.
+fn copy(from: &File, mut to: &File, read: &[Range<u64>], kept: &[Range<u64>]) -> io::Result<u32> {
+    const MOST: u64 = 1 << 20;
+    let mut crc = Crc::new();
+    // Where nothing is copied, there are zeros, which take no memory.
+    to.set_len(from.metadata()?.len())?;
+    for part in read {
+        let mut at = part.start;
+        while at < part.end {
+            let bytes = from.read(at, MOST.min(part.end - at))?;
+            if bytes.is_empty() {
+                // The file has become shorter.
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            crc.update(&bytes);
+            let end = at + bytes.len() as u64;
+            for kept in kept.iter().filter(|kept| kept.start < end && at < kept.end) {
+                let (start, end) = (kept.start.max(at), kept.end.min(end));
+                let inside = (start - at) as usize..(end - at) as usize;
+                to.seek(SeekFrom::Start(start))?;
+                to.write_all(bytes.get(inside).unwrap_or_default())?;
+            }
+            at = end;
         }
     }
-    Ok(copy)
+    Ok(crc.sum())
+}
+
+/// Gives the sections of a copy that refer to other files the empty name.
+fn remove_references(mut copy: &File, sections: &Sections) -> io::Result<()> {
+    let length = copy.metadata()?.len();
+    for name in sections.leading_elsewhere.iter().filter(|name| **name < length) {
+        copy.seek(SeekFrom::Start(*name))?;
+        copy.write_all(&[0; 4])?;
+    }
+    Ok(())
 }
 
 /// Where the separate debug file of a module can be.
@@ -158,27 +210,55 @@ fn candidates(module: &Module, name: &str) -> Vec<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    #[cfg(not(tracing_profiling_unsupported))]
     use super::*;
 
-    /// Copies are memory files, which only Linux has.
-    #[test]
-    #[cfg(not(tracing_profiling_unsupported))]
-    fn a_copy_has_no_references_and_its_checksum_is_verified() {
+    fn numbers(length: u32) -> (File, Vec<u8>) {
         let mut file = tempfile::tempfile().unwrap();
-        let bytes: Vec<u8> = (0..3_000_000_u32).map(|i| i as u8).collect();
+        let bytes: Vec<u8> = (0..length).map(|i| (i * 7 / 5) as u8 | 1).collect();
         file.write_all(&bytes).unwrap();
-        let sections = Sections { leading_elsewhere: vec![100, 5_000_000], ..Sections::default() };
+        (file, bytes)
+    }
+
+    #[test]
+    fn a_copy_has_only_what_is_kept_and_a_checksum_of_all_that_was_read() {
+        let (file, bytes) = numbers(3_000_000);
         let mut crc = Crc::new();
         crc.update(&bytes);
-        let copied = copy(&file, &sections, 3_000_000, Some(crc.sum())).unwrap();
-        let mut expected = bytes;
-        expected[100..104].fill(0);
-        assert_eq!(copied.read(0, u64::MAX).unwrap(), expected);
-        assert!(copy(&file, &sections, 3_000_000, Some(1)).is_err());
-        assert!(copy(&file, &sections, 2_999_999, None).is_err());
+        let kept = [5..64, 1_000_000..1_200_000, 1_200_000..2_500_001];
+        let mut expected = vec![0; bytes.len()];
+        for part in &kept {
+            let part = part.start as usize..part.end as usize;
+            expected[part.clone()].copy_from_slice(&bytes[part]);
+        }
+        let whole = 0..3_000_000;
+        let to = tempfile::tempfile().unwrap();
+        assert_eq!(copy(&file, &to, slice::from_ref(&whole), &kept).unwrap(), crc.sum());
+        assert_eq!(to.read(0, u64::MAX).unwrap(), expected);
+        let to = tempfile::tempfile().unwrap();
+        copy(&file, &to, &kept, &kept).unwrap();
+        assert_eq!(to.read(0, u64::MAX).unwrap(), expected);
         // Truncating the file does not truncate the copy.
         file.set_len(0).unwrap();
-        assert_eq!(copied.metadata().unwrap().len(), 3_000_000);
+        assert_eq!(to.metadata().unwrap().len(), 3_000_000);
+        // A file that has become shorter.
+        file.set_len(2_999_999).unwrap();
+        assert!(copy(&file, &to, slice::from_ref(&whole), &kept).is_err());
+    }
+
+    #[test]
+    fn a_copy_has_no_references() {
+        let (file, mut bytes) = numbers(300);
+        let leading_elsewhere = vec![100, 5_000_000];
+        remove_references(&file, &Sections { leading_elsewhere, ..Sections::default() }).unwrap();
+        bytes[100..104].fill(0);
+        assert_eq!(file.read(0, u64::MAX).unwrap(), bytes);
+    }
+
+    #[test]
+    fn parts_that_overlap_or_leave_the_file_are_cut() {
+        let parts = in_order(&[50..90, 0..10, 5..20], &[60..70, 85..u64::MAX, 200..300], 100);
+        assert_eq!(parts, [0..10, 10..20, 50..90, 90..100]);
+        assert_eq!(in_order(&[], &[u64::MAX..u64::MAX, 7..3], 100), []);
+        assert_eq!(in_order(&[0..64], &[], 0), []);
     }
 }

@@ -9,11 +9,10 @@ use blazesym::symbolize::source::{Elf, Process};
 use blazesym::symbolize::{self as found, CodeInfo, Input, Sym};
 use blazesym::{Pid, symbolize};
 
-use super::build_id::{self, is_loaded_file};
 use super::kernel::KernelNames;
 use super::names::{demangle, is_qualified, is_rust_file};
 use super::source::{Detail, Lack, SymbolFile};
-use super::{Missing, SymbolSettings};
+use super::{Missing, SymbolSettings, build_id, module_file};
 use crate::profile::{
     FrameKind, Function, Location, MappingId, Profile, SourceLine, Symbolized, Symbols, capped,
 };
@@ -184,12 +183,13 @@ impl Symbolizer {
         if module.is_vdso {
             return state;
         }
-        match build_id::hash(module.path()) {
-            Ok(hash) if is_loaded_file(module) => {
+        let file = module_file::open_loaded(module);
+        match file.and_then(|file| file.map(|file| build_id::hash(&file)).transpose()) {
+            Ok(Some(hash)) => {
                 let named = |hash| ("process.executable.build_id.htlhash".to_owned(), hash);
                 state.build_ids.extend(hash.map(named));
             }
-            Ok(_) => {
+            Ok(None) => {
                 self.missing.push(Missing::Replaced(module.name.clone()));
                 state.is_usable = false;
             }
@@ -210,7 +210,10 @@ impl Symbolizer {
             return None;
         }
         if module.is_vdso {
-            let process = found::source::Source::Process(Process::new(Pid::Slf));
+            let mut process = Process::new(Pid::Slf);
+            // Blazesym must not look for files by itself.
+            (process.perf_map, process.map_files) = (false, false);
+            let process = found::source::Source::Process(process);
             let in_memory = module.loaded_at(address);
             let found = self.blazesym.symbolize_single(&process, Input::AbsAddr(in_memory));
             return found.ok()?.into_sym().map(Sym::into_owned);

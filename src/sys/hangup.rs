@@ -18,6 +18,7 @@ mod unix {
     use signal_hook::consts::SIGHUP;
     use signal_hook::low_level::{pipe, unregister};
 
+    use super::super::platform;
     use super::io;
 
     /// Waits for SIGHUP. Previously installed handlers are still called.
@@ -34,6 +35,7 @@ mod unix {
 
     impl Hangups {
         pub(crate) fn new() -> io::Result<(Self, EndHangups)> {
+            platform::keep_loaded();
             let (read, write) = UnixStream::pair()?;
             let socket = read.try_clone()?;
             let id = pipe::register(SIGHUP, write)?;

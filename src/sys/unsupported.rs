@@ -126,6 +126,8 @@ macro_rules! stubs {
 stubs! {
     fn fork_generation() -> u32 = 0;
     fn on_fork(_: fn()) = ();
+    #[cfg(feature = "sighup")]
+    fn keep_loaded() = ();
     fn load() -> Load = Load::default();
     fn has_ended(_: u32) -> bool = false;
     /// Unknown here, so the CPU times of spans are unknown.
@@ -354,6 +356,11 @@ pub(crate) fn check_writable(directory: &Path) -> io::Result<()> {
 
 pub(crate) fn create_private_directory(path: &Path) -> io::Result<()> {
     std::fs::create_dir_all(path)
+}
+
+/// No module is known here whose file could be opened.
+pub(crate) fn open_without_waiting(path: &Path) -> io::Result<File> {
+    File::open(path)
 }
 
 /// Opens the regular file at that path for reading, if there is one. Does not follow a link.

@@ -68,7 +68,7 @@ fn call_into_libm() {
 }
 
 /// Builds a library. Each number gives code of a different size, so the unwind tables differ.
-fn build(dir: &Path, number: usize) -> Option<PathBuf> {
+pub(crate) fn build(dir: &Path, number: usize) -> Option<PathBuf> {
     let source = dir.join(format!("guest{number}.c"));
     let padding = "    x += x >> 3;\n".repeat(number * 50);
     let code = format!(

@@ -32,18 +32,40 @@ pub(crate) fn play(test: &str, source: &str, scenario: impl FnOnce()) {
 }
 
 pub(crate) fn play_within(deadline: Duration, test: &str, source: &str, scenario: impl FnOnce()) {
+    play_as(deadline, &[], test, source, scenario);
+}
+
+/// The same with more environment variables for the child.
+pub(crate) fn play_as(
+    deadline: Duration,
+    variables: &[(&str, &str)],
+    test: &str,
+    source: &str,
+    scenario: impl FnOnce(),
+) {
     if is_child(test) {
         scenario();
         println!("{DONE}");
     } else if source == "perf" && !has_perf() && test != WITHOUT_PERF {
         println!("skipped: perf events are refused here; {WITHOUT_PERF} covers that");
     } else {
-        run(&env::current_exe().unwrap(), test, source, deadline).assert_success();
+        let program = env::current_exe().unwrap();
+        run_as(&program, variables, test, source, deadline).assert_success();
     }
 }
 
 /// Runs that test of that program as a child process.
 pub(crate) fn run(program: &Path, test: &str, source: &str, deadline: Duration) -> Ended {
+    run_as(program, &[], test, source, deadline)
+}
+
+fn run_as(
+    program: &Path,
+    variables: &[(&str, &str)],
+    test: &str,
+    source: &str,
+    deadline: Duration,
+) -> Ended {
     // Files instead of pipes: the child's own children may survive it and hold a pipe open.
     let mut output = tempfile::tempfile().unwrap();
     let mut command = Command::new(program);
@@ -51,6 +73,7 @@ pub(crate) fn run(program: &Path, test: &str, source: &str, deadline: Duration) 
         .args(["--exact", test, "--nocapture", "--include-ignored"])
         .env("CHILD", test)
         .env("TRACING_PROFILING_SOURCE", source)
+        .envs(variables.iter().copied())
         .stdout(output.try_clone().unwrap())
         .stderr(output.try_clone().unwrap())
         // Its own process group, so that it is killed together with its children.

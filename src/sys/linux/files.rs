@@ -6,7 +6,6 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-#[cfg(feature = "axum")]
 use rustix::fs::OFlags;
 
 use super::calls::may;
@@ -71,13 +70,21 @@ pub(crate) fn kernel_symbols() -> io::Result<impl BufRead> {
     Ok(BufReader::with_capacity(1 << 16, File::open("/proc/kallsyms")?))
 }
 
+/// Opens a file for reading that must not be waited for, as for the writer of a FIFO, and follows links.
+pub(crate) fn open_without_waiting(path: &Path) -> io::Result<File> {
+    open_with(path, OFlags::empty())
+}
+
+fn open_with(path: &Path, more: OFlags) -> io::Result<File> {
+    let flags = OFlags::NONBLOCK | OFlags::NOCTTY | more;
+    OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path)
+}
+
 /// Opens the regular file at that path for reading, if there is one. Does not follow links, and does not block on FIFOs
 /// or devices.
 #[cfg(feature = "axum")]
 pub(crate) fn open_regular(path: &Path) -> io::Result<Option<File>> {
-    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let opened = OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path);
-    match opened {
+    match open_with(path, OFlags::NOFOLLOW) {
         Ok(file) => Ok(file.metadata()?.is_file().then_some(file)),
         Err(error) if is_no_file(&error) => Ok(None),
         Err(error) => Err(error),

@@ -13,6 +13,7 @@ mod own_files;
 mod pages;
 mod perf;
 mod poll;
+mod resident;
 mod ring;
 #[cfg(test)]
 mod scripted;
@@ -38,7 +39,7 @@ pub(crate) use counters::HardwareCounters;
 pub(crate) use files::open_regular;
 pub(crate) use files::{
     check_writable, create_private_directory, create_private_file, identity, kernel_symbols,
-    memory_file, path_of_open,
+    memory_file, open_without_waiting, path_of_open,
 };
 pub(crate) use fork::{fork_generation, log_between_forks, on_fork};
 pub(crate) use load::load;
@@ -52,6 +53,8 @@ pub(crate) use pages::{map_memory, unmap_memory};
 pub(crate) use perf::open_switch_registers;
 pub(crate) use perf::{KeptOn, PerfRing, open_sample_ring, open_switch_ring};
 pub(crate) use poll::{Poller, Waker};
+#[cfg(feature = "sighup")]
+pub(crate) use resident::keep_loaded;
 pub(crate) use ring::{RingMemory, bytes_of_ring, copy_any};
 pub(crate) use signal::{note_claimed_signals, with_signals_blocked};
 pub(crate) use signal_stack::has_small_signal_stack;

@@ -31,17 +31,86 @@ pub(crate) fn module_generation() -> u64 {
 ///
 /// Holds the dynamic loader's lock while it copies some hundred bytes per module. Never call this in a signal handler.
 pub(crate) fn loaded_modules() -> ModuleList {
-    let mut list = ModuleList { generation: 0, modules: Vec::new() };
-    iterate(&mut |info| {
-        list.generation = generation_of(info);
-        list.modules.push(copy(info));
-        true
-    });
+    let mut listing = Listing::default();
+    while !listing.fill() {
+        listing = listing.larger();
+    }
+    let mut list =
+        ModuleList { generation: listing.generation, modules: listing.modules().collect() };
     let is_listed = |vdso: &LoadedModule| list.modules.iter().any(|m| m.loaded == vdso.loaded);
     if let Some(vdso) = vdso().filter(|vdso| !is_listed(vdso)) {
         list.modules.push(vdso);
     }
     list
+}
+
+/// A copy of the loader's list, which is made without allocating: see [`iterate`].
+#[derive(Default)]
+struct Listing {
+    generation: u64,
+    found: Vec<Found>,
+    /// The names of all modules, one after the other.
+    names: Vec<u8>,
+    /// What there was, whether there was room for it or not.
+    modules_needed: usize,
+    names_needed: usize,
+}
+
+/// A module of the list.
+struct Found {
+    bias: u64,
+    /// The address of its program headers, and their number.
+    headers: (u64, u16),
+    /// Where its name ends in the names.
+    name_end: usize,
+}
+
+impl Listing {
+    /// Copies the list. Returns false if there was not enough room.
+    fn fill(&mut self) -> bool {
+        iterate(&mut |info| {
+            self.add(info);
+            true
+        });
+        self.modules_needed == self.found.len() && self.names_needed == self.names.len()
+    }
+
+    fn add(&mut self, info: &libc::dl_phdr_info) {
+        let name = name_of(info);
+        self.generation = generation_of(info);
+        self.modules_needed += 1;
+        self.names_needed += name.len();
+        if name.len() <= self.names.capacity() - self.names.len() {
+            self.names.extend_from_slice(name);
+        }
+        if self.found.len() < self.found.capacity() {
+            self.found.push(Found {
+                bias: info.dlpi_addr,
+                headers: (info.dlpi_phdr.addr() as u64, info.dlpi_phnum),
+                name_end: self.names.len(),
+            });
+        }
+    }
+
+    /// One with room for what there was, and for some libraries that are loaded until it is filled.
+    fn larger(&self) -> Self {
+        let more = |needed: usize| needed + needed / 4 + 16;
+        Self {
+            found: Vec::with_capacity(more(self.modules_needed)),
+            names: Vec::with_capacity(more(self.names_needed)),
+            ..Self::default()
+        }
+    }
+
+    /// Those that are still loaded.
+    fn modules(&self) -> impl Iterator<Item = LoadedModule> {
+        let mut start = 0;
+        self.found.iter().filter_map(move |found| {
+            let name = self.names.get(start..found.name_end).unwrap_or_default();
+            start = found.name_end;
+            describe(name, found.bias, found.headers)
+        })
+    }
 }
 
 /// The vDSO, which the loader of a static program does not list.
@@ -56,13 +125,7 @@ fn vdso() -> Option<LoadedModule> {
     let headers_at = header.get(mem::offset_of!(libc::Elf64_Ehdr, e_phoff)..)?.first_chunk()?;
     let count = header.get(mem::offset_of!(libc::Elf64_Ehdr, e_phnum)..)?.first_chunk()?;
     let headers = start.checked_add(u64::from_ne_bytes(*headers_at))?;
-    // SAFETY: all zeros is a valid value of all fields.
-    let mut info = unsafe { mem::zeroed::<libc::dl_phdr_info>() };
-    info.dlpi_addr = start;
-    info.dlpi_name = c"linux-vdso.so.1".as_ptr();
-    info.dlpi_phdr = headers as *const libc::Elf64_Phdr;
-    info.dlpi_phnum = u16::from_ne_bytes(*count);
-    Some(copy(&info))
+    describe(b"linux-vdso.so.1", start, (headers, u16::from_ne_bytes(*count)))
 }
 
 /// Copies `addresses` of this process's memory. An unmapped address is an error, not a fault.
@@ -99,24 +162,33 @@ pub(super) fn read_by_system_call(from: &[libc::iovec], into: &mut [u8]) -> io::
 
 /// Memory of the program itself (not of a library), if all of `addresses` is read-only in it.
 pub(crate) fn program_memory(addresses: Range<u64>) -> Option<&'static [u8]> {
-    let mut found = None;
+    let mut is_inside = false;
     iterate(&mut |info| {
         // The program is always the first module.
-        let program = copy(info);
-        let inside = program
-            .read_only
-            .iter()
+        let read_only = program_headers(info).iter().filter(|header| is_read_only(header));
+        is_inside = read_only
+            .map(|header| addresses_of(header, info.dlpi_addr))
             .any(|segment| segment.start <= addresses.start && addresses.end <= segment.end);
-        if inside && addresses.start < addresses.end {
-            let length = (addresses.end - addresses.start) as usize;
-            // SAFETY: the loader keeps the program's segments mapped for the life of the process, and this one is not
-            // writable.
-            found =
-                Some(unsafe { std::slice::from_raw_parts(addresses.start as *const u8, length) });
-        }
         false
     });
-    found
+    if !is_inside || addresses.start >= addresses.end {
+        return None;
+    }
+    let length = (addresses.end - addresses.start) as usize;
+    // SAFETY: the loader keeps the program's segments mapped for the life of the process, and this one is not writable.
+    Some(unsafe { std::slice::from_raw_parts(addresses.start as *const u8, length) })
+}
+
+/// Whether the program itself (not a library) contains an address.
+pub(super) fn is_in_program(address: u64) -> bool {
+    let mut is_inside = false;
+    iterate(&mut |info| {
+        let mut loaded =
+            program_headers(info).iter().filter(|header| header.p_type == libc::PT_LOAD);
+        is_inside = loaded.any(|header| addresses_of(header, info.dlpi_addr).contains(&address));
+        false
+    });
+    is_inside
 }
 
 /// Held while the loaded modules are read, because glibc does not release the loader's own lock in a forked child.
@@ -131,6 +203,10 @@ fn generation_of(info: &libc::dl_phdr_info) -> u64 {
     info.dlpi_adds.wrapping_add(info.dlpi_subs)
 }
 
+/// Calls `visit` for each loaded module until it returns false, under the loader's lock.
+///
+/// `visit` must neither allocate nor free. Allocators ask for this list, too, to walk a stack, and some do so under a lock
+/// of their own: a thread that holds the loader's lock and waits for the allocator's would wait forever.
 fn iterate(visit: &mut dyn FnMut(&libc::dl_phdr_info) -> bool) {
     type Visit<'a> = &'a mut dyn FnMut(&libc::dl_phdr_info) -> bool;
 
@@ -153,23 +229,44 @@ fn iterate(visit: &mut dyn FnMut(&libc::dl_phdr_info) -> bool) {
     unsafe { libc::dl_iterate_phdr(Some(each), (&raw mut visit).cast()) };
 }
 
-fn copy(info: &libc::dl_phdr_info) -> LoadedModule {
-    let path = if info.dlpi_name.is_null() {
-        PathBuf::new()
-    } else {
-        // SAFETY: a NUL-terminated string that the loader keeps while its lock is held.
-        let name = unsafe { CStr::from_ptr(info.dlpi_name) };
-        PathBuf::from(OsStr::from_bytes(name.to_bytes()))
-    };
-    let headers = if info.dlpi_phdr.is_null() {
-        &[]
-    } else {
-        // SAFETY: the loader gives the number of headers, which are mapped as long as the module.
-        unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) }
-    };
+fn name_of(info: &libc::dl_phdr_info) -> &[u8] {
+    if info.dlpi_name.is_null() {
+        return &[];
+    }
+    // SAFETY: a NUL-terminated string that the loader keeps while its lock is held.
+    unsafe { CStr::from_ptr(info.dlpi_name) }.to_bytes()
+}
+
+/// Of the program, which is never unloaded.
+fn program_headers(info: &libc::dl_phdr_info) -> &[libc::Elf64_Phdr] {
+    if info.dlpi_phdr.is_null() {
+        return &[];
+    }
+    // SAFETY: the loader gives the number of headers, which are mapped as long as the program.
+    unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) }
+}
+
+fn addresses_of(header: &libc::Elf64_Phdr, bias: u64) -> Range<u64> {
+    let start = bias.wrapping_add(header.p_vaddr);
+    start..start.wrapping_add(header.p_memsz)
+}
+
+fn is_read_only(header: &libc::Elf64_Phdr) -> bool {
+    header.p_type == libc::PT_LOAD && header.p_flags & (libc::PF_R | libc::PF_W) == libc::PF_R
+}
+
+/// `None` if the module has just been unloaded. Its headers are copied like all memory of libraries, since a file that has
+/// been truncated cannot be read where it is mapped.
+fn describe(name: &[u8], bias: u64, (address, number): (u64, u16)) -> Option<LoadedModule> {
+    let size = size_of::<libc::Elf64_Phdr>();
+    let length = size as u64 * u64::from(number);
+    let bytes = read_own_memory(address..address.checked_add(length)?).ok()?;
+    // SAFETY: all bytes are a valid header, which is plain integers, and each part has its size.
+    let header = |part: &[u8]| unsafe { part.as_ptr().cast::<libc::Elf64_Phdr>().read_unaligned() };
+    let headers = bytes.chunks_exact(size).map(header);
     let mut module = LoadedModule {
-        path,
-        bias: info.dlpi_addr,
+        path: PathBuf::from(OsStr::from_bytes(name)),
+        bias,
         code: Vec::new(),
         loaded: Vec::new(),
         read_only: Vec::new(),
@@ -177,12 +274,11 @@ fn copy(info: &libc::dl_phdr_info) -> LoadedModule {
         notes: Vec::new(),
     };
     for header in headers {
-        let start = info.dlpi_addr.wrapping_add(header.p_vaddr);
-        let addresses = start..start.wrapping_add(header.p_memsz);
+        let addresses = addresses_of(&header, bias);
         match header.p_type {
             libc::PT_LOAD => {
                 module.loaded.push(addresses.clone());
-                if header.p_flags & (libc::PF_R | libc::PF_W) == libc::PF_R {
+                if is_read_only(&header) {
                     module.read_only.push(addresses.clone());
                 }
                 if header.p_flags & libc::PF_X != 0 {
@@ -194,7 +290,7 @@ fn copy(info: &libc::dl_phdr_info) -> LoadedModule {
             _ => {}
         }
     }
-    module
+    Some(module)
 }
 
 #[cfg(test)]

@@ -8,8 +8,10 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use perf_event_open_sys::bindings::perf_event_mmap_page;
+use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::fork::OwnerProcess;
@@ -202,12 +204,13 @@ impl RingMemory {
         }
     }
 
-    /// Maps zeros in place of the ring, if nothing is mapped there.
+    /// Maps zeros in place of the ring, if nothing is mapped there. Waits for memory as long as there is none: a thread that
+    /// reads there until then would end the process.
     fn fill_gap(&self) {
-        const MAX_TRIES: u32 = 1000;
+        const WITHOUT_A_PAUSE: u64 = 1000;
         let length = self.page_size + self.data_size;
         let base = self.base.as_ptr().cast();
-        for _ in 0..MAX_TRIES {
+        for tries in 0_u64.. {
             // SAFETY: existing mappings are not affected: the call fails if there is one.
             let filled = unsafe {
                 rustix::mm::mmap_anonymous(
@@ -224,9 +227,13 @@ impl RingMemory {
                     _ = unsafe { rustix::mm::munmap(elsewhere, length) };
                     return;
                 }
-                Ok(_) | Err(rustix::io::Errno::EXIST) => return,
-                // Memory may become available soon, and until then a read here would kill the process.
-                Err(_) => std::thread::yield_now(),
+                // There is a mapping, or (any other error) there can be none.
+                Ok(_) => return,
+                Err(Errno::NOMEM | Errno::AGAIN) if tries < WITHOUT_A_PAUSE => {
+                    std::thread::yield_now();
+                }
+                Err(Errno::NOMEM | Errno::AGAIN) => std::thread::sleep(Duration::from_millis(1)),
+                Err(_) => return,
             }
         }
     }
@@ -422,5 +429,48 @@ mod tests {
         unsafe { rustix::mm::munmap(ring.base.as_ptr().cast(), length).unwrap() };
         ring.fill_gap();
         assert_eq!((ring.head(), ring.tail()), (0, 0));
+    }
+
+    /// In a process of its own, since no other thread could allocate meanwhile.
+    #[test]
+    fn an_unmapped_ring_waits_for_memory() {
+        use std::sync::atomic::AtomicBool;
+
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+        const TEST: &str = "sys::linux::ring::tests::an_unmapped_ring_waits_for_memory";
+        if std::env::var("CHILD").as_deref() != Ok(TEST) {
+            let program = std::env::current_exe().unwrap();
+            let mut child = std::process::Command::new(program);
+            let status = child.args(["--exact", TEST]).env("CHILD", TEST).status().unwrap();
+            assert!(status.success(), "{status}");
+            return;
+        }
+        let ring = RingMemory::anonymous(4096).unwrap();
+        let usual = getrlimit(Resource::As);
+        let limit = |limit: Rlimit| setrlimit(Resource::As, limit).unwrap();
+        let (is_ready, is_limited) = (AtomicBool::new(false), AtomicBool::new(false));
+        let wait_for = |flag: &AtomicBool| {
+            while !flag.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+        };
+        std::thread::scope(|scope| {
+            // Nothing is allocated while there is no memory.
+            scope.spawn(|| {
+                is_ready.store(true, Ordering::SeqCst);
+                wait_for(&is_limited);
+                std::thread::sleep(Duration::from_millis(300));
+                limit(usual);
+            });
+            wait_for(&is_ready);
+            let length = ring.page_size + ring.data_size;
+            // SAFETY: no thread reads there before it is mapped again.
+            unsafe { rustix::mm::munmap(ring.base.as_ptr().cast(), length).unwrap() };
+            limit(Rlimit { current: Some(1), maximum: usual.maximum });
+            is_limited.store(true, Ordering::SeqCst);
+            ring.fill_gap();
+            assert_eq!((ring.head(), ring.tail()), (0, 0));
+        });
     }
 }

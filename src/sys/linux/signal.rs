@@ -7,6 +7,7 @@ use std::ops::BitOr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::fork::{ForkSafe, ForkSafeGuard};
+use super::resident::keep_loaded;
 use crate::sys::types::WhyRefused;
 
 /// The type of a signal handler.
@@ -23,8 +24,11 @@ pub(super) fn lock_signal() -> ForkSafeGuard<c_int> {
 ///
 /// Otherwise it is the highest real-time signal without a handler that the program does not [wait for](claimed).
 /// `SIGPROF` is the last choice: other profilers use it and then reset it to its default, so that the next signal would
-/// kill the process. A handler stays installed, since a signal may still be pending.
+/// kill the process. A handler stays installed, since a signal may still be pending, and so does the library that
+/// contains it.
 pub(super) fn signal_for(handler: Handler, wanted: Option<c_int>) -> Result<c_int, WhyRefused> {
+    // Before the lock, since it waits for the loader, which may run code of the program that forks.
+    keep_loaded();
     let mut chosen = lock_signal();
     let present = wanted.unwrap_or(*chosen);
     if present != 0 && handled_by(present) == Some(handler as usize) {

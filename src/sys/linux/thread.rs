@@ -118,8 +118,16 @@ pub(crate) fn address_space_left() -> Option<u64> {
     left(all, "VmSize:").into_iter().chain(left(data, "VmData:")).min()
 }
 
-/// The addresses of the calling thread's stack.
+/// Without a limit the main thread's stack could grow through terabytes, in which other memory can be mapped later.
+const LARGEST_STACK: u64 = 1 << 30;
+
+/// The addresses of the calling thread's stack, of which the lower end is left out if it is larger than any stack in use.
 pub(crate) fn stack_bounds() -> Option<Range<u64>> {
+    let bounds = whole_stack()?;
+    Some(bounds.start.max(bounds.end.saturating_sub(LARGEST_STACK))..bounds.end)
+}
+
+fn whole_stack() -> Option<Range<u64>> {
     // Of the main thread's stack, a C library may know only the part in use (as musl does). In a forked child, the
     // first thread can be one with another stack.
     let here = {
@@ -190,6 +198,28 @@ mod tests {
         assert_eq!(stack_in(MAPS, u64::MAX), Some(0x7f00_0000_2000..end));
         // The limit can be lower than the current size.
         assert_eq!(stack_in(MAPS, 4096), Some(0x7ffc_0000_0000..end));
+    }
+
+    #[test]
+    fn a_stack_without_a_limit_does_not_contain_most_of_the_address_space() {
+        const TEST: &str = "sys::linux::thread::tests::\
+            a_stack_without_a_limit_does_not_contain_most_of_the_address_space";
+        if std::env::var("CHILD").as_deref() != Ok(TEST) {
+            let program = std::env::current_exe().unwrap();
+            let mut child = std::process::Command::new("sh");
+            // The harness runs tests on threads of their own, unless there is only one.
+            let run = "ulimit -s unlimited; exec \"$0\" --exact \"$CHILD\" --test-threads=1";
+            let status = child.args(["-c", run]).arg(program).env("CHILD", TEST).status().unwrap();
+            assert!(status.success(), "{status}");
+            return;
+        }
+        let bounds = stack_bounds().unwrap();
+        let is_unlimited = getrlimit(Resource::Stack).current.is_none();
+        let is_main = current_tid() == process_id();
+        let here = (&raw const bounds).addr() as u64;
+        assert!(bounds.contains(&here), "{bounds:x?}");
+        assert!(bounds.end - bounds.start <= 1 << 30, "{bounds:x?}");
+        assert!(!is_unlimited || !is_main || bounds.end - bounds.start > 100 << 20);
     }
 
     #[test]
