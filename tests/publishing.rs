@@ -295,3 +295,112 @@ fn what_a_blocked_log_or_callback_does_not_take_is_bounded_and_counted() {
         }
     }
 }
+
+const STALLED: &str = "PROFILING_TEST_STALLED";
+
+/// A program whose output nobody reads. `PROFILING_TEST_STALL_SECONDS` is how long it serves 100 requests a second.
+#[test]
+fn a_log_that_nobody_reads_costs_no_profile() {
+    if std::env::var_os(STALLED).is_some() {
+        return serve_while_nobody_reads();
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (mut reader, mut writer) = std::io::pipe().unwrap();
+    let child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "a_log_that_nobody_reads_costs_no_profile", "--nocapture"])
+        .env(STALLED, dir.path())
+        .stdout(writer.try_clone().unwrap())
+        .spawn();
+    let mut child = child.unwrap();
+    // Once the test harness has printed its line, the pipe is full and stays so.
+    wait_until("the child has started", || dir.path().join("started").exists());
+    let fills = std::thread::spawn(move || writer.write_all(&vec![b'\n'; 1 << 20]));
+    let result = dir.path().join("result");
+    let start = Instant::now();
+    let longest = PLENTY + stall();
+    while !result.exists() && start.elapsed() < longest {
+        assert!(child.try_wait().unwrap().is_none(), "the child has failed");
+        std::thread::sleep(10 * MS);
+    }
+    let is_there = result.exists();
+    // Now somebody reads.
+    let text = std::thread::spawn(move || std::io::read_to_string(&mut reader).unwrap());
+    fills.join().unwrap().unwrap();
+    assert!(is_there, "the child is stuck");
+    assert!(child.wait().unwrap().success());
+    let text = text.join().unwrap();
+    let result = std::fs::read_to_string(&result).unwrap();
+    println!("{result}");
+    let kept = text.lines().filter(|line| line.contains("kept `request`")).count();
+    assert!(kept > 0 || !HAS_STACKS, "the lines are there in the end");
+}
+
+fn stall() -> Duration {
+    let seconds = std::env::var("PROFILING_TEST_STALL_SECONDS");
+    Duration::from_secs(seconds.map_or(3, |seconds| seconds.parse().unwrap()))
+}
+
+fn resident_kib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    line.map_or(0, |line| line.trim().trim_end_matches(" kB").parse().unwrap())
+}
+
+fn serve_while_nobody_reads() {
+    let dir = std::path::PathBuf::from(std::env::var_os(STALLED).unwrap());
+    let profiles = dir.join("profiles");
+    std::fs::write(dir.join("started"), "").unwrap();
+    let layer = ProfilingLayer::builder()
+        .rules("always".parse().unwrap())
+        .arm_after(Duration::ZERO)
+        .directory(&profiles)
+        .build()
+        .unwrap();
+    let handle = layer.handle();
+    let dispatch = Dispatch::new(
+        tracing_subscriber::registry()
+            .with(tracing_subscriber::fmt::layer().with_writer(std::io::stdout))
+            .with(layer),
+    );
+    let _default = tracing::dispatcher::set_default(&dispatch);
+    let (start, mut slowest, mut requests) = (Instant::now(), Duration::ZERO, 0_u32);
+    let mut memory = Vec::new();
+    while start.elapsed() < stall() {
+        let open = info_span!("request").entered();
+        support::burn(5 * MS);
+        let closing = Instant::now();
+        drop(open);
+        slowest = slowest.max(closing.elapsed());
+        requests += 1;
+        if requests % 100 == 0 {
+            memory.push(resident_kib());
+        }
+        std::thread::sleep(5 * MS);
+    }
+    let open = info_span!("open").entered();
+    let answers: Vec<_> =
+        handle.open_spans(Duration::ZERO).iter().map(|it| it.name.clone()).collect();
+    assert_eq!(answers, ["open"]);
+    drop(open);
+    assert!(!handle.flush(100 * MS), "the log has not taken the lines");
+    let mut stats = handle.stats();
+    wait_until("profiles are written", || {
+        stats = handle.stats();
+        let spans = stats.spans;
+        let with = spans.kept - spans.kept_without_samples - spans.kept_over_rate_limit;
+        stats.profiles.exported == with - spans.kept_exporter_busy
+    });
+    let files = std::fs::read_dir(&profiles).map_or(0, |files| {
+        files.filter(|file| file.as_ref().unwrap().path().extension().unwrap() == "html").count()
+    });
+    assert_eq!(files as u64, stats.profiles.exported);
+    assert!(files > 0 || !HAS_STACKS);
+    assert_eq!(stats.reports.dropped_log_full, 0);
+    let text = format!(
+        "{requests} requests, {files} profiles, KiB each 100 requests: {memory:?}, slowest close {slowest:?}, {:?}",
+        stats.spans
+    );
+    std::fs::write(dir.join("result.new"), text).unwrap();
+    std::fs::rename(dir.join("result.new"), dir.join("result")).unwrap();
+    assert!(handle.flush(PLENTY), "somebody reads now");
+}

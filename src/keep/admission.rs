@@ -651,6 +651,47 @@ mod tests {
     }
 
     #[test]
+    fn what_is_over_its_limit_is_known_without_the_lock() {
+        const MINUTE: u64 = 60_000_000_000;
+        let now = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
+        let admission = ProfileAdmission::by_hand(1, std::sync::Arc::clone(&now));
+        let over = |root, has_samples, name| {
+            let _locked = admission.state.lock();
+            admission.is_over_limit((0, key(root)), has_samples, || name)
+        };
+        assert!(!over(9, false, 0) && !over(9, true, 0));
+        assert_eq!(keep(&admission, 1, 1, 1, ID).profile, Ok(ID));
+        assert!(!over(9, true, 0), "nothing was refused yet");
+        assert_eq!(keep(&admission, 2, 2, 1, ID).profile, Err(NoProfile::RateLimit));
+        assert!(!over(9, true, 0) && !over(9, false, 0), "a report was not refused yet");
+        assert_eq!(keep(&admission, 3, 3, 1, ID).profile, Err(NoProfile::RateLimit));
+        assert!(over(9, true, 0) && over(9, false, 0));
+        // The spans of an open epoch need no token, and other names have tokens of their own.
+        assert!(!over(1, true, 0) && !over(2, true, 0) && over(3, true, 0), "3 is not reported");
+        assert!(!over(9, true, 1));
+        for root in [1, 2] {
+            admission.end_epoch(key(root), |_| HashMap::new());
+            assert!(over(root, true, 0));
+        }
+        now.store(MINUTE - 1, Ordering::Relaxed);
+        assert!(over(9, true, 0) && over(9, false, 0));
+        now.store(MINUTE, Ordering::Relaxed);
+        assert!(!over(9, true, 0) && !over(9, false, 0));
+    }
+
+    #[test]
+    fn a_rule_without_tokens_is_over_its_limit_whatever_the_name() {
+        let admission = ProfileAdmission::new(1);
+        for number in 1..=20 {
+            let values = super::super::FieldValues::for_test(&[("route", &number.to_string())]);
+            let mut span = KeptSpan { values, ..KeptSpan::for_test(key(number), key(number), 0) };
+            admission.keep(&mut span, number, || None);
+        }
+        let over = |rule, has_samples| admission.is_over_limit((rule, key(99)), has_samples, || 99);
+        assert!(over(0, false) && !over(0, true) && !over(1, false));
+    }
+
+    #[test]
     fn permits_are_limited() {
         for most in [1, MAX_RESERVED as u64, 100] {
             let admission = ProfileAdmission::new(10_000).with_max_reserved(most as usize);
