@@ -9,10 +9,16 @@ use std::process::{Command, Output};
 
 /// Builds a crate of `tests/outside` and runs it in that directory.
 fn run(package: &str, dir: &Path) -> Output {
+    run_with(package, "", dir)
+}
+
+/// The same with these features.
+fn run_with(package: &str, features: &str, dir: &Path) -> Output {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     // A debug build, which is faster to build. It has its own target directory, since this build's is locked.
     Command::new(env!("CARGO"))
-        .args(["run", "--quiet", "--locked", "--package", package, "--manifest-path"])
+        .args(["run", "--quiet", "--locked", "--features", features, "--package", package])
+        .arg("--manifest-path")
         .arg(root.join("tests/outside/Cargo.toml"))
         .arg("--target-dir")
         .arg(root.join("target/outside"))
@@ -64,4 +70,19 @@ fn a_renamed_dependency_without_features_works() {
     let data = support::data_of_report(&report);
     // The program and an address in it, without a function.
     assert!(data.contains("renamed+0x") && !data.contains("renamed::works"), "{data}");
+}
+
+/// The features for `https` must not decide what cryptography the program's own rustls uses, or make it panic because there
+/// are two.
+#[test]
+fn a_program_with_the_defaults_of_rustls_keeps_its_choice() {
+    let dir = tempfile::tempdir().unwrap();
+    for (features, expected) in [
+        ("", "enable the feature `otlp-tls-ring` or `otlp-tls-aws-lc`"),
+        ("aws-lc", "exports before the host has a provider"),
+    ] {
+        let text = text(&run_with("host_tls", features, dir.path()));
+        assert!(text.contains(expected), "{features}: {text}");
+        assert!(text.contains("exports with the provider of the host"), "{features}: {text}");
+    }
 }
