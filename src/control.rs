@@ -3,6 +3,13 @@
 #[cfg(feature = "axum")]
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
+#[cfg(any(feature = "axum", feature = "sighup"))]
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::atomic::{AtomicBool, Ordering},
+    sync::mpsc,
+    time::Instant,
+};
 
 use std::time::Duration;
 
@@ -25,6 +32,8 @@ use crate::span::TraceIds;
 use crate::sys;
 #[cfg(feature = "sighup")]
 use crate::sys::EndHangups;
+#[cfg(any(feature = "axum", feature = "sighup"))]
+use crate::text::line_of;
 
 /// How long new rules wait until all callsites of the program know them.
 const LONGEST_REFRESH: Duration = Duration::from_secs(1);
@@ -46,6 +55,9 @@ pub(crate) struct Control {
     dispatch: Mutex<Option<WeakDispatch>>,
     /// What is wrong with how the layer was added, until there is an engine that can log it.
     warnings: Mutex<Vec<LogEvent>>,
+    /// A thread logs while nothing else runs.
+    #[cfg(any(feature = "axum", feature = "sighup"))]
+    is_logging: Arc<AtomicBool>,
     /// The directory of profile files.
     #[cfg(feature = "axum")]
     dir: Option<PathBuf>,
@@ -72,7 +84,7 @@ impl Control {
     ///
     /// # Errors
     ///
-    /// If the system refuses to start two threads.
+    /// If the system refuses to start a thread.
     pub(crate) fn new(builder: Builder) -> Result<Arc<Self>, Error> {
         // Before any lock that a child process could find held.
         Engine::disable_in_children();
@@ -94,6 +106,8 @@ impl Control {
             }),
             dispatch: Mutex::new(None),
             warnings: Mutex::default(),
+            #[cfg(any(feature = "axum", feature = "sighup"))]
+            is_logging: Arc::default(),
             #[cfg(feature = "axum")]
             dir,
             #[cfg(feature = "axum")]
@@ -120,6 +134,8 @@ impl Control {
             switch: Mutex::new(switch),
             dispatch: Mutex::new(None),
             warnings: Mutex::default(),
+            #[cfg(any(feature = "axum", feature = "sighup"))]
+            is_logging: Arc::default(),
             #[cfg(feature = "axum")]
             dir: None,
             #[cfg(feature = "axum")]
@@ -322,31 +338,48 @@ impl Control {
     /// Logs that the rules were changed, or profiling disabled, from outside the program.
     #[cfg(any(feature = "axum", feature = "sighup"))]
     pub(crate) fn log_rules(&self, by: &str) {
+        /// The characters of the message: rules come over the network, and can be long.
+        const LONGEST_RULES: usize = 1_000;
         let rules = self.rules().to_string();
+        let shown = line_of(&rules, LONGEST_RULES);
         let event = match self.is_enabled() {
             true => {
-                LogEvent::info(LogKind::RulesChanged, format!("{by}: the rules are now `{rules}`"))
+                LogEvent::info(LogKind::RulesChanged, format!("{by}: the rules are now `{shown}`"))
             }
             false => LogEvent::info(LogKind::Disabled, format!("{by}: profiling is disabled")),
         };
         self.log(LogEvent { rules: Some(rules), ..event });
     }
 
-    /// Logs with the layer's subscriber as the default, on a thread that is in no span: some formatters show the span
-    /// of the thread, whatever the event's parent.
+    /// Logs an event on another thread: some formatters show the span of the thread, whatever the event's parent, and
+    /// the log may block for ever. Waits for that, but not for long.
     #[cfg(any(feature = "axum", feature = "sighup"))]
     pub(crate) fn log(&self, event: LogEvent) {
+        const LONGEST: Duration = Duration::from_secs(1);
+        if let Some(engine) = self.running() {
+            let reporter = &engine.publish.reporter;
+            reporter.log(event);
+            reporter.wait_for_log(Instant::now() + LONGEST);
+            return;
+        }
+        // Nothing runs. One thread at a time, so that a log that blocks stops no more than that.
+        if self.is_logging.swap(true, Ordering::Relaxed) {
+            return;
+        }
         let known = self.dispatch.lock().as_ref().and_then(WeakDispatch::upgrade);
         let dispatch = known.unwrap_or_else(|| tracing::dispatcher::get_default(Dispatch::clone));
-        let log = move || tracing::dispatcher::with_default(&dispatch, || event.emit());
-        match sys::spawn("profiling-log", {
-            let log = log.clone();
-            || sys::log_between_forks(log)
-        }) {
-            // It panics if the subscriber does.
-            Ok(thread) => _ = thread.join(),
-            // Better inside a span than not at all.
-            Err(_) => sys::log_between_forks(log),
+        let is_logging = Arc::clone(&self.is_logging);
+        let (done, wait) = mpsc::channel::<()>();
+        let log = move || {
+            let write = || tracing::dispatcher::with_default(&dispatch, || event.emit());
+            // The subscriber may panic.
+            _ = catch_unwind(AssertUnwindSafe(|| sys::log_between_forks(write)));
+            is_logging.store(false, Ordering::Relaxed);
+            drop(done);
+        };
+        match sys::spawn("profiling-log", log) {
+            Ok(_) => _ = wait.recv_timeout(LONGEST),
+            Err(_) => self.is_logging.store(false, Ordering::Relaxed),
         }
     }
 

@@ -8,8 +8,6 @@ use std::time::{Duration, Instant};
 #[cfg(feature = "opentelemetry-sdk")]
 use opentelemetry_sdk::trace::SpanProcessor;
 
-#[cfg(feature = "axum")]
-use crate::collector::RecentlyKept;
 use crate::collector::{Engine, HeapPart, NoHeap, OpenSpan, heap_profile, open_spans};
 use crate::config::rules_of_env;
 use crate::control::Control;
@@ -18,6 +16,8 @@ use crate::keep::Rules;
 #[cfg(feature = "opentelemetry-sdk")]
 use crate::otel::{ProfilingSpanProcessor, SpanEnds};
 use crate::profile::Profile;
+#[cfg(feature = "axum")]
+use crate::publish::RecentlyKept;
 use crate::sampler::SourceSettings;
 use crate::stats::Stats;
 
@@ -56,7 +56,7 @@ impl Handle {
     ///
     /// # Errors
     ///
-    /// If the layer was dropped or [shut down](Self::shutdown), or if the system refuses to start two threads. Starting
+    /// If the layer was dropped or [shut down](Self::shutdown), or if the system refuses to start a thread. Starting
     /// is not tried again.
     pub fn set_rules(&self, rules: Rules) -> Result<(), Error> {
         self.control()?.set_rules(rules)
@@ -168,8 +168,9 @@ impl Handle {
         self.0.upgrade().filter(|control| control.is_here())
     }
 
-    /// Waits until everything that was kept before is delivered, but at most for `deadline`. Returns whether it was
-    /// delivered. Returns false also if a profile with a reported id was lost since the last call, or if the receiver
+    /// Waits until everything that was kept before is delivered, logged and passed to
+    /// [`Builder::on_kept`](crate::Builder::on_kept), but at most for `deadline`. Returns whether that was done. Returns
+    /// false also if a profile with a reported id was lost since the last call, or if the receiver
     /// is known to refuse profiles. If the exporter fails, it is retried until the deadline. Kept spans are exported
     /// without waiting for their roots to close.
     ///
@@ -218,7 +219,7 @@ impl Handle {
     pub(crate) fn recently_kept(&self) -> Vec<RecentlyKept> {
         let control = self.find();
         let engine = control.as_ref().and_then(|control| control.engine());
-        engine.map_or_else(Vec::new, |engine| engine.recent.list())
+        engine.map_or_else(Vec::new, |engine| engine.publish.reporter.recent.list())
     }
 
     /// The directory in which profiles can be found, if they are written to files.

@@ -152,7 +152,7 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// If the system does not allow the layer to start two threads and open a file.
+    /// If the system does not allow the layer to start its threads and open a file.
     pub fn build(self) -> Result<ProfilingLayer, Error> {
         #[cfg(feature = "sighup")]
         let reloads_on_sighup = self.reloads_on_sighup();

@@ -99,7 +99,7 @@
 //! | `metrics` | off | `Handle::register_metrics`: [`Stats`] as OpenTelemetry metrics |
 //! | `sighup` | off | `Builder::reload_on_sighup`: reads `TRACING_PROFILING` again when the process receives SIGHUP |
 //! | `otlp-http`, `otlp-grpc` | off | `OtlpExporter`: profiles go to an OpenTelemetry Collector. With an endpoint in `OTEL_EXPORTER_OTLP_ENDPOINT` or `OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT`, [`ProfilingLayer::from_env`] uses it |
-//! | `otlp-tls` | off | `https` for `otlp-http` and `otlp-grpc` |
+//! | `otlp-tls-ring`, `otlp-tls-aws-lc` | off | `https` for `otlp-http` and `otlp-grpc`, with that cryptography; `otlp-tls`: with the one that the program [has installed](crate::guide::otlp#https) |
 //!
 //! No other feature starts anything by itself.
 //!
@@ -197,6 +197,7 @@ mod metrics;
 mod origin;
 mod otel;
 pub mod profile;
+mod publish;
 mod redact;
 mod refresh;
 mod sampler;
@@ -295,8 +296,8 @@ pub use sampler::Source;
 pub use self_test::SelfTest;
 pub use span::{Hardware, TimeBreakdown};
 pub use stats::{
-    AllocationStats, AwaitStats, ProfileStats, RuleStats, SampleStats, SamplingStats, SpanStats,
-    StackStats, Stats, ThreadStats, WaitStats,
+    AllocationStats, AwaitStats, ProfileStats, ReportStats, RuleStats, SampleStats, SamplingStats,
+    SpanStats, StackStats, Stats, ThreadStats, WaitStats,
 };
 pub use sys::{Allocations, ProfilingAllocator};
 

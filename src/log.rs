@@ -4,6 +4,8 @@ use std::borrow::Cow;
 
 use tracing::level_filters::LevelFilter;
 
+use crate::text::line_of;
+
 macro_rules! kinds {
     ($($name:ident = $text:literal,)+) => {
         /// What a log event is about: its field `kind`. Names are not changed, since programs read them.
@@ -62,13 +64,14 @@ kinds! {
     ReceiverBack = "receiver_back",
     SendingEnded = "sending_ended",
     OnKeptPanicked = "on_kept_panicked",
+    LogBlocked = "log_blocked",
     FilesClosed = "files_closed",
     Forked = "forked",
     Failed = "failed",
 }
 
 /// A log event: its kind and its other fields are for programs, its message is for people. Events of kept spans have
-/// more fields, and are in `collector::kept_event`.
+/// more fields, and are in `publish::kept_event`.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct LogEvent {
     pub(crate) kind: LogKind,
@@ -115,24 +118,30 @@ impl LogEvent {
         Self::new(kind, LevelFilter::ERROR, message.into())
     }
 
-    /// Logs it, inside no span of the program.
+    /// Logs it, inside no span of the program. Texts can come from elsewhere: from the network, the environment, files.
     pub(crate) fn emit(&self) {
+        /// The characters of a message and of a field.
+        const LONGEST: (usize, usize) = (4_096, 2_048);
+        let field = |text: &Option<String>| Some(line_of(text.as_deref()?, LONGEST.1).into_owned());
+        let message = line_of(&self.message, LONGEST.0);
+        let [value, error, file, endpoint, rules] =
+            [&self.value, &self.error, &self.file, &self.endpoint, &self.rules].map(field);
+        let variable = self.variable.as_deref().map(|name| line_of(name, LONGEST.1));
         macro_rules! emit {
             ($level:ident) => {
                 tracing::$level!(
                     target: "tracing_profiling",
                     parent: None,
                     kind = display(self.kind.as_str()),
-                    variable = self.variable.as_deref(),
-                    value = self.value.as_deref(),
+                    variable = variable.as_deref(),
+                    value = value.as_deref(),
                     limit = self.limit,
                     count = self.count,
-                    error = self.error.as_deref(),
-                    file = self.file.as_deref(),
-                    endpoint = self.endpoint.as_deref(),
-                    rules = self.rules.as_deref(),
-                    "{}",
-                    self.message
+                    error = error.as_deref(),
+                    file = file.as_deref(),
+                    endpoint = endpoint.as_deref(),
+                    rules = rules.as_deref(),
+                    "{message}"
                 )
             };
         }

@@ -11,6 +11,8 @@ use axum::response::{IntoResponse, Response};
 use crate::text::shortened;
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+const SEC_FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
+const SEC_FETCH_DEST: HeaderName = HeaderName::from_static("sec-fetch-dest");
 
 /// The response to a refused request.
 type Refusal = (StatusCode, String);
@@ -96,15 +98,35 @@ pub(crate) async fn refuse_foreign(
     }
 }
 
+/// Refuses requests for work that takes seconds, also if they only follow a link on a page of another site, which any page
+/// can do as often as it likes.
+pub(crate) async fn refuse_links(request: Request, next: Next) -> Response {
+    match foreign_site(request.headers()) {
+        None => next.run(request).await,
+        Some(site) => foreign("Sec-Fetch-Site", site).into_response(),
+    }
+}
+
+/// What the browser says of a request from a page of another site.
+fn foreign_site(headers: &HeaderMap) -> Option<&HeaderValue> {
+    let is_foreign = |site: &&HeaderValue| *site != "same-origin" && *site != "none";
+    headers.get_all(SEC_FETCH_SITE).iter().find(is_foreign)
+}
+
+/// Whether the response becomes a page of its own, as when a person follows a link to a report.
+fn is_link(headers: &HeaderMap) -> bool {
+    let is_all = |name: &HeaderName, value: &str| {
+        headers.contains_key(name) && headers.get_all(name).iter().all(|it| it == value)
+    };
+    is_all(&SEC_FETCH_MODE, "navigate") && is_all(&SEC_FETCH_DEST, "document")
+}
+
 fn check(request: &Request, hosts: &Hosts) -> Result<(), Refusal> {
     let own = own_hosts(request, hosts)?;
-    if request.method().is_safe() {
-        // Safe regardless of the origin: the browser lets only pages of the same origin read the response.
-        return Ok(());
-    }
     let headers = request.headers();
-    let is_foreign = |site: &HeaderValue| site != "same-origin" && site != "none";
-    if let Some(site) = headers.get_all(SEC_FETCH_SITE).iter().find(|site| is_foreign(site)) {
+    // The browser lets only pages of the same origin read a response, but the work would be done.
+    let may_be_foreign = request.method().is_safe() && is_link(headers);
+    if let Some(site) = foreign_site(headers).filter(|_| !may_be_foreign) {
         return Err(foreign("Sec-Fetch-Site", site));
     }
     for origin in headers.get_all(header::ORIGIN) {

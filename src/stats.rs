@@ -200,6 +200,16 @@ counters! {
         symbols_over_limit,
     }
 
+    /// Reports of kept spans and of the layer itself.
+    reports: ReportStats as ReportCounters {
+        /// Log events of kept spans and of the layer that were dropped because the subscriber had not taken 8,192 others:
+        /// its output blocks, or is slow.
+        dropped_log_full,
+        /// Kept spans that [`Builder::on_kept`](crate::Builder::on_kept) was not called for because it had not returned
+        /// for 8,192 others.
+        dropped_callback_full,
+    }
+
     /// Samples, and why samples were dropped.
     samples: SampleStats as SampleCounters {
         /// Samples that fell in a profiled span and were unwound.

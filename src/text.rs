@@ -32,12 +32,14 @@ pub(crate) fn escaped(text: &str) -> Cow<'_, str> {
 
 /// The escaped beginning of a text that may be long.
 pub(crate) fn shortened(text: &str) -> String {
-    let end = text.char_indices().nth(MOST_SHOWN).map_or(text.len(), |(at, _)| at);
-    let mut short = escaped(text.get(..end).unwrap_or(text)).into_owned();
-    if end < text.len() {
-        short.push('…');
-    }
-    short
+    line_of(text, MOST_SHOWN).into_owned()
+}
+
+/// A text in one line of the log: escaped, and of at most that many characters before that.
+pub(crate) fn line_of(text: &str, most: usize) -> Cow<'_, str> {
+    let end = text.char_indices().nth(most).map_or(text.len(), |(at, _)| at);
+    let line = escaped(text.get(..end).unwrap_or(text));
+    if end == text.len() { line } else { Cow::Owned(format!("{line}…")) }
 }
 
 /// The text around byte `at`, and the number of characters before that position. Each unsafe character is replaced by

@@ -16,6 +16,58 @@ use tracing_profiling::{NoProfile, Profile, Reason, Source};
 
 const MS: Duration = Duration::from_millis(1);
 
+/// Spans that are over their limit are found first, and counted as if they were not.
+#[test]
+fn every_kept_span_is_reported_or_counted_when_its_limit_is_used_up() {
+    const COUNT: u64 = 2_000;
+    for per_minute in [0, 1, 5, 100] {
+        for has_values in [false, true] {
+            let setup = Setup::with("always", |builder| {
+                builder.source(Source::None).profiles_per_minute(per_minute).fields(["route"])
+            });
+            setup.run(|| {
+                for number in 0..COUNT {
+                    match has_values {
+                        true => info_span!("request", route = number % 2).in_scope(|| ()),
+                        false => info_span!("request").in_scope(|| ()),
+                    }
+                }
+            });
+            let stats = setup.handle.stats().spans;
+            let reported: usize = setup.kept().iter().map(|kept| kept.spans.len()).sum();
+            let what = format!("{per_minute}, {has_values}: {stats:?}");
+            assert_eq!((stats.kept, stats.kept_for_always), (COUNT, COUNT), "{what}");
+            assert_eq!(stats.kept_without_samples, COUNT, "{what}");
+            assert_eq!(stats.kept_unreported + reported as u64, COUNT, "{what}");
+            // Some more come while the test takes its time.
+            let names = if has_values { 2 } else { 1 };
+            assert!(reported >= (names * per_minute) as usize, "{what}, {reported}");
+            assert!(stats.kept_unreported > COUNT / 2, "{what}, {reported}");
+        }
+    }
+}
+
+/// A span whose root has a profile needs no token.
+#[test]
+fn a_span_joins_the_profile_of_its_root_when_its_limit_is_used_up() {
+    if !HAS_STACKS {
+        return;
+    }
+    let setup = Setup::with("always", |builder| builder.profiles_per_minute(1));
+    setup.run(|| {
+        // One takes the token for profiles, one that for reports, and nothing is left for the third.
+        (0..3).for_each(|_| _ = info_span!("outer").in_scope(|| burn(20 * MS)));
+        let _outer = info_span!("outer").entered();
+        info_span!("inner").in_scope(|| burn(20 * MS));
+    });
+    assert!(setup.handle.stats().spans.kept_unreported > 0);
+    let kept = setup.kept();
+    let joined = kept.iter().find(|kept| kept.spans.len() == 2);
+    let joined = joined.unwrap_or_else(|| panic!("{kept:?}"));
+    assert_eq!([0, 1].map(|at| joined.spans[at].name()), ["outer", "inner"]);
+    assert!(joined.spans.iter().all(|span| span.profile().is_ok()), "{joined:?}");
+}
+
 #[test]
 fn a_span_over_its_threshold_is_kept_and_no_other() {
     let setup = Setup::new("slow=0ms,fast=1h");

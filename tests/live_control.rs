@@ -769,6 +769,152 @@ async fn a_link_on_another_site_can_open_a_flame_graph() {
     assert_eq!(answer.headers["cross-origin-resource-policy"], "same-origin");
 }
 
+/// What browsers send for what a page of another site embeds or fetches.
+const READ_BY_OTHERS: [(&str, Headers); 6] = [
+    (
+        "an image",
+        &[
+            LOCAL,
+            CHROME,
+            ("sec-fetch-site", "cross-site"),
+            ("sec-fetch-mode", "no-cors"),
+            ("sec-fetch-dest", "image"),
+        ],
+    ),
+    (
+        "a frame",
+        &[
+            LOCAL,
+            FIREFOX,
+            ("sec-fetch-site", "cross-site"),
+            ("sec-fetch-mode", "navigate"),
+            ("sec-fetch-dest", "iframe"),
+        ],
+    ),
+    (
+        "fetch without cors",
+        &[
+            LOCAL,
+            CHROME,
+            ("sec-fetch-site", "cross-site"),
+            ("sec-fetch-mode", "no-cors"),
+            ("sec-fetch-dest", "empty"),
+        ],
+    ),
+    (
+        "a script of another port of the same machine",
+        &[
+            LOCAL,
+            SAFARI,
+            ("sec-fetch-site", "same-site"),
+            ("sec-fetch-mode", "no-cors"),
+            ("sec-fetch-dest", "script"),
+        ],
+    ),
+    ("fetch with cors, without Sec-Fetch", &[LOCAL, SAFARI, ("origin", "https://evil.example")]),
+    (
+        "a page that claims to be opened and does not say for what",
+        &[LOCAL, ("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "navigate")],
+    ),
+];
+
+/// Takes seconds.
+const SLOW: [&str; 4] = ["/kept", "/open", "/debug/pprof/heap", "/debug/pprof/allocs"];
+
+#[tokio::test]
+async fn a_cross_origin_page_causes_no_work() {
+    let setup = Setup::new("1h");
+    for (client, headers) in READ_BY_OTHERS.into_iter().chain(FROM_OTHER_ORIGINS) {
+        for path in READS.into_iter().chain(SLOW) {
+            for method in ["GET", "HEAD"] {
+                let answer = ask_as(&setup.handle, method, path, headers).await;
+                assert_eq!(answer.status, StatusCode::FORBIDDEN, "{client}: {method} {path}");
+            }
+        }
+    }
+    // Not even a link, which a page can follow by itself.
+    let link = [
+        LOCAL,
+        CHROME,
+        ("sec-fetch-site", "cross-site"),
+        ("sec-fetch-mode", "navigate"),
+        ("sec-fetch-dest", "document"),
+    ];
+    for path in SLOW {
+        let answer = ask_as(&setup.handle, "GET", path, &link).await;
+        assert_eq!(answer.status, StatusCode::FORBIDDEN, "{path}");
+        let own = [link[0], link[1], ("sec-fetch-site", "same-origin")];
+        for headers in [&own[..], &link[..2]] {
+            let answer = ask_as(&setup.handle, "GET", path, headers).await;
+            assert_ne!(answer.status, StatusCode::FORBIDDEN, "{path}");
+        }
+    }
+}
+
+/// Whatever becomes of the clients.
+#[test]
+fn no_more_than_two_slow_requests_are_answered_at_once() {
+    let setup = Setup::new("1h");
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.max_blocking_threads(1).build().unwrap();
+    runtime.block_on(async {
+        let app = setup.handle.router();
+        let (release, blocked) = std::sync::mpsc::channel::<()>();
+        let blocker = tokio::task::spawn_blocking(move || _ = blocked.recv());
+        let ask = |path: &str| {
+            let request = Request::builder().uri(path).body(Body::empty()).unwrap();
+            tokio::spawn(app.clone().oneshot(request))
+        };
+        let waiting = [ask("/kept"), ask("/open")];
+        for path in SLOW {
+            let answer = ask(path).await.unwrap().unwrap();
+            assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE, "{path}");
+            let text = answer.into_body().collect().await.unwrap().to_bytes();
+            assert!(str::from_utf8(&text).unwrap().contains("try again"), "{text:?}");
+        }
+        waiting.iter().for_each(tokio::task::JoinHandle::abort);
+        for one in waiting {
+            assert!(one.await.unwrap_err().is_cancelled());
+        }
+        let answer = ask("/kept").await.unwrap().unwrap();
+        assert_eq!(
+            answer.status(),
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the work is still to be done"
+        );
+        drop(release);
+        blocker.await.unwrap();
+        while ask("/kept").await.unwrap().unwrap().status() != StatusCode::OK {
+            tokio::task::yield_now().await;
+        }
+    });
+}
+
+#[tokio::test]
+async fn rules_are_logged_in_one_line_of_bounded_length() {
+    let log = support::Log::default();
+    let writer = log.clone();
+    let rules: Rules = "0ms".parse().unwrap();
+    let profiling = ProfilingLayer::builder().rules(rules).exporter(Memory::new()).build().unwrap();
+    let handle = profiling.handle();
+    let lines = tracing_subscriber::fmt::layer().with_ansi(false);
+    let subscriber = tracing_subscriber::registry()
+        .with(lines.with_writer(move || writer.clone()))
+        .with(profiling);
+    let _default = tracing::subscriber::set_default(subscriber);
+    let long = "x".repeat(40_000);
+    for name in ["a\nINFO forged: everything is well", "a\r\u{1b}forged", long.as_str()] {
+        let answer = put_rules(&handle, format!("[{name}]=7ms")).await;
+        assert_eq!(answer.status, StatusCode::OK, "{}", answer.text());
+    }
+    let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    let about: Vec<_> = text.lines().filter(|line| line.contains("the rules are now")).collect();
+    assert_eq!(about.len(), 3, "{text}");
+    assert!(!text.contains('\u{1b}') && !text.contains('\r'));
+    assert!(!text.lines().any(|line| line.starts_with("INFO forged")), "{text}");
+    assert!(about.iter().all(|line| line.len() < 8_000), "{text}");
+}
+
 #[tokio::test]
 async fn dns_rebinding_reads_nothing() {
     let setup = Setup::new("1h");

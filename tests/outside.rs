@@ -12,6 +12,11 @@ fn run(package: &str, dir: &Path) -> Output {
     cargo("run", package).current_dir(dir).output().unwrap()
 }
 
+/// The same with these features.
+fn run_with(package: &str, features: &str, dir: &Path) -> Output {
+    cargo("run", package).args(["--features", features]).current_dir(dir).output().unwrap()
+}
+
 fn target() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("target/outside")
 }
@@ -84,4 +89,19 @@ fn a_plugin_that_is_unloaded_leaves_no_handler_behind() {
     let ended = program.arg(built.join("libplugin.so")).output().unwrap();
     let text = text(&ended);
     assert!(text.contains("survived"), "{text}");
+}
+
+/// The features for `https` must not decide what cryptography the program's own rustls uses, or make it panic because there
+/// are two.
+#[test]
+fn a_program_with_the_defaults_of_rustls_keeps_its_choice() {
+    let dir = tempfile::tempdir().unwrap();
+    for (features, expected) in [
+        ("", "enable the feature `otlp-tls-ring` or `otlp-tls-aws-lc`"),
+        ("aws-lc", "exports before the host has a provider"),
+    ] {
+        let text = text(&run_with("host_tls", features, dir.path()));
+        assert!(text.contains(expected), "{features}: {text}");
+        assert!(text.contains("exports with the provider of the host"), "{features}: {text}");
+    }
 }

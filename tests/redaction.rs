@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a test")]
 
-#[cfg(all(feature = "otlp-grpc", feature = "otlp-http", feature = "otlp-tls"))]
+#[cfg(all(feature = "otlp-grpc", feature = "otlp-http", feature = "otlp-tls-ring"))]
 #[allow(dead_code, reason = "not every test needs all of it")]
 #[path = "support/receiver.rs"]
 mod receiver;
@@ -264,7 +264,7 @@ fn patterns_of_the_environment_and_the_code_both_apply() {
     }
 }
 
-#[cfg(all(feature = "otlp-grpc", feature = "otlp-http", feature = "otlp-tls"))]
+#[cfg(all(feature = "otlp-grpc", feature = "otlp-http", feature = "otlp-tls-ring"))]
 #[test]
 fn no_hidden_name_is_in_any_sent_byte() {
     use receiver::{Receiver, Speaks};

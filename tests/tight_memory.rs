@@ -87,7 +87,7 @@ fn with_tight_memory_the_layer_does_not_end_the_program() {
                     output.status
                 );
                 if String::from_utf8_lossy(&output.stdout)
-                    .contains("profiling needs 8 MiB of memory")
+                    .contains("profiling needs 14 MiB of memory")
                 {
                     refused.push((what, more));
                 }

@@ -57,7 +57,11 @@ const BOTH: &[(&str, f64)] = &[("defaults", 1.0), ("timer", 1.0)];
 const OTHERS: [Load; 12] = [
     wrapped(Load { name: "service.wrapped", ..ORDERS_AT_ONCE }),
     wrapped(awaiting("service.wrapped.awaiting_20ms", "/awaits/20/", 100, 60)),
-    Load { name: "service.all_kept", phases: long(100), ..few(&[("all_kept", 15.0)]) },
+    Load {
+        name: "service.all_kept",
+        phases: long(100),
+        ..few(&[("all_kept", 15.0), ("all_reported", 100.0)])
+    },
     awaiting("service.awaiting_20ms", "/awaits/20/", 100, 60),
     awaiting("service.awaiting_50ms", "/awaits/50/", 250, 150),
     awaiting("service.awaiting_200ms", "/awaits/200/", 800, 400),
@@ -169,7 +173,6 @@ fn measure(load: &Load, kinds: &[(&'static str, f64)], most: Duration) {
     for ((kind, goal), of_kind) in kinds.iter().zip(&of_kinds) {
         let name = match *kind {
             "defaults" => format!("{}.cpu_per_request_added", load.name),
-            // The figure's name, since there is only this kind.
             // Of the same load.
             AWAITS => format!("{}.await_added", load.name.replacen(".wrapped", "", 1)),
             "all_kept" => "service.cpu_per_request_added_all_kept".to_owned(),

@@ -1,29 +1,13 @@
-//! The messages to the collector and the exporting thread.
+//! The messages to the collector.
 
-use std::collections::HashMap;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-use crossbeam::channel::{self, Sender};
 
 use super::engine::Engine;
 use super::heap::{HeapRequest, make_heap};
 use super::open_spans::{OpenSpan, find_open};
-use super::room::TakenRoom;
 use super::run::Collector;
-use crate::keep::KeptSpan;
-use crate::log::LogEvent;
-use crate::profile::{MappingId, Profile};
+use crate::publish::{FlushRequest, Job, Question};
 use crate::span::is_ignored;
-use crate::unwind::Module;
-
-/// A caller that waits until a deadline.
-#[derive(Debug)]
-pub(super) struct FlushRequest {
-    /// Receives whether everything was delivered.
-    pub(super) done: Sender<bool>,
-    pub(super) deadline: Instant,
-}
 
 /// A message to the collector.
 #[derive(Debug)]
@@ -33,7 +17,7 @@ pub(super) enum Command {
     /// The same, then stop.
     Shutdown(Option<FlushRequest>),
     /// List the open spans.
-    FindOpen { older_than: Duration, reply: Sender<Vec<OpenSpan>> },
+    FindOpen { older_than: Duration, reply: Question<Vec<OpenSpan>> },
     /// Make the profile of the live heap.
     Heap(HeapRequest),
 }
@@ -54,54 +38,31 @@ impl Command {
     }
 }
 
-/// What to do with a profile once it is symbolized.
-pub(super) struct ReplyWith(pub(super) Box<dyn FnOnce(Profile) + Send>);
-
-impl std::fmt::Debug for ReplyWith {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("ReplyWith")
-    }
-}
-
-/// A message to the exporting thread.
-#[derive(Debug)]
-pub(super) enum Job {
-    Log(Box<LogEvent>),
-    /// Symbolize and export a profile.
-    Export {
-        profile: Box<Profile>,
-        modules: HashMap<MappingId, Arc<Module>>,
-        kept: Vec<KeptSpan>,
-        room: TakenRoom,
-    },
-    /// Symbolize a profile for a caller that waits for it.
-    Reply {
-        profile: Box<Profile>,
-        modules: HashMap<MappingId, Arc<Module>>,
-        then: ReplyWith,
-    },
-    /// Report kept spans that have no profile.
-    Report(Vec<KeptSpan>),
-    /// Acknowledge once all earlier jobs are done.
-    Done(FlushRequest),
-    /// Stop, then acknowledge.
-    Stop(Vec<FlushRequest>),
-}
-
 impl Engine {
-    /// Exports what has been kept so far. Returns whether that was done before the deadline.
+    /// Exports and reports what has been kept so far. Returns whether that was done before the deadline.
     pub(crate) fn flush(&self, deadline: Instant) -> bool {
-        let (done, wait) = channel::bounded(1);
+        let Some((done, wait)) = self.questions.ask() else { return false };
         let waiting = FlushRequest { done, deadline };
-        self.ask(Command::Flush(waiting)) && wait.recv_deadline(deadline) == Ok(true)
+        if !self.ask(Command::Flush(waiting)) {
+            return false;
+        }
+        let is_delivered = wait.recv_deadline(deadline) == Ok(true);
+        self.publish.reporter.wait(deadline) && is_delivered
     }
 
     /// The same as [`flush`](Self::flush) with that deadline, then reports what is lost and stops everything. Waits for
     /// that until `return_by`.
     pub(crate) fn shutdown(&self, deadline: Instant, return_by: Instant) -> bool {
-        let (done, wait) = channel::bounded(1);
+        let Some((done, wait)) = self.questions.ask() else {
+            self.shutdown_later();
+            return false;
+        };
         let waiting = FlushRequest { done, deadline };
-        self.ask(Command::Shutdown(Some(waiting))) && wait.recv_deadline(return_by) == Ok(true)
+        if !self.ask(Command::Shutdown(Some(waiting))) {
+            return false;
+        }
+        let is_delivered = wait.recv_deadline(return_by) == Ok(true);
+        self.publish.reporter.wait(return_by) && is_delivered
     }
 
     /// Stops everything once the kept spans are exported, without waiting for that.

@@ -1,11 +1,10 @@
 //! The state that the hooks, the handle and the collector share.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use crossbeam::channel::{self, Sender};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 use tracing::Dispatch;
 use tracing::dispatcher::WeakDispatch;
 use tracing::field::Visit;
@@ -14,10 +13,7 @@ use super::command::Command;
 use super::copied::CopiedSamples;
 use super::gate::Gate;
 use super::limits::Limits;
-#[cfg(feature = "axum")]
-use super::recent::Recent;
 use super::run::Collector;
-use super::worker::{Worker, WorkerParts};
 use crate::allocations;
 use crate::awaits;
 use crate::error::Error;
@@ -29,6 +25,7 @@ use crate::keep::{
 use crate::log::{LogEvent, LogKind};
 use crate::otel::{EarlyVerdict, LinkTo, OtelSettings, OtelSpan, Pairing};
 use crate::profile::ProfileId;
+use crate::publish::{PublisherParts, Questions, Reporter, Shared};
 use crate::redact::Redaction;
 use crate::sampler::{Sampler, SourceSettings};
 use crate::span::{
@@ -82,34 +79,34 @@ pub(crate) struct Engine {
     pub(crate) spans: Arc<Spans>,
     pub(super) copied: CopiedSamples,
     pub(crate) callsites: Callsites,
-    pub(super) admission: ProfileAdmission,
+    pub(super) admission: Arc<ProfileAdmission>,
     pub(super) counters: Arc<Counters>,
     pub(super) waker: Waker,
     pub(crate) source: RunningSource,
-    otel: OtelSettings,
-    pub(super) redaction: Redaction,
-    #[cfg(feature = "axum")]
-    pub(crate) recent: Recent,
+    pub(super) otel: OtelSettings,
+    pub(super) redaction: Arc<Redaction>,
+    pub(crate) publish: Shared,
+    /// Of callers that wait.
+    pub(super) questions: Questions,
     pub(crate) pairing: Arc<Pairing>,
     /// What is wrong with the settings or the exporter from the start, until it is logged.
     warnings: Mutex<Vec<LogEvent>>,
     pub(super) commands: Sender<Command>,
     pub(crate) gate: &'static Gate,
-    dispatch: RwLock<Option<WeakDispatch>>,
 }
 
 /// How long the collector's thread may take to begin on a busy machine.
 const LONGEST_START: Duration = Duration::from_secs(1);
 
 impl Engine {
-    /// Starts the two threads.
+    /// Starts the threads.
     ///
     /// # Errors
     ///
     /// If the system refuses to create a thread.
     pub(crate) fn start(parts: Parts) -> Result<Arc<Self>, Error> {
-        let (engine, collector, worker) = Self::assemble(parts);
-        spawn("profiling-export", move || Worker::new(worker).run())?;
+        let (engine, collector, publisher) = Self::assemble(parts);
+        publisher.start().map_err(Error::thread)?;
         let (begins, has_begun) = channel::bounded::<()>(0);
         spawn("profiling-drain", move || collector.run(begins))?;
         // The layer's files are open when this returns.
@@ -117,8 +114,8 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Creates an engine and the state of its two threads.
-    pub(super) fn assemble(parts: Parts) -> (Arc<Self>, Collector, WorkerParts) {
+    /// Creates an engine and the state of its threads.
+    pub(super) fn assemble(parts: Parts) -> (Arc<Self>, Collector, PublisherParts) {
         let (commands, received) = channel::unbounded();
         let (jobs, to_do) = channel::unbounded();
         let gate = parts.gate;
@@ -140,11 +137,21 @@ impl Engine {
         });
         let (spans, waker) = (Arc::new(parts.spans), parts.poller.waker());
         let copied = CopiedSamples::new(&spans, &parts.counters, &waker, parts.limits);
+        let (redaction, admission) = (Arc::new(parts.redaction), Arc::new(parts.admission));
+        let has_callback = parts.on_kept.is_some();
+        let reporter =
+            Reporter::new(Arc::clone(&parts.counters), Arc::clone(&redaction), has_callback);
+        let shared = Shared {
+            counters: Arc::clone(&parts.counters),
+            admission: Arc::clone(&admission),
+            reporter: Arc::new(reporter),
+            redaction: Arc::clone(&redaction),
+        };
         let engine = Arc::new(Self {
             spans,
             copied,
             callsites: parts.callsites,
-            admission: parts.admission,
+            admission,
             counters: parts.counters,
             waker,
             source: RunningSource {
@@ -156,17 +163,16 @@ impl Engine {
                 },
             },
             otel: parts.otel,
-            redaction: parts.redaction,
-            #[cfg(feature = "axum")]
-            recent: Recent::default(),
+            redaction,
+            publish: shared.clone(),
+            questions: Questions::default(),
             warnings: Mutex::new(parts.warnings.into_iter().chain(failure).collect()),
             pairing: parts.pairing,
             commands,
             gate,
-            dispatch: RwLock::new(None),
         });
-        let worker = WorkerParts {
-            engine: Arc::clone(&engine),
+        let publisher = PublisherParts {
+            shared,
             jobs: to_do,
             exporter: Owning::new(parts.exporter, parts.poller.files()),
             files: Arc::clone(parts.poller.files()),
@@ -182,7 +188,7 @@ impl Engine {
             jobs,
             parts.limits,
         );
-        (engine, collector, worker)
+        (engine, collector, publisher)
     }
 
     /// From now on, forked children close the gates of all layers.
@@ -288,33 +294,14 @@ impl Engine {
 
     /// Sets the subscriber that receives the layer's log events.
     pub(crate) fn set_dispatch(&self, dispatch: WeakDispatch) {
-        *self.dispatch.write() = Some(dispatch);
+        self.publish.reporter.set_dispatch(dispatch);
         // The collector logs its source as soon as there is a subscriber.
         self.waker.wake();
     }
 
-    /// Logs an event.
-    pub(super) fn log_event(&self, event: &LogEvent) {
-        self.log(|| event.emit());
-    }
-
-    /// Logs with the layer's subscriber as the default. Panics of the subscriber are ignored.
-    pub(super) fn log(&self, event: impl FnOnce()) {
-        let log = || match self.dispatch() {
-            Some(dispatch) => tracing::dispatcher::with_default(&dispatch, event),
-            None => event(),
-        };
-        _ = catch_unwind(AssertUnwindSafe(|| sys::log_between_forks(log)));
-    }
-
     /// The subscriber that the layer is part of, if it is known.
     pub(crate) fn dispatch(&self) -> Option<Dispatch> {
-        self.dispatch.read().as_ref().and_then(WeakDispatch::upgrade)
-    }
-
-    /// Whether a subscriber receives the layer's log events.
-    pub(super) fn has_dispatch(&self) -> bool {
-        self.dispatch.read().is_some() || tracing::dispatcher::has_been_set()
+        self.publish.reporter.dispatch()
     }
 
     /// A span is exited while the layer order is being determined or spans are being paired. `reach` finds its
@@ -432,11 +419,16 @@ impl Engine {
         if reasons.is_empty() && !closing.is_registered {
             return Verdict::default();
         }
+        // Before everything that takes time: in an outage most kept spans are over their limit.
+        let is_over = !reasons.is_empty() && self.is_over_limit(closing, &callsite, reasons);
+        if is_over && !closing.is_registered {
+            return Verdict { is_decided: true, ..Verdict::default() };
+        }
         // The profile of an enclosing span may have samples of this span, and links them to these ids.
         let otel = otel();
         let ids = otel.as_ref().map(OtelSpan::ids);
-        let mut verdict = Verdict { ids, ..Verdict::default() };
-        if reasons.is_empty() {
+        let mut verdict = Verdict { ids, is_decided: is_over, ..Verdict::default() };
+        if reasons.is_empty() || is_over {
             return verdict;
         }
         verdict.is_decided = true;
@@ -530,7 +522,8 @@ impl Engine {
             is_open: link.is_none(),
             link: link.unwrap_or_default(),
         };
-        let is_due = self.admission.keep(&mut span, || ProfileId::random().ok());
+        let name = self.name_hash(closing, callsite);
+        let is_due = self.admission.keep(&mut span, name, || ProfileId::random().ok());
         self.count(&span);
         if !is_due {
             Counters::add(&self.counters.spans.kept_unreported, 1);
@@ -539,7 +532,7 @@ impl Engine {
     }
 
     /// Reads the values of the span's fields that are shown.
-    fn inspect_values<T: Default>(
+    pub(super) fn inspect_values<T: Default>(
         &self,
         closing: &Closing,
         read: impl Fn(RegistryId, &Dispatch) -> T,
@@ -565,28 +558,6 @@ impl Engine {
         if let Some(callsite) = callsite {
             self.keep(open, &callsite, reasons, None, None);
         }
-    }
-
-    fn count(&self, span: &KeptSpan) {
-        let counters = &self.counters;
-        counters.add_kept(span.reasons);
-        if !span.is_open() {
-            Counters::add(&counters.spans.kept_on_cpu_ns, span.account.on_cpu_ns);
-            Counters::add(&counters.spans.kept_sampled_ns, span.account.sampled_ns);
-        }
-        let without = match span.profile {
-            Ok(_) => return,
-            Err(NoProfile::NoSamples | NoProfile::SamplingUnavailable) => {
-                &counters.spans.kept_without_samples
-            }
-            Err(NoProfile::RateLimit) => &counters.spans.kept_over_rate_limit,
-            Err(NoProfile::ExporterBusy) => &counters.spans.kept_exporter_busy,
-            Err(NoProfile::TreeFull) => &counters.spans.kept_tree_full,
-            Err(NoProfile::ExporterFails) => &counters.spans.kept_exporter_fails,
-            Err(NoProfile::NoMemory) => &counters.spans.kept_no_memory,
-            Err(NoProfile::NoId) => &counters.spans.kept_without_id,
-        };
-        Counters::add(without, 1);
     }
 }
 

@@ -5,17 +5,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use crossbeam::channel::{self, Sender};
 use parking_lot::Mutex;
 
 use super::build::{ProfileAssembler, StackWeight};
-use super::command::{Command, Job, ReplyWith};
+use super::command::Command;
 use super::engine::Engine;
 use super::run::Collector;
 use super::stack::{Stack, Waited};
 use crate::allocations::{AllocationSample, HeapUse};
 use crate::ids::ProfileId;
 use crate::profile::{Profile, SampleKind};
+use crate::publish::{Job, Question, ReplyWith};
 use crate::stats::Counters;
 use crate::sys;
 
@@ -67,10 +67,10 @@ impl Amounts {
 }
 
 /// A request for the profile of the live heap.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct HeapRequest {
     part: HeapPart,
-    reply: Sender<Profile>,
+    reply: Question<Profile>,
     /// Whether the caller has the answer. Set by the caller, whose next request may come right after that.
     is_taken: Arc<AtomicBool>,
 }
@@ -193,7 +193,7 @@ pub(super) fn make_heap(collector: &mut Collector, request: HeapRequest) -> Job 
         HeapPart::Growth => "What has grown since the last request".to_owned(),
     };
     // If the caller no longer waits, the next request for growth covers this one.
-    let send = move |profile| _ = reply.send(profile);
+    let send = move |profile| reply.send(profile);
     Job::Reply { profile: Box::new(profile), modules, then: ReplyWith(Box::new(send)) }
 }
 
@@ -237,7 +237,7 @@ pub(crate) fn heap_profile(engine: &Engine, part: HeapPart) -> Result<Profile, N
     }
     let deadline = Instant::now() + LONGEST;
     let _asking = ASKING.try_lock_until(deadline).ok_or(NoHeap::NoAnswer)?;
-    let (reply, wait) = channel::bounded(1);
+    let (reply, wait) = engine.questions.ask().ok_or(NoHeap::NoAnswer)?;
     let is_taken = Arc::new(AtomicBool::new(false));
     let request = HeapRequest { part, reply, is_taken: Arc::clone(&is_taken) };
     if !engine.ask(Command::Heap(request)) {

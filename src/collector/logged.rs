@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::engine::Engine;
-use super::report::{self, ForbiddenCalls, Losses};
 use crate::log::{LogEvent, LogKind};
+use crate::publish::report::{self, ForbiddenCalls, Losses};
 use crate::sys;
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -59,7 +59,7 @@ impl Logged {
     pub(super) fn due(&mut self, engine: &Engine) -> Vec<LogEvent> {
         let mut events = Vec::new();
         let is_first_look = self.first_look.take_if(|due| *due <= Instant::now()).is_some();
-        if !engine.has_dispatch() {
+        if !engine.publish.reporter.has_dispatch() {
             return events;
         }
         events.extend(self.forbidden_calls.event());

@@ -1,36 +1,29 @@
 //! Turns raw samples and verdicts into profiles.
 //!
-//! One thread drains the rings, attributes and unwinds samples, and holds them until the verdict on their spans.
-//! Another thread symbolizes and exports the profiles, so draining never waits for a file.
+//! One thread drains the rings, attributes and unwinds samples, and holds them until the verdict on their spans. The
+//! threads of `publish` do the rest, so draining never waits for a file.
 
 mod allocations;
-mod amounts;
 mod awaits;
 mod budget;
 mod build;
 mod command;
 mod copied;
-mod delivery;
 mod drain;
 mod engine;
 mod gate;
 mod heap;
-mod kept_event;
 mod limits;
 mod links;
 mod logged;
 #[cfg(test)]
 mod model;
 mod open_spans;
-mod outbox;
+mod over_limit;
 mod parked;
 #[cfg(feature = "_parts")]
 pub mod parts;
 mod pending;
-#[cfg(feature = "axum")]
-mod recent;
-mod report;
-mod room;
 mod run;
 mod sampled;
 mod scan;
@@ -39,7 +32,6 @@ mod stack;
 mod tables;
 mod waits;
 mod watchdog;
-mod worker;
 
 #[cfg(feature = "sighup")]
 pub(crate) use engine::spawn;
@@ -49,8 +41,5 @@ pub(crate) use heap::{HeapPart, NoHeap, heap_profile};
 pub(crate) use limits::Limits;
 pub(crate) use open_spans::open_spans;
 pub use open_spans::{OpenSpan, OpenState};
-#[cfg(feature = "axum")]
-pub(crate) use recent::RecentlyKept;
-pub(crate) use room::waiting_profiles;
 pub(crate) use sampled::Pace;
 pub(crate) use shed::ShedLimits;

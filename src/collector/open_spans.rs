@@ -3,11 +3,9 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use crossbeam::channel::{self, Sender};
-
 use super::awaits::unwound;
 use super::build::{ProfileAssembler, StackWeight};
-use super::command::{Command, Job, ReplyWith};
+use super::command::Command;
 use super::engine::Engine;
 use super::run::Collector;
 use super::sampled::Sampled;
@@ -15,6 +13,7 @@ use super::stack::{Stack, Waited};
 use crate::ids::ProfileId;
 use crate::keep::FieldValues;
 use crate::profile::{LinkId, Profile, SampleKind};
+use crate::publish::{Job, Question, ReplyWith};
 use crate::span::{OpenSlot, RegistryId, SpanKey};
 
 /// A profiled span that is open, from [`Handle::open_spans`](crate::Handle::open_spans).
@@ -75,7 +74,7 @@ const LONGEST: Duration = Duration::from_secs(10);
 pub(super) struct FoundSpans {
     /// Each with the number of its stack.
     spans: Vec<(OpenSpan, Option<usize>)>,
-    reply: Sender<Vec<OpenSpan>>,
+    reply: Question<Vec<OpenSpan>>,
 }
 
 impl FoundSpans {
@@ -93,7 +92,7 @@ impl FoundSpans {
             let stack = stack.and_then(lines).unwrap_or_default();
             OpenSpan { stack, ..span }
         });
-        _ = self.reply.send(spans.collect());
+        self.reply.send(spans.collect());
     }
 }
 
@@ -108,7 +107,7 @@ struct SpanPlace {
 pub(super) fn find_open(
     collector: &mut Collector,
     older_than: Duration,
-    reply: Sender<Vec<OpenSpan>>,
+    reply: Question<Vec<OpenSpan>>,
 ) -> Job {
     let clock = collector.engine.spans.clock();
     let now_ns = clock.raw_ns(clock.now());
@@ -188,7 +187,7 @@ fn places(
 
 /// The profiled spans that have been open for longer than that; `None` if the layer's threads do not answer in time.
 pub(crate) fn open_spans(engine: &Engine, older_than: Duration) -> Option<Vec<OpenSpan>> {
-    let (reply, wait) = channel::bounded(1);
+    let (reply, wait) = engine.questions.ask()?;
     let deadline = Instant::now() + LONGEST;
     let asked = engine.ask(Command::FindOpen { older_than, reply });
     wait.recv_deadline(deadline).ok().filter(|_| asked)

@@ -2,9 +2,9 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::report::Losses;
 use super::stack::{Stack, Stacks};
 use crate::profile::SampleKind;
+use crate::publish::report::Losses;
 use crate::span::{SampleCounts, SpanInfo, SpanKey, TraceIds};
 use crate::sys::OsThread;
 

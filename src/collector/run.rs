@@ -12,7 +12,7 @@ use crossbeam::channel::{Receiver, Sender};
 use super::awaits::add_idle;
 use super::budget::Share;
 use super::build::{Built, ProfileAssembler};
-use super::command::{Command, FlushRequest, Job};
+use super::command::Command;
 use super::copied::{CopiedReader, ReadTarget};
 use super::drain::Drain;
 use super::engine::Engine;
@@ -21,7 +21,6 @@ use super::limits::Limits;
 use super::logged::Logged;
 use super::parked::SampledThreads;
 use super::pending::Pending;
-use super::room::Room;
 use super::sampled::{Sampled, fill_time};
 use super::scan::passed;
 use super::shed::Shed;
@@ -30,6 +29,7 @@ use super::waits::{Captures, SCAN_INTERVAL};
 use super::watchdog::Watchdog;
 use crate::keep::Epoch;
 use crate::log::{LogEvent, LogKind};
+use crate::publish::{FlushRequest, Job, Room, report};
 use crate::sampler::{Allowance, Arming, SampledThread, Sampler, SamplingBudget, Spent};
 use crate::span::{SampleCounts, SpanEvent, SpanInfo, SpanKey};
 use crate::stats::Counters;
@@ -203,7 +203,7 @@ impl Collector {
             (false, false) => None,
         };
         if let Some((kind, message)) = why {
-            self.engine.log_event(&LogEvent::error(kind, message));
+            self.engine.publish.reporter.log(LogEvent::error(kind, message));
         }
         _ = self.jobs.send(Job::Stop(std::mem::take(&mut self.at_end)));
     }
@@ -492,7 +492,7 @@ impl Collector {
             }
         }
         let Some(id) = epoch.id else {
-            _ = self.jobs.send(Job::Report(epoch.kept));
+            self.engine.publish.reporter.report(report::unexported(&epoch.kept));
             return;
         };
         let room = self.room.take();
@@ -529,11 +529,9 @@ impl Collector {
         _ = self.jobs.send(Job::Export { profile, modules, kept: epoch.kept, room });
     }
 
-    /// Asks the worker to log an event, if there is one.
+    /// Logs an event, if there is one.
     fn log(&self, event: Option<LogEvent>) {
-        if let Some(event) = event {
-            _ = self.jobs.send(Job::Log(Box::new(event)));
-        }
+        event.into_iter().for_each(|event| self.engine.publish.reporter.log(event));
     }
 
     /// Rearms threads whose timer's signal handler was replaced by the program, with another signal. While a debugger is

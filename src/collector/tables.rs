@@ -6,7 +6,6 @@ use std::sync::Arc;
 use super::build::ProfileAssembler;
 use super::links::Links;
 use super::pending::PendingSpan;
-use super::report;
 use super::stack::{Stack, Waited};
 use super::waits::SHORTEST;
 use crate::keep::{Epoch, KeptSpan};
@@ -15,6 +14,7 @@ use crate::profile::{
     OTHER_LEAF, Point, Profile, ProfileId, ProfiledThread, SampleKind, StackId, ThreadId, capped,
     delay_frame,
 };
+use crate::publish::report;
 use crate::span::{SampleCounts, SpanKey};
 use crate::symbols::hex;
 use crate::sys::{Call, OsThread};

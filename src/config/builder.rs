@@ -384,8 +384,10 @@ impl Builder {
         Self { cpu_percent: Some(percent), ..self }
     }
 
-    /// A callback for kept spans, called after their profile was exported, on the exporter's thread. If it panics, the
-    /// panic is caught, counted in [`SpanStats::on_kept_panics`](crate::SpanStats::on_kept_panics), and logged once.
+    /// A callback for kept spans, called after their profile was exported, on a thread of its own. If it panics, the
+    /// panic is caught, counted in [`SpanStats::on_kept_panics`](crate::SpanStats::on_kept_panics), and logged once. If it
+    /// blocks, it stops nothing else; it is not called for kept spans beyond 8,192 that wait
+    /// ([`ReportStats::dropped_callback_full`](crate::ReportStats::dropped_callback_full)).
     #[must_use]
     pub fn on_kept(self, on_kept: impl Fn(&Kept) + Send + 'static) -> Self {
         Self { on_kept: Some(Box::new(on_kept)), ..self }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::Builder;
 use super::plan::plan;
-use crate::collector::{Engine, Gate, Limits, Parts, waiting_profiles};
+use crate::collector::{Engine, Gate, Limits, Parts};
 use crate::error::Error;
 #[cfg(feature = "_otlp")]
 use crate::export::Exporter;
@@ -15,6 +15,7 @@ use crate::keep::{Callsites, Keep, ProfileAdmission};
 use crate::log::{LogEvent, LogKind};
 use crate::otel::Pairing;
 use crate::profile::Resource;
+use crate::publish::waiting_profiles;
 use crate::sampler::{Periods, Sampler};
 use crate::span::Spans;
 use crate::stats::Counters;
@@ -22,8 +23,8 @@ use crate::sys::{self, Clock, Poller, SampleRequest};
 
 /// Percent of one core.
 const DEFAULT_CPU_PERCENT: u32 = 1;
-/// Address space that must be left: two thread stacks and the initial allocations of a layer.
-const LEAST_MIB: u64 = 8;
+/// Address space that must be left: five thread stacks and the initial allocations of a layer.
+const LEAST_MIB: u64 = 14;
 const RING_BYTES: usize = 256 * 1024;
 
 /// Starts the threads.

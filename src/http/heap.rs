@@ -4,23 +4,23 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
-use super::{Failure, blocking};
+use super::{Failure, Routed, slow};
 use crate::collector::{HeapPart, NoHeap};
 use crate::encode::pprof_showing;
 use crate::handle::Handle;
 use crate::profile::SampleKind;
 
-pub(super) async fn in_use(State(handle): State<Handle>) -> Result<Response, Failure> {
-    blocking(move || encoded(&handle, HeapPart::All, SampleKind::InUseBytes)).await
+pub(super) async fn in_use(State(routed): State<Routed>) -> Result<Response, Failure> {
+    slow(routed, |handle| encoded(handle, HeapPart::All, SampleKind::InUseBytes)).await
 }
 
-pub(super) async fn allocated(State(handle): State<Handle>) -> Result<Response, Failure> {
-    blocking(move || encoded(&handle, HeapPart::All, SampleKind::AllocatedBytes)).await
+pub(super) async fn allocated(State(routed): State<Routed>) -> Result<Response, Failure> {
+    slow(routed, |handle| encoded(handle, HeapPart::All, SampleKind::AllocatedBytes)).await
 }
 
 /// Not a `GET`, since the next one has only what has grown since this one.
-pub(super) async fn growth(State(handle): State<Handle>) -> Result<Response, Failure> {
-    blocking(move || encoded(&handle, HeapPart::Growth, SampleKind::InUseBytes)).await
+pub(super) async fn growth(State(routed): State<Routed>) -> Result<Response, Failure> {
+    slow(routed, |handle| encoded(handle, HeapPart::Growth, SampleKind::InUseBytes)).await
 }
 
 fn encoded(handle: &Handle, part: HeapPart, shown: SampleKind) -> Result<Response, Failure> {

@@ -6,10 +6,10 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::{object, time};
-use crate::collector::RecentlyKept;
 use crate::export::{StoredFile, list_stored, profile_id_of, span_of, summary_of};
 use crate::handle::Handle;
 use crate::profile::WaitSite;
+use crate::publish::RecentlyKept;
 
 /// How many entries are listed.
 const MOST: usize = 1_000;

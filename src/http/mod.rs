@@ -5,12 +5,14 @@ mod heap;
 mod kept;
 
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::body::Bytes;
-use axum::extract::{DefaultBodyLimit, OriginalUri, Path, State};
+use axum::extract::{DefaultBodyLimit, FromRef, OriginalUri, Path, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
-use axum::middleware::{from_fn_with_state, map_response};
+use axum::middleware::{from_fn, from_fn_with_state, map_response};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
@@ -22,7 +24,7 @@ use crate::error::Error;
 use crate::export::{StoredFile, list_stored, read_stored};
 use crate::handle::Handle;
 use crate::keep::{Reason, Rules};
-use crate::origin::{Hosts, refuse_foreign};
+use crate::origin::{Hosts, refuse_foreign, refuse_links};
 
 const LONGEST_RULES: usize = 64 * 1024;
 
@@ -47,6 +49,45 @@ const POLICY: &str = "sandbox; default-src 'none'; frame-ancestors 'none'";
 /// An error response.
 type Failure = (StatusCode, String);
 
+/// What the routes work on.
+#[derive(Clone, Debug)]
+struct Routed {
+    handle: Handle,
+    lanes: Lanes,
+}
+
+impl FromRef<Routed> for Handle {
+    fn from_ref(routed: &Routed) -> Self {
+        routed.handle.clone()
+    }
+}
+
+/// Places for requests whose work takes seconds, on threads that the program shares.
+#[derive(Clone, Debug, Default)]
+struct Lanes(Arc<AtomicUsize>);
+
+/// A place, until the work is done: also if the client goes away before.
+struct Lane(Lanes);
+
+const MOST_LANES: usize = 2;
+
+impl Lanes {
+    fn take(&self) -> Result<Lane, Failure> {
+        let lane = Lane(self.clone());
+        if self.0.fetch_add(1, Ordering::Relaxed) < MOST_LANES {
+            return Ok(lane);
+        }
+        let text = format!("{MOST_LANES} such requests are being answered; try again in a moment");
+        Err((StatusCode::SERVICE_UNAVAILABLE, text))
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 impl Handle {
     /// Routes that show and change what is kept at run time, and that return profiles. The program mounts them on a
     /// port of its own; nothing is served automatically. Needs the feature `axum`.
@@ -62,8 +103,11 @@ impl Handle {
     /// - Requests are served for the host `localhost` and for loopback addresses, with any port;
     ///   [`router_for`](Self::router_for) adds other hosts. Requests for any other host get status 421. This prevents
     ///   DNS rebinding.
-    /// - Modifying requests get status 403 if they come from a page of another origin, according to `Origin` and
-    ///   `Sec-Fetch-Site`. Requests with neither header, as from `curl`, are allowed.
+    /// - Requests get status 403 if they come from a page of another origin, according to `Origin` and `Sec-Fetch-Site`.
+    ///   Requests with neither header, as from `curl`, are allowed, and so are links to the page and to profiles.
+    ///
+    /// At most two requests at once may do what takes seconds (`/kept`, `/open` and those of the heap); others get status
+    /// 503.
     ///
     /// ```no_run
     /// use axum::Router;
@@ -109,24 +153,23 @@ impl Handle {
     /// Like [`router`](Self::router), but also serves requests for these hosts: names and addresses such as
     /// `shop.internal` or `10.0.0.7`. Their ports do not matter.
     pub fn router_for(&self, hosts: impl IntoIterator<Item = impl AsRef<str>>) -> Router {
-        let router = Router::new();
+        let slow = Router::new().route("/kept", get(kept)).route("/open", get(open));
         #[cfg(feature = "pprof")]
-        let router = router
+        let slow = slow
             .route("/debug/pprof/heap", get(heap::in_use).post(heap::growth))
             .route("/debug/pprof/allocs", get(heap::allocated));
-        router
+        let routed = Routed { handle: self.clone(), lanes: Lanes::default() };
+        slow.layer(from_fn(refuse_links))
             .route("/", get(page_or_state).post(enable).delete(disable))
             .route("/index.css", get(|| async { asset("text/css", STYLE) }))
             .route("/index.js", get(|| async { asset("text/javascript", SCRIPT) }))
-            .route("/kept", get(kept))
-            .route("/open", get(open))
             .route("/rules", get(rules).put(set_rules))
             .route("/profiles", get(profiles))
             .route("/profiles/{name}", get(profile))
             .layer(DefaultBodyLimit::max(LONGEST_RULES))
             .layer(from_fn_with_state(Hosts::new(hosts), refuse_foreign))
             .layer(map_response(protect))
-            .with_state(self.clone())
+            .with_state(routed)
     }
 }
 
@@ -156,23 +199,23 @@ fn asset(content_type: &'static str, text: &str) -> Response {
     (headers, text.to_owned()).into_response()
 }
 
-async fn kept(State(handle): State<Handle>) -> Result<Json<Value>, Failure> {
-    blocking(move || Ok(Json(kept::list(&handle).map_err(unreadable)?))).await
+async fn kept(State(routed): State<Routed>) -> Result<Json<Value>, Failure> {
+    slow(routed, |handle| Ok(Json(kept::list(handle).map_err(unreadable)?))).await
 }
 
 async fn open(
-    State(handle): State<Handle>,
+    State(routed): State<Routed>,
     OriginalUri(uri): OriginalUri,
 ) -> Result<Json<Value>, Failure> {
     let older_than = older_than(uri.query().unwrap_or_default());
     let older_than = older_than.map_err(|problem| (StatusCode::BAD_REQUEST, problem))?;
-    let list = move || {
+    let list = move |handle: &Handle| {
         let no_answer = || "the profiler's threads did not answer in time".to_owned();
         let open = handle.find_open_spans(older_than);
         let open = open.ok_or_else(|| (StatusCode::SERVICE_UNAVAILABLE, no_answer()))?;
         Ok(Json(open.into_iter().map(describe_open).collect()))
     };
-    blocking(list).await
+    slow(routed, list).await
 }
 
 /// The duration in `older_than=...` of a query.
@@ -260,6 +303,19 @@ async fn profile(
         Ok(([(header::CONTENT_TYPE, content_type)], bytes).into_response())
     };
     blocking(read).await
+}
+
+/// Runs work that takes seconds, if there is a place for it.
+async fn slow<T: Send + 'static>(
+    routed: Routed,
+    work: impl FnOnce(&Handle) -> Result<T, Failure> + Send + 'static,
+) -> Result<T, Failure> {
+    let lane = routed.lanes.take()?;
+    let work = move || {
+        let _lane = lane;
+        work(&routed.handle)
+    };
+    blocking(work).await
 }
 
 /// Runs work that may block on a lock or a file without blocking other tasks.

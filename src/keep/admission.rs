@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::limits::{Limited, RateLimits};
+use super::dry::{Dry, LimitKey};
+use super::limits::{Limited, NoToken, RateLimits};
 use super::trust::Trust;
 use super::{KeptSpan, NoProfile, Reason, SpanLink};
 use crate::profile::ProfileId;
@@ -85,6 +86,7 @@ struct State {
 #[derive(Debug)]
 pub(crate) struct ProfileAdmission {
     state: Mutex<State>,
+    dry: Dry,
     /// Profiles that have a permit and are not yet exported.
     permits: AtomicUsize,
     most_permits: usize,
@@ -119,6 +121,7 @@ impl ProfileAdmission {
         };
         Self {
             state: Mutex::new(state),
+            dry: Dry::new(),
             permits: AtomicUsize::new(0),
             most_permits: MAX_RESERVED,
             exporter_fails: AtomicBool::new(false),
@@ -157,13 +160,54 @@ impl ProfileAdmission {
         Duration::from_nanos(self.now_ns().saturating_sub(epoch.opened_ns))
     }
 
+    /// Whether a closed span of that rule and root would get neither a profile nor a report, since there is no token left.
+    /// Without a lock: while an outage lasts, this is asked for each of the many spans that are kept. `name` returns a hash
+    /// of its name and values. False if it is not certain.
+    pub(crate) fn is_over_limit(
+        &self,
+        (rule, root): (u64, SpanKey),
+        has_samples: bool,
+        name: impl FnOnce() -> u64,
+    ) -> bool {
+        if self.dry.may_have_epoch(root) {
+            return false;
+        }
+        let now_ns = self.now_ns();
+        let mut name = Lazy { value: None, make: Some(name) };
+        let mut is_dry = |what| {
+            self.dry.is_dry(LimitKey::of_rule(rule, what), now_ns)
+                || self.dry.is_dry(LimitKey::of_name(rule, name.get(), what), now_ns)
+        };
+        is_dry(Limited::Report) && (!has_samples || is_dry(Limited::Profile))
+    }
+
+    fn take(
+        &self,
+        limits: &mut RateLimits,
+        (span, name): (&KeptSpan, u64),
+        what: Limited,
+        now_ns: u64,
+    ) -> bool {
+        let taken = limits.take(span, what, now_ns);
+        if let Err(NoToken { is_of_rule, until_ns }) = taken {
+            let key = match is_of_rule {
+                true => LimitKey::of_rule(span.rule, what),
+                false => LimitKey::of_name(span.rule, name, what),
+            };
+            self.dry.note(key, until_ns);
+        }
+        taken.is_ok()
+    }
+
     /// Decides which profile a kept span gets, if any, and writes the decision into the span. For a span without
-    /// samples, `span.profile` already holds the reason. If a new id is needed, it comes from `new_id`.
+    /// samples, `span.profile` already holds the reason. `name` is a hash of its name and values. If a new id is needed, it
+    /// comes from `new_id`.
     ///
     /// Returns false if the span is not even reported.
     pub(crate) fn keep(
         &self,
         span: &mut KeptSpan,
+        name: u64,
         mut new_id: impl FnMut() -> Option<ProfileId>,
     ) -> bool {
         let now_ns = self.now_ns();
@@ -203,7 +247,8 @@ impl ProfileAdmission {
             Some(_) if is_trial => Err(NoProfile::ExporterFails),
             Some(id) => Ok(id),
             None => {
-                let take_token = || is_forced || limits.take(span, Limited::Profile, now_ns);
+                let take_token =
+                    || is_forced || self.take(limits, (span, name), Limited::Profile, now_ns);
                 self.reserve(&mut state.trust, take_token, &mut new_id)
             }
         };
@@ -216,15 +261,15 @@ impl ProfileAdmission {
             _ => None,
         };
         let is_due = is_open || span.profile.is_ok() || is_forced;
-        let is_due = is_due || limits.take(span, Limited::Report, now_ns) || trial.is_some();
+        let is_due =
+            is_due || self.take(limits, (span, name), Limited::Report, now_ns) || trial.is_some();
         if is_due {
-            let epoch = epochs.entry(span.root).or_insert_with(|| Epoch {
-                root: span.root,
-                id: None,
-                is_trial: false,
-                kept: Vec::new(),
-                linked_inside: HashMap::new(),
-                opened_ns: now_ns,
+            let is_snapshot = span.is_open;
+            let epoch = epochs.entry(span.root).or_insert_with(|| {
+                if !is_snapshot {
+                    self.dry.add_root(span.root);
+                }
+                Epoch { root: span.root, opened_ns: now_ns, ..Epoch::empty() }
             });
             epoch.is_trial |= trial.is_some();
             epoch.id = epoch.id.or(span.profile.ok()).or(trial);
@@ -302,6 +347,7 @@ impl ProfileAdmission {
     ) -> Option<Epoch> {
         let mut state = self.state.lock();
         let epoch = state.epochs.remove(&root)?;
+        self.dry.remove_root(root);
         if let Some(id) = epoch.id {
             for (span, samples) in taken(&epoch) {
                 let exported = state.exported.entry(span).or_default();
@@ -415,6 +461,19 @@ impl ProfileAdmission {
     }
 }
 
+/// A value that is made when it is first needed.
+struct Lazy<F> {
+    value: Option<u64>,
+    make: Option<F>,
+}
+
+impl<F: FnOnce() -> u64> Lazy<F> {
+    fn get(&mut self) -> u64 {
+        let make = self.make.take();
+        *self.value.get_or_insert_with(|| make.map_or(0, |make| make()))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -440,7 +499,7 @@ mod tests {
         id: ProfileId,
     ) -> KeptSpan {
         let mut span = KeptSpan::for_test(key(span), key(root), samples);
-        admission.keep(&mut span, || Some(id));
+        admission.keep(&mut span, 0, || Some(id));
         span
     }
 
@@ -498,7 +557,7 @@ mod tests {
         keep(&admission, 2, 1, 3, ID);
         for span in [1, 3] {
             let mut open = KeptSpan { is_open: true, ..KeptSpan::for_test(key(span), key(1), 7) };
-            assert!(admission.keep(&mut open, || Some(OTHER)));
+            assert!(admission.keep(&mut open, 0, || Some(OTHER)));
             assert_eq!((open.profile, open.samples), (Ok(OTHER), on_cpu(7)));
         }
         let snapshots = admission.take_snapshots();
@@ -535,7 +594,7 @@ mod tests {
         let link = SpanLink { to: Some(key(to)), ids: Some(ids), outside, ..SpanLink::default() };
         let mut span = KeptSpan { link, ..KeptSpan::for_test(key(span), key(1), on_cpu) };
         span.samples.waits = 1;
-        admission.keep(&mut span, || Some(ID));
+        admission.keep(&mut span, 0, || Some(ID));
         span
     }
 
@@ -571,7 +630,7 @@ mod tests {
         for at in [7, 9] {
             let link = SpanLink { at, ..SpanLink::default() };
             let mut span = KeptSpan { link, ..KeptSpan::for_test(key(2), key(1), 1) };
-            admission.keep(&mut span, || Some(ID));
+            admission.keep(&mut span, 0, || Some(ID));
             assert_eq!(admission.first_link(key(1)).unwrap().at, 7);
         }
         admission.end_epoch(key(1), |_| HashMap::new());
@@ -586,9 +645,50 @@ mod tests {
         assert_eq!(kept, [Ok(ID), Ok(ID), Ok(ID), dry, dry]);
         // Reports of epochs without a profile are limited too.
         let mut span = KeptSpan::for_test(key(9), key(9), 0);
-        assert!(admission.keep(&mut span, || None));
+        assert!(admission.keep(&mut span, 0, || None));
         let mut span = KeptSpan::for_test(key(10), key(10), 0);
-        assert!(!admission.keep(&mut span, || None));
+        assert!(!admission.keep(&mut span, 0, || None));
+    }
+
+    #[test]
+    fn what_is_over_its_limit_is_known_without_the_lock() {
+        const MINUTE: u64 = 60_000_000_000;
+        let now = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
+        let admission = ProfileAdmission::by_hand(1, std::sync::Arc::clone(&now));
+        let over = |root, has_samples, name| {
+            let _locked = admission.state.lock();
+            admission.is_over_limit((0, key(root)), has_samples, || name)
+        };
+        assert!(!over(9, false, 0) && !over(9, true, 0));
+        assert_eq!(keep(&admission, 1, 1, 1, ID).profile, Ok(ID));
+        assert!(!over(9, true, 0), "nothing was refused yet");
+        assert_eq!(keep(&admission, 2, 2, 1, ID).profile, Err(NoProfile::RateLimit));
+        assert!(!over(9, true, 0) && !over(9, false, 0), "a report was not refused yet");
+        assert_eq!(keep(&admission, 3, 3, 1, ID).profile, Err(NoProfile::RateLimit));
+        assert!(over(9, true, 0) && over(9, false, 0));
+        // The spans of an open epoch need no token, and other names have tokens of their own.
+        assert!(!over(1, true, 0) && !over(2, true, 0) && over(3, true, 0), "3 is not reported");
+        assert!(!over(9, true, 1));
+        for root in [1, 2] {
+            admission.end_epoch(key(root), |_| HashMap::new());
+            assert!(over(root, true, 0));
+        }
+        now.store(MINUTE - 1, Ordering::Relaxed);
+        assert!(over(9, true, 0) && over(9, false, 0));
+        now.store(MINUTE, Ordering::Relaxed);
+        assert!(!over(9, true, 0) && !over(9, false, 0));
+    }
+
+    #[test]
+    fn a_rule_without_tokens_is_over_its_limit_whatever_the_name() {
+        let admission = ProfileAdmission::new(1);
+        for number in 1..=20 {
+            let values = super::super::FieldValues::for_test(&[("route", &number.to_string())]);
+            let mut span = KeptSpan { values, ..KeptSpan::for_test(key(number), key(number), 0) };
+            admission.keep(&mut span, number, || None);
+        }
+        let over = |rule, has_samples| admission.is_over_limit((rule, key(99)), has_samples, || 99);
+        assert!(over(0, false) && !over(0, true) && !over(1, false));
     }
 
     #[test]

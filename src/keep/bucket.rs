@@ -26,6 +26,17 @@ impl TokenBucket {
         self.full_at_ns <= now_ns
     }
 
+    /// When there will be a token, if nothing is taken until then.
+    pub(crate) fn next_ns(&self) -> u64 {
+        match self.capacity {
+            0 => u64::MAX,
+            more => {
+                let full_ns = self.full_at_ns.saturating_add(self.interval_ns);
+                full_ns.saturating_sub(self.interval_ns.saturating_mul(u64::from(more)))
+            }
+        }
+    }
+
     /// Takes a token, if there is one. `now_ns` must not decrease.
     pub(crate) fn take(&mut self, now_ns: u64) -> bool {
         let full_at_ns = self.full_at_ns.max(now_ns).saturating_add(self.interval_ns);
@@ -57,6 +68,27 @@ mod tests {
 
     #[test]
     fn an_empty_bucket_gives_nothing() {
-        assert!(!TokenBucket::new(0).take(0));
+        let mut bucket = TokenBucket::new(0);
+        assert!(!bucket.take(0));
+        assert_eq!(bucket.next_ns(), u64::MAX);
+    }
+
+    #[test]
+    fn it_states_when_there_will_be_a_token() {
+        for per_minute in [1, 6, 60, 240, 1_000_000, u32::MAX] {
+            let mut bucket = TokenBucket::new(per_minute);
+            assert!(bucket.next_ns() <= SECOND);
+            let start = 1_000 * SECOND;
+            let taken = (0..1_000_u32).filter(|_| bucket.take(start)).count();
+            if taken == 1_000 {
+                assert!(bucket.next_ns() <= start);
+                continue;
+            }
+            for _ in 0..3 {
+                let next = bucket.next_ns();
+                assert!(next > start && !bucket.take(next - 1), "{per_minute}");
+                assert!(bucket.take(next), "{per_minute}");
+            }
+        }
     }
 }

@@ -23,10 +23,18 @@ struct Buckets {
 }
 
 /// What a span takes a token for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Limited {
     Profile,
     Report,
+}
+
+/// Why there was no token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NoToken {
+    /// No span of the rule gets one, whatever its name.
+    pub(super) is_of_rule: bool,
+    pub(super) until_ns: u64,
 }
 
 /// A rule has this multiple of what the spans of one name and values have.
@@ -40,10 +48,10 @@ impl Buckets {
         Self { profiles: bucket, reports: bucket }
     }
 
-    fn take(&mut self, what: Limited, now_ns: u64) -> bool {
+    fn bucket(&mut self, what: Limited) -> &mut TokenBucket {
         match what {
-            Limited::Profile => self.profiles.take(now_ns),
-            Limited::Report => self.reports.take(now_ns),
+            Limited::Profile => &mut self.profiles,
+            Limited::Report => &mut self.reports,
         }
     }
 
@@ -58,7 +66,12 @@ impl RateLimits {
     }
 
     /// Takes a token for a span, if there is one. `now_ns` must not decrease.
-    pub(super) fn take(&mut self, span: &KeptSpan, what: Limited, now_ns: u64) -> bool {
+    pub(super) fn take(
+        &mut self,
+        span: &KeptSpan,
+        what: Limited,
+        now_ns: u64,
+    ) -> Result<(), NoToken> {
         if self.buckets.len() >= MOST_BUCKETS {
             self.buckets.retain(|_, buckets| !buckets.are_full(now_ns));
         }
@@ -76,11 +89,13 @@ impl RateLimits {
         });
         let mut limits: Vec<_> = limits.collect();
         // From both, or from none.
-        let are_taken = limits.iter_mut().all(|(_, buckets)| buckets.take(what, now_ns));
-        if are_taken {
-            self.buckets.extend(limits);
+        let mut taken = limits.iter_mut().map(|(_, buckets)| buckets.bucket(what));
+        if let Some(at) = taken.position(|bucket| !bucket.take(now_ns)) {
+            let refused = limits.get_mut(at).map(|(_, buckets)| buckets.bucket(what).next_ns());
+            return Err(NoToken { is_of_rule: at == 0, until_ns: refused.unwrap_or(now_ns) });
         }
-        are_taken
+        self.buckets.extend(limits);
+        Ok(())
     }
 }
 
@@ -100,7 +115,7 @@ mod tests {
         let mut limits = RateLimits::new(3);
         let mut taken = |rule, route: &str| {
             let span = span(rule, route);
-            (0..100).filter(|_| limits.take(&span, Limited::Profile, 0)).count()
+            (0..100).filter(|_| limits.take(&span, Limited::Profile, 0).is_ok()).count()
         };
         assert_eq!([taken(1, "/noisy"), taken(1, "/noisy"), taken(1, "/other")], [3, 0, 3]);
         // The rule as a whole has 12.
@@ -109,11 +124,28 @@ mod tests {
     }
 
     #[test]
+    fn a_refusal_says_for_whom_it_is_and_until_when() {
+        let (mut limits, second) = (RateLimits::new(60), 1_000_000_000);
+        let mut refused = |route: &str, now_ns| loop {
+            if let Err(refused) = limits.take(&span(1, route), Limited::Report, now_ns) {
+                break refused;
+            }
+        };
+        let of_name = NoToken { is_of_rule: false, until_ns: second };
+        assert_eq!(["/a", "/b", "/c"].map(|route| refused(route, 0)), [of_name; 3]);
+        // The fourth name takes the last tokens of the rule.
+        assert_eq!(refused("/d", 0), NoToken { is_of_rule: false, until_ns: second });
+        let of_rule = NoToken { is_of_rule: true, until_ns: second / 4 };
+        assert_eq!(refused("/e", 0), of_rule);
+        assert_eq!(refused("/a", second / 8), of_rule);
+    }
+
+    #[test]
     fn profiles_and_reports_have_limits_of_their_own() {
         let mut limits = RateLimits::new(1);
         let span = span(1, "/");
         let what = [Limited::Profile, Limited::Profile, Limited::Report, Limited::Report];
-        let taken = what.map(|what| limits.take(&span, what, 0));
+        let taken = what.map(|what| limits.take(&span, what, 0).is_ok());
         assert_eq!(taken, [true, false, true, false]);
     }
 
@@ -121,11 +153,11 @@ mod tests {
     fn the_number_of_limits_is_bounded() {
         let mut limits = RateLimits::new(1_000);
         for number in 0..3_000 {
-            assert!(limits.take(&span(1, &number.to_string()), Limited::Report, 0));
+            assert!(limits.take(&span(1, &number.to_string()), Limited::Report, 0).is_ok());
         }
         assert_eq!(limits.buckets.len(), MOST_BUCKETS);
         let minute = 60_000_000_000;
-        assert!(limits.take(&span(1, "/"), Limited::Report, minute));
+        assert!(limits.take(&span(1, "/"), Limited::Report, minute).is_ok());
         assert!(limits.buckets.len() <= 2, "full buckets are forgotten");
     }
 }

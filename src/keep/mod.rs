@@ -6,6 +6,7 @@ mod bucket;
 mod callsites;
 mod condition;
 mod directive;
+mod dry;
 mod fields;
 mod hint;
 mod kept;

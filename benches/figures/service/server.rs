@@ -94,8 +94,10 @@ fn set(builder: Builder, kind: &str) -> Builder {
         // Every span is sampled from its first enter.
         "early" => builder.arm_after(Duration::ZERO),
         "early_timer" => builder.source(Source::Timer).arm_after(Duration::ZERO),
+        // An outage: every span is kept, and nearly all are over their limits.
+        "all_kept" => builder.rules("always".parse().expect("a rule")),
         // Each kept span is reported, and has a profile if it has a sample and the exporter has capacity.
-        "all_kept" => {
+        "all_reported" => {
             builder.rules("always".parse().expect("a rule")).profiles_per_minute(u32::MAX)
         }
         _ => panic!("{kind}"),

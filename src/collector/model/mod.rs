@@ -15,8 +15,3 @@ mod script;
 mod source;
 mod stage;
 mod tests;
-
-/// An engine without running threads.
-pub(super) fn engine() -> std::sync::Arc<super::Engine> {
-    stage::Stage::new(false, false, |_| tracing::Dispatch::none()).into_engine()
-}

@@ -17,7 +17,7 @@ use tracing::span::EnteredSpan;
 use tracing::subscriber::Interest;
 use tracing::{Dispatch, Event, Level, Metadata, Span, callsite};
 
-use super::super::command::{Command, FlushRequest, Job};
+use super::super::command::Command;
 use super::super::engine::{Engine, Parts};
 use super::super::gate::Gate;
 use super::super::limits::Limits;
@@ -33,6 +33,7 @@ use crate::keep::{
 };
 use crate::otel::OtelSettings;
 use crate::profile::{Point, Profile, ProfileId, Sample, SampleKind};
+use crate::publish::{FlushRequest, Job, LogItem, Questions};
 use crate::sampler::{Sampler, Source, SourceSettings};
 use crate::span::{KEEP_ON_ERROR, Plan, SUSPECT, SpanKey, Spans, WATCHED};
 use crate::stats::{Counters, Stats};
@@ -362,8 +363,8 @@ impl Stage {
             Step::SwitchIn { thread } => self.scripted.switch_in(thread),
             Step::Round { flush, disarm } => {
                 if flush {
-                    let waiting =
-                        FlushRequest { done: channel::bounded(1).0, deadline: Instant::now() };
+                    let (done, _) = Questions::default().ask().unwrap();
+                    let waiting = FlushRequest { done, deadline: Instant::now() };
                     _ = self.commands.send(Command::Flush(waiting));
                 }
                 self.collector.idle = if disarm { Duration::ZERO } else { Duration::MAX };
@@ -431,8 +432,14 @@ impl Stage {
                     }
                     reported.push(self.kept(&kept, Some(&profile)));
                 }
-                Job::Report(kept) if kept[0].is_open => {}
-                Job::Report(kept) => reported.push(self.kept(&kept, None)),
+                _ => {}
+            }
+        }
+        for item in self.engine.publish.reporter.take_log() {
+            match item {
+                LogItem::Kept(kept) if !kept.spans[0].is_open => {
+                    reported.push(self.kept(&kept.spans, None));
+                }
                 _ => {}
             }
         }
@@ -469,12 +476,6 @@ impl Stage {
             kept: kept.iter().map(reported).collect(),
             profile: profile.map(|profile| reported_profile(profile, number_of(&profile.id))),
         }
-    }
-
-    pub(super) fn into_engine(self) -> Arc<Engine> {
-        let engine = Arc::clone(&self.engine);
-        self.end();
-        engine
     }
 
     pub(super) fn end(self) {

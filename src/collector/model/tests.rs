@@ -223,6 +223,10 @@ impl Play {
                 ));
             }
         }
+        // Spans without a profile are reported in the order of the log.
+        for one in expected.iter_mut().chain(&mut reported).filter(|one| one.profile.is_none()) {
+            one.kept.sort_by_key(|kept| (kept.opened_ns, kept.span));
+        }
         let first = |reported: &Reported| reported.kept.first().map(|kept| kept.span);
         expected.sort_by_key(first);
         reported.sort_by_key(first);

@@ -296,7 +296,9 @@ impl OtlpBuilder {
             return Err(Error::setting(name, shown(&url), expected));
         }
         if uri.scheme_str() == Some("https") && !cfg!(feature = "otlp-tls") {
-            return Err(Error::otlp(name, shown(&url), "https needs the feature `otlp-tls`"));
+            let problem =
+                "https needs the feature `otlp-tls`: enable `otlp-tls-ring` or `otlp-tls-aws-lc`";
+            return Err(Error::otlp(name, shown(&url), problem));
         }
         #[cfg(feature = "otlp-tls")]
         let file = |set: Option<&PathBuf>, names: VariableNames| match set {

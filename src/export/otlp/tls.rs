@@ -1,15 +1,22 @@
-//! TLS certificates.
+//! TLS: certificates, and who does the cryptography.
 
+use std::error::Error as StdError;
 use std::fmt;
 use std::fs;
 use std::io::{self, Read};
 use std::path::Path;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
-use hyper_rustls::ConfigBuilderExt;
+use http::Uri;
+use hyper_rustls::{ConfigBuilderExt, HttpsConnector, MaybeHttpsStream};
+use hyper_util::client::legacy::connect::HttpConnector;
+use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::{ClientConfig, ConfigBuilder, RootCertStore, WantsVerifier};
+use rustls::{ClientConfig, RootCertStore};
+use tower_service::Service;
 
 use super::settings::{File, Protocol, Settings};
 use crate::error::Error;
@@ -19,45 +26,122 @@ const MOST_BYTES: u64 = 1024 * 1024;
 /// The variable for OpenSSL's certificate file, which the loader of system certificates also uses.
 const SYSTEMS: &str = "SSL_CERT_FILE";
 
+/// A connector for both schemes. Without `https` it needs no cryptography.
+#[derive(Clone, Debug)]
+pub(super) enum Connector {
+    Plain(HttpConnector),
+    Tls(HttpsConnector<HttpConnector>),
+}
+
+impl Connector {
+    pub(super) fn new(settings: &Settings) -> Result<Self, Error> {
+        let mut http = HttpConnector::new();
+        http.enforce_http(false);
+        let is_https = settings.uri.scheme_str() == Some("https");
+        let files = TlsFiles::read(settings)?;
+        Ok(match is_https {
+            true => Self::Tls(HttpsConnector::from((http, config(settings, files)?))),
+            false => Self::Plain(http),
+        })
+    }
+}
+
+type Stream = MaybeHttpsStream<<HttpConnector as Service<Uri>>::Response>;
+type ConnectError = Box<dyn StdError + Send + Sync>;
+
+impl Service<Uri> for Connector {
+    type Response = Stream;
+    type Error = ConnectError;
+    type Future = Pin<Box<dyn Future<Output = Result<Stream, ConnectError>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), ConnectError>> {
+        match self {
+            Self::Plain(http) => http.poll_ready(context).map_err(ConnectError::from),
+            Self::Tls(https) => https.poll_ready(context),
+        }
+    }
+
+    fn call(&mut self, uri: Uri) -> Self::Future {
+        match self {
+            Self::Plain(http) => {
+                let connecting = http.call(uri);
+                Box::pin(async { Ok(MaybeHttpsStream::Http(connecting.await?)) })
+            }
+            Self::Tls(https) => https.call(uri),
+        }
+    }
+}
+
+/// The contents of the files in the settings.
+struct TlsFiles {
+    roots: Option<RootCertStore>,
+    client: Option<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)>,
+}
+
+impl TlsFiles {
+    fn read(settings: &Settings) -> Result<Self, Error> {
+        let roots = settings.certificate.as_ref().map(trusted).transpose()?;
+        let client = match (&settings.client_certificate, &settings.client_key) {
+            (None, None) => None,
+            (Some(file), Some(key_file)) => {
+                let certificates = certificates(file)?;
+                let key = read(&key_file.path).map_err(pem::Error::Io);
+                let key = key.and_then(|key| PrivateKeyDer::from_pem_slice(&key));
+                Some((certificates, key.map_err(|error| unreadable(key_file, &error))?))
+            }
+            (Some(file), None) => {
+                let problem = format!("its key is missing: set {} too", Settings::CLIENT_KEY);
+                return Err(wrong(file, problem));
+            }
+            (None, Some(file)) => {
+                let problem =
+                    format!("its certificate is missing: set {} too", Settings::CLIENT_CERTIFICATE);
+                return Err(wrong(file, problem));
+            }
+        };
+        Ok(Self { roots, client })
+    }
+}
+
+/// The cryptography that the program has chosen for its process, otherwise the one that a feature of this crate brings.
+/// The process' default is not set: that is the program's, and rustls can choose it by itself as long as only one is
+/// compiled in.
+fn provider() -> Option<Arc<CryptoProvider>> {
+    let chosen = CryptoProvider::get_default().cloned();
+    #[cfg(feature = "otlp-tls-aws-lc")]
+    let chosen = chosen.or_else(|| Some(Arc::new(rustls::crypto::aws_lc_rs::default_provider())));
+    #[cfg(feature = "otlp-tls-ring")]
+    let chosen = chosen.or_else(|| Some(Arc::new(rustls::crypto::ring::default_provider())));
+    chosen
+}
+
 /// The client configuration. The system's certificates are read only if they are needed.
-pub(super) fn config(settings: &Settings, is_https: bool) -> Result<ClientConfig, Error> {
-    // Not the process's default provider: none may be installed.
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
+fn config(settings: &Settings, files: TlsFiles) -> Result<ClientConfig, Error> {
+    let provider = provider().ok_or_else(|| {
+        let problem = "https needs a cryptographic provider: enable the feature `otlp-tls-ring` or `otlp-tls-aws-lc` \
+            of tracing-profiling (the one that the program's rustls has, if it has one), or install one before the \
+            layer is built: `rustls::crypto::ring::default_provider().install_default()`";
+        Error::otlp("the endpoint", &settings.shown_endpoint(), problem)
+    })?;
     let builder =
         ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
     let builder =
         builder.map_err(|error| Error::otlp("the TLS configuration", "default", error))?;
-    let builder = match &settings.certificate {
-        Some(file) => trust(builder, file)?,
-        None if is_https => {
+    let builder = match files.roots {
+        Some(roots) => builder.with_root_certificates(roots),
+        None => {
             systems_is_readable().and_then(|()| builder.with_native_roots()).map_err(|error| {
                 let problem =
                     format!("{error}; set it to a PEM file with the certificates to trust");
                 Error::otlp(Settings::CERTIFICATE, "not set", problem)
             })?
         }
-        None => builder.with_root_certificates(RootCertStore::empty()),
     };
-    let mut config = match (&settings.client_certificate, &settings.client_key) {
-        (None, None) => builder.with_no_client_auth(),
-        (Some(file), Some(key_file)) => {
-            let certificates = certificates(file)?;
-            let key = read(&key_file.path).map_err(pem::Error::Io);
-            let key = key.and_then(|key| PrivateKeyDer::from_pem_slice(&key));
-            let key = key.map_err(|error| unreadable(key_file, &error))?;
-            builder
-                .with_client_auth_cert(certificates, key)
-                .map_err(|error| wrong(key_file, error))?
-        }
-        (Some(file), None) => {
-            let problem = format!("its key is missing: set {} too", Settings::CLIENT_KEY);
-            return Err(wrong(file, problem));
-        }
-        (None, Some(file)) => {
-            let problem =
-                format!("its certificate is missing: set {} too", Settings::CLIENT_CERTIFICATE);
-            return Err(wrong(file, problem));
-        }
+    let mut config = match (files.client, &settings.client_key) {
+        (Some((certificates, key)), Some(key_file)) => builder
+            .with_client_auth_cert(certificates, key)
+            .map_err(|error| wrong(key_file, error))?,
+        _ => builder.with_no_client_auth(),
     };
     if settings.protocol == Protocol::Grpc {
         config.alpn_protocols = vec![b"h2".to_vec()];
@@ -65,15 +149,12 @@ pub(super) fn config(settings: &Settings, is_https: bool) -> Result<ClientConfig
     Ok(config)
 }
 
-fn trust(
-    builder: ConfigBuilder<ClientConfig, WantsVerifier>,
-    file: &File,
-) -> Result<ConfigBuilder<ClientConfig, rustls::client::WantsClientCert>, Error> {
+fn trusted(file: &File) -> Result<RootCertStore, Error> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(file)? {
         roots.add(certificate).map_err(|error| wrong(file, error))?;
     }
-    Ok(builder.with_root_certificates(roots))
+    Ok(roots)
 }
 
 /// All certificates in a file; there must be at least one.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hyper_util::client::legacy::Client;
+#[cfg(not(feature = "otlp-tls"))]
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use opentelemetry_proto::tonic::collector::profiles::v1development::ExportProfilesServiceResponse;
@@ -16,7 +17,7 @@ use crate::export::Answer;
 use crate::text::disturbs;
 
 #[cfg(feature = "otlp-tls")]
-pub(super) type Connector = hyper_rustls::HttpsConnector<HttpConnector>;
+pub(super) use super::tls::Connector;
 #[cfg(not(feature = "otlp-tls"))]
 pub(super) type Connector = HttpConnector;
 
@@ -140,10 +141,7 @@ where
 
 #[cfg(feature = "otlp-tls")]
 fn connector(settings: &Settings) -> Result<Connector, Error> {
-    let mut http = HttpConnector::new();
-    http.enforce_http(false);
-    let is_https = settings.uri.scheme_str() == Some("https");
-    Ok(Connector::from((http, super::tls::config(settings, is_https)?)))
+    Connector::new(settings)
 }
 
 #[cfg(not(feature = "otlp-tls"))]

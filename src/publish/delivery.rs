@@ -9,19 +9,18 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crossbeam::channel::{self, Receiver, RecvError, RecvTimeoutError};
 
-use super::engine::Engine;
-use super::kept_event::{self, NameHint};
 use super::outbox::{Content, DeliveryOutcome, LAST_PAUSE, Outage, Outbox, Outgoing, Request};
+use super::reporter::Reporter;
 use super::room::TakenRoom;
 use crate::export::{Answer, ExportError, Exported, Exporter, Unexportable};
-use crate::keep::{Kept, OnKept};
+use crate::keep::{Kept, ProfileAdmission};
 use crate::log::{LogEvent, LogKind};
 use crate::profile::Profile;
+use crate::redact::Redaction;
 use crate::stats::Counters;
 use crate::sys::{Files, Owning};
 
@@ -33,12 +32,11 @@ const MOST_AGE: Duration = Duration::from_secs(60 * 60);
 /// How many profiles in the fallback directory are queued to be sent.
 const MOST_STORED: usize = 4096;
 
-/// Delivers profiles. Runs on the worker's thread.
+/// Delivers profiles. Runs on the exporting thread.
 pub(super) struct Delivery {
-    pub(super) engine: Arc<Engine>,
+    pub(super) shared: Shared,
     pub(super) exporter: Owning<Box<dyn Exporter>>,
     pub(super) files: Arc<Files>,
-    pub(super) on_kept: Option<OnKept>,
     /// Profiles that the exporter has not accepted; no more than there are permits.
     pub(super) held: VecDeque<HeldProfile>,
     /// The outbox of an exporter that sends over a network.
@@ -53,13 +51,22 @@ pub(super) struct Delivery {
     pub(super) lost: u64,
     pub(super) age: Duration,
     pub(super) has_logged_loss: bool,
-    name_hint: NameHint,
     /// When a problem of the receiver was last logged, and whether it was that no profiles are sent.
     pub(super) warned: Option<Instant>,
     pub(super) owes_all_clear: bool,
 }
 
+/// What the threads that publish share with the collector.
+#[derive(Clone, Debug)]
+pub(crate) struct Shared {
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) admission: Arc<ProfileAdmission>,
+    pub(crate) reporter: Arc<Reporter>,
+    pub(crate) redaction: Arc<Redaction>,
+}
+
 /// A profile that the exporter has not accepted.
+#[derive(Debug)]
 pub(super) struct HeldProfile {
     pub(super) profile: Profile,
     pub(super) report: Kept,
@@ -76,17 +83,15 @@ impl HeldProfile {
 
 impl Delivery {
     pub(super) fn new(
-        engine: Arc<Engine>,
+        shared: Shared,
         exporter: Owning<Box<dyn Exporter>>,
         files: Arc<Files>,
-        on_kept: Option<OnKept>,
         problem: Option<String>,
     ) -> Self {
         let mut delivery = Self {
-            engine,
+            shared,
             exporter,
             files,
-            on_kept,
             held: VecDeque::new(),
             outbox: None,
             trouble: None,
@@ -95,7 +100,6 @@ impl Delivery {
             lost: 0,
             age: MOST_AGE,
             has_logged_loss: false,
-            name_hint: NameHint::default(),
             warned: None,
             owes_all_clear: false,
         };
@@ -103,6 +107,10 @@ impl Delivery {
             delivery.fail(None, problem, false);
         }
         delivery
+    }
+
+    pub(super) fn reporter(&self) -> &Arc<Reporter> {
+        &self.shared.reporter
     }
 
     pub(super) fn start(&mut self) {
@@ -165,7 +173,7 @@ impl Delivery {
 
     /// Gives a profile to the exporter. Returns it if it must be tried again.
     fn hand_over(&mut self, held: HeldProfile) -> Option<HeldProfile> {
-        let admission = &Arc::clone(&self.engine).admission;
+        let admission = &Arc::clone(&self.shared.admission);
         // An exporter is foreign code and may panic.
         match catch_unwind(AssertUnwindSafe(|| self.export(&held.profile, held.since))) {
             Ok(Ok(Exported { files, .. })) => {
@@ -173,7 +181,7 @@ impl Delivery {
                 if self.outbox.is_none() {
                     self.trouble = None;
                 }
-                Counters::add(&self.engine.counters.profiles.exported, 1);
+                Counters::add(&self.shared.counters.profiles.exported, 1);
                 admission.set_exporter_fails(false);
                 // A remote has only queued it, unless it was written to files.
                 if !admission.requires_delivery() || !files.is_empty() {
@@ -181,13 +189,13 @@ impl Delivery {
                 }
                 admission.release_permit();
                 let profile = held.is_reserved().then_some(held.profile.id);
-                self.report(&Kept { profile, files, ..held.report });
+                self.shared.reporter.report(Kept { profile, files, ..held.report });
                 None
             }
             Ok(Err(error)) if error.is::<Unexportable>() => {
                 if !std::mem::replace(&mut self.has_logged_loss, true) {
                     let message = format!("a profile is lost: {error} (logged once)");
-                    self.engine.log_event(&LogEvent {
+                    self.shared.reporter.log(LogEvent {
                         error: Some(error.to_string()),
                         ..LogEvent::warning(LogKind::ProfileLost, message)
                     });
@@ -202,7 +210,7 @@ impl Delivery {
                 }
                 // The trial has served its purpose.
                 admission.release_permit();
-                self.report(&held.report);
+                self.shared.reporter.report(held.report);
                 None
             }
             Err(_) => {
@@ -259,7 +267,7 @@ impl Delivery {
     }
 
     fn note_refuses_all(&mut self, problem: &str) {
-        self.engine.admission.note_exporter_fails();
+        self.shared.admission.note_exporter_fails();
         self.retry_at = Instant::now() + LAST_PAUSE;
         if self.outbox.is_none() {
             self.fail(None, problem.to_owned(), false);
@@ -269,7 +277,7 @@ impl Delivery {
                 "a profile could not be exported: {problem} (logged once until it works again; until then \
                  spans are kept without profiles, and the program is not affected)"
             );
-            self.engine.log_event(&LogEvent {
+            self.shared.reporter.log(LogEvent {
                 error: Some(problem.to_owned()),
                 ..LogEvent::warning(LogKind::ExportFails, message)
             });
@@ -318,12 +326,12 @@ impl Delivery {
                 // Another profile was exported since the last failure.
                 self.fail(None, "it cannot be checked".to_owned(), false);
             }
-            return self.engine.admission.set_exporter_fails(true);
+            return self.shared.admission.set_exporter_fails(true);
         }
         if self.held.is_empty() {
             // Only a profile can show whether the exporter works. The next kept span gets one, if only as a trial,
             // and the exporter is trusted again once that is exported.
-            return self.engine.admission.set_exporter_fails(false);
+            return self.shared.admission.set_exporter_fails(false);
         }
         for _ in 0..self.held.len() {
             let Some(held) = self.held.pop_front() else { return };
@@ -374,7 +382,7 @@ impl Delivery {
             outbox.is_empty() && !outbox.has_stored() && !is_away
         });
         let is_done = self.held.is_empty() && is_sent;
-        self.lost_none() && is_done && !self.engine.admission.is_distrusted()
+        self.lost_none() && is_done && !self.shared.admission.is_distrusted()
     }
 
     /// Whether there is nothing to wait for. Profiles in the fallback directory count only while the receiver
@@ -388,7 +396,7 @@ impl Delivery {
 
     /// Whether no profile was lost since the last call.
     fn lost_none(&mut self) -> bool {
-        let lost = self.engine.counters.profiles_lost();
+        let lost = self.shared.counters.profiles_lost();
         std::mem::replace(&mut self.lost, lost) == lost
     }
 
@@ -413,43 +421,23 @@ impl Delivery {
 
     /// Counts a promised profile as lost.
     pub(super) fn lose(&mut self, report: Kept) {
-        Counters::add(&self.engine.counters.profiles.dropped_export_failed, 1);
-        self.engine.admission.release_permit();
-        self.engine.admission.note_refused();
-        self.report(&Kept { profile: None, ..report });
-    }
-
-    /// Logs what was kept, and calls `on_kept`.
-    pub(super) fn report(&mut self, kept: &Kept) {
-        self.engine.log(|| kept_event::log(kept, &self.engine.redaction));
-        if let Some(event) = self.name_hint.event(kept, &self.engine.redaction) {
-            self.engine.log_event(&event);
-        }
-        #[cfg(feature = "axum")]
-        self.engine.recent.add(kept, &self.engine.redaction);
-        if let Some(on_kept) = &self.on_kept {
-            // The callback is foreign code and may panic.
-            let reported = catch_unwind(AssertUnwindSafe(|| on_kept(kept)));
-            let panicked = &self.engine.counters.spans.on_kept_panics;
-            if reported.is_err() && panicked.fetch_add(1, Ordering::Relaxed) == 0 {
-                let line = "the `on_kept` callback panicked; further panics are only counted";
-                self.engine.log_event(&LogEvent::warning(LogKind::OnKeptPanicked, line));
-            }
-        }
+        Counters::add(&self.shared.counters.profiles.dropped_export_failed, 1);
+        self.shared.admission.release_permit();
+        self.shared.admission.note_refused();
+        self.shared.reporter.report(Kept { profile: None, ..report });
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::io;
-    use std::sync::atomic::AtomicBool;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     use crossbeam::channel::Sender;
     use parking_lot::Mutex;
 
+    use super::super::room::Room;
     use super::*;
-    use crate::collector::model;
-    use crate::collector::room::Room;
     use crate::export::{Directory, Encoded, QueueLimits, RefusedScope, Remote};
     use crate::keep::KeptSpan;
     use crate::profile::ProfileId;
@@ -524,10 +512,17 @@ mod tests {
         }
     }
 
+    fn shared() -> Shared {
+        let (counters, redaction) = (Arc::<Counters>::default(), Arc::<Redaction>::default());
+        let reporter = Reporter::new(Arc::clone(&counters), Arc::clone(&redaction), false);
+        let admission = Arc::new(ProfileAdmission::new(1 << 20));
+        Shared { counters, admission, reporter: Arc::new(reporter), redaction }
+    }
+
     fn delivery_by(exporter: impl Exporter + 'static) -> Delivery {
         let files = Arc::clone(Poller::new().unwrap().files());
         let exporter = Owning::new(Box::new(exporter) as Box<dyn Exporter>, &files);
-        let mut delivery = Delivery::new(model::engine(), exporter, files, None, None);
+        let mut delivery = Delivery::new(shared(), exporter, files, None);
         delivery.start();
         delivery
     }
@@ -538,7 +533,7 @@ mod tests {
     }
 
     fn stats(delivery: &Delivery) -> Stats {
-        delivery.engine.stats()
+        delivery.shared.counters.snapshot()
     }
 
     /// Delivers a promised profile, and does what is due.
@@ -720,9 +715,9 @@ mod tests {
         // It is retried, which is also when it expires.
         assert_eq!(delivery.held.len(), 1);
         assert!(delivery.next_attempt().unwrap() > Instant::now());
-        let engine = Arc::clone(&delivery.engine);
+        let counters = Arc::clone(&delivery.shared.counters);
         assert!(!delivery.end(), "the losses are counted");
-        let stats = engine.stats();
+        let stats = counters.snapshot();
         assert_eq!(
             (stats.profiles.dropped_at_shutdown, stats.profiles.dropped_export_failed),
             (1, 1)
@@ -761,7 +756,7 @@ mod tests {
         line.panics.store(true, Ordering::Relaxed);
         deliver(&mut delivery);
         assert_eq!(stats(&delivery).profiles.dropped_export_failed, 1);
-        let admission = &Arc::clone(&delivery.engine).admission;
+        let admission = &Arc::clone(&delivery.shared.admission);
         assert!(admission.exporter_fails() && delivery.next_attempt().is_some());
         delivery.advance(true);
         assert!(!admission.exporter_fails());

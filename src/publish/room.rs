@@ -7,16 +7,16 @@ use crate::sys;
 
 /// The memory of all profiles on their way to the exporter.
 #[derive(Debug)]
-pub(super) struct Room {
+pub(crate) struct Room {
     budget_bytes: usize,
     taken: Arc<AtomicUsize>,
 }
 
 /// The memory reserved for one profile, until it is dropped.
 #[derive(Debug)]
-pub(super) struct TakenRoom {
+pub(crate) struct TakenRoom {
     /// The limit for the profile, before and after symbolization.
-    pub(super) most_bytes: usize,
+    pub(crate) most_bytes: usize,
     all: Arc<AtomicUsize>,
 }
 
@@ -32,12 +32,12 @@ pub(crate) fn waiting_profiles(budget_bytes: usize) -> usize {
 }
 
 impl Room {
-    pub(super) fn new(budget_bytes: usize) -> Self {
+    pub(crate) fn new(budget_bytes: usize) -> Self {
         Self { budget_bytes, taken: Arc::default() }
     }
 
     /// Reserves memory for another profile. The more profiles wait, the less it gets, so this never fails.
-    pub(super) fn take(&self) -> TakenRoom {
+    pub(crate) fn take(&self) -> TakenRoom {
         let left = sys::address_space_left().and_then(|left| usize::try_from(left / 2).ok());
         let budget_bytes = self.budget_bytes.min(left.unwrap_or(usize::MAX));
         let half = budget_bytes / 2;
@@ -50,7 +50,7 @@ impl Room {
 
 impl TakenRoom {
     /// Gives back what is not needed.
-    pub(super) fn shrink(&mut self, bytes: usize) {
+    pub(crate) fn shrink(&mut self, bytes: usize) {
         let rest = self.most_bytes.saturating_sub(bytes);
         self.most_bytes -= rest;
         self.all.fetch_sub(rest, Ordering::Relaxed);

@@ -1,22 +1,20 @@
-//! The thread that symbolizes and exports.
+//! The thread that reads symbols.
 
 use std::collections::{HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crossbeam::channel::{self, Receiver, select};
-use tracing::level_filters::LevelFilter;
+use crossbeam::channel::{self, Receiver, Sender, select};
 
-use super::command::{FlushRequest, Job, ReplyWith};
-use super::delivery::{Delivery, HeldProfile};
-use super::engine::Engine;
+use super::delivery::{HeldProfile, Shared};
+use super::exporting::ExportJob;
+use super::job::{Job, ReplyWith};
 use super::report;
 use super::room::TakenRoom;
-use crate::export::Exporter;
-use crate::keep::{Kept, KeptSpan, OnKept};
+use crate::keep::{Kept, KeptSpan};
 use crate::log::{LogEvent, LogKind};
-use crate::profile::{Awaits, MappingId, Profile, Symbolized, Waits};
+use crate::profile::{MappingId, Profile, Symbolized};
 use crate::redact::Redaction;
 use crate::stats::Counters;
 use crate::symbols::{Missing, SymbolSettings, Symbolizer};
@@ -25,27 +23,13 @@ use crate::unwind::Module;
 
 /// The symbolizer is dropped after this long without a profile.
 const FORGET_AFTER: Duration = Duration::from_secs(30);
-/// How long the last profiles may take if no caller waits for them.
-const LAST_FLUSH: Duration = Duration::from_secs(5);
 
-/// Everything that a [`Worker`] is made of.
-pub(super) struct WorkerParts {
-    pub(super) engine: Arc<Engine>,
-    pub(super) jobs: Receiver<Job>,
-    pub(super) exporter: Owning<Box<dyn Exporter>>,
-    pub(super) files: Arc<Files>,
-    pub(super) on_kept: Option<OnKept>,
-    pub(super) symbols: SymbolSettings,
-    /// An error of the exporter that was found when it was made.
-    pub(super) problem: Option<String>,
-}
-
-/// The exporting thread.
-pub(super) struct Worker {
-    engine: Arc<Engine>,
+/// Symbolizes profiles for the exporting thread, and for callers that wait, whom the exporter must not delay.
+pub(super) struct SymbolsThread {
+    shared: Shared,
     jobs: Receiver<Job>,
+    exports: Sender<ExportJob>,
     files: Arc<Files>,
-    delivery: Delivery,
     symbols: SymbolSettings,
     symbolizer: Option<Owning<Symbolizer>>,
     /// When the symbolizer was last used.
@@ -53,84 +37,62 @@ pub(super) struct Worker {
     reported: HashSet<Missing>,
 }
 
-impl Worker {
-    pub(super) fn new(parts: WorkerParts) -> Self {
-        let WorkerParts { engine, jobs, exporter, files, on_kept, symbols, problem } = parts;
-        let delivery =
-            Delivery::new(Arc::clone(&engine), exporter, Arc::clone(&files), on_kept, problem);
+impl SymbolsThread {
+    pub(super) fn new(
+        shared: Shared,
+        jobs: Receiver<Job>,
+        exports: Sender<ExportJob>,
+        files: Arc<Files>,
+        symbols: SymbolSettings,
+    ) -> Self {
         let (symbolized, reported) = (Instant::now(), HashSet::new());
-        Self { engine, jobs, files, delivery, symbols, symbolizer: None, symbolized, reported }
+        Self { shared, jobs, exports, files, symbols, symbolizer: None, symbolized, reported }
     }
 
     pub(super) fn run(mut self) {
-        self.delivery.start();
         loop {
-            let wake = self.next_wake().map_or_else(channel::never, channel::at);
-            let answers = self.delivery.answers();
+            let forget = self.symbolizer.as_ref().map(|_| self.symbolized + FORGET_AFTER);
+            let wake = forget.map_or_else(channel::never, channel::at);
             let job = select! {
                 recv(self.jobs) -> job => Some(job.unwrap_or(Job::Stop(Vec::new()))),
-                recv(answers) -> answer => {
-                    self.delivery.note_answer(answer);
-                    None
-                }
                 recv(wake) -> _ => None,
             };
+            // In the order in which they came.
             match job {
-                Some(Job::Log(event)) => {
-                    wait_for_level(event.level);
-                    self.engine.log_event(&event);
-                }
                 Some(Job::Export { profile, modules, kept, room }) => {
-                    self.prepare(profile, &modules, &kept, room);
+                    let job = self.prepare(profile, &modules, &kept, room);
+                    _ = self.exports.send(job);
                 }
                 Some(Job::Reply { profile, modules, then: ReplyWith(then) }) => {
                     self.reply(profile, &modules, then);
                 }
-                Some(Job::Report(kept)) => self.delivery.report(&unexported(&kept)),
-                Some(Job::Done(FlushRequest { done, deadline })) => {
-                    _ = done.send(self.delivery.flush(deadline));
+                Some(Job::Done(waiting)) => _ = self.exports.send(ExportJob::Done(waiting)),
+                Some(Job::Stop(waiting)) => {
+                    _ = self.exports.send(ExportJob::Stop(waiting));
+                    return;
                 }
-                Some(Job::Stop(waiting)) => return self.end(waiting),
                 None => {}
             }
             // Also done if jobs keep coming.
             if self.symbolized.elapsed() >= FORGET_AFTER {
                 self.symbolizer = None;
             }
-            self.delivery.advance(false);
         }
     }
 
-    /// Delivers what can be delivered, and drops everything else.
-    fn end(mut self, waiting: Vec<FlushRequest>) {
-        let deadline = waiting.iter().map(|waiting| waiting.deadline).max();
-        let is_done = self.delivery.flush(deadline.unwrap_or_else(|| Instant::now() + LAST_FLUSH));
-        let is_done = self.delivery.end() && is_done;
-        waiting.into_iter().for_each(|waiting| _ = waiting.done.send(is_done));
-    }
-
-    /// When the thread must wake up next, if at all.
-    fn next_wake(&self) -> Option<Instant> {
-        let unused = self.symbolizer.as_ref().map(|_| self.symbolized + FORGET_AFTER);
-        unused.into_iter().chain(self.delivery.next_attempt()).min()
-    }
-
-    /// Symbolizes, redacts and exports a profile.
+    /// Symbolizes and redacts a profile.
     fn prepare(
         &mut self,
         profile: Box<Profile>,
         modules: &HashMap<MappingId, Arc<Module>>,
         kept: &[KeptSpan],
         mut room: TakenRoom,
-    ) {
+    ) -> ExportJob {
         crate::sys::read_filters();
-        let mut report = Kept { samples: profile.sample_count(), ..unexported(kept) };
+        let mut report = Kept { samples: profile.sample_count(), ..report::unexported(kept) };
         if !self.files.still_owned() {
             // [`Owning`] leaks it if its files were closed. A new one opens its own files.
             self.symbolizer = None;
-            if self.delivery.has_lost_exporter() {
-                return self.delivery.lose(report);
-            }
         }
         // Debug information is large, untrusted input. A panic there must not prevent all later profiles.
         let most_bytes = room.most_bytes;
@@ -144,11 +106,11 @@ impl Worker {
                 report::describe_awaits(&mut profile, &report.awaits);
                 report.top_function = profile.top_function();
                 let held = HeldProfile { profile, report, since: Instant::now(), _room: room };
-                self.delivery.deliver(held);
+                ExportJob::Deliver(Box::new(held))
             }
             Err(_) => {
                 self.symbolizer = None;
-                self.delivery.lose(report);
+                ExportJob::Lose(Box::new(report))
             }
         }
     }
@@ -176,46 +138,22 @@ impl Worker {
         let (settings, files) = (self.symbols, &self.files);
         let symbolizer = || Owning::new(Symbolizer::new(settings), files);
         let symbolizer = self.symbolizer.get_or_insert_with(symbolizer);
-        let names = &self.engine.redaction;
+        let names = &self.shared.redaction;
         let mut symbolized = symbolizer.symbolize(&profile, modules, names, most_bytes);
         drop(profile);
         report::describe_symbolized(&mut symbolized);
         let Symbolized { profile, downsampled, .. } = symbolized;
-        Counters::add(&self.engine.counters.samples.downsampled, downsampled as u64);
+        Counters::add(&self.shared.counters.samples.downsampled, downsampled as u64);
         self.symbolized = Instant::now();
         for missing in symbolizer.take_missing() {
             if matches!(missing, Missing::TooLarge(..)) {
-                Counters::add(&self.engine.counters.profiles.symbols_over_limit, 1);
+                Counters::add(&self.shared.counters.profiles.symbols_over_limit, 1);
             }
             if self.reported.insert(missing.clone()) {
-                self.engine.log_event(&missing_event(&missing, names));
+                self.shared.reporter.log(missing_event(&missing, names));
             }
         }
         profile
-    }
-}
-
-/// A layer gets its dispatcher just before the global maximum level is set, and events in between are lost. Waits up
-/// to 200 ms for the level, in case it is still to be set.
-fn wait_for_level(level: LevelFilter) {
-    for _ in 0..20 {
-        if LevelFilter::current() >= level {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
-/// The report of spans without a profile.
-fn unexported(kept: &[KeptSpan]) -> Kept {
-    Kept {
-        spans: report::outermost_first(kept),
-        profile: None,
-        samples: 0,
-        top_function: None,
-        waits: Waits::default(),
-        awaits: Awaits::default(),
-        files: Vec::new(),
     }
 }
 

@@ -7,30 +7,32 @@ use std::time::Duration;
 use super::amounts::{Allocated, Ns, Short};
 use crate::keep::{Epoch, Kept, KeptSpan};
 use crate::log::{LogEvent, LogKind};
-use crate::profile::{Attribute, AwaitSite, Awaits, Profile, Symbolized, Value, WaitSite, capped};
+use crate::profile::{
+    Attribute, AwaitSite, Awaits, Profile, Symbolized, Value, WaitSite, Waits, capped,
+};
 use crate::redact::Redaction;
 use crate::span::{SpanKey, TimeBreakdown};
 use crate::sys::{self, UnusualCall};
 
 /// What a profile lacks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Losses {
+pub(crate) struct Losses {
     /// Samples whose stacks were dropped: only their CPU time is left.
-    pub(super) lost: u64,
+    pub(crate) lost: u64,
     /// Samples that were lost completely.
-    pub(super) missing: u64,
+    pub(crate) missing: u64,
     /// Samples that were lost to a full ring, in the profile's spans or before them.
-    pub(super) ring_full: u64,
+    pub(crate) ring_full: u64,
     /// Samples that were merged into others.
-    pub(super) downsampled: u64,
+    pub(crate) downsampled: u64,
     /// Stacks whose outermost frames were not copied.
-    pub(super) cut: u64,
+    pub(crate) cut: u64,
     /// Stacks that could not be unwound to their end.
-    pub(super) incomplete: u64,
+    pub(crate) incomplete: u64,
     /// Samples taken at a rate that the CPU budget had lowered.
-    pub(super) lowered: u64,
+    pub(crate) lowered: u64,
     /// Samples that came too late to represent all the time since the previous one.
-    pub(super) late: u64,
+    pub(crate) late: u64,
 }
 
 impl std::ops::AddAssign for Losses {
@@ -47,16 +49,16 @@ impl std::ops::AddAssign for Losses {
 }
 
 /// Shorter times are left out of texts.
-pub(super) const WORTH_REPORTING: u64 = 1_000_000;
+pub(crate) const WORTH_REPORTING: u64 = 1_000_000;
 /// All waits of this length are captured, and some shorter ones.
-pub(super) const WAIT_NS: u64 = 10_000_000;
+pub(crate) const WAIT_NS: u64 = 10_000_000;
 /// How the names of the layer's attributes begin.
 const OWN_ATTRIBUTES: &str = "profile.";
 /// How many spans have a note of their own above the picture.
 const MOST_NOTED: usize = 4;
 
 /// Sets a profile's name, title, notes and attributes. `topmost` has the kept spans that are inside no other.
-pub(super) fn describe(
+pub(crate) fn describe(
     profile: &mut Profile,
     epoch: &Epoch,
     topmost: &[SpanKey],
@@ -114,7 +116,7 @@ pub(super) fn describe(
 }
 
 /// Adds what was lost in symbolization.
-pub(super) fn describe_symbolized(symbolized: &mut Symbolized) {
+pub(crate) fn describe_symbolized(symbolized: &mut Symbolized) {
     let Symbolized { profile, downsampled, shortened } = symbolized;
     for (key, count, what) in [
         ("profile.samples_downsampled", *downsampled, "samples downsampled to fit into memory"),
@@ -135,7 +137,7 @@ pub(super) fn describe_symbolized(symbolized: &mut Symbolized) {
 }
 
 /// Adds where the threads of a symbolized profile waited.
-pub(super) fn describe_waits(profile: &mut Profile, kept: &Kept) {
+pub(crate) fn describe_waits(profile: &mut Profile, kept: &Kept) {
     let waits = &kept.waits;
     if waits.count == 0 {
         return;
@@ -163,7 +165,7 @@ pub(super) fn describe_waits(profile: &mut Profile, kept: &Kept) {
 }
 
 /// Displays where a thread waited, and for what.
-pub(super) struct AtSite<'a>(pub(super) &'a WaitSite);
+pub(crate) struct AtSite<'a>(pub(crate) &'a WaitSite);
 
 impl Display for AtSite<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -177,17 +179,17 @@ impl Display for AtSite<'_> {
 }
 
 /// Adds what the spans of a symbolized profile awaited.
-pub(super) fn describe_awaits(profile: &mut Profile, awaits: &Awaits) {
+pub(crate) fn describe_awaits(profile: &mut Profile, awaits: &Awaits) {
     if !awaits.is_empty() {
         profile.notes.push(format!("{AWAITS_OF_ALL}: {}", Awaited(awaits)));
     }
 }
 
 /// Precedes the awaits of a profile. They are those of all of its spans, and not comparable with one span's times.
-pub(super) const AWAITS_OF_ALL: &str = "awaits of all spans";
+pub(crate) const AWAITS_OF_ALL: &str = "awaits of all spans";
 
 /// Displays what was awaited, and the scheduling delay.
-pub(super) struct Awaited<'a>(pub(super) &'a Awaits);
+pub(crate) struct Awaited<'a>(pub(crate) &'a Awaits);
 
 impl Display for Awaited<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -212,7 +214,7 @@ impl Display for Awaited<'_> {
 }
 
 /// Displays where a future awaited, and what.
-pub(super) struct AtAwait<'a>(pub(super) &'a AwaitSite);
+pub(crate) struct AtAwait<'a>(pub(crate) &'a AwaitSite);
 
 impl Display for AtAwait<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -225,13 +227,13 @@ impl Display for AtAwait<'_> {
     }
 }
 
-pub(super) fn plural_waits(waits: usize) -> String {
+pub(crate) fn plural_waits(waits: usize) -> String {
     if waits == 1 { "1 wait".to_owned() } else { format!("{waits} waits") }
 }
 
 /// On-CPU time that was certainly not sampled. Unknown for an open span, as its threads have not reported their
 /// present segments.
-pub(super) fn unsampled_of(span: &KeptSpan) -> u64 {
+pub(crate) fn unsampled_of(span: &KeptSpan) -> u64 {
     if span.is_open() { 0 } else { span.account.unsampled_ns() }
 }
 
@@ -382,7 +384,7 @@ fn attributes(span: &KeptSpan, name: &str, losses: &Losses) -> Vec<Attribute> {
 
 /// Sorts spans by start, and the longest first. Those about which the profile says nothing come last: a span that fails
 /// at once and a slow one can have the same profile.
-pub(super) fn outermost_first(kept: &[KeptSpan]) -> Vec<KeptSpan> {
+pub(crate) fn outermost_first(kept: &[KeptSpan]) -> Vec<KeptSpan> {
     let mut kept = kept.to_vec();
     let is_explained =
         |span: &KeptSpan| span.samples.total() > 0 || span.account.off_cpu_ns >= WAIT_NS;
@@ -390,8 +392,21 @@ pub(super) fn outermost_first(kept: &[KeptSpan]) -> Vec<KeptSpan> {
     kept
 }
 
+/// The report of spans without a profile.
+pub(crate) fn unexported(kept: &[KeptSpan]) -> Kept {
+    Kept {
+        spans: outermost_first(kept),
+        profile: None,
+        samples: 0,
+        top_function: None,
+        waits: Waits::default(),
+        awaits: Awaits::default(),
+        files: Vec::new(),
+    }
+}
+
 /// A span's name with the values that identify it: `request{method=GET}`.
-pub(super) fn full_name(span: &KeptSpan, names: &Redaction) -> String {
+pub(crate) fn full_name(span: &KeptSpan, names: &Redaction) -> String {
     format!("{}{}", names.redact_span(span.name()), span.values)
 }
 
@@ -400,7 +415,7 @@ fn plural(samples: usize) -> String {
 }
 
 /// The log event of kept spans that have none of their own.
-pub(super) fn unreported(count: u64) -> LogEvent {
+pub(crate) fn unreported(count: u64) -> LogEvent {
     let (spans, have) = if count == 1 { ("span", "has") } else { ("spans", "have") };
     let message = format!(
         "kept {count} more {spans} without a profile, which {have} no log line: too many at once (see \
@@ -409,27 +424,27 @@ pub(super) fn unreported(count: u64) -> LogEvent {
     LogEvent { count: Some(count), ..LogEvent::info(LogKind::Unreported, message) }
 }
 
-pub(super) const NOT_COUNTED: &str = "a rule has `alloc>` or `allocs>`, but allocations are not counted, so it keeps \
+pub(crate) const NOT_COUNTED: &str = "a rule has `alloc>` or `allocs>`, but allocations are not counted, so it keeps \
     nothing for them: add `#[global_allocator] static ALLOCATOR: tracing_profiling::ProfilingAllocator = \
     tracing_profiling::ProfilingAllocator::system();` to the program, or remove the condition from TRACING_PROFILING";
 
-pub(super) const HEAP_NOT_TRACKED: &str = "TRACING_PROFILING_HEAP is on, but the live heap cannot be tracked: add \
+pub(crate) const HEAP_NOT_TRACKED: &str = "TRACING_PROFILING_HEAP is on, but the live heap cannot be tracked: add \
     `#[global_allocator] static ALLOCATOR: tracing_profiling::ProfilingAllocator = \
     tracing_profiling::ProfilingAllocator::system();` to the program";
 
-pub(super) const NOTHING_SEEN: &str = "no span that a rule matches has been created yet. If there were requests: an \
+pub(crate) const NOTHING_SEEN: &str = "no span that a rule matches has been created yet. If there were requests: an \
     `EnvFilter` that is not attached to the layer that prints hides spans from all layers (tower-http's `TraceLayer` \
     creates its spans at level DEBUG: `RUST_LOG=info,tower_http::trace::make_span=debug`), or TRACING_PROFILING names \
     other targets";
 
-pub(super) const LOST_SIGNAL: &str = "the program has installed a handler for the signal of the profiler's \
+pub(crate) const LOST_SIGNAL: &str = "the program has installed a handler for the signal of the profiler's \
     timers: they use another signal from now on";
 
-pub(super) const SMALL_SIGNAL_STACK: &str = "threads whose alternate signal stack (`sigaltstack`) is too small for a \
+pub(crate) const SMALL_SIGNAL_STACK: &str = "threads whose alternate signal stack (`sigaltstack`) is too small for a \
     timer's signal are not sampled: give it 16 KiB, or allow perf";
 
 /// The log event of a lowered sampling rate.
-pub(super) fn lowered_rate(percent: u32, times: f64) -> LogEvent {
+pub(crate) fn lowered_rate(percent: u32, times: f64) -> LogEvent {
     let message = format!(
         "reading samples took more than {percent} % of a core: the sampling rate is reduced to {:.0} % \
          until it takes less, and profiles made in the meantime state that \
@@ -444,7 +459,7 @@ pub(super) fn lowered_rate(percent: u32, times: f64) -> LogEvent {
 }
 
 /// The log event of a profile with many stacks that are not complete, because only a part of the memory was copied.
-pub(super) fn cut_stacks(losses: &Losses, samples: usize, stack_bytes: usize) -> Option<LogEvent> {
+pub(crate) fn cut_stacks(losses: &Losses, samples: usize, stack_bytes: usize) -> Option<LogEvent> {
     const FEW: usize = 10;
     let is_usual = losses.cut >= FEW as u64 && losses.cut > samples as u64 / 2;
     let what_to_do = match cfg!(debug_assertions) {
@@ -469,7 +484,7 @@ pub(super) fn cut_stacks(losses: &Losses, samples: usize, stack_bytes: usize) ->
 }
 
 /// The log event of load shedding.
-pub(super) fn shed(over: &str) -> LogEvent {
+pub(crate) fn shed(over: &str) -> LogEvent {
     let message = format!(
         "{over}: no more threads are sampled until the load drops, and spans that are kept in the meantime \
          have only their times (TRACING_PROFILING_SHED sets the limits)"
@@ -483,11 +498,11 @@ pub(super) fn shed(over: &str) -> LogEvent {
 
 /// The number of system calls that were reported because a seccomp filter kills the process at them.
 #[derive(Debug, Default)]
-pub(super) struct ForbiddenCalls(usize);
+pub(crate) struct ForbiddenCalls(usize);
 
 impl ForbiddenCalls {
     /// The log event, if there are more than before.
-    pub(super) fn event(&mut self) -> Option<LogEvent> {
+    pub(crate) fn event(&mut self) -> Option<LogEvent> {
         let calls: Vec<_> = sys::forbidden_calls().collect();
         if std::mem::replace(&mut self.0, calls.len()) >= calls.len() {
             return None;

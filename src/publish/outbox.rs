@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel::{self, Receiver, RecvError};
 
-use super::delivery::Delivery;
-use super::engine::Engine;
+use super::delivery::{Delivery, Shared};
 use crate::export::{Answer, QueueLimits, RefusedScope};
 use crate::log::{LogEvent, LogKind};
 use crate::stats::Counters;
@@ -178,7 +177,7 @@ impl Delivery {
                 continue;
             };
             if outgoing.is_repeated {
-                Counters::add(&self.engine.counters.profiles.requests_retried, 1);
+                Counters::add(&self.shared.counters.profiles.requests_retried, 1);
             }
             remote.send(message);
             outbox.sending = Some(Request::Profile(outgoing));
@@ -287,7 +286,7 @@ impl Delivery {
     /// Counts the outcome of a profile in the fallback directory.
     pub(super) fn finish_stored(&self, outcome: DeliveryOutcome) {
         self.count(outcome, 1);
-        Counters::add(&self.engine.counters.profiles.resent_from_fallback, 1);
+        Counters::add(&self.shared.counters.profiles.resent_from_fallback, 1);
     }
 
     /// These profiles will not be delivered. They go to the fallback directory, if there is one.
@@ -310,7 +309,7 @@ impl Delivery {
         if profiles == 0 {
             return;
         }
-        let Engine { counters, admission, .. } = &*self.engine;
+        let Shared { counters, admission, .. } = &self.shared;
         let counter = match outcome {
             DeliveryOutcome::Delivered => &counters.profiles.delivered,
             DeliveryOutcome::Stored => &counters.profiles.stored_as_fallback,
@@ -368,7 +367,7 @@ impl Delivery {
             outbox.waiting.extend(Some(outgoing).filter(|outgoing| outgoing.message().is_some()));
         }
         let event = LogEvent::warning(LogKind::SendingEnded, message);
-        self.engine.log_event(&LogEvent { error, ..event });
+        self.shared.reporter.log(LogEvent { error, ..event });
     }
 
     pub(super) fn note_accepted(&mut self, rejected: u64, message: &str) {
@@ -381,7 +380,7 @@ impl Delivery {
                 LogKind::ReceiverBack,
                 format!("profiles are sent to {endpoint} again"),
             );
-            self.engine.log_event(&LogEvent { endpoint: Some(endpoint), ..event });
+            self.shared.reporter.log(LogEvent { endpoint: Some(endpoint), ..event });
         }
         let (kind, what) = match rejected {
             0 => (LogKind::ReceiverReplies, "took a profile and replied"),
@@ -400,7 +399,7 @@ impl Delivery {
             let endpoint = remote.endpoint().to_owned();
             self.warned = Some(Instant::now());
             let message = format!("{endpoint} {} (logged once a minute)", event.message);
-            self.engine.log_event(&LogEvent { message, endpoint: Some(endpoint), ..event });
+            self.shared.reporter.log(LogEvent { message, endpoint: Some(endpoint), ..event });
         }
         is_due
     }

@@ -1,0 +1,109 @@
+//! The messages of the collector to the threads that publish.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use crossbeam::channel::{self, Receiver, Sender};
+
+use super::room::TakenRoom;
+use crate::keep::KeptSpan;
+use crate::profile::{MappingId, Profile};
+use crate::unwind::Module;
+
+/// A message to the thread that reads symbols. There are as many as there are permits and callers that wait, so that the
+/// channels of these threads need no bound of their own.
+#[derive(Debug)]
+pub(crate) enum Job {
+    /// Symbolize and export a profile.
+    Export {
+        profile: Box<Profile>,
+        modules: HashMap<MappingId, Arc<Module>>,
+        kept: Vec<KeptSpan>,
+        room: TakenRoom,
+    },
+    /// Symbolize a profile for a caller that waits for it.
+    Reply { profile: Box<Profile>, modules: HashMap<MappingId, Arc<Module>>, then: ReplyWith },
+    /// Acknowledge once all earlier jobs are done.
+    Done(FlushRequest),
+    /// Stop, then acknowledge.
+    Stop(Vec<FlushRequest>),
+}
+
+/// What to do with a profile once it is symbolized.
+pub(crate) struct ReplyWith(pub(crate) Box<dyn FnOnce(Profile) + Send>);
+
+impl std::fmt::Debug for ReplyWith {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("ReplyWith")
+    }
+}
+
+/// A caller that waits until a deadline.
+#[derive(Debug)]
+pub(crate) struct FlushRequest {
+    /// Receives whether everything was delivered.
+    pub(crate) done: Question<bool>,
+    pub(crate) deadline: Instant,
+}
+
+/// The questions that have no answer yet. A caller whose deadline has passed leaves its question in a queue, perhaps for
+/// ever: beyond a number of them no more are accepted.
+#[derive(Debug, Default)]
+pub(crate) struct Questions(Arc<AtomicUsize>);
+
+/// More callers than these are not answered.
+const MOST_QUESTIONS: usize = 64;
+
+impl Questions {
+    /// Begins a question, unless there are too many.
+    pub(crate) fn ask<T>(&self) -> Option<(Question<T>, Receiver<T>)> {
+        let (reply, answer) = channel::bounded(1);
+        let question = Question { reply, open: Arc::clone(&self.0) };
+        let before = self.0.fetch_add(1, Ordering::Relaxed);
+        (before < MOST_QUESTIONS).then_some((question, answer))
+    }
+}
+
+/// A question until it is answered or dropped.
+#[derive(Debug)]
+pub(crate) struct Question<T> {
+    reply: Sender<T>,
+    open: Arc<AtomicUsize>,
+}
+
+impl<T> Question<T> {
+    /// The caller may no longer wait.
+    pub(crate) fn send(self, answer: T) {
+        _ = self.reply.send(answer);
+    }
+}
+
+impl<T> Drop for Question<T> {
+    fn drop(&mut self) {
+        self.open.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn questions_without_an_answer_are_bounded() {
+        let questions = Questions::default();
+        let mut open: Vec<_> = (0..100).filter_map(|_| questions.ask::<u8>()).collect();
+        assert_eq!(open.len(), MOST_QUESTIONS);
+        let (question, answer) = open.pop().unwrap();
+        question.send(7);
+        assert_eq!(answer.try_recv(), Ok(7));
+        // A caller that has given up does not make room.
+        let (question, answer) = open.pop().unwrap();
+        drop(answer);
+        assert!(questions.ask::<u8>().is_some() && questions.ask::<u8>().is_some());
+        question.send(7);
+        open.clear();
+        assert_eq!(questions.0.load(Ordering::Relaxed), 0);
+    }
+}

@@ -1,0 +1,83 @@
+//! Publishes what the collector makes: symbols, export, log and callbacks.
+//!
+//! Each has a thread of its own, since each can block for ever: on a file, in foreign code, on a pipe that nobody reads.
+//! None waits for another, and nobody waits for one of them without a deadline. A profile is exported before it is
+//! logged.
+
+mod amounts;
+mod delivery;
+mod exporting;
+mod job;
+mod kept_event;
+mod outbox;
+mod queue;
+#[cfg(feature = "axum")]
+mod recent;
+pub(crate) mod report;
+mod reporter;
+mod room;
+mod worker;
+
+use std::io;
+use std::sync::Arc;
+
+use crossbeam::channel::{self, Receiver};
+
+use self::exporting::ExportThread;
+use self::worker::SymbolsThread;
+use crate::export::Exporter;
+use crate::keep::OnKept;
+use crate::span::spawn_ignored;
+use crate::symbols::SymbolSettings;
+use crate::sys::{Files, Owning};
+
+pub(crate) use delivery::Shared;
+pub(crate) use job::{FlushRequest, Job, Question, Questions, ReplyWith};
+#[cfg(feature = "axum")]
+pub(crate) use recent::RecentlyKept;
+#[cfg(test)]
+pub(crate) use reporter::LogItem;
+pub(crate) use reporter::Reporter;
+pub(crate) use room::{Room, waiting_profiles};
+
+/// Everything that the threads are made of.
+pub(crate) struct PublisherParts {
+    pub(crate) shared: Shared,
+    pub(crate) jobs: Receiver<Job>,
+    pub(crate) exporter: Owning<Box<dyn Exporter>>,
+    pub(crate) files: Arc<Files>,
+    pub(crate) on_kept: Option<OnKept>,
+    pub(crate) symbols: SymbolSettings,
+    /// An error of the exporter that was found when it was made.
+    pub(crate) problem: Option<String>,
+}
+
+impl PublisherParts {
+    /// Starts the threads. They end after [`Job::Stop`].
+    ///
+    /// # Errors
+    ///
+    /// If the system refuses to create a thread. Those that were started end.
+    pub(crate) fn start(self) -> io::Result<()> {
+        let reporter = Arc::clone(&self.shared.reporter);
+        self.start_threads().inspect_err(|_| reporter.close())
+    }
+
+    fn start_threads(self) -> io::Result<()> {
+        let Self { shared, jobs, exporter, files, on_kept, symbols, problem } = self;
+        let (exports, to_export) = channel::unbounded();
+        let reporter = Arc::clone(&shared.reporter);
+        spawn_ignored("profiling-log", move || reporter.run_log())?;
+        if let Some(on_kept) = on_kept {
+            let reporter = Arc::clone(&shared.reporter);
+            spawn_ignored("profiling-kept", move || reporter.run_callback(&on_kept))?;
+        }
+        let (of_export, own_files) = (shared.clone(), Arc::clone(&files));
+        spawn_ignored("profiling-export", move || {
+            ExportThread::new(of_export, to_export, exporter, own_files, problem).run();
+        })?;
+        spawn_ignored("profiling-symbols", move || {
+            SymbolsThread::new(shared, jobs, exports, files, symbols).run();
+        })
+    }
+}

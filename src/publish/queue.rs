@@ -1,0 +1,146 @@
+//! A bounded queue to one thread, which may block for ever: whoever adds to it never waits.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use parking_lot::{Condvar, Mutex};
+
+#[derive(Debug)]
+pub(super) struct Queue<T> {
+    state: Mutex<QueueState<T>>,
+    has_more: Condvar,
+    is_done: Condvar,
+    /// How much it may hold.
+    most: usize,
+}
+
+#[derive(Debug)]
+struct QueueState<T> {
+    /// Each with its size.
+    items: VecDeque<(T, usize)>,
+    size: usize,
+    added: u64,
+    done: u64,
+    /// The thread works on an item.
+    is_busy: bool,
+    is_closed: bool,
+}
+
+impl<T> Queue<T> {
+    pub(super) fn new(most: usize) -> Self {
+        let (items, is_busy, is_closed) = (VecDeque::new(), false, false);
+        let state = QueueState { items, size: 0, added: 0, done: 0, is_busy, is_closed };
+        let (has_more, is_done) = (Condvar::new(), Condvar::new());
+        Self { state: Mutex::new(state), has_more, is_done, most }
+    }
+
+    /// Adds an item, unless it has no room or the queue is closed. Returns whether it was added.
+    pub(super) fn add(&self, item: T, size: usize) -> bool {
+        let mut state = self.state.lock();
+        // One that is larger than the whole queue fits into an empty one.
+        let is_full = !state.items.is_empty() && state.size.saturating_add(size) > self.most;
+        if is_full || state.is_closed {
+            return false;
+        }
+        state.items.push_back((item, size));
+        state.size += size;
+        state.added += 1;
+        drop(state);
+        self.has_more.notify_one();
+        true
+    }
+
+    /// Waits for the next item; the one before is done. `None` once the queue is closed and empty.
+    pub(super) fn next(&self) -> Option<T> {
+        let mut state = self.state.lock();
+        if std::mem::take(&mut state.is_busy) {
+            state.done += 1;
+            self.is_done.notify_all();
+        }
+        loop {
+            if let Some((item, size)) = state.items.pop_front() {
+                state.size -= size;
+                state.is_busy = true;
+                return Some(item);
+            }
+            if state.is_closed {
+                return None;
+            }
+            self.has_more.wait(&mut state);
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.state.lock().items.is_empty()
+    }
+
+    /// Ends the thread once it has done what was added before.
+    pub(super) fn close(&self) {
+        self.state.lock().is_closed = true;
+        self.has_more.notify_one();
+    }
+
+    /// Waits until everything that was added before is done. Returns whether it is.
+    pub(super) fn wait(&self, deadline: Instant) -> bool {
+        let mut state = self.state.lock();
+        let added = state.added;
+        while state.done < added {
+            if self.is_done.wait_until(&mut state, deadline).timed_out() {
+                return state.done >= added;
+            }
+        }
+        true
+    }
+
+    /// What waits, without waiting for more.
+    #[cfg(test)]
+    pub(super) fn take_all(&self) -> Vec<T> {
+        let mut state = self.state.lock();
+        state.size = 0;
+        state.done = state.added;
+        state.items.drain(..).map(|(item, _)| item).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+
+    const PLENTY: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn it_holds_no_more_than_its_size_and_gives_what_it_holds_in_order() {
+        for most in [1, 2, 7, 64] {
+            let queue = Queue::new(most);
+            assert_eq!((0..100).filter(|n| queue.add(*n, 1)).count(), most);
+            let all: Vec<_> = (0..most).map_while(|_| queue.next()).collect();
+            assert_eq!(all, (0..i32::try_from(most).unwrap()).collect::<Vec<_>>());
+            assert!(queue.add(0, 1_000), "into an empty queue");
+            assert!(!queue.add(0, 0) || most >= 1_000, "it is full");
+            queue.close();
+            assert!(!queue.add(0, 1), "it is closed");
+            assert_eq!((queue.next(), queue.next()), (Some(0), None));
+        }
+    }
+
+    #[test]
+    fn a_wait_ends_when_all_that_came_before_is_done_or_at_its_deadline() {
+        let queue = Arc::new(Queue::new(8));
+        assert!(queue.wait(Instant::now()), "nothing was added");
+        assert!(queue.add((), 1) && queue.add((), 1));
+        assert!(!queue.wait(Instant::now()));
+        assert!(queue.next().is_some() && queue.next().is_some());
+        assert!(!queue.wait(Instant::now() + Duration::from_millis(1)), "the last one is not done");
+        let thread = thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || assert!(queue.next().is_none())
+        });
+        assert!(queue.wait(Instant::now() + PLENTY));
+        queue.close();
+        thread.join().unwrap();
+    }
+}

@@ -1,0 +1,224 @@
+//! What is said of kept spans: in the log, to the program's callback, and for `Handle::router`.
+//!
+//! The log and the callback are the program's and may block: on a full pipe, on a lock, for ever. Each has a thread and a
+//! bounded queue of its own, so that neither stops the other, nor profiles, nor a caller. What finds a queue full is
+//! dropped and counted.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::RwLock;
+use tracing::Dispatch;
+use tracing::dispatcher::WeakDispatch;
+use tracing::level_filters::LevelFilter;
+
+use super::kept_event::{self, NameHint};
+use super::queue::Queue;
+#[cfg(feature = "axum")]
+use super::recent::Recent;
+use crate::keep::{Kept, OnKept};
+use crate::log::{LogEvent, LogKind};
+use crate::redact::Redaction;
+use crate::stats::Counters;
+use crate::sys;
+
+/// The events and kept spans that wait for the log, and the kept spans that wait for the callback.
+const MOST_WAITING: usize = 8_192;
+/// At most one line in this time states how many were dropped, while others wait.
+const LOST_INTERVAL: Duration = Duration::from_secs(10);
+
+/// What the log is given.
+#[derive(Debug)]
+pub(crate) enum LogItem {
+    Event(Box<LogEvent>),
+    Kept(Arc<Kept>),
+}
+
+/// Passes on what is to be said, without waiting.
+#[derive(Debug)]
+pub(crate) struct Reporter {
+    counters: Arc<Counters>,
+    redaction: Arc<Redaction>,
+    #[cfg(feature = "axum")]
+    pub(crate) recent: Recent,
+    dispatch: RwLock<Option<WeakDispatch>>,
+    log: Queue<LogItem>,
+    /// If the program has a callback.
+    callback: Option<Queue<Arc<Kept>>>,
+}
+
+impl Reporter {
+    pub(crate) fn new(
+        counters: Arc<Counters>,
+        redaction: Arc<Redaction>,
+        has_callback: bool,
+    ) -> Self {
+        Self {
+            counters,
+            redaction,
+            #[cfg(feature = "axum")]
+            recent: Recent::default(),
+            dispatch: RwLock::new(None),
+            log: Queue::new(MOST_WAITING),
+            callback: has_callback.then(|| Queue::new(MOST_WAITING)),
+        }
+    }
+
+    /// Sets the subscriber that receives the layer's log events.
+    pub(crate) fn set_dispatch(&self, dispatch: WeakDispatch) {
+        *self.dispatch.write() = Some(dispatch);
+    }
+
+    /// The subscriber that the layer is part of, if it is known.
+    pub(crate) fn dispatch(&self) -> Option<Dispatch> {
+        self.dispatch.read().as_ref().and_then(WeakDispatch::upgrade)
+    }
+
+    /// Whether a subscriber receives the layer's log events.
+    pub(crate) fn has_dispatch(&self) -> bool {
+        self.dispatch.read().is_some() || tracing::dispatcher::has_been_set()
+    }
+
+    /// Logs an event, on the thread for that.
+    pub(crate) fn log(&self, event: LogEvent) {
+        self.add_to_log(LogItem::Event(Box::new(event)), 1);
+    }
+
+    fn add_to_log(&self, item: LogItem, size: usize) {
+        if !self.log.add(item, size) {
+            Counters::add(&self.counters.reports.dropped_log_full, size as u64);
+        }
+    }
+
+    /// Reports kept spans to all that want to know of them.
+    pub(crate) fn report(&self, kept: Kept) {
+        let spans = kept.spans.len();
+        let kept = Arc::new(kept);
+        #[cfg(feature = "axum")]
+        self.recent.add(&kept, &self.redaction);
+        if let Some(callback) = &self.callback
+            && !callback.add(Arc::clone(&kept), spans)
+        {
+            Counters::add(&self.counters.reports.dropped_callback_full, spans as u64);
+        }
+        self.add_to_log(LogItem::Kept(kept), spans);
+    }
+
+    /// Waits until everything that was reported before is logged and the callback has returned. Returns whether that is so.
+    pub(crate) fn wait(&self, deadline: Instant) -> bool {
+        self.log.wait(deadline)
+            && self.callback.as_ref().is_none_or(|callback| callback.wait(deadline))
+    }
+
+    /// Waits until everything that was logged before is written.
+    #[cfg(any(feature = "axum", feature = "sighup"))]
+    pub(crate) fn wait_for_log(&self, deadline: Instant) {
+        self.log.wait(deadline);
+    }
+
+    /// Ends the threads once they have done what waits.
+    pub(crate) fn close(&self) {
+        self.log.close();
+        self.callback.iter().for_each(Queue::close);
+    }
+
+    /// The thread that logs.
+    pub(crate) fn run_log(&self) {
+        let (mut hint, mut lost) = (NameHint::default(), LostLines::default());
+        let mut level = MissingLevel::default();
+        while let Some(item) = self.log.next() {
+            match item {
+                LogItem::Event(event) => {
+                    level.wait(event.level);
+                    self.emit(&event);
+                }
+                LogItem::Kept(kept) => {
+                    self.write(|| kept_event::log(&kept, &self.redaction));
+                    if let Some(event) = hint.event(&kept, &self.redaction) {
+                        self.emit(&event);
+                    }
+                }
+            }
+            if let Some(event) = lost.event(&self.counters.reports.dropped_log_full, &self.log) {
+                self.emit(&event);
+            }
+        }
+    }
+
+    /// The thread that calls the program's callback.
+    pub(crate) fn run_callback(&self, on_kept: &OnKept) {
+        let Some(callback) = &self.callback else { return };
+        while let Some(kept) = callback.next() {
+            // Foreign code, which may panic.
+            let reported = catch_unwind(AssertUnwindSafe(|| on_kept(&kept)));
+            let panicked = &self.counters.spans.on_kept_panics;
+            if reported.is_err() && panicked.fetch_add(1, Ordering::Relaxed) == 0 {
+                let line = "the `on_kept` callback panicked; further panics are only counted";
+                self.log(LogEvent::warning(LogKind::OnKeptPanicked, line));
+            }
+        }
+    }
+
+    fn emit(&self, event: &LogEvent) {
+        self.write(|| event.emit());
+    }
+
+    /// Logs with the layer's subscriber as the default. Panics of the subscriber are ignored.
+    fn write(&self, event: impl FnOnce()) {
+        let write = || match self.dispatch() {
+            Some(dispatch) => tracing::dispatcher::with_default(&dispatch, event),
+            None => event(),
+        };
+        _ = catch_unwind(AssertUnwindSafe(|| sys::log_between_forks(write)));
+    }
+
+    /// What waits for the log.
+    #[cfg(test)]
+    pub(crate) fn take_log(&self) -> Vec<LogItem> {
+        self.log.take_all()
+    }
+}
+
+/// How many lines were dropped, and when that was last said.
+#[derive(Default)]
+struct LostLines {
+    said: u64,
+    at: Option<Instant>,
+}
+
+impl LostLines {
+    fn event(&mut self, all: &AtomicU64, log: &Queue<LogItem>) -> Option<LogEvent> {
+        let all = all.load(Ordering::Relaxed);
+        let more = all - self.said;
+        let is_due = || self.at.is_none_or(|at| at.elapsed() >= LOST_INTERVAL) || log.is_empty();
+        if more == 0 || !is_due() {
+            return None;
+        }
+        (self.said, self.at) = (all, Some(Instant::now()));
+        let message = format!(
+            "{more} events of this layer were not logged, since the log did not take them for too long; no \
+             profile was lost by that"
+        );
+        Some(LogEvent { count: Some(more), ..LogEvent::warning(LogKind::LogBlocked, message) })
+    }
+}
+
+/// Whether the global maximum level was too low for an event, and stayed so.
+#[derive(Default)]
+struct MissingLevel(bool);
+
+impl MissingLevel {
+    /// A layer gets its dispatcher just before the maximum level is set, and events in between are lost. Waits up to 200
+    /// ms for the level, in case it is still to be set.
+    fn wait(&mut self, level: LevelFilter) {
+        for _ in 0..20 {
+            if self.0 || LevelFilter::current() >= level {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        self.0 = true;
+    }
+}
