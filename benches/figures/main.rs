@@ -16,13 +16,16 @@ mod alloc;
 mod allocator;
 mod attribution;
 mod awaits;
+mod cold;
 mod covered;
 #[path = "../../tests/support/deep.rs"]
 mod deep;
 mod export;
 mod export_memory;
+mod hosts;
 mod hot;
 mod idle;
+mod interest;
 mod measure;
 mod memory;
 mod off_cpu;
@@ -31,6 +34,7 @@ mod process;
 mod rivals;
 mod sampling;
 mod service;
+mod shared;
 #[path = "../../tests/support/sleeps.rs"]
 mod sleeps;
 mod split;
@@ -55,6 +59,9 @@ type Part = (&'static str, fn());
 /// In the order in which they are printed.
 const PARTS: &[Part] = &[
     ("hot", hot::run),
+    ("cold", cold::run),
+    ("shared", shared::run),
+    ("interest", interest::run),
     ("await", awaits::run),
     ("alloc", alloc::run),
     ("switch", switch::run),
@@ -77,6 +84,7 @@ const PARTS: &[Part] = &[
 const CHILDREN: &[Part] = &[
     ("awaits_off", awaits::off),
     ("syscalls", syscalls::child),
+    ("shared", shared::child),
     ("attribution", attribution::counted),
     ("busy", rivals::busy),
     ("delivered", sampling::delivered_by_perf),

@@ -106,13 +106,14 @@ pub(crate) fn work_for(rounds: u64) -> u64 {
     x
 }
 
-/// Runs a part of this bench in a process of its own, and returns its output. `prefix` is the command that starts the
-/// process.
+/// Runs a part of this bench in a process of its own, and returns its output. `part` may have arguments, and `prefix` is
+/// the command that starts the process.
 pub(crate) fn child(part: &str, prefix: &[&str]) -> String {
     let this = std::env::current_exe().expect("the path of this program");
     let this = this.to_str().expect("a path in UTF-8");
     let mut command: Vec<&str> = prefix.to_vec();
-    command.extend([this, "--child", part]);
+    command.extend([this, "--child"]);
+    command.extend(part.split(' '));
     let output = std::process::Command::new(command[0])
         .args(&command[1..])
         .stderr(std::process::Stdio::inherit())

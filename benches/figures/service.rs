@@ -1,15 +1,19 @@
-//! The cost of the layer in a service under load: CPU time per request, with its confidence interval, and the
-//! latencies of its clients.
+//! The cost of the layer in a service under load: CPU time per request, against the same service in a process without the
+//! layer, with its confidence interval.
 
 pub(crate) mod server;
 
-use std::io::{BufRead, BufReader, Lines, Read, Write};
-use std::net::TcpStream;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::collections::BTreeMap;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
+use crate::hosts::{
+    Host, Phases, SHORT, added_percent, half_interval, log_ratio, print_added, rounds,
+};
 use crate::measure::{figure, median};
-use server::{AWAITS, Measured, ORDERS, Phases};
+use server::{
+    ALONE, AWAITS, DO_NOTHING, NO_SUBSCRIBER, NOT_PRINTED, ONLY_OURS, OTEL, State, WITHOUT,
+};
 
 /// A load on the service.
 struct Load {
@@ -17,103 +21,166 @@ struct Load {
     name: &'static str,
     path: &'static str,
     clients: u32,
-    seconds: u32,
     phases: Phases,
-    /// The settings, and the most that each may add to the CPU time of a request, in percent.
-    kinds: &'static [(&'static str, f64)],
+    /// How often each process of a turn is measured.
+    rounds: usize,
+    /// The lifetime of connections that have a span; 0 if they have none.
+    connection_s: u64,
+    compared: &'static [Compared],
     /// How long the load may take if it is asked for by name; it ends sooner once the interval is narrow enough.
     most: Duration,
 }
 
-/// So short that other activity of the machine is the same in the four phases that are compared.
-const SHORT: Phases = Phases { ms: 50, pause_ms: 5, connection_s: 0 };
-
-/// For requests that take long, and in which threads may be sampled.
-const fn long(pause_ms: u64) -> Phases {
-    Phases { ms: 500, pause_ms, connection_s: 0 }
+/// A kind of process, the one it is compared with, and the most that it may add to the CPU time of a request, in percent.
+struct Compared {
+    /// The rest of the figure's name.
+    figure: &'static str,
+    with: &'static str,
+    without: &'static str,
+    goal: f64,
 }
 
-const fn with_connections(connection_s: u64) -> Phases {
-    Phases { ms: 200, pause_ms: 20, connection_s }
+const fn added(figure: &'static str, with: &'static str, goal: f64) -> Compared {
+    Compared { figure, with, without: WITHOUT, goal }
 }
+
+const ANY: f64 = f64::INFINITY;
 
 const ORDERS_AT_ONCE: Load = Load {
     name: "service",
     path: "/orders/",
     clients: 4,
-    seconds: 5,
     phases: SHORT,
-    kinds: &[
-        ("defaults", 1.0),
-        ("timer", 1.0),
-        // Only in the long run: times alone, and the cost of sampling from the first enter.
-        ("none", 1.0),
-        ("early", 100.0),
-        ("early_timer", 100.0),
+    rounds: 8,
+    connection_s: 0,
+    compared: &[
+        added("cpu_per_request_added", "defaults", 1.0),
+        added("timer.cpu_per_request_added", "timer", 1.0),
+        added("none.cpu_per_request_added", "none", 1.0),
+        added("cpu_per_request_added_by_tracing_opentelemetry", OTEL, ANY),
     ],
     most: Duration::from_secs(900),
 };
-const BOTH: &[(&str, f64)] = &[("defaults", 1.0), ("timer", 1.0)];
-const OTHERS: [Load; 12] = [
+const BOTH: &[Compared] = &[
+    added("cpu_per_request_added", "defaults", 1.0),
+    added("timer.cpu_per_request_added", "timer", 1.0),
+];
+const OTHERS: [Load; 14] = [
+    // Against other processes, which tells what the baseline pays for.
+    Load {
+        name: "service.against",
+        compared: &[
+            Compared {
+                figure: "spans_only_ours.cpu_per_request_added",
+                with: ONLY_OURS,
+                without: NOT_PRINTED,
+                goal: ANY,
+            },
+            Compared {
+                figure: "no_subscriber.cpu_per_request_added",
+                with: "defaults",
+                without: NO_SUBSCRIBER,
+                goal: ANY,
+            },
+            Compared {
+                figure: "layer_that_does_nothing.cpu_per_request_added",
+                with: ALONE,
+                without: DO_NOTHING,
+                goal: ANY,
+            },
+        ],
+        most: Duration::from_secs(300),
+        ..ORDERS_AT_ONCE
+    },
+    few(Load {
+        name: "service.early",
+        compared: &[
+            added("cpu_per_request_added", "early", ANY),
+            added("timer.cpu_per_request_added", "early_timer", ANY),
+        ],
+        ..ORDERS_AT_ONCE
+    }),
     wrapped(Load { name: "service.wrapped", ..ORDERS_AT_ONCE }),
     wrapped(awaiting("service.wrapped.awaiting_20ms", "/awaits/20/", 100, 60)),
-    Load {
+    few(Load {
         name: "service.all_kept",
         phases: long(100),
-        ..few(&[("all_kept", 15.0), ("all_reported", 100.0)])
-    },
+        rounds: 2,
+        compared: &[
+            added("cpu_per_request_added", "all_kept", 15.0),
+            // With a line and a call of `on_kept` for each.
+            added("reported.cpu_per_request_added", "all_reported", ANY),
+        ],
+        ..ORDERS_AT_ONCE
+    }),
     awaiting("service.awaiting_20ms", "/awaits/20/", 100, 60),
     awaiting("service.awaiting_50ms", "/awaits/50/", 250, 150),
     awaiting("service.awaiting_200ms", "/awaits/200/", 800, 400),
-    Load {
+    few(Load {
         name: "service.saturated",
         path: "/lists/",
         clients: 256,
-        seconds: 20,
-        phases: long(1_000),
-        ..few(&[("defaults", 2.0), ("timer", 2.0)])
-    },
-    Load {
+        phases: Phases { ms: 1_000, pause_ms: 1_000 },
+        rounds: 2,
+        compared: &[
+            added("cpu_per_request_added", "defaults", 2.0),
+            added("timer.cpu_per_request_added", "timer", 2.0),
+        ],
+        ..ORDERS_AT_ONCE
+    }),
+    few(Load {
         name: "service.one_sleeps",
         path: "/one_sleeps/",
-        seconds: 10,
         phases: long(500),
-        ..few(BOTH)
-    },
-    Load {
+        rounds: 4,
+        compared: BOTH,
+        ..ORDERS_AT_ONCE
+    }),
+    few(Load {
         name: "service.one_works",
         path: "/one_works/",
-        seconds: 20,
-        phases: Phases { ms: 2_000, ..long(500) },
-        ..few(&[("defaults", 4.0), ("timer", 4.0)])
-    },
-    Load { name: "service.connections_1s", phases: with_connections(1), ..few(BOTH) },
-    Load { name: "service.connections_5s", phases: with_connections(5), seconds: 12, ..few(BOTH) },
-    Load {
-        name: "service.connections_60s",
-        phases: with_connections(60),
-        seconds: 61,
-        ..few(BOTH)
-    },
+        phases: Phases { ms: 2_000, pause_ms: 500 },
+        rounds: 2,
+        compared: &[
+            added("cpu_per_request_added", "defaults", 4.0),
+            added("timer.cpu_per_request_added", "timer", 4.0),
+        ],
+        ..ORDERS_AT_ONCE
+    }),
+    with_connections("service.connections_1s", 1, 4),
+    with_connections("service.connections_5s", 5, 10),
+    with_connections("service.connections_60s", 60, 40),
 ];
 
+/// For requests that take long, and in which threads may be sampled.
+const fn long(pause_ms: u64) -> Phases {
+    Phases { ms: 500, pause_ms }
+}
+
+const fn with_connections(name: &'static str, connection_s: u64, rounds: usize) -> Load {
+    let phases = Phases { ms: 200, pause_ms: 20 };
+    few(Load { name, phases, connection_s, rounds, compared: BOTH, ..ORDERS_AT_ONCE })
+}
+
 const fn wrapped(load: Load) -> Load {
-    Load { kinds: &[(AWAITS, 0.5)], most: Duration::from_secs(100), ..load }
+    const WRAPPED: &[Compared] =
+        &[Compared { figure: "await_added", with: AWAITS, without: "defaults", goal: 0.5 }];
+    Load { compared: WRAPPED, most: Duration::from_secs(100), ..load }
 }
 
 const fn awaiting(name: &'static str, path: &'static str, clients: u32, pause_ms: u64) -> Load {
-    let phases = Phases { ms: 2 * pause_ms, ..long(pause_ms) };
-    Load { name, path, clients, phases, seconds: 10, ..few(BOTH) }
+    let phases = Phases { ms: 2 * pause_ms, pause_ms };
+    few(Load { name, path, clients, phases, compared: BOTH, ..ORDERS_AT_ONCE })
 }
 
-const fn few(kinds: &'static [(&'static str, f64)]) -> Load {
-    Load { kinds, most: Duration::from_secs(300), ..ORDERS_AT_ONCE }
+const fn few(load: Load) -> Load {
+    Load { most: Duration::from_secs(300), ..load }
 }
 
-/// In the run of all figures: the number of kinds of the first load, and its duration.
-const AMONG_ALL: (usize, Duration) = (3, Duration::from_secs(40));
+/// The duration of the first load in the run of all figures.
+const AMONG_ALL: Duration = Duration::from_secs(45);
 /// Half of the confidence interval, in percent.
-const NARROW: f64 = 0.5;
+const NARROW: f64 = 0.3;
 const LEAST_TURNS: usize = 12;
 /// The counters to print.
 const OF_INTEREST: [&str; 8] = [
@@ -126,9 +193,10 @@ const OF_INTEREST: [&str; 8] = [
     "samples.taken",
     "sampling.rate_reduced",
 ];
-/// Requests before the first round of a process.
-const WARM_UP: u32 = 1_000;
-const REQUESTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/figures/service/requests.lua");
+/// Before the first round of a process: files are read, threads are started and symbols are loaded.
+const WARM_UP: Duration = Duration::from_millis(400);
+pub(crate) const REQUESTS: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/benches/figures/service/requests.lua");
 
 pub(crate) fn run() {
     if Command::new("wrk").arg("-v").output().is_err() {
@@ -144,244 +212,118 @@ pub(crate) fn run() {
         };
         asked.iter().any(is_it)
     };
-    let Load { kinds, most, .. } = ORDERS_AT_ONCE;
-    match asked.is_empty() {
-        true => measure(&ORDERS_AT_ONCE, &kinds[..AMONG_ALL.0], AMONG_ALL.1),
-        false => {
-            if is_asked(&&ORDERS_AT_ONCE) {
-                measure(&ORDERS_AT_ONCE, kinds, most);
-            }
-            OTHERS.iter().filter(is_asked).for_each(|load| measure(load, load.kinds, load.most));
-        }
+    if asked.is_empty() {
+        return measure(&Load { most: AMONG_ALL, ..ORDERS_AT_ONCE });
     }
+    let first = [ORDERS_AT_ONCE];
+    first.iter().chain(&OTHERS).filter(is_asked).for_each(measure);
 }
 
-fn measure(load: &Load, kinds: &[(&'static str, f64)], most: Duration) {
+fn measure(load: &Load) {
     let start = Instant::now();
+    let mut kinds: Vec<&'static str> = Vec::new();
+    for kind in load.compared.iter().flat_map(|compared| [compared.without, compared.with]) {
+        if !kinds.contains(&kind) {
+            kinds.push(kind);
+        }
+    }
+    let number = |kind| kinds.iter().position(|known| *known == kind).expect("it is in the list");
     let mut of_kinds: Vec<OfKind> = kinds.iter().map(|_| OfKind::default()).collect();
+    // The logarithms of the ratios, one per turn.
+    let mut log_ratios = vec![Vec::new(); load.compared.len()];
     for turn in 0_usize.. {
-        let is_narrow = |of_kind: &OfKind| half_interval(&of_kind.log_ratios) <= NARROW;
-        // The remaining kinds are printed with the interval that they have by then.
-        let is_enough = turn >= LEAST_TURNS && of_kinds.iter().take(2).all(is_narrow);
-        if turn > 0 && start.elapsed() > most || is_enough {
+        let is_narrow = |log_ratios: &Vec<f64>| half_interval(log_ratios) <= NARROW;
+        let is_enough = || turn >= LEAST_TURNS && log_ratios.iter().take(2).all(is_narrow);
+        if turn > 0 && start.elapsed() > load.most || is_enough() {
             break;
         }
-        for number in in_turn(turn, kinds.len()) {
-            of_kinds[number].add(load, kinds[number].0);
+        let rounds = take_turn(load, &kinds, &mut of_kinds);
+        for (compared, log_ratios) in load.compared.iter().zip(&mut log_ratios) {
+            let (with, without) = (number(compared.with), number(compared.without));
+            log_ratios.push(log_ratio(&rounds, with, without));
         }
     }
-    for ((kind, goal), of_kind) in kinds.iter().zip(&of_kinds) {
-        let name = match *kind {
-            "defaults" => format!("{}.cpu_per_request_added", load.name),
+    for (compared, log_ratios) in load.compared.iter().zip(&log_ratios) {
+        let name = match (load.name, compared.with) {
             // Of the same load.
-            AWAITS => format!("{}.await_added", load.name.replacen(".wrapped", "", 1)),
-            "all_kept" => "service.cpu_per_request_added_all_kept".to_owned(),
-            kind => format!("{}.{kind}.cpu_per_request_added", load.name),
+            (name, AWAITS) => format!("{}.await_added", name.replacen(".wrapped", "", 1)),
+            ("service.all_kept", "all_kept") => "service.cpu_per_request_added_all_kept".to_owned(),
+            (name, _) => format!("{name}.{}", compared.figure),
         };
-        added(&name, *goal, &of_kind.log_ratios);
+        print_added(&name, compared.goal, log_ratios);
     }
-    figure(&format!("{}.turns", load.name), of_kinds[0].log_ratios.len() as f64, "count");
-    for ((kind, _), of_kind) in kinds.iter().zip(&of_kinds) {
+    if let [ours, .., theirs] = &log_ratios[..]
+        && load.compared.last().is_some_and(|compared| compared.with == OTEL)
+    {
+        let [[_, ours, _], [_, theirs, _]] = [ours, theirs].map(|ratios| added_percent(ratios));
+        figure(&format!("{}.ratio_to_tracing_opentelemetry", load.name), ours / theirs, "x");
+    }
+    figure(&format!("{}.turns", load.name), log_ratios[0].len() as f64, "count");
+    for (kind, of_kind) in kinds.iter().zip(&of_kinds) {
         of_kind.print(&format!("{}.{kind}", load.name));
     }
 }
 
-/// The results of one kind.
+/// Starts a process of each kind and measures them in rounds. New processes each time, since memory layout makes two
+/// processes of one kind differ.
+fn take_turn(load: &Load, kinds: &[&str], of_kinds: &mut [OfKind]) -> Vec<Vec<f64>> {
+    let start = |kind: &&str| {
+        let mut command = Command::new(std::env::current_exe().expect("the path of this program"));
+        command.args(["--child", "service", *kind, &load.connection_s.to_string()]);
+        Host::start(&mut command)
+    };
+    let mut hosts: Vec<Host> = kinds.iter().map(start).collect();
+    for host in &mut hosts {
+        host.start_client(load.clients, REQUESTS, load.path);
+        std::thread::sleep(WARM_UP.max(Duration::from_millis(load.phases.ms)));
+        host.run(false);
+    }
+    let state =
+        |host: &mut Host| -> State { serde_json::from_str(&host.ask("state")).expect("JSON") };
+    let before: Vec<State> = hosts.iter_mut().map(state).collect();
+    let rounds = rounds(&mut hosts, load.phases, load.rounds);
+    for (number, (host, before)) in hosts.iter_mut().zip(before).enumerate() {
+        let after = state(host);
+        let of_kind = &mut of_kinds[number];
+        of_kind.us.extend(rounds.iter().map(|round| round[number] / 1e3));
+        of_kind.resident_mib.push(after.resident_kib / 1024.0);
+        let loaded_ms = (2 * load.rounds) as f64 * (load.phases.ms + load.phases.pause_ms) as f64;
+        let own_ns = after.own_cpu_ns.saturating_sub(before.own_cpu_ns);
+        of_kind.own_ms_a_second.push(own_ns as f64 / 1e3 / loaded_ms);
+        for (name, count) in after.stats {
+            let before = before.stats.get(&name).copied().unwrap_or_default();
+            *of_kind.stats.entry(name).or_default() += count.saturating_sub(before);
+        }
+        host.end_client();
+    }
+    rounds
+}
+
+/// The results of one kind, of all processes.
 #[derive(Default)]
 struct OfKind {
-    /// The logarithms of the ratio of CPU time per request, with the layer to without, one per process.
-    log_ratios: Vec<f64>,
-    /// The measurements of each process, and the median and 99th percentile of latency in microseconds.
-    measured: Vec<(Measured, [f64; 2])>,
+    /// CPU time per request in each round.
+    us: Vec<f64>,
+    resident_mib: Vec<f64>,
+    /// CPU time of the layer's threads, all of it, for each second under load.
+    own_ms_a_second: Vec<f64>,
+    /// The increase of each counter.
+    stats: BTreeMap<String, u64>,
 }
 
 impl OfKind {
-    /// Runs one process, since memory layout makes two processes of one kind differ.
-    fn add(&mut self, load: &Load, kind: &str) {
-        let mut server = Server::start(kind, load.phases);
-        server.warm_up(load);
-        let (measured, latencies) = server.measure(load);
-        let log_ratio =
-            |[without, with]: &[(u64, u64); 2]| (per_request(*with) / per_request(*without)).ln();
-        let log_ratios: Vec<f64> = measured.quads.iter().map(log_ratio).collect();
-        self.log_ratios.push(median(&log_ratios));
-        self.measured.push((measured, latencies));
-    }
-
     fn print(&self, name: &str) {
-        let quads = || self.measured.iter().flat_map(|(measured, _)| &measured.quads);
-        for (what, kind) in [("without", 0), ("with", 1)] {
-            let us: Vec<f64> = quads().map(|quad| per_request(quad[kind]) / 1e3).collect();
-            figure(&format!("{name}.{what}.cpu_per_request"), median(&us), "us");
+        figure(&format!("{name}.cpu_per_request"), median(&self.us), "us");
+        figure(&format!("{name}.memory"), median(&self.resident_mib), "MiB");
+        if self.stats.is_empty() {
+            return;
         }
-        for (what, number) in [("p50", 0), ("p99", 1)] {
-            let of_all: Vec<f64> = self.measured.iter().map(|(_, us)| us[number]).collect();
-            figure(&format!("{name}.{what}"), median(&of_all), "us");
-        }
-        let in_all = |field: &str| -> u64 {
-            self.measured.iter().map(|(measured, _)| measured.stats[field]).sum()
-        };
         for field in OF_INTEREST {
-            figure(&format!("{name}.{field}"), in_all(field) as f64, "count");
+            figure(&format!("{name}.{field}"), self.stats[field] as f64, "count");
         }
-        let sampled =
-            in_all("spans.kept_sampled_ns") as f64 / in_all("spans.kept_on_cpu_ns").max(1) as f64;
-        figure(&format!("{name}.covered"), sampled * 100.0, "%");
-        // Over the whole time, including the pauses that the figures above leave out.
-        let own_ms_a_second = |(measured, _): &(Measured, _)| {
-            measured.own_cpu_ns as f64 / measured.took_ns as f64 * 1e3
-        };
-        let own: Vec<f64> = self.measured.iter().map(own_ms_a_second).collect();
-        figure(&format!("{name}.own_threads"), median(&own), "ms/s");
-        let resident = |(measured, _): &(Measured, _)| measured.resident_kib / 1024.0;
-        let resident: Vec<f64> = self.measured.iter().map(resident).collect();
-        figure(&format!("{name}.memory"), median(&resident), "MiB");
-    }
-}
-
-/// CPU time per request in nanoseconds.
-fn per_request((cpu_ns, requests): (u64, u64)) -> f64 {
-    cpu_ns as f64 / requests.max(1) as f64
-}
-
-/// The order of the kinds in a turn: each is first and last as often as the others, in both directions.
-fn in_turn(turn: usize, kinds: usize) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..kinds).collect();
-    order.rotate_left(turn / 2 % kinds);
-    if turn % 2 == 1 {
-        order.reverse();
-    }
-    order
-}
-
-/// Half of the confidence interval, in percent.
-fn half_interval(log_ratios: &[f64]) -> f64 {
-    let [low, _, high] = estimate(log_ratios).map(|log_ratio| log_ratio.exp_m1() * 100.0);
-    (high - low) / 2.0
-}
-
-/// Prints the added cost, or that it is not known precisely enough to compare it with its goal.
-fn added(name: &str, goal: f64, log_ratios: &[f64]) {
-    let percent = |log_ratio: f64| log_ratio.exp_m1() * 100.0;
-    let [low, middle, high] = estimate(log_ratios).map(percent);
-    // With fewer values the interval is too narrow.
-    if log_ratios.len() < 6 || (high - low) / 2.0 > goal {
-        println!("figure {name} unresolved %");
-    } else {
-        figure(name, middle, "%");
-    }
-    figure(&format!("{name}.ci_low"), low, "%");
-    figure(&format!("{name}.ci_high"), high, "%");
-}
-
-/// The location of the values and its 95 % confidence interval, by the Hodges-Lehmann estimator with the ranks of
-/// Wilcoxon's test. It is robust against a few rounds disturbed by other load.
-fn estimate(values: &[f64]) -> [f64; 3] {
-    let mut means: Vec<f64> = Vec::new();
-    for (number, first) in values.iter().enumerate() {
-        means.extend(values[number..].iter().map(|second| (first + second) / 2.0));
-    }
-    means.sort_by(f64::total_cmp);
-    let n = values.len() as f64;
-    let outside = n * (n + 1.0) / 4.0 - 1.96 * (n * (n + 1.0) * (2.0 * n + 1.0) / 24.0).sqrt();
-    // The number of means below the interval.
-    let outside = (outside.floor() as usize).saturating_sub(1);
-    [means[outside], median(&means), means[means.len() - 1 - outside]]
-}
-
-/// A running server, which is idle unless it has requests.
-struct Server {
-    process: Child,
-    questions: Option<ChildStdin>,
-    answers: Lines<BufReader<ChildStdout>>,
-    address: String,
-}
-
-impl Server {
-    fn start(kind: &str, phases: Phases) -> Self {
-        let this = std::env::current_exe().expect("the path of this program");
-        let mut command = Command::new(this);
-        let phases = serde_json::to_string(&phases).expect("JSON");
-        command.args(["--child", "service", kind, &phases]);
-        // Otherwise it would be chance whether memory is returned after a request and requested again by the next.
-        command.env("MALLOC_TRIM_THRESHOLD_", (256 << 20).to_string());
-        let mut process =
-            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("a process");
-        let questions = process.stdin.take();
-        let mut answers = BufReader::new(process.stdout.take().expect("a pipe")).lines();
-        let port = answers.next().expect("a port").expect("a pipe");
-        Self { process, questions, answers, address: format!("127.0.0.1:{port}") }
-    }
-
-    fn send(&self, what: &str) {
-        let mut questions = self.questions.as_ref().expect("it is running");
-        writeln!(questions, "{what}").expect("a pipe");
-    }
-
-    /// Sends requests until files are read, threads are started and symbols are loaded.
-    fn warm_up(&self, load: &Load) {
-        for kind in ["without", "with"] {
-            self.send(kind);
-            let mut stream = TcpStream::connect(&self.address).expect("it listens");
-            let mut answers = BufReader::new(stream.try_clone().expect("a file"));
-            for number in 0..WARM_UP {
-                let order = number % ORDERS;
-                let request = format!("GET /orders/{order} HTTP/1.1\r\nhost: shop\r\n\r\n");
-                stream.write_all(request.as_bytes()).expect("it reads");
-                read_answer(&mut answers);
-            }
-        }
-        // Includes one-time costs of this load, such as the first profiles.
-        if load.path != ORDERS_AT_ONCE.path {
-            self.load(load, 1);
-        }
-    }
-
-    /// Runs the load; returns the median and 99th percentile of latency in microseconds.
-    fn load(&self, load: &Load, seconds: u32) -> [f64; 2] {
-        let clients = format!("-c{}", load.clients);
-        let seconds = format!("-d{seconds}s");
-        let url = format!("http://{}{}", self.address, load.path);
-        let wrk = Command::new("wrk")
-            // With many concurrent requests, one takes seconds.
-            .args(["-t1", &clients, &seconds, "--timeout", "20s", "-s", REQUESTS, &url])
-            .output()
-            .expect("wrk");
-        let text = String::from_utf8(wrk.stdout).expect("UTF-8");
-        let numbers = text.lines().find_map(|line| line.strip_prefix("round "));
-        let numbers = numbers.unwrap_or_else(|| panic!("{text}")).split(' ');
-        let numbers: Vec<f64> = numbers.map(|number| number.parse().expect("a number")).collect();
-        let [requests, _, failed, p50_us, p99_us] = numbers[..] else { panic!("{text}") };
-        assert!(failed == 0.0 && requests > 0.0, "all requests are answered: {text}");
-        [p50_us, p99_us]
-    }
-
-    fn measure(&mut self, load: &Load) -> (Measured, [f64; 2]) {
-        self.send("begin");
-        let latencies = self.load(load, load.seconds);
-        self.send("end");
-        let answer = self.answers.next().expect("an answer").expect("a pipe");
-        (serde_json::from_str(&answer).expect("JSON"), latencies)
-    }
-}
-
-fn read_answer(answers: &mut BufReader<TcpStream>) {
-    let (mut line, mut length) = (String::new(), 0);
-    while line != "\r\n" {
-        line.clear();
-        let count = answers.read_line(&mut line).expect("an answer");
-        assert!(count > 0, "an answer");
-        if let Some(number) = line.strip_prefix("content-length: ") {
-            length = number.trim().parse().expect("a number");
-        }
-    }
-    answers.read_exact(&mut vec![0; length]).expect("the whole body");
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // The server exits at the end of its input.
-        self.questions = None;
-        _ = self.process.wait();
+        let sampled = self.stats["spans.kept_sampled_ns"] as f64;
+        let covered = sampled / self.stats["spans.kept_on_cpu_ns"].max(1) as f64;
+        figure(&format!("{name}.covered"), covered * 100.0, "%");
+        figure(&format!("{name}.own_threads"), median(&self.own_ms_a_second), "ms/s");
     }
 }

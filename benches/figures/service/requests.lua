@@ -7,9 +7,8 @@ function request()
    return wrk.format("GET", wrk.path .. next_order)
 end
 
-function done(summary, latency)
+function done(summary)
    local errors = summary.errors
    local failed = errors.connect + errors.read + errors.write + errors.status + errors.timeout
-   io.write(string.format("\nround %d %d %d %d %d\n", summary.requests, summary.duration, failed,
-      latency:percentile(50), latency:percentile(99)))
+   io.write(string.format("\nround %d %d\n", summary.requests, failed))
 end

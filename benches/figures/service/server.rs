@@ -1,19 +1,19 @@
 //! The service: axum on tokio, SQLite and JSON. Its process prints the port that it listens on. Each input line then
-//! selects whether requests have the layer, or begins or ends a measurement, whose results are printed.
+//! asks for its CPU time and its requests so far, or for what the layer has done.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::future::ready;
 use std::path::Path as FilePath;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
-use axum::extract::{Path, Request, State};
+use axum::extract::{Path, Request, State as Extracted};
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
@@ -21,14 +21,18 @@ use axum::routing::future::RouteFuture;
 use axum::routing::get;
 use axum::serve::IncomingStream;
 use cpu_time::{ProcessTime, ThreadTime};
+use opentelemetry::trace::TracerProvider;
+use opentelemetry_sdk::trace::SdkTracerProvider;
 use rusqlite::Connection;
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
 use tower::{Service, service_fn};
-use tower_http::trace::TraceLayer;
-use tracing::instrument::{WithDispatch, WithSubscriber};
-use tracing::{Dispatch, Span, dispatcher, info_span};
+use tower_http::trace::{DefaultMakeSpan, TraceLayer};
+use tracing::instrument::{Instrument, Instrumented};
+use tracing::level_filters::LevelFilter;
+use tracing::{Level, Span, info_span};
 use tracing_profiling::{Builder, Handle, ProfiledExt, ProfilingLayer, Source};
+use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::Identity;
 use tracing_subscriber::prelude::*;
 
@@ -46,49 +50,77 @@ const SLOW_EACH: u64 = 100;
 /// How many orders a request reads that runs on a blocking thread.
 const ORDERS_OF_A_LIST: u32 = 20;
 
-/// How a server measures itself.
-#[derive(Clone, Copy, Deserialize, Serialize)]
-pub(super) struct Phases {
-    /// The length of a phase.
-    pub(super) ms: u64,
-    /// The pause after a change, which is not measured: until requests of the other kind are answered, and threads are
-    /// no longer sampled.
-    pub(super) pause_ms: u64,
-    /// The lifetime of connections that have a span; 0 if they have none.
-    pub(super) connection_s: u64,
-}
-
-/// The results of a server for one measurement.
+/// What the layer of a server has done so far, for one.
 #[derive(Deserialize, Serialize)]
-pub(super) struct Measured {
-    /// For each group of four phases (without the layer, with, with, without): CPU time and requests, without and
-    /// with.
-    pub(super) quads: Vec<[(u64, u64); 2]>,
+pub(super) struct State {
     pub(super) resident_kib: f64,
-    /// CPU time of the layer's threads, and the duration of the measurement.
+    /// CPU time of the layer's threads.
     pub(super) own_cpu_ns: u64,
-    pub(super) took_ns: u64,
-    /// The increase of each counter.
     pub(super) stats: BTreeMap<String, u64>,
 }
 
-/// The process of a server; its last two arguments are the kind and the phases.
+/// The process of a server; its last two arguments are the kind and the lifetime in seconds of connections that have a
+/// span, which is 0 if they have none.
 pub(crate) fn child() {
     let arguments: Vec<String> = std::env::args().collect();
-    let [.., kind, phases] = &arguments[..] else { panic!("{arguments:?}") };
+    let [.., kind, life_s] = &arguments[..] else { panic!("{arguments:?}") };
     let directory = tempfile::tempdir().expect("a directory");
     // For experiments; no variables are set when the published figures are measured.
     let builder = ProfilingLayer::builder().with_env().expect("settings");
-    let profiling = set(builder, kind).directory(directory.path()).build().expect("threads");
-    serve(profiling, serde_json::from_str(phases).expect("JSON"), kind == AWAITS);
+    let ours = || {
+        let layer = set(builder, kind).directory(directory.path()).build().expect("threads");
+        let handle = layer.handle();
+        (layer, handle)
+    };
+    // The README's: what prints is filtered. Its output is discarded.
+    let fmt = |filter| {
+        let fmt = tracing_subscriber::fmt::layer().with_writer(std::io::sink);
+        tracing_subscriber::registry().with(fmt.with_filter(EnvFilter::new(filter)))
+    };
+    let mut handle = None;
+    match kind.as_str() {
+        NO_SUBSCRIBER => {}
+        WITHOUT => fmt("info").init(),
+        NOT_PRINTED => fmt("warn").init(),
+        // A registry without any layer never closes a span.
+        DO_NOTHING => tracing_subscriber::registry().with(Identity::new()).init(),
+        OTEL => {
+            let tracer = SdkTracerProvider::builder().build().tracer("bench");
+            let otel = tracing_opentelemetry::layer().with_tracer(tracer);
+            fmt("info").with(otel.with_filter(LevelFilter::INFO)).init();
+        }
+        ALONE => {
+            let (layer, of_layer) = ours();
+            handle = Some(of_layer);
+            tracing_subscriber::registry().with(layer).init();
+        }
+        _ => {
+            let (layer, of_layer) = ours();
+            handle = Some(of_layer);
+            fmt(if kind == ONLY_OURS { "warn" } else { "info" }).with(layer).init();
+        }
+    }
+    let life = Duration::from_secs(life_s.parse().expect("seconds"));
+    serve(handle.as_ref(), life, kind == AWAITS);
 }
 
-/// The layer is always there; the wrapper of requests alternates.
+/// The README's subscriber, without the layer.
+pub(super) const WITHOUT: &str = "without";
+/// The same with that of tracing-opentelemetry, which has no exporter.
+pub(super) const OTEL: &str = "tracing_opentelemetry";
+/// The same without the layer, and with it, where nobody else wants the spans.
+pub(super) const NOT_PRINTED: &str = "not_printed";
+pub(super) const ONLY_OURS: &str = "only_ours";
+/// A registry whose only layer does nothing, and one whose only layer is ours.
+pub(super) const DO_NOTHING: &str = "do_nothing";
+pub(super) const ALONE: &str = "alone";
+pub(super) const NO_SUBSCRIBER: &str = "no_subscriber";
+/// With the layer, and a wrapper around each request.
 pub(super) const AWAITS: &str = "awaits";
 
 fn set(builder: Builder, kind: &str) -> Builder {
     match kind {
-        "defaults" | AWAITS => builder,
+        "defaults" | AWAITS | ALONE | ONLY_OURS => builder,
         "timer" => builder.source(Source::Timer),
         "none" => builder.source(Source::None),
         // Every span is sampled from its first enter.
@@ -117,201 +149,87 @@ fn own_cpu_ns() -> u64 {
 }
 
 /// Serves until the end of the input.
-fn serve(profiling: ProfilingLayer, phases: Phases, wraps: bool) {
-    let handle = profiling.handle();
-    let with = Dispatch::new(tracing_subscriber::registry().with(profiling));
-    // The spans exist, but no layer uses them. (A registry without any layer never closes a span.)
-    let without = Dispatch::new(tracing_subscriber::registry().with(Identity::new()));
+fn serve(handle: Option<&Handle>, life: Duration, wraps: bool) {
     let directory = tempfile::tempdir().expect("a directory");
     let shop = Shop::new(&directory.path().join("shop.db")).expect("SQLite");
     let counts = Arc::clone(&shop.counts);
     let router = shop.router();
-    let has_layer = Arc::new(AtomicBool::new(false));
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).expect("a port");
     println!("{}", listener.local_addr().expect("its number").port());
-    let of_connections = Arc::clone(&has_layer);
-    let connect = service_fn(move |_: IncomingStream<'_, TcpListener>| {
-        let kind =
-            |dispatch: &Dispatch| Kind { dispatch: dispatch.clone(), connection: Arc::default() };
-        let kinds = [kind(if wraps { &with } else { &without }), kind(&with)];
-        let has_layer = Arc::clone(&of_connections);
-        ready(Ok::<_, Infallible>(Served {
-            router: router.clone(),
-            kinds,
-            has_layer,
-            phases,
-            wraps,
-        }))
-    });
-    runtime.spawn(async { axum::serve(listener, connect).await });
-    let mut measuring = None;
+    if life.is_zero() && !wraps {
+        runtime.spawn(async { axum::serve(listener, router).await });
+    } else {
+        let connect = service_fn(move |_: IncomingStream<'_, TcpListener>| {
+            let (router, connection) = (router.clone(), Arc::default());
+            ready(Ok::<_, Infallible>(Served { router, connection, life, wraps }))
+        });
+        runtime.spawn(async { axum::serve(listener, connect).await });
+    }
     for line in std::io::stdin().lines() {
         match line.expect("a pipe").as_str() {
-            "with" => has_layer.store(true, Ordering::SeqCst),
-            "without" => has_layer.store(false, Ordering::SeqCst),
-            "begin" => {
-                let before: Vec<_> = handle.stats().iter().collect();
-                let is_over = Arc::new(AtomicBool::new(false));
-                let meter = Meter {
-                    counts: Arc::clone(&counts),
-                    has_layer: Arc::clone(&has_layer),
-                    handle: handle.clone(),
-                    phases,
-                    is_over: Arc::clone(&is_over),
-                };
-                let thread = std::thread::spawn(|| meter.measure());
-                measuring = Some((before, is_over, thread, Instant::now(), own_cpu_ns()));
+            "read" => {
+                let ns = ProcessTime::now().as_duration().as_nanos();
+                println!("{ns} {}", counts.ended.load(Ordering::SeqCst));
             }
             _ => {
-                let (before, is_over, thread, start, own_before_ns) =
-                    measuring.take().expect("a measurement in progress");
-                is_over.store(true, Ordering::SeqCst);
-                let quads = thread.join().expect("no panic");
-                assert!(handle.flush(Duration::from_secs(60)), "flushed");
-                let stats = handle.stats();
-                let grown = stats.iter().zip(before).map(|((name, after), (_, before))| {
-                    (name.to_owned(), after.saturating_sub(before))
-                });
-                let resident_kib = resident_kib();
-                let own_cpu_ns = own_cpu_ns() - own_before_ns;
-                let took_ns = start.elapsed().as_nanos() as u64;
-                let stats = grown.collect();
-                let measured = Measured { quads, resident_kib, own_cpu_ns, took_ns, stats };
-                println!("{}", serde_json::to_string(&measured).expect("JSON"));
-            }
-        }
-    }
-}
-
-/// Alternates between the layer and none, and measures both.
-struct Meter {
-    counts: Arc<Counts>,
-    has_layer: Arc<AtomicBool>,
-    handle: Handle,
-    phases: Phases,
-    is_over: Arc<AtomicBool>,
-}
-
-impl Meter {
-    fn measure(self) -> Vec<[(u64, u64); 2]> {
-        let start = ProcessTime::now();
-        let reading = || {
-            let ns = u64::try_from(start.elapsed().as_nanos()).expect("fits in 64 bits");
-            (ns, self.counts.ended.load(Ordering::SeqCst))
-        };
-        let mut quads = Vec::new();
-        loop {
-            let mut of_kinds = [(0, 0); 2];
-            for has_layer in [false, true, true, false] {
-                if self.has_layer.swap(has_layer, Ordering::SeqCst) != has_layer {
-                    self.pause(has_layer);
+                if let Some(handle) = handle {
+                    assert!(handle.flush(Duration::from_secs(60)), "flushed");
                 }
-                let (cpu_before_ns, requests_before) = reading();
-                std::thread::sleep(Duration::from_millis(self.phases.ms));
-                let (cpu_ns, requests) = reading();
-                let of_kind = &mut of_kinds[usize::from(has_layer)];
-                of_kind.0 += cpu_ns - cpu_before_ns;
-                of_kind.1 += requests - requests_before;
+                let stats = handle.map(Handle::stats);
+                let stats = stats.iter().flat_map(|stats| stats.iter());
+                let stats = stats.map(|(name, count)| (name.to_owned(), count)).collect();
+                let (resident_kib, own_cpu_ns) = (resident_kib(), own_cpu_ns());
+                let state = State { resident_kib, own_cpu_ns, stats };
+                println!("{}", serde_json::to_string(&state).expect("JSON"));
             }
-            if self.is_over.load(Ordering::SeqCst) {
-                return quads;
-            }
-            quads.push(of_kinds);
-        }
-    }
-
-    /// Leaves out the remaining work of requests of the other kind.
-    fn pause(&self, has_layer: bool) {
-        let start = Instant::now();
-        std::thread::sleep(Duration::from_millis(self.phases.pause_ms));
-        if has_layer {
-            return;
-        }
-        assert!(self.handle.flush(Duration::from_secs(60)), "flushed");
-        while self.handle.stats().threads.sampled > 0 {
-            assert!(start.elapsed() < Duration::from_secs(60), "in time");
-            std::thread::sleep(Duration::from_millis(1));
         }
     }
 }
 
-/// The subscriber of a request: with the layer or without.
-#[derive(Clone)]
-struct Kind {
-    dispatch: Dispatch,
-    /// The span of the connection and its start, shared by all clones of the connection's service.
-    connection: Arc<Mutex<Option<(Span, Instant)>>>,
-}
-
-/// Answers the requests of a connection.
+/// Answers the requests of a connection that has a span, or that are wrapped.
 #[derive(Clone)]
 struct Served {
     router: Router,
-    kinds: [Kind; 2],
-    has_layer: Arc<AtomicBool>,
-    phases: Phases,
-    /// Whether it is the wrapper that alternates, and not the layer.
+    /// The span of the connection and its start, shared by all clones of the connection's service.
+    connection: Arc<Mutex<Option<(Span, Instant)>>>,
+    life: Duration,
     wraps: bool,
 }
 
 impl Service<Request> for Served {
     type Response = Response;
     type Error = Infallible;
-    type Future = WithDispatch<InSpan>;
+    type Future = Instrumented<BoxedResponse>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Service::<Request>::poll_ready(&mut self.router, context)
     }
 
     fn call(&mut self, request: Request) -> Self::Future {
-        let is_second = self.has_layer.load(Ordering::SeqCst);
-        let kind = &self.kinds[usize::from(is_second)];
-        let is_wrapped = self.wraps && is_second;
-        let life = Duration::from_secs(self.phases.connection_s);
-        let answer = dispatcher::with_default(&kind.dispatch, || {
-            let is_over = |(_, since): &(Span, Instant)| since.elapsed() > life;
-            let mut connection = kind.connection.lock().expect("no panic");
-            if !life.is_zero() && connection.as_ref().is_none_or(is_over) {
-                *connection = Some((info_span!(parent: None, "connection"), Instant::now()));
-            }
-            let span = connection.as_ref().map_or_else(Span::none, |(span, _)| span.clone());
-            drop(connection);
-            let response = span.in_scope(|| self.router.call(request));
-            let response = with_body(response);
-            let response: BoxedResponse = match is_wrapped {
-                true => Box::pin(response.profiled()),
-                false => Box::pin(response),
-            };
-            InSpan { span, response }
-        });
-        answer.with_subscriber(kind.dispatch.clone())
+        let is_over = |(_, since): &(Span, Instant)| since.elapsed() > self.life;
+        let mut connection = self.connection.lock().expect("no panic");
+        if !self.life.is_zero() && connection.as_ref().is_none_or(is_over) {
+            *connection = Some((info_span!(parent: None, "connection"), Instant::now()));
+        }
+        let span = connection.as_ref().map_or_else(Span::none, |(span, _)| span.clone());
+        drop(connection);
+        let response = with_body(span.in_scope(|| self.router.call(request)));
+        let response: BoxedResponse = match self.wraps {
+            true => Box::pin(response.profiled()),
+            false => Box::pin(response),
+        };
+        response.instrument(span)
     }
-}
-
-/// A response in the span of its connection, with all of its body. The spans of a request must be left and closed here:
-/// the registry closes a parent, and a span that is exited, through the thread's subscriber, and [`WithDispatch`] sets
-/// that only while a future is polled. The span of the connection would stay open forever.
-struct InSpan {
-    span: Span,
-    response: BoxedResponse,
 }
 
 type BoxedResponse = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
 
+/// With all of its body, so that the span of the connection is around all of it.
 async fn with_body(response: RouteFuture<Infallible>) -> Result<Response, Infallible> {
     let (parts, body) = response.await?.into_parts();
     let body = to_bytes(body, usize::MAX).await.expect("a body in memory");
     Ok(Response::from_parts(parts, Body::from(body)))
-}
-
-impl Future for InSpan {
-    type Output = Result<Response, Infallible>;
-
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let Self { span, response } = self.get_mut();
-        span.in_scope(|| response.as_mut().poll(context))
-    }
 }
 
 #[derive(Default)]
@@ -415,6 +333,8 @@ impl Shop {
     }
 
     fn router(self) -> Router {
+        // So that they exist without the layer, too.
+        let spans = DefaultMakeSpan::new().level(Level::INFO);
         Router::new()
             .route("/orders/{id}", get(order))
             .route("/awaits/{milliseconds}/{id}", get(awaits))
@@ -422,7 +342,7 @@ impl Shop {
             .route("/one_works/{id}", get(one_works))
             .route("/lists/{id}", get(list))
             .with_state(self)
-            .layer(TraceLayer::new_for_http())
+            .layer(TraceLayer::new_for_http().make_span_with(spans))
     }
 
     #[tracing::instrument(skip(self))]
@@ -470,14 +390,14 @@ type Answer = Result<Response, StatusCode>;
 
 /// A handler and its callees, each with its span, inside the span of tower-http.
 #[tracing::instrument(skip(shop))]
-async fn order(State(shop): State<Shop>, Path(id): Path<u32>) -> Answer {
+async fn order(Extracted(shop): Extracted<Shop>, Path(id): Path<u32>) -> Answer {
     let (_answering, _) = Answering::begin(&shop.counts);
     answer(&shop, id)
 }
 
 /// A handler that first waits asynchronously.
 #[tracing::instrument(skip(shop))]
-async fn awaits(State(shop): State<Shop>, Path((ms, id)): Path<(u64, u32)>) -> Answer {
+async fn awaits(Extracted(shop): Extracted<Shop>, Path((ms, id)): Path<(u64, u32)>) -> Answer {
     let (_answering, _) = Answering::begin(&shop.counts);
     tokio::time::sleep(Duration::from_millis(ms)).await;
     answer(&shop, id)
@@ -485,7 +405,7 @@ async fn awaits(State(shop): State<Shop>, Path((ms, id)): Path<(u64, u32)>) -> A
 
 /// One in a hundred blocks its thread, in a span of its own.
 #[tracing::instrument(skip(shop))]
-async fn one_sleeps(State(shop): State<Shop>, Path(id): Path<u32>) -> Answer {
+async fn one_sleeps(Extracted(shop): Extracted<Shop>, Path(id): Path<u32>) -> Answer {
     let (_answering, number) = Answering::begin(&shop.counts);
     if number % SLOW_EACH == 0 {
         let span = info_span!("call");
@@ -497,7 +417,7 @@ async fn one_sleeps(State(shop): State<Shop>, Path(id): Path<u32>) -> Answer {
 
 /// One in a hundred reads more than it should.
 #[tracing::instrument(skip(shop))]
-async fn one_works(State(shop): State<Shop>, Path(id): Path<u32>) -> Answer {
+async fn one_works(Extracted(shop): Extracted<Shop>, Path(id): Path<u32>) -> Answer {
     let (_answering, number) = Answering::begin(&shop.counts);
     if number % SLOW_EACH == 0 {
         let start = ThreadTime::now();
@@ -512,19 +432,18 @@ async fn one_works(State(shop): State<Shop>, Path(id): Path<u32>) -> Answer {
 
 /// On a blocking thread, of which there is one per request.
 #[tracing::instrument(skip(shop))]
-async fn list(State(shop): State<Shop>, Path(id): Path<u32>) -> Answer {
+async fn list(Extracted(shop): Extracted<Shop>, Path(id): Path<u32>) -> Answer {
     let (answering, _) = Answering::begin(&shop.counts);
-    let (span, dispatch) = (Span::current(), dispatcher::get_default(Dispatch::clone));
+    let span = Span::current();
     let read = move || {
         let _answering = answering;
-        let read = || {
+        span.in_scope(|| {
             let mut last = Err(StatusCode::NOT_FOUND);
             for number in 0..ORDERS_OF_A_LIST {
                 last = answer(&shop, (id + number) % ORDERS);
             }
             last
-        };
-        dispatcher::with_default(&dispatch, || span.in_scope(read))
+        })
     };
     tokio::task::spawn_blocking(read).await.map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)?
 }
