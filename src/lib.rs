@@ -7,13 +7,14 @@
 //!
 //! ```no_run
 //! use tracing_profiling::ProfilingLayer;
+//! use tracing_subscriber::filter::LevelFilter;
 //! use tracing_subscriber::prelude::*;
 //!
 //! fn main() -> Result<(), tracing_profiling::Error> {
 //!     let profiling = ProfilingLayer::from_env()?;
 //!     let _flush = profiling.handle().flush_on_drop();
 //!     tracing_subscriber::registry()
-//!         .with(tracing_subscriber::fmt::layer())
+//!         .with(tracing_subscriber::fmt::layer().with_filter(LevelFilter::INFO))
 //!         .with(profiling)
 //!         .init();
 //!     // ... spans that take longer than 250 ms, and failed ones, now leave profiles in `./profiles/`.
@@ -59,7 +60,8 @@
 //! - In the child of a `fork` that is not followed by `exec`, build a new layer. The parent's layer does nothing there.
 //! - Keep the guard of [`Handle::flush_on_drop`] in `main`, or call [`Handle::flush`]. Otherwise spans kept just before
 //!   the process ends are lost. `exit` and `abort` do not drop guards.
-//! - Filter out spans that you do not need, as for any other layer: `profiling.with_filter(...)`.
+//! - Filter the layers, not the subscriber: `fmt::layer().with_filter(...)`. An `EnvFilter` that is a layer of its own
+//!   disables spans for this layer, too ([order of the layers](guide::subscriber#order-of-the-layers)).
 //!
 //! # What it does not do
 //!
@@ -148,6 +150,7 @@
 //! | `[checkout]=50ms` | for the span `checkout` of any target |
 //! | `[checkout{tenant=acme}]=50ms` | if its field `tenant` has that value, even if it is recorded later |
 //! | `[{tenant}]=50ms` | for all spans with that field |
+//! | `250ms\|error\|level<=info` | spans up to the level `INFO`; without this up to `DEBUG`, and `TRACE` if the directive names a span or a field |
 //! | `noisy=off` | never for targets that begin with `noisy` |
 //! | `off` | never, except for spans that another directive names |
 //!
@@ -156,6 +159,9 @@
 //! Only the most specific directive applies: the one with the longest target, then the one that names a span, then the
 //! one with more fields, then the last. If the variable is set, spans that no directive matches are not profiled:
 //! `shop=100ms` profiles only the shop, `250ms|error,shop=100ms` also everything else.
+//!
+//! Spans of `actix_rt`, `h2`, `hyper`, `hyper_util`, `quinn`, `quinn_proto`, `runtime`, `rustls` and `tokio`, which live as long
+//! as a connection or a task, are profiled only if a directive names their target or the span.
 //!
 //! [`Handle::set_rules`] replaces the rules at run time.
 
