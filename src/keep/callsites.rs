@@ -519,6 +519,106 @@ mod tests {
     }
 
     #[test]
+    fn spans_are_wanted_up_to_the_level_of_their_rule() {
+        with_spans(|| {
+            let info = metadata_of(&tracing::info_span!("info"));
+            let debug = metadata_of(&tracing::debug_span!("debug", tenant = 1));
+            let trace = metadata_of(&tracing::trace_span!("trace", tenant = 1));
+            let all = [info, debug, trace];
+            for (rules, expected, max_level) in [
+                ("250ms", [true, true, false], LevelFilter::DEBUG),
+                ("250ms|level<=info", [true, false, false], LevelFilter::INFO),
+                ("250ms|level<=error", [false, false, false], LevelFilter::INFO),
+                ("250ms|level<=trace", [true, true, true], LevelFilter::TRACE),
+                ("[trace]=1s", [false, false, true], LevelFilter::TRACE),
+                ("[{tenant=1}]=1s", [false, true, true], LevelFilter::TRACE),
+                ("[{tenant=1}]=1s|level<=debug", [false, true, false], LevelFilter::DEBUG),
+                ("250ms,[info]=off", [false, true, false], LevelFilter::DEBUG),
+                // The most specific rule decides, also about the level.
+                (
+                    "250ms,tracing_profiling=1s|level<=info",
+                    [true, false, false],
+                    LevelFilter::DEBUG,
+                ),
+                ("[trace]=1s|level<=info", [false, false, false], LevelFilter::INFO),
+                ("off", [false, false, false], LevelFilter::OFF),
+            ] {
+                let callsites = callsites(rules.parse().unwrap());
+                // Without and with what is known of the callsites.
+                assert_eq!(all.map(|one| callsites.wants(one)), expected, "{rules}");
+                assert_eq!(all.map(|one| callsites.register(one).0), expected, "{rules}");
+                assert_eq!(all.map(|one| callsites.wants(one)), expected, "{rules}");
+                assert_eq!(callsites.max_level(), max_level, "{rules}");
+                callsites.replace(Rules::new([]));
+                assert_eq!(all.map(|one| callsites.wants(one)), [false; 3], "{rules}");
+                assert_eq!(callsites.max_level(), LevelFilter::OFF, "{rules}");
+                callsites.replace(rules.parse().unwrap());
+                assert_eq!(all.map(|one| callsites.wants(one)), expected, "{rules}");
+            }
+        });
+    }
+
+    #[test]
+    fn spans_of_infrastructure_are_wanted_if_a_rule_names_them() {
+        with_spans(|| {
+            let connection = metadata_of(&tracing::info_span!(target: "h2::client", "Connection"));
+            let task = metadata_of(&tracing::info_span!(target: "tokio::task", "runtime.spawn"));
+            let similar = metadata_of(&tracing::info_span!(target: "tokio_postgres", "query"));
+            for (rules, expected) in [
+                ("250ms", [false, false, true]),
+                ("250ms,h2=1s", [true, false, true]),
+                ("250ms,[runtime.spawn]=1s", [false, true, true]),
+                ("tokio=1s", [false, true, true]),
+                ("250ms,h2::client=off", [false, false, true]),
+            ] {
+                let callsites = callsites(rules.parse().unwrap());
+                let wanted = [connection, task, similar].map(|one| callsites.wants(one));
+                assert_eq!(wanted, expected, "{rules}");
+            }
+        });
+    }
+
+    #[test]
+    fn errors_are_wanted_while_they_can_make_a_span_fail() {
+        with_spans(|| {
+            let metadata = |level| {
+                let span = metadata_of(&tracing::info_span!("any"));
+                let fields = tracing::field::FieldSet::new(&[], span.callsite());
+                let kind = tracing::metadata::Kind::EVENT;
+                Metadata::new("event", "any", level, None, None, None, fields, kind)
+            };
+            let (error, warn) = (metadata(Level::ERROR), metadata(Level::WARN));
+            for (rules, expected) in
+                [("error", true), ("250ms", false), ("off", false), ("250ms,[x]=error=self", true)]
+            {
+                let callsites = callsites(rules.parse().unwrap());
+                assert_eq!(callsites.wants(&error), expected, "{rules}");
+                assert!(!callsites.wants(&warn), "{rules}");
+            }
+            // The attribute of a callsite that is seen later.
+            let callsites = callsites("250ms".parse().unwrap());
+            let attribute =
+                metadata_of(&tracing::info_span!("a", "tracing_profiling on_error" = 0));
+            assert_eq!(callsites.register(attribute), (true, true));
+            assert_eq!(callsites.register(attribute), (true, false));
+            assert!(callsites.wants(&error));
+            // A span that is open when the rules are replaced can still fail.
+            let open = metadata_of(&tracing::info_span!("open"));
+            let callsites = self::callsites("error".parse().unwrap());
+            let number = callsites.find(open).unwrap().number;
+            callsites.replace(Rules::new([]));
+            for _ in 0..3 {
+                assert!(!callsites.sweep(&HashSet::from([number])));
+                assert!(callsites.wants(&error));
+                assert_eq!(callsites.max_level(), LevelFilter::ERROR);
+            }
+            let ends = [callsites.sweep(&HashSet::new()), callsites.sweep(&HashSet::new())];
+            assert!(ends[1] && !callsites.wants(&error));
+            assert_eq!(callsites.max_level(), LevelFilter::OFF);
+        });
+    }
+
+    #[test]
     fn gives_each_callsite_the_plan_of_its_rule() {
         with_spans(|| {
             let slow = metadata_of(&tracing::info_span!(target: "slow", "a"));
