@@ -426,11 +426,11 @@ mod tests {
         let (thread, _) = thread();
         assert!(!thread.end_if_unused());
         thread.note_unused();
-        assert!(thread.note_used());
+        assert_eq!(thread.note_used(), Use::Used);
         assert!(!thread.end_if_unused());
         thread.note_unused();
         assert!(thread.end_if_unused());
-        assert!(!thread.note_used());
+        assert_eq!(thread.note_used(), Use::Over);
         assert!(thread.is_over());
     }
 }
