@@ -7,6 +7,7 @@ mod account;
 mod age;
 mod awaits;
 mod close;
+mod counts;
 mod local;
 mod open_spans;
 mod sample_counts;

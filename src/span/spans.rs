@@ -8,6 +8,7 @@ use crossbeam::queue::ArrayQueue;
 use parking_lot::Mutex;
 
 use super::account::Sure;
+use super::counts::SpanCounts;
 use super::local::{ThreadState, add_state, count_unmatched, is_ignored, put, take, unmatched};
 use super::segment::{DETACHED, JUDGED_ABOVE, NESTED, PendingSegment, READS_CPU, Segment};
 use super::slot::{
@@ -52,36 +53,6 @@ pub(super) struct Ticks {
     pub(super) usage_interval: u64,
     long_segment: u64,
     pub(super) long_idle: u64,
-}
-
-/// The number of spans created, by thread.
-#[derive(Debug, Default)]
-struct SpanCounts {
-    threads: Vec<Arc<AtomicU64>>,
-    /// By threads that have ended.
-    before: u64,
-    /// At how many threads those that have ended are forgotten: twice as many as were left the last time.
-    most: usize,
-}
-
-impl SpanCounts {
-    fn add(&mut self, thread: &Arc<AtomicU64>) {
-        const LEAST: usize = 64;
-        if self.threads.len() >= self.most.max(LEAST) {
-            self.forget_ended();
-            self.most = 2 * self.threads.len();
-        }
-        self.threads.push(Arc::clone(thread));
-    }
-
-    fn forget_ended(&mut self) {
-        let before = &mut self.before;
-        self.threads.retain(|seen| {
-            let lives = Arc::strong_count(seen) > 1;
-            *before += if lives { 0 } else { seen.load(Ordering::Relaxed) };
-            lives
-        });
-    }
 }
 
 /// What the collector knows of an open span.
@@ -164,9 +135,7 @@ impl Spans {
 
     /// The number of spans created that a rule matches.
     pub(crate) fn seen(&self) -> u64 {
-        let seen = self.seen.lock();
-        let threads = seen.threads.iter().map(|thread| thread.load(Ordering::Relaxed));
-        seen.before + threads.sum::<u64>()
+        self.seen.lock().sum()
     }
 
     /// Whether the collector is to be woken, and no thread has woken it yet.
