@@ -21,6 +21,7 @@ mod links;
 mod logged;
 #[cfg(test)]
 mod model;
+mod modules;
 mod open_spans;
 mod outbox;
 #[cfg(feature = "_parts")]

@@ -143,25 +143,34 @@ fn open(attr: &mut perf_event_attr, tid: u32) -> Result<Event, WhyRefused> {
     if !may(UnusualCall::PerfEventOpen) {
         return Err(WhyRefused::Deadly);
     }
+    let file = open_file(attr, tid, None).map_err(|error| WhyRefused::of_open(&error))?;
+    Event::new(file).ok_or(WhyRefused::NotSupported)
+}
+
+/// Opens an event on a thread of this process (0 for the calling one), as a member of a group or alone.
+pub(super) fn open_file(
+    attr: &mut perf_event_attr,
+    tid: u32,
+    group: Option<BorrowedFd<'_>>,
+) -> io::Result<OwnedFd> {
     const ANY_CPU: i32 = -1;
     const NO_GROUP: i32 = -1;
-    // SAFETY: `attr` is initialized and contains its own size. It requests software events on a thread of this process,
-    // which affect nothing but the ring.
+    // SAFETY: `attr` is initialized and contains its own size. The event counts or samples a thread of this process, and
+    // affects nothing but its ring.
     let event = unsafe {
         perf_event_open_sys::perf_event_open(
             attr,
             tid.cast_signed(),
             ANY_CPU,
-            NO_GROUP,
+            group.map_or(NO_GROUP, |group| group.as_raw_fd()),
             u64::from(PERF_FLAG_FD_CLOEXEC),
         )
     };
     if event < 0 {
-        return Err(WhyRefused::of_open(&io::Error::last_os_error()));
+        return Err(io::Error::last_os_error());
     }
     // SAFETY: a file descriptor that the kernel just returned, with no other owner.
-    let file = unsafe { OwnedFd::from_raw_fd(event) };
-    Event::new(file).ok_or(WhyRefused::NotSupported)
+    Ok(unsafe { OwnedFd::from_raw_fd(event) })
 }
 
 /// A perf event and its ring, which the kernel fills.
@@ -280,6 +289,16 @@ fn disable_event(event: BorrowedFd<'_>) -> io::Result<()> {
     may_change()?;
     // SAFETY: an ioctl without an argument, on an event of this layer.
     let result = unsafe { perf_event_open_sys::ioctls::DISABLE(event.as_raw_fd(), 0) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Enables all events of the group of this one.
+pub(super) fn enable_group(event: BorrowedFd<'_>) -> io::Result<()> {
+    may_change()?;
+    // SAFETY: an ioctl whose argument is a number, on an event of this layer.
+    let result = unsafe {
+        perf_event_open_sys::ioctls::ENABLE(event.as_raw_fd(), bindings::PERF_IOC_FLAG_GROUP)
+    };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
