@@ -250,6 +250,44 @@ fn a_library_that_shrinks_in_place_does_no_harm() {
     });
 }
 
+/// More libraries than the collector remembers without looking which of them are needed.
+#[test]
+fn libraries_that_come_and_go_leave_earlier_stacks_right() {
+    in_child("libraries_that_come_and_go_leave_earlier_stacks_right", |dir| {
+        let setup = Setup::new("0ms");
+        let built = build(dir, WITH_ID);
+        let (early, late) = (dir.join("early.so"), dir.join("late.so"));
+        fs::copy(&built, &early).unwrap();
+        fs::copy(&built, &late).unwrap();
+        let profile = profile(&setup, || {
+            let library = Loaded::load(&early);
+            library.burn("first_function");
+            library.0.close().unwrap();
+            for round in 0..3 {
+                let load = |number| {
+                    let path = dir.join(format!("{round}_{number}.so"));
+                    fs::copy(&built, &path).unwrap();
+                    let library = Loaded::load(&path);
+                    fs::remove_file(&path).unwrap();
+                    library
+                };
+                let libraries: Vec<_> = (0..600).map(load).collect();
+                // The collector looks which libraries there are before it reads samples of this thread.
+                libraries.first().unwrap().burn("first_function");
+                std::thread::sleep(Duration::from_millis(100));
+                libraries.into_iter().for_each(|library| library.0.close().unwrap());
+            }
+            Loaded::load(&late).burn("second_function");
+        });
+        for (name, function) in [("early.so", "first_function"), ("late.so", "second_function")] {
+            let (all, named, with_line) = locations(&profile, name);
+            println!("{name}: {named} of {all}, {with_line} with lines");
+            assert!(all > 0 && (named, with_line) == (all, all));
+            assert!(support::points_in(&profile, function) > 0);
+        }
+    });
+}
+
 /// Where the last loaded segment ends in the file. What follows is only read by debuggers.
 fn end_of_loaded(file: &File) -> u64 {
     let number = |at: u64, length: usize| {

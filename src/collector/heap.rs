@@ -85,6 +85,10 @@ pub(crate) enum HeapPart {
 }
 
 impl Heap {
+    pub(super) fn stacks(&self) -> impl Iterator<Item = &Stack> {
+        self.stacks.iter().map(|known| known.stack.as_ref())
+    }
+
     /// Adds a sample with its unwound stack.
     pub(super) fn add(&mut self, sample: &AllocationSample, stack: &Stack, counters: &Counters) {
         let counters = &counters.allocations;

@@ -18,6 +18,7 @@ mod links;
 mod logged;
 #[cfg(test)]
 mod model;
+mod modules;
 mod open_spans;
 mod over_limit;
 mod parked;

@@ -118,6 +118,10 @@ struct ClosedTree {
 const REFUSED_TIMES: usize = 4;
 
 impl Pending {
+    pub(super) fn stacks(&self) -> impl Iterator<Item = &Stack> {
+        self.spans.values().flat_map(|span| span.stacks.iter())
+    }
+
     pub(super) fn new(budget_bytes: usize, most_samples: usize, most_spans: usize) -> Self {
         Self {
             spans: HashMap::new(),

@@ -19,6 +19,7 @@ use super::engine::Engine;
 use super::heap::update_counting;
 use super::limits::Limits;
 use super::logged::Logged;
+use super::modules;
 use super::parked::SampledThreads;
 use super::pending::Pending;
 use super::sampled::{Sampled, fill_time};
@@ -417,9 +418,7 @@ impl Collector {
 
     /// Drains every ring. Returns the spans that threads are in.
     fn drain_all(&mut self) -> HashSet<SpanKey> {
-        if !self.sampled.is_empty() {
-            self.unwinder.refresh();
-        }
+        modules::refresh(self);
         // Read before draining, so that nothing can follow what is drained. And before the scan: a thread that
         // continues and ends after the scan is drained once more.
         let over: Vec<bool> =

@@ -52,6 +52,11 @@ impl Stack {
         }
     }
 
+    /// All frames in it.
+    pub(super) fn all_frames(&self) -> impl Iterator<Item = &[ModuleAddress]> {
+        [self.frames.as_slice(), self.other.as_slice()].into_iter()
+    }
+
     /// The memory that the stack takes in its tables.
     pub(super) fn bytes(&self) -> usize {
         (self.frames.len() + self.other.len()) * size_of::<ModuleAddress>() + 96
@@ -73,6 +78,10 @@ const BYTES_A_THREAD: usize = 2 * size_of::<OsThread>() + 16;
 impl Stacks {
     pub(super) fn get(&self, number: u32) -> Option<&Stack> {
         self.by_number.get(number as usize).map(AsRef::as_ref)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Stack> {
+        self.by_number.iter().map(AsRef::as_ref)
     }
 
     pub(super) fn thread(&self, number: u32) -> Option<OsThread> {

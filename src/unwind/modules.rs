@@ -1,5 +1,6 @@
 //! The program and its libraries, in a form that remains valid after they are unloaded.
 
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -27,7 +28,7 @@ pub(crate) struct Module {
     bias: u64,
 }
 
-/// A number that a [`Module`] keeps for the life of the process.
+/// A number that a [`Module`] keeps until it is [forgotten](Modules::forget).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct ModuleId(u16);
 
@@ -71,12 +72,27 @@ impl ModuleAddress {
     }
 }
 
-/// All modules that were ever found, and the addresses of those that are currently loaded.
+/// Modules that were found, and the addresses of those that are currently loaded.
 #[derive(Debug, Default)]
 pub(crate) struct Modules {
-    all: Vec<Arc<Module>>,
+    /// By number, from 1 on; `None` where one was forgotten.
+    all: Vec<Option<Arc<Module>>>,
+    numbers: HashMap<ModuleFile, ModuleId>,
+    free: Vec<ModuleId>,
+    program: Option<ModuleId>,
+    /// Sorted by their starts.
     loaded: Vec<Loaded>,
+    /// How many were needed when some were forgotten last.
+    needed: usize,
 }
+
+/// Path, build id and addresses in the file.
+type ModuleFile = (PathBuf, Option<Vec<u8>>, u64, u64);
+
+/// The highest number is the kernel's.
+const MOST: usize = IN_KERNEL as usize - 1;
+/// With fewer modules than that, none is forgotten.
+const FEW: usize = 1_024;
 
 #[derive(Clone, Debug)]
 struct Loaded {
@@ -106,18 +122,19 @@ impl Modules {
             let Some((start, end)) = code_range(listed) else {
                 continue;
             };
-            let unchanged = self
-                .loaded
-                .iter()
-                .find(|old| old.start == start && old.end == end && old.bias == listed.bias)
+            let old = self.loaded.binary_search_by_key(&start, |old| old.start).ok();
+            let old = old.and_then(|at| self.loaded.get(at));
+            let unchanged = old
+                .filter(|old| old.end == end && old.bias == listed.bias)
                 .filter(|old| self.is_same(old.id, listed));
             let entry = match unchanged {
                 Some(old) => old.clone(),
                 None => {
+                    let is_changed = old.is_some();
                     let Some(id) = self.number(listed, i == 0, start, end) else {
                         continue;
                     };
-                    if self.loaded.iter().any(|old| old.start == start) {
+                    if is_changed {
                         changes.push(ModuleChange::Removed(start));
                     }
                     let tables = UnwindTables::of(listed);
@@ -130,7 +147,8 @@ impl Modules {
             loaded.push(entry);
         }
         loaded.sort_by_key(|entry| entry.start);
-        let gone = |old: &&Loaded| !loaded.iter().any(|entry| entry.start == old.start);
+        let gone =
+            |old: &&Loaded| loaded.binary_search_by_key(&old.start, |entry| entry.start).is_err();
         changes.extend(self.loaded.iter().filter(gone).map(|old| ModuleChange::Removed(old.start)));
         self.loaded = loaded;
         changes
@@ -179,15 +197,36 @@ impl Modules {
         found.filter(|entry| address < entry.end)
     }
 
-    /// A module, whether it is still loaded or not.
+    /// A module, whether it is still loaded or not, unless it was forgotten.
     pub(crate) fn get(&self, id: ModuleId) -> Option<&Arc<Module>> {
-        self.all.get(usize::from(id.0).checked_sub(1)?)
+        self.all.get(usize::from(id.0).checked_sub(1)?)?.as_ref()
     }
 
     /// The program itself.
     pub(crate) fn program(&self) -> Option<ModuleId> {
-        let at = self.all.iter().position(|module| module.is_program())?;
-        u16::try_from(at + 1).ok().map(ModuleId)
+        self.program
+    }
+
+    /// Whether so many are known that it is worth to look for those to forget.
+    pub(crate) fn is_many(&self) -> bool {
+        let many = self.needed.saturating_mul(2).clamp(FEW, MOST - FEW);
+        self.numbers.len() >= many
+    }
+
+    /// Forgets the modules that are not loaded, except for some. Their numbers are given to others.
+    pub(crate) fn forget(&mut self, except: &HashSet<ModuleId>) {
+        let loaded: HashSet<_> = self.loaded.iter().map(|entry| entry.id).collect();
+        let is_needed = |id: &ModuleId| [&loaded, except].iter().any(|needed| needed.contains(id));
+        let (all, free) = (&mut self.all, &mut self.free);
+        self.numbers.retain(|_, id| {
+            let is_kept = is_needed(id) || self.program == Some(*id);
+            if !is_kept && let Some(module) = all.get_mut(usize::from(id.0).wrapping_sub(1)) {
+                *module = None;
+                free.push(*id);
+            }
+            is_kept
+        });
+        self.needed = self.numbers.len();
     }
 
     fn is_same(&self, id: ModuleId, listed: &LoadedModule) -> bool {
@@ -207,12 +246,24 @@ impl Modules {
         end: u64,
     ) -> Option<ModuleId> {
         let module = describe(listed, is_program, start, end);
-        if let Some(at) = self.all.iter().position(|known| known.is_same_file(&module)) {
-            return u16::try_from(at + 1).ok().map(ModuleId);
+        let file = module.file();
+        if let Some(known) = self.numbers.get(&file) {
+            return Some(*known);
         }
-        let id = u16::try_from(self.all.len() + 1).ok()?;
-        self.all.push(Arc::new(module));
-        Some(ModuleId(id))
+        let id = match self.free.pop() {
+            Some(id) => id,
+            None if self.all.len() < MOST => {
+                self.all.push(None);
+                ModuleId(u16::try_from(self.all.len()).ok()?)
+            }
+            None => return None,
+        };
+        if module.is_program() {
+            self.program.get_or_insert(id);
+        }
+        *self.all.get_mut(usize::from(id.0).checked_sub(1)?)? = Some(Arc::new(module));
+        self.numbers.insert(file, id);
+        Some(id)
     }
 }
 
@@ -269,10 +320,8 @@ impl Module {
         address.wrapping_add(self.bias)
     }
 
-    fn is_same_file(&self, other: &Self) -> bool {
-        self.path == other.path
-            && self.build_id == other.build_id
-            && (self.start, self.end) == (other.start, other.end)
+    fn file(&self) -> ModuleFile {
+        (self.path.clone(), self.build_id.clone(), self.start, self.end)
     }
 }
 
@@ -385,6 +434,55 @@ mod tests {
         assert_eq!(modules.update(&[library("/b.so", 0x10_0000)]).len(), 2);
         assert_ne!(modules.frame(0x10_1234), before);
         assert_eq!(path_of(&modules, 0x10_1234), Some("/b.so"));
+    }
+
+    #[test]
+    fn modules_that_come_and_go_are_forgotten_unless_a_stack_has_them() {
+        let mut modules = Modules::default();
+        let mut held = Vec::new();
+        for number in 0..70_000_u32 {
+            let name = format!("/{number}.so");
+            modules.update(&[library("/always.so", 0x10_0000), library(&name, 0x70_0000)]);
+            let frame = modules.frame(0x70_1234);
+            assert_eq!(frame.kernel_address(), None, "{number}");
+            assert_eq!(path_of(&modules, 0x70_1234), Some(name.as_str()));
+            if number % 1_000 == 7 {
+                held.push((frame.module().unwrap(), name));
+            }
+            if modules.is_many() {
+                modules.forget(&held.iter().map(|(id, _)| *id).collect());
+            }
+        }
+        assert!(modules.all.len() < 2 * FEW, "{}", modules.all.len());
+        for (id, name) in &held {
+            assert_eq!(modules.get(*id).unwrap().path(), Path::new(name));
+        }
+        assert_eq!(path_of(&modules, 0x10_1234), Some("/always.so"));
+    }
+
+    #[test]
+    fn no_module_has_the_number_of_the_kernel() {
+        let mut modules = Modules::default();
+        let list: Vec<_> = (0..66_000_u64)
+            .map(|number| library(&format!("/{number}.so"), (number + 1) << 16))
+            .collect();
+        modules.update(&list);
+        let mut unknown = 0;
+        for (number, listed) in list.iter().enumerate() {
+            let frame = modules.frame(listed.bias + 0x1234);
+            assert_eq!(frame.kernel_address(), None, "{number}");
+            match frame.module() {
+                Some(id) => assert_eq!(modules.get(id).unwrap().path(), listed.path),
+                None => unknown += 1,
+            }
+        }
+        assert_eq!(unknown, list.len() - MOST);
+        // Those that are gone leave their numbers to others.
+        modules.update(&list[MOST..]);
+        modules.forget(&HashSet::new());
+        modules.update(&list[MOST..]);
+        let last = list.last().unwrap();
+        assert_eq!(path_of(&modules, last.bias + 0x1234), last.path.to_str());
     }
 
     #[test]

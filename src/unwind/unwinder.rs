@@ -81,6 +81,13 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         &self.modules
     }
 
+    /// Forgets modules that are neither loaded nor in `stacks`, if many are known.
+    pub(crate) fn forget_modules<'a>(&mut self, stacks: impl Iterator<Item = &'a [ModuleAddress]>) {
+        if self.modules.is_many() {
+            self.modules.forget(&stacks.flatten().filter_map(|frame| frame.module()).collect());
+        }
+    }
+
     /// The start of the code that signal handlers return to, if an address is in it.
     pub(super) fn signal_return(&self, address: u64) -> Option<u64> {
         self.signal_returns.start(address, M::SIGNAL_RETURN, &self.modules)
