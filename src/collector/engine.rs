@@ -13,6 +13,7 @@ use super::command::Command;
 use super::copied::CopiedSamples;
 use super::gate::Gate;
 use super::limits::Limits;
+use super::over_limit::{count, is_over_limit, name_hash};
 use super::run::Collector;
 use crate::allocations;
 use crate::awaits;
@@ -25,7 +26,7 @@ use crate::keep::{
 use crate::log::{LogEvent, LogKind};
 use crate::otel::{EarlyVerdict, LinkTo, OtelSettings, OtelSpan, Pairing};
 use crate::profile::ProfileId;
-use crate::publish::{PublisherParts, Questions, Reporter, Shared};
+use crate::publish::{PublishState, PublisherParts, Questions, Reporter};
 use crate::redact::Redaction;
 use crate::sampler::{Sampler, SourceSettings};
 use crate::span::{
@@ -85,7 +86,7 @@ pub(crate) struct Engine {
     pub(crate) source: RunningSource,
     pub(super) otel: OtelSettings,
     pub(super) redaction: Arc<Redaction>,
-    pub(crate) publish: Shared,
+    pub(crate) publish: PublishState,
     /// Of callers that wait.
     pub(super) questions: Questions,
     pub(crate) pairing: Arc<Pairing>,
@@ -141,7 +142,7 @@ impl Engine {
         let has_callback = parts.on_kept.is_some();
         let reporter =
             Reporter::new(Arc::clone(&parts.counters), Arc::clone(&redaction), has_callback);
-        let shared = Shared {
+        let shared = PublishState {
             counters: Arc::clone(&parts.counters),
             admission: Arc::clone(&admission),
             reporter: Arc::new(reporter),
@@ -420,7 +421,7 @@ impl Engine {
             return Verdict::default();
         }
         // Before everything that takes time: in an outage most kept spans are over their limit.
-        let is_over = !reasons.is_empty() && self.is_over_limit(closing, &callsite, reasons);
+        let is_over = !reasons.is_empty() && is_over_limit(self, closing, &callsite, reasons);
         if is_over && !closing.is_registered {
             return Verdict { is_decided: true, ..Verdict::default() };
         }
@@ -522,9 +523,9 @@ impl Engine {
             is_open: link.is_none(),
             link: link.unwrap_or_default(),
         };
-        let name = self.name_hash(closing, callsite);
+        let name = name_hash(self, closing, callsite);
         let is_due = self.admission.keep(&mut span, name, || ProfileId::random().ok());
-        self.count(&span);
+        count(self, &span);
         if !is_due {
             Counters::add(&self.counters.spans.kept_unreported, 1);
         }

@@ -76,11 +76,15 @@ impl Dry {
     }
 
     pub(super) fn add_root(&self, root: SpanKey) {
-        self.root(root).map(|count| count.fetch_add(1, Ordering::Relaxed));
+        if let Some(count) = self.root(root) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     pub(super) fn remove_root(&self, root: SpanKey) {
-        self.root(root).map(|count| count.fetch_sub(1, Ordering::Relaxed));
+        if let Some(count) = self.root(root) {
+            count.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 
     /// Whether that root may have an open epoch.

@@ -2,7 +2,7 @@
 //!
 //! A profile is *held* until the exporter has accepted it. Most exporters export in that call. A [`Remote`] has
 //! accepted a profile once it is encoded and queued in the outbox, which sends one request at a time. Answers arrive
-//! on a channel, so that symbols and logs do not wait for a server.
+//! on a channel, so that other profiles and a flush do not wait for a server.
 //!
 //! [`Remote`]: crate::export::Remote
 
@@ -34,7 +34,7 @@ const MOST_STORED: usize = 4096;
 
 /// Delivers profiles. Runs on the exporting thread.
 pub(super) struct Delivery {
-    pub(super) shared: Shared,
+    pub(super) shared: PublishState,
     pub(super) exporter: Owning<Box<dyn Exporter>>,
     pub(super) files: Arc<Files>,
     /// Profiles that the exporter has not accepted; no more than there are permits.
@@ -58,7 +58,7 @@ pub(super) struct Delivery {
 
 /// What the threads that publish share with the collector.
 #[derive(Clone, Debug)]
-pub(crate) struct Shared {
+pub(crate) struct PublishState {
     pub(crate) counters: Arc<Counters>,
     pub(crate) admission: Arc<ProfileAdmission>,
     pub(crate) reporter: Arc<Reporter>,
@@ -83,7 +83,7 @@ impl HeldProfile {
 
 impl Delivery {
     pub(super) fn new(
-        shared: Shared,
+        shared: PublishState,
         exporter: Owning<Box<dyn Exporter>>,
         files: Arc<Files>,
         problem: Option<String>,
@@ -512,11 +512,11 @@ mod tests {
         }
     }
 
-    fn shared() -> Shared {
+    fn shared() -> PublishState {
         let (counters, redaction) = (Arc::<Counters>::default(), Arc::<Redaction>::default());
         let reporter = Reporter::new(Arc::clone(&counters), Arc::clone(&redaction), false);
         let admission = Arc::new(ProfileAdmission::new(1 << 20));
-        Shared { counters, admission, reporter: Arc::new(reporter), redaction }
+        PublishState { counters, admission, reporter: Arc::new(reporter), redaction }
     }
 
     fn delivery_by(exporter: impl Exporter + 'static) -> Delivery {

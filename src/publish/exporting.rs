@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel::{self, Receiver, select};
 
-use super::delivery::{Delivery, HeldProfile, Shared};
+use super::delivery::{Delivery, HeldProfile, PublishState};
 use super::job::FlushRequest;
 use crate::export::Exporter;
 use crate::keep::Kept;
@@ -34,7 +34,7 @@ pub(super) struct ExportThread {
 impl ExportThread {
     /// `problem` is an error of the exporter that was found when it was made.
     pub(super) fn new(
-        shared: Shared,
+        shared: PublishState,
         jobs: Receiver<ExportJob>,
         exporter: Owning<Box<dyn Exporter>>,
         files: Arc<Files>,

@@ -31,7 +31,7 @@ use crate::span::spawn_ignored;
 use crate::symbols::SymbolSettings;
 use crate::sys::{Files, Owning};
 
-pub(crate) use delivery::Shared;
+pub(crate) use delivery::PublishState;
 pub(crate) use job::{FlushRequest, Job, Question, Questions, ReplyWith};
 #[cfg(feature = "axum")]
 pub(crate) use recent::RecentlyKept;
@@ -42,7 +42,7 @@ pub(crate) use room::{Room, waiting_profiles};
 
 /// Everything that the threads are made of.
 pub(crate) struct PublisherParts {
-    pub(crate) shared: Shared,
+    pub(crate) shared: PublishState,
     pub(crate) jobs: Receiver<Job>,
     pub(crate) exporter: Owning<Box<dyn Exporter>>,
     pub(crate) files: Arc<Files>,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel::{self, Receiver, RecvError};
 
-use super::delivery::{Delivery, Shared};
+use super::delivery::{Delivery, PublishState};
 use crate::export::{Answer, QueueLimits, RefusedScope};
 use crate::log::{LogEvent, LogKind};
 use crate::stats::Counters;
@@ -309,7 +309,7 @@ impl Delivery {
         if profiles == 0 {
             return;
         }
-        let Shared { counters, admission, .. } = &self.shared;
+        let PublishState { counters, admission, .. } = &self.shared;
         let counter = match outcome {
             DeliveryOutcome::Delivered => &counters.profiles.delivered,
             DeliveryOutcome::Stored => &counters.profiles.stored_as_fallback,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel::{self, Receiver, Sender, select};
 
-use super::delivery::{HeldProfile, Shared};
+use super::delivery::{HeldProfile, PublishState};
 use super::exporting::ExportJob;
 use super::job::{Job, ReplyWith};
 use super::report;
@@ -26,7 +26,7 @@ const FORGET_AFTER: Duration = Duration::from_secs(30);
 
 /// Symbolizes profiles for the exporting thread, and for callers that wait, whom the exporter must not delay.
 pub(super) struct SymbolsThread {
-    shared: Shared,
+    shared: PublishState,
     jobs: Receiver<Job>,
     exports: Sender<ExportJob>,
     files: Arc<Files>,
@@ -39,7 +39,7 @@ pub(super) struct SymbolsThread {
 
 impl SymbolsThread {
     pub(super) fn new(
-        shared: Shared,
+        shared: PublishState,
         jobs: Receiver<Job>,
         exports: Sender<ExportJob>,
         files: Arc<Files>,

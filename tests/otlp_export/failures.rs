@@ -859,6 +859,8 @@ struct Secure {
 
 impl Secure {
     fn new(speaks: Speaks) -> Self {
+        // tonic's server lets rustls choose, which it cannot if all features are on.
+        _ = rustls::crypto::ring::default_provider().install_default();
         let certified = certify();
         let tls = ServerTlsConfig::new()
             .identity(certified.server.clone())
