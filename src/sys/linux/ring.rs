@@ -13,6 +13,7 @@ use perf_event_open_sys::bindings::perf_event_mmap_page;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::fork::OwnerProcess;
+use super::pages::keep_stacks_here;
 
 /// A page of counters and a power of two of pages of records, in perf's layout.
 ///
@@ -84,6 +85,7 @@ impl RingMemory {
         unsafe {
             let flags = rustix::mm::MprotectFlags::READ | rustix::mm::MprotectFlags::WRITE;
             rustix::mm::mprotect(base.cast(), length, flags)?;
+            keep_stacks_here(memory.base, length);
         }
         Ok(memory)
     }
