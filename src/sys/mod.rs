@@ -14,8 +14,10 @@ mod owning;
 mod position;
 mod ring;
 mod spawn;
+mod stripes;
 mod task_waker;
 mod types;
+mod words;
 
 #[cfg(all(
     target_os = "linux",
@@ -43,6 +45,8 @@ mod unsupported;
 )))]
 use unsupported as platform;
 
+#[cfg(test)]
+pub(crate) use allocator::sample_bytes;
 pub use allocator::{Allocations, ProfilingAllocator};
 pub(crate) use allocator::{
     SampledAllocation, Uncounted, allocated_here, begin_counting, can_sample, counts_allocations,
@@ -62,9 +66,9 @@ pub(crate) use platform::open_switch_registers;
 pub(crate) use platform::{
     Files, HardwareCounters, KeptOn, PerfRing, Poller, RingMemory, TimerRing, Waker,
     address_space_left, blocked, check_writable, cpu_ns_of, create_private_directory,
-    create_private_file, current_thread, current_tid, forbidden_calls, fork_generation, has_ended,
-    host_name, identity, kernel_symbols, load, loaded_modules, log_between_forks, mapped_file,
-    memory_file, module_generation, on_fork, open_file_limit, open_sample_ring, open_switch_ring,
+    create_private_file, current_thread, current_tid, forbidden_calls, has_ended, host_name,
+    identity, kernel_symbols, load, loaded_modules, log_between_forks, mapped_file, memory_file,
+    module_generation, on_fork, open_file_limit, open_sample_ring, open_switch_ring,
     open_timer_ring, path_of_open, process_id, program_memory, read_filters, read_own_memory,
     read_own_stack, stack_bounds, thread_cpu_ns, thread_usage, tick_ns, unblock_timers,
 };
@@ -75,6 +79,7 @@ pub(crate) use ring::SampleRing;
 #[cfg(feature = "_otlp")]
 pub(crate) use spawn::STACK_BYTES;
 pub(crate) use spawn::spawn;
+pub(crate) use stripes::{STRIPES, Stripe, Striped, own_stripe};
 pub(crate) use task_waker::{TaskWaker, WakerObserver};
 pub(crate) use task_waker::{clone as clone_waker, drop_waker, wake, wake_by_ref};
 #[cfg(test)]
@@ -83,3 +88,4 @@ pub(crate) use types::{
     Blocked, Call, CpuUse, Load, LoadedModule, OsThread, SampleRequest, TimerClock, UnusualCall,
     WhyRefused,
 };
+pub(crate) use words::{WORDS, fork_generation};

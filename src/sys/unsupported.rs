@@ -124,7 +124,6 @@ macro_rules! stubs {
 }
 
 stubs! {
-    fn fork_generation() -> u32 = 0;
     fn on_fork(_: fn()) = ();
     fn load() -> Load = Load::default();
     fn has_ended(_: u32) -> bool = false;
