@@ -34,6 +34,11 @@ impl<T: Send + Sync> Layers<T> {
         self.entries().find(|entry| entry.number == number)?.of_layer.upgrade()
     }
 
+    /// Those of all layers that have not been dropped.
+    pub(crate) fn all(&self) -> impl Iterator<Item = Arc<T>> {
+        self.entries().filter_map(|entry| entry.of_layer.upgrade())
+    }
+
     fn entries(&self) -> impl Iterator<Item = &'static Entry<T>> {
         std::iter::successors(self.first.get().copied(), |entry| entry.next.get().copied())
     }

@@ -1,7 +1,5 @@
 //! Copies of stacks that were made by the threads themselves: of pending futures, and of allocations.
 
-use std::sync::Arc;
-
 use crate::sampler::record::Registers;
 use crate::sys::{BlockPool, Blocks, LiveStack};
 
@@ -15,11 +13,7 @@ pub(crate) struct CopiedStack {
 
 impl CopiedStack {
     /// Copies a stack, into the memory of an earlier copy if that is large enough. `None` if there is no memory.
-    pub(crate) fn new(
-        pool: &Arc<BlockPool>,
-        reused: Option<Self>,
-        stack: &LiveStack,
-    ) -> Option<Self> {
+    pub(crate) fn new(pool: &BlockPool, reused: Option<Self>, stack: &LiveStack) -> Option<Self> {
         let length = stack.len();
         let reused = reused.map(|copy| copy.blocks).filter(|blocks| blocks.bytes() >= length);
         let mut blocks = reused.or_else(|| Blocks::take(pool, length))?;
@@ -29,7 +23,7 @@ impl CopiedStack {
 
     /// A second copy. `None` if there is no memory.
     pub(crate) fn duplicate(&self) -> Option<Self> {
-        let mut blocks = Blocks::take(self.blocks.pool(), self.length)?;
+        let mut blocks = self.blocks.take_more(self.length)?;
         for (to, from) in blocks.parts_mut().zip(self.blocks.parts()) {
             to.copy_from_slice(from);
         }

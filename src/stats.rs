@@ -2,7 +2,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::sys::Allocations;
+use crossbeam::utils::CachePadded;
+
+use crate::sys::{Allocations, STRIPES, own_stripe};
 
 macro_rules! counters {
     ($(
@@ -46,13 +48,16 @@ macro_rules! counters {
         #[derive(Debug, Default)]
         pub(crate) struct Counters {
             $(pub(crate) $group: $counters,)+
+            roots: AllocatedByRoots,
         }
 
         impl Counters {
             pub(crate) fn snapshot(&self) -> Stats {
-                Stats {
+                let mut stats = Stats {
                     $($group: $stats { $($name: self.$group.$name.load(Ordering::Relaxed),)+ },)+
-                }
+                };
+                self.roots.add_to(&mut stats.allocations);
+                stats
             }
         }
     };
@@ -84,15 +89,40 @@ impl Counters {
     /// Adds what a local root has allocated.
     pub(crate) fn add_allocations(&self, more: Allocations) {
         let Allocations { allocated_bytes, allocations, freed_bytes, frees } = more;
-        Self::add(&self.allocations.allocated_bytes, allocated_bytes);
-        Self::add(&self.allocations.allocations, allocations);
-        Self::add(&self.allocations.freed_bytes, freed_bytes);
-        Self::add(&self.allocations.frees, frees);
+        let own = self.roots.0.get(own_stripe());
+        let each = [allocated_bytes, allocations, freed_bytes, frees];
+        for (count, more) in own.into_iter().flat_map(|own| own.iter()).zip(each) {
+            Self::add(count, more);
+        }
     }
 
     #[inline]
     pub(crate) fn add(counter: &AtomicU64, count: u64) {
         counter.fetch_add(count, Ordering::Relaxed);
+    }
+}
+
+/// What local roots have allocated, by the part of the thread on which they closed: most requests allocate. In the order
+/// of the fields of [`Allocations`].
+#[derive(Debug)]
+struct AllocatedByRoots(Box<[CachePadded<[AtomicU64; 4]>]>);
+
+impl Default for AllocatedByRoots {
+    fn default() -> Self {
+        Self((0..STRIPES).map(|_| CachePadded::default()).collect())
+    }
+}
+
+impl AllocatedByRoots {
+    fn add_to(&self, stats: &mut AllocationStats) {
+        for part in &self.0 {
+            let [allocated_bytes, allocations, freed_bytes, frees] =
+                part.each_ref().map(|count| count.load(Ordering::Relaxed));
+            stats.allocated_bytes += allocated_bytes;
+            stats.allocations += allocations;
+            stats.freed_bytes += freed_bytes;
+            stats.frees += frees;
+        }
     }
 }
 
@@ -383,5 +413,30 @@ counters! {
         /// Rules that were not applied to a callsite because they need more than 64 of its field
         /// values.
         skipped,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each thread has counters of its own, and their sum is what was allocated.
+    #[test]
+    fn allocations_of_roots_are_counted_by_thread() {
+        let counters = Counters::default();
+        let more =
+            Allocations { allocated_bytes: 1, allocations: 20, freed_bytes: 300, frees: 4_000 };
+        let add = || {
+            counters.add_allocations(more);
+            own_stripe()
+        };
+        let own = add();
+        while std::thread::scope(|scope| scope.spawn(add).join().unwrap()) == own {}
+        let used = |part: &&CachePadded<[AtomicU64; 4]>| part[0].load(Ordering::Relaxed) > 0;
+        assert!(counters.roots.0.iter().filter(used).count() > 1);
+        let AllocationStats { allocated_bytes: times, allocations, freed_bytes, frees, .. } =
+            counters.snapshot().allocations;
+        assert!(times >= 2);
+        assert_eq!([allocations, freed_bytes, frees], [20 * times, 300 * times, 4_000 * times]);
     }
 }

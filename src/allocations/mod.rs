@@ -52,7 +52,7 @@ pub(crate) enum HeapUse {
 pub(crate) struct LayerAllocations {
     spans: Arc<Spans>,
     counters: Arc<Counters>,
-    pool: Arc<BlockPool>,
+    pool: BlockPool,
     samples: ArrayQueue<AllocationSample>,
     waker: Waker,
     is_active: AtomicBool,
@@ -117,6 +117,30 @@ fn take(allocation: &SampledAllocation) -> Option<f64> {
     }
 }
 
+/// The shortest gap that one of the layers wants applies.
+fn choose_sample_bytes() {
+    let shortest = || {
+        let wanted = LAYERS.all().map(|layer| layer.settings.sample_bytes);
+        wanted.filter(|bytes| *bytes > 0).min().unwrap_or(0)
+    };
+    let mut bytes = shortest();
+    loop {
+        sys::sample_allocations(bytes, take);
+        // Another layer may have come or gone, and have chosen before.
+        let now = shortest();
+        if now == bytes {
+            return;
+        }
+        bytes = now;
+    }
+}
+
+impl Drop for LayerAllocations {
+    fn drop(&mut self) {
+        choose_sample_bytes();
+    }
+}
+
 /// Called in the child of a fork, so it only stores to memory.
 pub(crate) fn forget_all() {
     HEAP_LAYER.store(0, Ordering::Relaxed);
@@ -128,7 +152,7 @@ impl LayerAllocations {
         settings: AllocationSettings,
     ) -> Arc<Self> {
         let new = Arc::new(Self {
-            pool: Arc::new(BlockPool::new(MOST_BYTES)),
+            pool: BlockPool::new(MOST_BYTES),
             samples: ArrayQueue::new(MOST_SAMPLES),
             waker,
             is_active: AtomicBool::new(false),
@@ -138,7 +162,7 @@ impl LayerAllocations {
             spans,
         });
         LAYERS.add(new.spans.layer(), &new);
-        sys::sample_allocations(settings.sample_bytes, take);
+        choose_sample_bytes();
         new
     }
 
@@ -272,5 +296,45 @@ impl LayerAllocations {
 impl AllocationSample {
     pub(crate) fn for_test(heap: HeapUse, count: u64, bytes: u64) -> Self {
         Self { span: None, heap, at: 0, count, bytes, stack: None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use crate::ProfilingLayer;
+    use crate::sys::sample_bytes;
+
+    /// In a process of its own, since other tests have layers.
+    #[test]
+    fn the_gap_between_samples_is_the_shortest_of_the_layers_that_there_are() {
+        if std::env::var_os("PROFILING_TEST_ALONE").is_none() {
+            let name = "allocations::tests::the_gap_between_samples_is_the_shortest_of_the_layers_that_there_are";
+            let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+            let command = command.args([name, "--exact"]).env("PROFILING_TEST_ALONE", "1");
+            assert!(command.status().unwrap().success());
+            return;
+        }
+        let layer = |bytes| ProfilingLayer::builder().alloc_sample_bytes(bytes).build().unwrap();
+        // The threads of a layer that was dropped end some time later.
+        let becomes = |bytes: u64| {
+            let start = Instant::now();
+            while sample_bytes() != bytes {
+                assert!(start.elapsed() < Duration::from_secs(60), "{} {bytes}", sample_bytes());
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        becomes(0);
+        let [long, none, short] = [500_000, 0, 10_000].map(layer);
+        becomes(10_000);
+        drop(short);
+        becomes(500_000);
+        let shorter = layer(2_000);
+        becomes(2_000);
+        drop(long);
+        becomes(2_000);
+        drop((shorter, none));
+        becomes(0);
     }
 }

@@ -7,7 +7,7 @@ use std::task::{Context, Poll, RawWakerVTable};
 
 use parking_lot::Mutex;
 
-use super::shared::{AwaitSample, LayerAwaits, ListedAt, activity};
+use super::shared::{AwaitSample, LayerAwaits, ListedAt, SharedAwaits, activity};
 use crate::span::{
     InnermostSpan, ObservedPoll, SpanKey, explain_idle, innermost_span, is_ignored,
     last_long_segment, spans_created,
@@ -20,7 +20,7 @@ use crate::sys::{self, LiveStack, TaskWaker, Uncounted, WakerObserver};
 #[derive(Debug, Default)]
 pub(super) struct FutureRecord {
     /// The layer of the first profiled span that the future was in.
-    awaits: OnceLock<Arc<LayerAwaits>>,
+    awaits: OnceLock<SharedAwaits>,
     /// In ticks; 0 if the future is not pending.
     pending_since: AtomicU64,
     /// When it was first woken since then; 0 if it was not.

@@ -1,10 +1,13 @@
 //! What the futures of a layer share with its collector.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::array;
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crossbeam::queue::ArrayQueue;
+use crossbeam::utils::CachePadded;
 use parking_lot::Mutex;
 
 use super::record::{FutureRecord, LeafStacks};
@@ -13,7 +16,9 @@ use crate::profile::SampleKind;
 use crate::span::{InnermostSpan, Spans};
 use crate::stacks::CopiedStack;
 use crate::stats::Counters;
-use crate::sys::{BlockPool, LiveStack, TaskWaker, Uncounted, Waker};
+use crate::sys::{
+    BlockPool, LiveStack, STRIPES, Stripe, Striped, TaskWaker, Uncounted, WORDS, Waker, own_stripe,
+};
 
 /// An await of this length becomes a sample of its own. A shorter one becomes a sample of this length with the
 /// probability of its share in it.
@@ -27,7 +32,6 @@ const MOST_SAMPLES: usize = 512;
 const WAKE_AT: usize = 64;
 /// Of more, the stacks are not read at once.
 const MOST_PRESENT: usize = 1_000;
-const SHARDS: usize = 16;
 
 /// An await of a future in an old span, for the collector.
 #[derive(Debug)]
@@ -76,9 +80,10 @@ impl AwaitSample {
 pub(crate) struct LayerAwaits {
     pub(super) spans: Arc<Spans>,
     pub(super) counters: Arc<Counters>,
-    pool: Arc<BlockPool>,
+    pool: BlockPool,
     samples: ArrayQueue<AwaitSample>,
-    pending: [Mutex<Listed>; SHARDS],
+    /// By the part of the thread on which a future was first pending.
+    pending: [CachePadded<Mutex<Listed>>; STRIPES],
     waker: Waker,
     is_active: AtomicBool,
     /// The constants of these names, in ticks.
@@ -96,7 +101,7 @@ struct Listed {
 /// The place of a pending future.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ListedAt {
-    shard: usize,
+    part: usize,
     index: usize,
 }
 
@@ -117,23 +122,29 @@ impl Listed {
     }
 }
 
-/// The number of active layers in the lower half, and in the upper half the number of changes that could make a span
-/// matter that did not: rules were replaced, or a layer was started.
-static ACTIVE: AtomicU64 = AtomicU64::new(0);
+/// One in the upper half of [`WORDS`]' word.
 const ONE_CHANGE: u64 = 1 << 32;
 
-static LAYERS: Layers<LayerAwaits> = Layers::new();
+static LAYERS: Layers<Striped<LayerAwaits>> = Layers::new();
+
+/// The state of a layer, as a future keeps it.
+pub(super) type SharedAwaits = Arc<Stripe<LayerAwaits>>;
+
+thread_local! {
+    /// The number and the state of the layer that a future on this thread was last in.
+    static LAST: Cell<Option<(u32, Weak<Stripe<LayerAwaits>>)>> = const { Cell::new(None) };
+}
 
 /// Whether any layer needs to know what futures await, and a value that changes when that may have changed for a span.
 #[inline(always)]
 pub(super) fn activity() -> (bool, u64) {
-    let word = ACTIVE.load(Ordering::Relaxed);
+    let word = WORDS.awaits.load(Ordering::Relaxed);
     (!word.is_multiple_of(ONE_CHANGE), word)
 }
 
 /// Called in the child of a fork, so it only stores to memory.
 pub(crate) fn forget_all() {
-    ACTIVE.store(0, Ordering::Relaxed);
+    WORDS.awaits.store(0, Ordering::Relaxed);
 }
 
 impl LayerAwaits {
@@ -141,25 +152,35 @@ impl LayerAwaits {
     pub(crate) fn new(
         (spans, counters, waker): (Arc<Spans>, Arc<Counters>, Waker),
         most_bytes: usize,
-    ) -> Arc<Self> {
+    ) -> Arc<Striped<Self>> {
         let clock = spans.clock();
-        let awaits = Arc::new(Self {
-            pool: Arc::new(BlockPool::new(most_bytes)),
+        let awaits = Arc::new(Striped::new(Self {
+            pool: BlockPool::new(most_bytes),
             samples: ArrayQueue::new(MOST_SAMPLES),
-            pending: Default::default(),
+            pending: array::from_fn(|_| CachePadded::default()),
             waker,
             is_active: AtomicBool::new(false),
             sample: clock.ticks(SAMPLE),
             portion: clock.ticks(PORTION),
             counters,
             spans,
-        });
+        }));
         LAYERS.add(awaits.spans.layer(), &awaits);
         awaits
     }
 
-    pub(super) fn of_layer(number: u32) -> Option<Arc<Self>> {
-        LAYERS.get(number).filter(|awaits| awaits.is_active())
+    pub(super) fn of_layer(number: u32) -> Option<SharedAwaits> {
+        let last = LAST.try_with(Cell::take).ok().flatten().filter(|(last, _)| *last == number);
+        let (found, last) = match last {
+            Some((_, last)) => (last.upgrade()?, last),
+            None => {
+                let found = Arc::clone(LAYERS.get(number)?.own());
+                let last = Arc::downgrade(&found);
+                (found, last)
+            }
+        };
+        _ = LAST.try_with(|cell| cell.set(Some((number, last))));
+        Some(found).filter(|awaits| awaits.is_active())
     }
 
     /// Sets whether futures report to this layer.
@@ -169,10 +190,10 @@ impl LayerAwaits {
             return;
         }
         if is_active {
-            ACTIVE.fetch_add(ONE_CHANGE + 1, Ordering::Relaxed);
+            WORDS.awaits.fetch_add(ONE_CHANGE + 1, Ordering::Relaxed);
         } else {
             let less = |word: u64| (!word.is_multiple_of(ONE_CHANGE)).then(|| word - 1);
-            _ = ACTIVE.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+            _ = WORDS.awaits.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
         }
     }
 
@@ -188,7 +209,7 @@ impl LayerAwaits {
 
     /// The rules have changed: futures outside of all profiled spans check again.
     pub(crate) fn check_again(&self) {
-        ACTIVE.fetch_add(ONE_CHANGE, Ordering::Relaxed);
+        WORDS.awaits.fetch_add(ONE_CHANGE, Ordering::Relaxed);
     }
 
     /// The time that a sample of that weight in ticks represents: exactly [`SAMPLE`] if it represents short awaits.
@@ -237,25 +258,24 @@ impl LayerAwaits {
 
     /// A future is pending in a span, and can be asked what it awaits from now on.
     pub(super) fn add_future(&self, waker: &Arc<TaskWaker<FutureRecord>>) -> ListedAt {
-        // Neighbouring allocations are in different lists.
-        let shard = (Arc::as_ptr(waker).addr() >> 8) % SHARDS;
-        let Some(list) = self.pending.get(shard) else {
-            return ListedAt { shard, index: usize::MAX };
+        let part = own_stripe();
+        let Some(list) = self.pending.get(part) else {
+            return ListedAt { part, index: usize::MAX };
         };
         let _uncounted = Uncounted::begin();
         let index = list.lock().add(Arc::downgrade(waker));
-        ListedAt { shard, index }
+        ListedAt { part, index }
     }
 
-    pub(super) fn remove_future(&self, ListedAt { shard, index }: ListedAt) {
+    pub(super) fn remove_future(&self, ListedAt { part, index }: ListedAt) {
         let _uncounted = Uncounted::begin();
-        _ = self.pending.get(shard).map(|list| list.lock().remove(index));
+        _ = self.pending.get(part).map(|list| list.lock().remove(index));
     }
 
     /// What pending futures await now whose spans are wanted, at most [`MOST_PRESENT`].
     pub(crate) fn present(&self, is_wanted: impl Fn(&InnermostSpan) -> bool) -> Vec<AwaitSample> {
-        let futures = self.pending.iter().flat_map(|shard| {
-            let list = shard.lock();
+        let futures = self.pending.iter().flat_map(|list| {
+            let list = list.lock();
             list.futures.iter().flatten().filter_map(Weak::upgrade).collect::<Vec<_>>()
         });
         let present = futures.filter_map(|future| future.observer.present(self, &is_wanted));

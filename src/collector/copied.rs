@@ -12,13 +12,13 @@ use crate::awaits::LayerAwaits;
 use crate::span::Spans;
 use crate::stacks::CopiedStack;
 use crate::stats::Counters;
-use crate::sys::{self, Waker};
+use crate::sys::{self, Striped, Waker};
 use crate::unwind::{ModuleAddress, UnwindEnd, Unwinder};
 
 /// Where the threads of the program leave these samples.
 #[derive(Debug)]
 pub(super) struct CopiedSamples {
-    pub(super) awaits: Arc<LayerAwaits>,
+    pub(super) awaits: Arc<Striped<LayerAwaits>>,
     pub(super) allocations: Arc<LayerAllocations>,
 }
 

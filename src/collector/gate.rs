@@ -26,6 +26,8 @@ const OBSERVES_EXITS: u32 = 1 << 1;
 const FORKED: u32 = 1 << 2;
 /// Counts hook calls since the fork.
 const ONE_HOOK: u32 = 1 << 3;
+/// How many hook calls are counted.
+const LAST_CHECK: u32 = 1 << 16;
 
 static FIRST: OnceLock<&'static Gate> = OnceLock::new();
 
@@ -54,10 +56,12 @@ impl Gate {
     }
 
     /// Called by a hook that finds the gate closed. Whether it should check if this forked process has taken over
-    /// from its parent, as a daemon does. True only for some calls (those whose number is a power of two).
+    /// from its parent, as a daemon does. True only for some calls (those whose number is a power of two), and no more
+    /// after [`LAST_CHECK`]: a child that lives on beside its parent must not pay for that forever.
     #[inline(always)]
     pub(crate) fn must_check_fork(&self) -> bool {
-        self.state.load(Ordering::Relaxed) & FORKED != 0 && self.count_hook()
+        let state = self.state.load(Ordering::Relaxed);
+        state & FORKED != 0 && state / ONE_HOOK < LAST_CHECK && self.count_hook()
     }
 
     #[cold]
@@ -127,5 +131,24 @@ impl Gate {
             gate.state.store(if was_open { FORKED } else { 0 }, Ordering::Relaxed);
             place = &gate.next;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The checks become rare and end, and so do the writes to the word that all threads read.
+    #[test]
+    fn a_forked_child_does_not_count_its_hooks_forever() {
+        let gate = Gate::new();
+        assert!(!gate.must_check_fork(), "not forked");
+        gate.state.store(FORKED, Ordering::Relaxed);
+        let checks: Vec<_> = (1..=200_000_u32).filter(|_| gate.must_check_fork()).collect();
+        assert_eq!(checks, (0..=16).map(|power| 1 << power).collect::<Vec<u32>>());
+        let before = gate.state.load(Ordering::Relaxed);
+        assert!(!gate.must_check_fork());
+        assert_eq!(gate.state.load(Ordering::Relaxed), before, "a plain read");
+        assert!(gate.take_forked() && !gate.take_forked());
     }
 }

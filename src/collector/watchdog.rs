@@ -160,6 +160,7 @@ impl Collector {
         if innermost.is_empty() && !self.engine.spans.has_watched() {
             return;
         }
+        self.engine.spans.forget_watched();
         let (ids, mut found) = self.find_over_limit(&innermost);
         if found.is_empty() {
             return;
@@ -214,12 +215,13 @@ impl Collector {
         &self,
         innermost: &HashSet<SpanKey>,
     ) -> (HashMap<SpanKey, RegistryId>, Vec<(OpenSlot, Reasons)>) {
-        let (mut ids, mut found) = (HashMap::new(), Vec::new());
+        let (mut ids, mut found, mut has_watched) = (HashMap::new(), Vec::new(), false);
         self.engine.spans.for_each_open(|open| {
             if innermost.contains(&open.key) {
                 ids.insert(open.key, open.id);
             }
             let Some(site) = self.engine.callsites.get(open.plan) else { return };
+            has_watched |= site.open_ns.is_some();
             let before = self.watchdog.kept.get(&open.key).copied().unwrap_or_default();
             let over = [
                 (open.entered_ns, site.hung_ns, Reason::Hung),
@@ -234,6 +236,9 @@ impl Collector {
                 found.push((*open, reasons));
             }
         });
+        if has_watched {
+            self.engine.spans.keep_watching();
+        }
         (ids, found)
     }
 

@@ -463,7 +463,7 @@ impl Builder {
 
     /// How many bytes a thread allocates in the mean between two samples of its allocations, if the program's global
     /// allocator is a [`ProfilingAllocator`](crate::ProfilingAllocator). The default is 512 KiB; 0 is for no samples. A
-    /// thread that takes more than some hundred samples a second has longer gaps. Where several layers run, the shortest
+    /// thread that takes more than some hundred samples a second has longer gaps. Where several layers exist, the shortest
     /// gap applies to all of them.
     #[must_use]
     pub fn alloc_sample_bytes(self, bytes: u32) -> Self {

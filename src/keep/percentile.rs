@@ -1,11 +1,15 @@
 //! How long spans of one name usually take.
 
-use std::collections::HashMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::iter;
+use std::mem;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
+use crossbeam::utils::CachePadded;
 use hdrhistogram::Histogram;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
+
+use crate::sys::{STRIPES, own_stripe};
 
 /// The sketches for the spans of one name and rule: one for each combination of values of their shown fields, so that the
 /// requests of a route are compared with each other.
@@ -13,23 +17,49 @@ use parking_lot::{Mutex, RwLock};
 pub(super) struct Sketches {
     /// For spans without shown fields, and for those for which there was no room.
     others: Sketch,
-    /// By the hash of the values.
-    by_values: RwLock<HashMap<u64, Arc<Sketch>>>,
-    /// How many sketches for values there are in the layer.
+    /// By the hash of the values. Read without a lock, so nothing is removed.
+    by_values: Box<[Chain]>,
+    /// How many of these there are, and how many in the layer.
+    count: AtomicUsize,
     total: Arc<AtomicUsize>,
+    is_forgotten: AtomicBool,
 }
+
+type Chain = OnceLock<Box<SketchOfValues>>;
+
+#[derive(Debug)]
+struct SketchOfValues {
+    values: u64,
+    sketch: Sketch,
+    next: Chain,
+}
+
+/// Most names have few values.
+const CHAINS: u64 = 32;
 
 impl Sketches {
     pub(super) fn new(millionths: u32, total: &Arc<AtomicUsize>) -> Self {
-        let (others, by_values) = (Sketch::new(millionths), RwLock::default());
-        Self { others, by_values, total: Arc::clone(total) }
+        Self {
+            others: Sketch::new(millionths),
+            by_values: (0..CHAINS).map(|_| Chain::new()).collect(),
+            count: AtomicUsize::new(0),
+            total: Arc::clone(total),
+            is_forgotten: AtomicBool::new(false),
+        }
     }
 
-    /// Frees the memory, because the rule is no longer in force. If the rule comes back, all begins anew.
+    /// Frees the memory, because the rule is no longer in force: no span is rare any more. A rule that comes back begins
+    /// with new sketches.
     pub(super) fn forget(&self) {
+        self.is_forgotten.store(true, Ordering::Relaxed);
         self.others.forget();
-        let forgotten = std::mem::take(&mut *self.by_values.write());
-        self.total.fetch_sub(forgotten.len(), Ordering::Relaxed);
+        let chains = self.by_values.iter();
+        chains.flat_map(Self::in_chain).for_each(|known| known.sketch.forget());
+        self.give_back_places();
+    }
+
+    fn give_back_places(&self) {
+        self.total.fetch_sub(self.count.swap(0, Ordering::Relaxed), Ordering::Relaxed);
     }
 
     /// Whether the sketch for spans without values holds memory.
@@ -40,30 +70,52 @@ impl Sketches {
     /// Adds a span with the hash of its values, if it has any. Returns whether it took longer than the percentile of the
     /// spans before it with the same values.
     pub(super) fn add(&self, values: Option<u64>, wall_ns: u64, now_ns: u64) -> bool {
-        let known = |values| self.by_values.read().get(&values).cloned();
-        match values.and_then(|values| known(values).or_else(|| self.sketch_of(values))) {
-            Some(sketch) => sketch.add(wall_ns, now_ns),
-            None => self.others.add(wall_ns, now_ns),
+        if self.is_forgotten.load(Ordering::Relaxed) {
+            return false;
         }
+        let sketch = values.and_then(|values| self.sketch_of(values)).unwrap_or(&self.others);
+        sketch.add(wall_ns, now_ns)
+    }
+
+    fn in_chain(chain: &Chain) -> impl Iterator<Item = &SketchOfValues> {
+        iter::successors(chain.get(), |known| known.next.get()).map(Box::as_ref)
+    }
+
+    fn sketch_of(&self, values: u64) -> Option<&Sketch> {
+        let chain = self.by_values.get(usize::try_from(values % CHAINS).ok()?)?;
+        let known = Self::in_chain(chain).find(|known| known.values == values);
+        known.map(|known| &known.sketch).or_else(|| self.add_sketch_of(values, chain))
     }
 
     #[cold]
-    fn sketch_of(&self, values: u64) -> Option<Arc<Sketch>> {
-        let mut by_values = self.by_values.write();
-        if let Some(known) = by_values.get(&values) {
-            return Some(Arc::clone(known));
-        }
+    fn add_sketch_of<'a>(&'a self, values: u64, mut chain: &'a Chain) -> Option<&'a Sketch> {
         let one_more = |total| (total < MOST_SKETCHES).then_some(total + 1);
         self.total.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok()?;
-        let new = Arc::new(Sketch::new(self.others.millionths));
-        by_values.insert(values, Arc::clone(&new));
-        Some(new)
+        let sketch = Sketch::new(self.others.millionths);
+        let mut new = Box::new(SketchOfValues { values, sketch, next: Chain::new() });
+        loop {
+            match chain.get() {
+                // Another thread has added it just now.
+                Some(known) if known.values == values => {
+                    self.total.fetch_sub(1, Ordering::Relaxed);
+                    return Some(&known.sketch);
+                }
+                Some(known) => chain = &known.next,
+                None => match chain.set(new) {
+                    Ok(()) => {
+                        self.count.fetch_add(1, Ordering::Relaxed);
+                        return chain.get().map(|known| &known.sketch);
+                    }
+                    Err(refused) => new = refused,
+                },
+            }
+        }
     }
 }
 
 impl Drop for Sketches {
     fn drop(&mut self) {
-        self.total.fetch_sub(self.by_values.get_mut().len(), Ordering::Relaxed);
+        self.give_back_places();
     }
 }
 
@@ -71,14 +123,21 @@ impl Drop for Sketches {
 ///
 /// There are two windows, and one of them fills. Old spans are forgotten a window at a time, and once a window has
 /// passed, the limit always covers at least a whole one.
+///
+/// Where such spans are frequent, threads do not add each of them to the windows, but [`BUFFERED`] at a time, and once a
+/// second all that there are, so that they do not write to the same memory at each close.
 #[derive(Debug)]
 struct Sketch {
     /// In parts of a million.
     millionths: u32,
     /// Spans that must be counted before the limit applies.
     warm_up: u64,
+    /// The percentile in nanoseconds, or [`UNKNOWN`].
+    limit_ns: AtomicU64,
+    /// By the part of the threads; made when the spans are found to be frequent on several of them.
+    buffers: OnceLock<Box<[CachePadded<Mutex<Buffer>>]>>,
     /// `None` before the first span, and while the rule is not in force.
-    windows: Mutex<Option<Windows>>,
+    windows: CachePadded<Mutex<Option<Windows>>>,
 }
 
 #[derive(Debug)]
@@ -86,14 +145,34 @@ struct Windows {
     filling: Histogram<u32>,
     full: Histogram<u32>,
     began_ns: u64,
-    /// The percentile in nanoseconds, once known.
+    /// The percentile in nanoseconds, once known, and when it was computed.
     limit_ns: Option<u64>,
+    computed_ns: u64,
     /// Spans until the limit is computed again.
     until_next: u32,
+    /// When all buffers were last emptied.
+    gathered_ns: u64,
+    /// The part of the thread that added the last span, and whether the limit was last computed by another one.
+    last_part: usize,
+    is_shared: bool,
 }
 
+/// The lengths of spans that a part of the threads has not added to the windows, in nanoseconds.
+#[derive(Debug)]
+struct Buffer {
+    lengths_ns: [u64; BUFFERED],
+    count: usize,
+    emptied_ns: u64,
+}
+
+const UNKNOWN: u64 = u64::MAX;
+/// With this number, a buffer and its lock take four lines.
+const BUFFERED: usize = 29;
+/// How old the limit can be, and how long a span can be missing from it.
+const LONGEST_BUFFERED_NS: u64 = 1_000_000_000;
+
 const WINDOW_NS: u64 = 5 * 60 * 1_000_000_000;
-/// Sketches of a layer, and as many again for values of fields; each takes up to some 20 KiB.
+/// Sketches of a layer, and as many again for values of fields; each takes up to some 20 KiB, and 16 more for buffers.
 pub(super) const MOST_SKETCHES: usize = 256;
 /// The expected number of spans above the percentile before it is meaningful.
 const EXPECTED_ABOVE: u64 = 10;
@@ -106,17 +185,44 @@ const UNIT_NS: u64 = 1_000;
 const DIGITS: u8 = 2;
 const LONGEST: u64 = 24 * 60 * 60 * 1_000_000;
 
+impl Buffer {
+    fn new(now_ns: u64) -> Self {
+        Self { lengths_ns: [0; BUFFERED], count: 0, emptied_ns: now_ns }
+    }
+
+    /// Adds a length. Returns false if it has to be emptied instead.
+    #[inline]
+    fn add(&mut self, wall_ns: u64, now_ns: u64) -> bool {
+        let is_old = now_ns.saturating_sub(self.emptied_ns) >= LONGEST_BUFFERED_NS;
+        match self.lengths_ns.get_mut(self.count).filter(|_| !is_old) {
+            Some(place) => {
+                *place = wall_ns;
+                self.count += 1;
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn lengths_ns(&self) -> &[u64] {
+        self.lengths_ns.get(..self.count).unwrap_or_default()
+    }
+}
+
 impl Sketch {
     /// A sketch of that percentile, in parts of a million.
     fn new(millionths: u32) -> Self {
         let above = MILLION.saturating_sub(u64::from(millionths)).max(1);
         let warm_up = (EXPECTED_ABOVE * MILLION / above).max(LEAST_WARM_UP);
-        Self { millionths, warm_up, windows: Mutex::new(None) }
+        let (limit_ns, buffers) = (AtomicU64::new(UNKNOWN), OnceLock::new());
+        Self { millionths, warm_up, limit_ns, buffers, windows: CachePadded::default() }
     }
 
-    /// Frees the memory, because the rule is no longer in force. If the rule comes back, the sketch starts anew.
+    /// Frees the memory, because the rule is no longer in force.
     fn forget(&self) {
-        *self.windows.lock() = None;
+        let mut windows = self.windows.lock();
+        self.limit_ns.store(UNKNOWN, Ordering::Relaxed);
+        *windows = None;
     }
 
     /// Whether it holds memory.
@@ -126,23 +232,63 @@ impl Sketch {
 
     /// Adds a span that took `wall_ns`. Returns whether it took longer than the percentile of the spans before it.
     fn add(&self, wall_ns: u64, now_ns: u64) -> bool {
+        let limit_ns = self.limit_ns.load(Ordering::Relaxed);
+        let buffers = self.buffers.get().filter(|_| limit_ns != UNKNOWN);
+        let Some(buffer) = buffers.and_then(|buffers| buffers.get(own_stripe())) else {
+            return self.add_to_windows(&[], wall_ns, now_ns);
+        };
+        let mut buffer = buffer.lock();
+        if buffer.add(wall_ns, now_ns) {
+            return wall_ns > limit_ns;
+        }
+        let before = mem::replace(&mut *buffer, Buffer::new(now_ns));
+        // The lock of the windows comes before those of buffers.
+        drop(buffer);
+        self.add_to_windows(before.lengths_ns(), wall_ns, now_ns)
+    }
+
+    /// The same, after spans that this thread had not added yet.
+    fn add_to_windows(&self, before_ns: &[u64], wall_ns: u64, now_ns: u64) -> bool {
         let mut windows = self.windows.lock();
         if windows.is_none() {
             *windows = Windows::new(now_ns);
         }
         // Without memory for histograms, no span is rare.
         let Some(windows) = &mut *windows else { return false };
+        windows.record(before_ns);
+        self.gather(windows, now_ns);
         windows.turn(now_ns);
         if windows.filling.len() + windows.full.len() < self.warm_up {
             windows.limit_ns = None;
         } else if windows.limit_ns.is_none() || windows.until_next == 0 {
             windows.limit_ns = windows.limit_ns(self.millionths);
             windows.until_next = BETWEEN;
+            let since = now_ns.saturating_sub(mem::replace(&mut windows.computed_ns, now_ns));
+            if mem::take(&mut windows.is_shared) && since < LONGEST_BUFFERED_NS {
+                let buffer = |_| CachePadded::new(Mutex::new(Buffer::new(now_ns)));
+                self.buffers.get_or_init(|| (0..STRIPES).map(buffer).collect());
+            }
         }
-        windows.until_next = windows.until_next.saturating_sub(1);
-        // Fails only if a counter is saturated, and then the count stays.
-        _ = windows.filling.record((wall_ns / UNIT_NS).min(LONGEST));
-        windows.limit_ns.is_some_and(|limit_ns| wall_ns > limit_ns)
+        windows.record(&[wall_ns]);
+        windows.is_shared |= mem::replace(&mut windows.last_part, own_stripe()) != own_stripe();
+        // All threads read it.
+        let limit_ns = windows.limit_ns.unwrap_or(UNKNOWN);
+        if self.limit_ns.load(Ordering::Relaxed) != limit_ns {
+            self.limit_ns.store(limit_ns, Ordering::Relaxed);
+        }
+        wall_ns > limit_ns
+    }
+
+    /// Once a second, adds what threads have not added yet: those that close no more spans of this name never would.
+    fn gather(&self, windows: &mut Windows, now_ns: u64) {
+        if now_ns.saturating_sub(windows.gathered_ns) < LONGEST_BUFFERED_NS {
+            return;
+        }
+        windows.gathered_ns = now_ns;
+        for buffer in self.buffers.get().into_iter().flatten() {
+            let before = mem::replace(&mut *buffer.lock(), Buffer::new(now_ns));
+            windows.record(before.lengths_ns());
+        }
     }
 }
 
@@ -154,8 +300,20 @@ impl Windows {
             full: histogram()?,
             began_ns: now_ns,
             limit_ns: None,
+            computed_ns: now_ns,
             until_next: 0,
+            gathered_ns: now_ns,
+            last_part: own_stripe(),
+            is_shared: false,
         })
+    }
+
+    fn record(&mut self, lengths_ns: &[u64]) {
+        for length_ns in lengths_ns {
+            // Fails only if a counter is saturated, and then the count stays.
+            _ = self.filling.record((length_ns / UNIT_NS).min(LONGEST));
+            self.until_next = self.until_next.saturating_sub(1);
+        }
     }
 
     fn turn(&mut self, now_ns: u64) {
@@ -266,5 +424,114 @@ mod tests {
         assert!(sketch.is_in_use());
         sketch.forget();
         assert!(!sketch.is_in_use());
+    }
+
+    /// Runs it on another thread, whose part is another one.
+    fn elsewhere<R: Send>(action: impl FnOnce() -> R + Send) -> R {
+        let here = own_stripe();
+        let mut action = Some(action);
+        // Other tests take numbers at the same time.
+        loop {
+            let action = &mut action;
+            let run = move || (own_stripe() != here).then(|| action.take().map(|action| action()));
+            let ran = std::thread::scope(|scope| scope.spawn(run).join().unwrap());
+            if let Some(ran) = ran.flatten() {
+                return ran;
+            }
+        }
+    }
+
+    fn counted(sketch: &Sketch) -> u64 {
+        sketch.windows.lock().as_ref().map_or(0, |both| both.filling.len() + both.full.len())
+    }
+
+    /// A sketch of the median that two threads have made frequent, and how many spans it has.
+    fn frequent() -> (Sketch, u64) {
+        let sketch = Sketch::new(500_000);
+        let add = || lengths().for_each(|wall_ns| _ = sketch.add(wall_ns, 0));
+        add();
+        assert!(sketch.buffers.get().is_none(), "one thread");
+        elsewhere(add);
+        assert!(sketch.buffers.get().is_some());
+        (sketch, 2_000)
+    }
+
+    #[test]
+    fn threads_do_not_share_the_windows_of_frequent_spans() {
+        let (sketch, _) = frequent();
+        // Each could be in the middle of a long evaluation.
+        let windows = sketch.windows.lock();
+        let (done, is_done) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let empty = sketch.buffers.get().unwrap().get(own_stripe()).unwrap();
+                *empty.lock() = Buffer::new(0);
+                let verdicts = [400, 600].map(|ms| sketch.add(ms * MS, 0));
+                assert_eq!(verdicts, [false, true]);
+                done.send(()).unwrap();
+            });
+            let is_done = is_done.recv_timeout(std::time::Duration::from_secs(60)).is_ok();
+            drop(windows);
+            assert!(is_done, "it does not wait for the windows");
+        });
+    }
+
+    #[test]
+    fn no_span_of_frequent_ones_is_lost() {
+        let (sketch, mut all) = frequent();
+        for round in 1..=5 {
+            let now_ns = round * LONGEST_BUFFERED_NS;
+            for each in 0..40 {
+                elsewhere(|| (0..each).for_each(|_| _ = sketch.add(MS, now_ns)));
+                all += each;
+            }
+            assert!(counted(&sketch) + STRIPES as u64 * BUFFERED as u64 > all);
+            // Whoever closes the next one later adds what the others have left, and its own.
+            sketch.add(MS, now_ns + LONGEST_BUFFERED_NS);
+            all += 1;
+            assert_eq!(counted(&sketch), all, "{round}");
+        }
+        // Also when the window in which they closed is over.
+        elsewhere(|| (0..7).for_each(|_| _ = sketch.add(MS, 6 * LONGEST_BUFFERED_NS)));
+        sketch.add(MS, WINDOW_NS);
+        let windows = sketch.windows.lock();
+        let windows = windows.as_ref().unwrap();
+        assert_eq!((windows.full.len(), windows.filling.len()), (all + 7, 1));
+    }
+
+    #[test]
+    fn the_limit_of_frequent_spans_follows_and_ends() {
+        let (sketch, _) = frequent();
+        let above = |times: u64, now_ns: u64| {
+            let add = |wall_ns: u64| sketch.add(wall_ns * times, now_ns);
+            elsewhere(|| lengths().filter(|wall_ns| add(*wall_ns)).count())
+        };
+        assert!((450..=505).contains(&above(1, 0)), "half of them");
+        above(3, WINDOW_NS);
+        above(3, WINDOW_NS);
+        assert!(above(3, 2 * WINDOW_NS) < 700, "it follows");
+        // After a pause, no span is rare, whichever thread closes it, and with an empty buffer, too.
+        for _ in 0..LEAST_WARM_UP - 1 {
+            assert!(!elsewhere(|| sketch.add(u64::MAX, 9 * WINDOW_NS)));
+        }
+    }
+
+    /// Threads that find a new value at the same time find the same sketch.
+    #[test]
+    fn a_sketch_of_values_is_added_once() {
+        let total = Arc::default();
+        let sketches = Sketches::new(500_000, &total);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    (0..1_000).for_each(|number| _ = sketches.add(Some(number % 100), MS, 0))
+                });
+            }
+        });
+        assert_eq!(total.load(Ordering::Relaxed), 100);
+        let all = sketches.by_values.iter().flat_map(Sketches::in_chain);
+        let each: Vec<_> =
+            all.map(|known| known.sketch.windows.lock().as_ref().unwrap().filling.len()).collect();
+        assert_eq!((each.len(), each.iter().sum::<u64>()), (100, 4_000));
     }
 }

@@ -123,9 +123,13 @@ impl SampledThread {
         self.is_refused.load(Ordering::Relaxed)
     }
 
-    /// Sets the rate at which the thread is sampled when it is armed next.
+    /// Sets the rate at which the thread is sampled when it is armed next. Only one thread may call it. It is called at
+    /// each scan, and a store takes the line from the hooks of the thread, so there is one only for another rate.
     pub(crate) fn set_rate(&self, rate: Rate) {
-        self.rate.store(rate.word(), Ordering::Relaxed);
+        let word = rate.word();
+        if self.rate.load(Ordering::Relaxed) != word {
+            self.rate.store(word, Ordering::Relaxed);
+        }
     }
 
     /// The rate at which the thread is sampled when it is armed next.

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use super::account::TimeBreakdown;
 use super::local::{put, take};
 use super::sample_counts::SampleCounts;
-use super::slot::{REGISTERED, Slot, WATCHED};
+use super::slot::{REGISTERED, Slot};
 use super::spans::SpanEvent;
 use super::{RegistryId, SpanKey, Spans, TraceIds};
 
@@ -159,9 +159,6 @@ impl Spans {
     #[inline(never)]
     fn close_suspect(&self, slot: &Slot, now: u64) -> Option<Closing> {
         self.sync_this_thread(now);
-        if slot.flags() & WATCHED != 0 {
-            self.watched.fetch_sub(1, Ordering::Relaxed);
-        }
         self.closing(slot, now)
     }
 

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crossbeam::utils::CachePadded;
+
 /// The number of spans created, by thread.
 #[derive(Debug, Default)]
 pub(super) struct SpanCounts {
-    threads: Vec<Arc<AtomicU64>>,
+    threads: Vec<Arc<CachePadded<AtomicU64>>>,
     /// By threads that have ended.
     before: u64,
     /// At how many threads those that have ended are forgotten: twice as many as were left the last time.
@@ -14,7 +16,7 @@ pub(super) struct SpanCounts {
 }
 
 impl SpanCounts {
-    pub(super) fn add(&mut self, thread: &Arc<AtomicU64>) {
+    pub(super) fn add(&mut self, thread: &Arc<CachePadded<AtomicU64>>) {
         const LEAST: usize = 64;
         if self.threads.len() >= self.most.max(LEAST) {
             self.forget_ended();
@@ -46,12 +48,13 @@ mod tests {
     #[test]
     fn ended_threads_are_forgotten_now_and_then_and_their_spans_still_count() {
         let mut counts = SpanCounts::default();
-        let lives: Vec<_> = (0..100).map(|_| Arc::new(AtomicU64::new(1))).collect();
+        let lives: Vec<_> =
+            (0..100).map(|_| Arc::new(CachePadded::new(AtomicU64::new(1)))).collect();
         lives.iter().for_each(|thread| counts.add(thread));
         let (mut most, mut forgotten) = (0, 0);
         for _ in 0..10_000 {
             let before = counts.threads.len();
-            counts.add(&Arc::new(AtomicU64::new(3)));
+            counts.add(&Arc::new(CachePadded::new(AtomicU64::new(3))));
             most = most.max(counts.threads.len());
             forgotten += usize::from(counts.threads.len() <= before);
         }

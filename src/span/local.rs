@@ -6,6 +6,8 @@ use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
+use crossbeam::utils::CachePadded;
+
 use super::RegistryId;
 use super::account::{Sure, Tally};
 use super::awaits::{InnermostSpan, LongSegment, Unexplained};
@@ -258,8 +260,8 @@ pub(super) struct ThreadState {
     /// The value of [`unmatched`] when this state becomes the first again.
     unmatched_later: u32,
     pub(super) keys: std::ops::Range<u64>,
-    /// The number of spans that this thread has created.
-    pub(super) seen: Arc<AtomicU64>,
+    /// The number of spans that this thread has created. In lines of its own, whatever the allocator puts beside it.
+    pub(super) seen: Arc<CachePadded<AtomicU64>>,
     pub(super) samples: Position,
     pub(super) sampled: Option<Arc<SampledThread>>,
     /// The arming of `sampled` that the thread has taken up.

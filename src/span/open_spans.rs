@@ -28,6 +28,32 @@ impl Spans {
         has_any
     }
 
+    /// A watched span is in its slot. Returns whether the collector must be told: it only reads a word that all threads
+    /// read, as long as the collector knows of one.
+    pub(super) fn note_watched(&self) -> bool {
+        // See `forget_watched`.
+        fence(Ordering::SeqCst);
+        !self.has_watched.load(Ordering::Relaxed) && !self.has_watched.swap(true, Ordering::Relaxed)
+    }
+
+    /// Whether the collector must check for how long an open span stays open.
+    pub(crate) fn has_watched(&self) -> bool {
+        self.has_watched.load(Ordering::Relaxed)
+    }
+
+    /// The collector looks at all open spans after this, and calls [`keep_watching`](Self::keep_watching) if it finds one
+    /// that must be checked. It either finds the slot of a span, or that span's hook finds this.
+    pub(crate) fn forget_watched(&self) {
+        if self.has_watched() {
+            self.has_watched.store(false, Ordering::Relaxed);
+        }
+        fence(Ordering::SeqCst);
+    }
+
+    pub(crate) fn keep_watching(&self) {
+        self.has_watched.store(true, Ordering::Relaxed);
+    }
+
     /// Visits all open profiled spans. This scans all slots, at some nanoseconds each.
     pub(crate) fn for_each_open(&self, mut visit: impl FnMut(&OpenSlot)) {
         let now = self.clock.now();

@@ -1,7 +1,7 @@
 //! The hooks: new span, enter, exit, and errors.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crossbeam::queue::ArrayQueue;
@@ -38,8 +38,8 @@ pub(crate) struct Spans {
     /// Lets thread states detect that the layer is gone.
     pub(super) life: Arc<()>,
     seen: Mutex<SpanCounts>,
-    /// The number of open spans for which the collector checks how long they stay open.
-    pub(super) watched: AtomicUsize,
+    /// Whether spans may be open for which the collector checks how long they stay open.
+    pub(super) has_watched: AtomicBool,
     pub(super) ticks: Ticks,
 }
 
@@ -109,7 +109,7 @@ impl Spans {
             layer: NEXT_LAYER.fetch_add(1, Ordering::Relaxed),
             life: Arc::new(()),
             seen: Mutex::default(),
-            watched: AtomicUsize::new(0),
+            has_watched: AtomicBool::new(false),
             table: SlotTable::new(),
             span_events: ArrayQueue::new(SPAN_EVENTS),
             event_lost: AtomicBool::new(false),
@@ -205,8 +205,6 @@ impl Spans {
             _ => self.find_parent(given, ancestry),
         };
         let key = self.take_key(&mut state);
-        let is_first =
-            plan.flags & WATCHED != 0 && self.watched.fetch_add(1, Ordering::Relaxed) == 0;
         let open = |slot: &Slot, now| {
             if plan.flags & HAS_FIELDS != 0 {
                 slot.set_matched(matched);
@@ -221,7 +219,7 @@ impl Spans {
             }
         }
         put(state);
-        is_first
+        plan.flags & WATCHED != 0 && self.note_watched()
     }
 
     /// Values of a span are recorded. If they decide which rule it has, `choose` gets the number of its plan and what
@@ -237,19 +235,7 @@ impl Spans {
         };
         let Some((plan, matched)) = choose(slot.plan(), slot.matched()) else { return false };
         let before = slot.replan(&plan, matched);
-        match (before & WATCHED != 0, plan.flags & WATCHED != 0) {
-            (false, true) => self.watched.fetch_add(1, Ordering::Relaxed) == 0,
-            (true, false) => {
-                self.watched.fetch_sub(1, Ordering::Relaxed);
-                false
-            }
-            _ => false,
-        }
-    }
-
-    /// Whether the collector must check for how long an open span stays open.
-    pub(crate) fn has_watched(&self) -> bool {
-        self.watched.load(Ordering::Relaxed) > 0
+        before & WATCHED == 0 && plan.flags & WATCHED != 0 && self.note_watched()
     }
 
     /// Keeps the span with that id, as the one of a one-in-n rule.

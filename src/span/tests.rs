@@ -686,3 +686,40 @@ fn an_unsampled_enter_of_an_old_span_wakes_an_idle_collector() {
     enter_for(&scene, MS);
     assert_eq!(wakes.lock().len(), 2, "it is sampled");
 }
+
+/// The collector is told once, as long as it finds such spans, and again after it has found none.
+#[test]
+fn a_span_whose_open_time_is_limited_wakes_the_collector_once() {
+    let scene = Scene::new();
+    let plan = |flags| Plan { number: 7, flags, ..Plan::default() };
+    let open = |number: u64, flags| {
+        scene.spans.open(id(number), &plan(flags), 0, GivenParent::None, &|_, _| {})
+    };
+    let close = |number: u64| scene.spans.close(id(number), |_| Verdict::default());
+    assert!(!open(1, 0) && !scene.spans.has_watched());
+    assert!(open(2, WATCHED | SUSPECT) && scene.spans.has_watched());
+    assert!(!open(3, WATCHED | SUSPECT));
+    // It may look at any time; spans 2 and 3 are open.
+    let look = || {
+        scene.spans.forget_watched();
+        let mut open = 0;
+        scene.spans.for_each_open(|_| open += 1);
+        if open > 1 {
+            scene.spans.keep_watching();
+        }
+    };
+    look();
+    assert!(scene.spans.has_watched() && !open(4, WATCHED | SUSPECT));
+    // While it looks.
+    scene.spans.forget_watched();
+    assert!(open(5, WATCHED | SUSPECT) && !open(6, WATCHED | SUSPECT));
+    (2..=6).for_each(|number| _ = close(number));
+    assert!(scene.spans.has_watched(), "not until it looks");
+    look();
+    assert!(!scene.spans.has_watched());
+    // Values that are recorded can begin it, too.
+    assert!(!open(7, HAS_FIELDS));
+    let replan = |flags| scene.spans.replan(id(7), |_, _| Some((plan(flags | HAS_FIELDS), 0)));
+    assert!(!replan(0) && replan(WATCHED) && !replan(WATCHED) && !replan(0) && !replan(WATCHED));
+    assert!(scene.spans.has_watched());
+}

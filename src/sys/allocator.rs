@@ -5,11 +5,14 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::hint::black_box;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use crossbeam::utils::CachePadded;
 
 use super::live_blocks::{LiveBlocks, Removed, TrackedBlock};
 use super::live_stack::{LiveRegisters, LiveStack, live_registers};
+use super::words::WORDS;
 
 /// A global allocator that counts what spans allocate, in front of the program's own:
 ///
@@ -83,20 +86,12 @@ impl Allocations {
     }
 }
 
-/// The number of layers that profile spans. The child of a fork has none.
-static USERS: AtomicU32 = AtomicU32::new(0);
-/// Whether the program's global allocator is a [`ProfilingAllocator`].
-static IS_INSTALLED: AtomicBool = AtomicBool::new(false);
-
-/// The sampled blocks in use; made when they are tracked for the first time.
-static LIVE_BLOCKS: OnceLock<LiveBlocks> = OnceLock::new();
-static TRACKS_BLOCKS: AtomicBool = AtomicBool::new(false);
-/// The bytes between two samples in the mean; 0 for none.
-static SAMPLE_BYTES: AtomicU64 = AtomicU64::new(0);
-static TAKE_SAMPLE: OnceLock<TakeSample> = OnceLock::new();
+/// The sampled blocks in use; made when they are tracked for the first time. In lines of its own, as [`WORDS`] are, since
+/// each free reads it then.
+static LIVE_BLOCKS: CachePadded<OnceLock<LiveBlocks>> = CachePadded::new(OnceLock::new());
 
 /// Takes a sample if it is of use to a layer. Returns how far the collector is behind then, from 0 to 1.
-type TakeSample = fn(&SampledAllocation) -> Option<f64>;
+pub(super) type TakeSample = fn(&SampledAllocation) -> Option<f64>;
 
 /// The counts of a thread. Each has its own cell, so that a signal handler that allocates can only lose counts. Without
 /// a destructor, they can be used as long as the thread allocates.
@@ -150,7 +145,7 @@ fn add(count: &Cell<u64>, more: u64) {
 
 #[inline(always)]
 fn is_counting() -> bool {
-    USERS.load(Ordering::Relaxed) != 0
+    WORDS.users.load(Ordering::Relaxed) != 0
 }
 
 #[inline(always)]
@@ -219,7 +214,7 @@ fn sample(counts: &ThreadAllocations, block: usize, bytes: u64) {
     counts.sample_at.set(NEVER);
     let uncounted = Uncounted::begin();
     let (allocated, sampling) = (counts.allocated_bytes.get(), &counts.sampling);
-    let next = match (SAMPLE_BYTES.load(Ordering::Relaxed), TAKE_SAMPLE.get()) {
+    let next = match (WORDS.sample_bytes.load(Ordering::Relaxed), WORDS.take_sample.get()) {
         (0, _) | (_, None) => {
             sampling.gap_bytes.set(0);
             allocated.wrapping_add(LOOK_BYTES)
@@ -314,20 +309,24 @@ pub(crate) const fn can_sample() -> bool {
     CAN_COUNT && cfg!(not(tracing_profiling_unsupported)) && LiveStack::CAN_BE_READ
 }
 
-/// Samples allocations from now on, with a gap of that many bytes in the mean; 0 for no samples. The shortest gap of all
-/// layers that the process has had applies.
+/// Samples allocations from now on, with a gap of that many bytes in the mean; 0 for no samples. Threads notice that after
+/// at most 16 gaps, or after a megabyte if they took no samples.
 pub(crate) fn sample_allocations(every_bytes: u64, take: TakeSample) {
-    if every_bytes > 0 && can_sample() {
-        _ = TAKE_SAMPLE.set(take);
-        let less = |now: u64| Some(if now == 0 { every_bytes } else { now.min(every_bytes) });
-        _ = SAMPLE_BYTES.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    if can_sample() {
+        _ = WORDS.take_sample.set(take);
+        WORDS.sample_bytes.store(every_bytes, Ordering::Relaxed);
     }
+}
+
+#[cfg(test)]
+pub(crate) fn sample_bytes() -> u64 {
+    WORDS.sample_bytes.load(Ordering::Relaxed)
 }
 
 /// A block is about to be freed.
 #[inline(always)]
 fn forget_block(block: *mut u8) -> Option<(&'static LiveBlocks, Removed)> {
-    if !TRACKS_BLOCKS.load(Ordering::Relaxed) {
+    if !WORDS.tracks_blocks.load(Ordering::Relaxed) {
         return None;
     }
     let live = LIVE_BLOCKS.get()?;
@@ -411,7 +410,7 @@ pub(crate) fn track_blocks(tracks: bool) {
     }
     let _uncounted = Uncounted::begin();
     let live = LIVE_BLOCKS.get_or_init(LiveBlocks::new);
-    TRACKS_BLOCKS.store(tracks, Ordering::Relaxed);
+    WORDS.tracks_blocks.store(tracks, Ordering::Relaxed);
     live.clear();
 }
 
@@ -485,12 +484,12 @@ pub(crate) fn begin_counting() {
     if !CAN_COUNT {
         return;
     }
-    USERS.fetch_add(1, Ordering::Relaxed);
+    WORDS.users.fetch_add(1, Ordering::Relaxed);
     let _uncounted = Uncounted::begin();
     let before = allocated_here();
     drop(black_box(Box::new(0_u8)));
     if allocated_here() != before {
-        IS_INSTALLED.store(true, Ordering::Relaxed);
+        WORDS.is_installed.store(true, Ordering::Relaxed);
     }
 }
 
@@ -499,19 +498,19 @@ pub(crate) fn end_counting() {
     if !CAN_COUNT {
         return;
     }
-    USERS.fetch_sub(1, Ordering::Relaxed);
+    WORDS.users.fetch_sub(1, Ordering::Relaxed);
 }
 
 /// Called in the child of a fork, where no layer profiles spans.
 pub(crate) fn forget_counting() {
-    USERS.store(0, Ordering::Relaxed);
-    TRACKS_BLOCKS.store(false, Ordering::Relaxed);
+    WORDS.users.store(0, Ordering::Relaxed);
+    WORDS.tracks_blocks.store(false, Ordering::Relaxed);
 }
 
 /// Whether allocations are counted now, and the program's global allocator is a [`ProfilingAllocator`].
 #[inline]
 pub(crate) fn counts_allocations() -> bool {
-    is_counting() && IS_INSTALLED.load(Ordering::Relaxed)
+    is_counting() && WORDS.is_installed.load(Ordering::Relaxed)
 }
 
 #[cfg(test)]

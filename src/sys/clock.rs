@@ -1,7 +1,7 @@
 //! Wall time that is cheap enough to read in every span hook.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{PoisonError, RwLock};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::platform::{self, TickSource};
@@ -17,20 +17,76 @@ pub(crate) struct Clock {
     source: TickSource,
     /// Nanoseconds per tick, times 2³².
     rate: AtomicU64,
-    /// Not a lock of parking_lot: a sampled allocation reads it, and parking_lot allocates while it holds its own table.
-    pairs: RwLock<Pairs>,
+    anchor: Anchor,
+    /// Locked by those that change the rate and the anchor; nobody else waits for it.
+    measurement: Mutex<Measurement>,
     #[cfg(test)]
     by_hand: Option<std::sync::Arc<AtomicU64>>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Pairs {
+struct Measurement {
     /// The start of the rate measurement.
     first: Pair,
-    /// A recent pair, from which other times are extrapolated.
-    anchor: Pair,
     /// Whether the rate has been measured over [`CERTAIN`].
     is_certain: bool,
+}
+
+/// A recent pair, from which other times are extrapolated.
+///
+/// Hooks read it, so readers write nothing: a lock of theirs would be a line that all threads write. And they never wait
+/// for a writer, which may be preempted, or may not exist in the child of a fork. So there are two copies, of which one is
+/// whole at any time: what Linux calls a latch.
+#[derive(Debug)]
+struct Anchor {
+    /// The number of changes. Odd while the copy for even numbers is written.
+    changes: AtomicU64,
+    copies: [[AtomicU64; 2]; 2],
+}
+
+impl Anchor {
+    fn new(Pair { ticks, raw_ns }: Pair) -> Self {
+        let copy = || [AtomicU64::new(ticks), AtomicU64::new(raw_ns)];
+        Self { changes: AtomicU64::new(0), copies: [copy(), copy()] }
+    }
+
+    #[inline]
+    fn load(&self) -> Pair {
+        let [even, odd] = &self.copies;
+        loop {
+            let before = self.changes.load(Ordering::Acquire);
+            let [ticks, raw_ns] = if before.is_multiple_of(2) { even } else { odd };
+            let pair = Pair {
+                ticks: ticks.load(Ordering::Relaxed),
+                raw_ns: raw_ns.load(Ordering::Relaxed),
+            };
+            fence(Ordering::Acquire);
+            // Otherwise another change has begun since then, and this copy may have been written.
+            if self.changes.load(Ordering::Relaxed) == before {
+                return pair;
+            }
+        }
+    }
+
+    /// One at a time.
+    fn store(&self, pair: Pair) {
+        for copy in &self.copies {
+            self.begin_copy();
+            Self::write(copy, pair);
+        }
+    }
+
+    /// From now on, readers take the other copy.
+    fn begin_copy(&self) {
+        // Release: the copy that was written last is whole. The fence: this is visible before what follows is written.
+        self.changes.store(self.changes.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
+        fence(Ordering::Release);
+    }
+
+    fn write([to_ticks, to_raw_ns]: &[AtomicU64; 2], Pair { ticks, raw_ns }: Pair) {
+        to_ticks.store(ticks, Ordering::Relaxed);
+        to_raw_ns.store(raw_ns, Ordering::Relaxed);
+    }
 }
 
 /// The same moment on both time lines.
@@ -56,7 +112,8 @@ impl Clock {
         let clock = Self {
             source,
             rate: AtomicU64::new(ONE),
-            pairs: RwLock::new(Pairs { first, anchor: first, is_certain: false }),
+            anchor: Anchor::new(first),
+            measurement: Mutex::new(Measurement { first, is_certain: false }),
             #[cfg(test)]
             by_hand: None,
         };
@@ -72,8 +129,9 @@ impl Clock {
     pub(crate) fn by_hand(now: std::sync::Arc<AtomicU64>) -> Self {
         let first = Pair { ticks: 0, raw_ns: 0 };
         let (source, rate) = (platform::tick_source(), AtomicU64::new(ONE));
-        let pairs = RwLock::new(Pairs { first, anchor: first, is_certain: false });
-        Self { source, rate, pairs, by_hand: Some(now) }
+        let (anchor, measurement) =
+            (Anchor::new(first), Mutex::new(Measurement { first, is_certain: false }));
+        Self { source, rate, anchor, measurement, by_hand: Some(now) }
     }
 
     /// A clock whose ticks are nanoseconds, and which stands still.
@@ -106,7 +164,7 @@ impl Clock {
 
     /// The reading of `CLOCK_MONOTONIC_RAW` at the moment `ticks`.
     pub(crate) fn raw_ns(&self, ticks: u64) -> u64 {
-        let anchor = self.pairs.read().unwrap_or_else(PoisonError::into_inner).anchor;
+        let anchor = self.anchor.load();
         if ticks >= anchor.ticks {
             anchor.raw_ns.saturating_add(self.ns(ticks - anchor.ticks))
         } else {
@@ -127,19 +185,19 @@ impl Clock {
     }
 
     fn refine_at(&self, now: Pair) {
-        let mut pairs = self.pairs.write().unwrap_or_else(PoisonError::into_inner);
+        let mut measurement = self.measurement.lock().unwrap_or_else(PoisonError::into_inner);
         let known = self.rate.load(Ordering::Relaxed);
-        if pairs.is_certain && pairs.anchor.is_far_from(now, known) {
+        if measurement.is_certain && self.anchor.load().is_far_from(now, known) {
             // During suspend the kernel's clock stands still, while the counter may continue or restart.
-            pairs.first = now;
-        } else if let Some(rate) = pairs.first.rate_until(now) {
+            measurement.first = now;
+        } else if let Some(rate) = measurement.first.rate_until(now) {
             self.rate.store(rate, Ordering::Relaxed);
         } else {
             return;
         }
-        pairs.is_certain |=
-            now.raw_ns.saturating_sub(pairs.first.raw_ns) >= CERTAIN.as_nanos() as u64;
-        pairs.anchor = now;
+        measurement.is_certain |=
+            now.raw_ns.saturating_sub(measurement.first.raw_ns) >= CERTAIN.as_nanos() as u64;
+        self.anchor.store(now);
     }
 
     /// What to add to a `CLOCK_MONOTONIC_RAW` reading to get nanoseconds since the Unix epoch.
@@ -250,6 +308,49 @@ mod tests {
         // A small drift is followed.
         at(9 * SECOND + 3_000, 5 * SECOND);
         assert!(rate() < ONE / 3 && rate() > ONE / 3 - 5_000);
+    }
+
+    /// The writer can stand still between any two of its steps, and each reading is a pair that was stored.
+    #[test]
+    fn a_reading_does_not_wait_for_a_writer() {
+        let [first, second] = [(1, 10), (2, 20)].map(|(ticks, raw_ns)| Pair { ticks, raw_ns });
+        let anchor = Anchor::new(first);
+        let [even, odd] = &anchor.copies;
+        let read = || anchor.load().raw_ns;
+        for (copy, before, after) in [(even, first, first), (odd, second, second)] {
+            anchor.begin_copy();
+            assert_eq!(read(), before.raw_ns);
+            copy[0].store(second.ticks, Ordering::Relaxed);
+            assert_eq!(read(), after.raw_ns, "half a copy");
+            copy[1].store(second.raw_ns, Ordering::Relaxed);
+            assert_eq!(read(), after.raw_ns);
+        }
+        // Nor for one that was in the middle of a measurement when the process forked.
+        let clock = Clock::nanoseconds();
+        let _measures = clock.measurement.lock().unwrap();
+        assert_eq!(clock.raw_ns(7), 7);
+    }
+
+    #[test]
+    fn readings_are_whole_while_the_anchor_moves() {
+        let changes = if cfg!(miri) { 50 } else { 50_000_u64 };
+        let anchor = Anchor::new(Pair { ticks: 0, raw_ns: 0 });
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    let mut last = 0;
+                    while !is_over.load(Ordering::Relaxed) {
+                        let Pair { ticks, raw_ns } = anchor.load();
+                        assert_eq!(raw_ns, 3 * ticks);
+                        assert!(ticks >= last, "it does not go back");
+                        last = ticks;
+                    }
+                });
+            }
+            (0..changes).for_each(|ticks| anchor.store(Pair { ticks, raw_ns: 3 * ticks }));
+            is_over.store(true, Ordering::Relaxed);
+        });
     }
 
     #[test]

@@ -15,8 +15,10 @@ mod owning;
 mod position;
 mod ring;
 mod spawn;
+mod stripes;
 mod task_waker;
 mod types;
+mod words;
 
 #[cfg(all(
     target_os = "linux",
@@ -44,6 +46,8 @@ mod unsupported;
 )))]
 use unsupported as platform;
 
+#[cfg(test)]
+pub(crate) use allocator::sample_bytes;
 pub use allocator::{Allocations, ProfilingAllocator};
 pub(crate) use allocator::{
     SampledAllocation, Uncounted, allocated_here, begin_counting, can_sample, counts_allocations,
@@ -65,9 +69,9 @@ pub(crate) use platform::{
     Files, HardwareCounters, KeptOn, PerfRing, Poller, RingMemory, TimerRing, Waker,
     address_space_left, block_timers, blocked, bytes_of_ring, check_writable, cpu_ns_of,
     create_private_directory, create_private_file, current_thread, current_tid, forbidden_calls,
-    fork_generation, has_ended, has_small_signal_stack, host_name, identity, is_own_thread,
-    is_traced, kernel_symbols, load, loaded_modules, locked_memory_limit, log_between_forks,
-    mapped_file, memory_file, module_generation, note_claimed_signals, on_fork, open_file_limit,
+    has_ended, has_small_signal_stack, host_name, identity, is_own_thread, is_traced,
+    kernel_symbols, load, loaded_modules, locked_memory_limit, log_between_forks, mapped_file,
+    memory_file, module_generation, note_claimed_signals, on_fork, open_file_limit,
     open_sample_ring, open_switch_ring, open_timer_ring, open_without_waiting, path_of_open,
     pending_signal_limit, process_id, program_memory, read_filters, read_own_memory,
     read_own_stack, signal_of_timers, stack_bounds, thread_cpu_ns, thread_usage, tick_ns,
@@ -80,6 +84,7 @@ pub(crate) use ring::SampleRing;
 #[cfg(feature = "_otlp")]
 pub(crate) use spawn::STACK_BYTES;
 pub(crate) use spawn::spawn;
+pub(crate) use stripes::{STRIPES, Stripe, Striped, own_stripe};
 pub(crate) use task_waker::{TaskWaker, WakerObserver};
 pub(crate) use task_waker::{clone as clone_waker, drop_waker, wake, wake_by_ref};
 #[cfg(test)]
@@ -88,3 +93,4 @@ pub(crate) use types::{
     Blocked, Call, CpuUse, Load, LoadedModule, MissedSignals, OsThread, SampleRequest, TimerClock,
     UnusualCall, WhyRefused,
 };
+pub(crate) use words::{WORDS, fork_generation};

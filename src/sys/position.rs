@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::ring::SampleRing;
+use super::words::WORDS;
 
 /// A counter that moves only in program order of its own thread: a kernel ring's `data_head`, or a counter of a timer's
 /// ring.
@@ -27,12 +28,10 @@ enum Owner {
     Ring(Arc<SampleRing>),
 }
 
-static NEVER_MOVES: AtomicU64 = AtomicU64::new(0);
-
 impl Position {
     /// The position of a thread that is not sampled.
     pub(crate) const fn fixed() -> Self {
-        let word = (&raw const NEVER_MOVES).cast_mut();
+        let word = (&raw const WORDS.never_moves).cast_mut();
         // SAFETY: the address of a static is not null.
         let word = unsafe { NonNull::new_unchecked(word) };
         Self { word, _owner: Owner::None }

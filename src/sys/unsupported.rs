@@ -124,7 +124,6 @@ macro_rules! stubs {
 }
 
 stubs! {
-    fn fork_generation() -> u32 = 0;
     fn on_fork(_: fn()) = ();
     #[cfg(feature = "sighup")]
     fn keep_loaded() = ();

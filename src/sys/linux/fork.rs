@@ -3,7 +3,7 @@
 
 use std::cell::Cell;
 use std::mem::ManuallyDrop;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{
     Mutex, MutexGuard, Once, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
 };
@@ -13,22 +13,10 @@ use super::modules::lock_loader;
 use super::signal::{block, lock_signal};
 use super::thread::process_id;
 use super::timer::lock_targets;
+use crate::sys::words::WORDS;
 
-static GENERATION: AtomicU32 = AtomicU32::new(0);
 static REGISTER: Once = Once::new();
 static HANDLER: OnceLock<fn()> = OnceLock::new();
-
-/// A number that is greater in a forked child than in its parent, once [`on_fork`] was called.
-///
-/// In a child neither the layer's threads nor its rings exist: the kernel does not copy a ring's mapping, and locks of
-/// threads that do not exist there may be held forever. Code that finds another number than the one its state was
-/// created under must not touch that state.
-///
-/// A child made by a bare `clone` system call that shares no memory is not detected.
-#[inline(always)]
-pub(crate) fn fork_generation() -> u32 {
-    GENERATION.load(Ordering::Relaxed)
-}
 
 /// Runs `in_child` on the only thread of a forked child, before `fork` returns there. It may only store to memory. Only
 /// the first function that is passed here is used.
@@ -189,7 +177,7 @@ extern "C" fn child() {
         IS_LOST.store(true, Ordering::Relaxed);
         HAS_TIMED_OUT.store(true, Ordering::Relaxed);
     }
-    GENERATION.fetch_add(1, Ordering::Relaxed);
+    WORDS.fork_generation.fetch_add(1, Ordering::Relaxed);
     if let Some(handler) = HANDLER.get() {
         handler();
     }

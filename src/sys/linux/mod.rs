@@ -41,7 +41,7 @@ pub(crate) use files::{
     check_writable, create_private_directory, create_private_file, identity, kernel_symbols,
     memory_file, open_without_waiting, path_of_open,
 };
-pub(crate) use fork::{fork_generation, log_between_forks, on_fork};
+pub(crate) use fork::{log_between_forks, on_fork};
 pub(crate) use load::load;
 pub(crate) use maps::mapped_file;
 #[cfg(fuzzing)]

@@ -6,16 +6,34 @@ use std::ptr;
 use std::ptr::NonNull;
 
 #[cfg(not(miri))]
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-/// Maps zeroed memory, of which the system provides a page when it is first used. `None` if there is no address space.
+/// Maps zeroed memory for copies of stacks, of which the system provides a page when it is first used. `None` if there is
+/// no address space.
 #[cfg(not(miri))]
 pub(crate) fn map_memory(bytes: usize) -> Option<NonNull<u8>> {
     let access = ProtFlags::READ | ProtFlags::WRITE;
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     // SAFETY: the kernel chooses the address of the new mapping, so no other memory is affected.
     let start = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), bytes, access, flags) };
-    NonNull::new(start.ok()?.cast())
+    let start = NonNull::new(start.ok()?.cast())?;
+    // SAFETY: the new mapping.
+    unsafe { keep_stacks_here(start, bytes) };
+    Some(start)
+}
+
+/// Memory with copies of stacks is not in core dumps, and zeroed in the child of a fork, which has no use for them.
+/// Linux before 4.14 does not know the latter.
+///
+/// # Safety
+///
+/// The memory must be a private mapping without a file.
+#[cfg(not(miri))]
+pub(super) unsafe fn keep_stacks_here(start: NonNull<u8>, bytes: usize) {
+    for advice in [Advice::LinuxDontDump, Advice::LinuxWipeOnFork] {
+        // SAFETY: the caller's mapping, in which neither changes anything now.
+        _ = unsafe { rustix::mm::madvise(start.as_ptr().cast(), bytes, advice) };
+    }
 }
 
 /// Unmaps it.
@@ -44,4 +62,42 @@ pub(crate) unsafe fn unmap_memory(start: NonNull<u8>, bytes: usize) {
     let memory = std::ptr::slice_from_raw_parts_mut(start.as_ptr(), bytes);
     // SAFETY: the caller's, and it was leaked with that length.
     drop(unsafe { Box::from_raw(memory) });
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+
+    /// The flags of the mapping that begins at that address, as `VmFlags` shows them.
+    pub(in super::super) fn flags_at(start: NonNull<u8>) -> String {
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let begin = format!("{:x}-", start.as_ptr().addr());
+        let mut lines =
+            maps.lines().skip_while(|line| !line.trim_start_matches('0').starts_with(&begin));
+        lines.find(|line| line.starts_with("VmFlags:")).unwrap().to_owned()
+    }
+
+    #[test]
+    fn copies_of_stacks_are_not_dumped_and_not_forked() {
+        let bytes = 1 << 20;
+        let start = map_memory(bytes).unwrap();
+        let flags = flags_at(start);
+        assert!(flags.contains(" dd") && flags.contains(" wf"), "{flags}");
+        // SAFETY: the mapping is used in its bounds and unmapped once. The child only reads it and ends.
+        unsafe {
+            start.as_ptr().write_bytes(7, bytes);
+            let child = libc::fork();
+            if child == 0 {
+                let is_wiped = (0..bytes).all(|at| start.add(at).read_volatile() == 0);
+                // The child of a program that does not know can write to it.
+                start.write_volatile(1);
+                libc::_exit(i32::from(!is_wiped));
+            }
+            let mut status = -1;
+            assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+            assert_eq!(status, 0, "zeroed there");
+            assert_eq!(start.add(bytes - 1).read_volatile(), 7, "not here");
+            unmap_memory(start, bytes);
+        }
+    }
 }

@@ -15,6 +15,7 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::fork::OwnerProcess;
+use super::pages::keep_stacks_here;
 
 /// A page of counters and a power of two of pages of records, in perf's layout.
 ///
@@ -91,6 +92,7 @@ impl RingMemory {
         unsafe {
             let flags = rustix::mm::MprotectFlags::READ | rustix::mm::MprotectFlags::WRITE;
             rustix::mm::mprotect(base.cast(), length, flags)?;
+            keep_stacks_here(memory.base, length);
         }
         Ok(memory)
     }
