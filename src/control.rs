@@ -290,9 +290,14 @@ impl Control {
             return;
         }
         let (done, is_done) = channel::bounded(1);
-        refresh_interest(move || _ = done.send(()));
+        refresh_interest(self.own_dispatch(), move || _ = done.send(()));
         // A layer could need a lock that the caller holds.
         _ = is_done.recv_timeout(LONGEST_REFRESH);
+    }
+
+    /// The subscriber that the layer is part of, if it is known.
+    pub(crate) fn own_dispatch(&self) -> Option<Dispatch> {
+        self.dispatch.lock().as_ref().and_then(WeakDispatch::upgrade)
     }
 
     /// Logs a warning once the layer has a subscriber and an engine.

@@ -51,6 +51,10 @@ impl Handle {
     /// # }
     /// ```
     ///
+    /// This returns when all callsites of the program know the rules, but after a second at the latest: another layer may
+    /// hold a lock that its answer needs. In async code call it from `spawn_blocking`. The same holds for the other methods
+    /// that change the rules.
+    ///
     /// The memory of replaced rules is released after eight further sets of rules, when no span is open that was
     /// created under them. If a rule comes back before that, its rate limit and percentile continue.
     ///
@@ -190,7 +194,6 @@ impl Handle {
         #[cfg(feature = "sighup")]
         control.set_hangups(None);
         let ended = control.end(|engine| engine.shutdown(deadline, return_by));
-        control.refresh_interest();
         ended.unwrap_or_else(|| lost_none(&control))
     }
 

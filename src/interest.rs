@@ -78,7 +78,7 @@ impl<S> Filter<S> for Wanted {
         let (is_wanted, has_news) = engine.callsites.register(metadata);
         if has_news {
             // Later: `tracing` holds locks now.
-            refresh_interest(|| {});
+            refresh_interest(self.0.control.own_dispatch(), || {});
         }
         if is_wanted { Interest::sometimes() } else { Interest::never() }
     }
@@ -123,12 +123,15 @@ impl fmt::Debug for SelfFilter {
     }
 }
 
+fn marker(control: &Arc<Control>) -> FilterOf<Registry> {
+    Filtered::new(Inert, Wanted(FoundEngine::new(Arc::clone(control))))
+}
+
 impl SelfFilter {
     pub(crate) fn new(control: &Arc<Control>) -> Self {
-        let wanted = Wanted(FoundEngine::new(Arc::clone(control)));
         Self {
             control: Arc::clone(control),
-            marker: Filtered::new(Inert, wanted),
+            marker: marker(control),
             filter: None,
             is_impossible: false,
             is_over_registry: false,
@@ -205,28 +208,42 @@ impl SelfFilter {
     }
 }
 
-/// A layer around this one, in a tree of layers. Over a registry, such a tree has the level of its last layer alone, so this
-/// one answers for both.
-#[derive(Debug)]
-pub struct Around<L> {
+/// The layer of `tracing-opentelemetry` in [`ProfilingLayer::with_opentelemetry`](crate::ProfilingLayer::with_opentelemetry).
+///
+/// It does what that layer does. Only the maximum level is that of both: right over a registry, a tree of layers has the
+/// level of its last layer alone.
+pub struct WithOpenTelemetry<L> {
     layer: L,
-    wanted: Wanted,
+    marker: FilterOf<Registry>,
+    /// That layer filters itself.
+    is_filtered: AtomicBool,
 }
 
-impl<L> Around<L> {
+impl<L: fmt::Debug> fmt::Debug for WithOpenTelemetry<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("WithOpenTelemetry").field(&self.layer).finish()
+    }
+}
+
+impl<L> WithOpenTelemetry<L> {
     pub(crate) fn new(layer: L, control: &Arc<Control>) -> Self {
-        Self { layer, wanted: Wanted(FoundEngine::new(Arc::clone(control))) }
+        let marker = marker(control);
+        Self { layer, marker, is_filtered: AtomicBool::new(false) }
     }
 
     fn answer<S: Subscriber>(&self, id: TypeId) -> Option<*const ()>
     where
         L: Layer<S>,
     {
-        sys::answer_of(&self.layer, id)
+        let answer = sys::answer_of(&self.layer, id);
+        if sys::answer_of(&self.marker, id).is_some() {
+            self.is_filtered.store(answer.is_some(), Ordering::Relaxed);
+        }
+        answer
     }
 }
 
-impl<S: Subscriber, L: Layer<S>> Layer<S> for Around<L> {
+impl<S: Subscriber, L: Layer<S>> Layer<S> for WithOpenTelemetry<L> {
     fn on_register_dispatch(&self, subscriber: &Dispatch) {
         self.layer.on_register_dispatch(subscriber);
     }
@@ -248,7 +265,9 @@ impl<S: Subscriber, L: Layer<S>> Layer<S> for Around<L> {
     }
 
     fn max_level_hint(&self) -> Option<LevelFilter> {
-        Some(self.layer.max_level_hint()?.max(self.wanted.max_level()))
+        let is_filtered = self.is_filtered.load(Ordering::Relaxed);
+        let level = self.layer.max_level_hint().filter(|_| is_filtered)?;
+        Some(level.max(self.marker.filter().max_level()))
     }
 
     fn on_new_span(&self, attributes: &span::Attributes<'_>, id: &span::Id, ctx: Context<'_, S>) {

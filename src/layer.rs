@@ -16,7 +16,7 @@ use crate::config::Builder;
 use crate::control::Control;
 use crate::error::Error;
 use crate::handle::Handle;
-use crate::interest::{Around, FoundEngine, SelfFilter};
+use crate::interest::{FoundEngine, SelfFilter, WithOpenTelemetry};
 use crate::keep::STATUS_FIELD;
 use crate::log::{LogEvent, LogKind};
 use crate::otel::OtelSpan;
@@ -77,13 +77,16 @@ impl ProfilingLayer {
     /// Combines this layer with the one of `tracing-opentelemetry`, in the required order: when a span closes, this
     /// layer sets its attributes on the OpenTelemetry span before that span ends.
     /// `.with(profiling).with(opentelemetry)` has the same effect.
-    pub fn with_opentelemetry<L, S>(self, opentelemetry: L) -> Layered<Around<L>, Self, S>
+    pub fn with_opentelemetry<L, S>(
+        self,
+        opentelemetry: L,
+    ) -> Layered<WithOpenTelemetry<L>, Self, S>
     where
         L: Layer<S>,
         S: Subscriber + for<'a> LookupSpan<'a>,
     {
         self.found.control.pairing().note_layer_around::<L>();
-        let around = Around::new(opentelemetry, &self.found.control);
+        let around = WithOpenTelemetry::new(opentelemetry, &self.found.control);
         self.and_then(around)
     }
 

@@ -289,6 +289,7 @@ pub use export::{Compression, OtlpBuilder, OtlpExporter, Protocol};
 pub use export::{Directory, ExportError, Exported, Exporter, Format};
 pub use handle::{FlushGuard, Handle};
 pub use ids::{InvalidId, ProfileId, SpanId, TraceId};
+pub use interest::WithOpenTelemetry;
 pub use keep::{
     Condition, Keep, Kept, KeptSpan, NoProfile, Reason, Reasons, Rule, Rules, TimeOrShare,
 };

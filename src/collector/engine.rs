@@ -28,6 +28,7 @@ use crate::otel::{EarlyVerdict, LinkTo, OtelSettings, OtelSpan, Pairing};
 use crate::profile::ProfileId;
 use crate::publish::{PublishState, PublisherParts, Questions, Reporter};
 use crate::redact::Redaction;
+use crate::refresh::refresh_interest;
 use crate::sampler::{Sampler, SourceSettings};
 use crate::span::{
     Closing, Enclosing, Plan, RegistryId, SAMPLED_ITSELF, SHOWS_FIELDS, Spans, TraceIds, Verdict,
@@ -212,6 +213,10 @@ impl Engine {
     pub(super) fn stop(&self) {
         self.gate.close();
         self.copied.set_active(false);
+        // From now on the layer wants nothing.
+        if let Some(own) = self.dispatch() {
+            refresh_interest(Some(own), || {});
+        }
     }
 
     /// Called once hooks can find the engine.

@@ -206,7 +206,7 @@ impl Collector {
         });
         self.watchdog.swept = (callsites.generation(), Instant::now());
         if callsites.sweep(&in_use) {
-            refresh_interest(|| {});
+            refresh_interest(self.engine.dispatch(), || {});
         }
     }
 

@@ -480,7 +480,8 @@ fn candidates<'a>(metadata: &Metadata<'_>, rules: &'a Rules) -> Vec<Candidate<'a
     if candidates.last().is_some_and(is_named) {
         return candidates;
     }
-    if let Some(keep) = attribute::keep_of(metadata) {
+    let is_enabled = *metadata.level() <= rules.max_level();
+    if let Some(keep) = attribute::keep_of(metadata).filter(|_| is_enabled) {
         candidates.pop_if(|last| decides(last));
         let id = id_of(&std::ptr::from_ref(metadata).addr());
         candidates.push(Candidate { rule: Rule::any(), id, keep });

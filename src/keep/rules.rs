@@ -106,6 +106,8 @@ impl Rule {
     /// Without this it is `DEBUG`, and `TRACE` for a rule that selects spans by name or field. In text,
     /// `shop=100ms|level<=info`.
     ///
+    /// Spans of a higher level that the rule matches are not profiled; they do not fall to a less specific rule.
+    ///
     /// What no rule needs is not enabled for the layer. So one rule with `TRACE` makes `log` and `tracing` ask for each
     /// callsite of the program, which costs some nanoseconds each.
     #[must_use]
@@ -270,7 +272,8 @@ impl Rules {
         self.iter().any(|rule| rule.keep.judges_errors())
     }
 
-    /// The highest level of what the rules want. At least `INFO`, for functions with an attribute of their own.
+    /// The highest level of what the rules want, which functions with an attribute of their own must not exceed. At least
+    /// `INFO`.
     pub(crate) fn max_level(&self) -> LevelFilter {
         if self.is_off() {
             return LevelFilter::OFF;
