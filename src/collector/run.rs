@@ -92,7 +92,7 @@ pub(super) struct Collector {
     reading_ns: u64,
     /// Memory for profiles that have not been exported yet.
     room: Room,
-    logged: Logged,
+    pub(super) logged: Logged,
     pub(super) shed: Shed,
 }
 
@@ -530,33 +530,9 @@ impl Collector {
     }
 
     /// Asks the worker to log an event, if there is one.
-    fn log(&self, event: Option<LogEvent>) {
+    pub(super) fn log(&self, event: Option<LogEvent>) {
         if let Some(event) = event {
             _ = self.jobs.send(Job::Log(Box::new(event)));
-        }
-    }
-
-    /// Rearms threads whose timer's signal handler was replaced by the program, with another signal. While a debugger is
-    /// attached, they get none.
-    fn check_signals(&mut self) {
-        let is_traced = self.source.check_tracer();
-        let (mut is_lost, mut has_ended) = (false, false);
-        for sampled in self.sampled.iter() {
-            let timer = sampled.arming.ring.as_ref().and_then(|ring| ring.timer());
-            if let Some(timer) = timer.filter(|timer| is_traced || timer.has_lost_signal()) {
-                is_lost |= timer.has_lost_signal();
-                timer.stop();
-                sampled.pause();
-                sampled.sampled_thread.end();
-                has_ended = true;
-            }
-        }
-        if has_ended {
-            self.engine.waker.wake();
-        }
-        if is_lost {
-            let event = self.logged.lost_signal();
-            self.log(event);
         }
     }
 
