@@ -30,6 +30,18 @@ pub(crate) fn escaped(text: &str) -> Cow<'_, str> {
     Cow::Owned(escaped)
 }
 
+/// The most bytes of a span's name that are used. A name that a program makes itself may be long, and each profile, log
+/// event and report has several copies.
+const LONGEST_NAME: usize = 1024;
+
+/// The beginning of a span's name.
+pub(crate) fn beginning(name: &str) -> &str {
+    let end = (0..=LONGEST_NAME).rev().find(|end| name.is_char_boundary(*end));
+    name.get(..end.unwrap_or(0).min(name.len()))
+        .filter(|_| name.len() > LONGEST_NAME)
+        .unwrap_or(name)
+}
+
 /// The escaped beginning of a text that may be long.
 pub(crate) fn shortened(text: &str) -> String {
     line_of(text, MOST_SHOWN).into_owned()
@@ -123,6 +135,16 @@ impl fmt::Display for ShortBytes {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_long_name_ends_with_its_last_whole_character() {
+        for name in ["", "a", "ä"] {
+            assert_eq!(beginning(name), name);
+        }
+        assert_eq!(beginning(&"x".repeat(1_024)).len(), 1_024);
+        assert_eq!(beginning(&"x".repeat(1_025)).len(), 1_024);
+        assert_eq!(beginning(&format!("x{}", "ä".repeat(9_999))).len(), 1_023);
+    }
 
     #[test]
     fn only_unsafe_characters_are_escaped() {

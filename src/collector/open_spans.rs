@@ -15,6 +15,7 @@ use crate::keep::FieldValues;
 use crate::profile::{LinkId, Profile, SampleKind};
 use crate::publish::{Job, Question, ReplyWith};
 use crate::span::{OpenSlot, RegistryId, SpanKey};
+use crate::text::beginning;
 
 /// A profiled span that is open, from [`Handle::open_spans`](crate::Handle::open_spans).
 #[derive(Clone, Debug)]
@@ -212,7 +213,10 @@ fn describe_open(
     };
     let state_ns = place.map(|place| now_ns.saturating_sub(place.since_ns)).or(slot.entered_ns);
     OpenSpan {
-        name: engine.redaction.redact_span(text(|metadata| metadata.name())).into_owned(),
+        name: engine
+            .redaction
+            .redact_span(text(|metadata| beginning(metadata.name())))
+            .into_owned(),
         target: engine.redaction.redact_function(text(|metadata| metadata.target())).into_owned(),
         fields: values.to_vec(),
         open_for: Duration::from_nanos(slot.open_ns),

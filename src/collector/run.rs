@@ -93,7 +93,7 @@ pub(super) struct Collector {
     reading_ns: u64,
     /// Memory for profiles that have not been exported yet.
     room: Room,
-    logged: Logged,
+    pub(super) logged: Logged,
     pub(super) shed: Shed,
 }
 
@@ -529,32 +529,8 @@ impl Collector {
     }
 
     /// Logs an event, if there is one.
-    fn log(&self, event: Option<LogEvent>) {
+    pub(super) fn log(&self, event: Option<LogEvent>) {
         event.into_iter().for_each(|event| self.engine.publish.reporter.log(event));
-    }
-
-    /// Rearms threads whose timer's signal handler was replaced by the program, with another signal. While a debugger is
-    /// attached, they get none.
-    fn check_signals(&mut self) {
-        let is_traced = self.source.check_tracer();
-        let (mut is_lost, mut has_ended) = (false, false);
-        for sampled in self.sampled.iter() {
-            let timer = sampled.arming.ring.as_ref().and_then(|ring| ring.timer());
-            if let Some(timer) = timer.filter(|timer| is_traced || timer.has_lost_signal()) {
-                is_lost |= timer.has_lost_signal();
-                timer.stop();
-                sampled.pause();
-                sampled.sampled_thread.end();
-                has_ended = true;
-            }
-        }
-        if has_ended {
-            self.engine.waker.wake();
-        }
-        if is_lost {
-            let event = self.logged.lost_signal();
-            self.log(event);
-        }
     }
 
     fn check_budget(&mut self, now: Instant) {

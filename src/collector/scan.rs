@@ -148,6 +148,30 @@ impl Collector {
         self.engine.spans.set_scans_rarely(self.hooks_wake);
     }
 
+    /// Rearms threads whose timer's signal handler was replaced by the program, with another signal. While a debugger is
+    /// attached, they get none.
+    pub(super) fn check_signals(&mut self) {
+        let is_traced = self.source.check_tracer();
+        let (mut is_lost, mut has_ended) = (false, false);
+        for sampled in self.sampled.iter() {
+            let timer = sampled.arming.ring.as_ref().and_then(|ring| ring.timer());
+            if let Some(timer) = timer.filter(|timer| is_traced || timer.has_lost_signal()) {
+                is_lost |= timer.has_lost_signal();
+                timer.stop();
+                sampled.pause();
+                sampled.sampled_thread.end();
+                has_ended = true;
+            }
+        }
+        if has_ended {
+            self.engine.waker.wake();
+        }
+        if is_lost {
+            let event = self.logged.lost_signal();
+            self.log(event);
+        }
+    }
+
     /// Runs `action` with a [`Scanner`] that borrows from the collector.
     fn with_scanner<R>(
         &mut self,

@@ -18,6 +18,7 @@ use crate::publish::report;
 use crate::span::{SampleCounts, SpanKey};
 use crate::symbols::hex;
 use crate::sys::{Call, OsThread};
+use crate::text::beginning;
 use crate::unwind::{Module, ModuleAddress, UnwindEnd};
 
 /// Marks a wait during which its span grew old. Its start is known, but not whether it contains shorter waits.
@@ -265,7 +266,8 @@ impl<'a> Tables<'a> {
             Waited::Scheduling(behind) => {
                 let behind = behind.and_then(|plan| self.builder.callsites.get(plan));
                 let names = self.builder.redaction;
-                let span = behind.map(|callsite| names.redact_span(callsite.metadata.name()));
+                let span =
+                    behind.map(|callsite| names.redact_span(beginning(callsite.metadata.name())));
                 delay_frame(span.as_deref())
             }
         }

@@ -9,6 +9,7 @@ use super::{ExportedWhileOpen, FieldValues, Reasons};
 use crate::ids::{SpanId, TraceId};
 use crate::profile::{Awaits, ProfileId, Waits};
 use crate::span::{SampleCounts, SpanKey, TimeBreakdown, TraceIds};
+use crate::text::beginning;
 
 /// Spans of one local root that were kept together, and their profile.
 #[derive(Clone, Debug)]
@@ -78,9 +79,9 @@ impl KeptSpan {
         self.link.has_on_cpu || (self.earlier.are_linked && self.link.to == Some(self.key))
     }
 
-    /// The span's name.
+    /// The span's name, or the first 1,024 bytes of a longer one.
     pub fn name(&self) -> &'static str {
-        self.metadata.name()
+        beginning(self.metadata.name())
     }
 
     /// The span's target.

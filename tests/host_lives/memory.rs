@@ -59,3 +59,27 @@ fn a_million_open_spans_leave_little_behind() {
         );
     });
 }
+
+/// Made by a program rather than written in it.
+const LONG_NAME: &str = match std::str::from_utf8(&[b'x'; 200_000]) {
+    Ok(name) => name,
+    Err(_) => "",
+};
+
+#[test]
+fn a_long_name_of_a_span_is_cut_wherever_it_is_shown() {
+    in_child(module_path!(), "a_long_name_of_a_span_is_cut_wherever_it_is_shown", &[], || {
+        let memory = Memory::new();
+        let host = Host::new(Source::Auto, memory.clone());
+        tracing::dispatcher::with_default(&host.dispatch, || {
+            let _span = info_span!(LONG_NAME).entered();
+            _ = crate::support::burn(30 * MS);
+        });
+        assert!(host.handle.flush(crate::support::PLENTY));
+        let lines = host.lines_with("xxxx");
+        assert!(lines.len() == 1 && lines[0].len() < 8_000, "{:?}", lines.first().map(String::len));
+        for profile in memory.profiles() {
+            assert!(format!("{profile:?}").len() < 200_000, "the profile has the whole name");
+        }
+    });
+}
