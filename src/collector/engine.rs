@@ -509,6 +509,8 @@ impl Engine {
         trace: Option<TraceIds>,
         link: Option<SpanLink>,
     ) -> (KeptSpan, bool) {
+        let clock = self.spans.clock();
+        let open_ns = clock.raw_ns(clock.now()).saturating_sub(closing.opened_ns);
         let mut span = KeptSpan {
             key: closing.key,
             root: closing.root,
@@ -519,7 +521,8 @@ impl Engine {
             rule: callsite.rule,
             reasons,
             opened_ns: closing.opened_ns,
-            opened: before_now(closing.account.wall_ns),
+            // Not by its wall time: the thread may have been preempted since the close.
+            opened: before_now(open_ns),
             samples: closing.samples,
             profile: Err(self.source.without_samples),
             earlier: ExportedWhileOpen::default(),
