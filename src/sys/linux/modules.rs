@@ -105,10 +105,12 @@ impl Listing {
     /// Those that are still loaded.
     fn modules(&self) -> impl Iterator<Item = LoadedModule> {
         let mut start = 0;
-        self.found.iter().filter_map(move |found| {
+        self.found.iter().enumerate().filter_map(move |(number, found)| {
             let name = self.names.get(start..found.name_end).unwrap_or_default();
             start = found.name_end;
-            describe(name, found.bias, found.headers)
+            // The program is always the first module.
+            let headers = header_bytes(found.headers, number == 0)?;
+            Some(describe(name, found.bias, &headers))
         })
     }
 }
@@ -125,7 +127,8 @@ fn vdso() -> Option<LoadedModule> {
     let headers_at = header.get(mem::offset_of!(libc::Elf64_Ehdr, e_phoff)..)?.first_chunk()?;
     let count = header.get(mem::offset_of!(libc::Elf64_Ehdr, e_phnum)..)?.first_chunk()?;
     let headers = start.checked_add(u64::from_ne_bytes(*headers_at))?;
-    describe(b"linux-vdso.so.1", start, (headers, u16::from_ne_bytes(*count)))
+    let headers = header_bytes((headers, u16::from_ne_bytes(*count)), false)?;
+    Some(describe(b"linux-vdso.so.1", start, &headers))
 }
 
 /// Copies `addresses` of this process's memory. An unmapped address is an error, not a fault.
@@ -255,15 +258,25 @@ fn is_read_only(header: &libc::Elf64_Phdr) -> bool {
     header.p_type == libc::PT_LOAD && header.p_flags & (libc::PF_R | libc::PF_W) == libc::PF_R
 }
 
-/// `None` if the module has just been unloaded. Its headers are copied like all memory of libraries, since a file that has
-/// been truncated cannot be read where it is mapped.
-fn describe(name: &[u8], bias: u64, (address, number): (u64, u16)) -> Option<LoadedModule> {
+/// Copies program headers; `None` if the module has just been unloaded. Those of libraries are read by system calls, like
+/// all of their memory: a file that has been truncated cannot be read where it is mapped.
+fn header_bytes((address, number): (u64, u16), is_program: bool) -> Option<Vec<u8>> {
+    let length = size_of::<libc::Elf64_Phdr>() as u64 * u64::from(number);
+    let end = address.checked_add(length)?;
+    if is_program && address != 0 {
+        // Also where no system call reads memory.
+        // SAFETY: the loader gives the number of headers. The program is never unloaded, and nobody can write to its file.
+        let bytes = unsafe { std::slice::from_raw_parts(address as *const u8, length as usize) };
+        return Some(bytes.to_vec());
+    }
+    read_own_memory(address..end).ok()
+}
+
+fn describe(name: &[u8], bias: u64, headers: &[u8]) -> LoadedModule {
     let size = size_of::<libc::Elf64_Phdr>();
-    let length = size as u64 * u64::from(number);
-    let bytes = read_own_memory(address..address.checked_add(length)?).ok()?;
     // SAFETY: all bytes are a valid header, which is plain integers, and each part has its size.
     let header = |part: &[u8]| unsafe { part.as_ptr().cast::<libc::Elf64_Phdr>().read_unaligned() };
-    let headers = bytes.chunks_exact(size).map(header);
+    let headers = headers.chunks_exact(size).map(header);
     let mut module = LoadedModule {
         path: PathBuf::from(OsStr::from_bytes(name)),
         bias,
@@ -290,7 +303,7 @@ fn describe(name: &[u8], bias: u64, (address, number): (u64, u16)) -> Option<Loa
             _ => {}
         }
     }
-    Some(module)
+    module
 }
 
 #[cfg(test)]
