@@ -72,8 +72,9 @@ impl Host {
     /// Starts `wrk`, which is stopped outside of the phases of this process.
     pub(crate) fn start_client(&mut self, clients: u32, script: &str, path: &str) {
         let mut command = Command::new("wrk");
-        // It ends by a signal. With many concurrent requests, one takes seconds; and it is stopped in between.
-        command.args(["-t1", &format!("-c{clients}"), "-d3600s", "--timeout", "600s"]);
+        // It ends by a signal. With many concurrent requests, one takes seconds; and it is stopped in between. (It needs
+        // memory for each microsecond of the limit.)
+        command.args(["-t1", &format!("-c{clients}"), "-d3600s", "--timeout", "20s"]);
         command.args(["-s", script, &format!("http://127.0.0.1:{}{path}", self.port)]);
         let client = command.stdout(Stdio::piped()).spawn().expect("wrk");
         self.client = Some(client);
