@@ -99,12 +99,16 @@ impl Host {
 
     /// Ends `wrk`, and checks that all requests were answered. Its latencies include the time in which it was stopped.
     pub(crate) fn end_client(&mut self) {
-        self.signal_client(Signal::SIGINT);
         self.signal_client(Signal::SIGCONT);
-        let Some(mut client) = self.client.take() else { return };
+        // A signal that it gets while it is stopped does not end its sleep.
+        while self.client.as_mut().is_some_and(|wrk| wrk.try_wait().is_ok_and(|end| end.is_none()))
+        {
+            self.signal_client(Signal::SIGINT);
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let Some(client) = self.client.take() else { return };
         let mut text = String::new();
-        client.stdout.take().expect("a pipe").read_to_string(&mut text).expect("UTF-8");
-        client.wait().expect("wrk");
+        client.stdout.expect("a pipe").read_to_string(&mut text).expect("UTF-8");
         let numbers = text.lines().find_map(|line| line.strip_prefix("round "));
         let numbers = numbers.unwrap_or_else(|| panic!("{text}")).split(' ');
         let numbers: Vec<f64> = numbers.map(|number| number.parse().expect("a number")).collect();

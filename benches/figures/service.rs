@@ -254,6 +254,7 @@ fn measure(load: &Load) {
     }
     if let [ours, .., theirs] = &log_ratios[..]
         && load.compared.last().is_some_and(|compared| compared.with == OTEL)
+        && ours.len() >= LEAST_TURNS / 2
     {
         let [[_, ours, _], [_, theirs, _]] = [ours, theirs].map(|ratios| added_percent(ratios));
         figure(&format!("{}.ratio_to_tracing_opentelemetry", load.name), ours / theirs, "x");

@@ -64,12 +64,13 @@ pub(crate) unsafe fn unmap_memory(start: NonNull<u8>, bytes: usize) {
     drop(unsafe { Box::from_raw(memory) });
 }
 
-#[cfg(all(test, not(miri)))]
+#[cfg(not(miri))]
+#[cfg(test)]
 mod tests {
     use super::*;
 
     /// The flags of the mapping that begins at that address, as `VmFlags` shows them.
-    pub(in super::super) fn flags_at(start: NonNull<u8>) -> String {
+    fn flags_at(start: NonNull<u8>) -> String {
         let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let begin = format!("{:x}-", start.as_ptr().addr());
         let mut lines =
