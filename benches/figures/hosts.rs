@@ -175,8 +175,8 @@ pub(crate) fn added_percent(log_ratios: &[f64]) -> [f64; 3] {
 /// Prints the added cost, or that it is not known precisely enough to compare it with its goal.
 pub(crate) fn print_added(name: &str, goal: f64, log_ratios: &[f64]) {
     let [low, middle, high] = added_percent(log_ratios);
-    // With fewer values the interval is too narrow.
-    if log_ratios.len() < 6 || (high - low) / 2.0 > goal {
+    // With fewer values the interval is too narrow. Where all of it is above the goal, the goal is missed.
+    if log_ratios.len() < 6 || (high - low) / 2.0 > goal && low <= goal {
         println!("figure {name} unresolved %");
     } else {
         figure(name, middle, "%");

@@ -205,10 +205,13 @@ pub(crate) fn run() {
     }
     let asked: Vec<_> =
         std::env::args().filter(|argument| argument.starts_with("service")).collect();
-    // `service` alone means the first load; a name with a dot means all loads whose names begin with it.
+    // `service` alone means the first load, and the same against other processes; a name with a dot means all loads whose
+    // names begin with it.
     let is_asked = |load: &&Load| {
         let is_it = |asked: &String| {
-            load.name == asked || asked.contains('.') && load.name.starts_with(asked.as_str())
+            load.name == asked
+                || asked == "service" && load.name == "service.against"
+                || asked.contains('.') && load.name.starts_with(asked.as_str())
         };
         asked.iter().any(is_it)
     };

@@ -2,8 +2,8 @@
 
 use tokio::net::TcpListener;
 use tokio::sync::watch;
-use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
+use tonic::transport::{Endpoint, Server};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
@@ -35,8 +35,8 @@ impl Calls {
         let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
         let server = Server::builder().add_service(service).serve_with_incoming(incoming);
         tokio::spawn(server);
-        let client = HealthClient::connect(format!("http://{address}")).await;
-        let mut client = client.expect("a connection");
+        let channel = Endpoint::from_shared(format!("http://{address}")).expect("an address");
+        let mut client = HealthClient::new(channel.connect().await.expect("a connection"));
         while self.is_running.wait_for(|is_running| *is_running).await.is_ok() {
             let request = HealthCheckRequest { service: String::new() };
             client.check(request).await.expect("an answer");
