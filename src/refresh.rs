@@ -1,7 +1,7 @@
 //! Makes `tracing` ask all layers again which callsites they want.
 
 use tracing::level_filters::LevelFilter;
-use tracing::subscriber::Interest;
+use tracing::subscriber::{Interest, NoSubscriber};
 use tracing::{Dispatch, Event, Metadata, Subscriber, span};
 
 use crate::sys;
@@ -20,7 +20,9 @@ pub(crate) fn refresh_interest(own: Option<Dispatch>, then: impl FnOnce() + Send
                 tracing::dispatcher::with_default(own, tracing::callsite::rebuild_interest_cache);
             }
             None => {
-                if !tracing::dispatcher::has_been_set() {
+                let has_global =
+                    tracing::dispatcher::get_default(|default| !default.is::<NoSubscriber>());
+                if !has_global {
                     drop(Dispatch::new(Nobody));
                 }
                 tracing::callsite::rebuild_interest_cache();

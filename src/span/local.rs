@@ -6,7 +6,6 @@ use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
-
 use super::RegistryId;
 use super::account::{Sure, Tally};
 use super::awaits::{InnermostSpan, LongSegment, Unexplained};

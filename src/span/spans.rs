@@ -201,7 +201,9 @@ impl Spans {
         };
         let parent = match (given, state.top()) {
             // If the innermost segment is a re-entry on this thread, the registry's current span is another one.
-            (GivenParent::Contextual, Some(top)) if unmatched() == 0 && !top.has(NESTED) => {
+            (GivenParent::Contextual | GivenParent::ContextualBehindFilter, Some(top))
+                if unmatched() == 0 && !top.has(NESTED) =>
+            {
                 top.to_parent()
             }
             (GivenParent::None, _) => None,
@@ -261,7 +263,7 @@ impl Spans {
         ancestry: Ancestry<'_>,
     ) -> Option<Parent> {
         let from = match given {
-            GivenParent::Contextual => AncestryFrom::Current,
+            GivenParent::Contextual | GivenParent::ContextualBehindFilter => AncestryFrom::Current,
             GivenParent::Span(parent) => AncestryFrom::Span(parent),
             GivenParent::None => return None,
         };
@@ -548,6 +550,8 @@ impl Spans {
 pub(crate) enum GivenParent {
     /// The span that is entered on this thread, if any.
     Contextual,
+    /// The same, where a filter of the program can hide enters from the layer.
+    ContextualBehindFilter,
     None,
     Span(RegistryId),
 }

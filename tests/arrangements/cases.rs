@@ -2,6 +2,7 @@
 
 use std::any::TypeId;
 
+use opentelemetry_sdk::trace::SdkTracer;
 use tracing::level_filters::LevelFilter;
 use tracing::{Dispatch, Event, Metadata, Subscriber, span};
 use tracing_profiling::ProfilingLayer;
@@ -9,7 +10,7 @@ use tracing_subscriber::prelude::*;
 use tracing_subscriber::registry::{LookupSpan, Registry};
 use tracing_subscriber::{EnvFilter, Layer, fmt, registry, reload};
 
-use crate::traffic::Sinks;
+use crate::traffic::{Sinks, level_number};
 
 /// The spans that the profiling layer wants and gets.
 #[derive(Clone, Copy, Debug)]
@@ -23,8 +24,8 @@ impl Wanted {
     /// Sorted. Each is there 16 times.
     pub(crate) fn names(self) -> Vec<String> {
         let names: &[&str] = match self {
-            Self::ToDebug => &["debug", "info"],
-            Self::ToInfo => &["info"],
+            Self::ToDebug => &["debug", "elsewhere", "elsewhere", "info"],
+            Self::ToInfo => &["elsewhere", "elsewhere", "info"],
         };
         names.iter().flat_map(|name| std::iter::repeat_n((*name).to_owned(), 16)).collect()
     }
@@ -37,8 +38,18 @@ pub(crate) struct Case {
     pub(crate) is_free: bool,
     /// The log says that the layer cannot filter itself.
     pub(crate) warns: bool,
+    /// Spans that only this layer wants are the current ones, and have no OpenTelemetry span.
+    pub(crate) hides: bool,
+    pub(crate) rules: &'static str,
     pub(crate) with: fn(&Sinks, ProfilingLayer) -> Dispatch,
     pub(crate) without: fn(&Sinks) -> Dispatch,
+}
+
+impl Case {
+    /// The level of what the rules want.
+    pub(crate) fn level(&self) -> u8 {
+        level_number(if self.rules.ends_with("level<=info") { "info" } else { "debug" })
+    }
 }
 
 fn info() -> EnvFilter {
@@ -128,21 +139,26 @@ impl<'a> LookupSpan<'a> for Wrapper {
 type Boxed<S> = Box<dyn Layer<S> + Send + Sync>;
 
 macro_rules! cases {
-    ($($name:literal: $wanted:ident $free:ident $($warns:ident)?,
+    ($($name:literal: $wanted:ident $free:ident $($more:ident)?,
         |$sinks:pat_param, $profiling:ident| $with:expr, $without:expr;)*) => {
         pub(crate) const CASES: &[Case] = &[$(Case {
             name: $name,
             wanted: Wanted::$wanted,
             is_free: cases!(@$free),
-            warns: cases!(@$($warns)?),
+            warns: cases!(@warns $($more)?),
+            hides: cases!(@hides $($more)?),
+            rules: cases!(@rules $($more)?),
             with: |$sinks, $profiling| Dispatch::new($with),
             without: |$sinks| Dispatch::new($without),
         }),*];
     };
     (@free) => { true };
-    (@warns) => { true };
     (@costs) => { false };
-    (@) => { false };
+    (@warns warns) => { true };
+    (@hides hides) => { true };
+    (@rules info) => { "always|error|level<=info" };
+    (@rules $($other:ident)?) => { "always|error" };
+    (@$what:ident $($other:ident)?) => { false };
 }
 
 cases! {
@@ -174,7 +190,7 @@ cases! {
         |s, p| registry().with(p).with(info()).with(lines!(s)), registry().with(info()).with(lines!(s));
     "global filter, ours, fmt": ToInfo costs,
         |s, p| registry().with(info()).with(p).with(lines!(s)), registry().with(info()).with(lines!(s));
-    "fmt to info, ours, otel to info": ToDebug free,
+    "fmt to info, ours, otel to info": ToDebug free hides,
         |s, p| registry()
             .with(lines!(s).with_filter(info()))
             .with(p)
@@ -182,10 +198,36 @@ cases! {
         registry()
             .with(lines!(s).with_filter(info()))
             .with(opentelemetry!(s).with_filter(LevelFilter::INFO));
+    "fmt to info, ours to info, otel to info": ToInfo free info,
+        |s, p| registry()
+            .with(lines!(s).with_filter(info()))
+            .with(p)
+            .with(opentelemetry!(s).with_filter(LevelFilter::INFO)),
+        registry()
+            .with(lines!(s).with_filter(info()))
+            .with(opentelemetry!(s).with_filter(LevelFilter::INFO));
+    "fmt to info, ours, otel to debug": ToDebug free,
+        |s, p| registry()
+            .with(lines!(s).with_filter(info()))
+            .with(p)
+            .with(opentelemetry!(s).with_filter(LevelFilter::DEBUG)),
+        registry()
+            .with(lines!(s).with_filter(info()))
+            .with(opentelemetry!(s).with_filter(LevelFilter::DEBUG));
+    "fmt to info, with_opentelemetry(None)": ToDebug costs,
+        |s, p| registry()
+            .with(lines!(s).with_filter(info()))
+            .with(p.with_opentelemetry(None::<tracing_opentelemetry::OpenTelemetryLayer<_, SdkTracer>>)),
+        registry().with(lines!(s).with_filter(info()));
+    "with_opentelemetry(None), fmt": ToDebug free,
+        |s, p| registry()
+            .with(p.with_opentelemetry(None::<tracing_opentelemetry::OpenTelemetryLayer<_, SdkTracer>>))
+            .with(lines!(s)),
+        registry().with(lines!(s));
     "fmt to info, ours, otel": ToDebug free,
         |s, p| registry().with(lines!(s).with_filter(info())).with(p).with(opentelemetry!(s)),
         registry().with(lines!(s).with_filter(info())).with(opentelemetry!(s));
-    "ours, otel to info, fmt to info": ToDebug free,
+    "ours, otel to info, fmt to info": ToDebug free hides,
         |s, p| registry()
             .with(p)
             .with(opentelemetry!(s).with_filter(LevelFilter::INFO))
@@ -193,7 +235,7 @@ cases! {
         registry()
             .with(opentelemetry!(s).with_filter(LevelFilter::INFO))
             .with(lines!(s).with_filter(info()));
-    "otel to info, fmt to info, ours": ToDebug free,
+    "otel to info, fmt to info, ours": ToDebug free hides,
         |s, p| registry()
             .with(opentelemetry!(s).with_filter(LevelFilter::INFO))
             .with(lines!(s).with_filter(info()))
@@ -203,7 +245,7 @@ cases! {
             .with(lines!(s).with_filter(info()));
     "ours, otel": ToDebug free,
         |s, p| registry().with(p).with(opentelemetry!(s)), registry().with(opentelemetry!(s));
-    "fmt to info, with_opentelemetry(to info)": ToDebug free,
+    "fmt to info, with_opentelemetry(to info)": ToDebug free hides,
         |s, p| registry()
             .with(lines!(s).with_filter(info()))
             .with(p.with_opentelemetry(opentelemetry!(s).with_filter(LevelFilter::INFO))),
@@ -215,7 +257,7 @@ cases! {
             .with(lines!(s).with_filter(info()))
             .with(p.with_opentelemetry(opentelemetry!(s))),
         registry().with(lines!(s).with_filter(info())).with(opentelemetry!(s));
-    "with_opentelemetry(to info), fmt to info": ToDebug free,
+    "with_opentelemetry(to info), fmt to info": ToDebug free hides,
         |s, p| registry()
             .with(p.with_opentelemetry(opentelemetry!(s).with_filter(LevelFilter::INFO)))
             .with(lines!(s).with_filter(info())),
@@ -257,12 +299,12 @@ cases! {
         |s, p| registry().with(p.and_then(lines!(s))), registry().with(lines!(s));
     "fmt.and_then(ours)": ToDebug costs,
         |s, p| registry().with(lines!(s).and_then(p)), registry().with(lines!(s));
-    "otel to info, fmt.and_then(ours)": ToDebug free,
+    "otel to info, fmt.and_then(ours)": ToDebug free hides,
         |s, p| registry()
             .with(opentelemetry!(s).with_filter(LevelFilter::INFO))
             .with(lines!(s).and_then(p)),
         registry().with(opentelemetry!(s).with_filter(LevelFilter::INFO)).with(lines!(s));
-    "otel to info, ours.and_then(fmt to info)": ToDebug free,
+    "otel to info, ours.and_then(fmt to info)": ToDebug free hides,
         |s, p| registry()
             .with(opentelemetry!(s).with_filter(LevelFilter::INFO))
             .with(p.and_then(lines!(s).with_filter(info()))),
@@ -274,7 +316,7 @@ cases! {
         registry().with(lines!(s).with_filter(info()));
     "reload, fmt": ToDebug costs,
         |s, p| registry().with(reload::Layer::new(p).0).with(lines!(s)), registry().with(lines!(s));
-    "reload, otel to info, fmt to info": ToDebug costs,
+    "reload, otel to info, fmt to info": ToDebug costs hides,
         |s, p| registry()
             .with(reload::Layer::new(p).0)
             .with(opentelemetry!(s).with_filter(LevelFilter::INFO))
@@ -293,7 +335,7 @@ cases! {
             subscriber
         },
         registry().with(lines!(s).with_filter(info()));
-    "otel to info, reload swapped in, recorder": ToDebug costs,
+    "otel to info, reload swapped in, recorder": ToDebug costs hides,
         |s, p| {
             let (layer, handle) = reload::Layer::new(None::<ProfilingLayer>);
             let subscriber = registry()
@@ -323,7 +365,7 @@ cases! {
         |s, p| registry().with(s.recorder()).with(p), registry().with(s.recorder());
     "ours, recorder": ToDebug free,
         |s, p| registry().with(p).with(s.recorder()), registry().with(s.recorder());
-    "recorder to debug, ours, otel to info": ToDebug free,
+    "recorder to debug, ours, otel to info": ToDebug free hides,
         |s, p| registry()
             .with(s.recorder().with_filter(LevelFilter::DEBUG))
             .with(p)

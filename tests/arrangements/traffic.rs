@@ -4,20 +4,20 @@ use std::io::Write;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use opentelemetry::trace::TracerProvider as _;
-use opentelemetry_sdk::trace::{InMemorySpanExporter, SdkTracer, SdkTracerProvider};
+use opentelemetry::trace::{TraceContextExt as _, TracerProvider as _};
+use opentelemetry_sdk::trace::{InMemorySpanExporter, SdkTracer, SdkTracerProvider, SpanData};
 use serde::{Deserialize, Serialize};
 use tracing::level_filters::LevelFilter;
 use tracing::{Event, Level, Metadata, Subscriber, span};
+use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 use tracing_profiling::export::Memory;
-use tracing_profiling::{Handle, ProfilingLayer, Source};
+use tracing_profiling::{Handle, ProfilingLayer, Rules, Source};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 
 use crate::cases::Case;
 
 const PLENTY: Duration = Duration::from_secs(60);
-const RULES: &str = "always|error";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
@@ -56,7 +56,10 @@ impl Mode {
 pub(crate) struct Seen {
     /// Of the `fmt` layers, with the spans around each line.
     pub(crate) lines: Vec<String>,
+    /// With the span around each.
     pub(crate) exported: Vec<String>,
+    /// Which OpenTelemetry span `Span::current()` leads to.
+    pub(crate) contexts: Vec<String>,
     pub(crate) recorded: Vec<String>,
     pub(crate) profiled: Vec<String>,
     pub(crate) level: u8,
@@ -164,7 +167,7 @@ pub(crate) fn run(case: &Case, mode: Mode, scope: &str, expected: &[String]) -> 
             let profiled = Arc::clone(&sinks.profiled);
             let starts_on = matches!(mode, Mode::On | Mode::OffLater);
             let layer = ProfilingLayer::builder()
-                .rules(if starts_on { RULES } else { "off" }.parse().unwrap())
+                .rules(if starts_on { case.rules } else { "off" }.parse().unwrap())
                 .source(Source::None)
                 .exporter(Memory::new())
                 .profiles_per_minute(100_000)
@@ -178,12 +181,13 @@ pub(crate) fn run(case: &Case, mode: Mode, scope: &str, expected: &[String]) -> 
             ((case.with)(&sinks, layer), Some(handle))
         }
     };
+    let rules: Rules = case.rules.parse().unwrap();
     let (warns, is_free) = (crate::warns(case, mode), case.is_free);
     let asks = mode != Mode::Undisturbed;
     let traffic = move || {
         // Before the change, so that all callsites are known by then.
         traffic(asks);
-        change(mode, handle.as_ref());
+        change(mode, handle.as_ref(), &rules);
         if let Some(handle) = &handle {
             assert!(handle.flush(PLENTY));
         }
@@ -212,12 +216,8 @@ pub(crate) fn run(case: &Case, mode: Mode, scope: &str, expected: &[String]) -> 
         };
         Seen {
             lines: lines(&sinks),
-            exported: exporter
-                .get_finished_spans()
-                .unwrap()
-                .into_iter()
-                .map(|span| span.name.into_owned())
-                .collect(),
+            exported: exported(&exporter.get_finished_spans().unwrap()),
+            contexts: CONTEXTS.lock().unwrap().clone(),
             recorded: sinks.recorded.lock().unwrap().clone(),
             profiled: sorted(std::mem::take(&mut *sinks.profiled.lock().unwrap())),
             level: level_number(&level.to_string().to_lowercase()),
@@ -246,12 +246,12 @@ pub(crate) fn run(case: &Case, mode: Mode, scope: &str, expected: &[String]) -> 
     }
 }
 
-fn change(mode: Mode, handle: Option<&Handle>) {
+fn change(mode: Mode, handle: Option<&Handle>, rules: &Rules) {
     let Some(handle) = handle else { return };
     // On a thread without the subscriber.
     std::thread::scope(|scope| {
         scope.spawn(|| match mode {
-            Mode::OnLater => handle.set_rules(RULES.parse().unwrap()).unwrap(),
+            Mode::OnLater => handle.set_rules(rules.clone()).unwrap(),
             Mode::OffLater => handle.disable(),
             _ => {}
         });
@@ -278,6 +278,7 @@ fn clear(sinks: &Sinks, exporter: &InMemorySpanExporter) {
     sinks.log.0.lock().unwrap().clear();
     sinks.recorded.lock().unwrap().clear();
     sinks.profiled.lock().unwrap().clear();
+    CONTEXTS.lock().unwrap().clear();
     exporter.reset();
 }
 
@@ -305,9 +306,11 @@ fn traffic(asks: bool) {
         probe(number);
         tracing::info_span!("info", number).in_scope(|| {
             probe(number + 1);
+            note_context("info");
             tracing::info!("in info");
             probe(number);
             tracing::debug_span!("debug").in_scope(|| {
+                note_context("debug");
                 tracing::debug!("in debug");
                 tracing::info!("in debug");
                 probe(number);
@@ -331,6 +334,33 @@ fn traffic(asks: bool) {
             log::trace!("after");
         }
     }
+}
+
+/// The names of the exported spans, with the names of the spans around them.
+fn exported(spans: &[SpanData]) -> Vec<String> {
+    let named = |span: &SpanData| {
+        let parent = spans.iter().find(|one| one.span_context.span_id() == span.parent_span_id);
+        let parent = parent.map_or("-", |parent| &parent.name);
+        format!("{} in {parent}", span.name)
+    };
+    spans.iter().map(named).collect()
+}
+
+static CONTEXTS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// What a client of HTTP or gRPC asks, to pass its trace on, and what `in_current_span` takes to another thread.
+fn note_context(place: &str) {
+    let current = tracing::Span::current();
+    let is_valid = current.context().span().span_context().is_valid();
+    CONTEXTS.lock().unwrap().push(format!("{place}: {is_valid}"));
+    std::thread::scope(|scope| {
+        let dispatch = tracing::dispatcher::get_default(tracing::Dispatch::clone);
+        scope.spawn(move || {
+            tracing::dispatcher::with_default(&dispatch, || {
+                current.in_scope(|| tracing::info_span!("elsewhere").in_scope(|| {}));
+            });
+        });
+    });
 }
 
 fn enabled() -> Vec<String> {
