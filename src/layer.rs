@@ -177,7 +177,8 @@ impl Drop for ProfilingLayer {
 }
 
 const UNFILTERED: &str = "the profiling layer is part of a subscriber without per-layer filters, such as that of \
-    `tracing_subscriber::fmt().finish()`, so all spans and events of the program are enabled, at a cost: use \
+    `tracing_subscriber::fmt().finish()`, so it cannot decline what its rules do not need, and all that the subscriber \
+    allows is enabled, at a cost: use \
     `tracing_subscriber::registry().with(tracing_subscriber::fmt::layer()).with(profiling)`";
 
 #[inline(always)]
