@@ -2,11 +2,13 @@
 
 use std::time::{Duration, Instant};
 
+use crossbeam::channel::Sender;
+
 use super::engine::Engine;
 use super::heap::{HeapRequest, make_heap};
 use super::open_spans::{OpenSpan, find_open};
 use super::run::Collector;
-use crate::publish::{FlushRequest, Job, Question};
+use crate::publish::{FlushRequest, Job, Question, Questions};
 use crate::span::is_ignored;
 
 /// A message to the collector.
@@ -38,10 +40,26 @@ impl Command {
     }
 }
 
+/// What callers ask the collector.
+#[derive(Debug)]
+pub(super) struct Commands {
+    pub(super) to_collector: Sender<Command>,
+    /// Of callers that wait.
+    pub(super) questions: Questions,
+    /// Of those that wait for a flush. Apart, since an exporter that blocks leaves them without an answer.
+    flushes: Questions,
+}
+
+impl Commands {
+    pub(super) fn new(to_collector: Sender<Command>) -> Self {
+        Self { to_collector, questions: Questions::default(), flushes: Questions::default() }
+    }
+}
+
 impl Engine {
     /// Exports and reports what has been kept so far. Returns whether that was done before the deadline.
     pub(crate) fn flush(&self, deadline: Instant) -> bool {
-        let Some((done, wait)) = self.questions.ask() else { return false };
+        let Some((done, wait)) = self.commands.flushes.ask() else { return false };
         let waiting = FlushRequest { done, deadline };
         if !self.ask(Command::Flush(waiting)) {
             return false;
@@ -53,10 +71,8 @@ impl Engine {
     /// The same as [`flush`](Self::flush) with that deadline, then reports what is lost and stops everything. Waits for
     /// that until `return_by`.
     pub(crate) fn shutdown(&self, deadline: Instant, return_by: Instant) -> bool {
-        let Some((done, wait)) = self.questions.ask() else {
-            self.shutdown_later();
-            return false;
-        };
+        // Not limited: there is one.
+        let Some((done, wait)) = Questions::default().ask() else { return false };
         let waiting = FlushRequest { done, deadline };
         if !self.ask(Command::Shutdown(Some(waiting))) {
             return false;
@@ -75,7 +91,7 @@ impl Engine {
         if !self.is_running() || (is_ignored() && command.is_waited_for()) {
             return false;
         }
-        let sent = self.commands.send(command).is_ok();
+        let sent = self.commands.to_collector.send(command).is_ok();
         self.waker.wake();
         sent
     }

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use crossbeam::channel::{self, Sender};
+use crossbeam::channel;
 use parking_lot::Mutex;
 use tracing::Dispatch;
 use tracing::dispatcher::WeakDispatch;
 use tracing::field::Visit;
 
-use super::command::Command;
+use super::command::Commands;
 use super::copied::CopiedSamples;
 use super::gate::Gate;
 use super::limits::Limits;
@@ -26,7 +26,7 @@ use crate::keep::{
 use crate::log::{LogEvent, LogKind};
 use crate::otel::{EarlyVerdict, LinkTo, OtelSettings, OtelSpan, Pairing};
 use crate::profile::ProfileId;
-use crate::publish::{PublishState, PublisherParts, Questions, Reporter};
+use crate::publish::{PublishState, PublisherParts, Reporter};
 use crate::redact::Redaction;
 use crate::refresh::refresh_interest;
 use crate::sampler::{Sampler, SourceSettings};
@@ -92,12 +92,10 @@ pub(crate) struct Engine {
     pub(super) otel: OtelSettings,
     pub(super) redaction: Arc<Redaction>,
     pub(crate) publish: PublishState,
-    /// Of callers that wait.
-    pub(super) questions: Questions,
     pub(crate) pairing: Arc<Pairing>,
     /// What is wrong with the settings or the exporter from the start, until it is logged.
     warnings: Mutex<Vec<LogEvent>>,
-    pub(super) commands: Sender<Command>,
+    pub(super) commands: Commands,
     pub(crate) gate: &'static Gate,
 }
 
@@ -171,10 +169,9 @@ impl Engine {
             otel: parts.otel,
             redaction,
             publish: shared.clone(),
-            questions: Questions::default(),
             warnings: Mutex::new(parts.warnings.into_iter().chain(failure).collect()),
             pairing: parts.pairing,
-            commands,
+            commands: Commands::new(commands),
             gate,
         });
         let publisher = PublisherParts {

@@ -241,7 +241,7 @@ pub(crate) fn heap_profile(engine: &Engine, part: HeapPart) -> Result<Profile, N
     }
     let deadline = Instant::now() + LONGEST;
     let _asking = ASKING.try_lock_until(deadline).ok_or(NoHeap::NoAnswer)?;
-    let (reply, wait) = engine.questions.ask().ok_or(NoHeap::NoAnswer)?;
+    let (reply, wait) = engine.commands.questions.ask().ok_or(NoHeap::NoAnswer)?;
     let is_taken = Arc::new(AtomicBool::new(false));
     let request = HeapRequest { part, reply, is_taken: Arc::clone(&is_taken) };
     if !engine.ask(Command::Heap(request)) {

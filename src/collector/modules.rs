@@ -9,7 +9,7 @@ pub(super) fn refresh(collector: &mut Collector) {
     let stacks =
         collector.pending.stacks().chain(collector.copied.allocations.heap.stacks()).chain(waiting);
     collector.unwinder.forget_modules(stacks.flat_map(|stack| stack.all_frames()));
-    if !collector.sampled.is_empty() {
+    if !collector.sampled.is_empty() || collector.sampled.has_parked() {
         collector.unwinder.refresh();
     }
 }

@@ -188,7 +188,7 @@ fn places(
 
 /// The profiled spans that have been open for longer than that; `None` if the layer's threads do not answer in time.
 pub(crate) fn open_spans(engine: &Engine, older_than: Duration) -> Option<Vec<OpenSpan>> {
-    let (reply, wait) = engine.questions.ask()?;
+    let (reply, wait) = engine.commands.questions.ask()?;
     let deadline = Instant::now() + LONGEST;
     let asked = engine.ask(Command::FindOpen { older_than, reply });
     wait.recv_deadline(deadline).ok().filter(|_| asked)

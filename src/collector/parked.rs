@@ -27,7 +27,7 @@ impl SampledThreads {
     /// Parks the threads for which `is_parked` holds.
     pub(super) fn park(&mut self, mut is_parked: impl FnMut(&mut Sampled) -> bool) {
         let parked = self.active.extract_if(.., |sampled| is_parked(sampled));
-        self.parked.extend(parked.map(|sampled| (key(&sampled.sampled_thread), sampled)));
+        self.parked.extend(parked.map(|sampled| (sampled.address(), sampled)));
     }
 
     /// Looks at these threads again. Returns whether there are any.
@@ -129,6 +129,21 @@ mod tests {
         assert_eq!(three[0].note_used(), Use::WasParked);
         all.bring_all_back();
         assert_eq!((all.active.len(), all.parked.len()), (3, 0));
+    }
+
+    /// A round notes which threads have ended, then scans, which parks others.
+    #[test]
+    fn a_thread_is_found_again_after_others_were_parked() {
+        let three = [thread(), thread(), thread()];
+        let mut all = threads(&three);
+        three[0].park();
+        three[1].end();
+        three[2].set_span(7);
+        let over: Vec<_> = all.iter().filter(|one| one.sampled_thread.is_over()).collect();
+        let over: Vec<_> = over.into_iter().map(Sampled::address).collect();
+        assert_eq!(park(&mut all, SECOND), (2, 1));
+        let left: Vec<_> = all.iter().filter(|one| !over.contains(&one.address())).collect();
+        assert!(left.len() == 1 && Arc::ptr_eq(&left[0].sampled_thread, &three[2]));
     }
 
     #[test]

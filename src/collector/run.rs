@@ -421,11 +421,15 @@ impl Collector {
         modules::refresh(self);
         // Read before draining, so that nothing can follow what is drained. And before the scan: a thread that
         // continues and ends after the scan is drained once more.
-        let over: Vec<bool> =
-            self.sampled.iter().map(|sampled| sampled.sampled_thread.is_over()).collect();
+        let over: HashSet<usize> = self
+            .sampled
+            .iter()
+            .filter(|sampled| sampled.sampled_thread.is_over())
+            .map(Sampled::address)
+            .collect();
+        // Parks some of them.
         self.scan_threads();
         self.can_close = false;
-        let mut over = over.into_iter();
         let start = sys::thread_cpu_ns();
         let mut entered = HashSet::new();
         let mut drain = Drain {
@@ -439,7 +443,7 @@ impl Collector {
             is_lowered: self.budget.is_lowered(),
         };
         self.sampled.retain_mut(|sampled| {
-            let is_over = over.next().unwrap_or(false);
+            let is_over = over.contains(&sampled.address());
             entered.extend(sampled.drain(&mut drain));
             sampled.drop_counted();
             if is_over {

@@ -455,6 +455,11 @@ impl Sampled {
         self.hold = if is_soon { (2 * self.hold).min(MOST_HOLD) } else { self.least_hold };
     }
 
+    /// Identifies the thread while it is in the collector's list.
+    pub(super) fn address(&self) -> usize {
+        Arc::as_ptr(&self.sampled_thread).addr()
+    }
+
     /// Whether no scan has to look at the thread until it says so. It was in no span for a while at the last scan, too,
     /// so all that it did before is visible here.
     pub(super) fn is_parked(&mut self, now: u64, park_after: u64) -> bool {
@@ -472,7 +477,7 @@ impl Sampled {
         }
         let was_parked = thread.is_parked();
         if thread.park() {
-            self.unused_since.get_or_insert_with(Instant::now);
+            self.unused_since = Some(Instant::now());
         }
         was_parked
     }

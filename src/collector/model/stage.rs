@@ -269,7 +269,7 @@ impl Stage {
         Self {
             now,
             scripted,
-            commands: engine.commands.clone(),
+            commands: engine.commands.to_collector.clone(),
             engine,
             collector,
             jobs: worker.jobs,

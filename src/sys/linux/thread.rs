@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::OnceLock;
 
 use rustix::process::{Resource, getrlimit};
-use rustix::thread::{CapabilitySet, gettid};
+use rustix::thread::gettid;
 
 use super::calls::may;
 use crate::sys::types::{OsThread, ThreadUsage, UnusualCall};
@@ -46,10 +46,11 @@ pub(crate) fn is_traced() -> bool {
     tracer.is_some_and(|tracer| tracer.trim() != "0")
 }
 
-/// Whether this process has a thread with that id.
+/// Whether this process has a thread with that id. By `/proc`, which needs no call that a seccomp filter may forbid; where
+/// that does not know the calling thread either, as in a PID namespace with the `/proc` of another, the answer is yes.
 pub(crate) fn is_own_thread(tid: u32) -> bool {
-    // SAFETY: sends nothing, only checks.
-    unsafe { libc::syscall(libc::SYS_tgkill, process_id(), tid, 0) == 0 }
+    let is_there = |tid| std::fs::metadata(format!("/proc/self/task/{tid}")).is_ok();
+    is_there(tid) || !is_there(current_tid())
 }
 
 /// The calling thread's resource usage; `None` if it cannot be read.
@@ -83,12 +84,18 @@ pub(crate) fn pending_signal_limit() -> u64 {
     getrlimit(Resource::Sigpending).current.unwrap_or(u64::MAX)
 }
 
+/// The number of the capability to lock any amount of memory.
+const CAP_IPC_LOCK: u32 = 14;
+
 /// The limit of memory that this process may lock; `None` if there is none for it.
 pub(crate) fn locked_memory_limit() -> Option<u64> {
     let limit = getrlimit(Resource::Memlock).current?;
     // Asked each time: a service may drop its privileges, and lower its limits.
-    let may_lock = rustix::thread::capabilities(None)
-        .is_ok_and(|sets| sets.effective.contains(CapabilitySet::IPC_LOCK));
+    // From the file: a seccomp filter may forbid `capget`.
+    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let effective = effective.and_then(|sets| u64::from_str_radix(sets.trim(), 16).ok());
+    let may_lock = effective.is_some_and(|sets| sets >> CAP_IPC_LOCK & 1 != 0);
     (!may_lock || !is_in_first_user_namespace()).then_some(limit)
 }
 
