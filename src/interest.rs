@@ -368,8 +368,6 @@ mod tests {
             .with(None::<Box<dyn Layer<_> + Send + Sync>>)
             .with(vec![Inert]);
         assert!(is_possible_in(&layered));
-        let writer = || -> (Vec<u8>,) { unreachable!() };
-        _ = writer;
         assert!(is_possible_in(&layered.with(tracing_subscriber::filter::filter_fn(move |_| {
             type_name::<fn(u8, &str) -> [Option<u8>; 2]>().is_empty()
         }))));

@@ -465,7 +465,7 @@ fn over_the_rate_limit_there_is_no_id() {
     let profiles: Vec<_> = scene.profiles().iter().map(|p| p.id.to_string()).collect();
     assert_eq!(ids, profiles);
     assert_eq!(ids.len(), usize::from(HAS_STACKS));
-    // Twice as many are reported without a profile; what is over both limits has no attributes.
+    // One has a profile, one is reported without, and one shows that no tokens are left; the others have no attributes.
     let with_reason = spans.iter().filter(|span| attribute(span, "profile.reason").is_some());
     assert_eq!(with_reason.count(), 2 + usize::from(HAS_STACKS));
 }

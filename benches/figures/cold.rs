@@ -43,8 +43,10 @@ macro_rules! codes {
     ]),*] };
 }
 
+type Code = fn(u64) -> u64;
+
 /// 1,024 functions, of more code than the first level holds.
-static CODE: [[[fn(u64) -> u64; 8]; 8]; 16] = codes!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
+static CODE: [[[Code; 8]; 8]; 16] = codes!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
 
 /// Replaces what the core's caches hold, and what it has learnt of branches.
 fn evict(data: &mut [u8]) {

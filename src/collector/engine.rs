@@ -432,7 +432,7 @@ impl Engine {
             return Verdict::default();
         }
         // Before everything that takes time: in an outage most kept spans are over their limit.
-        let is_over = !reasons.is_empty() && is_over_limit(self, closing, &callsite, reasons);
+        let is_over = !reasons.is_empty() && is_over_limit(self, closing, callsite, reasons);
         if is_over && !closing.is_registered {
             return Verdict { is_decided: true, ..Verdict::default() };
         }

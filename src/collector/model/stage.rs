@@ -418,22 +418,18 @@ impl Stage {
     fn reported(&mut self) -> Vec<Reported> {
         let mut reported = Vec::new();
         while let Ok(job) = self.jobs.try_recv() {
-            match job {
-                Job::Export { profile, kept, .. } => {
-                    // The profile would be given to the exporter now.
-                    self.engine.admission.release_permit();
-                    if kept[0].is_open {
-                        assert!(kept.iter().all(|span| span.is_open), "closed spans in a snapshot");
-                        self.snapshot_ids.insert(profile.id);
-                        let spans = kept.iter().map(|span| self.keys[&span.key]).collect();
-                        let samples = reported_profile(&profile, 0).samples.into_keys().collect();
-                        self.snapshots.push(Snapshot { spans, samples });
-                        continue;
-                    }
-                    reported.push(self.kept(&kept, Some(&profile)));
-                }
-                _ => {}
+            let Job::Export { profile, kept, .. } = job else { continue };
+            // The profile would be given to the exporter now.
+            self.engine.admission.release_permit();
+            if kept[0].is_open {
+                assert!(kept.iter().all(|span| span.is_open), "closed spans in a snapshot");
+                self.snapshot_ids.insert(profile.id);
+                let spans = kept.iter().map(|span| self.keys[&span.key]).collect();
+                let samples = reported_profile(&profile, 0).samples.into_keys().collect();
+                self.snapshots.push(Snapshot { spans, samples });
+                continue;
             }
+            reported.push(self.kept(&kept, Some(&profile)));
         }
         for item in self.engine.publish.reporter.take_log() {
             match item {
