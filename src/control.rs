@@ -357,7 +357,7 @@ impl Control {
     }
 
     /// Logs an event on another thread: some formatters show the span of the thread, whatever the event's parent, and
-    /// the log may block for ever. Waits for that, but not for long.
+    /// the log may block forever. Waits for that, but not for long.
     #[cfg(any(feature = "axum", feature = "sighup"))]
     pub(crate) fn log(&self, event: LogEvent) {
         const LONGEST: Duration = Duration::from_secs(1);

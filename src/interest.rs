@@ -3,7 +3,7 @@
 //!
 //! Only a *per-layer filter* of `tracing-subscriber` can decline a callsite for one layer alone: a layer that answers
 //! `never` by itself disables it for all. The layer therefore contains one, [`Filtered`], around a layer that does
-//! nothing. It is asked for everything that decides whether a callsite is enabled, and told about new spans and events, for
+//! nothing. It is asked foreverything that decides whether a callsite is enabled, and receives new spans and events, for
 //! it then clears what it noted about them. Enters, exits and closes do not go through it, since it would look up the span
 //! for each. The hooks decide for themselves which spans are profiled.
 
@@ -71,7 +71,7 @@ impl<S> Filter<S> for Wanted {
         self.0.get().is_some_and(|engine| engine.callsites.wants(metadata))
     }
 
-    /// `sometimes` for what is wanted. If all filters answered `always`, nobody would be asked again, and what a filter
+    /// `sometimes` for what is wanted. If all filters answered `always`, no filter would be asked again, and what a filter
     /// noted about a callsite that was only asked about (`enabled!`) would hide the next span or event.
     fn callsite_enabled(&self, metadata: &'static Metadata<'static>) -> Interest {
         let Some(engine) = self.0.get() else { return Interest::never() };

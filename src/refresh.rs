@@ -23,7 +23,7 @@ pub(crate) fn refresh_interest(own: Option<Dispatch>, then: impl FnOnce() + Send
                 let has_global =
                     tracing::dispatcher::get_default(|default| !default.is::<NoSubscriber>());
                 if !has_global {
-                    drop(Dispatch::new(Nobody));
+                    drop(Dispatch::new(NoSpans));
                 }
                 tracing::callsite::rebuild_interest_cache();
             }
@@ -35,9 +35,9 @@ pub(crate) fn refresh_interest(own: Option<Dispatch>, then: impl FnOnce() + Send
 }
 
 /// A subscriber that wants nothing.
-struct Nobody;
+struct NoSpans;
 
-impl Subscriber for Nobody {
+impl Subscriber for NoSpans {
     fn register_callsite(&self, _: &'static Metadata<'static>) -> Interest {
         Interest::never()
     }

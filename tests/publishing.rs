@@ -141,7 +141,7 @@ impl Stage {
         tracing::dispatcher::with_default(&self.dispatch, action)
     }
 
-    /// Keeps `count` spans of that name, one after the other, with samples.
+    /// Keeps `count` spans of that name, in turn, with samples.
     fn keep(&self, name: &str, count: usize) {
         self.run(|| {
             for _ in 0..count {
@@ -307,16 +307,16 @@ fn what_a_blocked_log_or_callback_does_not_take_is_bounded_and_counted() {
 
 const STALLED: &str = "PROFILING_TEST_STALLED";
 
-/// A program whose output nobody reads. `PROFILING_TEST_STALL_SECONDS` is how long it serves 100 requests a second.
+/// A program whose output is not read. `PROFILING_TEST_STALL_SECONDS` is how long it serves 100 requests a second.
 #[test]
-fn a_log_that_nobody_reads_costs_no_profile() {
+fn a_log_that_is_not_read_costs_no_profile() {
     if std::env::var_os(STALLED).is_some() {
-        return serve_while_nobody_reads();
+        return serve_unread();
     }
     let dir = tempfile::tempdir().unwrap();
     let (mut reader, mut writer) = std::io::pipe().unwrap();
     let child = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "a_log_that_nobody_reads_costs_no_profile", "--nocapture"])
+        .args(["--exact", "a_log_that_is_not_read_costs_no_profile", "--nocapture"])
         .env(STALLED, dir.path())
         .stdout(writer.try_clone().unwrap())
         .spawn();
@@ -332,7 +332,7 @@ fn a_log_that_nobody_reads_costs_no_profile() {
         std::thread::sleep(10 * MS);
     }
     let is_there = result.exists();
-    // Now somebody reads.
+    // Now it is read.
     let text = std::thread::spawn(move || std::io::read_to_string(&mut reader).unwrap());
     fills.join().unwrap().unwrap();
     assert!(is_there, "the child is stuck");
@@ -355,7 +355,7 @@ fn resident_kib() -> u64 {
     line.map_or(0, |line| line.trim().trim_end_matches(" kB").parse().unwrap())
 }
 
-fn serve_while_nobody_reads() {
+fn serve_unread() {
     let dir = std::path::PathBuf::from(std::env::var_os(STALLED).unwrap());
     let profiles = dir.join("profiles");
     std::fs::write(dir.join("started"), "").unwrap();
@@ -411,5 +411,5 @@ fn serve_while_nobody_reads() {
     );
     std::fs::write(dir.join("result.new"), text).unwrap();
     std::fs::rename(dir.join("result.new"), dir.join("result")).unwrap();
-    assert!(handle.flush(PLENTY), "somebody reads now");
+    assert!(handle.flush(PLENTY), "it is read now");
 }

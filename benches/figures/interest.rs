@@ -1,4 +1,4 @@
-//! The cost of what nobody wants: the callsites of other crates, below the level that anybody prints.
+//! The cost of what no layer wants: the callsites of other crates, below the level that is printed.
 //!
 //! The programs are those of `benches/hosts`, each in a process with the layer and in one without.
 

@@ -18,7 +18,7 @@ pub(crate) struct Piece {
 }
 
 impl Piece {
-    /// One after the other.
+    /// in turn.
     pub(crate) fn and(mut self, other: &Self) -> Self {
         self.instructions += other.instructions;
         for (line, instructions) in &other.code {

@@ -10,7 +10,7 @@ use crate::sampler::SampledThread;
 
 /// A thread that was in no span for this long is parked. Its next enter wakes the collector.
 pub(super) const PARK_AFTER: Duration = Duration::from_secs(1);
-/// How often parked threads are looked at, for those that have ended.
+/// How often parked threads are checked, for those that have ended.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The sampled threads that scans and rounds look at, and beside them those that are parked, which would take a core if

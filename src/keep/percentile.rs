@@ -486,7 +486,7 @@ mod tests {
                 all += each;
             }
             assert!(counted(&sketch) + STRIPES as u64 * BUFFERED as u64 > all);
-            // Whoever closes the next one later adds what the others have left, and its own.
+            // The thread that closes the next one later adds what the others have left, and its own.
             sketch.add(MS, now_ns + LONGEST_BUFFERED_NS);
             all += 1;
             assert_eq!(counted(&sketch), all, "{round}");

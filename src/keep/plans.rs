@@ -163,7 +163,7 @@ impl Plans {
         used: impl FnOnce(&Callsite) -> Option<T>,
     ) -> Option<T> {
         let at = (number % HERE as u64) as usize;
-        // Taken out meanwhile, since `used` may run code of the program, with hooks in it.
+        // Taken out while it is used, since `used` may run code of the program, with hooks in it.
         let known = CALLSITES_HERE.try_with(|all| all.get(at).and_then(Cell::take)).ok().flatten();
         let is_it = |known: &CallsiteHere| (known.plans, known.number) == (self.id, number);
         let here = match known {

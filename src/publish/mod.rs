@@ -1,7 +1,7 @@
 //! Publishes what the collector makes: symbols, export, log and callbacks.
 //!
-//! Each has a thread of its own, since each can block for ever: on a file, in foreign code, on a pipe that nobody reads.
-//! None waits for another, and nobody waits for one of them without a deadline. A profile is exported before it is
+//! Each has a thread of its own, since each can block forever: on a file, in foreign code, on a pipe that is not read.
+//! None waits for another, and no caller waits for one of them without a deadline. A profile is exported before it is
 //! logged.
 
 mod amounts;

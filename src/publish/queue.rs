@@ -1,4 +1,4 @@
-//! A bounded queue to one thread, which may block for ever: whoever adds to it never waits.
+//! A bounded queue to one thread, which may block forever: a thread that adds to it never waits.
 
 use std::collections::VecDeque;
 use std::time::Instant;

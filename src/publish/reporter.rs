@@ -1,6 +1,6 @@
 //! What is said of kept spans: in the log, to the program's callback, and for `Handle::router`.
 //!
-//! The log and the callback are the program's and may block: on a full pipe, on a lock, for ever. Each has a thread and a
+//! The log and the callback are the program's and may block: on a full pipe, on a lock, forever. Each has a thread and a
 //! bounded queue of its own, so that neither stops the other, nor profiles, nor a caller. What finds a queue full is
 //! dropped and counted.
 

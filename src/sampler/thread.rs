@@ -342,7 +342,7 @@ const PARKED: u8 = 3;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
     Used,
-    /// The collector does not scan it, and must be told.
+    /// The collector does not scan it, and must be woken.
     WasParked,
     /// Its sampling was ended: the thread must be set up again.
     Over,

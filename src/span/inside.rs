@@ -32,7 +32,7 @@ struct Sum {
     id: AtomicU64,
     /// The span's key as a number; 0 if the place is free.
     key: AtomicU64,
-    /// What [`Slot::grow_older`] has not been told.
+    /// What [`Slot::grow_older`] has not been given.
     ticks: AtomicU64,
     on_ns: AtomicU64,
     unsure_ns: AtomicU64,
@@ -88,7 +88,7 @@ impl Sum {
 }
 
 impl Sum {
-    /// The same if the span is open, which then cannot close meanwhile. If it has closed, nothing is left of the sum.
+    /// The same if the span is open, which then cannot close during this. If it has closed, nothing is left of the sum.
     fn move_to_slot(&self, table: &SlotTable) {
         let key = self.key.load(Ordering::Relaxed);
         let slot = RegistryId::new(self.id.load(Ordering::Relaxed)).and_then(|id| table.get(id));
@@ -134,7 +134,7 @@ impl Inside {
             sum.key.store(0, Ordering::Relaxed);
         }
         if before + 1 == MANY {
-            // First, so that whoever closes the span looks for the sum.
+            // First, so that the thread that closes the span looks for the sum.
             slot.note_sums();
             let _moving = self.totals.moving.lock();
             sum.id.store(slot.id().map_or(0, RegistryId::get), Ordering::Relaxed);
@@ -240,6 +240,6 @@ mod tests {
         }
         assert_eq!(counts.seen(), 100 + 3 * 10_000);
         assert!(most <= 2 * 101 + 1, "{most}");
-        assert!(forgotten <= 10_000 / 99, "looked at all of them {forgotten} times");
+        assert!(forgotten <= 10_000 / 99, "checked all of them {forgotten} times");
     }
 }

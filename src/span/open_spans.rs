@@ -28,7 +28,7 @@ impl Spans {
         has_any
     }
 
-    /// A watched span is in its slot. Returns whether the collector must be told: it only reads a word that all threads
+    /// A watched span is in its slot. Returns whether the collector must be woken: it only reads a word that all threads
     /// read, as long as the collector knows of one.
     pub(super) fn note_watched(&self) -> bool {
         // See `forget_watched`.

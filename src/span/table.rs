@@ -418,7 +418,7 @@ mod tests {
 
     /// A hook in a span of another thread must not wait for the lock.
     #[test]
-    fn spans_outside_the_table_are_looked_for_only_where_there_are_some() {
+    fn spans_outside_the_table_are_searched_only_where_there_are_some() {
         let table = SlotTable::new();
         let others =
             || [id(0, 1, 7), id(3, 1, 1 << 37), id(0, 4095, 0)].map(|id| table.may_overflow(id));

@@ -687,7 +687,7 @@ fn an_unsampled_enter_of_an_old_span_wakes_an_idle_collector() {
     assert_eq!(wakes.lock().len(), 2, "it is sampled");
 }
 
-/// The collector is told once, as long as it finds such spans, and again after it has found none.
+/// The collector is woken once, as long as it finds such spans, and again after it has found none.
 #[test]
 fn a_span_whose_open_time_is_limited_wakes_the_collector_once() {
     let scene = Scene::new();

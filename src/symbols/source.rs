@@ -1,5 +1,5 @@
 //! Opens symbol files so that blazesym can map them safely. If a mapped file is overwritten in place, accesses can end
-//! the process. Blazesym therefore gets the executable itself, to which the kernel allows nobody to write while it runs,
+//! the process. Blazesym therefore gets the executable itself, to which the kernel allows no write while it runs,
 //! and copies of what it needs of all other files.
 
 use std::fs::File;

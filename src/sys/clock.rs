@@ -18,7 +18,7 @@ pub(crate) struct Clock {
     /// Nanoseconds per tick, times 2³².
     rate: AtomicU64,
     anchor: Anchor,
-    /// Locked by those that change the rate and the anchor; nobody else waits for it.
+    /// Locked by those that change the rate and the anchor; no other thread waits for it.
     measurement: Mutex<Measurement>,
     #[cfg(test)]
     by_hand: Option<std::sync::Arc<AtomicU64>>,

@@ -207,7 +207,7 @@ impl Modules {
         self.program
     }
 
-    /// Whether so many are known that it is worth to look for those to forget.
+    /// Whether enough are known that it is worth to look for those to forget.
     pub(crate) fn is_many(&self) -> bool {
         let many = self.needed.saturating_mul(2).clamp(FEW, MOST - FEW);
         self.numbers.len() >= many

@@ -10,7 +10,7 @@ use tracing_subscriber::prelude::*;
 use tracing_subscriber::registry::{LookupSpan, Registry};
 use tracing_subscriber::{EnvFilter, Layer, fmt, registry, reload};
 
-use crate::traffic::{Sinks, level_number};
+use crate::traffic::{Outputs, level_number};
 
 /// The spans that the profiling layer wants and gets.
 #[derive(Clone, Copy, Debug)]
@@ -41,8 +41,8 @@ pub(crate) struct Case {
     /// Spans that only this layer wants are the current ones, and have no OpenTelemetry span.
     pub(crate) hides: bool,
     pub(crate) rules: &'static str,
-    pub(crate) with: fn(&Sinks, ProfilingLayer) -> Dispatch,
-    pub(crate) without: fn(&Sinks) -> Dispatch,
+    pub(crate) with: fn(&Outputs, ProfilingLayer) -> Dispatch,
+    pub(crate) without: fn(&Outputs) -> Dispatch,
 }
 
 impl Case {
@@ -58,21 +58,21 @@ fn info() -> EnvFilter {
 
 /// A `fmt` layer; its lines have no time.
 macro_rules! lines {
-    ($sinks:expr) => {{
-        let log = $sinks.writer();
+    ($outputs:expr) => {{
+        let log = $outputs.writer();
         fmt::layer().without_time().with_ansi(false).with_writer(move || log.clone())
     }};
 }
 
 macro_rules! opentelemetry {
-    ($sinks:expr) => {
-        tracing_opentelemetry::layer().with_tracer($sinks.tracer())
+    ($outputs:expr) => {
+        tracing_opentelemetry::layer().with_tracer($outputs.tracer())
     };
 }
 
 macro_rules! finished {
-    ($sinks:expr) => {{
-        let log = $sinks.writer();
+    ($outputs:expr) => {{
+        let log = $outputs.writer();
         fmt().without_time().with_ansi(false).with_writer(move || log.clone())
     }};
 }
@@ -140,7 +140,7 @@ type Boxed<S> = Box<dyn Layer<S> + Send + Sync>;
 
 macro_rules! cases {
     ($($name:literal: $wanted:ident $free:ident $($more:ident)?,
-        |$sinks:pat_param, $profiling:ident| $with:expr, $without:expr;)*) => {
+        |$outputs:pat_param, $profiling:ident| $with:expr, $without:expr;)*) => {
         pub(crate) const CASES: &[Case] = &[$(Case {
             name: $name,
             wanted: Wanted::$wanted,
@@ -148,8 +148,8 @@ macro_rules! cases {
             warns: cases!(@warns $($more)?),
             hides: cases!(@hides $($more)?),
             rules: cases!(@rules $($more)?),
-            with: |$sinks, $profiling| Dispatch::new($with),
-            without: |$sinks| Dispatch::new($without),
+            with: |$outputs, $profiling| Dispatch::new($with),
+            without: |$outputs| Dispatch::new($without),
         }),*];
     };
     (@free) => { true };
@@ -280,13 +280,13 @@ cases! {
     "Vec of fmt to info and ours": ToDebug free,
         |s, p| registry().with(vec![Box::new(lines!(s).with_filter(info())) as Boxed<_>, Box::new(p)]),
         registry().with(vec![Box::new(lines!(s).with_filter(info())) as Boxed<_>]);
-    "Vec of ours and fmt to info": ToDebug free,
+    "Vec: ours, then fmt to info": ToDebug free,
         |s, p| registry().with(vec![Box::new(p) as Boxed<_>, Box::new(lines!(s).with_filter(info()))]),
         registry().with(vec![Box::new(lines!(s).with_filter(info())) as Boxed<_>]);
     "Vec of fmt and ours": ToDebug costs,
         |s, p| registry().with(vec![Box::new(lines!(s)) as Boxed<_>, Box::new(p)]),
         registry().with(vec![Box::new(lines!(s)) as Boxed<_>]);
-    "Vec of ours and fmt": ToDebug costs,
+    "Vec: ours, then fmt": ToDebug costs,
         |s, p| registry().with(vec![Box::new(p) as Boxed<_>, Box::new(lines!(s))]),
         registry().with(vec![Box::new(lines!(s)) as Boxed<_>]);
     "ours.and_then(fmt to info)": ToInfo costs,
@@ -383,7 +383,7 @@ cases! {
         finished!(s).with_max_level(LevelFilter::DEBUG).finish();
     "a subscriber without filters, fmt": ToDebug costs warns,
         |s, p| Wrapper(registry()).with(lines!(s)).with(p), Wrapper(registry()).with(lines!(s));
-    "two of ours, fmt to info": ToDebug free,
+    "two layers, fmt to info": ToDebug free,
         |s, p| registry()
             .with(ProfilingLayer::builder().rules("off".parse().unwrap()).build().unwrap())
             .with(p)

@@ -104,7 +104,7 @@ fn check(case: &Case, scope: &str, failed: &mut Vec<String>) {
                 continue;
             }
             // A question (`enabled!`) can disturb the filters of tracing-subscriber, so that they miss the next span or
-            // line. With this layer they can be spared that, and then see what they do if nobody asks.
+            // line. With this layer they can be spared that, and then see what they do if nothing asks.
             if with != without && with != read(&undisturbed) {
                 let only = |one: &[String], other: &[String]| -> Vec<String> {
                     let mut rest = other.to_vec();

@@ -91,14 +91,14 @@ pub(crate) fn level_number(level: &str) -> u8 {
 
 /// Where the layers of a case write.
 #[derive(Clone)]
-pub(crate) struct Sinks {
+pub(crate) struct Outputs {
     log: Log,
     recorded: Arc<Mutex<Vec<String>>>,
     tracer: SdkTracer,
     profiled: Arc<Mutex<Vec<String>>>,
 }
 
-impl Sinks {
+impl Outputs {
     pub(crate) fn writer(&self) -> Log {
         self.log.clone()
     }
@@ -155,16 +155,16 @@ pub(crate) fn run(case: &Case, mode: Mode, scope: &str, expected: &[String]) -> 
     let expected = expected.to_vec();
     let exporter = InMemorySpanExporter::default();
     let provider = SdkTracerProvider::builder().with_simple_exporter(exporter.clone()).build();
-    let sinks = Sinks {
+    let outputs = Outputs {
         log: Log::default(),
         recorded: Arc::default(),
         tracer: provider.tracer("arrangements"),
         profiled: Arc::default(),
     };
     let (dispatch, handle) = match mode {
-        Mode::Without | Mode::Undisturbed => ((case.without)(&sinks), None),
+        Mode::Without | Mode::Undisturbed => ((case.without)(&outputs), None),
         _ => {
-            let profiled = Arc::clone(&sinks.profiled);
+            let profiled = Arc::clone(&outputs.profiled);
             let starts_on = matches!(mode, Mode::On | Mode::OffLater);
             let layer = ProfilingLayer::builder()
                 .rules(if starts_on { case.rules } else { "off" }.parse().unwrap())
@@ -178,7 +178,7 @@ pub(crate) fn run(case: &Case, mode: Mode, scope: &str, expected: &[String]) -> 
                 .build()
                 .unwrap();
             let handle = layer.handle();
-            ((case.with)(&sinks, layer), Some(handle))
+            ((case.with)(&outputs, layer), Some(handle))
         }
     };
     let rules: Rules = case.rules.parse().unwrap();
@@ -192,11 +192,11 @@ pub(crate) fn run(case: &Case, mode: Mode, scope: &str, expected: &[String]) -> 
             assert!(handle.flush(PLENTY));
         }
         let start = Instant::now();
-        while warns && warnings(&sinks) == 0 && start.elapsed() < PLENTY {
+        while warns && warnings(&outputs) == 0 && start.elapsed() < PLENTY {
             std::thread::sleep(Duration::from_millis(1));
         }
-        let warnings = warnings(&sinks);
-        clear(&sinks, &exporter);
+        let warnings = warnings(&outputs);
+        clear(&outputs, &exporter);
         traffic(asks);
         // Errors are wanted until no span is open that they could make fail, which is known after a while.
         let start = Instant::now();
@@ -215,11 +215,11 @@ pub(crate) fn run(case: &Case, mode: Mode, scope: &str, expected: &[String]) -> 
             list
         };
         Seen {
-            lines: lines(&sinks),
+            lines: lines(&outputs),
             exported: exported(&exporter.get_finished_spans().unwrap()),
             contexts: CONTEXTS.lock().unwrap().clone(),
-            recorded: sinks.recorded.lock().unwrap().clone(),
-            profiled: sorted(std::mem::take(&mut *sinks.profiled.lock().unwrap())),
+            recorded: outputs.recorded.lock().unwrap().clone(),
+            profiled: sorted(std::mem::take(&mut *outputs.profiled.lock().unwrap())),
             level: level_number(&level.to_string().to_lowercase()),
             log_level: level_number(&log_level.as_str().to_lowercase()),
             enabled,
@@ -258,26 +258,26 @@ fn change(mode: Mode, handle: Option<&Handle>, rules: &Rules) {
     });
 }
 
-fn text(sinks: &Sinks) -> String {
-    String::from_utf8(sinks.log.0.lock().unwrap().clone()).unwrap()
+fn text(outputs: &Outputs) -> String {
+    String::from_utf8(outputs.log.0.lock().unwrap().clone()).unwrap()
 }
 
 fn is_ours(line: &str) -> bool {
     line.contains("tracing_profiling:")
 }
 
-fn lines(sinks: &Sinks) -> Vec<String> {
-    text(sinks).lines().filter(|line| !is_ours(line)).map(str::to_owned).collect()
+fn lines(outputs: &Outputs) -> Vec<String> {
+    text(outputs).lines().filter(|line| !is_ours(line)).map(str::to_owned).collect()
 }
 
-fn warnings(sinks: &Sinks) -> usize {
-    text(sinks).lines().filter(|line| is_ours(line) && line.contains("per-layer filters")).count()
+fn warnings(outputs: &Outputs) -> usize {
+    text(outputs).lines().filter(|line| is_ours(line) && line.contains("per-layer filters")).count()
 }
 
-fn clear(sinks: &Sinks, exporter: &InMemorySpanExporter) {
-    sinks.log.0.lock().unwrap().clear();
-    sinks.recorded.lock().unwrap().clear();
-    sinks.profiled.lock().unwrap().clear();
+fn clear(outputs: &Outputs, exporter: &InMemorySpanExporter) {
+    outputs.log.0.lock().unwrap().clear();
+    outputs.recorded.lock().unwrap().clear();
+    outputs.profiled.lock().unwrap().clear();
     CONTEXTS.lock().unwrap().clear();
     exporter.reset();
 }

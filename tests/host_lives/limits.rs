@@ -19,7 +19,7 @@ fn limit(resource: Resource, value: u64) {
     setrlimit(resource, Rlimit { current: Some(value), maximum: Some(value) }).unwrap();
 }
 
-/// Becomes a user that has no other process, whose limits nobody else uses up. Without privileges it stays the same.
+/// Becomes a user that has no other process, whose limits no other process uses up. Without privileges it stays the same.
 fn drop_privileges() {
     let user = 61_000 + std::process::id() % 4_000;
     // SAFETY: changes this process, which has one thread.

@@ -108,7 +108,7 @@ pub(crate) fn child() {
 pub(super) const WITHOUT: &str = "without";
 /// The same with that of tracing-opentelemetry, which has no exporter.
 pub(super) const OTEL: &str = "tracing_opentelemetry";
-/// The same without the layer, and with it, where nobody else wants the spans.
+/// The same without the layer, and with it, where no other layer wants the spans.
 pub(super) const NOT_PRINTED: &str = "not_printed";
 pub(super) const ONLY_OURS: &str = "only_ours";
 /// A registry whose only layer does nothing, and one whose only layer is ours.

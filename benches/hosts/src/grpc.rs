@@ -1,4 +1,4 @@
-//! Unary calls of tonic over loopback, one after the other; client and server are on one thread.
+//! Unary calls of tonic over loopback, in turn; client and server are on one thread.
 
 use tokio::net::TcpListener;
 use tokio::sync::watch;

@@ -49,7 +49,7 @@ pub(crate) fn loaded_modules() -> ModuleList {
 struct Listing {
     generation: u64,
     found: Vec<Found>,
-    /// The names of all modules, one after the other.
+    /// The names of all modules, in turn.
     names: Vec<u8>,
     /// What there was, whether there was room for it or not.
     modules_needed: usize,
@@ -265,7 +265,7 @@ fn header_bytes((address, number): (u64, u16), is_program: bool) -> Option<Vec<u
     let end = address.checked_add(length)?;
     if is_program && address != 0 {
         // Also where no system call reads memory.
-        // SAFETY: the loader gives the number of headers. The program is never unloaded, and nobody can write to its file.
+        // SAFETY: the loader gives the number of headers. The program is never unloaded, and its file cannot be written to.
         let bytes = unsafe { std::slice::from_raw_parts(address as *const u8, length as usize) };
         return Some(bytes.to_vec());
     }

@@ -433,7 +433,7 @@ mod tests {
         assert_eq!((ring.head(), ring.tail()), (0, 0));
     }
 
-    /// In a process of its own, since no other thread could allocate meanwhile.
+    /// In a process of its own, since no other thread could allocate at that time.
     #[test]
     fn an_unmapped_ring_waits_for_memory() {
         use std::sync::atomic::AtomicBool;

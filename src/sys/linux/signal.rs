@@ -77,7 +77,7 @@ fn claimed() -> u64 {
     masks.filter(|mask| mask & all != all).fold(0, BitOr::bitor)
 }
 
-/// More threads and files are not looked at.
+/// More threads and files are not read.
 const MOST_READ: usize = 4096;
 
 fn blocked_masks() -> impl Iterator<Item = u64> {
