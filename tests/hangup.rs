@@ -150,7 +150,8 @@ in_child! {
         assert_eq!(lines.len(), 1);
         let line = lines.last();
         assert!(line.starts_with("WARN "), "{line}");
-        assert!(line.contains("shop=fast\n       ^"), "{line}");
+        // In one line, whatever the variable contains.
+        assert!(line.contains(r"shop=fast\n       ^"), "{line}");
         assert_eq!(handle.rules().to_string(), "0s");
         assert_eq!(kept(&handle), 1);
     }
