@@ -7,7 +7,7 @@ mod account;
 mod age;
 mod awaits;
 mod close;
-mod inside;
+mod counts;
 mod local;
 mod open_spans;
 mod sample_counts;
