@@ -498,7 +498,7 @@ impl Collector {
             self.engine.publish.reporter.report(report::unexported(&epoch.kept));
             return;
         };
-        let room = self.room.take();
+        let mut room = self.room.take();
         let is_snapshot = epoch.kept.iter().any(|span| span.is_open);
         let waiting = self.sampled.iter().filter_map(Sampled::waiting);
         let most_frames = self.limits.frames_per_stack;
@@ -529,6 +529,7 @@ impl Collector {
             spans.into_iter().for_each(|span| self.pending.clear(span));
         }
         let profile = Box::new(profile);
+        room.shrink(profile.bytes());
         _ = self.jobs.send(Job::Export { profile, modules, kept: epoch.kept, room });
     }
 

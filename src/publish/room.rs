@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::sys;
 
 /// The memory of all profiles on their way to the exporter.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Room {
     budget_bytes: usize,
     taken: Arc<AtomicUsize>,
@@ -15,9 +15,9 @@ pub(crate) struct Room {
 /// The memory reserved for one profile, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct TakenRoom {
-    /// The limit for the profile, before and after symbolization.
+    /// The limit for the profile while it is built or symbolized, and its size while it waits.
     pub(crate) most_bytes: usize,
-    all: Arc<AtomicUsize>,
+    room: Room,
 }
 
 /// How many times its own size a profile can need in total. It is copied for symbols and again for redacted names,
@@ -36,15 +36,21 @@ impl Room {
         Self { budget_bytes, taken: Arc::default() }
     }
 
-    /// Reserves memory for another profile. The more profiles wait, the less it gets, so this never fails.
+    /// Reserves memory for another profile. The more memory waiting profiles take, the less it gets, so this never
+    /// fails.
     pub(crate) fn take(&self) -> TakenRoom {
+        let most_bytes = self.free();
+        self.taken.fetch_add(most_bytes, Ordering::Relaxed);
+        TakenRoom { most_bytes, room: self.clone() }
+    }
+
+    /// What one profile may take now.
+    fn free(&self) -> usize {
         let left = sys::address_space_left().and_then(|left| usize::try_from(left / 2).ok());
         let budget_bytes = self.budget_bytes.min(left.unwrap_or(usize::MAX));
         let half = budget_bytes / 2;
         let left = half.saturating_sub(self.taken.load(Ordering::Relaxed));
-        let most_bytes = (budget_bytes / TIMES).min(left / 4).max(LEAST);
-        self.taken.fetch_add(most_bytes, Ordering::Relaxed);
-        TakenRoom { most_bytes, all: Arc::clone(&self.taken) }
+        (budget_bytes / TIMES).min(left / 4).max(LEAST)
     }
 }
 
@@ -53,13 +59,20 @@ impl TakenRoom {
     pub(crate) fn shrink(&mut self, bytes: usize) {
         let rest = self.most_bytes.saturating_sub(bytes);
         self.most_bytes -= rest;
-        self.all.fetch_sub(rest, Ordering::Relaxed);
+        self.room.taken.fetch_sub(rest, Ordering::Relaxed);
+    }
+
+    /// Reserves memory again for a profile that waited and becomes larger now.
+    pub(crate) fn grow(&mut self) {
+        let more = self.room.free().saturating_sub(self.most_bytes);
+        self.most_bytes += more;
+        self.room.taken.fetch_add(more, Ordering::Relaxed);
     }
 }
 
 impl Drop for TakenRoom {
     fn drop(&mut self) {
-        self.all.fetch_sub(self.most_bytes, Ordering::Relaxed);
+        self.room.taken.fetch_sub(self.most_bytes, Ordering::Relaxed);
     }
 }
 
@@ -82,5 +95,23 @@ mod tests {
         assert_eq!(room.taken.load(Ordering::Relaxed), 33_000);
         drop(waiting);
         assert_eq!(room.take().most_bytes, 8 << 20);
+    }
+
+    /// While the first profile waits for the debug information of a large program, many others come.
+    #[test]
+    fn small_profiles_that_wait_leave_the_room_for_their_symbols() {
+        let room = Room::new(64 << 20);
+        let mut waiting: Vec<_> = (0..100).map(|_| room.take()).collect();
+        for taken in &mut waiting {
+            taken.shrink(10_000);
+        }
+        let symbolized = waiting.iter_mut().map(|taken| {
+            taken.grow();
+            let most_bytes = taken.most_bytes;
+            taken.shrink(40_000);
+            most_bytes
+        });
+        assert!(symbolized.min() > Some(4 << 20));
+        assert_eq!(room.taken.load(Ordering::Relaxed), 100 * 40_000);
     }
 }

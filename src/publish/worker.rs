@@ -95,6 +95,7 @@ impl SymbolsThread {
             self.symbolizer = None;
         }
         // Debug information is large, untrusted input. A panic there must not prevent all later profiles.
+        room.grow();
         let most_bytes = room.most_bytes;
         match catch_unwind(AssertUnwindSafe(|| self.symbolize(profile, modules, most_bytes))) {
             Ok(mut profile) => {
