@@ -193,6 +193,13 @@ impl SelfFilter {
         self.get::<S>()?.max_level_hint()
     }
 
+    /// Whether the hooks see the enters of all spans, profiled or not: the layer is not inside a `with_filter`, which
+    /// answers for itself.
+    #[inline(always)]
+    pub(crate) fn sees_all_spans(&self) -> bool {
+        self.was_asked.load(Ordering::Relaxed)
+    }
+
     /// Answers whether the layer filters itself: `id` is that of a private type of `tracing-subscriber`.
     pub(crate) fn answer(&self, id: TypeId) -> Option<*const ()> {
         if self.is_impossible {

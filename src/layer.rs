@@ -240,7 +240,8 @@ where
         let parent = match attributes.parent() {
             Some(parent) => GivenParent::Span(number(parent)),
             None if attributes.is_root() => GivenParent::None,
-            None => GivenParent::Contextual,
+            None if self.filter.sees_all_spans() => GivenParent::Contextual,
+            None => GivenParent::ContextualBehindFilter,
         };
         let ask = |from, visit: &mut dyn FnMut(RegistryId) -> bool| ancestry(&ctx, from, visit);
         if engine.spans.open(number(id), &plan, matched, parent, &ask) {

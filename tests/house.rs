@@ -24,7 +24,7 @@ const LARGER: &[(&str, usize, usize)] = &[
     ("Sampled", 27, 0),
     ("Slot", 23, 0),
     ("Spans", 0, 6),
-    ("ThreadState", 28, 0),
+    ("ThreadState", 30, 0),
     ("TimeBreakdown", 20, 0),
     ("Unwinder", 0, 3),
 ];

@@ -41,6 +41,9 @@ use crate::sys::{self, Owning, Poller, Uncounted, Waker};
 /// Finds the OpenTelemetry span of a closing span, or of one around it that was entered.
 pub(crate) type FindOtel<'a> = &'a dyn Fn(RegistryId) -> Option<OtelSpan>;
 
+/// The one of the closing span, and those around it.
+type Reach<'a> = (&'a dyn Fn() -> Option<OtelSpan>, FindOtel<'a>);
+
 /// Everything that an [`Engine`] is made of.
 pub(crate) struct Parts {
     pub(crate) spans: Spans,
@@ -77,10 +80,11 @@ pub(crate) struct RunningSource {
 
 /// A layer's spans, rules and threads.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub(crate) struct Engine {
     pub(crate) spans: Arc<Spans>,
-    pub(super) copied: CopiedSamples,
     pub(crate) callsites: Callsites,
+    pub(super) copied: CopiedSamples,
     pub(super) admission: Arc<ProfileAdmission>,
     pub(super) counters: Arc<Counters>,
     pub(super) waker: Waker,
@@ -258,7 +262,7 @@ impl Engine {
         self.waker.wake();
     }
 
-    /// The plan of a new span by its field values, if the callsite's rules depend on them.
+    /// See [`Callsites::choose`].
     #[cold]
     pub(crate) fn plan_by_values(
         &self,
@@ -266,14 +270,13 @@ impl Engine {
         record: impl FnOnce(&mut dyn Visit),
     ) -> Option<(Plan, u64)> {
         let _uncounted = Uncounted::begin();
-        let choice = self.callsites.get(plan.number)?.fields.as_ref()?.choose(record)?;
-        Some((self.callsites.get(choice.number)?.plan, choice.bits))
+        self.callsites.choose(plan.number, record)
     }
 
     /// Whether a new span with this plan is the one in *n* that is kept.
     #[cold]
     pub(crate) fn is_chosen(&self, plan: &Plan) -> bool {
-        self.callsites.get(plan.number).is_some_and(|callsite| callsite.is_chosen())
+        self.callsites.is_chosen(plan.number)
     }
 
     /// Chooses the plan of an open span again, because values were recorded.
@@ -281,11 +284,10 @@ impl Engine {
     pub(crate) fn record_values(&self, id: RegistryId, record: impl FnOnce(&mut dyn Visit)) {
         let _uncounted = Uncounted::begin();
         let mut is_chosen = false;
-        let is_first = self.spans.replan(id, |plan, bits| {
-            let choice = self.callsites.get(plan)?.fields.as_ref()?.choose_again(bits, record);
-            let callsite = self.callsites.get(choice.number)?;
-            is_chosen = choice.number != plan && callsite.is_chosen();
-            Some((callsite.plan, choice.bits))
+        let is_first = self.spans.replan(id, |before, bits| {
+            let chosen = self.callsites.choose_again(before, bits, record)?;
+            is_chosen = chosen.0.number != before && self.callsites.is_chosen(chosen.0.number);
+            Some(chosen)
         });
         if is_first {
             self.start_watchdog();
@@ -413,17 +415,24 @@ impl Engine {
         otel: &dyn Fn() -> Option<OtelSpan>,
         reach: FindOtel<'_>,
     ) -> Verdict {
-        let Some(callsite) = self.callsites.get(closing.plan) else {
-            return Verdict::default();
-        };
+        let judge = |site: &Callsite| Some(self.judge_by(site, closing, (otel, reach)));
+        self.callsites.get_here(closing.plan, judge).unwrap_or_default()
+    }
+
+    fn judge_by(
+        &self,
+        callsite: &Callsite,
+        closing: &Closing,
+        (otel, reach): Reach<'_>,
+    ) -> Verdict {
         let values = || self.inspect_values(closing, FieldValues::hash_of);
-        let is_rare = |wall_ns| self.callsites.is_rare(&callsite, values, wall_ns);
+        let is_rare = |wall_ns| self.callsites.is_rare(callsite, values, wall_ns);
         let reasons = Reasons::judge(&callsite.keep, closing, is_rare);
         if reasons.is_empty() && !closing.is_registered {
             return Verdict::default();
         }
         // Before everything that takes time: in an outage most kept spans are over their limit.
-        let is_over = !reasons.is_empty() && is_over_limit(self, closing, &callsite, reasons);
+        let is_over = !reasons.is_empty() && is_over_limit(self, closing, callsite, reasons);
         if is_over && !closing.is_registered {
             return Verdict { is_decided: true, ..Verdict::default() };
         }
@@ -442,7 +451,7 @@ impl Engine {
         let link = self.link(closing, ids, reach);
         let mut closing = closing.clone();
         closing.samples.awaits += self.copied.awaits.send_carried(closing.key);
-        let (span, must_notify) = self.keep(&closing, &callsite, reasons, ids, Some(link));
+        let (span, must_notify) = self.keep(&closing, callsite, reasons, ids, Some(link));
         verdict.must_notify = must_notify;
         match otel {
             Some(otel) => otel.set_attributes(self.otel.attributes.of(&span)),

@@ -7,28 +7,30 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use tracing::field::Visit;
 use tracing::level_filters::LevelFilter;
 use tracing::{Level, Metadata};
 
 use super::attribute;
-use super::fields::FieldRules;
+use super::fields::{Choice, FieldRules};
 use super::percentile::{MOST_SKETCHES, Sketches};
 use super::plans::{Callsite, Cohort, Plans};
 use super::shown_fields::ShownFields;
 use super::{Keep, Rule, Rules};
-use crate::span::{HAS_FIELDS, HAS_STATUS, Plan, SHOWS_FIELDS};
+use crate::span::{HAS_FIELDS, HAS_STATUS, JUDGES_ALLOCATIONS, Plan, SHOWS_FIELDS};
 use crate::stats::Counters;
 use crate::sys::Uncounted;
 
 /// Caches what the rules decide for each callsite.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct Callsites {
-    planner: Planner,
-    shown_fields: ShownFields,
     /// Chains of callsites that share a hash. Metadata live forever, so nothing is removed.
     sites: Box<[Chain]>,
     /// Starts at 1 and grows whenever the rules are replaced.
     generation: AtomicU64,
+    planner: Planner,
+    shown_fields: ShownFields,
     plans: Plans,
     /// Some plans belong to rules that were replaced.
     has_replaced: AtomicBool,
@@ -46,8 +48,9 @@ pub(crate) struct Callsites {
 
 type Chain = OnceLock<Box<Site>>;
 
-/// A callsite and the last decision about it.
+/// A callsite and the last decision about it. What the creation of a span reads is in one cache line.
 #[derive(Debug)]
+#[repr(C, align(64))]
 struct Site {
     metadata: &'static Metadata<'static>,
     /// The last generation of the rules in which no rule matched; 0 means none.
@@ -59,6 +62,7 @@ struct Site {
 /// The last plan of a callsite, as a sequence lock. The locks of crossbeam's `AtomicCell` are shared by the whole
 /// process: a child forked while one is held would wait for it forever.
 #[derive(Debug, Default)]
+#[repr(C)]
 struct MatchedPlan {
     /// The generation of the rules for which the plan was made; 0 while there is none, or while it is replaced.
     generation: AtomicU64,
@@ -67,9 +71,15 @@ struct MatchedPlan {
     suspect_after: AtomicU64,
     arm_after: AtomicU64,
     long_after: AtomicU64,
+    /// Only read if the rule judges allocations, as the next one.
     suspect_bytes: AtomicU64,
     suspect_allocations: AtomicU64,
 }
+
+const _: () = {
+    let of_plan = std::mem::offset_of!(Site, matched);
+    assert!(of_plan + std::mem::offset_of!(MatchedPlan, suspect_bytes) == 64);
+};
 
 impl MatchedPlan {
     #[inline(always)]
@@ -77,15 +87,18 @@ impl MatchedPlan {
         if self.generation.load(Ordering::Acquire) != generation {
             return None;
         }
-        let plan = Plan {
+        let mut plan = Plan {
             number: self.number.load(Ordering::Relaxed),
             flags: self.flags.load(Ordering::Relaxed),
             suspect_after: self.suspect_after.load(Ordering::Relaxed),
             arm_after: self.arm_after.load(Ordering::Relaxed),
             long_after: self.long_after.load(Ordering::Relaxed),
-            suspect_bytes: self.suspect_bytes.load(Ordering::Relaxed),
-            suspect_allocations: self.suspect_allocations.load(Ordering::Relaxed),
+            ..Plan::default()
         };
+        if plan.flags & JUDGES_ALLOCATIONS != 0 {
+            plan.suspect_bytes = self.suspect_bytes.load(Ordering::Relaxed);
+            plan.suspect_allocations = self.suspect_allocations.load(Ordering::Relaxed);
+        }
         fence(Ordering::Acquire);
         (self.generation.load(Ordering::Relaxed) == generation).then_some(plan)
     }
@@ -263,6 +276,49 @@ impl Callsites {
     /// The callsite and rule behind a plan's number.
     pub(crate) fn get(&self, number: u64) -> Option<Arc<Callsite>> {
         self.plans.get(number)
+    }
+
+    /// Calls `used` with the same, for a hook: see [`Plans::get_here`].
+    pub(crate) fn get_here<T>(
+        &self,
+        number: u64,
+        used: impl FnOnce(&Callsite) -> Option<T>,
+    ) -> Option<T> {
+        self.plans.get_here(number, used)
+    }
+
+    /// The plan of a new span by its field values, if the rules for its callsite depend on them.
+    pub(crate) fn choose(
+        &self,
+        number: u64,
+        record: impl FnOnce(&mut dyn Visit),
+    ) -> Option<(Plan, u64)> {
+        self.choose_by(number, |fields| fields.choose(record))
+    }
+
+    /// The same for an open span of which more values are recorded. `bits` is what was known of its values.
+    pub(crate) fn choose_again(
+        &self,
+        number: u64,
+        bits: u64,
+        record: impl FnOnce(&mut dyn Visit),
+    ) -> Option<(Plan, u64)> {
+        self.choose_by(number, |fields| Some(fields.choose_again(bits, record)))
+    }
+
+    fn choose_by(
+        &self,
+        number: u64,
+        choose: impl FnOnce(&FieldRules) -> Option<Choice>,
+    ) -> Option<(Plan, u64)> {
+        let choice = self.get_here(number, |site| choose(site.fields.as_ref()?))?;
+        let plan = self.get_here(choice.number, |site| Some(site.plan))?;
+        Some((plan, choice.bits))
+    }
+
+    /// Whether a new span with that plan is the one in *n* that is kept.
+    pub(crate) fn is_chosen(&self, number: u64) -> bool {
+        self.get_here(number, |site| Some(site.is_chosen())).unwrap_or(false)
     }
 
     /// The shortest `arm_after` of all plans, in ticks, except of those that sample from the enter.
@@ -444,11 +500,13 @@ impl Callsites {
         let sketches = keep.percentile().map(|millionths| Sketches::new(millionths, total));
         if sketches.is_some() && !has_room {
             Counters::add(&self.counters.rules.percentiles_dropped, 1);
-            return Some(Arc::default());
+            return Some(Arc::new(Cohort::new(None)));
         }
         let is_needed = sketches.is_some() || keep.one_in().is_some();
-        let new = Cohort { sketches, ..Cohort::default() };
-        is_needed.then(|| Arc::clone(cohorts.entry(key).or_insert(Arc::new(new))))
+        is_needed.then(|| {
+            let new = Arc::new(Cohort::new(sketches));
+            Arc::clone(cohorts.entry(key).or_insert(new))
+        })
     }
 }
 

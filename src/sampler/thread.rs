@@ -31,34 +31,39 @@ pub(crate) const NEVER: u64 = u64::MAX;
 ///
 /// The thread writes and the collector reads, without locks; see [`open_interval`](Self::open_interval) for why this is
 /// correct.
+///
+/// What each hook touches is in the first cache line, with what else only the thread writes.
 #[derive(Debug)]
-#[repr(align(128))]
+#[repr(C, align(128))]
 pub(crate) struct SampledThread {
     span: AtomicU64,
     /// When one of the thread's spans becomes old if the thread stays in it; [`NEVER`] if it is in none.
     old_at: AtomicU64,
     /// When its last hook ended, in ticks.
     hooked_at: AtomicU64,
-    /// The number of armings after the first.
-    turn: AtomicU32,
-    life: AtomicU8,
-    /// A span in which the collector found the thread blocked, until a hook of the thread counts it; 0 if there is
-    /// none.
-    waited: AtomicU64,
     /// When a hook last read the thread's CPU clock, and its value.
     synced_ns: AtomicU64,
     synced_cpu_ns: AtomicU64,
-    /// The rate at which the thread is sampled when it is armed next: see [`Rate::word`].
-    rate: AtomicU64,
     /// When a hook last counted a wait, in ticks.
     heard_at: AtomicU64,
-    is_refused: AtomicBool,
+    /// The number of armings after the first.
+    turn: AtomicU32,
+    life: AtomicU8,
     arms_itself: AtomicBool,
+    /// A span in which the collector found the thread blocked, until a hook of the thread counts it; 0 if there is
+    /// none.
+    waited: AtomicU64,
+
+    /// The rate at which the thread is sampled when it is armed next: see [`Rate::word`].
+    rate: AtomicU64,
+    is_refused: AtomicBool,
     pub(crate) thread: OsThread,
     /// The bounds of the thread's stack, if a timer may have to copy it, or why no timer may.
     pub(crate) stack: Result<Range<u64>, WhyRefused>,
     last: Mutex<Arc<Arming>>,
 }
+
+const _: () = assert!(std::mem::offset_of!(SampledThread, rate) == 64);
 
 impl SampledThread {
     /// The state of `thread`. `rate` applies when it is armed. `stack` is needed if a timer may have to copy the

@@ -205,6 +205,19 @@ impl TimeBreakdown {
         Self { await_ns, delay_ns, ..self }
     }
 
+    /// The account of an open span, with time that threads have not added to it yet.
+    pub(crate) fn with_inside(self, time: InsideTime) -> Self {
+        if self.is_cpu_time_unknown {
+            return self;
+        }
+        Self {
+            subtree_on_cpu_ns: self.subtree_on_cpu_ns + time.on_ns + time.unsure_ns / 2,
+            subtree_on_cpu_error_ns: self.subtree_on_cpu_error_ns + time.unsure_ns.div_ceil(2),
+            subtree_sampled_ns: self.subtree_sampled_ns + time.sampled_ns,
+            ..self
+        }
+    }
+
     /// The account of an open span, with its current segment added. Of the segment, the thread certainly ran for
     /// `ran_ns` and certainly did not run for `waited_ns`; the rest is unknown. The thread was sampled for the last
     /// `sampled_ns` of its CPU time.
@@ -282,6 +295,30 @@ impl Sure {
     }
 }
 
+/// The time of segments of descendants, on threads that are not in the span.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct InsideTime {
+    pub(crate) on_ns: u64,
+    pub(crate) unsure_ns: u64,
+    pub(crate) sampled_ns: u64,
+}
+
+impl InsideTime {
+    /// Of a segment that took `segment_ns`.
+    pub(crate) fn of(segment_ns: u64, sure: Sure) -> Self {
+        let sure_ns = sure.on_ns.saturating_add(sure.off_ns);
+        // At least 1, so that the sum shows that there was such a segment, even if it was entirely off-CPU.
+        let unsure_ns = segment_ns.saturating_sub(sure_ns).max(1);
+        Self { on_ns: sure.on_ns, unsure_ns, sampled_ns: sure.sampled_ns }
+    }
+
+    pub(crate) fn add(&mut self, more: Self) {
+        self.on_ns += more.on_ns;
+        self.unsure_ns += more.unsure_ns;
+        self.sampled_ns += more.sampled_ns;
+    }
+}
+
 /// The tallies of all threads that were in a span.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
@@ -307,13 +344,11 @@ impl Counts {
         self.usage.iter().zip(usage.counts()).for_each(|(sum, count)| add(sum, count));
     }
 
-    /// Adds a segment of a descendant, on a thread that is not in this span.
-    pub(crate) fn add_inside(&self, segment_ns: u64, sure: Sure) {
-        let sure_ns = sure.on_ns.saturating_add(sure.off_ns);
-        add(&self.inside_on_ns, sure.on_ns);
-        // At least 1, so that the sum shows that there was such a segment, even if it was entirely off-CPU.
-        add(&self.inside_unsure_ns, segment_ns.saturating_sub(sure_ns).max(1));
-        add(&self.inside_sampled_ns, sure.sampled_ns);
+    /// Adds segments of descendants, on threads that are not in this span.
+    pub(crate) fn add_inside(&self, time: InsideTime) {
+        add(&self.inside_on_ns, time.on_ns);
+        add(&self.inside_unsure_ns, time.unsure_ns);
+        add(&self.inside_sampled_ns, time.sampled_ns);
     }
 
     /// Adds the times of a thread that has left the span. The span may be closed, and its slot reused.
@@ -390,15 +425,24 @@ impl Counts {
 /// it, so it is open then.
 #[derive(Debug, Default)]
 pub(crate) struct AllocationSums {
-    own: [AtomicU64; 4],
+    /// Only the thread that opened the span writes it, so no locked instruction is needed.
+    of_owner: [AtomicU64; 4],
+    of_others: [AtomicU64; 4],
     inside: [AtomicU64; 4],
     /// The span may have to be kept if it allocates more bytes, or more often. Only set if its rule judges that.
     limits: [AtomicU64; 2],
 }
 
 impl AllocationSums {
-    pub(crate) fn add_own(&self, more: Allocations) {
-        add_allocations(&self.own, more);
+    pub(crate) fn add_of_owner(&self, more: Allocations) {
+        let more = counts(more);
+        for (sum, more) in self.of_owner.iter().zip(more) {
+            sum.store(get(sum).wrapping_add(more), Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn add_of_others(&self, more: Allocations) {
+        add_allocations(&self.of_others, more);
     }
 
     pub(crate) fn add_inside(&self, more: Allocations) {
@@ -419,7 +463,7 @@ impl AllocationSums {
     }
 
     pub(crate) fn own(&self) -> Allocations {
-        get_allocations(&self.own)
+        get_allocations(&self.of_owner).and(get_allocations(&self.of_others))
     }
 
     /// Those of spans inside it included.
@@ -428,15 +472,17 @@ impl AllocationSums {
     }
 
     pub(crate) fn clear(&self) {
-        self.own.iter().chain(&self.inside).for_each(|sum| sum.store(0, Ordering::Relaxed));
+        let sums = self.of_owner.iter().chain(&self.of_others).chain(&self.inside);
+        sums.for_each(|sum| sum.store(0, Ordering::Relaxed));
     }
 }
 
-fn add_allocations([bytes, count, freed_bytes, frees]: &[AtomicU64; 4], more: Allocations) {
-    add(bytes, more.allocated_bytes);
-    add(count, more.allocations);
-    add(freed_bytes, more.freed_bytes);
-    add(frees, more.frees);
+fn counts(of: Allocations) -> [u64; 4] {
+    [of.allocated_bytes, of.allocations, of.freed_bytes, of.frees]
+}
+
+fn add_allocations(sums: &[AtomicU64; 4], more: Allocations) {
+    sums.iter().zip(counts(more)).for_each(|(sum, more)| add(sum, more));
 }
 
 fn get_allocations(sums: &[AtomicU64; 4]) -> Allocations {

@@ -1,11 +1,16 @@
 //! When spans become old, so that the threads in them are sampled.
 
-use super::account::Sure;
+use std::sync::Arc;
+
+use super::account::{InsideTime, Sure};
 use super::local::{ThreadState, put, take};
 use super::sample_counts::SampleCounts;
-use super::segment::DETACHED;
-use super::slot::{CPU_UNKNOWN, FORCED, JUDGES_ALLOCATIONS, JUDGES_SUBTREE, SUSPECT, Slot};
+use super::segment::{DETACHED, JUDGED_ABOVE, READS_CPU};
+use super::slot::{
+    AGED, CPU_UNKNOWN, FORCED, JUDGES_ALLOCATIONS, JUDGES_CPU, JUDGES_SUBTREE, SUSPECT, Slot,
+};
 use super::{InnermostSpan, RegistryId, Spans};
+use crate::sampler::{NEVER, SampledThread};
 use crate::sys::Uncounted;
 
 impl Spans {
@@ -35,6 +40,79 @@ impl Spans {
         Some(())
     }
 
+    /// The enter if something must be synced first, or if the exit has to record more than the segment's length.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn enter_slowly(
+        &self,
+        state: &mut ThreadState,
+        id: RegistryId,
+        slot: &Slot,
+        mut now: u64,
+        must_sync: bool,
+    ) {
+        let mut reads_cpu = slot.flags() & (JUDGES_CPU | AGED);
+        if reads_cpu == AGED && slot.is_open_for_long(now) {
+            reads_cpu = 0;
+        }
+        if must_sync || now >= state.deadline || self.must_read_cpu(state, reads_cpu, now) {
+            self.sync_accounts(state, now);
+            // The setup of a thread takes time that is not the span's.
+            now = now.max(state.synced);
+        }
+        let (below, old_below) = state.top().map_or((0, NEVER), |top| (top.id, top.old_at));
+        let mut flags = if reads_cpu == 0 { 0 } else { READS_CPU };
+        let mut old_at = slot.old_at(now).min(old_below);
+        let is_detached = slot.raw_parent() != below && self.is_detached(state, slot);
+        if is_detached {
+            flags |= DETACHED;
+            let is_judged;
+            (old_at, is_judged) = self.old_and_judged_at_detached(state, slot, now, old_at);
+            if is_judged {
+                flags |= JUDGED_ABOVE;
+                self.sync_accounts(state, now);
+                now = now.max(state.synced);
+            }
+        }
+        let mut is_unsampled = false;
+        if old_at <= now && !state.is_armed {
+            now = self.enter_old(state, slot, is_detached, now);
+            let could_be = |sampled: &Arc<SampledThread>| !sampled.is_refused();
+            is_unsampled = !state.is_armed && state.sampled.as_ref().is_some_and(could_be);
+        }
+        state.push_slowly(id, slot, flags, now, old_at);
+        let idle = slot.enter(now, state.thread);
+        if idle.is_none_or(|idle| idle >= self.ticks.long_idle) {
+            self.note_entered(state, id, slot, idle, now);
+        }
+        state.end_hook(now);
+        // Only after the collector can see the enter.
+        if is_unsampled {
+            self.request_scan(state);
+        }
+    }
+
+    /// A span was entered that was idle for long, or (`None`) that was entered already.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn note_entered(
+        &self,
+        state: &mut ThreadState,
+        id: RegistryId,
+        slot: &Slot,
+        idle: Option<u64>,
+        now: u64,
+    ) {
+        match idle {
+            Some(idle) => self.note_idle(state, slot, idle, now),
+            None => {
+                state.note_nested(id);
+                // On two threads at once, a span can run for longer than its wall time.
+                slot.set_once(SUSPECT);
+            }
+        }
+    }
+
     /// Whether a span that this thread enters has a parent that is not entered on this thread.
     #[cold]
     pub(super) fn is_detached(&self, state: &ThreadState, slot: &Slot) -> bool {
@@ -56,7 +134,8 @@ impl Spans {
         self.for_ancestors(slot, |ancestor| {
             let is_detached = ancestor.id().is_some_and(|id| !state.is_in(id));
             if is_detached {
-                old_at = old_at.min(ancestor.old_at(now));
+                let here = state.inside.ticks(ancestor.raw_key());
+                old_at = old_at.min(ancestor.old_at_after(now, here));
                 is_judged |= ancestor.flags() & JUDGES_SUBTREE != 0;
             }
             is_detached
@@ -66,15 +145,14 @@ impl Spans {
 
     /// Adds an ended segment of such a span to its ancestors: its length, and what is known of its CPU time.
     pub(super) fn pass_up(&self, state: &ThreadState, slot: &Slot, ticks: u64, sure: Sure) {
-        let segment_ns = self.clock.ns(ticks);
+        let time = InsideTime::of(self.clock.ns(ticks), sure);
         self.for_ancestors(slot, |ancestor| {
             // An ancestor of another segment on this thread gets this time from that segment.
             let is_detached = ancestor.id().is_some_and(|id| !self.is_around(state, id));
             if is_detached {
-                ancestor.grow_older(ticks);
-                ancestor.count_inside(segment_ns, sure);
+                state.inside.add(&self.table, ancestor, ticks, time);
                 if state.cpu_unknown {
-                    ancestor.set(CPU_UNKNOWN);
+                    ancestor.set_once(CPU_UNKNOWN);
                 }
             }
             is_detached

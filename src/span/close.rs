@@ -67,20 +67,31 @@ impl Spans {
     pub(crate) fn close(&self, id: RegistryId, judge: impl FnOnce(&Closing) -> Verdict) -> bool {
         match self.table.get_in_table(id) {
             Some(slot) => {
-                let closing = self.close_slot(slot);
-                self.pass_up_allocations(slot);
-                let reported = closing.map(|closing| self.reported(&closing, judge(&closing)));
-                slot.release();
-                self.note_reported(reported)
+                let now = self.clock.now();
+                if slot.closes_plainly(now) {
+                    slot.release();
+                    return false;
+                }
+                self.close_slowly(slot, now, judge)
             }
-            None => self.table.has_overflow() && self.close_overflow(id, judge),
+            None => self.table.may_overflow(id) && self.close_overflow(id, judge),
         }
+    }
+
+    /// The close of a span that must be judged, or that has allocated.
+    #[inline(never)]
+    fn close_slowly(&self, slot: &Slot, now: u64, judge: impl FnOnce(&Closing) -> Verdict) -> bool {
+        let closing = self.close_slot(slot, now);
+        self.pass_up_allocations(slot);
+        let reported = closing.map(|closing| self.reported(&closing, judge(&closing)));
+        slot.release();
+        self.note_reported(reported)
     }
 
     #[cold]
     fn close_overflow(&self, id: RegistryId, judge: impl FnOnce(&Closing) -> Verdict) -> bool {
         let Some(slot) = self.table.get_overflow(id) else { return false };
-        let closing = self.close_slot(&slot);
+        let closing = self.close_slot(&slot, self.clock.now());
         self.pass_up_allocations(&slot);
         let reported = closing.map(|closing| self.reported(&closing, judge(&closing)));
         self.table.release_overflow(id, &slot);
@@ -108,8 +119,10 @@ impl Spans {
     }
 
     #[inline(always)]
-    fn close_slot(&self, slot: &Slot) -> Option<Closing> {
-        let now = self.clock.now();
+    fn close_slot(&self, slot: &Slot, now: u64) -> Option<Closing> {
+        if slot.take_has_sums() {
+            self.counts.lock().move_sums_of(slot);
+        }
         if slot.is_suspect(now) { self.close_suspect(slot, now) } else { None }
     }
 
@@ -164,6 +177,10 @@ impl Spans {
 
     /// The state of a span at `now`.
     pub(super) fn closing(&self, slot: &Slot, now: u64) -> Option<Closing> {
+        let mut account = slot.account(&self.clock, now);
+        if slot.has_sums() {
+            account = account.with_inside(self.counts.lock().sums_of(slot));
+        }
         let flags = slot.flags();
         Some(Closing {
             id: slot.id()?,
@@ -174,7 +191,7 @@ impl Spans {
             samples: slot.samples(),
             opened_ns: self.clock.raw_ns(slot.opened()),
             closed_at: now,
-            account: slot.account(&self.clock, now),
+            account,
             is_registered: flags & REGISTERED != 0,
         })
     }

@@ -3,36 +3,41 @@
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::mem::ManuallyDrop;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
-
-use crossbeam::utils::CachePadded;
 
 use super::RegistryId;
 use super::account::{Sure, Tally};
 use super::awaits::{InnermostSpan, LongSegment, Unexplained};
+use super::inside::Inside;
 use super::segment::{CPU_UNKNOWN, NESTED, PendingSegment, PendingSegments, Segment, UNWINDING};
 use super::slot::Slot;
 use crate::sampler::{Arming, NEVER, SampledThread, ThreadSource, Usage};
-use crate::sys::{self, Allocations, Clock, Position, Uncounted};
+use crate::sys::{self, Allocations, Clock, Position, Uncounted, allocated_here};
 
 thread_local! {
     /// Set on the layer's own threads, and on threads whose thread-locals have been destroyed. Hooks do nothing there.
     static IGNORED: Cell<bool> = const { Cell::new(false) };
 
-    /// The layer whose state is in `STATE`, or 0, and the number of unmatched spans entered above its innermost
-    /// segment. Kept outside the state, so that entering an unmatched span touches nothing else.
-    static FIRST: Cell<First> = const { Cell::new(First::NONE) };
-
-    /// That layer's state, taken out while a hook uses it. (A closure over it would not be inlined, and its captures
-    /// would go through memory.) It has no destructor, since a thread-local with one checks at each access whether it
-    /// is alive; `OTHERS` drops it.
-    static STATE: Cell<Option<ManuallyDrop<Box<ThreadState>>>> = const { Cell::new(None) };
+    /// What each hook reads first.
+    static HERE: Here = const { Here { first: Cell::new(First::NONE), state: Cell::new(None) } };
 
     /// See [`ObservedPoll`].
     static IS_OBSERVED: Cell<bool> = const { Cell::new(false) };
 
     static OTHERS: Others = const { Others(RefCell::new(Vec::new())) };
+}
+
+/// Aligned so that it is in one cache line.
+#[repr(align(16))]
+struct Here {
+    /// The layer whose state is in `state`, or 0, and the number of unmatched spans entered above its innermost
+    /// segment. Kept outside the state, so that entering an unmatched span touches nothing else.
+    first: Cell<First>,
+    /// That layer's state, taken out while a hook uses it. (A closure over it would not be inlined, and its captures
+    /// would go through memory.) It has no destructor, since a thread-local with one checks at each access whether it
+    /// is alive; `OTHERS` drops it.
+    state: Cell<Option<ManuallyDrop<Box<ThreadState>>>>,
 }
 
 #[derive(Clone, Copy)]
@@ -48,6 +53,22 @@ impl First {
     const NONE: Self = Self { layer: NO_LAYER, unmatched: 0 };
 }
 
+#[inline(always)]
+fn first() -> First {
+    HERE.with(|here| here.first.get())
+}
+
+/// Sets the first layer. Returns the previous one.
+#[inline(always)]
+fn set_first(first: First) -> First {
+    HERE.with(|here| here.first.replace(first))
+}
+
+#[inline(always)]
+fn take_first() -> Option<Box<ThreadState>> {
+    HERE.with(|here| here.state.take()).map(ManuallyDrop::into_inner)
+}
+
 /// The states of further layers; almost always empty.
 #[expect(clippy::vec_box, reason = "they are swapped with the first one, which is a box")]
 struct Others(RefCell<Vec<Box<ThreadState>>>);
@@ -55,8 +76,8 @@ struct Others(RefCell<Vec<Box<ThreadState>>>);
 impl Drop for Others {
     /// The thread ends.
     fn drop(&mut self) {
-        FIRST.set(First::NONE);
-        drop(STATE.take().map(ManuallyDrop::into_inner));
+        set_first(First::NONE);
+        drop(take_first());
         // Destructors that run later may still use spans.
         IGNORED.set(true);
     }
@@ -80,8 +101,8 @@ pub(crate) fn spawn_ignored(name: &str, run: impl FnOnce() + Send + 'static) -> 
 /// Leaks the calling thread's states. Only stores to memory: it is called in the child of a fork, which must not touch
 /// what the states own.
 pub(crate) fn forget_this_thread() {
-    FIRST.set(First::NONE);
-    STATE.set(None);
+    set_first(First::NONE);
+    HERE.with(|here| here.state.set(None));
 }
 
 /// Whether the calling thread is not profiled. Such a thread must not wait for the layer's threads.
@@ -94,33 +115,33 @@ pub(crate) fn is_ignored() -> bool {
 /// There is none when a hook runs inside a hook, or when the thread's thread-locals have been destroyed.
 #[inline(always)]
 pub(super) fn take(layer: u32) -> Option<Box<ThreadState>> {
-    if FIRST.get().layer != layer {
+    if first().layer != layer {
         make_first(layer)?;
     }
-    STATE.take().map(ManuallyDrop::into_inner)
+    take_first()
 }
 
 /// Puts the state back.
 #[inline(always)]
 pub(super) fn put(state: Box<ThreadState>) {
-    STATE.set(Some(ManuallyDrop::new(state)));
+    HERE.with(|here| here.state.set(Some(ManuallyDrop::new(state))));
 }
 
 /// The number of unmatched spans entered above the innermost segment of the first state.
 #[inline(always)]
 pub(super) fn unmatched() -> u32 {
-    FIRST.get().unmatched
+    first().unmatched
 }
 
 #[inline(always)]
 pub(super) fn set_unmatched(unmatched: u32) {
-    FIRST.set(First { unmatched, ..FIRST.get() });
+    set_first(First { unmatched, ..first() });
 }
 
 /// Counts an unmatched span that is entered (1) or left (-1).
 #[inline(always)]
 pub(super) fn count_unmatched(layer: u32, change: i32) {
-    let first = FIRST.get();
+    let first = first();
     // Without a state there is no count: when a state is made, the registry is asked instead.
     if first.layer == layer || (first.layer != NO_LAYER && make_first(layer).is_some()) {
         set_unmatched(unmatched().saturating_add_signed(change));
@@ -130,17 +151,17 @@ pub(super) fn count_unmatched(layer: u32, change: i32) {
 /// Makes the state of that layer the first one.
 #[cold]
 fn make_first(layer: u32) -> Option<()> {
-    if FIRST.get().layer == NO_LAYER {
+    if first().layer == NO_LAYER {
         return None;
     }
     OTHERS
         .try_with(|others| {
             let mut others = others.0.try_borrow_mut().ok()?;
             let place = others.iter_mut().find(|state| state.layer == layer)?;
-            let mut first = STATE.take().map(ManuallyDrop::into_inner)?;
+            let mut first = take_first()?;
             std::mem::swap(place, &mut first);
             let now = First { layer, unmatched: first.unmatched_later };
-            place.unmatched_later = FIRST.replace(now).unmatched;
+            place.unmatched_later = set_first(now).unmatched;
             put(first);
             Some(())
         })
@@ -162,9 +183,9 @@ pub(crate) fn find_aging_span<T>(find: impl Fn(InnermostSpan, u64) -> Option<T>)
 
 #[inline]
 fn in_innermost<T>(of: impl Fn(&ThreadState) -> Option<T>) -> Option<T> {
-    let state = STATE.take()?;
+    let state = take_first()?;
     let innermost = of(&state);
-    STATE.set(Some(state));
+    put(state);
     innermost.or_else(|| in_others(of))
 }
 
@@ -211,9 +232,9 @@ impl Drop for ObservedPoll {
 
 /// How many profiled spans the calling thread has created, in the layer that was last active on it.
 pub(crate) fn spans_created() -> u64 {
-    let Some(state) = STATE.take() else { return 0 };
-    let created = state.seen.load(Ordering::Relaxed);
-    STATE.set(Some(state));
+    let Some(state) = take_first() else { return 0 };
+    let created = state.inside.totals.seen.load(Ordering::Relaxed);
+    put(state);
     created
 }
 
@@ -229,59 +250,67 @@ pub(crate) fn explain_idle(layer: u32) {
 /// running. Drops the states of layers that are gone.
 pub(super) fn add_state(state: ThreadState) {
     _ = OTHERS.try_with(|others| {
-        let first = STATE.take().map(ManuallyDrop::into_inner);
-        let before = FIRST.get();
-        if first.is_none() && before.layer != NO_LAYER {
+        let taken = take_first();
+        let before = first();
+        if taken.is_none() && before.layer != NO_LAYER {
             return;
         }
         if let Ok(mut others) = others.0.try_borrow_mut() {
-            others.extend(first.map(|mut first| {
+            others.extend(taken.map(|mut first| {
                 first.unmatched_later = before.unmatched;
                 first
             }));
             others.retain(|state| state.life.strong_count() > 0);
         }
-        FIRST.set(First { layer: state.layer, unmatched: 0 });
+        set_first(First { layer: state.layer, unmatched: 0 });
         put(Box::new(state));
     });
 }
 
-/// A thread's state for one layer.
+/// A thread's state for one layer. The fields that most hooks touch come first, in two cache lines.
 #[derive(Debug)]
+#[repr(C, align(128))]
 pub(super) struct ThreadState {
     pub(super) layer: u32,
-    /// Alive as long as the layer is.
-    life: Weak<()>,
     /// The thread's number, unique in this process.
     pub(super) thread: u32,
-    depth: usize,
     /// As long as the deepest nesting so far; the first `depth` are entered.
     segments: Vec<Segment>,
-    /// The value of [`unmatched`] when this state becomes the first again.
-    unmatched_later: u32,
-    pub(super) keys: std::ops::Range<u64>,
-    /// The number of spans that this thread has created. In lines of its own, whatever the allocator puts beside it.
-    pub(super) seen: Arc<CachePadded<AtomicU64>>,
-    pub(super) samples: Position,
-    pub(super) sampled: Option<Arc<SampledThread>>,
-    /// The arming of `sampled` that the thread has taken up.
-    pub(super) arming: Option<Arc<Arming>>,
-    /// The number of armings before it.
-    pub(super) turn: u32,
-    /// Whether the arming samples the thread.
-    pub(super) is_armed: bool,
-    /// The collector may not have scanned the thread since it began.
-    pub(super) is_new: bool,
-    /// None before the first profiled segment.
-    pub(super) source: Option<Box<dyn ThreadSource>>,
-    /// The thread's CPU clock cannot be read.
-    pub(super) cpu_unknown: bool,
-    /// The position at which the open interval began.
-    pub(super) from: u64,
+    depth: usize,
     /// When the next time-based checks are due.
     pub(super) deadline: u64,
     /// When the CPU clock was last read.
     pub(super) synced: u64,
+    pub(super) sampled: Option<Arc<SampledThread>>,
+
+    pub(super) samples: Position,
+    /// The position at which the open interval began.
+    pub(super) from: u64,
+    /// The number of calls in `allocated`.
+    allocator_calls: u64,
+    /// The number of armings before `arming`.
+    pub(super) turn: u32,
+    /// Whether the arming samples the thread.
+    pub(super) is_armed: bool,
+    /// The thread's CPU clock cannot be read.
+    pub(super) cpu_unknown: bool,
+    /// The collector may not have scanned the thread since it began.
+    pub(super) is_new: bool,
+    /// See [`Spans::find_parent`](super::Spans::find_parent).
+    pub(super) may_miss_enters: bool,
+    pub(super) keys: std::ops::Range<u64>,
+
+    pub(super) pending: PendingSegments,
+    pub(super) inside: Inside,
+    /// What the thread had allocated at the last hook.
+    allocated: Allocations,
+    /// The latest idle time of the innermost span that was idle, until it is reported.
+    pub(super) unexplained: Option<Unexplained>,
+    pub(super) last_long: LongSegment,
+    /// The arming of `sampled` that the thread has taken up.
+    pub(super) arming: Option<Arc<Arming>>,
+    /// None before the first profiled segment.
+    pub(super) source: Option<Box<dyn ThreadSource>>,
     pub(super) cpu_ns: u64,
     /// For how long `arming` had sampled the thread at that read.
     pub(super) sampled_ns: u64,
@@ -289,13 +318,16 @@ pub(super) struct ThreadState {
     pub(super) sampled_ended_ns: u64,
     pub(super) usage: Usage,
     pub(super) usage_read: u64,
-    pub(super) pending: PendingSegments,
-    pub(super) last_long: LongSegment,
-    /// The latest idle time of the innermost span that was idle, until it is reported.
-    pub(super) unexplained: Option<Unexplained>,
-    /// What the thread had allocated at the last hook.
-    pub(super) allocated: Allocations,
+    /// Alive as long as the layer is.
+    life: Weak<()>,
+    /// The value of [`unmatched`] when this state becomes the first again.
+    unmatched_later: u32,
 }
+
+const _: () = {
+    assert!(std::mem::offset_of!(ThreadState, samples) == 64);
+    assert!(std::mem::offset_of!(ThreadState, pending) == 128);
+};
 
 /// Nesting that needs no allocation after a thread's first profiled span.
 const USUAL_DEPTH: usize = 32;
@@ -309,13 +341,14 @@ impl ThreadState {
             segments: Vec::new(),
             unmatched_later: 0,
             keys: 0..0,
-            seen: Arc::default(),
+            inside: Inside::default(),
             samples: Position::fixed(),
             sampled: None,
             arming: None,
             turn: 0,
             is_armed: false,
             is_new: false,
+            may_miss_enters: true,
             source: None,
             cpu_unknown: false,
             from: 0,
@@ -331,6 +364,7 @@ impl ThreadState {
             last_long: LongSegment::default(),
             unexplained: None,
             allocated: Allocations::default(),
+            allocator_calls: 0,
         }
     }
 
@@ -342,6 +376,18 @@ impl ThreadState {
         state.thread = NEXT_THREAD.fetch_add(1, Ordering::Relaxed);
         state.segments.resize_with(USUAL_DEPTH, Segment::default);
         state
+    }
+
+    /// Whether the thread has allocated or freed anything since the last hook.
+    #[inline(always)]
+    pub(super) fn has_allocated(&self) -> bool {
+        calls(allocated_here()) != self.allocator_calls
+    }
+
+    /// Notes what the thread has allocated until now. Returns what it had at the last hook.
+    pub(super) fn note_allocated(&mut self, allocated: Allocations) -> Allocations {
+        self.allocator_calls = calls(allocated);
+        std::mem::replace(&mut self.allocated, allocated)
     }
 
     #[inline(always)]
@@ -381,30 +427,50 @@ impl ThreadState {
         self.segments.get_mut(..self.depth).unwrap_or_default()
     }
 
-    /// Enters a span at `now`; `flags` and `old_at` are those of [`Segment`].
+    /// Enters a span at `now`; `flags` and `old_at` are those of [`Segment`]. Returns false if that takes a
+    /// [`push_slowly`](Self::push_slowly).
     #[inline(always)]
-    pub(super) fn push(&mut self, id: RegistryId, slot: &Slot, flags: u32, now: u64, old_at: u64) {
+    pub(super) fn push(
+        &mut self,
+        id: RegistryId,
+        slot: &Slot,
+        flags: u32,
+        now: u64,
+        old_at: u64,
+    ) -> bool {
+        let Some(segment) = self.segments.get_mut(self.depth) else { return false };
+        segment.id = id.get();
+        segment.key = slot.raw_key();
+        segment.root = slot.raw_root();
+        segment.entered = now;
+        segment.old_at = old_at;
+        segment.unmatched_below = unmatched();
+        segment.set_flags(flags);
+        self.depth += 1;
+        set_unmatched(0);
+        true
+    }
+
+    /// The same, on a thread that is deeper in spans than it ever was, or for a segment whose exit has more to record.
+    pub(super) fn push_slowly(
+        &mut self,
+        id: RegistryId,
+        slot: &Slot,
+        mut flags: u32,
+        now: u64,
+        old_at: u64,
+    ) {
         if self.depth >= self.segments.len() {
-            self.make_room();
+            let _uncounted = Uncounted::begin();
+            self.segments.push(Segment::default());
         }
-        let mut flags = flags;
         if std::thread::panicking() {
             flags |= UNWINDING;
         }
         if self.cpu_unknown {
             flags |= CPU_UNKNOWN;
         }
-        if let Some(segment) = self.segments.get_mut(self.depth) {
-            segment.id = id.get();
-            segment.key = slot.raw_key();
-            segment.root = slot.raw_root();
-            segment.entered = now;
-            segment.old_at = old_at;
-            segment.unmatched_below = unmatched();
-            segment.set_flags(flags);
-            self.depth += 1;
-            set_unmatched(0);
-        }
+        self.push(id, slot, flags, now, old_at);
     }
 
     /// Whether the panic that unwinds this thread began inside the latest segment of `id`.
@@ -412,12 +478,6 @@ impl ThreadState {
     pub(super) fn panicked_in(&self, id: RegistryId) -> bool {
         let latest = self.entered().iter().rev().find(|segment| segment.id == id.get());
         latest.is_some_and(|segment| !segment.has(UNWINDING))
-    }
-
-    #[cold]
-    fn make_room(&mut self) {
-        let _uncounted = Uncounted::begin();
-        self.segments.push(Segment::default());
     }
 
     /// The span just pushed was already entered, on some thread. If it was this one, the earlier segment counts its
@@ -496,6 +556,12 @@ impl ThreadState {
             late(part, Sure::of_part(clock.ns(part.ticks), interval_ns, cpu_ns, sampled_ns));
         }
     }
+}
+
+/// Grows with each call of the allocator that counts.
+#[inline(always)]
+fn calls(allocated: Allocations) -> u64 {
+    allocated.allocations.wrapping_add(allocated.frees)
 }
 
 impl Drop for ThreadState {

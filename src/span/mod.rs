@@ -7,7 +7,7 @@ mod account;
 mod age;
 mod awaits;
 mod close;
-mod counts;
+mod inside;
 mod local;
 mod open_spans;
 mod sample_counts;

@@ -49,8 +49,9 @@ const ENTRIES: usize = 64;
 /// the pending time of that span is no longer needed.
 const REGISTRY_SLOT: u64 = (1 << 51) - 1;
 
-/// The ended segments of one span.
+/// The ended segments of one span. Aligned so that it is in one cache line.
 #[derive(Clone, Copy, Debug)]
+#[repr(align(32))]
 pub(super) struct PendingSegment {
     pub(super) id: RegistryId,
     /// The span's [`SpanKey`] as a number; 0 if the entry is free.

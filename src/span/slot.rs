@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-use super::account::{AllocationSums, Counts, Sure, Tally, TimeBreakdown};
+use super::account::{AllocationSums, Counts, InsideTime, Sure, Tally, TimeBreakdown};
 use super::sample_counts::{AtomicSampleCounts, SampleCounts};
 use super::{Plan, RegistryId, SpanKey};
 use crate::sys::{Allocations, Clock, counts_allocations};
@@ -51,6 +51,14 @@ pub(crate) const JUDGES_SUBTREE: u32 = 1 << 17;
 pub(crate) const JUDGES_ALLOCATIONS: u32 = 1 << 18;
 /// `allocations` is not all zero.
 const ALLOCATED: u32 = 1 << 19;
+/// `samples` are those of the span.
+const HAS_SAMPLES: u32 = 1 << 20;
+/// A thread was in the span that had not opened it, so `other_ticks` is in use.
+const ON_OTHERS: u32 = 1 << 21;
+/// Threads have times of descendants that are not in `counts` yet.
+const HAS_SUMS: u32 = 1 << 22;
+/// The flags that say which of the fields are in use that are not set when a span opens.
+const IN_USE: u32 = COUNTED | ALLOCATED | HAS_SAMPLES | ON_OTHERS;
 /// The flags that come from the span's plan.
 const OF_PLAN: u32 = KEEP_ON_ERROR
     | HAS_STATUS
@@ -67,7 +75,8 @@ const OF_PLAN: u32 = KEEP_ON_ERROR
 /// [`release`](Self::release). The registry separates these uses: it reuses an id only after every layer has seen the
 /// span close.
 ///
-/// The fields that an enter, an exit and a close touch come first, in two cache lines.
+/// The fields that most hooks touch come first, in two cache lines. What is
+/// behind them is touched by a hook only if a flag says that it is in use.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub(crate) struct Slot {
@@ -93,7 +102,6 @@ pub(crate) struct Slot {
     idle: AtomicU64,
     /// Since when the span has been entered without a break, if it is entered.
     entered_since: AtomicU64,
-    other_ticks: AtomicU64,
     parent: AtomicU64,
     /// For how much longer it must be entered to become old, including descendants on other threads. If two threads
     /// leave at once, one subtraction can be lost; the span then becomes old slightly later.
@@ -102,8 +110,10 @@ pub(crate) struct Slot {
     arm_after: AtomicU64,
     /// From then on the span counts as one that is open for long.
     long_at: AtomicU64,
-
     plan: AtomicU64,
+
+    /// For how long the other threads have been in the span.
+    other_ticks: AtomicU64,
     samples: AtomicSampleCounts,
     /// What is known of the field values on which the span's rule depends, if any.
     matched: AtomicU64,
@@ -113,8 +123,8 @@ pub(crate) struct Slot {
 
 const _: () = {
     assert!(std::mem::offset_of!(Slot, opened) == 64);
-    assert!(std::mem::offset_of!(Slot, long_at) < 128);
-    assert!(size_of::<Slot>() == 384);
+    assert!(std::mem::offset_of!(Slot, other_ticks) == 128);
+    assert!(size_of::<Slot>() == 448);
 };
 
 /// The part of a parent's slot that a new child span needs.
@@ -147,10 +157,13 @@ impl Slot {
     ) {
         // The collector may read concurrently: it must not see these stores before the previous span's release.
         fence(Ordering::Release);
+        // Another thread can have counted something late, for the span before.
+        if self.flags() & IN_USE != 0 {
+            self.clear();
+        }
         self.key.store(key.get(), Ordering::Relaxed);
         self.opened.store(now, Ordering::Relaxed);
         self.owner_ticks.store(0, Ordering::Relaxed);
-        self.other_ticks.store(0, Ordering::Relaxed);
         self.owner_entered.store(0, Ordering::Relaxed);
         self.others_entered.store(0, Ordering::Relaxed);
         self.owner.store(owner, Ordering::Relaxed);
@@ -167,21 +180,34 @@ impl Slot {
         };
         self.parent.store(parent, Ordering::Relaxed);
         self.root.store(root, Ordering::Relaxed);
-        self.samples.clear();
         // A thread that finds the id sees all stores above.
         self.id.store(id.get(), Ordering::Release);
     }
 
     #[inline(always)]
     pub(crate) fn release(&self) {
-        let flags = self.flags.load(Ordering::Relaxed);
+        if self.flags() & IN_USE != 0 {
+            self.clear();
+        }
+        self.id.store(0, Ordering::Release);
+    }
+
+    /// Clears what the flags say is in use.
+    #[inline(never)]
+    fn clear(&self) {
+        let flags = self.flags.fetch_and(!IN_USE, Ordering::Relaxed);
         if flags & COUNTED != 0 {
             self.counts.clear();
         }
         if flags & ALLOCATED != 0 {
             self.allocations.clear();
         }
-        self.id.store(0, Ordering::Release);
+        if flags & HAS_SAMPLES != 0 {
+            self.samples.clear();
+        }
+        if flags & ON_OTHERS != 0 {
+            self.other_ticks.store(0, Ordering::Relaxed);
+        }
     }
 
     /// The thread `thread` enters the span. Returns for how long it was not entered; `None` if it was already entered.
@@ -195,6 +221,7 @@ impl Slot {
             self.owner_entered.store(before.wrapping_add(1), Ordering::Release);
             before | self.others_entered.load(Ordering::Acquire)
         } else {
+            self.set_once(ON_OTHERS);
             // Acquire: pairs with `exit`, so that `last_exit` is that of the previous exit.
             let before = self.others_entered.fetch_add(1, Ordering::AcqRel);
             before | self.owner_entered.load(Ordering::Acquire)
@@ -229,7 +256,10 @@ impl Slot {
     #[inline(always)]
     fn ticks(&self) -> u64 {
         let owner = self.owner_ticks.load(Ordering::Relaxed);
-        owner.wrapping_add(self.other_ticks.load(Ordering::Relaxed))
+        match self.flags() & ON_OTHERS {
+            0 => owner,
+            _ => owner.wrapping_add(self.other_ticks.load(Ordering::Relaxed)),
+        }
     }
 
     #[inline(always)]
@@ -259,11 +289,17 @@ impl Slot {
     /// `main`) starts young at each enter.
     #[inline(always)]
     pub(crate) fn old_at(&self, now: u64) -> u64 {
+        self.old_at_after(now, 0)
+    }
+
+    /// The same for a span that is `more` ticks older than it knows.
+    #[inline(always)]
+    pub(super) fn old_at_after(&self, now: u64, more: u64) -> u64 {
         let young_for = match self.is_open_for_long(now) {
-            true => &self.arm_after,
-            false => &self.young_for,
+            true => self.arm_after.load(Ordering::Relaxed),
+            false => self.young_for.load(Ordering::Relaxed).saturating_sub(more),
         };
-        now.saturating_add(young_for.load(Ordering::Relaxed))
+        now.saturating_add(young_for)
     }
 
     /// The span was entered for `ticks`, or a descendant was on a thread that is not in the span.
@@ -272,9 +308,8 @@ impl Slot {
         let young_for = self.young_for.load(Ordering::Relaxed).saturating_sub(ticks);
         self.young_for.store(young_for, Ordering::Relaxed);
         let total = self.ticks();
-        let has_aged = total >= self.suspect_after.load(Ordering::Relaxed) / AGED_SHARE;
-        if has_aged && self.flags() & AGED == 0 {
-            self.set(AGED);
+        if total >= self.suspect_after.load(Ordering::Relaxed) / AGED_SHARE {
+            self.set_once(AGED);
         }
     }
 
@@ -296,27 +331,24 @@ impl Slot {
 
     /// Adds the counts of a thread that is in the span.
     pub(crate) fn count(&self, key: SpanKey, tally: &Tally) {
-        self.flags.fetch_or(COUNTED, Ordering::Relaxed);
+        self.set_once(COUNTED);
         self.counts.add(key, tally);
     }
 
-    /// Adds what a thread has allocated, whose innermost span this is.
-    pub(crate) fn count_own_allocations(&self, more: Allocations) {
-        self.note_allocated();
-        self.allocations.add_own(more);
+    /// Adds what the thread `thread` has allocated, whose innermost span this is.
+    pub(crate) fn count_own_allocations(&self, more: Allocations, thread: u32) {
+        self.set_once(ALLOCATED);
+        if self.owner.load(Ordering::Relaxed) == thread {
+            self.allocations.add_of_owner(more);
+        } else {
+            self.allocations.add_of_others(more);
+        }
     }
 
     /// Adds what a span inside has allocated, which closes.
     pub(crate) fn count_allocations_inside(&self, more: Allocations) {
-        self.note_allocated();
+        self.set_once(ALLOCATED);
         self.allocations.add_inside(more);
-    }
-
-    #[inline(always)]
-    fn note_allocated(&self) {
-        if self.flags() & ALLOCATED == 0 {
-            self.set(ALLOCATED);
-        }
     }
 
     /// What was allocated in it and in spans inside it that have closed, if anything was.
@@ -325,19 +357,38 @@ impl Slot {
         (self.flags() & ALLOCATED != 0).then(|| self.allocations.all())
     }
 
-    /// Adds a segment of a descendant that took `segment_ns`, on a thread that is not in this span.
-    pub(crate) fn count_inside(&self, segment_ns: u64, sure: Sure) {
+    /// A thread that is not in this span was in a descendant.
+    pub(crate) fn note_inside(&self) {
         // With other threads, a span can have more on-CPU time than wall time.
         let judged = if self.flags() & JUDGES_SUBTREE == 0 { 0 } else { SUSPECT };
-        self.flags.fetch_or(COUNTED | judged, Ordering::Relaxed);
-        self.counts.add_inside(segment_ns, sure);
+        self.set_once(COUNTED | judged);
+    }
+
+    /// Adds segments of descendants, on threads that are not in this span.
+    pub(crate) fn count_inside(&self, time: InsideTime) {
+        self.note_inside();
+        self.counts.add_inside(time);
+    }
+
+    /// A thread adds such segments up by itself, from before it does so.
+    pub(super) fn note_sums(&self) {
+        self.set(HAS_SUMS);
+    }
+
+    /// Whether threads did so. Returns that once.
+    pub(super) fn take_has_sums(&self) -> bool {
+        self.has_sums() && self.flags.fetch_and(!HAS_SUMS, Ordering::Relaxed) & HAS_SUMS != 0
+    }
+
+    pub(super) fn has_sums(&self) -> bool {
+        self.flags() & HAS_SUMS != 0
     }
 
     /// Adds times of a thread that has left the span. Does nothing if the slot belongs to another span by now.
     pub(crate) fn count_late(&self, key: u64, sure: Sure) {
         let is_there = self.raw_key() == key && self.id.load(Ordering::Relaxed) != 0;
         if let Some(key) = SpanKey::new(key).filter(|_| is_there) {
-            self.flags.fetch_or(COUNTED, Ordering::Relaxed);
+            self.set_once(COUNTED);
             self.counts.add_late(key, sure);
         }
     }
@@ -346,7 +397,7 @@ impl Slot {
     pub(crate) fn count_await(&self, key: u64, await_ns: u64, delay_ns: u64) {
         let is_there = self.raw_key() == key && self.id.load(Ordering::Relaxed) != 0;
         if let Some(key) = SpanKey::new(key).filter(|_| is_there) {
-            self.flags.fetch_or(COUNTED, Ordering::Relaxed);
+            self.set_once(COUNTED);
             self.counts.add_await(key, await_ns, delay_ns);
         }
     }
@@ -400,6 +451,15 @@ impl Slot {
     #[inline(always)]
     pub(crate) fn set(&self, flags: u32) -> u32 {
         self.flags.fetch_or(flags, Ordering::Relaxed)
+    }
+
+    /// Sets flags that are usually set already. Does not write then, since threads on other processors may read the
+    /// flags all the time.
+    #[inline(always)]
+    pub(crate) fn set_once(&self, flags: u32) {
+        if self.flags() & flags != flags {
+            self.set(flags);
+        }
     }
 
     /// Gives the span another plan. Returns the previous flags.
@@ -474,14 +534,25 @@ impl Slot {
         Some(Parent { id: self.id()?, root: self.root()? })
     }
 
-    #[inline(always)]
     pub(crate) fn add_samples(&self, samples: SampleCounts) {
+        self.set_once(HAS_SAMPLES);
         self.samples.add(samples);
     }
 
-    #[inline(always)]
     pub(crate) fn samples(&self) -> SampleCounts {
-        self.samples.load()
+        match self.flags() & HAS_SAMPLES {
+            0 => SampleCounts::default(),
+            _ => self.samples.load(),
+        }
+    }
+
+    /// Whether a span that closes now certainly needs no more than a [`release`](Self::release): it is not slow, and has
+    /// no flag that may matter.
+    #[inline(always)]
+    pub(crate) fn closes_plainly(&self, now: u64) -> bool {
+        let wall = now.saturating_sub(self.opened.load(Ordering::Relaxed));
+        self.flags() & (REGISTERED | SUSPECT | FAILED | ALLOCATED | HAS_SUMS) == 0
+            && wall <= self.suspect_after.load(Ordering::Relaxed)
     }
 
     /// Whether a span that closes now needs more than a [`release`](Self::release).
@@ -508,11 +579,11 @@ impl Slot {
         let last_gap = if still_entered { 0 } else { now.saturating_sub(last_exit) };
         let wall = now.saturating_sub(opened);
         let owner = self.owner_ticks.load(Ordering::Relaxed);
-        let others = self.other_ticks.load(Ordering::Relaxed);
+        let entered_ticks = self.ticks();
         let idle = self.idle.load(Ordering::Relaxed).saturating_add(last_gap);
         let idle = idle.min(wall.saturating_sub(owner));
         let key = self.key().unwrap_or(SpanKey::MIN);
-        let account = self.counts.account(clock, key, wall, owner + others, idle);
+        let account = self.counts.account(clock, key, wall, entered_ticks, idle);
         let allocations = counts_allocations();
         let account = TimeBreakdown {
             after_last_exit_ns: clock.ns(last_gap),
@@ -658,11 +729,11 @@ mod tests {
             slot
         });
         let are_suspect = || slots.each_ref().map(|slot| slot.is_suspect(100));
-        slots.iter().for_each(|slot| slot.count_own_allocations(some(60, 4)));
+        slots.iter().for_each(|slot| slot.count_own_allocations(some(60, 4), OWNER));
         slots.iter().for_each(|slot| slot.count_allocations_inside(some(40, 1)));
         assert_eq!(are_suspect(), [false, false]);
         slots[0].count_allocations_inside(some(1, 0));
-        slots[1].count_own_allocations(some(0, 1));
+        slots[1].count_own_allocations(some(0, 1), OTHER);
         assert_eq!(are_suspect(), [true, true]);
         // No rule asks any more.
         slots.iter().for_each(|slot| _ = slot.replan(&Plan { flags: 0, ..plan }, 0));

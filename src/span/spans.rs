@@ -7,8 +7,8 @@ use std::time::Duration;
 use crossbeam::queue::ArrayQueue;
 use parking_lot::Mutex;
 
-use super::account::Sure;
-use super::counts::SpanCounts;
+use super::account::{InsideTime, Sure};
+use super::inside::SpanCounts;
 use super::local::{ThreadState, add_state, count_unmatched, is_ignored, put, take, unmatched};
 use super::segment::{DETACHED, JUDGED_ABOVE, NESTED, PendingSegment, READS_CPU, Segment};
 use super::slot::{
@@ -21,11 +21,14 @@ use crate::sampler::{ArmThreads, NEVER};
 use crate::stats::Counters;
 use crate::sys::{Clock, Uncounted, allocated_here, is_uncounted};
 
-/// All open profiled spans of a layer.
+/// All open profiled spans of a layer. What each hook reads comes first: the end of the clock, the beginning of the table,
+/// and what is between them.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub(crate) struct Spans {
-    pub(super) layer: u32,
     pub(super) clock: Clock,
+    pub(super) layer: u32,
+    pub(super) ticks: Ticks,
     pub(super) table: SlotTable,
     pub(super) span_events: ArrayQueue<SpanEvent>,
     /// Set if a close could not be reported. The collector must then scan for closed spans.
@@ -37,21 +40,21 @@ pub(crate) struct Spans {
     pub(super) counters: Arc<Counters>,
     /// Lets thread states detect that the layer is gone.
     pub(super) life: Arc<()>,
-    seen: Mutex<SpanCounts>,
+    pub(super) counts: Mutex<SpanCounts>,
     /// Whether spans may be open for which the collector checks how long they stay open.
     pub(super) has_watched: AtomicBool,
-    pub(super) ticks: Ticks,
 }
 
 /// The constants of these names in ticks.
 #[derive(Debug)]
+#[repr(C)]
 pub(super) struct Ticks {
+    long_segment: u64,
     pub(super) cpu_clock_interval: u64,
-    cpu_clock_interval_old: u64,
     /// Longer than a read of the CPU clock and shorter than an interrupt.
     pub(super) cpu_clock_read: u64,
     pub(super) usage_interval: u64,
-    long_segment: u64,
+    cpu_clock_interval_old: u64,
     pub(super) long_idle: u64,
 }
 
@@ -108,7 +111,7 @@ impl Spans {
         Self {
             layer: NEXT_LAYER.fetch_add(1, Ordering::Relaxed),
             life: Arc::new(()),
-            seen: Mutex::default(),
+            counts: Mutex::default(),
             has_watched: AtomicBool::new(false),
             table: SlotTable::new(),
             span_events: ArrayQueue::new(SPAN_EVENTS),
@@ -135,7 +138,7 @@ impl Spans {
 
     /// The number of spans created that a rule matches.
     pub(crate) fn seen(&self) -> u64 {
-        self.seen.lock().sum()
+        self.counts.lock().seen()
     }
 
     /// Whether the collector is to be woken, and no thread has woken it yet.
@@ -151,7 +154,7 @@ impl Spans {
     /// Wakes the collector if needed: this thread is in an old span and not sampled.
     #[cold]
     #[inline(never)]
-    fn request_scan(&self, state: &ThreadState) {
+    pub(super) fn request_scan(&self, state: &ThreadState) {
         if self.scans_rarely.load(Ordering::Relaxed)
             && self.scans_rarely.swap(false, Ordering::Relaxed)
         {
@@ -198,11 +201,14 @@ impl Spans {
         };
         let parent = match (given, state.top()) {
             // If the innermost segment is a re-entry on this thread, the registry's current span is another one.
-            (GivenParent::Contextual, Some(top)) if unmatched() == 0 && !top.has(NESTED) => {
+            (GivenParent::Contextual | GivenParent::ContextualBehindFilter, Some(top))
+                if unmatched() == 0 && !top.has(NESTED) =>
+            {
                 top.to_parent()
             }
             (GivenParent::None, _) => None,
-            _ => self.find_parent(given, ancestry),
+            (GivenParent::Contextual, None) if unmatched() == 0 && !state.may_miss_enters => None,
+            _ => self.find_parent(&mut state, given, ancestry),
         };
         let key = self.take_key(&mut state);
         let open = |slot: &Slot, now| {
@@ -246,18 +252,28 @@ impl Spans {
         }
     }
 
-    /// Asks the registry for the nearest profiled ancestor, where the slots do not show it.
-    fn find_parent(&self, given: GivenParent, ancestry: Ancestry<'_>) -> Option<Parent> {
+    /// Asks the registry for the nearest profiled ancestor, where the slots do not show it. On a thread that was in no
+    /// span when it was asked, hooks have seen each enter since.
+    #[cold]
+    #[inline(never)]
+    fn find_parent(
+        &self,
+        state: &mut ThreadState,
+        given: GivenParent,
+        ancestry: Ancestry<'_>,
+    ) -> Option<Parent> {
         let from = match given {
-            GivenParent::Contextual => AncestryFrom::Current,
+            GivenParent::Contextual | GivenParent::ContextualBehindFilter => AncestryFrom::Current,
             GivenParent::Span(parent) => AncestryFrom::Span(parent),
             GivenParent::None => return None,
         };
-        let mut found = None;
+        let (mut found, mut is_in_a_span) = (None, false);
         ancestry(from, &mut |id| {
+            is_in_a_span = true;
             found = self.table.get(id).and_then(|slot| slot.to_parent());
             found.is_some()
         });
+        state.may_miss_enters &= is_in_a_span || matches!(from, AncestryFrom::Span(_));
         found
     }
 
@@ -270,7 +286,8 @@ impl Spans {
         let key = state.keys.start;
         state.keys.start += 1;
         // Only this thread writes it.
-        state.seen.store(state.seen.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        let seen = &state.inside.totals.seen;
+        seen.store(seen.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         SpanKey::new(key).unwrap_or(SpanKey::MIN)
     }
 
@@ -282,8 +299,8 @@ impl Spans {
         }
         let uncounted = Uncounted::begin();
         let mut state = ThreadState::new(self.layer, Arc::downgrade(&self.life));
-        state.allocated = uncounted.before();
-        self.seen.lock().add(&state.seen);
+        state.note_allocated(uncounted.before());
+        self.counts.lock().add_thread(&state.inside.totals);
         add_state(state);
         take(self.layer)
     }
@@ -293,7 +310,7 @@ impl Spans {
     pub(crate) fn enter(&self, id: RegistryId) {
         match self.table.get_in_table(id) {
             Some(slot) => self.enter_slot(id, slot),
-            None if self.table.has_overflow() => self.enter_overflow(id),
+            None if self.table.may_overflow(id) => self.enter_overflow(id),
             None => count_unmatched(self.layer, 1),
         }
     }
@@ -314,52 +331,23 @@ impl Spans {
         };
         self.count_allocations(&mut state);
         let must_sync = state.begin_hook() || state.samples.load() != state.from;
-        let mut reads_cpu = slot.flags() & (JUDGES_CPU | AGED);
-        let mut now = self.clock.now();
-        if reads_cpu == AGED && slot.is_open_for_long(now) {
-            reads_cpu = 0;
-        }
-        if must_sync || now >= state.deadline || self.must_read_cpu(&state, reads_cpu, now) {
-            self.sync_accounts(&mut state, now);
-            // The setup of a thread takes time that is not the span's.
-            now = now.max(state.synced);
-        }
         let (below, old_below) = state.top().map_or((0, NEVER), |top| (top.id, top.old_at));
-        let mut flags = if reads_cpu == 0 { 0 } else { READS_CPU };
-        let mut old_at = slot.old_at(now).min(old_below);
-        let is_detached = slot.raw_parent() != below && self.is_detached(&state, slot);
-        if is_detached {
-            flags |= DETACHED;
-            let is_judged;
-            (old_at, is_judged) = self.old_and_judged_at_detached(&state, slot, now, old_at);
-            if is_judged {
-                flags |= JUDGED_ABOVE;
-                self.sync_accounts(&mut state, now);
-                now = now.max(state.synced);
+        let is_usual = !must_sync
+            && slot.flags() & (JUDGES_CPU | AGED) == 0
+            && slot.raw_parent() == below
+            && !state.cpu_unknown
+            && !std::thread::panicking();
+        let now = self.clock.now();
+        let old_at = slot.old_at(now).min(old_below);
+        let is_usual = is_usual && now < state.deadline && (now < old_at || state.is_armed);
+        if is_usual && state.push(id, slot, 0, now, old_at) {
+            let idle = slot.enter(now, state.thread);
+            if idle.is_none_or(|idle| idle >= self.ticks.long_idle) {
+                self.note_entered(&mut state, id, slot, idle, now);
             }
-        }
-        let mut is_unsampled = false;
-        if old_at <= now && !state.is_armed {
-            now = self.enter_old(&mut state, slot, is_detached, now);
-            let could_be = |sampled: &Arc<crate::sampler::SampledThread>| !sampled.is_refused();
-            is_unsampled = !state.is_armed && state.sampled.as_ref().is_some_and(could_be);
-        }
-        state.push(id, slot, flags, now, old_at);
-        match slot.enter(now, state.thread) {
-            Some(idle) if idle >= self.ticks.long_idle => {
-                self.note_idle(&mut state, slot, idle, now)
-            }
-            Some(_) => {}
-            None => {
-                state.note_nested(id);
-                // On two threads at once, a span can run for longer than its wall time.
-                slot.set(SUSPECT);
-            }
-        }
-        state.end_hook(now);
-        // Only after the collector can see the enter.
-        if is_unsampled {
-            self.request_scan(&state);
+            state.end_hook(now);
+        } else {
+            self.enter_slowly(&mut state, id, slot, now, must_sync);
         }
         put(state);
     }
@@ -367,17 +355,24 @@ impl Spans {
     /// What the thread has allocated since the last hook belongs to its innermost span.
     #[inline(always)]
     fn count_allocations(&self, state: &mut ThreadState) {
-        let (now, before) = (allocated_here(), state.allocated);
+        if state.has_allocated() {
+            self.add_allocations(state);
+        }
+    }
+
+    #[inline(never)]
+    fn add_allocations(&self, state: &mut ThreadState) {
         // While the layer runs code of the program (that formats a field), nothing counts.
-        if (now.allocations, now.frees) == (before.allocations, before.frees) || is_uncounted() {
+        if is_uncounted() {
             return;
         }
-        state.allocated = now;
+        let now = allocated_here();
+        let before = state.note_allocated(now);
         let top = state.top().and_then(|top| Some((RegistryId::new(top.id)?, top.key)));
         if let Some((id, key)) = top
             && let Some(slot) = self.table.get(id).filter(|slot| slot.raw_key() == key)
         {
-            slot.count_own_allocations(now.since(before));
+            slot.count_own_allocations(now.since(before), state.thread);
         }
     }
 
@@ -386,7 +381,7 @@ impl Spans {
     pub(crate) fn exit(&self, id: RegistryId) {
         match self.table.get_in_table(id) {
             Some(slot) => self.exit_slot(id, slot),
-            None if self.table.has_overflow() => self.exit_overflow(id),
+            None if self.table.may_overflow(id) => self.exit_overflow(id),
             None => count_unmatched(self.layer, -1),
         }
     }
@@ -484,7 +479,7 @@ impl Spans {
         }
         if is_left_early {
             // The thread goes on in spans that may be inside this one, whose time is not in this account.
-            slot.count_inside(0, Sure::default());
+            slot.count_inside(InsideTime::of(0, Sure::default()));
         }
         if is_nested {
             slot.exit(now, 0, thread);
@@ -543,7 +538,7 @@ impl Spans {
 
     /// Whether the CPU clock must be read before its deadline. `reads_cpu` has the flags that can require it.
     #[inline(always)]
-    fn must_read_cpu(&self, state: &ThreadState, reads_cpu: u32, now: u64) -> bool {
+    pub(super) fn must_read_cpu(&self, state: &ThreadState, reads_cpu: u32, now: u64) -> bool {
         reads_cpu != 0
             && (reads_cpu & JUDGES_CPU != 0
                 || now.saturating_sub(state.synced) >= self.ticks.cpu_clock_interval_old)
@@ -555,6 +550,8 @@ impl Spans {
 pub(crate) enum GivenParent {
     /// The span that is entered on this thread, if any.
     Contextual,
+    /// The same, where a filter of the program can hide enters from the layer.
+    ContextualBehindFilter,
     None,
     Span(RegistryId),
 }

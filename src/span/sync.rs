@@ -25,6 +25,7 @@ impl Spans {
     #[inline(never)]
     pub(super) fn sync_accounts(&self, state: &mut ThreadState, now: u64) {
         let _uncounted = Uncounted::begin();
+        state.inside.move_sums(&self.table);
         // First: on a new thread, or one that was disarmed, there is nothing to update.
         if now >= state.deadline && self.scan(state, now) {
             return;

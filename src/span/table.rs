@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use super::RegistryId;
@@ -19,11 +19,15 @@ use crate::sys::Uncounted;
 /// The registry does not guarantee this layout. The slot stores the full id, and each lookup compares it. A span whose
 /// slot is taken, or whose id lies outside the table, goes into a map behind a lock, which is slower but still correct.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct SlotTable {
     shards: Box<[OnceLock<Box<SlotShard>>; SHARDS]>,
+    /// The number of slots outside the table.
+    overflow_count: AtomicUsize,
+    /// The same by shard, so that a thread with very many open spans does not make the hooks of others take the lock.
+    overflow_counts: Box<[AtomicU32]>,
     /// Not a lock of parking_lot: a sampled allocation reads it, and parking_lot allocates while it holds its own table.
     overflow: RwLock<Overflow>,
-    overflow_count: AtomicUsize,
 }
 
 const ADDRESS_BITS: u32 = 38;
@@ -160,8 +164,9 @@ impl SlotTable {
     pub(crate) fn new() -> Self {
         Self {
             shards: Box::new([const { OnceLock::new() }; SHARDS]),
-            overflow: RwLock::default(),
             overflow_count: AtomicUsize::new(0),
+            overflow_counts: (0..SHARDS).map(|_| AtomicU32::new(0)).collect(),
+            overflow: RwLock::default(),
         }
     }
 
@@ -177,12 +182,33 @@ impl SlotTable {
         self.overflow_count.load(Ordering::Acquire) != 0
     }
 
+    /// Whether the slot of a span with that id may be outside the table.
+    #[inline(always)]
+    pub(crate) fn may_overflow(&self, id: RegistryId) -> bool {
+        self.has_overflow() && self.shard_overflows(id)
+    }
+
+    #[cold]
+    fn shard_overflows(&self, id: RegistryId) -> bool {
+        let count = self.overflow_counts.get(split(id).0);
+        count.is_some_and(|count| count.load(Ordering::Acquire) != 0)
+    }
+
+    /// Under the lock.
+    fn count_overflow(&self, id: RegistryId, count: usize, change: i32) {
+        if let Some(of_shard) = self.overflow_counts.get(split(id).0) {
+            let now = of_shard.load(Ordering::Relaxed).saturating_add_signed(change);
+            of_shard.store(now, Ordering::Release);
+        }
+        self.overflow_count.store(count, Ordering::Release);
+    }
+
     /// The slot of an open profiled span.
     pub(crate) fn get(&self, id: RegistryId) -> Option<SlotRef<'_>> {
         if let Some(slot) = self.get_in_table(id) {
             return Some(SlotRef::InTable(slot));
         }
-        if !self.has_overflow() {
+        if !self.may_overflow(id) {
             return None;
         }
         self.get_overflow(id).map(SlotRef::Overflow)
@@ -216,7 +242,7 @@ impl SlotTable {
         let is_taken_in_table = self.slot_at(id).is_some();
         let mut overflow = self.overflow.write().unwrap_or_else(PoisonError::into_inner);
         let slot = overflow.claim(id, is_taken_in_table);
-        self.overflow_count.store(overflow.count, Ordering::Release);
+        self.count_overflow(id, overflow.count, 1);
         slot
     }
 
@@ -226,7 +252,7 @@ impl SlotTable {
         let _uncounted = Uncounted::begin();
         let mut overflow = self.overflow.write().unwrap_or_else(PoisonError::into_inner);
         overflow.release(id, slot);
-        self.overflow_count.store(overflow.count, Ordering::Release);
+        self.count_overflow(id, overflow.count, -1);
     }
 
     /// Visits the slots of all open profiled spans. Spans that open or close during the visit may be missed.
@@ -388,6 +414,28 @@ mod tests {
             assert_eq!(key_of(&table, id), None);
         }
         assert_eq!(table.overflow_count.load(Ordering::Relaxed), 0);
+    }
+
+    /// A hook in a span of another thread must not wait for the lock.
+    #[test]
+    fn spans_outside_the_table_are_searched_only_where_there_are_some() {
+        let table = SlotTable::new();
+        let others =
+            || [id(0, 1, 7), id(3, 1, 1 << 37), id(0, 4095, 0)].map(|id| table.may_overflow(id));
+        for far in [1 << 37, 1 << 36] {
+            open(&table, id(0, 2, far), far);
+            assert!(table.may_overflow(id(0, 2, far)) && table.may_overflow(id(1, 2, 3)));
+            assert_eq!(others(), [false; 3]);
+        }
+        open(&table, id(0, 1, 1 << 37), 1);
+        assert_eq!(others(), [true, true, false]);
+        release(&table, id(0, 2, 1 << 37));
+        assert_eq!(key_of(&table, id(0, 2, 1 << 36)), Some(1 << 36));
+        release(&table, id(0, 2, 1 << 36));
+        assert!(!table.may_overflow(id(0, 2, 1 << 36)));
+        assert_eq!(key_of(&table, id(0, 1, 1 << 37)), Some(1));
+        release(&table, id(0, 1, 1 << 37));
+        assert_eq!(others(), [false; 3]);
     }
 
     /// A visitor may look up slots while other threads wait to open and close spans.

@@ -723,3 +723,168 @@ fn a_span_whose_open_time_is_limited_wakes_the_collector_once() {
     assert!(!replan(0) && replan(WATCHED) && !replan(WATCHED) && !replan(0) && !replan(WATCHED));
     assert!(scene.spans.has_watched());
 }
+
+/// Threads below one span that they are not in, each with a child span of its own.
+struct Below<'a> {
+    scene: &'a Scene,
+    root: RegistryId,
+    children: Vec<RegistryId>,
+}
+
+impl<'a> Below<'a> {
+    fn new(scene: &'a mut Scene, flags: u32, threads: usize) -> Self {
+        let root = scene.open_judged(GivenParent::None, flags);
+        let parent = GivenParent::Span(root);
+        let children = (0..threads).map(|_| scene.open_judged(parent, 0)).collect();
+        Self { scene, root, children }
+    }
+
+    /// The time inside the root on other threads: what is known of it, and what may be.
+    fn inside_ns(account: &TimeBreakdown) -> (u64, u64) {
+        let on_ns = account.subtree_on_cpu_ns - account.on_cpu_ns;
+        let error_ns = account.subtree_on_cpu_error_ns - account.on_cpu_error_ns;
+        (on_ns - error_ns, on_ns + error_ns)
+    }
+
+    fn polls(&self, child: RegistryId, polls: u64, each_ns: u64) {
+        for _ in 0..polls {
+            self.scene.enter(child);
+            self.scene.wait(each_ns);
+            self.scene.exit(child);
+        }
+    }
+
+    fn account(&self) -> TimeBreakdown {
+        let key = self.scene.key(self.root);
+        self.scene.spans.as_closing(self.root, key).unwrap().0.account
+    }
+}
+
+#[test]
+fn time_of_other_threads_below_a_span_is_counted_completely() {
+    // Some polls are synced, and others are not.
+    for (polls, each_ns) in
+        [(1, 1_000), (31, 1_000), (32, 50), (33, 50), (900, 1_000), (70, 40_000)]
+    {
+        for (threads, end) in [(1, true), (1, false), (3, false), (3, true)] {
+            for flags in [0, JUDGES_CPU | JUDGES_SUBTREE] {
+                let mut scene = Scene::new();
+                let below = Below::new(&mut scene, flags, threads);
+                let (done, leave) = (&Barrier::new(2), &Barrier::new(threads + 1));
+                let all_ns = polls * each_ns * threads as u64;
+                // A segment of which all is known counts as one of which a nanosecond is not.
+                let syncs = if flags == 0 { all_ns / MS + 2 } else { polls } * threads as u64;
+                let check = |account: &TimeBreakdown| {
+                    let (least, most) = Below::inside_ns(account);
+                    let is_right = least <= all_ns && (all_ns..=all_ns + syncs).contains(&most);
+                    assert!(is_right, "{least} {most} of {all_ns}");
+                };
+                let mut account = None;
+                std::thread::scope(|scope| {
+                    for child in below.children.clone() {
+                        let below = &below;
+                        scope.spawn(move || {
+                            below.polls(child, polls, each_ns);
+                            below.scene.spans.close(child, |_| Verdict::default());
+                            done.wait();
+                            if !end {
+                                leave.wait();
+                            }
+                        });
+                        done.wait();
+                    }
+                    let open = below.account();
+                    below.scene.wait(250 * MS);
+                    below.scene.spans.close(below.root, |closing| {
+                        account = Some(closing.account);
+                        Verdict::default()
+                    });
+                    if !end {
+                        leave.wait();
+                    }
+                    check(&open);
+                });
+                check(&account.unwrap());
+            }
+        }
+    }
+}
+
+/// What a thread has added up is moved when its accounts are synced, and not at each poll.
+#[test]
+fn polls_below_a_long_lived_span_do_not_write_to_it() {
+    let mut scene = Scene::new();
+    let below = Below::new(&mut scene, 0, 1);
+    let in_slot = || {
+        let slot = below.scene.spans.table.get(below.root).unwrap();
+        Below::inside_ns(&slot.account(below.scene.spans.clock(), 250 * MS)).1
+    };
+    let child = below.children[0];
+    below.polls(child, 100, 1_000);
+    let (before, mut writes) = (in_slot(), 0);
+    let mut last = before;
+    for poll in 101..3_000 {
+        below.polls(child, 1, 1_000);
+        writes += i32::from(in_slot() != last);
+        last = in_slot();
+        let most = Below::inside_ns(&below.account()).1;
+        assert!((poll * 1_000..poll * 1_000 + 5).contains(&most), "{most} after {poll}");
+    }
+    assert!(writes <= 3, "{writes} writes in 3 ms");
+    assert!(before < last && last <= 3_000_000);
+}
+
+#[test]
+fn a_span_gets_older_by_what_its_threads_have_added_up() {
+    for arm_after in [100_000, 20 * MS] {
+        let mut scene = Scene::new();
+        let root = id(900);
+        let plan = Plan { suspect_after: 200 * MS, arm_after, ..Plan::default() };
+        scene.spans.open(root, &plan, 0, GivenParent::None, &|_, _| {});
+        let child = scene.open_judged(GivenParent::Span(root), 0);
+        let mut left = arm_after;
+        while left > 0 {
+            let now = scene.script.now.load(Ordering::Relaxed);
+            scene.enter(child);
+            assert_eq!(scene.sampled().old_at() - now, left);
+            scene.wait(1_000);
+            scene.exit(child);
+            scene.wait(500);
+            left -= 1_000;
+        }
+    }
+}
+
+/// More spans at a time than a thread adds up for, in the same slots one after another.
+#[test]
+fn sums_of_one_span_are_not_those_of_another() {
+    let mut scene = Scene::new();
+    let open = |scene: &mut Scene, root: RegistryId| {
+        let plan = Plan { suspect_after: 0, ..Plan::default() };
+        scene.spans.open(root, &plan, 0, GivenParent::None, &|_, _| {});
+        (root, scene.open_judged(GivenParent::Span(root), 0))
+    };
+    let close = |scene: &Scene, (root, child): (RegistryId, RegistryId)| {
+        scene.spans.close(child, |_| Verdict::default());
+        Below::inside_ns(&scene.close(root).account).1
+    };
+    for _ in 0..3 {
+        let opened: Vec<_> = (0..20).map(|number| open(&mut scene, id(1_000 + number))).collect();
+        for (burst, each_ns) in [(40, 100), (1, 7_000), (64, 20), (2, 10)] {
+            for (number, (_, child)) in (1..).zip(&opened) {
+                for _ in 0..burst * number {
+                    scene.enter(*child);
+                    scene.wait(each_ns);
+                    scene.exit(*child);
+                }
+            }
+        }
+        for (number, one) in (1..).zip(opened) {
+            let (expected, found) = (number * (4_000 + 7_000 + 1_280 + 20), close(&scene, one));
+            assert!((expected..expected + 7).contains(&found), "{found} instead of {expected}");
+        }
+        // One that never ran.
+        let other = open(&mut scene, id(1_000));
+        assert_eq!(close(&scene, other), 0);
+    }
+}
