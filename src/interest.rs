@@ -3,7 +3,7 @@
 //!
 //! Only a *per-layer filter* of `tracing-subscriber` can decline a callsite for one layer alone: a layer that answers
 //! `never` by itself disables it for all. The layer therefore contains one, [`Filtered`], around a layer that does
-//! nothing. It is asked foreverything that decides whether a callsite is enabled, and receives new spans and events, for
+//! nothing. It is asked for everything that decides whether a callsite is enabled, and receives new spans and events, for
 //! it then clears what it noted about them. Enters, exits and closes do not go through it, since it would look up the span
 //! for each. The hooks decide for themselves which spans are profiled.
 

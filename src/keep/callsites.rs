@@ -35,6 +35,8 @@ pub(crate) struct Callsites {
     /// Some plans belong to rules that were replaced.
     has_replaced: AtomicBool,
     known: Mutex<Known>,
+    /// Whether the rules in force keep nothing.
+    are_off: AtomicBool,
     /// Whether a rule in force judges errors, or the attribute of a callsite seen so far does.
     judges_errors: AtomicBool,
     attribute_judges_errors: AtomicBool,
@@ -163,6 +165,7 @@ impl Callsites {
     ) -> Self {
         let judges_errors = AtomicBool::new(rules.judge_errors());
         Self {
+            are_off: AtomicBool::new(rules.is_off()),
             judges_errors,
             attribute_judges_errors: AtomicBool::new(false),
             replaced_judge_errors: AtomicBool::new(false),
@@ -334,7 +337,7 @@ impl Callsites {
 
     /// Whether no new span is profiled.
     pub(crate) fn are_off(&self) -> bool {
-        self.known.lock().rules.is_off()
+        self.are_off.load(Ordering::Relaxed)
     }
 
     /// Whether a rule has conditions on allocations.
@@ -359,6 +362,7 @@ impl Callsites {
             self.replaced_judge_errors.store(true, Ordering::Relaxed);
         }
         self.judges_errors.store(rules.judge_errors(), Ordering::Relaxed);
+        self.are_off.store(rules.is_off(), Ordering::Relaxed);
         known.rules = rules;
         known.current = known.next;
         self.generation.fetch_add(1, Ordering::Release);
