@@ -43,7 +43,7 @@ use crate::sys::{self, Uncounted};
 /// ```
 ///
 /// The layer filters itself: it enables the callsites that its rules need and no others, and disables none for other
-/// layers. By default it wants spans up to the level `DEBUG` and events of the level `ERROR`, and nothing while it is off.
+/// layers. By default it enables spans up to the level `INFO` and events of the level `ERROR`, and nothing while it is off.
 /// The [guide](crate::guide::subscriber) says in which arrangements of layers that is free.
 ///
 /// When the layer is dropped, its threads export the kept profiles and end. Use a [`Handle`] to wait for that.

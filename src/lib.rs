@@ -150,7 +150,7 @@
 //! | `[checkout]=50ms` | for the span `checkout` of any target |
 //! | `[checkout{tenant=acme}]=50ms` | if its field `tenant` has that value, even if it is recorded later |
 //! | `[{tenant}]=50ms` | for all spans with that field |
-//! | `250ms\|error\|level<=info` | spans up to the level `INFO`; without this up to `DEBUG`, and `TRACE` if the directive names a span or a field |
+//! | `250ms\|error\|level<=debug` | enables spans up to the level `DEBUG`; without this up to `INFO`, and `TRACE` if the directive names a span or a field |
 //! | `noisy=off` | never for targets that begin with `noisy` |
 //! | `off` | never, except for spans that another directive names |
 //!

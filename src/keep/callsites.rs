@@ -246,9 +246,9 @@ impl Callsites {
             || self.attribute_judges_errors.load(Ordering::Relaxed) && !self.are_off()
     }
 
-    /// The highest level of spans and events that the rules in force want.
+    /// The highest level of spans and events that the rules in force enable.
     pub(crate) fn max_level(&self) -> LevelFilter {
-        let of_rules = self.known.lock().rules.max_level();
+        let of_rules = self.known.lock().rules.enabled_level();
         if self.judge_errors() { of_rules.max(LevelFilter::ERROR) } else { of_rules }
     }
 
@@ -542,7 +542,7 @@ fn candidates<'a>(metadata: &Metadata<'_>, rules: &'a Rules) -> Vec<Candidate<'a
     if candidates.last().is_some_and(is_named) {
         return candidates;
     }
-    let is_enabled = *metadata.level() <= rules.max_level();
+    let is_enabled = *metadata.level() <= rules.highest_level();
     if let Some(keep) = attribute::keep_of(metadata).filter(|_| is_enabled) {
         candidates.pop_if(|last| decides(last));
         let id = id_of(&std::ptr::from_ref(metadata).addr());
@@ -589,20 +589,17 @@ mod tests {
             let trace = metadata_of(&tracing::trace_span!("trace", tenant = 1));
             let all = [info, debug, trace];
             for (rules, expected, max_level) in [
-                ("250ms", [true, true, false], LevelFilter::DEBUG),
+                ("250ms", [true, true, false], LevelFilter::INFO),
+                ("250ms|level<=debug", [true, true, false], LevelFilter::DEBUG),
                 ("250ms|level<=info", [true, false, false], LevelFilter::INFO),
                 ("250ms|level<=error", [false, false, false], LevelFilter::INFO),
                 ("250ms|level<=trace", [true, true, true], LevelFilter::TRACE),
                 ("[trace]=1s", [false, false, true], LevelFilter::TRACE),
                 ("[{tenant=1}]=1s", [false, true, true], LevelFilter::TRACE),
                 ("[{tenant=1}]=1s|level<=debug", [false, true, false], LevelFilter::DEBUG),
-                ("250ms,[info]=off", [false, true, false], LevelFilter::DEBUG),
+                ("250ms,[info]=off", [false, true, false], LevelFilter::INFO),
                 // The most specific rule decides, also about the level.
-                (
-                    "250ms,tracing_profiling=1s|level<=info",
-                    [true, false, false],
-                    LevelFilter::DEBUG,
-                ),
+                ("250ms,tracing_profiling=1s|level<=info", [true, false, false], LevelFilter::INFO),
                 ("[trace]=1s|level<=info", [false, false, false], LevelFilter::INFO),
                 ("off", [false, false, false], LevelFilter::OFF),
             ] {

@@ -20,8 +20,11 @@ pub struct Rule {
     pub(super) max_level: Option<Level>,
 }
 
-/// The level up to which spans are profiled that are not selected by name or field.
+/// The level up to which spans are profiled that are not selected by name or field, if they are enabled.
 const DEFAULT_LEVEL: Level = Level::DEBUG;
+/// The level up to which the rules enable such spans. `tracing` has one maximum level for spans and events: with `DEBUG`,
+/// sqlx prepares a log line for each query that no layer prints.
+const ENABLED_LEVEL: Level = Level::INFO;
 
 /// Targets of libraries whose spans live as long as a connection, a task or a lock, and are not part of what a program
 /// does for one request. A rule for all spans leaves them out.
@@ -102,14 +105,14 @@ impl Rule {
         Ok(self)
     }
 
-    /// The highest level of the spans that the rule profiles: with `Level::INFO`, none of the levels `DEBUG` and `TRACE`.
-    /// Without this it is `DEBUG`, and `TRACE` for a rule that selects spans by name or field. In text,
-    /// `shop=100ms|level<=info`.
+    /// The highest level of the spans that the rule enables and profiles: with `Level::INFO`, none of the levels `DEBUG`
+    /// and `TRACE`. In text, `shop=100ms|level<=info`. Without this, the rule enables spans up to `INFO`, and profiles
+    /// spans up to `DEBUG` that another layer enables; one that selects spans by name or field does both for all levels.
     ///
     /// Spans of a higher level that the rule matches are not profiled; they do not fall to a less specific rule.
     ///
-    /// What no rule needs is not enabled for the layer. So one rule with `TRACE` makes `log` and `tracing` ask for each
-    /// callsite of the program, which costs some nanoseconds each.
+    /// A rule above `INFO` raises the maximum level of `tracing` and `log`, which has [a
+    /// price](crate::guide::subscriber#what-it-enables).
     #[must_use]
     pub fn with_max_level(self, level: Level) -> Self {
         Self { max_level: Some(level), ..self }
@@ -135,8 +138,13 @@ impl Rule {
     }
 
     fn level(&self) -> Level {
+        self.chosen_level().unwrap_or(DEFAULT_LEVEL)
+    }
+
+    /// The level that the rule states. One that selects spans by name or field means those of all levels.
+    fn chosen_level(&self) -> Option<Level> {
         let is_exact = self.span.is_some() || !self.fields.is_empty();
-        self.max_level.unwrap_or(if is_exact { Level::TRACE } else { DEFAULT_LEVEL })
+        self.max_level.or(is_exact.then_some(Level::TRACE))
     }
 
     /// Whether the spans of a callsite that the rule matches are profiled.
@@ -272,15 +280,25 @@ impl Rules {
         self.iter().any(|rule| rule.keep.judges_errors())
     }
 
-    /// The highest level of what the rules want, which functions with an attribute of their own must not exceed. At least
-    /// `INFO`.
-    pub(crate) fn max_level(&self) -> LevelFilter {
+    /// The highest level of what the rules enable. At least `INFO`.
+    pub(crate) fn enabled_level(&self) -> LevelFilter {
+        self.highest(|rule| rule.chosen_level().unwrap_or(ENABLED_LEVEL))
+    }
+
+    /// The highest level of what they profile if it is enabled, which functions with an attribute of their own must not
+    /// exceed. At least `INFO`.
+    pub(crate) fn highest_level(&self) -> LevelFilter {
+        self.highest(Rule::level)
+    }
+
+    fn highest(&self, level: impl FnMut(&Rule) -> Level) -> LevelFilter {
         if self.is_off() {
             return LevelFilter::OFF;
         }
         let keeping = self.iter().filter(|rule| !rule.keep.is_never());
-        let level = keeping.map(Rule::level).max().unwrap_or(Level::INFO);
-        LevelFilter::from_level(level.max(Level::INFO))
+        LevelFilter::from_level(
+            keeping.map(level).max().map_or(Level::INFO, |level| level.max(Level::INFO)),
+        )
     }
 
     /// Whether no span is ever kept: there are no rules, or there is `off` for all spans and nothing that keeps any.

@@ -395,6 +395,36 @@ impl ThreadState {
         self.segments.get(self.depth.checked_sub(1)?)
     }
 
+    #[inline(always)]
+    fn top_mut(&mut self) -> Option<&mut Segment> {
+        self.segments.get_mut(self.depth.checked_sub(1)?)
+    }
+
+    /// Enters the innermost span again, which changes nothing. Not while the thread unwinds, since it is noted which
+    /// segments began then.
+    #[inline(always)]
+    pub(super) fn enter_again(&mut self, id: RegistryId, key: u64) -> bool {
+        let is_again = self.top().is_some_and(|top| top.id == id.get() && top.key == key)
+            && unmatched() == 0
+            && !std::thread::panicking();
+        if is_again && let Some(top) = self.top_mut() {
+            top.enter_again();
+        }
+        is_again
+    }
+
+    /// The innermost span is left, which was entered again.
+    #[inline(always)]
+    pub(super) fn leave_top_again(&mut self, id: RegistryId) -> bool {
+        self.top_mut().is_some_and(|top| top.id == id.get() && top.leave_again())
+    }
+
+    /// The same for a span that is not innermost.
+    pub(super) fn leave_again(&mut self, id: RegistryId) -> bool {
+        let latest = self.entered_mut().iter_mut().rev().find(|segment| segment.id == id.get());
+        latest.is_some_and(Segment::leave_again)
+    }
+
     /// See [`SampledThread::begin_hook`]. Returns whether there is a new arming to take up.
     #[inline(always)]
     pub(super) fn begin_hook(&self) -> bool {
@@ -493,12 +523,12 @@ impl ThreadState {
 
     /// The exit of the innermost segment has more to record than its length.
     pub(super) fn mark_top(&mut self, flag: u32) {
-        _ = self.entered_mut().last_mut().map(|top| top.set(flag));
+        _ = self.top_mut().map(|top| top.set(flag));
     }
 
     /// Makes the innermost segment's span old.
     pub(super) fn make_old(&mut self, now: u64) {
-        if let Some(top) = self.entered_mut().last_mut() {
+        if let Some(top) = self.top_mut() {
             top.old_at = now;
         }
     }

@@ -17,6 +17,9 @@ pub(super) struct Segment {
     /// The number of unmatched spans entered between the segment below and this one.
     pub(super) unmatched_below: u32,
     flags: u32,
+    /// How many more times the span was entered while it was innermost already, and not left again. That is no segment of
+    /// its own, since nothing changes by it.
+    again: u32,
     tally: Tally,
 }
 
@@ -112,7 +115,7 @@ impl Segment {
     /// Sets all flags at an enter, and thereby discards those of an earlier segment.
     #[inline(always)]
     pub(super) fn set_flags(&mut self, flags: u32) {
-        self.flags = flags;
+        (self.flags, self.again) = (flags, 0);
     }
 
     pub(super) fn set(&mut self, flag: u32) {
@@ -131,7 +134,21 @@ impl Segment {
     /// Whether its exit has to record more than its length.
     #[inline(always)]
     pub(super) fn has_more(&self) -> bool {
-        self.flags & !UNWINDING != 0
+        self.flags & !UNWINDING != 0 || self.again != 0
+    }
+
+    /// The span is entered again, right above this segment.
+    #[inline(always)]
+    pub(super) fn enter_again(&mut self) {
+        self.again += 1;
+    }
+
+    /// Leaves it once, if it was entered again.
+    #[inline(always)]
+    pub(super) fn leave_again(&mut self) -> bool {
+        let was_again = self.again != 0;
+        self.again -= u32::from(was_again);
+        was_again
     }
 
     /// The tally of the segment, if anything was counted.

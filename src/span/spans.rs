@@ -329,6 +329,10 @@ impl Spans {
         let Some(mut state) = take(self.layer).or_else(|| self.begin_thread()) else {
             return;
         };
+        if state.enter_again(id, slot.raw_key()) {
+            put(state);
+            return;
+        }
         self.count_allocations(&mut state);
         let must_sync = state.begin_hook() || state.samples.load() != state.from;
         let (below, old_below) = state.top().map_or((0, NEVER), |top| (top.id, top.old_at));
@@ -398,6 +402,10 @@ impl Spans {
     #[inline(never)]
     fn exit_slot(&self, id: RegistryId, slot: &Slot) {
         let Some(mut state) = take(self.layer) else { return };
+        if !std::thread::panicking() && state.leave_top_again(id) {
+            put(state);
+            return;
+        }
         self.count_allocations(&mut state);
         let fails = std::thread::panicking() && state.panicked_in(id);
         self.exit_on(&mut state, id, slot);
@@ -437,6 +445,9 @@ impl Spans {
         mut now: u64,
         must_sync: bool,
     ) {
+        if state.leave_again(id) {
+            return;
+        }
         let reads_cpu = state.top().is_some_and(|top| top.has(READS_CPU));
         // If the clock was read at this segment's enter, it is read at its exit too: a long wait may follow before the
         // next read.

@@ -451,6 +451,60 @@ fn a_span_entered_twice_on_one_thread_counts_once() {
     assert_eq!((account.on_cpu_ns, account.idle_ns, account.wall_ns), (30, 1, 31));
 }
 
+/// Whatever is entered again and left in whatever order, a span takes the time from its first enter to its last exit,
+/// and a new span has the parent that the registry has.
+#[test]
+fn spans_that_are_entered_again_take_their_time_once() {
+    // Spans by their names; `x` is not profiled. Upper case is an exit.
+    for (order, own) in [
+        ("aaAaAA", [5, 0]),
+        ("aabBAA", [5, 1]),
+        ("aabAAB", [4, 3]),
+        ("aabbABAB", [6, 5]),
+        ("axaXAA", [5, 0]),
+        ("aaxAXA", [5, 0]),
+        ("abaabBAABA", [9, 7]),
+        ("aaAbaABA", [7, 3]),
+    ] {
+        let mut scene = Scene::new();
+        let a = scene.open_judged(GivenParent::None, 0);
+        let b = scene.open_judged(GivenParent::Span(a), 0);
+        let unmatched = id(1_000);
+        // What the registry does: an enter of a span that is entered already is no new current span.
+        let mut stack: Vec<(RegistryId, bool)> = Vec::new();
+        for step in order.chars() {
+            let span = match step.to_ascii_lowercase() {
+                'a' => a,
+                'b' => b,
+                _ => unmatched,
+            };
+            if step.is_lowercase() {
+                let is_again = stack.iter().any(|(entered, _)| *entered == span);
+                stack.push((span, is_again));
+                scene.enter(span);
+            } else {
+                let latest = stack.iter().rposition(|(entered, _)| *entered == span).unwrap();
+                stack.remove(latest);
+                scene.exit(span);
+            }
+            scene.wait(1);
+            let current = stack.iter().rev().find(|(_, is_again)| !is_again).map(|(span, _)| *span);
+            let ask: Ancestry<'_> = &|_, visit| {
+                current.into_iter().for_each(|current| _ = visit(current));
+            };
+            let child = scene.open_as(GivenParent::Contextual, 0, ask);
+            let is_profiled = |span: &RegistryId| *span != unmatched;
+            let parent = scene.spans.table.get(child).unwrap().parent();
+            if current.is_none_or(|current| is_profiled(&current)) {
+                assert_eq!(parent, current, "{order} at {step}");
+            }
+            scene.spans.close(child, |_| Verdict::default());
+        }
+        let on_cpu = [a, b].map(|span| scene.close(span).account.on_cpu_ns);
+        assert_eq!(on_cpu, own, "{order}");
+    }
+}
+
 #[test]
 fn spans_may_be_left_in_any_order() {
     let mut scene = Scene::new();

@@ -40,16 +40,29 @@ pub(crate) struct Case {
     pub(crate) warns: bool,
     /// Spans that only this layer wants are the current ones, and have no OpenTelemetry span.
     pub(crate) hides: bool,
-    pub(crate) rules: &'static str,
+    /// The rules are these, and no others are tried.
+    pub(crate) only_rules: Option<&'static str>,
     pub(crate) with: fn(&Outputs, ProfilingLayer) -> Dispatch,
     pub(crate) without: fn(&Outputs) -> Dispatch,
 }
 
+/// Rules that profile spans up to `DEBUG` that are enabled, and rules that enable them, too.
+const RULES: [&str; 2] = ["always|error", "always|error|level<=debug"];
+
 impl Case {
-    /// The level of what the rules want.
-    pub(crate) fn level(&self) -> u8 {
-        level_number(if self.rules.ends_with("level<=info") { "info" } else { "debug" })
+    /// The rules to try: all, or those for which the case says most.
+    pub(crate) fn rules(&self, is_thorough: bool) -> Vec<&'static str> {
+        match self.only_rules {
+            Some(rules) => vec![rules],
+            None if is_thorough => RULES.to_vec(),
+            None => vec![RULES[usize::from(self.hides)]],
+        }
     }
+}
+
+/// The level that rules enable.
+pub(crate) fn level_of(rules: &str) -> u8 {
+    level_number(if rules == RULES[1] { "debug" } else { "info" })
 }
 
 fn info() -> EnvFilter {
@@ -147,7 +160,7 @@ macro_rules! cases {
             is_free: cases!(@$free),
             warns: cases!(@warns $($more)?),
             hides: cases!(@hides $($more)?),
-            rules: cases!(@rules $($more)?),
+            only_rules: cases!(@rules $($more)?),
             with: |$outputs, $profiling| Dispatch::new($with),
             without: |$outputs| Dispatch::new($without),
         }),*];
@@ -156,8 +169,8 @@ macro_rules! cases {
     (@costs) => { false };
     (@warns warns) => { true };
     (@hides hides) => { true };
-    (@rules info) => { "always|error|level<=info" };
-    (@rules $($other:ident)?) => { "always|error" };
+    (@rules info) => { Some("always|error|level<=info") };
+    (@rules $($other:ident)?) => { None };
     (@$what:ident $($other:ident)?) => { false };
 }
 

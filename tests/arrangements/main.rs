@@ -17,8 +17,8 @@ mod traffic;
 
 use std::process::Command;
 
-use cases::{CASES, Case};
-use traffic::{Mode, Seen};
+use cases::{CASES, Case, Wanted, level_of};
+use traffic::{Mode, Seen, level_number};
 
 /// How the subscriber becomes the default.
 const SCOPES: [&str; 3] = ["global", "scoped", "two threads"];
@@ -26,11 +26,11 @@ const SCOPES: [&str; 3] = ["global", "scoped", "two threads"];
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     if let Some(at) = arguments.iter().position(|argument| argument == "--child") {
-        let [name, mode, scope, enabled @ ..] = &arguments[at + 1..] else {
+        let [name, rules, mode, scope, enabled @ ..] = &arguments[at + 1..] else {
             panic!("{arguments:?}")
         };
         let case = CASES.iter().find(|case| case.name == name).expect("a case");
-        let seen = traffic::run(case, Mode::named(mode), scope, enabled);
+        let seen = traffic::run(case, rules, Mode::named(mode), scope, enabled);
         println!("{}", serde_json::to_string(&seen).unwrap());
         return;
     }
@@ -39,7 +39,10 @@ fn main() {
     }
     let wanted: Vec<_> = arguments.iter().filter(|one| !one.starts_with("--")).collect();
     let mut failed = Vec::new();
-    println!("{:<44} {:<12} {:<6} what the program sees", "arrangement", "default", "mode");
+    println!(
+        "{:<44} {:<26} {:<12} {:<6} what the program sees",
+        "arrangement", "rules", "default", "mode"
+    );
     // Each case in one way, or in all; .ci/nightly sets the variable.
     let is_thorough = std::env::var_os("PROFILING_TEST_ARRANGEMENTS").is_some();
     for (number, case) in CASES.iter().enumerate() {
@@ -48,7 +51,9 @@ fn main() {
         }
         for (at, scope) in SCOPES.into_iter().enumerate() {
             if is_thorough || number % SCOPES.len() == at {
-                check(case, scope, &mut failed);
+                for rules in case.rules(is_thorough) {
+                    check(case, rules, scope, &mut failed);
+                }
             }
         }
     }
@@ -57,9 +62,9 @@ fn main() {
 }
 
 /// Runs a case. If it ends with the layer off, it waits until just `enabled` is enabled.
-fn seen(case: &Case, mode: Mode, scope: &str, enabled: &[String]) -> Seen {
+fn seen(case: &Case, rules: &str, mode: Mode, scope: &str, enabled: &[String]) -> Seen {
     let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--child", case.name, mode.name(), scope])
+        .args(["--child", case.name, rules, mode.name(), scope])
         .args(enabled)
         .output()
         .unwrap();
@@ -74,22 +79,25 @@ fn warns(case: &Case, mode: Mode) -> bool {
     case.warns && matches!(mode, Mode::On | Mode::OnLater | Mode::OffLater)
 }
 
-fn check(case: &Case, scope: &str, failed: &mut Vec<String>) {
-    let without = seen(case, Mode::Without, scope, &[]);
-    let undisturbed = seen(case, Mode::Undisturbed, scope, &[]);
+fn check(case: &Case, rules: &str, scope: &str, failed: &mut Vec<String>) {
+    let without = seen(case, rules, Mode::Without, scope, &[]);
+    let undisturbed = seen(case, rules, Mode::Undisturbed, scope, &[]);
+    let level_of_rules = level_of(rules);
     let modes = [Mode::On, Mode::Off, Mode::OnLater, Mode::OffLater];
     let all = std::thread::scope(|threads| {
         let seen = modes.map(|mode| {
             let enabled = &without.enabled;
-            threads.spawn(move || (mode, seen(case, mode, scope, enabled)))
+            threads.spawn(move || (mode, seen(case, rules, mode, scope, enabled)))
         });
         seen.map(|thread| thread.join().unwrap())
     });
     for (mode, with) in all {
-        let mut fail =
-            |what: String| failed.push(format!("{}, {scope}, {}: {what}", case.name, mode.name()));
-        println!("{:<44} {scope:<12} {:<6} {}", case.name, mode.name(), with.levels());
+        let mut fail = |what: String| {
+            failed.push(format!("{}, {rules}, {scope}, {}: {what}", case.name, mode.name()))
+        };
+        println!("{:<44} {rules:<26} {scope:<12} {:<6} {}", case.name, mode.name(), with.levels());
         let is_on = matches!(mode, Mode::On | Mode::OnLater);
+        let with_level = with.level;
         for (what, read) in [
             ("lines", (|seen| &seen.lines) as fn(&Seen) -> &Vec<String>),
             ("OpenTelemetry spans", |seen| &seen.exported),
@@ -98,6 +106,7 @@ fn check(case: &Case, scope: &str, failed: &mut Vec<String>) {
         ] {
             let (with, without) = (read(&with), read(&without));
             if case.hides
+                && with_level >= level_number("debug")
                 && (is_on || !case.is_free)
                 && ["OpenTelemetry spans", "contexts"].contains(&what)
             {
@@ -122,13 +131,18 @@ fn check(case: &Case, scope: &str, failed: &mut Vec<String>) {
                 fail(format!("{what}: missing {missing:?}, new {new:?}"));
             }
         }
-        let wanted = if is_on { case.wanted.names() } else { Vec::new() };
+        // `DEBUG` spans are profiled if the rules enable them, or the other layers.
+        let wanted = match case.wanted {
+            Wanted::ToDebug if with_level >= level_number("debug") => Wanted::ToDebug,
+            _ => Wanted::ToInfo,
+        };
+        let wanted = if is_on { wanted.names() } else { Vec::new() };
         if with.profiled != wanted {
             fail(format!("profiled {:?} instead of {wanted:?}", with.profiled));
         }
         // What the program asks about itself.
         let free_level = match case.is_free {
-            true if is_on => without.level.max(case.level()),
+            true if is_on => without.level.max(level_of_rules),
             true => without.level,
             false => with.level,
         };
@@ -137,7 +151,7 @@ fn check(case: &Case, scope: &str, failed: &mut Vec<String>) {
         }
         if case.is_free {
             // `log` learns the level once, at the start.
-            let at_start = if mode == Mode::OffLater { case.level() } else { free_level };
+            let at_start = if mode == Mode::OffLater { level_of_rules } else { free_level };
             let may_be = [without.log_level, without.log_level.max(at_start)];
             if !may_be.contains(&with.log_level) {
                 fail(format!("the level of `log` is {}, not {may_be:?}", with.log_level));

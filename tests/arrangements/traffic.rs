@@ -151,7 +151,7 @@ impl Write for Log {
 }
 
 /// Runs a case; the result is what was seen after the last change of the rules.
-pub(crate) fn run(case: &Case, mode: Mode, scope: &str, expected: &[String]) -> Seen {
+pub(crate) fn run(case: &Case, rules: &str, mode: Mode, scope: &str, expected: &[String]) -> Seen {
     let expected = expected.to_vec();
     let exporter = InMemorySpanExporter::default();
     let provider = SdkTracerProvider::builder().with_simple_exporter(exporter.clone()).build();
@@ -167,7 +167,7 @@ pub(crate) fn run(case: &Case, mode: Mode, scope: &str, expected: &[String]) -> 
             let profiled = Arc::clone(&outputs.profiled);
             let starts_on = matches!(mode, Mode::On | Mode::OffLater);
             let layer = ProfilingLayer::builder()
-                .rules(if starts_on { case.rules } else { "off" }.parse().unwrap())
+                .rules(if starts_on { rules } else { "off" }.parse().unwrap())
                 .source(Source::None)
                 .exporter(Memory::new())
                 .profiles_per_minute(100_000)
@@ -181,13 +181,13 @@ pub(crate) fn run(case: &Case, mode: Mode, scope: &str, expected: &[String]) -> 
             ((case.with)(&outputs, layer), Some(handle))
         }
     };
-    let rules: Rules = case.rules.parse().unwrap();
+    let parsed: Rules = rules.parse().unwrap();
     let (warns, is_free) = (crate::warns(case, mode), case.is_free);
     let asks = mode != Mode::Undisturbed;
     let traffic = move || {
         // Before the change, so that all callsites are known by then.
         traffic(asks);
-        change(mode, handle.as_ref(), &rules);
+        change(mode, handle.as_ref(), &parsed);
         if let Some(handle) = &handle {
             assert!(handle.flush(PLENTY));
         }
