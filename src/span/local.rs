@@ -396,7 +396,7 @@ impl ThreadState {
     }
 
     #[inline(always)]
-    fn top_mut(&mut self) -> Option<&mut Segment> {
+    pub(super) fn top_mut(&mut self) -> Option<&mut Segment> {
         self.segments.get_mut(self.depth.checked_sub(1)?)
     }
 
@@ -413,13 +413,7 @@ impl ThreadState {
         is_again
     }
 
-    /// The innermost span is left, which was entered again.
-    #[inline(always)]
-    pub(super) fn leave_top_again(&mut self, id: RegistryId) -> bool {
-        self.top_mut().is_some_and(|top| top.id == id.get() && top.leave_again())
-    }
-
-    /// The same for a span that is not innermost.
+    /// Leaves a span once that is entered, if it was entered again right above its latest segment.
     pub(super) fn leave_again(&mut self, id: RegistryId) -> bool {
         let latest = self.entered_mut().iter_mut().rev().find(|segment| segment.id == id.get());
         latest.is_some_and(Segment::leave_again)

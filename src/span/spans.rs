@@ -402,7 +402,8 @@ impl Spans {
     #[inline(never)]
     fn exit_slot(&self, id: RegistryId, slot: &Slot) {
         let Some(mut state) = take(self.layer) else { return };
-        if !std::thread::panicking() && state.leave_top_again(id) {
+        let is_again = |top: &mut Segment| top.id == id.get() && top.leave_again();
+        if !std::thread::panicking() && state.top_mut().is_some_and(is_again) {
             put(state);
             return;
         }

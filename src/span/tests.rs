@@ -467,8 +467,8 @@ fn spans_that_are_entered_again_take_their_time_once() {
         ("aaAbaABA", [7, 3]),
     ] {
         let mut scene = Scene::new();
-        let a = scene.open_judged(GivenParent::None, 0);
-        let b = scene.open_judged(GivenParent::Span(a), 0);
+        let a = scene.open_as(GivenParent::None, 0, &|_, _| {});
+        let b = scene.open_as(GivenParent::Span(a), 0, &|_, visit| _ = visit(a));
         let unmatched = id(1_000);
         // What the registry does: an enter of a span that is entered already is no new current span.
         let mut stack: Vec<(RegistryId, bool)> = Vec::new();
