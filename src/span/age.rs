@@ -51,6 +51,10 @@ impl Spans {
         mut now: u64,
         must_sync: bool,
     ) {
+        if state.enter_again(id, slot.raw_key()) {
+            state.end_hook(now);
+            return;
+        }
         let mut reads_cpu = slot.flags() & (JUDGES_CPU | AGED);
         if reads_cpu == AGED && slot.is_open_for_long(now) {
             reads_cpu = 0;

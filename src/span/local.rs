@@ -396,13 +396,12 @@ impl ThreadState {
     }
 
     #[inline(always)]
-    pub(super) fn top_mut(&mut self) -> Option<&mut Segment> {
+    fn top_mut(&mut self) -> Option<&mut Segment> {
         self.segments.get_mut(self.depth.checked_sub(1)?)
     }
 
     /// Enters the innermost span again, which changes nothing. Not while the thread unwinds, since it is noted which
     /// segments began then.
-    #[inline(always)]
     pub(super) fn enter_again(&mut self, id: RegistryId, key: u64) -> bool {
         let is_again = self.top().is_some_and(|top| top.id == id.get() && top.key == key)
             && unmatched() == 0

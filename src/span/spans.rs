@@ -329,10 +329,6 @@ impl Spans {
         let Some(mut state) = take(self.layer).or_else(|| self.begin_thread()) else {
             return;
         };
-        if state.enter_again(id, slot.raw_key()) {
-            put(state);
-            return;
-        }
         self.count_allocations(&mut state);
         let must_sync = state.begin_hook() || state.samples.load() != state.from;
         let (below, old_below) = state.top().map_or((0, NEVER), |top| (top.id, top.old_at));
@@ -402,11 +398,6 @@ impl Spans {
     #[inline(never)]
     fn exit_slot(&self, id: RegistryId, slot: &Slot) {
         let Some(mut state) = take(self.layer) else { return };
-        let is_again = |top: &mut Segment| top.id == id.get() && top.leave_again();
-        if !std::thread::panicking() && state.top_mut().is_some_and(is_again) {
-            put(state);
-            return;
-        }
         self.count_allocations(&mut state);
         let fails = std::thread::panicking() && state.panicked_in(id);
         self.exit_on(&mut state, id, slot);
