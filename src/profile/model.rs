@@ -210,6 +210,12 @@ impl Profile {
         points.for_each(|point| point.time_unix_ns = unix_ns);
     }
 
+    /// Whether it shows a moment and not an interval.
+    #[cfg(feature = "pprof")]
+    pub(crate) fn is_of_moment(&self) -> bool {
+        self.duration_ns == 1
+    }
+
     /// Its approximate memory use.
     pub(crate) fn bytes(&self) -> usize {
         let ProfileTables { functions, mappings, locations, stacks, links, threads } = &self.tables;
