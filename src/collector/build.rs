@@ -11,7 +11,9 @@ use super::tables::Tables;
 use super::waits::WaitingThread;
 use crate::ids::{SpanId, TraceId};
 use crate::keep::{Callsites, Epoch};
-use crate::profile::{Link, MappingId, Profile, ProfileId, ProfiledSpan, SampleKind};
+use crate::profile::{
+    Link, MappingId, Profile, ProfileId, ProfiledSpan, SampleKind, is_of_dependency,
+};
 use crate::publish::report;
 use crate::redact::Redaction;
 use crate::span::SpanKey;
@@ -255,6 +257,11 @@ impl ProfileAssembler<'_> {
                 }),
                 is_open: span.is_open,
                 is_topmost: topmost.contains(&span.key),
+                own_file: span
+                    .metadata
+                    .file()
+                    .filter(|file| !is_of_dependency(file))
+                    .unwrap_or_default(),
                 times: span.account,
                 ids: span.trace_ids(),
                 start_unix_ns: self.unix_ns(span.opened_ns),
