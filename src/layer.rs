@@ -254,7 +254,8 @@ where
             && let Some(span) = ctx.span(id)
         {
             let _uncounted = Uncounted::begin();
-            let values = engine.callsites.shown_fields().read(|visit| attributes.record(visit));
+            let shown = engine.callsites.shown_fields();
+            let values = shown.read(span.metadata(), |visit| attributes.record(visit));
             values.store(&mut span.extensions_mut());
         }
         if plan.flags & HAS_STATUS != 0 && Status::is_error(|status| attributes.record(status)) {
@@ -286,7 +287,8 @@ where
             && let Some(span) = ctx.span(id)
         {
             let _uncounted = Uncounted::begin();
-            let values = engine.callsites.shown_fields().read(|visit| values.record(visit));
+            let shown = engine.callsites.shown_fields();
+            let values = shown.read(span.metadata(), |visit| values.record(visit));
             values.store(&mut span.extensions_mut());
         }
         let id = number(id);

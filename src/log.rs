@@ -55,6 +55,7 @@ kinds! {
     Shed = "shed",
     SignalLost = "signal_lost",
     SignalStackSmall = "signal_stack_small",
+    WaitsUnseen = "waits_unseen",
     CallsForbidden = "calls_forbidden",
     ExportFails = "export_fails",
     ProfileLost = "profile_lost",

@@ -493,6 +493,41 @@ fn downsampling_across_many_spans_keeps_all_of_their_cpu_time() {
     assert_eq!(taken(profile).0 + stats.samples.downsampled, stats.samples.taken);
 }
 
+/// The records of the spans alone would not fit.
+#[test]
+fn a_profile_of_many_spans_has_all_of_its_samples() {
+    fn nested(depth: u32) {
+        info_span!("item", depth).in_scope(|| match depth {
+            0 => _ = burn(2 * MS),
+            depth => nested(depth - 1),
+        });
+    }
+    let setup =
+        Setup::with("[batch]=0ms,[item]=1h", |builder| builder.rate(250).export_bytes(2 << 20));
+    setup.run(|| {
+        let start = cpu_time::ThreadTime::now();
+        let _batch = info_span!("batch").entered();
+        while start.elapsed() < 1_200 * MS {
+            nested(8);
+        }
+    });
+    if !HAS_STACKS {
+        return;
+    }
+    let profile = &setup.profiles()[0];
+    let stats = setup.handle.stats().samples;
+    assert!(stats.taken > 100, "{stats:?}");
+    assert_eq!((taken(profile).0, stats.downsampled), (stats.taken, 0), "{stats:?}");
+    let notes = profile.notes.join("; ");
+    assert!(notes.contains("spans of one name are shown as one"), "{notes}");
+    let mut paths: Vec<_> =
+        profile.samples().iter().map(|sample| profile.span_path(sample.link)).collect();
+    paths.sort();
+    paths.dedup();
+    assert!(paths.len() <= 10, "{paths:?}");
+    assert_eq!(paths.last().unwrap().join(" "), format!("batch{}", " item".repeat(9)));
+}
+
 /// Fails the first `times` calls, then panics once, then succeeds.
 struct Failing {
     calls: &'static AtomicUsize,

@@ -15,6 +15,7 @@ use support::{Setup, burn, functions, has_perf, is_child, run_child};
 use tracing::info_span;
 use tracing_profiling::profile::{FrameKind, Profile, Sample, SampleKind, Value};
 use tracing_profiling::{Builder, Source};
+use tracing_subscriber::layer::SubscriberExt as _;
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -309,6 +310,120 @@ fn without_permission_to_inspect_threads_a_wait_has_its_length() {
         let expected = if is_readable { "[sleep]" } else { "[waiting: location unknown]" };
         assert_eq!(found[0].1[0], expected, "{source:?}");
         assert_eq!(stats.waits.without_stack, u64::from(!is_readable));
+    }
+}
+
+/// How much of `/proc` shows of threads.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Shown {
+    All,
+    /// The program has changed its user, or is not dumpable.
+    States,
+    /// A PID namespace with the `/proc` of the one around it.
+    OtherIds,
+    Nothing,
+}
+
+/// More threads than CPUs do not run for longer than what is a wait, and are not blocked.
+#[test]
+fn a_thread_that_waits_for_a_cpu_is_in_no_wait() {
+    const TEST: &str = "a_thread_that_waits_for_a_cpu_is_in_no_wait";
+    if is_child(TEST) {
+        let shown = std::env::var("SHOWN").unwrap();
+        let all = [Shown::All, Shown::States, Shown::OtherIds, Shown::Nothing];
+        check_waits(all.into_iter().find(|one| format!("{one:?}") == shown).unwrap());
+        return;
+    }
+    let program = std::env::current_exe().unwrap();
+    for (shown, before) in [
+        (Shown::All, &[][..]),
+        (Shown::States, &["setpriv", "--reuid=65534", "--clear-groups"]),
+        (Shown::OtherIds, &["unshare", "--pid", "--fork"]),
+        (
+            Shown::Nothing,
+            &["unshare", "--mount", "sh", "-c", "mount -t tmpfs none /proc && exec \"$@\"", "sh"],
+        ),
+    ] {
+        let run = |program: &std::ffi::OsStr, arguments: &[&str]| {
+            let before = before.iter().map(std::ffi::OsStr::new);
+            let mut words = before.chain([program]);
+            let mut command = std::process::Command::new(words.next().unwrap());
+            command.args(words).args(arguments);
+            command.env("CHILD", TEST).env("SHOWN", format!("{shown:?}")).output()
+        };
+        // Only root may do so.
+        if !run("true".as_ref(), &[]).is_ok_and(|output| output.status.success()) {
+            eprintln!("{shown:?} was not tried");
+            continue;
+        }
+        let output = run(program.as_os_str(), &["--exact", TEST, "--nocapture"]).unwrap();
+        let texts = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+        assert!(output.status.success(), "{shown:?}: {}", texts.concat());
+    }
+}
+
+fn check_waits(shown: Shown) {
+    if shown == Shown::States {
+        let behavior = rustix::process::DumpableBehavior::NotDumpable;
+        rustix::process::set_dumpable_behavior(behavior).unwrap();
+    }
+    let log = support::Log::default();
+    let memory = tracing_profiling::export::Memory::new();
+    let builder = tracing_profiling::ProfilingLayer::builder().rules("0ms".parse().unwrap());
+    let builder = builder.arm_after(Duration::ZERO).exporter(memory.clone()).cpu_budget(0);
+    let layer = builder.source(Source::Timer).build().unwrap();
+    let handle = layer.handle();
+    let written = log.clone();
+    let fmt =
+        tracing_subscriber::fmt::layer().with_ansi(false).with_writer(move || written.clone());
+    let dispatch = tracing::Dispatch::new(tracing_subscriber::registry().with(fmt).with(layer));
+    let in_span = |action: &dyn Fn()| {
+        tracing::dispatcher::with_default(&dispatch, || info_span!("work").in_scope(action));
+    };
+    // Five threads on one CPU.
+    std::thread::scope(|scope| {
+        for _ in 0..5 {
+            scope.spawn(|| {
+                let mut cpus = rustix::thread::CpuSet::new();
+                let allowed = rustix::thread::sched_getaffinity(None).unwrap();
+                let first = (0..rustix::thread::CpuSet::MAX_CPU).find(|cpu| allowed.is_set(*cpu));
+                cpus.set(first.unwrap());
+                rustix::thread::sched_setaffinity(None, &cpus).unwrap();
+                in_span(&|| _ = burn(MS * 100));
+            });
+        }
+    });
+    assert!(handle.flush(support::PLENTY));
+    let profiles = memory.profiles();
+    assert_eq!(profiles.len(), 5, "{shown:?}");
+    let found: Vec<_> = profiles.iter().flat_map(waits).map(|(_, names, ns)| (names, ns)).collect();
+    assert!(found.is_empty(), "{shown:?}: {found:?}");
+    // A thread that is blocked is in one, as far as that is known.
+    let found = with_longer_waits(|time| {
+        in_span(&|| std::thread::sleep(time));
+        assert!(handle.flush(support::PLENTY));
+        let profile = memory.profiles().pop();
+        let profile = profile.filter(|profile| profile.wait_count() == 1);
+        match profile {
+            None if shown == Shown::Nothing => Some(String::new()),
+            profile => Some(waits(&profile?)[0].1[0].to_owned()),
+        }
+    });
+    let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    let unseen = text.lines().filter(|line| line.contains("/proc/self/task/TID/syscall"));
+    let unseen: Vec<_> = unseen.collect();
+    let (expected, expected_line) = match shown {
+        Shown::All | Shown::OtherIds => ("[sleep]", None),
+        Shown::States => (
+            "[waiting: location unknown]",
+            Some(("waits have their length and no stack", "has changed its user")),
+        ),
+        Shown::Nothing => ("", Some(("there are no waits in profiles", "is /proc mounted"))),
+    };
+    assert_eq!(found, expected, "{shown:?}");
+    assert_eq!(unseen.len(), usize::from(expected_line.is_some()), "{shown:?}: {text}");
+    for ((what, why), line) in expected_line.iter().zip(unseen) {
+        assert!(line.contains(what) && line.contains(why), "{shown:?}: {line}");
     }
 }
 

@@ -123,6 +123,71 @@ fn a_deadlock_is_profiled_while_it_lasts_with_both_stacks() {
     }
 }
 
+/// Threads in spans that run or wait, in a process that is then stopped for a second.
+fn stopped_in_spans() {
+    let setup = Setup::new("1h|hung>500ms");
+    let has_ended = std::sync::atomic::AtomicBool::new(false);
+    let goes_on = || !has_ended.load(std::sync::atomic::Ordering::Relaxed);
+    let in_span = |action: &dyn Fn()| {
+        tracing::dispatcher::with_default(&setup.dispatch, || {
+            info_span!("request").in_scope(|| {
+                while goes_on() {
+                    action();
+                }
+            });
+        });
+    };
+    let in_span = &in_span;
+    std::thread::scope(|scope| {
+        for number in 0..4 {
+            scope.spawn(move || match number % 2 {
+                0 => in_span(&|| _ = burn(5 * MS)),
+                _ => in_span(&|| std::thread::sleep(20 * MS)),
+            });
+        }
+        std::thread::sleep(200 * MS);
+        println!("\nin spans");
+        let kept = wait_for(&setup, 4);
+        has_ended.store(true, std::sync::atomic::Ordering::Relaxed);
+        for one in kept {
+            let times = one.spans[0].times();
+            // The second does not count, and half of one is needed. Less what it takes to stop.
+            assert!(times.wall() > 1_400 * MS, "{times:?}");
+            assert!(times.on_cpu_error() < 100 * MS, "{times:?}");
+        }
+    });
+}
+
+#[test]
+fn a_process_that_was_stopped_does_not_hang() {
+    use std::io::{BufRead as _, Read as _};
+    use std::process::{Command, Stdio};
+    let test = "a_process_that_was_stopped_does_not_hang";
+    if support::is_child(test) {
+        return stopped_in_spans();
+    }
+    if !HAS_STACKS {
+        return;
+    }
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", test, "--nocapture"]).env("CHILD", test);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut output = std::io::BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    while line.trim() != "in spans" {
+        line.clear();
+        assert!(output.read_line(&mut line).unwrap() > 0, "it says when");
+    }
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
+    let mut text = String::new();
+    output.read_to_string(&mut text).unwrap();
+    child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+    assert!(child.wait().unwrap().success(), "{text}");
+}
+
 #[test]
 fn a_hung_span_gets_its_final_verdict_with_all_its_samples() {
     for source in sources() {

@@ -7,11 +7,13 @@ use super::awaits::PresentAwait;
 use super::engine::Engine;
 use super::pending::Pending;
 use super::stack::Stack;
-use super::tables::Tables;
+use super::tables::{SpanDetail, Tables};
 use super::waits::WaitingThread;
 use crate::ids::{SpanId, TraceId};
 use crate::keep::{Callsites, Epoch};
-use crate::profile::{Link, MappingId, Profile, ProfileId, ProfiledSpan, SampleKind};
+use crate::profile::{
+    Link, MappingId, Profile, ProfileId, ProfiledSpan, SampleKind, is_of_dependency,
+};
 use crate::publish::report;
 use crate::redact::Redaction;
 use crate::span::SpanKey;
@@ -79,14 +81,18 @@ impl ProfileAssembler<'_> {
         }
         let most = counts.values().copied().max().unwrap_or(0);
         let mut every = samples.div_ceil(self.most_samples).max(1);
+        let mut detail = SpanDetail::All;
         let Filled { tables, mut losses, downsampled } = loop {
             // At least one sample is taken, whatever its size.
             let most_bytes = if every < most { self.most_bytes } else { usize::MAX };
             let mut taking = Taking::new(every, &counts);
-            match self.fill(id, epoch, &inside, &spans, &mut taking, most_bytes) {
+            match self.fill(id, epoch, &inside, &spans, &mut taking, (detail, most_bytes)) {
                 Some(filled) => break filled,
-                // Each attempt delays draining.
-                None => every = every.saturating_mul(4),
+                // No sample is left out for the records of spans. Each attempt delays draining.
+                None => match detail.less() {
+                    Some(less) => detail = less,
+                    None => every = every.saturating_mul(4),
+                },
             }
         };
         let mut tables = tables;
@@ -103,6 +109,8 @@ impl ProfileAssembler<'_> {
         let Tables { mut profile, modules, .. } = tables;
         self.place_in_time(&mut profile, epoch);
         report::describe(&mut profile, epoch, &topmost, &losses, self.redaction);
+        profile.notes.extend(detail.note().map(str::to_owned));
+        profile.losses.extend(detail.note().map(str::to_owned));
         profile.spans = self.profiled_spans(epoch, &topmost);
         Built { profile, modules, spans, downsampled, losses }
     }
@@ -129,7 +137,7 @@ impl ProfileAssembler<'_> {
             redaction: &engine.redaction,
         };
         let epoch = Epoch::empty();
-        let mut tables = Tables::new(&assembler, id, &epoch);
+        let mut tables = Tables::new(&assembler, id, &epoch, SpanDetail::All);
         for StackWeight { stack, link, kind, weight } in stacks {
             let stack = tables.stack(stack);
             let link = link.map(|name| tables.profile.add_link(Link::named(name, None)));
@@ -146,9 +154,9 @@ impl ProfileAssembler<'_> {
         inside: &HashSet<SpanKey>,
         spans: &[SpanKey],
         taking: &mut Taking,
-        most_bytes: usize,
+        (detail, most_bytes): (SpanDetail, usize),
     ) -> Option<Filled<'a>> {
-        let mut tables = Tables::new(self, id, epoch);
+        let mut tables = Tables::new(self, id, epoch, detail);
         let mut losses = report::Losses::default();
         for span in spans {
             let Some(pending) = self.pending.get(*span).filter(|pending| !pending.is_empty())
@@ -255,6 +263,11 @@ impl ProfileAssembler<'_> {
                 }),
                 is_open: span.is_open,
                 is_topmost: topmost.contains(&span.key),
+                own_file: span
+                    .metadata
+                    .file()
+                    .filter(|file| !is_of_dependency(file))
+                    .unwrap_or_default(),
                 times: span.account,
                 ids: span.trace_ids(),
                 start_unix_ns: self.unix_ns(span.opened_ns),

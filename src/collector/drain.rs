@@ -86,11 +86,29 @@ impl Sampled {
         if ring.timer().is_none() {
             self.drained = end;
         }
-        let missed = ring.timer().map(TimerRing::take_missed).unwrap_or_default();
-        self.needs_perf |= missed != MissedSignals::default() && self.has_timer_for_switches;
-        count(&drain.counters.samples.dropped_off_stack, missed.off_stack);
-        count(&drain.counters.samples.dropped_signal_stack_full, missed.without_room);
+        self.count_missed(open.span, drain.pending, drain.counters);
         open.span
+    }
+
+    /// Counts the signals of its timer that were no samples since the last time. They leave no record, so they are taken
+    /// for those of the span that the thread is in.
+    pub(super) fn count_missed(
+        &mut self,
+        span: Option<SpanKey>,
+        pending: &mut Pending,
+        counters: &Counters,
+    ) {
+        let timer = self.arming.ring.as_ref().and_then(|ring| ring.timer());
+        let missed = timer.map(TimerRing::take_missed).unwrap_or_default();
+        if missed == MissedSignals::default() {
+            return;
+        }
+        self.needs_perf |= self.has_timer_for_switches;
+        count(&counters.samples.dropped_off_stack, missed.off_stack);
+        count(&counters.samples.dropped_signal_stack_full, missed.without_room);
+        if let Some(span) = span {
+            pending.note(span, |pending| pending.losses.off_stack += missed.off_stack);
+        }
     }
 }
 

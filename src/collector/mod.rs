@@ -25,6 +25,7 @@ mod parked;
 #[cfg(feature = "_parts")]
 pub mod parts;
 mod pending;
+mod pending_span;
 mod run;
 mod sampled;
 mod scan;

@@ -2,71 +2,12 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::stack::{Stack, Stacks};
+use super::pending_span::{BYTES_A_SPAN, SHOWN_IF_LOST};
+pub(super) use super::pending_span::{PendingSample, PendingSpan, PendingWait};
+use super::stack::Stack;
 use crate::profile::SampleKind;
-use crate::publish::report::Losses;
-use crate::span::{SampleCounts, SpanInfo, SpanKey, TraceIds};
+use crate::span::{SampleCounts, SpanInfo, SpanKey};
 use crate::sys::OsThread;
-
-/// A sample of a span that is still open, or whose root is: 24 bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct PendingSample {
-    /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
-    pub(super) time_ns: u64,
-    pub(super) stack: u32,
-    pub(super) thread: u32,
-    /// The CPU time that the sample represents.
-    pub(super) weight_ns: u64,
-}
-
-/// A wait of a thread in a span, an await of its future, or what it allocated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct PendingWait {
-    pub(super) kind: SampleKind,
-    /// When it began: `CLOCK_MONOTONIC_RAW` in nanoseconds.
-    pub(super) time_ns: u64,
-    /// In the unit of its kind.
-    pub(super) weight: u64,
-    pub(super) stack: u32,
-    pub(super) thread: u32,
-}
-
-/// The samples and waits of one span.
-#[derive(Debug, Default)]
-pub(super) struct PendingSpan {
-    pub(super) known: Option<SpanInfo>,
-    /// The ids under which the span is exported; known once it has closed.
-    pub(super) ids: Option<TraceIds>,
-    /// When it closed: `CLOCK_MONOTONIC_RAW` in nanoseconds.
-    pub(super) closed_ns: Option<u64>,
-    pub(super) samples: Vec<PendingSample>,
-    pub(super) waits: Vec<PendingWait>,
-    of_kinds: HashMap<SampleKind, OfKind>,
-    stacks: Stacks,
-    /// One in this many samples is kept.
-    keep_every: u32,
-    /// Samples since the last one that was kept, and the CPU time that they represent.
-    skipped: u32,
-    pub(super) skipped_ns: u64,
-    /// What its profile lacks, apart from what its stacks show.
-    pub(super) losses: Losses,
-    /// The CPU time of samples whose stacks were dropped.
-    pub(super) lost_ns: u64,
-    /// The time of the last sample.
-    pub(super) last_ns: u64,
-    /// The round in which the span was first seen.
-    first_round: u64,
-    /// The span has closed, and is here only for the spans around it.
-    is_closed: bool,
-}
-
-/// The waits of a span that are of one kind.
-#[derive(Clone, Copy, Debug, Default)]
-struct OfKind {
-    count: usize,
-    /// The weight of those that did not fit into memory.
-    lost: u64,
-}
 
 /// The samples of all spans.
 #[derive(Debug)]
@@ -112,6 +53,8 @@ struct ClosedTree {
     last_ns: u64,
     /// Each span with its root.
     spans: Vec<(SpanKey, SpanKey)>,
+    /// The span around all of them.
+    around: Option<SpanKey>,
 }
 
 /// Losses are recorded for this many times the limit of pending spans.
@@ -145,15 +88,15 @@ impl Pending {
         stack: &Stack,
         round: u64,
     ) -> Added {
-        if !self.has_place(span) {
+        let Some(span) = self.place_of(span) else {
             if let Some(refused) = self.refused_entry(span, round) {
                 refused.lost += 1;
                 refused.lost_ns += weight_ns;
             }
             return Added::Refused;
-        }
+        };
         let pending = span_of(&mut self.spans, &mut self.bytes, span, round);
-        pending.last_ns = time_ns;
+        pending.last_ns = pending.last_ns.max(time_ns);
         pending.skipped += 1;
         pending.skipped_ns = pending.skipped_ns.saturating_add(weight_ns);
         if pending.skipped < pending.keep_every {
@@ -196,9 +139,7 @@ impl Pending {
         stack: &Stack,
         round: u64,
     ) -> bool {
-        if !self.has_place(span) {
-            return false;
-        }
+        let Some(span) = self.place_of(span) else { return false };
         let pending = span_of(&mut self.spans, &mut self.bytes, span, round);
         pending.last_ns = pending.last_ns.max(wait.time_ns);
         let needed = size_of::<PendingWait>()
@@ -224,6 +165,15 @@ impl Pending {
 
     fn has_place(&self, span: SpanKey) -> bool {
         self.spans.len() < self.most_spans || self.spans.contains_key(&span)
+    }
+
+    /// The span that has the samples of `span`: itself, or where there is no room for it the nearest one around it.
+    fn place_of(&self, span: SpanKey) -> Option<SpanKey> {
+        if self.has_place(span) {
+            return Some(span);
+        }
+        let parent = |span: &SpanKey| self.refused.get(span)?.known?.parent;
+        std::iter::successors(parent(&span), parent).find(|around| self.spans.contains_key(around))
     }
 
     fn refused_entry(&mut self, span: SpanKey, round: u64) -> Option<&mut Refused> {
@@ -368,9 +318,9 @@ impl Pending {
     }
 
     /// If memory or spans run short, drops closed spans of long-lived roots (a connection, `main`) until half of both
-    /// is free. Those that were sampled longest ago go first. Their CPU time goes to the root as lost. Spares roots
-    /// for which `is_reserved` returns true. Returns how many samples were dropped, and whether memory was the
-    /// reason.
+    /// is free. Those that were sampled longest ago go first. Their samples go to the span around them or, if memory is
+    /// short, their CPU time goes to the root as lost. Spares roots for which `is_reserved` returns true. Returns how many
+    /// samples were dropped, and whether memory was the reason.
     pub(super) fn evict_closed(&mut self, is_reserved: impl Fn(SpanKey) -> bool) -> (u64, bool) {
         let is_memory_short = self.bytes > self.budget_bytes / 4 * 3;
         if !self.is_over(3) {
@@ -384,7 +334,9 @@ impl Pending {
                 let is_closed =
                     |above: &SpanKey| self.spans.get(above).is_some_and(|above| above.is_closed);
                 let outermost = self.ancestors(*span).take_while(is_closed).last();
-                let tree = trees.entry(outermost.unwrap_or(*span)).or_default();
+                let outermost = outermost.unwrap_or(*span);
+                let tree = trees.entry(outermost).or_default();
+                tree.around = self.ancestors(outermost).next();
                 tree.last_ns = tree.last_ns.max(pending.last_ns);
                 tree.spans.push((*span, root));
             }
@@ -396,8 +348,12 @@ impl Pending {
             if !self.is_over(2) {
                 break;
             }
+            let around = tree.around.filter(|around| self.spans.contains_key(around));
             for (span, root) in tree.spans {
-                samples += self.evict(span, root);
+                samples += match around.filter(|_| !is_memory_short) {
+                    Some(around) => self.fold(span, around),
+                    None => self.evict(span, root),
+                };
             }
         }
         let spans = &self.spans;
@@ -409,6 +365,34 @@ impl Pending {
     fn is_over(&self, quarters: usize) -> bool {
         self.bytes > self.budget_bytes / 4 * quarters
             || self.spans.len() > self.most_spans / 4 * quarters
+    }
+
+    /// Moves what a span has into one around it. Returns how many samples were lost.
+    fn fold(&mut self, span: SpanKey, around: SpanKey) -> u64 {
+        let Some(from) = self.spans.remove(&span) else { return 0 };
+        self.bytes -= from.bytes();
+        let mut lost = 0;
+        for sample in &from.samples {
+            let (thread, stack) = (from.thread(sample.thread), from.stack(sample.stack));
+            if let Some((thread, stack)) = thread.zip(stack) {
+                let added = self.add(around, sample.time_ns, sample.weight_ns, thread, stack, 0);
+                lost += u64::from(added == Added::Lost);
+            }
+        }
+        for wait in &from.waits {
+            if let Some(stack) = from.stack(wait.stack) {
+                self.add_wait(around, *wait, from.thread(wait.thread), stack, 0);
+            }
+        }
+        self.note(around, |around| {
+            around.losses += from.losses;
+            around.lost_ns += from.lost_ns;
+            around.skipped_ns = around.skipped_ns.saturating_add(from.skipped_ns);
+            for (kind, of_kind) in &from.of_kinds {
+                around.of_kinds.entry(*kind).or_default().lost += of_kind.lost;
+            }
+        });
+        lost
     }
 
     fn evict(&mut self, span: SpanKey, root: SpanKey) -> u64 {
@@ -488,86 +472,6 @@ fn span_of<'a>(
 
 /// Memory is short if less than this is free.
 const SOME_STACKS: usize = 16 * 1024;
-
-/// The approximate memory of a span without its samples and stacks.
-const BYTES_A_SPAN: usize = size_of::<PendingSpan>() + 64;
-
-impl PendingSpan {
-    fn new(round: u64) -> Self {
-        Self { keep_every: 1, first_round: round, ..Self::default() }
-    }
-
-    pub(super) fn stack(&self, number: u32) -> Option<&Stack> {
-        self.stacks.get(number)
-    }
-
-    pub(super) fn thread(&self, number: u32) -> Option<OsThread> {
-        self.stacks.thread(number)
-    }
-
-    /// The number of samples and waits of the span, including those that were dropped or downsampled.
-    pub(super) fn count(&self) -> SampleCounts {
-        let on_cpu = self.samples.len() as u64 + self.losses.lost + self.losses.downsampled;
-        let mut counts = SampleCounts::of_on_cpu(on_cpu);
-        for wait in &self.waits {
-            match wait.kind {
-                SampleKind::OffCpu => counts.waits += 1,
-                SampleKind::Await | SampleKind::Delay => counts.awaits += 1,
-                SampleKind::AllocatedBytes => counts.allocations += 1,
-                _ => {}
-            }
-        }
-        counts
-    }
-
-    /// The weight of waits or allocations that did not fit into memory.
-    pub(super) fn lost(&self, kind: SampleKind) -> u64 {
-        self.of_kinds.get(&kind).map_or(0, |of_kind| of_kind.lost)
-    }
-
-    fn weight_of(&self, kind: SampleKind) -> u64 {
-        self.waits.iter().filter(|wait| wait.kind == kind).map(|wait| wait.weight).sum()
-    }
-
-    /// Whether a profile would show nothing of the span.
-    pub(super) fn is_empty(&self) -> bool {
-        let has_lost = self.of_kinds.values().any(|of_kind| of_kind.lost > 0);
-        let has_waits = !self.waits.is_empty() || has_lost;
-        let Losses { lost, ring_full, .. } = self.losses;
-        self.samples.is_empty() && lost == 0 && ring_full == 0 && !has_waits
-    }
-
-    /// Merges each pair of samples into one with the weight of both.
-    fn downsample(&mut self) {
-        let mut left_out = None;
-        self.samples.retain_mut(|sample| match left_out.take() {
-            Some(weight_ns) => {
-                sample.weight_ns = sample.weight_ns.saturating_add(weight_ns);
-                true
-            }
-            None => {
-                left_out = Some(sample.weight_ns);
-                false
-            }
-        });
-        if let Some(weight_ns) = left_out {
-            // The last one waits for its pair.
-            self.skipped += self.keep_every;
-            self.skipped_ns += weight_ns;
-        }
-        self.keep_every = self.keep_every.saturating_mul(2);
-    }
-
-    fn bytes(&self) -> usize {
-        let samples = self.samples.len() * size_of::<PendingSample>();
-        let waits = self.waits.len() * size_of::<PendingWait>();
-        BYTES_A_SPAN + samples + waits + self.stacks.bytes()
-    }
-}
-
-/// What a profile shows also if it did not fit into memory: awaits are idle time in any case.
-const SHOWN_IF_LOST: [SampleKind; 3] =
-    [SampleKind::OffCpu, SampleKind::AllocatedBytes, SampleKind::Allocations];
 
 #[cfg(test)]
 mod tests {
@@ -734,6 +638,45 @@ mod tests {
         // Another root is never refused.
         pending.register(key(20), known(20, None), 0);
         assert!(pending.get(key(20)).is_some());
+    }
+
+    /// A long request with more spans than there is room for.
+    #[test]
+    fn many_small_spans_leave_their_samples_to_those_around_them() {
+        let mut pending = Pending::new(PLENTY, 100_000, 100);
+        pending.register(key(1), known(1, None), 0);
+        pending.register(key(2), known(1, Some(1)), 0);
+        let mut samples = 0;
+        for round in 0..50 {
+            let mut closed = Vec::new();
+            // In each round ten times three spans inside each other, and more than there is room for in the last ones.
+            for tree in 0..if round < 40 { 10 } else { 70 } {
+                let first = 100 + round * 1_000 + tree * 3;
+                for (span, parent) in [(first, 2), (first + 1, first), (first + 2, first + 1)] {
+                    pending.register(key(span), known(1, Some(parent)), round);
+                    let added = pending.add(key(span), round, 3, THREAD, &stack(span % 7), round);
+                    assert_eq!(added, Added::Kept, "{round} {tree}");
+                    let kind = SampleKind::OffCpu;
+                    let wait = PendingWait { kind, time_ns: round, weight: 5, stack: 0, thread: 0 };
+                    assert!(pending.add_wait(key(span), wait, Some(THREAD), &stack(8), round));
+                    samples += 1;
+                    closed.push(key(span));
+                }
+            }
+            pending.charge_refused();
+            closed.into_iter().for_each(|span| pending.close(span));
+            assert_eq!(pending.evict_closed(|_| false), (0, false));
+        }
+        let spans = || pending.spans.values();
+        assert!(spans().count() <= 100);
+        let taken: u64 = spans().map(|span| span.samples.len() as u64).sum();
+        let waits: u64 = spans().map(|span| span.waits.len() as u64).sum();
+        assert_eq!((taken, waits), (samples, samples));
+        assert_eq!(spans().map(|span| span.losses.lost).sum::<u64>(), 0);
+        assert!(pending.get(key(2)).unwrap().samples.len() > 1_000, "the nearest one that is open");
+        assert_eq!(pending.get(key(1)).unwrap().samples.len(), 0);
+        let bytes: usize = spans().map(PendingSpan::bytes).sum();
+        assert_eq!(pending.bytes, bytes);
     }
 
     #[test]

@@ -217,7 +217,9 @@ impl Collector {
             let left = sleep.map(|sleep| sleep.saturating_sub(start.elapsed()));
             let next =
                 (!self.sampled.is_empty()).then(|| self.until_scan().min(fill_time(&self.sampled)));
-            let is_woken = self.poller.wait(left.into_iter().chain(next).min());
+            let longest = left.into_iter().chain(next).min();
+            let is_woken = self.poller.wait(longest);
+            self.note_present(longest.unwrap_or(Duration::MAX));
             let is_over = is_woken || sleep.is_some_and(|sleep| start.elapsed() >= sleep);
             let is_over = is_over || !self.poller.files().still_owned();
             if is_over || self.sampled.iter().any(Sampled::is_half_full) {

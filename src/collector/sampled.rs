@@ -207,6 +207,8 @@ impl Sampled {
             self.watch.end(&self.sampled_thread, &self.arming, scanner);
             return ScanResult::OutsideSpans;
         }
+        let span = self.sampled_thread.span();
+        self.count_missed(span, scanner.pending, scanner.counters);
         if !self.is_old && self.watch.waiting().is_none() {
             return self.watch.pass(&self.sampled_thread, &self.arming, scanner);
         }

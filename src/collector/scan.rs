@@ -126,6 +126,8 @@ impl Collector {
             }
             (soonest.unwrap_or(IDLE_SCAN_INTERVAL), is_in_span)
         });
+        let event = self.captures.take_event();
+        self.log(event);
         self.is_in_span = is_in_span;
         self.sampled.park(|sampled| sampled.is_parked(now, park_after));
         let longest = self.limits.pace.longest_scan_interval;

@@ -35,11 +35,51 @@ pub(super) struct Tables<'a> {
     threads: HashMap<OsThread, ThreadId>,
     kept: HashMap<SpanKey, &'a KeptSpan>,
     linked: Links<'a>,
+    detail: SpanDetail,
     builder: &'a ProfileAssembler<'a>,
 }
 
+/// Which spans a profile tells apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SpanDetail {
+    All,
+    /// Those inside kept spans are one where they have the same name and the same spans around them.
+    Names,
+    /// Those inside kept spans belong to them.
+    KeptSpans,
+}
+
+impl SpanDetail {
+    /// The next one, with fewer spans.
+    pub(super) fn less(self) -> Option<Self> {
+        match self {
+            Self::All => Some(Self::Names),
+            Self::Names => Some(Self::KeptSpans),
+            Self::KeptSpans => None,
+        }
+    }
+
+    /// What a profile says of it.
+    pub(super) fn note(self) -> Option<&'static str> {
+        match self {
+            Self::All => None,
+            Self::Names => {
+                Some("spans of one name are shown as one: there were too many for the profile")
+            }
+            Self::KeptSpans => Some(
+                "spans that were not kept are shown as those around them: there were too many for the profile",
+            ),
+        }
+    }
+}
+
 impl<'a> Tables<'a> {
-    pub(super) fn new(builder: &'a ProfileAssembler<'a>, id: ProfileId, epoch: &'a Epoch) -> Self {
+    pub(super) fn new(
+        builder: &'a ProfileAssembler<'a>,
+        id: ProfileId,
+        epoch: &'a Epoch,
+        detail: SpanDetail,
+    ) -> Self {
         let mut tables = Self {
             profile: Profile::new(id, builder.period_ns),
             modules: HashMap::new(),
@@ -48,6 +88,7 @@ impl<'a> Tables<'a> {
             threads: HashMap::new(),
             kept: epoch.kept.iter().map(|span| (span.key, span)).collect(),
             linked: Links::new(builder.pending, epoch),
+            detail,
             builder,
         };
         if let Some(program) = builder.modules.program() {
@@ -301,11 +342,16 @@ impl<'a> Tables<'a> {
         Some(mapping)
     }
 
-    /// The link of a span, without its parent.
-    fn new_link(&mut self, span: SpanKey) -> Option<Link> {
+    /// The link of a span.
+    fn new_link(&mut self, span: SpanKey, parent: Option<LinkId>) -> Option<Link> {
         let pending = self.builder.pending.get(span)?;
         let known = pending.known?;
         let callsite = self.builder.callsites.get(known.plan)?;
+        let name = capped(callsite.metadata.name());
+        if self.detail == SpanDetail::Names && !self.kept.contains_key(&span) {
+            let linked = parent.and_then(|parent| self.profile.link(parent)?.linked);
+            return Some(Link { linked, ..Link::named(name, parent) });
+        }
         let fields = self.kept.get(&span).map(|kept| kept.values.to_vec());
         Some(Link {
             ids: self.linked.ids_of(span),
@@ -313,7 +359,7 @@ impl<'a> Tables<'a> {
             fields: fields.unwrap_or_default(),
             start_unix_ns: self.builder.unix_ns(known.opened_ns),
             end_unix_ns: pending.closed_ns.map_or(0, |closed_ns| self.builder.unix_ns(closed_ns)),
-            ..Link::named(capped(callsite.metadata.name()), None)
+            ..Link::named(name, parent)
         })
     }
 
@@ -327,15 +373,18 @@ impl<'a> Tables<'a> {
             self.builder.pending.ancestors(span).take_while(|above| inside.contains(above));
         let mut path: Vec<_> = std::iter::once(span).chain(around).collect();
         path.reverse();
+        if self.detail == SpanDetail::KeptSpans {
+            path.retain(|span| self.kept.contains_key(span));
+        }
         // Drops the spans just below the outermost one.
         let left_out = path.len().saturating_sub(DEEPEST);
-        path.drain(1..1 + left_out);
+        path.drain(left_out.min(1)..left_out + left_out.min(1));
         let mut parent = None;
         for span in path {
             let link = match self.links.get(&span) {
                 Some(link) => *link,
                 None => {
-                    let new = Link { parent, ..self.new_link(span)? };
+                    let new = self.new_link(span, parent)?;
                     let link = self.profile.add_link(new);
                     // In a cut path the inner spans have other parents than in full paths.
                     if left_out == 0 || parent.is_none() {

@@ -4,11 +4,13 @@
 //! clock, which stands still. Its stack is read from outside, which is valid if the thread was not switched in during
 //! the read. The length of a wait is measured, not counted in scans.
 
+use std::io;
 use std::time::Duration;
 
 use super::budget::Share;
 use super::pending::{Pending, PendingWait};
 use super::stack::{Stack, Waited};
+use crate::log::{LogEvent, LogKind};
 use crate::profile::SampleKind;
 use crate::sampler::{Arming, SampledThread};
 use crate::sampler::{is_full, make_room, switched_in_after, switched_out};
@@ -59,11 +61,28 @@ pub(super) struct Captures {
     left: Share,
     /// When the seccomp filters were last checked.
     filters_ns: Option<u64>,
+    /// That blocked threads cannot be inspected, once that was found, until it is logged.
+    unseen: Option<LogEvent>,
+    has_noted_unseen: bool,
 }
 
 impl Captures {
     pub(super) fn new() -> Self {
-        Self { left: CAPTURES, filters_ns: None }
+        Self { left: CAPTURES, filters_ns: None, unseen: None, has_noted_unseen: false }
+    }
+
+    /// A thread cannot be inspected. `is_blocked` is `None` if nothing else says whether it is blocked.
+    fn note_unseen(&mut self, error: &io::Error, is_blocked: Option<bool>) {
+        // A thread that has ended cannot be, either.
+        if !self.has_noted_unseen && sys::blocked(sys::current_tid()).is_err() {
+            self.has_noted_unseen = true;
+            self.unseen = Some(unseen(error, is_blocked.is_some()));
+        }
+    }
+
+    /// Once, that waits lack their stacks, or are missing.
+    pub(super) fn take_event(&mut self) -> Option<LogEvent> {
+        self.unseen.take()
     }
 
     /// Whether to check the filters again. That takes as long as a capture.
@@ -75,6 +94,28 @@ impl Captures {
         }
         is_due
     }
+}
+
+/// The log event that blocked threads cannot be inspected. If nothing else says whether a thread is blocked, there are no
+/// waits.
+fn unseen(error: &io::Error, is_known: bool) -> LogEvent {
+    let what = match is_known {
+        true => "waits have their length and no stack",
+        false => {
+            "there are no waits in profiles, since nothing says whether a thread is blocked or waits for a CPU"
+        }
+    };
+    let why = match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            ": the program has changed its user, has file capabilities, or is not dumpable"
+        }
+        io::ErrorKind::NotFound => {
+            ": is /proc mounted, that of this process' PID namespace or of one around it?"
+        }
+        _ => "",
+    };
+    let message = format!("{what}: cannot read /proc/self/task/TID/syscall ({error}){why}");
+    LogEvent::warning(LogKind::WaitsUnseen, message)
 }
 
 /// What a scan reads and fills.
@@ -420,8 +461,7 @@ impl WaitingThread {
                 let off_ns = until_ns.saturating_sub(self.lasted_until_ns).saturating_sub(ran_ns);
                 // All off-CPU time up to this reading belongs to this wait, unless the thread is blocked again. When
                 // it ran in between is not known then, so each wait gets half.
-                let waits_again =
-                    hook.is_none() && matches!(sys::blocked(sampled_thread.tid()), Ok(Some(_)));
+                let waits_again = hook.is_none() && is_blocked(sampled_thread.tid());
                 let next_ns = if waits_again { off_ns / 2 } else { 0 };
                 let off_ns = off_ns - next_ns;
                 let reading = CpuReading {
@@ -438,6 +478,11 @@ impl WaitingThread {
             }
         }
     }
+}
+
+/// Whether a thread is known to be blocked.
+fn is_blocked(tid: u32) -> bool {
+    sys::blocked(tid).map_or_else(|_| sys::is_blocked(tid) == Some(true), |found| found.is_some())
 }
 
 fn has_not_moved(ring: &RingMemory, position: u64) -> bool {
@@ -499,7 +544,16 @@ fn capture(
             }
         }
         Ok(None) => return None,
-        Err(_) => {
+        Err(error) => {
+            // A thread that waits for a CPU does not run, either, which its clock alone does not tell apart.
+            let is_blocked = match proof {
+                Proof::Switches(_) => Some(true),
+                Proof::Cpu(..) => sys::is_blocked(sampled_thread.tid()),
+            };
+            scanner.captures.note_unseen(&error, is_blocked);
+            if is_blocked != Some(true) {
+                return None;
+            }
             note_waited(sampled_thread, arming, span, proof)?;
             stack.waited = Some(Waited::Unknown);
             Counters::add(&scanner.counters.waits.without_stack, 1);

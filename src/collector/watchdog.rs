@@ -33,6 +33,44 @@ pub(super) struct Watchdog {
     cost: Duration,
     /// The generation of the rules at the last sweep of replaced rules, and its time.
     swept: (u64, Instant),
+    absences: Absences,
+}
+
+/// When the collector did not run although it had something to do: the process was stopped, or the machine paused. No
+/// span hangs in that time.
+#[derive(Debug, Default)]
+pub(super) struct Absences {
+    /// When it was last there, and its CPU time then.
+    present: Option<(u64, Option<u64>)>,
+    /// When each ended, and how long it was, oldest first.
+    all: VecDeque<(u64, u64)>,
+}
+
+/// A busy machine delays the collector, too.
+const LEAST_ABSENCE_NS: u64 = 100_000_000;
+const MOST_ABSENCES: usize = 64;
+
+impl Absences {
+    /// The collector is there. Since the last time it meant to sleep for `slept_ns`.
+    fn note_present(&mut self, now_ns: u64, cpu_ns: Option<u64>, slept_ns: u64) {
+        if let Some((before_ns, before_cpu_ns)) = self.present.replace((now_ns, cpu_ns)) {
+            let worked_ns = passed(before_cpu_ns, cpu_ns).unwrap_or(0);
+            let known_ns = slept_ns.saturating_add(worked_ns);
+            let absent_ns = now_ns.saturating_sub(before_ns).saturating_sub(known_ns);
+            if absent_ns >= LEAST_ABSENCE_NS {
+                if self.all.len() == MOST_ABSENCES {
+                    self.all.pop_front();
+                }
+                self.all.push_back((now_ns, absent_ns));
+            }
+        }
+    }
+
+    /// The part of an interval up to now in which the collector was not there.
+    fn since(&self, since_ns: u64) -> u64 {
+        let within = self.all.iter().filter(|(end_ns, _)| *end_ns > since_ns);
+        within.map(|(end_ns, absent_ns)| (*absent_ns).min(end_ns - since_ns)).sum()
+    }
 }
 
 /// The pause between checks, in multiples of the time that a check takes.
@@ -86,6 +124,32 @@ impl CpuTimes {
             sampled_ns: last.sampled_ns.saturating_sub(first.sampled_ns).min(on_ns),
         }
     }
+
+    /// What is certain of the thread's time since `since_ns` if its hooks read the clock at that time before.
+    fn since_sync(&self, since_ns: u64, synced: Option<(u64, u64)>) -> Ran {
+        let synced = synced.filter(|(time_ns, _)| *time_ns <= since_ns);
+        let Some(((synced_ns, synced_cpu_ns), last)) = synced.zip(self.0.back()) else {
+            return Ran::default();
+        };
+        let ran_ns = last.cpu_ns.saturating_sub(synced_cpu_ns);
+        let interval_ns = last.time_ns.saturating_sub(since_ns);
+        Ran {
+            on_ns: ran_ns.saturating_sub(since_ns - synced_ns).min(interval_ns),
+            off_ns: interval_ns.saturating_sub(ran_ns),
+            sampled_ns: 0,
+        }
+    }
+}
+
+impl Ran {
+    /// What is certain by either.
+    fn or(self, other: Self) -> Self {
+        Self {
+            on_ns: self.on_ns.max(other.on_ns),
+            off_ns: self.off_ns.max(other.off_ns),
+            sampled_ns: self.sampled_ns.max(other.sampled_ns),
+        }
+    }
 }
 
 impl Watchdog {
@@ -96,6 +160,7 @@ impl Watchdog {
             polled: HashMap::new(),
             cost: Duration::ZERO,
             swept: (0, Instant::now()),
+            absences: Absences::default(),
         }
     }
 
@@ -114,6 +179,14 @@ impl Collector {
         Some(every.saturating_sub(self.watchdog.checked.elapsed()))
     }
 
+    /// Notes that the collector is there, after it meant to sleep for that long.
+    pub(super) fn note_present(&mut self, slept: Duration) {
+        let clock = self.engine.spans.clock();
+        let now_ns = clock.raw_ns(clock.now());
+        let slept_ns = u64::try_from(slept.as_nanos()).unwrap_or(u64::MAX);
+        self.watchdog.absences.note_present(now_ns, sys::thread_cpu_ns(), slept_ns);
+    }
+
     /// Whether an open span must be polled.
     pub(super) fn must_check_spans(&self) -> bool {
         !self.watchdog.polled.is_empty() || self.engine.spans.has_watched()
@@ -125,6 +198,7 @@ impl Collector {
             return;
         }
         let start = sys::thread_cpu_ns();
+        self.note_present(Duration::ZERO);
         self.keep_open_spans();
         if let Some(took) = passed(start, sys::thread_cpu_ns()) {
             Counters::add(&self.engine.counters.sampling.collector_cpu_ns, took);
@@ -161,7 +235,7 @@ impl Collector {
             return;
         }
         self.engine.spans.forget_watched();
-        let (ids, mut found) = self.find_over_limit(&innermost);
+        let (ids, mut found) = self.find_over_limit(&innermost, now_ns);
         if found.is_empty() {
             return;
         }
@@ -214,6 +288,7 @@ impl Collector {
     fn find_over_limit(
         &self,
         innermost: &HashSet<SpanKey>,
+        now_ns: u64,
     ) -> (HashMap<SpanKey, RegistryId>, Vec<(OpenSlot, Reasons)>) {
         let (mut ids, mut found, mut has_watched) = (HashMap::new(), Vec::new(), false);
         self.engine.spans.for_each_open(|open| {
@@ -223,8 +298,13 @@ impl Collector {
             let Some(site) = self.engine.callsites.get(open.plan) else { return };
             has_watched |= site.open_ns.is_some();
             let before = self.watchdog.kept.get(&open.key).copied().unwrap_or_default();
+            // The process may have been stopped in the meantime.
+            let seen_ns = open.entered_ns.map(|entered_ns| {
+                let absent_ns = self.watchdog.absences.since(now_ns.saturating_sub(entered_ns));
+                entered_ns.saturating_sub(absent_ns)
+            });
             let over = [
-                (open.entered_ns, site.hung_ns, Reason::Hung),
+                (seen_ns, site.hung_ns, Reason::Hung),
                 (Some(open.open_ns), site.open_ns, Reason::Open),
             ];
             let is_over = |(ns, limit_ns, reason): (Option<u64>, Option<u64>, _)| {
@@ -263,7 +343,9 @@ impl Collector {
         let since_ns = now_ns.saturating_sub(entered_ns.unwrap_or(0));
         let inside = self.sampled.iter().filter(|sampled| self.is_inside(sampled, key));
         let ran = inside.map(|sampled| {
-            let ran = sampled.cpu_times.since(since_ns);
+            let synced = sampled.sampled_thread.synced();
+            let by_sync = sampled.cpu_times.since_sync(since_ns, synced);
+            let ran = sampled.cpu_times.since(since_ns).or(by_sync);
             let waited_ns = sampled.waiting().map_or(0, WaitingThread::waited_ns);
             Ran { off_ns: ran.off_ns.max(waited_ns), ..ran }
         });
@@ -301,5 +383,54 @@ impl Collector {
         innermost.is_some_and(|innermost| {
             innermost == span || self.pending.ancestors(innermost).any(|around| around == span)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    #[test]
+    fn time_in_which_the_collector_did_not_run_is_absence() {
+        let mut absences = Absences::default();
+        absences.note_present(0, Some(0), 0);
+        // It slept as long as it meant to, and a busy machine let it wait.
+        absences.note_present(1_050 * MS, Some(MS), 1_000 * MS);
+        // It worked.
+        absences.note_present(2_050 * MS, Some(900 * MS), 20 * MS);
+        assert_eq!(absences.since(0), 0);
+        // It meant to sleep for 5 ms, and was stopped for two seconds.
+        absences.note_present(4_060 * MS, Some(902 * MS), 5 * MS);
+        let absent = 2_003 * MS;
+        assert_eq!(absences.since(2_000 * MS), absent);
+        // A span that was entered in the meantime had less of it, and a later one none.
+        assert_eq!(absences.since(4_000 * MS), 60 * MS);
+        assert_eq!(absences.since(4_060 * MS), 0);
+        absences.note_present(6_060 * MS, None, 0);
+        assert_eq!(absences.since(0), absent + 2_000 * MS);
+        for second in 7..7 + 2 * MOST_ABSENCES as u64 {
+            absences.note_present(second * 1_000 * MS, None, 0);
+        }
+        assert_eq!(absences.all.len(), MOST_ABSENCES);
+    }
+
+    #[test]
+    fn the_last_sync_says_for_how_long_a_thread_ran_and_did_not_run() {
+        let mut times = CpuTimes::default();
+        let last = CpuTime { time_ns: 14_200 * MS, cpu_ns: 162 * MS, sampled_ns: 0 };
+        times.note(last);
+        let certain = |synced| {
+            let ran = times.since(0).or(times.since_sync(0, None));
+            assert!(ran == Ran::default(), "one reading says nothing");
+            let Ran { on_ns, off_ns, .. } = times.since_sync(200 * MS, synced);
+            (on_ns, off_ns)
+        };
+        // It entered the span 1 ms after the sync, and ran for 62 ms since that.
+        let (on_ns, off_ns) = certain(Some((199 * MS, 100 * MS)));
+        assert_eq!((on_ns, off_ns), (61 * MS, 13_938 * MS));
+        assert_eq!(certain(Some((201 * MS, 100 * MS))), (0, 0), "not before the span");
+        assert_eq!(certain(None), (0, 0));
     }
 }

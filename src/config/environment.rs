@@ -173,8 +173,9 @@ impl Builder {
         builder = builder.set(&get, SOURCE_URL, files::A_SOURCE_URL, link, |builder, url| {
             builder.source_url(&url)
         })?;
-        let names = "names of fields, as http.route,method, or none";
-        builder = builder.set(&get, FIELDS, names, field_names, Self::fields)?;
+        if let Some(text) = get(FIELDS)? {
+            builder = builder.fields(field_names(&text)?);
+        }
         let link = "root or innermost";
         builder = builder.set(&get, LINK, link, |text| text.parse().ok(), Self::link)?;
         let symbols = get(SYMBOLS)?;
@@ -340,15 +341,24 @@ fn time(text: &str) -> Option<Duration> {
 }
 
 /// Parses names of fields, separated by commas. `none` alone is no name.
-fn field_names(text: &str) -> Option<Vec<String>> {
-    if text == "none" {
-        return Some(Vec::new());
+fn field_names(text: &str) -> Result<Vec<String>, Error> {
+    if text.trim() == "none" {
+        return Ok(Vec::new());
     }
-    let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
-    let is_name = |name: &str| {
-        name.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '.' | '-' | ':'))
-    };
-    names.map(|name| is_name(name).then(|| name.to_owned())).collect()
+    let is_part = |c: char| c.is_alphanumeric() || matches!(c, '_' | '.' | '-' | ':');
+    let mut names = Vec::new();
+    let mut begin = 0;
+    for part in text.split(',') {
+        let name = part.trim();
+        if let Some((at, other)) = name.char_indices().find(|(_, c)| !is_part(*c)) {
+            let at = begin + (part.len() - part.trim_start().len()) + at;
+            let problem = format!("`{name}` is no name of a field, because of {other:?}");
+            return Err(Error::text(FIELDS, text, at, problem));
+        }
+        names.extend((!name.is_empty()).then(|| name.to_owned()));
+        begin += part.len() + 1;
+    }
+    Ok(names)
 }
 
 /// Parses limits such as `cpu>90%|memory>2GB`; each may occur at most once.
@@ -649,6 +659,12 @@ mod tests {
             error.to_string(),
             "cannot read TRACING_PROFILING_REDACT: found open group without closing ')'\n  \
              acme_\\w+;(users\n           ^"
+        );
+        let error = read(&[("TRACING_PROFILING_FIELDS", "method, user id,tenant")]).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "cannot read TRACING_PROFILING_FIELDS: `user id` is no name of a field, because of ' '\n  \
+             method, user id,tenant\n              ^"
         );
         let not_unicode = Builder::new().with_variables(|_| Err("\u{fffd}".to_owned()));
         assert!(not_unicode.unwrap_err().to_string().contains("UTF-8"));

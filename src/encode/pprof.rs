@@ -57,26 +57,26 @@ impl<'a> Encoder<'a> {
     fn encode(mut self, shown: Option<SampleKind>) -> proto::Profile {
         let profile = self.profile;
         let has_samples = |kind: &SampleKind| profile.of_kind(*kind).next().is_some();
-        let kinds = kinds_of(profile);
+        let is_heap = is_heap(profile);
+        let kinds = kinds_of(profile, is_heap);
         let values: Vec<_> =
             kinds.iter().map(|kind| self.value_type(name_of(*kind), unit_of(*kind))).collect();
-        let has_times = kinds.contains(&SampleKind::OnCpu);
-        let count = has_times.then(|| self.value_type("samples", "count"));
+        let count = (!is_heap).then(|| self.value_type("samples", "count"));
         self.message.sample_type = count.into_iter().chain(values.iter().copied()).collect();
         let usual = || match has_samples(&SampleKind::InUseBytes) {
             true => Some(SampleKind::InUseBytes),
             false => SampleKind::ALL.into_iter().find(has_samples),
         };
-        let shown = shown.or_else(usual);
-        self.message.default_sample_type =
-            self.string(name_of(shown.unwrap_or(SampleKind::InUseBytes)));
-        (self.message.period_type, self.message.period) = match has_times {
-            true => {
+        let of_none = if is_heap { SampleKind::InUseBytes } else { SampleKind::OnCpu };
+        let shown = shown.or_else(usual).unwrap_or(of_none);
+        self.message.default_sample_type = self.string(name_of(shown));
+        (self.message.period_type, self.message.period) = match is_heap {
+            // Each sample says what it represents.
+            true => (Some(self.value_type("space", "bytes")), 0),
+            false => {
                 let period = profile.uniform_weight_ns().unwrap_or(profile.period_ns);
                 (values.first().copied(), signed(period))
             }
-            // Each sample says what it represents.
-            false => (Some(self.value_type("space", "bytes")), 0),
         };
         self.message.time_nanos = signed(profile.start_unix_ns);
         // That of a moment is 1, so that it contains its samples.
@@ -91,7 +91,7 @@ impl<'a> Encoder<'a> {
         for sample in profile.samples() {
             let weight: u64 = sample.points.iter().map(|point| point.weight).sum();
             let place = (sample.stack, sample.link);
-            let known = of_stacks.get(&place).filter(|_| !has_times);
+            let known = of_stacks.get(&place).filter(|_| is_heap);
             let value = kinds.iter().position(|kind| *kind == sample.kind);
             if let (Some(known), Some(value)) = (known, value) {
                 let known = self.message.sample.get_mut(*known);
@@ -103,7 +103,7 @@ impl<'a> Encoder<'a> {
             // Only on-CPU samples count as samples: the others are measured.
             let is_on_cpu = sample.kind == SampleKind::OnCpu;
             let count = if is_on_cpu { sample.points.len() as u64 } else { 0 };
-            let count = has_times.then(|| signed(count));
+            let count = (!is_heap).then(|| signed(count));
             let encoded = proto::Sample {
                 location_id: profile
                     .location_ids(sample.stack)
@@ -152,18 +152,25 @@ impl<'a> Encoder<'a> {
         let Some(link) = link.and_then(|id| self.profile.link(id)) else {
             return Vec::new();
         };
-        let mut labels = Vec::new();
+        let mut labels: Vec<(String, String)> = Vec::new();
         // Profiles that were decoded from a format without span names have empty ones.
         if !link.span.is_empty() {
-            labels.push(("span_name", link.span.clone()));
+            labels.push(("span_name".to_owned(), link.span.clone()));
         }
         if let Some((trace_id, span_id)) = link.ids {
-            labels.push(("trace_id", trace_id.to_string()));
-            labels.push(("span_id", span_id.to_string()));
+            labels.push(("trace_id".to_owned(), trace_id.to_string()));
+            labels.push(("span_id".to_owned(), span_id.to_string()));
         }
-        labels.extend(self.profile.fields_around(link).iter().cloned());
-        let label = |(key, value): (&str, String)| proto::Label {
-            key: self.string(key),
+        // A key that occurs twice counts a sample twice, and Pyroscope reads a dot as `_`.
+        let is_same = |a: &str, b: &str| a.replace('.', "_") == b.replace('.', "_");
+        for (field, value) in self.profile.fields_around(link) {
+            let key = label_key(field);
+            if !labels.iter().any(|(known, _)| is_same(known, &key)) {
+                labels.push((key, value.clone()));
+            }
+        }
+        let label = |(key, value): (String, String)| proto::Label {
+            key: self.string(&key),
             str: self.string(&value),
         };
         labels.into_iter().map(label).collect()
@@ -253,18 +260,36 @@ impl<'a> Encoder<'a> {
     }
 }
 
-/// What a file has values of: for a heap profile the four of Go, in their order, and otherwise times and allocations.
-fn kinds_of(profile: &Profile) -> Vec<SampleKind> {
-    let is_of_memory = |kind: SampleKind| !kind.is_time();
-    let mut samples = profile.samples().iter().map(|sample| sample.kind);
-    if samples.all(is_of_memory) {
-        let allocated = [SampleKind::Allocations, SampleKind::AllocatedBytes];
-        return [allocated, [SampleKind::InUseBlocks, SampleKind::InUseBytes]].concat();
+/// The key of a label for a field. Pyroscope refuses the whole file if a key has other characters than these, or begins
+/// with a digit.
+fn label_key(field: &str) -> String {
+    let mapped = field.chars().map(|c| match c {
+        'a'..='z' | 'A'..='Z' | '0'..='9' | '_' | '.' => c,
+        _ => '_',
+    });
+    let before = field.starts_with(|c: char| c.is_ascii_digit()).then_some('_');
+    before.into_iter().chain(mapped).collect()
+}
+
+/// Whether a profile is that of the live heap: what was in use at a moment, also if that is nothing.
+fn is_heap(profile: &Profile) -> bool {
+    let has_times = profile.samples().iter().any(|sample| sample.kind.is_time());
+    let is_in_use = |kind: SampleKind| profile.of_kind(kind).next().is_some();
+    !has_times && (profile.is_of_moment() || IN_USE.into_iter().any(is_in_use))
+}
+
+const IN_USE: [SampleKind; 2] = [SampleKind::InUseBlocks, SampleKind::InUseBytes];
+
+/// What a file has values of: for the live heap the four of Go, in their order, and otherwise times and allocations, also
+/// those of which there are none: pprof merges only files with the same values. What is in use is added where a profile
+/// that was built by hand has it beside times.
+fn kinds_of(profile: &Profile, is_heap: bool) -> Vec<SampleKind> {
+    if is_heap {
+        return [[SampleKind::Allocations, SampleKind::AllocatedBytes], IN_USE].concat();
     }
-    let is_in_use =
-        |kind: &SampleKind| matches!(kind, SampleKind::InUseBytes | SampleKind::InUseBlocks);
     let has_samples = |kind: &SampleKind| profile.of_kind(*kind).next().is_some();
-    SampleKind::ALL.into_iter().filter(|kind| !is_in_use(kind) || has_samples(kind)).collect()
+    let kinds = SampleKind::ALL.into_iter();
+    kinds.filter(|kind| !IN_USE.contains(kind) || has_samples(kind)).collect()
 }
 
 /// The name of a value.
@@ -307,6 +332,7 @@ mod tests {
 
     use super::super::tests::{awaiting, checkout, waiting};
     use super::*;
+    use crate::ids::{SpanId, TraceId};
     use crate::profile::{FrameKind, Function, Line, Link, Location, Mapping, Point};
 
     fn decode(profile: &Profile) -> proto::Profile {
@@ -369,6 +395,45 @@ mod tests {
     }
 
     #[test]
+    fn no_label_occurs_twice_and_fields_have_keys_that_pyroscope_takes() {
+        let labels = |ids, names: &[&'static str]| {
+            let mut profile = Profile::new(crate::profile::ProfileId::for_test(1), 5);
+            let fields = names.iter().map(|name| (*name, format!("value of {name}"))).collect();
+            let link = profile.add_link(Link { fields, ids, ..Link::named("request", None) });
+            let remark = profile.add_remark("x");
+            let stack = profile.add_stack(vec![remark]);
+            let point = Point { time_unix_ns: 1_001, weight: 5, thread: None };
+            profile.add_sample(SampleKind::OnCpu, stack, Some(link), point);
+            let message = decode(&profile);
+            let string = |index: i64| message.string_table[index as usize].clone();
+            let labels = message.sample[0].label.iter();
+            labels.map(|label| (string(label.key), string(label.str))).collect::<Vec<_>>()
+        };
+        let ids = (TraceId::from_bytes([1; 16]), SpanId::from_bytes([2; 8]));
+        let own = ["span_name", "span.name", "trace_id", "span_id", "span-id", "trace.id"];
+        let expected = [
+            ("span_name", "request".to_owned()),
+            ("trace_id", ids.0.to_string()),
+            ("span_id", ids.1.to_string()),
+        ];
+        let expected = expected.map(|(key, value)| (key.to_owned(), value));
+        assert_eq!(labels(Some(ids), &own), expected, "the layer's own labels go first");
+        let fields =
+            ["request-id", "request_id", "request.id", "naïve", "9lives", "a:b", "http.route", "é"];
+        let keys: Vec<_> = labels(None, &fields).into_iter().skip(1).collect();
+        let expected = [
+            ("request_id", "request-id"),
+            ("na_ve", "naïve"),
+            ("_9lives", "9lives"),
+            ("a_b", "a:b"),
+            ("http.route", "http.route"),
+            ("_", "é"),
+        ];
+        let expected = expected.map(|(key, field)| (key.to_owned(), format!("value of {field}")));
+        assert_eq!(keys, expected);
+    }
+
+    #[test]
     fn waits_and_awaits_have_their_own_values() {
         let values = |profile: &Profile| {
             let message = decode(profile);
@@ -403,16 +468,57 @@ mod tests {
         );
     }
 
+    fn of_kinds(kinds: &[SampleKind]) -> Profile {
+        let mut profile = Profile::new(crate::profile::ProfileId::for_test(1), 512);
+        let remark = profile.add_remark("x");
+        let stack = profile.add_stack(vec![remark]);
+        for (kind, weight) in kinds.iter().zip(1..) {
+            let point = Point { time_unix_ns: 1, weight, thread: None };
+            profile.add_sample(*kind, stack, None, point);
+        }
+        profile
+    }
+
+    /// What Go's `profile.Merge` compares: the types of the values, in order, and of the period.
+    fn compared(message: &proto::Profile) -> Vec<(&str, &str)> {
+        let string = |index: i64| message.string_table[index as usize].as_str();
+        let types = message.sample_type.iter().chain(&message.period_type);
+        types.map(|kind| (string(kind.r#type), string(kind.unit))).collect()
+    }
+
+    #[test]
+    fn files_of_any_kinds_can_be_merged() {
+        let in_spans: Vec<_> =
+            SampleKind::ALL.into_iter().filter(|kind| !IN_USE.contains(kind)).collect();
+        let all = decode(&of_kinds(&in_spans));
+        assert_eq!(compared(&all).len(), 8);
+        for subset in 0_u32..1 << in_spans.len() {
+            let kinds: Vec<_> = (0..in_spans.len())
+                .filter(|bit| subset & (1 << bit) != 0)
+                .map(|bit| in_spans[bit])
+                .collect();
+            let message = decode(&of_kinds(&kinds));
+            assert_eq!(compared(&message), compared(&all), "{kinds:?}");
+            let samples = message.sample.iter().map(|sample| sample.value.len());
+            assert_eq!(samples.collect::<Vec<_>>(), vec![7; kinds.len()], "{kinds:?}");
+        }
+        // A live heap with the next one, in which nothing is in use.
+        let heap = |kinds: &[SampleKind]| {
+            let mut profile = of_kinds(kinds);
+            profile.set_moment(1);
+            decode(&profile)
+        };
+        let full = heap(&[[SampleKind::Allocations, SampleKind::AllocatedBytes], IN_USE].concat());
+        for kinds in [&[][..], &[SampleKind::Allocations], &[SampleKind::InUseBytes]] {
+            assert_eq!(compared(&heap(kinds)), compared(&full), "{kinds:?}");
+        }
+    }
+
     #[test]
     fn a_heap_profile_has_the_values_of_go() {
         let make = |kinds: &[SampleKind]| {
-            let mut profile = Profile::new(crate::profile::ProfileId::for_test(1), 512);
-            let remark = profile.add_remark("x");
-            let stack = profile.add_stack(vec![remark]);
-            for (kind, weight) in kinds.iter().zip(1..) {
-                let point = Point { time_unix_ns: 1, weight, thread: None };
-                profile.add_sample(*kind, stack, None, point);
-            }
+            let mut profile = of_kinds(kinds);
+            profile.set_moment(1);
             decode(&profile)
         };
         let allocated = [SampleKind::AllocatedBytes, SampleKind::Allocations];

@@ -395,7 +395,7 @@ function wallCell(entry, longest) {
 function topCell(entry) {
   const lines = [];
   if (entry.top) {
-    const share = entry.top_share >= 0 ? ` ${Math.round(entry.top_share * 100)} % of samples` : '';
+    const share = entry.top_share >= 0 ? ` ${Math.round(entry.top_share * 100)} % of on-CPU time` : '';
     lines.push(el('div', { class: 'code clip', title: clean(entry.top) }, clean(entry.top)), el('small', {}, share));
   }
   if (entry.longest_wait && (!entry.top || entry.longest_wait_ms > entry.on_cpu_ms)) {

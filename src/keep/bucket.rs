@@ -26,6 +26,11 @@ impl TokenBucket {
         self.full_at_ns <= now_ns
     }
 
+    /// When it will be full if nothing more is taken.
+    pub(crate) fn full_ns(&self) -> u64 {
+        self.full_at_ns
+    }
+
     /// When there will be a token, if nothing is taken until then.
     pub(crate) fn next_ns(&self) -> u64 {
         match self.capacity {

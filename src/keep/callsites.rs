@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use tracing::{Level, Metadata};
 
 use super::attribute;
 use super::fields::{Choice, FieldRules};
-use super::percentile::{MOST_SKETCHES, Sketches};
+use super::percentile::{MOST_SKETCHES, Sketches, SketchesInUse};
 use super::plans::{Callsite, Cohort, Plans};
 use super::shown_fields::ShownFields;
 use super::{Keep, Rule, Rules};
@@ -43,7 +43,7 @@ pub(crate) struct Callsites {
     /// Whether spans may be open whose rules were replaced and judge errors.
     replaced_judge_errors: AtomicBool,
     /// See [`Sketches`].
-    sketches_for_values: Arc<AtomicUsize>,
+    sketches_for_values: Arc<SketchesInUse>,
     started: Instant,
     counters: Arc<Counters>,
 }
@@ -500,8 +500,8 @@ impl Callsites {
         if let Some(known) = cohorts.get(&key) {
             return Some(Arc::clone(known));
         }
-        let total = &self.sketches_for_values;
-        let sketches = keep.percentile().map(|millionths| Sketches::new(millionths, total));
+        let in_use = &self.sketches_for_values;
+        let sketches = keep.percentile().map(|millionths| Sketches::new(millionths, in_use));
         if sketches.is_some() && !has_room {
             Counters::add(&self.counters.rules.percentiles_dropped, 1);
             return Some(Arc::new(Cohort::new(None)));

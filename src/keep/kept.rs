@@ -21,7 +21,8 @@ pub struct Kept {
     pub profile: Option<ProfileId>,
     /// The number of samples in the profile.
     pub samples: usize,
-    /// The function with the most on-CPU self time, and its share from 0 to 1.
+    /// The function with the most on-CPU self time, and its share of that time from 0 to 1; see
+    /// [`Profile::top_function`](crate::profile::Profile::top_function).
     pub top_function: Option<(String, f64)>,
     /// What it waited for, as far as waits were captured: waits of 10 ms and more, and some shorter ones.
     pub waits: Waits,

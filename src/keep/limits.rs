@@ -20,6 +20,7 @@ struct Buckets {
     profiles: TokenBucket,
     /// For epochs without a profile, which are only reported.
     reports: TokenBucket,
+    is_of_rule: bool,
 }
 
 /// What a span takes a token for.
@@ -39,13 +40,13 @@ pub(super) struct NoToken {
 
 /// A rule has this multiple of what the spans of one name and values have.
 const NAMES_PER_RULE: u32 = 4;
-/// How many limits are stored. Beyond that only those of rules apply.
+/// How many limits are stored. A new name takes the place of the one that has most of its tokens.
 const MOST_BUCKETS: usize = 1024;
 
 impl Buckets {
-    fn new(per_minute: u32) -> Self {
+    fn new(per_minute: u32, is_of_rule: bool) -> Self {
         let bucket = TokenBucket::new(per_minute);
-        Self { profiles: bucket, reports: bucket }
+        Self { profiles: bucket, reports: bucket, is_of_rule }
     }
 
     fn bucket(&mut self, what: Limited) -> &mut TokenBucket {
@@ -80,14 +81,15 @@ impl RateLimits {
             span.name(),
             &span.values,
         ));
-        let is_known = self.buckets.contains_key(&name) || self.buckets.len() < MOST_BUCKETS;
-        let of_rule = (span.rule, self.per_minute.saturating_mul(NAMES_PER_RULE));
-        let of_name = is_known.then_some((name, self.per_minute));
-        let limits = [of_rule].into_iter().chain(of_name).map(|(key, per_minute)| {
+        if !self.buckets.contains_key(&name) && self.buckets.len() >= MOST_BUCKETS {
+            self.evict();
+        }
+        let of_rule = (span.rule, self.per_minute.saturating_mul(NAMES_PER_RULE), true);
+        let of_name = (name, self.per_minute, false);
+        let mut limits = [of_rule, of_name].map(|(key, per_minute, is_of_rule)| {
             let known = self.buckets.get(&key).copied();
-            (key, known.unwrap_or_else(|| Buckets::new(per_minute)))
+            (key, known.unwrap_or_else(|| Buckets::new(per_minute, is_of_rule)))
         });
-        let mut limits: Vec<_> = limits.collect();
         // From both, or from none.
         let mut taken = limits.iter_mut().map(|(_, buckets)| buckets.bucket(what));
         if let Some(at) = taken.position(|bucket| !bucket.take(now_ns)) {
@@ -96,6 +98,14 @@ impl RateLimits {
         }
         self.buckets.extend(limits);
         Ok(())
+    }
+
+    /// Forgets the name that has taken the least: it loses nothing but a few tokens that it gets once more.
+    fn evict(&mut self) {
+        let of_names = self.buckets.iter().filter(|(_, buckets)| !buckets.is_of_rule);
+        let taken = |buckets: &Buckets| buckets.profiles.full_ns().max(buckets.reports.full_ns());
+        let least = of_names.min_by_key(|(_, buckets)| taken(buckets)).map(|(name, _)| *name);
+        least.map(|name| self.buckets.remove(&name));
     }
 }
 
@@ -146,6 +156,25 @@ mod tests {
         let what = [Limited::Profile, Limited::Profile, Limited::Report, Limited::Report];
         let taken = what.map(|what| limits.take(&span, what, 0).is_ok());
         assert_eq!(taken, [true, false, true, false]);
+    }
+
+    #[test]
+    fn a_flood_of_names_leaves_the_limits_of_others() {
+        let mut limits = RateLimits::new(10_000);
+        for number in 0..3_000 {
+            _ = limits.take(&span(1, &number.to_string()), Limited::Profile, 0);
+        }
+        let mut taken = |route: &str| {
+            let span = span(1, route);
+            (0..30_000).filter(|_| limits.take(&span, Limited::Profile, 0).is_ok()).count()
+        };
+        assert_eq!(taken("/noisy"), 10_000, "it has a limit of its own");
+        for number in 3_000..6_000 {
+            _ = limits.take(&span(1, &number.to_string()), Limited::Profile, 0);
+        }
+        let mut limits_of_noisy =
+            (0..10).filter(|_| limits.take(&span(1, "/noisy"), Limited::Profile, 0).is_ok());
+        assert_eq!(limits_of_noisy.next(), None, "it is not forgotten");
     }
 
     #[test]

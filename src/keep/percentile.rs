@@ -2,7 +2,8 @@
 
 use std::iter;
 use std::mem;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crossbeam::utils::CachePadded;
@@ -15,35 +16,38 @@ use crate::sys::{STRIPES, own_stripe};
 /// requests of a route are compared with each other.
 #[derive(Debug)]
 pub(super) struct Sketches {
-    /// For spans without shown fields, and for those for which there was no room.
+    /// For spans without shown fields.
     others: Sketch,
-    /// By the hash of the values. Read without a lock, so nothing is removed.
+    /// By the hash of the values. Read without a lock, so nothing is removed; a sketch that is in use no more is used for
+    /// other values.
     by_values: Box<[Chain]>,
-    /// How many of these there are, and how many in the layer.
-    count: AtomicUsize,
-    total: Arc<AtomicUsize>,
+    in_use: Arc<SketchesInUse>,
     is_forgotten: AtomicBool,
 }
 
-type Chain = OnceLock<Box<SketchOfValues>>;
+/// The sketches for values that are in use in a layer.
+pub(super) type SketchesInUse = Mutex<Vec<Arc<SketchOfValues>>>;
+
+type Chain = OnceLock<Arc<SketchOfValues>>;
 
 #[derive(Debug)]
-struct SketchOfValues {
-    values: u64,
+pub(super) struct SketchOfValues {
+    /// [`UNUSED`] if it is not in use. A span that is added while this changes may be added to the sketch of others.
+    values: AtomicU64,
     sketch: Sketch,
     next: Chain,
 }
 
+const UNUSED: u64 = u64::MAX;
 /// Most names have few values.
 const CHAINS: u64 = 32;
 
 impl Sketches {
-    pub(super) fn new(millionths: u32, total: &Arc<AtomicUsize>) -> Self {
+    pub(super) fn new(millionths: u32, in_use: &Arc<SketchesInUse>) -> Self {
         Self {
             others: Sketch::new(millionths),
             by_values: (0..CHAINS).map(|_| Chain::new()).collect(),
-            count: AtomicUsize::new(0),
-            total: Arc::clone(total),
+            in_use: Arc::clone(in_use),
             is_forgotten: AtomicBool::new(false),
         }
     }
@@ -53,13 +57,17 @@ impl Sketches {
     pub(super) fn forget(&self) {
         self.is_forgotten.store(true, Ordering::Relaxed);
         self.others.forget();
-        let chains = self.by_values.iter();
-        chains.flat_map(Self::in_chain).for_each(|known| known.sketch.forget());
         self.give_back_places();
     }
 
     fn give_back_places(&self) {
-        self.total.fetch_sub(self.count.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+        let mut in_use = self.in_use.lock();
+        for known in self.by_values.iter().flat_map(Self::in_chain) {
+            if known.values.swap(UNUSED, Ordering::Relaxed) != UNUSED {
+                in_use.retain(|one| !ptr::eq(Arc::as_ptr(one), known));
+            }
+            known.sketch.forget();
+        }
     }
 
     /// Whether the sketch for spans without values holds memory.
@@ -73,43 +81,60 @@ impl Sketches {
         if self.is_forgotten.load(Ordering::Relaxed) {
             return false;
         }
-        let sketch = values.and_then(|values| self.sketch_of(values)).unwrap_or(&self.others);
+        let sketch =
+            values.map_or(&self.others, |values| self.sketch_of(values.min(UNUSED - 1), now_ns));
         sketch.add(wall_ns, now_ns)
     }
 
     fn in_chain(chain: &Chain) -> impl Iterator<Item = &SketchOfValues> {
-        iter::successors(chain.get(), |known| known.next.get()).map(Box::as_ref)
+        iter::successors(chain.get(), |known| known.next.get()).map(Arc::as_ref)
     }
 
-    fn sketch_of(&self, values: u64) -> Option<&Sketch> {
-        let chain = self.by_values.get(usize::try_from(values % CHAINS).ok()?)?;
-        let known = Self::in_chain(chain).find(|known| known.values == values);
-        known.map(|known| &known.sketch).or_else(|| self.add_sketch_of(values, chain))
+    fn sketch_of(&self, values: u64, now_ns: u64) -> &Sketch {
+        let number = usize::try_from(values % CHAINS).unwrap_or(0);
+        let Some(chain) = self.by_values.get(number) else { return &self.others };
+        let is_it = |known: &&SketchOfValues| known.values.load(Ordering::Relaxed) == values;
+        match Self::in_chain(chain).find(is_it) {
+            Some(known) => &known.sketch,
+            None => self.add_sketch_of(values, chain, now_ns),
+        }
     }
 
     #[cold]
-    fn add_sketch_of<'a>(&'a self, values: u64, mut chain: &'a Chain) -> Option<&'a Sketch> {
-        let one_more = |total| (total < MOST_SKETCHES).then_some(total + 1);
-        self.total.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok()?;
-        let sketch = Sketch::new(self.others.millionths);
-        let mut new = Box::new(SketchOfValues { values, sketch, next: Chain::new() });
-        loop {
-            match chain.get() {
+    fn add_sketch_of<'a>(&'a self, values: u64, mut chain: &'a Chain, now_ns: u64) -> &'a Sketch {
+        let mut in_use = self.in_use.lock();
+        let mut unused = None;
+        while let Some(known) = chain.get() {
+            match known.values.load(Ordering::Relaxed) {
                 // Another thread has added it just now.
-                Some(known) if known.values == values => {
-                    self.total.fetch_sub(1, Ordering::Relaxed);
-                    return Some(&known.sketch);
-                }
-                Some(known) => chain = &known.next,
-                None => match chain.set(new) {
-                    Ok(()) => {
-                        self.count.fetch_add(1, Ordering::Relaxed);
-                        return chain.get().map(|known| &known.sketch);
-                    }
-                    Err(refused) => new = refused,
-                },
+                same if same == values => return &known.sketch,
+                UNUSED => unused = Some(known),
+                _ => {}
             }
+            chain = &known.next;
         }
+        if in_use.len() >= MOST_SKETCHES {
+            evict(&mut in_use, now_ns);
+        }
+        let new = unused.unwrap_or_else(|| {
+            let values = AtomicU64::new(UNUSED);
+            let sketch = Sketch::new(self.others.millionths);
+            chain.get_or_init(|| Arc::new(SketchOfValues { values, sketch, next: Chain::new() }))
+        });
+        new.values.store(values, Ordering::Relaxed);
+        in_use.push(Arc::clone(new));
+        &new.sketch
+    }
+}
+
+/// Takes the sketch out of use that the fewest spans were added to lately, the oldest of several. One of values that come
+/// back again and again stays, however many others occur once.
+fn evict(in_use: &mut Vec<Arc<SketchOfValues>>, now_ns: u64) {
+    let used = in_use.iter().map(|known| known.sketch.used(now_ns)).enumerate();
+    if let Some((least, _)) = used.min_by_key(|(at, used)| (*used, *at)) {
+        let known = in_use.remove(least);
+        known.values.store(UNUSED, Ordering::Relaxed);
+        known.sketch.forget();
     }
 }
 
@@ -223,6 +248,17 @@ impl Sketch {
         let mut windows = self.windows.lock();
         self.limit_ns.store(UNKNOWN, Ordering::Relaxed);
         *windows = None;
+    }
+
+    /// How many spans were added in the present window and the one before it.
+    fn used(&self, now_ns: u64) -> u64 {
+        let Some(windows) = self.windows.try_lock() else { return u64::MAX };
+        let Some(Windows { filling, full, began_ns, .. }) = &*windows else { return 0 };
+        match now_ns.saturating_sub(*began_ns) / WINDOW_NS {
+            0 => filling.len() + full.len(),
+            1 => filling.len(),
+            _ => 0,
+        }
     }
 
     /// Whether it holds memory.
@@ -370,7 +406,7 @@ mod tests {
 
     #[test]
     fn spans_are_compared_with_those_of_the_same_values() {
-        let total = Arc::default();
+        let total = Arc::<SketchesInUse>::default();
         let sketches = Sketches::new(990_000, &total);
         let (get, put) = (Some(1), Some(2));
         lengths().for_each(|wall_ns| _ = sketches.add(get, wall_ns, 0));
@@ -379,23 +415,65 @@ mod tests {
         let is_rare = |values, ms| sketches.add(values, ms * MS, 0);
         assert_eq!([is_rare(get, 900), is_rare(get, 1_100)], [false, true]);
         assert_eq!([is_rare(put, 2), is_rare(None, 5_000)], [true, false]);
-        assert_eq!(total.load(Ordering::Relaxed), 2);
+        assert_eq!(total.lock().len(), 2);
         sketches.forget();
-        assert_eq!(total.load(Ordering::Relaxed), 0);
+        assert_eq!(total.lock().len(), 0);
         assert!(!sketches.is_in_use() && !is_rare(get, 100_000));
         drop(sketches);
-        assert_eq!(total.load(Ordering::Relaxed), 0);
+        assert_eq!(total.lock().len(), 0);
     }
 
     #[test]
     fn the_number_of_sketches_is_limited() {
-        let total = Arc::default();
+        let total = Arc::<SketchesInUse>::default();
         let sketches = Sketches::new(990_000, &total);
         for number in 0..MOST_SKETCHES as u64 + 100 {
             sketches.add(Some(number), MS, 0);
         }
-        assert_eq!(total.load(Ordering::Relaxed), MOST_SKETCHES);
-        assert!(sketches.is_in_use(), "the last ones are compared with each other");
+        assert_eq!(total.lock().len(), MOST_SKETCHES);
+        let has_memory = |known: &&SketchOfValues| known.sketch.is_in_use();
+        let all = sketches.by_values.iter().flat_map(Sketches::in_chain);
+        assert_eq!(all.filter(has_memory).count(), MOST_SKETCHES);
+    }
+
+    #[test]
+    fn values_that_come_back_are_compared_after_a_flood_of_others() {
+        let total = Arc::<SketchesInUse>::default();
+        let sketches = Sketches::new(990_000, &total);
+        let flooded = Sketches::new(990_000, &total);
+        let mut invented = (1_000..).map(Some);
+        let mut flood = |count| {
+            for sketches in [&sketches, &flooded] {
+                for values in invented.by_ref().take(count) {
+                    assert!(!sketches.add(values, 9_000 * MS, 0));
+                }
+            }
+        };
+        flood(2 * MOST_SKETCHES);
+        // Two routes, while invented values go on.
+        for wall_ns in lengths() {
+            for _ in 0..2 {
+                sketches.add(Some(1), wall_ns, 0);
+                sketches.add(Some(2), wall_ns / 1_000, 0);
+            }
+            flood(1);
+        }
+        let is_rare = |values, ms| sketches.add(values, ms * MS, 0);
+        assert_eq!([is_rare(Some(1), 900), is_rare(Some(1), 1_100)], [false, true]);
+        assert!(is_rare(Some(2), 2), "of its own route");
+        assert_eq!(total.lock().len(), MOST_SKETCHES);
+        // What is used no more makes room.
+        assert_eq!(evicted_after(&sketches, 3 * WINDOW_NS), 1);
+        drop((sketches, flooded));
+        assert_eq!(total.lock().len(), 0);
+    }
+
+    /// How many places a new value takes then.
+    fn evicted_after(sketches: &Sketches, now_ns: u64) -> usize {
+        let before: Vec<_> = sketches.in_use.lock().iter().map(Arc::as_ptr).collect();
+        sketches.add(Some(7), MS, now_ns);
+        let after: Vec<_> = sketches.in_use.lock().iter().map(Arc::as_ptr).collect();
+        before.iter().filter(|one| !after[..after.len() - 1].contains(one)).count()
     }
 
     #[test]
@@ -519,7 +597,7 @@ mod tests {
     /// Threads that find a new value at the same time find the same sketch.
     #[test]
     fn a_sketch_of_values_is_added_once() {
-        let total = Arc::default();
+        let total = Arc::<SketchesInUse>::default();
         let sketches = Sketches::new(500_000, &total);
         std::thread::scope(|scope| {
             for _ in 0..4 {
@@ -528,7 +606,7 @@ mod tests {
                 });
             }
         });
-        assert_eq!(total.load(Ordering::Relaxed), 100);
+        assert_eq!(total.lock().len(), 100);
         let all = sketches.by_values.iter().flat_map(Sketches::in_chain);
         let each: Vec<_> =
             all.map(|known| known.sketch.windows.lock().as_ref().unwrap().filling.len()).collect();

@@ -25,6 +25,15 @@ pub(crate) const DEFAULT_FIELDS: [&str; 7] = [
     "messaging.destination.name",
 ];
 
+/// The methods of HTTP.
+const METHODS: [&str; 10] =
+    ["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH", "QUERY"];
+
+/// Whether the field `method` of such spans is that of an HTTP request: other programs have other methods.
+fn is_of_tower_http(metadata: &Metadata<'_>) -> bool {
+    metadata.target().starts_with("tower_http::")
+}
+
 /// The names of the fields whose values are shown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ShownFields(Arc<[String]>);
@@ -51,9 +60,14 @@ impl ShownFields {
 
     /// The values that are recorded. They must be read before the span's extensions are locked: a value's `Display` is
     /// code of the program, which may log in this span.
-    pub(crate) fn read(&self, record: impl FnOnce(&mut dyn Visit)) -> FieldValues {
+    pub(crate) fn read(
+        &self,
+        metadata: &Metadata<'_>,
+        record: impl FnOnce(&mut dyn Visit),
+    ) -> FieldValues {
         let mut values = FieldValues::default();
         record(&mut Recorder { shown: self, values: &mut values });
+        values.fold_methods(metadata);
         values
     }
 }
@@ -111,6 +125,18 @@ impl FieldValues {
     /// The same fields, with changed values.
     pub(crate) fn map(self, change: impl Fn(&str) -> String) -> Self {
         Self(self.0.into_iter().map(|(name, value)| (name, change(&value))).collect())
+    }
+
+    /// A client can invent the method of its request, so it could have any number of values. As OpenTelemetry has it, one
+    /// that is not known is `_OTHER`.
+    fn fold_methods(&mut self, metadata: &Metadata<'_>) {
+        let is_method = |name: &str| {
+            name == "http.request.method" || name == "method" && is_of_tower_http(metadata)
+        };
+        let methods = self.0.iter_mut().filter(|(name, _)| is_method(name));
+        methods
+            .filter(|(_, value)| !METHODS.contains(&value.as_str()))
+            .for_each(|(_, value)| "_OTHER".clone_into(value));
     }
 
     fn set(&mut self, name: &'static str, value: String) {
@@ -174,7 +200,8 @@ mod tests {
             ctx: Context<'_, Registry>,
         ) {
             let span = ctx.span(id).unwrap();
-            self.0.read(|visit| attributes.record(visit)).store(&mut span.extensions_mut());
+            let values = self.0.read(span.metadata(), |visit| attributes.record(visit));
+            values.store(&mut span.extensions_mut());
         }
 
         fn on_record(
@@ -184,7 +211,8 @@ mod tests {
             ctx: Context<'_, Registry>,
         ) {
             let span = ctx.span(id).unwrap();
-            self.0.read(|visit| values.record(visit)).store(&mut span.extensions_mut());
+            let values = self.0.read(span.metadata(), |visit| values.record(visit));
+            values.store(&mut span.extensions_mut());
         }
     }
 
@@ -212,6 +240,26 @@ mod tests {
         assert_eq!(shown(&["status", "path"], span), "{status=200 path=\"/a\"}");
         assert_eq!(shown(&["http.route"], span), "{http.route=/cart/{id}}");
         assert_eq!(shown(&["other"], span), "");
+    }
+
+    #[test]
+    fn invented_methods_of_requests_have_one_value() {
+        let names = ["method", "http.request.method"];
+        let of = |method: &'static str| {
+            [
+                shown(
+                    &names,
+                    || tracing::info_span!(target: "tower_http::trace::make_span", "request", method),
+                ),
+                shown(&names, || tracing::info_span!("request", http.request.method = %method)),
+                shown(&names, || tracing::info_span!("pay", method)),
+            ]
+        };
+        assert_eq!(of("GET"), ["{method=GET}", "{http.request.method=GET}", "{method=GET}"]);
+        for method in ["card", "get", "G3T", "AAAA1"] {
+            assert_eq!(of(method)[..2], ["{method=_OTHER}", "{http.request.method=_OTHER}"]);
+            assert_eq!(of(method)[2], format!("{{method={method}}}"), "not of a request");
+        }
     }
 
     #[test]

@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use super::model::Profile;
+use super::own_code::OwnCode;
 use super::sample::{Sample, SampleKind};
-use super::waits::{SourceFunction, UNKNOWN, crate_of, is_of_dependency, own_number};
+use super::waits::{SourceFunction, UNKNOWN, crate_of, own_number};
 
 /// The sum of a profile's awaits and scheduling delays. Those shorter than 10 ms are represented by samples of 10 ms, so
 /// that the sums are estimates.
@@ -73,8 +74,8 @@ pub(super) fn sum(profile: &Profile) -> Awaits {
 }
 
 /// The function, location and future of an await or a scheduling delay; `None` if its stack is unknown.
-fn site(profile: &Profile, sample: &Sample) -> Option<[String; 3]> {
-    let (_, frames) = profile.call_and_frames(sample);
+fn site(profile: &Profile, sample: &Sample, own: &OwnCode) -> Option<[String; 3]> {
+    let (_, frames) = profile.call_and_frames(sample, own);
     let own = frames.get(own_number(&frames))?;
     let function = match own.unnamed.and_then(|id| profile.location(id)) {
         Some(location) => profile.module_offset(location),
@@ -85,8 +86,10 @@ fn site(profile: &Profile, sample: &Sample) -> Option<[String; 3]> {
 
 /// Where an await or a scheduling delay was, in one line; empty if its stack is unknown.
 #[cfg(feature = "firefox")]
-pub(crate) fn await_place(profile: &Profile, sample: &Sample) -> String {
-    let Some([function, location, awaited]) = site(profile, sample) else { return String::new() };
+pub(crate) fn await_place(profile: &Profile, sample: &Sample, own: &OwnCode) -> String {
+    let Some([function, location, awaited]) = site(profile, sample, own) else {
+        return String::new();
+    };
     let location = if location.is_empty() { location } else { format!(" ({location})") };
     let awaited = if awaited.is_empty() { awaited } else { format!(" at {awaited}") };
     format!("{function}{location}{awaited}")
@@ -94,8 +97,9 @@ pub(crate) fn await_place(profile: &Profile, sample: &Sample) -> String {
 
 fn longest(profile: &Profile, total_ns: u64) -> Option<AwaitSite> {
     let mut sites: HashMap<[String; 3], u64> = HashMap::new();
+    let own = OwnCode::of(profile);
     for sample in profile.of_kind(SampleKind::Await) {
-        if let Some(site) = site(profile, sample) {
+        if let Some(site) = site(profile, sample, &own) {
             *sites.entry(site).or_default() += weight_ns(sample);
         }
     }
@@ -119,7 +123,7 @@ pub(crate) fn delay_frame(behind: Option<&str>) -> String {
 fn delayed_by(profile: &Profile) -> Option<String> {
     let mut spans: HashMap<&str, u64> = HashMap::new();
     for sample in profile.of_kind(SampleKind::Delay) {
-        let (frame, _) = profile.call_and_frames(sample);
+        let (frame, _) = profile.call_and_frames(sample, &OwnCode::default());
         let span = frame.strip_prefix(DELAY_BEHIND).and_then(|span| span.strip_suffix(']'));
         *spans.entry(span.unwrap_or_default()).or_default() += weight_ns(sample);
     }
@@ -207,7 +211,7 @@ fn awaited(frames: &[SourceFunction<'_>]) -> String {
 /// The future that a function polls: its type, or the module that it is in if the name is not complete.
 fn future_of(frame: &SourceFunction<'_>) -> String {
     let name = without_generics(frame.name);
-    let Some(module) = module_of(frame.file) else { return shortened(&name) };
+    let Some(module) = module_of(frame) else { return shortened(&name) };
     match crate_of(&name) {
         Some(of) if module.split("::").next() == Some(of) => shortened(&name),
         // The code of a macro is in a function of its user.
@@ -218,12 +222,14 @@ fn future_of(frame: &SourceFunction<'_>) -> String {
 }
 
 /// The module of a dependency's source file: `tokio::time::sleep`, or `tokio::select!` if a macro is defined there.
-fn module_of(file: &str) -> Option<String> {
-    if !is_of_dependency(file) {
+fn module_of(frame: &SourceFunction<'_>) -> Option<String> {
+    if !frame.is_in_dependency() {
         return None;
     }
-    let (package, path) = file.rsplit_once("/src/")?;
+    let (package, path) = frame.file.rsplit_once("/src/")?;
     let package = package.rsplit('/').next()?;
+    // Bazel puts the name of the repository before it.
+    let package = package.rsplit("__").next()?;
     let version = package.match_indices('-').find(|(at, _)| {
         package.get(at + 1..).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
     });

@@ -5,6 +5,7 @@ mod awaits;
 mod builder;
 mod model;
 mod names;
+mod own_code;
 mod rebuild;
 mod resource;
 mod sample;
@@ -24,6 +25,7 @@ pub use model::{
     StackId,
 };
 pub(crate) use names::{LONGEST_NAME, capped};
+pub(crate) use own_code::{OwnCode, is_of_dependency};
 pub(crate) use rebuild::{SourceLine, Symbolized, Symbols};
 pub use resource::Resource;
 pub use sample::{Point, Sample, SampleKind};

@@ -210,6 +210,12 @@ impl Profile {
         points.for_each(|point| point.time_unix_ns = unix_ns);
     }
 
+    /// Whether it shows a moment and not an interval.
+    #[cfg(feature = "pprof")]
+    pub(crate) fn is_of_moment(&self) -> bool {
+        self.duration_ns == 1
+    }
+
     /// Its approximate memory use.
     pub(crate) fn bytes(&self) -> usize {
         let ProfileTables { functions, mappings, locations, stacks, links, threads } = &self.tables;
@@ -504,11 +510,19 @@ impl Profile {
         }
     }
 
-    /// The function with the most on-CPU self time, and its share of the total, from 0 to 1; see
-    /// [`functions_by`](Self::functions_by).
+    /// The function with the most on-CPU self time, and its share from 0 to 1; see
+    /// [`functions_by`](Self::functions_by). The share is that of the on-CPU time of the kept [`spans`](Self::spans), also
+    /// where no sample was taken of it, or of the samples if that is not known or they represent more.
     pub fn top_function(&self) -> Option<(String, f64)> {
         let (name, weight) = self.functions_by(SampleKind::OnCpu).into_iter().next()?;
-        Some((name, weight as f64 / self.weight_ns().max(1) as f64))
+        let ran_ns = self.least_on_cpu_ns().max(self.weight_ns()).max(1);
+        Some((name, weight as f64 / ran_ns as f64))
+    }
+
+    /// For how long the threads of its spans ran at least.
+    fn least_on_cpu_ns(&self) -> u64 {
+        let topmost = self.spans.iter().filter(|span| span.is_topmost);
+        topmost.map(|span| span.times.least_on_cpu_ns()).sum()
     }
 
     /// The innermost functions of the samples of one kind with their own weights, the largest first: nanoseconds, bytes
@@ -550,6 +564,7 @@ impl Profile {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::span::TimeBreakdown;
 
     fn profile() -> Profile {
         Profile::new(ProfileId::for_test(1), 10)
@@ -627,6 +642,39 @@ mod tests {
         }
         profile.add_sample(SampleKind::OnCpu, cold, None, point(9));
         assert_eq!(profile.top_function(), Some(("busy".to_owned(), 0.75)));
+    }
+
+    #[test]
+    fn the_share_of_the_top_function_is_that_of_the_time() {
+        let mut profile = profile();
+        let busy = named(&mut profile, "busy");
+        let kind = FrameKind::Rust;
+        let location =
+            Location { mapping: None, address: 1, kind, lines: vec![busy], is_inferred: false };
+        let location = profile.add_location(location);
+        let stack = profile.add_stack(vec![location]);
+        for time in 0..5 {
+            profile.add_sample(SampleKind::OnCpu, stack, None, point(time));
+        }
+        let share = |spans: &[(u64, u64, bool)]| {
+            let span = |(subtree_on_cpu_ns, subtree_on_cpu_error_ns, is_topmost): &_| {
+                let times = TimeBreakdown {
+                    subtree_on_cpu_ns: *subtree_on_cpu_ns,
+                    subtree_on_cpu_error_ns: *subtree_on_cpu_error_ns,
+                    ..TimeBreakdown::default()
+                };
+                ProfiledSpan { is_topmost: *is_topmost, times, ..ProfiledSpan::default() }
+            };
+            let mut profile = profile.clone();
+            profile.spans = spans.iter().map(span).collect();
+            profile.top_function().unwrap().1
+        };
+        assert_eq!(share(&[]), 1.0);
+        // Samples were taken of a sixth of its time.
+        assert_eq!(share(&[(300, 0, true)]), 50.0 / 300.0);
+        assert_eq!(share(&[(300, 0, true), (200, 0, false), (100, 0, true)]), 50.0 / 400.0);
+        assert_eq!(share(&[(300, 100, true)]), 50.0 / 200.0, "what is certain");
+        assert_eq!(share(&[(40, 0, true)]), 1.0, "the samples represent more");
     }
 
     #[test]

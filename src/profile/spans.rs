@@ -97,6 +97,8 @@ pub struct ProfiledSpan {
     pub ids: Option<(TraceId, SpanId)>,
     /// It is inside no other kept span of the profile.
     pub(crate) is_topmost: bool,
+    /// The source file with its callsite; empty if that is of a dependency.
+    pub(crate) own_file: &'static str,
     /// 0 if unknown.
     pub(crate) start_unix_ns: u64,
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::awaits::{self, Awaits};
 use super::model::{FrameKind, Function, Location, LocationId, Profile, StackId};
+use super::own_code::{OwnCode, is_of_dependency};
 use super::sample::{Sample, SampleKind};
 
 /// The sum of a profile's waits.
@@ -45,9 +46,10 @@ impl Profile {
         let mut waits =
             Waits { count: self.wait_count(), total: self.waited(), ..Waits::default() };
         let (mut all, mut in_async) = (Sums::default(), Sums::default());
+        let own = OwnCode::of(self);
         for sample in self.of_kind(SampleKind::OffCpu) {
             let waited_ns = sample.points.iter().map(|point| point.weight).sum();
-            let (call, frames) = self.call_and_frames(sample);
+            let (call, frames) = self.call_and_frames(sample, &own);
             // Only a note: the waiting function is unknown.
             if call.is_empty() {
                 continue;
@@ -97,8 +99,8 @@ impl Profile {
 
     /// What a wait was for, and in which function; `None` for a sample that is not a wait.
     #[cfg(feature = "firefox")]
-    pub(crate) fn wait_site(&self, sample: &Sample) -> Option<(&str, String)> {
-        let (call, frames) = self.call_and_frames(sample);
+    pub(crate) fn wait_site(&self, sample: &Sample, own: &OwnCode) -> Option<(&str, String)> {
+        let (call, frames) = self.call_and_frames(sample, own);
         let mut sums = Sums::default();
         sums.add(wait_site(&frames), call, 0);
         let WaitSite { function, location, .. } = sums.longest(self)?;
@@ -113,14 +115,20 @@ impl Profile {
     }
 
     /// What a wait is for, and its functions from the innermost, including inlined ones.
-    pub(super) fn call_and_frames(&self, sample: &Sample) -> (&str, Vec<SourceFunction<'_>>) {
+    pub(super) fn call_and_frames(
+        &self,
+        sample: &Sample,
+        own: &OwnCode,
+    ) -> (&str, Vec<SourceFunction<'_>>) {
         let (mut call, mut frames) = ("", Vec::new());
         for id in self.location_ids(sample.stack) {
             let Some(location) = self.location(id) else { continue };
             let in_library = self.is_in_library(location);
             let in_source = location.lines.iter().filter_map(|line| {
                 let Function { name, file, .. } = self.function(line.function)?;
-                Some(SourceFunction { name, file, line: line.line, unnamed: None, in_library })
+                let is_known_own = own.contains(file);
+                let line = line.line;
+                Some(SourceFunction { name, file, line, unnamed: None, in_library, is_known_own })
             });
             match location.kind {
                 FrameKind::Wait => {
@@ -151,6 +159,8 @@ pub(super) struct SourceFunction<'a> {
     pub(super) unnamed: Option<LocationId>,
     /// Whether it is in a shared library, or in no file.
     in_library: bool,
+    /// Whether it is known to belong to the program itself, whatever its path looks like.
+    is_known_own: bool,
 }
 
 impl SourceFunction<'_> {
@@ -164,7 +174,14 @@ impl SourceFunction<'_> {
 
     /// Whether it waits on behalf of its callers, judging by its name or its file.
     fn is_plumbing(&self) -> bool {
-        is_of_dependency(self.file) || crate_of(self.name).is_some_and(|of| PLUMBING.contains(&of))
+        !self.is_known_own
+            && (self.is_in_dependency()
+                || crate_of(self.name).is_some_and(|of| PLUMBING.contains(&of)))
+    }
+
+    /// Whether its file belongs to a dependency.
+    pub(super) fn is_in_dependency(&self) -> bool {
+        !self.is_known_own && is_of_dependency(self.file)
     }
 
     pub(super) fn place(&self) -> String {
@@ -175,31 +192,6 @@ impl SourceFunction<'_> {
         let end: Vec<&str> = parts.into_iter().rev().collect();
         format!("{}:{}", end.join("/"), self.line)
     }
-}
-
-/// Whether a source file belongs to a dependency. The path is complete, or shortened to begin at the package.
-pub(super) fn is_of_dependency(file: &str) -> bool {
-    // Where cargo puts sources, whatever its home directory is, and `cargo vendor`.
-    let dirs = [
-        "/rustc/",
-        "/rust/deps/",
-        "/registry/src/",
-        "/git/checkouts/",
-        "/vendor/",
-        "/library/std/",
-    ];
-    if dirs.iter().any(|dir| file.contains(dir)) || file.starts_with("vendor/") {
-        return true;
-    }
-    let mut parts = file.split('/');
-    let package = parts.next().unwrap_or_default();
-    let is_version = |end: &str| end.contains('.') && end.starts_with(|c: char| c.is_ascii_digit());
-    if package.match_indices('-').filter_map(|(at, _)| package.get(at + 1..)).any(is_version) {
-        return true;
-    }
-    // A checkout. The output of a build script of the program is in the directory `out` below such a part.
-    let is_hash = |end: &str| end.len() == 16 && end.bytes().all(|byte| byte.is_ascii_hexdigit());
-    package.rsplit_once('-').is_some_and(|(_, end)| is_hash(end)) && parts.next() != Some("out")
 }
 
 /// Total time by function and call.
@@ -241,7 +233,7 @@ impl<'a> Sums<'a> {
 }
 
 /// Crates whose functions wait on behalf of their callers.
-const PLUMBING: [&str; 19] = [
+pub(super) const PLUMBING: [&str; 19] = [
     "std",
     "core",
     "alloc",
@@ -307,7 +299,7 @@ fn blocks_a_task(frames: &[SourceFunction<'_>]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::{Line, Point, ProfileId};
+    use crate::profile::{Line, Point, ProfileId, ProfiledSpan};
 
     fn frames<'a>(names: &[&'a str]) -> Vec<SourceFunction<'a>> {
         names.iter().map(|name| SourceFunction { name, ..SourceFunction::default() }).collect()
@@ -450,13 +442,8 @@ mod tests {
 
     #[test]
     fn inlined_functions_are_recognized_by_their_files() {
-        let frame = |name, file, line| SourceFunction {
-            name,
-            file,
-            line,
-            unnamed: None,
-            in_library: false,
-        };
+        let frame =
+            |name, file, line| SourceFunction { name, file, line, ..SourceFunction::default() };
         let stack = [
             frame("__nanosleep", "./time/nanosleep.c", 7),
             frame("sleep", "/rustc/abc/library/std/src/thread/mod.rs", 8),
@@ -468,21 +455,65 @@ mod tests {
         assert_eq!((found.name, found.place().as_str()), ("{async_fn#0}", "src/legacy.rs:21"));
     }
 
+    /// Of a tree in a directory with a version, as a release's.
     #[test]
-    fn files_of_dependencies_are_recognized_by_short_paths() {
-        for (file, expected) in [
-            ("tokio-1.50.0/src/lib.rs", true),
-            ("rand-0.9.0-rc.1/src/lib.rs", true),
-            ("tokio-0123456789abcdef/abc1234/tokio/src/lib.rs", true),
-            ("/rustc/library/std/src/io/mod.rs", true),
-            ("vendor/tokio/src/lib.rs", true),
-            ("shop-0123456789abcdef/out/rules.rs", false),
-            ("shop/src/main.rs", false),
-            ("shop-2/src/main.rs", false),
-            ("src/main.rs", false),
+    fn the_program_waits_in_its_own_function_wherever_it_was_built() {
+        let longest = |directory: &str, dependency: &str, names: (&str, &'static str, &str)| {
+            let (target, own_file, main) = names;
+            let mut profile = Profile::new(ProfileId::for_test(1), 1);
+            let target = String::from(target);
+            let span = ProfiledSpan { target, own_file, ..ProfiledSpan::default() };
+            profile.spans = vec![span];
+            let mut stack = vec![profile.add_wait("[sleep]")];
+            for (address, (function, file)) in (1..).zip([
+                ("sleep", "/rustc/library/std/src/thread/mod.rs".to_owned()),
+                ("retry<shop::ask>", format!("{dependency}/src/retry.rs")),
+                ("ask", format!("{directory}/src/upstream.rs")),
+                ("shop::serve", format!("{directory}/src/serve.rs")),
+                // The code of a macro.
+                ("shop::serve::{{closure}}", "tokio-1.50.0/src/macros/select.rs".to_owned()),
+                (main, format!("{directory}/src/main.rs")),
+                ("main", String::new()),
+            ]) {
+                let function = Function { file, ..Function::named(function) };
+                let function = profile.add_function(function);
+                stack.push(profile.add_location(Location {
+                    mapping: None,
+                    address,
+                    kind: FrameKind::Rust,
+                    lines: vec![Line { function, line: 3, column: 0 }],
+                    is_inferred: false,
+                }));
+            }
+            let stack = profile.add_stack(stack);
+            let point = Point { time_unix_ns: 1, weight: 7, thread: None };
+            profile.add_sample(SampleKind::OffCpu, stack, None, point);
+            profile.waits().longest.unwrap().function
+        };
+        for (directory, dependency) in [
+            ("shop-2.0.1", "retry-1.4.0"),
+            ("/build/shop-2.0.1", "/root/.cargo/registry/src/index.crates.io-1/retry-1.4.0"),
+            ("/build/shop-2.0.1", "/build/retry-1.4.0"),
+            ("/remapped", "registry/src/index/retry-1.4.0"),
+            ("vendor/shop", "vendor/retry"),
+            ("services/shop", "external/crates__retry-1.4.0"),
+            ("services/shop", "/proc/self/cwd/external/rules~crates__retry"),
+            ("services/shop", "third-party/rust/vendor/retry"),
+            ("shop", "/home/me/fbsource/third-party/rust/retry/1.4.0"),
+            ("shop-0123456789abcdef/abc1234/shop", "retry-0123456789abcdef/abc1234"),
         ] {
-            assert_eq!(is_of_dependency(file), expected, "{file}");
+            for span in [
+                ("shop::serve", "src/serve.rs", "main"),
+                ("another target", "src/serve.rs", "shop::main"),
+                // Of a dependency, such as tower-http.
+                ("tower_http::trace", "", "shop::main"),
+            ] {
+                assert_eq!(longest(directory, dependency, span), "ask", "{directory} {span:?}");
+            }
         }
+        // The program's crate has another name than the tree.
+        let span = ("shop::serve", "src/serve.rs", "main");
+        assert_eq!(longest("/build/release-2.0.1", "/build/retry-1.4.0", span), "ask");
     }
 
     #[test]

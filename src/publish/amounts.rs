@@ -41,6 +41,28 @@ fn grouped(number: u64) -> String {
     grouped
 }
 
+/// Whether the error of a time is as large as the time, which then says nothing. All times have some error.
+pub(super) fn is_vague(ns: u64, error_ns: u64) -> bool {
+    const LEAST_NS: u64 = 1_000;
+    error_ns >= LEAST_NS && error_ns >= ns
+}
+
+/// Displays a time, or how long it was at most if more is not known.
+pub(super) struct Within {
+    pub(super) ns: u64,
+    pub(super) error_ns: u64,
+}
+
+impl Display for Within {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { ns, error_ns } = *self;
+        match is_vague(ns, error_ns) {
+            true => write!(f, "at most {}", Ns(ns.saturating_add(error_ns))),
+            false => Ns(ns).fmt(f),
+        }
+    }
+}
+
 /// Displays a duration with three digits.
 pub(super) struct Ns(pub(super) u64);
 

@@ -1,15 +1,16 @@
 //! The log events of kept spans.
 
 use std::fmt::{self, Display, Write};
+use std::path::PathBuf;
 
-use super::amounts::{Allocated, Ns, Short};
+use super::amounts::{Allocated, Ns, Short, is_vague};
 use super::report::{
     AWAITS_OF_ALL, AtAwait, AtSite, Awaited, WAIT_NS, WORTH_REPORTING, full_name, plural_waits,
     unsampled_of,
 };
 use crate::keep::{DEFAULT_FIELDS, Kept, KeptSpan, NoProfile};
 use crate::log::{LogEvent, LogKind};
-use crate::profile::{Awaits, Waits};
+use crate::profile::{Awaits, ProfileId, Waits};
 use crate::redact::Redaction;
 use crate::span::TimeBreakdown;
 
@@ -115,6 +116,7 @@ fn log_span(span: &KeptSpan, kept: &Kept, names: &Redaction, message: &str, has_
     let longest_await = awaits.and_then(|awaits| awaits.longest.as_ref());
     let in_async = waits.filter(|waits| waits.in_async.is_some());
     let top = kept.top_function.as_ref().filter(|_| has_profile);
+    let (id, file) = profile_of(span, kept);
     tracing::info!(
         target: "tracing_profiling",
         parent: None,
@@ -160,11 +162,17 @@ fn log_span(span: &KeptSpan, kept: &Kept, names: &Redaction, message: &str, has_
         delayed_by = awaits.and_then(|awaits| awaits.delayed_by.as_deref()),
         trace_id = span.trace_ids().map(|(trace, _)| display(trace)),
         span_id = span.trace_ids().map(|(_, span)| display(span)),
-        profile_id = span.profile().ok().or(kept.profile).map(display),
+        profile_id = id.map(display),
         earlier_profiles = (!earlier.is_empty()).then_some(earlier.as_str()),
-        file = kept.files.first().map(|file| display(file.display())),
+        file = file.map(|file| display(file.display())),
         "{message}"
     );
+}
+
+/// The id and the file of a span's profile. That of other spans, with which it was kept, is not its own.
+fn profile_of<'a>(span: &KeptSpan, kept: &'a Kept) -> (Option<ProfileId>, Option<&'a PathBuf>) {
+    let id = span.profile().ok();
+    (id, kept.files.first().filter(|_| id.is_some()))
 }
 
 /// The values of shown fields that have no field of their own in the event.
@@ -191,15 +199,22 @@ fn head(span: &KeptSpan, names: &Redaction) -> String {
 /// What was kept and why, and what explains most of its time.
 fn message(first: &KeptSpan, kept: &Kept, names: &Redaction) -> String {
     let mut message = head(first, names);
-    let TimeBreakdown { wall_ns, subtree_on_cpu_ns, is_cpu_time_unknown, .. } = *first.times();
+    let TimeBreakdown {
+        wall_ns,
+        subtree_on_cpu_ns,
+        subtree_on_cpu_error_ns,
+        is_cpu_time_unknown,
+        ..
+    } = *first.times();
     if is_cpu_time_unknown {
         message.push_str(" (on-CPU unknown)");
     }
     let mut reasons = Vec::new();
+    let is_vague = is_vague(subtree_on_cpu_ns, subtree_on_cpu_error_ns);
     // A few samples of a span that mostly waited would explain nothing.
-    let is_explained = is_cpu_time_unknown || subtree_on_cpu_ns > wall_ns / 10;
+    let is_explained = is_cpu_time_unknown || is_vague || subtree_on_cpu_ns > wall_ns / 10;
     if let Some((function, share)) = kept.top_function.as_ref().filter(|_| is_explained) {
-        reasons.push(match is_cpu_time_unknown {
+        reasons.push(match is_cpu_time_unknown || is_vague {
             true => format!("{:.0} % in {function}", share * 100.0),
             false => {
                 let inside_ns = first.times().inside_on_cpu_ns();
@@ -208,7 +223,7 @@ fn message(first: &KeptSpan, kept: &Kept, names: &Redaction) -> String {
                     false => String::new(),
                 };
                 // The share is that of all spans of the profile.
-                let of = if kept.spans.len() == 1 { "of it" } else { "of the samples" };
+                let of = if kept.spans.len() == 1 { "of it" } else { "of that of all spans" };
                 format!(
                     "{} on-CPU{inside}, {:.0} % {of} in {function}",
                     Ns(subtree_on_cpu_ns),
@@ -271,7 +286,8 @@ pub(super) struct Without<'a>(pub(super) NoProfile, pub(super) &'a KeptSpan);
 impl Display for Without<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let times = self.1.times();
-        let TimeBreakdown { wall_ns, off_cpu_ns, idle_ns, .. } = *times;
+        let TimeBreakdown { wall_ns, off_cpu_ns, on_cpu_error_ns, idle_ns, .. } = *times;
+        let off_cpu_ns = if is_vague(off_cpu_ns, on_cpu_error_ns) { 0 } else { off_cpu_ns };
         let is_mostly = |ns| ns >= WAIT_NS && ns > wall_ns / 2;
         match self.0 {
             NoProfile::NoSamples if is_mostly(times.explained_idle_ns()) => {
@@ -300,7 +316,6 @@ impl Display for Without<'_> {
 mod tests {
     use super::*;
     use crate::keep::FieldValues;
-    use crate::profile::ProfileId;
     use crate::span::SpanKey;
 
     fn kept() -> Kept {
@@ -347,7 +362,7 @@ mod tests {
         let other = KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 3);
         kept.spans.push(other);
         let text = line(&kept);
-        let expected = ": 1.29 s on-CPU (1.20 s of it in spans on other threads), 97 % of the samples in shop::render";
+        let expected = ": 1.29 s on-CPU (1.20 s of it in spans on other threads), 97 % of that of all spans in shop::render";
         assert!(text.ends_with(expected), "{text}");
     }
 
@@ -385,6 +400,17 @@ mod tests {
         let account = &mut kept.spans[0].account;
         (account.wall_ns, account.off_cpu_ns, account.idle_ns) = (1_600_000, 0, 1_500_000);
         assert!(line(&kept).ends_with(": no profile: no sample fell in it"));
+    }
+
+    #[test]
+    fn a_span_without_a_profile_names_no_other() {
+        let mut kept = kept();
+        let mut other = KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 0);
+        other.profile = Err(NoProfile::RateLimit);
+        kept.spans.push(other);
+        let of = |number: usize| profile_of(&kept.spans[number], &kept);
+        assert_eq!(of(0), (kept.profile, kept.files.first()));
+        assert_eq!(of(1), (None, None));
     }
 
     #[test]
@@ -446,6 +472,24 @@ mod tests {
         assert_eq!(line(&kept), all);
         kept.spans[0].account.idle_ns = 100_000_000;
         assert!(!line(&kept).contains("idle"), "{}", line(&kept));
+    }
+
+    #[test]
+    fn a_message_has_no_time_whose_error_is_as_large() {
+        let mut kept = kept();
+        let account = &mut kept.spans[0].account;
+        account.wall_ns = 14_200_000_000;
+        account.subtree_on_cpu_ns = 7_090_000_000;
+        account.subtree_on_cpu_error_ns = 7_090_000_001;
+        let text = line(&kept);
+        assert_eq!(text, "kept `test` (latency) after 14.2 s: 97 % in shop::render");
+        kept.spans[0].account.subtree_on_cpu_error_ns = 7_000_000_000;
+        assert!(line(&kept).contains("7.09 s on-CPU"), "{}", line(&kept));
+        let span = &mut kept.spans[0];
+        let account = &mut span.account;
+        (account.off_cpu_ns, account.on_cpu_error_ns) = (14_000_000_000, 14_000_000_000);
+        let text = Without(NoProfile::NoSamples, &kept.spans[0]).to_string();
+        assert_eq!(text, NoProfile::NoSamples.to_string());
     }
 
     #[test]

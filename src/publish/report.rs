@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 use std::fmt::{self, Display, Write};
 use std::time::Duration;
 
-use super::amounts::{Allocated, Ns, Short};
+use super::amounts::{Allocated, Ns, Short, Within, is_vague};
+pub(crate) use super::losses::Losses;
+use super::losses::{NOTHING_LOST, list_of_losses, losses_in_words};
 use crate::keep::{Epoch, Kept, KeptSpan};
 use crate::log::{LogEvent, LogKind};
 use crate::profile::{
@@ -13,40 +15,6 @@ use crate::profile::{
 use crate::redact::Redaction;
 use crate::span::{SpanKey, TimeBreakdown};
 use crate::sys::{self, UnusualCall};
-
-/// What a profile lacks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Losses {
-    /// Samples whose stacks were dropped: only their CPU time is left.
-    pub(crate) lost: u64,
-    /// Samples that were lost completely.
-    pub(crate) missing: u64,
-    /// Samples that were lost to a full ring, in the profile's spans or before them.
-    pub(crate) ring_full: u64,
-    /// Samples that were merged into others.
-    pub(crate) downsampled: u64,
-    /// Stacks whose outermost frames were not copied.
-    pub(crate) cut: u64,
-    /// Stacks that could not be unwound to their end.
-    pub(crate) incomplete: u64,
-    /// Samples taken at a rate that the CPU budget had lowered.
-    pub(crate) lowered: u64,
-    /// Samples that came too late to represent all the time since the previous one.
-    pub(crate) late: u64,
-}
-
-impl std::ops::AddAssign for Losses {
-    fn add_assign(&mut self, more: Self) {
-        self.lost += more.lost;
-        self.missing += more.missing;
-        self.ring_full += more.ring_full;
-        self.downsampled += more.downsampled;
-        self.cut += more.cut;
-        self.incomplete += more.incomplete;
-        self.lowered += more.lowered;
-        self.late += more.late;
-    }
-}
 
 /// Shorter times are left out of texts.
 pub(crate) const WORTH_REPORTING: u64 = 1_000_000;
@@ -102,7 +70,8 @@ pub(crate) fn describe(
         None if count > 0 => samples.push_str(", taken at more than one rate"),
         None => {}
     }
-    let known_ns = is_known.then_some(on_cpu_ns);
+    let error_ns = of_topmost.clone().map(|span| span.account.subtree_on_cpu_error_ns).sum();
+    let known_ns = (is_known && !is_vague(on_cpu_ns, error_ns)).then_some(on_cpu_ns);
     let unsampled_ns = of_topmost.clone().map(unsampled_of).sum();
     let elsewhere = of_topmost.clone().find_map(in_earlier_profiles);
     let coverage =
@@ -147,6 +116,7 @@ pub(crate) fn describe_waits(profile: &mut Profile, kept: &Kept) {
     if let [span] = kept.spans.as_slice()
         && span.account.covers_subtree()
         && waits.total <= span.account.off_cpu()
+        && !is_vague(span.account.off_cpu_ns, span.account.on_cpu_error_ns)
     {
         _ = write!(note, " of {} off-CPU", Short(span.account.off_cpu()));
     }
@@ -280,32 +250,6 @@ fn in_earlier_profiles(span: &KeptSpan) -> Option<String> {
     })
 }
 
-const NOTHING_LOST: &str = "nothing lost";
-
-fn losses_in_words(losses: &Losses) -> String {
-    let words = list_of_losses(losses);
-    if words.is_empty() { NOTHING_LOST.to_owned() } else { words.join(", ") }
-}
-
-fn list_of_losses(losses: &Losses) -> Vec<String> {
-    let mut words = Vec::new();
-    for (count, what) in [
-        (losses.lost, "stacks dropped for lack of memory"),
-        (losses.missing, "samples lost before they were read"),
-        (losses.ring_full, "samples lost to a full ring in or before the span"),
-        (losses.downsampled, "samples downsampled"),
-        (losses.cut, "stacks cut short"),
-        (losses.incomplete, "stacks not unwound to their end"),
-        (losses.lowered, "samples at a lowered rate"),
-        (losses.late, "samples that came too late"),
-    ] {
-        if count > 0 {
-            words.push(format!("{count} {what}"));
-        }
-    }
-    words
-}
-
 fn attributes(span: &KeptSpan, name: &str, losses: &Losses) -> Vec<Attribute> {
     let int = |value: u64| Value::Int(i64::try_from(value).unwrap_or(i64::MAX));
     let account = &span.account;
@@ -363,6 +307,7 @@ fn attributes(span: &KeptSpan, name: &str, losses: &Losses) -> Vec<Attribute> {
         ("profile.stacks_incomplete", losses.incomplete),
         ("profile.samples_at_lowered_rate", losses.lowered),
         ("profile.samples_lost_late", losses.late),
+        ("profile.samples_lost_off_stack", losses.off_stack),
     ] {
         if count > 0 {
             attributes.push(Attribute { key, value: int(count) });
@@ -558,15 +503,17 @@ impl Display for Split<'_> {
         if is_cpu_time_unknown {
             write!(f, "wall {} = busy {}", Ns(wall_ns), Ns(self.0.busy_ns()))?;
         } else {
-            write!(f, "wall {} = on-CPU {}", Ns(wall_ns), Ns(on_cpu_ns))?;
-            if on_cpu_error_ns >= 1_000 {
+            let error_ns = on_cpu_error_ns;
+            let on_cpu = Within { ns: on_cpu_ns, error_ns };
+            write!(f, "wall {} = on-CPU {on_cpu}", Ns(wall_ns))?;
+            if error_ns >= 1_000 && !is_vague(on_cpu_ns, error_ns) {
                 write!(f, " (± {})", Ns(on_cpu_error_ns))?;
             }
             let inside_ns = self.0.inside_on_cpu_ns();
             if inside_ns >= WORTH_REPORTING {
                 write!(f, " (and {} in spans inside it on other threads)", Ns(inside_ns))?;
             }
-            write!(f, " + off-CPU {}", Ns(off_cpu_ns))?;
+            write!(f, " + off-CPU {}", Within { ns: off_cpu_ns, error_ns })?;
         }
         write!(f, " + idle {}", Ns(idle_ns))?;
         let known_ns = self.0.explained_idle_ns();
@@ -605,6 +552,13 @@ mod tests {
         let account =
             TimeBreakdown { on_cpu_ns: 9_000, on_cpu_error_ns: 7_000, ..TimeBreakdown::default() };
         assert!(Split(&account).to_string().contains("on-CPU 9.00 µs (± 7.00 µs) +"));
+        // An error that is as large leaves nothing but a bound.
+        let account = TimeBreakdown { on_cpu_error_ns: 9_001, off_cpu_ns: 40_000, ..account };
+        assert!(
+            Split(&account).to_string().contains("on-CPU at most 18.0 µs + off-CPU 40.0 µs +"),
+            "{}",
+            Split(&account)
+        );
         let account = TimeBreakdown { on_cpu_error_ns: 700, ..account };
         assert!(Split(&account).to_string().contains("on-CPU 9.00 µs +"));
     }

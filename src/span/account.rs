@@ -176,10 +176,14 @@ impl TimeBreakdown {
         }
     }
 
+    /// On-CPU time of the subtree that is certain, in nanoseconds.
+    pub(crate) fn least_on_cpu_ns(&self) -> u64 {
+        self.subtree_on_cpu_ns.saturating_sub(self.subtree_on_cpu_error_ns)
+    }
+
     /// On-CPU time of the subtree that certainly ran on unsampled threads.
     pub(crate) fn unsampled_ns(&self) -> u64 {
-        let least_ns = self.subtree_on_cpu_ns.saturating_sub(self.subtree_on_cpu_error_ns);
-        least_ns.saturating_sub(self.subtree_sampled_ns)
+        self.least_on_cpu_ns().saturating_sub(self.subtree_sampled_ns)
     }
 
     /// Whether no descendant was on a thread that was not in the span, so that it covers all of its subtree.

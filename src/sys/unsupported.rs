@@ -155,6 +155,7 @@ stubs! {
         _: SampleRequest, _: TimerClock, _: u32, _: Range<u64>
     ) -> Result<TimerRing, WhyRefused> = refused();
     fn blocked(_: u32) -> io::Result<Option<Blocked>> = unsupported();
+    fn is_blocked(_: u32) -> Option<bool> = None;
     fn read_own_stack(_: u64, _: usize, _: &mut Vec<u8>) -> io::Result<()> = unsupported();
     fn read_own_memory(_: Range<u64>) -> io::Result<Vec<u8>> = unsupported();
     fn program_memory(_: Range<u64>) -> Option<&'static [u8]> = None;

@@ -7,7 +7,8 @@ use super::HtmlContext;
 use super::json::{Array, Json, Object, Plain};
 use crate::ids::{SpanId, TraceId};
 use crate::profile::{
-    FrameKind, Link, LocationId, Profile, ProfiledSpan, SampleKind, StackId, TableId, Value,
+    FrameKind, Link, LocationId, OwnCode, Profile, ProfiledSpan, SampleKind, StackId, TableId,
+    Value,
 };
 
 /// The version of the format, which the script checks.
@@ -49,6 +50,9 @@ pub(super) fn write(
         data.member("trace_url", &context.trace_url)?;
         data.member("source_url", &context.source_url)?;
         data.member("kept", Array(|| profile.spans.iter().map(|span| KeptRow { span, profile })))?;
+        let own = OwnCode::of(profile);
+        data.member("own_crates", Array(|| own.crates()))?;
+        data.member("own_packages", Array(|| own.packages()))?;
         tables.write(data)
     })
 }

@@ -17,7 +17,7 @@ const BODY: &str = include_str!("report.body.html");
 const SCRIPT: &str = include_str!("report.js");
 /// The SHA-256 of [`STYLE`] and [`SCRIPT`], in Base64. A test compares them.
 const STYLE_HASH: &str = "pIeZyIqckfufQLq1zj6bcA7yt8rOcp5tpbs6MJejahY=";
-const SCRIPT_HASH: &str = "NNl17fjzRZiTl8Nbht6bs7Gfm2neL39DUhACDjrTEhw=";
+const SCRIPT_HASH: &str = "a2Ywt7XdQevBUf+ZrqXPTx33P9YUFoScXkz6BbPl+Fk=";
 
 /// What a report shows besides the profile.
 #[derive(Clone, Debug, Default)]

@@ -184,8 +184,8 @@ function prepare(data) {
     kept.unexplained = Math.max(0, kept.idle - kept.await - kept.delay);
   }
   data.length = Math.max(1, data.duration, ...data.kept.map((kept) => kept.start + kept.wall));
-  data.own_crates = new Set(data.kept.map((kept) => clean(kept.target).split('::')[0].replaceAll('-', '_')));
-  data.own_crates.delete('');
+  data.own_crates = new Set(data.own_crates.map(clean));
+  data.own_packages = data.own_packages.map(clean);
   nameEmptyStacks(data);
   markAwaits(data);
   data.kinds = new Set([...data.samples.kind, data.samples.short.includes(true) ? 'short' : '']);
@@ -323,7 +323,10 @@ function placeElement(frame) {
 
 /** The first segment of a Rust path: `shop` of `<shop::Cart as Trait>::total`. */
 const crateOf = (name) => /^[<&*\s]*(?:dyn |impl |mut )?([A-Za-z_]\w*)::/.exec(name)?.[1] ?? '';
-const isLibraryFile = (file) => /^\/|rustc\/|-\d+\.\d+\.\d+[^/]*\/|^[^/]+-[0-9a-f]{16}\//.test(file);
+const isOfPackage = (file) => profile.own_packages.some((directory) => file.startsWith(`${directory}/`));
+const isVersioned = (file) => /-\d+\.\d+\.\d+[^/]*\/|^[^/]+-[0-9a-f]{16}\//.test(file);
+const isOfOthers = (file) => /^\/|rustc\/|^external\/|(^|\/)(vendor|third[-_]party\/rust)\//.test(file);
+const isLibraryFile = (file) => !isOfPackage(file) && (isVersioned(file) || isOfOthers(file));
 const isStd = (frame) =>
   /^(std|core|alloc)$/.test(crateOf(frameName(frame))) || /rustc\//.test(functionFile(profile.frames.function[frame]));
 const ownCode = new Map();

@@ -1,25 +1,82 @@
 //! Inspects a blocked thread from another thread, without affecting it.
 
-use std::fs::File;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 
 use super::modules::read_by_system_call;
+use super::thread::current_tid;
 use crate::sys::types::{Blocked, Call};
 
 /// Where a thread of this process is blocked; `None` if it is running or runnable.
 ///
 /// Reads `/proc/self/task/TID/syscall`, which a process may read for its own threads without privileges. It is refused
-/// only to programs that were started with file capabilities.
+/// only to programs that were started with file capabilities, that have changed their user, or are not dumpable.
 ///
 /// # Errors
 ///
 /// If the file cannot be read, because the thread has ended or the system does not allow it.
 pub(crate) fn blocked(tid: u32) -> io::Result<Option<Blocked>> {
     let mut bytes = [0; 256];
-    let length = File::open(format!("/proc/self/task/{tid}/syscall"))?.read(&mut bytes)?;
+    let length = open(tid, "syscall")?.read(&mut bytes)?;
     let text = bytes.get(..length).and_then(|bytes| std::str::from_utf8(bytes).ok());
     Ok(text.and_then(parse))
+}
+
+/// Whether a thread of this process is blocked, and not running, runnable or stopped; `None` if that cannot be known.
+///
+/// Reads its state in `/proc/self/task/TID/stat`, which every user may read, also where [`blocked`] is refused.
+pub(crate) fn is_blocked(tid: u32) -> Option<bool> {
+    let mut bytes = [0; 256];
+    let length = open(tid, "stat").ok()?.read(&mut bytes).ok()?;
+    is_blocked_in(bytes.get(..length)?)
+}
+
+/// The state comes after the name, which can contain anything.
+fn is_blocked_in(stat: &[u8]) -> Option<bool> {
+    let end_of_name = stat.iter().rposition(|byte| *byte == b')')?;
+    let state = stat.get(end_of_name + 1..)?.trim_ascii_start().first()?;
+    Some(matches!(state, b'S' | b'D'))
+}
+
+fn open(tid: u32, file: &str) -> io::Result<File> {
+    File::open(format!("/proc/self/task/{}/{file}", id_in_proc(tid)?))
+}
+
+/// The id by which `/proc` knows a thread of this process. In a PID namespace with the `/proc` of the one around it, that
+/// is another one.
+fn id_in_proc(tid: u32) -> io::Result<u32> {
+    thread_local! {
+        /// By the ids in this process' own namespace.
+        static KNOWN: RefCell<BTreeMap<u32, u32>> = const { RefCell::new(BTreeMap::new()) };
+    }
+    let own = fs::read_link("/proc/thread-self").ok();
+    let own = own.as_deref().and_then(|own| own.file_name()?.to_str()?.parse().ok());
+    if own.is_none_or(|own: u32| own == current_tid()) {
+        return Ok(tid);
+    }
+    KNOWN.with_borrow_mut(|known| {
+        let outer = known.get(&tid).copied();
+        if let Some(outer) = outer.filter(|outer| id_in_namespace(*outer) == Some(tid)) {
+            return Ok(outer);
+        }
+        let all = fs::read_dir("/proc/self/task")?.filter_map(|task| {
+            let outer = task.ok()?.file_name().to_str()?.parse().ok()?;
+            Some((id_in_namespace(outer)?, outer))
+        });
+        *known = all.collect();
+        known.get(&tid).copied().ok_or_else(|| io::ErrorKind::NotFound.into())
+    })
+}
+
+/// The id in its own PID namespace of a thread that `/proc` knows by another one.
+fn id_in_namespace(outer: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/self/task/{outer}/status")).ok()?;
+    // From the namespace of `/proc` to the innermost one.
+    let ids = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    ids.split_ascii_whitespace().last()?.parse().ok()
 }
 
 /// Parses `running`; or the number of the system call, its six arguments, the stack pointer and the program counter; or
@@ -146,6 +203,30 @@ mod tests {
         for nonsense in ["running\n", "", "7", "202 0x1", "x 0x1 0x2", "-1 0x1", "-1 1 2"] {
             assert_eq!(parse(nonsense), None, "{nonsense}");
         }
+    }
+
+    #[test]
+    fn the_state_follows_the_name() {
+        for (stat, expected) in [
+            ("7 (worker) R 1 7 7 0", Some(false)),
+            ("7 (worker) S 1 7 7 0", Some(true)),
+            ("7 (a) R (b)) D 1 7", Some(true)),
+            ("7 (stopped) T 1 7", Some(false)),
+            ("7 (ended) Z 1 7", Some(false)),
+            ("7 (cut", None),
+            ("7 (cut)", None),
+            ("", None),
+        ] {
+            assert_eq!(is_blocked_in(stat.as_bytes()), expected, "{stat}");
+        }
+        assert_eq!(is_blocked(current_tid()), Some(false), "it runs");
+    }
+
+    #[test]
+    fn a_thread_knows_its_own_id_in_its_namespace() {
+        let own = current_tid();
+        assert_eq!(id_in_namespace(own), Some(own));
+        assert_eq!(id_in_proc(own).unwrap(), own);
     }
 
     #[test]

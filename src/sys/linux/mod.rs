@@ -29,7 +29,7 @@ pub(crate) fn read_proc_texts(text: &str) -> (bool, bool) {
     (blocked::parse(text).is_some(), calls::filters_of(text).is_some())
 }
 
-pub(crate) use blocked::{blocked, cpu_ns_of, read_own_stack};
+pub(crate) use blocked::{blocked, cpu_ns_of, is_blocked, read_own_stack};
 pub(crate) use calls::{forbidden_calls, read_filters};
 pub(crate) use clock::{
     TickSource, monotonic_raw_ns, read_ticks, thread_cpu_ns, tick_ns, tick_source,

@@ -1,0 +1,68 @@
+//! What a profile lacks.
+
+/// What a profile lacks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Losses {
+    /// Samples whose stacks were dropped: only their CPU time is left.
+    pub(crate) lost: u64,
+    /// Samples that were lost completely.
+    pub(crate) missing: u64,
+    /// Samples that were lost to a full ring, in the profile's spans or before them.
+    pub(crate) ring_full: u64,
+    /// Samples that were merged into others.
+    pub(crate) downsampled: u64,
+    /// Stacks whose outermost frames were not copied.
+    pub(crate) cut: u64,
+    /// Stacks that could not be unwound to their end.
+    pub(crate) incomplete: u64,
+    /// Samples taken at a rate that the CPU budget had lowered.
+    pub(crate) lowered: u64,
+    /// Samples that came too late to represent all the time since the previous one.
+    pub(crate) late: u64,
+    /// Samples that were not taken, since the thread was on another stack than its own.
+    pub(crate) off_stack: u64,
+}
+
+impl std::ops::AddAssign for Losses {
+    fn add_assign(&mut self, more: Self) {
+        self.lost += more.lost;
+        self.missing += more.missing;
+        self.ring_full += more.ring_full;
+        self.downsampled += more.downsampled;
+        self.cut += more.cut;
+        self.incomplete += more.incomplete;
+        self.lowered += more.lowered;
+        self.late += more.late;
+        self.off_stack += more.off_stack;
+    }
+}
+
+pub(super) const NOTHING_LOST: &str = "nothing lost";
+
+pub(super) fn losses_in_words(losses: &Losses) -> String {
+    let words = list_of_losses(losses);
+    if words.is_empty() { NOTHING_LOST.to_owned() } else { words.join(", ") }
+}
+
+pub(super) fn list_of_losses(losses: &Losses) -> Vec<String> {
+    let mut words = Vec::new();
+    for (count, what) in [
+        (losses.lost, "stacks dropped for lack of memory"),
+        (losses.missing, "samples lost before they were read"),
+        (losses.ring_full, "samples lost to a full ring in or before the span"),
+        (losses.downsampled, "samples downsampled"),
+        (losses.cut, "stacks cut short"),
+        (losses.incomplete, "stacks not unwound to their end"),
+        (losses.lowered, "samples at a lowered rate"),
+        (losses.late, "samples that came too late"),
+        (
+            losses.off_stack,
+            "samples not taken on other stacks than the thread's own (of coroutines, or of Go)",
+        ),
+    ] {
+        if count > 0 {
+            words.push(format!("{count} {what}"));
+        }
+    }
+    words
+}
