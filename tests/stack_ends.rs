@@ -61,6 +61,8 @@ fn main() {
             });
         }
         called_back(source);
+        #[cfg(target_arch = "x86_64")]
+        in_assembly(source);
         in_signal_handler(source);
     }
 }
@@ -252,6 +254,81 @@ fn called_back(source: Source) {
     let (sorted, without) = (points_in(&profile, "sorts"), points_with_remark(&profile));
     assert!(compared > 0, "{:?}", setup.handle.stats());
     assert!(sorted + without >= compared, "{sorted} of {compared}, and {without} with a remark");
+}
+
+// Functions without unwind tables. Data on the stack looks like a return address.
+#[cfg(target_arch = "x86_64")]
+std::arch::global_asm!(
+    r"
+    .globl outer_without_tables
+    outer_without_tables:
+    sub rsp, 24
+    call inner_without_tables
+    add rsp, 24
+    ret
+    inner_without_tables:
+    push rbx
+    push r12
+    sub rsp, 40
+    mov rbx, rdi
+    lea rax, [rip + 3f]
+    mov [rsp], rax
+    mov [rsp + 24], rax
+    2: dec rsi
+    jnz 2b
+    call rbx
+    3: add rsp, 40
+    pop r12
+    pop rbx
+    ret
+    "
+);
+
+/// A stack through code without unwind tables, running and blocked, ends there and says so; none has a false caller.
+#[cfg(target_arch = "x86_64")]
+fn in_assembly(source: Source) {
+    unsafe extern "C" {
+        fn outer_without_tables(call: extern "C" fn(), rounds: u64);
+    }
+    extern "C" fn is_called() {
+        std::thread::sleep(A_WHILE);
+        black_box(());
+    }
+    #[inline(never)]
+    fn calls_assembly() {
+        let _span = info_span!("assembly").entered();
+        // SAFETY: it calls a function without arguments.
+        unsafe { outer_without_tables(is_called, 300_000_000) };
+        black_box(());
+    }
+    let setup = setup(source);
+    setup.run(calls_assembly);
+    let profile = only_profile(&setup);
+    let (mut running, mut blocked) = (0, 0);
+    for (samples, ends) in [
+        (taken_samples(&profile).collect::<Vec<_>>(), &mut running),
+        (profile.of_kind(SampleKind::OffCpu).collect(), &mut blocked),
+    ] {
+        for sample in samples {
+            let names = functions(&profile, sample);
+            match names.last().filter(|name| name.starts_with("[callers")) {
+                Some(end) => {
+                    assert_eq!(*end, "[callers not found: no unwind tables]", "{names:#?}");
+                    assert!(!names.iter().any(|name| name.ends_with("calls_assembly")));
+                    *ends += sample.points.len();
+                }
+                None => assert!(
+                    names.iter().any(|name| name.ends_with("calls_assembly")),
+                    "{source:?}: {names:#?}"
+                ),
+            }
+        }
+    }
+    assert!(
+        running > 0 && blocked > 0,
+        "{source:?}: {running}, {blocked}; {:?}",
+        setup.handle.stats()
+    );
 }
 
 /// A signal handler's stack continues with the function that it interrupted. If the handler has a stack of its own, only

@@ -171,8 +171,9 @@ impl ProfileAssembler<'_> {
             for sample in &pending.samples {
                 let stack = pending.stack(sample.stack);
                 losses.cut += u64::from(stack.is_some_and(|stack| stack.end == UnwindEnd::Cut));
-                losses.incomplete +=
-                    u64::from(stack.is_some_and(|stack| stack.end == UnwindEnd::Lost));
+                let is_incomplete =
+                    |stack: &Stack| matches!(stack.end, UnwindEnd::WithoutTables | UnwindEnd::Lost);
+                losses.incomplete += u64::from(stack.is_some_and(is_incomplete));
                 let taken = taking.of(SampleKind::OnCpu).take(sample.weight_ns, linked);
                 if let Some(weight_ns) = taken
                     && let Some(stack) = stack

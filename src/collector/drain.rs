@@ -191,7 +191,9 @@ impl Drain<'_> {
         match self.stack.end {
             UnwindEnd::Root => {}
             UnwindEnd::Cut => count(&self.counters.stacks.truncated, 1),
-            UnwindEnd::Lost => count(&self.counters.stacks.incomplete, 1),
+            UnwindEnd::WithoutTables | UnwindEnd::Lost => {
+                count(&self.counters.stacks.incomplete, 1)
+            }
         }
         count(&self.counters.samples.taken, 1);
         match self.pending.add(span, sample.time_ns, period_ns, thread, self.stack, self.round) {

@@ -10,9 +10,9 @@ use super::stack::{Stack, Waited};
 use super::waits::SHORTEST;
 use crate::keep::{Epoch, KeptSpan};
 use crate::profile::{
-    CALLERS_NOT_COPIED, FrameKind, Link, LinkId, Location, LocationId, Mapping, MappingId,
-    OTHER_LEAF, Point, Profile, ProfileId, ProfiledThread, SampleKind, StackId, ThreadId, capped,
-    delay_frame,
+    CALLERS_NOT_COPIED, CALLERS_WITHOUT_TABLES, FrameKind, Link, LinkId, Location, LocationId,
+    Mapping, MappingId, OTHER_LEAF, Point, Profile, ProfileId, ProfiledThread, SampleKind, StackId,
+    ThreadId, capped, delay_frame,
 };
 use crate::publish::report;
 use crate::span::{SampleCounts, SpanKey};
@@ -277,6 +277,9 @@ impl<'a> Tables<'a> {
         match stack.end {
             UnwindEnd::Root => {}
             UnwindEnd::Cut => locations.push(self.profile.add_remark(CALLERS_NOT_COPIED)),
+            UnwindEnd::WithoutTables => {
+                locations.push(self.profile.add_remark(CALLERS_WITHOUT_TABLES));
+            }
             UnwindEnd::Lost => locations.push(self.profile.add_remark("[callers not found]")),
         }
         if !stack.other.is_empty() {

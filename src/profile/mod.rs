@@ -38,3 +38,4 @@ pub(crate) const OTHER_LEAF: &str = "[or]";
 
 /// Replaces the frames of a stack beyond what was copied of it.
 pub(crate) const CALLERS_NOT_COPIED: &str = "[callers not copied]";
+pub(crate) const CALLERS_WITHOUT_TABLES: &str = "[callers not found: no unwind tables]";

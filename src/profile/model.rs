@@ -1,6 +1,7 @@
 //! The tables and samples of a profile.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::attribute::Attribute;
@@ -526,27 +527,48 @@ impl Profile {
     }
 
     /// The innermost functions of the samples of one kind with their own weights, the largest first: nanoseconds, bytes
-    /// or numbers. Functions inlined into one count as a part of it: `wrapping_mul` would not be informative. Without
-    /// function names, they are locations such as `shop+0x1a2b`.
+    /// or numbers. Functions inlined into one count as a part of it: `wrapping_mul` would not be informative. Code without
+    /// names is one entry for each file, and for each place in memory that is in no file: `shop+0x1a2b..0x1c00` has the
+    /// first and the last address.
     pub fn functions_by(&self, kind: SampleKind) -> Vec<(String, u64)> {
-        let mut own: HashMap<Result<&str, LocationId>, u64> = HashMap::new();
+        let mut own: HashMap<&str, u64> = HashMap::new();
+        let mut unnamed: BTreeMap<_, BTreeMap<u64, (LocationId, u64)>> = BTreeMap::new();
         for sample in self.of_kind(kind) {
             let Some(leaf) = self.location_ids(sample.stack).next() else { continue };
-            let outermost = self.location(leaf).and_then(|leaf| leaf.lines.last());
-            let function = outermost.and_then(|line| self.function(line.function));
+            let Some(location) = self.location(leaf) else { continue };
+            let function = location.lines.last().and_then(|line| self.function(line.function));
             let weight: u64 = sample.points.iter().map(|point| point.weight).sum();
-            *own.entry(function.map(|function| &*function.name).ok_or(leaf)).or_default() += weight;
+            match function {
+                Some(function) => *own.entry(&*function.name).or_default() += weight,
+                None => {
+                    let of_file = unnamed.entry(location.mapping).or_default();
+                    of_file.entry(location.address).or_insert((leaf, 0)).1 += weight;
+                }
+            }
         }
-        let mut own: Vec<_> = own.into_iter().collect();
-        own.sort_by(|(a, first), (b, second)| second.cmp(first).then(b.cmp(a)));
-        let named = own.into_iter().filter_map(|(function, weight)| {
-            let name = match function {
-                Ok(name) => name.to_owned(),
-                Err(place) => self.module_offset(self.location(place)?),
-            };
+        let named = own.into_iter().map(|(name, weight)| (name.to_owned(), weight));
+        let unnamed = unnamed.iter().flat_map(|(mapping, code)| {
+            let mut groups: Vec<(LocationId, Range<u64>, u64)> = Vec::new();
+            for (address, (location, weight)) in code {
+                match groups.last_mut() {
+                    Some((_, range, sum)) if mapping.is_some() || address - range.end <= NEAR => {
+                        (range.end, *sum) = (*address, *sum + weight);
+                    }
+                    _ => groups.push((*location, *address..*address, *weight)),
+                }
+            }
+            groups
+        });
+        let unnamed = unnamed.filter_map(|(first, range, weight)| {
+            let mut name = self.module_offset(self.location(first)?);
+            if !range.is_empty() {
+                name = format!("{name}..{:#x}", range.end);
+            }
             Some((name, weight))
         });
-        named.collect()
+        let mut own: Vec<_> = named.chain(unnamed).collect();
+        own.sort_by(|(a, first), (b, second)| second.cmp(first).then(b.cmp(a)));
+        own
     }
 
     /// A copy with one in `every` points of each kind.
@@ -560,6 +582,9 @@ impl Profile {
         downsampled
     }
 }
+
+/// Code in no file that is no further apart was generated together.
+const NEAR: u64 = 64 << 10;
 
 #[cfg(test)]
 mod tests {
@@ -675,6 +700,52 @@ mod tests {
         assert_eq!(share(&[(300, 0, true), (200, 0, false), (100, 0, true)]), 50.0 / 400.0);
         assert_eq!(share(&[(300, 100, true)]), 50.0 / 200.0, "what is certain");
         assert_eq!(share(&[(40, 0, true)]), 1.0, "the samples represent more");
+    }
+
+    #[test]
+    fn code_without_names_is_summed_up_by_file_and_place() {
+        let mut profile = profile();
+        let file = "/opt/shop".to_owned();
+        let shop = profile.add_mapping(Mapping { file, ..Default::default() });
+        let generated = 0x7f00_0000_0000;
+        let far = generated + (1 << 20);
+        let named = named(&mut profile, "named");
+        let places = [
+            (Some(shop), 0x1000, 1),
+            (Some(shop), 0xff_1000, 2),
+            (None, generated, 3),
+            (None, generated + 0x30, 3),
+            (None, generated + 0x1000, 3),
+            (None, far, 8),
+        ];
+        for (mapping, address, weight) in places {
+            let location = profile.add_location(Location {
+                mapping,
+                address,
+                kind: FrameKind::Native,
+                lines: Vec::new(),
+                is_inferred: false,
+            });
+            let stack = profile.add_stack(vec![location]);
+            profile.add_sample(SampleKind::OnCpu, stack, None, Point { weight, ..point(1) });
+        }
+        let location = profile.add_location(Location {
+            mapping: Some(shop),
+            address: 0x2000,
+            kind: FrameKind::Rust,
+            lines: vec![named],
+            is_inferred: false,
+        });
+        let stack = profile.add_stack(vec![location]);
+        profile.add_sample(SampleKind::OnCpu, stack, None, Point { weight: 4, ..point(1) });
+        let expected = [
+            ("0x7f0000000000..0x7f0000001000", 9),
+            ("0x7f0000100000", 8),
+            ("named", 4),
+            ("shop+0x1000..0xff1000", 3),
+        ];
+        let expected = expected.map(|(name, weight)| (name.to_owned(), weight));
+        assert_eq!(profile.functions_by(SampleKind::OnCpu), expected);
     }
 
     #[test]

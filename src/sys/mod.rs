@@ -68,14 +68,14 @@ pub(crate) use platform::open_switch_registers;
 pub(crate) use platform::{
     Files, HardwareCounters, KeptOn, PerfRing, Poller, RingMemory, TimerRing, Waker,
     address_space_left, block_timers, blocked, bytes_of_ring, check_writable, cpu_ns_of,
-    create_private_directory, create_private_file, current_thread, current_tid, forbidden_calls,
-    has_ended, has_small_signal_stack, host_name, identity, is_blocked, is_own_thread, is_traced,
-    kernel_symbols, load, loaded_modules, locked_memory_limit, log_between_forks, mapped_file,
-    memory_file, module_generation, note_claimed_signals, on_fork, open_file_limit,
-    open_sample_ring, open_switch_ring, open_timer_ring, open_without_waiting, path_of_open,
-    pending_signal_limit, process_id, program_memory, read_filters, read_own_memory,
-    read_own_stack, signal_of_timers, stack_bounds, thread_cpu_ns, thread_usage, tick_ns,
-    unblock_timers,
+    create_private_directory, create_private_file, current_thread, current_tid,
+    executable_mappings, forbidden_calls, has_ended, has_small_signal_stack, host_name, identity,
+    is_blocked, is_own_thread, is_traced, kernel_symbols, load, loaded_modules,
+    locked_memory_limit, log_between_forks, mapped_file, memory_file, module_generation,
+    note_claimed_signals, on_fork, open_file_limit, open_sample_ring, open_switch_ring,
+    open_timer_ring, open_without_waiting, path_of_open, pending_signal_limit, process_id,
+    program_memory, read_filters, read_own_memory, read_own_stack, signal_of_timers, stack_bounds,
+    thread_cpu_ns, thread_usage, tick_ns, unblock_timers,
 };
 #[cfg(fuzzing)]
 pub(crate) use platform::{parse_map, read_proc_texts};

@@ -159,6 +159,7 @@ stubs! {
     fn read_own_stack(_: u64, _: usize, _: &mut Vec<u8>) -> io::Result<()> = unsupported();
     fn read_own_memory(_: Range<u64>) -> io::Result<Vec<u8>> = unsupported();
     fn program_memory(_: Range<u64>) -> Option<&'static [u8]> = None;
+    fn executable_mappings() -> io::Result<Vec<Range<u64>>> = unsupported();
     fn mapped_file(_: u64) -> Option<FileIdentity> = None;
     fn module_generation() -> u64 = 0;
     fn loaded_modules() -> ModuleList = ModuleList { generation: 0, modules: Vec::new() };

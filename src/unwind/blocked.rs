@@ -5,9 +5,10 @@ use std::iter::successors;
 
 use framehop::FrameAddress;
 
-use super::calls::{CallTarget, LONGEST};
-use super::machine::{ArchUnwinder, UNKNOWN_LINK};
+use super::calls::CallTarget;
+use super::machine::ArchUnwinder;
 use super::modules::{ModuleAddress, memory};
+use super::rules::Rule;
 use super::signal::Interrupted;
 use super::tables::TableBytes;
 use super::unwinder::{UnwindEnd, Unwinder};
@@ -94,7 +95,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
                 let known = frames.len();
                 match self.infer(frame, distance, &stack, frames) {
                     Some(Stop::At(end) | Stop::BelowHandler(end)) => (end, Some(known)),
-                    _ => (UnwindEnd::Lost, None),
+                    _ => (self.end_at(frame.address), None),
                 }
             }
         }
@@ -109,18 +110,26 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         frames: &mut Vec<ModuleAddress>,
     ) -> Option<Stop> {
         let known = frames.len();
-        let callee = self.modules.function_start(frame.address.address_for_lookup());
-        if let Some(frame_pointer) =
-            callee.and_then(|callee| self.predict_frame_pointer(frame, callee))
+        // Otherwise every word after a call could be the return address.
+        let callee = self.function_start(frame.address.address_for_lookup())?;
+        let call_at = |unwinder: &Self, frame_pointer: u64| {
+            let word = stack.word_at(frame_pointer.wrapping_add_signed(distance))?;
+            unwinder.call_before(word, Some(callee))
+        };
+        if let Some(frame_pointer) = self.predict_frame_pointer(frame, callee)
+            && let call @ Some(CallMatch::Exact | CallMatch::Unknown) = call_at(self, frame_pointer)
         {
-            let at = frame_pointer.wrapping_add_signed(distance);
-            let call = stack.word_at(at).and_then(|word| self.call_before(word, callee));
             // If the code determines both the frame pointer and the call, all that follows is accepted.
             let mut mismatches = 0;
             let check = (call != Some(CallMatch::Exact)).then_some(&mut mismatches);
             let is_certain = check.is_none();
             match self.walk(frame, frame_pointer, stack, frames, check) {
-                Stop::At(end) if frames.len() > known && (is_certain || end != UnwindEnd::Lost) => {
+                Stop::At(end)
+                    if frames.len() > known
+                        && (is_certain
+                            || matches!(end, UnwindEnd::Root | UnwindEnd::Cut)
+                            || end == UnwindEnd::WithoutTables && mismatches == 0) =>
+                {
                     return Some(Stop::At(end));
                 }
                 stop @ Stop::BelowHandler(_) if is_certain || mismatches == 0 => return Some(stop),
@@ -133,56 +142,57 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
     /// Predicts the frame pointer from the function's prologue. The function may change the stack pointer later, so the
     /// result must be checked.
     fn predict_frame_pointer(&self, frame: FrameToUnwind, function: u64) -> Option<u64> {
-        frame.sp.checked_add(M::frame_size(self.code(function)?)?)
+        frame.sp.checked_add(M::frame_size(self.code_at(function)?)?)
     }
 
-    /// Tries the words of the stack that can be the frame's return address: first those after a call of its function.
-    /// Within each group the lowest address comes first, since higher ones belong to callers.
+    /// Tries the words of the stack that can be the frame's return address: first those after a call of its function, then
+    /// those after an indirect call. The lowest address comes first, since higher ones belong to callers.
+    ///
+    /// The first functions of a thread are called indirectly, and from there all is consistent. Such a word is therefore
+    /// taken only if no nearer one leads anywhere.
     fn search(
         &mut self,
         frame: FrameToUnwind,
         distance: i64,
-        callee: Option<u64>,
+        callee: u64,
         stack: &ScannedStack<impl Fn(u64) -> Option<u64>>,
         frames: &mut Vec<ModuleAddress>,
     ) -> Option<Stop> {
         let known = frames.len();
+        let addresses = successors(Some(frame.sp), |at| at.checked_add(size_of::<u64>() as u64));
+        let words = addresses.map_while(|at| Some((at, stack.word_at(at)?)));
+        let calls: Vec<_> = words
+            .filter_map(|(at, word)| Some((at, self.call_before(word, Some(callee))?)))
+            .collect();
         // Whether the stack is cut, the number of calls to other functions, and the stop and the frames above.
         let mut best: Option<(bool, usize, Stop, Vec<ModuleAddress>)> = None;
-        let mut tries = 0;
-        'search: for wanted in [CallMatch::Exact, CallMatch::Unknown, CallMatch::Other] {
-            let addresses =
-                successors(Some(frame.sp), |at| at.checked_add(size_of::<u64>() as u64));
-            for at in addresses {
-                let Some(word) = stack.word_at(at) else {
-                    break;
-                };
-                if self.call_before(word, callee) != Some(wanted) {
-                    continue;
-                }
-                if tries == MAX_TRIES {
-                    break 'search;
-                }
-                tries += 1;
-                let mut mismatches = 0;
-                let frame_pointer = at.wrapping_add_signed(-distance);
-                let stop = self.walk(frame, frame_pointer, stack, frames, Some(&mut mismatches));
-                let above = frames.split_off(known);
-                let is_cut = match stop {
-                    Stop::At(UnwindEnd::Root) | Stop::BelowHandler(_) => false,
-                    // A stack without an end proves little.
-                    Stop::At(UnwindEnd::Cut) if wanted == CallMatch::Exact => true,
-                    _ => continue,
-                };
-                if !is_cut && mismatches == 0 {
-                    best = Some((is_cut, mismatches, stop, above));
-                    break 'search;
-                }
-                if best.as_ref().is_none_or(|best| (is_cut, mismatches) < (best.0, best.1)) {
-                    best = Some((is_cut, mismatches, stop, above));
-                }
+        let is_exact = |call: &&(u64, CallMatch)| call.1 == CallMatch::Exact;
+        let (exact, others) =
+            (calls.iter().filter(is_exact), calls.iter().filter(|c| !is_exact(c)));
+        for (at, call) in exact.chain(others).take(MAX_TRIES) {
+            let is_exact = *call == CallMatch::Exact;
+            if !is_exact && best.is_some() {
+                break;
             }
-            if best.as_ref().is_some_and(|(is_cut, ..)| !is_cut) {
+            let mut mismatches = 0;
+            let frame_pointer = at.wrapping_add_signed(-distance);
+            let stop = self.walk(frame, frame_pointer, stack, frames, Some(&mut mismatches));
+            let above = frames.split_off(known);
+            let is_cut = match stop {
+                Stop::At(UnwindEnd::Root) | Stop::BelowHandler(_) => false,
+                Stop::At(UnwindEnd::WithoutTables) if is_exact => false,
+                // A stack without an end proves little.
+                Stop::At(UnwindEnd::Cut) if is_exact => true,
+                Stop::At(UnwindEnd::WithoutTables | UnwindEnd::Cut) => return None,
+                _ => continue,
+            };
+            if *call == CallMatch::Other {
+                return None;
+            }
+            if best.as_ref().is_none_or(|best| (is_cut, mismatches) < (best.0, best.1)) {
+                best = Some((is_cut, mismatches, stop, above));
+            }
+            if !is_cut && mismatches == 0 {
                 break;
             }
         }
@@ -197,12 +207,10 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         return_address: u64,
         callee: Option<u64>,
     ) -> Option<CallMatch> {
-        let start = return_address.checked_sub(LONGEST as u64)?;
-        let code = self.code::<LONGEST>(start)?;
-        let targets = M::calls(code, return_address).into_iter().flatten();
+        let targets = self.calls_before(return_address).into_iter().flatten();
         let matches = targets.filter_map(|target| {
             let address = match target {
-                CallTarget::Address(address) => self.modules.is_code(address).then_some(address)?,
+                CallTarget::Address(address) => self.is_code(address).then_some(address)?,
                 CallTarget::Stored(at) => stored(at)?,
                 CallTarget::Unknown => return Some(CallMatch::Unknown),
             };
@@ -219,7 +227,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
 
     /// Whether a function does little but jump to another.
     fn jumps_to(&self, function: u64, other: u64) -> bool {
-        let Some(code) = self.code(function) else {
+        let Some(code) = self.code_at(function) else {
             return false;
         };
         M::jumps(code, function).any(|target| match target {
@@ -227,10 +235,6 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
             CallTarget::Stored(at) => stored(at) == Some(other),
             CallTarget::Unknown => false,
         })
-    }
-
-    pub(super) fn code<const LENGTH: usize>(&self, address: u64) -> Option<[u8; LENGTH]> {
-        self.modules.code(address)
     }
 
     /// Adds the frames above `from`. With `mismatches`, checks whether these frames can have called each other, and
@@ -268,7 +272,8 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         while frames.len() < stack.most_frames {
             let frame = FrameToUnwind { address, sp: M::stack_pointer(&registers) };
             let fp = M::frame_pointer(&registers);
-            if self.signal_return(address.address()).is_some() {
+            let place = self.place(address.address_for_lookup());
+            if self.signal_return_at(place, address.address()).is_some() {
                 let Some(interrupted) = Interrupted::at::<M>(frame.sp, |at| stack.word_at(at))
                 else {
                     return Stop::At(UnwindEnd::Lost);
@@ -298,10 +303,8 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
                 beyond |= word.is_none() && at >= stack.bottom;
                 word.ok_or(())
             };
-            let next =
-                self.machine.unwind_frame(address, &mut registers, &mut self.cache, &mut read);
-            let next = next.map(|next| next.and_then(FrameAddress::from_return_address));
-            if needed.is_some() || self.is_wrong(address, next.ok().flatten()) {
+            let next = self.caller(address, place, &mut registers, &mut read);
+            if needed.is_some() || next.is_err_and(|end| end != UnwindEnd::Root) {
                 if self.is_start(address, (frame.sp, fp), |at| stack.word_at(at)) {
                     return Stop::At(UnwindEnd::Root);
                 }
@@ -310,26 +313,27 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
                 }
             }
             if let Some(distance) = needed {
-                return Stop::Needs(frame, distance);
+                return match place.rule {
+                    // The return address can be anywhere.
+                    Rule::Computed => Stop::At(UnwindEnd::Lost),
+                    _ => Stop::Needs(frame, distance),
+                };
             }
-            let Ok(next) = next else {
-                return Stop::At(if beyond { UnwindEnd::Cut } else { UnwindEnd::Lost });
+            let next = match next {
+                Ok(next) => next,
+                Err(UnwindEnd::Lost) if beyond => return Stop::At(UnwindEnd::Cut),
+                Err(end) => return Stop::At(end),
             };
-            let Some(next) = next else {
-                return Stop::At(UnwindEnd::Root);
-            };
-            if next.address() == UNKNOWN_LINK {
-                return Stop::At(UnwindEnd::Lost);
-            }
             if let Some(mismatches) = &mut mismatches {
-                let callee = self.modules.function_start(address.address_for_lookup());
+                let callee = self.function_start(address.address_for_lookup());
                 match self.call_before(next.address(), callee) {
                     Some(CallMatch::Other) => **mismatches += 1,
                     Some(_) => {}
                     None => return Stop::At(UnwindEnd::Lost),
                 }
             }
-            let start = self.signal_return(next.address());
+            let place = self.place(next.address_for_lookup());
+            let start = self.signal_return_at(place, next.address());
             frames.push(self.modules.frame(start.unwrap_or(next.address_for_lookup())));
             address = next;
         }
@@ -505,7 +509,7 @@ mod tests {
             return None;
         };
         let known = frames.len();
-        let callee = unwinder.modules.function_start(frame.address.address_for_lookup());
+        let callee = unwinder.modules.function_start(frame.address.address_for_lookup()).unwrap();
         let end = unwinder.search(frame, distance, callee, &stack, &mut frames);
         assert!(matches!(end, Some(Stop::At(UnwindEnd::Root))));
         Some((known, frames))

@@ -9,6 +9,15 @@ pub(super) const STUB: usize = 32;
 /// Most functions set up their frame within this many bytes.
 pub(super) const PROLOGUE: usize = 32;
 
+/// What a function did to save its caller's frame pointer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SavedFrame {
+    /// Where the function begins, in bytes before the end of the code.
+    pub(crate) begins_before: usize,
+    /// From the saved frame pointer to the stack pointer of the caller.
+    pub(crate) caller_above: u64,
+}
+
 /// The target of a call or jump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CallTarget {
@@ -98,6 +107,73 @@ pub(super) fn x86_64_frame_size(code: [u8; PROLOGUE]) -> Option<u64> {
     }
 }
 
+/// The prologue `push rbp; mov rbp, rsp` that this code has run, if nothing after it is like the end of a function.
+///
+/// Where instructions begin is not known backwards. Bytes that only happen to be those of an epilogue cost a caller; those of
+/// a prologue are four and adjacent.
+pub(super) fn x86_64_saved_frame(code: &[u8]) -> Option<SavedFrame> {
+    let is_prologue =
+        |code: &[u8]| matches!(code, [0x55, 0x48, 0x89, 0xe5] | [0x55, 0x48, 0x8b, 0xec]);
+    let at = code.windows(4).rposition(is_prologue)?;
+    let (before, after) = code.split_at(at);
+    // `pop rbp` or `leave`, then a return or a jump.
+    let is_end = |code: &[u8]| match code {
+        [0x5d | 0xc9, 0xc2 | 0xc3 | 0xe9 | 0xeb | 0xf2 | 0xf3 | 0xff] => true,
+        // `ud2`, or what fills the space to the next function.
+        [0x0f, 0x0b] | [0xcc, 0xcc] => true,
+        _ => false,
+    };
+    let marker = if before.ends_with(ENDBR64) { ENDBR64.len() } else { 0 };
+    let saved = SavedFrame { begins_before: after.len() + marker, caller_above: 16 };
+    (!after.windows(2).any(is_end)).then_some(saved)
+}
+
+/// The code before an instruction that is read to find where the frame pointer was saved.
+pub(super) const LONGEST_SAVING: u64 = 4096;
+
+/// The same for `stp x29, x30, [sp, ...]`, then `mov x29, sp` or `add x29, sp, n`.
+pub(super) fn aarch64_saved_frame(code: &[u8]) -> Option<SavedFrame> {
+    /// Instructions that save other registers in between.
+    const BETWEEN: usize = 12;
+    let instructions: Vec<u32> = code
+        .rchunks_exact(4)
+        .filter_map(|bytes| bytes.first_chunk().map(|bytes| u32::from_le_bytes(*bytes)))
+        .collect();
+    // The last comes first.
+    let sets = |word: &u32| word & 0xff80_03ff == 0x9100_03fd;
+    let set_at = instructions.iter().position(sets)?;
+    if instructions.iter().take(set_at).any(|word| is_aarch64_return(*word)) {
+        return None;
+    }
+    let earlier = instructions.get(set_at + 1..)?;
+    let saves = |word: &u32| word & 0xfc40_7fff == 0xa800_7bfd;
+    let saved_at = earlier.iter().take(BETWEEN).position(saves)?;
+    let saved = *earlier.get(saved_at)?;
+    // Seven bits with a sign, in units of eight bytes.
+    let offset = i64::from((saved << 10) as i32 >> 25) * 8;
+    let above_sp = |word: u32| u64::from(word >> 10 & 0xfff);
+    let is_pushed = saved >> 23 & 3 == 3;
+    let (begins_at, caller_above) = if is_pushed {
+        (saved_at, offset.unsigned_abs())
+    } else {
+        // sub sp, sp, n
+        let allocates = |word: &u32| word & 0xff80_03ff == 0xd100_03ff;
+        let after = earlier.get(saved_at + 1..)?;
+        let at = after.iter().take(BETWEEN).position(allocates)?;
+        (saved_at + 1 + at, above_sp(*after.get(at)?).checked_sub(offset.unsigned_abs())?)
+    };
+    // The frame pointer must be where the pair is.
+    let set_to = above_sp(*instructions.get(set_at)?);
+    let is_at_pair = if is_pushed { set_to == 0 } else { set_to == offset.unsigned_abs() };
+    let begins_before = 4 * (set_at + 1 + begins_at + 1);
+    is_at_pair.then_some(SavedFrame { begins_before, caller_above })
+}
+
+/// `ret`, `retaa` or `retab`.
+pub(super) fn is_aarch64_return(word: u32) -> bool {
+    matches!(word, 0xd65f_03c0 | 0xd65f_0bff | 0xd65f_0fff)
+}
+
 /// The call that `code`, right before `return_address`, ends with.
 pub(super) fn aarch64_call(code: [u8; LONGEST], return_address: u64) -> Option<CallTarget> {
     let [.., b0, b1, b2, b3] = code;
@@ -180,6 +256,52 @@ mod tests {
         assert_eq!(size(&[&pushes[..], &[0x48, 0x83, 0xe4, 0xe0]].concat()), None);
         assert_eq!(size(&[0x48, 0x83, 0xec, 0x28]), None);
         assert_eq!(size(&[0x55; PROLOGUE]), None);
+    }
+
+    #[test]
+    fn finds_where_x86_64_saved_the_frame_pointer() {
+        let saved = |code: &[u8]| {
+            let saved = x86_64_saved_frame(code)?;
+            assert_eq!(saved.caller_above, 16);
+            Some(saved.begins_before)
+        };
+        let prologue = [0x55, 0x48, 0x89, 0xe5];
+        assert_eq!(saved(&prologue), Some(4));
+        assert_eq!(saved(&[0x55, 0x48, 0x8b, 0xec, 0x90]), Some(5));
+        assert_eq!(saved(&[ENDBR64, &prologue, &[0x53]].concat()), Some(9));
+        assert_eq!(saved(&[&prologue[..], &[0x90; 8], &prologue].concat()), Some(4));
+        // `mov ebx, eax` has the byte of a return.
+        assert_eq!(saved(&[&prologue[..], &[0x89, 0xc3]].concat()), Some(6));
+        // At the return itself.
+        assert_eq!(saved(&[&prologue[..], &[0x5d]].concat()), Some(5));
+        for end in [&[0x5d, 0xc3][..], &[0xc9, 0xc3], &[0x5d, 0xe9], &[0x0f, 0x0b], &[0xcc, 0xcc]] {
+            assert_eq!(saved(&[&prologue[..], end, &[0x90]].concat()), None, "{end:x?}");
+        }
+        // Not adjacent: rbp may be anything.
+        assert_eq!(saved(&[0x55, 0x53, 0x48, 0x89, 0xe5]), None);
+        assert_eq!(saved(&[0x48, 0x89, 0xe5]), None);
+        assert_eq!(saved(&[]), None);
+    }
+
+    #[test]
+    fn finds_where_aarch64_saved_the_frame_pointer() {
+        let saved = |words: &[u32]| {
+            let code: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+            aarch64_saved_frame(&code).map(|saved| (saved.begins_before, saved.caller_above))
+        };
+        const NOP: u32 = 0xd503_201f;
+        // stp x29, x30, [sp, #-32]!; mov x29, sp
+        let pushed = [0xa9be_7bfd, 0x9100_03fd];
+        assert_eq!(saved(&pushed), Some((8, 32)));
+        assert_eq!(saved(&[NOP, 0xa9be_7bfd, 0xa901_4ff4, 0x9100_03fd, NOP]), Some((16, 32)));
+        // sub sp, sp, #48; stp x29, x30, [sp, #32]; add x29, sp, #32
+        let allocated = [0xd100_c3ff, 0xa902_7bfd, 0x9100_83fd];
+        assert_eq!(saved(&allocated), Some((12, 16)));
+        // add x29, sp, #16: elsewhere.
+        assert_eq!(saved(&[0xd100_c3ff, 0xa902_7bfd, 0x9100_43fd]), None);
+        assert_eq!(saved(&[0xa9be_7bfd, 0x9100_03fd, 0xd65f_03c0, NOP]), None);
+        assert_eq!(saved(&[0x9100_03fd]), None);
+        assert_eq!(saved(&[]), None);
     }
 
     #[test]

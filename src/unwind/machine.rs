@@ -4,6 +4,7 @@ use framehop::aarch64::{PtrAuthMask, UnwindRegsAarch64, UnwinderAarch64};
 use framehop::x86_64::{UnwindRegsX86_64, UnwinderX86_64};
 
 use super::calls::{self, CallTarget};
+use super::rules::{Row, Rule};
 use crate::sampler::record::Registers;
 
 /// Replaces an unknown link register: an address that no instruction can have.
@@ -29,6 +30,31 @@ pub(crate) trait ArchUnwinder: framehop::Unwinder {
 
     /// The distance by which a function with this prologue sets the stack pointer below the frame pointer.
     fn frame_size(code: [u8; calls::PROLOGUE]) -> Option<u64>;
+
+    /// How a row of the unwind tables is followed.
+    fn rule(row: &Row) -> Rule;
+
+    /// Whether a zero in place of a frame pointer ends the stack of a function with tables.
+    const ENDS_BY_ZERO: bool;
+
+    /// Where a function's return address is before its first instruction and at its return, and the stack pointer that
+    /// it returns with.
+    fn innermost_return(
+        registers: &Self::UnwindRegs,
+        word_at: impl FnMut(u64) -> Option<u64>,
+    ) -> Option<(u64, u64)>;
+
+    /// Whether this code returns at once.
+    fn returns(code: [u8; 4]) -> bool;
+
+    /// Instructions begin at multiples of that many bytes.
+    const ALIGNMENT: u64;
+
+    /// Where the code before an instruction begins to save the frame pointer, if it did and has not restored it.
+    fn saved_frame(code: &[u8]) -> Option<calls::SavedFrame>;
+
+    /// A return address as it is on the stack, without its signature.
+    fn unsigned(return_address: u64) -> u64;
 
     /// The code that signal handlers return to: the number of `rt_sigreturn` into a register, then the system call.
     const SIGNAL_RETURN: &[u8];
@@ -75,6 +101,35 @@ where
 
     fn frame_size(code: [u8; calls::PROLOGUE]) -> Option<u64> {
         calls::x86_64_frame_size(code)
+    }
+
+    fn rule(row: &Row) -> Rule {
+        Rule::of_x86_64(row)
+    }
+
+    const ENDS_BY_ZERO: bool = false;
+
+    fn innermost_return(
+        registers: &UnwindRegsX86_64,
+        mut word_at: impl FnMut(u64) -> Option<u64>,
+    ) -> Option<(u64, u64)> {
+        let sp = registers.sp();
+        Some((word_at(sp)?, sp.checked_add(8)?))
+    }
+
+    /// `ret`, also with a prefix or a number of bytes.
+    fn returns(code: [u8; 4]) -> bool {
+        matches!(code, [0xc2 | 0xc3, ..] | [0xf2 | 0xf3, 0xc3, ..])
+    }
+
+    const ALIGNMENT: u64 = 1;
+
+    fn saved_frame(code: &[u8]) -> Option<calls::SavedFrame> {
+        calls::x86_64_saved_frame(code)
+    }
+
+    fn unsigned(return_address: u64) -> u64 {
+        return_address
     }
 
     /// `mov rax, 15; syscall`.
@@ -137,6 +192,35 @@ where
 
     fn frame_size(_: [u8; calls::PROLOGUE]) -> Option<u64> {
         None
+    }
+
+    fn rule(_: &Row) -> Rule {
+        Rule::Simple
+    }
+
+    /// The first function of a thread saves the zero that its frame pointer was.
+    const ENDS_BY_ZERO: bool = true;
+
+    fn innermost_return(
+        registers: &UnwindRegsAarch64,
+        _: impl FnMut(u64) -> Option<u64>,
+    ) -> Option<(u64, u64)> {
+        Some((Self::unsigned(registers.lr()), registers.sp()))
+    }
+
+    /// `ret`, also with authentication.
+    fn returns(code: [u8; 4]) -> bool {
+        calls::is_aarch64_return(u32::from_le_bytes(code))
+    }
+
+    const ALIGNMENT: u64 = 4;
+
+    fn saved_frame(code: &[u8]) -> Option<calls::SavedFrame> {
+        calls::aarch64_saved_frame(code)
+    }
+
+    fn unsigned(return_address: u64) -> u64 {
+        MASK.strip_ptr_auth(return_address)
     }
 
     /// `mov x8, 139; svc 0`.

@@ -6,9 +6,13 @@ mod calls;
 pub(crate) mod fuzzing;
 mod machine;
 mod modules;
+mod places;
+mod rules;
 mod signal;
 mod start;
 mod tables;
+#[cfg(all(test, target_os = "linux", target_arch = "x86_64", not(miri)))]
+mod tests;
 mod unwinder;
 
 pub(crate) use modules::{Module, ModuleAddress, ModuleId, Modules, build_id_in};

@@ -1,9 +1,12 @@
 //! The program and its libraries, in a form that remains valid after they are unloaded.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::rules::{Frames, Row};
 use super::tables::{TableBytes, UnwindTables};
 use crate::sys::{LoadedModule, program_memory, read_own_memory};
 
@@ -100,6 +103,8 @@ struct Loaded {
     end: u64,
     bias: u64,
     id: ModuleId,
+    /// The parts that are executable.
+    segments: Vec<Range<u64>>,
     /// The same bytes that framehop has, which does not provide the starts of functions.
     tables: Option<UnwindTables>,
     /// The code from `start` on. Only for the program, which is never unloaded; libraries are read by system calls.
@@ -141,7 +146,8 @@ impl Modules {
                     let module = framehop_module(listed, start, end, tables.clone());
                     changes.push(ModuleChange::Added(module));
                     let code = program_memory(start..end);
-                    Loaded { start, end, bias: listed.bias, id, tables, code }
+                    let segments = listed.code.iter().map(|code| code.addresses.clone()).collect();
+                    Loaded { start, end, bias: listed.bias, id, segments, tables, code }
                 }
             };
             loaded.push(entry);
@@ -163,15 +169,33 @@ impl Modules {
     }
 
     pub(super) fn is_code(&self, address: u64) -> bool {
-        self.loaded_at(address).is_some()
+        self.segment(address).is_some()
     }
 
-    /// The bytes at that address, if it is code.
-    pub(super) fn code<const LENGTH: usize>(&self, address: u64) -> Option<[u8; LENGTH]> {
-        let entry = self.loaded_at(address)?;
-        let Some(code) = entry.code else { return memory(address) };
-        let offset = usize::try_from(address.checked_sub(entry.start)?).ok()?;
-        code.get(offset..)?.first_chunk().copied()
+    /// The executable segment that contains this address.
+    pub(super) fn segment(&self, address: u64) -> Option<Range<u64>> {
+        let segments = &self.loaded_at(address)?.segments;
+        segments.iter().find(|segment| segment.contains(&address)).cloned()
+    }
+
+    /// The bytes at these addresses of a segment.
+    pub(super) fn bytes(&self, addresses: Range<u64>) -> Option<Cow<'static, [u8]>> {
+        let entry = self.loaded_at(addresses.start)?;
+        let Some(code) = entry.code else {
+            return read_own_memory(addresses).ok().map(Cow::Owned);
+        };
+        let offset = |address: u64| usize::try_from(address.checked_sub(entry.start)?).ok();
+        code.get(offset(addresses.start)?..offset(addresses.end)?).map(Cow::Borrowed)
+    }
+
+    /// Uses the row of the unwind tables for this address, if there is one.
+    pub(super) fn with_row<T>(
+        &self,
+        address: u64,
+        context: &mut gimli::UnwindContext<usize>,
+        with: impl FnOnce(&Row, (&Frames<'_>, gimli::Encoding)) -> T,
+    ) -> Option<T> {
+        self.loaded_at(address)?.tables.as_ref()?.with_row(address, context, with)
     }
 
     /// The start in memory of the function that contains this address.

@@ -4,52 +4,19 @@
 //! that call `rt_sigreturn`. Their unwind table is an expression that reads memory, which framehop does not evaluate: it
 //! would follow the frame pointer instead, which can skip the interrupted function or lead anywhere.
 
-use std::cell::Cell;
-
 use super::machine::ArchUnwinder;
-use super::modules::Modules;
 use crate::sampler::record::Registers;
 
 /// At least the length of those instructions on any architecture.
 const LONGEST: usize = 9;
 
-/// Twice the rules that framehop caches: code at other places must not collide in both.
-const CACHED: usize = 1021;
+/// The code around an address in which [`return_start`] searches, and how much of it comes before the address.
+pub(super) const AROUND: usize = 2 * LONGEST + 1;
+pub(super) const BEFORE: u64 = LONGEST as u64;
 
-/// Where signal handlers return to. Caches the addresses at which they do not: reading the code of a library is a system
-/// call.
-#[derive(Debug)]
-pub(super) struct SignalReturns {
-    elsewhere: Vec<Cell<u64>>,
-}
-
-impl Default for SignalReturns {
-    fn default() -> Self {
-        Self { elsewhere: vec![Cell::new(0); CACHED] }
-    }
-}
-
-impl SignalReturns {
-    /// The start of these instructions, if an address is there, between them or right after them.
-    pub(super) fn start(
-        &self,
-        address: u64,
-        instructions: &[u8],
-        modules: &Modules,
-    ) -> Option<u64> {
-        let known = self.elsewhere.get((address % CACHED as u64) as usize)?;
-        if known.get() == address {
-            return None;
-        }
-        let before = address.checked_sub(LONGEST as u64)?;
-        let code = modules.code::<{ 2 * LONGEST }>(before)?;
-        let mut starts = code.windows(instructions.len()).take(LONGEST + 1);
-        let Some(offset) = starts.position(|code| code == instructions) else {
-            known.set(address);
-            return None;
-        };
-        Some(before + offset as u64)
-    }
+/// Where in this code the instructions begin that signal handlers return to.
+pub(super) fn return_start(code: &[u8], instructions: &[u8]) -> Option<usize> {
+    code.windows(instructions.len()).take(LONGEST + 2).position(|code| code == instructions)
 }
 
 /// What a signal interrupted.
@@ -91,20 +58,35 @@ mod tests {
     use super::super::unwinder::{UnwindEnd, Unwinder};
     use super::*;
 
-    /// Code without tables, in which the return of signal handlers is at `RETURN`.
-    const fn code_of(signal_return: &[u8]) -> [u8; 128] {
+    /// Code without tables, in which the return of signal handlers is at `RETURN`. A function that saves the frame pointer
+    /// begins at 40, and has a call before `AFTER_CALL`.
+    const fn code_of(signal_return: &[u8], prologue: &[u8], call: &[u8]) -> Code {
         let mut code = [0x90; 128];
-        let (instructions, _) = code.split_at_mut(RETURN).1.split_at_mut(signal_return.len());
-        instructions.copy_from_slice(signal_return);
-        code
+        let parts = [(RETURN, signal_return), (40, prologue), (AFTER_CALL - call.len(), call)];
+        let mut part = 0;
+        while part < parts.len() {
+            let (at, bytes) = parts[part];
+            code.split_at_mut(at).1.split_at_mut(bytes.len()).0.copy_from_slice(bytes);
+            part += 1;
+        }
+        Code(code)
     }
 
-    const RETURN: usize = 16;
+    #[repr(align(16))]
+    struct Code([u8; 128]);
 
-    /// `mov rax, 15; syscall`.
-    static X86_64: [u8; 128] = code_of(b"\x48\xc7\xc0\x0f\0\0\0\x0f\x05");
-    /// `mov x8, 139; svc 0`.
-    static AARCH64: [u8; 128] = code_of(b"\x68\x11\x80\xd2\x01\0\0\xd4");
+    const RETURN: usize = 16;
+    const AFTER_CALL: usize = 101;
+
+    /// `mov rax, 15; syscall`, `push rbp; mov rbp, rsp` and `call rax`.
+    static X86_64: Code =
+        code_of(b"\x48\xc7\xc0\x0f\0\0\0\x0f\x05", b"\x55\x48\x89\xe5", b"\xff\xd0");
+    /// `mov x8, 139; svc 0`, `stp x29, x30, [sp, -16]!; mov x29, sp` and `blr x8`.
+    static AARCH64: Code = code_of(
+        b"\x68\x11\x80\xd2\x01\0\0\xd4",
+        b"\xfd\x7b\xbf\xa9\xfd\x03\0\x91",
+        b"\0\x01\x3f\xd6",
+    );
 
     /// Offsets in the frame of a signal.
     struct Layout {
@@ -168,7 +150,7 @@ mod tests {
         words[2] = record;
         words[3] = start + RETURN as u64;
         words[WORDS as usize - 4] = record + 16;
-        words[WORDS as usize - 3] = start + 101;
+        words[WORDS as usize - 3] = start + AFTER_CALL as u64;
         let Layout { pc, sp, fp, privilege, .. } = *layout;
         let registers =
             [privilege, (pc, start + interrupted_at), (sp, ON_THIS_STACK), (fp, record)];
@@ -198,14 +180,16 @@ mod tests {
             return;
         }
         let handler = 60;
-        assert_eq!(unwound(handler, 80, &[]), (vec![handler, 16, 80, 100], UnwindEnd::Root));
+        // The zeros above are not the end of a thread's stack.
+        let end = UnwindEnd::WithoutTables;
+        assert_eq!(unwound(handler, 80, &[]), (vec![handler, 16, 80, 100], end));
         // Before the first instruction, and in the system call.
         for at in [16, 16 + length] {
-            assert_eq!(unwound(at, 80, &[]), (vec![16, 80, 100], UnwindEnd::Root));
+            assert_eq!(unwound(at, 80, &[]), (vec![16, 80, 100], end));
         }
-        // In code of no module, as an ordinary sample.
-        let far = 1 << 20;
-        assert_eq!(unwound(handler, far, &[]), (vec![handler, 16, far, 100], UnwindEnd::Root));
+        // In code of no module, where nothing shows that the frame pointer was saved.
+        let far = 1 << 46;
+        assert_eq!(unwound(handler, far, &[]), (vec![handler, 16, far], end));
         // The copy ends before the interrupted stack.
         let cut = [(layout.sp, STACK + 8 * WORDS), (layout.fp, STACK + 8 * WORDS + 64)];
         assert_eq!(unwound(handler, 80, &cut), (vec![handler, 16, 80], UnwindEnd::Cut));
@@ -213,7 +197,7 @@ mod tests {
         let elsewhere = [&alternate[..], &[(layout.sp, 0x9_0000)]].concat();
         assert_eq!(unwound(handler, 80, &elsewhere), (vec![handler, 16, 80], UnwindEnd::Lost));
         let both_on_it = unwound(handler, 80, &alternate);
-        assert_eq!(both_on_it, (vec![handler, 16, 80, 100], UnwindEnd::Root));
+        assert_eq!(both_on_it, (vec![handler, 16, 80, 100], end));
         let in_the_kernel = (layout.privilege.0, layout.privilege.1 ^ 3);
         for wrong in [(layout.link, 1), in_the_kernel] {
             let ended = unwound(handler, 80, &[wrong]);
@@ -225,7 +209,7 @@ mod tests {
     fn a_stack_continues_with_the_interrupted_function_on_x86_64() {
         check(&OF_X86_64, 9, |at, interrupted, changes| {
             type Of = UnwinderX86_64<TableBytes>;
-            unwound::<Of>(&X86_64, &OF_X86_64, at, interrupted, changes)
+            unwound::<Of>(&X86_64.0, &OF_X86_64, at, interrupted, changes)
         });
     }
 
@@ -233,7 +217,7 @@ mod tests {
     fn a_stack_continues_with_the_interrupted_function_on_aarch64() {
         check(&OF_AARCH64, 8, |at, interrupted, changes| {
             type Of = UnwinderAarch64<TableBytes>;
-            unwound::<Of>(&AARCH64, &OF_AARCH64, at, interrupted, changes)
+            unwound::<Of>(&AARCH64.0, &OF_AARCH64, at, interrupted, changes)
         });
     }
 }

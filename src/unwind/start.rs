@@ -3,7 +3,7 @@
 use framehop::FrameAddress;
 
 use super::blocked::{FrameToUnwind, ScannedStack, Stop, UNKNOWN, stored};
-use super::calls::{CallTarget, LONGEST};
+use super::calls::CallTarget;
 use super::machine::ArchUnwinder;
 use super::modules::ModuleAddress;
 use super::tables::TableBytes;
@@ -24,16 +24,12 @@ const START_WORDS: u64 = 32;
 const NEAR_WORDS: u64 = 64;
 
 impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
-    /// Whether the result of unwinding a frame is not a caller.
-    pub(super) fn is_wrong(&self, frame: FrameAddress, caller: Option<FrameAddress>) -> bool {
-        // For a function without tables, framehop uses the first word of the stack or the link register.
-        let is_guessed =
-            || !frame.is_return_address() && self.is_without_tables(frame.address_for_lookup());
-        let is_caller = |caller: FrameAddress| {
-            self.modules.is_code(caller.address_for_lookup())
-                && (!is_guessed() || self.is_return_address(caller.address()))
-        };
-        IS_WITHOUT_TABLES && !caller.is_some_and(is_caller)
+    /// Whether the word where the return address of a running function of such a library is, if the function has not
+    /// moved the stack pointer, is one.
+    pub(super) fn returns_from_library(&self, frame: FrameAddress, word: u64) -> bool {
+        self.is_without_tables(frame.address_for_lookup())
+            && self.is_return_address(word)
+            && self.calls_library(word)
     }
 
     /// Whether a frame that cannot be unwound is the C library's function that starts the thread, which has no caller.
@@ -105,11 +101,8 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
 
     /// Whether the call before a return address may go to a function without tables.
     fn calls_library(&self, return_address: u64) -> bool {
-        let Some(code) = self.code(return_address.wrapping_sub(LONGEST as u64)) else {
-            return false;
-        };
         let mut is_unknown = false;
-        for target in M::calls(code, return_address).into_iter().flatten() {
+        for target in self.calls_before(return_address).into_iter().flatten() {
             let address = match target {
                 CallTarget::Address(address) => Some(address),
                 CallTarget::Stored(at) => stored(at),
@@ -144,7 +137,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
             _ => false,
         };
         let end = if is_running { self.past_library(sp, fp, stack, frames) } else { None };
-        end.unwrap_or(UnwindEnd::Lost)
+        end.unwrap_or(UnwindEnd::WithoutTables)
     }
 
     pub(super) fn is_without_tables(&self, address: u64) -> bool {

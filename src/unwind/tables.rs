@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use gimli::UnwindSection as _;
 
+use super::rules::{Frames, Row};
 use crate::sys::{LoadedModule, program_memory, read_own_memory};
 
 /// Bytes of a module.
@@ -74,6 +75,27 @@ impl UnwindTables {
 
     /// The start of the function that contains this address in memory.
     pub(crate) fn function_start(&self, address: u64) -> Option<u64> {
+        self.with_entry(address, |_, _, entry| Some(entry.initial_address()))
+    }
+
+    /// Uses the row for an address in memory, if there is one.
+    pub(super) fn with_row<T>(
+        &self,
+        address: u64,
+        context: &mut gimli::UnwindContext<usize>,
+        with: impl FnOnce(&Row, (&Frames<'_>, gimli::Encoding)) -> T,
+    ) -> Option<T> {
+        self.with_entry(address, |frames, bases, entry| {
+            let row = entry.unwind_info_for_address(frames, bases, context, address).ok()?;
+            Some(with(row, (frames, entry.cie().encoding())))
+        })
+    }
+
+    fn with_entry<T>(
+        &self,
+        address: u64,
+        with: impl for<'a> FnOnce(&Frames<'a>, &gimli::BaseAddresses, &Entry<'a>) -> Option<T>,
+    ) -> Option<T> {
         let bases = gimli::BaseAddresses::default()
             .set_eh_frame_hdr(self.header_addresses.start)
             .set_eh_frame(self.frames_addresses.start);
@@ -88,9 +110,11 @@ impl UnwindTables {
             address,
             gimli::EhFrame::cie_from_offset,
         );
-        entry.ok().map(|entry| entry.initial_address())
+        with(&frames, &bases, &entry.ok()?)
     }
 }
+
+type Entry<'a> = gimli::FrameDescriptionEntry<gimli::EndianSlice<'a, gimli::NativeEndian>>;
 
 /// The address of `.eh_frame` in an `.eh_frame_hdr` at `address`.
 pub(super) fn frames_start(header: &[u8], address: u64) -> Option<u64> {

@@ -1,14 +1,19 @@
 //! Unwinding with framehop.
 
+use std::ops::RangeInclusive;
+
 use framehop::FrameAddress;
 
-use super::blocked::ScannedStack;
+use super::blocked::{CallMatch, ScannedStack};
+use super::calls::{CallTarget, LONGEST, LONGEST_SAVING};
 use super::machine::ArchUnwinder;
 use super::modules::{ModuleAddress, ModuleChange, Modules};
-use super::signal::{Interrupted, SignalReturns};
+use super::places::{BeforeNext, Place, Places, SavingFunction};
+use super::rules::{self, FrameRegisters, Rule};
+use super::signal::{self, Interrupted};
 use super::tables::TableBytes;
 use crate::sampler::record::Registers;
-use crate::sys::{LoadedModule, loaded_modules, module_generation};
+use crate::sys::{LoadedModule, loaded_modules, module_generation, read_own_memory};
 
 /// How the unwinding of a stack ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -17,7 +22,9 @@ pub(crate) enum UnwindEnd {
     Root,
     /// At the end of the copied bytes, or at the maximum number of frames.
     Cut,
-    /// Because unwind tables are missing, or they or the stack are damaged.
+    /// In code without unwind tables.
+    WithoutTables,
+    /// Because unwind tables or the stack are damaged, or it is not the stack of a thread.
     Lost,
 }
 
@@ -31,7 +38,9 @@ pub(crate) struct Unwinder<M: ArchUnwinder = Native> {
     pub(super) machine: M,
     pub(super) cache: M::Cache,
     pub(super) modules: Modules,
-    signal_returns: SignalReturns,
+    places: Places,
+    /// Memory for reading rows of tables.
+    context: gimli::UnwindContext<usize>,
     generation: Option<u64>,
 }
 
@@ -51,7 +60,8 @@ where
             machine: M::default(),
             cache: M::Cache::default(),
             modules: Modules::default(),
-            signal_returns: SignalReturns::default(),
+            places: Places::default(),
+            context: gimli::UnwindContext::new(),
             generation: None,
         }
     }
@@ -60,6 +70,7 @@ where
 impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
     /// Updates the list of libraries after one was loaded or unloaded; cheap if there was no change.
     pub(crate) fn refresh(&mut self) {
+        self.places.forget_changing();
         if self.generation != Some(module_generation()) {
             let list = loaded_modules();
             self.generation = Some(list.generation);
@@ -68,7 +79,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
     }
 
     pub(super) fn update(&mut self, list: &[LoadedModule]) {
-        self.signal_returns = SignalReturns::default();
+        self.places = Places::default();
         for change in self.modules.update(list) {
             match change {
                 ModuleChange::Added(module) => self.machine.add_module(module),
@@ -90,7 +101,265 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
 
     /// The start of the code that signal handlers return to, if an address is in it.
     pub(super) fn signal_return(&self, address: u64) -> Option<u64> {
-        self.signal_returns.start(address, M::SIGNAL_RETURN, &self.modules)
+        let from = address.checked_sub(signal::BEFORE)?;
+        let code = self.code_within::<{ signal::AROUND }>(from, address)?;
+        let start = from + signal::return_start(&code, M::SIGNAL_RETURN)? as u64;
+        (start <= address).then_some(start)
+    }
+
+    /// The same for the address, or the one right after, of a place.
+    pub(super) fn signal_return_at(&self, place: Place, address: u64) -> Option<u64> {
+        if place.may_be_signal_return { self.signal_return(address) } else { None }
+    }
+
+    /// What is known of an address.
+    pub(super) fn place(&mut self, address: u64) -> Place {
+        if let Some(place) = self.places.get(address) {
+            return place;
+        }
+        let mut place = Place::new(address);
+        if self.modules.is_code(address) {
+            place.is_in_module = true;
+            let row = self.modules.with_row(address, &mut self.context, |row, _| M::rule(row));
+            place.rule = row.unwrap_or(Rule::Missing);
+        }
+        // In a module, or generated code.
+        let is_code = place.is_in_module || self.places.find_mapping(address).is_some();
+        if !is_code {
+            return place;
+        }
+        if let Some(from) = address.checked_sub(signal::BEFORE) {
+            match self.code_within::<{ signal::AROUND }>(from, address) {
+                Some(code) => {
+                    let starts = signal::return_start(&code, M::SIGNAL_RETURN);
+                    place.may_be_signal_return = starts.is_some();
+                    if self.has_call_before(address + 1) {
+                        place.before_next = BeforeNext::Call;
+                    }
+                }
+                None => place.before_next = BeforeNext::Unreadable,
+            }
+        }
+        self.places.insert(place);
+        place
+    }
+
+    fn has_call_before(&self, return_address: u64) -> bool {
+        self.calls_before(return_address).into_iter().flatten().any(|target| match target {
+            CallTarget::Address(address) => self.is_code(address),
+            CallTarget::Stored(_) | CallTarget::Unknown => true,
+        })
+    }
+
+    /// The targets of the calls that the code before an address may end with.
+    pub(super) fn calls_before(&self, return_address: u64) -> [Option<CallTarget>; 3] {
+        let start = return_address.checked_sub(LONGEST as u64);
+        let code = start.and_then(|start| self.code_within(start, return_address.wrapping_sub(1)));
+        code.map_or([None; 3], |code| M::calls(code, return_address))
+    }
+
+    /// Whether an address is in executable memory.
+    pub(super) fn is_code(&self, address: u64) -> bool {
+        self.modules.is_code(address) || self.places.mapping(address).is_some()
+    }
+
+    /// The code from an address on, zeros beyond its mapping.
+    pub(super) fn code_at<const LENGTH: usize>(&self, address: u64) -> Option<[u8; LENGTH]> {
+        self.code_within(address, address)
+    }
+
+    /// The code from an address on, zeros outside of the mapping that contains `inside`.
+    pub(super) fn code_within<const LENGTH: usize>(
+        &self,
+        from: u64,
+        inside: u64,
+    ) -> Option<[u8; LENGTH]> {
+        let of_module = self.modules.segment(inside);
+        let mapping = of_module.clone().or_else(|| self.places.mapping(inside))?;
+        let start = from.max(mapping.start);
+        let addresses = start..from.checked_add(LENGTH as u64)?.min(mapping.end);
+        let bytes = match of_module {
+            Some(_) => self.modules.bytes(addresses)?,
+            None => read_own_memory(addresses).ok()?.into(),
+        };
+        let mut code = [0; LENGTH];
+        let place = code.get_mut(usize::try_from(start - from).ok()?..)?;
+        place.get_mut(..bytes.len())?.copy_from_slice(&bytes);
+        Some(code)
+    }
+
+    /// The start of the function that contains an address: by the tables, or by where its code saves the frame pointer.
+    pub(super) fn function_start(&mut self, address: u64) -> Option<u64> {
+        let by_tables = self.modules.function_start(address);
+        by_tables.or_else(|| self.saving_function(address).map(|function| function.start))
+    }
+
+    /// The function without tables that contains an address and has saved the frame pointer before it.
+    fn saving_function(&mut self, address: u64) -> Option<SavingFunction> {
+        if let Some(known) = self.places.function(address) {
+            return known;
+        }
+        let of_module = self.modules.segment(address);
+        let mapping = of_module.clone().or_else(|| self.places.find_mapping(address));
+        let function = mapping.and_then(|mapping| {
+            // A return address less one is inside of an instruction.
+            let address = address & !(M::ALIGNMENT - 1);
+            let from = mapping.start.max(address.saturating_sub(LONGEST_SAVING));
+            let code = match of_module {
+                Some(_) => self.modules.bytes(from..address)?,
+                None => read_own_memory(from..address).ok()?.into(),
+            };
+            let saved = M::saved_frame(&code)?;
+            let start = address.checked_sub(saved.begins_before as u64)?;
+            // Otherwise it is another function, with tables.
+            let is_without_tables = self.modules.function_start(start).is_none();
+            let function = SavingFunction { start, caller_above: saved.caller_above };
+            is_without_tables.then_some(function)
+        });
+        self.places.insert_function(address, function);
+        function
+    }
+
+    /// Unwinds a frame: the caller is code after a call. Otherwise, how the stack ends.
+    pub(super) fn caller(
+        &mut self,
+        frame: FrameAddress,
+        place: Place,
+        registers: &mut M::UnwindRegs,
+        read: &mut impl FnMut(u64) -> Result<u64, ()>,
+    ) -> Result<FrameAddress, UnwindEnd> {
+        let return_address = match place.rule {
+            Rule::First => return Err(UnwindEnd::Root),
+            Rule::Simple => {
+                let next = self.machine.unwind_frame(frame, registers, &mut self.cache, read);
+                match next {
+                    Ok(Some(next)) => next,
+                    Ok(None) if M::ENDS_BY_ZERO => return Err(UnwindEnd::Root),
+                    // A zero is not the address of a caller.
+                    Ok(None) | Err(_) => return Err(UnwindEnd::Lost),
+                }
+            }
+            Rule::Complex | Rule::Computed => {
+                self.follow(frame, registers, read).ok_or(UnwindEnd::Lost)?
+            }
+            Rule::Missing => self.caller_without_tables(frame, registers, read)?,
+        };
+        let next = FrameAddress::from_return_address(return_address).ok_or(UnwindEnd::Lost)?;
+        match self.place(next.address_for_lookup()).before_next {
+            BeforeNext::Call => Ok(next),
+            // By the tables.
+            BeforeNext::Unreadable if place.rule != Rule::Missing => Ok(next),
+            // The kernel calls any handler.
+            _ if self.signal_return(return_address) == Some(return_address) => Ok(next),
+            _ if place.rule == Rule::Missing => Err(UnwindEnd::WithoutTables),
+            _ => Err(UnwindEnd::Lost),
+        }
+    }
+
+    /// By a row that framehop does not follow.
+    fn follow(
+        &mut self,
+        frame: FrameAddress,
+        registers: &mut M::UnwindRegs,
+        read: &mut impl FnMut(u64) -> Result<u64, ()>,
+    ) -> Option<u64> {
+        let (sp, fp) = (M::stack_pointer(registers), M::frame_pointer(registers));
+        let known = FrameRegisters { ip: frame.address(), sp, fp };
+        let address = frame.address_for_lookup();
+        let mut word_at = |at| read(at).ok();
+        let caller = self.modules.with_row(address, &mut self.context, |row, section| {
+            rules::follow(row, section, known, &mut word_at)
+        });
+        let caller = caller?.filter(|caller| caller.sp > sp)?;
+        *registers = self.machine.few_registers(caller.ip, caller.sp, caller.fp);
+        Some(caller.ip)
+    }
+
+    /// Without tables, the caller is known where a function has just been called or returns, and where it has saved the
+    /// frame pointer.
+    fn caller_without_tables(
+        &mut self,
+        frame: FrameAddress,
+        registers: &mut M::UnwindRegs,
+        read: &mut impl FnMut(u64) -> Result<u64, ()>,
+    ) -> Result<u64, UnwindEnd> {
+        /// No frame is larger.
+        const LARGEST: u64 = 16 << 20;
+        let (sp, fp) = (M::stack_pointer(registers), M::frame_pointer(registers));
+        if !frame.is_return_address()
+            && let Some((word, sp)) = M::innermost_return(registers, |at| read(at).ok())
+            && self.is_innermost_return(frame, word)
+        {
+            *registers = self.machine.few_registers(word, sp, fp);
+            return Ok(word);
+        }
+        let Some(function) = self.saving_function(frame.address_for_lookup()) else {
+            return Err(UnwindEnd::WithoutTables);
+        };
+        let word = fp.checked_add(8).and_then(|at| read(at).ok());
+        if !fp.checked_sub(sp).is_some_and(|size| size < LARGEST) || fp % 8 != 0 {
+            return Err(UnwindEnd::WithoutTables);
+        }
+        // Before it has saved the frame pointer, and after it has restored it, the function's own return address is
+        // nearer.
+        for at in (sp..fp).step_by(8) {
+            let Ok(word) = read(at) else { break };
+            if self.calls_into(word, function.start..=frame.address_for_lookup()) {
+                return Err(UnwindEnd::WithoutTables);
+            }
+        }
+        let return_address = M::unsigned(word.ok_or(UnwindEnd::Cut)?);
+        if !self.calls_into(return_address, function.start..=function.start) {
+            return Err(UnwindEnd::WithoutTables);
+        }
+        let callers_fp = read(fp).map_err(|()| UnwindEnd::Cut)?;
+        *registers =
+            self.machine.few_registers(return_address, fp + function.caller_above, callers_fp);
+        Ok(return_address)
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_first_function(&mut self, address: u64) -> bool {
+        self.place(address).rule == Rule::First
+    }
+
+    /// How a stack ends at a frame that cannot be unwound.
+    pub(super) fn end_at(&mut self, frame: FrameAddress) -> UnwindEnd {
+        match self.place(frame.address_for_lookup()).rule {
+            Rule::Missing => UnwindEnd::WithoutTables,
+            _ => UnwindEnd::Lost,
+        }
+    }
+
+    /// Whether this word is after a call of the first of these addresses, or into them, or after an indirect call.
+    fn calls_into(&mut self, word: u64, addresses: RangeInclusive<u64>) -> bool {
+        let Some(place) = word.checked_sub(1).map(|before| self.place(before)) else {
+            return false;
+        };
+        if self.signal_return_at(place, word) == Some(word) {
+            // The kernel calls any handler.
+            return true;
+        }
+        place.before_next == BeforeNext::Call
+            && match self.call_before(word, Some(*addresses.start())) {
+                Some(CallMatch::Exact | CallMatch::Unknown) => true,
+                Some(CallMatch::Other) => self.calls_before(word).into_iter().flatten().any(
+                    |target| matches!(target, CallTarget::Address(at) if addresses.contains(&at)),
+                ),
+                None => false,
+            }
+    }
+
+    /// Whether the return address of a running function without tables is this word: the next instruction is its first
+    /// one, or its return.
+    fn is_innermost_return(&mut self, frame: FrameAddress, word: u64) -> bool {
+        let Some(before) = word.checked_sub(1) else { return false };
+        let address = frame.address_for_lookup();
+        let returns = |unwinder: &Self| unwinder.code_at(address).is_some_and(M::returns);
+        let was_called =
+            |unwinder: &Self| unwinder.call_before(word, Some(address)) == Some(CallMatch::Exact);
+        self.place(before).before_next == BeforeNext::Call
+            && (returns(self) || was_called(self) || self.returns_from_library(frame, word))
     }
 
     /// Fills `frames` with the stack's frames, the innermost first. `stack` returns the word at an offset in bytes
@@ -123,7 +392,8 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
                 break UnwindEnd::Cut;
             }
             let (sp, fp) = (M::stack_pointer(&unwound), M::frame_pointer(&unwound));
-            if let Some(start) = self.signal_return(address.address()) {
+            let place = self.place(address.address_for_lookup());
+            if let Some(start) = self.signal_return_at(place, address.address()) {
                 frames.push(self.modules.frame(start));
                 let interrupted = Interrupted::at::<M>(sp, |at| read(at).ok());
                 let Some(interrupted) = interrupted else { break UnwindEnd::Lost };
@@ -141,21 +411,18 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
                 continue;
             }
             frames.push(self.modules.frame(address.address_for_lookup()));
-            let next = self.machine.unwind_frame(address, &mut unwound, &mut self.cache, &mut read);
-            let next = next.map(|next| next.and_then(FrameAddress::from_return_address));
-            // Checked before an address that is not code is taken for a caller.
-            if self.is_wrong(address, next.ok().flatten()) {
-                if self.is_start(address, (sp, fp), |at| stack.word_at(at)) {
-                    break UnwindEnd::Root;
+            match self.caller(address, place, &mut unwound, &mut read) {
+                Ok(next) => address = next,
+                Err(UnwindEnd::Root) => break UnwindEnd::Root,
+                Err(end) => {
+                    if self.is_start(address, (sp, fp), |at| stack.word_at(at)) {
+                        break UnwindEnd::Root;
+                    }
+                    if self.is_without_tables(address.address_for_lookup()) {
+                        break self.end_in_library((sp, fp), &stack, frames, running);
+                    }
+                    break end;
                 }
-                if self.is_without_tables(address.address_for_lookup()) {
-                    break self.end_in_library((sp, fp), &stack, frames, running);
-                }
-            }
-            match next {
-                Ok(Some(next)) => address = next,
-                Ok(None) => break UnwindEnd::Root,
-                Err(_) => break UnwindEnd::Lost,
             }
         };
         if end == UnwindEnd::Lost && beyond { UnwindEnd::Cut } else { end }
@@ -206,34 +473,74 @@ pub(super) mod tests {
         bytes(&[0, 0, STACK_POINTER + 0x20, return_address, 0, 0])
     }
 
+    /// Code with a prologue at its beginning, and a call before `AFTER_CALL`.
+    const fn code_with(prologue: &[u8], call: &[u8]) -> Code {
+        let mut code = [0; 64];
+        code.split_at_mut(prologue.len()).0.copy_from_slice(prologue);
+        let call_at = AFTER_CALL as usize - call.len();
+        code.split_at_mut(call_at).1.split_at_mut(call.len()).0.copy_from_slice(call);
+        Code(code)
+    }
+
+    #[repr(align(16))]
+    struct Code([u8; 64]);
+
+    const RUNNING: u64 = 16;
+    const AFTER_CALL: u64 = 40;
+    /// `push rbp; mov rbp, rsp` and `call rax`.
+    static OF_X86_64: Code = code_with(b"\x55\x48\x89\xe5", b"\xff\xd0");
+    /// `stp x29, x30, [sp, -16]!; mov x29, sp` and `blr x8`.
+    static OF_AARCH64: Code = code_with(b"\xfd\x7b\xbf\xa9\xfd\x03\0\x91", b"\0\x01\x3f\xd6");
+
+    fn addresses_of(Code(program): &'static Code) -> Range<u64> {
+        let start = program.as_ptr() as u64;
+        start..start + program.len() as u64
+    }
+
     #[test]
     fn unwinds_by_frame_pointers_where_there_are_no_tables() {
+        if cfg!(tracing_profiling_unsupported) {
+            // No code can be read.
+            return;
+        }
         let mut unwinder = X86::default();
-        unwinder.update(&[code(0x1000..0x9000)]);
-        let registers =
-            Registers::X86_64 { ip: 0x2000, sp: STACK_POINTER, bp: STACK_POINTER + 0x10 };
+        let program = addresses_of(&OF_X86_64);
+        unwinder.update(&[code(program.clone())]);
+        let ip = program.start + RUNNING;
+        let registers = Registers::X86_64 { ip, sp: STACK_POINTER, bp: STACK_POINTER + 0x10 };
         let mut frames = Vec::new();
-        let end = unwinder.unwind(registers, stack(&two_frames(0x3001)), 100, &mut frames);
-        assert_eq!(addresses(&frames), [0x2000, 0x3000]);
-        assert_eq!(end, UnwindEnd::Root);
+        let return_address = program.start + AFTER_CALL;
+        let end = unwinder.unwind(registers, stack(&two_frames(return_address)), 100, &mut frames);
+        assert_eq!(addresses(&frames), [ip, return_address - 1]);
+        // A zero is no caller, and no end of the stack.
+        assert_eq!(end, UnwindEnd::WithoutTables);
+        // No call is before it.
+        let other = return_address + 1;
+        let end = unwinder.unwind(registers, stack(&two_frames(other)), 100, &mut frames);
+        assert_eq!((addresses(&frames), end), (vec![ip], UnwindEnd::WithoutTables));
     }
 
     #[test]
     fn strips_the_signature_of_return_addresses_on_aarch64() {
+        if cfg!(tracing_profiling_unsupported) {
+            return;
+        }
         let mut unwinder = Aarch64::default();
-        unwinder.update(&[code(0x1000..0x9000)]);
+        let program = addresses_of(&OF_AARCH64);
+        unwinder.update(&[code(program.clone())]);
         let signature = 0x00a5 << 48;
+        let (pc, return_address) = (program.start + RUNNING, program.start + AFTER_CALL);
         let registers = Registers::Aarch64 {
-            pc: 0x2000,
+            pc,
             sp: STACK_POINTER,
             fp: STACK_POINTER + 0x10,
-            lr: signature | 0x4001,
+            lr: signature | return_address,
         };
         let mut frames = Vec::new();
-        let end =
-            unwinder.unwind(registers, stack(&two_frames(signature | 0x3001)), 100, &mut frames);
-        assert_eq!(addresses(&frames), [0x2000, 0x3000]);
-        assert_eq!(end, UnwindEnd::Root);
+        let signed = two_frames(signature | return_address);
+        let end = unwinder.unwind(registers, stack(&signed), 100, &mut frames);
+        assert_eq!(addresses(&frames), [pc, return_address - 1]);
+        assert_eq!(end, UnwindEnd::WithoutTables);
     }
 
     #[test]
@@ -248,15 +555,19 @@ pub(super) mod tests {
 
     #[test]
     fn a_stack_longer_than_its_copy_is_cut() {
+        if cfg!(tracing_profiling_unsupported) {
+            return;
+        }
         let mut unwinder = X86::default();
-        unwinder.update(&[code(0x1000..0x9000)]);
-        let registers =
-            Registers::X86_64 { ip: 0x2000, sp: STACK_POINTER, bp: STACK_POINTER + 0x10 };
+        let program = addresses_of(&OF_X86_64);
+        unwinder.update(&[code(program.clone())]);
+        let ip = program.start + RUNNING;
+        let registers = Registers::X86_64 { ip, sp: STACK_POINTER, bp: STACK_POINTER + 0x10 };
         let mut frames = Vec::new();
-        let whole = two_frames(0x3001);
+        let whole = two_frames(program.start + AFTER_CALL);
         let cut = stack(&whole[..0x18]);
         assert_eq!(unwinder.unwind(registers, cut, 100, &mut frames), UnwindEnd::Cut);
-        assert_eq!(addresses(&frames), [0x2000]);
+        assert_eq!(addresses(&frames), [ip]);
         let most = 1;
         assert_eq!(unwinder.unwind(registers, stack(&whole), most, &mut frames), UnwindEnd::Cut);
         assert_eq!(frames.len(), 1);

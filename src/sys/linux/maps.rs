@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
+use std::ops::Range;
 
 use crate::sys::types::FileIdentity;
 
@@ -12,6 +13,23 @@ pub(crate) fn mapped_file(address: u64) -> Option<FileIdentity> {
         let (addresses, file) = parse(std::str::from_utf8(&line).ok()?)?;
         addresses.contains(&address).then_some(file)
     })
+}
+
+/// The executable mappings of this process.
+pub(crate) fn executable_mappings() -> std::io::Result<Vec<Range<u64>>> {
+    let maps = BufReader::new(File::open("/proc/self/maps")?);
+    let lines = maps.split(b'\n').map_while(Result::ok);
+    Ok(lines.filter_map(|line| parse_executable(&line)).collect())
+}
+
+/// Parses a line of it, whose name may be any bytes, if the mapping is executable.
+fn parse_executable(line: &[u8]) -> Option<Range<u64>> {
+    let mut words = line.split(|byte| *byte == b' ');
+    let addresses = std::str::from_utf8(words.next()?).ok()?;
+    words.next()?.get(2).filter(|access| **access == b'x')?;
+    let (start, end) = addresses.split_once('-')?;
+    let hex = |text| u64::from_str_radix(text, 16).ok();
+    Some(hex(start)?..hex(end)?)
 }
 
 /// Parses a line of proc_pid_maps(5): `7f0000000000-7f0000001000 r-xp 00001000 08:02 135522  /usr/lib/x.so`.
@@ -44,6 +62,19 @@ mod tests {
         {
             assert_eq!(parse(line), None, "{line}");
         }
+    }
+
+    #[test]
+    fn code_is_in_executable_mappings() {
+        let line = b"7f00-7f80 r-xp 00000000 00:00 0   /opt/\xff x";
+        assert_eq!(parse_executable(line), Some(0x7f00..0x7f80));
+        for line in [&b"7f00-7f80 rw-p 00000000 00:00 0"[..], b"", b"7f00 r-xp", b"7f00-7f80"] {
+            assert_eq!(parse_executable(line), None);
+        }
+        let mappings = executable_mappings().unwrap();
+        let is_code = |address: u64| mappings.iter().any(|mapping| mapping.contains(&address));
+        assert!(is_code(code_is_in_executable_mappings as *const () as u64));
+        assert!(!is_code((&raw const mappings) as u64));
     }
 
     #[test]

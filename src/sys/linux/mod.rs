@@ -43,9 +43,9 @@ pub(crate) use files::{
 };
 pub(crate) use fork::{log_between_forks, on_fork};
 pub(crate) use load::load;
-pub(crate) use maps::mapped_file;
 #[cfg(fuzzing)]
 pub(crate) use maps::parse as parse_map;
+pub(crate) use maps::{executable_mappings, mapped_file};
 pub(crate) use modules::{loaded_modules, module_generation, program_memory, read_own_memory};
 pub(crate) use own_files::Files;
 pub(crate) use pages::{map_memory, unmap_memory};

@@ -1,0 +1,162 @@
+//! What is known of the addresses that frames have: how to unwind there, and whether a call comes before them.
+//!
+//! Reading the code of a library is a system call, and a row of its tables takes a microsecond: the answers are kept.
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use super::rules::Rule;
+use crate::sys::executable_mappings;
+
+/// Twice the rules that framehop caches: code at other places must not collide in both.
+const CACHED: usize = 1021;
+
+/// The most functions without tables that are kept.
+const FUNCTIONS: usize = 4_096;
+
+/// What is known of an address in code.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    address: u64,
+    pub(super) rule: Rule,
+    pub(super) before_next: BeforeNext,
+    /// What signal handlers return to may be here or at the next byte.
+    pub(super) may_be_signal_return: bool,
+    /// In the code of a module, which stays.
+    pub(super) is_in_module: bool,
+}
+
+/// What the code up to and including the address ends with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum BeforeNext {
+    Call,
+    /// None, or it is not code.
+    NoCall,
+    /// It is code that cannot be read.
+    Unreadable,
+}
+
+impl Place {
+    pub(super) const fn new(address: u64) -> Self {
+        Self {
+            address,
+            rule: Rule::Missing,
+            before_next: BeforeNext::NoCall,
+            may_be_signal_return: false,
+            is_in_module: false,
+        }
+    }
+}
+
+/// A function without tables that saves the frame pointer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SavingFunction {
+    pub(super) start: u64,
+    /// From the saved frame pointer to the stack pointer of the caller.
+    pub(super) caller_above: u64,
+}
+
+/// The places that were asked for.
+#[derive(Debug)]
+pub(super) struct Places {
+    known: Vec<Cell<Place>>,
+    /// By an address in the function.
+    functions: HashMap<u64, Option<SavingFunction>>,
+    mappings: Mappings,
+}
+
+impl Default for Places {
+    fn default() -> Self {
+        Self {
+            known: vec![Cell::new(Place::new(0)); CACHED],
+            functions: HashMap::new(),
+            mappings: Mappings::default(),
+        }
+    }
+}
+
+impl Places {
+    #[inline]
+    pub(super) fn get(&self, address: u64) -> Option<Place> {
+        let known = self.known.get((address % CACHED as u64) as usize)?.get();
+        (known.address == address && address != 0).then_some(known)
+    }
+
+    pub(super) fn insert(&mut self, place: Place) {
+        self.mappings.are_used |= !place.is_in_module;
+        if let Some(known) = self.known.get((place.address % CACHED as u64) as usize) {
+            known.set(place);
+        }
+    }
+
+    pub(super) fn function(&self, address: u64) -> Option<Option<SavingFunction>> {
+        self.functions.get(&address).copied()
+    }
+
+    pub(super) fn insert_function(&mut self, address: u64, function: Option<SavingFunction>) {
+        if self.functions.len() >= FUNCTIONS {
+            self.functions.clear();
+        }
+        self.functions.insert(address, function);
+    }
+
+    /// The mapping outside of modules that contains this address, if it is executable.
+    pub(super) fn find_mapping(&mut self, address: u64) -> Option<Range<u64>> {
+        self.mappings.find(address)
+    }
+
+    /// The same, if it is known already.
+    pub(super) fn mapping(&self, address: u64) -> Option<Range<u64>> {
+        self.mappings.get(address)
+    }
+
+    /// Forgets code outside of modules, which can change at any time.
+    pub(super) fn forget_changing(&mut self) {
+        if !std::mem::take(&mut self.mappings.are_used) {
+            return;
+        }
+        for known in self.known.iter().filter(|known| !known.get().is_in_module) {
+            known.set(Place::new(0));
+        }
+        self.functions.clear();
+        if self.mappings.are_due() {
+            self.mappings.executable.clear();
+        }
+    }
+}
+
+/// The executable mappings of the process, by address. Only for code that is in no module: of a just-in-time compiler.
+#[derive(Debug, Default)]
+struct Mappings {
+    executable: Vec<Range<u64>>,
+    /// A place outside of modules was asked for.
+    are_used: bool,
+    next_read: Option<Instant>,
+}
+
+/// Reading them may take a hundredth of the time: some processes have ten thousands.
+const PAUSE: u32 = 100;
+
+impl Mappings {
+    fn get(&self, address: u64) -> Option<Range<u64>> {
+        let after = self.executable.partition_point(|mapping| mapping.start <= address);
+        let found = after.checked_sub(1).and_then(|at| self.executable.get(at))?;
+        found.contains(&address).then(|| found.clone())
+    }
+
+    fn find(&mut self, address: u64) -> Option<Range<u64>> {
+        if self.get(address).is_none() && self.are_due() {
+            let start = Instant::now();
+            self.executable = executable_mappings().unwrap_or_default();
+            let took = start.elapsed().max(Duration::from_micros(10));
+            self.next_read = Instant::now().checked_add(took.saturating_mul(PAUSE));
+        }
+        self.get(address)
+    }
+
+    fn are_due(&self) -> bool {
+        self.next_read.is_none_or(|next| Instant::now() >= next)
+    }
+}

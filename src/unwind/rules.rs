@@ -1,0 +1,141 @@
+//! What a row of the unwind tables says, and rows that framehop does not follow.
+//!
+//! Where framehop cannot evaluate a row, it follows the frame pointer instead, and remembers that for the address. Code
+//! that has such rows (of OpenSSL, ring and aws-lc, of the linkage table) often uses that register for something else.
+
+use std::ops::ControlFlow;
+
+use gimli::{CfaRule, EvaluationResult, Register, RegisterRule, X86_64};
+
+/// A row of unwind tables.
+pub(crate) type Row = gimli::UnwindTableRow<usize>;
+
+/// The entries of a module.
+pub(super) type Frames<'a> = gimli::EhFrame<gimli::EndianSlice<'a, gimli::NativeEndian>>;
+
+/// How a frame is unwound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rule {
+    /// By a row that framehop follows.
+    Simple,
+    /// By a row of another form, relative to a register.
+    Complex,
+    /// By a row with an expression.
+    Computed,
+    /// It has no caller: the first function of a thread, or the program's.
+    First,
+    /// There is no row.
+    Missing,
+}
+
+/// The maximum operations of an expression.
+const MOST_OPERATIONS: u32 = 1_000;
+
+impl Rule {
+    /// Framehop follows rows that refer to the stack pointer, or to the frame pointer with the usual prologue.
+    pub(super) fn of_x86_64(row: &Row) -> Self {
+        match row.register(X86_64::RA) {
+            None | Some(RegisterRule::Undefined) => return Self::First,
+            Some(RegisterRule::Offset(-8)) => {}
+            Some(_) => return Self::Computed,
+        }
+        let saved = match row.register(X86_64::RBP) {
+            None | Some(RegisterRule::Undefined | RegisterRule::SameValue) => None,
+            Some(RegisterRule::Offset(offset)) => Some(offset),
+            Some(_) => return Self::Computed,
+        };
+        let is_simple = match row.cfa() {
+            CfaRule::RegisterAndOffset { register: X86_64::RSP, offset } => {
+                let is_near = |offset: i64| i16::try_from(offset / 8).is_ok();
+                (0..1 << 19).contains(offset) && saved.is_none_or(|saved| is_near(offset + saved))
+            }
+            CfaRule::RegisterAndOffset { register: X86_64::RBP, offset } => {
+                (*offset, saved) == (16, Some(-16))
+            }
+            CfaRule::RegisterAndOffset { .. } => false,
+            CfaRule::Expression(_) => return Self::Computed,
+        };
+        if is_simple { Self::Simple } else { Self::Complex }
+    }
+}
+
+/// The registers of a frame.
+#[derive(Clone, Copy)]
+pub(super) struct FrameRegisters {
+    pub(super) ip: u64,
+    pub(super) sp: u64,
+    pub(super) fp: u64,
+}
+
+/// Follows a row of x86-64. The result is the caller's; its `ip` is the return address.
+pub(super) fn follow(
+    row: &Row,
+    (frames, encoding): (&Frames<'_>, gimli::Encoding),
+    registers: FrameRegisters,
+    read: &mut dyn FnMut(u64) -> Option<u64>,
+) -> Option<FrameRegisters> {
+    let known = |register| match register {
+        X86_64::RA => Some(registers.ip),
+        X86_64::RSP => Some(registers.sp),
+        X86_64::RBP => Some(registers.fp),
+        _ => None,
+    };
+    let mut evaluate = |expression: &gimli::UnwindExpression<usize>, cfa: Option<u64>| {
+        let mut evaluation = expression.get(frames).ok()?.evaluation(encoding);
+        evaluation.set_max_iterations(MOST_OPERATIONS);
+        if let Some(cfa) = cfa {
+            evaluation.set_initial_value(cfa);
+        }
+        let mut result = evaluation.evaluate().ok()?;
+        loop {
+            result = match result {
+                EvaluationResult::Complete => break,
+                EvaluationResult::RequiresRegister { register, .. } => {
+                    evaluation.resume_with_register(gimli::Value::Generic(known(register)?)).ok()?
+                }
+                EvaluationResult::RequiresMemory { address, size: 8, .. } => {
+                    evaluation.resume_with_memory(gimli::Value::Generic(read(address)?)).ok()?
+                }
+                _ => return None,
+            };
+        }
+        match evaluation.as_result().last()?.location {
+            gimli::Location::Address { address } => Some(address),
+            _ => None,
+        }
+    };
+    let cfa = match row.cfa() {
+        CfaRule::RegisterAndOffset { register, offset } => {
+            known(*register)?.checked_add_signed(*offset)?
+        }
+        CfaRule::Expression(expression) => evaluate(expression, None)?,
+    };
+    // A place in memory, or a value.
+    let mut find = |register: Register| -> Option<ControlFlow<u64, u64>> {
+        Some(match row.register(register) {
+            None | Some(RegisterRule::Undefined | RegisterRule::SameValue) => {
+                ControlFlow::Break(known(register)?)
+            }
+            Some(RegisterRule::Offset(offset)) => {
+                ControlFlow::Continue(cfa.checked_add_signed(offset)?)
+            }
+            Some(RegisterRule::ValOffset(offset)) => {
+                ControlFlow::Break(cfa.checked_add_signed(offset)?)
+            }
+            Some(RegisterRule::Register(other)) => ControlFlow::Break(known(other)?),
+            Some(RegisterRule::Expression(expression)) => {
+                ControlFlow::Continue(evaluate(&expression, Some(cfa))?)
+            }
+            Some(RegisterRule::ValExpression(expression)) => {
+                ControlFlow::Break(evaluate(&expression, Some(cfa))?)
+            }
+            _ => return None,
+        })
+    };
+    let (ip, fp) = (find(X86_64::RA)?, find(X86_64::RBP)?);
+    let mut value = |found| match found {
+        ControlFlow::Break(value) => Some(value),
+        ControlFlow::Continue(at) => read(at),
+    };
+    Some(FrameRegisters { ip: value(ip)?, sp: cfa, fp: value(fp)? })
+}
