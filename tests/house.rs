@@ -25,7 +25,7 @@ const LARGER: &[(&str, usize, usize)] = &[
     ("Slot", 23, 0),
     ("Spans", 0, 6),
     ("ThreadState", 30, 0),
-    ("TimeBreakdown", 20, 0),
+    ("TimeBreakdown", 17, 0),
     ("Unwinder", 0, 3),
 ];
 

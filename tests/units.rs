@@ -138,6 +138,49 @@ fn a_span_on_two_threads_at_once_counts_both() {
     }
 }
 
+/// Executors inside a span poll tasks of others: first a pool of this thread, and in one of its tasks another executor.
+#[test]
+fn spans_that_an_executor_enters_on_the_stack_of_others_have_their_own_time() {
+    use futures::task::LocalSpawnExt;
+    /// Returns the CPU time that it took.
+    fn burned(cpu: Duration) -> Duration {
+        let before = cpu_time::ThreadTime::now();
+        burn(cpu);
+        before.elapsed()
+    }
+    let setup = Setup::new("0ms");
+    let took = setup.run(|| {
+        let _request = info_span!("request").entered();
+        let mut took = [burned(LONG), Duration::ZERO, Duration::ZERO];
+        let [of_request, of_task, of_inner] = &mut took;
+        let mut pool = futures::executor::LocalPool::new();
+        let inner = async { burned(2 * LONG) };
+        let inner = inner.instrument(info_span!(parent: None, "inner"));
+        let task = async {
+            let before = burned(LONG);
+            let inner = smol::block_on(inner);
+            (before + burned(LONG), inner)
+        };
+        let task = task.instrument(info_span!(parent: None, "task"));
+        let task = pool.spawner().spawn_local_with_handle(task).unwrap();
+        (*of_task, *of_inner) = pool.run_until(task);
+        *of_request += burned(LONG);
+        took
+    });
+    let spans = ["request", "task", "inner"].map(|name| *span_of(&setup, name).times());
+    for (account, took) in spans.iter().zip(took) {
+        let (on_cpu, error) = (account.on_cpu(), error_of(account));
+        assert!(!HAS_STACKS || on_cpu + error >= took, "{took:?} {account:?}");
+        assert!(!HAS_STACKS || on_cpu <= took + took / 5 + error, "{took:?} {account:?}");
+        let parts = support::sum_of_parts_ns(account);
+        assert!(parts.abs_diff(account.wall().ns()) < 1_000_000, "{account:?}");
+    }
+    let [request, task, inner] = spans;
+    assert!(request.other_spans() >= task.wall() - task.idle(), "{request:?} {task:?}");
+    assert!(task.other_spans() >= inner.wall() - inner.idle(), "{task:?} {inner:?}");
+    assert_eq!(inner.other_spans(), Duration::ZERO, "{inner:?}");
+}
+
 #[test]
 fn a_span_that_is_dropped_on_another_thread_is_judged_there() {
     let setup = Setup::new("10ms");

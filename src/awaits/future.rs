@@ -53,7 +53,7 @@ pin_project! {
     impl<T> PinnedDrop for Profiled<T> {
         fn drop(this: Pin<&mut Self>) {
             // Before the future and its spans are dropped.
-            this.project().observed.end();
+            this.project().observed.begin_drop();
         }
     }
 }

@@ -5,11 +5,12 @@
 //! span is old.
 
 mod future;
+mod place;
 mod record;
 mod shared;
 #[cfg(feature = "tower")]
 pub mod tower;
 
 pub use future::{Profiled, ProfiledExt};
-pub(crate) use record::LeafStacks;
+pub(crate) use place::LeafStacks;
 pub(crate) use shared::{AwaitSample, LayerAwaits, forget_all};

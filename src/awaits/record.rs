@@ -7,12 +7,12 @@ use std::task::{Context, Poll, RawWakerVTable};
 
 use parking_lot::Mutex;
 
+use super::place::{AwaitPlace, Carried, LeafStacks, mixed};
 use super::shared::{AwaitSample, LayerAwaits, ListedAt, SharedAwaits, activity};
 use crate::span::{
     InnermostSpan, ObservedPoll, SpanKey, explain_idle, innermost_span, is_ignored,
     last_long_segment, spans_created,
 };
-use crate::stacks::CopiedStack;
 use crate::stats::Counters;
 use crate::sys::{self, LiveStack, TaskWaker, Uncounted, WakerObserver};
 
@@ -31,55 +31,9 @@ pub(super) struct FutureRecord {
     has_cloned: AtomicBool,
     /// The waker was cloned in no profiled span. It matters only as long as it never was in one.
     is_outside: AtomicBool,
+    /// The id of the span in `place`, which only polls and the end change; 0 if there is none.
+    span_id: AtomicU64,
     place: Mutex<AwaitPlace>,
-}
-
-/// Where the future is.
-#[derive(Debug, Default)]
-struct AwaitPlace {
-    span: Option<InnermostSpan>,
-    stacks: LeafStacks,
-    carried: Option<Carried>,
-}
-
-/// The stacks of the last leaves that cloned the waker in one poll.
-#[derive(Debug, Default)]
-pub(crate) struct LeafStacks {
-    pub(crate) last: Option<CopiedStack>,
-    /// The one before, in the same span: a timeout polls its timer last, and what it limits before.
-    pub(crate) before: Option<CopiedStack>,
-}
-
-impl LeafStacks {
-    /// A copy, of what there is memory for.
-    fn duplicate(&self, counters: &Counters) -> Self {
-        let duplicate = |stack: &Option<CopiedStack>| {
-            let stack = stack.as_ref()?;
-            let copy = stack.duplicate();
-            if copy.is_none() {
-                Counters::add(&counters.awaits.dropped_memory, 1);
-            }
-            copy
-        };
-        Self { last: duplicate(&self.last), before: duplicate(&self.before) }
-    }
-}
-
-/// One sample for all awaits of a span that is young, in case it is kept. Each await is the one whose stack it has with
-/// the probability of its share.
-#[derive(Debug)]
-struct Carried {
-    span: InnermostSpan,
-    /// The outermost span that it was in.
-    outermost: InnermostSpan,
-    /// Moved here only when the future overwrites them; `None` if they are still those of its place.
-    stacks: Option<LeafStacks>,
-    since: u64,
-    woken_at: u64,
-    /// The time that it represents, in ticks: of awaits and of delays.
-    weights: [u64; 2],
-    /// It represents more than one.
-    is_merged: bool,
 }
 
 thread_local! {
@@ -135,60 +89,6 @@ impl LayerAwaits {
     }
 }
 
-impl AwaitPlace {
-    /// The carried sample, with its stacks, if it is one that is asked for.
-    fn take_carried(
-        &mut self,
-        is_it: impl FnOnce(&mut Carried) -> bool,
-        counters: &Counters,
-    ) -> Option<Carried> {
-        let mut carried = self.carried.take_if(is_it)?;
-        carried.stacks = carried.stacks.take().or_else(|| Some(self.stacks.duplicate(counters)));
-        Some(carried)
-    }
-
-    /// The future has ended.
-    fn drop_stacks(&mut self) {
-        self.keep_carried();
-        self.stacks = LeafStacks::default();
-    }
-
-    /// The stacks are about to be overwritten or dropped.
-    fn keep_carried(&mut self) {
-        if let Some(carried) = &mut self.carried
-            && carried.stacks.is_none()
-        {
-            carried.stacks = Some(std::mem::take(&mut self.stacks));
-        }
-    }
-
-    /// Carries a new sample together with the one before.
-    fn carry(&mut self, before: Option<Carried>, new: Carried) {
-        let sum = |weights: [u64; 2]| weights.iter().sum::<u64>();
-        let Some(before) = before else {
-            self.carried = Some(new);
-            return;
-        };
-        let all = sum(before.weights) + sum(new.weights);
-        let weights = [0, 1].map(|kind: usize| {
-            let of = |weights: [u64; 2]| weights.get(kind).copied().unwrap_or(0);
-            of(before.weights) + of(new.weights)
-        });
-        let is_new = mixed(new.woken_at ^ new.span.key.get()) % all.max(1) < sum(new.weights);
-        self.carried = Some(match is_new {
-            true => Carried { weights, is_merged: true, ..new },
-            false => Carried { weights, is_merged: true, ..before },
-        });
-    }
-}
-
-/// The finalizer of SplitMix64, whose output for different numbers is as good as random.
-const fn mixed(number: u64) -> u64 {
-    let number = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let number = (number ^ number >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    number ^ number >> 31
-}
-
 static VTABLE: RawWakerVTable = RawWakerVTable::new(
     sys::clone_waker::<FutureRecord>,
     sys::wake::<FutureRecord>,
@@ -232,7 +132,11 @@ impl WakerObserver for FutureRecord {
         if known.is_some_and(|known| awaits.spans.is_inside(&known, span.as_ref())) {
             return;
         }
-        place.span = span;
+        self.span_id.store(span.map_or(0, |span| span.id.get()), Ordering::Relaxed);
+        if place.span != span {
+            place.span = span;
+            awaits.spans.note_observed(span.as_ref(), &mut place.around);
+        }
         if span.is_none() {
             return;
         }
@@ -278,8 +182,11 @@ impl FutureRecord {
             return None;
         }
         let place = self.place.lock();
-        let span = place.span.filter(is_wanted)?;
-        let stacks = place.stacks.duplicate(&awaits.counters);
+        let span = place.open_span(&awaits.spans).filter(is_wanted)?;
+        let stacks = match place.span == Some(span) {
+            true => place.stacks.duplicate(&awaits.counters),
+            false => LeafStacks::default(),
+        };
         drop(place);
         // Otherwise they may be those of a later await.
         if self.pending_since.load(Ordering::Relaxed) != since {
@@ -310,6 +217,8 @@ pub(super) struct Observed {
     unobserved: u8,
     next_unobserved: u8,
     idle: Idle,
+    /// While the future is dropped. The spans in it are entered once more then, and their idle time is explained.
+    dropping: Option<ObservedPoll>,
 }
 
 /// The idle time of a future.
@@ -322,6 +231,8 @@ struct Idle {
     has_carried: bool,
     /// Idle time that is not in the accounts yet: awaits and delays, in ticks.
     uncounted: [u64; 2],
+    /// For how long its span had been idle when the future began to be pending, in ticks, if that is known.
+    idle_before: Option<u64>,
     /// The time since the last sample of short awaits, and of short delays.
     unsampled: [u64; 2],
 }
@@ -404,24 +315,32 @@ impl Observed {
         }
     }
 
-    /// The future is about to be dropped, with the spans in it.
-    pub(super) fn end(&mut self) {
+    /// The future is about to be dropped, with the spans in it. This is dropped after it.
+    pub(super) fn begin_drop(&mut self) {
+        if self.end() {
+            self.dropping = Some(ObservedPoll::begin());
+        }
+    }
+
+    /// Returns whether it was pending, and has reported that.
+    fn end(&mut self) -> bool {
         let (waker, mut idle) = (self.waker.take(), std::mem::take(&mut self.idle));
-        let Some(waker) = waker else { return };
+        let Some(waker) = waker else { return false };
         // Not in the child of a fork, where locks may be held forever.
         let Some(awaits) = waker.observer.awaits.get().filter(|awaits| awaits.is_here()) else {
-            return;
+            return false;
         };
-        idle.end_await(&waker.observer);
+        let was_pending = idle.end_await(&waker.observer);
         if let Some(place) = idle.listed {
             awaits.remove_future(place);
         }
         // Wakers may outlive the future.
-        waker.observer.place.lock().drop_stacks();
+        waker.observer.place.lock().end(&awaits.spans);
         // The spans around the future may be about to close.
         if idle.has_carried {
             _ = CARRIER.try_with(|carrier| carrier.set(Some(waker)));
         }
+        was_pending
     }
 }
 
@@ -446,17 +365,19 @@ impl Idle {
             let random = mixed(now ^ Arc::as_ptr(waker).addr() as u64);
             self.unsampled = [random % awaits.sample, random.rotate_left(32) % awaits.sample];
         }
+        let span_id = record.span_id.load(Ordering::Relaxed);
+        self.idle_before = awaits.spans.idle_until(span_id, now).map(|(idle, _)| idle);
         record.pending_since.store(now, Ordering::Relaxed);
         true
     }
 
-    /// The future is polled or dropped.
+    /// The future is polled or dropped. Returns whether it was pending.
     #[inline]
-    fn end_await(&mut self, record: &FutureRecord) {
+    fn end_await(&mut self, record: &FutureRecord) -> bool {
         let since = record.pending_since.load(Ordering::Relaxed);
         // Also if it was woken while it was not observed.
         let woken_at = record.woken_at.swap(0, Ordering::Relaxed);
-        let Some(awaits) = record.awaits.get().filter(|_| since != 0) else { return };
+        let Some(awaits) = record.awaits.get().filter(|_| since != 0) else { return false };
         let now = awaits.now().max(since);
         record.pending_since.store(0, Ordering::Relaxed);
         let woken_at = match woken_at {
@@ -476,6 +397,28 @@ impl Idle {
         if is_due {
             self.report(record, awaits, since, woken_at, now);
         }
+        true
+    }
+
+    /// For how long other tasks or threads were in the span of a future that was pending from `since` to `now`: before it
+    /// was woken, and after. It was not idle then. (Where they were in it both before and after, the last time counts.)
+    fn busy(
+        &self,
+        record: &FutureRecord,
+        awaits: &LayerAwaits,
+        since: u64,
+        woken_at: u64,
+        now: u64,
+    ) -> [u64; 2] {
+        let span_id = record.span_id.load(Ordering::Relaxed);
+        let (Some(before), Some((idle, last_exit))) =
+            (self.idle_before, awaits.spans.idle_until(span_id, now))
+        else {
+            return [0, 0];
+        };
+        let busy = (now - since).saturating_sub(idle.saturating_sub(before));
+        let delayed = busy.min(last_exit.saturating_sub(woken_at)).min(now - woken_at);
+        [(busy - delayed).min(woken_at - since), delayed]
     }
 
     /// Adds idle time to the accounts, and sends a sample if one is due.
@@ -491,17 +434,19 @@ impl Idle {
     ) {
         let _uncounted = Uncounted::begin();
         let [awaited, delayed] = std::mem::take(&mut self.uncounted);
-        let [mut await_weight, delay_weight] = [(0, woken_at - since), (1, now - woken_at)]
+        let [mut await_weight, mut delay_weight] = [(0, woken_at - since), (1, now - woken_at)]
             .map(|(kind, length)| self.weight(kind, length, awaits.sample));
         // Spans around the wrapper were entered before this poll.
         explain_idle(awaits.spans.layer());
+        let [busy, delayed_busy] = self.busy(record, awaits, since, woken_at, now);
         let mut place = record.place.lock();
-        let Some(span) = place.span else { return };
-        // Another thread may have been in the span in the meantime, which was not idle then.
-        let busy = awaits.spans.busy_since(&span, since).min(woken_at - since);
+        let Some(span) = place.leave_closed(&awaits.spans) else { return };
+        record.span_id.store(span.id.get(), Ordering::Relaxed);
         let since = since + busy;
         await_weight = await_weight.saturating_sub(busy);
-        awaits.spans.count_await(&span, awaited.saturating_sub(busy), delayed);
+        delay_weight = delay_weight.saturating_sub(delayed_busy);
+        let idle = [awaited.saturating_sub(busy), delayed.saturating_sub(delayed_busy)];
+        awaits.spans.count_await(&span, idle);
         if await_weight + delay_weight == 0 {
             return;
         }

@@ -10,7 +10,8 @@ use crossbeam::queue::ArrayQueue;
 use crossbeam::utils::CachePadded;
 use parking_lot::Mutex;
 
-use super::record::{FutureRecord, LeafStacks};
+use super::place::LeafStacks;
+use super::record::FutureRecord;
 use crate::layers::Layers;
 use crate::profile::SampleKind;
 use crate::span::{InnermostSpan, Spans};

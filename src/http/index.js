@@ -123,6 +123,7 @@ const whole = (entry) => ({
   idle_ms: entry.idle_ms ?? 0,
   await_ms: entry.await_ms ?? 0,
   delay_ms: entry.delay_ms ?? 0,
+  other_spans_ms: entry.other_spans_ms ?? 0,
 });
 function takeList(list) {
   const kept = list.map(whole);
@@ -364,7 +365,7 @@ function reasonCell(entry) {
 }
 const partsOf = (entry) => [
   ...(entry.cpu_known === false
-    ? [['busy', entry.wall_ms - entry.idle_ms, 'on']]
+    ? [['busy', entry.wall_ms - entry.idle_ms - entry.other_spans_ms, 'on']]
     : [
         ['on-CPU', entry.on_cpu_ms, 'on'],
         ['off-CPU', entry.off_cpu_ms, 'off'],
@@ -372,6 +373,7 @@ const partsOf = (entry) => [
   ['await', entry.await_ms, 'await'],
   ['scheduling delay', entry.delay_ms, 'delay'],
   ['unexplained idle', entry.idle_ms - entry.await_ms - entry.delay_ms, 'rest'],
+  ['other spans on its stack', entry.other_spans_ms, 'rest'],
 ];
 function wallCell(entry, longest) {
   const parts = partsOf(entry),

@@ -105,6 +105,7 @@ fn of_recent(recent: &RecentlyKept) -> Map<String, Value> {
     set("idle_ms", ms(times.idle()));
     set("await_ms", ms(times.awaiting()));
     set("delay_ms", ms(times.scheduling_delay()));
+    set("other_spans_ms", ms(times.other_spans()));
     if let Some(all) = times.allocations() {
         set("allocated_bytes", all.allocated_bytes.into());
         set("allocations", all.allocations.into());

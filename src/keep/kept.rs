@@ -119,7 +119,8 @@ impl KeptSpan {
     }
 
     /// The number of samples, waits and awaits in it and in the spans inside it, without those in a profile of an inner span that
-    /// was exported before.
+    /// was exported before. Its own idle time that no [`Profiled`](crate::Profiled) explains, which its profile may show, is
+    /// no reason for a profile and not counted.
     pub fn samples(&self) -> u64 {
         self.samples.total()
     }

@@ -18,6 +18,7 @@ const AFTER_LAST_EXIT: &str = "profile.after_last_exit_ns";
 const EARLIER: &str = "profile.earlier_ids";
 const OFF_CPU_ID: &str = "profile.off_cpu_id";
 const AWAIT_ID: &str = "profile.await_id";
+const OTHER_SPANS: &str = "profile.other_spans_ns";
 const ALLOCATED: &str = "profile.allocated_bytes";
 const ALLOCATIONS: &str = "profile.allocations";
 const ALLOC_SPACE_ID: &str = "profile.alloc_space_id";
@@ -33,6 +34,7 @@ const PYROSCOPE: &str = "pyroscope.profile.id";
 /// | `profile.on_cpu_error_ns` | if it is not 0 | the maximum error of on-CPU time |
 /// | `profile.subtree_on_cpu_ns` | if child spans ran on threads that were not in the span | on-CPU time including these |
 /// | `profile.await_ns`, `profile.scheduling_delay_ns` | if they are not 0 | the parts of idle time in which its future awaited something, and in which it had been woken and not been polled yet |
+/// | `profile.other_spans_ns` | if it is not 0 | the time in which its thread was in [other spans on its stack](crate::TimeBreakdown::other_spans) |
 /// | `profile.allocated_bytes`, `profile.allocations` | if the program has a [`ProfilingAllocator`](crate::ProfilingAllocator) | what was allocated in the span and in profiled spans inside it |
 /// | `profile.after_last_exit_ns` | if it is 1 ms or more | the idle time after the last exit, during which the span stayed open only because of a child or another reference to it |
 /// | `profile.earlier_ids` | if there are any | profiles exported before the span closed: those of spans inside it, and its own from while it was open |
@@ -44,7 +46,7 @@ const PYROSCOPE: &str = "pyroscope.profile.id";
 /// The attributes are set when the span closes, and are true then: what is found later adds no attribute. So a span that
 /// only waited has `profile.id` and `profile.off_cpu_id` and no `pyroscope.profile.id`, although another span of the same
 /// profile may have on-CPU samples.
-pub const SPAN_ATTRIBUTES: [&str; 17] = [
+pub const SPAN_ATTRIBUTES: [&str; 18] = [
     ID,
     REASON,
     ON_CPU,
@@ -54,6 +56,7 @@ pub const SPAN_ATTRIBUTES: [&str; 17] = [
     IDLE,
     AWAIT,
     DELAY,
+    OTHER_SPANS,
     ALLOCATED,
     ALLOCATIONS,
     AFTER_LAST_EXIT,
@@ -108,6 +111,7 @@ fn value(name: &str, span: &KeptSpan) -> Option<Value> {
         IDLE => int(account.idle_ns),
         AWAIT => int(account.await_ns).filter(|_| account.await_ns > 0),
         DELAY => int(account.delay_ns).filter(|_| account.delay_ns > 0),
+        OTHER_SPANS => int(account.other_spans_ns).filter(|_| account.other_spans_ns > 0),
         ALLOCATED => account.allocations.and_then(|all| int(all.allocated_bytes)),
         ALLOCATIONS => account.allocations.and_then(|all| int(all.allocations)),
         AFTER_LAST_EXIT => int(account.after_last_exit_ns)

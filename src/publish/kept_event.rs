@@ -1,7 +1,6 @@
 //! The log events of kept spans.
 
 use std::fmt::{self, Display, Write};
-use std::path::PathBuf;
 
 use super::amounts::{Allocated, Ns, Short, is_vague};
 use super::report::{
@@ -116,7 +115,7 @@ fn log_span(span: &KeptSpan, kept: &Kept, names: &Redaction, message: &str, has_
     let longest_await = awaits.and_then(|awaits| awaits.longest.as_ref());
     let in_async = waits.filter(|waits| waits.in_async.is_some());
     let top = kept.top_function.as_ref().filter(|_| has_profile);
-    let (id, file) = profile_of(span, kept);
+    let profile = profile_of(span, kept, has_profile);
     tracing::info!(
         target: "tracing_profiling",
         parent: None,
@@ -142,6 +141,7 @@ fn log_span(span: &KeptSpan, kept: &Kept, names: &Redaction, message: &str, has_
         idle_ms = ms(account.idle_ns),
         await_ms = (account.await_ns > 0).then(|| ms(account.await_ns)),
         scheduling_delay_ms = (account.delay_ns > 0).then(|| ms(account.delay_ns)),
+        other_spans_ms = (account.other_spans_ns > 0).then(|| ms(account.other_spans_ns)),
         allocated_bytes = account.allocations.map(|all| all.allocated_bytes),
         allocations = account.allocations.map(|all| all.allocations),
         freed_bytes = account.allocations.map(|all| all.freed_bytes),
@@ -162,17 +162,17 @@ fn log_span(span: &KeptSpan, kept: &Kept, names: &Redaction, message: &str, has_
         delayed_by = awaits.and_then(|awaits| awaits.delayed_by.as_deref()),
         trace_id = span.trace_ids().map(|(trace, _)| display(trace)),
         span_id = span.trace_ids().map(|(_, span)| display(span)),
-        profile_id = id.map(display),
+        profile_id = profile.map(display),
         earlier_profiles = (!earlier.is_empty()).then_some(earlier.as_str()),
-        file = file.map(|file| display(file.display())),
+        file = kept.files.first().filter(|_| profile.is_some()).map(|file| display(file.display())),
         "{message}"
     );
 }
 
-/// The id and the file of a span's profile. That of other spans, with which it was kept, is not its own.
-fn profile_of<'a>(span: &KeptSpan, kept: &'a Kept) -> (Option<ProfileId>, Option<&'a PathBuf>) {
-    let id = span.profile().ok();
-    (id, kept.files.first().filter(|_| id.is_some()))
+/// The profile that the event refers to. The event of the first span is that of the profile; another span may have none,
+/// and says so.
+fn profile_of(span: &KeptSpan, kept: &Kept, has_profile: bool) -> Option<ProfileId> {
+    span.profile().ok().or_else(|| kept.profile.filter(|_| has_profile))
 }
 
 /// The values of shown fields that have no field of their own in the event.
@@ -274,9 +274,13 @@ fn idle(first: &KeptSpan, kept: &Kept) -> Option<String> {
         return None;
     }
     let (idle, awaited) = (Ns(idle_ns), Awaited(awaits));
-    Some(match awaits.are_of_topmost && kept.spans.len() == 1 {
-        true => format!("idle {idle}: {awaited}"),
-        false => format!("idle {idle}; {AWAITS_OF_ALL}: {awaited}"),
+    let all = u64::try_from((awaits.total + awaits.delay).as_nanos()).unwrap_or(u64::MAX);
+    // Short awaits are sampled, so their sum has an error.
+    let are_at_once = all > idle_ns + idle_ns / 10 + WORTH_REPORTING;
+    Some(match (awaits.are_of_topmost && kept.spans.len() == 1, are_at_once) {
+        (true, false) => format!("idle {idle}: {awaited}"),
+        (true, true) => format!("idle {idle}; awaits of several futures at once: {awaited}"),
+        (false, _) => format!("idle {idle}; {AWAITS_OF_ALL}: {awaited}"),
     })
 }
 
@@ -286,7 +290,8 @@ pub(super) struct Without<'a>(pub(super) NoProfile, pub(super) &'a KeptSpan);
 impl Display for Without<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let times = self.1.times();
-        let TimeBreakdown { wall_ns, off_cpu_ns, on_cpu_error_ns, idle_ns, .. } = *times;
+        let TimeBreakdown { wall_ns, off_cpu_ns, on_cpu_error_ns, idle_ns, other_spans_ns, .. } =
+            *times;
         let off_cpu_ns = if is_vague(off_cpu_ns, on_cpu_error_ns) { 0 } else { off_cpu_ns };
         let is_mostly = |ns| ns >= WAIT_NS && ns > wall_ns / 2;
         match self.0 {
@@ -303,6 +308,9 @@ impl Display for Without<'_> {
                     "it was awaiting, in no thread, for {} (`.profiled()` shows where)",
                     Ns(idle_ns)
                 )
+            }
+            NoProfile::NoSamples if is_mostly(other_spans_ns) => {
+                write!(f, "for {} its thread was in other spans on its stack", Ns(other_spans_ns))
             }
             NoProfile::NoSamples if is_mostly(off_cpu_ns) => {
                 write!(f, "it was off-CPU for {}, but in no wait of 10 ms", Ns(off_cpu_ns))
@@ -396,21 +404,18 @@ mod tests {
             text.ends_with(": no profile: it was off-CPU for 1.31 s, but in no wait of 10 ms"),
             "{text}"
         );
-        // Before its first enter.
         let account = &mut kept.spans[0].account;
+        (account.off_cpu_ns, account.other_spans_ns) = (0, account.off_cpu_ns);
+        let text = line(&kept);
+        assert!(
+            text.ends_with(": no profile: for 1.31 s its thread was in other spans on its stack"),
+            "{text}"
+        );
+        let account = &mut kept.spans[0].account;
+        account.other_spans_ns = 0;
+        // Before its first enter.
         (account.wall_ns, account.off_cpu_ns, account.idle_ns) = (1_600_000, 0, 1_500_000);
         assert!(line(&kept).ends_with(": no profile: no sample fell in it"));
-    }
-
-    #[test]
-    fn a_span_without_a_profile_names_no_other() {
-        let mut kept = kept();
-        let mut other = KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 0);
-        other.profile = Err(NoProfile::RateLimit);
-        kept.spans.push(other);
-        let of = |number: usize| profile_of(&kept.spans[number], &kept);
-        assert_eq!(of(0), (kept.profile, kept.files.first()));
-        assert_eq!(of(1), (None, None));
     }
 
     #[test]
@@ -463,6 +468,11 @@ mod tests {
                        20.0 ms scheduling delay behind `report`";
         let head = "kept `test` (latency) after 1.21 s: idle 1.20 s";
         assert_eq!(line(&kept), format!("{head}: {awaited}"));
+        // Of two futures that are polled at once, both awaits count.
+        kept.awaits = Awaits { total: ms(2_360), ..kept.awaits };
+        let both = format!("{head}; awaits of several futures at once: {}", Awaited(&kept.awaits));
+        assert_eq!(line(&kept), both);
+        kept.awaits.total = ms(1_180);
         // The awaits of others are not a part of its own idle time.
         let all = format!("{head}; awaits of all spans: {awaited}");
         kept.awaits.are_of_topmost = false;
@@ -490,6 +500,20 @@ mod tests {
         (account.off_cpu_ns, account.on_cpu_error_ns) = (14_000_000_000, 14_000_000_000);
         let text = Without(NoProfile::NoSamples, &kept.spans[0]).to_string();
         assert_eq!(text, NoProfile::NoSamples.to_string());
+    }
+
+    #[test]
+    fn a_span_without_a_profile_refers_to_none() {
+        let mut kept = kept();
+        let id = ProfileId::for_test(7);
+        (kept.profile, kept.spans[0].profile) = (Some(id), Err(NoProfile::NoMemory));
+        let span = &kept.spans[0];
+        assert_eq!(
+            [true, false].map(|is_first| profile_of(span, &kept, is_first)),
+            [Some(id), None]
+        );
+        kept.spans[0].profile = Ok(id);
+        assert_eq!(profile_of(&kept.spans[0], &kept, false), Some(id));
     }
 
     #[test]

@@ -275,9 +275,11 @@ fn attributes(span: &KeptSpan, name: &str, losses: &Losses) -> Vec<Attribute> {
         }
     }
     attributes.push(Attribute { key: "profile.idle_ns", value: int(account.idle_ns) });
-    for (key, ns) in
-        [("profile.await_ns", account.await_ns), ("profile.scheduling_delay_ns", account.delay_ns)]
-    {
+    for (key, ns) in [
+        ("profile.await_ns", account.await_ns),
+        ("profile.scheduling_delay_ns", account.delay_ns),
+        ("profile.other_spans_ns", account.other_spans_ns),
+    ] {
         if ns > 0 {
             attributes.push(Attribute { key, value: int(ns) });
         }
@@ -496,6 +498,7 @@ impl Display for Split<'_> {
             idle_ns,
             await_ns,
             delay_ns,
+            other_spans_ns,
             after_last_exit_ns,
             is_cpu_time_unknown,
             ..
@@ -530,8 +533,11 @@ impl Display for Split<'_> {
         if after_last_exit_ns >= WORTH_REPORTING.max(wall_ns / 10) {
             write!(f, " ({} of it after its last exit)", Ns(after_last_exit_ns))?;
         }
-        if on_cpu_ns.saturating_add(off_cpu_ns).saturating_add(idle_ns)
-            > wall_ns + wall_ns / 10 + WORTH_REPORTING
+        if other_spans_ns > 0 {
+            write!(f, " + other spans on its stack {}", Ns(other_spans_ns))?;
+        }
+        let parts = [on_cpu_ns, off_cpu_ns, idle_ns, other_spans_ns];
+        if parts.into_iter().fold(0, u64::saturating_add) > wall_ns + wall_ns / 10 + WORTH_REPORTING
         {
             f.write_str(" (on several threads at once)")?;
         }
@@ -667,6 +673,26 @@ mod tests {
         let value = |key| attributes.iter().find(|one| one.key == key).map(|one| &one.value);
         assert_eq!(value("profile.await_ns"), Some(&Value::Int(7)));
         assert_eq!(value("profile.scheduling_delay_ns"), None);
+    }
+
+    #[test]
+    fn time_in_other_spans_on_the_stack_is_a_part_of_its_own() {
+        let account = TimeBreakdown {
+            wall_ns: 601_000_000,
+            on_cpu_ns: 50_000_000,
+            idle_ns: 1_000_000,
+            other_spans_ns: 550_000_000,
+            ..TimeBreakdown::default()
+        };
+        let on_cpu = "on-CPU 50.0 ms + off-CPU 0 ns";
+        let rest = "idle 1.00 ms + other spans on its stack 550 ms";
+        assert_eq!(Split(&account).to_string(), format!("wall 601 ms = {on_cpu} + {rest}"));
+        let unknown = Split(&account.without_cpu_time()).to_string();
+        assert_eq!(unknown, format!("wall 601 ms = busy 50.0 ms + {rest}; on-CPU unknown"));
+        let span = KeptSpan { account, ..KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 0) };
+        let attributes = attributes(&span, "test", &Losses::default());
+        let other = attributes.iter().find(|one| one.key == "profile.other_spans_ns").unwrap();
+        assert_eq!(other.value, Value::Int(550_000_000));
     }
 
     #[test]

@@ -15,7 +15,8 @@ use crate::sys::{Allocations, Clock};
 /// ends between two reads is only known within bounds. The account is the middle of these bounds, and `on_cpu_error`
 /// is the possible error. Off-CPU time is the rest of the time in which the span was entered, and idle time is the rest
 /// of its wall time, so the three add up exactly. `tracing-subscriber` calls on-CPU plus off-CPU time `time.busy`, and
-/// idle time `time.idle`.
+/// idle time `time.idle`. Where the thread also [was in other spans above it](Self::other_spans) that are not inside it,
+/// that is the fourth part, and not on-CPU or off-CPU time of this one.
 ///
 /// While a span is entered on two threads at once, both count: on-CPU and off-CPU time together can then exceed wall
 /// time. Idle is the time in which it is entered on neither. A span that is entered twice on one thread counts once. If
@@ -34,11 +35,8 @@ pub struct TimeBreakdown {
     pub(crate) await_ns: u64,
     pub(crate) delay_ns: u64,
     pub(crate) after_last_exit_ns: u64,
-    pub(crate) voluntary_switches: u64,
-    pub(crate) involuntary_switches: u64,
-    pub(crate) minor_faults: u64,
-    pub(crate) major_faults: u64,
-    pub(crate) hardware: Option<Hardware>,
+    pub(crate) other_spans_ns: u64,
+    pub(crate) usage: Usage,
     pub(crate) own_allocations: Option<Allocations>,
     pub(crate) allocations: Option<Allocations>,
     pub(crate) is_cpu_time_unknown: bool,
@@ -92,6 +90,14 @@ impl TimeBreakdown {
         Duration::from_nanos(self.idle_ns)
     }
 
+    /// Time in which the span was entered while its thread was in other spans above it on its stack that are not inside
+    /// it. A thread of `rayon` that waits for a part of one request runs parts of other requests; a task that blocks on a
+    /// `LocalPool` polls other tasks; an explicit root (`parent: None`) is inside no span. That time, on CPU or not, belongs
+    /// to the other spans.
+    pub fn other_spans(&self) -> Duration {
+        Duration::from_nanos(self.other_spans_ns)
+    }
+
     /// The part of `idle` in which its future awaited something and had not been woken. Known of futures that
     /// are polled through [`Profiled`](crate::Profiled), but for less than 50 µs each time their innermost span changes.
     pub fn awaiting(&self) -> Duration {
@@ -117,27 +123,28 @@ impl TimeBreakdown {
     /// Voluntary context switches inside the span. This count and the next three are read when a sample falls, and
     /// otherwise at most once per millisecond.
     pub fn voluntary_switches(&self) -> u64 {
-        self.voluntary_switches
+        self.usage.voluntary_switches
     }
 
     /// Involuntary context switches (preemptions) inside the span.
     pub fn involuntary_switches(&self) -> u64 {
-        self.involuntary_switches
+        self.usage.involuntary_switches
     }
 
     /// Minor page faults: without disk I/O.
     pub fn minor_faults(&self) -> u64 {
-        self.minor_faults
+        self.usage.minor_faults
     }
 
     /// Major page faults: with disk I/O.
     pub fn major_faults(&self) -> u64 {
-        self.major_faults
+        self.usage.major_faults
     }
 
     /// Hardware counts while the span was sampled, on machines with hardware counters.
     pub fn hardware(&self) -> Option<Hardware> {
-        self.hardware
+        let Usage { cycles, instructions, cache_misses, .. } = self.usage;
+        (cycles > 0).then_some(Hardware { cycles, instructions, cache_misses })
     }
 
     /// What was allocated and freed on threads that were in the span or in a profiled span inside it, on the same or on
@@ -197,9 +204,9 @@ impl TimeBreakdown {
         self.subtree_on_cpu_ns.saturating_sub(self.on_cpu_ns)
     }
 
-    /// The time in which the span was entered, on or off CPU.
+    /// The time that the span took while it was entered, on or off CPU.
     pub(crate) fn busy_ns(&self) -> u64 {
-        self.wall_ns.saturating_sub(self.idle_ns)
+        self.wall_ns.saturating_sub(self.idle_ns).saturating_sub(self.other_spans_ns)
     }
 
     /// The account of an open span, with what its future awaits now added.
@@ -222,9 +229,9 @@ impl TimeBreakdown {
         }
     }
 
-    /// The account of an open span, with its current segment added. Of the segment, the thread certainly ran for
-    /// `ran_ns` and certainly did not run for `waited_ns`; the rest is unknown. The thread was sampled for the last
-    /// `sampled_ns` of its CPU time.
+    /// The account of an open span, with its current segment added. Since it began, the thread certainly ran for `ran_ns`
+    /// and certainly did not run for `waited_ns`; the rest is unknown. The thread was sampled for the last `sampled_ns` of
+    /// its CPU time.
     pub(crate) fn with_segment(
         self,
         segment_ns: u64,
@@ -235,11 +242,14 @@ impl TimeBreakdown {
         if self.is_cpu_time_unknown {
             return self;
         }
-        let ran_ns = ran_ns.min(segment_ns);
-        let waited_ns = waited_ns.min(segment_ns - ran_ns);
+        // The times of the thread can be those of other spans on its stack.
+        let known_ns = ran_ns.saturating_add(waited_ns);
+        let Sure { on_ns: ran_ns, off_ns: waited_ns, sampled_ns } = match known_ns > segment_ns {
+            true => Sure::of_part(segment_ns, known_ns, ran_ns, sampled_ns),
+            false => Sure { on_ns: ran_ns, off_ns: waited_ns, sampled_ns: sampled_ns.min(ran_ns) },
+        };
         let unsure_ns = segment_ns - ran_ns - waited_ns;
         let (on_cpu_ns, error_ns) = (ran_ns + unsure_ns / 2, unsure_ns.div_ceil(2));
-        let sampled_ns = sampled_ns.min(ran_ns);
         Self {
             on_cpu_ns: self.on_cpu_ns + on_cpu_ns,
             on_cpu_error_ns: self.on_cpu_error_ns + error_ns,
@@ -335,6 +345,10 @@ pub(crate) struct Counts {
     inside_sampled_ns: AtomicU64,
     await_ns: Tagged,
     delay_ns: Tagged,
+    /// For how long threads that were in the span were in others on their stacks, in ticks, and since when one is: 0 if
+    /// none. The span is open then.
+    suspended: AtomicU64,
+    suspended_since: AtomicU64,
     usage: UsageCounts<AtomicU64>,
 }
 
@@ -368,11 +382,31 @@ impl Counts {
         self.delay_ns.add_late(key, delay_ns);
     }
 
+    pub(crate) fn suspend(&self, now: u64) {
+        self.suspended_since.store(now, Ordering::Relaxed);
+    }
+
+    pub(crate) fn resume(&self, ticks: u64) {
+        self.suspended_since.store(0, Ordering::Relaxed);
+        add(&self.suspended, ticks);
+    }
+
+    /// For how long it was suspended until `now`.
+    pub(crate) fn suspended(&self, now: u64) -> u64 {
+        let current = match get(&self.suspended_since) {
+            0 => 0,
+            since => now.saturating_sub(since),
+        };
+        get(&self.suspended).saturating_add(current)
+    }
+
     pub(crate) fn clear(&self) {
         let sure = [&self.sure_on_ns, &self.sure_off_ns, &self.sure_sampled_ns].map(|sum| &sum.0);
         let awaits = [&self.await_ns, &self.delay_ns].map(|sum| &sum.0);
         let inside = [&self.inside_on_ns, &self.inside_unsure_ns, &self.inside_sampled_ns];
-        for count in sure.into_iter().chain(awaits).chain(inside).chain(&self.usage) {
+        let suspended = [&self.suspended, &self.suspended_since];
+        let times = sure.into_iter().chain(awaits).chain(inside).chain(suspended);
+        for count in times.chain(&self.usage) {
             count.store(0, Ordering::Relaxed);
         }
     }
@@ -394,11 +428,8 @@ impl Counts {
         let inside_unsure_ns = get(&self.inside_unsure_ns);
         let (error_ns, sampled_ns) =
             (unsure_ns.div_ceil(2), self.sure_sampled_ns.get(key).min(sure_on_ns));
-        let usage = Usage::from_counts(self.usage.each_ref().map(get));
-        let Usage { cycles, instructions, cache_misses, .. } = usage;
         let idle_ns = clock.ns(idle);
         let delay_ns = self.delay_ns.get(key).min(idle_ns);
-        let hardware = Hardware { cycles, instructions, cache_misses };
         TimeBreakdown {
             wall_ns: clock.ns(wall),
             on_cpu_ns,
@@ -411,13 +442,10 @@ impl Counts {
             idle_ns,
             await_ns: self.await_ns.get(key).min(idle_ns - delay_ns),
             delay_ns,
-            after_last_exit_ns: 0,
-            voluntary_switches: usage.voluntary_switches,
-            involuntary_switches: usage.involuntary_switches,
-            minor_faults: usage.minor_faults,
-            major_faults: usage.major_faults,
-            hardware: (hardware.cycles > 0).then_some(hardware),
+            usage: Usage::from_counts(self.usage.each_ref().map(get)),
             // The slot has these.
+            after_last_exit_ns: 0,
+            other_spans_ns: 0,
             own_allocations: None,
             allocations: None,
             is_cpu_time_unknown: false,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::account::{InsideTime, Sure};
 use super::local::{ThreadState, put, take};
 use super::sample_counts::SampleCounts;
-use super::segment::{DETACHED, JUDGED_ABOVE, READS_CPU};
+use super::segment::{DETACHED, JUDGED_ABOVE, READS_CPU, SWITCHED};
 use super::slot::{
     AGED, CPU_UNKNOWN, FORCED, JUDGES_ALLOCATIONS, JUDGES_CPU, JUDGES_SUBTREE, SUSPECT, Slot,
 };
@@ -78,6 +78,10 @@ impl Spans {
                 now = now.max(state.synced);
             }
         }
+        if slot.raw_parent() != below && self.switch_to(state, slot, now) {
+            flags |= SWITCHED;
+            now = now.max(state.synced);
+        }
         let mut is_unsampled = false;
         if old_at <= now && !state.is_armed {
             now = self.enter_old(state, slot, is_detached, now);
@@ -110,7 +114,9 @@ impl Spans {
         match idle {
             Some(idle) => self.note_idle(state, slot, idle, now),
             None => {
-                state.note_nested(id);
+                if state.note_nested(id) && self.switch_to(state, slot, now) {
+                    state.mark_top(SWITCHED);
+                }
                 // On two threads at once, a span can run for longer than its wall time.
                 slot.set_once(SUSPECT);
             }
@@ -151,8 +157,8 @@ impl Spans {
     pub(super) fn pass_up(&self, state: &ThreadState, slot: &Slot, ticks: u64, sure: Sure) {
         let time = InsideTime::of(self.clock.ns(ticks), sure);
         self.for_ancestors(slot, |ancestor| {
-            // An ancestor of another segment on this thread gets this time from that segment.
-            let is_detached = ancestor.id().is_some_and(|id| !self.is_around(state, id));
+            // An ancestor that the thread is in has this time in its own segment. Other segments below it were suspended.
+            let is_detached = ancestor.id().is_some_and(|id| !state.is_in(id));
             if is_detached {
                 state.inside.add(&self.table, ancestor, ticks, time);
                 if state.cpu_unknown {
@@ -161,24 +167,6 @@ impl Spans {
             }
             is_detached
         });
-    }
-
-    /// Whether this thread is in that span or in a descendant of it.
-    fn is_around(&self, state: &ThreadState, id: RegistryId) -> bool {
-        state.entered().iter().any(|segment| {
-            let slot = || RegistryId::new(segment.id).and_then(|id| self.table.get(id));
-            let is_inside = |slot: &Slot| {
-                let mut is_found = false;
-                self.for_ancestors(slot, |ancestor| {
-                    is_found |= ancestor.id() == Some(id);
-                    !is_found
-                });
-                is_found
-            };
-            // The parent of any other segment is entered on this thread too, and is checked itself.
-            segment.id == id.get()
-                || segment.has(DETACHED) && slot().is_some_and(|slot| is_inside(&slot))
-        })
     }
 
     /// A thread that is not sampled enters an old span. The thread arms itself if the span is sampled from its enter

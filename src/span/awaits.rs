@@ -4,8 +4,8 @@ use std::collections::HashSet;
 
 use super::local::{ObservedPoll, ThreadState};
 use super::sample_counts::SampleCounts;
-use super::segment::{IDLE_BEFORE, Segment};
-use super::slot::Slot;
+use super::segment::{IDLE_BEFORE, NESTED, SUSPENDED, Segment};
+use super::slot::{OBSERVED, Slot};
 use super::spans::SpanEvent;
 use super::{RegistryId, SpanKey, Spans};
 use crate::stats::Counters;
@@ -24,10 +24,15 @@ pub(crate) struct InnermostSpan {
 impl InnermostSpan {
     pub(super) fn of(state: &ThreadState) -> Option<Self> {
         let top = state.top()?;
-        let mut entered = state.entered().iter().rev();
+        // Those that are not around the innermost span are not left.
+        let entered = state.entered().iter().rev();
+        let around = entered.filter(|segment| !segment.has(SUSPENDED) && !segment.has(NESTED));
         // The thread is not in the parent of a detached one, but leaves that one together with those in it.
-        let around =
-            entered.position(Segment::is_detached).map_or(state.entered().len(), |at| at + 1);
+        let mut detached = around.clone();
+        let around = match detached.position(Segment::is_detached) {
+            Some(at) => at + 1,
+            None => around.count(),
+        };
         Some(Self {
             layer: state.layer,
             id: RegistryId::new(top.id)?,
@@ -59,6 +64,8 @@ pub(super) struct Unexplained {
 /// How much longer a span is open than it has to be entered to be old. An async service has many spans that are open for
 /// as long as some fast upstream takes.
 const OPEN_TIMES: u64 = 10;
+/// The spans around one that are kept in case it closes.
+const MOST_AROUND: usize = 16;
 /// How much longer it is open than one that counts as open for long elsewhere: a slow request awaits to its end.
 const LONG_TIMES: u64 = 10;
 
@@ -67,7 +74,8 @@ impl Spans {
     /// innermost span that was idle shows it, since that one says most about what was awaited.
     #[cold]
     pub(super) fn note_idle(&self, state: &mut ThreadState, slot: &Slot, idle: u64, now: u64) {
-        if ObservedPoll::is_in_one() {
+        // Another task or thread may be in a span in which a wrapped future is pending.
+        if ObservedPoll::is_in_one() || slot.flags() & OBSERVED != 0 {
             return;
         }
         let Some(span) = InnermostSpan::of(state) else { return };
@@ -117,9 +125,10 @@ impl Spans {
     }
 
     /// Adds idle time that is explained, in ticks, to the accounts of a span and those that were left together with it.
-    pub(crate) fn count_await(&self, span: &InnermostSpan, awaited: u64, delayed: u64) {
+    /// That is what was awaited, and the delays.
+    pub(crate) fn count_await(&self, span: &InnermostSpan, idle: [u64; 2]) {
         let Some(slot) = self.slot_of(span) else { return };
-        let (await_ns, delay_ns) = (self.clock.ns(awaited), self.clock.ns(delayed));
+        let [await_ns, delay_ns] = idle.map(|ticks| self.clock.ns(ticks));
         slot.count_await(span.key.get(), await_ns, delay_ns);
         let mut around = span.around;
         self.for_ancestors(&slot, |ancestor| {
@@ -174,9 +183,42 @@ impl Spans {
         is_inside
     }
 
-    /// How long after `since` a thread left the span for the last time, in ticks.
-    pub(crate) fn busy_since(&self, span: &InnermostSpan, since: u64) -> u64 {
-        self.slot_of(span).map_or(0, |slot| slot.last_exit().saturating_sub(since))
+    /// For how long the span with that id (as a number) has been idle until `now`, and when a thread left it last; `None` if
+    /// it has closed.
+    #[inline]
+    pub(crate) fn idle_until(&self, id: u64, now: u64) -> Option<(u64, u64)> {
+        let slot = self.table.get(RegistryId::new(id)?)?;
+        Some((slot.idle_until(now), slot.last_exit()))
+    }
+
+    /// A wrapped future is in that span. Replaces `around` by those that a thread leaves together with it, from the inside
+    /// out.
+    pub(crate) fn note_observed(
+        &self,
+        span: Option<&InnermostSpan>,
+        around: &mut Vec<InnermostSpan>,
+    ) {
+        around.clear();
+        let Some((span, slot)) = span.and_then(|span| Some((span, self.slot_of(span)?))) else {
+            return;
+        };
+        slot.set_once(OBSERVED);
+        let mut left = span.around;
+        self.for_ancestors(&slot, |ancestor| {
+            left = left.saturating_sub(1);
+            if let (true, Some((id, key))) = (left > 0, ancestor.id().zip(ancestor.key())) {
+                ancestor.set_once(OBSERVED);
+                around.push(InnermostSpan { id, key, around: left, ..*span });
+            }
+            left > 1 && around.len() < MOST_AROUND
+        });
+    }
+
+    /// The future has left that span.
+    pub(crate) fn forget_observed(&self, span: &InnermostSpan) {
+        if let Some(slot) = self.slot_of(span) {
+            slot.unset(OBSERVED);
+        }
     }
 
     /// Whether that span is open.

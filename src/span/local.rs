@@ -7,13 +7,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
 use super::RegistryId;
-use super::account::{Sure, Tally};
 use super::awaits::{InnermostSpan, LongSegment, Unexplained};
 use super::inside::Inside;
-use super::segment::{CPU_UNKNOWN, NESTED, PendingSegment, PendingSegments, Segment, UNWINDING};
+use super::segment::{CPU_UNKNOWN, NESTED, PendingSegments, SWITCHED, Segment, UNWINDING};
 use super::slot::Slot;
 use crate::sampler::{Arming, NEVER, SampledThread, ThreadSource, Usage};
-use crate::sys::{self, Allocations, Clock, Position, Uncounted, allocated_here};
+use crate::sys::{self, Allocations, Position, Uncounted, allocated_here};
 
 thread_local! {
     /// Set on the layer's own threads, and on threads whose thread-locals have been destroyed. Hooks do nothing there.
@@ -504,14 +503,15 @@ impl ThreadState {
     }
 
     /// The span just pushed was already entered, on some thread. If it was this one, the earlier segment counts its
-    /// time.
+    /// time. Returns whether it was.
     #[cold]
-    pub(super) fn note_nested(&mut self, id: RegistryId) {
+    pub(super) fn note_nested(&mut self, id: RegistryId) -> bool {
         let below = self.depth.saturating_sub(1);
         let is_nested = self.entered().iter().take(below).any(|segment| segment.id == id.get());
-        if let Some(segment) = self.segments.get_mut(below).filter(|_| is_nested) {
-            segment.set(NESTED);
+        if is_nested {
+            self.mark_top(NESTED);
         }
+        is_nested
     }
 
     /// The exit of the innermost segment has more to record than its length.
@@ -546,38 +546,15 @@ impl ThreadState {
         if at < top {
             self.segments.get_mut(at..=top)?.rotate_left(1);
             // The unmatched spans below it are now below the segment that was above it.
-            let below = std::mem::take(&mut self.segments.get_mut(top)?.unmatched_below);
-            self.segments.get_mut(at)?.unmatched_below += below;
+            let moved = self.segments.get_mut(top)?;
+            let below = std::mem::take(&mut moved.unmatched_below);
+            let was_switched = if moved.has(SWITCHED) { SWITCHED } else { 0 };
+            let above = self.segments.get_mut(at)?;
+            above.unmatched_below += below;
+            // When that one is left, the segments below may have to be resumed.
+            above.set(was_switched);
         }
         self.top()
-    }
-
-    pub(super) fn tally_all(&mut self, tally: &Tally) {
-        for segment in self.entered_mut() {
-            segment.tally(tally);
-        }
-    }
-
-    /// Bounds the on-CPU time since the CPU clock was last read. The thread ran for `cpu_ns` of that interval, and was
-    /// sampled for the last `sampled_ns` of it. The shares of segments that have ended go to `late`.
-    pub(super) fn bound(
-        &mut self,
-        clock: &Clock,
-        now: u64,
-        cpu_ns: u64,
-        sampled_ns: u64,
-        mut late: impl FnMut(PendingSegment, Sure),
-    ) {
-        let synced = self.synced;
-        let interval_ns = clock.ns(now.saturating_sub(synced));
-        for segment in self.entered_mut() {
-            let part_ns = clock.ns(now.saturating_sub(segment.entered.max(synced)));
-            let sure = Sure::of_part(part_ns, interval_ns, cpu_ns, sampled_ns);
-            segment.tally(&Tally { sure, ..Tally::default() });
-        }
-        for part in self.pending.take() {
-            late(part, Sure::of_part(clock.ns(part.ticks), interval_ns, cpu_ns, sampled_ns));
-        }
     }
 }
 

@@ -7,6 +7,7 @@ mod account;
 mod age;
 mod awaits;
 mod close;
+mod flags;
 mod inside;
 mod local;
 mod open_spans;

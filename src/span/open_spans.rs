@@ -95,15 +95,17 @@ impl Spans {
     }
 
     /// An open span as it would be judged if it closed now, without its current segments, whose CPU time only their
-    /// threads know. The second value is for how long it has been entered without a break at that moment.
+    /// threads know. The second value is for how long it has been entered without a break at that moment, without the
+    /// time in which its thread was in other spans on its stack.
     pub(crate) fn as_closing(&self, id: RegistryId, key: SpanKey) -> Option<(Closing, u64)> {
         let (slot, now) = (self.open_slot(id, key)?, self.clock.now());
         let since = slot.entered_since().unwrap_or(now);
         let closing = self.closing(&slot, now)?;
+        let segment = slot.taken_of(now.saturating_sub(since), now);
         fence(Ordering::Acquire);
         // Otherwise it closed during the reads, and the values are mixed.
         self.open_slot(id, key)?;
-        Some((closing, self.clock.ns(now.saturating_sub(since))))
+        Some((closing, self.clock.ns(segment)))
     }
 
     fn open_slot(

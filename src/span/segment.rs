@@ -20,7 +20,20 @@ pub(super) struct Segment {
     /// How many more times the span was entered while it was innermost already, and not left again. That is no segment of
     /// its own, since nothing changes by it.
     again: u32,
+    gaps: Gaps,
     tally: Tally,
+}
+
+/// When a segment was suspended: when the thread was in spans above it that are not inside its span. In ticks.
+#[derive(Clone, Copy, Debug, Default)]
+struct Gaps {
+    /// When the current one began.
+    since: u64,
+    /// For how long it was suspended before.
+    all: u64,
+    /// The part of that since the read of the CPU clock at `synced`.
+    latest: u64,
+    synced: u64,
 }
 
 /// The span was already entered on this thread; the earlier segment counts its time.
@@ -39,8 +52,19 @@ pub(super) const CPU_UNKNOWN: u32 = 1 << 5;
 pub(super) const JUDGED_ABOVE: u32 = 1 << 6;
 /// The span was idle for long before it was entered, and it is not known for what.
 pub(super) const IDLE_BEFORE: u32 = 1 << 7;
+/// The thread is in a span above it that is not inside its span, which therefore takes no time.
+pub(super) const SUSPENDED: u32 = 1 << 8;
+/// `gaps` are in use; otherwise they are those of an earlier segment.
+const HAS_GAPS: u32 = 1 << 9;
+/// The enter suspended or resumed segments below, so the exit has to check them.
+pub(super) const SWITCHED: u32 = 1 << 10;
+/// Its span is innermost or contains the one that is. Set only while segments are suspended and resumed.
+pub(super) const AROUND: u32 = 1 << 11;
 
-const _: () = assert!(std::mem::offset_of!(Segment, tally) <= 72);
+const _: () = {
+    assert!(std::mem::offset_of!(Segment, gaps) <= 56);
+    assert!(size_of::<Segment>() <= 192);
+};
 
 /// Segments that have ended since the CPU clock was last read. Each entry holds one span, so a hook finds it without a
 /// search.
@@ -126,9 +150,67 @@ impl Segment {
         self.flags & flag != 0
     }
 
+    pub(super) fn unset(&mut self, flag: u32) {
+        self.flags &= !flag;
+    }
+
+    /// Whether it has to be suspended or resumed, now that it is known which are [`AROUND`] the innermost span.
+    pub(super) fn must_switch(&self) -> bool {
+        !self.has(NESTED) && self.has(AROUND) == self.has(SUSPENDED)
+    }
+
+    pub(super) fn suspend(&mut self, now: u64) {
+        let before = if self.has(HAS_GAPS) { self.gaps } else { Gaps::default() };
+        self.gaps = Gaps { since: now, ..before };
+        self.set(SUSPENDED | HAS_GAPS);
+    }
+
+    /// The CPU clock was last read at `synced`. Returns for how long the segment was suspended.
+    pub(super) fn resume(&mut self, now: u64, synced: u64) -> u64 {
+        let Gaps { since, all, .. } = self.gaps;
+        let gap = self.current_gap(now).unwrap_or(0);
+        let latest = self.latest_gaps(synced) + now.saturating_sub(since.max(synced));
+        self.gaps = Gaps { since, all: all + gap, latest, synced };
+        self.unset(SUSPENDED);
+        gap
+    }
+
+    /// For how long it has been suspended, if it is.
+    pub(super) fn current_gap(&self, now: u64) -> Option<u64> {
+        self.has(SUSPENDED).then(|| now.saturating_sub(self.gaps.since))
+    }
+
+    /// For how long it was suspended, without the current gap, since the CPU clock was read at `synced`.
+    fn latest_gaps(&self, synced: u64) -> u64 {
+        let is_known = self.has(HAS_GAPS) && self.gaps.synced == synced;
+        if is_known { self.gaps.latest } else { 0 }
+    }
+
+    /// Until when it took time.
+    fn until(&self, now: u64) -> u64 {
+        if self.has(SUSPENDED) { self.gaps.since } else { now }
+    }
+
+    /// The time that it took, in ticks.
+    pub(super) fn taken(&self, now: u64) -> u64 {
+        let gaps = if self.has(HAS_GAPS) { self.gaps.all } else { 0 };
+        self.until(now).saturating_sub(self.entered).saturating_sub(gaps)
+    }
+
+    /// The part of that since the CPU clock was read at `synced`.
+    pub(super) fn taken_since(&self, synced: u64, now: u64) -> u64 {
+        let all = self.until(now).saturating_sub(self.entered.max(synced));
+        all.saturating_sub(self.latest_gaps(synced))
+    }
+
     /// Whether the thread is not in the span's parent.
     pub(super) fn is_detached(&self) -> bool {
         self.has(DETACHED)
+    }
+
+    /// Whether its on-CPU time must be known exactly when it ends: its ancestors get that time only once.
+    pub(super) fn must_be_exact(&self, now: u64) -> bool {
+        self.has(JUDGED_ABOVE) || (self.has(DETACHED) && self.old_at <= now)
     }
 
     /// Whether its exit has to record more than its length.

@@ -3,6 +3,12 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use super::account::{AllocationSums, Counts, InsideTime, Sure, Tally, TimeBreakdown};
+pub(crate) use super::flags::{
+    AGED, CHOSEN, CPU_UNKNOWN, FAILED, FAILED_ITSELF, FORCED, HAS_FIELDS, HAS_STATUS,
+    JUDGES_ALLOCATIONS, JUDGES_CPU, JUDGES_SUBTREE, KEEP_ON_ERROR, OBSERVED, ONE_IN, REGISTERED,
+    SAMPLED_ITSELF, SHOWS_FIELDS, SUSPECT, WATCHED,
+};
+use super::flags::{ALLOCATED, COUNTED, HAS_SAMPLES, HAS_SUMS, IN_USE, OF_PLAN, ON_OTHERS};
 use super::sample_counts::{AtomicSampleCounts, SampleCounts};
 use super::{Plan, RegistryId, SpanKey};
 use crate::sys::{Allocations, Clock, counts_allocations};
@@ -10,66 +16,6 @@ use crate::sys::{Allocations, Clock, counts_allocations};
 /// An unaged span has no known on-CPU time in the worst case. This limits the unknown time to about a hundredth of the
 /// rule's threshold.
 const AGED_SHARE: u64 = 64;
-
-/// The span or a descendant failed.
-pub(crate) const FAILED: u32 = 1;
-/// The collector knows the span: a sample fell in it or in a descendant.
-pub(crate) const REGISTERED: u32 = 1 << 1;
-/// `counts` is not all zero.
-const COUNTED: u32 = 1 << 2;
-/// Keep the span if it failed.
-pub(crate) const KEEP_ON_ERROR: u32 = 1 << 3;
-/// The span has been entered for 1/64 of its rule's threshold, so the CPU clock is read more often.
-pub(super) const AGED: u32 = 1 << 4;
-/// The span has the field that sets its OpenTelemetry status.
-pub(crate) const HAS_STATUS: u32 = 1 << 5;
-/// The span must be judged in any case.
-pub(crate) const SUSPECT: u32 = 1 << 6;
-/// The values of the span's fields decide which rule it has.
-pub(crate) const HAS_FIELDS: u32 = 1 << 7;
-/// The collector checks for how long the span stays open.
-pub(crate) const WATCHED: u32 = 1 << 8;
-/// The span itself failed, not only a descendant.
-pub(crate) const FAILED_ITSELF: u32 = 1 << 9;
-/// The program requested that the span be kept.
-pub(crate) const FORCED: u32 = 1 << 10;
-/// The span was chosen by a one-in-n rule.
-pub(crate) const CHOSEN: u32 = 1 << 11;
-/// A one-in-n rule applies to the span.
-pub(crate) const ONE_IN: u32 = 1 << 12;
-/// An on-CPU sample fell in the span itself, not only in a descendant.
-pub(crate) const SAMPLED_ITSELF: u32 = 1 << 13;
-/// A thread was in the span whose CPU clock cannot be read.
-pub(crate) const CPU_UNKNOWN: u32 = 1 << 14;
-/// The span's rule judges CPU times, so its threads' CPU clocks are read at each enter and exit.
-pub(crate) const JUDGES_CPU: u32 = 1 << 15;
-/// The span has fields whose values are shown.
-pub(crate) const SHOWS_FIELDS: u32 = 1 << 16;
-/// The span's rule judges the CPU time of its subtree, so that also holds for child spans that run elsewhere.
-pub(crate) const JUDGES_SUBTREE: u32 = 1 << 17;
-/// The span's rule judges what it allocates.
-pub(crate) const JUDGES_ALLOCATIONS: u32 = 1 << 18;
-/// `allocations` is not all zero.
-const ALLOCATED: u32 = 1 << 19;
-/// `samples` are those of the span.
-const HAS_SAMPLES: u32 = 1 << 20;
-/// A thread was in the span that had not opened it, so `other_ticks` is in use.
-const ON_OTHERS: u32 = 1 << 21;
-/// Threads have times of descendants that are not in `counts` yet.
-const HAS_SUMS: u32 = 1 << 22;
-/// The flags that say which of the fields are in use that are not set when a span opens.
-const IN_USE: u32 = COUNTED | ALLOCATED | HAS_SAMPLES | ON_OTHERS;
-/// The flags that come from the span's plan.
-const OF_PLAN: u32 = KEEP_ON_ERROR
-    | HAS_STATUS
-    | SUSPECT
-    | HAS_FIELDS
-    | WATCHED
-    | ONE_IN
-    | JUDGES_CPU
-    | JUDGES_SUBTREE
-    | JUDGES_ALLOCATIONS
-    | SHOWS_FIELDS;
 
 /// Written by the hooks of all threads that the span is on. A slot belongs to one span from [`open`](Self::open) to
 /// [`release`](Self::release). The registry separates these uses: it reuses an id only after every layer has seen the
@@ -402,6 +348,29 @@ impl Slot {
         }
     }
 
+    /// A thread that is in the span goes on in one that is not inside it.
+    pub(crate) fn suspend(&self, now: u64) {
+        self.set_once(COUNTED);
+        self.counts.suspend(now);
+    }
+
+    /// It comes back after `ticks`.
+    pub(crate) fn resume(&self, ticks: u64) {
+        self.counts.resume(ticks);
+    }
+
+    /// The part of the `ticks` until `now`, in which the span was entered without a break, in which its thread was not in
+    /// others on its stack.
+    pub(super) fn taken_of(&self, ticks: u64, now: u64) -> u64 {
+        let suspended = self.counts.suspended(now);
+        if suspended == 0 {
+            return ticks;
+        }
+        let wall = now.saturating_sub(self.opened());
+        let before = self.ticks() + self.idle.load(Ordering::Relaxed) + suspended;
+        ticks.min(wall.saturating_sub(before))
+    }
+
     /// The span's [`SpanKey`] as a number.
     #[inline(always)]
     pub(crate) fn raw_key(&self) -> u64 {
@@ -453,6 +422,10 @@ impl Slot {
         self.flags.fetch_or(flags, Ordering::Relaxed)
     }
 
+    pub(super) fn unset(&self, flags: u32) {
+        self.flags.fetch_and(!flags, Ordering::Relaxed);
+    }
+
     /// Sets flags that are usually set already. Does not write then, since threads on other processors may read the
     /// flags all the time.
     #[inline(always)]
@@ -498,6 +471,20 @@ impl Slot {
         let entered = self.owner_entered.load(Ordering::Acquire)
             | self.others_entered.load(Ordering::Acquire);
         (entered != 0).then(|| self.entered_since.load(Ordering::Relaxed))
+    }
+
+    /// For how long no thread was in the span until `now`, in ticks.
+    pub(super) fn idle_until(&self, now: u64) -> u64 {
+        let last_gap = self.last_gap(now);
+        self.idle.load(Ordering::Relaxed).saturating_add(last_gap)
+    }
+
+    /// The part of that since the last exit.
+    fn last_gap(&self, now: u64) -> u64 {
+        match self.entered_since() {
+            Some(_) => 0,
+            None => now.saturating_sub(self.last_exit()),
+        }
     }
 
     /// When a thread last left the span, in ticks; its creation if none has.
@@ -572,11 +559,7 @@ impl Slot {
     /// The account of a span that closes at `now`.
     pub(crate) fn account(&self, clock: &Clock, now: u64) -> TimeBreakdown {
         let opened = self.opened.load(Ordering::Relaxed);
-        let last_exit = self.last_exit.load(Ordering::Relaxed);
-        let entered = self.owner_entered.load(Ordering::Acquire)
-            | self.others_entered.load(Ordering::Acquire);
-        let still_entered = entered != 0;
-        let last_gap = if still_entered { 0 } else { now.saturating_sub(last_exit) };
+        let last_gap = self.last_gap(now);
         let wall = now.saturating_sub(opened);
         let owner = self.owner_ticks.load(Ordering::Relaxed);
         let entered_ticks = self.ticks();
@@ -587,6 +570,7 @@ impl Slot {
         let allocations = counts_allocations();
         let account = TimeBreakdown {
             after_last_exit_ns: clock.ns(last_gap),
+            other_spans_ns: clock.ns(self.counts.suspended(now)),
             own_allocations: allocations.then(|| self.allocations.own()),
             allocations: allocations.then(|| self.allocations.all()),
             ..account
@@ -761,9 +745,9 @@ mod tests {
         let tally = Tally { usage, ..Tally::default() };
         slot.count(key, &tally);
         let clock = Clock::nanoseconds();
-        assert_eq!(slot.account(&clock, 100).minor_faults, 5);
+        assert_eq!(slot.account(&clock, 100).usage.minor_faults, 5);
         slot.release();
         assert!(slot.is_free());
-        assert_eq!(slot.account(&clock, 100).minor_faults, 0);
+        assert_eq!(slot.account(&clock, 100).usage.minor_faults, 0);
     }
 }

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use super::account::{InsideTime, Sure};
 use super::inside::SpanCounts;
 use super::local::{ThreadState, add_state, count_unmatched, is_ignored, put, take, unmatched};
-use super::segment::{DETACHED, JUDGED_ABOVE, NESTED, PendingSegment, READS_CPU, Segment};
+use super::segment::{DETACHED, NESTED, PendingSegment, READS_CPU, SWITCHED};
 use super::slot::{
     AGED, CHOSEN, CPU_UNKNOWN, FAILED, FAILED_ITSELF, HAS_FIELDS, JUDGES_CPU, Parent, SUSPECT,
     Slot, WATCHED,
@@ -446,10 +446,8 @@ impl Spans {
         let is_pair = reads_cpu && state.top().is_some_and(|top| top.entered == state.synced);
         let reads_cpu = slot.flags() & JUDGES_CPU | if reads_cpu { AGED } else { 0 };
         let is_due = is_pair || now >= state.deadline || self.must_read_cpu(state, reads_cpu, now);
-        // The ancestors get the segment's time only once, so it must be known exactly.
-        let must_be_exact =
-            |top: &Segment| top.has(JUDGED_ABOVE) || (top.has(DETACHED) && top.old_at <= now);
-        let is_due = is_due || state.top().is_some_and(must_be_exact);
+        let is_due = is_due || state.top().is_some_and(|top| top.must_be_exact(now));
+        let is_due = is_due || self.must_read_cpu_to_switch_back(state, now);
         if must_sync || is_due || !state.pending.has_room(id, slot.raw_key()) {
             self.sync_accounts(state, now);
             now = now.max(state.synced);
@@ -463,14 +461,22 @@ impl Spans {
             return;
         };
         let entered = segment.entered;
+        let (taken, taken_since) = (segment.taken(now), segment.taken_since(synced, now));
         let (is_nested, unmatched_below) = (segment.has(NESTED), segment.unmatched_below);
-        let is_detached = segment.has(DETACHED);
+        let (is_detached, has_switched) = (segment.has(DETACHED), segment.has(SWITCHED));
+        let gap = segment.current_gap(now);
         let tally = segment.counted();
         let sure = tally.map_or(Sure::default(), |tally| tally.sure);
         if let Some(tally) = tally.filter(|_| !is_nested) {
             slot.count(key, tally);
         }
         state.pop(unmatched_below);
+        if let Some(gap) = gap {
+            slot.resume(gap);
+        }
+        if has_switched {
+            self.switch_back(state, now);
+        }
         self.report_idle(state);
         if now.saturating_sub(entered) >= self.ticks.long_segment {
             // A segment inside of it says more, if it took most of the time.
@@ -490,14 +496,13 @@ impl Spans {
             if state.cpu_unknown {
                 slot.set(CPU_UNKNOWN);
             } else {
-                let ticks = now.saturating_sub(entered.max(synced));
-                let part = PendingSegment { id, key: key.get(), ticks };
+                let part = PendingSegment { id, key: key.get(), ticks: taken_since };
                 // There is room; otherwise the accounts were synced above.
-                _ = ticks > 0 && state.pending.add(part);
+                _ = taken_since > 0 && state.pending.add(part);
             }
-            slot.exit(now, now.saturating_sub(entered), thread);
+            slot.exit(now, taken, thread);
             if is_detached {
-                self.pass_up(state, slot, now.saturating_sub(entered), sure);
+                self.pass_up(state, slot, taken, sure);
             }
         }
         state.is_new = false;

@@ -3,15 +3,16 @@
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use super::account::Tally;
+use super::account::{Sure, Tally};
 use super::local::ThreadState;
 use super::sample_counts::SampleCounts;
-use super::slot::{REGISTERED, SAMPLED_ITSELF, Slot};
+use super::segment::{AROUND, NESTED, PendingSegment, READS_CPU, SUSPENDED, SWITCHED, Segment};
+use super::slot::{AGED, JUDGES_CPU, REGISTERED, SAMPLED_ITSELF, Slot};
 use super::spans::{SpanEvent, SpanInfo};
 use super::{RegistryId, SpanKey, Spans};
 use crate::sampler::{Arming, Begun, ThreadSource, Usage, Use};
 use crate::stats::Counters;
-use crate::sys::{Position, Uncounted};
+use crate::sys::{Clock, Position, Uncounted};
 
 /// The size of a sample without its stack, in bytes, on the architecture with the fewest registers: the least that the
 /// kernel writes if it can copy no stack.
@@ -266,6 +267,97 @@ impl Spans {
         state.synced = now;
     }
 
+    /// The span of `top` is about to be innermost, or just was entered once more. Spans in which this thread is and that
+    /// are not around it take no time from `now` on: their code does not run, although it is on the thread's stack. A
+    /// thread of rayon steals a part of another request, or a task polls an executor. Returns whether that suspended or
+    /// resumed any; `state.synced` may then be later than `now`.
+    #[cold]
+    pub(super) fn switch_to(&self, state: &mut ThreadState, top: &Slot, now: u64) -> bool {
+        self.mark_around(state, top);
+        let mut switching = state.entered().iter().filter(|segment| segment.must_switch());
+        if switching.clone().next().is_none() {
+            state.unmark_around();
+            return false;
+        }
+        if switching.any(|segment| self.must_read_cpu_of(state, segment, now)) {
+            self.sync_accounts(state, now);
+        }
+        self.switch_marked(state, now.max(state.synced));
+        true
+    }
+
+    /// The segment that did so has ended.
+    #[cold]
+    pub(super) fn switch_back(&self, state: &mut ThreadState, now: u64) {
+        let top = state.top().and_then(|top| RegistryId::new(top.id));
+        if let Some(top) = top.and_then(|id| self.table.get(id)) {
+            self.mark_around(state, &top);
+            self.switch_marked(state, now);
+        }
+    }
+
+    /// Whether the CPU clock must be read before the innermost segment ends, because others will be resumed.
+    pub(super) fn must_read_cpu_to_switch_back(&self, state: &ThreadState, now: u64) -> bool {
+        let mut entered = state.entered().iter();
+        state.top().is_some_and(|top| top.has(SWITCHED))
+            && entered.any(|segment| self.must_read_cpu_of(state, segment, now))
+    }
+
+    /// Whether the CPU clock must be read before that segment is suspended or resumed.
+    fn must_read_cpu_of(&self, state: &ThreadState, segment: &Segment, now: u64) -> bool {
+        let slot = RegistryId::new(segment.id).and_then(|id| self.table.get(id));
+        let judged = slot.map_or(0, |slot| slot.flags() & JUDGES_CPU);
+        let aged = if segment.has(READS_CPU) { AGED } else { 0 };
+        segment.must_be_exact(now) || self.must_read_cpu(state, judged | aged, now)
+    }
+
+    /// Marks the segments of that span and of its ancestors.
+    fn mark_around(&self, state: &mut ThreadState, top: &Slot) {
+        let root = top.raw_root();
+        let is_marked_once = |segment: &Segment| segment.root == root && !segment.has(NESTED);
+        let segments = state.entered_mut();
+        let mut left = segments.iter().filter(|segment| is_marked_once(segment)).count();
+        if left == 0 {
+            return;
+        }
+        // Ancestors are almost always entered in order, so each is found right below the one before.
+        let mut at = segments.len();
+        let mut mark = |slot: &Slot| {
+            let id =
+                slot.id().filter(|_| slot.entered_since().is_some()).map_or(0, RegistryId::get);
+            let is_it = |segment: &Segment| segment.id == id && !segment.has(NESTED);
+            let (below, above) = segments.split_at(at);
+            let found = below.iter().rposition(is_it);
+            let found = found.or_else(|| Some(below.len() + above.iter().position(is_it)?));
+            if let Some(segment) = found.and_then(|found| segments.get_mut(found)) {
+                segment.set(AROUND);
+                at = found.unwrap_or(at);
+                left = left.saturating_sub(1);
+            }
+            left > 0
+        };
+        if mark(top) {
+            self.for_ancestors(top, mark);
+        }
+    }
+
+    /// Suspends and resumes segments, after [`mark_around`](Self::mark_around).
+    fn switch_marked(&self, state: &mut ThreadState, now: u64) {
+        let synced = state.synced;
+        for segment in state.entered_mut() {
+            let (must_switch, is_around) = (segment.must_switch(), segment.has(AROUND));
+            segment.unset(AROUND);
+            let id = RegistryId::new(segment.id).filter(|_| must_switch);
+            let Some(slot) = id.and_then(|id| self.table.get(id)) else { continue };
+            if is_around {
+                slot.resume(segment.resume(now, synced));
+            } else {
+                segment.suspend(now);
+                slot.suspend(now);
+            }
+        }
+    }
+
     /// Reads the thread's CPU clock and the time, as close to the same moment as possible. An interrupt between the
     /// reads takes 10 to 30 µs, which the CPU clock includes; both are then read again.
     fn read_cpu(&self, source: &mut dyn ThreadSource) -> Option<(u64, u64)> {
@@ -301,6 +393,40 @@ impl Spans {
                 self.begin(state);
                 true
             }
+        }
+    }
+}
+
+impl ThreadState {
+    fn unmark_around(&mut self) {
+        self.entered_mut().iter_mut().for_each(|segment| segment.unset(AROUND));
+    }
+
+    fn tally_all(&mut self, tally: &Tally) {
+        for segment in self.entered_mut().iter_mut().filter(|one| !one.has(SUSPENDED)) {
+            segment.tally(tally);
+        }
+    }
+
+    /// Bounds the on-CPU time since the CPU clock was last read. The thread ran for `cpu_ns` of that interval, and was
+    /// sampled for the last `sampled_ns` of it. The shares of segments that have ended go to `late`.
+    fn bound(
+        &mut self,
+        clock: &Clock,
+        now: u64,
+        cpu_ns: u64,
+        sampled_ns: u64,
+        mut late: impl FnMut(PendingSegment, Sure),
+    ) {
+        let synced = self.synced;
+        let interval_ns = clock.ns(now.saturating_sub(synced));
+        for segment in self.entered_mut() {
+            let part_ns = clock.ns(segment.taken_since(synced, now));
+            let sure = Sure::of_part(part_ns, interval_ns, cpu_ns, sampled_ns);
+            segment.tally(&Tally { sure, ..Tally::default() });
+        }
+        for part in self.pending.take() {
+            late(part, Sure::of_part(clock.ns(part.ticks), interval_ns, cpu_ns, sampled_ns));
         }
     }
 }

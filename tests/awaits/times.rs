@@ -1,18 +1,20 @@
 //! How long awaits and scheduling delays were, and in which samples they are.
 
-use std::sync::mpsc;
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::{Arc, mpsc};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use tokio::runtime::Builder;
 use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 use tracing::{Instrument, info_span};
-use tracing_profiling::profile::SampleKind;
+use tracing_profiling::profile::{Profile, Sample, SampleKind};
 use tracing_profiling::{ProfiledExt, TimeBreakdown};
 
-use crate::leaf::Event;
+use crate::leaf::{Event, Task, yield_now};
 use crate::support::{Setup, functions};
 use crate::{MS, is_in, sum, with_subscriber};
 
@@ -180,6 +182,118 @@ fn a_span_that_another_thread_is_in_does_not_await() {
     let awaited = sum(&setup.profiles()[0], SampleKind::Await, |_| true);
     assert!(!awaited.is_zero() && awaited <= times.idle() + SAMPLE, "{awaited:?} {times:?}");
     assert!(times.awaiting() + times.scheduling_delay() <= times.idle(), "{times:?}");
+}
+
+/// The clocks of the test and of the layer may differ by this, and so may the moments at which they are read.
+const CLOCKS: Duration = MS;
+
+#[test]
+fn an_await_counts_except_while_another_task_is_in_the_span() {
+    for (before, after) in [(8 * SAMPLE, SAMPLE), (SAMPLE, 8 * SAMPLE), (4 * SAMPLE, 4 * SAMPLE)] {
+        for is_inside in [true, false] {
+            let setup = Setup::new("0ms");
+            let least = setup.run(|| {
+                let (task, event, span) =
+                    (Arc::new(Task::default()), Event::default(), info_span!("shared"));
+                let wait = wait_in_vain(event.clone());
+                let mut wait: Pin<Box<dyn Future<Output = ()>>> = match is_inside {
+                    true => Box::pin(wait.instrument(span.clone()).profiled()),
+                    false => Box::pin(wait.profiled().instrument(span.clone())),
+                };
+                assert!(task.poll(wait.as_mut()).is_pending());
+                let start = Instant::now();
+                thread::sleep(before);
+                let enter = Instant::now();
+                span.in_scope(|| thread::sleep(MS));
+                let busy = enter.elapsed();
+                thread::sleep(after);
+                event.happen();
+                let pending = start.elapsed();
+                assert!(task.poll(wait.as_mut()).is_ready());
+                pending - busy
+            });
+            let times = *setup.kept()[0].spans[0].times();
+            let explained = times.awaiting() + times.scheduling_delay();
+            assert!(explained + CLOCKS >= least, "{least:?} {times:?}");
+            assert!(explained <= times.idle(), "{times:?}");
+            let sampled = sum(&setup.profiles()[0], SampleKind::Await, |_| true);
+            assert!(
+                sampled + CLOCKS >= least && sampled <= times.idle() + CLOCKS,
+                "{sampled:?} {times:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn what_a_dropped_future_awaited_counts_once() {
+    let setup = Setup::new("0ms");
+    let least = setup.run(|| {
+        let (task, event) = (Arc::new(Task::default()), Event::default());
+        let wait = wait_in_vain(event.clone()).instrument(info_span!("aborted"));
+        let mut wait = Box::pin(wait.profiled());
+        assert!(task.poll(wait.as_mut()).is_pending());
+        let start = Instant::now();
+        thread::sleep(8 * SAMPLE);
+        let pending = start.elapsed();
+        // Enters the span once more.
+        drop(wait);
+        pending
+    });
+    let times = *setup.kept()[0].spans[0].times();
+    let sampled = sum(&setup.profiles()[0], SampleKind::Await, |_| true);
+    assert!(sampled + CLOCKS >= least && sampled <= times.idle() + CLOCKS, "{sampled:?} {times:?}");
+    // Of what is not observed, that is said still.
+    let setup = Setup::new("0ms");
+    setup.run(|| {
+        let (task, event) = (Arc::new(Task::default()), Event::default());
+        let outer = info_span!("outer").entered();
+        let wait = wait_in_vain(event.clone()).instrument(info_span!("not_observed"));
+        let mut wait = Box::pin(wait);
+        assert!(task.poll(wait.as_mut()).is_pending());
+        thread::sleep(8 * SAMPLE);
+        drop(wait);
+        drop(outer);
+    });
+    let is_said = |profile: &Profile| {
+        let of_no_wrapper = |sample: &Sample| {
+            functions(profile, sample).iter().any(|name| name.contains("not `.profiled()`"))
+        };
+        profile.of_kind(SampleKind::Await).any(of_no_wrapper)
+    };
+    assert!(setup.profiles().iter().any(is_said), "{:?}", setup.kept());
+}
+
+#[test]
+fn a_span_is_delayed_by_a_yield_after_one_inside_it_has_closed() {
+    let setup = Setup::new("0ms");
+    let least = setup.run(|| {
+        let (task, event) = (Arc::new(Task::default()), Event::default());
+        let both = async {
+            let between = async { event.wait().instrument(info_span!("child")).await };
+            between.instrument(info_span!("between")).await;
+            // The waker is not cloned.
+            yield_now().await;
+        };
+        let mut both = pin!(both.instrument(info_span!("parent")).profiled());
+        assert!(task.poll(both.as_mut()).is_pending());
+        event.happen();
+        assert!(task.poll(both.as_mut()).is_pending());
+        let start = Instant::now();
+        thread::sleep(8 * SAMPLE);
+        let delay = start.elapsed();
+        assert!(task.poll(both.as_mut()).is_ready());
+        delay
+    });
+    let kept = setup.kept();
+    let parent = kept.iter().flat_map(|kept| &kept.spans).find(|span| span.name() == "parent");
+    let times = *parent.expect("kept").times();
+    let delay = times.scheduling_delay();
+    assert!(delay + CLOCKS >= least && delay <= times.idle(), "{least:?} {times:?}");
+    let profiles = setup.profiles();
+    let sampled: Duration =
+        profiles.iter().map(|profile| sum(profile, SampleKind::Delay, |_| true)).sum();
+    assert!(sampled + CLOCKS >= least && sampled <= times.idle() + CLOCKS, "{sampled:?} {times:?}");
 }
 
 async fn back_off() {

@@ -110,7 +110,10 @@ pub(crate) fn sum_of_parts_ns(account: &tracing_profiling::TimeBreakdown) -> u64
     assert_eq!(account.is_cpu_time_unknown(), !HAS_STACKS, "{account:?}");
     match account.is_cpu_time_unknown() {
         true => account.wall().ns().max(account.idle().ns()),
-        false => account.on_cpu().ns() + account.off_cpu().ns() + account.idle().ns(),
+        false => {
+            let busy_ns = account.on_cpu().ns() + account.off_cpu().ns();
+            busy_ns + account.idle().ns() + account.other_spans().ns()
+        }
     }
 }
 

@@ -267,7 +267,7 @@ pub(crate) fn judge(account: &TimeBreakdown, known: &Known, of: &dyn Debug) {
     assert_within("idle", account.idle().ns(), known.idle_ns, slack_ns, of);
     let wall_ns = account.wall().ns();
     let (on_cpu_ns, off_cpu_ns) = (account.on_cpu().ns(), account.off_cpu().ns());
-    let sum = on_cpu_ns + off_cpu_ns + account.idle().ns();
+    let sum = on_cpu_ns + off_cpu_ns + account.idle().ns() + account.other_spans().ns();
     assert_within("sum", sum, Bounds { least: wall_ns, most: wall_ns }, slack_ns, of);
     let slack_ns = slack_ns + account.on_cpu_error().ns();
     assert_within("on-CPU", on_cpu_ns, known.on_cpu_ns, slack_ns, of);

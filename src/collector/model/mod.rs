@@ -6,7 +6,8 @@
 //! kept spans and profiles.
 //!
 //! The oracle fixes two definitions. A span that is entered on two threads at once has the time of both, so on-CPU +
-//! off-CPU + idle time can exceed wall time. A span that is entered twice on one thread counts once.
+//! off-CPU + idle time can exceed wall time. A span that is entered twice on one thread counts once. While a thread is in a
+//! span that is not inside another one that it has entered, the other one has neither on-CPU nor off-CPU time.
 //!
 //! `.ci/mutations` shows that these tests find errors.
 

@@ -35,6 +35,8 @@ pub(super) struct Times {
     pub(super) error_ns: u64,
     pub(super) off_cpu_ns: u64,
     pub(super) idle_ns: u64,
+    /// It was entered, and its thread was in another span that is not inside it.
+    pub(super) other_ns: u64,
     pub(super) voluntary: u64,
     pub(super) involuntary: u64,
     pub(super) faults: u64,
@@ -43,7 +45,7 @@ pub(super) struct Times {
 impl Times {
     /// Possible if the span was entered on two threads at once.
     pub(super) fn is_more_than_wall(&self) -> bool {
-        self.on_cpu_ns + self.off_cpu_ns + self.idle_ns > self.wall_ns
+        self.on_cpu_ns + self.off_cpu_ns + self.idle_ns + self.other_ns > self.wall_ns
     }
 }
 
@@ -450,8 +452,12 @@ impl Oracle {
             let mut is_entered = false;
             for thread in slice.threads.iter().filter(|thread| thread.entered.contains(&span)) {
                 is_entered = true;
-                *if thread.is_out { &mut times.off_cpu_ns } else { &mut times.on_cpu_ns } +=
-                    slice.ns;
+                let part = match (self.runs_in(&thread.entered, span), thread.is_out) {
+                    (false, _) => &mut times.other_ns,
+                    (true, true) => &mut times.off_cpu_ns,
+                    (true, false) => &mut times.on_cpu_ns,
+                };
+                *part += slice.ns;
             }
             if !is_entered {
                 times.idle_ns += slice.ns;
@@ -461,8 +467,15 @@ impl Oracle {
             *if switch.preempted { &mut times.involuntary } else { &mut times.voluntary } += 1;
         }
         let samples = self.events.iter().filter(|event| event.number.is_some());
-        times.faults = samples.filter(|sample| sample.entered.contains(&span)).count() as u64;
+        times.faults = samples.filter(|sample| self.runs_in(&sample.entered, span)).count() as u64;
         times
+    }
+
+    /// Whether a thread that has entered these spans runs code of that one: whether the innermost is inside it.
+    fn runs_in(&self, entered: &[usize], span: usize) -> bool {
+        let innermost = self.innermost_profiled(entered);
+        entered.contains(&span)
+            && innermost.is_some_and(|innermost| self.is_inside(innermost, span))
     }
 
     fn switch_in(&mut self, thread: usize) {

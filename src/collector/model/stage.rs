@@ -497,9 +497,10 @@ fn times(span: &KeptSpan) -> Times {
         error_ns: account.on_cpu_error_ns,
         off_cpu_ns: account.off_cpu_ns,
         idle_ns: account.idle_ns,
-        voluntary: account.voluntary_switches,
-        involuntary: account.involuntary_switches,
-        faults: account.minor_faults,
+        other_ns: account.other_spans_ns,
+        voluntary: account.usage.voluntary_switches,
+        involuntary: account.usage.involuntary_switches,
+        faults: account.usage.minor_faults,
     }
 }
 

@@ -42,6 +42,7 @@ impl Reached {
             ("a deep path", profile.is_some_and(|it| it.samples.values().any(is_deep))),
             ("a wait", profile.is_some_and(|it| !it.waits.is_empty())),
             ("off-CPU time", any(|span| span.times.off_cpu_ns > 0)),
+            ("time in other spans", any(|span| span.times.other_ns > 0)),
             ("a span on two threads at once", any(|span| span.times.is_more_than_wall())),
         ] {
             *self.0.entry(what).or_default() += u32::from(is_so);

@@ -107,6 +107,7 @@ impl Json for KeptRow<'_> {
                 ("idle", times.idle_ns),
                 ("await", times.await_ns),
                 ("delay", times.delay_ns),
+                ("other_spans", times.other_spans_ns),
                 ("subtree_on_cpu", times.subtree_on_cpu_ns),
                 ("busy", times.busy_ns()),
                 ("after_last_exit", times.after_last_exit_ns),

@@ -17,7 +17,7 @@ const BODY: &str = include_str!("report.body.html");
 const SCRIPT: &str = include_str!("report.js");
 /// The SHA-256 of [`STYLE`] and [`SCRIPT`], in Base64. A test compares them.
 const STYLE_HASH: &str = "pIeZyIqckfufQLq1zj6bcA7yt8rOcp5tpbs6MJejahY=";
-const SCRIPT_HASH: &str = "a2Ywt7XdQevBUf+ZrqXPTx33P9YUFoScXkz6BbPl+Fk=";
+const SCRIPT_HASH: &str = "j7cwur6bcLQGR9RiIrA0pyS8An7MsiO26fpDivQ5sGc=";
 
 /// What a report shows besides the profile.
 #[derive(Clone, Debug, Default)]
@@ -251,6 +251,7 @@ mod tests {
             idle_ns: 210_000_000,
             await_ns: 180_000_000,
             delay_ns: 20_000_000,
+            other_spans_ns: 3_000_000,
             ..TimeBreakdown::default()
         };
         profile.spans = vec![ProfiledSpan { times, ..ProfiledSpan::default() }];
@@ -263,6 +264,10 @@ mod tests {
         let page = html(&profile, &context());
         let summary: Value = serde_json::from_str(element(&page, "summary")).unwrap();
         assert_eq!([&summary["await_ms"], &summary["delay_ms"]], [180.0, 20.0]);
+        assert_eq!(
+            (&kept["other_spans"], &summary["other_spans_ms"]),
+            (&json!(3_000_000), &json!(3.0))
+        );
     }
 
     #[test]

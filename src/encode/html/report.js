@@ -181,6 +181,7 @@ function prepare(data) {
     kept.start = Math.max(0, kept.start);
     kept.await ??= 0;
     kept.delay ??= 0;
+    kept.other_spans ??= 0;
     kept.unexplained = Math.max(0, kept.idle - kept.await - kept.delay);
   }
   data.length = Math.max(1, data.duration, ...data.kept.map((kept) => kept.start + kept.wall));
@@ -197,7 +198,7 @@ function prepare(data) {
 const unknownSpan = ({ name, duration: wall }) => ({
   ...{ name, target: '', fields: [], reasons: '', open: false, trace_id: '', span_id: '', span: -1 },
   ...{ start: 0, wall, busy: wall, on_cpu: 0, on_cpu_error: 0, off_cpu: 0, idle: 0, subtree_on_cpu: 0 },
-  ...{ cpu_known: false, after_last_exit: 0, unsampled: 0 },
+  ...{ cpu_known: false, after_last_exit: 0, other_spans: 0, unsampled: 0 },
 });
 
 /** A sample without frames gets a remark as its only frame. */
@@ -575,8 +576,11 @@ function addPlaces(groups) {
   }
 }
 
-const IDLE_TEXTS = ['idle: not explained', 'not sampled', 'idle or not sampled'];
-/** The wall time in which no sample is active: unexplained idle time of the topmost kept spans, and what remains. */
+const IDLE_TEXTS = ['idle: not explained', 'not sampled', 'idle or not sampled', 'other spans on its stack'];
+/**
+ * The wall time in which no sample is active: unexplained idle time of the topmost kept spans, the time in which their
+ * threads were in other spans, and what remains.
+ */
 function divideRest(rest, add, addToSpan) {
   if (state.span >= 0 || state.fn >= 0 || state.wait !== '') return;
   // When a span was idle is unknown.
@@ -584,7 +588,12 @@ function divideRest(rest, add, addToSpan) {
   const idle = sumOver(topmostSpans(), (kept) => kept.unexplained),
     shown = Math.min(idle, rest);
   for (const { span, unexplained } of topmostSpans()) addToSpan(span, idle > 0 ? (unexplained / idle) * shown : 0);
-  add(REMARK, 1, rest - shown);
+  const other = Math.min(
+    sumOver(topmostSpans(), (kept) => kept.other_spans),
+    rest - shown,
+  );
+  if (other > 0) add(IDLE, 3, other);
+  add(REMARK, 1, rest - shown - other);
 }
 const sumOver = (list, of) => list.reduce((sum, one) => sum + Math.max(0, of(one)), 0);
 /** The kept spans that are inside no other. */
@@ -1712,6 +1721,7 @@ const wallParts = (kept) => [
   ['await', kept.await, 'await'],
   ['scheduling delay', kept.delay, 'delay'],
   ['unexplained idle', kept.unexplained, 'rest'],
+  ['other spans on its stack', kept.other_spans, 'rest'],
 ];
 
 /** The longest await of a profile, and what delayed polls most. */

@@ -35,6 +35,7 @@ fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
             ("idle_ms", times.idle_ns),
             ("await_ms", times.await_ns),
             ("delay_ms", times.delay_ns),
+            ("other_spans_ms", times.other_spans_ns),
         ] {
             summary.member(name, ms(ns))?;
         }

@@ -1,0 +1,134 @@
+//! In which span a future is pending, and at which leaves.
+
+use crate::span::{InnermostSpan, Spans};
+use crate::stacks::CopiedStack;
+use crate::stats::Counters;
+
+/// Where the future is.
+#[derive(Debug, Default)]
+pub(super) struct AwaitPlace {
+    pub(super) span: Option<InnermostSpan>,
+    /// The spans around it, from the inside out: it may close before the future goes on in them.
+    pub(super) around: Vec<InnermostSpan>,
+    pub(super) stacks: LeafStacks,
+    pub(super) carried: Option<Carried>,
+}
+
+/// The stacks of the last leaves that cloned the waker in one poll.
+#[derive(Debug, Default)]
+pub(crate) struct LeafStacks {
+    pub(crate) last: Option<CopiedStack>,
+    /// The one before, in the same span: a timeout polls its timer last, and what it limits before.
+    pub(crate) before: Option<CopiedStack>,
+}
+
+impl LeafStacks {
+    /// A copy, of what there is memory for.
+    pub(super) fn duplicate(&self, counters: &Counters) -> Self {
+        let duplicate = |stack: &Option<CopiedStack>| {
+            let stack = stack.as_ref()?;
+            let copy = stack.duplicate();
+            if copy.is_none() {
+                Counters::add(&counters.awaits.dropped_memory, 1);
+            }
+            copy
+        };
+        Self { last: duplicate(&self.last), before: duplicate(&self.before) }
+    }
+}
+
+/// One sample for all awaits of a span that is young, in case it is kept. Each await is the one whose stack it has with
+/// the probability of its share.
+#[derive(Debug)]
+pub(super) struct Carried {
+    pub(super) span: InnermostSpan,
+    /// The outermost span that it was in.
+    pub(super) outermost: InnermostSpan,
+    /// Moved here only when the future overwrites them; `None` if they are still those of its place.
+    pub(super) stacks: Option<LeafStacks>,
+    pub(super) since: u64,
+    pub(super) woken_at: u64,
+    /// The time that it represents, in ticks: of awaits and of delays.
+    pub(super) weights: [u64; 2],
+    /// It represents more than one.
+    pub(super) is_merged: bool,
+}
+
+impl AwaitPlace {
+    /// The carried sample, with its stacks, if it is one that is asked for.
+    pub(super) fn take_carried(
+        &mut self,
+        is_it: impl FnOnce(&mut Carried) -> bool,
+        counters: &Counters,
+    ) -> Option<Carried> {
+        let mut carried = self.carried.take_if(is_it)?;
+        carried.stacks = carried.stacks.take().or_else(|| Some(self.stacks.duplicate(counters)));
+        Some(carried)
+    }
+
+    /// The span that the future is in: the one in which the waker was cloned last or, if that one has closed, the nearest
+    /// around it that is open.
+    pub(super) fn open_span(&self, spans: &Spans) -> Option<InnermostSpan> {
+        let mut all = self.span.into_iter().chain(self.around.iter().copied());
+        all.find(|span| spans.is_open_span(span))
+    }
+
+    /// The same. Forgets those that have closed, and what was awaited in them.
+    pub(super) fn leave_closed(&mut self, spans: &Spans) -> Option<InnermostSpan> {
+        let open = self.open_span(spans)?;
+        if let Some(closed) = self.around.iter().position(|span| *span == open) {
+            self.drop_stacks();
+            self.around.drain(..=closed);
+            self.span = Some(open);
+        }
+        Some(open)
+    }
+
+    /// The future has ended.
+    pub(super) fn end(&mut self, spans: &Spans) {
+        self.drop_stacks();
+        let all = self.span.take().into_iter().chain(self.around.drain(..));
+        all.for_each(|span| spans.forget_observed(&span));
+    }
+
+    /// What was awaited is not awaited any more.
+    pub(super) fn drop_stacks(&mut self) {
+        self.keep_carried();
+        self.stacks = LeafStacks::default();
+    }
+
+    /// The stacks are about to be overwritten or dropped.
+    pub(super) fn keep_carried(&mut self) {
+        if let Some(carried) = &mut self.carried
+            && carried.stacks.is_none()
+        {
+            carried.stacks = Some(std::mem::take(&mut self.stacks));
+        }
+    }
+
+    /// Carries a new sample together with the one before.
+    pub(super) fn carry(&mut self, before: Option<Carried>, new: Carried) {
+        let sum = |weights: [u64; 2]| weights.iter().sum::<u64>();
+        let Some(before) = before else {
+            self.carried = Some(new);
+            return;
+        };
+        let all = sum(before.weights) + sum(new.weights);
+        let weights = [0, 1].map(|kind: usize| {
+            let of = |weights: [u64; 2]| weights.get(kind).copied().unwrap_or(0);
+            of(before.weights) + of(new.weights)
+        });
+        let is_new = mixed(new.woken_at ^ new.span.key.get()) % all.max(1) < sum(new.weights);
+        self.carried = Some(match is_new {
+            true => Carried { weights, is_merged: true, ..new },
+            false => Carried { weights, is_merged: true, ..before },
+        });
+    }
+}
+
+/// The finalizer of SplitMix64, whose output for different numbers is as good as random.
+pub(super) const fn mixed(number: u64) -> u64 {
+    let number = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let number = (number ^ number >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    number ^ number >> 31
+}
