@@ -34,7 +34,8 @@ fn sleep(time: Duration) {
 fn latency_to_the_last_exit_leaves_out_the_wait_for_children() {
     let start = Instant::now();
     loop {
-        let rules = "[parent]=last_exit>20ms,[late]=last_exit>20ms,[late child]=off";
+        // No other layer enables the child.
+        let rules = "[parent]=last_exit>20ms,[late]=last_exit>20ms,[child]=1h";
         let setup = Setup::new(rules);
         let to_last_exit = setup.run(|| {
             let start = Instant::now();
@@ -56,7 +57,7 @@ fn latency_to_the_last_exit_leaves_out_the_wait_for_children() {
             break;
         }
     }
-    let setup = Setup::new("[parent]=20ms");
+    let setup = Setup::new("[parent]=20ms,[child]=1h");
     setup.run(|| {
         let parent = info_span!("parent");
         let child = parent.in_scope(|| info_span!("child"));
