@@ -278,19 +278,22 @@ fn a_span_counts_time_of_child_spans_on_other_threads_once() {
             in_layer(&setup, || {
                 let task = info_span!(parent: &root, "task");
                 let _task = task.enter();
-                // A sibling of `task` on the same thread.
-                work(info_span!(parent: &root, "sister"))
+                let start = ThreadTime::now();
+                // A sibling on its stack: the code of `task` does not run.
+                let sister = work(info_span!(parent: &root, "sister"));
+                (start.elapsed().saturating_sub(sister), sister)
             })
         };
-        let there = std::thread::scope(|scope| scope.spawn(there).join().unwrap());
+        let (task, sister) = std::thread::scope(|scope| scope.spawn(there).join().unwrap());
+        let there = task + sister;
         drop((root, outer));
         setup.flush();
         for (name, own, all) in [
             ("outer", Duration::ZERO, here + there),
             ("root", here, here + there),
             ("here", here, here),
-            ("sister", there, there),
-            ("task", there, there),
+            ("sister", sister, sister),
+            ("task", task, task),
         ] {
             let account = account(&setup, name);
             let is_about = |measured: Duration, error: Duration, time: Duration| {
@@ -300,6 +303,12 @@ fn a_span_counts_time_of_child_spans_on_other_threads_once() {
             assert!(is_right, "{name}: {own:?} {account:?}");
             let is_right = is_about(account.subtree_on_cpu(), account.subtree_on_cpu_error(), all);
             assert!(is_right, "{name}: {all:?} {account:?}");
+            let is_below = name == "task";
+            let other = account.other_spans();
+            assert!(
+                if is_below { other >= sister } else { other.is_zero() },
+                "{name}: {account:?}"
+            );
         }
     });
 }

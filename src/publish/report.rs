@@ -498,7 +498,6 @@ impl Display for Split<'_> {
             idle_ns,
             await_ns,
             delay_ns,
-            other_spans_ns,
             after_last_exit_ns,
             is_cpu_time_unknown,
             ..
@@ -533,18 +532,15 @@ impl Display for Split<'_> {
         if after_last_exit_ns >= WORTH_REPORTING.max(wall_ns / 10) {
             write!(f, " ({} of it after its last exit)", Ns(after_last_exit_ns))?;
         }
+        let other_spans_ns = self.0.other_spans_ns;
         if other_spans_ns > 0 {
             write!(f, " + other spans on its stack {}", Ns(other_spans_ns))?;
         }
-        let parts = [on_cpu_ns, off_cpu_ns, idle_ns, other_spans_ns];
-        if parts.into_iter().fold(0, u64::saturating_add) > wall_ns + wall_ns / 10 + WORTH_REPORTING
-        {
+        let all_ns: u64 = [on_cpu_ns, off_cpu_ns, idle_ns, other_spans_ns].iter().sum();
+        if all_ns > wall_ns + wall_ns / 10 + WORTH_REPORTING {
             f.write_str(" (on several threads at once)")?;
         }
-        if is_cpu_time_unknown {
-            f.write_str("; on-CPU unknown")?;
-        }
-        Ok(())
+        f.write_str(if is_cpu_time_unknown { "; on-CPU unknown" } else { "" })
     }
 }
 
