@@ -8,7 +8,7 @@ use framehop::FrameAddress;
 use super::calls::CallTarget;
 use super::machine::ArchUnwinder;
 use super::modules::{ModuleAddress, memory};
-use super::rules::Rule;
+use super::rules::FrameRule;
 use super::signal::Interrupted;
 use super::tables::TableBytes;
 use super::unwinder::{UnwindEnd, Unwinder};
@@ -159,21 +159,24 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         frames: &mut Vec<ModuleAddress>,
     ) -> Option<Stop> {
         let known = frames.len();
-        let addresses = successors(Some(frame.sp), |at| at.checked_add(size_of::<u64>() as u64));
-        let words = addresses.map_while(|at| Some((at, stack.word_at(at)?)));
-        let calls: Vec<_> = words
-            .filter_map(|(at, word)| Some((at, self.call_before(word, Some(callee))?)))
-            .collect();
         // Whether the stack is cut, the number of calls to other functions, and the stop and the frames above.
         let mut best: Option<(bool, usize, Stop, Vec<ModuleAddress>)> = None;
-        let is_exact = |call: &&(u64, CallMatch)| call.1 == CallMatch::Exact;
-        let (exact, others) =
-            (calls.iter().filter(is_exact), calls.iter().filter(|c| !is_exact(c)));
-        for (at, call) in exact.chain(others).take(MAX_TRIES) {
-            let is_exact = *call == CallMatch::Exact;
-            if !is_exact && best.is_some() {
+        let words = || {
+            let addresses =
+                successors(Some(frame.sp), |at| at.checked_add(size_of::<u64>() as u64));
+            addresses.map_while(|at| Some((at, stack.word_at(at)?)))
+        };
+        let candidates = words().map(|word| (word, true)).chain(words().map(|word| (word, false)));
+        let mut tries = 0;
+        for ((at, word), is_exact) in candidates {
+            if !is_exact && best.is_some() || tries == MAX_TRIES {
                 break;
             }
+            let Some(call) = self.call_before(word, Some(callee)) else { continue };
+            if is_exact != (call == CallMatch::Exact) {
+                continue;
+            }
+            tries += 1;
             let mut mismatches = 0;
             let frame_pointer = at.wrapping_add_signed(-distance);
             let stop = self.walk(frame, frame_pointer, stack, frames, Some(&mut mismatches));
@@ -186,7 +189,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
                 Stop::At(UnwindEnd::WithoutTables | UnwindEnd::Cut) => return None,
                 _ => continue,
             };
-            if *call == CallMatch::Other {
+            if call == CallMatch::Other {
                 return None;
             }
             if best.as_ref().is_none_or(|best| (is_cut, mismatches) < (best.0, best.1)) {
@@ -315,7 +318,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
             if let Some(distance) = needed {
                 return match place.rule {
                     // The return address can be anywhere.
-                    Rule::Computed => Stop::At(UnwindEnd::Lost),
+                    FrameRule::Computed => Stop::At(UnwindEnd::Lost),
                     _ => Stop::Needs(frame, distance),
                 };
             }

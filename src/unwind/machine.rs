@@ -4,7 +4,7 @@ use framehop::aarch64::{PtrAuthMask, UnwindRegsAarch64, UnwinderAarch64};
 use framehop::x86_64::{UnwindRegsX86_64, UnwinderX86_64};
 
 use super::calls::{self, CallTarget};
-use super::rules::{Row, Rule};
+use super::rules::{FrameRule, TableRow};
 use crate::sampler::record::Registers;
 
 /// Replaces an unknown link register: an address that no instruction can have.
@@ -32,7 +32,7 @@ pub(crate) trait ArchUnwinder: framehop::Unwinder {
     fn frame_size(code: [u8; calls::PROLOGUE]) -> Option<u64>;
 
     /// How a row of the unwind tables is followed.
-    fn rule(row: &Row) -> Rule;
+    fn rule(row: &TableRow) -> FrameRule;
 
     /// Whether a zero in place of a frame pointer ends the stack of a function with tables.
     const ENDS_BY_ZERO: bool;
@@ -103,8 +103,8 @@ where
         calls::x86_64_frame_size(code)
     }
 
-    fn rule(row: &Row) -> Rule {
-        Rule::of_x86_64(row)
+    fn rule(row: &TableRow) -> FrameRule {
+        FrameRule::of_x86_64(row)
     }
 
     const ENDS_BY_ZERO: bool = false;
@@ -194,8 +194,8 @@ where
         None
     }
 
-    fn rule(_: &Row) -> Rule {
-        Rule::Simple
+    fn rule(_: &TableRow) -> FrameRule {
+        FrameRule::Simple
     }
 
     /// The first function of a thread saves the zero that its frame pointer was.

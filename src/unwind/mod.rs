@@ -11,7 +11,7 @@ mod rules;
 mod signal;
 mod start;
 mod tables;
-#[cfg(all(test, target_os = "linux", target_arch = "x86_64", not(miri)))]
+#[cfg(all(test, target_arch = "x86_64"))]
 mod tests;
 mod unwinder;
 

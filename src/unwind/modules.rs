@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::rules::{Frames, Row};
+use super::rules::{TableFrames, TableRow};
 use super::tables::{TableBytes, UnwindTables};
 use crate::sys::{LoadedModule, program_memory, read_own_memory};
 
@@ -193,7 +193,7 @@ impl Modules {
         &self,
         address: u64,
         context: &mut gimli::UnwindContext<usize>,
-        with: impl FnOnce(&Row, (&Frames<'_>, gimli::Encoding)) -> T,
+        with: impl FnOnce(&TableRow, (&TableFrames<'_>, gimli::Encoding)) -> T,
     ) -> Option<T> {
         self.loaded_at(address)?.tables.as_ref()?.with_row(address, context, with)
     }

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use super::rules::Rule;
+use super::rules::FrameRule;
 use crate::sys::executable_mappings;
 
 /// Twice the rules that framehop caches: code at other places must not collide in both.
@@ -18,9 +18,9 @@ const FUNCTIONS: usize = 4_096;
 
 /// What is known of an address in code.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct CodePlace {
     address: u64,
-    pub(super) rule: Rule,
+    pub(super) rule: FrameRule,
     pub(super) before_next: BeforeNext,
     /// What signal handlers return to may be here or at the next byte.
     pub(super) may_be_signal_return: bool,
@@ -38,11 +38,11 @@ pub(super) enum BeforeNext {
     Unreadable,
 }
 
-impl Place {
+impl CodePlace {
     pub(super) const fn new(address: u64) -> Self {
         Self {
             address,
-            rule: Rule::Missing,
+            rule: FrameRule::Missing,
             before_next: BeforeNext::NoCall,
             may_be_signal_return: false,
             is_in_module: false,
@@ -61,7 +61,7 @@ pub(super) struct SavingFunction {
 /// The places that were asked for.
 #[derive(Debug)]
 pub(super) struct Places {
-    known: Vec<Cell<Place>>,
+    known: Vec<Cell<CodePlace>>,
     /// By an address in the function.
     functions: HashMap<u64, Option<SavingFunction>>,
     mappings: Mappings,
@@ -70,7 +70,7 @@ pub(super) struct Places {
 impl Default for Places {
     fn default() -> Self {
         Self {
-            known: vec![Cell::new(Place::new(0)); CACHED],
+            known: vec![Cell::new(CodePlace::new(0)); CACHED],
             functions: HashMap::new(),
             mappings: Mappings::default(),
         }
@@ -79,12 +79,12 @@ impl Default for Places {
 
 impl Places {
     #[inline]
-    pub(super) fn get(&self, address: u64) -> Option<Place> {
+    pub(super) fn get(&self, address: u64) -> Option<CodePlace> {
         let known = self.known.get((address % CACHED as u64) as usize)?.get();
         (known.address == address && address != 0).then_some(known)
     }
 
-    pub(super) fn insert(&mut self, place: Place) {
+    pub(super) fn insert(&mut self, place: CodePlace) {
         self.mappings.are_used |= !place.is_in_module;
         if let Some(known) = self.known.get((place.address % CACHED as u64) as usize) {
             known.set(place);
@@ -118,7 +118,7 @@ impl Places {
             return;
         }
         for known in self.known.iter().filter(|known| !known.get().is_in_module) {
-            known.set(Place::new(0));
+            known.set(CodePlace::new(0));
         }
         self.functions.clear();
         if self.mappings.are_due() {

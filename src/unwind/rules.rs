@@ -8,14 +8,14 @@ use std::ops::ControlFlow;
 use gimli::{CfaRule, EvaluationResult, Register, RegisterRule, X86_64};
 
 /// A row of unwind tables.
-pub(crate) type Row = gimli::UnwindTableRow<usize>;
+pub(crate) type TableRow = gimli::UnwindTableRow<usize>;
 
 /// The entries of a module.
-pub(super) type Frames<'a> = gimli::EhFrame<gimli::EndianSlice<'a, gimli::NativeEndian>>;
+pub(super) type TableFrames<'a> = gimli::EhFrame<gimli::EndianSlice<'a, gimli::NativeEndian>>;
 
 /// How a frame is unwound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Rule {
+pub(crate) enum FrameRule {
     /// By a row that framehop follows.
     Simple,
     /// By a row of another form, relative to a register.
@@ -31,9 +31,9 @@ pub(crate) enum Rule {
 /// The maximum operations of an expression.
 const MOST_OPERATIONS: u32 = 1_000;
 
-impl Rule {
+impl FrameRule {
     /// Framehop follows rows that refer to the stack pointer, or to the frame pointer with the usual prologue.
-    pub(super) fn of_x86_64(row: &Row) -> Self {
+    pub(super) fn of_x86_64(row: &TableRow) -> Self {
         match row.register(X86_64::RA) {
             None | Some(RegisterRule::Undefined) => return Self::First,
             Some(RegisterRule::Offset(-8)) => {}
@@ -69,8 +69,8 @@ pub(super) struct FrameRegisters {
 
 /// Follows a row of x86-64. The result is the caller's; its `ip` is the return address.
 pub(super) fn follow(
-    row: &Row,
-    (frames, encoding): (&Frames<'_>, gimli::Encoding),
+    row: &TableRow,
+    (frames, encoding): (&TableFrames<'_>, gimli::Encoding),
     registers: FrameRegisters,
     read: &mut dyn FnMut(u64) -> Option<u64>,
 ) -> Option<FrameRegisters> {

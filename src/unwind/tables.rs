@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use gimli::UnwindSection as _;
 
-use super::rules::{Frames, Row};
+use super::rules::{TableFrames, TableRow};
 use crate::sys::{LoadedModule, program_memory, read_own_memory};
 
 /// Bytes of a module.
@@ -83,7 +83,7 @@ impl UnwindTables {
         &self,
         address: u64,
         context: &mut gimli::UnwindContext<usize>,
-        with: impl FnOnce(&Row, (&Frames<'_>, gimli::Encoding)) -> T,
+        with: impl FnOnce(&TableRow, (&TableFrames<'_>, gimli::Encoding)) -> T,
     ) -> Option<T> {
         self.with_entry(address, |frames, bases, entry| {
             let row = entry.unwind_info_for_address(frames, bases, context, address).ok()?;
@@ -94,7 +94,7 @@ impl UnwindTables {
     fn with_entry<T>(
         &self,
         address: u64,
-        with: impl for<'a> FnOnce(&Frames<'a>, &gimli::BaseAddresses, &Entry<'a>) -> Option<T>,
+        with: impl for<'a> FnOnce(&TableFrames<'a>, &gimli::BaseAddresses, &TableEntry<'a>) -> Option<T>,
     ) -> Option<T> {
         let bases = gimli::BaseAddresses::default()
             .set_eh_frame_hdr(self.header_addresses.start)
@@ -114,7 +114,7 @@ impl UnwindTables {
     }
 }
 
-type Entry<'a> = gimli::FrameDescriptionEntry<gimli::EndianSlice<'a, gimli::NativeEndian>>;
+type TableEntry<'a> = gimli::FrameDescriptionEntry<gimli::EndianSlice<'a, gimli::NativeEndian>>;
 
 /// The address of `.eh_frame` in an `.eh_frame_hdr` at `address`.
 pub(super) fn frames_start(header: &[u8], address: u64) -> Option<u64> {

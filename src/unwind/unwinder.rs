@@ -8,8 +8,8 @@ use super::blocked::{CallMatch, ScannedStack};
 use super::calls::{CallTarget, LONGEST, LONGEST_SAVING};
 use super::machine::ArchUnwinder;
 use super::modules::{ModuleAddress, ModuleChange, Modules};
-use super::places::{BeforeNext, Place, Places, SavingFunction};
-use super::rules::{self, FrameRegisters, Rule};
+use super::places::{BeforeNext, CodePlace, Places, SavingFunction};
+use super::rules::{self, FrameRegisters, FrameRule};
 use super::signal::{self, Interrupted};
 use super::tables::TableBytes;
 use crate::sampler::record::Registers;
@@ -108,20 +108,20 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
     }
 
     /// The same for the address, or the one right after, of a place.
-    pub(super) fn signal_return_at(&self, place: Place, address: u64) -> Option<u64> {
+    pub(super) fn signal_return_at(&self, place: CodePlace, address: u64) -> Option<u64> {
         if place.may_be_signal_return { self.signal_return(address) } else { None }
     }
 
     /// What is known of an address.
-    pub(super) fn place(&mut self, address: u64) -> Place {
+    pub(super) fn place(&mut self, address: u64) -> CodePlace {
         if let Some(place) = self.places.get(address) {
             return place;
         }
-        let mut place = Place::new(address);
+        let mut place = CodePlace::new(address);
         if self.modules.is_code(address) {
             place.is_in_module = true;
             let row = self.modules.with_row(address, &mut self.context, |row, _| M::rule(row));
-            place.rule = row.unwrap_or(Rule::Missing);
+            place.rule = row.unwrap_or(FrameRule::Missing);
         }
         // In a module, or generated code.
         let is_code = place.is_in_module || self.places.find_mapping(address).is_some();
@@ -224,13 +224,13 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
     pub(super) fn caller(
         &mut self,
         frame: FrameAddress,
-        place: Place,
+        place: CodePlace,
         registers: &mut M::UnwindRegs,
         read: &mut impl FnMut(u64) -> Result<u64, ()>,
     ) -> Result<FrameAddress, UnwindEnd> {
         let return_address = match place.rule {
-            Rule::First => return Err(UnwindEnd::Root),
-            Rule::Simple => {
+            FrameRule::First => return Err(UnwindEnd::Root),
+            FrameRule::Simple => {
                 let next = self.machine.unwind_frame(frame, registers, &mut self.cache, read);
                 match next {
                     Ok(Some(next)) => next,
@@ -239,19 +239,19 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
                     Ok(None) | Err(_) => return Err(UnwindEnd::Lost),
                 }
             }
-            Rule::Complex | Rule::Computed => {
+            FrameRule::Complex | FrameRule::Computed => {
                 self.follow(frame, registers, read).ok_or(UnwindEnd::Lost)?
             }
-            Rule::Missing => self.caller_without_tables(frame, registers, read)?,
+            FrameRule::Missing => self.caller_without_tables(frame, registers, read)?,
         };
         let next = FrameAddress::from_return_address(return_address).ok_or(UnwindEnd::Lost)?;
         match self.place(next.address_for_lookup()).before_next {
             BeforeNext::Call => Ok(next),
             // By the tables.
-            BeforeNext::Unreadable if place.rule != Rule::Missing => Ok(next),
+            BeforeNext::Unreadable if place.rule != FrameRule::Missing => Ok(next),
             // The kernel calls any handler.
             _ if self.signal_return(return_address) == Some(return_address) => Ok(next),
-            _ if place.rule == Rule::Missing => Err(UnwindEnd::WithoutTables),
+            _ if place.rule == FrameRule::Missing => Err(UnwindEnd::WithoutTables),
             _ => Err(UnwindEnd::Lost),
         }
     }
@@ -297,7 +297,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
             return Err(UnwindEnd::WithoutTables);
         };
         let word = fp.checked_add(8).and_then(|at| read(at).ok());
-        if !fp.checked_sub(sp).is_some_and(|size| size < LARGEST) || fp % 8 != 0 {
+        if fp.checked_sub(sp).is_none_or(|size| size >= LARGEST) || fp % 8 != 0 {
             return Err(UnwindEnd::WithoutTables);
         }
         // Before it has saved the frame pointer, and after it has restored it, the function's own return address is
@@ -320,13 +320,13 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
 
     #[cfg(test)]
     pub(super) fn is_first_function(&mut self, address: u64) -> bool {
-        self.place(address).rule == Rule::First
+        self.place(address).rule == FrameRule::First
     }
 
     /// How a stack ends at a frame that cannot be unwound.
     pub(super) fn end_at(&mut self, frame: FrameAddress) -> UnwindEnd {
         match self.place(frame.address_for_lookup()).rule {
-            Rule::Missing => UnwindEnd::WithoutTables,
+            FrameRule::Missing => UnwindEnd::WithoutTables,
             _ => UnwindEnd::Lost,
         }
     }
