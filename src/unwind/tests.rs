@@ -1,6 +1,13 @@
 //! Stacks of code without unwind tables, against what is known of them: functions in assembly that call each other and,
 //! with their registers and the stack, a function that takes a copy of it.
 
+#![allow(
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test"
+)]
 #![cfg(all(target_os = "linux", not(miri), not(tracing_profiling_unsupported)))]
 #![allow(unsafe_code, reason = "calls functions in assembly, and maps code")]
 
