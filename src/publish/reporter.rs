@@ -108,8 +108,9 @@ impl Reporter {
 
     /// Waits until everything that was reported before is logged and the callback has returned. Returns whether that is so.
     pub(crate) fn wait(&self, deadline: Instant) -> bool {
-        self.log.wait(deadline)
-            && self.callback.as_ref().is_none_or(|callback| callback.wait(deadline))
+        // The callback can log, too: that it panicked.
+        let has_returned = self.callback.as_ref().is_none_or(|callback| callback.wait(deadline));
+        self.log.wait(deadline) && has_returned
     }
 
     /// Waits until everything that was logged before is written.

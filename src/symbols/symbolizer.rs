@@ -66,6 +66,9 @@ struct FileState {
     build_ids: Vec<(String, String)>,
 }
 
+/// The address space that mapped symbols leave for other memory.
+const LEFT_FOR_PROGRAM: u64 = 16 << 20;
+
 impl Symbolizer {
     pub(crate) fn new(settings: SymbolSettings) -> Self {
         Self {
@@ -139,9 +142,10 @@ impl Symbolizer {
 
     fn open(&mut self, module: &Module) -> Opened {
         let held = self.held_bytes.saturating_add(self.kernel.bytes());
+        let left = sys::address_space_left();
         // Symbols are mapped, and the parsed data takes about as much again.
-        let left = sys::address_space_left().unwrap_or(u64::MAX) / 4;
-        let free = self.settings.most_bytes.saturating_sub(held).min(left);
+        let most_bytes = left.unwrap_or(u64::MAX) / 4;
+        let free = self.settings.most_bytes.saturating_sub(held).min(most_bytes);
         let name = || module.name.clone();
         let source = match SymbolFile::open(module, free) {
             Ok(source) => source,
@@ -150,6 +154,14 @@ impl Symbolizer {
                 return Opened { path: PathBuf::new(), detail: Detail::Nothing };
             }
         };
+        // Blazesym maps all of the file. What is left must do for the parsed data, and for the program.
+        let bytes = source.file.metadata().map_or(0, |metadata| metadata.len());
+        if left.is_some_and(|left| bytes > (left - left / 4).saturating_sub(LEFT_FOR_PROGRAM)) {
+            let error =
+                format!("its {} MiB do not fit into the address space (`ulimit -v`)", bytes >> 20);
+            self.missing.push(Missing::Unreadable(name(), error));
+            return Opened { path: PathBuf::new(), detail: Detail::Nothing };
+        }
         match source.lacks {
             Some(Lack::TooLarge(bytes)) => self.missing.push(Missing::TooLarge(name(), bytes)),
             Some(Lack::Compressed) => self.missing.push(Missing::Compressed(name())),

@@ -318,11 +318,6 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         Ok(return_address)
     }
 
-    #[cfg(test)]
-    pub(super) fn is_first_function(&mut self, address: u64) -> bool {
-        self.place(address).rule == FrameRule::First
-    }
-
     /// How a stack ends at a frame that cannot be unwound.
     pub(super) fn end_at(&mut self, frame: FrameAddress) -> UnwindEnd {
         match self.place(frame.address_for_lookup()).rule {
