@@ -176,8 +176,8 @@ fn spans_that_an_executor_enters_on_the_stack_of_others_have_their_own_time() {
         assert!(parts.abs_diff(account.wall().ns()) < 1_000_000, "{account:?}");
     }
     let [request, task, inner] = spans;
-    // Each time is converted from ticks by itself.
-    let rounding = Duration::from_nanos(2);
+    // Each time is converted from ticks by itself, and the length of a tick is measured ever more exactly.
+    let rounding = Duration::from_micros(1);
     let has_gap = |below: &TimeBreakdown, above: &TimeBreakdown| {
         below.other_spans() + rounding >= above.wall() - above.idle()
     };
