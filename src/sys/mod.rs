@@ -58,6 +58,14 @@ pub(crate) use clock::Clock;
 #[cfg(feature = "sighup")]
 pub(crate) use hangup::{EndHangups, Hangups};
 pub(crate) use layer_marker::{answer_of, downcast_through};
+#[cfg(all(
+    test,
+    target_os = "linux",
+    target_arch = "x86_64",
+    not(miri),
+    not(tracing_profiling_unsupported)
+))]
+pub(crate) use linux::nested_code;
 pub(crate) use live_blocks::TrackedBlock;
 pub(crate) use live_stack::{LiveRegisters, LiveStack};
 pub(crate) use owning::Owning;

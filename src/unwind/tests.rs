@@ -9,306 +9,15 @@
     reason = "a test"
 )]
 #![cfg(all(target_os = "linux", not(miri), not(tracing_profiling_unsupported)))]
-#![allow(unsafe_code, reason = "calls functions in assembly, and maps code")]
 
-use std::arch::global_asm;
 use std::ops::Range;
-
-use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 
 use super::rules::FrameRule;
 use super::unwinder::tests::{bytes, stack};
 use super::{UnwindEnd, Unwinder};
 use crate::sampler::record::Registers;
-use crate::sys::{loaded_modules, read_own_memory, stack_bounds};
-
-/// What the innermost function knows, as its assembly writes it.
-#[repr(C)]
-#[derive(Default)]
-struct Running {
-    sp: u64,
-    bp: u64,
-    stack: Vec<u8>,
-}
-
-extern "C" fn copy_stack(running: &mut Running) {
-    let end = stack_bounds().unwrap().end;
-    running.stack = read_own_memory(running.sp..end.min(running.sp + (64 << 10))).unwrap();
-}
-
-type Nested = unsafe extern "C" fn(&mut Running, extern "C" fn(&mut Running), u64);
-
-// `rdi` is a `Running`, `rsi` is `copy_stack`. Each function puts the return addresses of an indirect and of a direct call
-// on the stack, as data: the address of `decoy_return` is in `rdx`.
-global_asm!(
-    r"
-    .text
-    .macro data
-    mov [rsp], rdx
-    lea rax, [rip + unwound_plain_3_return]
-    mov [rsp + 8], rax
-    lea rax, [rip + unwound_framed_2_return]
-    mov [rsp + 16], rax
-    mov [rsp + 24], rsp
-    .endm
-
-    .macro innermost name
-    mov [rdi], rsp
-    mov [rdi + 8], rbp
-    .globl unwound_\name\()_runs
-    unwound_\name\()_runs:
-    call rsi
-    .endm
-
-    # With tables, but with an indirect call.
-    .globl unwound_decoy
-    unwound_decoy:
-    .cfi_startproc
-    sub rsp, 8
-    .cfi_def_cfa_offset 16
-    call rax
-    .globl unwound_decoy_return
-    unwound_decoy_return:
-    add rsp, 8
-    .cfi_def_cfa_offset 8
-    ret
-    .cfi_endproc
-
-    # Without tables and without frame pointers: rbp is the caller's.
-    .macro plain from, to
-    .globl unwound_plain_\from\()
-    unwound_plain_\from\():
-    sub rsp, 56
-    data
-    call unwound_plain_\to
-    .globl unwound_plain_\from\()_return
-    unwound_plain_\from\()_return:
-    add rsp, 56
-    ret
-    .endm
-    plain 1, 2
-    plain 2, 3
-    plain 3, 4
-    .globl unwound_plain_4
-    unwound_plain_4:
-    sub rsp, 56
-    data
-    innermost plain
-    add rsp, 56
-    .globl unwound_plain_ends
-    unwound_plain_ends:
-    ret
-
-    # With frame pointers.
-    .macro framed from, to
-    .globl unwound_framed_\from\()
-    unwound_framed_\from\():
-    push rbp
-    mov rbp, rsp
-    sub rsp, 48
-    mov rax, rsp
-    mov [rsp + 8], rax
-    call unwound_framed_\to
-    .globl unwound_framed_\from\()_return
-    unwound_framed_\from\()_return:
-    leave
-    ret
-    .endm
-    framed 1, 2
-    framed 2, 3
-    .globl unwound_framed_3
-    unwound_framed_3:
-    push rbp
-    mov rbp, rsp
-    sub rsp, 48
-    mov [rsp], rdi
-    innermost framed
-    leave
-    ret
-
-    # One that saves the frame pointer, and one that leaves it alone.
-    .globl unwound_mixed_1
-    unwound_mixed_1:
-    push rbp
-    mov rbp, rsp
-    sub rsp, 32
-    call unwound_mixed_2
-    .globl unwound_mixed_1_return
-    unwound_mixed_1_return:
-    mov rsp, rbp
-    pop rbp
-    ret
-    .globl unwound_mixed_2
-    unwound_mixed_2:
-    sub rsp, 40
-    innermost mixed
-    add rsp, 40
-    ret
-
-    # The same, with an end that is not recognized between them.
-    .globl unwound_unseen_1
-    unwound_unseen_1:
-    push rbp
-    mov rbp, rsp
-    sub rsp, 32
-    call unwound_unseen_2
-    .globl unwound_unseen_1_return
-    unwound_unseen_1_return:
-    mov rsp, rbp
-    pop rbp
-    nop
-    ret
-    unwound_unseen_2:
-    sub rsp, 40
-    innermost unseen
-    add rsp, 40
-    ret
-
-    # The frame pointer as a general register: zero; the address of a pair like a frame record; of a pair of zeros.
-    .macro general name
-    .globl unwound_\name\()
-    unwound_\name\():
-    push rbp
-    push rbx
-    sub rsp, 56
-    data
-    .endm
-    .macro general_ends name
-    innermost \name
-    add rsp, 56
-    pop rbx
-    pop rbp
-    ret
-    .endm
-    general zero
-    xor ebp, ebp
-    general_ends zero
-    general pair
-    lea rbp, [rsp + 32]
-    lea rax, [rsp + 48]
-    mov [rbp], rax
-    mov [rbp + 8], rdx
-    general_ends pair
-    general nothing
-    lea rbp, [rsp + 32]
-    mov qword ptr [rbp], 0
-    mov qword ptr [rbp + 8], 0
-    general_ends nothing
-
-    # A prologue, and then rbp for something else.
-    .globl unwound_reused
-    unwound_reused:
-    push rbp
-    mov rbp, rsp
-    push rbp
-    sub rsp, 56
-    data
-    lea rbp, [rsp + 32]
-    mov qword ptr [rbp], 0
-    mov qword ptr [rbp + 8], 0
-    innermost reused
-    add rsp, 56
-    pop rbp
-    pop rbp
-    ret
-
-    # To be copied elsewhere.
-    .globl unwound_moved_framed
-    unwound_moved_framed:
-    push rbp
-    mov rbp, rsp
-    push rbx
-    push rbx
-    innermost moved_framed
-    pop rbx
-    pop rbx
-    pop rbp
-    ret
-    .globl unwound_moved_plain
-    unwound_moved_plain:
-    push rbp
-    push rbx
-    sub rsp, 56
-    mov [rsp], rdx
-    mov [rsp + 8], rdx
-    innermost moved_plain
-    add rsp, 56
-    pop rbx
-    pop rbp
-    ret
-    .globl unwound_moved_ends
-    unwound_moved_ends:
-
-    # With tables that compute the frame from memory, as in cryptographic libraries: rbp is a general register.
-    .globl unwound_stored
-    unwound_stored:
-    .cfi_startproc
-    mov rax, rsp
-    .cfi_def_cfa_register rax
-    push rbx
-    .cfi_offset rbx, -16
-    push rbp
-    .cfi_offset rbp, -24
-    sub rsp, 128
-    and rsp, -64
-    mov [rsp + 40], rax
-    # DW_CFA_def_cfa_expression: breg7 (rsp) + 40, deref, plus_uconst 8
-    .cfi_escape 0x0f, 5, 0x77, 40, 0x06, 0x23, 8
-    mov rbp, 12345
-    innermost stored
-    mov rax, [rsp + 40]
-    .cfi_def_cfa rax, 8
-    mov rbp, [rax - 16]
-    mov rbx, [rax - 8]
-    mov rsp, rax
-    .cfi_def_cfa_register rsp
-    ret
-    .cfi_endproc
-    "
-);
-
-macro_rules! symbols {
-    ($($name:ident)*) => {
-        unsafe extern "C" {
-            $(static $name: u8;)*
-        }
-        $(
-            #[allow(non_snake_case)]
-            mod $name {
-                pub(super) fn address() -> u64 {
-                    (&raw const super::$name) as u64
-                }
-            }
-        )*
-    };
-}
-
-symbols! {
-    unwound_decoy_return
-    unwound_plain_1 unwound_plain_1_return unwound_plain_2_return unwound_plain_3_return
-    unwound_plain_4 unwound_plain_runs unwound_plain_ends
-    unwound_framed_1 unwound_framed_1_return unwound_framed_2_return unwound_framed_3
-    unwound_framed_runs
-    unwound_mixed_1 unwound_mixed_1_return unwound_mixed_runs
-    unwound_unseen_1 unwound_unseen_1_return unwound_unseen_runs
-    unwound_zero unwound_zero_runs unwound_pair unwound_pair_runs
-    unwound_nothing unwound_nothing_runs unwound_reused unwound_reused_runs
-    unwound_moved_framed unwound_moved_framed_runs unwound_moved_plain unwound_moved_plain_runs
-    unwound_moved_ends
-    unwound_stored unwound_stored_runs
-}
-
-/// Runs a function, and returns what it knew.
-#[inline(never)]
-fn run(function: u64) -> Running {
-    let mut running = Running::default();
-    // SAFETY: the address of a function above, or of a copy, with these arguments.
-    unsafe {
-        let function = std::mem::transmute::<u64, Nested>(function);
-        function(&mut running, copy_stack, unwound_decoy_return::address());
-    }
-    std::hint::black_box(running)
-}
+use crate::sys::nested_code::{Moved, Running, caller, functions, labels};
+use crate::sys::{loaded_modules, read_own_memory};
 
 /// Addresses in memory, and how the stack ends.
 fn unwound(ip: u64, sp: u64, bp: Option<u64>, words: &[u8]) -> (Vec<u64>, UnwindEnd) {
@@ -341,7 +50,7 @@ fn check(running: &Running, ip: u64, sp: u64, callers: &[u64], is_whole: bool) {
         assert_eq!(found[..common], known[..common], "with {bp:x?}: {end:?}");
         if found.len() > known.len() {
             // The caller of the outermost, which has tables.
-            let run = function_at(run as *const () as u64);
+            let run = function_at(caller());
             assert!(run.contains(&found[known.len()]), "{found:x?}");
             assert_ne!(end, UnwindEnd::WithoutTables, "{found:x?}");
         } else {
@@ -361,18 +70,18 @@ fn function_at(start: u64) -> Range<u64> {
 
 #[test]
 fn nested_assembly_has_no_false_caller() {
-    let running = run(unwound_plain_1::address());
+    let running = functions::unwound_plain_1().run();
     let callers = [
-        unwound_plain_3_return::address(),
-        unwound_plain_2_return::address(),
-        unwound_plain_1_return::address(),
+        labels::unwound_plain_3_return(),
+        labels::unwound_plain_2_return(),
+        labels::unwound_plain_1_return(),
     ];
-    let runs = unwound_plain_runs::address();
+    let runs = labels::unwound_plain_runs();
     check(&running, runs, running.sp, &callers, false);
     let (found, end) = unwound(runs, running.sp, Some(running.bp), &running.stack);
     assert_eq!((found, end), (vec![runs], UnwindEnd::WithoutTables));
     // At its first instruction and at its return, the caller is known, and nothing of that one's.
-    for at in [unwound_plain_4::address(), unwound_plain_ends::address()] {
+    for at in [labels::unwound_plain_4(), labels::unwound_plain_ends()] {
         check(&running, at, running.sp + 56, &callers, false);
         let (found, end) = unwound(at, running.sp + 56, Some(running.bp), &running.stack[56..]);
         assert_eq!((found, end), (vec![at, callers[0] - 1], UnwindEnd::WithoutTables));
@@ -381,9 +90,9 @@ fn nested_assembly_has_no_false_caller() {
 
 #[test]
 fn frame_pointers_are_followed_where_code_without_tables_saved_them() {
-    let running = run(unwound_framed_1::address());
-    let callers = [unwound_framed_2_return::address(), unwound_framed_1_return::address()];
-    check(&running, unwound_framed_runs::address(), running.sp, &callers, true);
+    let running = functions::unwound_framed_1().run();
+    let callers = [labels::unwound_framed_2_return(), labels::unwound_framed_1_return()];
+    check(&running, labels::unwound_framed_runs(), running.sp, &callers, true);
     // Before it has saved it, and between both instructions of the prologue: it is the caller's.
     let callers_bp = u64::from_ne_bytes(*running.stack[48..].first_chunk().unwrap());
     let early = |sp| Running {
@@ -391,7 +100,7 @@ fn frame_pointers_are_followed_where_code_without_tables_saved_them() {
         bp: callers_bp,
         stack: running.stack[(sp - running.sp) as usize..].to_vec(),
     };
-    let start = unwound_framed_3::address();
+    let start = labels::unwound_framed_3();
     check(&early(running.sp + 56), start, running.sp + 56, &callers, true);
     check(&early(running.sp + 48), start + 1, running.sp + 48, &callers, false);
 }
@@ -400,17 +109,17 @@ fn frame_pointers_are_followed_where_code_without_tables_saved_them() {
 fn a_frame_pointer_of_another_function_is_not_followed() {
     for (function, caller, runs) in [
         (
-            unwound_mixed_1::address(),
-            unwound_mixed_1_return::address(),
-            unwound_mixed_runs::address(),
+            functions::unwound_mixed_1(),
+            labels::unwound_mixed_1_return(),
+            labels::unwound_mixed_runs(),
         ),
         (
-            unwound_unseen_1::address(),
-            unwound_unseen_1_return::address(),
-            unwound_unseen_runs::address(),
+            functions::unwound_unseen_1(),
+            labels::unwound_unseen_1_return(),
+            labels::unwound_unseen_runs(),
         ),
     ] {
-        let running = run(function);
+        let running = function.run();
         check(&running, runs, running.sp, &[caller], false);
     }
 }
@@ -418,12 +127,12 @@ fn a_frame_pointer_of_another_function_is_not_followed() {
 #[test]
 fn a_general_register_is_not_a_frame_pointer_and_a_zero_is_no_end() {
     for (function, runs) in [
-        (unwound_zero::address(), unwound_zero_runs::address()),
-        (unwound_pair::address(), unwound_pair_runs::address()),
-        (unwound_nothing::address(), unwound_nothing_runs::address()),
-        (unwound_reused::address(), unwound_reused_runs::address()),
+        (functions::unwound_zero(), labels::unwound_zero_runs()),
+        (functions::unwound_pair(), labels::unwound_pair_runs()),
+        (functions::unwound_nothing(), labels::unwound_nothing_runs()),
+        (functions::unwound_reused(), labels::unwound_reused_runs()),
     ] {
-        let running = run(function);
+        let running = function.run();
         let (found, end) = unwound(runs, running.sp, Some(running.bp), &running.stack);
         assert_eq!((found, end), (vec![runs], UnwindEnd::WithoutTables));
         check(&running, runs, running.sp, &[], false);
@@ -432,36 +141,22 @@ fn a_general_register_is_not_a_frame_pointer_and_a_zero_is_no_end() {
 
 #[test]
 fn tables_that_compute_a_frame_from_memory_are_followed() {
-    let running = run(unwound_stored::address());
-    check(&running, unwound_stored_runs::address(), running.sp, &[], true);
+    let running = functions::unwound_stored().run();
+    check(&running, labels::unwound_stored_runs(), running.sp, &[], true);
 }
 
 #[test]
 fn generated_code_is_unwound_by_the_frame_pointers_that_it_saved() {
-    let code = unwound_moved_framed::address()..unwound_moved_ends::address();
-    let length = 4096;
-    // SAFETY: the kernel chooses the address, and the code fits.
-    let page = unsafe {
-        let access = ProtFlags::READ | ProtFlags::WRITE;
-        let page =
-            rustix::mm::mmap_anonymous(std::ptr::null_mut(), length, access, MapFlags::PRIVATE)
-                .unwrap();
-        let bytes = (code.end - code.start) as usize;
-        std::ptr::copy_nonoverlapping(code.start as *const u8, page.cast::<u8>(), bytes);
-        rustix::mm::mprotect(page, length, MprotectFlags::READ | MprotectFlags::EXEC).unwrap();
-        page
-    };
-    let moved = |address: u64| page as u64 + (address - code.start);
-    let framed = run(moved(unwound_moved_framed::address()));
-    let runs = moved(unwound_moved_framed_runs::address());
+    let page = Moved::map();
+    let framed = page.run(functions::unwound_moved_framed());
+    let runs = page.at(labels::unwound_moved_framed_runs());
     check(&framed, runs, framed.sp, &[], true);
-    let plain = run(moved(unwound_moved_plain::address()));
-    let runs = moved(unwound_moved_plain_runs::address());
+    let plain = page.run(functions::unwound_moved_plain());
+    let runs = page.at(labels::unwound_moved_plain_runs());
     let (found, end) = unwound(runs, plain.sp, Some(plain.bp), &plain.stack);
     assert_eq!((found, end), (vec![runs], UnwindEnd::WithoutTables));
     check(&plain, runs, plain.sp, &[], false);
-    // SAFETY: the whole mapping, in which nothing runs any more.
-    unsafe { rustix::mm::munmap(page, length).unwrap() };
+    drop(page);
     // Where nothing is mapped any more.
     let (found, end) = unwound(runs, framed.sp, Some(framed.bp), &framed.stack);
     assert_eq!((found, end), (vec![runs], UnwindEnd::WithoutTables));

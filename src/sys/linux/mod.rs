@@ -9,6 +9,8 @@ mod fork;
 mod load;
 mod maps;
 mod modules;
+#[cfg(all(test, target_arch = "x86_64", not(miri)))]
+pub(crate) mod nested_code;
 mod own_files;
 mod pages;
 mod perf;
