@@ -1,6 +1,6 @@
 //! Inspects a blocked thread from another thread, without affecting it.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -49,12 +49,19 @@ fn open(tid: u32, file: &str) -> io::Result<File> {
 /// is another one.
 fn id_in_proc(tid: u32) -> io::Result<u32> {
     thread_local! {
+        /// It has the ids of this process' own namespace, as nearly always. That stays so.
+        static IS_OWN: Cell<bool> = const { Cell::new(false) };
         /// By the ids in this process' own namespace.
         static KNOWN: RefCell<BTreeMap<u32, u32>> = const { RefCell::new(BTreeMap::new()) };
+    }
+    if IS_OWN.get() {
+        return Ok(tid);
     }
     let own = fs::read_link("/proc/thread-self").ok();
     let own = own.as_deref().and_then(|own| own.file_name()?.to_str()?.parse().ok());
     if own.is_none_or(|own: u32| own == current_tid()) {
+        // Without /proc it is not known yet.
+        IS_OWN.set(own.is_some());
         return Ok(tid);
     }
     KNOWN.with_borrow_mut(|known| {
