@@ -104,8 +104,9 @@ fn time_counts_when_a_wrapper_around_begins_to_observe() {
         assert!(task.poll(outer.as_mut()).is_ready());
     });
     let times = *setup.kept()[0].spans[0].times();
-    let unexplained = times.idle() - times.awaiting() - times.scheduling_delay();
-    assert!(unexplained < 15 * MS, "{unexplained:?} of {:?}", times.idle());
+    // Both sleeps; the other idle time is that of the polls.
+    assert!(times.awaiting() >= 60 * MS, "{times:?}");
+    assert!(times.awaiting() + times.scheduling_delay() <= times.idle(), "{times:?}");
 }
 
 #[test]
