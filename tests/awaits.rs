@@ -20,6 +20,8 @@ mod executors;
 mod leaf;
 #[path = "awaits/open.rs"]
 mod open;
+#[path = "awaits/scripts.rs"]
+mod scripts;
 mod support;
 #[path = "awaits/times.rs"]
 mod times;

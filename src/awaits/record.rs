@@ -10,8 +10,8 @@ use parking_lot::Mutex;
 use super::place::{AwaitPlace, Carried, LeafStacks, mixed};
 use super::shared::{AwaitSample, LayerAwaits, ListedAt, SharedAwaits, activity};
 use crate::span::{
-    InnermostSpan, ObservedPoll, SpanKey, explain_idle, innermost_span, is_ignored,
-    last_long_segment, spans_created,
+    InnermostSpan, ObservedPoll, RegistryId, SpanKey, Spans, explain_idle, innermost_span,
+    is_ignored, last_long_segment, spans_created,
 };
 use crate::stats::Counters;
 use crate::sys::{self, LiveStack, TaskWaker, Uncounted, WakerObserver};
@@ -33,6 +33,8 @@ pub(super) struct FutureRecord {
     is_outside: AtomicBool,
     /// The id of the span in `place`, which only polls and the end change; 0 if there is none.
     span_id: AtomicU64,
+    /// There are spans around that one in `place`.
+    is_nested: AtomicBool,
     place: Mutex<AwaitPlace>,
 }
 
@@ -136,6 +138,7 @@ impl WakerObserver for FutureRecord {
         if place.span != span {
             place.span = span;
             awaits.spans.note_observed(span.as_ref(), &mut place.around);
+            self.is_nested.store(!place.around.is_empty(), Ordering::Relaxed);
         }
         if span.is_none() {
             return;
@@ -154,6 +157,11 @@ impl WakerObserver for FutureRecord {
                 None
             }
         };
+    }
+
+    /// What wakes itself need not clone the waker.
+    fn on_own_wake(&self, stack: Option<&LiveStack>, is_only: bool) {
+        self.on_clone(stack, is_only);
     }
 
     fn on_wake(&self) {
@@ -231,8 +239,8 @@ struct Idle {
     has_carried: bool,
     /// Idle time that is not in the accounts yet: awaits and delays, in ticks.
     uncounted: [u64; 2],
-    /// For how long its span had been idle when the future began to be pending, in ticks, if that is known.
-    idle_before: Option<u64>,
+    /// For how long its span, and those around it, had been idle when the future began to be pending: their ids, and ticks.
+    before: Vec<(u64, u64)>,
     /// The time since the last sample of short awaits, and of short delays.
     unsampled: [u64; 2],
 }
@@ -331,6 +339,7 @@ impl Observed {
             return false;
         };
         let was_pending = idle.end_await(&waker.observer);
+        idle.report_rest(&waker.observer, awaits);
         if let Some(place) = idle.listed {
             awaits.remove_future(place);
         }
@@ -365,10 +374,21 @@ impl Idle {
             let random = mixed(now ^ Arc::as_ptr(waker).addr() as u64);
             self.unsampled = [random % awaits.sample, random.rotate_left(32) % awaits.sample];
         }
-        let span_id = record.span_id.load(Ordering::Relaxed);
-        self.idle_before = awaits.spans.idle_until(span_id, now).map(|(idle, _)| idle);
+        self.before.clear();
+        self.note_idle_before(awaits, record.span_id.load(Ordering::Relaxed), now);
+        if record.is_nested.load(Ordering::Relaxed) {
+            for span in &record.place.lock().around {
+                self.note_idle_before(awaits, span.id.get(), now);
+            }
+        }
         record.pending_since.store(now, Ordering::Relaxed);
         true
+    }
+
+    #[inline]
+    fn note_idle_before(&mut self, awaits: &LayerAwaits, id: u64, now: u64) {
+        let before = awaits.spans.idle_until(id, now);
+        self.before.extend(before.map(|idle| (id, idle.all)));
     }
 
     /// The future is polled or dropped. Returns whether it was pending.
@@ -400,25 +420,30 @@ impl Idle {
         true
     }
 
-    /// For how long other tasks or threads were in the span of a future that was pending from `since` to `now`: before it
-    /// was woken, and after. It was not idle then. (Where they were in it both before and after, the last time counts.)
-    fn busy(
-        &self,
-        record: &FutureRecord,
-        awaits: &LayerAwaits,
-        since: u64,
-        woken_at: u64,
-        now: u64,
-    ) -> [u64; 2] {
-        let span_id = record.span_id.load(Ordering::Relaxed);
-        let (Some(before), Some((idle, last_exit))) =
-            (self.idle_before, awaits.spans.idle_until(span_id, now))
-        else {
+    /// For how long threads were in a span while the future in it was pending: before it was woken, and after. The span was
+    /// not idle then. (Where they left it both before and after, the last time counts.)
+    fn busy(&self, spans: &Spans, id: u64, [since, woken_at, now]: [u64; 3]) -> [u64; 2] {
+        let before = self.before.iter().find(|(of, _)| *of == id);
+        let (Some((_, before)), Some(idle)) = (before, spans.idle_until(id, now)) else {
             return [0, 0];
         };
-        let busy = (now - since).saturating_sub(idle.saturating_sub(before));
-        let delayed = busy.min(last_exit.saturating_sub(woken_at)).min(now - woken_at);
-        [(busy - delayed).min(woken_at - since), delayed]
+        let (pending, delay) = (now - since, now - woken_at);
+        let busy = pending.saturating_sub(idle.all.saturating_sub(*before));
+        // Those that are still in it, or this poll, if the span is around the wrapper.
+        let at_the_end = idle.entered_since.map_or(0, |since| now.saturating_sub(since)).min(busy);
+        let earlier = (busy - at_the_end).min(idle.last_exit.saturating_sub(woken_at));
+        let delayed = (at_the_end.min(delay) + earlier).min(delay);
+        [(busy - delayed).min(pending - delay), delayed]
+    }
+
+    /// Adds what is left of idle time to the accounts.
+    fn report_rest(&mut self, record: &FutureRecord, awaits: &LayerAwaits) {
+        if self.uncounted != [0, 0]
+            && let Some(span) = record.place.lock().open_span(&awaits.spans)
+        {
+            let rest = std::mem::take(&mut self.uncounted);
+            awaits.spans.count_await(&span, |_| rest);
+        }
     }
 
     /// Adds idle time to the accounts, and sends a sample if one is due.
@@ -438,15 +463,18 @@ impl Idle {
             .map(|(kind, length)| self.weight(kind, length, awaits.sample));
         // Spans around the wrapper were entered before this poll.
         explain_idle(awaits.spans.layer());
-        let [busy, delayed_busy] = self.busy(record, awaits, since, woken_at, now);
         let mut place = record.place.lock();
         let Some(span) = place.leave_closed(&awaits.spans) else { return };
         record.span_id.store(span.id.get(), Ordering::Relaxed);
+        let busy_in = |id: RegistryId| self.busy(&awaits.spans, id.get(), [since, woken_at, now]);
+        awaits.spans.count_await(&span, |id| {
+            let [busy, delayed_busy] = busy_in(id);
+            [awaited.saturating_sub(busy), delayed.saturating_sub(delayed_busy)]
+        });
+        let [busy, delayed_busy] = busy_in(span.id);
         let since = since + busy;
         await_weight = await_weight.saturating_sub(busy);
         delay_weight = delay_weight.saturating_sub(delayed_busy);
-        let idle = [awaited.saturating_sub(busy), delayed.saturating_sub(delayed_busy)];
-        awaits.spans.count_await(&span, idle);
         if await_weight + delay_weight == 0 {
             return;
         }

@@ -61,6 +61,16 @@ pub(super) struct Unexplained {
     until: u64,
 }
 
+/// For how long no thread was in a span until now, and what happened last, in ticks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct IdleTime {
+    pub(crate) all: u64,
+    /// When a thread left it last.
+    pub(crate) last_exit: u64,
+    /// If a thread is in it now.
+    pub(crate) entered_since: Option<u64>,
+}
+
 /// How much longer a span is open than it has to be entered to be old. An async service has many spans that are open for
 /// as long as some fast upstream takes.
 const OPEN_TIMES: u64 = 10;
@@ -124,17 +134,20 @@ impl Spans {
         self.table.get(span.id).filter(|slot| slot.key() == Some(span.key))
     }
 
-    /// Adds idle time that is explained, in ticks, to the accounts of a span and those that were left together with it.
-    /// That is what was awaited, and the delays.
-    pub(crate) fn count_await(&self, span: &InnermostSpan, idle: [u64; 2]) {
+    /// Adds idle time that is explained to the accounts of a span and those that were left together with it: what was
+    /// awaited and the delays, in ticks. `idle` says how much of each, by id.
+    pub(crate) fn count_await(&self, span: &InnermostSpan, idle: impl Fn(RegistryId) -> [u64; 2]) {
+        let count = |slot: &Slot, id: RegistryId, key: u64| {
+            let [await_ns, delay_ns] = idle(id).map(|ticks| self.clock.ns(ticks));
+            slot.count_await(key, await_ns, delay_ns);
+        };
         let Some(slot) = self.slot_of(span) else { return };
-        let [await_ns, delay_ns] = idle.map(|ticks| self.clock.ns(ticks));
-        slot.count_await(span.key.get(), await_ns, delay_ns);
+        count(&slot, span.id, span.key.get());
         let mut around = span.around;
         self.for_ancestors(&slot, |ancestor| {
             around = around.saturating_sub(1);
-            if around > 0 {
-                ancestor.count_await(ancestor.raw_key(), await_ns, delay_ns);
+            if let (true, Some(id)) = (around > 0, ancestor.id()) {
+                count(ancestor, id, ancestor.raw_key());
             }
             around > 1
         });
@@ -183,12 +196,15 @@ impl Spans {
         is_inside
     }
 
-    /// For how long the span with that id (as a number) has been idle until `now`, and when a thread left it last; `None` if
-    /// it has closed.
+    /// The idle time until `now` of the span with that id (as a number); `None` if it has closed.
     #[inline]
-    pub(crate) fn idle_until(&self, id: u64, now: u64) -> Option<(u64, u64)> {
+    pub(crate) fn idle_until(&self, id: u64, now: u64) -> Option<IdleTime> {
         let slot = self.table.get(RegistryId::new(id)?)?;
-        Some((slot.idle_until(now), slot.last_exit()))
+        Some(IdleTime {
+            all: slot.idle_until(now),
+            last_exit: slot.last_exit(),
+            entered_since: slot.entered_since(),
+        })
     }
 
     /// A wrapped future is in that span. Replaces `around` by those that a thread leaves together with it, from the inside

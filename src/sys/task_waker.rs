@@ -9,7 +9,7 @@ use std::task::{Context, RawWaker, RawWakerVTable, Waker};
 
 use parking_lot::Mutex;
 
-use super::live_stack::{LiveStack, live_registers};
+use super::live_stack::{LiveRegisters, LiveStack, live_registers};
 
 /// What a [`TaskWaker`] reports to.
 pub(crate) trait WakerObserver: Send + Sync + Sized + 'static {
@@ -23,6 +23,9 @@ pub(crate) trait WakerObserver: Send + Sync + Sized + 'static {
 
     /// The waker is woken, on any thread.
     fn on_wake(&self);
+
+    /// It is woken inside the poll, on the polling thread. The other arguments are those of [`on_clone`](Self::on_clone).
+    fn on_own_wake(&self, stack: Option<&LiveStack>, is_only: bool);
 }
 
 /// The waker of one future. It outlives the future if clones of it are held elsewhere, and then still forwards.
@@ -107,6 +110,22 @@ impl<T: WakerObserver> TaskWaker<T> {
         poll(&mut Context::from_waker(&waker))
     }
 
+    /// If the calling thread is polling the future: its stack up to the frame of the poll, if it can be read.
+    fn polling_stack(&self, registers: Option<LiveRegisters>) -> Option<Option<LiveStack>> {
+        (self.thread.load(Ordering::Relaxed) == thread_number()).then(|| {
+            let frame = self.frame.load(Ordering::Relaxed);
+            registers.and_then(|registers| LiveStack::up_to(registers, frame))
+        })
+    }
+
+    fn report_wake(&self, registers: Option<LiveRegisters>) {
+        if let Some(stack) = self.polling_stack(registers) {
+            let is_only = self.forward.lock().clones == 0;
+            self.observer.on_own_wake(stack.as_ref(), is_only);
+        }
+        self.observer.on_wake();
+    }
+
     /// If clones are held elsewhere, they wake this task from now on.
     fn forward_to(&self, waker: &Waker) {
         let data = self.data.load(Ordering::Relaxed);
@@ -189,9 +208,7 @@ pub(crate) unsafe fn clone<T: WakerObserver>(data: *const ()) -> RawWaker {
     // SAFETY: a waker is alive as long as it can be cloned, and holds a reference or is that of a poll.
     let this = unsafe { &*untagged::<T>(data) };
     let clones = this.add_clone();
-    if this.thread.load(Ordering::Relaxed) == thread_number() {
-        let frame = this.frame.load(Ordering::Relaxed);
-        let stack = registers.and_then(|registers| LiveStack::up_to(registers, frame));
+    if let Some(stack) = this.polling_stack(registers) {
         this.observer.on_clone(stack.as_ref(), clones == 1);
     }
     // SAFETY: the pointer is from `Arc::as_ptr`, and the waker that is cloned keeps it alive.
@@ -205,9 +222,10 @@ pub(crate) unsafe fn clone<T: WakerObserver>(data: *const ()) -> RawWaker {
 ///
 /// As for [`clone`]; the waker must not be used any more.
 pub(crate) unsafe fn wake<T: WakerObserver>(data: *const ()) {
+    let registers = live_registers!();
     // SAFETY: takes over the reference of the waker, which is a clone: that of a poll is only lent.
     let this = unsafe { Arc::from_raw(untagged::<T>(data)) };
-    this.observer.on_wake();
+    this.report_wake(registers);
     let waker = this.remove_clone(true);
     drop(this);
     if let Some(waker) = waker {
@@ -221,9 +239,10 @@ pub(crate) unsafe fn wake<T: WakerObserver>(data: *const ()) {
 ///
 /// As for [`clone`].
 pub(crate) unsafe fn wake_by_ref<T: WakerObserver>(data: *const ()) {
+    let registers = live_registers!();
     // SAFETY: as in `clone`.
     let this = unsafe { &*untagged::<T>(data) };
-    this.observer.on_wake();
+    this.report_wake(registers);
     let waker = this.forward.lock().waker.clone();
     if let Some(waker) = waker {
         return waker.wake();

@@ -63,6 +63,53 @@ fn a_leaf_that_is_still_awaited_is_shown_after_another_that_cloned_the_waker_lat
     assert_eq!(seen, [[false, true], [true, false]], "the last that cloned, and what was left");
 }
 
+fn yields() -> BoxFuture<'static, ()> {
+    async fn yields() {
+        yield_now().await;
+    }
+    yields().boxed()
+}
+
+#[test]
+fn a_leaf_that_wakes_itself_is_shown_until_another_is_awaited() {
+    let setup = Setup::new("0ms");
+    setup.run(|| {
+        let (task, event) = (Arc::new(Task::default()), Event::default());
+        {
+            let both = async { _ = join(wait_first(&event), yields()).await };
+            let mut both = pin!(both.instrument(info_span!("both")).profiled());
+            // Both are pending; the second makes the task run again.
+            assert!(task.poll(both.as_mut()).is_pending());
+            thread::sleep(15 * MS);
+            assert!(task.poll(both.as_mut()).is_pending());
+            thread::sleep(15 * MS);
+            event.happen();
+            assert!(task.poll(both.as_mut()).is_ready());
+        }
+        // As the first leaf of a task.
+        let mut yields = pin!(yields().instrument(info_span!("alone")).profiled());
+        assert!(task.poll(yields.as_mut()).is_pending());
+        thread::sleep(15 * MS);
+        assert!(task.poll(yields.as_mut()).is_ready());
+    });
+    let mut seen = Vec::new();
+    for profile in setup.profiles() {
+        for kind in [SampleKind::Await, SampleKind::Delay] {
+            for sample in profile.of_kind(kind) {
+                let function = ["wait_first", "yields"].map(|name| is_in(&profile, sample, name));
+                seen.extend(sample.points.iter().map(|point| (point.time(), kind, function)));
+            }
+        }
+    }
+    // Not the rest of the account, of which there is no sample.
+    seen.retain(|(.., function)| *function != [false; 2]);
+    seen.sort_unstable_by_key(|(time, ..)| *time);
+    let seen: Vec<_> = seen.into_iter().map(|(_, kind, function)| (kind, function)).collect();
+    let (delay, awaited) = (SampleKind::Delay, SampleKind::Await);
+    let yielded = (delay, [false, true]);
+    assert_eq!(seen, [yielded, (awaited, [true, false]), yielded]);
+}
+
 #[test]
 fn a_single_leaf_does_not_clone_the_waker_again() {
     let setup = Setup::new("0ms");

@@ -76,10 +76,16 @@ impl Setup {
         self.kept.lock().unwrap().clone()
     }
 
-    /// The names of the kept spans, one list per local root.
+    /// The names of the kept spans, one list per local root, in the order in which these closed. They are reported in
+    /// another one: those without a profile wait for no export.
     pub(crate) fn kept_names(&self) -> Vec<Vec<&'static str>> {
         let names = |kept: &Kept| kept.spans.iter().map(|span| span.name()).collect();
-        self.kept().iter().map(names).collect()
+        let mut kept = self.kept();
+        kept.sort_by_key(|kept| {
+            let root = kept.spans.first();
+            root.map(|root| root.opened() + root.times().wall())
+        });
+        kept.iter().map(names).collect()
     }
 
     pub(crate) fn profiles(&self) -> Vec<Profile> {

@@ -16,6 +16,7 @@ struct Seen {
     clones: AtomicUsize,
     others: AtomicUsize,
     wakes: AtomicUsize,
+    own_wakes: AtomicUsize,
     _alive: Arc<()>,
 }
 
@@ -34,6 +35,11 @@ impl WakerObserver for Seen {
 
     fn on_wake(&self) {
         self.wakes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn on_own_wake(&self, _: Option<&LiveStack>, is_only: bool) {
+        self.own_wakes.fetch_add(1, Ordering::Relaxed);
+        self.others.fetch_add(usize::from(!is_only), Ordering::Relaxed);
     }
 }
 
@@ -76,6 +82,24 @@ impl Task {
 
 fn setup() -> (Arc<TaskWaker<Seen>>, Arc<Task>) {
     (TaskWaker::new(Seen::default()), Arc::default())
+}
+
+#[test]
+fn wakes_inside_the_poll_are_reported_as_such() {
+    let (future, task) = setup();
+    let own_wakes = || future.observer.own_wakes.load(Ordering::Relaxed);
+    let held = task.poll(&future, |waker| {
+        waker.wake_by_ref();
+        assert_eq!((own_wakes(), future.observer.others.load(Ordering::Relaxed)), (1, 0));
+        let held = waker.clone();
+        waker.wake_by_ref();
+        assert_eq!((own_wakes(), future.observer.others.load(Ordering::Relaxed)), (2, 1));
+        thread::scope(|scope| _ = scope.spawn(|| held.wake_by_ref()));
+        held
+    });
+    held.wake();
+    assert_eq!((own_wakes(), future.observer.wakes.load(Ordering::Relaxed)), (2, 4));
+    assert_eq!(task.wakes(), 4);
 }
 
 #[test]
