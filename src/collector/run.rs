@@ -278,7 +278,7 @@ impl Collector {
         let is_open = self.is_in_span || self.must_check_spans();
         let watchdog = self.until_next_check().filter(|_| is_open);
         let soonest = linger.into_iter().chain(idle).chain(signal).chain(self.logged.until_next());
-        soonest.chain(watchdog).min()
+        soonest.chain(watchdog).chain(self.engine.copied.awaits.until_room()).min()
     }
 
     /// Runs one round. Returns the commands, and whether another round must follow at once.
@@ -485,6 +485,7 @@ impl Collector {
             now_ns: clock.raw_ns(clock.now()),
         };
         self.copied.read(&self.engine.copied, &mut target);
+        self.engine.copied.awaits.make_room();
     }
 
     pub(super) fn export(&mut self, mut epoch: Epoch) {
