@@ -50,6 +50,7 @@ kinds! {
     FileReplaced = "file_replaced",
     FileUnreadable = "file_unreadable",
     FileCompressed = "file_compressed",
+    FileSplit = "file_split",
     FileTooLarge = "file_too_large",
     RateLowered = "rate_lowered",
     Shed = "shed",

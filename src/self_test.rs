@@ -1,17 +1,25 @@
 //! A short synthetic load, to check what can be observed on this system.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tracing::Dispatch;
+use parking_lot::Mutex;
+use tracing::field::{Field, Visit};
+use tracing::level_filters::LevelFilter;
+use tracing::{Dispatch, Event, Subscriber};
+use tracing_subscriber::layer::{Context, Layer};
 use tracing_subscriber::prelude::*;
 
 use crate::config::Builder;
 use crate::export::Memory;
 use crate::handle::Handle;
-use crate::keep::{Keep, Rule, Rules};
-use crate::profile::{CALLERS_NOT_COPIED, FrameKind, Profile, Sample, SampleKind};
+use crate::log::LogKind;
+use crate::profile::{
+    CALLERS_NOT_COPIED, CALLERS_WITHOUT_TABLES, FrameKind, Profile, Sample, SampleKind,
+};
 use crate::sampler::SourceSettings;
+use crate::stats::Stats;
 
 /// The result of [`Handle::self_test`].
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -19,8 +27,11 @@ use crate::sampler::SourceSettings;
 pub struct SelfTest {
     /// Which source samples threads, and what it cannot observe.
     pub source: String,
-    /// The number of samples of a function that was busy for [`busy`](Self::busy) of CPU time.
+    /// The number of samples of a function that was busy for [`busy`](Self::busy) of CPU time, on two threads.
     pub samples: usize,
+    /// How many of them are of the second thread. That one is not sampled from the start of its span: another thread begins
+    /// to sample it, as with all spans that take long.
+    pub samples_begun_later: usize,
     /// The CPU time that these samples represent.
     pub sampled: Duration,
     /// How long the function was busy.
@@ -29,14 +40,86 @@ pub struct SelfTest {
     pub whole_stacks: usize,
     /// The number of other samples whose stack was longer than what was copied of it.
     pub cut_stacks: usize,
+    /// The number of other samples whose stack ends at code without unwind tables.
+    pub stacks_without_tables: usize,
     /// Whether the name of the function was found.
     pub has_functions: bool,
     /// Whether its source file and line were found.
     pub has_lines: bool,
     /// The measured duration of a wait of [`asleep`](Self::asleep); `None` if the wait was not captured.
     pub waited: Option<Duration>,
+    /// Whether the stack of that wait was found.
+    pub has_stack_of_wait: bool,
     /// How long the function waited.
     pub asleep: Duration,
+    /// What the layer has logged in the meantime.
+    causes: Vec<Cause>,
+    /// Why threads could not be sampled.
+    refused: String,
+}
+
+/// A warning, which may say why something does not work.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Cause {
+    kind: String,
+    message: String,
+}
+
+impl Visit for Cause {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        match field.name() {
+            "kind" => self.kind = format!("{value:?}"),
+            "message" => self.message = format!("{value:?}"),
+            _ => {}
+        }
+    }
+}
+
+/// Collects the warnings of the layer under test.
+#[derive(Clone, Debug, Default)]
+struct Causes(Arc<Mutex<Vec<Cause>>>);
+
+impl<S: Subscriber> Layer<S> for Causes {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        let mut cause = Cause::default();
+        event.record(&mut cause);
+        self.0.lock().push(cause);
+    }
+}
+
+/// The kinds of warnings that say why there are no samples, stacks, names or waits.
+const OF_SAMPLES: &[LogKind] = &[
+    LogKind::SignalLost,
+    LogKind::SignalStackSmall,
+    LogKind::CallsForbidden,
+    LogKind::FilesClosed,
+    LogKind::Failed,
+];
+const OF_STACKS: &[LogKind] = &[LogKind::StacksCut];
+const OF_NAMES: &[LogKind] = &[
+    LogKind::NoLineTables,
+    LogKind::FileReplaced,
+    LogKind::FileUnreadable,
+    LogKind::FileCompressed,
+    LogKind::FileSplit,
+    LogKind::FileTooLarge,
+];
+const OF_WAITS: &[LogKind] = &[LogKind::WaitsUnseen, LogKind::CallsForbidden];
+
+/// The threads that could not be sampled, by cause.
+fn refusals(stats: &Stats) -> String {
+    let threads = &stats.threads;
+    let counts = [
+        (threads.refused_perf, "perf events are refused"),
+        (threads.refused_locked_memory, "there is no more memory to lock (`ulimit -l`)"),
+        (threads.refused_open_files, "the limit on open files is reached (`ulimit -n`)"),
+        (threads.refused_timers, "the limit on pending signals is reached (`ulimit -i`)"),
+        (threads.refused_signal_stack, "their signal stacks are too small"),
+        (threads.refused_traced, "a debugger is attached"),
+        (threads.refused_other, "the system refuses it for another reason"),
+    ];
+    let causes = counts.iter().filter(|(count, _)| *count > 0).map(|(_, cause)| *cause);
+    causes.collect::<Vec<_>>().join(", ")
 }
 
 const BUSY: Duration = Duration::from_millis(300);
@@ -53,30 +136,54 @@ impl SelfTest {
         self.problems().is_empty()
     }
 
-    /// What does not work, one line each.
+    /// What does not work, one line each, with the cause if that is known.
     pub fn problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
+        let why = |kinds: &[LogKind]| {
+            let is_one = |cause: &&Cause| kinds.iter().any(|kind| kind.as_str() == cause.kind);
+            let causes = self.causes.iter().filter(is_one);
+            causes.map(|cause| format!(": {}", cause.message)).collect::<String>()
+        };
+        let (sampled, busy) = (self.sampled, self.busy);
+        let why_samples = || match self.refused.as_str() {
+            "" => why(OF_SAMPLES),
+            refused => {
+                format!(": threads could not be sampled, since {refused}{}", why(OF_SAMPLES))
+            }
+        };
         if self.samples == 0 {
-            return vec![format!("no samples are taken ({})", self.source)];
+            return vec![format!("no samples are taken ({}){}", self.source, why_samples())];
         }
-        if self.sampled < self.busy / 2 || self.sampled > self.busy * 2 {
-            let (sampled, busy) = (self.sampled, self.busy);
-            problems.push(format!("the samples represent {sampled:.0?} of {busy:.0?} of CPU time"));
+        if self.samples_begun_later == 0 {
+            let (source, why) = (&self.source, why_samples());
+            problems.push(format!(
+                "no thread is sampled that is in its span for some time already ({source}){why}"
+            ));
+        } else if sampled < busy / 2 || sampled > busy * 2 {
+            let why = why_samples();
+            problems.push(format!(
+                "the samples represent {sampled:.0?} of {busy:.0?} of CPU time{why}"
+            ));
         }
-        if self.whole_stacks * 10 < self.samples * 9 {
-            let (whole, all) = (self.whole_stacks, self.samples);
-            let why = if self.cut_stacks * 2 > all - whole {
-                "stacks were deeper than TRACING_PROFILING_STACK_BYTES"
+        let (whole, all) = (self.whole_stacks, self.samples);
+        if whole * 10 < all * 9 {
+            let is_most = |count| count * 2 > all - whole;
+            let what = if is_most(self.cut_stacks) {
+                ": stacks were deeper than TRACING_PROFILING_STACK_BYTES"
+            } else if is_most(self.stacks_without_tables) {
+                ": the program or a library that it calls has no unwind tables"
             } else {
-                "the program or a library that it calls has no unwind tables"
+                ": callers were not found"
             };
-            problems.push(format!("{whole} of {all} stacks are complete: {why}"));
+            problems.push(format!("{whole} of {all} stacks are complete{what}{}", why(OF_STACKS)));
         }
         if cfg!(feature = "symbols") && !self.has_functions {
-            problems.push("functions have no names: is the program stripped?".to_owned());
+            problems.push(format!("functions have no names{}", why(OF_NAMES)));
         }
         if self.waited.is_none() {
-            problems.push("the wait was not captured".to_owned());
+            problems.push(format!("the wait was not captured{}", why(OF_WAITS)));
+        } else if !self.has_stack_of_wait {
+            problems.push(format!("the wait has no stack{}", why(OF_WAITS)));
         }
         problems
     }
@@ -90,7 +197,10 @@ impl fmt::Display for SelfTest {
         let found = |is: bool| if is { "found" } else { "not found" };
         write!(f, "; functions {}, lines {}", found(self.has_functions), found(self.has_lines))?;
         match self.waited {
-            Some(waited) => write!(f, "; a wait of {:.0?} measured as {waited:.1?}", self.asleep),
+            Some(waited) => {
+                let without = if self.has_stack_of_wait { "" } else { ", without its stack" };
+                write!(f, "; a wait of {:.0?} measured as {waited:.1?}{without}", self.asleep)
+            }
             None => f.write_str("; waits not captured"),
         }
     }
@@ -103,10 +213,13 @@ fn self_test_is_busy() -> u64 {
     let before = cpu();
     let ran = || cpu().zip(before).map_or_else(|| start.elapsed(), |(now, then)| now - then);
     let mut x = 1_u64;
+    let mut numbers = [0; 1_000];
     while ran() < BUSY && start.elapsed() < AT_MOST {
-        for i in 0..100_000_u64 {
-            x = std::hint::black_box((x ^ i).wrapping_mul(6_364_136_223_846_793_005));
+        for number in &mut numbers {
+            x = (x ^ *number).wrapping_mul(6_364_136_223_846_793_005);
+            *number = x;
         }
+        crate::sys::sort_in_library(&mut numbers);
     }
     x
 }
@@ -121,7 +234,8 @@ impl Handle {
     /// this system, with the source of this layer.
     ///
     /// It takes a little more than half a second, and longer if the program has much debug information. The load runs
-    /// on its own thread under its own layer, and leaves no profile. This blocks; in async code call it from
+    /// on two threads of its own under its own layer, through functions of the C library, and leaves no profile. Problems
+    /// have the warnings of that layer as their causes. This blocks; in async code call it from
     /// `spawn_blocking`.
     ///
     /// ```
@@ -144,71 +258,102 @@ impl Handle {
     }
 }
 
-/// Runs the load on its own thread, under its own layer with these settings.
+/// The span whose thread is sampled from its start, as its threshold is 0.
+const FIRST: &str = "self_test";
+/// The span whose thread the collector begins to sample, after a twentieth of its threshold.
+const LATER: &str = "self_test_later";
+const RULES: &str = "0ms,[self_test_later]=100ms";
+
+/// Runs the load on its own threads, under its own layer with these settings.
 fn self_test(settings: SourceSettings) -> SelfTest {
-    let memory = Memory::new();
-    let builder = Builder::new()
-        .with_source_settings(settings)
-        .arm_after(Duration::ZERO)
-        .rules(Rules::new([Rule::for_all(Keep::slower_than(Duration::ZERO))]))
-        .exporter(memory.clone());
+    let (memory, causes) = (Memory::new(), Causes::default());
     let mut found = SelfTest { asleep: ASLEEP, ..SelfTest::default() };
-    let Ok(layer) = builder.build() else {
+    let rules = RULES.parse().unwrap_or_default();
+    let settings = SourceSettings { arm_after: None, ..settings };
+    let builder = Builder::new().with_source_settings(settings).rules(rules);
+    let Ok(layer) = builder.exporter(memory.clone()).build() else {
         found.source = "no thread could be started".to_owned();
         return found;
     };
     let handle = layer.handle();
     found.source = handle.source();
-    let dispatch = Dispatch::new(tracing_subscriber::registry().with(layer));
-    let of_thread = dispatch.clone();
-    let run = move || {
-        tracing::dispatcher::with_default(&of_thread, || {
-            tracing::info_span!("self test").in_scope(|| {
-                let before = crate::sys::thread_cpu_ns();
-                self_test_is_busy();
-                let ran = crate::sys::thread_cpu_ns().zip(before).map(|(now, then)| now - then);
-                self_test_is_asleep();
-                ran
+    let of_layer = causes.clone().with_filter(LevelFilter::WARN);
+    let dispatch = Dispatch::new(tracing_subscriber::registry().with(of_layer).with(layer));
+    let run = |is_first: bool| {
+        let dispatch = dispatch.clone();
+        move || {
+            tracing::dispatcher::with_default(&dispatch, || {
+                let span = match is_first {
+                    true => tracing::info_span!(FIRST),
+                    false => tracing::info_span!(LATER),
+                };
+                span.in_scope(|| {
+                    let before = crate::sys::thread_cpu_ns();
+                    self_test_is_busy();
+                    let now = crate::sys::thread_cpu_ns();
+                    self_test_is_asleep();
+                    now.zip(before).map(|(now, then)| now - then)
+                })
             })
-        })
+        }
     };
     // The calling thread may be ignored by the layer, or be in other spans.
-    let thread = crate::sys::spawn("profiling-test", run);
-    let ran_ns = thread.ok().and_then(|thread| thread.join().ok()).flatten();
-    found.busy = ran_ns.map_or(BUSY, Duration::from_nanos);
+    let threads = [true, false].map(|is_first| crate::sys::spawn("profiling-test", run(is_first)));
+    let ran_ns = threads.map(|thread| thread.ok()?.join().ok()?);
+    found.busy = ran_ns.map(|ns| ns.map_or(BUSY, Duration::from_nanos)).iter().sum();
     handle.flush(DEADLINE);
-    if let Some(profile) = memory.profiles().first() {
-        evaluate(profile, &mut found);
-    }
+    let profiles = memory.profiles();
+    profiles.iter().for_each(|profile| evaluate(profile, &mut found));
+    found.refused = refusals(&handle.stats());
     handle.shutdown(DEADLINE);
     drop(dispatch);
+    found.causes = std::mem::take(&mut *causes.0.lock());
     found
 }
 
+/// Adds what a profile has.
 fn evaluate(profile: &Profile, found: &mut SelfTest) {
+    let functions = |sample: &Sample| {
+        let lines = profile.stack(sample.stack).flat_map(|location| &location.lines);
+        lines.filter_map(|line| Some((&profile.function(line.function)?.name, line.line)))
+    };
+    let line_of = |sample: &Sample, function: &str| {
+        functions(sample).find(|(name, _)| name.ends_with(function)).map(|(_, line)| line)
+    };
+    let busy = |sample: &Sample| line_of(sample, "self_test_is_busy");
+    let has_names = profile.of_kind(SampleKind::OnCpu).any(|sample| busy(sample).is_some());
     for sample in profile.of_kind(SampleKind::OnCpu) {
-        let (mut is_whole, mut is_cut) = (true, false);
-        for location in profile.stack(sample.stack) {
-            is_whole &= location.kind != FrameKind::Remark;
-            for line in &location.lines {
-                let function = profile.function(line.function);
-                let name = function.map_or("", |function| &function.name);
-                is_cut |= location.kind == FrameKind::Remark && name == CALLERS_NOT_COPIED;
-                if name.ends_with("self_test_is_busy") {
-                    found.has_functions = true;
-                    found.has_lines |= line.line > 0;
-                }
-            }
-        }
-        let points = sample.points.len();
+        let (points, line) = (sample.points.len(), busy(sample));
+        let all = |is_it: fn(FrameKind) -> bool| {
+            profile.stack(sample.stack).all(|location| is_it(location.kind))
+        };
+        // Where time in the kernel has no stack, it is one sample.
+        let is_whole = all(|kind| kind == FrameKind::Kernel)
+            || all(|kind| kind != FrameKind::Remark) && (line.is_some() || !has_names);
+        found.has_functions |= line.is_some();
+        found.has_lines |= line.is_some_and(|line| line > 0);
         found.samples += points;
-        found.whole_stacks += if is_whole { points } else { 0 };
-        found.cut_stacks += if is_cut { points } else { 0 };
+        found.samples_begun_later += if profile.name == LATER { points } else { 0 };
+        let ends_at = |remark| functions(sample).any(|(name, _)| name == remark);
+        let count = match is_whole {
+            true => &mut found.whole_stacks,
+            // It may also end without a remark.
+            false if ends_at(CALLERS_NOT_COPIED) => &mut found.cut_stacks,
+            false if ends_at(CALLERS_WITHOUT_TABLES) => &mut found.stacks_without_tables,
+            false => continue,
+        };
+        *count += points;
     }
-    found.sampled = Duration::from_nanos(profile.weight_ns());
-    let longest = |sample: &Sample| sample.points.iter().map(|point| point.weight).max();
-    let waited = profile.of_kind(SampleKind::OffCpu).filter_map(longest).max();
-    found.waited = waited.map(Duration::from_nanos);
+    found.sampled += Duration::from_nanos(profile.weight_ns());
+    for sample in profile.of_kind(SampleKind::OffCpu) {
+        let longest = sample.points.iter().map(|point| point.weight()).max();
+        if longest > found.waited {
+            found.waited = longest;
+            let is_code = |kind| matches!(kind, FrameKind::Rust | FrameKind::Native);
+            found.has_stack_of_wait =
+                profile.stack(sample.stack).any(|location| is_code(location.kind));
+        }
+    }
 }
 
 #[cfg(test)]
@@ -219,14 +364,19 @@ mod tests {
         SelfTest {
             source: "source timer".to_owned(),
             samples: 60,
+            samples_begun_later: 29,
             sampled: BUSY,
             busy: BUSY,
             whole_stacks: 60,
             cut_stacks: 0,
+            stacks_without_tables: 0,
             has_functions: true,
             has_lines: true,
             waited: Some(ASLEEP),
+            has_stack_of_wait: true,
             asleep: ASLEEP,
+            causes: Vec::new(),
+            refused: String::new(),
         }
     }
 
@@ -238,27 +388,66 @@ mod tests {
             "source timer; 60 samples of 300ms in 300ms of CPU time, 60 of their stacks complete; \
              functions found, lines found; a wait of 200ms measured as 200.0ms"
         );
+        let found = SelfTest { has_stack_of_wait: false, ..good() };
+        assert!(found.to_string().ends_with("measured as 200.0ms, without its stack"));
     }
 
     #[test]
     fn reports_what_does_not_work() {
         for (broken, expected) in [
             (SelfTest { samples: 0, ..good() }, "no samples are taken (source timer)"),
-            (SelfTest { sampled: BUSY / 3, ..good() }, "100ms of 300ms of CPU time"),
             (
-                SelfTest { whole_stacks: 50, ..good() },
+                SelfTest { samples_begun_later: 0, sampled: BUSY / 2, ..good() },
+                "no thread is sampled that is in its span for some time already (source timer)",
+            ),
+            (
+                SelfTest { sampled: BUSY / 3, ..good() },
+                "the samples represent 100ms of 300ms of CPU time",
+            ),
+            (
+                SelfTest { whole_stacks: 50, stacks_without_tables: 9, ..good() },
                 "50 of 60 stacks are complete: the program or a library that it calls has no unwind tables",
             ),
             (
                 SelfTest { whole_stacks: 50, cut_stacks: 9, ..good() },
                 "50 of 60 stacks are complete: stacks were deeper than TRACING_PROFILING_STACK_BYTES",
             ),
-            (SelfTest { has_functions: false, ..good() }, "is the program stripped?"),
+            (
+                SelfTest { whole_stacks: 50, ..good() },
+                "50 of 60 stacks are complete: callers were not found",
+            ),
+            (
+                SelfTest { samples: 0, refused: "of this".to_owned(), ..good() },
+                "no samples are taken (source timer): threads could not be sampled, since of this",
+            ),
+            (SelfTest { has_functions: false, ..good() }, "functions have no names"),
             (SelfTest { waited: None, ..good() }, "the wait was not captured"),
+            (SelfTest { has_stack_of_wait: false, ..good() }, "the wait has no stack"),
         ] {
-            let problems = broken.problems();
-            assert_eq!(problems.len(), 1);
-            assert!(problems[0].contains(expected), "{problems:?}");
+            assert_eq!(broken.problems(), [expected]);
         }
+    }
+
+    #[test]
+    fn a_problem_has_the_causes_that_were_logged() {
+        let cause = |kind: LogKind, message: &str| Cause {
+            kind: kind.as_str().to_owned(),
+            message: message.to_owned(),
+        };
+        let causes = vec![
+            cause(LogKind::FileUnreadable, "it cannot be read"),
+            cause(LogKind::WaitsUnseen, "/proc is not mounted"),
+            cause(LogKind::CallsForbidden, "a filter"),
+        ];
+        let found = SelfTest { causes, ..good() };
+        assert!(found.is_ok(), "warnings alone are no problem");
+        let found = SelfTest { has_functions: false, has_stack_of_wait: false, ..found };
+        assert_eq!(
+            found.problems(),
+            [
+                "functions have no names: it cannot be read",
+                "the wait has no stack: /proc is not mounted: a filter"
+            ]
+        );
     }
 }

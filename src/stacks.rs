@@ -9,16 +9,26 @@ pub(crate) struct CopiedStack {
     registers: Registers,
     blocks: Blocks,
     length: usize,
+    /// There was more.
+    is_part: bool,
 }
 
 impl CopiedStack {
-    /// Copies a stack, into the memory of an earlier copy if that is large enough. `None` if there is no memory.
-    pub(crate) fn new(pool: &BlockPool, reused: Option<Self>, stack: &LiveStack) -> Option<Self> {
-        let length = stack.len();
-        let reused = reused.map(|copy| copy.blocks).filter(|blocks| blocks.bytes() >= length);
+    /// Copies at most that many bytes of a stack, its innermost part. Uses the memory of an earlier copy again if that
+    /// is large enough, and not larger than what may be copied. `None` if there is no memory.
+    pub(crate) fn new(
+        pool: &BlockPool,
+        reused: Option<Self>,
+        stack: &LiveStack,
+        most_bytes: usize,
+    ) -> Option<Self> {
+        let length = stack.len().min(most_bytes);
+        let is_good = |blocks: &Blocks| (length..=most_bytes).contains(&blocks.bytes());
+        let reused = reused.map(|copy| copy.blocks).filter(is_good);
         let mut blocks = reused.or_else(|| Blocks::take(pool, length))?;
         stack.copy_to(blocks.runs_mut());
-        Some(Self { registers: Registers::from(stack.registers), blocks, length })
+        let (registers, is_part) = (Registers::from(stack.registers), length < stack.len());
+        Some(Self { registers, blocks, length, is_part })
     }
 
     /// A second copy. `None` if there is no memory.
@@ -28,6 +38,10 @@ impl CopiedStack {
             to.copy_from_slice(from);
         }
         Some(Self { blocks, ..*self })
+    }
+
+    pub(crate) fn is_part(&self) -> bool {
+        self.is_part
     }
 
     pub(crate) fn registers(&self) -> Registers {

@@ -307,7 +307,8 @@ counters! {
         /// Awaits and scheduling delays that became samples.
         captured,
         /// Times that a stack was not copied because the memory for pending futures was used up
-        /// ([`Builder::await_bytes`](crate::Builder::await_bytes)).
+        /// ([`Builder::await_bytes`](crate::Builder::await_bytes)), and stacks that were taken back from futures that had
+        /// been pending for more than 5 seconds, because it nearly was.
         dropped_memory,
         /// Times that a stack was not copied because it was larger than 64 KiB, or not the thread's own: that of a
         /// coroutine.

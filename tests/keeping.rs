@@ -1,6 +1,12 @@
 //! Which spans are kept, and the content of their profiles.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a test")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test"
+)]
 
 mod support;
 
@@ -905,4 +911,63 @@ fn the_self_test_reports_what_can_be_profiled() {
         assert_eq!(setup.handle.stats().spans.kept, 0);
     }
     assert_eq!(Setup::new("off").handle.self_test().source, "the layer is off");
+}
+
+/// Runs as this program in an environment in which something is missing.
+#[test]
+fn the_self_test_names_the_cause() {
+    const TEST: &str = "the_self_test_names_the_cause";
+    if support::is_child(TEST) {
+        let found = Setup::with("1h", |builder| builder.source(Source::Timer)).handle.self_test();
+        println!("{found}");
+        found.problems().iter().for_each(|problem| println!("problem: {problem}"));
+        return;
+    }
+    if cfg!(not(target_os = "linux")) || !HAS_STACKS {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let this = std::env::current_exe().unwrap();
+    let execute_only = directory.path().join("execute_only");
+    let stripped = directory.path().join("stripped");
+    std::fs::copy(&this, &execute_only).unwrap();
+    let permit = |path: &std::path::Path, mode| {
+        let permissions = std::os::unix::fs::PermissionsExt::from_mode(mode);
+        std::fs::set_permissions(path, permissions).unwrap();
+    };
+    permit(&execute_only, 0o111);
+    permit(directory.path(), 0o755);
+    let strip =
+        std::process::Command::new("objcopy").arg("--strip-all").args([&this, &stripped]).status();
+    let without_proc = "mount -t tmpfs none /proc && exec \"$@\"";
+    for (before, program, expected) in [
+        (&["env"][..], &stripped, "functions have no names: this program is stripped"),
+        (
+            &["setpriv", "--reuid=65534", "--clear-groups"],
+            &execute_only,
+            "cannot be read, so its functions have no names: Permission denied",
+        ),
+        (
+            &["unshare", "--mount", "sh", "-c", without_proc, "sh"],
+            &this,
+            "the wait was not captured: there are no waits in profiles",
+        ),
+    ] {
+        let run = |program: &std::ffi::OsStr| {
+            let mut words = before.iter().map(std::ffi::OsStr::new);
+            let mut command = std::process::Command::new(words.next().unwrap());
+            command.args(words).arg(program).args(["--exact", TEST, "--nocapture"]);
+            command.env("CHILD", TEST).output().unwrap()
+        };
+        let is_missing = *program == stripped && !strip.as_ref().is_ok_and(|done| done.success());
+        if is_missing || !run("true".as_ref()).status.success() {
+            println!("{before:?} was not tried");
+            continue;
+        }
+        let output = run(program.as_os_str());
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{text}");
+        let problems: Vec<_> = text.lines().filter(|line| line.starts_with("problem: ")).collect();
+        assert!(problems.iter().any(|line| line.contains(expected)), "{expected}: {text}");
+    }
 }

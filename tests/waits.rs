@@ -427,22 +427,83 @@ fn check_waits(shown: Shown) {
     }
 }
 
+#[inline(never)]
+fn read_zeros(mut goes_on: impl FnMut() -> bool) {
+    use std::io::Read as _;
+    let mut zeros = std::fs::File::open("/dev/zero").unwrap();
+    let mut buffer = vec![0; 1 << 20];
+    while goes_on() {
+        zeros.read_exact(&mut buffer).unwrap();
+    }
+}
+
+/// Then the rest of the span's time is one sample without a stack.
+fn of_user_code_alone(profile: &Profile) -> bool {
+    profile.of_kind(SampleKind::OnCpu).any(|sample| names(profile, sample) == ["[kernel]"])
+}
+
+/// A thread that could not be sampled, and what else is lost, matters to the spans that were open then, and to no later one.
+#[test]
+fn a_loss_hides_kernel_time_of_the_spans_in_which_it_was() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
+    const TEST: &str = "a_loss_hides_kernel_time_of_the_spans_in_which_it_was";
+    if !is_child(TEST) {
+        let output = run_child(TEST, &[]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        return;
+    }
+    // Root may sample the kernel.
+    let none = CapabilitySet::empty();
+    let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
+    set_capabilities(None, sets).unwrap();
+    let paranoid = std::fs::read_to_string("/proc/sys/kernel/perf_event_paranoid");
+    if !has_perf() || paranoid.is_ok_and(|level| level.trim() != "2") {
+        eprintln!("skipped: perf is not allowed for user code alone");
+        return;
+    }
+    // Room for the events of one or two threads.
+    let most = Rlimit { current: Some(128), maximum: getrlimit(Resource::Nofile).maximum };
+    setrlimit(Resource::Nofile, most).unwrap();
+    let setup = with(Source::Perf);
+    let read = || {
+        let start = cpu_time::ThreadTime::now();
+        read_zeros(|| start.elapsed() < 100 * MS);
+    };
+    setup.run(|| {
+        let _outer = info_span!("outer").entered();
+        read();
+        let barrier = std::sync::Barrier::new(8);
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    tracing::dispatcher::with_default(&setup.dispatch, || {
+                        info_span!("crowded").in_scope(|| {
+                            barrier.wait();
+                            burn(MS);
+                            barrier.wait();
+                        });
+                    });
+                });
+            }
+        });
+    });
+    let lost = || setup.handle.stats().threads.refused_open_files;
+    assert!(lost() > 0);
+    let profiles = setup.memory.take();
+    let outer = profiles.iter().find(|profile| profile.name == "outer").unwrap();
+    assert!(!of_user_code_alone(outer), "{:?}", outer.notes);
+    // The files of the threads before may not have been given back yet.
+    let has_kernel_time = || {
+        setup.run(|| info_span!("later").in_scope(read));
+        setup.memory.take().iter().any(of_user_code_alone)
+    };
+    assert!((0..20).any(|_| has_kernel_time()), "{} threads were refused", lost());
+}
+
 /// All CPU time of a span is in its profile, including the time in the kernel.
 #[test]
 fn kernel_time_is_part_of_the_total() {
-    use std::io::Read as _;
-    #[inline(never)]
-    fn read_zeros(mut goes_on: impl FnMut() -> bool) {
-        let mut zeros = std::fs::File::open("/dev/zero").unwrap();
-        let mut buffer = vec![0; 1 << 20];
-        while goes_on() {
-            zeros.read_exact(&mut buffer).unwrap();
-        }
-    }
-    /// Then the rest of the span's time is one sample without a stack.
-    fn of_user_code_alone(profile: &Profile) -> bool {
-        profile.of_kind(SampleKind::OnCpu).any(|sample| names(profile, sample) == ["[kernel]"])
-    }
     for source in sources() {
         let mut tries = 0..5;
         // The CPU time of the span by time of day.

@@ -255,7 +255,8 @@ impl LayerAllocations {
             }
         }
         let live = allocation.stack(self.settings.stack_bytes);
-        let stack = live.as_ref().and_then(|live| CopiedStack::new(&self.pool, None, live));
+        let stack =
+            live.as_ref().and_then(|live| CopiedStack::new(&self.pool, None, live, usize::MAX));
         if stack.is_none() {
             let why = if live.is_none() { &counters.off_stack } else { &counters.dropped_memory };
             Counters::add(why, 1);

@@ -7,6 +7,7 @@
 mod future;
 mod place;
 mod record;
+mod room;
 mod shared;
 #[cfg(feature = "tower")]
 pub mod tower;

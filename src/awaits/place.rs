@@ -97,6 +97,15 @@ impl AwaitPlace {
         self.stacks = LeafStacks::default();
     }
 
+    /// Frees the stacks, also those of the carried sample. Returns how many there were.
+    pub(super) fn take_back(&mut self) -> u64 {
+        let carried = self.carried.as_mut();
+        let of_carried = carried.and_then(|carried| carried.stacks.replace(LeafStacks::default()));
+        let all = [Some(std::mem::take(&mut self.stacks)), of_carried];
+        let all = all.into_iter().flatten().flat_map(|stacks| [stacks.last, stacks.before]);
+        all.flatten().count() as u64
+    }
+
     /// The stacks are about to be overwritten or dropped.
     pub(super) fn keep_carried(&mut self) {
         if let Some(carried) = &mut self.carried

@@ -29,6 +29,8 @@ pub(super) struct FutureRecord {
     is_unsure: AtomicBool,
     /// The waker was cloned in this poll, or in the last one.
     has_cloned: AtomicBool,
+    /// Its stacks were taken back, and the waker was not cloned since.
+    is_taken_back: AtomicBool,
     /// The waker was cloned in no profiled span. It matters only as long as it never was in one.
     is_outside: AtomicBool,
     /// The id of the span in `place`, which only polls and the end change; 0 if there is none.
@@ -109,7 +111,12 @@ impl WakerObserver for FutureRecord {
             return;
         }
         let _uncounted = Uncounted::begin();
-        if !is_only {
+        // A leaf that clones again still has its clone from before.
+        let is_again = self.is_taken_back.load(Ordering::Relaxed);
+        if is_again {
+            self.is_taken_back.store(false, Ordering::Relaxed);
+        }
+        if !is_only && !is_again {
             self.is_unsure.store(true, Ordering::Relaxed);
         }
         let span = innermost_span();
@@ -141,6 +148,10 @@ impl WakerObserver for FutureRecord {
             self.is_nested.store(!place.around.is_empty(), Ordering::Relaxed);
         }
         if span.is_none() {
+            // What was awaited in the last request, as long as this connection is idle.
+            if awaits.room.is_tight() {
+                place.drop_stacks();
+            }
             return;
         }
         let is_same = known.is_some_and(|known| Some(known.key) == span.map(|span| span.key));
@@ -176,6 +187,24 @@ impl WakerObserver for FutureRecord {
 impl FutureRecord {
     fn has_stopped(&self) -> bool {
         self.awaits.get().is_some_and(|awaits| !awaits.is_active() || !awaits.is_here())
+    }
+
+    /// Frees its stacks if it has been pending since before that time, and was not woken. Returns how many there were.
+    pub(super) fn take_back(&self, before: u64) -> u64 {
+        let since = self.pending_since.load(Ordering::Relaxed);
+        if since == 0 || since >= before || self.woken_at.load(Ordering::Relaxed) != 0 {
+            return 0;
+        }
+        let mut place = self.place.lock();
+        // Otherwise they may be those of a later await.
+        if self.pending_since.load(Ordering::Relaxed) != since {
+            return 0;
+        }
+        let count = place.take_back();
+        if count > 0 {
+            self.is_taken_back.store(true, Ordering::Relaxed);
+        }
+        count
     }
 
     /// What it awaits now, if it is pending.
@@ -290,6 +319,10 @@ impl Observed {
             TaskWaker::new(FutureRecord::default())
         });
         self.idle.end_await(&waker.observer);
+        if waker.observer.is_taken_back.load(Ordering::Relaxed) {
+            // Leaves that are still awaited clone this waker again, so that their stacks are copied again.
+            self.idle.tag = self.idle.tag.wrapping_add(1);
+        }
         waker.observer.is_unsure.store(false, Ordering::Relaxed);
         waker.observer.has_cloned.store(false, Ordering::Relaxed);
         let is_carrier = self.idle.has_carried;

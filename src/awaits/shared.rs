@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 
 use super::place::LeafStacks;
 use super::record::FutureRecord;
+use super::room::{LONG, MOST_VISITED, PASS_INTERVAL, StackRoom};
 use crate::layers::Layers;
 use crate::profile::SampleKind;
 use crate::span::{InnermostSpan, Spans};
@@ -82,6 +83,7 @@ pub(crate) struct LayerAwaits {
     pub(super) spans: Arc<Spans>,
     pub(super) counters: Arc<Counters>,
     pool: BlockPool,
+    pub(super) room: StackRoom,
     samples: ArrayQueue<AwaitSample>,
     /// By the part of the thread on which a future was first pending.
     pending: [CachePadded<Mutex<Listed>>; STRIPES],
@@ -114,6 +116,10 @@ impl Listed {
             None => self.futures.push(Some(future)),
         }
         index
+    }
+
+    fn all(&self) -> Vec<Arc<TaskWaker<FutureRecord>>> {
+        self.futures.iter().flatten().filter_map(Weak::upgrade).collect()
     }
 
     fn remove(&mut self, index: usize) {
@@ -157,6 +163,7 @@ impl LayerAwaits {
         let clock = spans.clock();
         let awaits = Arc::new(Striped::new(Self {
             pool: BlockPool::new(most_bytes),
+            room: StackRoom::default(),
             samples: ArrayQueue::new(MOST_SAMPLES),
             pending: array::from_fn(|_| CachePadded::default()),
             waker,
@@ -231,11 +238,43 @@ impl LayerAwaits {
         reused: Option<CopiedStack>,
         stack: &LiveStack,
     ) -> Option<CopiedStack> {
-        let copy = CopiedStack::new(&self.pool, reused, stack);
+        let copy = CopiedStack::new(&self.pool, reused, stack, self.room.most_bytes());
         if copy.is_none() {
             Counters::add(&self.counters.awaits.dropped_memory, 1);
+            if self.room.note_full() {
+                self.waker.wake_soon();
+            }
         }
         copy
+    }
+
+    /// While most of the memory for stacks is in use, takes back those of futures that have been pending for long.
+    pub(crate) fn make_room(&self) {
+        let clock = self.spans.clock();
+        let now = clock.now();
+        if !self.room.begin_pass(&self.pool, now, clock.ticks(PASS_INTERVAL)) {
+            return;
+        }
+        let before = now.saturating_sub(clock.ticks(LONG));
+        let first = self.room.next_part.load(Ordering::Relaxed);
+        let mut visited = 0;
+        for part in (0..STRIPES).map(|part| (first + part) % STRIPES) {
+            self.room.next_part.store(part, Ordering::Relaxed);
+            if visited >= MOST_VISITED || self.room.has_enough(&self.pool) {
+                break;
+            }
+            let futures = self.pending.get(part).map(|list| list.lock().all()).unwrap_or_default();
+            visited += futures.len();
+            let taken = futures.iter().map(|future| future.observer.take_back(before)).sum();
+            Counters::add(&self.counters.awaits.dropped_memory, taken);
+        }
+    }
+
+    /// How long until the next call of [`Self::make_room`] has something to do, if it is needed.
+    pub(crate) fn until_room(&self) -> Option<Duration> {
+        let clock = self.spans.clock();
+        let ticks = self.room.until_wanted(clock.now(), clock.ticks(PASS_INTERVAL))?;
+        Some(Duration::from_nanos(clock.ns(ticks)))
     }
 
     pub(super) fn push(&self, sample: AwaitSample) {
@@ -275,10 +314,7 @@ impl LayerAwaits {
 
     /// What pending futures await now whose spans are wanted, at most [`MOST_PRESENT`].
     pub(crate) fn present(&self, is_wanted: impl Fn(&InnermostSpan) -> bool) -> Vec<AwaitSample> {
-        let futures = self.pending.iter().flat_map(|list| {
-            let list = list.lock();
-            list.futures.iter().flatten().filter_map(Weak::upgrade).collect::<Vec<_>>()
-        });
+        let futures = self.pending.iter().flat_map(|list| list.lock().all());
         let present = futures.filter_map(|future| future.observer.present(self, &is_wanted));
         present.take(MOST_PRESENT).collect()
     }

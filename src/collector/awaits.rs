@@ -117,7 +117,7 @@ fn unwind(
     frames: &mut Vec<ModuleAddress>,
 ) -> UnwindEnd {
     let end = unwind_copy(copy, unwinder, most_frames, frames);
-    // The copy ends in the wrapper.
-    let is_whole = end == UnwindEnd::Cut && frames.len() + 1 < most_frames;
+    // A copy of all of it ends in the wrapper.
+    let is_whole = end == UnwindEnd::Cut && !copy.is_part() && frames.len() + 1 < most_frames;
     if is_whole { UnwindEnd::Root } else { end }
 }

@@ -250,29 +250,23 @@ impl ProfileAssembler<'_> {
 
     fn profiled_spans(&self, epoch: &Epoch, topmost: &[SpanKey]) -> Vec<ProfiledSpan> {
         let kept = report::outermost_first(&epoch.kept).into_iter().take(MOST_LISTED);
-        let profiled = kept.map(|span| {
-            let known = self.pending.get(span.key).and_then(|pending| pending.known);
-            let rule = known.and_then(|known| self.callsites.get(known.plan));
-            ProfiledSpan {
-                name: report::full_name(&span, self.redaction),
-                span: self.redaction.redact_span(span.name()).into_owned(),
-                target: self.redaction.redact_function(span.target()).into_owned(),
-                fields: span.values.to_vec(),
-                reasons: span.reasons.to_string(),
-                rule: rule.map_or_else(String::new, |callsite| {
-                    self.redaction.redact_span(&callsite.keep.to_string()).into_owned()
-                }),
-                is_open: span.is_open,
-                is_topmost: topmost.contains(&span.key),
-                own_file: span
-                    .metadata
-                    .file()
-                    .filter(|file| !is_of_dependency(file))
-                    .unwrap_or_default(),
-                times: span.account,
-                ids: span.trace_ids(),
-                start_unix_ns: self.unix_ns(span.opened_ns),
-            }
+        let profiled = kept.map(|span| ProfiledSpan {
+            name: report::full_name(&span, self.redaction),
+            span: self.redaction.redact_span(span.name()).into_owned(),
+            target: self.redaction.redact_function(span.target()).into_owned(),
+            fields: span.values.to_vec(),
+            reasons: span.reasons.to_string(),
+            rule: self.redaction.redact_span(&span.rule.text).into_owned(),
+            is_open: span.is_open,
+            is_topmost: topmost.contains(&span.key),
+            own_file: span
+                .metadata
+                .file()
+                .filter(|file| !is_of_dependency(file))
+                .unwrap_or_default(),
+            times: span.account,
+            ids: span.trace_ids(),
+            start_unix_ns: self.unix_ns(span.opened_ns),
         });
         profiled.collect()
     }

@@ -524,7 +524,7 @@ impl Engine {
             values: self
                 .inspect_values(closing, FieldValues::of)
                 .map(|value| self.redaction.redact_span(value).into()),
-            rule: callsite.rule,
+            rule: callsite.kept_rule(),
             reasons,
             opened_ns: closing.opened_ns,
             // Not by its wall time: the thread may have been preempted since the close.

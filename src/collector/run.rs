@@ -278,7 +278,7 @@ impl Collector {
         let is_open = self.is_in_span || self.must_check_spans();
         let watchdog = self.until_next_check().filter(|_| is_open);
         let soonest = linger.into_iter().chain(idle).chain(signal).chain(self.logged.until_next());
-        soonest.chain(watchdog).min()
+        soonest.chain(watchdog).chain(self.engine.copied.awaits.until_room()).min()
     }
 
     /// Runs one round. Returns the commands, and whether another round must follow at once.
@@ -310,6 +310,8 @@ impl Collector {
         self.closed.extend(closed_since);
 
         self.pending.charge_refused();
+        let clock = self.engine.spans.clock();
+        self.source.check_losses(clock.raw_ns(clock.now()));
         for epoch in epochs {
             self.export(epoch);
         }
@@ -483,6 +485,7 @@ impl Collector {
             now_ns: clock.raw_ns(clock.now()),
         };
         self.copied.read(&self.engine.copied, &mut target);
+        self.engine.copied.awaits.make_room();
     }
 
     pub(super) fn export(&mut self, mut epoch: Epoch) {
@@ -504,6 +507,7 @@ impl Collector {
         let is_snapshot = epoch.kept.iter().any(|span| span.is_open);
         let waiting = self.sampled.iter().filter_map(Sampled::waiting);
         let most_frames = self.limits.frames_per_stack;
+        let opened_ns = epoch.kept.iter().map(|span| span.opened_ns).min().unwrap_or(0);
         let awaiting = match is_snapshot {
             true => self.copied.awaits.unwind_present(&mut self.unwinder, most_frames),
             false => Vec::new(),
@@ -518,7 +522,7 @@ impl Collector {
             period_ns: self.source.periods().first(),
             most_samples: self.limits.samples_per_profile,
             most_bytes: room.most_bytes,
-            hides_kernel: self.source.hides_kernel_alone(),
+            hides_kernel: self.source.hides_kernel_alone(opened_ns),
             redaction: &self.engine.redaction,
         };
         let Built { profile, modules, spans, downsampled, losses } = builder.build(id, &epoch);

@@ -97,6 +97,7 @@ fn of_recent(recent: &RecentlyKept) -> Map<String, Value> {
     set("fields", Value::Object(fields.collect()));
     set("id", recent.kept.profile.map(|id| id.to_string()).into());
     set("reasons", span.reasons().to_string().into());
+    set("rule", recent.rule.clone().into());
     set("time", time(span.opened()).into());
     let times = span.times();
     set("wall_ms", ms(times.wall()));

@@ -191,8 +191,8 @@ impl ProfileAdmission {
         let taken = limits.take(span, what, now_ns);
         if let Err(NoToken { is_of_rule, until_ns }) = taken {
             let key = match is_of_rule {
-                true => LimitKey::of_rule(span.rule, what),
-                false => LimitKey::of_name(span.rule, name, what),
+                true => LimitKey::of_rule(span.rule.id, what),
+                false => LimitKey::of_name(span.rule.id, name, what),
             };
             self.dry.note(key, until_ns);
         }

@@ -484,6 +484,7 @@ impl Callsites {
                 fields: fields.clone(),
                 cohort: self.cohort((id, metadata.name()), &keep, has_room, cohorts),
                 first,
+                text: OnceLock::new(),
                 was_unused: AtomicBool::new(false),
             });
         }

@@ -1,6 +1,7 @@
 //! What is reported about kept spans.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use tracing::Metadata;
@@ -44,7 +45,7 @@ pub struct KeptSpan {
     pub(crate) metadata: &'static Metadata<'static>,
     /// After redaction.
     pub(crate) values: FieldValues,
-    pub(crate) rule: u64,
+    pub(crate) rule: KeptRule,
     pub(crate) reasons: Reasons,
     pub(crate) account: TimeBreakdown,
     /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
@@ -56,6 +57,15 @@ pub struct KeptSpan {
     pub(crate) earlier: ExportedWhileOpen,
     pub(crate) trace: Option<TraceIds>,
     pub(crate) is_open: bool,
+}
+
+/// The rule that decided.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct KeptRule {
+    /// Equal rules have the same id.
+    pub(crate) id: u64,
+    /// When it keeps spans.
+    pub(crate) text: Arc<str>,
 }
 
 /// What the samples in a kept span link to, unless they are in an inner kept span, whose samples link to what was
@@ -196,7 +206,7 @@ impl KeptSpan {
             root,
             metadata,
             values: FieldValues::default(),
-            rule: 0,
+            rule: KeptRule::default(),
             reasons: Reasons::default(),
             account: TimeBreakdown::default(),
             opened_ns: 0,

@@ -23,7 +23,7 @@ pub(crate) use admission::{Epoch, ExportedWhileOpen, MAX_RESERVED, ProfileAdmiss
 pub(crate) use callsites::{Callsites, STATUS_FIELD};
 pub use condition::{Condition, Keep, TimeOrShare};
 pub use kept::{Kept, KeptSpan, NoProfile};
-pub(crate) use kept::{OnKept, SpanLink};
+pub(crate) use kept::{KeptRule, OnKept, SpanLink};
 pub(crate) use plans::Callsite;
 pub use reasons::{Reason, Reasons};
 #[cfg(test)]

@@ -4,15 +4,15 @@ use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
 use std::num::NonZeroU32;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::RwLock;
 use tracing::Metadata;
 
-use super::Keep;
 use super::fields::FieldRules;
 use super::percentile::Sketches;
+use super::{Keep, KeptRule};
 use crate::span::Plan;
 use crate::sys::Uncounted;
 
@@ -34,11 +34,19 @@ pub(crate) struct Callsite {
     pub(super) cohort: Option<Arc<Cohort>>,
     /// The first number of the group of plans that values select from.
     pub(super) first: u64,
+    /// The conditions as text, once a span met one of them.
+    pub(super) text: OnceLock<Arc<str>>,
     /// Its rules were replaced, and the last sweep found no span that uses it.
     pub(super) was_unused: AtomicBool,
 }
 
 impl Callsite {
+    /// The rule that decided, for reports.
+    pub(crate) fn kept_rule(&self) -> KeptRule {
+        let text = self.text.get_or_init(|| self.keep.to_string().into());
+        KeptRule { id: self.rule, text: Arc::clone(text) }
+    }
+
     /// Whether this span is the one that `one_in` keeps.
     pub(crate) fn is_chosen(&self) -> bool {
         let chosen = |(cohort, number): (&Arc<Cohort>, _)| cohort.is_due(number);

@@ -20,6 +20,8 @@ pub(crate) struct RecentlyKept {
     /// The span's name with the values that identify it, and without.
     pub(crate) name: String,
     pub(crate) span: String,
+    /// When its rule keeps spans.
+    pub(crate) rule: String,
     /// Why there is no profile, if there is none.
     pub(crate) no_profile: Option<String>,
 }
@@ -35,6 +37,7 @@ impl Recent {
         let new = RecentlyKept {
             name: full_name(first, names),
             span: names.redact_span(first.name()).into_owned(),
+            rule: names.redact_span(&first.rule.text).into_owned(),
             no_profile: why.map(|why| Without(why, first).to_string()),
             kept: Kept {
                 spans: vec![first.clone()],

@@ -1,6 +1,7 @@
 //! The thread that reads symbols.
 
 use std::collections::{HashMap, HashSet};
+use std::mem::{self, Discriminant};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,7 +18,7 @@ use crate::log::{LogEvent, LogKind};
 use crate::profile::{MappingId, Profile, Symbolized};
 use crate::redact::Redaction;
 use crate::stats::Counters;
-use crate::symbols::{Missing, SymbolSettings, Symbolizer};
+use crate::symbols::{DebugCompression, Missing, SymbolSettings, Symbolizer};
 use crate::sys::{Files, Owning};
 use crate::unwind::Module;
 
@@ -34,7 +35,8 @@ pub(super) struct SymbolsThread {
     symbolizer: Option<Owning<Symbolizer>>,
     /// When the symbolizer was last used.
     symbolized: Instant,
-    reported: HashSet<Missing>,
+    /// The problems that were logged, by file.
+    reported: HashSet<(Discriminant<Missing>, Option<String>)>,
 }
 
 impl SymbolsThread {
@@ -150,7 +152,8 @@ impl SymbolsThread {
             if matches!(missing, Missing::TooLarge(..)) {
                 Counters::add(&self.shared.counters.profiles.symbols_over_limit, 1);
             }
-            if self.reported.insert(missing.clone()) {
+            let problem = (mem::discriminant(&missing), missing.file().map(str::to_owned));
+            if self.reported.insert(problem) {
                 self.shared.reporter.log(missing_event(&missing, names));
             }
         }
@@ -159,19 +162,23 @@ impl SymbolsThread {
 }
 
 fn missing_event(missing: &Missing, names: &Redaction) -> LogEvent {
-    let (kind, file, error) = match missing {
-        Missing::LineTables => (LogKind::NoLineTables, None, None),
-        Missing::Replaced(file) => (LogKind::FileReplaced, Some(file), None),
-        Missing::Unreadable(file, error) => (LogKind::FileUnreadable, Some(file), Some(error)),
-        Missing::Compressed(file) => (LogKind::FileCompressed, Some(file), None),
-        Missing::TooLarge(file, _) => (LogKind::FileTooLarge, Some(file), None),
+    let (kind, error) = match missing {
+        Missing::LineTables { .. } => (LogKind::NoLineTables, None),
+        Missing::Replaced(_) => (LogKind::FileReplaced, None),
+        Missing::Unreadable(_, error)
+        | Missing::DebugUnreadable(_, error)
+        | Missing::EmbeddedUnreadable(_, error) => (LogKind::FileUnreadable, Some(error)),
+        Missing::Compressed(..) => (LogKind::FileCompressed, None),
+        Missing::Split(_) => (LogKind::FileSplit, None),
+        Missing::TooLarge(..) => (LogKind::FileTooLarge, None),
     };
+    let file = missing.file();
     let redacted = file.map(|file| names.redact_module(file).into_owned());
     let error = error.zip(file.zip(redacted.as_ref()));
     let is_limit = kind == LogKind::FileTooLarge;
     LogEvent {
         variable: is_limit.then_some("TRACING_PROFILING_SYMBOL_BYTES".into()),
-        error: error.map(|(error, (file, redacted))| error.replace(file.as_str(), redacted)),
+        error: error.map(|(error, (file, redacted))| error.replace(file, redacted)),
         file: redacted,
         ..LogEvent::warning(kind, missing_in_words(missing, names))
     }
@@ -179,9 +186,12 @@ fn missing_event(missing: &Missing, names: &Redaction) -> LogEvent {
 
 fn missing_in_words(missing: &Missing, names: &Redaction) -> String {
     match missing {
-        Missing::LineTables => "this program has no line tables, so profiles show functions but \
-            no lines and no inlined functions; add `debug = \"line-tables-only\"` to \
-            [profile.release] in Cargo.toml, and do not strip the program"
+        Missing::LineTables { is_stripped: false } => "this program has no line tables, so profiles show functions but \
+            no lines and no inlined functions; add `debug = \"line-tables-only\"` to [profile.release] in Cargo.toml"
+            .to_owned(),
+        Missing::LineTables { is_stripped: true } => "this program is stripped, so profiles show addresses instead of its \
+            functions; remove `strip` from [profile.release] in Cargo.toml and add `debug = \"line-tables-only\"`, or \
+            leave the symbols in a file beside it (`objcopy --add-gnu-debuglink`)"
             .to_owned(),
         Missing::Replaced(file) => format!(
             "{} is not the file that was loaded, so its functions have no names; restart to \
@@ -193,10 +203,34 @@ fn missing_in_words(missing: &Missing, names: &Redaction) -> String {
             let error = error.replace(file, &shown);
             format!("{shown} cannot be read, so its functions have no names: {error}")
         }
-        Missing::Compressed(file) => format!(
-            "the debug information of {} is compressed with zstd, which is not supported, so profiles show \
-             its functions but no lines and no inlined functions; compress it with zlib \
-             (`-C link-arg=-Wl,--compress-debug-sections=zlib`) or not at all",
+        Missing::DebugUnreadable(file, error) => {
+            let shown = names.redact_module(file);
+            let error = error.replace(file, &shown);
+            format!(
+                "the debug information of {shown} cannot be read, so profiles show its functions but no lines and no \
+                 inlined functions: {error}"
+            )
+        }
+        Missing::EmbeddedUnreadable(file, error) => format!(
+            "the symbols in .gnu_debugdata of {} cannot be read, so only functions that it exports have names: {error}",
+            names.redact_module(file)
+        ),
+        Missing::Compressed(file, compression) => {
+            let how = match compression {
+                DebugCompression::Zstd => "with zstd",
+                DebugCompression::Old => "in an old way (its sections are named `.zdebug_`)",
+            };
+            format!(
+                "the debug information of {} is compressed {how}, which is not supported, so profiles show its functions \
+                 but no lines and no inlined functions; compress it with zlib \
+                 (`-C link-arg=-Wl,--compress-debug-sections=zlib`) or not at all",
+                names.redact_module(file)
+            )
+        }
+        Missing::Split(file) => format!(
+            "a part of the debug information of {} is in other files (`.dwo` or `.dwp`), which are not read, so profiles \
+             show its functions and lines but no inlined functions; remove `split-debuginfo` from [profile.release] in \
+             Cargo.toml, or set it to \"off\"",
             names.redact_module(file)
         ),
         Missing::TooLarge(file, bytes) => {

@@ -4,6 +4,7 @@ mod arming;
 mod counters;
 mod describe;
 mod hooks;
+mod losses;
 mod perf;
 mod rate;
 pub(crate) mod record;

@@ -13,6 +13,7 @@ use super::describe::{
     describe_timers,
 };
 use super::hooks::{ArmThreads, Begun};
+use super::losses::LossTimes;
 use super::perf::Perf;
 use super::rate::{Level, Periods, Rate};
 use super::thread::SampledThread;
@@ -83,6 +84,7 @@ struct Shared {
     /// No more threads are armed at present.
     sheds: AtomicBool,
     counters: Arc<Counters>,
+    losses: LossTimes,
     waker: Waker,
     periods: Periods,
     /// The period of new threads.
@@ -132,6 +134,7 @@ impl Sampler {
             is_over: Mutex::new(false),
             sheds: AtomicBool::new(false),
             counters,
+            losses: LossTimes::default(),
             waker: waker.clone(),
             periods,
             first_period_ns: AtomicU64::new(periods.first()),
@@ -227,10 +230,15 @@ impl Sampler {
         }
     }
 
-    /// Whether samples are taken of every thread but in user code only, and none was lost. On-CPU time without samples
-    /// is then time in the kernel.
-    pub(crate) fn hides_kernel_alone(&self) -> bool {
+    /// Whether samples are taken of every thread but in user code only, and none was lost since then. On-CPU time without
+    /// samples is then time in the kernel.
+    pub(crate) fn hides_kernel_alone(&self, since_ns: u64) -> bool {
         let perf = self.0.perf.as_ref().filter(|perf| perf.refused().is_none());
+        perf.is_some_and(|perf| !perf.sees_kernel()) && self.0.losses.are_none_since(since_ns)
+    }
+
+    /// Notices at that time whether samples were lost, or threads not sampled, since the last call.
+    pub(crate) fn check_losses(&self, now_ns: u64) {
         let counters = &self.0.counters;
         let losses = [
             &counters.threads.refused_perf,
@@ -247,8 +255,8 @@ impl Sampler {
             &counters.sampling.records_malformed,
             &counters.sampling.throttled,
         ];
-        perf.is_some_and(|perf| !perf.sees_kernel())
-            && losses.iter().all(|counter| counter.load(Ordering::Relaxed) == 0)
+        let count = losses.iter().map(|counter| counter.load(Ordering::Relaxed)).sum();
+        self.0.losses.check(count, now_ns);
     }
 
     /// Holds an event open. Called on the collector's thread as it starts, within a second of the first probe.

@@ -1,12 +1,16 @@
 //! Parsers of untrusted bytes, for the fuzz targets.
 
+use std::io;
+
+use super::embedded::decompress;
 use super::kernel::KernelTable;
 use super::names::demangle;
 use super::sections::{Sections, build_id_of};
 use crate::profile::LONGEST_NAME;
 
-/// Parses `bytes` as an object file.
+/// Parses `bytes` as an object file, and as embedded symbols.
 pub(crate) fn elf(bytes: &[u8]) {
+    _ = decompress(bytes, &mut io::sink(), 1 << 20);
     _ = Sections::of(bytes);
     _ = build_id_of(bytes);
 }

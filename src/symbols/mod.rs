@@ -1,6 +1,8 @@
 //! Symbolization: functions, inlined functions, files and lines by address.
 
 mod build_id;
+#[cfg(feature = "symbols")]
+mod embedded;
 #[cfg(fuzzing)]
 pub(crate) mod fuzzing;
 #[cfg(feature = "symbols")]
@@ -21,19 +23,50 @@ pub(crate) use build_id::hex;
 pub(crate) use symbolizer::Symbolizer;
 
 /// A problem with symbols that should be reported once.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(not(feature = "symbols"), expect(dead_code, reason = "nothing is looked up"))]
 pub(crate) enum Missing {
-    /// The executable has no line tables.
-    LineTables,
+    /// The executable has no line tables, and whether it has no symbol table either.
+    LineTables { is_stripped: bool },
     /// A file is not the one that was loaded.
     Replaced(String),
-    /// A file cannot be read.
+    /// A file cannot be read, and why.
     Unreadable(String, String),
+    /// The debug information of a file cannot be read, and why.
+    DebugUnreadable(String, String),
+    /// The symbols embedded in a file cannot be read, and why.
+    EmbeddedUnreadable(String, String),
     /// The debug information of a file is larger than the limit; its size in bytes.
     TooLarge(String, u64),
     /// The debug information of a file has an unsupported compression.
-    Compressed(String),
+    Compressed(String, DebugCompression),
+    /// A part of the debug information of a file is in others, which are not read.
+    Split(String),
+}
+
+/// A compression of debug information that is not supported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(feature = "symbols"), expect(dead_code, reason = "nothing is looked up"))]
+pub(crate) enum DebugCompression {
+    Zstd,
+    /// That of sections named `.zdebug_`, which older tools write.
+    Old,
+}
+
+impl Missing {
+    /// The file that it is about; `None` for the program.
+    pub(crate) fn file(&self) -> Option<&str> {
+        match self {
+            Self::LineTables { .. } => None,
+            Self::Replaced(file)
+            | Self::Unreadable(file, _)
+            | Self::DebugUnreadable(file, _)
+            | Self::EmbeddedUnreadable(file, _)
+            | Self::TooLarge(file, _)
+            | Self::Compressed(file, _)
+            | Self::Split(file) => Some(file),
+        }
+    }
 }
 
 /// Whether to symbolize, and the limit of memory for it.

@@ -5,6 +5,10 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::ops::Range;
 
+use flate2::read::ZlibDecoder;
+use gimli::{EndianSlice, LittleEndian, Reader as _, constants as dwarf};
+
+use super::DebugCompression;
 use crate::unwind::build_id_in;
 
 /// The size of a file's symbols after decompression.
@@ -21,16 +25,29 @@ impl Sizes {
     }
 }
 
+/// What a file has symbols of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct SymbolContent {
+    /// It has a symbol table, not only what it exports.
+    pub(super) has_functions: bool,
+    pub(super) has_lines: bool,
+    /// A part of the debug information is in other files (`.dwo`, `.dwp`).
+    pub(super) is_split: bool,
+}
+
 /// What the section headers contain.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Sections {
     pub(super) sizes: Sizes,
     /// The name of the separate debug file, and its checksum.
     pub(super) link: Option<(String, u32)>,
-    /// Offsets of the names of sections that refer to other files.
-    pub(super) leading_elsewhere: Vec<u64>,
-    /// The debug information has an unsupported compression, such as zstd.
-    pub(super) is_unreadable: bool,
+    /// Offsets of the names of sections that blazesym must not see: those that refer to other files, and `embedded`.
+    pub(super) hidden: Vec<u64>,
+    /// Where further symbols are in the file, compressed with xz. They are of no use to a file with a symbol table.
+    pub(super) embedded: Option<Range<u64>>,
+    /// The debug information has a compression that is not supported.
+    pub(super) compression: Option<DebugCompression>,
+    pub(super) content: SymbolContent,
     /// Where headers, symbol tables and names are in the file.
     pub(super) symbol_parts: Vec<Range<u64>>,
     /// Where everything else is that is not loaded.
@@ -47,9 +64,15 @@ const SHT_NOBITS: u64 = 8;
 const SHF_ALLOC: u64 = 2;
 const SHF_COMPRESSED: u64 = 0x800;
 const COMPRESSED_BY_ZLIB: u64 = 1;
+const COMPRESSION_HEADER_BYTES: usize = 24;
+/// Each unit of a large program has its own table, and the first ones are enough.
+const MOST_ABBREVIATIONS: u64 = 1 << 20;
 const PT_NOTE: u64 = 4;
 const SYMBOL_TABLES: [&[u8]; 4] = [b".symtab", b".strtab", b".dynsym", b".dynstr"];
 const LEADING_ELSEWHERE: [&[u8]; 3] = [b".gnu_debuglink", b".gnu_debugaltlink", b".debug_sup"];
+const EMBEDDED: &[u8] = b".gnu_debugdata";
+/// The first symbol is never one.
+const ONE_SYMBOL: u64 = 24;
 
 /// A source of a file's bytes.
 pub(crate) trait ReadAt {
@@ -98,6 +121,7 @@ impl Sections {
             part(table, count * entry),
             part(names_at, names_size),
         ];
+        let (mut embedded, mut abbreviations, mut has_addresses) = (None, None, false);
         for index in 0..count {
             let section = section(index)?;
             let name = text(&names, number(&section, 0, 4));
@@ -105,18 +129,34 @@ impl Sections {
             if number(&section, 4, 4) == SHT_NOBITS {
                 continue;
             }
+            if name == EMBEDDED {
+                embedded = Some((part(offset, size), place(index)));
+                continue;
+            }
+            let content = &mut sections.content;
+            content.has_functions |= name == b".symtab" && size > ONE_SYMBOL;
+            content.has_lines |= name == b".debug_line" && size > 0;
+            has_addresses |= name == b".debug_addr";
             let flags = number(&section, 8, 8);
             if SYMBOL_TABLES.contains(&name) {
                 sections.symbol_parts.push(part(offset, size));
             } else if flags & SHF_ALLOC == 0 {
                 sections.other_parts.push(part(offset, size));
             }
-            let is_debug = name.starts_with(b".debug_") || name.starts_with(b".zdebug_");
+            let is_old = name.starts_with(b".zdebug_");
+            let is_debug = is_old || name.starts_with(b".debug_");
+            if is_old {
+                sections.compression = Some(DebugCompression::Old);
+            }
+            if name == b".debug_abbrev" {
+                abbreviations = Some((part(offset, size), flags & SHF_COMPRESSED != 0));
+            }
             if flags & SHF_COMPRESSED != 0 {
                 // A separate header states the compression and the decompressed size.
                 let compressed = file.read(offset, 16)?;
-                sections.is_unreadable |=
-                    is_debug && number(&compressed, 0, 4) != COMPRESSED_BY_ZLIB;
+                if is_debug && number(&compressed, 0, 4) != COMPRESSED_BY_ZLIB {
+                    sections.compression = Some(DebugCompression::Zstd);
+                }
                 size = number(&compressed, 8, 8);
             }
             let sizes = &mut sections.sizes;
@@ -129,11 +169,56 @@ impl Sections {
                 sections.link = parse_link(&file.read(offset, size.min(4096))?);
             }
             if LEADING_ELSEWHERE.contains(&name) {
-                sections.leading_elsewhere.push(place(index));
+                sections.hidden.push(place(index));
             }
+        }
+        if let Some((part, name)) = embedded.filter(|_| !sections.content.has_functions) {
+            sections.embedded = Some(part);
+            sections.hidden.push(name);
+        }
+        // Units in parts have their addresses in a section of its own.
+        if let Some((part, is_compressed)) = abbreviations.filter(|_| has_addresses) {
+            let stored = file.read(part.start, (part.end - part.start).min(MOST_ABBREVIATIONS))?;
+            let mut inflated = Vec::new();
+            if is_compressed {
+                let zlib = stored.get(COMPRESSION_HEADER_BYTES..).unwrap_or_default();
+                // What was read up to an error is enough.
+                _ = ZlibDecoder::new(zlib).take(MOST_ABBREVIATIONS).read_to_end(&mut inflated);
+            }
+            let abbreviations = if is_compressed { &inflated } else { &stored };
+            sections.content.is_split = name_other_files(abbreviations).unwrap_or(false);
         }
         Ok(sections)
     }
+}
+
+/// Whether units name a file that has the rest of their debug information, judging by `.debug_abbrev`: tables of entries,
+/// each ended by a zero.
+fn name_other_files(abbreviations: &[u8]) -> gimli::Result<bool> {
+    let mut rest = EndianSlice::new(abbreviations, LittleEndian);
+    while !rest.is_empty() {
+        if rest.read_uleb128()? == 0 {
+            continue;
+        }
+        let tag = dwarf::DwTag(rest.read_uleb128_u16()?);
+        let _has_children = rest.read_u8()?;
+        let is_unit = [dwarf::DW_TAG_compile_unit, dwarf::DW_TAG_skeleton_unit].contains(&tag);
+        loop {
+            let attribute = dwarf::DwAt(rest.read_uleb128_u16()?);
+            let form = dwarf::DwForm(rest.read_uleb128_u16()?);
+            let is_name = [dwarf::DW_AT_dwo_name, dwarf::DW_AT_GNU_dwo_name].contains(&attribute);
+            if is_unit && is_name {
+                return Ok(true);
+            }
+            if form == dwarf::DW_FORM_implicit_const {
+                rest.read_sleb128()?;
+            }
+            if (attribute.0, form.0) == (0, 0) {
+                break;
+            }
+        }
+    }
+    Ok(false)
 }
 
 /// Parses a name, padded with zeros to a multiple of 4 bytes, and a checksum.
@@ -181,12 +266,16 @@ mod tests {
     #[test]
     fn this_program_has_debug_information_and_a_symbol_table() {
         let file = File::open(std::env::current_exe().unwrap()).unwrap();
-        let Sections { sizes, link, is_unreadable, .. } = Sections::of(&file).unwrap();
+        let Sections { sizes, link, compression, content, .. } = Sections::of(&file).unwrap();
         let length = file.metadata().unwrap().len();
         assert!(sizes.symbols > 100_000, "{sizes:?}");
         assert!(sizes.debug > sizes.symbols, "{sizes:?}");
         assert!(sizes.all() < 4 * length, "{sizes:?}");
-        assert_eq!((link, is_unreadable), (None, false));
+        assert_eq!((link, compression), (None, None));
+        assert_eq!(
+            content,
+            SymbolContent { has_functions: true, has_lines: true, is_split: false }
+        );
     }
 
     #[test]
@@ -195,6 +284,26 @@ mod tests {
             assert_eq!(Sections::of(bytes).unwrap(), Sections::default());
             assert_eq!(build_id_of(bytes).unwrap(), None);
         }
+    }
+
+    #[test]
+    fn units_that_are_split_name_other_files() {
+        let unit = |tag: u8, attributes: &[u8]| [&[1, tag, 1], attributes, &[0, 0, 0]].concat();
+        // A producer and a number within the abbreviation; of DWARF 5; of GNU for DWARF 4.
+        let usual = unit(0x11, &[0x25, 0x0e, 0x3b, 0x21, 0x80, 0x01]);
+        let skeleton = unit(0x4a, &[0x25, 0x0e, 0x76, 0x25]);
+        let older = unit(0x11, &[0xb0, 0x42, 0x0e]);
+        let other = unit(0x2e, &[0x76, 0x25]);
+        for (tables, expected) in [
+            ([&usual, &usual], Ok(false)),
+            ([&usual, &skeleton], Ok(true)),
+            ([&usual, &older], Ok(true)),
+            ([&usual, &other], Ok(false)),
+        ] {
+            assert_eq!(name_other_files(&tables.map(Vec::as_slice).concat()), expected);
+        }
+        assert_eq!(name_other_files(b""), Ok(false));
+        assert!(name_other_files(&usual[..4]).is_err());
     }
 
     #[test]

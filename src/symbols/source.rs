@@ -10,19 +10,19 @@ use std::slice;
 
 use flate2::Crc;
 
-use super::sections::{ReadAt, Sections};
-use super::{hex, module_file};
+use super::sections::{ReadAt, Sections, SymbolContent};
+use super::{DebugCompression, embedded, hex, module_file};
 use crate::sys;
 use crate::unwind::Module;
 
 /// How much is read of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Detail {
-    /// Functions, lines and inlined functions.
-    All,
+    Nothing,
     /// Only the symbol table.
     Functions,
-    Nothing,
+    /// Functions, lines and inlined functions.
+    All,
 }
 
 /// A file from which symbols are read.
@@ -31,18 +31,23 @@ pub(super) struct SymbolFile {
     /// Needed until blazesym has opened it.
     pub(super) file: File,
     pub(super) detail: Detail,
-    /// The size of the symbols, or of the copy.
+    /// The symbols that were embedded in it, which it does not have itself.
+    pub(super) embedded: Option<File>,
+    /// The size of all symbols, or of the copies.
     pub(super) bytes: u64,
-    pub(super) lacks: Option<Lack>,
+    pub(super) lacks: Vec<Lack>,
+    pub(super) content: SymbolContent,
 }
 
 /// Why symbols are incomplete.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Lack {
     /// They are too large; their size in bytes.
     TooLarge(u64),
-    /// They have an unsupported compression.
-    Compressed,
+    /// They have a compression that is not supported.
+    Compressed(DebugCompression),
+    /// Those that are embedded cannot be read, and why.
+    Embedded(String),
 }
 
 /// Which file it is.
@@ -61,7 +66,7 @@ impl SymbolFile {
             return Err(io::Error::new(io::ErrorKind::NotFound, "it has just been replaced"));
         };
         let sections = Sections::of(&file)?;
-        let mut lacks = None;
+        let mut lacks = Vec::new();
         if let Some((name, checksum)) = &sections.link {
             let candidates = candidates(module, name);
             let mut linked = candidates.iter().filter_map(|path| {
@@ -77,14 +82,34 @@ impl SymbolFile {
             }
         }
         let origin = if module.is_program() { Origin::Program } else { Origin::Library(module) };
-        let source = Self::of(&file, &sections, free, origin)?;
-        Ok(Self { lacks: lacks.or(source.lacks), ..source })
+        let mut source = Self::of(&file, &sections, free, origin)?;
+        source.add_embedded(&file, &sections, free);
+        if !lacks.is_empty() {
+            source.lacks = lacks;
+        }
+        Ok(source)
+    }
+
+    /// Adds the symbols that are embedded in the file. Without them, those of the file are there all the same.
+    fn add_embedded(&mut self, file: &File, sections: &Sections, free: u64) {
+        let Some(part) = sections.embedded.as_ref().filter(|_| self.detail != Detail::Nothing)
+        else {
+            return;
+        };
+        match embedded::extract(file, part, free.saturating_sub(self.bytes)) {
+            Ok((file, bytes)) => {
+                self.embedded = Some(file);
+                self.content.has_functions = true;
+                self.bytes += bytes;
+            }
+            Err(error) => self.lacks.push(Lack::Embedded(error.to_string())),
+        }
     }
 
     fn of(file: &File, sections: &Sections, free: u64, origin: Origin<'_>) -> io::Result<Self> {
         let sizes = sections.sizes;
-        let refers_elsewhere = !sections.leading_elsewhere.is_empty();
-        let is_copied = refers_elsewhere || !matches!(origin, Origin::Program);
+        let is_altered = !sections.hidden.is_empty();
+        let is_copied = is_altered || !matches!(origin, Origin::Program);
         let length = file.metadata()?.len();
         let only_symbols = in_order(&sections.symbol_parts, &[], length);
         let everything = in_order(&sections.symbol_parts, &sections.other_parts, length);
@@ -96,14 +121,18 @@ impl SymbolFile {
         };
         let all = held(sizes.all(), &everything);
         let symbols = held(sizes.symbols, &only_symbols);
-        let (detail, bytes, lacks) = match sections.is_unreadable {
-            false if all <= free => (Detail::All, all, None),
-            false if symbols <= free => (Detail::Functions, symbols, Some(Lack::TooLarge(all))),
-            true if symbols <= free => (Detail::Functions, symbols, Some(Lack::Compressed)),
+        let (detail, bytes, lack) = match sections.compression {
+            None if all <= free => (Detail::All, all, None),
+            None if symbols <= free => (Detail::Functions, symbols, Some(Lack::TooLarge(all))),
+            Some(compression) if symbols <= free => {
+                (Detail::Functions, symbols, Some(Lack::Compressed(compression)))
+            }
             _ => (Detail::Nothing, 0, Some(Lack::TooLarge(all))),
         };
+        let (lacks, content) = (Vec::from_iter(lack), sections.content);
+        let of = |file| Self { file, detail, embedded: None, bytes, lacks, content };
         if detail == Detail::Nothing || !is_copied {
-            return Ok(Self { file: file.try_clone()?, detail, bytes, lacks });
+            return file.try_clone().map(of);
         }
         let parts = if detail == Detail::All { everything } else { only_symbols };
         let file = match (sys::memory_file(), origin) {
@@ -119,13 +148,13 @@ impl SymbolFile {
                 to
             }
             // Names are worth more than the protection against a library that is overwritten while it is mapped.
-            (Err(_), Origin::Library(module)) if !refers_elsewhere && is_mapped(file, module)? => {
-                return Ok(Self { file: file.try_clone()?, detail, bytes, lacks });
+            (Err(_), Origin::Library(module)) if !is_altered && is_mapped(file, module)? => {
+                return file.try_clone().map(of);
             }
             (Err(error), _) => return Err(error),
         };
-        remove_references(&file, sections)?;
-        Ok(Self { file, detail, bytes, lacks })
+        hide(&file, &sections.hidden)?;
+        Ok(of(file))
     }
 }
 
@@ -178,10 +207,10 @@ fn copy(from: &File, mut to: &File, read: &[Range<u64>], kept: &[Range<u64>]) ->
     Ok(crc.sum())
 }
 
-/// Gives the sections of a copy that refer to other files the empty name.
-fn remove_references(mut copy: &File, sections: &Sections) -> io::Result<()> {
+/// Gives sections of a copy the empty name.
+fn hide(mut copy: &File, names: &[u64]) -> io::Result<()> {
     let length = copy.metadata()?.len();
-    for name in sections.leading_elsewhere.iter().filter(|name| **name < length) {
+    for name in names.iter().filter(|name| **name < length) {
         copy.seek(SeekFrom::Start(*name))?;
         copy.write_all(&[0; 4])?;
     }
@@ -246,10 +275,9 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_has_no_references() {
+    fn a_copy_has_no_hidden_sections() {
         let (file, mut bytes) = numbers(300);
-        let leading_elsewhere = vec![100, 5_000_000];
-        remove_references(&file, &Sections { leading_elsewhere, ..Sections::default() }).unwrap();
+        hide(&file, &[100, 5_000_000]).unwrap();
         bytes[100..104].fill(0);
         assert_eq!(file.read(0, u64::MAX).unwrap(), bytes);
     }

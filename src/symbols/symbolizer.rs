@@ -1,7 +1,8 @@
 //! Symbolization with blazesym.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -11,6 +12,7 @@ use blazesym::{Pid, symbolize};
 
 use super::kernel::KernelNames;
 use super::names::{demangle, is_qualified, is_rust_file};
+use super::sections::SymbolContent;
 use super::source::{Detail, Lack, SymbolFile};
 use super::{Missing, SymbolSettings, build_id, module_file};
 use crate::profile::{
@@ -33,26 +35,29 @@ pub(crate) struct Symbolizer {
     held_bytes: u64,
     /// By path and build id, for the current profile: a file can be replaced between profiles.
     files: HashMap<FileKey, FileState>,
-    /// Addresses in the executable that were looked up, and how many had a line.
-    program_addresses: usize,
-    program_lines: usize,
     missing: Vec<Missing>,
     kernel: KernelNames,
 }
 
-/// A file that blazesym has opened.
+/// A file that blazesym has opened, by the paths that it was opened by.
 #[derive(Clone, Debug)]
 struct Opened {
-    /// The path that it was opened by.
     path: PathBuf,
     detail: Detail,
+    /// A file with the symbols that were embedded in it.
+    embedded: Option<PathBuf>,
+    content: SymbolContent,
+}
+
+impl Opened {
+    fn nothing() -> Self {
+        let (path, content) = (PathBuf::new(), SymbolContent::default());
+        Self { path, detail: Detail::Nothing, embedded: None, content }
+    }
 }
 
 /// Path and build id.
 type FileKey = (PathBuf, Option<Vec<u8>>);
-
-/// After this number of addresses without a line, the executable is assumed to have no line tables.
-const WITHOUT_LINES: usize = 8;
 
 impl std::fmt::Debug for Symbolizer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -62,9 +67,15 @@ impl std::fmt::Debug for Symbolizer {
 
 #[derive(Clone, Debug)]
 struct FileState {
+    name: String,
     is_usable: bool,
+    /// An address had no function.
+    has_unnamed: bool,
     build_ids: Vec<(String, String)>,
 }
+
+/// How many files a note of a profile names.
+const MOST_NOTED: usize = 4;
 
 /// The address space that mapped symbols leave for other memory.
 const LEFT_FOR_PROGRAM: u64 = 16 << 20;
@@ -83,8 +94,6 @@ impl Symbolizer {
                 .set_debug_dirs(Some([""; 0]))
                 .build(),
             files: HashMap::new(),
-            program_addresses: 0,
-            program_lines: 0,
             missing: Vec::new(),
             kernel: KernelNames::default(),
         }
@@ -107,11 +116,39 @@ impl Symbolizer {
             self.kernel.learn(&addresses, free);
         }
         let symbols = &mut WithModules { symbolizer: self, modules };
-        let symbolized = profile.symbolized(symbols, redaction, most_bytes);
-        if self.program_addresses >= WITHOUT_LINES && self.program_lines == 0 {
-            self.missing.push(Missing::LineTables);
-        }
+        let mut symbolized = profile.symbolized(symbols, redaction, most_bytes);
+        symbolized.profile.notes.extend(self.notes(redaction));
         symbolized
+    }
+
+    /// What the files of the current profile lack.
+    fn notes(&self, redaction: &Redaction) -> Vec<String> {
+        let of = |is_it: fn(&FileState, &Opened) -> bool, what: &str| {
+            let files = self.files.iter().filter(|(key, state)| {
+                self.opened.get(*key).is_some_and(|opened| is_it(state, opened))
+            });
+            let names = files.map(|(_, state)| redaction.redact_module(&state.name));
+            let names: BTreeSet<_> = names.collect();
+            let more = names.len().saturating_sub(MOST_NOTED);
+            let mut text = names.into_iter().take(MOST_NOTED).collect::<Vec<_>>().join(", ");
+            if more > 0 {
+                _ = write!(text, " and {more} more files");
+            }
+            (!text.is_empty()).then(|| format!("{text}: {what}"))
+        };
+        let split = of(
+            |_, opened| opened.content.is_split,
+            "without inlined functions, since the debug information is split (`split-debuginfo`)",
+        );
+        let unnamed = of(
+            |state, opened| {
+                state.has_unnamed
+                    && opened.detail != Detail::Nothing
+                    && !opened.content.has_functions
+            },
+            "without a symbol table, so only functions that are exported have names",
+        );
+        split.into_iter().chain(unnamed).collect()
     }
 
     /// Takes the problems found since the last call.
@@ -127,6 +164,13 @@ impl Symbolizer {
         let state = self.inspect(module);
         self.files.insert(key, state.clone());
         state
+    }
+
+    fn note_unnamed(&mut self, module: &Module) {
+        let key = (module.path().to_owned(), module.build_id.clone());
+        if let Some(state) = self.files.get_mut(&key) {
+            state.has_unnamed = true;
+        }
     }
 
     /// How a file's symbols are read. Decided when they are first needed.
@@ -151,7 +195,7 @@ impl Symbolizer {
             Ok(source) => source,
             Err(error) => {
                 self.missing.push(Missing::Unreadable(name(), error.to_string()));
-                return Opened { path: PathBuf::new(), detail: Detail::Nothing };
+                return Opened::nothing();
             }
         };
         // Blazesym maps all of the file. What is left must do for the parsed data, and for the program.
@@ -160,38 +204,79 @@ impl Symbolizer {
             let error =
                 format!("its {} MiB do not fit into the address space (`ulimit -v`)", bytes >> 20);
             self.missing.push(Missing::Unreadable(name(), error));
-            return Opened { path: PathBuf::new(), detail: Detail::Nothing };
+            return Opened::nothing();
         }
-        match source.lacks {
-            Some(Lack::TooLarge(bytes)) => self.missing.push(Missing::TooLarge(name(), bytes)),
-            Some(Lack::Compressed) => self.missing.push(Missing::Compressed(name())),
-            None => {}
+        let mut content = source.content;
+        if source.detail == Detail::All && content.is_split {
+            self.missing.push(Missing::Split(name()));
+        }
+        if source.detail == Detail::All && module.is_program() && !content.has_lines {
+            let is_stripped = !content.has_functions;
+            self.missing.push(Missing::LineTables { is_stripped });
+        }
+        for lack in source.lacks {
+            self.missing.push(match lack {
+                Lack::TooLarge(bytes) => Missing::TooLarge(name(), bytes),
+                Lack::Compressed(compression) => Missing::Compressed(name(), compression),
+                Lack::Embedded(error) => Missing::EmbeddedUnreadable(name(), error),
+            });
         }
         self.held_bytes += source.bytes;
-        // The number makes the path unique, because descriptors are reused.
-        let path = sys::path_of_open(&source.file, self.opened.len());
-        let mut opened = Opened { path, detail: source.detail };
-        // Opened now, while the path leads to the file. Blazesym keeps it open and does not use the path again.
-        if opened.detail == Detail::All
-            && let Err(error) = self.look_up(&opened, 0)
+        // The number makes the paths unique, because descriptors are reused.
+        let path_of = |file| sys::path_of_open(file, self.opened.len());
+        let (path, mut detail) = (path_of(&source.file), source.detail);
+        let mut embedded = source.embedded.as_ref().map(path_of);
+        // Opened now, while the paths lead to the files. Blazesym keeps them open and does not use the paths again.
+        if detail == Detail::All
+            && let Err(error) = self.look_up(&path, detail, 0)
+        {
+            self.missing.push(Missing::DebugUnreadable(name(), error.to_string()));
+            detail = Detail::Functions;
+        }
+        if detail == Detail::Functions
+            && let Err(error) = self.look_up(&path, detail, 0)
         {
             self.missing.push(Missing::Unreadable(name(), error.to_string()));
-            opened.detail = Detail::Functions;
+            detail = Detail::Nothing;
         }
-        if opened.detail == Detail::Functions && self.look_up(&opened, 0).is_err() {
-            opened.detail = Detail::Nothing;
+        if let Some(path) = &embedded
+            && let Err(error) = self.look_up(path, Detail::Functions, 0)
+        {
+            self.missing.push(Missing::EmbeddedUnreadable(name(), error.to_string()));
+            (embedded, content.has_functions) = (None, false);
         }
-        opened
+        Opened { path, detail, embedded, content }
     }
 
-    fn look_up(&self, opened: &Opened, address: u64) -> blazesym::Result<found::Symbolized<'_>> {
-        let mut elf = Elf::new(&opened.path);
-        elf.debug_syms = opened.detail == Detail::All;
-        self.blazesym.symbolize_single(&found::source::Source::Elf(elf), Input::VirtOffset(address))
+    fn look_up(
+        &self,
+        path: &Path,
+        detail: Detail,
+        address: u64,
+    ) -> blazesym::Result<Option<Sym<'static>>> {
+        if detail == Detail::Nothing {
+            return Ok(None);
+        }
+        let mut elf = Elf::new(path);
+        elf.debug_syms = detail == Detail::All;
+        let source = found::source::Source::Elf(elf);
+        let found = self.blazesym.symbolize_single(&source, Input::VirtOffset(address))?;
+        Ok(found.into_sym().map(Sym::into_owned))
+    }
+
+    /// The symbol in the tables that the linker has made. Those of the file come first: where embedded ones have no
+    /// sizes, they would seem to extend over the functions of `.dynsym`.
+    fn in_tables(&self, opened: &Opened, address: u64) -> Option<Sym<'static>> {
+        let detail = opened.detail.min(Detail::Functions);
+        let own = self.look_up(&opened.path, detail, address).ok().flatten();
+        let embedded =
+            || self.look_up(opened.embedded.as_ref()?, Detail::Functions, address).ok()?;
+        own.or_else(embedded)
     }
 
     fn inspect(&mut self, module: &Module) -> FileState {
-        let mut state = FileState { is_usable: true, build_ids: Vec::new() };
+        let (name, build_ids) = (module.name.clone(), Vec::new());
+        let mut state = FileState { name, is_usable: true, has_unnamed: false, build_ids };
         if module.is_vdso {
             return state;
         }
@@ -231,38 +316,26 @@ impl Symbolizer {
             return found.ok()?.into_sym().map(Sym::into_owned);
         }
         let opened = self.opened(module);
-        if opened.detail == Detail::Nothing {
-            return None;
+        if opened.detail != Detail::All {
+            return self.in_tables(&opened, address);
         }
-        let by_linker = Opened { detail: Detail::Functions, ..opened.clone() };
-        let mut symbol = match self.look_up(&opened, address) {
-            Ok(found) => found.into_sym().map(Sym::into_owned),
-            Err(error) => {
-                let missing = Missing::Unreadable(module.name.clone(), error.to_string());
-                // The symbol table may still be readable.
-                let found = self.look_up(&by_linker, address);
-                let symbol = found.ok().and_then(|found| found.into_sym().map(Sym::into_owned));
-                if !self.missing.contains(&missing) {
-                    self.missing.push(missing);
-                }
-                return symbol;
+        let symbol = self.look_up(&opened.path, Detail::All, address).unwrap_or_else(|error| {
+            let missing = Missing::DebugUnreadable(module.name.clone(), error.to_string());
+            if !self.missing.contains(&missing) {
+                self.missing.push(missing);
             }
-        };
-        let is_all = opened.detail == Detail::All;
-        if module.is_program() && is_all {
-            let has_line = symbol.as_ref().is_some_and(|symbol| symbol.code_info.is_some());
-            self.program_addresses += 1;
-            self.program_lines += usize::from(has_line);
-        }
+            None
+        });
+        let Some(mut symbol) = symbol else { return self.in_tables(&opened, address) };
         // Line tables alone contain only the last part of a function's path. The symbol table contains all of it,
         // except for inlined functions.
-        if let Some(symbol) = symbol.as_mut().filter(|symbol| is_all && !is_qualified(&symbol.name))
-            && let Ok(found) = self.look_up(&by_linker, address)
-            && let Some(linkers) = found.into_sym().filter(|linkers| is_qualified(&linkers.name))
+        if !is_qualified(&symbol.name)
+            && let Some(linkers) = self.in_tables(&opened, address)
+            && is_qualified(&linkers.name)
         {
-            symbol.name = Cow::Owned(linkers.name.into_owned());
+            symbol.name = linkers.name;
         }
-        symbol
+        Some(symbol)
     }
 }
 
@@ -284,7 +357,11 @@ impl Symbols for WithModules<'_> {
             return Some((FrameKind::Kernel, vec![SourceLine { function, line: 0, column: 0 }]));
         }
         let module = self.modules.get(&location.mapping?)?;
-        self.symbolizer.find(module, location.address).map(|symbol| lines_of(&symbol))
+        let found = self.symbolizer.find(module, location.address);
+        if found.is_none() {
+            self.symbolizer.note_unnamed(module);
+        }
+        found.map(|symbol| lines_of(&symbol))
     }
 }
 

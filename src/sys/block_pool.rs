@@ -27,16 +27,23 @@ struct BlockMemory {
     /// The block after each in its chain: the chain of those that are free, or of some that were taken together.
     next: Box<[BlockLinks]>,
     /// Blocks that were never used.
-    unused: FreeList,
+    unused: CachePadded<FreeList>,
     /// Those that were, by the part of the threads that used them last. Threads take from others if nothing else is left,
     /// so that no block is kept from anyone, also after its threads have ended.
-    free: [FreeList; STRIPES],
+    free: [CachePadded<OwnList>; STRIPES],
     made_in: u32,
 }
 
 /// The first block that is free in the lower half, and in the upper half the number of changes: a chain that has
 /// changed in between can begin with the same block.
-type FreeList = CachePadded<AtomicU64>;
+type FreeList = AtomicU64;
+
+/// The free blocks of a part, and how many blocks its threads have taken: in the line that they write anyway.
+#[derive(Debug)]
+struct OwnList {
+    free: FreeList,
+    taken: AtomicU32,
+}
 
 /// Two lines of links. Threads take unused blocks by this number, so that they do not write to the same lines.
 #[derive(Debug)]
@@ -76,9 +83,15 @@ impl BlockPool {
         self.0.made_in == fork_generation()
     }
 
+    /// Whether more than that many percent of its blocks are in use.
+    pub(crate) fn is_fuller_than(&self, percent: u64) -> bool {
+        let taken = self.0.free.iter().map(|list| u64::from(list.taken.load(Ordering::Relaxed)));
+        taken.sum::<u64>() * 100 > u64::from(self.0.count) * percent
+    }
+
     #[cfg(test)]
     pub(crate) fn count_free(&self) -> usize {
-        let lists = self.0.free.iter().chain([&self.0.unused]);
+        let lists = self.0.free.iter().map(|list| &list.free).chain([&*self.0.unused]);
         let count = |list: &FreeList| {
             let first = list.load(Ordering::Acquire) as u32;
             let chain = iter::successors(Some(first), |block| Some(self.0.after(*block)));
@@ -100,13 +113,14 @@ impl BlockMemory {
         let links = |at: usize| {
             BlockLinks(array::from_fn(|number| AtomicU32::new(link(at * LINKS + number))))
         };
-        let list = |first: u32| CachePadded::new(AtomicU64::new(first.into()));
+        let list = |first: u32| AtomicU64::new(first.into());
+        let own = |_| CachePadded::new(OwnList { free: list(NONE), taken: AtomicU32::new(0) });
         Self {
             memory,
             count,
             next: (0..(count as usize).div_ceil(LINKS)).map(links).collect(),
-            unused: list(if count == 0 { NONE } else { 0 }),
-            free: array::from_fn(|_| list(NONE)),
+            unused: CachePadded::new(list(if count == 0 { NONE } else { 0 })),
+            free: array::from_fn(own),
             made_in: fork_generation(),
         }
     }
@@ -143,7 +157,7 @@ impl BlockMemory {
             taken = Some(all);
             count - all.count
         };
-        let own = self.free.get(part)?;
+        let own = &self.free.get(part)?.free;
         // Each thread begins elsewhere.
         let in_use = self.free.get(..stripes_in_use()).unwrap_or_default();
         let (before, after) = in_use.split_at_checked(part).unwrap_or((in_use, &[]));
@@ -159,13 +173,19 @@ impl BlockMemory {
             if left == 0 {
                 break;
             }
-            left = self.take_from(other, left).map_or(left, &mut add);
+            left = self.take_from(&other.free, left).map_or(left, &mut add);
         }
         if left > 0 {
             _ = taken.map(|taken| self.give_back(taken, part));
             return None;
         }
+        self.count_taken(part, count);
         taken
+    }
+
+    /// Counts wrap: `count` can be a negative number.
+    fn count_taken(&self, part: usize, count: u32) {
+        _ = self.free.get(part).map(|list| list.taken.fetch_add(count, Ordering::Relaxed));
     }
 
     /// At most that many blocks of a list, and `None` if it is empty.
@@ -206,7 +226,9 @@ impl BlockMemory {
     }
 
     fn give_back(&self, chain: LinkedBlocks, part: usize) {
-        let Some(list) = self.free.get(part) else { return };
+        let Some(OwnList { free: list, .. }) = self.free.get(part).map(|list| &**list) else {
+            return;
+        };
         let mut free = list.load(Ordering::Relaxed);
         loop {
             self.set_after(chain.last, free as u32);
@@ -319,7 +341,9 @@ impl Blocks {
 
 impl Drop for Blocks {
     fn drop(&mut self) {
-        self.pool.give_back(self.chain, self.pool.number());
+        let part = self.pool.number();
+        self.pool.count_taken(part, self.chain.count.wrapping_neg());
+        self.pool.give_back(self.chain, part);
     }
 }
 
@@ -343,6 +367,7 @@ mod tests {
         let pool = BlockPool::new(10 * BLOCK + 1);
         let mut first = Blocks::take(&pool, 3_000).unwrap();
         assert_eq!((first.bytes(), pool.count_free()), (3 * BLOCK, 7));
+        assert_eq!([29, 30].map(|percent| pool.is_fuller_than(percent)), [true, false]);
         assert!(has_only(&first, 0));
         fill(&mut first, 1);
         let mut second = Blocks::take(&pool, 7 * BLOCK).unwrap();
@@ -353,6 +378,7 @@ mod tests {
         assert!(Blocks::take(&pool, 4 * BLOCK).is_none());
         assert_eq!(pool.count_free(), 3);
         drop(second);
+        assert!(!pool.is_fuller_than(0));
         // In any order.
         let mut whole = Blocks::take(&pool, 10 * BLOCK).unwrap();
         for (number, run) in whole.runs_mut().enumerate() {
@@ -366,7 +392,7 @@ mod tests {
 
     /// The first blocks of all lists, and how often each was changed.
     fn lists(pool: &BlockPool) -> Vec<u64> {
-        let lists = pool.0.free.iter().chain([&pool.0.unused]);
+        let lists = pool.0.free.iter().map(|list| &list.free).chain([&*pool.0.unused]);
         lists.map(|list| list.load(Ordering::Relaxed)).collect()
     }
 

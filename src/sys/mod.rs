@@ -82,8 +82,8 @@ pub(crate) use platform::{
     locked_memory_limit, log_between_forks, mapped_file, memory_file, module_generation,
     note_claimed_signals, on_fork, open_file_limit, open_sample_ring, open_switch_ring,
     open_timer_ring, open_without_waiting, path_of_open, pending_signal_limit, process_id,
-    program_memory, read_filters, read_own_memory, read_own_stack, signal_of_timers, stack_bounds,
-    thread_cpu_ns, thread_usage, tick_ns, unblock_timers,
+    program_memory, read_filters, read_own_memory, read_own_stack, signal_of_timers,
+    sort_in_library, stack_bounds, thread_cpu_ns, thread_usage, tick_ns, unblock_timers,
 };
 #[cfg(fuzzing)]
 pub(crate) use platform::{parse_map, read_proc_texts};

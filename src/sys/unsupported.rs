@@ -125,6 +125,7 @@ macro_rules! stubs {
 
 stubs! {
     fn on_fork(_: fn()) = ();
+    fn sort_in_library(_: &mut [u64]) = ();
     #[cfg(feature = "sighup")]
     fn keep_loaded() = ();
     fn load() -> Load = Load::default();

@@ -11,7 +11,7 @@ use tracing_profiling::profile::{Profile, SampleKind};
 use tracing_profiling::{OpenState, ProfiledExt};
 
 use crate::leaf::{Event, Task};
-use crate::support::{PLENTY, Setup};
+use crate::support::{PLENTY, Setup, functions};
 use crate::{MS, is_in, sum};
 
 async fn call_upstream(event: &Event) {
@@ -191,4 +191,105 @@ fn a_wrapper_around_or_inside_a_span_explains_its_idle_time() {
         let known = sum(profile, SampleKind::Await, |one| is_in(profile, one, "call_upstream"));
         assert_eq!(all, known);
     }
+}
+
+/// Polls a future until it is ready, which it is 20 ms later.
+fn await_20_ms(future: impl Future, task: &Arc<Task>, event: &Event) {
+    let mut future = pin!(future);
+    assert!(task.poll(future.as_mut()).is_pending());
+    thread::sleep(20 * MS);
+    event.happen();
+    assert!(task.poll(future.as_mut()).is_ready());
+}
+
+/// Thousands of connections may be idle. Their stacks are given up for those of requests, and copied again with the next
+/// poll, also if what they await has kept the waker.
+#[test]
+fn connections_that_are_idle_for_long_leave_memory_for_requests() {
+    let setup =
+        Setup::with("0ms", |builder| builder.await_bytes(64 << 10).profiles_per_minute(u32::MAX));
+    let start = Instant::now();
+    setup.run(|| {
+        let task = Arc::new(Task::default());
+        let events: Vec<_> = (0..100).map(|_| Event::default()).collect();
+        let connection = info_span!("connection");
+        let idle = |event| {
+            let mut future =
+                Box::pin(call_upstream(event).instrument(connection.clone()).profiled());
+            assert!(task.poll(future.as_mut()).is_pending());
+            future
+        };
+        let mut connections: Vec<_> = events.iter().map(idle).collect();
+        assert!(setup.handle.stats().awaits.dropped_memory > 0);
+        let has_stack = || {
+            let event = Event::default();
+            let request = call_upstream(&event).instrument(info_span!("request")).profiled();
+            await_20_ms(request, &task, &event);
+            setup.flush();
+            let profile = setup.memory.take().pop().unwrap();
+            profile
+                .of_kind(SampleKind::Await)
+                .any(|sample| is_in(&profile, sample, "call_upstream"))
+        };
+        while !has_stack() {
+            assert!(start.elapsed() < PLENTY, "{:?}", setup.handle.stats().awaits);
+        }
+        assert_eq!(events[0].clones(), 1);
+        for _ in 0..2 {
+            assert!(task.poll(connections[0].as_mut()).is_pending());
+        }
+        assert_eq!(events[0].clones(), 2, "once again");
+    });
+}
+
+/// With little memory left, the innermost functions of a stack are copied.
+#[test]
+fn copies_are_small_when_little_memory_is_left() {
+    #[inline(never)]
+    fn poll_deep<F: Future>(
+        future: std::pin::Pin<&mut F>,
+        context: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<F::Output> {
+        let mut deep = [0_u8; 16 << 10];
+        std::hint::black_box(&mut deep);
+        let polled = future.poll(context);
+        std::hint::black_box(&mut deep);
+        polled
+    }
+    let setup = Setup::with("0ms", |builder| builder.await_bytes(256 << 10));
+    setup.run(|| {
+        let task = Arc::new(Task::default());
+        let await_deep = || {
+            let event = Event::default();
+            let deep = async {
+                let mut inner = pin!(call_upstream(&event));
+                std::future::poll_fn(|context| poll_deep(inner.as_mut(), context)).await;
+            };
+            await_20_ms(deep.instrument(info_span!("request")).profiled(), &task, &event);
+            setup.flush();
+            let profile = setup.memory.take().pop().unwrap();
+            let mut awaits = profile.of_kind(SampleKind::Await);
+            let sample = awaits.find(|sample| is_in(&profile, sample, "call_upstream"));
+            let names = functions(&profile, sample.unwrap());
+            names.contains(&"[callers not copied]")
+        };
+        assert!(!await_deep());
+        let connection = info_span!("connection");
+        let event = Event::default();
+        let idle = || {
+            let mut future =
+                Box::pin(call_upstream(&event).instrument(connection.clone()).profiled());
+            // It replaces the waker of the one before.
+            assert!(task.poll(future.as_mut()).is_pending());
+            future
+        };
+        let mut connections = Vec::new();
+        while setup.handle.stats().awaits.dropped_memory == 0 {
+            connections.push(idle());
+        }
+        // Between half and three quarters are left in use.
+        connections.truncate(connections.len() * 2 / 3);
+        assert!(await_deep());
+        drop(connections);
+    });
 }

@@ -21,6 +21,7 @@ mod ring;
 mod scripted;
 mod signal;
 mod signal_stack;
+mod sort;
 mod thread;
 mod timer;
 
@@ -60,6 +61,7 @@ pub(crate) use resident::keep_loaded;
 pub(crate) use ring::{RingMemory, bytes_of_ring, copy_any};
 pub(crate) use signal::{note_claimed_signals, with_signals_blocked};
 pub(crate) use signal_stack::has_small_signal_stack;
+pub(crate) use sort::sort_in_library;
 pub(crate) use thread::{
     address_space_left, current_thread, current_tid, has_ended, host_name, is_own_thread,
     is_traced, locked_memory_limit, open_file_limit, pending_signal_limit, process_id,
