@@ -24,6 +24,10 @@ pub struct Kept {
     /// The function with the most on-CPU self time, and its share of that time from 0 to 1; see
     /// [`Profile::top_function`](crate::profile::Profile::top_function).
     pub top_function: Option<(String, f64)>,
+    /// The share of the on-CPU time that its samples represent, from 0 to 1; see
+    /// [`Profile::coverage`](crate::profile::Profile::coverage). Of threads that ran for less than the time between two
+    /// samples there is little, and of threads that were not sampled nothing.
+    pub coverage: Option<f64>,
     /// What it waited for, as far as waits were captured: waits of 10 ms and more, and some shorter ones.
     pub waits: Waits,
     /// What it awaited while it was in no thread, and how long it had been woken and was not polled: of all spans of the
