@@ -158,6 +158,9 @@ pub enum NoProfile {
     NoSamples,
     /// The system does not allow sampling; the first log line states why.
     SamplingUnavailable,
+    /// Its threads were not sampled, or their source gave no samples; a log line and [`Handle::source`](crate::Handle::source)
+    /// state why.
+    ThreadsNotSampled,
     /// Its rule has reached its limit of profiles per minute, for spans of its name and values or as a whole.
     RateLimit,
     /// Too many profiles wait for export.
@@ -178,6 +181,7 @@ impl std::fmt::Display for NoProfile {
         f.write_str(match self {
             Self::NoSamples => "no sample fell in it",
             Self::SamplingUnavailable => "sampling is unavailable",
+            Self::ThreadsNotSampled => "its threads were not sampled; an earlier line says why",
             Self::RateLimit => "over the rate limit of its rule",
             Self::TreeFull => "too many spans of its tree were kept already",
             Self::ExporterBusy => "too many profiles wait to be exported",
