@@ -45,7 +45,7 @@ fn is_replaced() -> bool {
     let before = read_by_call(libc::CLOCK_MONOTONIC_RAW);
     let found = read(libc::CLOCK_MONOTONIC_RAW);
     let after = read_by_call(libc::CLOCK_MONOTONIC_RAW);
-    let between = before.ok().zip(after.ok()).map(|(before, after)| before..=after);
+    let between = before.zip(after).map(|(before, after)| before..=after);
     between.is_some_and(|between| found.is_none_or(|found| !between.contains(&found)))
 }
 
@@ -82,12 +82,12 @@ fn counter() -> u64 {
 /// of the C library's can return another time than perf's records have, and take locks, which a signal handler must not.
 pub(crate) fn monotonic_raw_ns() -> u64 {
     let clock = libc::CLOCK_MONOTONIC_RAW;
-    read_by_call(clock).ok().or_else(|| read(clock)).unwrap_or(0)
+    read_by_call(clock).or_else(|| read(clock)).unwrap_or(0)
 }
 
 /// The CPU time of the calling thread, in nanoseconds.
 pub(crate) fn thread_cpu_ns() -> Option<u64> {
-    try_thread_cpu_ns().ok()
+    read_by_call(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
 /// The same, or why it cannot be read.
@@ -97,20 +97,22 @@ pub(crate) fn try_thread_cpu_ns() -> Result<u64, WhyRefused> {
 
 /// Reads a CPU clock, which the C library cannot do without a system call either.
 pub(super) fn read_cpu(clock: libc::clockid_t) -> Result<u64, WhyRefused> {
-    read_by_call(clock)
-}
-
-fn read_by_call(clock: libc::clockid_t) -> Result<u64, WhyRefused> {
     if !may(UnusualCall::ClockGettime) {
         return Err(WhyRefused::Deadly);
+    }
+    let failed = || WhyRefused::Failed(UnusualCall::ClockGettime, last_error());
+    read_by_call(clock).ok_or_else(failed)
+}
+
+/// `None` if the system does not allow it.
+fn read_by_call(clock: libc::clockid_t) -> Option<u64> {
+    if !may(UnusualCall::ClockGettime) {
+        return None;
     }
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the pointer is to a local `timespec`, which the call fills.
     let result = unsafe { libc::syscall(libc::SYS_clock_gettime, clock, &raw mut time) };
-    match result {
-        0 => Ok(nanoseconds(time)),
-        _ => Err(WhyRefused::Failed(UnusualCall::ClockGettime, last_error())),
-    }
+    (result == 0).then(|| nanoseconds(time))
 }
 
 fn nanoseconds(time: libc::timespec) -> u64 {
@@ -151,6 +153,15 @@ fn read(clock: libc::clockid_t) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_clock_of_the_c_library_is_in_its_place() {
+        // The library of a test that replaces it is loaded by another program.
+        assert!(!is_replaced());
+        assert!(read_by_call(-1).is_none(), "no such clock");
+        let refused = WhyRefused::Failed(UnusualCall::ClockGettime, libc::EINVAL);
+        assert_eq!(read_cpu(-1), Err(refused));
+    }
 
     #[test]
     fn reads_the_offsets_of_a_time_namespace() {
