@@ -245,11 +245,12 @@ impl Handle {
     }
 
     /// One line that states which source samples threads, what it cannot observe, and what would change that. The same
-    /// line is logged when the layer starts. Empty if the layer is off or was dropped.
+    /// line is logged when the layer starts. If a thread could not be sampled since then, it ends with the first cause.
+    /// Empty if the layer is off or was dropped.
     pub fn source(&self) -> String {
         let control = self.0.upgrade();
         let engine = control.as_ref().and_then(|control| control.engine());
-        engine.map(|engine| engine.source.line.message.clone()).unwrap_or_default()
+        engine.map(|engine| engine.source.describe()).unwrap_or_default()
     }
 
     /// Wraps a span processor for the tracer provider. The result sets the attributes of kept spans on their

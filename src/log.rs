@@ -56,6 +56,7 @@ kinds! {
     Shed = "shed",
     SignalLost = "signal_lost",
     SignalStackSmall = "signal_stack_small",
+    ThreadsUnsampled = "threads_unsampled",
     WaitsUnseen = "waits_unseen",
     CallsForbidden = "calls_forbidden",
     ExportFails = "export_fails",

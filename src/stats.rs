@@ -377,8 +377,8 @@ counters! {
         /// Attempts to sample a thread by perf that failed because no memory may be locked for its
         /// ring. A timer may sample it.
         refused_locked_memory,
-        /// Attempts to sample a thread that failed at the limit of pending signals; each timer
-        /// takes one.
+        /// Attempts to sample a thread by a timer that failed: at the limit of pending signals, of which each timer takes
+        /// one, or because a call that timers need is refused.
         refused_timers,
         /// Attempts to sample a thread by a timer that failed because its alternate signal stack is too small for the
         /// timer's signals.
@@ -404,6 +404,9 @@ counters! {
         throttled,
         /// CPU time that reading and unwinding samples took, in nanoseconds.
         collector_cpu_ns,
+        /// For how long threads ran while a source sampled them that has never given a sample, in nanoseconds; 0 unless
+        /// that is a second or more. The log and [`Handle::source`](crate::Handle::source) then say so.
+        silent_ns,
     }
 
     /// Limits of the rules.

@@ -258,6 +258,42 @@ fn short_threads_below_an_old_root_are_sampled() {
     }
 }
 
+/// Where a thread ran that ends before its first sample is not known. It was not in the kernel, for which the time
+/// without samples is taken where samples are of user code alone.
+#[test]
+fn threads_that_end_before_their_first_sample_are_not_in_the_kernel() {
+    if !has_perf() {
+        eprintln!("perf events are not allowed here");
+        return;
+    }
+    const THREADS: u32 = 40;
+    let with_perf = |builder: Builder| builder.source(Source::Perf).rate(100);
+    let setup = Setup::at_the_usual_rate("0ms", with_perf);
+    let own = setup.run(|| {
+        let root = info_span!("root").entered();
+        // So that there is a profile: ten milliseconds are a sample.
+        let start = ThreadTime::now();
+        burn(40 * MS);
+        let own = start.elapsed();
+        for _ in 0..THREADS {
+            let thread = || {
+                in_layer(&setup, || info_span!(parent: &root, "task").in_scope(|| burn(2 * MS)));
+            };
+            std::thread::scope(|scope| scope.spawn(thread).join().unwrap());
+        }
+        own
+    });
+    let profile = setup.profiles().pop().unwrap();
+    assert!(account(&setup, "root").subtree_on_cpu() > own + 60 * MS, "they ran for 80 ms");
+    for sample in profile.of_kind(SampleKind::OnCpu) {
+        assert_ne!(functions(&profile, sample), ["[kernel]"], "{profile:?}");
+    }
+    // The log line says of how little there are samples.
+    let coverage = setup.kept().pop().unwrap().coverage.unwrap();
+    let most = (own + 20 * MS).as_secs_f64() / (own + 60 * MS).as_secs_f64();
+    assert!(coverage < most, "{coverage} {most}");
+}
+
 /// Time in nested spans of one thread counts once for each enclosing span that the thread is not in.
 #[test]
 fn a_span_counts_time_of_child_spans_on_other_threads_once() {

@@ -502,16 +502,84 @@ in_child! {
     }
 }
 
-/// Uses the C compiler, which linking Rust programs needs anyway.
+/// As libfaketime does: the program's clocks are five days behind. The kernel's records are not.
+#[test]
+#[cfg_attr(tracing_profiling_unsupported, ignore = "there are no waits")]
+fn a_preloaded_library_with_another_time_loses_no_wait() {
+    const TEST: &str = "a_preloaded_library_with_another_time_loses_no_wait";
+    if is_child(TEST) {
+        // SAFETY: fills a local variable.
+        let now = |get: &dyn Fn(*mut libc::timespec) -> libc::c_long| unsafe {
+            let mut time: libc::timespec = std::mem::zeroed();
+            assert_eq!(get(&raw mut time), 0);
+            time.tv_sec
+        };
+        let clock = libc::CLOCK_MONOTONIC_RAW;
+        // SAFETY: as above.
+        let real = now(&|time| unsafe { libc::syscall(libc::SYS_clock_gettime, clock, time) });
+        // SAFETY: as above.
+        let other = now(&|time| unsafe { libc::clock_gettime(clock, time).into() });
+        assert!(real - other > 400_000, "the library is loaded");
+        let sources = [Source::Perf, Source::Timer].into_iter();
+        for source in sources.filter(|source| *source == Source::Timer || has_perf()) {
+            let setup = Setup::with("0ms", |builder| builder.source(source));
+            // The collector may get no CPU during a wait.
+            let is_captured = [100, 400, 1_600, 6_400].into_iter().any(|time| {
+                let start = Instant::now();
+                setup.run(|| {
+                    info_span!("work").in_scope(|| {
+                        burn(20 * MS);
+                        std::thread::sleep(time * MS);
+                    });
+                });
+                let took = start.elapsed();
+                let profile = setup.profiles().pop().unwrap();
+                assert!(profile.duration() <= took, "{source:?}: {took:?} {profile:?}");
+                let account = *setup.kept().pop().unwrap().spans[0].times();
+                assert!(account.off_cpu() >= time * MS - MS, "{source:?}: {account:?}");
+                profile.wait_count() > 0
+            });
+            assert!(is_captured, "{source:?}");
+        }
+        println!("child is done");
+        return;
+    }
+    if cfg!(target_env = "musl") {
+        println!("a static program loads no library");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let code = "#define _GNU_SOURCE
+                #include <time.h>
+                #include <unistd.h>
+                #include <sys/syscall.h>
+                int clock_gettime(clockid_t clock, struct timespec *time) {
+                    long result = syscall(SYS_clock_gettime, clock, time);
+                    if (clock != CLOCK_PROCESS_CPUTIME_ID && clock != CLOCK_THREAD_CPUTIME_ID && clock >= 0)
+                        time->tv_sec -= 5 * 24 * 60 * 60;
+                    return result;
+                }";
+    let library = compile_library(directory.path(), "other_time", code);
+    let output = run_child(TEST, &[("LD_PRELOAD", library.to_str().unwrap())]);
+    let texts = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+    let text = texts.concat();
+    assert!(output.status.success() && text.contains("child is done"), "{text}");
+}
+
 fn build_library(directory: &Path) -> PathBuf {
-    let source = directory.join("late.c");
     let code = "unsigned long burn_in_the_library(unsigned long rounds) {
                     volatile unsigned long x = rounds;
                     for (unsigned long i = 0; i < rounds; i++) x = (x ^ i) * 3 % 1000003;
                     return x;
                 }";
+    compile_library(directory, "late", code)
+}
+
+/// Uses the C compiler, which linking Rust programs needs anyway.
+fn compile_library(directory: &Path, name: &str, code: &str) -> PathBuf {
+    let source = directory.join(format!("{name}.c"));
     fs::write(&source, code).unwrap();
-    let library = directory.join("liblate.so");
+    let library = directory.join(format!("lib{name}.so"));
     let built = Command::new("cc")
         .args(["-shared", "-fPIC", "-O2", "-g", "-o"])
         .args([&library, &source])

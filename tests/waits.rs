@@ -501,6 +501,71 @@ fn a_loss_hides_kernel_time_of_the_spans_in_which_it_was() {
     assert!((0..20).any(|_| has_kernel_time()), "{} threads were refused", lost());
 }
 
+/// Containers can have clocks of their own, as after they were moved to another machine. Perf's records have the time of
+/// the machine.
+#[test]
+fn a_time_namespace_moves_no_time_and_loses_no_wait() {
+    const TEST: &str = "a_time_namespace_moves_no_time_and_loses_no_wait";
+    if is_child(TEST) {
+        return check_times();
+    }
+    let program = std::env::current_exe().unwrap();
+    for offset in ["8640000", "-60"] {
+        let run = |more: &[&str], program: &std::ffi::OsStr, arguments: &[&str]| {
+            let mut command = std::process::Command::new("unshare");
+            command.args(["--time", "--monotonic", offset, "--boottime", offset, "--fork"]);
+            command.args(more).arg(program).args(arguments).env("CHILD", TEST).output()
+        };
+        // A user without privileges needs a namespace in which it has them.
+        let ways = [&[][..], &["--user", "--map-root-user"]];
+        let can = |way: &&&[&str]| {
+            run(way, "true".as_ref(), &[]).is_ok_and(|output| output.status.success())
+        };
+        let Some(way) = ways.iter().find(can) else {
+            eprintln!("no time namespace with {offset} can be made here");
+            continue;
+        };
+        let output = run(way, program.as_os_str(), &["--exact", TEST, "--nocapture"]).unwrap();
+        let texts = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+        assert!(output.status.success(), "{offset}: {}", texts.concat());
+        assert!(texts.concat().contains("1 passed"), "{offset}: {}", texts.concat());
+    }
+}
+
+fn check_times() {
+    for source in sources() {
+        // The time of day may be set in steps.
+        const STEP: Duration = Duration::from_secs(60);
+        let setup = with(source);
+        with_longer_waits(|time| {
+            let (before, start) = (std::time::SystemTime::now(), Instant::now());
+            setup.run(|| {
+                info_span!("work").in_scope(|| {
+                    burn(MS * 20);
+                    std::thread::sleep(time);
+                });
+            });
+            let took = start.elapsed();
+            let profile = setup.profiles().pop().unwrap();
+            let times = before - STEP..before + took + STEP;
+            let points = profile.samples().iter().flat_map(|sample| &sample.points);
+            assert!(
+                times.contains(&profile.start()),
+                "{source:?}: {:?} {times:?}",
+                profile.start()
+            );
+            assert!(profile.duration() <= took, "{source:?}: {:?} {took:?}", profile.duration());
+            for point in points {
+                assert!(times.contains(&point.time()), "{source:?}: {:?} {times:?}", point.time());
+            }
+            let [(_, names, waited_ns)] = waits(&profile).try_into().ok()?;
+            assert_eq!(names[0], "[sleep]", "{source:?}");
+            assert!(waited_ns <= took.ns(), "{source:?}: {waited_ns} {took:?}");
+            Some(())
+        });
+    }
+}
+
 /// All CPU time of a span is in its profile, including the time in the kernel.
 #[test]
 fn kernel_time_is_part_of_the_total() {

@@ -78,7 +78,9 @@ const REASONS: &[(&str, &str)] = &[
 /// Why a span has no profile, and the counter of that reason.
 fn number_of(why: NoProfile) -> &'static str {
     match why {
-        NoProfile::NoSamples | NoProfile::SamplingUnavailable => "spans.kept_without_samples",
+        NoProfile::NoSamples | NoProfile::SamplingUnavailable | NoProfile::ThreadsNotSampled => {
+            "spans.kept_without_samples"
+        }
         NoProfile::RateLimit => "spans.kept_over_rate_limit",
         NoProfile::ExporterBusy => "spans.kept_exporter_busy",
         NoProfile::TreeFull => "spans.kept_tree_full",

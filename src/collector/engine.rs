@@ -15,13 +15,14 @@ use super::gate::Gate;
 use super::limits::Limits;
 use super::over_limit::{count, is_over_limit, name_hash};
 use super::run::Collector;
+use super::running_source::RunningSource;
 use crate::allocations;
 use crate::awaits;
 use crate::error::Error;
 use crate::export::Exporter;
 use crate::keep::{
-    Callsite, Callsites, ExportedWhileOpen, FieldValues, KeptSpan, NoProfile, OnKept,
-    ProfileAdmission, Reasons, Rules, SpanLink,
+    Callsite, Callsites, ExportedWhileOpen, FieldValues, KeptSpan, OnKept, ProfileAdmission,
+    Reasons, Rules, SpanLink,
 };
 use crate::log::{LogEvent, LogKind};
 use crate::otel::{EarlyVerdict, LinkTo, OtelSettings, OtelSpan, Pairing};
@@ -66,16 +67,6 @@ pub(crate) struct Parts {
     pub(crate) otel: OtelSettings,
     pub(crate) redaction: Redaction,
     pub(crate) symbols: SymbolSettings,
-}
-
-/// The source of samples that is in use.
-#[derive(Debug)]
-pub(crate) struct RunningSource {
-    pub(crate) settings: SourceSettings,
-    /// Describes it and what it cannot see; a warning if that is less than was requested.
-    pub(crate) line: LogEvent,
-    /// The reason given for a span without samples.
-    without_samples: NoProfile,
 }
 
 /// A layer's spans, rules and threads.
@@ -161,10 +152,7 @@ impl Engine {
             source: RunningSource {
                 settings: parts.source_settings,
                 line: source_line,
-                without_samples: match parts.source.is_refused() {
-                    true => NoProfile::SamplingUnavailable,
-                    false => NoProfile::NoSamples,
-                },
+                sampler: parts.source.clone(),
             },
             otel: parts.otel,
             redaction,
@@ -530,7 +518,7 @@ impl Engine {
             // Not by its wall time: the thread may have been preempted since the close.
             opened: before_now(open_ns),
             samples: closing.samples,
-            profile: Err(self.source.without_samples),
+            profile: Err(self.source.without_samples(&closing.account)),
             earlier: ExportedWhileOpen::default(),
             account: closing.account,
             trace,

@@ -21,6 +21,7 @@ pub(super) struct Logged {
     shed: Option<Instant>,
     lost_signal: bool,
     small_signal_stack: bool,
+    unsampled: bool,
     cut_stacks: bool,
     /// The generation of the rules that were last checked for conditions on allocations.
     checked_rules: Option<u64>,
@@ -40,6 +41,7 @@ impl Logged {
             shed: None,
             lost_signal: false,
             small_signal_stack: false,
+            unsampled: false,
             cut_stacks: false,
             checked_rules: None,
             unreported: 0,
@@ -85,6 +87,11 @@ impl Logged {
         if refused > 0 && !std::mem::replace(&mut self.small_signal_stack, true) {
             let (kind, text) = (LogKind::SignalStackSmall, report::SMALL_SIGNAL_STACK);
             events.push(LogEvent::warning(kind, text));
+        }
+        if let Some(why) = engine.source.sampler.unsampled()
+            && !std::mem::replace(&mut self.unsampled, true)
+        {
+            events.push(LogEvent::warning(LogKind::ThreadsUnsampled, why));
         }
         if is_first_look && engine.spans.seen() == 0 {
             events.push(LogEvent::info(LogKind::NothingSeen, report::NOTHING_SEEN));

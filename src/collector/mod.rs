@@ -27,6 +27,7 @@ pub mod parts;
 mod pending;
 mod pending_span;
 mod run;
+mod running_source;
 mod sampled;
 mod scan;
 mod shed;

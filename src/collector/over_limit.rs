@@ -55,9 +55,9 @@ pub(super) fn count(engine: &Engine, span: &KeptSpan) {
     }
     let without = match span.profile {
         Ok(_) => return,
-        Err(NoProfile::NoSamples | NoProfile::SamplingUnavailable) => {
-            &counters.spans.kept_without_samples
-        }
+        Err(
+            NoProfile::NoSamples | NoProfile::SamplingUnavailable | NoProfile::ThreadsNotSampled,
+        ) => &counters.spans.kept_without_samples,
         Err(NoProfile::RateLimit) => &counters.spans.kept_over_rate_limit,
         Err(NoProfile::ExporterBusy) => &counters.spans.kept_exporter_busy,
         Err(NoProfile::TreeFull) => &counters.spans.kept_tree_full,

@@ -37,6 +37,7 @@ impl Samples {
             in_kernel: true,
             position_step: 0,
             signal: None,
+            records_ahead_ns: 0,
         };
         let user_only = SampleRequest { in_kernel: false, ..request };
         let open = |request| sys::open_sample_ring(request, sys::current_tid());

@@ -252,7 +252,14 @@ impl<'a> Tables<'a> {
         let sampled_ns: u64 = of_topmost.clone().map(|span| span.account.subtree_sampled_ns).sum();
         // The longest period in the profile.
         let period_ns = self.profile.largest_weight_ns().max(self.builder.period_ns).max(1);
-        let periods = sampled_ns.saturating_sub(self.profile.weight_ns()) / period_ns;
+        // A thread can end in the middle of its last period, or of its only one: each span may have been on one of its own.
+        let others = if of_topmost.clone().all(|span| span.account.covers_subtree()) {
+            0
+        } else {
+            inside.len()
+        };
+        let without_samples_ns = sampled_ns.saturating_sub(self.profile.weight_ns());
+        let periods = (without_samples_ns / period_ns).saturating_sub(others as u64);
         let Some(span) = of_topmost.max_by_key(|span| span.account.on_cpu_ns) else { return };
         // Up to one sample more or less at each end is normal.
         if periods < 2 {

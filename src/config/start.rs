@@ -38,6 +38,8 @@ pub(crate) fn start(
     if sys::address_space_left().is_some_and(|left| (1..LEAST_MIB << 20).contains(&left)) {
         return Err(Error::no_memory(LEAST_MIB));
     }
+    // Before the first of the calls that a filter may forbid.
+    sys::read_filters();
     let clock = Clock::new();
     let counters = Arc::new(Counters::default());
     let poller = Poller::new().map_err(Error::thread)?;
@@ -48,6 +50,7 @@ pub(crate) fn start(
         in_kernel: true,
         position_step: 0,
         signal: None,
+        records_ahead_ns: 0,
     };
     let source = Sampler::new(builder.source, request, &poller.waker(), Arc::clone(&counters));
     let ticks_a_second = clock.ticks(Duration::from_secs(1));

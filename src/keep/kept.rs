@@ -25,6 +25,10 @@ pub struct Kept {
     /// The function with the most on-CPU self time, and its share of that time from 0 to 1; see
     /// [`Profile::top_function`](crate::profile::Profile::top_function).
     pub top_function: Option<(String, f64)>,
+    /// The share of the on-CPU time that its samples represent, from 0 to 1; see
+    /// [`Profile::coverage`](crate::profile::Profile::coverage). Of threads that ran for less than the time between two
+    /// samples there is little, and of threads that were not sampled nothing.
+    pub coverage: Option<f64>,
     /// What it waited for, as far as waits were captured: waits of 10 ms and more, and some shorter ones.
     pub waits: Waits,
     /// What it awaited while it was in no thread, and how long it had been woken and was not polled: of all spans of the
@@ -164,6 +168,9 @@ pub enum NoProfile {
     NoSamples,
     /// The system does not allow sampling; the first log line states why.
     SamplingUnavailable,
+    /// Its threads were not sampled, or their source gave no samples; a log line and [`Handle::source`](crate::Handle::source)
+    /// state why.
+    ThreadsNotSampled,
     /// Its rule has reached its limit of profiles per minute, for spans of its name and values or as a whole.
     RateLimit,
     /// Too many profiles wait for export.
@@ -184,6 +191,7 @@ impl std::fmt::Display for NoProfile {
         f.write_str(match self {
             Self::NoSamples => "no sample fell in it",
             Self::SamplingUnavailable => "sampling is unavailable",
+            Self::ThreadsNotSampled => "its threads were not sampled; an earlier line says why",
             Self::RateLimit => "over the rate limit of its rule",
             Self::TreeFull => "too many spans of its tree were kept already",
             Self::ExporterBusy => "too many profiles wait to be exported",

@@ -520,6 +520,13 @@ impl Profile {
         Some((name, weight as f64 / ran_ns as f64))
     }
 
+    /// The share of the on-CPU time of the kept [`spans`](Self::spans) that the on-CPU samples represent, from 0 to 1. `None`
+    /// if that time is not known, or there was none.
+    pub fn coverage(&self) -> Option<f64> {
+        let ran_ns = self.least_on_cpu_ns();
+        (ran_ns > 0).then(|| (self.weight_ns() as f64 / ran_ns as f64).min(1.0))
+    }
+
     /// For how long the threads of its spans ran at least.
     fn least_on_cpu_ns(&self) -> u64 {
         let topmost = self.spans.iter().filter(|span| span.is_topmost);

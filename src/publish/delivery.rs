@@ -546,6 +546,7 @@ mod tests {
             profile: None,
             samples: 1,
             top_function: None,
+            coverage: None,
             waits: crate::profile::Waits::default(),
             awaits: crate::profile::Awaits::default(),
             files: Vec::new(),

@@ -13,6 +13,10 @@ use crate::profile::{Awaits, ProfileId, Waits};
 use crate::redact::Redaction;
 use crate::span::TimeBreakdown;
 
+/// Nothing is said of a larger coverage, nor of a span that ran for less than some samples represent.
+const NEARLY_ALL: f64 = 0.9;
+const LONG_NS: u64 = 10_000_000;
+
 /// The kept spans of one profile that have events of their own.
 const MOST_EVENTS: usize = 8;
 
@@ -115,6 +119,8 @@ fn log_span(span: &KeptSpan, kept: &Kept, names: &Redaction, message: &str, has_
     let longest_await = awaits.and_then(|awaits| awaits.longest.as_ref());
     let in_async = waits.filter(|waits| waits.in_async.is_some());
     let top = kept.top_function.as_ref().filter(|_| has_profile);
+    let ran_long = account.subtree_on_cpu_ns >= LONG_NS;
+    let coverage = kept.coverage.filter(|share| has_profile && ran_long && *share < NEARLY_ALL);
     let profile = profile_of(span, kept, has_profile);
     tracing::info!(
         target: "tracing_profiling",
@@ -151,6 +157,7 @@ fn log_span(span: &KeptSpan, kept: &Kept, names: &Redaction, message: &str, has_
         unsampled_ms = worth(unsampled_of(span)).filter(|_| has_profile && kept.profile.is_some()),
         top = top.map(|(function, _)| function.as_str()),
         top_share = top.map(|(_, share)| (share * 1_000.0).round() / 1_000.0),
+        coverage = coverage.map(|share| (share * 1_000.0).round() / 1_000.0),
         waits = waits.map(|waits| waits.count),
         waits_ms = waits.map(|waits| duration_ms(waits.total)),
         longest_wait_ms =
@@ -232,6 +239,9 @@ fn message(first: &KeptSpan, kept: &Kept, names: &Redaction) -> String {
             }
         });
     }
+    let is_known = is_explained && !is_cpu_time_unknown && !is_vague;
+    let uncovered = uncovered(kept).filter(|_| is_known && subtree_on_cpu_ns >= LONG_NS);
+    reasons.extend(uncovered);
     reasons.extend(idle(first, kept));
     let Waits { count, total, longest, in_async, in_async_total, .. } = &kept.waits;
     if let Some(site) = longest {
@@ -263,6 +273,16 @@ fn message(first: &KeptSpan, kept: &Kept, names: &Redaction) -> String {
         _ = write!(message, ": {}", reasons.join("; "));
     }
     message
+}
+
+/// That the samples represent little of the on-CPU time, as of threads that ran for less than the time between two samples.
+fn uncovered(kept: &Kept) -> Option<String> {
+    const LITTLE: f64 = 0.5;
+    let share = kept.coverage.filter(|share| kept.profile.is_some() && *share < LITTLE)?;
+    Some(match share {
+        0.0 => "no sample of its on-CPU time".to_owned(),
+        _ => format!("the samples represent {:.0} % of the on-CPU time", (share * 100.0).max(1.0)),
+    })
 }
 
 /// What explains idle time, if that is worth saying. The awaits of the profile are compared with the idle time of the
@@ -342,6 +362,7 @@ mod tests {
             profile: Some(ProfileId::for_test(1)),
             samples: 258,
             top_function: Some(("shop::render".to_owned(), 0.97)),
+            coverage: Some(0.99),
             waits: Waits::default(),
             awaits: Awaits::default(),
             files: vec!["profiles/x.svg".into()],
@@ -372,6 +393,23 @@ mod tests {
         let text = line(&kept);
         let expected = ": 1.29 s on-CPU (1.20 s of it in spans on other threads), 97 % of that of all spans in shop::render";
         assert!(text.ends_with(expected), "{text}");
+    }
+
+    #[test]
+    fn a_message_says_of_how_little_there_are_samples() {
+        let mut kept = kept();
+        kept.coverage = Some(0.49);
+        kept.top_function = Some(("shop::render".to_owned(), 0.3));
+        let expected = ": 1.29 s on-CPU, 30 % of it in shop::render; the samples represent 49 % of the on-CPU time";
+        assert!(line(&kept).ends_with(expected), "{}", line(&kept));
+        kept.coverage = Some(0.001);
+        assert!(line(&kept).ends_with("the samples represent 1 % of the on-CPU time"));
+        (kept.coverage, kept.top_function) = (Some(0.0), None);
+        let text = line(&kept);
+        assert_eq!(text, "kept `test` (latency) after 1.31 s: no sample of its on-CPU time");
+        // A span that mostly waited.
+        kept.spans[0].account.subtree_on_cpu_ns = 1_000_000;
+        assert!(!line(&kept).contains("on-CPU time"), "{}", line(&kept));
     }
 
     #[test]

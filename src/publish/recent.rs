@@ -44,6 +44,7 @@ impl Recent {
                 profile: kept.profile,
                 samples: kept.samples,
                 top_function: kept.top_function.clone(),
+                coverage: kept.coverage,
                 waits: kept.waits.clone(),
                 awaits: kept.awaits.clone(),
                 files: kept.files.clone(),

@@ -108,6 +108,7 @@ impl SymbolsThread {
                 report::describe_waits(&mut profile, &report);
                 report::describe_awaits(&mut profile, &report.awaits);
                 report.top_function = profile.top_function();
+                report.coverage = profile.coverage();
                 let held = HeldProfile { profile, report, since: Instant::now(), _room: room };
                 ExportJob::Deliver(Box::new(held))
             }

@@ -1,11 +1,13 @@
 //! Sampling threads with perf events.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use super::arming::Arming;
-use super::record::{Layout, Machine};
+use super::probe::ProbeThread;
+use super::record::{Layout, Machine, Record, Records};
 use super::shares::Taken;
 use crate::sys::{self, HardwareCounters, KeptOn, PerfRing, SampleRequest, SampleRing, WhyRefused};
 
@@ -35,13 +37,16 @@ const FILES_PER_THREAD: u64 = 2;
 const FILES_OF_HARDWARE: u64 = 4;
 
 impl Perf {
-    /// Probes on the calling thread what this process is allowed to do.
-    pub(super) fn new(mut request: SampleRequest) -> Self {
-        let tid = sys::current_tid();
-        let probe = |request| sys::open_sample_ring(request, tid)?.start();
+    /// Probes what this process is allowed to do.
+    pub(super) fn new(mut request: SampleRequest, other: Option<&ProbeThread>) -> Self {
+        let tid = other.map_or_else(sys::current_tid, ProbeThread::tid);
+        let probe = |request| {
+            sys::open_switch_ring(SWITCH_RING_BYTES, tid, 0)?.start()?;
+            sys::open_sample_ring(request, tid)?.start()
+        };
         request.in_kernel = true;
         let mut probed = probe(request);
-        if probed == Err(WhyRefused::NotAllowed) {
+        if matches!(probed, Err(WhyRefused::NotAllowed(_))) {
             request.in_kernel = false;
             probed = probe(request);
         }
@@ -50,6 +55,9 @@ impl Perf {
             // Other reasons may no longer apply when the first thread is armed.
             _ => None,
         };
+        if refused.is_none() {
+            request.records_ahead_ns = records_ahead_ns().unwrap_or(0);
+        }
         let has_hardware = refused.is_none() && HardwareCounters::open().is_ok();
         let files_per_thread = FILES_PER_THREAD + if has_hardware { FILES_OF_HARDWARE } else { 0 };
         Self {
@@ -142,8 +150,9 @@ impl Perf {
         tid: u32,
         request: SampleRequest,
     ) -> Result<(PerfRing, PerfRing), WhyRefused> {
-        let switches =
-            self.lock(SWITCH_RING_BYTES, || sys::open_switch_ring(SWITCH_RING_BYTES, tid))?;
+        let ahead_ns = request.records_ahead_ns;
+        let switches = self
+            .lock(SWITCH_RING_BYTES, || sys::open_switch_ring(SWITCH_RING_BYTES, tid, ahead_ns))?;
         let opened = self.open_samples(tid, request);
         if opened.is_err() {
             self.locked_bytes.give(sys::bytes_of_ring(SWITCH_RING_BYTES));
@@ -160,9 +169,62 @@ impl Perf {
                     request.ring_bytes /= 2;
                 }
                 // This thread, or by now the whole process, may be allowed less than the thread that probed.
-                Err(WhyRefused::NotAllowed) if request.in_kernel => request.in_kernel = false,
+                Err(WhyRefused::NotAllowed(_)) if request.in_kernel => request.in_kernel = false,
                 opened => return opened,
             }
         }
+    }
+}
+
+/// By how much the clock of perf's records is ahead of this process': in a time namespace it has an offset, and records have
+/// the time of the initial namespace. `None` if that cannot be measured.
+fn records_ahead_ns() -> Option<i64> {
+    let ring = sys::open_switch_ring(SWITCH_RING_BYTES, sys::current_tid(), 0).ok()?;
+    let before = sys::monotonic_raw_ns();
+    ring.start().ok()?;
+    // The thread is switched out and in.
+    std::thread::sleep(Duration::from_nanos(1));
+    ring.pause();
+    let after = sys::monotonic_raw_ns();
+    let times = Records::between(&*ring, 0, ring.head()).filter_map(|record| match record {
+        Ok(Record::SwitchOut { time_ns, .. } | Record::SwitchIn { time_ns }) => Some(time_ns),
+        _ => None,
+    });
+    let times: Vec<_> = times.collect();
+    ahead((*times.first()?, *times.last()?), (before, after), sys::time_namespace_offset_ns())
+}
+
+/// The same, where the records from `first` to `last` were written between `before` and `after` by the own clock. That leaves
+/// some microseconds, and the offset that the system states is exact if it is right.
+fn ahead(
+    (first, last): (u64, u64),
+    (before, after): (u64, u64),
+    stated_ns: Option<i64>,
+) -> Option<i64> {
+    let difference = |recorded: u64, own: u64| recorded.wrapping_sub(own).cast_signed();
+    let possible = difference(last, after)..=difference(first, before);
+    let stated = stated_ns.and_then(i64::checked_neg);
+    let known = [Some(0), stated].into_iter().flatten().find(|ahead| possible.contains(ahead));
+    // Records must not seem to be older than they are: a wait would begin before its span.
+    known.or((!possible.is_empty()).then_some(*possible.start()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_offset_of_records_is_exact_where_the_system_states_it() {
+        const DAY: u64 = 86_400_000_000_000;
+        let own = (1_000, 9_000);
+        let far = |days: i64| days * DAY.cast_signed();
+        assert_eq!(ahead((3_000, 7_000), own, Some(0)), Some(0));
+        assert_eq!(ahead((3_000, 7_000), own, Some(far(1))), Some(0), "it is that of others");
+        assert_eq!(ahead((3_000 + DAY, 7_000 + DAY), own, Some(far(-1))), Some(far(1)));
+        let own = (1_000 + DAY, 9_000 + DAY);
+        assert_eq!(ahead((3_000, 7_000), own, Some(far(1))), Some(far(-1)));
+        assert_eq!(ahead((3_000, 7_000), own, None), Some(far(-1) - 2_000));
+        assert_eq!(ahead((3_000, 7_000), own, Some(far(2))), Some(far(-1) - 2_000));
+        assert_eq!(ahead((0, 20_000), (1_000, 9_000), None), None, "no such records");
     }
 }

@@ -8,19 +8,18 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::arming::Arming;
-use super::describe::{
-    OTHER_SYSTEM, PERF_DEADLY, PERF_NOT_SUPPORTED, PERF_REFUSED, describe_perf, describe_refusal,
-    describe_timers,
-};
+use super::describe::{describe, describe_silence, describe_unsampled};
 use super::hooks::{ArmThreads, Begun};
 use super::losses::LossTimes;
 use super::perf::Perf;
+use super::probe::Probed;
 use super::rate::{Level, Periods, Rate};
+use super::silence::Silence;
 use super::thread::SampledThread;
 use super::thread_source::ThreadSampler;
 use super::timer::Timers;
 use crate::stats::Counters;
-use crate::sys::{self, SampleRequest, TimerClock, Waker, WhyRefused};
+use crate::sys::{self, SampleRequest, TimerClock, UnusualCall, Waker, WhyRefused};
 
 /// The source of stacks; `TRACING_PROFILING_SOURCE`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -73,13 +72,14 @@ pub(crate) struct Sampler(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    perf: Option<Perf>,
-    timers: Option<Timers>,
-    /// Why no thread can have a timer, if that was probed and failed.
-    timers_refused: Option<WhyRefused>,
+    probed: Probed,
     /// No timer is created while a tracer is attached.
     avoids_tracers: bool,
     is_traced: AtomicBool,
+    /// Why a thread was not sampled, in words, once that has happened.
+    unsampled: Mutex<Option<String>>,
+    /// Of perf and of timers.
+    silence: Mutex<[Silence; 2]>,
     is_over: Mutex<bool>,
     /// No more threads are armed at present.
     sheds: AtomicBool,
@@ -98,39 +98,25 @@ struct Shared {
 }
 
 impl Sampler {
-    /// Probes on the calling thread what this process is allowed to do.
+    /// Probes what this process is allowed to do.
     pub(crate) fn new(
-        SourceSettings { source, timer_clock, signal, periods, .. }: SourceSettings,
+        settings: SourceSettings,
         request: SampleRequest,
         waker: &Waker,
         counters: Arc<Counters>,
     ) -> Self {
-        sys::read_filters();
-        let perf = matches!(source, Source::Auto | Source::Perf).then(|| Perf::new(request));
-        let timers = matches!(source, Source::Auto | Source::Timer).then(|| {
-            sys::note_claimed_signals();
-            Timers::new(SampleRequest { signal, ..request }, timer_clock)
-        });
-        let avoids_tracers = source == Source::Auto;
-        let is_traced = avoids_tracers && sys::is_traced();
-        // No signal handler is installed if perf works.
-        let needs_timers = perf.as_ref().is_none_or(|perf| perf.refused().is_some());
-        let timers_refused = timers
-            .as_ref()
-            .filter(|_| needs_timers)
-            .and_then(|timers| timers.probe(!is_traced).err());
-        // Other reasons may no longer apply when the first thread is armed.
-        let timers_refused = timers_refused.filter(|why| why.is_permanent());
+        let probed = Probed::new(&settings, request);
         // A timer on the monotonic clock interrupts a blocking system call at each expiration.
-        let interrupts = needs_timers && timer_clock == TimerClock::Monotonic;
+        let interrupts = !probed.has_perf() && settings.timer_clock == TimerClock::Monotonic;
         let usual = if interrupts { Periods::INTERRUPTING } else { Periods::USUAL };
-        let periods = periods.unwrap_or(usual);
+        let periods = settings.periods.unwrap_or(usual);
+        let in_user_code = probed.perf.as_ref().is_some_and(|perf| !perf.sees_kernel());
         Self(Arc::new(Shared {
-            perf,
-            timers,
-            timers_refused,
-            avoids_tracers,
-            is_traced: AtomicBool::new(is_traced),
+            avoids_tracers: settings.source == Source::Auto,
+            is_traced: AtomicBool::new(probed.is_traced),
+            probed,
+            unsampled: Mutex::default(),
+            silence: Mutex::new([Silence::new(in_user_code), Silence::new(false)]),
             is_over: Mutex::new(false),
             sheds: AtomicBool::new(false),
             counters,
@@ -147,11 +133,7 @@ impl Sampler {
 
     /// The source in use: `perf`, `timer` or `none`.
     pub(crate) fn name(&self) -> &'static str {
-        let shared = &*self.0;
-        let has_perf = shared.perf.as_ref().is_some_and(|perf| perf.refused().is_none());
-        let has_timers = shared.timers.is_some() && shared.timers_refused.is_none();
-        let otherwise = if has_timers { "timer" } else { "none" };
-        if has_perf { "perf" } else { otherwise }
+        self.0.probed.name()
     }
 
     /// Whether no thread can be sampled.
@@ -174,66 +156,57 @@ impl Sampler {
         self.0.sheds.store(sheds, Ordering::Relaxed);
     }
 
-    /// Describes the source, its limits and how to lift them, in one line. The flag is true if it is less than was
-    /// requested.
+    /// Describes the source as it was found at the start, its limits and how to lift them, in one line. The flag is true
+    /// if it is less than was requested.
     pub(crate) fn describe(&self) -> (String, bool) {
-        let (mut line, is_less) = self.describe_source();
-        if sys::thread_cpu_ns().is_none() {
-            line.push_str(
-                "; the CPU time of threads cannot be read: rules with `on_cpu`, `own_on_cpu` or `off_cpu` match no span",
-            );
-        }
-        (line, is_less)
+        describe(&self.0.probed, self.0.periods)
     }
 
-    fn describe_source(&self) -> (String, bool) {
-        let shared = &*self.0;
-        let periods = shared.periods;
-        let is_other_system = |why| why == Some(WhyRefused::OtherSystem);
-        let of_perf = shared.perf.as_ref().and_then(Perf::refused);
-        if is_other_system(of_perf) || is_other_system(shared.timers_refused) {
-            return (OTHER_SYSTEM.to_owned(), true);
+    /// Why a thread was not sampled since then, in words.
+    pub(crate) fn unsampled(&self) -> Option<String> {
+        self.0.unsampled.lock().clone()
+    }
+
+    /// Whether a source was found to give no samples.
+    pub(crate) fn is_silent(&self) -> bool {
+        self.0.counters.sampling.silent_ns.load(Ordering::Relaxed) > 0
+    }
+
+    /// Checks whether the sources give samples at all. `armed` are the threads that are sampled now.
+    pub(crate) fn check_silence<'a>(
+        &self,
+        armed: impl Iterator<Item = (&'a SampledThread, &'a Arming)> + Clone,
+    ) {
+        let samples = &self.0.counters.samples;
+        let of_timers = [&samples.dropped_off_stack, &samples.dropped_signal_stack_full];
+        let [perf, timers] = &mut *self.0.silence.lock();
+        if of_timers.iter().any(|count| count.load(Ordering::Relaxed) > 0) {
+            timers.note_given();
         }
-        let perf_refused = match &shared.perf {
-            Some(perf) => match perf.refused() {
-                None => return (describe_perf(perf, periods), false),
-                Some(WhyRefused::NotSupported) => PERF_NOT_SUPPORTED,
-                Some(WhyRefused::Deadly) => PERF_DEADLY,
-                Some(_) => PERF_REFUSED,
-            },
-            None => "it was not requested",
-        };
-        match (&shared.timers, shared.timers_refused) {
-            (Some(timers), None) => {
-                let is_traced = shared.is_traced.load(Ordering::Relaxed);
-                (describe_timers(timers, periods, perf_refused, is_traced), is_traced)
+        for (silence, by_perf) in [(perf, true), (timers, false)] {
+            let armed = armed.clone().filter(|(_, arming)| {
+                arming.ring.is_some() && arming.has_switch_records() == by_perf
+            });
+            if !silence.has_given()
+                && let Some(ran) = silence.check(armed)
+            {
+                let ran_ns = u64::try_from(ran.as_nanos()).unwrap_or(u64::MAX);
+                self.0.counters.sampling.silent_ns.store(ran_ns, Ordering::Relaxed);
+                self.note_unsampled(|| describe_silence(by_perf, ran));
             }
-            (None, _) if shared.perf.is_none() => (
-                "source none, as configured: kept spans have times but no stacks".to_owned(),
-                false,
-            ),
-            (None, _) => (
-                format!(
-                    "source none: kept spans have times but no stacks; perf is not used: \
-                     {perf_refused}; or set TRACING_PROFILING_SOURCE=auto"
-                ),
-                true,
-            ),
-            (Some(_), Some(why)) => (
-                format!(
-                    "source none: kept spans have times but no stacks; timers are refused \
-                     ({}); perf is not used: {perf_refused}",
-                    describe_refusal(why),
-                ),
-                true,
-            ),
         }
+    }
+
+    /// Notes that a thread was not sampled, or in vain.
+    fn note_unsampled(&self, why: impl FnOnce() -> String) {
+        self.0.unsampled.lock().get_or_insert_with(why);
     }
 
     /// Whether samples are taken of every thread but in user code only, and none was lost since then. On-CPU time without
     /// samples is then time in the kernel.
     pub(crate) fn hides_kernel_alone(&self, since_ns: u64) -> bool {
-        let perf = self.0.perf.as_ref().filter(|perf| perf.refused().is_none());
+        let probed = &self.0.probed;
+        let perf = probed.perf.as_ref().filter(|_| probed.has_perf());
         perf.is_some_and(|perf| !perf.sees_kernel()) && self.0.losses.are_none_since(since_ns)
     }
 
@@ -254,6 +227,7 @@ impl Sampler {
             &counters.samples.dropped_late,
             &counters.sampling.records_malformed,
             &counters.sampling.throttled,
+            &counters.sampling.silent_ns,
         ];
         let count = losses.iter().map(|counter| counter.load(Ordering::Relaxed)).sum();
         self.0.losses.check(count, now_ns);
@@ -261,7 +235,7 @@ impl Sampler {
 
     /// Holds an event open. Called on the collector's thread as it starts, within a second of the first probe.
     pub(crate) fn keep_on(&self) {
-        if let Some(perf) = &self.0.perf {
+        if let Some(perf) = &self.0.probed.perf {
             perf.keep_on();
         }
     }
@@ -270,7 +244,7 @@ impl Sampler {
     pub(crate) fn end(&self) {
         // Under the lock: a thread that is being set up has either added itself to `new`, or finds this set.
         *self.0.is_over.lock() = true;
-        if let Some(perf) = &self.0.perf {
+        if let Some(perf) = &self.0.probed.perf {
             perf.end();
         }
     }
@@ -315,8 +289,14 @@ impl Sampler {
     pub(crate) fn start_again(&self, thread: &SampledThread, arming: &Arming) {
         arming.note_since(sys::cpu_ns_of(thread.tid()).unwrap_or(u64::MAX));
         if let Err(why) = arming.start() {
-            self.note_refusal(why);
+            self.note_not_started(arming, why);
         }
+    }
+
+    fn note_not_started(&self, arming: &Arming, why: WhyRefused) {
+        arming.note_since(u64::MAX);
+        self.note_refusal(why);
+        self.note_unsampled_thread(why);
     }
 
     /// Releases the last arming of a thread whose sampling has ended, once it has been read. `samples` is the number of
@@ -340,14 +320,23 @@ impl Sampler {
         if arming.ring.is_none() {
             return;
         }
+        self.note_ended(arming);
         arming.retire(from, samples);
         let counters = &self.0.counters;
         counters.threads.sampled.fetch_sub(1, Ordering::Relaxed);
         if arming.has_switch_records() {
-            self.0.perf.iter().for_each(|perf| perf.give_back(arming));
+            self.0.probed.perf.iter().for_each(|perf| perf.give_back(arming));
         } else {
-            self.0.timers.iter().for_each(Timers::give_back);
+            self.0.probed.timers.iter().for_each(Timers::give_back);
             counters.threads.sampled_by_timer.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    fn note_ended(&self, arming: &Arming) {
+        let [perf, timers] = &mut *self.0.silence.lock();
+        let silence = if arming.has_switch_records() { perf } else { timers };
+        if !silence.has_given() {
+            silence.note_ended(arming);
         }
     }
 
@@ -355,8 +344,8 @@ impl Sampler {
     fn give_back_unused(&self, arming: &Arming) {
         arming.retire(0, 0);
         match arming.has_switch_records() {
-            true => self.0.perf.iter().for_each(|perf| perf.give_back(arming)),
-            false => self.0.timers.iter().for_each(Timers::give_back),
+            true => self.0.probed.perf.iter().for_each(|perf| perf.give_back(arming)),
+            false => self.0.probed.timers.iter().for_each(Timers::give_back),
         }
     }
 
@@ -372,7 +361,7 @@ impl Sampler {
         let is_traced = shared.is_traced.load(Ordering::Relaxed);
         if by_timer
             && !is_traced
-            && let Some(timers) = &shared.timers
+            && let Some(timers) = &shared.probed.timers
         {
             // Without a timer, perf is used.
             let by_timer = timers.open(thread.tid(), thread.stack.clone(), period_ns);
@@ -380,7 +369,7 @@ impl Sampler {
                 return Ok(arming);
             }
         }
-        let by_perf = shared.perf.as_ref().map(|perf| perf.open(thread.tid(), period_ns));
+        let by_perf = shared.probed.perf.as_ref().map(|perf| perf.open(thread.tid(), period_ns));
         let refused = match by_perf {
             Some(Ok(arming)) => return Ok(arming),
             // The thread ends while it is being armed: this is not a refusal.
@@ -388,18 +377,17 @@ impl Sampler {
             Some(Err(WhyRefused::Ended)) => return Err(WhyRefused::Ended),
             Some(Err(why)) => {
                 // If perf is refused for all threads, that is counted once.
-                let perf_refused =
-                    shared.perf.as_ref().is_some_and(|perf| perf.refused().is_some());
-                if !perf_refused || shared.timers.is_none() || shared.timers_refused.is_some() {
+                if shared.probed.has_perf() || !shared.probed.may_have_timers() {
                     self.note_refusal(why);
                 }
                 Some(why)
             }
             None => None,
         };
-        let Some(timers) = shared.timers.as_ref().filter(|_| shared.timers_refused.is_none())
+        let timers_refused = shared.probed.timers_refused;
+        let Some(timers) = shared.probed.timers.as_ref().filter(|_| timers_refused.is_none())
         else {
-            return Err(refused.or(shared.timers_refused).unwrap_or(WhyRefused::NotAsked));
+            return Err(refused.or(timers_refused).unwrap_or(WhyRefused::NotAsked));
         };
         if is_traced {
             self.note_refusal(WhyRefused::Traced);
@@ -411,22 +399,21 @@ impl Sampler {
     }
 
     pub(super) fn timers(&self) -> Option<&Timers> {
-        self.0.timers.as_ref()
+        self.0.probed.timers.as_ref()
     }
 
     /// Whether a thread can have a timer.
     pub(crate) fn may_have_timers(&self) -> bool {
-        self.0.timers.is_some() && self.0.timers_refused.is_none()
+        self.0.probed.may_have_timers()
     }
 
     /// Whether threads have timers. They have none while perf works.
     fn uses_timers(&self) -> bool {
-        let has_perf = self.0.perf.as_ref().is_some_and(|perf| perf.refused().is_none());
         let counters = &self.0.counters;
         let run_out =
             [&counters.threads.refused_open_files, &counters.threads.refused_locked_memory];
         let has_run_out = run_out.iter().any(|counter| counter.load(Ordering::Relaxed) > 0);
-        self.may_have_timers() && (!has_perf || has_run_out)
+        self.may_have_timers() && (!self.0.probed.has_perf() || has_run_out)
     }
 
     /// Checks whether a tracer is attached. Returns whether there may be no timers because of it.
@@ -442,6 +429,20 @@ impl Sampler {
         self.uses_timers() || self.has_timers()
     }
 
+    /// What is said of the source from the start, or of the thread's signal stack, is not said again.
+    fn note_unsampled_thread(&self, why: WhyRefused) {
+        let is_said = matches!(
+            why,
+            WhyRefused::Ended
+                | WhyRefused::NotAsked
+                | WhyRefused::Traced
+                | WhyRefused::SmallSignalStack
+        );
+        if !is_said && !self.is_refused() {
+            self.note_unsampled(|| describe_unsampled(why));
+        }
+    }
+
     fn note_refusal(&self, why: WhyRefused) {
         if why == WhyRefused::Ended {
             return;
@@ -450,6 +451,9 @@ impl Sampler {
         let counter = match why {
             WhyRefused::NoSignal => &counters.threads.refused_other,
             WhyRefused::Traced => &counters.threads.refused_traced,
+            WhyRefused::Failed(call, _) if call != UnusualCall::PerfEventOpen => {
+                &counters.threads.refused_timers
+            }
             why if why.is_permanent() => &counters.threads.refused_perf,
             WhyRefused::NoLockedMemory => &counters.threads.refused_locked_memory,
             WhyRefused::NoFiles => &counters.threads.refused_open_files,
@@ -469,7 +473,10 @@ impl ArmThreads for Sampler {
         let is_refused = self.is_refused();
         if is_refused {
             Counters::add(&counters.threads.unsampled, 1);
-            self.0.perf.iter().filter_map(Perf::refused).for_each(|why| self.note_refusal(why));
+            let probed = &self.0.probed;
+            let of_perf = probed.perf.as_ref().and_then(Perf::refused);
+            let why = of_perf.or(probed.timers_refused);
+            why.into_iter().for_each(|why| self.note_refusal(why));
         }
         // A thread that installs a smaller one later is set up anew.
         let has_small_signal_stack = self.may_have_timers() && sys::has_small_signal_stack();
@@ -478,12 +485,12 @@ impl ArmThreads for Sampler {
             has_small_signal_stack,
             waker: self.0.waker.clone(),
             unsampled: is_refused.then(|| Arc::clone(counters)),
-            has_hardware: self.0.perf.as_ref().is_some_and(Perf::has_hardware),
+            has_hardware: self.0.probed.perf.as_ref().is_some_and(Perf::has_hardware),
         });
         let sampled = (!is_refused).then(|| {
             let stack = match self.may_have_timers() {
                 true if has_small_signal_stack => Err(WhyRefused::SmallSignalStack),
-                true => sys::stack_bounds().ok_or(WhyRefused::NotAsked),
+                true => sys::stack_bounds().ok_or(WhyRefused::NoStack),
                 false => Err(WhyRefused::NotAsked),
             };
             if self.uses_timers() && !has_small_signal_stack {
@@ -530,7 +537,7 @@ impl ArmThreads for Sampler {
                 arming.iter().for_each(|arming| self.give_back_unused(arming));
                 return None;
             }
-            let arming = arming.ok();
+            let arming = arming.inspect_err(|why| self.note_unsampled_thread(*why)).ok();
             let counters = &self.0.counters;
             if thread.note_refused(arming.is_none()) != arming.is_none() {
                 match arming {
@@ -548,7 +555,7 @@ impl ArmThreads for Sampler {
             && let Err(why) = armed.start()
             && !thread.is_over()
         {
-            self.note_refusal(why);
+            self.note_not_started(&armed, why);
         }
     }
 }

@@ -4,9 +4,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::arming::Arming;
+use super::probe::ProbeThread;
 use super::record::Machine;
 use super::shares::Taken;
-use crate::sys::{self, SampleRequest, SampleRing, TimerClock, TimerRing, WhyRefused};
+use crate::sys::{self, SampleRequest, SampleRing, TimerClock, WhyRefused};
 
 /// Creates timers for threads.
 #[derive(Debug)]
@@ -22,6 +23,11 @@ const SHARE_OF_SIGNALS: u64 = 8;
 
 /// A thread writes at most one interval per sample, and few samples are shorter than this.
 const SHORT_SAMPLE: u64 = 1024;
+
+/// How many threads of a layer may have a timer at the same time.
+fn most_timers() -> u64 {
+    sys::pending_signal_limit() / SHARE_OF_SIGNALS
+}
 
 impl Timers {
     pub(super) fn new(request: SampleRequest, clock: TimerClock) -> Self {
@@ -50,31 +56,26 @@ impl Timers {
         self.clock
     }
 
-    /// Probes on the calling thread whether timers are allowed. `may_signal`: one that is started there sends a signal,
-    /// at most once.
-    pub(super) fn probe(&self, may_signal: bool) -> Result<(), WhyRefused> {
-        let stack = sys::stack_bounds().ok_or(WhyRefused::NotAsked);
-        let ring = self.open_ring(sys::current_tid(), stack, self.request)?;
-        // The timer must not send a signal that does not fit.
-        if !may_signal || sys::has_small_signal_stack() {
-            return Ok(());
+    /// Probes whether threads can have timers. No signal is sent.
+    pub(super) fn probe(&self, other: &ProbeThread) -> Result<(), WhyRefused> {
+        if most_timers() == 0 {
+            return Err(WhyRefused::NoTimers);
         }
-        sys::unblock_timers(self.request.signal)?;
-        ring.start()
+        self.probe_clock(self.clock, other)
+    }
+
+    /// The same for timers of that clock.
+    pub(super) fn probe_clock(
+        &self,
+        clock: TimerClock,
+        other: &ProbeThread,
+    ) -> Result<(), WhyRefused> {
+        sys::probe_timers(self.request, clock, other.tid())
     }
 
     /// Releases what was reserved for a thread whose timer was deleted.
     pub(super) fn give_back(&self) {
         self.taken.give(1);
-    }
-
-    fn open_ring(
-        &self,
-        tid: u32,
-        stack: Result<Range<u64>, WhyRefused>,
-        request: SampleRequest,
-    ) -> Result<TimerRing, WhyRefused> {
-        sys::open_timer_ring(request, self.clock, tid, stack?)
     }
 
     /// Creates the timer and the ring of thread `tid`, whose stack is `stack`. They are inactive until started.
@@ -85,10 +86,11 @@ impl Timers {
         period_ns: u64,
     ) -> Result<Arming, WhyRefused> {
         let request = SampleRequest { period_ns, ..self.request };
-        if !self.taken.take(1, sys::pending_signal_limit() / SHARE_OF_SIGNALS) {
+        if !self.taken.take(1, most_timers()) {
             return Err(WhyRefused::NoTimers);
         }
-        let ring = self.open_ring(tid, stack, request).inspect_err(|_| self.give_back())?;
+        let open = |stack| sys::open_timer_ring(request, self.clock, tid, stack);
+        let ring = stack.and_then(open).inspect_err(|_| self.give_back())?;
         let ring = Arc::new(SampleRing::Timer(ring));
         let position_step = request.position_step;
         Ok(Arming::new(ring, period_ns, position_step, SHORT_SAMPLE))

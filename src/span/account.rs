@@ -193,6 +193,12 @@ impl TimeBreakdown {
         self.least_on_cpu_ns().saturating_sub(self.subtree_sampled_ns)
     }
 
+    /// Whether it ran for long enough to have samples, but not on a thread that was sampled.
+    pub(crate) fn has_no_sampled_time(&self) -> bool {
+        const LONG_ENOUGH_NS: u64 = 1_000_000;
+        self.subtree_sampled_ns == 0 && self.least_on_cpu_ns() >= LONG_ENOUGH_NS
+    }
+
     /// Whether no descendant was on a thread that was not in the span, so that it covers all of its subtree.
     pub(crate) fn covers_subtree(&self) -> bool {
         self.subtree_on_cpu_ns == self.on_cpu_ns

@@ -17,6 +17,8 @@ pub(crate) struct SampleRequest {
     pub(crate) position_step: u64,
     /// The signal that a timer must send; `None` to choose one.
     pub(crate) signal: Option<i32>,
+    /// By how much the clock of perf's records is ahead of this process', which may be in a time namespace.
+    pub(crate) records_ahead_ns: i64,
 }
 
 /// A thread, and its name for the system.
@@ -79,10 +81,12 @@ impl MissedSignals {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(dead_code, reason = "each platform uses some of them")]
 pub(crate) enum WhyRefused {
-    /// Refused by `perf_event_paranoid`, a seccomp filter or a security module.
-    NotAllowed,
-    /// The kernel was built without it, or is not Linux.
-    NotSupported,
+    /// Perf events are refused by `perf_event_paranoid`, a seccomp filter or a security module; with the errno.
+    NotAllowed(i32),
+    /// The kernel has no perf events; with the errno.
+    NotSupported(i32),
+    /// A call is refused, or does not do what it is used for; with the errno.
+    Failed(UnusualCall, i32),
     /// The limit of open files of this process or of the system is reached.
     NoFiles,
     /// The limit of locked memory of an unprivileged user is reached.
@@ -97,6 +101,8 @@ pub(crate) enum WhyRefused {
     NoSignal,
     /// A debugger would stop at each signal.
     Traced,
+    /// The bounds of the thread's stack are not known.
+    NoStack,
     /// Another error, with its errno.
     Other(i32),
     /// Disabled by the settings.
@@ -114,8 +120,9 @@ impl WhyRefused {
     pub(crate) fn is_permanent(self) -> bool {
         matches!(
             self,
-            Self::NotAllowed
-                | Self::NotSupported
+            Self::NotAllowed(_)
+                | Self::NotSupported(_)
+                | Self::Failed(..)
                 | Self::Deadly
                 | Self::OtherSystem
                 | Self::NoSignal

@@ -134,7 +134,11 @@ stubs! {
     fn thread_cpu_ns() -> Option<u64> = None;
     fn cpu_ns_of(_: u32) -> Option<u64> = None;
     fn thread_usage() -> Option<ThreadUsage> = None;
+    fn try_thread_cpu_ns() -> Result<u64, WhyRefused> = refused();
+    fn try_cpu_ns_of(_: u32) -> Result<u64, WhyRefused> = refused();
+    fn try_thread_usage() -> Result<ThreadUsage, WhyRefused> = refused();
     fn tick_ns() -> Option<u64> = None;
+    fn time_namespace_offset_ns() -> Option<i64> = None;
     fn open_file_limit() -> u64 = 0;
     fn pending_signal_limit() -> u64 = 0;
     fn locked_memory_limit() -> Option<u64> = None;
@@ -151,11 +155,13 @@ stubs! {
     fn is_traced() -> bool = false;
     fn has_small_signal_stack() -> bool = false;
     fn open_sample_ring(_: SampleRequest, _: u32) -> Result<PerfRing, WhyRefused> = refused();
-    fn open_switch_ring(_: usize, _: u32) -> Result<PerfRing, WhyRefused> = refused();
+    fn open_switch_ring(_: usize, _: u32, _: i64) -> Result<PerfRing, WhyRefused> = refused();
     fn open_timer_ring(
         _: SampleRequest, _: TimerClock, _: u32, _: Range<u64>
     ) -> Result<TimerRing, WhyRefused> = refused();
+    fn probe_timers(_: SampleRequest, _: TimerClock, _: u32) -> Result<(), WhyRefused> = refused();
     fn blocked(_: u32) -> io::Result<Option<Blocked>> = unsupported();
+    fn user_ns_of(_: u32) -> Option<u64> = None;
     fn is_blocked(_: u32) -> Option<bool> = None;
     fn read_own_stack(_: u64, _: usize, _: &mut Vec<u8>) -> io::Result<()> = unsupported();
     fn read_own_memory(_: Range<u64>) -> io::Result<Vec<u8>> = unsupported();
@@ -194,6 +200,7 @@ absent!(RingMemory {
     fn tail() -> u64;
     fn release_to(_position: u64);
     fn copy(_position: u64, _out: &mut [u8]);
+    fn own_time(_recorded_ns: u64) -> u64;
     #[cfg(test)]
     fn write_scripted(_words: &[u64]) -> bool;
 });

@@ -11,7 +11,7 @@ use super::{Host, MS, in_child};
 use crate::support::{PLENTY, burn};
 
 /// All system calls of the layer that an ordinary service may forbid, and some that it does not make.
-const CALLS: &[(&str, libc::c_long)] = &[
+pub(super) const CALLS: &[(&str, libc::c_long)] = &[
     ("perf_event_open", libc::SYS_perf_event_open),
     ("timer_create", libc::SYS_timer_create),
     ("timer_settime", libc::SYS_timer_settime),
@@ -47,13 +47,13 @@ pub(super) fn program(calls: &[libc::c_long], action: SeccompAction) -> seccompi
 }
 
 /// Runs `action` in a forked child, which must exit successfully.
-fn in_fork(what: &str, action: impl FnOnce()) {
+pub(super) fn in_fork(what: &str, action: impl FnOnce()) {
     println!("{what}");
     super::alone(action);
 }
 
 /// Busy-waits on a clock that is read without a system call.
-fn spin(time: Duration) {
+pub(super) fn spin(time: Duration) {
     let start = std::time::Instant::now();
     while start.elapsed() < time {
         std::hint::spin_loop();

@@ -15,7 +15,7 @@ use crate::support::{PLENTY, burn, has_perf};
 
 const THREADS: usize = 64;
 
-fn limit(resource: Resource, value: u64) {
+pub(super) fn limit(resource: Resource, value: u64) {
     setrlimit(resource, Rlimit { current: Some(value), maximum: Some(value) }).unwrap();
 }
 

@@ -19,6 +19,7 @@ mod forks;
 mod idle_threads;
 mod limits;
 mod memory;
+mod refusals;
 mod signal_stacks;
 mod signals;
 mod timer_signal;

@@ -215,6 +215,7 @@ impl Stage {
             in_kernel: false,
             position_step: 0,
             signal: None,
+            records_ahead_ns: 0,
         };
         let sampler = Sampler::new(settings, request, &poller.waker(), Arc::clone(&counters));
         let engine_source = sampler.clone();

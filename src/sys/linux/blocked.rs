@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 
 use super::modules::read_by_system_call;
 use super::thread::current_tid;
-use crate::sys::types::{Blocked, Call};
+use crate::sys::types::{Blocked, Call, WhyRefused};
 
 /// Where a thread of this process is blocked; `None` if it is running or runnable.
 ///
@@ -34,11 +34,32 @@ pub(crate) fn is_blocked(tid: u32) -> Option<bool> {
     is_blocked_in(bytes.get(..length)?)
 }
 
-/// The state comes after the name, which can contain anything.
 fn is_blocked_in(stat: &[u8]) -> Option<bool> {
+    Some(matches!(after_name(stat)?.first()?, b'S' | b'D'))
+}
+
+/// For how long a thread of this process ran in user code, in nanoseconds, as far as that is known: the kernel divides the
+/// CPU time by what it found at its ticks.
+pub(crate) fn user_ns_of(tid: u32) -> Option<u64> {
+    let mut bytes = [0; 512];
+    let length = open(tid, "stat").ok()?.read(&mut bytes).ok()?;
+    Some(user_ticks_in(bytes.get(..length)?)?.saturating_mul(NS_PER_USER_TICK))
+}
+
+/// `USER_HZ` is 100 on all architectures of this crate.
+const NS_PER_USER_TICK: u64 = 10_000_000;
+
+fn user_ticks_in(stat: &[u8]) -> Option<u64> {
+    // The 14th field, where the name is the second.
+    const AFTER_STATE: usize = 11;
+    let rest = std::str::from_utf8(after_name(stat)?).ok()?;
+    rest.split_ascii_whitespace().nth(AFTER_STATE)?.parse().ok()
+}
+
+/// From the state on. It comes after the name, which can contain anything.
+fn after_name(stat: &[u8]) -> Option<&[u8]> {
     let end_of_name = stat.iter().rposition(|byte| *byte == b')')?;
-    let state = stat.get(end_of_name + 1..)?.trim_ascii_start().first()?;
-    Some(matches!(state, b'S' | b'D'))
+    Some(stat.get(end_of_name + 1..)?.trim_ascii_start())
 }
 
 fn open(tid: u32, file: &str) -> io::Result<File> {
@@ -183,6 +204,11 @@ fn read_pages(address: u64, into: &mut [u8]) -> io::Result<usize> {
 
 /// The CPU time of a thread of this process, in nanoseconds; `None` if it has ended.
 pub(crate) fn cpu_ns_of(tid: u32) -> Option<u64> {
+    try_cpu_ns_of(tid).ok()
+}
+
+/// The same, or why it cannot be read.
+pub(crate) fn try_cpu_ns_of(tid: u32) -> Result<u64, WhyRefused> {
     super::clock::read_cpu(cpu_clock_of(tid))
 }
 
@@ -227,6 +253,14 @@ mod tests {
             assert_eq!(is_blocked_in(stat.as_bytes()), expected, "{stat}");
         }
         assert_eq!(is_blocked(current_tid()), Some(false), "it runs");
+    }
+
+    #[test]
+    fn user_time_is_counted_in_ticks() {
+        let stat = "7 (a) R (b)) S 1 7 7 0 -1 4194560 100 0 5 0 321 45 0 0 20 0 1 0 999 1 2";
+        assert_eq!(user_ticks_in(stat.as_bytes()), Some(321));
+        assert_eq!(user_ticks_in(b"7 (a) S 1 7"), None);
+        assert!(user_ns_of(current_tid()).is_some());
     }
 
     #[test]

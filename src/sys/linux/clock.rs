@@ -1,20 +1,23 @@
 //! The counters from which time is read.
 #![allow(
     unsafe_code,
-    reason = "reads the CPU's time stamp counter, 10 ns instead of 23; and rustix's clock_gettime \
-              finds the vDSO by itself, which crashes under valgrind 3.19"
+    reason = "reads the CPU's time stamp counter, 10 ns instead of 23, and the kernel's clocks without the C library; \
+              rustix's clock_gettime finds the vDSO by itself, which crashes under valgrind 3.19"
 )]
 
 use super::calls::may;
-use crate::sys::types::UnusualCall;
+use super::signal::last_error;
+use crate::sys::types::{UnusualCall, WhyRefused};
 
 /// The source of [`read_ticks`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TickSource {
     /// The time stamp counter (x86-64) or the virtual count register (aarch64).
     Counter,
-    /// `CLOCK_MONOTONIC_RAW` through the vDSO, in nanoseconds.
+    /// `CLOCK_MONOTONIC_RAW` by the C library, which uses the vDSO, in nanoseconds.
     Raw,
+    /// The same by a system call, because another function is in the place of the C library's.
+    RawByCall,
 }
 
 impl TickSource {
@@ -31,15 +34,27 @@ pub(crate) fn tick_source() -> TickSource {
     let trusted = if cfg!(target_arch = "x86_64") { "tsc" } else { "arch_sys_counter" };
     match std::fs::read_to_string(CURRENT) {
         Ok(name) if name.trim() == trusted => TickSource::Counter,
+        _ if is_replaced() => TickSource::RawByCall,
         _ => TickSource::Raw,
     }
+}
+
+/// Whether another function is in the place of the C library's `clock_gettime`, with another time: libfaketime does that,
+/// and some tests.
+fn is_replaced() -> bool {
+    let before = read_by_call(libc::CLOCK_MONOTONIC_RAW);
+    let found = read(libc::CLOCK_MONOTONIC_RAW);
+    let after = read_by_call(libc::CLOCK_MONOTONIC_RAW);
+    let between = before.zip(after).map(|(before, after)| before..=after);
+    between.is_some_and(|between| found.is_none_or(|found| !between.contains(&found)))
 }
 
 #[inline(always)]
 pub(crate) fn read_ticks(source: TickSource) -> u64 {
     match source {
         TickSource::Counter => counter(),
-        TickSource::Raw => monotonic_raw_ns(),
+        TickSource::Raw => read(libc::CLOCK_MONOTONIC_RAW).unwrap_or(0),
+        TickSource::RawByCall => monotonic_raw_ns(),
     }
 }
 
@@ -63,20 +78,59 @@ fn counter() -> u64 {
     ticks
 }
 
-/// `CLOCK_MONOTONIC_RAW` in nanoseconds.
-#[inline(always)]
+/// `CLOCK_MONOTONIC_RAW` in nanoseconds, by a system call where that is allowed: 200 ns instead of 30. A function in the place
+/// of the C library's can return another time than perf's records have, and take locks, which a signal handler must not.
 pub(crate) fn monotonic_raw_ns() -> u64 {
-    read(libc::CLOCK_MONOTONIC_RAW).unwrap_or(0)
+    let clock = libc::CLOCK_MONOTONIC_RAW;
+    read_by_call(clock).or_else(|| read(clock)).unwrap_or(0)
 }
 
 /// The CPU time of the calling thread, in nanoseconds.
 pub(crate) fn thread_cpu_ns() -> Option<u64> {
+    read_by_call(libc::CLOCK_THREAD_CPUTIME_ID)
+}
+
+/// The same, or why it cannot be read.
+pub(crate) fn try_thread_cpu_ns() -> Result<u64, WhyRefused> {
     read_cpu(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
-/// Reads a CPU clock, which takes a system call.
-pub(super) fn read_cpu(clock: libc::clockid_t) -> Option<u64> {
-    may(UnusualCall::ClockGettime).then(|| read(clock)).flatten()
+/// Reads a CPU clock, which the C library cannot do without a system call either.
+pub(super) fn read_cpu(clock: libc::clockid_t) -> Result<u64, WhyRefused> {
+    if !may(UnusualCall::ClockGettime) {
+        return Err(WhyRefused::Deadly);
+    }
+    let failed = || WhyRefused::Failed(UnusualCall::ClockGettime, last_error());
+    read_by_call(clock).ok_or_else(failed)
+}
+
+/// `None` if the system does not allow it.
+fn read_by_call(clock: libc::clockid_t) -> Option<u64> {
+    if !may(UnusualCall::ClockGettime) {
+        return None;
+    }
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the pointer is to a local `timespec`, which the call fills.
+    let result = unsafe { libc::syscall(libc::SYS_clock_gettime, clock, &raw mut time) };
+    (result == 0).then(|| nanoseconds(time))
+}
+
+fn nanoseconds(time: libc::timespec) -> u64 {
+    (time.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(time.tv_nsec as u64)
+}
+
+/// What the time namespace of the threads that this one starts adds to the clocks of the initial one, as
+/// `/proc/self/timens_offsets` says. It nearly always is this process' own namespace.
+pub(crate) fn time_namespace_offset_ns() -> Option<i64> {
+    offset_in(&std::fs::read_to_string("/proc/self/timens_offsets").ok()?)
+}
+
+/// Lines of clock, seconds and nanoseconds.
+fn offset_in(text: &str) -> Option<i64> {
+    let line = text.lines().find_map(|line| line.strip_prefix("monotonic"))?;
+    let mut words = line.split_ascii_whitespace();
+    let (seconds, ns): (i64, i64) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+    seconds.checked_mul(1_000_000_000)?.checked_add(ns)
 }
 
 /// The kernel's tick, if known. Timers on CPU time expire at ticks.
@@ -93,6 +147,29 @@ fn read(clock: libc::clockid_t) -> Option<u64> {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the pointer is to a local `timespec`, which the call fills.
     let result = unsafe { libc::clock_gettime(clock, &raw mut time) };
-    let ns = (time.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(time.tv_nsec as u64);
-    (result == 0).then_some(ns)
+    (result == 0).then(|| nanoseconds(time))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_clock_of_the_c_library_is_in_its_place() {
+        // The library of a test that replaces it is loaded by another program.
+        assert!(!is_replaced());
+        assert!(read_by_call(-1).is_none(), "no such clock");
+        let refused = WhyRefused::Failed(UnusualCall::ClockGettime, libc::EINVAL);
+        assert_eq!(read_cpu(-1), Err(refused));
+    }
+
+    #[test]
+    fn reads_the_offsets_of_a_time_namespace() {
+        let text = "monotonic     8640000         0\nboottime           -7         5\n";
+        assert_eq!(offset_in(text), Some(8_640_000_000_000_000));
+        assert_eq!(offset_in("monotonic -1 250000000\n"), Some(-750_000_000));
+        for text in ["", "boottime 1 2\n", "monotonic 1", "monotonic 9999999999999 0"] {
+            assert_eq!(offset_in(text), None, "{text}");
+        }
+    }
 }

@@ -7,6 +7,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
+use rustix::io::Errno;
 
 use super::calls::may;
 use crate::sys::types::{FileIdentity, UnusualCall};
@@ -16,24 +17,35 @@ pub(crate) fn create_private_file(path: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
 }
 
-/// Whether files can be created in this directory, and some space is left.
+/// Whether files can be created in this directory, and some space is left, as far as the system says so.
 pub(crate) fn check_writable(directory: &Path) -> io::Result<()> {
     use rustix::fs::{Access, AtFlags, CWD, accessat, statvfs};
     // With the trailing dot, a file that is not a directory is an error.
     let inside = directory.join(".");
     if may(UnusualCall::Faccessat) {
-        accessat(CWD, &inside, Access::WRITE_OK | Access::EXEC_OK, AtFlags::empty())?;
+        let access = Access::WRITE_OK | Access::EXEC_OK;
+        accessat(CWD, &inside, access, AtFlags::empty()).or_else(unless_refused)?;
     }
     if !may(UnusualCall::Statfs) {
         return Ok(());
     }
-    let file_system = statvfs(&inside)?;
+    let file_system = match statvfs(&inside) {
+        Ok(file_system) => file_system,
+        Err(error) => return Ok(unless_refused(error)?),
+    };
     // File systems without blocks (`/proc`) report no free space.
     let has_blocks = file_system.f_blocks > 0;
     if has_blocks && file_system.f_bavail.saturating_mul(file_system.f_frsize) < LEAST_ROOM {
         return Err(io::ErrorKind::StorageFull.into());
     }
     Ok(())
+}
+
+/// An error that says nothing of the directory, but that the call itself is refused, as by a seccomp filter or a sandbox, is
+/// none. (A directory that cannot be changed is noticed when the first file is written.)
+fn unless_refused(error: Errno) -> Result<(), Errno> {
+    const REFUSED: [Errno; 4] = [Errno::NOSYS, Errno::PERM, Errno::INVAL, Errno::OPNOTSUPP];
+    if REFUSED.contains(&error) { Ok(()) } else { Err(error) }
 }
 
 /// Space for the three files of a profile.
@@ -94,7 +106,6 @@ pub(crate) fn open_regular(path: &Path) -> io::Result<Option<File>> {
 /// Whether the path does not exist, or is a link or a socket.
 #[cfg(feature = "axum")]
 fn is_no_file(error: &io::Error) -> bool {
-    use rustix::io::Errno;
     let errno = Errno::from_io_error(error);
     errno.is_some_and(|errno| [Errno::NOENT, Errno::LOOP, Errno::NXIO].contains(&errno))
 }

@@ -32,10 +32,13 @@ pub(crate) fn read_proc_texts(text: &str) -> (bool, bool) {
     (blocked::parse(text).is_some(), calls::filters_of(text).is_some())
 }
 
-pub(crate) use blocked::{blocked, cpu_ns_of, is_blocked, read_own_stack};
+pub(crate) use blocked::{
+    blocked, cpu_ns_of, is_blocked, read_own_stack, try_cpu_ns_of, user_ns_of,
+};
 pub(crate) use calls::{forbidden_calls, read_filters};
 pub(crate) use clock::{
     TickSource, monotonic_raw_ns, read_ticks, thread_cpu_ns, tick_ns, tick_source,
+    time_namespace_offset_ns, try_thread_cpu_ns,
 };
 pub(crate) use counters::HardwareCounters;
 #[cfg(feature = "axum")]
@@ -65,8 +68,8 @@ pub(crate) use sort::sort_in_library;
 pub(crate) use thread::{
     address_space_left, current_thread, current_tid, has_ended, host_name, is_own_thread,
     is_traced, locked_memory_limit, open_file_limit, pending_signal_limit, process_id,
-    stack_bounds, thread_usage,
+    stack_bounds, thread_usage, try_thread_usage,
 };
 pub(crate) use timer::{
-    TimerRing, block_timers, open_timer_ring, signal_of_timers, unblock_timers,
+    TimerRing, block_timers, open_timer_ring, probe_timers, signal_of_timers, unblock_timers,
 };

@@ -19,15 +19,26 @@ use crate::sys::types::{SampleRequest, UnusualCall, WhyRefused};
 
 impl WhyRefused {
     fn of_open(error: &io::Error) -> Self {
-        match error.raw_os_error() {
-            Some(libc::EACCES | libc::EPERM) => Self::NotAllowed,
-            Some(libc::ENOSYS | libc::ENOENT | libc::EOPNOTSUPP | libc::ENODEV) => {
-                Self::NotSupported
+        match error.raw_os_error().unwrap_or(0) {
+            errno @ (libc::EACCES | libc::EPERM) => Self::NotAllowed(errno),
+            errno @ (libc::ENOSYS | libc::ENOENT | libc::EOPNOTSUPP | libc::ENODEV) => {
+                Self::NotSupported(errno)
             }
-            Some(libc::EMFILE | libc::ENFILE) => Self::NoFiles,
-            Some(libc::ESRCH) => Self::Ended,
-            other => Self::Other(other.unwrap_or(0)),
+            libc::EMFILE | libc::ENFILE => Self::NoFiles,
+            libc::ESRCH => Self::Ended,
+            // They may work later.
+            errno
+            @ (0 | libc::EAGAIN | libc::EINTR | libc::ENOMEM | libc::EBUSY | libc::ENOSPC) => {
+                Self::Other(errno)
+            }
+            errno => Self::Failed(UnusualCall::PerfEventOpen, errno),
         }
+    }
+
+    /// An `ioctl` of an event has failed. Without an errno it was not made.
+    fn of_ioctl(error: &io::Error) -> Self {
+        let errno = error.raw_os_error();
+        errno.map_or(Self::Other(0), |errno| Self::Failed(UnusualCall::PerfEventOpen, errno))
     }
 
     fn of_map(error: &io::Error) -> Self {
@@ -51,11 +62,11 @@ const REGISTERS: u64 = 1 << bindings::PERF_REG_ARM64_X29
 
 /// Opens an event that samples thread `tid` by its CPU time, once it is started.
 ///
-/// Each sample is a record of thread, time (`CLOCK_MONOTONIC_RAW`), user registers and the top of the user stack, and,
+/// Each sample is a record of thread, time (`CLOCK_MONOTONIC_RAW` of the initial time namespace), user registers and the top of the user stack, and,
 /// where allowed, the kernel's call chain. `sampler::record` has the layout.
 pub(crate) fn open_sample_ring(request: SampleRequest, tid: u32) -> Result<PerfRing, WhyRefused> {
     let event = open(&mut sampling(request), tid)?;
-    PerfRing::map(event, request.ring_bytes, request.in_kernel)
+    PerfRing::map(event, request.ring_bytes, request.in_kernel, request.records_ahead_ns)
 }
 
 fn sampling(request: SampleRequest) -> perf_event_attr {
@@ -81,8 +92,12 @@ fn sampling(request: SampleRequest) -> perf_event_attr {
 /// Opens an event that records the context switches of thread `tid`, once it is started.
 ///
 /// It is a separate event with its own ring of `ring_bytes`: in the ring of the samples, these records would move the
-/// position without a sample. It needs no privileges.
-pub(crate) fn open_switch_ring(ring_bytes: usize, tid: u32) -> Result<PerfRing, WhyRefused> {
+/// position without a sample. It needs no privileges. `ahead_ns` as in [`SampleRequest::records_ahead_ns`].
+pub(crate) fn open_switch_ring(
+    ring_bytes: usize,
+    tid: u32,
+    ahead_ns: i64,
+) -> Result<PerfRing, WhyRefused> {
     let mut attr = software(PERF_COUNT_SW_DUMMY);
     attr.sample_type = u64::from(PERF_SAMPLE_TIME);
     attr.set_exclude_kernel(1);
@@ -92,7 +107,7 @@ pub(crate) fn open_switch_ring(ring_bytes: usize, tid: u32) -> Result<PerfRing, 
     // No thread waits for this ring: the collector reads it in its scans.
     attr.set_watermark(1);
     attr.__bindgen_anon_2.wakeup_watermark = u32::MAX;
-    PerfRing::map(open(&mut attr, tid)?, ring_bytes, false)
+    PerfRing::map(open(&mut attr, tid)?, ring_bytes, false, ahead_ns)
 }
 
 /// Samples the user registers of the calling thread each time it is switched out. Needs privileges. Tests compare
@@ -103,7 +118,7 @@ pub(crate) fn open_switch_registers(ring_bytes: usize) -> Result<PerfRing, WhyRe
     attr.sample_type = u64::from(PERF_SAMPLE_TIME | PERF_SAMPLE_REGS_USER);
     attr.sample_regs_user = REGISTERS;
     attr.__bindgen_anon_1.sample_period = 1;
-    PerfRing::map(open(&mut attr, current_tid())?, ring_bytes, false)
+    PerfRing::map(open(&mut attr, current_tid())?, ring_bytes, false, 0)
 }
 
 /// Keeps the kernel's perf events machinery enabled.
@@ -164,7 +179,7 @@ fn open(attr: &mut perf_event_attr, tid: u32) -> Result<Event, WhyRefused> {
     if is_scarce(file.as_fd()) {
         return Err(WhyRefused::NoFiles);
     }
-    Event::new(file).ok_or(WhyRefused::NotSupported)
+    Event::new(file).map_err(|error| WhyRefused::of_ioctl(&error))
 }
 
 /// Whether the number of a file that was just opened shows that the process has most of the files open that it may
@@ -183,8 +198,13 @@ pub(crate) struct PerfRing {
 }
 
 impl PerfRing {
-    fn map(event: Event, data_size: usize, has_kernel_chains: bool) -> Result<Self, WhyRefused> {
-        let memory = event.file().and_then(|file| RingMemory::of_event(file, data_size));
+    fn map(
+        event: Event,
+        data_size: usize,
+        has_kernel_chains: bool,
+        ahead_ns: i64,
+    ) -> Result<Self, WhyRefused> {
+        let memory = event.file().and_then(|file| RingMemory::of_event(file, data_size, ahead_ns));
         let memory = memory.map_err(|error| WhyRefused::of_map(&error))?;
         Ok(Self { event: Mutex::new(Some(event)), memory, has_kernel_chains })
     }
@@ -203,11 +223,9 @@ impl PerfRing {
 
     /// Enables the event.
     pub(crate) fn start(&self) -> Result<(), WhyRefused> {
-        let why = |error: io::Error| WhyRefused::Other(error.raw_os_error().unwrap_or(0));
-        self.event
-            .lock()
-            .as_ref()
-            .map_or(Ok(()), |event| event.file().and_then(enable_event).map_err(why))
+        let event = self.event.lock();
+        let started = event.as_ref().map_or(Ok(()), |event| event.file().and_then(enable_event));
+        started.map_err(|error| WhyRefused::of_ioctl(&error))
     }
 
     /// Disables the event until the next start.
@@ -245,9 +263,9 @@ struct Event {
 }
 
 impl Event {
-    fn new(file: OwnedFd) -> Option<Self> {
-        let id = event_id(file.as_fd())?;
-        Some(Self { file: Some(file), id })
+    fn new(file: OwnedFd) -> io::Result<Self> {
+        let id = event_id(file.as_fd()).ok_or_else(io::Error::last_os_error)?;
+        Ok(Self { file: Some(file), id })
     }
 
     /// The event's file, if the descriptor still refers to it.

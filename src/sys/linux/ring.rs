@@ -30,6 +30,8 @@ pub(crate) struct RingMemory {
     guard_size: usize,
     /// The process that mapped it: the kernel does not copy a perf mapping into a forked child.
     home: OwnerProcess,
+    /// By how much the clock of the records is ahead of this process'.
+    ahead_ns: i64,
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread, and stays mapped until `drop`, which has exclusive
@@ -46,8 +48,13 @@ pub(crate) fn bytes_of_ring(data_bytes: usize) -> u64 {
 }
 
 impl RingMemory {
-    /// Maps the ring of a perf event with `data_size` bytes of records, a power of two of pages.
-    pub(super) fn of_event(event: BorrowedFd<'_>, data_size: usize) -> io::Result<Self> {
+    /// Maps the ring of a perf event with `data_size` bytes of records, a power of two of pages. The clock of the records is
+    /// ahead of this process' by `ahead_ns`.
+    pub(super) fn of_event(
+        event: BorrowedFd<'_>,
+        data_size: usize,
+        ahead_ns: i64,
+    ) -> io::Result<Self> {
         let page_size = page_size();
         // The kernel rounds up to pages, which have 64 KiB on some machines, and writes to all of them.
         let data_size = data_size.max(page_size);
@@ -63,7 +70,8 @@ impl RingMemory {
             )?
         };
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { base, page_size, data_size, guard_size: 0, home: OwnerProcess::current() })
+        let home = OwnerProcess::current();
+        Ok(Self { base, page_size, data_size, guard_size: 0, home, ahead_ns })
     }
 
     /// Private memory of the same layout, between two guard pages.
@@ -87,6 +95,7 @@ impl RingMemory {
             data_size,
             guard_size: page_size,
             home: OwnerProcess::current(),
+            ahead_ns: 0,
         };
         // SAFETY: a part of the mapping just created.
         unsafe {
@@ -100,6 +109,11 @@ impl RingMemory {
     /// The process that mapped it. Only that process may stop its writer or unmap it.
     pub(super) fn home(&self) -> OwnerProcess {
         self.home
+    }
+
+    /// The time of a record by this process' clock.
+    pub(crate) fn own_time(&self, recorded_ns: u64) -> u64 {
+        recorded_ns.saturating_add_signed(self.ahead_ns.saturating_neg())
     }
 
     /// The number of bytes for records.
@@ -407,7 +421,7 @@ mod tests {
     /// If perf is refused, or this thread is not switched in time, there is nothing to test.
     #[test]
     fn a_retired_ring_keeps_its_last_position() {
-        let Ok(ring) = super::super::perf::open_switch_ring(8 * page_size(), 0) else { return };
+        let Ok(ring) = super::super::perf::open_switch_ring(8 * page_size(), 0, 0) else { return };
         ring.start().unwrap();
         (0..100).for_each(|_| std::thread::sleep(std::time::Duration::from_micros(100)));
         ring.pause();

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::fork::{ForkSafe, ForkSafeGuard};
 use super::resident::keep_loaded;
-use crate::sys::types::WhyRefused;
+use crate::sys::types::{UnusualCall, WhyRefused};
 
 /// The type of a signal handler.
 pub(super) type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
@@ -46,7 +46,11 @@ pub(super) fn signal_for(handler: Handler, wanted: Option<c_int>) -> Result<c_in
             return Ok(signal);
         }
     }
-    Err(WhyRefused::NoSignal)
+    // If this one cannot be sent either, it is not for want of a signal.
+    match can_be_sent(libc::SIGALRM) {
+        true => Err(WhyRefused::NoSignal),
+        false => Err(WhyRefused::Failed(UnusualCall::TimerCreate, libc::EINVAL)),
+    }
 }
 
 /// All that timers may send, the first choice first.

@@ -1,5 +1,8 @@
 //! The calling thread, and the limits of the process.
-#![allow(unsafe_code, reason = "getrusage(RUSAGE_THREAD), which rustix does not offer")]
+#![allow(
+    unsafe_code,
+    reason = "getrusage(RUSAGE_THREAD), which rustix does not offer; the bounds of stacks"
+)]
 
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -8,7 +11,9 @@ use rustix::process::{Resource, getrlimit};
 use rustix::thread::gettid;
 
 use super::calls::may;
-use crate::sys::types::{OsThread, ThreadUsage, UnusualCall};
+use super::ring::page_size;
+use super::signal::last_error;
+use crate::sys::types::{OsThread, ThreadUsage, UnusualCall, WhyRefused};
 
 /// The kernel's id of the calling thread.
 pub(crate) fn current_tid() -> u32 {
@@ -55,18 +60,23 @@ pub(crate) fn is_own_thread(tid: u32) -> bool {
 
 /// The calling thread's resource usage; `None` if it cannot be read.
 pub(crate) fn thread_usage() -> Option<ThreadUsage> {
+    try_thread_usage().ok()
+}
+
+/// The same, or why it cannot be read.
+pub(crate) fn try_thread_usage() -> Result<ThreadUsage, WhyRefused> {
     if !may(UnusualCall::Getrusage) {
-        return None;
+        return Err(WhyRefused::Deadly);
     }
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
     // SAFETY: the pointer is to writable memory of the right size, which the call fills.
     let result = unsafe { libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr()) };
     if result != 0 {
-        return None;
+        return Err(WhyRefused::Failed(UnusualCall::Getrusage, last_error()));
     }
     // SAFETY: zeroed, then filled by the kernel; `rusage` is plain integers.
     let usage = unsafe { usage.assume_init() };
-    Some(ThreadUsage {
+    Ok(ThreadUsage {
         minor_faults: usage.ru_minflt as u64,
         major_faults: usage.ru_majflt as u64,
         voluntary_switches: usage.ru_nvcsw as u64,
@@ -134,7 +144,8 @@ pub(crate) fn stack_bounds() -> Option<Range<u64>> {
         (&raw const here).addr() as u64
     };
     if current_tid() == process_id()
-        && let Some(stack) = main_stack().filter(|stack| stack.contains(&here))
+        && let Some(stack) =
+            main_stack().or_else(main_stack_by_name).filter(|stack| stack.contains(&here))
     {
         return Some(stack);
     }
@@ -151,6 +162,22 @@ pub(crate) fn stack_bounds() -> Option<Range<u64>> {
     };
     let low = low as u64;
     is_known.then(|| low..low.saturating_add(size as u64))
+}
+
+/// The same without `/proc`. The kernel puts the name of the program at the top of the stack, and leaves this much below that
+/// to it, whatever its limit is.
+fn main_stack_by_name() -> Option<Range<u64>> {
+    const LEAST_ROOM: u64 = 128 << 20;
+    // SAFETY: reads a value that the kernel gave this process when it started.
+    let name = unsafe { libc::getauxval(libc::AT_EXECFN) } as *const libc::c_char;
+    if name.is_null() {
+        return None;
+    }
+    // SAFETY: a string of the kernel, at the end of the memory of the stack.
+    let length = unsafe { libc::strlen(name) };
+    let end = (name.addr() + length + 1).next_multiple_of(page_size()) as u64;
+    let limit = getrlimit(Resource::Stack).current.unwrap_or(u64::MAX);
+    Some(end.saturating_sub(limit.min(LEAST_ROOM))..end)
 }
 
 /// The addresses of the main thread's stack, including those it can grow to; `None` if unknown.
@@ -218,5 +245,12 @@ mod tests {
     fn the_stack_of_this_main_thread_is_known() {
         let stack = main_stack().unwrap();
         assert!(stack.end - stack.start >= 4096);
+    }
+
+    #[test]
+    fn the_main_stack_is_known_without_proc() {
+        let (stack, by_name) = (main_stack().unwrap(), main_stack_by_name().unwrap());
+        assert_eq!(by_name.end, stack.end);
+        assert!(stack.contains(&by_name.start) || by_name.contains(&stack.start));
     }
 }

@@ -11,7 +11,9 @@ use std::mem::MaybeUninit;
 use std::ops::{Deref, Range};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
+use std::sync::atomic::{
+    AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering, compiler_fence, fence,
+};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -23,6 +25,7 @@ use super::fork::{ForkSafe, ForkSafeGuard};
 use super::ring::RingMemory;
 use super::signal::{block, handled_by, last_error, signal_for, unblock};
 use super::signal_stack::on_signal;
+use super::thread::{current_tid, is_own_thread};
 use crate::sys::types::{MissedSignals, SampleRequest, TimerClock, UnusualCall, WhyRefused};
 
 /// The thread that a signal is for, found by the number that its timer sends.
@@ -169,24 +172,60 @@ pub(crate) fn open_timer_ring(
     if clock == TimerClock::Monotonic && !may(UnusualCall::ClockGettime) {
         return Err(WhyRefused::Deadly);
     }
+    let errno = STAYS.load(Ordering::Relaxed);
+    if errno != 0 {
+        return Err(WhyRefused::Failed(UnusualCall::TimerDelete, errno));
+    }
     let signal = signal_of_timers(request.signal)?;
     let memory = RingMemory::anonymous(request.ring_bytes).map_err(|_| WhyRefused::NoMemory)?;
     let ring = Arc::new(HandlerRing::new(memory, request, clock, tid));
     let number = Target::take().ok_or(WhyRefused::Other(libc::EAGAIN))?;
     let target = Target::by_number(number).ok_or(WhyRefused::Other(libc::EAGAIN))?;
-    let id = create(signal, clock, tid, TAG | u64::from(number))
-        .inspect_err(|_| lock_targets().free.push(number))?;
+    let id = create(signal, clock, tid, TAG | u64::from(number)).map_err(|errno| {
+        lock_targets().free.push(number);
+        // A clock of a thread that has ended is as invalid as one that the system does not have.
+        let is_invalid = errno == libc::ESRCH || errno == libc::EINVAL;
+        if is_invalid && has_ended(tid) { WhyRefused::Ended } else { why_not_created(errno) }
+    })?;
     target.set(Arc::as_ptr(&ring), stack);
     let timer = Mutex::new(Some(Timer { id, number, signal }));
     Ok(TimerRing { ring, timer, missed: Mutex::default() })
 }
 
-fn create(
-    signal: c_int,
+/// Makes the calls that sample thread `tid` by a timer. The thread must exist, and must not run: its timer does not expire.
+pub(crate) fn probe_timers(
+    request: SampleRequest,
     clock: TimerClock,
     tid: u32,
-    value: u64,
-) -> Result<libc::timer_t, WhyRefused> {
+) -> Result<(), WhyRefused> {
+    let number = TAG | u64::from(NO_TARGET);
+    let id =
+        create(signal_of_timers(request.signal)?, clock, tid, number).map_err(why_not_created)?;
+    let started = set(id, request.period_ns, request.period_ns);
+    let ended = delete(id).inspect_err(|_| _ = set(id, 0, 0));
+    started.and(ended)
+}
+
+/// No target has this number.
+const NO_TARGET: u32 = u32::MAX;
+
+fn why_not_created(errno: i32) -> WhyRefused {
+    match errno {
+        // Each timer counts toward the user's limit of pending signals.
+        libc::EAGAIN => WhyRefused::NoTimers,
+        libc::ENOMEM => WhyRefused::NoMemory,
+        errno => WhyRefused::Failed(UnusualCall::TimerCreate, errno),
+    }
+}
+
+/// Whether a thread of this process has ended.
+fn has_ended(tid: u32) -> bool {
+    // Without `/proc` its CPU clock shows it, if such clocks can be read.
+    !is_own_thread(tid) || cpu_ns_of(tid).is_none() && cpu_ns_of(current_tid()).is_some()
+}
+
+/// The error is an errno.
+fn create(signal: c_int, clock: TimerClock, tid: u32, value: u64) -> Result<libc::timer_t, i32> {
     let mut event = MaybeUninit::<libc::sigevent>::zeroed();
     let pointer = event.as_mut_ptr();
     // SAFETY: writes fields of a local structure; all zeros is a valid rest.
@@ -205,34 +244,42 @@ fn create(
     if unsafe { libc::timer_create(clock, pointer, &raw mut id) } == 0 {
         return Ok(id);
     }
-    Err(match last_error() {
-        // Each timer counts toward the user's limit of pending signals.
-        libc::EAGAIN => WhyRefused::NoTimers,
-        libc::ENOSYS | libc::EPERM | libc::EACCES => WhyRefused::NotAllowed,
-        // All other arguments are known to be valid.
-        libc::ESRCH | libc::EINVAL => WhyRefused::Ended,
-        other => WhyRefused::Other(other),
-    })
+    Err(last_error())
+}
+
+/// Sets the time to the first signal, 0 to disarm the timer, and between signals. The timer must not be deleted.
+fn set(id: libc::timer_t, first_ns: u64, period_ns: u64) -> Result<(), WhyRefused> {
+    if !may(UnusualCall::TimerSettime) {
+        return Err(WhyRefused::Deadly);
+    }
+    let time = |ns: u64| libc::timespec {
+        // `time_t`, whose name is deprecated on musl.
+        tv_sec: (ns / 1_000_000_000) as _,
+        tv_nsec: (ns % 1_000_000_000) as libc::c_long,
+    };
+    let setting = libc::itimerspec { it_interval: time(period_ns), it_value: time(first_ns) };
+    // SAFETY: a timer that is not deleted, and a structure that lives long enough.
+    let result = unsafe { libc::timer_settime(id, 0, &raw const setting, std::ptr::null_mut()) };
+    if result == 0 { Ok(()) } else { Err(failed(UnusualCall::TimerSettime)) }
+}
+
+fn delete(id: libc::timer_t) -> Result<(), WhyRefused> {
+    if !may(UnusualCall::TimerDelete) {
+        return Err(WhyRefused::Deadly);
+    }
+    // SAFETY: created by `timer_create`, and its owner uses it no more.
+    let result = unsafe { libc::timer_delete(id) };
+    if result == 0 { Ok(()) } else { Err(failed(UnusualCall::TimerDelete)) }
+}
+
+/// The errno, once a timer could not be deleted. No more are created then: each one would stay.
+static STAYS: AtomicI32 = AtomicI32::new(0);
+
+fn failed(call: UnusualCall) -> WhyRefused {
+    WhyRefused::Failed(call, last_error())
 }
 
 impl Timer {
-    /// Sets the time to the first signal, 0 to disarm the timer, and between signals. The error is an errno.
-    fn set(&self, first_ns: u64, period_ns: u64) -> Result<(), i32> {
-        if !may(UnusualCall::TimerSettime) {
-            return Err(libc::EPERM);
-        }
-        let time = |ns: u64| libc::timespec {
-            // `time_t`, whose name is deprecated on musl.
-            tv_sec: (ns / 1_000_000_000) as _,
-            tv_nsec: (ns % 1_000_000_000) as libc::c_long,
-        };
-        let setting = libc::itimerspec { it_interval: time(period_ns), it_value: time(first_ns) };
-        // SAFETY: a timer that is not deleted, and a structure that lives long enough.
-        let result =
-            unsafe { libc::timer_settime(self.id, 0, &raw const setting, std::ptr::null_mut()) };
-        if result == 0 { Ok(()) } else { Err(last_error()) }
-    }
-
     /// Whether its signal has another handler by now.
     fn has_lost_signal(&self) -> bool {
         handled_by(self.signal) != Some(on_signal as *const () as usize)
@@ -246,17 +293,18 @@ impl Timer {
         })
     }
 
-    /// Deletes the timer, and waits for a running handler. Returns false if the handler does not return, because its
-    /// thread was stopped in it.
+    /// Deletes the timer, and waits for a running handler. Returns false if the timer goes on, or the handler does not
+    /// return, because its thread was stopped in it.
     fn end(self) -> bool {
-        let may_delete = may(UnusualCall::TimerDelete);
-        if may_delete {
-            // SAFETY: created by `timer_create`, and deleted only here.
-            unsafe { libc::timer_delete(self.id) };
+        let deleted = delete(self.id);
+        if let Err(WhyRefused::Failed(_, errno)) = deleted {
+            STAYS.store(errno, Ordering::Relaxed);
         }
+        // A timer that is disarmed sends no signal either.
+        let is_over = deleted.is_ok() || set(self.id, 0, 0).is_ok();
         let Some(target) = Target::by_number(self.number) else { return true };
         target.set(std::ptr::null(), 0..0);
-        if !may_delete {
+        if !is_over {
             return false;
         }
         // Pairs with the fence in `handle`: either the handler finds no ring, or `busy` is visible here.
@@ -366,7 +414,7 @@ impl TimerRing {
         ring.cpu_ns.store(cpu_ns, Ordering::Relaxed);
         // Random, so that all points of a short time are equally likely to be sampled.
         let first_ns = 1 + RandomState::new().hash_one(cpu_ns) % ring.period_ns.max(1);
-        self.set(first_ns, ring.period_ns).map_err(WhyRefused::Other)
+        self.set(first_ns, ring.period_ns)
     }
 
     /// Stops sampling until the next start.
@@ -374,8 +422,8 @@ impl TimerRing {
         _ = self.set(0, 0);
     }
 
-    fn set(&self, first_ns: u64, period_ns: u64) -> Result<(), i32> {
-        self.timer.lock().as_ref().map_or(Ok(()), |timer| timer.set(first_ns, period_ns))
+    fn set(&self, first_ns: u64, period_ns: u64) -> Result<(), WhyRefused> {
+        self.timer.lock().as_ref().map_or(Ok(()), |timer| set(timer.id, first_ns, period_ns))
     }
 
     /// Ends the sampling of the thread. The records stay in the ring.

@@ -1,0 +1,128 @@
+//! What this process is allowed to do: each call that samples threads is made once.
+
+use std::sync::mpsc::{self, Sender};
+use std::thread::JoinHandle;
+
+use super::perf::Perf;
+use super::source::{Source, SourceSettings};
+use super::timer::Timers;
+use crate::sys::{self, SampleRequest, TimerClock, WhyRefused};
+
+/// A thread that does nothing. The collector samples threads other than its own, which the system may refuse, although a
+/// thread may do the same to itself.
+#[derive(Debug)]
+pub(super) struct ProbeThread {
+    tid: u32,
+    /// It ends when this is dropped.
+    lives: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl ProbeThread {
+    /// `None` if the system does not allow one more thread.
+    fn start() -> Option<Self> {
+        let (send_tid, tid) = mpsc::channel();
+        let (lives, end) = mpsc::channel::<()>();
+        let run = move || {
+            _ = send_tid.send(sys::current_tid());
+            _ = end.recv();
+        };
+        let thread = sys::spawn("profiling-probe", run).ok()?;
+        Some(Self { tid: tid.recv().ok()?, lives: Some(lives), thread: Some(thread) })
+    }
+
+    pub(super) fn tid(&self) -> u32 {
+        self.tid
+    }
+}
+
+impl Drop for ProbeThread {
+    fn drop(&mut self) {
+        drop(self.lives.take());
+        _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+/// The sources, and what is refused of them.
+#[derive(Debug)]
+pub(super) struct Probed {
+    pub(super) perf: Option<Perf>,
+    pub(super) timers: Option<Timers>,
+    /// Why no thread can have a timer, if that was probed and failed.
+    pub(super) timers_refused: Option<WhyRefused>,
+    /// Why none could have one at the start, although that may change.
+    pub(super) timers_lacking: Option<WhyRefused>,
+    /// Timers of the monotonic clock work, where those of CPU time are refused.
+    pub(super) monotonic_works: bool,
+    pub(super) is_traced: bool,
+    pub(super) unreadable: Unreadable,
+}
+
+/// What cannot be read of threads, and why.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Unreadable {
+    pub(super) own_cpu_time: Option<WhyRefused>,
+    pub(super) cpu_time_of_others: Option<WhyRefused>,
+    pub(super) usage: Option<WhyRefused>,
+}
+
+impl Probed {
+    /// Probes on the calling thread and, as another one, on a thread of its own.
+    pub(super) fn new(settings: &SourceSettings, request: SampleRequest) -> Self {
+        let SourceSettings { source, timer_clock, signal, .. } = *settings;
+        // Without it no thread of the layer can be started either, and there will be no layer.
+        let other = ProbeThread::start();
+        let other = other.as_ref();
+        let perf = matches!(source, Source::Auto | Source::Perf).then(|| Perf::new(request, other));
+        let timers = matches!(source, Source::Auto | Source::Timer).then(|| {
+            sys::note_claimed_signals();
+            Timers::new(SampleRequest { signal, ..request }, timer_clock)
+        });
+        let is_traced = source == Source::Auto && sys::is_traced();
+        // No signal handler is installed if perf works.
+        let needs_timers = perf.as_ref().is_none_or(|perf| perf.refused().is_some());
+        let probed = timers.as_ref().zip(other).filter(|_| needs_timers);
+        let why = probed.and_then(|(timers, other)| timers.probe(other).err());
+        let is_of_cpu_time =
+            matches!(why, Some(WhyRefused::Failed(..))) && timer_clock == TimerClock::Cpu;
+        let monotonic_works = is_of_cpu_time
+            && probed.is_some_and(|(timers, other)| {
+                timers.probe_clock(TimerClock::Monotonic, other).is_ok()
+            });
+        Self {
+            perf,
+            timers,
+            timers_refused: why.filter(|why| why.is_permanent()),
+            timers_lacking: why.filter(|why| !why.is_permanent()),
+            monotonic_works,
+            is_traced,
+            unreadable: Unreadable::find(other),
+        }
+    }
+
+    /// The source in use: `perf`, `timer` or `none`.
+    pub(super) fn name(&self) -> &'static str {
+        let otherwise = if self.may_have_timers() { "timer" } else { "none" };
+        if self.has_perf() { "perf" } else { otherwise }
+    }
+
+    pub(super) fn has_perf(&self) -> bool {
+        self.perf.as_ref().is_some_and(|perf| perf.refused().is_none())
+    }
+
+    /// Whether a thread can have a timer.
+    pub(super) fn may_have_timers(&self) -> bool {
+        self.timers.is_some() && self.timers_refused.is_none()
+    }
+}
+
+impl Unreadable {
+    fn find(other: Option<&ProbeThread>) -> Self {
+        let other = other.and_then(|other| sys::try_cpu_ns_of(other.tid()).err());
+        Self {
+            own_cpu_time: sys::try_thread_cpu_ns().err(),
+            cpu_time_of_others: other,
+            usage: sys::try_thread_usage().err(),
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Whether the sources give samples at all: the system may allow all calls, and they have no effect.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use super::arming::Arming;
+use super::thread::SampledThread;
+use crate::sys;
+
+/// The time in which threads ran while a source sampled them, until it has given a sample.
+#[derive(Debug)]
+pub(super) struct Silence {
+    has_given: bool,
+    /// In armings that have ended.
+    ended_ns: u64,
+    longest_period_ns: u64,
+    /// Samples are taken in user code only, so only time there is counted.
+    in_user_code: bool,
+    /// The user time of threads at the first check of their arming, which is known by its address.
+    user_ns: HashMap<u32, (usize, u64)>,
+}
+
+/// Of a source with such a period in this time, or with a longer one in as many periods, nothing is to be expected.
+const LONG_ENOUGH: Duration = Duration::from_secs(1);
+const PERIODS: u64 = 20;
+
+impl Silence {
+    pub(super) fn new(in_user_code: bool) -> Self {
+        Self {
+            has_given: false,
+            ended_ns: 0,
+            longest_period_ns: 0,
+            in_user_code,
+            user_ns: HashMap::new(),
+        }
+    }
+
+    pub(super) fn has_given(&self) -> bool {
+        self.has_given
+    }
+
+    pub(super) fn note_given(&mut self) {
+        self.has_given = true;
+        self.user_ns = HashMap::new();
+    }
+
+    /// An arming of the source ends.
+    pub(super) fn note_ended(&mut self, arming: &Arming) {
+        self.look_at(arming);
+        // How much of it was in user code is not known.
+        if !self.in_user_code {
+            self.ended_ns += arming.all_sampled_ns();
+        }
+    }
+
+    fn look_at(&mut self, arming: &Arming) {
+        if has_record(arming) {
+            self.note_given();
+        }
+        self.longest_period_ns = self.longest_period_ns.max(arming.period_ns());
+    }
+
+    /// Returns for how long threads have run in vain, if that is too long. `armed` are the threads that the source samples
+    /// now.
+    pub(super) fn check<'a>(
+        &mut self,
+        armed: impl Iterator<Item = (&'a SampledThread, &'a Arming)>,
+    ) -> Option<Duration> {
+        let mut ran_ns = self.ended_ns;
+        for (thread, arming) in armed {
+            self.look_at(arming);
+            if self.has_given {
+                return None;
+            }
+            ran_ns += self.ran_ns(thread, arming).unwrap_or(0);
+        }
+        let ran = Duration::from_nanos(ran_ns);
+        let least = Duration::from_nanos(self.longest_period_ns.saturating_mul(PERIODS));
+        (ran >= least.max(LONG_ENOUGH)).then_some(ran)
+    }
+
+    fn ran_ns(&mut self, thread: &SampledThread, arming: &Arming) -> Option<u64> {
+        let tid = thread.tid();
+        if !self.in_user_code {
+            return Some(arming.sampled_ns(sys::cpu_ns_of(tid)?));
+        }
+        let user_ns = sys::user_ns_of(tid)?;
+        let arming = std::ptr::from_ref(arming).addr();
+        let (known, since_ns) = self.user_ns.entry(tid).or_insert((arming, user_ns));
+        if *known != arming {
+            (*known, *since_ns) = (arming, user_ns);
+        }
+        Some(user_ns.saturating_sub(*since_ns))
+    }
+}
+
+fn has_record(arming: &Arming) -> bool {
+    arming.ring.as_ref().is_some_and(|ring| ring.position() > 0)
+}
