@@ -154,6 +154,9 @@ impl SymbolsThread {
                 self.shared.reporter.log(missing_event(&missing, names));
             }
         }
+        if symbolizer.holds_what_is_gone() {
+            self.symbolizer = None;
+        }
         profile
     }
 }
@@ -163,15 +166,19 @@ fn missing_event(missing: &Missing, names: &Redaction) -> LogEvent {
         Missing::LineTables => (LogKind::NoLineTables, None, None),
         Missing::Replaced(file) => (LogKind::FileReplaced, Some(file), None),
         Missing::Unreadable(file, error) => (LogKind::FileUnreadable, Some(file), Some(error)),
+        Missing::Mappings(error) => (LogKind::FileUnreadable, None, Some(error)),
         Missing::Compressed(file) => (LogKind::FileCompressed, Some(file), None),
         Missing::TooLarge(file, _) => (LogKind::FileTooLarge, Some(file), None),
     };
     let redacted = file.map(|file| names.redact_module(file).into_owned());
-    let error = error.zip(file.zip(redacted.as_ref()));
+    let error = error.map(|error| match file.zip(redacted.as_ref()) {
+        Some((file, redacted)) => error.replace(file.as_str(), redacted),
+        None => error.clone(),
+    });
     let is_limit = kind == LogKind::FileTooLarge;
     LogEvent {
         variable: is_limit.then_some("TRACING_PROFILING_SYMBOL_BYTES".into()),
-        error: error.map(|(error, (file, redacted))| error.replace(file.as_str(), redacted)),
+        error,
         file: redacted,
         ..LogEvent::warning(kind, missing_in_words(missing, names))
     }
@@ -184,9 +191,13 @@ fn missing_in_words(missing: &Missing, names: &Redaction) -> String {
             [profile.release] in Cargo.toml, and do not strip the program"
             .to_owned(),
         Missing::Replaced(file) => format!(
-            "{} is not the file that was loaded, so its functions have no names; restart to \
-             get them",
+            "{} was replaced, changed or deleted after it was loaded, so functions in it have no names; \
+             restart to get them",
             names.redact_module(file)
+        ),
+        Missing::Mappings(error) => format!(
+            "/proc/self/maps cannot be read, so it is not known which files are loaded, and functions have no \
+             names: {error}; mount /proc"
         ),
         Missing::Unreadable(file, error) => {
             let shown = names.redact_module(file);

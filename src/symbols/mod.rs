@@ -26,8 +26,10 @@ pub(crate) use symbolizer::Symbolizer;
 pub(crate) enum Missing {
     /// The executable has no line tables.
     LineTables,
-    /// A file is not the one that was loaded.
+    /// The file that was loaded is not there any more.
     Replaced(String),
+    /// It is not known which files are loaded.
+    Mappings(String),
     /// A file cannot be read.
     Unreadable(String, String),
     /// The debug information of a file is larger than the limit; its size in bytes.

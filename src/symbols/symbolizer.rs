@@ -3,16 +3,17 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use blazesym::symbolize::source::{Elf, Process};
 use blazesym::symbolize::{self as found, CodeInfo, Input, Sym};
 use blazesym::{Pid, symbolize};
 
 use super::kernel::KernelNames;
+use super::module_file::{self, LoadedFile};
 use super::names::{demangle, is_qualified, is_rust_file};
 use super::source::{Detail, Lack, SymbolFile};
-use super::{Missing, SymbolSettings, build_id, module_file};
+use super::{Missing, SymbolSettings, build_id};
 use crate::profile::{
     FrameKind, Function, Location, MappingId, Profile, SourceLine, Symbolized, Symbols, capped,
 };
@@ -28,11 +29,13 @@ use crate::unwind::Module;
 pub(crate) struct Symbolizer {
     settings: SymbolSettings,
     blazesym: symbolize::Symbolizer,
-    /// What is read of each file, and the total size.
-    opened: HashMap<FileKey, Opened>,
+    /// What is read of the file of each module, by its serial number, and the total size.
+    opened: HashMap<u64, Opened>,
     held_bytes: u64,
-    /// By path and build id, for the current profile: a file can be replaced between profiles.
-    files: HashMap<FileKey, FileState>,
+    /// How many files were opened.
+    paths: usize,
+    /// The same, for the current profile: a file can be replaced between profiles.
+    files: HashMap<u64, FileState>,
     /// Addresses in the executable that were looked up, and how many had a line.
     program_addresses: usize,
     program_lines: usize,
@@ -46,10 +49,24 @@ struct Opened {
     /// The path that it was opened by.
     path: PathBuf,
     detail: Detail,
+    /// How much is held of it.
+    bytes: u64,
+    module: Weak<Module>,
 }
 
-/// Path and build id.
-type FileKey = (PathBuf, Option<Vec<u8>>);
+impl Opened {
+    fn is_held(&self) -> bool {
+        !self.path.as_os_str().is_empty()
+    }
+
+    /// Whether its module is not loaded any more.
+    fn is_gone(&self) -> bool {
+        self.module.upgrade().is_none_or(|module| !module.is_loaded())
+    }
+}
+
+/// Of more modules that are not loaded any more, nothing is held: each takes a descriptor.
+const MOST_GONE: usize = 16;
 
 /// After this number of addresses without a line, the executable is assumed to have no line tables.
 const WITHOUT_LINES: usize = 8;
@@ -75,6 +92,7 @@ impl Symbolizer {
             settings,
             opened: HashMap::new(),
             held_bytes: 0,
+            paths: 0,
             // Linker names are exported, too. Blazesym must not search for other files, nor reload files that it has
             // opened.
             blazesym: symbolize::Symbolizer::builder()
@@ -100,6 +118,7 @@ impl Symbolizer {
         most_bytes: usize,
     ) -> Symbolized {
         self.files.clear();
+        self.opened.retain(|_, opened| opened.is_held() || !opened.is_gone());
         if self.settings.names {
             let in_kernel = profile.locations().filter(|(_, at)| at.kind == FrameKind::Kernel);
             let addresses: Vec<_> = in_kernel.map(|(_, location)| location.address).collect();
@@ -119,28 +138,39 @@ impl Symbolizer {
         std::mem::take(&mut self.missing)
     }
 
+    /// Whether much is held of modules that are not loaded any more. Blazesym drops nothing of it alone.
+    pub(crate) fn holds_what_is_gone(&self) -> bool {
+        let gone = self.opened.values().filter(|opened| opened.is_held() && opened.is_gone());
+        let (number, bytes) = gone.fold((0, 0), |(n, bytes), opened| (n + 1, bytes + opened.bytes));
+        number > MOST_GONE || bytes > self.settings.most_bytes / 4
+    }
+
     fn file(&mut self, module: &Module) -> FileState {
-        let key = (module.path().to_owned(), module.build_id.clone());
-        if let Some(state) = self.files.get(&key) {
+        if let Some(state) = self.files.get(&module.serial) {
             return state.clone();
         }
         let state = self.inspect(module);
-        self.files.insert(key, state.clone());
+        self.files.insert(module.serial, state.clone());
         state
     }
 
     /// How a file's symbols are read. Decided when they are first needed.
-    fn opened(&mut self, module: &Module) -> Opened {
-        let key = (module.path().to_owned(), module.build_id.clone());
-        if let Some(known) = self.opened.get(&key) {
+    fn opened(&mut self, module: &Arc<Module>) -> Opened {
+        if let Some(known) = self.opened.get(&module.serial) {
             return known.clone();
         }
         let opened = self.open(module);
-        self.opened.insert(key, opened.clone());
+        self.opened.insert(module.serial, opened.clone());
         opened
     }
 
-    fn open(&mut self, module: &Module) -> Opened {
+    fn open(&mut self, module: &Arc<Module>) -> Opened {
+        let nothing = Opened {
+            path: PathBuf::new(),
+            detail: Detail::Nothing,
+            bytes: 0,
+            module: Arc::downgrade(module),
+        };
         let held = self.held_bytes.saturating_add(self.kernel.bytes());
         let left = sys::address_space_left();
         // Symbols are mapped, and the parsed data takes about as much again.
@@ -149,9 +179,9 @@ impl Symbolizer {
         let name = || module.name.clone();
         let source = match SymbolFile::open(module, free) {
             Ok(source) => source,
-            Err(error) => {
-                self.missing.push(Missing::Unreadable(name(), error.to_string()));
-                return Opened { path: PathBuf::new(), detail: Detail::Nothing };
+            Err(missing) => {
+                self.missing.push(missing);
+                return nothing;
             }
         };
         // Blazesym maps all of the file. What is left must do for the parsed data, and for the program.
@@ -160,7 +190,7 @@ impl Symbolizer {
             let error =
                 format!("its {} MiB do not fit into the address space (`ulimit -v`)", bytes >> 20);
             self.missing.push(Missing::Unreadable(name(), error));
-            return Opened { path: PathBuf::new(), detail: Detail::Nothing };
+            return nothing;
         }
         match source.lacks {
             Some(Lack::TooLarge(bytes)) => self.missing.push(Missing::TooLarge(name(), bytes)),
@@ -169,8 +199,9 @@ impl Symbolizer {
         }
         self.held_bytes += source.bytes;
         // The number makes the path unique, because descriptors are reused.
-        let path = sys::path_of_open(&source.file, self.opened.len());
-        let mut opened = Opened { path, detail: source.detail };
+        let path = sys::path_of_open(&source.file, self.paths);
+        self.paths += 1;
+        let mut opened = Opened { path, detail: source.detail, bytes: source.bytes, ..nothing };
         // Opened now, while the path leads to the file. Blazesym keeps it open and does not use the path again.
         if opened.detail == Detail::All
             && let Err(error) = self.look_up(&opened, 0)
@@ -195,18 +226,18 @@ impl Symbolizer {
         if module.is_vdso {
             return state;
         }
-        let file = module_file::open_loaded(module);
-        match file.and_then(|file| file.map(|file| build_id::hash(&file)).transpose()) {
-            Ok(Some(hash)) => {
+        let hash = module_file::open_loaded(module).and_then(|LoadedFile { file, .. }| {
+            let unreadable =
+                |error: std::io::Error| Missing::Unreadable(module.name.clone(), error.to_string());
+            build_id::hash(&file).map_err(unreadable)
+        });
+        match hash {
+            Ok(hash) => {
                 let named = |hash| ("process.executable.build_id.htlhash".to_owned(), hash);
                 state.build_ids.extend(hash.map(named));
             }
-            Ok(None) => {
-                self.missing.push(Missing::Replaced(module.name.clone()));
-                state.is_usable = false;
-            }
-            Err(error) => {
-                self.missing.push(Missing::Unreadable(module.name.clone(), error.to_string()));
+            Err(missing) => {
+                self.missing.push(missing);
                 state.is_usable = false;
             }
         }
@@ -217,7 +248,7 @@ impl Symbolizer {
         state
     }
 
-    pub(crate) fn find(&mut self, module: &Module, address: u64) -> Option<Sym<'static>> {
+    pub(crate) fn find(&mut self, module: &Arc<Module>, address: u64) -> Option<Sym<'static>> {
         if !self.settings.names || !self.file(module).is_usable {
             return None;
         }
@@ -249,7 +280,7 @@ impl Symbolizer {
             }
         };
         let is_all = opened.detail == Detail::All;
-        if module.is_program() && is_all {
+        if module.is_program && is_all {
             let has_line = symbol.as_ref().is_some_and(|symbol| symbol.code_info.is_some());
             self.program_addresses += 1;
             self.program_lines += usize::from(has_line);
