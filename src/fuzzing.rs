@@ -117,11 +117,11 @@ pub fn code(bytes: &[u8]) {
 pub fn texts(bytes: &[u8]) {
     let address = bytes.first_chunk().map_or(0, |first| u64::from_le_bytes(*first));
     symbols::kernel(bytes, address);
-    let lines =
-        bytes.split(|byte| *byte == b'\n').filter_map(|line| std::str::from_utf8(line).ok());
-    for line in lines {
+    for line in bytes.split(|byte| *byte == b'\n') {
         _ = sys::parse_map(line);
-        symbols::name(line);
+        if let Ok(name) = std::str::from_utf8(line) {
+            symbols::name(name);
+        }
     }
 }
 

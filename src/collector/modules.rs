@@ -12,4 +12,10 @@ pub(super) fn refresh(collector: &mut Collector) {
     if !collector.sampled.is_empty() || collector.sampled.has_parked() {
         collector.unwinder.refresh();
     }
+    collector.unwinder.begin_reading();
+}
+
+/// Whether libraries were loaded or unloaded. The sooner they are read, the fewer samples may be of either.
+pub(super) fn are_outdated(collector: &Collector) -> bool {
+    !collector.sampled.is_empty() && collector.unwinder.is_outdated()
 }

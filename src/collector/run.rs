@@ -222,7 +222,8 @@ impl Collector {
             self.note_present(longest.unwrap_or(Duration::MAX));
             let is_over = is_woken || sleep.is_some_and(|sleep| start.elapsed() >= sleep);
             let is_over = is_over || !self.poller.files().still_owned();
-            if is_over || self.sampled.iter().any(Sampled::is_half_full) {
+            let is_full = || self.sampled.iter().any(Sampled::is_half_full);
+            if is_over || is_full() || modules::are_outdated(self) {
                 break;
             }
             if self.until_scan() > self.scan_interval() / 2 {
@@ -300,6 +301,7 @@ impl Collector {
 
         let entered = self.drain_all();
         self.read_copied_stacks();
+        self.unwinder.end_reading();
         if has_new {
             // These threads are about to enter a span.
             self.scan_interval = SCAN_INTERVAL;

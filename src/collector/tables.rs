@@ -340,7 +340,7 @@ impl<'a> Tables<'a> {
         }
         let module = self.builder.modules.get(id)?;
         let gnu = |id: &Vec<u8>| ("process.executable.build_id.gnu".to_owned(), hex(id));
-        let mapping = self.profile.add_mapping(Mapping {
+        let mapping = self.profile.add_distinct_mapping(Mapping {
             file: module.name.clone(),
             start: module.start,
             end: module.end,

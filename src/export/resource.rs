@@ -60,10 +60,8 @@ fn unknown_service() -> String {
 }
 
 fn executable_name() -> Option<String> {
-    let file = env::current_exe().ok()?;
-    let name = file.file_name()?.to_str()?;
-    // What the kernel adds if the file was replaced.
-    Some(name.strip_suffix(" (deleted)").unwrap_or(name).to_owned())
+    let file = sys::program_path().or_else(|| env::current_exe().ok())?;
+    Some(file.file_name()?.to_str()?.to_owned())
 }
 
 /// A random UUID for this process; `None` if the system returns no random bytes.

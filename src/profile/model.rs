@@ -235,6 +235,12 @@ impl Profile {
         self.tables.mappings.add(mapping, bytes)
     }
 
+    /// The same for one that may look like another, with other functions: of a file that was replaced.
+    pub(crate) fn add_distinct_mapping(&mut self, mapping: Mapping) -> MappingId {
+        let bytes = mapping.file.len();
+        self.tables.mappings.add_distinct(mapping, bytes)
+    }
+
     /// The mapping that was added first. This is the executable, even if no sample fell in it.
     pub(crate) fn first_mapping(&self) -> Option<MappingId> {
         self.tables.mappings.iter().next().map(|(id, _)| id)

@@ -59,6 +59,19 @@ impl<H: TableId, T: Hash + Eq> Table<H, T> {
             }
             hash = hash.wrapping_add(1);
         }
+        self.insert(hash, value, bytes_elsewhere)
+    }
+
+    /// The index of a value that is added even if it is not new.
+    pub(crate) fn add_distinct(&mut self, value: T, bytes_elsewhere: usize) -> H {
+        let mut hash = self.places.hasher().hash_one(&value);
+        while self.places.contains_key(&hash) {
+            hash = hash.wrapping_add(1);
+        }
+        self.insert(hash, value, bytes_elsewhere)
+    }
+
+    fn insert(&mut self, hash: u64, value: T, bytes_elsewhere: usize) -> H {
         // More than four billion values do not fit into memory.
         let place = u32::try_from(self.values.len()).unwrap_or(u32::MAX);
         self.bytes += size_of::<T>() + BYTES_BESIDE + bytes_elsewhere;
@@ -96,6 +109,14 @@ mod tests {
         assert_ne!(a, b);
         assert_eq!(table.get(b), Some(&"b"));
         assert_eq!(table.iter().map(|(_, value)| *value).collect::<Vec<_>>(), ["a", "b"]);
+    }
+
+    #[test]
+    fn equal_values_can_have_entries_of_their_own() {
+        let mut table = Table::<TestId, &str>::default();
+        let ids = [0; 3].map(|_| table.add_distinct("a", 0));
+        assert_eq!(table.iter().map(|(id, _)| id).collect::<Vec<_>>(), ids);
+        assert_eq!(table.add("a", 0), ids[0]);
     }
 
     #[test]

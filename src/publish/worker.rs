@@ -158,6 +158,9 @@ impl SymbolsThread {
                 self.shared.reporter.log(missing_event(&missing, names));
             }
         }
+        if symbolizer.holds_what_is_gone() {
+            self.symbolizer = None;
+        }
         profile
     }
 }
@@ -167,6 +170,7 @@ fn missing_event(missing: &Missing, names: &Redaction) -> LogEvent {
         Missing::LineTables { .. } => (LogKind::NoLineTables, None),
         Missing::Replaced(_) => (LogKind::FileReplaced, None),
         Missing::Unreadable(_, error)
+        | Missing::Mappings(error)
         | Missing::DebugUnreadable(_, error)
         | Missing::EmbeddedUnreadable(_, error) => (LogKind::FileUnreadable, Some(error)),
         Missing::Compressed(..) => (LogKind::FileCompressed, None),
@@ -175,11 +179,14 @@ fn missing_event(missing: &Missing, names: &Redaction) -> LogEvent {
     };
     let file = missing.file();
     let redacted = file.map(|file| names.redact_module(file).into_owned());
-    let error = error.zip(file.zip(redacted.as_ref()));
+    let error = error.map(|error| match file.zip(redacted.as_ref()) {
+        Some((file, redacted)) => error.replace(file, redacted),
+        None => error.clone(),
+    });
     let is_limit = kind == LogKind::FileTooLarge;
     LogEvent {
         variable: is_limit.then_some("TRACING_PROFILING_SYMBOL_BYTES".into()),
-        error: error.map(|(error, (file, redacted))| error.replace(file, redacted)),
+        error,
         file: redacted,
         ..LogEvent::warning(kind, missing_in_words(missing, names))
     }
@@ -195,9 +202,13 @@ fn missing_in_words(missing: &Missing, names: &Redaction) -> String {
             leave the symbols in a file beside it (`objcopy --add-gnu-debuglink`)"
             .to_owned(),
         Missing::Replaced(file) => format!(
-            "{} is not the file that was loaded, so its functions have no names; restart to \
-             get them",
+            "{} was replaced, changed or deleted after it was loaded, so functions in it have no names; \
+             restart to get them",
             names.redact_module(file)
+        ),
+        Missing::Mappings(error) => format!(
+            "/proc/self/maps cannot be read, so it is not known which files are loaded, and functions have no \
+             names: {error}; mount /proc"
         ),
         Missing::Unreadable(file, error) => {
             let shown = names.redact_module(file);

@@ -28,8 +28,10 @@ pub(crate) use symbolizer::Symbolizer;
 pub(crate) enum Missing {
     /// The executable has no line tables, and whether it has no symbol table either.
     LineTables { is_stripped: bool },
-    /// A file is not the one that was loaded.
+    /// The file that was loaded is not there any more.
     Replaced(String),
+    /// It is not known which files are loaded.
+    Mappings(String),
     /// A file cannot be read, and why.
     Unreadable(String, String),
     /// The debug information of a file cannot be read, and why.
@@ -54,10 +56,10 @@ pub(crate) enum DebugCompression {
 }
 
 impl Missing {
-    /// The file that it is about; `None` for the program.
+    /// The file that it is about; `None` for the program, and if it is not known which files there are.
     pub(crate) fn file(&self) -> Option<&str> {
         match self {
-            Self::LineTables { .. } => None,
+            Self::LineTables { .. } | Self::Mappings(_) => None,
             Self::Replaced(file)
             | Self::Unreadable(file, _)
             | Self::DebugUnreadable(file, _)

@@ -1,14 +1,16 @@
 //! The files of modules, all of which are opened here.
 //!
-//! The path of a module says what it was called when it was loaded. What is there later can be anything, with any content:
-//! a FIFO, a device, a file of the kernel, or under `/proc/self/fd` whatever has the number now.
+//! The file of a module is the one that the kernel has mapped at its code. Its path is only a place to look for it: what is
+//! there later can be anything, with any content: a FIFO, a device, a file of the kernel, or under `/proc/self/fd` whatever
+//! has the number now.
 
 use std::fs::{File, Metadata};
-use std::io;
+use std::io::{self, ErrorKind};
 use std::path::Path;
 
-use super::sections::build_id_of;
-use crate::sys;
+use super::Missing;
+use super::sections::{ReadAt, build_id_of};
+use crate::sys::{self, MappedFile, NoFile};
 use crate::unwind::Module;
 
 /// Opens a regular file to read. Nothing else is even opened, since that alone can have an effect: it lets a program go on
@@ -23,26 +25,71 @@ pub(super) fn open(path: &Path) -> io::Result<File> {
 
 fn check(file: &Metadata) -> io::Result<()> {
     if !file.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
+        return Err(io::Error::new(ErrorKind::InvalidInput, "it is not a regular file"));
     }
     // Those of the kernel state no length. Reading one may wait, or take what is read from others (`/proc/kmsg`).
     if file.len() == 0 {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is empty"));
+        return Err(io::Error::new(ErrorKind::InvalidInput, "it is empty"));
     }
     Ok(())
 }
 
-/// Opens the file of a module; `None` if it is not the one that was loaded. Without a build id this is unknown and assumed.
-/// The path of the executable always leads to the right file.
-pub(super) fn open_loaded(module: &Module) -> io::Result<Option<File>> {
-    let file = open(module.path())?;
-    let is_loaded = match &module.build_id {
-        Some(id) if !module.is_program() => {
-            build_id_of(&file).is_ok_and(|found| found.as_ref() == Some(id))
+/// The file of a module.
+#[derive(Debug)]
+pub(super) struct LoadedFile {
+    pub(super) file: File,
+    /// The kernel allows no write to it, since the process was started by it.
+    pub(super) is_protected: bool,
+}
+
+const EXECUTABLE: &str = "/proc/self/exe";
+
+/// Opens the file of a module.
+pub(super) fn open_loaded(module: &Module) -> Result<LoadedFile, Missing> {
+    let unreadable = |error: String| Missing::Unreadable(module.name.clone(), error);
+    let mapped = module.file.as_ref().map_err(|why| match why {
+        NoFile::Unreadable(error) => Missing::Mappings(error.clone()),
+        NoFile::NotRead => unreadable("the program loads libraries too often".to_owned()),
+        NoFile::NotMapped => unreadable("its code comes from no file".to_owned()),
+    })?;
+    let mut refused = None;
+    let mut open_at = |path: &Path| match open(path) {
+        Ok(file) => is_loaded(&file, module, mapped).then_some(file),
+        Err(error) => {
+            let is_elsewhere =
+                [ErrorKind::NotFound, ErrorKind::NotADirectory, ErrorKind::InvalidInput]
+                    .contains(&error.kind());
+            refused = refused.take().or_else(|| (!is_elsewhere).then_some(error));
+            None
         }
-        _ => true,
     };
-    Ok(is_loaded.then_some(file))
+    // Nothing else is the program if it was started by the loader (`/lib64/ld-linux-x86-64.so.2 ./program`).
+    if module.is_program
+        && let Some(file) = open_at(Path::new(EXECUTABLE))
+    {
+        return Ok(LoadedFile { file, is_protected: true });
+    }
+    let known = [&mapped.path, &module.loader_name];
+    if let Some(file) = known.into_iter().find_map(|path| open_at(path)) {
+        return Ok(LoadedFile { file, is_protected: false });
+    }
+    let now = sys::paths_of_mapped(mapped.identity);
+    let mut found = now.iter().filter_map(|path| open(path).ok());
+    match (found.find(|file| is_loaded(file, module, mapped)), refused) {
+        (Some(file), _) => Ok(LoadedFile { file, is_protected: false }),
+        (None, Some(error)) if !mapped.is_deleted => Err(unreadable(error.to_string())),
+        (None, _) => Err(Missing::Replaced(module.name.clone())),
+    }
+}
+
+/// Whether a file is that of a module, and has the same content.
+fn is_loaded(file: &File, module: &Module, mapped: &MappedFile) -> bool {
+    let has_content = || match (&module.build_id, &module.content) {
+        (Some(id), _) => build_id_of(file).is_ok_and(|found| found.as_ref() == Some(id)),
+        (None, Some(content)) => content.is_in(|offset, most| file.read(offset, most)),
+        (None, None) => true,
+    };
+    sys::is_mapped_as(file, mapped.identity) && has_content()
 }
 
 #[cfg(test)]

@@ -30,6 +30,11 @@ impl Symbolizer {
     }
 
     #[expect(clippy::unused_self, reason = "as with symbols")]
+    pub(crate) fn holds_what_is_gone(&self) -> bool {
+        false
+    }
+
+    #[expect(clippy::unused_self, reason = "as with symbols")]
     pub(crate) fn take_missing(&mut self) -> Vec<Missing> {
         Vec::new()
     }
@@ -46,8 +51,8 @@ impl Symbols for BuildIds<'_> {
     fn build_ids(&mut self, mapping: MappingId) -> Ids {
         let read = || {
             let module = self.modules.get(&mapping).filter(|module| !module.is_vdso)?;
-            let file = module_file::open_loaded(module).ok()??;
-            let hash = build_id::hash(&file).ok()??;
+            let loaded = module_file::open_loaded(module).ok()?;
+            let hash = build_id::hash(&loaded.file).ok()??;
             Some(("process.executable.build_id.htlhash".to_owned(), hash))
         };
         self.known.entry(mapping).or_insert_with(|| read().into_iter().collect()).clone()

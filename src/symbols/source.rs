@@ -10,8 +10,9 @@ use std::slice;
 
 use flate2::Crc;
 
+use super::module_file::{self, LoadedFile};
 use super::sections::{ReadAt, Sections, SymbolContent};
-use super::{DebugCompression, embedded, hex, module_file};
+use super::{DebugCompression, Missing, embedded, hex};
 use crate::sys;
 use crate::unwind::Module;
 
@@ -53,19 +54,21 @@ pub(super) enum Lack {
 /// Which file it is.
 #[derive(Clone, Copy, Debug)]
 enum Origin<'a> {
-    Program,
-    Library(&'a Module),
+    /// The program's, to which the kernel allows no write.
+    Protected,
+    /// That of a module.
+    Overwritable(&'a Module),
     /// A separate debug file that must have this checksum.
     Linked(u32),
 }
 
 impl SymbolFile {
     /// Opens the symbols of a module, with at most `free` bytes.
-    pub(super) fn open(module: &Module, free: u64) -> io::Result<Self> {
-        let Some(file) = module_file::open_loaded(module)? else {
-            return Err(io::Error::new(io::ErrorKind::NotFound, "it has just been replaced"));
-        };
-        let sections = Sections::of(&file)?;
+    pub(super) fn open(module: &Module, free: u64) -> Result<Self, Missing> {
+        let LoadedFile { file, is_protected } = module_file::open_loaded(module)?;
+        let unreadable =
+            |error: io::Error| Missing::Unreadable(module.name.clone(), error.to_string());
+        let sections = Sections::of(&file).map_err(unreadable)?;
         let mut lacks = Vec::new();
         if let Some((name, checksum)) = &sections.link {
             let candidates = candidates(module, name);
@@ -81,8 +84,8 @@ impl SymbolFile {
                 None => {}
             }
         }
-        let origin = if module.is_program() { Origin::Program } else { Origin::Library(module) };
-        let mut source = Self::of(&file, &sections, free, origin)?;
+        let origin = if is_protected { Origin::Protected } else { Origin::Overwritable(module) };
+        let mut source = Self::of(&file, &sections, free, origin).map_err(unreadable)?;
         source.add_embedded(&file, &sections, free);
         if !lacks.is_empty() {
             source.lacks = lacks;
@@ -109,7 +112,7 @@ impl SymbolFile {
     fn of(file: &File, sections: &Sections, free: u64, origin: Origin<'_>) -> io::Result<Self> {
         let sizes = sections.sizes;
         let is_altered = !sections.hidden.is_empty();
-        let is_copied = is_altered || !matches!(origin, Origin::Program);
+        let is_copied = is_altered || !matches!(origin, Origin::Protected);
         let length = file.metadata()?.len();
         let only_symbols = in_order(&sections.symbol_parts, &[], length);
         let everything = in_order(&sections.symbol_parts, &sections.other_parts, length);
@@ -148,7 +151,7 @@ impl SymbolFile {
                 to
             }
             // Names are worth more than the protection against a library that is overwritten while it is mapped.
-            (Err(_), Origin::Library(module)) if !is_altered && is_mapped(file, module)? => {
+            (Err(_), Origin::Overwritable(module)) if !is_altered && is_mapped(module) => {
                 return file.try_clone().map(of);
             }
             (Err(error), _) => return Err(error),
@@ -172,10 +175,10 @@ fn in_order(some: &[Range<u64>], others: &[Range<u64>], length: u64) -> Vec<Rang
     parts
 }
 
-/// Whether a file is the one that the loader has mapped.
-fn is_mapped(file: &File, module: &Module) -> io::Result<bool> {
-    let identity = sys::identity(file)?;
-    Ok(sys::mapped_file(module.loaded_at(module.start)) == Some(identity))
+/// Whether the file of a module is still mapped.
+fn is_mapped(module: &Module) -> bool {
+    let file = module.file.as_ref();
+    file.is_ok_and(|file| !sys::paths_of_mapped(file.identity).is_empty())
 }
 
 /// Reads some parts of a file, and copies others, which lie in these, to the same places of another one. Returns the
@@ -219,7 +222,7 @@ fn hide(mut copy: &File, names: &[u64]) -> io::Result<()> {
 
 /// Where the separate debug file of a module can be.
 fn candidates(module: &Module, name: &str) -> Vec<PathBuf> {
-    let path = module.path().canonicalize().unwrap_or_else(|_| module.path().to_owned());
+    let path = module.file.as_ref().map_or(&module.loader_name, |file| &file.path);
     let dir = path.parent().unwrap_or(Path::new("/"));
     let below = dir.strip_prefix("/").unwrap_or(dir);
     let id = module.build_id.as_deref().map(hex).unwrap_or_default();
@@ -233,7 +236,7 @@ fn candidates(module: &Module, name: &str) -> Vec<PathBuf> {
     files.extend(
         everywhere.iter().flat_map(|debug| [debug.join(below).join(name), debug.join(name)]),
     );
-    files.retain(|file| *file != path);
+    files.retain(|file| file != path);
     files
 }
 

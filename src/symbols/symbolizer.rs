@@ -4,17 +4,18 @@ use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use blazesym::symbolize::source::{Elf, Process};
 use blazesym::symbolize::{self as found, CodeInfo, Input, Sym};
 use blazesym::{Pid, symbolize};
 
 use super::kernel::KernelNames;
+use super::module_file::{self, LoadedFile};
 use super::names::{demangle, is_qualified, is_rust_file};
 use super::sections::SymbolContent;
 use super::source::{Detail, Lack, SymbolFile};
-use super::{Missing, SymbolSettings, build_id, module_file};
+use super::{Missing, SymbolSettings, build_id};
 use crate::profile::{
     FrameKind, Function, Location, MappingId, Profile, SourceLine, Symbolized, Symbols, capped,
 };
@@ -30,11 +31,13 @@ use crate::unwind::Module;
 pub(crate) struct Symbolizer {
     settings: SymbolSettings,
     blazesym: symbolize::Symbolizer,
-    /// What is read of each file, and the total size.
-    opened: HashMap<FileKey, Opened>,
+    /// What is read of the file of each module, by its serial number, and the total size.
+    opened: HashMap<u64, Opened>,
     held_bytes: u64,
-    /// By path and build id, for the current profile: a file can be replaced between profiles.
-    files: HashMap<FileKey, FileState>,
+    /// How many files were opened.
+    paths: usize,
+    /// By serial number, for the current profile: a file can be replaced between profiles.
+    files: HashMap<u64, FileState>,
     missing: Vec<Missing>,
     kernel: KernelNames,
 }
@@ -47,17 +50,24 @@ struct Opened {
     /// A file with the symbols that were embedded in it.
     embedded: Option<PathBuf>,
     content: SymbolContent,
+    /// How much is held of it.
+    bytes: u64,
+    module: Weak<Module>,
 }
 
 impl Opened {
-    fn nothing() -> Self {
-        let (path, content) = (PathBuf::new(), SymbolContent::default());
-        Self { path, detail: Detail::Nothing, embedded: None, content }
+    fn is_held(&self) -> bool {
+        !self.path.as_os_str().is_empty()
+    }
+
+    /// Whether its module is not loaded any more.
+    fn is_gone(&self) -> bool {
+        self.module.upgrade().is_none_or(|module| !module.is_loaded())
     }
 }
 
-/// Path and build id.
-type FileKey = (PathBuf, Option<Vec<u8>>);
+/// Of more modules that are not loaded any more, nothing is held: each takes a descriptor.
+const MOST_GONE: usize = 16;
 
 impl std::fmt::Debug for Symbolizer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -86,6 +96,7 @@ impl Symbolizer {
             settings,
             opened: HashMap::new(),
             held_bytes: 0,
+            paths: 0,
             // Linker names are exported, too. Blazesym must not search for other files, nor reload files that it has
             // opened.
             blazesym: symbolize::Symbolizer::builder()
@@ -109,6 +120,7 @@ impl Symbolizer {
         most_bytes: usize,
     ) -> Symbolized {
         self.files.clear();
+        self.opened.retain(|_, opened| opened.is_held() || !opened.is_gone());
         if self.settings.names {
             let in_kernel = profile.locations().filter(|(_, at)| at.kind == FrameKind::Kernel);
             let addresses: Vec<_> = in_kernel.map(|(_, location)| location.address).collect();
@@ -156,35 +168,47 @@ impl Symbolizer {
         std::mem::take(&mut self.missing)
     }
 
+    /// Whether much is held of modules that are not loaded any more. Blazesym drops nothing of it alone.
+    pub(crate) fn holds_what_is_gone(&self) -> bool {
+        let gone = self.opened.values().filter(|opened| opened.is_held() && opened.is_gone());
+        let (number, bytes) = gone.fold((0, 0), |(n, bytes), opened| (n + 1, bytes + opened.bytes));
+        number > MOST_GONE || bytes > self.settings.most_bytes / 4
+    }
+
     fn file(&mut self, module: &Module) -> FileState {
-        let key = (module.path().to_owned(), module.build_id.clone());
-        if let Some(state) = self.files.get(&key) {
+        if let Some(state) = self.files.get(&module.serial) {
             return state.clone();
         }
         let state = self.inspect(module);
-        self.files.insert(key, state.clone());
+        self.files.insert(module.serial, state.clone());
         state
     }
 
     fn note_unnamed(&mut self, module: &Module) {
-        let key = (module.path().to_owned(), module.build_id.clone());
-        if let Some(state) = self.files.get_mut(&key) {
+        if let Some(state) = self.files.get_mut(&module.serial) {
             state.has_unnamed = true;
         }
     }
 
     /// How a file's symbols are read. Decided when they are first needed.
-    fn opened(&mut self, module: &Module) -> Opened {
-        let key = (module.path().to_owned(), module.build_id.clone());
-        if let Some(known) = self.opened.get(&key) {
+    fn opened(&mut self, module: &Arc<Module>) -> Opened {
+        if let Some(known) = self.opened.get(&module.serial) {
             return known.clone();
         }
         let opened = self.open(module);
-        self.opened.insert(key, opened.clone());
+        self.opened.insert(module.serial, opened.clone());
         opened
     }
 
-    fn open(&mut self, module: &Module) -> Opened {
+    fn open(&mut self, module: &Arc<Module>) -> Opened {
+        let nothing = Opened {
+            path: PathBuf::new(),
+            detail: Detail::Nothing,
+            embedded: None,
+            content: SymbolContent::default(),
+            bytes: 0,
+            module: Arc::downgrade(module),
+        };
         let held = self.held_bytes.saturating_add(self.kernel.bytes());
         let left = sys::address_space_left();
         // Symbols are mapped, and the parsed data takes about as much again.
@@ -193,9 +217,9 @@ impl Symbolizer {
         let name = || module.name.clone();
         let source = match SymbolFile::open(module, free) {
             Ok(source) => source,
-            Err(error) => {
-                self.missing.push(Missing::Unreadable(name(), error.to_string()));
-                return Opened::nothing();
+            Err(missing) => {
+                self.missing.push(missing);
+                return nothing;
             }
         };
         // Blazesym maps all of the file. What is left must do for the parsed data, and for the program.
@@ -204,13 +228,13 @@ impl Symbolizer {
             let error =
                 format!("its {} MiB do not fit into the address space (`ulimit -v`)", bytes >> 20);
             self.missing.push(Missing::Unreadable(name(), error));
-            return Opened::nothing();
+            return nothing;
         }
         let mut content = source.content;
         if source.detail == Detail::All && content.is_split {
             self.missing.push(Missing::Split(name()));
         }
-        if source.detail == Detail::All && module.is_program() && !content.has_lines {
+        if source.detail == Detail::All && module.is_program && !content.has_lines {
             let is_stripped = !content.has_functions;
             self.missing.push(Missing::LineTables { is_stripped });
         }
@@ -223,9 +247,10 @@ impl Symbolizer {
         }
         self.held_bytes += source.bytes;
         // The number makes the paths unique, because descriptors are reused.
-        let path_of = |file| sys::path_of_open(file, self.opened.len());
+        let path_of = |file| sys::path_of_open(file, self.paths);
         let (path, mut detail) = (path_of(&source.file), source.detail);
         let mut embedded = source.embedded.as_ref().map(path_of);
+        self.paths += 1;
         // Opened now, while the paths lead to the files. Blazesym keeps them open and does not use the paths again.
         if detail == Detail::All
             && let Err(error) = self.look_up(&path, detail, 0)
@@ -245,7 +270,7 @@ impl Symbolizer {
             self.missing.push(Missing::EmbeddedUnreadable(name(), error.to_string()));
             (embedded, content.has_functions) = (None, false);
         }
-        Opened { path, detail, embedded, content }
+        Opened { path, detail, embedded, content, bytes: source.bytes, ..nothing }
     }
 
     fn look_up(
@@ -280,18 +305,18 @@ impl Symbolizer {
         if module.is_vdso {
             return state;
         }
-        let file = module_file::open_loaded(module);
-        match file.and_then(|file| file.map(|file| build_id::hash(&file)).transpose()) {
-            Ok(Some(hash)) => {
+        let hash = module_file::open_loaded(module).and_then(|LoadedFile { file, .. }| {
+            let unreadable =
+                |error: std::io::Error| Missing::Unreadable(module.name.clone(), error.to_string());
+            build_id::hash(&file).map_err(unreadable)
+        });
+        match hash {
+            Ok(hash) => {
                 let named = |hash| ("process.executable.build_id.htlhash".to_owned(), hash);
                 state.build_ids.extend(hash.map(named));
             }
-            Ok(None) => {
-                self.missing.push(Missing::Replaced(module.name.clone()));
-                state.is_usable = false;
-            }
-            Err(error) => {
-                self.missing.push(Missing::Unreadable(module.name.clone(), error.to_string()));
+            Err(missing) => {
+                self.missing.push(missing);
                 state.is_usable = false;
             }
         }
@@ -302,7 +327,7 @@ impl Symbolizer {
         state
     }
 
-    pub(crate) fn find(&mut self, module: &Module, address: u64) -> Option<Sym<'static>> {
+    pub(crate) fn find(&mut self, module: &Arc<Module>, address: u64) -> Option<Sym<'static>> {
         if !self.settings.names || !self.file(module).is_usable {
             return None;
         }

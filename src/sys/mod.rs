@@ -77,15 +77,15 @@ pub(crate) use platform::{
     Files, HardwareCounters, KeptOn, PerfRing, Poller, RingMemory, TimerRing, Waker,
     address_space_left, block_timers, blocked, bytes_of_ring, check_writable, cpu_ns_of,
     create_private_directory, create_private_file, current_thread, current_tid,
-    executable_mappings, forbidden_calls, has_ended, has_small_signal_stack, host_name, identity,
-    is_blocked, is_own_thread, is_traced, kernel_symbols, load, loaded_modules,
-    locked_memory_limit, log_between_forks, mapped_file, memory_file, module_generation,
-    monotonic_raw_ns, note_claimed_signals, on_fork, open_file_limit, open_sample_ring,
-    open_switch_ring, open_timer_ring, open_without_waiting, path_of_open, pending_signal_limit,
-    probe_timers, process_id, program_memory, read_filters, read_own_memory, read_own_stack,
-    signal_of_timers, sort_in_library, stack_bounds, thread_cpu_ns, thread_usage, tick_ns,
-    time_namespace_offset_ns, try_cpu_ns_of, try_thread_cpu_ns, try_thread_usage, unblock_timers,
-    user_ns_of,
+    executable_mappings, forbidden_calls, has_ended, has_small_signal_stack, host_name, is_blocked,
+    is_mapped_as, is_own_thread, is_traced, kernel_symbols, load, loaded_modules,
+    locked_memory_limit, log_between_forks, memory_file, module_generation, monotonic_raw_ns,
+    note_claimed_signals, on_fork, open_file_limit, open_sample_ring, open_switch_ring,
+    open_timer_ring, open_without_waiting, path_of_open, paths_of_mapped, pending_signal_limit,
+    probe_timers, process_id, program_memory, program_path, read_filters, read_own_memory,
+    read_own_stack, signal_of_timers, sort_in_library, stack_bounds, thread_cpu_ns, thread_usage,
+    tick_ns, time_namespace_offset_ns, try_cpu_ns_of, try_thread_cpu_ns, try_thread_usage,
+    unblock_timers, user_ns_of,
 };
 #[cfg(fuzzing)]
 pub(crate) use platform::{parse_map, read_proc_texts};
@@ -97,10 +97,8 @@ pub(crate) use spawn::spawn;
 pub(crate) use stripes::{STRIPES, Stripe, Striped, own_stripe};
 pub(crate) use task_waker::{TaskWaker, WakerObserver};
 pub(crate) use task_waker::{clone as clone_waker, drop_waker, wake, wake_by_ref};
-#[cfg(test)]
-pub(crate) use types::CodeSegment;
 pub(crate) use types::{
-    Blocked, Call, CpuUse, Load, LoadedModule, MissedSignals, OsThread, SampleRequest, TimerClock,
-    UnusualCall, WhyRefused,
+    Blocked, Call, CpuUse, FileIdentity, Load, LoadedModule, MappedFile, MappedPart, MissedSignals,
+    NoFile, OsThread, SampleRequest, TimerClock, UnusualCall, WhyRefused,
 };
 pub(crate) use words::{WORDS, fork_generation};

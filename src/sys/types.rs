@@ -213,30 +213,33 @@ pub(crate) enum Call {
     PageFault,
 }
 
-/// The program or a shared library, as the dynamic loader has mapped it.
+/// The program or a shared library, as it is in memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LoadedModule {
-    /// Empty for the program itself.
-    pub(crate) path: PathBuf,
+    /// The file that the kernel has mapped at its code.
+    pub(crate) file: Result<MappedFile, NoFile>,
+    /// What the loader calls it, which can be anything: relative to a former directory, or the name of another file.
+    pub(crate) loader_name: PathBuf,
+    pub(crate) is_vdso: bool,
     /// The offset from the file's addresses to those in memory.
     pub(crate) bias: u64,
-    /// Addresses in memory that hold code.
-    pub(crate) code: Vec<CodeSegment>,
-    /// Addresses in memory of everything that the module has mapped.
-    pub(crate) loaded: Vec<Range<u64>>,
-    /// The read-only part of `loaded`.
+    /// What holds code.
+    pub(crate) code: Vec<MappedPart>,
+    /// Everything that it has mapped.
+    pub(crate) loaded: Vec<MappedPart>,
+    /// Addresses in memory of the read-only part of `loaded`.
     pub(crate) read_only: Vec<Range<u64>>,
-    /// Addresses in memory of `.eh_frame_hdr`.
-    pub(crate) eh_frame_hdr: Option<Range<u64>>,
+    /// Of `.eh_frame_hdr`.
+    pub(crate) eh_frame_hdr: Option<MappedPart>,
     /// Addresses in memory of the notes, which include the build id.
     pub(crate) notes: Vec<Range<u64>>,
 }
 
-/// A segment that holds code.
+/// A part of a file in memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct CodeSegment {
+pub(crate) struct MappedPart {
     pub(crate) addresses: Range<u64>,
-    /// Where the segment begins in the file.
+    /// Where it begins in the file.
     pub(crate) file_offset: u64,
 }
 
@@ -245,10 +248,34 @@ pub(crate) struct CodeSegment {
 pub(crate) struct ModuleList {
     pub(crate) generation: u64,
     pub(crate) modules: Vec<LoadedModule>,
+    /// How often one was unloaded.
+    pub(crate) unloads: u64,
+    /// Whether the files of modules were found out.
+    pub(crate) has_files: bool,
 }
 
-/// The identity of a file, independent of its name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A file as the kernel shows it where it is mapped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct MappedFile {
+    /// Its path, or its last one if it was deleted.
+    pub(crate) path: PathBuf,
+    pub(crate) is_deleted: bool,
+    pub(crate) identity: FileIdentity,
+}
+
+/// Why the file of a module is not known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum NoFile {
+    /// The mappings were not read, since that took too long shortly before.
+    NotRead,
+    /// The mappings cannot be read.
+    Unreadable(String),
+    /// Its memory comes from no file.
+    NotMapped,
+}
+
+/// The identity of a file, independent of its name, as the kernel shows it in mappings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct FileIdentity {
     pub(crate) device: u64,
     pub(crate) inode: u64,

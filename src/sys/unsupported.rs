@@ -167,11 +167,13 @@ stubs! {
     fn read_own_memory(_: Range<u64>) -> io::Result<Vec<u8>> = unsupported();
     fn program_memory(_: Range<u64>) -> Option<&'static [u8]> = None;
     fn executable_mappings() -> io::Result<Vec<Range<u64>>> = unsupported();
-    fn mapped_file(_: u64) -> Option<FileIdentity> = None;
+    fn is_mapped_as(_: &File, _: FileIdentity) -> bool = false;
+    fn paths_of_mapped(_: FileIdentity) -> Vec<PathBuf> = Vec::new();
+    fn program_path() -> Option<PathBuf> = None;
     fn module_generation() -> u64 = 0;
-    fn loaded_modules() -> ModuleList = ModuleList { generation: 0, modules: Vec::new() };
+    fn loaded_modules(_: bool) -> ModuleList =
+        ModuleList { generation: 0, modules: Vec::new(), unloads: 0, has_files: true };
     fn kernel_symbols() -> io::Result<io::Empty> = unsupported();
-    fn identity(_: &File) -> io::Result<FileIdentity> = unsupported();
     fn path_of_open(_: &File, _: usize) -> PathBuf = PathBuf::new();
     fn memory_file() -> io::Result<File> = unsupported();
     fn tick_source() -> TickSource = TickSource::Raw;

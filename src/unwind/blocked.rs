@@ -430,7 +430,7 @@ mod tests {
 
     /// Unwinds a thread that blocks in `wait`, and checks that its functions are found.
     fn functions_of(call: &str, wait: impl FnOnce() + Send + 'static) {
-        if !cfg!(target_arch = "x86_64") || loaded_modules().modules.is_empty() {
+        if !cfg!(target_arch = "x86_64") || loaded_modules(true).modules.is_empty() {
             return;
         }
         let tid = Arc::new(AtomicU32::new(0));

@@ -2,8 +2,10 @@
 
 mod blocked;
 mod calls;
+mod content;
 #[cfg(fuzzing)]
 pub(crate) mod fuzzing;
+mod listing;
 mod machine;
 mod modules;
 mod places;

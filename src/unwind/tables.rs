@@ -59,15 +59,16 @@ impl UnwindTables {
     /// to extend to the end of its segment. What follows the section there is never read, since the header's index has
     /// the location of each entry.
     pub(crate) fn of(module: &LoadedModule) -> Option<Self> {
-        let header_addresses = module.eh_frame_hdr.clone()?;
+        let header_addresses = module.eh_frame_hdr.as_ref()?.addresses.clone();
         // A damaged file may state any address.
         let is_inside = |segment: &&Range<u64>| {
             segment.start <= header_addresses.start && header_addresses.end <= segment.end
         };
-        module.loaded.iter().find(is_inside)?;
+        let segments = || module.loaded.iter().map(|part| &part.addresses);
+        segments().find(is_inside)?;
         let header = TableBytes::of(header_addresses.clone())?;
         let start = frames_start(&header, header_addresses.start)?;
-        let segment = module.loaded.iter().find(|segment| segment.contains(&start))?;
+        let segment = segments().find(|segment| segment.contains(&start))?;
         let frames_addresses = start..segment.end;
         let frames = TableBytes::of(frames_addresses.clone())?;
         Some(Self { header, header_addresses, frames, frames_addresses })
@@ -131,6 +132,8 @@ pub(super) fn frames_start(header: &[u8], address: u64) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::MappedPart;
+    use crate::unwind::unwinder::tests::code;
 
     #[test]
     fn finds_frames_by_an_offset_from_the_header() {
@@ -144,15 +147,9 @@ mod tests {
     fn a_header_with_a_huge_length_is_not_read() {
         for size in [1_u64 << 24, 1 << 40, 1 << 47, u64::MAX - 0x10_1000] {
             let start = 0x10_1000;
-            let module = LoadedModule {
-                path: "/damaged.so".into(),
-                bias: 0x10_0000,
-                code: Vec::new(),
-                loaded: std::iter::once(0x10_0000..0x20_0000).collect(),
-                read_only: Vec::new(),
-                eh_frame_hdr: Some(start..start + size),
-                notes: Vec::new(),
-            };
+            let mut module = code(0x10_0000..0x20_0000);
+            let addresses = start..start + size;
+            module.eh_frame_hdr = Some(MappedPart { addresses, file_offset: 0x1000 });
             assert!(UnwindTables::of(&module).is_none());
         }
     }

@@ -186,7 +186,7 @@ fn is_after_call(address: u64) -> bool {
 fn random_stacks_have_no_frame_that_is_not_after_a_call() {
     let mut unwinder: Unwinder = Unwinder::default();
     unwinder.refresh();
-    let modules = loaded_modules().modules;
+    let modules = loaded_modules(true).modules;
     let segments: Vec<_> = modules.iter().flat_map(|module| &module.code).collect();
     let mut random = 0x9e37_79b9_7f4a_7c15_u64;
     let mut next = || {

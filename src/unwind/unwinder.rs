@@ -1,11 +1,12 @@
 //! Unwinding with framehop.
 
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 
 use framehop::FrameAddress;
 
 use super::blocked::{CallMatch, ScannedStack};
 use super::calls::{CallTarget, LONGEST, LONGEST_SAVING};
+use super::listing::ModuleListing;
 use super::machine::ArchUnwinder;
 use super::modules::{ModuleAddress, ModuleChange, Modules};
 use super::places::{BeforeNext, CodePlace, Places, SavingFunction};
@@ -13,7 +14,7 @@ use super::rules::{self, FrameRegisters, FrameRule};
 use super::signal::{self, Interrupted};
 use super::tables::TableBytes;
 use crate::sampler::record::Registers;
-use crate::sys::{LoadedModule, loaded_modules, module_generation, read_own_memory};
+use crate::sys::{LoadedModule, read_own_memory};
 
 /// How the unwinding of a stack ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -41,8 +42,13 @@ pub(crate) struct Unwinder<M: ArchUnwinder = Native> {
     places: Places,
     /// Memory for reading rows of tables.
     context: gimli::UnwindContext<usize>,
-    generation: Option<u64>,
+    listing: ModuleListing,
+    /// How much contested code there was when the reading of samples began.
+    contested: usize,
 }
+
+/// A library can be loaded or unloaded while the list is read.
+const MOST_TRIES: usize = 3;
 
 impl<M: ArchUnwinder> std::fmt::Debug for Unwinder<M> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -62,7 +68,8 @@ where
             modules: Modules::default(),
             places: Places::default(),
             context: gimli::UnwindContext::new(),
-            generation: None,
+            listing: ModuleListing::default(),
+            contested: 0,
         }
     }
 }
@@ -71,16 +78,34 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
     /// Updates the list of libraries after one was loaded or unloaded; cheap if there was no change.
     pub(crate) fn refresh(&mut self) {
         self.places.forget_changing();
-        if self.generation != Some(module_generation()) {
-            let list = loaded_modules();
-            self.generation = Some(list.generation);
-            self.update(&list.modules);
+        for _ in 0..MOST_TRIES {
+            let Some(list) = self.listing.read() else { return };
+            self.update(&list.modules, list.has_unloaded);
         }
     }
 
-    pub(super) fn update(&mut self, list: &[LoadedModule]) {
+    /// Whether a library was loaded or unloaded since the list was updated.
+    pub(crate) fn is_outdated(&self) -> bool {
+        self.listing.is_outdated()
+    }
+
+    /// The reading of all samples begins.
+    pub(crate) fn begin_reading(&mut self) {
+        self.contested = self.modules.contested();
+    }
+
+    /// It has ended: samples that are read from now on were taken after it began.
+    pub(crate) fn end_reading(&mut self) {
+        let contested = std::mem::take(&mut self.contested);
+        if contested > 0 {
+            self.modules.forget_contested(contested);
+            self.places = Places::default();
+        }
+    }
+
+    pub(super) fn update(&mut self, list: &[LoadedModule], has_unloaded: bool) {
         self.places = Places::default();
-        for change in self.modules.update(list) {
+        for change in self.modules.update(list, has_unloaded) {
             match change {
                 ModuleChange::Added(module) => self.machine.add_module(module),
                 ModuleChange::Removed(start) => self.machine.remove_module(start),
@@ -118,6 +143,9 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
             return place;
         }
         let mut place = CodePlace::new(address);
+        if self.modules.is_contested(address) {
+            return place;
+        }
         if self.modules.is_code(address) {
             place.is_in_module = true;
             let row = self.modules.with_row(address, &mut self.context, |row, _| M::rule(row));
@@ -160,7 +188,12 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
 
     /// Whether an address is in executable memory.
     pub(super) fn is_code(&self, address: u64) -> bool {
-        self.modules.is_code(address) || self.places.mapping(address).is_some()
+        self.modules.is_code(address) || self.generated_code(address).is_some()
+    }
+
+    /// The mapping of code in no module, if it is known already.
+    fn generated_code(&self, address: u64) -> Option<Range<u64>> {
+        self.places.mapping(address).filter(|_| !self.modules.is_contested(address))
     }
 
     /// The code from an address on, zeros beyond its mapping.
@@ -175,7 +208,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         inside: u64,
     ) -> Option<[u8; LENGTH]> {
         let of_module = self.modules.segment(inside);
-        let mapping = of_module.clone().or_else(|| self.places.mapping(inside))?;
+        let mapping = of_module.clone().or_else(|| self.generated_code(inside))?;
         let start = from.max(mapping.start);
         let addresses = start..from.checked_add(LENGTH as u64)?.min(mapping.end);
         let bytes = match of_module {
@@ -198,6 +231,9 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
     fn saving_function(&mut self, address: u64) -> Option<SavingFunction> {
         if let Some(known) = self.places.function(address) {
             return known;
+        }
+        if self.modules.is_contested(address) {
+            return None;
         }
         let of_module = self.modules.segment(address);
         let mapping = of_module.clone().or_else(|| self.places.find_mapping(address));
@@ -228,6 +264,9 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         registers: &mut M::UnwindRegs,
         read: &mut impl FnMut(u64) -> Result<u64, ()>,
     ) -> Result<FrameAddress, UnwindEnd> {
+        if self.modules.is_contested(frame.address_for_lookup()) {
+            return Err(UnwindEnd::Lost);
+        }
         let return_address = match place.rule {
             FrameRule::First => return Err(UnwindEnd::Root),
             FrameRule::Simple => {
@@ -425,173 +464,4 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
-    use std::ops::Range;
-
-    use super::*;
-    use crate::sys::CodeSegment;
-
-    type Aarch64 = Unwinder<framehop::aarch64::UnwinderAarch64<TableBytes>>;
-    type X86 = Unwinder<framehop::x86_64::UnwinderX86_64<TableBytes>>;
-
-    pub(crate) fn code(addresses: Range<u64>) -> LoadedModule {
-        LoadedModule {
-            path: "/code".into(),
-            bias: 0,
-            loaded: vec![addresses.clone()],
-            code: vec![CodeSegment { addresses, file_offset: 0 }],
-            read_only: Vec::new(),
-            eh_frame_hdr: None,
-            notes: Vec::new(),
-        }
-    }
-
-    pub(crate) fn bytes(words: &[u64]) -> Vec<u8> {
-        words.iter().flat_map(|word| word.to_ne_bytes()).collect()
-    }
-
-    pub(crate) fn stack(bytes: &[u8]) -> impl Fn(u64) -> Option<u64> {
-        |offset| {
-            let rest = bytes.get(usize::try_from(offset).ok()?..)?;
-            rest.first_chunk().map(|word| u64::from_ne_bytes(*word))
-        }
-    }
-
-    pub(crate) fn addresses(frames: &[ModuleAddress]) -> Vec<u64> {
-        frames.iter().map(|frame| frame.address()).collect()
-    }
-
-    /// Two frames linked by frame pointers: zeros at `sp`, and the caller's frame pointer and return address at `fp`.
-    const STACK_POINTER: u64 = 0x7000;
-
-    fn two_frames(return_address: u64) -> Vec<u8> {
-        bytes(&[0, 0, STACK_POINTER + 0x20, return_address, 0, 0])
-    }
-
-    /// Code with a prologue at its beginning, and a call before `AFTER_CALL`.
-    const fn code_with(prologue: &[u8], call: &[u8]) -> Code {
-        let mut code = [0; 64];
-        code.split_at_mut(prologue.len()).0.copy_from_slice(prologue);
-        let call_at = AFTER_CALL as usize - call.len();
-        code.split_at_mut(call_at).1.split_at_mut(call.len()).0.copy_from_slice(call);
-        Code(code)
-    }
-
-    #[repr(align(16))]
-    struct Code([u8; 64]);
-
-    const RUNNING: u64 = 16;
-    const AFTER_CALL: u64 = 40;
-    /// `push rbp; mov rbp, rsp` and `call rax`.
-    static OF_X86_64: Code = code_with(b"\x55\x48\x89\xe5", b"\xff\xd0");
-    /// `stp x29, x30, [sp, -16]!; mov x29, sp` and `blr x8`.
-    static OF_AARCH64: Code = code_with(b"\xfd\x7b\xbf\xa9\xfd\x03\0\x91", b"\0\x01\x3f\xd6");
-
-    fn addresses_of(Code(program): &'static Code) -> Range<u64> {
-        let start = program.as_ptr() as u64;
-        start..start + program.len() as u64
-    }
-
-    #[test]
-    fn unwinds_by_frame_pointers_where_there_are_no_tables() {
-        if cfg!(tracing_profiling_unsupported) {
-            // No code can be read.
-            return;
-        }
-        let mut unwinder = X86::default();
-        let program = addresses_of(&OF_X86_64);
-        unwinder.update(&[code(program.clone())]);
-        let ip = program.start + RUNNING;
-        let registers = Registers::X86_64 { ip, sp: STACK_POINTER, bp: STACK_POINTER + 0x10 };
-        let mut frames = Vec::new();
-        let return_address = program.start + AFTER_CALL;
-        let end = unwinder.unwind(registers, stack(&two_frames(return_address)), 100, &mut frames);
-        assert_eq!(addresses(&frames), [ip, return_address - 1]);
-        // A zero is no caller, and no end of the stack.
-        assert_eq!(end, UnwindEnd::WithoutTables);
-        // No call is before it.
-        let other = return_address + 1;
-        let end = unwinder.unwind(registers, stack(&two_frames(other)), 100, &mut frames);
-        assert_eq!((addresses(&frames), end), (vec![ip], UnwindEnd::WithoutTables));
-    }
-
-    #[test]
-    fn strips_the_signature_of_return_addresses_on_aarch64() {
-        if cfg!(tracing_profiling_unsupported) {
-            return;
-        }
-        let mut unwinder = Aarch64::default();
-        let program = addresses_of(&OF_AARCH64);
-        unwinder.update(&[code(program.clone())]);
-        let signature = 0x00a5 << 48;
-        let (pc, return_address) = (program.start + RUNNING, program.start + AFTER_CALL);
-        let registers = Registers::Aarch64 {
-            pc,
-            sp: STACK_POINTER,
-            fp: STACK_POINTER + 0x10,
-            lr: signature | return_address,
-        };
-        let mut frames = Vec::new();
-        let signed = two_frames(signature | return_address);
-        let end = unwinder.unwind(registers, stack(&signed), 100, &mut frames);
-        assert_eq!(addresses(&frames), [pc, return_address - 1]);
-        assert_eq!(end, UnwindEnd::WithoutTables);
-    }
-
-    #[test]
-    fn registers_of_another_machine_are_refused() {
-        let registers = Registers::X86_64 { ip: 1, sp: 2, bp: 3 };
-        let mut frames = Vec::new();
-        assert_eq!(
-            Aarch64::default().unwind(registers, stack(&[]), 100, &mut frames),
-            UnwindEnd::Lost
-        );
-    }
-
-    #[test]
-    fn a_stack_longer_than_its_copy_is_cut() {
-        if cfg!(tracing_profiling_unsupported) {
-            return;
-        }
-        let mut unwinder = X86::default();
-        let program = addresses_of(&OF_X86_64);
-        unwinder.update(&[code(program.clone())]);
-        let ip = program.start + RUNNING;
-        let registers = Registers::X86_64 { ip, sp: STACK_POINTER, bp: STACK_POINTER + 0x10 };
-        let mut frames = Vec::new();
-        let whole = two_frames(program.start + AFTER_CALL);
-        let cut = stack(&whole[..0x18]);
-        assert_eq!(unwinder.unwind(registers, cut, 100, &mut frames), UnwindEnd::Cut);
-        assert_eq!(addresses(&frames), [ip]);
-        let most = 1;
-        assert_eq!(unwinder.unwind(registers, stack(&whole), most, &mut frames), UnwindEnd::Cut);
-        assert_eq!(frames.len(), 1);
-    }
-
-    #[test]
-    fn arbitrary_input_does_not_panic() {
-        let mut unwinder = Unwinder::<Native>::default();
-        unwinder.refresh();
-        let mut frames = Vec::new();
-        let mut random = 0x1234_5678_9abc_def0_u64;
-        let mut next = || {
-            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            random
-        };
-        let here = arbitrary_input_does_not_panic as *const () as u64;
-        for _ in 0..2_000 {
-            let near = |x: u64| here.wrapping_add(x % 100_000).wrapping_sub(50_000);
-            let (ip, sp) = (near(next()), next());
-            let bp = sp.wrapping_add(next() % 64);
-            let (fp, lr) = (bp, near(next()));
-            let registers = if cfg!(target_arch = "aarch64") {
-                Registers::Aarch64 { pc: ip, sp, fp, lr }
-            } else {
-                Registers::X86_64 { ip, sp, bp }
-            };
-            let words: Vec<u64> = (0..next() % 64).map(|_| near(next())).collect();
-            unwinder.unwind(registers, stack(&bytes(&words)), 100, &mut frames);
-            assert!(frames.len() <= 100);
-        }
-    }
-}
+pub(super) mod tests;

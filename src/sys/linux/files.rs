@@ -63,7 +63,7 @@ pub(crate) fn path_of_open(file: &File, number: usize) -> PathBuf {
 }
 
 /// The identity of a file.
-pub(crate) fn identity(file: &File) -> io::Result<FileIdentity> {
+pub(super) fn identity(file: &File) -> io::Result<FileIdentity> {
     let metadata = file.metadata()?;
     Ok(FileIdentity { device: metadata.dev(), inode: metadata.ino() })
 }

@@ -32,6 +32,13 @@ pub(crate) fn read_proc_texts(text: &str) -> (bool, bool) {
     (blocked::parse(text).is_some(), calls::filters_of(text).is_some())
 }
 
+/// Whether a line parses as one of `/proc/self/maps`.
+#[cfg(fuzzing)]
+pub(crate) fn parse_map(line: &[u8]) -> bool {
+    maps::MapLine::parse(line)
+        .is_some_and(|mapping| mapping.file().path.as_os_str().len() <= line.len())
+}
+
 pub(crate) use blocked::{
     blocked, cpu_ns_of, is_blocked, read_own_stack, try_cpu_ns_of, user_ns_of,
 };
@@ -44,15 +51,15 @@ pub(crate) use counters::HardwareCounters;
 #[cfg(feature = "axum")]
 pub(crate) use files::open_regular;
 pub(crate) use files::{
-    check_writable, create_private_directory, create_private_file, identity, kernel_symbols,
-    memory_file, open_without_waiting, path_of_open,
+    check_writable, create_private_directory, create_private_file, kernel_symbols, memory_file,
+    open_without_waiting, path_of_open,
 };
 pub(crate) use fork::{log_between_forks, on_fork};
 pub(crate) use load::load;
-#[cfg(fuzzing)]
-pub(crate) use maps::parse as parse_map;
-pub(crate) use maps::{executable_mappings, mapped_file};
-pub(crate) use modules::{loaded_modules, module_generation, program_memory, read_own_memory};
+pub(crate) use maps::{executable_mappings, is_mapped_as, paths_of_mapped};
+pub(crate) use modules::{
+    loaded_modules, module_generation, program_memory, program_path, read_own_memory,
+};
 pub(crate) use own_files::Files;
 pub(crate) use pages::{map_memory, unmap_memory};
 #[cfg(test)]

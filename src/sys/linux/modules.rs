@@ -15,7 +15,8 @@ use std::path::PathBuf;
 
 use super::calls::may;
 use super::fork::{ForkSafe, ForkSafeGuard};
-use crate::sys::types::{CodeSegment, LoadedModule, ModuleList, UnusualCall};
+use super::maps::{OtherFile, file_at, module_files};
+use crate::sys::types::{LoadedModule, MappedFile, MappedPart, ModuleList, NoFile, UnusualCall};
 
 /// A number that changes whenever a library is loaded or unloaded.
 pub(crate) fn module_generation() -> u64 {
@@ -27,27 +28,64 @@ pub(crate) fn module_generation() -> u64 {
     generation
 }
 
-/// All modules that are currently loaded.
+/// All modules that are currently loaded, with their files or without.
 ///
 /// Holds the dynamic loader's lock while it copies some hundred bytes per module. Never call this in a signal handler.
-pub(crate) fn loaded_modules() -> ModuleList {
+pub(crate) fn loaded_modules(with_files: bool) -> ModuleList {
     let mut listing = Listing::default();
     while !listing.fill() {
         listing = listing.larger();
     }
-    let mut list =
-        ModuleList { generation: listing.generation, modules: listing.modules().collect() };
-    let is_listed = |vdso: &LoadedModule| list.modules.iter().any(|m| m.loaded == vdso.loaded);
-    if let Some(vdso) = vdso().filter(|vdso| !is_listed(vdso)) {
-        list.modules.push(vdso);
+    let mut modules: Vec<_> = listing.modules().collect();
+    if !modules.iter().any(|module| module.is_vdso) {
+        modules.extend(vdso());
     }
-    list
+    let has_files = with_files && find_files(&mut modules);
+    let Listing { generation, unloads, .. } = listing;
+    ModuleList { generation, modules, unloads, has_files }
+}
+
+/// Finds the files of modules, and further modules: the loader does not list those of other namespaces (`dlmopen`). Returns
+/// whether the mappings could be read.
+fn find_files(modules: &mut Vec<LoadedModule>) -> bool {
+    let found = match module_files(modules) {
+        Ok(found) => found,
+        Err(error) => {
+            for module in modules {
+                module.file = Err(NoFile::Unreadable(error.to_string()));
+            }
+            return false;
+        }
+    };
+    for (module, file) in modules.iter_mut().zip(found.files) {
+        module.file = file.ok_or(NoFile::NotMapped);
+    }
+    modules.extend(found.others.into_iter().filter_map(unlisted));
+    true
+}
+
+/// A module that was found by its mappings.
+fn unlisted(other: OtherFile) -> Option<LoadedModule> {
+    let headers = headers_at(other.base)?;
+    let loaded = parsed(&headers).filter(|header| header.p_type == libc::PT_LOAD);
+    let first = loaded.min_by_key(|header| header.p_offset)?;
+    let bias = other.base.wrapping_sub(first.p_vaddr.wrapping_sub(first.p_offset));
+    let module = LoadedModule { file: Ok(other.file), ..describe(b"", bias, &headers) };
+    // Otherwise it was mapped to be read.
+    let MappedPart { addresses, file_offset } = other.executable;
+    let is_mapped_so = |part: &MappedPart| {
+        let start = part.addresses.start;
+        let offset = start.wrapping_sub(addresses.start).wrapping_add(file_offset);
+        addresses.contains(&start) && part.file_offset == offset
+    };
+    module.code.iter().any(is_mapped_so).then_some(module)
 }
 
 /// A copy of the loader's list, which is made without allocating: see [`iterate`].
 #[derive(Default)]
 struct Listing {
     generation: u64,
+    unloads: u64,
     found: Vec<Found>,
     /// The names of all modules, in turn.
     names: Vec<u8>,
@@ -77,7 +115,7 @@ impl Listing {
 
     fn add(&mut self, info: &libc::dl_phdr_info) {
         let name = name_of(info);
-        self.generation = generation_of(info);
+        (self.generation, self.unloads) = (generation_of(info), info.dlpi_subs);
         self.modules_needed += 1;
         self.names_needed += name.len();
         if name.len() <= self.names.capacity() - self.names.len() {
@@ -117,18 +155,38 @@ impl Listing {
 
 /// The vDSO, which the loader of a static program does not list.
 fn vdso() -> Option<LoadedModule> {
+    let start = vdso_address()?;
+    Some(describe(b"", start, &headers_at(start)?))
+}
+
+fn vdso_address() -> Option<u64> {
     // SAFETY: reads the auxiliary vector, which the kernel placed next to the program's arguments.
     let start = unsafe { libc::getauxval(libc::AT_SYSINFO_EHDR) };
-    if start == 0 {
-        return None;
-    }
+    (start != 0).then_some(start)
+}
+
+/// The program headers of the file of which the beginning is at this address, if it is a 64-bit ELF file.
+fn headers_at(start: u64) -> Option<Vec<u8>> {
     let header = read_own_memory(start..start.checked_add(size_of::<libc::Elf64_Ehdr>() as u64)?);
-    let header = header.ok()?;
+    let header = header.ok().filter(|header| header.starts_with(b"\x7fELF\x02"))?;
     let headers_at = header.get(mem::offset_of!(libc::Elf64_Ehdr, e_phoff)..)?.first_chunk()?;
     let count = header.get(mem::offset_of!(libc::Elf64_Ehdr, e_phnum)..)?.first_chunk()?;
     let headers = start.checked_add(u64::from_ne_bytes(*headers_at))?;
-    let headers = header_bytes((headers, u16::from_ne_bytes(*count)), false)?;
-    Some(describe(b"linux-vdso.so.1", start, &headers))
+    header_bytes((headers, u16::from_ne_bytes(*count)), false)
+}
+
+/// The path of the program, as the kernel shows it where its code is mapped: what it was started by may be the loader.
+pub(crate) fn program_path() -> Option<PathBuf> {
+    let mut code = None;
+    iterate(&mut |info| {
+        // The program is always the first module.
+        let mut loaded =
+            program_headers(info).iter().filter(|header| header.p_type == libc::PT_LOAD);
+        let found = loaded.find(|header| header.p_flags & libc::PF_X != 0);
+        code = found.map(|header| addresses_of(header, info.dlpi_addr).start);
+        false
+    });
+    file_at(code?).map(|MappedFile { path, .. }| path)
 }
 
 /// Copies `addresses` of this process's memory. An unmapped address is an error, not a fault.
@@ -273,12 +331,10 @@ fn header_bytes((address, number): (u64, u16), is_program: bool) -> Option<Vec<u
 }
 
 fn describe(name: &[u8], bias: u64, headers: &[u8]) -> LoadedModule {
-    let size = size_of::<libc::Elf64_Phdr>();
-    // SAFETY: all bytes are a valid header, which is plain integers, and each part has its size.
-    let header = |part: &[u8]| unsafe { part.as_ptr().cast::<libc::Elf64_Phdr>().read_unaligned() };
-    let headers = headers.chunks_exact(size).map(header);
     let mut module = LoadedModule {
-        path: PathBuf::from(OsStr::from_bytes(name)),
+        file: Err(NoFile::NotRead),
+        loader_name: PathBuf::from(OsStr::from_bytes(name)),
+        is_vdso: false,
         bias,
         code: Vec::new(),
         loaded: Vec::new(),
@@ -286,24 +342,33 @@ fn describe(name: &[u8], bias: u64, headers: &[u8]) -> LoadedModule {
         eh_frame_hdr: None,
         notes: Vec::new(),
     };
-    for header in headers {
+    for header in parsed(headers) {
         let addresses = addresses_of(&header, bias);
+        let part = || MappedPart { addresses: addresses.clone(), file_offset: header.p_offset };
         match header.p_type {
             libc::PT_LOAD => {
-                module.loaded.push(addresses.clone());
+                module.loaded.push(part());
                 if is_read_only(&header) {
                     module.read_only.push(addresses.clone());
                 }
                 if header.p_flags & libc::PF_X != 0 {
-                    module.code.push(CodeSegment { addresses, file_offset: header.p_offset });
+                    module.code.push(part());
                 }
             }
-            libc::PT_GNU_EH_FRAME => module.eh_frame_hdr = Some(addresses),
+            libc::PT_GNU_EH_FRAME => module.eh_frame_hdr = Some(part()),
             libc::PT_NOTE => module.notes.push(addresses),
             _ => {}
         }
     }
+    let is_inside = |address| module.loaded.iter().any(|part| part.addresses.contains(&address));
+    module.is_vdso = vdso_address().is_some_and(is_inside);
     module
+}
+
+fn parsed(headers: &[u8]) -> impl Iterator<Item = libc::Elf64_Phdr> {
+    // SAFETY: all bytes are a valid header, which is plain integers, and each part has its size.
+    let header = |part: &[u8]| unsafe { part.as_ptr().cast::<libc::Elf64_Phdr>().read_unaligned() };
+    headers.chunks_exact(size_of::<libc::Elf64_Phdr>()).map(header)
 }
 
 #[cfg(test)]
@@ -312,26 +377,34 @@ mod tests {
 
     #[test]
     fn finds_the_program_its_libraries_and_the_vdso() {
-        let list = loaded_modules();
+        let list = loaded_modules(true);
         let here = finds_the_program_its_libraries_and_the_vdso as *const () as u64;
         let program = &list.modules[0];
         assert!(program.code.iter().any(|segment| segment.addresses.contains(&here)));
         assert!(program.eh_frame_hdr.is_some());
         let number = |part: &str| {
-            let named = list.modules.iter().filter(|m| m.path.to_string_lossy().contains(part));
-            named.count()
+            let files = list.modules.iter().filter_map(|module| module.file.as_ref().ok());
+            files.filter(|file| file.path.to_string_lossy().contains(part)).count()
         };
+        assert!(list.has_files);
+        let path = std::env::current_exe().unwrap();
+        assert_eq!(program.file.as_ref().unwrap().path, path);
+        assert_eq!(program_path(), Some(path));
         let is_static = cfg!(target_feature = "crt-static");
-        assert!(number("libc.so") == 1 || is_static || cfg!(target_env = "musl"));
+        // Some releases have a number in between.
+        assert!(number("/libc") == 1 || is_static || cfg!(target_env = "musl"));
         // An emulator may have none.
-        assert_eq!(number("vdso"), usize::from(vdso().is_some()));
+        let vdsos = list.modules.iter().filter(|module| module.is_vdso);
+        assert_eq!(vdsos.count(), usize::from(vdso().is_some()));
+        let without_file = list.modules.iter().filter(|module| module.file.is_err());
+        assert!(without_file.into_iter().all(|module| module.is_vdso));
         assert_eq!(list.generation, module_generation());
     }
 
     #[test]
     fn borrows_only_read_only_memory_of_the_program() {
-        let program = &loaded_modules().modules[0];
-        let header = program.eh_frame_hdr.clone().unwrap();
+        let program = &loaded_modules(false).modules[0];
+        let header = program.eh_frame_hdr.clone().unwrap().addresses;
         assert_eq!(program_memory(header.clone()).unwrap(), read_own_memory(header).unwrap());
         let here = 0_u64;
         let address = (&raw const here) as u64;
