@@ -14,7 +14,7 @@ use super::rules::{self, FrameRegisters, FrameRule};
 use super::signal::{self, Interrupted};
 use super::tables::TableBytes;
 use crate::sampler::record::Registers;
-use crate::sys::{LoadedModule, loaded_modules, module_generation, read_own_memory, thread_cpu_ns};
+use crate::sys::{LoadedModule, read_own_memory};
 
 /// How the unwinding of a stack ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
