@@ -265,6 +265,7 @@ pub(crate) struct MappedFile {
 
 /// Why the file of a module is not known.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(dead_code, reason = "only Linux has modules")]
 pub(crate) enum NoFile {
     /// The mappings were not read, since that took too long shortly before.
     NotRead,
