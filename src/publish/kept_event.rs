@@ -344,7 +344,7 @@ mod tests {
             top_function: Some(("shop::render".to_owned(), 0.97)),
             waits: Waits::default(),
             awaits: Awaits::default(),
-            files: vec!["profiles/x.svg".into()],
+            files: vec!["profiles/x.html".into()],
         }
     }
 
