@@ -186,12 +186,6 @@ mod encoders {
     }
 
     #[divan::bench]
-    fn svg(bencher: Bencher<'_, '_>) {
-        let profile = profile();
-        bencher.bench_local(|| encode::svg(profile));
-    }
-
-    #[divan::bench]
     fn folded(bencher: Bencher<'_, '_>) {
         let profile = profile();
         bencher.bench_local(|| encode::folded(profile));

@@ -123,7 +123,7 @@
 //! | `TRACING_PROFILING_PENDING_PROFILES` | maximum number of profiles waiting to be exported, 1 to 100000 | 32 |
 //! | `TRACING_PROFILING_DIR` | directory for profiles | `profiles` |
 //! | `OTEL_PROFILES_EXPORTER` | where profiles go: `otlp`, `directory` or `none` | `otlp` if a feature for it is on and its endpoint is set, else `directory` |
-//! | `TRACING_PROFILING_FORMATS` | the formats of the files, separated by commas: `html`, `svg`, `folded`, `pprof`, `otlp`, `firefox`; see [`Builder::formats`] | `html,pprof,otlp`, as far as their features are on |
+//! | `TRACING_PROFILING_FORMATS` | the formats of the files, separated by commas: `html`, `folded`, `pprof`, `otlp`, `firefox`; see [`Builder::formats`] | `html,pprof,otlp`, as far as their features are on |
 //! | `TRACING_PROFILING_TRACE_URL` | makes trace ids in reports links: `https://tempo.internal/trace/{trace_id}` | none |
 //! | `TRACING_PROFILING_SOURCE_URL` | makes source locations in reports links: `vscode://file//home/me/{file}:{line}` | none |
 //! | `TRACING_PROFILING_LINK` | `root` or `innermost`: the span that samples link to in OTLP; see [`Builder::link`] | `root` |

@@ -374,16 +374,16 @@ async fn a_browser_gets_a_page_that_can_only_use_these_routes() {
 #[tokio::test]
 async fn the_directory_setting_applies_only_without_an_exporter() {
     let temporary = tempfile::tempdir().unwrap();
-    fs::write(temporary.path().join(name("a", "svg")), "<svg/>").unwrap();
+    fs::write(temporary.path().join(name("a", "html")), "<p>").unwrap();
     // Profiles of an earlier run are listed even while profiling is off.
     let builder = ProfilingLayer::builder().rules("off".parse().unwrap());
     let layer = builder.directory(temporary.path()).build().unwrap();
     let list = get(&layer.handle(), "/profiles").await.json();
-    assert_eq!(list[0]["name"], name("a", "svg"));
+    assert_eq!(list[0]["name"], name("a", "html"));
 
     let elsewhere = Setup::with("0ms", |builder| builder.directory(temporary.path()));
     assert_eq!(get(&elsewhere.handle, "/profiles").await.json(), Value::Array(Vec::new()));
-    let path = format!("/profiles/{}", name("a", "svg"));
+    let path = format!("/profiles/{}", name("a", "html"));
     assert_eq!(get(&elsewhere.handle, &path).await.status, StatusCode::NOT_FOUND);
 }
 
@@ -400,19 +400,19 @@ fn trapped(root: &Path) -> Setup {
     fs::create_dir(&dir).unwrap();
     let secrets = [
         root.join("secret.txt"),
-        root.join(name("outside", "svg")),
-        dir.join("notes.svg"),
+        root.join(name("outside", "html")),
+        dir.join("notes.html"),
         dir.join(name("unfinished", "tmp")),
-        dir.join(format!("{}\\..\\b", name("back", "svg"))),
+        dir.join(format!("{}\\..\\b", name("back", "html"))),
     ];
     for secret in secrets {
         fs::write(secret, SECRET).unwrap();
     }
-    fs::create_dir(dir.join(name("subdirectory", "svg"))).unwrap();
-    fs::write(dir.join(name("subdirectory", "svg")).join("secret.txt"), SECRET).unwrap();
+    fs::create_dir(dir.join(name("subdirectory", "html"))).unwrap();
+    fs::write(dir.join(name("subdirectory", "html")).join("secret.txt"), SECRET).unwrap();
     for (age, span) in ["newest", "a..b", "oldest"].into_iter().enumerate() {
-        let path = dir.join(name(span, "svg"));
-        fs::write(&path, "<svg/>").unwrap();
+        let path = dir.join(name(span, "html"));
+        fs::write(&path, "<p>").unwrap();
         let time = SystemTime::now() - Duration::from_secs(60 * age as u64);
         fs::File::options().write(true).open(path).unwrap().set_modified(time).unwrap();
     }
@@ -425,14 +425,14 @@ async fn only_listed_files_can_be_fetched() {
     let setup = trapped(root.path());
     let list = get(&setup.handle, "/profiles").await.json();
     let names: Vec<_> = list.as_array().unwrap().iter().map(|file| &file["name"]).collect();
-    assert_eq!(names, ["newest", "a..b", "oldest"].map(|span| name(span, "svg")).each_ref());
+    assert_eq!(names, ["newest", "a..b", "oldest"].map(|span| name(span, "html")).each_ref());
     for name in names {
         let answer = get(&setup.handle, &format!("/profiles/{}", name.as_str().unwrap())).await;
-        assert_eq!((answer.status, answer.text()), (StatusCode::OK, "<svg/>"));
+        assert_eq!((answer.status, answer.text()), (StatusCode::OK, "<p>"));
     }
     let outside = root.path().join("secret.txt");
     let absolute = outside.to_str().unwrap().replace('/', "%2F");
-    let newest = name("newest", "svg");
+    let newest = name("newest", "html");
     for path in [
         "../secret.txt",
         "..%2fsecret.txt",
@@ -444,7 +444,7 @@ async fn only_listed_files_can_be_fetched() {
         "..%5Csecret.txt",
         "..%c0%afsecret.txt",
         "..%ef%bc%8fsecret.txt",
-        ".%2fnotes.svg",
+        ".%2fnotes.html",
         "%2fetc%2fpasswd",
         "/etc/passwd",
         &absolute,
@@ -454,24 +454,24 @@ async fn only_listed_files_can_be_fetched() {
         "%00",
         "%ff",
         "",
-        "notes.svg",
+        "notes.html",
         &name("unfinished", "tmp"),
-        &name("subdirectory", "svg"),
-        &format!("{}/secret.txt", name("subdirectory", "svg")),
-        &format!("{}%2fsecret.txt", name("subdirectory", "svg")),
-        &format!("../{}", name("outside", "svg")),
-        &format!("..%2f{}", name("outside", "svg")),
-        &format!("{}%5c..%5cb", name("back", "svg")),
+        &name("subdirectory", "html"),
+        &format!("{}/secret.txt", name("subdirectory", "html")),
+        &format!("{}%2fsecret.txt", name("subdirectory", "html")),
+        &format!("../{}", name("outside", "html")),
+        &format!("..%2f{}", name("outside", "html")),
+        &format!("{}%5c..%5cb", name("back", "html")),
         &format!("{newest}%00"),
-        &format!("{newest}%00.svg"),
+        &format!("{newest}%00.html"),
         &format!("..%2fsecret.txt%00{newest}"),
         &format!("{newest}%2f..%2f..%2fsecret.txt"),
         &format!("{newest}%2f"),
         &format!("{newest}%20"),
         &format!("{newest}."),
         &format!("./{newest}/."),
-        &name("%2f..%2f..%2fx%2f", "svg"),
-        &name("missing", "svg"),
+        &name("%2f..%2f..%2fx%2f", "html"),
+        &name("missing", "html"),
     ] {
         let answer = get(&setup.handle, &format!("/profiles/{path}")).await;
         assert!(
@@ -492,26 +492,26 @@ async fn links_are_not_followed_and_only_regular_files_are_opened() {
     let root = tempfile::tempdir().unwrap();
     let setup = trapped(root.path());
     let dir = root.path().join("profiles");
-    symlink("../secret.txt", dir.join(name("relative", "svg"))).unwrap();
-    symlink(root.path().join("secret.txt"), dir.join(name("absolute", "svg"))).unwrap();
-    symlink("notes.svg", dir.join(name("inside", "svg"))).unwrap();
-    symlink(name("loop", "svg"), dir.join(name("loop", "svg"))).unwrap();
-    symlink("..", dir.join(name("up", "svg"))).unwrap();
+    symlink("../secret.txt", dir.join(name("relative", "html"))).unwrap();
+    symlink(root.path().join("secret.txt"), dir.join(name("absolute", "html"))).unwrap();
+    symlink("notes.html", dir.join(name("inside", "html"))).unwrap();
+    symlink(name("loop", "html"), dir.join(name("loop", "html"))).unwrap();
+    symlink("..", dir.join(name("up", "html"))).unwrap();
     // It has no writer: opening it for reading blocks forever.
-    let pipe = dir.join(name("pipe", "svg"));
+    let pipe = dir.join(name("pipe", "html"));
     assert!(std::process::Command::new("mkfifo").arg(pipe).status().unwrap().success());
     // The path of a socket is limited in length.
     let short = tempfile::tempdir_in("/tmp").unwrap();
     let _listener = UnixListener::bind(short.path().join("s")).unwrap();
-    fs::rename(short.path().join("s"), dir.join(name("socket", "svg"))).unwrap();
+    fs::rename(short.path().join("s"), dir.join(name("socket", "html"))).unwrap();
 
     let list = get(&setup.handle, "/profiles").await;
     assert_eq!(list.json().as_array().unwrap().len(), 3, "{}", list.text());
     for span in ["relative", "absolute", "inside", "loop", "up", "pipe", "socket"] {
-        let path = format!("/profiles/{}", name(span, "svg"));
+        let path = format!("/profiles/{}", name(span, "html"));
         assert_eq!(get(&setup.handle, &path).await.status, StatusCode::NOT_FOUND, "{span}");
     }
-    let path = format!("/profiles/{}%2fsecret.txt", name("up", "svg"));
+    let path = format!("/profiles/{}%2fsecret.txt", name("up", "html"));
     assert_eq!(get(&setup.handle, &path).await.status, StatusCode::NOT_FOUND);
 }
 
@@ -542,7 +542,7 @@ async fn ask_as(handle: &Handle, method: &str, path: &str, headers: &[(&str, &st
 
 /// Every request that changes something.
 const CHANGES: [(&str, &str); 3] = [("PUT", "/rules"), ("POST", ""), ("DELETE", "")];
-const READS: [&str; 4] = ["", "/rules", "/profiles", "/profiles/nothing.svg"];
+const READS: [&str; 4] = ["", "/rules", "/profiles", "/profiles/nothing.html"];
 
 const CHROME: (&str, &str) = (
     "user-agent",

@@ -163,7 +163,7 @@ impl Builder {
             within(1..=100_000),
             |builder, profiles| builder.pending_profiles(profiles as usize),
         )?;
-        let of_files = "formats separated by commas: html, svg, folded, and with their features pprof, otlp, firefox";
+        let of_files = "formats separated by commas: html, folded, and with their features pprof, otlp, firefox";
         builder = builder.set(&get, FORMATS, of_files, files::formats, Self::formats)?;
         let link = files::trace_url;
         builder = builder.set(&get, TRACE_URL, files::A_TRACE_URL, link, |builder, url| {

@@ -22,17 +22,14 @@ fn folded_within(profile: &Profile, most_bytes: usize) -> String {
     let mut left_out = 0_u64;
     let mut paths = frames.paths().iter().peekable();
     while let Some(path) = paths.next() {
-        let mut weight = path.share.weight_ns;
-        let is_same = |other: &&Path| {
-            let names = |path| frames.steps(path).map(|step| step.frame);
-            names(path).eq(names(other))
-        };
+        let mut weight = path.weight_ns;
+        let is_same = |other: &&Path| frames.steps(path).eq(frames.steps(other));
         while let Some(same) = paths.next_if(is_same) {
-            weight += same.share.weight_ns;
+            weight += same.weight_ns;
         }
         let begin = text.len();
-        for step in frames.steps(path) {
-            let name = frames.name(step.frame.name);
+        for frame in frames.steps(path) {
+            let name = frames.name(frame.name);
             // The separators must not occur in a name.
             text.extend(name.chars().map(|c| if [';', '\n'].contains(&c) { ':' } else { c }));
             text.push(';');

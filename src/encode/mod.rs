@@ -17,7 +17,6 @@ mod pprof_messages;
 #[cfg(all(feature = "otlp", feature = "pprof"))]
 #[cfg(test)]
 mod roundtrip;
-mod svg;
 
 #[cfg(feature = "firefox")]
 pub use firefox::firefox;
@@ -31,7 +30,6 @@ pub(crate) use otlp::otlp_message;
 pub use pprof::pprof;
 #[cfg(all(feature = "axum", feature = "pprof"))]
 pub(crate) use pprof::pprof_showing;
-pub use svg::svg;
 
 #[cfg(test)]
 mod tests {

@@ -439,7 +439,6 @@ fn file_name(span: &str) -> String {
 /// Extensions of a profile's files, and of a file that is not complete yet.
 const EXTENSIONS: [&str; 1 + Format::ALL.len()] = [
     Format::Html.extension(),
-    Format::Svg.extension(),
     Format::Pprof.extension(),
     Format::Otlp.extension(),
     Format::Folded.extension(),
@@ -529,7 +528,7 @@ mod tests {
     fn removes_the_oldest_profile_when_full_and_no_other_files() {
         let temporary = tempfile::tempdir().unwrap();
         let path = temporary.path();
-        fs::write(path.join("notes.svg"), [0; 100_000]).unwrap();
+        fs::write(path.join("notes.html"), [0; 100_000]).unwrap();
         let first = directory(path).export(&profile(1)).unwrap();
         let size: u64 = first.files.iter().map(|f| fs::metadata(f).unwrap().len()).sum();
         // Older than the following files, whatever the file system's clock returns.
@@ -544,7 +543,7 @@ mod tests {
         small.export(&profile(3)).unwrap();
         assert!(!first.files.iter().any(|file| file.exists()));
         assert_eq!(names(path).len(), 7);
-        assert!(path.join("notes.svg").exists());
+        assert!(path.join("notes.html").exists());
 
         let error = directory(path).with_quota(size / 2, day).export(&profile(4)).unwrap_err();
         assert!(error.to_string().contains("raise the quota"), "{error}");
@@ -645,10 +644,10 @@ mod tests {
     #[test]
     fn other_file_names_are_not_profiles() {
         for name in [
-            "profile.svg",
-            "a-b-c-d.svg",
-            "20231114T221320.123Z-x-span-01010101010101010101010101010101.svg",
-            "20231114T221320.123Z-1-span-0101.svg",
+            "profile.html",
+            "a-b-c-d.html",
+            "20231114T221320.123Z-x-span-01010101010101010101010101010101.html",
+            "20231114T221320.123Z-1-span-0101.html",
             "20231114T221320.123Z-1-span-01010101010101010101010101010101.txt",
         ] {
             assert_eq!(stem_of(name), None, "{name}");

@@ -7,14 +7,12 @@ use crate::encode::{self, HtmlContext};
 use crate::profile::Profile;
 
 /// A format in which a [`Directory`](super::Directory) writes profiles. `Display` and `FromStr` use the names of
-/// `TRACING_PROFILING_FORMATS`: `html`, `svg` and so on.
+/// `TRACING_PROFILING_FORMATS`: `html`, `pprof` and so on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Format {
     /// [`encode::html`]: a report for browsers (`.html`).
     Html,
-    /// [`encode::svg`]: a flame graph (`.svg`).
-    Svg,
     /// [`encode::pprof`](crate::encode): for `go tool pprof` and speedscope (`.pb.gz`, feature `pprof`).
     Pprof,
     /// [`encode::otlp`](crate::encode): OpenTelemetry's `ProfilesData` (`.otlp`, feature `otlp`).
@@ -39,13 +37,13 @@ impl fmt::Display for UnknownFormat {
 }
 
 impl Format {
-    pub(super) const ALL: [Self; 6] =
-        [Self::Html, Self::Svg, Self::Pprof, Self::Otlp, Self::Folded, Self::Firefox];
+    pub(super) const ALL: [Self; 5] =
+        [Self::Html, Self::Pprof, Self::Otlp, Self::Folded, Self::Firefox];
 
     /// All formats whose features are on.
     pub fn available() -> impl Iterator<Item = Self> {
         Self::ALL.into_iter().filter(|format| match format {
-            Self::Html | Self::Svg | Self::Folded => true,
+            Self::Html | Self::Folded => true,
             Self::Pprof => cfg!(feature = "pprof"),
             Self::Otlp => cfg!(feature = "otlp"),
             Self::Firefox => cfg!(feature = "firefox"),
@@ -62,7 +60,6 @@ impl Format {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Html => "html",
-            Self::Svg => "svg",
             Self::Pprof => "pprof",
             Self::Otlp => "otlp",
             Self::Folded => "folded",
@@ -73,7 +70,6 @@ impl Format {
     pub(super) const fn extension(self) -> &'static str {
         match self {
             Self::Html => ".html",
-            Self::Svg => ".svg",
             Self::Pprof => ".pb.gz",
             Self::Otlp => ".otlp",
             Self::Folded => ".folded",
@@ -85,7 +81,6 @@ impl Format {
     pub(super) fn encode(self, profile: &Profile, context: &HtmlContext) -> Option<Vec<u8>> {
         match self {
             Self::Html => Some(encode::html(profile, context).into_bytes()),
-            Self::Svg => Some(encode::svg(profile).into_bytes()),
             #[cfg(feature = "pprof")]
             Self::Pprof => Some(encode::pprof(profile)),
             #[cfg(feature = "otlp")]
@@ -128,6 +123,6 @@ mod tests {
             assert_eq!(format.to_string().parse(), Ok(format));
         }
         let error = "pdf".parse::<Format>().unwrap_err().to_string();
-        assert!(error.starts_with("expected one of html, svg"), "{error}");
+        assert!(error.starts_with("expected one of html, "), "{error}");
     }
 }

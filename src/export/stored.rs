@@ -86,11 +86,11 @@ mod tests {
 
     #[test]
     fn only_complete_profiles_have_valid_names() {
-        for extension in ["html", "svg", "pb.gz", "otlp", "folded", "firefox.json.gz"] {
+        for extension in ["html", "pb.gz", "otlp", "folded", "firefox.json.gz"] {
             assert!(is_profile(&format!("{STEM}.{extension}")));
         }
-        assert!(is_profile(&format!("{}.svg", STEM.replace("GET__a", "a..b"))));
-        for name in ["", "..", "secret", "notes.svg", &format!("{STEM}.tmp"), STEM] {
+        assert!(is_profile(&format!("{}.html", STEM.replace("GET__a", "a..b"))));
+        for name in ["", "..", "secret", "notes.html", &format!("{STEM}.tmp"), STEM] {
             assert!(!is_profile(name), "{name}");
         }
         for (part, other) in [
@@ -101,7 +101,7 @@ mod tests {
             ("20231114T221320.123Z", "../../../../a/secreZ"),
             ("20231114T221320.123Z", "..\\..\\..\\..\\a\\secreZ"),
         ] {
-            let name = format!("{}.svg", STEM.replace(part, other));
+            let name = format!("{}.html", STEM.replace(part, other));
             assert!(!is_profile(&name), "{name}");
         }
     }

@@ -40,10 +40,6 @@ const POLICY_OF_PAGE: &str = "default-src 'none'; script-src 'self'; style-src '
 const POLICY_OF_REPORTS: &str = "sandbox allow-scripts allow-popups allow-popups-to-escape-sandbox; \
     default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; \
     frame-ancestors 'none'";
-/// Allows a flame graph to run its own script and to prompt for a search text. It cannot access anything else,
-/// including its own origin.
-const POLICY_OF_PICTURES: &str = "sandbox allow-scripts allow-modals; default-src 'none'; \
-    script-src 'unsafe-inline'; style-src 'unsafe-inline'; frame-ancestors 'none'";
 const POLICY: &str = "sandbox; default-src 'none'; frame-ancestors 'none'";
 
 /// An error response.
@@ -372,7 +368,6 @@ fn time(time: SystemTime) -> String {
 fn content_type(name: &str) -> &'static str {
     match name.rsplit('.').next() {
         Some("html") => HTML,
-        Some("svg") => SVG,
         Some("folded") => "text/plain; charset=utf-8",
         Some("otlp") => "application/x-protobuf",
         // Not as a content encoding: readers of pprof expect it to be compressed.
@@ -380,20 +375,18 @@ fn content_type(name: &str) -> &'static str {
     }
 }
 
-const SVG: &str = "image/svg+xml";
 const HTML: &str = "text/html; charset=utf-8";
 const CROSS_ORIGIN_RESOURCE_POLICY: HeaderName =
     HeaderName::from_static("cross-origin-resource-policy");
 
-/// Adds headers so that a response cannot do anything in a browser, except for the page, and for a report or a flame
-/// graph in its own window.
+/// Adds headers so that a response cannot do anything in a browser, except for the page, and for a report in its
+/// own window.
 async fn protect(mut response: Response) -> Response {
     let is_asset = response.headers().contains_key(header::VARY);
     let headers = response.headers_mut();
     let policy = match headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()) {
         Some(HTML) if is_asset => POLICY_OF_PAGE,
         Some(HTML) => POLICY_OF_REPORTS,
-        Some(SVG) => POLICY_OF_PICTURES,
         _ => POLICY,
     };
     let protection: [(HeaderName, &'static str); 5] = [

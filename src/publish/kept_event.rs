@@ -365,7 +365,7 @@ mod tests {
             coverage: Some(0.99),
             waits: Waits::default(),
             awaits: Awaits::default(),
-            files: vec!["profiles/x.svg".into()],
+            files: vec!["profiles/x.html".into()],
         }
     }
 
