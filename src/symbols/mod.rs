@@ -48,7 +48,6 @@ pub(crate) enum Missing {
 
 /// A compression of debug information that is not supported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(not(feature = "symbols"), expect(dead_code, reason = "nothing is looked up"))]
 pub(crate) enum DebugCompression {
     Zstd,
     /// That of sections named `.zdebug_`, which older tools write.
