@@ -529,7 +529,9 @@ fn a_library_in_the_place_of_another_has_its_own_names_and_tables() {
                             && function.ends_with("_function")
                         {
                             points += sample.points.len();
-                            assert!(caller.ends_with("::burn"), "{function} is called by {caller}");
+                            // A stack may end, with a remark.
+                            let is_true = caller.ends_with("::burn") || caller.starts_with('[');
+                            assert!(is_true, "{function} is called by {caller}");
                         }
                     }
                     check_times(&profile);
