@@ -52,6 +52,7 @@ impl Sampled {
             {
                 // Read again once the hook has published where the thread continues.
                 end = place.position;
+                drain.unwinder.leave_samples();
                 break;
             }
             match record {
@@ -171,6 +172,10 @@ impl Drain<'_> {
             count(&self.counters.sampling.records_malformed, 1);
             return;
         };
+        // If another library was loaded where the sample is, that is known from here on.
+        if self.unwinder.is_outdated() {
+            self.unwinder.refresh();
+        }
         self.stack.end = self.unwinder.unwind(
             sample.registers,
             |offset| sample.stack.word(offset),

@@ -25,6 +25,9 @@ use crate::unwind::Module;
 /// The symbolizer is dropped after this long without a profile.
 const FORGET_AFTER: Duration = Duration::from_secs(30);
 
+/// A program that loads its plugins again and again, from a new file each time, can have any number of them.
+const MOST_REPORTED: usize = 32;
+
 /// Symbolizes profiles for the exporting thread, and for callers that wait, whom the exporter must not delay.
 pub(super) struct SymbolsThread {
     shared: PublishState,
@@ -154,8 +157,12 @@ impl SymbolsThread {
                 Counters::add(&self.shared.counters.profiles.symbols_over_limit, 1);
             }
             let problem = (mem::discriminant(&missing), missing.file().map(str::to_owned));
-            if self.reported.insert(problem) {
-                self.shared.reporter.log(missing_event(&missing, names));
+            if self.reported.len() < MOST_REPORTED && self.reported.insert(problem) {
+                let mut event = missing_event(&missing, names);
+                if self.reported.len() == MOST_REPORTED {
+                    event.message += " (further files are not reported)";
+                }
+                self.shared.reporter.log(event);
             }
         }
         if symbolizer.holds_what_is_gone() {

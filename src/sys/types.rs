@@ -248,7 +248,10 @@ pub(crate) struct MappedPart {
 pub(crate) struct ModuleList {
     pub(crate) generation: u64,
     pub(crate) modules: Vec<LoadedModule>,
-    /// How often one was unloaded.
+    /// How many of them the loader lists. These are the first, in the order in which they were loaded.
+    pub(crate) listed: usize,
+    /// How often one was loaded and unloaded.
+    pub(crate) loads: u64,
     pub(crate) unloads: u64,
     /// Whether the files of modules were found out.
     pub(crate) has_files: bool,

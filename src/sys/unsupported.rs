@@ -172,7 +172,9 @@ stubs! {
     fn program_path() -> Option<PathBuf> = None;
     fn module_generation() -> u64 = 0;
     fn loaded_modules(_: bool) -> ModuleList =
-        ModuleList { generation: 0, modules: Vec::new(), unloads: 0, has_files: true };
+        ModuleList {
+            generation: 0, modules: Vec::new(), listed: 0, loads: 0, unloads: 0, has_files: true
+        };
     fn kernel_symbols() -> io::Result<io::Empty> = unsupported();
     fn path_of_open(_: &File, _: usize) -> PathBuf = PathBuf::new();
     fn memory_file() -> io::Result<File> = unsupported();

@@ -15,8 +15,8 @@ const LONG_PAUSE: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(super) struct ModuleListing {
     generation: Option<u64>,
-    /// How often a library had been unloaded.
-    unloads: Option<u64>,
+    /// How often libraries had been loaded and unloaded.
+    loads: Option<(u64, u64)>,
     /// Whether the files of the modules were found out.
     has_files: bool,
     /// Until when the mappings may not be read again, apart from what is allowed ahead.
@@ -26,8 +26,8 @@ pub(super) struct ModuleListing {
 /// The modules that are loaded.
 pub(super) struct ChangedModules {
     pub(super) modules: Vec<LoadedModule>,
-    /// Whether others were unloaded.
-    pub(super) has_unloaded: bool,
+    /// The first that may have been loaded since others were unloaded.
+    pub(super) first_new: usize,
 }
 
 impl ModuleListing {
@@ -54,9 +54,16 @@ impl ModuleListing {
                 false => now + AHEAD + LONG_PAUSE,
             });
         }
-        let unloads = self.unloads.replace(list.unloads);
+        let before = self.loads.replace((list.loads, list.unloads));
         (self.generation, self.has_files) = (Some(list.generation), list.has_files);
-        let has_unloaded = unloads.is_some_and(|before| before != list.unloads);
-        Some(ChangedModules { modules: list.modules, has_unloaded })
+        let first_new = match before {
+            // As many as were loaded are at the end of the loader's list, less those that are gone again.
+            Some((loads, unloads)) if unloads != list.unloads => {
+                let loaded = usize::try_from(list.loads.wrapping_sub(loads)).unwrap_or(usize::MAX);
+                list.listed.saturating_sub(loaded)
+            }
+            _ => list.modules.len(),
+        };
+        Some(ChangedModules { modules: list.modules, first_new })
     }
 }

@@ -127,6 +127,8 @@ struct Loaded {
     /// The parts that are executable.
     segments: Vec<MappedPart>,
     eh_frame_hdr: Option<MappedPart>,
+    /// It was not unloaded while the tables were read.
+    is_certain: bool,
     /// The same bytes that framehop has, which does not provide the starts of functions.
     tables: Option<UnwindTables>,
     /// The code from `start` on. Only for the program, which is never unloaded; libraries are read by system calls.
@@ -141,13 +143,10 @@ pub(super) enum ModuleChange {
 }
 
 impl Modules {
-    /// Updates the modules from the list of those that are loaded. If others were unloaded, it is not known of samples
-    /// from before whether they are in them or in what is in their place: that code is [contested](Self::contested).
-    pub(super) fn update(
-        &mut self,
-        list: &[LoadedModule],
-        has_unloaded: bool,
-    ) -> Vec<ModuleChange> {
+    /// Updates the modules from the list of those that are loaded. From `first_new` on, they may have been loaded where
+    /// others were unloaded, and it is not known of samples from before in which of the two they are: that code is
+    /// [contested](Self::contested). This includes those that were there before, which may have been loaded again.
+    pub(super) fn update(&mut self, list: &[LoadedModule], first_new: usize) -> Vec<ModuleChange> {
         let mut changes = Vec::new();
         let mut loaded = Vec::new();
         for (i, listed) in list.iter().enumerate() {
@@ -157,6 +156,9 @@ impl Modules {
             let old = self.loaded.binary_search_by_key(&start, |old| old.start).ok();
             let old = old.and_then(|at| self.loaded.get(at));
             let module = describe(listed, i == 0, start, end);
+            if i >= first_new && !module.is_program && !module.is_vdso {
+                self.contested.push(start..end);
+            }
             let entry = match old.filter(|old| self.is_same(old, listed, &module)) {
                 Some(old) => old.clone(),
                 None => {
@@ -167,9 +169,6 @@ impl Modules {
                     if is_changed {
                         changes.push(ModuleChange::Removed(start));
                     }
-                    if has_unloaded {
-                        self.contested.push(start..end);
-                    }
                     let tables = UnwindTables::of(listed);
                     let module = framehop_module(listed, start, end, tables.clone());
                     changes.push(ModuleChange::Added(module));
@@ -177,7 +176,18 @@ impl Modules {
                     let (segments, eh_frame_hdr) =
                         (listed.code.clone(), listed.eh_frame_hdr.clone());
                     let bias = listed.bias;
-                    Loaded { start, end, bias, id, segments, eh_frame_hdr, tables, code }
+                    let is_certain = false;
+                    Loaded {
+                        start,
+                        end,
+                        bias,
+                        id,
+                        segments,
+                        eh_frame_hdr,
+                        is_certain,
+                        tables,
+                        code,
+                    }
                 }
             };
             loaded.push(entry);
@@ -200,6 +210,11 @@ impl Modules {
             Some(entry) => ModuleAddress::new(Some(entry.id), address.wrapping_sub(entry.bias)),
             None => ModuleAddress::new(None, address),
         }
+    }
+
+    /// Nothing was loaded or unloaded while the last update was made.
+    pub(super) fn confirm(&mut self) {
+        self.loaded.iter_mut().for_each(|entry| entry.is_certain = true);
     }
 
     /// How much code is contested.
@@ -310,7 +325,8 @@ impl Modules {
 
     /// Whether what is loaded is what was loaded there before. The loader can map another library at the same address.
     fn is_same(&self, old: &Loaded, listed: &LoadedModule, module: &Module) -> bool {
-        let is_there = old.bias == listed.bias
+        let is_there = old.is_certain
+            && old.bias == listed.bias
             && old.segments == listed.code
             && old.eh_frame_hdr == listed.eh_frame_hdr;
         let known = self.get(old.id).filter(|_| is_there);
@@ -487,6 +503,42 @@ mod tests {
         }
     }
 
+    /// Modules that do not change while they are read.
+    #[derive(Default)]
+    struct Confirmed(Modules);
+
+    impl Confirmed {
+        fn update(&mut self, list: &[LoadedModule], first_new: usize) -> Vec<ModuleChange> {
+            let changes = self.0.update(list, first_new);
+            self.0.confirm();
+            changes
+        }
+    }
+
+    impl std::ops::Deref for Confirmed {
+        type Target = Modules;
+
+        fn deref(&self) -> &Modules {
+            &self.0
+        }
+    }
+
+    impl std::ops::DerefMut for Confirmed {
+        fn deref_mut(&mut self) -> &mut Modules {
+            &mut self.0
+        }
+    }
+
+    #[test]
+    fn what_was_unloaded_while_it_was_read_is_read_again() {
+        let mut modules = Modules::default();
+        let list = [library("/a.so", 0x10_0000)];
+        assert_eq!(modules.update(&list, usize::MAX).len(), 1);
+        assert_eq!(modules.update(&list, usize::MAX).len(), 2);
+        modules.confirm();
+        assert!(modules.update(&list, usize::MAX).is_empty());
+    }
+
     fn path_of(modules: &Modules, address: u64) -> Option<&str> {
         let module = modules.get(modules.frame(address).module()?)?;
         Some(&module.name)
@@ -494,8 +546,8 @@ mod tests {
 
     #[test]
     fn a_frame_names_its_module_and_the_address_in_the_file() {
-        let mut modules = Modules::default();
-        modules.update(&[library("/a.so", 0x10_0000), library("/b.so", 0x20_0000)], false);
+        let mut modules = Confirmed::default();
+        modules.update(&[library("/a.so", 0x10_0000), library("/b.so", 0x20_0000)], usize::MAX);
         let frame = modules.frame(0x20_1234);
         assert_eq!(frame.address(), 0x1234);
         assert_eq!(path_of(&modules, 0x20_1234), Some("/b.so"));
@@ -507,90 +559,97 @@ mod tests {
 
     #[test]
     fn a_library_loaded_again_elsewhere_is_the_same_module() {
-        let mut modules = Modules::default();
-        modules.update(&[library("/a.so", 0x10_0000)], false);
+        let mut modules = Confirmed::default();
+        modules.update(&[library("/a.so", 0x10_0000)], usize::MAX);
         let before = modules.frame(0x10_1234);
-        assert_eq!(modules.update(&[], false).len(), 1);
+        assert_eq!(modules.update(&[], usize::MAX).len(), 1);
         assert_eq!(modules.frame(0x10_1234).module(), None);
-        modules.update(&[library("/a.so", 0x70_0000)], false);
+        modules.update(&[library("/a.so", 0x70_0000)], usize::MAX);
         assert_eq!(modules.frame(0x70_1234), before);
         assert_eq!(modules.get(before.module().unwrap()).unwrap().name, "/a.so");
     }
 
     #[test]
     fn another_library_at_the_same_address_is_another_module() {
-        let mut modules = Modules::default();
-        modules.update(&[library("/a.so", 0x10_0000)], false);
+        let mut modules = Confirmed::default();
+        modules.update(&[library("/a.so", 0x10_0000)], usize::MAX);
         let before = modules.frame(0x10_1234);
-        assert_eq!(modules.update(&[library("/b.so", 0x10_0000)], false).len(), 2);
+        assert_eq!(modules.update(&[library("/b.so", 0x10_0000)], usize::MAX).len(), 2);
         assert_ne!(modules.frame(0x10_1234), before);
         assert_eq!(path_of(&modules, 0x10_1234), Some("/b.so"));
     }
 
     #[test]
     fn another_file_of_the_same_name_is_another_module() {
-        let mut modules = Modules::default();
+        let mut modules = Confirmed::default();
         let old = library("/a.so", 0x10_0000);
-        modules.update(std::slice::from_ref(&old), false);
+        modules.update(std::slice::from_ref(&old), usize::MAX);
         let before = modules.frame(0x10_1234);
         let mut new = old.clone();
         new.file.as_mut().unwrap().identity.inode += 1;
-        assert_eq!(modules.update(std::slice::from_ref(&new), false).len(), 2);
+        assert_eq!(modules.update(std::slice::from_ref(&new), usize::MAX).len(), 2);
         let after = modules.frame(0x10_1234);
         assert_ne!(after, before);
         let serial = |at: ModuleAddress| modules.get(at.module().unwrap()).unwrap().serial;
         assert_ne!(serial(after), serial(before));
-        modules.update(&[old], false);
+        modules.update(&[old], usize::MAX);
         assert_eq!(modules.frame(0x10_1234), before, "its file again");
     }
 
     #[test]
     fn code_that_may_have_replaced_other_code_is_in_no_module_for_a_while() {
-        let mut modules = Modules::default();
-        modules.update(&[library("/a.so", 0x10_0000)], false);
-        modules.update(&[library("/b.so", 0x10_0000), library("/c.so", 0x20_0000)], true);
+        let mut modules = Confirmed::default();
+        let list = |others: &[u64]| -> Vec<_> {
+            let others = others.iter().map(|at| library("/a.so", *at));
+            std::iter::once(library("/program", 0x50_0000)).chain(others).collect()
+        };
+        modules.update(&list(&[0x10_0000]), usize::MAX);
+        // Although one is there as before, another one may have been in between.
+        modules.update(&list(&[0x10_0000, 0x20_0000]), 0);
         assert_eq!(path_of(&modules, 0x10_1234), None);
         assert!(modules.is_contested(0x20_1234) && !modules.is_code(0x20_1234));
+        assert_eq!(path_of(&modules, 0x50_1234), Some("/program"));
         let before = modules.contested();
-        let all = [0x10_0000, 0x20_0000, 0x30_0000].map(|at| library("/b.so", at));
-        modules.update(&all, true);
+        modules.update(&list(&[0x10_0000, 0x20_0000, 0x30_0000]), 3);
         modules.forget_contested(before);
-        assert_eq!(path_of(&modules, 0x10_1234), Some("/b.so"));
+        assert_eq!(path_of(&modules, 0x10_1234), Some("/a.so"));
         assert_eq!(path_of(&modules, 0x30_1234), None);
-        modules.forget_contested(modules.contested());
-        assert_eq!(path_of(&modules, 0x30_1234), Some("/b.so"));
+        let all = modules.contested();
+        modules.forget_contested(all);
+        assert_eq!(path_of(&modules, 0x30_1234), Some("/a.so"));
     }
 
     #[test]
     fn a_file_that_was_deleted_or_is_not_known_for_a_while_is_the_same_module() {
-        let mut modules = Modules::default();
+        let mut modules = Confirmed::default();
         let found = library("/a.so", 0x10_0000);
-        modules.update(std::slice::from_ref(&found), false);
+        modules.update(std::slice::from_ref(&found), usize::MAX);
         let before = modules.frame(0x10_1234);
         let mut deleted = found.clone();
         deleted.file.as_mut().unwrap().is_deleted = true;
         for why in [None, Some(NoFile::NotRead), Some(NoFile::Unreadable(String::new()))] {
             let listed =
                 LoadedModule { file: why.map_or(deleted.file.clone(), Err), ..deleted.clone() };
-            assert!(modules.update(&[listed], false).is_empty());
+            assert!(modules.update(&[listed], usize::MAX).is_empty());
             assert_eq!(modules.frame(0x10_1234), before);
         }
         // One that was not known at first is another one when it is.
         let unknown = |at| LoadedModule { file: Err(NoFile::NotRead), ..library("/c.so", at) };
-        modules.update(&[unknown(0x20_0000)], false);
+        modules.update(&[unknown(0x20_0000)], usize::MAX);
         let before = modules.frame(0x20_1234);
-        modules.update(&[library("/c.so", 0x20_0000)], false);
+        modules.update(&[library("/c.so", 0x20_0000)], usize::MAX);
         assert_ne!(modules.frame(0x20_1234), before);
         assert_eq!(path_of(&modules, 0x20_1234), Some("/c.so"));
     }
 
     #[test]
     fn modules_that_come_and_go_are_forgotten_unless_a_stack_has_them() {
-        let mut modules = Modules::default();
+        let mut modules = Confirmed::default();
         let mut held = Vec::new();
         for number in 0..70_000_u32 {
             let name = format!("/{number}.so");
-            modules.update(&[library("/always.so", 0x10_0000), library(&name, 0x70_0000)], false);
+            modules
+                .update(&[library("/always.so", 0x10_0000), library(&name, 0x70_0000)], usize::MAX);
             let frame = modules.frame(0x70_1234);
             assert_eq!(frame.kernel_address(), None, "{number}");
             assert_eq!(path_of(&modules, 0x70_1234), Some(name.as_str()));
@@ -610,11 +669,11 @@ mod tests {
 
     #[test]
     fn no_module_has_the_number_of_the_kernel() {
-        let mut modules = Modules::default();
+        let mut modules = Confirmed::default();
         let list: Vec<_> = (0..66_000_u64)
             .map(|number| library(&format!("/{number}.so"), (number + 1) << 16))
             .collect();
-        modules.update(&list, false);
+        modules.update(&list, usize::MAX);
         let mut unknown = 0;
         for (number, listed) in list.iter().enumerate() {
             let frame = modules.frame(listed.bias + 0x1234);
@@ -626,19 +685,21 @@ mod tests {
         }
         assert_eq!(unknown, list.len() - MOST);
         // Those that are gone leave their numbers to others.
-        modules.update(&list[MOST..], false);
+        modules.update(&list[MOST..], usize::MAX);
         modules.forget(&HashSet::new());
-        modules.update(&list[MOST..], false);
+        modules.update(&list[MOST..], usize::MAX);
         let last = list.last().unwrap();
         assert_eq!(path_of(&modules, last.bias + 0x1234), Some("/65999.so"));
     }
 
     #[test]
     fn an_unchanged_list_causes_no_change() {
-        let mut modules = Modules::default();
+        let mut modules = Confirmed::default();
         let list = loaded_modules(true).modules;
-        assert!(!modules.update(&list, false).is_empty() || cfg!(tracing_profiling_unsupported));
-        assert!(modules.update(&list, false).is_empty());
+        assert!(
+            !modules.update(&list, usize::MAX).is_empty() || cfg!(tracing_profiling_unsupported)
+        );
+        assert!(modules.update(&list, usize::MAX).is_empty());
     }
 
     #[test]

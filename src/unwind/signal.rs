@@ -143,7 +143,7 @@ mod tests {
     {
         let start = program.as_ptr() as u64;
         let mut unwinder = Unwinder::<M>::default();
-        unwinder.update(&[code(start..start + program.len() as u64)], false);
+        unwinder.update(&[code(start..start + program.len() as u64)], usize::MAX);
         let mut words = vec![0; WORDS as usize];
         // The handler's frame record, then the interrupted function's.
         let record = STACK + 8 * (WORDS - 4);

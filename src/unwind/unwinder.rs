@@ -80,7 +80,10 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         self.places.forget_changing();
         for _ in 0..MOST_TRIES {
             let Some(list) = self.listing.read() else { return };
-            self.update(&list.modules, list.has_unloaded);
+            self.update(&list.modules, list.first_new);
+            if !self.listing.is_outdated() {
+                self.modules.confirm();
+            }
         }
     }
 
@@ -94,7 +97,12 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         self.contested = self.modules.contested();
     }
 
-    /// It has ended: samples that are read from now on were taken after it began.
+    /// Some samples are left to be read next time.
+    pub(crate) fn leave_samples(&mut self) {
+        self.contested = 0;
+    }
+
+    /// It has ended: samples that are read from now on were taken after it began, unless some were left.
     pub(crate) fn end_reading(&mut self) {
         let contested = std::mem::take(&mut self.contested);
         if contested > 0 {
@@ -103,9 +111,9 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         }
     }
 
-    pub(super) fn update(&mut self, list: &[LoadedModule], has_unloaded: bool) {
+    pub(super) fn update(&mut self, list: &[LoadedModule], first_new: usize) {
         self.places = Places::default();
-        for change in self.modules.update(list, has_unloaded) {
+        for change in self.modules.update(list, first_new) {
             match change {
                 ModuleChange::Added(module) => self.machine.add_module(module),
                 ModuleChange::Removed(start) => self.machine.remove_module(start),

@@ -37,12 +37,13 @@ pub(crate) fn loaded_modules(with_files: bool) -> ModuleList {
         listing = listing.larger();
     }
     let mut modules: Vec<_> = listing.modules().collect();
+    let listed = modules.len();
     if !modules.iter().any(|module| module.is_vdso) {
         modules.extend(vdso());
     }
     let has_files = with_files && find_files(&mut modules);
-    let Listing { generation, unloads, .. } = listing;
-    ModuleList { generation, modules, unloads, has_files }
+    let Listing { generation, loads, unloads, .. } = listing;
+    ModuleList { generation, modules, listed, loads, unloads, has_files }
 }
 
 /// Finds the files of modules, and further modules: the loader does not list those of other namespaces (`dlmopen`). Returns
@@ -85,6 +86,7 @@ fn unlisted(other: OtherFile) -> Option<LoadedModule> {
 #[derive(Default)]
 struct Listing {
     generation: u64,
+    loads: u64,
     unloads: u64,
     found: Vec<Found>,
     /// The names of all modules, in turn.
@@ -115,7 +117,8 @@ impl Listing {
 
     fn add(&mut self, info: &libc::dl_phdr_info) {
         let name = name_of(info);
-        (self.generation, self.unloads) = (generation_of(info), info.dlpi_subs);
+        self.generation = generation_of(info);
+        (self.loads, self.unloads) = (info.dlpi_adds, info.dlpi_subs);
         self.modules_needed += 1;
         self.names_needed += name.len();
         if name.len() <= self.names.capacity() - self.names.len() {

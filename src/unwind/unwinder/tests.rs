@@ -75,7 +75,7 @@ fn unwinds_by_frame_pointers_where_there_are_no_tables() {
     }
     let mut unwinder = X86::default();
     let program = addresses_of(&OF_X86_64);
-    unwinder.update(&[code(program.clone())], false);
+    unwinder.update(&[code(program.clone())], usize::MAX);
     let ip = program.start + RUNNING;
     let registers = Registers::X86_64 { ip, sp: STACK_POINTER, bp: STACK_POINTER + 0x10 };
     let mut frames = Vec::new();
@@ -97,7 +97,7 @@ fn strips_the_signature_of_return_addresses_on_aarch64() {
     }
     let mut unwinder = Aarch64::default();
     let program = addresses_of(&OF_AARCH64);
-    unwinder.update(&[code(program.clone())], false);
+    unwinder.update(&[code(program.clone())], usize::MAX);
     let signature = 0x00a5 << 48;
     let (pc, return_address) = (program.start + RUNNING, program.start + AFTER_CALL);
     let registers = Registers::Aarch64 {
@@ -127,7 +127,7 @@ fn a_stack_longer_than_its_copy_is_cut() {
     }
     let mut unwinder = X86::default();
     let program = addresses_of(&OF_X86_64);
-    unwinder.update(&[code(program.clone())], false);
+    unwinder.update(&[code(program.clone())], usize::MAX);
     let ip = program.start + RUNNING;
     let registers = Registers::X86_64 { ip, sp: STACK_POINTER, bp: STACK_POINTER + 0x10 };
     let mut frames = Vec::new();
