@@ -526,8 +526,7 @@ impl Profile {
         Some((name, weight as f64 / ran_ns as f64))
     }
 
-    /// The share of the on-CPU time of the kept [`spans`](Self::spans) that the on-CPU samples represent, from 0 to 1. `None`
-    /// if that time is not known, or there was none.
+    /// The share of the kept [`spans`](Self::spans)' on-CPU time that samples represent, 0 to 1; `None` without such time.
     pub fn coverage(&self) -> Option<f64> {
         let ran_ns = self.least_on_cpu_ns();
         (ran_ns > 0).then(|| (self.weight_ns() as f64 / ran_ns as f64).min(1.0))
