@@ -467,6 +467,8 @@ fn a_loss_hides_kernel_time_of_the_spans_in_which_it_was() {
     setrlimit(Resource::Nofile, most).unwrap();
     let setup = with(Source::Perf);
     let read = || {
+        // Samples fall in user code alone, and without one there is no profile.
+        burn(20 * MS);
         let start = cpu_time::ThreadTime::now();
         read_zeros(|| start.elapsed() < 100 * MS);
     };
