@@ -536,18 +536,14 @@ fn a_library_in_the_place_of_another_has_its_own_names_and_tables() {
                 }
                 println!("{option}: {same} times at the same address, {points} samples");
                 assert!(same > 0 && points > 0);
-                assert!(one_after_the_other(&path, &plugins, is_renamed) > 0);
+                assert!(in_turn(&path, &plugins, is_renamed) > 0);
             }
         }
     });
 }
 
 /// Profiles of each while it is loaded. Returns how often the second one was at the address of the first.
-fn one_after_the_other(
-    path: &Path,
-    plugins: &[(&'static str, Vec<u8>)],
-    is_renamed: bool,
-) -> usize {
+fn in_turn(path: &Path, plugins: &[(&'static str, Vec<u8>)], is_renamed: bool) -> usize {
     let (setup, _log) = logged();
     let (mut same, mut at) = (0, 0);
     for (function, bytes) in plugins.iter().cycle().take(4) {

@@ -576,8 +576,7 @@ impl Collector {
             self.engine.spans.clock().refine();
             self.refined = now;
             self.check_signals();
-            let armed =
-                self.sampled.iter().map(|sampled| (&*sampled.sampled_thread, &*sampled.arming));
+            let armed = self.sampled.iter().map(|one| (&*one.sampled_thread, &*one.arming));
             self.source.check_silence(armed);
             self.check_budget(now);
             sys::read_filters();
