@@ -365,8 +365,10 @@ impl Observed {
 
     /// Returns whether it was pending, and has reported that.
     fn end(&mut self) -> bool {
-        let (waker, mut idle) = (self.waker.take(), std::mem::take(&mut self.idle));
-        let Some(waker) = waker else { return false };
+        let Some(waker) = self.waker.take() else { return false };
+        // Declared before what is dropped here, so that it is freed for no span.
+        let _uncounted = Uncounted::begin();
+        let (waker, mut idle) = (waker, std::mem::take(&mut self.idle));
         // Not in the child of a fork, where locks may be held forever.
         let Some(awaits) = waker.observer.awaits.get().filter(|awaits| awaits.is_here()) else {
             return false;
@@ -420,8 +422,12 @@ impl Idle {
 
     #[inline]
     fn note_idle_before(&mut self, awaits: &LayerAwaits, id: u64, now: u64) {
-        let before = awaits.spans.idle_until(id, now);
-        self.before.extend(before.map(|idle| (id, idle.all)));
+        let Some(idle) = awaits.spans.idle_until(id, now) else { return };
+        if self.before.len() == self.before.capacity() {
+            let _uncounted = Uncounted::begin();
+            self.before.reserve(1);
+        }
+        self.before.push((id, idle.all));
     }
 
     /// The future is polled or dropped. Returns whether it was pending.
