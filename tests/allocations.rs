@@ -427,3 +427,39 @@ fn what_a_field_allocates_does_not_count_and_hides_nothing() {
     let [span] = &kept[0].spans[..] else { panic!("{kept:?}") };
     assert_eq!(counts(span.times().own_allocations()), [60_000, 1, 60_000, 1]);
 }
+
+/// The wrapper notes how long its span and those around it were idle.
+#[test]
+fn the_wrapper_of_a_future_counts_for_no_span() {
+    use tracing_profiling::ProfiledExt;
+    let counts = |is_wrapped: bool| {
+        let setup = Setup::new("0ms");
+        setup.run(|| {
+            let _outer = info_span!("outer").entered();
+            let mut polls = 0;
+            let leaf = poll_fn(move |context| {
+                polls += 1;
+                _ = black_box(context.waker().clone());
+                if polls == 3 { Poll::Ready(()) } else { Poll::Pending }
+            });
+            let query = async { leaf.instrument(info_span!("query")).await };
+            let request = query.instrument(info_span!("request"));
+            let poll = |mut future: Pin<&mut dyn Future<Output = ()>>| {
+                while future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {}
+            };
+            match is_wrapped {
+                true => poll(std::pin::pin!(request.profiled())),
+                false => poll(std::pin::pin!(request)),
+            }
+        });
+        let kept = setup.kept();
+        let spans = kept.iter().flat_map(|kept| &kept.spans);
+        let counts = spans.map(|span| (span.name(), span.times().own_allocations()));
+        counts.collect::<HashMap<_, _>>()
+    };
+    // The registry and the thread allocate in the first one.
+    counts(false);
+    let (with, without) = (counts(true), counts(false));
+    assert!(without.len() == 3 && without.values().all(Option::is_some), "{without:?}");
+    assert_eq!(with, without);
+}
