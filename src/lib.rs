@@ -192,6 +192,7 @@ mod hangup;
 #[cfg(feature = "axum")]
 mod http;
 mod ids;
+mod inbox;
 mod interest;
 mod keep;
 mod layer;
@@ -209,7 +210,6 @@ mod refresh;
 mod sampler;
 mod self_test;
 mod span;
-mod stacks;
 mod stats;
 mod symbols;
 mod sys;

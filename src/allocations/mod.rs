@@ -6,55 +6,24 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use crossbeam::queue::ArrayQueue;
-
+use crate::inbox::{Amount, CopiedSample, HeapUse, Inbox, InboxCounters, LeafStacks};
 use crate::layers::Layers;
+use crate::profile::SampleKind;
 use crate::span::{InnermostSpan, Spans, find_aging_span, is_ignored};
-use crate::stacks::CopiedStack;
 use crate::stats::Counters;
-use crate::sys::{self, BlockPool, SampledAllocation, TrackedBlock, Waker};
+use crate::sys::{self, SampledAllocation, Waker};
 
-/// Samples that the collector has not read.
-const MOST_SAMPLES: usize = 1_024;
 /// Threads take fewer samples when about this many are waiting.
 const MANY_SAMPLES: usize = 256;
-/// The collector is woken when this many are waiting.
-const WAKE_AT: usize = 64;
 /// The memory for their stacks.
 const MOST_BYTES: usize = 8 << 20;
-
-/// A sampled allocation, for the collector.
-#[derive(Debug)]
-pub(crate) struct AllocationSample {
-    /// The span that it belongs to, if that is old.
-    pub(crate) span: Option<InnermostSpan>,
-    pub(crate) heap: HeapUse,
-    /// In ticks: the collector converts them.
-    at: u64,
-    /// The allocations that it represents, and their bytes.
-    pub(crate) count: u64,
-    pub(crate) bytes: u64,
-    pub(crate) stack: Option<CopiedStack>,
-}
-
-/// What a sample is for the live heap.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum HeapUse {
-    /// Nothing: the live heap is not tracked, or another layer tracks it.
-    None,
-    /// Too many sampled blocks are in use.
-    NotTracked,
-    Tracked(TrackedBlock),
-}
 
 /// The state of a layer that the allocator uses.
 #[derive(Debug)]
 pub(crate) struct LayerAllocations {
     spans: Arc<Spans>,
     counters: Arc<Counters>,
-    pool: BlockPool,
-    samples: ArrayQueue<AllocationSample>,
-    waker: Waker,
+    pub(crate) inbox: Inbox,
     is_active: AtomicBool,
     is_over_budget: AtomicBool,
     settings: AllocationSettings,
@@ -72,6 +41,18 @@ pub(crate) struct AllocationSettings {
 }
 
 static LAYERS: Layers<LayerAllocations> = Layers::new();
+
+fn own_counters(Counters { allocations, .. }: &Counters) -> InboxCounters<'_> {
+    InboxCounters {
+        held: &allocations.sampled,
+        unreadable: &allocations.off_stack,
+        dropped_memory: &allocations.dropped_memory,
+        dropped_queue_full: &allocations.dropped_queue_full,
+        dropped_over_budget: &allocations.dropped_over_budget,
+        dropped_pending_full: &allocations.dropped_pending_full,
+    }
+}
+
 /// The number of the layer that tracks the live heap, or 0.
 static HEAP_LAYER: AtomicU32 = AtomicU32::new(0);
 /// Instead of a layer's number: one begins or ends at this moment.
@@ -152,9 +133,11 @@ impl LayerAllocations {
         settings: AllocationSettings,
     ) -> Arc<Self> {
         let new = Arc::new(Self {
-            pool: BlockPool::new(MOST_BYTES),
-            samples: ArrayQueue::new(MOST_SAMPLES),
-            waker,
+            inbox: Inbox::new(
+                (Arc::clone(&counters), own_counters),
+                (waker, Waker::wake),
+                MOST_BYTES,
+            ),
             is_active: AtomicBool::new(false),
             is_over_budget: AtomicBool::new(false),
             settings,
@@ -200,7 +183,7 @@ impl LayerAllocations {
     }
 
     fn is_active(&self) -> bool {
-        self.is_active.load(Ordering::Relaxed) && self.pool.is_here()
+        self.is_active.load(Ordering::Relaxed) && self.inbox.is_here()
     }
 
     /// Whether it is to track the live heap.
@@ -229,7 +212,7 @@ impl LayerAllocations {
     fn behind(&self) -> f64 {
         match self.is_over_budget.load(Ordering::Relaxed) {
             true => 1.0,
-            false => (self.waiting() as f64 / MANY_SAMPLES as f64).min(1.0),
+            false => (self.inbox.waiting() as f64 / MANY_SAMPLES as f64).min(1.0),
         }
     }
 
@@ -238,65 +221,42 @@ impl LayerAllocations {
         self.is_over_budget.store(is_over, Ordering::Relaxed);
     }
 
-    /// The time of a sample: `CLOCK_MONOTONIC_RAW` in nanoseconds.
-    pub(crate) fn time_ns(&self, sample: &AllocationSample) -> u64 {
-        self.spans.clock().raw_ns(sample.at)
-    }
-
     fn take(&self, span: Option<InnermostSpan>, heap: HeapUse, allocation: &SampledAllocation) {
-        let counters = &self.counters.allocations;
+        let dropped = self.inbox.counters().dropped_queue_full;
         // Checked before: a span must not be promised samples that it will not have.
         let promised =
-            span.filter(|span| !self.samples.is_full() && self.spans.report_allocation(span));
+            span.filter(|span| !self.inbox.is_full() && self.spans.report_allocation(span));
         if promised.is_none() && span.is_some() {
-            Counters::add(&counters.dropped_queue_full, 1);
+            Counters::add(dropped, 1);
             if heap == HeapUse::None {
                 return;
             }
         }
         let live = allocation.stack(self.settings.stack_bytes);
-        let stack =
-            live.as_ref().and_then(|live| CopiedStack::new(&self.pool, None, live, usize::MAX));
-        if stack.is_none() {
-            let why = if live.is_none() { &counters.off_stack } else { &counters.dropped_memory };
-            Counters::add(why, 1);
-        }
-        let sample = AllocationSample {
+        let last = self.inbox.copy(None, live.as_ref(), usize::MAX);
+        let at = self.spans.clock().now();
+        let is_pushed = self.inbox.push(CopiedSample {
             span: promised,
+            amounts: [
+                Amount { kind: SampleKind::AllocatedBytes, at, weight: allocation.bytes },
+                Amount { kind: SampleKind::Allocations, at, weight: allocation.count },
+            ],
+            largest: u64::MAX,
+            stacks: LeafStacks { last, before: None },
+            behind: None,
             heap,
-            at: self.spans.clock().now(),
-            count: allocation.count,
-            bytes: allocation.bytes,
-            stack,
-        };
-        if self.samples.push(sample).is_err() {
+        });
+        if !is_pushed {
             // Once for each sample.
-            Counters::add(&counters.dropped_queue_full, u64::from(promised == span));
+            Counters::add(dropped, u64::from(promised == span));
             if matches!(heap, HeapUse::Tracked(_)) {
                 allocation.untrack();
             }
         }
-        // While it is over its budget, samples are rare, and it has to see that it no longer is.
-        if self.samples.len() >= WAKE_AT || self.is_over_budget.load(Ordering::Relaxed) {
-            self.waker.wake();
+        // Samples are rare then, and the collector has to see that it no longer is.
+        if self.is_over_budget.load(Ordering::Relaxed) {
+            self.inbox.wake();
         }
-    }
-
-    /// How many samples the collector has not read.
-    pub(crate) fn waiting(&self) -> usize {
-        self.samples.len()
-    }
-
-    /// The next sample for the collector.
-    pub(crate) fn next(&self) -> Option<AllocationSample> {
-        self.samples.pop()
-    }
-}
-
-#[cfg(test)]
-impl AllocationSample {
-    pub(crate) fn for_test(heap: HeapUse, count: u64, bytes: u64) -> Self {
-        Self { span: None, heap, at: 0, count, bytes, stack: None }
     }
 }
 

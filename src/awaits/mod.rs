@@ -13,5 +13,4 @@ mod shared;
 pub mod tower;
 
 pub use future::{Profiled, ProfiledExt};
-pub(crate) use place::LeafStacks;
-pub(crate) use shared::{AwaitSample, LayerAwaits, forget_all};
+pub(crate) use shared::{LayerAwaits, forget_all};

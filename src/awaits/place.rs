@@ -1,8 +1,9 @@
 //! In which span a future is pending, and at which leaves.
 
+use std::sync::atomic::AtomicU64;
+
+use crate::inbox::LeafStacks;
 use crate::span::{InnermostSpan, Spans};
-use crate::stacks::CopiedStack;
-use crate::stats::Counters;
 
 /// Where the future is.
 #[derive(Debug, Default)]
@@ -12,29 +13,6 @@ pub(super) struct AwaitPlace {
     pub(super) around: Vec<InnermostSpan>,
     pub(super) stacks: LeafStacks,
     pub(super) carried: Option<Carried>,
-}
-
-/// The stacks of the last leaves that cloned the waker in one poll.
-#[derive(Debug, Default)]
-pub(crate) struct LeafStacks {
-    pub(crate) last: Option<CopiedStack>,
-    /// The one before, in the same span: a timeout polls its timer last, and what it limits before.
-    pub(crate) before: Option<CopiedStack>,
-}
-
-impl LeafStacks {
-    /// A copy, of what there is memory for.
-    pub(super) fn duplicate(&self, counters: &Counters) -> Self {
-        let duplicate = |stack: &Option<CopiedStack>| {
-            let stack = stack.as_ref()?;
-            let copy = stack.duplicate();
-            if copy.is_none() {
-                Counters::add(&counters.awaits.dropped_memory, 1);
-            }
-            copy
-        };
-        Self { last: duplicate(&self.last), before: duplicate(&self.before) }
-    }
 }
 
 /// One sample for all awaits of a span that is young, in case it is kept. Each await is the one whose stack it has with
@@ -55,14 +33,14 @@ pub(super) struct Carried {
 }
 
 impl AwaitPlace {
-    /// The carried sample, with its stacks, if it is one that is asked for.
+    /// The carried sample, with its stacks, if it is one that is asked for. `lost` counts stacks without memory.
     pub(super) fn take_carried(
         &mut self,
         is_it: impl FnOnce(&mut Carried) -> bool,
-        counters: &Counters,
+        lost: &AtomicU64,
     ) -> Option<Carried> {
         let mut carried = self.carried.take_if(is_it)?;
-        carried.stacks = carried.stacks.take().or_else(|| Some(self.stacks.duplicate(counters)));
+        carried.stacks = carried.stacks.take().or_else(|| Some(self.stacks.duplicate(lost)));
         Some(carried)
     }
 

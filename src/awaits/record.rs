@@ -7,13 +7,14 @@ use std::task::{Context, Poll, RawWakerVTable};
 
 use parking_lot::Mutex;
 
-use super::place::{AwaitPlace, Carried, LeafStacks, mixed};
-use super::shared::{AwaitSample, LayerAwaits, ListedAt, SharedAwaits, activity};
+use super::place::{AwaitPlace, Carried, mixed};
+use super::shared::{LayerAwaits, ListedAt, SAMPLE_NS, SharedAwaits, activity};
+use crate::inbox::{Amount, CopiedSample, HeapUse, LeafStacks};
+use crate::profile::SampleKind;
 use crate::span::{
     InnermostSpan, ObservedPoll, RegistryId, SpanKey, Spans, explain_idle, innermost_span,
     is_ignored, last_long_segment, spans_created,
 };
-use crate::stats::Counters;
 use crate::sys::{self, LiveStack, TaskWaker, Uncounted, WakerObserver};
 
 /// The part of a future's state that its wakers and the collector use.
@@ -56,7 +57,7 @@ impl LayerAwaits {
             let spans = [carried.span, carried.outermost];
             spans.iter().any(|span| span.layer == layer && span.key == kept)
         };
-        let carried = place.take_carried(is_in, &self.counters);
+        let carried = place.take_carried(is_in, self.inbox.counters().dropped_memory);
         drop(place);
         _ = CARRIER.try_with(|cell| cell.set(Some(carrier)));
         carried.map_or(0, |carried| u64::from(self.send(carried)))
@@ -77,20 +78,28 @@ impl LayerAwaits {
         let span = if spans.is_open_span(&span) { span } else { outermost };
         let is_reported = spans.report_await(&span);
         if is_reported {
-            let clock = spans.clock();
-            self.push(AwaitSample {
-                span,
-                since_ns: clock.raw_ns(since),
-                await_ns: clock.ns(awaited),
-                woken_ns: clock.raw_ns(woken_at),
-                delay_ns: clock.ns(delayed),
-                stacks: stacks.unwrap_or_default(),
-                is_merged,
-                behind: None,
-            });
+            let amounts = [(since, awaited), (woken_at, delayed)];
+            let amounts = amounts.map(|(at, ticks)| (at, spans.clock().ns(ticks)));
+            let sample = await_sample(span, amounts, stacks.unwrap_or_default());
+            let largest = if is_merged { SAMPLE_NS } else { u64::MAX };
+            self.push(CopiedSample { largest, ..sample });
         }
         is_reported
     }
+}
+
+/// The sample of an await and of the delay after it: when each began in ticks, and the nanoseconds that it represents.
+fn await_sample(
+    span: InnermostSpan,
+    [(since, await_ns), (woken_at, delay_ns)]: [(u64, u64); 2],
+    stacks: LeafStacks,
+) -> CopiedSample {
+    let amounts = [
+        Amount { kind: SampleKind::Await, at: since, weight: await_ns },
+        Amount { kind: SampleKind::Delay, at: woken_at, weight: delay_ns },
+    ];
+    let (largest, heap) = (u64::MAX, HeapUse::None);
+    CopiedSample { span: Some(span), amounts, largest, stacks, behind: None, heap }
 }
 
 static VTABLE: RawWakerVTable = RawWakerVTable::new(
@@ -161,13 +170,7 @@ impl WakerObserver for FutureRecord {
         let reused = before.take();
         *before = if is_same { last.take() } else { None };
         let reused = reused.or_else(|| last.take());
-        *last = match stack {
-            Some(stack) => awaits.copy(reused, stack),
-            None => {
-                Counters::add(&awaits.counters.awaits.unreadable, 1);
-                None
-            }
-        };
+        *last = awaits.copy(reused, stack);
     }
 
     /// What wakes itself need not clone the waker.
@@ -212,7 +215,7 @@ impl FutureRecord {
         &self,
         awaits: &LayerAwaits,
         is_wanted: impl Fn(&InnermostSpan) -> bool,
-    ) -> Option<AwaitSample> {
+    ) -> Option<(InnermostSpan, CopiedSample)> {
         let since = self.pending_since.load(Ordering::Relaxed);
         let woken_at = self.woken_at.load(Ordering::Relaxed);
         if since == 0 {
@@ -221,7 +224,7 @@ impl FutureRecord {
         let place = self.place.lock();
         let span = place.open_span(&awaits.spans).filter(is_wanted)?;
         let stacks = match place.span == Some(span) {
-            true => place.stacks.duplicate(&awaits.counters),
+            true => place.stacks.duplicate(awaits.inbox.counters().dropped_memory),
             false => LeafStacks::default(),
         };
         drop(place);
@@ -231,16 +234,8 @@ impl FutureRecord {
         }
         let (clock, now) = (awaits.spans.clock(), awaits.now().max(since));
         let woken = if woken_at == 0 { now } else { woken_at.clamp(since, now) };
-        Some(AwaitSample {
-            span,
-            since_ns: clock.raw_ns(since),
-            await_ns: clock.ns(woken - since),
-            woken_ns: clock.raw_ns(woken),
-            delay_ns: clock.ns(now - woken),
-            stacks,
-            is_merged: false,
-            behind: None,
-        })
+        let amounts = [(since, clock.ns(woken - since)), (woken, clock.ns(now - woken))];
+        Some((span, await_sample(span, amounts, stacks)))
     }
 }
 
@@ -537,8 +532,9 @@ impl Idle {
             return;
         }
         let is_inside = |carried: &mut Carried| carried.outermost.key == outermost.key;
-        let carried = place.take_carried(is_inside, &awaits.counters);
-        let stacks = place.stacks.duplicate(&awaits.counters);
+        let lost = awaits.inbox.counters().dropped_memory;
+        let carried = place.take_carried(is_inside, lost);
+        let stacks = place.stacks.duplicate(lost);
         drop(place);
         _ = carried.map(|carried| awaits.send(carried));
         if !awaits.spans.report_await(&span) {
@@ -552,17 +548,9 @@ impl Idle {
                 let overlap = last.to.min(now).saturating_sub(last.from.max(woken_at));
                 overlap > (now - woken_at) / 2
             });
-        let clock = awaits.spans.clock();
-        awaits.push(AwaitSample {
-            span,
-            since_ns: clock.raw_ns(since),
-            await_ns: awaits.weight_ns(await_weight),
-            woken_ns: clock.raw_ns(woken_at),
-            delay_ns: awaits.weight_ns(delay_weight),
-            stacks,
-            is_merged: false,
-            behind: behind.map(|last| last.plan),
-        });
+        let amounts = [(since, await_weight), (woken_at, delay_weight)];
+        let sample = await_sample(span, amounts.map(|(at, it)| (at, awaits.weight_ns(it))), stacks);
+        awaits.push(CopiedSample { behind: behind.map(|last| last.plan), ..sample });
     }
 
     /// The time that an await (0) or a delay (1) of that length represents as a sample, in ticks: its length if it is

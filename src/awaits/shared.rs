@@ -6,88 +6,36 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use crossbeam::queue::ArrayQueue;
 use crossbeam::utils::CachePadded;
 use parking_lot::Mutex;
 
-use super::place::LeafStacks;
 use super::record::FutureRecord;
 use super::room::{LONG, MOST_VISITED, PASS_INTERVAL, StackRoom};
+use crate::inbox::{CopiedSample, CopiedStack, Inbox, InboxCounters};
 use crate::layers::Layers;
-use crate::profile::SampleKind;
 use crate::span::{InnermostSpan, Spans};
-use crate::stacks::CopiedStack;
 use crate::stats::Counters;
 use crate::sys::{
-    BlockPool, LiveStack, STRIPES, Stripe, Striped, TaskWaker, Uncounted, WORDS, Waker, own_stripe,
+    LiveStack, STRIPES, Stripe, Striped, TaskWaker, Uncounted, WORDS, Waker, own_stripe,
 };
 
 /// An await of this length becomes a sample of its own. A shorter one becomes a sample of this length with the
 /// probability of its share in it.
-const SAMPLE_NS: u64 = 10_000_000;
+pub(super) const SAMPLE_NS: u64 = 10_000_000;
 const SAMPLE: Duration = Duration::from_nanos(SAMPLE_NS);
 /// Idle time is added to the accounts of spans in portions of at least this length.
 const PORTION: Duration = Duration::from_micros(50);
-/// Awaits that the collector has not read.
-const MOST_SAMPLES: usize = 512;
-/// The collector is woken when this many are waiting. Their number makes the wake rare.
-const WAKE_AT: usize = 64;
 /// Of more, the stacks are not read at once.
 const MOST_PRESENT: usize = 1_000;
-
-/// An await of a future in an old span, for the collector.
-#[derive(Debug)]
-pub(crate) struct AwaitSample {
-    pub(crate) span: InnermostSpan,
-    /// When the await began: `CLOCK_MONOTONIC_RAW` in nanoseconds.
-    pub(crate) since_ns: u64,
-    /// The time that it represents as an await; 0 if none.
-    pub(crate) await_ns: u64,
-    /// When it was woken.
-    pub(crate) woken_ns: u64,
-    /// The time that it represents as a scheduling delay; 0 if none.
-    pub(crate) delay_ns: u64,
-    pub(crate) stacks: LeafStacks,
-    /// It represents several awaits, of which some may be long.
-    pub(crate) is_merged: bool,
-    /// The plan of the span that was on the thread that polled it too late.
-    pub(crate) behind: Option<u64>,
-}
-
-impl AwaitSample {
-    /// The await and the delay, as far as there are such: the kind, the start and the time that it represents.
-    pub(crate) fn parts(&self) -> impl Iterator<Item = (SampleKind, u64, u64)> + use<> {
-        let parts = [
-            (SampleKind::Await, self.since_ns, self.await_ns),
-            (SampleKind::Delay, self.woken_ns, self.delay_ns),
-        ];
-        // What represents others is no longer than [`SAMPLE`], so that it is not taken for a long one.
-        let is_merged = self.is_merged;
-        parts.into_iter().filter(|(_, _, all_ns)| *all_ns > 0).flat_map(
-            move |(kind, at_ns, all_ns)| {
-                const MOST: u64 = 1_000;
-                let count = if is_merged { all_ns.div_ceil(SAMPLE_NS).min(MOST) } else { 1 };
-                let each_ns = all_ns / count.max(1);
-                (0..count).map(move |number| {
-                    let rest_ns = if number == 0 { all_ns - each_ns * count } else { 0 };
-                    (kind, at_ns, each_ns + rest_ns)
-                })
-            },
-        )
-    }
-}
 
 /// The state of a layer that its wrapped futures use.
 #[derive(Debug)]
 pub(crate) struct LayerAwaits {
     pub(super) spans: Arc<Spans>,
-    pub(super) counters: Arc<Counters>,
-    pool: BlockPool,
+    pub(crate) inbox: Inbox,
     pub(super) room: StackRoom,
-    samples: ArrayQueue<AwaitSample>,
     /// By the part of the thread on which a future was first pending.
     pending: [CachePadded<Mutex<Listed>>; STRIPES],
-    waker: Waker,
     is_active: AtomicBool,
     /// The constants of these names, in ticks.
     pub(super) sample: u64,
@@ -134,6 +82,17 @@ const ONE_CHANGE: u64 = 1 << 32;
 
 static LAYERS: Layers<Striped<LayerAwaits>> = Layers::new();
 
+fn own_counters(Counters { awaits, .. }: &Counters) -> InboxCounters<'_> {
+    InboxCounters {
+        held: &awaits.captured,
+        unreadable: &awaits.unreadable,
+        dropped_memory: &awaits.dropped_memory,
+        dropped_queue_full: &awaits.dropped_queue_full,
+        dropped_over_budget: &awaits.dropped_over_budget,
+        dropped_pending_full: &awaits.dropped_pending_full,
+    }
+}
+
 /// The state of a layer, as a future keeps it.
 pub(super) type SharedAwaits = Arc<Stripe<LayerAwaits>>;
 
@@ -162,15 +121,12 @@ impl LayerAwaits {
     ) -> Arc<Striped<Self>> {
         let clock = spans.clock();
         let awaits = Arc::new(Striped::new(Self {
-            pool: BlockPool::new(most_bytes),
+            inbox: Inbox::new((counters, own_counters), (waker, Waker::wake_soon), most_bytes),
             room: StackRoom::default(),
-            samples: ArrayQueue::new(MOST_SAMPLES),
             pending: array::from_fn(|_| CachePadded::default()),
-            waker,
             is_active: AtomicBool::new(false),
             sample: clock.ticks(SAMPLE),
             portion: clock.ticks(PORTION),
-            counters,
             spans,
         }));
         LAYERS.add(awaits.spans.layer(), &awaits);
@@ -212,7 +168,7 @@ impl LayerAwaits {
 
     /// False in the child of a fork, where its locks may be held forever.
     pub(super) fn is_here(&self) -> bool {
-        self.pool.is_here()
+        self.inbox.is_here()
     }
 
     /// The rules have changed: futures outside of all profiled spans check again.
@@ -236,14 +192,11 @@ impl LayerAwaits {
     pub(super) fn copy(
         &self,
         reused: Option<CopiedStack>,
-        stack: &LiveStack,
+        stack: Option<&LiveStack>,
     ) -> Option<CopiedStack> {
-        let copy = CopiedStack::new(&self.pool, reused, stack, self.room.most_bytes());
-        if copy.is_none() {
-            Counters::add(&self.counters.awaits.dropped_memory, 1);
-            if self.room.note_full() {
-                self.waker.wake_soon();
-            }
+        let copy = self.inbox.copy(reused, stack, self.room.most_bytes());
+        if copy.is_none() && stack.is_some() && self.room.note_full() {
+            self.inbox.wake();
         }
         copy
     }
@@ -252,7 +205,7 @@ impl LayerAwaits {
     pub(crate) fn make_room(&self) {
         let clock = self.spans.clock();
         let now = clock.now();
-        if !self.room.begin_pass(&self.pool, now, clock.ticks(PASS_INTERVAL)) {
+        if !self.room.begin_pass(self.inbox.pool(), now, clock.ticks(PASS_INTERVAL)) {
             return;
         }
         let before = now.saturating_sub(clock.ticks(LONG));
@@ -260,13 +213,13 @@ impl LayerAwaits {
         let mut visited = 0;
         for part in (0..STRIPES).map(|part| (first + part) % STRIPES) {
             self.room.next_part.store(part, Ordering::Relaxed);
-            if visited >= MOST_VISITED || self.room.has_enough(&self.pool) {
+            if visited >= MOST_VISITED || self.room.has_enough(self.inbox.pool()) {
                 break;
             }
             let futures = self.pending.get(part).map(|list| list.lock().all()).unwrap_or_default();
             visited += futures.len();
             let taken = futures.iter().map(|future| future.observer.take_back(before)).sum();
-            Counters::add(&self.counters.awaits.dropped_memory, taken);
+            Counters::add(self.inbox.counters().dropped_memory, taken);
         }
     }
 
@@ -277,23 +230,11 @@ impl LayerAwaits {
         Some(Duration::from_nanos(clock.ns(ticks)))
     }
 
-    pub(super) fn push(&self, sample: AwaitSample) {
-        if self.samples.push(sample).is_err() {
-            Counters::add(&self.counters.awaits.dropped_queue_full, 1);
+    /// Sends a sample of an await and of the delay after it, in ticks.
+    pub(super) fn push(&self, sample: CopiedSample) {
+        if !self.inbox.push(sample) {
+            Counters::add(self.inbox.counters().dropped_queue_full, 1);
         }
-        if self.samples.len() >= WAKE_AT {
-            self.waker.wake_soon();
-        }
-    }
-
-    /// How many samples the collector has not read.
-    pub(crate) fn waiting(&self) -> usize {
-        self.samples.len()
-    }
-
-    /// The next sample for the collector.
-    pub(crate) fn take(&self) -> Option<AwaitSample> {
-        self.samples.pop()
     }
 
     /// A future is pending in a span, and can be asked what it awaits from now on.
@@ -313,7 +254,10 @@ impl LayerAwaits {
     }
 
     /// What pending futures await now whose spans are wanted, at most [`MOST_PRESENT`].
-    pub(crate) fn present(&self, is_wanted: impl Fn(&InnermostSpan) -> bool) -> Vec<AwaitSample> {
+    pub(crate) fn present(
+        &self,
+        is_wanted: impl Fn(&InnermostSpan) -> bool,
+    ) -> Vec<(InnermostSpan, CopiedSample)> {
         let futures = self.pending.iter().flat_map(|list| list.lock().all());
         let present = futures.filter_map(|future| future.observer.present(self, &is_wanted));
         present.take(MOST_PRESENT).collect()

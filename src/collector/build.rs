@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use super::awaits::PresentAwait;
+use super::copied::PresentAwait;
 use super::engine::Engine;
 use super::pending::Pending;
 use super::stack::Stack;

@@ -2,17 +2,18 @@
 
 use std::sync::Arc;
 
-use super::allocations::AllocationReader;
-use super::awaits::AwaitReader;
 use super::budget::Share;
+use super::heap::Heap;
 use super::limits::Limits;
-use super::pending::Pending;
+use super::pending::{Pending, PendingWait};
+use super::stack::{Stack, Waited};
 use crate::allocations::{AllocationSettings, LayerAllocations};
 use crate::awaits::LayerAwaits;
-use crate::span::Spans;
-use crate::stacks::CopiedStack;
+use crate::inbox::{Amount, CopiedSample, CopiedStack, Inbox, InboxCounters, LeafStacks};
+use crate::profile::SampleKind;
+use crate::span::{InnermostSpan, SpanKey, Spans};
 use crate::stats::Counters;
-use crate::sys::{self, Striped, Waker};
+use crate::sys::{self, Clock, Striped, Waker};
 use crate::unwind::{ModuleAddress, UnwindEnd, Unwinder};
 
 /// Where the threads of the program leave these samples.
@@ -45,23 +46,58 @@ impl CopiedSamples {
     }
 }
 
+/// The CPU budget for unwinding the samples of an inbox: 50 ms at once, and 2 % of a core after that.
+const UNWINDING: Share = Share::new(2, 50_000_000);
+/// Where the budget for samples is unlimited.
+const UNLIMITED: Share = Share::new(100, i64::MAX);
+/// The assumed cost where CPU time cannot be read.
+const A_STACK_NS: u64 = 20_000;
+
 /// The collector's side of them.
 #[derive(Debug)]
 pub(super) struct CopiedReader {
-    pub(super) awaits: AwaitReader,
-    pub(super) allocations: AllocationReader,
+    for_awaits: Share,
+    for_allocations: Share,
+    pub(super) heap: Heap,
+    /// What futures await now, for snapshots of open spans.
+    pub(super) present: Vec<(InnermostSpan, CopiedSample)>,
 }
 
 impl CopiedReader {
     /// With a budget of CPU time, or without.
     pub(super) fn new(is_limited: bool) -> Self {
-        Self { awaits: AwaitReader::new(), allocations: AllocationReader::new(is_limited) }
+        let for_allocations = if is_limited { UNWINDING } else { UNLIMITED };
+        let (heap, present) = (Heap::default(), Vec::new());
+        Self { for_awaits: UNWINDING, for_allocations, heap, present }
     }
 
     /// Reads all that have been sent.
     pub(super) fn read(&mut self, samples: &CopiedSamples, target: &mut ReadTarget<'_>) {
-        self.awaits.read(&samples.awaits, target);
-        self.allocations.read(&samples.allocations, target);
+        let CopiedSamples { awaits, allocations } = samples;
+        target.read(&awaits.inbox, &mut self.for_awaits, &mut self.heap);
+        target.read(&allocations.inbox, &mut self.for_allocations, &mut self.heap);
+        allocations.set_over_budget(!self.for_allocations.has_budget(target.now_ns));
+    }
+
+    /// The awaits in `present`, unwound.
+    pub(super) fn unwind_present(
+        &self,
+        unwinder: &mut Unwinder,
+        most_frames: usize,
+        clock: &Clock,
+    ) -> Vec<PresentAwait> {
+        let unwind = |(span, sample): &(InnermostSpan, CopiedSample)| {
+            let (span, mut stack) = (span.key, unwound(sample, unwinder, most_frames));
+            let present = sample.parts().map(|Amount { kind, at, weight }| {
+                if kind == SampleKind::Delay {
+                    stack.waited = Some(Waited::Scheduling(sample.behind));
+                }
+                let (since_ns, stack) = (clock.raw_ns(at), stack.clone());
+                PresentAwait { span, kind, since_ns, duration_ns: weight, stack }
+            });
+            present.collect::<Vec<_>>()
+        };
+        self.present.iter().flat_map(unwind).collect()
     }
 }
 
@@ -70,34 +106,25 @@ pub(super) struct ReadTarget<'a> {
     pub(super) unwinder: &'a mut Unwinder,
     pub(super) pending: &'a mut Pending,
     pub(super) counters: &'a Counters,
+    pub(super) clock: &'a Clock,
     pub(super) most_frames: usize,
     pub(super) round: u64,
     /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
     pub(super) now_ns: u64,
 }
 
-/// The CPU budget for unwinding the samples of a kind: 50 ms at once, and 2 % of a core after that.
-pub(super) const UNWINDING: Share = Share::new(2, 50_000_000);
-/// The assumed cost where CPU time cannot be read.
-const A_STACK_NS: u64 = 20_000;
-
 impl ReadTarget<'_> {
-    /// Reads the samples that are `waiting`; those that are sent from now on are read in the next round. `add` gets each
-    /// of them, and whether there is any budget left to unwind it.
-    pub(super) fn read_all<T>(
-        &mut self,
-        waiting: usize,
-        next: impl Fn() -> Option<T>,
-        left: &mut Share,
-        mut add: impl FnMut(&T, bool, &mut Self),
-    ) {
+    /// Reads the samples that are waiting; those that are sent from now on are read in the next round. `left` is the budget
+    /// for their stacks.
+    fn read(&mut self, inbox: &Inbox, left: &mut Share, heap: &mut Heap) {
+        let waiting = inbox.waiting();
         if waiting == 0 {
             return;
         }
         self.unwinder.refresh();
         let mut start = sys::thread_cpu_ns();
-        for sample in std::iter::from_fn(next).take(waiting) {
-            add(&sample, left.has_budget(self.now_ns), self);
+        for sample in std::iter::from_fn(|| inbox.take()).take(waiting) {
+            self.add(sample, left.has_budget(self.now_ns), inbox, heap);
             let now = sys::thread_cpu_ns();
             let took = now.zip(start).and_then(|(now, start)| now.checked_sub(start));
             left.spend(took.unwrap_or(A_STACK_NS));
@@ -105,18 +132,78 @@ impl ReadTarget<'_> {
             start = now;
         }
     }
+
+    fn add(&mut self, mut sample: CopiedSample, has_budget: bool, inbox: &Inbox, heap: &mut Heap) {
+        let counters = inbox.counters();
+        if !has_budget && sample.stacks.last.is_some() {
+            Counters::add(counters.dropped_over_budget, 1);
+            sample.stacks = LeafStacks::default();
+        }
+        let mut stack = unwound(&sample, self.unwinder, self.most_frames);
+        heap.add(&sample, &stack, self.counters);
+        for Amount { kind, at, weight } in sample.parts() {
+            if kind == SampleKind::Delay {
+                stack.waited = Some(Waited::Scheduling(sample.behind));
+            }
+            let Some(span) = sample.span else { continue };
+            let time_ns = self.clock.raw_ns(at);
+            let wait = PendingWait { kind, time_ns, weight, stack: 0, thread: u32::MAX };
+            let is_held = self.pending.add_wait(span.key, wait, None, &stack, self.round);
+            // An allocation has two parts.
+            if kind != SampleKind::Allocations {
+                let InboxCounters { held, dropped_pending_full, .. } = counters;
+                Counters::add(if is_held { held } else { dropped_pending_full }, 1);
+            }
+        }
+    }
 }
 
-/// The frames above the function that copied the stack.
-pub(super) fn unwind_copy(
-    copy: &CopiedStack,
-    unwinder: &mut Unwinder,
-    most_frames: usize,
-    frames: &mut Vec<ModuleAddress>,
-) -> UnwindEnd {
-    let end = unwinder.unwind(copy.registers(), copy.words(), most_frames, frames);
-    if !frames.is_empty() {
-        frames.remove(0);
+/// Adds idle time of a future that is not observed. Returns false if there is no memory for it; it stays unexplained.
+pub(super) fn add_idle(
+    pending: &mut Pending,
+    span: SpanKey,
+    time_ns: u64,
+    duration_ns: u64,
+    round: u64,
+) -> bool {
+    let stack = Stack { waited: Some(Waited::NotObserved), ..Stack::new() };
+    let (kind, thread) = (SampleKind::Await, u32::MAX);
+    let wait = PendingWait { kind, time_ns, weight: duration_ns, stack: 0, thread };
+    pending.add_wait(span, wait, None, &stack, round)
+}
+
+/// An await that has not ended, with its stack.
+#[derive(Debug)]
+pub(super) struct PresentAwait {
+    pub(super) span: SpanKey,
+    pub(super) kind: SampleKind,
+    pub(super) since_ns: u64,
+    pub(super) duration_ns: u64,
+    pub(super) stack: Stack,
+}
+
+/// The stack of an allocation, or that of a leaf future up to the poll of the wrapper, and of the leaf before, if there is
+/// one.
+pub(super) fn unwound(sample: &CopiedSample, unwinder: &mut Unwinder, most_frames: usize) -> Stack {
+    let [Amount { kind, .. }, _] = sample.amounts;
+    let mut unwind = |copy: &CopiedStack, frames: &mut Vec<ModuleAddress>| {
+        let end = unwinder.unwind(copy.registers(), copy.words(), most_frames, frames);
+        // A copy of all of it ends in the wrapper.
+        let is_whole = kind == SampleKind::Await && !copy.is_part() && frames.len() < most_frames;
+        // Without the function that copied it.
+        if !frames.is_empty() {
+            frames.remove(0);
+        }
+        if end == UnwindEnd::Cut && is_whole { UnwindEnd::Root } else { end }
+    };
+    let mut stack = Stack::new();
+    match &sample.stacks.last {
+        Some(last) => stack.end = unwind(last, &mut stack.frames),
+        None if kind == SampleKind::Await => stack.waited = Some(Waited::NotCopied),
+        None => stack.waited = Some(Waited::AllocationNotCopied),
     }
-    end
+    if let (Some(before), true) = (&sample.stacks.before, sample.stacks.last.is_some()) {
+        unwind(before, &mut stack.other);
+    }
+    stack
 }

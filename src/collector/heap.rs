@@ -12,8 +12,8 @@ use super::command::Command;
 use super::engine::Engine;
 use super::run::Collector;
 use super::stack::{Stack, Waited};
-use crate::allocations::{AllocationSample, HeapUse};
 use crate::ids::ProfileId;
+use crate::inbox::{CopiedSample, HeapUse};
 use crate::profile::{Profile, SampleKind};
 use crate::publish::{Job, Question, ReplyWith};
 use crate::stats::Counters;
@@ -90,12 +90,13 @@ impl Heap {
     }
 
     /// Adds a sample with its unwound stack.
-    pub(super) fn add(&mut self, sample: &AllocationSample, stack: &Stack, counters: &Counters) {
+    pub(super) fn add(&mut self, sample: &CopiedSample, stack: &Stack, counters: &Counters) {
         let counters = &counters.allocations;
         if sample.heap == HeapUse::None {
             return;
         }
-        let amounts = Amounts { bytes: sample.bytes, blocks: sample.count };
+        let [bytes, blocks] = sample.amounts.map(|amount| amount.weight);
+        let amounts = Amounts { bytes, blocks };
         let number = self.number_of(stack);
         if let Some(stack) = self.stacks.get_mut(number) {
             stack.allocated.add(amounts);
@@ -181,7 +182,7 @@ impl Heap {
 pub(super) fn make_heap(collector: &mut Collector, request: HeapRequest) -> Job {
     let HeapRequest { part, reply, is_taken } = request;
     let id = ProfileId::random().unwrap_or(ProfileId::NONE);
-    let weights = collector.copied.allocations.heap.weights(part, &is_taken);
+    let weights = collector.copied.heap.weights(part, &is_taken);
     let (mut profile, modules) = ProfileAssembler::profile_of_stacks(
         &collector.pending,
         collector.unwinder.modules(),
@@ -255,23 +256,27 @@ pub(crate) fn heap_profile(engine: &Engine, part: HeapPart) -> Result<Profile, N
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::inbox::{Amount, LeafStacks};
     use crate::unwind::ModuleAddress;
 
     fn stack(address: u64) -> Stack {
         Stack { frames: vec![ModuleAddress::new(None, address)], ..Stack::new() }
     }
 
-    fn sample(bytes: u64) -> AllocationSample {
-        AllocationSample::for_test(HeapUse::NotTracked, 2, bytes)
+    fn sample(heap: HeapUse, bytes: u64) -> CopiedSample {
+        let amounts = [(SampleKind::AllocatedBytes, bytes), (SampleKind::Allocations, 2)];
+        let amounts = amounts.map(|(kind, weight)| Amount { kind, at: 0, weight });
+        let (largest, stacks) = (u64::MAX, LeafStacks::default());
+        CopiedSample { span: None, amounts, largest, stacks, behind: None, heap }
     }
 
     #[test]
     fn allocations_add_up_by_stack() {
         let (mut heap, counters) = (Heap::default(), Counters::default());
         for (address, bytes) in [(1, 10), (2, 20), (1, 30)] {
-            heap.add(&sample(bytes), &stack(address), &counters);
+            heap.add(&sample(HeapUse::NotTracked, bytes), &stack(address), &counters);
         }
-        let of_span = AllocationSample::for_test(HeapUse::None, 1, 7);
+        let of_span = sample(HeapUse::None, 7);
         heap.add(&of_span, &stack(1), &counters);
         let taken = Arc::default();
         let weights = heap.weights(HeapPart::All, &taken);
@@ -290,7 +295,7 @@ mod tests {
             Stack { frames: frames.collect(), ..Stack::new() }
         };
         for number in 0..10_000_u64 {
-            heap.add(&sample(1), &deep(number), &counters);
+            heap.add(&sample(HeapUse::NotTracked, 1), &deep(number), &counters);
         }
         assert!(heap.bytes <= MOST_BYTES + deep(0).bytes());
         let others = heap.stacks.last().unwrap();

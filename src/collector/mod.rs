@@ -3,8 +3,6 @@
 //! One thread drains the rings, attributes and unwinds samples, and holds them until the verdict on their spans. The
 //! threads of `publish` do the rest, so draining never waits for a file.
 
-mod allocations;
-mod awaits;
 mod budget;
 mod build;
 mod command;

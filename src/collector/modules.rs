@@ -6,8 +6,7 @@ use super::sampled::Sampled;
 /// Updates the list of libraries, if stacks may be unwound soon, and forgets those that nothing refers to.
 pub(super) fn refresh(collector: &mut Collector) {
     let waiting = collector.sampled.iter().filter_map(Sampled::waiting).map(|wait| &wait.stack);
-    let stacks =
-        collector.pending.stacks().chain(collector.copied.allocations.heap.stacks()).chain(waiting);
+    let stacks = collector.pending.stacks().chain(collector.copied.heap.stacks()).chain(waiting);
     collector.unwinder.forget_modules(stacks.flat_map(|stack| stack.all_frames()));
     if !collector.sampled.is_empty() || collector.sampled.has_parked() {
         collector.unwinder.refresh();

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use super::awaits::unwound;
 use super::build::{ProfileAssembler, StackWeight};
 use super::command::Command;
+use super::copied::unwound;
 use super::engine::Engine;
 use super::run::Collector;
 use super::sampled::Sampled;
@@ -170,18 +170,20 @@ fn places(
     });
     let mut places: Vec<_> = waiting.collect();
     collector.unwinder.refresh();
-    for sample in collector.engine.copied.awaits.present(|span| ids.contains_key(&span.key)) {
+    let clock = collector.engine.spans.clock();
+    let awaiting = collector.engine.copied.awaits.present(|span| ids.contains_key(&span.key));
+    for (span, sample) in awaiting {
         let most_frames = collector.limits.frames_per_stack;
-        let mut stack = unwound(&sample.stacks, &mut collector.unwinder, most_frames);
-        let is_woken = sample.delay_ns > 0;
-        if is_woken {
+        let mut stack = unwound(&sample, &mut collector.unwinder, most_frames);
+        let [awaited, delay] = sample.amounts;
+        let (state, at) = match delay.weight > 0 {
+            true => (OpenState::Woken, delay.at),
+            false => (OpenState::Awaiting, awaited.at),
+        };
+        if state == OpenState::Woken {
             stack.waited = Some(Waited::Scheduling(None));
         }
-        let (state, since_ns) = match is_woken {
-            true => (OpenState::Woken, sample.woken_ns),
-            false => (OpenState::Awaiting, sample.since_ns),
-        };
-        places.push((sample.span.key, SpanPlace { state, since_ns, stack }));
+        places.push((span.key, SpanPlace { state, since_ns: clock.raw_ns(at), stack }));
     }
     places
 }

@@ -9,11 +9,10 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, Sender};
 
-use super::awaits::add_idle;
 use super::budget::Share;
 use super::build::{Built, ProfileAssembler};
 use super::command::Command;
-use super::copied::{CopiedReader, ReadTarget};
+use super::copied::{CopiedReader, ReadTarget, add_idle};
 use super::drain::Drain;
 use super::engine::Engine;
 use super::heap::update_counting;
@@ -482,6 +481,7 @@ impl Collector {
             unwinder: &mut self.unwinder,
             pending: &mut self.pending,
             counters: &self.engine.counters,
+            clock,
             most_frames: self.limits.frames_per_stack,
             round: self.round,
             now_ns: clock.raw_ns(clock.now()),
@@ -508,10 +508,10 @@ impl Collector {
         let mut room = self.room.take();
         let is_snapshot = epoch.kept.iter().any(|span| span.is_open);
         let waiting = self.sampled.iter().filter_map(Sampled::waiting);
-        let most_frames = self.limits.frames_per_stack;
+        let (most_frames, clock) = (self.limits.frames_per_stack, self.engine.spans.clock());
         let opened_ns = epoch.kept.iter().map(|span| span.opened_ns).min().unwrap_or(0);
         let awaiting = match is_snapshot {
-            true => self.copied.awaits.unwind_present(&mut self.unwinder, most_frames),
+            true => self.copied.unwind_present(&mut self.unwinder, most_frames, clock),
             false => Vec::new(),
         };
         let builder = ProfileAssembler {
@@ -520,7 +520,7 @@ impl Collector {
             awaiting,
             modules: self.unwinder.modules(),
             callsites: &self.engine.callsites,
-            unix_offset_ns: self.engine.spans.clock().unix_offset_ns(),
+            unix_offset_ns: clock.unix_offset_ns(),
             period_ns: self.source.periods().first(),
             most_samples: self.limits.samples_per_profile,
             most_bytes: room.most_bytes,

@@ -208,7 +208,7 @@ impl Collector {
         for snapshot in self.engine.admission.take_snapshots() {
             self.export(snapshot);
         }
-        self.copied.awaits.present.clear();
+        self.copied.present.clear();
     }
 
     fn keep_open_spans(&mut self) {
@@ -244,9 +244,9 @@ impl Collector {
         }
         let over: HashSet<_> = found.iter().map(|(open, _)| open.key).collect();
         let spans = &self.engine.spans;
-        self.copied.awaits.present =
+        self.copied.present =
             self.engine.copied.awaits.present(|span| spans.is_in_any(span, &over));
-        let present: Vec<_> = self.copied.awaits.present.iter().map(|sample| sample.span).collect();
+        let present: Vec<_> = self.copied.present.iter().map(|(span, _)| *span).collect();
         for span in present {
             self.register(span.id, span.key);
         }
@@ -361,19 +361,20 @@ impl Collector {
         let waiting = self.sampled.iter().filter_map(Sampled::waiting);
         open.samples = pending.map(PendingSpan::count).sum();
         open.samples.waits += waiting.filter(|wait| inside.contains(&wait.span)).count() as u64;
-        let present = self.copied.awaits.present.iter();
-        let present: Vec<_> = present.filter(|sample| inside.contains(&sample.span.key)).collect();
+        let present = self.copied.present.iter();
+        let present: Vec<_> = present.filter(|(span, _)| inside.contains(&span.key)).collect();
         open.samples.awaits += present.len() as u64;
         // Of several tasks in it, the one that has awaited for longest.
         // One in another task may be in a span inside, without this one being idle for it.
-        let own = present.iter().filter(|sample| {
-            let outermost = self.engine.spans.outermost_of(&sample.span);
-            sample.span.key == key || outermost.is_some_and(|outermost| outermost.key == key)
+        let own = present.iter().filter(|(span, _)| {
+            let outermost = self.engine.spans.outermost_of(span);
+            span.key == key || outermost.is_some_and(|outermost| outermost.key == key)
         });
-        if let Some(sample) = own.max_by_key(|sample| sample.await_ns)
+        let own = own.map(|(_, sample)| sample.amounts.map(|amount| amount.weight));
+        if let Some([await_ns, delay_ns]) = own.max_by_key(|[await_ns, _]| *await_ns)
             && entered_ns.is_none()
         {
-            open.account = open.account.with_await(sample.await_ns, sample.delay_ns);
+            open.account = open.account.with_await(await_ns, delay_ns);
         }
         self.engine.keep_open(&open, reasons);
     }

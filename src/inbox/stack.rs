@@ -1,6 +1,9 @@
 //! Copies of stacks that were made by the threads themselves: of pending futures, and of allocations.
 
+use std::sync::atomic::AtomicU64;
+
 use crate::sampler::record::Registers;
+use crate::stats::Counters;
 use crate::sys::{BlockPool, Blocks, LiveStack};
 
 /// The copy of a part of a stack.
@@ -16,7 +19,7 @@ pub(crate) struct CopiedStack {
 impl CopiedStack {
     /// Copies at most that many bytes of a stack, its innermost part. Uses the memory of an earlier copy again if that
     /// is large enough, and not larger than what may be copied. `None` if there is no memory.
-    pub(crate) fn new(
+    pub(super) fn new(
         pool: &BlockPool,
         reused: Option<Self>,
         stack: &LiveStack,
@@ -59,5 +62,28 @@ impl CopiedStack {
             let bytes = part.get(offset % BlockPool::BLOCK_BYTES..)?;
             bytes.first_chunk().map(|word| u64::from_ne_bytes(*word))
         }
+    }
+}
+
+/// The stacks of a sample: of an allocation, or of the last leaves that cloned a waker in one poll.
+#[derive(Debug, Default)]
+pub(crate) struct LeafStacks {
+    pub(crate) last: Option<CopiedStack>,
+    /// The one before, in the same span: a timeout polls its timer last, and what it limits before.
+    pub(crate) before: Option<CopiedStack>,
+}
+
+impl LeafStacks {
+    /// A copy, of what there is memory for. `lost` counts the others.
+    pub(crate) fn duplicate(&self, lost: &AtomicU64) -> Self {
+        let duplicate = |stack: &Option<CopiedStack>| {
+            let stack = stack.as_ref()?;
+            let copy = stack.duplicate();
+            if copy.is_none() {
+                Counters::add(lost, 1);
+            }
+            copy
+        };
+        Self { last: duplicate(&self.last), before: duplicate(&self.before) }
     }
 }

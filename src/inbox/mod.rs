@@ -1,0 +1,163 @@
+//! Samples that the threads of the program take themselves: of what futures awaited, and of what was allocated. Each has a
+//! copy of its stack, and waits here until the collector reads it.
+
+mod stack;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use crossbeam::queue::ArrayQueue;
+
+pub(crate) use stack::{CopiedStack, LeafStacks};
+
+use crate::profile::SampleKind;
+use crate::span::InnermostSpan;
+use crate::stats::Counters;
+use crate::sys::{BlockPool, LiveStack, TrackedBlock, Waker};
+
+/// Samples that the collector has not read.
+const MOST_SAMPLES: usize = 512;
+/// The collector is woken when this many are waiting. Their number makes the wake rare.
+const WAKE_AT: usize = 64;
+
+/// A sample, for the collector.
+#[derive(Debug)]
+pub(crate) struct CopiedSample {
+    /// The span that it belongs to; `None` if it is only for the live heap.
+    pub(crate) span: Option<InnermostSpan>,
+    /// An await and the scheduling delay after it, or the bytes and the number of allocations.
+    pub(crate) amounts: [Amount; 2],
+    /// Nothing that it represents is larger. What represents others must not be taken for a long one.
+    pub(crate) largest: u64,
+    pub(crate) stacks: LeafStacks,
+    /// The plan of the span that was on the thread that polled it too late.
+    pub(crate) behind: Option<u64>,
+    pub(crate) heap: HeapUse,
+}
+
+/// How much of a kind a sample represents.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Amount {
+    pub(crate) kind: SampleKind,
+    /// When it began, in ticks: the collector converts them.
+    pub(crate) at: u64,
+    /// In the unit of the kind; 0 if there is none of it.
+    pub(crate) weight: u64,
+}
+
+/// What a sample is for the live heap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HeapUse {
+    /// Nothing: the live heap is not tracked, or another layer tracks it.
+    None,
+    /// Too many sampled blocks are in use.
+    NotTracked,
+    Tracked(TrackedBlock),
+}
+
+impl CopiedSample {
+    /// What it represents, in parts that are no larger than [`Self::largest`].
+    pub(crate) fn parts(&self) -> impl Iterator<Item = Amount> + use<> {
+        const MOST: u64 = 1_000;
+        let largest = self.largest.max(1);
+        self.amounts.into_iter().flat_map(move |amount| {
+            let count = amount.weight.div_ceil(largest).min(MOST);
+            let each = amount.weight / count.max(1);
+            (0..count).map(move |number| {
+                let rest = if number == 0 { amount.weight - each * count } else { 0 };
+                Amount { weight: each + rest, ..amount }
+            })
+        })
+    }
+}
+
+/// Where the samples of a kind wait.
+#[derive(Debug)]
+pub(crate) struct Inbox {
+    pool: BlockPool,
+    samples: ArrayQueue<CopiedSample>,
+    counters: Arc<Counters>,
+    own_counters: fn(&Counters) -> InboxCounters<'_>,
+    waker: Waker,
+    wake: fn(&Waker),
+}
+
+/// What became of samples.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InboxCounters<'a> {
+    pub(crate) held: &'a AtomicU64,
+    pub(crate) unreadable: &'a AtomicU64,
+    pub(crate) dropped_memory: &'a AtomicU64,
+    pub(crate) dropped_queue_full: &'a AtomicU64,
+    pub(crate) dropped_over_budget: &'a AtomicU64,
+    pub(crate) dropped_pending_full: &'a AtomicU64,
+}
+
+impl Inbox {
+    /// `most_bytes` limits the memory of copied stacks. `wake` wakes the collector when many samples are waiting.
+    pub(crate) fn new(
+        (counters, own_counters): (Arc<Counters>, fn(&Counters) -> InboxCounters<'_>),
+        (waker, wake): (Waker, fn(&Waker)),
+        most_bytes: usize,
+    ) -> Self {
+        let (pool, samples) = (BlockPool::new(most_bytes), ArrayQueue::new(MOST_SAMPLES));
+        Self { pool, samples, counters, own_counters, waker, wake }
+    }
+
+    pub(crate) fn counters(&self) -> InboxCounters<'_> {
+        (self.own_counters)(&self.counters)
+    }
+
+    /// The memory of copied stacks.
+    pub(crate) fn pool(&self) -> &BlockPool {
+        &self.pool
+    }
+
+    /// False in the child of a fork.
+    pub(crate) fn is_here(&self) -> bool {
+        self.pool.is_here()
+    }
+
+    /// Copies at most that many bytes of a stack, if it can be read. Uses the memory of an earlier copy again if that is
+    /// large enough. `None` if there is no memory.
+    pub(crate) fn copy(
+        &self,
+        reused: Option<CopiedStack>,
+        stack: Option<&LiveStack>,
+        most_bytes: usize,
+    ) -> Option<CopiedStack> {
+        let copy = stack.and_then(|it| CopiedStack::new(&self.pool, reused, it, most_bytes));
+        if copy.is_none() {
+            let InboxCounters { unreadable, dropped_memory, .. } = self.counters();
+            Counters::add(if stack.is_none() { unreadable } else { dropped_memory }, 1);
+        }
+        copy
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.samples.is_full()
+    }
+
+    /// Returns whether there was room for it. Does not count it otherwise.
+    pub(crate) fn push(&self, sample: CopiedSample) -> bool {
+        let is_pushed = self.samples.push(sample).is_ok();
+        if self.samples.len() >= WAKE_AT {
+            self.wake();
+        }
+        is_pushed
+    }
+
+    pub(crate) fn wake(&self) {
+        (self.wake)(&self.waker);
+    }
+
+    /// How many samples the collector has not read.
+    pub(crate) fn waiting(&self) -> usize {
+        self.samples.len()
+    }
+
+    /// The next sample for the collector.
+    pub(crate) fn take(&self) -> Option<CopiedSample> {
+        self.samples.pop()
+    }
+}
