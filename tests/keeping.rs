@@ -488,6 +488,7 @@ fn downsampling_across_many_spans_keeps_all_of_their_cpu_time() {
         for _ in 0..40 {
             info_span!("inner").in_scope(|| burn(5 * MS));
         }
+        (0..4).for_each(|_| std::thread::sleep(30 * MS));
     });
     if !HAS_STACKS {
         return;
@@ -495,6 +496,8 @@ fn downsampling_across_many_spans_keeps_all_of_their_cpu_time() {
     let profile = &setup.profiles()[0];
     assert!(taken(profile).0 <= 7);
     let stats = setup.handle.stats();
+    // A wait that represented others would be taken for a long one.
+    assert_eq!(profile.wait_count() as u64, stats.waits.captured, "{:?}", profile.waits());
     assert_weight(profile, stats.samples.taken);
     assert_eq!(taken(profile).0 + stats.samples.downsampled, stats.samples.taken);
 }
@@ -508,8 +511,9 @@ fn a_profile_of_many_spans_has_all_of_its_samples() {
             depth => nested(depth - 1),
         });
     }
-    let setup =
-        Setup::with("[batch]=0ms,[item]=1h", |builder| builder.rate(250).export_bytes(2 << 20));
+    let setup = Setup::with("[batch]=0ms|hung=off,[item]=1h", |builder| {
+        builder.rate(250).export_bytes(2 << 20)
+    });
     setup.run(|| {
         let start = cpu_time::ThreadTime::now();
         let _batch = info_span!("batch").entered();

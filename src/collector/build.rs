@@ -3,29 +3,26 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use super::copied::PresentAwait;
 use super::engine::Engine;
-use super::pending::Pending;
-use super::stack::Stack;
+use super::pending::{NewSample, Pending, PendingSpan, StoredSample};
+use super::stack::StackEntry;
 use super::tables::{SpanDetail, Tables};
-use super::waits::WaitingThread;
 use crate::ids::{SpanId, TraceId};
 use crate::keep::{Callsites, Epoch};
 use crate::profile::{
-    Link, MappingId, Profile, ProfileId, ProfiledSpan, SampleKind, is_of_dependency,
+    Link, LinkId, MappingId, Profile, ProfileId, ProfiledSpan, SampleKind, Selection,
+    is_of_dependency,
 };
 use crate::publish::report;
 use crate::redact::Redaction;
 use crate::span::SpanKey;
-use crate::unwind::{Module, Modules, UnwindEnd};
+use crate::unwind::{Module, Modules};
 
 /// The inputs of a profile.
 pub(super) struct ProfileAssembler<'a> {
     pub(super) pending: &'a Pending,
-    /// Waits that have not ended.
-    pub(super) waiting: Vec<&'a WaitingThread>,
-    /// Awaits that have not ended.
-    pub(super) awaiting: Vec<PresentAwait>,
+    /// Waits and awaits that have not ended, each with its span.
+    pub(super) unfinished: Vec<(SpanKey, NewSample<'a>)>,
     pub(super) modules: &'a Modules,
     pub(super) callsites: &'a Callsites,
     /// Converts `CLOCK_MONOTONIC_RAW` to Unix time.
@@ -50,15 +47,6 @@ pub(super) struct Built {
     pub(super) losses: report::Losses,
 }
 
-/// A stack outside of spans, and what is known of it.
-pub(super) struct StackWeight<'a> {
-    pub(super) stack: &'a Stack,
-    /// The name of a span that it is linked to.
-    pub(super) link: Option<String>,
-    pub(super) kind: SampleKind,
-    pub(super) weight: u64,
-}
-
 /// How many kept spans a profile lists.
 const MOST_LISTED: usize = 64;
 
@@ -68,34 +56,43 @@ impl ProfileAssembler<'_> {
     pub(super) fn build(&self, id: ProfileId, epoch: &Epoch) -> Built {
         let inside = self.pending.inside(epoch.root, epoch.kept.iter().map(|span| span.key));
         let of_root = self.pending.of_root(epoch.root).iter();
-        let spans: Vec<SpanKey> = of_root.filter(|span| inside.contains(span)).copied().collect();
-
-        let pending = || spans.iter().filter_map(|span| self.pending.get(*span));
-        let samples: usize = pending().map(|span| span.samples.len()).sum();
-        let mut counts: HashMap<SampleKind, usize> = HashMap::from([
-            (SampleKind::OnCpu, samples),
-            (SampleKind::OffCpu, self.waiting_in(&inside).count()),
-        ]);
-        for wait in pending().flat_map(|span| &span.waits) {
-            *counts.entry(wait.kind).or_default() += 1;
-        }
-        let most = counts.values().copied().max().unwrap_or(0);
-        let mut every = samples.div_ceil(self.most_samples).max(1);
+        let all: Vec<SpanKey> = of_root.filter(|span| inside.contains(span)).copied().collect();
         let mut detail = SpanDetail::All;
-        let Filled { tables, mut losses, downsampled } = loop {
-            // At least one sample is taken, whatever its size.
-            let most_bytes = if every < most { self.most_bytes } else { usize::MAX };
-            let mut taking = Taking::new(every, &counts);
-            match self.fill(id, epoch, &inside, &spans, &mut taking, (detail, most_bytes)) {
-                Some(filled) => break filled,
-                // No sample is left out for the records of spans. Each attempt delays draining.
-                None => match detail.less() {
-                    Some(less) => detail = less,
-                    None => every = every.saturating_mul(4),
-                },
+        let (mut tables, spans, mut selection) = loop {
+            let mut tables = Tables::new(self, id, epoch, detail);
+            let spans = self.sampled_spans(&all, &inside, &mut tables);
+            let left = self.most_bytes.saturating_sub(tables.profile.bytes());
+            let (selection, has_all) = self.select(&spans, left);
+            // No sample is left out for the records of spans.
+            match detail.less().filter(|_| !has_all) {
+                Some(less) => detail = less,
+                None => break (tables, spans, selection),
             }
         };
-        let mut tables = tables;
+        let mut losses = report::Losses::default();
+        let mut stacks = HashMap::new();
+        for (span, kind, sample, weight) in chosen(&spans, &mut selection) {
+            let (thread, stack) = self.pending.thread_and_stack(sample);
+            let (stack, end) = *stacks
+                .entry(stack)
+                .or_insert_with(|| tables.stack(self.pending.stacks.frames(stack)));
+            if kind == SampleKind::OnCpu {
+                losses.add_end(end);
+            }
+            tables.add(kind, sample.time_ns, weight, thread, stack, span.link);
+        }
+        for SampledSpan { pending, link, .. } in &spans {
+            losses += pending.losses;
+            losses.lost += pending.lost(SampleKind::OnCpu).count;
+            losses.downsampled += pending.kinds.values().map(|it| it.downsampled).sum::<u64>();
+            tables.add_lost(pending, *link);
+        }
+        for (span, new) in self.unfinished.iter().filter(|(span, _)| inside.contains(span)) {
+            let NewSample { kind, time_ns, weight, thread, stack } = *new;
+            let (link, (stack, _)) = (tables.link(*span, &inside), tables.stack(stack.entries()));
+            tables.add(kind, time_ns, weight, thread, stack, link);
+        }
+        let downsampled = selection.downsampled as u64;
         losses.downsampled += downsampled;
         let topmost = self.topmost(epoch);
         if let Some(off_cpu_ns) = self.off_cpu_of_waits(epoch, &topmost, tables.profile.waited_ns())
@@ -112,21 +109,23 @@ impl ProfileAssembler<'_> {
         profile.notes.extend(detail.note().map(str::to_owned));
         profile.losses.extend(detail.note().map(str::to_owned));
         profile.spans = self.profiled_spans(epoch, &topmost);
-        Built { profile, modules, spans, downsampled, losses }
+        Built { profile, modules, spans: all, downsampled, losses }
     }
 
-    /// A profile that only contains these stacks.
-    pub(super) fn profile_of_stacks<'b>(
+    /// A profile that only contains these stacks: each with the name of a span that it is linked to, and what is known of
+    /// it.
+    pub(super) fn profile_of_stacks(
         pending: &Pending,
         modules: &Modules,
         engine: &Engine,
         (id, period): (ProfileId, u64),
-        stacks: impl IntoIterator<Item = StackWeight<'b>>,
+        stacks: impl IntoIterator<
+            Item = (impl Iterator<Item = StackEntry>, Option<String>, Vec<(SampleKind, u64)>),
+        >,
     ) -> (Profile, HashMap<MappingId, Arc<Module>>) {
         let assembler = ProfileAssembler {
             pending,
-            waiting: Vec::new(),
-            awaiting: Vec::new(),
+            unfinished: Vec::new(),
             modules,
             callsites: &engine.callsites,
             unix_offset_ns: 0,
@@ -138,86 +137,75 @@ impl ProfileAssembler<'_> {
         };
         let epoch = Epoch::empty();
         let mut tables = Tables::new(&assembler, id, &epoch, SpanDetail::All);
-        for StackWeight { stack, link, kind, weight } in stacks {
-            let stack = tables.stack(stack);
-            let link = link.map(|name| tables.profile.add_link(Link::named(name, None)));
-            tables.add(kind, 0, weight, None, stack, link);
+        for (entries, link, weights) in stacks {
+            if !weights.is_empty() {
+                let (stack, _) = tables.stack(entries);
+                let link = link.map(|name| tables.profile.add_link(Link::named(name, None)));
+                for (kind, weight) in weights {
+                    tables.add(kind, 0, weight, None, stack, link);
+                }
+            }
         }
         (tables.profile, tables.modules)
     }
 
-    /// Returns `None` if the profile would exceed `most_bytes`.
-    fn fill<'a>(
-        &'a self,
-        id: ProfileId,
-        epoch: &'a Epoch,
-        inside: &HashSet<SpanKey>,
+    /// Those of the spans that a profile shows something of.
+    fn sampled_spans(
+        &self,
         spans: &[SpanKey],
-        taking: &mut Taking,
-        (detail, most_bytes): (SpanDetail, usize),
-    ) -> Option<Filled<'a>> {
-        let mut tables = Tables::new(self, id, epoch, detail);
-        let mut losses = report::Losses::default();
-        for span in spans {
-            let Some(pending) = self.pending.get(*span).filter(|pending| !pending.is_empty())
-            else {
-                continue;
-            };
-            let link = tables.link(*span, inside);
+        inside: &HashSet<SpanKey>,
+        tables: &mut Tables<'_>,
+    ) -> Vec<SampledSpan<'_>> {
+        let pending = |span: &SpanKey| Some((*span, self.pending.get(*span)?));
+        let pending = spans.iter().filter_map(pending).filter(|(_, pending)| !pending.is_empty());
+        let sampled = pending.map(|(span, pending)| {
+            let link = tables.link(span, inside);
             let linked = link.and_then(|link| tables.profile.link(link)?.linked);
-            losses += pending.losses;
-            taking.of(SampleKind::OnCpu).skipped += pending.skipped_ns;
-            let mut stacks = HashMap::new();
-            for sample in &pending.samples {
-                let stack = pending.stack(sample.stack);
-                losses.cut += u64::from(stack.is_some_and(|stack| stack.end == UnwindEnd::Cut));
-                let is_incomplete =
-                    |stack: &Stack| matches!(stack.end, UnwindEnd::WithoutTables | UnwindEnd::Lost);
-                losses.incomplete += u64::from(stack.is_some_and(is_incomplete));
-                let taken = taking.of(SampleKind::OnCpu).take(sample.weight_ns, linked);
-                if let Some(weight_ns) = taken
-                    && let Some(stack) = stack
-                {
-                    let stack = *stacks.entry(sample.stack).or_insert_with(|| tables.stack(stack));
-                    let thread = pending.thread(sample.thread);
-                    tables.add(SampleKind::OnCpu, sample.time_ns, weight_ns, thread, stack, link);
-                }
-                if tables.profile.bytes() > most_bytes {
-                    return None;
-                }
-            }
-            for wait in &pending.waits {
-                if let Some(weight) = taking.of(wait.kind).take(wait.weight, linked)
-                    && let Some(stack) = pending.stack(wait.stack)
-                {
-                    let stack = *stacks.entry(wait.stack).or_insert_with(|| tables.stack(stack));
-                    let thread = pending.thread(wait.thread);
-                    tables.add(wait.kind, wait.time_ns, weight, thread, stack, link);
-                }
-                if tables.profile.bytes() > most_bytes {
-                    return None;
-                }
-            }
-            tables.add_lost(pending, link);
-        }
-        for wait in self.waiting_in(inside) {
-            let link = tables.link(wait.span, inside);
-            if let Some(weight_ns) = taking.of(SampleKind::OffCpu).take(wait.waited_ns(), None) {
-                let stack = tables.stack(&wait.stack);
-                let thread = Some(wait.thread);
-                tables.add(SampleKind::OffCpu, wait.since_ns, weight_ns, thread, stack, link);
-            }
-        }
-        for present in self.awaiting.iter().filter(|present| inside.contains(&present.span)) {
-            let PresentAwait { span, kind, since_ns, duration_ns, stack } = present;
-            let (link, stack) = (tables.link(*span, inside), tables.stack(stack));
-            tables.add(*kind, *since_ns, *duration_ns, None, stack, link);
-        }
-        Some(Filled { tables, losses, downsampled: taking.downsampled() })
+            SampledSpan { pending, link, linked }
+        });
+        sampled.collect()
     }
 
-    fn waiting_in(&self, inside: &HashSet<SpanKey>) -> impl Iterator<Item = &WaitingThread> {
-        self.waiting.iter().copied().filter(|wait| inside.contains(&wait.span))
+    /// Selects as many samples as fit into a profile, and at least one of each kind. Returns also whether none had to be left
+    /// out for that.
+    fn select(&self, spans: &[SampledSpan<'_>], most_bytes: usize) -> (Selection, bool) {
+        let mut counts: HashMap<SampleKind, usize> = HashMap::new();
+        for (kind, of_kind) in spans.iter().flat_map(|span| &span.pending.kinds) {
+            *counts.entry(*kind).or_default() += of_kind.samples.len();
+        }
+        let selection = |times: usize| {
+            Selection::new(counts.iter().map(|(kind, count)| {
+                // A wait that represented others would be taken for a long one.
+                let is_limited = *kind == SampleKind::OnCpu;
+                let every = if is_limited { count.div_ceil(self.most_samples).max(1) } else { 1 };
+                (*kind, *count, every.saturating_mul(times))
+            }))
+        };
+        let (all, most) = (counts.values().sum(), counts.values().copied().max().unwrap_or(0));
+        let nodes = self.pending.stacks.len();
+        let mut times = 1;
+        if Profile::bytes_of(all, all, nodes, nodes) > most_bytes {
+            let needed = |times| self.needed_bytes(spans, selection(times));
+            while times < most && needed(times) > most_bytes {
+                times = times.saturating_mul(2);
+            }
+        }
+        (selection(times), times == 1)
+    }
+
+    /// The memory that the selected samples take in a profile.
+    fn needed_bytes(&self, spans: &[SampledSpan<'_>], mut selection: Selection) -> usize {
+        let (mut points, mut samples) = (0, HashSet::new());
+        let (mut nodes, mut frames) = (HashSet::new(), HashSet::new());
+        for (span, kind, sample, _) in chosen(spans, &mut selection) {
+            let (_, stack) = self.pending.thread_and_stack(sample);
+            points += 1;
+            samples.insert((stack, span.link, kind));
+            for node in self.pending.stacks.calls(stack).take_while(|node| nodes.insert(*node)) {
+                frames.extend(self.pending.stacks.split(node).map(|(frame, _)| frame));
+            }
+        }
+        Profile::bytes_of(samples.len(), points, nodes.len(), frames.len())
     }
 
     /// The upper bound of the spans' off-CPU time, if their waits exceed it slightly. The kernel writes a switch
@@ -287,78 +275,28 @@ impl ProfileAssembler<'_> {
     }
 }
 
-/// Filled tables, and what they lack.
-struct Filled<'a> {
-    tables: Tables<'a>,
-    losses: report::Losses,
-    downsampled: u64,
+/// A span with samples, and what they link to.
+struct SampledSpan<'a> {
+    pending: &'a PendingSpan,
+    link: Option<LinkId>,
+    linked: Option<(TraceId, SpanId)>,
 }
 
-/// Chooses which samples of each kind are kept.
-struct Taking {
-    every: usize,
-    of_kinds: HashMap<SampleKind, Downsampling>,
-}
-
-impl Taking {
-    fn new(every: usize, counts: &HashMap<SampleKind, usize>) -> Self {
-        let of_kind =
-            |(kind, count): (&SampleKind, &usize)| (*kind, Downsampling::new(every, *count));
-        Self { every, of_kinds: counts.iter().map(of_kind).collect() }
-    }
-
-    fn of(&mut self, kind: SampleKind) -> &mut Downsampling {
-        self.of_kinds.entry(kind).or_insert_with(|| Downsampling::new(self.every, 0))
-    }
-
-    /// Samples that were left out. Allocations have two values each.
-    fn downsampled(&self) -> u64 {
-        let kinds = self.of_kinds.iter().filter(|(kind, _)| **kind != SampleKind::Allocations);
-        kinds.map(|(_, of_kind)| of_kind.downsampled).sum()
-    }
-}
-
-/// Chooses which samples of a kind are kept.
-struct Downsampling {
-    every: usize,
-    total: usize,
-    number: usize,
-    /// The weight of the skipped samples, which goes to the next one that is kept.
-    skipped: u64,
-    downsampled: u64,
-    /// The links of samples so far.
-    linked: HashSet<(TraceId, SpanId)>,
-}
-
-impl Downsampling {
-    fn new(every: usize, total: usize) -> Self {
-        Self { every, total, number: 0, skipped: 0, downsampled: 0, linked: HashSet::new() }
-    }
-
-    /// The total weight for the next sample, if it is kept. The last one is always kept, so that the profile has all
-    /// of the time, and the first one with a link, since an attribute of a span may refer to it.
-    fn take(&mut self, weight: u64, linked: Option<(TraceId, SpanId)>) -> Option<u64> {
-        self.number += 1;
-        self.skipped += weight;
-        let is_first = linked.is_some_and(|linked| self.linked.insert(linked));
-        let is_last = self.number == self.total;
-        let is_taken = self.number.is_multiple_of(self.every) || is_first || is_last;
-        self.downsampled += u64::from(!is_taken);
-        is_taken.then(|| std::mem::take(&mut self.skipped))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_first_sample_of_each_link_is_not_downsampled() {
-        let linked = |span| Some((TraceId::from_bytes([1; 16]), SpanId::from_bytes([span; 8])));
-        let mut samples = Downsampling::new(100, 9);
-        let links = [1, 1, 1, 2, 1, 3, 3, 2, 1].map(linked);
-        let taken = links.map(|link| samples.take(10, link).unwrap_or(0));
-        assert_eq!(taken, [10, 0, 0, 30, 0, 20, 0, 0, 30]);
-        assert_eq!(samples.downsampled, 5);
-    }
+/// The samples of the spans that are selected, each with its kind and the weight that it represents.
+fn chosen<'a>(
+    spans: &'a [SampledSpan<'a>],
+    selection: &'a mut Selection,
+) -> impl Iterator<Item = (&'a SampledSpan<'a>, SampleKind, &'a StoredSample, u64)> {
+    let all = spans.iter().flat_map(|span| {
+        span.pending.kinds.iter().flat_map(move |(kind, of_kind)| {
+            // The first one has the weight of those that were skipped last.
+            let skipped = std::iter::once(of_kind.downsampling.skipped_weight);
+            let skipped = skipped.chain(std::iter::repeat(0));
+            let samples = of_kind.samples.iter().zip(skipped);
+            samples.map(move |(sample, skipped)| (span, *kind, sample, sample.weight + skipped))
+        })
+    });
+    all.filter_map(move |(span, kind, sample, weight)| {
+        Some((span, kind, sample, selection.take(kind, weight, span.linked)?))
+    })
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::budget::Share;
 use super::heap::Heap;
 use super::limits::Limits;
-use super::pending::{Pending, PendingWait};
+use super::pending::{Added, NewSample, Pending};
 use super::stack::{Stack, Waited};
 use crate::allocations::{AllocationSettings, LayerAllocations};
 use crate::awaits::LayerAwaits;
@@ -79,23 +79,19 @@ impl CopiedReader {
         allocations.set_over_budget(!self.for_allocations.has_budget(target.now_ns));
     }
 
-    /// The awaits in `present`, unwound.
+    /// The awaits in `present` with their spans, unwound.
     pub(super) fn unwind_present(
         &self,
         unwinder: &mut Unwinder,
         most_frames: usize,
-        clock: &Clock,
-    ) -> Vec<PresentAwait> {
+    ) -> Vec<(SpanKey, Amount, Stack)> {
         let unwind = |(span, sample): &(InnermostSpan, CopiedSample)| {
-            let (span, mut stack) = (span.key, unwound(sample, unwinder, most_frames));
-            let present = sample.parts().map(|Amount { kind, at, weight }| {
-                if kind == SampleKind::Delay {
-                    stack.waited = Some(Waited::Scheduling(sample.behind));
-                }
-                let (since_ns, stack) = (clock.raw_ns(at), stack.clone());
-                PresentAwait { span, kind, since_ns, duration_ns: weight, stack }
+            let (span, stack) = (span.key, unwound(sample, unwinder, most_frames));
+            let parts = sample.parts().map(|part| {
+                let waited = waited(part, sample).or(stack.waited);
+                (span, part, Stack { waited, ..stack.clone() })
             });
-            present.collect::<Vec<_>>()
+            parts.collect::<Vec<_>>()
         };
         self.present.iter().flat_map(unwind).collect()
     }
@@ -141,21 +137,29 @@ impl ReadTarget<'_> {
         }
         let mut stack = unwound(&sample, self.unwinder, self.most_frames);
         heap.add(&sample, &stack, self.counters);
-        for Amount { kind, at, weight } in sample.parts() {
-            if kind == SampleKind::Delay {
-                stack.waited = Some(Waited::Scheduling(sample.behind));
-            }
+        for part in sample.parts() {
+            stack.waited = waited(part, &sample).or(stack.waited);
             let Some(span) = sample.span else { continue };
-            let time_ns = self.clock.raw_ns(at);
-            let wait = PendingWait { kind, time_ns, weight, stack: 0, thread: u32::MAX };
-            let is_held = self.pending.add_wait(span.key, wait, None, &stack, self.round);
+            let new = new_sample(part, &stack, self.clock);
+            let is_held = self.pending.add(span.key, new, self.round) == Added::Kept;
             // An allocation has two parts.
-            if kind != SampleKind::Allocations {
+            if part.kind != SampleKind::Allocations {
                 let InboxCounters { held, dropped_pending_full, .. } = counters;
                 Counters::add(if is_held { held } else { dropped_pending_full }, 1);
             }
         }
     }
+}
+
+/// A part of a sample, with its stack.
+pub(super) fn new_sample<'a>(part: Amount, stack: &'a Stack, clock: &Clock) -> NewSample<'a> {
+    let Amount { kind, at, weight } = part;
+    NewSample { kind, time_ns: clock.raw_ns(at), weight, thread: None, stack }
+}
+
+/// What a scheduling delay shows besides the stack of the await before it.
+fn waited(part: Amount, sample: &CopiedSample) -> Option<Waited> {
+    (part.kind == SampleKind::Delay).then_some(Waited::Scheduling(sample.behind))
 }
 
 /// Adds idle time of a future that is not observed. Returns false if there is no memory for it; it stays unexplained.
@@ -167,19 +171,9 @@ pub(super) fn add_idle(
     round: u64,
 ) -> bool {
     let stack = Stack { waited: Some(Waited::NotObserved), ..Stack::new() };
-    let (kind, thread) = (SampleKind::Await, u32::MAX);
-    let wait = PendingWait { kind, time_ns, weight: duration_ns, stack: 0, thread };
-    pending.add_wait(span, wait, None, &stack, round)
-}
-
-/// An await that has not ended, with its stack.
-#[derive(Debug)]
-pub(super) struct PresentAwait {
-    pub(super) span: SpanKey,
-    pub(super) kind: SampleKind,
-    pub(super) since_ns: u64,
-    pub(super) duration_ns: u64,
-    pub(super) stack: Stack,
+    let (kind, weight) = (SampleKind::Await, duration_ns);
+    let idle = NewSample { kind, time_ns, weight, thread: None, stack: &stack };
+    pending.add(span, idle, round) == Added::Kept
 }
 
 /// The stack of an allocation, or that of a leaf future up to the poll of the wrapper, and of the leaf before, if there is

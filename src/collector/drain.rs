@@ -3,9 +3,10 @@
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicU64;
 
-use super::pending::{Added, Pending};
+use super::pending::{Added, NewSample, Pending};
 use super::sampled::Sampled;
 use super::stack::Stack;
+use crate::profile::SampleKind;
 use crate::sampler::record::{Layout, Record, RecordPlace, Records, read_sample, said_position};
 use crate::sampler::{OpenInterval, SpanInterval};
 use crate::span::SpanKey;
@@ -201,7 +202,14 @@ impl Drain<'_> {
             }
         }
         count(&self.counters.samples.taken, 1);
-        match self.pending.add(span, sample.time_ns, period_ns, thread, self.stack, self.round) {
+        let new = NewSample {
+            kind: SampleKind::OnCpu,
+            time_ns: sample.time_ns,
+            weight: period_ns,
+            thread: Some(thread),
+            stack: self.stack,
+        };
+        match self.pending.add(span, new, self.round) {
             Added::Kept => {}
             Added::Downsampled(samples) => count(&self.counters.samples.downsampled, samples),
             Added::Lost => count(&self.counters.samples.dropped_memory, 1),

@@ -7,14 +7,14 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 
-use super::build::{ProfileAssembler, StackWeight};
+use super::build::ProfileAssembler;
 use super::command::Command;
 use super::engine::Engine;
 use super::run::Collector;
-use super::stack::{Stack, Waited};
+use super::stack::{Stack, StackEntry, Waited};
 use crate::ids::ProfileId;
 use crate::inbox::{CopiedSample, HeapUse};
-use crate::profile::{Profile, SampleKind};
+use crate::profile::{Profile, SampleKind, StackId, StackTree};
 use crate::publish::{Job, Question, ReplyWith};
 use crate::stats::Counters;
 use crate::sys;
@@ -27,10 +27,9 @@ const LONGEST: Duration = Duration::from_secs(30);
 /// All sampled allocations of the process, by stack, and the sampled blocks in use.
 #[derive(Debug, Default)]
 pub(super) struct Heap {
-    stacks: Vec<HeapStack>,
-    numbers: HashMap<Arc<Stack>, usize>,
-    /// The memory of the stacks.
-    bytes: usize,
+    pub(super) stacks: StackTree<StackEntry>,
+    known: Vec<HeapStack>,
+    numbers: HashMap<StackId, usize>,
     /// By place. A later block of a place replaces the one before, which has been freed.
     blocks: HashMap<u32, HeapBlock>,
     /// What is seen once the last answer is found to have been taken.
@@ -39,7 +38,7 @@ pub(super) struct Heap {
 
 #[derive(Debug)]
 struct HeapStack {
-    stack: Arc<Stack>,
+    stack: StackId,
     allocated: Amounts,
     /// What was in use at the last look.
     seen: Amounts,
@@ -85,10 +84,6 @@ pub(crate) enum HeapPart {
 }
 
 impl Heap {
-    pub(super) fn stacks(&self) -> impl Iterator<Item = &Stack> {
-        self.stacks.iter().map(|known| known.stack.as_ref())
-    }
-
     /// Adds a sample with its unwound stack.
     pub(super) fn add(&mut self, sample: &CopiedSample, stack: &Stack, counters: &Counters) {
         let counters = &counters.allocations;
@@ -98,7 +93,7 @@ impl Heap {
         let [bytes, blocks] = sample.amounts.map(|amount| amount.weight);
         let amounts = Amounts { bytes, blocks };
         let number = self.number_of(stack);
-        if let Some(stack) = self.stacks.get_mut(number) {
+        if let Some(stack) = self.known.get_mut(number) {
             stack.allocated.add(amounts);
         }
         match sample.heap {
@@ -112,25 +107,26 @@ impl Heap {
     }
 
     fn number_of(&mut self, stack: &Stack) -> usize {
-        if let Some(number) = self.numbers.get(stack) {
-            return *number;
-        }
-        let all_others = Stack { waited: Some(Waited::OtherStacks), ..Stack::new() };
-        let is_full = self.bytes + stack.bytes() > MOST_BYTES;
-        if is_full && *stack != all_others {
-            return self.number_of(&all_others);
-        }
-        let stack = Arc::new(stack.clone());
-        self.bytes += stack.bytes() + size_of::<HeapStack>();
-        let none = Amounts::default();
-        self.stacks.push(HeapStack { stack: Arc::clone(&stack), allocated: none, seen: none });
-        self.numbers.insert(stack, self.stacks.len() - 1);
-        self.stacks.len() - 1
+        let left = MOST_BYTES.saturating_sub(self.bytes());
+        let stack = self.stacks.add_within(stack.entries(), left).unwrap_or_else(|| {
+            let waited = Some(Waited::OtherStacks);
+            self.stacks.add(Stack { waited, ..Stack::new() }.entries())
+        });
+        *self.numbers.entry(stack).or_insert_with(|| {
+            let none = Amounts::default();
+            self.known.push(HeapStack { stack, allocated: none, seen: none });
+            self.known.len() - 1
+        })
+    }
+
+    /// The memory of the stacks.
+    fn bytes(&self) -> usize {
+        self.stacks.bytes() + size_of_val(self.known.as_slice())
     }
 
     /// What is in use, by the number of the stack.
     fn in_use(&mut self) -> Vec<Amounts> {
-        let mut in_use = vec![Amounts::default(); self.stacks.len()];
+        let mut in_use = vec![Amounts::default(); self.known.len()];
         self.blocks.retain(|place, block| {
             let is_in_use = sys::is_in_use(sys::TrackedBlock { place: *place, uses: block.uses });
             if let Some(sum) = in_use.get_mut(block.stack).filter(|_| is_in_use) {
@@ -141,13 +137,17 @@ impl Heap {
         in_use
     }
 
-    /// The caller sets `is_taken` once it has the answer.
-    fn weights(&mut self, part: HeapPart, is_taken: &Arc<AtomicBool>) -> Vec<StackWeight<'_>> {
+    /// What a profile shows of each stack. The caller sets `is_taken` once it has the answer.
+    fn weights(
+        &mut self,
+        part: HeapPart,
+        is_taken: &Arc<AtomicBool>,
+    ) -> Vec<(StackId, Vec<(SampleKind, u64)>)> {
         let answered = self.answered.take_if(|_| part == HeapPart::Growth);
         if let Some((seen, was_taken)) = answered
             && was_taken.load(Ordering::Relaxed)
         {
-            for (stack, seen) in self.stacks.iter_mut().zip(seen) {
+            for (stack, seen) in self.known.iter_mut().zip(seen) {
                 stack.seen = seen;
             }
         }
@@ -155,26 +155,25 @@ impl Heap {
         if part == HeapPart::Growth {
             self.answered = Some((in_use.clone(), Arc::clone(is_taken)));
         }
-        let mut weights = Vec::new();
-        for (HeapStack { stack, allocated, seen }, now) in self.stacks.iter().zip(in_use) {
-            let mut add = |kind, weight: u64| {
-                let one = StackWeight { stack, link: None, kind, weight };
-                weights.extend((weight > 0).then_some(one));
+        let weights = |(HeapStack { stack, allocated, seen }, now): (&HeapStack, Amounts)| {
+            let in_use = match part {
+                HeapPart::All => now,
+                HeapPart::Growth => Amounts {
+                    bytes: now.bytes.saturating_sub(seen.bytes),
+                    blocks: now.blocks.saturating_sub(seen.blocks),
+                },
             };
-            match part {
-                HeapPart::All => {
-                    add(SampleKind::AllocatedBytes, allocated.bytes);
-                    add(SampleKind::Allocations, allocated.blocks);
-                    add(SampleKind::InUseBytes, now.bytes);
-                    add(SampleKind::InUseBlocks, now.blocks);
-                }
-                HeapPart::Growth => {
-                    add(SampleKind::InUseBytes, now.bytes.saturating_sub(seen.bytes));
-                    add(SampleKind::InUseBlocks, now.blocks.saturating_sub(seen.blocks));
-                }
-            }
-        }
-        weights
+            let allocated = Some(allocated).filter(|_| part == HeapPart::All);
+            let Amounts { bytes, blocks } = allocated.copied().unwrap_or_default();
+            let weights = [
+                (SampleKind::AllocatedBytes, bytes),
+                (SampleKind::Allocations, blocks),
+                (SampleKind::InUseBytes, in_use.bytes),
+                (SampleKind::InUseBlocks, in_use.blocks),
+            ];
+            (*stack, weights.into_iter().filter(|(_, weight)| *weight > 0).collect())
+        };
+        self.known.iter().zip(in_use).map(weights).collect()
     }
 }
 
@@ -182,7 +181,10 @@ impl Heap {
 pub(super) fn make_heap(collector: &mut Collector, request: HeapRequest) -> Job {
     let HeapRequest { part, reply, is_taken } = request;
     let id = ProfileId::random().unwrap_or(ProfileId::NONE);
-    let weights = collector.copied.heap.weights(part, &is_taken);
+    let heap = &mut collector.copied.heap;
+    let weights = heap.weights(part, &is_taken).into_iter();
+    let stacks = &heap.stacks;
+    let weights = weights.map(|(stack, weights)| (stacks.frames(stack), None, weights));
     let (mut profile, modules) = ProfileAssembler::profile_of_stacks(
         &collector.pending,
         collector.unwinder.modules(),
@@ -280,11 +282,12 @@ mod tests {
         heap.add(&of_span, &stack(1), &counters);
         let taken = Arc::default();
         let weights = heap.weights(HeapPart::All, &taken);
-        let weights: Vec<_> = weights.iter().map(|one| (one.kind, one.weight)).collect();
+        let weights: Vec<_> = weights.into_iter().flat_map(|(_, weights)| weights).collect();
         let (bytes, count) = (SampleKind::AllocatedBytes, SampleKind::Allocations);
         assert_eq!(weights, [(bytes, 40), (count, 4), (bytes, 20), (count, 2)]);
         assert_eq!(counters.snapshot().allocations.dropped_not_tracked, 3);
-        assert!(heap.weights(HeapPart::Growth, &taken).is_empty(), "nothing is known to be in use");
+        let grown = heap.weights(HeapPart::Growth, &taken);
+        assert!(grown.iter().all(|(_, it)| it.is_empty()), "nothing is known to be in use");
     }
 
     #[test]
@@ -297,10 +300,11 @@ mod tests {
         for number in 0..10_000_u64 {
             heap.add(&sample(HeapUse::NotTracked, 1), &deep(number), &counters);
         }
-        assert!(heap.bytes <= MOST_BYTES + deep(0).bytes());
-        let others = heap.stacks.last().unwrap();
-        assert_eq!(others.stack.waited, Some(Waited::OtherStacks));
-        let sum: u64 = heap.stacks.iter().map(|stack| stack.allocated.bytes).sum();
+        assert!(heap.bytes() <= MOST_BYTES + 1_024);
+        let others = heap.known.last().unwrap();
+        let mut others_frames = heap.stacks.frames(others.stack);
+        assert_eq!(others_frames.next(), Some(StackEntry::Waited(Waited::OtherStacks)));
+        let sum: u64 = heap.known.iter().map(|stack| stack.allocated.bytes).sum();
         assert_eq!(sum, 10_000);
     }
 }

@@ -2,12 +2,15 @@
 
 use super::run::Collector;
 use super::sampled::Sampled;
+use super::stack::StackEntry;
 
 /// Updates the list of libraries, if stacks may be unwound soon, and forgets those that nothing refers to.
 pub(super) fn refresh(collector: &mut Collector) {
-    let waiting = collector.sampled.iter().filter_map(Sampled::waiting).map(|wait| &wait.stack);
-    let stacks = collector.pending.stacks().chain(collector.copied.heap.stacks()).chain(waiting);
-    collector.unwinder.forget_modules(stacks.flat_map(|stack| stack.all_frames()));
+    let waiting = collector.sampled.iter().filter_map(Sampled::waiting);
+    let waiting = waiting.flat_map(|wait| wait.stack.entries());
+    let stored = [&collector.pending.stacks, &collector.copied.heap.stacks].into_iter();
+    let stored = stored.flat_map(|stacks| stacks.nodes().map(|(_, entry)| entry));
+    collector.unwinder.forget_modules(waiting.chain(stored).filter_map(StackEntry::code));
     if !collector.sampled.is_empty() || collector.sampled.has_parked() {
         collector.unwinder.refresh();
     }

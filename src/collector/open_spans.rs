@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use super::build::{ProfileAssembler, StackWeight};
+use super::build::ProfileAssembler;
 use super::command::Command;
 use super::copied::unwound;
 use super::engine::Engine;
@@ -131,11 +131,8 @@ pub(super) fn find_open(
             numbers.entry(key).or_insert(number);
         }
     }
-    let stacks = places.iter().enumerate().map(|(number, (_, place))| StackWeight {
-        stack: &place.stack,
-        link: Some(number.to_string()),
-        kind: SampleKind::Await,
-        weight: 1,
+    let stacks = places.iter().enumerate().map(|(number, (_, place))| {
+        (place.stack.entries(), Some(number.to_string()), vec![(SampleKind::Await, 1)])
     });
     let spans = open.iter().map(|slot| {
         let number = numbers.get(&slot.key).copied().filter(|number| {

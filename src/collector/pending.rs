@@ -2,10 +2,10 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::pending_span::{BYTES_A_SPAN, SHOWN_IF_LOST};
-pub(super) use super::pending_span::{PendingSample, PendingSpan, PendingWait};
-use super::stack::Stack;
-use crate::profile::SampleKind;
+use super::pending_span::BYTES_A_SPAN;
+pub(super) use super::pending_span::{Added, Lost, NewSample, PendingSpan, StoredSample};
+use super::stack::StackEntry;
+use crate::profile::{SampleKind, StackId, StackTree};
 use crate::span::{SampleCounts, SpanInfo, SpanKey};
 use crate::sys::OsThread;
 
@@ -13,8 +13,11 @@ use crate::sys::OsThread;
 #[derive(Debug)]
 pub(super) struct Pending {
     spans: HashMap<SpanKey, PendingSpan>,
+    /// The stacks of all samples.
+    pub(super) stacks: StackTree<StackEntry>,
     /// The spans of each local root, including the root.
     roots: HashMap<SpanKey, Vec<SpanKey>>,
+    /// The memory of all spans, without their stacks.
     bytes: usize,
     budget_bytes: usize,
     most_samples: usize,
@@ -24,26 +27,14 @@ pub(super) struct Pending {
     has_lost: bool,
 }
 
-/// What happened to an added sample.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Added {
-    Kept,
-    /// The sample was merged into others, or others into it.
-    Downsampled(u64),
-    /// Out of memory: only its CPU time is kept.
-    Lost,
-    /// Too many spans: its CPU time goes to the root of its span.
-    Refused,
-}
-
 /// A span beyond the limit of pending spans.
 #[derive(Debug, Default)]
 struct Refused {
     known: Option<SpanInfo>,
     /// The round in which the span was first refused.
     round: u64,
-    lost: u64,
-    lost_ns: u64,
+    /// CPU time.
+    lost: Lost,
 }
 
 /// A closed span with all closed spans inside it.
@@ -61,13 +52,10 @@ struct ClosedTree {
 const REFUSED_TIMES: usize = 4;
 
 impl Pending {
-    pub(super) fn stacks(&self) -> impl Iterator<Item = &Stack> {
-        self.spans.values().flat_map(|span| span.stacks.iter())
-    }
-
     pub(super) fn new(budget_bytes: usize, most_samples: usize, most_spans: usize) -> Self {
         Self {
             spans: HashMap::new(),
+            stacks: StackTree::default(),
             roots: HashMap::new(),
             bytes: 0,
             budget_bytes,
@@ -79,88 +67,51 @@ impl Pending {
     }
 
     /// Adds a sample to a span. `round` is the current one.
-    pub(super) fn add(
-        &mut self,
-        span: SpanKey,
-        time_ns: u64,
-        weight_ns: u64,
-        thread: OsThread,
-        stack: &Stack,
-        round: u64,
-    ) -> Added {
+    pub(super) fn add(&mut self, span: SpanKey, sample: NewSample<'_>, round: u64) -> Added {
+        let NewSample { kind, time_ns, weight, thread, stack } = sample;
+        let is_on_cpu = kind == SampleKind::OnCpu;
         let Some(span) = self.place_of(span) else {
-            if let Some(refused) = self.refused_entry(span, round) {
-                refused.lost += 1;
-                refused.lost_ns += weight_ns;
+            if is_on_cpu && let Some(refused) = self.refused_entry(span, round) {
+                refused.lost += Lost { count: 1, weight };
             }
             return Added::Refused;
         };
-        let pending = span_of(&mut self.spans, &mut self.bytes, span, round);
+        let bytes = &mut self.bytes;
+        let pending = span_of(&mut self.spans, bytes, span, round);
         pending.last_ns = pending.last_ns.max(time_ns);
-        pending.skipped += 1;
-        pending.skipped_ns = pending.skipped_ns.saturating_add(weight_ns);
-        if pending.skipped < pending.keep_every {
-            pending.losses.downsampled += 1;
-            return Added::Downsampled(1);
-        }
-        pending.skipped = 0;
-        let weight_ns = std::mem::take(&mut pending.skipped_ns);
-        let needed = size_of::<PendingSample>()
-            + pending.stacks.cost(stack)
-            + pending.stacks.thread_cost(thread);
-        if self.bytes + needed > self.budget_bytes {
-            // The samples that were merged into it are already counted as downsampled.
-            pending.losses.lost += 1;
-            self.has_lost = true;
-            pending.lost_ns += weight_ns;
-            return Added::Lost;
-        }
-        self.bytes += needed;
-        let (stack, thread) = (pending.stacks.add(stack), pending.stacks.add_thread(thread));
-        pending.samples.push(PendingSample { time_ns, stack, thread, weight_ns });
-        if pending.samples.len() <= self.most_samples {
-            return Added::Kept;
-        }
-        let before = pending.samples.len();
-        pending.downsample();
-        let downsampled = before - pending.samples.len();
-        pending.losses.downsampled += downsampled as u64;
-        self.bytes -= downsampled * size_of::<PendingSample>();
-        Added::Downsampled(downsampled as u64)
-    }
-
-    /// Adds a wait to a span. `round` is the current one. Returns false if there is no memory for it; then only its
-    /// time is kept.
-    pub(super) fn add_wait(
-        &mut self,
-        span: SpanKey,
-        wait: PendingWait,
-        thread: Option<OsThread>,
-        stack: &Stack,
-        round: u64,
-    ) -> bool {
-        let Some(span) = self.place_of(span) else { return false };
-        let pending = span_of(&mut self.spans, &mut self.bytes, span, round);
-        pending.last_ns = pending.last_ns.max(wait.time_ns);
-        let needed = size_of::<PendingWait>()
-            + pending.stacks.cost(stack)
-            + thread.map_or(0, |thread| pending.stacks.thread_cost(thread));
+        let of_kind = pending.of_kind(kind, bytes);
+        let weight = match of_kind.admit(kind, weight, self.most_samples) {
+            Ok(weight) => weight,
+            Err(added) => return added,
+        };
         // The others leave half of the memory to what ran and was blocked.
-        let budget_bytes = match wait.kind {
+        let budget_bytes = match kind {
             SampleKind::OnCpu | SampleKind::OffCpu => self.budget_bytes,
             _ => self.budget_bytes / 2,
         };
-        let of_kind = pending.of_kinds.entry(wait.kind).or_default();
-        if self.bytes + needed > budget_bytes || of_kind.count >= self.most_samples {
-            of_kind.lost += if SHOWN_IF_LOST.contains(&wait.kind) { wait.weight } else { 0 };
-            return false;
+        let used = *bytes + self.stacks.bytes() + size_of::<StoredSample>();
+        let left = budget_bytes.checked_sub(used);
+        let entries = || thread.map(StackEntry::Thread).into_iter().chain(stack.entries());
+        let Some(stack) = left.and_then(|left| self.stacks.add_within(entries(), left)) else {
+            // The samples that were merged into it are already counted as downsampled.
+            of_kind.lose(kind, Lost { count: 1, weight });
+            self.has_lost |= is_on_cpu;
+            return Added::Lost;
+        };
+        let new = StoredSample { time_ns, weight, stack };
+        of_kind.push(new, self.most_samples, &mut self.stacks, bytes)
+    }
+
+    /// The thread of a sample, and the rest of its stack.
+    pub(super) fn thread_and_stack(&self, sample: &StoredSample) -> (Option<OsThread>, StackId) {
+        match self.stacks.split(sample.stack) {
+            Some((StackEntry::Thread(thread), stack)) => (Some(thread), stack),
+            _ => (None, sample.stack),
         }
-        of_kind.count += 1;
-        self.bytes += needed;
-        let stack = pending.stacks.add(stack);
-        let thread = thread.map_or(u32::MAX, |thread| pending.stacks.add_thread(thread));
-        pending.waits.push(PendingWait { stack, thread, ..wait });
-        true
+    }
+
+    fn used_bytes(&self) -> usize {
+        self.bytes + self.stacks.bytes()
     }
 
     fn has_place(&self, span: SpanKey) -> bool {
@@ -190,8 +141,8 @@ impl Pending {
         for refused in self.refused.values_mut() {
             let root = refused.known.and_then(|known| self.spans.get_mut(&known.root));
             if let Some(root) = root {
-                root.losses.lost += std::mem::take(&mut refused.lost);
-                root.lost_ns += std::mem::take(&mut refused.lost_ns);
+                let lost = std::mem::take(&mut refused.lost);
+                root.of_kind(SampleKind::OnCpu, &mut self.bytes).lost += lost;
             }
         }
     }
@@ -213,8 +164,9 @@ impl Pending {
         let refused = self.refused.remove(&span).unwrap_or_default();
         let pending = span_of(&mut self.spans, &mut self.bytes, span, round);
         // The span is no longer refused.
-        pending.losses.lost += refused.lost;
-        pending.lost_ns += refused.lost_ns;
+        if refused.lost != Lost::default() {
+            pending.of_kind(SampleKind::OnCpu, &mut self.bytes).lost += refused.lost;
+        }
         if pending.known.replace(known).is_none() {
             self.roots.entry(known.root).or_default().push(span);
         }
@@ -222,7 +174,7 @@ impl Pending {
 
     /// Whether a sample was lost and memory has been short since.
     pub(super) fn is_memory_short(&mut self) -> bool {
-        let has_room = self.bytes + SOME_STACKS <= self.budget_bytes;
+        let has_room = self.used_bytes() + SOME_STACKS <= self.budget_bytes;
         self.has_lost &= !has_room || self.spans.len() >= self.most_spans;
         self.has_lost
     }
@@ -298,6 +250,7 @@ impl Pending {
     pub(super) fn clear(&mut self, span: SpanKey) {
         if let Some(pending) = self.spans.get_mut(&span) {
             self.bytes -= pending.bytes() - BYTES_A_SPAN;
+            pending.release(&mut self.stacks);
             *pending = PendingSpan {
                 known: pending.known,
                 ids: pending.ids,
@@ -322,7 +275,7 @@ impl Pending {
     /// short, their CPU time goes to the root as lost. Spares roots for which `is_reserved` returns true. Returns how many
     /// samples were dropped, and whether memory was the reason.
     pub(super) fn evict_closed(&mut self, is_reserved: impl Fn(SpanKey) -> bool) -> (u64, bool) {
-        let is_memory_short = self.bytes > self.budget_bytes / 4 * 3;
+        let is_memory_short = self.used_bytes() > self.budget_bytes / 4 * 3;
         if !self.is_over(3) {
             return (0, is_memory_short);
         }
@@ -350,10 +303,10 @@ impl Pending {
             }
             let around = tree.around.filter(|around| self.spans.contains_key(around));
             for (span, root) in tree.spans {
-                samples += match around.filter(|_| !is_memory_short) {
+                match around.filter(|_| !is_memory_short) {
                     Some(around) => self.fold(span, around),
-                    None => self.evict(span, root),
-                };
+                    None => samples += self.evict(span, root),
+                }
             }
         }
         let spans = &self.spans;
@@ -363,55 +316,52 @@ impl Pending {
 
     /// Whether more than `quarters` quarters of the memory or of the span limit are used.
     fn is_over(&self, quarters: usize) -> bool {
-        self.bytes > self.budget_bytes / 4 * quarters
+        self.used_bytes() > self.budget_bytes / 4 * quarters
             || self.spans.len() > self.most_spans / 4 * quarters
     }
 
-    /// Moves what a span has into one around it. Returns how many samples were lost.
-    fn fold(&mut self, span: SpanKey, around: SpanKey) -> u64 {
-        let Some(from) = self.spans.remove(&span) else { return 0 };
+    /// Moves what a span has into one around it.
+    fn fold(&mut self, span: SpanKey, around: SpanKey) {
+        let Some(from) = self.spans.remove(&span) else { return };
         self.bytes -= from.bytes();
-        let mut lost = 0;
-        for sample in &from.samples {
-            let (thread, stack) = (from.thread(sample.thread), from.stack(sample.stack));
-            if let Some((thread, stack)) = thread.zip(stack) {
-                let added = self.add(around, sample.time_ns, sample.weight_ns, thread, stack, 0);
-                lost += u64::from(added == Added::Lost);
+        let (bytes, stacks, most) = (&mut self.bytes, &mut self.stacks, self.most_samples);
+        let Some(around) = self.spans.get_mut(&around) else { return from.release(stacks) };
+        around.losses += from.losses;
+        around.last_ns = around.last_ns.max(from.last_ns);
+        for (kind, moved) in from.kinds {
+            let of_kind = around.of_kind(kind, bytes);
+            let skipped = &mut of_kind.downsampling.skipped_weight;
+            *skipped = skipped.saturating_add(moved.downsampling.skipped_weight);
+            of_kind.downsampled += moved.downsampled;
+            of_kind.lost += moved.lost;
+            for sample in moved.samples {
+                let Ok(weight) = of_kind.admit(kind, sample.weight, most) else {
+                    stacks.remove(sample.stack);
+                    continue;
+                };
+                of_kind.push(StoredSample { weight, ..sample }, most, stacks, bytes);
             }
         }
-        for wait in &from.waits {
-            if let Some(stack) = from.stack(wait.stack) {
-                self.add_wait(around, *wait, from.thread(wait.thread), stack, 0);
-            }
-        }
-        self.note(around, |around| {
-            around.losses += from.losses;
-            around.lost_ns += from.lost_ns;
-            around.skipped_ns = around.skipped_ns.saturating_add(from.skipped_ns);
-            for (kind, of_kind) in &from.of_kinds {
-                around.of_kinds.entry(*kind).or_default().lost += of_kind.lost;
-            }
-        });
-        lost
     }
 
     fn evict(&mut self, span: SpanKey, root: SpanKey) -> u64 {
         let Some(pending) = self.spans.remove(&span) else { return 0 };
         self.bytes -= pending.bytes();
-        let weights = pending.samples.iter().map(|sample| sample.weight_ns);
-        let lost_ns = pending.lost_ns + pending.skipped_ns + weights.sum::<u64>();
-        let samples = pending.samples.len() as u64;
+        pending.release(&mut self.stacks);
         if let Some(root) = self.spans.get_mut(&root) {
             root.losses += pending.losses;
-            root.losses.lost += samples;
-            root.lost_ns += lost_ns;
-            for kind in SHOWN_IF_LOST {
-                let lost = pending.lost(kind) + pending.weight_of(kind);
-                root.of_kinds.entry(kind).or_default().lost += lost;
-            }
             root.last_ns = root.last_ns.max(pending.last_ns);
+            for (kind, of_kind) in &pending.kinds {
+                let weights = of_kind.samples.iter().map(|sample| sample.weight);
+                let weight = of_kind.downsampling.skipped_weight + weights.sum::<u64>();
+                let count = of_kind.samples.len() as u64;
+                let of_root = root.of_kind(*kind, &mut self.bytes);
+                of_root.lost += of_kind.lost;
+                of_root.lose(*kind, Lost { count, weight });
+                of_root.downsampled += of_kind.downsampled;
+            }
         }
-        samples
+        pending.samples(SampleKind::OnCpu).len() as u64
     }
 
     /// Drops a root and all its spans.
@@ -424,6 +374,7 @@ impl Pending {
     fn remove_span(&mut self, span: SpanKey) {
         if let Some(pending) = self.spans.remove(&span) {
             self.bytes -= pending.bytes();
+            pending.release(&mut self.stacks);
         }
     }
 
@@ -450,7 +401,8 @@ impl Pending {
             .collect();
         let mut samples = 0;
         for span in unknown {
-            samples += self.spans.get(&span).map_or(0, |pending| pending.samples.len() as u64);
+            let pending = self.spans.get(&span);
+            samples += pending.map_or(0, |pending| pending.samples(SampleKind::OnCpu).len() as u64);
             self.remove_span(span);
         }
         samples
@@ -475,7 +427,9 @@ const SOME_STACKS: usize = 16 * 1024;
 
 #[cfg(test)]
 mod tests {
+    use super::super::stack::Stack;
     use super::*;
+    use crate::profile::Downsampling;
     use crate::span::RegistryId;
     use crate::unwind::ModuleAddress;
 
@@ -486,6 +440,22 @@ mod tests {
 
     fn stack(address: u64) -> Stack {
         Stack { frames: vec![ModuleAddress::new(None, address)], ..Stack::new() }
+    }
+
+    fn ran(time_ns: u64, weight: u64, stack: &Stack) -> NewSample<'_> {
+        NewSample { kind: SampleKind::OnCpu, time_ns, weight, thread: Some(THREAD), stack }
+    }
+
+    fn samples(span: &PendingSpan) -> &[StoredSample] {
+        span.samples(SampleKind::OnCpu)
+    }
+
+    fn weight(span: &PendingSpan) -> u64 {
+        samples(span).iter().map(|sample| sample.weight).sum()
+    }
+
+    fn lost(span: &PendingSpan) -> Lost {
+        span.lost(SampleKind::OnCpu)
     }
 
     fn key(number: u64) -> SpanKey {
@@ -514,7 +484,7 @@ mod tests {
             pending.register(child, known(Some(root)), 1);
             pending.register(grandchild, known(Some(child)), 1);
             for span in [child, grandchild] {
-                assert_eq!(pending.add(span, number, 3, THREAD, &stack, 1), Added::Kept);
+                assert_eq!(pending.add(span, ran(number, 3, &stack), 1), Added::Kept);
                 weight_ns += 3;
                 pending.close(span);
             }
@@ -524,15 +494,9 @@ mod tests {
         }
         let spans = pending.of_root(root).to_vec();
         assert_eq!(spans.len(), pending.spans.len());
-        let left: u64 = spans
-            .iter()
-            .filter_map(|span| pending.get(*span))
-            .flat_map(|span| &span.samples)
-            .map(|sample| sample.weight_ns)
-            .sum();
-        let root = pending.get(root).unwrap();
-        assert_eq!(root.losses.lost, given_up);
-        assert_eq!(root.lost_ns + left, weight_ns);
+        let left: u64 = spans.iter().filter_map(|span| pending.get(*span)).map(weight).sum();
+        let lost = lost(pending.get(root).unwrap());
+        assert_eq!((lost.count, lost.weight + left), (given_up, weight_ns));
         let whole = |span: &SpanKey| pending.ancestors(*span).last() == spans.first().copied();
         assert!(spans.iter().skip(1).all(whole));
     }
@@ -541,13 +505,14 @@ mod tests {
     fn equal_stacks_are_held_once() {
         let mut pending = Pending::new(PLENTY, 100, SPANS);
         for time in 0..10 {
-            pending.add(SPAN, time, 1, THREAD, &stack(7), 0);
+            pending.add(SPAN, ran(time, 1, &stack(7)), 0);
         }
-        pending.add(SPAN, 11, 1, THREAD, &stack(8), 0);
+        pending.add(SPAN, ran(11, 1, &stack(8)), 0);
         let span = pending.get(SPAN).unwrap();
-        assert_eq!(span.samples.len(), 11);
-        assert_eq!(span.stacks.count(), 2);
+        assert_eq!(samples(span).len(), 11);
         assert_eq!(pending.bytes, span.bytes());
+        // Both below one thread each.
+        assert_eq!(pending.stacks.bytes(), 4 * StackTree::<StackEntry>::BYTES_A_NODE);
     }
 
     #[test]
@@ -555,32 +520,33 @@ mod tests {
         let mut pending = Pending::new(PLENTY, 100, SPANS);
         let mut downsampled = 0;
         for time in 0..1_000 {
-            if let Added::Downsampled(count) = pending.add(SPAN, time, 3, THREAD, &stack(7), 0) {
+            if let Added::Downsampled(count) = pending.add(SPAN, ran(time, 3, &stack(7)), 0) {
                 downsampled += count;
             }
         }
         let span = pending.get(SPAN).unwrap();
-        assert!(span.samples.len() <= 100 && span.samples.len() > 40);
-        let weight: u64 = span.samples.iter().map(|s| s.weight_ns).sum();
-        assert_eq!(weight + span.skipped_ns, 3_000);
-        let uniform = 3 * u64::from(span.keep_every);
-        assert!(span.samples.iter().all(|sample| sample.weight_ns == uniform));
-        assert_eq!(downsampled + span.samples.len() as u64, 1_000);
+        let samples = samples(span);
+        assert!(samples.len() <= 100 && samples.len() > 40);
+        let Downsampling { every, skipped_weight, .. } =
+            &span.kinds[&SampleKind::OnCpu].downsampling;
+        assert_eq!(weight(span) + skipped_weight, 3_000);
+        let uniform = 3 * *every as u64;
+        assert!(samples.iter().all(|sample| sample.weight == uniform));
+        assert_eq!(downsampled + samples.len() as u64, 1_000);
         // They are spread evenly.
-        let half = span.samples.iter().filter(|s| s.time_ns < 500).count();
-        assert!(half.abs_diff(span.samples.len() / 2) <= 2);
+        let half = samples.iter().filter(|s| s.time_ns < 500).count();
+        assert!(half.abs_diff(samples.len() / 2) <= 2);
         assert_eq!(pending.bytes, span.bytes());
     }
 
     #[test]
     fn without_memory_the_cpu_time_is_kept() {
         let mut pending = Pending::new(1_000, 100, SPANS);
-        let lost =
-            (0..100).filter(|i| pending.add(SPAN, *i, 3, THREAD, &stack(*i), 0) == Added::Lost);
-        let lost = lost.count() as u64;
-        assert!(lost > 50);
+        let mut add = |i: u64| pending.add(SPAN, ran(i, 3, &stack(i)), 0);
+        let count = (0..100).filter(|i| add(*i) == Added::Lost).count() as u64;
+        assert!(count > 50);
         let span = pending.get(SPAN).unwrap();
-        assert_eq!((span.losses.lost, span.lost_ns), (lost, lost * 3));
+        assert_eq!(lost(span), Lost { count, weight: count * 3 });
         assert!(pending.bytes <= 1_000);
     }
 
@@ -589,15 +555,16 @@ mod tests {
     fn awaits_leave_half_of_the_memory_to_samples() {
         let mut pending = Pending::new(64 * 1024, 1 << 20, SPANS);
         let span = SpanKey::new(1).unwrap();
-        let wait = |kind| PendingWait { kind, time_ns: 0, weight: 1, stack: 0, thread: 0 };
-        let add =
-            |pending: &mut Pending, kind| pending.add_wait(span, wait(kind), None, &stack(7), 1);
+        let stack = stack(7);
+        let wait = |kind| NewSample { kind, time_ns: 0, weight: 1, thread: None, stack: &stack };
+        let add = |pending: &mut Pending, kind| pending.add(span, wait(kind), 1) == Added::Kept;
         let awaits = (0..10_000).take_while(|_| add(&mut pending, SampleKind::Await)).count();
         assert!(awaits > 100 && pending.bytes <= pending.budget_bytes / 2, "{awaits}");
         assert!(!add(&mut pending, SampleKind::Delay));
         assert!(add(&mut pending, SampleKind::OffCpu));
-        assert_eq!(pending.add(span, 0, 3, THREAD, &stack(7), 1), Added::Kept);
-        assert_eq!(pending.get(span).unwrap().lost(SampleKind::OffCpu), 0, "awaits are no waits");
+        assert_eq!(pending.add(span, ran(0, 3, &stack), 1), Added::Kept);
+        let lost = pending.get(span).unwrap().lost(SampleKind::OffCpu);
+        assert_eq!(lost, Lost::default(), "awaits are no waits");
     }
 
     #[test]
@@ -607,30 +574,24 @@ mod tests {
         for span in 2..10 {
             // The sample may be drained before or after the span is registered.
             if span % 2 == 0 {
-                pending.add(key(span), 0, 3, THREAD, &stack(1), 0);
+                pending.add(key(span), ran(0, 3, &stack(1)), 0);
             }
             pending.register(key(span), known(1, Some(1)), 0);
-            pending.add(key(span), 0, 3, THREAD, &stack(1), 0);
+            pending.add(key(span), ran(0, 3, &stack(1)), 0);
         }
         pending.charge_refused();
         assert_eq!(pending.spans.len(), 4);
-        let left: u64 = pending
-            .spans
-            .values()
-            .flat_map(|span| &span.samples)
-            .map(|sample| sample.weight_ns)
-            .sum();
-        let root = pending.get(key(1)).unwrap();
-        assert_eq!(left + root.lost_ns, 12 * 3);
+        let left: u64 = pending.spans.values().map(weight).sum();
+        assert_eq!(left + lost(pending.get(key(1)).unwrap()).weight, 12 * 3);
         // A span that is registered later keeps its earlier losses.
         pending.most_spans = 5;
-        pending.add(key(30), 0, 3, THREAD, &stack(1), 0);
+        pending.add(key(30), ran(0, 3, &stack(1)), 0);
         pending.register(key(30), known(1, Some(1)), 0);
-        assert_eq!(pending.get(key(30)).unwrap().samples.len(), 1);
-        assert_eq!(pending.add(key(31), 0, 3, THREAD, &stack(1), 0), Added::Refused);
+        assert_eq!(samples(pending.get(key(30)).unwrap()).len(), 1);
+        assert_eq!(pending.add(key(31), ran(0, 3, &stack(1)), 0), Added::Refused);
         pending.most_spans = 6;
         pending.register(key(31), known(1, Some(1)), 0);
-        assert_eq!(pending.get(key(31)).unwrap().lost_ns, 3);
+        assert_eq!(lost(pending.get(key(31)).unwrap()).weight, 3);
         for span in 2..10 {
             pending.close(key(span));
         }
@@ -646,7 +607,7 @@ mod tests {
         let mut pending = Pending::new(PLENTY, 100_000, 100);
         pending.register(key(1), known(1, None), 0);
         pending.register(key(2), known(1, Some(1)), 0);
-        let mut samples = 0;
+        let (waiting, mut count) = (stack(8), 0);
         for round in 0..50 {
             let mut closed = Vec::new();
             // In each round ten times three spans inside each other, and more than there is room for in the last ones.
@@ -654,12 +615,12 @@ mod tests {
                 let first = 100 + round * 1_000 + tree * 3;
                 for (span, parent) in [(first, 2), (first + 1, first), (first + 2, first + 1)] {
                     pending.register(key(span), known(1, Some(parent)), round);
-                    let added = pending.add(key(span), round, 3, THREAD, &stack(span % 7), round);
+                    let added = pending.add(key(span), ran(round, 3, &stack(span % 7)), round);
                     assert_eq!(added, Added::Kept, "{round} {tree}");
                     let kind = SampleKind::OffCpu;
-                    let wait = PendingWait { kind, time_ns: round, weight: 5, stack: 0, thread: 0 };
-                    assert!(pending.add_wait(key(span), wait, Some(THREAD), &stack(8), round));
-                    samples += 1;
+                    let wait = NewSample { kind, ..ran(round, 5, &waiting) };
+                    assert_eq!(pending.add(key(span), wait, round), Added::Kept);
+                    count += 1;
                     closed.push(key(span));
                 }
             }
@@ -669,12 +630,13 @@ mod tests {
         }
         let spans = || pending.spans.values();
         assert!(spans().count() <= 100);
-        let taken: u64 = spans().map(|span| span.samples.len() as u64).sum();
-        let waits: u64 = spans().map(|span| span.waits.len() as u64).sum();
-        assert_eq!((taken, waits), (samples, samples));
-        assert_eq!(spans().map(|span| span.losses.lost).sum::<u64>(), 0);
-        assert!(pending.get(key(2)).unwrap().samples.len() > 1_000, "the nearest one that is open");
-        assert_eq!(pending.get(key(1)).unwrap().samples.len(), 0);
+        let taken: usize = spans().map(|span| samples(span).len()).sum();
+        let waits: usize = spans().map(|span| span.samples(SampleKind::OffCpu).len()).sum();
+        assert_eq!((taken, waits), (count, count));
+        assert!(spans().all(|span| lost(span) == Lost::default()));
+        let nearest = pending.get(key(2)).unwrap();
+        assert!(samples(nearest).len() > 1_000, "the nearest one that is open");
+        assert_eq!(samples(pending.get(key(1)).unwrap()).len(), 0);
         let bytes: usize = spans().map(PendingSpan::bytes).sum();
         assert_eq!(pending.bytes, bytes);
     }
@@ -684,7 +646,7 @@ mod tests {
         let mut pending = Pending::new(PLENTY, 100, SPANS);
         for (span, parent) in [(1, None), (2, Some(1)), (3, Some(2))] {
             pending.register(key(span), known(1, parent), 0);
-            pending.add(key(span), 0, 1, THREAD, &stack(span), 0);
+            pending.add(key(span), ran(0, 1, &stack(span)), 0);
         }
         pending.register(key(9), known(9, None), 0);
         assert_eq!(pending.of_root(key(1)), [key(1), key(2), key(3)]);
@@ -733,8 +695,8 @@ mod tests {
     #[test]
     fn unregistered_spans_are_forgotten_in_the_next_round() {
         let mut pending = Pending::new(PLENTY, 100, SPANS);
-        pending.add(key(1), 0, 1, THREAD, &stack(1), 5);
-        pending.add(key(2), 0, 1, THREAD, &stack(1), 5);
+        pending.add(key(1), ran(0, 1, &stack(1)), 5);
+        pending.add(key(2), ran(0, 1, &stack(1)), 5);
         let entered = HashSet::from([key(2)]);
         assert_eq!(pending.remove_unregistered(5, &entered), 0);
         assert_eq!(pending.remove_unregistered(6, &entered), 1);
@@ -746,9 +708,9 @@ mod tests {
     fn exported_samples_are_cleared_and_the_span_stays() {
         let mut pending = Pending::new(PLENTY, 100, SPANS);
         pending.register(SPAN, known(5, None), 0);
-        pending.add(SPAN, 0, 1, THREAD, &stack(1), 0);
+        pending.add(SPAN, ran(0, 1, &stack(1)), 0);
         pending.clear(SPAN);
-        assert!(pending.get(SPAN).unwrap().samples.is_empty());
+        assert!(pending.get(SPAN).unwrap().kinds.is_empty());
         assert_eq!(pending.bytes, BYTES_A_SPAN);
         pending.remove_root(SPAN);
         assert_eq!(pending.bytes, 0);

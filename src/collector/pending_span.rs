@@ -2,36 +2,46 @@
 
 use std::collections::HashMap;
 
-use super::stack::{Stack, Stacks};
-use crate::profile::SampleKind;
+use super::stack::{Stack, StackEntry};
+use crate::profile::{Downsampling, SampleKind, StackId, StackTree};
 use crate::publish::report::Losses;
 use crate::span::{SampleCounts, SpanInfo, TraceIds};
 use crate::sys::OsThread;
 
-/// A sample of a span that is still open, or whose root is: 24 bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct PendingSample {
-    /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
-    pub(super) time_ns: u64,
-    pub(super) stack: u32,
-    pub(super) thread: u32,
-    /// The CPU time that the sample represents.
-    pub(super) weight_ns: u64,
-}
-
-/// A wait of a thread in a span, an await of its future, or what it allocated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct PendingWait {
+/// A sample for a span: of a running thread, a wait of a thread, an await of its future, or what it allocated.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NewSample<'a> {
     pub(super) kind: SampleKind,
-    /// When it began: `CLOCK_MONOTONIC_RAW` in nanoseconds.
+    /// When it was taken, or began: `CLOCK_MONOTONIC_RAW` in nanoseconds.
     pub(super) time_ns: u64,
-    /// In the unit of its kind.
+    /// What it represents, in the unit of its kind.
     pub(super) weight: u64,
-    pub(super) stack: u32,
-    pub(super) thread: u32,
+    pub(super) thread: Option<OsThread>,
+    pub(super) stack: &'a Stack,
 }
 
-/// The samples and waits of one span.
+/// The same, of a span that is still open, or whose root is: 24 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct StoredSample {
+    pub(super) time_ns: u64,
+    pub(super) weight: u64,
+    /// Below its thread, if that is known.
+    pub(super) stack: StackId,
+}
+
+/// What happened to an added sample.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Added {
+    Kept,
+    /// The sample was merged into others, or others into it.
+    Downsampled(u64),
+    /// Out of memory, or too many of a kind that is not downsampled: only its weight is kept.
+    Lost,
+    /// Too many spans: if it is CPU time, that goes to the root of its span.
+    Refused,
+}
+
+/// The samples of one span.
 #[derive(Debug, Default)]
 pub(super) struct PendingSpan {
     pub(super) known: Option<SpanInfo>,
@@ -39,19 +49,9 @@ pub(super) struct PendingSpan {
     pub(super) ids: Option<TraceIds>,
     /// When it closed: `CLOCK_MONOTONIC_RAW` in nanoseconds.
     pub(super) closed_ns: Option<u64>,
-    pub(super) samples: Vec<PendingSample>,
-    pub(super) waits: Vec<PendingWait>,
-    pub(super) of_kinds: HashMap<SampleKind, OfKind>,
-    pub(super) stacks: Stacks,
-    /// One in this many samples is kept.
-    pub(super) keep_every: u32,
-    /// Samples since the last one that was kept, and the CPU time that they represent.
-    pub(super) skipped: u32,
-    pub(super) skipped_ns: u64,
-    /// What its profile lacks, apart from what its stacks show.
+    pub(super) kinds: HashMap<SampleKind, OfKind>,
+    /// What its profile lacks, apart from what its samples and their stacks show.
     pub(super) losses: Losses,
-    /// The CPU time of samples whose stacks were dropped.
-    pub(super) lost_ns: u64,
     /// The time of the last sample.
     pub(super) last_ns: u64,
     /// The round in which the span was first seen.
@@ -60,90 +60,150 @@ pub(super) struct PendingSpan {
     pub(super) is_closed: bool,
 }
 
-/// The waits of a span that are of one kind.
-#[derive(Clone, Copy, Debug, Default)]
+/// The samples of a span that are of one kind.
+#[derive(Debug, Default)]
 pub(super) struct OfKind {
-    pub(super) count: usize,
-    /// The weight of those that did not fit into memory.
-    pub(super) lost: u64,
+    pub(super) samples: Vec<StoredSample>,
+    pub(super) downsampling: Downsampling,
+    /// How many were merged into others.
+    pub(super) downsampled: u64,
+    /// Those without memory that a profile shows all the same.
+    pub(super) lost: Lost,
 }
 
-/// The approximate memory of a span without its samples and stacks.
+/// Samples of which only the weight is left.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Lost {
+    pub(super) count: u64,
+    pub(super) weight: u64,
+}
+
+impl std::ops::AddAssign for Lost {
+    fn add_assign(&mut self, Self { count, weight }: Self) {
+        self.count += count;
+        self.weight = self.weight.saturating_add(weight);
+    }
+}
+
+/// The approximate memory of a span without its samples, and of a kind of samples without them.
 pub(super) const BYTES_A_SPAN: usize = size_of::<PendingSpan>() + 64;
+const BYTES_A_KIND: usize = 2 * size_of::<OfKind>();
 
 impl PendingSpan {
     pub(super) fn new(round: u64) -> Self {
-        Self { keep_every: 1, first_round: round, ..Self::default() }
+        Self { first_round: round, ..Self::default() }
     }
 
-    pub(super) fn stack(&self, number: u32) -> Option<&Stack> {
-        self.stacks.get(number)
+    /// The samples of a kind. Adds the memory of what is new to `bytes`.
+    pub(super) fn of_kind(&mut self, kind: SampleKind, bytes: &mut usize) -> &mut OfKind {
+        self.kinds.entry(kind).or_insert_with(|| {
+            *bytes += BYTES_A_KIND;
+            OfKind::default()
+        })
     }
 
-    pub(super) fn thread(&self, number: u32) -> Option<OsThread> {
-        self.stacks.thread(number)
+    pub(super) fn samples(&self, kind: SampleKind) -> &[StoredSample] {
+        self.kinds.get(&kind).map_or(&[], |of_kind| &of_kind.samples)
     }
 
-    /// The number of samples and waits of the span, including those that were dropped or downsampled.
+    pub(super) fn lost(&self, kind: SampleKind) -> Lost {
+        self.kinds.get(&kind).map(|of_kind| of_kind.lost).unwrap_or_default()
+    }
+
+    /// The number of samples of the span, including those that were downsampled. Those of running threads, also including
+    /// those that were lost.
     pub(super) fn count(&self) -> SampleCounts {
-        let on_cpu = self.samples.len() as u64 + self.losses.lost + self.losses.downsampled;
-        let mut counts = SampleCounts::of_on_cpu(on_cpu);
-        for wait in &self.waits {
-            match wait.kind {
-                SampleKind::OffCpu => counts.waits += 1,
-                SampleKind::Await | SampleKind::Delay => counts.awaits += 1,
-                SampleKind::AllocatedBytes => counts.allocations += 1,
+        let mut counts = SampleCounts::default();
+        for (kind, of_kind) in &self.kinds {
+            let count = of_kind.samples.len() as u64 + of_kind.downsampled;
+            match kind {
+                SampleKind::OnCpu => counts.on_cpu += count + of_kind.lost.count,
+                SampleKind::OffCpu => counts.waits += count,
+                SampleKind::Await | SampleKind::Delay => counts.awaits += count,
+                SampleKind::AllocatedBytes => counts.allocations += count,
                 _ => {}
             }
         }
         counts
     }
 
-    /// The weight of waits or allocations that did not fit into memory.
-    pub(super) fn lost(&self, kind: SampleKind) -> u64 {
-        self.of_kinds.get(&kind).map_or(0, |of_kind| of_kind.lost)
-    }
-
-    pub(super) fn weight_of(&self, kind: SampleKind) -> u64 {
-        self.waits.iter().filter(|wait| wait.kind == kind).map(|wait| wait.weight).sum()
-    }
-
     /// Whether a profile would show nothing of the span.
     pub(super) fn is_empty(&self) -> bool {
-        let has_lost = self.of_kinds.values().any(|of_kind| of_kind.lost > 0);
-        let has_waits = !self.waits.is_empty() || has_lost;
-        let Losses { lost, ring_full, .. } = self.losses;
-        self.samples.is_empty() && lost == 0 && ring_full == 0 && !has_waits
-    }
-
-    /// Merges each pair of samples into one with the weight of both.
-    pub(super) fn downsample(&mut self) {
-        let mut left_out = None;
-        self.samples.retain_mut(|sample| match left_out.take() {
-            Some(weight_ns) => {
-                sample.weight_ns = sample.weight_ns.saturating_add(weight_ns);
-                true
-            }
-            None => {
-                left_out = Some(sample.weight_ns);
-                false
-            }
-        });
-        if let Some(weight_ns) = left_out {
-            // The last one waits for its pair.
-            self.skipped += self.keep_every;
-            self.skipped_ns += weight_ns;
-        }
-        self.keep_every = self.keep_every.saturating_mul(2);
+        let is_empty = |of_kind: &OfKind| of_kind.samples.is_empty() && of_kind.lost.count == 0;
+        self.losses.ring_full == 0 && self.kinds.values().all(is_empty)
     }
 
     pub(super) fn bytes(&self) -> usize {
-        let samples = self.samples.len() * size_of::<PendingSample>();
-        let waits = self.waits.len() * size_of::<PendingWait>();
-        BYTES_A_SPAN + samples + waits + self.stacks.bytes()
+        let bytes = |of_kind: &OfKind| BYTES_A_KIND + size_of_val(of_kind.samples.as_slice());
+        BYTES_A_SPAN + self.kinds.values().map(bytes).sum::<usize>()
+    }
+
+    /// Its samples are about to be dropped.
+    pub(super) fn release(&self, stacks: &mut StackTree<StackEntry>) {
+        let samples = self.kinds.values().flat_map(|of_kind| &of_kind.samples);
+        samples.for_each(|sample| stacks.remove(sample.stack));
     }
 }
 
-/// What a profile shows also if it did not fit into memory: awaits are idle time in any case.
-pub(super) const SHOWN_IF_LOST: [SampleKind; 3] =
-    [SampleKind::OffCpu, SampleKind::AllocatedBytes, SampleKind::Allocations];
+impl OfKind {
+    /// Only the weight of these samples stays, if a profile shows it: awaits are idle time in any case.
+    pub(super) fn lose(&mut self, kind: SampleKind, lost: Lost) {
+        if !matches!(kind, SampleKind::Await | SampleKind::Delay) {
+            self.lost += lost;
+        }
+    }
+
+    /// The weight of a sample that is to be stored, if there is room for it.
+    pub(super) fn admit(
+        &mut self,
+        kind: SampleKind,
+        weight: u64,
+        most: usize,
+    ) -> Result<u64, Added> {
+        let Some(weight) = self.downsampling.take(weight, false) else {
+            self.downsampled += 1;
+            return Err(Added::Downsampled(1));
+        };
+        // A wait that represented others would be taken for a long one.
+        if kind != SampleKind::OnCpu && self.samples.len() >= most {
+            self.lose(kind, Lost { count: 1, weight });
+            return Err(Added::Lost);
+        }
+        Ok(weight)
+    }
+
+    /// Stores a sample, and keeps at most that many. Adds its memory to `bytes`.
+    pub(super) fn push(
+        &mut self,
+        sample: StoredSample,
+        most: usize,
+        stacks: &mut StackTree<StackEntry>,
+        bytes: &mut usize,
+    ) -> Added {
+        self.samples.push(sample);
+        *bytes += size_of::<StoredSample>();
+        let before = self.samples.len();
+        if before <= most {
+            return Added::Kept;
+        }
+        // Each pair becomes one with the weight of both.
+        let mut pairs = Downsampling::new(2);
+        self.samples.retain_mut(|sample| {
+            let taken = pairs.take(sample.weight, false);
+            match taken {
+                Some(weight) => sample.weight = weight,
+                None => stacks.remove(sample.stack),
+            }
+            taken.is_some()
+        });
+        let Downsampling { every, skipped, skipped_weight } = &mut self.downsampling;
+        // The last one waits for its pair.
+        *skipped += pairs.skipped * *every;
+        *skipped_weight = skipped_weight.saturating_add(pairs.skipped_weight);
+        *every = every.saturating_mul(2);
+        let downsampled = before - self.samples.len();
+        *bytes -= downsampled * size_of::<StoredSample>();
+        self.downsampled += downsampled as u64;
+        Added::Downsampled(downsampled as u64)
+    }
+}

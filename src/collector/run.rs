@@ -12,7 +12,7 @@ use crossbeam::channel::{Receiver, Sender};
 use super::budget::Share;
 use super::build::{Built, ProfileAssembler};
 use super::command::Command;
-use super::copied::{CopiedReader, ReadTarget, add_idle};
+use super::copied::{CopiedReader, ReadTarget, add_idle, new_sample};
 use super::drain::Drain;
 use super::engine::Engine;
 use super::heap::update_counting;
@@ -507,17 +507,16 @@ impl Collector {
         };
         let mut room = self.room.take();
         let is_snapshot = epoch.kept.iter().any(|span| span.is_open);
-        let waiting = self.sampled.iter().filter_map(Sampled::waiting);
         let (most_frames, clock) = (self.limits.frames_per_stack, self.engine.spans.clock());
         let opened_ns = epoch.kept.iter().map(|span| span.opened_ns).min().unwrap_or(0);
-        let awaiting = match is_snapshot {
-            true => self.copied.unwind_present(&mut self.unwinder, most_frames, clock),
-            false => Vec::new(),
-        };
+        // There are some only for snapshots.
+        let present = self.copied.unwind_present(&mut self.unwinder, most_frames);
+        let present = present.iter().map(|(span, at, it)| (*span, new_sample(*at, it, clock)));
+        let waiting = self.sampled.iter().filter_map(Sampled::waiting).filter(|_| is_snapshot);
+        let waiting = waiting.map(|waiting| (waiting.span, waiting.so_far()));
         let builder = ProfileAssembler {
             pending: &self.pending,
-            waiting: waiting.filter(|_| is_snapshot).collect(),
-            awaiting,
+            unfinished: waiting.chain(present).collect(),
             modules: self.unwinder.modules(),
             callsites: &self.engine.callsites,
             unix_offset_ns: clock.unix_offset_ns(),

@@ -1,13 +1,10 @@
 //! The stack of a thread at one moment.
 
-use std::collections::HashMap;
-use std::sync::Arc;
-
 use crate::sys::{Call, OsThread};
 use crate::unwind::{ModuleAddress, UnwindEnd};
 
 /// An unwound stack, innermost frame first.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug)]
 pub(super) struct Stack {
     pub(super) frames: Vec<ModuleAddress>,
     pub(super) end: UnwindEnd,
@@ -39,6 +36,31 @@ pub(super) enum Waited {
     OtherStacks,
 }
 
+/// A part of a stack as it is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum StackEntry {
+    /// Whose stack it is: only the innermost entry.
+    Thread(OsThread),
+    Waited(Waited),
+    Code(ModuleAddress),
+    /// The same, inferred rather than certain.
+    Inferred(ModuleAddress),
+    /// How it ended, unless that is [`UnwindEnd::Root`].
+    End(UnwindEnd),
+    /// What follows is the stack of another leaf.
+    OtherLeaf,
+    HoldsOthers,
+}
+
+impl StackEntry {
+    pub(super) fn code(self) -> Option<ModuleAddress> {
+        match self {
+            Self::Code(address) | Self::Inferred(address) => Some(address),
+            _ => None,
+        }
+    }
+}
+
 impl Stack {
     /// An empty stack.
     pub(super) fn new() -> Self {
@@ -52,75 +74,19 @@ impl Stack {
         }
     }
 
-    /// All frames in it.
-    pub(super) fn all_frames(&self) -> impl Iterator<Item = &[ModuleAddress]> {
-        [self.frames.as_slice(), self.other.as_slice()].into_iter()
-    }
-
-    /// The memory that the stack takes in its tables.
-    pub(super) fn bytes(&self) -> usize {
-        (self.frames.len() + self.other.len()) * size_of::<ModuleAddress>() + 96
-    }
-}
-
-/// The distinct stacks of a span, and the threads with samples or waits of it.
-#[derive(Debug, Default)]
-pub(super) struct Stacks {
-    by_number: Vec<Arc<Stack>>,
-    numbers: HashMap<Arc<Stack>, u32>,
-    threads: Vec<OsThread>,
-    thread_numbers: HashMap<OsThread, u32>,
-}
-
-/// The memory of a thread in a list and in a map.
-const BYTES_A_THREAD: usize = 2 * size_of::<OsThread>() + 16;
-
-impl Stacks {
-    pub(super) fn get(&self, number: u32) -> Option<&Stack> {
-        self.by_number.get(number as usize).map(AsRef::as_ref)
-    }
-
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Stack> {
-        self.by_number.iter().map(AsRef::as_ref)
-    }
-
-    pub(super) fn thread(&self, number: u32) -> Option<OsThread> {
-        self.threads.get(number as usize).copied()
-    }
-
-    #[cfg(test)]
-    pub(super) fn count(&self) -> usize {
-        self.by_number.len()
-    }
-
-    pub(super) fn bytes(&self) -> usize {
-        let stacks = self.by_number.iter().map(|stack| stack.bytes()).sum::<usize>();
-        stacks + self.threads.len() * BYTES_A_THREAD
-    }
-
-    pub(super) fn cost(&self, stack: &Stack) -> usize {
-        if self.numbers.contains_key(stack) { 0 } else { stack.bytes() }
-    }
-
-    pub(super) fn thread_cost(&self, thread: OsThread) -> usize {
-        if self.thread_numbers.contains_key(&thread) { 0 } else { BYTES_A_THREAD }
-    }
-
-    pub(super) fn add_thread(&mut self, thread: OsThread) -> u32 {
-        *self.thread_numbers.entry(thread).or_insert_with(|| {
-            self.threads.push(thread);
-            self.threads.len() as u32 - 1
-        })
-    }
-
-    pub(super) fn add(&mut self, stack: &Stack) -> u32 {
-        if let Some(number) = self.numbers.get(stack) {
-            return *number;
-        }
-        let number = self.by_number.len() as u32;
-        let stack = Arc::new(stack.clone());
-        self.by_number.push(Arc::clone(&stack));
-        self.numbers.insert(stack, number);
-        number
+    /// All of it, the innermost first.
+    pub(super) fn entries(&self) -> impl DoubleEndedIterator<Item = StackEntry> + Clone {
+        let inferred_from = self.inferred_from.unwrap_or(usize::MAX).min(self.frames.len());
+        let (certain, inferred) = self.frames.split_at(inferred_from);
+        let end = (self.end != UnwindEnd::Root).then_some(StackEntry::End(self.end));
+        let or = (!self.other.is_empty()).then_some(StackEntry::OtherLeaf);
+        let waited = self.waited.map(StackEntry::Waited).into_iter();
+        waited
+            .chain(certain.iter().copied().map(StackEntry::Code))
+            .chain(inferred.iter().copied().map(StackEntry::Inferred))
+            .chain(end)
+            .chain(or)
+            .chain(self.other.iter().copied().map(StackEntry::Code))
+            .chain(self.holds_others.then_some(StackEntry::HoldsOthers))
     }
 }

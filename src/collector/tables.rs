@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::build::ProfileAssembler;
 use super::links::Links;
-use super::pending::PendingSpan;
-use super::stack::{Stack, Waited};
+use super::pending::{Lost, PendingSpan};
+use super::stack::{StackEntry, Waited};
 use super::waits::SHORTEST;
 use crate::keep::{Epoch, KeptSpan};
 use crate::profile::{
@@ -213,15 +213,16 @@ impl<'a> Tables<'a> {
     pub(super) fn add_lost(&mut self, pending: &PendingSpan, link: Option<LinkId>) {
         let no_memory = "[stacks dropped: memory budget used up]";
         let no_room = "[stacks of waits dropped: no room for more]";
-        let samples = (pending.losses.lost > 0).then_some(pending.lost_ns);
-        let lost = |kind| Some(pending.lost(kind)).filter(|lost| *lost > 0);
-        for (kind, remark, weight) in [
-            (SampleKind::OnCpu, no_memory, samples),
-            (SampleKind::OffCpu, no_room, lost(SampleKind::OffCpu)),
-            (SampleKind::AllocatedBytes, no_memory, lost(SampleKind::AllocatedBytes)),
-            (SampleKind::Allocations, no_memory, lost(SampleKind::Allocations)),
+        for (kind, remark) in [
+            (SampleKind::OnCpu, no_memory),
+            (SampleKind::OffCpu, no_room),
+            (SampleKind::AllocatedBytes, no_memory),
+            (SampleKind::Allocations, no_memory),
         ] {
-            let Some(weight) = weight else { continue };
+            let Lost { count, weight } = pending.lost(kind);
+            if count == 0 {
+                continue;
+            }
             let remark = self.profile.add_remark(remark);
             let stack = self.profile.add_stack(vec![remark]);
             let time_unix_ns = self.builder.unix_ns(pending.last_ns);
@@ -274,31 +275,32 @@ impl<'a> Tables<'a> {
         self.profile.add_sample(SampleKind::OnCpu, stack, link, point);
     }
 
-    pub(super) fn stack(&mut self, stack: &Stack) -> StackId {
-        let waited = stack.waited.map(|waited| self.profile.add_wait(&self.name_of(waited)));
-        let mut locations: Vec<_> = waited.into_iter().collect();
-        for (number, frame) in stack.frames.iter().enumerate() {
-            let is_inferred = stack.inferred_from.is_some_and(|from| number >= from);
-            locations.push(self.location(*frame, is_inferred));
+    /// Adds a stack. Returns also how it ended.
+    pub(super) fn stack(
+        &mut self,
+        entries: impl Iterator<Item = StackEntry>,
+    ) -> (StackId, UnwindEnd) {
+        let (mut locations, mut end) = (Vec::new(), UnwindEnd::Root);
+        for entry in entries {
+            locations.push(match entry {
+                StackEntry::Thread(_) => continue,
+                StackEntry::Waited(waited) => self.profile.add_wait(&self.name_of(waited)),
+                StackEntry::Code(address) => self.location(address, false),
+                StackEntry::Inferred(address) => self.location(address, true),
+                StackEntry::OtherLeaf => self.profile.add_remark(OTHER_LEAF),
+                StackEntry::HoldsOthers => self.profile.add_remark(HOLDS_OTHERS),
+                StackEntry::End(how) => {
+                    end = how;
+                    self.profile.add_remark(match how {
+                        UnwindEnd::Root => continue,
+                        UnwindEnd::Cut => CALLERS_NOT_COPIED,
+                        UnwindEnd::WithoutTables => CALLERS_WITHOUT_TABLES,
+                        UnwindEnd::Lost => "[callers not found]",
+                    })
+                }
+            });
         }
-        match stack.end {
-            UnwindEnd::Root => {}
-            UnwindEnd::Cut => locations.push(self.profile.add_remark(CALLERS_NOT_COPIED)),
-            UnwindEnd::WithoutTables => {
-                locations.push(self.profile.add_remark(CALLERS_WITHOUT_TABLES));
-            }
-            UnwindEnd::Lost => locations.push(self.profile.add_remark("[callers not found]")),
-        }
-        if !stack.other.is_empty() {
-            locations.push(self.profile.add_remark(OTHER_LEAF));
-            for frame in &stack.other {
-                locations.push(self.location(*frame, false));
-            }
-        }
-        if stack.holds_others {
-            locations.push(self.profile.add_remark(HOLDS_OTHERS));
-        }
-        self.profile.add_stack(locations)
+        (self.profile.add_stack(locations), end)
     }
 
     /// The innermost frame of a wait: what the thread was blocked in. A futex has its address, so that waits for the

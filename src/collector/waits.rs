@@ -8,7 +8,7 @@ use std::io;
 use std::time::Duration;
 
 use super::budget::Share;
-use super::pending::{Pending, PendingWait};
+use super::pending::{Added, NewSample, Pending};
 use super::stack::{Stack, Waited};
 use crate::log::{LogEvent, LogKind};
 use crate::profile::SampleKind;
@@ -186,7 +186,7 @@ pub(super) struct WaitingThread {
     /// When it was last known to continue.
     lasted_until_ns: u64,
     proof: Proof,
-    pub(super) thread: OsThread,
+    thread: OsThread,
     pub(super) stack: Stack,
 }
 
@@ -332,21 +332,8 @@ impl Watch {
     fn finish(&mut self, ended: EndedWait, scanner: &mut Scanner<'_>) {
         let Some(waiting) = self.waiting.take() else { return };
         self.last = ended.clock;
-        let duration_ns = ended.at_ns.saturating_sub(waiting.since_ns);
-        let wait = PendingWait {
-            kind: SampleKind::OffCpu,
-            time_ns: waiting.since_ns,
-            weight: duration_ns,
-            stack: 0,
-            thread: 0,
-        };
-        let is_kept = scanner.pending.add_wait(
-            waiting.span,
-            wait,
-            Some(waiting.thread),
-            &waiting.stack,
-            scanner.round,
-        );
+        let wait = waiting.until(ended.at_ns);
+        let is_kept = scanner.pending.add(waiting.span, wait, scanner.round) == Added::Kept;
         let counter = match is_kept {
             true => &scanner.counters.waits.captured,
             false => &scanner.counters.waits.dropped_memory,
@@ -422,7 +409,18 @@ impl EndedWait {
 impl WaitingThread {
     /// Its length so far.
     pub(super) fn waited_ns(&self) -> u64 {
-        self.lasted_until_ns.saturating_sub(self.since_ns)
+        self.so_far().weight
+    }
+
+    /// What is known of it.
+    pub(super) fn so_far(&self) -> NewSample<'_> {
+        self.until(self.lasted_until_ns)
+    }
+
+    fn until(&self, end_ns: u64) -> NewSample<'_> {
+        let (time_ns, thread, stack) = (self.since_ns, Some(self.thread), &self.stack);
+        let weight = end_ns.saturating_sub(time_ns);
+        NewSample { kind: SampleKind::OffCpu, time_ns, weight, thread, stack }
     }
 
     /// When the thread ran again, if it did. `counted_ns` is when a hook last counted a wait.

@@ -3,6 +3,7 @@
 mod attribute;
 mod awaits;
 mod builder;
+mod downsampling;
 mod model;
 mod names;
 mod own_code;
@@ -10,6 +11,7 @@ mod rebuild;
 mod resource;
 mod sample;
 mod spans;
+mod stack_tree;
 mod table;
 mod waits;
 
@@ -20,9 +22,9 @@ pub(crate) use awaits::await_place;
 pub(crate) use awaits::{AWAIT, delay_frame, unexplained_idle};
 pub use awaits::{AwaitSite, Awaits};
 pub use builder::ProfileBuilder;
+pub(crate) use downsampling::{Downsampling, Selection};
 pub use model::{
     FrameKind, Function, FunctionId, Line, Location, LocationId, Mapping, MappingId, Profile,
-    StackId,
 };
 pub(crate) use names::{LONGEST_NAME, capped};
 pub(crate) use own_code::{OwnCode, is_of_dependency};
@@ -30,6 +32,8 @@ pub(crate) use rebuild::{SourceLine, Symbolized, Symbols};
 pub use resource::Resource;
 pub use sample::{Point, Sample, SampleKind};
 pub use spans::{Link, LinkId, ProfiledSpan, ProfiledThread, ThreadId};
+pub use stack_tree::StackId;
+pub(crate) use stack_tree::StackTree;
 pub(crate) use table::TableId;
 pub use waits::{WaitSite, Waits};
 

@@ -9,6 +9,7 @@ use super::builder::ProfileBuilder;
 use super::rebuild::SourceLine;
 use super::sample::{Point, Sample, SampleKind};
 use super::spans::{Link, LinkId, ProfiledSpan, ProfiledThread, ThreadId};
+use super::stack_tree::{StackId, StackTree};
 use super::table::{Table, handle};
 use crate::ids::ProfileId;
 
@@ -23,10 +24,6 @@ handle! {
 handle! {
     /// The index of a [`Location`].
     LocationId
-}
-handle! {
-    /// A stack: the index of its innermost call.
-    StackId
 }
 
 /// A function in the source code.
@@ -109,25 +106,13 @@ pub struct Location {
     pub is_inferred: bool,
 }
 
-/// A call on a stack. Stacks with the same callers share these nodes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct StackNode {
-    caller: StackId,
-    location: LocationId,
-}
-
-impl StackId {
-    /// The empty stack.
-    const EMPTY: Self = Self(u32::MAX);
-}
-
 /// What samples refer to.
 #[derive(Clone, Debug, Default)]
 struct ProfileTables {
     functions: Table<FunctionId, Function>,
     mappings: Table<MappingId, Mapping>,
     locations: Table<LocationId, Location>,
-    stacks: Table<StackId, StackNode>,
+    stacks: StackTree<LocationId>,
     links: Table<LinkId, Link>,
     threads: Table<ThreadId, ProfiledThread>,
 }
@@ -224,6 +209,13 @@ impl Profile {
         self.bytes + code + links.bytes() + threads.bytes()
     }
 
+    /// The memory that samples take, with as many nodes of stacks and locations without names.
+    pub(crate) fn bytes_of(samples: usize, points: usize, nodes: usize, locations: usize) -> usize {
+        let of_stacks = nodes * StackTree::<LocationId>::BYTES_A_NODE
+            + locations * Table::<LocationId, Location>::BYTES_A_VALUE;
+        samples * BYTES_A_SAMPLE + points * size_of::<Point>() + of_stacks
+    }
+
     pub(crate) fn add_function(&mut self, function: Function) -> FunctionId {
         let Function { name, system_name, file } = &function;
         let bytes = name.len() + system_name.len() + file.len();
@@ -269,15 +261,12 @@ impl Profile {
 
     /// Adds a stack, with the innermost location first.
     pub(crate) fn add_stack(&mut self, stack: Vec<LocationId>) -> StackId {
-        stack.into_iter().rev().fold(StackId::EMPTY, |caller, location| {
-            self.tables.stacks.add(StackNode { caller, location }, 0)
-        })
+        self.tables.stacks.add(stack.into_iter())
     }
 
     /// The caller of each stack, if it has one, and its innermost location, in order of the ids. Callers come first.
     pub(crate) fn stack_nodes(&self) -> impl Iterator<Item = (Option<StackId>, LocationId)> {
-        let caller = |node: &StackNode| (node.caller != StackId::EMPTY).then_some(node.caller);
-        self.tables.stacks.iter().map(move |(_, node)| (caller(node), node.location))
+        self.tables.stacks.nodes()
     }
 
     pub(crate) fn add_link(&mut self, link: Link) -> LinkId {
@@ -466,8 +455,7 @@ impl Profile {
 
     /// The ids of a stack's locations, with the innermost first.
     pub fn location_ids(&self, stack: StackId) -> impl Iterator<Item = LocationId> {
-        let next = |node: &&StackNode| self.tables.stacks.get(node.caller);
-        std::iter::successors(self.tables.stacks.get(stack), next).map(|node| node.location)
+        self.tables.stacks.frames(stack)
     }
 
     /// The lines of a location, with their functions.

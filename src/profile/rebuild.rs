@@ -1,15 +1,17 @@
 //! Rebuilds a profile with symbols and redacted names.
 
 use std::borrow::Cow;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use super::OTHER_LEAF;
+use super::downsampling::Selection;
 use super::model::{
-    FrameKind, Function, FunctionId, Line, Location, LocationId, MappingId, Profile, StackId,
+    FrameKind, Function, FunctionId, Line, Location, LocationId, MappingId, Profile,
 };
 use super::names::capped;
 use super::sample::{Point, Sample, SampleKind};
 use super::spans::{Link, LinkId, ProfiledThread, ThreadId};
+use super::stack_tree::StackId;
 use crate::redact::Redaction;
 
 /// A source of symbols.
@@ -68,19 +70,13 @@ impl Profile {
     /// One in `every` points of each kind, and the first of each link in OTLP, with its sample. Each has the weight of
     /// those that are left out, so the sums do not change.
     pub(super) fn downsampled_points(&self, every: usize) -> Vec<(&Sample, Point)> {
-        let mut taken = Vec::new();
-        for kind in SampleKind::ALL {
-            let total = self.points(kind).count();
-            let points = self.of_kind(kind).flat_map(|s| s.points.iter().map(move |p| (s, p)));
-            let (mut skipped_ns, mut linked) = (0, HashSet::new());
-            for (number, (sample, point)) in (1..).zip(points) {
-                skipped_ns += point.weight;
-                let link = sample.link.and_then(|link| self.link(link)?.linked);
-                let is_first = link.is_some_and(|link| linked.insert(link));
-                if number % every.max(1) == 0 || is_first || number == total {
-                    let weight_ns = std::mem::take(&mut skipped_ns);
-                    taken.push((sample, Point { weight: weight_ns, ..*point }));
-                }
+        let kinds = SampleKind::ALL.map(|kind| (kind, self.points(kind).count(), every));
+        let (mut selection, mut taken) = (Selection::new(kinds), Vec::new());
+        for sample in SampleKind::ALL.into_iter().flat_map(|kind| self.of_kind(kind)) {
+            let linked = sample.link.and_then(|link| self.link(link)?.linked);
+            for point in &sample.points {
+                let weight = selection.take(sample.kind, point.weight, linked);
+                taken.extend(weight.map(|weight| (sample, Point { weight, ..*point })));
             }
         }
         taken
@@ -448,6 +444,8 @@ impl Rebuilding<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
     use crate::ids::{SpanId, TraceId};
     use crate::profile::{Mapping, Point, ProfileId};

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::model::StackId;
 use super::spans::{LinkId, ThreadId};
+use super::stack_tree::StackId;
 
 /// What a sample shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -50,6 +50,9 @@ impl<H, T> Default for Table<H, T> {
 }
 
 impl<H: TableId, T: Hash + Eq> Table<H, T> {
+    /// The memory of a value, without what it points to.
+    pub(super) const BYTES_A_VALUE: usize = size_of::<T>() + BYTES_BESIDE;
+
     /// The index of a value, which is added if it is new. `bytes_elsewhere` is the memory that it points to.
     pub(crate) fn add(&mut self, value: T, bytes_elsewhere: usize) -> H {
         let mut hash = self.places.hasher().hash_one(&value);
@@ -74,7 +77,7 @@ impl<H: TableId, T: Hash + Eq> Table<H, T> {
     fn insert(&mut self, hash: u64, value: T, bytes_elsewhere: usize) -> H {
         // More than four billion values do not fit into memory.
         let place = u32::try_from(self.values.len()).unwrap_or(u32::MAX);
-        self.bytes += size_of::<T>() + BYTES_BESIDE + bytes_elsewhere;
+        self.bytes += Self::BYTES_A_VALUE + bytes_elsewhere;
         self.values.push(value);
         self.places.insert(hash, place);
         H::new(place)

@@ -4,9 +4,10 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use super::awaits::{self, Awaits};
-use super::model::{FrameKind, Function, Location, LocationId, Profile, StackId};
+use super::model::{FrameKind, Function, Location, LocationId, Profile};
 use super::own_code::{OwnCode, is_of_dependency};
 use super::sample::{Sample, SampleKind};
+use super::stack_tree::StackId;
 
 /// The sum of a profile's waits.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

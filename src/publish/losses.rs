@@ -1,5 +1,7 @@
 //! What a profile lacks.
 
+use crate::unwind::UnwindEnd;
+
 /// What a profile lacks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Losses {
@@ -21,6 +23,17 @@ pub(crate) struct Losses {
     pub(crate) late: u64,
     /// Samples that were not taken, since the thread was on another stack than its own.
     pub(crate) off_stack: u64,
+}
+
+impl Losses {
+    /// Adds how the stack of a sample ended.
+    pub(crate) fn add_end(&mut self, end: UnwindEnd) {
+        match end {
+            UnwindEnd::Root => {}
+            UnwindEnd::Cut => self.cut += 1,
+            UnwindEnd::WithoutTables | UnwindEnd::Lost => self.incomplete += 1,
+        }
+    }
 }
 
 impl std::ops::AddAssign for Losses {

@@ -126,9 +126,9 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
     }
 
     /// Forgets modules that are neither loaded nor in `stacks`, if many are known.
-    pub(crate) fn forget_modules<'a>(&mut self, stacks: impl Iterator<Item = &'a [ModuleAddress]>) {
+    pub(crate) fn forget_modules(&mut self, frames: impl Iterator<Item = ModuleAddress>) {
         if self.modules.is_many() {
-            self.modules.forget(&stacks.flatten().filter_map(|frame| frame.module()).collect());
+            self.modules.forget(&frames.filter_map(ModuleAddress::module).collect());
         }
     }
 
