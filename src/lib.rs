@@ -95,7 +95,7 @@
 //! | `pprof` | on by default | `encode::pprof`, and a file in that format next to each report |
 //! | `otlp` | off | `encode::otlp`, and a file in that format next to each report |
 //! | `firefox` | off | `encode::firefox`: a format for profiler.firefox.com and samply |
-//! | `opentelemetry-sdk` | off | `Handle::span_processor`, for other layer orders; conversion of a resource of `opentelemetry_sdk` to [`Resource`] |
+//! | `opentelemetry-sdk` | off | conversion of a resource of `opentelemetry_sdk` to [`Resource`] |
 //! | `axum` | off | `Handle::router`: the rules, the state and the profiles over HTTP, and a page that shows them; not accessible to pages of other sites, but without authentication, so it must not be reachable from outside |
 //! | `tower` | off | `tower::AwaitsLayer`, for servers: the profiles of requests show what they await |
 //! | `metrics` | off | `Handle::register_metrics`: [`Stats`] as OpenTelemetry metrics |
@@ -294,8 +294,6 @@ pub use keep::{
     Condition, Keep, Kept, KeptSpan, NoProfile, Reason, Reasons, Rule, Rules, TimeOrShare,
 };
 pub use layer::ProfilingLayer;
-#[cfg(feature = "opentelemetry-sdk")]
-pub use otel::ProfilingSpanProcessor;
 pub use otel::{LinkTo, SPAN_ATTRIBUTES};
 pub use profile::{Profile, Resource};
 pub use redact::Redaction;

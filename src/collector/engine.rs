@@ -25,7 +25,7 @@ use crate::keep::{
     Reasons, Rules, SpanLink,
 };
 use crate::log::{LogEvent, LogKind};
-use crate::otel::{EarlyVerdict, LinkTo, OtelSettings, OtelSpan, Pairing};
+use crate::otel::{LinkTo, OtelSettings, OtelSpan, UnreachedSpans};
 use crate::profile::ProfileId;
 use crate::publish::{PublishState, PublisherParts, Reporter};
 use crate::redact::Redaction;
@@ -42,9 +42,6 @@ use crate::sys::{self, Owning, Poller, Uncounted, Waker};
 /// Finds the OpenTelemetry span of a closing span, or of one around it that was entered.
 pub(crate) type FindOtel<'a> = &'a dyn Fn(RegistryId) -> Option<OtelSpan>;
 
-/// The one of the closing span, and those around it.
-type Reach<'a> = (&'a dyn Fn() -> Option<OtelSpan>, FindOtel<'a>);
-
 /// Everything that an [`Engine`] is made of.
 pub(crate) struct Parts {
     pub(crate) spans: Spans,
@@ -56,7 +53,7 @@ pub(crate) struct Parts {
     pub(crate) limits: Limits,
     /// Belongs to this engine only.
     pub(crate) gate: &'static Gate,
-    pub(crate) pairing: Arc<Pairing>,
+    pub(crate) unreached: Arc<UnreachedSpans>,
     pub(crate) source_settings: SourceSettings,
     pub(crate) exporter: Box<dyn Exporter>,
     /// An error of the exporter, if it has one.
@@ -83,7 +80,7 @@ pub(crate) struct Engine {
     pub(super) otel: OtelSettings,
     pub(super) redaction: Arc<Redaction>,
     pub(crate) publish: PublishState,
-    pub(crate) pairing: Arc<Pairing>,
+    pub(crate) unreached: Arc<UnreachedSpans>,
     /// What is wrong with the settings or the exporter from the start, until it is logged.
     warnings: Mutex<Vec<LogEvent>>,
     pub(super) commands: Commands,
@@ -158,7 +155,7 @@ impl Engine {
             redaction,
             publish: shared.clone(),
             warnings: Mutex::new(parts.warnings.into_iter().chain(failure).collect()),
-            pairing: parts.pairing,
+            unreached: parts.unreached,
             commands: Commands::new(commands),
             gate,
         });
@@ -297,37 +294,13 @@ impl Engine {
         self.publish.reporter.dispatch()
     }
 
-    /// A span is exited while the layer order is being determined or spans are being paired. `reach` finds its
-    /// OpenTelemetry span.
-    #[cold]
-    pub(crate) fn observe_exit(&self, id: RegistryId, reach: impl FnOnce() -> Option<TraceIds>) {
-        let is_profiled = self.spans.is_entered(id).is_some();
-        if !self.pairing.exit(id, is_profiled, reach) {
-            self.gate.set_observe_exits(false);
-        }
-    }
-
     /// A span has closed. `reach` finds the OpenTelemetry span that it is exported as.
     #[inline]
     pub(crate) fn close(&self, id: RegistryId, reach: FindOtel<'_>) {
-        let must_take = self.gate.must_observe_exits() && self.spans.is_entered(id).is_some();
-        let paired = if must_take { self.pairing.take(id) } else { None };
         let mut must_notify = false;
         let is_judged = self.spans.close(id, |closing| {
             let _uncounted = Uncounted::begin();
-            let busy_ns = closing.account.busy_ns();
-            let early = paired.and_then(|paired| paired.early);
-            let allocated = closing.account.allocations;
-            let is_same =
-                |early: &EarlyVerdict| (early.busy_ns, early.allocated) == (busy_ns, allocated);
-            let holds = |early: &EarlyVerdict| early.verdict.is_decided || is_same(early);
-            let verdict = match early.filter(holds) {
-                Some(early) => early.verdict,
-                None => {
-                    let ids = paired.map(|paired| paired.ids);
-                    self.judge(closing, &|| self.find_otel(reach, id, ids), reach)
-                }
-            };
+            let verdict = self.judge(closing, reach);
             must_notify = verdict.must_notify;
             verdict
         });
@@ -342,49 +315,6 @@ impl Engine {
         }
     }
 
-    /// OpenTelemetry has ended a span. If it is paired with a profiled span, that span is usually about to close, and is
-    /// judged now, while attributes can still be added.
-    #[cfg(feature = "opentelemetry-sdk")]
-    pub(crate) fn ended(&self, ids: TraceIds) {
-        if !self.gate.must_observe_exits() {
-            return;
-        }
-        let paired = self.pairing.paired_with(ids.span);
-        // A program can end the OpenTelemetry span itself while it is still in the `tracing` span, or before it enters
-        // that again: then the verdict at the close counts, unless the span is kept already.
-        if let Some(id) = paired.filter(|id| self.spans.is_entered(*id) == Some(false)) {
-            self.spans.judge_open(id, |closing| {
-                let reach = |around: RegistryId| {
-                    OtelSpan::find(&tracing::span::Id::from_non_zero_u64(around), &self.dispatch()?)
-                };
-                let _uncounted = Uncounted::begin();
-                let verdict = self.judge(closing, &|| Some(OtelSpan::Paired(ids)), &reach);
-                let (busy_ns, allocated) = (closing.account.busy_ns(), closing.account.allocations);
-                self.pairing.note_judged(id, EarlyVerdict { verdict, busy_ns, allocated });
-            });
-        }
-    }
-
-    /// The OpenTelemetry span of a closing span: the one that `reach` finds, otherwise the paired one.
-    fn find_otel(
-        &self,
-        reach: FindOtel<'_>,
-        id: RegistryId,
-        paired: Option<TraceIds>,
-    ) -> Option<OtelSpan> {
-        let reached = reach(id);
-        self.pairing.note_kept(reached.is_some());
-        if reached.is_some() && self.gate.must_observe_exits() {
-            self.pairing.note_direct();
-            self.gate.set_observe_exits(false);
-        }
-        let otel = reached.or(paired.map(OtelSpan::Paired));
-        if otel.is_none() && self.pairing.suspect() {
-            self.gate.set_observe_exits(true);
-        }
-        otel
-    }
-
     /// It is logged with what is wrong with the settings.
     pub(crate) fn add_warning(&self, warning: LogEvent) {
         self.warnings.lock().push(warning);
@@ -395,24 +325,14 @@ impl Engine {
         std::mem::take(&mut self.warnings.lock())
     }
 
-    /// The verdict on a span that has closed. `otel` finds its OpenTelemetry span, and `reach` those of spans around it.
+    /// The verdict on a span that has closed.
     #[cold]
-    fn judge(
-        &self,
-        closing: &Closing,
-        otel: &dyn Fn() -> Option<OtelSpan>,
-        reach: FindOtel<'_>,
-    ) -> Verdict {
-        let judge = |site: &Callsite| Some(self.judge_by(site, closing, (otel, reach)));
+    fn judge(&self, closing: &Closing, reach: FindOtel<'_>) -> Verdict {
+        let judge = |site: &Callsite| Some(self.judge_by(site, closing, reach));
         self.callsites.get_here(closing.plan, judge).unwrap_or_default()
     }
 
-    fn judge_by(
-        &self,
-        callsite: &Callsite,
-        closing: &Closing,
-        (otel, reach): Reach<'_>,
-    ) -> Verdict {
+    fn judge_by(&self, callsite: &Callsite, closing: &Closing, reach: FindOtel<'_>) -> Verdict {
         let values = || self.inspect_values(closing, FieldValues::hash_of);
         let is_rare = |wall_ns| self.callsites.is_rare(callsite, values, wall_ns);
         let reasons = Reasons::judge(&callsite.keep, closing, is_rare);
@@ -422,16 +342,16 @@ impl Engine {
         // Before everything that takes time: in an outage most kept spans are over their limit.
         let is_over = !reasons.is_empty() && is_over_limit(self, closing, callsite, reasons);
         if is_over && !closing.is_registered {
-            return Verdict { is_decided: true, ..Verdict::default() };
+            return Verdict::default();
         }
         // The profile of an enclosing span may have samples of this span, and links them to these ids.
-        let otel = otel();
+        let otel = reach(closing.id);
+        self.unreached.note(otel.is_some(), closing.key == closing.root);
         let ids = otel.as_ref().map(OtelSpan::ids);
-        let mut verdict = Verdict { ids, is_decided: is_over, ..Verdict::default() };
+        let mut verdict = Verdict { ids, ..Verdict::default() };
         if reasons.is_empty() || is_over {
             return verdict;
         }
-        verdict.is_decided = true;
         if self.otel.only_sampled_traces && ids.is_some_and(|ids| !ids.is_sampled) {
             Counters::add(&self.counters.spans.dropped_unsampled_trace, 1);
             return verdict;
@@ -441,9 +361,8 @@ impl Engine {
         closing.samples.awaits += self.copied.awaits.send_carried(closing.key);
         let (span, must_notify) = self.keep(&closing, callsite, reasons, ids, Some(link));
         verdict.must_notify = must_notify;
-        match otel {
-            Some(otel) => otel.set_attributes(self.otel.attributes.of(&span)),
-            None => self.pairing.note_unpaired(),
+        if let Some(otel) = otel {
+            otel.set_attributes(self.otel.attributes.of(&span));
         }
         verdict
     }
@@ -491,7 +410,7 @@ impl Engine {
     fn ids_around(&self, span: &Enclosing, reach: FindOtel<'_>) -> Option<TraceIds> {
         // Otherwise a program could still set its parent.
         let reached = if span.was_entered { reach(span.id) } else { None };
-        reached.map(|otel| otel.ids()).or_else(|| self.pairing.paired_ids(span.id))
+        reached.map(|otel| otel.ids())
     }
 
     /// Keeps a span, which is open if `link` is `None`. Returns its report, and whether the collector has work to do.

@@ -65,7 +65,7 @@ impl Logged {
             return events;
         }
         events.extend(self.forbidden_calls.event());
-        let not_linked = engine.pairing.take_warning();
+        let not_linked = engine.unreached.take_warning();
         events.extend(not_linked.map(|line| LogEvent::warning(LogKind::NotLinked, line)));
         if !std::mem::replace(&mut self.introduction, true) {
             events.push(engine.source.line.clone());

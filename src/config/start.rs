@@ -13,7 +13,7 @@ use crate::export::Exporter;
 use crate::export::{Directory, Remote};
 use crate::keep::{Callsites, Keep, ProfileAdmission};
 use crate::log::{LogEvent, LogKind};
-use crate::otel::Pairing;
+use crate::otel::UnreachedSpans;
 use crate::profile::Resource;
 use crate::publish::waiting_profiles;
 use crate::sampler::{Periods, Sampler};
@@ -31,7 +31,7 @@ const RING_BYTES: usize = 256 * 1024;
 pub(crate) fn start(
     builder: Builder,
     gate: &'static Gate,
-    pairing: Arc<Pairing>,
+    unreached: Arc<UnreachedSpans>,
 ) -> Result<Arc<Engine>, Error> {
     // The first allocations, thread stacks among them, fail with less. Later ones are optional. 0 means that the
     // system does not report how much is left.
@@ -143,7 +143,7 @@ pub(crate) fn start(
             pace: builder.pace,
         },
         gate,
-        pairing,
+        unreached,
         source_settings: builder.source,
         exporter,
         problem,

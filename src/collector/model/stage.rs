@@ -253,7 +253,7 @@ impl Stage {
                 pace: Pace::FASTEST,
             },
             gate,
-            pairing: Arc::default(),
+            unreached: Arc::default(),
             source_settings: settings,
             exporter: Box::new(Nowhere),
             problem: None,
