@@ -21,8 +21,7 @@ use crate::awaits;
 use crate::error::Error;
 use crate::export::Exporter;
 use crate::keep::{
-    Callsite, Callsites, ExportedWhileOpen, FieldValues, KeptSpan, OnKept, ProfileAdmission,
-    Reasons, Rules, SpanLink,
+    Callsite, Callsites, FieldValues, KeptSpan, OnKept, ProfileAdmission, Reasons, Rules, SpanLink,
 };
 use crate::log::{LogEvent, LogKind};
 use crate::otel::{EarlyVerdict, LinkTo, OtelSettings, OtelSpan, Pairing};
@@ -519,14 +518,16 @@ impl Engine {
             opened: before_now(open_ns),
             samples: closing.samples,
             profile: Err(self.source.without_samples(&closing.account)),
-            earlier: ExportedWhileOpen::default(),
+            earlier: Vec::new(),
             account: closing.account,
             trace,
             is_open: link.is_none(),
             link: link.unwrap_or_default(),
         };
         let name = name_hash(self, closing, callsite);
-        let is_due = self.admission.keep(&mut span, name, || ProfileId::random().ok());
+        // A system call, and therefore not under admission's lock.
+        let id = if span.samples.total() > 0 { ProfileId::random().ok() } else { None };
+        let is_due = self.admission.keep(&mut span, name, id);
         count(self, &span);
         if !is_due {
             Counters::add(&self.counters.spans.kept_unreported, 1);

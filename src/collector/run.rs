@@ -1,6 +1,6 @@
 //! The collector's loop.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::num::NonZero;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -32,7 +32,7 @@ use crate::keep::Epoch;
 use crate::log::{LogEvent, LogKind};
 use crate::publish::{FlushRequest, Job, Room, report};
 use crate::sampler::{Allowance, Arming, SampledThread, Sampler, SamplingBudget, Spent};
-use crate::span::{SampleCounts, SpanEvent, SpanInfo, SpanKey};
+use crate::span::{SpanEvent, SpanInfo, SpanKey};
 use crate::stats::Counters;
 use crate::sys::{self, Poller};
 use crate::unwind::Unwinder;
@@ -364,6 +364,8 @@ impl Collector {
 
     /// Registers spans. Returns those that have closed.
     fn register_spans(&mut self) -> impl Iterator<Item = SpanKey> + use<> {
+        #[cfg(test)]
+        super::model::inside_a_step();
         let mut closed = Vec::new();
         while let Some(event) = self.engine.spans.take_span_event() {
             match event {
@@ -392,34 +394,12 @@ impl Collector {
         closed.into_iter()
     }
 
-    fn end_epochs(&mut self, closed: &[SpanKey], everything: bool) -> Vec<Epoch> {
+    fn end_epochs(&self, closed: &[SpanKey], everything: bool) -> Vec<Epoch> {
         let linger = if everything { Duration::ZERO } else { LINGER };
-        let expired = self.engine.admission.expired_epochs(linger);
+        let admission = &self.engine.admission;
+        let expired = admission.expired_epochs(linger);
         let roots = closed.iter().copied().chain(expired);
-        let engine = Arc::clone(&self.engine);
-        let end = |root| {
-            engine.admission.end_epoch(root, |epoch| {
-                // Registers all spans of the epoch first.
-                let closed_since = self.register_spans();
-                self.closed.extend(closed_since);
-                self.taken(epoch)
-            })
-        };
-        roots.filter_map(end).collect()
-    }
-
-    /// How many samples of each open span are in the profile of an epoch that ends now. If the span is kept later, it
-    /// lists this profile, and its own profile is expected to have only the rest.
-    fn taken(&self, epoch: &Epoch) -> HashMap<SpanKey, SampleCounts> {
-        let kept = epoch.kept.iter().map(|span| (span.key, span.samples)).collect();
-        let mut around = self.pending.enclosing(&kept);
-        around.retain(|span, _| self.is_open(*span));
-        around
-    }
-
-    fn is_open(&self, span: SpanKey) -> bool {
-        let known = self.pending.get(span).and_then(|pending| pending.known);
-        known.is_some_and(|known| self.engine.spans.is_open(known.id, span))
+        roots.filter_map(|root| admission.end_epoch(root)).collect()
     }
 
     /// Drains every ring. Returns the spans that threads are in.
@@ -527,14 +507,15 @@ impl Collector {
             hides_kernel: self.source.hides_kernel_alone(opened_ns),
             redaction: &self.engine.redaction,
         };
+        #[cfg(test)]
+        super::model::inside_a_step();
         let Built { profile, modules, spans, downsampled, losses } = builder.build(id, &epoch);
         let (samples, stack_bytes) = (profile.sample_count(), self.limits.stack_bytes);
         let cut = self.logged.cut_stacks(&losses, samples, stack_bytes);
         self.log(cut);
-        // A snapshot takes nothing from the profile that is made when the span closes.
+        Counters::add(&self.engine.counters.samples.downsampled, downsampled);
         if !is_snapshot {
-            Counters::add(&self.engine.counters.samples.downsampled, downsampled);
-            spans.into_iter().for_each(|span| self.pending.clear(span));
+            spans.into_iter().for_each(|span| self.pending.note_exported(span));
         }
         let profile = Box::new(profile);
         room.shrink(profile.bytes());

@@ -235,7 +235,7 @@ impl<'a> Tables<'a> {
     }
 
     /// Adds `[kernel]` where kernel time is not sampled: the on-CPU time without samples while the kept spans and
-    /// those inside them were sampled. Adds nothing if something else may be missing or is in an earlier profile.
+    /// those inside them were sampled. Adds nothing if something else may be missing.
     pub(super) fn add_kernel(
         &mut self,
         epoch: &Epoch,
@@ -244,8 +244,7 @@ impl<'a> Tables<'a> {
         inside: &HashSet<SpanKey>,
     ) {
         let of_topmost = epoch.kept.iter().filter(|span| topmost.contains(&span.key));
-        let is_incomplete = losses.ring_full > 0 || losses.missing > 0;
-        if is_incomplete || of_topmost.clone().any(|span| span.earlier.samples.total() > 0) {
+        if losses.ring_full > 0 || losses.missing > 0 {
             return;
         }
         // The lower bound.

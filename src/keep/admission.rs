@@ -11,7 +11,7 @@ use super::limits::{Limited, NoToken, RateLimits};
 use super::trust::Trust;
 use super::{KeptSpan, NoProfile, Reason, SpanLink};
 use crate::profile::ProfileId;
-use crate::span::{SampleCounts, SpanKey};
+use crate::span::SpanKey;
 
 /// The spans of one local root that were kept together and share a profile.
 #[derive(Clone, Debug)]
@@ -34,38 +34,14 @@ impl Epoch {
         Self { root: SpanKey::MIN, id: None, is_trial: false, kept, linked_inside, opened_ns: 0 }
     }
 
+    fn open_for(&self, now_ns: u64) -> Duration {
+        Duration::from_nanos(now_ns.saturating_sub(self.opened_ns))
+    }
+
     #[cfg(test)]
     pub(crate) fn for_test(root: SpanKey, kept: Vec<KeptSpan>) -> Self {
         let linked_inside = HashMap::new();
         Self { root, id: None, is_trial: false, kept, linked_inside, opened_ns: 0 }
-    }
-
-    /// Whether the profile has on-CPU samples that link to that span.
-    fn links_on_cpu_to(&self, span: SpanKey) -> bool {
-        self.kept.iter().any(|kept| kept.link.has_on_cpu && kept.link.to == Some(span))
-    }
-}
-
-/// What was exported of a span while it was open. Snapshots of it have no samples here.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct ExportedWhileOpen {
-    pub(crate) samples: SampleCounts,
-    pub(crate) profiles: Vec<ProfileId>,
-    /// On-CPU samples in these profiles link to the span.
-    pub(crate) are_linked: bool,
-}
-
-impl ExportedWhileOpen {
-    fn add(&mut self, id: ProfileId, samples: SampleCounts) {
-        self.samples += samples;
-        // Kept spans inside it share the profile: list it once.
-        if self.profiles.last() == Some(&id) {
-            return;
-        }
-        if self.profiles.len() == MOST_EARLIER {
-            self.profiles.remove(0);
-        }
-        self.profiles.push(id);
     }
 }
 
@@ -74,7 +50,8 @@ struct State {
     epochs: HashMap<SpanKey, Epoch>,
     /// Epochs of spans that are still open.
     snapshots: HashMap<SpanKey, Epoch>,
-    exported: HashMap<SpanKey, ExportedWhileOpen>,
+    /// The profiles of spans that are still open: at most one for each reason to keep an open span.
+    earlier: HashMap<SpanKey, Vec<ProfileId>>,
     limits: RateLimits,
     trust: Trust,
 }
@@ -82,7 +59,7 @@ struct State {
 /// Gives kept spans their profile ids.
 ///
 /// The threads that close spans and the collector call it, only for spans that are kept. A lock is cheap enough for
-/// that.
+/// that: nothing that takes long is done under it.
 #[derive(Debug)]
 pub(crate) struct ProfileAdmission {
     state: Mutex<State>,
@@ -107,15 +84,13 @@ pub(crate) const MAX_RESERVED: usize = 32;
 const MOST_EPOCHS: usize = 1024;
 /// Kept spans in one epoch, besides the root.
 const MOST_KEPT: usize = 1024;
-/// Earlier profiles that a span lists, so that one that never closes does not list ever more.
-const MOST_EARLIER: usize = 16;
 
 impl ProfileAdmission {
     pub(crate) fn new(profiles_per_minute: u32) -> Self {
         let state = State {
             epochs: HashMap::new(),
             snapshots: HashMap::new(),
-            exported: HashMap::new(),
+            earlier: HashMap::new(),
             limits: RateLimits::new(profiles_per_minute),
             trust: Trust::default(),
         };
@@ -154,10 +129,6 @@ impl ProfileAdmission {
             return now.load(Ordering::Relaxed);
         }
         u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
-    }
-
-    fn open_for(&self, epoch: &Epoch) -> Duration {
-        Duration::from_nanos(self.now_ns().saturating_sub(epoch.opened_ns))
     }
 
     /// Whether a closed span of that rule and root would get neither a profile nor a report, since there is no token left.
@@ -200,25 +171,16 @@ impl ProfileAdmission {
     }
 
     /// Decides which profile a kept span gets, if any, and writes the decision into the span. For a span without
-    /// samples, `span.profile` already holds the reason. `name` is a hash of its name and values. If a new id is needed, it
-    /// comes from `new_id`.
+    /// samples, `span.profile` already holds the reason. `name` is a hash of its name and values. `new_id` is for a new
+    /// profile, if the span has samples.
     ///
     /// Returns false if the span is not even reported.
-    pub(crate) fn keep(
-        &self,
-        span: &mut KeptSpan,
-        name: u64,
-        mut new_id: impl FnMut() -> Option<ProfileId>,
-    ) -> bool {
+    pub(crate) fn keep(&self, span: &mut KeptSpan, name: u64, new_id: Option<ProfileId>) -> bool {
         let now_ns = self.now_ns();
         let mut state = self.state.lock();
         let state = &mut *state;
-        if let Some(exported) = state.exported.get(&span.key) {
-            // The samples of an open span were already reduced by the exported ones.
-            if !span.is_open {
-                span.samples = span.samples.saturating_sub(exported.samples);
-            }
-            span.earlier.clone_from(exported);
+        if let Some(earlier) = state.earlier.get(&span.key) {
+            span.earlier.clone_from(earlier);
         }
         let epochs = if span.is_open { &mut state.snapshots } else { &mut state.epochs };
         let open = epochs.get(&span.root);
@@ -249,7 +211,7 @@ impl ProfileAdmission {
             None => {
                 let take_token =
                     || is_forced || self.take(limits, (span, name), Limited::Profile, now_ns);
-                self.reserve(&mut state.trust, take_token, &mut new_id)
+                self.reserve(&mut state.trust, take_token, new_id)
             }
         };
         span.link.has_on_cpu = span.profile.is_ok() && (span.link.has_on_cpu || links_here);
@@ -279,8 +241,7 @@ impl ProfileAdmission {
             }
             epoch.kept.push(span.clone());
             if let Some(id) = span.profile.ok().filter(|_| span.is_open) {
-                // A snapshot takes no samples from the profile that is made when the span closes.
-                state.exported.entry(span.key).or_default().add(id, SampleCounts::default());
+                state.earlier.entry(span.key).or_default().push(id);
             }
         }
         is_due
@@ -290,7 +251,7 @@ impl ProfileAdmission {
         &self,
         trust: &mut Trust,
         take_token: impl FnOnce() -> bool,
-        new_id: impl FnOnce() -> Option<ProfileId>,
+        new_id: Option<ProfileId>,
     ) -> Result<ProfileId, NoProfile> {
         if self.exporter_fails.load(Ordering::Relaxed) || self.is_over.load(Ordering::Relaxed) {
             return Err(NoProfile::ExporterFails);
@@ -308,7 +269,7 @@ impl ProfileAdmission {
         if !take_token() {
             return Err(NoProfile::RateLimit);
         }
-        let id = new_id().ok_or(NoProfile::NoId)?;
+        let id = new_id.ok_or(NoProfile::NoId)?;
         self.permits.fetch_add(1, Ordering::Relaxed);
         trust.note_permit();
         Ok(id)
@@ -320,7 +281,7 @@ impl ProfileAdmission {
         &self,
         trust: &mut Trust,
         now_ns: u64,
-        new_id: impl FnOnce() -> Option<ProfileId>,
+        new_id: Option<ProfileId>,
     ) -> Option<ProfileId> {
         let fails = self.exporter_fails.load(Ordering::Relaxed);
         let cannot = fails
@@ -330,36 +291,16 @@ impl ProfileAdmission {
         if cannot || !trust.tries(now_ns) {
             return None;
         }
-        let id = new_id()?;
+        let id = new_id?;
         self.permits.fetch_add(1, Ordering::Relaxed);
         Some(id)
     }
 
     /// Ends the epoch of that root, if one is open. Spans kept after this open another one.
-    ///
-    /// `taken` returns how many samples of open spans the epoch's profile will contain, if it has one. This happens
-    /// under the same lock: a span that is kept in between would otherwise get a permit for samples that it will not
-    /// have.
-    pub(crate) fn end_epoch(
-        &self,
-        root: SpanKey,
-        taken: impl FnOnce(&Epoch) -> HashMap<SpanKey, SampleCounts>,
-    ) -> Option<Epoch> {
+    pub(crate) fn end_epoch(&self, root: SpanKey) -> Option<Epoch> {
         let mut state = self.state.lock();
         let epoch = state.epochs.remove(&root)?;
         self.dry.remove_root(root);
-        if let Some(id) = epoch.id {
-            for (span, samples) in taken(&epoch) {
-                let exported = state.exported.entry(span).or_default();
-                // A span does not list a profile that has no sample of it.
-                if epoch.is_trial {
-                    exported.samples += samples;
-                } else if samples.total() > 0 {
-                    exported.add(id, samples);
-                    exported.are_linked |= epoch.links_on_cpu_to(span);
-                }
-            }
-        }
         Some(epoch)
     }
 
@@ -371,7 +312,8 @@ impl ProfileAdmission {
 
     /// Takes the epochs of spans that were kept while open. Each is exported at once.
     pub(crate) fn take_snapshots(&self) -> Vec<Epoch> {
-        std::mem::take(&mut self.state.lock().snapshots).into_values().collect()
+        let snapshots = std::mem::take(&mut self.state.lock().snapshots);
+        snapshots.into_values().collect()
     }
 
     /// Whether spans of that root were kept and are not yet exported.
@@ -381,21 +323,23 @@ impl ProfileAdmission {
 
     /// The roots whose epochs have been open for `linger`.
     pub(crate) fn expired_epochs(&self, linger: Duration) -> Vec<SpanKey> {
+        let now_ns = self.now_ns();
         let state = self.state.lock();
-        let expired = state.epochs.values().filter(|epoch| self.open_for(epoch) >= linger);
+        let expired = state.epochs.values().filter(|epoch| epoch.open_for(now_ns) >= linger);
         expired.map(|epoch| epoch.root).collect()
     }
 
     /// How long until the next epoch has been open for `linger`.
     pub(crate) fn until_next_expiry(&self, linger: Duration) -> Option<Duration> {
+        let now_ns = self.now_ns();
         let state = self.state.lock();
-        let left = |epoch| linger.saturating_sub(self.open_for(epoch));
+        let left = |epoch: &Epoch| linger.saturating_sub(epoch.open_for(now_ns));
         state.epochs.values().map(left).min()
     }
 
     /// Drops the state of a span that has closed and was judged.
     pub(crate) fn forget(&self, span: SpanKey) {
-        self.state.lock().exported.remove(&span);
+        self.state.lock().earlier.remove(&span);
     }
 
     /// While the exporter fails, no permits are given.
@@ -478,7 +422,7 @@ impl<F: FnOnce() -> u64> Lazy<F> {
 mod tests {
     use super::*;
     use crate::ids::{SpanId, TraceId};
-    use crate::span::TraceIds;
+    use crate::span::{SampleCounts, TraceIds};
 
     const ID: ProfileId = ProfileId::for_test(1);
     const OTHER: ProfileId = ProfileId::for_test(2);
@@ -499,7 +443,7 @@ mod tests {
         id: ProfileId,
     ) -> KeptSpan {
         let mut span = KeptSpan::for_test(key(span), key(root), samples);
-        admission.keep(&mut span, 0, || Some(id));
+        admission.keep(&mut span, 0, Some(id));
         span
     }
 
@@ -509,7 +453,7 @@ mod tests {
         assert_eq!(keep(&admission, 2, 1, 5, ID).profile, Ok(ID));
         assert_eq!(keep(&admission, 1, 1, 9, OTHER).profile, Ok(ID));
         assert_eq!(keep(&admission, 7, 7, 9, OTHER).profile, Ok(OTHER));
-        let epoch = admission.end_epoch(key(1), |_| HashMap::new()).unwrap();
+        let epoch = admission.end_epoch(key(1)).unwrap();
         assert_eq!((epoch.id, epoch.kept.len()), (Some(ID), 2));
         assert!(!admission.has_epoch(key(1)));
         assert!(admission.has_epoch(key(7)));
@@ -519,62 +463,42 @@ mod tests {
     fn a_span_without_samples_is_reported_without_a_profile() {
         let admission = ProfileAdmission::new(60);
         assert_eq!(keep(&admission, 2, 1, 0, ID).profile, Err(NoProfile::NoSamples));
-        let epoch = admission.end_epoch(key(1), |_| HashMap::from([(key(8), on_cpu(1))])).unwrap();
-        assert_eq!(epoch.id, None);
-        assert!(admission.state.lock().exported.is_empty(), "nothing was exported");
+        assert_eq!(admission.end_epoch(key(1)).unwrap().id, None);
         // A span without samples has no profile, even in an epoch that has one.
         assert_eq!(keep(&admission, 3, 3, 1, ID).profile, Ok(ID));
         assert_eq!(keep(&admission, 4, 3, 0, ID).profile, Err(NoProfile::NoSamples));
     }
 
     #[test]
-    fn an_enclosing_span_has_the_remaining_samples_and_lists_earlier_profiles() {
-        let admission = ProfileAdmission::new(60);
-        keep(&admission, 2, 1, 3, ID);
-        keep(&admission, 3, 1, 2, ID);
-        admission.end_epoch(key(1), |_| HashMap::from([(key(1), on_cpu(5))]));
-        let outer = keep(&admission, 1, 1, 8, OTHER);
-        assert_eq!(outer.profile, Ok(OTHER));
-        assert_eq!(outer.samples, on_cpu(3));
-        assert_eq!(outer.earlier.profiles, [ID]);
-    }
-
-    #[test]
-    fn an_enclosing_span_without_remaining_samples_lists_only_earlier_profiles() {
+    fn an_enclosing_span_has_a_profile_of_all_its_samples() {
         let admission = ProfileAdmission::new(60);
         keep(&admission, 2, 1, 5, ID);
-        admission.end_epoch(key(1), |_| HashMap::from([(key(1), on_cpu(5))]));
+        admission.end_epoch(key(1));
         let outer = keep(&admission, 1, 1, 5, OTHER);
-        assert_eq!(outer.profile, Err(NoProfile::NoSamples));
-        assert_eq!(outer.earlier.profiles, [ID]);
-        admission.forget(key(1));
-        assert!(keep(&admission, 1, 1, 5, OTHER).earlier.profiles.is_empty());
+        assert_eq!((outer.profile, outer.samples), (Ok(OTHER), on_cpu(5)));
+        assert!(outer.earlier.is_empty());
     }
 
     #[test]
-    fn a_snapshot_of_an_open_span_takes_no_samples_from_its_last_profile() {
+    fn a_span_lists_the_profiles_that_were_made_of_it_while_it_was_open() {
         let admission = ProfileAdmission::new(60);
         keep(&admission, 2, 1, 3, ID);
         for span in [1, 3] {
             let mut open = KeptSpan { is_open: true, ..KeptSpan::for_test(key(span), key(1), 7) };
-            assert!(admission.keep(&mut open, 0, || Some(OTHER)));
+            assert!(admission.keep(&mut open, 0, Some(OTHER)));
             assert_eq!((open.profile, open.samples), (Ok(OTHER), on_cpu(7)));
         }
         let snapshots = admission.take_snapshots();
         assert_eq!((snapshots.len(), snapshots[0].kept.len()), (1, 2));
         assert!(admission.take_snapshots().is_empty());
         assert!(admission.has_epoch(key(1)), "the epoch of the closed span");
-        admission.end_epoch(key(1), |_| HashMap::from([(key(1), on_cpu(3))]));
-        let inner = keep(&admission, 3, 1, 9, ID);
-        assert_eq!(
-            (inner.samples, inner.earlier.profiles.as_slice()),
-            (on_cpu(9), [OTHER].as_slice())
-        );
-        let outer = keep(&admission, 1, 1, 12, ID);
-        assert_eq!(
-            (outer.samples, outer.earlier.profiles.as_slice()),
-            (on_cpu(9), [OTHER, ID].as_slice())
-        );
+        admission.end_epoch(key(1));
+        for (span, samples) in [(3, 9), (1, 12)] {
+            let closed = keep(&admission, span, 1, samples, ID);
+            assert_eq!((closed.samples, closed.earlier), (on_cpu(samples), vec![OTHER]));
+        }
+        admission.forget(key(1));
+        assert!(keep(&admission, 1, 1, 5, ID).earlier.is_empty());
     }
 
     /// Keeps a span whose samples link to span `to`, inside the spans `outside`.
@@ -594,7 +518,7 @@ mod tests {
         let link = SpanLink { to: Some(key(to)), ids: Some(ids), outside, ..SpanLink::default() };
         let mut span = KeptSpan { link, ..KeptSpan::for_test(key(span), key(1), on_cpu) };
         span.samples.waits = 1;
-        admission.keep(&mut span, 0, || Some(ID));
+        admission.keep(&mut span, 0, Some(ID));
         span
     }
 
@@ -613,14 +537,10 @@ mod tests {
 
     #[test]
     fn a_root_links_to_samples_that_were_exported_before_it_closed() {
-        for (to, is_linked) in [(1, true), (2, false)] {
-            let admission = ProfileAdmission::new(60);
-            keep_linked(&admission, 2, 5, to, &[]);
-            admission.end_epoch(key(1), |_| HashMap::from([(key(1), on_cpu(5))]));
-            let root = keep_linked(&admission, 1, 5, 1, &[]);
-            assert_eq!((root.samples, root.link.has_on_cpu), (SampleCounts::WAIT, false));
-            assert_eq!(root.links_on_cpu(), is_linked);
-        }
+        let admission = ProfileAdmission::new(60);
+        keep_linked(&admission, 2, 5, 2, &[1]);
+        admission.end_epoch(key(1));
+        assert!(keep_linked(&admission, 1, 5, 1, &[]).link.has_on_cpu);
     }
 
     #[test]
@@ -630,10 +550,10 @@ mod tests {
         for at in [7, 9] {
             let link = SpanLink { at, ..SpanLink::default() };
             let mut span = KeptSpan { link, ..KeptSpan::for_test(key(2), key(1), 1) };
-            admission.keep(&mut span, 0, || Some(ID));
+            admission.keep(&mut span, 0, Some(ID));
             assert_eq!(admission.first_link(key(1)).unwrap().at, 7);
         }
-        admission.end_epoch(key(1), |_| HashMap::new());
+        admission.end_epoch(key(1));
         assert!(admission.first_link(key(1)).is_none());
     }
 
@@ -645,9 +565,9 @@ mod tests {
         assert_eq!(kept, [Ok(ID), Ok(ID), Ok(ID), dry, dry]);
         // Reports of epochs without a profile are limited too.
         let mut span = KeptSpan::for_test(key(9), key(9), 0);
-        assert!(admission.keep(&mut span, 0, || None));
+        assert!(admission.keep(&mut span, 0, None));
         let mut span = KeptSpan::for_test(key(10), key(10), 0);
-        assert!(!admission.keep(&mut span, 0, || None));
+        assert!(!admission.keep(&mut span, 0, None));
     }
 
     #[test]
@@ -670,7 +590,7 @@ mod tests {
         assert!(!over(1, true, 0) && !over(2, true, 0) && over(3, true, 0), "3 is not reported");
         assert!(!over(9, true, 1));
         for root in [1, 2] {
-            admission.end_epoch(key(root), |_| HashMap::new());
+            admission.end_epoch(key(root));
             assert!(over(root, true, 0));
         }
         now.store(MINUTE - 1, Ordering::Relaxed);
@@ -685,7 +605,7 @@ mod tests {
         for number in 1..=20 {
             let values = super::super::FieldValues::for_test(&[("route", &number.to_string())]);
             let mut span = KeptSpan { values, ..KeptSpan::for_test(key(number), key(number), 0) };
-            admission.keep(&mut span, number, || None);
+            admission.keep(&mut span, number, None);
         }
         let over = |rule, has_samples| admission.is_over_limit((rule, key(99)), has_samples, || 99);
         assert!(over(0, false) && !over(0, true) && !over(1, false));
@@ -736,19 +656,15 @@ mod tests {
         assert!(admission.is_distrusted());
         let fails = Err(NoProfile::ExporterFails);
         assert_eq!(keep(&admission, 6, 6, 1, OTHER).profile, fails);
-        assert_eq!(admission.end_epoch(key(6), |_| HashMap::new()).unwrap().id, None);
+        assert_eq!(admission.end_epoch(key(6)).unwrap().id, None);
         now.store(1_000_000_000, Ordering::Relaxed);
         // The spans of a trial do not learn the id of its profile.
         assert_eq!(keep(&admission, 8, 7, 1, OTHER).profile, fails);
         admission.note_delivered();
         assert_eq!(keep(&admission, 7, 7, 2, ID).profile, fails);
-        let epoch = admission.end_epoch(key(7), |_| HashMap::from([(key(9), on_cpu(1))])).unwrap();
+        let epoch = admission.end_epoch(key(7)).unwrap();
         assert_eq!((epoch.id, epoch.kept.len()), (Some(OTHER), 2));
-        let outer = keep(&admission, 9, 7, 3, ID);
-        assert_eq!(
-            (outer.profile, outer.samples, outer.earlier.profiles.len()),
-            (Ok(ID), on_cpu(2), 0)
-        );
+        assert_eq!(keep(&admission, 9, 7, 3, ID).profile, Ok(ID));
     }
 
     #[test]
@@ -760,10 +676,7 @@ mod tests {
         }
         assert_eq!(keep(&admission, most + 2, 1, 1, ID).profile, Err(NoProfile::TreeFull));
         assert_eq!(keep(&admission, 1, 1, 1, ID).profile, Ok(ID));
-        assert_eq!(
-            admission.end_epoch(key(1), |_| HashMap::new()).unwrap().kept.len(),
-            MOST_KEPT + 1
-        );
+        assert_eq!(admission.end_epoch(key(1)).unwrap().kept.len(), MOST_KEPT + 1);
         assert_eq!(keep(&admission, most + 3, 1, 1, OTHER).profile, Ok(OTHER));
     }
 

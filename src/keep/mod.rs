@@ -19,7 +19,7 @@ mod shown_fields;
 mod trust;
 mod wanted;
 
-pub(crate) use admission::{Epoch, ExportedWhileOpen, MAX_RESERVED, ProfileAdmission};
+pub(crate) use admission::{Epoch, MAX_RESERVED, ProfileAdmission};
 pub(crate) use callsites::{Callsites, STATUS_FIELD};
 pub use condition::{Condition, Keep, TimeOrShare};
 pub use kept::{Kept, KeptSpan, NoProfile};

@@ -1,7 +1,7 @@
 //! Plays scripts for real: a registry with the layer, threads and the collector. Only the kernel and the clock are
 //! simulated. One thing happens at a time.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -178,7 +178,7 @@ pub(super) struct Stage {
     /// The script's numbers of profiled spans.
     keys: HashMap<SpanKey, usize>,
     /// The ids of profiles of open spans.
-    snapshot_ids: HashSet<ProfileId>,
+    snapshot_ids: HashMap<SpanKey, Vec<ProfileId>>,
     snapshots: Vec<Snapshot>,
 }
 
@@ -279,7 +279,7 @@ impl Stage {
             held: Vec::new(),
             profiles: HashMap::new(),
             keys: HashMap::new(),
-            snapshot_ids: HashSet::new(),
+            snapshot_ids: HashMap::new(),
             snapshots: Vec::new(),
         }
     }
@@ -386,6 +386,30 @@ impl Stage {
         Vec::new()
     }
 
+    /// Opens spans on a thread that are kept when they close, in turn. Returns whether it could, and was done
+    /// before long.
+    pub(super) fn closes(&self, thread: usize, spans: usize) -> impl Fn() -> bool + use<> {
+        let tasks = self.on(thread).tasks.clone();
+        move || {
+            let (say_done, done) = mpsc::channel();
+            let task: Task = Box::new(move |_: &mut Vec<(usize, EnteredSpan)>| {
+                let metadata = metadata(0, Kind::Failing);
+                let values: [_; 0] = [];
+                for _ in 0..spans {
+                    let values = metadata.fields().value_set(&values);
+                    let span = Span::new_root(metadata, &values).entered();
+                    let error = error_metadata();
+                    let values: [_; 0] = [];
+                    Event::dispatch(error, &error.fields().value_set(&values));
+                    drop(span);
+                }
+                _ = say_done.send(());
+            });
+            _ = tasks.send(task);
+            done.recv_timeout(Duration::from_secs(60)).is_ok()
+        }
+    }
+
     fn on(&self, thread: usize) -> &Worker {
         self.workers[thread].as_ref().unwrap()
     }
@@ -424,7 +448,9 @@ impl Stage {
             self.engine.admission.release_permit();
             if kept[0].is_open {
                 assert!(kept.iter().all(|span| span.is_open), "closed spans in a snapshot");
-                self.snapshot_ids.insert(profile.id);
+                for span in kept.iter().filter(|span| span.profile == Ok(profile.id)) {
+                    self.snapshot_ids.entry(span.key).or_default().push(profile.id);
+                }
                 let spans = kept.iter().map(|span| self.keys[&span.key]).collect();
                 let samples = reported_profile(&profile, 0).samples.into_keys().collect();
                 self.snapshots.push(Snapshot { spans, samples });
@@ -449,7 +475,11 @@ impl Stage {
                 self.profiles.entry(id).or_insert(number(span.name()));
             }
         }
-        let (unknown, snapshots) = (usize::MAX, &self.snapshot_ids);
+        let unknown = usize::MAX;
+        for span in kept {
+            let snapshots = self.snapshot_ids.remove(&span.key).unwrap_or_default();
+            assert_eq!(span.earlier, snapshots, "of span {}", span.name());
+        }
         let number_of = |id: &ProfileId| self.profiles.get(id).copied().unwrap_or(unknown);
         let reported = |span: &KeptSpan| ReportedSpan {
             span: self.keys.get(&span.key).copied().unwrap_or(unknown),
@@ -458,13 +488,6 @@ impl Stage {
             times: times(span),
             samples: span.samples.total(),
             profile: span.profile.ok().as_ref().map(number_of),
-            earlier: span
-                .earlier
-                .profiles
-                .iter()
-                .filter(|id| !snapshots.contains(id))
-                .map(number_of)
-                .collect(),
         };
         let root = kept[0].root;
         assert!(kept.iter().all(|span| span.root == root), "spans of two roots in one profile");
