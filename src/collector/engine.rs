@@ -137,7 +137,7 @@ impl Engine {
             Reporter::new(Arc::clone(&parts.counters), Arc::clone(&redaction), has_callback);
         let shared = PublishState {
             counters: Arc::clone(&parts.counters),
-            admission: Arc::clone(&admission),
+            health: Arc::clone(&admission.health),
             reporter: Arc::new(reporter),
             redaction: Arc::clone(&redaction),
         };

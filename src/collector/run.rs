@@ -519,7 +519,8 @@ impl Collector {
         }
         let profile = Box::new(profile);
         room.shrink(profile.bytes());
-        _ = self.jobs.send(Job::Export { profile, modules, kept: epoch.kept, room });
+        let Epoch { kept, permit, .. } = epoch;
+        _ = self.jobs.send(Job::Export { profile, modules, kept, room, permit });
     }
 
     /// Logs an event, if there is one.

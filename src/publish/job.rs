@@ -8,7 +8,7 @@ use std::time::Instant;
 use crossbeam::channel::{self, Receiver, Sender};
 
 use super::room::TakenRoom;
-use crate::keep::KeptSpan;
+use crate::keep::{KeptSpan, Permit};
 use crate::profile::{MappingId, Profile};
 use crate::unwind::Module;
 
@@ -22,6 +22,7 @@ pub(crate) enum Job {
         modules: HashMap<MappingId, Arc<Module>>,
         kept: Vec<KeptSpan>,
         room: TakenRoom,
+        permit: Option<Permit>,
     },
     /// Symbolize a profile for a caller that waits for it.
     Reply { profile: Box<Profile>, modules: HashMap<MappingId, Arc<Module>>, then: ReplyWith },

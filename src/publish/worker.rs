@@ -13,7 +13,7 @@ use super::exporting::ExportJob;
 use super::job::{Job, ReplyWith};
 use super::report;
 use super::room::TakenRoom;
-use crate::keep::{Kept, KeptSpan};
+use crate::keep::{Kept, KeptSpan, Permit};
 use crate::log::{LogEvent, LogKind};
 use crate::profile::{MappingId, Profile, Symbolized};
 use crate::redact::Redaction;
@@ -64,8 +64,8 @@ impl SymbolsThread {
             };
             // In the order in which they came.
             match job {
-                Some(Job::Export { profile, modules, kept, room }) => {
-                    let job = self.prepare(profile, &modules, &kept, room);
+                Some(Job::Export { profile, modules, kept, room, permit }) => {
+                    let job = self.prepare(profile, &modules, &kept, (room, permit));
                     _ = self.exports.send(job);
                 }
                 Some(Job::Reply { profile, modules, then: ReplyWith(then) }) => {
@@ -91,7 +91,7 @@ impl SymbolsThread {
         profile: Box<Profile>,
         modules: &HashMap<MappingId, Arc<Module>>,
         kept: &[KeptSpan],
-        mut room: TakenRoom,
+        (mut room, permit): (TakenRoom, Option<Permit>),
     ) -> ExportJob {
         crate::sys::read_filters();
         let mut report = Kept { samples: profile.sample_count(), ..report::unexported(kept) };
@@ -112,7 +112,8 @@ impl SymbolsThread {
                 report::describe_awaits(&mut profile, &report.awaits);
                 report.top_function = profile.top_function();
                 report.coverage = profile.coverage();
-                let held = HeldProfile { profile, report, since: Instant::now(), _room: room };
+                let since = Instant::now();
+                let held = HeldProfile { profile, report, since, _room: room, _permit: permit };
                 ExportJob::Deliver(Box::new(held))
             }
             Err(_) => {

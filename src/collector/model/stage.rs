@@ -29,7 +29,8 @@ use super::script::{Kind, Step, THREADS, Under};
 use super::source::{OTHER_PERIOD_NS, Scripted, begin_thread};
 use crate::export::{ExportError, Exported, Exporter};
 use crate::keep::{
-    Callsites, Condition, Keep, KeptSpan, ProfileAdmission, Rule, Rules, ShownFields,
+    Callsites, Condition, ExporterHealth, Keep, KeptSpan, ProfileAdmission, Rule, Rules,
+    ShownFields,
 };
 use crate::otel::OtelSettings;
 use crate::profile::{Point, Profile, ProfileId, Sample, SampleKind};
@@ -233,7 +234,10 @@ impl Stage {
                 ShownFields::default(),
                 Arc::clone(&counters),
             ),
-            admission: ProfileAdmission::by_hand(many, Arc::clone(&now)),
+            admission: ProfileAdmission::new(
+                many,
+                ExporterHealth::by_hand(false, Arc::clone(&now)),
+            ),
             counters,
             source: sampler,
             poller,
@@ -444,8 +448,6 @@ impl Stage {
         let mut reported = Vec::new();
         while let Ok(job) = self.jobs.try_recv() {
             let Job::Export { profile, kept, .. } = job else { continue };
-            // The profile would be given to the exporter now.
-            self.engine.admission.release_permit();
             if kept[0].is_open {
                 assert!(kept.iter().all(|span| span.is_open), "closed spans in a snapshot");
                 for span in kept.iter().filter(|span| span.profile == Ok(profile.id)) {
