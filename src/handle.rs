@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 #[cfg(feature = "opentelemetry-sdk")]
 use opentelemetry_sdk::trace::SpanProcessor;
 
-use crate::collector::{Engine, HeapPart, NoHeap, OpenSpan, heap_profile, open_spans};
+use crate::collector::{Engine, HeapPart, NoHeap, heap_profile, open_spans};
 use crate::config::rules_of_env;
 use crate::control::Control;
 use crate::error::Error;
@@ -16,6 +16,7 @@ use crate::keep::Rules;
 #[cfg(feature = "opentelemetry-sdk")]
 use crate::otel::{ProfilingSpanProcessor, SpanEnds};
 use crate::profile::Profile;
+use crate::publish::OpenSpan;
 #[cfg(feature = "axum")]
 use crate::publish::RecentlyKept;
 use crate::sampler::SourceSettings;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::Builder;
 use super::plan::plan;
-use crate::collector::{Engine, Gate, Limits, Parts};
+use crate::collector::{self, Engine, Gate, Limits, Parts};
 use crate::error::Error;
 #[cfg(feature = "_otlp")]
 use crate::export::Exporter;
@@ -116,7 +116,7 @@ pub(crate) fn start(
     let health = ExporterHealth::new(problem.is_none(), must_prove);
     let admission =
         ProfileAdmission::new(builder.profiles_per_minute, health).with_max_reserved(most_pending);
-    Engine::start(Parts {
+    collector::start(Parts {
         spans,
         callsites,
         admission,

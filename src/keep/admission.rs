@@ -30,16 +30,15 @@ pub(crate) struct Epoch {
 }
 
 impl Epoch {
-    /// Without spans.
-    pub(crate) fn empty() -> Self {
+    fn new(root: SpanKey, opened_ns: u64) -> Self {
         Self {
-            root: SpanKey::MIN,
+            root,
             id: None,
             permit: None,
             is_trial: false,
             kept: Vec::new(),
             linked_inside: HashMap::new(),
-            opened_ns: 0,
+            opened_ns,
         }
     }
 
@@ -49,7 +48,7 @@ impl Epoch {
 
     #[cfg(test)]
     pub(crate) fn for_test(root: SpanKey, kept: Vec<KeptSpan>) -> Self {
-        Self { root, kept, ..Self::empty() }
+        Self { kept, ..Self::new(root, 0) }
     }
 }
 
@@ -227,7 +226,7 @@ impl ProfileAdmission {
                 if !is_snapshot {
                     self.dry.add_root(span.root);
                 }
-                Epoch { root: span.root, opened_ns: now_ns, ..Epoch::empty() }
+                Epoch::new(span.root, now_ns)
             });
             epoch.is_trial |= trial.is_some();
             epoch.id = epoch.id.or(span.profile.ok()).or(trial);

@@ -10,7 +10,8 @@ use crossbeam::channel::{self, Receiver, Sender, select};
 
 use super::delivery::{HeldProfile, PublishState};
 use super::exporting::ExportJob;
-use super::job::{Job, ReplyWith};
+use super::job::Job;
+use super::open_span::with_stacks;
 use super::report;
 use super::room::TakenRoom;
 use crate::keep::{Kept, KeptSpan, Permit};
@@ -68,8 +69,15 @@ impl SymbolsThread {
                     let job = self.prepare(profile, &modules, &kept, (room, permit));
                     _ = self.exports.send(job);
                 }
-                Some(Job::Reply { profile, modules, then: ReplyWith(then) }) => {
-                    self.reply(profile, &modules, then);
+                Some(Job::Reply { profile, modules, reply }) => {
+                    if let Some(profile) = self.symbolize_for_caller(profile, &modules) {
+                        reply.send(profile);
+                    }
+                }
+                Some(Job::ListOpen { stacks, modules, spans, reply }) => {
+                    if let Some(stacks) = self.symbolize_for_caller(stacks, &modules) {
+                        reply.send(with_stacks(spans, &stacks));
+                    }
                 }
                 Some(Job::Done(waiting)) => _ = self.exports.send(ExportJob::Done(waiting)),
                 Some(Job::Stop(waiting)) => {
@@ -123,18 +131,15 @@ impl SymbolsThread {
         }
     }
 
-    /// Symbolizes a profile for a caller.
-    fn reply(
+    /// Symbolizes a profile for a caller, who gets no answer if that panics.
+    fn symbolize_for_caller(
         &mut self,
         profile: Box<Profile>,
         modules: &HashMap<MappingId, Arc<Module>>,
-        then: impl FnOnce(Profile),
-    ) {
+    ) -> Option<Profile> {
         let symbolize = || self.symbolize(profile, modules, usize::MAX);
-        match catch_unwind(AssertUnwindSafe(symbolize)) {
-            Ok(profile) => then(profile),
-            Err(_) => self.symbolizer = None,
-        }
+        let symbolized = catch_unwind(AssertUnwindSafe(symbolize));
+        symbolized.inspect_err(|_| self.symbolizer = None).ok()
     }
 
     fn symbolize(

@@ -18,12 +18,13 @@ use tracing::subscriber::Interest;
 use tracing::{Dispatch, Event, Level, Metadata, Span, callsite};
 
 use super::super::command::Command;
-use super::super::engine::{Engine, Parts};
+use super::super::engine::Engine;
 use super::super::gate::Gate;
 use super::super::limits::Limits;
 use super::super::run::Collector;
 use super::super::sampled::Pace;
 use super::super::shed::ShedLimits;
+use super::super::start::{Parts, assemble};
 use super::oracle::{Place, Reported, ReportedProfile, ReportedSpan, START_NS, Times, name};
 use super::script::{Kind, Step, THREADS, Under};
 use super::source::{OTHER_PERIOD_NS, Scripted, begin_thread};
@@ -226,7 +227,7 @@ impl Stage {
         let many = 1 << 20;
         let gate = Gate::new();
         gate.open();
-        let (engine, mut collector, worker) = Engine::assemble(Parts {
+        let (engine, mut collector, worker) = assemble(Parts {
             spans: Spans::new(clock, source, Arc::clone(&counters)).without_idle_reports(),
             callsites: Callsites::new(
                 rules(),
