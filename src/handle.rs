@@ -5,12 +5,13 @@ use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use crate::collector::{Engine, HeapPart, NoHeap, OpenSpan, heap_profile, open_spans};
+use crate::collector::{Engine, HeapPart, NoHeap, heap_profile, open_spans};
 use crate::config::rules_of_env;
 use crate::control::Control;
 use crate::error::Error;
 use crate::keep::Rules;
 use crate::profile::Profile;
+use crate::publish::OpenSpan;
 #[cfg(feature = "axum")]
 use crate::publish::RecentlyKept;
 use crate::sampler::SourceSettings;

@@ -280,7 +280,6 @@ struct Readme;
 #[cfg(feature = "tower")]
 pub use awaits::tower;
 pub use awaits::{Profiled, ProfiledExt};
-pub use collector::{OpenSpan, OpenState};
 pub use config::Builder;
 pub use error::{Error, ErrorKind};
 #[cfg(feature = "_otlp")]
@@ -296,6 +295,7 @@ pub use keep::{
 pub use layer::ProfilingLayer;
 pub use otel::{LinkTo, SPAN_ATTRIBUTES};
 pub use profile::{Profile, Resource};
+pub use publish::{OpenSpan, OpenState};
 pub use redact::Redaction;
 pub use sampler::Source;
 pub use self_test::SelfTest;

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use crossbeam::channel;
 use parking_lot::Mutex;
 use tracing::Dispatch;
 use tracing::dispatcher::WeakDispatch;
@@ -12,59 +11,29 @@ use tracing::field::Visit;
 use super::command::Commands;
 use super::copied::CopiedSamples;
 use super::gate::Gate;
-use super::limits::Limits;
 use super::over_limit::{count, is_over_limit, name_hash};
-use super::run::Collector;
 use super::running_source::RunningSource;
 use crate::allocations;
 use crate::awaits;
 use crate::error::Error;
-use crate::export::Exporter;
 use crate::keep::{
-    Callsite, Callsites, ExportedWhileOpen, FieldValues, KeptSpan, OnKept, ProfileAdmission,
-    Reasons, Rules, SpanLink,
+    Callsite, Callsites, FieldValues, KeptSpan, ProfileAdmission, Reasons, Rules, SpanLink,
 };
-use crate::log::{LogEvent, LogKind};
+use crate::log::LogEvent;
 use crate::otel::{LinkTo, OtelSettings, OtelSpan, UnreachedSpans};
 use crate::profile::ProfileId;
-use crate::publish::{PublishState, PublisherParts, Reporter};
+use crate::publish::PublishState;
 use crate::redact::Redaction;
 use crate::refresh::refresh_interest;
-use crate::sampler::{Sampler, SourceSettings};
 use crate::span::{
     Closing, Enclosing, Plan, RegistryId, SAMPLED_ITSELF, SHOWS_FIELDS, Spans, TraceIds, Verdict,
     forget_this_thread, spawn_ignored,
 };
 use crate::stats::{Counters, Stats};
-use crate::symbols::SymbolSettings;
-use crate::sys::{self, Owning, Poller, Uncounted, Waker};
+use crate::sys::{self, Uncounted, Waker};
 
 /// Finds the OpenTelemetry span of a closing span, or of one around it that was entered.
 pub(crate) type FindOtel<'a> = &'a dyn Fn(RegistryId) -> Option<OtelSpan>;
-
-/// Everything that an [`Engine`] is made of.
-pub(crate) struct Parts {
-    pub(crate) spans: Spans,
-    pub(crate) callsites: Callsites,
-    pub(crate) admission: ProfileAdmission,
-    pub(crate) counters: Arc<Counters>,
-    pub(crate) source: Sampler,
-    pub(crate) poller: Poller,
-    pub(crate) limits: Limits,
-    /// Belongs to this engine only.
-    pub(crate) gate: &'static Gate,
-    pub(crate) unreached: Arc<UnreachedSpans>,
-    pub(crate) source_settings: SourceSettings,
-    pub(crate) exporter: Box<dyn Exporter>,
-    /// An error of the exporter, if it has one.
-    pub(crate) problem: Option<String>,
-    /// What is wrong with the settings.
-    pub(crate) warnings: Vec<LogEvent>,
-    pub(crate) on_kept: Option<OnKept>,
-    pub(crate) otel: OtelSettings,
-    pub(crate) redaction: Redaction,
-    pub(crate) symbols: SymbolSettings,
-}
 
 /// A layer's spans, rules and threads.
 #[derive(Debug)]
@@ -82,103 +51,12 @@ pub(crate) struct Engine {
     pub(crate) publish: PublishState,
     pub(crate) unreached: Arc<UnreachedSpans>,
     /// What is wrong with the settings or the exporter from the start, until it is logged.
-    warnings: Mutex<Vec<LogEvent>>,
+    pub(super) warnings: Mutex<Vec<LogEvent>>,
     pub(super) commands: Commands,
     pub(crate) gate: &'static Gate,
 }
 
-/// How long the collector's thread may take to begin on a busy machine.
-const LONGEST_START: Duration = Duration::from_secs(1);
-
 impl Engine {
-    /// Starts the threads.
-    ///
-    /// # Errors
-    ///
-    /// If the system refuses to create a thread.
-    pub(crate) fn start(parts: Parts) -> Result<Arc<Self>, Error> {
-        let (engine, collector, publisher) = Self::assemble(parts);
-        publisher.start().map_err(Error::thread)?;
-        let (begins, has_begun) = channel::bounded::<()>(0);
-        spawn("profiling-drain", move || collector.run(begins))?;
-        // The layer's files are open when this returns.
-        _ = has_begun.recv_timeout(LONGEST_START);
-        Ok(engine)
-    }
-
-    /// Creates an engine and the state of its threads.
-    pub(super) fn assemble(parts: Parts) -> (Arc<Self>, Collector, PublisherParts) {
-        let (commands, received) = channel::unbounded();
-        let (jobs, to_do) = channel::unbounded();
-        let gate = parts.gate;
-        let problem = parts.problem.clone();
-        let (mut source_line, is_warning) = parts.source.describe();
-        if cfg!(not(feature = "symbols")) {
-            source_line += "; addresses have no names because the feature `symbols` is off";
-        }
-        let source_line = LogEvent {
-            value: Some(parts.source.name().to_owned()),
-            ..match is_warning {
-                true => LogEvent::warning(LogKind::Source, source_line),
-                false => LogEvent::info(LogKind::Source, source_line),
-            }
-        };
-        let failure = parts.problem.map(|problem| LogEvent {
-            error: Some(problem.clone()),
-            ..LogEvent::warning(LogKind::ExportFails, problem)
-        });
-        let (spans, waker) = (Arc::new(parts.spans), parts.poller.waker());
-        let copied = CopiedSamples::new(&spans, &parts.counters, &waker, parts.limits);
-        let (redaction, admission) = (Arc::new(parts.redaction), Arc::new(parts.admission));
-        let has_callback = parts.on_kept.is_some();
-        let reporter =
-            Reporter::new(Arc::clone(&parts.counters), Arc::clone(&redaction), has_callback);
-        let shared = PublishState {
-            counters: Arc::clone(&parts.counters),
-            admission: Arc::clone(&admission),
-            reporter: Arc::new(reporter),
-            redaction: Arc::clone(&redaction),
-        };
-        let engine = Arc::new(Self {
-            spans,
-            copied,
-            callsites: parts.callsites,
-            admission,
-            counters: parts.counters,
-            waker,
-            source: RunningSource {
-                settings: parts.source_settings,
-                line: source_line,
-                sampler: parts.source.clone(),
-            },
-            otel: parts.otel,
-            redaction,
-            publish: shared.clone(),
-            warnings: Mutex::new(parts.warnings.into_iter().chain(failure).collect()),
-            unreached: parts.unreached,
-            commands: Commands::new(commands),
-            gate,
-        });
-        let publisher = PublisherParts {
-            shared,
-            jobs: to_do,
-            exporter: Owning::new(parts.exporter, parts.poller.files()),
-            files: Arc::clone(parts.poller.files()),
-            on_kept: parts.on_kept,
-            symbols: parts.symbols,
-            problem,
-        };
-        let collector = Collector::new(
-            Arc::clone(&engine),
-            parts.source,
-            parts.poller,
-            received,
-            jobs,
-            parts.limits,
-        );
-        (engine, collector, publisher)
-    }
-
     /// From now on, forked children close the gates of all layers.
     pub(crate) fn disable_in_children() {
         sys::on_fork(|| {
@@ -438,14 +316,16 @@ impl Engine {
             opened: before_now(open_ns),
             samples: closing.samples,
             profile: Err(self.source.without_samples(&closing.account)),
-            earlier: ExportedWhileOpen::default(),
+            earlier: Vec::new(),
             account: closing.account,
             trace,
             is_open: link.is_none(),
             link: link.unwrap_or_default(),
         };
         let name = name_hash(self, closing, callsite);
-        let is_due = self.admission.keep(&mut span, name, || ProfileId::random().ok());
+        // A system call, and therefore not under admission's lock.
+        let id = if span.samples.total() > 0 { ProfileId::random().ok() } else { None };
+        let is_due = self.admission.keep(&mut span, name, id);
         count(self, &span);
         if !is_due {
             Counters::add(&self.counters.spans.kept_unreported, 1);

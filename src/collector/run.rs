@@ -1,6 +1,6 @@
 //! The collector's loop.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::num::NonZero;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -11,15 +11,16 @@ use crossbeam::channel::{Receiver, Sender};
 
 use super::awaits::add_idle;
 use super::budget::Share;
-use super::build::{Built, ProfileAssembler};
+use super::build::{Built, ProfileAssembler, ProfileInputs};
 use super::command::Command;
 use super::copied::{CopiedReader, ReadTarget};
 use super::drain::Drain;
 use super::engine::Engine;
-use super::heap::update_counting;
+use super::heap::{HeapRequest, make_heap, update_counting};
 use super::limits::Limits;
 use super::logged::Logged;
 use super::modules;
+use super::open_spans::{OpenRequest, list_open};
 use super::parked::SampledThreads;
 use super::pending::Pending;
 use super::sampled::{Sampled, fill_time};
@@ -32,7 +33,7 @@ use crate::keep::Epoch;
 use crate::log::{LogEvent, LogKind};
 use crate::publish::{FlushRequest, Job, Room, report};
 use crate::sampler::{Allowance, Arming, SampledThread, Sampler, SamplingBudget, Spent};
-use crate::span::{SampleCounts, SpanEvent, SpanInfo, SpanKey};
+use crate::span::{SpanEvent, SpanInfo, SpanKey};
 use crate::stats::Counters;
 use crate::sys::{self, Poller};
 use crate::unwind::Unwinder;
@@ -102,7 +103,8 @@ pub(super) struct Collector {
 struct RoundRequests {
     acknowledge: Vec<FlushRequest>,
     /// To be answered after the round.
-    questions: Vec<Command>,
+    open_spans: Vec<OpenRequest>,
+    heaps: Vec<HeapRequest>,
     everything: bool,
     end: bool,
 }
@@ -223,7 +225,8 @@ impl Collector {
             let is_over = is_woken || sleep.is_some_and(|sleep| start.elapsed() >= sleep);
             let is_over = is_over || !self.poller.files().still_owned();
             let is_full = || self.sampled.iter().any(Sampled::is_half_full);
-            if is_over || is_full() || modules::are_outdated(self) {
+            let is_outdated = || !self.sampled.is_empty() && self.unwinder.is_outdated();
+            if is_over || is_full() || is_outdated() {
                 break;
             }
             if self.until_scan() > self.scan_interval() / 2 {
@@ -243,9 +246,15 @@ impl Collector {
     pub(super) fn do_rounds(&mut self) -> bool {
         loop {
             let (asked, again) = self.do_round();
-            for question in asked.questions {
-                let answer = question.answer(self);
-                answer.into_iter().for_each(|job| _ = self.jobs.send(job));
+            for request in asked.open_spans {
+                let unwinding = (&mut self.unwinder, self.limits.frames_per_stack);
+                let job = list_open(&self.engine, &self.pending, &self.sampled, unwinding, request);
+                _ = self.jobs.send(job);
+            }
+            for request in asked.heaps {
+                let inputs = ProfileInputs::of_stacks(&self.engine, &self.pending, &self.unwinder);
+                let job = make_heap(&mut self.copied.allocations.heap, inputs, request);
+                _ = self.jobs.send(job);
             }
             if asked.end {
                 self.at_end = asked.acknowledge;
@@ -345,7 +354,8 @@ impl Collector {
         let mut asked = RoundRequests::default();
         for command in self.commands.try_iter() {
             match command {
-                Command::FindOpen { .. } | Command::Heap(_) => asked.questions.push(command),
+                Command::FindOpen(request) => asked.open_spans.push(request),
+                Command::Heap(request) => asked.heaps.push(request),
                 Command::Flush(waiting) => {
                     asked.everything = true;
                     asked.acknowledge.push(waiting);
@@ -364,6 +374,8 @@ impl Collector {
 
     /// Registers spans. Returns those that have closed.
     fn register_spans(&mut self) -> impl Iterator<Item = SpanKey> + use<> {
+        #[cfg(test)]
+        super::model::inside_a_step();
         let mut closed = Vec::new();
         while let Some(event) = self.engine.spans.take_span_event() {
             match event {
@@ -392,39 +404,18 @@ impl Collector {
         closed.into_iter()
     }
 
-    fn end_epochs(&mut self, closed: &[SpanKey], everything: bool) -> Vec<Epoch> {
+    fn end_epochs(&self, closed: &[SpanKey], everything: bool) -> Vec<Epoch> {
         let linger = if everything { Duration::ZERO } else { LINGER };
-        let expired = self.engine.admission.expired_epochs(linger);
+        let admission = &self.engine.admission;
+        let expired = admission.expired_epochs(linger);
         let roots = closed.iter().copied().chain(expired);
-        let engine = Arc::clone(&self.engine);
-        let end = |root| {
-            engine.admission.end_epoch(root, |epoch| {
-                // Registers all spans of the epoch first.
-                let closed_since = self.register_spans();
-                self.closed.extend(closed_since);
-                self.taken(epoch)
-            })
-        };
-        roots.filter_map(end).collect()
-    }
-
-    /// How many samples of each open span are in the profile of an epoch that ends now. If the span is kept later, it
-    /// lists this profile, and its own profile is expected to have only the rest.
-    fn taken(&self, epoch: &Epoch) -> HashMap<SpanKey, SampleCounts> {
-        let kept = epoch.kept.iter().map(|span| (span.key, span.samples)).collect();
-        let mut around = self.pending.enclosing(&kept);
-        around.retain(|span, _| self.is_open(*span));
-        around
-    }
-
-    fn is_open(&self, span: SpanKey) -> bool {
-        let known = self.pending.get(span).and_then(|pending| pending.known);
-        known.is_some_and(|known| self.engine.spans.is_open(known.id, span))
+        roots.filter_map(|root| admission.end_epoch(root)).collect()
     }
 
     /// Drains every ring. Returns the spans that threads are in.
     fn drain_all(&mut self) -> HashSet<SpanKey> {
-        modules::refresh(self);
+        let heap = &self.copied.allocations.heap;
+        modules::refresh(&mut self.unwinder, &self.sampled, &self.pending, heap);
         // Read before draining, so that nothing can follow what is drained. And before the scan: a thread that
         // continues and ends after the scan is drained once more.
         let over: HashSet<usize> = self
@@ -514,31 +505,36 @@ impl Collector {
             true => self.copied.awaits.unwind_present(&mut self.unwinder, most_frames),
             false => Vec::new(),
         };
-        let builder = ProfileAssembler {
+        let inputs = ProfileInputs {
             pending: &self.pending,
-            waiting: waiting.filter(|_| is_snapshot).collect(),
-            awaiting,
             modules: self.unwinder.modules(),
             callsites: &self.engine.callsites,
+            redaction: &self.engine.redaction,
             unix_offset_ns: self.engine.spans.clock().unix_offset_ns(),
             period_ns: self.source.periods().first(),
+        };
+        let builder = ProfileAssembler {
+            inputs,
+            waiting: waiting.filter(|_| is_snapshot).collect(),
+            awaiting,
             most_samples: self.limits.samples_per_profile,
             most_bytes: room.most_bytes,
             hides_kernel: self.source.hides_kernel_alone(opened_ns),
-            redaction: &self.engine.redaction,
         };
+        #[cfg(test)]
+        super::model::inside_a_step();
         let Built { profile, modules, spans, downsampled, losses } = builder.build(id, &epoch);
         let (samples, stack_bytes) = (profile.sample_count(), self.limits.stack_bytes);
         let cut = self.logged.cut_stacks(&losses, samples, stack_bytes);
         self.log(cut);
-        // A snapshot takes nothing from the profile that is made when the span closes.
+        Counters::add(&self.engine.counters.samples.downsampled, downsampled);
         if !is_snapshot {
-            Counters::add(&self.engine.counters.samples.downsampled, downsampled);
-            spans.into_iter().for_each(|span| self.pending.clear(span));
+            spans.into_iter().for_each(|span| self.pending.note_exported(span));
         }
         let profile = Box::new(profile);
         room.shrink(profile.bytes());
-        _ = self.jobs.send(Job::Export { profile, modules, kept: epoch.kept, room });
+        let Epoch { kept, permit, .. } = epoch;
+        _ = self.jobs.send(Job::Export { profile, modules, kept, room, permit });
     }
 
     /// Logs an event, if there is one.

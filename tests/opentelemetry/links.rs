@@ -201,12 +201,13 @@ fn a_child_that_is_exported_before_its_root_leads_to_the_root() {
             assert_eq!(seen.leads_to("child"), Some("request"));
             let shown = seen.shown_by("request");
             assert!(shown.contains(&"query 0"), "{shown:?}");
+            // Its own profile has the child's samples again.
             assert!(shown.contains(&"child"), "{shown:?}");
         },
     );
 }
 
-/// All of the root's samples are in an earlier profile, so its own profile would be empty.
+/// All of the root's samples are in an earlier profile, too.
 #[test]
 fn a_root_leads_to_samples_that_were_exported_before_it_closed() {
     let scene = Scene::with(usual, Sampler::AlwaysOn, in_order);
