@@ -7,7 +7,7 @@ use super::pending::{Added, Pending};
 use super::sampled::Sampled;
 use super::stack::Stack;
 use crate::sampler::record::{Layout, Record, RecordPlace, Records, read_sample, said_position};
-use crate::sampler::{OpenInterval, SpanInterval};
+use crate::sampler::{OpenInterval, Sampler, SpanInterval};
 use crate::span::SpanKey;
 use crate::stats::Counters;
 use crate::sys::{self, MissedSignals, OsThread, SampleRing, TimerRing};
@@ -18,6 +18,7 @@ pub(super) struct Drain<'a> {
     pub(super) unwinder: &'a mut Unwinder,
     pub(super) pending: &'a mut Pending,
     pub(super) counters: &'a Counters,
+    pub(super) source: &'a Sampler,
     pub(super) most_frames: usize,
     pub(super) round: u64,
     /// The kernel's id of this process.
@@ -78,16 +79,16 @@ impl Sampled {
                         drain.pending.note(span, |pending| pending.losses.ring_full += samples);
                     }
                 }
-                Ok(Record::Throttled) => count(&drain.counters.sampling.throttled, 1),
+                Ok(Record::Throttled) => drain.lose(&drain.counters.sampling.throttled, 1),
                 Ok(_) => {}
-                Err(_) => count(&drain.counters.sampling.records_malformed, 1),
+                Err(_) => drain.lose(&drain.counters.sampling.records_malformed, 1),
             }
         }
         ring.release_to(end);
         if ring.timer().is_none() {
             self.drained = end;
         }
-        self.count_missed(open.span, drain.pending, drain.counters);
+        self.count_missed(open.span, drain.pending, drain.counters, drain.source);
         open.span
     }
 
@@ -98,6 +99,7 @@ impl Sampled {
         span: Option<SpanKey>,
         pending: &mut Pending,
         counters: &Counters,
+        source: &Sampler,
     ) {
         let timer = self.arming.ring.as_ref().and_then(|ring| ring.timer());
         let missed = timer.map(TimerRing::take_missed).unwrap_or_default();
@@ -105,6 +107,7 @@ impl Sampled {
             return;
         }
         self.needs_perf |= self.has_timer_for_switches;
+        source.note_missed_signals();
         count(&counters.samples.dropped_off_stack, missed.off_stack);
         count(&counters.samples.dropped_signal_stack_full, missed.without_room);
         if let Some(span) = span {
@@ -143,6 +146,12 @@ pub(super) fn owner(
 const FIRST_CONTEXT: u64 = u64::MAX - 4094;
 
 impl Drain<'_> {
+    /// Counts what no profile says.
+    fn lose(&self, counter: &AtomicU64, lost: u64) {
+        count(counter, lost);
+        self.source.note_loss();
+    }
+
     /// The weight of a sample, and how many others are lost with it. A timer states the weight. If the program
     /// blocked its signal for long, it is not known where the thread spent most of that time: the sample then has the
     /// usual weight and the rest is lost.
@@ -169,7 +178,7 @@ impl Drain<'_> {
             // Of this thread: an event is opened by an id, which may since be that of another process's thread.
             (sample.pid, sample.tid) == (self.pid, thread.tid)
         }) else {
-            count(&self.counters.sampling.records_malformed, 1);
+            self.lose(&self.counters.sampling.records_malformed, 1);
             return;
         };
         // If another library was loaded where the sample is, that is known from here on.
@@ -211,7 +220,7 @@ impl Drain<'_> {
             self.pending.note(span, |pending| pending.losses.lowered += 1);
         }
         if late > 0 {
-            count(&self.counters.samples.dropped_late, late);
+            self.lose(&self.counters.samples.dropped_late, late);
             self.pending.note(span, |pending| pending.losses.late += late);
         }
     }

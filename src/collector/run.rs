@@ -90,7 +90,7 @@ pub(super) struct Collector {
     pub(super) watchdog: Watchdog,
     pub(super) budget: SamplingBudget,
     /// CPU time of reading samples, which falls with the sampling rate.
-    reading_ns: u64,
+    pub(super) reading_ns: u64,
     /// Memory for profiles that have not been exported yet.
     room: Room,
     pub(super) logged: Logged,
@@ -442,6 +442,7 @@ impl Collector {
             unwinder: &mut self.unwinder,
             pending: &mut self.pending,
             counters: &self.engine.counters,
+            source: &self.source,
             most_frames: self.limits.frames_per_stack,
             round: self.round,
             pid: sys::process_id(),
@@ -546,30 +547,6 @@ impl Collector {
         event.into_iter().for_each(|event| self.engine.publish.reporter.log(event));
     }
 
-    fn check_budget(&mut self, now: Instant) {
-        let before = self.budget.times();
-        let Some(times) = self.budget.update(now, self.reading_ns) else { return };
-        self.source.slow_down(times);
-        if times < before {
-            return;
-        }
-        Counters::add(&self.engine.counters.sampling.rate_reduced, 1);
-        let percent = self.limits.cpu_percent.unwrap_or_default();
-        let event = self.logged.lowered_rate(now, percent, times);
-        self.log(event);
-    }
-
-    /// Checks whether the machine is too busy for any thread to be sampled.
-    pub(super) fn check_load(&mut self, now: Instant) {
-        if !self.shed.is_due(now) {
-            return;
-        }
-        let begins = self.shed.check(now, sys::load());
-        self.source.set_sheds(self.shed.is_over());
-        let event = begins.and_then(|over| self.logged.shed(now, &over));
-        self.log(event);
-    }
-
     fn maintain(&mut self, entered: &HashSet<SpanKey>) {
         let now = Instant::now();
         if now.duration_since(self.refined) >= REFINE_INTERVAL {
@@ -592,7 +569,10 @@ impl Collector {
         }
         // A span is registered when its first interval ends, or never.
         let unknown = self.pending.remove_unregistered(self.round.saturating_sub(1), entered);
-        Counters::add(&self.engine.counters.samples.dropped_unknown_span, unknown);
+        if unknown > 0 {
+            Counters::add(&self.engine.counters.samples.dropped_unknown_span, unknown);
+            self.source.note_loss();
+        }
         for event in self.logged.due(&self.engine) {
             self.log(Some(event));
         }

@@ -208,7 +208,7 @@ impl Sampled {
             return ScanResult::OutsideSpans;
         }
         let span = self.sampled_thread.span();
-        self.count_missed(span, scanner.pending, scanner.counters);
+        self.count_missed(span, scanner.pending, scanner.counters, scanner.source);
         if !self.is_old && self.watch.waiting().is_none() {
             return self.watch.pass(&self.sampled_thread, &self.arming, scanner);
         }

@@ -150,6 +150,31 @@ impl Collector {
         self.engine.spans.set_scans_rarely(self.hooks_wake);
     }
 
+    /// Checks whether reading samples takes more than its share of a core.
+    pub(super) fn check_budget(&mut self, now: Instant) {
+        let before = self.budget.times();
+        let Some(times) = self.budget.update(now, self.reading_ns) else { return };
+        self.source.slow_down(times);
+        if times < before {
+            return;
+        }
+        Counters::add(&self.engine.counters.sampling.rate_reduced, 1);
+        let percent = self.limits.cpu_percent.unwrap_or_default();
+        let event = self.logged.lowered_rate(now, percent, times);
+        self.log(event);
+    }
+
+    /// Checks whether the machine is too busy for any thread to be sampled.
+    pub(super) fn check_load(&mut self, now: Instant) {
+        if !self.shed.is_due(now) {
+            return;
+        }
+        let begins = self.shed.check(now, sys::load());
+        self.source.set_sheds(self.shed.is_over());
+        let event = begins.and_then(|over| self.logged.shed(now, &over));
+        self.log(event);
+    }
+
     /// Rearms threads whose timer's signal handler was replaced by the program, with another signal. While a debugger is
     /// attached, they get none.
     pub(super) fn check_signals(&mut self) {
@@ -184,6 +209,7 @@ impl Collector {
             unwinder: &mut self.unwinder,
             pending: &mut self.pending,
             counters: &self.engine.counters,
+            source: &self.source,
             most_frames: self.limits.frames_per_stack,
             stack_bytes: self.limits.stack_bytes,
             round: self.round,

@@ -12,7 +12,7 @@ use super::pending::{Pending, PendingWait};
 use super::stack::{Stack, Waited};
 use crate::log::{LogEvent, LogKind};
 use crate::profile::SampleKind;
-use crate::sampler::{Arming, SampledThread};
+use crate::sampler::{Arming, SampledThread, Sampler};
 use crate::sampler::{is_full, make_room, switched_in_after, switched_out};
 use crate::span::SpanKey;
 use crate::stats::Counters;
@@ -123,6 +123,7 @@ pub(super) struct Scanner<'a> {
     pub(super) unwinder: &'a mut Unwinder,
     pub(super) pending: &'a mut Pending,
     pub(super) counters: &'a Counters,
+    pub(super) source: &'a Sampler,
     pub(super) most_frames: usize,
     pub(super) stack_bytes: usize,
     pub(super) round: u64,

@@ -45,6 +45,8 @@ pub(crate) trait ThreadSource: Debug {
     fn is_outdated(&self) -> bool {
         false
     }
+    /// A sample of the thread was lost, and no profile says so.
+    fn note_loss(&self) {}
     /// The thread was parked, and may be about to enter a span: the collector must scan it again.
     fn return_to_scans(&self, _thread: &Arc<SampledThread>) {}
     /// Makes the collector scan sooner than planned.

@@ -1,6 +1,7 @@
 //! Sampling threads with perf events.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -22,6 +23,8 @@ pub(super) struct Perf {
     locked_bytes: Taken,
     /// Why no thread can be sampled, if so.
     refused: Option<WhyRefused>,
+    /// The last thread found no room within the limits of the process.
+    is_full: AtomicBool,
     kept_on: Mutex<Option<KeptOn>>,
     has_hardware: bool,
 }
@@ -66,6 +69,7 @@ impl Perf {
             files_per_thread,
             locked_bytes: Taken::default(),
             refused,
+            is_full: AtomicBool::new(false),
             kept_on: Mutex::new(None),
             has_hardware,
         }
@@ -95,6 +99,11 @@ impl Perf {
     /// Why no thread can be sampled, if so.
     pub(super) fn refused(&self) -> Option<WhyRefused> {
         self.refused
+    }
+
+    /// Whether threads can be sampled, and the last one found room within the limits of the process.
+    pub(super) fn has_room(&self) -> bool {
+        self.refused.is_none() && !self.is_full.load(Ordering::Relaxed)
     }
 
     pub(super) fn sees_kernel(&self) -> bool {
@@ -131,13 +140,14 @@ impl Perf {
         if let Some(why) = self.refused {
             return Err(why);
         }
-        if !self.take_files() {
-            return Err(WhyRefused::NoFiles);
-        }
-        let opened = self.open_rings(tid, SampleRequest { period_ns, ..self.request });
-        if opened.is_err() {
-            self.files.give(self.files_per_thread);
-        }
+        let opened = match self.take_files() {
+            true => self
+                .open_rings(tid, SampleRequest { period_ns, ..self.request })
+                .inspect_err(|_| self.files.give(self.files_per_thread)),
+            false => Err(WhyRefused::NoFiles),
+        };
+        let is_full = matches!(opened, Err(WhyRefused::NoFiles | WhyRefused::NoLockedMemory));
+        self.is_full.store(is_full, Ordering::Relaxed);
         let (samples, switches) = opened?;
         let samples = Arc::new(SampleRing::Perf(samples));
         let sample_size = Layout::of(&samples).sample_size(self.request.stack_bytes);

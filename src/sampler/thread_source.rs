@@ -92,6 +92,10 @@ impl ThreadSource for ThreadSampler {
         is_small != self.has_small_signal_stack
     }
 
+    fn note_loss(&self) {
+        self.sampler.note_loss();
+    }
+
     fn return_to_scans(&self, thread: &Arc<SampledThread>) {
         self.sampler.return_to_scans(thread);
     }

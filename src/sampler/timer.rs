@@ -73,6 +73,11 @@ impl Timers {
         sys::probe_timers(self.request, clock, other.tid())
     }
 
+    /// Whether any thread has one.
+    pub(super) fn are_in_use(&self) -> bool {
+        !self.taken.is_none()
+    }
+
     /// Releases what was reserved for a thread whose timer was deleted.
     pub(super) fn give_back(&self) {
         self.taken.give(1);
