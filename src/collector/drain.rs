@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicU64;
 
+use super::cursor::ThreadCursor;
 use super::pending::{Added, Pending};
-use super::sampled::Sampled;
 use super::stack::Stack;
 use crate::sampler::record::{Layout, Record, RecordPlace, Records, read_sample, said_position};
 use crate::sampler::{OpenInterval, Sampler, SpanInterval};
@@ -28,14 +28,13 @@ pub(super) struct Drain<'a> {
     pub(super) is_lowered: bool,
 }
 
-impl Sampled {
+impl ThreadCursor {
     /// Reads everything in the ring. Returns the span that the thread is in.
     pub(super) fn drain(&mut self, drain: &mut Drain<'_>) -> Option<SpanKey> {
-        self.follow();
-        let Some(ring) = self.arming.ring.clone() else { return self.sampled_thread.span() };
+        let Some(ring) = self.arming.ring.clone() else { return self.thread.span() };
         // The order matters: see `SampledThread::open_interval`.
         let head = ring.head();
-        let open = self.sampled_thread.open_interval(&self.arming);
+        let open = self.thread.open_interval(&self.arming);
         while let Some(interval) = self.arming.take_interval() {
             self.intervals.push_back(interval);
         }
@@ -43,7 +42,7 @@ impl Sampled {
             (self.counted_from, self.counted) = (open.from, 0);
         }
         // The ring of a thread that is over is read for the last time.
-        let is_over = self.sampled_thread.is_over();
+        let is_over = self.thread.is_over();
         let mut end = head;
         for record in Records::between(&**ring, ring.tail(), head) {
             if let Ok(Record::Sample(place) | Record::Lost { place, .. }) = record
@@ -61,11 +60,11 @@ impl Sampled {
                     let position = position_of(&ring, place);
                     self.drained = position + self.arming.sample_size();
                     self.counted += u64::from(position >= self.counted_from);
-                    self.unspent += 1;
+                    self.uncharged += 1;
                     match owner(&mut self.intervals, open, position) {
                         Some(span) => {
                             let period_ns = self.arming.period_ns();
-                            drain.sample(&ring, self.sampled_thread.thread, place, span, period_ns);
+                            drain.sample(&ring, self.thread.thread, place, span, period_ns);
                         }
                         None => count(&drain.counters.samples.outside_spans, 1),
                     }
@@ -88,31 +87,28 @@ impl Sampled {
         if ring.timer().is_none() {
             self.drained = end;
         }
-        self.count_missed(open.span, drain.pending, drain.counters, drain.source);
         open.span
     }
 
     /// Counts the signals of its timer that were no samples since the last time. They leave no record, so they are taken
-    /// for those of the span that the thread is in.
+    /// for those of the span that the thread is in. Returns whether there were any.
     pub(super) fn count_missed(
-        &mut self,
+        &self,
         span: Option<SpanKey>,
         pending: &mut Pending,
         counters: &Counters,
-        source: &Sampler,
-    ) {
+    ) -> bool {
         let timer = self.arming.ring.as_ref().and_then(|ring| ring.timer());
         let missed = timer.map(TimerRing::take_missed).unwrap_or_default();
         if missed == MissedSignals::default() {
-            return;
+            return false;
         }
-        self.needs_perf |= self.has_timer_for_switches;
-        source.note_missed_signals();
         count(&counters.samples.dropped_off_stack, missed.off_stack);
         count(&counters.samples.dropped_signal_stack_full, missed.without_room);
         if let Some(span) = span {
             pending.note(span, |pending| pending.losses.off_stack += missed.off_stack);
         }
+        true
     }
 }
 

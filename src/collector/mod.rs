@@ -4,11 +4,14 @@
 //! threads of `publish` do the rest, so draining never waits for a file.
 
 mod allocations;
+mod attachment;
 mod awaits;
 mod budget;
 mod build;
 mod command;
 mod copied;
+mod cursor;
+mod demand;
 mod drain;
 mod engine;
 mod gate;
@@ -36,6 +39,7 @@ mod tables;
 mod waits;
 mod watchdog;
 
+pub(crate) use attachment::Pace;
 #[cfg(feature = "sighup")]
 pub(crate) use engine::spawn;
 pub(crate) use engine::{Engine, Parts};
@@ -44,5 +48,4 @@ pub(crate) use heap::{HeapPart, NoHeap, heap_profile};
 pub(crate) use limits::Limits;
 pub(crate) use open_spans::open_spans;
 pub use open_spans::{OpenSpan, OpenState};
-pub(crate) use sampled::Pace;
 pub(crate) use shed::ShedLimits;

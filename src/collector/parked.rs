@@ -49,9 +49,9 @@ impl SampledThreads {
             return false;
         }
         self.swept = Some(now);
-        let over = self.parked.extract_if(|_, sampled| {
-            sampled.sampled_thread.is_over() || sampled.end_if_idle(now, idle)
-        });
+        let over = self
+            .parked
+            .extract_if(|_, sampled| sampled.thread().is_over() || sampled.end_if_idle(now, idle));
         let before = self.active.len();
         self.active.extend(over.map(|(_, sampled)| sampled));
         self.active.len() > before
@@ -83,7 +83,7 @@ impl DerefMut for SampledThreads {
 
 #[cfg(test)]
 mod tests {
-    use super::super::sampled::Pace;
+    use super::super::attachment::Pace;
     use super::*;
     use crate::sampler::{Arming, Rate, Use};
     use crate::sys::{OsThread, WhyRefused};
@@ -139,11 +139,11 @@ mod tests {
         three[0].park();
         three[1].end();
         three[2].set_span(7);
-        let over: Vec<_> = all.iter().filter(|one| one.sampled_thread.is_over()).collect();
+        let over: Vec<_> = all.iter().filter(|one| one.thread().is_over()).collect();
         let over: Vec<_> = over.into_iter().map(Sampled::address).collect();
         assert_eq!(park(&mut all, SECOND), (2, 1));
         let left: Vec<_> = all.iter().filter(|one| !over.contains(&one.address())).collect();
-        assert!(left.len() == 1 && Arc::ptr_eq(&left[0].sampled_thread, &three[2]));
+        assert!(left.len() == 1 && Arc::ptr_eq(&left[0].cursor.thread, &three[2]));
     }
 
     #[test]

@@ -20,7 +20,7 @@ mod timer;
 pub(crate) use arming::{Arming, SpanInterval};
 pub(crate) use counters::{Usage, UsageCounts};
 pub(crate) use hooks::{ArmThreads, Begun, ThreadSource};
-pub(crate) use rate::{Allowance, Level, Periods, Rate, SamplingBudget, Spent};
+pub(crate) use rate::{Periods, Rate};
 pub use source::Source;
 pub(crate) use source::{Sampler, SourceSettings};
 pub(crate) use switches::{is_full, make_room, switched_in_after, switched_out, switches_between};

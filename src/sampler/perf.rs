@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 
 use super::arming::Arming;
 use super::probe::ProbeThread;
+use super::rate::Rate;
 use super::record::{Layout, Machine, Record, Records};
 use super::shares::Taken;
 use crate::sys::{self, HardwareCounters, KeptOn, PerfRing, SampleRequest, SampleRing, WhyRefused};
@@ -136,13 +137,13 @@ impl Perf {
     }
 
     /// Opens the rings of thread `tid`. They are inactive until started.
-    pub(super) fn open(&self, tid: u32, period_ns: u64) -> Result<Arming, WhyRefused> {
+    pub(super) fn open(&self, tid: u32, rate: Rate) -> Result<Arming, WhyRefused> {
         if let Some(why) = self.refused {
             return Err(why);
         }
         let opened = match self.take_files() {
             true => self
-                .open_rings(tid, SampleRequest { period_ns, ..self.request })
+                .open_rings(tid, SampleRequest { period_ns: rate.period_ns, ..self.request })
                 .inspect_err(|_| self.files.give(self.files_per_thread)),
             false => Err(WhyRefused::NoFiles),
         };
@@ -151,7 +152,7 @@ impl Perf {
         let (samples, switches) = opened?;
         let samples = Arc::new(SampleRing::Perf(samples));
         let sample_size = Layout::of(&samples).sample_size(self.request.stack_bytes);
-        let arming = Arming::new(samples, period_ns, sample_size, sample_size);
+        let arming = Arming::new(samples, rate, sample_size, sample_size);
         Ok(arming.with_switches(Some(Arc::new(switches))))
     }
 

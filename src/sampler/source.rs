@@ -13,7 +13,7 @@ use super::hooks::{ArmThreads, Begun};
 use super::losses::LossTimes;
 use super::perf::Perf;
 use super::probe::Probed;
-use super::rate::{Level, Periods, Rate};
+use super::rate::{Periods, Rate};
 use super::silence::Silences;
 use super::thread::SampledThread;
 use super::thread_source::ThreadSampler;
@@ -122,7 +122,7 @@ impl Sampler {
             losses: LossTimes::default(),
             waker: waker.clone(),
             periods,
-            first_period_ns: AtomicU64::new(periods.first()),
+            first_period_ns: AtomicU64::new(periods.full_ns),
             new: Mutex::default(),
             returned: Mutex::default(),
             #[cfg(test)]
@@ -146,7 +146,7 @@ impl Sampler {
 
     /// Multiplies the time between samples of new threads.
     pub(crate) fn slow_down(&self, times: f64) {
-        let first = self.0.periods.rate(Level::First).slowed(times);
+        let first = Rate::of(self.0.periods.full_ns).slowed(times);
         self.0.first_period_ns.store(first.period_ns, Ordering::Relaxed);
     }
 
@@ -329,19 +329,19 @@ impl Sampler {
     /// Opens the rings of that thread, inactive until started.
     fn open(&self, thread: &SampledThread) -> Result<Arming, WhyRefused> {
         let shared = &*self.0;
-        let Rate { period_ns, by_timer } = thread.rate();
+        let rate = thread.rate();
         let is_traced = shared.is_traced.load(Ordering::Relaxed);
-        if by_timer
+        if rate.by_timer
             && !is_traced
             && let Some(timers) = &shared.probed.timers
         {
             // Without a timer, perf is used.
-            let by_timer = timers.open(thread.tid(), thread.stack.clone(), period_ns);
+            let by_timer = timers.open(thread.tid(), thread.stack.clone(), rate);
             if let Ok(arming) = by_timer {
                 return Ok(arming);
             }
         }
-        let by_perf = shared.probed.perf.as_ref().map(|perf| perf.open(thread.tid(), period_ns));
+        let by_perf = shared.probed.perf.as_ref().map(|perf| perf.open(thread.tid(), rate));
         let refused = match by_perf {
             Some(Ok(arming)) => return Ok(arming),
             // The thread ends while it is being armed: this is not a refusal.
@@ -366,7 +366,7 @@ impl Sampler {
             return Err(WhyRefused::Traced);
         }
         timers
-            .open(thread.tid(), thread.stack.clone(), period_ns)
+            .open(thread.tid(), thread.stack.clone(), rate)
             .inspect_err(|why| self.note_refusal(*why))
     }
 

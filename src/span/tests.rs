@@ -51,7 +51,7 @@ impl ArmThreads for Script {
         }
         let ring = Arc::new(SampleRing::scripted(4096, SAMPLE).unwrap());
         self.rings.lock().push(Arc::clone(&ring));
-        sampled.follow(|_| Some(Arming::new(ring, BASE_PERIOD, SAMPLE, 4096)));
+        sampled.follow(|_| Some(Arming::new(ring, Rate::of(BASE_PERIOD), SAMPLE, 4096)));
     }
 }
 

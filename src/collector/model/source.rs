@@ -161,7 +161,7 @@ impl ArmThreads for Scripted {
         let shared = &*self.0;
         let tid = shared.next_tid.fetch_add(1, Ordering::Relaxed) as u32;
         let first = Arc::new(Arming::none());
-        let rate = Rate::of(Periods::USUAL.first());
+        let rate = Rate::of(Periods::USUAL.full_ns);
         let sampled_thread = Arc::new(SampledThread::new(
             OsThread::unnamed(tid),
             Err(WhyRefused::NotAsked),
@@ -196,7 +196,7 @@ impl ArmThreads for Scripted {
                 switches: switches.clone(),
                 period_ns,
             });
-            let arming = Arming::new(samples, period_ns, STEP, SAMPLE_BYTES);
+            let arming = Arming::new(samples, Rate::of(period_ns), STEP, SAMPLE_BYTES);
             let arming = arming.with_switches(switches);
             shared.sampler.note_thread_sampled(&arming);
             Some(arming)
