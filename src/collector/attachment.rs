@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::budget::Share;
 use super::demand::{Cost, Demand, DemandBudgets, Why};
-use super::sampled::Sampled;
+use super::sampled::SampledThread;
 use crate::sampler::{ArmThreads as _, Rate, Sampler, switched_out};
 
 /// Whether a thread is sampled, and what decides that.
@@ -174,7 +174,7 @@ impl Phase {
     }
 }
 
-impl Sampled {
+impl SampledThread {
     /// Moves on to the next arming if the present one has ended: the thread may have attached itself.
     pub(super) fn follow(&mut self) {
         if self.cursor.follow() {
@@ -191,7 +191,7 @@ impl Sampled {
         let attachment = &mut self.attachment;
         let why = Why::SlowSpan;
         let slow_span = Demand { rate: attachment.rate(why, check, all), why };
-        let is_slow = self.cursor.thread.old_at() <= check.now;
+        let is_slow = self.cursor.thread.samples_from() <= check.now;
         attachment.demand = Demand::highest(is_slow.then_some(slow_span));
         // Of the thread, too, if it attaches itself.
         self.cursor.thread.set_rate(attachment.demand.unwrap_or(slow_span).rate);

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::demand::Cost;
-use crate::sampler::{Arming, SampledThread, Sampler, SpanInterval, switches_between};
+use crate::sampler::{Arming, Sampler, SpanInterval, ThreadShared, switches_between};
 use crate::sys::{self, PerfRing, TimerRing};
 
 /// The position of reading a thread's rings, and what attributes samples to spans from there on.
 #[derive(Debug)]
 pub(super) struct ThreadCursor {
-    pub(super) thread: Arc<SampledThread>,
+    pub(super) thread: Arc<ThreadShared>,
     /// The oldest of its armings that has not been drained completely.
     pub(super) arming: Arc<Arming>,
     /// Span intervals beyond the last sample that was read.
@@ -34,7 +34,7 @@ pub(super) struct ThreadCursor {
 const MOST_UNCOUNTED: usize = 16;
 
 impl ThreadCursor {
-    pub(super) fn new(thread: Arc<SampledThread>) -> Self {
+    pub(super) fn new(thread: Arc<ThreadShared>) -> Self {
         Self {
             arming: thread.last(),
             thread,

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use super::cursor::ThreadCursor;
 use super::pending::{Added, Pending};
 use super::stack::Stack;
-use crate::sampler::record::{Layout, Record, RecordPlace, Records, read_sample, said_position};
+use crate::sampler::record::{Layout, Record, RecordPlace, Records, read_sample, stated_position};
 use crate::sampler::{OpenInterval, Sampler, SpanInterval};
 use crate::span::SpanKey;
 use crate::stats::Counters;
@@ -32,7 +32,7 @@ impl ThreadCursor {
     /// Reads everything in the ring. Returns the span that the thread is in.
     pub(super) fn drain(&mut self, drain: &mut Drain<'_>) -> Option<SpanKey> {
         let Some(ring) = self.arming.ring.clone() else { return self.thread.span() };
-        // The order matters: see `SampledThread::open_interval`.
+        // The order matters: see `ThreadShared::open_interval`.
         let head = ring.head();
         let open = self.thread.open_interval(&self.arming);
         while let Some(interval) = self.arming.take_interval() {
@@ -114,7 +114,7 @@ impl ThreadCursor {
 
 /// The position of a record as the hooks of its thread see it.
 fn position_of(ring: &SampleRing, place: RecordPlace) -> u64 {
-    ring.timer().map_or(place.position, |ring| said_position(&**ring, place))
+    ring.timer().map_or(place.position, |ring| stated_position(&**ring, place))
 }
 
 fn count(counter: &AtomicU64, count: u64) {

@@ -1,11 +1,12 @@
 //! The modules of the stacks that the collector holds.
 
 use super::run::Collector;
-use super::sampled::Sampled;
+use super::sampled::SampledThread;
 
 /// Updates the list of libraries, if stacks may be unwound soon, and forgets those that nothing refers to.
 pub(super) fn refresh(collector: &mut Collector) {
-    let waiting = collector.sampled.iter().filter_map(Sampled::waiting).map(|wait| &wait.stack);
+    let waiting =
+        collector.sampled.iter().filter_map(SampledThread::waiting).map(|wait| &wait.stack);
     let stacks =
         collector.pending.stacks().chain(collector.copied.allocations.heap.stacks()).chain(waiting);
     collector.unwinder.forget_modules(stacks.flat_map(|stack| stack.all_frames()));

@@ -8,7 +8,7 @@ use super::build::{ProfileAssembler, StackWeight};
 use super::command::Command;
 use super::engine::Engine;
 use super::run::Collector;
-use super::sampled::Sampled;
+use super::sampled::SampledThread;
 use super::stack::{Stack, Waited};
 use crate::ids::ProfileId;
 use crate::keep::FieldValues;
@@ -164,7 +164,7 @@ fn places(
     collector: &mut Collector,
     ids: &HashMap<SpanKey, RegistryId>,
 ) -> Vec<(SpanKey, SpanPlace)> {
-    let waiting = collector.sampled.iter().filter_map(Sampled::waiting).map(|waiting| {
+    let waiting = collector.sampled.iter().filter_map(SampledThread::waiting).map(|waiting| {
         let (since_ns, stack) = (waiting.since_ns, waiting.stack.clone());
         (waiting.span, SpanPlace { state: OpenState::Entered, since_ns, stack })
     });

@@ -23,7 +23,7 @@ use super::logged::Logged;
 use super::modules;
 use super::parked::SampledThreads;
 use super::pending::Pending;
-use super::sampled::{Sampled, fill_time};
+use super::sampled::{SampledThread, fill_time};
 use super::scan::passed;
 use super::shed::Shed;
 use super::stack::Stack;
@@ -32,7 +32,7 @@ use super::watchdog::Watchdog;
 use crate::keep::Epoch;
 use crate::log::{LogEvent, LogKind};
 use crate::publish::{FlushRequest, Job, Room, report};
-use crate::sampler::{Arming, SampledThread, Sampler};
+use crate::sampler::{Arming, Sampler, ThreadShared};
 use crate::span::{SampleCounts, SpanEvent, SpanInfo, SpanKey};
 use crate::stats::Counters;
 use crate::sys::{self, Poller};
@@ -259,9 +259,9 @@ impl Collector {
     }
 
     /// Adds newly sampled threads.
-    fn adopt(&mut self, new: Vec<Arc<SampledThread>>) {
+    fn adopt(&mut self, new: Vec<Arc<ThreadShared>>) {
         let pace = self.limits.pace;
-        let begin = |thread| Sampled::new(thread, pace);
+        let begin = |thread| SampledThread::new(thread, pace);
         self.sampled.extend(new.into_iter().map(begin));
     }
 
@@ -429,7 +429,7 @@ impl Collector {
             .sampled
             .iter()
             .filter(|sampled| sampled.thread().is_over())
-            .map(Sampled::address)
+            .map(SampledThread::address)
             .collect();
         // Parks some of them.
         self.scan_threads();
@@ -499,7 +499,7 @@ impl Collector {
         };
         let mut room = self.room.take();
         let is_snapshot = epoch.kept.iter().any(|span| span.is_open);
-        let waiting = self.sampled.iter().filter_map(Sampled::waiting);
+        let waiting = self.sampled.iter().filter_map(SampledThread::waiting);
         let most_frames = self.limits.frames_per_stack;
         let opened_ns = epoch.kept.iter().map(|span| span.opened_ns).min().unwrap_or(0);
         let awaiting = match is_snapshot {

@@ -9,13 +9,13 @@ use super::drain::Drain;
 use super::pending::Pending;
 use super::waits::{BlockDetector, ScanResult, Scanner, WaitingThread};
 use super::watchdog::CpuTimes;
-use crate::sampler::{SampledThread, Sampler};
+use crate::sampler::{Sampler, ThreadShared};
 use crate::span::SpanKey;
 use crate::stats::Counters;
 
 /// A thread that enters profiled spans.
 #[derive(Debug)]
-pub(super) struct Sampled {
+pub(super) struct SampledThread {
     pub(super) cursor: ThreadCursor,
     pub(super) attachment: Attachment,
     pub(super) detector: BlockDetector,
@@ -26,14 +26,14 @@ pub(super) struct Sampled {
 
 /// How soon half of a ring may be full. The kernel could wake the collector instead, but that takes a file, and the
 /// program may close all files.
-pub(super) fn fill_time(sampled: &[Sampled]) -> Duration {
+pub(super) fn fill_time(sampled: &[SampledThread]) -> Duration {
     const SHORTEST: Duration = Duration::from_micros(250);
     let of_each = sampled.iter().filter_map(|one| one.cursor.fill_time(one.waiting().is_some()));
     of_each.min().map_or(Duration::MAX, |soonest| soonest.max(SHORTEST))
 }
 
-impl Sampled {
-    pub(super) fn new(thread: Arc<SampledThread>, pace: Pace) -> Self {
+impl SampledThread {
+    pub(super) fn new(thread: Arc<ThreadShared>, pace: Pace) -> Self {
         let cursor = ThreadCursor::new(thread);
         Self {
             attachment: Attachment::new(pace, cursor.is_attached()),
@@ -44,7 +44,7 @@ impl Sampled {
         }
     }
 
-    pub(super) fn thread(&self) -> &SampledThread {
+    pub(super) fn thread(&self) -> &ThreadShared {
         &self.cursor.thread
     }
 
@@ -110,7 +110,7 @@ impl Sampled {
     /// so all that it did before is visible here.
     pub(super) fn is_parked(&mut self, now: u64, park_after: u64) -> bool {
         let thread = &self.cursor.thread;
-        let is_idle = now.saturating_sub(thread.hooked_at()) >= park_after
+        let is_idle = now.saturating_sub(thread.last_hook_at()) >= park_after
             && thread.span().is_none()
             && !thread.is_in_hook();
         let is_at_rest =

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::attachment::Check;
 use super::parked::PARK_AFTER;
 use super::run::Collector;
-use super::sampled::Sampled;
+use super::sampled::SampledThread;
 use super::waits::{IDLE_SCAN_INTERVAL, SCAN_INTERVAL, ScanResult, Scanner, next_scan};
 use crate::stats::Counters;
 use crate::sys;
@@ -82,7 +82,7 @@ impl Collector {
                 Counters::add(counter, 1);
             }
             if sampled.attachment.is_detached() {
-                let left = sampled.thread().old_at().saturating_sub(now);
+                let left = sampled.thread().samples_from().saturating_sub(now);
                 // A wanted thread that could not be attached is checked again at the usual interval, or at once if only
                 // this scan ran out of time.
                 let is_known = left == 0 && (check.may_attach || !may_attach);
@@ -207,7 +207,7 @@ impl Collector {
     fn with_scanner<R>(
         &mut self,
         now_ns: u64,
-        action: impl FnOnce(&mut Scanner<'_>, &mut [Sampled]) -> R,
+        action: impl FnOnce(&mut Scanner<'_>, &mut [SampledThread]) -> R,
     ) -> R {
         let mut scanner = Scanner {
             unwinder: &mut self.unwinder,

@@ -13,7 +13,7 @@ use super::pending::{Pending, PendingWait};
 use super::stack::{Stack, Waited};
 use crate::log::{LogEvent, LogKind};
 use crate::profile::SampleKind;
-use crate::sampler::{SampledThread, Sampler};
+use crate::sampler::{Sampler, ThreadShared};
 use crate::sampler::{is_full, make_room, switched_in_after, switched_out};
 use crate::span::SpanKey;
 use crate::stats::Counters;
@@ -139,18 +139,18 @@ pub(super) struct Scanner<'a> {
 
 impl Scanner<'_> {
     /// When the thread's last hook ended: `CLOCK_MONOTONIC_RAW` in nanoseconds.
-    fn hooked_ns(&self, thread: &SampledThread) -> u64 {
-        self.clock.raw_ns(thread.hooked_at())
+    fn hooked_ns(&self, thread: &ThreadShared) -> u64 {
+        self.clock.raw_ns(thread.last_hook_at())
     }
 
     /// The time since the thread's last hook.
-    pub(super) fn since_hook_ns(&self, thread: &SampledThread) -> u64 {
+    pub(super) fn since_hook_ns(&self, thread: &ThreadShared) -> u64 {
         self.now_ns.saturating_sub(self.hooked_ns(thread))
     }
 
     /// When a hook last counted a wait: `CLOCK_MONOTONIC_RAW` in nanoseconds.
-    fn counted_ns(&self, thread: &SampledThread) -> u64 {
-        self.clock.raw_ns(thread.heard_at())
+    fn counted_ns(&self, thread: &ThreadShared) -> u64 {
+        self.clock.raw_ns(thread.claimed_at())
     }
 }
 
@@ -467,10 +467,10 @@ fn still_holds(cursor: &ThreadCursor, proof: Proof) -> bool {
 
 /// Announces the wait to the thread's next hook, which will count it, and then checks whether the thread is still
 /// blocked. Returns whether it is; `None` if it has continued and no hook has counted the wait.
-fn note_waited(cursor: &ThreadCursor, span: SpanKey, proof: Proof) -> Option<bool> {
-    let before = cursor.thread.note_waited(span);
+fn report_wait(cursor: &ThreadCursor, span: SpanKey, proof: Proof) -> Option<bool> {
+    let before = cursor.thread.report_wait(span);
     let holds = still_holds(cursor, proof);
-    (holds || !cursor.thread.take_back_waited(span, before)).then_some(holds)
+    (holds || !cursor.thread.retract_wait(span, before)).then_some(holds)
 }
 
 /// Captures where a thread is blocked. `None` if it has run again or waits only for a CPU.
@@ -490,7 +490,7 @@ fn capture(
         Ok(Some(Blocked { call, sp, pc })) => {
             stack.waited = Some(Waited::In(call));
             let read = sys::read_own_stack(sp, scanner.stack_bytes, scanner.bytes);
-            let holds = note_waited(cursor, span, proof)?;
+            let holds = report_wait(cursor, span, proof)?;
             if holds && read.is_ok() {
                 // The thread may be blocked in a library that was loaded since the last round.
                 scanner.unwinder.refresh();
@@ -515,7 +515,7 @@ fn capture(
             if is_blocked != Some(true) {
                 return None;
             }
-            note_waited(cursor, span, proof)?;
+            report_wait(cursor, span, proof)?;
             stack.waited = Some(Waited::Unknown);
             Counters::add(&scanner.counters.waits.without_stack, 1);
         }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::pending::PendingSpan;
 use super::run::Collector;
-use super::sampled::Sampled;
+use super::sampled::SampledThread;
 use super::scan::passed;
 use super::waits::WaitingThread;
 use crate::keep::{Reason, Reasons};
@@ -358,7 +358,7 @@ impl Collector {
         // What the profile will contain, and not what hooks have counted so far.
         let inside = self.pending.inside(open.root, [key]);
         let pending = inside.iter().filter_map(|span| self.pending.get(*span));
-        let waiting = self.sampled.iter().filter_map(Sampled::waiting);
+        let waiting = self.sampled.iter().filter_map(SampledThread::waiting);
         open.samples = pending.map(PendingSpan::count).sum();
         open.samples.waits += waiting.filter(|wait| inside.contains(&wait.span)).count() as u64;
         let present = self.copied.awaits.present.iter();
@@ -378,7 +378,7 @@ impl Collector {
         self.engine.keep_open(&open, reasons);
     }
 
-    fn is_inside(&self, sampled: &Sampled, span: SpanKey) -> bool {
+    fn is_inside(&self, sampled: &SampledThread, span: SpanKey) -> bool {
         let innermost = sampled.thread().span();
         innermost.is_some_and(|innermost| {
             innermost == span || self.pending.ancestors(innermost).any(|around| around == span)

@@ -24,4 +24,4 @@ pub(crate) use rate::{Periods, Rate};
 pub use source::Source;
 pub(crate) use source::{Sampler, SourceSettings};
 pub(crate) use switches::{is_full, make_room, switched_in_after, switched_out, switches_between};
-pub(crate) use thread::{NEVER, OpenInterval, SampledThread, Use};
+pub(crate) use thread::{NEVER, OpenInterval, ThreadShared, Use};

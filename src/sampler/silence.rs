@@ -7,7 +7,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::arming::Arming;
-use super::thread::SampledThread;
+use super::thread::ThreadShared;
 use crate::sys;
 
 /// Of perf and of timers.
@@ -48,7 +48,7 @@ impl Silences {
     /// vain. `armed` are the threads that are sampled now.
     pub(super) fn check<'a>(
         &self,
-        armed: impl Iterator<Item = (&'a SampledThread, &'a Arming)> + Clone,
+        armed: impl Iterator<Item = (&'a ThreadShared, &'a Arming)> + Clone,
         mut report: impl FnMut(bool, Duration),
     ) {
         let mut is_any = false;
@@ -120,7 +120,7 @@ impl Silence {
     /// now.
     fn check<'a>(
         &mut self,
-        armed: impl Iterator<Item = (&'a SampledThread, &'a Arming)>,
+        armed: impl Iterator<Item = (&'a ThreadShared, &'a Arming)>,
     ) -> Option<Duration> {
         let mut ran_ns = self.ended_ns;
         for (thread, arming) in armed {
@@ -135,7 +135,7 @@ impl Silence {
         (ran >= least.max(LONG_ENOUGH)).then_some(ran)
     }
 
-    fn ran_ns(&mut self, thread: &SampledThread, arming: &Arming) -> Option<u64> {
+    fn ran_ns(&mut self, thread: &ThreadShared, arming: &Arming) -> Option<u64> {
         let tid = thread.tid();
         if !self.in_user_code {
             return Some(arming.sampled_ns(sys::cpu_ns_of(tid)?));

@@ -15,7 +15,7 @@ use super::perf::Perf;
 use super::probe::Probed;
 use super::rate::{Periods, Rate};
 use super::silence::Silences;
-use super::thread::SampledThread;
+use super::thread::ThreadShared;
 use super::thread_source::ThreadSampler;
 use super::timer::Timers;
 use crate::stats::Counters;
@@ -88,9 +88,9 @@ struct Shared {
     periods: Periods,
     /// The period of new threads.
     first_period_ns: AtomicU64,
-    new: Mutex<Vec<Arc<SampledThread>>>,
+    new: Mutex<Vec<Arc<ThreadShared>>>,
     /// Threads that were parked and are in use again.
-    returned: Mutex<Vec<Arc<SampledThread>>>,
+    returned: Mutex<Vec<Arc<ThreadShared>>>,
     /// Replaces both sources in a test.
     #[cfg(test)]
     scripted: std::sync::OnceLock<Box<dyn ArmThreads>>,
@@ -174,7 +174,7 @@ impl Sampler {
     /// Checks whether the sources give samples at all. `armed` are the threads that are sampled now.
     pub(crate) fn check_silence<'a>(
         &self,
-        armed: impl Iterator<Item = (&'a SampledThread, &'a Arming)> + Clone,
+        armed: impl Iterator<Item = (&'a ThreadShared, &'a Arming)> + Clone,
     ) {
         self.0.silences.check(armed, |by_perf, ran| {
             let ran_ns = u64::try_from(ran.as_nanos()).unwrap_or(u64::MAX);
@@ -230,17 +230,17 @@ impl Sampler {
     }
 
     /// The threads that were set up since the last call.
-    pub(crate) fn take_new(&self) -> Vec<Arc<SampledThread>> {
+    pub(crate) fn take_new(&self) -> Vec<Arc<ThreadShared>> {
         std::mem::take(&mut self.0.new.lock())
     }
 
     /// The threads that have returned to the scans since the last call.
-    pub(crate) fn take_returned(&self) -> Vec<Arc<SampledThread>> {
+    pub(crate) fn take_returned(&self) -> Vec<Arc<ThreadShared>> {
         std::mem::take(&mut self.0.returned.lock())
     }
 
     /// A thread that was parked may be about to enter a span.
-    pub(crate) fn return_to_scans(&self, thread: &Arc<SampledThread>) {
+    pub(crate) fn return_to_scans(&self, thread: &Arc<ThreadShared>) {
         self.0.returned.lock().push(Arc::clone(thread));
         self.0.waker.wake_soon();
     }
@@ -252,7 +252,7 @@ impl Sampler {
 
     /// Adds a thread that a test has set up.
     #[cfg(test)]
-    pub(crate) fn add_scripted(&self, thread: Arc<SampledThread>) {
+    pub(crate) fn add_scripted(&self, thread: Arc<ThreadShared>) {
         self.0.new.lock().push(thread);
     }
 
@@ -266,7 +266,7 @@ impl Sampler {
     }
 
     /// Resumes the sampling of a paused thread that is in an old span again.
-    pub(crate) fn start_again(&self, thread: &SampledThread, arming: &Arming) {
+    pub(crate) fn start_again(&self, thread: &ThreadShared, arming: &Arming) {
         arming.note_since(sys::cpu_ns_of(thread.tid()).unwrap_or(u64::MAX));
         if let Err(why) = arming.start() {
             self.note_not_started(arming, why);
@@ -283,7 +283,7 @@ impl Sampler {
     /// its samples from position `from` on that hooks have not counted.
     pub(crate) fn give_back(
         &self,
-        thread: &SampledThread,
+        thread: &ThreadShared,
         arming: &Arming,
         from: u64,
         samples: u64,
@@ -327,7 +327,7 @@ impl Sampler {
     }
 
     /// Opens the rings of that thread, inactive until started.
-    fn open(&self, thread: &SampledThread) -> Result<Arming, WhyRefused> {
+    fn open(&self, thread: &ThreadShared) -> Result<Arming, WhyRefused> {
         let shared = &*self.0;
         let rate = thread.rate();
         let is_traced = shared.is_traced.load(Ordering::Relaxed);
@@ -469,7 +469,7 @@ impl ArmThreads for Sampler {
             let first = Arc::new(Arming::none());
             let rate = Rate::of(self.0.first_period_ns.load(Ordering::Relaxed));
             let current = sys::current_thread();
-            let thread = Arc::new(SampledThread::new(current, stack, rate, Arc::clone(&first)));
+            let thread = Arc::new(ThreadShared::new(current, stack, rate, Arc::clone(&first)));
             let is_over = self.0.is_over.lock();
             if *is_over {
                 thread.end();
@@ -484,7 +484,7 @@ impl ArmThreads for Sampler {
         Begun { sampled, source }
     }
 
-    fn arm(&self, thread: &SampledThread) {
+    fn arm(&self, thread: &ThreadShared) {
         #[cfg(test)]
         if let Some(scripted) = self.0.scripted.get() {
             scripted.arm(thread);
