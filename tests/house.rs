@@ -17,11 +17,10 @@ const MOST_FILES: usize = 2;
 /// too.
 const LARGER: &[(&str, usize, usize)] = &[
     ("Builder", 28, 3),
-    ("Collector", 35, 3),
+    ("Collector", 34, 3),
     ("Handle", 0, 4),
     ("Parts", 17, 0),
     ("Profile", 0, 3),
-    ("Sampled", 27, 0),
     ("Slot", 23, 0),
     ("Spans", 0, 6),
     ("ThreadState", 30, 0),

@@ -161,7 +161,7 @@ mod tests {
 
     use tracing_subscriber::layer::{Context, SubscriberExt as _};
 
-    use super::super::sampled::Pace;
+    use super::super::attachment::Pace;
     use crate::layer::ProfilingLayer;
 
     use super::*;

@@ -9,7 +9,7 @@ use super::command::Command;
 use super::engine::Engine;
 use super::parked::SampledThreads;
 use super::pending::Pending;
-use super::sampled::Sampled;
+use super::sampled::SampledThread;
 use super::stack::{Stack, Waited};
 use crate::keep::FieldValues;
 use crate::profile::{ProfileId, SampleKind};
@@ -92,7 +92,7 @@ fn places(
     (unwinder, most_frames): (&mut Unwinder, usize),
     ids: &HashMap<SpanKey, RegistryId>,
 ) -> Vec<(SpanKey, SpanPlace)> {
-    let waiting = sampled.iter().filter_map(Sampled::waiting).map(|waiting| {
+    let waiting = sampled.iter().filter_map(SampledThread::waiting).map(|waiting| {
         let (since_ns, stack) = (waiting.since_ns, waiting.stack.clone());
         (waiting.span, SpanPlace { state: OpenState::Entered, since_ns, stack })
     });

@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::{Receiver, Sender};
 
 use super::awaits::add_idle;
-use super::budget::Share;
+use super::budget::{ReadingBudget, Share};
 use super::build::{Built, ProfileAssembler, ProfileInputs};
 use super::command::Command;
 use super::copied::{CopiedReader, ReadTarget};
+use super::demand::DemandBudgets;
 use super::drain::Drain;
 use super::engine::Engine;
 use super::heap::{HeapRequest, make_heap, update_counting};
@@ -23,16 +24,16 @@ use super::modules;
 use super::open_spans::{OpenRequest, list_open};
 use super::parked::SampledThreads;
 use super::pending::Pending;
-use super::sampled::{Sampled, fill_time};
+use super::sampled::{SampledThread, fill_time};
 use super::scan::passed;
 use super::shed::Shed;
 use super::stack::Stack;
-use super::waits::{Captures, SCAN_INTERVAL};
+use super::waits::{CaptureBudget, SCAN_INTERVAL};
 use super::watchdog::Watchdog;
 use crate::keep::Epoch;
 use crate::log::{LogEvent, LogKind};
 use crate::publish::{FlushRequest, Job, Room, report};
-use crate::sampler::{Allowance, Arming, SampledThread, Sampler, SamplingBudget, Spent};
+use crate::sampler::{Arming, Sampler, ThreadShared};
 use crate::span::{SpanEvent, SpanInfo, SpanKey};
 use crate::stats::Counters;
 use crate::sys::{self, Poller};
@@ -65,17 +66,15 @@ pub(super) struct Collector {
     stack: Stack,
     /// A buffer for the copy of a blocked thread's stack.
     pub(super) stack_bytes: Vec<u8>,
-    pub(super) captures: Captures,
+    pub(super) captures: CaptureBudget,
     pub(super) copied: CopiedReader,
-    pub(super) arming: Share,
-    /// The allowance of samples and context switches of all threads together.
-    pub(super) allowance: Allowance,
-    /// What threads that have ended since the last scan have used.
-    pub(super) unspent: Spent,
-    /// Armings that have ended but that their threads may still read.
-    closed_armings: Vec<Arc<Arming>>,
+    pub(super) attaching: Share,
+    /// Of all threads together.
+    pub(super) budgets: DemandBudgets,
+    /// Those of threads that are over, and may still read them.
+    ended_armings: Vec<Arc<Arming>>,
     /// Whether the next round can end an arming.
-    pub(super) can_close: bool,
+    pub(super) can_end: bool,
     /// The thread at which the next scan starts.
     pub(super) first_scanned: usize,
     /// The interval until the next scan, as the last one determined it.
@@ -89,9 +88,9 @@ pub(super) struct Collector {
     /// Whether the last scan found a thread in a profiled span.
     pub(super) is_in_span: bool,
     pub(super) watchdog: Watchdog,
-    pub(super) budget: SamplingBudget,
+    pub(super) reading: ReadingBudget,
     /// CPU time of reading samples, which falls with the sampling rate.
-    reading_ns: u64,
+    pub(super) reading_ns: u64,
     /// Memory for profiles that have not been exported yet.
     room: Room,
     pub(super) logged: Logged,
@@ -135,7 +134,7 @@ impl Collector {
                 limits.samples_per_profile,
                 limits.pending_spans,
             ),
-            budget: SamplingBudget::new(limits.cpu_percent),
+            reading: ReadingBudget::new(limits.cpu_percent),
             reading_ns: 0,
             room: Room::new(limits.export_bytes),
             logged: Logged::new(limits.pace.first_look),
@@ -147,13 +146,12 @@ impl Collector {
             at_end: Vec::new(),
             stack: Stack::new(),
             stack_bytes: Vec::new(),
-            captures: Captures::new(),
+            captures: CaptureBudget::new(),
             copied: CopiedReader::new(limits.cpu_percent.is_some()),
-            arming: limits.pace.arming,
-            allowance: Allowance::of_all(processors(), Instant::now()),
-            unspent: Spent::default(),
-            closed_armings: Vec::new(),
-            can_close: false,
+            attaching: limits.pace.attaching,
+            budgets: DemandBudgets::new(processors()),
+            ended_armings: Vec::new(),
+            can_end: false,
             first_scanned: 0,
             scan_interval: SCAN_INTERVAL,
             scanned: Instant::now(),
@@ -189,9 +187,9 @@ impl Collector {
         self.adopt(new);
         self.sampled.bring_all_back();
         for sampled in self.sampled.iter() {
-            sampled.sampled_thread.end();
-            let last = sampled.sampled_thread.last();
-            self.source.give_back(&sampled.sampled_thread, &last, last.from(), 0);
+            sampled.thread().end();
+            let last = sampled.thread().last();
+            self.source.give_back(sampled.thread(), &last, last.from(), 0);
         }
         let why = match (panicked, is_broken) {
             (true, _) => Some((
@@ -224,7 +222,7 @@ impl Collector {
             self.note_present(longest.unwrap_or(Duration::MAX));
             let is_over = is_woken || sleep.is_some_and(|sleep| start.elapsed() >= sleep);
             let is_over = is_over || !self.poller.files().still_owned();
-            let is_full = || self.sampled.iter().any(Sampled::is_half_full);
+            let is_full = || self.sampled.iter().any(|sampled| sampled.cursor.is_half_full());
             let is_outdated = || !self.sampled.is_empty() && self.unwinder.is_outdated();
             if is_over || is_full() || is_outdated() {
                 break;
@@ -235,7 +233,7 @@ impl Collector {
             self.scan_threads();
             let is_check_due =
                 self.is_in_span && self.until_next_check().is_some_and(|left| left.is_zero());
-            if is_check_due || self.can_close {
+            if is_check_due || self.can_end {
                 break;
             }
         }
@@ -270,9 +268,9 @@ impl Collector {
     }
 
     /// Adds newly sampled threads.
-    fn adopt(&mut self, new: Vec<Arc<SampledThread>>) {
+    fn adopt(&mut self, new: Vec<Arc<ThreadShared>>) {
         let pace = self.limits.pace;
-        let begin = |sampled_thread| Sampled::new(sampled_thread, pace);
+        let begin = |thread| SampledThread::new(thread, pace);
         self.sampled.extend(new.into_iter().map(begin));
     }
 
@@ -421,34 +419,31 @@ impl Collector {
         let over: HashSet<usize> = self
             .sampled
             .iter()
-            .filter(|sampled| sampled.sampled_thread.is_over())
-            .map(Sampled::address)
+            .filter(|sampled| sampled.thread().is_over())
+            .map(SampledThread::address)
             .collect();
         // Parks some of them.
         self.scan_threads();
-        self.can_close = false;
+        self.can_end = false;
         let start = sys::thread_cpu_ns();
         let mut entered = HashSet::new();
         let mut drain = Drain {
             unwinder: &mut self.unwinder,
             pending: &mut self.pending,
             counters: &self.engine.counters,
+            source: &self.source,
             most_frames: self.limits.frames_per_stack,
             round: self.round,
             pid: sys::process_id(),
             stack: &mut self.stack,
-            is_lowered: self.budget.is_lowered(),
+            is_lowered: self.reading.is_lowered(),
         };
         self.sampled.retain_mut(|sampled| {
             let is_over = over.contains(&sampled.address());
             entered.extend(sampled.drain(&mut drain));
-            sampled.drop_counted();
             if is_over {
-                self.unspent.add(sampled.unspent());
-                let last = sampled.sampled_thread.last();
-                let (from, samples) = sampled.left_of(&last);
-                self.source.give_back(&sampled.sampled_thread, &last, from, samples);
-                self.closed_armings.push(last);
+                sampled.charge(&mut self.budgets);
+                self.ended_armings.extend(sampled.cursor.give_back(&self.source));
             }
             !is_over
         });
@@ -459,11 +454,8 @@ impl Collector {
         // Ending armings costs the same at any sampling rate, so it is not part of `reading_ns`.
         let clock = self.engine.spans.clock();
         let now_ns = clock.raw_ns(clock.now());
-        let close = |sampled: &mut Sampled| sampled.close(now_ns, &self.source);
-        let closed = self.sampled.iter_mut().filter_map(close);
-        self.closed_armings.extend(closed);
-        // Dropped once its thread has moved on to the next arming.
-        self.closed_armings.retain(|arming| Arc::strong_count(arming) > 1);
+        self.sampled.iter_mut().for_each(|sampled| sampled.end_arming(now_ns, &self.source));
+        self.ended_armings.retain(|arming| Arc::strong_count(arming) > 1);
         entered
     }
 
@@ -498,7 +490,7 @@ impl Collector {
         };
         let mut room = self.room.take();
         let is_snapshot = epoch.kept.iter().any(|span| span.is_open);
-        let waiting = self.sampled.iter().filter_map(Sampled::waiting);
+        let waiting = self.sampled.iter().filter_map(SampledThread::waiting);
         let most_frames = self.limits.frames_per_stack;
         let opened_ns = epoch.kept.iter().map(|span| span.opened_ns).min().unwrap_or(0);
         let awaiting = match is_snapshot {
@@ -511,7 +503,7 @@ impl Collector {
             callsites: &self.engine.callsites,
             redaction: &self.engine.redaction,
             unix_offset_ns: self.engine.spans.clock().unix_offset_ns(),
-            period_ns: self.source.periods().first(),
+            period_ns: self.source.periods().full_ns,
         };
         let builder = ProfileAssembler {
             inputs,
@@ -542,37 +534,13 @@ impl Collector {
         event.into_iter().for_each(|event| self.engine.publish.reporter.log(event));
     }
 
-    fn check_budget(&mut self, now: Instant) {
-        let before = self.budget.times();
-        let Some(times) = self.budget.update(now, self.reading_ns) else { return };
-        self.source.slow_down(times);
-        if times < before {
-            return;
-        }
-        Counters::add(&self.engine.counters.sampling.rate_reduced, 1);
-        let percent = self.limits.cpu_percent.unwrap_or_default();
-        let event = self.logged.lowered_rate(now, percent, times);
-        self.log(event);
-    }
-
-    /// Checks whether the machine is too busy for any thread to be sampled.
-    pub(super) fn check_load(&mut self, now: Instant) {
-        if !self.shed.is_due(now) {
-            return;
-        }
-        let begins = self.shed.check(now, sys::load());
-        self.source.set_sheds(self.shed.is_over());
-        let event = begins.and_then(|over| self.logged.shed(now, &over));
-        self.log(event);
-    }
-
     fn maintain(&mut self, entered: &HashSet<SpanKey>) {
         let now = Instant::now();
         if now.duration_since(self.refined) >= REFINE_INTERVAL {
             self.engine.spans.clock().refine();
             self.refined = now;
             self.check_signals();
-            let armed = self.sampled.iter().map(|one| (&*one.sampled_thread, &*one.arming));
+            let armed = self.sampled.iter().map(|one| (one.thread(), &*one.cursor.arming));
             self.source.check_silence(armed);
             self.check_budget(now);
             sys::read_filters();
@@ -588,7 +556,10 @@ impl Collector {
         }
         // A span is registered when its first interval ends, or never.
         let unknown = self.pending.remove_unregistered(self.round.saturating_sub(1), entered);
-        Counters::add(&self.engine.counters.samples.dropped_unknown_span, unknown);
+        if unknown > 0 {
+            Counters::add(&self.engine.counters.samples.dropped_unknown_span, unknown);
+            self.source.note_loss();
+        }
         for event in self.logged.due(&self.engine) {
             self.log(Some(event));
         }

@@ -44,7 +44,7 @@ pub(crate) fn start(
     let counters = Arc::new(Counters::default());
     let poller = Poller::new().map_err(Error::thread)?;
     let request = SampleRequest {
-        period_ns: builder.source.periods.unwrap_or(Periods::USUAL).first(),
+        period_ns: builder.source.periods.unwrap_or(Periods::USUAL).full_ns,
         stack_bytes: builder.source.stack_bytes,
         ring_bytes: RING_BYTES,
         in_kernel: true,

@@ -17,12 +17,12 @@ use tracing::span::EnteredSpan;
 use tracing::subscriber::Interest;
 use tracing::{Dispatch, Event, Level, Metadata, Span, callsite};
 
+use super::super::attachment::Pace;
 use super::super::command::Command;
 use super::super::engine::Engine;
 use super::super::gate::Gate;
 use super::super::limits::Limits;
 use super::super::run::Collector;
-use super::super::sampled::Pace;
 use super::super::shed::ShedLimits;
 use super::super::start::{Parts, assemble};
 use super::oracle::{Place, Reported, ReportedProfile, ReportedSpan, START_NS, Times, name};
