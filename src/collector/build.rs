@@ -10,30 +10,35 @@ use super::tables::{SpanDetail, Tables};
 use crate::ids::{SpanId, TraceId};
 use crate::keep::{Callsites, Epoch};
 use crate::profile::{
-    Link, LinkId, MappingId, Profile, ProfileId, ProfiledSpan, SampleKind, Selection,
-    is_of_dependency,
+    LinkId, MappingId, Profile, ProfileId, ProfiledSpan, SampleKind, Selection, is_of_dependency,
 };
 use crate::publish::report;
 use crate::redact::Redaction;
 use crate::span::SpanKey;
-use crate::unwind::{Module, Modules};
+use crate::unwind::{Module, Modules, Unwinder};
 
-/// The inputs of a profile.
-pub(super) struct ProfileAssembler<'a> {
+/// Where the names and times of a profile come from.
+#[derive(Clone, Copy)]
+pub(super) struct ProfileInputs<'a> {
     pub(super) pending: &'a Pending,
-    /// Waits and awaits that have not ended, each with its span.
-    pub(super) unfinished: Vec<(SpanKey, NewSample<'a>)>,
     pub(super) modules: &'a Modules,
     pub(super) callsites: &'a Callsites,
+    pub(super) redaction: &'a Redaction,
     /// Converts `CLOCK_MONOTONIC_RAW` to Unix time.
     pub(super) unix_offset_ns: i128,
     pub(super) period_ns: u64,
+}
+
+/// Builds the profile of an epoch.
+pub(super) struct ProfileAssembler<'a> {
+    pub(super) inputs: ProfileInputs<'a>,
+    /// Waits and awaits that have not ended, each with its span.
+    pub(super) unfinished: Vec<(SpanKey, NewSample<'a>)>,
     pub(super) most_samples: usize,
     /// The limit for the profile's memory.
     pub(super) most_bytes: usize,
     /// Whether on-CPU time without samples is kernel time.
     pub(super) hides_kernel: bool,
-    pub(super) redaction: &'a Redaction,
 }
 
 /// A profile without symbols, and the modules that symbolization needs.
@@ -50,16 +55,52 @@ pub(super) struct Built {
 /// How many kept spans a profile lists.
 const MOST_LISTED: usize = 64;
 
+impl<'a> ProfileInputs<'a> {
+    /// Those of a profile that no span has.
+    pub(super) fn of_stacks(
+        engine: &'a Engine,
+        pending: &'a Pending,
+        unwinder: &'a Unwinder,
+    ) -> Self {
+        let (callsites, redaction) = (&engine.callsites, &*engine.redaction);
+        let (modules, unix_offset_ns, period_ns) = (unwinder.modules(), 0, 0);
+        Self { pending, modules, callsites, redaction, unix_offset_ns, period_ns }
+    }
+
+    pub(super) fn unix_ns(&self, raw_ns: u64) -> u64 {
+        u64::try_from(i128::from(raw_ns) + self.unix_offset_ns).unwrap_or(0)
+    }
+
+    /// The stacks as a profile, for symbolization: each with a time and what it has of each kind. No span has them.
+    pub(super) fn profile_of_stacks(
+        self,
+        id: ProfileId,
+        stacks: impl IntoIterator<
+            Item = (impl Iterator<Item = StackEntry>, u64, Vec<(SampleKind, u64)>),
+        >,
+    ) -> (Profile, HashMap<MappingId, Arc<Module>>) {
+        let mut tables = Tables::new(self, id, None, SpanDetail::All);
+        for (entries, time_ns, weights) in stacks {
+            let (stack, _) = tables.stack(entries);
+            for (kind, weight) in weights {
+                tables.add(kind, time_ns, weight, None, stack, None);
+            }
+        }
+        (tables.profile, tables.modules)
+    }
+}
+
 impl ProfileAssembler<'_> {
     /// Builds the profile of an epoch from the samples of its kept spans and the spans inside them. Downsamples if it
     /// would exceed its limits.
     pub(super) fn build(&self, id: ProfileId, epoch: &Epoch) -> Built {
-        let inside = self.pending.inside(epoch.root, epoch.kept.iter().map(|span| span.key));
-        let of_root = self.pending.of_root(epoch.root).iter();
+        let pending = self.inputs.pending;
+        let inside = pending.inside(epoch.root, epoch.kept.iter().map(|span| span.key));
+        let of_root = pending.of_root(epoch.root).iter();
         let all: Vec<SpanKey> = of_root.filter(|span| inside.contains(span)).copied().collect();
         let mut detail = SpanDetail::All;
         let (mut tables, spans, mut selection) = loop {
-            let mut tables = Tables::new(self, id, epoch, detail);
+            let mut tables = Tables::new(self.inputs, id, Some(epoch), detail);
             let spans = self.sampled_spans(&all, &inside, &mut tables);
             let left = self.most_bytes.saturating_sub(tables.profile.bytes());
             let (selection, has_all) = self.select(&spans, left);
@@ -72,10 +113,9 @@ impl ProfileAssembler<'_> {
         let mut losses = report::Losses::default();
         let mut stacks = HashMap::new();
         for (span, kind, sample, weight) in chosen(&spans, &mut selection) {
-            let (thread, stack) = self.pending.thread_and_stack(sample);
-            let (stack, end) = *stacks
-                .entry(stack)
-                .or_insert_with(|| tables.stack(self.pending.stacks.frames(stack)));
+            let (thread, stack) = pending.thread_and_stack(sample);
+            let (stack, end) =
+                *stacks.entry(stack).or_insert_with(|| tables.stack(pending.stacks.frames(stack)));
             if kind == SampleKind::OnCpu {
                 losses.add_end(end);
             }
@@ -105,48 +145,11 @@ impl ProfileAssembler<'_> {
         }
         let Tables { mut profile, modules, .. } = tables;
         self.place_in_time(&mut profile, epoch);
-        report::describe(&mut profile, epoch, &topmost, &losses, self.redaction);
+        report::describe(&mut profile, epoch, &topmost, &losses, self.inputs.redaction);
         profile.notes.extend(detail.note().map(str::to_owned));
         profile.losses.extend(detail.note().map(str::to_owned));
         profile.spans = self.profiled_spans(epoch, &topmost);
         Built { profile, modules, spans: all, downsampled, losses }
-    }
-
-    /// A profile that only contains these stacks: each with the name of a span that it is linked to, and what is known of
-    /// it.
-    pub(super) fn profile_of_stacks(
-        pending: &Pending,
-        modules: &Modules,
-        engine: &Engine,
-        (id, period): (ProfileId, u64),
-        stacks: impl IntoIterator<
-            Item = (impl Iterator<Item = StackEntry>, Option<String>, Vec<(SampleKind, u64)>),
-        >,
-    ) -> (Profile, HashMap<MappingId, Arc<Module>>) {
-        let assembler = ProfileAssembler {
-            pending,
-            unfinished: Vec::new(),
-            modules,
-            callsites: &engine.callsites,
-            unix_offset_ns: 0,
-            period_ns: period,
-            most_samples: usize::MAX,
-            most_bytes: usize::MAX,
-            hides_kernel: false,
-            redaction: &engine.redaction,
-        };
-        let epoch = Epoch::empty();
-        let mut tables = Tables::new(&assembler, id, &epoch, SpanDetail::All);
-        for (entries, link, weights) in stacks {
-            if !weights.is_empty() {
-                let (stack, _) = tables.stack(entries);
-                let link = link.map(|name| tables.profile.add_link(Link::named(name, None)));
-                for (kind, weight) in weights {
-                    tables.add(kind, 0, weight, None, stack, link);
-                }
-            }
-        }
-        (tables.profile, tables.modules)
     }
 
     /// Those of the spans that a profile shows something of.
@@ -156,7 +159,7 @@ impl ProfileAssembler<'_> {
         inside: &HashSet<SpanKey>,
         tables: &mut Tables<'_>,
     ) -> Vec<SampledSpan<'_>> {
-        let pending = |span: &SpanKey| Some((*span, self.pending.get(*span)?));
+        let pending = |span: &SpanKey| Some((*span, self.inputs.pending.get(*span)?));
         let pending = spans.iter().filter_map(pending).filter(|(_, pending)| !pending.is_empty());
         let sampled = pending.map(|(span, pending)| {
             let link = tables.link(span, inside);
@@ -182,7 +185,7 @@ impl ProfileAssembler<'_> {
             }))
         };
         let (all, most) = (counts.values().sum(), counts.values().copied().max().unwrap_or(0));
-        let nodes = self.pending.stacks.len();
+        let nodes = self.inputs.pending.stacks.len();
         let mut times = 1;
         if Profile::bytes_of(all, all, nodes, nodes) > most_bytes {
             let needed = |times| self.needed_bytes(spans, selection(times));
@@ -195,14 +198,15 @@ impl ProfileAssembler<'_> {
 
     /// The memory that the selected samples take in a profile.
     fn needed_bytes(&self, spans: &[SampledSpan<'_>], mut selection: Selection) -> usize {
+        let pending = self.inputs.pending;
         let (mut points, mut samples) = (0, HashSet::new());
         let (mut nodes, mut frames) = (HashSet::new(), HashSet::new());
         for (span, kind, sample, _) in chosen(spans, &mut selection) {
-            let (_, stack) = self.pending.thread_and_stack(sample);
+            let (_, stack) = pending.thread_and_stack(sample);
             points += 1;
             samples.insert((stack, span.link, kind));
-            for node in self.pending.stacks.calls(stack).take_while(|node| nodes.insert(*node)) {
-                frames.extend(self.pending.stacks.split(node).map(|(frame, _)| frame));
+            for node in pending.stacks.calls(stack).take_while(|node| nodes.insert(*node)) {
+                frames.extend(pending.stacks.split(node).map(|(frame, _)| frame));
             }
         }
         Profile::bytes_of(samples.len(), points, nodes.len(), frames.len())
@@ -229,22 +233,22 @@ impl ProfileAssembler<'_> {
     /// in the tree is not known.
     fn topmost(&self, epoch: &Epoch) -> Vec<SpanKey> {
         let is_known = |span: &SpanKey| {
-            let pending = self.pending.get(*span);
+            let pending = self.inputs.pending.get(*span);
             *span == epoch.root || pending.is_some_and(|pending| pending.known.is_some())
         };
         let kept = epoch.kept.iter().map(|span| span.key).filter(is_known).collect();
-        self.pending.topmost(&kept)
+        self.inputs.pending.topmost(&kept)
     }
 
     fn profiled_spans(&self, epoch: &Epoch, topmost: &[SpanKey]) -> Vec<ProfiledSpan> {
         let kept = report::outermost_first(&epoch.kept).into_iter().take(MOST_LISTED);
         let profiled = kept.map(|span| ProfiledSpan {
-            name: report::full_name(&span, self.redaction),
-            span: self.redaction.redact_span(span.name()).into_owned(),
-            target: self.redaction.redact_function(span.target()).into_owned(),
+            name: report::full_name(&span, self.inputs.redaction),
+            span: self.inputs.redaction.redact_span(span.name()).into_owned(),
+            target: self.inputs.redaction.redact_function(span.target()).into_owned(),
             fields: span.values.to_vec(),
             reasons: span.reasons.to_string(),
-            rule: self.redaction.redact_span(&span.rule.text).into_owned(),
+            rule: self.inputs.redaction.redact_span(&span.rule.text).into_owned(),
             is_open: span.is_open,
             is_topmost: topmost.contains(&span.key),
             own_file: span
@@ -254,20 +258,17 @@ impl ProfileAssembler<'_> {
                 .unwrap_or_default(),
             times: span.account,
             ids: span.trace_ids(),
-            start_unix_ns: self.unix_ns(span.opened_ns),
+            start_unix_ns: self.inputs.unix_ns(span.opened_ns),
         });
         profiled.collect()
-    }
-
-    pub(super) fn unix_ns(&self, raw_ns: u64) -> u64 {
-        u64::try_from(i128::from(raw_ns) + self.unix_offset_ns).unwrap_or(0)
     }
 
     /// From the start of the first kept span to the end of the last, extended so that it contains all samples.
     fn place_in_time(&self, profile: &mut Profile, epoch: &Epoch) {
         let kept = &epoch.kept;
-        let begins = kept.iter().map(|span| self.unix_ns(span.opened_ns));
-        let ends = kept.iter().map(|span| self.unix_ns(span.opened_ns + span.account.wall_ns));
+        let begins = kept.iter().map(|span| self.inputs.unix_ns(span.opened_ns));
+        let ends =
+            kept.iter().map(|span| self.inputs.unix_ns(span.opened_ns + span.account.wall_ns));
         let points = || profile.samples().iter().flat_map(|sample| &sample.points);
         let first = begins.chain(points().map(|p| p.time_unix_ns)).min().unwrap_or(0);
         let last = ends.chain(points().map(|p| p.time_unix_ns + 1)).max().unwrap_or(0);

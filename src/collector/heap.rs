@@ -7,15 +7,14 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 
-use super::build::ProfileAssembler;
+use super::build::ProfileInputs;
 use super::command::Command;
 use super::engine::Engine;
-use super::run::Collector;
 use super::stack::{Stack, StackEntry, Waited};
 use crate::ids::ProfileId;
 use crate::inbox::{CopiedSample, HeapUse};
 use crate::profile::{Profile, SampleKind, StackId, StackTree};
-use crate::publish::{Job, Question, ReplyWith};
+use crate::publish::{Job, Question};
 use crate::stats::Counters;
 use crate::sys;
 
@@ -173,25 +172,18 @@ impl Heap {
             ];
             (*stack, weights.into_iter().filter(|(_, weight)| *weight > 0).collect())
         };
-        self.known.iter().zip(in_use).map(weights).collect()
+        let weights = self.known.iter().zip(in_use).map(weights);
+        weights.filter(|(_, weights)| !weights.is_empty()).collect()
     }
 }
 
 /// Makes the profile of the live heap, which is empty if it is not tracked.
-pub(super) fn make_heap(collector: &mut Collector, request: HeapRequest) -> Job {
+pub(super) fn make_heap(heap: &mut Heap, inputs: ProfileInputs<'_>, request: HeapRequest) -> Job {
     let HeapRequest { part, reply, is_taken } = request;
     let id = ProfileId::random().unwrap_or(ProfileId::NONE);
-    let heap = &mut collector.copied.heap;
     let weights = heap.weights(part, &is_taken).into_iter();
-    let stacks = &heap.stacks;
-    let weights = weights.map(|(stack, weights)| (stacks.frames(stack), None, weights));
-    let (mut profile, modules) = ProfileAssembler::profile_of_stacks(
-        &collector.pending,
-        collector.unwinder.modules(),
-        &collector.engine,
-        (id, 0),
-        weights,
-    );
+    let weights = weights.map(|(stack, weights)| (heap.stacks.frames(stack), 0, weights));
+    let (mut profile, modules) = inputs.profile_of_stacks(id, weights);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     profile.set_moment(u64::try_from(now.as_nanos()).unwrap_or(0));
     profile.name = "heap".to_owned();
@@ -200,8 +192,7 @@ pub(super) fn make_heap(collector: &mut Collector, request: HeapRequest) -> Job 
         HeapPart::Growth => "What has grown since the last request".to_owned(),
     };
     // If the caller no longer waits, the next request for growth covers this one.
-    let send = move |profile| reply.send(profile);
-    Job::Reply { profile: Box::new(profile), modules, then: ReplyWith(Box::new(send)) }
+    Job::Reply { profile: Box::new(profile), modules, reply }
 }
 
 /// Whether the live heap is tracked.
@@ -287,7 +278,7 @@ mod tests {
         assert_eq!(weights, [(bytes, 40), (count, 4), (bytes, 20), (count, 2)]);
         assert_eq!(counters.snapshot().allocations.dropped_not_tracked, 3);
         let grown = heap.weights(HeapPart::Growth, &taken);
-        assert!(grown.iter().all(|(_, it)| it.is_empty()), "nothing is known to be in use");
+        assert!(grown.is_empty(), "nothing is known to be in use");
     }
 
     #[test]
