@@ -56,12 +56,8 @@ pub(super) struct Built {
 const MOST_LISTED: usize = 64;
 
 impl<'a> ProfileInputs<'a> {
-    /// Those of a profile that no span has.
-    pub(super) fn of_stacks(
-        engine: &'a Engine,
-        pending: &'a Pending,
-        unwinder: &'a Unwinder,
-    ) -> Self {
+    /// Without times, as for stacks that no span has.
+    pub(super) fn new(engine: &'a Engine, pending: &'a Pending, unwinder: &'a Unwinder) -> Self {
         let (callsites, redaction) = (&engine.callsites, &*engine.redaction);
         let (modules, unix_offset_ns, period_ns) = (unwinder.modules(), 0, 0);
         Self { pending, modules, callsites, redaction, unix_offset_ns, period_ns }

@@ -1,6 +1,6 @@
 //! The live heap: by which code the blocks in use were allocated, and what has grown.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -27,26 +27,20 @@ const LONGEST: Duration = Duration::from_secs(30);
 #[derive(Debug, Default)]
 pub(super) struct Heap {
     pub(super) stacks: StackTree<StackEntry>,
-    known: Vec<HeapStack>,
-    numbers: HashMap<StackId, usize>,
+    /// All that each stack has allocated.
+    allocated: BTreeMap<StackId, Amounts>,
     /// By place. A later block of a place replaces the one before, which has been freed.
     blocks: HashMap<u32, HeapBlock>,
-    /// What is seen once the last answer is found to have been taken.
-    answered: Option<(Vec<Amounts>, Arc<AtomicBool>)>,
-}
-
-#[derive(Debug)]
-struct HeapStack {
-    stack: StackId,
-    allocated: Amounts,
     /// What was in use at the last look.
-    seen: Amounts,
+    seen: HashMap<StackId, Amounts>,
+    /// What is seen once the last answer is found to have been taken.
+    answered: Option<(HashMap<StackId, Amounts>, Arc<AtomicBool>)>,
 }
 
 #[derive(Debug)]
 struct HeapBlock {
     uses: u32,
-    stack: usize,
+    stack: StackId,
     amounts: Amounts,
 }
 
@@ -91,13 +85,11 @@ impl Heap {
         }
         let [bytes, blocks] = sample.amounts.map(|amount| amount.weight);
         let amounts = Amounts { bytes, blocks };
-        let number = self.number_of(stack);
-        if let Some(stack) = self.known.get_mut(number) {
-            stack.allocated.add(amounts);
-        }
+        let stack = self.stored(stack);
+        self.allocated.entry(stack).or_default().add(amounts);
         match sample.heap {
             HeapUse::Tracked(block) => {
-                let new = HeapBlock { uses: block.uses, stack: number, amounts };
+                let new = HeapBlock { uses: block.uses, stack, amounts };
                 self.blocks.insert(block.place, new);
                 Counters::add(&counters.tracked, 1);
             }
@@ -105,31 +97,26 @@ impl Heap {
         }
     }
 
-    fn number_of(&mut self, stack: &Stack) -> usize {
+    fn stored(&mut self, stack: &Stack) -> StackId {
         let left = MOST_BYTES.saturating_sub(self.bytes());
-        let stack = self.stacks.add_within(stack.entries(), left).unwrap_or_else(|| {
+        self.stacks.add_within(stack.entries(), left).unwrap_or_else(|| {
             let waited = Some(Waited::OtherStacks);
             self.stacks.add(Stack { waited, ..Stack::new() }.entries())
-        });
-        *self.numbers.entry(stack).or_insert_with(|| {
-            let none = Amounts::default();
-            self.known.push(HeapStack { stack, allocated: none, seen: none });
-            self.known.len() - 1
         })
     }
 
     /// The memory of the stacks.
     fn bytes(&self) -> usize {
-        self.stacks.bytes() + size_of_val(self.known.as_slice())
+        self.stacks.bytes() + self.allocated.len() * size_of::<(StackId, Amounts)>()
     }
 
-    /// What is in use, by the number of the stack.
-    fn in_use(&mut self) -> Vec<Amounts> {
-        let mut in_use = vec![Amounts::default(); self.known.len()];
+    /// What of each stack is in use.
+    fn in_use(&mut self) -> HashMap<StackId, Amounts> {
+        let mut in_use: HashMap<_, Amounts> = HashMap::new();
         self.blocks.retain(|place, block| {
             let is_in_use = sys::is_in_use(sys::TrackedBlock { place: *place, uses: block.uses });
-            if let Some(sum) = in_use.get_mut(block.stack).filter(|_| is_in_use) {
-                sum.add(block.amounts);
+            if is_in_use {
+                in_use.entry(block.stack).or_default().add(block.amounts);
             }
             is_in_use
         });
@@ -146,33 +133,29 @@ impl Heap {
         if let Some((seen, was_taken)) = answered
             && was_taken.load(Ordering::Relaxed)
         {
-            for (stack, seen) in self.known.iter_mut().zip(seen) {
-                stack.seen = seen;
-            }
+            self.seen = seen;
         }
         let in_use = self.in_use();
         if part == HeapPart::Growth {
             self.answered = Some((in_use.clone(), Arc::clone(is_taken)));
         }
-        let weights = |(HeapStack { stack, allocated, seen }, now): (&HeapStack, Amounts)| {
-            let in_use = match part {
-                HeapPart::All => now,
-                HeapPart::Growth => Amounts {
-                    bytes: now.bytes.saturating_sub(seen.bytes),
-                    blocks: now.blocks.saturating_sub(seen.blocks),
-                },
+        let weights = |(stack, allocated): (&StackId, &Amounts)| {
+            let of_stack =
+                |of: &HashMap<StackId, Amounts>| of.get(stack).copied().unwrap_or_default();
+            let (now, none) = (of_stack(&in_use), Amounts::default());
+            let (allocated, seen) = match part {
+                HeapPart::All => (*allocated, none),
+                HeapPart::Growth => (none, of_stack(&self.seen)),
             };
-            let allocated = Some(allocated).filter(|_| part == HeapPart::All);
-            let Amounts { bytes, blocks } = allocated.copied().unwrap_or_default();
             let weights = [
-                (SampleKind::AllocatedBytes, bytes),
-                (SampleKind::Allocations, blocks),
-                (SampleKind::InUseBytes, in_use.bytes),
-                (SampleKind::InUseBlocks, in_use.blocks),
+                (SampleKind::AllocatedBytes, allocated.bytes),
+                (SampleKind::Allocations, allocated.blocks),
+                (SampleKind::InUseBytes, now.bytes.saturating_sub(seen.bytes)),
+                (SampleKind::InUseBlocks, now.blocks.saturating_sub(seen.blocks)),
             ];
-            (*stack, weights.into_iter().filter(|(_, weight)| *weight > 0).collect())
+            (*stack, weights.into_iter().filter(|(_, weight)| *weight > 0).collect::<Vec<_>>())
         };
-        let weights = self.known.iter().zip(in_use).map(weights);
+        let weights = self.allocated.iter().map(weights);
         weights.filter(|(_, weights)| !weights.is_empty()).collect()
     }
 }
@@ -292,10 +275,10 @@ mod tests {
             heap.add(&sample(HeapUse::NotTracked, 1), &deep(number), &counters);
         }
         assert!(heap.bytes() <= MOST_BYTES + 1_024);
-        let others = heap.known.last().unwrap();
-        let mut others_frames = heap.stacks.frames(others.stack);
-        assert_eq!(others_frames.next(), Some(StackEntry::Waited(Waited::OtherStacks)));
-        let sum: u64 = heap.known.iter().map(|stack| stack.allocated.bytes).sum();
+        let (others, _) = heap.allocated.last_key_value().unwrap();
+        let mut others = heap.stacks.frames(*others);
+        assert_eq!(others.next(), Some(StackEntry::Waited(Waited::OtherStacks)));
+        let sum: u64 = heap.allocated.values().map(|amounts| amounts.bytes).sum();
         assert_eq!(sum, 10_000);
     }
 }

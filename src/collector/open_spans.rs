@@ -76,10 +76,11 @@ pub(super) fn list_open(
         (describe_open(engine, slot, place, now_ns), number)
     });
     let spans = spans.collect();
-    let stacks = places.iter().zip(0..).map(|((_, place), number)| {
-        (place.stack.entries(), number, vec![(SampleKind::Await, 1)])
-    });
-    let inputs = ProfileInputs::of_stacks(engine, pending, unwinder);
+    let stacks = places
+        .iter()
+        .zip(0..)
+        .map(|((_, place), number)| (place.stack.entries(), number, vec![(SampleKind::Await, 1)]));
+    let inputs = ProfileInputs::new(engine, pending, unwinder);
     let (stacks, modules) = inputs.profile_of_stacks(ProfileId::NONE, stacks);
     Job::ListOpen { stacks: Box::new(stacks), modules, spans, reply }
 }

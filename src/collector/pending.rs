@@ -323,9 +323,7 @@ impl Pending {
     }
 
     fn evict(&mut self, span: SpanKey, root: SpanKey) -> u64 {
-        let Some(pending) = self.spans.remove(&span) else { return 0 };
-        self.bytes -= pending.bytes();
-        pending.release(&mut self.stacks);
+        let Some(pending) = self.remove_span(span) else { return 0 };
         if let Some(root) = self.spans.get_mut(&root) {
             root.losses += pending.losses;
             root.last_ns = root.last_ns.max(pending.last_ns);
@@ -348,15 +346,15 @@ impl Pending {
     /// Drops a root and all its spans.
     pub(super) fn remove_root(&mut self, root: SpanKey) {
         for span in self.roots.remove(&root).unwrap_or_default() {
-            self.remove_span(span);
+            _ = self.remove_span(span);
         }
     }
 
-    fn remove_span(&mut self, span: SpanKey) {
-        if let Some(pending) = self.spans.remove(&span) {
-            self.bytes -= pending.bytes();
-            pending.release(&mut self.stacks);
-        }
+    fn remove_span(&mut self, span: SpanKey) -> Option<PendingSpan> {
+        let pending = self.spans.remove(&span)?;
+        self.bytes -= pending.bytes();
+        pending.release(&mut self.stacks);
+        Some(pending)
     }
 
     /// All registered spans, so that the caller can check whether they are still open.
@@ -372,21 +370,12 @@ impl Pending {
         self.refused.retain(|span, refused| {
             refused.known.is_some() || refused.round >= round || entered.contains(span)
         });
-        let unknown: Vec<_> = self
-            .spans
-            .iter()
-            .filter(|(span, pending)| {
-                pending.known.is_none() && pending.first_round < round && !entered.contains(span)
-            })
-            .map(|(span, _)| *span)
-            .collect();
-        let mut samples = 0;
-        for span in unknown {
-            let pending = self.spans.get(&span);
-            samples += pending.map_or(0, |pending| pending.samples(SampleKind::OnCpu).len() as u64);
-            self.remove_span(span);
-        }
-        samples
+        let unknown = self.spans.iter().filter(|(span, pending)| {
+            pending.known.is_none() && pending.first_round < round && !entered.contains(span)
+        });
+        let unknown: Vec<_> = unknown.map(|(span, _)| *span).collect();
+        let removed = unknown.into_iter().filter_map(|span| self.remove_span(span));
+        removed.map(|pending| pending.samples(SampleKind::OnCpu).len() as u64).sum()
     }
 }
 

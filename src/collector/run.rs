@@ -249,7 +249,7 @@ impl Collector {
                 _ = self.jobs.send(job);
             }
             for request in asked.heaps {
-                let inputs = ProfileInputs::of_stacks(&self.engine, &self.pending, &self.unwinder);
+                let inputs = ProfileInputs::new(&self.engine, &self.pending, &self.unwinder);
                 let job = make_heap(&mut self.copied.heap, inputs, request);
                 _ = self.jobs.send(job);
             }
@@ -497,16 +497,10 @@ impl Collector {
         let present = present.iter().map(|(span, at, it)| (*span, new_sample(*at, it, clock)));
         let waiting = self.sampled.iter().filter_map(SampledThread::waiting);
         let waiting = waiting.filter(|_| is_snapshot).map(|it| (it.span, it.so_far()));
-        let inputs = ProfileInputs {
-            pending: &self.pending,
-            modules: self.unwinder.modules(),
-            callsites: &self.engine.callsites,
-            redaction: &self.engine.redaction,
-            unix_offset_ns: clock.unix_offset_ns(),
-            period_ns: self.source.periods().full_ns,
-        };
+        let inputs = ProfileInputs::new(&self.engine, &self.pending, &self.unwinder);
+        let (unix_offset_ns, period_ns) = (clock.unix_offset_ns(), self.source.periods().full_ns);
         let builder = ProfileAssembler {
-            inputs,
+            inputs: ProfileInputs { unix_offset_ns, period_ns, ..inputs },
             unfinished: waiting.chain(present).collect(),
             most_samples: self.limits.samples_per_profile,
             most_bytes: room.most_bytes,
