@@ -22,7 +22,6 @@ const MOST_BYTES: usize = 8 << 20;
 #[derive(Debug)]
 pub(crate) struct LayerAllocations {
     spans: Arc<Spans>,
-    counters: Arc<Counters>,
     pub(crate) inbox: Inbox,
     is_active: AtomicBool,
     is_over_budget: AtomicBool,
@@ -80,22 +79,16 @@ fn take(allocation: &SampledAllocation) -> Option<f64> {
         None => HeapUse::None,
         Some(_) => allocation.track().map_or(HeapUse::NotTracked, HeapUse::Tracked),
     };
-    match (of_span, heap) {
-        (Some((layer, span)), Some(heap)) if Arc::ptr_eq(&layer, &heap) => {
-            layer.take(Some(span), heap_use, allocation);
-            Some(layer.behind())
-        }
-        (Some((layer, span)), heap) => {
-            layer.take(Some(span), HeapUse::None, allocation);
-            heap.iter().for_each(|heap| heap.take(None, heap_use, allocation));
-            Some(layer.behind())
-        }
-        (None, Some(heap)) => {
-            heap.take(None, heap_use, allocation);
-            Some(heap.behind())
-        }
-        (None, None) => None,
+    let (layer, span) = of_span.unzip();
+    let is_heap = |layer: &Arc<_>| heap.as_ref().is_some_and(|heap| Arc::ptr_eq(layer, heap));
+    let is_one = layer.as_ref().is_some_and(is_heap);
+    if let Some(layer) = &layer {
+        layer.take(span, if is_one { heap_use } else { HeapUse::None }, allocation);
     }
+    if let Some(heap) = heap.as_ref().filter(|_| !is_one) {
+        heap.take(None, heap_use, allocation);
+    }
+    layer.or(heap).map(|layer| layer.behind())
 }
 
 /// The shortest gap that one of the layers wants applies.
@@ -133,15 +126,10 @@ impl LayerAllocations {
         settings: AllocationSettings,
     ) -> Arc<Self> {
         let new = Arc::new(Self {
-            inbox: Inbox::new(
-                (Arc::clone(&counters), own_counters),
-                (waker, Waker::wake),
-                MOST_BYTES,
-            ),
+            inbox: Inbox::new((counters, own_counters), (waker, Waker::wake), MOST_BYTES),
             is_active: AtomicBool::new(false),
             is_over_budget: AtomicBool::new(false),
             settings,
-            counters,
             spans,
         });
         LAYERS.add(new.spans.layer(), &new);
@@ -202,7 +190,7 @@ impl LayerAllocations {
         }
         // This thread may be the one that changes the overflow.
         if !self.spans.can_look_up() {
-            Counters::add(&self.counters.allocations.dropped_table_busy, 1);
+            Counters::add(&self.inbox.all_counters.allocations.dropped_table_busy, 1);
             return false;
         }
         self.spans.samples_allocations(span, old_at)

@@ -207,13 +207,8 @@ impl Drain<'_> {
             }
         }
         count(&self.counters.samples.taken, 1);
-        let new = NewSample {
-            kind: SampleKind::OnCpu,
-            time_ns: sample.time_ns,
-            weight: period_ns,
-            thread: Some(thread),
-            stack: self.stack,
-        };
+        let (kind, time_ns, weight) = (SampleKind::OnCpu, sample.time_ns, period_ns);
+        let new = NewSample { kind, time_ns, weight, thread: Some(thread), stack: self.stack };
         match self.pending.add(span, new, self.round) {
             Added::Kept => {}
             Added::Downsampled(samples) => count(&self.counters.samples.downsampled, samples),

@@ -80,17 +80,14 @@ impl<'a> Tables<'a> {
         epoch: Option<&'a Epoch>,
         detail: SpanDetail,
     ) -> Self {
+        let kept = epoch.into_iter().flat_map(|epoch| &epoch.kept);
         let mut tables = Self {
             profile: Profile::new(id, builder.period_ns),
             modules: HashMap::new(),
             mappings: HashMap::new(),
             links: HashMap::new(),
             threads: HashMap::new(),
-            kept: epoch
-                .into_iter()
-                .flat_map(|epoch| &epoch.kept)
-                .map(|span| (span.key, span))
-                .collect(),
+            kept: kept.map(|span| (span.key, span)).collect(),
             linked: epoch.map(|epoch| Links::new(builder.pending, epoch)),
             detail,
             builder,
@@ -113,6 +110,19 @@ impl<'a> Tables<'a> {
         let time_unix_ns = self.builder.unix_ns(time_ns);
         let thread = thread.map(|thread| self.thread(thread));
         self.profile.add_sample(kind, stack, link, Point { time_unix_ns, weight, thread });
+    }
+
+    fn add_without_stack(
+        &mut self,
+        kind: SampleKind,
+        time_ns: u64,
+        weight: u64,
+        remark: &str,
+        link: Option<LinkId>,
+    ) {
+        let remark = self.profile.add_remark(remark);
+        let stack = self.profile.add_stack(vec![remark]);
+        self.add(kind, time_ns, weight, None, stack, link);
     }
 
     fn thread(&mut self, thread: OsThread) -> ThreadId {
@@ -166,13 +176,9 @@ impl<'a> Tables<'a> {
 
     /// Adds the awaits of a span of which only the scheduling delays have samples, since each was too short.
     fn add_short_awaits(&mut self, span: &KeptSpan, inside: &HashSet<SpanKey>) {
-        let remark = self.profile.add_remark("[without samples]");
-        let stack = self.profile.add_stack(vec![remark]);
-        let link = self.link(span.key, inside);
-        let time_unix_ns = self.builder.unix_ns(span.opened_ns);
-        let weight_ns = span.account.await_ns.max(1);
-        let point = Point { time_unix_ns, weight: weight_ns, thread: None };
-        self.profile.add_sample(SampleKind::Await, stack, link, point);
+        let (link, weight_ns) = (self.link(span.key, inside), span.account.await_ns.max(1));
+        let kind = SampleKind::Await;
+        self.add_without_stack(kind, span.opened_ns, weight_ns, "[without samples]", link);
     }
 
     fn add_placeholder(
@@ -181,10 +187,8 @@ impl<'a> Tables<'a> {
         kind: SampleKind,
         inside: &HashSet<SpanKey>,
     ) -> u64 {
-        let remark = self.profile.add_remark("[samples lost before they were read]");
-        let stack = self.profile.add_stack(vec![remark]);
+        let remark = "[samples lost before they were read]";
         let link = self.link(span.key, inside);
-        let time_unix_ns = self.builder.unix_ns(span.opened_ns);
         // No wait is shorter.
         let shortest_ns = u64::try_from(SHORTEST.as_nanos()).unwrap_or(0);
         let missing = span.samples.saturating_sub(self.known_in(span.key, inside));
@@ -198,8 +202,7 @@ impl<'a> Tables<'a> {
             | SampleKind::InUseBytes
             | SampleKind::InUseBlocks => (missing.allocations.max(1), 1),
         };
-        let point = Point { time_unix_ns, weight: count * each, thread: None };
-        self.profile.add_sample(kind, stack, link, point);
+        self.add_without_stack(kind, span.opened_ns, count * each, remark, link);
         count
     }
 
@@ -224,18 +227,9 @@ impl<'a> Tables<'a> {
             (SampleKind::Allocations, no_memory),
         ] {
             let Lost { count, weight } = pending.lost(kind);
-            if count == 0 {
-                continue;
+            if count > 0 {
+                self.add_without_stack(kind, pending.last_ns, weight, remark, link);
             }
-            let remark = self.profile.add_remark(remark);
-            let stack = self.profile.add_stack(vec![remark]);
-            let time_unix_ns = self.builder.unix_ns(pending.last_ns);
-            self.profile.add_sample(
-                kind,
-                stack,
-                link,
-                Point { time_unix_ns, weight, thread: None },
-            );
         }
     }
 
@@ -273,9 +267,8 @@ impl<'a> Tables<'a> {
         let stack = self.profile.add_stack(vec![location]);
         let link = self.link(span.key, inside);
         // A multiple of the period, like the other weights. When the time was spent is not known.
-        let time_unix_ns = self.builder.unix_ns(span.opened_ns);
-        let point = Point { time_unix_ns, weight: periods * period_ns, thread: None };
-        self.profile.add_sample(SampleKind::OnCpu, stack, link, point);
+        let weight_ns = periods * period_ns;
+        self.add(SampleKind::OnCpu, span.opened_ns, weight_ns, None, stack, link);
     }
 
     /// Adds a stack. Returns also how it ended.

@@ -306,11 +306,8 @@ impl BlockDetector {
         self.last = ended.clock;
         let wait = waiting.until(ended.at_ns);
         let is_kept = scanner.pending.add(waiting.span, wait, scanner.round) == Added::Kept;
-        let counter = match is_kept {
-            true => &scanner.counters.waits.captured,
-            false => &scanner.counters.waits.dropped_memory,
-        };
-        Counters::add(counter, 1);
+        let waits = &scanner.counters.waits;
+        Counters::add(if is_kept { &waits.captured } else { &waits.dropped_memory }, 1);
     }
 
     /// Removes all switch records but the newest.

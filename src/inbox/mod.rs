@@ -76,7 +76,7 @@ impl CopiedSample {
 pub(crate) struct Inbox {
     pool: BlockPool,
     samples: ArrayQueue<CopiedSample>,
-    counters: Arc<Counters>,
+    pub(crate) all_counters: Arc<Counters>,
     own_counters: fn(&Counters) -> InboxCounters<'_>,
     waker: Waker,
     wake: fn(&Waker),
@@ -96,16 +96,16 @@ pub(crate) struct InboxCounters<'a> {
 impl Inbox {
     /// `most_bytes` limits the memory of copied stacks. `wake` wakes the collector when many samples are waiting.
     pub(crate) fn new(
-        (counters, own_counters): (Arc<Counters>, fn(&Counters) -> InboxCounters<'_>),
+        (all_counters, own_counters): (Arc<Counters>, fn(&Counters) -> InboxCounters<'_>),
         (waker, wake): (Waker, fn(&Waker)),
         most_bytes: usize,
     ) -> Self {
         let (pool, samples) = (BlockPool::new(most_bytes), ArrayQueue::new(MOST_SAMPLES));
-        Self { pool, samples, counters, own_counters, waker, wake }
+        Self { pool, samples, all_counters, own_counters, waker, wake }
     }
 
     pub(crate) fn counters(&self) -> InboxCounters<'_> {
-        (self.own_counters)(&self.counters)
+        (self.own_counters)(&self.all_counters)
     }
 
     /// The memory of copied stacks.
