@@ -95,21 +95,16 @@ impl AwaitPlace {
 
     /// Carries a new sample together with the one before.
     pub(super) fn carry(&mut self, before: Option<Carried>, new: Carried) {
-        let sum = |weights: [u64; 2]| weights.iter().sum::<u64>();
         let Some(before) = before else {
             self.carried = Some(new);
             return;
         };
-        let all = sum(before.weights) + sum(new.weights);
-        let weights = [0, 1].map(|kind: usize| {
-            let of = |weights: [u64; 2]| weights.get(kind).copied().unwrap_or(0);
-            of(before.weights) + of(new.weights)
-        });
-        let is_new = mixed(new.woken_at ^ new.span.key.get()) % all.max(1) < sum(new.weights);
-        self.carried = Some(match is_new {
-            true => Carried { weights, is_merged: true, ..new },
-            false => Carried { weights, is_merged: true, ..before },
-        });
+        let ([awaited, delayed], [new_awaited, new_delayed]) = (before.weights, new.weights);
+        let weights = [awaited + new_awaited, delayed + new_delayed];
+        let all = weights.iter().sum::<u64>().max(1);
+        let is_new = mixed(new.woken_at ^ new.span.key.get()) % all < new_awaited + new_delayed;
+        let shown = if is_new { new } else { before };
+        self.carried = Some(Carried { weights, is_merged: true, ..shown });
     }
 }
 

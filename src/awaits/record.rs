@@ -65,21 +65,13 @@ impl LayerAwaits {
 
     /// Returns false if its spans have closed.
     fn send(&self, carried: Carried) -> bool {
-        let Carried {
-            span,
-            outermost,
-            stacks,
-            since,
-            woken_at,
-            weights: [awaited, delayed],
-            is_merged,
-        } = carried;
+        let Carried { span, outermost, stacks, since, woken_at, weights, is_merged } = carried;
         let spans = &self.spans;
         let span = if spans.is_open_span(&span) { span } else { outermost };
         let is_reported = spans.report_await(&span);
         if is_reported {
+            let [awaited, delayed] = weights.map(|ticks| spans.clock().ns(ticks));
             let amounts = [(since, awaited), (woken_at, delayed)];
-            let amounts = amounts.map(|(at, ticks)| (at, spans.clock().ns(ticks)));
             let sample = await_sample(span, amounts, stacks.unwrap_or_default());
             let largest = if is_merged { SAMPLE_NS } else { u64::MAX };
             self.push(CopiedSample { largest, ..sample });
@@ -514,20 +506,10 @@ impl Idle {
         }
         let Some(outermost) = awaits.spans.outermost_of(&span) else { return };
         if !awaits.spans.is_old_await(&span, since, now) {
-            let weights = [await_weight, delay_weight];
-            let carried = place.carried.take();
-            place.carry(
-                carried.filter(|carried| carried.outermost.key == outermost.key),
-                Carried {
-                    span,
-                    outermost,
-                    stacks: None,
-                    since,
-                    woken_at,
-                    weights,
-                    is_merged: false,
-                },
-            );
+            let (stacks, weights, is_merged) = (None, [await_weight, delay_weight], false);
+            let new = Carried { span, outermost, stacks, since, woken_at, weights, is_merged };
+            let before = place.carried.take().filter(|it| it.outermost.key == outermost.key);
+            place.carry(before, new);
             self.has_carried = true;
             return;
         }
