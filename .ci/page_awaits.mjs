@@ -3,6 +3,9 @@
 import zlib from "node:zlib";
 
 const MS = 1e6;
+/** Whose code a function is. */
+const OWN = 0,
+    DEPENDENCY = 2;
 const DATA = /(<script type="text\/plain" id="data">)[^<]*/;
 
 /** The report with other data: `change` gets the present data and returns the new. */
@@ -143,7 +146,7 @@ class Tables {
     sample(kind, span, stack, at, ms, thread = -1) {
         let node = -1;
         for (const [name, file, line, frameKind = 0] of stack) {
-            const fn = place(this.functions, [this.text(name), this.text(file)]);
+            const fn = place(this.functions, [this.text(name), this.text(file), /^shop\b/.test(file) ? OWN : DEPENDENCY]);
             node = place(this.stacks, [node, place(this.frames, [fn, line, frameKind, 0])]);
         }
         this.samples.push([node, span, thread, kind, at * MS, Math.round(ms * MS)]);
@@ -155,7 +158,7 @@ class Tables {
             return row;
         });
         return {
-            functions: columns(["name", "file"], this.functions),
+            functions: columns(["name", "file", "origin"], this.functions),
             frames: columns(["function", "line", "kind", "inferred"], this.frames),
             stacks: columns(["parent", "frame"], this.stacks),
             spans: columns(["name", "parent", "start", "end", "kept", "span_id"], this.spans),

@@ -12,8 +12,8 @@ use fxprof_processed_profile::{
 };
 
 use crate::profile::{
-    AWAIT, FrameKind, Link, Location, OwnCode, Point, Profile, Resource, Sample, SampleKind,
-    ThreadId, Value, await_place,
+    AWAIT, FrameKind, Link, Location, Point, Profile, Resource, Sample, SampleKind, ThreadId,
+    Value, await_place,
 };
 
 /// Encodes a gzipped profile for <https://profiler.firefox.com> and samply (`samply load FILE`).
@@ -172,7 +172,6 @@ impl<'a> Encoder<'a> {
         let mut rows: Vec<_> = samples.flat_map(points).collect();
         rows.sort_by_key(|(_, point)| point.time_unix_ns);
         let mut stacks = HashMap::new();
-        let own = OwnCode::of(profile);
         for (sample, point) in rows {
             let track = match sample.kind {
                 SampleKind::Await | SampleKind::Delay => Track::Awaits,
@@ -194,16 +193,16 @@ impl<'a> Encoder<'a> {
             );
             match sample.kind {
                 SampleKind::OffCpu => {
-                    if let Some((call, site)) = profile.wait_site(sample, &own) {
+                    if let Some((call, site)) = profile.wait_site(sample) {
                         self.add_marker(thread, [call, &site], point, stack);
                     }
                 }
                 SampleKind::Await | SampleKind::Delay => {
-                    let frame = match profile.wait_site(sample, &own) {
+                    let frame = match profile.wait_site(sample) {
                         Some((delay, _)) => delay,
                         None => AWAIT,
                     };
-                    let place = await_place(profile, sample, &own);
+                    let place = await_place(profile, sample);
                     self.add_marker(thread, [frame, &place], point, stack);
                 }
                 _ => {}

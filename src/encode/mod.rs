@@ -92,6 +92,7 @@ mod tests {
             let point = Point { time_unix_ns, weight: PERIOD, thread: None };
             profile.add_sample(SampleKind::OnCpu, stack, Some(link), point);
         }
+        profile.classify();
         profile
     }
 
@@ -108,6 +109,7 @@ mod tests {
             let point = Point { time_unix_ns, weight: weight_ns, thread: None };
             profile.add_sample(SampleKind::OffCpu, stack, Some(request), point);
         }
+        profile.classify();
         profile
     }
 
@@ -130,6 +132,7 @@ mod tests {
             let point = Point { time_unix_ns, weight: weight_ns, thread: None };
             profile.add_sample(kind, stack, Some(request), point);
         }
+        profile.classify();
         profile
     }
 

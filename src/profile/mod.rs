@@ -3,9 +3,9 @@
 mod attribute;
 mod awaits;
 mod builder;
+mod code_origin;
 mod model;
 mod names;
-mod own_code;
 mod rebuild;
 mod resource;
 mod sample;
@@ -20,12 +20,12 @@ pub(crate) use awaits::await_place;
 pub(crate) use awaits::{AWAIT, delay_frame, unexplained_idle};
 pub use awaits::{AwaitSite, Awaits};
 pub use builder::ProfileBuilder;
+pub(crate) use code_origin::{CodeOrigin, is_of_dependency};
 pub use model::{
     FrameKind, Function, FunctionId, Line, Location, LocationId, Mapping, MappingId, Profile,
     StackId,
 };
 pub(crate) use names::{LONGEST_NAME, capped};
-pub(crate) use own_code::{OwnCode, is_of_dependency};
 pub(crate) use rebuild::{SourceLine, Symbolized, Symbols};
 pub use resource::Resource;
 pub use sample::{Point, Sample, SampleKind};

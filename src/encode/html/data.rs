@@ -7,12 +7,12 @@ use super::HtmlContext;
 use super::json::{Array, Json, Object, Plain};
 use crate::ids::{SpanId, TraceId};
 use crate::profile::{
-    FrameKind, Link, LocationId, OwnCode, Profile, ProfiledSpan, SampleKind, StackId, TableId,
+    CodeOrigin, FrameKind, Link, LocationId, Profile, ProfiledSpan, SampleKind, StackId, TableId,
     Value,
 };
 
 /// The version of the format, which the script checks.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 impl Json for Value {
     fn write(&self, out: &mut dyn Write) -> io::Result<()> {
@@ -50,9 +50,6 @@ pub(super) fn write(
         data.member("trace_url", &context.trace_url)?;
         data.member("source_url", &context.source_url)?;
         data.member("kept", Array(|| profile.spans.iter().map(|span| KeptRow { span, profile })))?;
-        let own = OwnCode::of(profile);
-        data.member("own_crates", Array(|| own.crates()))?;
-        data.member("own_packages", Array(|| own.packages()))?;
         tables.write(data)
     })
 }
@@ -183,8 +180,8 @@ struct Row {
 struct ReportTables<'a> {
     profile: &'a Profile,
     strings: Strings<'a>,
-    /// Name and file.
-    functions: Vec<(u32, u32)>,
+    /// Name, file, and whose code it is.
+    functions: Vec<(u32, u32, CodeOrigin)>,
     frames: Vec<Frame>,
     /// Parent and frame; parents come first.
     stacks: Vec<(i64, u32)>,
@@ -236,8 +233,9 @@ impl<'a> ReportTables<'a> {
     /// it.
     fn add_stacks(&mut self) {
         let profile = self.profile;
-        let functions = profile.functions().map(|(_, function)| {
-            (self.strings.add(&function.name), self.strings.add(&function.file))
+        let functions = profile.functions().map(|(id, function)| {
+            let name = self.strings.add(&function.name);
+            (name, self.strings.add(&function.file), profile.origin(id))
         });
         self.functions = functions.collect();
         let mut numbers = HashMap::new();
@@ -277,7 +275,7 @@ impl<'a> ReportTables<'a> {
             let mapping = location.mapping.and_then(|mapping| self.profile.mapping(mapping));
             let name = self.strings.add(self.profile.module_offset(location));
             let file = self.strings.add(mapping.map_or("", |mapping| &mapping.file));
-            self.functions.push((name, file));
+            self.functions.push((name, file, self.profile.origin_of_unnamed(location)));
             let function = self.functions.len() as u32 - 1;
             frames.push(Frame { function, line: 0, kind, is_inferred });
         }
@@ -317,8 +315,9 @@ impl<'a> ReportTables<'a> {
     fn write(&self, data: &mut Object<'_>) -> io::Result<()> {
         data.member("strings", Array(|| self.strings.list.iter().map(AsRef::<str>::as_ref)))?;
         data.object("functions", |table| {
-            column(table, "name", &self.functions, |(name, _)| *name)?;
-            column(table, "file", &self.functions, |(_, file)| *file)
+            column(table, "name", &self.functions, |(name, ..)| *name)?;
+            column(table, "file", &self.functions, |(_, file, _)| *file)?;
+            column(table, "origin", &self.functions, |(.., origin)| *origin as u8)
         })?;
         data.object("frames", |table| {
             column(table, "function", &self.frames, |frame| frame.function)?;

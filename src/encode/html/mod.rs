@@ -17,7 +17,7 @@ const BODY: &str = include_str!("report.body.html");
 const SCRIPT: &str = include_str!("report.js");
 /// The SHA-256 of [`STYLE`] and [`SCRIPT`], in Base64. A test compares them.
 const STYLE_HASH: &str = "pIeZyIqckfufQLq1zj6bcA7yt8rOcp5tpbs6MJejahY=";
-const SCRIPT_HASH: &str = "j7cwur6bcLQGR9RiIrA0pyS8An7MsiO26fpDivQ5sGc=";
+const SCRIPT_HASH: &str = "orFX4NqA/eARre7SRzf3zCr9gyDvKK6Pvl3JAT7gzzo=";
 
 /// What a report shows besides the profile.
 #[derive(Clone, Debug, Default)]
@@ -138,7 +138,7 @@ mod tests {
 
     use super::super::tests::{checkout, deep, waiting};
     use super::*;
-    use crate::profile::{ProfiledSpan, ProfiledThread, SampleKind};
+    use crate::profile::{CodeOrigin, ProfiledSpan, ProfiledThread, SampleKind};
     use crate::span::TimeBreakdown;
 
     fn context() -> HtmlContext {
@@ -235,6 +235,8 @@ mod tests {
         assert_eq!(functions(&data, 1), ["shop::main", "shop::price"]);
         assert_eq!(data["frames"]["kind"], json!([0, 0, 0, 0, 3]));
         assert_eq!(data["frames"]["inferred"], json!([0, 0, 0, 1, 0]));
+        let origins = [CodeOrigin::Own, CodeOrigin::Own, CodeOrigin::Own, CodeOrigin::Library];
+        assert_eq!(data["functions"]["origin"], json!(origins.map(|origin| origin as u8)));
         assert_eq!(data["resource"], json!([["service.name", "<shop>"]]));
         assert_eq!(data["trace_url"], "https://tempo.internal/{trace_id}");
     }

@@ -40,6 +40,9 @@ const PATTERNS = {
   [AWAIT]: 'bars',
   [DELAY]: 'grid',
 };
+// Whose code a function is. Of the code in a stack, that with the least is of interest.
+const OWN = 0,
+  OTHERS = 8;
 // Kinds of samples.
 const ON_CPU = 0,
   OFF_CPU = 1,
@@ -164,7 +167,7 @@ async function decode() {
     const bytes = Uint8Array.from(atob(byId('data').textContent.trim()), (character) => character.charCodeAt(0));
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream('gzip'));
     const data = await new Response(stream).json();
-    if (data.version === 1) return prepare(data);
+    if (data.version === 2) return prepare(data);
   } catch {
     throw new Error('The data of this report is damaged. The file is incomplete or was changed.');
   }
@@ -185,8 +188,6 @@ function prepare(data) {
     kept.unexplained = Math.max(0, kept.idle - kept.await - kept.delay);
   }
   data.length = Math.max(1, data.duration, ...data.kept.map((kept) => kept.start + kept.wall));
-  data.own_crates = new Set(data.own_crates.map(clean));
-  data.own_packages = data.own_packages.map(clean);
   nameEmptyStacks(data);
   markAwaits(data);
   data.kinds = new Set([...data.samples.kind, data.samples.short.includes(true) ? 'short' : '']);
@@ -206,6 +207,7 @@ function nameEmptyStacks({ strings, functions, frames, stacks, samples }) {
   if (!samples.stack.includes(-1)) return;
   functions.name.push(strings.push('[no stack]') - 1);
   functions.file.push(strings.push('') - 1);
+  functions.origin.push(OTHERS);
   frames.function.push(functions.name.length - 1);
   frames.line.push(0);
   frames.kind.push(REMARK);
@@ -322,25 +324,9 @@ function placeElement(frame) {
   return url ? el('a', { href: url, class: 'code', ...NEW_TAB }, text) : code(text);
 }
 
-/** The first segment of a Rust path: `shop` of `<shop::Cart as Trait>::total`. */
-const crateOf = (name) => /^[<&*\s]*(?:dyn |impl |mut )?([A-Za-z_]\w*)::/.exec(name)?.[1] ?? '';
-const isOfPackage = (file) => profile.own_packages.some((directory) => file.startsWith(`${directory}/`));
-const isVersioned = (file) => /-\d+\.\d+\.\d+[^/]*\/|^[^/]+-[0-9a-f]{16}\//.test(file);
-const isOfOthers = (file) => /^\/|rustc\/|^external\/|(^|\/)(vendor|third[-_]party\/rust)\//.test(file);
-const isLibraryFile = (file) => !isOfPackage(file) && (isVersioned(file) || isOfOthers(file));
-const isStd = (frame) =>
-  /^(std|core|alloc)$/.test(crateOf(frameName(frame))) || /rustc\//.test(functionFile(profile.frames.function[frame]));
-const ownCode = new Map();
-/** Whether a frame is the program's own code: of the crate of a kept span, or of a file of no dependency. */
-function isOwn(frame) {
-  const index = profile.frames.function[frame];
-  if (!ownCode.has(index)) {
-    const file = functionFile(index),
-      ofCrate = profile.own_crates.has(crateOf(functionName(index)));
-    ownCode.set(index, ofCrate ? !/rustc\//.test(file) : file !== '' && !isLibraryFile(file));
-  }
-  return profile.frames.kind[frame] === RUST && ownCode.get(index);
-}
+const originOf = (frame) => profile.functions.origin[profile.frames.function[frame]];
+/** Whether a frame is the program's own code. */
+const isOwn = (frame) => originOf(frame) === OWN;
 
 /** The names of a span's ancestors and itself, the outermost first, as indexes. */
 function spanPath(span) {
@@ -360,18 +346,13 @@ const isCode = (frame) => profile.frames.kind[frame] <= KERNEL;
 /** The frame that a stack ends in; for a wait or an await, the code that called it. */
 const siteOf = remembered(findSite);
 function findSite(stack) {
-  const { parent, frame } = profile.stacks,
-    { kind } = profile.frames;
-  let first = -1,
-    notStd = -1;
+  const { parent, frame } = profile.stacks;
+  let site = -1;
   for (let at = stack; at >= 0; at = parent[at]) {
     const here = frame[at];
-    if (!isCode(here)) continue;
-    if (first < 0) first = here;
-    if (isOwn(here)) return here;
-    if (notStd < 0 && kind[here] === RUST && !isStd(here)) notStd = here;
+    if (isCode(here) && (site < 0 || originOf(here) < originOf(site))) site = here;
   }
-  return notStd < 0 ? first : notStd;
+  return site;
 }
 /** What the code at the site of a stack awaits: the call in it, or -1. */
 const awaitedOf = remembered((stack) => {
@@ -383,7 +364,7 @@ const awaitedOf = remembered((stack) => {
 /** `tokio::time::Sleep` of `<tokio::time::Sleep as Future>::poll`. */
 const futureName = (frame) => {
   const name = frameName(frame);
-  return bareName(name).replace(/^(?:&(?:mut )?)+|(?:::poll\w*)?(?:::\{\{?closure[^{}]*\}?\})*$/g, '') || name;
+  return bareName(name).replace(/^(?:&(?:mut )?)+|(?:::poll\w*)?(?:::\{\{?(?:closure|async)[^{}]*\}?\})*$/g, '') || name;
 };
 
 // --- what is shown
@@ -1744,7 +1725,7 @@ function showAwaits() {
   line.hidden = !wait && !delay;
 }
 /** An async function's code is a closure in it. */
-const withoutClosure = (name) => name.replace(/(?:::\{\{?closure[^{}]*\}?\})+$/, '') || name;
+const withoutClosure = (name) => name.replace(/(?:::\{\{?(?:closure|async)[^{}]*\}?\})+$/, '') || name;
 function showWall() {
   const [main] = profile.kept,
     parts = wallParts(main),
