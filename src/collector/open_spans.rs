@@ -87,7 +87,7 @@ impl FoundSpans {
             };
             let mut samples = symbolized.samples().iter();
             let sample = samples.find(|sample| sample.link.is_some_and(is_it))?;
-            Some(symbolized.stack_in_words(sample.stack))
+            Some(symbolized.stack_in_words(sample))
         };
         let spans = self.spans.into_iter().map(|(span, stack)| {
             let stack = stack.and_then(lines).unwrap_or_default();

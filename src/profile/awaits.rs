@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use super::code_origin::{CodeOrigin, crate_of, crate_of_file};
+use super::leaf::Leaf;
 use super::model::Profile;
 use super::sample::{Sample, SampleKind};
 use super::waits::{SourceFunction, UNKNOWN, own_number};
@@ -75,7 +76,7 @@ pub(super) fn sum(profile: &Profile) -> Awaits {
 
 /// The function, location and future of an await or a scheduling delay; `None` if its stack is unknown.
 fn site(profile: &Profile, sample: &Sample) -> Option<[String; 3]> {
-    let (_, frames) = profile.call_and_frames(sample);
+    let frames = profile.source_functions(sample);
     let own = frames.get(own_number(&frames))?;
     let function = match own.unnamed.and_then(|id| profile.location(id)) {
         Some(location) => profile.module_offset(location),
@@ -108,27 +109,18 @@ fn longest(profile: &Profile, total_ns: u64) -> Option<AwaitSite> {
     Some(AwaitSite { function, location, awaited, total: Duration::from_nanos(ns), share })
 }
 
-/// The innermost frame of an await in formats that do not distinguish kinds of samples.
-pub(crate) const AWAIT: &str = "[await]";
-const DELAY: &str = "[scheduling delay]";
-const DELAY_BEHIND: &str = "[scheduling delay behind ";
-
-/// The innermost frame of a scheduling delay. `behind` is the redacted name of the span that was on the executor's
-/// thread.
-pub(crate) fn delay_frame(behind: Option<&str>) -> String {
-    behind.map_or_else(|| DELAY.to_owned(), |span| format!("{DELAY_BEHIND}{span}]"))
-}
-
 fn delayed_by(profile: &Profile) -> Option<String> {
-    let mut spans: HashMap<&str, u64> = HashMap::new();
+    let mut spans: HashMap<Option<&String>, u64> = HashMap::new();
     for sample in profile.of_kind(SampleKind::Delay) {
-        let (frame, _) = profile.call_and_frames(sample);
-        let span = frame.strip_prefix(DELAY_BEHIND).and_then(|span| span.strip_suffix(']'));
-        *spans.entry(span.unwrap_or_default()).or_default() += weight_ns(sample);
+        let behind = match profile.leaf(sample.leaf) {
+            Some(Leaf::Delayed { behind }) => behind.as_ref(),
+            _ => None,
+        };
+        *spans.entry(behind).or_default() += weight_ns(sample);
     }
     let all: u64 = spans.values().sum();
-    let most = spans.into_iter().find(|(span, ns)| !span.is_empty() && *ns > all / 2);
-    most.map(|(span, _)| span.to_owned())
+    let most = spans.into_iter().find(|(span, ns)| span.is_some() && *ns > all / 2);
+    most.and_then(|(span, _)| span.cloned())
 }
 
 fn are_of_topmost(profile: &Profile) -> bool {
@@ -348,9 +340,11 @@ mod tests {
             for (behind, ms) in
                 [(Some("report"), 30), (Some("cart"), 40), (Some("report"), 20), (None, unknown_ms)]
             {
-                let mut stack = fetch(&mut profile, 41);
-                stack.insert(0, profile.add_wait(&delay_frame(behind)));
-                add(&mut profile, SampleKind::Delay, stack, None, ms);
+                let stack = fetch(&mut profile, 41);
+                let leaf = profile.add_leaf(Leaf::Delayed { behind: behind.map(str::to_owned) });
+                let place = (profile.add_stack(stack), leaf);
+                let point = Point { time_unix_ns: 1, weight: ms * MS, thread: None };
+                profile.add_sample_at(SampleKind::Delay, place, None, point);
             }
             let awaits = profile.awaits();
             let all = Duration::from_millis(90 + unknown_ms);

@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use super::attribute::Attribute;
 use super::builder::ProfileBuilder;
 use super::code_origin::CodeOrigin;
+use super::leaf::{Leaf, LeafId};
 use super::rebuild::SourceLine;
 use super::sample::{Point, Sample, SampleKind};
 use super::spans::{Link, LinkId, ProfiledSpan, ProfiledThread, ThreadId};
@@ -86,8 +87,6 @@ pub enum FrameKind {
     Native,
     /// Code of the operating system.
     Kernel,
-    /// What the thread waited for.
-    Wait,
     /// Not code, but a note about what is missing.
     Remark,
 }
@@ -128,7 +127,10 @@ struct ProfileTables {
     origins: HashMap<FunctionId, CodeOrigin>,
     mappings: Table<MappingId, Mapping>,
     locations: Table<LocationId, Location>,
+    /// Separates two leaves on a stack.
+    other_leaf: Option<LocationId>,
     stacks: Table<StackId, StackNode>,
+    leaves: Table<LeafId, Leaf>,
     links: Table<LinkId, Link>,
     threads: Table<ThreadId, ProfiledThread>,
 }
@@ -154,7 +156,7 @@ pub struct Profile {
     /// Attributes of the whole profile.
     pub attributes: Vec<Attribute>,
     samples: Vec<Sample>,
-    places: HashMap<(StackId, Option<LinkId>, SampleKind), usize>,
+    places: HashMap<(StackId, LeafId, Option<LinkId>, SampleKind), usize>,
     tables: ProfileTables,
     /// The memory that the samples take.
     bytes: usize,
@@ -223,7 +225,7 @@ impl Profile {
         let ProfileTables { functions, mappings, locations, stacks, links, threads, .. } =
             &self.tables;
         let code = functions.bytes() + mappings.bytes() + locations.bytes() + stacks.bytes();
-        self.bytes + code + links.bytes() + threads.bytes()
+        self.bytes + code + self.tables.leaves.bytes() + links.bytes() + threads.bytes()
     }
 
     pub(crate) fn add_function(&mut self, function: Function) -> FunctionId {
@@ -255,18 +257,21 @@ impl Profile {
 
     /// Adds a frame that is not code but a note.
     pub(crate) fn add_remark(&mut self, remark: &str) -> LocationId {
-        self.add_named(remark, FrameKind::Remark)
-    }
-
-    /// Adds a frame that states what a thread waited for.
-    pub(crate) fn add_wait(&mut self, call: &str) -> LocationId {
-        self.add_named(call, FrameKind::Wait)
-    }
-
-    fn add_named(&mut self, name: &str, kind: FrameKind) -> LocationId {
-        let function = self.add_function(Function::named(name));
-        let lines = vec![Line { function, line: 0, column: 0 }];
+        let function = self.add_function(Function::named(remark));
+        let (kind, lines) = (FrameKind::Remark, vec![Line { function, line: 0, column: 0 }]);
         self.add_location(Location { mapping: None, address: 0, kind, lines, is_inferred: false })
+    }
+
+    /// Adds the frame that separates the stack of a leaf from that of another one which may have been awaited instead. Only
+    /// profiles without symbols have it.
+    pub(crate) fn add_other_leaf(&mut self) -> LocationId {
+        let separator = self.add_remark("[or]");
+        self.tables.other_leaf = Some(separator);
+        separator
+    }
+
+    pub(super) fn other_leaf(&self) -> Option<LocationId> {
+        self.tables.other_leaf
     }
 
     /// Adds a stack, with the innermost location first.
@@ -282,6 +287,14 @@ impl Profile {
         self.tables.stacks.iter().map(move |(_, node)| (caller(node), node.location))
     }
 
+    pub(crate) fn add_leaf(&mut self, leaf: Leaf) -> LeafId {
+        let bytes = match &leaf {
+            Leaf::Blocked(text) | Leaf::Delayed { behind: Some(text) } => text.len(),
+            _ => 0,
+        };
+        self.tables.leaves.add(leaf, bytes)
+    }
+
     pub(crate) fn add_link(&mut self, link: Link) -> LinkId {
         let bytes = link.bytes();
         self.tables.links.add(link, bytes)
@@ -292,7 +305,7 @@ impl Profile {
         self.tables.threads.add(thread, bytes)
     }
 
-    /// Adds a sample. Samples with the same stack and span become one, with a point each.
+    /// Adds a sample of which nothing but its kind is known beyond its stack.
     pub(crate) fn add_sample(
         &mut self,
         kind: SampleKind,
@@ -300,10 +313,22 @@ impl Profile {
         link: Option<LinkId>,
         point: Point,
     ) {
+        let leaf = self.add_leaf(Leaf::of(kind));
+        self.add_sample_at(kind, (stack, leaf), link, point);
+    }
+
+    /// Adds a sample. Samples with the same stack, leaf and span become one, with a point each.
+    pub(crate) fn add_sample_at(
+        &mut self,
+        kind: SampleKind,
+        (stack, leaf): (StackId, LeafId),
+        link: Option<LinkId>,
+        point: Point,
+    ) {
         self.bytes += size_of::<Point>();
-        let place = *self.places.entry((stack, link, kind)).or_insert_with(|| {
+        let place = *self.places.entry((stack, leaf, link, kind)).or_insert_with(|| {
             self.bytes += BYTES_A_SAMPLE;
-            self.samples.push(Sample { stack, link, kind, points: Vec::new() });
+            self.samples.push(Sample { stack, leaf, link, kind, points: Vec::new() });
             self.samples.len() - 1
         });
         if let Some(sample) = self.samples.get_mut(place) {
@@ -325,6 +350,11 @@ impl Profile {
     /// All functions, in order of their ids.
     pub(crate) fn functions(&self) -> impl Iterator<Item = (FunctionId, &Function)> {
         self.tables.functions.iter()
+    }
+
+    /// All leaves, in order of their ids.
+    pub(crate) fn leaves(&self) -> impl Iterator<Item = (LeafId, &Leaf)> {
+        self.tables.leaves.iter()
     }
 
     /// All links, in order of their ids.
@@ -483,6 +513,11 @@ impl Profile {
         std::iter::successors(self.tables.stacks.get(stack), next).map(|node| node.location)
     }
 
+    /// The leaf with this id. Ids are valid only in their own profile.
+    pub fn leaf(&self, id: LeafId) -> Option<&Leaf> {
+        self.tables.leaves.get(id)
+    }
+
     /// The lines of a location, with their functions.
     pub(super) fn source_lines(&self, location: &Location) -> Vec<SourceLine> {
         let source = |Line { function, line, column }: &Line| {
@@ -536,7 +571,8 @@ impl Profile {
         let mut downsampled = self.clone();
         (downsampled.samples, downsampled.places) = (Vec::new(), HashMap::new());
         for (sample, point) in self.downsampled_points(every) {
-            downsampled.add_sample(sample.kind, sample.stack, sample.link, point);
+            let place = (sample.stack, sample.leaf);
+            downsampled.add_sample_at(sample.kind, place, sample.link, point);
         }
         downsampled
     }

@@ -4,8 +4,8 @@ use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::mem;
 
-use super::OTHER_LEAF;
 use super::code_origin::{CodeOrigin, OwnCode, allocates, clones_wakers, limits_time, whole_name};
+use super::leaf::{Leaf, LeafId};
 use super::model::{
     FrameKind, Function, FunctionId, Line, Location, LocationId, MappingId, Profile, StackId,
 };
@@ -120,6 +120,7 @@ impl Profile {
             mappings: HashMap::new(),
             locations: HashMap::new(),
             stacks: HashMap::new(),
+            leaves: HashMap::new(),
             links: HashMap::new(),
             threads: HashMap::new(),
         };
@@ -142,10 +143,11 @@ impl Profile {
         let mut shortened = 0;
         for (sample, point) in points {
             let (stack, is_short) = rebuilding.stack(sample.stack, Trim::of(sample.kind));
+            let place = (stack, rebuilding.leaf(sample.leaf));
             let link = sample.link.and_then(|link| rebuilding.link(link));
             let thread = point.thread.and_then(|thread| rebuilding.thread(thread));
             let point = Point { thread, ..point };
-            rebuilding.to.add_sample(sample.kind, stack, link, point);
+            rebuilding.to.add_sample_at(sample.kind, place, link, point);
             shortened += usize::from(is_short);
             if rebuilding.to.bytes() > most_bytes {
                 return None;
@@ -198,6 +200,7 @@ struct Rebuilding<'a> {
     locations: HashMap<LocationId, LocationId>,
     /// And whether the stack was shortened.
     stacks: HashMap<(StackId, Trim), (StackId, bool)>,
+    leaves: HashMap<LeafId, LeafId>,
     links: HashMap<LinkId, LinkId>,
     threads: HashMap<ThreadId, ThreadId>,
 }
@@ -226,19 +229,13 @@ impl Rebuilding<'_> {
 
     /// The part of a stack that shows what was awaited. If two leaves cloned the waker, it is the one that did last,
     /// unless that is the timer of a timeout which has just polled the other one: a timeout polls its timer last.
-    fn likely_leaf<'b>(&self, stack: &'b [LocationId]) -> &'b [LocationId] {
+    fn likely_leaf<'b>(&mut self, stack: &'b [LocationId]) -> &'b [LocationId] {
+        let separator = self.from.other_leaf().and_then(|id| self.location(id));
+        let mut parts = stack.splitn(2, |id| Some(*id) == separator);
+        let (Some(last), Some(before)) = (parts.next(), parts.next()) else { return stack };
         let lines = |part: &[LocationId]| -> Vec<Line> {
             let locations = part.iter().filter_map(|id| self.to.location(*id));
             locations.flat_map(|location| location.lines.iter().copied()).collect()
-        };
-        let is_or = |id: &LocationId| {
-            let names = lines(std::slice::from_ref(id)).into_iter();
-            let mut names = names.filter_map(|line| self.to.function(line.function));
-            names.any(|function| function.name == OTHER_LEAF)
-        };
-        let mut parts = stack.splitn(2, is_or);
-        let (Some(last), Some(before)) = (parts.next(), parts.next()) else {
-            return stack.split(is_or).next().unwrap_or(stack);
         };
         // The innermost function that both are in, at different lines of it.
         let (of_last, of_before) = (lines(last), lines(before));
@@ -257,7 +254,7 @@ impl Rebuilding<'_> {
         // Whether each function is left out; code without a name and a note have one entry.
         let (mut is_innermost, mut is_code_left, mut left_out) = (true, false, Vec::new());
         for location in stack.iter().filter_map(|id| self.to.location(*id)) {
-            if matches!(location.kind, FrameKind::Wait | FrameKind::Remark) {
+            if location.kind == FrameKind::Remark {
                 left_out.resize(left_out.len() + location.lines.len().max(1), false);
                 continue;
             }
@@ -333,7 +330,7 @@ impl Rebuilding<'_> {
         if lines.len() > MOST_INLINED {
             lines.drain(MOST_INLINED - 1..lines.len() - 1);
         }
-        let is_code = !matches!(kind, FrameKind::Wait | FrameKind::Remark);
+        let is_code = kind != FrameKind::Remark;
         let in_library = self.from.is_in_library(location);
         let lines = lines.into_iter().map(|SourceLine { function, line, column }| {
             // Notes keep their names.
@@ -386,6 +383,24 @@ impl Rebuilding<'_> {
         let place = self.to.add_mapping(mapping);
         self.mappings.insert(id, place);
         Some(place)
+    }
+
+    fn leaf(&mut self, id: LeafId) -> LeafId {
+        if let Some(known) = self.leaves.get(&id) {
+            return *known;
+        }
+        let leaf = match self.from.leaf(id) {
+            Some(Leaf::Delayed { behind: Some(span) }) => {
+                let span = capped(&self.redaction.redact_span(span)).into_owned();
+                Leaf::Delayed { behind: Some(span) }
+            }
+            // What a thread was blocked in is not redacted.
+            Some(leaf) => leaf.clone(),
+            None => Leaf::Ran,
+        };
+        let place = self.to.add_leaf(leaf);
+        self.leaves.insert(id, place);
+        place
     }
 
     fn link(&mut self, id: LinkId) -> Option<LinkId> {
@@ -464,13 +479,13 @@ mod tests {
             lines: vec![line],
             is_inferred: false,
         });
-        let wait = profile.add_wait("[secret wait]");
-        let stack = profile.add_stack(vec![wait, location]);
+        let wait = profile.add_leaf(Leaf::Blocked("secret wait".to_owned()));
+        let place = (profile.add_stack(vec![location]), wait);
         let outer = profile.add_link(Link::named("a", None));
         let span = format!("secret {name}");
         let link = profile.add_link(Link::named(span, Some(outer)));
         let point = Point { time_unix_ns: 100 - address, weight: 5, thread: None };
-        profile.add_sample(SampleKind::OffCpu, stack, Some(link), point);
+        profile.add_sample_at(SampleKind::OffCpu, place, Some(link), point);
     }
 
     #[test]
@@ -486,14 +501,14 @@ mod tests {
         assert_eq!(merged.points.len(), 2);
         assert_eq!(renamed.span_path(merged.link), ["a", "x"]);
         assert_eq!(open.points, profile.samples()[2].points);
-        // What it waited for is not redacted.
         let functions = renamed.stack(merged.stack).map(|location| {
             let function = renamed.function(location.lines[0].function).unwrap();
             (function.name.as_str(), function.system_name.as_str())
         });
         // The linker's name is redacted, too.
-        assert_eq!(functions.collect::<Vec<_>>(), [("[secret wait]", "[secret wait]"), ("x", "x")]);
-        let all = format!("{renamed:?}").replace("[secret wait]", "");
+        assert_eq!(functions.collect::<Vec<_>>(), [("x", "x")]);
+        assert_eq!(renamed.leaf(merged.leaf).unwrap().to_string(), "[secret wait]");
+        let all = format!("{renamed:?}").replace("secret wait", "");
         assert!(!all.contains("secret") && !all.contains("aaa"), "{all}");
     }
 
@@ -563,7 +578,7 @@ mod tests {
         let mut locations = Vec::new();
         for (address, names) in (0..).zip(stack) {
             if names.starts_with('[') {
-                locations.push(profile.add_wait(names));
+                locations.push(profile.add_remark(names));
                 continue;
             }
             let lines = names.split(" + ").map(|name| {
@@ -596,11 +611,7 @@ mod tests {
         ];
         let expected = ["Sleep::poll", "shop::fetch", "tokio::runtime::task::raw::poll"];
         assert_eq!(await_names(SampleKind::Await, &stack), expected);
-        let mut delayed = vec!["[scheduling delay]"];
-        delayed.extend(stack);
-        let mut all = vec!["[scheduling delay]"];
-        all.extend(expected);
-        assert_eq!(await_names(SampleKind::Delay, &delayed), all);
+        assert_eq!(await_names(SampleKind::Delay, &stack), expected);
         let ran = await_names(SampleKind::OnCpu, &stack);
         assert_eq!(ran.len(), 6, "what runs in the leaf is seen: {ran:?}");
         let allocated = [
@@ -631,7 +642,7 @@ mod tests {
         assert_eq!(await_names(SampleKind::OnCpu, &wrapper), wrapper, "nothing else is left");
         // Nothing else is left.
         assert_eq!(await_names(SampleKind::Await, &["alloc::f", "core::mem::g"]).len(), 2);
-        assert_eq!(await_names(SampleKind::Await, &["[awaiting: stack not copied]"]).len(), 1);
+        assert_eq!(await_names(SampleKind::Await, &["[cut]"]).len(), 1);
     }
 
     #[test]

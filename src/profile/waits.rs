@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use super::awaits::{self, Awaits};
 use super::code_origin::{CodeOrigin, may_block, polls};
-use super::model::{FrameKind, Function, Location, LocationId, Profile, StackId};
+use super::leaf::Leaf;
+use super::model::{FrameKind, Function, Location, LocationId, Profile};
 use super::sample::{Sample, SampleKind};
 
 /// The sum of a profile's waits.
@@ -49,11 +50,8 @@ impl Profile {
         let (mut all, mut in_async) = (Sums::default(), Sums::default());
         for sample in self.of_kind(SampleKind::OffCpu) {
             let waited_ns = sample.points.iter().map(|point| point.weight).sum();
-            let (call, frames) = self.call_and_frames(sample);
-            // Only a note: the waiting function is unknown.
-            if call.is_empty() {
-                continue;
-            }
+            let Some(call) = self.blocked_in(sample) else { continue };
+            let frames = self.source_functions(sample);
             let wait_site = wait_site(&frames);
             all.add(wait_site, call, waited_ns);
             if blocks_a_task(&frames) {
@@ -133,9 +131,10 @@ impl Profile {
     }
 
     /// The functions of a stack with their files and lines, the innermost first.
-    pub(crate) fn stack_in_words(&self, stack: StackId) -> Vec<String> {
-        let mut words = Vec::new();
-        for location in self.stack(stack) {
+    pub(crate) fn stack_in_words(&self, sample: &Sample) -> Vec<String> {
+        let leaf = self.leaf(sample.leaf).and_then(Leaf::frame);
+        let mut words: Vec<_> = leaf.into_iter().collect();
+        for location in self.stack(sample.stack) {
             for line in &location.lines {
                 let Some(Function { name, file, .. }) = self.function(line.function) else {
                     continue;
@@ -158,20 +157,23 @@ impl Profile {
         awaits::sum(self)
     }
 
-    /// Whether its innermost frame does not state what it waited for.
-    pub(crate) fn ends_in_code(&self, sample: &Sample) -> bool {
-        self.stack(sample.stack).next().is_none_or(|location| location.kind != FrameKind::Wait)
+    /// What a thread was blocked in, or why that is not known; `None` if nothing is known of the wait but its length.
+    fn blocked_in(&self, sample: &Sample) -> Option<&str> {
+        match self.leaf(sample.leaf)? {
+            Leaf::Blocked(call) if !call.is_empty() => Some(call),
+            Leaf::Unknown(why) => Some(why),
+            _ => None,
+        }
     }
 
-    /// What a wait was for, and in which function; `None` for a sample that is not a wait.
+    /// In which function a thread waited; `None` if nothing is known of the wait but its length.
     #[cfg(feature = "firefox")]
-    pub(crate) fn wait_site(&self, sample: &Sample) -> Option<(&str, String)> {
-        let (call, frames) = self.call_and_frames(sample);
+    pub(crate) fn wait_place(&self, sample: &Sample) -> Option<String> {
         let mut sums = Sums::default();
-        sums.add(wait_site(&frames), call, 0);
+        sums.add(wait_site(&self.source_functions(sample)), self.blocked_in(sample)?, 0);
         let WaitSite { function, location, .. } = sums.longest(self)?;
         let place = if location.is_empty() { String::new() } else { format!(" ({location})") };
-        (!call.is_empty()).then(|| (call, format!("{function}{place}")))
+        Some(format!("{function}{place}"))
     }
 
     /// Whether code is in a shared library, or in no file.
@@ -185,32 +187,28 @@ impl Profile {
         if self.is_in_library(location) { CodeOrigin::Library } else { CodeOrigin::Foreign }
     }
 
-    /// What a wait is for, and its functions from the innermost, including inlined ones.
-    pub(super) fn call_and_frames(&self, sample: &Sample) -> (&str, Vec<SourceFunction<'_>>) {
-        let (mut call, mut frames) = ("", Vec::new());
+    /// The functions of a sample's code from the innermost, including inlined ones.
+    pub(super) fn source_functions(&self, sample: &Sample) -> Vec<SourceFunction<'_>> {
+        let mut frames = Vec::new();
         for id in self.location_ids(sample.stack) {
             let Some(location) = self.location(id) else { continue };
-            let in_source = location.lines.iter().filter_map(|line| {
+            if matches!(location.kind, FrameKind::Remark | FrameKind::Kernel) {
+                continue;
+            }
+            if location.lines.is_empty() {
+                frames.push(SourceFunction {
+                    unnamed: Some(id),
+                    origin: self.origin_of_unnamed(location),
+                    ..SourceFunction::default()
+                });
+            }
+            frames.extend(location.lines.iter().filter_map(|line| {
                 let Function { name, file, .. } = self.function(line.function)?;
                 let origin = self.origin(line.function);
                 Some(SourceFunction { name, file, line: line.line, unnamed: None, origin })
-            });
-            match location.kind {
-                FrameKind::Wait => {
-                    call = in_source.map(|frame| frame.name).next().unwrap_or_default();
-                }
-                FrameKind::Remark | FrameKind::Kernel => {}
-                FrameKind::Rust | FrameKind::Native if location.lines.is_empty() => {
-                    frames.push(SourceFunction {
-                        unnamed: Some(id),
-                        origin: self.origin_of_unnamed(location),
-                        ..SourceFunction::default()
-                    });
-                }
-                FrameKind::Rust | FrameKind::Native => frames.extend(in_source),
-            }
+            }));
         }
-        (call, frames)
+        frames
     }
 }
 
@@ -271,7 +269,7 @@ impl<'a> Sums<'a> {
         Some(WaitSite {
             function,
             location: frame.place(),
-            call: call.to_owned(),
+            call: format!("[{call}]"),
             waited: Duration::from_nanos(waited_ns),
         })
     }
@@ -312,7 +310,7 @@ mod tests {
     }
 
     fn wait(profile: &mut Profile, call: &str, functions: &[&str], waited_ns: u64) {
-        let mut stack = vec![profile.add_wait(call)];
+        let mut stack = Vec::new();
         for (address, name) in (1..).zip(functions) {
             let function = profile.add_function(Function::named(name));
             stack.push(profile.add_location(Location {
@@ -323,18 +321,23 @@ mod tests {
                 is_inferred: false,
             }));
         }
-        let stack = profile.add_stack(stack);
         let point = Point { time_unix_ns: 1, weight: waited_ns, thread: None };
-        profile.add_sample(SampleKind::OffCpu, stack, None, point);
+        add_wait(profile, call, stack, point);
+    }
+
+    fn add_wait(profile: &mut Profile, call: &str, stack: Vec<LocationId>, point: Point) {
+        let leaf = profile.add_leaf(Leaf::Blocked(call.to_owned()));
+        let place = (profile.add_stack(stack), leaf);
+        profile.add_sample_at(SampleKind::OffCpu, place, None, point);
     }
 
     #[test]
     fn reports_the_function_with_the_longest_wait_and_its_call() {
         let mut profile = Profile::new(ProfileId::for_test(1), 1);
         let lock = ["syscall", "std::sys::futex::futex_wait", "shop::reserve", "shop::main"];
-        wait(&mut profile, "[futex 0x10]", &lock, 30);
-        wait(&mut profile, "[futex 0x20]", &lock, 40);
-        wait(&mut profile, "[sleep]", &["nanosleep", "shop::nap", "shop::main"], 60);
+        wait(&mut profile, "futex 0x10", &lock, 30);
+        wait(&mut profile, "futex 0x20", &lock, 40);
+        wait(&mut profile, "sleep", &["nanosleep", "shop::nap", "shop::main"], 60);
         profile.classify();
         let waits = profile.waits();
         assert_eq!((waits.count, waits.total), (3, Duration::from_nanos(130)));
@@ -350,7 +353,7 @@ mod tests {
     #[test]
     fn without_names_the_function_is_a_location_in_the_executable() {
         let mut profile = Profile::new(ProfileId::for_test(1), 1);
-        let mut stack = vec![profile.add_wait("[sleep]")];
+        let mut stack = Vec::new();
         for (file, address) in [("/usr/lib/libc.so.6", 0x10), ("shop", 0x20), ("shop", 0x30)] {
             let file = file.to_owned();
             let mapping =
@@ -363,10 +366,9 @@ mod tests {
                 is_inferred: false,
             }));
         }
-        let (waits, runs) =
-            (profile.add_stack(stack.clone()), profile.add_stack(stack[2..].to_vec()));
+        let runs = profile.add_stack(stack[1..].to_vec());
         let point = Point { time_unix_ns: 1, weight: 7, thread: None };
-        profile.add_sample(SampleKind::OffCpu, waits, None, point);
+        add_wait(&mut profile, "sleep", stack, point);
         profile.add_sample(SampleKind::OnCpu, runs, None, point);
         assert_eq!(profile.waits().longest.unwrap().function, "shop+0x20");
         assert_eq!(profile.top_function(), Some(("shop+0x20".to_owned(), 1.0)));
@@ -377,7 +379,7 @@ mod tests {
     fn functions_of_libraries_are_skipped_with_and_without_names() {
         let stacks = |named: bool| {
             let mut profile = Profile::new(ProfileId::for_test(1), 1);
-            let mut stack = vec![profile.add_wait("[read]")];
+            let mut stack = Vec::new();
             for (address, (module, function, file)) in (1..).zip([
                 (
                     "/usr/lib/libc.so.6",
@@ -413,9 +415,8 @@ mod tests {
                     is_inferred: false,
                 }));
             }
-            let stack = profile.add_stack(stack);
             let point = Point { time_unix_ns: 1, weight: 7, thread: None };
-            profile.add_sample(SampleKind::OffCpu, stack, None, point);
+            add_wait(&mut profile, "read", stack, point);
             profile.classify();
             profile.waits().longest.unwrap().function
         };
@@ -476,7 +477,7 @@ mod tests {
             let target = String::from(target);
             let span = ProfiledSpan { target, own_file, ..ProfiledSpan::default() };
             profile.spans = vec![span];
-            let mut stack = vec![profile.add_wait("[sleep]")];
+            let mut stack = Vec::new();
             for (address, (function, file)) in (1..).zip([
                 ("sleep", "/rustc/library/std/src/thread/mod.rs".to_owned()),
                 ("retry<shop::ask>", format!("{dependency}/src/retry.rs")),
@@ -497,13 +498,12 @@ mod tests {
                     is_inferred: false,
                 }));
             }
-            let stack = profile.add_stack(stack);
             let point = Point { time_unix_ns: 1, weight: 7, thread: None };
-            profile.add_sample(SampleKind::OffCpu, stack, None, point);
+            add_wait(&mut profile, "sleep", stack, point);
             profile.classify();
             let origins = profile.functions().map(|(id, _)| profile.origin(id));
             let expected = [Std, Dependency, Own, Own, Runtime, Own, Library];
-            let found: Vec<_> = origins.skip(1).collect();
+            let found: Vec<_> = origins.collect();
             assert_eq!(found, expected, "{directory} {dependency} {names:?}");
             profile.waits().longest.unwrap().function
         };
