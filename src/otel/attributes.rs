@@ -37,7 +37,7 @@ const PYROSCOPE: &str = "pyroscope.profile.id";
 /// | `profile.other_spans_ns` | if it is not 0 | the time in which its thread was in [other spans on its stack](crate::TimeBreakdown::other_spans) |
 /// | `profile.allocated_bytes`, `profile.allocations` | if the program has a [`ProfilingAllocator`](crate::ProfilingAllocator) | what was allocated in the span and in profiled spans inside it |
 /// | `profile.after_last_exit_ns` | if it is 1 ms or more | the idle time after the last exit, during which the span stayed open only because of a child or another reference to it |
-/// | `profile.earlier_ids` | if there are any | profiles exported before the span closed: those of spans inside it, and its own from while it was open |
+/// | `profile.earlier_ids` | if there are any | profiles that were made of the span while it was open |
 /// | `profile.off_cpu_id` | if the profile has waits of the span | the id of the profile with the waits in OTLP, 32 hexadecimal digits: see [`ProfileId::of_off_cpu`](crate::ProfileId::of_off_cpu) |
 /// | `profile.await_id` | if the profile has awaits of the span | the id of the profile with the awaits in OTLP, 32 hexadecimal digits: see [`ProfileId::of_await`](crate::ProfileId::of_await). Scheduling delays are in that of [`ProfileId::of_scheduling_delay`](crate::ProfileId::of_scheduling_delay) |
 /// | `profile.alloc_space_id` | if the profile has samples of what the span allocated | the id of the profile with the bytes in OTLP, 32 hexadecimal digits: see [`ProfileId::of_alloc_space`](crate::ProfileId::of_alloc_space). The numbers of allocations are in that of [`ProfileId::of_alloc_objects`](crate::ProfileId::of_alloc_objects) |
@@ -116,8 +116,8 @@ fn value(name: &str, span: &KeptSpan) -> Option<Value> {
         ALLOCATIONS => account.allocations.and_then(|all| int(all.allocations)),
         AFTER_LAST_EXIT => int(account.after_last_exit_ns)
             .filter(|_| account.after_last_exit_ns >= WORTH_SAYING_NS),
-        EARLIER if !span.earlier.profiles.is_empty() => {
-            let ids = span.earlier.profiles.iter().map(|id| Value::from(id.to_string()));
+        EARLIER if !span.earlier.is_empty() => {
+            let ids = span.earlier.iter().map(|id| Value::from(id.to_string()));
             Some(Value::Array(ids.collect()))
         }
         OFF_CPU_ID if span.samples.waits > 0 => {
@@ -130,7 +130,7 @@ fn value(name: &str, span: &KeptSpan) -> Option<Value> {
             span.profile.ok().map(|id| Value::from(id.of_alloc_space().to_string()))
         }
         // Pyroscope finds samples by their link.
-        PYROSCOPE if span.links_on_cpu() => {
+        PYROSCOPE if span.link.has_on_cpu => {
             span.link.ids.map(|ids| Value::from(ids.span.to_string()))
         }
         _ => None,

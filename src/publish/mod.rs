@@ -10,6 +10,7 @@ mod exporting;
 mod job;
 mod kept_event;
 mod losses;
+mod open_span;
 mod outbox;
 mod queue;
 #[cfg(feature = "axum")]
@@ -33,7 +34,8 @@ use crate::symbols::SymbolSettings;
 use crate::sys::{Files, Owning};
 
 pub(crate) use delivery::PublishState;
-pub(crate) use job::{FlushRequest, Job, Question, Questions, ReplyWith};
+pub(crate) use job::{FlushRequest, Job, Question, Questions};
+pub use open_span::{OpenSpan, OpenState};
 #[cfg(feature = "axum")]
 pub(crate) use recent::RecentlyKept;
 #[cfg(test)]
