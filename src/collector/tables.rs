@@ -112,7 +112,16 @@ impl<'a> Tables<'a> {
     ) {
         let time_unix_ns = self.builder.unix_ns(time_ns);
         let thread = thread.map(|thread| self.thread(thread));
-        let point = Point { time_unix_ns, weight, thread };
+        self.add_point(kind, (stack, leaf), link, Point { time_unix_ns, weight, thread });
+    }
+
+    pub(super) fn add_point(
+        &mut self,
+        kind: SampleKind,
+        (stack, leaf): (StackId, Option<LeafId>),
+        link: Option<LinkId>,
+        point: Point,
+    ) {
         match leaf {
             Some(leaf) => self.profile.add_sample_at(kind, (stack, leaf), link, point),
             None => self.profile.add_sample(kind, stack, link, point),
