@@ -17,7 +17,7 @@ const BODY: &str = include_str!("report.body.html");
 const SCRIPT: &str = include_str!("report.js");
 /// The SHA-256 of [`STYLE`] and [`SCRIPT`], in Base64. A test compares them.
 const STYLE_HASH: &str = "pIeZyIqckfufQLq1zj6bcA7yt8rOcp5tpbs6MJejahY=";
-const SCRIPT_HASH: &str = "Xn6Lexc1Oe7DvVMovFgq9Kh26PZYBbgVWDfdaZWov2k=";
+const SCRIPT_HASH: &str = "NR3oPRYYsfPZlGdkUw5QjakJxfpeQq2kIIcd2Ss8kK0=";
 
 /// What a report shows besides the profile.
 #[derive(Clone, Debug, Default)]

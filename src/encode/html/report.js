@@ -443,7 +443,7 @@ const matchesSite = ({ i }) => {
   return state.wait === '' || waitKey(i) === state.wait;
 };
 const leafFrame = (stack) => profile.stacks.frame[stack];
-const leafName = (leaf) => profile.leaves.name[leaf];
+const leafName = (leaf) => profile.leaves.name[leaf] ?? '';
 const waitKey = (i) => `${profile.samples.kind[i]}.${siteOf(profile.samples.stack[i])}.${objectOf(i)}`;
 /** Whether what a sample waited for is a call in the code at its site, and not its leaf. */
 const isCall = (kind, site) => kind === AWAITING && site >= 0;
@@ -1578,7 +1578,7 @@ function activityText(i) {
   return `blocked in ${leafName(leaf[i]) || frameName(inner)}${site >= 0 ? ` by ${at}` : ''}`.trim();
 }
 /** The span behind which a poll was delayed, or ''. */
-const blocker = (leaf) => profile.strings[profile.leaves.text[leaf]];
+const blocker = (leaf) => profile.strings[profile.leaves.text[leaf]] ?? '';
 const timeText = (ns) => axis(profile.length, profile.length / 500)(ns);
 const edgeText = (ns) => axis(profile.length, profile.length / 100)(ns);
 const intervalText = ([from, to]) => `${edgeText(from)} to ${edgeText(to)}`;
