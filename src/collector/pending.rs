@@ -300,7 +300,7 @@ impl Pending {
     pub(super) fn evict_closed(&mut self, is_reserved: impl Fn(SpanKey) -> bool) -> (u64, bool) {
         let is_memory_short = self.bytes > self.budget_bytes / 4 * 3;
         let is_over = self.is_over(3);
-        if !is_over && !(self.has_exported && self.is_over(2)) {
+        if !(is_over || self.has_exported && self.is_over(2)) {
             return (0, is_memory_short);
         }
         let is_half_used = self.bytes > self.budget_bytes / 2;
