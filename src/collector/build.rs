@@ -77,9 +77,9 @@ impl<'a> ProfileInputs<'a> {
     ) -> (Profile, HashMap<MappingId, Arc<Module>>) {
         let mut tables = Tables::new(self, id, None, SpanDetail::All);
         for (entries, time_ns, weights) in stacks {
-            let (stack, _) = tables.stack(entries);
+            let (place, _) = tables.stack(entries);
             for (kind, weight) in weights {
-                tables.add(kind, time_ns, weight, None, stack, None);
+                tables.add(kind, time_ns, weight, None, place, None);
             }
         }
         (tables.profile, tables.modules)
@@ -110,12 +110,12 @@ impl ProfileAssembler<'_> {
         let mut stacks = HashMap::new();
         for (span, kind, sample, weight) in chosen(&spans, &mut selection) {
             let (thread, stack) = pending.thread_and_stack(sample);
-            let (stack, end) =
+            let (place, end) =
                 *stacks.entry(stack).or_insert_with(|| tables.stack(pending.stacks.frames(stack)));
             if kind == SampleKind::OnCpu {
                 losses.add_end(end);
             }
-            tables.add(kind, sample.time_ns, weight, thread, stack, span.link);
+            tables.add(kind, sample.time_ns, weight, thread, place, span.link);
         }
         for SampledSpan { pending, link, .. } in &spans {
             losses += pending.losses;
@@ -125,8 +125,8 @@ impl ProfileAssembler<'_> {
         }
         for (span, new) in self.unfinished.iter().filter(|(span, _)| inside.contains(span)) {
             let NewSample { kind, time_ns, weight, thread, stack } = *new;
-            let (link, (stack, _)) = (tables.link(*span, &inside), tables.stack(stack.entries()));
-            tables.add(kind, time_ns, weight, thread, stack, link);
+            let (link, (place, _)) = (tables.link(*span, &inside), tables.stack(stack.entries()));
+            tables.add(kind, time_ns, weight, thread, place, link);
         }
         let downsampled = selection.downsampled as u64;
         losses.downsampled += downsampled;

@@ -330,7 +330,7 @@ impl Collector {
             self.pending.close(span);
         }
         let admission = &self.engine.admission;
-        let (given_up, by_memory) = self.pending.evict_closed(|root| admission.has_epoch(root));
+        let (given_up, by_memory) = self.pending.evict_closed(|root| admission.has_permit(root));
         let counters = &self.engine.counters;
         let counter = match by_memory {
             true => &counters.samples.dropped_memory,

@@ -10,9 +10,9 @@ use super::stack::{StackEntry, Waited};
 use super::waits::SHORTEST;
 use crate::keep::{Epoch, KeptSpan};
 use crate::profile::{
-    CALLERS_NOT_COPIED, CALLERS_WITHOUT_TABLES, FrameKind, Link, LinkId, Location, LocationId,
-    Mapping, MappingId, OTHER_LEAF, Point, Profile, ProfileId, ProfiledThread, SampleKind, StackId,
-    ThreadId, capped, delay_frame,
+    CALLERS_NOT_COPIED, CALLERS_WITHOUT_TABLES, FrameKind, Leaf, LeafId, Link, LinkId, Location,
+    LocationId, Mapping, MappingId, Point, Profile, ProfileId, ProfiledThread, SampleKind, StackId,
+    ThreadId, capped,
 };
 use crate::publish::report;
 use crate::span::{SampleCounts, SpanKey};
@@ -104,12 +104,16 @@ impl<'a> Tables<'a> {
         time_ns: u64,
         weight: u64,
         thread: Option<OsThread>,
-        stack: StackId,
+        (stack, leaf): (StackId, Option<LeafId>),
         link: Option<LinkId>,
     ) {
         let time_unix_ns = self.builder.unix_ns(time_ns);
         let thread = thread.map(|thread| self.thread(thread));
-        self.profile.add_sample(kind, stack, link, Point { time_unix_ns, weight, thread });
+        let point = Point { time_unix_ns, weight, thread };
+        match leaf {
+            Some(leaf) => self.profile.add_sample_at(kind, (stack, leaf), link, point),
+            None => self.profile.add_sample(kind, stack, link, point),
+        }
     }
 
     fn add_without_stack(
@@ -122,7 +126,7 @@ impl<'a> Tables<'a> {
     ) {
         let remark = self.profile.add_remark(remark);
         let stack = self.profile.add_stack(vec![remark]);
-        self.add(kind, time_ns, weight, None, stack, link);
+        self.add(kind, time_ns, weight, None, (stack, None), link);
     }
 
     fn thread(&mut self, thread: OsThread) -> ThreadId {
@@ -268,22 +272,25 @@ impl<'a> Tables<'a> {
         let link = self.link(span.key, inside);
         // A multiple of the period, like the other weights. When the time was spent is not known.
         let weight_ns = periods * period_ns;
-        self.add(SampleKind::OnCpu, span.opened_ns, weight_ns, None, stack, link);
+        self.add(SampleKind::OnCpu, span.opened_ns, weight_ns, None, (stack, None), link);
     }
 
-    /// Adds a stack. Returns also how it ended.
+    /// Adds a stack: its code, and what is known of its end. Returns also how it ended.
     pub(super) fn stack(
         &mut self,
         entries: impl Iterator<Item = StackEntry>,
-    ) -> (StackId, UnwindEnd) {
-        let (mut locations, mut end) = (Vec::new(), UnwindEnd::Root);
+    ) -> ((StackId, Option<LeafId>), UnwindEnd) {
+        let (mut locations, mut leaf, mut end) = (Vec::new(), None, UnwindEnd::Root);
         for entry in entries {
             locations.push(match entry {
                 StackEntry::Thread(_) => continue,
-                StackEntry::Waited(waited) => self.profile.add_wait(&self.name_of(waited)),
+                StackEntry::Waited(waited) => {
+                    leaf = Some(self.profile.add_leaf(self.leaf(waited)));
+                    continue;
+                }
                 StackEntry::Code(address) => self.location(address, false),
                 StackEntry::Inferred(address) => self.location(address, true),
-                StackEntry::OtherLeaf => self.profile.add_remark(OTHER_LEAF),
+                StackEntry::OtherLeaf => self.profile.add_other_leaf(),
                 StackEntry::HoldsOthers => self.profile.add_remark(HOLDS_OTHERS),
                 StackEntry::End(how) => {
                     end = how;
@@ -296,28 +303,25 @@ impl<'a> Tables<'a> {
                 }
             });
         }
-        (self.profile.add_stack(locations), end)
+        ((self.profile.add_stack(locations), leaf), end)
     }
 
-    /// The innermost frame of a wait: what the thread was blocked in. A futex has its address, so that waits for the
-    /// same lock are recognizable.
-    fn name_of(&self, waited: Waited) -> String {
+    /// A futex has its address, so that waits for the same lock are recognizable.
+    fn leaf(&self, waited: Waited) -> Leaf {
         match waited {
-            Waited::In(Call::Futex(lock)) => format!("[futex {lock:#x}]"),
-            Waited::In(Call::Named(name)) => format!("[{name}]"),
-            Waited::In(Call::Numbered(number)) => format!("[system call {number}]"),
-            Waited::In(Call::PageFault) => "[page fault]".to_owned(),
-            Waited::Unknown => "[waiting: location unknown]".to_owned(),
-            Waited::NotObserved => "[awaiting: not `.profiled()`]".to_owned(),
-            Waited::NotCopied => "[awaiting: stack not copied]".to_owned(),
-            Waited::OtherStacks => "[other stacks: no memory for more]".to_owned(),
-            Waited::AllocationNotCopied => "[allocated: stack not copied]".to_owned(),
+            Waited::In(Call::Futex(lock)) => Leaf::Blocked(format!("futex {lock:#x}")),
+            Waited::In(Call::Named(name)) => Leaf::Blocked(name.to_owned()),
+            Waited::In(Call::Numbered(number)) => Leaf::Blocked(format!("system call {number}")),
+            Waited::In(Call::PageFault) => Leaf::Blocked("page fault".to_owned()),
+            Waited::Unknown => Leaf::Unknown("waiting: location unknown"),
+            Waited::NotObserved => Leaf::Unknown("awaiting: not `.profiled()`"),
+            Waited::NotCopied => Leaf::Unknown("awaiting: stack not copied"),
+            Waited::OtherStacks => Leaf::Unknown("other stacks: no memory for more"),
+            Waited::AllocationNotCopied => Leaf::Unknown("allocated: stack not copied"),
             Waited::Scheduling(behind) => {
                 let behind = behind.and_then(|plan| self.builder.callsites.get(plan));
-                let names = self.builder.redaction;
-                let span =
-                    behind.map(|callsite| names.redact_span(beginning(callsite.metadata.name())));
-                delay_frame(span.as_deref())
+                let span = behind.map(|callsite| beginning(callsite.metadata.name()).to_owned());
+                Leaf::Delayed { behind: span }
             }
         }
     }
