@@ -9,11 +9,10 @@ use super::pending::Pending;
 use super::stack::Stack;
 use super::tables::{SpanDetail, Tables};
 use super::waits::WaitingThread;
+use crate::facts::Facts;
 use crate::ids::{SpanId, TraceId};
-use crate::keep::{Callsites, Epoch};
-use crate::profile::{
-    Link, MappingId, Profile, ProfileId, ProfiledSpan, SampleKind, is_of_dependency,
-};
+use crate::keep::{Callsites, Epoch, KeptSpan};
+use crate::profile::{Link, MappingId, Profile, ProfileId, SampleKind, is_of_dependency};
 use crate::publish::report;
 use crate::redact::Redaction;
 use crate::span::SpanKey;
@@ -108,10 +107,10 @@ impl ProfileAssembler<'_> {
         }
         let Tables { mut profile, modules, .. } = tables;
         self.place_in_time(&mut profile, epoch);
-        report::describe(&mut profile, epoch, &topmost, &losses, self.redaction);
+        report::describe(&mut profile, epoch, &topmost, &losses);
         profile.notes.extend(detail.note().map(str::to_owned));
         profile.losses.extend(detail.note().map(str::to_owned));
-        profile.spans = self.profiled_spans(epoch, &topmost);
+        profile.spans = self.facts(epoch, &topmost);
         Built { profile, modules, spans, downsampled, losses }
     }
 
@@ -225,7 +224,7 @@ impl ProfileAssembler<'_> {
     fn off_cpu_of_waits(&self, epoch: &Epoch, topmost: &[SpanKey], waited_ns: u64) -> Option<u64> {
         let accounts = || {
             let spans = epoch.kept.iter().filter(|span| topmost.contains(&span.key));
-            spans.map(|span| &span.account)
+            spans.map(KeptSpan::times)
         };
         // These accounts do not include waits on other threads.
         let is_all =
@@ -248,27 +247,18 @@ impl ProfileAssembler<'_> {
         self.pending.topmost(&kept)
     }
 
-    fn profiled_spans(&self, epoch: &Epoch, topmost: &[SpanKey]) -> Vec<ProfiledSpan> {
+    /// The facts of the kept spans, with what only their tree says.
+    fn facts(&self, epoch: &Epoch, topmost: &[SpanKey]) -> Vec<Facts> {
         let kept = report::outermost_first(&epoch.kept).into_iter().take(MOST_LISTED);
-        let profiled = kept.map(|span| ProfiledSpan {
-            name: report::full_name(&span, self.redaction),
-            span: self.redaction.redact_span(span.name()).into_owned(),
-            target: self.redaction.redact_function(span.target()).into_owned(),
-            fields: span.values.to_vec(),
-            reasons: span.reasons.to_string(),
-            rule: self.redaction.redact_span(&span.rule.text).into_owned(),
-            is_open: span.is_open,
+        let own_file =
+            |span: &KeptSpan| span.metadata.file().filter(|file| !is_of_dependency(file));
+        let facts = kept.map(|span| Facts {
             is_topmost: topmost.contains(&span.key),
-            own_file: span
-                .metadata
-                .file()
-                .filter(|file| !is_of_dependency(file))
-                .unwrap_or_default(),
-            times: span.account,
-            ids: span.trace_ids(),
+            own_file: own_file(&span).unwrap_or_default(),
             start_unix_ns: self.unix_ns(span.opened_ns),
+            ..span.facts
         });
-        profiled.collect()
+        facts.collect()
     }
 
     pub(super) fn unix_ns(&self, raw_ns: u64) -> u64 {
@@ -279,7 +269,7 @@ impl ProfileAssembler<'_> {
     fn place_in_time(&self, profile: &mut Profile, epoch: &Epoch) {
         let kept = &epoch.kept;
         let begins = kept.iter().map(|span| self.unix_ns(span.opened_ns));
-        let ends = kept.iter().map(|span| self.unix_ns(span.opened_ns + span.account.wall_ns));
+        let ends = kept.iter().map(|span| self.unix_ns(span.opened_ns + span.times().wall_ns));
         let points = || profile.samples().iter().flat_map(|sample| &sample.points);
         let first = begins.chain(points().map(|p| p.time_unix_ns)).min().unwrap_or(0);
         let last = ends.chain(points().map(|p| p.time_unix_ns + 1)).max().unwrap_or(0);

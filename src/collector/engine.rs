@@ -20,9 +20,10 @@ use crate::allocations;
 use crate::awaits;
 use crate::error::Error;
 use crate::export::Exporter;
+use crate::facts::{Facts, Reasons};
 use crate::keep::{
-    Callsite, Callsites, ExportedWhileOpen, FieldValues, KeptSpan, OnKept, ProfileAdmission,
-    Reasons, Rules, SpanLink,
+    Callsite, Callsites, ExportedWhileOpen, FieldValues, KeptSpan, OnKept, ProfileAdmission, Rules,
+    SpanLink,
 };
 use crate::log::{LogEvent, LogKind};
 use crate::otel::{EarlyVerdict, LinkTo, OtelSettings, OtelSpan, Pairing};
@@ -38,6 +39,7 @@ use crate::span::{
 use crate::stats::{Counters, Stats};
 use crate::symbols::SymbolSettings;
 use crate::sys::{self, Owning, Poller, Uncounted, Waker};
+use crate::text::beginning;
 
 /// Finds the OpenTelemetry span of a closing span, or of one around it that was entered.
 pub(crate) type FindOtel<'a> = &'a dyn Fn(RegistryId) -> Option<OtelSpan>;
@@ -134,8 +136,7 @@ impl Engine {
         let copied = CopiedSamples::new(&spans, &parts.counters, &waker, parts.limits);
         let (redaction, admission) = (Arc::new(parts.redaction), Arc::new(parts.admission));
         let has_callback = parts.on_kept.is_some();
-        let reporter =
-            Reporter::new(Arc::clone(&parts.counters), Arc::clone(&redaction), has_callback);
+        let reporter = Reporter::new(Arc::clone(&parts.counters), has_callback);
         let shared = PublishState {
             counters: Arc::clone(&parts.counters),
             admission: Arc::clone(&admission),
@@ -505,24 +506,29 @@ impl Engine {
     ) -> (KeptSpan, bool) {
         let clock = self.spans.clock();
         let open_ns = clock.raw_ns(clock.now()).saturating_sub(closing.opened_ns);
+        let (redaction, values) = (&self.redaction, self.inspect_values(closing, FieldValues::of));
         let mut span = KeptSpan {
             key: closing.key,
             root: closing.root,
             metadata: callsite.metadata,
-            values: self
-                .inspect_values(closing, FieldValues::of)
-                .map(|value| self.redaction.redact_span(value).into()),
-            rule: callsite.kept_rule(),
-            reasons,
+            facts: Facts {
+                span: redaction.redact_span(beginning(callsite.metadata.name())),
+                target: redaction.redact_function(callsite.metadata.target()),
+                fields: values.map(|value| redaction.redact_span(value).into()).into_vec(),
+                reasons,
+                rule: callsite.rule_text(redaction),
+                is_open: link.is_none(),
+                times: closing.account,
+                trace,
+                // Not by its wall time: the thread may have been preempted since the close.
+                start_unix_ns: unix_ns_ago(open_ns),
+                ..Facts::default()
+            },
+            rule: callsite.rule,
             opened_ns: closing.opened_ns,
-            // Not by its wall time: the thread may have been preempted since the close.
-            opened: before_now(open_ns),
             samples: closing.samples,
             profile: Err(self.source.without_samples(&closing.account)),
             earlier: ExportedWhileOpen::default(),
-            account: closing.account,
-            trace,
-            is_open: link.is_none(),
             link: link.unwrap_or_default(),
         };
         let name = name_hash(self, closing, callsite);
@@ -564,8 +570,9 @@ impl Engine {
     }
 }
 
-fn before_now(ns: u64) -> SystemTime {
-    SystemTime::now().checked_sub(Duration::from_nanos(ns)).unwrap_or(SystemTime::UNIX_EPOCH)
+fn unix_ns_ago(ns: u64) -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX).saturating_sub(ns)
 }
 
 /// Starts a thread that is never profiled.

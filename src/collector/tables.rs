@@ -130,7 +130,8 @@ impl<'a> Tables<'a> {
                 missing += self.add_placeholder(span, SampleKind::OnCpu, inside);
             }
         }
-        let closed = || epoch.kept.iter().filter(|span| !span.is_open && span.profile.is_ok());
+        let closed =
+            || epoch.kept.iter().filter(|span| !span.facts.is_open && span.profile.is_ok());
         let has = |tables: &Self, kind| tables.profile.of_kind(kind).next().is_some();
         if let Some(span) = closed().find(|span| span.samples.waits > 0)
             && !has(self, SampleKind::OffCpu)
@@ -166,7 +167,7 @@ impl<'a> Tables<'a> {
         let stack = self.profile.add_stack(vec![remark]);
         let link = self.link(span.key, inside);
         let time_unix_ns = self.builder.unix_ns(span.opened_ns);
-        let weight_ns = span.account.await_ns.max(1);
+        let weight_ns = span.times().await_ns.max(1);
         let point = Point { time_unix_ns, weight: weight_ns, thread: None };
         self.profile.add_sample(SampleKind::Await, stack, link, point);
     }
@@ -249,18 +250,18 @@ impl<'a> Tables<'a> {
             return;
         }
         // The lower bound.
-        let sampled_ns: u64 = of_topmost.clone().map(|span| span.account.subtree_sampled_ns).sum();
+        let sampled_ns: u64 = of_topmost.clone().map(|span| span.times().subtree_sampled_ns).sum();
         // The longest period in the profile.
         let period_ns = self.profile.largest_weight_ns().max(self.builder.period_ns).max(1);
         // A thread can end in the middle of its last period, or of its only one: each span may have been on one of its own.
-        let others = if of_topmost.clone().all(|span| span.account.covers_subtree()) {
+        let others = if of_topmost.clone().all(|span| span.times().covers_subtree()) {
             0
         } else {
             inside.len()
         };
         let without_samples_ns = sampled_ns.saturating_sub(self.profile.weight_ns());
         let periods = (without_samples_ns / period_ns).saturating_sub(others as u64);
-        let Some(span) = of_topmost.max_by_key(|span| span.account.on_cpu_ns) else { return };
+        let Some(span) = of_topmost.max_by_key(|span| span.times().on_cpu_ns) else { return };
         // Up to one sample more or less at each end is normal.
         if periods < 2 {
             return;
@@ -362,7 +363,7 @@ impl<'a> Tables<'a> {
             let linked = parent.and_then(|parent| self.profile.link(parent)?.linked);
             return Some(Link { linked, ..Link::named(name, parent) });
         }
-        let fields = self.kept.get(&span).map(|kept| kept.values.to_vec());
+        let fields = self.kept.get(&span).map(|kept| kept.facts.fields.clone());
         Some(Link {
             ids: self.linked.ids_of(span),
             linked: self.linked.of_samples_in(span),

@@ -21,11 +21,10 @@ mod wanted;
 
 pub(crate) use admission::{Epoch, ExportedWhileOpen, MAX_RESERVED, ProfileAdmission};
 pub(crate) use callsites::{Callsites, STATUS_FIELD};
-pub use condition::{Condition, Keep, TimeOrShare};
+pub use condition::{Condition, Keep, Threshold};
 pub use kept::{Kept, KeptSpan, NoProfile};
-pub(crate) use kept::{KeptRule, OnKept, SpanLink};
+pub(crate) use kept::{OnKept, SpanLink};
 pub(crate) use plans::Callsite;
-pub use reasons::{Reason, Reasons};
 #[cfg(test)]
 pub(crate) use rules::COMPARED;
 pub use rules::{Rule, Rules};

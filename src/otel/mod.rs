@@ -16,7 +16,7 @@ use tracing::{Dispatch, span};
 
 use crate::span::TraceIds;
 
-pub use attributes::SPAN_ATTRIBUTES;
+pub use attributes::span_attributes;
 pub(crate) use attributes::{AttributeNames, SpanAttributes};
 pub use links::LinkTo;
 pub(crate) use pairing::{EarlyVerdict, Pairing};

@@ -29,7 +29,7 @@ pub(crate) use own_code::{OwnCode, is_of_dependency};
 pub(crate) use rebuild::{SourceLine, Symbolized, Symbols};
 pub use resource::Resource;
 pub use sample::{Point, Sample, SampleKind};
-pub use spans::{Link, LinkId, ProfiledSpan, ProfiledThread, ThreadId};
+pub use spans::{Link, LinkId, ProfiledThread, ThreadId};
 pub(crate) use table::TableId;
 pub use waits::{WaitSite, Waits};
 

@@ -8,8 +8,9 @@ use super::attribute::Attribute;
 use super::builder::ProfileBuilder;
 use super::rebuild::SourceLine;
 use super::sample::{Point, Sample, SampleKind};
-use super::spans::{Link, LinkId, ProfiledSpan, ProfiledThread, ThreadId};
+use super::spans::{Link, LinkId, ProfiledThread, ThreadId};
 use super::table::{Table, handle};
+use crate::facts::Facts;
 use crate::ids::ProfileId;
 
 handle! {
@@ -144,7 +145,7 @@ pub struct Profile {
     /// Further lines to show above a picture of it.
     pub notes: Vec<String>,
     /// The kept spans that it explains, the outermost first.
-    pub spans: Vec<ProfiledSpan>,
+    pub spans: Vec<Facts>,
     /// What it lacks, in words: lost samples, incomplete stacks.
     pub losses: Vec<String>,
     pub(crate) start_unix_ns: u64,
@@ -509,8 +510,7 @@ impl Profile {
 
     /// The name of a location without lines: the file and the address in it, as in `shop+0x1a2b`.
     pub fn module_offset(&self, location: &Location) -> String {
-        let file = location.mapping.and_then(|id| self.mapping(id));
-        let address = location.address;
+        let (file, address) = (location.mapping.and_then(|id| self.mapping(id)), location.address);
         match file.and_then(|mapping| mapping.file.rsplit('/').next()) {
             Some(file) => format!("{file}+{address:#x}"),
             None => format!("{address:#x}"),
@@ -601,7 +601,7 @@ const NEAR: u64 = 64 << 10;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::span::TimeBreakdown;
+    use crate::facts::TimeBreakdown;
 
     fn profile() -> Profile {
         Profile::new(ProfileId::for_test(1), 10)
@@ -700,7 +700,7 @@ mod tests {
                     subtree_on_cpu_error_ns: *subtree_on_cpu_error_ns,
                     ..TimeBreakdown::default()
                 };
-                ProfiledSpan { is_topmost: *is_topmost, times, ..ProfiledSpan::default() }
+                Facts { is_topmost: *is_topmost, times, ..Facts::default() }
             };
             let mut profile = profile.clone();
             profile.spans = spans.iter().map(span).collect();

@@ -299,7 +299,8 @@ fn blocks_a_task(frames: &[SourceFunction<'_>]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::{Line, Point, ProfileId, ProfiledSpan};
+    use crate::facts::Facts;
+    use crate::profile::{Line, Point, ProfileId};
 
     fn frames<'a>(names: &[&'a str]) -> Vec<SourceFunction<'a>> {
         names.iter().map(|name| SourceFunction { name, ..SourceFunction::default() }).collect()
@@ -461,8 +462,8 @@ mod tests {
         let longest = |directory: &str, dependency: &str, names: (&str, &'static str, &str)| {
             let (target, own_file, main) = names;
             let mut profile = Profile::new(ProfileId::for_test(1), 1);
-            let target = String::from(target);
-            let span = ProfiledSpan { target, own_file, ..ProfiledSpan::default() };
+            let target = target.to_owned().into();
+            let span = Facts { target, own_file, ..Facts::default() };
             profile.spans = vec![span];
             let mut stack = vec![profile.add_wait("[sleep]")];
             for (address, (function, file)) in (1..).zip([

@@ -514,7 +514,7 @@ mod tests {
 
     fn shared() -> PublishState {
         let (counters, redaction) = (Arc::<Counters>::default(), Arc::<Redaction>::default());
-        let reporter = Reporter::new(Arc::clone(&counters), Arc::clone(&redaction), false);
+        let reporter = Reporter::new(Arc::clone(&counters), false);
         let admission = Arc::new(ProfileAdmission::new(1 << 20));
         PublishState { counters, admission, reporter: Arc::new(reporter), redaction }
     }

@@ -18,7 +18,6 @@ mod thread_source;
 mod timer;
 
 pub(crate) use arming::{Arming, SpanInterval};
-pub(crate) use counters::{Usage, UsageCounts};
 pub(crate) use hooks::{ArmThreads, Begun, ThreadSource};
 pub(crate) use rate::{Allowance, Level, Periods, Rate, SamplingBudget, Spent};
 pub use source::Source;

@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::arming::Arming;
-use super::counters::{HardwareCounts, Usage, parse_group};
+use super::counters::{HardwareCounts, parse_group};
 use super::hooks::ThreadSource;
 use super::record::{Record, Records};
 use super::source::Sampler;
 use super::thread::SampledThread;
+use crate::facts::Usage;
 use crate::stats::Counters;
 use crate::sys::{self, HardwareCounters, Waker};
 

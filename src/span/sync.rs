@@ -10,7 +10,8 @@ use super::segment::{AROUND, NESTED, PendingSegment, READS_CPU, SUSPENDED, SWITC
 use super::slot::{AGED, JUDGES_CPU, REGISTERED, SAMPLED_ITSELF, Slot};
 use super::spans::{SpanEvent, SpanInfo};
 use super::{RegistryId, SpanKey, Spans};
-use crate::sampler::{Arming, Begun, ThreadSource, Usage, Use};
+use crate::facts::Usage;
+use crate::sampler::{Arming, Begun, ThreadSource, Use};
 use crate::stats::Counters;
 use crate::sys::{Clock, Position, Uncounted};
 

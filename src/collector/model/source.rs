@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 
 use super::script::THREADS;
-use crate::sampler::{ArmThreads, Arming, Begun, Rate, SampledThread, ThreadSource, Usage};
+use crate::facts::Usage;
+use crate::sampler::{ArmThreads, Arming, Begun, Rate, SampledThread, ThreadSource};
 use crate::sampler::{Periods, Sampler};
 use crate::sys::{OsThread, PerfRing, SampleRing, WhyRefused};
 

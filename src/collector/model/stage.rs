@@ -422,8 +422,8 @@ impl Stage {
             let Job::Export { profile, kept, .. } = job else { continue };
             // The profile would be given to the exporter now.
             self.engine.admission.release_permit();
-            if kept[0].is_open {
-                assert!(kept.iter().all(|span| span.is_open), "closed spans in a snapshot");
+            if kept[0].is_open() {
+                assert!(kept.iter().all(KeptSpan::is_open), "closed spans in a snapshot");
                 self.snapshot_ids.insert(profile.id);
                 let spans = kept.iter().map(|span| self.keys[&span.key]).collect();
                 let samples = reported_profile(&profile, 0).samples.into_keys().collect();
@@ -434,7 +434,7 @@ impl Stage {
         }
         for item in self.engine.publish.reporter.take_log() {
             match item {
-                LogItem::Kept(kept) if !kept.spans[0].is_open => {
+                LogItem::Kept(kept) if !kept.spans[0].is_open() => {
                     reported.push(self.kept(&kept.spans, None));
                 }
                 _ => {}
@@ -453,7 +453,7 @@ impl Stage {
         let number_of = |id: &ProfileId| self.profiles.get(id).copied().unwrap_or(unknown);
         let reported = |span: &KeptSpan| ReportedSpan {
             span: self.keys.get(&span.key).copied().unwrap_or(unknown),
-            reasons: span.reasons.to_string(),
+            reasons: span.reasons().to_string(),
             opened_ns: span.opened_ns,
             times: times(span),
             samples: span.samples.total(),
@@ -491,7 +491,7 @@ fn instruction(number: usize) -> u64 {
 }
 
 fn times(span: &KeptSpan) -> Times {
-    let account = &span.account;
+    let account = span.times();
     Times {
         wall_ns: account.wall_ns,
         on_cpu_ns: account.on_cpu_ns,

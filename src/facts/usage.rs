@@ -1,0 +1,60 @@
+//! What the system counts for a thread.
+
+/// The resource usage of a thread since it started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Usage {
+    pub(crate) minor_faults: u64,
+    pub(crate) major_faults: u64,
+    pub(crate) voluntary_switches: u64,
+    pub(crate) involuntary_switches: u64,
+    pub(crate) cycles: u64,
+    pub(crate) instructions: u64,
+    pub(crate) cache_misses: u64,
+}
+
+/// The counts of a [`Usage`], in its order.
+pub(crate) type UsageCounts<T> = [T; 7];
+
+impl Usage {
+    pub(crate) fn counts(&self) -> UsageCounts<u64> {
+        [
+            self.minor_faults,
+            self.major_faults,
+            self.voluntary_switches,
+            self.involuntary_switches,
+            self.cycles,
+            self.instructions,
+            self.cache_misses,
+        ]
+    }
+
+    pub(crate) fn from_counts(counts: UsageCounts<u64>) -> Self {
+        let [minor_faults, major_faults, voluntary, involuntary, hardware @ ..] = counts;
+        let [cycles, instructions, cache_misses] = hardware;
+        Self {
+            minor_faults,
+            major_faults,
+            voluntary_switches: voluntary,
+            involuntary_switches: involuntary,
+            cycles,
+            instructions,
+            cache_misses,
+        }
+    }
+
+    /// The usage since `before`.
+    pub(crate) fn since(&self, before: &Self) -> Self {
+        let mut counts = self.counts();
+        counts
+            .iter_mut()
+            .zip(before.counts())
+            .for_each(|(now, then)| *now = now.saturating_sub(then));
+        Self::from_counts(counts)
+    }
+
+    pub(crate) fn add(&mut self, other: &Self) {
+        let mut counts = self.counts();
+        counts.iter_mut().zip(other.counts()).for_each(|(sum, more)| *sum += more);
+        *self = Self::from_counts(counts);
+    }
+}
