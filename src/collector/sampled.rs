@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use super::budget::Share;
 use super::waits::{ScanResult, Scanner, WaitingThread, Watch};
 use super::watchdog::CpuTimes;
-use crate::sampler::{Allowance, Level, Sampler, Spent, switched_out, switches_between};
+use crate::sampler::{Allowance, Level, Sampler, Spent, SwitchRing, switches_between};
 use crate::sampler::{ArmThreads as _, Arming, Rate, SampledThread, SpanInterval};
-use crate::sys::{self, PerfRing, TimerRing};
+use crate::sys::{self, TimerRing};
 
 /// A sampled thread.
 #[derive(Debug)]
@@ -337,7 +337,7 @@ impl Sampled {
         let is_other = now_ns.abs_diff(period_ns) > now_ns.min(period_ns) / 2
             || by_timer && self.arming.has_switch_records()
             || !by_timer && self.has_timer_for_switches;
-        let is_out = |ring: &Arc<PerfRing>| switched_out(ring).is_some_and(|out| !out.preempted);
+        let is_out = |ring: &Arc<SwitchRing>| ring.switched_out().is_some_and(|out| !out.preempted);
         !self.is_unarmed() && is_other && !self.arming.switches.as_ref().is_some_and(is_out)
     }
 

@@ -22,5 +22,5 @@ pub(crate) use hooks::{ArmThreads, Begun, ThreadSource};
 pub(crate) use rate::{Allowance, Level, Periods, Rate, SamplingBudget, Spent};
 pub use source::Source;
 pub(crate) use source::{Sampler, SourceSettings};
-pub(crate) use switches::{is_full, make_room, switched_in_after, switched_out, switches_between};
+pub(crate) use switches::{SwitchRing, switches_between};
 pub(crate) use thread::{NEVER, OpenInterval, SampledThread, Use};

@@ -9,6 +9,7 @@ use super::arming::Arming;
 use super::probe::ProbeThread;
 use super::record::{Layout, Machine, Record, Records};
 use super::shares::Taken;
+use super::switches::SwitchRing;
 use crate::sys::{self, HardwareCounters, KeptOn, PerfRing, SampleRequest, SampleRing, WhyRefused};
 
 /// Opens perf events for threads.
@@ -142,7 +143,7 @@ impl Perf {
         let samples = Arc::new(SampleRing::Perf(samples));
         let sample_size = Layout::of(&samples).sample_size(self.request.stack_bytes);
         let arming = Arming::new(samples, period_ns, sample_size, sample_size);
-        Ok(arming.with_switches(Some(Arc::new(switches))))
+        Ok(arming.with_switches(Some(Arc::new(SwitchRing::new(switches)))))
     }
 
     fn open_rings(
