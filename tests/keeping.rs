@@ -884,7 +884,9 @@ fn the_title_names_the_outer_of_two_kept_spans() {
         return;
     }
     let profile = &setup.profiles()[0];
-    assert_eq!(profile.title, "request · kept: latency");
+    // On a busy machine it is preempted for a tenth of its time.
+    let parts = profile.title.split(" · ").filter(|part| !part.ends_with(" preempted"));
+    assert_eq!(parts.collect::<Vec<_>>(), ["request", "kept: latency"], "{}", profile.title);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //! The log, attributes, JSON, pages, titles, conditions, reasons and counters read this table, so a measure needs no more
 //! than a row here and the place that measures it.
 
-use super::Facts;
+use super::{Facts, TimeBreakdown};
 
 /// The unit of a [`Measure`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,6 +143,10 @@ measures! {
     /// The time in which it was entered and its own code ran or waited. This is on-CPU and off-CPU time together.
     Busy = "busy" Nanoseconds [] |facts| Some(facts.times.busy_ns()),
         { words: "busy", least: |facts| if facts.times.is_cpu_time_unknown { 0 } else { u64::MAX } };
+    /// The part of off-CPU time in which the thread could have run and others had its CPU. Known from when the thread is
+    /// sampled by perf, and unknown otherwise. Condition: `preempted>50ms`.
+    Preempted = "preempted" Nanoseconds ["preempted"] preempted,
+        { words: "preempted", part_of: Some(Measure::OffCpu), titled_from: Some(10), least: |_| MILLISECOND };
     /// [`TimeBreakdown::idle`](crate::TimeBreakdown::idle). Condition: `idle>1s`.
     Idle = "idle" Nanoseconds ["idle"] |facts| Some(facts.times.idle_ns),
         { words: "idle", part_of: Some(Measure::Wall) };
@@ -177,6 +181,13 @@ measures! {
     Freed = "freed" Bytes [] |facts| Some(facts.times.allocations?.freed_bytes), { words: "freed" };
     /// How often memory was freed: see [`TimeBreakdown::allocations`](crate::TimeBreakdown::allocations)
     Frees = "frees" Count [] |facts| Some(facts.times.allocations?.frees), { words: "frees" };
+}
+
+/// The kernel writes its records some microseconds before and after it reads the clocks.
+fn preempted(facts: &Facts) -> Option<u64> {
+    let TimeBreakdown { off_cpu_ns, on_cpu_error_ns, usage, .. } = &facts.times;
+    let known = known(facts, usage.preempted_ns).filter(|ns| *ns > 0);
+    known.map(|ns| ns.min(off_cpu_ns.saturating_add(*on_cpu_error_ns)))
 }
 
 /// A time that was found with the threads' CPU clocks.
@@ -238,7 +249,6 @@ impl Measure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::TimeBreakdown;
 
     #[test]
     fn each_measure_has_names_of_its_own() {

@@ -10,10 +10,12 @@ pub(crate) struct Usage {
     pub(crate) cycles: u64,
     pub(crate) instructions: u64,
     pub(crate) cache_misses: u64,
+    /// For how long it could have run and others had its CPU, in nanoseconds; 0 if that is unknown.
+    pub(crate) preempted_ns: u64,
 }
 
 /// The counts of a [`Usage`], in its order.
-pub(crate) type UsageCounts<T> = [T; 7];
+pub(crate) type UsageCounts<T> = [T; 8];
 
 impl Usage {
     pub(crate) fn counts(&self) -> UsageCounts<u64> {
@@ -25,12 +27,13 @@ impl Usage {
             self.cycles,
             self.instructions,
             self.cache_misses,
+            self.preempted_ns,
         ]
     }
 
     pub(crate) fn from_counts(counts: UsageCounts<u64>) -> Self {
-        let [minor_faults, major_faults, voluntary, involuntary, hardware @ ..] = counts;
-        let [cycles, instructions, cache_misses] = hardware;
+        let [minor_faults, major_faults, voluntary, involuntary, of_arming @ ..] = counts;
+        let [cycles, instructions, cache_misses, preempted_ns] = of_arming;
         Self {
             minor_faults,
             major_faults,
@@ -39,7 +42,13 @@ impl Usage {
             cycles,
             instructions,
             cache_misses,
+            preempted_ns,
         }
+    }
+
+    /// Without the counts that start at 0 when the thread is armed.
+    pub(crate) fn without_arming(self) -> Self {
+        Self { cycles: 0, instructions: 0, cache_misses: 0, preempted_ns: 0, ..self }
     }
 
     /// The usage since `before`.

@@ -1,13 +1,29 @@
-//! When a thread was switched out and in, as perf recorded it: the lengths of waits.
+//! When a thread was switched out and in, as perf recorded it: the lengths of waits, and for how long it was preempted.
 
 use std::ops::Deref;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
 
 use super::record::{Record, Records};
-use crate::sys::{PerfRing, RingMemory};
+use crate::sys::{PerfRing, RingMemory, WhyRefused};
 
 /// The ring with the context switches of a thread.
 #[derive(Debug)]
-pub(crate) struct SwitchRing(PerfRing);
+pub(crate) struct SwitchRing {
+    ring: PerfRing,
+    /// For how long the thread was preempted, as far as the records were read.
+    preempted_ns: AtomicU64,
+    read: Mutex<ReadSwitches>,
+}
+
+/// How far the records were read.
+#[derive(Debug, Default)]
+struct ReadSwitches {
+    until: u64,
+    /// When the thread was preempted, until it is switched in.
+    preempted_at: Option<u64>,
+}
 
 /// A thread was switched out, and has not been switched in since.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,13 +39,53 @@ impl Deref for SwitchRing {
     type Target = PerfRing;
 
     fn deref(&self) -> &PerfRing {
-        &self.0
+        &self.ring
     }
 }
 
 impl SwitchRing {
     pub(crate) fn new(ring: PerfRing) -> Self {
-        Self(ring)
+        Self { ring, preempted_ns: AtomicU64::new(0), read: Mutex::default() }
+    }
+
+    pub(crate) fn start(&self) -> Result<(), WhyRefused> {
+        // What happened while it was paused has no record.
+        self.read.lock().preempted_at = None;
+        self.ring.start()
+    }
+
+    pub(crate) fn retire(&self) {
+        self.read();
+        self.ring.retire();
+    }
+
+    /// For how long the thread was preempted, in nanoseconds. Only the thread itself may call it. Each call adds one, so
+    /// that 0 says that it is unknown.
+    pub(crate) fn preempted_ns(&self) -> u64 {
+        self.read();
+        self.preempted_ns.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Reads the new records: the thread does so in hooks, the collector before it releases them. Neither waits for the
+    /// other. Returns false if the other one is reading.
+    fn read(&self) -> bool {
+        let Some(mut read) = self.read.try_lock() else { return false };
+        let head = self.head();
+        for record in self.records(read.until, head) {
+            let preempted_at = match record {
+                Ok(Record::SwitchOut { time_ns, preempted }) => preempted.then_some(time_ns),
+                Ok(Record::SwitchIn { time_ns }) => {
+                    let ns = read.preempted_at.map_or(0, |at| time_ns.saturating_sub(at));
+                    self.preempted_ns.fetch_add(ns, Ordering::Relaxed);
+                    None
+                }
+                // Records are missing.
+                _ => None,
+            };
+            read.preempted_at = preempted_at;
+        }
+        read.until = head;
+        true
     }
 
     fn records(&self, from: u64, until: u64) -> Records<'_, RingMemory> {
@@ -74,6 +130,10 @@ impl SwitchRing {
             _ => 0,
         });
         let lost = lost.sum();
+        // The thread may be reading them: then they stay until the next time.
+        if !self.read() {
+            return 0;
+        }
         if head.saturating_sub(tail) > SWITCH_RECORD {
             self.release_to(head - SWITCH_RECORD);
         }
@@ -82,7 +142,10 @@ impl SwitchRing {
 
     /// Releases all records, which are not needed.
     pub(crate) fn skip(&self) {
-        self.release_to(self.head());
+        let head = self.head();
+        if self.read() {
+            self.release_to(head);
+        }
     }
 }
 

@@ -70,6 +70,7 @@ impl ThreadSource for ThreadSampler {
         let hardware = arming.and_then(|arming| arming.hardware.lock().as_ref()?.read().ok());
         let HardwareCounts { cycles, instructions, cache_misses } =
             hardware.and_then(|words| parse_group(&words)).unwrap_or_default();
+        let switches = arming.and_then(|arming| arming.switches.as_ref());
         Usage {
             minor_faults: used.minor_faults,
             major_faults: used.major_faults,
@@ -78,6 +79,7 @@ impl ThreadSource for ThreadSampler {
             cycles,
             instructions,
             cache_misses,
+            preempted_ns: switches.map_or(0, |ring| ring.preempted_ns()),
         }
     }
 
