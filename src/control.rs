@@ -23,12 +23,8 @@ use crate::config::{Builder, start};
 use crate::error::Error;
 use crate::keep::Rules;
 use crate::log::{LogEvent, LogKind};
-use crate::otel::Pairing;
-#[cfg(feature = "opentelemetry-sdk")]
-use crate::otel::SpanEnds;
+use crate::otel::UnreachedSpans;
 use crate::refresh::refresh_interest;
-#[cfg(feature = "opentelemetry-sdk")]
-use crate::span::TraceIds;
 use crate::sys;
 #[cfg(feature = "sighup")]
 use crate::sys::EndHangups;
@@ -44,7 +40,7 @@ const LONGEST_REFRESH: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct Control {
     gate: &'static Gate,
-    pairing: Arc<Pairing>,
+    unreached: Arc<UnreachedSpans>,
     engine: OnceLock<Arc<Engine>>,
     made_with: Rules,
     /// The fork generation in which it was built. In the child of a fork, its locks may be held forever.
@@ -93,7 +89,7 @@ impl Control {
         let (dir, trace_url) = (builder.dir(), builder.get_trace_url());
         let control = Arc::new(Self {
             gate: Gate::new(),
-            pairing: Arc::default(),
+            unreached: Arc::default(),
             engine: OnceLock::new(),
             made_with: rules.clone(),
             made_in: sys::fork_generation(),
@@ -129,7 +125,7 @@ impl Control {
             made_in: sys::fork_generation(),
             made_by: sys::process_id(),
             gate: engine.gate,
-            pairing: Arc::clone(&engine.pairing),
+            unreached: Arc::clone(&engine.unreached),
             engine: OnceLock::from(engine),
             switch: Mutex::new(switch),
             dispatch: Mutex::new(None),
@@ -170,8 +166,8 @@ impl Control {
         self.gate
     }
 
-    pub(crate) fn pairing(&self) -> &Pairing {
-        &self.pairing
+    pub(crate) fn unreached(&self) -> &UnreachedSpans {
+        &self.unreached
     }
 
     pub(crate) fn engine(&self) -> Option<&Arc<Engine>> {
@@ -261,7 +257,7 @@ impl Control {
             }
             (None, Some(builder)) => {
                 let builder = builder.rules(rules.clone());
-                let engine = start(builder, self.gate, Arc::clone(&self.pairing));
+                let engine = start(builder, self.gate, Arc::clone(&self.unreached));
                 let engine = engine.inspect_err(|error| switch.failed = Some(error.clone()))?;
                 // Locked until the engine is visible, so that a concurrent `set_dispatch` is not missed.
                 let dispatch = self.dispatch.lock();
@@ -387,28 +383,12 @@ impl Control {
             Err(_) => self.is_logging.store(false, Ordering::Relaxed),
         }
     }
-
-    /// A span processor observes the ends of OpenTelemetry spans from now on.
-    #[cfg(feature = "opentelemetry-sdk")]
-    pub(crate) fn expect_processor(&self) {
-        self.pairing.expect_processor();
-        self.gate.set_observe_exits(true);
-    }
 }
 
 impl Drop for Control {
     fn drop(&mut self) {
         if self.is_here() {
             self.end(Engine::shutdown_later);
-        }
-    }
-}
-
-#[cfg(feature = "opentelemetry-sdk")]
-impl SpanEnds for Control {
-    fn ended(&self, ids: TraceIds) {
-        if let Some(engine) = self.running() {
-            engine.ended(ids);
         }
     }
 }

@@ -4,7 +4,7 @@ use crate::config::Builder;
 use crate::error::Error;
 use crate::keep::{Keep, Rule, Rules};
 use crate::redact::Redaction;
-use crate::sampler::record::{Layout, Machine, Record, Records, read_sample, said_position};
+use crate::sampler::record::{Layout, Machine, Record, Records, read_sample, stated_position};
 use crate::symbols::fuzzing as symbols;
 use crate::sys;
 use crate::text::disturbs;
@@ -16,7 +16,7 @@ pub fn records(bytes: &[u8]) -> usize {
     for record in Records::between(bytes, 0, bytes.len() as u64).flatten() {
         count += 1;
         let (Record::Sample(place) | Record::Lost { place, .. }) = record else { continue };
-        said_position(bytes, place);
+        stated_position(bytes, place);
         for machine in [Machine::X86_64, Machine::Aarch64] {
             for has_kernel_chain in [false, true] {
                 let layout = Layout { machine, has_kernel_chain };

@@ -5,17 +5,13 @@ use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-#[cfg(feature = "opentelemetry-sdk")]
-use opentelemetry_sdk::trace::SpanProcessor;
-
-use crate::collector::{Engine, HeapPart, NoHeap, OpenSpan, heap_profile, open_spans};
+use crate::collector::{Engine, HeapPart, NoHeap, heap_profile, open_spans};
 use crate::config::rules_of_env;
 use crate::control::Control;
 use crate::error::Error;
 use crate::keep::Rules;
-#[cfg(feature = "opentelemetry-sdk")]
-use crate::otel::{ProfilingSpanProcessor, SpanEnds};
 use crate::profile::Profile;
+use crate::publish::OpenSpan;
 #[cfg(feature = "axum")]
 use crate::publish::RecentlyKept;
 use crate::sampler::SourceSettings;
@@ -251,38 +247,6 @@ impl Handle {
         let control = self.0.upgrade();
         let engine = control.as_ref().and_then(|control| control.engine());
         engine.map(|engine| engine.source.describe()).unwrap_or_default()
-    }
-
-    /// Wraps a span processor for the tracer provider. The result sets the attributes of kept spans on their
-    /// OpenTelemetry spans, in either order of the layers.
-    ///
-    /// It is not needed if the profiling layer is added before the one of `tracing-opentelemetry`; see
-    /// [`ProfilingLayer::with_opentelemetry`].
-    ///
-    /// ```
-    /// # use opentelemetry_sdk::trace::{InMemorySpanExporter, SdkTracerProvider, SimpleSpanProcessor};
-    /// # use tracing_profiling::ProfilingLayer;
-    /// # fn main() -> Result<(), tracing_profiling::Error> {
-    /// # let exporter = InMemorySpanExporter::default();
-    /// let profiling = ProfilingLayer::from_env()?;
-    /// let exporting = SimpleSpanProcessor::new(exporter);
-    /// let provider = SdkTracerProvider::builder()
-    ///     .with_span_processor(profiling.handle().span_processor(exporting))
-    ///     .build();
-    /// # _ = provider;
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// [`ProfilingLayer::with_opentelemetry`]: crate::ProfilingLayer::with_opentelemetry
-    #[cfg(feature = "opentelemetry-sdk")]
-    pub fn span_processor(&self, next: impl SpanProcessor + 'static) -> ProfilingSpanProcessor {
-        let ends = self.find().map(|control| {
-            control.expect_processor();
-            let ends: Weak<dyn SpanEnds> = Arc::<Control>::downgrade(&control);
-            ends
-        });
-        ProfilingSpanProcessor::new(next, ends)
     }
 
     /// Returns a guard for `main` that exports everything that was kept when it is dropped. It waits for at most 5

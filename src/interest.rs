@@ -48,12 +48,6 @@ impl FoundEngine {
         }
     }
 
-    /// The engine, if a hook has nothing to do besides calling it.
-    #[inline(always)]
-    pub(crate) fn get_fast(&self) -> Option<&Engine> {
-        self.engine.get().filter(|_| self.gate.is_only_open()).map(Arc::as_ref)
-    }
-
     #[cold]
     fn find(&self) -> Option<&Engine> {
         let engine = self.control.engine()?;

@@ -85,7 +85,7 @@ impl ProfilingLayer {
         L: Layer<S>,
         S: Subscriber + for<'a> LookupSpan<'a>,
     {
-        self.found.control.pairing().note_layer_around::<L>();
+        self.found.control.unreached().note_layer_around::<L>();
         let around = WithOpenTelemetry::new(opentelemetry, &self.found.control);
         self.and_then(around)
     }
@@ -122,27 +122,9 @@ impl ProfilingLayer {
 
     #[cold]
     #[inline(never)]
-    fn enter_slow(&self, id: &span::Id) {
-        if let Some(engine) = self.found.get() {
-            engine.spans.enter(number(id));
-            if self.found.gate.must_observe_exits() {
-                let _uncounted = Uncounted::begin();
-                engine.pairing.enter(number(id));
-            }
-        } else if self.found.gate.must_check_fork() {
+    fn enter_without_engine(&self) {
+        if self.found.gate.must_check_fork() {
             self.found.control.warn_if_forked();
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn exit_slow(&self, id: &span::Id) {
-        if let Some(engine) = self.found.get() {
-            engine.spans.exit(number(id));
-            if self.found.gate.must_observe_exits() {
-                let _uncounted = Uncounted::begin();
-                engine.observe_exit(number(id), || Some(self.otel_span(engine, id)?.ids()));
-            }
         }
     }
 }
@@ -195,7 +177,7 @@ where
     }
 
     fn on_layer(&mut self, subscriber: &mut S) {
-        self.found.control.pairing().note_subscriber::<S>();
+        self.found.control.unreached().note_subscriber::<S>();
         if !self.filter.on_layer(subscriber) {
             self.found.control.warn(LogEvent::warning(LogKind::Unfiltered, UNFILTERED));
         }
@@ -265,17 +247,16 @@ where
 
     #[inline]
     fn on_enter(&self, id: &span::Id, _: Context<'_, S>) {
-        match self.found.get_fast() {
+        match self.found.get() {
             Some(engine) => engine.spans.enter(number(id)),
-            None => self.enter_slow(id),
+            None => self.enter_without_engine(),
         }
     }
 
     #[inline]
     fn on_exit(&self, id: &span::Id, _: Context<'_, S>) {
-        match self.found.get_fast() {
-            Some(engine) => engine.spans.exit(number(id)),
-            None => self.exit_slow(id),
+        if let Some(engine) = self.found.get() {
+            engine.spans.exit(number(id));
         }
     }
 

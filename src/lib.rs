@@ -67,7 +67,7 @@
 //!
 //! - It does not profile code outside spans, or other processes.
 //! - What C code allocates with `malloc` is neither counted nor sampled, also with [`ProfilingAllocator`].
-//! - What futures without the wrapper await is only known as far as a child span was idle.
+//! - Of futures without the wrapper, only the innermost idle span is known, not what they await.
 //! - On systems other than Linux on x86-64 and aarch64, spans have wall, busy and idle times. On-CPU time is unknown
 //!   there, and there are no stacks.
 //!
@@ -95,7 +95,7 @@
 //! | `pprof` | on by default | `encode::pprof`, and a file in that format next to each report |
 //! | `otlp` | off | `encode::otlp`, and a file in that format next to each report |
 //! | `firefox` | off | `encode::firefox`: a format for profiler.firefox.com and samply |
-//! | `opentelemetry-sdk` | off | `Handle::span_processor`, for other layer orders; conversion of a resource of `opentelemetry_sdk` to [`Resource`] |
+//! | `opentelemetry-sdk` | off | conversion of a resource of `opentelemetry_sdk` to [`Resource`] |
 //! | `axum` | off | `Handle::router`: the rules, the state and the profiles over HTTP, and a page that shows them; not accessible to pages of other sites, but without authentication, so it must not be reachable from outside |
 //! | `tower` | off | `tower::AwaitsLayer`, for servers: the profiles of requests show what they await |
 //! | `metrics` | off | `Handle::register_metrics`: [`Stats`] as OpenTelemetry metrics |
@@ -121,20 +121,20 @@
 //! | `TRACING_PROFILING_SHED` | `cpu>90%`, `memory>2GB`, or both joined by `\|`: no further threads are sampled while the host, or the cgroup of the process, is above that ([`Builder::shed_above_cpu`], [`Builder::shed_above_memory`]) | no limit |
 //! | `TRACING_PROFILING_CPU_BUDGET` | maximum percentage of a core for reading samples, 0 for no limit; see [`Builder::cpu_budget`] | 1, and 0 if the rate is set |
 //! | `TRACING_PROFILING_PENDING_PROFILES` | maximum number of profiles waiting to be exported, 1 to 100000 | 32 |
-//! | `TRACING_PROFILING_DIR` | directory for profiles | `profiles` |
+//! | `TRACING_PROFILING_DIR` | directory for profiles; with an OTLP exporter, the fallback directory while the receiver is unavailable | `profiles`; with OTLP none |
 //! | `OTEL_PROFILES_EXPORTER` | where profiles go: `otlp`, `directory` or `none` | `otlp` if a feature for it is on and its endpoint is set, else `directory` |
-//! | `TRACING_PROFILING_FORMATS` | the formats of the files, separated by commas: `html`, `folded`, `pprof`, `otlp`, `firefox`; see [`Builder::formats`] | `html,pprof,otlp`, as far as their features are on |
+//! | `TRACING_PROFILING_FORMATS` | the formats of the files, separated by commas: `html`, `folded`, `pprof`, `otlp`, `firefox`; see [`Builder::formats`] | `html,pprof,otlp`, if their features are on |
 //! | `TRACING_PROFILING_TRACE_URL` | makes trace ids in reports links: `https://tempo.internal/trace/{trace_id}` | none |
 //! | `TRACING_PROFILING_SOURCE_URL` | makes source locations in reports links: `vscode://file//home/me/{file}:{line}` | none |
 //! | `TRACING_PROFILING_LINK` | `root` or `innermost`: the span that samples link to in OTLP; see [`Builder::link`] | `root` |
-//! | `TRACING_PROFILING_FIELDS` | names of fields, separated by commas, whose values are shown with a span's name; or `none`; see [`Builder::fields`] | `otel.name`, `http.route`, `http.request.method`, `method` and others |
+//! | `TRACING_PROFILING_FIELDS` | names of fields, separated by commas, whose values are shown with a span's name; or `none`; see [`Builder::fields`] | `otel.name`, `http.route`, `http.request.method`, `method`, `rpc.service`, `rpc.method`, `messaging.destination.name` |
 //! | `TRACING_PROFILING_REDACT` | regular expressions separated by `;` (`\;` inside a pattern): matches in the names of functions, files and spans become `[redacted]`; see [`Redaction`] | none |
 //! | `TRACING_PROFILING_PATHS` | `short`, or `full` to include the directories that the program was built in | `short` |
 //! | `TRACING_PROFILING_SYMBOLS` | `on`, or `off` for addresses and build ids only; see [`Builder::symbols`] | `on` |
 //! | `TRACING_PROFILING_EXPORT_BYTES` | maximum bytes of profiles waiting to be exported, up to 4294967295; see [`Builder::export_bytes`] | 67108864 |
 //! | `TRACING_PROFILING_SYMBOL_BYTES` | maximum bytes of loaded symbols, up to 4294967295; see [`Builder::symbol_bytes`] | 536870912 |
 //! | `TRACING_PROFILING_AWAIT_BYTES` | maximum bytes for the stacks of pending futures, up to 4294967295; see [`Builder::await_bytes`] | 16777216 |
-//! | `TRACING_PROFILING_ALLOC_SAMPLE_BYTES` | bytes that a thread allocates in the mean between two samples of its allocations, up to 4294967295; 0 for no samples; see [`Builder::alloc_sample_bytes`] | 524288 |
+//! | `TRACING_PROFILING_ALLOC_SAMPLE_BYTES` | average bytes between two samples of a thread's allocations, up to 4294967295; 0 disables them; see [`Builder::alloc_sample_bytes`] | 524288 |
 //! | `TRACING_PROFILING_HEAP` | `on` tracks the live heap of the process, if allocations are sampled; see [`Builder::heap`] | `off` |
 //!
 //! # Rules
@@ -281,7 +281,6 @@ struct Readme;
 #[cfg(feature = "tower")]
 pub use awaits::tower;
 pub use awaits::{Profiled, ProfiledExt};
-pub use collector::{OpenSpan, OpenState};
 pub use config::Builder;
 pub use error::{Error, ErrorKind};
 #[cfg(feature = "_otlp")]
@@ -294,10 +293,9 @@ pub use ids::{InvalidId, ProfileId, SpanId, TraceId};
 pub use interest::WithOpenTelemetry;
 pub use keep::{Condition, Keep, Kept, KeptSpan, NoProfile, Rule, Rules, Threshold};
 pub use layer::ProfilingLayer;
-#[cfg(feature = "opentelemetry-sdk")]
-pub use otel::ProfilingSpanProcessor;
 pub use otel::{LinkTo, span_attributes};
 pub use profile::{Profile, Resource};
+pub use publish::{OpenSpan, OpenState};
 pub use redact::Redaction;
 pub use sampler::Source;
 pub use self_test::SelfTest;

@@ -1,5 +1,5 @@
 //! The shop of the example together with OpenTelemetry: every exported id has a file, and every file has an exported
-//! id, in both orders of the layers.
+//! id.
 
 #![cfg(feature = "opentelemetry-sdk")]
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
@@ -16,7 +16,7 @@ use opentelemetry::trace::TracerProvider;
 use opentelemetry_proto::tonic::profiles::v1development::ProfilesData;
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{
-    InMemorySpanExporter, SdkTracer, SdkTracerProvider, SimpleSpanProcessor, SpanData,
+    InMemorySpanExporter, SdkTracerProvider, SimpleSpanProcessor, SpanData,
 };
 use prost::Message as _;
 use support::Nanos as _;
@@ -33,7 +33,8 @@ fn text(span: &SpanData, key: &str) -> Option<String> {
     found.map(|attribute| attribute.value.to_string())
 }
 
-fn check(with_processor: bool, combine: fn(ProfilingLayer, SdkTracer) -> Dispatch) {
+#[test]
+fn exported_ids_match_the_files() {
     let directory = tempfile::tempdir().unwrap();
     let reports = Arc::new(Mutex::new(Vec::new()));
     let resource = Resource::builder().with_service_name("shop").build();
@@ -48,14 +49,12 @@ fn check(with_processor: bool, combine: fn(ProfilingLayer, SdkTracer) -> Dispatc
         .unwrap();
     let handle = profiling.handle();
     let spans = InMemorySpanExporter::default();
-    let exporting = SimpleSpanProcessor::new(spans.clone());
-    let provider = SdkTracerProvider::builder().with_resource(resource);
-    let provider = match with_processor {
-        true => provider.with_span_processor(handle.span_processor(exporting)),
-        false => provider.with_span_processor(exporting),
-    };
-    let provider = provider.build();
-    let dispatch = combine(profiling, provider.tracer("shop"));
+    let provider = SdkTracerProvider::builder()
+        .with_resource(resource)
+        .with_span_processor(SimpleSpanProcessor::new(spans.clone()))
+        .build();
+    let otel = tracing_opentelemetry::layer().with_tracer(provider.tracer("shop"));
+    let dispatch = Dispatch::new(tracing_subscriber::registry().with(profiling).with(otel));
 
     // The shop closes spans on every thread of its runtime, through the default subscriber of that thread.
     let for_threads = dispatch.clone();
@@ -189,25 +188,4 @@ fn check_awaits(reports: &[Kept]) {
     if let Some(news) = reports.iter().find(|kept| kept.spans[0].name() == "GET /news") {
         assert_eq!(news.awaits.delayed_by.as_deref(), Some("report"));
     }
-}
-
-fn otel<S>(tracer: SdkTracer) -> tracing_opentelemetry::OpenTelemetryLayer<S, SdkTracer>
-where
-    S: tracing::Subscriber + for<'a> tracing_subscriber::registry::LookupSpan<'a>,
-{
-    tracing_opentelemetry::layer().with_tracer(tracer)
-}
-
-#[test]
-fn exported_ids_match_the_files() {
-    check(false, |ours, tracer| {
-        Dispatch::new(tracing_subscriber::registry().with(ours).with(otel(tracer)))
-    });
-}
-
-#[test]
-fn exported_ids_match_the_files_in_the_other_layer_order() {
-    check(true, |ours, tracer| {
-        Dispatch::new(tracing_subscriber::registry().with(otel(tracer)).with(ours))
-    });
 }

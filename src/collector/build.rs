@@ -12,30 +12,36 @@ use super::waits::WaitingThread;
 use crate::facts::Facts;
 use crate::ids::{SpanId, TraceId};
 use crate::keep::{Callsites, Epoch, KeptSpan};
-use crate::profile::{Link, MappingId, Profile, ProfileId, SampleKind, is_of_dependency};
+use crate::profile::{MappingId, Point, Profile, ProfileId, SampleKind, is_of_dependency};
 use crate::publish::report;
 use crate::redact::Redaction;
 use crate::span::SpanKey;
-use crate::unwind::{Module, Modules, UnwindEnd};
+use crate::unwind::{Module, Modules, UnwindEnd, Unwinder};
 
-/// The inputs of a profile.
-pub(super) struct ProfileAssembler<'a> {
+/// Where the names and times of a profile come from.
+#[derive(Clone, Copy)]
+pub(super) struct ProfileInputs<'a> {
     pub(super) pending: &'a Pending,
+    pub(super) modules: &'a Modules,
+    pub(super) callsites: &'a Callsites,
+    pub(super) redaction: &'a Redaction,
+    /// Converts `CLOCK_MONOTONIC_RAW` to Unix time.
+    pub(super) unix_offset_ns: i128,
+    pub(super) period_ns: u64,
+}
+
+/// Builds the profile of an epoch.
+pub(super) struct ProfileAssembler<'a> {
+    pub(super) inputs: ProfileInputs<'a>,
     /// Waits that have not ended.
     pub(super) waiting: Vec<&'a WaitingThread>,
     /// Awaits that have not ended.
     pub(super) awaiting: Vec<PresentAwait>,
-    pub(super) modules: &'a Modules,
-    pub(super) callsites: &'a Callsites,
-    /// Converts `CLOCK_MONOTONIC_RAW` to Unix time.
-    pub(super) unix_offset_ns: i128,
-    pub(super) period_ns: u64,
     pub(super) most_samples: usize,
     /// The limit for the profile's memory.
     pub(super) most_bytes: usize,
     /// Whether on-CPU time without samples is kernel time.
     pub(super) hides_kernel: bool,
-    pub(super) redaction: &'a Redaction,
 }
 
 /// A profile without symbols, and the modules that symbolization needs.
@@ -52,8 +58,7 @@ pub(super) struct Built {
 /// A stack outside of spans, and what is known of it.
 pub(super) struct StackWeight<'a> {
     pub(super) stack: &'a Stack,
-    /// The name of a span that it is linked to.
-    pub(super) link: Option<String>,
+    pub(super) time_unix_ns: u64,
     pub(super) kind: SampleKind,
     pub(super) weight: u64,
 }
@@ -61,15 +66,52 @@ pub(super) struct StackWeight<'a> {
 /// How many kept spans a profile lists.
 const MOST_LISTED: usize = 64;
 
+impl<'a> ProfileInputs<'a> {
+    /// Those of a profile that no span has.
+    pub(super) fn of_stacks(
+        engine: &'a Engine,
+        pending: &'a Pending,
+        unwinder: &'a Unwinder,
+    ) -> Self {
+        let (callsites, redaction) = (&engine.callsites, &*engine.redaction);
+        let (modules, unix_offset_ns, period_ns) = (unwinder.modules(), 0, 0);
+        Self { pending, modules, callsites, redaction, unix_offset_ns, period_ns }
+    }
+
+    pub(super) fn unix_ns(&self, raw_ns: u64) -> u64 {
+        u64::try_from(i128::from(raw_ns) + self.unix_offset_ns).unwrap_or(0)
+    }
+
+    /// The stacks as a profile, for symbolization. No span has them.
+    pub(super) fn profile_of_stacks<'b>(
+        self,
+        id: ProfileId,
+        stacks: impl IntoIterator<Item = StackWeight<'b>>,
+    ) -> (Profile, HashMap<MappingId, Arc<Module>>) {
+        let mut tables = Tables::new(self, id, None, SpanDetail::All);
+        for StackWeight { stack, time_unix_ns, kind, weight } in stacks {
+            let stack = tables.stack(stack);
+            tables.profile.add_sample(
+                kind,
+                stack,
+                None,
+                Point { time_unix_ns, weight, thread: None },
+            );
+        }
+        (tables.profile, tables.modules)
+    }
+}
+
 impl ProfileAssembler<'_> {
     /// Builds the profile of an epoch from the samples of its kept spans and the spans inside them. Downsamples if it
     /// would exceed its limits.
     pub(super) fn build(&self, id: ProfileId, epoch: &Epoch) -> Built {
-        let inside = self.pending.inside(epoch.root, epoch.kept.iter().map(|span| span.key));
-        let of_root = self.pending.of_root(epoch.root).iter();
+        let pending = self.inputs.pending;
+        let inside = pending.inside(epoch.root, epoch.kept.iter().map(|span| span.key));
+        let of_root = pending.of_root(epoch.root).iter();
         let spans: Vec<SpanKey> = of_root.filter(|span| inside.contains(span)).copied().collect();
 
-        let pending = || spans.iter().filter_map(|span| self.pending.get(*span));
+        let pending = || spans.iter().filter_map(|span| pending.get(*span));
         let samples: usize = pending().map(|span| span.samples.len()).sum();
         let mut counts: HashMap<SampleKind, usize> = HashMap::from([
             (SampleKind::OnCpu, samples),
@@ -114,37 +156,6 @@ impl ProfileAssembler<'_> {
         Built { profile, modules, spans, downsampled, losses }
     }
 
-    /// A profile that only contains these stacks.
-    pub(super) fn profile_of_stacks<'b>(
-        pending: &Pending,
-        modules: &Modules,
-        engine: &Engine,
-        (id, period): (ProfileId, u64),
-        stacks: impl IntoIterator<Item = StackWeight<'b>>,
-    ) -> (Profile, HashMap<MappingId, Arc<Module>>) {
-        let assembler = ProfileAssembler {
-            pending,
-            waiting: Vec::new(),
-            awaiting: Vec::new(),
-            modules,
-            callsites: &engine.callsites,
-            unix_offset_ns: 0,
-            period_ns: period,
-            most_samples: usize::MAX,
-            most_bytes: usize::MAX,
-            hides_kernel: false,
-            redaction: &engine.redaction,
-        };
-        let epoch = Epoch::empty();
-        let mut tables = Tables::new(&assembler, id, &epoch, SpanDetail::All);
-        for StackWeight { stack, link, kind, weight } in stacks {
-            let stack = tables.stack(stack);
-            let link = link.map(|name| tables.profile.add_link(Link::named(name, None)));
-            tables.add(kind, 0, weight, None, stack, link);
-        }
-        (tables.profile, tables.modules)
-    }
-
     /// Returns `None` if the profile would exceed `most_bytes`.
     fn fill<'a>(
         &'a self,
@@ -155,10 +166,11 @@ impl ProfileAssembler<'_> {
         taking: &mut Taking,
         (detail, most_bytes): (SpanDetail, usize),
     ) -> Option<Filled<'a>> {
-        let mut tables = Tables::new(self, id, epoch, detail);
+        let mut tables = Tables::new(self.inputs, id, Some(epoch), detail);
         let mut losses = report::Losses::default();
         for span in spans {
-            let Some(pending) = self.pending.get(*span).filter(|pending| !pending.is_empty())
+            let Some(pending) =
+                self.inputs.pending.get(*span).filter(|pending| !pending.is_empty())
             else {
                 continue;
             };
@@ -240,11 +252,11 @@ impl ProfileAssembler<'_> {
     /// in the tree is not known.
     fn topmost(&self, epoch: &Epoch) -> Vec<SpanKey> {
         let is_known = |span: &SpanKey| {
-            let pending = self.pending.get(*span);
+            let pending = self.inputs.pending.get(*span);
             *span == epoch.root || pending.is_some_and(|pending| pending.known.is_some())
         };
         let kept = epoch.kept.iter().map(|span| span.key).filter(is_known).collect();
-        self.pending.topmost(&kept)
+        self.inputs.pending.topmost(&kept)
     }
 
     /// The facts of the kept spans, with what only their tree says.
@@ -255,21 +267,18 @@ impl ProfileAssembler<'_> {
         let facts = kept.map(|span| Facts {
             is_topmost: topmost.contains(&span.key),
             own_file: own_file(&span).unwrap_or_default(),
-            start_unix_ns: self.unix_ns(span.opened_ns),
+            start_unix_ns: self.inputs.unix_ns(span.opened_ns),
             ..span.facts
         });
         facts.collect()
     }
 
-    pub(super) fn unix_ns(&self, raw_ns: u64) -> u64 {
-        u64::try_from(i128::from(raw_ns) + self.unix_offset_ns).unwrap_or(0)
-    }
-
     /// From the start of the first kept span to the end of the last, extended so that it contains all samples.
     fn place_in_time(&self, profile: &mut Profile, epoch: &Epoch) {
         let kept = &epoch.kept;
-        let begins = kept.iter().map(|span| self.unix_ns(span.opened_ns));
-        let ends = kept.iter().map(|span| self.unix_ns(span.opened_ns + span.times().wall_ns));
+        let begins = kept.iter().map(|span| self.inputs.unix_ns(span.opened_ns));
+        let ends =
+            kept.iter().map(|span| self.inputs.unix_ns(span.opened_ns + span.times().wall_ns));
         let points = || profile.samples().iter().flat_map(|sample| &sample.points);
         let first = begins.chain(points().map(|p| p.time_unix_ns)).min().unwrap_or(0);
         let last = ends.chain(points().map(|p| p.time_unix_ns + 1)).max().unwrap_or(0);

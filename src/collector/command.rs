@@ -1,14 +1,13 @@
 //! The messages to the collector.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crossbeam::channel::Sender;
 
 use super::engine::Engine;
-use super::heap::{HeapRequest, make_heap};
-use super::open_spans::{OpenSpan, find_open};
-use super::run::Collector;
-use crate::publish::{FlushRequest, Job, Question, Questions};
+use super::heap::HeapRequest;
+use super::open_spans::OpenRequest;
+use crate::publish::{FlushRequest, Questions};
 use crate::span::is_ignored;
 
 /// A message to the collector.
@@ -19,25 +18,9 @@ pub(super) enum Command {
     /// The same, then stop.
     Shutdown(Option<FlushRequest>),
     /// List the open spans.
-    FindOpen { older_than: Duration, reply: Question<Vec<OpenSpan>> },
+    FindOpen(OpenRequest),
     /// Make the profile of the live heap.
     Heap(HeapRequest),
-}
-
-impl Command {
-    /// Whether the caller waits for an answer.
-    pub(super) fn is_waited_for(&self) -> bool {
-        !matches!(self, Self::Shutdown(None))
-    }
-
-    /// The job that answers a question, if it is one.
-    pub(super) fn answer(self, collector: &mut Collector) -> Option<Job> {
-        match self {
-            Self::FindOpen { older_than, reply } => Some(find_open(collector, older_than, reply)),
-            Self::Heap(request) => Some(make_heap(collector, request)),
-            Self::Flush(_) | Self::Shutdown(_) => None,
-        }
-    }
 }
 
 /// What callers ask the collector.
@@ -87,8 +70,9 @@ impl Engine {
     }
 
     pub(super) fn ask(&self, command: Command) -> bool {
+        let is_waited_for = !matches!(command, Command::Shutdown(None));
         // In a forked child no thread would answer, and the layer's own threads would wait for themselves.
-        if !self.is_running() || (is_ignored() && command.is_waited_for()) {
+        if !self.is_running() || (is_ignored() && is_waited_for) {
             return false;
         }
         let sent = self.commands.to_collector.send(command).is_ok();

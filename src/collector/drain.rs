@@ -3,11 +3,11 @@
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicU64;
 
+use super::cursor::ThreadCursor;
 use super::pending::{Added, Pending};
-use super::sampled::Sampled;
 use super::stack::Stack;
-use crate::sampler::record::{Layout, Record, RecordPlace, Records, read_sample, said_position};
-use crate::sampler::{OpenInterval, SpanInterval};
+use crate::sampler::record::{Layout, Record, RecordPlace, Records, read_sample, stated_position};
+use crate::sampler::{OpenInterval, Sampler, SpanInterval};
 use crate::span::SpanKey;
 use crate::stats::Counters;
 use crate::sys::{self, MissedSignals, OsThread, SampleRing, TimerRing};
@@ -18,6 +18,7 @@ pub(super) struct Drain<'a> {
     pub(super) unwinder: &'a mut Unwinder,
     pub(super) pending: &'a mut Pending,
     pub(super) counters: &'a Counters,
+    pub(super) source: &'a Sampler,
     pub(super) most_frames: usize,
     pub(super) round: u64,
     /// The kernel's id of this process.
@@ -27,14 +28,13 @@ pub(super) struct Drain<'a> {
     pub(super) is_lowered: bool,
 }
 
-impl Sampled {
+impl ThreadCursor {
     /// Reads everything in the ring. Returns the span that the thread is in.
     pub(super) fn drain(&mut self, drain: &mut Drain<'_>) -> Option<SpanKey> {
-        self.follow();
-        let Some(ring) = self.arming.ring.clone() else { return self.sampled_thread.span() };
-        // The order matters: see `SampledThread::open_interval`.
+        let Some(ring) = self.arming.ring.clone() else { return self.thread.span() };
+        // The order matters: see `ThreadShared::open_interval`.
         let head = ring.head();
-        let open = self.sampled_thread.open_interval(&self.arming);
+        let open = self.thread.open_interval(&self.arming);
         while let Some(interval) = self.arming.take_interval() {
             self.intervals.push_back(interval);
         }
@@ -42,7 +42,7 @@ impl Sampled {
             (self.counted_from, self.counted) = (open.from, 0);
         }
         // The ring of a thread that is over is read for the last time.
-        let is_over = self.sampled_thread.is_over();
+        let is_over = self.thread.is_over();
         let mut end = head;
         for record in Records::between(&**ring, ring.tail(), head) {
             if let Ok(Record::Sample(place) | Record::Lost { place, .. }) = record
@@ -60,11 +60,11 @@ impl Sampled {
                     let position = position_of(&ring, place);
                     self.drained = position + self.arming.sample_size();
                     self.counted += u64::from(position >= self.counted_from);
-                    self.unspent += 1;
+                    self.uncharged += 1;
                     match owner(&mut self.intervals, open, position) {
                         Some(span) => {
                             let period_ns = self.arming.period_ns();
-                            drain.sample(&ring, self.sampled_thread.thread, place, span, period_ns);
+                            drain.sample(&ring, self.thread.thread, place, span, period_ns);
                         }
                         None => count(&drain.counters.samples.outside_spans, 1),
                     }
@@ -78,44 +78,43 @@ impl Sampled {
                         drain.pending.note(span, |pending| pending.losses.ring_full += samples);
                     }
                 }
-                Ok(Record::Throttled) => count(&drain.counters.sampling.throttled, 1),
+                Ok(Record::Throttled) => drain.lose(&drain.counters.sampling.throttled, 1),
                 Ok(_) => {}
-                Err(_) => count(&drain.counters.sampling.records_malformed, 1),
+                Err(_) => drain.lose(&drain.counters.sampling.records_malformed, 1),
             }
         }
         ring.release_to(end);
         if ring.timer().is_none() {
             self.drained = end;
         }
-        self.count_missed(open.span, drain.pending, drain.counters);
         open.span
     }
 
     /// Counts the signals of its timer that were no samples since the last time. They leave no record, so they are taken
-    /// for those of the span that the thread is in.
+    /// for those of the span that the thread is in. Returns whether there were any.
     pub(super) fn count_missed(
-        &mut self,
+        &self,
         span: Option<SpanKey>,
         pending: &mut Pending,
         counters: &Counters,
-    ) {
+    ) -> bool {
         let timer = self.arming.ring.as_ref().and_then(|ring| ring.timer());
         let missed = timer.map(TimerRing::take_missed).unwrap_or_default();
         if missed == MissedSignals::default() {
-            return;
+            return false;
         }
-        self.needs_perf |= self.has_timer_for_switches;
         count(&counters.samples.dropped_off_stack, missed.off_stack);
         count(&counters.samples.dropped_signal_stack_full, missed.without_room);
         if let Some(span) = span {
             pending.note(span, |pending| pending.losses.off_stack += missed.off_stack);
         }
+        true
     }
 }
 
 /// The position of a record as the hooks of its thread see it.
 fn position_of(ring: &SampleRing, place: RecordPlace) -> u64 {
-    ring.timer().map_or(place.position, |ring| said_position(&**ring, place))
+    ring.timer().map_or(place.position, |ring| stated_position(&**ring, place))
 }
 
 fn count(counter: &AtomicU64, count: u64) {
@@ -143,6 +142,12 @@ pub(super) fn owner(
 const FIRST_CONTEXT: u64 = u64::MAX - 4094;
 
 impl Drain<'_> {
+    /// Counts what no profile says.
+    fn lose(&self, counter: &AtomicU64, lost: u64) {
+        count(counter, lost);
+        self.source.note_loss();
+    }
+
     /// The weight of a sample, and how many others are lost with it. A timer states the weight. If the program
     /// blocked its signal for long, it is not known where the thread spent most of that time: the sample then has the
     /// usual weight and the rest is lost.
@@ -169,7 +174,7 @@ impl Drain<'_> {
             // Of this thread: an event is opened by an id, which may since be that of another process's thread.
             (sample.pid, sample.tid) == (self.pid, thread.tid)
         }) else {
-            count(&self.counters.sampling.records_malformed, 1);
+            self.lose(&self.counters.sampling.records_malformed, 1);
             return;
         };
         // If another library was loaded where the sample is, that is known from here on.
@@ -211,7 +216,7 @@ impl Drain<'_> {
             self.pending.note(span, |pending| pending.losses.lowered += 1);
         }
         if late > 0 {
-            count(&self.counters.samples.dropped_late, late);
+            self.lose(&self.counters.samples.dropped_late, late);
             self.pending.note(span, |pending| pending.losses.late += late);
         }
     }

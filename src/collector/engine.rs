@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use crossbeam::channel;
 use parking_lot::Mutex;
 use tracing::Dispatch;
 use tracing::dispatcher::WeakDispatch;
@@ -12,64 +11,29 @@ use tracing::field::Visit;
 use super::command::Commands;
 use super::copied::CopiedSamples;
 use super::gate::Gate;
-use super::limits::Limits;
 use super::over_limit::{count, is_over_limit, name_hash};
-use super::run::Collector;
 use super::running_source::RunningSource;
 use crate::allocations;
 use crate::awaits;
 use crate::error::Error;
-use crate::export::Exporter;
 use crate::facts::{Facts, Reasons};
-use crate::keep::{
-    Callsite, Callsites, ExportedWhileOpen, FieldValues, KeptSpan, OnKept, ProfileAdmission, Rules,
-    SpanLink,
-};
-use crate::log::{LogEvent, LogKind};
-use crate::otel::{EarlyVerdict, LinkTo, OtelSettings, OtelSpan, Pairing};
+use crate::keep::{Callsite, Callsites, FieldValues, KeptSpan, ProfileAdmission, Rules, SpanLink};
+use crate::log::LogEvent;
+use crate::otel::{LinkTo, OtelSettings, OtelSpan, UnreachedSpans};
 use crate::profile::ProfileId;
-use crate::publish::{PublishState, PublisherParts, Reporter};
+use crate::publish::PublishState;
 use crate::redact::Redaction;
 use crate::refresh::refresh_interest;
-use crate::sampler::{Sampler, SourceSettings};
 use crate::span::{
     Closing, Enclosing, Plan, RegistryId, SAMPLED_ITSELF, SHOWS_FIELDS, Spans, TraceIds, Verdict,
     forget_this_thread, spawn_ignored,
 };
 use crate::stats::{Counters, Stats};
-use crate::symbols::SymbolSettings;
-use crate::sys::{self, Owning, Poller, Uncounted, Waker};
+use crate::sys::{self, Uncounted, Waker};
 use crate::text::beginning;
 
 /// Finds the OpenTelemetry span of a closing span, or of one around it that was entered.
 pub(crate) type FindOtel<'a> = &'a dyn Fn(RegistryId) -> Option<OtelSpan>;
-
-/// The one of the closing span, and those around it.
-type Reach<'a> = (&'a dyn Fn() -> Option<OtelSpan>, FindOtel<'a>);
-
-/// Everything that an [`Engine`] is made of.
-pub(crate) struct Parts {
-    pub(crate) spans: Spans,
-    pub(crate) callsites: Callsites,
-    pub(crate) admission: ProfileAdmission,
-    pub(crate) counters: Arc<Counters>,
-    pub(crate) source: Sampler,
-    pub(crate) poller: Poller,
-    pub(crate) limits: Limits,
-    /// Belongs to this engine only.
-    pub(crate) gate: &'static Gate,
-    pub(crate) pairing: Arc<Pairing>,
-    pub(crate) source_settings: SourceSettings,
-    pub(crate) exporter: Box<dyn Exporter>,
-    /// An error of the exporter, if it has one.
-    pub(crate) problem: Option<String>,
-    /// What is wrong with the settings.
-    pub(crate) warnings: Vec<LogEvent>,
-    pub(crate) on_kept: Option<OnKept>,
-    pub(crate) otel: OtelSettings,
-    pub(crate) redaction: Redaction,
-    pub(crate) symbols: SymbolSettings,
-}
 
 /// A layer's spans, rules and threads.
 #[derive(Debug)]
@@ -85,104 +49,14 @@ pub(crate) struct Engine {
     pub(super) otel: OtelSettings,
     pub(super) redaction: Arc<Redaction>,
     pub(crate) publish: PublishState,
-    pub(crate) pairing: Arc<Pairing>,
+    pub(crate) unreached: Arc<UnreachedSpans>,
     /// What is wrong with the settings or the exporter from the start, until it is logged.
-    warnings: Mutex<Vec<LogEvent>>,
+    pub(super) warnings: Mutex<Vec<LogEvent>>,
     pub(super) commands: Commands,
     pub(crate) gate: &'static Gate,
 }
 
-/// How long the collector's thread may take to begin on a busy machine.
-const LONGEST_START: Duration = Duration::from_secs(1);
-
 impl Engine {
-    /// Starts the threads.
-    ///
-    /// # Errors
-    ///
-    /// If the system refuses to create a thread.
-    pub(crate) fn start(parts: Parts) -> Result<Arc<Self>, Error> {
-        let (engine, collector, publisher) = Self::assemble(parts);
-        publisher.start().map_err(Error::thread)?;
-        let (begins, has_begun) = channel::bounded::<()>(0);
-        spawn("profiling-drain", move || collector.run(begins))?;
-        // The layer's files are open when this returns.
-        _ = has_begun.recv_timeout(LONGEST_START);
-        Ok(engine)
-    }
-
-    /// Creates an engine and the state of its threads.
-    pub(super) fn assemble(parts: Parts) -> (Arc<Self>, Collector, PublisherParts) {
-        let (commands, received) = channel::unbounded();
-        let (jobs, to_do) = channel::unbounded();
-        let gate = parts.gate;
-        let problem = parts.problem.clone();
-        let (mut source_line, is_warning) = parts.source.describe();
-        if cfg!(not(feature = "symbols")) {
-            source_line += "; addresses have no names because the feature `symbols` is off";
-        }
-        let source_line = LogEvent {
-            value: Some(parts.source.name().to_owned()),
-            ..match is_warning {
-                true => LogEvent::warning(LogKind::Source, source_line),
-                false => LogEvent::info(LogKind::Source, source_line),
-            }
-        };
-        let failure = parts.problem.map(|problem| LogEvent {
-            error: Some(problem.clone()),
-            ..LogEvent::warning(LogKind::ExportFails, problem)
-        });
-        let (spans, waker) = (Arc::new(parts.spans), parts.poller.waker());
-        let copied = CopiedSamples::new(&spans, &parts.counters, &waker, parts.limits);
-        let (redaction, admission) = (Arc::new(parts.redaction), Arc::new(parts.admission));
-        let has_callback = parts.on_kept.is_some();
-        let reporter = Reporter::new(Arc::clone(&parts.counters), has_callback);
-        let shared = PublishState {
-            counters: Arc::clone(&parts.counters),
-            admission: Arc::clone(&admission),
-            reporter: Arc::new(reporter),
-            redaction: Arc::clone(&redaction),
-        };
-        let engine = Arc::new(Self {
-            spans,
-            copied,
-            callsites: parts.callsites,
-            admission,
-            counters: parts.counters,
-            waker,
-            source: RunningSource {
-                settings: parts.source_settings,
-                line: source_line,
-                sampler: parts.source.clone(),
-            },
-            otel: parts.otel,
-            redaction,
-            publish: shared.clone(),
-            warnings: Mutex::new(parts.warnings.into_iter().chain(failure).collect()),
-            pairing: parts.pairing,
-            commands: Commands::new(commands),
-            gate,
-        });
-        let publisher = PublisherParts {
-            shared,
-            jobs: to_do,
-            exporter: Owning::new(parts.exporter, parts.poller.files()),
-            files: Arc::clone(parts.poller.files()),
-            on_kept: parts.on_kept,
-            symbols: parts.symbols,
-            problem,
-        };
-        let collector = Collector::new(
-            Arc::clone(&engine),
-            parts.source,
-            parts.poller,
-            received,
-            jobs,
-            parts.limits,
-        );
-        (engine, collector, publisher)
-    }
-
     /// From now on, forked children close the gates of all layers.
     pub(crate) fn disable_in_children() {
         sys::on_fork(|| {
@@ -298,37 +172,13 @@ impl Engine {
         self.publish.reporter.dispatch()
     }
 
-    /// A span is exited while the layer order is being determined or spans are being paired. `reach` finds its
-    /// OpenTelemetry span.
-    #[cold]
-    pub(crate) fn observe_exit(&self, id: RegistryId, reach: impl FnOnce() -> Option<TraceIds>) {
-        let is_profiled = self.spans.is_entered(id).is_some();
-        if !self.pairing.exit(id, is_profiled, reach) {
-            self.gate.set_observe_exits(false);
-        }
-    }
-
     /// A span has closed. `reach` finds the OpenTelemetry span that it is exported as.
     #[inline]
     pub(crate) fn close(&self, id: RegistryId, reach: FindOtel<'_>) {
-        let must_take = self.gate.must_observe_exits() && self.spans.is_entered(id).is_some();
-        let paired = if must_take { self.pairing.take(id) } else { None };
         let mut must_notify = false;
         let is_judged = self.spans.close(id, |closing| {
             let _uncounted = Uncounted::begin();
-            let busy_ns = closing.account.busy_ns();
-            let early = paired.and_then(|paired| paired.early);
-            let allocated = closing.account.allocations;
-            let is_same =
-                |early: &EarlyVerdict| (early.busy_ns, early.allocated) == (busy_ns, allocated);
-            let holds = |early: &EarlyVerdict| early.verdict.is_decided || is_same(early);
-            let verdict = match early.filter(holds) {
-                Some(early) => early.verdict,
-                None => {
-                    let ids = paired.map(|paired| paired.ids);
-                    self.judge(closing, &|| self.find_otel(reach, id, ids), reach)
-                }
-            };
+            let verdict = self.judge(closing, reach);
             must_notify = verdict.must_notify;
             verdict
         });
@@ -343,49 +193,6 @@ impl Engine {
         }
     }
 
-    /// OpenTelemetry has ended a span. If it is paired with a profiled span, that span is usually about to close, and is
-    /// judged now, while attributes can still be added.
-    #[cfg(feature = "opentelemetry-sdk")]
-    pub(crate) fn ended(&self, ids: TraceIds) {
-        if !self.gate.must_observe_exits() {
-            return;
-        }
-        let paired = self.pairing.paired_with(ids.span);
-        // A program can end the OpenTelemetry span itself while it is still in the `tracing` span, or before it enters
-        // that again: then the verdict at the close counts, unless the span is kept already.
-        if let Some(id) = paired.filter(|id| self.spans.is_entered(*id) == Some(false)) {
-            self.spans.judge_open(id, |closing| {
-                let reach = |around: RegistryId| {
-                    OtelSpan::find(&tracing::span::Id::from_non_zero_u64(around), &self.dispatch()?)
-                };
-                let _uncounted = Uncounted::begin();
-                let verdict = self.judge(closing, &|| Some(OtelSpan::Paired(ids)), &reach);
-                let (busy_ns, allocated) = (closing.account.busy_ns(), closing.account.allocations);
-                self.pairing.note_judged(id, EarlyVerdict { verdict, busy_ns, allocated });
-            });
-        }
-    }
-
-    /// The OpenTelemetry span of a closing span: the one that `reach` finds, otherwise the paired one.
-    fn find_otel(
-        &self,
-        reach: FindOtel<'_>,
-        id: RegistryId,
-        paired: Option<TraceIds>,
-    ) -> Option<OtelSpan> {
-        let reached = reach(id);
-        self.pairing.note_kept(reached.is_some());
-        if reached.is_some() && self.gate.must_observe_exits() {
-            self.pairing.note_direct();
-            self.gate.set_observe_exits(false);
-        }
-        let otel = reached.or(paired.map(OtelSpan::Paired));
-        if otel.is_none() && self.pairing.suspect() {
-            self.gate.set_observe_exits(true);
-        }
-        otel
-    }
-
     /// It is logged with what is wrong with the settings.
     pub(crate) fn add_warning(&self, warning: LogEvent) {
         self.warnings.lock().push(warning);
@@ -396,24 +203,14 @@ impl Engine {
         std::mem::take(&mut self.warnings.lock())
     }
 
-    /// The verdict on a span that has closed. `otel` finds its OpenTelemetry span, and `reach` those of spans around it.
+    /// The verdict on a span that has closed.
     #[cold]
-    fn judge(
-        &self,
-        closing: &Closing,
-        otel: &dyn Fn() -> Option<OtelSpan>,
-        reach: FindOtel<'_>,
-    ) -> Verdict {
-        let judge = |site: &Callsite| Some(self.judge_by(site, closing, (otel, reach)));
+    fn judge(&self, closing: &Closing, reach: FindOtel<'_>) -> Verdict {
+        let judge = |site: &Callsite| Some(self.judge_by(site, closing, reach));
         self.callsites.get_here(closing.plan, judge).unwrap_or_default()
     }
 
-    fn judge_by(
-        &self,
-        callsite: &Callsite,
-        closing: &Closing,
-        (otel, reach): Reach<'_>,
-    ) -> Verdict {
+    fn judge_by(&self, callsite: &Callsite, closing: &Closing, reach: FindOtel<'_>) -> Verdict {
         let values = || self.inspect_values(closing, FieldValues::hash_of);
         let is_rare = |wall_ns| self.callsites.is_rare(callsite, values, wall_ns);
         let reasons = Reasons::judge(&callsite.keep, closing, is_rare);
@@ -423,16 +220,16 @@ impl Engine {
         // Before everything that takes time: in an outage most kept spans are over their limit.
         let is_over = !reasons.is_empty() && is_over_limit(self, closing, callsite, reasons);
         if is_over && !closing.is_registered {
-            return Verdict { is_decided: true, ..Verdict::default() };
+            return Verdict::default();
         }
         // The profile of an enclosing span may have samples of this span, and links them to these ids.
-        let otel = otel();
+        let otel = reach(closing.id);
+        self.unreached.note(otel.is_some(), closing.key == closing.root);
         let ids = otel.as_ref().map(OtelSpan::ids);
-        let mut verdict = Verdict { ids, is_decided: is_over, ..Verdict::default() };
+        let mut verdict = Verdict { ids, ..Verdict::default() };
         if reasons.is_empty() || is_over {
             return verdict;
         }
-        verdict.is_decided = true;
         if self.otel.only_sampled_traces && ids.is_some_and(|ids| !ids.is_sampled) {
             Counters::add(&self.counters.spans.dropped_unsampled_trace, 1);
             return verdict;
@@ -442,9 +239,8 @@ impl Engine {
         closing.samples.awaits += self.copied.awaits.send_carried(closing.key);
         let (span, must_notify) = self.keep(&closing, callsite, reasons, ids, Some(link));
         verdict.must_notify = must_notify;
-        match otel {
-            Some(otel) => otel.set_attributes(self.otel.attributes.of(&span)),
-            None => self.pairing.note_unpaired(),
+        if let Some(otel) = otel {
+            otel.set_attributes(self.otel.attributes.of(&span));
         }
         verdict
     }
@@ -492,7 +288,7 @@ impl Engine {
     fn ids_around(&self, span: &Enclosing, reach: FindOtel<'_>) -> Option<TraceIds> {
         // Otherwise a program could still set its parent.
         let reached = if span.was_entered { reach(span.id) } else { None };
-        reached.map(|otel| otel.ids()).or_else(|| self.pairing.paired_ids(span.id))
+        reached.map(|otel| otel.ids())
     }
 
     /// Keeps a span, which is open if `link` is `None`. Returns its report, and whether the collector has work to do.
@@ -528,11 +324,13 @@ impl Engine {
             opened_ns: closing.opened_ns,
             samples: closing.samples,
             profile: Err(self.source.without_samples(&closing.account)),
-            earlier: ExportedWhileOpen::default(),
+            earlier: Vec::new(),
             link: link.unwrap_or_default(),
         };
         let name = name_hash(self, closing, callsite);
-        let is_due = self.admission.keep(&mut span, name, || ProfileId::random().ok());
+        // A system call, and therefore not under admission's lock.
+        let id = if span.samples.total() > 0 { ProfileId::random().ok() } else { None };
+        let is_due = self.admission.keep(&mut span, name, id);
         count(self, &span);
         if !is_due {
             Counters::add(&self.counters.spans.kept_unreported, 1);

@@ -20,12 +20,10 @@ pub(crate) struct Gate {
 
 /// The layer's threads run in this process.
 const OPEN: u32 = 1;
-/// The order of the layers is in doubt, or spans are being paired with those of OpenTelemetry.
-const OBSERVES_EXITS: u32 = 1 << 1;
 /// The gate was open in the process that this one was forked from, and this process has not taken over yet.
-const FORKED: u32 = 1 << 2;
+const FORKED: u32 = 1 << 1;
 /// Counts hook calls since the fork.
-const ONE_HOOK: u32 = 1 << 3;
+const ONE_HOOK: u32 = 1 << 2;
 /// How many hook calls are counted.
 const LAST_CHECK: u32 = 1 << 16;
 
@@ -78,25 +76,6 @@ impl Gate {
     #[inline(always)]
     pub(crate) fn is_open(&self) -> bool {
         self.state.load(Ordering::Relaxed) & OPEN != 0
-    }
-
-    /// Whether the gate is open and no other flag is set.
-    #[inline(always)]
-    pub(crate) fn is_only_open(&self) -> bool {
-        self.state.load(Ordering::Relaxed) == OPEN
-    }
-
-    #[inline(always)]
-    pub(crate) fn must_observe_exits(&self) -> bool {
-        self.state.load(Ordering::Relaxed) & OBSERVES_EXITS != 0
-    }
-
-    pub(crate) fn set_observe_exits(&self, observe: bool) {
-        if observe {
-            self.state.fetch_or(OBSERVES_EXITS, Ordering::Relaxed);
-        } else {
-            self.state.fetch_and(!OBSERVES_EXITS, Ordering::Relaxed);
-        }
     }
 
     /// Sets whether what spans allocate is counted. Not after the gate is closed.

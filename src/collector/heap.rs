@@ -7,15 +7,14 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 
-use super::build::{ProfileAssembler, StackWeight};
+use super::build::{ProfileInputs, StackWeight};
 use super::command::Command;
 use super::engine::Engine;
-use super::run::Collector;
 use super::stack::{Stack, Waited};
 use crate::allocations::{AllocationSample, HeapUse};
 use crate::ids::ProfileId;
 use crate::profile::{Profile, SampleKind};
-use crate::publish::{Job, Question, ReplyWith};
+use crate::publish::{Job, Question};
 use crate::stats::Counters;
 use crate::sys;
 
@@ -157,7 +156,7 @@ impl Heap {
         let mut weights = Vec::new();
         for (HeapStack { stack, allocated, seen }, now) in self.stacks.iter().zip(in_use) {
             let mut add = |kind, weight: u64| {
-                let one = StackWeight { stack, link: None, kind, weight };
+                let one = StackWeight { stack, time_unix_ns: 0, kind, weight };
                 weights.extend((weight > 0).then_some(one));
             };
             match part {
@@ -178,17 +177,10 @@ impl Heap {
 }
 
 /// Makes the profile of the live heap, which is empty if it is not tracked.
-pub(super) fn make_heap(collector: &mut Collector, request: HeapRequest) -> Job {
+pub(super) fn make_heap(heap: &mut Heap, inputs: ProfileInputs<'_>, request: HeapRequest) -> Job {
     let HeapRequest { part, reply, is_taken } = request;
     let id = ProfileId::random().unwrap_or(ProfileId::NONE);
-    let weights = collector.copied.allocations.heap.weights(part, &is_taken);
-    let (mut profile, modules) = ProfileAssembler::profile_of_stacks(
-        &collector.pending,
-        collector.unwinder.modules(),
-        &collector.engine,
-        (id, 0),
-        weights,
-    );
+    let (mut profile, modules) = inputs.profile_of_stacks(id, heap.weights(part, &is_taken));
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     profile.set_moment(u64::try_from(now.as_nanos()).unwrap_or(0));
     profile.name = "heap".to_owned();
@@ -197,8 +189,7 @@ pub(super) fn make_heap(collector: &mut Collector, request: HeapRequest) -> Job 
         HeapPart::Growth => "What has grown since the last request".to_owned(),
     };
     // If the caller no longer waits, the next request for growth covers this one.
-    let send = move |profile| reply.send(profile);
-    Job::Reply { profile: Box::new(profile), modules, then: ReplyWith(Box::new(send)) }
+    Job::Reply { profile: Box::new(profile), modules, reply }
 }
 
 /// Whether the live heap is tracked.

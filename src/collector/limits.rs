@@ -1,6 +1,6 @@
 //! Limits of the collector's memory and time.
 
-use super::sampled::Pace;
+use super::attachment::Pace;
 use super::shed::ShedLimits;
 
 /// Limits on memory, CPU time and sizes.

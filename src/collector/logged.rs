@@ -65,7 +65,7 @@ impl Logged {
             return events;
         }
         events.extend(self.forbidden_calls.event());
-        let not_linked = engine.pairing.take_warning();
+        let not_linked = engine.unreached.take_warning();
         events.extend(not_linked.map(|line| LogEvent::warning(LogKind::NotLinked, line)));
         if !std::mem::replace(&mut self.introduction, true) {
             events.push(engine.source.line.clone());
@@ -161,7 +161,7 @@ mod tests {
 
     use tracing_subscriber::layer::{Context, SubscriberExt as _};
 
-    use super::super::sampled::Pace;
+    use super::super::attachment::Pace;
     use crate::layer::ProfilingLayer;
 
     use super::*;

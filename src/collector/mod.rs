@@ -4,11 +4,14 @@
 //! threads of `publish` do the rest, so draining never waits for a file.
 
 mod allocations;
+mod attachment;
 mod awaits;
 mod budget;
 mod build;
 mod command;
 mod copied;
+mod cursor;
+mod demand;
 mod drain;
 mod engine;
 mod gate;
@@ -32,17 +35,18 @@ mod sampled;
 mod scan;
 mod shed;
 mod stack;
+mod start;
 mod tables;
 mod waits;
 mod watchdog;
 
+pub(crate) use attachment::Pace;
+pub(crate) use engine::Engine;
 #[cfg(feature = "sighup")]
 pub(crate) use engine::spawn;
-pub(crate) use engine::{Engine, Parts};
 pub(crate) use gate::Gate;
 pub(crate) use heap::{HeapPart, NoHeap, heap_profile};
 pub(crate) use limits::Limits;
 pub(crate) use open_spans::open_spans;
-pub use open_spans::{OpenSpan, OpenState};
-pub(crate) use sampled::Pace;
 pub(crate) use shed::ShedLimits;
+pub(crate) use start::{Parts, start};

@@ -1,21 +1,23 @@
 //! The modules of the stacks that the collector holds.
 
-use super::run::Collector;
-use super::sampled::Sampled;
+use super::heap::Heap;
+use super::parked::SampledThreads;
+use super::pending::Pending;
+use super::sampled::SampledThread;
+use crate::unwind::Unwinder;
 
 /// Updates the list of libraries, if stacks may be unwound soon, and forgets those that nothing refers to.
-pub(super) fn refresh(collector: &mut Collector) {
-    let waiting = collector.sampled.iter().filter_map(Sampled::waiting).map(|wait| &wait.stack);
-    let stacks =
-        collector.pending.stacks().chain(collector.copied.allocations.heap.stacks()).chain(waiting);
-    collector.unwinder.forget_modules(stacks.flat_map(|stack| stack.all_frames()));
-    if !collector.sampled.is_empty() || collector.sampled.has_parked() {
-        collector.unwinder.refresh();
+pub(super) fn refresh(
+    unwinder: &mut Unwinder,
+    sampled: &SampledThreads,
+    pending: &Pending,
+    heap: &Heap,
+) {
+    let waiting = sampled.iter().filter_map(SampledThread::waiting).map(|wait| &wait.stack);
+    let stacks = pending.stacks().chain(heap.stacks()).chain(waiting);
+    unwinder.forget_modules(stacks.flat_map(|stack| stack.all_frames()));
+    if !sampled.is_empty() || sampled.has_parked() {
+        unwinder.refresh();
     }
-    collector.unwinder.begin_reading();
-}
-
-/// Whether libraries were loaded or unloaded. The sooner they are read, the fewer samples may be of either.
-pub(super) fn are_outdated(collector: &Collector) -> bool {
-    !collector.sampled.is_empty() && collector.unwinder.is_outdated()
+    unwinder.begin_reading();
 }

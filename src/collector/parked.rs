@@ -5,8 +5,8 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::sampled::Sampled;
-use crate::sampler::SampledThread;
+use super::sampled::SampledThread;
+use crate::sampler::ThreadShared;
 
 /// A thread that was in no span for this long is parked. Its next enter wakes the collector.
 pub(super) const PARK_AFTER: Duration = Duration::from_secs(1);
@@ -17,21 +17,21 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// there are ten thousand.
 #[derive(Debug, Default)]
 pub(super) struct SampledThreads {
-    active: Vec<Sampled>,
-    /// By the addresses of their [`SampledThread`]s.
-    parked: HashMap<usize, Sampled>,
+    active: Vec<SampledThread>,
+    /// By the addresses of their [`ThreadShared`]s.
+    parked: HashMap<usize, SampledThread>,
     swept: Option<Instant>,
 }
 
 impl SampledThreads {
     /// Parks the threads for which `is_parked` holds.
-    pub(super) fn park(&mut self, mut is_parked: impl FnMut(&mut Sampled) -> bool) {
+    pub(super) fn park(&mut self, mut is_parked: impl FnMut(&mut SampledThread) -> bool) {
         let parked = self.active.extract_if(.., |sampled| is_parked(sampled));
         self.parked.extend(parked.map(|sampled| (sampled.address(), sampled)));
     }
 
     /// Looks at these threads again. Returns whether there are any.
-    pub(super) fn bring_back(&mut self, threads: &[Arc<SampledThread>]) -> bool {
+    pub(super) fn bring_back(&mut self, threads: &[Arc<ThreadShared>]) -> bool {
         let found = threads.iter().filter_map(|thread| self.parked.remove(&key(thread)));
         self.active.extend(found);
         !threads.is_empty()
@@ -49,9 +49,9 @@ impl SampledThreads {
             return false;
         }
         self.swept = Some(now);
-        let over = self.parked.extract_if(|_, sampled| {
-            sampled.sampled_thread.is_over() || sampled.end_if_idle(now, idle)
-        });
+        let over = self
+            .parked
+            .extract_if(|_, sampled| sampled.thread().is_over() || sampled.end_if_idle(now, idle));
         let before = self.active.len();
         self.active.extend(over.map(|(_, sampled)| sampled));
         self.active.len() > before
@@ -63,44 +63,46 @@ impl SampledThreads {
     }
 }
 
-fn key(thread: &Arc<SampledThread>) -> usize {
+fn key(thread: &Arc<ThreadShared>) -> usize {
     Arc::as_ptr(thread).addr()
 }
 
 impl Deref for SampledThreads {
-    type Target = Vec<Sampled>;
+    type Target = Vec<SampledThread>;
 
-    fn deref(&self) -> &Vec<Sampled> {
+    fn deref(&self) -> &Vec<SampledThread> {
         &self.active
     }
 }
 
 impl DerefMut for SampledThreads {
-    fn deref_mut(&mut self) -> &mut Vec<Sampled> {
+    fn deref_mut(&mut self) -> &mut Vec<SampledThread> {
         &mut self.active
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::sampled::Pace;
+    use super::super::attachment::Pace;
     use super::*;
     use crate::sampler::{Arming, Rate, Use};
     use crate::sys::{OsThread, WhyRefused};
 
     const SECOND: u64 = 1_000;
 
-    fn thread() -> Arc<SampledThread> {
+    fn thread() -> Arc<ThreadShared> {
         let (os, stack) = (OsThread::unnamed(1), Err(WhyRefused::NotAsked));
-        let thread = SampledThread::new(os, stack, Rate::of(1), Arc::new(Arming::none()));
+        let thread = ThreadShared::new(os, stack, Rate::of(1), Arc::new(Arming::none()));
         thread.set_times(0, crate::sampler::NEVER);
         thread.set_span(0);
         Arc::new(thread)
     }
 
-    fn threads(threads: &[Arc<SampledThread>]) -> SampledThreads {
+    fn threads(threads: &[Arc<ThreadShared>]) -> SampledThreads {
         let mut all = SampledThreads::default();
-        all.extend(threads.iter().map(|thread| Sampled::new(Arc::clone(thread), Pace::USUAL)));
+        all.extend(
+            threads.iter().map(|thread| SampledThread::new(Arc::clone(thread), Pace::USUAL)),
+        );
         all
     }
 
@@ -139,11 +141,11 @@ mod tests {
         three[0].park();
         three[1].end();
         three[2].set_span(7);
-        let over: Vec<_> = all.iter().filter(|one| one.sampled_thread.is_over()).collect();
-        let over: Vec<_> = over.into_iter().map(Sampled::address).collect();
+        let over: Vec<_> = all.iter().filter(|one| one.thread().is_over()).collect();
+        let over: Vec<_> = over.into_iter().map(SampledThread::address).collect();
         assert_eq!(park(&mut all, SECOND), (2, 1));
         let left: Vec<_> = all.iter().filter(|one| !over.contains(&one.address())).collect();
-        assert!(left.len() == 1 && Arc::ptr_eq(&left[0].sampled_thread, &three[2]));
+        assert!(left.len() == 1 && Arc::ptr_eq(&left[0].cursor.thread, &three[2]));
     }
 
     #[test]

@@ -3,10 +3,10 @@
 use std::collections::{HashMap, HashSet};
 
 use super::pending_span::{BYTES_A_SPAN, SHOWN_IF_LOST};
-pub(super) use super::pending_span::{PendingSample, PendingSpan, PendingWait};
+pub(super) use super::pending_span::{PendingSample, PendingSpan, PendingState, PendingWait};
 use super::stack::Stack;
 use crate::profile::SampleKind;
-use crate::span::{SampleCounts, SpanInfo, SpanKey};
+use crate::span::{SpanInfo, SpanKey};
 use crate::sys::OsThread;
 
 /// The samples of all spans.
@@ -270,70 +270,47 @@ impl Pending {
         inside
     }
 
-    /// The spans around the outermost kept ones, each with the number of samples of the kept spans inside it. `kept`
-    /// has the number of samples of each kept span.
-    pub(super) fn enclosing(
-        &self,
-        kept: &HashMap<SpanKey, SampleCounts>,
-    ) -> HashMap<SpanKey, SampleCounts> {
-        // Siblings are added up first, so that their ancestors are walked only once.
-        let mut of_children: HashMap<SpanKey, SampleCounts> = HashMap::new();
-        for (span, samples) in kept {
-            if let Some(parent) = self.ancestors(*span).next() {
-                *of_children.entry(parent).or_default() += *samples;
-            }
-        }
-        let mut enclosing: HashMap<SpanKey, SampleCounts> = HashMap::new();
-        for (parent, samples) in of_children {
-            let around = || std::iter::once(parent).chain(self.ancestors(parent));
-            // The samples of a span inside a kept span are already among that span's own.
-            if !around().any(|span| kept.contains_key(&span)) {
-                around().for_each(|span| *enclosing.entry(span).or_default() += samples);
-            }
-        }
-        enclosing
-    }
-
-    /// Drops the samples of a span, which have been exported. The span stays.
-    pub(super) fn clear(&mut self, span: SpanKey) {
-        if let Some(pending) = self.spans.get_mut(&span) {
-            self.bytes -= pending.bytes() - BYTES_A_SPAN;
-            *pending = PendingSpan {
-                known: pending.known,
-                ids: pending.ids,
-                closed_ns: pending.closed_ns,
-                last_ns: pending.last_ns,
-                is_closed: pending.is_closed,
-                ..PendingSpan::new(pending.first_round)
-            };
-        }
+    /// A profile has the samples of a closed span. They are held for the profiles of spans around it.
+    pub(super) fn note_exported(&mut self, span: SpanKey) {
+        self.note(span, |pending| pending.state = PendingState::Exported);
     }
 
     /// Marks a span as closed.
     pub(super) fn close(&mut self, span: SpanKey) {
         self.refused.remove(&span);
-        if let Some(pending) = self.spans.get_mut(&span) {
-            pending.is_closed = true;
-        }
+        self.note(span, |pending| {
+            if pending.state == PendingState::Open {
+                pending.state = PendingState::Closed;
+            }
+        });
     }
 
     /// If memory or spans run short, drops closed spans of long-lived roots (a connection, `main`) until half of both
     /// is free. Those that were sampled longest ago go first. Their samples go to the span around them or, if memory is
-    /// short, their CPU time goes to the root as lost. Spares roots for which `is_reserved` returns true. Returns how many
-    /// samples were dropped, and whether memory was the reason.
+    /// short, their CPU time goes to the root as lost. In roots for which `is_reserved` returns true, only what a profile
+    /// has already is dropped. Returns how many samples were dropped that are in no profile, and whether memory was the
+    /// reason.
     pub(super) fn evict_closed(&mut self, is_reserved: impl Fn(SpanKey) -> bool) -> (u64, bool) {
         let is_memory_short = self.bytes > self.budget_bytes / 4 * 3;
         if !self.is_over(3) {
             return (0, is_memory_short);
         }
+        let reserved: HashSet<_> =
+            self.roots.keys().copied().filter(|root| is_reserved(*root)).collect();
+        let goes = |pending: &PendingSpan| match pending.state {
+            PendingState::Open => false,
+            PendingState::Closed => {
+                pending.known.is_some_and(|known| !reserved.contains(&known.root))
+            }
+            PendingState::Exported => true,
+        };
         // A span goes with all spans inside it, so that none loses its parent.
         let mut trees: HashMap<SpanKey, ClosedTree> = HashMap::new();
-        for (span, pending) in self.spans.iter().filter(|(_, pending)| pending.is_closed) {
+        for (span, pending) in self.spans.iter().filter(|(_, pending)| goes(pending)) {
             let Some(root) = pending.known.map(|known| known.root) else { continue };
-            if root != *span && !is_reserved(root) {
-                let is_closed =
-                    |above: &SpanKey| self.spans.get(above).is_some_and(|above| above.is_closed);
-                let outermost = self.ancestors(*span).take_while(is_closed).last();
+            if root != *span {
+                let goes = |above: &SpanKey| self.spans.get(above).is_some_and(goes);
+                let outermost = self.ancestors(*span).take_while(goes).last();
                 let outermost = outermost.unwrap_or(*span);
                 let tree = trees.entry(outermost).or_default();
                 tree.around = self.ancestors(outermost).next();
@@ -367,7 +344,7 @@ impl Pending {
             || self.spans.len() > self.most_spans / 4 * quarters
     }
 
-    /// Moves what a span has into one around it. Returns how many samples were lost.
+    /// Moves what a span has into one around it. Returns how many samples were lost that are in no profile.
     fn fold(&mut self, span: SpanKey, around: SpanKey) -> u64 {
         let Some(from) = self.spans.remove(&span) else { return 0 };
         self.bytes -= from.bytes();
@@ -376,7 +353,7 @@ impl Pending {
             let (thread, stack) = (from.thread(sample.thread), from.stack(sample.stack));
             if let Some((thread, stack)) = thread.zip(stack) {
                 let added = self.add(around, sample.time_ns, sample.weight_ns, thread, stack, 0);
-                lost += u64::from(added == Added::Lost);
+                lost += u64::from(added == Added::Lost && from.state != PendingState::Exported);
             }
         }
         for wait in &from.waits {
@@ -411,7 +388,7 @@ impl Pending {
             }
             root.last_ns = root.last_ns.max(pending.last_ns);
         }
-        samples
+        if pending.state == PendingState::Exported { 0 } else { samples }
     }
 
     /// Drops a root and all its spans.
@@ -708,29 +685,6 @@ mod tests {
     }
 
     #[test]
-    fn samples_of_kept_spans_are_charged_to_all_around_them_once() {
-        let mut pending = Pending::new(PLENTY, 100, SPANS);
-        // 1 { 2 { 3, 4 { 5 } }, 6 }
-        for (span, parent) in
-            [(1, None), (2, Some(1)), (3, Some(2)), (4, Some(2)), (5, Some(4)), (6, Some(1))]
-        {
-            pending.register(key(span), known(1, parent), 0);
-        }
-        let counts =
-            |on_cpu| SampleCounts { waits: 1, awaits: 2, ..SampleCounts::of_on_cpu(on_cpu) };
-        let kept =
-            [(3, 10), (5, 7), (4, 9), (6, 1)].map(|(span, on_cpu)| (key(span), counts(on_cpu)));
-        let mut enclosing: Vec<_> = pending.enclosing(&HashMap::from(kept)).into_iter().collect();
-        enclosing.sort();
-        let sums = [(20, 3, 6), (19, 2, 4)].map(|(on_cpu, waits, awaits)| SampleCounts {
-            waits,
-            awaits,
-            ..SampleCounts::of_on_cpu(on_cpu)
-        });
-        assert_eq!(enclosing, [(key(1), sums[0]), (key(2), sums[1])]);
-    }
-
-    #[test]
     fn unregistered_spans_are_forgotten_in_the_next_round() {
         let mut pending = Pending::new(PLENTY, 100, SPANS);
         pending.add(key(1), 0, 1, THREAD, &stack(1), 5);
@@ -742,15 +696,24 @@ mod tests {
         assert!(pending.get(key(2)).is_some());
     }
 
+    /// In an outage a root such as `main` always has spans that are kept, so that it is always reserved.
     #[test]
-    fn exported_samples_are_cleared_and_the_span_stays() {
-        let mut pending = Pending::new(PLENTY, 100, SPANS);
-        pending.register(SPAN, known(5, None), 0);
-        pending.add(SPAN, 0, 1, THREAD, &stack(1), 0);
-        pending.clear(SPAN);
-        assert!(pending.get(SPAN).unwrap().samples.is_empty());
-        assert_eq!(pending.bytes, BYTES_A_SPAN);
-        pending.remove_root(SPAN);
+    fn what_a_profile_has_makes_room_also_in_a_reserved_root() {
+        let mut pending = Pending::new(64 * 1024, 1_000, SPANS);
+        pending.register(key(1), known(1, None), 1);
+        for number in 2..5_000 {
+            pending.register(key(number), known(1, Some(1)), 1);
+            assert_eq!(pending.add(key(number), number, 3, THREAD, &stack(7), 1), Added::Kept);
+            pending.close(key(number));
+            // It stays for the spans around it.
+            pending.note_exported(key(number));
+            assert_eq!(pending.evict_closed(|_| true).0, 0, "all are in a profile");
+            assert_eq!(pending.get(key(number)).unwrap().samples.len(), 1);
+            assert!(pending.bytes <= pending.budget_bytes / 4 * 3);
+        }
+        let root = pending.get(key(1)).unwrap();
+        assert!(root.losses.lost > 0, "the profile of the root says what it lacks");
+        pending.remove_root(key(1));
         assert_eq!(pending.bytes, 0);
     }
 }

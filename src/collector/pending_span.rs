@@ -56,8 +56,18 @@ pub(super) struct PendingSpan {
     pub(super) last_ns: u64,
     /// The round in which the span was first seen.
     pub(super) first_round: u64,
+    pub(super) state: PendingState,
+}
+
+/// For what a span is pending.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum PendingState {
+    #[default]
+    Open,
     /// The span has closed, and is here only for the spans around it.
-    pub(super) is_closed: bool,
+    Closed,
+    /// It has closed, and a profile has its samples.
+    Exported,
 }
 
 /// The waits of a span that are of one kind.

@@ -1,6 +1,6 @@
 //! The collector's loop.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::num::NonZero;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -10,29 +10,31 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::{Receiver, Sender};
 
 use super::awaits::add_idle;
-use super::budget::Share;
-use super::build::{Built, ProfileAssembler};
+use super::budget::{ReadingBudget, Share};
+use super::build::{Built, ProfileAssembler, ProfileInputs};
 use super::command::Command;
 use super::copied::{CopiedReader, ReadTarget};
+use super::demand::DemandBudgets;
 use super::drain::Drain;
 use super::engine::Engine;
-use super::heap::update_counting;
+use super::heap::{HeapRequest, make_heap, update_counting};
 use super::limits::Limits;
 use super::logged::Logged;
 use super::modules;
+use super::open_spans::{OpenRequest, list_open};
 use super::parked::SampledThreads;
 use super::pending::Pending;
-use super::sampled::{Sampled, fill_time};
+use super::sampled::{SampledThread, fill_time};
 use super::scan::passed;
 use super::shed::Shed;
 use super::stack::Stack;
-use super::waits::{Captures, SCAN_INTERVAL};
+use super::waits::{CaptureBudget, SCAN_INTERVAL};
 use super::watchdog::Watchdog;
 use crate::keep::Epoch;
 use crate::log::{LogEvent, LogKind};
 use crate::publish::{FlushRequest, Job, Room, report};
-use crate::sampler::{Allowance, Arming, SampledThread, Sampler, SamplingBudget, Spent};
-use crate::span::{SampleCounts, SpanEvent, SpanInfo, SpanKey};
+use crate::sampler::{Arming, Sampler, ThreadShared};
+use crate::span::{SpanEvent, SpanInfo, SpanKey};
 use crate::stats::Counters;
 use crate::sys::{self, Poller};
 use crate::unwind::Unwinder;
@@ -64,17 +66,15 @@ pub(super) struct Collector {
     stack: Stack,
     /// A buffer for the copy of a blocked thread's stack.
     pub(super) stack_bytes: Vec<u8>,
-    pub(super) captures: Captures,
+    pub(super) captures: CaptureBudget,
     pub(super) copied: CopiedReader,
-    pub(super) arming: Share,
-    /// The allowance of samples and context switches of all threads together.
-    pub(super) allowance: Allowance,
-    /// What threads that have ended since the last scan have used.
-    pub(super) unspent: Spent,
-    /// Armings that have ended but that their threads may still read.
-    closed_armings: Vec<Arc<Arming>>,
+    pub(super) attaching: Share,
+    /// Of all threads together.
+    pub(super) budgets: DemandBudgets,
+    /// Those of threads that are over, and may still read them.
+    ended_armings: Vec<Arc<Arming>>,
     /// Whether the next round can end an arming.
-    pub(super) can_close: bool,
+    pub(super) can_end: bool,
     /// The thread at which the next scan starts.
     pub(super) first_scanned: usize,
     /// The interval until the next scan, as the last one determined it.
@@ -88,9 +88,9 @@ pub(super) struct Collector {
     /// Whether the last scan found a thread in a profiled span.
     pub(super) is_in_span: bool,
     pub(super) watchdog: Watchdog,
-    pub(super) budget: SamplingBudget,
+    pub(super) reading: ReadingBudget,
     /// CPU time of reading samples, which falls with the sampling rate.
-    reading_ns: u64,
+    pub(super) reading_ns: u64,
     /// Memory for profiles that have not been exported yet.
     room: Room,
     pub(super) logged: Logged,
@@ -102,7 +102,8 @@ pub(super) struct Collector {
 struct RoundRequests {
     acknowledge: Vec<FlushRequest>,
     /// To be answered after the round.
-    questions: Vec<Command>,
+    open_spans: Vec<OpenRequest>,
+    heaps: Vec<HeapRequest>,
     everything: bool,
     end: bool,
 }
@@ -133,7 +134,7 @@ impl Collector {
                 limits.samples_per_profile,
                 limits.pending_spans,
             ),
-            budget: SamplingBudget::new(limits.cpu_percent),
+            reading: ReadingBudget::new(limits.cpu_percent),
             reading_ns: 0,
             room: Room::new(limits.export_bytes),
             logged: Logged::new(limits.pace.first_look),
@@ -145,13 +146,12 @@ impl Collector {
             at_end: Vec::new(),
             stack: Stack::new(),
             stack_bytes: Vec::new(),
-            captures: Captures::new(),
+            captures: CaptureBudget::new(),
             copied: CopiedReader::new(limits.cpu_percent.is_some()),
-            arming: limits.pace.arming,
-            allowance: Allowance::of_all(processors(), Instant::now()),
-            unspent: Spent::default(),
-            closed_armings: Vec::new(),
-            can_close: false,
+            attaching: limits.pace.attaching,
+            budgets: DemandBudgets::new(processors()),
+            ended_armings: Vec::new(),
+            can_end: false,
             first_scanned: 0,
             scan_interval: SCAN_INTERVAL,
             scanned: Instant::now(),
@@ -187,9 +187,9 @@ impl Collector {
         self.adopt(new);
         self.sampled.bring_all_back();
         for sampled in self.sampled.iter() {
-            sampled.sampled_thread.end();
-            let last = sampled.sampled_thread.last();
-            self.source.give_back(&sampled.sampled_thread, &last, last.from(), 0);
+            sampled.thread().end();
+            let last = sampled.thread().last();
+            self.source.give_back(sampled.thread(), &last, last.from(), 0);
         }
         let why = match (panicked, is_broken) {
             (true, _) => Some((
@@ -222,8 +222,9 @@ impl Collector {
             self.note_present(longest.unwrap_or(Duration::MAX));
             let is_over = is_woken || sleep.is_some_and(|sleep| start.elapsed() >= sleep);
             let is_over = is_over || !self.poller.files().still_owned();
-            let is_full = || self.sampled.iter().any(Sampled::is_half_full);
-            if is_over || is_full() || modules::are_outdated(self) {
+            let is_full = || self.sampled.iter().any(|sampled| sampled.cursor.is_half_full());
+            let is_outdated = || !self.sampled.is_empty() && self.unwinder.is_outdated();
+            if is_over || is_full() || is_outdated() {
                 break;
             }
             if self.until_scan() > self.scan_interval() / 2 {
@@ -232,7 +233,7 @@ impl Collector {
             self.scan_threads();
             let is_check_due =
                 self.is_in_span && self.until_next_check().is_some_and(|left| left.is_zero());
-            if is_check_due || self.can_close {
+            if is_check_due || self.can_end {
                 break;
             }
         }
@@ -243,9 +244,15 @@ impl Collector {
     pub(super) fn do_rounds(&mut self) -> bool {
         loop {
             let (asked, again) = self.do_round();
-            for question in asked.questions {
-                let answer = question.answer(self);
-                answer.into_iter().for_each(|job| _ = self.jobs.send(job));
+            for request in asked.open_spans {
+                let unwinding = (&mut self.unwinder, self.limits.frames_per_stack);
+                let job = list_open(&self.engine, &self.pending, &self.sampled, unwinding, request);
+                _ = self.jobs.send(job);
+            }
+            for request in asked.heaps {
+                let inputs = ProfileInputs::of_stacks(&self.engine, &self.pending, &self.unwinder);
+                let job = make_heap(&mut self.copied.allocations.heap, inputs, request);
+                _ = self.jobs.send(job);
             }
             if asked.end {
                 self.at_end = asked.acknowledge;
@@ -261,9 +268,9 @@ impl Collector {
     }
 
     /// Adds newly sampled threads.
-    fn adopt(&mut self, new: Vec<Arc<SampledThread>>) {
+    fn adopt(&mut self, new: Vec<Arc<ThreadShared>>) {
         let pace = self.limits.pace;
-        let begin = |sampled_thread| Sampled::new(sampled_thread, pace);
+        let begin = |thread| SampledThread::new(thread, pace);
         self.sampled.extend(new.into_iter().map(begin));
     }
 
@@ -345,7 +352,8 @@ impl Collector {
         let mut asked = RoundRequests::default();
         for command in self.commands.try_iter() {
             match command {
-                Command::FindOpen { .. } | Command::Heap(_) => asked.questions.push(command),
+                Command::FindOpen(request) => asked.open_spans.push(request),
+                Command::Heap(request) => asked.heaps.push(request),
                 Command::Flush(waiting) => {
                     asked.everything = true;
                     asked.acknowledge.push(waiting);
@@ -364,6 +372,8 @@ impl Collector {
 
     /// Registers spans. Returns those that have closed.
     fn register_spans(&mut self) -> impl Iterator<Item = SpanKey> + use<> {
+        #[cfg(test)]
+        super::model::inside_a_step();
         let mut closed = Vec::new();
         while let Some(event) = self.engine.spans.take_span_event() {
             match event {
@@ -392,72 +402,48 @@ impl Collector {
         closed.into_iter()
     }
 
-    fn end_epochs(&mut self, closed: &[SpanKey], everything: bool) -> Vec<Epoch> {
+    fn end_epochs(&self, closed: &[SpanKey], everything: bool) -> Vec<Epoch> {
         let linger = if everything { Duration::ZERO } else { LINGER };
-        let expired = self.engine.admission.expired_epochs(linger);
+        let admission = &self.engine.admission;
+        let expired = admission.expired_epochs(linger);
         let roots = closed.iter().copied().chain(expired);
-        let engine = Arc::clone(&self.engine);
-        let end = |root| {
-            engine.admission.end_epoch(root, |epoch| {
-                // Registers all spans of the epoch first.
-                let closed_since = self.register_spans();
-                self.closed.extend(closed_since);
-                self.taken(epoch)
-            })
-        };
-        roots.filter_map(end).collect()
-    }
-
-    /// How many samples of each open span are in the profile of an epoch that ends now. If the span is kept later, it
-    /// lists this profile, and its own profile is expected to have only the rest.
-    fn taken(&self, epoch: &Epoch) -> HashMap<SpanKey, SampleCounts> {
-        let kept = epoch.kept.iter().map(|span| (span.key, span.samples)).collect();
-        let mut around = self.pending.enclosing(&kept);
-        around.retain(|span, _| self.is_open(*span));
-        around
-    }
-
-    fn is_open(&self, span: SpanKey) -> bool {
-        let known = self.pending.get(span).and_then(|pending| pending.known);
-        known.is_some_and(|known| self.engine.spans.is_open(known.id, span))
+        roots.filter_map(|root| admission.end_epoch(root)).collect()
     }
 
     /// Drains every ring. Returns the spans that threads are in.
     fn drain_all(&mut self) -> HashSet<SpanKey> {
-        modules::refresh(self);
+        let heap = &self.copied.allocations.heap;
+        modules::refresh(&mut self.unwinder, &self.sampled, &self.pending, heap);
         // Read before draining, so that nothing can follow what is drained. And before the scan: a thread that
         // continues and ends after the scan is drained once more.
         let over: HashSet<usize> = self
             .sampled
             .iter()
-            .filter(|sampled| sampled.sampled_thread.is_over())
-            .map(Sampled::address)
+            .filter(|sampled| sampled.thread().is_over())
+            .map(SampledThread::address)
             .collect();
         // Parks some of them.
         self.scan_threads();
-        self.can_close = false;
+        self.can_end = false;
         let start = sys::thread_cpu_ns();
         let mut entered = HashSet::new();
         let mut drain = Drain {
             unwinder: &mut self.unwinder,
             pending: &mut self.pending,
             counters: &self.engine.counters,
+            source: &self.source,
             most_frames: self.limits.frames_per_stack,
             round: self.round,
             pid: sys::process_id(),
             stack: &mut self.stack,
-            is_lowered: self.budget.is_lowered(),
+            is_lowered: self.reading.is_lowered(),
         };
         self.sampled.retain_mut(|sampled| {
             let is_over = over.contains(&sampled.address());
             entered.extend(sampled.drain(&mut drain));
-            sampled.drop_counted();
             if is_over {
-                self.unspent.add(sampled.unspent());
-                let last = sampled.sampled_thread.last();
-                let (from, samples) = sampled.left_of(&last);
-                self.source.give_back(&sampled.sampled_thread, &last, from, samples);
-                self.closed_armings.push(last);
+                sampled.charge(&mut self.budgets);
+                self.ended_armings.extend(sampled.cursor.give_back(&self.source));
             }
             !is_over
         });
@@ -468,11 +454,8 @@ impl Collector {
         // Ending armings costs the same at any sampling rate, so it is not part of `reading_ns`.
         let clock = self.engine.spans.clock();
         let now_ns = clock.raw_ns(clock.now());
-        let close = |sampled: &mut Sampled| sampled.close(now_ns, &self.source);
-        let closed = self.sampled.iter_mut().filter_map(close);
-        self.closed_armings.extend(closed);
-        // Dropped once its thread has moved on to the next arming.
-        self.closed_armings.retain(|arming| Arc::strong_count(arming) > 1);
+        self.sampled.iter_mut().for_each(|sampled| sampled.end_arming(now_ns, &self.source));
+        self.ended_armings.retain(|arming| Arc::strong_count(arming) > 1);
         entered
     }
 
@@ -507,67 +490,48 @@ impl Collector {
         };
         let mut room = self.room.take();
         let is_snapshot = epoch.kept.iter().any(|span| span.facts.is_open);
-        let waiting = self.sampled.iter().filter_map(Sampled::waiting);
+        let waiting = self.sampled.iter().filter_map(SampledThread::waiting);
         let most_frames = self.limits.frames_per_stack;
         let opened_ns = epoch.kept.iter().map(|span| span.opened_ns).min().unwrap_or(0);
         let awaiting = match is_snapshot {
             true => self.copied.awaits.unwind_present(&mut self.unwinder, most_frames),
             false => Vec::new(),
         };
-        let builder = ProfileAssembler {
+        let inputs = ProfileInputs {
             pending: &self.pending,
-            waiting: waiting.filter(|_| is_snapshot).collect(),
-            awaiting,
             modules: self.unwinder.modules(),
             callsites: &self.engine.callsites,
+            redaction: &self.engine.redaction,
             unix_offset_ns: self.engine.spans.clock().unix_offset_ns(),
-            period_ns: self.source.periods().first(),
+            period_ns: self.source.periods().full_ns,
+        };
+        let builder = ProfileAssembler {
+            inputs,
+            waiting: waiting.filter(|_| is_snapshot).collect(),
+            awaiting,
             most_samples: self.limits.samples_per_profile,
             most_bytes: room.most_bytes,
             hides_kernel: self.source.hides_kernel_alone(opened_ns),
-            redaction: &self.engine.redaction,
         };
+        #[cfg(test)]
+        super::model::inside_a_step();
         let Built { profile, modules, spans, downsampled, losses } = builder.build(id, &epoch);
         let (samples, stack_bytes) = (profile.sample_count(), self.limits.stack_bytes);
         let cut = self.logged.cut_stacks(&losses, samples, stack_bytes);
         self.log(cut);
-        // A snapshot takes nothing from the profile that is made when the span closes.
+        Counters::add(&self.engine.counters.samples.downsampled, downsampled);
         if !is_snapshot {
-            Counters::add(&self.engine.counters.samples.downsampled, downsampled);
-            spans.into_iter().for_each(|span| self.pending.clear(span));
+            spans.into_iter().for_each(|span| self.pending.note_exported(span));
         }
         let profile = Box::new(profile);
         room.shrink(profile.bytes());
-        _ = self.jobs.send(Job::Export { profile, modules, kept: epoch.kept, room });
+        let Epoch { kept, permit, .. } = epoch;
+        _ = self.jobs.send(Job::Export { profile, modules, kept, room, permit });
     }
 
     /// Logs an event, if there is one.
     pub(super) fn log(&self, event: Option<LogEvent>) {
         event.into_iter().for_each(|event| self.engine.publish.reporter.log(event));
-    }
-
-    fn check_budget(&mut self, now: Instant) {
-        let before = self.budget.times();
-        let Some(times) = self.budget.update(now, self.reading_ns) else { return };
-        self.source.slow_down(times);
-        if times < before {
-            return;
-        }
-        Counters::add(&self.engine.counters.sampling.rate_reduced, 1);
-        let percent = self.limits.cpu_percent.unwrap_or_default();
-        let event = self.logged.lowered_rate(now, percent, times);
-        self.log(event);
-    }
-
-    /// Checks whether the machine is too busy for any thread to be sampled.
-    pub(super) fn check_load(&mut self, now: Instant) {
-        if !self.shed.is_due(now) {
-            return;
-        }
-        let begins = self.shed.check(now, sys::load());
-        self.source.set_sheds(self.shed.is_over());
-        let event = begins.and_then(|over| self.logged.shed(now, &over));
-        self.log(event);
     }
 
     fn maintain(&mut self, entered: &HashSet<SpanKey>) {
@@ -576,7 +540,7 @@ impl Collector {
             self.engine.spans.clock().refine();
             self.refined = now;
             self.check_signals();
-            let armed = self.sampled.iter().map(|one| (&*one.sampled_thread, &*one.arming));
+            let armed = self.sampled.iter().map(|one| (one.thread(), &*one.cursor.arming));
             self.source.check_silence(armed);
             self.check_budget(now);
             sys::read_filters();
@@ -592,7 +556,10 @@ impl Collector {
         }
         // A span is registered when its first interval ends, or never.
         let unknown = self.pending.remove_unregistered(self.round.saturating_sub(1), entered);
-        Counters::add(&self.engine.counters.samples.dropped_unknown_span, unknown);
+        if unknown > 0 {
+            Counters::add(&self.engine.counters.samples.dropped_unknown_span, unknown);
+            self.source.note_loss();
+        }
         for event in self.logged.due(&self.engine) {
             self.log(Some(event));
         }

@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use super::attachment::Check;
 use super::parked::PARK_AFTER;
 use super::run::Collector;
-use super::sampled::{AgeCheck, Sampled};
+use super::sampled::SampledThread;
 use super::waits::{IDLE_SCAN_INTERVAL, SCAN_INTERVAL, ScanResult, Scanner, next_scan};
 use crate::stats::Counters;
 use crate::sys;
@@ -12,9 +13,9 @@ use crate::sys;
 /// A wake-up takes some 16 µs and scanning a thread 0.2 to 1 µs: together 1 % of a core or a little more.
 const SOONEST: Duration = Duration::from_millis(1);
 const SOONEST_OF_A_THREAD: Duration = Duration::from_micros(20);
-/// How long one scan may spend on arming threads, which takes some 150 µs each.
-const MOST_ARMING: Duration = Duration::from_millis(5);
-/// How many threads may be rearmed at another rate in one scan. More would not fit into [`MOST_ARMING`].
+/// How long one scan may spend on attaching threads, which takes some 150 µs each.
+const MOST_ATTACHING: Duration = Duration::from_millis(5);
+/// How many threads may be attached again at another rate in one scan. More would not fit into [`MOST_ATTACHING`].
 const MOST_CHANGING: usize = 16;
 
 pub(super) fn passed(start_ns: Option<u64>, end_ns: Option<u64>) -> Option<u64> {
@@ -35,7 +36,8 @@ impl Collector {
         self.scan_interval().saturating_sub(self.scanned.elapsed())
     }
 
-    /// Scans threads in profiled spans: whether the spans are old by now, and whether the threads are blocked.
+    /// Scans threads in profiled spans: whether the spans are past their sampling delay, and whether the threads are
+    /// blocked.
     pub(super) fn scan_threads(&mut self) {
         self.scanned = Instant::now();
         if std::mem::take(&mut self.hooks_wake) && !self.engine.spans.scans_rarely() {
@@ -45,21 +47,19 @@ impl Collector {
         let clock = self.engine.spans.clock();
         let now = clock.now();
         let now_ns = clock.raw_ns(now);
-        let mut until_old = Duration::MAX;
+        let mut until_wanted = Duration::MAX;
         let sheds = self.shed.is_over();
-        let may_arm = !sheds && self.arming.has_budget(now_ns);
+        let may_attach = !sheds && self.attaching.has_budget(now_ns);
         let start = sys::thread_cpu_ns();
-        let mut has_armed = false;
-        let mut spent = std::mem::take(&mut self.unspent);
-        self.sampled.iter_mut().for_each(|sampled| spent.add(sampled.spend(self.scanned)));
-        let mut check = AgeCheck {
+        let mut has_attached = false;
+        self.sampled.iter_mut().for_each(|sampled| sampled.charge(&mut self.budgets));
+        let mut check = Check {
             at: self.scanned,
             now,
             now_ns,
-            may_arm,
-            may_change: may_arm,
-            times: self.budget.times(),
-            level: self.allowance.spend(spent, self.scanned),
+            may_attach,
+            may_change: may_attach,
+            times: self.reading.times(),
             source: &self.source,
         };
         let mut changing = 0;
@@ -68,56 +68,57 @@ impl Collector {
         self.first_scanned = self.first_scanned.wrapping_add(7);
         let (later, sooner) = self.sampled.split_at_mut(first);
         for sampled in sooner.iter_mut().chain(later) {
-            // The rings of other threads fill while threads are armed.
-            check.may_arm = may_arm && self.scanned.elapsed() < MOST_ARMING;
-            check.may_change = check.may_arm && changing < MOST_CHANGING;
-            let was_unarmed = sampled.is_unarmed();
-            self.can_close |= sampled.check_age(&check);
-            has_armed |= was_unarmed && !sampled.is_unarmed();
-            changing += usize::from(sampled.changes_rate());
-            if sampled.is_newly_shed(!check.may_arm) {
+            // The rings of other threads fill while threads are attached.
+            check.may_attach = may_attach && self.scanned.elapsed() < MOST_ATTACHING;
+            check.may_change = check.may_attach && changing < MOST_CHANGING;
+            let was_detached = sampled.attachment.is_detached();
+            self.can_end |= sampled.check(&check, &mut self.budgets);
+            has_attached |= was_detached && !sampled.attachment.is_detached();
+            changing += usize::from(sampled.attachment.changes_rate());
+            if sampled.is_newly_left_out(!check.may_attach) {
                 let counters = &self.engine.counters;
                 let counter =
                     if sheds { &counters.threads.shed } else { &counters.threads.arming_deferred };
                 Counters::add(counter, 1);
             }
-            if sampled.is_unarmed() {
-                let left = sampled.sampled_thread.old_at().saturating_sub(now);
-                // An old thread that could not be armed is checked again at the usual interval, or at once if only
+            if sampled.attachment.is_detached() {
+                let left = sampled.thread().samples_from().saturating_sub(now);
+                // A wanted thread that could not be attached is checked again at the usual interval, or at once if only
                 // this scan ran out of time.
-                let is_known = left == 0 && (check.may_arm || !may_arm);
+                let is_known = left == 0 && (check.may_attach || !may_attach);
                 let left =
                     if is_known { SCAN_INTERVAL } else { Duration::from_nanos(clock.ns(left)) };
-                until_old = until_old.min(left);
+                until_wanted = until_wanted.min(left);
             }
         }
-        // Arming a thread costs the same at any sampling rate, so it does not count towards lowering the rate.
-        let armed = sys::thread_cpu_ns();
-        if has_armed && let Some(took) = passed(start, armed) {
-            self.arming.spend(took);
+        // Attaching a thread costs the same at any sampling rate, so it does not count towards lowering the rate.
+        let attached = sys::thread_cpu_ns();
+        if has_attached && let Some(took) = passed(start, attached) {
+            self.attaching.spend(took);
         }
         let threads = u32::try_from(self.sampled.len()).unwrap_or(u32::MAX);
-        let soonest_old =
+        let soonest_wanted =
             SOONEST.max(SOONEST_OF_A_THREAD.saturating_mul(threads)).min(SCAN_INTERVAL);
         let park_after = clock.ticks(PARK_AFTER);
         let least_age = self.engine.callsites.least_age();
-        let young_scan =
+        let unwanted_scan =
             Duration::from_nanos(clock.ns(least_age)).clamp(SCAN_INTERVAL, IDLE_SCAN_INTERVAL);
         let (next, is_in_span) = self.with_scanner(now_ns, |scanner, threads| {
             let (later, sooner) = threads.split_at_mut(first);
             let (mut soonest, mut is_in_span) = (None, false);
             for sampled in sooner.iter_mut().chain(later) {
                 let result = sampled.scan(scanner);
-                let soonest_scan = if sampled.is_young() { young_scan } else { SCAN_INTERVAL };
+                let soonest_scan =
+                    if sampled.is_unwanted() { unwanted_scan } else { SCAN_INTERVAL };
                 let unchanged_ns = match result {
-                    ScanResult::OutsideSpans => scanner.since_hook_ns(&sampled.sampled_thread),
+                    ScanResult::OutsideSpans => scanner.since_hook_ns(sampled.thread()),
                     ScanResult::Busy => 0,
                     ScanResult::StillWaiting { waited_ns } => waited_ns,
                 };
                 is_in_span |= result != ScanResult::OutsideSpans;
-                // A thread in no span may enter one at any time, and must be found before that span is old.
+                // A thread in no span may enter one at any time, and must be found before that is past its delay.
                 let next = match result {
-                    ScanResult::OutsideSpans if sampled.is_young() => young_scan,
+                    ScanResult::OutsideSpans if sampled.is_unwanted() => unwanted_scan,
                     _ => {
                         next_scan(result, unchanged_ns, soonest_scan, sampled.is_checked_by_clock())
                     }
@@ -131,17 +132,18 @@ impl Collector {
         self.is_in_span = is_in_span;
         self.sampled.park(|sampled| sampled.is_parked(now, park_after));
         let longest = self.limits.pace.longest_scan_interval;
-        self.scan_interval = next.min(until_old.max(soonest_old)).min(longest);
-        self.let_hooks_wake(may_arm);
-        if let Some(took) = passed(armed, sys::thread_cpu_ns()) {
+        self.scan_interval = next.min(until_wanted.max(soonest_wanted)).min(longest);
+        self.let_hooks_wake(may_attach);
+        if let Some(took) = passed(attached, sys::thread_cpu_ns()) {
             Counters::add(&self.engine.counters.sampling.collector_cpu_ns, took);
         }
     }
 
-    /// If the next scan is late, lets a thread that enters an old span wake the collector. Not while no thread may be
-    /// armed. If a hook woke the collector within the last scan interval, scans early instead.
-    fn let_hooks_wake(&mut self, may_arm: bool) {
-        let is_late = may_arm && self.scan_interval() > SCAN_INTERVAL && !self.sampled.is_empty();
+    /// If the next scan is late, lets a thread that enters a span past its sampling delay wake the collector. Not while no
+    /// thread may be attached. If a hook woke the collector within the last scan interval, scans early instead.
+    fn let_hooks_wake(&mut self, may_attach: bool) {
+        let is_late =
+            may_attach && self.scan_interval() > SCAN_INTERVAL && !self.sampled.is_empty();
         let is_soon = self.woken.is_some_and(|woken| woken.elapsed() < SCAN_INTERVAL);
         if is_late && is_soon {
             self.scan_interval = SCAN_INTERVAL;
@@ -150,18 +152,45 @@ impl Collector {
         self.engine.spans.set_scans_rarely(self.hooks_wake);
     }
 
+    /// Checks whether reading samples takes more than its share of a core.
+    pub(super) fn check_budget(&mut self, now: Instant) {
+        let before = self.reading.times();
+        let clock = self.engine.spans.clock();
+        let now_ns = clock.raw_ns(clock.now());
+        let Some(times) = self.reading.update(now_ns, self.reading_ns) else { return };
+        self.source.slow_down(times);
+        if times < before {
+            return;
+        }
+        Counters::add(&self.engine.counters.sampling.rate_reduced, 1);
+        let percent = self.limits.cpu_percent.unwrap_or_default();
+        let event = self.logged.lowered_rate(now, percent, times);
+        self.log(event);
+    }
+
+    /// Checks whether the machine is too busy for any thread to be sampled.
+    pub(super) fn check_load(&mut self, now: Instant) {
+        if !self.shed.is_due(now) {
+            return;
+        }
+        let begins = self.shed.check(now, sys::load());
+        self.source.set_sheds(self.shed.is_over());
+        let event = begins.and_then(|over| self.logged.shed(now, &over));
+        self.log(event);
+    }
+
     /// Rearms threads whose timer's signal handler was replaced by the program, with another signal. While a debugger is
     /// attached, they get none.
     pub(super) fn check_signals(&mut self) {
         let is_traced = self.source.check_tracer();
         let (mut is_lost, mut has_ended) = (false, false);
         for sampled in self.sampled.iter() {
-            let timer = sampled.arming.ring.as_ref().and_then(|ring| ring.timer());
+            let timer = sampled.cursor.arming.ring.as_ref().and_then(|ring| ring.timer());
             if let Some(timer) = timer.filter(|timer| is_traced || timer.has_lost_signal()) {
                 is_lost |= timer.has_lost_signal();
                 timer.stop();
-                sampled.pause();
-                sampled.sampled_thread.end();
+                sampled.cursor.pause();
+                sampled.thread().end();
                 has_ended = true;
             }
         }
@@ -178,12 +207,13 @@ impl Collector {
     fn with_scanner<R>(
         &mut self,
         now_ns: u64,
-        action: impl FnOnce(&mut Scanner<'_>, &mut [Sampled]) -> R,
+        action: impl FnOnce(&mut Scanner<'_>, &mut [SampledThread]) -> R,
     ) -> R {
         let mut scanner = Scanner {
             unwinder: &mut self.unwinder,
             pending: &mut self.pending,
             counters: &self.engine.counters,
+            source: &self.source,
             most_frames: self.limits.frames_per_stack,
             stack_bytes: self.limits.stack_bytes,
             round: self.round,

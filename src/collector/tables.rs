@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use super::build::ProfileAssembler;
+use super::build::ProfileInputs;
 use super::links::Links;
 use super::pending::PendingSpan;
 use super::stack::{Stack, Waited};
@@ -34,9 +34,9 @@ pub(super) struct Tables<'a> {
     links: HashMap<SpanKey, LinkId>,
     threads: HashMap<OsThread, ThreadId>,
     kept: HashMap<SpanKey, &'a KeptSpan>,
-    linked: Links<'a>,
+    linked: Option<Links<'a>>,
     detail: SpanDetail,
-    builder: &'a ProfileAssembler<'a>,
+    builder: ProfileInputs<'a>,
 }
 
 /// Which spans a profile tells apart.
@@ -75,9 +75,9 @@ impl SpanDetail {
 
 impl<'a> Tables<'a> {
     pub(super) fn new(
-        builder: &'a ProfileAssembler<'a>,
+        builder: ProfileInputs<'a>,
         id: ProfileId,
-        epoch: &'a Epoch,
+        epoch: Option<&'a Epoch>,
         detail: SpanDetail,
     ) -> Self {
         let mut tables = Self {
@@ -86,8 +86,12 @@ impl<'a> Tables<'a> {
             mappings: HashMap::new(),
             links: HashMap::new(),
             threads: HashMap::new(),
-            kept: epoch.kept.iter().map(|span| (span.key, span)).collect(),
-            linked: Links::new(builder.pending, epoch),
+            kept: epoch
+                .into_iter()
+                .flat_map(|epoch| &epoch.kept)
+                .map(|span| (span.key, span))
+                .collect(),
+            linked: epoch.map(|epoch| Links::new(builder.pending, epoch)),
             detail,
             builder,
         };
@@ -236,7 +240,7 @@ impl<'a> Tables<'a> {
     }
 
     /// Adds `[kernel]` where kernel time is not sampled: the on-CPU time without samples while the kept spans and
-    /// those inside them were sampled. Adds nothing if something else may be missing or is in an earlier profile.
+    /// those inside them were sampled. Adds nothing if something else may be missing.
     pub(super) fn add_kernel(
         &mut self,
         epoch: &Epoch,
@@ -245,8 +249,7 @@ impl<'a> Tables<'a> {
         inside: &HashSet<SpanKey>,
     ) {
         let of_topmost = epoch.kept.iter().filter(|span| topmost.contains(&span.key));
-        let is_incomplete = losses.ring_full > 0 || losses.missing > 0;
-        if is_incomplete || of_topmost.clone().any(|span| span.earlier.samples.total() > 0) {
+        if losses.ring_full > 0 || losses.missing > 0 {
             return;
         }
         // The lower bound.
@@ -364,9 +367,10 @@ impl<'a> Tables<'a> {
             return Some(Link { linked, ..Link::named(name, parent) });
         }
         let fields = self.kept.get(&span).map(|kept| kept.facts.fields.clone());
+        let linked = self.linked.as_mut()?;
         Some(Link {
-            ids: self.linked.ids_of(span),
-            linked: self.linked.of_samples_in(span),
+            ids: linked.ids_of(span),
+            linked: linked.of_samples_in(span),
             fields: fields.unwrap_or_default(),
             start_unix_ns: self.builder.unix_ns(known.opened_ns),
             end_unix_ns: pending.closed_ns.map_or(0, |closed_ns| self.builder.unix_ns(closed_ns)),

@@ -8,11 +8,12 @@ use std::io;
 use std::time::Duration;
 
 use super::budget::Share;
+use super::cursor::ThreadCursor;
 use super::pending::{Pending, PendingWait};
 use super::stack::{Stack, Waited};
 use crate::log::{LogEvent, LogKind};
 use crate::profile::SampleKind;
-use crate::sampler::{Arming, SampledThread, SwitchRing};
+use crate::sampler::{Sampler, SwitchRing, ThreadShared};
 use crate::span::SpanKey;
 use crate::stats::Counters;
 use crate::sys::{self, Blocked, Clock, OsThread};
@@ -56,7 +57,7 @@ const A_CAPTURE_NS: u64 = 50_000;
 
 /// The budget for captures.
 #[derive(Debug)]
-pub(super) struct Captures {
+pub(super) struct CaptureBudget {
     left: Share,
     /// When the seccomp filters were last checked.
     filters_ns: Option<u64>,
@@ -65,7 +66,7 @@ pub(super) struct Captures {
     has_noted_unseen: bool,
 }
 
-impl Captures {
+impl CaptureBudget {
     pub(super) fn new() -> Self {
         Self { left: CAPTURES, filters_ns: None, unseen: None, has_noted_unseen: false }
     }
@@ -122,6 +123,7 @@ pub(super) struct Scanner<'a> {
     pub(super) unwinder: &'a mut Unwinder,
     pub(super) pending: &'a mut Pending,
     pub(super) counters: &'a Counters,
+    pub(super) source: &'a Sampler,
     pub(super) most_frames: usize,
     pub(super) stack_bytes: usize,
     pub(super) round: u64,
@@ -129,25 +131,25 @@ pub(super) struct Scanner<'a> {
     /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
     pub(super) now_ns: u64,
     pub(super) bytes: &'a mut Vec<u8>,
-    pub(super) captures: &'a mut Captures,
+    pub(super) captures: &'a mut CaptureBudget,
     /// Whether waits are captured.
     pub(super) waits: bool,
 }
 
 impl Scanner<'_> {
     /// When the thread's last hook ended: `CLOCK_MONOTONIC_RAW` in nanoseconds.
-    fn hooked_ns(&self, sampled_thread: &SampledThread) -> u64 {
-        self.clock.raw_ns(sampled_thread.hooked_at())
+    fn hooked_ns(&self, thread: &ThreadShared) -> u64 {
+        self.clock.raw_ns(thread.last_hook_at())
     }
 
     /// The time since the thread's last hook.
-    pub(super) fn since_hook_ns(&self, sampled_thread: &SampledThread) -> u64 {
-        self.now_ns.saturating_sub(self.hooked_ns(sampled_thread))
+    pub(super) fn since_hook_ns(&self, thread: &ThreadShared) -> u64 {
+        self.now_ns.saturating_sub(self.hooked_ns(thread))
     }
 
     /// When a hook last counted a wait: `CLOCK_MONOTONIC_RAW` in nanoseconds.
-    fn counted_ns(&self, sampled_thread: &SampledThread) -> u64 {
-        self.clock.raw_ns(sampled_thread.heard_at())
+    fn counted_ns(&self, thread: &ThreadShared) -> u64 {
+        self.clock.raw_ns(thread.claimed_at())
     }
 }
 
@@ -162,9 +164,9 @@ pub(super) enum ScanResult {
     StillWaiting { waited_ns: u64 },
 }
 
-/// The state of scanning one thread.
+/// Finds out whether a thread is blocked in a profiled span, and since when.
 #[derive(Debug, Default)]
-pub(super) struct Watch {
+pub(super) struct BlockDetector {
     waiting: Option<WaitingThread>,
     /// The last reading of the CPU clock, for a thread without switch records.
     last: Option<CpuReading>,
@@ -173,8 +175,8 @@ pub(super) struct Watch {
     /// The head of the switch ring when it was full. Until there are new records, the newest one is not the last
     /// switch.
     full_at: Option<u64>,
-    /// The thread was in no old span at the last scan.
-    was_young: bool,
+    /// At the last scan no span of the thread was past its sampling delay.
+    was_within_delay: bool,
 }
 
 /// A wait that has not ended.
@@ -204,25 +206,15 @@ struct CpuReading {
     cpu_ns: u64,
     /// Since when the thread has not run, provided that it does not run before the next scan.
     idle_since_ns: u64,
-    /// The span has grown old since the previous scan, so shorter waits since the last hook are not known.
-    grew_old: bool,
+    /// The span has passed its sampling delay since the previous scan, so shorter waits since the last hook are not known.
+    passed_delay: bool,
 }
 
-impl Watch {
+impl BlockDetector {
     /// Scans the thread.
-    pub(super) fn scan(
-        &mut self,
-        sampled_thread: &SampledThread,
-        arming: &Arming,
-        scanner: &mut Scanner<'_>,
-    ) -> ScanResult {
+    pub(super) fn scan(&mut self, cursor: &ThreadCursor, scanner: &mut Scanner<'_>) -> ScanResult {
         if let Some(waiting) = &mut self.waiting {
-            match waiting.end(
-                sampled_thread,
-                arming,
-                scanner.counted_ns(sampled_thread),
-                scanner.now_ns,
-            ) {
+            match waiting.end(cursor, scanner) {
                 None => {
                     waiting.lasted_until_ns = scanner.now_ns;
                     return ScanResult::StillWaiting { waited_ns: waiting.waited_ns() };
@@ -232,21 +224,21 @@ impl Watch {
         }
         if !scanner.waits {
             // The records are not needed.
-            arming.switches.iter().for_each(|ring| ring.skip());
+            cursor.switches().into_iter().for_each(SwitchRing::skip);
         }
-        let Some(span) = sampled_thread.span() else {
-            if let Some(ring) = &arming.switches {
+        let Some(span) = cursor.thread.span() else {
+            if let Some(ring) = cursor.switches() {
                 self.make_room(ring, scanner.counters);
             }
             self.last = None;
             return ScanResult::OutsideSpans;
         };
         // A wait inside a hook belongs to neither the previous nor the next span.
-        if sampled_thread.is_in_hook() || !scanner.waits {
+        if cursor.thread.is_in_hook() || !scanner.waits {
             return ScanResult::Busy;
         }
-        let since = self.waits_since(sampled_thread, arming, scanner);
-        self.was_young = false;
+        let since = self.waits_since(cursor, scanner);
+        self.was_within_delay = false;
         if let Some((since_ns, proof, holds_others)) = since {
             let waited_ns = scanner.now_ns.saturating_sub(since_ns);
             let is_long = u128::from(waited_ns) >= SHORTEST.as_nanos();
@@ -255,7 +247,7 @@ impl Watch {
             }
             if scanner.captures.left.has_budget(scanner.now_ns) {
                 let start = sys::thread_cpu_ns();
-                self.waiting = capture(sampled_thread, arming, span, since_ns, proof, scanner);
+                self.waiting = capture(cursor, span, since_ns, proof, scanner);
                 let took =
                     sys::thread_cpu_ns().zip(start).and_then(|(end, start)| end.checked_sub(start));
                 scanner.captures.left.spend(took.unwrap_or(A_CAPTURE_NS));
@@ -269,39 +261,29 @@ impl Watch {
         ScanResult::Busy
     }
 
-    /// The same for a thread in no old span, whose waits are not captured.
-    pub(super) fn pass(
-        &mut self,
-        sampled_thread: &SampledThread,
-        arming: &Arming,
-        scanner: &Scanner<'_>,
-    ) -> ScanResult {
-        if let Some(ring) = &arming.switches {
+    /// The same for a thread without a span past its sampling delay, whose waits are not captured.
+    pub(super) fn pass(&mut self, cursor: &ThreadCursor, scanner: &Scanner<'_>) -> ScanResult {
+        if let Some(ring) = cursor.switches() {
             self.make_room(ring, scanner.counters);
         }
         self.last = None;
-        self.was_young = true;
-        if sampled_thread.span().is_some() { ScanResult::Busy } else { ScanResult::OutsideSpans }
+        self.was_within_delay = true;
+        if cursor.thread.span().is_some() { ScanResult::Busy } else { ScanResult::OutsideSpans }
     }
 
     /// Sampling was paused, so the newest switch record is not the last switch.
-    pub(super) fn skip_records(
-        &mut self,
-        sampled_thread: &SampledThread,
-        arming: &Arming,
-        now_ns: u64,
-    ) {
-        self.full_at = arming.switches.as_ref().map(|ring| ring.head());
-        self.begin_by_clock(sampled_thread, now_ns);
+    pub(super) fn skip_records(&mut self, cursor: &ThreadCursor, now_ns: u64) {
+        self.full_at = cursor.switches().map(|ring| ring.head());
+        self.begin_by_clock(cursor, now_ns);
     }
 
     /// Switches to the CPU clock: from now on there are no switch records. All waits until now have been scanned.
-    pub(super) fn begin_by_clock(&mut self, sampled_thread: &SampledThread, now_ns: u64) {
-        self.last = sys::cpu_ns_of(sampled_thread.tid()).map(|cpu_ns| CpuReading {
+    pub(super) fn begin_by_clock(&mut self, cursor: &ThreadCursor, now_ns: u64) {
+        self.last = sys::cpu_ns_of(cursor.thread.tid()).map(|cpu_ns| CpuReading {
             time_ns: now_ns,
             cpu_ns,
             idle_since_ns: now_ns,
-            grew_old: false,
+            passed_delay: false,
         });
     }
 
@@ -311,19 +293,9 @@ impl Watch {
     }
 
     /// Ends scanning: the thread has ended or is not sampled any more.
-    pub(super) fn end(
-        &mut self,
-        sampled_thread: &SampledThread,
-        arming: &Arming,
-        scanner: &mut Scanner<'_>,
-    ) {
+    pub(super) fn end(&mut self, cursor: &ThreadCursor, scanner: &mut Scanner<'_>) {
         if let Some(waiting) = &self.waiting {
-            let ended = waiting.end(
-                sampled_thread,
-                arming,
-                scanner.counted_ns(sampled_thread),
-                scanner.now_ns,
-            );
+            let ended = waiting.end(cursor, scanner);
             self.finish(ended.unwrap_or(EndedWait::at(waiting.lasted_until_ns)), scanner);
         }
     }
@@ -365,15 +337,14 @@ impl Watch {
     /// If the thread is blocked: since when, the proof of that, and whether the time may include shorter waits.
     fn waits_since(
         &mut self,
-        sampled_thread: &SampledThread,
-        arming: &Arming,
+        cursor: &ThreadCursor,
         scanner: &Scanner<'_>,
     ) -> Option<(u64, Proof, bool)> {
         let (now_ns, counters) = (scanner.now_ns, scanner.counters);
         // A wait lies within its span.
-        let hooked_ns = scanner.hooked_ns(sampled_thread);
+        let hooked_ns = scanner.hooked_ns(&cursor.thread);
         // A thread that was already blocked when it was armed has no record.
-        if let Some(ring) = arming.switches.as_ref().filter(|ring| ring.head() > 0) {
+        if let Some(ring) = cursor.switches().filter(|ring| ring.head() > 0) {
             let out = ring.switched_out();
             self.make_room(ring, counters);
             if self.full_at.is_none() {
@@ -384,8 +355,8 @@ impl Watch {
             }
             // There were more switches between two scans than the ring holds: uses the clock.
         }
-        let cpu_ns = sys::cpu_ns_of(sampled_thread.tid())?;
-        let hook = sampled_thread.synced();
+        let cpu_ns = sys::cpu_ns_of(cursor.thread.tid())?;
+        let hook = cursor.thread.synced();
         let last = self.last.filter(|last| last.time_ns >= hook.map_or(0, |(time_ns, _)| time_ns));
         let base = last.map(|last| (last.time_ns, last.cpu_ns)).or(hook);
         let (base_ns, base_cpu_ns) = base.unwrap_or((now_ns, cpu_ns));
@@ -393,14 +364,14 @@ impl Watch {
         // If the thread ran in between, all of the off-CPU time is assumed to follow.
         let off_ns =
             now_ns.saturating_sub(base_ns).saturating_sub(cpu_ns.saturating_sub(base_cpu_ns));
-        let (idle_since_ns, grew_old) = match stood_still {
-            Some(last) => (last.idle_since_ns, last.grew_old),
-            None => (now_ns.saturating_sub(off_ns).max(hooked_ns), self.was_young),
+        let (idle_since_ns, passed_delay) = match stood_still {
+            Some(last) => (last.idle_since_ns, last.passed_delay),
+            None => (now_ns.saturating_sub(off_ns).max(hooked_ns), self.was_within_delay),
         };
-        self.last = Some(CpuReading { time_ns: now_ns, cpu_ns, idle_since_ns, grew_old });
-        let records = arming.switches.as_ref().filter(|_| self.full_at.is_none());
+        self.last = Some(CpuReading { time_ns: now_ns, cpu_ns, idle_since_ns, passed_delay });
+        let records = cursor.switches().filter(|_| self.full_at.is_none());
         let proof = Proof::Cpu(cpu_ns, records.map(|ring| ring.head()));
-        stood_still.map(|_| (idle_since_ns, proof, grew_old))
+        stood_still.map(|_| (idle_since_ns, proof, passed_delay))
     }
 }
 
@@ -424,35 +395,30 @@ impl WaitingThread {
         self.lasted_until_ns.saturating_sub(self.since_ns)
     }
 
-    /// When the thread ran again, if it did. `counted_ns` is when a hook last counted a wait.
-    fn end(
-        &self,
-        sampled_thread: &SampledThread,
-        arming: &Arming,
-        counted_ns: u64,
-        now_ns: u64,
-    ) -> Option<EndedWait> {
+    /// When the thread ran again, if it did.
+    fn end(&self, cursor: &ThreadCursor, scanner: &Scanner<'_>) -> Option<EndedWait> {
         match self.proof {
             Proof::Switches(position) => {
-                let ring = arming.switches.as_deref()?;
+                let ring = cursor.switches()?;
                 (!has_not_moved(ring, position))
                     .then(|| ring.switched_in_after(position).unwrap_or(self.lasted_until_ns))
                     .map(EndedWait::at)
             }
             Proof::Cpu(before, position) => {
-                let now = sys::cpu_ns_of(sampled_thread.tid()).map(|cpu_ns| (now_ns, cpu_ns));
+                let now =
+                    sys::cpu_ns_of(cursor.thread.tid()).map(|cpu_ns| (scanner.now_ns, cpu_ns));
                 if now.is_some_and(|(_, cpu_ns)| cpu_ns == before) {
                     return None;
                 }
                 // The beginning of this wait has no record, but its end may have one.
-                let recorded = arming.switches.as_deref().zip(position);
+                let recorded = cursor.switches().zip(position);
                 let at_ns = recorded.and_then(|(ring, at)| ring.switched_in_after(at));
                 if let Some(at_ns) = at_ns.filter(|at_ns| *at_ns > self.lasted_until_ns) {
                     return Some(EndedWait::at(at_ns));
                 }
                 // The wait is the off-CPU time since it was last known to continue, up to the last known hook.
                 let hook =
-                    sampled_thread.synced().filter(|(time_ns, _)| *time_ns > self.lasted_until_ns);
+                    cursor.thread.synced().filter(|(time_ns, _)| *time_ns > self.lasted_until_ns);
                 let Some((until_ns, until_cpu_ns)) = hook.or(now) else {
                     return Some(EndedWait::at(self.lasted_until_ns));
                 };
@@ -460,18 +426,19 @@ impl WaitingThread {
                 let off_ns = until_ns.saturating_sub(self.lasted_until_ns).saturating_sub(ran_ns);
                 // All off-CPU time up to this reading belongs to this wait, unless the thread is blocked again. When
                 // it ran in between is not known then, so each wait gets half.
-                let waits_again = hook.is_none() && is_blocked(sampled_thread.tid());
+                let waits_again = hook.is_none() && is_blocked(cursor.thread.tid());
                 let next_ns = if waits_again { off_ns / 2 } else { 0 };
                 let off_ns = off_ns - next_ns;
                 let reading = CpuReading {
                     time_ns: until_ns,
                     cpu_ns: until_cpu_ns,
                     idle_since_ns: until_ns - next_ns,
-                    grew_old: false,
+                    passed_delay: false,
                 };
                 let clock = hook.is_none().then_some(reading);
                 // The wait ended before the hook that counted it.
-                let counted_ns = Some(counted_ns).filter(|counted_ns| *counted_ns > self.since_ns);
+                let counted_ns = Some(scanner.counted_ns(&cursor.thread))
+                    .filter(|counted_ns| *counted_ns > self.since_ns);
                 let at_ns = (self.lasted_until_ns + off_ns).min(counted_ns.unwrap_or(u64::MAX));
                 Some(EndedWait { at_ns, clock })
             }
@@ -488,32 +455,26 @@ fn has_not_moved(ring: &SwitchRing, position: u64) -> bool {
     ring.head() == position
 }
 
-fn still_holds(sampled_thread: &SampledThread, arming: &Arming, proof: Proof) -> bool {
+fn still_holds(cursor: &ThreadCursor, proof: Proof) -> bool {
     match proof {
         Proof::Switches(position) => {
-            arming.switches.as_deref().is_some_and(|ring| has_not_moved(ring, position))
+            cursor.switches().is_some_and(|ring| has_not_moved(ring, position))
         }
-        Proof::Cpu(cpu_ns, _) => sys::cpu_ns_of(sampled_thread.tid()) == Some(cpu_ns),
+        Proof::Cpu(cpu_ns, _) => sys::cpu_ns_of(cursor.thread.tid()) == Some(cpu_ns),
     }
 }
 
 /// Announces the wait to the thread's next hook, which will count it, and then checks whether the thread is still
 /// blocked. Returns whether it is; `None` if it has continued and no hook has counted the wait.
-fn note_waited(
-    sampled_thread: &SampledThread,
-    arming: &Arming,
-    span: SpanKey,
-    proof: Proof,
-) -> Option<bool> {
-    let before = sampled_thread.note_waited(span);
-    let holds = still_holds(sampled_thread, arming, proof);
-    (holds || !sampled_thread.take_back_waited(span, before)).then_some(holds)
+fn report_wait(cursor: &ThreadCursor, span: SpanKey, proof: Proof) -> Option<bool> {
+    let before = cursor.thread.report_wait(span);
+    let holds = still_holds(cursor, proof);
+    (holds || !cursor.thread.retract_wait(span, before)).then_some(holds)
 }
 
 /// Captures where a thread is blocked. `None` if it has run again or waits only for a CPU.
 fn capture(
-    sampled_thread: &SampledThread,
-    arming: &Arming,
+    cursor: &ThreadCursor,
     span: SpanKey,
     since_ns: u64,
     proof: Proof,
@@ -524,11 +485,11 @@ fn capture(
     if scanner.captures.filters_are_due(scanner.now_ns) {
         sys::read_filters();
     }
-    match sys::blocked(sampled_thread.tid()) {
+    match sys::blocked(cursor.thread.tid()) {
         Ok(Some(Blocked { call, sp, pc })) => {
             stack.waited = Some(Waited::In(call));
             let read = sys::read_own_stack(sp, scanner.stack_bytes, scanner.bytes);
-            let holds = note_waited(sampled_thread, arming, span, proof)?;
+            let holds = report_wait(cursor, span, proof)?;
             if holds && read.is_ok() {
                 // The thread may be blocked in a library that was loaded since the last round.
                 scanner.unwinder.refresh();
@@ -547,17 +508,17 @@ fn capture(
             // A thread that waits for a CPU does not run, either, which its clock alone does not tell apart.
             let is_blocked = match proof {
                 Proof::Switches(_) => Some(true),
-                Proof::Cpu(..) => sys::is_blocked(sampled_thread.tid()),
+                Proof::Cpu(..) => sys::is_blocked(cursor.thread.tid()),
             };
             scanner.captures.note_unseen(&error, is_blocked);
             if is_blocked != Some(true) {
                 return None;
             }
-            note_waited(sampled_thread, arming, span, proof)?;
+            report_wait(cursor, span, proof)?;
             stack.waited = Some(Waited::Unknown);
             Counters::add(&scanner.counters.waits.without_stack, 1);
         }
     }
-    let (thread, lasted_until_ns) = (sampled_thread.thread, scanner.now_ns);
+    let (thread, lasted_until_ns) = (cursor.thread.thread, scanner.now_ns);
     Some(WaitingThread { span, since_ns, lasted_until_ns, proof, thread, stack })
 }

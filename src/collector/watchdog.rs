@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::pending::PendingSpan;
 use super::run::Collector;
-use super::sampled::Sampled;
+use super::sampled::SampledThread;
 use super::scan::passed;
 use super::waits::WaitingThread;
 use crate::facts::{Reason, Reasons};
@@ -223,9 +223,9 @@ impl Collector {
             .sampled
             .iter_mut()
             .filter_map(|sampled| {
-                let span = sampled.sampled_thread.span()?;
-                if let Some(cpu_ns) = sys::cpu_ns_of(sampled.sampled_thread.tid()) {
-                    let sampled_ns = sampled.sampled_ns(cpu_ns);
+                let span = sampled.thread().span()?;
+                if let Some(cpu_ns) = sys::cpu_ns_of(sampled.thread().tid()) {
+                    let sampled_ns = sampled.cursor.sampled_ns(cpu_ns);
                     sampled.cpu_times.note(CpuTime { time_ns: now_ns, cpu_ns, sampled_ns });
                 }
                 Some(span)
@@ -343,7 +343,7 @@ impl Collector {
         let since_ns = now_ns.saturating_sub(entered_ns.unwrap_or(0));
         let inside = self.sampled.iter().filter(|sampled| self.is_inside(sampled, key));
         let ran = inside.map(|sampled| {
-            let synced = sampled.sampled_thread.synced();
+            let synced = sampled.thread().synced();
             let by_sync = sampled.cpu_times.since_sync(since_ns, synced);
             let ran = sampled.cpu_times.since(since_ns).or(by_sync);
             let waited_ns = sampled.waiting().map_or(0, WaitingThread::waited_ns);
@@ -358,7 +358,7 @@ impl Collector {
         // What the profile will contain, and not what hooks have counted so far.
         let inside = self.pending.inside(open.root, [key]);
         let pending = inside.iter().filter_map(|span| self.pending.get(*span));
-        let waiting = self.sampled.iter().filter_map(Sampled::waiting);
+        let waiting = self.sampled.iter().filter_map(SampledThread::waiting);
         open.samples = pending.map(PendingSpan::count).sum();
         open.samples.waits += waiting.filter(|wait| inside.contains(&wait.span)).count() as u64;
         let present = self.copied.awaits.present.iter();
@@ -378,8 +378,8 @@ impl Collector {
         self.engine.keep_open(&open, reasons);
     }
 
-    fn is_inside(&self, sampled: &Sampled, span: SpanKey) -> bool {
-        let innermost = sampled.sampled_thread.span();
+    fn is_inside(&self, sampled: &SampledThread, span: SpanKey) -> bool {
+        let innermost = sampled.thread().span();
         innermost.is_some_and(|innermost| {
             innermost == span || self.pending.ancestors(innermost).any(|around| around == span)
         })

@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use super::Builder;
 use super::plan::plan;
-use crate::collector::{Engine, Gate, Limits, Parts};
+use crate::collector::{self, Engine, Gate, Limits, Parts};
 use crate::error::Error;
 #[cfg(feature = "_otlp")]
 use crate::export::Exporter;
 use crate::export::{Directory, Remote};
-use crate::keep::{Callsites, Keep, ProfileAdmission};
+use crate::keep::{Callsites, ExporterHealth, Keep, ProfileAdmission};
 use crate::log::{LogEvent, LogKind};
-use crate::otel::Pairing;
+use crate::otel::UnreachedSpans;
 use crate::profile::Resource;
 use crate::publish::waiting_profiles;
 use crate::sampler::{Periods, Sampler};
@@ -31,7 +31,7 @@ const RING_BYTES: usize = 256 * 1024;
 pub(crate) fn start(
     builder: Builder,
     gate: &'static Gate,
-    pairing: Arc<Pairing>,
+    unreached: Arc<UnreachedSpans>,
 ) -> Result<Arc<Engine>, Error> {
     // The first allocations, thread stacks among them, fail with less. Later ones are optional. 0 means that the
     // system does not report how much is left.
@@ -44,7 +44,7 @@ pub(crate) fn start(
     let counters = Arc::new(Counters::default());
     let poller = Poller::new().map_err(Error::thread)?;
     let request = SampleRequest {
-        period_ns: builder.source.periods.unwrap_or(Periods::USUAL).first(),
+        period_ns: builder.source.periods.unwrap_or(Periods::USUAL).full_ns,
         stack_bytes: builder.source.stack_bytes,
         ring_bytes: RING_BYTES,
         in_kernel: true,
@@ -61,8 +61,6 @@ pub(crate) fn start(
     let (rules, fields) = (builder.rules.clone(), builder.shown_fields);
     let callsites = Callsites::new(rules, Box::new(plan), fields, Arc::clone(&counters));
     let most_pending = builder.pending_profiles.min(waiting_profiles(builder.export_bytes));
-    let admission =
-        ProfileAdmission::new(builder.profiles_per_minute).with_max_reserved(most_pending);
     let spans = Spans::new(clock, Box::new(source.clone()), Arc::clone(&counters));
     let resource = builder.resource.unwrap_or_else(Resource::from_env);
     #[cfg(feature = "_otlp")]
@@ -110,15 +108,15 @@ pub(crate) fn start(
         Ok(checked) => checked.err().map(|error| error.to_string()),
         Err(_) => Some("it panicked".to_owned()),
     };
-    admission.set_exporter_fails(problem.is_some());
     // With a fallback directory no profile is lost. With unlimited patience all profiles are to wait.
     let must_prove = |remote: &mut dyn Remote| {
         remote.fallback().is_none() && remote.limits().grace_period < Duration::MAX
     };
-    if exporter.remote().is_some_and(must_prove) {
-        admission.require_delivery();
-    }
-    Engine::start(Parts {
+    let must_prove = exporter.remote().is_some_and(must_prove);
+    let health = ExporterHealth::new(problem.is_none(), must_prove);
+    let admission =
+        ProfileAdmission::new(builder.profiles_per_minute, health).with_max_reserved(most_pending);
+    collector::start(Parts {
         spans,
         callsites,
         admission,
@@ -143,7 +141,7 @@ pub(crate) fn start(
             pace: builder.pace,
         },
         gate,
-        pairing,
+        unreached,
         source_settings: builder.source,
         exporter,
         problem,

@@ -19,13 +19,13 @@ use axum::{Json, Router};
 use serde_json::{Map, Value};
 use tokio::task::spawn_blocking;
 
-use crate::collector::OpenSpan;
 use crate::error::Error;
 use crate::export::{StoredFile, list_stored, read_stored};
 use crate::facts::Reason;
 use crate::handle::Handle;
 use crate::keep::Rules;
 use crate::origin::{Hosts, refuse_foreign, refuse_links};
+use crate::publish::OpenSpan;
 
 const LONGEST_RULES: usize = 64 * 1024;
 

@@ -1,25 +1,27 @@
 //! Admits kept spans to profiles: permits, and the epochs of local roots.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use super::dry::{Dry, LimitKey};
+use super::health::ExporterHealth;
 use super::limits::{Limited, NoToken, RateLimits};
-use super::trust::Trust;
 use super::{KeptSpan, NoProfile, SpanLink};
 use crate::facts::Reason;
 use crate::profile::ProfileId;
-use crate::span::{SampleCounts, SpanKey};
+use crate::span::SpanKey;
 
 /// The spans of one local root that were kept together and share a profile.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Epoch {
     pub(crate) root: SpanKey,
     /// The id of the profile, if a permit was given for it.
     pub(crate) id: Option<ProfileId>,
+    pub(crate) permit: Option<Permit>,
     /// The profile belongs to no span: it only tests whether the exporter works again.
     is_trial: bool,
     pub(crate) kept: Vec<KeptSpan>,
@@ -29,44 +31,35 @@ pub(crate) struct Epoch {
 }
 
 impl Epoch {
-    /// Without spans.
-    pub(crate) fn empty() -> Self {
-        let (kept, linked_inside) = (Vec::new(), HashMap::new());
-        Self { root: SpanKey::MIN, id: None, is_trial: false, kept, linked_inside, opened_ns: 0 }
+    fn new(root: SpanKey, opened_ns: u64) -> Self {
+        Self {
+            root,
+            id: None,
+            permit: None,
+            is_trial: false,
+            kept: Vec::new(),
+            linked_inside: HashMap::new(),
+            opened_ns,
+        }
+    }
+
+    fn open_for(&self, now_ns: u64) -> Duration {
+        Duration::from_nanos(now_ns.saturating_sub(self.opened_ns))
     }
 
     #[cfg(test)]
     pub(crate) fn for_test(root: SpanKey, kept: Vec<KeptSpan>) -> Self {
-        let linked_inside = HashMap::new();
-        Self { root, id: None, is_trial: false, kept, linked_inside, opened_ns: 0 }
-    }
-
-    /// Whether the profile has on-CPU samples that link to that span.
-    fn links_on_cpu_to(&self, span: SpanKey) -> bool {
-        self.kept.iter().any(|kept| kept.link.has_on_cpu && kept.link.to == Some(span))
+        Self { kept, ..Self::new(root, 0) }
     }
 }
 
-/// What was exported of a span while it was open. Snapshots of it have no samples here.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct ExportedWhileOpen {
-    pub(crate) samples: SampleCounts,
-    pub(crate) profiles: Vec<ProfileId>,
-    /// On-CPU samples in these profiles link to the span.
-    pub(crate) are_linked: bool,
-}
+/// A slot with the exporter, until the profile is exported or lost.
+#[derive(Debug)]
+pub(crate) struct Permit(Arc<AtomicUsize>);
 
-impl ExportedWhileOpen {
-    fn add(&mut self, id: ProfileId, samples: SampleCounts) {
-        self.samples += samples;
-        // Kept spans inside it share the profile: list it once.
-        if self.profiles.last() == Some(&id) {
-            return;
-        }
-        if self.profiles.len() == MOST_EARLIER {
-            self.profiles.remove(0);
-        }
-        self.profiles.push(id);
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -75,31 +68,25 @@ struct State {
     epochs: HashMap<SpanKey, Epoch>,
     /// Epochs of spans that are still open.
     snapshots: HashMap<SpanKey, Epoch>,
-    exported: HashMap<SpanKey, ExportedWhileOpen>,
+    /// The profiles of spans that are still open: at most one for each reason to keep an open span.
+    earlier: HashMap<SpanKey, Vec<ProfileId>>,
     limits: RateLimits,
-    trust: Trust,
 }
 
 /// Gives kept spans their profile ids.
 ///
 /// The threads that close spans and the collector call it, only for spans that are kept. A lock is cheap enough for
-/// that.
+/// that: nothing that takes long is done under it.
 #[derive(Debug)]
 pub(crate) struct ProfileAdmission {
     state: Mutex<State>,
     dry: Dry,
     /// Profiles that have a permit and are not yet exported.
-    permits: AtomicUsize,
+    permits: Arc<AtomicUsize>,
     most_permits: usize,
-    exporter_fails: AtomicBool,
+    pub(crate) health: Arc<ExporterHealth>,
     memory_is_short: AtomicBool,
     is_over: AtomicBool,
-    /// The exporter reports the outcome of a profile later.
-    must_prove: AtomicBool,
-    started: Instant,
-    /// The clock of a test, which replaces the time since `started`.
-    #[cfg(test)]
-    by_hand: Option<std::sync::Arc<std::sync::atomic::AtomicU64>>,
 }
 
 /// Default for the permits in use at once. It bounds the samples that wait for export to those of this many roots.
@@ -108,57 +95,29 @@ pub(crate) const MAX_RESERVED: usize = 32;
 const MOST_EPOCHS: usize = 1024;
 /// Kept spans in one epoch, besides the root.
 const MOST_KEPT: usize = 1024;
-/// Earlier profiles that a span lists, so that one that never closes does not list ever more.
-const MOST_EARLIER: usize = 16;
 
 impl ProfileAdmission {
-    pub(crate) fn new(profiles_per_minute: u32) -> Self {
+    pub(crate) fn new(profiles_per_minute: u32, health: ExporterHealth) -> Self {
         let state = State {
             epochs: HashMap::new(),
             snapshots: HashMap::new(),
-            exported: HashMap::new(),
+            earlier: HashMap::new(),
             limits: RateLimits::new(profiles_per_minute),
-            trust: Trust::default(),
         };
         Self {
             state: Mutex::new(state),
             dry: Dry::new(),
-            permits: AtomicUsize::new(0),
+            permits: Arc::default(),
             most_permits: MAX_RESERVED,
-            exporter_fails: AtomicBool::new(false),
+            health: Arc::new(health),
             memory_is_short: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
-            must_prove: AtomicBool::new(false),
-            started: Instant::now(),
-            #[cfg(test)]
-            by_hand: None,
         }
     }
 
     /// Sets how many permits may be in use at once.
     pub(crate) fn with_max_reserved(self, profiles: usize) -> Self {
         Self { most_permits: profiles, ..self }
-    }
-
-    /// An instance whose clock a test sets, in nanoseconds.
-    #[cfg(test)]
-    pub(crate) fn by_hand(
-        profiles_per_minute: u32,
-        now: std::sync::Arc<std::sync::atomic::AtomicU64>,
-    ) -> Self {
-        Self { by_hand: Some(now), ..Self::new(profiles_per_minute) }
-    }
-
-    fn now_ns(&self) -> u64 {
-        #[cfg(test)]
-        if let Some(now) = &self.by_hand {
-            return now.load(Ordering::Relaxed);
-        }
-        u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
-    }
-
-    fn open_for(&self, epoch: &Epoch) -> Duration {
-        Duration::from_nanos(self.now_ns().saturating_sub(epoch.opened_ns))
     }
 
     /// Whether a closed span of that rule and root would get neither a profile nor a report, since there is no token left.
@@ -173,7 +132,7 @@ impl ProfileAdmission {
         if self.dry.may_have_epoch(root) {
             return false;
         }
-        let now_ns = self.now_ns();
+        let now_ns = self.health.now_ns();
         let mut name = Lazy { value: None, make: Some(name) };
         let mut is_dry = |what| {
             self.dry.is_dry(LimitKey::of_rule(rule, what), now_ns)
@@ -201,25 +160,16 @@ impl ProfileAdmission {
     }
 
     /// Decides which profile a kept span gets, if any, and writes the decision into the span. For a span without
-    /// samples, `span.profile` already holds the reason. `name` is a hash of its name and values. If a new id is needed, it
-    /// comes from `new_id`.
+    /// samples, `span.profile` already holds the reason. `name` is a hash of its name and values. `new_id` is for a new
+    /// profile, if the span has samples.
     ///
     /// Returns false if the span is not even reported.
-    pub(crate) fn keep(
-        &self,
-        span: &mut KeptSpan,
-        name: u64,
-        mut new_id: impl FnMut() -> Option<ProfileId>,
-    ) -> bool {
-        let now_ns = self.now_ns();
+    pub(crate) fn keep(&self, span: &mut KeptSpan, name: u64, new_id: Option<ProfileId>) -> bool {
+        let now_ns = self.health.now_ns();
         let mut state = self.state.lock();
         let state = &mut *state;
-        if let Some(exported) = state.exported.get(&span.key) {
-            // The samples of an open span were already reduced by the exported ones.
-            if !span.facts.is_open {
-                span.samples = span.samples.saturating_sub(exported.samples);
-            }
-            span.earlier.clone_from(exported);
+        if let Some(earlier) = state.earlier.get(&span.key) {
+            span.earlier.clone_from(earlier);
         }
         let epochs = if span.facts.is_open { &mut state.snapshots } else { &mut state.epochs };
         let open = epochs.get(&span.root);
@@ -242,6 +192,7 @@ impl ProfileAdmission {
         }
         let limits = &mut state.limits;
         let is_forced = span.facts.reasons.contains(Reason::Forced);
+        let mut permit = None;
         span.profile = match open.flatten() {
             // The caller has already set the reason.
             _ if span.samples.total() == 0 => span.profile.and(Err(NoProfile::NoSamples)),
@@ -250,14 +201,20 @@ impl ProfileAdmission {
             None => {
                 let take_token =
                     || is_forced || self.take(limits, (span, name), Limited::Profile, now_ns);
-                self.reserve(&mut state.trust, take_token, &mut new_id)
+                self.reserve(take_token, new_id).map(|(id, new)| {
+                    permit = Some(new);
+                    id
+                })
             }
         };
         span.link.has_on_cpu = span.profile.is_ok() && (span.link.has_on_cpu || links_here);
         let is_open = open.is_some();
         let trial = match span.profile {
             Err(NoProfile::ExporterFails) if open.flatten().is_none() => {
-                self.trial(&mut state.trust, now_ns, new_id)
+                self.trial(new_id).map(|(id, new)| {
+                    permit = Some(new);
+                    id
+                })
             }
             _ => None,
         };
@@ -270,18 +227,18 @@ impl ProfileAdmission {
                 if !is_snapshot {
                     self.dry.add_root(span.root);
                 }
-                Epoch { root: span.root, opened_ns: now_ns, ..Epoch::empty() }
+                Epoch::new(span.root, now_ns)
             });
             epoch.is_trial |= trial.is_some();
             epoch.id = epoch.id.or(span.profile.ok()).or(trial);
+            epoch.permit = epoch.permit.take().or(permit);
             let is_linked = span.link.has_on_cpu && span.link.ids.is_some();
             for outside in span.link.outside.iter().filter(|_| is_linked) {
                 *epoch.linked_inside.entry(*outside).or_default() += span.samples.on_cpu;
             }
             epoch.kept.push(span.clone());
             if let Some(id) = span.profile.ok().filter(|_| span.facts.is_open) {
-                // A snapshot takes no samples from the profile that is made when the span closes.
-                state.exported.entry(span.key).or_default().add(id, SampleCounts::default());
+                state.earlier.entry(span.key).or_default().push(id);
             }
         }
         is_due
@@ -289,18 +246,17 @@ impl ProfileAdmission {
 
     fn reserve(
         &self,
-        trust: &mut Trust,
         take_token: impl FnOnce() -> bool,
-        new_id: impl FnOnce() -> Option<ProfileId>,
-    ) -> Result<ProfileId, NoProfile> {
-        if self.exporter_fails.load(Ordering::Relaxed) || self.is_over.load(Ordering::Relaxed) {
+        new_id: Option<ProfileId>,
+    ) -> Result<(ProfileId, Permit), NoProfile> {
+        if self.is_over.load(Ordering::Relaxed) {
             return Err(NoProfile::ExporterFails);
+        }
+        if let Some(why) = self.health.refusal() {
+            return Err(why);
         }
         if self.memory_is_short.load(Ordering::Relaxed) {
             return Err(NoProfile::NoMemory);
-        }
-        if let Some(refusal_reason) = trust.refusal_reason() {
-            return Err(refusal_reason);
         }
         // Under the lock of the state, so two threads cannot both take the last permit.
         if self.permits.load(Ordering::Relaxed) >= self.most_permits {
@@ -309,58 +265,31 @@ impl ProfileAdmission {
         if !take_token() {
             return Err(NoProfile::RateLimit);
         }
-        let id = new_id().ok_or(NoProfile::NoId)?;
+        let id = new_id.ok_or(NoProfile::NoId)?;
+        self.health.note_permit();
+        Ok((id, self.new_permit()))
+    }
+
+    fn new_permit(&self) -> Permit {
         self.permits.fetch_add(1, Ordering::Relaxed);
-        trust.note_permit();
-        Ok(id)
+        Permit(Arc::clone(&self.permits))
     }
 
     /// The id of a trial profile, which belongs to no span, if a trial is due. A receiver may accept requests and still
     /// refuse profiles, so only a profile can show whether it works again.
-    fn trial(
-        &self,
-        trust: &mut Trust,
-        now_ns: u64,
-        new_id: impl FnOnce() -> Option<ProfileId>,
-    ) -> Option<ProfileId> {
-        let fails = self.exporter_fails.load(Ordering::Relaxed);
-        let cannot = fails
-            || self.is_over.load(Ordering::Relaxed)
+    fn trial(&self, new_id: Option<ProfileId>) -> Option<(ProfileId, Permit)> {
+        let id = new_id?;
+        let cannot = self.is_over.load(Ordering::Relaxed)
             || self.memory_is_short.load(Ordering::Relaxed)
             || self.permits.load(Ordering::Relaxed) >= self.most_permits;
-        if cannot || !trust.tries(now_ns) {
-            return None;
-        }
-        let id = new_id()?;
-        self.permits.fetch_add(1, Ordering::Relaxed);
-        Some(id)
+        (!cannot && self.health.take_trial()).then(|| (id, self.new_permit()))
     }
 
     /// Ends the epoch of that root, if one is open. Spans kept after this open another one.
-    ///
-    /// `taken` returns how many samples of open spans the epoch's profile will contain, if it has one. This happens
-    /// under the same lock: a span that is kept in between would otherwise get a permit for samples that it will not
-    /// have.
-    pub(crate) fn end_epoch(
-        &self,
-        root: SpanKey,
-        taken: impl FnOnce(&Epoch) -> HashMap<SpanKey, SampleCounts>,
-    ) -> Option<Epoch> {
+    pub(crate) fn end_epoch(&self, root: SpanKey) -> Option<Epoch> {
         let mut state = self.state.lock();
         let epoch = state.epochs.remove(&root)?;
         self.dry.remove_root(root);
-        if let Some(id) = epoch.id {
-            for (span, samples) in taken(&epoch) {
-                let exported = state.exported.entry(span).or_default();
-                // A span does not list a profile that has no sample of it.
-                if epoch.is_trial {
-                    exported.samples += samples;
-                } else if samples.total() > 0 {
-                    exported.add(id, samples);
-                    exported.are_linked |= epoch.links_on_cpu_to(span);
-                }
-            }
-        }
         Some(epoch)
     }
 
@@ -372,7 +301,8 @@ impl ProfileAdmission {
 
     /// Takes the epochs of spans that were kept while open. Each is exported at once.
     pub(crate) fn take_snapshots(&self) -> Vec<Epoch> {
-        std::mem::take(&mut self.state.lock().snapshots).into_values().collect()
+        let snapshots = std::mem::take(&mut self.state.lock().snapshots);
+        snapshots.into_values().collect()
     }
 
     /// Whether spans of that root were kept and are not yet exported.
@@ -382,68 +312,23 @@ impl ProfileAdmission {
 
     /// The roots whose epochs have been open for `linger`.
     pub(crate) fn expired_epochs(&self, linger: Duration) -> Vec<SpanKey> {
+        let now_ns = self.health.now_ns();
         let state = self.state.lock();
-        let expired = state.epochs.values().filter(|epoch| self.open_for(epoch) >= linger);
+        let expired = state.epochs.values().filter(|epoch| epoch.open_for(now_ns) >= linger);
         expired.map(|epoch| epoch.root).collect()
     }
 
     /// How long until the next epoch has been open for `linger`.
     pub(crate) fn until_next_expiry(&self, linger: Duration) -> Option<Duration> {
+        let now_ns = self.health.now_ns();
         let state = self.state.lock();
-        let left = |epoch| linger.saturating_sub(self.open_for(epoch));
+        let left = |epoch: &Epoch| linger.saturating_sub(epoch.open_for(now_ns));
         state.epochs.values().map(left).min()
     }
 
     /// Drops the state of a span that has closed and was judged.
     pub(crate) fn forget(&self, span: SpanKey) {
-        self.state.lock().exported.remove(&span);
-    }
-
-    /// While the exporter fails, no permits are given.
-    pub(crate) fn set_exporter_fails(&self, fails: bool) {
-        self.exporter_fails.store(fails, Ordering::Relaxed);
-    }
-
-    #[cfg(test)]
-    pub(crate) fn exporter_fails(&self) -> bool {
-        self.exporter_fails.load(Ordering::Relaxed)
-    }
-
-    /// The exporter reports outcomes later. Until it has delivered a profile, only a few permits are given.
-    pub(crate) fn require_delivery(&self) {
-        self.must_prove.store(true, Ordering::Relaxed);
-        self.state.lock().trust = Trust::none();
-    }
-
-    /// Whether the exporter reports outcomes later.
-    pub(crate) fn requires_delivery(&self) -> bool {
-        self.must_prove.load(Ordering::Relaxed)
-    }
-
-    /// A profile was delivered.
-    pub(crate) fn note_delivered(&self) {
-        self.state.lock().trust.note_delivered();
-        self.set_exporter_fails(false);
-    }
-
-    /// A profile that the exporter had accepted was refused by the receiver.
-    pub(crate) fn note_refused(&self) {
-        if self.requires_delivery() {
-            self.state.lock().trust.note_refused(self.now_ns());
-        }
-    }
-
-    /// The exporter accepts no profile.
-    pub(crate) fn note_exporter_fails(&self) {
-        self.set_exporter_fails(true);
-        if self.requires_delivery() {
-            self.state.lock().trust.note_failure(self.now_ns());
-        }
-    }
-
-    /// Whether a profile would not be delivered, as far as is known.
-    pub(crate) fn is_distrusted(&self) -> bool {
-        self.state.lock().trust.is_bad()
+        self.state.lock().earlier.remove(&span);
     }
 
     /// Stops giving permits: the last profiles are being made.
@@ -454,11 +339,6 @@ impl ProfileAdmission {
     /// While samples are lost because memory is short, no permits are given.
     pub(crate) fn set_memory_is_short(&self, is_short: bool) {
         self.memory_is_short.store(is_short, Ordering::Relaxed);
-    }
-
-    /// Releases a permit: the profile was exported, or its export failed.
-    pub(crate) fn release_permit(&self) {
-        self.permits.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -477,12 +357,18 @@ impl<F: FnOnce() -> u64> Lazy<F> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicU64;
+
     use super::*;
     use crate::ids::{SpanId, TraceId};
-    use crate::span::TraceIds;
+    use crate::span::{SampleCounts, TraceIds};
 
     const ID: ProfileId = ProfileId::for_test(1);
     const OTHER: ProfileId = ProfileId::for_test(2);
+
+    fn admission(profiles_per_minute: u32) -> ProfileAdmission {
+        ProfileAdmission::new(profiles_per_minute, ExporterHealth::new(true, false))
+    }
 
     fn key(number: u64) -> SpanKey {
         SpanKey::new(number).unwrap()
@@ -500,17 +386,17 @@ mod tests {
         id: ProfileId,
     ) -> KeptSpan {
         let mut span = KeptSpan::for_test(key(span), key(root), samples);
-        admission.keep(&mut span, 0, || Some(id));
+        admission.keep(&mut span, 0, Some(id));
         span
     }
 
     #[test]
     fn spans_kept_in_one_epoch_share_a_profile() {
-        let admission = ProfileAdmission::new(60);
+        let admission = admission(60);
         assert_eq!(keep(&admission, 2, 1, 5, ID).profile, Ok(ID));
         assert_eq!(keep(&admission, 1, 1, 9, OTHER).profile, Ok(ID));
         assert_eq!(keep(&admission, 7, 7, 9, OTHER).profile, Ok(OTHER));
-        let epoch = admission.end_epoch(key(1), |_| HashMap::new()).unwrap();
+        let epoch = admission.end_epoch(key(1)).unwrap();
         assert_eq!((epoch.id, epoch.kept.len()), (Some(ID), 2));
         assert!(!admission.has_epoch(key(1)));
         assert!(admission.has_epoch(key(7)));
@@ -518,65 +404,45 @@ mod tests {
 
     #[test]
     fn a_span_without_samples_is_reported_without_a_profile() {
-        let admission = ProfileAdmission::new(60);
+        let admission = admission(60);
         assert_eq!(keep(&admission, 2, 1, 0, ID).profile, Err(NoProfile::NoSamples));
-        let epoch = admission.end_epoch(key(1), |_| HashMap::from([(key(8), on_cpu(1))])).unwrap();
-        assert_eq!(epoch.id, None);
-        assert!(admission.state.lock().exported.is_empty(), "nothing was exported");
+        assert_eq!(admission.end_epoch(key(1)).unwrap().id, None);
         // A span without samples has no profile, even in an epoch that has one.
         assert_eq!(keep(&admission, 3, 3, 1, ID).profile, Ok(ID));
         assert_eq!(keep(&admission, 4, 3, 0, ID).profile, Err(NoProfile::NoSamples));
     }
 
     #[test]
-    fn an_enclosing_span_has_the_remaining_samples_and_lists_earlier_profiles() {
-        let admission = ProfileAdmission::new(60);
-        keep(&admission, 2, 1, 3, ID);
-        keep(&admission, 3, 1, 2, ID);
-        admission.end_epoch(key(1), |_| HashMap::from([(key(1), on_cpu(5))]));
-        let outer = keep(&admission, 1, 1, 8, OTHER);
-        assert_eq!(outer.profile, Ok(OTHER));
-        assert_eq!(outer.samples, on_cpu(3));
-        assert_eq!(outer.earlier.profiles, [ID]);
-    }
-
-    #[test]
-    fn an_enclosing_span_without_remaining_samples_lists_only_earlier_profiles() {
-        let admission = ProfileAdmission::new(60);
+    fn an_enclosing_span_has_a_profile_of_all_its_samples() {
+        let admission = admission(60);
         keep(&admission, 2, 1, 5, ID);
-        admission.end_epoch(key(1), |_| HashMap::from([(key(1), on_cpu(5))]));
+        admission.end_epoch(key(1));
         let outer = keep(&admission, 1, 1, 5, OTHER);
-        assert_eq!(outer.profile, Err(NoProfile::NoSamples));
-        assert_eq!(outer.earlier.profiles, [ID]);
-        admission.forget(key(1));
-        assert!(keep(&admission, 1, 1, 5, OTHER).earlier.profiles.is_empty());
+        assert_eq!((outer.profile, outer.samples), (Ok(OTHER), on_cpu(5)));
+        assert!(outer.earlier.is_empty());
     }
 
     #[test]
-    fn a_snapshot_of_an_open_span_takes_no_samples_from_its_last_profile() {
-        let admission = ProfileAdmission::new(60);
+    fn a_span_lists_the_profiles_that_were_made_of_it_while_it_was_open() {
+        let admission = admission(60);
         keep(&admission, 2, 1, 3, ID);
         for span in [1, 3] {
             let mut open = KeptSpan::for_test(key(span), key(1), 7);
             open.facts.is_open = true;
-            assert!(admission.keep(&mut open, 0, || Some(OTHER)));
+            assert!(admission.keep(&mut open, 0, Some(OTHER)));
             assert_eq!((open.profile, open.samples), (Ok(OTHER), on_cpu(7)));
         }
         let snapshots = admission.take_snapshots();
         assert_eq!((snapshots.len(), snapshots[0].kept.len()), (1, 2));
         assert!(admission.take_snapshots().is_empty());
         assert!(admission.has_epoch(key(1)), "the epoch of the closed span");
-        admission.end_epoch(key(1), |_| HashMap::from([(key(1), on_cpu(3))]));
-        let inner = keep(&admission, 3, 1, 9, ID);
-        assert_eq!(
-            (inner.samples, inner.earlier.profiles.as_slice()),
-            (on_cpu(9), [OTHER].as_slice())
-        );
-        let outer = keep(&admission, 1, 1, 12, ID);
-        assert_eq!(
-            (outer.samples, outer.earlier.profiles.as_slice()),
-            (on_cpu(9), [OTHER, ID].as_slice())
-        );
+        admission.end_epoch(key(1));
+        for (span, samples) in [(3, 9), (1, 12)] {
+            let closed = keep(&admission, span, 1, samples, ID);
+            assert_eq!((closed.samples, closed.earlier), (on_cpu(samples), vec![OTHER]));
+        }
+        admission.forget(key(1));
+        assert!(keep(&admission, 1, 1, 5, ID).earlier.is_empty());
     }
 
     /// Keeps a span whose samples link to span `to`, inside the spans `outside`.
@@ -596,13 +462,13 @@ mod tests {
         let link = SpanLink { to: Some(key(to)), ids: Some(ids), outside, ..SpanLink::default() };
         let mut span = KeptSpan { link, ..KeptSpan::for_test(key(span), key(1), on_cpu) };
         span.samples.waits = 1;
-        admission.keep(&mut span, 0, || Some(ID));
+        admission.keep(&mut span, 0, Some(ID));
         span
     }
 
     #[test]
     fn a_span_links_to_samples_only_if_it_has_some() {
-        let admission = ProfileAdmission::new(60);
+        let admission = admission(60);
         // 1 is a connection with the streams 2 and 3.
         assert!(!keep_linked(&admission, 4, 0, 2, &[1]).link.has_on_cpu, "it only waited");
         assert!(keep_linked(&admission, 5, 3, 2, &[1]).link.has_on_cpu);
@@ -615,48 +481,44 @@ mod tests {
 
     #[test]
     fn a_root_links_to_samples_that_were_exported_before_it_closed() {
-        for (to, is_linked) in [(1, true), (2, false)] {
-            let admission = ProfileAdmission::new(60);
-            keep_linked(&admission, 2, 5, to, &[]);
-            admission.end_epoch(key(1), |_| HashMap::from([(key(1), on_cpu(5))]));
-            let root = keep_linked(&admission, 1, 5, 1, &[]);
-            assert_eq!((root.samples, root.link.has_on_cpu), (SampleCounts::WAIT, false));
-            assert_eq!(root.links_on_cpu(), is_linked);
-        }
+        let admission = admission(60);
+        keep_linked(&admission, 2, 5, 2, &[1]);
+        admission.end_epoch(key(1));
+        assert!(keep_linked(&admission, 1, 5, 1, &[]).link.has_on_cpu);
     }
 
     #[test]
     fn the_first_kept_span_decides_when_spans_count_as_open_for_long() {
-        let admission = ProfileAdmission::new(60);
+        let admission = admission(60);
         assert!(admission.first_link(key(1)).is_none());
         for at in [7, 9] {
             let link = SpanLink { at, ..SpanLink::default() };
             let mut span = KeptSpan { link, ..KeptSpan::for_test(key(2), key(1), 1) };
-            admission.keep(&mut span, 0, || Some(ID));
+            admission.keep(&mut span, 0, Some(ID));
             assert_eq!(admission.first_link(key(1)).unwrap().at, 7);
         }
-        admission.end_epoch(key(1), |_| HashMap::new());
+        admission.end_epoch(key(1));
         assert!(admission.first_link(key(1)).is_none());
     }
 
     #[test]
     fn a_rule_has_a_rate_limit() {
-        let admission = ProfileAdmission::new(3);
+        let admission = admission(3);
         let kept: Vec<_> = (1..=5).map(|n| keep(&admission, n, n, 1, ID).profile).collect();
         let dry = Err(NoProfile::RateLimit);
         assert_eq!(kept, [Ok(ID), Ok(ID), Ok(ID), dry, dry]);
         // Reports of epochs without a profile are limited too.
         let mut span = KeptSpan::for_test(key(9), key(9), 0);
-        assert!(admission.keep(&mut span, 0, || None));
+        assert!(admission.keep(&mut span, 0, None));
         let mut span = KeptSpan::for_test(key(10), key(10), 0);
-        assert!(!admission.keep(&mut span, 0, || None));
+        assert!(!admission.keep(&mut span, 0, None));
     }
 
     #[test]
     fn what_is_over_its_limit_is_known_without_the_lock() {
         const MINUTE: u64 = 60_000_000_000;
-        let now = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
-        let admission = ProfileAdmission::by_hand(1, std::sync::Arc::clone(&now));
+        let now = Arc::new(AtomicU64::new(0));
+        let admission = ProfileAdmission::new(1, ExporterHealth::by_hand(false, Arc::clone(&now)));
         let over = |root, has_samples, name| {
             let _locked = admission.state.lock();
             admission.is_over_limit((0, key(root)), has_samples, || name)
@@ -672,7 +534,7 @@ mod tests {
         assert!(!over(1, true, 0) && !over(2, true, 0) && over(3, true, 0), "3 is not reported");
         assert!(!over(9, true, 1));
         for root in [1, 2] {
-            admission.end_epoch(key(root), |_| HashMap::new());
+            admission.end_epoch(key(root));
             assert!(over(root, true, 0));
         }
         now.store(MINUTE - 1, Ordering::Relaxed);
@@ -683,11 +545,11 @@ mod tests {
 
     #[test]
     fn a_rule_without_tokens_is_over_its_limit_whatever_the_name() {
-        let admission = ProfileAdmission::new(1);
+        let admission = admission(1);
         for number in 1..=20 {
             let mut span = KeptSpan::for_test(key(number), key(number), 0);
             span.facts.fields = vec![("route", number.to_string())];
-            admission.keep(&mut span, number, || None);
+            admission.keep(&mut span, number, None);
         }
         let over = |rule, has_samples| admission.is_over_limit((rule, key(99)), has_samples, || 99);
         assert!(over(0, false) && !over(0, true) && !over(1, false));
@@ -696,82 +558,75 @@ mod tests {
     #[test]
     fn permits_are_limited() {
         for most in [1, MAX_RESERVED as u64, 100] {
-            let admission = ProfileAdmission::new(10_000).with_max_reserved(most as usize);
+            let admission = admission(10_000).with_max_reserved(most as usize);
             for n in 1..=most {
                 assert!(keep(&admission, n, n, 1, ID).profile.is_ok());
             }
             let busy = Err(NoProfile::ExporterBusy);
             assert_eq!(keep(&admission, most + 1, most + 1, 1, ID).profile, busy);
-            admission.release_permit();
+            drop(admission.end_epoch(key(1)));
             assert!(keep(&admission, most + 2, most + 2, 1, ID).profile.is_ok());
         }
     }
 
     #[test]
     fn no_permit_is_given_while_profiles_cannot_be_exported() {
-        let admission = ProfileAdmission::new(60);
+        let admission = admission(60);
         assert_eq!(keep(&admission, 1, 1, 1, ID).profile, Ok(ID));
-        admission.set_exporter_fails(true);
+        admission.health.set_accepts(false);
         assert_eq!(keep(&admission, 2, 2, 1, ID).profile, Err(NoProfile::ExporterFails));
         assert_eq!(keep(&admission, 3, 1, 1, OTHER).profile, Ok(ID), "a permit was given before");
-        admission.set_exporter_fails(false);
+        admission.health.set_accepts(true);
         admission.set_memory_is_short(true);
         assert_eq!(keep(&admission, 4, 4, 1, ID).profile, Err(NoProfile::NoMemory));
         admission.set_memory_is_short(false);
         assert_eq!(keep(&admission, 5, 5, 1, OTHER).profile, Ok(OTHER));
         admission.end();
         // The last profile is exported in the meantime.
-        admission.set_exporter_fails(false);
+        admission.health.set_accepts(true);
         assert_eq!(keep(&admission, 6, 6, 1, ID).profile, Err(NoProfile::ExporterFails));
     }
 
     #[test]
     fn an_exporter_that_refuses_is_tested_with_trial_profiles() {
-        let now = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
-        let admission = ProfileAdmission::by_hand(60, std::sync::Arc::clone(&now));
-        admission.require_delivery();
+        let now = Arc::new(AtomicU64::new(0));
+        let health = ExporterHealth::by_hand(true, Arc::clone(&now));
+        let admission = ProfileAdmission::new(60, health);
         let profiles: Vec<_> = (1..=5).map(|n| keep(&admission, n, n, 1, ID).profile).collect();
         let busy = Err(NoProfile::ExporterBusy);
         assert_eq!(profiles, [Ok(ID), Ok(ID), Ok(ID), busy, busy]);
-        (0..3).for_each(|_| admission.release_permit());
-        admission.note_refused();
-        assert!(admission.is_distrusted());
+        (1..=3).for_each(|root| drop(admission.end_epoch(key(root))));
+        admission.health.note_refused();
+        assert!(admission.health.is_doubted());
         let fails = Err(NoProfile::ExporterFails);
         assert_eq!(keep(&admission, 6, 6, 1, OTHER).profile, fails);
-        assert_eq!(admission.end_epoch(key(6), |_| HashMap::new()).unwrap().id, None);
+        assert_eq!(admission.end_epoch(key(6)).unwrap().id, None);
         now.store(1_000_000_000, Ordering::Relaxed);
         // The spans of a trial do not learn the id of its profile.
         assert_eq!(keep(&admission, 8, 7, 1, OTHER).profile, fails);
-        admission.note_delivered();
+        admission.health.note_delivered();
         assert_eq!(keep(&admission, 7, 7, 2, ID).profile, fails);
-        let epoch = admission.end_epoch(key(7), |_| HashMap::from([(key(9), on_cpu(1))])).unwrap();
+        let epoch = admission.end_epoch(key(7)).unwrap();
         assert_eq!((epoch.id, epoch.kept.len()), (Some(OTHER), 2));
-        let outer = keep(&admission, 9, 7, 3, ID);
-        assert_eq!(
-            (outer.profile, outer.samples, outer.earlier.profiles.len()),
-            (Ok(ID), on_cpu(2), 0)
-        );
+        assert_eq!(keep(&admission, 9, 7, 3, ID).profile, Ok(ID));
     }
 
     #[test]
     fn the_spans_of_an_epoch_are_limited() {
-        let admission = ProfileAdmission::new(60);
+        let admission = admission(60);
         let most = MOST_KEPT as u64;
         for n in 2..=most + 1 {
             assert_eq!(keep(&admission, n, 1, 1, ID).profile, Ok(ID));
         }
         assert_eq!(keep(&admission, most + 2, 1, 1, ID).profile, Err(NoProfile::TreeFull));
         assert_eq!(keep(&admission, 1, 1, 1, ID).profile, Ok(ID));
-        assert_eq!(
-            admission.end_epoch(key(1), |_| HashMap::new()).unwrap().kept.len(),
-            MOST_KEPT + 1
-        );
+        assert_eq!(admission.end_epoch(key(1)).unwrap().kept.len(), MOST_KEPT + 1);
         assert_eq!(keep(&admission, most + 3, 1, 1, OTHER).profile, Ok(OTHER));
     }
 
     #[test]
     fn an_epoch_expires_after_it_has_lingered() {
-        let admission = ProfileAdmission::new(60);
+        let admission = admission(60);
         assert_eq!(admission.until_next_expiry(Duration::from_secs(60)), None);
         keep(&admission, 2, 1, 5, ID);
         assert!(admission.expired_epochs(Duration::from_secs(3600)).is_empty());

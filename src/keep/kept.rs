@@ -5,7 +5,6 @@ use std::time::SystemTime;
 
 use tracing::Metadata;
 
-use super::ExportedWhileOpen;
 use crate::facts::{Facts, Reasons, TimeBreakdown};
 use crate::ids::{SpanId, TraceId};
 use crate::profile::{Awaits, ProfileId, Waits};
@@ -55,7 +54,8 @@ pub struct KeptSpan {
     pub(crate) samples: SampleCounts,
     pub(crate) link: SpanLink,
     pub(crate) profile: Result<ProfileId, NoProfile>,
-    pub(crate) earlier: ExportedWhileOpen,
+    /// The profiles that were made of it while it was open.
+    pub(crate) earlier: Vec<ProfileId>,
 }
 
 /// What the samples in a kept span link to, unless they are in an inner kept span, whose samples link to what was
@@ -75,11 +75,6 @@ pub(crate) struct SpanLink {
 }
 
 impl KeptSpan {
-    /// Whether there are on-CPU samples of it under the ids that its samples link to, in its profile or an earlier one.
-    pub(crate) fn links_on_cpu(&self) -> bool {
-        self.link.has_on_cpu || (self.earlier.are_linked && self.link.to == Some(self.key))
-    }
-
     /// The span's name, or the first 1,024 bytes of a longer one.
     pub fn name(&self) -> &'static str {
         beginning(self.metadata.name())
@@ -123,9 +118,8 @@ impl KeptSpan {
         self.facts.start().unwrap_or(SystemTime::UNIX_EPOCH)
     }
 
-    /// The number of samples, waits and awaits in it and in the spans inside it, without those in a profile of an inner span that
-    /// was exported before. Its own idle time that no [`Profiled`](crate::Profiled) explains, which its profile may show, is
-    /// no reason for a profile and not counted.
+    /// The number of samples, waits and awaits in it and in the spans inside it. Its own idle time that no
+    /// [`Profiled`](crate::Profiled) explains, which its profile may show, is no reason for a profile and not counted.
     pub fn samples(&self) -> u64 {
         self.samples.total()
     }
@@ -145,9 +139,10 @@ impl KeptSpan {
         self.facts.trace.map(|ids| ids.is_sampled)
     }
 
-    /// Profiles that were exported before it closed: those of spans inside it, and its own from while it was open.
+    /// The profiles that were made of it while it was open, because it hung or was open for too long. Its own profile
+    /// has all their samples that are still held.
     pub fn earlier_profiles(&self) -> &[ProfileId] {
-        &self.earlier.profiles
+        &self.earlier
     }
 }
 
@@ -210,7 +205,7 @@ impl KeptSpan {
             samples: SampleCounts::of_on_cpu(samples),
             link: SpanLink::default(),
             profile: Err(NoProfile::NoSamples),
-            earlier: ExportedWhileOpen::default(),
+            earlier: Vec::new(),
         }
     }
 }

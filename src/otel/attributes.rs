@@ -13,7 +13,7 @@ const TEXTS: [TextAttribute; 7] = [
     ("profile.id", |span| span.profile.ok().map(|id| id.to_string().into())),
     ("profile.reason", |span| Some(span.reasons().to_string().into())),
     ("profile.earlier_ids", |span| {
-        let ids: Vec<_> = span.earlier.profiles.iter().map(ToString::to_string).collect();
+        let ids: Vec<_> = span.earlier.iter().map(ToString::to_string).collect();
         (!ids.is_empty()).then(|| ids.into())
     }),
     ("profile.off_cpu_id", |span| id_of(span, span.samples.waits, ProfileId::of_off_cpu)),
@@ -23,7 +23,7 @@ const TEXTS: [TextAttribute; 7] = [
     }),
     // Pyroscope finds samples by their link.
     ("pyroscope.profile.id", |span| {
-        span.link.ids.filter(|_| span.links_on_cpu()).map(|ids| ids.span.to_string().into())
+        span.link.ids.filter(|_| span.link.has_on_cpu).map(|ids| ids.span.to_string().into())
     }),
 ];
 
@@ -39,7 +39,7 @@ fn id_of(span: &KeptSpan, samples: u64, of: fn(ProfileId) -> ProfileId) -> Optio
 /// | `profile.id` | if there is a profile | its id, 32 hexadecimal digits |
 /// | `profile.reason` | always | `latency`, `error` and so on: the names of [`Reason`](crate::Reason)s, joined by `\|` |
 /// | `profile.wall_ns`, `profile.on_cpu_ns` and others: [`Measure::attribute`] | if it is known, and long enough to matter | the value of a [`Measure`] in nanoseconds, bytes or a number |
-/// | `profile.earlier_ids` | if there are any | profiles exported before the span closed: those of spans inside it, and its own from while it was open |
+/// | `profile.earlier_ids` | if there are any | profiles that were made of the span while it was open |
 /// | `profile.off_cpu_id` | if the profile has waits of the span | the id of the profile with the waits in OTLP, 32 hexadecimal digits: see [`ProfileId::of_off_cpu`](crate::ProfileId::of_off_cpu) |
 /// | `profile.await_id` | if the profile has awaits of the span | the id of the profile with the awaits in OTLP, 32 hexadecimal digits: see [`ProfileId::of_await`](crate::ProfileId::of_await). Scheduling delays are in that of [`ProfileId::of_scheduling_delay`](crate::ProfileId::of_scheduling_delay) |
 /// | `profile.alloc_space_id` | if the profile has samples of what the span allocated | the id of the profile with the bytes in OTLP, 32 hexadecimal digits: see [`ProfileId::of_alloc_space`](crate::ProfileId::of_alloc_space). The numbers of allocations are in that of [`ProfileId::of_alloc_objects`](crate::ProfileId::of_alloc_objects) |

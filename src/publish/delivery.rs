@@ -17,7 +17,7 @@ use super::outbox::{Content, DeliveryOutcome, LAST_PAUSE, Outage, Outbox, Outgoi
 use super::reporter::Reporter;
 use super::room::TakenRoom;
 use crate::export::{Answer, ExportError, Exported, Exporter, Unexportable};
-use crate::keep::{Kept, ProfileAdmission};
+use crate::keep::{ExporterHealth, Kept, Permit};
 use crate::log::{LogEvent, LogKind};
 use crate::profile::Profile;
 use crate::redact::Redaction;
@@ -43,24 +43,25 @@ pub(super) struct Delivery {
     pub(super) outbox: Option<Outbox>,
     /// Set while the last attempt has failed.
     pub(super) trouble: Option<Outage>,
-    /// Whether the exporter did not accept the last profile, for a reason that may pass.
-    pub(super) takes_none: bool,
     /// When to retry after that if no answer of a remote is expected, which would be the time otherwise.
     pub(super) retry_at: Instant,
     /// The number of lost profiles at the last flush.
     pub(super) lost: u64,
     pub(super) age: Duration,
     pub(super) has_logged_loss: bool,
+    /// It was logged that it accepts no profile, and it has accepted none since.
+    pub(super) has_logged_failure: bool,
     /// When a problem of the receiver was last logged, and whether it was that no profiles are sent.
     pub(super) warned: Option<Instant>,
     pub(super) owes_all_clear: bool,
 }
 
-/// What the threads that publish share with the collector.
+/// What the threads that publish share.
 #[derive(Clone, Debug)]
 pub(crate) struct PublishState {
     pub(crate) counters: Arc<Counters>,
-    pub(crate) admission: Arc<ProfileAdmission>,
+    /// Written by the exporting thread alone, except that admission takes what it may give.
+    pub(crate) health: Arc<ExporterHealth>,
     pub(crate) reporter: Arc<Reporter>,
     pub(crate) redaction: Arc<Redaction>,
 }
@@ -72,6 +73,7 @@ pub(super) struct HeldProfile {
     pub(super) report: Kept,
     pub(super) since: Instant,
     pub(super) _room: TakenRoom,
+    pub(super) _permit: Option<Permit>,
 }
 
 impl HeldProfile {
@@ -95,11 +97,11 @@ impl Delivery {
             held: VecDeque::new(),
             outbox: None,
             trouble: None,
-            takes_none: problem.is_some(),
             retry_at: Instant::now(),
             lost: 0,
             age: MOST_AGE,
             has_logged_loss: false,
+            has_logged_failure: problem.is_some(),
             warned: None,
             owes_all_clear: false,
         };
@@ -143,8 +145,7 @@ impl Delivery {
         }
         let trouble = self.trouble.as_ref().filter(|trouble| !trouble.is_over);
         let waits = match &self.outbox {
-            // With nothing to export, the next kept span is soon enough.
-            None => !self.held.is_empty(),
+            None => !self.held.is_empty() || !self.shared.health.accepts(),
             Some(outbox) => {
                 let is_idle = outbox.sending.is_none() && outbox.broken.is_none();
                 let has_any = !outbox.waiting.is_empty() || !outbox.stored.is_empty();
@@ -155,10 +156,10 @@ impl Delivery {
         next.or(self.retries_without_answer().then_some(self.retry_at))
     }
 
-    /// Whether a remote has accepted no profile for a reason of its own, and no answer will cause a retry.
+    /// Whether a remote accepts no profile for a reason of its own, and no answer will cause a retry.
     fn retries_without_answer(&self) -> bool {
         let is_quiet = |outbox: &Outbox| outbox.sending.is_none();
-        self.takes_none && self.outbox.as_ref().is_some_and(is_quiet)
+        !self.shared.health.accepts() && self.outbox.as_ref().is_some_and(is_quiet)
     }
 
     /// Gives a profile to the exporter, and holds it if the exporter does not accept it now.
@@ -173,21 +174,20 @@ impl Delivery {
 
     /// Gives a profile to the exporter. Returns it if it must be tried again.
     fn hand_over(&mut self, held: HeldProfile) -> Option<HeldProfile> {
-        let admission = &Arc::clone(&self.shared.admission);
+        let health = &Arc::clone(&self.shared.health);
         // An exporter is foreign code and may panic.
         match catch_unwind(AssertUnwindSafe(|| self.export(&held.profile, held.since))) {
             Ok(Ok(Exported { files, .. })) => {
-                self.takes_none = false;
+                self.has_logged_failure = false;
                 if self.outbox.is_none() {
                     self.trouble = None;
                 }
                 Counters::add(&self.shared.counters.profiles.exported, 1);
-                admission.set_exporter_fails(false);
+                health.set_accepts(true);
                 // A remote has only queued it, unless it was written to files.
-                if !admission.requires_delivery() || !files.is_empty() {
-                    admission.note_delivered();
+                if !files.is_empty() {
+                    health.note_delivered();
                 }
-                admission.release_permit();
                 let profile = held.is_reserved().then_some(held.profile.id);
                 self.shared.reporter.report(Kept { profile, files, ..held.report });
                 None
@@ -209,7 +209,6 @@ impl Delivery {
                     return Some(held);
                 }
                 // The trial has served its purpose.
-                admission.release_permit();
                 self.shared.reporter.report(held.report);
                 None
             }
@@ -267,12 +266,12 @@ impl Delivery {
     }
 
     fn note_refuses_all(&mut self, problem: &str) {
-        self.shared.admission.note_exporter_fails();
+        self.shared.health.note_failure();
         self.retry_at = Instant::now() + LAST_PAUSE;
         if self.outbox.is_none() {
             self.fail(None, problem.to_owned(), false);
         }
-        if !std::mem::replace(&mut self.takes_none, true) {
+        if !std::mem::replace(&mut self.has_logged_failure, true) {
             let message = format!(
                 "a profile could not be exported: {problem} (logged once until it works again; until then \
                  spans are kept without profiles, and the program is not affected)"
@@ -308,7 +307,7 @@ impl Delivery {
                 self.retry_at = now + LAST_PAUSE;
                 self.retry_held();
             }
-        } else if self.takes_none || !self.held.is_empty() {
+        } else if !self.shared.health.accepts() || !self.held.is_empty() {
             self.retry_held();
         }
     }
@@ -326,21 +325,18 @@ impl Delivery {
                 // Another profile was exported since the last failure.
                 self.fail(None, "it cannot be checked".to_owned(), false);
             }
-            return self.shared.admission.set_exporter_fails(true);
+            return self.shared.health.set_accepts(false);
         }
         if self.held.is_empty() {
             // Only a profile can show whether the exporter works. The next kept span gets one, if only as a trial,
             // and the exporter is trusted again once that is exported.
-            return self.shared.admission.set_exporter_fails(false);
+            return self.shared.health.set_accepts(true);
         }
         for _ in 0..self.held.len() {
             let Some(held) = self.held.pop_front() else { return };
             if let Some(held) = self.hand_over(held) {
                 // To the back: if this profile is at fault, others get their turn.
-                self.held.push_back(held);
-                if self.takes_none {
-                    return;
-                }
+                return self.held.push_back(held);
             }
         }
     }
@@ -382,7 +378,7 @@ impl Delivery {
             outbox.is_empty() && !outbox.has_stored() && !is_away
         });
         let is_done = self.held.is_empty() && is_sent;
-        self.lost_none() && is_done && !self.shared.admission.is_distrusted()
+        self.lost_none() && is_done && !self.shared.health.is_doubted()
     }
 
     /// Whether there is nothing to wait for. Profiles in the fallback directory count only while the receiver
@@ -422,8 +418,7 @@ impl Delivery {
     /// Counts a promised profile as lost.
     pub(super) fn lose(&mut self, report: Kept) {
         Counters::add(&self.shared.counters.profiles.dropped_export_failed, 1);
-        self.shared.admission.release_permit();
-        self.shared.admission.note_refused();
+        self.shared.health.note_refused();
         self.shared.reporter.report(Kept { profile: None, ..report });
     }
 }
@@ -515,8 +510,8 @@ mod tests {
     fn shared() -> PublishState {
         let (counters, redaction) = (Arc::<Counters>::default(), Arc::<Redaction>::default());
         let reporter = Reporter::new(Arc::clone(&counters), false);
-        let admission = Arc::new(ProfileAdmission::new(1 << 20));
-        PublishState { counters, admission, reporter: Arc::new(reporter), redaction }
+        let health = Arc::new(ExporterHealth::new(true, false));
+        PublishState { counters, health, reporter: Arc::new(reporter), redaction }
     }
 
     fn delivery_by(exporter: impl Exporter + 'static) -> Delivery {
@@ -551,8 +546,8 @@ mod tests {
             awaits: crate::profile::Awaits::default(),
             files: Vec::new(),
         };
-        let _room = Room::new(1 << 20).take();
-        delivery.deliver(HeldProfile { profile, report, since: Instant::now(), _room });
+        let (_room, _permit) = (Room::new(1 << 20).take(), None);
+        delivery.deliver(HeldProfile { profile, report, since: Instant::now(), _room, _permit });
         delivery.advance(false);
     }
 
@@ -757,12 +752,41 @@ mod tests {
         line.panics.store(true, Ordering::Relaxed);
         deliver(&mut delivery);
         assert_eq!(stats(&delivery).profiles.dropped_export_failed, 1);
-        let admission = &Arc::clone(&delivery.shared.admission);
-        assert!(admission.exporter_fails() && delivery.next_attempt().is_some());
+        let health = Arc::clone(&delivery.shared.health);
+        assert!(!health.accepts() && delivery.next_attempt().is_some());
         delivery.advance(true);
-        assert!(!admission.exporter_fails());
+        assert!(health.accepts());
         deliver(&mut delivery);
         assert_eq!(line.sent(), [1]);
+    }
+
+    /// Cannot be checked at first.
+    struct StartsLate {
+        checks: usize,
+    }
+
+    impl Exporter for StartsLate {
+        fn export(&mut self, _: &Profile) -> Result<Exported, ExportError> {
+            Ok(Exported::default())
+        }
+
+        fn check(&mut self) -> Result<(), ExportError> {
+            self.checks += 1;
+            if self.checks == 1 { Err("not yet".into()) } else { Ok(()) }
+        }
+    }
+
+    /// No permit is given, so that no profile comes that would cause a retry.
+    #[test]
+    fn an_exporter_that_has_no_profile_to_retry_is_checked_again() {
+        let mut delivery = delivery_by(StartsLate { checks: 0 });
+        delivery.shared.health.set_accepts(false);
+        delivery.fail(None, "not yet".to_owned(), false);
+        for _ in 0..2 {
+            assert!(!delivery.shared.health.accepts() && delivery.next_attempt().is_some());
+            delivery.advance(true);
+        }
+        assert!(delivery.shared.health.accepts() && delivery.next_attempt().is_none());
     }
 
     #[test]

@@ -7,8 +7,9 @@ use std::time::Instant;
 
 use crossbeam::channel::{self, Receiver, Sender};
 
+use super::open_span::OpenSpan;
 use super::room::TakenRoom;
-use crate::keep::KeptSpan;
+use crate::keep::{KeptSpan, Permit};
 use crate::profile::{MappingId, Profile};
 use crate::unwind::Module;
 
@@ -22,22 +23,26 @@ pub(crate) enum Job {
         modules: HashMap<MappingId, Arc<Module>>,
         kept: Vec<KeptSpan>,
         room: TakenRoom,
+        permit: Option<Permit>,
     },
     /// Symbolize a profile for a caller that waits for it.
-    Reply { profile: Box<Profile>, modules: HashMap<MappingId, Arc<Module>>, then: ReplyWith },
+    Reply {
+        profile: Box<Profile>,
+        modules: HashMap<MappingId, Arc<Module>>,
+        reply: Question<Profile>,
+    },
+    /// Symbolize the stacks of open spans for a caller that waits for them.
+    ListOpen {
+        stacks: Box<Profile>,
+        modules: HashMap<MappingId, Arc<Module>>,
+        /// Each with the number of its stack, which is the time of that stack's point.
+        spans: Vec<(OpenSpan, Option<usize>)>,
+        reply: Question<Vec<OpenSpan>>,
+    },
     /// Acknowledge once all earlier jobs are done.
     Done(FlushRequest),
     /// Stop, then acknowledge.
     Stop(Vec<FlushRequest>),
-}
-
-/// What to do with a profile once it is symbolized.
-pub(crate) struct ReplyWith(pub(crate) Box<dyn FnOnce(Profile) + Send>);
-
-impl std::fmt::Debug for ReplyWith {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("ReplyWith")
-    }
 }
 
 /// A caller that waits until a deadline.

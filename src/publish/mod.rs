@@ -11,6 +11,7 @@ mod job;
 mod kept_event;
 mod kept_fields;
 mod losses;
+mod open_span;
 mod outbox;
 mod queue;
 #[cfg(feature = "axum")]
@@ -34,7 +35,8 @@ use crate::symbols::SymbolSettings;
 use crate::sys::{Files, Owning};
 
 pub(crate) use delivery::PublishState;
-pub(crate) use job::{FlushRequest, Job, Question, Questions, ReplyWith};
+pub(crate) use job::{FlushRequest, Job, Question, Questions};
+pub use open_span::{OpenSpan, OpenState};
 #[cfg(feature = "axum")]
 pub(crate) use recent::RecentlyKept;
 #[cfg(test)]

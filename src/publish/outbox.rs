@@ -309,7 +309,7 @@ impl Delivery {
         if profiles == 0 {
             return;
         }
-        let PublishState { counters, admission, .. } = &self.shared;
+        let PublishState { counters, health, .. } = &self.shared;
         let counter = match outcome {
             DeliveryOutcome::Delivered => &counters.profiles.delivered,
             DeliveryOutcome::Stored => &counters.profiles.stored_as_fallback,
@@ -319,8 +319,8 @@ impl Delivery {
         };
         Counters::add(counter, profiles as u64);
         match outcome {
-            DeliveryOutcome::Delivered => admission.note_delivered(),
-            DeliveryOutcome::Refused | DeliveryOutcome::TooOld => admission.note_refused(),
+            DeliveryOutcome::Delivered => health.note_delivered(),
+            DeliveryOutcome::Refused | DeliveryOutcome::TooOld => health.note_refused(),
             DeliveryOutcome::Stored | DeliveryOutcome::AtShutdown => {}
         }
     }

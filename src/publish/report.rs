@@ -66,14 +66,11 @@ pub(crate) fn describe(profile: &mut Profile, epoch: &Epoch, topmost: &[SpanKey]
     let error_ns = of_topmost.clone().map(|span| span.times().subtree_on_cpu_error_ns).sum();
     let known_ns = (is_known && !is_vague(on_cpu_ns, error_ns)).then_some(on_cpu_ns);
     let unsampled = |span: &KeptSpan| span.facts.get(Measure::Unsampled).unwrap_or(0);
-    let unsampled_ns = of_topmost.clone().map(unsampled).sum();
-    let elsewhere = of_topmost.clone().find_map(in_earlier_profiles);
-    let coverage =
-        coverage(profile.weight_ns(), known_ns, unsampled_ns, losses, elsewhere.is_some());
+    let unsampled_ns = of_topmost.map(unsampled).sum();
+    let coverage = coverage(profile.weight_ns(), known_ns, unsampled_ns, losses);
     _ = write!(samples, ": {coverage}");
     profile.notes.push(samples);
     profile.losses = list_of_losses(losses);
-    profile.losses.extend(of_topmost.filter_map(in_earlier_profiles));
     profile.attributes = attributes(first, losses);
 }
 
@@ -197,13 +194,7 @@ pub(crate) fn plural_waits(waits: usize) -> String {
 
 /// How much of the on-CPU time the samples represent. Time may be missing without a lost sample: the thread had just
 /// started, or was switched out before its next sample.
-fn coverage(
-    weight_ns: u64,
-    on_cpu_ns: Option<u64>,
-    unsampled_ns: u64,
-    losses: &Losses,
-    has_earlier: bool,
-) -> String {
+fn coverage(weight_ns: u64, on_cpu_ns: Option<u64>, unsampled_ns: u64, losses: &Losses) -> String {
     let weight = Ns(weight_ns);
     let Some(on_cpu_ns) = on_cpu_ns else {
         return format!("{weight} on-CPU; {}", losses_in_words(losses));
@@ -211,9 +202,6 @@ fn coverage(
     let share = 100.0 * weight_ns as f64 / on_cpu_ns.max(1) as f64;
     let missing_ns = on_cpu_ns.saturating_sub(weight_ns).saturating_sub(unsampled_ns);
     let losses = match losses_in_words(losses) {
-        none if none == NOTHING_LOST && has_earlier => {
-            "nothing lost; earlier profiles have the others".to_owned()
-        }
         none if none == NOTHING_LOST && missing_ns > WORTH_REPORTING.max(on_cpu_ns / 10) => {
             format!("no sample lost, and none was taken in the other {}", Ns(missing_ns))
         }
@@ -226,16 +214,6 @@ fn coverage(
         false => String::new(),
     };
     format!("{weight} of {} on-CPU{share}; {young}{losses}", Ns(on_cpu_ns))
-}
-
-/// Where the samples of a span are that an earlier profile has: that of a span inside it that closed long before.
-fn in_earlier_profiles(span: &KeptSpan) -> Option<String> {
-    let samples = span.earlier.samples.total();
-    let ids: Vec<_> = span.earlier_profiles().iter().map(ToString::to_string).collect();
-    (samples > 0 && !ids.is_empty()).then(|| {
-        let profiles = if ids.len() == 1 { "profile" } else { "profiles" };
-        format!("{samples} more samples and waits are in the earlier {profiles} {}", ids.join(", "))
-    })
 }
 
 fn attributes(span: &KeptSpan, losses: &Losses) -> Vec<Attribute> {
@@ -579,7 +557,7 @@ mod tests {
     #[test]
     fn on_cpu_time_without_samples_is_stated() {
         let none = Losses::default();
-        let text = |weight_ns, losses| coverage(weight_ns, Some(264_000_000), 0, losses, false);
+        let text = |weight_ns, losses| coverage(weight_ns, Some(264_000_000), 0, losses);
         assert_eq!(
             text(84_700_000, &none),
             "84.7 ms of 264 ms on-CPU (32 %); no sample lost, and none was taken in the other 179 ms"
@@ -587,21 +565,17 @@ mod tests {
         assert_eq!(text(250_000_000, &none), "250 ms of 264 ms on-CPU (95 %); nothing lost");
         assert_eq!(text(300_000_000, &none), "300 ms of 264 ms on-CPU; nothing lost");
         // Too little for a sample.
-        let mostly_waiting = coverage(0, Some(301_000), 0, &none, false);
+        let mostly_waiting = coverage(0, Some(301_000), 0, &none);
         assert_eq!(mostly_waiting, "0 ns of 301 µs on-CPU (0 %); nothing lost");
-        assert_eq!(coverage(84_700_000, None, 0, &none, false), "84.7 ms on-CPU; nothing lost");
+        assert_eq!(coverage(84_700_000, None, 0, &none), "84.7 ms on-CPU; nothing lost");
         let downsampled = Losses { downsampled: 3, ..none };
         assert_eq!(
             text(84_700_000, &downsampled),
             "84.7 ms of 264 ms on-CPU (32 %); 3 samples downsampled"
         );
-        let young = coverage(250_000_000, Some(264_000_000), 12_500_000, &none, false);
+        let young = coverage(250_000_000, Some(264_000_000), 12_500_000, &none);
         let expected = "250 ms of 264 ms on-CPU (95 %); 12.5 ms of it not sampled; nothing lost";
         assert_eq!(young, expected);
-        let rest = coverage(84_700_000, Some(264_000_000), 0, &none, true);
-        let expected =
-            "84.7 ms of 264 ms on-CPU (32 %); nothing lost; earlier profiles have the others";
-        assert_eq!(rest, expected);
     }
 
     #[test]

@@ -10,10 +10,11 @@ use crossbeam::channel::{self, Receiver, Sender, select};
 
 use super::delivery::{HeldProfile, PublishState};
 use super::exporting::ExportJob;
-use super::job::{Job, ReplyWith};
+use super::job::Job;
+use super::open_span::with_stacks;
 use super::report;
 use super::room::TakenRoom;
-use crate::keep::{Kept, KeptSpan};
+use crate::keep::{Kept, KeptSpan, Permit};
 use crate::log::{LogEvent, LogKind};
 use crate::profile::{MappingId, Profile, Symbolized};
 use crate::redact::Redaction;
@@ -64,12 +65,19 @@ impl SymbolsThread {
             };
             // In the order in which they came.
             match job {
-                Some(Job::Export { profile, modules, kept, room }) => {
-                    let job = self.prepare(profile, &modules, &kept, room);
+                Some(Job::Export { profile, modules, kept, room, permit }) => {
+                    let job = self.prepare(profile, &modules, &kept, (room, permit));
                     _ = self.exports.send(job);
                 }
-                Some(Job::Reply { profile, modules, then: ReplyWith(then) }) => {
-                    self.reply(profile, &modules, then);
+                Some(Job::Reply { profile, modules, reply }) => {
+                    if let Some(profile) = self.symbolize_for_caller(profile, &modules) {
+                        reply.send(profile);
+                    }
+                }
+                Some(Job::ListOpen { stacks, modules, spans, reply }) => {
+                    if let Some(stacks) = self.symbolize_for_caller(stacks, &modules) {
+                        reply.send(with_stacks(spans, &stacks));
+                    }
                 }
                 Some(Job::Done(waiting)) => _ = self.exports.send(ExportJob::Done(waiting)),
                 Some(Job::Stop(waiting)) => {
@@ -91,7 +99,7 @@ impl SymbolsThread {
         profile: Box<Profile>,
         modules: &HashMap<MappingId, Arc<Module>>,
         kept: &[KeptSpan],
-        mut room: TakenRoom,
+        (mut room, permit): (TakenRoom, Option<Permit>),
     ) -> ExportJob {
         crate::sys::read_filters();
         let mut report = Kept { samples: profile.sample_count(), ..report::unexported(kept) };
@@ -112,7 +120,8 @@ impl SymbolsThread {
                 report::describe_awaits(&mut profile, &report.awaits);
                 report.top_function = profile.top_function();
                 report.coverage = profile.coverage();
-                let held = HeldProfile { profile, report, since: Instant::now(), _room: room };
+                let since = Instant::now();
+                let held = HeldProfile { profile, report, since, _room: room, _permit: permit };
                 ExportJob::Deliver(Box::new(held))
             }
             Err(_) => {
@@ -122,18 +131,15 @@ impl SymbolsThread {
         }
     }
 
-    /// Symbolizes a profile for a caller.
-    fn reply(
+    /// Symbolizes a profile for a caller, who gets no answer if that panics.
+    fn symbolize_for_caller(
         &mut self,
         profile: Box<Profile>,
         modules: &HashMap<MappingId, Arc<Module>>,
-        then: impl FnOnce(Profile),
-    ) {
+    ) -> Option<Profile> {
         let symbolize = || self.symbolize(profile, modules, usize::MAX);
-        match catch_unwind(AssertUnwindSafe(symbolize)) {
-            Ok(profile) => then(profile),
-            Err(_) => self.symbolizer = None,
-        }
+        let symbolized = catch_unwind(AssertUnwindSafe(symbolize));
+        symbolized.inspect_err(|_| self.symbolizer = None).ok()
     }
 
     fn symbolize(

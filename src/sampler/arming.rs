@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 use crossbeam::queue::ArrayQueue;
 use parking_lot::Mutex;
 
+use super::rate::Rate;
 use super::switches::SwitchRing;
 use crate::ids::SpanKey;
 use crate::sys::{HardwareCounters, Position, SampleRing, WhyRefused};
@@ -28,8 +29,8 @@ pub(crate) struct SpanInterval {
 #[derive(Debug)]
 pub(crate) struct Arming {
     from: AtomicU64,
-    /// The CPU time that each sample represents.
-    period_ns: u64,
+    /// The one that was asked for.
+    rate: Rate,
     intervals: ArrayQueue<SpanInterval>,
     /// The minimum by which a sample moves the position that hooks read.
     sample_size: NonZeroU64,
@@ -62,32 +63,32 @@ pub(crate) const SPARE_INTERVALS: usize = 8;
 impl Arming {
     /// An arming without sampling.
     pub(crate) fn none() -> Self {
-        Self::with_intervals(None, 0, NonZeroU64::MIN, 0)
+        Self::with_intervals(None, Rate::of(0), NonZeroU64::MIN, 0)
     }
 
     /// `sample_size` is the minimum by which a sample moves the position that hooks read. `least_record` is the length
     /// of the shortest samples that are frequent.
     pub(crate) fn new(
         ring: Arc<SampleRing>,
-        period_ns: u64,
+        rate: Rate,
         sample_size: u64,
         least_record: u64,
     ) -> Self {
         // A thread writes at most one interval per sample.
         let samples = ring.data_size() / usize::try_from(least_record.max(1)).unwrap_or(usize::MAX);
         let sample_size = NonZeroU64::new(sample_size).unwrap_or(NonZeroU64::MIN);
-        Self::with_intervals(Some(ring), period_ns, sample_size, samples)
+        Self::with_intervals(Some(ring), rate, sample_size, samples)
     }
 
     fn with_intervals(
         ring: Option<Arc<SampleRing>>,
-        period_ns: u64,
+        rate: Rate,
         sample_size: NonZeroU64,
         samples: usize,
     ) -> Self {
         Self {
             from: AtomicU64::new(0),
-            period_ns,
+            rate,
             intervals: ArrayQueue::new(2 * samples + SPARE_INTERVALS),
             sample_size,
             ring,
@@ -181,8 +182,14 @@ impl Arming {
         self.from.load(Ordering::Acquire)
     }
 
+    /// The CPU time that each sample represents.
     pub(crate) fn period_ns(&self) -> u64 {
-        self.period_ns
+        self.rate.period_ns
+    }
+
+    /// Whether it was to be a timer, although perf is possible.
+    pub(crate) fn wants_timer(&self) -> bool {
+        self.rate.by_timer
     }
 
     /// Closes the open interval at `to` and begins the next one. Only the thread itself may call it. Returns false if

@@ -142,11 +142,11 @@ pub(super) fn describe_unsampled(why: WhyRefused) -> String {
 
 fn describe_rate(periods: Periods) -> String {
     let rate = |period_ns: u64| 1e9 / period_ns.max(1) as f64;
-    let (first, last) = (rate(periods.first()), rate(periods.last()));
-    if periods.first() == periods.last() {
-        return format!("{first:.0} samples per second of CPU time");
+    let (full, low) = (rate(periods.full_ns), rate(periods.low_ns));
+    if periods.full_ns == periods.low_ns {
+        return format!("{full:.0} samples per second of CPU time");
     }
-    format!("{first:.0} samples per second of CPU time, down to {last:.0} for a busy thread")
+    format!("{full:.0} samples per second of CPU time, down to {low:.0} for a busy thread")
 }
 
 fn describe_perf(perf: &Perf, periods: Periods) -> String {
@@ -167,7 +167,7 @@ fn describe_timers(
     perf_refused: &str,
     is_traced: bool,
 ) -> String {
-    let period_ns = periods.first();
+    let period_ns = periods.full_ns;
     let wanted = 1e9 / period_ns.max(1) as f64;
     let rate = match (timers.clock(), sys::tick_ns()) {
         (TimerClock::Cpu, Some(tick_ns)) if tick_ns > period_ns => format!(

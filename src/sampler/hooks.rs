@@ -4,7 +4,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use super::arming::Arming;
-use super::thread::SampledThread;
+use super::thread::ThreadShared;
 use crate::facts::Usage;
 use crate::sys;
 
@@ -14,14 +14,14 @@ pub(crate) trait ArmThreads: Send + Sync + Debug {
     /// ended.
     fn begin(&self) -> Begun;
     /// Samples the thread from now on, if it can be sampled and is not sampled yet.
-    fn arm(&self, thread: &SampledThread);
+    fn arm(&self, thread: &ThreadShared);
 }
 
 /// A thread that was set up.
 #[derive(Debug)]
 pub(crate) struct Begun {
     /// The state shared with the collector, with its first arming; none if the thread will not be sampled.
-    pub(crate) sampled: Option<(Arc<SampledThread>, Arc<Arming>)>,
+    pub(crate) sampled: Option<(Arc<ThreadShared>, Arc<Arming>)>,
     pub(crate) source: Box<dyn ThreadSource>,
 }
 
@@ -45,8 +45,10 @@ pub(crate) trait ThreadSource: Debug {
     fn is_outdated(&self) -> bool {
         false
     }
+    /// A sample of the thread was lost, and no profile says so.
+    fn note_loss(&self) {}
     /// The thread was parked, and may be about to enter a span: the collector must scan it again.
-    fn return_to_scans(&self, _thread: &Arc<SampledThread>) {}
+    fn return_to_scans(&self, _thread: &Arc<ThreadShared>) {}
     /// Makes the collector scan sooner than planned.
     fn wake_collector(&self) {}
 }

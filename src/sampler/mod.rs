@@ -19,8 +19,8 @@ mod timer;
 
 pub(crate) use arming::{Arming, SpanInterval};
 pub(crate) use hooks::{ArmThreads, Begun, ThreadSource};
-pub(crate) use rate::{Allowance, Level, Periods, Rate, SamplingBudget, Spent};
+pub(crate) use rate::{Periods, Rate};
 pub use source::Source;
 pub(crate) use source::{Sampler, SourceSettings};
 pub(crate) use switches::{SwitchRing, switches_between};
-pub(crate) use thread::{NEVER, OpenInterval, SampledThread, Use};
+pub(crate) use thread::{NEVER, OpenInterval, ThreadShared, Use};

@@ -1,12 +1,14 @@
 //! Sampling threads with perf events.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use super::arming::Arming;
 use super::probe::ProbeThread;
+use super::rate::Rate;
 use super::record::{Layout, Machine, Record, Records};
 use super::shares::Taken;
 use super::switches::SwitchRing;
@@ -23,6 +25,8 @@ pub(super) struct Perf {
     locked_bytes: Taken,
     /// Why no thread can be sampled, if so.
     refused: Option<WhyRefused>,
+    /// The last thread found no room within the limits of the process.
+    is_full: AtomicBool,
     kept_on: Mutex<Option<KeptOn>>,
     has_hardware: bool,
 }
@@ -67,6 +71,7 @@ impl Perf {
             files_per_thread,
             locked_bytes: Taken::default(),
             refused,
+            is_full: AtomicBool::new(false),
             kept_on: Mutex::new(None),
             has_hardware,
         }
@@ -96,6 +101,11 @@ impl Perf {
     /// Why no thread can be sampled, if so.
     pub(super) fn refused(&self) -> Option<WhyRefused> {
         self.refused
+    }
+
+    /// Whether threads can be sampled, and the last one found room within the limits of the process.
+    pub(super) fn has_room(&self) -> bool {
+        self.refused.is_none() && !self.is_full.load(Ordering::Relaxed)
     }
 
     pub(super) fn sees_kernel(&self) -> bool {
@@ -128,21 +138,22 @@ impl Perf {
     }
 
     /// Opens the rings of thread `tid`. They are inactive until started.
-    pub(super) fn open(&self, tid: u32, period_ns: u64) -> Result<Arming, WhyRefused> {
+    pub(super) fn open(&self, tid: u32, rate: Rate) -> Result<Arming, WhyRefused> {
         if let Some(why) = self.refused {
             return Err(why);
         }
-        if !self.take_files() {
-            return Err(WhyRefused::NoFiles);
-        }
-        let opened = self.open_rings(tid, SampleRequest { period_ns, ..self.request });
-        if opened.is_err() {
-            self.files.give(self.files_per_thread);
-        }
+        let opened = match self.take_files() {
+            true => self
+                .open_rings(tid, SampleRequest { period_ns: rate.period_ns, ..self.request })
+                .inspect_err(|_| self.files.give(self.files_per_thread)),
+            false => Err(WhyRefused::NoFiles),
+        };
+        let is_full = matches!(opened, Err(WhyRefused::NoFiles | WhyRefused::NoLockedMemory));
+        self.is_full.store(is_full, Ordering::Relaxed);
         let (samples, switches) = opened?;
         let samples = Arc::new(SampleRing::Perf(samples));
         let sample_size = Layout::of(&samples).sample_size(self.request.stack_bytes);
-        let arming = Arming::new(samples, period_ns, sample_size, sample_size);
+        let arming = Arming::new(samples, rate, sample_size, sample_size);
         Ok(arming.with_switches(Some(Arc::new(SwitchRing::new(switches)))))
     }
 

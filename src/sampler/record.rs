@@ -303,7 +303,7 @@ impl<B: RecordBytes + ?Sized> StackCopy<'_, B> {
 }
 
 /// The position at which hooks observed a record of a timer's ring: its last word.
-pub(crate) fn said_position<B: RecordBytes + ?Sized>(bytes: &B, place: RecordPlace) -> u64 {
+pub(crate) fn stated_position<B: RecordBytes + ?Sized>(bytes: &B, place: RecordPlace) -> u64 {
     word(bytes, place.position.wrapping_add(u64::from(place.size)).wrapping_sub(8))
 }
 

@@ -13,6 +13,10 @@ impl Taken {
         self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 
+    pub(super) fn is_none(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == 0
+    }
+
     pub(super) fn give(&self, count: u64) {
         self.0.fetch_sub(count, Ordering::Relaxed);
     }
@@ -32,5 +36,8 @@ mod tests {
         assert!(!taken.take(u64::MAX, u64::MAX));
         taken.give(6);
         assert!(taken.take(1, 5));
+        assert!(!taken.is_none());
+        taken.give(5);
+        assert!(taken.is_none());
     }
 }

@@ -13,9 +13,9 @@ use super::hooks::{ArmThreads, Begun};
 use super::losses::LossTimes;
 use super::perf::Perf;
 use super::probe::Probed;
-use super::rate::{Level, Periods, Rate};
-use super::silence::Silence;
-use super::thread::SampledThread;
+use super::rate::{Periods, Rate};
+use super::silence::Silences;
+use super::thread::ThreadShared;
 use super::thread_source::ThreadSampler;
 use super::timer::Timers;
 use crate::stats::Counters;
@@ -78,8 +78,7 @@ struct Shared {
     is_traced: AtomicBool,
     /// Why a thread was not sampled, in words, once that has happened.
     unsampled: Mutex<Option<String>>,
-    /// Of perf and of timers.
-    silence: Mutex<[Silence; 2]>,
+    silences: Silences,
     is_over: Mutex<bool>,
     /// No more threads are armed at present.
     sheds: AtomicBool,
@@ -89,9 +88,9 @@ struct Shared {
     periods: Periods,
     /// The period of new threads.
     first_period_ns: AtomicU64,
-    new: Mutex<Vec<Arc<SampledThread>>>,
+    new: Mutex<Vec<Arc<ThreadShared>>>,
     /// Threads that were parked and are in use again.
-    returned: Mutex<Vec<Arc<SampledThread>>>,
+    returned: Mutex<Vec<Arc<ThreadShared>>>,
     /// Replaces both sources in a test.
     #[cfg(test)]
     scripted: std::sync::OnceLock<Box<dyn ArmThreads>>,
@@ -116,14 +115,14 @@ impl Sampler {
             is_traced: AtomicBool::new(probed.is_traced),
             probed,
             unsampled: Mutex::default(),
-            silence: Mutex::new([Silence::new(in_user_code), Silence::new(false)]),
+            silences: Silences::new(in_user_code),
             is_over: Mutex::new(false),
             sheds: AtomicBool::new(false),
             counters,
             losses: LossTimes::default(),
             waker: waker.clone(),
             periods,
-            first_period_ns: AtomicU64::new(periods.first()),
+            first_period_ns: AtomicU64::new(periods.full_ns),
             new: Mutex::default(),
             returned: Mutex::default(),
             #[cfg(test)]
@@ -147,7 +146,7 @@ impl Sampler {
 
     /// Multiplies the time between samples of new threads.
     pub(crate) fn slow_down(&self, times: f64) {
-        let first = self.0.periods.rate(Level::First).slowed(times);
+        let first = Rate::of(self.0.periods.full_ns).slowed(times);
         self.0.first_period_ns.store(first.period_ns, Ordering::Relaxed);
     }
 
@@ -169,32 +168,20 @@ impl Sampler {
 
     /// Whether a source was found to give no samples.
     pub(crate) fn is_silent(&self) -> bool {
-        self.0.counters.sampling.silent_ns.load(Ordering::Relaxed) > 0
+        self.0.silences.is_any()
     }
 
     /// Checks whether the sources give samples at all. `armed` are the threads that are sampled now.
     pub(crate) fn check_silence<'a>(
         &self,
-        armed: impl Iterator<Item = (&'a SampledThread, &'a Arming)> + Clone,
+        armed: impl Iterator<Item = (&'a ThreadShared, &'a Arming)> + Clone,
     ) {
-        let samples = &self.0.counters.samples;
-        let of_timers = [&samples.dropped_off_stack, &samples.dropped_signal_stack_full];
-        let [perf, timers] = &mut *self.0.silence.lock();
-        if of_timers.iter().any(|count| count.load(Ordering::Relaxed) > 0) {
-            timers.note_given();
-        }
-        for (silence, by_perf) in [(perf, true), (timers, false)] {
-            let armed = armed.clone().filter(|(_, arming)| {
-                arming.ring.is_some() && arming.has_switch_records() == by_perf
-            });
-            if !silence.has_given()
-                && let Some(ran) = silence.check(armed)
-            {
-                let ran_ns = u64::try_from(ran.as_nanos()).unwrap_or(u64::MAX);
-                self.0.counters.sampling.silent_ns.store(ran_ns, Ordering::Relaxed);
-                self.note_unsampled(|| describe_silence(by_perf, ran));
-            }
-        }
+        self.0.silences.check(armed, |by_perf, ran| {
+            let ran_ns = u64::try_from(ran.as_nanos()).unwrap_or(u64::MAX);
+            self.0.counters.sampling.silent_ns.store(ran_ns, Ordering::Relaxed);
+            self.note_loss();
+            self.note_unsampled(|| describe_silence(by_perf, ran));
+        });
     }
 
     /// Notes that a thread was not sampled, or in vain.
@@ -210,27 +197,20 @@ impl Sampler {
         perf.is_some_and(|perf| !perf.sees_kernel()) && self.0.losses.are_none_since(since_ns)
     }
 
-    /// Notices at that time whether samples were lost, or threads not sampled, since the last call.
+    /// A sample was lost of which no profile says so, or a thread not sampled.
+    pub(crate) fn note_loss(&self) {
+        self.0.losses.note();
+    }
+
+    /// Signals of timers were no samples.
+    pub(crate) fn note_missed_signals(&self) {
+        self.note_loss();
+        self.0.silences.note_signal();
+    }
+
+    /// Notices at that time whether there was a loss since the last call.
     pub(crate) fn check_losses(&self, now_ns: u64) {
-        let counters = &self.0.counters;
-        let losses = [
-            &counters.threads.refused_perf,
-            &counters.threads.refused_locked_memory,
-            &counters.threads.refused_open_files,
-            &counters.threads.refused_timers,
-            &counters.threads.refused_other,
-            &counters.samples.dropped_intervals_full,
-            &counters.samples.dropped_span_events_full,
-            &counters.samples.dropped_unknown_span,
-            &counters.samples.dropped_off_stack,
-            &counters.samples.dropped_signal_stack_full,
-            &counters.samples.dropped_late,
-            &counters.sampling.records_malformed,
-            &counters.sampling.throttled,
-            &counters.sampling.silent_ns,
-        ];
-        let count = losses.iter().map(|counter| counter.load(Ordering::Relaxed)).sum();
-        self.0.losses.check(count, now_ns);
+        self.0.losses.check(now_ns);
     }
 
     /// Holds an event open. Called on the collector's thread as it starts, within a second of the first probe.
@@ -250,17 +230,17 @@ impl Sampler {
     }
 
     /// The threads that were set up since the last call.
-    pub(crate) fn take_new(&self) -> Vec<Arc<SampledThread>> {
+    pub(crate) fn take_new(&self) -> Vec<Arc<ThreadShared>> {
         std::mem::take(&mut self.0.new.lock())
     }
 
     /// The threads that have returned to the scans since the last call.
-    pub(crate) fn take_returned(&self) -> Vec<Arc<SampledThread>> {
+    pub(crate) fn take_returned(&self) -> Vec<Arc<ThreadShared>> {
         std::mem::take(&mut self.0.returned.lock())
     }
 
     /// A thread that was parked may be about to enter a span.
-    pub(crate) fn return_to_scans(&self, thread: &Arc<SampledThread>) {
+    pub(crate) fn return_to_scans(&self, thread: &Arc<ThreadShared>) {
         self.0.returned.lock().push(Arc::clone(thread));
         self.0.waker.wake_soon();
     }
@@ -272,7 +252,7 @@ impl Sampler {
 
     /// Adds a thread that a test has set up.
     #[cfg(test)]
-    pub(crate) fn add_scripted(&self, thread: Arc<SampledThread>) {
+    pub(crate) fn add_scripted(&self, thread: Arc<ThreadShared>) {
         self.0.new.lock().push(thread);
     }
 
@@ -286,7 +266,7 @@ impl Sampler {
     }
 
     /// Resumes the sampling of a paused thread that is in an old span again.
-    pub(crate) fn start_again(&self, thread: &SampledThread, arming: &Arming) {
+    pub(crate) fn start_again(&self, thread: &ThreadShared, arming: &Arming) {
         arming.note_since(sys::cpu_ns_of(thread.tid()).unwrap_or(u64::MAX));
         if let Err(why) = arming.start() {
             self.note_not_started(arming, why);
@@ -303,7 +283,7 @@ impl Sampler {
     /// its samples from position `from` on that hooks have not counted.
     pub(crate) fn give_back(
         &self,
-        thread: &SampledThread,
+        thread: &ThreadShared,
         arming: &Arming,
         from: u64,
         samples: u64,
@@ -320,7 +300,7 @@ impl Sampler {
         if arming.ring.is_none() {
             return;
         }
-        self.note_ended(arming);
+        self.0.silences.note_ended(arming);
         arming.retire(from, samples);
         let counters = &self.0.counters;
         counters.threads.sampled.fetch_sub(1, Ordering::Relaxed);
@@ -329,14 +309,6 @@ impl Sampler {
         } else {
             self.0.probed.timers.iter().for_each(Timers::give_back);
             counters.threads.sampled_by_timer.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-
-    fn note_ended(&self, arming: &Arming) {
-        let [perf, timers] = &mut *self.0.silence.lock();
-        let silence = if arming.has_switch_records() { perf } else { timers };
-        if !silence.has_given() {
-            silence.note_ended(arming);
         }
     }
 
@@ -351,25 +323,25 @@ impl Sampler {
 
     /// Whether any thread is currently sampled by a timer.
     pub(crate) fn has_timers(&self) -> bool {
-        self.0.counters.threads.sampled_by_timer.load(Ordering::Relaxed) > 0
+        self.timers().is_some_and(Timers::are_in_use)
     }
 
     /// Opens the rings of that thread, inactive until started.
-    fn open(&self, thread: &SampledThread) -> Result<Arming, WhyRefused> {
+    fn open(&self, thread: &ThreadShared) -> Result<Arming, WhyRefused> {
         let shared = &*self.0;
-        let Rate { period_ns, by_timer } = thread.rate();
+        let rate = thread.rate();
         let is_traced = shared.is_traced.load(Ordering::Relaxed);
-        if by_timer
+        if rate.by_timer
             && !is_traced
             && let Some(timers) = &shared.probed.timers
         {
             // Without a timer, perf is used.
-            let by_timer = timers.open(thread.tid(), thread.stack.clone(), period_ns);
+            let by_timer = timers.open(thread.tid(), thread.stack.clone(), rate);
             if let Ok(arming) = by_timer {
                 return Ok(arming);
             }
         }
-        let by_perf = shared.probed.perf.as_ref().map(|perf| perf.open(thread.tid(), period_ns));
+        let by_perf = shared.probed.perf.as_ref().map(|perf| perf.open(thread.tid(), rate));
         let refused = match by_perf {
             Some(Ok(arming)) => return Ok(arming),
             // The thread ends while it is being armed: this is not a refusal.
@@ -394,7 +366,7 @@ impl Sampler {
             return Err(WhyRefused::Traced);
         }
         timers
-            .open(thread.tid(), thread.stack.clone(), period_ns)
+            .open(thread.tid(), thread.stack.clone(), rate)
             .inspect_err(|why| self.note_refusal(*why))
     }
 
@@ -407,13 +379,10 @@ impl Sampler {
         self.0.probed.may_have_timers()
     }
 
-    /// Whether threads have timers. They have none while perf works.
+    /// Whether threads get timers. They get none while perf has room for them.
     fn uses_timers(&self) -> bool {
-        let counters = &self.0.counters;
-        let run_out =
-            [&counters.threads.refused_open_files, &counters.threads.refused_locked_memory];
-        let has_run_out = run_out.iter().any(|counter| counter.load(Ordering::Relaxed) > 0);
-        self.may_have_timers() && (!self.0.probed.has_perf() || has_run_out)
+        let has_room = self.0.probed.perf.as_ref().is_some_and(Perf::has_room);
+        self.may_have_timers() && !has_room
     }
 
     /// Checks whether a tracer is attached. Returns whether there may be no timers because of it.
@@ -447,6 +416,7 @@ impl Sampler {
         if why == WhyRefused::Ended {
             return;
         }
+        self.note_loss();
         let counters = &self.0.counters;
         let counter = match why {
             WhyRefused::NoSignal => &counters.threads.refused_other,
@@ -499,7 +469,7 @@ impl ArmThreads for Sampler {
             let first = Arc::new(Arming::none());
             let rate = Rate::of(self.0.first_period_ns.load(Ordering::Relaxed));
             let current = sys::current_thread();
-            let thread = Arc::new(SampledThread::new(current, stack, rate, Arc::clone(&first)));
+            let thread = Arc::new(ThreadShared::new(current, stack, rate, Arc::clone(&first)));
             let is_over = self.0.is_over.lock();
             if *is_over {
                 thread.end();
@@ -514,7 +484,7 @@ impl ArmThreads for Sampler {
         Begun { sampled, source }
     }
 
-    fn arm(&self, thread: &SampledThread) {
+    fn arm(&self, thread: &ThreadShared) {
         #[cfg(test)]
         if let Some(scripted) = self.0.scripted.get() {
             scripted.arm(thread);

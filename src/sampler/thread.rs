@@ -35,17 +35,17 @@ pub(crate) const NEVER: u64 = u64::MAX;
 /// What each hook touches is in the first cache line, with what else only the thread writes.
 #[derive(Debug)]
 #[repr(C, align(128))]
-pub(crate) struct SampledThread {
+pub(crate) struct ThreadShared {
     span: AtomicU64,
     /// When one of the thread's spans becomes old if the thread stays in it; [`NEVER`] if it is in none.
-    old_at: AtomicU64,
+    samples_from: AtomicU64,
     /// When its last hook ended, in ticks.
-    hooked_at: AtomicU64,
+    last_hook_at: AtomicU64,
     /// When a hook last read the thread's CPU clock, and its value.
     synced_ns: AtomicU64,
     synced_cpu_ns: AtomicU64,
     /// When a hook last counted a wait, in ticks.
-    heard_at: AtomicU64,
+    claimed_at: AtomicU64,
     /// The number of armings after the first.
     turn: AtomicU32,
     life: AtomicU8,
@@ -63,9 +63,9 @@ pub(crate) struct SampledThread {
     last: Mutex<Arc<Arming>>,
 }
 
-const _: () = assert!(std::mem::offset_of!(SampledThread, rate) == 64);
+const _: () = assert!(std::mem::offset_of!(ThreadShared, rate) == 64);
 
-impl SampledThread {
+impl ThreadShared {
     /// The state of `thread`. `rate` applies when it is armed. `stack` is needed if a timer may have to copy the
     /// stack.
     pub(crate) fn new(
@@ -77,15 +77,15 @@ impl SampledThread {
         Self {
             // A hook creates this.
             span: AtomicU64::new(IN_HOOK),
-            old_at: AtomicU64::new(NEVER),
-            hooked_at: AtomicU64::new(0),
+            samples_from: AtomicU64::new(NEVER),
+            last_hook_at: AtomicU64::new(0),
             turn: AtomicU32::new(0),
             life: AtomicU8::new(USED),
             waited: AtomicU64::new(0),
             synced_ns: AtomicU64::new(0),
             synced_cpu_ns: AtomicU64::new(0),
             rate: AtomicU64::new(rate.word()),
-            heard_at: AtomicU64::new(0),
+            claimed_at: AtomicU64::new(0),
             is_refused: AtomicBool::new(false),
             arms_itself: AtomicBool::new(false),
             thread,
@@ -178,14 +178,14 @@ impl SampledThread {
     /// Sets when the hook ended, and from when on one of the thread's spans is old, both in ticks. Only the thread
     /// itself may call it, right before [`set_span`](Self::set_span).
     #[inline(always)]
-    pub(crate) fn set_times(&self, now: u64, old_at: u64) {
-        self.hooked_at.store(now, Ordering::Relaxed);
-        self.old_at.store(old_at, Ordering::Relaxed);
+    pub(crate) fn set_times(&self, now: u64, samples_from: u64) {
+        self.last_hook_at.store(now, Ordering::Relaxed);
+        self.samples_from.store(samples_from, Ordering::Relaxed);
     }
 
     /// When its last hook ended, in ticks.
-    pub(crate) fn hooked_at(&self) -> u64 {
-        self.hooked_at.load(Ordering::Relaxed)
+    pub(crate) fn last_hook_at(&self) -> u64 {
+        self.last_hook_at.load(Ordering::Relaxed)
     }
 
     /// The thread arms itself when it enters a span that is sampled from its enter on.
@@ -198,8 +198,8 @@ impl SampledThread {
     }
 
     /// When one of the thread's spans becomes old, in ticks. Compare it with now.
-    pub(crate) fn old_at(&self) -> u64 {
-        self.old_at.load(Ordering::Relaxed)
+    pub(crate) fn samples_from(&self) -> u64 {
+        self.samples_from.load(Ordering::Relaxed)
     }
 
     /// The open interval. The collector calls this after it has read the ring's head and before it takes the intervals.
@@ -240,14 +240,14 @@ impl SampledThread {
     }
 
     /// Notes that the collector found the thread blocked in that span. Returns the value to
-    /// [restore](Self::take_back_waited) if the wait turns out to be over.
-    pub(crate) fn note_waited(&self, span: SpanKey) -> Option<SpanKey> {
+    /// [restore](Self::retract_wait) if the wait turns out to be over.
+    pub(crate) fn report_wait(&self, span: SpanKey) -> Option<SpanKey> {
         SpanKey::new(self.waited.swap(span.get(), Ordering::AcqRel))
     }
 
     /// Restores `before`, because the thread was no longer blocked in that span. Returns false if a hook has already
     /// counted the wait.
-    pub(crate) fn take_back_waited(&self, span: SpanKey, before: Option<SpanKey>) -> bool {
+    pub(crate) fn retract_wait(&self, span: SpanKey, before: Option<SpanKey>) -> bool {
         let before = before.map_or(0, SpanKey::get);
         let (acquire, relaxed) = (Ordering::AcqRel, Ordering::Relaxed);
         self.waited.compare_exchange(span.get(), before, acquire, relaxed).is_ok()
@@ -259,13 +259,13 @@ impl SampledThread {
             return None;
         }
         // Stored first, so that a reader that finds the wait taken finds this time.
-        self.heard_at.store(now, Ordering::Relaxed);
+        self.claimed_at.store(now, Ordering::Relaxed);
         SpanKey::new(self.waited.swap(0, Ordering::AcqRel))
     }
 
     /// When a hook last counted a wait, in ticks. That wait was over by then.
-    pub(crate) fn heard_at(&self) -> u64 {
-        self.heard_at.load(Ordering::Acquire)
+    pub(crate) fn claimed_at(&self) -> u64 {
+        self.claimed_at.load(Ordering::Acquire)
     }
 
     /// For the thread itself: it read its CPU clock at `time_ns` (`CLOCK_MONOTONIC_RAW` in nanoseconds).
@@ -355,10 +355,10 @@ mod tests {
     const A: Option<SpanKey> = SpanKey::new(1);
     const B: Option<SpanKey> = SpanKey::new(2);
 
-    fn thread() -> (SampledThread, Arc<Arming>) {
+    fn thread() -> (ThreadShared, Arc<Arming>) {
         let arming = Arc::new(Arming::none());
         (
-            SampledThread::new(
+            ThreadShared::new(
                 OsThread::unnamed(1),
                 Err(WhyRefused::NotAsked),
                 Rate::of(1),

@@ -8,7 +8,7 @@ use super::counters::{HardwareCounts, parse_group};
 use super::hooks::ThreadSource;
 use super::record::{Record, Records};
 use super::source::Sampler;
-use super::thread::SampledThread;
+use super::thread::ThreadShared;
 use crate::facts::Usage;
 use crate::stats::Counters;
 use crate::sys::{self, HardwareCounters, Waker};
@@ -95,7 +95,11 @@ impl ThreadSource for ThreadSampler {
         is_small != self.has_small_signal_stack
     }
 
-    fn return_to_scans(&self, thread: &Arc<SampledThread>) {
+    fn note_loss(&self) {
+        self.sampler.note_loss();
+    }
+
+    fn return_to_scans(&self, thread: &Arc<ThreadShared>) {
         self.sampler.return_to_scans(thread);
     }
 

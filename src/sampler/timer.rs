@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::arming::Arming;
 use super::probe::ProbeThread;
+use super::rate::Rate;
 use super::record::Machine;
 use super::shares::Taken;
 use crate::sys::{self, SampleRequest, SampleRing, TimerClock, WhyRefused};
@@ -73,6 +74,11 @@ impl Timers {
         sys::probe_timers(self.request, clock, other.tid())
     }
 
+    /// Whether any thread has one.
+    pub(super) fn are_in_use(&self) -> bool {
+        !self.taken.is_none()
+    }
+
     /// Releases what was reserved for a thread whose timer was deleted.
     pub(super) fn give_back(&self) {
         self.taken.give(1);
@@ -83,9 +89,9 @@ impl Timers {
         &self,
         tid: u32,
         stack: Result<Range<u64>, WhyRefused>,
-        period_ns: u64,
+        rate: Rate,
     ) -> Result<Arming, WhyRefused> {
-        let request = SampleRequest { period_ns, ..self.request };
+        let request = SampleRequest { period_ns: rate.period_ns, ..self.request };
         if !self.taken.take(1, most_timers()) {
             return Err(WhyRefused::NoTimers);
         }
@@ -93,6 +99,6 @@ impl Timers {
         let ring = stack.and_then(open).inspect_err(|_| self.give_back())?;
         let ring = Arc::new(SampleRing::Timer(ring));
         let position_step = request.position_step;
-        Ok(Arming::new(ring, period_ns, position_step, SHORT_SAMPLE))
+        Ok(Arming::new(ring, rate, position_step, SHORT_SAMPLE))
     }
 }

@@ -10,7 +10,7 @@ use super::slot::{
     AGED, CPU_UNKNOWN, FORCED, JUDGES_ALLOCATIONS, JUDGES_CPU, JUDGES_SUBTREE, SUSPECT, Slot,
 };
 use super::{InnermostSpan, RegistryId, Spans};
-use crate::sampler::{NEVER, SampledThread};
+use crate::sampler::{NEVER, ThreadShared};
 use crate::sys::Uncounted;
 
 impl Spans {
@@ -85,7 +85,7 @@ impl Spans {
         let mut is_unsampled = false;
         if old_at <= now && !state.is_armed {
             now = self.enter_old(state, slot, is_detached, now);
-            let could_be = |sampled: &Arc<SampledThread>| !sampled.is_refused();
+            let could_be = |sampled: &Arc<ThreadShared>| !sampled.is_refused();
             is_unsampled = !state.is_armed && state.sampled.as_ref().is_some_and(could_be);
         }
         state.push_slowly(id, slot, flags, now, old_at);

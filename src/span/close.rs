@@ -51,8 +51,6 @@ pub(crate) struct Enclosing {
 pub(crate) struct Verdict {
     /// Whether the close must be reported to the collector, even if it does not know the span.
     pub(crate) must_notify: bool,
-    /// Whether its rule was met. It must not be judged again then.
-    pub(crate) is_decided: bool,
     pub(crate) ids: Option<TraceIds>,
 }
 
@@ -146,18 +144,9 @@ impl Spans {
         enclosing
     }
 
-    /// Judges a span that is about to close, and whose slot stays in use until then.
-    #[cfg(feature = "opentelemetry-sdk")]
-    pub(crate) fn judge_open(&self, id: RegistryId, judge: impl FnOnce(&Closing)) {
-        let Some(slot) = self.table.get(id) else { return };
-        let now = self.clock.now();
-        if slot.is_suspect(now) {
-            self.sync_this_thread(now);
-            self.closing(&slot, now).as_ref().map(judge);
-        }
-    }
-
-    fn sync_this_thread(&self, now: u64) {
+    #[cold]
+    #[inline(never)]
+    fn close_suspect(&self, slot: &Slot, now: u64) -> Option<Closing> {
         if let Some(mut state) = take(self.layer) {
             if !state.pending.is_empty() {
                 self.sync_accounts(&mut state, now);
@@ -166,12 +155,6 @@ impl Spans {
             }
             put(state);
         }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn close_suspect(&self, slot: &Slot, now: u64) -> Option<Closing> {
-        self.sync_this_thread(now);
         self.closing(slot, now)
     }
 

@@ -12,7 +12,7 @@ use super::inside::Inside;
 use super::segment::{CPU_UNKNOWN, NESTED, PendingSegments, SWITCHED, Segment, UNWINDING};
 use super::slot::Slot;
 use crate::facts::Usage;
-use crate::sampler::{Arming, NEVER, SampledThread, ThreadSource};
+use crate::sampler::{Arming, NEVER, ThreadShared, ThreadSource};
 use crate::sys::{self, Allocations, Position, Uncounted, allocated_here};
 
 thread_local! {
@@ -281,7 +281,7 @@ pub(super) struct ThreadState {
     pub(super) deadline: u64,
     /// When the CPU clock was last read.
     pub(super) synced: u64,
-    pub(super) sampled: Option<Arc<SampledThread>>,
+    pub(super) sampled: Option<Arc<ThreadShared>>,
 
     pub(super) samples: Position,
     /// The position at which the open interval began.
@@ -418,7 +418,7 @@ impl ThreadState {
         latest.is_some_and(Segment::leave_again)
     }
 
-    /// See [`SampledThread::begin_hook`]. Returns whether there is a new arming to take up.
+    /// See [`ThreadShared::begin_hook`]. Returns whether there is a new arming to take up.
     #[inline(always)]
     pub(super) fn begin_hook(&self) -> bool {
         let Some(sampled) = &self.sampled else { return false };

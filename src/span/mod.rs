@@ -1,7 +1,7 @@
 //! Open spans: which thread is in which span, since when, and where their time goes.
 //!
 //! This module is independent of rules, perf and profiles. It reports to the collector through [`SpanEvent`]s and
-//! [`SampledThread`](crate::sampler::SampledThread).
+//! [`ThreadShared`](crate::sampler::ThreadShared).
 
 mod account;
 mod age;

@@ -539,11 +539,6 @@ impl Spans {
         }
     }
 
-    /// Whether a thread is in the span with that id; `None` if it is not profiled.
-    pub(crate) fn is_entered(&self, id: RegistryId) -> Option<bool> {
-        Some(self.table.get(id)?.entered_since().is_some())
-    }
-
     /// Whether the CPU clock must be read before its deadline. `reads_cpu` has the flags that can require it.
     #[inline(always)]
     pub(super) fn must_read_cpu(&self, state: &ThreadState, reads_cpu: u32, now: u64) -> bool {

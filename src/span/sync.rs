@@ -140,6 +140,7 @@ impl Spans {
         // Checked before the samples are counted: a span must not get a profile id for samples that it will not have.
         if span.is_some() && !arming.has_room() {
             Counters::add(&self.counters.samples.dropped_intervals_full, samples);
+            state.source.iter().for_each(|source| source.note_loss());
             span = None;
         } else if span.is_some()
             && !top.is_some_and(|top| {
@@ -147,6 +148,7 @@ impl Spans {
             })
         {
             Counters::add(&self.counters.samples.dropped_span_events_full, samples);
+            state.source.iter().for_each(|source| source.note_loss());
             span = None;
         }
         arming.close_interval(span, head);

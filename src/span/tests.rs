@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::*;
 use crate::facts::{TimeBreakdown, Usage};
-use crate::sampler::{ArmThreads, Arming, Begun, Rate, SampledThread, ThreadSource};
+use crate::sampler::{ArmThreads, Arming, Begun, Rate, ThreadShared, ThreadSource};
 use crate::stats::Counters;
 use crate::sys::{Clock, OsThread, SampleRing, WhyRefused};
 
@@ -26,7 +26,7 @@ struct Script {
     rings: Arc<Mutex<Vec<Arc<SampleRing>>>>,
     /// For how long the thread did not run.
     off_ns: Arc<AtomicU64>,
-    threads: Arc<Mutex<Vec<Arc<SampledThread>>>>,
+    threads: Arc<Mutex<Vec<Arc<ThreadShared>>>>,
     /// No thread can be sampled.
     refuses: Arc<AtomicBool>,
     /// One entry per wake-up of the collector: when the thread's spans become old, as the collector sees it.
@@ -36,7 +36,7 @@ struct Script {
 impl ArmThreads for Script {
     fn begin(&self) -> Begun {
         let first = Arc::new(Arming::none());
-        let sampled = Arc::new(SampledThread::new(
+        let sampled = Arc::new(ThreadShared::new(
             OsThread::unnamed(1),
             Err(WhyRefused::NotAsked),
             Rate::of(BASE_PERIOD),
@@ -46,13 +46,13 @@ impl ArmThreads for Script {
         Begun { sampled: Some((sampled, first)), source: Box::new(self.clone()) }
     }
 
-    fn arm(&self, sampled: &SampledThread) {
+    fn arm(&self, sampled: &ThreadShared) {
         if self.refuses.load(Ordering::Relaxed) {
             return;
         }
         let ring = Arc::new(SampleRing::scripted(4096, SAMPLE).unwrap());
         self.rings.lock().push(Arc::clone(&ring));
-        sampled.follow(|_| Some(Arming::new(ring, BASE_PERIOD, SAMPLE, 4096)));
+        sampled.follow(|_| Some(Arming::new(ring, Rate::of(BASE_PERIOD), SAMPLE, 4096)));
     }
 }
 
@@ -69,7 +69,7 @@ impl ThreadSource for Script {
 
     fn wake_collector(&self) {
         let threads = self.threads.lock();
-        self.wakes.lock().extend(threads.last().map(|sampled| sampled.old_at()));
+        self.wakes.lock().extend(threads.last().map(|sampled| sampled.samples_from()));
     }
 }
 
@@ -159,7 +159,7 @@ impl Scene {
         self.spans.key_of(id).unwrap()
     }
 
-    fn sampled(&self) -> Arc<SampledThread> {
+    fn sampled(&self) -> Arc<ThreadShared> {
         Arc::clone(self.script.threads.lock().last().unwrap())
     }
 
@@ -1072,7 +1072,7 @@ fn a_span_gets_older_by_what_its_threads_have_added_up() {
         while left > 0 {
             let now = scene.script.now.load(Ordering::Relaxed);
             scene.enter(child);
-            assert_eq!(scene.sampled().old_at() - now, left);
+            assert_eq!(scene.sampled().samples_from() - now, left);
             scene.wait(1_000);
             scene.exit(child);
             scene.wait(500);

@@ -16,3 +16,20 @@ mod script;
 mod source;
 mod stage;
 mod tests;
+
+use std::cell::RefCell;
+
+type Inside = Box<dyn FnMut()>;
+
+thread_local! {
+    static INSIDE: RefCell<Option<Inside>> = const { RefCell::new(None) };
+}
+
+/// Called by the collector inside its steps.
+pub(super) fn inside_a_step() {
+    let inside = INSIDE.with_borrow_mut(Option::take);
+    if let Some(mut inside) = inside {
+        inside();
+        INSIDE.set(Some(inside));
+    }
+}

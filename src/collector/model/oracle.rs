@@ -23,7 +23,6 @@ pub(super) struct ReportedSpan {
     pub(super) times: Times,
     pub(super) samples: u64,
     pub(super) profile: Option<usize>,
-    pub(super) earlier: Vec<usize>,
 }
 
 /// An account without the values that this source does not count.
@@ -120,7 +119,6 @@ struct Event {
     weight_ns: u64,
     /// A wait of which the thread was not notified, because it was notified of another one at the same time.
     is_silent: bool,
-    exported_in: Option<usize>,
 }
 
 #[derive(Debug, Default)]
@@ -159,8 +157,6 @@ pub(super) struct Oracle {
     switches: Vec<Switch>,
     events: Vec<Event>,
     epochs: Vec<Epoch>,
-    /// Profiles in the order in which they were made.
-    made: Vec<usize>,
     pub(super) samples_inside: u64,
     pub(super) samples_outside: u64,
     pub(super) spans_kept: u64,
@@ -170,8 +166,6 @@ pub(super) const START_NS: u64 = 1_000_000_000;
 const LINGER_NS: u64 = 2_000_000_000;
 /// Waits that are shorter than this at the collector's scan are not captured.
 const SHORTEST_WAIT_NS: u64 = 5_000_000;
-/// How many earlier profiles a span lists.
-const MOST_EARLIER: usize = 16;
 
 impl Oracle {
     pub(super) fn new(has_switches: bool) -> Self {
@@ -184,7 +178,6 @@ impl Oracle {
             switches: Vec::new(),
             events: Vec::new(),
             epochs: Vec::new(),
-            made: Vec::new(),
             samples_inside: 0,
             samples_outside: 0,
             spans_kept: 0,
@@ -301,7 +294,6 @@ impl Oracle {
                     time_ns: self.now_ns,
                     weight_ns: weight_ns.unwrap_or(period_ns),
                     is_silent: false,
-                    exported_in: None,
                 });
             }
             Step::Pass { ns } => {
@@ -404,18 +396,8 @@ impl Oracle {
             (true, true) => "latency|error",
         };
         self.spans_kept += 1;
-        let inside = || self.events.iter().filter(|event| self.fell_inside(event, span));
-        let left = inside().filter(|event| event.exported_in.is_none() && !event.is_silent);
-        let samples = left.count() as u64;
-        let mut earlier: Vec<usize> = Vec::new();
-        for profile in inside().filter_map(|event| event.exported_in) {
-            if !earlier.contains(&profile) {
-                earlier.push(profile);
-            }
-        }
-        // In the order in which they were made.
-        earlier.sort_by_key(|profile| self.made_at(*profile));
-        earlier.drain(..earlier.len().saturating_sub(MOST_EARLIER));
+        let inside = self.events.iter().filter(|event| self.fell_inside(event, span));
+        let samples = inside.filter(|event| !event.is_silent).count() as u64;
         let root = self.root_of(span);
         let at = self.epochs.iter().position(|epoch| epoch.root == root).unwrap_or_else(|| {
             self.epochs.push(Epoch { root, since_ns: self.now_ns, kept: Vec::new() });
@@ -424,7 +406,7 @@ impl Oracle {
         let promised = self.epochs[at].kept.iter().find_map(|kept| kept.profile);
         let profile = (samples > 0).then(|| promised.unwrap_or(span));
         let reasons = reasons.to_owned();
-        let reported = ReportedSpan { span, reasons, opened_ns, times, samples, profile, earlier };
+        let reported = ReportedSpan { span, reasons, opened_ns, times, samples, profile };
         self.epochs[at].kept.push(reported);
     }
 
@@ -433,11 +415,10 @@ impl Oracle {
         spans.iter().for_each(|span| self.spans[*span].is_known = true);
     }
 
-    /// The samples inside the spans that are in no profile of a closed span.
-    pub(super) fn samples_left(&self, spans: &[usize]) -> BTreeSet<usize> {
-        let fell_inside = |event: &Event| spans.iter().any(|span| self.fell_inside(event, *span));
-        let left = self.events.iter().filter(|event| event.exported_in.is_none());
-        left.filter(|event| fell_inside(event)).filter_map(|event| event.number).collect()
+    /// The samples inside the spans.
+    pub(super) fn samples_in(&self, spans: &[usize]) -> BTreeSet<usize> {
+        let fell_inside = |event: &&Event| spans.iter().any(|span| self.fell_inside(event, *span));
+        self.events.iter().filter(fell_inside).filter_map(|event| event.number).collect()
     }
 
     fn fell_inside(&self, event: &Event, outer: usize) -> bool {
@@ -492,7 +473,6 @@ impl Oracle {
             time_ns: out.since_ns,
             weight_ns: self.now_ns - out.since_ns,
             is_silent,
-            exported_in: None,
         });
     }
 
@@ -524,7 +504,7 @@ impl Oracle {
         reported
     }
 
-    fn report(&mut self, epoch: Epoch) -> Reported {
+    fn report(&self, epoch: Epoch) -> Reported {
         let Epoch { root, kept, .. } = epoch;
         let Some(number) = kept.iter().find_map(|kept| kept.profile) else {
             return Reported { root, kept, profile: None };
@@ -533,14 +513,9 @@ impl Oracle {
         let begin_ns = kept.iter().map(|kept| kept.opened_ns).min().unwrap();
         let end_ns = kept.iter().map(|kept| kept.opened_ns + kept.times.wall_ns).max().unwrap();
         let (mut samples, mut waits) = (BTreeMap::new(), BTreeSet::new());
-        let mut exported = Vec::new();
         let mut last_ns = 0;
-        for (at, event) in self.events.iter().enumerate() {
+        for event in &self.events {
             let Some(span) = event.span.filter(|span| is_in_profile(*span)) else { continue };
-            if event.exported_in.is_some() {
-                continue;
-            }
-            exported.push(at);
             let mut path: Vec<_> =
                 self.profiled_up(span).into_iter().filter(|span| is_in_profile(*span)).collect();
             path.reverse();
@@ -555,19 +530,11 @@ impl Oracle {
                 None => assert!(waits.insert(place)),
             }
         }
-        for at in exported {
-            self.events[at].exported_in = Some(number);
-        }
         let duration_ns = end_ns.max(last_ns) - begin_ns;
-        self.made.push(number);
         Reported {
             root,
             kept,
             profile: Some(ReportedProfile { number, duration_ns, samples, waits }),
         }
-    }
-
-    fn made_at(&self, profile: usize) -> Option<usize> {
-        self.made.iter().position(|made| *made == profile)
     }
 }

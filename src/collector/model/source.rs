@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use super::script::THREADS;
 use crate::facts::Usage;
-use crate::sampler::{ArmThreads, Arming, Begun, Rate, SampledThread, SwitchRing, ThreadSource};
+use crate::sampler::{ArmThreads, Arming, Begun, Rate, SwitchRing, ThreadShared, ThreadSource};
 use crate::sampler::{Periods, Sampler};
 use crate::sys::{OsThread, PerfRing, SampleRing, WhyRefused};
 
@@ -52,7 +52,7 @@ struct Thread {
     off_ns: u64,
     /// Since when the thread is switched out.
     out_ns: Option<u64>,
-    sampled_thread: Option<Arc<SampledThread>>,
+    sampled_thread: Option<Arc<ThreadShared>>,
     armed: Option<Rings>,
     armings: u64,
 }
@@ -138,7 +138,7 @@ impl Scripted {
     /// Removes the rings of threads that are no longer sampled.
     pub(super) fn let_go(&self) {
         for thread in self.0.threads.lock().iter_mut() {
-            let is_sampled = |one: &Arc<SampledThread>| !one.is_over() && one.last().ring.is_some();
+            let is_sampled = |one: &Arc<ThreadShared>| !one.is_over() && one.last().ring.is_some();
             thread.armed.take_if(|_| !thread.sampled_thread.as_ref().is_some_and(is_sampled));
         }
     }
@@ -162,8 +162,8 @@ impl ArmThreads for Scripted {
         let shared = &*self.0;
         let tid = shared.next_tid.fetch_add(1, Ordering::Relaxed) as u32;
         let first = Arc::new(Arming::none());
-        let rate = Rate::of(Periods::USUAL.first());
-        let sampled_thread = Arc::new(SampledThread::new(
+        let rate = Rate::of(Periods::USUAL.full_ns);
+        let sampled_thread = Arc::new(ThreadShared::new(
             OsThread::unnamed(tid),
             Err(WhyRefused::NotAsked),
             rate,
@@ -176,7 +176,7 @@ impl ArmThreads for Scripted {
         Begun { sampled: Some((sampled_thread, first)), source }
     }
 
-    fn arm(&self, sampled_thread: &SampledThread) {
+    fn arm(&self, sampled_thread: &ThreadShared) {
         let shared = &*self.0;
         let is_thread = |thread: &&mut Thread| {
             thread.sampled_thread.as_ref().is_some_and(|one| one.tid() == sampled_thread.tid())
@@ -197,7 +197,7 @@ impl ArmThreads for Scripted {
                 switches: switches.clone(),
                 period_ns,
             });
-            let arming = Arming::new(samples, period_ns, STEP, SAMPLE_BYTES);
+            let arming = Arming::new(samples, Rate::of(period_ns), STEP, SAMPLE_BYTES);
             let arming = arming.with_switches(switches);
             shared.sampler.note_thread_sampled(&arming);
             Some(arming)
@@ -213,7 +213,7 @@ struct ScriptedThread {
 }
 
 impl ThreadSource for ScriptedThread {
-    fn return_to_scans(&self, thread: &Arc<SampledThread>) {
+    fn return_to_scans(&self, thread: &Arc<ThreadShared>) {
         self.scripted.0.sampler.return_to_scans(thread);
     }
 

@@ -1,7 +1,7 @@
 //! Plays scripts for real: a registry with the layer, threads and the collector. Only the kernel and the clock are
 //! simulated. One thing happens at a time.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -17,19 +17,21 @@ use tracing::span::EnteredSpan;
 use tracing::subscriber::Interest;
 use tracing::{Dispatch, Event, Level, Metadata, Span, callsite};
 
+use super::super::attachment::Pace;
 use super::super::command::Command;
-use super::super::engine::{Engine, Parts};
+use super::super::engine::Engine;
 use super::super::gate::Gate;
 use super::super::limits::Limits;
 use super::super::run::Collector;
-use super::super::sampled::Pace;
 use super::super::shed::ShedLimits;
+use super::super::start::{Parts, assemble};
 use super::oracle::{Place, Reported, ReportedProfile, ReportedSpan, START_NS, Times, name};
 use super::script::{Kind, Step, THREADS, Under};
 use super::source::{OTHER_PERIOD_NS, Scripted, begin_thread};
 use crate::export::{ExportError, Exported, Exporter};
 use crate::keep::{
-    Callsites, Condition, Keep, KeptSpan, ProfileAdmission, Rule, Rules, ShownFields,
+    Callsites, Condition, ExporterHealth, Keep, KeptSpan, ProfileAdmission, Rule, Rules,
+    ShownFields,
 };
 use crate::otel::OtelSettings;
 use crate::profile::{Point, Profile, ProfileId, Sample, SampleKind};
@@ -178,7 +180,7 @@ pub(super) struct Stage {
     /// The script's numbers of profiled spans.
     keys: HashMap<SpanKey, usize>,
     /// The ids of profiles of open spans.
-    snapshot_ids: HashSet<ProfileId>,
+    snapshot_ids: HashMap<SpanKey, Vec<ProfileId>>,
     snapshots: Vec<Snapshot>,
 }
 
@@ -225,7 +227,7 @@ impl Stage {
         let many = 1 << 20;
         let gate = Gate::new();
         gate.open();
-        let (engine, mut collector, worker) = Engine::assemble(Parts {
+        let (engine, mut collector, worker) = assemble(Parts {
             spans: Spans::new(clock, source, Arc::clone(&counters)).without_idle_reports(),
             callsites: Callsites::new(
                 rules(),
@@ -233,7 +235,10 @@ impl Stage {
                 ShownFields::default(),
                 Arc::clone(&counters),
             ),
-            admission: ProfileAdmission::by_hand(many, Arc::clone(&now)),
+            admission: ProfileAdmission::new(
+                many,
+                ExporterHealth::by_hand(false, Arc::clone(&now)),
+            ),
             counters,
             source: sampler,
             poller,
@@ -253,7 +258,7 @@ impl Stage {
                 pace: Pace::FASTEST,
             },
             gate,
-            pairing: Arc::default(),
+            unreached: Arc::default(),
             source_settings: settings,
             exporter: Box::new(Nowhere),
             problem: None,
@@ -279,7 +284,7 @@ impl Stage {
             held: Vec::new(),
             profiles: HashMap::new(),
             keys: HashMap::new(),
-            snapshot_ids: HashSet::new(),
+            snapshot_ids: HashMap::new(),
             snapshots: Vec::new(),
         }
     }
@@ -386,6 +391,30 @@ impl Stage {
         Vec::new()
     }
 
+    /// Opens spans on a thread that are kept when they close, in turn. Returns whether it could, and was done
+    /// before long.
+    pub(super) fn closes(&self, thread: usize, spans: usize) -> impl Fn() -> bool + use<> {
+        let tasks = self.on(thread).tasks.clone();
+        move || {
+            let (say_done, done) = mpsc::channel();
+            let task: Task = Box::new(move |_: &mut Vec<(usize, EnteredSpan)>| {
+                let metadata = metadata(0, Kind::Failing);
+                let values: [_; 0] = [];
+                for _ in 0..spans {
+                    let values = metadata.fields().value_set(&values);
+                    let span = Span::new_root(metadata, &values).entered();
+                    let error = error_metadata();
+                    let values: [_; 0] = [];
+                    Event::dispatch(error, &error.fields().value_set(&values));
+                    drop(span);
+                }
+                _ = say_done.send(());
+            });
+            _ = tasks.send(task);
+            done.recv_timeout(Duration::from_secs(60)).is_ok()
+        }
+    }
+
     fn on(&self, thread: usize) -> &Worker {
         self.workers[thread].as_ref().unwrap()
     }
@@ -420,11 +449,11 @@ impl Stage {
         let mut reported = Vec::new();
         while let Ok(job) = self.jobs.try_recv() {
             let Job::Export { profile, kept, .. } = job else { continue };
-            // The profile would be given to the exporter now.
-            self.engine.admission.release_permit();
             if kept[0].is_open() {
                 assert!(kept.iter().all(KeptSpan::is_open), "closed spans in a snapshot");
-                self.snapshot_ids.insert(profile.id);
+                for span in kept.iter().filter(|span| span.profile == Ok(profile.id)) {
+                    self.snapshot_ids.entry(span.key).or_default().push(profile.id);
+                }
                 let spans = kept.iter().map(|span| self.keys[&span.key]).collect();
                 let samples = reported_profile(&profile, 0).samples.into_keys().collect();
                 self.snapshots.push(Snapshot { spans, samples });
@@ -449,7 +478,11 @@ impl Stage {
                 self.profiles.entry(id).or_insert(number(span.name()));
             }
         }
-        let (unknown, snapshots) = (usize::MAX, &self.snapshot_ids);
+        let unknown = usize::MAX;
+        for span in kept {
+            let snapshots = self.snapshot_ids.remove(&span.key).unwrap_or_default();
+            assert_eq!(span.earlier, snapshots, "of span {}", span.name());
+        }
         let number_of = |id: &ProfileId| self.profiles.get(id).copied().unwrap_or(unknown);
         let reported = |span: &KeptSpan| ReportedSpan {
             span: self.keys.get(&span.key).copied().unwrap_or(unknown),
@@ -458,13 +491,6 @@ impl Stage {
             times: times(span),
             samples: span.samples.total(),
             profile: span.profile.ok().as_ref().map(number_of),
-            earlier: span
-                .earlier
-                .profiles
-                .iter()
-                .filter(|id| !snapshots.contains(id))
-                .map(number_of)
-                .collect(),
         };
         let root = kept[0].root;
         assert!(kept.iter().all(|span| span.root == root), "spans of two roots in one profile");

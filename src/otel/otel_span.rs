@@ -1,0 +1,64 @@
+//! OpenTelemetry spans, reached through `tracing-opentelemetry`.
+
+use std::panic::catch_unwind;
+
+use opentelemetry::Context;
+use opentelemetry::trace::TraceContextExt;
+use tracing::{Dispatch, span};
+
+use super::SpanAttributes;
+use super::values::{ids_of, key_values};
+use crate::span::TraceIds;
+
+/// The OpenTelemetry span of a closing span, which has not ended yet, or of a span around it.
+#[derive(Debug)]
+pub(crate) struct OtelSpan(Context);
+
+impl OtelSpan {
+    /// Finds the OpenTelemetry span. `None` if a filter hides the span from the layer of `tracing-opentelemetry`, if that
+    /// layer cannot be reached, or if it has already handled the close.
+    ///
+    /// This starts the OpenTelemetry span if it has not been started, after which its parent cannot be set any more.
+    /// Therefore call it only once, for a span that closes, or for one that was entered with its context, and only
+    /// while its extensions are not locked. A span around one that is closing stays open until then; two threads may ask
+    /// for it at once, since `tracing-opentelemetry` starts it under a lock.
+    pub(crate) fn find(id: &span::Id, dispatch: &Dispatch) -> Option<Self> {
+        let context = tracing_opentelemetry::get_otel_context(id, dispatch)?;
+        let is_valid = context.span().span_context().is_valid();
+        is_valid.then_some(Self(context))
+    }
+
+    pub(crate) fn ids(&self) -> TraceIds {
+        ids_of(self.0.span().span_context())
+    }
+
+    pub(crate) fn set_attributes(&self, attributes: SpanAttributes) {
+        self.0.span().set_attributes(key_values(attributes));
+    }
+}
+
+/// Whether the thread's context could be read at its first use. To read one that was dropped panics.
+struct HasContext(bool);
+
+impl Drop for HasContext {
+    // Only values with a destructor are dropped at the end of a thread.
+    fn drop(&mut self) {}
+}
+
+thread_local! {
+    /// The initialization reads the context, so that this is dropped before it.
+    static HAS_CONTEXT: HasContext = HasContext(catch_unwind(has_local_span).is_ok());
+}
+
+/// Whether an OpenTelemetry span of this process is the thread's current one.
+pub(super) fn is_in_otel_span() -> bool {
+    HAS_CONTEXT.try_with(|has| has.0 && has_local_span()).unwrap_or(false)
+}
+
+fn has_local_span() -> bool {
+    Context::map_current(|context| {
+        let span = context.span();
+        let context = span.span_context();
+        context.is_valid() && !context.is_remote()
+    })
+}

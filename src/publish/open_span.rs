@@ -1,0 +1,72 @@
+//! The open spans that a caller asks for.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use crate::profile::Profile;
+
+/// A profiled span that is open, from [`Handle::open_spans`](crate::Handle::open_spans).
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct OpenSpan {
+    /// Its name.
+    pub name: String,
+    /// Its target.
+    pub target: String,
+    /// The values of its shown fields.
+    pub fields: Vec<(&'static str, String)>,
+    /// For how long it has been open.
+    pub open_for: Duration,
+    /// What it does.
+    pub state: OpenState,
+    /// For how long it has been doing that, if that is known.
+    pub state_for: Option<Duration>,
+    /// Where it awaits, or where its thread is blocked: functions with files and lines, the innermost first. Empty if that
+    /// is not known.
+    pub stack: Vec<String>,
+}
+
+/// What an open span does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum OpenState {
+    /// A thread is in it.
+    Entered,
+    /// Its future, or that of a span inside it, awaits something.
+    Awaiting,
+    /// That future was woken, and its executor has not polled it yet.
+    Woken,
+    /// No thread is in it, and what it awaits is not known, since its future is not
+    /// [`Profiled`](crate::Profiled).
+    Idle,
+}
+
+impl OpenState {
+    /// In lower case, as in JSON.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Entered => "entered",
+            Self::Awaiting => "awaiting",
+            Self::Woken => "woken",
+            Self::Idle => "idle",
+        }
+    }
+}
+
+/// Adds the symbolized stacks to open spans, each given with the number of its stack, which is the time of that stack's point.
+pub(super) fn with_stacks(
+    spans: Vec<(OpenSpan, Option<usize>)>,
+    stacks: &Profile,
+) -> Vec<OpenSpan> {
+    let points = stacks.samples().iter().flat_map(|sample| {
+        sample.points.iter().map(move |point| (point.time_unix_ns, sample.stack))
+    });
+    let by_time: HashMap<_, _> = points.collect();
+    let with_stack = |(span, time): (OpenSpan, Option<usize>)| {
+        let time = time.and_then(|time| u64::try_from(time).ok());
+        let stack = time.and_then(|time| by_time.get(&time));
+        let stack = stack.map(|stack| stacks.stack_in_words(*stack)).unwrap_or_default();
+        OpenSpan { stack, ..span }
+    };
+    spans.into_iter().map(with_stack).collect()
+}
