@@ -3,6 +3,9 @@
 import zlib from "node:zlib";
 
 const MS = 1e6;
+/** Whose code a function is. */
+const OWN = 0,
+    DEPENDENCY = 2;
 const DATA = /(<script type="text\/plain" id="data">)[^<]*/;
 
 /** The report with other data: `change` gets the present data and returns the new. */
@@ -55,7 +58,7 @@ export function awaits(data) {
     };
     run(request, [...poll, ["shop::upstream::prepare", "shop/src/upstream.rs", 12]], 0, 20);
     tables.sample(2, request, sleep, 20, 1180);
-    tables.sample(3, request, [...sleep, ["[scheduling delay behind report]", "", 0, 3]], 1200, 300);
+    tables.sample(3, request, sleep, 1200, 300, -1, "report");
     run(request, [...fetch, ["shop::upstream::parse", "shop/src/upstream.rs", 55]], 1500, 10);
     for (let number = 0; number < 100; number++) {
         const from = 1510 + 5 * number,
@@ -65,10 +68,11 @@ export function awaits(data) {
     tables.sample(
         1,
         request,
-        [...poll, ["shop::cart::Cart::lock", "shop/src/cart.rs", 8], ["[futex 0x7f01]", "", 0, 3]],
+        [...poll, ["shop::cart::Cart::lock", "shop/src/cart.rs", 8]],
         2010,
         50,
         0,
+        "futex 0x7f01",
     );
     run(audit, [["shop::audit::write::{{closure}}", "shop/src/audit.rs", 5]], 2060, 10);
     const known = { on_cpu_error: 0, cpu_known: true, after_last_exit: 0, unsampled: 0, open: false, topmost: true };
@@ -131,6 +135,7 @@ class Tables {
     functions = [];
     frames = [];
     stacks = [];
+    leaves = [];
     spans = [];
     samples = [];
 
@@ -140,13 +145,15 @@ class Tables {
     span(name, parent, from, to, kept) {
         return this.spans.push([this.text(name), parent, from * MS, to * MS, kept, this.text("")]) - 1;
     }
-    sample(kind, span, stack, at, ms, thread = -1) {
+    /** What was going on at the end of the stack has the number of the kind of sample. */
+    sample(kind, span, stack, at, ms, thread = -1, leafText = "") {
         let node = -1;
-        for (const [name, file, line, frameKind = 0] of stack) {
-            const fn = place(this.functions, [this.text(name), this.text(file)]);
-            node = place(this.stacks, [node, place(this.frames, [fn, line, frameKind, 0])]);
+        for (const [name, file, line] of stack) {
+            const fn = place(this.functions, [this.text(name), this.text(file), /^shop\b/.test(file) ? OWN : DEPENDENCY]);
+            node = place(this.stacks, [node, place(this.frames, [fn, line, 0, 0])]);
         }
-        this.samples.push([node, span, thread, kind, at * MS, Math.round(ms * MS)]);
+        const leaf = place(this.leaves, [kind, this.text(leafText)]);
+        this.samples.push([node, span, thread, kind, at * MS, Math.round(ms * MS), leaf]);
     }
     columns() {
         this.samples.sort((a, b) => a[4] - b[4]);
@@ -155,11 +162,12 @@ class Tables {
             return row;
         });
         return {
-            functions: columns(["name", "file"], this.functions),
+            functions: columns(["name", "file", "origin"], this.functions),
             frames: columns(["function", "line", "kind", "inferred"], this.frames),
             stacks: columns(["parent", "frame"], this.stacks),
             spans: columns(["name", "parent", "start", "end", "kept", "span_id"], this.spans),
-            samples: columns(["stack", "span", "thread", "kind", "time", "weight"], differences),
+            leaves: columns(["kind", "text"], this.leaves),
+            samples: columns(["stack", "span", "thread", "kind", "time", "weight", "leaf"], differences),
         };
     }
 }

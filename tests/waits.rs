@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use support::Nanos as _;
 use support::{Setup, burn, functions, has_perf, is_child, run_child};
 use tracing::info_span;
-use tracing_profiling::profile::{FrameKind, Profile, Sample, SampleKind, Value};
+use tracing_profiling::profile::{Leaf, Profile, Sample, SampleKind, Value};
 use tracing_profiling::{Builder, Source};
 use tracing_subscriber::layer::SubscriberExt as _;
 
@@ -37,9 +37,16 @@ fn with_longer_waits<R>(mut action: impl FnMut(Duration) -> Option<R>) -> R {
     times.into_iter().find_map(&mut action).expect("a wait of seconds is captured")
 }
 
-/// The last path components of the functions, the innermost first.
+/// What a thread waited for, and the last path components of the functions, the innermost first.
 fn names<'a>(profile: &'a Profile, sample: &Sample) -> Vec<&'a str> {
-    functions(profile, sample).iter().map(|name| name.rsplit("::").next().unwrap()).collect()
+    let leaf = match profile.leaf(sample.leaf).unwrap() {
+        Leaf::Blocked(call) => Some(call.as_str()),
+        Leaf::Unknown(why) => Some(*why),
+        _ => None,
+    };
+    let functions = functions(profile, sample);
+    let functions = functions.iter().map(|name| name.rsplit("::").next().unwrap());
+    leaf.into_iter().chain(functions).collect()
 }
 
 fn waits(profile: &Profile) -> Vec<(&Sample, Vec<&str>, u64)> {
@@ -88,15 +95,14 @@ fn a_wait_for_a_lock_has_its_length_its_function_and_the_address_of_the_lock() {
             let Some(profile) = setup.memory.take().pop() else { continue };
             let found = waits(&profile);
             let of_lock = found.iter().find(|(_, names, _)| names.contains(&"reserve"));
-            let Some((sample, names, waited_ns)) = of_lock else { continue };
-            assert!(names[0].starts_with("[futex 0x"), "{names:?}");
+            let Some((_, names, waited_ns)) = of_lock else { continue };
+            assert!(names[0].starts_with("futex 0x"), "{names:?}");
             let summary = profile.waits();
             let longest = summary.longest.unwrap();
             assert!(longest.function.ends_with("reserve"), "{longest:?}");
             assert!(longest.location.starts_with("tests/waits.rs:"), "{longest:?}");
             assert_eq!(summary.in_async, None);
-            let kinds = profile.stack(sample.stack).map(|location| location.kind);
-            assert_eq!(kinds.filter(|kind| *kind == FrameKind::Wait).count(), 1);
+            assert!(longest.call.starts_with("[futex 0x"), "{longest:?}");
             // The account agrees.
             let account = *setup.kept().last().unwrap().spans[0].times();
             let off_cpu_ns = account.off_cpu().ns() + account.on_cpu_error().ns();
@@ -250,7 +256,7 @@ fn each_wait_is_in_its_span_and_ends_when_the_thread_continues() {
                 let found = waits(&profile).into_iter();
                 let found = found.filter(|(sample, ..)| profile.span_path(sample.link) == path);
                 // A loaded machine adds waits for file reads.
-                let sleeps = found.filter(|(_, names, _)| names[0] == "[sleep]");
+                let sleeps = found.filter(|(_, names, _)| names[0] == "sleep");
                 sleeps
                     .fold((0, 0), |(n, ns), (sample, _, more)| (n + sample.points.len(), ns + more))
             };
@@ -280,7 +286,7 @@ fn a_wait_alone_makes_a_profile() {
         });
         assert_eq!(kept[0].spans[0].profile(), Ok(profile.id), "{source:?}");
         assert_eq!((profile.sample_count(), profile.wait_count()), (0, 1));
-        assert_eq!(waits(&profile)[0].1[0], "[sleep]");
+        assert_eq!(waits(&profile)[0].1[0], "sleep");
     }
 }
 
@@ -307,7 +313,7 @@ fn without_permission_to_inspect_threads_a_wait_has_its_length() {
         });
         let found = waits(&profile);
         assert!(found[0].2 >= 50_000_000, "{source:?}");
-        let expected = if is_readable { "[sleep]" } else { "[waiting: location unknown]" };
+        let expected = if is_readable { "sleep" } else { "waiting: location unknown" };
         assert_eq!(found[0].1[0], expected, "{source:?}");
         assert_eq!(stats.waits.without_stack, u64::from(!is_readable));
     }
@@ -413,9 +419,9 @@ fn check_waits(shown: Shown) {
     let unseen = text.lines().filter(|line| line.contains("/proc/self/task/TID/syscall"));
     let unseen: Vec<_> = unseen.collect();
     let (expected, expected_line) = match shown {
-        Shown::All | Shown::OtherIds => ("[sleep]", None),
+        Shown::All | Shown::OtherIds => ("sleep", None),
         Shown::States => (
-            "[waiting: location unknown]",
+            "waiting: location unknown",
             Some(("waits have their length and no stack", "has changed its user")),
         ),
         Shown::Nothing => ("", Some(("there are no waits in profiles", "is /proc mounted"))),
@@ -561,7 +567,7 @@ fn check_times() {
                 assert!(times.contains(&point.time()), "{source:?}: {:?} {times:?}", point.time());
             }
             let [(_, names, waited_ns)] = waits(&profile).try_into().ok()?;
-            assert_eq!(names[0], "[sleep]", "{source:?}");
+            assert_eq!(names[0], "sleep", "{source:?}");
             assert!(waited_ns <= took.ns(), "{source:?}: {waited_ns} {took:?}");
             Some(())
         });
@@ -854,7 +860,7 @@ fn a_long_wait_after_many_short_ones_is_captured() {
                 });
             });
             let profile = setup.profiles().pop()?;
-            let sleeps = waits(&profile).into_iter().filter(|(_, names, _)| names[0] == "[sleep]");
+            let sleeps = waits(&profile).into_iter().filter(|(_, names, _)| names[0] == "sleep");
             let longest = sleeps.map(|(_, _, waited_ns)| waited_ns).max()?;
             (u128::from(longest) > time.as_nanos() / 10 * 8).then_some((longest, time))
         });

@@ -91,12 +91,7 @@ impl<'a> ProfileInputs<'a> {
         let mut tables = Tables::new(self, id, None, SpanDetail::All);
         for StackWeight { stack, time_unix_ns, kind, weight } in stacks {
             let stack = tables.stack(stack);
-            tables.profile.add_sample(
-                kind,
-                stack,
-                None,
-                Point { time_unix_ns, weight, thread: None },
-            );
+            tables.add_point(kind, stack, None, Point { time_unix_ns, weight, thread: None });
         }
         (tables.profile, tables.modules)
     }

@@ -10,9 +10,9 @@ use super::stack::{Stack, Waited};
 use super::waits::SHORTEST;
 use crate::keep::{Epoch, KeptSpan};
 use crate::profile::{
-    CALLERS_NOT_COPIED, CALLERS_WITHOUT_TABLES, FrameKind, Link, LinkId, Location, LocationId,
-    Mapping, MappingId, OTHER_LEAF, Point, Profile, ProfileId, ProfiledThread, SampleKind, StackId,
-    ThreadId, capped, delay_frame,
+    CALLERS_NOT_COPIED, CALLERS_WITHOUT_TABLES, FrameKind, Leaf, LeafId, Link, LinkId, Location,
+    LocationId, Mapping, MappingId, Point, Profile, ProfileId, ProfiledThread, SampleKind, StackId,
+    ThreadId, capped,
 };
 use crate::publish::report;
 use crate::span::{SampleCounts, SpanKey};
@@ -107,12 +107,25 @@ impl<'a> Tables<'a> {
         time_ns: u64,
         weight: u64,
         thread: Option<OsThread>,
-        stack: StackId,
+        (stack, leaf): (StackId, Option<LeafId>),
         link: Option<LinkId>,
     ) {
         let time_unix_ns = self.builder.unix_ns(time_ns);
         let thread = thread.map(|thread| self.thread(thread));
-        self.profile.add_sample(kind, stack, link, Point { time_unix_ns, weight, thread });
+        self.add_point(kind, (stack, leaf), link, Point { time_unix_ns, weight, thread });
+    }
+
+    pub(super) fn add_point(
+        &mut self,
+        kind: SampleKind,
+        (stack, leaf): (StackId, Option<LeafId>),
+        link: Option<LinkId>,
+        point: Point,
+    ) {
+        match leaf {
+            Some(leaf) => self.profile.add_sample_at(kind, (stack, leaf), link, point),
+            None => self.profile.add_sample(kind, stack, link, point),
+        }
     }
 
     fn thread(&mut self, thread: OsThread) -> ThreadId {
@@ -278,9 +291,9 @@ impl<'a> Tables<'a> {
         self.profile.add_sample(SampleKind::OnCpu, stack, link, point);
     }
 
-    pub(super) fn stack(&mut self, stack: &Stack) -> StackId {
-        let waited = stack.waited.map(|waited| self.profile.add_wait(&self.name_of(waited)));
-        let mut locations: Vec<_> = waited.into_iter().collect();
+    /// A stack, and what is known of its end.
+    pub(super) fn stack(&mut self, stack: &Stack) -> (StackId, Option<LeafId>) {
+        let mut locations = Vec::new();
         for (number, frame) in stack.frames.iter().enumerate() {
             let is_inferred = stack.inferred_from.is_some_and(|from| number >= from);
             locations.push(self.location(*frame, is_inferred));
@@ -294,7 +307,7 @@ impl<'a> Tables<'a> {
             UnwindEnd::Lost => locations.push(self.profile.add_remark("[callers not found]")),
         }
         if !stack.other.is_empty() {
-            locations.push(self.profile.add_remark(OTHER_LEAF));
+            locations.push(self.profile.add_other_leaf());
             for frame in &stack.other {
                 locations.push(self.location(*frame, false));
             }
@@ -302,28 +315,26 @@ impl<'a> Tables<'a> {
         if stack.holds_others {
             locations.push(self.profile.add_remark(HOLDS_OTHERS));
         }
-        self.profile.add_stack(locations)
+        let leaf = stack.waited.map(|waited| self.leaf(waited));
+        (self.profile.add_stack(locations), leaf.map(|leaf| self.profile.add_leaf(leaf)))
     }
 
-    /// The innermost frame of a wait: what the thread was blocked in. A futex has its address, so that waits for the
-    /// same lock are recognizable.
-    fn name_of(&self, waited: Waited) -> String {
+    /// A futex has its address, so that waits for the same lock are recognizable.
+    fn leaf(&self, waited: Waited) -> Leaf {
         match waited {
-            Waited::In(Call::Futex(lock)) => format!("[futex {lock:#x}]"),
-            Waited::In(Call::Named(name)) => format!("[{name}]"),
-            Waited::In(Call::Numbered(number)) => format!("[system call {number}]"),
-            Waited::In(Call::PageFault) => "[page fault]".to_owned(),
-            Waited::Unknown => "[waiting: location unknown]".to_owned(),
-            Waited::NotObserved => "[awaiting: not `.profiled()`]".to_owned(),
-            Waited::NotCopied => "[awaiting: stack not copied]".to_owned(),
-            Waited::OtherStacks => "[other stacks: no memory for more]".to_owned(),
-            Waited::AllocationNotCopied => "[allocated: stack not copied]".to_owned(),
+            Waited::In(Call::Futex(lock)) => Leaf::Blocked(format!("futex {lock:#x}")),
+            Waited::In(Call::Named(name)) => Leaf::Blocked(name.to_owned()),
+            Waited::In(Call::Numbered(number)) => Leaf::Blocked(format!("system call {number}")),
+            Waited::In(Call::PageFault) => Leaf::Blocked("page fault".to_owned()),
+            Waited::Unknown => Leaf::Unknown("waiting: location unknown"),
+            Waited::NotObserved => Leaf::Unknown("awaiting: not `.profiled()`"),
+            Waited::NotCopied => Leaf::Unknown("awaiting: stack not copied"),
+            Waited::OtherStacks => Leaf::Unknown("other stacks: no memory for more"),
+            Waited::AllocationNotCopied => Leaf::Unknown("allocated: stack not copied"),
             Waited::Scheduling(behind) => {
                 let behind = behind.and_then(|plan| self.builder.callsites.get(plan));
-                let names = self.builder.redaction;
-                let span =
-                    behind.map(|callsite| names.redact_span(beginning(callsite.metadata.name())));
-                delay_frame(span.as_deref())
+                let span = behind.map(|callsite| beginning(callsite.metadata.name()).to_owned());
+                Leaf::Delayed { behind: span }
             }
         }
     }

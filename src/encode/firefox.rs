@@ -12,8 +12,8 @@ use fxprof_processed_profile::{
 };
 
 use crate::profile::{
-    AWAIT, FrameKind, Link, Location, OwnCode, Point, Profile, Resource, Sample, SampleKind,
-    ThreadId, Value, await_place,
+    FrameKind, Leaf, Link, Location, Point, Profile, Resource, Sample, SampleKind, ThreadId, Value,
+    await_place,
 };
 
 /// Encodes a gzipped profile for <https://profiler.firefox.com> and samply (`samply load FILE`).
@@ -66,7 +66,6 @@ impl Categories {
             FrameKind::Rust => self.rust,
             FrameKind::Native => self.native,
             FrameKind::Kernel => self.kernel,
-            FrameKind::Wait => self.blocked,
             FrameKind::Remark => CategoryHandle::OTHER,
         }
     }
@@ -172,7 +171,6 @@ impl<'a> Encoder<'a> {
         let mut rows: Vec<_> = samples.flat_map(points).collect();
         rows.sort_by_key(|(_, point)| point.time_unix_ns);
         let mut stacks = HashMap::new();
-        let own = OwnCode::of(profile);
         for (sample, point) in rows {
             let track = match sample.kind {
                 SampleKind::Await | SampleKind::Delay => Track::Awaits,
@@ -180,7 +178,7 @@ impl<'a> Encoder<'a> {
             };
             let thread = self.track(track);
             let stack = *stacks
-                .entry((thread, sample.stack, sample.kind))
+                .entry((thread, sample.stack, sample.leaf))
                 .or_insert_with(|| self.stack(thread, sample));
             let period_ns = profile.period_ns.max(1);
             let weight = ((point.weight + period_ns / 2) / period_ns).max(1);
@@ -192,21 +190,13 @@ impl<'a> Encoder<'a> {
                 CpuDelta::from_nanos(ran_ns),
                 i32::try_from(weight).unwrap_or(i32::MAX),
             );
-            match sample.kind {
-                SampleKind::OffCpu => {
-                    if let Some((call, site)) = profile.wait_site(sample, &own) {
-                        self.add_marker(thread, [call, &site], point, stack);
-                    }
-                }
-                SampleKind::Await | SampleKind::Delay => {
-                    let frame = match profile.wait_site(sample, &own) {
-                        Some((delay, _)) => delay,
-                        None => AWAIT,
-                    };
-                    let place = await_place(profile, sample, &own);
-                    self.add_marker(thread, [frame, &place], point, stack);
-                }
-                _ => {}
+            let place = match sample.kind {
+                SampleKind::OffCpu => profile.wait_place(sample),
+                SampleKind::Await | SampleKind::Delay => Some(await_place(profile, sample)),
+                _ => None,
+            };
+            if let Some((place, leaf)) = place.zip(self.leaf(sample)) {
+                self.add_marker(thread, [&leaf, &place], point, stack);
             }
         }
     }
@@ -257,14 +247,16 @@ impl<'a> Encoder<'a> {
         locations.reverse();
         let mut frames: Vec<_> =
             locations.into_iter().flat_map(|location| self.frames(location)).collect();
-        if sample.kind == SampleKind::Await && self.profile.ends_in_code(sample) {
-            frames.push(FrameInfo {
-                frame: Frame::Label(self.encoded.intern_string(AWAIT)),
-                category_pair: self.categories.blocked.into(),
-                flags: FrameFlags::empty(),
-            });
-        }
+        frames.extend(self.leaf(sample).map(|leaf| FrameInfo {
+            frame: Frame::Label(self.encoded.intern_string(&leaf)),
+            category_pair: self.categories.blocked.into(),
+            flags: FrameFlags::empty(),
+        }));
         self.encoded.intern_stack_frames(thread, frames.into_iter())
+    }
+
+    fn leaf(&self, sample: &Sample) -> Option<String> {
+        self.profile.leaf(sample.leaf).and_then(Leaf::mixed_frame)
     }
 
     /// The frames of a location, with the outermost function first.

@@ -29,7 +29,7 @@ fn folded_within(profile: &Profile, most_bytes: usize) -> String {
         }
         let begin = text.len();
         for frame in frames.steps(path) {
-            let name = frames.name(frame.name);
+            let name = frames.name(frame);
             // The separators must not occur in a name.
             text.extend(name.chars().map(|c| if [';', '\n'].contains(&c) { ':' } else { c }));
             text.push(';');
@@ -53,7 +53,7 @@ fn folded_within(profile: &Profile, most_bytes: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use crate::profile::{Link, Point, SampleKind};
+    use crate::profile::{Leaf, Link, Point, SampleKind};
 
     use super::super::tests::{awaiting, checkout, waiting, with_idle};
     use super::*;
@@ -84,9 +84,9 @@ mod tests {
         }
         let sleep = "<tokio::time::sleep::Sleep as core::future::future::Future>::poll";
         let code = format!("GET /checkout;shop::fetch::{{{{closure}}}};{sleep}");
-        let note = profile.add_wait("[awaiting: stack not copied]");
-        let note = profile.add_stack(vec![note]);
-        profile.add_sample(SampleKind::Await, note, awaited.link, point);
+        let note = profile.add_leaf(Leaf::Unknown("awaiting: stack not copied"));
+        let note = (profile.add_stack(Vec::new()), note);
+        profile.add_sample_at(SampleKind::Await, note, awaited.link, point);
         let lines = folded(&profile);
         for expected in [
             "GET /checkout;[awaiting: stack not copied] 5000000\n".to_owned(),

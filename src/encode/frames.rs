@@ -4,18 +4,7 @@
 use std::borrow::Cow;
 use std::cmp::Ordering;
 
-use crate::profile::{
-    AWAIT, FrameKind, Link, LinkId, LocationId, Profile, Sample, SampleKind, TableId,
-    unexplained_idle,
-};
-
-/// Ordered by name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct Frame {
-    pub(super) name: NameId,
-    /// `None` for a span.
-    pub(super) kind: Option<FrameKind>,
-}
+use crate::profile::{Link, LinkId, LocationId, Profile, Sample, TableId, unexplained_idle};
 
 /// The number of a name, in the order of the names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -33,7 +22,7 @@ pub(super) struct Path {
     links: Vec<LinkId>,
     locations: Vec<LocationId>,
     /// The innermost frame, if it is no location.
-    end: Option<Frame>,
+    end: Option<NameId>,
 }
 
 /// Idle time of a span that nothing in its profile explains.
@@ -43,10 +32,12 @@ const UNEXPLAINED: &str = "[idle: not explained]";
 pub(super) struct Frames<'a> {
     profile: &'a Profile,
     names: Vec<Cow<'a, str>>,
-    /// The names of the profile's functions, of its spans, and of its locations without functions.
+    /// The names of the profile's functions, of its spans, of its locations without functions, and of what its stacks do
+    /// not show.
     of_functions: Vec<NameId>,
     of_links: Vec<NameId>,
     of_locations: Vec<NameId>,
+    of_leaves: Vec<Option<NameId>>,
     sorted: Vec<Path>,
 }
 
@@ -63,22 +54,23 @@ impl<'a> Frames<'a> {
                 _ => Cow::default(),
             })
         };
-        let others = [AWAIT, UNEXPLAINED].map(Cow::from);
+        let leaves = || profile.leaves().map(|(_, leaf)| leaf.mixed_frame().map(Cow::from));
+        let others = leaves().flatten().chain([UNEXPLAINED.into()]);
         let mut names: Vec<_> =
-            functions().chain(links()).chain(locations()).chain(others.clone()).collect();
+            functions().chain(links()).chain(locations()).chain(others).collect();
         names.sort_unstable();
         names.dedup();
         let number = |name| NameId(names.binary_search(&name).map_or(0, |place| place as u32));
-        let [awaits, unexplained] = others.map(number);
+        let unexplained = number(UNEXPLAINED.into());
+        let of_leaves = leaves().map(|leaf| leaf.map(number)).collect();
         let of_functions = functions().map(number).collect();
         let of_links = links().map(number).collect();
         let of_locations = locations().map(number).collect();
         let sorted = Vec::new();
-        let mut new = Self { profile, names, of_functions, of_links, of_locations, sorted };
-        let awaits = Frame { name: awaits, kind: Some(FrameKind::Wait) };
-        let unexplained = Frame { name: unexplained, kind: Some(FrameKind::Remark) };
+        let mut new =
+            Self { profile, names, of_functions, of_links, of_locations, of_leaves, sorted };
         let times = profile.samples().iter().filter(|sample| sample.kind.is_time());
-        let samples = times.map(|sample| new.path(sample, awaits));
+        let samples = times.map(|sample| new.path(sample));
         let mut paths: Vec<_> = samples.chain(idle(profile, unexplained)).collect();
         paths.sort_by(|a, b| new.compare(a, b));
         new.sorted = paths;
@@ -94,34 +86,31 @@ impl<'a> Frames<'a> {
         &self.sorted
     }
 
-    fn path(&self, sample: &Sample, awaits: Frame) -> Path {
+    fn path(&self, sample: &Sample) -> Path {
         let around = |link: &LinkId| self.profile.link(*link)?.parent;
         let links = std::iter::successors(sample.link, around).take(MOST_SPANS);
         let (mut links, mut locations): (Vec<_>, Vec<_>) =
             (links.collect(), self.profile.location_ids(sample.stack).collect());
         links.reverse();
         locations.reverse();
-        let end = self.profile.ends_in_code(sample).then_some(awaits);
-        let end = end.filter(|_| sample.kind == SampleKind::Await);
+        let end = self.of_leaves.get(sample.leaf.number() as usize).copied().flatten();
         let weight_ns = sample.points.iter().map(|point| point.weight).sum();
         Path { weight_ns, links, locations, end }
     }
 
     /// The spans of a sample from the outermost, then its functions, including inlined ones.
-    pub(super) fn steps(&self, path: &Path) -> impl Iterator<Item = Frame> {
-        let spans =
-            path.links.iter().map(|link| Frame { name: named(&self.of_links, *link), kind: None });
+    pub(super) fn steps(&self, path: &Path) -> impl Iterator<Item = NameId> {
+        let spans = path.links.iter().map(|link| named(&self.of_links, *link));
         spans.chain(path.locations.iter().flat_map(|id| self.of_location(*id))).chain(path.end)
     }
 
     /// The frames of a location, with the outermost function first.
-    fn of_location(&self, id: LocationId) -> impl Iterator<Item = Frame> {
+    fn of_location(&self, id: LocationId) -> impl Iterator<Item = NameId> {
         let location = self.profile.location(id).into_iter();
         location.flat_map(move |location| {
-            let frame = |name| Frame { name, kind: Some(location.kind) };
-            let unnamed = location.lines.is_empty().then(|| frame(named(&self.of_locations, id)));
+            let unnamed = location.lines.is_empty().then(|| named(&self.of_locations, id));
             let lines = location.lines.iter().rev();
-            let named = lines.map(move |line| frame(named(&self.of_functions, line.function)));
+            let named = lines.map(move |line| named(&self.of_functions, line.function));
             unnamed.into_iter().chain(named)
         })
     }
@@ -135,7 +124,7 @@ impl<'a> Frames<'a> {
 }
 
 /// The idle time of each span that nothing explains, below the span.
-fn idle(profile: &Profile, frame: Frame) -> impl Iterator<Item = Path> {
+fn idle(profile: &Profile, frame: NameId) -> impl Iterator<Item = Path> {
     unexplained_idle(profile).into_iter().filter_map(move |(span, weight_ns)| {
         let is_it = |link: &Link| link.parent.is_none() && link.span == span;
         let (link, _) = profile.links().find(|(_, link)| is_it(link))?;

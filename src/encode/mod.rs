@@ -37,8 +37,8 @@ pub(crate) use pprof::pprof_showing;
 mod tests {
     use crate::facts::{Facts, TimeBreakdown};
     use crate::profile::{
-        FrameKind, Function, Line, Link, LinkId, Location, LocationId, Mapping, Point, Profile,
-        ProfileId, SampleKind,
+        FrameKind, Function, Leaf, Line, Link, LinkId, Location, LocationId, Mapping, Point,
+        Profile, ProfileId, SampleKind,
     };
 
     const PERIOD: u64 = 5_000_000;
@@ -94,6 +94,7 @@ mod tests {
             let point = Point { time_unix_ns, weight: PERIOD, thread: None };
             profile.add_sample(SampleKind::OnCpu, stack, Some(link), point);
         }
+        profile.classify();
         profile
     }
 
@@ -103,13 +104,14 @@ mod tests {
         let reserve = function(&mut profile, 0x1040, "shop::reserve", "/shop/src/stock.rs", 9);
         let reserve = Location { is_inferred: true, ..profile.location(reserve).unwrap().clone() };
         let reserve = profile.add_location(reserve);
-        let wait = profile.add_wait("[futex 0x7f01]");
-        let stack = profile.add_stack(vec![wait, reserve]);
+        let wait = profile.add_leaf(Leaf::Blocked("futex 0x7f01".to_owned()));
+        let place = (profile.add_stack(vec![reserve]), wait);
         let request = link(&mut profile, "GET /checkout", None);
         for (time_unix_ns, weight_ns) in [(1_005, 300_000_000), (1_050, 20_000_000)] {
             let point = Point { time_unix_ns, weight: weight_ns, thread: None };
-            profile.add_sample(SampleKind::OffCpu, stack, Some(request), point);
+            profile.add_sample_at(SampleKind::OffCpu, place, Some(request), point);
         }
+        profile.classify();
         profile
     }
 
@@ -120,18 +122,19 @@ mod tests {
         let sleep = function(&mut profile, 0x1060, sleep, "tokio-1.54.1/src/time/sleep.rs", 457);
         let fetch = "shop::fetch::{{closure}}";
         let fetch = function(&mut profile, 0x1050, fetch, "/shop/src/upstream.rs", 41);
-        let awaits = profile.add_stack(vec![sleep, fetch]);
-        let behind = profile.add_wait("[scheduling delay behind report]");
-        let delays = profile.add_stack(vec![behind, sleep, fetch]);
+        let stack = profile.add_stack(vec![sleep, fetch]);
+        let awaits = profile.add_leaf(Leaf::Awaiting);
+        let delays = profile.add_leaf(Leaf::Delayed { behind: Some("report".to_owned()) });
         let request = link(&mut profile, "GET /checkout", None);
-        for (kind, stack, time_unix_ns, weight_ns) in [
+        for (kind, leaf, time_unix_ns, weight_ns) in [
             (SampleKind::Await, awaits, 1_002, 900_000_000),
             (SampleKind::Delay, delays, 1_040, 20_000_000),
             (SampleKind::Await, awaits, 1_060, 280_000_000),
         ] {
             let point = Point { time_unix_ns, weight: weight_ns, thread: None };
-            profile.add_sample(kind, stack, Some(request), point);
+            profile.add_sample_at(kind, (stack, leaf), Some(request), point);
         }
+        profile.classify();
         profile
     }
 

@@ -13,8 +13,8 @@ use opentelemetry_proto::tonic::resource::v1::Resource as ProtoResource;
 use prost::Message;
 
 use crate::profile::{
-    Attribute, FrameKind, Function, FunctionId, Link, LocationId, MappingId, Point, Profile,
-    ProfileId, Resource, SampleKind, StackId, Value,
+    Attribute, FrameKind, Function, FunctionId, Leaf, LeafId, Link, LocationId, MappingId, Point,
+    Profile, ProfileId, Resource, SampleKind, StackId, Value,
 };
 
 /// Encodes a binary `ProfilesData`. The bytes are also a valid `ExportProfilesServiceRequest`.
@@ -109,7 +109,7 @@ fn merge(
     let mut places: HashMap<(i32, i32, Vec<i32>), usize> = HashMap::new();
     let mut samples: Vec<(proto::Sample, Vec<Point>)> = Vec::new();
     for sample in profile.of_kind(kind) {
-        let stack_index = dictionary.stack(sample.stack);
+        let stack_index = dictionary.stack(sample.stack, sample.leaf);
         let span = sample.link.and_then(|id| profile.link(id));
         let link_index = dictionary.link(span);
         for point in &sample.points {
@@ -245,7 +245,8 @@ struct Dictionary<'a> {
     functions: HashMap<FunctionId, i32>,
     mappings: HashMap<MappingId, i32>,
     locations: HashMap<LocationId, i32>,
-    stacks: HashMap<StackId, i32>,
+    leaves: HashMap<LeafId, Option<i32>>,
+    stacks: HashMap<(StackId, Option<i32>), i32>,
     links: HashMap<Vec<u8>, i32>,
     attributes: HashMap<(i32, Vec<u8>), i32>,
 }
@@ -274,6 +275,7 @@ impl<'a> Dictionary<'a> {
             functions: HashMap::new(),
             mappings: HashMap::new(),
             locations: HashMap::new(),
+            leaves: HashMap::new(),
             stacks: HashMap::new(),
             links: HashMap::new(),
             attributes: HashMap::new(),
@@ -359,7 +361,7 @@ impl<'a> Dictionary<'a> {
             FrameKind::Rust => Some("rust"),
             FrameKind::Native => Some("native"),
             FrameKind::Kernel => Some("kernel"),
-            FrameKind::Wait | FrameKind::Remark => None,
+            FrameKind::Remark => None,
         };
         let mut attribute_indices = Vec::new();
         if let Some(kind) = frame_type {
@@ -386,14 +388,37 @@ impl<'a> Dictionary<'a> {
         index
     }
 
-    fn stack(&mut self, id: StackId) -> i32 {
-        if let Some(index) = self.stacks.get(&id) {
+    /// A location that is not code, for what the stack does not show.
+    fn leaf(&mut self, id: LeafId) -> Option<i32> {
+        if let Some(known) = self.leaves.get(&id) {
+            return *known;
+        }
+        let frame = self.profile.leaf(id).and_then(Leaf::frame);
+        let location = frame.map(|frame| {
+            let name = self.string(&frame);
+            let function = proto::Function {
+                name_strindex: name,
+                system_name_strindex: name,
+                ..proto::Function::default()
+            };
+            let function_index = push(&mut self.message.function_table, function);
+            let lines = vec![proto::Line { function_index, ..proto::Line::default() }];
+            let location = proto::Location { lines, ..proto::Location::default() };
+            push(&mut self.message.location_table, location)
+        });
+        self.leaves.insert(id, location);
+        location
+    }
+
+    fn stack(&mut self, id: StackId, leaf: LeafId) -> i32 {
+        let leaf = self.leaf(leaf);
+        if let Some(index) = self.stacks.get(&(id, leaf)) {
             return *index;
         }
-        let locations = self.profile.location_ids(id);
-        let location_indices = locations.map(|id| self.location(id)).collect();
+        let locations = self.profile.location_ids(id).map(|id| self.location(id));
+        let location_indices = leaf.into_iter().chain(locations).collect();
         let index = push(&mut self.message.stack_table, proto::Stack { location_indices });
-        self.stacks.insert(id, index);
+        self.stacks.insert((id, leaf), index);
         index
     }
 

@@ -8,7 +8,7 @@ use flate2::write::GzEncoder;
 use prost::Message;
 
 use super::pprof_messages as proto;
-use crate::profile::{Attribute, LinkId, LocationId, MappingId, Profile, SampleKind};
+use crate::profile::{Attribute, Leaf, LeafId, LinkId, LocationId, MappingId, Profile, SampleKind};
 
 /// Encodes a gzipped pprof file. Its values are the number of samples, their CPU time in nanoseconds, the times of waits,
 /// awaits and scheduling delays in nanoseconds (`-sample_index=off_cpu`, `await` and `scheduling_delay`), and the bytes
@@ -35,6 +35,7 @@ struct Encoder<'a> {
     message: proto::Profile,
     strings: HashMap<String, i64>,
     mappings: HashMap<MappingId, u64>,
+    leaves: HashMap<LeafId, Option<u64>>,
     locations: HashMap<LocationId, u64>,
     functions: HashMap<crate::profile::FunctionId, u64>,
 }
@@ -49,6 +50,7 @@ impl<'a> Encoder<'a> {
             },
             strings: HashMap::from([(String::new(), 0)]),
             mappings: HashMap::new(),
+            leaves: HashMap::new(),
             locations: HashMap::new(),
             functions: HashMap::new(),
         }
@@ -90,7 +92,7 @@ impl<'a> Encoder<'a> {
         let mut of_stacks: HashMap<_, usize> = HashMap::new();
         for sample in profile.samples() {
             let weight: u64 = sample.points.iter().map(|point| point.weight).sum();
-            let place = (sample.stack, sample.link);
+            let place = (sample.stack, sample.leaf, sample.link);
             let known = of_stacks.get(&place).filter(|_| is_heap);
             let value = kinds.iter().position(|kind| *kind == sample.kind);
             if let (Some(known), Some(value)) = (known, value) {
@@ -105,9 +107,10 @@ impl<'a> Encoder<'a> {
             let count = if is_on_cpu { sample.points.len() as u64 } else { 0 };
             let count = (!is_heap).then(|| signed(count));
             let encoded = proto::Sample {
-                location_id: profile
-                    .location_ids(sample.stack)
-                    .map(|id| self.location(id))
+                location_id: self
+                    .leaf(sample.leaf)
+                    .into_iter()
+                    .chain(profile.location_ids(sample.stack).map(|id| self.location(id)))
                     .collect(),
                 value: count
                     .into_iter()
@@ -174,6 +177,26 @@ impl<'a> Encoder<'a> {
             str: self.string(&value),
         };
         labels.into_iter().map(label).collect()
+    }
+
+    /// A location that is not code, for what the stack does not show.
+    fn leaf(&mut self, id: LeafId) -> Option<u64> {
+        if let Some(known) = self.leaves.get(&id) {
+            return *known;
+        }
+        let frame = self.profile.leaf(id).and_then(Leaf::frame);
+        let location = frame.map(|frame| {
+            let function_id = self.message.function.len() as u64 + 1;
+            let name = self.string(&frame);
+            let function = proto::Function { id: function_id, name, ..proto::Function::default() };
+            self.message.function.push(function);
+            let id = self.message.location.len() as u64 + 1;
+            let line = vec![proto::Line { function_id, ..proto::Line::default() }];
+            self.message.location.push(proto::Location { id, line, ..proto::Location::default() });
+            id
+        });
+        self.leaves.insert(id, location);
+        location
     }
 
     fn location(&mut self, id: LocationId) -> u64 {

@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use super::code_origin::{CodeOrigin, crate_of, crate_of_file};
+use super::leaf::Leaf;
 use super::model::Profile;
-use super::own_code::OwnCode;
 use super::sample::{Sample, SampleKind};
-use super::waits::{SourceFunction, UNKNOWN, crate_of, own_number};
+use super::waits::{SourceFunction, UNKNOWN, own_number};
 
 /// The sum of a profile's awaits and scheduling delays. Those shorter than 10 ms are represented by samples of 10 ms, so
 /// that the sums are estimates.
@@ -74,20 +75,20 @@ pub(super) fn sum(profile: &Profile) -> Awaits {
 }
 
 /// The function, location and future of an await or a scheduling delay; `None` if its stack is unknown.
-fn site(profile: &Profile, sample: &Sample, own: &OwnCode) -> Option<[String; 3]> {
-    let (_, frames) = profile.call_and_frames(sample, own);
+fn site(profile: &Profile, sample: &Sample) -> Option<[String; 3]> {
+    let frames = profile.source_functions(sample);
     let own = frames.get(own_number(&frames))?;
     let function = match own.unnamed.and_then(|id| profile.location(id)) {
         Some(location) => profile.module_offset(location),
-        None => own_name(&frames),
+        None => own_name(own.name),
     };
     Some([function, own.place(), awaited(&frames)])
 }
 
 /// Where an await or a scheduling delay was, in one line; empty if its stack is unknown.
 #[cfg(feature = "firefox")]
-pub(crate) fn await_place(profile: &Profile, sample: &Sample, own: &OwnCode) -> String {
-    let Some([function, location, awaited]) = site(profile, sample, own) else {
+pub(crate) fn await_place(profile: &Profile, sample: &Sample) -> String {
+    let Some([function, location, awaited]) = site(profile, sample) else {
         return String::new();
     };
     let location = if location.is_empty() { location } else { format!(" ({location})") };
@@ -97,9 +98,8 @@ pub(crate) fn await_place(profile: &Profile, sample: &Sample, own: &OwnCode) -> 
 
 fn longest(profile: &Profile, total_ns: u64) -> Option<AwaitSite> {
     let mut sites: HashMap<[String; 3], u64> = HashMap::new();
-    let own = OwnCode::of(profile);
     for sample in profile.of_kind(SampleKind::Await) {
-        if let Some(site) = site(profile, sample, &own) {
+        if let Some(site) = site(profile, sample) {
             *sites.entry(site).or_default() += weight_ns(sample);
         }
     }
@@ -109,27 +109,18 @@ fn longest(profile: &Profile, total_ns: u64) -> Option<AwaitSite> {
     Some(AwaitSite { function, location, awaited, total: Duration::from_nanos(ns), share })
 }
 
-/// The innermost frame of an await in formats that do not distinguish kinds of samples.
-pub(crate) const AWAIT: &str = "[await]";
-const DELAY: &str = "[scheduling delay]";
-const DELAY_BEHIND: &str = "[scheduling delay behind ";
-
-/// The innermost frame of a scheduling delay. `behind` is the redacted name of the span that was on the executor's
-/// thread.
-pub(crate) fn delay_frame(behind: Option<&str>) -> String {
-    behind.map_or_else(|| DELAY.to_owned(), |span| format!("{DELAY_BEHIND}{span}]"))
-}
-
 fn delayed_by(profile: &Profile) -> Option<String> {
-    let mut spans: HashMap<&str, u64> = HashMap::new();
+    let mut spans: HashMap<Option<&String>, u64> = HashMap::new();
     for sample in profile.of_kind(SampleKind::Delay) {
-        let (frame, _) = profile.call_and_frames(sample, &OwnCode::default());
-        let span = frame.strip_prefix(DELAY_BEHIND).and_then(|span| span.strip_suffix(']'));
-        *spans.entry(span.unwrap_or_default()).or_default() += weight_ns(sample);
+        let behind = match profile.leaf(sample.leaf) {
+            Some(Leaf::Delayed { behind }) => behind.as_ref(),
+            _ => None,
+        };
+        *spans.entry(behind).or_default() += weight_ns(sample);
     }
     let all: u64 = spans.values().sum();
-    let most = spans.into_iter().find(|(span, ns)| !span.is_empty() && *ns > all / 2);
-    most.map(|(span, _)| span.to_owned())
+    let most = spans.into_iter().find(|(span, ns)| span.is_some() && *ns > all / 2);
+    most.and_then(|(span, _)| span.cloned())
 }
 
 fn are_of_topmost(profile: &Profile) -> bool {
@@ -174,38 +165,31 @@ fn weight_ns(sample: &Sample) -> u64 {
     sample.points.iter().map(|point| point.weight).sum()
 }
 
-/// The name of the innermost function of the program. Line tables have only the last part of an inlined function's
-/// name, but its caller has the whole name of its future, in `poll<shop::fetch::{async_fn_env#0}>`.
-fn own_name(frames: &[SourceFunction<'_>]) -> String {
-    let number = own_number(frames);
-    let own = frames.get(number).map_or("", |frame| frame.name);
-    let own_part = own.split('<').next().unwrap_or_default();
-    let path = frames.get(number + 1).filter(|_| own.starts_with('{')).and_then(|caller| {
-        let (before, _) =
-            caller.name.split_once(&format!("::{}", own_part.replace('#', "_env#")))?;
-        before.rsplit(|c: char| !(c.is_alphanumeric() || "_:{}#".contains(c))).next()
-    });
-    let name = without_generics(path.unwrap_or(own));
+/// The name of the innermost function of the program, or what kind of function it is: line tables have no path of one
+/// that is inlined. Its file and line follow.
+fn own_name(own: &str) -> String {
+    let name = without_generics(own);
     match shortened(&name) {
-        short if short.is_empty() && own.is_empty() => UNKNOWN.to_owned(),
-        // Line tables have no path of an inlined function. Its file and line follow.
-        short if short.is_empty() && own.starts_with("{async_fn#") => "async fn".to_owned(),
-        short if short.is_empty() && own.starts_with("{async_block#") => "async block".to_owned(),
-        short if short.is_empty() => own.to_owned(),
-        short => short,
+        short if !short.is_empty() => short,
+        _ if own.is_empty() => UNKNOWN.to_owned(),
+        _ if own.starts_with("{async_fn#") => "async fn".to_owned(),
+        _ if own.starts_with("{async_block#") => "async block".to_owned(),
+        _ => own.to_owned(),
     }
 }
-
-/// Crates whose futures only poll another one.
-const FORWARDING: [&str; 5] = ["core", "alloc", "std", "tracing", "tracing_profiling"];
 
 /// What the innermost function of the program awaits: the future that it polls or, if that only polls another one
 /// (`Pin`, `PollFn`), that one.
 fn awaited(frames: &[SourceFunction<'_>]) -> String {
     let inner = frames.iter().take(own_number(frames)).rev();
-    let names: Vec<_> = inner.map(future_of).filter(|name| !name.is_empty()).collect();
-    let is_telling = |name: &&String| crate_of(name).is_some_and(|of| !FORWARDING.contains(&of));
-    names.iter().find(is_telling).or_else(|| names.first()).cloned().unwrap_or_default()
+    let futures = inner.map(|frame| (frame.origin, future_of(frame)));
+    let futures: Vec<_> = futures.filter(|(_, name)| !name.is_empty()).collect();
+    let is_telling = |(origin, name): &&(CodeOrigin, String)| {
+        let forwards = matches!(origin, CodeOrigin::Std | CodeOrigin::Instrumentation);
+        !forwards && crate_of(name).is_some()
+    };
+    let telling = futures.iter().find(is_telling).or_else(|| futures.first());
+    telling.map(|(_, name)| name.clone()).unwrap_or_default()
 }
 
 /// The future that a function polls: its type, or the module that it is in if the name is not complete.
@@ -223,17 +207,11 @@ fn future_of(frame: &SourceFunction<'_>) -> String {
 
 /// The module of a dependency's source file: `tokio::time::sleep`, or `tokio::select!` if a macro is defined there.
 fn module_of(frame: &SourceFunction<'_>) -> Option<String> {
-    if !frame.is_in_dependency() {
+    if matches!(frame.origin, CodeOrigin::Own | CodeOrigin::Foreign | CodeOrigin::Library) {
         return None;
     }
-    let (package, path) = frame.file.rsplit_once("/src/")?;
-    let package = package.rsplit('/').next()?;
-    // Bazel puts the name of the repository before it.
-    let package = package.rsplit("__").next()?;
-    let version = package.match_indices('-').find(|(at, _)| {
-        package.get(at + 1..).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
-    });
-    let name = package.get(..version.map_or(package.len(), |(at, _)| at))?.replace('-', "_");
+    let name = crate_of_file(frame.file)?;
+    let (_, path) = frame.file.rsplit_once("/src/")?;
     let path = path.strip_suffix(".rs")?;
     let path = path.strip_suffix("/mod").unwrap_or(path);
     Some(match path.rsplit_once("macros/") {
@@ -287,6 +265,7 @@ fn without_generics(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::code_origin::OwnCode;
     use super::*;
     use crate::facts::{Facts, TimeBreakdown};
     use crate::profile::{
@@ -341,6 +320,7 @@ mod tests {
         }
         let note = profile.add_remark("[stack not copied]");
         add(&mut profile, SampleKind::Await, vec![note], None, 520);
+        profile.classify();
         let awaits = profile.awaits();
         assert_eq!(awaits.total, Duration::from_secs(2));
         let site = awaits.longest.unwrap();
@@ -359,9 +339,11 @@ mod tests {
             for (behind, ms) in
                 [(Some("report"), 30), (Some("cart"), 40), (Some("report"), 20), (None, unknown_ms)]
             {
-                let mut stack = fetch(&mut profile, 41);
-                stack.insert(0, profile.add_wait(&delay_frame(behind)));
-                add(&mut profile, SampleKind::Delay, stack, None, ms);
+                let stack = fetch(&mut profile, 41);
+                let leaf = profile.add_leaf(Leaf::Delayed { behind: behind.map(str::to_owned) });
+                let place = (profile.add_stack(stack), leaf);
+                let point = Point { time_unix_ns: 1, weight: ms * MS, thread: None };
+                profile.add_sample_at(SampleKind::Delay, place, None, point);
             }
             let awaits = profile.awaits();
             let all = Duration::from_millis(90 + unknown_ms);
@@ -392,9 +374,11 @@ mod tests {
     }
 
     fn frames<'a>(frames: &[(&'a str, &'a str)]) -> Vec<SourceFunction<'a>> {
-        let frame = |&(name, file)| {
+        let frame = |&(name, file): &(&'a str, &'a str)| {
+            let function = Function { file: file.to_owned(), ..Function::named(name) };
             let mut frame = SourceFunction::default();
             (frame.name, frame.file) = (name, file);
+            frame.origin = OwnCode::for_test().origin(&function, false);
             frame
         };
         frames.iter().map(frame).collect()
@@ -474,9 +458,9 @@ mod tests {
 
     /// As line tables of an optimized build show them: inlined functions have only the last part of their name.
     #[test]
-    fn inlined_functions_are_named_by_their_caller_and_their_module() {
+    fn inlined_functions_are_named_by_their_module() {
         let own = [
-            ("{async_fn#0}", "shop/src/upstream.rs"),
+            ("shop::upstream::fetch::{async_fn#0}", "shop/src/upstream.rs"),
             ("poll<shop::upstream::fetch::{async_fn_env#0}>", "shop/src/main.rs"),
         ];
         for (inner, expected) in [
@@ -507,27 +491,18 @@ mod tests {
         ] {
             let stack = [inner, &own].concat();
             assert_eq!(awaited(&frames(&stack)), expected, "{stack:?}");
-            assert_eq!(own_name(&frames(&stack)), "shop::upstream::fetch", "{stack:?}");
         }
-        for (name, caller, expected) in [
-            (
-                "{async_block#0}",
-                "poll<shop::cart::{async_fn#0}::{async_block_env#0}>",
-                "shop::cart",
-            ),
-            (
-                "{async_fn#1}<u8>",
-                "call<(), shop::{impl#0}::total::{async_fn_env#1}<u8>>",
-                "shop::total",
-            ),
-            // Polled through a pointer.
-            ("{async_fn#0}", "poll<alloc::boxed::Box<(dyn Future)>>", "async fn"),
-            ("{async_fn#0}", "poll<shop::other::{async_fn_env#1}>", "async fn"),
-            ("shop::poll_orders::{{closure}}", "", "shop::poll_orders"),
-            ("<shop::Queue<T> as core::future::future::Future>::poll", "", "shop::Queue"),
+        for (name, expected) in [
+            ("shop::upstream::fetch::{async_fn#0}", "shop::upstream::fetch"),
+            ("shop::cart::{async_fn#0}::{async_block#0}", "shop::cart"),
+            ("shop::{impl#0}::total::{async_fn#1}<u8>", "shop::total"),
+            ("{async_fn#0}", "async fn"),
+            ("{async_block#0}", "async block"),
+            ("shop::poll_orders::{{closure}}", "shop::poll_orders"),
+            ("<shop::Queue<T> as core::future::future::Future>::poll", "shop::Queue"),
+            ("", UNKNOWN),
         ] {
-            let stack = [(name, "shop/src/cart.rs"), (caller, "/rustc/x.rs")];
-            assert_eq!(own_name(&frames(&stack)), expected);
+            assert_eq!(own_name(name), expected);
         }
     }
 

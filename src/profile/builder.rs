@@ -110,7 +110,8 @@ impl ProfileBuilder {
     }
 
     /// Returns the profile.
-    pub fn build(self) -> Profile {
+    pub fn build(mut self) -> Profile {
+        self.profile.classify();
         self.profile
     }
 }

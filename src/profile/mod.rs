@@ -3,9 +3,10 @@
 mod attribute;
 mod awaits;
 mod builder;
+mod code_origin;
+mod leaf;
 mod model;
 mod names;
-mod own_code;
 mod rebuild;
 mod resource;
 mod sample;
@@ -17,24 +18,22 @@ pub use crate::ids::ProfileId;
 pub use attribute::{Attribute, Value};
 #[cfg(feature = "firefox")]
 pub(crate) use awaits::await_place;
-pub(crate) use awaits::{AWAIT, delay_frame, unexplained_idle};
+pub(crate) use awaits::unexplained_idle;
 pub use awaits::{AwaitSite, Awaits};
 pub use builder::ProfileBuilder;
+pub(crate) use code_origin::{CodeOrigin, is_of_dependency};
+pub use leaf::{Leaf, LeafId};
 pub use model::{
     FrameKind, Function, FunctionId, Line, Location, LocationId, Mapping, MappingId, Profile,
     StackId,
 };
 pub(crate) use names::{LONGEST_NAME, capped};
-pub(crate) use own_code::{OwnCode, is_of_dependency};
 pub(crate) use rebuild::{SourceLine, Symbolized, Symbols};
 pub use resource::Resource;
 pub use sample::{Point, Sample, SampleKind};
 pub use spans::{Link, LinkId, ProfiledThread, ThreadId};
 pub(crate) use table::TableId;
 pub use waits::{WaitSite, Waits};
-
-/// In a profile without symbols: what follows is the stack of another leaf that may have been awaited.
-pub(crate) const OTHER_LEAF: &str = "[or]";
 
 /// Replaces the frames of a stack beyond what was copied of it.
 pub(crate) const CALLERS_NOT_COPIED: &str = "[callers not copied]";

@@ -1,11 +1,12 @@
 //! The tables and samples of a profile.
 
-use std::collections::{BTreeMap, HashMap};
-use std::ops::Range;
+use std::collections::HashMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::attribute::Attribute;
 use super::builder::ProfileBuilder;
+use super::code_origin::CodeOrigin;
+use super::leaf::{Leaf, LeafId};
 use super::rebuild::SourceLine;
 use super::sample::{Point, Sample, SampleKind};
 use super::spans::{Link, LinkId, ProfiledThread, ThreadId};
@@ -87,8 +88,6 @@ pub enum FrameKind {
     Native,
     /// Code of the operating system.
     Kernel,
-    /// What the thread waited for.
-    Wait,
     /// Not code, but a note about what is missing.
     Remark,
 }
@@ -126,9 +125,13 @@ impl StackId {
 #[derive(Clone, Debug, Default)]
 struct ProfileTables {
     functions: Table<FunctionId, Function>,
+    origins: HashMap<FunctionId, CodeOrigin>,
     mappings: Table<MappingId, Mapping>,
     locations: Table<LocationId, Location>,
+    /// Separates two leaves on a stack.
+    other_leaf: Option<LocationId>,
     stacks: Table<StackId, StackNode>,
+    leaves: Table<LeafId, Leaf>,
     links: Table<LinkId, Link>,
     threads: Table<ThreadId, ProfiledThread>,
 }
@@ -154,7 +157,7 @@ pub struct Profile {
     /// Attributes of the whole profile.
     pub attributes: Vec<Attribute>,
     samples: Vec<Sample>,
-    places: HashMap<(StackId, Option<LinkId>, SampleKind), usize>,
+    places: HashMap<(StackId, LeafId, Option<LinkId>, SampleKind), usize>,
     tables: ProfileTables,
     /// The memory that the samples take.
     bytes: usize,
@@ -220,9 +223,10 @@ impl Profile {
 
     /// Its approximate memory use.
     pub(crate) fn bytes(&self) -> usize {
-        let ProfileTables { functions, mappings, locations, stacks, links, threads } = &self.tables;
+        let ProfileTables { functions, mappings, locations, stacks, links, threads, .. } =
+            &self.tables;
         let code = functions.bytes() + mappings.bytes() + locations.bytes() + stacks.bytes();
-        self.bytes + code + links.bytes() + threads.bytes()
+        self.bytes + code + self.tables.leaves.bytes() + links.bytes() + threads.bytes()
     }
 
     pub(crate) fn add_function(&mut self, function: Function) -> FunctionId {
@@ -254,18 +258,21 @@ impl Profile {
 
     /// Adds a frame that is not code but a note.
     pub(crate) fn add_remark(&mut self, remark: &str) -> LocationId {
-        self.add_named(remark, FrameKind::Remark)
-    }
-
-    /// Adds a frame that states what a thread waited for.
-    pub(crate) fn add_wait(&mut self, call: &str) -> LocationId {
-        self.add_named(call, FrameKind::Wait)
-    }
-
-    fn add_named(&mut self, name: &str, kind: FrameKind) -> LocationId {
-        let function = self.add_function(Function::named(name));
-        let lines = vec![Line { function, line: 0, column: 0 }];
+        let function = self.add_function(Function::named(remark));
+        let (kind, lines) = (FrameKind::Remark, vec![Line { function, line: 0, column: 0 }]);
         self.add_location(Location { mapping: None, address: 0, kind, lines, is_inferred: false })
+    }
+
+    /// Adds the frame that separates the stack of a leaf from that of another one which may have been awaited instead. Only
+    /// profiles without symbols have it.
+    pub(crate) fn add_other_leaf(&mut self) -> LocationId {
+        let separator = self.add_remark("[or]");
+        self.tables.other_leaf = Some(separator);
+        separator
+    }
+
+    pub(super) fn other_leaf(&self) -> Option<LocationId> {
+        self.tables.other_leaf
     }
 
     /// Adds a stack, with the innermost location first.
@@ -281,6 +288,14 @@ impl Profile {
         self.tables.stacks.iter().map(move |(_, node)| (caller(node), node.location))
     }
 
+    pub(crate) fn add_leaf(&mut self, leaf: Leaf) -> LeafId {
+        let bytes = match &leaf {
+            Leaf::Blocked(text) | Leaf::Delayed { behind: Some(text) } => text.len(),
+            _ => 0,
+        };
+        self.tables.leaves.add(leaf, bytes)
+    }
+
     pub(crate) fn add_link(&mut self, link: Link) -> LinkId {
         let bytes = link.bytes();
         self.tables.links.add(link, bytes)
@@ -291,7 +306,7 @@ impl Profile {
         self.tables.threads.add(thread, bytes)
     }
 
-    /// Adds a sample. Samples with the same stack and span become one, with a point each.
+    /// Adds a sample of which nothing but its kind is known beyond its stack.
     pub(crate) fn add_sample(
         &mut self,
         kind: SampleKind,
@@ -299,10 +314,22 @@ impl Profile {
         link: Option<LinkId>,
         point: Point,
     ) {
+        let leaf = self.add_leaf(Leaf::of(kind));
+        self.add_sample_at(kind, (stack, leaf), link, point);
+    }
+
+    /// Adds a sample. Samples with the same stack, leaf and span become one, with a point each.
+    pub(crate) fn add_sample_at(
+        &mut self,
+        kind: SampleKind,
+        (stack, leaf): (StackId, LeafId),
+        link: Option<LinkId>,
+        point: Point,
+    ) {
         self.bytes += size_of::<Point>();
-        let place = *self.places.entry((stack, link, kind)).or_insert_with(|| {
+        let place = *self.places.entry((stack, leaf, link, kind)).or_insert_with(|| {
             self.bytes += BYTES_A_SAMPLE;
-            self.samples.push(Sample { stack, link, kind, points: Vec::new() });
+            self.samples.push(Sample { stack, leaf, link, kind, points: Vec::new() });
             self.samples.len() - 1
         });
         if let Some(sample) = self.samples.get_mut(place) {
@@ -324,6 +351,11 @@ impl Profile {
     /// All functions, in order of their ids.
     pub(crate) fn functions(&self) -> impl Iterator<Item = (FunctionId, &Function)> {
         self.tables.functions.iter()
+    }
+
+    /// All leaves, in order of their ids.
+    pub(crate) fn leaves(&self) -> impl Iterator<Item = (LeafId, &Leaf)> {
+        self.tables.leaves.iter()
     }
 
     /// All links, in order of their ids.
@@ -450,6 +482,17 @@ impl Profile {
         self.tables.functions.get(id)
     }
 
+    /// Whose code a function is, which is known when all names are.
+    pub(crate) fn origin(&self, id: FunctionId) -> CodeOrigin {
+        self.tables.origins.get(&id).copied().unwrap_or_default()
+    }
+
+    /// Several functions can have the same name after redaction.
+    pub(super) fn set_origin(&mut self, id: FunctionId, origin: CodeOrigin) {
+        let known = self.tables.origins.entry(id).or_insert(origin);
+        *known = origin.min(*known);
+    }
+
     /// The mapping with this id. Ids are valid only in their own profile.
     pub fn mapping(&self, id: MappingId) -> Option<&Mapping> {
         self.tables.mappings.get(id)
@@ -469,6 +512,11 @@ impl Profile {
     pub fn location_ids(&self, stack: StackId) -> impl Iterator<Item = LocationId> {
         let next = |node: &&StackNode| self.tables.stacks.get(node.caller);
         std::iter::successors(self.tables.stacks.get(stack), next).map(|node| node.location)
+    }
+
+    /// The leaf with this id. Ids are valid only in their own profile.
+    pub fn leaf(&self, id: LeafId) -> Option<&Leaf> {
+        self.tables.leaves.get(id)
     }
 
     /// The lines of a location, with their functions.
@@ -517,91 +565,22 @@ impl Profile {
         }
     }
 
-    /// The function with the most on-CPU self time, and its share from 0 to 1; see
-    /// [`functions_by`](Self::functions_by). The share is that of the on-CPU time of the kept [`spans`](Self::spans), also
-    /// where no sample was taken of it, or of the samples if that is not known or they represent more.
-    pub fn top_function(&self) -> Option<(String, f64)> {
-        let (name, weight) = self.functions_by(SampleKind::OnCpu).into_iter().next()?;
-        let ran_ns = self.least_on_cpu_ns().max(self.weight_ns()).max(1);
-        Some((name, weight as f64 / ran_ns as f64))
-    }
-
-    /// The share of the kept [`spans`](Self::spans)' on-CPU time that samples represent, 0 to 1; `None` without such time.
-    pub fn coverage(&self) -> Option<f64> {
-        let ran_ns = self.least_on_cpu_ns();
-        (ran_ns > 0).then(|| (self.weight_ns() as f64 / ran_ns as f64).min(1.0))
-    }
-
-    /// For how long the threads of its spans ran at least.
-    fn least_on_cpu_ns(&self) -> u64 {
-        let topmost = self.spans.iter().filter(|span| span.is_topmost);
-        topmost.map(|span| span.times.least_on_cpu_ns()).sum()
-    }
-
-    /// The innermost functions of the samples of one kind with their own weights, the largest first: nanoseconds, bytes
-    /// or numbers. Functions inlined into one count as a part of it: `wrapping_mul` would not be informative. Code without
-    /// names is one entry for each file, and for each place in memory that is in no file: `shop+0x1a2b..0x1c00` has the
-    /// first and the last address.
-    pub fn functions_by(&self, kind: SampleKind) -> Vec<(String, u64)> {
-        let mut own: HashMap<&str, u64> = HashMap::new();
-        let mut unnamed: BTreeMap<_, BTreeMap<u64, (LocationId, u64)>> = BTreeMap::new();
-        for sample in self.of_kind(kind) {
-            let Some(leaf) = self.location_ids(sample.stack).next() else { continue };
-            let Some(location) = self.location(leaf) else { continue };
-            let function = location.lines.last().and_then(|line| self.function(line.function));
-            let weight: u64 = sample.points.iter().map(|point| point.weight).sum();
-            match function {
-                Some(function) => *own.entry(&*function.name).or_default() += weight,
-                None => {
-                    let of_file = unnamed.entry(location.mapping).or_default();
-                    of_file.entry(location.address).or_insert((leaf, 0)).1 += weight;
-                }
-            }
-        }
-        let named = own.into_iter().map(|(name, weight)| (name.to_owned(), weight));
-        let unnamed = unnamed.iter().flat_map(|(mapping, code)| {
-            let mut groups: Vec<(LocationId, Range<u64>, u64)> = Vec::new();
-            for (address, (location, weight)) in code {
-                match groups.last_mut() {
-                    Some((_, range, sum)) if mapping.is_some() || address - range.end <= NEAR => {
-                        (range.end, *sum) = (*address, *sum + weight);
-                    }
-                    _ => groups.push((*location, *address..*address, *weight)),
-                }
-            }
-            groups
-        });
-        let unnamed = unnamed.filter_map(|(first, range, weight)| {
-            let mut name = self.module_offset(self.location(first)?);
-            if !range.is_empty() {
-                name = format!("{name}..{:#x}", range.end);
-            }
-            Some((name, weight))
-        });
-        let mut own: Vec<_> = named.chain(unnamed).collect();
-        own.sort_by(|(a, first), (b, second)| second.cmp(first).then(b.cmp(a)));
-        own
-    }
-
     /// A copy with one in `every` points of each kind.
     #[cfg(feature = "_otlp")]
     pub(crate) fn downsampled(&self, every: usize) -> Self {
         let mut downsampled = self.clone();
         (downsampled.samples, downsampled.places) = (Vec::new(), HashMap::new());
         for (sample, point) in self.downsampled_points(every) {
-            downsampled.add_sample(sample.kind, sample.stack, sample.link, point);
+            let place = (sample.stack, sample.leaf);
+            downsampled.add_sample_at(sample.kind, place, sample.link, point);
         }
         downsampled
     }
 }
 
-/// Code in no file that is no further apart was generated together.
-const NEAR: u64 = 64 << 10;
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::TimeBreakdown;
 
     fn profile() -> Profile {
         Profile::new(ProfileId::for_test(1), 10)
@@ -609,11 +588,6 @@ mod tests {
 
     fn point(time_unix_ns: u64) -> Point {
         Point { time_unix_ns, weight: 10, thread: None }
-    }
-
-    fn named(profile: &mut Profile, name: &str) -> Line {
-        let function = profile.add_function(Function::named(name));
-        Line { function, line: 1, column: 0 }
     }
 
     #[test]
@@ -652,112 +626,6 @@ mod tests {
             Point { time_unix_ns: 3, weight: 11, thread: None },
         );
         assert_eq!(profile.uniform_weight_ns(), None);
-    }
-
-    #[test]
-    fn the_top_function_includes_what_is_inlined_into_it() {
-        let mut profile = profile();
-        let (busy, idle) = (named(&mut profile, "busy"), named(&mut profile, "idle"));
-        let inlined = profile.add_location(Location {
-            mapping: None,
-            address: 1,
-            kind: FrameKind::Rust,
-            lines: vec![idle, busy],
-            is_inferred: false,
-        });
-        let other = profile.add_location(Location {
-            mapping: None,
-            address: 2,
-            kind: FrameKind::Rust,
-            lines: vec![idle],
-            is_inferred: false,
-        });
-        let hot = profile.add_stack(vec![inlined, other]);
-        let cold = profile.add_stack(vec![other]);
-        for time in 0..3 {
-            profile.add_sample(SampleKind::OnCpu, hot, None, point(time));
-        }
-        profile.add_sample(SampleKind::OnCpu, cold, None, point(9));
-        assert_eq!(profile.top_function(), Some(("busy".to_owned(), 0.75)));
-    }
-
-    #[test]
-    fn the_share_of_the_top_function_is_that_of_the_time() {
-        let mut profile = profile();
-        let busy = named(&mut profile, "busy");
-        let kind = FrameKind::Rust;
-        let location =
-            Location { mapping: None, address: 1, kind, lines: vec![busy], is_inferred: false };
-        let location = profile.add_location(location);
-        let stack = profile.add_stack(vec![location]);
-        for time in 0..5 {
-            profile.add_sample(SampleKind::OnCpu, stack, None, point(time));
-        }
-        let share = |spans: &[(u64, u64, bool)]| {
-            let span = |(subtree_on_cpu_ns, subtree_on_cpu_error_ns, is_topmost): &_| {
-                let times = TimeBreakdown {
-                    subtree_on_cpu_ns: *subtree_on_cpu_ns,
-                    subtree_on_cpu_error_ns: *subtree_on_cpu_error_ns,
-                    ..TimeBreakdown::default()
-                };
-                Facts { is_topmost: *is_topmost, times, ..Facts::default() }
-            };
-            let mut profile = profile.clone();
-            profile.spans = spans.iter().map(span).collect();
-            profile.top_function().unwrap().1
-        };
-        assert_eq!(share(&[]), 1.0);
-        // Samples were taken of a sixth of its time.
-        assert_eq!(share(&[(300, 0, true)]), 50.0 / 300.0);
-        assert_eq!(share(&[(300, 0, true), (200, 0, false), (100, 0, true)]), 50.0 / 400.0);
-        assert_eq!(share(&[(300, 100, true)]), 50.0 / 200.0, "what is certain");
-        assert_eq!(share(&[(40, 0, true)]), 1.0, "the samples represent more");
-    }
-
-    #[test]
-    fn code_without_names_is_summed_up_by_file_and_place() {
-        let mut profile = profile();
-        let file = "/opt/shop".to_owned();
-        let shop = profile.add_mapping(Mapping { file, ..Default::default() });
-        let generated = 0x7f00_0000_0000;
-        let far = generated + (1 << 20);
-        let named = named(&mut profile, "named");
-        let places = [
-            (Some(shop), 0x1000, 1),
-            (Some(shop), 0xff_1000, 2),
-            (None, generated, 3),
-            (None, generated + 0x30, 3),
-            (None, generated + 0x1000, 3),
-            (None, far, 8),
-        ];
-        for (mapping, address, weight) in places {
-            let location = profile.add_location(Location {
-                mapping,
-                address,
-                kind: FrameKind::Native,
-                lines: Vec::new(),
-                is_inferred: false,
-            });
-            let stack = profile.add_stack(vec![location]);
-            profile.add_sample(SampleKind::OnCpu, stack, None, Point { weight, ..point(1) });
-        }
-        let location = profile.add_location(Location {
-            mapping: Some(shop),
-            address: 0x2000,
-            kind: FrameKind::Rust,
-            lines: vec![named],
-            is_inferred: false,
-        });
-        let stack = profile.add_stack(vec![location]);
-        profile.add_sample(SampleKind::OnCpu, stack, None, Point { weight: 4, ..point(1) });
-        let expected = [
-            ("0x7f0000000000..0x7f0000001000", 9),
-            ("0x7f0000100000", 8),
-            ("named", 4),
-            ("shop+0x1000..0xff1000", 3),
-        ];
-        let expected = expected.map(|(name, weight)| (name.to_owned(), weight));
-        assert_eq!(profile.functions_by(SampleKind::OnCpu), expected);
     }
 
     #[test]

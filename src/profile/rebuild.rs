@@ -2,8 +2,10 @@
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
+use std::mem;
 
-use super::OTHER_LEAF;
+use super::code_origin::{CodeOrigin, OwnCode, allocates, clones_wakers, limits_time, whole_name};
+use super::leaf::{Leaf, LeafId};
 use super::model::{
     FrameKind, Function, FunctionId, Line, Location, LocationId, MappingId, Profile, StackId,
 };
@@ -44,6 +46,21 @@ pub(crate) struct Symbolized {
 }
 
 impl Profile {
+    /// Finds out whose code the functions of a profile are that was not rebuilt.
+    pub(crate) fn classify(&mut self) {
+        let functions: Vec<_> = self.functions().map(|(_, function)| function).collect();
+        let program = self.first_mapping().and_then(|id| self.mapping(id));
+        let own = OwnCode::of(functions.into_iter(), &self.spans, program);
+        let mut origins = Vec::new();
+        for (_, location) in self.locations() {
+            let in_library = self.is_in_library(location);
+            let ids = location.lines.iter().map(|line| line.function);
+            let named = ids.filter_map(|id| Some((id, self.function(id)?)));
+            origins.extend(named.map(|(id, function)| (id, own.origin(function, in_library))));
+        }
+        origins.into_iter().for_each(|(id, origin)| self.set_origin(id, origin));
+    }
+
     /// Rebuilds the profile with symbols and redacted names. It has as many samples as fit into `most_bytes`. Entries
     /// that become equal are merged, and entries that no sample refers to are dropped. Title, notes and attributes are
     /// copied unchanged.
@@ -78,7 +95,7 @@ impl Profile {
                 let link = sample.link.and_then(|link| self.link(link)?.linked);
                 let is_first = link.is_some_and(|link| linked.insert(link));
                 if number % every.max(1) == 0 || is_first || number == total {
-                    let weight_ns = std::mem::take(&mut skipped_ns);
+                    let weight_ns = mem::take(&mut skipped_ns);
                     taken.push((sample, Point { weight: weight_ns, ..*point }));
                 }
             }
@@ -103,8 +120,7 @@ impl Profile {
             mappings: HashMap::new(),
             locations: HashMap::new(),
             stacks: HashMap::new(),
-            await_stacks: HashMap::new(),
-            allocation_stacks: HashMap::new(),
+            leaves: HashMap::new(),
             links: HashMap::new(),
             threads: HashMap::new(),
         };
@@ -113,17 +129,25 @@ impl Profile {
         }
         let points = self.downsampled_points(every);
         let downsampled = self.point_count() - points.len();
+        // Whose code a function is depends on the names of others.
+        let mut stacks = HashSet::new();
+        for (sample, _) in &points {
+            if stacks.insert(sample.stack) {
+                rebuilding.stack_of(sample.stack);
+            }
+            if rebuilding.to.bytes() > most_bytes {
+                return None;
+            }
+        }
+        rebuilding.classify();
         let mut shortened = 0;
         for (sample, point) in points {
-            let (stack, is_short) = match sample.kind {
-                SampleKind::OnCpu | SampleKind::OffCpu => rebuilding.stack(sample.stack),
-                SampleKind::Await | SampleKind::Delay => rebuilding.await_stack(sample.stack),
-                _ => rebuilding.allocation_stack(sample.stack),
-            };
+            let (stack, is_short) = rebuilding.stack(sample.stack, Trim::of(sample.kind));
+            let place = (stack, rebuilding.leaf(sample.leaf));
             let link = sample.link.and_then(|link| rebuilding.link(link));
             let thread = point.thread.and_then(|thread| rebuilding.thread(thread));
             let point = Point { thread, ..point };
-            rebuilding.to.add_sample(sample.kind, stack, link, point);
+            rebuilding.to.add_sample_at(sample.kind, place, link, point);
             shortened += usize::from(is_short);
             if rebuilding.to.bytes() > most_bytes {
                 return None;
@@ -133,77 +157,35 @@ impl Profile {
     }
 }
 
-/// Whether a function clones wakers on behalf of a leaf future.
-fn clones_wakers(Function { name, file, .. }: &Function) -> bool {
-    const PARTS: [&str; 9] = [
-        "core::task::wake::",
-        // Inlined functions have no path.
-        "into_waker",
-        "core::ops::function::",
-        "atomic_waker",
-        "AtomicWaker",
-        "WakerRef",
-        "catch_unwind",
-        "__rust_try",
-        "AssertUnwindSafe",
-    ];
-    const CONTAINERS: [&str; 3] = ["core::option::", "alloc::", "core::mem::"];
-    let is_poll = name.ends_with("Future>::poll");
-    // In release builds, inlined functions have no path.
-    let is_inlined_waker = !name.contains("::") && file.ends_with("/task/wake.rs");
-    let is_waker = is_inlined_waker || PARTS.iter().any(|part| name.contains(part));
-    !is_poll && (is_waker || CONTAINERS.iter().any(|part| name.starts_with(part)))
+/// Which of the innermost functions of a stack are left out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Trim {
+    Nothing,
+    /// Those that clone the waker inside of the leaf future.
+    WakerClones,
+    /// Those of the allocator, and of the collection that grew: the innermost function is the one whose code allocates.
+    Allocators,
 }
 
-/// Whether a function allocates on behalf of the code that calls it: this crate's allocator, and Rust's library with its
-/// collections.
-fn allocates(Function { name, file, .. }: &Function) -> bool {
-    const PARTS: [&str; 5] =
-        ["__rust_", "__rg_", "__rdl_", "ProfilingAllocator", "tracing_profiling::sys::allocator"];
-    // In release builds, inlined functions have no path.
-    let is_inlined_here = !name.contains("::") && file.ends_with("src/sys/allocator.rs");
-    let is_allocator = is_inlined_here || PARTS.iter().any(|part| name.contains(part));
-    is_allocator || if file.is_empty() { is_named_like_library(name) } else { is_in_library(file) }
-}
+impl Trim {
+    fn of(kind: SampleKind) -> Self {
+        match kind {
+            SampleKind::OnCpu | SampleKind::OffCpu => Self::Nothing,
+            SampleKind::Await | SampleKind::Delay => Self::WakerClones,
+            SampleKind::AllocatedBytes
+            | SampleKind::Allocations
+            | SampleKind::InUseBytes
+            | SampleKind::InUseBlocks => Self::Allocators,
+        }
+    }
 
-/// Whether that source file is of Rust's library, or of its hash maps.
-fn is_in_library(file: &str) -> bool {
-    let is_of_rust = file.starts_with("/rustc/") || file.contains("/rustlib/src/rust/");
-    (is_of_rust && file.contains("/library/")) || file.contains("hashbrown-")
-}
-
-/// The same, judging by a function's name. Of a trait's function, the type and the trait must be of the library: programs
-/// implement their own traits for its types.
-fn is_named_like_library(name: &str) -> bool {
-    const CRATES: [&str; 4] = ["alloc::", "core::", "std::", "hashbrown::"];
-    let is_of_crate = |path: &str| {
-        let path = path.trim_start_matches(['<', '&', '[', '(']);
-        CRATES.iter().any(|part| path.starts_with(part))
-    };
-    let of_trait = name.strip_prefix('<').and_then(|rest| {
-        let is_outermost = |(at, _): &(usize, &str)| {
-            let before = rest.get(..*at).unwrap_or_default();
-            before.matches('<').count() <= before.matches('>').count()
-        };
-        let (at, separator) = rest.match_indices(" as ").find(is_outermost)?;
-        rest.get(at + separator.len()..)
-    });
-    is_of_crate(name) && of_trait.is_none_or(is_of_crate)
-}
-
-/// Whether a function limits the time of a future, judging by its name or its file.
-fn is_of_timeout(Function { name, file, .. }: &Function) -> bool {
-    let has = |text: &str, parts: [&str; 2]| parts.iter().any(|part| text.contains(part));
-    has(name, ["::timeout::", "Timeout<"]) || has(file, ["/timeout.rs", "/timeout/"])
-}
-
-/// Whether a function is of this crate's wrapper.
-fn is_of_wrapper(Function { name, file, .. }: &Function) -> bool {
-    const FILES: [&str; 3] =
-        ["src/awaits/future.rs", "src/awaits/record.rs", "src/sys/task_waker.rs"];
-    name.contains("tracing_profiling::awaits::")
-        || name.contains("tracing_profiling::sys::task_waker")
-        || FILES.iter().any(|part| file.ends_with(part))
+    fn leaves_out(self, origin: CodeOrigin, name: &str) -> bool {
+        match self {
+            Self::Nothing => false,
+            Self::WakerClones => clones_wakers(origin, name),
+            Self::Allocators => allocates(origin),
+        }
+    }
 }
 
 /// The state of a rebuild: new ids by old ids.
@@ -212,72 +194,48 @@ struct Rebuilding<'a> {
     to: Profile,
     symbols: &'a mut dyn Symbols,
     redaction: &'a Redaction,
-    /// By their original names.
-    functions: HashMap<Function, FunctionId>,
+    /// By their original names, and whether all of their code is in libraries.
+    functions: HashMap<Function, (FunctionId, bool)>,
     mappings: HashMap<MappingId, MappingId>,
     locations: HashMap<LocationId, LocationId>,
     /// And whether the stack was shortened.
-    stacks: HashMap<StackId, (StackId, bool)>,
-    /// The same for stacks of awaits.
-    await_stacks: HashMap<StackId, (StackId, bool)>,
-    allocation_stacks: HashMap<StackId, (StackId, bool)>,
+    stacks: HashMap<(StackId, Trim), (StackId, bool)>,
+    leaves: HashMap<LeafId, LeafId>,
     links: HashMap<LinkId, LinkId>,
     threads: HashMap<ThreadId, ThreadId>,
 }
 
 impl Rebuilding<'_> {
-    fn stack(&mut self, id: StackId) -> (StackId, bool) {
-        if let Some(known) = self.stacks.get(&id) {
-            return *known;
+    /// Finds out whose code each function is, by its original name.
+    fn classify(&mut self) {
+        let program = self.from.first_mapping().and_then(|id| self.from.mapping(id));
+        let own = OwnCode::of(self.functions.keys(), &self.from.spans, program);
+        for (function, (id, in_library)) in &self.functions {
+            self.to.set_origin(*id, own.origin(function, *in_library));
         }
-        let (stack, is_short) = self.stack_of(id);
-        let place = (self.to.add_stack(stack), is_short);
-        self.stacks.insert(id, place);
-        place
     }
 
-    /// The stack of an await, from the leaf future to the wrapper. The functions inside of the leaf that clone the waker
-    /// are left out, and those of the wrapper.
-    fn await_stack(&mut self, id: StackId) -> (StackId, bool) {
-        if let Some(known) = self.await_stacks.get(&id) {
+    fn stack(&mut self, id: StackId, trim: Trim) -> (StackId, bool) {
+        if let Some(known) = self.stacks.get(&(id, trim)) {
             return *known;
         }
         let (stack, is_short) = self.stack_of(id);
-        let stack = self.likely_leaf(&stack);
-        let stack = self.without_ends(stack, clones_wakers, is_of_wrapper);
+        let part = if trim == Trim::WakerClones { self.likely_leaf(&stack) } else { &stack };
+        let stack = self.without_helpers(part, trim);
         let place = (self.to.add_stack(stack), is_short);
-        self.await_stacks.insert(id, place);
-        place
-    }
-
-    /// The stack of an allocation, without the functions of the allocator and of the collection that grew: the innermost
-    /// function is the one whose code allocates.
-    fn allocation_stack(&mut self, id: StackId) -> (StackId, bool) {
-        if let Some(known) = self.allocation_stacks.get(&id) {
-            return *known;
-        }
-        let (stack, is_short) = self.stack_of(id);
-        let stack = self.without_ends(&stack, allocates, |_| false);
-        let place = (self.to.add_stack(stack), is_short);
-        self.allocation_stacks.insert(id, place);
+        self.stacks.insert((id, trim), place);
         place
     }
 
     /// The part of a stack that shows what was awaited. If two leaves cloned the waker, it is the one that did last,
     /// unless that is the timer of a timeout which has just polled the other one: a timeout polls its timer last.
-    fn likely_leaf<'b>(&self, stack: &'b [LocationId]) -> &'b [LocationId] {
+    fn likely_leaf<'b>(&mut self, stack: &'b [LocationId]) -> &'b [LocationId] {
+        let separator = self.from.other_leaf().and_then(|id| self.location(id));
+        let mut parts = stack.splitn(2, |id| Some(*id) == separator);
+        let (Some(last), Some(before)) = (parts.next(), parts.next()) else { return stack };
         let lines = |part: &[LocationId]| -> Vec<Line> {
             let locations = part.iter().filter_map(|id| self.to.location(*id));
             locations.flat_map(|location| location.lines.iter().copied()).collect()
-        };
-        let is_or = |id: &LocationId| {
-            let names = lines(std::slice::from_ref(id)).into_iter();
-            let mut names = names.filter_map(|line| self.to.function(line.function));
-            names.any(|function| function.name == OTHER_LEAF)
-        };
-        let mut parts = stack.splitn(2, is_or);
-        let (Some(last), Some(before)) = (parts.next(), parts.next()) else {
-            return stack.split(is_or).next().unwrap_or(stack);
         };
         // The innermost function that both are in, at different lines of it.
         let (of_last, of_before) = (lines(last), lines(before));
@@ -285,54 +243,47 @@ impl Rebuilding<'_> {
         let parting = both.find(|(last, before)| last != before);
         let is_timeout = parting.is_some_and(|(last, before)| {
             let function = self.to.function(last.function);
-            last.function == before.function && function.is_some_and(is_of_timeout)
+            last.function == before.function && function.is_some_and(limits_time)
         });
         if is_timeout { before } else { last }
     }
 
-    /// A stack without the innermost functions for which `is_inner` holds, and without the outermost ones for which
-    /// `is_outer` holds, but for one.
-    fn without_ends(
-        &mut self,
-        stack: &[LocationId],
-        is_inner: fn(&Function) -> bool,
-        is_outer: fn(&Function) -> bool,
-    ) -> Vec<LocationId> {
-        let lines: Vec<_> = stack
-            .iter()
-            .filter_map(|id| self.to.location(*id))
-            .flat_map(|location| match location.kind {
-                FrameKind::Wait | FrameKind::Remark => vec![None; location.lines.len().max(1)],
-                _ if location.lines.is_empty() => vec![None],
-                _ => location.lines.iter().map(Some).collect(),
-            })
-            .map(|line| line.and_then(|line| self.to.function(line.function)))
-            .collect();
-        // The notes come first.
-        let notes = lines.iter().take_while(|function| function.is_none()).count();
-        let inner = lines.iter().skip(notes).take_while(|function| function.is_some_and(is_inner));
-        let first = notes + inner.count();
-        // The innermost function of the wrapper of a future stays: its type parameter names the function that it polls.
-        let outer = lines.iter().rev().take_while(|function| function.is_some_and(is_outer));
-        let outer = outer.count().saturating_sub(1);
-        // If nothing else is left, all may be of interest.
-        let kept = if first < lines.len() - outer {
-            first..lines.len() - outer
-        } else {
-            notes..lines.len()
-        };
-        let (mut without, mut next) = (Vec::new(), 0);
+    /// A stack without this crate's wrappers, and without the innermost functions that are to be left out. If nothing
+    /// else is left, all may be of interest.
+    fn without_helpers(&mut self, stack: &[LocationId], trim: Trim) -> Vec<LocationId> {
+        // Whether each function is left out; code without a name and a note have one entry.
+        let (mut is_innermost, mut is_code_left, mut left_out) = (true, false, Vec::new());
+        for location in stack.iter().filter_map(|id| self.to.location(*id)) {
+            if location.kind == FrameKind::Remark {
+                left_out.resize(left_out.len() + location.lines.len().max(1), false);
+                continue;
+            }
+            if location.lines.is_empty() {
+                (is_innermost, is_code_left) = (false, true);
+                left_out.push(false);
+            }
+            for line in &location.lines {
+                let origin = self.to.origin(line.function);
+                let name = self.to.function(line.function).map_or("", |function| &function.name);
+                is_innermost &= trim.leaves_out(origin, name);
+                let is_left_out = is_innermost || origin == CodeOrigin::Wrapper;
+                left_out.push(is_left_out);
+                is_code_left |= !is_left_out;
+            }
+        }
+        if !is_code_left || !left_out.contains(&true) {
+            return stack.to_vec();
+        }
+        let (mut without, mut left_out) = (Vec::new(), left_out.into_iter());
         for id in stack {
             let Some(location) = self.to.location(*id) else { continue };
-            let numbers = next..next + location.lines.len().max(1);
-            next = numbers.end;
-            let is_kept = |number: usize| number < notes || kept.contains(&number);
-            if numbers.clone().all(is_kept) {
+            let here: Vec<_> = left_out.by_ref().take(location.lines.len().max(1)).collect();
+            if !here.contains(&true) {
                 without.push(*id);
-            } else if numbers.clone().any(is_kept) {
-                let lines = location.lines.iter().zip(numbers);
-                let lines = lines.filter(|(_, number)| is_kept(*number)).map(|(line, _)| *line);
-                let part = Location { lines: lines.collect(), ..location.clone() };
+            } else if here.contains(&false) {
+                let lines = location.lines.iter().zip(here).filter(|(_, left_out)| !left_out);
+                let lines = lines.map(|(line, _)| *line).collect();
+                let part = Location { lines, ..location.clone() };
                 without.push(self.to.add_location(part));
             }
         }
@@ -367,15 +318,27 @@ impl Rebuilding<'_> {
             .symbols
             .lines(location)
             .unwrap_or_else(|| (location.kind, self.from.source_lines(location)));
+        let mut number = 0;
+        while let Some([SourceLine { function, .. }, caller, ..]) = lines.get_mut(number..) {
+            if let Some(name) = whole_name(&function.name, &caller.function.name) {
+                *function =
+                    Function { file: mem::take(&mut function.file), ..Function::named(&name) };
+            }
+            number += 1;
+        }
         // The outermost function states where the code is.
         if lines.len() > MOST_INLINED {
             lines.drain(MOST_INLINED - 1..lines.len() - 1);
         }
-        let is_code = !matches!(kind, FrameKind::Wait | FrameKind::Remark);
+        let is_code = kind != FrameKind::Remark;
+        let in_library = self.from.is_in_library(location);
         let lines = lines.into_iter().map(|SourceLine { function, line, column }| {
             // Notes keep their names.
-            let function =
-                if is_code { self.code(function) } else { self.to.add_function(function) };
+            let function = if is_code {
+                self.code(function, in_library)
+            } else {
+                self.to.add_function(function)
+            };
             Line { function, line, column }
         });
         let lines = lines.collect();
@@ -387,8 +350,9 @@ impl Rebuilding<'_> {
     }
 
     /// Adds a function with its redacted names.
-    fn code(&mut self, function: Function) -> FunctionId {
-        if let Some(known) = self.functions.get(&function) {
+    fn code(&mut self, function: Function, in_library: bool) -> FunctionId {
+        if let Some((known, is_of_libraries)) = self.functions.get_mut(&function) {
+            *is_of_libraries &= in_library;
             return *known;
         }
         let Function { name, system_name, file } = &function;
@@ -405,7 +369,7 @@ impl Rebuilding<'_> {
             file: capped(&self.redaction.redact_source(file)).into_owned(),
         };
         let place = self.to.add_function(public);
-        self.functions.insert(function, place);
+        self.functions.insert(function, (place, in_library));
         place
     }
 
@@ -419,6 +383,24 @@ impl Rebuilding<'_> {
         let place = self.to.add_mapping(mapping);
         self.mappings.insert(id, place);
         Some(place)
+    }
+
+    fn leaf(&mut self, id: LeafId) -> LeafId {
+        if let Some(known) = self.leaves.get(&id) {
+            return *known;
+        }
+        let leaf = match self.from.leaf(id) {
+            Some(Leaf::Delayed { behind: Some(span) }) => {
+                let span = capped(&self.redaction.redact_span(span)).into_owned();
+                Leaf::Delayed { behind: Some(span) }
+            }
+            // What a thread was blocked in is not redacted.
+            Some(leaf) => leaf.clone(),
+            None => Leaf::Ran,
+        };
+        let place = self.to.add_leaf(leaf);
+        self.leaves.insert(id, place);
+        place
     }
 
     fn link(&mut self, id: LinkId) -> Option<LinkId> {
@@ -497,13 +479,13 @@ mod tests {
             lines: vec![line],
             is_inferred: false,
         });
-        let wait = profile.add_wait("[secret wait]");
-        let stack = profile.add_stack(vec![wait, location]);
+        let wait = profile.add_leaf(Leaf::Blocked("secret wait".to_owned()));
+        let place = (profile.add_stack(vec![location]), wait);
         let outer = profile.add_link(Link::named("a", None));
         let span = format!("secret {name}");
         let link = profile.add_link(Link::named(span, Some(outer)));
         let point = Point { time_unix_ns: 100 - address, weight: 5, thread: None };
-        profile.add_sample(SampleKind::OffCpu, stack, Some(link), point);
+        profile.add_sample_at(SampleKind::OffCpu, place, Some(link), point);
     }
 
     #[test]
@@ -519,14 +501,14 @@ mod tests {
         assert_eq!(merged.points.len(), 2);
         assert_eq!(renamed.span_path(merged.link), ["a", "x"]);
         assert_eq!(open.points, profile.samples()[2].points);
-        // What it waited for is not redacted.
         let functions = renamed.stack(merged.stack).map(|location| {
             let function = renamed.function(location.lines[0].function).unwrap();
             (function.name.as_str(), function.system_name.as_str())
         });
         // The linker's name is redacted, too.
-        assert_eq!(functions.collect::<Vec<_>>(), [("[secret wait]", "[secret wait]"), ("x", "x")]);
-        let all = format!("{renamed:?}").replace("[secret wait]", "");
+        assert_eq!(functions.collect::<Vec<_>>(), [("x", "x")]);
+        assert_eq!(renamed.leaf(merged.leaf).unwrap().to_string(), "[secret wait]");
+        let all = format!("{renamed:?}").replace("secret wait", "");
         assert!(!all.contains("secret") && !all.contains("aaa"), "{all}");
     }
 
@@ -546,40 +528,6 @@ mod tests {
     }
 
     /// Inlines one function per 1,000 of an address.
-    #[test]
-    fn what_allocates_for_others_is_no_code_of_the_program() {
-        let std = "/rustc/5980/library/alloc/src/vec/mod.rs";
-        for (name, file) in [
-            ("alloc::vec::Vec<T,A>::push", std),
-            ("clone_subtree", std),
-            (
-                "<T as core::convert::From<U>>::from",
-                "/home/a/lib/rustlib/src/rust/library/core/x.rs",
-            ),
-            ("insert", "/home/a/.cargo/registry/src/x/hashbrown-0.15.2/src/map.rs"),
-            ("{closure#0}", "/srv/tracing-profiling/src/sys/allocator.rs"),
-            ("tracing_profiling::sys::allocator::note_allocated", ""),
-            ("shop::_::__rust_alloc", "shop/src/main.rs"),
-            ("alloc::vec::Vec<shop::Item>::push", ""),
-            ("<alloc::vec::Vec<<shop::A as shop::B>::C> as core::clone::Clone>::clone", ""),
-        ] {
-            let function = Function { file: file.to_owned(), ..Function::named(name) };
-            assert!(allocates(&function), "{name} {file}");
-        }
-        for (name, file) in [
-            ("<alloc::vec::Vec<u32> as shop::Encode>::encode", "shop/src/encode.rs"),
-            ("<alloc::vec::Vec<u32> as shop::Encode>::encode", ""),
-            ("<alloc::vec::Vec<<shop::A as core::ops::Add>::Output> as shop::Encode>::encode", ""),
-            ("<shop::Item as core::clone::Clone>::clone", ""),
-            ("<shop::Item as core::clone::Clone>::clone", "shop/src/item.rs"),
-            ("shop::sys::allocator::new_arena", "shop/src/sys/allocator.rs"),
-            ("shop::library::alloc", "shop/library/alloc/src/lib.rs"),
-        ] {
-            let function = Function { file: file.to_owned(), ..Function::named(name) };
-            assert!(!allocates(&function), "{name} {file}");
-        }
-    }
-
     struct ByAddress;
 
     impl Symbols for ByAddress {
@@ -624,16 +572,16 @@ mod tests {
         assert_eq!(profile.mapping(first.mapping.unwrap()).unwrap().build_ids.len(), 1);
     }
 
-    /// The names that are left of a stack. Those in one string, separated by blanks, are inlined into the last.
+    /// The names that are left of a stack. Those in one string, separated by `+`, are inlined into the last.
     fn await_names(kind: SampleKind, stack: &[&str]) -> Vec<String> {
         let (mut profile, mapping) = prog();
         let mut locations = Vec::new();
         for (address, names) in (0..).zip(stack) {
             if names.starts_with('[') {
-                locations.push(profile.add_wait(names));
+                locations.push(profile.add_remark(names));
                 continue;
             }
-            let lines = names.split(' ').map(|name| {
+            let lines = names.split(" + ").map(|name| {
                 let function = profile.add_function(Function::named(name));
                 Line { function, line: 1, column: 0 }
             });
@@ -654,24 +602,47 @@ mod tests {
     }
 
     #[test]
-    fn stacks_of_awaits_end_at_the_leaf_and_at_the_wrapper() {
+    fn stacks_have_neither_wrappers_nor_what_clones_or_allocates_for_others() {
         let stack = [
-            "<core::task::wake::Waker>::clone into_waker tokio::sync::atomic_waker::register Sleep::poll",
+            "<core::task::wake::Waker>::clone + into_waker + tokio::sync::atomic_waker::register + Sleep::poll",
             "shop::fetch",
-            "poll<tracing_profiling::awaits::future::Profiled<shop::fetch>> tracing_profiling::sys::task_waker::TaskWaker<T>::poll",
+            "<tracing_profiling::awaits::future::Profiled<F> as core::future::future::Future>::poll + tracing_profiling::sys::task_waker::TaskWaker<T>::poll",
+            "<tracing_profiling::awaits::future::Profiled<F> as core::future::future::Future>::poll + tokio::runtime::task::raw::poll",
         ];
-        let wrapper = "poll<tracing_profiling::awaits::future::Profiled<shop::fetch>>";
-        let expected = ["Sleep::poll", "shop::fetch", wrapper];
+        let expected = ["Sleep::poll", "shop::fetch", "tokio::runtime::task::raw::poll"];
         assert_eq!(await_names(SampleKind::Await, &stack), expected);
-        let mut delayed = vec!["[scheduling delay]"];
-        delayed.extend(stack);
-        let mut all = vec!["[scheduling delay]"];
-        all.extend(expected);
-        assert_eq!(await_names(SampleKind::Delay, &delayed), all);
-        assert_eq!(await_names(SampleKind::OnCpu, &stack).len(), 7, "only those of awaits");
+        assert_eq!(await_names(SampleKind::Delay, &stack), expected);
+        let ran = await_names(SampleKind::OnCpu, &stack);
+        assert_eq!(ran.len(), 6, "what runs in the leaf is seen: {ran:?}");
+        let allocated = [
+            "tracing_profiling::sys::allocator::note_allocated",
+            "<tracing_profiling::sys::allocator::ProfilingAllocator<A> as core::alloc::GlobalAlloc>::alloc",
+            "__rust_alloc + alloc::vec::Vec<T>::push + shop::fetch",
+            "tracing_profiling::awaits::tower::call",
+            "alloc::boxed::Box<F>::call",
+            "[cut]",
+        ];
+        for kind in [SampleKind::AllocatedBytes, SampleKind::InUseBlocks] {
+            let names = await_names(kind, &allocated);
+            assert_eq!(names, ["shop::fetch", "alloc::boxed::Box<F>::call", "[cut]"]);
+        }
+        // The wrappers are left out of all stacks.
+        let ran = await_names(SampleKind::OnCpu, &allocated);
+        assert_eq!(
+            ran,
+            [
+                "__rust_alloc",
+                "alloc::vec::Vec<T>::push",
+                "shop::fetch",
+                "alloc::boxed::Box<F>::call",
+                "[cut]"
+            ]
+        );
+        let wrapper = ["tracing_profiling::awaits::record::Observed::poll", "[cut]"];
+        assert_eq!(await_names(SampleKind::OnCpu, &wrapper), wrapper, "nothing else is left");
         // Nothing else is left.
         assert_eq!(await_names(SampleKind::Await, &["alloc::f", "core::mem::g"]).len(), 2);
-        assert_eq!(await_names(SampleKind::Await, &["[awaiting: stack not copied]"]).len(), 1);
+        assert_eq!(await_names(SampleKind::Await, &["[cut]"]).len(), 1);
     }
 
     #[test]

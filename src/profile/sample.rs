@@ -2,6 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use super::leaf::LeafId;
 use super::model::StackId;
 use super::spans::{LinkId, ThreadId};
 
@@ -80,12 +81,14 @@ impl Point {
     }
 }
 
-/// All samples with the same stack and span.
+/// All samples with the same stack, leaf and span.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Sample {
     /// The stack.
     pub stack: StackId,
+    /// What was going on at its end.
+    pub leaf: LeafId,
     /// The span.
     pub link: Option<LinkId>,
     /// What it shows.

@@ -1,11 +1,13 @@
-//! Sums up the waits of a profile.
+//! What most of the time and of the memory of a profile was spent in, and its waits.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::time::Duration;
 
 use super::awaits::{self, Awaits};
-use super::model::{FrameKind, Function, Location, LocationId, Profile, StackId};
-use super::own_code::{OwnCode, is_of_dependency};
+use super::code_origin::{CodeOrigin, may_block, polls};
+use super::leaf::Leaf;
+use super::model::{FrameKind, Function, Location, LocationId, Profile};
 use super::sample::{Sample, SampleKind};
 
 /// The sum of a profile's waits.
@@ -46,14 +48,10 @@ impl Profile {
         let mut waits =
             Waits { count: self.wait_count(), total: self.waited(), ..Waits::default() };
         let (mut all, mut in_async) = (Sums::default(), Sums::default());
-        let own = OwnCode::of(self);
         for sample in self.of_kind(SampleKind::OffCpu) {
             let waited_ns = sample.points.iter().map(|point| point.weight).sum();
-            let (call, frames) = self.call_and_frames(sample, &own);
-            // Only a note: the waiting function is unknown.
-            if call.is_empty() {
-                continue;
-            }
+            let Some(call) = self.blocked_in(sample) else { continue };
+            let frames = self.source_functions(sample);
             let wait_site = wait_site(&frames);
             all.add(wait_site, call, waited_ns);
             if blocks_a_task(&frames) {
@@ -66,10 +64,77 @@ impl Profile {
         waits
     }
 
+    /// The function with the most on-CPU self time, and its share from 0 to 1; see
+    /// [`functions_by`](Self::functions_by). The share is that of the on-CPU time of the kept [`spans`](Self::spans), also
+    /// where no sample was taken of it, or of the samples if that is not known or they represent more.
+    pub fn top_function(&self) -> Option<(String, f64)> {
+        let (name, weight) = self.functions_by(SampleKind::OnCpu).into_iter().next()?;
+        let ran_ns = self.least_on_cpu_ns().max(self.weight_ns()).max(1);
+        Some((name, weight as f64 / ran_ns as f64))
+    }
+
+    /// The share of the kept [`spans`](Self::spans)' on-CPU time that samples represent, 0 to 1; `None` without such time.
+    pub fn coverage(&self) -> Option<f64> {
+        let ran_ns = self.least_on_cpu_ns();
+        (ran_ns > 0).then(|| (self.weight_ns() as f64 / ran_ns as f64).min(1.0))
+    }
+
+    /// For how long the threads of its spans ran at least.
+    fn least_on_cpu_ns(&self) -> u64 {
+        let topmost = self.spans.iter().filter(|span| span.is_topmost);
+        topmost.map(|span| span.times.least_on_cpu_ns()).sum()
+    }
+
+    /// The innermost functions of the samples of one kind with their own weights, the largest first: nanoseconds, bytes
+    /// or numbers. Functions inlined into one count as a part of it: `wrapping_mul` would not be informative. Code without
+    /// names is one entry for each file, and for each place in memory that is in no file: `shop+0x1a2b..0x1c00` has the
+    /// first and the last address.
+    pub fn functions_by(&self, kind: SampleKind) -> Vec<(String, u64)> {
+        let mut own: HashMap<&str, u64> = HashMap::new();
+        let mut unnamed: BTreeMap<_, BTreeMap<u64, (LocationId, u64)>> = BTreeMap::new();
+        for sample in self.of_kind(kind) {
+            let Some(leaf) = self.location_ids(sample.stack).next() else { continue };
+            let Some(location) = self.location(leaf) else { continue };
+            let function = location.lines.last().and_then(|line| self.function(line.function));
+            let weight: u64 = sample.points.iter().map(|point| point.weight).sum();
+            match function {
+                Some(function) => *own.entry(&*function.name).or_default() += weight,
+                None => {
+                    let of_file = unnamed.entry(location.mapping).or_default();
+                    of_file.entry(location.address).or_insert((leaf, 0)).1 += weight;
+                }
+            }
+        }
+        let named = own.into_iter().map(|(name, weight)| (name.to_owned(), weight));
+        let unnamed = unnamed.iter().flat_map(|(mapping, code)| {
+            let mut groups: Vec<(LocationId, Range<u64>, u64)> = Vec::new();
+            for (address, (location, weight)) in code {
+                match groups.last_mut() {
+                    Some((_, range, sum)) if mapping.is_some() || address - range.end <= NEAR => {
+                        (range.end, *sum) = (*address, *sum + weight);
+                    }
+                    _ => groups.push((*location, *address..*address, *weight)),
+                }
+            }
+            groups
+        });
+        let unnamed = unnamed.filter_map(|(first, range, weight)| {
+            let mut name = self.module_offset(self.location(first)?);
+            if !range.is_empty() {
+                name = format!("{name}..{:#x}", range.end);
+            }
+            Some((name, weight))
+        });
+        let mut own: Vec<_> = named.chain(unnamed).collect();
+        own.sort_by(|(a, first), (b, second)| second.cmp(first).then(b.cmp(a)));
+        own
+    }
+
     /// The functions of a stack with their files and lines, the innermost first.
-    pub(crate) fn stack_in_words(&self, stack: StackId) -> Vec<String> {
-        let mut words = Vec::new();
-        for location in self.stack(stack) {
+    pub(crate) fn stack_in_words(&self, sample: &Sample) -> Vec<String> {
+        let leaf = self.leaf(sample.leaf).and_then(Leaf::frame);
+        let mut words: Vec<_> = leaf.into_iter().collect();
+        for location in self.stack(sample.stack) {
             for line in &location.lines {
                 let Some(Function { name, file, .. }) = self.function(line.function) else {
                     continue;
@@ -92,62 +157,63 @@ impl Profile {
         awaits::sum(self)
     }
 
-    /// Whether its innermost frame does not state what it waited for.
-    pub(crate) fn ends_in_code(&self, sample: &Sample) -> bool {
-        self.stack(sample.stack).next().is_none_or(|location| location.kind != FrameKind::Wait)
+    /// What a thread was blocked in, or why that is not known; `None` if nothing is known of the wait but its length.
+    fn blocked_in(&self, sample: &Sample) -> Option<&str> {
+        match self.leaf(sample.leaf)? {
+            Leaf::Blocked(call) if !call.is_empty() => Some(call),
+            Leaf::Unknown(why) => Some(why),
+            _ => None,
+        }
     }
 
-    /// What a wait was for, and in which function; `None` for a sample that is not a wait.
+    /// In which function a thread waited; `None` if nothing is known of the wait but its length.
     #[cfg(feature = "firefox")]
-    pub(crate) fn wait_site(&self, sample: &Sample, own: &OwnCode) -> Option<(&str, String)> {
-        let (call, frames) = self.call_and_frames(sample, own);
+    pub(crate) fn wait_place(&self, sample: &Sample) -> Option<String> {
         let mut sums = Sums::default();
-        sums.add(wait_site(&frames), call, 0);
+        sums.add(wait_site(&self.source_functions(sample)), self.blocked_in(sample)?, 0);
         let WaitSite { function, location, .. } = sums.longest(self)?;
         let place = if location.is_empty() { String::new() } else { format!(" ({location})") };
-        (!call.is_empty()).then(|| (call, format!("{function}{place}")))
+        Some(format!("{function}{place}"))
     }
 
     /// Whether code is in a shared library, or in no file.
-    fn is_in_library(&self, location: &Location) -> bool {
+    pub(super) fn is_in_library(&self, location: &Location) -> bool {
         let mapping = location.mapping.and_then(|mapping| self.mapping(mapping));
         mapping.is_none_or(|mapping| mapping.file.contains(".so") || mapping.file.starts_with('['))
     }
 
-    /// What a wait is for, and its functions from the innermost, including inlined ones.
-    pub(super) fn call_and_frames(
-        &self,
-        sample: &Sample,
-        own: &OwnCode,
-    ) -> (&str, Vec<SourceFunction<'_>>) {
-        let (mut call, mut frames) = ("", Vec::new());
+    /// Whose code it is, if its functions have no names.
+    pub(crate) fn origin_of_unnamed(&self, location: &Location) -> CodeOrigin {
+        if self.is_in_library(location) { CodeOrigin::Library } else { CodeOrigin::Foreign }
+    }
+
+    /// The functions of a sample's code from the innermost, including inlined ones.
+    pub(super) fn source_functions(&self, sample: &Sample) -> Vec<SourceFunction<'_>> {
+        let mut frames = Vec::new();
         for id in self.location_ids(sample.stack) {
             let Some(location) = self.location(id) else { continue };
-            let in_library = self.is_in_library(location);
-            let in_source = location.lines.iter().filter_map(|line| {
-                let Function { name, file, .. } = self.function(line.function)?;
-                let is_known_own = own.contains(file);
-                let line = line.line;
-                Some(SourceFunction { name, file, line, unnamed: None, in_library, is_known_own })
-            });
-            match location.kind {
-                FrameKind::Wait => {
-                    call = in_source.map(|frame| frame.name).next().unwrap_or_default();
-                }
-                FrameKind::Remark | FrameKind::Kernel => {}
-                FrameKind::Rust | FrameKind::Native if location.lines.is_empty() => {
-                    frames.push(SourceFunction {
-                        unnamed: Some(id),
-                        in_library,
-                        ..SourceFunction::default()
-                    });
-                }
-                FrameKind::Rust | FrameKind::Native => frames.extend(in_source),
+            if matches!(location.kind, FrameKind::Remark | FrameKind::Kernel) {
+                continue;
             }
+            if location.lines.is_empty() {
+                frames.push(SourceFunction {
+                    unnamed: Some(id),
+                    origin: self.origin_of_unnamed(location),
+                    ..SourceFunction::default()
+                });
+            }
+            frames.extend(location.lines.iter().filter_map(|line| {
+                let Function { name, file, .. } = self.function(line.function)?;
+                let origin = self.origin(line.function);
+                Some(SourceFunction { name, file, line: line.line, unnamed: None, origin })
+            }));
         }
-        (call, frames)
+        frames
     }
 }
+
+/// Code in no file that is no further apart was generated together.
+const NEAR: u64 = 64 << 10;
 
 /// A function in the source code.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -157,33 +223,10 @@ pub(super) struct SourceFunction<'a> {
     line: u32,
     /// Set if the function's name is unknown.
     pub(super) unnamed: Option<LocationId>,
-    /// Whether it is in a shared library, or in no file.
-    in_library: bool,
-    /// Whether it is known to belong to the program itself, whatever its path looks like.
-    is_known_own: bool,
+    pub(super) origin: CodeOrigin,
 }
 
 impl SourceFunction<'_> {
-    /// Whether it belongs to the program itself, not to a dependency.
-    fn is_own(&self) -> bool {
-        let is_named = !self.file.is_empty() || crate_of(self.name).is_some();
-        is_named
-            && !self.is_plumbing()
-            && (self.file.ends_with(".rs") || crate_of(self.name).is_some())
-    }
-
-    /// Whether it waits on behalf of its callers, judging by its name or its file.
-    fn is_plumbing(&self) -> bool {
-        !self.is_known_own
-            && (self.is_in_dependency()
-                || crate_of(self.name).is_some_and(|of| PLUMBING.contains(&of)))
-    }
-
-    /// Whether its file belongs to a dependency.
-    pub(super) fn is_in_dependency(&self) -> bool {
-        !self.is_known_own && is_of_dependency(self.file)
-    }
-
     pub(super) fn place(&self) -> String {
         if self.file.is_empty() {
             return String::new();
@@ -226,88 +269,48 @@ impl<'a> Sums<'a> {
         Some(WaitSite {
             function,
             location: frame.place(),
-            call: call.to_owned(),
+            call: format!("[{call}]"),
             waited: Duration::from_nanos(waited_ns),
         })
     }
 }
 
-/// Crates whose functions wait on behalf of their callers.
-pub(super) const PLUMBING: [&str; 19] = [
-    "std",
-    "core",
-    "alloc",
-    "parking_lot",
-    "parking_lot_core",
-    "lock_api",
-    "crossbeam",
-    "crossbeam_channel",
-    "crossbeam_utils",
-    "tokio",
-    "mio",
-    "rustix",
-    "libc",
-    "nix",
-    "futures",
-    "futures_util",
-    "futures_core",
-    "tracing",
-    "tracing_profiling",
-];
-
 pub(super) const UNKNOWN: &str = "an unknown function";
 
-/// The innermost function of the program itself, judging by names, or otherwise by mapped files, because functions of
-/// the C library may have names, too. If there is none, the innermost function.
+/// The innermost function of the program itself, or what comes next to that.
 fn wait_site<'a>(frames: &[SourceFunction<'a>]) -> SourceFunction<'a> {
     frames.get(own_number(frames)).copied().unwrap_or_default()
 }
 
 /// The number of the frame that [`wait_site`] returns.
 pub(super) fn own_number(frames: &[SourceFunction<'_>]) -> usize {
-    let of_program = |frame: &SourceFunction<'_>| !frame.in_library;
-    let own = frames.iter().position(SourceFunction::is_own);
-    own.or_else(|| frames.iter().position(|frame| of_program(frame) && !frame.is_plumbing()))
-        .or_else(|| frames.iter().position(of_program))
-        .unwrap_or(0)
-}
-
-/// The crate in a Rust function's path; for `<A as B>::f`, that of `A`.
-pub(super) fn crate_of(name: &str) -> Option<&str> {
-    let name = name.trim_start_matches(['<', '&', '(', '[', '*']);
-    let name = name.strip_prefix("mut ").or_else(|| name.strip_prefix("dyn ")).unwrap_or(name);
-    let (first, _) = name.split_once("::")?;
-    let is_name = first.chars().all(|c| c.is_alphanumeric() || c == '_');
-    is_name.then_some(first)
+    let innermost = frames.iter().enumerate().min_by_key(|(_, frame)| frame.origin);
+    innermost.map_or(0, |(number, _)| number)
 }
 
 /// Whether an executor was polling a task that had not registered that it would block.
 fn blocks_a_task(frames: &[SourceFunction<'_>]) -> bool {
-    for SourceFunction { name, .. } in frames {
-        if name.contains("BlockingTask") || name.contains("block_in_place") {
-            return false;
-        }
-        let polls =
-            ["Future>::poll", "Future::poll", "task::raw::poll", "poll_future", "async_task::raw"];
-        if polls.iter().any(|part| name.contains(part)) {
-            return true;
-        }
-    }
-    false
+    let telling = frames.iter().find(|frame| may_block(frame.name) || polls(frame.name));
+    telling.is_some_and(|frame| !may_block(frame.name))
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::code_origin::OwnCode;
     use super::*;
-    use crate::facts::Facts;
-    use crate::profile::{Line, Point, ProfileId};
+    use crate::facts::{Facts, TimeBreakdown};
+    use crate::profile::{Line, Mapping, Point, ProfileId};
 
     fn frames<'a>(names: &[&'a str]) -> Vec<SourceFunction<'a>> {
-        names.iter().map(|name| SourceFunction { name, ..SourceFunction::default() }).collect()
+        let frame = |name: &&'a str| {
+            let origin = OwnCode::for_test().origin(&Function::named(name), false);
+            SourceFunction { name, origin, ..SourceFunction::default() }
+        };
+        names.iter().map(frame).collect()
     }
 
     fn wait(profile: &mut Profile, call: &str, functions: &[&str], waited_ns: u64) {
-        let mut stack = vec![profile.add_wait(call)];
+        let mut stack = Vec::new();
         for (address, name) in (1..).zip(functions) {
             let function = profile.add_function(Function::named(name));
             stack.push(profile.add_location(Location {
@@ -318,18 +321,24 @@ mod tests {
                 is_inferred: false,
             }));
         }
-        let stack = profile.add_stack(stack);
         let point = Point { time_unix_ns: 1, weight: waited_ns, thread: None };
-        profile.add_sample(SampleKind::OffCpu, stack, None, point);
+        add_wait(profile, call, stack, point);
+    }
+
+    fn add_wait(profile: &mut Profile, call: &str, stack: Vec<LocationId>, point: Point) {
+        let leaf = profile.add_leaf(Leaf::Blocked(call.to_owned()));
+        let place = (profile.add_stack(stack), leaf);
+        profile.add_sample_at(SampleKind::OffCpu, place, None, point);
     }
 
     #[test]
     fn reports_the_function_with_the_longest_wait_and_its_call() {
         let mut profile = Profile::new(ProfileId::for_test(1), 1);
         let lock = ["syscall", "std::sys::futex::futex_wait", "shop::reserve", "shop::main"];
-        wait(&mut profile, "[futex 0x10]", &lock, 30);
-        wait(&mut profile, "[futex 0x20]", &lock, 40);
-        wait(&mut profile, "[sleep]", &["nanosleep", "shop::nap", "shop::main"], 60);
+        wait(&mut profile, "futex 0x10", &lock, 30);
+        wait(&mut profile, "futex 0x20", &lock, 40);
+        wait(&mut profile, "sleep", &["nanosleep", "shop::nap", "shop::main"], 60);
+        profile.classify();
         let waits = profile.waits();
         assert_eq!((waits.count, waits.total), (3, Duration::from_nanos(130)));
         let longest = waits.longest.unwrap();
@@ -344,7 +353,7 @@ mod tests {
     #[test]
     fn without_names_the_function_is_a_location_in_the_executable() {
         let mut profile = Profile::new(ProfileId::for_test(1), 1);
-        let mut stack = vec![profile.add_wait("[sleep]")];
+        let mut stack = Vec::new();
         for (file, address) in [("/usr/lib/libc.so.6", 0x10), ("shop", 0x20), ("shop", 0x30)] {
             let file = file.to_owned();
             let mapping =
@@ -357,10 +366,9 @@ mod tests {
                 is_inferred: false,
             }));
         }
-        let (waits, runs) =
-            (profile.add_stack(stack.clone()), profile.add_stack(stack[2..].to_vec()));
+        let runs = profile.add_stack(stack[1..].to_vec());
         let point = Point { time_unix_ns: 1, weight: 7, thread: None };
-        profile.add_sample(SampleKind::OffCpu, waits, None, point);
+        add_wait(&mut profile, "sleep", stack, point);
         profile.add_sample(SampleKind::OnCpu, runs, None, point);
         assert_eq!(profile.waits().longest.unwrap().function, "shop+0x20");
         assert_eq!(profile.top_function(), Some(("shop+0x20".to_owned(), 1.0)));
@@ -371,7 +379,7 @@ mod tests {
     fn functions_of_libraries_are_skipped_with_and_without_names() {
         let stacks = |named: bool| {
             let mut profile = Profile::new(ProfileId::for_test(1), 1);
-            let mut stack = vec![profile.add_wait("[read]")];
+            let mut stack = Vec::new();
             for (address, (module, function, file)) in (1..).zip([
                 (
                     "/usr/lib/libc.so.6",
@@ -407,9 +415,9 @@ mod tests {
                     is_inferred: false,
                 }));
             }
-            let stack = profile.add_stack(stack);
             let point = Point { time_unix_ns: 1, weight: 7, thread: None };
-            profile.add_sample(SampleKind::OffCpu, stack, None, point);
+            add_wait(&mut profile, "read", stack, point);
+            profile.classify();
             profile.waits().longest.unwrap().function
         };
         assert_eq!([stacks(true), stacks(false)], ["load_table", "load_table"]);
@@ -443,8 +451,11 @@ mod tests {
 
     #[test]
     fn inlined_functions_are_recognized_by_their_files() {
-        let frame =
-            |name, file, line| SourceFunction { name, file, line, ..SourceFunction::default() };
+        let frame = |name, file: &'static str, line| {
+            let function = Function { file: file.to_owned(), ..Function::named(name) };
+            let origin = OwnCode::for_test().origin(&function, false);
+            SourceFunction { name, file, line, origin, ..SourceFunction::default() }
+        };
         let stack = [
             frame("__nanosleep", "./time/nanosleep.c", 7),
             frame("sleep", "/rustc/abc/library/std/src/thread/mod.rs", 8),
@@ -459,13 +470,14 @@ mod tests {
     /// Of a tree in a directory with a version, as a release's.
     #[test]
     fn the_program_waits_in_its_own_function_wherever_it_was_built() {
+        use CodeOrigin::{Dependency, Library, Own, Runtime, Std};
         let longest = |directory: &str, dependency: &str, names: (&str, &'static str, &str)| {
             let (target, own_file, main) = names;
             let mut profile = Profile::new(ProfileId::for_test(1), 1);
             let target = target.to_owned().into();
             let span = Facts { target, own_file, ..Facts::default() };
             profile.spans = vec![span];
-            let mut stack = vec![profile.add_wait("[sleep]")];
+            let mut stack = Vec::new();
             for (address, (function, file)) in (1..).zip([
                 ("sleep", "/rustc/library/std/src/thread/mod.rs".to_owned()),
                 ("retry<shop::ask>", format!("{dependency}/src/retry.rs")),
@@ -486,9 +498,13 @@ mod tests {
                     is_inferred: false,
                 }));
             }
-            let stack = profile.add_stack(stack);
             let point = Point { time_unix_ns: 1, weight: 7, thread: None };
-            profile.add_sample(SampleKind::OffCpu, stack, None, point);
+            add_wait(&mut profile, "sleep", stack, point);
+            profile.classify();
+            let origins = profile.functions().map(|(id, _)| profile.origin(id));
+            let expected = [Std, Dependency, Own, Own, Runtime, Own, Library];
+            let found: Vec<_> = origins.collect();
+            assert_eq!(found, expected, "{directory} {dependency} {names:?}");
             profile.waits().longest.unwrap().function
         };
         for (directory, dependency) in [
@@ -499,6 +515,7 @@ mod tests {
             ("vendor/shop", "vendor/retry"),
             ("services/shop", "external/crates__retry-1.4.0"),
             ("services/shop", "/proc/self/cwd/external/rules~crates__retry"),
+            ("./services/shop", "./external/rules_rust++crate+crates__retry-1.4.0"),
             ("services/shop", "third-party/rust/vendor/retry"),
             ("shop", "/home/me/fbsource/third-party/rust/retry/1.4.0"),
             ("shop-0123456789abcdef/abc1234/shop", "retry-0123456789abcdef/abc1234"),
@@ -517,15 +534,118 @@ mod tests {
         assert_eq!(longest("/build/release-2.0.1", "/build/retry-1.4.0", span), "ask");
     }
 
+    fn named(profile: &mut Profile, name: &str) -> Line {
+        let function = profile.add_function(Function::named(name));
+        Line { function, line: 1, column: 0 }
+    }
+
+    fn point(time_unix_ns: u64) -> Point {
+        Point { time_unix_ns, weight: 10, thread: None }
+    }
+
     #[test]
-    fn crates_are_read_from_paths() {
-        for (name, expected) in [
-            ("shop::f", Some("shop")),
-            ("<std::net::TcpStream as std::io::Read>::read", Some("std")),
-            ("<&mut shop::X as core::fmt::Write>::f", Some("shop")),
-            ("nanosleep", None),
-        ] {
-            assert_eq!(crate_of(name), expected, "{name}");
+    fn the_top_function_includes_what_is_inlined_into_it() {
+        let mut profile = Profile::new(ProfileId::for_test(1), 10);
+        let (busy, idle) = (named(&mut profile, "busy"), named(&mut profile, "idle"));
+        let inlined = profile.add_location(Location {
+            mapping: None,
+            address: 1,
+            kind: FrameKind::Rust,
+            lines: vec![idle, busy],
+            is_inferred: false,
+        });
+        let other = profile.add_location(Location {
+            mapping: None,
+            address: 2,
+            kind: FrameKind::Rust,
+            lines: vec![idle],
+            is_inferred: false,
+        });
+        let hot = profile.add_stack(vec![inlined, other]);
+        let cold = profile.add_stack(vec![other]);
+        for time in 0..3 {
+            profile.add_sample(SampleKind::OnCpu, hot, None, point(time));
         }
+        profile.add_sample(SampleKind::OnCpu, cold, None, point(9));
+        assert_eq!(profile.top_function(), Some(("busy".to_owned(), 0.75)));
+    }
+
+    #[test]
+    fn the_share_of_the_top_function_is_that_of_the_time() {
+        let mut profile = Profile::new(ProfileId::for_test(1), 10);
+        let busy = named(&mut profile, "busy");
+        let kind = FrameKind::Rust;
+        let location =
+            Location { mapping: None, address: 1, kind, lines: vec![busy], is_inferred: false };
+        let location = profile.add_location(location);
+        let stack = profile.add_stack(vec![location]);
+        for time in 0..5 {
+            profile.add_sample(SampleKind::OnCpu, stack, None, point(time));
+        }
+        let share = |spans: &[(u64, u64, bool)]| {
+            let span = |(subtree_on_cpu_ns, subtree_on_cpu_error_ns, is_topmost): &_| {
+                let times = TimeBreakdown {
+                    subtree_on_cpu_ns: *subtree_on_cpu_ns,
+                    subtree_on_cpu_error_ns: *subtree_on_cpu_error_ns,
+                    ..TimeBreakdown::default()
+                };
+                Facts { is_topmost: *is_topmost, times, ..Facts::default() }
+            };
+            let mut profile = profile.clone();
+            profile.spans = spans.iter().map(span).collect();
+            profile.top_function().unwrap().1
+        };
+        assert_eq!(share(&[]), 1.0);
+        // Samples were taken of a sixth of its time.
+        assert_eq!(share(&[(300, 0, true)]), 50.0 / 300.0);
+        assert_eq!(share(&[(300, 0, true), (200, 0, false), (100, 0, true)]), 50.0 / 400.0);
+        assert_eq!(share(&[(300, 100, true)]), 50.0 / 200.0, "what is certain");
+        assert_eq!(share(&[(40, 0, true)]), 1.0, "the samples represent more");
+    }
+
+    #[test]
+    fn code_without_names_is_summed_up_by_file_and_place() {
+        let mut profile = Profile::new(ProfileId::for_test(1), 10);
+        let file = "/opt/shop".to_owned();
+        let shop = profile.add_mapping(Mapping { file, ..Default::default() });
+        let generated = 0x7f00_0000_0000;
+        let far = generated + (1 << 20);
+        let named = named(&mut profile, "named");
+        let places = [
+            (Some(shop), 0x1000, 1),
+            (Some(shop), 0xff_1000, 2),
+            (None, generated, 3),
+            (None, generated + 0x30, 3),
+            (None, generated + 0x1000, 3),
+            (None, far, 8),
+        ];
+        for (mapping, address, weight) in places {
+            let location = profile.add_location(Location {
+                mapping,
+                address,
+                kind: FrameKind::Native,
+                lines: Vec::new(),
+                is_inferred: false,
+            });
+            let stack = profile.add_stack(vec![location]);
+            profile.add_sample(SampleKind::OnCpu, stack, None, Point { weight, ..point(1) });
+        }
+        let location = profile.add_location(Location {
+            mapping: Some(shop),
+            address: 0x2000,
+            kind: FrameKind::Rust,
+            lines: vec![named],
+            is_inferred: false,
+        });
+        let stack = profile.add_stack(vec![location]);
+        profile.add_sample(SampleKind::OnCpu, stack, None, Point { weight: 4, ..point(1) });
+        let expected = [
+            ("0x7f0000000000..0x7f0000001000", 9),
+            ("0x7f0000100000", 8),
+            ("named", 4),
+            ("shop+0x1000..0xff1000", 3),
+        ];
+        let expected = expected.map(|(name, weight)| (name.to_owned(), weight));
+        assert_eq!(profile.functions_by(SampleKind::OnCpu), expected);
     }
 }

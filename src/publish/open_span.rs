@@ -58,14 +58,15 @@ pub(super) fn with_stacks(
     spans: Vec<(OpenSpan, Option<usize>)>,
     stacks: &Profile,
 ) -> Vec<OpenSpan> {
-    let points = stacks.samples().iter().flat_map(|sample| {
-        sample.points.iter().map(move |point| (point.time_unix_ns, sample.stack))
-    });
+    let points = stacks
+        .samples()
+        .iter()
+        .flat_map(|sample| sample.points.iter().map(move |point| (point.time_unix_ns, sample)));
     let by_time: HashMap<_, _> = points.collect();
     let with_stack = |(span, time): (OpenSpan, Option<usize>)| {
         let time = time.and_then(|time| u64::try_from(time).ok());
-        let stack = time.and_then(|time| by_time.get(&time));
-        let stack = stack.map(|stack| stacks.stack_in_words(*stack)).unwrap_or_default();
+        let sample = time.and_then(|time| by_time.get(&time));
+        let stack = sample.map(|sample| stacks.stack_in_words(sample)).unwrap_or_default();
         OpenSpan { stack, ..span }
     };
     spans.into_iter().map(with_stack).collect()

@@ -11,11 +11,11 @@ use tokio::runtime::Builder;
 use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 use tracing::{Instrument, info_span};
-use tracing_profiling::profile::{Profile, Sample, SampleKind};
+use tracing_profiling::profile::{Leaf, Profile, Sample, SampleKind};
 use tracing_profiling::{ProfiledExt, TimeBreakdown};
 
 use crate::leaf::{Event, Task, yield_now};
-use crate::support::{Setup, functions};
+use crate::support::Setup;
 use crate::{MS, is_in, sum, with_subscriber};
 
 /// The weight of samples of short awaits, and of short delays.
@@ -124,7 +124,8 @@ fn a_delay_names_the_span_that_blocked_the_thread() {
     let profiles = setup.profiles();
     let profile = profiles.iter().find(|profile| profile.title.contains("request")).unwrap();
     let behind = sum(profile, SampleKind::Delay, |sample| {
-        functions(profile, sample).contains(&"[scheduling delay behind blocker]")
+        let blocker = Leaf::Delayed { behind: Some("blocker".to_owned()) };
+        profile.leaf(sample.leaf) == Some(&blocker)
     });
     println!("{delay:?}, behind the blocker {behind:?}");
     assert!(delay > 200 * MS && behind.abs_diff(delay) <= MS, "{behind:?} of {delay:?}");
@@ -257,7 +258,8 @@ fn what_a_dropped_future_awaited_counts_once() {
     });
     let is_said = |profile: &Profile| {
         let of_no_wrapper = |sample: &Sample| {
-            functions(profile, sample).iter().any(|name| name.contains("not `.profiled()`"))
+            let leaf = profile.leaf(sample.leaf);
+            matches!(leaf, Some(Leaf::Unknown(why)) if why.contains("not `.profiled()`"))
         };
         profile.of_kind(SampleKind::Await).any(of_no_wrapper)
     };

@@ -8,11 +8,11 @@ use super::json::{Array, Json, Object, Plain};
 use crate::facts::{Facts, Measure};
 use crate::ids::{SpanId, TraceId};
 use crate::profile::{
-    FrameKind, Link, LocationId, OwnCode, Profile, SampleKind, StackId, TableId, Value,
+    CodeOrigin, FrameKind, Leaf, Link, LocationId, Profile, SampleKind, StackId, TableId, Value,
 };
 
 /// The version of the format, which the script checks.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 impl Json for Value {
     fn write(&self, out: &mut dyn Write) -> io::Result<()> {
@@ -50,9 +50,6 @@ pub(super) fn write(
         data.member("source_url", &context.source_url)?;
         data.member("measures", Array(|| Measure::ALL.iter().map(|measure| MeasureRow(*measure))))?;
         data.member("kept", Array(|| profile.spans.iter().map(|span| KeptRow { span, profile })))?;
-        let own = OwnCode::of(profile);
-        data.member("own_crates", Array(|| own.crates()))?;
-        data.member("own_packages", Array(|| own.packages()))?;
         tables.write(data)
     })
 }
@@ -164,6 +161,7 @@ struct Frame {
 struct Row {
     time: i128,
     stack: i64,
+    leaf: u32,
     span: i64,
     thread: i64,
     kind: u8,
@@ -174,13 +172,15 @@ struct Row {
 struct ReportTables<'a> {
     profile: &'a Profile,
     strings: Strings<'a>,
-    /// Name and file.
-    functions: Vec<(u32, u32)>,
+    /// Name, file, and whose code it is.
+    functions: Vec<(u32, u32, CodeOrigin)>,
     frames: Vec<Frame>,
     /// Parent and frame; parents come first.
     stacks: Vec<(i64, u32)>,
     /// The node of each stack's innermost frame, by the stack's number.
     ends: Vec<i64>,
+    /// Kind and text.
+    leaves: Vec<(u8, u32)>,
     spans: Vec<(u32, u32)>,
     threads: Vec<u32>,
     rows: Vec<Row>,
@@ -191,7 +191,6 @@ const fn kind_number(kind: FrameKind) -> u8 {
         FrameKind::Rust => 0,
         FrameKind::Native => 1,
         FrameKind::Kernel => 2,
-        FrameKind::Wait => 3,
         FrameKind::Remark => 4,
     }
 }
@@ -205,11 +204,24 @@ impl<'a> ReportTables<'a> {
             frames: Vec::new(),
             stacks: Vec::new(),
             ends: Vec::new(),
+            leaves: Vec::new(),
             spans: Vec::new(),
             threads: Vec::new(),
             rows: Vec::new(),
         };
         tables.add_stacks();
+        for (_, leaf) in profile.leaves() {
+            let (kind, text) = match leaf {
+                Leaf::Ran => (0, ""),
+                Leaf::Blocked(call) => (1, call.as_str()),
+                Leaf::Awaiting => (2, ""),
+                Leaf::Delayed { behind } => (3, behind.as_deref().unwrap_or_default()),
+                Leaf::Allocated => (4, ""),
+                Leaf::Unknown(why) => (5, *why),
+            };
+            let text = tables.strings.add(text);
+            tables.leaves.push((kind, text));
+        }
         for (_, link) in profile.links() {
             let name = tables.strings.add(&link.span);
             let id = tables.strings.add(texts(link.ids).1);
@@ -227,8 +239,9 @@ impl<'a> ReportTables<'a> {
     /// it.
     fn add_stacks(&mut self) {
         let profile = self.profile;
-        let functions = profile.functions().map(|(_, function)| {
-            (self.strings.add(&function.name), self.strings.add(&function.file))
+        let functions = profile.functions().map(|(id, function)| {
+            let name = self.strings.add(&function.name);
+            (name, self.strings.add(&function.file), profile.origin(id))
         });
         self.functions = functions.collect();
         let mut numbers = HashMap::new();
@@ -268,7 +281,7 @@ impl<'a> ReportTables<'a> {
             let mapping = location.mapping.and_then(|mapping| self.profile.mapping(mapping));
             let name = self.strings.add(self.profile.module_offset(location));
             let file = self.strings.add(mapping.map_or("", |mapping| &mapping.file));
-            self.functions.push((name, file));
+            self.functions.push((name, file, self.profile.origin_of_unnamed(location)));
             let function = self.functions.len() as u32 - 1;
             frames.push(Frame { function, line: 0, kind, is_inferred });
         }
@@ -283,7 +296,7 @@ impl<'a> ReportTables<'a> {
 
     fn add_rows(&mut self) {
         for sample in self.profile.samples() {
-            let stack = self.end_of(sample.stack);
+            let (stack, leaf) = (self.end_of(sample.stack), sample.leaf.number());
             let span = sample.link.map_or(-1, |link| i64::from(link.number()));
             let kind = match sample.kind {
                 // The page shows bytes that a span allocated.
@@ -299,7 +312,7 @@ impl<'a> ReportTables<'a> {
             for point in &sample.points {
                 let time = i128::from(point.time_unix_ns) - i128::from(self.profile.start_unix_ns);
                 let thread = point.thread.map_or(-1, |thread| i64::from(thread.number()));
-                self.rows.push(Row { time, stack, span, thread, kind, weight: point.weight });
+                self.rows.push(Row { time, stack, leaf, span, thread, kind, weight: point.weight });
             }
         }
         self.rows.sort_by_key(|row| row.time);
@@ -308,8 +321,9 @@ impl<'a> ReportTables<'a> {
     fn write(&self, data: &mut Object<'_>) -> io::Result<()> {
         data.member("strings", Array(|| self.strings.list.iter().map(AsRef::<str>::as_ref)))?;
         data.object("functions", |table| {
-            column(table, "name", &self.functions, |(name, _)| *name)?;
-            column(table, "file", &self.functions, |(_, file)| *file)
+            column(table, "name", &self.functions, |(name, ..)| *name)?;
+            column(table, "file", &self.functions, |(_, file, _)| *file)?;
+            column(table, "origin", &self.functions, |(.., origin)| *origin as u8)
         })?;
         data.object("frames", |table| {
             column(table, "function", &self.frames, |frame| frame.function)?;
@@ -321,6 +335,10 @@ impl<'a> ReportTables<'a> {
             column(table, "parent", &self.stacks, |(parent, _)| *parent)?;
             column(table, "frame", &self.stacks, |(_, frame)| *frame)
         })?;
+        data.object("leaves", |table| {
+            column(table, "kind", &self.leaves, |(kind, _)| *kind)?;
+            column(table, "text", &self.leaves, |(_, text)| *text)
+        })?;
         data.object("spans", |table| self.write_spans(table))?;
         data.object("threads", |table| {
             column(table, "name", &self.threads, |name| *name)?;
@@ -329,6 +347,7 @@ impl<'a> ReportTables<'a> {
         })?;
         data.object("samples", |table| {
             column(table, "stack", &self.rows, |row| row.stack)?;
+            column(table, "leaf", &self.rows, |row| row.leaf)?;
             column(table, "span", &self.rows, |row| row.span)?;
             column(table, "thread", &self.rows, |row| row.thread)?;
             column(table, "kind", &self.rows, |row| row.kind)?;

@@ -20,7 +20,7 @@ const BODY: &str = include_str!("report.body.html");
 const SCRIPT: &str = include_str!("report.js");
 /// The SHA-256 of [`STYLE`] and [`SCRIPT`], in Base64. A test compares them.
 const STYLE_HASH: &str = "pIeZyIqckfufQLq1zj6bcA7yt8rOcp5tpbs6MJejahY=";
-const SCRIPT_HASH: &str = "8kQ/w9YX7EZs8nvTbpPYXCXQoeK1dTgvVfHCSYOYY+0=";
+const SCRIPT_HASH: &str = "W4SS/yjZjhMyu8A45YX2Ooeh5CXtYziqjRMaWpjoybc=";
 
 /// What a report shows besides the profile.
 #[derive(Clone, Debug, Default)]
@@ -234,10 +234,16 @@ mod tests {
         assert_eq!(samples["span"], json!([0, 1, 1, 0, 0, 0]));
         assert_eq!(data["threads"]["tid"], json!([42]));
         assert_eq!(data["spans"]["parent"], json!([-1, 0]));
-        assert_eq!(functions(&data, 0), ["shop::reserve", "[futex 0x7f01]"]);
+        assert_eq!(functions(&data, 0), ["shop::reserve"]);
+        assert_eq!(samples["leaf"], json!([1, 0, 0, 0, 1, 0]));
+        let texts = [&data["leaves"]["text"][0], &data["leaves"]["text"][1]];
+        let text = |number: &Value| data["strings"][number.as_u64().unwrap() as usize].clone();
+        assert_eq!(texts.map(text), ["", "futex 0x7f01"]);
+        assert_eq!(data["leaves"]["kind"], json!([0, 1]));
         assert_eq!(functions(&data, 1), ["shop::main", "shop::price"]);
-        assert_eq!(data["frames"]["kind"], json!([0, 0, 0, 0, 3]));
-        assert_eq!(data["frames"]["inferred"], json!([0, 0, 0, 1, 0]));
+        assert_eq!(data["frames"]["kind"], json!([0, 0, 0, 0]));
+        assert_eq!(data["frames"]["inferred"], json!([0, 0, 0, 1]));
+        assert_eq!(data["functions"]["origin"], json!([0, 0, 0]), "all own");
         assert_eq!(data["resource"], json!([["service.name", "<shop>"]]));
         assert_eq!(data["trace_url"], "https://tempo.internal/{trace_id}");
     }
@@ -262,6 +268,7 @@ mod tests {
         assert_eq!(data["samples"]["kind"], json!([2, 3]));
         assert_eq!(data["samples"]["weight"], json!([180_000_000, 20_000_000]));
         assert_eq!(data["samples"]["thread"], json!([-1, -1]));
+        assert_eq!(data["leaves"]["kind"], json!([2, 3]));
         let kept = &data["kept"][0];
         assert_eq!(
             (&kept["await"], &kept["scheduling_delay"]),

@@ -40,12 +40,20 @@ const PATTERNS = {
   [AWAIT]: 'bars',
   [DELAY]: 'grid',
 };
+// Whose code a function is. Of the code in a stack, that with the least is of interest.
+const OWN = 0,
+  OTHERS = 8;
 // Kinds of samples.
 const ON_CPU = 0,
   OFF_CPU = 1,
   AWAITING = 2,
   DELAYED = 3,
   ALLOCATED = 4;
+// What was going on where a stack ends.
+const BLOCKED = 1,
+  PENDING = 2,
+  WOKEN = 3,
+  UNKNOWN = 5;
 /** The mode that shows only samples of a kind, by kind. */
 const MODES = ['cpu', 'off', 'await', 'delay', 'alloc'];
 const isPending = (kind) => kind === AWAITING || kind === DELAYED;
@@ -164,7 +172,7 @@ async function decode() {
     const bytes = Uint8Array.from(atob(byId('data').textContent.trim()), (character) => character.charCodeAt(0));
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream('gzip'));
     const data = await new Response(stream).json();
-    if (data.version === 1) return prepare(data);
+    if (data.version === 2) return prepare(data);
   } catch {
     throw new Error('The data of this report is damaged. The file is incomplete or was changed.');
   }
@@ -184,8 +192,7 @@ function prepare(data) {
     kept.unexplained = Math.max(0, kept.idle - kept.await - kept.scheduling_delay);
   }
   data.length = Math.max(1, data.duration, ...data.kept.map((kept) => kept.start + kept.wall));
-  data.own_crates = new Set(data.own_crates.map(clean));
-  data.own_packages = data.own_packages.map(clean);
+  nameLeaves(data);
   nameEmptyStacks(data);
   markAwaits(data);
   data.kinds = new Set([...data.samples.kind, data.samples.short.includes(true) ? 'short' : '']);
@@ -204,28 +211,46 @@ const unknownSpan = ({ name, duration: wall }) => ({
   ...{ start: 0, wall, busy: wall, cpu_known: false },
 });
 
-/** A sample without frames gets a remark as its only frame. */
-function nameEmptyStacks({ strings, functions, frames, stacks, samples }) {
-  if (!samples.stack.includes(-1)) return;
-  functions.name.push(strings.push('[no stack]') - 1);
-  functions.file.push(strings.push('') - 1);
-  frames.function.push(functions.name.length - 1);
-  frames.line.push(0);
-  frames.kind.push(REMARK);
-  frames.inferred.push(0);
-  stacks.frame.push(frames.kind.length - 1);
-  const stack = stacks.parent.push(-1) - 1;
-  samples.stack = samples.stack.map((one) => (one < 0 ? stack : one));
+/** The innermost box of a sample that did not run, by its leaf. */
+function nameLeaves({ strings, leaves }) {
+  const behind = (text) => (text === '' ? '[scheduling delay]' : `[scheduling delay behind ${text}]`);
+  leaves.name = leaves.kind.map((kind, leaf) => {
+    const text = strings[leaves.text[leaf]];
+    if (kind === WOKEN) return behind(text);
+    if (kind === PENDING) return '[await]';
+    return (kind === BLOCKED || kind === UNKNOWN) && text !== '' ? `[${text}]` : '';
+  });
 }
 
-/** Awaits are in no thread. What delayed a poll is a frame of a kind of its own. */
-function markAwaits({ samples, stacks, frames }) {
+/** A sample of which nothing is known gets a remark as its only frame. */
+function nameEmptyStacks({ strings, functions, frames, stacks, samples, leaves }) {
+  const made = new Map();
+  const make = (name) => {
+    functions.name.push(strings.push(name) - 1);
+    functions.file.push(strings.push('') - 1);
+    functions.origin.push(OTHERS);
+    frames.function.push(functions.name.length - 1);
+    frames.line.push(0);
+    frames.kind.push(REMARK);
+    frames.inferred.push(0);
+    stacks.frame.push(frames.kind.length - 1);
+    return stacks.parent.push(-1) - 1;
+  };
+  samples.stack.forEach((stack, i) => {
+    const name = leaves.name[samples.leaf[i]];
+    if (stack >= 0 || (name !== '' && hasLeafBox(samples.kind[i]))) return;
+    if (!made.has(name)) made.set(name, make(name || '[no stack]'));
+    samples.stack[i] = made.get(name);
+  });
+}
+/** Whether what was going on is a box of its own. */
+const hasLeafBox = (kind) => kind === OFF_CPU || isPending(kind);
+
+/** Awaits are in no thread. */
+function markAwaits({ samples }) {
   samples.short = samples.kind.map((kind, i) => isPending(kind) && samples.weight[i] <= SHORT);
   samples.kind.forEach((kind, i) => {
-    if (!isPending(kind)) return;
-    samples.thread[i] = NO_THREAD;
-    const leaf = stacks.frame[samples.stack[i]];
-    if (kind === DELAYED && frames.kind[leaf] === WAIT) frames.kind[leaf] = DELAY;
+    if (isPending(kind)) samples.thread[i] = NO_THREAD;
   });
 }
 
@@ -325,25 +350,9 @@ function placeElement(frame) {
   return url ? el('a', { href: url, class: 'code', ...NEW_TAB }, text) : code(text);
 }
 
-/** The first segment of a Rust path: `shop` of `<shop::Cart as Trait>::total`. */
-const crateOf = (name) => /^[<&*\s]*(?:dyn |impl |mut )?([A-Za-z_]\w*)::/.exec(name)?.[1] ?? '';
-const isOfPackage = (file) => profile.own_packages.some((directory) => file.startsWith(`${directory}/`));
-const isVersioned = (file) => /-\d+\.\d+\.\d+[^/]*\/|^[^/]+-[0-9a-f]{16}\//.test(file);
-const isOfOthers = (file) => /^\/|rustc\/|^external\/|(^|\/)(vendor|third[-_]party\/rust)\//.test(file);
-const isLibraryFile = (file) => !isOfPackage(file) && (isVersioned(file) || isOfOthers(file));
-const isStd = (frame) =>
-  /^(std|core|alloc)$/.test(crateOf(frameName(frame))) || /rustc\//.test(functionFile(profile.frames.function[frame]));
-const ownCode = new Map();
-/** Whether a frame is the program's own code: of the crate of a kept span, or of a file of no dependency. */
-function isOwn(frame) {
-  const index = profile.frames.function[frame];
-  if (!ownCode.has(index)) {
-    const file = functionFile(index),
-      ofCrate = profile.own_crates.has(crateOf(functionName(index)));
-    ownCode.set(index, ofCrate ? !/rustc\//.test(file) : file !== '' && !isLibraryFile(file));
-  }
-  return profile.frames.kind[frame] === RUST && ownCode.get(index);
-}
+const originOf = (frame) => profile.functions.origin[profile.frames.function[frame]];
+/** Whether a frame is the program's own code. */
+const isOwn = (frame) => originOf(frame) === OWN;
 
 /** The names of a span's ancestors and itself, the outermost first, as indexes. */
 function spanPath(span) {
@@ -363,18 +372,13 @@ const isCode = (frame) => profile.frames.kind[frame] <= KERNEL;
 /** The frame that a stack ends in; for a wait or an await, the code that called it. */
 const siteOf = remembered(findSite);
 function findSite(stack) {
-  const { parent, frame } = profile.stacks,
-    { kind } = profile.frames;
-  let first = -1,
-    notStd = -1;
+  const { parent, frame } = profile.stacks;
+  let site = -1;
   for (let at = stack; at >= 0; at = parent[at]) {
     const here = frame[at];
-    if (!isCode(here)) continue;
-    if (first < 0) first = here;
-    if (isOwn(here)) return here;
-    if (notStd < 0 && kind[here] === RUST && !isStd(here)) notStd = here;
+    if (isCode(here) && (site < 0 || originOf(here) < originOf(site))) site = here;
   }
-  return notStd < 0 ? first : notStd;
+  return site;
 }
 /** What the code at the site of a stack awaits: the call in it, or -1. */
 const awaitedOf = remembered((stack) => {
@@ -386,7 +390,7 @@ const awaitedOf = remembered((stack) => {
 /** `tokio::time::Sleep` of `<tokio::time::Sleep as Future>::poll`. */
 const futureName = (frame) => {
   const name = frameName(frame);
-  return bareName(name).replace(/^(?:&(?:mut )?)+|(?:::poll\w*)?(?:::\{\{?closure[^{}]*\}?\})*$/g, '') || name;
+  return bareName(name).replace(/^(?:&(?:mut )?)+|(?:::poll\w*)?(?:::\{\{?(?:closure|async)[^{}]*\}?\})*$/g, '') || name;
 };
 
 // --- what is shown
@@ -404,7 +408,7 @@ const state = {
   span: -1,
   /** Index of a function, or -1. */
   fn: -1,
-  /** `KIND.FRAME.FRAME` of a wait, await or delay: its caller and object. Or ''. */
+  /** `KIND.FRAME.OBJECT` of a wait, await or delay: its caller, and a frame or a leaf. Or ''. */
   wait: '',
   /** Keys of the boxes from the root to the zoomed one. */
   zoom: [],
@@ -442,14 +446,19 @@ const matchesSite = ({ i }) => {
   return state.wait === '' || waitKey(i) === state.wait;
 };
 const leafFrame = (stack) => profile.stacks.frame[stack];
+const leafName = (leaf) => profile.leaves.name[leaf] ?? '';
 const waitKey = (i) => `${profile.samples.kind[i]}.${siteOf(profile.samples.stack[i])}.${objectOf(i)}`;
-/** What a thread waited for, what a future awaited, or what delayed its poll: a frame, or -1. */
+/** Whether what a sample waited for is a call in the code at its site, and not its leaf. */
+const isCall = (kind, site) => kind === AWAITING && site >= 0;
+/** What a future awaited: a frame, or -1. What a thread waited for, or what delayed a poll: a leaf. */
 function objectOf(i) {
-  const { kind, stack } = profile.samples;
-  return kind[i] === AWAITING ? awaitedOf(stack[i]) : leafFrame(stack[i]);
+  const { kind, stack, leaf } = profile.samples;
+  return isCall(kind[i], siteOf(stack[i])) ? awaitedOf(stack[i]) : leaf[i];
 }
-const objectName = (kind, frame) =>
-  frame < 0 ? '' : kind === AWAITING ? `at ${futureName(frame)}` : frameName(frame).replace(/ 0x[0-9a-f]+/, '');
+function objectName(kind, site, object) {
+  if (!isCall(kind, site)) return leafName(object).replace(/ 0x[0-9a-f]+/, '');
+  return object < 0 ? '' : `at ${futureName(object)}`;
+}
 
 function weigh({ i, part }, mode, shortScale) {
   const { kind, weight, from, to, short } = profile.samples;
@@ -475,7 +484,9 @@ const KEYS = 2 ** 27,
   SPAN_KEYS = 2 ** 25,
   THREAD_KEYS = 2 ** 26,
   IDLE_KEYS = THREAD_KEYS + 2 ** 25,
-  AWAIT_KEY = SPAN_KEYS - 1;
+  LEAF_KEYS = 2 ** 24;
+/** The kind of box of what was going on where a stack ends, by the kind of sample. */
+const LEAF_BOXES = { [OFF_CPU]: WAIT, [AWAITING]: AWAIT, [DELAYED]: DELAY };
 
 /** Samples merged by thread, span and functions, from the outermost. */
 function buildTree(chosen, mode) {
@@ -531,8 +542,9 @@ function buildTree(chosen, mode) {
     if (!(weight > 0)) continue;
     const place = placeIn(groupOf(one.i), profile.samples.stack[one.i], child);
     place.weight += weight;
-    const isAwait = profile.samples.kind[one.i] === AWAITING;
-    const node = isAwait ? child(place.node, AWAIT_KEY, AWAIT, -1) : place.node;
+    const leaf = profile.samples.leaf[one.i],
+      box = leafName(leaf) === '' ? undefined : LEAF_BOXES[profile.samples.kind[one.i]];
+    const node = box ? child(place.node, LEAF_KEYS + leaf, box, leaf) : place.node;
     node.self += weight;
     node.samples++;
   }
@@ -628,14 +640,15 @@ const isIdle = (node) => node.key >= IDLE_KEYS;
 
 function nodeName(node) {
   if (node.kind === ALL) return 'all';
-  if (node.kind === AWAIT) return '[await]';
+  if (isLeaf(node)) return leafName(node.what);
   if (node.kind === FOLD) return `… ${count(node.inside.length, 'call')}`;
   if (isIdle(node)) return `[${IDLE_TEXTS[node.what]}]`;
   if (node.kind === SPAN) return spanName(node.what);
   if (node.kind === THREAD) return threadName(node.what);
   return frameName(node.what);
 }
-const hasCode = (node) => node.kind <= REMARK && !isIdle(node);
+const isLeaf = (node) => [WAIT, AWAIT, DELAY].includes(node.kind);
+const hasCode = (node) => node.kind <= REMARK && !isLeaf(node) && !isIdle(node);
 const isInferred = (node) => hasCode(node) && node.places.every((place) => profile.frames.inferred[place.frame]);
 const isOwnNode = (node) => node.kind === RUST && isOwn(node.what);
 
@@ -1133,7 +1146,7 @@ function findMatches(wanted) {
     open = [tree.root];
   const isMatch = (node) => {
     if (node.kind === ALL) return false;
-    const key = node.kind <= REMARK && !isIdle(node) ? node.key : -2 - node.id;
+    const key = hasCode(node) ? node.key : -2 - node.id;
     if (!known.has(key)) {
       const file = hasCode(node) ? functionFile(profile.frames.function[node.what]) : '';
       known.set(key, `${nodeName(node)}\n${file}`.toLowerCase().includes(wanted));
@@ -1557,18 +1570,18 @@ function sampleAt(lane, time) {
   return at !== undefined && profile.samples.to[at] >= time ? at : -1;
 }
 function activityText(i) {
-  const { kind, stack, weight, short } = profile.samples,
-    leaf = leafFrame(stack[i]),
+  const { kind, stack, leaf, weight, short } = profile.samples,
+    inner = leafFrame(stack[i]),
     site = siteOf(stack[i]);
   const at = site < 0 ? '' : `${frameName(site)} ${framePlace(site)}`.trim();
   const length = short[i] ? `represents ${duration(weight[i])} of shorter ones` : duration(weight[i]);
-  if (kind[i] === ON_CPU) return `on-CPU in ${frameName(leaf)} ${framePlace(leaf)}`.trim();
-  if (kind[i] === AWAITING) return `awaits in ${at} ${objectName(AWAITING, objectOf(i))}: ${length}`;
-  if (kind[i] === DELAYED) return `woken, not polled${behind(leaf)}: ${length}`;
-  return `blocked in ${frameName(leaf)}${site >= 0 && site !== leaf ? ` by ${at}` : ''}`.trim();
+  if (kind[i] === ON_CPU) return `on-CPU in ${frameName(inner)} ${framePlace(inner)}`.trim();
+  if (kind[i] === AWAITING) return `awaits in ${at} ${objectName(AWAITING, site, objectOf(i))}: ${length}`;
+  if (kind[i] === DELAYED) return `woken, not polled${blocker(leaf[i]) && ` behind ${blocker(leaf[i])}`}: ${length}`;
+  return `blocked in ${leafName(leaf[i]) || frameName(inner)}${site >= 0 ? ` by ${at}` : ''}`.trim();
 }
-/** ` behind report` of the frame `[scheduling delay behind report]`. */
-const behind = (frame) => / behind .*(?=\])/.exec(frameName(frame))?.[0] ?? '';
+/** The span behind which a poll was delayed, or ''. */
+const blocker = (leaf) => profile.strings[profile.leaves.text[leaf]] ?? '';
 const timeText = (ns) => axis(profile.length, profile.length / 500)(ns);
 const edgeText = (ns) => axis(profile.length, profile.length / 100)(ns);
 const intervalText = ([from, to]) => `${edgeText(from)} to ${edgeText(to)}`;
@@ -1743,17 +1756,16 @@ function showAwaits() {
     line.append(el('b', {}, about(wait)), ' awaiting');
     if (wait.site >= 0)
       line.append(' in ', code(withoutClosure(frameName(wait.site))), ' (', placeElement(wait.site), ')');
-    if (wait.object >= 0) line.append(' at ', code(futureName(wait.object)));
+    if (wait.site >= 0 && wait.object >= 0) line.append(' at ', code(futureName(wait.object)));
   }
   if (delay) {
     line.append(wait ? ', ' : '', el('b', {}, about(delay)), ' scheduling delay');
-    const blocker = behind(delay.object).replace(' behind ', '');
-    if (blocker) line.append(' behind ', code(blocker));
+    if (blocker(delay.object)) line.append(' behind ', code(blocker(delay.object)));
   }
   line.hidden = !wait && !delay;
 }
 /** An async function's code is a closure in it. */
-const withoutClosure = (name) => name.replace(/(?:::\{\{?closure[^{}]*\}?\})+$/, '') || name;
+const withoutClosure = (name) => name.replace(/(?:::\{\{?(?:closure|async)[^{}]*\}?\})+$/, '') || name;
 function showWall() {
   const [main] = profile.kept,
     parts = wallParts(main),
@@ -2074,8 +2086,8 @@ function showSites(id, columns, sites, empty) {
   const all = sumOver(sites, (site) => site.total);
   const rows = sites.map(({ key, kind, site, object, number, total, longest, short }) => [
     key,
-    site < 0 ? objectName(kind, object) : frameName(site),
-    site < 0 ? '' : `${objectName(kind, object)} ${shortPlace(site)}`.trim(),
+    site < 0 ? objectName(kind, site, object) : frameName(site),
+    site < 0 ? '' : `${objectName(kind, site, object)} ${shortPlace(site)}`.trim(),
     // Of short awaits, only some are recorded.
     [
       (short ? '≥ ' : '') + grouped(number),
@@ -2177,7 +2189,7 @@ function showFilters() {
 const waitName = (key) => {
   const [kind, site, object] = key.split('.').map(Number);
   const verb = ['', 'waiting in', 'awaiting in', 'delayed in'][kind];
-  return [verb, site < 0 ? '' : shortName(frameName(site)), objectName(kind, object)].filter(Boolean).join(' ');
+  return [verb, site < 0 ? '' : shortName(frameName(site)), objectName(kind, site, object)].filter(Boolean).join(' ');
 };
 
 /** The zoom is in the address as indexes of children, with runs of zeros shortened. */
@@ -2237,8 +2249,9 @@ function readAddress() {
   state.span = index('span', profile.strings);
   state.fn = index('fn', profile.functions.name);
   const wait = /^[123]\.(-?\d{1,8})\.(-?\d{1,8})$/.exec(values.get('wait') ?? '');
-  const isFrame = (text) => Number(text) >= -1 && Number(text) < profile.frames.function.length;
-  state.wait = wait && isFrame(wait[1]) && isFrame(wait[2]) ? wait[0] : '';
+  const isIn = (number, list) => Number(number) >= -1 && Number(number) < list.length;
+  const objects = () => (isCall(parseInt(wait[0]), wait[1]) ? profile.frames.kind : profile.leaves.kind);
+  state.wait = wait && isIn(wait[1], profile.frames.kind) && isIn(wait[2], objects()) ? wait[0] : '';
   return values.get('zoom') ?? '';
 }
 /** CPU if that is nearly all of it, else everything. */
@@ -2327,7 +2340,7 @@ function showKinds() {
   const used = new Set(
     profile.stacks.frame.map((frame) => (isOwn(frame) ? 'user' : COLORS[profile.frames.kind[frame]])),
   );
-  if (profile.kinds.has(AWAITING)) used.add('await');
+  for (const [kind, box] of Object.entries(LEAF_BOXES)) if (profile.kinds.has(Number(kind))) used.add(COLORS[box]);
   const texts = {
     span: 'span',
     user: 'your code',

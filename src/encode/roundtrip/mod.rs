@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use self::generated::any_profile;
 use super::{otlp, pprof};
 use crate::ids::{SpanId, TraceId};
-use crate::profile::{FrameKind, Function, Location, Profile, Resource, Sample, SampleKind};
+use crate::profile::{FrameKind, Function, Leaf, Location, Profile, Resource, Sample, SampleKind};
 
 /// File, start, end, offset and build ids.
 type InFile = (String, u64, u64, u64, Vec<(String, String)>);
@@ -58,7 +58,7 @@ fn frame(profile: &Profile, location: &Location) -> Frame {
             FrameKind::Native => "native",
             FrameKind::Kernel => "kernel",
             // Formats only state that it is not code.
-            FrameKind::Wait | FrameKind::Remark => "",
+            FrameKind::Remark => "",
         },
         lines: location.lines.iter().map(line).collect(),
         is_inferred: location.is_inferred,
@@ -68,9 +68,17 @@ fn frame(profile: &Profile, location: &Location) -> Frame {
 fn key(profile: &Profile, sample: &Sample) -> Key {
     let link = sample.link.and_then(|id| profile.link(id));
     let text = |(trace, span): (TraceId, SpanId)| (trace.to_string(), span.to_string());
+    let leaf = profile.leaf(sample.leaf).and_then(Leaf::frame).map(|name| Frame {
+        mapping: None,
+        address: 0,
+        kind: "",
+        lines: vec![(name.clone(), name, String::new(), 0, 0)],
+        is_inferred: false,
+    });
+    let code = profile.stack(sample.stack).map(|location| frame(profile, location));
     Key {
         kind: sample.kind as Kind,
-        stack: profile.stack(sample.stack).map(|location| frame(profile, location)).collect(),
+        stack: leaf.into_iter().chain(code).collect(),
         ids: link.and_then(|link| link.ids).map(text),
         span: link.map(|link| link.span.clone()),
     }

@@ -8,7 +8,7 @@ use prost::Message;
 
 use crate::ids::{SpanId, TraceId};
 use crate::profile::{
-    FrameKind, Function, Line, Link, LinkId, Location, LocationId, Mapping, MappingId, Point,
+    FrameKind, Function, Leaf, Line, Link, LinkId, Location, LocationId, Mapping, MappingId, Point,
     Profile, ProfileId, SampleKind, StackId,
 };
 
@@ -90,7 +90,9 @@ impl Reader {
             };
             for (time_unix_ns, weight_ns) in points {
                 let point = Point { time_unix_ns, weight: weight_ns, thread: None };
-                self.profile.add_sample(kind, stack, link, point);
+                // The stack has all that is known.
+                let leaf = self.profile.add_leaf(Leaf::Ran);
+                self.profile.add_sample_at(kind, (stack, leaf), link, point);
             }
         }
     }

@@ -8,7 +8,7 @@ use prost::Message;
 
 use super::super::pprof_messages as proto;
 use crate::profile::{
-    FrameKind, Function, Line, Link, LinkId, Location, LocationId, Mapping, MappingId, Point,
+    FrameKind, Function, Leaf, Line, Link, LinkId, Location, LocationId, Mapping, MappingId, Point,
     Profile, ProfileId, SampleKind,
 };
 
@@ -63,7 +63,9 @@ impl Reader {
         let time_unix_ns = self.profile.start_unix_ns;
         let mut add = |kind, weight: i64| {
             let point = Point { time_unix_ns, weight: weight.unsigned_abs(), thread: None };
-            self.profile.add_sample(kind, stack, link, point);
+            // The stack has all that is known.
+            let leaf = self.profile.add_leaf(Leaf::Ran);
+            self.profile.add_sample_at(kind, (stack, leaf), link, point);
         };
         let with_kinds = values.iter().filter_map(|(kind, value)| Some(((*kind)?, *value)));
         let with_kinds: Vec<_> = with_kinds.filter(|(_, value)| *value > 0).collect();

@@ -1,0 +1,543 @@
+//! Whose code a function is, and what it does for its callers, judging by its name, its file and where it is mapped.
+
+use std::collections::BTreeSet;
+
+use super::model::{Function, Mapping};
+use crate::facts::Facts;
+
+/// Whose code a function is. Of a stack that waits, the innermost function with the least of these is what is of interest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum CodeOrigin {
+    /// Rust code of the program itself.
+    Own,
+    /// Other code in the program: in another language, or without a name.
+    #[default]
+    Foreign,
+    /// A crate that the program uses.
+    Dependency,
+    /// A crate that waits or polls on behalf of its callers.
+    Runtime,
+    /// `tracing` and this crate, which only call what they are around.
+    Instrumentation,
+    /// Rust's library, with its hash maps.
+    Std,
+    /// Through which Rust's library allocates.
+    Allocator,
+    /// This crate's wrappers of futures, wakers and allocators. They are left out of stacks.
+    Wrapper,
+    /// Code in another language in a shared library, or in no file.
+    Library,
+}
+
+const OF_RUST: [&str; 4] = ["std", "core", "alloc", "hashbrown"];
+const INSTRUMENTATION: [&str; 2] = ["tracing", "tracing_profiling"];
+const RUNTIMES: [&str; 14] = [
+    "parking_lot",
+    "parking_lot_core",
+    "lock_api",
+    "crossbeam",
+    "crossbeam_channel",
+    "crossbeam_utils",
+    "tokio",
+    "mio",
+    "rustix",
+    "libc",
+    "nix",
+    "futures",
+    "futures_util",
+    "futures_core",
+];
+
+/// What a crate is, if its name says that.
+fn origin_of_crate(name: &str) -> Option<CodeOrigin> {
+    let origins = [
+        (CodeOrigin::Std, OF_RUST.as_slice()),
+        (CodeOrigin::Instrumentation, INSTRUMENTATION.as_slice()),
+        (CodeOrigin::Runtime, RUNTIMES.as_slice()),
+    ];
+    origins.into_iter().find(|(_, crates)| crates.contains(&name)).map(|(origin, _)| origin)
+}
+
+/// The program's own crates, as far as a profile shows them, and the directories of those of their packages that look like
+/// directories of dependencies: that of a release has a version, too, and so has that of `cargo install`.
+#[derive(Debug)]
+pub(super) struct OwnCode {
+    crates: BTreeSet<String>,
+    packages: BTreeSet<String>,
+}
+
+impl OwnCode {
+    /// Own crates are that of `main`, those of the kept spans, and that of which the program has the name.
+    pub(super) fn of<'a>(
+        functions: impl Iterator<Item = &'a Function> + Clone,
+        spans: &[Facts],
+        program: Option<&Mapping>,
+    ) -> Self {
+        let mains = functions.clone().filter_map(|function| function.name.strip_suffix("::main"));
+        let spans = || spans.iter().filter(|span| !span.own_file.is_empty());
+        let targets = spans().filter_map(|span| span.target.split("::").next());
+        let program = program.map(|mapping| crate_of_program(&mapping.file));
+        let crates = mains.chain(targets).map(|name| name.replace('-', "_")).chain(program);
+        let is_own = |name: &String| is_name(name) && origin_of_crate(name).is_none();
+        let crates: BTreeSet<_> = crates.filter(is_own).collect();
+        let mut packages = BTreeSet::new();
+        for Function { name, file, .. } in functions {
+            let of = crate_of(name).filter(|of| crates.contains(*of) && !name.contains(" as "));
+            let Some((of, package)) = of.zip(package_of(file)) else { continue };
+            // Code of a macro has the file of the crate that defines it.
+            let is_of_span =
+                || spans().any(|span| file.strip_suffix(span.own_file).is_some_and(ends_directory));
+            if is_of_dependency(file) && (is_named(package, of) || is_of_span()) {
+                packages.insert(package.to_owned());
+            }
+        }
+        Self { crates, packages }
+    }
+
+    /// Of a program of which nothing is known.
+    #[cfg(test)]
+    pub(super) fn for_test() -> Self {
+        Self::of(std::iter::empty(), &[], None)
+    }
+
+    /// Whose code a function is. `in_library`: it is mapped from a shared library, or from no file.
+    pub(super) fn origin(&self, function: &Function, in_library: bool) -> CodeOrigin {
+        const ALLOCATES: [&str; 6] = [
+            "__rust_alloc",
+            "__rust_dealloc",
+            "__rust_realloc",
+            "__rust_no_alloc",
+            "__rg_",
+            "__rdl_",
+        ];
+        let Function { name, file, .. } = function;
+        if is_wrapper(function) {
+            return CodeOrigin::Wrapper;
+        }
+        if ALLOCATES.iter().any(|part| name.contains(part)) {
+            return CodeOrigin::Allocator;
+        }
+        let by_name = crate_of_code(name);
+        let other = if in_library { CodeOrigin::Library } else { CodeOrigin::Foreign };
+        if is_of_std(file) {
+            return CodeOrigin::Std;
+        }
+        if !file.is_empty() && is_of_dependency(file) && !self.has_package_of(file) {
+            // A macro's code has the name of a function that uses it.
+            let of = crate_of_file(file).or_else(|| by_name.map(str::to_owned));
+            return of.and_then(|of| origin_of_crate(&of)).unwrap_or(CodeOrigin::Dependency);
+        }
+        let Some(of) = by_name else {
+            return match file.ends_with(".rs") {
+                true => CodeOrigin::Own,
+                // In Rust, it only calls that of the program.
+                false if name == "main" && file.is_empty() && !in_library => CodeOrigin::Std,
+                false => other,
+            };
+        };
+        if self.crates.contains(of) {
+            return CodeOrigin::Own;
+        }
+        let is_own = !file.is_empty() || self.crates.is_empty();
+        let unknown = if is_own { CodeOrigin::Own } else { CodeOrigin::Dependency };
+        origin_of_crate(of).unwrap_or(unknown)
+    }
+
+    /// Whether a source file is known to be the program's own, although it may look like that of a dependency.
+    fn has_package_of(&self, file: &str) -> bool {
+        package_of(file).is_some_and(|of| self.packages.contains(of))
+    }
+}
+
+/// Whether a function is of this crate's wrappers.
+fn is_wrapper(Function { name, file, .. }: &Function) -> bool {
+    const MODULES: [&str; 3] = ["awaits::", "sys::task_waker::", "sys::allocator::"];
+    const FILES: [&str; 3] = ["awaits/", "sys/task_waker.rs", "sys/allocator.rs"];
+    match crate_of(name) {
+        Some(_) => {
+            let path = without_sigils(name).strip_prefix("tracing_profiling::");
+            path.is_some_and(|path| MODULES.iter().any(|module| path.starts_with(module)))
+        }
+        // Inlined functions have no path.
+        None => path_in_this_crate(file)
+            .is_some_and(|path| FILES.iter().any(|file| path.starts_with(file))),
+    }
+}
+
+/// The part of a path below this crate's sources, wherever they were when it was built.
+fn path_in_this_crate(file: &str) -> Option<&str> {
+    let sources = file!().strip_suffix("profile/code_origin.rs")?;
+    let (before, path) = file.rsplit_once(sources)?;
+    ends_directory(before).then_some(path)
+}
+
+/// Whether a function clones wakers on behalf of a leaf future.
+pub(super) fn clones_wakers(origin: CodeOrigin, name: &str) -> bool {
+    const PARTS: [&str; 4] = ["into_waker", "atomic_waker", "AtomicWaker", "WakerRef"];
+    let is_helper = matches!(origin, CodeOrigin::Std | CodeOrigin::Allocator);
+    let is_poll = name.starts_with("poll") || name.ends_with("Future>::poll");
+    !is_poll && (is_helper || PARTS.iter().any(|part| name.contains(part)))
+}
+
+/// Whether a function allocates on behalf of the code that calls it.
+pub(super) fn allocates(origin: CodeOrigin) -> bool {
+    matches!(origin, CodeOrigin::Std | CodeOrigin::Allocator | CodeOrigin::Wrapper)
+}
+
+/// Whether a function limits the time of a future.
+pub(super) fn limits_time(Function { name, file, .. }: &Function) -> bool {
+    let has = |text: &str, parts: [&str; 2]| parts.iter().any(|part| text.contains(part));
+    has(name, ["::timeout::", "Timeout<"]) || has(file, ["/timeout.rs", "/timeout/"])
+}
+
+/// Whether a function polls a task.
+pub(super) fn polls(name: &str) -> bool {
+    let parts =
+        ["Future>::poll", "Future::poll", "task::raw::poll", "poll_future", "async_task::raw"];
+    parts.iter().any(|part| name.contains(part))
+}
+
+/// Whether a function has registered with its executor that what it calls would block.
+pub(super) fn may_block(name: &str) -> bool {
+    name.contains("BlockingTask") || name.contains("block_in_place")
+}
+
+/// The whole name of an async function or block that is inlined into its caller. Line tables have only the last part of
+/// an inlined function's name, but its caller has the path of its future: `poll<shop::fetch::{async_fn_env#0}>`.
+pub(super) fn whole_name(inlined: &str, caller: &str) -> Option<String> {
+    let is_async = inlined.starts_with("{async_fn#") || inlined.starts_with("{async_block#");
+    let last = inlined.split('<').next().filter(|_| is_async)?;
+    let future = format!("::{}", last.replace('#', "_env#"));
+    let mut parts = caller.split(&future);
+    let (before, None) = (parts.next().zip(parts.next())?.0, parts.next()) else { return None };
+    let path = before.rsplit(|c: char| !(c.is_alphanumeric() || "_:{}#".contains(c))).next()?;
+    (!path.is_empty()).then(|| format!("{path}::{inlined}"))
+}
+
+fn without_sigils(name: &str) -> &str {
+    let name = name.trim_start_matches(['<', '&', '(', '[', '*']);
+    name.strip_prefix("mut ").or_else(|| name.strip_prefix("dyn ")).unwrap_or(name)
+}
+
+/// The crate in a Rust function's path; for `<A as B>::f`, that of `A`.
+pub(super) fn crate_of(name: &str) -> Option<&str> {
+    let (first, _) = without_sigils(name).split_once("::")?;
+    is_name(first).then_some(first)
+}
+
+/// The crate that a function is written in, judging by its name: programs implement their own traits for the types of
+/// Rust's library.
+fn crate_of_code(name: &str) -> Option<&str> {
+    let of_trait = name.strip_prefix('<').and_then(|rest| {
+        let is_outermost = |(at, _): &(usize, &str)| {
+            let before = rest.get(..*at).unwrap_or_default();
+            before.matches('<').count() <= before.matches('>').count()
+        };
+        let (at, separator) = rest.match_indices(" as ").find(is_outermost)?;
+        crate_of(rest.get(at + separator.len()..)?)
+    });
+    match (crate_of(name), of_trait) {
+        (Some(of), Some(of_trait)) if OF_RUST.contains(&of) => Some(of_trait),
+        (of, of_trait) => of.or(of_trait),
+    }
+}
+
+/// The crate of a dependency's source file: that of `tokio-1.50.0/src/time/sleep.rs` is `tokio`.
+pub(super) fn crate_of_file(file: &str) -> Option<String> {
+    let (package, _) = file.rsplit_once("/src/")?;
+    let package = package.rsplit('/').next()?;
+    // Bazel puts the name of the repository before it.
+    let package = package.rsplit("__").next()?;
+    let version = package.match_indices('-').find(|(at, _)| {
+        package.get(at + 1..).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+    });
+    Some(package.get(..version.map_or(package.len(), |(at, _)| at))?.replace('-', "_"))
+}
+
+fn ends_directory(path: &str) -> bool {
+    path.is_empty() || path.ends_with('/')
+}
+
+/// Whether the directory of a package has the name of a crate, apart from a version: `shop-2.0.1`.
+fn is_named(package: &str, of: &str) -> bool {
+    let name = package.rsplit('/').next().unwrap_or_default().replace('-', "_");
+    name.strip_prefix(of).is_some_and(|rest| {
+        let version = rest.strip_prefix('_');
+        rest.is_empty()
+            || version.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+    })
+}
+
+fn is_name(text: &str) -> bool {
+    !text.is_empty() && text.chars().all(|c| c.is_alphanumeric() || c == '_')
+}
+
+/// The crate of a program, by its file: that of a test ends in a hash.
+fn crate_of_program(file: &str) -> String {
+    let name = file.rsplit('/').next().unwrap_or_default();
+    let name = match name.rsplit_once('-') {
+        Some((name, end)) if is_hash(end) => name,
+        _ => name,
+    };
+    name.replace('-', "_")
+}
+
+/// The directory of a source file's package: that above its sources.
+fn package_of(file: &str) -> Option<&str> {
+    let of = |directory: &str| file.rfind(directory);
+    let at = of("/src/").or_else(|| of("/examples/")).or_else(|| of("/tests/"));
+    let at = at.or_else(|| of("/benches/")).or_else(|| of("/"))?;
+    file.get(..at).filter(|package| !package.is_empty())
+}
+
+fn is_hash(text: &str) -> bool {
+    text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+/// Whether a source file is of Rust's library, or of its hash maps.
+fn is_of_std(file: &str) -> bool {
+    let is_of_rust =
+        ["/rustc/", "/rustc-", "/rustlib/src/rust/"].iter().any(|dir| file.contains(dir));
+    (is_of_rust && file.contains("/library/")) || file.contains("hashbrown-")
+}
+
+/// Whether a source file is where only dependencies are: of the toolchain, or in cargo's directories, wherever its home is.
+fn is_of_registry(file: &str) -> bool {
+    const DIRS: [&str; 4] = ["rust/deps/", "registry/src/", "git/checkouts/", "library/std/"];
+    let is_in = |dir: &str| {
+        file.match_indices(dir).any(|(at, _)| at == 0 || file.as_bytes().get(at - 1) == Some(&b'/'))
+    };
+    file.contains("/rustc/") || DIRS.into_iter().any(is_in)
+}
+
+/// Whether a source file seems to belong to a dependency. The path is complete, or shortened to begin at the package.
+pub(crate) fn is_of_dependency(file: &str) -> bool {
+    // Where `cargo vendor`, buck2 and Bazel put sources.
+    const DIRS: [&str; 4] =
+        ["/vendor/", "/third-party/rust/", "/third_party/rust/", "/third_party/rust_crates/"];
+    const OF_BAZEL: [&str; 2] = ["/proc/self/cwd/external/", "/_main/external/"];
+    let file = file.strip_prefix("./").unwrap_or(file);
+    let begins = |dir: &&str| dir.strip_prefix('/').is_some_and(|dir| file.starts_with(dir));
+    let in_workspace = file.split_once("/execroot/").and_then(|(_, path)| path.split_once('/'));
+    let file_there = in_workspace.map_or(file, |(_, path)| path);
+    if is_of_registry(file)
+        || DIRS.iter().any(|dir| file.contains(dir) || begins(dir))
+        || OF_BAZEL.iter().any(|dir| file.contains(dir))
+        || file_there.starts_with("external/")
+    {
+        return true;
+    }
+    let package = package_of(file).unwrap_or(file);
+    let first = file.split('/').next().unwrap_or_default();
+    let is_version = |end: &str| end.contains('.') && end.starts_with(|c: char| c.is_ascii_digit());
+    let has_version = |part: &str| {
+        part.match_indices('-').filter_map(|(at, _)| part.get(at + 1..)).any(is_version)
+    };
+    if has_version(first) || has_version(package.rsplit('/').next().unwrap_or_default()) {
+        return true;
+    }
+    // A checkout. The output of a build script of the program is in the directory `out` below such a part.
+    let mut parts = file.split('/').skip(1);
+    first.rsplit_once('-').is_some_and(|(_, end)| is_hash(end)) && parts.next() != Some("out")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_of_dependencies_are_recognized_by_short_paths() {
+        for (file, expected) in [
+            ("tokio-1.50.0/src/lib.rs", true),
+            ("rand-0.9.0-rc.1/src/lib.rs", true),
+            ("tokio-0123456789abcdef/abc1234/tokio/src/lib.rs", true),
+            ("/rustc/library/std/src/io/mod.rs", true),
+            ("vendor/tokio/src/lib.rs", true),
+            ("/build/tokio-1.50.0/src/lib.rs", true),
+            ("external/crates__tokio-1.50.0/src/lib.rs", true),
+            ("external/crates__tokio/src/lib.rs", true),
+            ("/proc/self/cwd/external/crates__tokio/src/lib.rs", true),
+            ("./external/rules_rust++crate+crates__tokio/src/lib.rs", true),
+            (
+                "/root/.cache/bazel/_bazel_root/1/execroot/shop/external/crates__tokio/src/lib.rs",
+                true,
+            ),
+            ("/root/.cache/bazel/_bazel_root/1/execroot/shop/src/external/tax.rs", false),
+            ("third-party/rust/tokio/src/lib.rs", true),
+            ("/src/chromium/third_party/rust/tokio/v1/crate/src/lib.rs", true),
+            ("registry/src/index.crates.io-1/tokio-1.50.0/src/lib.rs", true),
+            ("shop/src/external/tax.rs", false),
+            ("shop-0123456789abcdef/out/rules.rs", false),
+            ("shop/src/main.rs", false),
+            ("shop-2/src/main.rs", false),
+            ("src/main.rs", false),
+            ("", false),
+        ] {
+            assert_eq!(is_of_dependency(file), expected, "{file}");
+        }
+    }
+
+    #[test]
+    fn a_package_has_the_name_of_its_crate() {
+        for (package, of, expected) in [
+            ("shop-2.0.1", "shop", true),
+            ("/build/shop-server-2.0.1", "shop_server", true),
+            ("vendor/shop", "shop", true),
+            ("shop-tools-2.0.1", "shop", false),
+            ("tokio-1.50.0", "shop", false),
+        ] {
+            assert_eq!(is_named(package, of), expected, "{package}");
+        }
+    }
+
+    #[test]
+    fn a_program_has_the_name_of_its_crate() {
+        for (file, expected) in [
+            ("/opt/shop-server", "shop_server"),
+            ("shop-0123456789abcdef", "shop"),
+            ("[vdso]", "[vdso]"),
+            ("", ""),
+        ] {
+            assert_eq!(crate_of_program(file), expected);
+        }
+    }
+
+    #[test]
+    fn what_allocates_for_others_is_no_code_of_the_program() {
+        let std = "/rustc/5980/library/alloc/src/vec/mod.rs";
+        for (name, file) in [
+            ("alloc::vec::Vec<T,A>::push", std),
+            ("clone_subtree", std),
+            (
+                "<T as core::convert::From<U>>::from",
+                "/home/a/lib/rustlib/src/rust/library/core/x.rs",
+            ),
+            ("insert", "/home/a/.cargo/registry/src/x/hashbrown-0.15.2/src/map.rs"),
+            ("{closure#0}", "/srv/tracing-profiling/src/sys/allocator.rs"),
+            ("tracing_profiling::sys::allocator::note_allocated", ""),
+            ("shop::_::__rust_alloc", "shop/src/main.rs"),
+            ("alloc::vec::Vec<shop::Item>::push", ""),
+            ("<alloc::vec::Vec<<shop::A as shop::B>::C> as core::clone::Clone>::clone", ""),
+        ] {
+            let function = Function { file: file.to_owned(), ..Function::named(name) };
+            assert!(allocates(OwnCode::for_test().origin(&function, false)), "{name} {file}");
+        }
+        for (name, file) in [
+            ("<alloc::vec::Vec<u32> as shop::Encode>::encode", "shop/src/encode.rs"),
+            ("<alloc::vec::Vec<u32> as shop::Encode>::encode", ""),
+            ("<alloc::vec::Vec<<shop::A as core::ops::Add>::Output> as shop::Encode>::encode", ""),
+            ("<shop::Item as core::clone::Clone>::clone", ""),
+            ("<shop::Item as core::clone::Clone>::clone", "shop/src/item.rs"),
+            ("shop::sys::allocator::new_arena", "shop/src/sys/allocator.rs"),
+            ("shop::library::alloc", "shop/library/alloc/src/lib.rs"),
+        ] {
+            let function = Function { file: file.to_owned(), ..Function::named(name) };
+            assert!(!allocates(OwnCode::for_test().origin(&function, false)), "{name} {file}");
+        }
+    }
+
+    #[test]
+    fn crates_are_read_from_paths() {
+        for (name, expected) in [
+            ("shop::f", Some("shop")),
+            ("<std::net::TcpStream as std::io::Read>::read", Some("std")),
+            ("<&mut shop::X as core::fmt::Write>::f", Some("shop")),
+            ("nanosleep", None),
+        ] {
+            assert_eq!(crate_of(name), expected, "{name}");
+        }
+    }
+
+    /// As line tables of an optimized build show them.
+    #[test]
+    fn inlined_async_functions_are_named_by_their_caller() {
+        for (name, caller, expected) in [
+            (
+                "{async_fn#0}",
+                "poll<shop::upstream::fetch::{async_fn_env#0}>",
+                Some("shop::upstream::fetch::{async_fn#0}"),
+            ),
+            (
+                "{async_block#0}",
+                "poll<shop::cart::{async_fn#0}::{async_block_env#0}>",
+                Some("shop::cart::{async_fn#0}::{async_block#0}"),
+            ),
+            (
+                "{async_fn#1}<u8>",
+                "call<(), shop::{impl#0}::total::{async_fn_env#1}<u8>>",
+                Some("shop::{impl#0}::total::{async_fn#1}<u8>"),
+            ),
+            // Polled through a pointer.
+            ("{async_fn#0}", "poll<alloc::boxed::Box<(dyn Future)>>", None),
+            ("{async_fn#0}", "poll<shop::other::{async_fn_env#1}>", None),
+            // One of two.
+            ("{async_fn#0}", "poll<shop::a::{async_fn_env#0}, shop::b::{async_fn_env#0}>", None),
+            ("{closure#0}", "call<shop::a::{closure_env#0}>", None),
+            ("shop::fetch::{{closure}}", "poll", None),
+        ] {
+            assert_eq!(whole_name(name, caller).as_deref(), expected, "{name} {caller}");
+        }
+    }
+
+    /// As in a profile of a program, of which other crates are known by their names alone.
+    #[test]
+    fn functions_belong_to_the_program_or_to_what_it_uses() {
+        use CodeOrigin::{
+            Allocator, Dependency, Foreign, Instrumentation, Library, Own, Runtime, Std, Wrapper,
+        };
+        let main = Function::named("shop::main");
+        let own = OwnCode::of([&main].into_iter(), &[], None);
+        let registry = "/root/.cargo/registry/src/index.crates.io-1";
+        for (name, file, expected) in [
+            ("shop::cart::total", "", Own),
+            ("total", "shop/src/cart.rs", Own),
+            ("<alloc::vec::Vec<u32> as shop::Encode>::encode", "shop/src/encode.rs", Own),
+            ("<alloc::vec::Vec<u32> as shop::Encode>::encode", "", Own),
+            ("shop_db::query", "shop/db/src/lib.rs", Own),
+            ("poll<tracing_profiling::awaits::future::Profiled<F>>", "shop/src/main.rs", Own),
+            ("sqlite3VdbeExec", "", Foreign),
+            ("load", "table.c", Foreign),
+            ("sqlx_core::pool::Pool<DB>::acquire", "", Dependency),
+            ("acquire", "sqlx-core-0.8.6/src/pool/mod.rs", Dependency),
+            ("sqlite3VdbeExec", &format!("{registry}/libsqlite3-sys-0.30.1/sqlite3.c"), Dependency),
+            ("shop::serve::{{closure}}", "tokio-1.50.0/src/macros/select.rs", Runtime),
+            ("tokio::task::spawn", "", Runtime),
+            ("tokio::task::spawn", "/home/me/tokio/tokio/src/task.rs", Runtime),
+            (
+                "<tracing::instrument::Instrumented<T> as core::future::Future>::poll",
+                "",
+                Instrumentation,
+            ),
+            ("tracing_profiling::layer::on_enter", "", Instrumentation),
+            ("<F as core::future::future::Future>::poll", "", Std),
+            ("poll<shop::fetch::{async_fn_env#0}>", "/rustc/library/core/src/future/mod.rs", Std),
+            ("sleep", "/usr/src/rustc-1.88.0/library/std/src/thread/mod.rs", Std),
+            ("main", "", Std),
+            ("__rustc::__rust_alloc", "", Allocator),
+            (
+                "<tracing_profiling::awaits::future::Profiled<F> as core::future::future::Future>::poll",
+                "",
+                Wrapper,
+            ),
+            ("poll<shop::fetch::{async_fn_env#0}>", &in_this_crate("awaits/future.rs"), Wrapper),
+            ("{closure#0}<u8>", &in_this_crate("sys/task_waker.rs"), Wrapper),
+            ("note_allocated", &in_this_crate("sys/allocator.rs"), Wrapper),
+        ] {
+            let function = Function { file: file.to_owned(), ..Function::named(name) };
+            assert_eq!(own.origin(&function, false), expected, "{name} {file}");
+        }
+        for (name, file, expected) in [
+            ("__nanosleep", "./time/nanosleep.c", Library),
+            ("main", "", Library),
+            ("plugin::run", "plugin/src/lib.rs", Own),
+        ] {
+            let function = Function { file: file.to_owned(), ..Function::named(name) };
+            assert_eq!(own.origin(&function, true), expected, "{name} {file}");
+        }
+    }
+
+    fn in_this_crate(path: &str) -> String {
+        let sources = file!().strip_suffix("profile/code_origin.rs").unwrap();
+        format!("/anywhere/{}{path}", sources.trim_start_matches('/'))
+    }
+}

@@ -1,0 +1,75 @@
+//! What a sample shows beyond the code on its stack.
+
+use std::fmt;
+
+use super::sample::SampleKind;
+use super::table::handle;
+
+handle! {
+    /// The index of a [`Leaf`].
+    LeafId
+}
+
+/// What was going on where the stack of a sample ends.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Leaf {
+    /// The thread ran.
+    Ran,
+    /// The thread was blocked in this: `sleep`, `read`, `page fault`, `futex 0x7f…` with the address of the lock. Empty if
+    /// unknown.
+    Blocked(String),
+    /// The future waited for what its stack shows.
+    Awaiting,
+    /// The future had been woken, and its executor had other things to do.
+    Delayed {
+        /// The span that was on the executor's thread, if it is known.
+        behind: Option<String>,
+    },
+    /// The thread allocated, or what it had allocated was in use.
+    Allocated,
+    /// That is not known, and why.
+    Unknown(&'static str),
+}
+
+impl Leaf {
+    /// That of a sample of which only the kind is known.
+    pub(super) fn of(kind: SampleKind) -> Self {
+        match kind {
+            SampleKind::OnCpu => Self::Ran,
+            SampleKind::OffCpu => Self::Blocked(String::new()),
+            SampleKind::Await => Self::Awaiting,
+            SampleKind::Delay => Self::Delayed { behind: None },
+            SampleKind::AllocatedBytes
+            | SampleKind::Allocations
+            | SampleKind::InUseBytes
+            | SampleKind::InUseBlocks => Self::Allocated,
+        }
+    }
+
+    /// The innermost frame in formats that have nothing but frames and do not mix kinds of samples; `None` if the code on
+    /// the stack is all.
+    pub(crate) fn frame(&self) -> Option<String> {
+        self.mixed_frame().filter(|_| *self != Self::Awaiting)
+    }
+
+    /// The same in formats that mix kinds of samples.
+    pub(crate) fn mixed_frame(&self) -> Option<String> {
+        Some(self.to_string()).filter(|frame| !frame.is_empty())
+    }
+}
+
+/// In brackets: `[sleep]`, `[await]`, `[scheduling delay behind report]`. Empty if the code on the stack is all.
+impl fmt::Display for Leaf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ran | Self::Allocated => Ok(()),
+            Self::Blocked(call) if call.is_empty() => Ok(()),
+            Self::Blocked(call) => write!(f, "[{call}]"),
+            Self::Awaiting => f.write_str("[await]"),
+            Self::Delayed { behind: None } => f.write_str("[scheduling delay]"),
+            Self::Delayed { behind: Some(span) } => write!(f, "[scheduling delay behind {span}]"),
+            Self::Unknown(why) => write!(f, "[{why}]"),
+        }
+    }
+}
