@@ -1,7 +1,7 @@
 //! The state that the hooks, the handle and the collector share.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use parking_lot::Mutex;
 use tracing::Dispatch;
