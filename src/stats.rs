@@ -266,7 +266,7 @@ counters! {
         dropped_memory,
         /// Samples and waits dropped because the profile had too many, or would have exceeded
         /// [`Builder::export_bytes`](crate::Builder::export_bytes). The remaining ones have their
-        /// weight.
+        /// weight. Profiles of one tree can share samples, which count in each of them.
         downsampled,
         /// Samples whose stack was dropped because too many spans awaited their verdict. The
         /// profile of their root has them as one frame that states this.

@@ -14,7 +14,6 @@ use crate::ids::{SpanId, TraceId};
 use crate::keep::{Callsites, Epoch, KeptSpan};
 use crate::profile::{MappingId, Point, Profile, ProfileId, SampleKind, is_of_dependency};
 use crate::publish::report;
-use crate::redact::Redaction;
 use crate::span::SpanKey;
 use crate::unwind::{Module, Modules, UnwindEnd, Unwinder};
 
@@ -24,7 +23,6 @@ pub(super) struct ProfileInputs<'a> {
     pub(super) pending: &'a Pending,
     pub(super) modules: &'a Modules,
     pub(super) callsites: &'a Callsites,
-    pub(super) redaction: &'a Redaction,
     /// Converts `CLOCK_MONOTONIC_RAW` to Unix time.
     pub(super) unix_offset_ns: i128,
     pub(super) period_ns: u64,
@@ -73,9 +71,8 @@ impl<'a> ProfileInputs<'a> {
         pending: &'a Pending,
         unwinder: &'a Unwinder,
     ) -> Self {
-        let (callsites, redaction) = (&engine.callsites, &*engine.redaction);
-        let (modules, unix_offset_ns, period_ns) = (unwinder.modules(), 0, 0);
-        Self { pending, modules, callsites, redaction, unix_offset_ns, period_ns }
+        let (modules, callsites) = (unwinder.modules(), &engine.callsites);
+        Self { pending, modules, callsites, unix_offset_ns: 0, period_ns: 0 }
     }
 
     pub(super) fn unix_ns(&self, raw_ns: u64) -> u64 {

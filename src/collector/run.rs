@@ -331,7 +331,7 @@ impl Collector {
             self.pending.close(span);
         }
         let admission = &self.engine.admission;
-        let (given_up, by_memory) = self.pending.evict_closed(|root| admission.has_epoch(root));
+        let (given_up, by_memory) = self.pending.evict_closed(|root| admission.has_permit(root));
         let counters = &self.engine.counters;
         let counter = match by_memory {
             true => &counters.samples.dropped_memory,
@@ -501,7 +501,6 @@ impl Collector {
             pending: &self.pending,
             modules: self.unwinder.modules(),
             callsites: &self.engine.callsites,
-            redaction: &self.engine.redaction,
             unix_offset_ns: self.engine.spans.clock().unix_offset_ns(),
             period_ns: self.source.periods().full_ns,
         };

@@ -310,6 +310,11 @@ impl ProfileAdmission {
         self.state.lock().epochs.contains_key(&root)
     }
 
+    /// Whether a profile will be made of the epoch of that root. Of others, spans are only reported.
+    pub(crate) fn has_permit(&self, root: SpanKey) -> bool {
+        self.state.lock().epochs.get(&root).is_some_and(|epoch| epoch.id.is_some())
+    }
+
     /// The roots whose epochs have been open for `linger`.
     pub(crate) fn expired_epochs(&self, linger: Duration) -> Vec<SpanKey> {
         let now_ns = self.health.now_ns();

@@ -47,12 +47,12 @@ const UNREACHED: &str = "there are OpenTelemetry spans, but those of kept spans 
     a `reload::Layer`: add it with `.with(profiling.with_opentelemetry(opentelemetry))`, and without a `reload::Layer`";
 const OTHER_RELEASE: &str = "the layer of tracing-opentelemetry has no spans for the spans that are kept, so these get no \
     attributes: the program has another release of tracing-opentelemetry than 0.34 (`cargo tree -i tracing-opentelemetry` \
-    lists both), or a filter hides the spans from that layer";
+    lists both), a filter hides the spans from that layer, or it has no tracer (`with_tracer`)";
 
 impl UnreachedSpans {
     /// The profiling layer was added to that subscriber.
     pub(crate) fn note_subscriber<S>(&self) {
-        if has_opentelemetry(type_name::<S>()) {
+        if certainly_has_opentelemetry(type_name::<S>()) {
             self.place.store(BEFORE, Ordering::Relaxed);
         }
     }
@@ -103,9 +103,18 @@ impl UnreachedSpans {
     }
 }
 
+const OF_OPENTELEMETRY: &str = "tracing_opentelemetry::layer::";
+
 /// Whether the type with that name is the layer of any release of `tracing-opentelemetry`, or contains it.
 fn has_opentelemetry(name: &str) -> bool {
-    cfg!(feature = "opentelemetry") && name.contains("tracing_opentelemetry::layer::")
+    cfg!(feature = "opentelemetry") && name.contains(OF_OPENTELEMETRY)
+}
+
+/// The same, without an `Option` around it, which can be `None`.
+fn certainly_has_opentelemetry(name: &str) -> bool {
+    let before = name.split_once(OF_OPENTELEMETRY).map(|(before, _)| before);
+    has_opentelemetry(name)
+        && before.is_some_and(|before| !before.contains("core::option::Option<"))
 }
 
 /// Where the layer of `tracing-opentelemetry` is, if a layer of that type is around the profiling layer.
@@ -116,9 +125,7 @@ fn place_around(name: &str) -> Option<u8> {
     if reloaded.any(of_first) {
         return Some(IN_RELOAD);
     }
-    // An `Option` can be `None`.
-    let is_there = !name.starts_with("core::option::Option<");
-    (is_there && has_opentelemetry(name)).then_some(AFTER)
+    certainly_has_opentelemetry(name).then_some(AFTER)
 }
 
 #[cfg(all(test, feature = "opentelemetry"))]
@@ -169,6 +176,7 @@ mod tests {
         assert_eq!(place::<InReload<Option<Otel<Registry>>>>(), Some(IN_RELOAD));
         assert_eq!(place::<InReload<Reloadable>>(), Some(IN_RELOAD));
         assert_eq!(place::<Option<Otel<Registry>>>(), None);
+        assert_eq!(place::<Filtered<Option<Otel<Registry>>, LevelFilter, Registry>>(), None);
         assert_eq!(place::<InReload<LevelFilter>>(), None);
     }
 
@@ -176,6 +184,9 @@ mod tests {
     fn what_types_show_needs_no_closing_spans() {
         let unreached = UnreachedSpans::default();
         unreached.note_subscriber::<Registry>();
+        assert_eq!(unreached.take_warning(), None);
+        // It may be `None`.
+        unreached.note_subscriber::<Option<Otel<()>>>();
         assert_eq!(unreached.take_warning(), None);
         unreached.note_subscriber::<Otel<()>>();
         assert_eq!(unreached.take_warning(), Some(WRONG_ORDER));

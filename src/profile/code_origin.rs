@@ -153,15 +153,14 @@ impl OwnCode {
 fn is_wrapper(Function { name, file, .. }: &Function) -> bool {
     const MODULES: [&str; 3] = ["awaits::", "sys::task_waker::", "sys::allocator::"];
     const FILES: [&str; 3] = ["awaits/", "sys/task_waker.rs", "sys/allocator.rs"];
-    match crate_of(name) {
-        Some(_) => {
-            let path = without_sigils(name).strip_prefix("tracing_profiling::");
-            path.is_some_and(|path| MODULES.iter().any(|module| path.starts_with(module)))
-        }
-        // Inlined functions have no path.
-        None => path_in_this_crate(file)
-            .is_some_and(|path| FILES.iter().any(|file| path.starts_with(file))),
+    let is_in_file = path_in_this_crate(file)
+        .is_some_and(|path| FILES.iter().any(|file| path.starts_with(file)));
+    // Inlined functions have no path, and a trait of the program can have methods for wrappers.
+    if crate_of(name).is_none() || !file.is_empty() && !is_in_file {
+        return is_in_file;
     }
+    let path = without_sigils(name).strip_prefix("tracing_profiling::");
+    path.is_some_and(|path| MODULES.iter().any(|module| path.starts_with(module)))
 }
 
 /// The part of a path below this crate's sources, wherever they were when it was built.
@@ -526,6 +525,9 @@ mod tests {
             let function = Function { file: file.to_owned(), ..Function::named(name) };
             assert_eq!(own.origin(&function, false), expected, "{name} {file}");
         }
+        let name = "<tracing_profiling::awaits::future::Profiled<F> as shop::Retry>::retry";
+        let of_program = Function { file: "shop/src/retry.rs".to_owned(), ..Function::named(name) };
+        assert_ne!(own.origin(&of_program, false), Wrapper);
         for (name, file, expected) in [
             ("__nanosleep", "./time/nanosleep.c", Library),
             ("main", "", Library),

@@ -264,9 +264,12 @@ impl Rebuilding<'_> {
             }
             for line in &location.lines {
                 let origin = self.to.origin(line.function);
-                let name = self.to.function(line.function).map_or("", |function| &function.name);
+                let function = self.to.function(line.function);
+                let name = function.map_or("", |function| &function.name);
                 is_innermost &= trim.leaves_out(origin, name);
-                let is_left_out = is_innermost || origin == CodeOrigin::Wrapper;
+                // Without line tables it may have the program's code, which was inlined into it.
+                let is_known = function.is_some_and(|function| !function.file.is_empty());
+                let is_left_out = is_innermost || is_known && origin == CodeOrigin::Wrapper;
                 left_out.push(is_left_out);
                 is_code_left |= !is_left_out;
             }
@@ -582,8 +585,11 @@ mod tests {
                 continue;
             }
             let lines = names.split(" + ").map(|name| {
-                let function = profile.add_function(Function::named(name));
-                Line { function, line: 1, column: 0 }
+                let mut function = Function::named(name.trim_end_matches(" without lines"));
+                if name.contains("tracing_profiling::") && !name.ends_with(" without lines") {
+                    "src/awaits/future.rs".clone_into(&mut function.file);
+                }
+                Line { function: profile.add_function(function), line: 1, column: 0 }
             });
             let lines = lines.collect();
             let (mapping, kind, is_inferred) = (Some(mapping), FrameKind::Rust, false);
@@ -638,6 +644,10 @@ mod tests {
                 "[cut]"
             ]
         );
+        // The program's code may have been inlined into it.
+        let stack = ["tracing_profiling::awaits::record::Observed::poll without lines", "tokio::f"];
+        let ran = await_names(SampleKind::OnCpu, &stack);
+        assert_eq!(ran, ["tracing_profiling::awaits::record::Observed::poll", "tokio::f"]);
         let wrapper = ["tracing_profiling::awaits::record::Observed::poll", "[cut]"];
         assert_eq!(await_names(SampleKind::OnCpu, &wrapper), wrapper, "nothing else is left");
         // Nothing else is left.

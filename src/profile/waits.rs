@@ -1,5 +1,6 @@
 //! What most of the time and of the memory of a profile was spent in, and its waits.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::time::Duration;
@@ -90,22 +91,27 @@ impl Profile {
     /// names is one entry for each file, and for each place in memory that is in no file: `shop+0x1a2b..0x1c00` has the
     /// first and the last address.
     pub fn functions_by(&self, kind: SampleKind) -> Vec<(String, u64)> {
-        let mut own: HashMap<&str, u64> = HashMap::new();
+        let mut own: HashMap<Cow<'_, str>, u64> = HashMap::new();
         let mut unnamed: BTreeMap<_, BTreeMap<u64, (LocationId, u64)>> = BTreeMap::new();
         for sample in self.of_kind(kind) {
-            let Some(leaf) = self.location_ids(sample.stack).next() else { continue };
+            let weight: u64 = sample.points.iter().map(|point| point.weight).sum();
+            let Some(leaf) = self.location_ids(sample.stack).next() else {
+                if let Some(frame) = self.leaf(sample.leaf).and_then(Leaf::frame) {
+                    *own.entry(frame.into()).or_default() += weight;
+                }
+                continue;
+            };
             let Some(location) = self.location(leaf) else { continue };
             let function = location.lines.last().and_then(|line| self.function(line.function));
-            let weight: u64 = sample.points.iter().map(|point| point.weight).sum();
             match function {
-                Some(function) => *own.entry(&*function.name).or_default() += weight,
+                Some(function) => *own.entry((&*function.name).into()).or_default() += weight,
                 None => {
                     let of_file = unnamed.entry(location.mapping).or_default();
                     of_file.entry(location.address).or_insert((leaf, 0)).1 += weight;
                 }
             }
         }
-        let named = own.into_iter().map(|(name, weight)| (name.to_owned(), weight));
+        let named = own.into_iter().map(|(name, weight)| (name.into_owned(), weight));
         let unnamed = unnamed.iter().flat_map(|(mapping, code)| {
             let mut groups: Vec<(LocationId, Range<u64>, u64)> = Vec::new();
             for (address, (location, weight)) in code {
@@ -300,6 +306,17 @@ mod tests {
     use super::*;
     use crate::facts::{Facts, TimeBreakdown};
     use crate::profile::{Line, Mapping, Point, ProfileId};
+
+    #[test]
+    fn functions_have_the_samples_without_a_stack() {
+        let mut profile = Profile::new(ProfileId::for_test(1), 10);
+        let leaf = profile.add_leaf(Leaf::Unknown("allocated: stack not copied"));
+        let (stack, kind) = (profile.add_stack(Vec::new()), SampleKind::AllocatedBytes);
+        let point = Point { time_unix_ns: 1, weight: 7, thread: None };
+        profile.add_sample_at(kind, (stack, leaf), None, point);
+        let functions = profile.functions_by(kind);
+        assert_eq!(functions, [("[allocated: stack not copied]".to_owned(), 7)]);
+    }
 
     fn frames<'a>(names: &[&'a str]) -> Vec<SourceFunction<'a>> {
         let frame = |name: &&'a str| {
