@@ -796,10 +796,10 @@ async function indexList(page) {
 /** The parts of idle time, in an entry with them and in one of an earlier release. */
 async function indexAwaits(page) {
     const [entry] = await keptNow();
-    assert.ok(entry.await_ms + entry.delay_ms <= entry.idle_ms, JSON.stringify(entry));
+    assert.ok(entry.await_ms + entry.scheduling_delay_ms <= entry.idle_ms, JSON.stringify(entry));
     const times = { cpu_known: true, wall_ms: 100, on_cpu_ms: 5, off_cpu_ms: 15, idle_ms: 80 };
-    const { await_ms, delay_ms, ...earlier } = { ...entry, ...times };
-    await page.route(`${base}kept`, fulfil([{ ...earlier, id: "new", await_ms: 50, delay_ms: 10 }, earlier]));
+    const { await_ms, scheduling_delay_ms, ...earlier } = { ...entry, ...times };
+    await page.route(`${base}kept`, fulfil([{ ...earlier, id: "new", await_ms: 50, scheduling_delay_ms: 10 }, earlier]));
     await openIndex(page);
     assert.deepEqual(await page.locator("#spans td.wall small").allInnerTexts(), [
         "on-CPU 5.00 ms + off-CPU 15.0 ms + await 50.0 ms + scheduling delay 10.0 ms + unexplained idle 20.0 ms",

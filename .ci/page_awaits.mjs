@@ -85,7 +85,7 @@ export function awaits(data) {
             subtree_on_cpu: on_cpu * MS,
             off_cpu: off_cpu * MS,
         },
-        ...{ await: awaiting * MS, delay: delay * MS, idle: idle * MS, busy: (on_cpu + off_cpu) * MS },
+        ...{ await: awaiting * MS, scheduling_delay: delay * MS, idle: idle * MS, busy: (on_cpu + off_cpu) * MS },
     });
     const kept = [
         { name: "GET /upstream", span: request, ...times(0, 2060, 30, 50, 1680, 300, 1980) },
@@ -114,7 +114,7 @@ export function older(data) {
     const { kept, samples, ...same } = awaits(data);
     for (const span of kept) {
         delete span.await;
-        delete span.delay;
+        delete span.scheduling_delay;
     }
     let now = 0,
         last = 0;

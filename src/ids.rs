@@ -207,6 +207,15 @@ impl SpanKey {
     }
 }
 
+/// The ids under which OpenTelemetry exports a span.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TraceIds {
+    pub(crate) trace: TraceId,
+    pub(crate) span: SpanId,
+    /// Whether the trace is exported at all.
+    pub(crate) is_sampled: bool,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

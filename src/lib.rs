@@ -46,7 +46,7 @@
 //!   [`ProfilingAllocator`].
 //! - One log event (target `tracing_profiling`) that states what was kept, why, and where the profile is. In code,
 //!   [`Builder::on_kept`] is called.
-//! - With `tracing-opentelemetry`, attributes on the exported span that link to the profile ([`SPAN_ATTRIBUTES`]), and
+//! - With `tracing-opentelemetry`, attributes on the exported span that link to the profile ([`span_attributes`]), and
 //!   the trace and span ids on every sample.
 //! - Names of functions, files and spans, and the values of the fields in [`Builder::fields`]. [`Redaction`] removes more.
 //! - [`Stats`], with a separate counter for each way to lose data.
@@ -186,6 +186,7 @@ mod control;
 pub mod encode;
 mod error;
 pub mod export;
+mod facts;
 mod handle;
 #[cfg(feature = "sighup")]
 mod hangup;
@@ -286,20 +287,18 @@ pub use error::{Error, ErrorKind};
 #[cfg_attr(docsrs, doc(cfg(any(feature = "otlp-grpc", feature = "otlp-http"))))]
 pub use export::{Compression, OtlpBuilder, OtlpExporter, Protocol};
 pub use export::{Directory, ExportError, Exported, Exporter, Format};
+pub use facts::{Facts, Hardware, Measure, Reason, Reasons, TimeBreakdown, Unit};
 pub use handle::{FlushGuard, Handle};
 pub use ids::{InvalidId, ProfileId, SpanId, TraceId};
 pub use interest::WithOpenTelemetry;
-pub use keep::{
-    Condition, Keep, Kept, KeptSpan, NoProfile, Reason, Reasons, Rule, Rules, TimeOrShare,
-};
+pub use keep::{Condition, Keep, Kept, KeptSpan, NoProfile, Rule, Rules, Threshold};
 pub use layer::ProfilingLayer;
-pub use otel::{LinkTo, SPAN_ATTRIBUTES};
+pub use otel::{LinkTo, span_attributes};
 pub use profile::{Profile, Resource};
 pub use publish::{OpenSpan, OpenState};
 pub use redact::Redaction;
 pub use sampler::Source;
 pub use self_test::SelfTest;
-pub use span::{Hardware, TimeBreakdown};
 pub use stats::{
     AllocationStats, AwaitStats, ProfileStats, ReportStats, RuleStats, SampleStats, SamplingStats,
     SpanStats, StackStats, Stats, ThreadStats, WaitStats,

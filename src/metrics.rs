@@ -3,8 +3,8 @@
 use opentelemetry::KeyValue;
 use opentelemetry::metrics::Meter;
 
+use crate::facts::Reason;
 use crate::handle::Handle;
-use crate::keep::Reason;
 use crate::stats::Stats;
 
 /// The name, unit and description of a metric, and its values.
@@ -34,7 +34,7 @@ const COUNTERS: &[Instrument] = &[
         unit: "{span}",
         about: "Spans that were kept; one that was kept for several reasons counts for each",
         numbers: Numbers::Each("reason", |stats| {
-            Reason::ALL.iter().map(|reason| (reason.as_str(), stats.kept_for(*reason))).collect()
+            Reason::all().map(|reason| (reason.as_str(), stats.kept_for(reason))).collect()
         }),
     },
     Instrument {

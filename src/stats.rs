@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crossbeam::utils::CachePadded;
 
+use crate::facts::{Reason, Reasons};
 use crate::sys::{Allocations, STRIPES, own_stripe};
 
 macro_rules! counters {
@@ -20,6 +21,7 @@ macro_rules! counters {
         #[non_exhaustive]
         pub struct Stats {
             $($(#[doc = $group_doc])+ pub $group: $stats,)+
+            kept_for: KeptFor<u64>,
         }
 
         $(
@@ -37,10 +39,15 @@ macro_rules! counters {
         )+
 
         impl Stats {
-            /// All counters with their names, `group.field` (`samples.taken`), in the order of declaration. Names
-            /// may be added; none changes its meaning.
+            /// All counters with their names, `group.field` (`samples.taken`), in the order of declaration, and then
+            /// those of [`kept_for`](Self::kept_for), as `spans.kept_for_latency`. Names may be added; none changes
+            /// its meaning.
             pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
-                [$($((concat!(stringify!($group), ".", stringify!($name)), self.$group.$name),)+)+].into_iter()
+                let stats = *self;
+                let kept_for = move |reason: Reason| (reason.counter(), stats.kept_for(reason));
+                [$($((concat!(stringify!($group), ".", stringify!($name)), self.$group.$name),)+)+]
+                    .into_iter()
+                    .chain(Reason::all().map(kept_for))
             }
         }
 
@@ -48,6 +55,7 @@ macro_rules! counters {
         #[derive(Debug, Default)]
         pub(crate) struct Counters {
             $(pub(crate) $group: $counters,)+
+            kept_for: KeptFor<AtomicU64>,
             roots: AllocatedByRoots,
         }
 
@@ -55,6 +63,7 @@ macro_rules! counters {
             pub(crate) fn snapshot(&self) -> Stats {
                 let mut stats = Stats {
                     $($group: $stats { $($name: self.$group.$name.load(Ordering::Relaxed),)+ },)+
+                    kept_for: KeptFor(self.kept_for.0.each_ref().map(|count| count.load(Ordering::Relaxed))),
                 };
                 self.roots.add_to(&mut stats.allocations);
                 stats
@@ -63,7 +72,22 @@ macro_rules! counters {
     };
 }
 
+/// By the numbers of reasons.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct KeptFor<T>([T; Reason::COUNT]);
+
+impl<T: Default> Default for KeptFor<T> {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| T::default()))
+    }
+}
+
 impl Stats {
+    /// How many spans were kept for that reason. A span kept for several reasons counts for each of them.
+    pub fn kept_for(&self, reason: Reason) -> u64 {
+        self.kept_for.0.get(reason.number()).copied().unwrap_or(0)
+    }
+
     /// The share of the on-CPU time of kept spans in which their threads were sampled, from 0 to 1. The rest is the
     /// time before the spans were old, and of threads that could not be sampled.
     pub fn share_covered(&self) -> f64 {
@@ -75,6 +99,13 @@ impl Stats {
 }
 
 impl Counters {
+    /// Counts a span that was kept for these reasons.
+    pub(crate) fn add_kept(&self, reasons: Reasons) {
+        Self::add(&self.spans.kept, 1);
+        let counters = reasons.iter().filter_map(|reason| self.kept_for.0.get(reason.number()));
+        counters.for_each(|counter| Self::add(counter, 1));
+    }
+
     /// Profiles with an id that reached neither the receiver nor a directory.
     pub(crate) fn profiles_lost(&self) -> u64 {
         let lost = [
@@ -134,41 +165,6 @@ counters! {
         /// Spans kept, for any reason. A span that was kept while open, and again at its close,
         /// counts twice.
         kept,
-        /// Spans kept because they took too long. A span kept for several reasons counts for each
-        /// of them; [`Stats::kept_for`] returns the count of one reason.
-        kept_for_latency,
-        /// Spans kept because their last exit came too late.
-        kept_for_last_exit,
-        /// Spans kept because they failed.
-        kept_for_error,
-        /// Spans kept for the on-CPU time of their subtree.
-        kept_for_on_cpu,
-        /// Spans kept for their own on-CPU time.
-        kept_for_own_on_cpu,
-        /// Spans kept for their off-CPU time.
-        kept_for_off_cpu,
-        /// Spans kept for their idle time.
-        kept_for_idle,
-        /// Spans kept for the time that they awaited.
-        kept_for_await,
-        /// Spans kept for their scheduling delay.
-        kept_for_delay,
-        /// Spans kept for the bytes that they allocated.
-        kept_for_alloc,
-        /// Spans kept for the number of their allocations.
-        kept_for_allocs,
-        /// Spans kept because they were slower than a percentile of the spans of their name.
-        kept_for_percentile,
-        /// Spans kept by the condition `always`.
-        kept_for_always,
-        /// Spans kept by the condition `one_in`.
-        kept_for_one_in,
-        /// Spans kept while they hung.
-        kept_for_hung,
-        /// Spans kept because they were open for too long.
-        kept_for_open,
-        /// Spans kept because the program requested it.
-        kept_for_forced,
         /// On-CPU time of kept spans at their close, in nanoseconds. A kept span inside another one
         /// counts in both.
         kept_on_cpu_ns,

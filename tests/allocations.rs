@@ -28,7 +28,9 @@ use std::task::{Context, Poll, Waker};
 use mimalloc::MiMalloc;
 use support::{Log, Setup};
 use tracing::{Instrument, Span, info_span};
-use tracing_profiling::{Allocations, KeptSpan, ProfilingAllocator, ProfilingLayer, Reason};
+use tracing_profiling::{
+    Allocations, KeptSpan, Measure, ProfilingAllocator, ProfilingLayer, Reason,
+};
 use tracing_subscriber::prelude::*;
 
 /// Bytes and calls of allocations and frees.
@@ -341,7 +343,8 @@ fn rules_judge_what_was_allocated() {
         .collect();
     // A span with a profile is reported once that is exported, and the other one at once.
     reasons.sort_unstable_by_key(|(name, _)| *name);
-    let expected = [("bytes", vec![Reason::Allocated]), ("calls", vec![Reason::Allocations])];
+    let above = |measure| vec![Reason::Above(measure)];
+    let expected = [("bytes", above(Measure::Allocated)), ("calls", above(Measure::Allocations))];
     assert_eq!(reasons, expected);
 }
 

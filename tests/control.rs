@@ -174,7 +174,7 @@ fn replacing_rules_a_thousand_times_under_load_loses_and_mixes_no_verdict() {
     setup.flush();
     let stats = setup.handle.stats();
     // Each kept span has exactly one reason, `always` or `error`.
-    let by_reason = Reason::ALL.map(|reason| stats.kept_for(reason)).iter().sum::<u64>();
+    let by_reason = Reason::all().map(|reason| stats.kept_for(reason)).sum::<u64>();
     assert_eq!(by_reason, stats.spans.kept, "one reason each: {stats:?}");
     assert_eq!(stats.spans.kept, stats.kept_for(Reason::Always) + stats.kept_for(Reason::Error));
     assert!(stats.kept_for(Reason::Always) > 0 && stats.kept_for(Reason::Error) > 0, "{stats:?}");

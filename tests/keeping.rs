@@ -18,7 +18,7 @@ use support::Nanos as _;
 use support::{HAS_STACKS, PLENTY, Setup, burn, functions, has_perf, points_in, taken};
 use tracing::{Level, info_span};
 use tracing_profiling::export::{ExportError, Exported, Exporter, Memory};
-use tracing_profiling::{NoProfile, Profile, Reason, Source};
+use tracing_profiling::{Measure, NoProfile, Profile, Reason, Source};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -39,10 +39,11 @@ fn every_kept_span_is_reported_or_counted_when_its_limit_is_used_up() {
                     }
                 }
             });
-            let stats = setup.handle.stats().spans;
+            let all = setup.handle.stats();
+            let stats = all.spans;
             let reported: usize = setup.kept().iter().map(|kept| kept.spans.len()).sum();
             let what = format!("{per_minute}, {has_values}: {stats:?}");
-            assert_eq!((stats.kept, stats.kept_for_always), (COUNT, COUNT), "{what}");
+            assert_eq!((stats.kept, all.kept_for(Reason::Always)), (COUNT, COUNT), "{what}");
             assert_eq!(stats.kept_without_samples, COUNT, "{what}");
             assert_eq!(stats.kept_unreported + reported as u64, COUNT, "{what}");
             // Some more come while the test takes its time.
@@ -87,7 +88,7 @@ fn a_span_over_its_threshold_is_kept_and_no_other() {
     assert_eq!(setup.kept_names(), [["slow"]]);
     let kept = &setup.kept()[0];
     let span = &kept.spans[0];
-    assert!(span.reasons().contains(Reason::Latency));
+    assert!(span.reasons().contains(Reason::Above(Measure::Wall)));
     assert!(!span.reasons().contains(Reason::Error));
     let account = span.times();
     assert!(account.wall().ns() >= 100_000_000);
@@ -188,7 +189,7 @@ fn a_panic_fails_the_spans_that_it_unwinds_and_none_that_are_dropped_by_it() {
         info_span!("later").in_scope(|| ());
     });
     assert_eq!(setup.kept_names(), [["outer", "inner"]]);
-    assert_eq!(setup.handle.stats().spans.kept_for_error, 2);
+    assert_eq!(setup.handle.stats().kept_for(Reason::Error), 2);
 }
 
 #[test]
@@ -226,7 +227,7 @@ fn a_panic_fails_the_request_that_is_polled_and_none_that_its_executor_drops() {
     let mut kept = setup.kept_names().concat();
     kept.sort_unstable();
     assert_eq!(kept, ["guilty", "query"]);
-    assert_eq!(setup.handle.stats().spans.kept_for_error, 2);
+    assert_eq!(setup.handle.stats().kept_for(Reason::Error), 2);
 }
 
 #[test]
@@ -881,7 +882,9 @@ fn the_title_names_the_outer_of_two_kept_spans() {
         return;
     }
     let profile = &setup.profiles()[0];
-    assert_eq!(profile.title, "request · kept: latency");
+    // On a busy machine it is preempted for a tenth of its time.
+    let parts = profile.title.split(" · ").filter(|part| !part.ends_with(" preempted"));
+    assert_eq!(parts.collect::<Vec<_>>(), ["request", "kept: latency"], "{}", profile.title);
 }
 
 #[test]

@@ -78,7 +78,7 @@ async fn the_state_has_every_counter() {
     assert_eq!(state["enabled"], true);
     assert_eq!(state["rules"], "0s|error,noisy=off");
     assert_eq!(state["source"], setup.handle.source());
-    assert_eq!(state["kept"].as_object().unwrap().len(), Reason::ALL.len());
+    assert_eq!(state["kept"].as_object().unwrap().len(), Reason::all().count());
     assert_eq!(state["kept"]["latency"], 1);
     assert_eq!(state["kept"]["error"], 0);
     let stats = state["stats"].as_object().unwrap();

@@ -94,7 +94,7 @@ fn counters_are_exported_as_metrics() {
     assert!(one("threads.unsampled") <= 1.0);
 
     let kept = &found["tracing_profiling.spans.kept"].1;
-    assert_eq!(kept.len(), Reason::ALL.len());
+    assert_eq!(kept.len(), Reason::all().count());
     assert_eq!((kept["reason=latency"], kept["reason=error"]), (2.0, 1.0));
     let dropped = &found["tracing_profiling.profiles.dropped"].1;
     assert_eq!(dropped["cause=export_failed"], 0.0);

@@ -13,8 +13,8 @@ use axum::Router;
 use support::{HAS_STACKS, PLENTY, burn};
 use tracing::info_span;
 use tracing_profiling::encode::{HtmlContext, html};
-use tracing_profiling::profile::{Profile, ProfiledSpan, SampleKind};
-use tracing_profiling::{Directory, ProfilingLayer, Resource};
+use tracing_profiling::profile::{Profile, SampleKind};
+use tracing_profiling::{Directory, Facts, ProfilingLayer, Resource};
 use tracing_subscriber::prelude::*;
 
 const MS: Duration = Duration::from_millis(1);
@@ -71,12 +71,10 @@ fn hostile() -> Profile {
     profile.notes = attacks.map(str::to_owned).to_vec();
     profile.losses = attacks.map(str::to_owned).to_vec();
     for attack in attacks {
-        let mut span = ProfiledSpan::default();
-        for text in
-            [&mut span.name, &mut span.span, &mut span.target, &mut span.reasons, &mut span.rule]
-        {
-            attack.clone_into(text);
-        }
+        let mut span = Facts::default();
+        span.span = attack.to_owned().into();
+        span.target = attack.to_owned().into();
+        span.rule = attack.into();
         span.fields = vec![("http.route", attack.to_owned())];
         profile.spans.push(span);
     }

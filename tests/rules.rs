@@ -11,7 +11,7 @@ use support::Nanos as _;
 use support::{HAS_STACKS, PLENTY, Setup, burn};
 use tracing::field::Empty;
 use tracing::{Span, error, info_span};
-use tracing_profiling::{KeptSpan, Reason, Reasons, Source};
+use tracing_profiling::{KeptSpan, Measure, Reason, Reasons, Source};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -160,8 +160,8 @@ fn on_cpu_judges_the_subtree_and_own_on_cpu_the_span_alone() {
     let both = || ("both", "on_cpu|own_on_cpu".to_owned());
     let expected = vec![both(), both(), ("subtree", "on_cpu".to_owned())];
     assert_eq!(kept, if HAS_STACKS { expected } else { vec![] });
-    let of = |reason| setup.handle.stats().kept_for(reason);
-    assert!(!HAS_STACKS || (of(Reason::OnCpu), of(Reason::OwnOnCpu)) == (3, 2));
+    let of = |measure| setup.handle.stats().kept_for(Reason::Above(measure));
+    assert!(!HAS_STACKS || (of(Measure::SubtreeOnCpu), of(Measure::OnCpu)) == (3, 2));
 }
 
 const SEGMENTS: u32 = 5;
@@ -417,7 +417,8 @@ fn all_reasons_of_a_span_are_reported() {
     });
     assert_eq!(kept(&setup), [("span", "latency|error|idle|always".to_owned())]);
     let stats = setup.handle.stats();
-    for reason in [Reason::Latency, Reason::Error, Reason::Idle, Reason::Always] {
+    let [latency, idle] = [Measure::Wall, Measure::Idle].map(Reason::Above);
+    for reason in [latency, Reason::Error, idle, Reason::Always] {
         assert_eq!(stats.kept_for(reason), 1, "{reason:?}");
     }
     assert_eq!((stats.spans.kept, stats.spans.seen), (1, 1));

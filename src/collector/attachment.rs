@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::budget::Share;
 use super::demand::{Cost, Demand, DemandBudgets, Why};
 use super::sampled::SampledThread;
-use crate::sampler::{ArmThreads as _, Rate, Sampler, switched_out};
+use crate::sampler::{ArmThreads as _, Rate, Sampler, SwitchRing};
 
 /// Whether a thread is sampled, and what decides that.
 #[derive(Debug)]
@@ -274,7 +274,7 @@ impl SampledThread {
         let is_other = now_ns.abs_diff(period_ns) > now_ns.min(period_ns) / 2
             || by_timer && arming.has_switch_records()
             || !by_timer && self.has_timer_for_switches();
-        let out = self.cursor.switches().and_then(|ring| switched_out(ring));
+        let out = self.cursor.switches().and_then(SwitchRing::switched_out);
         self.cursor.is_attached() && is_other && out.is_none_or(|out| out.preempted)
     }
 

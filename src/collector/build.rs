@@ -7,13 +7,13 @@ use super::engine::Engine;
 use super::pending::{NewSample, Pending, PendingSpan, StoredSample};
 use super::stack::StackEntry;
 use super::tables::{SpanDetail, Tables};
+use crate::facts::Facts;
 use crate::ids::{SpanId, TraceId};
-use crate::keep::{Callsites, Epoch};
+use crate::keep::{Callsites, Epoch, KeptSpan};
 use crate::profile::{
-    LinkId, MappingId, Profile, ProfileId, ProfiledSpan, SampleKind, Selection, is_of_dependency,
+    LinkId, MappingId, Profile, ProfileId, SampleKind, Selection, is_of_dependency,
 };
 use crate::publish::report;
-use crate::redact::Redaction;
 use crate::span::SpanKey;
 use crate::unwind::{Module, Modules, Unwinder};
 
@@ -23,7 +23,6 @@ pub(super) struct ProfileInputs<'a> {
     pub(super) pending: &'a Pending,
     pub(super) modules: &'a Modules,
     pub(super) callsites: &'a Callsites,
-    pub(super) redaction: &'a Redaction,
     /// Converts `CLOCK_MONOTONIC_RAW` to Unix time.
     pub(super) unix_offset_ns: i128,
     pub(super) period_ns: u64,
@@ -58,9 +57,8 @@ const MOST_LISTED: usize = 64;
 impl<'a> ProfileInputs<'a> {
     /// Without times, as for stacks that no span has.
     pub(super) fn new(engine: &'a Engine, pending: &'a Pending, unwinder: &'a Unwinder) -> Self {
-        let (callsites, redaction) = (&engine.callsites, &*engine.redaction);
-        let (modules, unix_offset_ns, period_ns) = (unwinder.modules(), 0, 0);
-        Self { pending, modules, callsites, redaction, unix_offset_ns, period_ns }
+        let (modules, callsites) = (unwinder.modules(), &engine.callsites);
+        Self { pending, modules, callsites, unix_offset_ns: 0, period_ns: 0 }
     }
 
     pub(super) fn unix_ns(&self, raw_ns: u64) -> u64 {
@@ -141,10 +139,10 @@ impl ProfileAssembler<'_> {
         }
         let Tables { mut profile, modules, .. } = tables;
         self.place_in_time(&mut profile, epoch);
-        report::describe(&mut profile, epoch, &topmost, &losses, self.inputs.redaction);
+        report::describe(&mut profile, epoch, &topmost, &losses);
         profile.notes.extend(detail.note().map(str::to_owned));
         profile.losses.extend(detail.note().map(str::to_owned));
-        profile.spans = self.profiled_spans(epoch, &topmost);
+        profile.spans = self.facts(epoch, &topmost);
         Built { profile, modules, spans: all, downsampled, losses }
     }
 
@@ -213,7 +211,7 @@ impl ProfileAssembler<'_> {
     fn off_cpu_of_waits(&self, epoch: &Epoch, topmost: &[SpanKey], waited_ns: u64) -> Option<u64> {
         let accounts = || {
             let spans = epoch.kept.iter().filter(|span| topmost.contains(&span.key));
-            spans.map(|span| &span.account)
+            spans.map(KeptSpan::times)
         };
         // These accounts do not include waits on other threads.
         let is_all =
@@ -236,27 +234,18 @@ impl ProfileAssembler<'_> {
         self.inputs.pending.topmost(&kept)
     }
 
-    fn profiled_spans(&self, epoch: &Epoch, topmost: &[SpanKey]) -> Vec<ProfiledSpan> {
+    /// The facts of the kept spans, with what only their tree says.
+    fn facts(&self, epoch: &Epoch, topmost: &[SpanKey]) -> Vec<Facts> {
         let kept = report::outermost_first(&epoch.kept).into_iter().take(MOST_LISTED);
-        let profiled = kept.map(|span| ProfiledSpan {
-            name: report::full_name(&span, self.inputs.redaction),
-            span: self.inputs.redaction.redact_span(span.name()).into_owned(),
-            target: self.inputs.redaction.redact_function(span.target()).into_owned(),
-            fields: span.values.to_vec(),
-            reasons: span.reasons.to_string(),
-            rule: self.inputs.redaction.redact_span(&span.rule.text).into_owned(),
-            is_open: span.is_open,
+        let own_file =
+            |span: &KeptSpan| span.metadata.file().filter(|file| !is_of_dependency(file));
+        let facts = kept.map(|span| Facts {
             is_topmost: topmost.contains(&span.key),
-            own_file: span
-                .metadata
-                .file()
-                .filter(|file| !is_of_dependency(file))
-                .unwrap_or_default(),
-            times: span.account,
-            ids: span.trace_ids(),
+            own_file: own_file(&span).unwrap_or_default(),
             start_unix_ns: self.inputs.unix_ns(span.opened_ns),
+            ..span.facts
         });
-        profiled.collect()
+        facts.collect()
     }
 
     /// From the start of the first kept span to the end of the last, extended so that it contains all samples.
@@ -264,7 +253,7 @@ impl ProfileAssembler<'_> {
         let kept = &epoch.kept;
         let begins = kept.iter().map(|span| self.inputs.unix_ns(span.opened_ns));
         let ends =
-            kept.iter().map(|span| self.inputs.unix_ns(span.opened_ns + span.account.wall_ns));
+            kept.iter().map(|span| self.inputs.unix_ns(span.opened_ns + span.times().wall_ns));
         let points = || profile.samples().iter().flat_map(|sample| &sample.points);
         let first = begins.chain(points().map(|p| p.time_unix_ns)).min().unwrap_or(0);
         let last = ends.chain(points().map(|p| p.time_unix_ns + 1)).max().unwrap_or(0);

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::demand::Cost;
-use crate::sampler::{Arming, Sampler, SpanInterval, ThreadShared, switches_between};
-use crate::sys::{self, PerfRing, TimerRing};
+use crate::sampler::{Arming, Sampler, SpanInterval, SwitchRing, ThreadShared, switches_between};
+use crate::sys::{self, TimerRing};
 
 /// The position of reading a thread's rings, and what attributes samples to spans from there on.
 #[derive(Debug)]
@@ -53,7 +53,7 @@ impl ThreadCursor {
     }
 
     /// The ring with the context switches, if there is one.
-    pub(super) fn switches(&self) -> Option<&PerfRing> {
+    pub(super) fn switches(&self) -> Option<&SwitchRing> {
         self.arming.switches.as_deref()
     }
 

@@ -1,7 +1,7 @@
 //! The state that the hooks, the handle and the collector share.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use parking_lot::Mutex;
 use tracing::Dispatch;
@@ -16,9 +16,8 @@ use super::running_source::RunningSource;
 use crate::allocations;
 use crate::awaits;
 use crate::error::Error;
-use crate::keep::{
-    Callsite, Callsites, FieldValues, KeptSpan, ProfileAdmission, Reasons, Rules, SpanLink,
-};
+use crate::facts::{Facts, Reasons};
+use crate::keep::{Callsite, Callsites, FieldValues, KeptSpan, ProfileAdmission, Rules, SpanLink};
 use crate::log::LogEvent;
 use crate::otel::{LinkTo, OtelSettings, OtelSpan, UnreachedSpans};
 use crate::profile::ProfileId;
@@ -31,6 +30,7 @@ use crate::span::{
 };
 use crate::stats::{Counters, Stats};
 use crate::sys::{self, Uncounted, Waker};
+use crate::text::beginning;
 
 /// Finds the OpenTelemetry span of a closing span, or of one around it that was entered.
 pub(crate) type FindOtel<'a> = &'a dyn Fn(RegistryId) -> Option<OtelSpan>;
@@ -302,24 +302,29 @@ impl Engine {
     ) -> (KeptSpan, bool) {
         let clock = self.spans.clock();
         let open_ns = clock.raw_ns(clock.now()).saturating_sub(closing.opened_ns);
+        let (redaction, values) = (&self.redaction, self.inspect_values(closing, FieldValues::of));
         let mut span = KeptSpan {
             key: closing.key,
             root: closing.root,
             metadata: callsite.metadata,
-            values: self
-                .inspect_values(closing, FieldValues::of)
-                .map(|value| self.redaction.redact_span(value).into()),
-            rule: callsite.kept_rule(),
-            reasons,
+            facts: Facts {
+                span: redaction.redact_span(beginning(callsite.metadata.name())),
+                target: redaction.redact_function(callsite.metadata.target()),
+                fields: values.map(|value| redaction.redact_span(value).into()).into_vec(),
+                reasons,
+                rule: callsite.rule_text(redaction),
+                is_open: link.is_none(),
+                times: closing.account,
+                trace,
+                // Not by its wall time: the thread may have been preempted since the close.
+                start_unix_ns: unix_ns_ago(open_ns),
+                ..Facts::default()
+            },
+            rule: callsite.rule,
             opened_ns: closing.opened_ns,
-            // Not by its wall time: the thread may have been preempted since the close.
-            opened: before_now(open_ns),
             samples: closing.samples,
             profile: Err(self.source.without_samples(&closing.account)),
             earlier: Vec::new(),
-            account: closing.account,
-            trace,
-            is_open: link.is_none(),
             link: link.unwrap_or_default(),
         };
         let name = name_hash(self, closing, callsite);
@@ -363,8 +368,9 @@ impl Engine {
     }
 }
 
-fn before_now(ns: u64) -> SystemTime {
-    SystemTime::now().checked_sub(Duration::from_nanos(ns)).unwrap_or(SystemTime::UNIX_EPOCH)
+fn unix_ns_ago(ns: u64) -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX).saturating_sub(ns)
 }
 
 /// Starts a thread that is never profiled.

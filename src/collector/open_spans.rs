@@ -146,7 +146,7 @@ fn describe_open(
             .redact_span(text(|metadata| beginning(metadata.name())))
             .into_owned(),
         target: engine.redaction.redact_function(text(|metadata| metadata.target())).into_owned(),
-        fields: values.to_vec(),
+        fields: values.into_vec(),
         open_for: Duration::from_nanos(slot.open_ns),
         state,
         state_for: state_ns.map(Duration::from_nanos),

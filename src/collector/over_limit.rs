@@ -3,7 +3,8 @@
 use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher};
 
 use super::engine::Engine;
-use crate::keep::{Callsite, FieldValues, KeptSpan, NoProfile, Reason, Reasons};
+use crate::facts::{Reason, Reasons};
+use crate::keep::{Callsite, FieldValues, KeptSpan, NoProfile};
 use crate::span::Closing;
 use crate::stats::Counters;
 
@@ -48,10 +49,10 @@ pub(super) fn name_hash(engine: &Engine, closing: &Closing, callsite: &Callsite)
 
 pub(super) fn count(engine: &Engine, span: &KeptSpan) {
     let counters = &engine.counters;
-    counters.add_kept(span.reasons);
+    counters.add_kept(span.facts.reasons);
     if !span.is_open() {
-        Counters::add(&counters.spans.kept_on_cpu_ns, span.account.on_cpu_ns);
-        Counters::add(&counters.spans.kept_sampled_ns, span.account.sampled_ns);
+        Counters::add(&counters.spans.kept_on_cpu_ns, span.times().on_cpu_ns);
+        Counters::add(&counters.spans.kept_sampled_ns, span.times().sampled_ns);
     }
     let without = match span.profile {
         Ok(_) => return,

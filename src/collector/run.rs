@@ -477,8 +477,8 @@ impl Collector {
         for span in &mut epoch.kept {
             // The ids come with the verdict or with the close event, which may arrive a moment later.
             self.pending.note(span.key, |pending| {
-                span.trace = span.trace.or(pending.ids);
-                pending.ids = pending.ids.or(span.trace);
+                span.facts.trace = span.facts.trace.or(pending.ids);
+                pending.ids = pending.ids.or(span.facts.trace);
             });
             if let (Some(to), Some(ids)) = (span.link.to, span.link.ids) {
                 self.pending.note(to, |pending| pending.ids = Some(ids));
@@ -489,7 +489,7 @@ impl Collector {
             return;
         };
         let mut room = self.room.take();
-        let is_snapshot = epoch.kept.iter().any(|span| span.is_open);
+        let is_snapshot = epoch.kept.iter().any(|span| span.facts.is_open);
         let (most_frames, clock) = (self.limits.frames_per_stack, self.engine.spans.clock());
         let opened_ns = epoch.kept.iter().map(|span| span.opened_ns).min().unwrap_or(0);
         // There are some only for snapshots.

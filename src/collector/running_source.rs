@@ -1,9 +1,9 @@
 //! The source of samples that is in use, and what became of it.
 
+use crate::facts::TimeBreakdown;
 use crate::keep::NoProfile;
 use crate::log::LogEvent;
 use crate::sampler::{Sampler, SourceSettings};
-use crate::span::TimeBreakdown;
 
 /// The source of samples that is in use.
 #[derive(Debug)]

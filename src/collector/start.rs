@@ -93,7 +93,7 @@ pub(super) fn assemble(parts: Parts) -> (Arc<Engine>, Collector, PublisherParts)
     let copied = CopiedSamples::new(&spans, &parts.counters, &waker, parts.limits);
     let (redaction, admission) = (Arc::new(parts.redaction), Arc::new(parts.admission));
     let has_callback = parts.on_kept.is_some();
-    let reporter = Reporter::new(Arc::clone(&parts.counters), Arc::clone(&redaction), has_callback);
+    let reporter = Reporter::new(Arc::clone(&parts.counters), has_callback);
     let shared = PublishState {
         counters: Arc::clone(&parts.counters),
         health: Arc::clone(&admission.health),

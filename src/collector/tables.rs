@@ -148,7 +148,8 @@ impl<'a> Tables<'a> {
                 missing += self.add_placeholder(span, SampleKind::OnCpu, inside);
             }
         }
-        let closed = || epoch.kept.iter().filter(|span| !span.is_open && span.profile.is_ok());
+        let closed =
+            || epoch.kept.iter().filter(|span| !span.facts.is_open && span.profile.is_ok());
         let has = |tables: &Self, kind| tables.profile.of_kind(kind).next().is_some();
         if let Some(span) = closed().find(|span| span.samples.waits > 0)
             && !has(self, SampleKind::OffCpu)
@@ -180,7 +181,7 @@ impl<'a> Tables<'a> {
 
     /// Adds the awaits of a span of which only the scheduling delays have samples, since each was too short.
     fn add_short_awaits(&mut self, span: &KeptSpan, inside: &HashSet<SpanKey>) {
-        let (link, weight_ns) = (self.link(span.key, inside), span.account.await_ns.max(1));
+        let (link, weight_ns) = (self.link(span.key, inside), span.times().await_ns.max(1));
         let kind = SampleKind::Await;
         self.add_without_stack(kind, span.opened_ns, weight_ns, "[without samples]", link);
     }
@@ -251,18 +252,18 @@ impl<'a> Tables<'a> {
             return;
         }
         // The lower bound.
-        let sampled_ns: u64 = of_topmost.clone().map(|span| span.account.subtree_sampled_ns).sum();
+        let sampled_ns: u64 = of_topmost.clone().map(|span| span.times().subtree_sampled_ns).sum();
         // The longest period in the profile.
         let period_ns = self.profile.largest_weight_ns().max(self.builder.period_ns).max(1);
         // A thread can end in the middle of its last period, or of its only one: each span may have been on one of its own.
-        let others = if of_topmost.clone().all(|span| span.account.covers_subtree()) {
+        let others = if of_topmost.clone().all(|span| span.times().covers_subtree()) {
             0
         } else {
             inside.len()
         };
         let without_samples_ns = sampled_ns.saturating_sub(self.profile.weight_ns());
         let periods = (without_samples_ns / period_ns).saturating_sub(others as u64);
-        let Some(span) = of_topmost.max_by_key(|span| span.account.on_cpu_ns) else { return };
+        let Some(span) = of_topmost.max_by_key(|span| span.times().on_cpu_ns) else { return };
         // Up to one sample more or less at each end is normal.
         if periods < 2 {
             return;
@@ -364,7 +365,7 @@ impl<'a> Tables<'a> {
             let linked = parent.and_then(|parent| self.profile.link(parent)?.linked);
             return Some(Link { linked, ..Link::named(name, parent) });
         }
-        let fields = self.kept.get(&span).map(|kept| kept.values.to_vec());
+        let fields = self.kept.get(&span).map(|kept| kept.facts.fields.clone());
         let linked = self.linked.as_mut()?;
         Some(Link {
             ids: linked.ids_of(span),

@@ -13,11 +13,10 @@ use super::pending::{Added, NewSample, Pending};
 use super::stack::{Stack, Waited};
 use crate::log::{LogEvent, LogKind};
 use crate::profile::SampleKind;
-use crate::sampler::{Sampler, ThreadShared};
-use crate::sampler::{is_full, make_room, switched_in_after, switched_out};
+use crate::sampler::{Sampler, SwitchRing, ThreadShared};
 use crate::span::SpanKey;
 use crate::stats::Counters;
-use crate::sys::{self, Blocked, Clock, OsThread, RingMemory};
+use crate::sys::{self, Blocked, Clock, OsThread};
 use crate::unwind::{UnwindEnd, Unwinder};
 
 /// Shorter waits are not captured. With a scan every [`SCAN_INTERVAL`], all waits longer than the sum of both are
@@ -225,7 +224,7 @@ impl BlockDetector {
         }
         if !scanner.waits {
             // The records are not needed.
-            cursor.switches().iter().for_each(|ring| ring.release_to(ring.head()));
+            cursor.switches().into_iter().for_each(SwitchRing::skip);
         }
         let Some(span) = cursor.thread.span() else {
             if let Some(ring) = cursor.switches() {
@@ -311,11 +310,11 @@ impl BlockDetector {
     }
 
     /// Removes all switch records but the newest.
-    fn make_room(&mut self, ring: &RingMemory, counters: &Counters) {
-        if is_full(ring) {
+    fn make_room(&mut self, ring: &SwitchRing, counters: &Counters) {
+        if ring.is_full() {
             self.full_at = Some(ring.head());
         }
-        Counters::add(&counters.waits.switches_dropped_ring_full, make_room(ring));
+        Counters::add(&counters.waits.switches_dropped_ring_full, ring.make_room());
         self.full_at.take_if(|full_at| *full_at != ring.head());
     }
 
@@ -330,7 +329,7 @@ impl BlockDetector {
         let hooked_ns = scanner.hooked_ns(&cursor.thread);
         // A thread that was already blocked when it was armed has no record.
         if let Some(ring) = cursor.switches().filter(|ring| ring.head() > 0) {
-            let out = switched_out(ring);
+            let out = ring.switched_out();
             self.make_room(ring, counters);
             if self.full_at.is_none() {
                 self.last = None;
@@ -397,7 +396,7 @@ impl WaitingThread {
             Proof::Switches(position) => {
                 let ring = cursor.switches()?;
                 (!has_not_moved(ring, position))
-                    .then(|| switched_in_after(ring, position).unwrap_or(self.lasted_until_ns))
+                    .then(|| ring.switched_in_after(position).unwrap_or(self.lasted_until_ns))
                     .map(EndedWait::at)
             }
             Proof::Cpu(before, position) => {
@@ -408,7 +407,7 @@ impl WaitingThread {
                 }
                 // The beginning of this wait has no record, but its end may have one.
                 let recorded = cursor.switches().zip(position);
-                let at_ns = recorded.and_then(|(ring, at)| switched_in_after(ring, at));
+                let at_ns = recorded.and_then(|(ring, at)| ring.switched_in_after(at));
                 if let Some(at_ns) = at_ns.filter(|at_ns| *at_ns > self.lasted_until_ns) {
                     return Some(EndedWait::at(at_ns));
                 }
@@ -447,7 +446,7 @@ fn is_blocked(tid: u32) -> bool {
     sys::blocked(tid).map_or_else(|_| sys::is_blocked(tid) == Some(true), |found| found.is_some())
 }
 
-fn has_not_moved(ring: &RingMemory, position: u64) -> bool {
+fn has_not_moved(ring: &SwitchRing, position: u64) -> bool {
     ring.head() == position
 }
 

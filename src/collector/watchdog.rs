@@ -9,7 +9,7 @@ use super::run::Collector;
 use super::sampled::SampledThread;
 use super::scan::passed;
 use super::waits::WaitingThread;
-use crate::keep::{Reason, Reasons};
+use crate::facts::{Reason, Reasons};
 use crate::refresh::refresh_interest;
 use crate::span::{OpenSlot, RegistryId, SpanKey};
 use crate::stats::Counters;

@@ -402,7 +402,7 @@ impl Builder {
     }
 
     /// The names of the attributes that are set on kept OpenTelemetry spans. `name` is called with each of
-    /// [`SPAN_ATTRIBUTES`](crate::SPAN_ATTRIBUTES) and returns the name to use, or `None` to leave the attribute out.
+    /// [`span_attributes`](crate::span_attributes) and returns the name to use, or `None` to leave the attribute out.
     #[must_use]
     pub fn span_attributes(mut self, name: impl Fn(&'static str) -> Option<String>) -> Self {
         self.otel.attributes = AttributeNames::new(name);

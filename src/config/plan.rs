@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use crate::keep::{Condition, Keep};
+use crate::facts::{Measure, Unit};
+use crate::keep::{Condition, Keep, Threshold};
 use crate::span::{
     JUDGES_ALLOCATIONS, JUDGES_CPU, JUDGES_SUBTREE, KEEP_ON_ERROR, ONE_IN, Plan, SUSPECT, WATCHED,
 };
@@ -24,16 +25,22 @@ pub(super) fn plan(keep: &Keep, ticks_a_second: u64, arm_after: Duration) -> Pla
         // Every span is judged when it closes, however short it was.
         Condition::Always | Condition::Percentile { .. } => SUSPECT,
         Condition::OneIn(_) => ONE_IN,
-        Condition::Allocated(_) | Condition::Allocations(_) => JUDGES_ALLOCATIONS,
-        Condition::OnCpu(_) => JUDGES_CPU | JUDGES_SUBTREE,
-        Condition::OwnOnCpu(_) | Condition::OffCpu(_) => JUDGES_CPU,
+        Condition::Above(Measure::SubtreeOnCpu, _) => JUDGES_CPU | JUDGES_SUBTREE,
+        Condition::Above(Measure::OnCpu | Measure::OffCpu, _) => JUDGES_CPU,
+        Condition::Above(measure, _) if measure.unit() != Unit::Nanoseconds => JUDGES_ALLOCATIONS,
         // Its close must be observed, so that the layer knows when no such span is left.
         Condition::Open(_) => WATCHED | SUSPECT,
         _ => 0,
     });
     let flags = flags.fold(0, |all, flags| all | flags);
-    let least = |limit: fn(Condition) -> Option<u64>| {
-        keep.conditions().filter_map(limit).min().unwrap_or(u64::MAX)
+    let least = |judged| {
+        let limits = keep.conditions().filter_map(|condition| match condition {
+            Condition::Above(measure, Threshold::Number(number)) if measure == judged => {
+                Some(number)
+            }
+            _ => None,
+        });
+        limits.min().unwrap_or(u64::MAX)
     };
     Plan {
         number: 0,
@@ -41,14 +48,8 @@ pub(super) fn plan(keep: &Keep, ticks_a_second: u64, arm_after: Duration) -> Pla
         suspect_after,
         arm_after: in_ticks(arm_after),
         long_after: in_ticks(slow.saturating_mul(LONG_TIMES)),
-        suspect_bytes: least(|condition| match condition {
-            Condition::Allocated(bytes) => Some(bytes),
-            _ => None,
-        }),
-        suspect_allocations: least(|condition| match condition {
-            Condition::Allocations(count) => Some(count),
-            _ => None,
-        }),
+        suspect_bytes: least(Measure::Allocated),
+        suspect_allocations: least(Measure::Allocations),
     }
 }
 
@@ -81,13 +82,14 @@ mod tests {
 
     #[test]
     fn spans_are_suspect_above_the_limits_of_allocations() {
-        let keep = Keep::slower_than(Duration::from_secs(1)).or(Condition::Allocated(70));
+        let above = |measure, number| Condition::Above(measure, Threshold::Number(number));
+        let keep = Keep::slower_than(Duration::from_secs(1)).or(above(Measure::Allocated, 70));
         let limits = |keep: &Keep| {
             let plan = plan(keep, SECOND, Duration::ZERO);
             (plan.suspect_bytes, plan.suspect_allocations)
         };
         assert_eq!(limits(&keep), (70, u64::MAX));
-        assert_eq!(limits(&keep.or(Condition::Allocations(5))), (70, 5));
+        assert_eq!(limits(&keep.or(above(Measure::Allocations, 5))), (70, 5));
     }
 
     #[test]

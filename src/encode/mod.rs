@@ -21,6 +21,8 @@ mod roundtrip;
 #[cfg(feature = "firefox")]
 pub use firefox::firefox;
 pub use folded::folded;
+#[cfg(feature = "axum")]
+pub(crate) use html::KeptSummary;
 pub use html::{HtmlContext, html};
 #[cfg(feature = "otlp")]
 pub use otlp::otlp;
@@ -33,11 +35,11 @@ pub(crate) use pprof::pprof_showing;
 
 #[cfg(test)]
 mod tests {
+    use crate::facts::{Facts, TimeBreakdown};
     use crate::profile::{
         FrameKind, Function, Leaf, Line, Link, LinkId, Location, LocationId, Mapping, Point,
-        Profile, ProfileId, ProfiledSpan, SampleKind,
+        Profile, ProfileId, SampleKind,
     };
-    use crate::span::TimeBreakdown;
 
     const PERIOD: u64 = 5_000_000;
 
@@ -147,9 +149,8 @@ mod tests {
             delay_ns: profile.total(SampleKind::Delay),
             ..TimeBreakdown::default()
         };
-        let span = "GET /checkout".to_owned();
-        profile.spans =
-            vec![ProfiledSpan { span, times, is_topmost: true, ..ProfiledSpan::default() }];
+        let span = "GET /checkout".into();
+        profile.spans = vec![Facts { span, times, is_topmost: true, ..Facts::default() }];
         profile
     }
 

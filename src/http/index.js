@@ -80,9 +80,10 @@ const traceUrl = (template, entry) => {
 // --- what the server says
 
 const server = { enabled: false, rules: '', source: '', kept: {}, stats: {}, trace_url: '', aheadMs: 0 };
-/** The entries in the list, and those that a button adds. */
+/** The entries in the list, those that a button adds, and what the server says of measures. */
 let entries = [],
   waiting = [],
+  measures = [],
   isLoaded = false;
 const keyOf = (entry) => [entry.id, entry.span_id, entry.time, entry.name].join('\n');
 
@@ -104,6 +105,7 @@ async function refresh() {
   try {
     const [state, list] = await Promise.all([askState('GET'), ask('kept').then((response) => response.json())]);
     takeState(state);
+    measures = list.measures ?? measures;
     takeList(list.kept);
     problem('');
   } catch (error) {
@@ -122,7 +124,7 @@ const whole = (entry) => ({
   off_cpu_ms: entry.off_cpu_ms ?? 0,
   idle_ms: entry.idle_ms ?? 0,
   await_ms: entry.await_ms ?? 0,
-  delay_ms: entry.delay_ms ?? 0,
+  scheduling_delay_ms: entry.scheduling_delay_ms ?? 0,
   other_spans_ms: entry.other_spans_ms ?? 0,
 });
 function takeList(list) {
@@ -371,10 +373,17 @@ const partsOf = (entry) => [
         ['off-CPU', entry.off_cpu_ms, 'off'],
       ]),
   ['await', entry.await_ms, 'await'],
-  ['scheduling delay', entry.delay_ms, 'delay'],
-  ['unexplained idle', entry.idle_ms - entry.await_ms - entry.delay_ms, 'rest'],
+  ['scheduling delay', entry.scheduling_delay_ms, 'delay'],
+  ['unexplained idle', entry.idle_ms - entry.await_ms - entry.scheduling_delay_ms, 'rest'],
   ['other spans on its stack', entry.other_spans_ms, 'rest'],
 ];
+/** The parts of a measure: ` (preempted 3 ms)`. */
+function furtherParts(whole, entry) {
+  const parts = measures
+    .filter(({ field, part_of }) => part_of === whole && entry[field] >= entry.wall_ms * 0.001)
+    .map(({ field, words }) => `${words} ${duration(entry[field])}`);
+  return parts.length > 0 ? ` (${parts.join(', ')})` : '';
+}
 function wallCell(entry, longest) {
   const parts = partsOf(entry),
     sum = parts.reduce((all, [, ms]) => all + Math.max(0, ms), 0);
@@ -388,7 +397,7 @@ function wallCell(entry, longest) {
   }
   const times = parts
     .filter(([, ms]) => ms >= entry.wall_ms * 0.001)
-    .map(([name, ms]) => `${name} ${duration(ms)}`)
+    .map(([name, ms]) => `${name} ${duration(ms)}${name === 'off-CPU' ? furtherParts('off_cpu_ms', entry) : ''}`)
     .join(' + ');
   const text = entry.allocated_bytes > 0 ? `${times} · allocated ${memory(entry.allocated_bytes)}` : times;
   if (!entry.isTimed) return ['–'];

@@ -6,9 +6,10 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::{object, time};
+use crate::encode::KeptSummary;
 use crate::export::{StoredFile, list_stored, profile_id_of, span_of, summary_of};
+use crate::facts::Measure;
 use crate::handle::Handle;
-use crate::profile::WaitSite;
 use crate::publish::RecentlyKept;
 
 /// How many entries are listed.
@@ -40,7 +41,8 @@ pub(super) fn list(handle: &Handle) -> std::io::Result<Value> {
     let time = |entry: &Value| entry.get("time").and_then(Value::as_str).unwrap_or("").to_owned();
     entries.sort_by_cached_key(|entry| std::cmp::Reverse(time(entry)));
     entries.truncate(MOST);
-    Ok(object([("kept", Value::Array(entries))]))
+    let measures = Measure::ALL.iter().map(of_measure).collect();
+    Ok(object([("measures", measures), ("kept", Value::Array(entries))]))
 }
 
 /// The files of a profile.
@@ -86,49 +88,24 @@ fn of_files(dir: &Path, files: ProfileFiles) -> Value {
 }
 
 /// The entry of a span that this process has kept: what the summary in a report contains.
-fn of_recent(recent: &RecentlyKept) -> Map<String, Value> {
-    let mut entry = Map::new();
-    let mut set = |name: &str, value: Value| _ = entry.insert(name.to_owned(), value);
-    set("name", recent.name.clone().into());
-    set("span", recent.span.clone().into());
-    let Some(span) = recent.kept.spans.first() else { return entry };
-    let ms = |time: std::time::Duration| Value::from((time.as_secs_f64() * 1e6).round() / 1e3);
-    let fields = span.fields().map(|(name, value)| (name.to_owned(), Value::from(value)));
-    set("fields", Value::Object(fields.collect()));
-    set("id", recent.kept.profile.map(|id| id.to_string()).into());
-    set("reasons", span.reasons().to_string().into());
-    set("rule", recent.rule.clone().into());
-    set("time", time(span.opened()).into());
-    let times = span.times();
-    set("wall_ms", ms(times.wall()));
-    set("on_cpu_ms", ms(times.on_cpu()));
-    set("off_cpu_ms", ms(times.off_cpu()));
-    set("idle_ms", ms(times.idle()));
-    set("await_ms", ms(times.awaiting()));
-    set("delay_ms", ms(times.scheduling_delay()));
-    set("other_spans_ms", ms(times.other_spans()));
-    if let Some(all) = times.allocations() {
-        set("allocated_bytes", all.allocated_bytes.into());
-        set("allocations", all.allocations.into());
-    }
-    set("cpu_known", (!times.is_cpu_time_unknown()).into());
-    set("samples", recent.kept.samples.into());
-    if let Some((top, share)) = &recent.kept.top_function {
-        set("top", top.clone().into());
-        set("top_share", ((share * 1e3).round() / 1e3).into());
-    }
-    if let Some(WaitSite { function, location, call, waited, .. }) = &recent.kept.waits.longest {
-        let location = if location.is_empty() { String::new() } else { format!(" ({location})") };
-        set("longest_wait", format!("{function}{location} {call}").into());
-        set("longest_wait_ms", ms(*waited));
-    }
-    let (trace, id) =
-        span.trace_ids().map(|(trace, id)| (trace.to_string(), id.to_string())).unzip();
-    set("trace_id", trace.unwrap_or_default().into());
-    set("span_id", id.unwrap_or_default().into());
-    set("open", span.is_open().into());
-    if let Some(why) = &recent.no_profile {
-        set("no_profile", why.clone().into());
-    }
-    entry
+fn of_recent(RecentlyKept { kept, no_profile }: &RecentlyKept) -> Map<String, Value> {
+    let Some(span) = kept.spans.first() else { return Map::new() };
+    let summary = KeptSummary {
+        id: kept.profile,
+        facts: span.facts(),
+        samples: kept.samples,
+        top: kept.top_function.as_ref(),
+        longest_wait: kept.waits.longest.as_ref(),
+        no_profile: no_profile.as_deref(),
+    };
+    serde_json::from_str(&summary.to_json()).unwrap_or_default()
+}
+
+/// What a list says of a measure.
+fn of_measure(measure: &Measure) -> Value {
+    object([
+        ("field", measure.row().field),
+        ("words", measure.row().words),
+        ("part_of", measure.row().part_of.map_or("", |whole| whole.row().field)),
+    ])
 }

@@ -21,8 +21,9 @@ use tokio::task::spawn_blocking;
 
 use crate::error::Error;
 use crate::export::{StoredFile, list_stored, read_stored};
+use crate::facts::Reason;
 use crate::handle::Handle;
-use crate::keep::{Reason, Rules};
+use crate::keep::Rules;
 use crate::origin::{Hosts, refuse_foreign, refuse_links};
 use crate::publish::OpenSpan;
 
@@ -333,7 +334,7 @@ fn unreadable(error: io::Error) -> Failure {
 
 fn describe(handle: &Handle) -> Value {
     let stats = handle.stats();
-    let kept = Reason::ALL.iter().map(|reason| (reason.as_str(), stats.kept_for(*reason)));
+    let kept = Reason::all().map(|reason| (reason.as_str(), stats.kept_for(reason)));
     object([
         ("enabled", handle.is_enabled().into()),
         ("rules", handle.rules().to_string().into()),

@@ -10,7 +10,8 @@ use parking_lot::Mutex;
 use super::dry::{Dry, LimitKey};
 use super::health::ExporterHealth;
 use super::limits::{Limited, NoToken, RateLimits};
-use super::{KeptSpan, NoProfile, Reason, SpanLink};
+use super::{KeptSpan, NoProfile, SpanLink};
+use crate::facts::Reason;
 use crate::profile::ProfileId;
 use crate::span::SpanKey;
 
@@ -150,8 +151,8 @@ impl ProfileAdmission {
         let taken = limits.take(span, what, now_ns);
         if let Err(NoToken { is_of_rule, until_ns }) = taken {
             let key = match is_of_rule {
-                true => LimitKey::of_rule(span.rule.id, what),
-                false => LimitKey::of_name(span.rule.id, name, what),
+                true => LimitKey::of_rule(span.rule, what),
+                false => LimitKey::of_name(span.rule, name, what),
             };
             self.dry.note(key, until_ns);
         }
@@ -170,7 +171,7 @@ impl ProfileAdmission {
         if let Some(earlier) = state.earlier.get(&span.key) {
             span.earlier.clone_from(earlier);
         }
-        let epochs = if span.is_open { &mut state.snapshots } else { &mut state.epochs };
+        let epochs = if span.facts.is_open { &mut state.snapshots } else { &mut state.epochs };
         let open = epochs.get(&span.root);
         let full = match open {
             // A root still fits, because all other spans are inside it.
@@ -190,7 +191,7 @@ impl ProfileAdmission {
             return false;
         }
         let limits = &mut state.limits;
-        let is_forced = span.reasons.contains(Reason::Forced);
+        let is_forced = span.facts.reasons.contains(Reason::Forced);
         let mut permit = None;
         span.profile = match open.flatten() {
             // The caller has already set the reason.
@@ -221,7 +222,7 @@ impl ProfileAdmission {
         let is_due =
             is_due || self.take(limits, (span, name), Limited::Report, now_ns) || trial.is_some();
         if is_due {
-            let is_snapshot = span.is_open;
+            let is_snapshot = span.facts.is_open;
             let epoch = epochs.entry(span.root).or_insert_with(|| {
                 if !is_snapshot {
                     self.dry.add_root(span.root);
@@ -236,7 +237,7 @@ impl ProfileAdmission {
                 *epoch.linked_inside.entry(*outside).or_default() += span.samples.on_cpu;
             }
             epoch.kept.push(span.clone());
-            if let Some(id) = span.profile.ok().filter(|_| span.is_open) {
+            if let Some(id) = span.profile.ok().filter(|_| span.facts.is_open) {
                 state.earlier.entry(span.key).or_default().push(id);
             }
         }
@@ -431,7 +432,8 @@ mod tests {
         let admission = admission(60);
         keep(&admission, 2, 1, 3, ID);
         for span in [1, 3] {
-            let mut open = KeptSpan { is_open: true, ..KeptSpan::for_test(key(span), key(1), 7) };
+            let mut open = KeptSpan::for_test(key(span), key(1), 7);
+            open.facts.is_open = true;
             assert!(admission.keep(&mut open, 0, Some(OTHER)));
             assert_eq!((open.profile, open.samples), (Ok(OTHER), on_cpu(7)));
         }
@@ -550,8 +552,8 @@ mod tests {
     fn a_rule_without_tokens_is_over_its_limit_whatever_the_name() {
         let admission = admission(1);
         for number in 1..=20 {
-            let values = super::super::FieldValues::for_test(&[("route", &number.to_string())]);
-            let mut span = KeptSpan { values, ..KeptSpan::for_test(key(number), key(number), 0) };
+            let mut span = KeptSpan::for_test(key(number), key(number), 0);
+            span.facts.fields = vec![("route", number.to_string())];
             admission.keep(&mut span, number, None);
         }
         let over = |rule, has_samples| admission.is_over_limit((rule, key(99)), has_samples, || 99);

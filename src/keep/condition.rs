@@ -4,23 +4,16 @@ use std::fmt;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
+use crate::facts::{Measure, Unit};
 use crate::text::ExactBytes;
 
 /// One condition for keeping a span. In the text form that `TRACING_PROFILING` takes:
 ///
 /// | text | condition |
 /// |---|---|
-/// | `250ms` | [`Latency`](Self::Latency) |
-/// | `last_exit>250ms` | [`LastExit`](Self::LastExit) |
+/// | `250ms` | [`Above`](Self::Above), of [`Measure::Wall`] |
+/// | `on_cpu>100ms`, `on_cpu>80%` and others | [`Above`](Self::Above), of a measure |
 /// | `error`, `error=self` | [`Error`](Self::Error), [`ErrorSelf`](Self::ErrorSelf) |
-/// | `on_cpu>100ms`, `on_cpu>80%` | [`OnCpu`](Self::OnCpu) |
-/// | `own_on_cpu>100ms`, `own_on_cpu>80%` | [`OwnOnCpu`](Self::OwnOnCpu) |
-/// | `off_cpu>50ms`, `off_cpu>80%` | [`OffCpu`](Self::OffCpu) |
-/// | `idle>1s`, `idle>80%` | [`Idle`](Self::Idle) |
-/// | `await>1s`, `await>80%` | [`Await`](Self::Await) |
-/// | `delay>50ms`, `delay>10%` | [`Delay`](Self::Delay) |
-/// | `alloc>100MB` | [`Allocated`](Self::Allocated) |
-/// | `allocs>1000000` | [`Allocations`](Self::Allocations) |
 /// | `p99>20ms`, `p99.9`  | [`Percentile`](Self::Percentile) |
 /// | `always` | [`Always`](Self::Always) |
 /// | `one_in=1000` | [`OneIn`](Self::OneIn) |
@@ -29,42 +22,15 @@ use crate::text::ExactBytes;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Condition {
-    /// The time from its creation to its close is longer than this.
-    Latency(Duration),
-    /// The time from its creation to its last exit is longer than this. A span stays open while a child is open; this
-    /// condition ignores the time that a child task takes after the span's last exit.
-    LastExit(Duration),
+    /// The value of a measure is larger than a threshold. [`Measure`] says which measures have such a condition, and how it
+    /// is written. It is not met while the value is unknown.
+    Above(Measure, Threshold),
     /// It failed: an `ERROR` event in it or in a span inside it, the field `otel.status_code` set to `ERROR`, or a
     /// panic that unwinds through it. A span that is entered only while its thread already unwinds, for example by the
     /// drop of a future, has not failed.
     Error,
     /// Like [`Error`](Self::Error), but failures in profiled spans inside it do not count.
     ErrorSelf,
-    /// The on-CPU time of its subtree, its child spans on other threads and in other tasks included, is longer than
-    /// this. It can be longer than wall time. To judge this and the next two, the thread's CPU clock is read at each
-    /// enter and exit, for this one also at those of child spans that run elsewhere, which takes 1 µs for both.
-    OnCpu(TimeOrShare),
-    /// Its own on-CPU time, while threads ran in it, is longer than this.
-    OwnOnCpu(TimeOrShare),
-    /// Its own off-CPU time, while it was entered and its thread did not run (blocked or preempted), is longer than
-    /// this.
-    OffCpu(TimeOrShare),
-    /// Its own idle time, while it was open but not entered, is longer than this. This is `time.idle` of
-    /// `tracing-subscriber`; on-CPU and off-CPU time together are `time.busy`.
-    Idle(TimeOrShare),
-    /// The part of its own idle time in which its future awaited something and had not been woken is longer than this:
-    /// [`TimeBreakdown::awaiting`](crate::TimeBreakdown::awaiting). Known only of futures that are polled through
-    /// `Profiled`.
-    Await(TimeOrShare),
-    /// The part of its own idle time in which its future had been woken and not been polled yet is longer than this: its
-    /// executor had other things to do. Known only where [`Await`](Self::Await) is.
-    Delay(TimeOrShare),
-    /// It allocated more than this number of bytes, with the spans inside it: `allocated_bytes` of
-    /// [`TimeBreakdown::allocations`](crate::TimeBreakdown::allocations). This and the next one are known only if the
-    /// program's global allocator is a [`ProfilingAllocator`](crate::ProfilingAllocator).
-    Allocated(u64),
-    /// It made more than this number of allocations, with the spans inside it.
-    Allocations(u64),
     /// It took longer than this percentile of the spans with its name and rule in the last five to ten minutes, and
     /// longer than `floor`. The condition takes effect once enough spans were counted that ten are expected above the
     /// percentile, and not before 100 spans.
@@ -91,14 +57,16 @@ pub enum Condition {
     Open(Duration),
 }
 
-/// A time, or a share of a span's wall time.
+/// What a measure is compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum TimeOrShare {
+pub enum Threshold {
     /// An absolute time.
     Time(Duration),
     /// A percentage of the wall time. Applies only to spans of at least 1 ms; the share of a shorter one means little.
     Percent(u32),
+    /// A number of bytes or events.
+    Number(u64),
 }
 
 /// The latency of the default rules.
@@ -109,23 +77,25 @@ const SHORTEST_FOR_SHARES: Duration = Duration::from_millis(1);
 const HUNG_TIMES: u32 = 10;
 const SHORTEST_HUNG: Duration = Duration::from_secs(10);
 
-impl TimeOrShare {
-    /// Whether `ns`, of a wall time of `wall_ns`, exceeds it.
-    pub(crate) fn is_exceeded_by(self, ns: u64, wall_ns: u64) -> bool {
+impl Threshold {
+    /// Whether the value of a measure, in a span of `wall_ns`, exceeds it.
+    pub(crate) fn is_exceeded_by(self, value: u64, wall_ns: u64) -> bool {
         match self {
-            Self::Time(time) => u128::from(ns) > time.as_nanos(),
+            Self::Time(time) => u128::from(value) > time.as_nanos(),
             Self::Percent(percent) => {
                 u128::from(wall_ns) >= SHORTEST_FOR_SHARES.as_nanos()
-                    && u128::from(ns) * 100 > u128::from(wall_ns) * u128::from(percent)
+                    && u128::from(value) * 100 > u128::from(wall_ns) * u128::from(percent)
             }
+            Self::Number(number) => value > number,
         }
     }
 
-    /// The wall time of the shortest span that can exceed it.
-    const fn shortest(self) -> Duration {
+    /// The wall time of the shortest span that can exceed it, if that depends on its wall time.
+    const fn shortest(self) -> Option<Duration> {
         match self {
-            Self::Time(time) => time,
-            Self::Percent(_) => SHORTEST_FOR_SHARES,
+            Self::Time(time) => Some(time),
+            Self::Percent(_) => Some(SHORTEST_FOR_SHARES),
+            Self::Number(_) => None,
         }
     }
 }
@@ -136,60 +106,43 @@ impl TimeOrShare {
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Keep([Option<Condition>; SLOTS]);
 
-/// The number of conditions that a [`Keep`] can have: one of each kind, and both a time and a share where both exist.
-const SLOTS: usize = 22;
+/// The conditions that a [`Keep`] can have: of each measure a share and another threshold, and one of each other kind.
+const SLOTS: usize = 2 * Measure::ALL.len() + 6;
 
-/// The slots of [`TimeOrShare::Percent`] conditions. Each follows the slot for a time of the same kind.
-const SHARES: u32 = 1 << 4 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 12 | 1 << 14;
+/// The slots of shares. Each follows the slot for another threshold of the same measure.
+const SHARES: u64 = 0xaaaa_aaaa_aaaa_aaaa & ((1 << (2 * Measure::ALL.len())) - 1);
+
+const _: () = assert!(SLOTS <= 64);
 
 impl Condition {
     /// Its index in a [`Keep`].
     const fn slot(self) -> usize {
-        match self {
-            Self::Latency(_) => 0,
-            Self::LastExit(_) => 1,
-            Self::Error | Self::ErrorSelf => 2,
-            Self::OnCpu(TimeOrShare::Time(_)) => 3,
-            Self::OnCpu(TimeOrShare::Percent(_)) => 4,
-            Self::OwnOnCpu(TimeOrShare::Time(_)) => 5,
-            Self::OwnOnCpu(TimeOrShare::Percent(_)) => 6,
-            Self::OffCpu(TimeOrShare::Time(_)) => 7,
-            Self::OffCpu(TimeOrShare::Percent(_)) => 8,
-            Self::Idle(TimeOrShare::Time(_)) => 9,
-            Self::Idle(TimeOrShare::Percent(_)) => 10,
-            Self::Await(TimeOrShare::Time(_)) => 11,
-            Self::Await(TimeOrShare::Percent(_)) => 12,
-            Self::Delay(TimeOrShare::Time(_)) => 13,
-            Self::Delay(TimeOrShare::Percent(_)) => 14,
-            Self::Allocated(_) => 15,
-            Self::Allocations(_) => 16,
-            Self::Percentile { .. } => 17,
-            Self::Always => 18,
-            Self::OneIn(_) => 19,
-            Self::Hung(_) | Self::NeverHung => 20,
-            Self::Open(_) => 21,
-        }
+        let other = match self {
+            Self::Above(measure, Threshold::Percent(_)) => return 2 * measure as usize + 1,
+            Self::Above(measure, _) => return 2 * measure as usize,
+            Self::Error | Self::ErrorSelf => 0,
+            Self::Percentile { .. } => 1,
+            Self::Always => 2,
+            Self::OneIn(_) => 3,
+            Self::Hung(_) | Self::NeverHung => 4,
+            Self::Open(_) => 5,
+        };
+        2 * Measure::ALL.len() + other
     }
 
-    /// Its limit, if it judges how long a span was or where its time went.
-    const fn amount(self) -> Option<TimeOrShare> {
+    /// The wall time of the shortest span that can meet it, if it judges how long a span was or where its time went.
+    fn shortest(self) -> Option<Duration> {
         match self {
-            Self::Latency(time) | Self::LastExit(time) => Some(TimeOrShare::Time(time)),
-            Self::OnCpu(amount)
-            | Self::OwnOnCpu(amount)
-            | Self::OffCpu(amount)
-            | Self::Idle(amount)
-            | Self::Await(amount)
-            | Self::Delay(amount) => Some(amount),
+            Self::Above(_, threshold) => threshold.shortest(),
             _ => None,
         }
     }
 
     /// The time that it contains.
     fn time(self) -> Option<Duration> {
-        match (self, self.amount()) {
-            (_, Some(TimeOrShare::Time(time))) => Some(time),
-            (Self::Percentile { floor, .. }, _) if !floor.is_zero() => Some(floor),
+        match self {
+            Self::Above(_, Threshold::Time(time)) => Some(time),
+            Self::Percentile { floor, .. } if !floor.is_zero() => Some(floor),
             _ => None,
         }
     }
@@ -199,18 +152,18 @@ impl Condition {
         match (self, other) {
             (Self::ErrorSelf, Self::Error) => false,
             (Self::OneIn(number), Self::OneIn(other)) => number.get() <= other.get(),
-            (Self::Allocated(limit), Self::Allocated(other))
-            | (Self::Allocations(limit), Self::Allocations(other)) => limit <= other,
-            (Self::Open(time), Self::Open(other)) => time.as_nanos() <= other.as_nanos(),
-            _ => match (self.amount(), other.amount()) {
-                (Some(TimeOrShare::Time(time)), Some(TimeOrShare::Time(other))) => {
-                    time.as_nanos() <= other.as_nanos()
-                }
-                (Some(TimeOrShare::Percent(share)), Some(TimeOrShare::Percent(other))) => {
-                    share <= other
-                }
-                _ => true,
-            },
+            (Self::Open(time), Self::Open(other))
+            | (Self::Above(_, Threshold::Time(time)), Self::Above(_, Threshold::Time(other))) => {
+                time.as_nanos() <= other.as_nanos()
+            }
+            (
+                Self::Above(_, Threshold::Percent(one)),
+                Self::Above(_, Threshold::Percent(other)),
+            ) => one <= other,
+            (Self::Above(_, Threshold::Number(one)), Self::Above(_, Threshold::Number(other))) => {
+                one <= other
+            }
+            _ => true,
         }
     }
 }
@@ -228,7 +181,7 @@ impl Keep {
 
     /// Keep a span if the time from its creation to its close is longer than `latency`.
     pub const fn slower_than(latency: Duration) -> Self {
-        Self::when(Condition::Latency(latency))
+        Self::when(Condition::Above(Measure::Wall, Threshold::Time(latency)))
     }
 
     /// Keep a span if it failed; see [`Condition::Error`].
@@ -239,7 +192,7 @@ impl Keep {
     /// Also keep a span if it took longer than `latency`. If called several times, the shortest latency applies.
     #[must_use]
     pub const fn or_slower_than(self, latency: Duration) -> Self {
-        self.or(Condition::Latency(latency))
+        self.or(Condition::Above(Measure::Wall, Threshold::Time(latency)))
     }
 
     /// Also keep a span if it failed; see [`Condition::Error`].
@@ -305,7 +258,7 @@ impl Keep {
     /// neither can keep it. Spans that run on several threads at once can have more on-CPU time than wall time, and are
     /// judged in any case.
     pub(crate) fn shortest(&self) -> Option<Duration> {
-        self.conditions().filter_map(Condition::amount).map(TimeOrShare::shortest).min()
+        self.conditions().filter_map(Condition::shortest).min()
     }
 
     /// How long a span is entered before it is sampled, unless the configuration sets it.
@@ -315,11 +268,13 @@ impl Keep {
         const MOST: Duration = Duration::from_millis(20);
         // An idle span has no samples.
         let is_of_idle = |condition: &Condition| {
-            matches!(condition, Condition::Idle(_) | Condition::Await(_) | Condition::Delay(_))
+            let idle = |measure| {
+                measure == Measure::Idle || Measure::Idle.parts().any(|part| part == measure)
+            };
+            matches!(condition, Condition::Above(measure, _) if idle(*measure))
         };
         let sampled = self.conditions().filter(|condition| !is_of_idle(condition));
-        let shortest = |condition: Condition| condition.amount().map(TimeOrShare::shortest);
-        let times = sampled.filter_map(|condition| condition.time().or(shortest(condition)));
+        let times = sampled.filter_map(|condition| condition.time().or(condition.shortest()));
         let least = times.min().or(self.shortest());
         let is_always = self.conditions().any(|condition| condition == Condition::Always);
         if is_always || least == Some(Duration::ZERO) {
@@ -330,8 +285,7 @@ impl Keep {
 
     /// Whether it has conditions on allocations.
     pub(crate) fn judges_allocations(&self) -> bool {
-        let is_one =
-            |condition| matches!(condition, Condition::Allocated(_) | Condition::Allocations(_));
+        let is_one = |condition| matches!(condition, Condition::Above(measure, _) if measure.unit() != Unit::Nanoseconds);
         self.conditions().any(is_one)
     }
 
@@ -346,7 +300,7 @@ impl Keep {
     }
 
     /// A bit for each kind of condition in it.
-    pub(crate) fn kinds(&self) -> u32 {
+    pub(crate) fn kinds(&self) -> u64 {
         let slots = self.conditions().fold(0, |slots, condition| slots | 1 << condition.slot());
         slots | (slots & SHARES) >> 1
     }
@@ -358,11 +312,12 @@ impl fmt::Debug for Keep {
     }
 }
 
-impl fmt::Display for TimeOrShare {
+impl fmt::Display for Threshold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Time(time) => write!(f, "{}", Time(*time)),
             Self::Percent(percent) => write!(f, "{percent}%"),
+            Self::Number(number) => write!(f, "{number}"),
         }
     }
 }
@@ -379,18 +334,13 @@ impl fmt::Display for Time {
 impl fmt::Display for Condition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Latency(time) => write!(f, "{}", Time(*time)),
-            Self::LastExit(time) => write!(f, "last_exit>{}", Time(*time)),
+            Self::Above(Measure::Wall, threshold) => write!(f, "{threshold}"),
+            Self::Above(measure, Threshold::Number(bytes)) if measure.unit() == Unit::Bytes => {
+                write!(f, "{}>{}", measure.row().condition, ExactBytes(*bytes))
+            }
+            Self::Above(measure, threshold) => write!(f, "{}>{threshold}", measure.row().condition),
             Self::Error => f.write_str("error"),
             Self::ErrorSelf => f.write_str("error=self"),
-            Self::OnCpu(amount) => write!(f, "on_cpu>{amount}"),
-            Self::OwnOnCpu(amount) => write!(f, "own_on_cpu>{amount}"),
-            Self::OffCpu(amount) => write!(f, "off_cpu>{amount}"),
-            Self::Idle(amount) => write!(f, "idle>{amount}"),
-            Self::Await(amount) => write!(f, "await>{amount}"),
-            Self::Delay(amount) => write!(f, "delay>{amount}"),
-            Self::Allocated(bytes) => write!(f, "alloc>{}", ExactBytes(*bytes)),
-            Self::Allocations(count) => write!(f, "allocs>{count}"),
             Self::Percentile { millionths, floor } => {
                 write!(f, "p{}", f64::from(*millionths) / 10_000.0)?;
                 if floor.is_zero() { Ok(()) } else { write!(f, ">{}", Time(*floor)) }
@@ -446,13 +396,14 @@ mod tests {
     #[test]
     fn arm_after_does_not_depend_on_limits_of_idle_time() {
         let ms = Duration::from_millis;
-        for condition in [Condition::Idle, Condition::Await, Condition::Delay] {
-            for amount in [TimeOrShare::Time(ms(20)), TimeOrShare::Percent(80)] {
-                let keep = Keep::slower_than(ms(200)).or(condition(amount));
+        for measure in [Measure::Idle, Measure::Await, Measure::SchedulingDelay] {
+            for threshold in [Threshold::Time(ms(20)), Threshold::Percent(80)] {
+                let keep = Keep::slower_than(ms(200)).or(Condition::Above(measure, threshold));
                 assert_eq!(keep.arm_after(), ms(10), "{keep}");
             }
             // Unless the rule has no other limit.
-            assert_eq!(Keep::when(condition(TimeOrShare::Time(ms(200)))).arm_after(), ms(10));
+            let alone = Keep::when(Condition::Above(measure, Threshold::Time(ms(200))));
+            assert_eq!(alone.arm_after(), ms(10));
         }
     }
 
@@ -462,9 +413,10 @@ mod tests {
         assert_eq!(keep, Keep::slower_than(2 * MS));
         let keep = Keep::when(Condition::ErrorSelf).or_failed().or(Condition::ErrorSelf);
         assert_eq!(keep, Keep::failed());
-        let both = Keep::when(Condition::OnCpu(TimeOrShare::Percent(80)))
-            .or(Condition::OnCpu(TimeOrShare::Time(MS)))
-            .or(Condition::OnCpu(TimeOrShare::Percent(90)));
+        let on_cpu = |threshold| Condition::Above(Measure::SubtreeOnCpu, threshold);
+        let both = Keep::when(on_cpu(Threshold::Percent(80)))
+            .or(on_cpu(Threshold::Time(MS)))
+            .or(on_cpu(Threshold::Percent(90)));
         assert_eq!(both.to_string(), "on_cpu>1ms|on_cpu>80%");
     }
 
@@ -474,7 +426,8 @@ mod tests {
         let limit = |keep: Keep| keep.hung_limit();
         assert_eq!(limit(Keep::slower_than(250 * MS)), Some(10 * second));
         assert_eq!(limit(Keep::slower_than(3 * second)), Some(30 * second));
-        let both = Keep::slower_than(3 * second).or(Condition::Idle(TimeOrShare::Time(2 * second)));
+        let idle = Condition::Above(Measure::Idle, Threshold::Time(2 * second));
+        let both = Keep::slower_than(3 * second).or(idle);
         assert_eq!(limit(both), Some(20 * second));
         assert_eq!(limit(Keep::failed()), None);
         assert_eq!(limit(Keep::when(Condition::Hung(MS))), Some(MS));
@@ -483,12 +436,12 @@ mod tests {
 
     #[test]
     fn shares_apply_only_to_spans_of_at_least_a_millisecond() {
-        let most = TimeOrShare::Percent(80);
+        let most = Threshold::Percent(80);
         assert!(!most.is_exceeded_by(801, 1_000));
         assert!(most.is_exceeded_by(800_001, 1_000_000));
         assert!(!most.is_exceeded_by(800_000, 1_000_000));
-        assert!(TimeOrShare::Time(MS).is_exceeded_by(1_000_001, 0));
-        assert!(!TimeOrShare::Time(MS).is_exceeded_by(1_000_000, 0));
+        assert!(Threshold::Time(MS).is_exceeded_by(1_000_001, 0));
+        assert!(!Threshold::Time(MS).is_exceeded_by(1_000_000, 0));
     }
 
     #[test]

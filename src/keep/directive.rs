@@ -8,14 +8,13 @@
 //! field     = name [ "=" ( [ "~" ] quoted / value ) ]
 //! keep      = "off" / condition *( "|" ( condition / level ) )
 //! level     = "level<=" ( "error" / "warn" / "info" / "debug" / "trace" )
-//! condition = duration / "last_exit>" duration / "error" / "error=self"
-//!           / ( "on_cpu>" / "own_on_cpu>" / "off_cpu>" / "idle>" / "await>" / "delay>" ) ( duration / number "%" )
-//!           / "alloc>" number [ unit ] / "allocs>" number
+//! condition = duration / measure ">" threshold / "error" / "error=self"
 //!           / "p" number [ ">" duration ] / "always" / "one_in=" number
 //!           / "hung>" duration / "hung=off" / "open>" duration
+//! threshold = duration / number "%" / number [ unit ]
 //! ```
 //!
-//! Targets, spans and fields use the syntax of `EnvFilter`, in which a value is a pattern. A quoted value is text, or a
+//! The condition column of the table of measures has the names. Targets, spans and fields use the syntax of `EnvFilter`, in which a value is a pattern. A quoted value is text, or a
 //! pattern if it follows `=~`. Durations have the syntax of the `humantime` crate (`250ms`, `1s`, `1m 30s`).
 
 use std::str::FromStr;
@@ -34,8 +33,9 @@ use winnow::token::take_while;
 use super::hint::likely_fix;
 use super::rules::FieldMatch;
 use super::wanted::{ValuePattern, WantedValue};
-use super::{Condition, Keep, Rule, Rules, TimeOrShare};
+use super::{Condition, Keep, Rule, Rules, Threshold};
 use crate::error::Error;
+use crate::facts::{Measure, Unit};
 use crate::text::bytes;
 
 /// Directives in a set of rules. Each new callsite is compared with all of them.
@@ -233,21 +233,27 @@ fn condition(input: &mut &str) -> ModalResult<Condition> {
         preceded(("one_in", equals(), peek(digit1)), cut_err(count)).map(Condition::OneIn),
         "error".value(Condition::Error),
         "always".value(Condition::Always),
-        preceded(above("last_exit"), limit).map(Condition::LastExit),
-        preceded(above("on_cpu"), amount).map(Condition::OnCpu),
-        preceded(above("own_on_cpu"), amount).map(Condition::OwnOnCpu),
-        preceded(above("off_cpu"), amount).map(Condition::OffCpu),
-        preceded(above("idle"), amount).map(Condition::Idle),
-        preceded(above("await"), amount).map(Condition::Await),
-        preceded(above("delay"), amount).map(Condition::Delay),
-        preceded(above("alloc"), size).map(Condition::Allocated),
-        preceded(above("allocs"), count_above).map(Condition::Allocations),
+        above_threshold,
         preceded(above("hung"), limit).map(Condition::Hung),
         preceded(above("open"), limit).map(Condition::Open),
         percentile,
-        duration.map(Condition::Latency),
+        duration.map(|time| Condition::Above(Measure::Wall, Threshold::Time(time))),
     ))
     .parse_next(input)
+}
+
+fn above_threshold(input: &mut &str) -> ModalResult<Condition> {
+    let name = take_while(1.., |c: char| c.is_ascii_lowercase() || c == '_');
+    // The condition on wall time has no name.
+    let judged = |name: &str| Measure::judged_by(name).filter(|one| *one != Measure::Wall);
+    let mut measure = terminated(name.verify_map(judged), (multispace0, '>', multispace0));
+    let measure: Measure = measure.parse_next(input)?;
+    let threshold = match measure.unit() {
+        Unit::Nanoseconds => amount,
+        Unit::Bytes => size,
+        Unit::Count => count_above,
+    };
+    Ok(Condition::Above(measure, threshold(input)?))
 }
 
 fn equals<'a>() -> impl Parser<&'a str, (), ErrMode<ContextError>> {
@@ -262,22 +268,24 @@ fn limit(input: &mut &str) -> ModalResult<Duration> {
     cut_err(duration.context(expect(DURATION))).parse_next(input)
 }
 
-fn amount(input: &mut &str) -> ModalResult<TimeOrShare> {
+fn amount(input: &mut &str) -> ModalResult<Threshold> {
     let percent = terminated(digit1, '%').parse_to().verify(|percent| *percent <= 100);
-    let percent = percent.map(TimeOrShare::Percent);
-    let amount = alt((percent, duration.map(TimeOrShare::Time)));
+    let percent = percent.map(Threshold::Percent);
+    let amount = alt((percent, duration.map(Threshold::Time)));
     cut_err(amount.context(expect(AMOUNT))).parse_next(input)
 }
 
-fn size(input: &mut &str) -> ModalResult<u64> {
+fn size(input: &mut &str) -> ModalResult<Threshold> {
     let unit = take_while(0.., |c: char| c.is_alphanumeric() || c == '.' || c == '%');
     let text = (digit1, multispace0, unit).take();
-    cut_err(text.verify_map(bytes).context(expect(SIZE))).parse_next(input)
+    let size = text.verify_map(bytes).map(Threshold::Number);
+    cut_err(size.context(expect(SIZE))).parse_next(input)
 }
 
-fn count_above(input: &mut &str) -> ModalResult<u64> {
+fn count_above(input: &mut &str) -> ModalResult<Threshold> {
     let text = take_while(1.., |c: char| c.is_alphanumeric() || c == '.' || c == '%');
-    cut_err(text.parse_to().context(expect(COUNT))).parse_next(input)
+    let count = text.parse_to().map(Threshold::Number);
+    cut_err(count.context(expect(COUNT))).parse_next(input)
 }
 
 fn percentile(input: &mut &str) -> ModalResult<Condition> {

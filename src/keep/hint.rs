@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::facts::{Measure, Unit};
+
 /// Other words for conditions, and the condition to write.
 const WORDS: [(&[&str], &str); 3] = [
     (&["errors", "err", "fail", "failed", "failure"], "error"),
@@ -24,9 +26,6 @@ const JUDGED: [(&[&str], &str); 9] = [
     (&["allocations"], "allocs>"),
     (&["", "latency", "wall", "wall_time", "duration", "elapsed", "time"], ""),
 ];
-
-/// Conditions with a limit that are no names of such words.
-const OTHERS: [&str; 3] = ["last_exit>", "hung>", "open>"];
 
 /// Says how to write the condition at byte `at` of the rules, if its meaning can be guessed.
 pub(super) fn likely_fix(text: &str, at: usize) -> Option<String> {
@@ -61,17 +60,18 @@ fn fix(condition: &str) -> Option<String> {
     };
     let known = JUDGED.iter().find(|(others, _)| others.contains(&lower.as_str()));
     let name = known.map_or_else(|| format!("{lower}>"), |(_, name)| (*name).to_owned());
-    let is_condition = JUDGED.iter().any(|(_, own)| *own == name)
-        || OTHERS.contains(&name.as_str())
+    let measure = name.strip_suffix('>').and_then(Measure::judged_by);
+    let is_condition = measure.is_some()
+        || ["", "hung>", "open>"].contains(&name.as_str())
         || name
             .strip_prefix('p')
             .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
     if !is_condition {
         return None;
     }
-    let wrong_limit = match name.as_str() {
-        "alloc>" => fixed_size(limit),
-        "allocs>" => fixed_count(limit),
+    let wrong_limit = match measure.map(Measure::unit) {
+        Some(Unit::Bytes) => fixed_size(limit),
+        Some(Unit::Count) => fixed_count(limit),
         _ => fixed_limit(limit),
     };
     let problem = match (known, &wrong_limit) {

@@ -1,15 +1,14 @@
 //! What is reported about kept spans.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::SystemTime;
 
 use tracing::Metadata;
 
-use super::{FieldValues, Reasons};
+use crate::facts::{Facts, Reasons, TimeBreakdown};
 use crate::ids::{SpanId, TraceId};
 use crate::profile::{Awaits, ProfileId, Waits};
-use crate::span::{SampleCounts, SpanKey, TimeBreakdown, TraceIds};
+use crate::span::{SampleCounts, SpanKey, TraceIds};
 use crate::text::beginning;
 
 /// Spans of one local root that were kept together, and their profile.
@@ -47,30 +46,16 @@ pub struct KeptSpan {
     pub(crate) key: SpanKey,
     pub(crate) root: SpanKey,
     pub(crate) metadata: &'static Metadata<'static>,
-    /// After redaction.
-    pub(crate) values: FieldValues,
-    pub(crate) rule: KeptRule,
-    pub(crate) reasons: Reasons,
-    pub(crate) account: TimeBreakdown,
+    pub(crate) facts: Facts,
+    /// Equal rules have the same id.
+    pub(crate) rule: u64,
     /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
     pub(crate) opened_ns: u64,
-    pub(crate) opened: SystemTime,
     pub(crate) samples: SampleCounts,
     pub(crate) link: SpanLink,
     pub(crate) profile: Result<ProfileId, NoProfile>,
     /// The profiles that were made of it while it was open.
     pub(crate) earlier: Vec<ProfileId>,
-    pub(crate) trace: Option<TraceIds>,
-    pub(crate) is_open: bool,
-}
-
-/// The rule that decided.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct KeptRule {
-    /// Equal rules have the same id.
-    pub(crate) id: u64,
-    /// When it keeps spans.
-    pub(crate) text: Arc<str>,
 }
 
 /// What the samples in a kept span link to, unless they are in an inner kept span, whose samples link to what was
@@ -103,29 +88,34 @@ impl KeptSpan {
     /// The values of its fields that identify it, after redaction: those of
     /// [`Builder::fields`](crate::Builder::fields), as they were when it closed.
     pub fn fields(&self) -> impl Iterator<Item = (&'static str, &str)> {
-        self.values.iter()
+        self.facts.fields.iter().map(|(name, value)| (*name, value.as_str()))
     }
 
     /// Why it was kept.
     pub fn reasons(&self) -> Reasons {
-        self.reasons
+        self.facts.reasons
     }
 
     /// Whether it was kept while open, because it hung or was open for too long. Its account then covers the time until
     /// then, and its trace ids are not known yet. It is judged again when it closes, and the profile that it gets then
     /// contains all samples of this one.
     pub fn is_open(&self) -> bool {
-        self.is_open
+        self.facts.is_open
+    }
+
+    /// Everything that is known of it. Texts are redacted.
+    pub fn facts(&self) -> &Facts {
+        &self.facts
     }
 
     /// Where its time went.
     pub fn times(&self) -> &TimeBreakdown {
-        &self.account
+        &self.facts.times
     }
 
     /// When it was created.
     pub fn opened(&self) -> SystemTime {
-        self.opened
+        self.facts.start().unwrap_or(SystemTime::UNIX_EPOCH)
     }
 
     /// The number of samples, waits and awaits in it and in the spans inside it. Its own idle time that no
@@ -141,12 +131,12 @@ impl KeptSpan {
 
     /// The ids under which OpenTelemetry exports it, if the layer could read them when it closed.
     pub fn trace_ids(&self) -> Option<(TraceId, SpanId)> {
-        self.trace.map(|ids| (ids.trace, ids.span))
+        self.facts.ids()
     }
 
     /// Whether its trace is exported, if that is known. Its profile is exported in any case.
     pub fn trace_is_sampled(&self) -> Option<bool> {
-        self.trace.map(|ids| ids.is_sampled)
+        self.facts.trace.map(|ids| ids.is_sampled)
     }
 
     /// The profiles that were made of it while it was open, because it hung or was open for too long. Its own profile
@@ -209,18 +199,13 @@ impl KeptSpan {
             key,
             root,
             metadata,
-            values: FieldValues::default(),
-            rule: KeptRule::default(),
-            reasons: Reasons::default(),
-            account: TimeBreakdown::default(),
+            facts: Facts { span: "test".into(), ..Facts::default() },
+            rule: 0,
             opened_ns: 0,
-            opened: SystemTime::UNIX_EPOCH,
             samples: SampleCounts::of_on_cpu(samples),
             link: SpanLink::default(),
             profile: Err(NoProfile::NoSamples),
             earlier: Vec::new(),
-            trace: None,
-            is_open: false,
         }
     }
 }

@@ -77,14 +77,14 @@ impl RateLimits {
             self.buckets.retain(|_, buckets| !buckets.are_full(now_ns));
         }
         let name = BuildHasherDefault::<DefaultHasher>::default().hash_one((
-            span.rule.id,
+            span.rule,
             span.name(),
-            &span.values,
+            &span.facts.fields,
         ));
         if !self.buckets.contains_key(&name) && self.buckets.len() >= MOST_BUCKETS {
             self.evict();
         }
-        let of_rule = (span.rule.id, self.per_minute.saturating_mul(NAMES_PER_RULE), true);
+        let of_rule = (span.rule, self.per_minute.saturating_mul(NAMES_PER_RULE), true);
         let of_name = (name, self.per_minute, false);
         let mut limits = [of_rule, of_name].map(|(key, per_minute, is_of_rule)| {
             let known = self.buckets.get(&key).copied();
@@ -111,14 +111,14 @@ impl RateLimits {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{FieldValues, KeptRule};
     use super::*;
     use crate::span::SpanKey;
 
     fn span(rule: u64, route: &str) -> KeptSpan {
-        let values = FieldValues::for_test(&[("http.route", route)]);
-        let rule = KeptRule { id: rule, ..KeptRule::default() };
-        KeptSpan { rule, values, ..KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 1) }
+        let mut span = KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 1);
+        span.rule = rule;
+        span.facts.fields = vec![("http.route", route.to_owned())];
+        span
     }
 
     #[test]

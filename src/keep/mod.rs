@@ -21,12 +21,11 @@ mod wanted;
 
 pub(crate) use admission::{Epoch, MAX_RESERVED, Permit, ProfileAdmission};
 pub(crate) use callsites::{Callsites, STATUS_FIELD};
-pub use condition::{Condition, Keep, TimeOrShare};
+pub use condition::{Condition, Keep, Threshold};
 pub(crate) use health::ExporterHealth;
 pub use kept::{Kept, KeptSpan, NoProfile};
-pub(crate) use kept::{KeptRule, OnKept, SpanLink};
+pub(crate) use kept::{OnKept, SpanLink};
 pub(crate) use plans::Callsite;
-pub use reasons::{Reason, Reasons};
 #[cfg(test)]
 pub(crate) use rules::COMPARED;
 pub use rules::{Rule, Rules};

@@ -10,9 +10,10 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::RwLock;
 use tracing::Metadata;
 
+use super::Keep;
 use super::fields::FieldRules;
 use super::percentile::Sketches;
-use super::{Keep, KeptRule};
+use crate::redact::Redaction;
 use crate::span::Plan;
 use crate::sys::Uncounted;
 
@@ -34,17 +35,17 @@ pub(crate) struct Callsite {
     pub(super) cohort: Option<Arc<Cohort>>,
     /// The first number of the group of plans that values select from.
     pub(super) first: u64,
-    /// The conditions as text, once a span met one of them.
+    /// The conditions as text, redacted, once a span met one of them.
     pub(super) text: OnceLock<Arc<str>>,
     /// Its rules were replaced, and the last sweep found no span that uses it.
     pub(super) was_unused: AtomicBool,
 }
 
 impl Callsite {
-    /// The rule that decided, for reports.
-    pub(crate) fn kept_rule(&self) -> KeptRule {
-        let text = self.text.get_or_init(|| self.keep.to_string().into());
-        KeptRule { id: self.rule, text: Arc::clone(text) }
+    /// The conditions of the rule that decided, for reports.
+    pub(crate) fn rule_text(&self, names: &Redaction) -> Arc<str> {
+        let text = || names.redact_span(&self.keep.to_string()).into();
+        Arc::clone(self.text.get_or_init(text))
     }
 
     /// Whether this span is the one that `one_in` keeps.

@@ -1,6 +1,6 @@
 //! Fields whose values say which request a span is.
 
-use std::fmt::{self, Debug, Display};
+use std::fmt::Debug;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
 
@@ -72,7 +72,7 @@ impl ShownFields {
     }
 }
 
-/// The values of a span's fields that are shown. `Display` prints them as `tracing` does: `{method=GET}`.
+/// The values of a span's fields that are shown.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct FieldValues(Vec<(&'static str, String)>);
 
@@ -110,12 +110,8 @@ impl FieldValues {
         }
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (&'static str, &str)> {
-        self.0.iter().map(|(name, value)| (*name, value.as_str()))
-    }
-
-    pub(crate) fn to_vec(&self) -> Vec<(&'static str, String)> {
-        self.0.clone()
+    pub(crate) fn into_vec(self) -> Vec<(&'static str, String)> {
+        self.0
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -147,15 +143,6 @@ impl FieldValues {
     }
 }
 
-impl Display for FieldValues {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (number, (name, value)) in self.0.iter().enumerate() {
-            write!(f, "{}{name}={value}", if number == 0 { "{" } else { " " })?;
-        }
-        f.write_str(if self.0.is_empty() { "" } else { "}" })
-    }
-}
-
 struct Recorder<'a> {
     shown: &'a ShownFields,
     values: &'a mut FieldValues,
@@ -172,13 +159,6 @@ impl Visit for Recorder<'_> {
         if self.shown.contains(field.name()) {
             self.values.set(field.name(), shortened(&format!("{value:?}")));
         }
-    }
-}
-
-#[cfg(test)]
-impl FieldValues {
-    pub(crate) fn for_test(values: &[(&'static str, &str)]) -> Self {
-        Self(values.iter().map(|(name, value)| (*name, (*value).to_owned())).collect())
     }
 }
 
@@ -222,7 +202,8 @@ mod tests {
         tracing::dispatcher::with_default(&subscriber, || {
             let span = span();
             let id = span.id().unwrap().into_non_zero_u64();
-            FieldValues::of(id, &subscriber).to_string()
+            let fields = FieldValues::of(id, &subscriber).into_vec();
+            crate::facts::Facts { fields, ..Default::default() }.name()
         })
     }
 

@@ -11,7 +11,7 @@ mod unreached;
 #[cfg(feature = "opentelemetry")]
 mod values;
 
-pub use attributes::SPAN_ATTRIBUTES;
+pub use attributes::span_attributes;
 pub(crate) use attributes::{AttributeNames, SpanAttributes};
 pub use links::LinkTo;
 pub(crate) use otel_span::OtelSpan;

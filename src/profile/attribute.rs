@@ -18,6 +18,13 @@ pub enum Value {
     Array(Vec<Self>),
 }
 
+impl Value {
+    /// A number that may be larger than this can hold.
+    pub(crate) fn of_number(number: u64) -> Self {
+        Self::Int(i64::try_from(number).unwrap_or(i64::MAX))
+    }
+}
+
 impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

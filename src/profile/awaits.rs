@@ -267,11 +267,10 @@ fn without_generics(name: &str) -> String {
 mod tests {
     use super::super::code_origin::OwnCode;
     use super::*;
+    use crate::facts::{Facts, TimeBreakdown};
     use crate::profile::{
         FrameKind, Function, Line, Link, LinkId, Location, LocationId, Point, ProfileId,
-        ProfiledSpan,
     };
-    use crate::span::TimeBreakdown;
 
     const MS: u64 = 1_000_000;
 
@@ -507,14 +506,14 @@ mod tests {
         }
     }
 
-    fn topmost(span: &str, wall: u64, idle: u64, awaited: u64) -> ProfiledSpan {
+    fn topmost(span: &str, wall: u64, idle: u64, awaited: u64) -> Facts {
         let times = TimeBreakdown {
             wall_ns: wall * MS,
             idle_ns: idle * MS,
             await_ns: awaited * MS,
             ..TimeBreakdown::default()
         };
-        ProfiledSpan { span: span.to_owned(), times, is_topmost: true, ..ProfiledSpan::default() }
+        Facts { span: span.to_owned().into(), times, is_topmost: true, ..Facts::default() }
     }
 
     #[test]
@@ -532,7 +531,7 @@ mod tests {
             let mut profile = empty();
             let [wall, idle, awaited] = of_span;
             profile.spans = vec![topmost("request", wall, idle, awaited)];
-            profile.spans.push(ProfiledSpan { is_topmost: false, ..topmost("query", 900, 900, 0) });
+            profile.spans.push(Facts { is_topmost: false, ..topmost("query", 900, 900, 0) });
             let outer = profile.add_link(Link::named("request", None));
             let inner = profile.add_link(Link::named("query", Some(outer)));
             for (link, ms) in [(outer, own), (inner, inside)] {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::model::{Function, Mapping};
-use super::spans::ProfiledSpan;
+use crate::facts::Facts;
 
 /// Whose code a function is. Of a stack that waits, the innermost function with the least of these is what is of interest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -70,7 +70,7 @@ impl OwnCode {
     /// Own crates are that of `main`, those of the kept spans, and that of which the program has the name.
     pub(super) fn of<'a>(
         functions: impl Iterator<Item = &'a Function> + Clone,
-        spans: &[ProfiledSpan],
+        spans: &[Facts],
         program: Option<&Mapping>,
     ) -> Self {
         let mains = functions.clone().filter_map(|function| function.name.strip_suffix("::main"));

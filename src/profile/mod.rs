@@ -33,7 +33,7 @@ pub(crate) use names::{LONGEST_NAME, capped};
 pub(crate) use rebuild::{SourceLine, Symbolized, Symbols};
 pub use resource::Resource;
 pub use sample::{Point, Sample, SampleKind};
-pub use spans::{Link, LinkId, ProfiledSpan, ProfiledThread, ThreadId};
+pub use spans::{Link, LinkId, ProfiledThread, ThreadId};
 pub use stack_tree::StackId;
 pub(crate) use stack_tree::StackTree;
 pub(crate) use table::TableId;

@@ -9,9 +9,10 @@ use super::code_origin::CodeOrigin;
 use super::leaf::{Leaf, LeafId};
 use super::rebuild::SourceLine;
 use super::sample::{Point, Sample, SampleKind};
-use super::spans::{Link, LinkId, ProfiledSpan, ProfiledThread, ThreadId};
+use super::spans::{Link, LinkId, ProfiledThread, ThreadId};
 use super::stack_tree::{StackId, StackTree};
 use super::table::{Table, handle};
+use crate::facts::Facts;
 use crate::ids::ProfileId;
 
 handle! {
@@ -132,7 +133,7 @@ pub struct Profile {
     /// Further lines to show above a picture of it.
     pub notes: Vec<String>,
     /// The kept spans that it explains, the outermost first.
-    pub spans: Vec<ProfiledSpan>,
+    pub spans: Vec<Facts>,
     /// What it lacks, in words: lost samples, incomplete stacks.
     pub losses: Vec<String>,
     pub(crate) start_unix_ns: u64,
@@ -545,8 +546,7 @@ impl Profile {
 
     /// The name of a location without lines: the file and the address in it, as in `shop+0x1a2b`.
     pub fn module_offset(&self, location: &Location) -> String {
-        let file = location.mapping.and_then(|id| self.mapping(id));
-        let address = location.address;
+        let (file, address) = (location.mapping.and_then(|id| self.mapping(id)), location.address);
         match file.and_then(|mapping| mapping.file.rsplit('/').next()) {
             Some(file) => format!("{file}+{address:#x}"),
             None => format!("{address:#x}"),

@@ -4,7 +4,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::table::handle;
 use crate::ids::{SpanId, TraceId};
-use crate::span::TimeBreakdown;
 
 handle! {
     /// The index of a [`Link`].
@@ -71,41 +70,4 @@ pub struct ProfiledThread {
     pub name: String,
     /// The kernel's id of it.
     pub tid: u32,
-}
-
-/// A kept span that a profile explains.
-#[derive(Clone, Debug, Default)]
-#[non_exhaustive]
-pub struct ProfiledSpan {
-    /// Its name with the values of its fields that identify it: `request{method=GET}`.
-    pub name: String,
-    /// Its name alone.
-    pub span: String,
-    /// Its target.
-    pub target: String,
-    /// The values of its fields that identify it.
-    pub fields: Vec<(&'static str, String)>,
-    /// Why it was kept: the names of [`Reason`](crate::Reason)s, joined by `|`.
-    pub reasons: String,
-    /// The conditions of its rule, as in `TRACING_PROFILING`; empty if unknown.
-    pub rule: String,
-    /// Whether it was open when the profile was made.
-    pub is_open: bool,
-    /// Where its time went.
-    pub times: TimeBreakdown,
-    /// The ids under which it is exported, if it is exported.
-    pub ids: Option<(TraceId, SpanId)>,
-    /// It is inside no other kept span of the profile.
-    pub(crate) is_topmost: bool,
-    /// The source file with its callsite; empty if that is of a dependency.
-    pub(crate) own_file: &'static str,
-    /// 0 if unknown.
-    pub(crate) start_unix_ns: u64,
-}
-
-impl ProfiledSpan {
-    /// When it was created; `None` if unknown.
-    pub fn start(&self) -> Option<SystemTime> {
-        time(self.start_unix_ns)
-    }
 }

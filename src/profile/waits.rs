@@ -304,8 +304,8 @@ fn blocks_a_task(frames: &[SourceFunction<'_>]) -> bool {
 mod tests {
     use super::super::code_origin::OwnCode;
     use super::*;
-    use crate::profile::{Line, Mapping, Point, ProfileId, ProfiledSpan};
-    use crate::span::TimeBreakdown;
+    use crate::facts::{Facts, TimeBreakdown};
+    use crate::profile::{Line, Mapping, Point, ProfileId};
 
     #[test]
     fn functions_have_the_samples_without_a_stack() {
@@ -491,8 +491,8 @@ mod tests {
         let longest = |directory: &str, dependency: &str, names: (&str, &'static str, &str)| {
             let (target, own_file, main) = names;
             let mut profile = Profile::new(ProfileId::for_test(1), 1);
-            let target = String::from(target);
-            let span = ProfiledSpan { target, own_file, ..ProfiledSpan::default() };
+            let target = target.to_owned().into();
+            let span = Facts { target, own_file, ..Facts::default() };
             profile.spans = vec![span];
             let mut stack = Vec::new();
             for (address, (function, file)) in (1..).zip([
@@ -606,7 +606,7 @@ mod tests {
                     subtree_on_cpu_error_ns: *subtree_on_cpu_error_ns,
                     ..TimeBreakdown::default()
                 };
-                ProfiledSpan { is_topmost: *is_topmost, times, ..ProfiledSpan::default() }
+                Facts { is_topmost: *is_topmost, times, ..Facts::default() }
             };
             let mut profile = profile.clone();
             profile.spans = spans.iter().map(span).collect();

@@ -3,6 +3,7 @@
 use std::fmt::{self, Display};
 use std::time::Duration;
 
+use crate::facts::{Measure, Unit};
 use crate::sys::Allocations;
 use crate::text::ShortBytes;
 
@@ -25,6 +26,19 @@ impl Display for Allocated<'_> {
         let s = if allocations == 1 { "" } else { "s" };
         let count = grouped(allocations);
         write!(f, "allocated {bytes} in {count} allocation{s}, freed {freed}")
+    }
+}
+
+/// Displays the value of a measure.
+pub(super) struct Amount(pub(super) Measure, pub(super) u64);
+
+impl Display for Amount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.unit() {
+            Unit::Nanoseconds => Ns(self.1).fmt(f),
+            Unit::Bytes => ShortBytes(self.1).fmt(f),
+            Unit::Count => f.write_str(&grouped(self.1)),
+        }
     }
 }
 

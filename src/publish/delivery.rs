@@ -509,7 +509,7 @@ mod tests {
 
     fn shared() -> PublishState {
         let (counters, redaction) = (Arc::<Counters>::default(), Arc::<Redaction>::default());
-        let reporter = Reporter::new(Arc::clone(&counters), Arc::clone(&redaction), false);
+        let reporter = Reporter::new(Arc::clone(&counters), false);
         let health = Arc::new(ExporterHealth::new(true, false));
         PublishState { counters, health, reporter: Arc::new(reporter), redaction }
     }

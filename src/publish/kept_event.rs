@@ -3,35 +3,31 @@
 use std::fmt::{self, Display, Write};
 
 use super::amounts::{Allocated, Ns, Short, is_vague};
-use super::report::{
-    AWAITS_OF_ALL, AtAwait, AtSite, Awaited, WAIT_NS, WORTH_REPORTING, full_name, plural_waits,
-    unsampled_of,
-};
-use crate::keep::{DEFAULT_FIELDS, Kept, KeptSpan, NoProfile};
+use super::kept_fields::Fields;
+use super::report::{AWAITS_OF_ALL, AtSite, Awaited, WAIT_NS, WORTH_REPORTING, plural_waits};
+use crate::facts::TimeBreakdown;
+use crate::keep::{Kept, KeptSpan, NoProfile};
 use crate::log::{LogEvent, LogKind};
 use crate::profile::{Awaits, ProfileId, Waits};
-use crate::redact::Redaction;
-use crate::span::TimeBreakdown;
 
-/// Nothing is said of a larger coverage, nor of a span that ran for less than some samples represent.
-const NEARLY_ALL: f64 = 0.9;
-const LONG_NS: u64 = 10_000_000;
+/// Nothing is said of the coverage of a span that ran for less than some samples represent.
+pub(super) const LONG_NS: u64 = 10_000_000;
 
 /// The kept spans of one profile that have events of their own.
 const MOST_EVENTS: usize = 8;
 
 /// Logs what was kept: an event for each span, whose fields have everything.
-pub(super) fn log(kept: &Kept, names: &Redaction) {
+pub(super) fn log(kept: &Kept) {
     let Some((first, others)) = kept.spans.split_first() else { return };
-    log_span(first, kept, names, &message(first, kept, names), true);
-    let of = full_name(first, names);
+    Fields::of(first, kept, true).log(&message(first, kept));
+    let of = first.facts.name();
     for span in others.iter().take(MOST_EVENTS - 1) {
         let is_in = match span.profile {
             Ok(_) if kept.profile.is_some() => format!(": in the profile of `{of}`"),
             Ok(_) => String::new(),
             Err(why) => format!(": no profile: {}", Without(why, span)),
         };
-        log_span(span, kept, names, &format!("{}{is_in}", head(span, names)), false);
+        Fields::of(span, kept, false).log(&format!("{}{is_in}", head(span)));
     }
     let left_out = others.len().saturating_sub(MOST_EVENTS - 1);
     if left_out > 0 {
@@ -71,12 +67,12 @@ impl NameHint {
     ];
 
     /// The log event, once, when it is due.
-    pub(super) fn event(&mut self, kept: &Kept, names: &Redaction) -> Option<LogEvent> {
+    pub(super) fn event(&mut self, kept: &Kept) -> Option<LogEvent> {
         if self.is_over {
             return None;
         }
         for span in &kept.spans {
-            let name = full_name(span, names);
+            let name = span.facts.name();
             self.spans += 1;
             self.is_over |= *self.name.get_or_insert_with(|| name.clone()) != name;
         }
@@ -93,7 +89,7 @@ impl NameHint {
             "all {} kept spans are named `{}`: TRACING_PROFILING_FIELDS={shown} also shows the values of their field \
              `{field}`, in the log and in profiles",
             self.spans,
-            full_name(span, names),
+            span.facts.name(),
         );
         Some(LogEvent {
             variable: Some("TRACING_PROFILING_FIELDS".into()),
@@ -104,108 +100,22 @@ impl NameHint {
     }
 }
 
-/// `has_profile` adds what the profile shows.
-fn log_span(span: &KeptSpan, kept: &Kept, names: &Redaction, message: &str, has_profile: bool) {
-    let account = span.times();
-    let is_known = !account.is_cpu_time_unknown;
-    let known = |ns: u64| is_known.then(|| ms(ns));
-    let worth = |ns: u64| (ns >= WORTH_REPORTING).then(|| ms(ns));
-    let value = |name| span.fields().find(|(field, _)| *field == name).map(|(_, value)| value);
-    let others = others(span);
-    let earlier: Vec<_> = span.earlier_profiles().iter().map(ToString::to_string).collect();
-    let earlier = earlier.join(" ");
-    let waits = Some(&kept.waits).filter(|waits| has_profile && waits.count > 0);
-    let awaits = Some(&kept.awaits).filter(|_| has_profile);
-    let longest_await = awaits.and_then(|awaits| awaits.longest.as_ref());
-    let in_async = waits.filter(|waits| waits.in_async.is_some());
-    let top = kept.top_function.as_ref().filter(|_| has_profile);
-    let ran_long = account.subtree_on_cpu_ns >= LONG_NS;
-    let coverage = kept.coverage.filter(|share| has_profile && ran_long && *share < NEARLY_ALL);
-    let profile = profile_of(span, kept, has_profile);
-    tracing::info!(
-        target: "tracing_profiling",
-        parent: None,
-        kind = display(LogKind::Kept.as_str()),
-        span = display(names.redact_span(span.name())),
-        otel.name = value("otel.name"),
-        http.route = value("http.route"),
-        http.request.method = value("http.request.method"),
-        method = value("method"),
-        rpc.service = value("rpc.service"),
-        rpc.method = value("rpc.method"),
-        messaging.destination.name = value("messaging.destination.name"),
-        fields = (!others.is_empty()).then_some(others.as_str()),
-        reason = display(span.reasons()),
-        open = span.is_open().then_some(true),
-        wall_ms = ms(account.wall_ns),
-        on_cpu_ms = known(account.on_cpu_ns),
-        on_cpu_error_ms = known(account.on_cpu_error_ns).filter(|_| account.on_cpu_error_ns >= 1_000),
-        subtree_on_cpu_ms =
-            known(account.subtree_on_cpu_ns).filter(|_| account.inside_on_cpu_ns() >= WORTH_REPORTING),
-        off_cpu_ms = known(account.off_cpu_ns),
-        busy_ms = (!is_known).then(|| ms(account.busy_ns())),
-        idle_ms = ms(account.idle_ns),
-        await_ms = (account.await_ns > 0).then(|| ms(account.await_ns)),
-        scheduling_delay_ms = (account.delay_ns > 0).then(|| ms(account.delay_ns)),
-        other_spans_ms = (account.other_spans_ns > 0).then(|| ms(account.other_spans_ns)),
-        allocated_bytes = account.allocations.map(|all| all.allocated_bytes),
-        allocations = account.allocations.map(|all| all.allocations),
-        freed_bytes = account.allocations.map(|all| all.freed_bytes),
-        frees = account.allocations.map(|all| all.frees),
-        after_last_exit_ms = worth(account.after_last_exit_ns),
-        samples = (has_profile && kept.profile.is_some()).then_some(kept.samples),
-        unsampled_ms = worth(unsampled_of(span)).filter(|_| has_profile && kept.profile.is_some()),
-        top = top.map(|(function, _)| function.as_str()),
-        top_share = top.map(|(_, share)| (share * 1_000.0).round() / 1_000.0),
-        coverage = coverage.map(|share| (share * 1_000.0).round() / 1_000.0),
-        waits = waits.map(|waits| waits.count),
-        waits_ms = waits.map(|waits| duration_ms(waits.total)),
-        longest_wait_ms =
-            waits.and_then(|waits| waits.longest.as_ref()).map(|site| duration_ms(site.waited)),
-        longest_wait = waits.and_then(|waits| waits.longest.as_ref()).map(|site| display(AtSite(site))),
-        blocked_in_async_ms = in_async.map(|waits| duration_ms(waits.in_async_total)),
-        longest_await_ms = longest_await.map(|site| duration_ms(site.total)),
-        longest_await = longest_await.map(|site| display(AtAwait(site))),
-        delayed_by = awaits.and_then(|awaits| awaits.delayed_by.as_deref()),
-        trace_id = span.trace_ids().map(|(trace, _)| display(trace)),
-        span_id = span.trace_ids().map(|(_, span)| display(span)),
-        profile_id = profile.map(display),
-        earlier_profiles = (!earlier.is_empty()).then_some(earlier.as_str()),
-        file = kept.files.first().filter(|_| profile.is_some()).map(|file| display(file.display())),
-        "{message}"
-    );
-}
-
 /// The profile that the event refers to. The event of the first span is that of the profile; another span may have none,
 /// and says so.
-fn profile_of(span: &KeptSpan, kept: &Kept, has_profile: bool) -> Option<ProfileId> {
+pub(super) fn profile_of(span: &KeptSpan, kept: &Kept, has_profile: bool) -> Option<ProfileId> {
     span.profile().ok().or_else(|| kept.profile.filter(|_| has_profile))
 }
 
-/// The values of shown fields that have no field of their own in the event.
-fn others(span: &KeptSpan) -> String {
-    let others = span.fields().filter(|(name, _)| !DEFAULT_FIELDS.contains(name));
-    others.map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ")
-}
-
-fn ms(ns: u64) -> f64 {
-    (ns as f64 / 1_000.0).round() / 1_000.0
-}
-
-fn duration_ms(time: std::time::Duration) -> f64 {
-    ms(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
-}
-
 /// What was kept, why, and how long it took.
-fn head(span: &KeptSpan, names: &Redaction) -> String {
+fn head(span: &KeptSpan) -> String {
     let open = if span.is_open() { ", still open" } else { "" };
-    let (name, reasons) = (full_name(span, names), span.reasons());
+    let (name, reasons) = (span.facts.name(), span.reasons());
     format!("kept `{name}` ({reasons}{open}) after {}", Ns(span.times().wall_ns))
 }
 
 /// What was kept and why, and what explains most of its time.
-fn message(first: &KeptSpan, kept: &Kept, names: &Redaction) -> String {
-    let mut message = head(first, names);
+fn message(first: &KeptSpan, kept: &Kept) -> String {
+    let mut message = head(first);
     let TimeBreakdown {
         wall_ns,
         subtree_on_cpu_ns,
@@ -343,19 +253,19 @@ impl Display for Without<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::keep::FieldValues;
+    use crate::facts::{Measure, Reason};
     use crate::span::SpanKey;
 
     fn kept() -> Kept {
         let mut span = KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 258);
-        span.account.wall_ns = 1_312_000_000;
-        span.account.on_cpu_ns = 1_290_000_000;
-        span.account.off_cpu_ns = 12_000_000;
-        span.account.idle_ns = 10_000_000;
-        span.account.sampled_ns = span.account.on_cpu_ns - 12_500_000;
-        span.account.subtree_on_cpu_ns = span.account.on_cpu_ns;
-        span.account.subtree_sampled_ns = span.account.sampled_ns;
-        span.reasons = [crate::keep::Reason::Latency].into_iter().collect();
+        span.facts.times.wall_ns = 1_312_000_000;
+        span.facts.times.on_cpu_ns = 1_290_000_000;
+        span.facts.times.off_cpu_ns = 12_000_000;
+        span.facts.times.idle_ns = 10_000_000;
+        span.facts.times.sampled_ns = span.facts.times.on_cpu_ns - 12_500_000;
+        span.facts.times.subtree_on_cpu_ns = span.facts.times.on_cpu_ns;
+        span.facts.times.subtree_sampled_ns = span.facts.times.sampled_ns;
+        span.facts.reasons = [Reason::Above(Measure::Wall)].into_iter().collect();
         span.profile = Ok(ProfileId::for_test(1));
         Kept {
             spans: vec![span],
@@ -370,7 +280,7 @@ mod tests {
     }
 
     fn line(kept: &Kept) -> String {
-        message(&kept.spans[0], kept, &Redaction::new())
+        message(&kept.spans[0], kept)
     }
 
     #[test]
@@ -379,7 +289,7 @@ mod tests {
         let expected =
             "kept `test` (latency) after 1.31 s: 1.29 s on-CPU, 97 % of it in shop::render";
         assert_eq!(line(&kept), expected);
-        kept.spans[0].values = FieldValues::for_test(&[("method", "GET"), ("http.route", "/a")]);
+        kept.spans[0].facts.fields = vec![("method", "GET".into()), ("http.route", "/a".into())];
         let expected = "kept `test{method=GET http.route=/a}` (latency) after 1.31 s: ";
         assert!(line(&kept).starts_with(expected), "{}", line(&kept));
     }
@@ -387,7 +297,7 @@ mod tests {
     #[test]
     fn a_message_says_which_time_was_on_other_threads_and_what_a_share_is_of() {
         let mut kept = kept();
-        kept.spans[0].account.on_cpu_ns = 90_000_000;
+        kept.spans[0].facts.times.on_cpu_ns = 90_000_000;
         let other = KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 3);
         kept.spans.push(other);
         let text = line(&kept);
@@ -408,7 +318,7 @@ mod tests {
         let text = line(&kept);
         assert_eq!(text, "kept `test` (latency) after 1.31 s: no sample of its on-CPU time");
         // A span that mostly waited.
-        kept.spans[0].account.subtree_on_cpu_ns = 1_000_000;
+        kept.spans[0].facts.times.subtree_on_cpu_ns = 1_000_000;
         assert!(!line(&kept).contains("on-CPU time"), "{}", line(&kept));
     }
 
@@ -420,7 +330,7 @@ mod tests {
         kept.files.clear();
         kept.spans[0].profile = Err(NoProfile::NoSamples);
         assert!(line(&kept).ends_with(": no profile: no sample fell in it"), "{}", line(&kept));
-        let account = &mut kept.spans[0].account;
+        let account = &mut kept.spans[0].facts.times;
         (account.on_cpu_ns, account.idle_ns) = (1_000, account.wall_ns - 1_000);
         let text = line(&kept);
         assert!(
@@ -428,13 +338,13 @@ mod tests {
             "{text}"
         );
         // Its future is polled through `Profiled`, and is no longer said to be in no thread.
-        kept.spans[0].account.await_ns = 1_300_000_000;
+        kept.spans[0].facts.times.await_ns = 1_300_000_000;
         let text = line(&kept);
         assert!(
             text.ends_with(": no profile: it awaited for 1.30 s, but no await was sampled"),
             "{text}"
         );
-        let account = &mut kept.spans[0].account;
+        let account = &mut kept.spans[0].facts.times;
         account.await_ns = 0;
         (account.off_cpu_ns, account.idle_ns) = (account.idle_ns, 0);
         let text = line(&kept);
@@ -442,14 +352,14 @@ mod tests {
             text.ends_with(": no profile: it was off-CPU for 1.31 s, but in no wait of 10 ms"),
             "{text}"
         );
-        let account = &mut kept.spans[0].account;
+        let account = &mut kept.spans[0].facts.times;
         (account.off_cpu_ns, account.other_spans_ns) = (0, account.off_cpu_ns);
         let text = line(&kept);
         assert!(
             text.ends_with(": no profile: for 1.31 s its thread was in other spans on its stack"),
             "{text}"
         );
-        let account = &mut kept.spans[0].account;
+        let account = &mut kept.spans[0].facts.times;
         account.other_spans_ns = 0;
         // Before its first enter.
         (account.wall_ns, account.off_cpu_ns, account.idle_ns) = (1_600_000, 0, 1_500_000);
@@ -470,8 +380,10 @@ mod tests {
             let lines = metadata.iter().filter_map(|metadata| {
                 let mut kept = kept();
                 kept.spans[0].metadata = metadata;
-                kept.spans[0].values = FieldValues::for_test(&[("method", "GET")]);
-                Some(hint.event(&kept, &Redaction::new())?.message)
+                let facts = &mut kept.spans[0].facts;
+                facts.span = metadata.name().into();
+                facts.fields = vec![("method", "GET".into())];
+                Some(hint.event(&kept)?.message)
             });
             lines.collect::<Vec<_>>()
         };
@@ -494,7 +406,7 @@ mod tests {
     fn a_message_says_what_a_span_awaited() {
         let ms = std::time::Duration::from_millis;
         let mut kept = kept();
-        let account = &mut kept.spans[0].account;
+        let account = &mut kept.spans[0].facts.times;
         account.wall_ns = 1_210_000_000;
         (account.idle_ns, account.subtree_on_cpu_ns) = (1_200_000_000, 9_000_000);
         kept.awaits = Awaits {
@@ -518,23 +430,23 @@ mod tests {
         kept.awaits.are_of_topmost = true;
         kept.spans.push(KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 3));
         assert_eq!(line(&kept), all);
-        kept.spans[0].account.idle_ns = 100_000_000;
+        kept.spans[0].facts.times.idle_ns = 100_000_000;
         assert!(!line(&kept).contains("idle"), "{}", line(&kept));
     }
 
     #[test]
     fn a_message_has_no_time_whose_error_is_as_large() {
         let mut kept = kept();
-        let account = &mut kept.spans[0].account;
+        let account = &mut kept.spans[0].facts.times;
         account.wall_ns = 14_200_000_000;
         account.subtree_on_cpu_ns = 7_090_000_000;
         account.subtree_on_cpu_error_ns = 7_090_000_001;
         let text = line(&kept);
         assert_eq!(text, "kept `test` (latency) after 14.2 s: 97 % in shop::render");
-        kept.spans[0].account.subtree_on_cpu_error_ns = 7_000_000_000;
+        kept.spans[0].facts.times.subtree_on_cpu_error_ns = 7_000_000_000;
         assert!(line(&kept).contains("7.09 s on-CPU"), "{}", line(&kept));
         let span = &mut kept.spans[0];
-        let account = &mut span.account;
+        let account = &mut span.facts.times;
         (account.off_cpu_ns, account.on_cpu_error_ns) = (14_000_000_000, 14_000_000_000);
         let text = Without(NoProfile::NoSamples, &kept.spans[0]).to_string();
         assert_eq!(text, NoProfile::NoSamples.to_string());
@@ -558,7 +470,7 @@ mod tests {
     fn a_message_names_no_function_of_a_span_that_mostly_waited() {
         let mut kept = kept();
         kept.samples = 1;
-        kept.spans[0].account.subtree_on_cpu_ns = 1_000_000;
+        kept.spans[0].facts.times.subtree_on_cpu_ns = 1_000_000;
         assert!(!line(&kept).contains("shop::render"));
     }
 }

@@ -9,6 +9,7 @@ mod delivery;
 mod exporting;
 mod job;
 mod kept_event;
+mod kept_fields;
 mod losses;
 mod open_span;
 mod outbox;

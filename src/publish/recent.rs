@@ -5,9 +5,7 @@ use std::collections::VecDeque;
 use parking_lot::Mutex;
 
 use super::kept_event::Without;
-use super::report::full_name;
 use crate::keep::Kept;
-use crate::redact::Redaction;
 
 /// How many kept spans are remembered.
 const MOST: usize = 1_000;
@@ -17,11 +15,6 @@ const MOST: usize = 1_000;
 pub(crate) struct RecentlyKept {
     /// With one span: the first one.
     pub(crate) kept: Kept,
-    /// The span's name with the values that identify it, and without.
-    pub(crate) name: String,
-    pub(crate) span: String,
-    /// When its rule keeps spans.
-    pub(crate) rule: String,
     /// Why there is no profile, if there is none.
     pub(crate) no_profile: Option<String>,
 }
@@ -31,13 +24,10 @@ pub(crate) struct RecentlyKept {
 pub(crate) struct Recent(Mutex<VecDeque<RecentlyKept>>);
 
 impl Recent {
-    pub(super) fn add(&self, kept: &Kept, names: &Redaction) {
+    pub(super) fn add(&self, kept: &Kept) {
         let Some(first) = kept.spans.first() else { return };
         let why = first.profile().err().filter(|_| kept.profile.is_none());
         let new = RecentlyKept {
-            name: full_name(first, names),
-            span: names.redact_span(first.name()).into_owned(),
-            rule: names.redact_span(&first.rule.text).into_owned(),
             no_profile: why.map(|why| Without(why, first).to_string()),
             kept: Kept {
                 spans: vec![first.clone()],

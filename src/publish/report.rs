@@ -4,16 +4,16 @@ use std::collections::BTreeSet;
 use std::fmt::{self, Display, Write};
 use std::time::Duration;
 
-use super::amounts::{Allocated, Ns, Short, Within, is_vague};
+use super::amounts::{Allocated, Amount, Ns, Short, Within, is_vague};
 pub(crate) use super::losses::Losses;
 use super::losses::{NOTHING_LOST, list_of_losses, losses_in_words};
+use crate::facts::{Facts, Measure, TimeBreakdown};
 use crate::keep::{Epoch, Kept, KeptSpan};
 use crate::log::{LogEvent, LogKind};
 use crate::profile::{
     Attribute, AwaitSite, Awaits, Profile, Symbolized, Value, WaitSite, Waits, capped,
 };
-use crate::redact::Redaction;
-use crate::span::{SpanKey, TimeBreakdown};
+use crate::span::SpanKey;
 use crate::sys::{self, UnusualCall};
 
 /// Shorter times are left out of texts.
@@ -26,16 +26,10 @@ const OWN_ATTRIBUTES: &str = "profile.";
 const MOST_NOTED: usize = 4;
 
 /// Sets a profile's name, title, notes and attributes. `topmost` has the kept spans that are inside no other.
-pub(crate) fn describe(
-    profile: &mut Profile,
-    epoch: &Epoch,
-    topmost: &[SpanKey],
-    losses: &Losses,
-    names: &Redaction,
-) {
+pub(crate) fn describe(profile: &mut Profile, epoch: &Epoch, topmost: &[SpanKey], losses: &Losses) {
     let kept = outermost_first(&epoch.kept);
     let Some(first) = kept.first() else { return };
-    profile.name = capped(&full_name(first, names)).into_owned();
+    profile.name = capped(&first.facts.name()).into_owned();
     profile.title = match topmost.len().saturating_sub(1) {
         0 => format!("{} · kept: {}", profile.name, first.reasons()),
         beside => format!("{} and {beside} more · kept: {}", profile.name, first.reasons()),
@@ -43,22 +37,21 @@ pub(crate) fn describe(
     if first.is_open() {
         profile.title.push_str(" · still open");
     }
-    let unsampled_ns = unsampled_of(first);
-    if unsampled_ns >= WORTH_REPORTING {
-        _ = write!(profile.title, " · {} on-CPU not sampled", Ns(unsampled_ns));
+    for measure in Measure::ALL {
+        if let Some(value) = measure.titled(&first.facts) {
+            _ = write!(profile.title, " · {} {}", Amount(*measure, value), measure.row().words);
+        }
     }
     if *losses != Losses::default() {
         _ = write!(profile.title, " · {}", losses_in_words(losses));
     }
     let of_topmost = kept.iter().filter(|span| topmost.contains(&span.key));
-    let is_known = of_topmost.clone().all(|span| !span.account.is_cpu_time_unknown);
-    let on_cpu_ns: u64 = of_topmost.clone().map(|span| span.account.subtree_on_cpu_ns).sum();
-    for span in kept.iter().take(MOST_NOTED) {
-        let name = full_name(span, names);
-        let allocated = span.account.allocations.filter(|all| all.allocations > 0);
+    let is_known = of_topmost.clone().all(|span| !span.times().is_cpu_time_unknown);
+    let on_cpu_ns: u64 = of_topmost.clone().map(|span| span.times().subtree_on_cpu_ns).sum();
+    for KeptSpan { facts, .. } in kept.iter().take(MOST_NOTED) {
+        let allocated = facts.times.allocations.filter(|all| all.allocations > 0);
         let allocated = allocated.map_or(String::new(), |all| format!("; {}", Allocated(&all)));
-        let split = Split(&span.account);
-        profile.notes.push(format!("{}: {split}{allocated}", capped(&name)));
+        profile.notes.push(format!("{}: {}{allocated}", capped(&facts.name()), Split(facts)));
     }
     if kept.len() > MOST_NOTED {
         profile.notes.push(format!("and {} more kept spans", kept.len() - MOST_NOTED));
@@ -70,15 +63,15 @@ pub(crate) fn describe(
         None if count > 0 => samples.push_str(", taken at more than one rate"),
         None => {}
     }
-    let error_ns = of_topmost.clone().map(|span| span.account.subtree_on_cpu_error_ns).sum();
+    let error_ns = of_topmost.clone().map(|span| span.times().subtree_on_cpu_error_ns).sum();
     let known_ns = (is_known && !is_vague(on_cpu_ns, error_ns)).then_some(on_cpu_ns);
-    let unsampled_ns = of_topmost.map(unsampled_of).sum();
+    let unsampled = |span: &KeptSpan| span.facts.get(Measure::Unsampled).unwrap_or(0);
+    let unsampled_ns = of_topmost.map(unsampled).sum();
     let coverage = coverage(profile.weight_ns(), known_ns, unsampled_ns, losses);
     _ = write!(samples, ": {coverage}");
     profile.notes.push(samples);
-    let name = names.redact_span(first.name());
     profile.losses = list_of_losses(losses);
-    profile.attributes = attributes(first, &capped(&name), losses);
+    profile.attributes = attributes(first, losses);
 }
 
 /// Adds what was lost in symbolization.
@@ -111,11 +104,12 @@ pub(crate) fn describe_waits(profile: &mut Profile, kept: &Kept) {
     let mut note = format!("{} seen: {}", plural_waits(waits.count), Short(waits.total));
     // Off-CPU time is a span's own, while the profile has the waits of its subtree and of other kept spans.
     if let [span] = kept.spans.as_slice()
-        && span.account.covers_subtree()
-        && waits.total <= span.account.off_cpu()
-        && !is_vague(span.account.off_cpu_ns, span.account.on_cpu_error_ns)
+        && let times = span.times()
+        && times.covers_subtree()
+        && waits.total <= times.off_cpu()
+        && !is_vague(times.off_cpu_ns, times.on_cpu_error_ns)
     {
-        _ = write!(note, " of {} off-CPU", Short(span.account.off_cpu()));
+        _ = write!(note, " of {} off-CPU", Short(times.off_cpu()));
     }
     if let Some(wait_site) = &waits.longest {
         _ = write!(note, "; {} in {}", Short(wait_site.waited), AtSite(wait_site));
@@ -198,12 +192,6 @@ pub(crate) fn plural_waits(waits: usize) -> String {
     if waits == 1 { "1 wait".to_owned() } else { format!("{waits} waits") }
 }
 
-/// On-CPU time that was certainly not sampled. Unknown for an open span, as its threads have not reported their
-/// present segments.
-pub(crate) fn unsampled_of(span: &KeptSpan) -> u64 {
-    if span.is_open() { 0 } else { span.account.unsampled_ns() }
-}
-
 /// How much of the on-CPU time the samples represent. Time may be missing without a lost sample: the thread had just
 /// started, or was switched out before its next sample.
 fn coverage(weight_ns: u64, on_cpu_ns: Option<u64>, unsampled_ns: u64, losses: &Losses) -> String {
@@ -228,56 +216,21 @@ fn coverage(weight_ns: u64, on_cpu_ns: Option<u64>, unsampled_ns: u64, losses: &
     format!("{weight} of {} on-CPU{share}; {young}{losses}", Ns(on_cpu_ns))
 }
 
-fn attributes(span: &KeptSpan, name: &str, losses: &Losses) -> Vec<Attribute> {
-    let int = |value: u64| Value::Int(i64::try_from(value).unwrap_or(i64::MAX));
-    let account = &span.account;
+fn attributes(span: &KeptSpan, losses: &Losses) -> Vec<Attribute> {
+    let facts = &span.facts;
+    let (reasons, name) = (facts.reasons.to_string(), capped(&facts.span).into_owned());
     let mut attributes = vec![
-        Attribute { key: "profile.reason", value: Value::String(span.reasons().to_string()) },
-        Attribute { key: "profile.span.name", value: Value::String(name.to_owned()) },
-        Attribute { key: "profile.wall_ns", value: int(account.wall_ns) },
+        Attribute { key: "profile.reason", value: reasons.into() },
+        Attribute { key: "profile.span.name", value: name.into() },
     ];
-    if !account.is_cpu_time_unknown {
-        attributes.extend([
-            Attribute { key: "profile.on_cpu_ns", value: int(account.on_cpu_ns) },
-            Attribute { key: "profile.on_cpu_error_ns", value: int(account.on_cpu_error_ns) },
-            Attribute { key: "profile.off_cpu_ns", value: int(account.off_cpu_ns) },
-        ]);
-        if account.inside_on_cpu_ns() > 0 {
-            let value = int(account.subtree_on_cpu_ns);
-            attributes.push(Attribute { key: "profile.subtree_on_cpu_ns", value });
-        }
-        let unsampled_ns = unsampled_of(span);
-        if unsampled_ns >= WORTH_REPORTING {
-            let value = int(unsampled_ns);
-            attributes.push(Attribute { key: "profile.unsampled_ns", value });
-        }
-    }
-    attributes.push(Attribute { key: "profile.idle_ns", value: int(account.idle_ns) });
-    for (key, ns) in [
-        ("profile.await_ns", account.await_ns),
-        ("profile.scheduling_delay_ns", account.delay_ns),
-        ("profile.other_spans_ns", account.other_spans_ns),
-    ] {
-        if ns > 0 {
-            attributes.push(Attribute { key, value: int(ns) });
-        }
-    }
-    if let Some(all) = account.allocations {
-        for (key, value) in [
-            ("profile.allocated_bytes", all.allocated_bytes),
-            ("profile.allocations", all.allocations),
-            ("profile.freed_bytes", all.freed_bytes),
-            ("profile.frees", all.frees),
-        ] {
-            attributes.push(Attribute { key, value: int(value) });
-        }
-    }
-    // No key may be there twice, and a field of the program could have the name of an attribute of the layer.
-    let shown = span.values.iter().filter(|(key, _)| !key.starts_with(OWN_ATTRIBUTES));
-    attributes.extend(shown.map(|(key, value)| {
-        let value = Value::String(value.to_owned());
-        Attribute { key, value }
+    attributes.extend(Measure::major().filter_map(|measure| {
+        let value = Value::of_number(measure.notable(facts)?);
+        Some(Attribute { key: measure.attribute(), value })
     }));
+    // No key may be there twice, and a field of the program could have the name of an attribute of the layer.
+    let shown = facts.fields.iter().filter(|(key, _)| !key.starts_with(OWN_ATTRIBUTES));
+    let shown = shown.map(|(key, value)| Attribute { key, value: Value::String(value.clone()) });
+    attributes.extend(shown);
     for (key, count) in [
         ("profile.samples_lost_memory", losses.lost),
         ("profile.samples_lost", losses.missing),
@@ -290,15 +243,11 @@ fn attributes(span: &KeptSpan, name: &str, losses: &Losses) -> Vec<Attribute> {
         ("profile.samples_lost_off_stack", losses.off_stack),
     ] {
         if count > 0 {
-            attributes.push(Attribute { key, value: int(count) });
+            attributes.push(Attribute { key, value: Value::of_number(count) });
         }
     }
     if span.is_open() {
         attributes.push(Attribute { key: "profile.span.open", value: Value::Bool(true) });
-    }
-    if account.after_last_exit_ns >= WORTH_REPORTING {
-        let (key, value) = ("profile.after_last_exit_ns", int(account.after_last_exit_ns));
-        attributes.push(Attribute { key, value });
     }
     if let Some(is_sampled) = span.trace_is_sampled() {
         let value = Value::Bool(is_sampled);
@@ -312,8 +261,8 @@ fn attributes(span: &KeptSpan, name: &str, losses: &Losses) -> Vec<Attribute> {
 pub(crate) fn outermost_first(kept: &[KeptSpan]) -> Vec<KeptSpan> {
     let mut kept = kept.to_vec();
     let is_explained =
-        |span: &KeptSpan| span.samples.total() > 0 || span.account.off_cpu_ns >= WAIT_NS;
-    kept.sort_by_key(|span| (!is_explained(span), span.opened_ns, u64::MAX - span.account.wall_ns));
+        |span: &KeptSpan| span.samples.total() > 0 || span.times().off_cpu_ns >= WAIT_NS;
+    kept.sort_by_key(|span| (!is_explained(span), span.opened_ns, u64::MAX - span.times().wall_ns));
     kept
 }
 
@@ -329,11 +278,6 @@ pub(crate) fn unexported(kept: &[KeptSpan]) -> Kept {
         awaits: Awaits::default(),
         files: Vec::new(),
     }
-}
-
-/// A span's name with the values that identify it: `request{method=GET}`.
-pub(crate) fn full_name(span: &KeptSpan, names: &Redaction) -> String {
-    format!("{}{}", names.redact_span(span.name()), span.values)
 }
 
 fn plural(samples: usize) -> String {
@@ -465,53 +409,47 @@ fn without(call: UnusualCall) -> &'static str {
 }
 
 /// Displays wall time and its parts.
-struct Split<'a>(&'a TimeBreakdown);
+struct Split<'a>(&'a Facts);
 
 impl Display for Split<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let facts = self.0;
         let TimeBreakdown {
             wall_ns,
             on_cpu_ns,
-            on_cpu_error_ns,
+            on_cpu_error_ns: error_ns,
             off_cpu_ns,
             idle_ns,
-            await_ns,
-            delay_ns,
             after_last_exit_ns,
+            other_spans_ns,
             is_cpu_time_unknown,
             ..
-        } = *self.0;
+        } = facts.times;
+        write!(f, "wall {} = ", Ns(wall_ns))?;
         if is_cpu_time_unknown {
-            write!(f, "wall {} = busy {}", Ns(wall_ns), Ns(self.0.busy_ns()))?;
+            write!(f, "busy {}", Ns(facts.times.busy_ns()))?;
         } else {
-            let error_ns = on_cpu_error_ns;
-            let on_cpu = Within { ns: on_cpu_ns, error_ns };
-            write!(f, "wall {} = on-CPU {on_cpu}", Ns(wall_ns))?;
+            write!(f, "on-CPU {}", Within { ns: on_cpu_ns, error_ns })?;
             if error_ns >= 1_000 && !is_vague(on_cpu_ns, error_ns) {
-                write!(f, " (± {})", Ns(on_cpu_error_ns))?;
+                write!(f, " (± {})", Ns(error_ns))?;
             }
-            let inside_ns = self.0.inside_on_cpu_ns();
+            let inside_ns = facts.times.inside_on_cpu_ns();
             if inside_ns >= WORTH_REPORTING {
                 write!(f, " (and {} in spans inside it on other threads)", Ns(inside_ns))?;
             }
             write!(f, " + off-CPU {}", Within { ns: off_cpu_ns, error_ns })?;
+            in_brackets(f, &parts(Measure::OffCpu, facts))?;
         }
         write!(f, " + idle {}", Ns(idle_ns))?;
-        let known_ns = self.0.explained_idle_ns();
-        let parts = [
-            ("await", await_ns, 1),
-            ("scheduling delay", delay_ns, 1),
-            ("not explained", idle_ns.saturating_sub(known_ns), WORTH_REPORTING),
-        ];
-        let parts = parts.iter().filter(|(_, ns, least_ns)| known_ns > 0 && ns >= least_ns);
-        let parts: Vec<_> = parts.map(|(part, ns, _)| format!("{part} {}", Ns(*ns))).collect();
-        if !parts.is_empty() {
-            write!(f, " ({})", parts.join(" + "))?;
+        let mut parts = parts(Measure::Idle, facts);
+        let rest_ns = idle_ns.saturating_sub(facts.times.explained_idle_ns());
+        if !parts.is_empty() && rest_ns >= WORTH_REPORTING {
+            parts.push(format!("not explained {}", Ns(rest_ns)));
         }
+        in_brackets(f, &parts)?;
         if after_last_exit_ns >= WORTH_REPORTING.max(wall_ns / 10) {
             write!(f, " ({} of it after its last exit)", Ns(after_last_exit_ns))?;
         }
-        let other_spans_ns = self.0.other_spans_ns;
         if other_spans_ns > 0 {
             write!(f, " + other spans on its stack {}", Ns(other_spans_ns))?;
         }
@@ -523,25 +461,47 @@ impl Display for Split<'_> {
     }
 }
 
+/// The parts of a measure, with their values.
+fn parts(of: Measure, facts: &Facts) -> Vec<String> {
+    let part = |part: Measure| {
+        let value = part.notable(facts)?;
+        Some(format!("{} {}", part.row().words, Amount(part, value)))
+    };
+    of.parts().filter_map(part).collect()
+}
+
+fn in_brackets(f: &mut fmt::Formatter<'_>, parts: &[String]) -> fmt::Result {
+    if parts.is_empty() { Ok(()) } else { write!(f, " ({})", parts.join(" + ")) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::keep::FieldValues;
+
+    fn split(times: &TimeBreakdown) -> String {
+        Split(&Facts { times: *times, ..Facts::default() }).to_string()
+    }
+
+    fn kept(times: TimeBreakdown) -> KeptSpan {
+        let mut span = KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 0);
+        span.facts.times = times;
+        span
+    }
 
     #[test]
     fn the_error_of_on_cpu_time_is_stated() {
         let account =
             TimeBreakdown { on_cpu_ns: 9_000, on_cpu_error_ns: 7_000, ..TimeBreakdown::default() };
-        assert!(Split(&account).to_string().contains("on-CPU 9.00 µs (± 7.00 µs) +"));
+        assert!(split(&account).contains("on-CPU 9.00 µs (± 7.00 µs) +"));
         // An error that is as large leaves nothing but a bound.
         let account = TimeBreakdown { on_cpu_error_ns: 9_001, off_cpu_ns: 40_000, ..account };
         assert!(
-            Split(&account).to_string().contains("on-CPU at most 18.0 µs + off-CPU 40.0 µs +"),
+            split(&account).contains("on-CPU at most 18.0 µs + off-CPU 40.0 µs +"),
             "{}",
-            Split(&account)
+            split(&account)
         );
         let account = TimeBreakdown { on_cpu_error_ns: 700, ..account };
-        assert!(Split(&account).to_string().contains("on-CPU 9.00 µs +"));
+        assert!(split(&account).contains("on-CPU 9.00 µs +"));
     }
 
     #[test]
@@ -552,9 +512,9 @@ mod tests {
             subtree_on_cpu_ns: on_cpu_ns + more_ns,
             ..TimeBreakdown::default()
         };
-        let text = Split(&account(150_000_000)).to_string();
+        let text = split(&account(150_000_000));
         assert!(text.contains("on-CPU 1.00 ms (and 150 ms in spans inside it on other threads) +"));
-        assert!(Split(&account(999_999)).to_string().contains("on-CPU 1.00 ms +"));
+        assert!(split(&account(999_999)).contains("on-CPU 1.00 ms +"));
     }
 
     #[test]
@@ -566,10 +526,9 @@ mod tests {
                 subtree_on_cpu_error_ns: inside_error_ns,
                 ..TimeBreakdown::default()
             };
-            let span = KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 0);
             let mut profile = Profile::new(crate::profile::ProfileId::for_test(1), 1);
-            let kept = Kept {
-                spans: vec![KeptSpan { account, ..span }; spans],
+            let report = Kept {
+                spans: vec![kept(account); spans],
                 profile: None,
                 samples: 0,
                 top_function: None,
@@ -578,7 +537,7 @@ mod tests {
                 awaits: Awaits::default(),
                 files: Vec::new(),
             };
-            describe_waits(&mut profile, &kept);
+            describe_waits(&mut profile, &report);
             profile.notes.remove(0)
         };
         assert_eq!(note(0, 1), "2 waits seen: 400 ms of 500 ms off-CPU");
@@ -588,8 +547,8 @@ mod tests {
     #[test]
     fn a_field_with_the_name_of_an_attribute_is_left_out() {
         let mut span = KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 0);
-        span.values = FieldValues::for_test(&[("profile.reason", "x"), ("method", "GET")]);
-        let attributes = attributes(&span, "test", &Losses::default());
+        span.facts.fields = vec![("profile.reason", "x".into()), ("method", "GET".into())];
+        let attributes = attributes(&span, &Losses::default());
         let keys: Vec<_> = attributes.iter().map(|attribute| attribute.key).collect();
         let distinct: BTreeSet<_> = keys.iter().collect();
         assert!(distinct.len() == keys.len() && keys.contains(&"method"), "{keys:?}");
@@ -629,7 +588,7 @@ mod tests {
                 delay_ns: delay_ms * 1_000_000,
                 ..TimeBreakdown::default()
             };
-            let text = Split(&account).to_string();
+            let text = split(&account);
             text.split(" + idle ").nth(1).unwrap().to_owned()
         };
         assert_eq!(text(0, 0), "1.20 s");
@@ -640,8 +599,7 @@ mod tests {
             "1.20 s (await 1.00 s + scheduling delay 20.0 ms + not explained 180 ms)"
         );
         let account = TimeBreakdown { idle_ns: 9, await_ns: 7, ..TimeBreakdown::default() };
-        let span = KeptSpan { account, ..KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 0) };
-        let attributes = attributes(&span, "test", &Losses::default());
+        let attributes = attributes(&kept(account), &Losses::default());
         let value = |key| attributes.iter().find(|one| one.key == key).map(|one| &one.value);
         assert_eq!(value("profile.await_ns"), Some(&Value::Int(7)));
         assert_eq!(value("profile.scheduling_delay_ns"), None);
@@ -658,11 +616,10 @@ mod tests {
         };
         let on_cpu = "on-CPU 50.0 ms + off-CPU 0 ns";
         let rest = "idle 1.00 ms + other spans on its stack 550 ms";
-        assert_eq!(Split(&account).to_string(), format!("wall 601 ms = {on_cpu} + {rest}"));
-        let unknown = Split(&account.without_cpu_time()).to_string();
+        assert_eq!(split(&account), format!("wall 601 ms = {on_cpu} + {rest}"));
+        let unknown = split(&account.without_cpu_time());
         assert_eq!(unknown, format!("wall 601 ms = busy 50.0 ms + {rest}; on-CPU unknown"));
-        let span = KeptSpan { account, ..KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 0) };
-        let attributes = attributes(&span, "test", &Losses::default());
+        let attributes = attributes(&kept(account), &Losses::default());
         let other = attributes.iter().find(|one| one.key == "profile.other_spans_ns").unwrap();
         assert_eq!(other.value, Value::Int(550_000_000));
     }
@@ -697,7 +654,7 @@ mod tests {
             TimeBreakdown { wall_ns: 400_000_000, idle_ns: 1_000, ..TimeBreakdown::default() };
         let account = TimeBreakdown { on_cpu_ns: 400_000_000, ..account }.without_cpu_time();
         let text = "wall 400 ms = busy 400 ms + idle 1.00 µs; on-CPU unknown";
-        assert_eq!(Split(&account).to_string(), text);
+        assert_eq!(split(&account), text);
     }
 
     #[test]

@@ -20,7 +20,6 @@ use super::queue::Queue;
 use super::recent::Recent;
 use crate::keep::{Kept, OnKept};
 use crate::log::{LogEvent, LogKind};
-use crate::redact::Redaction;
 use crate::stats::Counters;
 use crate::sys;
 
@@ -40,7 +39,6 @@ pub(crate) enum LogItem {
 #[derive(Debug)]
 pub(crate) struct Reporter {
     counters: Arc<Counters>,
-    redaction: Arc<Redaction>,
     #[cfg(feature = "axum")]
     pub(crate) recent: Recent,
     dispatch: RwLock<Option<WeakDispatch>>,
@@ -50,14 +48,9 @@ pub(crate) struct Reporter {
 }
 
 impl Reporter {
-    pub(crate) fn new(
-        counters: Arc<Counters>,
-        redaction: Arc<Redaction>,
-        has_callback: bool,
-    ) -> Self {
+    pub(crate) fn new(counters: Arc<Counters>, has_callback: bool) -> Self {
         Self {
             counters,
-            redaction,
             #[cfg(feature = "axum")]
             recent: Recent::default(),
             dispatch: RwLock::new(None),
@@ -97,7 +90,7 @@ impl Reporter {
         let spans = kept.spans.len();
         let kept = Arc::new(kept);
         #[cfg(feature = "axum")]
-        self.recent.add(&kept, &self.redaction);
+        self.recent.add(&kept);
         if let Some(callback) = &self.callback
             && !callback.add(Arc::clone(&kept), spans)
         {
@@ -136,8 +129,8 @@ impl Reporter {
                     self.emit(&event);
                 }
                 LogItem::Kept(kept) => {
-                    self.write(|| kept_event::log(&kept, &self.redaction));
-                    if let Some(event) = hint.event(&kept, &self.redaction) {
+                    self.write(|| kept_event::log(&kept));
+                    if let Some(event) = hint.event(&kept) {
                         self.emit(&event);
                     }
                 }

@@ -8,8 +8,9 @@ use crossbeam::queue::ArrayQueue;
 use parking_lot::Mutex;
 
 use super::rate::Rate;
+use super::switches::SwitchRing;
 use crate::ids::SpanKey;
-use crate::sys::{HardwareCounters, PerfRing, Position, SampleRing, WhyRefused};
+use crate::sys::{HardwareCounters, Position, SampleRing, WhyRefused};
 
 /// An interval of a thread's ring, and the profiled span that was innermost throughout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +37,7 @@ pub(crate) struct Arming {
     /// The ring with the samples; none if the thread is not sampled.
     pub(crate) ring: Option<Arc<SampleRing>>,
     /// The ring with the context switches.
-    pub(crate) switches: Option<Arc<PerfRing>>,
+    pub(crate) switches: Option<Arc<SwitchRing>>,
     /// The hardware counters.
     pub(crate) hardware: Mutex<Option<HardwareCounters>>,
     /// The thread's CPU clock at the start or at the end of the last pause; `u64::MAX` during a pause.
@@ -124,7 +125,7 @@ impl Arming {
     }
 
     /// Adds the ring with the context switches.
-    pub(crate) fn with_switches(self, switches: Option<Arc<PerfRing>>) -> Self {
+    pub(crate) fn with_switches(self, switches: Option<Arc<SwitchRing>>) -> Self {
         Self { switches, ..self }
     }
 

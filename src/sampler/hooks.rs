@@ -4,8 +4,8 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use super::arming::Arming;
-use super::counters::Usage;
 use super::thread::ThreadShared;
+use crate::facts::Usage;
 use crate::sys;
 
 /// Sets up and arms threads.

@@ -18,10 +18,9 @@ mod thread_source;
 mod timer;
 
 pub(crate) use arming::{Arming, SpanInterval};
-pub(crate) use counters::{Usage, UsageCounts};
 pub(crate) use hooks::{ArmThreads, Begun, ThreadSource};
 pub(crate) use rate::{Periods, Rate};
 pub use source::Source;
 pub(crate) use source::{Sampler, SourceSettings};
-pub(crate) use switches::{is_full, make_room, switched_in_after, switched_out, switches_between};
+pub(crate) use switches::{SwitchRing, switches_between};
 pub(crate) use thread::{NEVER, OpenInterval, ThreadShared, Use};

@@ -11,6 +11,7 @@ use super::probe::ProbeThread;
 use super::rate::Rate;
 use super::record::{Layout, Machine, Record, Records};
 use super::shares::Taken;
+use super::switches::SwitchRing;
 use crate::sys::{self, HardwareCounters, KeptOn, PerfRing, SampleRequest, SampleRing, WhyRefused};
 
 /// Opens perf events for threads.
@@ -153,7 +154,7 @@ impl Perf {
         let samples = Arc::new(SampleRing::Perf(samples));
         let sample_size = Layout::of(&samples).sample_size(self.request.stack_bytes);
         let arming = Arming::new(samples, rate, sample_size, sample_size);
-        Ok(arming.with_switches(Some(Arc::new(switches))))
+        Ok(arming.with_switches(Some(Arc::new(SwitchRing::new(switches)))))
     }
 
     fn open_rings(

@@ -1,7 +1,29 @@
-//! When a thread was switched out and in, as perf recorded it: the lengths of waits.
+//! When a thread was switched out and in, as perf recorded it: the lengths of waits, and for how long it was preempted.
+
+use std::ops::Deref;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
 
 use super::record::{Record, Records};
-use crate::sys::RingMemory;
+use crate::sys::{PerfRing, RingMemory, WhyRefused};
+
+/// The ring with the context switches of a thread.
+#[derive(Debug)]
+pub(crate) struct SwitchRing {
+    ring: PerfRing,
+    /// For how long the thread was preempted, as far as the records were read.
+    preempted_ns: AtomicU64,
+    read: Mutex<ReadSwitches>,
+}
+
+/// How far the records were read.
+#[derive(Debug, Default)]
+struct ReadSwitches {
+    until: u64,
+    /// When the thread was preempted, until it is switched in.
+    preempted_at: Option<u64>,
+}
 
 /// A thread was switched out, and has not been switched in since.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,15 +35,118 @@ pub(crate) struct SwitchedOut {
     pub(crate) position: u64,
 }
 
-/// The newest record, if it is a switch-out. Takes nothing out of the ring.
-pub(crate) fn switched_out(ring: &RingMemory) -> Option<SwitchedOut> {
-    if is_full(ring) {
-        return None;
+impl Deref for SwitchRing {
+    type Target = PerfRing;
+
+    fn deref(&self) -> &PerfRing {
+        &self.ring
     }
-    let position = ring.head();
-    let last = Records::between(ring, position.checked_sub(SWITCH_RECORD)?, position).next()?;
-    let Ok(Record::SwitchOut { time_ns, preempted }) = last else { return None };
-    (ring.head() == position).then_some(SwitchedOut { time_ns, preempted, position })
+}
+
+impl SwitchRing {
+    pub(crate) fn new(ring: PerfRing) -> Self {
+        Self { ring, preempted_ns: AtomicU64::new(0), read: Mutex::default() }
+    }
+
+    pub(crate) fn start(&self) -> Result<(), WhyRefused> {
+        // What happened while it was paused has no record.
+        self.read.lock().preempted_at = None;
+        self.ring.start()
+    }
+
+    pub(crate) fn retire(&self) {
+        self.read();
+        self.ring.retire();
+    }
+
+    /// For how long the thread was preempted, in nanoseconds. Only the thread itself may call it. Each call adds one, so
+    /// that 0 says that it is unknown.
+    pub(crate) fn preempted_ns(&self) -> u64 {
+        self.read();
+        self.preempted_ns.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Reads the new records: the thread does so in hooks, the collector before it releases them. Neither waits for the
+    /// other. Returns false if the other one is reading.
+    fn read(&self) -> bool {
+        let Some(mut read) = self.read.try_lock() else { return false };
+        let head = self.head();
+        for record in self.records(read.until, head) {
+            let preempted_at = match record {
+                Ok(Record::SwitchOut { time_ns, preempted }) => preempted.then_some(time_ns),
+                Ok(Record::SwitchIn { time_ns }) => {
+                    let ns = read.preempted_at.map_or(0, |at| time_ns.saturating_sub(at));
+                    self.preempted_ns.fetch_add(ns, Ordering::Relaxed);
+                    None
+                }
+                // Records are missing.
+                _ => None,
+            };
+            read.preempted_at = preempted_at;
+        }
+        read.until = head;
+        true
+    }
+
+    fn records(&self, from: u64, until: u64) -> Records<'_, RingMemory> {
+        Records::between(&***self, from, until)
+    }
+
+    /// The newest record, if it is a switch-out. Takes nothing out of the ring.
+    pub(crate) fn switched_out(&self) -> Option<SwitchedOut> {
+        if self.is_full() {
+            return None;
+        }
+        let position = self.head();
+        let last = self.records(position.checked_sub(SWITCH_RECORD)?, position).next()?;
+        let Ok(Record::SwitchOut { time_ns, preempted }) = last else { return None };
+        (self.head() == position).then_some(SwitchedOut { time_ns, preempted, position })
+    }
+
+    /// Whether there is no room for a further record. The newest record may then not be the last event.
+    pub(crate) fn is_full(&self) -> bool {
+        let used = self.head().saturating_sub(self.tail());
+        used.saturating_add(LONGEST_RECORD) > self.data_size() as u64
+    }
+
+    /// When a thread that was switched out at `position` was switched in again. `None` if that record is missing or was
+    /// overwritten.
+    pub(crate) fn switched_in_after(&self, position: u64) -> Option<u64> {
+        let mut records = self.records(position, self.head());
+        let time_ns = records.find_map(|record| match record {
+            Ok(Record::SwitchIn { time_ns }) => Some(time_ns),
+            _ => None,
+        });
+        // Checks that what was read was not overwritten.
+        let is_there = self.head().checked_sub(position)? <= self.data_size() as u64;
+        time_ns.filter(|_| is_there)
+    }
+
+    /// Releases all records but the newest. Returns how many were lost because the ring was full.
+    pub(crate) fn make_room(&self) -> u64 {
+        let (tail, head) = (self.tail(), self.head());
+        let lost = self.records(tail, head).map(|record| match record {
+            Ok(Record::Lost { count, .. }) => count,
+            _ => 0,
+        });
+        let lost = lost.sum();
+        // The thread may be reading them: then they stay until the next time.
+        if !self.read() {
+            return 0;
+        }
+        if head.saturating_sub(tail) > SWITCH_RECORD {
+            self.release_to(head - SWITCH_RECORD);
+        }
+        lost
+    }
+
+    /// Releases all records, which are not needed.
+    pub(crate) fn skip(&self) {
+        let head = self.head();
+        if self.read() {
+            self.release_to(head);
+        }
+    }
 }
 
 /// The number of complete out-and-in switches between two positions, and where the last of them ends: half a switch may
@@ -29,41 +154,6 @@ pub(crate) fn switched_out(ring: &RingMemory) -> Option<SwitchedOut> {
 pub(crate) fn switches_between(from: u64, to: u64) -> (u64, u64) {
     let switches = to.saturating_sub(from) / (2 * SWITCH_RECORD);
     (switches, from + switches * 2 * SWITCH_RECORD)
-}
-
-/// Whether there is no room for a further record. The newest record may then not be the last event.
-pub(crate) fn is_full(ring: &RingMemory) -> bool {
-    let tail = ring.tail();
-    let used = ring.head().saturating_sub(tail);
-    used.saturating_add(LONGEST_RECORD) > ring.data_size() as u64
-}
-
-/// When a thread that was switched out at `position` was switched in again. `None` if that record is missing or was
-/// overwritten.
-pub(crate) fn switched_in_after(ring: &RingMemory, position: u64) -> Option<u64> {
-    let head = ring.head();
-    let mut records = Records::between(ring, position, head);
-    let time_ns = records.find_map(|record| match record {
-        Ok(Record::SwitchIn { time_ns }) => Some(time_ns),
-        _ => None,
-    });
-    // Checks that what was read was not overwritten.
-    let is_there = ring.head().checked_sub(position)? <= ring.data_size() as u64;
-    time_ns.filter(|_| is_there)
-}
-
-/// Releases all records but the newest. Returns how many were lost because the ring was full.
-pub(crate) fn make_room(ring: &RingMemory) -> u64 {
-    let (tail, head) = (ring.tail(), ring.head());
-    let lost = Records::between(ring, tail, head).map(|record| match record {
-        Ok(Record::Lost { count, .. }) => count,
-        _ => 0,
-    });
-    let lost = lost.sum();
-    if head.saturating_sub(tail) > SWITCH_RECORD {
-        ring.release_to(head - SWITCH_RECORD);
-    }
-    lost
 }
 
 /// Header and time.

@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::arming::Arming;
-use super::counters::{HardwareCounts, Usage, parse_group};
+use super::counters::{HardwareCounts, parse_group};
 use super::hooks::ThreadSource;
 use super::record::{Record, Records};
 use super::source::Sampler;
 use super::thread::ThreadShared;
+use crate::facts::Usage;
 use crate::stats::Counters;
 use crate::sys::{self, HardwareCounters, Waker};
 
@@ -69,6 +70,7 @@ impl ThreadSource for ThreadSampler {
         let hardware = arming.and_then(|arming| arming.hardware.lock().as_ref()?.read().ok());
         let HardwareCounts { cycles, instructions, cache_misses } =
             hardware.and_then(|words| parse_group(&words)).unwrap_or_default();
+        let switches = arming.and_then(|arming| arming.switches.as_ref());
         Usage {
             minor_faults: used.minor_faults,
             major_faults: used.major_faults,
@@ -77,6 +79,7 @@ impl ThreadSource for ThreadSampler {
             cycles,
             instructions,
             cache_misses,
+            preempted_ns: switches.map_or(0, |ring| ring.preempted_ns()),
         }
     }
 

@@ -2,12 +2,12 @@
 
 use std::sync::atomic::Ordering;
 
-use super::account::TimeBreakdown;
 use super::local::{put, take};
 use super::sample_counts::SampleCounts;
 use super::slot::{REGISTERED, Slot};
 use super::spans::SpanEvent;
 use super::{RegistryId, SpanKey, Spans, TraceIds};
+use crate::facts::TimeBreakdown;
 
 /// A span that has closed and must be judged, or an open one in the state it would close in now.
 #[derive(Clone, Debug)]

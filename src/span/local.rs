@@ -11,7 +11,8 @@ use super::awaits::{InnermostSpan, LongSegment, Unexplained};
 use super::inside::Inside;
 use super::segment::{CPU_UNKNOWN, NESTED, PendingSegments, SWITCHED, Segment, UNWINDING};
 use super::slot::Slot;
-use crate::sampler::{Arming, NEVER, ThreadShared, ThreadSource, Usage};
+use crate::facts::Usage;
+use crate::sampler::{Arming, NEVER, ThreadShared, ThreadSource};
 use crate::sys::{self, Allocations, Position, Uncounted, allocated_here};
 
 thread_local! {

@@ -24,10 +24,8 @@ use std::num::NonZeroU64;
 
 use tracing_subscriber::registry;
 
-pub(crate) use crate::ids::SpanKey;
-use crate::ids::{SpanId, TraceId};
+pub(crate) use crate::ids::{SpanKey, TraceIds};
 
-pub use account::{Hardware, TimeBreakdown};
 pub(crate) use awaits::{InnermostSpan, LongSegment};
 pub(crate) use close::{Closing, Enclosing, Verdict};
 #[cfg(any(test, feature = "_otlp"))]
@@ -46,15 +44,6 @@ pub(crate) use spans::{GivenParent, SpanEvent, SpanInfo, Spans};
 
 /// The registry's id of a span. The registry reuses ids.
 pub(crate) type RegistryId = NonZeroU64;
-
-/// The ids under which OpenTelemetry exports a span.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct TraceIds {
-    pub(crate) trace: TraceId,
-    pub(crate) span: SpanId,
-    /// Whether the trace is exported at all.
-    pub(crate) is_sampled: bool,
-}
 
 /// The part of a callsite's rules that the hooks need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

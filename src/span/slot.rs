@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-use super::account::{AllocationSums, Counts, InsideTime, Sure, Tally, TimeBreakdown};
+use super::account::{AllocationSums, Counts, InsideTime, Sure, Tally};
 pub(crate) use super::flags::{
     AGED, CHOSEN, CPU_UNKNOWN, FAILED, FAILED_ITSELF, FORCED, HAS_FIELDS, HAS_STATUS,
     JUDGES_ALLOCATIONS, JUDGES_CPU, JUDGES_SUBTREE, KEEP_ON_ERROR, OBSERVED, ONE_IN, REGISTERED,
@@ -11,6 +11,7 @@ pub(crate) use super::flags::{
 use super::flags::{ALLOCATED, COUNTED, HAS_SAMPLES, HAS_SUMS, IN_USE, OF_PLAN, ON_OTHERS};
 use super::sample_counts::{AtomicSampleCounts, SampleCounts};
 use super::{Plan, RegistryId, SpanKey};
+use crate::facts::TimeBreakdown;
 use crate::sys::{Allocations, Clock, counts_allocations};
 
 /// An unaged span has no known on-CPU time in the worst case. This limits the unknown time to about a hundredth of the
@@ -585,7 +586,7 @@ impl Slot {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sampler::Usage;
+    use crate::facts::Usage;
 
     const OWNER: u32 = 1;
     const OTHER: u32 = 2;

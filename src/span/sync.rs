@@ -10,7 +10,7 @@ use super::segment::{AROUND, NESTED, PendingSegment, READS_CPU, SUSPENDED, SWITC
 use super::slot::{AGED, JUDGES_CPU, REGISTERED, SAMPLED_ITSELF, Slot};
 use super::spans::{SpanEvent, SpanInfo};
 use super::{RegistryId, SpanKey, Spans};
-use crate::sampler::{Arming, Begun, ThreadSource, Usage, Use};
+use crate::sampler::{Arming, Begun, ThreadSource, Use};
 use crate::stats::Counters;
 use crate::sys::{Clock, Position, Uncounted};
 
@@ -97,8 +97,7 @@ impl Spans {
         state.is_armed = arming.as_ref().is_some_and(|arming| arming.ring.is_some());
         state.arming = arming;
         state.turn = turn;
-        // The hardware counters of an arming start at 0.
-        state.usage = Usage { cycles: 0, instructions: 0, cache_misses: 0, ..state.usage };
+        state.usage = state.usage.without_arming();
         if let Some((source, arming)) = state.source.as_ref().zip(state.arming.as_ref()) {
             source.took_up(arming);
         }
@@ -115,6 +114,7 @@ impl Spans {
         while let Some((next, turn)) = state.next_arming() {
             self.sync_usage(state, now);
             self.take_up(state, Some(next), turn);
+            self.sync_usage(state, now);
             self.sync_arming(state, now);
         }
     }

@@ -9,7 +9,8 @@ use std::sync::{Arc, Barrier};
 use parking_lot::Mutex;
 
 use super::*;
-use crate::sampler::{ArmThreads, Arming, Begun, Rate, ThreadShared, ThreadSource, Usage};
+use crate::facts::{TimeBreakdown, Usage};
+use crate::sampler::{ArmThreads, Arming, Begun, Rate, ThreadShared, ThreadSource};
 use crate::stats::Counters;
 use crate::sys::{Clock, OsThread, SampleRing, WhyRefused};
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use tracing::{Span, info_span};
-use tracing_profiling::TimeBreakdown;
+use tracing_profiling::{Facts, Measure, TimeBreakdown};
 
 use crate::Sampled;
 use crate::clocks::{Reading, wall_ns};
@@ -197,4 +197,50 @@ pub(crate) fn scenario(sampled: Sampled) {
             }
         }
     }
+}
+
+/// Two busy threads share a CPU, and one thread only sleeps.
+pub(crate) fn preempted(sampled: Sampled) {
+    let setup =
+        Setup::of_rules("0ms", |builder| sampled.set(builder).rate(200).arm_after(Duration::ZERO));
+    let mut is_shared = false;
+    setup.run(|| {
+        on_a_shared_cpu(|| {
+            is_shared = sched_getaffinity(None).unwrap().count() == 1;
+            info_span!("shares").in_scope(|| _ = burn(300 * MS));
+        });
+        let sleep = || (0..10).for_each(|_| std::thread::sleep(20 * MS));
+        info_span!("sleeps").in_scope(sleep);
+    });
+    let facts = |name| -> Facts {
+        let kept = setup.kept();
+        let mut all = kept.iter().flat_map(|kept| &kept.spans);
+        all.find(|span| span.name() == name).unwrap().facts().clone()
+    };
+    let (shares, sleeps) = (facts("shares"), facts("sleeps"));
+    let [ns, of_sleeps_ns] = [&shares, &sleeps].map(|facts| facts.get(Measure::Preempted));
+    println!("{sampled:?}: {ns:?} of {:?}, {of_sleeps_ns:?}", shares.times.off_cpu());
+    let profile = setup.profiles().into_iter().find(|profile| profile.name == "shares");
+    let key = Measure::Preempted.attribute();
+    let said = profile
+        .as_ref()
+        .and_then(|profile| profile.attributes.iter().find(|attribute| attribute.key == key));
+    if sampled != Sampled::Perf {
+        assert_eq!((ns, of_sleeps_ns, said), (None, None, None), "no switch is recorded");
+        return;
+    }
+    let (ns, profile) = (ns.unwrap(), profile.as_ref().unwrap());
+    let off_cpu_ns = shares.times.off_cpu().ns() + shares.times.on_cpu_error().ns();
+    assert!(ns <= off_cpu_ns, "{ns} of {off_cpu_ns}");
+    // The other thread has the CPU for half of the time, and if more threads want it, others have more of it.
+    let lost = setup.handle.stats().waits.switches_dropped_ring_full;
+    if is_shared && lost == 0 {
+        assert!(ns >= 50_000_000, "{ns} of {off_cpu_ns}");
+        assert_eq!(said.unwrap().value.to_string(), ns.to_string());
+        assert!(profile.notes[0].contains("(preempted "), "{:?}", profile.notes);
+        let is_titled = u128::from(ns) * 10 >= shares.times.wall().as_nanos();
+        assert_eq!(profile.title.contains(" preempted"), is_titled, "{}", profile.title);
+    }
+    // It runs for some microseconds after each sleep.
+    assert!(of_sleeps_ns.unwrap() < sleeps.times.off_cpu().ns() / 2, "{of_sleeps_ns:?}");
 }

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 
 use super::script::THREADS;
-use crate::sampler::{ArmThreads, Arming, Begun, Rate, ThreadShared, ThreadSource, Usage};
+use crate::facts::Usage;
+use crate::sampler::{ArmThreads, Arming, Begun, Rate, SwitchRing, ThreadShared, ThreadSource};
 use crate::sampler::{Periods, Sampler};
 use crate::sys::{OsThread, PerfRing, SampleRing, WhyRefused};
 
@@ -59,7 +60,7 @@ struct Thread {
 #[derive(Debug)]
 struct Rings {
     samples: Arc<SampleRing>,
-    switches: Option<Arc<PerfRing>>,
+    switches: Option<Arc<SwitchRing>>,
     period_ns: u64,
 }
 
@@ -182,7 +183,7 @@ impl ArmThreads for Scripted {
         };
         sampled_thread.follow(|last| {
             let samples = Arc::new(SampleRing::scripted(RING_BYTES, STEP).unwrap());
-            let switches = || Arc::new(PerfRing::scripted(RING_BYTES).unwrap());
+            let switches = || Arc::new(SwitchRing::new(PerfRing::scripted(RING_BYTES).unwrap()));
             let switches = shared.has_switches.then(switches);
             let mut threads = shared.threads.lock();
             let thread = threads.iter_mut().find(is_thread)?;

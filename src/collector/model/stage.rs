@@ -449,8 +449,8 @@ impl Stage {
         let mut reported = Vec::new();
         while let Ok(job) = self.jobs.try_recv() {
             let Job::Export { profile, kept, .. } = job else { continue };
-            if kept[0].is_open {
-                assert!(kept.iter().all(|span| span.is_open), "closed spans in a snapshot");
+            if kept[0].is_open() {
+                assert!(kept.iter().all(KeptSpan::is_open), "closed spans in a snapshot");
                 for span in kept.iter().filter(|span| span.profile == Ok(profile.id)) {
                     self.snapshot_ids.entry(span.key).or_default().push(profile.id);
                 }
@@ -463,7 +463,7 @@ impl Stage {
         }
         for item in self.engine.publish.reporter.take_log() {
             match item {
-                LogItem::Kept(kept) if !kept.spans[0].is_open => {
+                LogItem::Kept(kept) if !kept.spans[0].is_open() => {
                     reported.push(self.kept(&kept.spans, None));
                 }
                 _ => {}
@@ -486,7 +486,7 @@ impl Stage {
         let number_of = |id: &ProfileId| self.profiles.get(id).copied().unwrap_or(unknown);
         let reported = |span: &KeptSpan| ReportedSpan {
             span: self.keys.get(&span.key).copied().unwrap_or(unknown),
-            reasons: span.reasons.to_string(),
+            reasons: span.reasons().to_string(),
             opened_ns: span.opened_ns,
             times: times(span),
             samples: span.samples.total(),
@@ -517,7 +517,7 @@ fn instruction(number: usize) -> u64 {
 }
 
 fn times(span: &KeptSpan) -> Times {
-    let account = &span.account;
+    let account = span.times();
     Times {
         wall_ns: account.wall_ns,
         on_cpu_ns: account.on_cpu_ns,

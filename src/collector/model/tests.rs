@@ -14,7 +14,7 @@ use super::oracle::{Oracle, Place, Reported, ReportedSpan, Times};
 use super::script::{Kind, Op, Step, THREADS, Under, Ways, script};
 use super::stage::{Snapshot, Stage};
 use crate::control::Control;
-use crate::keep::Reason;
+use crate::facts::Reason;
 use crate::layer::ProfilingLayer;
 
 /// Without `PROPTEST_CASES`: the same scripts in each run. With it, the scripts are random.

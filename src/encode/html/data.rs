@@ -5,10 +5,10 @@ use std::io::{self, Write};
 
 use super::HtmlContext;
 use super::json::{Array, Json, Object, Plain};
+use crate::facts::{Facts, Measure};
 use crate::ids::{SpanId, TraceId};
 use crate::profile::{
-    CodeOrigin, FrameKind, Leaf, Link, LocationId, Profile, ProfiledSpan, SampleKind, StackId,
-    TableId, Value,
+    CodeOrigin, FrameKind, Leaf, Link, LocationId, Profile, SampleKind, StackId, TableId, Value,
 };
 
 /// The version of the format, which the script checks.
@@ -42,13 +42,13 @@ pub(super) fn write(
         data.member("resource", Array(|| context.resource.attributes()))?;
         let attributes = || profile.attributes.iter().map(|a| (a.key, &a.value));
         data.member("attributes", Array(attributes))?;
-        let rule = profile.spans.first().map_or("", |span| &span.rule);
-        data.member("rule", rule)?;
+        data.member("rule", profile.spans.first().map_or("", |span| &*span.rule))?;
         data.member("losses", Array(|| profile.losses.iter()))?;
         data.member("notes", Array(|| profile.notes.iter()))?;
         data.member("period", Plain(profile.period_ns))?;
         data.member("trace_url", &context.trace_url)?;
         data.member("source_url", &context.source_url)?;
+        data.member("measures", Array(|| Measure::ALL.iter().map(|measure| MeasureRow(*measure))))?;
         data.member("kept", Array(|| profile.spans.iter().map(|span| KeptRow { span, profile })))?;
         tables.write(data)
     })
@@ -62,16 +62,30 @@ fn since_start(profile: &Profile, unix_ns: u64) -> i128 {
     }
 }
 
+/// What a report says of a measure.
+struct MeasureRow(Measure);
+
+impl Json for MeasureRow {
+    fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+        let Self(measure) = self;
+        Object::write(out, |row| {
+            row.member("name", measure.name())?;
+            row.member("words", measure.row().words)?;
+            row.member("part_of", measure.row().part_of.map_or("", Measure::name))
+        })
+    }
+}
+
 /// A kept span of a report.
 struct KeptRow<'a> {
-    span: &'a ProfiledSpan,
+    span: &'a Facts,
     profile: &'a Profile,
 }
 
 impl KeptRow<'_> {
     /// Its place among the profile's links.
     fn link(&self) -> i64 {
-        let is_same = |link: &Link| match (link.ids, self.span.ids) {
+        let is_same = |link: &Link| match (link.ids, self.span.ids()) {
             (Some(ids), Some(own)) => ids == own,
             _ => link.span == self.span.span && link.start_unix_ns == self.span.start_unix_ns,
         };
@@ -83,48 +97,25 @@ impl KeptRow<'_> {
 impl Json for KeptRow<'_> {
     fn write(&self, out: &mut dyn Write) -> io::Result<()> {
         let Self { span, profile } = self;
-        let times = &span.times;
         Object::write(out, |kept| {
-            kept.member("name", &span.name)?;
-            kept.member("target", &span.target)?;
+            kept.member("name", span.name())?;
+            kept.member("target", &*span.target)?;
             kept.member(
                 "fields",
                 Array(|| span.fields.iter().map(|(name, value)| (*name, value))),
             )?;
-            kept.member("reasons", &span.reasons)?;
-            kept.member("rule", &span.rule)?;
+            kept.member("reasons", span.reasons.to_string())?;
+            kept.member("rule", &*span.rule)?;
             kept.member("open", Plain(span.is_open))?;
             kept.member("topmost", Plain(span.is_topmost))?;
             kept.member("start", Plain(since_start(profile, span.start_unix_ns)))?;
-            for (name, ns) in [
-                ("wall", times.wall_ns),
-                ("on_cpu", times.on_cpu_ns),
-                ("on_cpu_error", times.on_cpu_error_ns),
-                ("off_cpu", times.off_cpu_ns),
-                ("idle", times.idle_ns),
-                ("await", times.await_ns),
-                ("delay", times.delay_ns),
-                ("other_spans", times.other_spans_ns),
-                ("subtree_on_cpu", times.subtree_on_cpu_ns),
-                ("busy", times.busy_ns()),
-                ("after_last_exit", times.after_last_exit_ns),
-                ("unsampled", if span.is_open { 0 } else { times.unsampled_ns() }),
-            ] {
-                kept.member(name, Plain(ns))?;
+            for measure in Measure::ALL {
+                if let Some(value) = span.get(*measure) {
+                    kept.member(measure.name(), Plain(value))?;
+                }
             }
-            for (name, all) in
-                [("allocations", times.allocations), ("own_allocations", times.own_allocations)]
-            {
-                let Some(all) = all else { continue };
-                kept.object(name, |counts| {
-                    counts.member("bytes", Plain(all.allocated_bytes))?;
-                    counts.member("count", Plain(all.allocations))?;
-                    counts.member("freed_bytes", Plain(all.freed_bytes))?;
-                    counts.member("frees", Plain(all.frees))
-                })?;
-            }
-            kept.member("cpu_known", Plain(!times.is_cpu_time_unknown))?;
-            let (trace, id) = texts(span.ids);
+            kept.member("cpu_known", Plain(!span.times.is_cpu_time_unknown))?;
+            let (trace, id) = texts(span.ids());
             kept.member("trace_id", trace)?;
             kept.member("span_id", id)?;
             kept.member("span", Plain(self.link()))

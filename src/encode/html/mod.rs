@@ -11,13 +11,16 @@ use flate2::write::GzEncoder;
 
 use crate::profile::{Profile, Resource};
 
+#[cfg(feature = "axum")]
+pub(crate) use summary::KeptSummary;
+
 /// The style, markup and script of every report.
 const STYLE: &str = include_str!("report.css");
 const BODY: &str = include_str!("report.body.html");
 const SCRIPT: &str = include_str!("report.js");
 /// The SHA-256 of [`STYLE`] and [`SCRIPT`], in Base64. A test compares them.
 const STYLE_HASH: &str = "pIeZyIqckfufQLq1zj6bcA7yt8rOcp5tpbs6MJejahY=";
-const SCRIPT_HASH: &str = "NR3oPRYYsfPZlGdkUw5QjakJxfpeQq2kIIcd2Ss8kK0=";
+const SCRIPT_HASH: &str = "W4SS/yjZjhMyu8A45YX2Ooeh5CXtYziqjRMaWpjoybc=";
 
 /// What a report shows besides the profile.
 #[derive(Clone, Debug, Default)]
@@ -138,8 +141,8 @@ mod tests {
 
     use super::super::tests::{checkout, deep, waiting};
     use super::*;
-    use crate::profile::{ProfiledSpan, ProfiledThread, SampleKind};
-    use crate::span::TimeBreakdown;
+    use crate::facts::{Facts, Measure, TimeBreakdown, Unit};
+    use crate::profile::{ProfiledThread, SampleKind};
 
     fn context() -> HtmlContext {
         HtmlContext::new(Resource::new().with("service.name", "<shop>"))
@@ -260,21 +263,52 @@ mod tests {
             other_spans_ns: 3_000_000,
             ..TimeBreakdown::default()
         };
-        profile.spans = vec![ProfiledSpan { times, ..ProfiledSpan::default() }];
+        profile.spans = vec![Facts { times, ..Facts::default() }];
         let data = unpacked(&profile);
         assert_eq!(data["samples"]["kind"], json!([2, 3]));
         assert_eq!(data["samples"]["weight"], json!([180_000_000, 20_000_000]));
         assert_eq!(data["samples"]["thread"], json!([-1, -1]));
         assert_eq!(data["leaves"]["kind"], json!([2, 3]));
         let kept = &data["kept"][0];
-        assert_eq!((&kept["await"], &kept["delay"]), (&json!(180_000_000), &json!(20_000_000)));
+        assert_eq!(
+            (&kept["await"], &kept["scheduling_delay"]),
+            (&json!(180_000_000), &json!(20_000_000))
+        );
         let page = html(&profile, &context());
         let summary: Value = serde_json::from_str(element(&page, "summary")).unwrap();
-        assert_eq!([&summary["await_ms"], &summary["delay_ms"]], [180.0, 20.0]);
+        assert_eq!([&summary["await_ms"], &summary["scheduling_delay_ms"]], [180.0, 20.0]);
         assert_eq!(
             (&kept["other_spans"], &summary["other_spans_ms"]),
             (&json!(3_000_000), &json!(3.0))
         );
+    }
+
+    #[test]
+    fn each_known_measure_is_in_the_report_and_its_summary() {
+        let times = TimeBreakdown {
+            wall_ns: 5_000_000,
+            allocations: Some(Default::default()),
+            own_allocations: Some(Default::default()),
+            ..TimeBreakdown::default()
+        };
+        let facts = Facts { times, ..Facts::default() };
+        let mut profile = checkout();
+        profile.spans = vec![facts.clone()];
+        let data = unpacked(&profile);
+        let summary: Value =
+            serde_json::from_str(element(&html(&profile, &context()), "summary")).unwrap();
+        let known = Measure::ALL.iter().filter_map(|one| Some((one, facts.get(*one)?)));
+        for (measure, value) in known {
+            assert_eq!(data["kept"][0][measure.name()], value, "{measure:?}");
+            let expected = match measure.unit() {
+                Unit::Nanoseconds => json!(value as f64 / 1e6),
+                _ => json!(value),
+            };
+            assert_eq!(summary[measure.row().field], expected, "{measure:?}");
+        }
+        assert_eq!(data["measures"].as_array().unwrap().len(), Measure::ALL.len());
+        profile.spans[0].times = times.without_cpu_time();
+        assert_eq!(unpacked(&profile)["kept"][0].get("on_cpu"), None);
     }
 
     #[test]

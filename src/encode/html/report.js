@@ -187,10 +187,9 @@ function prepare(data) {
     kept.name = clean(kept.name);
     kept.reasons = clean(kept.reasons);
     kept.start = Math.max(0, kept.start);
-    kept.await ??= 0;
-    kept.delay ??= 0;
-    kept.other_spans ??= 0;
-    kept.unexplained = Math.max(0, kept.idle - kept.await - kept.delay);
+    for (const name of TIMES) kept[name] ??= 0;
+    kept.subtree_on_cpu ??= kept.on_cpu;
+    kept.unexplained = Math.max(0, kept.idle - kept.await - kept.scheduling_delay);
   }
   data.length = Math.max(1, data.duration, ...data.kept.map((kept) => kept.start + kept.wall));
   nameLeaves(data);
@@ -201,11 +200,15 @@ function prepare(data) {
   return data;
 }
 
+/** The times of a kept span, which are absent if they are unknown. */
+const TIMES = [
+  ...['wall', 'busy', 'on_cpu', 'on_cpu_error', 'off_cpu', 'idle', 'await', 'scheduling_delay', 'other_spans'],
+  ...['after_last_exit', 'unsampled'],
+];
 /** In place of the kept span of a profile that has none. */
 const unknownSpan = ({ name, duration: wall }) => ({
   ...{ name, target: '', fields: [], reasons: '', open: false, trace_id: '', span_id: '', span: -1 },
-  ...{ start: 0, wall, busy: wall, on_cpu: 0, on_cpu_error: 0, off_cpu: 0, idle: 0, subtree_on_cpu: 0 },
-  ...{ cpu_known: false, after_last_exit: 0, other_spans: 0, unsampled: 0 },
+  ...{ start: 0, wall, busy: wall, cpu_known: false },
 });
 
 /** The innermost box of a sample that did not run, by its leaf. */
@@ -1732,10 +1735,16 @@ const wallParts = (kept) => [
       ]
     : [['busy', kept.busy, 'on']]),
   ['await', kept.await, 'await'],
-  ['scheduling delay', kept.delay, 'delay'],
+  ['scheduling delay', kept.scheduling_delay, 'delay'],
   ['unexplained idle', kept.unexplained, 'rest'],
   ['other spans on its stack', kept.other_spans, 'rest'],
 ];
+
+/** The parts of a measure: `preempted 3.00 ms`. */
+const partsOf = (whole, kept) =>
+  profile.measures
+    .filter(({ name, part_of }) => part_of === whole && kept[name] >= 1e3)
+    .map(({ name, words }) => `${words} ${duration(kept[name])}`);
 
 /** The longest await of a profile, and what delayed polls most. */
 function showAwaits() {
@@ -1780,13 +1789,14 @@ function showWall() {
 }
 function legendItem(name, ns, look, main) {
   const error = name === 'on-CPU' && main.on_cpu_error > 0 ? ` ± ${duration(main.on_cpu_error)}` : '';
+  const parts = name === 'off-CPU' ? partsOf('off_cpu', main) : [];
   return el(
     'li',
     {},
     el('i', { class: `swatch ${look}` }),
     `${name} `,
     el('b', {}, duration(ns)),
-    `${error} (${percent(ns, main.wall)})`,
+    `${error} (${[percent(ns, main.wall), ...parts].join('; ')})`,
   );
 }
 function showScope(main) {
@@ -1799,12 +1809,11 @@ function showScope(main) {
         `${duration(main.subtree_on_cpu)} on-CPU: the samples, and all that follows, cover those too.`,
     );
   }
-  if (main.allocations?.count > 0) {
-    const { bytes, count, freed_bytes } = main.allocations,
-      own = main.own_allocations?.bytes ?? bytes;
-    const inside = own < bytes ? `, ${memory(bytes - own)} of it in child spans` : '';
-    const calls = `${grouped(count)} allocations`;
-    texts.push(`Allocated ${memory(bytes)} in ${calls}${inside}; freed ${memory(freed_bytes)}.`);
+  if (main.allocations > 0) {
+    const { allocated, allocations, freed, own_allocated: own } = main;
+    const inside = own < allocated ? `, ${memory(allocated - own)} of it in child spans` : '';
+    const calls = `${grouped(allocations)} allocations`;
+    texts.push(`Allocated ${memory(allocated)} in ${calls}${inside}; freed ${memory(freed)}.`);
   }
   if (main.after_last_exit >= 1e6) {
     texts.push(
@@ -1849,7 +1858,7 @@ function showFurther() {
         kept.cpu_known ? duration(kept.on_cpu) : 'unknown',
         kept.cpu_known ? duration(kept.off_cpu) : 'unknown',
         duration(kept.await),
-        duration(kept.delay),
+        duration(kept.scheduling_delay),
         duration(kept.unexplained),
         clean(kept.span_id || '-'),
       ].map((text, index) => el('td', index === 0 || index === 9 ? { class: 'code', title: text } : {}, text)),
@@ -1927,7 +1936,7 @@ function coverageLines(main) {
   } else if (sums[1] > 0) {
     lines.push(['', `Waits with a stack: ${duration(sums[1])}, with child spans on other threads.`]);
   }
-  const pending = sum((span) => span.await + span.delay),
+  const pending = sum((span) => span.await + span.scheduling_delay),
     shown = sums[AWAITING] + sums[DELAYED];
   if (pending + shown > 0) {
     // Awaits of child spans are in the sum as well, and those of short awaits are estimates.
@@ -1937,7 +1946,7 @@ function coverageLines(main) {
   return [...lines, ...allocatedLines(sums[ALLOCATED])];
 }
 function allocatedLines(sampled) {
-  const all = sumOver(topmostSpans(), (span) => span.allocations?.bytes ?? 0);
+  const all = sumOver(topmostSpans(), (span) => span.allocated ?? 0);
   return sampled > 0 ? [['', `Samples of allocations represent ${memory(sampled)} of ${memory(all)}.`]] : [];
 }
 /** Stacks with a note in them that something is missing. */

@@ -1,64 +1,91 @@
-//! What a list of reports shows of one.
+//! What a list of kept spans shows of one.
 
 use std::io::{self, Write};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::json::{Object, Plain};
-use crate::profile::{Profile, ProfiledSpan, WaitSite};
+use crate::facts::{Facts, Measure, Unit};
+use crate::profile::{Profile, ProfileId, WaitSite};
+
+/// A kept span, and what its profile shows.
+#[derive(Debug)]
+pub(crate) struct KeptSummary<'a> {
+    pub(crate) id: Option<ProfileId>,
+    pub(crate) facts: &'a Facts,
+    pub(crate) samples: usize,
+    pub(crate) top: Option<&'a (String, f64)>,
+    pub(crate) longest_wait: Option<&'a WaitSite>,
+    /// Why there is no profile, if there is none.
+    pub(crate) no_profile: Option<&'a str>,
+}
 
 /// The summary of a profile, as a JSON object.
 pub(super) fn of(profile: &Profile) -> String {
-    let mut json = Vec::new();
-    // Writing to memory does not fail.
-    _ = write(profile, &mut json);
-    String::from_utf8(json).unwrap_or_default()
+    let start_unix_ns = profile.start_unix_ns;
+    let unnamed = Facts { span: profile.name.clone().into(), start_unix_ns, ..Facts::default() };
+    let (top, waits) = (profile.top_function(), profile.waits());
+    let summary = KeptSummary {
+        id: Some(profile.id),
+        facts: profile.spans.first().unwrap_or(&unnamed),
+        samples: profile.sample_count(),
+        top: top.as_ref(),
+        longest_wait: waits.longest.as_ref(),
+        no_profile: None,
+    };
+    summary.to_json()
 }
 
-fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
-    let unnamed = ProfiledSpan { name: profile.name.clone(), ..ProfiledSpan::default() };
-    let span = profile.spans.first().unwrap_or(&unnamed);
-    let times = &span.times;
-    Object::write(out, |summary| {
-        summary.member("id", profile.id.to_string())?;
-        summary.member("name", &span.name)?;
-        summary.member("span", &span.span)?;
-        summary.object("fields", |fields| {
-            span.fields.iter().try_for_each(|(name, value)| fields.member(name, value))
-        })?;
-        summary.member("reasons", &span.reasons)?;
-        summary.member("rule", &span.rule)?;
-        summary.member("time", time(span.start().unwrap_or(profile.start())))?;
-        for (name, ns) in [
-            ("wall_ms", times.wall_ns),
-            ("on_cpu_ms", times.on_cpu_ns),
-            ("off_cpu_ms", times.off_cpu_ns),
-            ("idle_ms", times.idle_ns),
-            ("await_ms", times.await_ns),
-            ("delay_ms", times.delay_ns),
-            ("other_spans_ms", times.other_spans_ns),
-        ] {
-            summary.member(name, ms(ns))?;
-        }
-        if let Some(all) = times.allocations {
-            summary.member("allocated_bytes", Plain(all.allocated_bytes))?;
-            summary.member("allocations", Plain(all.allocations))?;
-        }
-        summary.member("cpu_known", Plain(!times.is_cpu_time_unknown))?;
-        summary.member("samples", Plain(profile.sample_count()))?;
-        if let Some((top, share)) = profile.top_function() {
-            summary.member("top", top)?;
-            summary.member("top_share", (share * 1e3).round() / 1e3)?;
-        }
-        if let Some(wait) = profile.waits().longest {
-            summary.member("longest_wait", site(&wait))?;
-            let ns = u64::try_from(wait.waited.as_nanos()).unwrap_or(u64::MAX);
-            summary.member("longest_wait_ms", ms(ns))?;
-        }
-        let (trace, id) = super::data::texts(span.ids);
-        summary.member("trace_id", trace)?;
-        summary.member("span_id", id)?;
-        summary.member("open", Plain(span.is_open))
-    })
+impl KeptSummary<'_> {
+    pub(crate) fn to_json(&self) -> String {
+        let mut json = Vec::new();
+        // Writing to memory does not fail.
+        _ = self.write(&mut json);
+        String::from_utf8(json).unwrap_or_default()
+    }
+
+    fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+        let facts = self.facts;
+        Object::write(out, |summary| {
+            if let Some(id) = self.id {
+                summary.member("id", id.to_string())?;
+            }
+            summary.member("name", facts.name())?;
+            summary.member("span", &*facts.span)?;
+            summary.object("fields", |fields| {
+                facts.fields.iter().try_for_each(|(name, value)| fields.member(name, value))
+            })?;
+            summary.member("reasons", facts.reasons.to_string())?;
+            summary.member("rule", &*facts.rule)?;
+            summary.member("time", time(facts.start().unwrap_or(UNIX_EPOCH)))?;
+            for measure in Measure::ALL {
+                match facts.get(*measure) {
+                    Some(ns) if measure.unit() == Unit::Nanoseconds => {
+                        summary.member(measure.row().field, ms(ns))?;
+                    }
+                    Some(number) => summary.member(measure.row().field, Plain(number))?,
+                    None => {}
+                }
+            }
+            summary.member("cpu_known", Plain(!facts.times.is_cpu_time_unknown))?;
+            summary.member("samples", Plain(self.samples))?;
+            if let Some((top, share)) = self.top {
+                summary.member("top", top)?;
+                summary.member("top_share", (share * 1e3).round() / 1e3)?;
+            }
+            if let Some(wait) = self.longest_wait {
+                summary.member("longest_wait", site(wait))?;
+                let ns = u64::try_from(wait.waited.as_nanos()).unwrap_or(u64::MAX);
+                summary.member("longest_wait_ms", ms(ns))?;
+            }
+            let (trace, id) = super::data::texts(facts.ids());
+            summary.member("trace_id", trace)?;
+            summary.member("span_id", id)?;
+            if let Some(why) = self.no_profile {
+                summary.member("no_profile", why)?;
+            }
+            summary.member("open", Plain(facts.is_open))
+        })
+    }
 }
 
 /// Milliseconds with three digits after the point.

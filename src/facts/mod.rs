@@ -1,0 +1,73 @@
+//! What is known of a kept span. Its times are known when it is judged, the rest of its facts once it is kept; all that
+//! writes about kept spans reads them here.
+
+mod measure;
+mod reason;
+mod times;
+mod usage;
+
+use std::borrow::Cow;
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::ids::{SpanId, TraceId, TraceIds};
+
+pub use measure::{Measure, Unit};
+pub use reason::{Reason, Reasons};
+pub use times::{Hardware, TimeBreakdown};
+pub(crate) use usage::{Usage, UsageCounts};
+
+/// Everything that is known of a kept span. Texts are redacted.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Facts {
+    /// Its name in the source.
+    pub span: Cow<'static, str>,
+    /// Its target.
+    pub target: Cow<'static, str>,
+    /// The values of its fields that identify it.
+    pub fields: Vec<(&'static str, String)>,
+    /// Why it was kept.
+    pub reasons: Reasons,
+    /// The conditions of its rule, as in `TRACING_PROFILING`; empty if unknown.
+    pub rule: Arc<str>,
+    /// Whether it was open when it was kept.
+    pub is_open: bool,
+    /// Where its time went.
+    pub times: TimeBreakdown,
+    pub(crate) trace: Option<TraceIds>,
+    /// It is inside no other kept span of the profile.
+    pub(crate) is_topmost: bool,
+    /// The source file with its callsite; empty if that is of a dependency.
+    pub(crate) own_file: &'static str,
+    /// 0 if unknown.
+    pub(crate) start_unix_ns: u64,
+}
+
+impl Facts {
+    /// The value of a measure. `None` if it is unknown.
+    pub fn get(&self, measure: Measure) -> Option<u64> {
+        measure.value(self)
+    }
+
+    /// Its name with the values of its fields that identify it: `request{method=GET}`.
+    pub fn name(&self) -> String {
+        let mut name = self.span.to_string();
+        for (number, (field, value)) in self.fields.iter().enumerate() {
+            _ = write!(name, "{}{field}={value}", if number == 0 { "{" } else { " " });
+        }
+        name.push_str(if self.fields.is_empty() { "" } else { "}" });
+        name
+    }
+
+    /// When it was created; `None` if unknown.
+    pub fn start(&self) -> Option<SystemTime> {
+        (self.start_unix_ns > 0).then(|| UNIX_EPOCH + Duration::from_nanos(self.start_unix_ns))
+    }
+
+    /// The ids under which it is exported, if it is exported.
+    pub fn ids(&self) -> Option<(TraceId, SpanId)> {
+        self.trace.map(|ids| (ids.trace, ids.span))
+    }
+}
