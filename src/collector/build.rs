@@ -107,9 +107,10 @@ impl ProfileAssembler<'_> {
         let mut losses = report::Losses::default();
         let mut stacks = HashMap::new();
         for (span, kind, sample, weight) in chosen(&spans, &mut selection) {
-            let (thread, stack) = pending.thread_and_stack(sample);
-            let (place, end) =
-                *stacks.entry(stack).or_insert_with(|| tables.stack(pending.stacks.frames(stack)));
+            let (thread, stack) = (pending.tables.thread(sample), sample.stack);
+            let (place, end) = *stacks
+                .entry(stack)
+                .or_insert_with(|| tables.stack(pending.tables.stacks.frames(stack)));
             if kind == SampleKind::OnCpu {
                 losses.add_end(end);
             }
@@ -179,7 +180,7 @@ impl ProfileAssembler<'_> {
             }))
         };
         let (all, most) = (counts.values().sum(), counts.values().copied().max().unwrap_or(0));
-        let nodes = self.inputs.pending.stacks.len();
+        let nodes = self.inputs.pending.tables.stacks.len();
         let mut times = 1;
         if Profile::bytes_of(all, all, nodes, nodes) > most_bytes {
             let needed = |times| self.needed_bytes(spans, selection(times));
@@ -192,18 +193,18 @@ impl ProfileAssembler<'_> {
 
     /// The memory that the selected samples take in a profile.
     fn needed_bytes(&self, spans: &[SampledSpan<'_>], mut selection: Selection) -> usize {
-        let pending = self.inputs.pending;
+        let stacks = &self.inputs.pending.tables.stacks;
         let (mut points, mut samples) = (0, HashSet::new());
-        let (mut nodes, mut frames) = (HashSet::new(), HashSet::new());
+        let (mut runs, mut nodes, mut frames) = (HashSet::new(), 0, HashSet::<StackEntry>::new());
         for (span, kind, sample, _) in chosen(spans, &mut selection) {
-            let (_, stack) = pending.thread_and_stack(sample);
             points += 1;
-            samples.insert((stack, span.link, kind));
-            for node in pending.stacks.calls(stack).take_while(|node| nodes.insert(*node)) {
-                frames.extend(pending.stacks.split(node).map(|(frame, _)| frame));
+            samples.insert((sample.stack, span.link, kind));
+            for (_, run) in stacks.runs(sample.stack).take_while(|(run, _)| runs.insert(*run)) {
+                nodes += run.len();
+                frames.extend(run);
             }
         }
-        Profile::bytes_of(samples.len(), points, nodes.len(), frames.len())
+        Profile::bytes_of(samples.len(), points, nodes, frames.len())
     }
 
     /// The upper bound of the spans' off-CPU time, if their waits exceed it slightly. The kernel writes a switch

@@ -159,7 +159,8 @@ pub(super) fn new_sample<'a>(part: Amount, stack: &'a Stack, clock: &Clock) -> N
 
 /// What a scheduling delay shows besides the stack of the await before it.
 fn waited(part: Amount, sample: &CopiedSample) -> Option<Waited> {
-    (part.kind == SampleKind::Delay).then_some(Waited::Scheduling(sample.behind))
+    (part.kind == SampleKind::Delay)
+        .then_some(sample.behind.map_or(Waited::Scheduling, Waited::SchedulingBehind))
 }
 
 /// Adds idle time of a future that is not observed. Returns false if there is no memory for it; it stays unexplained.

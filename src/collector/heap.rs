@@ -11,9 +11,10 @@ use super::build::ProfileInputs;
 use super::command::Command;
 use super::engine::Engine;
 use super::stack::{Stack, StackEntry, Waited};
+use super::stack_tree::{StackTree, StoredStack};
 use crate::ids::ProfileId;
 use crate::inbox::{CopiedSample, HeapUse};
-use crate::profile::{Profile, SampleKind, StackId, StackTree};
+use crate::profile::{Profile, SampleKind};
 use crate::publish::{Job, Question};
 use crate::stats::Counters;
 use crate::sys;
@@ -28,19 +29,19 @@ const LONGEST: Duration = Duration::from_secs(30);
 pub(super) struct Heap {
     pub(super) stacks: StackTree<StackEntry>,
     /// All that each stack has allocated.
-    allocated: BTreeMap<StackId, Amounts>,
+    allocated: BTreeMap<StoredStack, Amounts>,
     /// By place. A later block of a place replaces the one before, which has been freed.
     blocks: HashMap<u32, HeapBlock>,
     /// What was in use at the last look.
-    seen: HashMap<StackId, Amounts>,
+    seen: HashMap<StoredStack, Amounts>,
     /// What is seen once the last answer is found to have been taken.
-    answered: Option<(HashMap<StackId, Amounts>, Arc<AtomicBool>)>,
+    answered: Option<(HashMap<StoredStack, Amounts>, Arc<AtomicBool>)>,
 }
 
 #[derive(Debug)]
 struct HeapBlock {
     uses: u32,
-    stack: StackId,
+    stack: StoredStack,
     amounts: Amounts,
 }
 
@@ -97,7 +98,7 @@ impl Heap {
         }
     }
 
-    fn stored(&mut self, stack: &Stack) -> StackId {
+    fn stored(&mut self, stack: &Stack) -> StoredStack {
         let left = MOST_BYTES.saturating_sub(self.bytes());
         self.stacks.add_within(stack.entries(), left).unwrap_or_else(|| {
             let waited = Some(Waited::OtherStacks);
@@ -107,11 +108,11 @@ impl Heap {
 
     /// The memory of the stacks.
     fn bytes(&self) -> usize {
-        self.stacks.bytes() + self.allocated.len() * size_of::<(StackId, Amounts)>()
+        self.stacks.bytes() + self.allocated.len() * size_of::<(StoredStack, Amounts)>()
     }
 
     /// What of each stack is in use.
-    fn in_use(&mut self) -> HashMap<StackId, Amounts> {
+    fn in_use(&mut self) -> HashMap<StoredStack, Amounts> {
         let mut in_use: HashMap<_, Amounts> = HashMap::new();
         self.blocks.retain(|place, block| {
             let is_in_use = sys::is_in_use(sys::TrackedBlock { place: *place, uses: block.uses });
@@ -128,7 +129,7 @@ impl Heap {
         &mut self,
         part: HeapPart,
         is_taken: &Arc<AtomicBool>,
-    ) -> Vec<(StackId, Vec<(SampleKind, u64)>)> {
+    ) -> Vec<(StoredStack, Vec<(SampleKind, u64)>)> {
         let answered = self.answered.take_if(|_| part == HeapPart::Growth);
         if let Some((seen, was_taken)) = answered
             && was_taken.load(Ordering::Relaxed)
@@ -139,9 +140,9 @@ impl Heap {
         if part == HeapPart::Growth {
             self.answered = Some((in_use.clone(), Arc::clone(is_taken)));
         }
-        let weights = |(stack, allocated): (&StackId, &Amounts)| {
+        let weights = |(stack, allocated): (&StoredStack, &Amounts)| {
             let of_stack =
-                |of: &HashMap<StackId, Amounts>| of.get(stack).copied().unwrap_or_default();
+                |of: &HashMap<StoredStack, Amounts>| of.get(stack).copied().unwrap_or_default();
             let (now, none) = (of_stack(&in_use), Amounts::default());
             let (allocated, seen) = match part {
                 HeapPart::All => (*allocated, none),

@@ -33,6 +33,7 @@ mod sampled;
 mod scan;
 mod shed;
 mod stack;
+mod stack_tree;
 mod start;
 mod tables;
 mod waits;

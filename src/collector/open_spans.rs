@@ -107,7 +107,7 @@ fn places(
             false => (OpenState::Awaiting, awaited.at),
         };
         if state == OpenState::Woken {
-            stack.waited = Some(Waited::Scheduling(None));
+            stack.waited = Some(Waited::Scheduling);
         }
         places.push((span.key, SpanPlace { state, since_ns: clock.raw_ns(at), stack }));
     }

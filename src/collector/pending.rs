@@ -4,22 +4,20 @@ use std::collections::{HashMap, HashSet};
 
 use super::pending_span::BYTES_A_SPAN;
 pub(super) use super::pending_span::{
-    Added, Lost, NewSample, PendingSpan, PendingState, StoredSample,
+    Added, Lost, NewSample, PendingSpan, PendingState, SampleTables, StoredSample,
 };
-use super::stack::StackEntry;
-use crate::profile::{SampleKind, StackId, StackTree};
+use crate::profile::SampleKind;
 use crate::span::{SpanInfo, SpanKey};
-use crate::sys::OsThread;
 
 /// The samples of all spans.
 #[derive(Debug)]
 pub(super) struct Pending {
     spans: HashMap<SpanKey, PendingSpan>,
-    /// The stacks of all samples.
-    pub(super) stacks: StackTree<StackEntry>,
+    /// The stacks and threads of all samples.
+    pub(super) tables: SampleTables,
     /// The spans of each local root, including the root.
     roots: HashMap<SpanKey, Vec<SpanKey>>,
-    /// The memory of all spans, without their stacks.
+    /// The memory of all spans, without these.
     bytes: usize,
     budget_bytes: usize,
     most_samples: usize,
@@ -61,7 +59,7 @@ impl Pending {
     pub(super) fn new(budget_bytes: usize, most_samples: usize, most_spans: usize) -> Self {
         Self {
             spans: HashMap::new(),
-            stacks: StackTree::default(),
+            tables: SampleTables::default(),
             roots: HashMap::new(),
             bytes: 0,
             budget_bytes,
@@ -75,7 +73,7 @@ impl Pending {
 
     /// Adds a sample to a span. `round` is the current one.
     pub(super) fn add(&mut self, span: SpanKey, sample: NewSample<'_>, round: u64) -> Added {
-        let NewSample { kind, time_ns, weight, thread, stack } = sample;
+        let NewSample { kind, time_ns, weight, .. } = sample;
         let is_on_cpu = kind == SampleKind::OnCpu;
         let Some(span) = self.place_of(span) else {
             if is_on_cpu && let Some(refused) = self.refused_entry(span, round) {
@@ -96,29 +94,20 @@ impl Pending {
             SampleKind::OnCpu | SampleKind::OffCpu => self.budget_bytes,
             _ => self.budget_bytes / 2,
         };
-        let used = *bytes + self.stacks.bytes() + size_of::<StoredSample>();
+        let used = *bytes + self.tables.bytes() + size_of::<StoredSample>();
         let left = budget_bytes.checked_sub(used);
-        let entries = || thread.map(StackEntry::Thread).into_iter().chain(stack.entries());
-        let Some(stack) = left.and_then(|left| self.stacks.add_within(entries(), left)) else {
+        let new = NewSample { weight, ..sample };
+        let Some(new) = left.and_then(|left| self.tables.add(new, left)) else {
             // The samples that were merged into it are already counted as downsampled.
             of_kind.lose(kind, Lost { count: 1, weight });
             self.has_lost |= is_on_cpu;
             return Added::Lost;
         };
-        let new = StoredSample { time_ns, weight, stack };
-        of_kind.push(new, self.most_samples, &mut self.stacks, bytes)
-    }
-
-    /// The thread of a sample, and the rest of its stack.
-    pub(super) fn thread_and_stack(&self, sample: &StoredSample) -> (Option<OsThread>, StackId) {
-        match self.stacks.split(sample.stack) {
-            Some((StackEntry::Thread(thread), stack)) => (Some(thread), stack),
-            _ => (None, sample.stack),
-        }
+        of_kind.push(new, self.most_samples, &mut self.tables, bytes)
     }
 
     fn used_bytes(&self) -> usize {
-        self.bytes + self.stacks.bytes()
+        self.bytes + self.tables.bytes()
     }
 
     fn has_place(&self, span: SpanKey) -> bool {
@@ -314,8 +303,8 @@ impl Pending {
     fn fold(&mut self, span: SpanKey, around: SpanKey) {
         let Some(from) = self.spans.remove(&span) else { return };
         self.bytes -= from.bytes();
-        let (bytes, stacks, most) = (&mut self.bytes, &mut self.stacks, self.most_samples);
-        let Some(around) = self.spans.get_mut(&around) else { return from.release(stacks) };
+        let (bytes, tables, most) = (&mut self.bytes, &mut self.tables, self.most_samples);
+        let Some(around) = self.spans.get_mut(&around) else { return from.release(tables) };
         around.losses += from.losses;
         around.last_ns = around.last_ns.max(from.last_ns);
         for (kind, moved) in from.kinds {
@@ -326,10 +315,10 @@ impl Pending {
             of_kind.lost += moved.lost;
             for sample in moved.samples {
                 let Ok(weight) = of_kind.admit(kind, sample.weight, most) else {
-                    stacks.remove(sample.stack);
+                    tables.remove(&sample);
                     continue;
                 };
-                of_kind.push(StoredSample { weight, ..sample }, most, stacks, bytes);
+                of_kind.push(StoredSample { weight, ..sample }, most, tables, bytes);
             }
         }
     }
@@ -366,7 +355,7 @@ impl Pending {
     fn remove_span(&mut self, span: SpanKey) -> Option<PendingSpan> {
         let pending = self.spans.remove(&span)?;
         self.bytes -= pending.bytes();
-        pending.release(&mut self.stacks);
+        pending.release(&mut self.tables);
         Some(pending)
     }
 
@@ -414,6 +403,7 @@ mod tests {
     use super::*;
     use crate::profile::Downsampling;
     use crate::span::RegistryId;
+    use crate::sys::OsThread;
     use crate::unwind::ModuleAddress;
 
     const THREAD: OsThread = OsThread::unnamed(1);
@@ -494,8 +484,7 @@ mod tests {
         let span = pending.get(SPAN).unwrap();
         assert_eq!(samples(span).len(), 11);
         assert_eq!(pending.bytes, span.bytes());
-        // Both below one thread each.
-        assert_eq!(pending.stacks.bytes(), 4 * StackTree::<StackEntry>::BYTES_A_NODE);
+        assert_eq!(pending.tables.stacks.len(), 2);
     }
 
     #[test]

@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 
 use super::stack::{Stack, StackEntry};
-use crate::profile::{Downsampling, SampleKind, StackId, StackTree};
+use super::stack_tree::{StackTree, StoredStack};
+use crate::profile::{Downsampling, SampleKind};
 use crate::publish::report::Losses;
 use crate::span::{SampleCounts, SpanInfo, TraceIds};
 use crate::sys::OsThread;
@@ -25,8 +26,73 @@ pub(super) struct NewSample<'a> {
 pub(super) struct StoredSample {
     pub(super) time_ns: u64,
     pub(super) weight: u64,
-    /// Below its thread, if that is known.
-    pub(super) stack: StackId,
+    pub(super) stack: StoredStack,
+    /// Its thread's number.
+    pub(super) thread: u32,
+}
+
+/// What samples refer to, with how many do so.
+#[derive(Debug, Default)]
+pub(super) struct SampleTables {
+    pub(super) stacks: StackTree<StackEntry>,
+    /// By number, each with how many samples have it.
+    threads: Vec<(Option<OsThread>, u32)>,
+    thread_numbers: HashMap<OsThread, u32>,
+    free_threads: Vec<u32>,
+}
+
+/// The memory of a thread in the list and in the map.
+const BYTES_A_THREAD: usize = 4 * size_of::<(OsThread, u32)>();
+
+impl SampleTables {
+    /// Adds what a new sample refers to, if it takes no more memory than that.
+    pub(super) fn add(
+        &mut self,
+        NewSample { time_ns, weight, thread, stack, .. }: NewSample<'_>,
+        most_bytes: usize,
+    ) -> Option<StoredSample> {
+        let is_new = thread.is_some_and(|thread| !self.thread_numbers.contains_key(&thread));
+        let most_bytes = most_bytes.checked_sub(if is_new { BYTES_A_THREAD } else { 0 })?;
+        let stack = self.stacks.add_within(stack.entries(), most_bytes)?;
+        let thread = thread.map_or(u32::MAX, |thread| self.add_thread(thread));
+        Some(StoredSample { time_ns, weight, stack, thread })
+    }
+
+    fn add_thread(&mut self, thread: OsThread) -> u32 {
+        let number = self.thread_numbers.get(&thread).copied().unwrap_or_else(|| {
+            let number = self.free_threads.pop();
+            let number = number.unwrap_or(u32::try_from(self.threads.len()).unwrap_or(u32::MAX));
+            self.thread_numbers.insert(thread, number);
+            match self.threads.get_mut(number as usize) {
+                Some(free) => *free = (Some(thread), 0),
+                None => self.threads.push((Some(thread), 0)),
+            }
+            number
+        });
+        if let Some((_, uses)) = self.threads.get_mut(number as usize) {
+            *uses += 1;
+        }
+        number
+    }
+
+    pub(super) fn remove(&mut self, sample: &StoredSample) {
+        self.stacks.remove(sample.stack);
+        if let Some((thread, uses)) = self.threads.get_mut(sample.thread as usize) {
+            *uses -= 1;
+            if *uses == 0 && let Some(thread) = thread.take() {
+                self.thread_numbers.remove(&thread);
+                self.free_threads.push(sample.thread);
+            }
+        }
+    }
+
+    pub(super) fn thread(&self, sample: &StoredSample) -> Option<OsThread> {
+        self.threads.get(sample.thread as usize)?.0
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.stacks.bytes() + self.threads.len() * BYTES_A_THREAD
+    }
 }
 
 /// What happened to an added sample.
@@ -149,9 +215,9 @@ impl PendingSpan {
     }
 
     /// Its samples are about to be dropped.
-    pub(super) fn release(&self, stacks: &mut StackTree<StackEntry>) {
+    pub(super) fn release(&self, tables: &mut SampleTables) {
         let samples = self.kinds.values().flat_map(|of_kind| &of_kind.samples);
-        samples.for_each(|sample| stacks.remove(sample.stack));
+        samples.for_each(|sample| tables.remove(sample));
     }
 }
 
@@ -187,7 +253,7 @@ impl OfKind {
         &mut self,
         sample: StoredSample,
         most: usize,
-        stacks: &mut StackTree<StackEntry>,
+        tables: &mut SampleTables,
         bytes: &mut usize,
     ) -> Added {
         self.samples.push(sample);
@@ -202,7 +268,7 @@ impl OfKind {
             let taken = pairs.take(sample.weight, false);
             match taken {
                 Some(weight) => sample.weight = weight,
-                None => stacks.remove(sample.stack),
+                None => tables.remove(sample),
             }
             taken.is_some()
         });

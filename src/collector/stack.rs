@@ -1,6 +1,6 @@
 //! The stack of a thread at one moment.
 
-use crate::sys::{Call, OsThread};
+use crate::sys::Call;
 use crate::unwind::{ModuleAddress, UnwindEnd};
 
 /// An unwound stack, innermost frame first.
@@ -24,8 +24,10 @@ pub(super) enum Waited {
     In(Call),
     /// The system does not allow us to read it.
     Unknown,
-    /// Not a thread, but a future that was woken and not polled; with the plan of the span that was on the thread.
-    Scheduling(Option<u64>),
+    /// Not a thread, but a future that was woken and not polled.
+    Scheduling,
+    /// The same, with the plan of the span that was on the thread.
+    SchedulingBehind(u64),
     /// A future that is not observed.
     NotObserved,
     /// A future, of whose stack there is no copy.
@@ -36,11 +38,9 @@ pub(super) enum Waited {
     OtherStacks,
 }
 
-/// A part of a stack as it is stored.
+/// A part of a stack as it is stored: 16 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum StackEntry {
-    /// Whose stack it is: only the innermost entry.
-    Thread(OsThread),
     Waited(Waited),
     Code(ModuleAddress),
     /// The same, inferred rather than certain.

@@ -284,7 +284,6 @@ impl<'a> Tables<'a> {
         let (mut locations, mut leaf, mut end) = (Vec::new(), None, UnwindEnd::Root);
         for entry in entries {
             locations.push(match entry {
-                StackEntry::Thread(_) => continue,
                 StackEntry::Waited(waited) => {
                     leaf = Some(self.profile.add_leaf(self.leaf(waited)));
                     continue;
@@ -311,7 +310,7 @@ impl<'a> Tables<'a> {
     fn leaf(&self, waited: Waited) -> Leaf {
         match waited {
             Waited::In(Call::Futex(lock)) => Leaf::Blocked(format!("futex {lock:#x}")),
-            Waited::In(Call::Named(name)) => Leaf::Blocked(name.to_owned()),
+            Waited::In(Call::Named(name)) => Leaf::Blocked((*name).to_owned()),
             Waited::In(Call::Numbered(number)) => Leaf::Blocked(format!("system call {number}")),
             Waited::In(Call::PageFault) => Leaf::Blocked("page fault".to_owned()),
             Waited::Unknown => Leaf::Unknown("waiting: location unknown"),
@@ -319,8 +318,9 @@ impl<'a> Tables<'a> {
             Waited::NotCopied => Leaf::Unknown("awaiting: stack not copied"),
             Waited::OtherStacks => Leaf::Unknown("other stacks: no memory for more"),
             Waited::AllocationNotCopied => Leaf::Unknown("allocated: stack not copied"),
-            Waited::Scheduling(behind) => {
-                let behind = behind.and_then(|plan| self.builder.callsites.get(plan));
+            Waited::Scheduling => Leaf::Delayed { behind: None },
+            Waited::SchedulingBehind(plan) => {
+                let behind = self.builder.callsites.get(plan);
                 let span = behind.map(|callsite| beginning(callsite.metadata.name()).to_owned());
                 Leaf::Delayed { behind: span }
             }

@@ -12,7 +12,6 @@ mod rebuild;
 mod resource;
 mod sample;
 mod spans;
-mod stack_tree;
 mod table;
 mod waits;
 
@@ -28,14 +27,13 @@ pub(crate) use downsampling::{Downsampling, Selection};
 pub use leaf::{Leaf, LeafId};
 pub use model::{
     FrameKind, Function, FunctionId, Line, Location, LocationId, Mapping, MappingId, Profile,
+    StackId,
 };
 pub(crate) use names::{LONGEST_NAME, capped};
 pub(crate) use rebuild::{SourceLine, Symbolized, Symbols};
 pub use resource::Resource;
 pub use sample::{Point, Sample, SampleKind};
 pub use spans::{Link, LinkId, ProfiledThread, ThreadId};
-pub use stack_tree::StackId;
-pub(crate) use stack_tree::StackTree;
 pub(crate) use table::TableId;
 pub use waits::{WaitSite, Waits};
 

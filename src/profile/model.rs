@@ -10,7 +10,6 @@ use super::leaf::{Leaf, LeafId};
 use super::rebuild::SourceLine;
 use super::sample::{Point, Sample, SampleKind};
 use super::spans::{Link, LinkId, ProfiledThread, ThreadId};
-use super::stack_tree::{StackId, StackTree};
 use super::table::{Table, handle};
 use crate::facts::Facts;
 use crate::ids::ProfileId;
@@ -26,6 +25,10 @@ handle! {
 handle! {
     /// The index of a [`Location`].
     LocationId
+}
+handle! {
+    /// A stack: the index of its innermost call.
+    StackId
 }
 
 /// A function in the source code.
@@ -106,6 +109,18 @@ pub struct Location {
     pub is_inferred: bool,
 }
 
+/// A call on a stack. Stacks with the same callers share these nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct StackNode {
+    caller: StackId,
+    location: LocationId,
+}
+
+impl StackId {
+    /// The empty stack.
+    const EMPTY: Self = Self(u32::MAX);
+}
+
 /// What samples refer to.
 #[derive(Clone, Debug, Default)]
 struct ProfileTables {
@@ -115,7 +130,7 @@ struct ProfileTables {
     locations: Table<LocationId, Location>,
     /// Separates two leaves on a stack.
     other_leaf: Option<LocationId>,
-    stacks: StackTree<LocationId>,
+    stacks: Table<StackId, StackNode>,
     leaves: Table<LeafId, Leaf>,
     links: Table<LinkId, Link>,
     threads: Table<ThreadId, ProfiledThread>,
@@ -216,7 +231,7 @@ impl Profile {
 
     /// The memory that samples take, with as many nodes of stacks and locations without names.
     pub(crate) fn bytes_of(samples: usize, points: usize, nodes: usize, locations: usize) -> usize {
-        let of_stacks = nodes * StackTree::<LocationId>::BYTES_A_NODE
+        let of_stacks = nodes * Table::<StackId, StackNode>::BYTES_A_VALUE
             + locations * Table::<LocationId, Location>::BYTES_A_VALUE;
         samples * BYTES_A_SAMPLE + points * size_of::<Point>() + of_stacks
     }
@@ -269,12 +284,15 @@ impl Profile {
 
     /// Adds a stack, with the innermost location first.
     pub(crate) fn add_stack(&mut self, stack: Vec<LocationId>) -> StackId {
-        self.tables.stacks.add(stack.into_iter())
+        stack.into_iter().rev().fold(StackId::EMPTY, |caller, location| {
+            self.tables.stacks.add(StackNode { caller, location }, 0)
+        })
     }
 
     /// The caller of each stack, if it has one, and its innermost location, in order of the ids. Callers come first.
     pub(crate) fn stack_nodes(&self) -> impl Iterator<Item = (Option<StackId>, LocationId)> {
-        self.tables.stacks.nodes()
+        let caller = |node: &StackNode| (node.caller != StackId::EMPTY).then_some(node.caller);
+        self.tables.stacks.iter().map(move |(_, node)| (caller(node), node.location))
     }
 
     pub(crate) fn add_leaf(&mut self, leaf: Leaf) -> LeafId {
@@ -499,7 +517,8 @@ impl Profile {
 
     /// The ids of a stack's locations, with the innermost first.
     pub fn location_ids(&self, stack: StackId) -> impl Iterator<Item = LocationId> {
-        self.tables.stacks.frames(stack)
+        let next = |node: &&StackNode| self.tables.stacks.get(node.caller);
+        std::iter::successors(self.tables.stacks.get(stack), next).map(|node| node.location)
     }
 
     /// The leaf with this id. Ids are valid only in their own profile.

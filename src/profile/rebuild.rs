@@ -8,12 +8,11 @@ use super::code_origin::{CodeOrigin, OwnCode, allocates, clones_wakers, limits_t
 use super::downsampling::Selection;
 use super::leaf::{Leaf, LeafId};
 use super::model::{
-    FrameKind, Function, FunctionId, Line, Location, LocationId, MappingId, Profile,
+    FrameKind, Function, FunctionId, Line, Location, LocationId, MappingId, Profile, StackId,
 };
 use super::names::capped;
 use super::sample::{Point, Sample, SampleKind};
 use super::spans::{Link, LinkId, ProfiledThread, ThreadId};
-use super::stack_tree::StackId;
 use crate::redact::Redaction;
 
 /// A source of symbols.

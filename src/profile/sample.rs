@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::leaf::LeafId;
 use super::spans::{LinkId, ThreadId};
-use super::stack_tree::StackId;
+use super::model::StackId;
 
 /// What a sample shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

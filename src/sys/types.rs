@@ -206,7 +206,8 @@ pub(crate) struct Blocked {
 pub(crate) enum Call {
     /// A lock or a condition variable, by its address.
     Futex(u64),
-    Named(&'static str),
+    /// A reference to the name, so that this is 16 bytes.
+    Named(&'static &'static str),
     /// Another system call, by its number.
     Numbered(i64),
     /// No system call: a page fault that reads from disk.

@@ -131,46 +131,46 @@ fn call(number: i64, [first, second, ..]: [u64; 6]) -> Call {
     match number {
         libc::SYS_futex => match (second & FUTEX_COMMAND) as i32 {
             libc::FUTEX_WAIT | libc::FUTEX_WAIT_BITSET | libc::FUTEX_LOCK_PI => Call::Futex(first),
-            _ => named("futex"),
+            _ => named(&"futex"),
         },
-        libc::SYS_nanosleep | libc::SYS_clock_nanosleep => named("sleep"),
-        libc::SYS_epoll_pwait => named("epoll_wait"),
-        libc::SYS_ppoll => named("poll"),
-        libc::SYS_pselect6 => named("select"),
-        libc::SYS_read | libc::SYS_readv | libc::SYS_pread64 | libc::SYS_preadv => named("read"),
+        libc::SYS_nanosleep | libc::SYS_clock_nanosleep => named(&"sleep"),
+        libc::SYS_epoll_pwait => named(&"epoll_wait"),
+        libc::SYS_ppoll => named(&"poll"),
+        libc::SYS_pselect6 => named(&"select"),
+        libc::SYS_read | libc::SYS_readv | libc::SYS_pread64 | libc::SYS_preadv => named(&"read"),
         libc::SYS_write | libc::SYS_writev | libc::SYS_pwrite64 | libc::SYS_pwritev => {
-            named("write")
+            named(&"write")
         }
-        libc::SYS_recvfrom | libc::SYS_recvmsg | libc::SYS_recvmmsg => named("recv"),
-        libc::SYS_sendto | libc::SYS_sendmsg | libc::SYS_sendmmsg => named("send"),
-        libc::SYS_connect => named("connect"),
-        libc::SYS_accept | libc::SYS_accept4 => named("accept"),
-        libc::SYS_wait4 | libc::SYS_waitid => named("wait for a process"),
+        libc::SYS_recvfrom | libc::SYS_recvmsg | libc::SYS_recvmmsg => named(&"recv"),
+        libc::SYS_sendto | libc::SYS_sendmsg | libc::SYS_sendmmsg => named(&"send"),
+        libc::SYS_connect => named(&"connect"),
+        libc::SYS_accept | libc::SYS_accept4 => named(&"accept"),
+        libc::SYS_wait4 | libc::SYS_waitid => named(&"wait for a process"),
         libc::SYS_fsync | libc::SYS_fdatasync | libc::SYS_msync | libc::SYS_sync_file_range => {
-            named("sync to disk")
+            named(&"sync to disk")
         }
-        libc::SYS_openat => named("open"),
-        libc::SYS_flock => named("file lock"),
-        libc::SYS_io_uring_enter => named("io_uring"),
+        libc::SYS_openat => named(&"open"),
+        libc::SYS_flock => named(&"file lock"),
+        libc::SYS_io_uring_enter => named(&"io_uring"),
         _ => by_old_number(number).map_or(Call::Numbered(number), named),
     }
 }
 
 /// System calls that newer architectures do not have.
 #[cfg(target_arch = "x86_64")]
-fn by_old_number(number: i64) -> Option<&'static str> {
+fn by_old_number(number: i64) -> Option<&'static &'static str> {
     match number {
-        libc::SYS_epoll_wait => Some("epoll_wait"),
-        libc::SYS_poll => Some("poll"),
-        libc::SYS_select => Some("select"),
-        libc::SYS_open => Some("open"),
-        libc::SYS_pause => Some("pause"),
+        libc::SYS_epoll_wait => Some(&"epoll_wait"),
+        libc::SYS_poll => Some(&"poll"),
+        libc::SYS_select => Some(&"select"),
+        libc::SYS_open => Some(&"open"),
+        libc::SYS_pause => Some(&"pause"),
         _ => None,
     }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn by_old_number(_number: i64) -> Option<&'static str> {
+fn by_old_number(_number: i64) -> Option<&'static &'static str> {
     None
 }
 
