@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use crate::inbox::{Amount, CopiedSample, HeapUse, Inbox, InboxCounters, LeafStacks};
+use crate::inbox::{CopiedSample, HeapUse, Inbox, InboxCounters, KindWeight, LeafStacks};
 use crate::layers::Layers;
 use crate::profile::SampleKind;
 use crate::span::{InnermostSpan, Spans, find_aging_span, is_ignored};
@@ -226,8 +226,8 @@ impl LayerAllocations {
         let is_pushed = self.inbox.push(CopiedSample {
             span: promised,
             amounts: [
-                Amount { kind: SampleKind::AllocatedBytes, at, weight: allocation.bytes },
-                Amount { kind: SampleKind::Allocations, at, weight: allocation.count },
+                KindWeight { kind: SampleKind::AllocatedBytes, at, weight: allocation.bytes },
+                KindWeight { kind: SampleKind::Allocations, at, weight: allocation.count },
             ],
             largest: u64::MAX,
             stacks: LeafStacks { last, before: None },

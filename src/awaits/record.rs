@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use super::place::{AwaitPlace, Carried, mixed};
 use super::shared::{LayerAwaits, ListedAt, SAMPLE_NS, SharedAwaits, activity};
-use crate::inbox::{Amount, CopiedSample, HeapUse, LeafStacks};
+use crate::inbox::{CopiedSample, HeapUse, KindWeight, LeafStacks};
 use crate::profile::SampleKind;
 use crate::span::{
     InnermostSpan, ObservedPoll, RegistryId, SpanKey, Spans, explain_idle, innermost_span,
@@ -87,8 +87,8 @@ fn await_sample(
     stacks: LeafStacks,
 ) -> CopiedSample {
     let amounts = [
-        Amount { kind: SampleKind::Await, at: since, weight: await_ns },
-        Amount { kind: SampleKind::Delay, at: woken_at, weight: delay_ns },
+        KindWeight { kind: SampleKind::Await, at: since, weight: await_ns },
+        KindWeight { kind: SampleKind::Delay, at: woken_at, weight: delay_ns },
     ];
     let (largest, heap) = (u64::MAX, HeapUse::None);
     CopiedSample { span: Some(span), amounts, largest, stacks, behind: None, heap }

@@ -9,7 +9,7 @@ use super::pending::{Added, NewSample, Pending};
 use super::stack::{Stack, Waited};
 use crate::allocations::{AllocationSettings, LayerAllocations};
 use crate::awaits::LayerAwaits;
-use crate::inbox::{Amount, CopiedSample, CopiedStack, Inbox, InboxCounters, LeafStacks};
+use crate::inbox::{CopiedSample, CopiedStack, Inbox, InboxCounters, KindWeight, LeafStacks};
 use crate::profile::SampleKind;
 use crate::span::{InnermostSpan, SpanKey, Spans};
 use crate::stats::Counters;
@@ -84,7 +84,7 @@ impl CopiedReader {
         &self,
         unwinder: &mut Unwinder,
         most_frames: usize,
-    ) -> Vec<(SpanKey, Amount, Stack)> {
+    ) -> Vec<(SpanKey, KindWeight, Stack)> {
         let unwind = |(span, sample): &(InnermostSpan, CopiedSample)| {
             let (span, stack) = (span.key, unwound(sample, unwinder, most_frames));
             let parts = sample.parts().map(|part| {
@@ -152,13 +152,13 @@ impl ReadTarget<'_> {
 }
 
 /// A part of a sample, with its stack.
-pub(super) fn new_sample<'a>(part: Amount, stack: &'a Stack, clock: &Clock) -> NewSample<'a> {
-    let Amount { kind, at, weight } = part;
+pub(super) fn new_sample<'a>(part: KindWeight, stack: &'a Stack, clock: &Clock) -> NewSample<'a> {
+    let KindWeight { kind, at, weight } = part;
     NewSample { kind, time_ns: clock.raw_ns(at), weight, thread: None, stack }
 }
 
 /// What a scheduling delay shows besides the stack of the await before it.
-fn waited(part: Amount, sample: &CopiedSample) -> Option<Waited> {
+fn waited(part: KindWeight, sample: &CopiedSample) -> Option<Waited> {
     (part.kind == SampleKind::Delay)
         .then_some(sample.behind.map_or(Waited::Scheduling, Waited::SchedulingBehind))
 }
@@ -180,7 +180,7 @@ pub(super) fn add_idle(
 /// The stack of an allocation, or that of a leaf future up to the poll of the wrapper, and of the leaf before, if there is
 /// one.
 pub(super) fn unwound(sample: &CopiedSample, unwinder: &mut Unwinder, most_frames: usize) -> Stack {
-    let [Amount { kind, .. }, _] = sample.amounts;
+    let [KindWeight { kind, .. }, _] = sample.amounts;
     let mut unwind = |copy: &CopiedStack, frames: &mut Vec<ModuleAddress>| {
         let end = unwinder.unwind(copy.registers(), copy.words(), most_frames, frames);
         // A copy of all of it ends in the wrapper.

@@ -233,7 +233,7 @@ pub(crate) fn heap_profile(engine: &Engine, part: HeapPart) -> Result<Profile, N
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inbox::{Amount, LeafStacks};
+    use crate::inbox::{KindWeight, LeafStacks};
     use crate::unwind::ModuleAddress;
 
     fn stack(address: u64) -> Stack {
@@ -242,7 +242,7 @@ mod tests {
 
     fn sample(heap: HeapUse, bytes: u64) -> CopiedSample {
         let amounts = [(SampleKind::AllocatedBytes, bytes), (SampleKind::Allocations, 2)];
-        let amounts = amounts.map(|(kind, weight)| Amount { kind, at: 0, weight });
+        let amounts = amounts.map(|(kind, weight)| KindWeight { kind, at: 0, weight });
         let (largest, stacks) = (u64::MAX, LeafStacks::default());
         CopiedSample { span: None, amounts, largest, stacks, behind: None, heap }
     }

@@ -79,10 +79,15 @@ impl SampleTables {
         self.stacks.remove(sample.stack);
         if let Some((thread, uses)) = self.threads.get_mut(sample.thread as usize) {
             *uses -= 1;
-            if *uses == 0 && let Some(thread) = thread.take() {
+            if *uses == 0
+                && let Some(thread) = thread.take()
+            {
                 self.thread_numbers.remove(&thread);
                 self.free_threads.push(sample.thread);
             }
+        }
+        if self.thread_numbers.is_empty() {
+            (self.threads, self.free_threads) = (Vec::new(), Vec::new());
         }
     }
 
@@ -91,7 +96,7 @@ impl SampleTables {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.stacks.bytes() + self.threads.len() * BYTES_A_THREAD
+        self.stacks.bytes() + self.thread_numbers.len() * BYTES_A_THREAD
     }
 }
 

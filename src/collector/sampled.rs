@@ -35,10 +35,11 @@ pub(super) fn fill_time(sampled: &[SampledThread]) -> Duration {
 impl SampledThread {
     pub(super) fn new(thread: Arc<ThreadShared>, pace: Pace) -> Self {
         let cursor = ThreadCursor::new(thread);
+        let is_attached = cursor.is_attached();
         Self {
-            attachment: Attachment::new(pace, cursor.is_attached()),
+            attachment: Attachment::new(pace, is_attached),
             cursor,
-            detector: BlockDetector::default(),
+            detector: BlockDetector::new(is_attached),
             cpu_times: CpuTimes::default(),
             unused_since: None,
         }

@@ -45,7 +45,10 @@ impl<F: Copy + Eq + Hash> StackTree<F> {
         2 * (size_of::<Run<F>>() + size_of::<(StoredStack, F, StoredStack)>()) + 16;
 
     /// Adds a stack, with the innermost frame first.
-    pub(super) fn add(&mut self, frames: impl DoubleEndedIterator<Item = F> + Clone) -> StoredStack {
+    pub(super) fn add(
+        &mut self,
+        frames: impl DoubleEndedIterator<Item = F> + Clone,
+    ) -> StoredStack {
         self.add_within(frames, usize::MAX).unwrap_or(StoredStack::EMPTY)
     }
 

@@ -175,7 +175,7 @@ pub(super) struct BlockDetector {
     /// The head of the switch ring when it was full. Until there are new records, the newest one is not the last
     /// switch.
     full_at: Option<u64>,
-    /// At the last scan no span of the thread was past its sampling delay.
+    /// At the last scan no span of the thread was past its sampling delay, or there was none yet.
     was_within_delay: bool,
 }
 
@@ -211,6 +211,11 @@ struct CpuReading {
 }
 
 impl BlockDetector {
+    /// Of a thread that was attached before it could wait, or was not.
+    pub(super) fn new(is_attached: bool) -> Self {
+        Self { was_within_delay: !is_attached, ..Self::default() }
+    }
+
     /// Scans the thread.
     pub(super) fn scan(&mut self, cursor: &ThreadCursor, scanner: &mut Scanner<'_>) -> ScanResult {
         if let Some(waiting) = &mut self.waiting {

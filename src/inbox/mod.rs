@@ -26,7 +26,7 @@ pub(crate) struct CopiedSample {
     /// The span that it belongs to; `None` if it is only for the live heap.
     pub(crate) span: Option<InnermostSpan>,
     /// An await and the scheduling delay after it, or the bytes and the number of allocations.
-    pub(crate) amounts: [Amount; 2],
+    pub(crate) amounts: [KindWeight; 2],
     /// Nothing that it represents is larger. What represents others must not be taken for a long one.
     pub(crate) largest: u64,
     pub(crate) stacks: LeafStacks,
@@ -37,7 +37,7 @@ pub(crate) struct CopiedSample {
 
 /// How much of a kind a sample represents.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Amount {
+pub(crate) struct KindWeight {
     pub(crate) kind: SampleKind,
     /// When it began, in ticks: the collector converts them.
     pub(crate) at: u64,
@@ -57,7 +57,7 @@ pub(crate) enum HeapUse {
 
 impl CopiedSample {
     /// What it represents, in parts that are no larger than [`Self::largest`].
-    pub(crate) fn parts(&self) -> impl Iterator<Item = Amount> + use<> {
+    pub(crate) fn parts(&self) -> impl Iterator<Item = KindWeight> + use<> {
         const MOST: u64 = 1_000;
         let largest = self.largest.max(1);
         self.amounts.into_iter().flat_map(move |amount| {
@@ -65,7 +65,7 @@ impl CopiedSample {
             let each = amount.weight / count.max(1);
             (0..count).map(move |number| {
                 let rest = if number == 0 { amount.weight - each * count } else { 0 };
-                Amount { weight: each + rest, ..amount }
+                KindWeight { weight: each + rest, ..amount }
             })
         })
     }

@@ -3,8 +3,8 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::leaf::LeafId;
-use super::spans::{LinkId, ThreadId};
 use super::model::StackId;
+use super::spans::{LinkId, ThreadId};
 
 /// What a sample shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
