@@ -4,8 +4,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::engine::Engine;
-use super::pending::{NewSample, Pending, PendingSpan, StoredSample};
 use super::stack::StackEntry;
+use super::store::{NewSample, SpanSamples, Store, StoredSample};
 use super::tables::{SpanDetail, Tables};
 use crate::facts::Facts;
 use crate::ids::{SpanId, TraceId};
@@ -20,7 +20,7 @@ use crate::unwind::{Module, Modules, Unwinder};
 /// Where the names and times of a profile come from.
 #[derive(Clone, Copy)]
 pub(super) struct ProfileInputs<'a> {
-    pub(super) pending: &'a Pending,
+    pub(super) pending: &'a Store,
     pub(super) modules: &'a Modules,
     pub(super) callsites: &'a Callsites,
     /// Converts `CLOCK_MONOTONIC_RAW` to Unix time.
@@ -56,7 +56,7 @@ const MOST_LISTED: usize = 64;
 
 impl<'a> ProfileInputs<'a> {
     /// Without times, as for stacks that no span has.
-    pub(super) fn new(engine: &'a Engine, pending: &'a Pending, unwinder: &'a Unwinder) -> Self {
+    pub(super) fn new(engine: &'a Engine, pending: &'a Store, unwinder: &'a Unwinder) -> Self {
         let (modules, callsites) = (unwinder.modules(), &engine.callsites);
         Self { pending, modules, callsites, unix_offset_ns: 0, period_ns: 0 }
     }
@@ -263,7 +263,7 @@ impl ProfileAssembler<'_> {
 
 /// A span with samples, and what they link to.
 struct SampledSpan<'a> {
-    pending: &'a PendingSpan,
+    pending: &'a SpanSamples,
     link: Option<LinkId>,
     linked: Option<(TraceId, SpanId)>,
 }

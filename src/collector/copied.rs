@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use super::aggregate::Total;
 use super::budget::Share;
-use super::heap::Heap;
 use super::limits::Limits;
-use super::pending::{Added, NewSample, Pending};
+use super::sinks::{Sinks, WantedBy};
 use super::stack::{Stack, Waited};
+use super::store::{Added, NewSample, Store};
 use crate::allocations::{AllocationSettings, LayerAllocations};
 use crate::awaits::LayerAwaits;
 use crate::inbox::{Amount, CopiedSample, CopiedStack, Inbox, InboxCounters, LeafStacks};
@@ -58,7 +59,6 @@ const A_STACK_NS: u64 = 20_000;
 pub(super) struct CopiedReader {
     for_awaits: Share,
     for_allocations: Share,
-    pub(super) heap: Heap,
     /// What futures await now, for snapshots of open spans.
     pub(super) present: Vec<(InnermostSpan, CopiedSample)>,
 }
@@ -67,15 +67,14 @@ impl CopiedReader {
     /// With a budget of CPU time, or without.
     pub(super) fn new(is_limited: bool) -> Self {
         let for_allocations = if is_limited { UNWINDING } else { UNLIMITED };
-        let (heap, present) = (Heap::default(), Vec::new());
-        Self { for_awaits: UNWINDING, for_allocations, heap, present }
+        Self { for_awaits: UNWINDING, for_allocations, present: Vec::new() }
     }
 
     /// Reads all that have been sent.
     pub(super) fn read(&mut self, samples: &CopiedSamples, target: &mut ReadTarget<'_>) {
         let CopiedSamples { awaits, allocations } = samples;
-        target.read(&awaits.inbox, &mut self.for_awaits, &mut self.heap);
-        target.read(&allocations.inbox, &mut self.for_allocations, &mut self.heap);
+        target.read(&awaits.inbox, &mut self.for_awaits);
+        target.read(&allocations.inbox, &mut self.for_allocations);
         allocations.set_over_budget(!self.for_allocations.has_budget(target.now_ns));
     }
 
@@ -100,7 +99,7 @@ impl CopiedReader {
 /// Where they are read to.
 pub(super) struct ReadTarget<'a> {
     pub(super) unwinder: &'a mut Unwinder,
-    pub(super) pending: &'a mut Pending,
+    pub(super) sinks: &'a mut Sinks,
     pub(super) counters: &'a Counters,
     pub(super) clock: &'a Clock,
     pub(super) most_frames: usize,
@@ -112,7 +111,7 @@ pub(super) struct ReadTarget<'a> {
 impl ReadTarget<'_> {
     /// Reads the samples that are waiting; those that are sent from now on are read in the next round. `left` is the budget
     /// for their stacks.
-    fn read(&mut self, inbox: &Inbox, left: &mut Share, heap: &mut Heap) {
+    fn read(&mut self, inbox: &Inbox, left: &mut Share) {
         let waiting = inbox.waiting();
         if waiting == 0 {
             return;
@@ -120,7 +119,7 @@ impl ReadTarget<'_> {
         self.unwinder.refresh();
         let mut start = sys::thread_cpu_ns();
         for sample in std::iter::from_fn(|| inbox.take()).take(waiting) {
-            self.add(sample, left.has_budget(self.now_ns), inbox, heap);
+            self.add(sample, left.has_budget(self.now_ns), inbox);
             let now = sys::thread_cpu_ns();
             let took = now.zip(start).and_then(|(now, start)| now.checked_sub(start));
             left.spend(took.unwrap_or(A_STACK_NS));
@@ -129,19 +128,22 @@ impl ReadTarget<'_> {
         }
     }
 
-    fn add(&mut self, mut sample: CopiedSample, has_budget: bool, inbox: &Inbox, heap: &mut Heap) {
+    fn add(&mut self, mut sample: CopiedSample, has_budget: bool, inbox: &Inbox) {
         let counters = inbox.counters();
+        let span = sample.span.map(|span| span.key);
+        let Some(wanted) = WantedBy::new(span, sample.heap) else { return };
         if !has_budget && sample.stacks.last.is_some() {
             Counters::add(counters.dropped_over_budget, 1);
             sample.stacks = LeafStacks::default();
         }
         let mut stack = unwound(&sample, self.unwinder, self.most_frames);
-        heap.add(&sample, &stack, self.counters);
+        let [weight, count] = sample.amounts.map(|amount| amount.weight);
+        self.sinks.add_allocated(wanted, (&stack, Total { weight, count }), self.counters);
         for part in sample.parts() {
             stack.waited = waited(part, &sample).or(stack.waited);
-            let Some(span) = sample.span else { continue };
             let new = new_sample(part, &stack, self.clock);
-            let is_held = self.pending.add(span.key, new, self.round) == Added::Kept;
+            let Some(added) = self.sinks.add(wanted, new, self.round) else { continue };
+            let is_held = added == Added::Kept;
             // An allocation has two parts.
             if part.kind != SampleKind::Allocations {
                 let InboxCounters { held, dropped_pending_full, .. } = counters;
@@ -164,7 +166,7 @@ fn waited(part: Amount, sample: &CopiedSample) -> Option<Waited> {
 
 /// Adds idle time of a future that is not observed. Returns false if there is no memory for it; it stays unexplained.
 pub(super) fn add_idle(
-    pending: &mut Pending,
+    pending: &mut Store,
     span: SpanKey,
     time_ns: u64,
     duration_ns: u64,

@@ -4,8 +4,10 @@ use std::collections::VecDeque;
 use std::sync::atomic::AtomicU64;
 
 use super::cursor::ThreadCursor;
-use super::pending::{Added, NewSample, Pending};
+use super::sinks::{Sinks, WantedBy};
 use super::stack::Stack;
+use super::store::{Added, NewSample};
+use crate::inbox::HeapUse;
 use crate::profile::SampleKind;
 use crate::sampler::record::{Layout, Record, RecordPlace, Records, read_sample, stated_position};
 use crate::sampler::{OpenInterval, Sampler, SpanInterval};
@@ -17,7 +19,7 @@ use crate::unwind::{ModuleAddress, UnwindEnd, Unwinder};
 /// What draining reads and fills.
 pub(super) struct Drain<'a> {
     pub(super) unwinder: &'a mut Unwinder,
-    pub(super) pending: &'a mut Pending,
+    pub(super) sinks: &'a mut Sinks,
     pub(super) counters: &'a Counters,
     pub(super) source: &'a Sampler,
     pub(super) most_frames: usize,
@@ -62,10 +64,11 @@ impl ThreadCursor {
                     self.drained = position + self.arming.sample_size();
                     self.counted += u64::from(position >= self.counted_from);
                     self.uncharged += 1;
-                    match owner(&mut self.intervals, open, position) {
-                        Some(span) => {
+                    let span = owner(&mut self.intervals, open, position);
+                    match WantedBy::new(span, HeapUse::None) {
+                        Some(wanted) => {
                             let period_ns = self.arming.period_ns();
-                            drain.sample(&ring, self.thread.thread, place, span, period_ns);
+                            drain.sample(&ring, self.thread.thread, place, wanted, period_ns);
                         }
                         None => count(&drain.counters.samples.outside_spans, 1),
                     }
@@ -76,7 +79,7 @@ impl ThreadCursor {
                     let position = position_of(&ring, place);
                     count(&drain.counters.samples.dropped_ring_full, samples);
                     if let Some(span) = owner(&mut self.intervals, open, position) {
-                        drain.pending.note(span, |pending| pending.losses.ring_full += samples);
+                        drain.sinks.store.note(span, |pending| pending.losses.ring_full += samples);
                     }
                 }
                 Ok(Record::Throttled) => drain.lose(&drain.counters.sampling.throttled, 1),
@@ -96,7 +99,7 @@ impl ThreadCursor {
     pub(super) fn count_missed(
         &self,
         span: Option<SpanKey>,
-        pending: &mut Pending,
+        sinks: &mut Sinks,
         counters: &Counters,
     ) -> bool {
         let timer = self.arming.ring.as_ref().and_then(|ring| ring.timer());
@@ -107,7 +110,7 @@ impl ThreadCursor {
         count(&counters.samples.dropped_off_stack, missed.off_stack);
         count(&counters.samples.dropped_signal_stack_full, missed.without_room);
         if let Some(span) = span {
-            pending.note(span, |pending| pending.losses.off_stack += missed.off_stack);
+            sinks.store.note(span, |pending| pending.losses.off_stack += missed.off_stack);
         }
         true
     }
@@ -167,7 +170,7 @@ impl Drain<'_> {
         ring: &SampleRing,
         thread: OsThread,
         place: RecordPlace,
-        span: SpanKey,
+        wanted: WantedBy,
         period_ns: u64,
     ) {
         let read = read_sample(&**ring, place, Layout::of(ring));
@@ -209,19 +212,20 @@ impl Drain<'_> {
         count(&self.counters.samples.taken, 1);
         let (kind, time_ns, weight) = (SampleKind::OnCpu, sample.time_ns, period_ns);
         let new = NewSample { kind, time_ns, weight, thread: Some(thread), stack: self.stack };
-        match self.pending.add(span, new, self.round) {
-            Added::Kept => {}
-            Added::Downsampled(samples) => count(&self.counters.samples.downsampled, samples),
-            Added::Lost => count(&self.counters.samples.dropped_memory, 1),
-            Added::Refused => count(&self.counters.samples.dropped_pending_spans_full, 1),
-        }
-        if self.is_lowered {
-            self.pending.note(span, |pending| pending.losses.lowered += 1);
+        match self.sinks.add(wanted, new, self.round) {
+            None | Some(Added::Kept) => {}
+            Some(Added::Downsampled(samples)) => count(&self.counters.samples.downsampled, samples),
+            Some(Added::Lost) => count(&self.counters.samples.dropped_memory, 1),
+            Some(Added::Refused) => count(&self.counters.samples.dropped_pending_spans_full, 1),
         }
         if late > 0 {
             self.lose(&self.counters.samples.dropped_late, late);
-            self.pending.note(span, |pending| pending.losses.late += late);
         }
+        let lowered = u64::from(self.is_lowered);
+        self.sinks.note(wanted, |losses| {
+            losses.lowered += lowered;
+            losses.late += late;
+        });
     }
 }
 

@@ -1,60 +1,53 @@
 //! The live heap: by which code the blocks in use were allocated, and what has grown.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 
+use super::aggregate::{Aggregate, Total};
 use super::build::ProfileInputs;
 use super::command::Command;
 use super::engine::Engine;
-use super::stack::{Stack, StackEntry, Waited};
+use super::stack::{Stack, StackEntry};
 use crate::ids::ProfileId;
-use crate::inbox::{CopiedSample, HeapUse};
+use crate::inbox::HeapUse;
 use crate::profile::{Profile, SampleKind, StackId, StackTree};
 use crate::publish::{Job, Question};
 use crate::stats::Counters;
 use crate::sys;
 
-/// Stacks beyond that share one.
+/// The memory for stacks.
 const MOST_BYTES: usize = 16 << 20;
 /// How long the caller waits for the layer's threads, which read symbols.
 const LONGEST: Duration = Duration::from_secs(30);
 
 /// All sampled allocations of the process, by stack, and the sampled blocks in use.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Heap {
-    pub(super) stacks: StackTree<StackEntry>,
-    /// All that each stack has allocated.
-    allocated: BTreeMap<StackId, Amounts>,
+    /// All that each stack has allocated: bytes, and the number of blocks.
+    allocated: Aggregate,
     /// By place. A later block of a place replaces the one before, which has been freed.
     blocks: HashMap<u32, HeapBlock>,
     /// What was in use at the last look.
-    seen: HashMap<StackId, Amounts>,
+    seen: HashMap<StackId, Total>,
     /// What is seen once the last answer is found to have been taken.
-    answered: Option<(HashMap<StackId, Amounts>, Arc<AtomicBool>)>,
+    answered: Option<(HashMap<StackId, Total>, Arc<AtomicBool>)>,
 }
 
 #[derive(Debug)]
 struct HeapBlock {
     uses: u32,
     stack: StackId,
-    amounts: Amounts,
+    total: Total,
 }
 
-/// What samples represent.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Amounts {
-    bytes: u64,
-    blocks: u64,
-}
-
-impl Amounts {
-    fn add(&mut self, more: Self) {
-        self.bytes = self.bytes.saturating_add(more.bytes);
-        self.blocks = self.blocks.saturating_add(more.blocks);
+impl Default for Heap {
+    fn default() -> Self {
+        let (allocated, answered) = (Aggregate::new(MOST_BYTES), None);
+        Self { allocated, blocks: HashMap::new(), seen: HashMap::new(), answered }
     }
 }
 
@@ -77,19 +70,16 @@ pub(crate) enum HeapPart {
 }
 
 impl Heap {
-    /// Adds a sample with its unwound stack.
-    pub(super) fn add(&mut self, sample: &CopiedSample, stack: &Stack, counters: &Counters) {
+    /// Adds what a sample represents.
+    pub(super) fn add(&mut self, heap: HeapUse, stack: &Stack, total: Total, counters: &Counters) {
         let counters = &counters.allocations;
-        if sample.heap == HeapUse::None {
+        if heap == HeapUse::None {
             return;
         }
-        let [bytes, blocks] = sample.amounts.map(|amount| amount.weight);
-        let amounts = Amounts { bytes, blocks };
-        let stack = self.stored(stack);
-        self.allocated.entry(stack).or_default().add(amounts);
-        match sample.heap {
+        let stack = self.allocated.add(stack.entries(), total);
+        match heap {
             HeapUse::Tracked(block) => {
-                let new = HeapBlock { uses: block.uses, stack, amounts };
+                let new = HeapBlock { uses: block.uses, stack, total };
                 self.blocks.insert(block.place, new);
                 Counters::add(&counters.tracked, 1);
             }
@@ -97,26 +87,17 @@ impl Heap {
         }
     }
 
-    fn stored(&mut self, stack: &Stack) -> StackId {
-        let left = MOST_BYTES.saturating_sub(self.bytes());
-        self.stacks.add_within(stack.entries(), left).unwrap_or_else(|| {
-            let waited = Some(Waited::OtherStacks);
-            self.stacks.add(Stack { waited, ..Stack::new() }.entries())
-        })
-    }
-
-    /// The memory of the stacks.
-    fn bytes(&self) -> usize {
-        self.stacks.bytes() + self.allocated.len() * size_of::<(StackId, Amounts)>()
+    pub(super) fn stacks(&self) -> &StackTree<StackEntry> {
+        &self.allocated.stacks
     }
 
     /// What of each stack is in use.
-    fn in_use(&mut self) -> HashMap<StackId, Amounts> {
-        let mut in_use: HashMap<_, Amounts> = HashMap::new();
+    fn in_use(&mut self) -> HashMap<StackId, Total> {
+        let mut in_use: HashMap<_, Total> = HashMap::new();
         self.blocks.retain(|place, block| {
             let is_in_use = sys::is_in_use(sys::TrackedBlock { place: *place, uses: block.uses });
             if is_in_use {
-                in_use.entry(block.stack).or_default().add(block.amounts);
+                in_use.entry(block.stack).or_default().add(block.total);
             }
             is_in_use
         });
@@ -139,23 +120,23 @@ impl Heap {
         if part == HeapPart::Growth {
             self.answered = Some((in_use.clone(), Arc::clone(is_taken)));
         }
-        let weights = |(stack, allocated): (&StackId, &Amounts)| {
+        let weights = |(stack, allocated): (StackId, Total)| {
             let of_stack =
-                |of: &HashMap<StackId, Amounts>| of.get(stack).copied().unwrap_or_default();
-            let (now, none) = (of_stack(&in_use), Amounts::default());
+                |of: &HashMap<StackId, Total>| of.get(&stack).copied().unwrap_or_default();
+            let (now, none) = (of_stack(&in_use), Total::default());
             let (allocated, seen) = match part {
-                HeapPart::All => (*allocated, none),
+                HeapPart::All => (allocated, none),
                 HeapPart::Growth => (none, of_stack(&self.seen)),
             };
             let weights = [
-                (SampleKind::AllocatedBytes, allocated.bytes),
-                (SampleKind::Allocations, allocated.blocks),
-                (SampleKind::InUseBytes, now.bytes.saturating_sub(seen.bytes)),
-                (SampleKind::InUseBlocks, now.blocks.saturating_sub(seen.blocks)),
+                (SampleKind::AllocatedBytes, allocated.weight),
+                (SampleKind::Allocations, allocated.count),
+                (SampleKind::InUseBytes, now.weight.saturating_sub(seen.weight)),
+                (SampleKind::InUseBlocks, now.count.saturating_sub(seen.count)),
             ];
-            (*stack, weights.into_iter().filter(|(_, weight)| *weight > 0).collect::<Vec<_>>())
+            (stack, weights.into_iter().filter(|(_, weight)| *weight > 0).collect::<Vec<_>>())
         };
-        let weights = self.allocated.iter().map(weights);
+        let weights = self.allocated.totals().map(weights);
         weights.filter(|(_, weights)| !weights.is_empty()).collect()
     }
 }
@@ -165,7 +146,7 @@ pub(super) fn make_heap(heap: &mut Heap, inputs: ProfileInputs<'_>, request: Hea
     let HeapRequest { part, reply, is_taken } = request;
     let id = ProfileId::random().unwrap_or(ProfileId::NONE);
     let weights = heap.weights(part, &is_taken).into_iter();
-    let weights = weights.map(|(stack, weights)| (heap.stacks.frames(stack), 0, weights));
+    let weights = weights.map(|(stack, weights)| (heap.stacks().frames(stack), 0, weights));
     let (mut profile, modules) = inputs.profile_of_stacks(id, weights);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     profile.set_moment(u64::try_from(now.as_nanos()).unwrap_or(0));
@@ -232,28 +213,22 @@ pub(crate) fn heap_profile(engine: &Engine, part: HeapPart) -> Result<Profile, N
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inbox::{Amount, LeafStacks};
     use crate::unwind::ModuleAddress;
 
     fn stack(address: u64) -> Stack {
         Stack { frames: vec![ModuleAddress::new(None, address)], ..Stack::new() }
     }
 
-    fn sample(heap: HeapUse, bytes: u64) -> CopiedSample {
-        let amounts = [(SampleKind::AllocatedBytes, bytes), (SampleKind::Allocations, 2)];
-        let amounts = amounts.map(|(kind, weight)| Amount { kind, at: 0, weight });
-        let (largest, stacks) = (u64::MAX, LeafStacks::default());
-        CopiedSample { span: None, amounts, largest, stacks, behind: None, heap }
-    }
-
     #[test]
     fn allocations_add_up_by_stack() {
         let (mut heap, counters) = (Heap::default(), Counters::default());
+        let mut add = |use_of, address, weight| {
+            heap.add(use_of, &stack(address), Total { weight, count: 2 }, &counters);
+        };
         for (address, bytes) in [(1, 10), (2, 20), (1, 30)] {
-            heap.add(&sample(HeapUse::NotTracked, bytes), &stack(address), &counters);
+            add(HeapUse::NotTracked, address, bytes);
         }
-        let of_span = sample(HeapUse::None, 7);
-        heap.add(&of_span, &stack(1), &counters);
+        add(HeapUse::None, 1, 7);
         let taken = Arc::default();
         let weights = heap.weights(HeapPart::All, &taken);
         let weights: Vec<_> = weights.into_iter().flat_map(|(_, weights)| weights).collect();
@@ -262,23 +237,5 @@ mod tests {
         assert_eq!(counters.snapshot().allocations.dropped_not_tracked, 3);
         let grown = heap.weights(HeapPart::Growth, &taken);
         assert!(grown.is_empty(), "nothing is known to be in use");
-    }
-
-    #[test]
-    fn stacks_beyond_the_limit_share_one() {
-        let (mut heap, counters) = (Heap::default(), Counters::default());
-        let deep = |number| {
-            let frames = (0..256_u64).map(|frame| ModuleAddress::new(None, number << 32 | frame));
-            Stack { frames: frames.collect(), ..Stack::new() }
-        };
-        for number in 0..10_000_u64 {
-            heap.add(&sample(HeapUse::NotTracked, 1), &deep(number), &counters);
-        }
-        assert!(heap.bytes() <= MOST_BYTES + 1_024);
-        let (others, _) = heap.allocated.last_key_value().unwrap();
-        let mut others = heap.stacks.frames(*others);
-        assert_eq!(others.next(), Some(StackEntry::Waited(Waited::OtherStacks)));
-        let sum: u64 = heap.allocated.values().map(|amounts| amounts.bytes).sum();
-        assert_eq!(sum, 10_000);
     }
 }

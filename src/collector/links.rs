@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::pending::Pending;
+use super::store::Store;
 use crate::ids::{SpanId, TraceId};
 use crate::keep::{Epoch, SpanLink};
 use crate::span::{SpanKey, TraceIds};
@@ -18,7 +18,7 @@ type Ids = Option<(TraceId, SpanId)>;
 /// names those ids. If no ids were known then, they link to the outermost span whose ids are known by now, up to the
 /// one that they should link to.
 pub(super) struct Links<'a> {
-    pending: &'a Pending,
+    pending: &'a Store,
     /// By the kept span; empty if each sample links to its innermost span.
     kept: HashMap<SpanKey, &'a SpanLink>,
     knows_ids: bool,
@@ -27,7 +27,7 @@ pub(super) struct Links<'a> {
 }
 
 impl<'a> Links<'a> {
-    pub(super) fn new(pending: &'a Pending, epoch: &'a Epoch) -> Self {
+    pub(super) fn new(pending: &'a Store, epoch: &'a Epoch) -> Self {
         let kept = epoch.kept.iter().filter(|span| span.link.to.is_some());
         let has_ids = |span: &SpanKey| pending.get(*span).is_some_and(|span| span.ids.is_some());
         Self {
@@ -105,8 +105,8 @@ mod tests {
     }
 
     /// 1 { 2 { 3 { 4 } } }, in which the ids of the given spans are known.
-    fn nested(known: &[u8]) -> Pending {
-        let mut pending = Pending::new(1 << 20, 100, 100);
+    fn nested(known: &[u8]) -> Store {
+        let mut pending = Store::new(1 << 20, 100, 100);
         for number in 1..=4 {
             let parent = SpanKey::new(number - 1);
             let info =
@@ -127,7 +127,7 @@ mod tests {
     }
 
     /// The numbers of the spans that the samples of span 1, 2 and so on link to; 0 for none.
-    fn links(pending: &Pending, kept: Vec<KeptSpan>) -> [u8; 4] {
+    fn links(pending: &Store, kept: Vec<KeptSpan>) -> [u8; 4] {
         let epoch = Epoch::for_test(key(1), kept);
         let of = |links: &mut Links<'_>, number| {
             let link = links.of_samples_in(key(number));

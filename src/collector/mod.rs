@@ -3,6 +3,7 @@
 //! One thread drains the rings, attributes and unwinds samples, and holds them until the verdict on their spans. The
 //! threads of `publish` do the rest, so draining never waits for a file.
 
+mod aggregate;
 mod attachment;
 mod budget;
 mod build;
@@ -25,15 +26,16 @@ mod over_limit;
 mod parked;
 #[cfg(feature = "_parts")]
 pub mod parts;
-mod pending;
-mod pending_span;
 mod run;
 mod running_source;
 mod sampled;
 mod scan;
 mod shed;
+mod sinks;
+mod span_samples;
 mod stack;
 mod start;
+mod store;
 mod tables;
 mod waits;
 mod watchdog;

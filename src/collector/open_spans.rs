@@ -8,9 +8,9 @@ use super::command::Command;
 use super::copied::unwound;
 use super::engine::Engine;
 use super::parked::SampledThreads;
-use super::pending::Pending;
 use super::sampled::SampledThread;
 use super::stack::{Stack, Waited};
+use super::store::Store;
 use crate::keep::FieldValues;
 use crate::profile::{ProfileId, SampleKind};
 use crate::publish::{Job, OpenSpan, OpenState, Question};
@@ -40,7 +40,7 @@ pub(super) struct OpenRequest {
 /// Lists open spans for a caller.
 pub(super) fn list_open(
     engine: &Engine,
-    pending: &Pending,
+    pending: &Store,
     sampled: &SampledThreads,
     (unwinder, most_frames): (&mut Unwinder, usize),
     OpenRequest { older_than, reply }: OpenRequest,

@@ -16,17 +16,18 @@ use super::copied::{CopiedReader, ReadTarget, add_idle, new_sample};
 use super::demand::DemandBudgets;
 use super::drain::Drain;
 use super::engine::Engine;
-use super::heap::{HeapRequest, make_heap, update_counting};
+use super::heap::{Heap, HeapRequest, make_heap, update_counting};
 use super::limits::Limits;
 use super::logged::Logged;
 use super::modules;
 use super::open_spans::{OpenRequest, list_open};
 use super::parked::SampledThreads;
-use super::pending::Pending;
 use super::sampled::{SampledThread, fill_time};
 use super::scan::passed;
 use super::shed::Shed;
+use super::sinks::Sinks;
 use super::stack::Stack;
+use super::store::Store;
 use super::waits::{CaptureBudget, SCAN_INTERVAL};
 use super::watchdog::Watchdog;
 use crate::keep::Epoch;
@@ -54,7 +55,7 @@ pub(super) struct Collector {
     jobs: Sender<Job>,
     pub(super) limits: Limits,
     pub(super) unwinder: Unwinder,
-    pub(super) pending: Pending,
+    pub(super) sinks: Sinks,
     pub(super) sampled: SampledThreads,
     pub(super) round: u64,
     /// Spans that closed after the last round began.
@@ -128,11 +129,14 @@ impl Collector {
             jobs,
             limits,
             unwinder: Unwinder::default(),
-            pending: Pending::new(
-                limits.memory_bytes,
-                limits.samples_per_profile,
-                limits.pending_spans,
-            ),
+            sinks: Sinks {
+                store: Store::new(
+                    limits.memory_bytes,
+                    limits.samples_per_profile,
+                    limits.pending_spans,
+                ),
+                heap: Heap::default(),
+            },
             reading: ReadingBudget::new(limits.cpu_percent),
             reading_ns: 0,
             room: Room::new(limits.export_bytes),
@@ -245,12 +249,14 @@ impl Collector {
             let (asked, again) = self.do_round();
             for request in asked.open_spans {
                 let unwinding = (&mut self.unwinder, self.limits.frames_per_stack);
-                let job = list_open(&self.engine, &self.pending, &self.sampled, unwinding, request);
+                let job =
+                    list_open(&self.engine, &self.sinks.store, &self.sampled, unwinding, request);
                 _ = self.jobs.send(job);
             }
             for request in asked.heaps {
-                let inputs = ProfileInputs::new(&self.engine, &self.pending, &self.unwinder);
-                let job = make_heap(&mut self.copied.heap, inputs, request);
+                let Sinks { store, heap } = &mut self.sinks;
+                let inputs = ProfileInputs::new(&self.engine, store, &self.unwinder);
+                let job = make_heap(heap, inputs, request);
                 _ = self.jobs.send(job);
             }
             if asked.end {
@@ -317,7 +323,7 @@ impl Collector {
         let closed_since = self.register_spans();
         self.closed.extend(closed_since);
 
-        self.pending.charge_refused();
+        self.sinks.store.charge_refused();
         let clock = self.engine.spans.clock();
         self.source.check_losses(clock.raw_ns(clock.now()));
         for epoch in epochs {
@@ -326,18 +332,19 @@ impl Collector {
         for span in closed {
             self.engine.admission.forget(span);
             self.watchdog.forget(span);
-            self.pending.remove_root(span);
-            self.pending.close(span);
+            self.sinks.store.remove_root(span);
+            self.sinks.store.close(span);
         }
         let admission = &self.engine.admission;
-        let (given_up, by_memory) = self.pending.evict_closed(|root| admission.has_permit(root));
+        let (given_up, by_memory) =
+            self.sinks.store.evict_closed(|root| admission.has_permit(root));
         let counters = &self.engine.counters;
         let counter = match by_memory {
             true => &counters.samples.dropped_memory,
             false => &counters.samples.dropped_pending_spans_full,
         };
         Counters::add(counter, given_up);
-        admission.set_memory_is_short(self.pending.is_memory_short());
+        admission.set_memory_is_short(self.sinks.store.is_memory_short());
         self.maintain(&entered);
         let unreported = self.engine.counters.spans.kept_unreported.load(Ordering::Relaxed);
         let event = self.logged.unreported(unreported, asked.everything);
@@ -376,14 +383,14 @@ impl Collector {
         let mut closed = Vec::new();
         while let Some(event) = self.engine.spans.take_span_event() {
             match event {
-                SpanEvent::Opened(key, known) => self.pending.register(key, known, self.round),
+                SpanEvent::Opened(key, known) => self.sinks.store.register(key, known, self.round),
                 SpanEvent::Idle { key, since_ns, idle_ns } => {
-                    if !add_idle(&mut self.pending, key, since_ns, idle_ns, self.round) {
+                    if !add_idle(&mut self.sinks.store, key, since_ns, idle_ns, self.round) {
                         Counters::add(&self.engine.counters.awaits.dropped_pending_full, 1);
                     }
                 }
                 SpanEvent::Closed { key, ids, closed_ns } => {
-                    self.pending.note(key, |pending| {
+                    self.sinks.store.note(key, |pending| {
                         pending.ids = ids.or(pending.ids);
                         pending.closed_ns = Some(closed_ns);
                     });
@@ -393,7 +400,7 @@ impl Collector {
         }
         if self.engine.spans.take_lost_event() {
             let is_open = |known: &SpanInfo, key| self.engine.spans.is_open(known.id, key);
-            let spans = self.pending.registered_spans();
+            let spans = self.sinks.store.registered_spans();
             closed.extend(
                 spans.iter().filter(|(key, known)| !is_open(known, *key)).map(|(key, _)| *key),
             );
@@ -411,8 +418,7 @@ impl Collector {
 
     /// Drains every ring. Returns the spans that threads are in.
     fn drain_all(&mut self) -> HashSet<SpanKey> {
-        let heap = &self.copied.heap;
-        modules::refresh(&mut self.unwinder, &self.sampled, &self.pending, heap);
+        modules::refresh(&mut self.unwinder, &self.sampled, &self.sinks);
         // Read before draining, so that nothing can follow what is drained. And before the scan: a thread that
         // continues and ends after the scan is drained once more.
         let over: HashSet<usize> = self
@@ -428,7 +434,7 @@ impl Collector {
         let mut entered = HashSet::new();
         let mut drain = Drain {
             unwinder: &mut self.unwinder,
-            pending: &mut self.pending,
+            sinks: &mut self.sinks,
             counters: &self.engine.counters,
             source: &self.source,
             most_frames: self.limits.frames_per_stack,
@@ -462,7 +468,7 @@ impl Collector {
         let clock = self.engine.spans.clock();
         let mut target = ReadTarget {
             unwinder: &mut self.unwinder,
-            pending: &mut self.pending,
+            sinks: &mut self.sinks,
             counters: &self.engine.counters,
             clock,
             most_frames: self.limits.frames_per_stack,
@@ -476,12 +482,12 @@ impl Collector {
     pub(super) fn export(&mut self, mut epoch: Epoch) {
         for span in &mut epoch.kept {
             // The ids come with the verdict or with the close event, which may arrive a moment later.
-            self.pending.note(span.key, |pending| {
+            self.sinks.store.note(span.key, |pending| {
                 span.facts.trace = span.facts.trace.or(pending.ids);
                 pending.ids = pending.ids.or(span.facts.trace);
             });
             if let (Some(to), Some(ids)) = (span.link.to, span.link.ids) {
-                self.pending.note(to, |pending| pending.ids = Some(ids));
+                self.sinks.store.note(to, |pending| pending.ids = Some(ids));
             }
         }
         let Some(id) = epoch.id else {
@@ -497,7 +503,7 @@ impl Collector {
         let present = present.iter().map(|(span, at, it)| (*span, new_sample(*at, it, clock)));
         let waiting = self.sampled.iter().filter_map(SampledThread::waiting);
         let waiting = waiting.filter(|_| is_snapshot).map(|it| (it.span, it.so_far()));
-        let inputs = ProfileInputs::new(&self.engine, &self.pending, &self.unwinder);
+        let inputs = ProfileInputs::new(&self.engine, &self.sinks.store, &self.unwinder);
         let (unix_offset_ns, period_ns) = (clock.unix_offset_ns(), self.source.periods().full_ns);
         let builder = ProfileAssembler {
             inputs: ProfileInputs { unix_offset_ns, period_ns, ..inputs },
@@ -514,7 +520,7 @@ impl Collector {
         self.log(cut);
         Counters::add(&self.engine.counters.samples.downsampled, downsampled);
         if !is_snapshot {
-            spans.into_iter().for_each(|span| self.pending.note_exported(span));
+            spans.into_iter().for_each(|span| self.sinks.store.note_exported(span));
         }
         let profile = Box::new(profile);
         room.shrink(profile.bytes());
@@ -548,7 +554,7 @@ impl Collector {
             }
         }
         // A span is registered when its first interval ends, or never.
-        let unknown = self.pending.remove_unregistered(self.round.saturating_sub(1), entered);
+        let unknown = self.sinks.store.remove_unregistered(self.round.saturating_sub(1), entered);
         if unknown > 0 {
             Counters::add(&self.engine.counters.samples.dropped_unknown_span, unknown);
             self.source.note_loss();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::attachment::{Attachment, Pace};
 use super::cursor::ThreadCursor;
 use super::drain::Drain;
-use super::pending::Pending;
+use super::sinks::Sinks;
 use super::waits::{BlockDetector, ScanResult, Scanner, WaitingThread};
 use super::watchdog::CpuTimes;
 use crate::sampler::{Sampler, ThreadShared};
@@ -52,7 +52,7 @@ impl SampledThread {
     pub(super) fn drain(&mut self, drain: &mut Drain<'_>) -> Option<SpanKey> {
         self.follow();
         let span = self.cursor.drain(drain);
-        self.count_missed(span, drain.pending, drain.counters, drain.source);
+        self.count_missed(span, drain.sinks, drain.counters, drain.source);
         self.cursor.drop_ended();
         span
     }
@@ -60,11 +60,11 @@ impl SampledThread {
     fn count_missed(
         &mut self,
         span: Option<SpanKey>,
-        pending: &mut Pending,
+        sinks: &mut Sinks,
         counters: &Counters,
         source: &Sampler,
     ) {
-        if self.cursor.count_missed(span, pending, counters) {
+        if self.cursor.count_missed(span, sinks, counters) {
             self.note_missed_signals();
             source.note_missed_signals();
         }
@@ -77,7 +77,7 @@ impl SampledThread {
             return ScanResult::OutsideSpans;
         }
         let span = self.thread().span();
-        self.count_missed(span, scanner.pending, scanner.counters, scanner.source);
+        self.count_missed(span, scanner.sinks, scanner.counters, scanner.source);
         if !self.attachment.is_wanted() && self.waiting().is_none() {
             return self.detector.pass(&self.cursor, scanner);
         }

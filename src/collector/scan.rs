@@ -211,7 +211,7 @@ impl Collector {
     ) -> R {
         let mut scanner = Scanner {
             unwinder: &mut self.unwinder,
-            pending: &mut self.pending,
+            sinks: &mut self.sinks,
             counters: &self.engine.counters,
             source: &self.source,
             most_frames: self.limits.frames_per_stack,

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::build::ProfileInputs;
 use super::links::Links;
-use super::pending::{Lost, PendingSpan};
 use super::stack::{StackEntry, Waited};
+use super::store::{Lost, SpanSamples};
 use super::waits::SHORTEST;
 use crate::keep::{Epoch, KeptSpan};
 use crate::profile::{
@@ -218,11 +218,11 @@ impl<'a> Tables<'a> {
             *inner == span || pending.ancestors(*inner).any(|around| around == span)
         };
         let spans = inside.iter().filter(|inner| is_in(inner));
-        spans.filter_map(|inner| pending.get(*inner)).map(PendingSpan::count).sum()
+        spans.filter_map(|inner| pending.get(*inner)).map(SpanSamples::count).sum()
     }
 
     /// Adds placeholders for samples and waits that did not fit into memory.
-    pub(super) fn add_lost(&mut self, pending: &PendingSpan, link: Option<LinkId>) {
+    pub(super) fn add_lost(&mut self, pending: &SpanSamples, link: Option<LinkId>) {
         let no_memory = "[stacks dropped: memory budget used up]";
         let no_room = "[stacks of waits dropped: no room for more]";
         for (kind, remark) in [

@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use super::budget::Share;
 use super::cursor::ThreadCursor;
-use super::pending::{Added, NewSample, Pending};
+use super::sinks::{Sinks, WantedBy};
 use super::stack::{Stack, Waited};
+use super::store::{Added, NewSample};
 use crate::log::{LogEvent, LogKind};
 use crate::profile::SampleKind;
 use crate::sampler::{Sampler, SwitchRing, ThreadShared};
@@ -121,7 +122,7 @@ fn unseen(error: &io::Error, is_known: bool) -> LogEvent {
 /// What a scan reads and fills.
 pub(super) struct Scanner<'a> {
     pub(super) unwinder: &'a mut Unwinder,
-    pub(super) pending: &'a mut Pending,
+    pub(super) sinks: &'a mut Sinks,
     pub(super) counters: &'a Counters,
     pub(super) source: &'a Sampler,
     pub(super) most_frames: usize,
@@ -304,7 +305,8 @@ impl BlockDetector {
         let Some(waiting) = self.waiting.take() else { return };
         self.last = ended.clock;
         let wait = waiting.until(ended.at_ns);
-        let is_kept = scanner.pending.add(waiting.span, wait, scanner.round) == Added::Kept;
+        let wanted = WantedBy::span(waiting.span);
+        let is_kept = scanner.sinks.add(wanted, wait, scanner.round) == Some(Added::Kept);
         let waits = &scanner.counters.waits;
         Counters::add(if is_kept { &waits.captured } else { &waits.dropped_memory }, 1);
     }

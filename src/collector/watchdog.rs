@@ -4,10 +4,10 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use super::pending::PendingSpan;
 use super::run::Collector;
 use super::sampled::SampledThread;
 use super::scan::passed;
+use super::store::SpanSamples;
 use super::waits::WaitingThread;
 use crate::facts::{Reason, Reasons};
 use crate::refresh::refresh_interest;
@@ -273,7 +273,7 @@ impl Collector {
         if !callsites.has_replaced() || !is_due {
             return;
         }
-        let known = self.pending.registered_spans();
+        let known = self.sinks.store.registered_spans();
         let mut in_use: HashSet<_> = known.into_iter().map(|(_, known)| known.plan).collect();
         self.engine.spans.for_each_open(|span| {
             in_use.insert(span.plan);
@@ -325,10 +325,10 @@ impl Collector {
     fn register(&mut self, id: RegistryId, key: SpanKey) {
         let around = self.engine.spans.describe(id, key).unwrap_or_default();
         for (key, known) in around {
-            if self.pending.get(key).is_none_or(|pending| pending.known.is_none()) {
+            if self.sinks.store.get(key).is_none_or(|pending| pending.known.is_none()) {
                 self.watchdog.polled.insert(key, known.id);
             }
-            self.pending.register(key, known, self.round);
+            self.sinks.store.register(key, known, self.round);
         }
     }
 
@@ -356,10 +356,10 @@ impl Collector {
             None => open.account.without_cpu_time(),
         };
         // What the profile will contain, and not what hooks have counted so far.
-        let inside = self.pending.inside(open.root, [key]);
-        let pending = inside.iter().filter_map(|span| self.pending.get(*span));
+        let inside = self.sinks.store.inside(open.root, [key]);
+        let pending = inside.iter().filter_map(|span| self.sinks.store.get(*span));
         let waiting = self.sampled.iter().filter_map(SampledThread::waiting);
-        open.samples = pending.map(PendingSpan::count).sum();
+        open.samples = pending.map(SpanSamples::count).sum();
         open.samples.waits += waiting.filter(|wait| inside.contains(&wait.span)).count() as u64;
         let present = self.copied.present.iter();
         let present: Vec<_> = present.filter(|(span, _)| inside.contains(&span.key)).collect();
@@ -382,7 +382,7 @@ impl Collector {
     fn is_inside(&self, sampled: &SampledThread, span: SpanKey) -> bool {
         let innermost = sampled.thread().span();
         innermost.is_some_and(|innermost| {
-            innermost == span || self.pending.ancestors(innermost).any(|around| around == span)
+            innermost == span || self.sinks.store.ancestors(innermost).any(|around| around == span)
         })
     }
 }

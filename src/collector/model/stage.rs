@@ -314,7 +314,8 @@ impl Stage {
 
     /// The spans that are registered with the collector.
     pub(super) fn known(&self) -> Vec<usize> {
-        let is_known = |key| self.collector.pending.get(key).is_some_and(|it| it.known.is_some());
+        let is_known =
+            |key| self.collector.sinks.store.get(key).is_some_and(|it| it.known.is_some());
         self.keys.iter().filter(|(key, _)| is_known(**key)).map(|(_, span)| *span).collect()
     }
 

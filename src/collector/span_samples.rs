@@ -43,7 +43,7 @@ pub(super) enum Added {
 
 /// The samples of one span.
 #[derive(Debug, Default)]
-pub(super) struct PendingSpan {
+pub(super) struct SpanSamples {
     pub(super) known: Option<SpanInfo>,
     /// The ids under which the span is exported; known once it has closed.
     pub(super) ids: Option<TraceIds>,
@@ -96,10 +96,10 @@ impl std::ops::AddAssign for Lost {
 }
 
 /// The approximate memory of a span without its samples, and of a kind of samples without them.
-pub(super) const BYTES_A_SPAN: usize = size_of::<PendingSpan>() + 64;
+pub(super) const BYTES_A_SPAN: usize = size_of::<SpanSamples>() + 64;
 const BYTES_A_KIND: usize = 2 * size_of::<OfKind>();
 
-impl PendingSpan {
+impl SpanSamples {
     pub(super) fn new(round: u64) -> Self {
         Self { first_round: round, ..Self::default() }
     }

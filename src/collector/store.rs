@@ -2,9 +2,9 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::pending_span::BYTES_A_SPAN;
-pub(super) use super::pending_span::{
-    Added, Lost, NewSample, PendingSpan, PendingState, StoredSample,
+use super::span_samples::BYTES_A_SPAN;
+pub(super) use super::span_samples::{
+    Added, Lost, NewSample, PendingState, SpanSamples, StoredSample,
 };
 use super::stack::StackEntry;
 use crate::profile::{SampleKind, StackId, StackTree};
@@ -13,8 +13,8 @@ use crate::sys::OsThread;
 
 /// The samples of all spans.
 #[derive(Debug)]
-pub(super) struct Pending {
-    spans: HashMap<SpanKey, PendingSpan>,
+pub(super) struct Store {
+    spans: HashMap<SpanKey, SpanSamples>,
     /// The stacks of all samples.
     pub(super) stacks: StackTree<StackEntry>,
     /// The spans of each local root, including the root.
@@ -57,7 +57,7 @@ struct ClosedTree {
 /// Losses are recorded for this many times the limit of pending spans.
 const REFUSED_TIMES: usize = 4;
 
-impl Pending {
+impl Store {
     pub(super) fn new(budget_bytes: usize, most_samples: usize, most_spans: usize) -> Self {
         Self {
             spans: HashMap::new(),
@@ -155,7 +155,7 @@ impl Pending {
     }
 
     /// Updates a span, if it is pending.
-    pub(super) fn note(&mut self, span: SpanKey, note: impl FnOnce(&mut PendingSpan)) {
+    pub(super) fn note(&mut self, span: SpanKey, note: impl FnOnce(&mut SpanSamples)) {
         _ = self.spans.get_mut(&span).map(note);
     }
 
@@ -186,7 +186,7 @@ impl Pending {
         self.has_lost
     }
 
-    pub(super) fn get(&self, span: SpanKey) -> Option<&PendingSpan> {
+    pub(super) fn get(&self, span: SpanKey) -> Option<&SpanSamples> {
         self.spans.get(&span)
     }
 
@@ -260,7 +260,7 @@ impl Pending {
         let is_half_used = self.used_bytes() > self.budget_bytes / 2;
         let reserved: HashSet<_> =
             self.roots.keys().copied().filter(|root| is_reserved(*root)).collect();
-        let goes = |pending: &PendingSpan| match pending.state {
+        let goes = |pending: &SpanSamples| match pending.state {
             PendingState::Open => false,
             PendingState::Closed => {
                 is_over && pending.known.is_some_and(|known| !reserved.contains(&known.root))
@@ -363,7 +363,7 @@ impl Pending {
         }
     }
 
-    fn remove_span(&mut self, span: SpanKey) -> Option<PendingSpan> {
+    fn remove_span(&mut self, span: SpanKey) -> Option<SpanSamples> {
         let pending = self.spans.remove(&span)?;
         self.bytes -= pending.bytes();
         pending.release(&mut self.stacks);
@@ -394,14 +394,14 @@ impl Pending {
 
 /// The entry of a span, which is created if the span is new in this `round`.
 fn span_of<'a>(
-    spans: &'a mut HashMap<SpanKey, PendingSpan>,
+    spans: &'a mut HashMap<SpanKey, SpanSamples>,
     bytes: &mut usize,
     span: SpanKey,
     round: u64,
-) -> &'a mut PendingSpan {
+) -> &'a mut SpanSamples {
     spans.entry(span).or_insert_with(|| {
         *bytes += BYTES_A_SPAN;
-        PendingSpan::new(round)
+        SpanSamples::new(round)
     })
 }
 
@@ -429,15 +429,15 @@ mod tests {
         NewSample { kind: SampleKind::OnCpu, time_ns, weight, thread: Some(THREAD), stack }
     }
 
-    fn samples(span: &PendingSpan) -> &[StoredSample] {
+    fn samples(span: &SpanSamples) -> &[StoredSample] {
         span.samples(SampleKind::OnCpu)
     }
 
-    fn weight(span: &PendingSpan) -> u64 {
+    fn weight(span: &SpanSamples) -> u64 {
         samples(span).iter().map(|sample| sample.weight).sum()
     }
 
-    fn lost(span: &PendingSpan) -> Lost {
+    fn lost(span: &SpanSamples) -> Lost {
         span.lost(SampleKind::OnCpu)
     }
 
@@ -452,7 +452,7 @@ mod tests {
 
     #[test]
     fn a_long_lived_root_does_not_fill_the_memory() {
-        let mut pending = Pending::new(64 * 1024, 1_000, SPANS);
+        let mut pending = Store::new(64 * 1024, 1_000, SPANS);
         let root = SpanKey::new(1).unwrap();
         let known = |parent| {
             let id = RegistryId::new(1).unwrap();
@@ -486,7 +486,7 @@ mod tests {
 
     #[test]
     fn equal_stacks_are_held_once() {
-        let mut pending = Pending::new(PLENTY, 100, SPANS);
+        let mut pending = Store::new(PLENTY, 100, SPANS);
         for time in 0..10 {
             pending.add(SPAN, ran(time, 1, &stack(7)), 0);
         }
@@ -500,7 +500,7 @@ mod tests {
 
     #[test]
     fn too_many_samples_are_downsampled_and_keep_their_total_weight() {
-        let mut pending = Pending::new(PLENTY, 100, SPANS);
+        let mut pending = Store::new(PLENTY, 100, SPANS);
         let mut downsampled = 0;
         for time in 0..1_000 {
             if let Added::Downsampled(count) = pending.add(SPAN, ran(time, 3, &stack(7)), 0) {
@@ -524,7 +524,7 @@ mod tests {
 
     #[test]
     fn without_memory_the_cpu_time_is_kept() {
-        let mut pending = Pending::new(1_000, 100, SPANS);
+        let mut pending = Store::new(1_000, 100, SPANS);
         let mut add = |i: u64| pending.add(SPAN, ran(i, 3, &stack(i)), 0);
         let count = (0..100).filter(|i| add(*i) == Added::Lost).count() as u64;
         assert!(count > 50);
@@ -536,11 +536,11 @@ mod tests {
     /// A connection that is idle again and again stays open.
     #[test]
     fn awaits_leave_half_of_the_memory_to_samples() {
-        let mut pending = Pending::new(64 * 1024, 1 << 20, SPANS);
+        let mut pending = Store::new(64 * 1024, 1 << 20, SPANS);
         let span = SpanKey::new(1).unwrap();
         let stack = stack(7);
         let wait = |kind| NewSample { kind, time_ns: 0, weight: 1, thread: None, stack: &stack };
-        let add = |pending: &mut Pending, kind| pending.add(span, wait(kind), 1) == Added::Kept;
+        let add = |pending: &mut Store, kind| pending.add(span, wait(kind), 1) == Added::Kept;
         let awaits = (0..10_000).take_while(|_| add(&mut pending, SampleKind::Await)).count();
         assert!(awaits > 100 && pending.bytes <= pending.budget_bytes / 2, "{awaits}");
         assert!(!add(&mut pending, SampleKind::Delay));
@@ -552,7 +552,7 @@ mod tests {
 
     #[test]
     fn a_span_beyond_the_limit_leaves_its_time_to_its_root() {
-        let mut pending = Pending::new(PLENTY, 100, 4);
+        let mut pending = Store::new(PLENTY, 100, 4);
         pending.register(key(1), known(1, None), 0);
         for span in 2..10 {
             // The sample may be drained before or after the span is registered.
@@ -587,7 +587,7 @@ mod tests {
     /// A long request with more spans than there is room for.
     #[test]
     fn many_small_spans_leave_their_samples_to_those_around_them() {
-        let mut pending = Pending::new(PLENTY, 100_000, 100);
+        let mut pending = Store::new(PLENTY, 100_000, 100);
         pending.register(key(1), known(1, None), 0);
         pending.register(key(2), known(1, Some(1)), 0);
         let (waiting, mut count) = (stack(8), 0);
@@ -620,13 +620,13 @@ mod tests {
         let nearest = pending.get(key(2)).unwrap();
         assert!(samples(nearest).len() > 1_000, "the nearest one that is open");
         assert_eq!(samples(pending.get(key(1)).unwrap()).len(), 0);
-        let bytes: usize = spans().map(PendingSpan::bytes).sum();
+        let bytes: usize = spans().map(SpanSamples::bytes).sum();
         assert_eq!(pending.bytes, bytes);
     }
 
     #[test]
     fn a_root_is_forgotten_with_all_its_spans() {
-        let mut pending = Pending::new(PLENTY, 100, SPANS);
+        let mut pending = Store::new(PLENTY, 100, SPANS);
         for (span, parent) in [(1, None), (2, Some(1)), (3, Some(2))] {
             pending.register(key(span), known(1, parent), 0);
             pending.add(key(span), ran(0, 1, &stack(span)), 0);
@@ -643,7 +643,7 @@ mod tests {
 
     #[test]
     fn the_topmost_of_kept_spans_cover_the_others() {
-        let mut pending = Pending::new(PLENTY, 100, SPANS);
+        let mut pending = Store::new(PLENTY, 100, SPANS);
         for (span, parent) in [(1, None), (2, Some(1)), (3, Some(2)), (4, Some(1))] {
             pending.register(key(span), known(1, parent), 0);
         }
@@ -654,7 +654,7 @@ mod tests {
 
     #[test]
     fn unregistered_spans_are_forgotten_in_the_next_round() {
-        let mut pending = Pending::new(PLENTY, 100, SPANS);
+        let mut pending = Store::new(PLENTY, 100, SPANS);
         pending.add(key(1), ran(0, 1, &stack(1)), 5);
         pending.add(key(2), ran(0, 1, &stack(1)), 5);
         let entered = HashSet::from([key(2)]);
@@ -667,7 +667,7 @@ mod tests {
     /// In an outage a root such as `main` always has spans that are kept, so that it is always reserved.
     #[test]
     fn what_a_profile_has_makes_room_also_in_a_reserved_root() {
-        let mut pending = Pending::new(64 * 1024, 1_000, SPANS);
+        let mut pending = Store::new(64 * 1024, 1_000, SPANS);
         pending.register(key(1), known(1, None), 1);
         for number in 2..5_000 {
             pending.register(key(number), known(1, Some(1)), 1);
@@ -689,7 +689,7 @@ mod tests {
     /// A request in `main` with a child that a profile has, beside a sample that none has and that is older.
     #[test]
     fn what_a_profile_has_goes_first_and_is_missing_in_the_span_around_it() {
-        let mut pending = Pending::new(64 * 1024, 10_000, SPANS);
+        let mut pending = Store::new(64 * 1024, 10_000, SPANS);
         pending.register(key(1), known(1, None), 1);
         pending.register(key(2), known(1, Some(1)), 1);
         pending.register(key(3), known(1, Some(1)), 1);
