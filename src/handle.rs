@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use crate::collector::{Engine, HeapPart, NoHeap, heap_profile, open_spans};
 use crate::config::rules_of_env;
 use crate::control::Control;
+use crate::engine::{Engine, NoHeap};
 use crate::error::Error;
 use crate::keep::Rules;
 use crate::profile::Profile;
@@ -15,6 +15,7 @@ use crate::publish::OpenSpan;
 #[cfg(feature = "axum")]
 use crate::publish::RecentlyKept;
 use crate::sampler::SourceSettings;
+use crate::sinks::HeapPart;
 use crate::stats::Stats;
 
 /// A handle to a [`ProfilingLayer`](crate::ProfilingLayer) that has become part of a subscriber.
@@ -109,7 +110,7 @@ impl Handle {
     pub(crate) fn find_open_spans(&self, older_than: Duration) -> Option<Vec<OpenSpan>> {
         let control = self.0.upgrade();
         let engine = control.as_ref().and_then(|control| control.running());
-        engine.map_or_else(|| Some(Vec::new()), |engine| open_spans(engine, older_than))
+        engine.map_or_else(|| Some(Vec::new()), |engine| engine.open_spans(older_than))
     }
 
     /// The live heap of the process: a profile with all that was allocated since the layer was built
@@ -134,7 +135,7 @@ impl Handle {
     pub(crate) fn heap_part(&self, part: HeapPart) -> Result<Profile, NoHeap> {
         let control = self.0.upgrade();
         let engine = control.as_ref().and_then(|control| control.running());
-        heap_profile(engine.ok_or(NoHeap::NotTracked)?, part)
+        engine.ok_or(NoHeap::NotTracked)?.heap_profile(part)
     }
 
     /// Whether new spans are profiled, if a rule matches them.
