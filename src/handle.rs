@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::config::rules_of_env;
 use crate::control::Control;
-use crate::engine::{Engine, NoHeap};
+use crate::engine::{Engine, NoHeap, heap_profile, open_spans};
 use crate::error::Error;
 use crate::keep::Rules;
 use crate::profile::Profile;
@@ -110,7 +110,7 @@ impl Handle {
     pub(crate) fn find_open_spans(&self, older_than: Duration) -> Option<Vec<OpenSpan>> {
         let control = self.0.upgrade();
         let engine = control.as_ref().and_then(|control| control.running());
-        engine.map_or_else(|| Some(Vec::new()), |engine| engine.open_spans(older_than))
+        engine.map_or_else(|| Some(Vec::new()), |engine| open_spans(engine, older_than))
     }
 
     /// The live heap of the process: a profile with all that was allocated since the layer was built
@@ -135,7 +135,7 @@ impl Handle {
     pub(crate) fn heap_part(&self, part: HeapPart) -> Result<Profile, NoHeap> {
         let control = self.0.upgrade();
         let engine = control.as_ref().and_then(|control| control.running());
-        engine.ok_or(NoHeap::NotTracked)?.heap_profile(part)
+        heap_profile(engine.ok_or(NoHeap::NotTracked)?, part)
     }
 
     /// Whether new spans are profiled, if a rule matches them.

@@ -10,7 +10,7 @@ use crossbeam::channel::{Receiver, Sender};
 
 use super::export::ProfileOutput;
 use super::logged::Logged;
-use crate::engine::{Command, Engine, HeapRequest, OpenRequest};
+use crate::engine::{Command, Engine, HeapRequest, OpenRequest, update_counting};
 use crate::intake::Intake;
 use crate::keep::Epoch;
 use crate::log::{LogEvent, LogKind};
@@ -166,7 +166,7 @@ impl Collector {
         let mut closed = std::mem::take(&mut self.intake.closed);
         closed.extend(self.intake.register_spans());
         self.watchdog.sweep_plans(&self.engine, &self.intake.sinks.store);
-        self.engine.update_counting();
+        update_counting(&self.engine);
         let epochs = self.end_epochs(&closed, asked.everything);
 
         let least_age = self.engine.callsites.least_age();

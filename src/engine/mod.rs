@@ -4,7 +4,7 @@ mod asking;
 mod command;
 mod copied;
 mod gate;
-mod over_limit;
+mod kept_counts;
 mod running_source;
 
 use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher};
@@ -16,9 +16,10 @@ use tracing::Dispatch;
 use tracing::dispatcher::WeakDispatch;
 use tracing::field::Visit;
 
-use over_limit::{count, count_over_limit};
+use kept_counts::{count, count_over_limit};
 
-pub(crate) use command::{Command, Commands, HeapRequest, NoHeap, OpenRequest};
+pub(crate) use asking::{NoHeap, heap_profile, open_spans, update_counting};
+pub(crate) use command::{Command, Commands, HeapRequest, OpenRequest};
 pub(crate) use copied::CopiedSamples;
 pub(crate) use gate::Gate;
 pub(crate) use running_source::RunningSource;
