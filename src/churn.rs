@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 use tracing::{Dispatch, Span, dispatcher, info_span};
 use tracing_subscriber::prelude::*;
 
-use crate::collector::Pace;
 use crate::export::Memory;
 use crate::layer::ProfilingLayer;
 use crate::profile::{Profile, SampleKind};
 use crate::sampler::Source;
+use crate::threads::Pace;
 
 const THREADS: usize = 3;
 const SPANS: usize = 5;

@@ -18,8 +18,8 @@ use parking_lot::Mutex;
 use tracing::Dispatch;
 use tracing::dispatcher::WeakDispatch;
 
-use crate::collector::{Engine, Gate};
 use crate::config::{Builder, start};
+use crate::engine::{Engine, Gate};
 use crate::error::Error;
 use crate::keep::Rules;
 use crate::log::{LogEvent, LogKind};

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use crate::collector::{Engine, HeapPart, NoHeap, heap_profile, open_spans};
 use crate::config::rules_of_env;
 use crate::control::Control;
+use crate::engine::{Engine, NoHeap, heap_profile, open_spans};
 use crate::error::Error;
 use crate::keep::Rules;
 use crate::profile::Profile;
@@ -15,6 +15,7 @@ use crate::publish::OpenSpan;
 #[cfg(feature = "axum")]
 use crate::publish::RecentlyKept;
 use crate::sampler::SourceSettings;
+use crate::sinks::HeapPart;
 use crate::stats::Stats;
 
 /// A handle to a [`ProfilingLayer`](crate::ProfilingLayer) that has become part of a subscriber.

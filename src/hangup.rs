@@ -3,8 +3,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use crate::collector::spawn;
 use crate::control::Control;
+use crate::engine::spawn;
 use crate::error::Error;
 use crate::handle::Handle;
 use crate::log::{LogEvent, LogKind};

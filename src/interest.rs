@@ -19,8 +19,8 @@ use tracing_subscriber::filter::Filtered;
 use tracing_subscriber::layer::{Context, Filter, Layer};
 use tracing_subscriber::registry::{LookupSpan, Registry};
 
-use crate::collector::{Engine, Gate};
 use crate::control::Control;
+use crate::engine::{Engine, Gate};
 use crate::refresh::refresh_interest;
 use crate::sys;
 

@@ -11,9 +11,9 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::layer::{Context, Layered};
 use tracing_subscriber::registry::LookupSpan;
 
-use crate::collector::Engine;
 use crate::config::Builder;
 use crate::control::Control;
+use crate::engine::Engine;
 use crate::error::Error;
 use crate::handle::Handle;
 use crate::interest::{FoundEngine, SelfFilter, WithOpenTelemetry};

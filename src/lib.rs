@@ -177,13 +177,16 @@
 #![cfg_attr(docsrs, doc(auto_cfg(hide(feature, values("_otlp", "_parts")))))]
 
 mod allocations;
+mod assemble;
 mod awaits;
+mod budget;
 #[cfg(test)]
 mod churn;
-mod collector;
+mod collect;
 mod config;
 mod control;
 pub mod encode;
+mod engine;
 mod error;
 pub mod export;
 mod facts;
@@ -194,6 +197,7 @@ mod hangup;
 mod http;
 mod ids;
 mod inbox;
+mod intake;
 mod interest;
 mod keep;
 mod layer;
@@ -201,6 +205,8 @@ mod layers;
 mod log;
 #[cfg(feature = "metrics")]
 mod metrics;
+#[cfg(test)]
+mod model;
 #[cfg(feature = "axum")]
 mod origin;
 mod otel;
@@ -208,20 +214,25 @@ pub mod profile;
 mod publish;
 mod redact;
 mod refresh;
+mod report;
 mod sampler;
 mod self_test;
+mod sinks;
 mod span;
+mod start;
 mod stats;
 mod symbols;
 mod sys;
 mod text;
+mod threads;
 mod unwind;
+mod watch;
 
 #[cfg(fuzzing)]
 pub mod fuzzing;
 #[cfg(feature = "_parts")]
 #[doc(hidden)]
-pub use collector::parts;
+pub mod parts;
 
 /// The guide: one page for each way to add the layer, and for each topic.
 #[cfg(any(doc, doctest))]

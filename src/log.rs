@@ -74,7 +74,7 @@ kinds! {
 }
 
 /// A log event: its kind and its other fields are for programs, its message is for people. Events of kept spans have
-/// more fields, and are in `publish::kept_event`.
+/// more fields, and are in `report::kept_event`.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct LogEvent {
     pub(crate) kind: LogKind,

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::files::{self, FileSettings};
-use crate::collector::{Pace, ShedLimits};
 #[cfg(feature = "_otlp")]
 use crate::export::OtlpExporter;
 use crate::export::{Exporter, Format};
@@ -17,6 +16,7 @@ use crate::redact::Redaction;
 use crate::sampler::{Periods, Source, SourceSettings};
 use crate::symbols::SymbolSettings;
 use crate::sys::TimerClock;
+use crate::threads::{Pace, ShedLimits};
 
 /// Builds a [`ProfilingLayer`](crate::ProfilingLayer) with settings other than the defaults.
 ///

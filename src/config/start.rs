@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::Builder;
 use super::plan::plan;
-use crate::collector::{self, Engine, Gate, Limits, Parts};
+use crate::engine::{Engine, Gate};
 use crate::error::Error;
 #[cfg(feature = "_otlp")]
 use crate::export::Exporter;
@@ -15,9 +15,10 @@ use crate::keep::{Callsites, ExporterHealth, Keep, ProfileAdmission};
 use crate::log::{LogEvent, LogKind};
 use crate::otel::UnreachedSpans;
 use crate::profile::Resource;
-use crate::publish::waiting_profiles;
+use crate::publish::{PublishSettings, waiting_profiles};
 use crate::sampler::{Periods, Sampler};
 use crate::span::Spans;
+use crate::start::{self, Limits, Parts};
 use crate::stats::Counters;
 use crate::sys::{self, Clock, Poller, SampleRequest};
 
@@ -116,7 +117,7 @@ pub(crate) fn start(
     let health = ExporterHealth::new(problem.is_none(), must_prove);
     let admission =
         ProfileAdmission::new(builder.profiles_per_minute, health).with_max_reserved(most_pending);
-    collector::start(Parts {
+    start::start(Parts {
         spans,
         callsites,
         admission,
@@ -143,12 +144,14 @@ pub(crate) fn start(
         gate,
         unreached,
         source_settings: builder.source,
-        exporter,
-        problem,
+        publishing: PublishSettings {
+            exporter,
+            problem,
+            on_kept: builder.on_kept,
+            symbols: builder.symbols,
+        },
         warnings,
-        on_kept: builder.on_kept,
         otel: builder.otel,
         redaction: builder.redaction.and(builder.env_redaction),
-        symbols: builder.symbols,
     })
 }

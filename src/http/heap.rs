@@ -5,10 +5,11 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
 use super::{Failure, Routed, slow};
-use crate::collector::{HeapPart, NoHeap};
 use crate::encode::pprof_showing;
+use crate::engine::NoHeap;
 use crate::handle::Handle;
 use crate::profile::SampleKind;
+use crate::sinks::HeapPart;
 
 pub(super) async fn in_use(State(routed): State<Routed>) -> Result<Response, Failure> {
     slow(routed, |handle| encoded(handle, HeapPart::All, SampleKind::InUseBytes)).await

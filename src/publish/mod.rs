@@ -4,19 +4,14 @@
 //! None waits for another, and no caller waits for one of them without a deadline. A profile is exported before it is
 //! logged.
 
-mod amounts;
 mod delivery;
 mod exporting;
 mod job;
-mod kept_event;
-mod kept_fields;
-mod losses;
 mod open_span;
 mod outbox;
 mod queue;
 #[cfg(feature = "axum")]
 mod recent;
-pub(crate) mod report;
 mod reporter;
 mod room;
 mod worker;
@@ -43,6 +38,15 @@ pub(crate) use recent::RecentlyKept;
 pub(crate) use reporter::LogItem;
 pub(crate) use reporter::Reporter;
 pub(crate) use room::{Room, waiting_profiles};
+
+/// Where kept spans and their profiles go.
+pub(crate) struct PublishSettings {
+    pub(crate) exporter: Box<dyn Exporter>,
+    /// An error of the exporter, if it has one.
+    pub(crate) problem: Option<String>,
+    pub(crate) on_kept: Option<OnKept>,
+    pub(crate) symbols: SymbolSettings,
+}
 
 /// Everything that the threads are made of.
 pub(crate) struct PublisherParts {

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use parking_lot::Mutex;
 
-use super::kept_event::Without;
 use crate::keep::Kept;
+use crate::report::kept_event::Without;
 
 /// How many kept spans are remembered.
 const MOST: usize = 1_000;

@@ -14,12 +14,12 @@ use tracing::Dispatch;
 use tracing::dispatcher::WeakDispatch;
 use tracing::level_filters::LevelFilter;
 
-use super::kept_event::{self, NameHint};
 use super::queue::Queue;
 #[cfg(feature = "axum")]
 use super::recent::Recent;
 use crate::keep::{Kept, OnKept};
 use crate::log::{LogEvent, LogKind};
+use crate::report::kept_event::{self, NameHint};
 use crate::stats::Counters;
 use crate::sys;
 

@@ -1,0 +1,291 @@
+//! Builds profiles from pending samples.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use super::tables::{SpanDetail, Tables};
+use crate::facts::Facts;
+use crate::ids::{SpanId, TraceId};
+use crate::keep::{Callsites, Epoch, KeptSpan};
+use crate::profile::{
+    LinkId, MappingId, Profile, ProfileId, SampleKind, Selection, is_of_dependency,
+};
+use crate::report;
+use crate::sinks::{Losses, NewSample, SpanSamples, StackEntry, Store, StoredSample};
+use crate::span::SpanKey;
+use crate::unwind::{Module, Modules, Unwinder};
+
+/// Where the names and times of a profile come from.
+#[derive(Clone, Copy)]
+pub(crate) struct ProfileInputs<'a> {
+    pub(crate) pending: &'a Store,
+    pub(crate) modules: &'a Modules,
+    pub(crate) callsites: &'a Callsites,
+    /// Converts `CLOCK_MONOTONIC_RAW` to Unix time.
+    pub(crate) unix_offset_ns: i128,
+    pub(crate) period_ns: u64,
+}
+
+/// Builds the profile of an epoch.
+pub(crate) struct ProfileAssembler<'a> {
+    pub(crate) inputs: ProfileInputs<'a>,
+    /// Waits and awaits that have not ended, each with its span.
+    pub(crate) unfinished: Vec<(SpanKey, NewSample<'a>)>,
+    pub(crate) most_samples: usize,
+    /// The limit for the profile's memory.
+    pub(crate) most_bytes: usize,
+    /// Whether on-CPU time without samples is kernel time.
+    pub(crate) hides_kernel: bool,
+}
+
+/// A profile without symbols, and the modules that symbolization needs.
+pub(crate) struct BuiltProfile {
+    pub(crate) profile: Profile,
+    pub(crate) modules: HashMap<MappingId, Arc<Module>>,
+    /// The spans whose samples it contains.
+    pub(crate) spans: Vec<SpanKey>,
+    /// Samples that were merged into others here.
+    pub(crate) downsampled: u64,
+    pub(crate) losses: Losses,
+}
+
+/// How many kept spans a profile lists.
+const MOST_LISTED: usize = 64;
+
+impl<'a> ProfileInputs<'a> {
+    /// Without times, as for stacks that no span has.
+    pub(crate) fn new(
+        callsites: &'a Callsites,
+        pending: &'a Store,
+        unwinder: &'a Unwinder,
+    ) -> Self {
+        let modules = unwinder.modules();
+        Self { pending, modules, callsites, unix_offset_ns: 0, period_ns: 0 }
+    }
+
+    pub(crate) fn unix_ns(&self, raw_ns: u64) -> u64 {
+        u64::try_from(i128::from(raw_ns) + self.unix_offset_ns).unwrap_or(0)
+    }
+
+    /// The stacks as a profile, for symbolization: each with a time and what it has of each kind. No span has them.
+    pub(crate) fn profile_of_stacks(
+        self,
+        id: ProfileId,
+        stacks: impl IntoIterator<
+            Item = (impl Iterator<Item = StackEntry>, u64, Vec<(SampleKind, u64)>),
+        >,
+    ) -> (Profile, HashMap<MappingId, Arc<Module>>) {
+        let mut tables = Tables::new(self, id, None, SpanDetail::All);
+        for (entries, time_ns, weights) in stacks {
+            let (place, _) = tables.stack(entries);
+            for (kind, weight) in weights {
+                tables.add(kind, time_ns, weight, None, place, None);
+            }
+        }
+        (tables.profile, tables.modules)
+    }
+}
+
+impl ProfileAssembler<'_> {
+    /// Builds the profile of an epoch from the samples of its kept spans and the spans inside them. Downsamples if it
+    /// would exceed its limits.
+    pub(crate) fn build(&self, id: ProfileId, epoch: &Epoch) -> BuiltProfile {
+        let pending = self.inputs.pending;
+        let inside = pending.inside(epoch.root, epoch.kept.iter().map(|span| span.key));
+        let of_root = pending.of_root(epoch.root).iter();
+        let all: Vec<SpanKey> = of_root.filter(|span| inside.contains(span)).copied().collect();
+        let mut detail = SpanDetail::All;
+        let (mut tables, spans, mut selection) = loop {
+            let mut tables = Tables::new(self.inputs, id, Some(epoch), detail);
+            let spans = self.sampled_spans(&all, &inside, &mut tables);
+            let left = self.most_bytes.saturating_sub(tables.profile.bytes());
+            let (selection, has_all) = self.select(&spans, left);
+            // No sample is left out for the records of spans.
+            match detail.less().filter(|_| !has_all) {
+                Some(less) => detail = less,
+                None => break (tables, spans, selection),
+            }
+        };
+        let mut losses = Losses::default();
+        let mut stacks = HashMap::new();
+        for (span, kind, sample, weight) in chosen(&spans, &mut selection) {
+            let (thread, stack) = (pending.tables.thread(sample), sample.stack);
+            let (place, end) = *stacks
+                .entry(stack)
+                .or_insert_with(|| tables.stack(pending.tables.stacks.frames(stack)));
+            if kind == SampleKind::OnCpu {
+                losses.add_end(end);
+            }
+            tables.add(kind, sample.time_ns, weight, thread, place, span.link);
+        }
+        for SampledSpan { pending, link, .. } in &spans {
+            losses += pending.losses;
+            losses.lost += pending.lost(SampleKind::OnCpu).count;
+            losses.downsampled += pending.kinds.values().map(|it| it.downsampled).sum::<u64>();
+            tables.add_lost(pending, *link);
+        }
+        for (span, new) in self.unfinished.iter().filter(|(span, _)| inside.contains(span)) {
+            let NewSample { kind, time_ns, weight, thread, stack } = *new;
+            let (link, (place, _)) = (tables.link(*span, &inside), tables.stack(stack.entries()));
+            tables.add(kind, time_ns, weight, thread, place, link);
+        }
+        let downsampled = selection.downsampled as u64;
+        losses.downsampled += downsampled;
+        let topmost = self.topmost(epoch);
+        if let Some(off_cpu_ns) = self.off_cpu_of_waits(epoch, &topmost, tables.profile.waited_ns())
+        {
+            tables.profile.shorten_waits(off_cpu_ns);
+        }
+        losses.missing = tables.add_missing(epoch, &inside);
+        if self.hides_kernel {
+            tables.add_kernel(epoch, &topmost, &losses, &inside);
+        }
+        let Tables { mut profile, modules, .. } = tables;
+        self.place_in_time(&mut profile, epoch);
+        report::describe(&mut profile, epoch, &topmost, &losses);
+        profile.notes.extend(detail.note().map(str::to_owned));
+        profile.losses.extend(detail.note().map(str::to_owned));
+        profile.spans = self.facts(epoch, &topmost);
+        BuiltProfile { profile, modules, spans: all, downsampled, losses }
+    }
+
+    /// Those of the spans that a profile shows something of.
+    fn sampled_spans(
+        &self,
+        spans: &[SpanKey],
+        inside: &HashSet<SpanKey>,
+        tables: &mut Tables<'_>,
+    ) -> Vec<SampledSpan<'_>> {
+        let pending = |span: &SpanKey| Some((*span, self.inputs.pending.get(*span)?));
+        let pending = spans.iter().filter_map(pending).filter(|(_, pending)| !pending.is_empty());
+        let sampled = pending.map(|(span, pending)| {
+            let link = tables.link(span, inside);
+            let linked = link.and_then(|link| tables.profile.link(link)?.linked);
+            SampledSpan { pending, link, linked }
+        });
+        sampled.collect()
+    }
+
+    /// Selects as many samples as fit into a profile, and at least one of each kind. Returns also whether none had to be left
+    /// out for that.
+    fn select(&self, spans: &[SampledSpan<'_>], most_bytes: usize) -> (Selection, bool) {
+        let mut counts: HashMap<SampleKind, usize> = HashMap::new();
+        for (kind, of_kind) in spans.iter().flat_map(|span| &span.pending.kinds) {
+            *counts.entry(*kind).or_default() += of_kind.samples.len();
+        }
+        let selection = |times: usize| {
+            Selection::new(counts.iter().map(|(kind, count)| {
+                // A wait that represented others would be taken for a long one.
+                let is_limited = *kind == SampleKind::OnCpu;
+                let every = if is_limited { count.div_ceil(self.most_samples).max(1) } else { 1 };
+                (*kind, *count, every.saturating_mul(times))
+            }))
+        };
+        let (all, most) = (counts.values().sum(), counts.values().copied().max().unwrap_or(0));
+        let nodes = self.inputs.pending.tables.stacks.len();
+        let mut times = 1;
+        if Profile::bytes_of(all, all, nodes, nodes) > most_bytes {
+            let needed = |times| self.needed_bytes(spans, selection(times));
+            while times < most && needed(times) > most_bytes {
+                times = times.saturating_mul(2);
+            }
+        }
+        (selection(times), times == 1)
+    }
+
+    /// The memory that the selected samples take in a profile.
+    fn needed_bytes(&self, spans: &[SampledSpan<'_>], mut selection: Selection) -> usize {
+        let stacks = &self.inputs.pending.tables.stacks;
+        let (mut points, mut samples) = (0, HashSet::new());
+        let (mut runs, mut nodes, mut frames) = (HashSet::new(), 0, HashSet::<StackEntry>::new());
+        for (span, kind, sample, _) in chosen(spans, &mut selection) {
+            points += 1;
+            samples.insert((sample.stack, span.link, kind));
+            for (_, run) in stacks.runs(sample.stack).take_while(|(run, _)| runs.insert(*run)) {
+                nodes += run.len();
+                frames.extend(run);
+            }
+        }
+        Profile::bytes_of(samples.len(), points, nodes, frames.len())
+    }
+
+    /// The upper bound of the spans' off-CPU time, if their waits exceed it slightly. The kernel writes a switch
+    /// record when the thread's CPU clock already runs, 10 to 20 µs later if it had to program a timer.
+    fn off_cpu_of_waits(&self, epoch: &Epoch, topmost: &[SpanKey], waited_ns: u64) -> Option<u64> {
+        let accounts = || {
+            let spans = epoch.kept.iter().filter(|span| topmost.contains(&span.key));
+            spans.map(KeptSpan::times)
+        };
+        // These accounts do not include waits on other threads.
+        let is_all =
+            accounts().all(|account| account.covers_subtree() && !account.is_cpu_time_unknown);
+        let off_cpu_ns: u64 =
+            accounts().map(|account| account.off_cpu_ns + account.on_cpu_error_ns).sum();
+        let little_ns = off_cpu_ns / 100 + 1_000_000;
+        let is_longer = (off_cpu_ns + 1..=off_cpu_ns + little_ns).contains(&waited_ns);
+        (is_all && is_longer).then_some(off_cpu_ns)
+    }
+
+    /// The kept spans that are inside no other. A span without samples counts only if it is the root, as its position
+    /// in the tree is not known.
+    fn topmost(&self, epoch: &Epoch) -> Vec<SpanKey> {
+        let is_known = |span: &SpanKey| {
+            let pending = self.inputs.pending.get(*span);
+            *span == epoch.root || pending.is_some_and(|pending| pending.known.is_some())
+        };
+        let kept = epoch.kept.iter().map(|span| span.key).filter(is_known).collect();
+        self.inputs.pending.topmost(&kept)
+    }
+
+    /// The facts of the kept spans, with what only their tree says.
+    fn facts(&self, epoch: &Epoch, topmost: &[SpanKey]) -> Vec<Facts> {
+        let kept = report::outermost_first(&epoch.kept).into_iter().take(MOST_LISTED);
+        let own_file =
+            |span: &KeptSpan| span.metadata.file().filter(|file| !is_of_dependency(file));
+        let facts = kept.map(|span| Facts {
+            is_topmost: topmost.contains(&span.key),
+            own_file: own_file(&span).unwrap_or_default(),
+            start_unix_ns: self.inputs.unix_ns(span.opened_ns),
+            ..span.facts
+        });
+        facts.collect()
+    }
+
+    /// From the start of the first kept span to the end of the last, extended so that it contains all samples.
+    fn place_in_time(&self, profile: &mut Profile, epoch: &Epoch) {
+        let kept = &epoch.kept;
+        let begins = kept.iter().map(|span| self.inputs.unix_ns(span.opened_ns));
+        let ends =
+            kept.iter().map(|span| self.inputs.unix_ns(span.opened_ns + span.times().wall_ns));
+        let points = || profile.samples().iter().flat_map(|sample| &sample.points);
+        let first = begins.chain(points().map(|p| p.time_unix_ns)).min().unwrap_or(0);
+        let last = ends.chain(points().map(|p| p.time_unix_ns + 1)).max().unwrap_or(0);
+        (profile.start_unix_ns, profile.duration_ns) = (first, last - first);
+    }
+}
+
+/// A span with samples, and what they link to.
+struct SampledSpan<'a> {
+    pending: &'a SpanSamples,
+    link: Option<LinkId>,
+    linked: Option<(TraceId, SpanId)>,
+}
+
+/// The samples of the spans that are selected, each with its kind and the weight that it represents.
+fn chosen<'a>(
+    spans: &'a [SampledSpan<'a>],
+    selection: &'a mut Selection,
+) -> impl Iterator<Item = (&'a SampledSpan<'a>, SampleKind, &'a StoredSample, u64)> {
+    let all = spans.iter().flat_map(|span| {
+        span.pending.kinds.iter().flat_map(move |(kind, of_kind)| {
+            // The first one has the weight of those that were skipped last.
+            let skipped = std::iter::once(of_kind.downsampling.skipped_weight);
+            let skipped = skipped.chain(std::iter::repeat(0));
+            let samples = of_kind.samples.iter().zip(skipped);
+            samples.map(move |(sample, skipped)| (span, *kind, sample, sample.weight + skipped))
+        })
+    });
+    all.filter_map(move |(span, kind, sample, weight)| {
+        Some((span, kind, sample, selection.take(kind, weight, span.linked)?))
+    })
+}

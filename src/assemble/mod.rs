@@ -1,0 +1,7 @@
+//! Makes profiles of the samples in the store.
+
+mod build;
+mod links;
+mod tables;
+
+pub(crate) use build::{BuiltProfile, ProfileAssembler, ProfileInputs};

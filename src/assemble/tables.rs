@@ -1,0 +1,411 @@
+//! The tables of a profile that is built.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use super::build::ProfileInputs;
+use super::links::Links;
+use crate::keep::{Epoch, KeptSpan};
+use crate::profile::{
+    CALLERS_NOT_COPIED, CALLERS_WITHOUT_TABLES, FrameKind, Leaf, LeafId, Link, LinkId, Location,
+    LocationId, Mapping, MappingId, Point, Profile, ProfileId, ProfiledThread, SampleKind, StackId,
+    ThreadId, capped,
+};
+use crate::sinks::{Losses, Lost, SHORTEST_WAIT, SpanSamples, StackEntry, Waited};
+use crate::span::{SampleCounts, SpanKey};
+use crate::symbols::hex;
+use crate::sys::{Call, OsThread};
+use crate::text::beginning;
+use crate::unwind::{Module, ModuleAddress, UnwindEnd};
+
+/// Marks a wait during which its span grew old. Its start is known, but not whether it contains shorter waits.
+const HOLDS_OTHERS: &str = "[and shorter waits before it]";
+/// The maximum depth of nested spans in a profile.
+const DEEPEST: usize = 128;
+
+/// The tables of the profile, with the lookups from collector ids.
+pub(crate) struct Tables<'a> {
+    pub(crate) profile: Profile,
+    pub(crate) modules: HashMap<MappingId, Arc<Module>>,
+    mappings: HashMap<crate::unwind::ModuleId, MappingId>,
+    links: HashMap<SpanKey, LinkId>,
+    threads: HashMap<OsThread, ThreadId>,
+    kept: HashMap<SpanKey, &'a KeptSpan>,
+    linked: Option<Links<'a>>,
+    detail: SpanDetail,
+    builder: ProfileInputs<'a>,
+}
+
+/// Which spans a profile tells apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SpanDetail {
+    All,
+    /// Those inside kept spans are one where they have the same name and the same spans around them.
+    Names,
+    /// Those inside kept spans belong to them.
+    KeptSpans,
+}
+
+impl SpanDetail {
+    /// The next one, with fewer spans.
+    pub(crate) fn less(self) -> Option<Self> {
+        match self {
+            Self::All => Some(Self::Names),
+            Self::Names => Some(Self::KeptSpans),
+            Self::KeptSpans => None,
+        }
+    }
+
+    /// What a profile says of it.
+    pub(crate) fn note(self) -> Option<&'static str> {
+        match self {
+            Self::All => None,
+            Self::Names => {
+                Some("spans of one name are shown as one: there were too many for the profile")
+            }
+            Self::KeptSpans => Some(
+                "spans that were not kept are shown as those around them: there were too many for the profile",
+            ),
+        }
+    }
+}
+
+impl<'a> Tables<'a> {
+    pub(crate) fn new(
+        builder: ProfileInputs<'a>,
+        id: ProfileId,
+        epoch: Option<&'a Epoch>,
+        detail: SpanDetail,
+    ) -> Self {
+        let kept = epoch.into_iter().flat_map(|epoch| &epoch.kept);
+        let mut tables = Self {
+            profile: Profile::new(id, builder.period_ns),
+            modules: HashMap::new(),
+            mappings: HashMap::new(),
+            links: HashMap::new(),
+            threads: HashMap::new(),
+            kept: kept.map(|span| (span.key, span)).collect(),
+            linked: epoch.map(|epoch| Links::new(builder.pending, epoch)),
+            detail,
+            builder,
+        };
+        if let Some(program) = builder.modules.program() {
+            tables.mapping(program);
+        }
+        tables
+    }
+
+    pub(crate) fn add(
+        &mut self,
+        kind: SampleKind,
+        time_ns: u64,
+        weight: u64,
+        thread: Option<OsThread>,
+        (stack, leaf): (StackId, Option<LeafId>),
+        link: Option<LinkId>,
+    ) {
+        let time_unix_ns = self.builder.unix_ns(time_ns);
+        let thread = thread.map(|thread| self.thread(thread));
+        let point = Point { time_unix_ns, weight, thread };
+        match leaf {
+            Some(leaf) => self.profile.add_sample_at(kind, (stack, leaf), link, point),
+            None => self.profile.add_sample(kind, stack, link, point),
+        }
+    }
+
+    fn add_without_stack(
+        &mut self,
+        kind: SampleKind,
+        time_ns: u64,
+        weight: u64,
+        remark: &str,
+        link: Option<LinkId>,
+    ) {
+        let remark = self.profile.add_remark(remark);
+        let stack = self.profile.add_stack(vec![remark]);
+        self.add(kind, time_ns, weight, None, (stack, None), link);
+    }
+
+    fn thread(&mut self, thread: OsThread) -> ThreadId {
+        *self.threads.entry(thread).or_insert_with(|| {
+            self.profile.add_thread(ProfiledThread { name: thread.name(), tid: thread.tid })
+        })
+    }
+
+    /// Adds placeholders if samples or waits were lost (and counted) after they were promised: the attributes of kept
+    /// spans already refer to them. Returns how many were lost.
+    pub(crate) fn add_missing(&mut self, epoch: &Epoch, inside: &HashSet<SpanKey>) -> u64 {
+        let mut missing = 0;
+        let links = self.profile.of_kind(SampleKind::OnCpu).map(|sample| sample.link);
+        let linked = links.filter_map(|link| self.profile.link(link?)?.linked);
+        let mut linked: HashSet<_> = linked.collect();
+        for span in epoch.kept.iter().filter(|span| span.link.has_on_cpu) {
+            let ids = span.link.ids.map(|ids| (ids.trace, ids.span));
+            if ids.is_some_and(|ids| linked.insert(ids)) {
+                missing += self.add_placeholder(span, SampleKind::OnCpu, inside);
+            }
+        }
+        let closed =
+            || epoch.kept.iter().filter(|span| !span.facts.is_open && span.profile.is_ok());
+        let has = |tables: &Self, kind| tables.profile.of_kind(kind).next().is_some();
+        if let Some(span) = closed().find(|span| span.samples.waits > 0)
+            && !has(self, SampleKind::OffCpu)
+        {
+            missing += self.add_placeholder(span, SampleKind::OffCpu, inside);
+        }
+        if let Some(span) = closed().find(|span| span.samples.awaits > 0)
+            && !has(self, SampleKind::Await)
+        {
+            if has(self, SampleKind::Delay) {
+                self.add_short_awaits(span, inside);
+            } else {
+                missing += self.add_placeholder(span, SampleKind::Await, inside);
+            }
+        }
+        if let Some(span) = closed().find(|span| span.samples.allocations > 0)
+            && !has(self, SampleKind::AllocatedBytes)
+        {
+            missing += self.add_placeholder(span, SampleKind::AllocatedBytes, inside);
+            _ = self.add_placeholder(span, SampleKind::Allocations, inside);
+        }
+        if self.profile.samples().is_empty()
+            && let Some(span) = epoch.kept.iter().max_by_key(|span| span.samples.on_cpu)
+        {
+            missing += self.add_placeholder(span, SampleKind::OnCpu, inside);
+        }
+        missing
+    }
+
+    /// Adds the awaits of a span of which only the scheduling delays have samples, since each was too short.
+    fn add_short_awaits(&mut self, span: &KeptSpan, inside: &HashSet<SpanKey>) {
+        let (link, weight_ns) = (self.link(span.key, inside), span.times().await_ns.max(1));
+        let kind = SampleKind::Await;
+        self.add_without_stack(kind, span.opened_ns, weight_ns, "[without samples]", link);
+    }
+
+    fn add_placeholder(
+        &mut self,
+        span: &KeptSpan,
+        kind: SampleKind,
+        inside: &HashSet<SpanKey>,
+    ) -> u64 {
+        let remark = "[samples lost before they were read]";
+        let link = self.link(span.key, inside);
+        // No wait is shorter.
+        let shortest_ns = u64::try_from(SHORTEST_WAIT.as_nanos()).unwrap_or(0);
+        let missing = span.samples.saturating_sub(self.known_in(span.key, inside));
+        let (count, each) = match kind {
+            SampleKind::OnCpu => (missing.on_cpu.max(1), self.builder.period_ns),
+            SampleKind::OffCpu => (missing.waits.max(1), shortest_ns),
+            SampleKind::Await | SampleKind::Delay => (missing.awaits.max(1), shortest_ns),
+            // As much as can be said of it.
+            SampleKind::AllocatedBytes
+            | SampleKind::Allocations
+            | SampleKind::InUseBytes
+            | SampleKind::InUseBlocks => (missing.allocations.max(1), 1),
+        };
+        self.add_without_stack(kind, span.opened_ns, count * each, remark, link);
+        count
+    }
+
+    /// The samples of a span and of those inside it that have reached the collector.
+    fn known_in(&self, span: SpanKey, inside: &HashSet<SpanKey>) -> SampleCounts {
+        let pending = self.builder.pending;
+        let is_in = |inner: &SpanKey| {
+            *inner == span || pending.ancestors(*inner).any(|around| around == span)
+        };
+        let spans = inside.iter().filter(|inner| is_in(inner));
+        spans.filter_map(|inner| pending.get(*inner)).map(SpanSamples::count).sum()
+    }
+
+    /// Adds placeholders for samples and waits that did not fit into memory.
+    pub(crate) fn add_lost(&mut self, pending: &SpanSamples, link: Option<LinkId>) {
+        let no_memory = "[stacks dropped: memory budget used up]";
+        let no_room = "[stacks of waits dropped: no room for more]";
+        for (kind, remark) in [
+            (SampleKind::OnCpu, no_memory),
+            (SampleKind::OffCpu, no_room),
+            (SampleKind::AllocatedBytes, no_memory),
+            (SampleKind::Allocations, no_memory),
+        ] {
+            let Lost { count, weight } = pending.lost(kind);
+            if count > 0 {
+                self.add_without_stack(kind, pending.last_ns, weight, remark, link);
+            }
+        }
+    }
+
+    /// Adds `[kernel]` where kernel time is not sampled: the on-CPU time without samples while the kept spans and
+    /// those inside them were sampled. Adds nothing if something else may be missing.
+    pub(crate) fn add_kernel(
+        &mut self,
+        epoch: &Epoch,
+        topmost: &[SpanKey],
+        losses: &Losses,
+        inside: &HashSet<SpanKey>,
+    ) {
+        let of_topmost = epoch.kept.iter().filter(|span| topmost.contains(&span.key));
+        if losses.ring_full > 0 || losses.missing > 0 {
+            return;
+        }
+        // The lower bound.
+        let sampled_ns: u64 = of_topmost.clone().map(|span| span.times().subtree_sampled_ns).sum();
+        // The longest period in the profile.
+        let period_ns = self.profile.largest_weight_ns().max(self.builder.period_ns).max(1);
+        // A thread can end in the middle of its last period, or of its only one: each span may have been on one of its own.
+        let others = if of_topmost.clone().all(|span| span.times().covers_subtree()) {
+            0
+        } else {
+            inside.len()
+        };
+        let without_samples_ns = sampled_ns.saturating_sub(self.profile.weight_ns());
+        let periods = (without_samples_ns / period_ns).saturating_sub(others as u64);
+        let Some(span) = of_topmost.max_by_key(|span| span.times().on_cpu_ns) else { return };
+        // Up to one sample more or less at each end is normal.
+        if periods < 2 {
+            return;
+        }
+        let location = self.location(ModuleAddress::KERNEL, false);
+        let stack = self.profile.add_stack(vec![location]);
+        let link = self.link(span.key, inside);
+        // A multiple of the period, like the other weights. When the time was spent is not known.
+        let weight_ns = periods * period_ns;
+        self.add(SampleKind::OnCpu, span.opened_ns, weight_ns, None, (stack, None), link);
+    }
+
+    /// Adds a stack: its code, and what is known of its end. Returns also how it ended.
+    pub(crate) fn stack(
+        &mut self,
+        entries: impl Iterator<Item = StackEntry>,
+    ) -> ((StackId, Option<LeafId>), UnwindEnd) {
+        let (mut locations, mut leaf, mut end) = (Vec::new(), None, UnwindEnd::Root);
+        for entry in entries {
+            locations.push(match entry {
+                StackEntry::Waited(waited) => {
+                    leaf = Some(self.profile.add_leaf(self.leaf(waited)));
+                    continue;
+                }
+                StackEntry::Code(address) => self.location(address, false),
+                StackEntry::Inferred(address) => self.location(address, true),
+                StackEntry::OtherLeaf => self.profile.add_other_leaf(),
+                StackEntry::HoldsOthers => self.profile.add_remark(HOLDS_OTHERS),
+                StackEntry::End(how) => {
+                    end = how;
+                    self.profile.add_remark(match how {
+                        UnwindEnd::Root => continue,
+                        UnwindEnd::Cut => CALLERS_NOT_COPIED,
+                        UnwindEnd::WithoutTables => CALLERS_WITHOUT_TABLES,
+                        UnwindEnd::Lost => "[callers not found]",
+                    })
+                }
+            });
+        }
+        ((self.profile.add_stack(locations), leaf), end)
+    }
+
+    /// A futex has its address, so that waits for the same lock are recognizable.
+    fn leaf(&self, waited: Waited) -> Leaf {
+        match waited {
+            Waited::In(Call::Futex(lock)) => Leaf::Blocked(format!("futex {lock:#x}")),
+            Waited::In(Call::Named(name)) => Leaf::Blocked((*name).to_owned()),
+            Waited::In(Call::Numbered(number)) => Leaf::Blocked(format!("system call {number}")),
+            Waited::In(Call::PageFault) => Leaf::Blocked("page fault".to_owned()),
+            Waited::Unknown => Leaf::Unknown("waiting: location unknown"),
+            Waited::NotObserved => Leaf::Unknown("awaiting: not `.profiled()`"),
+            Waited::NotCopied => Leaf::Unknown("awaiting: stack not copied"),
+            Waited::OtherStacks => Leaf::Unknown("other stacks: no memory for more"),
+            Waited::AllocationNotCopied => Leaf::Unknown("allocated: stack not copied"),
+            Waited::Scheduling => Leaf::Delayed { behind: None },
+            Waited::SchedulingBehind(plan) => {
+                let behind = self.builder.callsites.get(plan);
+                let span = behind.map(|callsite| beginning(callsite.metadata.name()).to_owned());
+                Leaf::Delayed { behind: span }
+            }
+        }
+    }
+
+    fn location(&mut self, frame: ModuleAddress, is_inferred: bool) -> LocationId {
+        let mapping = frame.module().and_then(|id| self.mapping(id));
+        let (kind, address) = match frame.kernel_address() {
+            Some(address) => (FrameKind::Kernel, address),
+            None => (FrameKind::Native, frame.address()),
+        };
+        let lines = Vec::new();
+        self.profile.add_location(Location { mapping, address, kind, lines, is_inferred })
+    }
+
+    fn mapping(&mut self, id: crate::unwind::ModuleId) -> Option<MappingId> {
+        if let Some(known) = self.mappings.get(&id) {
+            return Some(*known);
+        }
+        let module = self.builder.modules.get(id)?;
+        let gnu = |id: &Vec<u8>| ("process.executable.build_id.gnu".to_owned(), hex(id));
+        let mapping = self.profile.add_distinct_mapping(Mapping {
+            file: module.name.clone(),
+            start: module.start,
+            end: module.end,
+            file_offset: module.file_offset,
+            build_ids: module.build_id.iter().map(gnu).collect(),
+        });
+        self.modules.insert(mapping, Arc::clone(module));
+        self.mappings.insert(id, mapping);
+        Some(mapping)
+    }
+
+    /// The link of a span.
+    fn new_link(&mut self, span: SpanKey, parent: Option<LinkId>) -> Option<Link> {
+        let pending = self.builder.pending.get(span)?;
+        let known = pending.known?;
+        let callsite = self.builder.callsites.get(known.plan)?;
+        let name = capped(callsite.metadata.name());
+        if self.detail == SpanDetail::Names && !self.kept.contains_key(&span) {
+            let linked = parent.and_then(|parent| self.profile.link(parent)?.linked);
+            return Some(Link { linked, ..Link::named(name, parent) });
+        }
+        let fields = self.kept.get(&span).map(|kept| kept.facts.fields.clone());
+        let linked = self.linked.as_mut()?;
+        Some(Link {
+            ids: linked.ids_of(span),
+            linked: linked.of_samples_in(span),
+            fields: fields.unwrap_or_default(),
+            start_unix_ns: self.builder.unix_ns(known.opened_ns),
+            end_unix_ns: pending.closed_ns.map_or(0, |closed_ns| self.builder.unix_ns(closed_ns)),
+            ..Link::named(name, parent)
+        })
+    }
+
+    /// The link of a span, including its ancestors up to [`DEEPEST`] levels: span trees can be thousands of levels
+    /// deep.
+    pub(crate) fn link(&mut self, span: SpanKey, inside: &HashSet<SpanKey>) -> Option<LinkId> {
+        if let Some(known) = self.links.get(&span) {
+            return Some(*known);
+        }
+        let around =
+            self.builder.pending.ancestors(span).take_while(|above| inside.contains(above));
+        let mut path: Vec<_> = std::iter::once(span).chain(around).collect();
+        path.reverse();
+        if self.detail == SpanDetail::KeptSpans {
+            path.retain(|span| self.kept.contains_key(span));
+        }
+        // Drops the spans just below the outermost one.
+        let left_out = path.len().saturating_sub(DEEPEST);
+        path.drain(left_out.min(1)..left_out + left_out.min(1));
+        let mut parent = None;
+        for span in path {
+            let link = match self.links.get(&span) {
+                Some(link) => *link,
+                None => {
+                    let new = self.new_link(span, parent)?;
+                    let link = self.profile.add_link(new);
+                    // In a cut path the inner spans have other parents than in full paths.
+                    if left_out == 0 || parent.is_none() {
+                        self.links.insert(span, link);
+                    }
+                    link
+                }
+            };
+            parent = Some(link);
+        }
+        parent
+    }
+}

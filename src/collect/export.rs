@@ -1,0 +1,115 @@
+//! Makes profiles and sends them to the threads that publish.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crossbeam::channel::Sender;
+
+use super::run::Collector;
+use crate::assemble::{BuiltProfile, ProfileAssembler, ProfileInputs};
+use crate::engine::HeapRequest;
+use crate::intake::{Intake, new_sample};
+use crate::keep::{Callsites, Epoch};
+use crate::profile::ProfileId;
+use crate::publish::{Job, Room};
+use crate::report;
+use crate::sinks::{HeapPart, Sinks};
+use crate::stats::Counters;
+
+/// Where profiles go, and their limits.
+#[derive(Debug)]
+pub(crate) struct ProfileOutput {
+    jobs: Sender<Job>,
+    /// Memory for profiles that have not been exported yet.
+    room: Room,
+    most_samples: usize,
+}
+
+impl ProfileOutput {
+    pub(crate) fn new(jobs: Sender<Job>, export_bytes: usize, most_samples: usize) -> Self {
+        Self { jobs, room: Room::new(export_bytes), most_samples }
+    }
+
+    pub(super) fn send(&self, job: Job) {
+        _ = self.jobs.send(job);
+    }
+
+    /// Makes the profile of the live heap, which is empty if it is not tracked.
+    pub(super) fn send_heap(
+        &self,
+        callsites: &Callsites,
+        intake: &mut Intake,
+        request: HeapRequest,
+    ) {
+        let HeapRequest { part, reply, is_taken } = request;
+        let Sinks { store, heap } = &mut intake.sinks;
+        let id = ProfileId::random().unwrap_or(ProfileId::NONE);
+        let weights = heap.weights(part, &is_taken).into_iter();
+        let weights = weights.map(|(stack, weights)| (heap.stacks().frames(stack), 0, weights));
+        let inputs = ProfileInputs::new(callsites, store, &intake.unwinder);
+        let (mut profile, modules) = inputs.profile_of_stacks(id, weights);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        profile.set_moment(u64::try_from(now.as_nanos()).unwrap_or(0));
+        profile.name = "heap".to_owned();
+        profile.title = match part {
+            HeapPart::All => "What is in use, and all that was allocated".to_owned(),
+            HeapPart::Growth => "What has grown since the last request".to_owned(),
+        };
+        // If the caller no longer waits, the next request for growth covers this one.
+        self.send(Job::Reply { profile: Box::new(profile), modules, reply });
+    }
+}
+
+impl Collector {
+    pub(super) fn export(&mut self, mut epoch: Epoch) {
+        let store = &mut self.intake.sinks.store;
+        for span in &mut epoch.kept {
+            // The ids come with the verdict or with the close event, which may arrive a moment later.
+            store.note(span.key, |pending| {
+                span.facts.trace = span.facts.trace.or(pending.ids);
+                pending.ids = pending.ids.or(span.facts.trace);
+            });
+            if let (Some(to), Some(ids)) = (span.link.to, span.link.ids) {
+                store.note(to, |pending| pending.ids = Some(ids));
+            }
+        }
+        let Some(id) = epoch.id else {
+            self.engine.publish.reporter.report(report::unexported(&epoch.kept));
+            return;
+        };
+        let mut room = self.output.room.take();
+        let is_snapshot = epoch.kept.iter().any(|span| span.facts.is_open);
+        let clock = self.engine.spans.clock();
+        let opened_ns = epoch.kept.iter().map(|span| span.opened_ns).min().unwrap_or(0);
+        // There are some only for snapshots.
+        let present = self.intake.unwind_present(&self.watchdog.present);
+        let present = present.iter().map(|(span, at, it)| (*span, new_sample(*at, it, clock)));
+        let Intake { source, settings, unwinder, sinks, .. } = &self.intake;
+        let waiting =
+            self.threads.waiting().filter(|_| is_snapshot).map(|it| (it.span, it.so_far()));
+        let inputs = ProfileInputs::new(&self.engine.callsites, &sinks.store, unwinder);
+        let (unix_offset_ns, period_ns) = (clock.unix_offset_ns(), source.periods().full_ns);
+        let builder = ProfileAssembler {
+            inputs: ProfileInputs { unix_offset_ns, period_ns, ..inputs },
+            unfinished: waiting.chain(present).collect(),
+            most_samples: self.output.most_samples,
+            most_bytes: room.most_bytes,
+            hides_kernel: source.hides_kernel_alone(opened_ns),
+        };
+        #[cfg(test)]
+        crate::intake::inside::inside_a_step();
+        let BuiltProfile { profile, modules, spans, downsampled, losses } =
+            builder.build(id, &epoch);
+        let (samples, stack_bytes) = (profile.sample_count(), settings.stack_bytes);
+        let cut = self.logged.cut_stacks(&losses, samples, stack_bytes);
+        self.log(cut);
+        Counters::add(&self.engine.counters.samples.downsampled, downsampled);
+        if !is_snapshot {
+            let store = &mut self.intake.sinks.store;
+            spans.into_iter().for_each(|span| store.note_exported(span));
+        }
+        let profile = Box::new(profile);
+        room.shrink(profile.bytes());
+        let Epoch { kept, permit, .. } = epoch;
+        self.output.send(Job::Export { profile, modules, kept, room, permit });
+    }
+}

@@ -1,0 +1,211 @@
+//! Which log events of its own the collector has logged, and when.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use crate::engine::Engine;
+use crate::log::{LogEvent, LogKind};
+use crate::report::{self, ForbiddenCalls};
+use crate::sinks::Losses;
+use crate::sys;
+use crate::threads::ThreadFindings;
+
+const MINUTE: Duration = Duration::from_secs(60);
+/// At most one line in this time states how many kept spans have none.
+const UNREPORTED_INTERVAL: Duration = Duration::from_secs(10);
+
+#[derive(Debug)]
+pub(crate) struct Logged {
+    forbidden_calls: ForbiddenCalls,
+    /// The source and the problems that were found at the start.
+    introduction: bool,
+    lowered_rate: Option<Instant>,
+    shed: Option<Instant>,
+    lost_signal: bool,
+    small_signal_stack: bool,
+    unsampled: bool,
+    cut_stacks: bool,
+    /// The generation of the rules that were last checked for conditions on allocations.
+    checked_rules: Option<u64>,
+    /// The kept spans without a report that were counted in the log, and when the first one since then was noticed.
+    unreported: u64,
+    unreported_since: Option<Instant>,
+    /// When to check whether any span was created.
+    first_look: Option<Instant>,
+    /// The share of one core that reading samples may take.
+    cpu_percent: Option<u32>,
+}
+
+impl Logged {
+    pub(crate) fn new(first_look: Duration, cpu_percent: Option<u32>) -> Self {
+        Self {
+            forbidden_calls: ForbiddenCalls::default(),
+            introduction: false,
+            lowered_rate: None,
+            shed: None,
+            lost_signal: false,
+            small_signal_stack: false,
+            unsampled: false,
+            cut_stacks: false,
+            checked_rules: None,
+            unreported: 0,
+            unreported_since: None,
+            first_look: Instant::now().checked_add(first_look),
+            cpu_percent,
+        }
+    }
+
+    /// How long until a line may be due that nothing else wakes the collector for.
+    pub(super) fn until_next(&self) -> Option<Duration> {
+        let unreported = self.unreported_since.map(|since| since + UNREPORTED_INTERVAL);
+        let next = unreported.into_iter().chain(self.first_look).min()?;
+        Some(next.saturating_duration_since(Instant::now()))
+    }
+
+    /// The events that are due. None as long as there is no subscriber.
+    pub(super) fn due(&mut self, engine: &Engine) -> Vec<LogEvent> {
+        let mut events = Vec::new();
+        let is_first_look = self.first_look.take_if(|due| *due <= Instant::now()).is_some();
+        if !engine.publish.reporter.has_dispatch() {
+            return events;
+        }
+        events.extend(self.forbidden_calls.event());
+        let not_linked = engine.unreached.take_warning();
+        events.extend(not_linked.map(|line| LogEvent::warning(LogKind::NotLinked, line)));
+        if !std::mem::replace(&mut self.introduction, true) {
+            events.push(engine.source.line.clone());
+        }
+        events.extend(engine.take_warnings());
+        let generation = Some(engine.callsites.generation());
+        if std::mem::replace(&mut self.checked_rules, generation) != generation
+            && !sys::counts_allocations()
+        {
+            let wanted = [
+                (engine.callsites.judge_allocations(), report::NOT_COUNTED),
+                (engine.copied.allocations.wants_heap(), report::HEAP_NOT_TRACKED),
+            ];
+            let wanted = wanted.into_iter().filter(|(is_wanted, _)| *is_wanted);
+            let warnings = wanted.map(|(_, text)| LogEvent::warning(LogKind::NotCounted, text));
+            events.extend(warnings);
+        }
+        let refused = engine.counters.threads.refused_signal_stack.load(Ordering::Relaxed);
+        if refused > 0 && !std::mem::replace(&mut self.small_signal_stack, true) {
+            let (kind, text) = (LogKind::SignalStackSmall, report::SMALL_SIGNAL_STACK);
+            events.push(LogEvent::warning(kind, text));
+        }
+        if let Some(why) = engine.source.sampler.unsampled()
+            && !std::mem::replace(&mut self.unsampled, true)
+        {
+            events.push(LogEvent::warning(LogKind::ThreadsUnsampled, why));
+        }
+        if is_first_look && engine.spans.seen() == 0 {
+            events.push(LogEvent::info(LogKind::NothingSeen, report::NOTHING_SEEN));
+        }
+        events
+    }
+
+    /// How many kept spans have no line of their own, if that is due. `total` counts all of them.
+    pub(super) fn unreported(&mut self, total: u64, is_flush: bool) -> Option<LogEvent> {
+        let more = total - self.unreported;
+        if more == 0 {
+            return None;
+        }
+        let since = self.unreported_since.get_or_insert_with(Instant::now);
+        if !is_flush && since.elapsed() < UNREPORTED_INTERVAL {
+            return None;
+        }
+        (self.unreported, self.unreported_since) = (total, None);
+        Some(report::unreported(more))
+    }
+
+    /// Once, that the outermost callers of most stacks are missing.
+    pub(super) fn cut_stacks(
+        &mut self,
+        losses: &Losses,
+        samples: usize,
+        stack_bytes: usize,
+    ) -> Option<LogEvent> {
+        let line = report::cut_stacks(losses, samples, stack_bytes)?;
+        (!std::mem::replace(&mut self.cut_stacks, true)).then_some(line)
+    }
+
+    /// What was found of threads: that rates are lowered and that no more threads are sampled at most once a minute, that the
+    /// program has taken the signal of the timers once.
+    pub(super) fn of_threads(
+        &mut self,
+        findings: ThreadFindings,
+        now: Instant,
+    ) -> impl Iterator<Item = LogEvent> + use<> {
+        let ThreadFindings { shed, lowered, has_lost_signal, unseen } = findings;
+        let shed = shed.filter(|_| is_due(&mut self.shed, now)).map(|over| report::shed(&over));
+        let lowered = lowered.filter(|_| is_due(&mut self.lowered_rate, now));
+        let percent = self.cpu_percent.unwrap_or_default();
+        let lowered = lowered.map(|times| report::lowered_rate(percent, times));
+        let is_first = has_lost_signal && !std::mem::replace(&mut self.lost_signal, true);
+        let lost_signal =
+            is_first.then(|| LogEvent::warning(LogKind::SignalLost, report::LOST_SIGNAL));
+        [shed, lowered, lost_signal, unseen].into_iter().flatten()
+    }
+}
+
+fn is_due(last: &mut Option<Instant>, now: Instant) -> bool {
+    let is_due = last.is_none_or(|last| now.duration_since(last) >= MINUTE);
+    if is_due {
+        *last = Some(now);
+    }
+    is_due
+}
+
+#[cfg(test)]
+mod tests {
+    use parking_lot::Mutex;
+    use std::sync::Arc;
+
+    use tracing_subscriber::layer::{Context, SubscriberExt as _};
+
+    use crate::layer::ProfilingLayer;
+    use crate::threads::Pace;
+
+    use super::*;
+
+    /// Collects messages.
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<String>>>);
+
+    impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Lines {
+        fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
+            event.record(&mut |field: &tracing::field::Field, value: &dyn std::fmt::Debug| {
+                if field.name() == "message" {
+                    self.0.lock().push(format!("{value:?}"));
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn a_line_says_that_there_was_no_span() {
+        for has_span in [false, true] {
+            let lines = Lines::default();
+            let mut builder = ProfilingLayer::builder();
+            let first_look = Duration::from_millis(50);
+            builder.pace = Pace { first_look, ..Pace::USUAL };
+            let subscriber =
+                tracing_subscriber::registry().with(lines.clone()).with(builder.build().unwrap());
+            tracing::subscriber::with_default(subscriber, || {
+                if has_span {
+                    tracing::info_span!("a span").in_scope(|| {});
+                }
+                let count = || {
+                    let lines = lines.0.lock();
+                    lines.iter().filter(|line| line.contains("no span that a rule matches")).count()
+                };
+                let start = Instant::now();
+                let longest = if has_span { first_look * 10 } else { MINUTE };
+                while count() == 0 && start.elapsed() < longest {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                assert_eq!(count(), usize::from(!has_span));
+            });
+        }
+    }
+}

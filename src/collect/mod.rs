@@ -1,0 +1,12 @@
+//! The loop that turns raw samples and verdicts into profiles.
+//!
+//! One thread drains the rings, attributes and unwinds samples, and holds them until the verdict on their spans. The
+//! threads of `publish` do the rest, so draining never waits for a file.
+
+mod export;
+mod logged;
+mod run;
+
+pub(crate) use export::ProfileOutput;
+pub(crate) use logged::Logged;
+pub(crate) use run::Collector;

@@ -1,0 +1,292 @@
+//! The collector's loop.
+
+use std::collections::HashSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use crossbeam::channel::{Receiver, Sender};
+
+use super::export::ProfileOutput;
+use super::logged::Logged;
+use crate::engine::{Command, Engine, HeapRequest, OpenRequest, update_counting};
+use crate::intake::Intake;
+use crate::keep::Epoch;
+use crate::log::{LogEvent, LogKind};
+use crate::publish::{FlushRequest, Job};
+use crate::span::SpanKey;
+use crate::stats::Counters;
+use crate::sys::Poller;
+use crate::threads::Threads;
+use crate::watch::{Watchdog, list_open};
+
+/// How long a kept span waits for its root to close, and for other spans of its tree to be kept.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// The collector's state.
+#[derive(Debug)]
+pub(crate) struct Collector {
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) poller: Poller,
+    pub(crate) commands: Receiver<Command>,
+    pub(crate) intake: Intake,
+    pub(crate) threads: Threads,
+    pub(crate) watchdog: Watchdog,
+    pub(crate) output: ProfileOutput,
+    pub(crate) logged: Logged,
+}
+
+/// The commands that a round has received.
+#[derive(Default)]
+struct RoundRequests {
+    acknowledge: Vec<FlushRequest>,
+    /// To be answered after the round.
+    open_spans: Vec<OpenRequest>,
+    heaps: Vec<HeapRequest>,
+    everything: bool,
+    end: bool,
+}
+
+impl Collector {
+    /// Drops `begins` once all files that are needed from the start are open.
+    pub(crate) fn run(mut self, begins: Sender<()>) {
+        let run = || {
+            self.intake.source.keep_on();
+            self.threads.check_load(&self.intake, Instant::now());
+            self.log_findings();
+            drop(begins);
+            let mut is_broken = false;
+            loop {
+                if let Some(at_end) = self.step() {
+                    return at_end;
+                }
+                // The program has closed the layer's files: makes the profiles that are due, then stops.
+                if !self.poller.files().still_owned() && !std::mem::replace(&mut is_broken, true) {
+                    self.engine.shutdown_later();
+                }
+            }
+        };
+        // Nothing here should panic. If it does, the program loses its profiles and nothing else.
+        let at_end = catch_unwind(AssertUnwindSafe(run));
+        self.engine.stop();
+        let is_broken = !self.poller.files().still_owned();
+        self.threads.end(&self.intake);
+        let why = match (at_end.is_err(), is_broken) {
+            (true, _) => Some((
+                LogKind::Failed,
+                "the collector has failed and profiling has ended; please report this",
+            )),
+            (false, true) => Some((
+                LogKind::FilesClosed,
+                "the program has closed the profiler's files (with `close_range` or similar), and profiling has \
+                 ended: create the layer after that call",
+            )),
+            (false, false) => None,
+        };
+        self.log(why.map(|(kind, message)| LogEvent::error(kind, message)));
+        self.output.send(Job::Stop(at_end.unwrap_or_default()));
+    }
+
+    /// Sleeps until there is work, and does it. Returns at the end the callers that wait for it.
+    fn step(&mut self) -> Option<Vec<FlushRequest>> {
+        let sleep = self.sleep();
+        let start = Instant::now();
+        loop {
+            let left = sleep.map(|sleep| sleep.saturating_sub(start.elapsed()));
+            let longest = left.into_iter().chain(self.threads.until_next()).min();
+            let is_woken = self.poller.wait(longest);
+            let slept = longest.unwrap_or(Duration::MAX);
+            self.watchdog.note_present(self.engine.spans.clock(), slept);
+            let is_over = is_woken || sleep.is_some_and(|sleep| start.elapsed() >= sleep);
+            let is_over = is_over || !self.poller.files().still_owned();
+            let Self { threads, intake, .. } = self;
+            let is_outdated = || !threads.sampled.is_empty() && intake.unwinder.is_outdated();
+            if is_over || threads.has_full_ring() || is_outdated() {
+                break;
+            }
+            if !threads.must_scan() {
+                continue;
+            }
+            threads.scan(intake, self.engine.callsites.least_age());
+            let until_check = self.watchdog.until_next_check(&self.engine.callsites);
+            let is_check_due =
+                threads.is_in_span() && until_check.is_some_and(|left| left.is_zero());
+            let can_end = threads.can_end;
+            self.log_findings();
+            if is_check_due || can_end {
+                break;
+            }
+        }
+        self.do_rounds()
+    }
+
+    /// Runs rounds until there is no more work. Returns at the end the callers that wait for it.
+    pub(crate) fn do_rounds(&mut self) -> Option<Vec<FlushRequest>> {
+        loop {
+            let (asked, again) = self.do_round();
+            let Self { engine, intake, threads, output, .. } = self;
+            for request in asked.open_spans {
+                output.send(list_open(engine, intake, threads, request));
+            }
+            for request in asked.heaps {
+                output.send_heap(&engine.callsites, intake, request);
+            }
+            if asked.end {
+                return Some(asked.acknowledge);
+            }
+            asked.acknowledge.into_iter().for_each(|waiting| output.send(Job::Done(waiting)));
+            if !again {
+                return None;
+            }
+        }
+    }
+
+    /// How long to sleep, or `None` to sleep until woken. A process without an open profiled span has no wake-ups
+    /// once its threads are disarmed.
+    pub(crate) fn sleep(&self) -> Option<Duration> {
+        let Self { engine, threads, watchdog, .. } = self;
+        let linger = engine.admission.until_next_expiry(LINGER);
+        // Open spans are checked only while a thread is in a span or a span is watched.
+        let is_open = threads.is_in_span() || watchdog.must_check_spans(&engine.spans);
+        let watchdog = watchdog.until_next_check(&engine.callsites).filter(|_| is_open);
+        let soonest = linger.into_iter().chain(threads.until_check(&self.intake));
+        let soonest = soonest.chain(self.logged.until_next()).chain(watchdog);
+        soonest.chain(engine.copied.awaits.until_room()).min()
+    }
+
+    /// Runs one round. Returns the commands, and whether another round must follow at once.
+    ///
+    /// A span that closes before a round begins is complete when it ends: all its intervals and samples have been
+    /// written. Profiles are therefore made only of epochs that are ended at the beginning of the round.
+    fn do_round(&mut self) -> (RoundRequests, bool) {
+        self.intake.round += 1;
+        let asked = self.take_commands();
+        let has_new = self.threads.take_new(&self.intake);
+        let mut closed = std::mem::take(&mut self.intake.closed);
+        closed.extend(self.intake.register_spans());
+        self.watchdog.sweep_plans(&self.engine, &self.intake.sinks.store);
+        update_counting(&self.engine);
+        let epochs = self.end_epochs(&closed, asked.everything);
+
+        let least_age = self.engine.callsites.least_age();
+        let entered = self.threads.drain_all(&mut self.intake, least_age);
+        self.log_findings();
+        self.read_copied_stacks();
+        self.intake.unwinder.end_reading();
+        if has_new {
+            // These threads are about to enter a span.
+            self.threads.scan_soon();
+        }
+        // A span is registered before its first interval is written, so these events include the spans of all
+        // intervals that were just read.
+        let closed_since = self.intake.register_spans();
+        self.intake.closed.extend(closed_since);
+
+        self.intake.sinks.store.charge_refused();
+        self.intake.source.check_losses(self.intake.now_ns());
+        for epoch in epochs {
+            self.export(epoch);
+        }
+        let admission = &self.engine.admission;
+        let store = &mut self.intake.sinks.store;
+        for span in closed {
+            admission.forget(span);
+            self.watchdog.forget(span);
+            store.remove_root(span);
+            store.close(span);
+        }
+        let (given_up, by_memory) = store.evict_closed(|root| admission.has_permit(root));
+        let counters = &self.engine.counters;
+        let counter = match by_memory {
+            true => &counters.samples.dropped_memory,
+            false => &counters.samples.dropped_pending_spans_full,
+        };
+        Counters::add(counter, given_up);
+        admission.set_memory_is_short(store.is_memory_short());
+        self.maintain(&entered);
+        let unreported = self.engine.counters.spans.kept_unreported.load(Ordering::Relaxed);
+        let event = self.logged.unreported(unreported, asked.everything);
+        self.log(event);
+        self.check_open_spans();
+        let again = self.intake.closed.iter().any(|span| self.engine.admission.has_epoch(*span));
+        (asked, again)
+    }
+
+    fn take_commands(&self) -> RoundRequests {
+        let mut asked = RoundRequests::default();
+        for command in self.commands.try_iter() {
+            match command {
+                Command::FindOpen(request) => asked.open_spans.push(request),
+                Command::Heap(request) => asked.heaps.push(request),
+                Command::Flush(waiting) => {
+                    asked.everything = true;
+                    asked.acknowledge.push(waiting);
+                }
+                Command::Shutdown(waiting) => {
+                    asked.everything = true;
+                    // A profile that is promised from here on could not be made.
+                    self.engine.admission.end();
+                    asked.acknowledge.extend(waiting);
+                    asked.end = true;
+                }
+            }
+        }
+        asked
+    }
+
+    fn end_epochs(&self, closed: &[SpanKey], everything: bool) -> Vec<Epoch> {
+        let linger = if everything { Duration::ZERO } else { LINGER };
+        let admission = &self.engine.admission;
+        let expired = admission.expired_epochs(linger);
+        let roots = closed.iter().copied().chain(expired);
+        roots.filter_map(|root| admission.end_epoch(root)).collect()
+    }
+
+    fn read_copied_stacks(&mut self) {
+        let copied = &self.engine.copied;
+        let (awaits, allocations) = (&copied.awaits.inbox, &copied.allocations.inbox);
+        copied.allocations.set_over_budget(self.intake.read_copied(awaits, allocations));
+        copied.awaits.make_room();
+    }
+
+    /// Makes snapshots of the open spans that must be kept.
+    fn check_open_spans(&mut self) {
+        let Self { engine, intake, threads, watchdog, .. } = self;
+        if !watchdog.check_open_spans(engine, intake, threads) {
+            return;
+        }
+        for snapshot in self.engine.admission.take_snapshots() {
+            self.export(snapshot);
+        }
+        self.watchdog.present.clear();
+    }
+
+    fn maintain(&mut self, entered: &HashSet<SpanKey>) {
+        if self.threads.maintain(&self.intake, Instant::now()) {
+            self.engine.waker.wake();
+        }
+        self.log_findings();
+        // A span is registered when its first interval ends, or never.
+        let before = self.intake.round.saturating_sub(1);
+        let unknown = self.intake.sinks.store.remove_unregistered(before, entered);
+        if unknown > 0 {
+            self.intake.lose(|counters| &counters.samples.dropped_unknown_span, unknown);
+        }
+        for event in self.logged.due(&self.engine) {
+            self.log(Some(event));
+        }
+    }
+
+    fn log_findings(&mut self) {
+        let findings = self.threads.take_findings();
+        for event in self.logged.of_threads(findings, Instant::now()) {
+            self.log(Some(event));
+        }
+    }
+
+    /// Logs an event, if there is one.
+    pub(super) fn log(&self, event: Option<LogEvent>) {
+        event.into_iter().for_each(|event| self.engine.publish.reporter.log(event));
+    }
+}

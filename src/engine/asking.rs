@@ -1,0 +1,78 @@
+//! What callers ask the collector for, and wait for.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::Engine;
+use super::command::{Command, HeapRequest, OpenRequest};
+use crate::profile::Profile;
+use crate::publish::OpenSpan;
+use crate::sinks::HeapPart;
+use crate::sys;
+
+/// How long the caller waits for the layer's threads.
+const LONGEST: Duration = Duration::from_secs(10);
+/// The same for a heap, whose symbols they read.
+const LONGEST_OF_HEAP: Duration = Duration::from_secs(30);
+
+/// Why there is no profile of the live heap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoHeap {
+    NotTracked,
+    /// The layer's threads did not answer in time.
+    NoAnswer,
+}
+
+/// The profiled spans that have been open for longer than that; `None` if the layer's threads do not answer in time.
+pub(crate) fn open_spans(engine: &Engine, older_than: Duration) -> Option<Vec<OpenSpan>> {
+    let (reply, wait) = engine.commands.questions.ask()?;
+    let deadline = Instant::now() + LONGEST;
+    let asked = engine.ask(Command::FindOpen(OpenRequest { older_than, reply }));
+    wait.recv_deadline(deadline).ok().filter(|_| asked)
+}
+
+/// The profile of the live heap.
+pub(crate) fn heap_profile(engine: &Engine, part: HeapPart) -> Result<Profile, NoHeap> {
+    /// One at a time: each takes memory and the time of the layer's threads.
+    static ASKING: Mutex<()> = Mutex::new(());
+    if !is_heap_tracked(engine) {
+        return Err(NoHeap::NotTracked);
+    }
+    let deadline = Instant::now() + LONGEST_OF_HEAP;
+    let _asking = ASKING.try_lock_until(deadline).ok_or(NoHeap::NoAnswer)?;
+    let (reply, wait) = engine.commands.questions.ask().ok_or(NoHeap::NoAnswer)?;
+    let is_taken = Arc::new(AtomicBool::new(false));
+    let request = HeapRequest { part, reply, is_taken: Arc::clone(&is_taken) };
+    if !engine.ask(Command::Heap(request)) {
+        return Err(NoHeap::NoAnswer);
+    }
+    let profile = wait.recv_deadline(deadline).map_err(|_| NoHeap::NoAnswer)?;
+    is_taken.store(true, Ordering::Relaxed);
+    Ok(profile)
+}
+
+/// Whether the live heap is tracked.
+fn is_heap_tracked(engine: &Engine) -> bool {
+    engine.copied.allocations.tracks_heap() && sys::counts_allocations()
+}
+
+/// Tracks the heap if no other layer does that any more. Once rules are off and all spans have closed, nothing else
+/// needs to know what is allocated.
+pub(crate) fn update_counting(engine: &Engine) {
+    if engine.copied.allocations.can_claim_heap() {
+        // Blocks are tracked only while all frees are counted.
+        engine.gate.set_counts_allocations(true);
+        engine.copied.allocations.claim_heap();
+    }
+    let is_counting = engine.gate.counts_allocations() && !is_heap_tracked(engine);
+    if is_counting && engine.callsites.are_off() && !engine.spans.has_any_open() {
+        engine.gate.set_counts_allocations(false);
+        // New rules may have been set in the meantime.
+        if !engine.callsites.are_off() {
+            engine.gate.set_counts_allocations(true);
+        }
+    }
+}

@@ -1,0 +1,416 @@
+//! The state that the hooks, the handle and the collector share.
+
+mod asking;
+mod command;
+mod copied;
+mod gate;
+mod kept_counts;
+mod running_source;
+
+use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use parking_lot::Mutex;
+use tracing::Dispatch;
+use tracing::dispatcher::WeakDispatch;
+use tracing::field::Visit;
+
+use kept_counts::{count, count_over_limit};
+
+pub(crate) use asking::{NoHeap, heap_profile, open_spans, update_counting};
+pub(crate) use command::{Command, Commands, HeapRequest, OpenRequest};
+pub(crate) use copied::CopiedSamples;
+pub(crate) use gate::Gate;
+pub(crate) use running_source::RunningSource;
+
+use crate::allocations;
+use crate::awaits;
+use crate::error::Error;
+use crate::facts::{Facts, Reason, Reasons};
+use crate::keep::{Callsite, Callsites, FieldValues, KeptSpan, ProfileAdmission, Rules, SpanLink};
+use crate::log::LogEvent;
+use crate::otel::{LinkTo, OtelSettings, OtelSpan, UnreachedSpans};
+use crate::profile::ProfileId;
+use crate::publish::PublishState;
+use crate::redact::Redaction;
+use crate::refresh::refresh_interest;
+use crate::span::{
+    Closing, Enclosing, Plan, RegistryId, SAMPLED_ITSELF, SHOWS_FIELDS, Spans, TraceIds, Verdict,
+    forget_this_thread, spawn_ignored,
+};
+use crate::stats::{Counters, Stats};
+use crate::sys::{self, Uncounted, Waker};
+use crate::text::beginning;
+
+/// Finds the OpenTelemetry span of a closing span, or of one around it that was entered.
+pub(crate) type FindOtel<'a> = &'a dyn Fn(RegistryId) -> Option<OtelSpan>;
+
+/// A layer's spans, rules and threads.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(crate) struct Engine {
+    pub(crate) spans: Arc<Spans>,
+    pub(crate) callsites: Callsites,
+    pub(crate) copied: CopiedSamples,
+    pub(crate) admission: Arc<ProfileAdmission>,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) waker: Waker,
+    pub(crate) source: RunningSource,
+    pub(crate) otel: OtelSettings,
+    pub(crate) redaction: Arc<Redaction>,
+    pub(crate) publish: PublishState,
+    pub(crate) unreached: Arc<UnreachedSpans>,
+    /// What is wrong with the settings or the exporter from the start, until it is logged.
+    pub(crate) warnings: Mutex<Vec<LogEvent>>,
+    pub(crate) commands: Commands,
+    pub(crate) gate: &'static Gate,
+}
+
+impl Engine {
+    /// From now on, forked children close the gates of all layers.
+    pub(crate) fn disable_in_children() {
+        sys::on_fork(|| {
+            forget_this_thread();
+            Gate::close_all();
+            awaits::forget_all();
+            allocations::forget_all();
+        });
+    }
+
+    /// False after shutdown, and in a forked child, where the layer's locks may be held forever. The hooks must do
+    /// nothing then.
+    #[inline(always)]
+    pub(crate) fn is_running(&self) -> bool {
+        self.gate.is_open()
+    }
+
+    pub(crate) fn stop(&self) {
+        self.gate.close();
+        self.copied.set_active(false);
+        // From now on the layer wants nothing.
+        if let Some(own) = self.dispatch() {
+            refresh_interest(Some(own), || {});
+        }
+    }
+
+    /// Called once hooks can find the engine.
+    pub(crate) fn open(&self) {
+        self.gate.open();
+        self.gate.set_counts_allocations(true);
+        self.copied.set_active(true);
+    }
+
+    /// Whether every promised profile was delivered or is still in flight.
+    pub(crate) fn lost_none(&self) -> bool {
+        self.counters.profiles_lost() == 0
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        let mut stats = self.counters.snapshot();
+        stats.spans.seen = self.spans.seen();
+        stats
+    }
+
+    /// Applies new rules to spans that are created from now on. Open spans keep theirs.
+    pub(crate) fn replace_rules(&self, rules: Rules) {
+        // Before spans of these rules can be created, and again afterwards: the collector may just have found that all
+        // rules are off.
+        let is_on = !rules.is_off();
+        let count = || {
+            if is_on {
+                self.gate.set_counts_allocations(true);
+            }
+        };
+        count();
+        self.callsites.replace(rules);
+        count();
+        self.copied.awaits.check_again();
+        self.waker.wake();
+    }
+
+    /// Wakes the collector for an open span whose open time is limited: it may be asleep, and no other event may wake
+    /// it.
+    #[cold]
+    pub(crate) fn start_watchdog(&self) {
+        self.waker.wake();
+    }
+
+    /// See [`Callsites::choose`].
+    #[cold]
+    pub(crate) fn plan_by_values(
+        &self,
+        plan: Plan,
+        record: impl FnOnce(&mut dyn Visit),
+    ) -> Option<(Plan, u64)> {
+        let _uncounted = Uncounted::begin();
+        self.callsites.choose(plan.number, record)
+    }
+
+    /// Whether a new span with this plan is the one in *n* that is kept.
+    #[cold]
+    pub(crate) fn is_chosen(&self, plan: &Plan) -> bool {
+        self.callsites.is_chosen(plan.number)
+    }
+
+    /// Chooses the plan of an open span again, because values were recorded.
+    #[cold]
+    pub(crate) fn record_values(&self, id: RegistryId, record: impl FnOnce(&mut dyn Visit)) {
+        let _uncounted = Uncounted::begin();
+        let mut is_chosen = false;
+        let is_first = self.spans.replan(id, |before, bits| {
+            let chosen = self.callsites.choose_again(before, bits, record)?;
+            is_chosen = chosen.0.number != before && self.callsites.is_chosen(chosen.0.number);
+            Some(chosen)
+        });
+        if is_first {
+            self.start_watchdog();
+        }
+        if is_chosen {
+            self.spans.choose(id);
+        }
+    }
+
+    /// Sets the subscriber that receives the layer's log events.
+    pub(crate) fn set_dispatch(&self, dispatch: WeakDispatch) {
+        self.publish.reporter.set_dispatch(dispatch);
+        // The collector logs its source as soon as there is a subscriber.
+        self.waker.wake();
+    }
+
+    /// The subscriber that the layer is part of, if it is known.
+    pub(crate) fn dispatch(&self) -> Option<Dispatch> {
+        self.publish.reporter.dispatch()
+    }
+
+    /// A span has closed. `reach` finds the OpenTelemetry span that it is exported as.
+    #[inline]
+    pub(crate) fn close(&self, id: RegistryId, reach: FindOtel<'_>) {
+        let mut must_notify = false;
+        let is_judged = self.spans.close(id, |closing| {
+            let _uncounted = Uncounted::begin();
+            let verdict = self.judge(closing, reach);
+            must_notify = verdict.must_notify;
+            verdict
+        });
+        if !is_judged {
+            return;
+        }
+        // After the collector has been notified.
+        if self.spans.has_many_span_events() {
+            self.waker.wake();
+        } else if must_notify {
+            self.waker.wake_soon();
+        }
+    }
+
+    /// It is logged with what is wrong with the settings.
+    pub(crate) fn add_warning(&self, warning: LogEvent) {
+        self.warnings.lock().push(warning);
+        self.waker.wake();
+    }
+
+    pub(crate) fn take_warnings(&self) -> Vec<LogEvent> {
+        std::mem::take(&mut self.warnings.lock())
+    }
+
+    /// The verdict on a span that has closed.
+    #[cold]
+    fn judge(&self, closing: &Closing, reach: FindOtel<'_>) -> Verdict {
+        let judge = |site: &Callsite| Some(self.judge_by(site, closing, reach));
+        self.callsites.get_here(closing.plan, judge).unwrap_or_default()
+    }
+
+    fn judge_by(&self, callsite: &Callsite, closing: &Closing, reach: FindOtel<'_>) -> Verdict {
+        let values = || self.inspect_values(closing, FieldValues::hash_of);
+        let is_rare = |wall_ns| self.callsites.is_rare(callsite, values, wall_ns);
+        let reasons = Reasons::judge(&callsite.keep, closing, is_rare);
+        if reasons.is_empty() && !closing.is_registered {
+            return Verdict::default();
+        }
+        // Before everything that takes time: in an outage most kept spans are over their limit.
+        let is_over = !reasons.is_empty() && self.is_over_limit(closing, callsite, reasons);
+        if is_over && !closing.is_registered {
+            return Verdict::default();
+        }
+        // The profile of an enclosing span may have samples of this span, and links them to these ids.
+        let otel = reach(closing.id);
+        self.unreached.note(otel.is_some(), closing.key == closing.root);
+        let ids = otel.as_ref().map(OtelSpan::ids);
+        let mut verdict = Verdict { ids, ..Verdict::default() };
+        if reasons.is_empty() || is_over {
+            return verdict;
+        }
+        if self.otel.only_sampled_traces && ids.is_some_and(|ids| !ids.is_sampled) {
+            Counters::add(&self.counters.spans.dropped_unsampled_trace, 1);
+            return verdict;
+        }
+        let link = self.link(closing, ids, reach);
+        let mut closing = closing.clone();
+        closing.samples.awaits += self.copied.awaits.send_carried(closing.key);
+        let (span, must_notify) = self.keep(&closing, callsite, reasons, ids, Some(link));
+        verdict.must_notify = must_notify;
+        if let Some(otel) = otel {
+            otel.set_attributes(self.otel.attributes.of(&span));
+        }
+        verdict
+    }
+
+    /// Whether a kept span gets neither a profile nor a report, as far as that is certain. Counts it then.
+    fn is_over_limit(&self, closing: &Closing, callsite: &Callsite, reasons: Reasons) -> bool {
+        // Whether its trace is exported decides first.
+        if reasons.contains(Reason::Forced) || self.otel.only_sampled_traces {
+            return false;
+        }
+        let account = &closing.account;
+        // What its future carries becomes samples if it is kept.
+        let has_samples =
+            closing.samples.total() > 0 || account.await_ns > 0 || account.delay_ns > 0;
+        let name = || self.name_hash(closing, callsite);
+        let of = (callsite.rule, closing.root);
+        let is_over = self.admission.is_over_limit(of, has_samples, name);
+        if is_over {
+            count_over_limit(&self.counters, account, reasons, has_samples);
+        }
+        is_over
+    }
+
+    /// A hash of a span's name and values, by which its limits are known.
+    fn name_hash(&self, closing: &Closing, callsite: &Callsite) -> u64 {
+        let values = self.inspect_values(closing, FieldValues::hash_of);
+        let hasher = BuildHasherDefault::<DefaultHasher>::default();
+        hasher.hash_one((callsite.metadata.name(), values))
+    }
+
+    /// What samples in a closing span link to. `reach` finds OpenTelemetry spans.
+    fn link(&self, closing: &Closing, ids: Option<TraceIds>, reach: FindOtel<'_>) -> SpanLink {
+        let has_on_cpu = closing.has(SAMPLED_ITSELF);
+        let first = self.admission.first_link(closing.root);
+        let at = first.as_ref().map_or(closing.closed_at, |first| first.at);
+        let own = SpanLink { ids, at, has_on_cpu, ..SpanLink::default() };
+        if self.otel.link_to == LinkTo::Innermost {
+            return own;
+        }
+        // Usually it is the local root, which then holds for the whole tree.
+        let is_same = |first: &SpanLink| {
+            let (trace, first_trace) = (ids.map(|ids| ids.trace), first.ids.map(|ids| ids.trace));
+            first.to == Some(closing.root) && (trace.is_none() || trace == first_trace)
+        };
+        if let Some(first) = first.filter(is_same) {
+            return SpanLink { has_on_cpu, ..first };
+        }
+        let enclosing = self.spans.enclosing(closing.id, at);
+        let outermost = enclosing.iter().rposition(|span| !span.is_long).unwrap_or(0);
+        let ids_of = |span: &Enclosing| match span.key == closing.key {
+            true => ids,
+            // If OpenTelemetry does not know the span, it may not have started those around it.
+            false => {
+                let own = ids?;
+                // A message can have a trace of its own inside a consumer.
+                self.ids_around(span, reach).filter(|around| around.trace == own.trace)
+            }
+        };
+        let known = enclosing.iter().enumerate().take(outermost + 1).rev();
+        let known = known.filter_map(|(place, span)| Some((place, ids_of(span)?))).next();
+        let to = known.map_or(outermost, |(place, _)| place);
+        SpanLink {
+            to: enclosing.get(to).map(|span| span.key),
+            ids: known.map(|(_, ids)| ids),
+            outside: enclosing.iter().skip(to + 1).map(|span| span.key).collect(),
+            ..own
+        }
+    }
+
+    /// The ids of a span around one that is closing, if they are known already.
+    fn ids_around(&self, span: &Enclosing, reach: FindOtel<'_>) -> Option<TraceIds> {
+        // Otherwise a program could still set its parent.
+        let reached = if span.was_entered { reach(span.id) } else { None };
+        reached.map(|otel| otel.ids())
+    }
+
+    /// Keeps a span, which is open if `link` is `None`. Returns its report, and whether the collector has work to do.
+    fn keep(
+        &self,
+        closing: &Closing,
+        callsite: &Callsite,
+        reasons: Reasons,
+        trace: Option<TraceIds>,
+        link: Option<SpanLink>,
+    ) -> (KeptSpan, bool) {
+        let clock = self.spans.clock();
+        let open_ns = clock.raw_ns(clock.now()).saturating_sub(closing.opened_ns);
+        let (redaction, values) = (&self.redaction, self.inspect_values(closing, FieldValues::of));
+        let mut span = KeptSpan {
+            key: closing.key,
+            root: closing.root,
+            metadata: callsite.metadata,
+            facts: Facts {
+                span: redaction.redact_span(beginning(callsite.metadata.name())),
+                target: redaction.redact_function(callsite.metadata.target()),
+                fields: values.map(|value| redaction.redact_span(value).into()).into_vec(),
+                reasons,
+                rule: callsite.rule_text(redaction),
+                is_open: link.is_none(),
+                times: closing.account,
+                trace,
+                // Not by its wall time: the thread may have been preempted since the close.
+                start_unix_ns: unix_ns_ago(open_ns),
+                ..Facts::default()
+            },
+            rule: callsite.rule,
+            opened_ns: closing.opened_ns,
+            samples: closing.samples,
+            profile: Err(self.source.without_samples(&closing.account)),
+            earlier: Vec::new(),
+            link: link.unwrap_or_default(),
+        };
+        let name = self.name_hash(closing, callsite);
+        // A system call, and therefore not under admission's lock.
+        let id = if span.samples.total() > 0 { ProfileId::random().ok() } else { None };
+        let is_due = self.admission.keep(&mut span, name, id);
+        count(&self.counters, &span);
+        if !is_due {
+            Counters::add(&self.counters.spans.kept_unreported, 1);
+        }
+        (span, is_due)
+    }
+
+    /// Reads the values of the span's fields that are shown.
+    pub(crate) fn inspect_values<T: Default>(
+        &self,
+        closing: &Closing,
+        read: impl Fn(RegistryId, &Dispatch) -> T,
+    ) -> T {
+        if !closing.has(SHOWS_FIELDS) {
+            return T::default();
+        }
+        self.with_dispatch(|dispatch| read(closing.id, dispatch))
+    }
+
+    pub(crate) fn with_dispatch<T>(&self, read: impl Fn(&Dispatch) -> T) -> T {
+        match self.dispatch() {
+            Some(dispatch) => read(&dispatch),
+            // Some combinations of layers do not pass on their subscriber.
+            None => tracing::dispatcher::get_default(read),
+        }
+    }
+
+    /// Keeps a span while it is open.
+    pub(crate) fn keep_open(&self, open: &Closing, reasons: Reasons) {
+        // Whether its trace will be exported is not known while it is open.
+        let callsite = self.callsites.get(open.plan).filter(|_| !self.otel.only_sampled_traces);
+        if let Some(callsite) = callsite {
+            self.keep(open, &callsite, reasons, None, None);
+        }
+    }
+}
+
+fn unix_ns_ago(ns: u64) -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX).saturating_sub(ns)
+}
+
+/// Starts a thread that is never profiled.
+pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), Error> {
+    spawn_ignored(name, run).map_err(Error::thread)
+}

@@ -1,0 +1,146 @@
+//! Reads samples that the threads of the program take themselves: awaits and allocations, each with a copy of the stack.
+
+use super::Intake;
+use crate::budget::Share;
+use crate::inbox::{CopiedSample, CopiedStack, Inbox, InboxCounters, KindWeight, LeafStacks};
+use crate::profile::SampleKind;
+use crate::sinks::{Added, NewSample, Stack, Total, Waited, WantedBy};
+use crate::span::{InnermostSpan, SpanKey};
+use crate::stats::Counters;
+use crate::sys::{self, Clock};
+use crate::unwind::{ModuleAddress, UnwindEnd, Unwinder};
+
+/// The CPU budget for unwinding the samples of an inbox: 50 ms at once, and 2 % of a core after that.
+const UNWINDING: Share = Share::new(2, 50_000_000);
+/// Where the budget for samples is unlimited.
+const UNLIMITED: Share = Share::new(100, i64::MAX);
+/// The assumed cost where CPU time cannot be read.
+const A_STACK_NS: u64 = 20_000;
+
+/// Those for awaits and for allocations.
+pub(super) fn budgets(is_limited: bool) -> (Share, Share) {
+    (UNWINDING, if is_limited { UNWINDING } else { UNLIMITED })
+}
+
+impl Intake {
+    /// Reads all samples that have been sent. Returns whether those of allocations are over their budget.
+    pub(crate) fn read_copied(&mut self, awaits: &Inbox, allocations: &Inbox) -> bool {
+        let now_ns = self.now_ns();
+        self.for_awaits = self.read(awaits, self.for_awaits, now_ns);
+        self.for_allocations = self.read(allocations, self.for_allocations, now_ns);
+        !self.for_allocations.has_budget(now_ns)
+    }
+
+    /// Reads the samples that are waiting; those that are sent from now on are read in the next round. `left` is the budget
+    /// for their stacks. Returns what is left of it.
+    fn read(&mut self, inbox: &Inbox, mut left: Share, now_ns: u64) -> Share {
+        let waiting = inbox.waiting();
+        if waiting == 0 {
+            return left;
+        }
+        self.unwinder.refresh();
+        let mut start = sys::thread_cpu_ns();
+        for sample in std::iter::from_fn(|| inbox.take()).take(waiting) {
+            self.add_copied(sample, left.has_budget(now_ns), inbox);
+            let now = sys::thread_cpu_ns();
+            let took = now.zip(start).and_then(|(now, start)| now.checked_sub(start));
+            left.spend(took.unwrap_or(A_STACK_NS));
+            Counters::add(&self.counters.sampling.collector_cpu_ns, took.unwrap_or(0));
+            start = now;
+        }
+        left
+    }
+
+    fn add_copied(&mut self, mut sample: CopiedSample, has_budget: bool, inbox: &Inbox) {
+        let counters = inbox.counters();
+        let span = sample.span.map(|span| span.key);
+        let Some(wanted) = WantedBy::new(span, sample.heap) else { return };
+        if !has_budget && sample.stacks.last.is_some() {
+            Counters::add(counters.dropped_over_budget, 1);
+            sample.stacks = LeafStacks::default();
+        }
+        let mut stack = self.unwound(&sample);
+        let [weight, count] = sample.amounts.map(|amount| amount.weight);
+        self.sinks.add_allocated(wanted, (&stack, Total { weight, count }), &self.counters);
+        for part in sample.parts() {
+            stack.waited = waited(part, &sample).or(stack.waited);
+            let new = new_sample(part, &stack, self.spans.clock());
+            let Some(added) = self.sinks.add(wanted, new, self.round) else { continue };
+            let is_held = added == Added::Kept;
+            // An allocation has two parts.
+            if part.kind != SampleKind::Allocations {
+                let InboxCounters { held, dropped_pending_full, .. } = counters;
+                Counters::add(if is_held { held } else { dropped_pending_full }, 1);
+            }
+        }
+    }
+
+    /// Adds idle time of a future that is not observed. If there is no memory for it, it stays unexplained.
+    pub(super) fn add_idle(&mut self, span: SpanKey, time_ns: u64, weight: u64) {
+        let stack = Stack { waited: Some(Waited::NotObserved), ..Stack::new() };
+        let kind = SampleKind::Await;
+        let idle = NewSample { kind, time_ns, weight, thread: None, stack: &stack };
+        if self.sinks.add(WantedBy::span(span), idle, self.round) != Some(Added::Kept) {
+            Counters::add(&self.counters.awaits.dropped_pending_full, 1);
+        }
+    }
+
+    /// The stack of a sample.
+    pub(crate) fn unwound(&mut self, sample: &CopiedSample) -> Stack {
+        unwound(sample, &mut self.unwinder, self.settings.frames_per_stack)
+    }
+
+    /// What futures await now, with their spans, unwound.
+    pub(crate) fn unwind_present(
+        &mut self,
+        present: &[(InnermostSpan, CopiedSample)],
+    ) -> Vec<(SpanKey, KindWeight, Stack)> {
+        let unwind = |(span, sample): &(InnermostSpan, CopiedSample)| {
+            let (span, stack) = (span.key, self.unwound(sample));
+            let parts = sample.parts().map(|part| {
+                let waited = waited(part, sample).or(stack.waited);
+                (span, part, Stack { waited, ..stack.clone() })
+            });
+            parts.collect::<Vec<_>>()
+        };
+        present.iter().flat_map(unwind).collect()
+    }
+}
+
+/// A part of a sample, with its stack.
+pub(crate) fn new_sample<'a>(part: KindWeight, stack: &'a Stack, clock: &Clock) -> NewSample<'a> {
+    let KindWeight { kind, at, weight } = part;
+    NewSample { kind, time_ns: clock.raw_ns(at), weight, thread: None, stack }
+}
+
+/// What a scheduling delay shows besides the stack of the await before it.
+fn waited(part: KindWeight, sample: &CopiedSample) -> Option<Waited> {
+    (part.kind == SampleKind::Delay)
+        .then_some(sample.behind.map_or(Waited::Scheduling, Waited::SchedulingBehind))
+}
+
+/// The stack of an allocation, or that of a leaf future up to the poll of the wrapper, and of the leaf before, if there is
+/// one.
+fn unwound(sample: &CopiedSample, unwinder: &mut Unwinder, most_frames: usize) -> Stack {
+    let [KindWeight { kind, .. }, _] = sample.amounts;
+    let mut unwind = |copy: &CopiedStack, frames: &mut Vec<ModuleAddress>| {
+        let end = unwinder.unwind(copy.registers(), copy.words(), most_frames, frames);
+        // A copy of all of it ends in the wrapper.
+        let is_whole = kind == SampleKind::Await && !copy.is_part() && frames.len() < most_frames;
+        // Without the function that copied it.
+        if !frames.is_empty() {
+            frames.remove(0);
+        }
+        if end == UnwindEnd::Cut && is_whole { UnwindEnd::Root } else { end }
+    };
+    let mut stack = Stack::new();
+    match &sample.stacks.last {
+        Some(last) => stack.end = unwind(last, &mut stack.frames),
+        None if kind == SampleKind::Await => stack.waited = Some(Waited::NotCopied),
+        None => stack.waited = Some(Waited::AllocationNotCopied),
+    }
+    if let (Some(before), true) = (&sample.stacks.before, sample.stacks.last.is_some()) {
+        unwind(before, &mut stack.other);
+    }
+    stack
+}

@@ -1,0 +1,268 @@
+//! The way of samples: records and copies of stacks come in, are unwound, and go to those that want them.
+
+mod copied;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+pub(crate) use copied::new_sample;
+
+use crate::budget::Share;
+use crate::inbox::HeapUse;
+use crate::profile::SampleKind;
+use crate::sampler::Sampler;
+use crate::sampler::record::{Layout, RecordPlace, read_sample};
+use crate::sinks::{Added, NewSample, Sinks, Stack, StackEntry, WantedBy};
+use crate::span::{SpanEvent, SpanInfo, SpanKey, Spans};
+use crate::stats::Counters;
+use crate::sys::{self, Clock, OsThread, SampleRing};
+use crate::unwind::{ModuleAddress, UnwindEnd, Unwinder};
+
+/// What limits the intake.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct IntakeSettings {
+    pub(crate) frames_per_stack: usize,
+    /// How many bytes of a stack are copied.
+    pub(crate) stack_bytes: usize,
+    /// Whether unwinding has a budget of CPU time.
+    pub(crate) has_budget: bool,
+}
+
+/// What all that reads samples shares.
+#[derive(Debug)]
+pub(crate) struct Intake {
+    pub(crate) spans: Arc<Spans>,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) source: Sampler,
+    pub(crate) settings: IntakeSettings,
+    pub(crate) unwinder: Unwinder,
+    pub(crate) sinks: Sinks,
+    /// The number of the round.
+    pub(crate) round: u64,
+    /// Spans that closed after the round began.
+    pub(crate) closed: Vec<SpanKey>,
+    /// Whether the rate is lowered to stay within the CPU budget.
+    pub(crate) is_lowered: bool,
+    /// The kernel's id of this process.
+    pid: u32,
+    stack: Stack,
+    /// A buffer for the copy of a blocked thread's stack.
+    bytes: Vec<u8>,
+    for_awaits: Share,
+    for_allocations: Share,
+}
+
+/// Entries of a call chain from here on are not addresses but context markers, such as `PERF_CONTEXT_KERNEL`.
+const FIRST_CONTEXT: u64 = u64::MAX - 4094;
+
+impl Intake {
+    pub(crate) fn new(
+        (spans, counters, source): (Arc<Spans>, Arc<Counters>, Sampler),
+        sinks: Sinks,
+        settings: IntakeSettings,
+    ) -> Self {
+        let (for_awaits, for_allocations) = copied::budgets(settings.has_budget);
+        Self {
+            spans,
+            counters,
+            source,
+            settings,
+            unwinder: Unwinder::default(),
+            sinks,
+            round: 0,
+            closed: Vec::new(),
+            is_lowered: false,
+            pid: sys::process_id(),
+            stack: Stack::new(),
+            bytes: Vec::new(),
+            for_awaits,
+            for_allocations,
+        }
+    }
+
+    pub(crate) fn clock(&self) -> &Clock {
+        self.spans.clock()
+    }
+
+    /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
+    pub(crate) fn now_ns(&self) -> u64 {
+        self.clock().raw_ns(self.clock().now())
+    }
+
+    /// Updates the list of libraries, if stacks may be unwound soon, and forgets those that nothing refers to: neither what
+    /// is stored nor the stacks of `waiting` threads.
+    pub(crate) fn begin_reading(
+        &mut self,
+        waiting: impl Iterator<Item = StackEntry>,
+        may_unwind: bool,
+    ) {
+        let in_use = waiting.chain(self.sinks.entries());
+        self.unwinder.forget_modules(in_use.filter_map(StackEntry::code));
+        if may_unwind {
+            self.unwinder.refresh();
+        }
+        self.unwinder.begin_reading();
+    }
+
+    /// Registers spans. Returns those that have closed.
+    pub(crate) fn register_spans(&mut self) -> Vec<SpanKey> {
+        #[cfg(test)]
+        inside::inside_a_step();
+        let mut closed = Vec::new();
+        while let Some(event) = self.spans.take_span_event() {
+            let store = &mut self.sinks.store;
+            match event {
+                SpanEvent::Opened(key, known) => store.register(key, known, self.round),
+                SpanEvent::Idle { key, since_ns, idle_ns } => {
+                    self.add_idle(key, since_ns, idle_ns);
+                }
+                SpanEvent::Closed { key, ids, closed_ns } => {
+                    store.note(key, |pending| {
+                        pending.ids = ids.or(pending.ids);
+                        pending.closed_ns = Some(closed_ns);
+                    });
+                    closed.push(key);
+                }
+            }
+        }
+        if self.spans.take_lost_event() {
+            let is_open = |known: &SpanInfo, key| self.spans.is_open(known.id, key);
+            let spans = self.sinks.store.registered_spans();
+            closed.extend(
+                spans.iter().filter(|(key, known)| !is_open(known, *key)).map(|(key, _)| *key),
+            );
+        }
+        closed
+    }
+
+    /// Counts what no profile says.
+    pub(crate) fn lose(&self, counter: impl FnOnce(&Counters) -> &AtomicU64, lost: u64) {
+        Counters::add(counter(&self.counters), lost);
+        self.source.note_loss();
+    }
+
+    /// Reads a sample of a thread that ran, if there is any use for it. `period_ns` is the sampling period of its ring.
+    pub(crate) fn add_record(
+        &mut self,
+        (ring, place): (&SampleRing, RecordPlace),
+        thread: OsThread,
+        span: Option<SpanKey>,
+        period_ns: u64,
+    ) {
+        let Some(wanted) = WantedBy::new(span, HeapUse::None) else {
+            return Counters::add(&self.counters.samples.outside_spans, 1);
+        };
+        let read = read_sample(&**ring, place, Layout::of(ring));
+        let Some(sample) = read.ok().filter(|sample| {
+            // Of this thread: an event is opened by an id, which may since be that of another process's thread.
+            (sample.pid, sample.tid) == (self.pid, thread.tid)
+        }) else {
+            return self.lose(|counters| &counters.sampling.records_malformed, 1);
+        };
+        // If another library was loaded where the sample is, that is known from here on.
+        if self.unwinder.is_outdated() {
+            self.unwinder.refresh();
+        }
+        self.stack.end = self.unwinder.unwind(
+            sample.registers,
+            |offset| sample.stack.word(offset),
+            self.settings.frames_per_stack,
+            &mut self.stack.frames,
+        );
+        if sample.in_kernel {
+            let frames = &mut self.stack.frames;
+            let in_user_code = frames.len();
+            let chain = sample.kernel_chain.filter(|address| *address < FIRST_CONTEXT);
+            frames.extend(chain.map(ModuleAddress::in_kernel));
+            if frames.len() == in_user_code {
+                frames.push(ModuleAddress::KERNEL);
+            }
+            frames.rotate_left(in_user_code);
+        }
+        let (weight, late) = weight_of(sample.weight_ns, period_ns);
+        let Counters { samples, stacks, .. } = &*self.counters;
+        match self.stack.end {
+            UnwindEnd::Root => {}
+            UnwindEnd::Cut => Counters::add(&stacks.truncated, 1),
+            UnwindEnd::WithoutTables | UnwindEnd::Lost => Counters::add(&stacks.incomplete, 1),
+        }
+        Counters::add(&samples.taken, 1);
+        let (kind, time_ns) = (SampleKind::OnCpu, sample.time_ns);
+        let new = NewSample { kind, time_ns, weight, thread: Some(thread), stack: &self.stack };
+        match self.sinks.add(wanted, new, self.round) {
+            None | Some(Added::Kept) => {}
+            Some(Added::Downsampled(count)) => Counters::add(&samples.downsampled, count),
+            Some(Added::Lost) => Counters::add(&samples.dropped_memory, 1),
+            Some(Added::Refused) => Counters::add(&samples.dropped_pending_spans_full, 1),
+        }
+        if late > 0 {
+            self.lose(|counters| &counters.samples.dropped_late, late);
+        }
+        let lowered = u64::from(self.is_lowered);
+        self.sinks.note(wanted, |losses| {
+            losses.lowered += lowered;
+            losses.late += late;
+        });
+    }
+
+    /// Adds a wait of a thread in a span.
+    pub(crate) fn add_wait(&mut self, span: SpanKey, wait: NewSample<'_>) {
+        let added = self.sinks.add(WantedBy::span(span), wait, self.round);
+        let waits = &self.counters.waits;
+        let is_kept = added == Some(Added::Kept);
+        Counters::add(if is_kept { &waits.captured } else { &waits.dropped_memory }, 1);
+    }
+
+    /// Copies the stack of a blocked thread of this process. Returns whether that was possible.
+    pub(crate) fn copy_blocked(&mut self, sp: u64) -> bool {
+        sys::read_own_stack(sp, self.settings.stack_bytes, &mut self.bytes).is_ok()
+    }
+
+    /// Unwinds the copy of a blocked thread's stack.
+    pub(crate) fn unwind_blocked(&mut self, pc: u64, sp: u64, stack: &mut Stack) {
+        // The thread may be blocked in a library that was loaded since the last round.
+        self.unwinder.refresh();
+        let bytes = &*self.bytes;
+        let word = |offset: u64| {
+            let rest = bytes.get(usize::try_from(offset).ok()?..)?;
+            rest.first_chunk().map(|word| u64::from_ne_bytes(*word))
+        };
+        let (most_frames, frames) = (self.settings.frames_per_stack, &mut stack.frames);
+        (stack.end, stack.inferred_from) =
+            self.unwinder.unwind_blocked(pc, sp, word, most_frames, frames);
+    }
+}
+
+/// The weight of a sample, and how many others are lost with it. A timer states the weight. If the program blocked its
+/// signal for long, it is not known where the thread spent most of that time: the sample then has the usual weight and
+/// the rest is lost.
+fn weight_of(stated_ns: Option<u64>, period_ns: u64) -> (u64, u64) {
+    const TOO_MANY: u64 = 16;
+    let Some(stated_ns) = stated_ns else { return (period_ns, 0) };
+    let usual_ns = period_ns.max(sys::tick_ns().unwrap_or(0)).max(1);
+    if stated_ns <= TOO_MANY * usual_ns {
+        return (stated_ns, 0);
+    }
+    (usual_ns, stated_ns / usual_ns - 1)
+}
+
+/// What the model does while the collector is in the middle of something.
+#[cfg(test)]
+pub(crate) mod inside {
+    use std::cell::RefCell;
+
+    pub(crate) type Inside = Box<dyn FnMut()>;
+
+    thread_local! {
+        pub(crate) static INSIDE: RefCell<Option<Inside>> = const { RefCell::new(None) };
+    }
+
+    /// Called by the collector inside its steps.
+    pub(crate) fn inside_a_step() {
+        let inside = INSIDE.with_borrow_mut(Option::take);
+        if let Some(mut inside) = inside {
+            inside();
+            INSIDE.set(Some(inside));
+        }
+    }
+}

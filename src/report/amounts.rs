@@ -1,0 +1,137 @@
+//! How texts for people state times and sizes.
+
+use std::fmt::{self, Display};
+use std::time::Duration;
+
+use crate::facts::{Measure, Unit};
+use crate::sys::Allocations;
+use crate::text::ShortBytes;
+
+/// Displays what was allocated.
+pub(crate) struct Allocated<'a>(pub(crate) &'a Allocations);
+
+impl Allocated<'_> {
+    /// Whether a line of the log should say it: below, allocations take some milliseconds.
+    pub(crate) fn is_much(&self) -> bool {
+        const BYTES: u64 = 10_000_000;
+        const COUNT: u64 = 100_000;
+        self.0.allocated_bytes >= BYTES || self.0.allocations >= COUNT
+    }
+}
+
+impl Display for Allocated<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Allocations { allocated_bytes, allocations, freed_bytes, .. } = *self.0;
+        let (bytes, freed) = (ShortBytes(allocated_bytes), ShortBytes(freed_bytes));
+        let s = if allocations == 1 { "" } else { "s" };
+        let count = grouped(allocations);
+        write!(f, "allocated {bytes} in {count} allocation{s}, freed {freed}")
+    }
+}
+
+/// Displays the value of a measure.
+pub(crate) struct MeasuredValue(pub(crate) Measure, pub(crate) u64);
+
+impl Display for MeasuredValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.unit() {
+            Unit::Nanoseconds => Ns(self.1).fmt(f),
+            Unit::Bytes => ShortBytes(self.1).fmt(f),
+            Unit::Count => f.write_str(&grouped(self.1)),
+        }
+    }
+}
+
+/// A number with its digits in groups of three.
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut grouped = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            grouped.push(',');
+        }
+        grouped.push(digit);
+    }
+    grouped
+}
+
+/// Whether the error of a time is as large as the time, which then says nothing. All times have some error.
+pub(crate) fn is_vague(ns: u64, error_ns: u64) -> bool {
+    const LEAST_NS: u64 = 1_000;
+    error_ns >= LEAST_NS && error_ns >= ns
+}
+
+/// Displays a time, or how long it was at most if more is not known.
+pub(crate) struct Within {
+    pub(crate) ns: u64,
+    pub(crate) error_ns: u64,
+}
+
+impl Display for Within {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { ns, error_ns } = *self;
+        match is_vague(ns, error_ns) {
+            true => write!(f, "at most {}", Ns(ns.saturating_add(error_ns))),
+            false => Ns(ns).fmt(f),
+        }
+    }
+}
+
+/// Displays a duration with three digits.
+pub(crate) struct Ns(pub(crate) u64);
+
+impl Display for Ns {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Short(Duration::from_nanos(self.0)).fmt(f)
+    }
+}
+
+/// The same for a `Duration`.
+pub(crate) struct Short(pub(crate) Duration);
+
+impl Display for Short {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ns = self.0.as_nanos();
+        let (value, unit) = match ns {
+            0..1_000 => return write!(f, "{ns} ns"),
+            1_000..1_000_000 => (ns as f64 / 1e3, "µs"),
+            1_000_000..1_000_000_000 => (ns as f64 / 1e6, "ms"),
+            _ => (ns as f64 / 1e9, "s"),
+        };
+        let digits = if value >= 100.0 {
+            0
+        } else if value >= 10.0 {
+            1
+        } else {
+            2
+        };
+        write!(f, "{value:.digits$} {unit}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_have_three_digits() {
+        let lengths = [0, 999, 1_000, 12_345, 999_900, 1_312_000_000, 250_000_000];
+        let texts: Vec<_> = lengths.into_iter().map(|ns| Ns(ns).to_string()).collect();
+        assert_eq!(texts, ["0 ns", "999 ns", "1.00 µs", "12.3 µs", "1000 µs", "1.31 s", "250 ms"]);
+    }
+
+    #[test]
+    fn what_was_allocated_is_said_in_words() {
+        let all = Allocations {
+            allocated_bytes: 1_913_600_000,
+            allocations: 25_301_234,
+            freed_bytes: 12_340,
+            ..Allocations::default()
+        };
+        let text = Allocated(&all).to_string();
+        assert_eq!(text, "allocated 1.91 GB in 25,301,234 allocations, freed 12.3 KB");
+        let one = Allocations { allocated_bytes: 999, allocations: 1, ..Allocations::default() };
+        assert_eq!(Allocated(&one).to_string(), "allocated 999 B in 1 allocation, freed 0 B");
+        assert!(Allocated(&all).is_much() && !Allocated(&one).is_much());
+    }
+}

@@ -1,0 +1,476 @@
+//! The log events of kept spans.
+
+use std::fmt::{self, Display, Write};
+
+use super::amounts::{Allocated, Ns, Short, is_vague};
+use super::kept_fields::Fields;
+use super::profile::{AWAITS_OF_ALL, AtSite, Awaited, WAIT_NS, WORTH_REPORTING, plural_waits};
+use crate::facts::TimeBreakdown;
+use crate::keep::{Kept, KeptSpan, NoProfile};
+use crate::log::{LogEvent, LogKind};
+use crate::profile::{Awaits, ProfileId, Waits};
+
+/// Nothing is said of the coverage of a span that ran for less than some samples represent.
+pub(crate) const LONG_NS: u64 = 10_000_000;
+
+/// The kept spans of one profile that have events of their own.
+const MOST_EVENTS: usize = 8;
+
+/// Logs what was kept: an event for each span, whose fields have everything.
+pub(crate) fn log(kept: &Kept) {
+    let Some((first, others)) = kept.spans.split_first() else { return };
+    Fields::of(first, kept, true).log(&message(first, kept));
+    let of = first.facts.name();
+    for span in others.iter().take(MOST_EVENTS - 1) {
+        let is_in = match span.profile {
+            Ok(_) if kept.profile.is_some() => format!(": in the profile of `{of}`"),
+            Ok(_) => String::new(),
+            Err(why) => format!(": no profile: {}", Without(why, span)),
+        };
+        Fields::of(span, kept, false).log(&format!("{}{is_in}", head(span)));
+    }
+    let left_out = others.len().saturating_sub(MOST_EVENTS - 1);
+    if left_out > 0 {
+        tracing::info!(
+            target: "tracing_profiling",
+            parent: None,
+            kind = display(LogKind::KeptMore.as_str()),
+            count = left_out,
+            profile_id = kept.profile.map(display),
+            "kept {left_out} more spans together with `{of}`"
+        );
+    }
+}
+
+/// Detects that the names of kept spans do not tell requests apart, although a field could.
+#[derive(Debug, Default)]
+pub(crate) struct NameHint {
+    /// The only name so far, and how many spans had it.
+    name: Option<String>,
+    spans: usize,
+    is_over: bool,
+}
+
+impl NameHint {
+    /// The kept spans after which the log says so.
+    const SPANS: usize = 5;
+    /// Fields that differ between requests.
+    const TELLING: [&str; 8] = [
+        "http.route",
+        "route",
+        "matched_path",
+        "otel.name",
+        "url.path",
+        "http.target",
+        "path",
+        "uri",
+    ];
+
+    /// The log event, once, when it is due.
+    pub(crate) fn event(&mut self, kept: &Kept) -> Option<LogEvent> {
+        if self.is_over {
+            return None;
+        }
+        for span in &kept.spans {
+            let name = span.facts.name();
+            self.spans += 1;
+            self.is_over |= *self.name.get_or_insert_with(|| name.clone()) != name;
+        }
+        let span = kept.spans.first().filter(|_| !self.is_over && self.spans >= Self::SPANS)?;
+        self.is_over = true;
+        let fields = span.metadata.fields();
+        let is_shown = |name: &&&str| span.fields().any(|(shown, _)| shown == **name);
+        let mut unshown = Self::TELLING.iter().filter(|name| !is_shown(name));
+        let field = unshown.find(|name| fields.field(**name).is_some())?;
+        let mut shown: Vec<_> = span.fields().map(|(name, _)| name).collect();
+        shown.push(field);
+        let shown = shown.join(",");
+        let message = format!(
+            "all {} kept spans are named `{}`: TRACING_PROFILING_FIELDS={shown} also shows the values of their field \
+             `{field}`, in the log and in profiles",
+            self.spans,
+            span.facts.name(),
+        );
+        Some(LogEvent {
+            variable: Some("TRACING_PROFILING_FIELDS".into()),
+            value: Some(shown),
+            count: u64::try_from(self.spans).ok(),
+            ..LogEvent::info(LogKind::NamesAlike, message)
+        })
+    }
+}
+
+/// The profile that the event refers to. The event of the first span is that of the profile; another span may have none,
+/// and says so.
+pub(crate) fn profile_of(span: &KeptSpan, kept: &Kept, has_profile: bool) -> Option<ProfileId> {
+    span.profile().ok().or_else(|| kept.profile.filter(|_| has_profile))
+}
+
+/// What was kept, why, and how long it took.
+fn head(span: &KeptSpan) -> String {
+    let open = if span.is_open() { ", still open" } else { "" };
+    let (name, reasons) = (span.facts.name(), span.reasons());
+    format!("kept `{name}` ({reasons}{open}) after {}", Ns(span.times().wall_ns))
+}
+
+/// What was kept and why, and what explains most of its time.
+fn message(first: &KeptSpan, kept: &Kept) -> String {
+    let mut message = head(first);
+    let TimeBreakdown {
+        wall_ns,
+        subtree_on_cpu_ns,
+        subtree_on_cpu_error_ns,
+        is_cpu_time_unknown,
+        ..
+    } = *first.times();
+    if is_cpu_time_unknown {
+        message.push_str(" (on-CPU unknown)");
+    }
+    let mut reasons = Vec::new();
+    let is_vague = is_vague(subtree_on_cpu_ns, subtree_on_cpu_error_ns);
+    // A few samples of a span that mostly waited would explain nothing.
+    let is_explained = is_cpu_time_unknown || is_vague || subtree_on_cpu_ns > wall_ns / 10;
+    if let Some((function, share)) = kept.top_function.as_ref().filter(|_| is_explained) {
+        reasons.push(match is_cpu_time_unknown || is_vague {
+            true => format!("{:.0} % in {function}", share * 100.0),
+            false => {
+                let inside_ns = first.times().inside_on_cpu_ns();
+                let inside = match inside_ns >= WORTH_REPORTING {
+                    true => format!(" ({} of it in spans on other threads)", Ns(inside_ns)),
+                    false => String::new(),
+                };
+                // The share is that of all spans of the profile.
+                let of = if kept.spans.len() == 1 { "of it" } else { "of that of all spans" };
+                format!(
+                    "{} on-CPU{inside}, {:.0} % {of} in {function}",
+                    Ns(subtree_on_cpu_ns),
+                    share * 100.0
+                )
+            }
+        });
+    }
+    let is_known = is_explained && !is_cpu_time_unknown && !is_vague;
+    let uncovered = uncovered(kept).filter(|_| is_known && subtree_on_cpu_ns >= LONG_NS);
+    reasons.extend(uncovered);
+    reasons.extend(idle(first, kept));
+    let Waits { count, total, longest, in_async, in_async_total, .. } = &kept.waits;
+    if let Some(site) = longest {
+        let waits = plural_waits(*count);
+        let of = if *count == 1 { "of" } else { "for" };
+        reasons.push(format!("{waits} {of} {}, longest in {}", Short(*total), AtSite(site)));
+    }
+    if let Some(site) = in_async {
+        let blocked = Short(*in_async_total);
+        let place = match longest.as_ref() == Some(site) {
+            true => String::new(),
+            false => format!(" in {}", AtSite(site)),
+        };
+        reasons.push(format!("blocks an async executor for {blocked}{place}"));
+    }
+    if let Some(all) = &first.times().allocations
+        && (Allocated(all).is_much() || first.reasons().are_of_allocations())
+    {
+        reasons.push(Allocated(all).to_string());
+    }
+    if kept.profile.is_none() {
+        let why = kept.spans.iter().find_map(|span| span.profile().err());
+        reasons.push(match why {
+            Some(why) => format!("no profile: {}", Without(why, first)),
+            None => "no profile: it could not be exported".to_owned(),
+        });
+    }
+    if !reasons.is_empty() {
+        _ = write!(message, ": {}", reasons.join("; "));
+    }
+    message
+}
+
+/// That the samples represent little of the on-CPU time, as of threads that ran for less than the time between two samples.
+fn uncovered(kept: &Kept) -> Option<String> {
+    const LITTLE: f64 = 0.5;
+    let share = kept.coverage.filter(|share| kept.profile.is_some() && *share < LITTLE)?;
+    Some(match share {
+        0.0 => "no sample of its on-CPU time".to_owned(),
+        _ => format!("the samples represent {:.0} % of the on-CPU time", (share * 100.0).max(1.0)),
+    })
+}
+
+/// What explains idle time, if that is worth saying. The awaits of the profile are compared with the idle time of the
+/// span only if all of them are its own.
+fn idle(first: &KeptSpan, kept: &Kept) -> Option<String> {
+    let TimeBreakdown { wall_ns, idle_ns, .. } = *first.times();
+    let awaits: &Awaits = &kept.awaits;
+    if awaits.is_empty() || idle_ns <= wall_ns / 10 {
+        return None;
+    }
+    let (idle, awaited) = (Ns(idle_ns), Awaited(awaits));
+    let all = u64::try_from((awaits.total + awaits.delay).as_nanos()).unwrap_or(u64::MAX);
+    // Short awaits are sampled, so their sum has an error.
+    let are_at_once = all > idle_ns + idle_ns / 10 + WORTH_REPORTING;
+    Some(match (awaits.are_of_topmost && kept.spans.len() == 1, are_at_once) {
+        (true, false) => format!("idle {idle}: {awaited}"),
+        (true, true) => format!("idle {idle}; awaits of several futures at once: {awaited}"),
+        (false, _) => format!("idle {idle}; {AWAITS_OF_ALL}: {awaited}"),
+    })
+}
+
+/// Displays why a span has no profile.
+pub(crate) struct Without<'a>(pub(crate) NoProfile, pub(crate) &'a KeptSpan);
+
+impl Display for Without<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let times = self.1.times();
+        let TimeBreakdown { wall_ns, off_cpu_ns, on_cpu_error_ns, idle_ns, other_spans_ns, .. } =
+            *times;
+        let off_cpu_ns = if is_vague(off_cpu_ns, on_cpu_error_ns) { 0 } else { off_cpu_ns };
+        let is_mostly = |ns| ns >= WAIT_NS && ns > wall_ns / 2;
+        match self.0 {
+            NoProfile::NoSamples if is_mostly(times.explained_idle_ns()) => {
+                write!(
+                    f,
+                    "it awaited for {}, but no await was sampled",
+                    Ns(times.explained_idle_ns())
+                )
+            }
+            NoProfile::NoSamples if is_mostly(idle_ns) => {
+                write!(
+                    f,
+                    "it was awaiting, in no thread, for {} (`.profiled()` shows where)",
+                    Ns(idle_ns)
+                )
+            }
+            NoProfile::NoSamples if is_mostly(other_spans_ns) => {
+                write!(f, "for {} its thread was in other spans on its stack", Ns(other_spans_ns))
+            }
+            NoProfile::NoSamples if is_mostly(off_cpu_ns) => {
+                write!(f, "it was off-CPU for {}, but in no wait of 10 ms", Ns(off_cpu_ns))
+            }
+            why => why.fmt(f),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::facts::{Measure, Reason};
+    use crate::span::SpanKey;
+
+    fn kept() -> Kept {
+        let mut span = KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 258);
+        span.facts.times.wall_ns = 1_312_000_000;
+        span.facts.times.on_cpu_ns = 1_290_000_000;
+        span.facts.times.off_cpu_ns = 12_000_000;
+        span.facts.times.idle_ns = 10_000_000;
+        span.facts.times.sampled_ns = span.facts.times.on_cpu_ns - 12_500_000;
+        span.facts.times.subtree_on_cpu_ns = span.facts.times.on_cpu_ns;
+        span.facts.times.subtree_sampled_ns = span.facts.times.sampled_ns;
+        span.facts.reasons = [Reason::Above(Measure::Wall)].into_iter().collect();
+        span.profile = Ok(ProfileId::for_test(1));
+        Kept {
+            spans: vec![span],
+            profile: Some(ProfileId::for_test(1)),
+            samples: 258,
+            top_function: Some(("shop::render".to_owned(), 0.97)),
+            coverage: Some(0.99),
+            waits: Waits::default(),
+            awaits: Awaits::default(),
+            files: vec!["profiles/x.html".into()],
+        }
+    }
+
+    fn line(kept: &Kept) -> String {
+        message(&kept.spans[0], kept)
+    }
+
+    #[test]
+    fn a_message_states_what_was_kept_and_why() {
+        let mut kept = kept();
+        let expected =
+            "kept `test` (latency) after 1.31 s: 1.29 s on-CPU, 97 % of it in shop::render";
+        assert_eq!(line(&kept), expected);
+        kept.spans[0].facts.fields = vec![("method", "GET".into()), ("http.route", "/a".into())];
+        let expected = "kept `test{method=GET http.route=/a}` (latency) after 1.31 s: ";
+        assert!(line(&kept).starts_with(expected), "{}", line(&kept));
+    }
+
+    #[test]
+    fn a_message_says_which_time_was_on_other_threads_and_what_a_share_is_of() {
+        let mut kept = kept();
+        kept.spans[0].facts.times.on_cpu_ns = 90_000_000;
+        let other = KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 3);
+        kept.spans.push(other);
+        let text = line(&kept);
+        let expected = ": 1.29 s on-CPU (1.20 s of it in spans on other threads), 97 % of that of all spans in shop::render";
+        assert!(text.ends_with(expected), "{text}");
+    }
+
+    #[test]
+    fn a_message_says_of_how_little_there_are_samples() {
+        let mut kept = kept();
+        kept.coverage = Some(0.49);
+        kept.top_function = Some(("shop::render".to_owned(), 0.3));
+        let expected = ": 1.29 s on-CPU, 30 % of it in shop::render; the samples represent 49 % of the on-CPU time";
+        assert!(line(&kept).ends_with(expected), "{}", line(&kept));
+        kept.coverage = Some(0.001);
+        assert!(line(&kept).ends_with("the samples represent 1 % of the on-CPU time"));
+        (kept.coverage, kept.top_function) = (Some(0.0), None);
+        let text = line(&kept);
+        assert_eq!(text, "kept `test` (latency) after 1.31 s: no sample of its on-CPU time");
+        // A span that mostly waited.
+        kept.spans[0].facts.times.subtree_on_cpu_ns = 1_000_000;
+        assert!(!line(&kept).contains("on-CPU time"), "{}", line(&kept));
+    }
+
+    #[test]
+    fn a_message_without_a_profile_states_the_reason() {
+        let mut kept = kept();
+        kept.profile = None;
+        kept.top_function = None;
+        kept.files.clear();
+        kept.spans[0].profile = Err(NoProfile::NoSamples);
+        assert!(line(&kept).ends_with(": no profile: no sample fell in it"), "{}", line(&kept));
+        let account = &mut kept.spans[0].facts.times;
+        (account.on_cpu_ns, account.idle_ns) = (1_000, account.wall_ns - 1_000);
+        let text = line(&kept);
+        assert!(
+            text.ends_with(": no profile: it was awaiting, in no thread, for 1.31 s (`.profiled()` shows where)"),
+            "{text}"
+        );
+        // Its future is polled through `Profiled`, and is no longer said to be in no thread.
+        kept.spans[0].facts.times.await_ns = 1_300_000_000;
+        let text = line(&kept);
+        assert!(
+            text.ends_with(": no profile: it awaited for 1.30 s, but no await was sampled"),
+            "{text}"
+        );
+        let account = &mut kept.spans[0].facts.times;
+        account.await_ns = 0;
+        (account.off_cpu_ns, account.idle_ns) = (account.idle_ns, 0);
+        let text = line(&kept);
+        assert!(
+            text.ends_with(": no profile: it was off-CPU for 1.31 s, but in no wait of 10 ms"),
+            "{text}"
+        );
+        let account = &mut kept.spans[0].facts.times;
+        (account.off_cpu_ns, account.other_spans_ns) = (0, account.off_cpu_ns);
+        let text = line(&kept);
+        assert!(
+            text.ends_with(": no profile: for 1.31 s its thread was in other spans on its stack"),
+            "{text}"
+        );
+        let account = &mut kept.spans[0].facts.times;
+        account.other_spans_ns = 0;
+        // Before its first enter.
+        (account.wall_ns, account.off_cpu_ns, account.idle_ns) = (1_600_000, 0, 1_500_000);
+        assert!(line(&kept).ends_with(": no profile: no sample fell in it"));
+    }
+
+    #[test]
+    fn spans_of_one_name_that_a_field_could_tell_apart_are_noted_once() {
+        let metadata = |span: fn() -> tracing::Span| {
+            let subscriber = tracing_subscriber::registry();
+            tracing::subscriber::with_default(subscriber, || span().metadata().unwrap())
+        };
+        let request = metadata(|| tracing::info_span!("request", method = "GET", uri = "/a"));
+        let plain = metadata(|| tracing::info_span!("request", method = "GET"));
+        let other = metadata(|| tracing::info_span!("other", uri = "/a"));
+        let line_after = |metadata: &[&'static tracing::Metadata<'static>]| {
+            let mut hint = NameHint::default();
+            let lines = metadata.iter().filter_map(|metadata| {
+                let mut kept = kept();
+                kept.spans[0].metadata = metadata;
+                let facts = &mut kept.spans[0].facts;
+                facts.span = metadata.name().into();
+                facts.fields = vec![("method", "GET".into())];
+                Some(hint.event(&kept)?.message)
+            });
+            lines.collect::<Vec<_>>()
+        };
+        assert!(line_after(&[request; 4]).is_empty());
+        let lines = line_after(&[request; 20]);
+        let [line] = lines.as_slice() else { panic!("{lines:?}") };
+        assert_eq!(
+            line,
+            "all 5 kept spans are named `request{method=GET}`: TRACING_PROFILING_FIELDS=method,uri also shows the \
+             values of their field `uri`, in the log and in profiles"
+        );
+        assert!(line_after(&[plain; 20]).is_empty(), "nothing could tell them apart");
+        let mut mixed = vec![request; 3];
+        mixed.push(other);
+        mixed.extend([request; 20]);
+        assert!(line_after(&mixed).is_empty());
+    }
+
+    #[test]
+    fn a_message_says_what_a_span_awaited() {
+        let ms = std::time::Duration::from_millis;
+        let mut kept = kept();
+        let account = &mut kept.spans[0].facts.times;
+        account.wall_ns = 1_210_000_000;
+        (account.idle_ns, account.subtree_on_cpu_ns) = (1_200_000_000, 9_000_000);
+        kept.awaits = Awaits {
+            delay: ms(20),
+            delayed_by: Some("report".to_owned()),
+            ..Awaits::for_test(ms(1_180), ms(1_180))
+        };
+        let awaited = "1.18 s in shop::fetch (src/upstream.rs:41) at tokio::time::sleep, \
+                       20.0 ms scheduling delay behind `report`";
+        let head = "kept `test` (latency) after 1.21 s: idle 1.20 s";
+        assert_eq!(line(&kept), format!("{head}: {awaited}"));
+        // Of two futures that are polled at once, both awaits count.
+        kept.awaits = Awaits { total: ms(2_360), ..kept.awaits };
+        let both = format!("{head}; awaits of several futures at once: {}", Awaited(&kept.awaits));
+        assert_eq!(line(&kept), both);
+        kept.awaits.total = ms(1_180);
+        // The awaits of others are not a part of its own idle time.
+        let all = format!("{head}; awaits of all spans: {awaited}");
+        kept.awaits.are_of_topmost = false;
+        assert_eq!(line(&kept), all);
+        kept.awaits.are_of_topmost = true;
+        kept.spans.push(KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 3));
+        assert_eq!(line(&kept), all);
+        kept.spans[0].facts.times.idle_ns = 100_000_000;
+        assert!(!line(&kept).contains("idle"), "{}", line(&kept));
+    }
+
+    #[test]
+    fn a_message_has_no_time_whose_error_is_as_large() {
+        let mut kept = kept();
+        let account = &mut kept.spans[0].facts.times;
+        account.wall_ns = 14_200_000_000;
+        account.subtree_on_cpu_ns = 7_090_000_000;
+        account.subtree_on_cpu_error_ns = 7_090_000_001;
+        let text = line(&kept);
+        assert_eq!(text, "kept `test` (latency) after 14.2 s: 97 % in shop::render");
+        kept.spans[0].facts.times.subtree_on_cpu_error_ns = 7_000_000_000;
+        assert!(line(&kept).contains("7.09 s on-CPU"), "{}", line(&kept));
+        let span = &mut kept.spans[0];
+        let account = &mut span.facts.times;
+        (account.off_cpu_ns, account.on_cpu_error_ns) = (14_000_000_000, 14_000_000_000);
+        let text = Without(NoProfile::NoSamples, &kept.spans[0]).to_string();
+        assert_eq!(text, NoProfile::NoSamples.to_string());
+    }
+
+    #[test]
+    fn a_span_without_a_profile_refers_to_none() {
+        let mut kept = kept();
+        let id = ProfileId::for_test(7);
+        (kept.profile, kept.spans[0].profile) = (Some(id), Err(NoProfile::NoMemory));
+        let span = &kept.spans[0];
+        assert_eq!(
+            [true, false].map(|is_first| profile_of(span, &kept, is_first)),
+            [Some(id), None]
+        );
+        kept.spans[0].profile = Ok(id);
+        assert_eq!(profile_of(&kept.spans[0], &kept, false), Some(id));
+    }
+
+    #[test]
+    fn a_message_names_no_function_of_a_span_that_mostly_waited() {
+        let mut kept = kept();
+        kept.samples = 1;
+        kept.spans[0].facts.times.subtree_on_cpu_ns = 1_000_000;
+        assert!(!line(&kept).contains("shop::render"));
+    }
+}

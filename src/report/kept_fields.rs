@@ -1,0 +1,168 @@
+//! The fields of the log event of a kept span. `tracing`'s macros take the names of fields from the source; these are in
+//! the table of measures.
+
+use tracing::callsite::DefaultCallsite;
+use tracing::field::{Value, display};
+use tracing::metadata::{Kind, LevelFilter};
+use tracing::{Event, Level, Metadata};
+
+use super::kept_event::{LONG_NS, profile_of};
+use super::profile::{AtAwait, AtSite};
+use crate::facts::{Measure, Unit};
+use crate::keep::{DEFAULT_FIELDS, Kept, KeptSpan};
+use crate::log::LogKind;
+
+/// The fields before the measures, and after them.
+const BEFORE: [&str; 7] = ["message", "kind", "span", "fields", "reason", "rule", "open"];
+const AFTER: [&str; 17] = [
+    "samples",
+    "top",
+    "top_share",
+    "coverage",
+    "waits",
+    "waits_ms",
+    "longest_wait_ms",
+    "longest_wait",
+    "blocked_in_async_ms",
+    "longest_await_ms",
+    "longest_await",
+    "delayed_by",
+    "trace_id",
+    "span_id",
+    "profile_id",
+    "earlier_profiles",
+    "file",
+];
+const COUNT: usize = BEFORE.len() + DEFAULT_FIELDS.len() + Measure::ALL.len() + AFTER.len();
+
+#[expect(clippy::indexing_slicing, reason = "there is no `get` in constants yet")]
+const NAMES: [&str; COUNT] = {
+    let mut names = [""; COUNT];
+    let mut at = 0;
+    while at < COUNT {
+        let (values, measures) = (BEFORE.len(), BEFORE.len() + DEFAULT_FIELDS.len());
+        let after = measures + Measure::ALL.len();
+        names[at] = if at < values {
+            BEFORE[at]
+        } else if at < measures {
+            DEFAULT_FIELDS[at - values]
+        } else if at < after {
+            Measure::ALL[at - measures].row().field
+        } else {
+            AFTER[at - after]
+        };
+        at += 1;
+    }
+    names
+};
+
+static CALLSITE: DefaultCallsite = DefaultCallsite::new(&METADATA);
+static METADATA: Metadata<'static> = tracing::metadata! {
+    name: "kept",
+    target: "tracing_profiling",
+    level: Level::INFO,
+    fields: &NAMES,
+    callsite: &CALLSITE,
+    kind: Kind::EVENT,
+};
+
+/// The fields of an event.
+#[derive(Default)]
+pub(crate) struct Fields(Vec<(&'static str, Box<dyn Value>)>);
+
+impl Fields {
+    /// Those of a kept span. `has_profile` adds what the profile shows.
+    pub(crate) fn of(span: &KeptSpan, kept: &Kept, has_profile: bool) -> Self {
+        /// Nothing is said of a larger coverage.
+        const NEARLY_ALL: f64 = 0.9;
+        let facts = &span.facts;
+        let mut fields = Self::default();
+        fields.set("kind", Some(display(LogKind::Kept.as_str())));
+        fields.set("span", Some(display(facts.span.clone())));
+        for name in DEFAULT_FIELDS {
+            let value = facts.fields.iter().find(|(field, _)| *field == name);
+            fields.set(name, value.map(|(_, value)| value.clone()));
+        }
+        let others = facts.fields.iter().filter(|(name, _)| !DEFAULT_FIELDS.contains(name));
+        let others: Vec<_> = others.map(|(name, value)| format!("{name}={value}")).collect();
+        fields.set("fields", (!others.is_empty()).then(|| others.join(" ")));
+        fields.set("reason", Some(display(facts.reasons)));
+        fields.set("open", facts.is_open.then_some(true));
+        fields.set("rule", (!facts.rule.is_empty()).then(|| facts.rule.to_string()));
+        for measure in Measure::ALL {
+            let value = measure.notable(facts);
+            match measure.unit() {
+                Unit::Nanoseconds => fields.set(measure.row().field, value.map(ms)),
+                _ => fields.set(measure.row().field, value),
+            }
+        }
+        if has_profile {
+            let share = |share: f64| (share * 1_000.0).round() / 1_000.0;
+            let (waits, awaits) = (Some(&kept.waits).filter(|waits| waits.count > 0), &kept.awaits);
+            let ran_long = facts.times.subtree_on_cpu_ns >= LONG_NS;
+            let coverage = kept.coverage.filter(|share| ran_long && *share < NEARLY_ALL);
+            let longest_wait = waits.and_then(|waits| waits.longest.clone());
+            let in_async = waits.filter(|waits| waits.in_async.is_some());
+            fields.set("samples", kept.profile.map(|_| kept.samples));
+            fields.set("top", kept.top_function.as_ref().map(|(function, _)| function.clone()));
+            fields.set("top_share", kept.top_function.as_ref().map(|(_, part)| share(*part)));
+            fields.set("coverage", coverage.map(share));
+            fields.set("waits", waits.map(|waits| waits.count));
+            fields.set("waits_ms", waits.map(|waits| duration_ms(waits.total)));
+            fields
+                .set("longest_wait_ms", longest_wait.as_ref().map(|site| duration_ms(site.waited)));
+            fields.set("longest_wait", longest_wait.map(|site| display(AtSite(&site).to_string())));
+            fields.set(
+                "blocked_in_async_ms",
+                in_async.map(|waits| duration_ms(waits.in_async_total)),
+            );
+            let longest = awaits.longest.as_ref();
+            fields.set("longest_await_ms", longest.map(|site| duration_ms(site.total)));
+            fields.set("longest_await", longest.map(|site| display(AtAwait(site).to_string())));
+            fields.set("delayed_by", awaits.delayed_by.clone());
+        }
+        let (trace, id) = facts.ids().unzip();
+        fields.set("trace_id", trace.map(display));
+        fields.set("span_id", id.map(display));
+        let profile = profile_of(span, kept, has_profile);
+        fields.set("profile_id", profile.map(display));
+        let earlier: Vec<_> = span.earlier_profiles().iter().map(ToString::to_string).collect();
+        fields.set("earlier_profiles", (!earlier.is_empty()).then(|| earlier.join(" ")));
+        let file = kept.files.first().filter(|_| profile.is_some());
+        fields.set("file", file.map(|file| display(file.display().to_string())));
+        fields
+    }
+
+    fn set(&mut self, name: &'static str, value: Option<impl Value + 'static>) {
+        self.0.extend(value.map(|value| -> (_, Box<dyn Value>) { (name, Box::new(value)) }));
+    }
+
+    /// Logs them, inside no span of the program.
+    pub(crate) fn log(mut self, message: &str) {
+        let is_wanted = *METADATA.level() <= LevelFilter::current();
+        if !is_wanted || CALLSITE.interest().is_never() {
+            return;
+        }
+        self.set("message", Some(display(message.to_owned())));
+        tracing::dispatcher::get_default(|dispatch| {
+            if !dispatch.enabled(&METADATA) {
+                return;
+            }
+            let values = NAMES.iter().map(|name| {
+                let value = self.0.iter().find(|(known, _)| known == name);
+                value.map(|(_, value)| &**value)
+            });
+            let values: Vec<_> = values.collect();
+            let values = METADATA.fields().value_set_all(&values);
+            dispatch.event(&Event::new_child_of(None, &METADATA, &values));
+        });
+    }
+}
+
+fn ms(ns: u64) -> f64 {
+    (ns as f64 / 1_000.0).round() / 1_000.0
+}
+
+fn duration_ms(time: std::time::Duration) -> f64 {
+    ms(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
+}

@@ -1,0 +1,9 @@
+//! Texts about kept spans and their profiles, and about what the collector does.
+
+mod amounts;
+pub(crate) mod kept_event;
+mod kept_fields;
+mod losses;
+mod profile;
+
+pub(crate) use profile::*;

@@ -1,0 +1,685 @@
+//! Describes kept spans in the title, notes and attributes of a profile, and the collector's own log events.
+
+use std::collections::BTreeSet;
+use std::fmt::{self, Display, Write};
+use std::time::Duration;
+
+use super::amounts::{Allocated, MeasuredValue, Ns, Short, Within, is_vague};
+use super::losses::{NOTHING_LOST, list_of_losses, losses_in_words};
+use crate::facts::{Facts, Measure, TimeBreakdown};
+use crate::keep::{Epoch, Kept, KeptSpan};
+use crate::log::{LogEvent, LogKind};
+use crate::profile::{
+    Attribute, AwaitSite, Awaits, Profile, Symbolized, Value, WaitSite, Waits, capped,
+};
+use crate::sinks::Losses;
+use crate::span::SpanKey;
+use crate::sys::{self, UnusualCall};
+
+/// Shorter times are left out of texts.
+pub(crate) const WORTH_REPORTING: u64 = 1_000_000;
+/// All waits of this length are captured, and some shorter ones.
+pub(crate) const WAIT_NS: u64 = 10_000_000;
+/// How the names of the layer's attributes begin.
+const OWN_ATTRIBUTES: &str = "profile.";
+/// How many spans have a note of their own above the picture.
+const MOST_NOTED: usize = 4;
+
+/// Sets a profile's name, title, notes and attributes. `topmost` has the kept spans that are inside no other.
+pub(crate) fn describe(profile: &mut Profile, epoch: &Epoch, topmost: &[SpanKey], losses: &Losses) {
+    let kept = outermost_first(&epoch.kept);
+    let Some(first) = kept.first() else { return };
+    profile.name = capped(&first.facts.name()).into_owned();
+    profile.title = match topmost.len().saturating_sub(1) {
+        0 => format!("{} · kept: {}", profile.name, first.reasons()),
+        beside => format!("{} and {beside} more · kept: {}", profile.name, first.reasons()),
+    };
+    if first.is_open() {
+        profile.title.push_str(" · still open");
+    }
+    for measure in Measure::ALL {
+        if let Some(value) = measure.titled(&first.facts) {
+            _ = write!(
+                profile.title,
+                " · {} {}",
+                MeasuredValue(*measure, value),
+                measure.row().words
+            );
+        }
+    }
+    if *losses != Losses::default() {
+        _ = write!(profile.title, " · {}", losses_in_words(losses));
+    }
+    let of_topmost = kept.iter().filter(|span| topmost.contains(&span.key));
+    let is_known = of_topmost.clone().all(|span| !span.times().is_cpu_time_unknown);
+    let on_cpu_ns: u64 = of_topmost.clone().map(|span| span.times().subtree_on_cpu_ns).sum();
+    for KeptSpan { facts, .. } in kept.iter().take(MOST_NOTED) {
+        let allocated = facts.times.allocations.filter(|all| all.allocations > 0);
+        let allocated = allocated.map_or(String::new(), |all| format!("; {}", Allocated(&all)));
+        profile.notes.push(format!("{}: {}{allocated}", capped(&facts.name()), Split(facts)));
+    }
+    if kept.len() > MOST_NOTED {
+        profile.notes.push(format!("and {} more kept spans", kept.len() - MOST_NOTED));
+    }
+    let count = profile.sample_count();
+    let mut samples = plural(count);
+    match profile.uniform_weight_ns() {
+        Some(weight_ns) => _ = write!(samples, ", one every {} of CPU time", Ns(weight_ns)),
+        None if count > 0 => samples.push_str(", taken at more than one rate"),
+        None => {}
+    }
+    let error_ns = of_topmost.clone().map(|span| span.times().subtree_on_cpu_error_ns).sum();
+    let known_ns = (is_known && !is_vague(on_cpu_ns, error_ns)).then_some(on_cpu_ns);
+    let unsampled = |span: &KeptSpan| span.facts.get(Measure::Unsampled).unwrap_or(0);
+    let unsampled_ns = of_topmost.map(unsampled).sum();
+    let coverage = coverage(profile.weight_ns(), known_ns, unsampled_ns, losses);
+    _ = write!(samples, ": {coverage}");
+    profile.notes.push(samples);
+    profile.losses = list_of_losses(losses);
+    profile.attributes = attributes(first, losses);
+}
+
+/// Adds what was lost in symbolization.
+pub(crate) fn describe_symbolized(symbolized: &mut Symbolized) {
+    let Symbolized { profile, downsampled, shortened } = symbolized;
+    for (key, count, what) in [
+        ("profile.samples_downsampled", *downsampled, "samples downsampled to fit into memory"),
+        ("profile.stacks_shortened", *shortened, "stacks without their deeper callers"),
+    ] {
+        if count == 0 {
+            continue;
+        }
+        _ = write!(profile.title, " · {count} {what}");
+        profile.losses.push(format!("{count} {what}"));
+        let more = i64::try_from(count).unwrap_or(i64::MAX);
+        let known = profile.attributes.iter_mut().find(|attribute| attribute.key == key);
+        match known.map(|attribute| &mut attribute.value) {
+            Some(Value::Int(count)) => *count = count.saturating_add(more),
+            _ => profile.attributes.push(Attribute { key, value: Value::Int(more) }),
+        }
+    }
+}
+
+/// Adds where the threads of a symbolized profile waited.
+pub(crate) fn describe_waits(profile: &mut Profile, kept: &Kept) {
+    let waits = &kept.waits;
+    if waits.count == 0 {
+        return;
+    }
+    let mut note = format!("{} seen: {}", plural_waits(waits.count), Short(waits.total));
+    // Off-CPU time is a span's own, while the profile has the waits of its subtree and of other kept spans.
+    if let [span] = kept.spans.as_slice()
+        && let times = span.times()
+        && times.covers_subtree()
+        && waits.total <= times.off_cpu()
+        && !is_vague(times.off_cpu_ns, times.on_cpu_error_ns)
+    {
+        _ = write!(note, " of {} off-CPU", Short(times.off_cpu()));
+    }
+    if let Some(wait_site) = &waits.longest {
+        _ = write!(note, "; {} in {}", Short(wait_site.waited), AtSite(wait_site));
+    }
+    profile.notes.push(note);
+    let ns = |time: Duration| Value::Int(i64::try_from(time.as_nanos()).unwrap_or(i64::MAX));
+    profile.attributes.push(Attribute { key: "profile.waits_ns", value: ns(waits.total) });
+    if let Some(wait_site) = &waits.in_async {
+        let blocked = Short(waits.in_async_total);
+        profile.notes.push(format!("blocks an async executor: {blocked} in {}", AtSite(wait_site)));
+        let (key, value) = ("profile.blocked_in_async_ns", ns(waits.in_async_total));
+        profile.attributes.push(Attribute { key, value });
+    }
+}
+
+/// Displays where a thread waited, and for what.
+pub(crate) struct AtSite<'a>(pub(crate) &'a WaitSite);
+
+impl Display for AtSite<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let WaitSite { function, location: place, call, .. } = self.0;
+        write!(f, "{function}")?;
+        if !place.is_empty() {
+            write!(f, " ({place})")?;
+        }
+        write!(f, " {call}")
+    }
+}
+
+/// Adds what the spans of a symbolized profile awaited.
+pub(crate) fn describe_awaits(profile: &mut Profile, awaits: &Awaits) {
+    if !awaits.is_empty() {
+        profile.notes.push(format!("{AWAITS_OF_ALL}: {}", Awaited(awaits)));
+    }
+}
+
+/// Precedes the awaits of a profile. They are those of all of its spans, and not comparable with one span's times.
+pub(crate) const AWAITS_OF_ALL: &str = "awaits of all spans";
+
+/// Displays what was awaited, and the scheduling delay.
+pub(crate) struct Awaited<'a>(pub(crate) &'a Awaits);
+
+impl Display for Awaited<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        /// A place with a larger share of the awaits represents all of them.
+        const MOST: f64 = 0.95;
+        let Awaits { total, delay, longest, delayed_by, .. } = self.0;
+        if let Some(site) = longest {
+            if site.share <= MOST {
+                write!(f, "{}, of which ", Short(*total))?;
+            }
+            write!(f, "{} in {}", Short(site.total), AtAwait(site))?;
+        } else if !total.is_zero() {
+            write!(f, "{} of awaits", Short(*total))?;
+        }
+        if delay.is_zero() {
+            return Ok(());
+        }
+        f.write_str(if total.is_zero() { "" } else { ", " })?;
+        write!(f, "{} scheduling delay", Short(*delay))?;
+        delayed_by.as_ref().map_or(Ok(()), |span| write!(f, " behind `{span}`"))
+    }
+}
+
+/// Displays where a future awaited, and what.
+pub(crate) struct AtAwait<'a>(pub(crate) &'a AwaitSite);
+
+impl Display for AtAwait<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let AwaitSite { function, location, awaited, .. } = self.0;
+        f.write_str(function)?;
+        if !location.is_empty() {
+            write!(f, " ({location})")?;
+        }
+        if awaited.is_empty() { Ok(()) } else { write!(f, " at {awaited}") }
+    }
+}
+
+pub(crate) fn plural_waits(waits: usize) -> String {
+    if waits == 1 { "1 wait".to_owned() } else { format!("{waits} waits") }
+}
+
+/// How much of the on-CPU time the samples represent. Time may be missing without a lost sample: the thread had just
+/// started, or was switched out before its next sample.
+fn coverage(weight_ns: u64, on_cpu_ns: Option<u64>, unsampled_ns: u64, losses: &Losses) -> String {
+    let weight = Ns(weight_ns);
+    let Some(on_cpu_ns) = on_cpu_ns else {
+        return format!("{weight} on-CPU; {}", losses_in_words(losses));
+    };
+    let share = 100.0 * weight_ns as f64 / on_cpu_ns.max(1) as f64;
+    let missing_ns = on_cpu_ns.saturating_sub(weight_ns).saturating_sub(unsampled_ns);
+    let losses = match losses_in_words(losses) {
+        none if none == NOTHING_LOST && missing_ns > WORTH_REPORTING.max(on_cpu_ns / 10) => {
+            format!("no sample lost, and none was taken in the other {}", Ns(missing_ns))
+        }
+        losses => losses,
+    };
+    // More is possible, as a sample represents the time before it.
+    let share = if weight_ns > on_cpu_ns { String::new() } else { format!(" ({share:.0} %)") };
+    let young = match unsampled_ns >= WORTH_REPORTING {
+        true => format!("{} of it not sampled; ", Ns(unsampled_ns)),
+        false => String::new(),
+    };
+    format!("{weight} of {} on-CPU{share}; {young}{losses}", Ns(on_cpu_ns))
+}
+
+fn attributes(span: &KeptSpan, losses: &Losses) -> Vec<Attribute> {
+    let facts = &span.facts;
+    let (reasons, name) = (facts.reasons.to_string(), capped(&facts.span).into_owned());
+    let mut attributes = vec![
+        Attribute { key: "profile.reason", value: reasons.into() },
+        Attribute { key: "profile.span.name", value: name.into() },
+    ];
+    attributes.extend(Measure::major().filter_map(|measure| {
+        let value = Value::of_number(measure.notable(facts)?);
+        Some(Attribute { key: measure.attribute(), value })
+    }));
+    // No key may be there twice, and a field of the program could have the name of an attribute of the layer.
+    let shown = facts.fields.iter().filter(|(key, _)| !key.starts_with(OWN_ATTRIBUTES));
+    let shown = shown.map(|(key, value)| Attribute { key, value: Value::String(value.clone()) });
+    attributes.extend(shown);
+    for (key, count) in [
+        ("profile.samples_lost_memory", losses.lost),
+        ("profile.samples_lost", losses.missing),
+        ("profile.samples_lost_ring_full", losses.ring_full),
+        ("profile.samples_downsampled", losses.downsampled),
+        ("profile.stacks_truncated", losses.cut),
+        ("profile.stacks_incomplete", losses.incomplete),
+        ("profile.samples_at_lowered_rate", losses.lowered),
+        ("profile.samples_lost_late", losses.late),
+        ("profile.samples_lost_off_stack", losses.off_stack),
+    ] {
+        if count > 0 {
+            attributes.push(Attribute { key, value: Value::of_number(count) });
+        }
+    }
+    if span.is_open() {
+        attributes.push(Attribute { key: "profile.span.open", value: Value::Bool(true) });
+    }
+    if let Some(is_sampled) = span.trace_is_sampled() {
+        let value = Value::Bool(is_sampled);
+        attributes.push(Attribute { key: "profile.trace_sampled", value });
+    }
+    attributes
+}
+
+/// Sorts spans by start, and the longest first. Those about which the profile says nothing come last: a span that fails
+/// at once and a slow one can have the same profile.
+pub(crate) fn outermost_first(kept: &[KeptSpan]) -> Vec<KeptSpan> {
+    let mut kept = kept.to_vec();
+    let is_explained =
+        |span: &KeptSpan| span.samples.total() > 0 || span.times().off_cpu_ns >= WAIT_NS;
+    kept.sort_by_key(|span| (!is_explained(span), span.opened_ns, u64::MAX - span.times().wall_ns));
+    kept
+}
+
+/// The report of spans without a profile.
+pub(crate) fn unexported(kept: &[KeptSpan]) -> Kept {
+    Kept {
+        spans: outermost_first(kept),
+        profile: None,
+        samples: 0,
+        top_function: None,
+        coverage: None,
+        waits: Waits::default(),
+        awaits: Awaits::default(),
+        files: Vec::new(),
+    }
+}
+
+fn plural(samples: usize) -> String {
+    if samples == 1 { "1 sample".to_owned() } else { format!("{samples} samples") }
+}
+
+/// The log event of kept spans that have none of their own.
+pub(crate) fn unreported(count: u64) -> LogEvent {
+    let (spans, have) = if count == 1 { ("span", "has") } else { ("spans", "have") };
+    let message = format!(
+        "kept {count} more {spans} without a profile, which {have} no log line: too many at once (see \
+         `stats.spans.kept_unreported`)"
+    );
+    LogEvent { count: Some(count), ..LogEvent::info(LogKind::Unreported, message) }
+}
+
+pub(crate) const NOT_COUNTED: &str = "a rule has `alloc>` or `allocs>`, but allocations are not counted, so it keeps \
+    nothing for them: add `#[global_allocator] static ALLOCATOR: tracing_profiling::ProfilingAllocator = \
+    tracing_profiling::ProfilingAllocator::system();` to the program, or remove the condition from TRACING_PROFILING";
+
+pub(crate) const HEAP_NOT_TRACKED: &str = "TRACING_PROFILING_HEAP is on, but the live heap cannot be tracked: add \
+    `#[global_allocator] static ALLOCATOR: tracing_profiling::ProfilingAllocator = \
+    tracing_profiling::ProfilingAllocator::system();` to the program";
+
+pub(crate) const NOTHING_SEEN: &str = "no span that a rule matches has been created yet. If there were requests: an \
+    `EnvFilter` that is not attached to the layer that prints hides spans from all layers (tower-http's `TraceLayer` \
+    creates its spans at level DEBUG: `RUST_LOG=info,tower_http::trace::make_span=debug`), or TRACING_PROFILING names \
+    other targets";
+
+pub(crate) const LOST_SIGNAL: &str = "the program has installed a handler for the signal of the profiler's \
+    timers: they use another signal from now on";
+
+pub(crate) const SMALL_SIGNAL_STACK: &str = "threads whose alternate signal stack (`sigaltstack`) is too small for a \
+    timer's signal are not sampled: give it 16 KiB, or allow perf";
+
+/// The log event of a lowered sampling rate.
+pub(crate) fn lowered_rate(percent: u32, times: f64) -> LogEvent {
+    let message = format!(
+        "reading samples took more than {percent} % of a core: the sampling rate is reduced to {:.0} % \
+         until it takes less, and profiles made in the meantime state that \
+         (TRACING_PROFILING_CPU_BUDGET sets the percentage)",
+        (100.0 / times).max(1.0)
+    );
+    LogEvent {
+        variable: Some("TRACING_PROFILING_CPU_BUDGET".into()),
+        limit: Some(percent.into()),
+        ..LogEvent::warning(LogKind::RateLowered, message)
+    }
+}
+
+/// The log event of a profile with many stacks that are not complete, because only a part of the memory was copied.
+pub(crate) fn cut_stacks(losses: &Losses, samples: usize, stack_bytes: usize) -> Option<LogEvent> {
+    const FEW: usize = 10;
+    let is_usual = losses.cut >= FEW as u64 && losses.cut > samples as u64 / 2;
+    let what_to_do = match cfg!(debug_assertions) {
+        true => {
+            ", or build with optimizations (`opt-level = 1` in [profile.dev]), without which frames are large"
+        }
+        false => "",
+    };
+    is_usual.then(|| {
+        let message = format!(
+            "{} of {samples} stacks were longer than the {stack_bytes} bytes that are copied of each, so their outermost \
+             callers are missing: set TRACING_PROFILING_STACK_BYTES, which can be up to 65448{what_to_do}",
+            losses.cut
+        );
+        LogEvent {
+            variable: Some("TRACING_PROFILING_STACK_BYTES".into()),
+            count: Some(losses.cut),
+            limit: u64::try_from(stack_bytes).ok(),
+            ..LogEvent::warning(LogKind::StacksCut, message)
+        }
+    })
+}
+
+/// The log event of load shedding.
+pub(crate) fn shed(over: &str) -> LogEvent {
+    let message = format!(
+        "{over}: no more threads are sampled until the load drops, and spans that are kept in the meantime \
+         have only their times (TRACING_PROFILING_SHED sets the limits)"
+    );
+    LogEvent {
+        variable: Some("TRACING_PROFILING_SHED".into()),
+        value: Some(over.to_owned()),
+        ..LogEvent::warning(LogKind::Shed, message)
+    }
+}
+
+/// The number of system calls that were reported because a seccomp filter kills the process at them.
+#[derive(Debug, Default)]
+pub(crate) struct ForbiddenCalls(usize);
+
+impl ForbiddenCalls {
+    /// The log event, if there are more than before.
+    pub(crate) fn event(&mut self) -> Option<LogEvent> {
+        let calls: Vec<_> = sys::forbidden_calls().collect();
+        if std::mem::replace(&mut self.0, calls.len()) >= calls.len() {
+            return None;
+        }
+        let names: Vec<_> = calls.iter().map(|call| call.name()).collect();
+        let missing: BTreeSet<_> = calls.iter().map(|call| without(*call)).collect();
+        let missing: Vec<_> = missing.into_iter().collect();
+        let message = format!(
+            "a seccomp filter ends this process at {}, so the profiler does not call it and lacks: {}; allow it, or \
+             let the filter refuse it (`SystemCallFilter=` and `SystemCallErrorNumber=EPERM` of systemd)",
+            names.join(", "),
+            missing.join(", "),
+        );
+        Some(LogEvent {
+            value: Some(names.join(",")),
+            ..LogEvent::warning(LogKind::CallsForbidden, message)
+        })
+    }
+}
+
+/// What is missing without a system call.
+fn without(call: UnusualCall) -> &'static str {
+    match call {
+        UnusualCall::PerfEventOpen => "the perf source",
+        UnusualCall::TimerCreate | UnusualCall::TimerSettime | UnusualCall::TimerDelete => {
+            "the timer source"
+        }
+        UnusualCall::ProcessVmReadv => "the stacks of waits, unless /proc/self/mem can be read",
+        UnusualCall::ClockGettime => "on-CPU and off-CPU times, the CPU budget",
+        UnusualCall::Getrusage => "page faults and context switches",
+        UnusualCall::MemfdCreate => "separate files of debug information",
+        UnusualCall::Statfs | UnusualCall::Faccessat => "the check of the output directory",
+    }
+}
+
+/// Displays wall time and its parts.
+struct Split<'a>(&'a Facts);
+
+impl Display for Split<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let facts = self.0;
+        let TimeBreakdown {
+            wall_ns,
+            on_cpu_ns,
+            on_cpu_error_ns: error_ns,
+            off_cpu_ns,
+            idle_ns,
+            after_last_exit_ns,
+            other_spans_ns,
+            is_cpu_time_unknown,
+            ..
+        } = facts.times;
+        write!(f, "wall {} = ", Ns(wall_ns))?;
+        if is_cpu_time_unknown {
+            write!(f, "busy {}", Ns(facts.times.busy_ns()))?;
+        } else {
+            write!(f, "on-CPU {}", Within { ns: on_cpu_ns, error_ns })?;
+            if error_ns >= 1_000 && !is_vague(on_cpu_ns, error_ns) {
+                write!(f, " (± {})", Ns(error_ns))?;
+            }
+            let inside_ns = facts.times.inside_on_cpu_ns();
+            if inside_ns >= WORTH_REPORTING {
+                write!(f, " (and {} in spans inside it on other threads)", Ns(inside_ns))?;
+            }
+            write!(f, " + off-CPU {}", Within { ns: off_cpu_ns, error_ns })?;
+            in_brackets(f, &parts(Measure::OffCpu, facts))?;
+        }
+        write!(f, " + idle {}", Ns(idle_ns))?;
+        let mut parts = parts(Measure::Idle, facts);
+        let rest_ns = idle_ns.saturating_sub(facts.times.explained_idle_ns());
+        if !parts.is_empty() && rest_ns >= WORTH_REPORTING {
+            parts.push(format!("not explained {}", Ns(rest_ns)));
+        }
+        in_brackets(f, &parts)?;
+        if after_last_exit_ns >= WORTH_REPORTING.max(wall_ns / 10) {
+            write!(f, " ({} of it after its last exit)", Ns(after_last_exit_ns))?;
+        }
+        if other_spans_ns > 0 {
+            write!(f, " + other spans on its stack {}", Ns(other_spans_ns))?;
+        }
+        let all_ns: u64 = [on_cpu_ns, off_cpu_ns, idle_ns, other_spans_ns].iter().sum();
+        if all_ns > wall_ns + wall_ns / 10 + WORTH_REPORTING {
+            f.write_str(" (on several threads at once)")?;
+        }
+        f.write_str(if is_cpu_time_unknown { "; on-CPU unknown" } else { "" })
+    }
+}
+
+/// The parts of a measure, with their values.
+fn parts(of: Measure, facts: &Facts) -> Vec<String> {
+    let part = |part: Measure| {
+        let value = part.notable(facts)?;
+        Some(format!("{} {}", part.row().words, MeasuredValue(part, value)))
+    };
+    of.parts().filter_map(part).collect()
+}
+
+fn in_brackets(f: &mut fmt::Formatter<'_>, parts: &[String]) -> fmt::Result {
+    if parts.is_empty() { Ok(()) } else { write!(f, " ({})", parts.join(" + ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn split(times: &TimeBreakdown) -> String {
+        Split(&Facts { times: *times, ..Facts::default() }).to_string()
+    }
+
+    fn kept(times: TimeBreakdown) -> KeptSpan {
+        let mut span = KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 0);
+        span.facts.times = times;
+        span
+    }
+
+    #[test]
+    fn the_error_of_on_cpu_time_is_stated() {
+        let account =
+            TimeBreakdown { on_cpu_ns: 9_000, on_cpu_error_ns: 7_000, ..TimeBreakdown::default() };
+        assert!(split(&account).contains("on-CPU 9.00 µs (± 7.00 µs) +"));
+        // An error that is as large leaves nothing but a bound.
+        let account = TimeBreakdown { on_cpu_error_ns: 9_001, off_cpu_ns: 40_000, ..account };
+        assert!(
+            split(&account).contains("on-CPU at most 18.0 µs + off-CPU 40.0 µs +"),
+            "{}",
+            split(&account)
+        );
+        let account = TimeBreakdown { on_cpu_error_ns: 700, ..account };
+        assert!(split(&account).contains("on-CPU 9.00 µs +"));
+    }
+
+    #[test]
+    fn on_cpu_time_of_spans_on_other_threads_is_stated() {
+        let on_cpu_ns = 1_000_000;
+        let account = |more_ns| TimeBreakdown {
+            on_cpu_ns,
+            subtree_on_cpu_ns: on_cpu_ns + more_ns,
+            ..TimeBreakdown::default()
+        };
+        let text = split(&account(150_000_000));
+        assert!(text.contains("on-CPU 1.00 ms (and 150 ms in spans inside it on other threads) +"));
+        assert!(split(&account(999_999)).contains("on-CPU 1.00 ms +"));
+    }
+
+    #[test]
+    fn waits_are_compared_only_with_off_cpu_time_that_includes_them() {
+        let ms = Duration::from_millis;
+        let note = |inside_error_ns, spans: usize| {
+            let account = TimeBreakdown {
+                off_cpu_ns: 500_000_000,
+                subtree_on_cpu_error_ns: inside_error_ns,
+                ..TimeBreakdown::default()
+            };
+            let mut profile = Profile::new(crate::profile::ProfileId::for_test(1), 1);
+            let report = Kept {
+                spans: vec![kept(account); spans],
+                profile: None,
+                samples: 0,
+                top_function: None,
+                coverage: None,
+                waits: crate::profile::Waits { count: 2, total: ms(400), ..Default::default() },
+                awaits: Awaits::default(),
+                files: Vec::new(),
+            };
+            describe_waits(&mut profile, &report);
+            profile.notes.remove(0)
+        };
+        assert_eq!(note(0, 1), "2 waits seen: 400 ms of 500 ms off-CPU");
+        assert_eq!([note(1, 1), note(0, 2)], ["2 waits seen: 400 ms"; 2]);
+    }
+
+    #[test]
+    fn a_field_with_the_name_of_an_attribute_is_left_out() {
+        let mut span = KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 0);
+        span.facts.fields = vec![("profile.reason", "x".into()), ("method", "GET".into())];
+        let attributes = attributes(&span, &Losses::default());
+        let keys: Vec<_> = attributes.iter().map(|attribute| attribute.key).collect();
+        let distinct: BTreeSet<_> = keys.iter().collect();
+        assert!(distinct.len() == keys.len() && keys.contains(&"method"), "{keys:?}");
+    }
+
+    #[test]
+    fn on_cpu_time_without_samples_is_stated() {
+        let none = Losses::default();
+        let text = |weight_ns, losses| coverage(weight_ns, Some(264_000_000), 0, losses);
+        assert_eq!(
+            text(84_700_000, &none),
+            "84.7 ms of 264 ms on-CPU (32 %); no sample lost, and none was taken in the other 179 ms"
+        );
+        assert_eq!(text(250_000_000, &none), "250 ms of 264 ms on-CPU (95 %); nothing lost");
+        assert_eq!(text(300_000_000, &none), "300 ms of 264 ms on-CPU; nothing lost");
+        // Too little for a sample.
+        let mostly_waiting = coverage(0, Some(301_000), 0, &none);
+        assert_eq!(mostly_waiting, "0 ns of 301 µs on-CPU (0 %); nothing lost");
+        assert_eq!(coverage(84_700_000, None, 0, &none), "84.7 ms on-CPU; nothing lost");
+        let downsampled = Losses { downsampled: 3, ..none };
+        assert_eq!(
+            text(84_700_000, &downsampled),
+            "84.7 ms of 264 ms on-CPU (32 %); 3 samples downsampled"
+        );
+        let young = coverage(250_000_000, Some(264_000_000), 12_500_000, &none);
+        let expected = "250 ms of 264 ms on-CPU (95 %); 12.5 ms of it not sampled; nothing lost";
+        assert_eq!(young, expected);
+    }
+
+    #[test]
+    fn idle_time_is_split_if_a_part_of_it_is_explained() {
+        let text = |await_ms: u64, delay_ms: u64| {
+            let account = TimeBreakdown {
+                wall_ns: 1_210_000_000,
+                idle_ns: 1_200_000_000,
+                await_ns: await_ms * 1_000_000,
+                delay_ns: delay_ms * 1_000_000,
+                ..TimeBreakdown::default()
+            };
+            let text = split(&account);
+            text.split(" + idle ").nth(1).unwrap().to_owned()
+        };
+        assert_eq!(text(0, 0), "1.20 s");
+        assert_eq!(text(1_180, 20), "1.20 s (await 1.18 s + scheduling delay 20.0 ms)");
+        assert_eq!(text(1_200, 0), "1.20 s (await 1.20 s)");
+        assert_eq!(
+            text(1_000, 20),
+            "1.20 s (await 1.00 s + scheduling delay 20.0 ms + not explained 180 ms)"
+        );
+        let account = TimeBreakdown { idle_ns: 9, await_ns: 7, ..TimeBreakdown::default() };
+        let attributes = attributes(&kept(account), &Losses::default());
+        let value = |key| attributes.iter().find(|one| one.key == key).map(|one| &one.value);
+        assert_eq!(value("profile.await_ns"), Some(&Value::Int(7)));
+        assert_eq!(value("profile.scheduling_delay_ns"), None);
+    }
+
+    #[test]
+    fn time_in_other_spans_on_the_stack_is_a_part_of_its_own() {
+        let account = TimeBreakdown {
+            wall_ns: 601_000_000,
+            on_cpu_ns: 50_000_000,
+            idle_ns: 1_000_000,
+            other_spans_ns: 550_000_000,
+            ..TimeBreakdown::default()
+        };
+        let on_cpu = "on-CPU 50.0 ms + off-CPU 0 ns";
+        let rest = "idle 1.00 ms + other spans on its stack 550 ms";
+        assert_eq!(split(&account), format!("wall 601 ms = {on_cpu} + {rest}"));
+        let unknown = split(&account.without_cpu_time());
+        assert_eq!(unknown, format!("wall 601 ms = busy 50.0 ms + {rest}; on-CPU unknown"));
+        let attributes = attributes(&kept(account), &Losses::default());
+        let other = attributes.iter().find(|one| one.key == "profile.other_spans_ns").unwrap();
+        assert_eq!(other.value, Value::Int(550_000_000));
+    }
+
+    #[test]
+    fn a_note_says_what_was_awaited_in_all_spans() {
+        let ms = Duration::from_millis;
+        let note = |awaits: &Awaits| {
+            let mut profile = Profile::new(crate::profile::ProfileId::for_test(1), 1);
+            describe_awaits(&mut profile, awaits);
+            profile.notes.pop()
+        };
+        assert_eq!(note(&Awaits::default()), None);
+        let awaits = Awaits::for_test(ms(1_180), ms(1_180));
+        let place = "shop::fetch (src/upstream.rs:41) at tokio::time::sleep";
+        assert_eq!(note(&awaits), Some(format!("awaits of all spans: 1.18 s in {place}")));
+        let mut awaits = Awaits { delay: ms(20), ..Awaits::for_test(ms(1_180), ms(300)) };
+        let part = format!("awaits of all spans: 1.18 s, of which 300 ms in {place}");
+        assert_eq!(note(&awaits), Some(format!("{part}, 20.0 ms scheduling delay")));
+        awaits.delayed_by = Some("report".to_owned());
+        let part = format!("{part}, 20.0 ms scheduling delay behind `report`");
+        assert_eq!(note(&awaits), Some(part));
+        (awaits.longest, awaits.delay) = (None, Duration::ZERO);
+        assert_eq!(note(&awaits), Some("awaits of all spans: 1.18 s of awaits".to_owned()));
+        let delay = Awaits { delay: ms(20), ..Awaits::default() };
+        assert_eq!(note(&delay), Some("awaits of all spans: 20.0 ms scheduling delay".to_owned()));
+    }
+
+    #[test]
+    fn unknown_cpu_time_is_neither_zero_nor_all() {
+        let account =
+            TimeBreakdown { wall_ns: 400_000_000, idle_ns: 1_000, ..TimeBreakdown::default() };
+        let account = TimeBreakdown { on_cpu_ns: 400_000_000, ..account }.without_cpu_time();
+        let text = "wall 400 ms = busy 400 ms + idle 1.00 µs; on-CPU unknown";
+        assert_eq!(split(&account), text);
+    }
+
+    #[test]
+    fn a_warning_says_what_to_do_about_cut_stacks() {
+        let line = |cut, samples| cut_stacks(&Losses { cut, ..Losses::default() }, samples, 32_768);
+        assert_eq!([line(0, 400), line(200, 400), line(9, 9)], [const { None }; 3]);
+        let event = line(201, 400).unwrap();
+        assert_eq!((event.count, event.limit), (Some(201), Some(32_768)));
+        let text = event.message;
+        assert!(text.starts_with("201 of 400 stacks were longer than the 32768 bytes"), "{text}");
+        assert!(text.contains("TRACING_PROFILING_STACK_BYTES"), "{text}");
+    }
+
+    #[test]
+    fn losses_are_named_one_by_one() {
+        assert_eq!(losses_in_words(&Losses::default()), "nothing lost");
+        let losses = Losses { lost: 3, cut: 2, ..Losses::default() };
+        assert_eq!(
+            losses_in_words(&losses),
+            "3 stacks dropped for lack of memory, 2 stacks cut short"
+        );
+    }
+}

@@ -1,0 +1,84 @@
+//! Sums of samples by stack.
+
+use std::collections::BTreeMap;
+
+use super::stack::{Stack, StackEntry, Waited};
+use super::stack_tree::{StackTree, StoredStack};
+
+/// What samples sum up to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Total {
+    pub(crate) weight: u64,
+    pub(crate) count: u64,
+}
+
+impl Total {
+    pub(crate) fn add(&mut self, more: Self) {
+        self.weight = self.weight.saturating_add(more.weight);
+        self.count = self.count.saturating_add(more.count);
+    }
+}
+
+/// The totals of samples by stack, in bounded memory.
+#[derive(Debug)]
+pub(crate) struct Aggregate {
+    pub(crate) stacks: StackTree<StackEntry>,
+    totals: BTreeMap<StoredStack, Total>,
+    /// Stacks beyond that share one.
+    most_bytes: usize,
+}
+
+impl Aggregate {
+    pub(crate) fn new(most_bytes: usize) -> Self {
+        Self { stacks: StackTree::default(), totals: BTreeMap::new(), most_bytes }
+    }
+
+    /// Adds samples of a stack. Returns as which it is stored.
+    pub(crate) fn add(
+        &mut self,
+        stack: impl DoubleEndedIterator<Item = StackEntry> + Clone,
+        more: Total,
+    ) -> StoredStack {
+        let left = self.most_bytes.saturating_sub(self.bytes());
+        let stack = self.stacks.add_within(stack, left).unwrap_or_else(|| {
+            let waited = Some(Waited::OtherStacks);
+            self.stacks.add(Stack { waited, ..Stack::new() }.entries())
+        });
+        self.totals.entry(stack).or_default().add(more);
+        stack
+    }
+
+    pub(crate) fn totals(&self) -> impl Iterator<Item = (StoredStack, Total)> {
+        self.totals.iter().map(|(stack, total)| (*stack, *total))
+    }
+
+    fn bytes(&self) -> usize {
+        self.stacks.bytes() + self.totals.len() * size_of::<(StoredStack, Total)>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::unwind::ModuleAddress;
+
+    #[test]
+    fn stacks_beyond_the_limit_share_one() {
+        const MOST_BYTES: usize = 1 << 20;
+        let mut aggregate = Aggregate::new(MOST_BYTES);
+        let deep = |number| {
+            let frames = (0..256_u64).map(|frame| ModuleAddress::new(None, number << 32 | frame));
+            Stack { frames: frames.collect(), ..Stack::new() }
+        };
+        for number in 0..1_000_u64 {
+            aggregate.add(deep(number).entries(), Total { weight: 3, count: 1 });
+        }
+        assert!(aggregate.bytes() <= MOST_BYTES + 1_024);
+        let (others, _) = aggregate.totals().last().unwrap();
+        let mut others = aggregate.stacks.frames(others);
+        assert_eq!(others.next(), Some(StackEntry::Waited(Waited::OtherStacks)));
+        let mut all = Total::default();
+        aggregate.totals().for_each(|(_, total)| all.add(total));
+        assert_eq!(all, Total { weight: 3_000, count: 1_000 });
+    }
+}

@@ -1,0 +1,154 @@
+//! The live heap: by which code the blocks in use were allocated, and what has grown.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::aggregate::{Aggregate, Total};
+use super::stack::{Stack, StackEntry};
+use super::stack_tree::{StackTree, StoredStack};
+use crate::inbox::HeapUse;
+use crate::profile::SampleKind;
+use crate::stats::Counters;
+use crate::sys;
+
+/// The memory for stacks.
+const MOST_BYTES: usize = 16 << 20;
+
+/// All sampled allocations of the process, by stack, and the sampled blocks in use.
+#[derive(Debug)]
+pub(crate) struct Heap {
+    /// All that each stack has allocated: bytes, and the number of blocks.
+    allocated: Aggregate,
+    /// By place. A later block of a place replaces the one before, which has been freed.
+    blocks: HashMap<u32, HeapBlock>,
+    /// What was in use at the last look.
+    seen: HashMap<StoredStack, Total>,
+    /// What is seen once the last answer is found to have been taken.
+    answered: Option<(HashMap<StoredStack, Total>, Arc<AtomicBool>)>,
+}
+
+#[derive(Debug)]
+struct HeapBlock {
+    uses: u32,
+    stack: StoredStack,
+    total: Total,
+}
+
+impl Default for Heap {
+    fn default() -> Self {
+        let (allocated, answered) = (Aggregate::new(MOST_BYTES), None);
+        Self { allocated, blocks: HashMap::new(), seen: HashMap::new(), answered }
+    }
+}
+
+/// What a request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HeapPart {
+    /// All that was allocated, and what of it is in use.
+    All,
+    /// What is in use and was not at the last request of this kind.
+    Growth,
+}
+
+impl Heap {
+    /// Adds what a sample represents.
+    pub(crate) fn add(&mut self, heap: HeapUse, stack: &Stack, total: Total, counters: &Counters) {
+        let counters = &counters.allocations;
+        if heap == HeapUse::None {
+            return;
+        }
+        let stack = self.allocated.add(stack.entries(), total);
+        match heap {
+            HeapUse::Tracked(block) => {
+                let new = HeapBlock { uses: block.uses, stack, total };
+                self.blocks.insert(block.place, new);
+                Counters::add(&counters.tracked, 1);
+            }
+            _ => Counters::add(&counters.dropped_not_tracked, 1),
+        }
+    }
+
+    pub(crate) fn stacks(&self) -> &StackTree<StackEntry> {
+        &self.allocated.stacks
+    }
+
+    /// What of each stack is in use.
+    fn in_use(&mut self) -> HashMap<StoredStack, Total> {
+        let mut in_use: HashMap<_, Total> = HashMap::new();
+        self.blocks.retain(|place, block| {
+            let is_in_use = sys::is_in_use(sys::TrackedBlock { place: *place, uses: block.uses });
+            if is_in_use {
+                in_use.entry(block.stack).or_default().add(block.total);
+            }
+            is_in_use
+        });
+        in_use
+    }
+
+    /// What a profile shows of each stack. The caller sets `is_taken` once it has the answer.
+    pub(crate) fn weights(
+        &mut self,
+        part: HeapPart,
+        is_taken: &Arc<AtomicBool>,
+    ) -> Vec<(StoredStack, Vec<(SampleKind, u64)>)> {
+        let answered = self.answered.take_if(|_| part == HeapPart::Growth);
+        if let Some((seen, was_taken)) = answered
+            && was_taken.load(Ordering::Relaxed)
+        {
+            self.seen = seen;
+        }
+        let in_use = self.in_use();
+        if part == HeapPart::Growth {
+            self.answered = Some((in_use.clone(), Arc::clone(is_taken)));
+        }
+        let weights = |(stack, allocated): (StoredStack, Total)| {
+            let of_stack =
+                |of: &HashMap<StoredStack, Total>| of.get(&stack).copied().unwrap_or_default();
+            let (now, none) = (of_stack(&in_use), Total::default());
+            let (allocated, seen) = match part {
+                HeapPart::All => (allocated, none),
+                HeapPart::Growth => (none, of_stack(&self.seen)),
+            };
+            let weights = [
+                (SampleKind::AllocatedBytes, allocated.weight),
+                (SampleKind::Allocations, allocated.count),
+                (SampleKind::InUseBytes, now.weight.saturating_sub(seen.weight)),
+                (SampleKind::InUseBlocks, now.count.saturating_sub(seen.count)),
+            ];
+            (stack, weights.into_iter().filter(|(_, weight)| *weight > 0).collect::<Vec<_>>())
+        };
+        let weights = self.allocated.totals().map(weights);
+        weights.filter(|(_, weights)| !weights.is_empty()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::unwind::ModuleAddress;
+
+    fn stack(address: u64) -> Stack {
+        Stack { frames: vec![ModuleAddress::new(None, address)], ..Stack::new() }
+    }
+
+    #[test]
+    fn allocations_add_up_by_stack() {
+        let (mut heap, counters) = (Heap::default(), Counters::default());
+        let mut add = |use_of, address, weight| {
+            heap.add(use_of, &stack(address), Total { weight, count: 2 }, &counters);
+        };
+        for (address, bytes) in [(1, 10), (2, 20), (1, 30)] {
+            add(HeapUse::NotTracked, address, bytes);
+        }
+        add(HeapUse::None, 1, 7);
+        let taken = Arc::default();
+        let weights = heap.weights(HeapPart::All, &taken);
+        let weights: Vec<_> = weights.into_iter().flat_map(|(_, weights)| weights).collect();
+        let (bytes, count) = (SampleKind::AllocatedBytes, SampleKind::Allocations);
+        assert_eq!(weights, [(bytes, 40), (count, 4), (bytes, 20), (count, 2)]);
+        assert_eq!(counters.snapshot().allocations.dropped_not_tracked, 3);
+        let grown = heap.weights(HeapPart::Growth, &taken);
+        assert!(grown.is_empty(), "nothing is known to be in use");
+    }
+}

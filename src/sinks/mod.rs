@@ -1,0 +1,113 @@
+//! Who wants samples: the store, until the verdict on their spans, and the table of the live heap.
+
+mod aggregate;
+mod heap;
+mod losses;
+mod span_samples;
+mod stack;
+mod stack_tree;
+mod store;
+
+pub(crate) use aggregate::Total;
+pub(crate) use heap::{Heap, HeapPart};
+pub(crate) use losses::Losses;
+pub(crate) use span_samples::{Added, Lost, NewSample, SHORTEST_WAIT, SpanSamples, StoredSample};
+pub(crate) use stack::{Stack, StackEntry, Waited};
+use stack_tree::StackTree;
+pub(crate) use store::Store;
+
+use crate::inbox::HeapUse;
+use crate::span::SpanKey;
+use crate::stats::Counters;
+
+/// Those that want samples.
+#[derive(Debug)]
+pub(crate) struct Sinks {
+    /// The samples in spans, until the verdict on them.
+    pub(crate) store: Store,
+    pub(crate) heap: Heap,
+}
+
+/// By whom a sample is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct WantedBy {
+    span: Option<SpanKey>,
+    heap: HeapUse,
+}
+
+impl WantedBy {
+    /// The store wants all that is in a span.
+    pub(crate) fn span(span: SpanKey) -> Self {
+        Self { span: Some(span), heap: HeapUse::None }
+    }
+
+    /// `None` if no one wants a sample in this span, if it is in one. It need not be unwound then.
+    pub(crate) fn new(span: Option<SpanKey>, heap: HeapUse) -> Option<Self> {
+        (span.is_some() || heap != HeapUse::None).then_some(Self { span, heap })
+    }
+}
+
+impl Sinks {
+    /// Adds a sample to those that want it. Returns what the store made of it, if it is one of them.
+    pub(crate) fn add(
+        &mut self,
+        wanted: WantedBy,
+        sample: NewSample<'_>,
+        round: u64,
+    ) -> Option<Added> {
+        wanted.span.map(|span| self.store.add(span, sample, round))
+    }
+
+    /// Adds to what the profile of the sample's span lacks.
+    pub(crate) fn note(&mut self, wanted: WantedBy, note: impl FnOnce(&mut Losses)) {
+        _ = wanted.span.map(|span| self.store.note(span, |pending| note(&mut pending.losses)));
+    }
+
+    /// Adds an allocation to the heap, if that wants it: once with all that it represents.
+    pub(crate) fn add_allocated(
+        &mut self,
+        wanted: WantedBy,
+        (stack, total): (&Stack, Total),
+        counters: &Counters,
+    ) {
+        self.heap.add(wanted.heap, stack, total, counters);
+    }
+
+    /// What the stacks consist of that they hold.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = StackEntry> {
+        let stored = [&self.store.tables.stacks, self.heap.stacks()].into_iter();
+        stored.flat_map(StackTree::all_frames)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::SampleKind;
+    use crate::sys::TrackedBlock;
+
+    const SPAN: SpanKey = SpanKey::new(5).unwrap();
+
+    #[test]
+    fn a_sample_goes_to_those_that_want_it() {
+        let tracked = HeapUse::Tracked(TrackedBlock { place: 1, uses: 1 });
+        let counters = Counters::default();
+        let stack = Stack { waited: Some(Waited::Unknown), ..Stack::new() };
+        let added = |span, heap| {
+            let store = Store::new(1 << 20, 100, 100);
+            let mut sinks = Sinks { store, heap: Heap::default() };
+            let wanted = WantedBy::new(span, heap)?;
+            let kind = SampleKind::AllocatedBytes;
+            let sample = NewSample { kind, time_ns: 1, weight: 7, thread: None, stack: &stack };
+            let added = sinks.add(wanted, sample, 0);
+            sinks.add_allocated(wanted, (&stack, Total { weight: 7, count: 1 }), &counters);
+            let of_span = sinks.store.get(SPAN).map_or(0, |span| span.samples(kind).len());
+            Some((added, of_span, sinks.heap.stacks().len()))
+        };
+        assert_eq!(added(Some(SPAN), HeapUse::None), Some((Some(Added::Kept), 1, 0)));
+        assert_eq!(added(Some(SPAN), tracked), Some((Some(Added::Kept), 1, 1)));
+        assert_eq!(added(None, tracked), Some((None, 0, 1)));
+        assert_eq!(added(None, HeapUse::NotTracked), Some((None, 0, 1)));
+        assert_eq!(added(None, HeapUse::None), None, "not wanted");
+    }
+}

@@ -1,0 +1,294 @@
+//! What one span has until its verdict.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use super::losses::Losses;
+use super::stack::{Stack, StackEntry};
+use super::stack_tree::{StackTree, StoredStack};
+use crate::profile::{Downsampling, SampleKind};
+use crate::span::{SampleCounts, SpanInfo, TraceIds};
+use crate::sys::OsThread;
+
+/// Waits shorter than this are not captured.
+pub(crate) const SHORTEST_WAIT: Duration = Duration::from_millis(5);
+
+/// A sample for a span: of a running thread, a wait of a thread, an await of its future, or what it allocated.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NewSample<'a> {
+    pub(crate) kind: SampleKind,
+    /// When it was taken, or began: `CLOCK_MONOTONIC_RAW` in nanoseconds.
+    pub(crate) time_ns: u64,
+    /// What it represents, in the unit of its kind.
+    pub(crate) weight: u64,
+    pub(crate) thread: Option<OsThread>,
+    pub(crate) stack: &'a Stack,
+}
+
+/// The same, of a span that is still open, or whose root is: 24 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StoredSample {
+    pub(crate) time_ns: u64,
+    pub(crate) weight: u64,
+    pub(crate) stack: StoredStack,
+    /// Its thread's number.
+    pub(crate) thread: u32,
+}
+
+/// What samples refer to, with how many do so.
+#[derive(Debug, Default)]
+pub(crate) struct SampleTables {
+    pub(crate) stacks: StackTree<StackEntry>,
+    /// By number, each with how many samples have it.
+    threads: Vec<(Option<OsThread>, u32)>,
+    thread_numbers: HashMap<OsThread, u32>,
+    free_threads: Vec<u32>,
+}
+
+/// The memory of a thread in the list and in the map.
+const BYTES_A_THREAD: usize = 4 * size_of::<(OsThread, u32)>();
+
+impl SampleTables {
+    /// Adds what a new sample refers to, if it takes no more memory than that.
+    pub(crate) fn add(
+        &mut self,
+        NewSample { time_ns, weight, thread, stack, .. }: NewSample<'_>,
+        most_bytes: usize,
+    ) -> Option<StoredSample> {
+        let is_new = thread.is_some_and(|thread| !self.thread_numbers.contains_key(&thread));
+        let most_bytes = most_bytes.checked_sub(if is_new { BYTES_A_THREAD } else { 0 })?;
+        let stack = self.stacks.add_within(stack.entries(), most_bytes)?;
+        let thread = thread.map_or(u32::MAX, |thread| self.add_thread(thread));
+        Some(StoredSample { time_ns, weight, stack, thread })
+    }
+
+    fn add_thread(&mut self, thread: OsThread) -> u32 {
+        let number = self.thread_numbers.get(&thread).copied().unwrap_or_else(|| {
+            let number = self.free_threads.pop();
+            let number = number.unwrap_or(u32::try_from(self.threads.len()).unwrap_or(u32::MAX));
+            self.thread_numbers.insert(thread, number);
+            match self.threads.get_mut(number as usize) {
+                Some(free) => *free = (Some(thread), 0),
+                None => self.threads.push((Some(thread), 0)),
+            }
+            number
+        });
+        if let Some((_, uses)) = self.threads.get_mut(number as usize) {
+            *uses += 1;
+        }
+        number
+    }
+
+    pub(crate) fn remove(&mut self, sample: &StoredSample) {
+        self.stacks.remove(sample.stack);
+        if let Some((thread, uses)) = self.threads.get_mut(sample.thread as usize) {
+            *uses -= 1;
+            if *uses == 0
+                && let Some(thread) = thread.take()
+            {
+                self.thread_numbers.remove(&thread);
+                self.free_threads.push(sample.thread);
+            }
+        }
+        if self.thread_numbers.is_empty() {
+            (self.threads, self.free_threads) = (Vec::new(), Vec::new());
+        }
+    }
+
+    pub(crate) fn thread(&self, sample: &StoredSample) -> Option<OsThread> {
+        self.threads.get(sample.thread as usize)?.0
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.stacks.bytes() + self.thread_numbers.len() * BYTES_A_THREAD
+    }
+}
+
+/// What happened to an added sample.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Added {
+    Kept,
+    /// The sample was merged into others, or others into it.
+    Downsampled(u64),
+    /// Out of memory, or too many of a kind that is not downsampled: only its weight is kept.
+    Lost,
+    /// Too many spans: if it is CPU time, that goes to the root of its span.
+    Refused,
+}
+
+/// The samples of one span.
+#[derive(Debug, Default)]
+pub(crate) struct SpanSamples {
+    pub(crate) known: Option<SpanInfo>,
+    /// The ids under which the span is exported; known once it has closed.
+    pub(crate) ids: Option<TraceIds>,
+    /// When it closed: `CLOCK_MONOTONIC_RAW` in nanoseconds.
+    pub(crate) closed_ns: Option<u64>,
+    pub(crate) kinds: HashMap<SampleKind, OfKind>,
+    /// What its profile lacks, apart from what its samples and their stacks show.
+    pub(crate) losses: Losses,
+    /// The time of the last sample.
+    pub(crate) last_ns: u64,
+    /// The round in which the span was first seen.
+    pub(crate) first_round: u64,
+    pub(crate) state: PendingState,
+}
+
+/// For what a span is pending.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum PendingState {
+    #[default]
+    Open,
+    /// The span has closed, and is here only for the spans around it.
+    Closed,
+    /// It has closed, and a profile has its samples.
+    Exported,
+}
+
+/// The samples of a span that are of one kind.
+#[derive(Debug, Default)]
+pub(crate) struct OfKind {
+    pub(crate) samples: Vec<StoredSample>,
+    pub(crate) downsampling: Downsampling,
+    /// How many were merged into others.
+    pub(crate) downsampled: u64,
+    /// Those without memory that a profile shows all the same.
+    pub(crate) lost: Lost,
+}
+
+/// Samples of which only the weight is left.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Lost {
+    pub(crate) count: u64,
+    pub(crate) weight: u64,
+}
+
+impl std::ops::AddAssign for Lost {
+    fn add_assign(&mut self, Self { count, weight }: Self) {
+        self.count += count;
+        self.weight = self.weight.saturating_add(weight);
+    }
+}
+
+/// The approximate memory of a span without its samples, and of a kind of samples without them.
+pub(crate) const BYTES_A_SPAN: usize = size_of::<SpanSamples>() + 64;
+const BYTES_A_KIND: usize = 2 * size_of::<OfKind>();
+
+impl SpanSamples {
+    pub(crate) fn new(round: u64) -> Self {
+        Self { first_round: round, ..Self::default() }
+    }
+
+    /// The samples of a kind. Adds the memory of what is new to `bytes`.
+    pub(crate) fn of_kind(&mut self, kind: SampleKind, bytes: &mut usize) -> &mut OfKind {
+        self.kinds.entry(kind).or_insert_with(|| {
+            *bytes += BYTES_A_KIND;
+            OfKind::default()
+        })
+    }
+
+    pub(crate) fn samples(&self, kind: SampleKind) -> &[StoredSample] {
+        self.kinds.get(&kind).map_or(&[], |of_kind| &of_kind.samples)
+    }
+
+    pub(crate) fn lost(&self, kind: SampleKind) -> Lost {
+        self.kinds.get(&kind).map(|of_kind| of_kind.lost).unwrap_or_default()
+    }
+
+    /// The number of samples of the span, including those that were downsampled. Those of running threads, also including
+    /// those that were lost.
+    pub(crate) fn count(&self) -> SampleCounts {
+        let mut counts = SampleCounts::default();
+        for (kind, of_kind) in &self.kinds {
+            let count = of_kind.samples.len() as u64 + of_kind.downsampled;
+            match kind {
+                SampleKind::OnCpu => counts.on_cpu += count + of_kind.lost.count,
+                SampleKind::OffCpu => counts.waits += count,
+                SampleKind::Await | SampleKind::Delay => counts.awaits += count,
+                SampleKind::AllocatedBytes => counts.allocations += count,
+                _ => {}
+            }
+        }
+        counts
+    }
+
+    /// Whether a profile would show nothing of the span.
+    pub(crate) fn is_empty(&self) -> bool {
+        let is_empty = |of_kind: &OfKind| of_kind.samples.is_empty() && of_kind.lost.count == 0;
+        self.losses.ring_full == 0 && self.kinds.values().all(is_empty)
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        let bytes = |of_kind: &OfKind| BYTES_A_KIND + size_of_val(of_kind.samples.as_slice());
+        BYTES_A_SPAN + self.kinds.values().map(bytes).sum::<usize>()
+    }
+
+    /// Its samples are about to be dropped.
+    pub(crate) fn release(&self, tables: &mut SampleTables) {
+        let samples = self.kinds.values().flat_map(|of_kind| &of_kind.samples);
+        samples.for_each(|sample| tables.remove(sample));
+    }
+}
+
+impl OfKind {
+    /// Only the weight of these samples stays, if a profile shows it: awaits are idle time in any case.
+    pub(crate) fn lose(&mut self, kind: SampleKind, lost: Lost) {
+        if !matches!(kind, SampleKind::Await | SampleKind::Delay) {
+            self.lost += lost;
+        }
+    }
+
+    /// The weight of a sample that is to be stored, if there is room for it.
+    pub(crate) fn admit(
+        &mut self,
+        kind: SampleKind,
+        weight: u64,
+        most: usize,
+    ) -> Result<u64, Added> {
+        let Some(weight) = self.downsampling.take(weight, false) else {
+            self.downsampled += 1;
+            return Err(Added::Downsampled(1));
+        };
+        // A wait that represented others would be taken for a long one.
+        if kind != SampleKind::OnCpu && self.samples.len() >= most {
+            self.lose(kind, Lost { count: 1, weight });
+            return Err(Added::Lost);
+        }
+        Ok(weight)
+    }
+
+    /// Stores a sample, and keeps at most that many. Adds its memory to `bytes`.
+    pub(crate) fn push(
+        &mut self,
+        sample: StoredSample,
+        most: usize,
+        tables: &mut SampleTables,
+        bytes: &mut usize,
+    ) -> Added {
+        self.samples.push(sample);
+        *bytes += size_of::<StoredSample>();
+        let before = self.samples.len();
+        if before <= most {
+            return Added::Kept;
+        }
+        // Each pair becomes one with the weight of both.
+        let mut pairs = Downsampling::new(2);
+        self.samples.retain_mut(|sample| {
+            let taken = pairs.take(sample.weight, false);
+            match taken {
+                Some(weight) => sample.weight = weight,
+                None => tables.remove(sample),
+            }
+            taken.is_some()
+        });
+        let Downsampling { every, skipped, skipped_weight } = &mut self.downsampling;
+        // The last one waits for its pair.
+        *skipped += pairs.skipped * *every;
+        *skipped_weight = skipped_weight.saturating_add(pairs.skipped_weight);
+        *every = every.saturating_mul(2);
+        let downsampled = before - self.samples.len();
+        *bytes -= downsampled * size_of::<StoredSample>();
+        self.downsampled += downsampled as u64;
+        Added::Downsampled(downsampled as u64)
+    }
+}

@@ -1,0 +1,92 @@
+//! The stack of a thread at one moment.
+
+use crate::sys::Call;
+use crate::unwind::{ModuleAddress, UnwindEnd};
+
+/// An unwound stack, innermost frame first.
+#[derive(Clone, Debug)]
+pub(crate) struct Stack {
+    pub(crate) frames: Vec<ModuleAddress>,
+    pub(crate) end: UnwindEnd,
+    /// The stack of another leaf that the future may have awaited, if there is one.
+    pub(crate) other: Vec<ModuleAddress>,
+    /// The first frame that is inferred rather than certain.
+    pub(crate) inferred_from: Option<usize>,
+    /// What the thread was blocked in, if it was blocked.
+    pub(crate) waited: Option<Waited>,
+    /// The span grew old during this wait, whose time may therefore include shorter waits before it.
+    pub(crate) holds_others: bool,
+}
+
+/// What a thread was blocked in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Waited {
+    In(Call),
+    /// The system does not allow us to read it.
+    Unknown,
+    /// Not a thread, but a future that was woken and not polled.
+    Scheduling,
+    /// The same, with the plan of the span that was on the thread.
+    SchedulingBehind(u64),
+    /// A future that is not observed.
+    NotObserved,
+    /// A future, of whose stack there is no copy.
+    NotCopied,
+    /// An allocation, of whose stack there is no copy.
+    AllocationNotCopied,
+    /// Not one stack, but those for which there is no memory.
+    OtherStacks,
+}
+
+/// A part of a stack as it is stored: 16 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum StackEntry {
+    Waited(Waited),
+    Code(ModuleAddress),
+    /// The same, inferred rather than certain.
+    Inferred(ModuleAddress),
+    /// How it ended, unless that is [`UnwindEnd::Root`].
+    End(UnwindEnd),
+    /// What follows is the stack of another leaf.
+    OtherLeaf,
+    HoldsOthers,
+}
+
+impl StackEntry {
+    pub(crate) fn code(self) -> Option<ModuleAddress> {
+        match self {
+            Self::Code(address) | Self::Inferred(address) => Some(address),
+            _ => None,
+        }
+    }
+}
+
+impl Stack {
+    /// An empty stack.
+    pub(crate) fn new() -> Self {
+        Self {
+            frames: Vec::new(),
+            other: Vec::new(),
+            end: UnwindEnd::Root,
+            inferred_from: None,
+            waited: None,
+            holds_others: false,
+        }
+    }
+
+    /// All of it, the innermost first.
+    pub(crate) fn entries(&self) -> impl DoubleEndedIterator<Item = StackEntry> + Clone {
+        let inferred_from = self.inferred_from.unwrap_or(usize::MAX).min(self.frames.len());
+        let (certain, inferred) = self.frames.split_at(inferred_from);
+        let end = (self.end != UnwindEnd::Root).then_some(StackEntry::End(self.end));
+        let or = (!self.other.is_empty()).then_some(StackEntry::OtherLeaf);
+        let waited = self.waited.map(StackEntry::Waited).into_iter();
+        waited
+            .chain(certain.iter().copied().map(StackEntry::Code))
+            .chain(inferred.iter().copied().map(StackEntry::Inferred))
+            .chain(end)
+            .chain(or)
+            .chain(self.other.iter().copied().map(StackEntry::Code))
+            .chain(self.holds_others.then_some(StackEntry::HoldsOthers))
+    }
+}

@@ -1,0 +1,182 @@
+//! Builds the engine, the collector and the publisher. Each is given what it needs of the others here.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam::channel;
+use parking_lot::Mutex;
+
+use crate::allocations::AllocationSettings;
+use crate::collect::{Collector, Logged, ProfileOutput};
+use crate::engine::{Commands, CopiedSamples, Engine, Gate, RunningSource, spawn};
+use crate::error::Error;
+use crate::intake::{Intake, IntakeSettings};
+use crate::keep::{Callsites, ProfileAdmission};
+use crate::log::{LogEvent, LogKind};
+use crate::otel::{OtelSettings, UnreachedSpans};
+use crate::publish::{PublishSettings, PublishState, PublisherParts, Reporter};
+use crate::redact::Redaction;
+use crate::sampler::{Sampler, SourceSettings};
+use crate::sinks::{Heap, Sinks, Store};
+use crate::span::Spans;
+use crate::stats::Counters;
+use crate::sys::{Owning, Poller};
+use crate::threads::{Pace, ShedLimits, ThreadSettings, Threads};
+use crate::watch::Watchdog;
+
+/// Limits on memory, CPU time and sizes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    pub(crate) memory_bytes: usize,
+    pub(crate) samples_per_profile: usize,
+    pub(crate) pending_spans: usize,
+    /// For profiles that have not been exported yet.
+    pub(crate) export_bytes: usize,
+    /// The share of one core that reading samples may take.
+    pub(crate) cpu_percent: Option<u32>,
+    pub(crate) frames_per_stack: usize,
+    /// How many bytes of a stack are copied.
+    pub(crate) stack_bytes: usize,
+    /// For the copied stacks of pending futures.
+    pub(crate) await_bytes: usize,
+    /// Between two samples of allocations in the mean; 0 for none.
+    pub(crate) alloc_sample_bytes: u64,
+    pub(crate) tracks_heap: bool,
+    pub(crate) shed: ShedLimits,
+    pub(crate) pace: Pace,
+}
+
+/// Everything that a layer is made of.
+pub(crate) struct Parts {
+    pub(crate) spans: Spans,
+    pub(crate) callsites: Callsites,
+    pub(crate) admission: ProfileAdmission,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) source: Sampler,
+    pub(crate) poller: Poller,
+    pub(crate) limits: Limits,
+    /// Belongs to this engine only.
+    pub(crate) gate: &'static Gate,
+    pub(crate) unreached: Arc<UnreachedSpans>,
+    pub(crate) source_settings: SourceSettings,
+    pub(crate) publishing: PublishSettings,
+    /// What is wrong with the settings.
+    pub(crate) warnings: Vec<LogEvent>,
+    pub(crate) otel: OtelSettings,
+    pub(crate) redaction: Redaction,
+}
+
+/// How long the collector's thread may take to begin on a busy machine.
+const LONGEST_START: Duration = Duration::from_secs(1);
+
+/// Builds all of it and starts the threads.
+///
+/// # Errors
+///
+/// If the system refuses to create a thread.
+pub(crate) fn start(parts: Parts) -> Result<Arc<Engine>, Error> {
+    let (engine, collector, publisher) = build(parts);
+    publisher.start().map_err(Error::thread)?;
+    let (begins, has_begun) = channel::bounded::<()>(0);
+    spawn("profiling-drain", move || collector.run(begins))?;
+    // The layer's files are open when this returns.
+    _ = has_begun.recv_timeout(LONGEST_START);
+    Ok(engine)
+}
+
+/// The engine, and the state of the threads before they start.
+pub(crate) fn build(parts: Parts) -> (Arc<Engine>, Collector, PublisherParts) {
+    let (commands, received) = channel::unbounded();
+    let (jobs, to_do) = channel::unbounded();
+    let gate = parts.gate;
+    let PublishSettings { exporter, problem, on_kept, symbols } = parts.publishing;
+    let (mut source_line, is_warning) = parts.source.describe();
+    if cfg!(not(feature = "symbols")) {
+        source_line += "; addresses have no names because the feature `symbols` is off";
+    }
+    let source_line = LogEvent {
+        value: Some(parts.source.name().to_owned()),
+        ..match is_warning {
+            true => LogEvent::warning(LogKind::Source, source_line),
+            false => LogEvent::info(LogKind::Source, source_line),
+        }
+    };
+    let failure = problem.clone().map(|problem| LogEvent {
+        error: Some(problem.clone()),
+        ..LogEvent::warning(LogKind::ExportFails, problem)
+    });
+    let (spans, waker) = (Arc::new(parts.spans), parts.poller.waker());
+    let limits = parts.limits;
+    let sampling = (Arc::clone(&spans), Arc::clone(&parts.counters), parts.source.clone());
+    let allocations = AllocationSettings {
+        sample_bytes: limits.alloc_sample_bytes,
+        stack_bytes: limits.stack_bytes,
+        tracks_heap: limits.tracks_heap,
+    };
+    let copied =
+        CopiedSamples::new(&spans, &parts.counters, &waker, limits.await_bytes, allocations);
+    let (redaction, admission) = (Arc::new(parts.redaction), Arc::new(parts.admission));
+    let has_callback = on_kept.is_some();
+    let reporter = Reporter::new(Arc::clone(&parts.counters), has_callback);
+    let shared = PublishState {
+        counters: Arc::clone(&parts.counters),
+        health: Arc::clone(&admission.health),
+        reporter: Arc::new(reporter),
+        redaction: Arc::clone(&redaction),
+    };
+    let engine = Arc::new(Engine {
+        spans,
+        copied,
+        callsites: parts.callsites,
+        admission,
+        counters: parts.counters,
+        waker,
+        source: RunningSource {
+            settings: parts.source_settings,
+            line: source_line,
+            sampler: parts.source,
+        },
+        otel: parts.otel,
+        redaction,
+        publish: shared.clone(),
+        warnings: Mutex::new(parts.warnings.into_iter().chain(failure).collect()),
+        unreached: parts.unreached,
+        commands: Commands::new(commands),
+        gate,
+    });
+    let publisher = PublisherParts {
+        shared,
+        jobs: to_do,
+        exporter: Owning::new(exporter, parts.poller.files()),
+        files: Arc::clone(parts.poller.files()),
+        on_kept,
+        symbols,
+        problem,
+    };
+    let threads = ThreadSettings {
+        pace: limits.pace,
+        shed: limits.shed,
+        cpu_percent: limits.cpu_percent,
+        waits: engine.source.settings.waits,
+    };
+    let intake = IntakeSettings {
+        frames_per_stack: limits.frames_per_stack,
+        stack_bytes: limits.stack_bytes,
+        has_budget: limits.cpu_percent.is_some(),
+    };
+    let sinks = Sinks {
+        store: Store::new(limits.memory_bytes, limits.samples_per_profile, limits.pending_spans),
+        heap: Heap::default(),
+    };
+    let collector = Collector {
+        engine: Arc::clone(&engine),
+        poller: parts.poller,
+        commands: received,
+        intake: Intake::new(sampling, sinks, intake),
+        threads: Threads::new(threads),
+        watchdog: Watchdog::new(),
+        output: ProfileOutput::new(jobs, limits.export_bytes, limits.samples_per_profile),
+        logged: Logged::new(limits.pace.first_look, limits.cpu_percent),
+    };
+    (engine, collector, publisher)
+}

@@ -1,0 +1,318 @@
+//! Whether a thread is sampled: that begins, goes on at another rate, and ends.
+
+use std::time::{Duration, Instant};
+
+use super::demand::{Cost, Demand, DemandBudgets, Why};
+use super::sampled::SampledThread;
+use crate::budget::Share;
+use crate::sampler::{ArmThreads as _, Rate, Sampler, SwitchRing};
+
+/// Whether a thread is sampled, and what decides that.
+#[derive(Debug)]
+pub(crate) struct Attachment {
+    phase: Phase,
+    /// What was wanted at the last check.
+    demand: Option<Demand>,
+    /// When a check last found a demand, and who pays: the last one.
+    wanted: Option<Instant>,
+    payer: Why,
+    /// When it was last attached.
+    attached: Option<Instant>,
+    /// How long it stays attached without a demand.
+    linger: Duration,
+    pace: Pace,
+    /// It cannot be sampled by a timer: that was refused, or the thread runs on other stacks than its own.
+    needs_perf: bool,
+    budgets: DemandBudgets,
+}
+
+#[derive(Debug)]
+enum Phase {
+    /// Not sampled.
+    Detached {
+        /// When attaching it last failed.
+        failed: Option<Instant>,
+        /// It is to be attached again at another rate, so how soon that happens says nothing about its spans.
+        changes_rate: bool,
+        /// It was not attached only because no thread may be at present.
+        is_left_out: bool,
+    },
+    Attached,
+    /// No longer sampled; detached once all of it is drained.
+    Ending {
+        why: EndReason,
+        since: Instant,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum EndReason {
+    /// There was no demand for a while.
+    Unused,
+    /// The thread is attached again at another rate.
+    OtherRate,
+}
+
+/// What a check of a thread needs to know.
+#[derive(Clone, Copy)]
+pub(crate) struct Check<'a> {
+    pub(crate) at: Instant,
+    /// In ticks.
+    pub(crate) now: u64,
+    /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
+    pub(crate) now_ns: u64,
+    pub(crate) may_attach: bool,
+    /// Whether a thread may be attached again at another rate.
+    pub(crate) may_change: bool,
+    /// The factor by which the CPU budget lengthens sampling periods.
+    pub(crate) times: f64,
+    pub(crate) source: &'a Sampler,
+}
+
+/// A thread that is attached again within [`SOON`] stays attached for twice as long, up to [`LONGEST_LINGER`]. Attaching
+/// then takes at most 2 % of a core.
+const SOON: Duration = Duration::from_secs(1);
+const LONGEST_LINGER: Duration = Duration::from_millis(640);
+
+/// How fast threads are attached and detached.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pace {
+    /// How long a thread stays attached without a demand, at first.
+    pub(crate) linger: Duration,
+    /// The same for a thread that attaches itself.
+    pub(crate) own_linger: Duration,
+    /// The CPU budget for attaching threads.
+    pub(crate) attaching: Share,
+    /// The longest interval between scans while a thread is in a span.
+    pub(crate) longest_scan_interval: Duration,
+    /// When to say that there was no span.
+    pub(crate) first_look: Duration,
+}
+
+impl Pace {
+    /// Attaching a thread takes the collector some 150 µs, and 300 can be attached at once. Each context switch of an
+    /// attached thread costs it 3 to 15 µs more.
+    pub(crate) const USUAL: Self = Self {
+        linger: Duration::from_millis(10),
+        own_linger: LONGEST_LINGER,
+        attaching: Share::new(2, 50_000_000),
+        longest_scan_interval: Duration::MAX,
+        first_look: Duration::from_secs(30),
+    };
+
+    /// As fast as possible: only threads that attach themselves stay attached.
+    #[cfg(test)]
+    pub(crate) const FASTEST: Self = Self {
+        linger: Duration::ZERO,
+        own_linger: Duration::MAX,
+        attaching: Share::new(100, i64::MAX),
+        longest_scan_interval: Duration::from_micros(100),
+        first_look: Duration::ZERO,
+    };
+}
+
+/// How long a thread that waits to be attached at another rate may go without samples.
+const LONGEST_PAUSE: Duration = Duration::from_millis(10);
+/// The pause before another attempt to attach a thread. Others may have released resources by then.
+const RETRY: Duration = Duration::from_secs(10);
+
+impl Attachment {
+    pub(crate) fn new(pace: Pace, is_attached: bool) -> Self {
+        Self {
+            phase: if is_attached { Phase::Attached } else { Phase::detached(false) },
+            demand: None,
+            wanted: None,
+            // A thread attaches itself for its spans alone.
+            payer: Why::SlowSpan,
+            attached: is_attached.then(Instant::now),
+            linger: pace.linger,
+            pace,
+            needs_perf: false,
+            budgets: DemandBudgets::new(1),
+        }
+    }
+
+    /// Whether there was a demand at the last check.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.demand.is_some()
+    }
+
+    pub(crate) fn is_detached(&self) -> bool {
+        matches!(self.phase, Phase::Detached { .. })
+    }
+
+    /// Whether it is about to be attached again at another rate.
+    pub(crate) fn changes_rate(&self) -> bool {
+        matches!(self.phase, Phase::Ending { why: EndReason::OtherRate, .. })
+    }
+
+    /// The rate for a demand, according to the thread's own budget and to that of all threads.
+    fn rate(&mut self, why: Why, check: &Check<'_>, all: &mut DemandBudgets) -> Rate {
+        let own = self.budgets.of(why).frequency(check.now_ns);
+        let frequency = own.max(all.of(why).frequency(check.now_ns));
+        let rate = frequency.rate(check.source.periods());
+        let by_timer = rate.by_timer && check.source.may_have_timers() && !self.needs_perf;
+        Rate { by_timer, ..rate.slowed(check.times) }
+    }
+
+    fn note_attached(&mut self) {
+        let now = Instant::now();
+        let before = self.attached.replace(now);
+        // A thread that is attached again soon stays attached for longer.
+        if !matches!(self.phase, Phase::Detached { changes_rate: true, .. }) {
+            let is_soon = before.is_some_and(|before| now.duration_since(before) < SOON);
+            let longer = (2 * self.linger).min(LONGEST_LINGER);
+            self.linger = if is_soon { longer } else { self.pace.linger };
+        }
+        self.phase = Phase::Attached;
+    }
+}
+
+impl Phase {
+    fn detached(changes_rate: bool) -> Self {
+        Self::Detached { failed: None, changes_rate, is_left_out: false }
+    }
+}
+
+impl SampledThread {
+    /// Moves on to the next arming if the present one has ended: the thread may have attached itself.
+    pub(crate) fn follow(&mut self) {
+        if self.cursor.follow() {
+            let arming = &self.cursor.arming;
+            self.attachment.needs_perf |= arming.wants_timer() && arming.has_switch_records();
+            self.attachment.note_attached();
+        }
+    }
+
+    /// Attaches the thread if there is a demand, and begins to detach it if there was none for a while. Returns whether its
+    /// arming is to end.
+    pub(crate) fn check(&mut self, check: &Check<'_>, all: &mut DemandBudgets) -> bool {
+        self.follow();
+        let attachment = &mut self.attachment;
+        let why = Why::SlowSpan;
+        let slow_span = Demand { rate: attachment.rate(why, check, all), why };
+        let is_slow = self.cursor.thread.samples_from() <= check.now;
+        attachment.demand = Demand::highest(is_slow.then_some(slow_span));
+        // Of the thread, too, if it attaches itself.
+        self.cursor.thread.set_rate(attachment.demand.unwrap_or(slow_span).rate);
+        if let Some(Demand { rate, why }) = attachment.demand {
+            (attachment.wanted, attachment.payer) = (Some(check.at), why);
+            self.go_on(check);
+            if check.may_change && self.has_other_rate(rate) {
+                self.begin_to_end(EndReason::OtherRate);
+            }
+            self.attach(check);
+        } else if let Phase::Detached { changes_rate, .. } = &mut attachment.phase {
+            *changes_rate = false;
+        } else {
+            let own = self.cursor.thread.arms_itself().then_some(attachment.pace.own_linger);
+            let last = attachment.wanted.max(attachment.attached);
+            if check.is_after(last, own.unwrap_or(attachment.linger)) {
+                self.begin_to_end(EndReason::Unused);
+            }
+        }
+        matches!(self.attachment.phase, Phase::Ending { .. })
+    }
+
+    /// Continues an arming that was about to end, also if the thread is blocked or could not be attached again.
+    fn go_on(&mut self, check: &Check<'_>) {
+        let Phase::Ending { why, since } = self.attachment.phase else { return };
+        let is_late = || check.is_after(Some(since), LONGEST_PAUSE) && !self.can_end(why);
+        if why == EndReason::Unused || !check.may_attach || is_late() {
+            self.attachment.phase = Phase::Attached;
+            check.source.start_again(&self.cursor.thread, &self.cursor.arming);
+            self.detector.skip_records(&self.cursor, check.now_ns);
+        }
+    }
+
+    fn attach(&mut self, check: &Check<'_>) {
+        let Phase::Detached { failed, .. } = self.attachment.phase else { return };
+        if !check.may_attach || !check.is_after(failed, RETRY) {
+            return;
+        }
+        check.source.arm(&self.cursor.thread);
+        self.follow();
+        if let Phase::Detached { failed, .. } = &mut self.attachment.phase {
+            *failed = Some(check.at);
+        }
+    }
+
+    fn begin_to_end(&mut self, why: EndReason) {
+        if matches!(self.attachment.phase, Phase::Attached) && self.can_end(why) {
+            self.attachment.phase = Phase::Ending { why, since: Instant::now() };
+            self.cursor.pause();
+        }
+    }
+
+    /// Ends an arming that is completely drained. `now_ns` is `CLOCK_MONOTONIC_RAW`.
+    pub(crate) fn end_arming(&mut self, now_ns: u64, source: &Sampler) {
+        let Phase::Ending { why, .. } = self.attachment.phase else { return };
+        if !self.cursor.is_drained() || !self.can_end(why) || !self.cursor.end(source) {
+            return;
+        }
+        let changes_rate = why == EndReason::OtherRate;
+        self.attachment.phase = Phase::detached(changes_rate);
+        if changes_rate {
+            self.detector.begin_by_clock(&self.cursor, now_ns);
+        }
+    }
+
+    /// Whether the arming can end. If it ends for another rate, hooks may count the remaining samples later: the next hook
+    /// may be far away, and a thread that stays in one span needs its new rate too.
+    fn can_end(&self, why: EndReason) -> bool {
+        let may_be_uncounted = why == EndReason::OtherRate && self.cursor.may_be_uncounted();
+        (may_be_uncounted || self.cursor.is_counted())
+            && !self.cursor.thread.is_in_hook()
+            && self.waiting().is_none()
+    }
+
+    /// Whether its rate should change by more than half. Not while it is switched out to wait: the present arming has
+    /// to record that wait.
+    fn has_other_rate(&self, Rate { period_ns, by_timer }: Rate) -> bool {
+        let arming = &self.cursor.arming;
+        let now_ns = arming.period_ns();
+        let is_other = now_ns.abs_diff(period_ns) > now_ns.min(period_ns) / 2
+            || by_timer && arming.has_switch_records()
+            || !by_timer && self.has_timer_for_switches();
+        let out = self.cursor.switches().and_then(SwitchRing::switched_out);
+        self.cursor.is_attached() && is_other && out.is_none_or(|out| out.preempted)
+    }
+
+    /// Whether it is sampled by a timer although perf is possible, because it is switched so often.
+    fn has_timer_for_switches(&self) -> bool {
+        self.cursor.arming.wants_timer() && !self.cursor.arming.has_switch_records()
+    }
+
+    /// Signals of its timer were no samples.
+    pub(crate) fn note_missed_signals(&mut self) {
+        self.attachment.needs_perf |= self.has_timer_for_switches();
+    }
+
+    /// Whether the thread is newly found to be wanted, and is not attached only because no thread may be.
+    pub(crate) fn is_newly_left_out(&mut self, may_not_be: bool) -> bool {
+        let is_out = may_not_be && self.attachment.is_wanted() && !self.cursor.thread.is_refused();
+        match &mut self.attachment.phase {
+            Phase::Detached { is_left_out, .. } => {
+                !std::mem::replace(is_left_out, is_out) && is_out
+            }
+            Phase::Attached | Phase::Ending { .. } => false,
+        }
+    }
+
+    /// Takes what sampling the thread has cost since the last call from its budget and from that of all threads.
+    pub(crate) fn charge(&mut self, all: &mut DemandBudgets) {
+        let (why, cost) = (self.attachment.payer, self.cursor.take_cost());
+        let own = self.attachment.budgets.of(why);
+        // At the low rate its samples take nothing that others could have.
+        let samples_ns = if own.is_full() { cost.samples_ns } else { 0 };
+        own.charge(cost);
+        all.of(why).charge(Cost { samples_ns, ..cost });
+    }
+}
+
+impl Check<'_> {
+    /// Whether more than `duration` has passed since `then`, if that ever was.
+    fn is_after(&self, then: Option<Instant>, duration: Duration) -> bool {
+        then.is_none_or(|then| self.at.saturating_duration_since(then) > duration)
+    }
+}

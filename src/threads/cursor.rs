@@ -1,0 +1,193 @@
+//! How far the collector has read what a thread wrote.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::demand::Cost;
+use crate::sampler::{Arming, Sampler, SpanInterval, SwitchRing, ThreadShared, switches_between};
+use crate::sys::{self, TimerRing};
+
+/// The position of reading a thread's rings, and what attributes samples to spans from there on.
+#[derive(Debug)]
+pub(crate) struct ThreadCursor {
+    pub(crate) thread: Arc<ThreadShared>,
+    /// The oldest of its armings that has not been drained completely.
+    pub(crate) arming: Arc<Arming>,
+    /// Span intervals beyond the last sample that was read.
+    pub(crate) intervals: VecDeque<SpanInterval>,
+    /// The position up to which samples are drained, as hooks see positions.
+    pub(crate) drained: u64,
+    /// How many samples of the open interval were drained, and where that interval begins.
+    pub(crate) counted: u64,
+    pub(crate) counted_from: u64,
+    /// Earlier armings, which are drained, and to which the thread may still refer; and whether hooks had counted all of
+    /// their samples.
+    ended: Vec<(Arc<Arming>, bool)>,
+    /// Samples that were read since the last [`take_cost`](Self::take_cost).
+    pub(crate) uncharged: u64,
+    /// The position up to which context switches were taken into the cost.
+    switched: u64,
+}
+
+/// How many ended armings may have samples that hooks have not counted.
+const MOST_UNCOUNTED: usize = 16;
+
+impl ThreadCursor {
+    pub(crate) fn new(thread: Arc<ThreadShared>) -> Self {
+        Self {
+            arming: thread.last(),
+            thread,
+            intervals: VecDeque::new(),
+            drained: 0,
+            counted: 0,
+            counted_from: 0,
+            ended: Vec::new(),
+            uncharged: 0,
+            switched: 0,
+        }
+    }
+
+    pub(crate) fn is_attached(&self) -> bool {
+        self.arming.ring.is_some()
+    }
+
+    /// The ring with the context switches, if there is one.
+    pub(crate) fn switches(&self) -> Option<&SwitchRing> {
+        self.arming.switches.as_deref()
+    }
+
+    /// Moves on to the next arming if the present one has no ring. Returns whether that one has a ring.
+    pub(crate) fn follow(&mut self) -> bool {
+        let was_attached = self.is_attached();
+        while !self.is_attached()
+            && let Some(next) = self.arming.next().cloned()
+        {
+            self.begin(next);
+        }
+        !was_attached && self.is_attached()
+    }
+
+    /// Switches to an arming, whose positions start at 0. Returns the previous one.
+    fn begin(&mut self, arming: Arc<Arming>) -> Arc<Arming> {
+        self.intervals.clear();
+        (self.drained, self.counted, self.counted_from, self.switched) = (0, 0, 0, 0);
+        std::mem::replace(&mut self.arming, arming)
+    }
+
+    /// Ends the arming, which is drained completely and paused. Returns false if another one is being appended right now.
+    pub(crate) fn end(&mut self, source: &Sampler) -> bool {
+        let is_counted = self.is_counted();
+        let (from, samples) = self.left_of(&self.arming);
+        let Some(none) = self.thread.follow(|_| Some(Arming::none())) else { return false };
+        let arming = self.begin(none);
+        source.retire(&arming, from, samples);
+        self.ended.push((arming, is_counted));
+        true
+    }
+
+    /// Ends the sampling of a thread that is over. Returns the armings to which it may still refer.
+    pub(crate) fn give_back(&mut self, source: &Sampler) -> impl Iterator<Item = Arc<Arming>> {
+        let last = self.thread.last();
+        let (from, samples) = self.left_of(&last);
+        source.give_back(&self.thread, &last, from, samples);
+        self.ended.drain(..).map(|(arming, _)| arming).chain([last])
+    }
+
+    /// Whether all of the arming was read.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.arming.ring.as_ref().is_none_or(|ring| ring.tail() == ring.head())
+    }
+
+    /// Whether hooks have counted all samples of the arming.
+    pub(crate) fn is_counted(&self) -> bool {
+        self.arming.has_seen_all() || self.thread.span().is_none()
+    }
+
+    /// Whether the arming may end although hooks have not counted all of its samples.
+    pub(crate) fn may_be_uncounted(&self) -> bool {
+        self.uncounted().count() < MOST_UNCOUNTED
+    }
+
+    /// The ended armings whose samples its hooks have not all counted.
+    fn uncounted(&self) -> impl Iterator<Item = &Arming> {
+        self.ended.iter().filter(|(_, is_counted)| !is_counted).map(|(arming, _)| &**arming)
+    }
+
+    /// Drops the armings that the thread no longer refers to.
+    pub(crate) fn drop_ended(&mut self) {
+        self.ended.retain(|(arming, _)| Arc::strong_count(arming) > 1);
+    }
+
+    /// Whether nothing is left to be read, and hooks have counted all.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        !self.is_attached()
+            && self.uncounted().next().is_none()
+            && self.thread.last().ring.is_none()
+    }
+
+    /// Where the open interval of the last arming begins, and how many samples from there on hooks have not counted.
+    fn left_of(&self, last: &Arc<Arming>) -> (u64, u64) {
+        // The order matters: a hook that counts samples in between moves the beginning.
+        let from = last.from();
+        let is_read = Arc::ptr_eq(last, &self.arming);
+        (from, if is_read { self.samples_uncounted() } else { 0 })
+    }
+
+    /// The drained samples of the arming that no hook has counted.
+    fn samples_uncounted(&self) -> u64 {
+        let from = self.arming.from();
+        let states_positions = self.arming.ring.as_ref().is_none_or(|ring| ring.timer().is_some());
+        match states_positions {
+            true => self
+                .drained
+                .saturating_sub(from)
+                .checked_div(self.arming.sample_size())
+                .unwrap_or(0),
+            // Counted one by one, as the thread does.
+            false if from == self.counted_from => self.counted,
+            false => 0,
+        }
+    }
+
+    /// How long the thread was sampled, in armings that its hooks have not finished counting. `cpu_ns` is its CPU
+    /// clock now.
+    pub(crate) fn sampled_ns(&self, cpu_ns: u64) -> u64 {
+        let before = self.uncounted().map(Arming::all_sampled_ns);
+        before.sum::<u64>() + self.arming.sampled_ns(cpu_ns)
+    }
+
+    /// Stops sampling the thread for now.
+    pub(crate) fn pause(&self) {
+        self.arming.pause(sys::cpu_ns_of(self.thread.tid()).unwrap_or(0));
+    }
+
+    /// What sampling the thread has cost since the last call.
+    pub(crate) fn take_cost(&mut self) -> Cost {
+        let (switches, until) =
+            switches_between(self.switched, self.switches().map_or(0, |ring| ring.head()));
+        self.switched = until;
+        Cost::new(std::mem::take(&mut self.uncharged), switches, self.arming.period_ns())
+    }
+
+    /// How long until half of its ring is full if the thread runs all the time, or all of it if the thread is
+    /// blocked.
+    pub(crate) fn fill_time(&self, is_blocked: bool) -> Option<Duration> {
+        let ring = self.arming.ring.as_ref()?;
+        let whole = (ring.data_size() as u64).checked_div(self.arming.sample_size())?;
+        // The ring of a blocked thread is empty, and a scan notices that the thread continues before more than one
+        // sample is lost. Earlier scans are not worth their wake-ups.
+        let samples = if is_blocked { whole + 1 } else { (whole / 2).max(1) };
+        let interval_ns =
+            ring.timer().map_or(self.arming.period_ns(), TimerRing::least_interval_ns);
+        Some(Duration::from_nanos(samples.saturating_mul(interval_ns)))
+    }
+
+    /// Whether half of its ring is full.
+    pub(crate) fn is_half_full(&self) -> bool {
+        self.arming.ring.as_ref().is_some_and(|ring| {
+            let used = ring.head().saturating_sub(ring.tail());
+            used >= ring.data_size() as u64 / 2
+        })
+    }
+}

@@ -1,0 +1,154 @@
+//! Drains one thread's ring.
+
+use std::collections::VecDeque;
+
+use super::cursor::ThreadCursor;
+use crate::intake::Intake;
+use crate::sampler::record::{Record, RecordPlace, Records, stated_position};
+use crate::sampler::{OpenInterval, SpanInterval};
+use crate::span::SpanKey;
+use crate::stats::Counters;
+use crate::sys::{MissedSignals, SampleRing, TimerRing};
+
+impl ThreadCursor {
+    /// Reads everything in the ring. Returns the span that the thread is in.
+    pub(crate) fn drain(&mut self, intake: &mut Intake) -> Option<SpanKey> {
+        let Some(ring) = self.arming.ring.clone() else { return self.thread.span() };
+        // The order matters: see `ThreadShared::open_interval`.
+        let head = ring.head();
+        let open = self.thread.open_interval(&self.arming);
+        while let Some(interval) = self.arming.take_interval() {
+            self.intervals.push_back(interval);
+        }
+        if self.counted_from != open.from {
+            (self.counted_from, self.counted) = (open.from, 0);
+        }
+        // The ring of a thread that is over is read for the last time.
+        let is_over = self.thread.is_over();
+        let mut end = head;
+        for record in Records::between(&**ring, ring.tail(), head) {
+            if let Ok(Record::Sample(place) | Record::Lost { place, .. }) = record
+                && open.is_in_hook
+                && !is_over
+                && position_of(&ring, place) >= open.from
+            {
+                // Read again once the hook has published where the thread continues.
+                end = place.position;
+                intake.unwinder.leave_samples();
+                break;
+            }
+            match record {
+                Ok(Record::Sample(place)) => {
+                    let position = position_of(&ring, place);
+                    self.drained = position + self.arming.sample_size();
+                    self.counted += u64::from(position >= self.counted_from);
+                    self.uncharged += 1;
+                    let span = owner(&mut self.intervals, open, position);
+                    let period_ns = self.arming.period_ns();
+                    intake.add_record((&ring, place), self.thread.thread, span, period_ns);
+                    // Makes room for the next sample before this round has read all of them.
+                    ring.release_to(place.position + u64::from(place.size));
+                }
+                Ok(Record::Lost { count: samples, place }) => {
+                    let position = position_of(&ring, place);
+                    Counters::add(&intake.counters.samples.dropped_ring_full, samples);
+                    if let Some(span) = owner(&mut self.intervals, open, position) {
+                        intake
+                            .sinks
+                            .store
+                            .note(span, |pending| pending.losses.ring_full += samples);
+                    }
+                }
+                Ok(Record::Throttled) => intake.lose(|counters| &counters.sampling.throttled, 1),
+                Ok(_) => {}
+                Err(_) => intake.lose(|counters| &counters.sampling.records_malformed, 1),
+            }
+        }
+        ring.release_to(end);
+        if ring.timer().is_none() {
+            self.drained = end;
+        }
+        open.span
+    }
+
+    /// Counts the signals of its timer that were no samples since the last time. They leave no record, so they are taken
+    /// for those of the span that the thread is in. Returns whether there were any.
+    pub(crate) fn count_missed(&self, span: Option<SpanKey>, intake: &mut Intake) -> bool {
+        let timer = self.arming.ring.as_ref().and_then(|ring| ring.timer());
+        let missed = timer.map(TimerRing::take_missed).unwrap_or_default();
+        if missed == MissedSignals::default() {
+            return false;
+        }
+        let samples = &intake.counters.samples;
+        Counters::add(&samples.dropped_off_stack, missed.off_stack);
+        Counters::add(&samples.dropped_signal_stack_full, missed.without_room);
+        if let Some(span) = span {
+            intake.sinks.store.note(span, |pending| pending.losses.off_stack += missed.off_stack);
+        }
+        true
+    }
+}
+
+/// The position of a record as the hooks of its thread see it.
+fn position_of(ring: &SampleRing, place: RecordPlace) -> u64 {
+    ring.timer().map_or(place.position, |ring| stated_position(&**ring, place))
+}
+
+/// The span that a sample at `position` belongs to. Positions must not decrease: intervals before `position` are
+/// dropped.
+pub(crate) fn owner(
+    intervals: &mut VecDeque<SpanInterval>,
+    open: OpenInterval,
+    position: u64,
+) -> Option<SpanKey> {
+    while intervals.front().is_some_and(|interval| interval.to <= position) {
+        intervals.pop_front();
+    }
+    if let Some(interval) = intervals.front().filter(|interval| interval.from <= position) {
+        return Some(interval.span);
+    }
+    let is_open = open.from <= position;
+    open.span.filter(|_| is_open)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: SpanKey = SpanKey::new(1).unwrap();
+    const B: SpanKey = SpanKey::new(2).unwrap();
+
+    fn interval(span: SpanKey, from: u64, to: u64) -> SpanInterval {
+        SpanInterval { span, from, to }
+    }
+
+    fn owners(
+        intervals: &[SpanInterval],
+        open: Option<SpanKey>,
+        from: u64,
+        positions: &[u64],
+    ) -> Vec<Option<SpanKey>> {
+        let mut intervals: VecDeque<_> = intervals.iter().copied().collect();
+        let open = OpenInterval { span: open, from, is_in_hook: false };
+        positions.iter().map(|position| owner(&mut intervals, open, *position)).collect()
+    }
+
+    #[test]
+    fn a_sample_belongs_to_the_interval_that_contains_its_position() {
+        let intervals = [interval(A, 0, 32), interval(B, 64, 96)];
+        let found = owners(&intervals, Some(A), 128, &[0, 16, 32, 64, 95, 96, 128, 999]);
+        assert_eq!(found, [Some(A), Some(A), None, Some(B), Some(B), None, Some(A), Some(A)]);
+    }
+
+    #[test]
+    fn a_closed_interval_wins_over_an_open_one_that_was_read_earlier() {
+        // The open interval was read before the thread closed it: both have the same span.
+        assert_eq!(owners(&[interval(A, 32, 64)], Some(A), 32, &[32, 64]), [Some(A), Some(A)]);
+    }
+
+    #[test]
+    fn a_sample_outside_all_intervals_belongs_to_no_span() {
+        assert_eq!(owners(&[], None, 0, &[0, 32]), [None, None]);
+        assert_eq!(owners(&[], Some(A), 64, &[32]), [None]);
+    }
+}

@@ -1,0 +1,224 @@
+//! The threads that enter profiled spans: whether each is sampled, how far its records are read, and whether it is blocked.
+
+mod attachment;
+mod cpu_times;
+mod cursor;
+mod demand;
+mod drain;
+mod parked;
+mod sampled;
+mod scan;
+mod shed;
+mod waits;
+
+use std::collections::HashSet;
+use std::num::NonZero;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+pub(crate) use attachment::Pace;
+pub(crate) use cpu_times::{CpuTime, Ran};
+#[cfg(feature = "_parts")]
+pub(crate) use drain::owner;
+pub(crate) use sampled::SampledThread;
+pub(crate) use shed::ShedLimits;
+pub(crate) use waits::WaitingThread;
+
+use crate::budget::{ReadingBudget, Share, passed};
+use crate::intake::Intake;
+use crate::log::LogEvent;
+use crate::sampler::{Arming, ThreadShared};
+use crate::span::SpanKey;
+use crate::stats::Counters;
+use crate::sys;
+
+use demand::DemandBudgets;
+use parked::SampledThreads;
+use scan::Schedule;
+use shed::Shed;
+use waits::CaptureBudget;
+
+/// A thread that was in no profiled span for this long is disarmed and forgotten.
+const IDLE: Duration = Duration::from_secs(10);
+/// How often signals and budgets are checked, and the clock's rate is measured again.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How threads are sampled.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ThreadSettings {
+    pub(crate) pace: Pace,
+    pub(crate) shed: ShedLimits,
+    /// The share of one core that reading samples may take.
+    pub(crate) cpu_percent: Option<u32>,
+    /// Whether waits are captured.
+    pub(crate) waits: bool,
+}
+
+/// All threads that enter profiled spans.
+#[derive(Debug)]
+pub(crate) struct Threads {
+    pub(crate) sampled: SampledThreads,
+    settings: ThreadSettings,
+    schedule: Schedule,
+    captures: CaptureBudget,
+    attaching: Share,
+    /// Of all threads together.
+    budgets: DemandBudgets,
+    reading: ReadingBudget,
+    /// CPU time of reading samples, which falls with the sampling rate.
+    reading_ns: u64,
+    shed: Shed,
+    /// Those of threads that are over, and may still read them.
+    ended_armings: Vec<Arc<Arming>>,
+    /// Whether the next round can end an arming.
+    pub(crate) can_end: bool,
+    /// [`IDLE`], except in tests.
+    pub(crate) idle: Duration,
+    checked: Instant,
+    findings: ThreadFindings,
+}
+
+/// What the log is to say of threads.
+#[derive(Debug, Default)]
+pub(crate) struct ThreadFindings {
+    /// The limit that is exceeded from now on, so that no more threads are sampled.
+    pub(crate) shed: Option<String>,
+    /// The factor by which the rate is lowered from now on.
+    pub(crate) lowered: Option<f64>,
+    /// The program has taken the signal of the timers.
+    pub(crate) has_lost_signal: bool,
+    /// That waits lack their stacks, or are missing.
+    pub(crate) unseen: Option<LogEvent>,
+}
+
+impl Threads {
+    pub(crate) fn new(settings: ThreadSettings) -> Self {
+        let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
+        Self {
+            sampled: SampledThreads::default(),
+            settings,
+            schedule: Schedule::new(),
+            captures: CaptureBudget::new(),
+            attaching: settings.pace.attaching,
+            budgets: DemandBudgets::new(processors),
+            reading: ReadingBudget::new(settings.cpu_percent),
+            reading_ns: 0,
+            shed: Shed::new(settings.shed),
+            ended_armings: Vec::new(),
+            can_end: false,
+            idle: IDLE,
+            checked: Instant::now(),
+            findings: ThreadFindings::default(),
+        }
+    }
+
+    /// Adds threads that are new, and looks again at those that are used again. Returns whether there are any.
+    pub(crate) fn take_new(&mut self, intake: &Intake) -> bool {
+        let new = intake.source.take_new();
+        let has_returned = self.sampled.bring_back(&intake.source.take_returned());
+        let has_new = has_returned || !new.is_empty();
+        self.adopt(new);
+        has_new
+    }
+
+    fn adopt(&mut self, new: Vec<Arc<ThreadShared>>) {
+        let pace = self.settings.pace;
+        self.sampled.extend(new.into_iter().map(|thread| SampledThread::new(thread, pace)));
+    }
+
+    /// How long the collector may sleep for them, if it has to wake up.
+    pub(crate) fn until_check(&self, intake: &Intake) -> Option<Duration> {
+        let has_any = !self.sampled.is_empty() || self.sampled.has_parked();
+        let idle = has_any.then_some(self.idle);
+        // The signal of the timers must be checked regularly: the program may replace its handler.
+        let signal = intake.source.has_timers().then_some(CHECK_INTERVAL);
+        idle.into_iter().chain(signal).min()
+    }
+
+    /// The present waits.
+    pub(crate) fn waiting(&self) -> impl Iterator<Item = &WaitingThread> {
+        self.sampled.iter().filter_map(SampledThread::waiting)
+    }
+
+    /// Whether a ring is half full.
+    pub(crate) fn has_full_ring(&self) -> bool {
+        self.sampled.iter().any(|sampled| sampled.cursor.is_half_full())
+    }
+
+    /// Drains every ring. Returns the spans that threads are in. `least_age` is the shortest sampling delay.
+    pub(crate) fn drain_all(&mut self, intake: &mut Intake, least_age: u64) -> HashSet<SpanKey> {
+        let may_unwind = !self.sampled.is_empty() || self.sampled.has_parked();
+        intake.begin_reading(self.waiting().flat_map(|wait| wait.stack.entries()), may_unwind);
+        // Read before draining, so that nothing can follow what is drained. And before the scan: a thread that
+        // continues and ends after the scan is drained once more.
+        let over: HashSet<usize> = self
+            .sampled
+            .iter()
+            .filter(|sampled| sampled.thread().is_over())
+            .map(SampledThread::address)
+            .collect();
+        // Parks some of them.
+        self.scan(intake, least_age);
+        self.can_end = false;
+        let start = sys::thread_cpu_ns();
+        let mut entered = HashSet::new();
+        intake.is_lowered = self.reading.is_lowered();
+        self.sampled.retain_mut(|sampled| {
+            let is_over = over.contains(&sampled.address());
+            entered.extend(sampled.drain(intake));
+            if is_over {
+                sampled.charge(&mut self.budgets);
+                self.ended_armings.extend(sampled.cursor.give_back(&intake.source));
+            }
+            !is_over
+        });
+        if let Some(took) = passed(start, sys::thread_cpu_ns()) {
+            Counters::add(&intake.counters.sampling.collector_cpu_ns, took);
+            self.reading_ns += took;
+        }
+        // Ending armings costs the same at any sampling rate, so it is not part of `reading_ns`.
+        let now_ns = intake.now_ns();
+        self.sampled.iter_mut().for_each(|sampled| sampled.end_arming(now_ns, &intake.source));
+        self.ended_armings.retain(|arming| Arc::strong_count(arming) > 1);
+        entered
+    }
+
+    /// Checks what may have changed, and ends the sampling of threads that are not used. Returns whether another round must
+    /// follow soon, which gives back what they have.
+    pub(crate) fn maintain(&mut self, intake: &Intake, now: Instant) -> bool {
+        let mut has_ended = false;
+        if now.duration_since(self.checked) >= CHECK_INTERVAL {
+            intake.clock().refine();
+            self.checked = now;
+            has_ended = self.check_signals(intake);
+            let armed = self.sampled.iter().map(|one| (one.thread(), &*one.cursor.arming));
+            intake.source.check_silence(armed);
+            self.check_budget(intake);
+            sys::read_filters();
+        }
+        has_ended |= self.sampled.sweep(now, self.idle);
+        for sampled in self.sampled.iter_mut() {
+            // Its ring is drained once more, in the next round, before it is given back.
+            has_ended |= sampled.end_if_idle(now, self.idle);
+        }
+        has_ended
+    }
+
+    /// What was found since the last call.
+    pub(crate) fn take_findings(&mut self) -> ThreadFindings {
+        ThreadFindings { unseen: self.captures.take_event(), ..std::mem::take(&mut self.findings) }
+    }
+
+    /// No thread is sampled from now on.
+    pub(crate) fn end(&mut self, intake: &Intake) {
+        // First: no thread is armed from here on.
+        intake.source.end();
+        self.adopt(intake.source.take_new());
+        self.sampled.bring_all_back();
+        for sampled in self.sampled.iter() {
+            sampled.thread().end();
+            let last = sampled.thread().last();
+            intake.source.give_back(sampled.thread(), &last, last.from(), 0);
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! The sampled threads, and which of them the collector looks at.
+
+use std::collections::HashMap;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::sampled::SampledThread;
+use crate::sampler::ThreadShared;
+
+/// A thread that was in no span for this long is parked. Its next enter wakes the collector.
+pub(crate) const PARK_AFTER: Duration = Duration::from_secs(1);
+/// How often parked threads are checked, for those that have ended.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The sampled threads that scans and rounds look at, and beside them those that are parked, which would take a core if
+/// there are ten thousand.
+#[derive(Debug, Default)]
+pub(crate) struct SampledThreads {
+    active: Vec<SampledThread>,
+    /// By the addresses of their [`ThreadShared`]s.
+    parked: HashMap<usize, SampledThread>,
+    swept: Option<Instant>,
+}
+
+impl SampledThreads {
+    /// Parks the threads for which `is_parked` holds.
+    pub(crate) fn park(&mut self, mut is_parked: impl FnMut(&mut SampledThread) -> bool) {
+        let parked = self.active.extract_if(.., |sampled| is_parked(sampled));
+        self.parked.extend(parked.map(|sampled| (sampled.address(), sampled)));
+    }
+
+    /// Looks at these threads again. Returns whether there are any.
+    pub(crate) fn bring_back(&mut self, threads: &[Arc<ThreadShared>]) -> bool {
+        let found = threads.iter().filter_map(|thread| self.parked.remove(&key(thread)));
+        self.active.extend(found);
+        !threads.is_empty()
+    }
+
+    pub(crate) fn has_parked(&self) -> bool {
+        !self.parked.is_empty()
+    }
+
+    /// Brings back the parked threads that have ended, and ends those that were in no span for `idle`. Once a second.
+    /// Returns whether there are any.
+    pub(crate) fn sweep(&mut self, now: Instant, idle: Duration) -> bool {
+        let is_due = |swept| now.saturating_duration_since(swept) >= SWEEP_INTERVAL.min(idle);
+        if self.parked.is_empty() || !self.swept.is_none_or(is_due) {
+            return false;
+        }
+        self.swept = Some(now);
+        let over = self
+            .parked
+            .extract_if(|_, sampled| sampled.thread().is_over() || sampled.end_if_idle(now, idle));
+        let before = self.active.len();
+        self.active.extend(over.map(|(_, sampled)| sampled));
+        self.active.len() > before
+    }
+
+    /// Brings all of them back.
+    pub(crate) fn bring_all_back(&mut self) {
+        self.active.extend(std::mem::take(&mut self.parked).into_values());
+    }
+}
+
+fn key(thread: &Arc<ThreadShared>) -> usize {
+    Arc::as_ptr(thread).addr()
+}
+
+impl Deref for SampledThreads {
+    type Target = Vec<SampledThread>;
+
+    fn deref(&self) -> &Vec<SampledThread> {
+        &self.active
+    }
+}
+
+impl DerefMut for SampledThreads {
+    fn deref_mut(&mut self) -> &mut Vec<SampledThread> {
+        &mut self.active
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::attachment::Pace;
+    use super::*;
+    use crate::sampler::{Arming, Rate, Use};
+    use crate::sys::{OsThread, WhyRefused};
+
+    const SECOND: u64 = 1_000;
+
+    fn thread() -> Arc<ThreadShared> {
+        let (os, stack) = (OsThread::unnamed(1), Err(WhyRefused::NotAsked));
+        let thread = ThreadShared::new(os, stack, Rate::of(1), Arc::new(Arming::none()));
+        thread.set_times(0, crate::sampler::NEVER);
+        thread.set_span(0);
+        Arc::new(thread)
+    }
+
+    fn threads(threads: &[Arc<ThreadShared>]) -> SampledThreads {
+        let mut all = SampledThreads::default();
+        all.extend(
+            threads.iter().map(|thread| SampledThread::new(Arc::clone(thread), Pace::USUAL)),
+        );
+        all
+    }
+
+    fn park(all: &mut SampledThreads, now: u64) -> (usize, usize) {
+        all.park(|sampled| sampled.is_parked(now, SECOND));
+        (all.active.len(), all.parked.len())
+    }
+
+    #[test]
+    fn idle_threads_are_parked_at_the_second_scan_and_come_back_when_they_are_used() {
+        let three = [thread(), thread(), thread()];
+        let mut all = threads(&three);
+        assert_eq!(park(&mut all, SECOND - 1), (3, 0));
+        assert_eq!(park(&mut all, SECOND), (3, 0));
+        assert!(three.iter().all(|thread| thread.is_parked()));
+        // One is used between the two scans, and one after them.
+        assert_eq!(three[1].note_used(), Use::WasParked);
+        three[1].set_times(SECOND, crate::sampler::NEVER);
+        assert_eq!(park(&mut all, SECOND), (1, 2));
+        assert!(all.bring_back(&three[1..2]), "it was not parked in the end");
+        assert_eq!((all.active.len(), all.parked.len()), (1, 2));
+        assert_eq!(three[2].note_used(), Use::WasParked);
+        assert_eq!(three[2].note_used(), Use::Used);
+        assert!(all.bring_back(&three[2..]));
+        assert_eq!((all.active.len(), all.parked.len()), (2, 1));
+        assert_eq!(three[0].note_used(), Use::WasParked);
+        all.bring_all_back();
+        assert_eq!((all.active.len(), all.parked.len()), (3, 0));
+    }
+
+    /// A round notes which threads have ended, then scans, which parks others.
+    #[test]
+    fn a_thread_is_found_again_after_others_were_parked() {
+        let three = [thread(), thread(), thread()];
+        let mut all = threads(&three);
+        three[0].park();
+        three[1].end();
+        three[2].set_span(7);
+        let over: Vec<_> = all.iter().filter(|one| one.thread().is_over()).collect();
+        let over: Vec<_> = over.into_iter().map(SampledThread::address).collect();
+        assert_eq!(park(&mut all, SECOND), (2, 1));
+        let left: Vec<_> = all.iter().filter(|one| !over.contains(&one.address())).collect();
+        assert!(left.len() == 1 && Arc::ptr_eq(&left[0].cursor.thread, &three[2]));
+    }
+
+    #[test]
+    fn threads_in_spans_or_hooks_are_not_parked() {
+        let (in_span, in_hook) = (thread(), thread());
+        in_span.set_span(7);
+        in_hook.begin_hook();
+        let mut all = threads(&[Arc::clone(&in_span), Arc::clone(&in_hook)]);
+        assert_eq!(park(&mut all, 9 * SECOND), (2, 0));
+        assert_eq!(park(&mut all, 9 * SECOND), (2, 0));
+        assert_eq!((in_span.note_used(), in_hook.note_used()), (Use::Used, Use::Used));
+    }
+
+    #[test]
+    fn parked_threads_that_end_or_stay_idle_are_brought_back_as_ended() {
+        let two = [thread(), thread()];
+        let mut all = threads(&two);
+        park(&mut all, SECOND);
+        assert_eq!(park(&mut all, SECOND), (0, 2));
+        two[0].end();
+        assert!(all.sweep(Instant::now(), Duration::MAX));
+        assert_eq!((all.active.len(), all.parked.len()), (1, 1));
+        let later = Instant::now() + Duration::from_secs(10);
+        assert!(!all.sweep(later, Duration::from_secs(60)));
+        assert!(all.sweep(later + Duration::from_secs(60), Duration::from_secs(60)));
+        assert_eq!((all.active.len(), all.parked.len()), (2, 0));
+        assert!(two.iter().all(|thread| thread.is_over() && thread.note_used() == Use::Over));
+    }
+}

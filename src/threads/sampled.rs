@@ -1,0 +1,141 @@
+//! The collector's state of one thread.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::attachment::{Attachment, Pace};
+use super::cpu_times::CpuTimes;
+use super::cursor::ThreadCursor;
+use super::waits::{BlockDetector, ScanResult, Scanner, WaitingThread};
+use crate::intake::Intake;
+use crate::sampler::ThreadShared;
+use crate::span::SpanKey;
+
+/// A thread that enters profiled spans.
+#[derive(Debug)]
+pub(crate) struct SampledThread {
+    pub(crate) cursor: ThreadCursor,
+    pub(crate) attachment: Attachment,
+    pub(crate) detector: BlockDetector,
+    pub(crate) cpu_times: CpuTimes,
+    /// Since when the thread was in no profiled span at each check.
+    unused_since: Option<Instant>,
+}
+
+/// How soon half of a ring may be full. The kernel could wake the collector instead, but that takes a file, and the
+/// program may close all files.
+pub(crate) fn fill_time(sampled: &[SampledThread]) -> Duration {
+    const SHORTEST: Duration = Duration::from_micros(250);
+    let of_each = sampled.iter().filter_map(|one| one.cursor.fill_time(one.waiting().is_some()));
+    of_each.min().map_or(Duration::MAX, |soonest| soonest.max(SHORTEST))
+}
+
+impl SampledThread {
+    pub(crate) fn new(thread: Arc<ThreadShared>, pace: Pace) -> Self {
+        let cursor = ThreadCursor::new(thread);
+        let is_attached = cursor.is_attached();
+        Self {
+            attachment: Attachment::new(pace, is_attached),
+            cursor,
+            detector: BlockDetector::new(is_attached),
+            cpu_times: CpuTimes::default(),
+            unused_since: None,
+        }
+    }
+
+    pub(crate) fn thread(&self) -> &ThreadShared {
+        &self.cursor.thread
+    }
+
+    /// Reads everything in the ring. Returns the span that the thread is in.
+    pub(crate) fn drain(&mut self, intake: &mut Intake) -> Option<SpanKey> {
+        self.follow();
+        let span = self.cursor.drain(intake);
+        self.count_missed(span, intake);
+        self.cursor.drop_ended();
+        span
+    }
+
+    fn count_missed(&mut self, span: Option<SpanKey>, intake: &mut Intake) {
+        if self.cursor.count_missed(span, intake) {
+            self.note_missed_signals();
+            intake.source.note_missed_signals();
+        }
+    }
+
+    /// Checks whether the thread is blocked.
+    pub(crate) fn scan(&mut self, scanner: &mut Scanner<'_>) -> ScanResult {
+        if self.thread().is_over() {
+            self.detector.end(&self.cursor, scanner);
+            return ScanResult::OutsideSpans;
+        }
+        let span = self.thread().span();
+        self.count_missed(span, scanner.intake);
+        if !self.attachment.is_wanted() && self.waiting().is_none() {
+            return self.detector.pass(&self.cursor, scanner);
+        }
+        self.detector.scan(&self.cursor, scanner)
+    }
+
+    /// The present wait, if the last scan found one.
+    pub(crate) fn waiting(&self) -> Option<&WaitingThread> {
+        self.detector.waiting()
+    }
+
+    /// Whether it is not sampled, and none of its spans was past its sampling delay at the last scan.
+    pub(crate) fn is_unwanted(&self) -> bool {
+        self.attachment.is_detached() && !self.attachment.is_wanted()
+    }
+
+    /// Whether checking it takes a system call.
+    pub(crate) fn is_checked_by_clock(&self) -> bool {
+        self.attachment.is_wanted()
+            && !self.cursor.arming.has_switch_records()
+            && self.thread().span().is_some()
+    }
+
+    /// Identifies the thread while it is in the collector's list.
+    pub(crate) fn address(&self) -> usize {
+        Arc::as_ptr(&self.cursor.thread).addr()
+    }
+
+    /// Whether no scan has to look at the thread until it says so. It was in no span for a while at the last scan, too,
+    /// so all that it did before is visible here.
+    pub(crate) fn is_parked(&mut self, now: u64, park_after: u64) -> bool {
+        let thread = &self.cursor.thread;
+        let is_idle = now.saturating_sub(thread.last_hook_at()) >= park_after
+            && thread.span().is_none()
+            && !thread.is_in_hook();
+        let is_at_rest =
+            self.attachment.is_detached() && self.waiting().is_none() && self.cursor.is_at_rest();
+        if !is_idle || !is_at_rest {
+            return false;
+        }
+        let was_parked = thread.is_parked();
+        if thread.park() {
+            self.unused_since = Some(Instant::now());
+        }
+        was_parked
+    }
+
+    /// Ends the sampling of a thread that was in no profiled span for a while, since its ring takes memory. Returns
+    /// whether it was ended.
+    pub(crate) fn end_if_idle(&mut self, now: Instant, idle: Duration) -> bool {
+        if self.thread().span().is_some() {
+            self.unused_since = None;
+            return false;
+        }
+        match self.unused_since {
+            Some(since) if now.duration_since(since) >= idle => {
+                self.unused_since = None;
+                self.thread().end_if_unused()
+            }
+            Some(_) => false,
+            None => {
+                self.thread().note_unused();
+                self.unused_since = Some(now);
+                false
+            }
+        }
+    }
+}

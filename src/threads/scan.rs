@@ -1,0 +1,241 @@
+//! Scans of threads between rounds.
+
+use std::time::{Duration, Instant};
+
+use super::Threads;
+use super::attachment::Check;
+use super::parked::PARK_AFTER;
+use super::sampled::fill_time;
+use super::waits::{IDLE_SCAN_INTERVAL, SCAN_INTERVAL, ScanResult, Scanner, next_scan};
+use crate::budget::passed;
+use crate::intake::Intake;
+use crate::stats::Counters;
+use crate::sys;
+
+/// A wake-up takes some 16 µs and scanning a thread 0.2 to 1 µs: together 1 % of a core or a little more.
+const SOONEST: Duration = Duration::from_millis(1);
+const SOONEST_OF_A_THREAD: Duration = Duration::from_micros(20);
+/// How long one scan may spend on attaching threads, which takes some 150 µs each.
+const MOST_ATTACHING: Duration = Duration::from_millis(5);
+/// How many threads may be attached again at another rate in one scan. More would not fit into [`MOST_ATTACHING`].
+const MOST_CHANGING: usize = 16;
+
+/// When threads are scanned.
+#[derive(Debug)]
+pub(super) struct Schedule {
+    /// The thread at which the next scan starts.
+    first: usize,
+    /// The interval until the next scan, as the last one determined it.
+    interval: Duration,
+    scanned: Instant,
+    /// Whether a hook may wake the collector for a scan, and when one last did.
+    hooks_wake: bool,
+    woken: Option<Instant>,
+    /// Whether the last scan found a thread in a profiled span.
+    is_in_span: bool,
+}
+
+impl Schedule {
+    pub(super) fn new() -> Self {
+        Self {
+            first: 0,
+            interval: SCAN_INTERVAL,
+            scanned: Instant::now(),
+            hooks_wake: false,
+            woken: None,
+            is_in_span: false,
+        }
+    }
+}
+
+impl Threads {
+    /// Whether the last scan found a thread in a profiled span.
+    pub(crate) fn is_in_span(&self) -> bool {
+        self.schedule.is_in_span
+    }
+
+    /// Threads are about to enter a span.
+    pub(crate) fn scan_soon(&mut self) {
+        self.schedule.interval = SCAN_INTERVAL;
+    }
+
+    /// Whether a scan is due, or nearly so.
+    pub(crate) fn must_scan(&self) -> bool {
+        self.until_scan() <= self.scan_interval() / 2
+    }
+
+    /// How long until the next scan, or until a ring may be half full.
+    pub(crate) fn until_next(&self) -> Option<Duration> {
+        let is_any = !self.sampled.is_empty();
+        is_any.then(|| self.until_scan().min(fill_time(&self.sampled)))
+    }
+
+    /// How long until the next scan for blocked threads.
+    fn scan_interval(&self) -> Duration {
+        // Where scanning a thread takes a system call, all scans together may take 1 % of the time.
+        const A_THREAD: Duration = Duration::from_micros(100);
+        let by_clock = self.sampled.iter().filter(|sampled| sampled.is_checked_by_clock());
+        let least = u32::try_from(by_clock.count()).map_or(SCAN_INTERVAL, |count| A_THREAD * count);
+        self.schedule.interval.max(least)
+    }
+
+    fn until_scan(&self) -> Duration {
+        self.scan_interval().saturating_sub(self.schedule.scanned.elapsed())
+    }
+
+    /// Scans threads in profiled spans: whether the spans are past their sampling delay, and whether the threads are
+    /// blocked.
+    pub(crate) fn scan(&mut self, intake: &mut Intake, least_age: u64) {
+        self.schedule.scanned = Instant::now();
+        if std::mem::take(&mut self.schedule.hooks_wake) && !intake.spans.scans_rarely() {
+            self.schedule.woken = Some(self.schedule.scanned);
+        }
+        self.check_load(intake, self.schedule.scanned);
+        let now = intake.clock().now();
+        let now_ns = intake.clock().raw_ns(now);
+        let mut until_wanted = Duration::MAX;
+        let sheds = self.shed.is_over();
+        let may_attach = !sheds && self.attaching.has_budget(now_ns);
+        let start = sys::thread_cpu_ns();
+        let mut has_attached = false;
+        self.sampled.iter_mut().for_each(|sampled| sampled.charge(&mut self.budgets));
+        let mut check = Check {
+            at: self.schedule.scanned,
+            now,
+            now_ns,
+            may_attach,
+            may_change: may_attach,
+            times: self.reading.times(),
+            source: &intake.source,
+        };
+        let mut changing = 0;
+        // Starts at a different thread each time, as there may not be time for all.
+        let first = self.schedule.first.checked_rem(self.sampled.len()).unwrap_or(0);
+        self.schedule.first = self.schedule.first.wrapping_add(7);
+        let (later, sooner) = self.sampled.split_at_mut(first);
+        for sampled in sooner.iter_mut().chain(later) {
+            // The rings of other threads fill while threads are attached.
+            check.may_attach = may_attach && self.schedule.scanned.elapsed() < MOST_ATTACHING;
+            check.may_change = check.may_attach && changing < MOST_CHANGING;
+            let was_detached = sampled.attachment.is_detached();
+            self.can_end |= sampled.check(&check, &mut self.budgets);
+            has_attached |= was_detached && !sampled.attachment.is_detached();
+            changing += usize::from(sampled.attachment.changes_rate());
+            if sampled.is_newly_left_out(!check.may_attach) {
+                let counters = &intake.counters;
+                let counter =
+                    if sheds { &counters.threads.shed } else { &counters.threads.arming_deferred };
+                Counters::add(counter, 1);
+            }
+            if sampled.attachment.is_detached() {
+                let left = sampled.thread().samples_from().saturating_sub(now);
+                // A wanted thread that could not be attached is checked again at the usual interval, or at once if only
+                // this scan ran out of time.
+                let is_known = left == 0 && (check.may_attach || !may_attach);
+                let left = if is_known {
+                    SCAN_INTERVAL
+                } else {
+                    Duration::from_nanos(intake.clock().ns(left))
+                };
+                until_wanted = until_wanted.min(left);
+            }
+        }
+        // Attaching a thread costs the same at any sampling rate, so it does not count towards lowering the rate.
+        let attached = sys::thread_cpu_ns();
+        if has_attached && let Some(took) = passed(start, attached) {
+            self.attaching.spend(took);
+        }
+        let threads = u32::try_from(self.sampled.len()).unwrap_or(u32::MAX);
+        let soonest_wanted =
+            SOONEST.max(SOONEST_OF_A_THREAD.saturating_mul(threads)).min(SCAN_INTERVAL);
+        let park_after = intake.clock().ticks(PARK_AFTER);
+        let unwanted_scan = Duration::from_nanos(intake.clock().ns(least_age))
+            .clamp(SCAN_INTERVAL, IDLE_SCAN_INTERVAL);
+        let mut scanner = Scanner {
+            intake: &mut *intake,
+            captures: &mut self.captures,
+            waits: self.settings.waits,
+            now_ns,
+        };
+        let (later, sooner) = self.sampled.split_at_mut(first);
+        let (mut soonest, mut is_in_span) = (None, false);
+        for sampled in sooner.iter_mut().chain(later) {
+            let result = sampled.scan(&mut scanner);
+            let soonest_scan = if sampled.is_unwanted() { unwanted_scan } else { SCAN_INTERVAL };
+            let unchanged_ns = match result {
+                ScanResult::OutsideSpans => scanner.since_hook_ns(sampled.thread()),
+                ScanResult::Busy => 0,
+                ScanResult::StillWaiting { waited_ns } => waited_ns,
+            };
+            is_in_span |= result != ScanResult::OutsideSpans;
+            // A thread in no span may enter one at any time, and must be found before that is past its delay.
+            let next = match result {
+                ScanResult::OutsideSpans if sampled.is_unwanted() => unwanted_scan,
+                _ => next_scan(result, unchanged_ns, soonest_scan, sampled.is_checked_by_clock()),
+            };
+            soonest = Some(soonest.map_or(next, |soonest: Duration| soonest.min(next)));
+        }
+        let next = soonest.unwrap_or(IDLE_SCAN_INTERVAL);
+        self.schedule.is_in_span = is_in_span;
+        self.sampled.park(|sampled| sampled.is_parked(now, park_after));
+        let longest = self.settings.pace.longest_scan_interval;
+        self.schedule.interval = next.min(until_wanted.max(soonest_wanted)).min(longest);
+        self.let_hooks_wake(intake, may_attach);
+        if let Some(took) = passed(attached, sys::thread_cpu_ns()) {
+            Counters::add(&intake.counters.sampling.collector_cpu_ns, took);
+        }
+    }
+
+    /// If the next scan is late, lets a thread that enters a span past its sampling delay wake the collector. Not while no
+    /// thread may be attached. If a hook woke the collector within the last scan interval, scans early instead.
+    fn let_hooks_wake(&mut self, intake: &Intake, may_attach: bool) {
+        let is_late =
+            may_attach && self.scan_interval() > SCAN_INTERVAL && !self.sampled.is_empty();
+        let is_soon = self.schedule.woken.is_some_and(|woken| woken.elapsed() < SCAN_INTERVAL);
+        if is_late && is_soon {
+            self.schedule.interval = SCAN_INTERVAL;
+        }
+        self.schedule.hooks_wake = is_late && !is_soon;
+        intake.spans.set_scans_rarely(self.schedule.hooks_wake);
+    }
+
+    /// Checks whether reading samples takes more than its share of a core.
+    pub(super) fn check_budget(&mut self, intake: &Intake) {
+        let before = self.reading.times();
+        let Some(times) = self.reading.update(intake.now_ns(), self.reading_ns) else { return };
+        intake.source.slow_down(times);
+        if times < before {
+            return;
+        }
+        Counters::add(&intake.counters.sampling.rate_reduced, 1);
+        self.findings.lowered = Some(times);
+    }
+
+    /// Checks whether the machine is too busy for any thread to be sampled.
+    pub(crate) fn check_load(&mut self, intake: &Intake, now: Instant) {
+        if !self.shed.is_due(now) {
+            return;
+        }
+        let begins = self.shed.check(now, sys::load());
+        intake.source.set_sheds(self.shed.is_over());
+        self.findings.shed = begins.or(self.findings.shed.take());
+    }
+
+    /// Rearms threads whose timer's signal handler was replaced by the program, with another signal. While a debugger is
+    /// attached, they get none. Returns whether there are any.
+    pub(super) fn check_signals(&mut self, intake: &Intake) -> bool {
+        let is_traced = intake.source.check_tracer();
+        let mut has_ended = false;
+        for sampled in self.sampled.iter() {
+            let timer = sampled.cursor.arming.ring.as_ref().and_then(|ring| ring.timer());
+            if let Some(timer) = timer.filter(|timer| is_traced || timer.has_lost_signal()) {
+                self.findings.has_lost_signal |= timer.has_lost_signal();
+                timer.stop();
+                sampled.cursor.pause();
+                sampled.thread().end();
+                has_ended = true;
+            }
+        }
+        has_ended
+    }
+}

@@ -1,0 +1,503 @@
+//! Captures where threads wait inside profiled spans, for what, and for how long.
+//!
+//! Nothing runs on the waiting thread. Its switch records show that it is blocked, or where there are none its CPU
+//! clock, which stands still. Its stack is read from outside, which is valid if the thread was not switched in during
+//! the read. The length of a wait is measured, not counted in scans.
+
+use std::io;
+use std::time::Duration;
+
+use super::cursor::ThreadCursor;
+use crate::budget::Share;
+use crate::intake::Intake;
+use crate::log::{LogEvent, LogKind};
+use crate::profile::SampleKind;
+use crate::sampler::{SwitchRing, ThreadShared};
+use crate::sinks::{NewSample, SHORTEST_WAIT, Stack, Waited};
+use crate::span::SpanKey;
+use crate::stats::Counters;
+use crate::sys::{self, Blocked, OsThread};
+use crate::unwind::UnwindEnd;
+
+/// The scan interval while a thread is in a profiled span and not known to be blocked. All waits longer than this and
+/// [`SHORTEST_WAIT`] together are captured, and some of those in between. After a pause, all waits longer than
+/// [`IDLE_SCAN_INTERVAL`] plus that.
+pub(crate) const SCAN_INTERVAL: Duration = Duration::from_millis(5);
+/// The scan interval while no thread is in a profiled span, until threads are disarmed some seconds later.
+pub(crate) const IDLE_SCAN_INTERVAL: Duration = Duration::from_millis(20);
+/// The scan interval while all threads in profiled spans are known to be blocked.
+const WAITING_SCAN_INTERVAL: Duration = Duration::from_millis(50);
+/// The same for threads without switch records. The end of a wait and the start of the next are known to half of
+/// that.
+const WAITING_SCAN_INTERVAL_BY_CLOCK: Duration = Duration::from_millis(6);
+
+/// How soon to scan again if nothing has changed for `unchanged_ns`: after a quarter of that time, but not before
+/// `soonest`.
+pub(crate) fn next_scan(
+    result: ScanResult,
+    unchanged_ns: u64,
+    soonest: Duration,
+    by_clock: bool,
+) -> Duration {
+    let longest = match result {
+        ScanResult::Busy => SCAN_INTERVAL,
+        ScanResult::StillWaiting { .. } if by_clock => WAITING_SCAN_INTERVAL_BY_CLOCK,
+        ScanResult::StillWaiting { .. } => WAITING_SCAN_INTERVAL,
+        ScanResult::OutsideSpans => IDLE_SCAN_INTERVAL,
+    };
+    Duration::from_nanos(unchanged_ns / 4).clamp(soonest, longest.max(soonest))
+}
+
+/// The CPU budget for capturing waits: 64 captures of some 50 µs at once, as when many threads wait for one lock, and
+/// 2 % of a core after that.
+const CAPTURES: Share = Share::new(2, 64 * A_CAPTURE_NS as i64);
+/// The assumed cost where CPU time cannot be read.
+const A_CAPTURE_NS: u64 = 50_000;
+
+/// The budget for captures.
+#[derive(Debug)]
+pub(crate) struct CaptureBudget {
+    left: Share,
+    /// When the seccomp filters were last checked.
+    filters_ns: Option<u64>,
+    /// That blocked threads cannot be inspected, once that was found, until it is logged.
+    unseen: Option<LogEvent>,
+    has_noted_unseen: bool,
+}
+
+impl CaptureBudget {
+    pub(crate) fn new() -> Self {
+        Self { left: CAPTURES, filters_ns: None, unseen: None, has_noted_unseen: false }
+    }
+
+    /// A thread cannot be inspected. `is_blocked` is `None` if nothing else says whether it is blocked.
+    fn note_unseen(&mut self, error: &io::Error, is_blocked: Option<bool>) {
+        // A thread that has ended cannot be, either.
+        if !self.has_noted_unseen && sys::blocked(sys::current_tid()).is_err() {
+            self.has_noted_unseen = true;
+            self.unseen = Some(unseen(error, is_blocked.is_some()));
+        }
+    }
+
+    /// Once, that waits lack their stacks, or are missing.
+    pub(crate) fn take_event(&mut self) -> Option<LogEvent> {
+        self.unseen.take()
+    }
+
+    /// Whether to check the filters again. That takes as long as a capture.
+    fn filters_are_due(&mut self, now_ns: u64) -> bool {
+        const EVERY_NS: u64 = 100_000_000;
+        let is_due = self.filters_ns.is_none_or(|then| now_ns.saturating_sub(then) >= EVERY_NS);
+        if is_due {
+            self.filters_ns = Some(now_ns);
+        }
+        is_due
+    }
+}
+
+/// The log event that blocked threads cannot be inspected. If nothing else says whether a thread is blocked, there are no
+/// waits.
+fn unseen(error: &io::Error, is_known: bool) -> LogEvent {
+    let what = match is_known {
+        true => "waits have their length and no stack",
+        false => {
+            "there are no waits in profiles, since nothing says whether a thread is blocked or waits for a CPU"
+        }
+    };
+    let why = match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            ": the program has changed its user, has file capabilities, or is not dumpable"
+        }
+        io::ErrorKind::NotFound => {
+            ": is /proc mounted, that of this process' PID namespace or of one around it?"
+        }
+        _ => "",
+    };
+    let message = format!("{what}: cannot read /proc/self/task/TID/syscall ({error}){why}");
+    LogEvent::warning(LogKind::WaitsUnseen, message)
+}
+
+/// What a scan reads and fills.
+pub(crate) struct Scanner<'a> {
+    pub(crate) intake: &'a mut Intake,
+    pub(crate) captures: &'a mut CaptureBudget,
+    /// Whether waits are captured.
+    pub(crate) waits: bool,
+    /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
+    pub(crate) now_ns: u64,
+}
+
+impl Scanner<'_> {
+    /// When the thread's last hook ended: `CLOCK_MONOTONIC_RAW` in nanoseconds.
+    fn hooked_ns(&self, thread: &ThreadShared) -> u64 {
+        self.intake.clock().raw_ns(thread.last_hook_at())
+    }
+
+    /// The time since the thread's last hook.
+    pub(crate) fn since_hook_ns(&self, thread: &ThreadShared) -> u64 {
+        self.now_ns.saturating_sub(self.hooked_ns(thread))
+    }
+
+    /// When a hook last counted a wait: `CLOCK_MONOTONIC_RAW` in nanoseconds.
+    fn counted_ns(&self, thread: &ThreadShared) -> u64 {
+        self.intake.clock().raw_ns(thread.claimed_at())
+    }
+}
+
+/// The result of scanning a thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ScanResult {
+    /// The thread is in no profiled span.
+    OutsideSpans,
+    /// The thread is in one, and is not known to be blocked.
+    Busy,
+    /// The wait that was captured earlier continues.
+    StillWaiting { waited_ns: u64 },
+}
+
+/// Finds out whether a thread is blocked in a profiled span, and since when.
+#[derive(Debug, Default)]
+pub(crate) struct BlockDetector {
+    waiting: Option<WaitingThread>,
+    /// The last reading of the CPU clock, for a thread without switch records.
+    last: Option<CpuReading>,
+    /// The start of the last wait that was not captured because the budget was used up.
+    left_out_since_ns: Option<u64>,
+    /// The head of the switch ring when it was full. Until there are new records, the newest one is not the last
+    /// switch.
+    full_at: Option<u64>,
+    /// At the last scan no span of the thread was past its sampling delay, or there was none yet.
+    was_within_delay: bool,
+}
+
+/// A wait that has not ended.
+#[derive(Debug)]
+pub(crate) struct WaitingThread {
+    pub(crate) span: SpanKey,
+    pub(crate) since_ns: u64,
+    /// When it was last known to continue.
+    lasted_until_ns: u64,
+    proof: Proof,
+    thread: OsThread,
+    pub(crate) stack: Stack,
+}
+
+/// Something that does not change while a thread does not run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Proof {
+    /// The head of its switch ring.
+    Switches(u64),
+    /// Its CPU time, and the head of its switch ring, if it has one.
+    Cpu(u64, Option<u64>),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct CpuReading {
+    time_ns: u64,
+    cpu_ns: u64,
+    /// Since when the thread has not run, provided that it does not run before the next scan.
+    idle_since_ns: u64,
+    /// The span has passed its sampling delay since the previous scan, so shorter waits since the last hook are not known.
+    passed_delay: bool,
+}
+
+impl BlockDetector {
+    /// Of a thread that was attached before it could wait, or was not.
+    pub(super) fn new(is_attached: bool) -> Self {
+        Self { was_within_delay: !is_attached, ..Self::default() }
+    }
+
+    /// Scans the thread.
+    pub(crate) fn scan(&mut self, cursor: &ThreadCursor, scanner: &mut Scanner<'_>) -> ScanResult {
+        if let Some(waiting) = &mut self.waiting {
+            match waiting.end(cursor, scanner) {
+                None => {
+                    waiting.lasted_until_ns = scanner.now_ns;
+                    return ScanResult::StillWaiting { waited_ns: waiting.waited_ns() };
+                }
+                Some(ended) => self.finish(ended, scanner),
+            }
+        }
+        if !scanner.waits {
+            // The records are not needed.
+            cursor.switches().into_iter().for_each(SwitchRing::skip);
+        }
+        let Some(span) = cursor.thread.span() else {
+            if let Some(ring) = cursor.switches() {
+                self.make_room(ring, &scanner.intake.counters);
+            }
+            self.last = None;
+            return ScanResult::OutsideSpans;
+        };
+        // A wait inside a hook belongs to neither the previous nor the next span.
+        if cursor.thread.is_in_hook() || !scanner.waits {
+            return ScanResult::Busy;
+        }
+        let since = self.waits_since(cursor, scanner);
+        self.was_within_delay = false;
+        if let Some((since_ns, proof, holds_others)) = since {
+            let waited_ns = scanner.now_ns.saturating_sub(since_ns);
+            let is_long = u128::from(waited_ns) >= SHORTEST_WAIT.as_nanos();
+            if !is_long {
+                return ScanResult::Busy;
+            }
+            if scanner.captures.left.has_budget(scanner.now_ns) {
+                let start = sys::thread_cpu_ns();
+                self.waiting = capture(cursor, span, since_ns, proof, scanner);
+                let took =
+                    sys::thread_cpu_ns().zip(start).and_then(|(end, start)| end.checked_sub(start));
+                scanner.captures.left.spend(took.unwrap_or(A_CAPTURE_NS));
+                self.waiting
+                    .iter_mut()
+                    .for_each(|waiting| waiting.stack.holds_others = holds_others);
+            } else if self.left_out_since_ns.replace(since_ns) != Some(since_ns) {
+                Counters::add(&scanner.intake.counters.waits.dropped_over_budget, 1);
+            }
+        }
+        ScanResult::Busy
+    }
+
+    /// The same for a thread without a span past its sampling delay, whose waits are not captured.
+    pub(crate) fn pass(&mut self, cursor: &ThreadCursor, scanner: &Scanner<'_>) -> ScanResult {
+        if let Some(ring) = cursor.switches() {
+            self.make_room(ring, &scanner.intake.counters);
+        }
+        self.last = None;
+        self.was_within_delay = true;
+        if cursor.thread.span().is_some() { ScanResult::Busy } else { ScanResult::OutsideSpans }
+    }
+
+    /// Sampling was paused, so the newest switch record is not the last switch.
+    pub(crate) fn skip_records(&mut self, cursor: &ThreadCursor, now_ns: u64) {
+        self.full_at = cursor.switches().map(|ring| ring.head());
+        self.begin_by_clock(cursor, now_ns);
+    }
+
+    /// Switches to the CPU clock: from now on there are no switch records. All waits until now have been scanned.
+    pub(crate) fn begin_by_clock(&mut self, cursor: &ThreadCursor, now_ns: u64) {
+        self.last = sys::cpu_ns_of(cursor.thread.tid()).map(|cpu_ns| CpuReading {
+            time_ns: now_ns,
+            cpu_ns,
+            idle_since_ns: now_ns,
+            passed_delay: false,
+        });
+    }
+
+    /// The present wait, if the last scan found one.
+    pub(crate) fn waiting(&self) -> Option<&WaitingThread> {
+        self.waiting.as_ref()
+    }
+
+    /// Ends scanning: the thread has ended or is not sampled any more.
+    pub(crate) fn end(&mut self, cursor: &ThreadCursor, scanner: &mut Scanner<'_>) {
+        if let Some(waiting) = &self.waiting {
+            let ended = waiting.end(cursor, scanner);
+            self.finish(ended.unwrap_or(EndedWait::at(waiting.lasted_until_ns)), scanner);
+        }
+    }
+
+    fn finish(&mut self, ended: EndedWait, scanner: &mut Scanner<'_>) {
+        let Some(waiting) = self.waiting.take() else { return };
+        self.last = ended.clock;
+        scanner.intake.add_wait(waiting.span, waiting.until(ended.at_ns));
+    }
+
+    /// Removes all switch records but the newest.
+    fn make_room(&mut self, ring: &SwitchRing, counters: &Counters) {
+        if ring.is_full() {
+            self.full_at = Some(ring.head());
+        }
+        Counters::add(&counters.waits.switches_dropped_ring_full, ring.make_room());
+        self.full_at.take_if(|full_at| *full_at != ring.head());
+    }
+
+    /// If the thread is blocked: since when, the proof of that, and whether the time may include shorter waits.
+    fn waits_since(
+        &mut self,
+        cursor: &ThreadCursor,
+        scanner: &Scanner<'_>,
+    ) -> Option<(u64, Proof, bool)> {
+        let (now_ns, counters) = (scanner.now_ns, &scanner.intake.counters);
+        // A wait lies within its span.
+        let hooked_ns = scanner.hooked_ns(&cursor.thread);
+        // A thread that was already blocked when it was armed has no record.
+        if let Some(ring) = cursor.switches().filter(|ring| ring.head() > 0) {
+            let out = ring.switched_out();
+            self.make_room(ring, counters);
+            if self.full_at.is_none() {
+                self.last = None;
+                // A preempted thread waits only for a CPU.
+                let out = out.filter(|out| !out.preempted && out.time_ns >= hooked_ns)?;
+                return Some((out.time_ns, Proof::Switches(out.position), false));
+            }
+            // There were more switches between two scans than the ring holds: uses the clock.
+        }
+        let cpu_ns = sys::cpu_ns_of(cursor.thread.tid())?;
+        let hook = cursor.thread.synced();
+        let last = self.last.filter(|last| last.time_ns >= hook.map_or(0, |(time_ns, _)| time_ns));
+        let base = last.map(|last| (last.time_ns, last.cpu_ns)).or(hook);
+        let (base_ns, base_cpu_ns) = base.unwrap_or((now_ns, cpu_ns));
+        let stood_still = last.filter(|last| last.cpu_ns == cpu_ns);
+        // If the thread ran in between, all of the off-CPU time is assumed to follow.
+        let off_ns =
+            now_ns.saturating_sub(base_ns).saturating_sub(cpu_ns.saturating_sub(base_cpu_ns));
+        let (idle_since_ns, passed_delay) = match stood_still {
+            Some(last) => (last.idle_since_ns, last.passed_delay),
+            None => (now_ns.saturating_sub(off_ns).max(hooked_ns), self.was_within_delay),
+        };
+        self.last = Some(CpuReading { time_ns: now_ns, cpu_ns, idle_since_ns, passed_delay });
+        let records = cursor.switches().filter(|_| self.full_at.is_none());
+        let proof = Proof::Cpu(cpu_ns, records.map(|ring| ring.head()));
+        stood_still.map(|_| (idle_since_ns, proof, passed_delay))
+    }
+}
+
+/// The end of a wait.
+#[derive(Clone, Copy, Debug)]
+struct EndedWait {
+    at_ns: u64,
+    /// The CPU clock reading that showed the end, unless a hook has read the clock since.
+    clock: Option<CpuReading>,
+}
+
+impl EndedWait {
+    fn at(at_ns: u64) -> Self {
+        Self { at_ns, clock: None }
+    }
+}
+
+impl WaitingThread {
+    /// Its length so far.
+    pub(crate) fn waited_ns(&self) -> u64 {
+        self.so_far().weight
+    }
+
+    /// What is known of it.
+    pub(crate) fn so_far(&self) -> NewSample<'_> {
+        self.until(self.lasted_until_ns)
+    }
+
+    fn until(&self, end_ns: u64) -> NewSample<'_> {
+        let (time_ns, thread, stack) = (self.since_ns, Some(self.thread), &self.stack);
+        let weight = end_ns.saturating_sub(time_ns);
+        NewSample { kind: SampleKind::OffCpu, time_ns, weight, thread, stack }
+    }
+
+    /// When the thread ran again, if it did.
+    fn end(&self, cursor: &ThreadCursor, scanner: &Scanner<'_>) -> Option<EndedWait> {
+        match self.proof {
+            Proof::Switches(position) => {
+                let ring = cursor.switches()?;
+                (!has_not_moved(ring, position))
+                    .then(|| ring.switched_in_after(position).unwrap_or(self.lasted_until_ns))
+                    .map(EndedWait::at)
+            }
+            Proof::Cpu(before, position) => {
+                let now =
+                    sys::cpu_ns_of(cursor.thread.tid()).map(|cpu_ns| (scanner.now_ns, cpu_ns));
+                if now.is_some_and(|(_, cpu_ns)| cpu_ns == before) {
+                    return None;
+                }
+                // The beginning of this wait has no record, but its end may have one.
+                let recorded = cursor.switches().zip(position);
+                let at_ns = recorded.and_then(|(ring, at)| ring.switched_in_after(at));
+                if let Some(at_ns) = at_ns.filter(|at_ns| *at_ns > self.lasted_until_ns) {
+                    return Some(EndedWait::at(at_ns));
+                }
+                // The wait is the off-CPU time since it was last known to continue, up to the last known hook.
+                let hook =
+                    cursor.thread.synced().filter(|(time_ns, _)| *time_ns > self.lasted_until_ns);
+                let Some((until_ns, until_cpu_ns)) = hook.or(now) else {
+                    return Some(EndedWait::at(self.lasted_until_ns));
+                };
+                let ran_ns = until_cpu_ns.saturating_sub(before);
+                let off_ns = until_ns.saturating_sub(self.lasted_until_ns).saturating_sub(ran_ns);
+                // All off-CPU time up to this reading belongs to this wait, unless the thread is blocked again. When
+                // it ran in between is not known then, so each wait gets half.
+                let waits_again = hook.is_none() && is_blocked(cursor.thread.tid());
+                let next_ns = if waits_again { off_ns / 2 } else { 0 };
+                let off_ns = off_ns - next_ns;
+                let reading = CpuReading {
+                    time_ns: until_ns,
+                    cpu_ns: until_cpu_ns,
+                    idle_since_ns: until_ns - next_ns,
+                    passed_delay: false,
+                };
+                let clock = hook.is_none().then_some(reading);
+                // The wait ended before the hook that counted it.
+                let counted_ns = Some(scanner.counted_ns(&cursor.thread))
+                    .filter(|counted_ns| *counted_ns > self.since_ns);
+                let at_ns = (self.lasted_until_ns + off_ns).min(counted_ns.unwrap_or(u64::MAX));
+                Some(EndedWait { at_ns, clock })
+            }
+        }
+    }
+}
+
+/// Whether a thread is known to be blocked.
+fn is_blocked(tid: u32) -> bool {
+    sys::blocked(tid).map_or_else(|_| sys::is_blocked(tid) == Some(true), |found| found.is_some())
+}
+
+fn has_not_moved(ring: &SwitchRing, position: u64) -> bool {
+    ring.head() == position
+}
+
+fn still_holds(cursor: &ThreadCursor, proof: Proof) -> bool {
+    match proof {
+        Proof::Switches(position) => {
+            cursor.switches().is_some_and(|ring| has_not_moved(ring, position))
+        }
+        Proof::Cpu(cpu_ns, _) => sys::cpu_ns_of(cursor.thread.tid()) == Some(cpu_ns),
+    }
+}
+
+/// Announces the wait to the thread's next hook, which will count it, and then checks whether the thread is still
+/// blocked. Returns whether it is; `None` if it has continued and no hook has counted the wait.
+fn report_wait(cursor: &ThreadCursor, span: SpanKey, proof: Proof) -> Option<bool> {
+    let before = cursor.thread.report_wait(span);
+    let holds = still_holds(cursor, proof);
+    (holds || !cursor.thread.retract_wait(span, before)).then_some(holds)
+}
+
+/// Captures where a thread is blocked. `None` if it has run again or waits only for a CPU.
+fn capture(
+    cursor: &ThreadCursor,
+    span: SpanKey,
+    since_ns: u64,
+    proof: Proof,
+    scanner: &mut Scanner<'_>,
+) -> Option<WaitingThread> {
+    let mut stack = Stack { end: UnwindEnd::Lost, ..Stack::new() };
+    // The following system calls are unusual, and this thread may have a filter by now.
+    if scanner.captures.filters_are_due(scanner.now_ns) {
+        sys::read_filters();
+    }
+    match sys::blocked(cursor.thread.tid()) {
+        Ok(Some(Blocked { call, sp, pc })) => {
+            stack.waited = Some(Waited::In(call));
+            let is_copied = scanner.intake.copy_blocked(sp);
+            let holds = report_wait(cursor, span, proof)?;
+            if holds && is_copied {
+                scanner.intake.unwind_blocked(pc, sp, &mut stack);
+            }
+        }
+        Ok(None) => return None,
+        Err(error) => {
+            // A thread that waits for a CPU does not run, either, which its clock alone does not tell apart.
+            let is_blocked = match proof {
+                Proof::Switches(_) => Some(true),
+                Proof::Cpu(..) => sys::is_blocked(cursor.thread.tid()),
+            };
+            scanner.captures.note_unseen(&error, is_blocked);
+            if is_blocked != Some(true) {
+                return None;
+            }
+            report_wait(cursor, span, proof)?;
+            stack.waited = Some(Waited::Unknown);
+            Counters::add(&scanner.intake.counters.waits.without_stack, 1);
+        }
+    }
+    let (thread, lasted_until_ns) = (cursor.thread.thread, scanner.now_ns);
+    Some(WaitingThread { span, since_ns, lasted_until_ns, proof, thread, stack })
+}

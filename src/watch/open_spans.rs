@@ -1,0 +1,131 @@
+//! The list of open spans, each with where it is.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use crate::assemble::ProfileInputs;
+use crate::engine::{Engine, OpenRequest};
+use crate::intake::Intake;
+use crate::keep::FieldValues;
+use crate::profile::{ProfileId, SampleKind};
+use crate::publish::{Job, OpenSpan, OpenState};
+use crate::sinks::{Stack, Waited};
+use crate::span::{OpenSlot, RegistryId, SpanKey};
+use crate::text::beginning;
+use crate::threads::Threads;
+
+/// Spans beyond that number are left out, the youngest first.
+const MOST_LISTED: usize = 1_000;
+
+/// Where a span is.
+struct SpanPlace {
+    state: OpenState,
+    since_ns: u64,
+    stack: Stack,
+}
+
+/// Lists open spans for a caller.
+pub(crate) fn list_open(
+    engine: &Engine,
+    intake: &mut Intake,
+    threads: &Threads,
+    OpenRequest { older_than, reply }: OpenRequest,
+) -> Job {
+    let now_ns = intake.now_ns();
+    let mut open = Vec::new();
+    engine.spans.for_each_open(|slot| {
+        if u128::from(slot.open_ns) > older_than.as_nanos() {
+            open.push(*slot);
+        }
+    });
+    open.sort_by_key(|slot| u64::MAX - slot.open_ns);
+    open.truncate(MOST_LISTED);
+    let ids: HashMap<SpanKey, RegistryId> = open.iter().map(|slot| (slot.key, slot.id)).collect();
+    let mut places = places(engine, intake, threads, &ids);
+    // Of several tasks in a span, the one that has been there for longest is shown.
+    places.sort_by_key(|(_, place)| place.since_ns);
+    let mut numbers: HashMap<SpanKey, usize> = HashMap::new();
+    for (number, (key, _)) in places.iter().enumerate() {
+        let around = ids.get(key).and_then(|id| engine.spans.describe(*id, *key));
+        for (key, _) in around.unwrap_or_default() {
+            numbers.entry(key).or_insert(number);
+        }
+    }
+    let spans = open.iter().map(|slot| {
+        let number = numbers.get(&slot.key).copied().filter(|number| {
+            let place = places.get(*number).map(|(_, place)| place.state);
+            // A thread in the span, or no thread and a future.
+            (place == Some(OpenState::Entered)) == slot.entered_ns.is_some()
+        });
+        let place = number.and_then(|number| places.get(number)).map(|(_, place)| place);
+        (describe_open(engine, slot, place, now_ns), number)
+    });
+    let spans = spans.collect();
+    let stacks = places
+        .iter()
+        .zip(0..)
+        .map(|((_, place), number)| (place.stack.entries(), number, vec![(SampleKind::Await, 1)]));
+    let inputs = ProfileInputs::new(&engine.callsites, &intake.sinks.store, &intake.unwinder);
+    let (stacks, modules) = inputs.profile_of_stacks(ProfileId::NONE, stacks);
+    Job::ListOpen { stacks: Box::new(stacks), modules, spans, reply }
+}
+
+/// Where threads are blocked and futures await, by innermost span.
+fn places(
+    engine: &Engine,
+    intake: &mut Intake,
+    threads: &Threads,
+    ids: &HashMap<SpanKey, RegistryId>,
+) -> Vec<(SpanKey, SpanPlace)> {
+    let waiting = threads.waiting().map(|waiting| {
+        let (since_ns, stack) = (waiting.since_ns, waiting.stack.clone());
+        (waiting.span, SpanPlace { state: OpenState::Entered, since_ns, stack })
+    });
+    let mut places: Vec<_> = waiting.collect();
+    intake.unwinder.refresh();
+    for (span, sample) in engine.copied.awaits.present(|span| ids.contains_key(&span.key)) {
+        let mut stack = intake.unwound(&sample);
+        let [awaited, delay] = sample.amounts;
+        let (state, at) = match delay.weight > 0 {
+            true => (OpenState::Woken, delay.at),
+            false => (OpenState::Awaiting, awaited.at),
+        };
+        if state == OpenState::Woken {
+            stack.waited = Some(Waited::Scheduling);
+        }
+        places.push((span.key, SpanPlace { state, since_ns: intake.clock().raw_ns(at), stack }));
+    }
+    places
+}
+
+fn describe_open(
+    engine: &Engine,
+    slot: &OpenSlot,
+    place: Option<&SpanPlace>,
+    now_ns: u64,
+) -> OpenSpan {
+    let callsite = engine.callsites.get(slot.plan);
+    let text = |of: fn(&tracing::Metadata<'static>) -> &'static str| {
+        callsite.as_ref().map_or("", |callsite| of(callsite.metadata))
+    };
+    let values = engine.with_dispatch(|dispatch| FieldValues::of(slot.id, dispatch));
+    let values = values.map(|value| engine.redaction.redact_span(value).into());
+    let state = match (slot.entered_ns, place) {
+        (Some(_), _) => OpenState::Entered,
+        (None, Some(place)) => place.state,
+        (None, None) => OpenState::Idle,
+    };
+    let state_ns = place.map(|place| now_ns.saturating_sub(place.since_ns)).or(slot.entered_ns);
+    OpenSpan {
+        name: engine
+            .redaction
+            .redact_span(text(|metadata| beginning(metadata.name())))
+            .into_owned(),
+        target: engine.redaction.redact_function(text(|metadata| metadata.target())).into_owned(),
+        fields: values.into_vec(),
+        open_for: Duration::from_nanos(slot.open_ns),
+        state,
+        state_for: state_ns.map(Duration::from_nanos),
+        stack: Vec::new(),
+    }
+}

@@ -1,0 +1,353 @@
+//! Spans that hang or stay open for too long. Their profile is a snapshot of what they did so far, and takes nothing
+//! from the profile that is made when they close.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::time::{Duration, Instant};
+
+use crate::budget::passed;
+use crate::engine::Engine;
+use crate::facts::{Reason, Reasons};
+use crate::inbox::CopiedSample;
+use crate::intake::Intake;
+use crate::keep::Callsites;
+use crate::refresh::refresh_interest;
+use crate::sinks::{SpanSamples, Store};
+use crate::span::{InnermostSpan, OpenSlot, RegistryId, SpanKey, Spans};
+use crate::stats::Counters;
+use crate::sys::{self, Clock};
+use crate::threads::{CpuTime, Ran, SampledThread, Threads, WaitingThread};
+
+/// The shortest and longest interval between checks of open spans.
+const SOONEST: Duration = Duration::from_millis(50);
+const LATEST: Duration = Duration::from_secs(1);
+/// How many open spans are kept in one check. Each takes a profile or a report.
+const MOST_AT_ONCE: usize = 64;
+
+/// What is known of open spans from one check to the next.
+#[derive(Debug)]
+pub(crate) struct Watchdog {
+    pub(crate) checked: Instant,
+    /// The reasons for which open spans were kept: once for each reason.
+    kept: HashMap<SpanKey, Reasons>,
+    /// Spans that the hooks may not have registered, so their close is found by polling.
+    polled: HashMap<SpanKey, RegistryId>,
+    /// CPU time of the last check. Checks take 1 % of a core at most.
+    cost: Duration,
+    /// The generation of the rules at the last sweep of replaced rules, and its time.
+    swept: (u64, Instant),
+    absences: Absences,
+    /// What futures await now, for the snapshots of open spans.
+    pub(crate) present: Vec<(InnermostSpan, CopiedSample)>,
+}
+
+/// When the collector did not run although it had something to do: the process was stopped, or the machine paused. No
+/// span hangs in that time.
+#[derive(Debug, Default)]
+struct Absences {
+    /// When it was last there, and its CPU time then.
+    present: Option<(u64, Option<u64>)>,
+    /// When each ended, and how long it was, oldest first.
+    all: VecDeque<(u64, u64)>,
+}
+
+/// A busy machine delays the collector, too.
+const LEAST_ABSENCE_NS: u64 = 100_000_000;
+const MOST_ABSENCES: usize = 64;
+
+impl Absences {
+    /// The collector is there. Since the last time it meant to sleep for `slept_ns`.
+    fn note_present(&mut self, now_ns: u64, cpu_ns: Option<u64>, slept_ns: u64) {
+        if let Some((before_ns, before_cpu_ns)) = self.present.replace((now_ns, cpu_ns)) {
+            let worked_ns = passed(before_cpu_ns, cpu_ns).unwrap_or(0);
+            let known_ns = slept_ns.saturating_add(worked_ns);
+            let absent_ns = now_ns.saturating_sub(before_ns).saturating_sub(known_ns);
+            if absent_ns >= LEAST_ABSENCE_NS {
+                if self.all.len() == MOST_ABSENCES {
+                    self.all.pop_front();
+                }
+                self.all.push_back((now_ns, absent_ns));
+            }
+        }
+    }
+
+    /// The part of an interval up to now in which the collector was not there.
+    fn since(&self, since_ns: u64) -> u64 {
+        let within = self.all.iter().filter(|(end_ns, _)| *end_ns > since_ns);
+        within.map(|(end_ns, absent_ns)| (*absent_ns).min(end_ns - since_ns)).sum()
+    }
+}
+
+/// The pause between checks, in multiples of the time that a check takes.
+const PAUSE_TIMES: u32 = 100;
+
+impl Watchdog {
+    pub(crate) fn new() -> Self {
+        Self {
+            checked: Instant::now(),
+            kept: HashMap::new(),
+            polled: HashMap::new(),
+            cost: Duration::ZERO,
+            swept: (0, Instant::now()),
+            absences: Absences::default(),
+            present: Vec::new(),
+        }
+    }
+
+    /// The span has closed.
+    pub(crate) fn forget(&mut self, span: SpanKey) {
+        self.kept.remove(&span);
+        self.polled.remove(&span);
+    }
+    /// How long until the next check of open spans; `None` if no rule needs one.
+    pub(crate) fn until_next_check(&self, callsites: &Callsites) -> Option<Duration> {
+        let limit = callsites.least_limit()?;
+        let every = (limit / 8).clamp(SOONEST, LATEST).max(self.cost * PAUSE_TIMES);
+        Some(every.saturating_sub(self.checked.elapsed()))
+    }
+
+    /// Notes that the collector is there, after it meant to sleep for that long.
+    pub(crate) fn note_present(&mut self, clock: &Clock, slept: Duration) {
+        let now_ns = clock.raw_ns(clock.now());
+        let slept_ns = u64::try_from(slept.as_nanos()).unwrap_or(u64::MAX);
+        self.absences.note_present(now_ns, sys::thread_cpu_ns(), slept_ns);
+    }
+
+    /// Whether an open span must be polled.
+    pub(crate) fn must_check_spans(&self, spans: &Spans) -> bool {
+        !self.polled.is_empty() || spans.has_watched()
+    }
+
+    /// Finds open spans that must be kept, if that is due. Returns whether it was: they get snapshots then. Call after
+    /// draining.
+    pub(crate) fn check_open_spans(
+        &mut self,
+        engine: &Engine,
+        intake: &mut Intake,
+        threads: &mut Threads,
+    ) -> bool {
+        if self.until_next_check(&engine.callsites).is_none_or(|left| !left.is_zero()) {
+            return false;
+        }
+        let start = sys::thread_cpu_ns();
+        self.note_present(engine.spans.clock(), Duration::ZERO);
+        self.keep_open_spans(engine, intake, threads);
+        if let Some(took) = passed(start, sys::thread_cpu_ns()) {
+            Counters::add(&engine.counters.sampling.collector_cpu_ns, took);
+            self.cost = Duration::from_nanos(took);
+        }
+        self.checked = Instant::now();
+        true
+    }
+
+    fn keep_open_spans(&mut self, engine: &Engine, intake: &mut Intake, threads: &mut Threads) {
+        let closed =
+            |(key, id): (&SpanKey, &RegistryId)| (!engine.spans.is_open(*id, *key)).then_some(*key);
+        intake.closed.extend(self.polled.iter().filter_map(closed));
+        let now_ns = intake.now_ns();
+        // Read before the slots, so that the slot of a span in which a thread is found shows it as entered.
+        let innermost: HashSet<_> = threads
+            .sampled
+            .iter_mut()
+            .filter_map(|sampled| {
+                let span = sampled.thread().span()?;
+                if let Some(cpu_ns) = sys::cpu_ns_of(sampled.thread().tid()) {
+                    let sampled_ns = sampled.cursor.sampled_ns(cpu_ns);
+                    sampled.cpu_times.note(CpuTime { time_ns: now_ns, cpu_ns, sampled_ns });
+                }
+                Some(span)
+            })
+            .collect();
+        if innermost.is_empty() && !engine.spans.has_watched() {
+            return;
+        }
+        engine.spans.forget_watched();
+        let (ids, mut found) = self.find_over_limit(engine, &innermost, now_ns);
+        if found.is_empty() {
+            return;
+        }
+        for (key, id) in ids {
+            self.register(&engine.spans, intake, (id, key));
+        }
+        let over: HashSet<_> = found.iter().map(|(open, _)| open.key).collect();
+        self.present = engine.copied.awaits.present(|span| engine.spans.is_in_any(span, &over));
+        let present: Vec<_> = self.present.iter().map(|(span, _)| *span).collect();
+        for span in present {
+            self.register(&engine.spans, intake, (span.id, span.key));
+        }
+        // Outermost first, so that spans inside another one are kept together with it.
+        found.sort_by_key(|(open, _)| u64::MAX - open.open_ns);
+        let mut kept = 0;
+        for (open, mut reasons) in found {
+            // A span hangs only if a thread is in it.
+            let store = &intake.sinks.store;
+            if !threads.sampled.iter().any(|sampled| is_inside(store, sampled, open.key)) {
+                reasons = reasons.iter().filter(|reason| *reason != Reason::Hung).collect();
+            }
+            if !reasons.is_empty() && kept < MOST_AT_ONCE {
+                kept += 1;
+                self.keep_open(engine, intake, threads, (&open, reasons, now_ns));
+            }
+        }
+    }
+
+    /// Drops the plans of replaced rules, at most once in [`LATEST`] unless the rules have changed.
+    pub(crate) fn sweep_plans(&mut self, engine: &Engine, store: &Store) {
+        let callsites = &engine.callsites;
+        let (generation, when) = self.swept;
+        let is_due = generation != callsites.generation() || when.elapsed() >= LATEST;
+        if !callsites.has_replaced() || !is_due {
+            return;
+        }
+        let known = store.registered_spans();
+        let mut in_use: HashSet<_> = known.into_iter().map(|(_, known)| known.plan).collect();
+        engine.spans.for_each_open(|span| {
+            in_use.insert(span.plan);
+        });
+        self.swept = (callsites.generation(), Instant::now());
+        if callsites.sweep(&in_use) {
+            refresh_interest(engine.dispatch(), || {});
+        }
+    }
+
+    /// The ids of the spans that threads are in, and the spans over a limit for which they have not been kept yet.
+    fn find_over_limit(
+        &self,
+        engine: &Engine,
+        innermost: &HashSet<SpanKey>,
+        now_ns: u64,
+    ) -> (HashMap<SpanKey, RegistryId>, Vec<(OpenSlot, Reasons)>) {
+        let (mut ids, mut found, mut has_watched) = (HashMap::new(), Vec::new(), false);
+        engine.spans.for_each_open(|open| {
+            if innermost.contains(&open.key) {
+                ids.insert(open.key, open.id);
+            }
+            let Some(site) = engine.callsites.get(open.plan) else { return };
+            has_watched |= site.open_ns.is_some();
+            let before = self.kept.get(&open.key).copied().unwrap_or_default();
+            // The process may have been stopped in the meantime.
+            let seen_ns = open.entered_ns.map(|entered_ns| {
+                let absent_ns = self.absences.since(now_ns.saturating_sub(entered_ns));
+                entered_ns.saturating_sub(absent_ns)
+            });
+            let over = [
+                (seen_ns, site.hung_ns, Reason::Hung),
+                (Some(open.open_ns), site.open_ns, Reason::Open),
+            ];
+            let is_over = |(ns, limit_ns, reason): (Option<u64>, Option<u64>, _)| {
+                let is_over = ns.zip(limit_ns).is_some_and(|(ns, limit_ns)| ns > limit_ns);
+                (is_over && !before.contains(reason)).then_some(reason)
+            };
+            let reasons: Reasons = over.into_iter().filter_map(is_over).collect();
+            if !reasons.is_empty() {
+                found.push((*open, reasons));
+            }
+        });
+        if has_watched {
+            engine.spans.keep_watching();
+        }
+        (ids, found)
+    }
+
+    fn register(&mut self, spans: &Spans, intake: &mut Intake, (id, key): (RegistryId, SpanKey)) {
+        let store = &mut intake.sinks.store;
+        let around = spans.describe(id, key).unwrap_or_default();
+        for (key, known) in around {
+            if store.get(key).is_none_or(|pending| pending.known.is_none()) {
+                self.polled.insert(key, known.id);
+            }
+            store.register(key, known, intake.round);
+        }
+    }
+
+    fn keep_open(
+        &mut self,
+        engine: &Engine,
+        intake: &mut Intake,
+        threads: &Threads,
+        (open, reasons, now_ns): (&OpenSlot, Reasons, u64),
+    ) {
+        let OpenSlot { id, key, entered_ns, .. } = *open;
+        self.register(&engine.spans, intake, (id, key));
+        let store = &intake.sinks.store;
+        let Some((mut open, segment_ns)) = engine.spans.as_closing(id, key) else { return };
+        let before = self.kept.entry(key).or_default();
+        *before = before.and(reasons);
+        // The thread that is still in the span has not added its open segment to the account. If several threads are
+        // in it, the first one that has any time is taken for the one that entered it.
+        let since_ns = now_ns.saturating_sub(entered_ns.unwrap_or(0));
+        let inside = threads.sampled.iter().filter(|sampled| is_inside(store, sampled, key));
+        let ran = inside.map(|sampled| {
+            let synced = sampled.thread().synced();
+            let by_sync = sampled.cpu_times.since_sync(since_ns, synced);
+            let ran = sampled.cpu_times.since(since_ns).or(by_sync);
+            let waited_ns = sampled.waiting().map_or(0, WaitingThread::waited_ns);
+            Ran { off_ns: ran.off_ns.max(waited_ns), ..ran }
+        });
+        let Ran { on_ns, off_ns, sampled_ns } =
+            ran.into_iter().find(|ran| *ran != Ran::default()).unwrap_or_default();
+        open.account = match sys::thread_cpu_ns() {
+            Some(_) => open.account.with_segment(segment_ns, on_ns, off_ns, sampled_ns),
+            None => open.account.without_cpu_time(),
+        };
+        // What the profile will contain, and not what hooks have counted so far.
+        let inside = store.inside(open.root, [key]);
+        let pending = inside.iter().filter_map(|span| store.get(*span));
+        open.samples = pending.map(SpanSamples::count).sum();
+        open.samples.waits +=
+            threads.waiting().filter(|wait| inside.contains(&wait.span)).count() as u64;
+        let present = self.present.iter();
+        let present: Vec<_> = present.filter(|(span, _)| inside.contains(&span.key)).collect();
+        open.samples.awaits += present.len() as u64;
+        // Of several tasks in it, the one that has awaited for longest.
+        // One in another task may be in a span inside, without this one being idle for it.
+        let own = present.iter().filter(|(span, _)| {
+            let outermost = engine.spans.outermost_of(span);
+            span.key == key || outermost.is_some_and(|outermost| outermost.key == key)
+        });
+        let own = own.map(|(_, sample)| sample.amounts.map(|amount| amount.weight));
+        if let Some([await_ns, delay_ns]) = own.max_by_key(|[await_ns, _]| *await_ns)
+            && entered_ns.is_none()
+        {
+            open.account = open.account.with_await(await_ns, delay_ns);
+        }
+        engine.keep_open(&open, reasons);
+    }
+}
+
+fn is_inside(store: &Store, sampled: &SampledThread, span: SpanKey) -> bool {
+    let innermost = sampled.thread().span();
+    innermost.is_some_and(|innermost| {
+        innermost == span || store.ancestors(innermost).any(|around| around == span)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    #[test]
+    fn time_in_which_the_collector_did_not_run_is_absence() {
+        let mut absences = Absences::default();
+        absences.note_present(0, Some(0), 0);
+        // It slept as long as it meant to, and a busy machine let it wait.
+        absences.note_present(1_050 * MS, Some(MS), 1_000 * MS);
+        // It worked.
+        absences.note_present(2_050 * MS, Some(900 * MS), 20 * MS);
+        assert_eq!(absences.since(0), 0);
+        // It meant to sleep for 5 ms, and was stopped for two seconds.
+        absences.note_present(4_060 * MS, Some(902 * MS), 5 * MS);
+        let absent = 2_003 * MS;
+        assert_eq!(absences.since(2_000 * MS), absent);
+        // A span that was entered in the meantime had less of it, and a later one none.
+        assert_eq!(absences.since(4_000 * MS), 60 * MS);
+        assert_eq!(absences.since(4_060 * MS), 0);
+        absences.note_present(6_060 * MS, None, 0);
+        assert_eq!(absences.since(0), absent + 2_000 * MS);
+        for second in 7..7 + 2 * MOST_ABSENCES as u64 {
+            absences.note_present(second * 1_000 * MS, None, 0);
+        }
+        assert_eq!(absences.all.len(), MOST_ABSENCES);
+    }
+}
