@@ -7,21 +7,29 @@ use tracing::level_filters::LevelFilter;
 use crate::text::line_of;
 
 macro_rules! kinds {
-    ($($name:ident = $text:literal,)+) => {
-        /// What a log event is about: its field `kind`. Names are not changed, since programs read them.
+    ($($kind:ident { $($name:ident = $reason:literal,)+ })+) => {
+        /// What a log event is about. Programs read its names.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[allow(dead_code, reason = "some belong to features")]
         pub(crate) enum LogKind {
-            $($name,)+
+            $($($name,)+)+
         }
 
         impl LogKind {
             #[cfg(test)]
-            const ALL: &[Self] = &[$(Self::$name,)+];
+            const ALL: &[Self] = &[$($(Self::$name,)+)+];
 
-            pub(crate) const fn as_str(self) -> &'static str {
+            /// The field `kind`: the part of the layer. It is also the anchor of its section in the guide.
+            pub(crate) const fn kind(self) -> &'static str {
                 match self {
-                    $(Self::$name => $text,)+
+                    $($(Self::$name)|+ => stringify!($kind),)+
+                }
+            }
+
+            /// The field `reason`: what has happened there.
+            pub(crate) const fn reason(self) -> &'static str {
+                match self {
+                    $($(Self::$name => $reason,)+)+
                 }
             }
         }
@@ -29,52 +37,80 @@ macro_rules! kinds {
 }
 
 kinds! {
-    Kept = "kept",
-    KeptMore = "kept_more",
-    Unreported = "unreported",
-    Source = "source",
-    RulesChanged = "rules_changed",
-    Disabled = "disabled",
-    ReloadFailed = "reload_failed",
-    NothingSeen = "nothing_seen",
-    NotCounted = "not_counted",
-    NamesAlike = "names_alike",
-    UnknownVariable = "unknown_variable",
-    Clamped = "clamped",
-    EndpointUnused = "endpoint_unused",
-    UrlIgnored = "url_ignored",
-    NotLinked = "not_linked",
-    Unfiltered = "unfiltered",
-    StacksCut = "stacks_cut",
-    NoLineTables = "no_line_tables",
-    FileReplaced = "file_replaced",
-    FileUnreadable = "file_unreadable",
-    FileCompressed = "file_compressed",
-    FileSplit = "file_split",
-    FileTooLarge = "file_too_large",
-    RateLowered = "rate_lowered",
-    Shed = "shed",
-    SignalLost = "signal_lost",
-    SignalStackSmall = "signal_stack_small",
-    ThreadsUnsampled = "threads_unsampled",
-    WaitsUnseen = "waits_unseen",
-    CallsForbidden = "calls_forbidden",
-    ExportFails = "export_fails",
-    ProfileLost = "profile_lost",
-    ReceiverAway = "receiver_away",
-    ReceiverRefuses = "receiver_refuses",
-    ReceiverReplies = "receiver_replies",
-    ReceiverBack = "receiver_back",
-    SendingEnded = "sending_ended",
-    OnKeptPanicked = "on_kept_panicked",
-    LogBlocked = "log_blocked",
-    FilesClosed = "files_closed",
-    Forked = "forked",
-    Failed = "failed",
+    source {
+        Source = "start",
+        SignalLost = "signal_lost",
+        SignalStackSmall = "signal_stack_small",
+        ThreadsUnsampled = "threads_unsampled",
+        CallsForbidden = "calls_forbidden",
+    }
+    load {
+        Throttled = "throttled",
+        Paused = "paused",
+    }
+    stacks {
+        StacksCut = "cut",
+        WaitsUnseen = "waits_unseen",
+    }
+    symbols {
+        NoLineTables = "no_line_tables",
+        FileReplaced = "replaced",
+        FileUnreadable = "unreadable",
+        FileCompressed = "compressed",
+        FileSplit = "split",
+        FileTooLarge = "too_large",
+    }
+    rules {
+        RulesChanged = "changed",
+        Disabled = "disabled",
+        ReloadFailed = "reload_failed",
+        NothingSeen = "nothing_seen",
+        NotCounted = "not_counted",
+        AmbiguousNames = "ambiguous_names",
+    }
+    configuration {
+        UnknownVariable = "unknown_variable",
+        Clamped = "clamped",
+        EndpointUnused = "endpoint_unused",
+        UrlIgnored = "url_ignored",
+    }
+    subscriber {
+        Unfiltered = "unfiltered",
+        NotLinked = "not_linked",
+    }
+    export {
+        ExportFails = "fails",
+        ProfileLost = "profile_lost",
+    }
+    receiver {
+        ReceiverAway = "away",
+        ReceiverRefuses = "refuses",
+        ReceiverReplies = "replies",
+        ReceiverBack = "back",
+        SendingEnded = "sending_ended",
+    }
+    reports {
+        KeptMore = "more_spans",
+        Unreported = "too_many",
+        LogBlocked = "log_blocked",
+        OnKeptPanicked = "on_kept_panicked",
+    }
+    ended {
+        FilesClosed = "files_closed",
+        Forked = "forked",
+        Failed = "failed",
+    }
 }
 
-/// A log event: its kind and its other fields are for programs, its message is for people. Events of kept spans have
-/// more fields, and are in `report::kept_event`.
+/// The page of the guide with a section for each kind, as of this version.
+const GUIDE: &str = concat!(
+    "https://docs.rs/tracing-profiling/",
+    env!("CARGO_PKG_VERSION"),
+    "/tracing_profiling/guide/log/"
+);
+
+/// A log event: its message is for people, its fields are for programs. The events of kept spans are in
+/// `report::kept_event`.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct LogEvent {
     pub(crate) kind: LogKind,
@@ -127,6 +163,10 @@ impl LogEvent {
         const LONGEST: (usize, usize) = (4_096, 2_048);
         let field = |text: &Option<String>| Some(line_of(text.as_deref()?, LONGEST.1).into_owned());
         let message = line_of(&self.message, LONGEST.0);
+        let guide = match self.level {
+            LevelFilter::INFO => String::new(),
+            _ => format!("; see {GUIDE}#{}", self.kind.kind()),
+        };
         let [value, error, file, endpoint, rules] =
             [&self.value, &self.error, &self.file, &self.endpoint, &self.rules].map(field);
         let variable = self.variable.as_deref().map(|name| line_of(name, LONGEST.1));
@@ -135,7 +175,8 @@ impl LogEvent {
                 tracing::$level!(
                     target: "tracing_profiling",
                     parent: None,
-                    kind = display(self.kind.as_str()),
+                    kind = display(self.kind.kind()),
+                    reason = display(self.kind.reason()),
                     variable = variable.as_deref(),
                     value = value.as_deref(),
                     limit = self.limit,
@@ -144,7 +185,7 @@ impl LogEvent {
                     file = file.as_deref(),
                     endpoint = endpoint.as_deref(),
                     rules = rules.as_deref(),
-                    "{message}"
+                    "{message}{guide}"
                 )
             };
         }
@@ -218,28 +259,38 @@ mod tests {
         let lines = serde_json::Deserializer::from_slice(&bytes).into_iter::<serde_json::Value>();
         let lines: Vec<_> = lines.map(Result::unwrap).collect();
         let all = serde_json::json!({
-            "message": "{text}", "kind": "stacks_cut", "variable": "TRACING_PROFILING_X", "value": "a", "limit": 1,
-            "count": 2, "error": "b", "file": "c", "endpoint": "d", "rules": "e",
+            "message": format!("{{text}}; see {GUIDE}#stacks"), "kind": "stacks", "reason": "cut",
+            "variable": "TRACING_PROFILING_X", "value": "a", "limit": 1, "count": 2, "error": "b", "file": "c",
+            "endpoint": "d", "rules": "e",
         });
         assert_eq!(lines[0]["fields"], all);
-        assert_eq!(lines[1]["fields"], serde_json::json!({"message": "text", "kind": "source"}));
+        let source = serde_json::json!({"message": "text", "kind": "source", "reason": "start"});
+        assert_eq!(lines[1]["fields"], source);
         let levels: Vec<_> = lines.iter().map(|line| line["level"].clone()).collect();
         assert_eq!(levels, ["WARN", "INFO", "ERROR"]);
         assert!(lines.iter().all(|line| line["target"] == "tracing_profiling"), "{lines:?}");
     }
 
+    /// Each kind is a section of its own, which warnings link to, with a list of its reasons.
     #[test]
-    fn the_guide_describes_each_kind() {
-        let guide = include_str!("../docs/guide/log.md");
-        let described: Vec<_> = guide
-            .lines()
-            .filter_map(|line| line.strip_prefix("| `")?.split_once("` | "))
-            .filter(|(_, rest)| {
-                ["info", "warn", "error"].iter().any(|level| rest.starts_with(level))
-            })
-            .map(|(kind, _)| kind)
-            .collect();
-        let kinds: Vec<_> = LogKind::ALL.iter().map(|kind| kind.as_str()).collect();
-        assert_eq!(described, kinds);
+    fn the_guide_has_a_section_for_each_kind_with_its_reasons() {
+        let (guide, library) = (include_str!("../docs/guide/log.md"), include_str!("lib.rs"));
+        assert!(
+            library.contains("#[doc = include_str!(\"../docs/guide/log.md\")]\n    pub mod log {}")
+        );
+        let (mut sections, mut described) = (Vec::new(), Vec::new());
+        for line in guide.lines() {
+            let title = line.split_once("# ").filter(|_| line.starts_with('#'));
+            sections.extend(title.map(|(_, title)| title));
+            let reason = line.strip_prefix("- `").and_then(|line| line.split('`').next());
+            described.extend(sections.last().copied().zip(reason));
+        }
+        let all: Vec<_> = LogKind::ALL.iter().map(|kind| (kind.kind(), kind.reason())).collect();
+        described.retain(|(section, _)| *section != "A kept span");
+        assert_eq!(described, all);
+        // A second title of the same text has another anchor.
+        let unique: std::collections::BTreeSet<_> = sections.iter().collect();
+        assert_eq!(unique.len(), sections.len(), "{sections:?}");
+        assert!(GUIDE.ends_with("/tracing_profiling/guide/log/"));
     }
 }

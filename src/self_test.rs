@@ -62,6 +62,7 @@ pub struct SelfTest {
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Cause {
     kind: String,
+    reason: String,
     message: String,
 }
 
@@ -69,6 +70,7 @@ impl Visit for Cause {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         match field.name() {
             "kind" => self.kind = format!("{value:?}"),
+            "reason" => self.reason = format!("{value:?}"),
             "message" => self.message = format!("{value:?}"),
             _ => {}
         }
@@ -140,7 +142,11 @@ impl SelfTest {
     pub fn problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
         let why = |kinds: &[LogKind]| {
-            let is_one = |cause: &&Cause| kinds.iter().any(|kind| kind.as_str() == cause.kind);
+            let is_one = |cause: &&Cause| {
+                let is_of =
+                    |kind: &LogKind| kind.kind() == cause.kind && kind.reason() == cause.reason;
+                kinds.iter().any(is_of)
+            };
             let causes = self.causes.iter().filter(is_one);
             causes.map(|cause| format!(": {}", cause.message)).collect::<String>()
         };
@@ -431,7 +437,8 @@ mod tests {
     #[test]
     fn a_problem_has_the_causes_that_were_logged() {
         let cause = |kind: LogKind, message: &str| Cause {
-            kind: kind.as_str().to_owned(),
+            kind: kind.kind().to_owned(),
+            reason: kind.reason().to_owned(),
             message: message.to_owned(),
         };
         let causes = vec![

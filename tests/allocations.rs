@@ -368,7 +368,7 @@ fn the_log_says_how_much() {
         assert!(handle.flush(support::PLENTY));
     });
     let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
-    assert!(log.contains("kept `clones` (alloc)"), "{log}");
+    assert!(log.contains("kept `clones`: ") && log.contains("reason=alloc"), "{log}");
     assert!(log.contains("allocated 21.0 MB in 21 allocations, freed 21.0 MB"), "{log}");
     assert!(log.contains("allocated_bytes=21000000"), "{log}");
 }

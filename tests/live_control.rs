@@ -160,10 +160,10 @@ async fn changes_are_logged() {
     });
     let events = events.filter(|fields| fields["message"].as_str().unwrap().contains("HTTP: "));
     let enabled = serde_json::json!({
-        "message": "HTTP: the rules are now `7ms`", "kind": "rules_changed", "rules": "7ms",
+        "message": "HTTP: the rules are now `7ms`", "kind": "rules", "reason": "changed", "rules": "7ms",
     });
     let disabled = serde_json::json!({
-        "message": "HTTP: profiling is disabled", "kind": "disabled", "rules": "0s",
+        "message": "HTTP: profiling is disabled", "kind": "rules", "reason": "disabled", "rules": "0s",
     });
     assert_eq!(events.collect::<Vec<_>>(), [disabled, enabled.clone(), enabled], "{lines}");
 }

@@ -24,10 +24,18 @@ use tracing_subscriber::prelude::*;
 
 const MS: Duration = Duration::from_millis(1);
 
-/// The fields of the log events of kept spans. All other events are for programs, too.
+/// The fields of the events of kept spans at DEBUG, which have everything.
 fn events(log: &Log) -> Vec<Value> {
     all_events(log).into_iter().filter(|fields| fields["kind"] == "kept").collect()
 }
+
+/// The fields of the lines of kept spans.
+fn lines(log: &Log) -> Vec<Value> {
+    all_events(log).into_iter().filter(|fields| fields["kind"].is_null()).collect()
+}
+
+/// The fields of a line besides its message.
+const OF_A_LINE: [&str; 6] = ["span", "reason", "wall_ms", "trace_id", "profile_id", "file"];
 
 fn all_events(log: &Log) -> Vec<Value> {
     let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
@@ -35,8 +43,15 @@ fn all_events(log: &Log) -> Vec<Value> {
     let events = events.filter(|event| event["target"] == "tracing_profiling");
     let fields = events.map(|event| {
         let is_outside = event.get("span").is_none() && event.get("spans").is_none();
-        assert!(is_outside && event["fields"]["kind"].is_string(), "{event}");
-        event["fields"].clone()
+        let fields = &event["fields"];
+        let mut names = fields.as_object().unwrap().keys().filter(|name| *name != "message");
+        let is_line = fields["kind"].is_null();
+        let level = event["level"].as_str().unwrap();
+        assert!(is_outside && fields["reason"].is_string(), "{event}");
+        assert!(!is_line || names.all(|name| OF_A_LINE.contains(&name.as_str())), "{event}");
+        assert_eq!(level == "DEBUG", fields["kind"] == "kept", "{event}");
+        assert!(!is_line || level == "INFO", "{event}");
+        fields.clone()
     });
     fields.collect()
 }
@@ -49,8 +64,8 @@ fn of_kept(kept: &Kept) -> Vec<(&'static str, String)> {
     kept.spans[0].fields().map(|(name, value)| (name, value.to_owned())).collect()
 }
 
-/// A service, with a subscriber that logs JSON as with `RUST_LOG=info`. Returns its log, its files and what was kept.
-fn serve(app: &Router, paths: &[&str]) -> (Log, Vec<String>, Vec<Kept>) {
+/// A service, with a subscriber that logs JSON as with that `RUST_LOG`. Returns its log, its files and what was kept.
+fn serve(app: &Router, paths: &[&str], filter: &str) -> (Log, Vec<String>, Vec<Kept>) {
     let directory = tempfile::tempdir().unwrap();
     let (log, kept) = (Log::default(), Arc::new(Mutex::new(Vec::new())));
     let layer = ProfilingLayer::builder()
@@ -68,7 +83,7 @@ fn serve(app: &Router, paths: &[&str]) -> (Log, Vec<String>, Vec<Kept>) {
     let writer = log.clone();
     let json = tracing_subscriber::fmt::layer().json().with_writer(move || writer.clone());
     let dispatch = Dispatch::new(
-        tracing_subscriber::registry().with(json.with_filter(EnvFilter::new("info"))).with(layer),
+        tracing_subscriber::registry().with(json.with_filter(EnvFilter::new(filter))).with(layer),
     );
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     tracing::dispatcher::with_default(&dispatch, || {
@@ -100,15 +115,17 @@ fn each_slow_route_has_its_name_in_log_and_files() {
         info_span!("request", method = %request.method(), uri = %request.uri(), http.route = route)
     }));
     let paths = ["/cart/secret7", "/search?q=secret7", "/report", "/users/secret7/orders"];
-    let (log, files, kept) = serve(&app, &paths);
-    let events = events(&log);
+    let (log, files, kept) = serve(&app, &paths, "info,tracing_profiling=debug");
+    let (events, lines) = (events(&log), lines(&log));
+    assert_eq!((events.len(), lines.len()), (4, 4));
     let text = |event: &Value, name: &str| event[name].as_str().unwrap().to_owned();
     let routes: Vec<_> = events.iter().map(|event| text(event, "http.route")).collect();
     assert_eq!(routes, ["/cart/{id}", "/search", "/report", "/users/{id}/orders"]);
-    for (event, kept) in events.iter().zip(&kept) {
+    for ((event, line), kept) in events.iter().zip(&lines).zip(&kept) {
+        assert_eq!(OF_A_LINE.map(|name| &line[name]), OF_A_LINE.map(|name| &event[name]));
         let route = text(event, "http.route");
         let name = format!("request{{method=GET http.route={route}}}");
-        assert!(text(event, "message").starts_with(&format!("kept `{name}` (latency) after ")));
+        assert!(text(line, "message").starts_with(&format!("kept `{name}`")), "{line}");
         assert_eq!(
             (text(event, "span"), text(event, "reason")),
             ("request".into(), "latency".into())
@@ -153,11 +170,12 @@ fn each_slow_route_has_its_name_in_log_and_files() {
 fn without_a_route_one_line_says_what_to_set() {
     let spans = DefaultMakeSpan::new().level(tracing::Level::INFO);
     let app = routes().layer(TraceLayer::new_for_http().make_span_with(spans));
-    let (log, _, kept) = serve(&app, &["/report"; 7]);
+    let (log, _, kept) = serve(&app, &["/report"; 7], "info");
     assert_eq!(kept.len(), 7);
     assert!(kept.iter().all(|kept| of_kept(kept) == [("method", "GET".to_owned())]));
+    assert_eq!((lines(&log).len(), events(&log).len()), (7, 0));
     let hints = all_events(&log);
-    let mut hints = hints.iter().filter(|fields| fields["kind"] == "names_alike");
+    let mut hints = hints.iter().filter(|fields| fields["reason"] == "ambiguous_names");
     let hint = hints.next().unwrap();
     assert!(hints.next().is_none());
     assert!(hint["message"].as_str().unwrap().contains("=method,uri also shows"), "{hint}");
@@ -276,13 +294,18 @@ fn each_log_event_has_a_kind_and_is_in_no_span_of_the_program() {
         assert!(handle.flush(PLENTY));
     });
     let events = all_events(&log);
-    let of = |kind: &str| events.iter().find(|event| event["kind"] == kind).unwrap();
-    assert!(["perf", "timer", "none"].contains(&of("source")["value"].as_str().unwrap()));
-    let clamped = of("clamped");
+    let of = |kind: &str, reason: &str| {
+        let is_one = |event: &&Value| event["kind"] == kind && event["reason"] == reason;
+        events.iter().find(is_one).unwrap()
+    };
+    let source = of("source", "start");
+    assert!(["perf", "timer", "none"].contains(&source["value"].as_str().unwrap()));
+    let clamped = of("configuration", "clamped");
     assert_eq!((&clamped["variable"], &clamped["value"]), (&"max_depth".into(), &"0".into()));
     assert_eq!(clamped["limit"], 1);
-    assert_eq!(of("kept")["span"], "kept");
-    assert!(of("on_kept_panicked")["message"].is_string());
+    assert!(clamped["message"].as_str().unwrap().ends_with("/guide/log/#configuration"));
+    assert_eq!(of("kept", "latency")["span"], "kept");
+    assert!(of("reports", "on_kept_panicked")["message"].is_string());
 }
 
 /// This program has another allocator.
@@ -305,7 +328,7 @@ fn what_needs_counted_allocations_says_what_is_missing() {
             info_span!("counted").in_scope(|| ());
             assert!(handle.flush(PLENTY));
         });
-        let events = all_events(&log).into_iter().filter(|event| event["kind"] == "not_counted");
+        let events = all_events(&log).into_iter().filter(|event| event["reason"] == "not_counted");
         events.map(|event| event["message"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
     };
     let (by_default, none) = (512 * 1024, Vec::<String>::new());
@@ -358,10 +381,9 @@ fn each_of_two_requests_in_a_connection_has_its_own_times() {
     }
     assert!(slow["samples"].as_u64().unwrap() > 0 && bad["samples"].is_null(), "{bad} {slow}");
     assert!(slow["top"].as_str().unwrap().ends_with("burn"), "{slow}");
-    assert!(
-        bad["top"].is_null()
-            && bad["message"].as_str().unwrap().starts_with("kept `request{http.route=/bad}`")
-    );
+    let messages: Vec<_> = lines(&log).iter().map(|line| line["message"].to_string()).collect();
+    let is_of_bad = |line: &String| line.starts_with("\"kept `request{http.route=/bad}`");
+    assert!(bad["top"].is_null() && messages.iter().any(is_of_bad), "{messages:?}");
     // The profile, its title and its file are named by the request that it explains.
     let files: Vec<_> =
         std::fs::read_dir(directory.path()).unwrap().map(|file| file.unwrap().path()).collect();

@@ -48,7 +48,7 @@ fn text(output: &Output) -> String {
 fn the_readme_is_sufficient() {
     let dir = tempfile::tempdir().unwrap();
     let text = text(&run("readme", dir.path()));
-    assert!(text.contains("kept `checkout` (latency)"), "{text}");
+    assert!(text.contains("kept `checkout`") && text.contains("reason=latency"), "{text}");
     if cfg!(tracing_profiling_unsupported) {
         return;
     }

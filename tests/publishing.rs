@@ -132,6 +132,7 @@ impl Stage {
         let layer = set(builder).build().unwrap();
         let handle = layer.handle();
         let lines = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(log.clone());
+        let lines = lines.with_filter(tracing_subscriber::filter::LevelFilter::INFO);
         let subscriber = tracing_subscriber::registry().with(lines).with(layer);
         let dispatch = Dispatch::new(subscriber);
         Self { handle, dispatch, log, exporter, memory, callback, kept }

@@ -198,7 +198,7 @@ fn names_cannot_break_lines_or_change_the_text_direction() {
         }
         assert!(left.log.lines().all(|line| line.contains("tracing_profiling")), "{}", left.log);
         assert!(
-            left.log.contains("kept `outer\\nkept `forged` (error)\\r\\u{0}end` (latency"),
+            left.log.contains("kept `outer\\nkept `forged` (error)\\r\\u{0}end`: "),
             "{}",
             left.log
         );

@@ -302,7 +302,7 @@ fn embedded_symbols_that_cannot_be_read_leave_the_other_names() {
         println!("{how}: {names:?} {warnings:?}");
         assert_eq!(names, ["call_its_own", "exported"].map(str::to_owned).into(), "{how}");
         let [warning] = warnings.as_slice() else { panic!("{how}: {warnings:?}") };
-        assert_eq!(warning["kind"], "file_unreadable");
+        assert_eq!([&warning["kind"], &warning["reason"]], ["symbols", "unreadable"]);
         let message = warning["message"].as_str().unwrap();
         assert!(message.contains(".gnu_debugdata"), "{how}: {message}");
         assert!(message.contains("only functions that it exports have names"), "{message}");
@@ -347,7 +347,7 @@ fn debug_information_that_cannot_be_read_leaves_the_names() {
         println!("{section}: {names:?} {warnings:?}");
         assert_eq!(names, all_names(), "{section}");
         let [warning] = warnings.as_slice() else { panic!("{section}: {warnings:?}") };
-        assert_eq!(warning["kind"], "file_unreadable");
+        assert_eq!([&warning["kind"], &warning["reason"]], ["symbols", "unreadable"]);
         let message = warning["message"].as_str().unwrap();
         assert!(message.contains("its functions but no lines"), "{message}");
     }
@@ -373,22 +373,22 @@ fn debug_information_of_other_forms_is_said_once() {
     };
     let zipped = compressed(&split_4, "zlib");
     let (old, zstd) = (compressed(&whole, "zlib-gnu"), compressed(&whole, "zstd"));
-    let is_split = Some(("file_split", "no inlined functions"));
+    let is_split = Some(("split", "no inlined functions"));
     for (library, warning, note) in [
         (&Some(whole), None, None),
         (&Some(split_4), is_split, Some("without inlined functions")),
         (&Some(split_5), is_split, Some("without inlined functions")),
         (&zipped, is_split, Some("without inlined functions")),
-        (&old, Some(("file_compressed", "`.zdebug_`")), None),
-        (&zstd, Some(("file_compressed", "with zstd")), None),
+        (&old, Some(("compressed", "`.zdebug_`")), None),
+        (&zstd, Some(("compressed", "with zstd")), None),
     ] {
         let Some(library) = library else { continue };
         let (names, warnings, notes) = profile_library(library, |builder| builder);
         println!("{library:?}: {names:?} {warnings:?} {notes:?}");
         assert_eq!(names, all_names());
         assert_eq!(warnings.len(), usize::from(warning.is_some()));
-        for (warning, (kind, text)) in warnings.iter().zip(warning) {
-            assert_eq!(warning["kind"], kind);
+        for (warning, (reason, text)) in warnings.iter().zip(warning) {
+            assert_eq!([&warning["kind"], &warning["reason"]], ["symbols", reason]);
             assert!(warning["message"].as_str().unwrap().contains(text), "{warning}");
         }
         assert_eq!(notes.len(), usize::from(note.is_some()));

@@ -357,7 +357,7 @@ impl Delivery {
 
     pub(super) fn break_down(&mut self, problem: String) {
         let Some(outbox) = &mut self.outbox else { return };
-        let message = format!("{problem}; profiles are no longer sent");
+        let message = format!("{problem}; profiles are not sent until the program restarts");
         let error = Some(problem.clone());
         outbox.broken = Some(problem);
         outbox.answers = channel::never();

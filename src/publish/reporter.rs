@@ -192,8 +192,8 @@ impl LostLines {
         }
         (self.said, self.at) = (all, Some(Instant::now()));
         let message = format!(
-            "{more} events of this layer were not logged, since the log did not take them for too long; no \
-             profile was lost by that"
+            "{more} events of this layer were not logged, since the log did not take them for too long (does \
+             anything read the program's output?); no profile was lost by that"
         );
         Some(LogEvent { count: Some(more), ..LogEvent::warning(LogKind::LogBlocked, message) })
     }

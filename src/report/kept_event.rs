@@ -3,7 +3,7 @@
 use std::fmt::{self, Display, Write};
 
 use super::amounts::{Allocated, Ns, Short, is_vague};
-use super::kept_fields::Fields;
+use super::kept_fields::{Fields, ms};
 use super::profile::{AWAITS_OF_ALL, AtSite, Awaited, WAIT_NS, WORTH_REPORTING, plural_waits};
 use crate::facts::TimeBreakdown;
 use crate::keep::{Kept, KeptSpan, NoProfile};
@@ -16,10 +16,10 @@ pub(crate) const LONG_NS: u64 = 10_000_000;
 /// The kept spans of one profile that have events of their own.
 const MOST_EVENTS: usize = 8;
 
-/// Logs what was kept: an event for each span, whose fields have everything.
+/// Logs what was kept: of each span a line for people, and an event at DEBUG whose fields have everything.
 pub(crate) fn log(kept: &Kept) {
     let Some((first, others)) = kept.spans.split_first() else { return };
-    Fields::of(first, kept, true).log(&message(first, kept));
+    log_span(first, kept, true, &message(first, kept));
     let of = first.facts.name();
     for span in others.iter().take(MOST_EVENTS - 1) {
         let is_in = match span.profile {
@@ -27,19 +27,36 @@ pub(crate) fn log(kept: &Kept) {
             Ok(_) => String::new(),
             Err(why) => format!(": no profile: {}", Without(why, span)),
         };
-        Fields::of(span, kept, false).log(&format!("{}{is_in}", head(span)));
+        log_span(span, kept, false, &format!("{}{is_in}", head(span)));
     }
     let left_out = others.len().saturating_sub(MOST_EVENTS - 1);
     if left_out > 0 {
         tracing::info!(
             target: "tracing_profiling",
             parent: None,
-            kind = display(LogKind::KeptMore.as_str()),
+            kind = display(LogKind::KeptMore.kind()),
+            reason = display(LogKind::KeptMore.reason()),
             count = left_out,
             profile_id = kept.profile.map(display),
             "kept {left_out} more spans together with `{of}`"
         );
     }
+}
+
+fn log_span(span: &KeptSpan, kept: &Kept, has_profile: bool, message: &str) {
+    let profile = profile_of(span, kept, has_profile);
+    tracing::info!(
+        target: "tracing_profiling",
+        parent: None,
+        span = display(&span.facts.span),
+        reason = display(span.reasons()),
+        wall_ms = ms(span.times().wall_ns),
+        trace_id = span.facts.ids().map(|(trace, _)| display(trace)),
+        profile_id = profile.map(display),
+        file = kept.files.first().filter(|_| profile.is_some()).map(|file| display(file.display())),
+        "{message}"
+    );
+    Fields::log(|| Fields::of(span, kept, has_profile));
 }
 
 /// Detects that the names of kept spans do not tell requests apart, although a field could.
@@ -95,7 +112,7 @@ impl NameHint {
             variable: Some("TRACING_PROFILING_FIELDS".into()),
             value: Some(shown),
             count: u64::try_from(self.spans).ok(),
-            ..LogEvent::info(LogKind::NamesAlike, message)
+            ..LogEvent::info(LogKind::AmbiguousNames, message)
         })
     }
 }
@@ -106,14 +123,13 @@ pub(crate) fn profile_of(span: &KeptSpan, kept: &Kept, has_profile: bool) -> Opt
     span.profile().ok().or_else(|| kept.profile.filter(|_| has_profile))
 }
 
-/// What was kept, why, and how long it took.
+/// What was kept. The fields have the rest.
 fn head(span: &KeptSpan) -> String {
     let open = if span.is_open() { ", still open" } else { "" };
-    let (name, reasons) = (span.facts.name(), span.reasons());
-    format!("kept `{name}` ({reasons}{open}) after {}", Ns(span.times().wall_ns))
+    format!("kept `{}`{open}", span.facts.name())
 }
 
-/// What was kept and why, and what explains most of its time.
+/// What was kept, and what explains most of its time.
 fn message(first: &KeptSpan, kept: &Kept) -> String {
     let mut message = head(first);
     let TimeBreakdown {
@@ -286,11 +302,10 @@ mod tests {
     #[test]
     fn a_message_states_what_was_kept_and_why() {
         let mut kept = kept();
-        let expected =
-            "kept `test` (latency) after 1.31 s: 1.29 s on-CPU, 97 % of it in shop::render";
+        let expected = "kept `test`: 1.29 s on-CPU, 97 % of it in shop::render";
         assert_eq!(line(&kept), expected);
         kept.spans[0].facts.fields = vec![("method", "GET".into()), ("http.route", "/a".into())];
-        let expected = "kept `test{method=GET http.route=/a}` (latency) after 1.31 s: ";
+        let expected = "kept `test{method=GET http.route=/a}`: 1.29 s";
         assert!(line(&kept).starts_with(expected), "{}", line(&kept));
     }
 
@@ -316,7 +331,7 @@ mod tests {
         assert!(line(&kept).ends_with("the samples represent 1 % of the on-CPU time"));
         (kept.coverage, kept.top_function) = (Some(0.0), None);
         let text = line(&kept);
-        assert_eq!(text, "kept `test` (latency) after 1.31 s: no sample of its on-CPU time");
+        assert_eq!(text, "kept `test`: no sample of its on-CPU time");
         // A span that mostly waited.
         kept.spans[0].facts.times.subtree_on_cpu_ns = 1_000_000;
         assert!(!line(&kept).contains("on-CPU time"), "{}", line(&kept));
@@ -416,7 +431,7 @@ mod tests {
         };
         let awaited = "1.18 s in shop::fetch (src/upstream.rs:41) at tokio::time::sleep, \
                        20.0 ms scheduling delay behind `report`";
-        let head = "kept `test` (latency) after 1.21 s: idle 1.20 s";
+        let head = "kept `test`: idle 1.20 s";
         assert_eq!(line(&kept), format!("{head}: {awaited}"));
         // Of two futures that are polled at once, both awaits count.
         kept.awaits = Awaits { total: ms(2_360), ..kept.awaits };
@@ -442,7 +457,7 @@ mod tests {
         account.subtree_on_cpu_ns = 7_090_000_000;
         account.subtree_on_cpu_error_ns = 7_090_000_001;
         let text = line(&kept);
-        assert_eq!(text, "kept `test` (latency) after 14.2 s: 97 % in shop::render");
+        assert_eq!(text, "kept `test`: 97 % in shop::render");
         kept.spans[0].facts.times.subtree_on_cpu_error_ns = 7_000_000_000;
         assert!(line(&kept).contains("7.09 s on-CPU"), "{}", line(&kept));
         let span = &mut kept.spans[0];

@@ -1,8 +1,9 @@
-//! The fields of the log event of a kept span. `tracing`'s macros take the names of fields from the source; these are in
-//! the table of measures.
+//! The DEBUG event of a kept span, which has all that is known of it. `tracing`'s macros take the names of fields from the
+//! source; these are in the table of measures.
 
 use tracing::callsite::DefaultCallsite;
 use tracing::field::{Value, display};
+use tracing::level_filters::STATIC_MAX_LEVEL;
 use tracing::metadata::{Kind, LevelFilter};
 use tracing::{Event, Level, Metadata};
 
@@ -10,7 +11,6 @@ use super::kept_event::{LONG_NS, profile_of};
 use super::profile::{AtAwait, AtSite};
 use crate::facts::{Measure, Unit};
 use crate::keep::{DEFAULT_FIELDS, Kept, KeptSpan};
-use crate::log::LogKind;
 
 /// The fields before the measures, and after them.
 const BEFORE: [&str; 7] = ["message", "kind", "span", "fields", "reason", "rule", "open"];
@@ -60,7 +60,7 @@ static CALLSITE: DefaultCallsite = DefaultCallsite::new(&METADATA);
 static METADATA: Metadata<'static> = tracing::metadata! {
     name: "kept",
     target: "tracing_profiling",
-    level: Level::INFO,
+    level: Level::DEBUG,
     fields: &NAMES,
     callsite: &CALLSITE,
     kind: Kind::EVENT,
@@ -77,7 +77,8 @@ impl Fields {
         const NEARLY_ALL: f64 = 0.9;
         let facts = &span.facts;
         let mut fields = Self::default();
-        fields.set("kind", Some(display(LogKind::Kept.as_str())));
+        fields.set("message", Some(display(format!("facts of `{}`", facts.name()))));
+        fields.set("kind", Some(display("kept")));
         fields.set("span", Some(display(facts.span.clone())));
         for name in DEFAULT_FIELDS {
             let value = facts.fields.iter().find(|(field, _)| *field == name);
@@ -137,19 +138,19 @@ impl Fields {
         self.0.extend(value.map(|value| -> (_, Box<dyn Value>) { (name, Box::new(value)) }));
     }
 
-    /// Logs them, inside no span of the program.
-    pub(crate) fn log(mut self, message: &str) {
-        let is_wanted = *METADATA.level() <= LevelFilter::current();
-        if !is_wanted || CALLSITE.interest().is_never() {
+    /// Logs them, inside no span of the program. They are only made if a layer wants the event.
+    pub(crate) fn log(mut make: impl FnMut() -> Self) {
+        let most = STATIC_MAX_LEVEL.min(LevelFilter::current());
+        if *METADATA.level() > most || CALLSITE.interest().is_never() {
             return;
         }
-        self.set("message", Some(display(message.to_owned())));
         tracing::dispatcher::get_default(|dispatch| {
             if !dispatch.enabled(&METADATA) {
                 return;
             }
+            let fields = make();
             let values = NAMES.iter().map(|name| {
-                let value = self.0.iter().find(|(known, _)| known == name);
+                let value = fields.0.iter().find(|(known, _)| known == name);
                 value.map(|(_, value)| &**value)
             });
             let values: Vec<_> = values.collect();
@@ -159,10 +160,49 @@ impl Fields {
     }
 }
 
-fn ms(ns: u64) -> f64 {
+pub(super) fn ms(ns: u64) -> f64 {
     (ns as f64 / 1_000.0).round() / 1_000.0
 }
 
 fn duration_ms(time: std::time::Duration) -> f64 {
     ms(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use tracing_subscriber::layer::{Identity, Layer as _};
+    use tracing_subscriber::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_guide_has_each_field() {
+        let guide = include_str!("../../docs/guide/log.md");
+        let of_major = || Measure::major().map(|measure| measure.row().field);
+        let is_minor = |name: &str| {
+            Measure::ALL.iter().any(|measure| measure.row().field == name)
+                && !of_major().any(|field| field == name)
+        };
+        let names = NAMES.iter().filter(|name| **name != "message" && !is_minor(name));
+        let missing: Vec<_> = names.filter(|name| !guide.contains(&format!("`{name}`"))).collect();
+        assert!(missing.is_empty(), "{missing:?}");
+    }
+
+    #[test]
+    fn fields_are_made_only_for_a_layer_that_wants_them() {
+        let made_for = |level: LevelFilter| {
+            let subscriber =
+                tracing_subscriber::registry().with(Identity::new().with_filter(level));
+            let mut made = 0;
+            tracing::subscriber::with_default(subscriber, || {
+                Fields::log(|| {
+                    made += 1;
+                    Fields::default()
+                });
+            });
+            made
+        };
+        let levels = [LevelFilter::INFO, LevelFilter::DEBUG, LevelFilter::INFO, LevelFilter::TRACE];
+        assert_eq!(levels.map(made_for), [0, 1, 0, 1]);
+    }
 }

@@ -329,7 +329,7 @@ pub(crate) fn lowered_rate(percent: u32, times: f64) -> LogEvent {
     LogEvent {
         variable: Some("TRACING_PROFILING_CPU_BUDGET".into()),
         limit: Some(percent.into()),
-        ..LogEvent::warning(LogKind::RateLowered, message)
+        ..LogEvent::warning(LogKind::Throttled, message)
     }
 }
 
@@ -367,7 +367,7 @@ pub(crate) fn shed(over: &str) -> LogEvent {
     LogEvent {
         variable: Some("TRACING_PROFILING_SHED".into()),
         value: Some(over.to_owned()),
-        ..LogEvent::warning(LogKind::Shed, message)
+        ..LogEvent::warning(LogKind::Paused, message)
     }
 }
 
