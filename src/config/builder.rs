@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::files::{self, FileSettings};
 use crate::collector::{Pace, ShedLimits};
+use crate::error::Error;
 #[cfg(feature = "_otlp")]
 use crate::export::OtlpExporter;
 use crate::export::{Exporter, Format};
@@ -491,9 +492,12 @@ impl Builder {
         self
     }
 
-    /// Adds to the redaction set in code: the environment can hide more, but not less.
-    pub(super) fn also_redact(self, env_redaction: Redaction) -> Self {
-        Self { env_redaction, ..self }
+    /// Changes what the environment adds to the redaction set in code: it can hide more, but not less.
+    pub(super) fn also_redact(
+        self,
+        change: impl FnOnce(Redaction) -> Result<Redaction, Error>,
+    ) -> Result<Self, Error> {
+        Ok(Self { env_redaction: change(self.env_redaction)?, ..self })
     }
 
     /// Reads `TRACING_PROFILING` again on each SIGHUP, as [`Handle::reload_env`](crate::Handle::reload_env) does, on a
