@@ -42,7 +42,6 @@ kinds! {
     UnknownVariable = "unknown_variable",
     Clamped = "clamped",
     EndpointUnused = "endpoint_unused",
-    UrlIgnored = "url_ignored",
     NotLinked = "not_linked",
     Unfiltered = "unfiltered",
     StacksCut = "stacks_cut",

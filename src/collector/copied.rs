@@ -30,9 +30,9 @@ impl CopiedSamples {
         waker: &Waker,
         limits: Limits,
     ) -> Self {
-        let Limits { await_bytes, alloc_sample_bytes, stack_bytes, tracks_heap, .. } = limits;
+        let Limits { await_bytes, alloc_sample_interval, stack_bytes, tracks_heap, .. } = limits;
         let settings =
-            AllocationSettings { sample_bytes: alloc_sample_bytes, stack_bytes, tracks_heap };
+            AllocationSettings { sample_bytes: alloc_sample_interval, stack_bytes, tracks_heap };
         let shared = || (Arc::clone(spans), Arc::clone(counters), waker.clone());
         Self {
             awaits: LayerAwaits::new(shared(), await_bytes),

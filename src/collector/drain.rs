@@ -104,7 +104,7 @@ impl ThreadCursor {
         if missed == MissedSignals::default() {
             return false;
         }
-        count(&counters.samples.dropped_off_stack, missed.off_stack);
+        count(&counters.samples.dropped_alt_stack, missed.off_stack);
         count(&counters.samples.dropped_signal_stack_full, missed.without_room);
         if let Some(span) = span {
             pending.note(span, |pending| pending.losses.off_stack += missed.off_stack);

@@ -19,7 +19,7 @@ pub(crate) struct Limits {
     /// For the copied stacks of pending futures.
     pub(crate) await_bytes: usize,
     /// Between two samples of allocations in the mean; 0 for none.
-    pub(crate) alloc_sample_bytes: u64,
+    pub(crate) alloc_sample_interval: u64,
     pub(crate) tracks_heap: bool,
     pub(crate) shed: ShedLimits,
     pub(crate) pace: Pace,

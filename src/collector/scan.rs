@@ -77,8 +77,11 @@ impl Collector {
             changing += usize::from(sampled.attachment.changes_rate());
             if sampled.is_newly_left_out(!check.may_attach) {
                 let counters = &self.engine.counters;
-                let counter =
-                    if sheds { &counters.threads.shed } else { &counters.threads.arming_deferred };
+                let counter = if sheds {
+                    &counters.threads.paused
+                } else {
+                    &counters.threads.attach_deferred
+                };
                 Counters::add(counter, 1);
             }
             if sampled.attachment.is_detached() {

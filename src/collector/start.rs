@@ -14,7 +14,7 @@ use super::limits::Limits;
 use super::run::Collector;
 use super::running_source::RunningSource;
 use crate::error::Error;
-use crate::export::Exporter;
+use crate::export::AnyExporter;
 use crate::keep::{Callsites, OnKept, ProfileAdmission};
 use crate::log::{LogEvent, LogKind};
 use crate::otel::{OtelSettings, UnreachedSpans};
@@ -39,7 +39,7 @@ pub(crate) struct Parts {
     pub(crate) gate: &'static Gate,
     pub(crate) unreached: Arc<UnreachedSpans>,
     pub(crate) source_settings: SourceSettings,
-    pub(crate) exporter: Box<dyn Exporter>,
+    pub(crate) exporter: AnyExporter,
     /// An error of the exporter, if it has one.
     pub(crate) problem: Option<String>,
     /// What is wrong with the settings.

@@ -8,10 +8,12 @@ use std::time::Duration;
 
 use super::Builder;
 use super::builder::{DEPTHS, RATES, STACK_BYTES};
-use super::files;
+use super::files::{FileSettings, formats};
+use super::links;
 use crate::error::Error;
+use crate::export::Directory;
 #[cfg(feature = "_otlp")]
-use crate::export::OtlpExporter;
+use crate::export::{AnyExporter, OtlpBuilder, OtlpExporter};
 use crate::keep::Rules;
 use crate::log::{LogEvent, LogKind};
 use crate::text::{bytes, shortened};
@@ -59,7 +61,6 @@ macro_rules! setting {
 }
 
 const ON_OR_OFF: &str = "on or off";
-const BYTES: &str = "bytes, from 0 to 4294967295";
 const FORMATS: &str =
     "formats separated by commas: html, folded, and with their features pprof, otlp, firefox";
 const SYMBOLS: &str = match cfg!(feature = "symbols") {
@@ -73,15 +74,15 @@ const SETTINGS: &[Setting] = &[
     setting!("_SOURCE", "auto, perf, timer or none", |builder, text| {
         builder.source(text.parse().ok()?)
     }),
-    setting!("_WAITS", ON_OR_OFF, |builder, text| builder.waits(is_on(text)?)),
+    setting!("_OFF_CPU", ON_OR_OFF, |builder, text| builder.off_cpu(is_on(text)?)),
     setting!("_TIMER_CLOCK", "cpu or monotonic", |builder, text| {
-        builder.timers(is_second(text, ["cpu", "monotonic"])?)
+        builder.fine_timers(is_second(text, ["cpu", "monotonic"])?)
     }),
     setting!("_SIGNAL", "the number of a signal, from 1 to 64", |builder, text| {
         builder.timer_signal(within(text, 1..=64)?.cast_signed())
     }),
-    setting!("_ARM_AFTER", "a time, as 5ms, or 0", |builder, text| {
-        builder.arm_after(time(text)?)
+    setting!("_SAMPLING_DELAY", "a time, as 5ms, or 0", |builder, text| {
+        builder.sampling_delay(time(text)?)
     }),
     setting!("_RATE", "samples a second, from 1 to 10000", |builder, text| {
         builder.rate(within(text, RATES)?)
@@ -92,50 +93,47 @@ const SETTINGS: &[Setting] = &[
     setting!("_MAX_DEPTH", "frames, from 1 to 1024", |builder, text| {
         builder.max_depth(within(text, DEPTHS)?)
     }),
-    setting!("_SHED", "limits as cpu>90%|memory>2GB", |builder, text| {
-        let (cpu, memory) = shed(text)?;
-        let builder = cpu.into_iter().fold(builder, Builder::shed_above_cpu);
-        memory.into_iter().fold(builder, Builder::shed_above_memory)
+    setting!("_PAUSE", "limits as cpu>90%|memory>2GB", |builder, text| {
+        let (cpu, memory) = pause_limits(text)?;
+        let builder = cpu.into_iter().fold(builder, Builder::pause_above_cpu);
+        memory.into_iter().fold(builder, Builder::pause_above_memory)
     }),
     setting!("_CPU_BUDGET", "percent of a core, from 0 to 10000", |builder, text| {
         builder.cpu_budget(within(text, 0..=10_000)?)
     }),
-    setting!("_PENDING_PROFILES", "profiles, from 1 to 100000", |builder, text| {
-        builder.pending_profiles(within(text, 1..=100_000)? as usize)
+    setting!("_MEMORY", "bytes, as 128MiB", |builder, text| {
+        builder.memory(bytes(text)?.try_into().ok()?)
     }),
-    setting!("_DIR", "", |builder, text| builder.directory(text)),
-    setting!("_FORMATS", FORMATS, |builder, text| builder.formats(files::formats(text)?)),
-    setting!("_TRACE_URL", files::A_TRACE_URL, |builder, text| {
-        builder.trace_url(&files::trace_url(text)?)
+    setting!(try "_DIR", |variable, builder, text| {
+        let path = PathBuf::from(text);
+        Ok(builder.with_files(variable, |files| FileSettings { path, ..files }))
     }),
-    setting!("_SOURCE_URL", files::A_SOURCE_URL, |builder, text| {
-        builder.source_url(&files::source_url(text)?)
+    setting!("_FORMATS", FORMATS, |builder, text| {
+        let formats = Some(formats(text)?);
+        builder.with_files("TRACING_PROFILING_FORMATS", |files| FileSettings { formats, ..files })
     }),
-    setting!(try "_FIELDS", |variable, builder, text| {
-        field_names(variable, text).map(|names| builder.fields(names))
+    setting!("_TRACE_URL", links::A_TRACE_URL, |builder, text| {
+        builder.trace_url(&links::trace_url(text)?)
+    }),
+    setting!("_SOURCE_URL", links::A_SOURCE_URL, |builder, text| {
+        builder.source_url(&links::source_url(text)?)
+    }),
+    setting!(try "_SPAN_FIELDS", |variable, builder, text| {
+        field_names(variable, text).map(|names| builder.span_fields(names))
     }),
     setting!("_LINK", "root or innermost", |builder, text| builder.link(text.parse().ok()?)),
     setting!(try "_REDACT", |variable, builder, text| {
         builder.also_redact(|redaction| redaction.hide_all(variable, text))
     }),
-    setting!("_PATHS", "short or full", |builder, text| {
-        let is_full = is_second(text, ["short", "full"])?;
+    setting!("_FULL_PATHS", ON_OR_OFF, |builder, text| {
+        let is_full = is_on(text)?;
         builder.also_redact(|redaction| Ok(redaction.full_paths(is_full))).ok()?
     }),
     setting!("_SYMBOLS", SYMBOLS, |builder, text| {
         builder.symbols(is_on(text).filter(|is_on| !is_on || cfg!(feature = "symbols"))?)
     }),
-    setting!("_EXPORT_BYTES", BYTES, |builder, text| {
-        builder.export_bytes(within(text, 0..=u32::MAX)? as usize)
-    }),
-    setting!("_SYMBOL_BYTES", BYTES, |builder, text| {
-        builder.symbol_bytes(within(text, 0..=u32::MAX)?.into())
-    }),
-    setting!("_AWAIT_BYTES", BYTES, |builder, text| {
-        builder.await_bytes(within(text, 0..=u32::MAX)? as usize)
-    }),
-    setting!("_ALLOC_SAMPLE_BYTES", BYTES, |builder, text| {
-        builder.alloc_sample_bytes(within(text, 0..=u32::MAX)?)
+    setting!("_ALLOC_SAMPLE_INTERVAL", "bytes, from 0 to 4294967295", |builder, text| {
+        builder.alloc_sample_interval(within(text, 0..=u32::MAX)?)
     }),
     setting!("_HEAP", ON_OR_OFF, |builder, text| builder.heap(is_on(text)?)),
 ];
@@ -210,30 +208,41 @@ impl Builder {
         match is_otlp {
             // Files in a directory are independent of OpenTelemetry.
             true if is_disabled => Ok(builder.rules(Rules::new([]))),
-            true => builder.with_otlp(get(DIR)?.map(PathBuf::from), &variable),
+            true => {
+                let fallback = get(DIR)?.map(|_| builder.files.directory());
+                builder.with_otlp(fallback, &variable)
+            }
             false => Ok(builder),
         }
+    }
+
+    /// Changes the directory on behalf of a variable.
+    fn with_files(
+        mut self,
+        variable: &'static str,
+        change: impl FnOnce(FileSettings) -> FileSettings,
+    ) -> Self {
+        let files = change(std::mem::take(&mut self.files));
+        Self { files: FileSettings { is_set_by: Some(variable), ..files }, ..self }
     }
 
     #[cfg(feature = "_otlp")]
     fn with_otlp(
         self,
-        fallback: Option<PathBuf>,
+        fallback: Option<Directory>,
         variable: &impl Fn(&'static str) -> Result<Option<String>, String>,
     ) -> Result<Self, Error> {
         let builder = OtlpExporter::builder();
-        let builder = match fallback {
-            Some(path) => builder.fallback_directory(path),
-            None => builder,
-        };
-        Ok(self.otlp(builder.build_with(variable)?))
+        let builder = fallback.into_iter().fold(builder, OtlpBuilder::fallback_directory);
+        let exporter = AnyExporter::otlp(builder.build_with(variable)?);
+        Ok(Self { env_exporter: Some(exporter), ..self })
     }
 
     #[cfg(not(feature = "_otlp"))]
     #[expect(clippy::unnecessary_wraps, reason = "with the feature it can fail")]
     fn with_otlp(
         self,
-        _: Option<PathBuf>,
+        _: Option<Directory>,
         _: &impl Fn(&'static str) -> Result<Option<String>, String>,
     ) -> Result<Self, Error> {
         Ok(self)
@@ -277,6 +286,7 @@ fn text_of(
 }
 
 /// The current rules in `TRACING_PROFILING`, if it is set.
+#[cfg(feature = "sighup")]
 pub(crate) fn rules_of_env() -> Result<Option<Rules>, Error> {
     text_of(RULES, of_process(RULES))?.map(|text| rules_in(&text)).transpose()
 }
@@ -324,7 +334,7 @@ fn field_names(variable: &'static str, text: &str) -> Result<Vec<String>, Error>
 }
 
 /// Parses limits such as `cpu>90%|memory>2GB`; each may occur at most once.
-fn shed(text: &str) -> Option<(Option<u32>, Option<u64>)> {
+fn pause_limits(text: &str) -> Option<(Option<u32>, Option<u64>)> {
     let (mut cpu, mut memory) = (None, None);
     for limit in text.split('|') {
         let (name, limit) = limit.split_once('>')?;
@@ -348,6 +358,7 @@ fn percent(text: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::export::Format;
     use crate::otel::LinkTo;
     use crate::redact::Redaction;
     use crate::sampler::Source;
@@ -389,9 +400,9 @@ mod tests {
             second.starts_with("TRACING_PROFILING_TRESHOLD is not a known variable"),
             "{second}"
         );
-        assert!(second.ends_with("_SOURCE, _WAITS, _TIMER_CLOCK, _SIGNAL, _ARM_AFTER, _RATE, _STACK_BYTES, \
-            _MAX_DEPTH, _SHED, _CPU_BUDGET, _PENDING_PROFILES, _DIR, _FORMATS, _TRACE_URL, _SOURCE_URL, _FIELDS, _LINK, _REDACT, _PATHS, _SYMBOLS, \
-            _EXPORT_BYTES, _SYMBOL_BYTES, _AWAIT_BYTES, _ALLOC_SAMPLE_BYTES, _HEAP"), "{second}");
+        assert!(second.ends_with("_SOURCE, _OFF_CPU, _TIMER_CLOCK, _SIGNAL, _SAMPLING_DELAY, _RATE, _STACK_BYTES, \
+            _MAX_DEPTH, _PAUSE, _CPU_BUDGET, _MEMORY, _DIR, _FORMATS, _TRACE_URL, _SOURCE_URL, _SPAN_FIELDS, _LINK, _REDACT, _FULL_PATHS, \
+            _SYMBOLS, _ALLOC_SAMPLE_INTERVAL, _HEAP"), "{second}");
     }
 
     #[cfg(not(feature = "_otlp"))]
@@ -413,23 +424,19 @@ mod tests {
             ("TRACING_PROFILING_SOURCE", "timer"),
             ("TRACING_PROFILING_TIMER_CLOCK", "monotonic"),
             ("TRACING_PROFILING_SIGNAL", "40"),
-            ("TRACING_PROFILING_WAITS", "off"),
+            ("TRACING_PROFILING_OFF_CPU", "off"),
             ("TRACING_PROFILING_RATE", "99"),
             ("TRACING_PROFILING_STACK_BYTES", "8192"),
             ("TRACING_PROFILING_MAX_DEPTH", " 64 "),
             ("TRACING_PROFILING_CPU_BUDGET", "5"),
-            ("TRACING_PROFILING_SHED", "cpu>90% | memory > 2GiB"),
-            ("TRACING_PROFILING_PENDING_PROFILES", "8"),
-            ("TRACING_PROFILING_DIR", "/var/profiles"),
-            ("TRACING_PROFILING_FIELDS", "http.route, tenant,"),
+            ("TRACING_PROFILING_PAUSE", "cpu>90% | memory > 2GiB"),
+            ("TRACING_PROFILING_MEMORY", "64 MiB"),
+            ("TRACING_PROFILING_SPAN_FIELDS", "http.route, tenant,"),
             ("TRACING_PROFILING_LINK", "innermost"),
             ("TRACING_PROFILING_REDACT", r"acme_\w+; ^GET (.*)"),
-            ("TRACING_PROFILING_PATHS", "full"),
+            ("TRACING_PROFILING_FULL_PATHS", "on"),
             ("TRACING_PROFILING_SYMBOLS", "off"),
-            ("TRACING_PROFILING_SYMBOL_BYTES", "1000"),
-            ("TRACING_PROFILING_EXPORT_BYTES", "2000"),
-            ("TRACING_PROFILING_AWAIT_BYTES", "3000"),
-            ("TRACING_PROFILING_ALLOC_SAMPLE_BYTES", "4000"),
+            ("TRACING_PROFILING_ALLOC_SAMPLE_INTERVAL", "4000"),
             ("TRACING_PROFILING_HEAP", "on"),
         ]);
         let redaction = Redaction::new().hide(r"acme_\w+").unwrap().hide("^GET (.*)").unwrap();
@@ -437,34 +444,45 @@ mod tests {
         let by_hand = Builder::new()
             .rules("shop=100ms".parse().unwrap())
             .source(Source::Timer)
-            .fine_timers()
+            .fine_timers(true)
             .timer_signal(40)
-            .waits(false)
+            .off_cpu(false)
             .rate(99)
             .stack_bytes(8192)
             .max_depth(64)
             .cpu_budget(5)
-            .shed_above_cpu(90)
-            .shed_above_memory(2 << 30)
-            .pending_profiles(8)
-            .directory("/var/profiles")
-            .fields(["http.route", "tenant"])
+            .pause_above_cpu(90)
+            .pause_above_memory(2 << 30)
+            .memory(64 << 20)
+            .span_fields(["http.route", "tenant"])
             .link(LinkTo::Innermost)
             .redact(redaction)
             .symbols(false)
-            .symbol_bytes(1000)
-            .export_bytes(2000)
-            .await_bytes(3000)
-            .alloc_sample_bytes(4000)
+            .alloc_sample_interval(4000)
             .heap(true);
         assert_eq!(format!("{:?}", builder.unwrap()), format!("{by_hand:?}"));
+    }
+
+    #[test]
+    fn the_directory_has_the_formats_of_the_environment() {
+        let formats = ("TRACING_PROFILING_FORMATS", "folded,html");
+        let builder = read(&[("TRACING_PROFILING_DIR", "/var/profiles"), formats]).unwrap();
+        let expected = Directory::new("/var/profiles").with_formats([Format::Folded, Format::Html]);
+        assert_eq!(format!("{:?}", builder.files.directory()), format!("{expected:?}"));
+        assert!(builder.finished().unwrap().warnings.is_empty());
+        let builder = read(&[formats]).unwrap().exporter(Directory::new("elsewhere"));
+        let warnings = builder.finished().unwrap().warnings;
+        assert!(
+            warnings[0].message.starts_with("TRACING_PROFILING_FORMATS has no effect"),
+            "{warnings:?}"
+        );
     }
 
     #[test]
     fn the_environment_can_only_hide_more_in_any_order_of_calls() {
         let variables = |name: &str| match name {
             "TRACING_PROFILING_REDACT" => Ok(Some("acme".to_owned())),
-            "TRACING_PROFILING_PATHS" => Ok(Some("full".to_owned())),
+            "TRACING_PROFILING_FULL_PATHS" => Ok(Some("on".to_owned())),
             _ => Ok(None),
         };
         let by_code = || Redaction::new().hide("shop").unwrap();
@@ -479,7 +497,7 @@ mod tests {
         let builder = Builder::new().redact(short.clone()).with_variables(variables).unwrap();
         let both = Builder::new().redact(short.hide("acme").unwrap());
         assert_eq!(format!("{builder:?}"), format!("{both:?}"));
-        let builder = read(&[("TRACING_PROFILING_PATHS", "short")]).unwrap();
+        let builder = read(&[("TRACING_PROFILING_FULL_PATHS", "off")]).unwrap();
         let builder = builder.redact(Redaction::new().full_paths(true));
         let short = Builder::new().redact(Redaction::new().full_paths(false));
         assert_eq!(format!("{builder:?}"), format!("{short:?}"));
@@ -511,7 +529,7 @@ mod tests {
     #[cfg(feature = "_otlp")]
     #[test]
     fn an_endpoint_selects_otlp() {
-        let is_otlp = |variables: &[_]| read(variables).unwrap().is_otlp();
+        let is_otlp = |variables: &[_]| read(variables).unwrap().env_exporter.is_some();
         let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318");
         let own = ("OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT", "http://collector:4318");
         assert!(!is_otlp(&[]));
@@ -524,21 +542,21 @@ mod tests {
     }
 
     #[test]
-    fn shed_limits_accept_several_units() {
-        let shed = |text| {
-            let builder = read(&[("TRACING_PROFILING_SHED", text)]);
+    fn pause_limits_accept_several_units() {
+        let pause = |text| {
+            let builder = read(&[("TRACING_PROFILING_PAUSE", text)]);
             format!("{:?}", builder.unwrap())
         };
-        let memory = |bytes| format!("{:?}", Builder::new().shed_above_memory(bytes));
+        let memory = |bytes| format!("{:?}", Builder::new().pause_above_memory(bytes));
         for (text, bytes) in [
             ("memory>500", 500),
             (" memory > 2 GB ", 2_000_000_000),
             ("memory>3MiB", 3 << 20),
             ("memory>4kB", 4_000),
         ] {
-            assert_eq!(shed(text), memory(bytes), "{text}");
+            assert_eq!(pause(text), memory(bytes), "{text}");
         }
-        assert_eq!(shed("cpu>5 %"), format!("{:?}", Builder::new().shed_above_cpu(5)));
+        assert_eq!(pause("cpu>5 %"), format!("{:?}", Builder::new().pause_above_cpu(5)));
     }
 
     #[test]
@@ -555,33 +573,33 @@ mod tests {
             ("SIGNAL", "0"),
             ("SIGNAL", "65"),
             ("SIGNAL", "SIGUSR1"),
-            ("WAITS", "no"),
+            ("OFF_CPU", "no"),
             ("RATE", "0"),
             ("RATE", "10001"),
             ("STACK_BYTES", "1"),
             ("MAX_DEPTH", "1025"),
             ("CPU_BUDGET", "-1"),
-            ("SHED", "cpu>90"),
-            ("SHED", "cpu>0%"),
-            ("SHED", "cpu>101%"),
-            ("SHED", "cpu=90%"),
-            ("SHED", "memory>2TB"),
-            ("SHED", "memory>99999999999GB"),
-            ("SHED", "memory>-1GB"),
-            ("SHED", "cpu>90%|cpu>80%"),
-            ("SHED", "swap>1GB"),
-            ("SHED", "cpu>90%|"),
-            ("SHED", "90%"),
-            ("PENDING_PROFILES", "0"),
-            ("PENDING_PROFILES", "many"),
+            ("PAUSE", "cpu>90"),
+            ("PAUSE", "cpu>0%"),
+            ("PAUSE", "cpu>101%"),
+            ("PAUSE", "cpu=90%"),
+            ("PAUSE", "memory>2TB"),
+            ("PAUSE", "memory>99999999999GB"),
+            ("PAUSE", "memory>-1GB"),
+            ("PAUSE", "cpu>90%|cpu>80%"),
+            ("PAUSE", "swap>1GB"),
+            ("PAUSE", "cpu>90%|"),
+            ("PAUSE", "90%"),
+            ("MEMORY", "much"),
+            ("MEMORY", "-1"),
+            ("FORMATS", "pdf"),
+            ("TRACE_URL", "javascript:{trace_id}"),
+            ("SOURCE_URL", "javascript:{file}"),
             ("LINK", "outermost"),
             ("REDACT", "a;["),
-            ("PATHS", "long"),
+            ("FULL_PATHS", "long"),
             ("SYMBOLS", "1"),
-            ("SYMBOL_BYTES", "1 GiB"),
-            ("EXPORT_BYTES", "-1"),
-            ("AWAIT_BYTES", "16MiB"),
-            ("ALLOC_SAMPLE_BYTES", "512KiB"),
+            ("ALLOC_SAMPLE_INTERVAL", "512KiB"),
             ("HEAP", "yes"),
         ] {
             let name = format!("TRACING_PROFILING_{name}");
@@ -595,10 +613,11 @@ mod tests {
             "cannot read TRACING_PROFILING_REDACT: found open group without closing ')'\n  \
              acme_\\w+;(users\n           ^"
         );
-        let error = read(&[("TRACING_PROFILING_FIELDS", "method, user id,tenant")]).unwrap_err();
+        let error =
+            read(&[("TRACING_PROFILING_SPAN_FIELDS", "method, user id,tenant")]).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "cannot read TRACING_PROFILING_FIELDS: `user id` is no name of a field, because of ' '\n  \
+            "cannot read TRACING_PROFILING_SPAN_FIELDS: `user id` is no name of a field, because of ' '\n  \
              method, user id,tenant\n              ^"
         );
         let not_unicode = Builder::new().with_variables(|_| Err("\u{fffd}".to_owned()));

@@ -75,7 +75,7 @@ fn a_long_name_of_a_span_is_cut_wherever_it_is_shown() {
             let _span = info_span!(LONG_NAME).entered();
             _ = crate::support::burn(30 * MS);
         });
-        assert!(host.handle.flush(crate::support::PLENTY));
+        host.handle.flush(crate::support::PLENTY).unwrap();
         let lines = host.lines_with("xxxx");
         assert!(lines.len() == 1 && lines[0].len() < 8_000, "{:?}", lines.first().map(String::len));
         for profile in memory.profiles() {

@@ -28,7 +28,7 @@ use super::super::start::{Parts, assemble};
 use super::oracle::{Place, Reported, ReportedProfile, ReportedSpan, START_NS, Times, name};
 use super::script::{Kind, Step, THREADS, Under};
 use super::source::{OTHER_PERIOD_NS, Scripted, begin_thread};
-use crate::export::{ExportError, Exported, Exporter};
+use crate::export::{AnyExporter, ExportError, Exported, Exporter};
 use crate::keep::{
     Callsites, Condition, ExporterHealth, Keep, KeptSpan, ProfileAdmission, Rule, Rules,
     ShownFields,
@@ -114,7 +114,7 @@ fn plan(keep: &Keep, is_late: bool) -> Plan {
     Plan {
         flags: keep.conditions().map(flags_of).fold(0, |all, flags| all | flags),
         // Less than any step of the clock.
-        arm_after: u64::from(is_late),
+        sampling_delay: u64::from(is_late),
         suspect_after: threshold.map_or(u64::MAX, |threshold| threshold - threshold / 1024),
         ..Plan::default()
     }
@@ -208,7 +208,7 @@ impl Stage {
             stack_bytes: 1024,
             periods: None,
             waits: true,
-            arm_after: Some(Duration::ZERO),
+            sampling_delay: Some(Duration::ZERO),
         };
         let request = SampleRequest {
             period_ns: OTHER_PERIOD_NS,
@@ -251,7 +251,7 @@ impl Stage {
                 frames_per_stack: 4,
                 stack_bytes: 1024,
                 await_bytes: 0,
-                alloc_sample_bytes: 0,
+                alloc_sample_interval: 0,
                 tracks_heap: false,
                 shed: ShedLimits::default(),
                 // The collector spends real CPU time, while the clock is the script's.
@@ -260,7 +260,7 @@ impl Stage {
             gate,
             unreached: Arc::default(),
             source_settings: settings,
-            exporter: Box::new(Nowhere),
+            exporter: AnyExporter::Direct(Box::new(Nowhere)),
             problem: None,
             warnings: Vec::new(),
             on_kept: None,
