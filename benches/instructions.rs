@@ -63,7 +63,7 @@ fn ours() -> Dispatch {
     let rules = "matched=10s|error".parse().expect("rules of this bench");
     // So low a rate that no sample falls into a count; and spans stay young, however slow valgrind is.
     let builder =
-        ProfilingLayer::builder().rules(rules).rate(1).arm_after(Duration::from_secs(3600));
+        ProfilingLayer::builder().rules(rules).rate(1).sampling_delay(Duration::from_secs(3600));
     let layer = builder.build().expect("threads");
     Dispatch::new(tracing_subscriber::registry().with(layer))
 }

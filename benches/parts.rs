@@ -158,7 +158,7 @@ fn profile() -> &'static Profile {
                 }
             });
         });
-        assert!(handle.flush(Duration::from_secs(60)));
+        handle.flush(Duration::from_secs(60)).expect("flushed");
         memory.profiles().pop().expect("perf events are needed")
     })
 }

@@ -67,7 +67,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     requests();
 
-    if !handle.shutdown(60_000 * MS) {
+    if handle.shutdown(60_000 * MS).is_err() {
         return Err("not all profiles were exported".into());
     }
     for span in spans.get_finished_spans()? {

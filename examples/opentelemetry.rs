@@ -42,7 +42,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         price_basket();
     });
 
-    handle.flush(Duration::from_secs(20));
+    handle.flush(Duration::from_secs(20))?;
     provider.force_flush()?;
     for span in spans.get_finished_spans()? {
         let context = &span.span_context;

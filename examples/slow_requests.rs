@@ -2,7 +2,7 @@
 //! hundred requests a few are slow, each for another reason. Only those leave a profile.
 //!
 //! ```sh
-//! cargo run --release --example slow_requests -- --out /tmp/profiles
+//! cargo run --release --example slow_requests
 //! ```
 //!
 //! Profiles and spans go to a collector if the usual variables name one:
@@ -14,7 +14,6 @@
 #![allow(clippy::print_stdout, reason = "an example, run by hand")]
 
 use std::io::IsTerminal;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -41,10 +40,7 @@ static ALLOCATOR: ProfilingAllocator = ProfilingAllocator::system();
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn main() -> Result<(), AnyError> {
-    let mut builder = ProfilingLayer::builder().heap(true).with_env()?;
-    if let Some(directory) = out_directory()? {
-        builder = builder.directory(directory);
-    }
+    let builder = ProfilingLayer::builder().heap(true).with_env()?;
     let kept = Arc::new(Mutex::new(Vec::new()));
     let reports = Arc::clone(&kept);
     let resource = Resource::builder().with_service_name("shop").build();
@@ -88,7 +84,7 @@ fn main() -> Result<(), AnyError> {
     let requests = runtime.block_on(shop::run())?;
     let grown = what_has_grown(&handle);
 
-    let is_flushed = handle.flush(PATIENCE);
+    let flushed = handle.flush(PATIENCE);
     let kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
     print_table(requests, &kept);
     match handle.stats().profiles.delivered {
@@ -98,25 +94,13 @@ fn main() -> Result<(), AnyError> {
     print_spans(&spans.get_finished_spans()?);
     print_grown(&grown);
     provider.shutdown_with_timeout(PATIENCE)?;
-    if is_flushed { Ok(()) } else { Err("not all profiles could be sent".into()) }
+    Ok(flushed?)
 }
 
 /// The functions whose memory in use has grown, with the bytes.
 fn what_has_grown(handle: &Handle) -> Vec<(String, u64)> {
     let grown = handle.heap_growth();
     grown.map(|profile| profile.functions_by(SampleKind::InUseBytes)).unwrap_or_default()
-}
-
-fn out_directory() -> Result<Option<PathBuf>, AnyError> {
-    let mut directory = None;
-    let mut arguments = lexopt::Parser::from_env();
-    while let Some(argument) = arguments.next()? {
-        match argument {
-            lexopt::Arg::Long("out") => directory = Some(arguments.value()?.into()),
-            other => return Err(other.unexpected().into()),
-        }
-    }
-    Ok(directory)
 }
 
 // The results.

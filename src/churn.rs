@@ -137,8 +137,8 @@ fn all_are_right(source: Source) {
     let mut builder = ProfilingLayer::builder()
         .rules("0ms".parse().unwrap())
         .source(source)
-        .fine_timers()
-        .arm_after(Duration::from_millis(1))
+        .fine_timers(true)
+        .sampling_delay(Duration::from_millis(1))
         // A small stack and a high rate: only the number of samples matters here.
         .rate(10_000)
         .stack_bytes(2_048)
@@ -161,7 +161,7 @@ fn all_are_right(source: Source) {
             scope.spawn(move || dispatcher::with_default(dispatch, || work(seed, tasks, is_over)));
         }
         let is_refused = || handle.stats().threads.unsampled > 0;
-        let is_enough = |samples| samples >= wanted() && handle.stats().threads.armed >= ARMINGS;
+        let is_enough = |samples| samples >= wanted() && handle.stats().threads.attached >= ARMINGS;
         while !is_enough(right + wrong.len())
             && start.elapsed() < Duration::from_secs(300)
             && !is_refused()
@@ -176,7 +176,7 @@ fn all_are_right(source: Source) {
         is_over.store(true, Ordering::Relaxed);
     });
     let stats = handle.stats();
-    let (seconds, armed) = (start.elapsed().as_secs_f64(), stats.threads.armed);
+    let (seconds, armed) = (start.elapsed().as_secs_f64(), stats.threads.attached);
     println!(
         "{source:?}: {right} samples, {} on a wrong span; armed {armed} times in {seconds:.1} s; {stats:?}",
         wrong.len(),

@@ -71,7 +71,7 @@ struct Switch {
     rules: Rules,
     /// Why the engine could not be built.
     failed: Option<Error>,
-    /// Set by [`disable`](Control::disable).
+    /// Set by [`set_enabled`](Control::set_enabled).
     is_disabled: bool,
 }
 
@@ -208,6 +208,7 @@ impl Control {
 
     /// Like [`set_rules`](Self::set_rules), but if profiling is disabled, the rules apply only once it is enabled.
     /// Without rules, those that the layer was built with are used.
+    #[cfg(feature = "sighup")]
     pub(crate) fn reload(&self, rules: Option<Rules>) -> Result<(), Error> {
         let rules = rules.unwrap_or_else(|| self.made_with.clone());
         let mut switch = self.switch.lock();
@@ -221,24 +222,21 @@ impl Control {
         installed
     }
 
-    /// Puts the last rules in force again, or the default rules if those keep nothing.
-    pub(crate) fn enable(&self) -> Result<(), Error> {
+    /// Stops profiling new spans, or puts the last rules in force again, or the default rules if those keep nothing.
+    pub(crate) fn set_enabled(&self, enabled: bool) -> Result<(), Error> {
         let mut switch = self.switch.lock();
-        let is_off = switch.rules.is_off();
-        let rules = if is_off { Rules::default() } else { switch.rules.clone() };
-        let installed = self.install_rules(&mut switch, rules);
+        let changed = if enabled {
+            let is_off = switch.rules.is_off();
+            let rules = if is_off { Rules::default() } else { switch.rules.clone() };
+            self.install_rules(&mut switch, rules)
+        } else {
+            self.switch_off();
+            switch.is_disabled = true;
+            Ok(())
+        };
         drop(switch);
         self.refresh_interest();
-        installed
-    }
-
-    /// Stops profiling new spans.
-    pub(crate) fn disable(&self) {
-        let mut switch = self.switch.lock();
-        self.switch_off();
-        switch.is_disabled = true;
-        drop(switch);
-        self.refresh_interest();
+        changed
     }
 
     /// Prevents further starts, and ends a running engine by `how`.

@@ -134,6 +134,87 @@ impl fmt::Display for Error {
     }
 }
 
+/// The error for a name that is not one of a few, or whose feature is off.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownName {
+    known: Vec<&'static str>,
+}
+
+impl UnknownName {
+    pub(crate) fn new(known: impl IntoIterator<Item = &'static str>) -> Self {
+        Self { known: known.into_iter().collect() }
+    }
+}
+
+impl std::error::Error for UnknownName {}
+
+impl fmt::Display for UnknownName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "expected one of {}", self.known.join(", "))
+    }
+}
+
+/// Why [`Handle::flush`](crate::Handle::flush) or [`Handle::shutdown`](crate::Handle::shutdown) could not deliver
+/// everything.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FlushError {
+    /// The timeout has passed before that was done.
+    Timeout(FlushStage),
+    /// The exporter fails, or its receiver is away or refuses profiles, for this reason.
+    ExporterFails(String),
+    /// That number of profiles with a reported id has been lost since the last call; [`Stats`](crate::Stats) and the log
+    /// state why.
+    ProfilesLost(u64),
+    /// It was called on a thread of the layer, which would wait for itself: in an exporter or a callback.
+    OwnThread,
+    /// Too many callers wait already.
+    TooManyCallers,
+    /// The layer's threads have ended.
+    Ended,
+    /// This process was forked from the one that built the layer, which has the spans that were kept before.
+    Forked,
+}
+
+/// What a flush waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FlushStage {
+    /// The collector, which makes the profiles, or an exporter that has not returned.
+    Collector,
+    /// The delivery of that number of profiles.
+    Delivery {
+        /// How many are not delivered.
+        profiles: usize,
+    },
+    /// The log or [`Builder::on_kept`](crate::Builder::on_kept).
+    Reports,
+}
+
+impl std::error::Error for FlushError {}
+
+impl fmt::Display for FlushError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Timeout(FlushStage::Collector) => {
+                f.write_str("the profiles were not made and exported in time")
+            }
+            Self::Timeout(FlushStage::Delivery { profiles }) => {
+                write!(f, "{profiles} profiles were not delivered in time")
+            }
+            Self::Timeout(FlushStage::Reports) => {
+                f.write_str("the log or the callback of kept spans did not return in time")
+            }
+            Self::ExporterFails(problem) => write!(f, "profiles cannot be exported: {problem}"),
+            Self::ProfilesLost(profiles) => write!(f, "{profiles} profiles were lost"),
+            Self::OwnThread => f.write_str("called on a thread of the profiling layer"),
+            Self::TooManyCallers => f.write_str("too many callers wait already"),
+            Self::Ended => f.write_str("the threads of the profiling layer have ended"),
+            Self::Forked => f.write_str("the profiling layer belongs to the parent process"),
+        }
+    }
+}
+
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)

@@ -5,10 +5,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use crate::config::rules_of_env;
 use crate::control::Control;
-use crate::engine::{Engine, NoHeap, heap_profile, open_spans};
-use crate::error::Error;
+use crate::engine::{NoHeap, heap_profile, open_spans};
+use crate::error::{Error, FlushError};
 use crate::keep::Rules;
 use crate::profile::Profile;
 use crate::publish::OpenSpan;
@@ -34,7 +33,7 @@ impl Handle {
     /// were created, so none is lost. Each span is judged by one set of rules.
     ///
     /// Rules that keep something start a layer that was [off](crate::ProfilingLayer::from_env). Rules that keep nothing
-    /// act as [`disable`](Self::disable).
+    /// stop profiling new spans.
     ///
     /// ```
     /// # use tracing_profiling::{ProfilingLayer, Rules};
@@ -63,38 +62,20 @@ impl Handle {
         self.control()?.set_rules(rules)
     }
 
-    /// Reads `TRACING_PROFILING` again and replaces the rules by those in it. If it is not set, the rules that the
-    /// layer was built with apply. If profiling is [disabled](Self::disable), it stays so, and the rules apply once it
-    /// is enabled.
-    ///
-    /// # Errors
-    ///
-    /// If the variable does not parse; the rules then stay as they are. Also as for [`set_rules`](Self::set_rules).
-    pub fn reload_env(&self) -> Result<(), Error> {
-        self.control()?.reload(rules_of_env()?)
-    }
-
     /// The rules in force. If profiling is disabled, the last ones.
     pub fn rules(&self) -> Rules {
         self.find().map_or(Rules::new([]), |control| control.rules())
     }
 
-    /// Stops profiling new spans. Open spans are still judged and may leave profiles. Some milliseconds after the last
-    /// of them, no thread is sampled any more.
-    pub fn disable(&self) {
-        if let Some(control) = self.find() {
-            control.disable();
-        }
-    }
-
-    /// Ends [`disable`](Self::disable): the last rules are in force again. If they keep nothing, as with
-    /// `TRACING_PROFILING=off`, the default rules are used.
+    /// Turns profiling off and on. Off, no new spans are profiled; open spans are still judged and may leave profiles, and
+    /// some milliseconds after the last of them no thread is sampled any more. On again, the last rules are in force, or
+    /// the default rules if those keep nothing, as `TRACING_PROFILING=off`.
     ///
     /// # Errors
     ///
     /// As for [`set_rules`](Self::set_rules).
-    pub fn enable(&self) -> Result<(), Error> {
-        self.control()?.enable()
+    pub fn set_enabled(&self, enabled: bool) -> Result<(), Error> {
+        self.control()?.set_enabled(enabled)
     }
 
     /// The profiled spans that have been open for longer than `older_than`, each with where it is: what it awaits if its
@@ -170,42 +151,49 @@ impl Handle {
     }
 
     /// Waits until everything that was kept before is delivered, logged and passed to
-    /// [`Builder::on_kept`](crate::Builder::on_kept), but at most for `deadline`. Returns whether that was done. Returns
-    /// false also if a profile with a reported id was lost since the last call, or if the receiver
-    /// is known to refuse profiles. If the exporter fails, it is retried until the deadline. Kept spans are exported
-    /// without waiting for their roots to close.
+    /// [`Builder::on_kept`](crate::Builder::on_kept), but not for longer than `timeout`. If the exporter fails, it is
+    /// retried until then. Kept spans are exported without waiting for their roots to close. If nothing runs, there is
+    /// nothing to wait for.
     ///
     /// This blocks; in async code call it from `spawn_blocking`.
-    pub fn flush(&self, deadline: Duration) -> bool {
-        self.with_engine(|engine| engine.flush(until(deadline)))
+    ///
+    /// # Errors
+    ///
+    /// Why that was not done. Also if a profile with a reported id was lost since the last call, or if the receiver is
+    /// known to refuse profiles.
+    pub fn flush(&self, timeout: Duration) -> Result<(), FlushError> {
+        let Some(control) = self.0.upgrade() else { return Ok(()) };
+        match control.running() {
+            Some(engine) => engine.flush(until(timeout)),
+            None => none_lost(&control),
+        }
     }
 
     /// Flushes as [`flush`](Self::flush) does, and ends profiling permanently: rings, threads and files are released.
-    pub fn shutdown(&self, deadline: Duration) -> bool {
-        let deadline = until(deadline);
+    ///
+    /// # Errors
+    ///
+    /// As for [`flush`](Self::flush). Profiling ends in any case.
+    pub fn shutdown(&self, timeout: Duration) -> Result<(), FlushError> {
+        let deadline = until(timeout);
         self.end(deadline, deadline)
     }
 
-    fn end(&self, deadline: Instant, return_by: Instant) -> bool {
-        let Some(control) = self.find() else { return true };
+    fn end(&self, deadline: Instant, return_by: Instant) -> Result<(), FlushError> {
+        let Some(control) = self.0.upgrade() else { return Ok(()) };
+        if !control.is_here() {
+            return Err(FlushError::Forked);
+        }
         #[cfg(feature = "sighup")]
         control.set_hangups(None);
         let ended = control.end(|engine| engine.shutdown(deadline, return_by));
-        ended.unwrap_or_else(|| lost_none(&control))
+        ended.unwrap_or_else(|| none_lost(&control))
     }
 
     /// The settings of the source, while it is running.
     pub(crate) fn source_settings(&self) -> Option<SourceSettings> {
         let control = self.0.upgrade()?;
         control.running().map(|engine| engine.source.settings)
-    }
-
-    fn with_engine(&self, action: impl FnOnce(&Engine) -> bool) -> bool {
-        let Some(control) = self.0.upgrade() else { return true };
-        match control.running() {
-            Some(engine) => action(engine),
-            None => lost_none(&control),
-        }
     }
 
     /// The template of links to traces; empty if there is none.
@@ -263,31 +251,35 @@ impl Handle {
 }
 
 /// Whether a layer that has ended, or never started, has delivered every profile that it gave a permit.
-fn lost_none(control: &Control) -> bool {
-    !control.is_here() || control.engine().is_none_or(|engine| engine.lost_none())
+fn none_lost(control: &Control) -> Result<(), FlushError> {
+    if !control.is_here() {
+        return Err(FlushError::Forked);
+    }
+    control.engine().map_or(Ok(()), |engine| engine.none_lost())
 }
 
-/// Deadlines that overflow an `Instant` are limited to a century.
-fn until(deadline: Duration) -> Instant {
+/// Timeouts that overflow an `Instant` are limited to a century.
+fn until(timeout: Duration) -> Instant {
     const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
     let now = Instant::now();
-    now.checked_add(deadline.min(CENTURY)).unwrap_or(now)
+    now.checked_add(timeout.min(CENTURY)).unwrap_or(now)
 }
 
 /// Flushes when dropped; see [`Handle::flush_on_drop`].
 #[derive(Debug)]
 pub struct FlushGuard(Handle);
 
-const GUARD_DEADLINE: Duration = Duration::from_secs(5);
+const GUARD_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long to wait for the log lines of what is lost.
 const LAST_REPORTS: Duration = Duration::from_secs(1);
 
 impl Drop for FlushGuard {
     fn drop(&mut self) {
-        if !self.0.flush(GUARD_DEADLINE) {
+        if self.0.flush(GUARD_TIMEOUT).is_err() {
             let now = Instant::now();
-            self.0.end(now, now + LAST_REPORTS);
+            // The log states what is lost.
+            _ = self.0.end(now, now + LAST_REPORTS);
         }
     }
 }

@@ -3,10 +3,10 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use crate::config::rules_of_env;
 use crate::control::Control;
 use crate::engine::spawn;
 use crate::error::Error;
-use crate::handle::Handle;
 use crate::log::{LogEvent, LogKind};
 use crate::sys::Hangups;
 
@@ -30,7 +30,8 @@ pub(crate) fn reload_on_hangup(control: &Arc<Control>) -> Result<(), Error> {
 }
 
 fn reload(control: &Arc<Control>) {
-    let Err(error) = Handle::new(control).reload_env() else { return control.log_rules("SIGHUP") };
+    let reloaded = rules_of_env().and_then(|rules| control.reload(rules));
+    let Err(error) = reloaded else { return control.log_rules("SIGHUP") };
     let message = format!("SIGHUP: the rules stay as they are: {error}");
     control.log(LogEvent {
         error: Some(error.to_string()),

@@ -109,43 +109,43 @@ impl ProfileId {
     /// The id under which OTLP, which has one profile for each kind of sample, exports the waits of this profile. The last
     /// bit is inverted.
     #[must_use]
-    pub fn of_off_cpu(self) -> Self {
+    pub fn for_off_cpu(self) -> Self {
         self.inverted(1)
     }
 
     /// The id under which OTLP exports the awaits of this profile. The last bit but one is inverted.
     #[must_use]
-    pub fn of_await(self) -> Self {
+    pub fn for_await(self) -> Self {
         self.inverted(2)
     }
 
     /// The id under which OTLP exports the scheduling delays of this profile. The last bit but two is inverted.
     #[must_use]
-    pub fn of_scheduling_delay(self) -> Self {
+    pub fn for_scheduling_delay(self) -> Self {
         self.inverted(4)
     }
 
     /// The id under which OTLP exports the bytes that were allocated. The last bit but three is inverted.
     #[must_use]
-    pub fn of_alloc_space(self) -> Self {
+    pub fn for_alloc_space(self) -> Self {
         self.inverted(8)
     }
 
     /// The id under which OTLP exports the number of allocations. The last bit but four is inverted.
     #[must_use]
-    pub fn of_alloc_objects(self) -> Self {
+    pub fn for_alloc_objects(self) -> Self {
         self.inverted(16)
     }
 
     /// The id under which OTLP exports the bytes in use. The last bit but five is inverted.
     #[must_use]
-    pub fn of_inuse_space(self) -> Self {
+    pub fn for_inuse_space(self) -> Self {
         self.inverted(32)
     }
 
     /// The id under which OTLP exports the number of blocks in use. The last bit but six is inverted.
     #[must_use]
-    pub fn of_inuse_objects(self) -> Self {
+    pub fn for_inuse_objects(self) -> Self {
         self.inverted(64)
     }
 
@@ -237,13 +237,13 @@ mod tests {
             bytes[15] = last;
             let id = ProfileId(bytes);
             let ids = [
-                id.of_off_cpu(),
-                id.of_await(),
-                id.of_scheduling_delay(),
-                id.of_alloc_space(),
-                id.of_alloc_objects(),
-                id.of_inuse_space(),
-                id.of_inuse_objects(),
+                id.for_off_cpu(),
+                id.for_await(),
+                id.for_scheduling_delay(),
+                id.for_alloc_space(),
+                id.for_alloc_objects(),
+                id.for_inuse_space(),
+                id.for_inuse_objects(),
                 id,
             ];
             let distinct: std::collections::HashSet<_> = ids.into_iter().collect();

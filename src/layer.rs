@@ -133,15 +133,15 @@ impl Builder {
     /// Builds the layer.
     ///
     /// With rules that never keep anything, the layer does nothing: it creates no threads, files or signal handlers
-    /// until [`Handle::set_rules`] or [`Handle::enable`] is called.
+    /// until [`Handle::set_rules`] or [`Handle::set_enabled`] is called.
     ///
     /// # Errors
     ///
-    /// If the system does not allow the layer to start its threads and open a file.
+    /// If a setting is invalid, or the system does not allow the layer to start its threads and open a file.
     pub fn build(self) -> Result<ProfilingLayer, Error> {
         #[cfg(feature = "sighup")]
         let reloads_on_sighup = self.reloads_on_sighup();
-        let control = Control::new(self.with_absolute_directory())?;
+        let control = Control::new(self.finished()?)?;
         #[cfg(feature = "sighup")]
         if reloads_on_sighup {
             crate::hangup::reload_on_hangup(&control)?;

@@ -72,7 +72,6 @@ kinds! {
         UnknownVariable = "unknown_variable",
         Clamped = "clamped",
         EndpointUnused = "endpoint_unused",
-        UrlIgnored = "url_ignored",
     }
     subscriber {
         Unfiltered = "unfiltered",

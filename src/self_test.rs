@@ -275,7 +275,7 @@ fn self_test(settings: SourceSettings) -> SelfTest {
     let (memory, causes) = (Memory::new(), Causes::default());
     let mut found = SelfTest { asleep: ASLEEP, ..SelfTest::default() };
     let rules = RULES.parse().unwrap_or_default();
-    let settings = SourceSettings { arm_after: None, ..settings };
+    let settings = SourceSettings { sampling_delay: None, ..settings };
     let builder = Builder::new().with_source_settings(settings).rules(rules);
     let Ok(layer) = builder.exporter(memory.clone()).build() else {
         found.source = "no thread could be started".to_owned();
@@ -307,11 +307,11 @@ fn self_test(settings: SourceSettings) -> SelfTest {
     let threads = [true, false].map(|is_first| crate::sys::spawn("profiling-test", run(is_first)));
     let ran_ns = threads.map(|thread| thread.ok()?.join().ok()?);
     found.busy = ran_ns.map(|ns| ns.map_or(BUSY, Duration::from_nanos)).iter().sum();
-    handle.flush(DEADLINE);
+    _ = handle.flush(DEADLINE);
     let profiles = memory.profiles();
     profiles.iter().for_each(|profile| evaluate(profile, &mut found));
     found.refused = refusals(&handle.stats());
-    handle.shutdown(DEADLINE);
+    _ = handle.shutdown(DEADLINE);
     drop(dispatch);
     found.causes = std::mem::take(&mut *causes.0.lock());
     found
@@ -352,7 +352,7 @@ fn evaluate(profile: &Profile, found: &mut SelfTest) {
     }
     found.sampled += Duration::from_nanos(profile.weight_ns());
     for sample in profile.of_kind(SampleKind::OffCpu) {
-        let longest = sample.points.iter().map(|point| point.weight()).max();
+        let longest = sample.points.iter().map(|point| Duration::from_nanos(point.weight())).max();
         if longest > found.waited {
             found.waited = longest;
             let is_code = |kind| matches!(kind, FrameKind::Rust | FrameKind::Native);

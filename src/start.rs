@@ -40,7 +40,7 @@ pub(crate) struct Limits {
     /// For the copied stacks of pending futures.
     pub(crate) await_bytes: usize,
     /// Between two samples of allocations in the mean; 0 for none.
-    pub(crate) alloc_sample_bytes: u64,
+    pub(crate) alloc_sample_interval: u64,
     pub(crate) tracks_heap: bool,
     pub(crate) shed: ShedLimits,
     pub(crate) pace: Pace,
@@ -109,7 +109,7 @@ pub(crate) fn build(parts: Parts) -> (Arc<Engine>, Collector, PublisherParts) {
     let limits = parts.limits;
     let sampling = (Arc::clone(&spans), Arc::clone(&parts.counters), parts.source.clone());
     let allocations = AllocationSettings {
-        sample_bytes: limits.alloc_sample_bytes,
+        sample_bytes: limits.alloc_sample_interval,
         stack_bytes: limits.stack_bytes,
         tracks_heap: limits.tracks_heap,
     };

@@ -171,20 +171,20 @@ counters! {
         /// Part of `kept_on_cpu_ns` in which the threads were sampled, in nanoseconds.
         kept_sampled_ns,
         /// Kept spans without a profile because no sample fell in them.
-        kept_without_samples,
+        no_profile_no_samples,
         /// Kept spans without a profile because the rate limit of their rule was used up.
-        kept_over_rate_limit,
+        no_profile_rate_limit,
         /// Kept spans without a profile because too many profiles were pending.
-        kept_exporter_busy,
+        no_profile_queue_full,
         /// Kept spans that are reported neither by name nor with a profile, because 1,024 spans of
         /// their local root had been kept.
-        kept_tree_full,
+        no_profile_too_many_spans,
         /// Kept spans without a profile because the exporter was failing.
-        kept_exporter_fails,
+        no_profile_exporter_fails,
         /// Kept spans without a profile because the memory budget was used up.
-        kept_no_memory,
+        no_profile_no_memory,
         /// Kept spans without a profile because the system returned no random bytes for its id.
-        kept_without_id,
+        no_profile_no_id,
         /// Kept spans of which neither the log nor [`Builder::on_kept`](crate::Builder::on_kept) reports
         /// anything: there are as many reports per minute of spans without a profile as there are
         /// profiles ([`Builder::profiles_per_minute`](crate::Builder::profiles_per_minute)), and 1,024 spans of a local
@@ -222,7 +222,7 @@ counters! {
         /// Profiles that could not be exported, also not by retries; the log states the cause.
         dropped_export_failed,
         /// Object files whose lines, or whose symbols altogether, were not read because they exceed
-        /// [`Builder::symbol_bytes`](crate::Builder::symbol_bytes).
+        /// [`Builder::memory`](crate::Builder::memory).
         symbols_over_limit,
     }
 
@@ -246,7 +246,7 @@ counters! {
         dropped_ring_full,
         /// Samples of a timer that found the thread on a stack that is not the thread's own: that
         /// of a coroutine or of another signal handler.
-        dropped_off_stack,
+        dropped_alt_stack,
         /// Samples of a timer that came to an alternate signal stack without room for the handler, as when another
         /// handler of the program was already using it.
         dropped_signal_stack_full,
@@ -265,7 +265,7 @@ counters! {
         /// them as one frame that states this.
         dropped_memory,
         /// Samples and waits dropped because the profile had too many, or would have exceeded
-        /// [`Builder::export_bytes`](crate::Builder::export_bytes). The remaining ones have their
+        /// [`Builder::memory`](crate::Builder::memory). The remaining ones have their
         /// weight. Profiles of one tree can share samples, which count in each of them.
         downsampled,
         /// Samples whose stack was dropped because too many spans awaited their verdict. The
@@ -303,7 +303,7 @@ counters! {
         /// Awaits and scheduling delays that became samples.
         captured,
         /// Times that a stack was not copied because the memory for pending futures was used up
-        /// ([`Builder::await_bytes`](crate::Builder::await_bytes)), and stacks that were taken back from futures that had
+        /// ([`Builder::memory`](crate::Builder::memory)), and stacks that were taken back from futures that had
         /// been pending for more than 5 seconds, because it nearly was.
         dropped_memory,
         /// Times that a stack was not copied because it was larger than 64 KiB, or not the thread's own: that of a
@@ -353,14 +353,14 @@ counters! {
 
     /// Sampled threads, and why others are not sampled.
     threads: ThreadStats as ThreadCounters {
-        /// Times that a thread in an old span was not armed because the load was above
-        /// [`Builder::shed_above_cpu`](crate::Builder::shed_above_cpu).
-        shed,
-        /// Times that arming a thread in an old span was deferred: arming may use 50 ms at once and
+        /// Times that a thread in an old span was not attached because the load was above
+        /// [`Builder::pause_above_cpu`](crate::Builder::pause_above_cpu).
+        paused,
+        /// Times that arming a thread in an old span was deferred: attaching may use 50 ms at once and
         /// 2 % of a core after that.
-        arming_deferred,
-        /// Times that a thread was armed, or armed again at another rate.
-        armed,
+        attach_deferred,
+        /// Times that a thread was attached, or attached again at another rate.
+        attached,
         /// Threads that are sampled now.
         sampled,
         /// Threads that are sampled now by a timer and a signal.

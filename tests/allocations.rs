@@ -174,7 +174,7 @@ fn counts(all: Option<Allocations>) -> Counts {
 fn setup() -> Setup {
     Setup::with("[work]=always", |builder| {
         // What the layer allocates for a sample is not what the program allocates, but the test counts it.
-        let builder = builder.fields(["index"]).alloc_sample_bytes(0);
+        let builder = builder.span_fields(["index"]).alloc_sample_interval(0);
         builder.profiles_per_minute(1_000_000)
     })
 }
@@ -365,7 +365,7 @@ fn the_log_says_how_much() {
             let large = vec![1_u8; 1_000_000];
             (0..20).for_each(|_| drop(black_box(large.clone())));
         });
-        assert!(handle.flush(support::PLENTY));
+        handle.flush(support::PLENTY).unwrap();
     });
     let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
     assert!(log.contains("kept `clones`: ") && log.contains("reason=alloc"), "{log}");
@@ -396,14 +396,14 @@ fn open_spans_are_counted_when_profiling_is_switched_off() {
     setup.run(|| {
         let open = info_span!("work");
         open.in_scope(allocate);
-        setup.handle.disable();
+        setup.handle.set_enabled(false).unwrap();
         setup.flush();
         open.in_scope(allocate);
         drop(open);
     });
     assert_eq!(counted(&setup), 3_000);
     assert_eq!(setup.kept().last().unwrap().spans[0].times().allocations().unwrap().allocations, 2);
-    setup.handle.enable().unwrap();
+    setup.handle.set_enabled(true).unwrap();
     assert_eq!(spans(&setup), 4_000);
 }
 
@@ -417,7 +417,7 @@ fn what_a_field_allocates_does_not_count_and_hides_nothing() {
             f.write_str("nested")
         }
     }
-    let setup = Setup::with("[work]=always", |builder| builder.fields(["user"]));
+    let setup = Setup::with("[work]=always", |builder| builder.span_fields(["user"]));
     setup.run(|| {
         warm_up();
         info_span!("work", user = tracing::field::Empty).in_scope(|| {

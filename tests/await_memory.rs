@@ -106,7 +106,7 @@ fn no_allocation_after_the_first_poll() {
 
 fn many_pending_futures_take_the_pool() {
     let pool = 2 << 20;
-    let setup = Setup::of_rules("1h", |builder| builder.await_bytes(pool));
+    let setup = Setup::of_rules("1h", |builder| builder.memory(8 * pool));
     setup.run(|| {
         let _span = info_span!("many").entered();
         let (task, futures) = (Arc::new(Task::default()), 10_000);

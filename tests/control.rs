@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use support::Nanos as _;
-use support::{HAS_STACKS, Setup, burn, is_child, run_child};
+use support::{HAS_STACKS, Setup, burn};
 use tracing::{error, info_span};
 use tracing_profiling::profile::SampleKind;
 use tracing_profiling::{ErrorKind, ProfilingLayer, Reason, Rules};
@@ -37,7 +37,7 @@ fn an_open_span_is_judged_by_the_rules_it_was_created_under() {
         assert_eq!(handle.rules().to_string(), "[during]=always");
         let during = info_span!("during").entered();
         let unmatched = info_span!("unmatched").entered();
-        handle.disable();
+        handle.set_enabled(false).unwrap();
         let disabled = info_span!("during").entered();
         error!("in all of them");
         drop((disabled, unmatched, during, before));
@@ -46,7 +46,7 @@ fn an_open_span_is_judged_by_the_rules_it_was_created_under() {
     names.sort_unstable();
     assert_eq!(names, ["before", "during"]);
     assert!(!handle.is_enabled());
-    handle.enable().unwrap();
+    handle.set_enabled(true).unwrap();
     assert!(handle.is_enabled());
     setup.run(|| info_span!("during").in_scope(|| {}));
     assert_eq!(self::names(&setup).len(), 3);
@@ -62,7 +62,7 @@ fn a_layer_that_is_off_is_started_by_rules_and_by_enabling() {
         if by_rules {
             handle.set_rules(rules("error")).unwrap();
         } else {
-            handle.enable().unwrap();
+            handle.set_enabled(true).unwrap();
             assert_eq!(handle.rules(), Rules::default(), "the defaults apply");
         }
         assert!(handle.is_enabled());
@@ -84,45 +84,19 @@ fn a_layer_that_is_off_is_started_by_rules_and_by_enabling() {
 #[test]
 fn a_dropped_or_shut_down_layer_returns_errors() {
     let setup = Setup::new("always");
-    assert!(setup.handle.shutdown(support::PLENTY));
+    setup.handle.shutdown(support::PLENTY).unwrap();
     let error = setup.handle.set_rules(Rules::default()).unwrap_err();
     assert_eq!(error.to_string(), "the profiling layer is gone, or has been shut down");
     assert_ne!(error.kind(), ErrorKind::Configuration);
-    assert!(setup.handle.enable().is_err());
+    assert!(setup.handle.set_enabled(true).is_err());
     assert!(!setup.handle.is_enabled() && !setup.handle.keep_current());
     let off = Setup::new("off");
-    assert!(off.handle.shutdown(support::PLENTY), "there is nothing to shut down");
-    assert!(off.handle.enable().is_err(), "and nothing starts after it");
+    off.handle.shutdown(support::PLENTY).unwrap();
+    assert!(off.handle.set_enabled(true).is_err(), "and nothing starts after it");
     let handle = ProfilingLayer::builder().rules(rules("off")).build().unwrap().handle();
     assert!(handle.set_rules(Rules::default()).is_err());
     assert!(handle.rules().to_string() == "off" && !handle.is_enabled());
-    handle.disable();
-}
-
-#[test]
-fn reload_env_reads_the_variable_again() {
-    let test = "reload_env_reads_the_variable_again";
-    if !is_child(test) {
-        let output = run_child(test, &[("TRACING_PROFILING", "7ms|error")]);
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
-        return;
-    }
-    let setup = Setup::new("1h");
-    setup.handle.reload_env().unwrap();
-    assert_eq!(setup.handle.rules().to_string(), "7ms|error");
-    // SAFETY: no other thread accesses the environment.
-    unsafe { std::env::set_var("TRACING_PROFILING", "7ms|fast") };
-    let error = setup.handle.reload_env().unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Configuration);
-    assert!(error.to_string().contains("7ms|fast\n"), "{error}");
-    assert_eq!(setup.handle.rules().to_string(), "7ms|error", "unchanged");
-    // SAFETY: as above.
-    unsafe { std::env::remove_var("TRACING_PROFILING") };
-    setup.handle.reload_env().unwrap();
-    assert_eq!(setup.handle.rules().to_string(), "1h", "the rules of the builder");
-    setup.handle.disable();
-    setup.handle.reload_env().unwrap();
-    assert!(!setup.handle.is_enabled(), "still disabled");
+    assert!(handle.set_enabled(false).is_err());
 }
 
 /// Each set of rules keeps one kind of failure and one name. A span that is judged by a mixture of two sets would be
@@ -208,7 +182,7 @@ fn a_thread_that_has_many_samples_is_sampled_less_often() {
             let account = kept[0].spans[0].times();
             let profile = setup.profiles().remove(0);
             let samples = profile.of_kind(SampleKind::OnCpu).flat_map(|sample| &sample.points);
-            let weights: Vec<_> = samples.map(|sample| sample.weight().ns()).collect();
+            let weights: Vec<_> = samples.map(|sample| sample.weight()).collect();
             let of =
                 |period_ns| weights.iter().filter(|weight_ns| **weight_ns == period_ns).count();
             let (full, reduced) = (of(997_000), of(4_985_000) + of(9_970_000));
@@ -241,7 +215,7 @@ fn the_rate_is_lowered_to_stay_within_the_cpu_budget_and_that_is_logged() {
     let layer = ProfilingLayer::builder()
         .rules(rules("1ms"))
         .rate(10_000)
-        .fine_timers()
+        .fine_timers(true)
         .cpu_budget(1)
         .profiles_per_minute(1_000)
         .exporter(tracing_profiling::export::Memory::new())
@@ -271,7 +245,7 @@ fn the_rate_is_lowered_to_stay_within_the_cpu_budget_and_that_is_logged() {
         info_span!("at a lower rate").in_scope(|| burn(200 * MS));
         // Fine timers follow the wall clock.
         let took = start.elapsed();
-        handle.flush(support::PLENTY);
+        _ = handle.flush(support::PLENTY);
         let rate = (taken() - before) as f64 / took.as_secs_f64();
         assert!(rate < 5_000.0, "{rate} a second instead of 10,000");
     });
@@ -298,8 +272,9 @@ fn a_profile_at_a_lowered_rate_is_marked_and_has_all_of_its_time() {
     if !HAS_STACKS {
         return;
     }
-    let setup =
-        Setup::with("[lowered]=0ms,1h", |builder| builder.rate(5_000).fine_timers().cpu_budget(1));
+    let setup = Setup::with("[lowered]=0ms,1h", |builder| {
+        builder.rate(5_000).fine_timers(true).cpu_budget(1)
+    });
     let start = Instant::now();
     let ran = setup.run(|| {
         while setup.handle.stats().sampling.rate_reduced == 0 {

@@ -42,7 +42,7 @@ fn a_flood_of_spans_on_two_threads() {
     let budget_mib = 8;
     let setup = Setup::with("[request]=1h|error|hung=off,[query]=1h|error=self", |builder| {
         // Symbols have their own limit, and their size depends on the program.
-        builder.memory_bytes(budget_mib << 20).rate(200).symbols(false)
+        builder.memory((4 * budget_mib) << 20).rate(200).symbols(false)
     });
     let before_mib = resident_mib();
     let (made, failed) = (AtomicU64::new(0), AtomicU64::new(0));
@@ -81,12 +81,12 @@ fn a_flood_of_spans_on_two_threads() {
     assert_eq!((stats.spans.kept, stats.kept_for(Reason::Error)), (failed, failed), "{stats:?}");
     // Each kept span has a profile, or a counter states why not.
     let with_id = stats.profiles.exported + stats.profiles.dropped_export_failed;
-    let without = stats.spans.kept_without_samples
-        + stats.spans.kept_over_rate_limit
-        + stats.spans.kept_exporter_busy
-        + stats.spans.kept_exporter_fails
-        + stats.spans.kept_no_memory
-        + stats.spans.kept_without_id;
+    let without = stats.spans.no_profile_no_samples
+        + stats.spans.no_profile_rate_limit
+        + stats.spans.no_profile_queue_full
+        + stats.spans.no_profile_exporter_fails
+        + stats.spans.no_profile_no_memory
+        + stats.spans.no_profile_no_id;
     assert_eq!(with_id + without, failed, "{stats:?}");
     assert_eq!(stats.sampling.records_malformed, 0);
     if HAS_STACKS {
@@ -95,7 +95,7 @@ fn a_flood_of_spans_on_two_threads() {
             + stats.samples.outside_spans
             + stats.samples.dropped_ring_full
             + stats.samples.dropped_late
-            + stats.samples.dropped_off_stack;
+            + stats.samples.dropped_alt_stack;
         assert!(taken > 0, "{stats:?}");
         // With timers, a sample represents more or less than 5 ms.
         let (ms, ran_ms) = (taken * 5, ran_ns.into_inner() / 1_000_000);

@@ -55,7 +55,7 @@ fn the_handler_allocates_nothing_and_leaves_errno_and_registers_alone() {
 fn signals_of_half_a_second(is_fine: bool) -> u64 {
     let setup = Setup::with("0ms", |builder| {
         let builder = builder.source(Source::Timer).rate(10_000);
-        if is_fine { builder.fine_timers() } else { builder }
+        builder.fine_timers(is_fine)
     });
     tracing::dispatcher::with_default(&setup.dispatch, || {
         let _span = info_span!("computes").entered();
@@ -77,7 +77,7 @@ fn signals_of_half_a_second(is_fine: bool) -> u64 {
         assert_eq!(ALLOCATIONS.get(), before, "allocations on the thread");
         assert!(all_same);
     });
-    assert!(setup.handle.flush(PLENTY));
+    setup.handle.flush(PLENTY).unwrap();
     let stats = setup.handle.stats();
     stats.samples.taken + stats.samples.dropped_ring_full
 }

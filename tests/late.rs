@@ -26,8 +26,8 @@ fn sources() -> Vec<Source> {
     perf.into_iter().chain([Source::Timer]).collect()
 }
 
-fn with(source: Source, arm_after: Duration) -> Setup {
-    Setup::with("0ms", |builder: Builder| builder.source(source).arm_after(arm_after))
+fn with(source: Source, sampling_delay: Duration) -> Setup {
+    Setup::with("0ms", |builder: Builder| builder.source(source).sampling_delay(sampling_delay))
 }
 
 fn in_layer<R>(setup: &Setup, action: impl FnOnce() -> R) -> R {
@@ -216,7 +216,8 @@ fn short_threads_below_an_old_root_are_sampled() {
     const THREADS: u32 = 60;
     const WORK: Duration = Duration::from_millis(4);
     for source in sources() {
-        let setup = Setup::with("0ms", |builder| builder.source(source).arm_after(AGE).rate(1_000));
+        let setup =
+            Setup::with("0ms", |builder| builder.source(source).sampling_delay(AGE).rate(1_000));
         let mut ran = Duration::ZERO;
         in_layer(&setup, || {
             let root = info_span!("root");
@@ -297,7 +298,7 @@ fn threads_that_end_before_their_first_sample_are_not_in_the_kernel() {
 /// Time in nested spans of one thread counts once for each enclosing span that the thread is not in.
 #[test]
 fn a_span_counts_time_of_child_spans_on_other_threads_once() {
-    let setup = Setup::with("0ms", |builder| builder.arm_after(Duration::ZERO));
+    let setup = Setup::with("0ms", |builder| builder.sampling_delay(Duration::ZERO));
     let work = |span: Span| {
         let start = ThreadTime::now();
         span.in_scope(|| {
@@ -355,7 +356,7 @@ fn a_span_counts_time_of_child_spans_on_other_threads_once() {
 fn a_long_lived_span_does_not_make_its_children_old() {
     for source in sources() {
         for (rules, is_open_for_long) in [("5ms", true), ("1h", false)] {
-            let setup = Setup::with(rules, |builder| builder.source(source).arm_after(AGE));
+            let setup = Setup::with(rules, |builder| builder.source(source).sampling_delay(AGE));
             in_layer(&setup, || {
                 let connection = info_span!("connection");
                 let request = |how: fn()| {
@@ -413,7 +414,7 @@ fn the_wait_during_which_a_span_becomes_old_is_captured() {
                     };
                     let samples = samples.filter(|sample| is_marked(sample) == marked);
                     let points = samples.flat_map(|sample| &sample.points);
-                    points.map(|point| point.weight().ns()).sum::<u64>()
+                    points.map(|point| point.weight()).sum::<u64>()
                 };
                 let (first_ns, second_ns) = (of(true), of(false));
                 let context = format!("{source:?}: {first_ns} and {second_ns} ns, {waits:?}");
@@ -471,14 +472,14 @@ fn threads_are_armed_and_disarmed_repeatedly() {
 fn no_thread_is_sampled_above_the_load_limit() {
     for source in sources() {
         let setup = Setup::of_rules("always", |builder| {
-            builder.source(source).arm_after(AGE).shed_above_memory(1)
+            builder.source(source).sampling_delay(AGE).pause_above_memory(1)
         });
         setup.run(|| {
             for keeps in [false, true] {
-                let shed = setup.handle.stats().threads.shed;
+                let shed = setup.handle.stats().threads.paused;
                 info_span!("kept").in_scope(|| {
                     assert!(!keeps || setup.handle.keep_current());
-                    until(|| burn(MS) > 0 && setup.handle.stats().threads.shed > shed);
+                    until(|| burn(MS) > 0 && setup.handle.stats().threads.paused > shed);
                     assert!(!is_sampled(&setup), "{source:?}");
                 });
                 // The collector checks the thread outside the span.
@@ -492,10 +493,10 @@ fn no_thread_is_sampled_above_the_load_limit() {
         );
         // Limits that are never reached.
         let setup = Setup::of_rules("always", |builder| {
-            builder.source(source).shed_above_memory(u64::MAX).shed_above_cpu(100)
+            builder.source(source).pause_above_memory(u64::MAX).pause_above_cpu(100)
         });
         setup.run(|| info_span!("kept").in_scope(|| assert!(is_sampled(&setup), "{source:?}")));
-        assert_eq!(setup.handle.stats().threads.shed, 0, "{source:?}");
+        assert_eq!(setup.handle.stats().threads.paused, 0, "{source:?}");
     }
 }
 

@@ -206,7 +206,7 @@ async fn assert_has_ended(handle: &Handle) {
 #[tokio::test]
 async fn an_ended_layer_is_reported() {
     let setup = Setup::new("0ms");
-    assert!(setup.handle.shutdown(PLENTY));
+    setup.handle.shutdown(PLENTY).unwrap();
     assert_has_ended(&setup.handle).await;
     let Setup { handle, dispatch, .. } = setup;
     drop(dispatch);
@@ -372,16 +372,16 @@ async fn a_browser_gets_a_page_that_can_only_use_these_routes() {
 }
 
 #[tokio::test]
-async fn the_directory_setting_applies_only_without_an_exporter() {
+async fn only_an_exporter_with_a_directory_has_files() {
     let temporary = tempfile::tempdir().unwrap();
     fs::write(temporary.path().join(name("a", "html")), "<p>").unwrap();
     // Profiles of an earlier run are listed even while profiling is off.
     let builder = ProfilingLayer::builder().rules("off".parse().unwrap());
-    let layer = builder.directory(temporary.path()).build().unwrap();
+    let layer = builder.exporter(Directory::new(temporary.path())).build().unwrap();
     let list = get(&layer.handle(), "/profiles").await.json();
     assert_eq!(list[0]["name"], name("a", "html"));
 
-    let elsewhere = Setup::with("0ms", |builder| builder.directory(temporary.path()));
+    let elsewhere = Setup::new("0ms");
     assert_eq!(get(&elsewhere.handle, "/profiles").await.json(), Value::Array(Vec::new()));
     let path = format!("/profiles/{}", name("a", "html"));
     assert_eq!(get(&elsewhere.handle, &path).await.status, StatusCode::NOT_FOUND);

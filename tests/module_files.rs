@@ -161,7 +161,7 @@ fn logged() -> (Setup, Log) {
     let log = Log::default();
     let memory = Memory::new();
     let builder = ProfilingLayer::builder().rules("0ms".parse().unwrap()).rate(200);
-    let builder = builder.arm_after(Duration::ZERO).cpu_budget(0).exporter(memory.clone());
+    let builder = builder.sampling_delay(Duration::ZERO).cpu_budget(0).exporter(memory.clone());
     let layer = builder.build().unwrap();
     let (handle, written) = (layer.handle(), log.clone());
     let fmt = tracing_subscriber::fmt::layer().with_writer(move || written.clone());

@@ -70,7 +70,7 @@ fn serve(app: &Router, paths: &[&str], filter: &str) -> (Log, Vec<String>, Vec<K
     let (log, kept) = (Log::default(), Arc::new(Mutex::new(Vec::new())));
     let layer = ProfilingLayer::builder()
         .rules("20ms".parse().unwrap())
-        .arm_after(Duration::ZERO)
+        .sampling_delay(Duration::ZERO)
         .cpu_budget(0)
         .exporter(Directory::new(directory.path()))
         .on_kept({
@@ -93,7 +93,7 @@ fn serve(app: &Router, paths: &[&str], filter: &str) -> (Log, Vec<String>, Vec<K
         }
         drop(runtime);
     });
-    assert!(handle.flush(PLENTY));
+    handle.flush(PLENTY).unwrap();
     let files = std::fs::read_dir(directory.path()).unwrap();
     let files = files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
     let kept = std::mem::take(&mut *kept.lock().unwrap());
@@ -179,7 +179,10 @@ fn without_a_route_one_line_says_what_to_set() {
     let hint = hints.next().unwrap();
     assert!(hints.next().is_none());
     assert!(hint["message"].as_str().unwrap().contains("=method,uri also shows"), "{hint}");
-    assert_eq!([&hint["variable"], &hint["value"]], ["TRACING_PROFILING_FIELDS", "method,uri"]);
+    assert_eq!(
+        [&hint["variable"], &hint["value"]],
+        ["TRACING_PROFILING_SPAN_FIELDS", "method,uri"]
+    );
     let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
     assert!(
         !log.lines().any(|line| line.contains("tracing_profiling") && line.contains("/report"))
@@ -190,7 +193,7 @@ fn without_a_route_one_line_says_what_to_set() {
 fn values_are_those_at_the_close_after_redaction() {
     let setup = Setup::with("0ms,open=open>50ms", |builder| {
         let redaction = Redaction::new().hide(r"acme\w*").unwrap();
-        builder.fields(["tenant", "http.route", "size"]).redact(redaction)
+        builder.span_fields(["tenant", "http.route", "size"]).redact(redaction)
     });
     setup.run(|| {
         let span =
@@ -251,7 +254,7 @@ fn a_value_may_log_while_it_is_printed() {
         let span = info_span!("request", method = %Chatty, http.route = Empty);
         span.in_scope(|| _ = span.record("http.route", tracing::field::display(Chatty)));
         drop(span);
-        assert!(handle.flush(PLENTY));
+        handle.flush(PLENTY).unwrap();
     });
     let expected = [("method", "chatty"), ("http.route", "chatty")];
     assert_eq!(*kept.lock().unwrap(), [expected.map(|(name, value)| (name, value.to_owned()))]);
@@ -291,7 +294,7 @@ fn each_log_event_has_a_kind_and_is_in_no_span_of_the_program() {
     tracing::dispatcher::with_default(&dispatch, || {
         let _current = info_span!("request of a user").entered();
         info_span!("kept").in_scope(|| ());
-        assert!(handle.flush(PLENTY));
+        handle.flush(PLENTY).unwrap();
     });
     let events = all_events(&log);
     let of = |kind: &str, reason: &str| {
@@ -319,14 +322,14 @@ fn what_needs_counted_allocations_says_what_is_missing() {
             .exporter(tracing_profiling::export::Memory::new())
             .rules(rules.parse().unwrap())
             .heap(heap)
-            .alloc_sample_bytes(sample_bytes)
+            .alloc_sample_interval(sample_bytes)
             .build()
             .unwrap();
         let handle = layer.handle();
         let dispatch = Dispatch::new(tracing_subscriber::registry().with(json).with(layer));
         tracing::dispatcher::with_default(&dispatch, || {
             info_span!("counted").in_scope(|| ());
-            assert!(handle.flush(PLENTY));
+            handle.flush(PLENTY).unwrap();
         });
         let events = all_events(&log).into_iter().filter(|event| event["reason"] == "not_counted");
         events.map(|event| event["message"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
@@ -368,7 +371,7 @@ fn each_of_two_requests_in_a_connection_has_its_own_times() {
         let _connection = info_span!(target: "connection", "connection").entered();
         info_span!("request", http.route = "/bad").in_scope(|| tracing::error!("no such item"));
         info_span!("request", http.route = "/slow").in_scope(|| burn(600 * MS));
-        assert!(handle.flush(PLENTY));
+        handle.flush(PLENTY).unwrap();
     });
     let events = events(&log);
     let of = |route: &str| events.iter().find(|event| event["http.route"] == route).unwrap();

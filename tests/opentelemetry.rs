@@ -62,7 +62,7 @@ impl Scene {
             )
             // At this rate a ring covers more time than at 1,000, in case the collector has to wait for a CPU.
             .rate(200)
-            .arm_after(Duration::ZERO)
+            .sampling_delay(Duration::ZERO)
             .exporter(profiles.clone())
             .on_kept(move |one| received.lock().unwrap().push(one.clone()));
         let layer = set(builder).build().unwrap();
@@ -78,7 +78,7 @@ impl Scene {
 
     fn run<R>(&self, action: impl FnOnce() -> R) -> R {
         let result = tracing::dispatcher::with_default(&self.dispatch, action);
-        assert!(self.handle.flush(PLENTY));
+        self.handle.flush(PLENTY).unwrap();
         self.provider.force_flush().unwrap();
         result
     }
@@ -352,7 +352,7 @@ fn without_a_profile_there_is_no_id() {
     let sets: [fn(Builder) -> Builder; 2] = [
         |builder| builder.exporter(Broken),
         // Memory is exhausted once a sample has been dropped.
-        |builder| builder.memory_bytes(1).rate(1_000),
+        |builder| builder.memory(1).rate(1_000),
     ];
     for set in sets {
         let scene = Scene::with(set, Sampler::AlwaysOn, |profiling, tracer| {

@@ -23,8 +23,8 @@ const MS: Duration = Duration::from_millis(1);
 fn written() -> Option<(proto::ProfilesData, Vec<u8>)> {
     let directory = tempfile::tempdir().unwrap();
     let resource = Resource::new().with("service.name", "shop");
-    let store = Directory::new(directory.path()).with_resource(resource);
-    let setup = Setup::with("0ms", |builder| builder.exporter(store));
+    let store = Directory::new(directory.path());
+    let setup = Setup::with("0ms", |builder| builder.resource(resource).exporter(store));
     setup.run(|| {
         let _outer = info_span!("outer").entered();
         burn(60 * MS);

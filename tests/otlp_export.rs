@@ -25,10 +25,10 @@ use std::time::{Duration, Instant};
 use receiver::{Behavior, Receiver, Speaks, free_address, resource_attribute};
 use support::{HAS_STACKS, PLENTY, Setup, burn, is_child, run_child};
 use tracing::info_span;
-use tracing_profiling::Resource;
 use tracing_profiling::{
     Builder, Compression, OtlpBuilder, OtlpExporter, ProfilingLayer, Protocol, Stats,
 };
+use tracing_profiling::{Directory, Resource};
 use tracing_subscriber::prelude::*;
 
 const BOTH: [Speaks; 2] = [Speaks::Http, Speaks::Grpc];
@@ -102,12 +102,12 @@ fn assert_one_body(receiver: &Receiver) {
 
 /// The number of spans that have a profile id or are about to get one, whatever happens to the profile later.
 fn spans_with_ids(stats: &Stats) -> u64 {
-    let without = stats.spans.kept_without_samples
-        + stats.spans.kept_over_rate_limit
-        + stats.spans.kept_exporter_busy
-        + stats.spans.kept_exporter_fails
-        + stats.spans.kept_no_memory
-        + stats.spans.kept_without_id;
+    let without = stats.spans.no_profile_no_samples
+        + stats.spans.no_profile_rate_limit
+        + stats.spans.no_profile_queue_full
+        + stats.spans.no_profile_exporter_fails
+        + stats.spans.no_profile_no_memory
+        + stats.spans.no_profile_no_id;
     stats.spans.kept - without
 }
 
@@ -185,7 +185,7 @@ fn no_thread_waits_for_the_receiver_and_each_profile_is_a_request() {
         }
         receiver.wait_for(1);
         keep(&setup, 6);
-        assert!(!setup.handle.flush(50 * MS), "the flush must time out");
+        assert!(setup.handle.flush(50 * MS).is_err(), "the flush must time out");
         assert_eq!(receiver.got().len(), 1);
         let start = Instant::now();
         while setup.handle.stats().profiles.exported < 7 {
@@ -224,7 +224,7 @@ fn a_restarted_receiver_gets_every_profile() {
             setup.flush();
             receiver.kill();
             keep(&setup, 2);
-            assert!(!setup.handle.flush(100 * MS) || !HAS_STACKS, "round {round}");
+            assert!(setup.handle.flush(100 * MS).is_err() || !HAS_STACKS, "round {round}");
             receiver.start();
             setup.flush();
         }
@@ -254,7 +254,7 @@ fn a_refused_profile_is_lost_alone() {
             std::thread::sleep(MS);
         }
         receiver.release();
-        assert!(!setup.handle.flush(PLENTY), "one is lost");
+        assert!(setup.handle.flush(PLENTY).is_err(), "one is lost");
         let stats = setup.handle.stats();
         assert_eq!((stats.profiles.dropped_refused, stats.profiles.delivered), (1, 4));
         assert_eq!(arrived(&receiver, &setup).len(), 4);
@@ -271,7 +271,7 @@ fn profiles_refused_in_a_success_are_counted() {
         let setup = setup(to(speaks, receiver.address));
         keep(&setup, 1);
         let one = u64::from(HAS_STACKS);
-        assert_eq!(u64::from(setup.handle.flush(PLENTY)), 1 - one);
+        assert_eq!(u64::from(setup.handle.flush(PLENTY).is_ok()), 1 - one);
         setup.flush();
         let stats = setup.handle.stats();
         assert_eq!((stats.profiles.dropped_refused, stats.profiles.delivered), (one, 0));
@@ -283,7 +283,7 @@ fn profiles_refused_in_a_success_are_counted() {
 /// Keeps spans until one has no profile because the exporter fails.
 fn keep_until_exporter_fails(setup: &Setup) {
     let start = Instant::now();
-    while setup.handle.stats().spans.kept_exporter_fails == 0 {
+    while setup.handle.stats().spans.no_profile_exporter_fails == 0 {
         assert!(start.elapsed() < PLENTY);
         keep(setup, 1);
     }
@@ -300,11 +300,12 @@ fn an_unavailable_receiver_costs_bounded_memory_and_gets_every_profile_later() {
         keep_until_exporter_fails(&setup);
         // The limit of permits in use, plus what was queued before the first request failed.
         assert!(given_ids(&setup).len() <= 64);
-        assert!(!setup.handle.flush(100 * MS));
+        assert!(setup.handle.flush(100 * MS).is_err());
         receiver.start();
         let start = Instant::now();
         // The worker passes on what it holds once the exporter works again.
-        while arrived(&receiver, &setup) != given_ids(&setup) || !setup.handle.flush(PLENTY) {
+        while arrived(&receiver, &setup) != given_ids(&setup) || setup.handle.flush(PLENTY).is_err()
+        {
             assert!(start.elapsed() < PLENTY);
             std::thread::sleep(10 * MS);
         }
@@ -325,7 +326,7 @@ fn a_shutdown_has_a_deadline_and_counts_what_is_left() {
             assert!(start.elapsed() < PLENTY);
             std::thread::sleep(MS);
         }
-        let is_done = setup.handle.shutdown(200 * MS);
+        let is_done = setup.handle.shutdown(200 * MS).is_ok();
         if !HAS_STACKS {
             continue;
         }
@@ -358,7 +359,9 @@ fn a_full_queue_takes_no_more() {
             assert_eq!(exported, taken, "the worker holds the others");
             receiver.release();
             let start = Instant::now();
-            while arrived(&receiver, &setup) != given_ids(&setup) || !setup.handle.flush(PLENTY) {
+            while arrived(&receiver, &setup) != given_ids(&setup)
+                || setup.handle.flush(PLENTY).is_err()
+            {
                 assert!(start.elapsed() < PLENTY);
                 std::thread::sleep(10 * MS);
             }
@@ -374,7 +377,7 @@ fn the_fallback_directory_takes_over_and_is_sent_later() {
         let mut receiver = Receiver::offline(speaks, free_address());
         let exporter = to(speaks, receiver.address)
             .grace_period(Duration::ZERO)
-            .fallback_directory(dir.path());
+            .fallback_directory(Directory::new(dir.path()));
         let setup = setup(exporter);
         if !HAS_STACKS {
             return;
@@ -384,13 +387,13 @@ fn the_fallback_directory_takes_over_and_is_sent_later() {
             assert!(start.elapsed() < PLENTY);
             keep(&setup, 1);
         }
-        assert_eq!(setup.handle.stats().spans.kept_exporter_fails, 0, "all have profiles");
+        assert_eq!(setup.handle.stats().spans.no_profile_exporter_fails, 0, "all have profiles");
         let files = std::fs::read_dir(dir.path()).unwrap().count();
         assert!(files >= 9, "{files}");
         receiver.start();
         let start = Instant::now();
         while setup.handle.stats().profiles.delivered < setup.handle.stats().profiles.exported
-            || !setup.handle.flush(PLENTY)
+            || setup.handle.flush(PLENTY).is_err()
         {
             assert!(start.elapsed() < PLENTY);
             std::thread::sleep(10 * MS);
@@ -404,7 +407,7 @@ fn the_fallback_directory_takes_over_and_is_sent_later() {
 fn profiles_left_at_shutdown_go_to_the_fallback_directory() {
     let dir = tempfile::tempdir().unwrap();
     let address = free_address();
-    let setup = setup(to(Speaks::Http, address).fallback_directory(dir.path()));
+    let setup = setup(to(Speaks::Http, address).fallback_directory(Directory::new(dir.path())));
     keep(&setup, 2);
     _ = setup.handle.shutdown(200 * MS);
     if !HAS_STACKS {
@@ -434,7 +437,7 @@ async fn works_inside_a_runtime() {
         keep(&setup, 2);
         setup.flush();
         assert_eq!(arrived(&receiver, &setup), given_ids(&setup), "{speaks:?}");
-        assert!(setup.handle.shutdown(PLENTY));
+        setup.handle.shutdown(PLENTY).unwrap();
         assert_adds_up(&setup.handle.stats());
         // A runtime must not be dropped in an asynchronous context.
         tokio::task::spawn_blocking(move || drop(receiver)).await.unwrap();
@@ -476,7 +479,7 @@ fn spans_and_events_of_the_exporter_are_suppressed() {
         tracing_subscriber::registry().with(layer).with(Targets(Arc::clone(&targets))).init();
         for _ in 0..3 {
             info_span!("request").in_scope(|| burn(60 * MS));
-            assert!(handle.flush(PLENTY));
+            handle.flush(PLENTY).unwrap();
         }
         let targets = targets.lock().unwrap();
         let expected = ["otlp_export", "tracing_profiling"];
@@ -500,7 +503,7 @@ fn the_environment_alone_is_enough() {
         let handle = layer.handle();
         tracing_subscriber::registry().with(layer).init();
         info_span!("request").in_scope(|| burn(60 * MS));
-        assert!(handle.flush(PLENTY));
+        handle.flush(PLENTY).unwrap();
         println!("delivered: {}", handle.stats().profiles.delivered);
         return;
     }

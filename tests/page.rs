@@ -108,19 +108,17 @@ fn the_pages_work_in_a_browser() {
     let temporary = tempfile::tempdir().unwrap();
     let (stored, reports) = (temporary.path().join("stored"), temporary.path().join("reports"));
     fs::create_dir(&reports).unwrap();
-    let directory = Directory::new(&stored)
-        .with_resource(Resource::new().with("service.name", "shop").with("host.name", "web-1"))
-        .with_trace_url("https://tempo.internal/trace/{trace_id}");
     let layer = ProfilingLayer::builder()
         .rules("100ms|error".parse().unwrap())
         .trace_url("https://tempo.internal/trace/{trace_id}")
-        .exporter(directory)
+        .resource(Resource::new().with("service.name", "shop").with("host.name", "web-1"))
+        .exporter(Directory::new(&stored))
         .build()
         .unwrap();
     let handle = layer.handle();
     let dispatch = tracing::Dispatch::new(tracing_subscriber::registry().with(layer));
     tracing::dispatcher::with_default(&dispatch, run_spans);
-    assert!(handle.flush(PLENTY));
+    handle.flush(PLENTY).unwrap();
     for file in fs::read_dir(&stored).unwrap() {
         let path = file.unwrap().path();
         let name = path.file_name().unwrap().to_str().unwrap();

@@ -13,7 +13,7 @@ use support::{HAS_STACKS, PLENTY, burn};
 use tracing::{Dispatch, info_span};
 use tracing_profiling::export::{ExportError, Exported, Exporter, Memory};
 use tracing_profiling::profile::Profile;
-use tracing_profiling::{Builder, Handle, Kept, ProfilingLayer};
+use tracing_profiling::{Builder, Directory, Handle, Kept, ProfilingLayer};
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::prelude::*;
 
@@ -124,7 +124,7 @@ impl Stage {
         };
         let builder = ProfilingLayer::builder()
             .rules("always".parse().unwrap())
-            .arm_after(Duration::ZERO)
+            .sampling_delay(Duration::ZERO)
             .cpu_budget(0)
             .profiles_per_minute(1_000_000)
             .exporter(Exports { door: exporter.clone(), memory: memory.clone() })
@@ -180,7 +180,7 @@ fn assert_answers(stage: &Stage, why: &str) {
     assert_eq!(names, ["open"], "{why}");
     drop(open);
     let start = Instant::now();
-    assert!(!stage.handle.flush(50 * MS), "{why}");
+    assert!(stage.handle.flush(50 * MS).is_err(), "{why}");
     assert!(start.elapsed() < PLENTY, "{why}");
 }
 
@@ -194,7 +194,7 @@ fn what_blocks_stops_only_itself() {
         }
         let stage = Stage::new(|builder| builder);
         stage.keep("before", 1);
-        assert!(stage.handle.flush(PLENTY));
+        stage.handle.flush(PLENTY).unwrap();
         let before = (stage.log.lines_of("before"), stage.called("before"));
         assert_eq!(before, (1, 1), "{why}: a flush waits for the log and the callback");
         let (log, callback, exporter) = (&stage.log.door, &stage.callback, &stage.exporter);
@@ -226,12 +226,12 @@ fn what_blocks_stops_only_itself() {
         }
         // Nothing is lost once it goes on.
         drop(_opens);
-        assert!(stage.handle.flush(PLENTY), "{why}");
+        stage.handle.flush(PLENTY).unwrap();
         let after = (stage.log.lines_of("during"), stage.called("during"));
         assert_eq!(after, (COUNT, COUNT), "{why}");
         let reports = stage.handle.stats().reports;
         assert_eq!((reports.dropped_log_full, reports.dropped_callback_full), (0, 0), "{why}");
-        assert!(stage.handle.shutdown(PLENTY), "{why}");
+        stage.handle.shutdown(PLENTY).unwrap();
     }
 }
 
@@ -244,7 +244,7 @@ fn a_shutdown_returns_at_its_deadline_whatever_blocks() {
         doors[blocks].set_shut(true);
         stage.keep("during", 2);
         let start = Instant::now();
-        assert!(!stage.handle.shutdown(50 * MS), "{blocks}");
+        assert!(stage.handle.shutdown(50 * MS).is_err(), "{blocks}");
         assert!(start.elapsed() < PLENTY, "{blocks}");
         // What could be done was done.
         if blocks != 2 && HAS_STACKS {
@@ -263,7 +263,7 @@ fn what_a_blocked_log_or_callback_does_not_take_is_bounded_and_counted() {
         // Without samples, spans cost little.
         let stage = Stage::new(|builder| builder.source(tracing_profiling::Source::None));
         stage.run(|| info_span!("before").in_scope(|| ()));
-        assert!(stage.handle.flush(PLENTY));
+        stage.handle.flush(PLENTY).unwrap();
         let door = if blocks_log { &stage.log.door } else { &stage.callback };
         let opens = Opens(door);
         door.set_shut(true);
@@ -285,7 +285,7 @@ fn what_a_blocked_log_or_callback_does_not_take_is_bounded_and_counted() {
         };
         assert!(dropped()[0] > PART, "{:?}", dropped());
         drop(opens);
-        assert!(stage.handle.flush(PLENTY));
+        stage.handle.flush(PLENTY).unwrap();
         let [dropped, of_other] = dropped();
         assert_eq!(of_other, 0);
         let (said, called) = (stage.log.lines_of("during") as u64, stage.called("during") as u64);
@@ -357,8 +357,8 @@ fn serve_unread() {
     std::fs::write(dir.join("started"), "").unwrap();
     let layer = ProfilingLayer::builder()
         .rules("always".parse().unwrap())
-        .arm_after(Duration::ZERO)
-        .directory(&profiles)
+        .sampling_delay(Duration::ZERO)
+        .exporter(Directory::new(&profiles))
         .build()
         .unwrap();
     let handle = layer.handle();
@@ -387,13 +387,13 @@ fn serve_unread() {
         handle.open_spans(Duration::ZERO).iter().map(|it| it.name.clone()).collect();
     assert_eq!(answers, ["open"]);
     drop(open);
-    assert!(!handle.flush(100 * MS), "the log has not taken the lines");
+    assert!(handle.flush(100 * MS).is_err(), "the log has not taken the lines");
     let mut stats = handle.stats();
     wait_until("profiles are written", || {
         stats = handle.stats();
         let spans = stats.spans;
-        let with = spans.kept - spans.kept_without_samples - spans.kept_over_rate_limit;
-        stats.profiles.exported == with - spans.kept_exporter_busy
+        let with = spans.kept - spans.no_profile_no_samples - spans.no_profile_rate_limit;
+        stats.profiles.exported == with - spans.no_profile_queue_full
     });
     let files = std::fs::read_dir(&profiles).map_or(0, |files| {
         files.filter(|file| file.as_ref().unwrap().path().extension().unwrap() == "html").count()
@@ -407,5 +407,5 @@ fn serve_unread() {
     );
     std::fs::write(dir.join("result.new"), text).unwrap();
     std::fs::rename(dir.join("result.new"), dir.join("result")).unwrap();
-    assert!(handle.flush(PLENTY), "it is read now");
+    handle.flush(PLENTY).unwrap();
 }

@@ -102,7 +102,8 @@ fn leave_by(set: impl Fn(Builder) -> Builder, action: impl FnOnce()) -> (Left, S
     let reports = Arc::clone(&kept);
     let builder = ProfilingLayer::builder()
         .rules("0ms".parse().unwrap())
-        .exporter(Directory::new(directory.path()).with_resource(resource))
+        .resource(resource)
+        .exporter(Directory::new(directory.path()))
         .on_kept(move |one| reports.lock().unwrap().push(one.clone()));
     let layer = set(builder).build().unwrap();
     let handle = layer.handle();
@@ -114,7 +115,7 @@ fn leave_by(set: impl Fn(Builder) -> Builder, action: impl FnOnce()) -> (Left, S
     );
     let dispatch = Dispatch::new(registry);
     tracing::dispatcher::with_default(&dispatch, action);
-    assert!(handle.flush(PLENTY));
+    handle.flush(PLENTY).unwrap();
     let mut files = Vec::new();
     for entry in std::fs::read_dir(directory.path()).into_iter().flatten() {
         let entry = entry.unwrap();

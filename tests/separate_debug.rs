@@ -183,7 +183,7 @@ fn profile_library(
     let builder = ProfilingLayer::builder()
         .rules("0ms".parse().unwrap())
         .rate(200)
-        .arm_after(Duration::ZERO)
+        .sampling_delay(Duration::ZERO)
         .cpu_budget(0)
         .exporter(memory.clone());
     let layer = set(builder).build().unwrap();
@@ -207,7 +207,7 @@ fn profile_library(
     tracing::dispatcher::with_default(&dispatch, || {
         for _ in 0..2 {
             info_span!("in a library").in_scope(|| ["exported", "call_its_own"].map(run));
-            assert!(handle.flush(PLENTY));
+            handle.flush(PLENTY).unwrap();
         }
     });
     let file = library.file_name().unwrap().to_str().unwrap();
@@ -298,7 +298,7 @@ fn embedded_symbols_that_cannot_be_read_leave_the_other_names() {
         with_debugdata(&library, &section, &stripped);
         let limit = if how == "large" { 48 << 20 } else { 512 << 20 };
         let (names, warnings, notes) =
-            profile_library(&stripped, |builder| builder.symbol_bytes(limit));
+            profile_library(&stripped, |builder| builder.memory(limit / 4));
         println!("{how}: {names:?} {warnings:?}");
         assert_eq!(names, ["call_its_own", "exported"].map(str::to_owned).into(), "{how}");
         let [warning] = warnings.as_slice() else { panic!("{how}: {warnings:?}") };
@@ -306,7 +306,7 @@ fn embedded_symbols_that_cannot_be_read_leave_the_other_names() {
         let message = warning["message"].as_str().unwrap();
         assert!(message.contains(".gnu_debugdata"), "{how}: {message}");
         assert!(message.contains("only functions that it exports have names"), "{message}");
-        let is_large = message.contains("TRACING_PROFILING_SYMBOL_BYTES");
+        let is_large = message.contains("TRACING_PROFILING_MEMORY");
         assert_eq!(is_large, how == "large", "{message}");
         assert!(notes[0].contains("only functions that are exported have names"), "{notes:?}");
     }
@@ -430,7 +430,7 @@ fn a_program_of_which_only_assembly_is_sampled_has_line_tables() {
     let log = Log::default();
     let memory = Memory::new();
     let builder = ProfilingLayer::builder().rules("0ms".parse().unwrap()).rate(1_000);
-    let builder = builder.arm_after(Duration::ZERO).cpu_budget(0).exporter(memory.clone());
+    let builder = builder.sampling_delay(Duration::ZERO).cpu_budget(0).exporter(memory.clone());
     let layer = builder.build().unwrap();
     let handle = layer.handle();
     let writer = log.clone();
@@ -446,7 +446,7 @@ fn a_program_of_which_only_assembly_is_sampled_has_line_tables() {
                 unsafe { assembly_without_lines(1_000_000) };
             }
         });
-        assert!(handle.flush(PLENTY));
+        handle.flush(PLENTY).unwrap();
     });
     let profile = memory.take().pop().unwrap();
     let locations = taken_samples(&profile).flat_map(|sample| profile.stack(sample.stack));

@@ -22,7 +22,7 @@ use prost::Message as _;
 use support::Nanos as _;
 use support::{HAS_STACKS, PLENTY};
 use tracing::Dispatch;
-use tracing_profiling::{Kept, ProfileId, ProfilingAllocator, ProfilingLayer};
+use tracing_profiling::{Directory, Kept, ProfileId, ProfilingAllocator, ProfilingLayer};
 use tracing_subscriber::prelude::*;
 
 #[global_allocator]
@@ -40,7 +40,7 @@ fn exported_ids_match_the_files() {
     let resource = Resource::builder().with_service_name("shop").build();
     let profiling = ProfilingLayer::builder()
         .resource(resource.clone())
-        .directory(directory.path())
+        .exporter(Directory::new(directory.path()))
         .on_kept({
             let reports = Arc::clone(&reports);
             move |kept| reports.lock().unwrap().push(kept.clone())
@@ -69,7 +69,7 @@ fn exported_ids_match_the_files() {
         .unwrap();
     let requests = runtime.block_on(async { tokio::spawn(shop::run()).await }).unwrap().unwrap();
     drop(runtime);
-    assert!(handle.flush(PLENTY));
+    handle.flush(PLENTY).unwrap();
     provider.force_flush().unwrap();
 
     let spans = spans.get_finished_spans().unwrap();
@@ -110,8 +110,8 @@ fn exported_ids_match_the_files() {
         let profiles = &data.resource_profiles[0].scope_profiles[0].profiles;
         let first: [u8; 16] = profiles[0].profile_id.as_slice().try_into().unwrap();
         let expected = id.parse::<ProfileId>().unwrap();
-        let waits = expected.of_off_cpu();
-        let kinds = [expected, waits, expected.of_await(), expected.of_scheduling_delay()];
+        let waits = expected.for_off_cpu();
+        let kinds = [expected, waits, expected.for_await(), expected.for_scheduling_delay()];
         assert!(kinds.contains(&ProfileId::from_bytes(first)), "{id}");
         let off_cpu_id = text(leads, "profile.off_cpu_id");
         assert!(off_cpu_id.is_none_or(|id| id == waits.to_string()), "{id}");

@@ -125,7 +125,7 @@ fn grows_before_the_first_span(source: Source) {
 
 fn is_sampled_at_the_bottom(setup: &Setup, bytes: usize) {
     let stats = setup.handle.stats();
-    assert_eq!(stats.samples.dropped_off_stack, 0, "{bytes} bytes down: {stats:?}");
+    assert_eq!(stats.samples.dropped_alt_stack, 0, "{bytes} bytes down: {stats:?}");
     let found = points_in(&only_profile(setup), "at_the_bottom");
     assert!(found > 0, "{bytes} bytes down: {stats:?}");
 }
@@ -373,7 +373,7 @@ fn in_signal_handler(source: Source) {
         let mut kinds = vec![SampleKind::OnCpu, SampleKind::OffCpu];
         if flags == libc::SA_ONSTACK && source == Source::Timer {
             // Timers copy no stack but the thread's own.
-            assert!(stats.samples.dropped_off_stack > 0, "{stats:?}");
+            assert!(stats.samples.dropped_alt_stack > 0, "{stats:?}");
             kinds.remove(0);
         }
         if std::env::var_os("PROFILING_TEST_EMULATED").is_some() {

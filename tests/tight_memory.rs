@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use support::burn;
 use tracing::info_span;
-use tracing_profiling::ProfilingLayer;
+use tracing_profiling::{Directory, ProfilingLayer};
 use tracing_subscriber::prelude::*;
 
 const MODE: &str = "TIGHT_MEMORY_MODE";
@@ -19,7 +19,7 @@ const MODE: &str = "TIGHT_MEMORY_MODE";
 fn child() {
     let Ok(mode) = std::env::var(MODE) else { return };
     let directory = tempfile::tempdir().unwrap();
-    let builder = ProfilingLayer::builder().directory(directory.path());
+    let builder = ProfilingLayer::builder().exporter(Directory::new(directory.path()));
     let builder = match mode.as_str() {
         "off" => builder.rules("off".parse().unwrap()),
         source => builder.rules("0ms".parse().unwrap()).source(source.parse().unwrap()),
@@ -30,7 +30,7 @@ fn child() {
             let handle = layer.handle();
             let subscriber = tracing_subscriber::registry().with(layer);
             tracing::subscriber::with_default(subscriber, work);
-            handle.flush(Duration::from_secs(60));
+            _ = handle.flush(Duration::from_secs(60));
         }
         Err(error) => {
             println!("{error}");

@@ -248,7 +248,7 @@ fn filters_apply_only_to_their_own_layer() {
         let _middle = info_span!("middle").entered();
         info_span!("inner").in_scope(work_inside);
     });
-    assert!(handle.flush(support::PLENTY));
+    handle.flush(support::PLENTY).unwrap();
     assert_eq!(*seen.lock().unwrap(), ["outer", "hidden", "inner"]);
     if HAS_STACKS {
         let profiles = memory.profiles();

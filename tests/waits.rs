@@ -53,7 +53,7 @@ fn waits(profile: &Profile) -> Vec<(&Sample, Vec<&str>, u64)> {
     profile
         .of_kind(SampleKind::OffCpu)
         .map(|sample| {
-            let waited_ns = sample.points.iter().map(|point| point.weight().ns()).sum();
+            let waited_ns = sample.points.iter().map(|point| point.weight()).sum();
             (sample, names(profile, sample), waited_ns)
         })
         .collect()
@@ -376,7 +376,7 @@ fn check_waits(shown: Shown) {
     let log = support::Log::default();
     let memory = tracing_profiling::export::Memory::new();
     let builder = tracing_profiling::ProfilingLayer::builder().rules("0ms".parse().unwrap());
-    let builder = builder.arm_after(Duration::ZERO).exporter(memory.clone()).cpu_budget(0);
+    let builder = builder.sampling_delay(Duration::ZERO).exporter(memory.clone()).cpu_budget(0);
     let layer = builder.source(Source::Timer).build().unwrap();
     let handle = layer.handle();
     let written = log.clone();
@@ -399,7 +399,7 @@ fn check_waits(shown: Shown) {
             });
         }
     });
-    assert!(handle.flush(support::PLENTY));
+    handle.flush(support::PLENTY).unwrap();
     let profiles = memory.profiles();
     assert_eq!(profiles.len(), 5, "{shown:?}");
     let found: Vec<_> = profiles.iter().flat_map(waits).map(|(_, names, ns)| (names, ns)).collect();
@@ -407,7 +407,7 @@ fn check_waits(shown: Shown) {
     // A thread that is blocked is in one, as far as that is known.
     let found = with_longer_waits(|time| {
         in_span(&|| std::thread::sleep(time));
-        assert!(handle.flush(support::PLENTY));
+        handle.flush(support::PLENTY).unwrap();
         let profile = memory.profiles().pop();
         let profile = profile.filter(|profile| profile.wait_count() == 1);
         match profile {
@@ -648,7 +648,7 @@ fn kernel_time_is_part_of_the_total() {
                 names.contains(&"read_zeros") || names.contains(&"[kernel]")
             })
             .flat_map(|sample| &sample.points)
-            .map(|point| point.weight().ns())
+            .map(|point| point.weight())
             .sum();
         // The first 100 ms were in user code.
         let least_in_kernel_ns = least_ns.saturating_sub(150_000_000 + late_ns) / 2;
@@ -678,7 +678,7 @@ fn many_short_waits_are_not_merged_into_a_long_one() {
         let slack = account.on_cpu_error().ns() + 1_000_000;
         assert!(profile.waited().ns() <= account.off_cpu().ns() + slack, "{:?}", profile.notes);
         let longest = profile.of_kind(SampleKind::OffCpu).flat_map(|sample| &sample.points);
-        let longest = longest.map(|point| point.weight().ns()).max().unwrap_or(0);
+        let longest = longest.map(|point| point.weight()).max().unwrap_or(0);
         let most = longest_round.as_nanos() as u64 + 1_000_000;
         assert!(longest <= most, "{source:?}: {longest} {longest_round:?} {account:?}");
     }
@@ -794,15 +794,14 @@ fn time_in_an_earlier_profile_is_not_kernel_time() {
             for _ in 0..3 {
                 info_span!("request").in_scope(|| burn(100 * MS));
             }
-            assert!(setup.handle.flush(support::PLENTY));
+            setup.handle.flush(support::PLENTY).unwrap();
             burn(50 * MS);
         });
         for profile in setup.profiles() {
             let kernel = profile
                 .of_kind(SampleKind::OnCpu)
                 .filter(|sample| functions(&profile, sample) == ["[kernel]"]);
-            let kernel_ns: u64 =
-                kernel.flat_map(|sample| &sample.points).map(|p| p.weight().ns()).sum();
+            let kernel_ns: u64 = kernel.flat_map(|sample| &sample.points).map(|p| p.weight()).sum();
             assert!(kernel_ns < 50_000_000, "{source:?}: {kernel_ns} {:?}", profile.notes);
         }
     }
@@ -843,7 +842,7 @@ fn blocked_threads_are_polled_rarely() {
             let most = start.elapsed().as_millis() / interval_ms + 1 + 14;
             assert!(u128::from(count) <= most, "{source:?}: {count} of {most}");
         });
-        assert!(setup.handle.shutdown(support::PLENTY));
+        setup.handle.shutdown(support::PLENTY).unwrap();
     }
 }
 
@@ -876,29 +875,29 @@ fn a_long_wait_after_many_short_ones_is_captured() {
 #[test]
 fn waits_lie_in_their_span_and_within_its_off_cpu_time() {
     for source in sources() {
-        for (arm_after, sleeps) in [Duration::ZERO, 12 * MS]
+        for (sampling_delay, sleeps) in [Duration::ZERO, 12 * MS]
             .into_iter()
             .flat_map(|arm| sleeps::ALL.iter().map(move |sleeps| (arm, sleeps)))
         {
             let setup = Setup::of_rules("0ms", |builder| {
-                builder.source(source).profiles_per_minute(10_000).arm_after(arm_after)
+                builder.source(source).profiles_per_minute(10_000).sampling_delay(sampling_delay)
             });
             let slept = setup.run(|| sleeps.sleep());
             let account = *setup.kept().last().unwrap().spans[0].times();
             let profiles = setup.profiles();
             let waits: Vec<_> = profiles.iter().flat_map(sleeps::waits).collect();
-            let of = format!("{source:?}, {arm_after:?}, {sleeps:?}: {waits:?} of {slept:?}");
+            let of = format!("{source:?}, {sampling_delay:?}, {sleeps:?}: {waits:?} of {slept:?}");
             let waited_ns: u64 = waits.iter().map(|wait| wait.when.len_ns()).sum();
             let most_ns = account.off_cpu().ns() + account.on_cpu_error().ns();
             assert!(waited_ns <= most_ns, "{waited_ns} of {account:?}: {of}");
             for wait in &waits {
                 assert!(slept.holds(wait), "{wait:?} is not in its span: {of}");
                 // With timers, the first check does not know when the wait began.
-                let may_be_marked = !arm_after.is_zero() || source == Source::Timer;
+                let may_be_marked = !sampling_delay.is_zero() || source == Source::Timer;
                 assert!(may_be_marked || !wait.is_marked, "sampled from the enter: {of}");
             }
             assert!(waits.iter().filter(|wait| wait.is_marked).count() <= 1, "{of}");
-            for (slept_ns, reported_ns) in sleeps::reported(&slept, &waits, arm_after) {
+            for (slept_ns, reported_ns) in sleeps::reported(&slept, &waits, sampling_delay) {
                 let Some(reported_ns) = reported_ns else { continue };
                 // With timers the length is measured from the CPU clock: off by a preemption right before or after.
                 if source == Source::Perf {

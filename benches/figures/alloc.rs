@@ -192,13 +192,13 @@ fn of<A: GlobalAlloc>(bare: &A, profiling: &ProfilingAllocator<A>, name: &str) {
         &mut [
             &mut || time_each(PAIRS, || pair(bare)),
             &mut || {
-                handle.disable();
+                handle.set_enabled(false).expect("disabled");
                 // Counting ends when the collector has seen that no span is open.
                 setup.flush();
                 time_each(PAIRS, || pair(profiling))
             },
             &mut || {
-                handle.enable().expect("enabled");
+                handle.set_enabled(true).expect("enabled");
                 time_each(PAIRS, || pair(profiling))
             },
         ],

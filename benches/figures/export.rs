@@ -12,9 +12,9 @@ pub(crate) fn run() {
     let directory = tempfile::tempdir().expect("a directory");
     let resource = tracing_profiling::Resource::from_env();
     let (sender, written) = mpsc::channel();
-    let store = Directory::new(directory.path()).with_resource(resource);
+    let store = Directory::new(directory.path());
     let setup = Setup::new("0ms", |builder| {
-        builder.exporter(store).on_kept(move |kept| {
+        builder.resource(resource).exporter(store).on_kept(move |kept| {
             assert!(!kept.files.is_empty(), "perf events are needed");
             _ = sender.send(Instant::now());
         })

@@ -30,7 +30,7 @@ fn with_source(source: Source) -> ProfilingLayer {
 fn of_old_spans(source: Source) -> Dispatch {
     let rules = "matched=1ms".parse().expect("rules of this bench");
     let builder = ProfilingLayer::builder().rules(rules).source(source).exporter(Memory::new());
-    let layer = builder.arm_after(Duration::ZERO).build().expect("threads");
+    let layer = builder.sampling_delay(Duration::ZERO).build().expect("threads");
     Dispatch::new(tracing_subscriber::registry().with(layer))
 }
 

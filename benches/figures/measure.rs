@@ -71,7 +71,7 @@ pub(crate) struct Setup {
 impl Setup {
     /// Spans are sampled from their first enter.
     pub(crate) fn new(rules: &str, set: impl FnOnce(Builder) -> Builder) -> Self {
-        Self::late(rules, |builder| set(builder.arm_after(Duration::ZERO)))
+        Self::late(rules, |builder| set(builder.sampling_delay(Duration::ZERO)))
     }
 
     /// Spans are sampled once they are old.
@@ -87,7 +87,7 @@ impl Setup {
     }
 
     pub(crate) fn flush(&self) {
-        assert!(self.handle.flush(Duration::from_secs(60)), "flushed");
+        self.handle.flush(Duration::from_secs(60)).expect("flushed");
     }
 }
 

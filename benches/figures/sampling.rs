@@ -58,7 +58,7 @@ fn timer(builder: Builder) -> Builder {
 }
 
 fn fine_timer(builder: Builder) -> Builder {
-    builder.source(Source::Timer).fine_timers()
+    builder.source(Source::Timer).fine_timers(true)
 }
 
 fn sampled(setup: &Setup) -> f64 {

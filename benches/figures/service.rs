@@ -186,9 +186,9 @@ const LEAST_TURNS: usize = 12;
 const OF_INTEREST: [&str; 8] = [
     "spans.seen",
     "spans.kept",
-    "spans.kept_without_samples",
-    "spans.kept_exporter_busy",
-    "spans.kept_over_rate_limit",
+    "spans.no_profile_no_samples",
+    "spans.no_profile_queue_full",
+    "spans.no_profile_rate_limit",
     "profiles.exported",
     "samples.taken",
     "sampling.rate_reduced",

@@ -63,7 +63,7 @@ pub(crate) fn child() {
         let builder = ProfilingLayer::builder()
             .rules(rules.parse().expect("rules of this bench"))
             // Spans stay young, however long they are entered.
-            .arm_after(Duration::from_secs(3600))
+            .sampling_delay(Duration::from_secs(3600))
             .exporter(Memory::new());
         registry.with(builder.build().expect("threads")).init();
     } else {

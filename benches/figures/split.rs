@@ -164,12 +164,12 @@ struct OfWaits {
 fn of_waits(source: Source) -> OfWaits {
     let mut found =
         OfWaits { over_off_cpu: 0.0, error_ms: 0.0, missed: 0, reported: 0, outside: 0 };
-    for arm_after in [Duration::ZERO, Duration::from_millis(12)] {
+    for sampling_delay in [Duration::ZERO, Duration::from_millis(12)] {
         for sleeps in ALL {
             let accounts = Arc::new(Mutex::new(Vec::new()));
             let reports = Arc::clone(&accounts);
             let setup = Setup::late("0ms", |builder| {
-                builder.source(source).arm_after(arm_after).on_kept(move |kept| {
+                builder.source(source).sampling_delay(sampling_delay).on_kept(move |kept| {
                     reports.lock().expect("no panic").push(*kept.spans[0].times());
                 })
             });
@@ -184,7 +184,8 @@ fn of_waits(source: Source) -> OfWaits {
             let over = over_ns as f64 / account.off_cpu().as_nanos() as f64 * 100.0;
             found.over_off_cpu = found.over_off_cpu.max(over);
             // Sleeps that begin once the thread is sampled: some milliseconds after the span is old.
-            let sampled = if arm_after.is_zero() { arm_after } else { arm_after + LATE };
+            let sampled =
+                if sampling_delay.is_zero() { sampling_delay } else { sampling_delay + LATE };
             for (slept_ns, reported_ns) in reported(&slept, &waits, sampled) {
                 if let Some(reported_ns) = reported_ns {
                     let error_ns = reported_ns.abs_diff(slept_ns).saturating_sub(slept_ns / 100);

@@ -68,8 +68,8 @@ pub(crate) fn run() {
     let bare = Dispatch::new(tracing_subscriber::registry().with(Identity::new()));
     let perf = layer(|builder| builder.source(Source::Perf));
     let timer = layer(|builder| builder.source(Source::Timer));
-    let early = layer(|builder| builder.source(Source::Perf).arm_after(Duration::ZERO));
-    let early_timer = layer(|builder| builder.source(Source::Timer).arm_after(Duration::ZERO));
+    let early = layer(|builder| builder.source(Source::Perf).sampling_delay(Duration::ZERO));
+    let early_timer = layer(|builder| builder.source(Source::Timer).sampling_delay(Duration::ZERO));
     let times = interleave(
         ROUNDS,
         &mut [

@@ -104,8 +104,10 @@ fn dispatch(kind: &str) -> Dispatch {
         _ => {
             let rules = "matched=1000h|error".parse().expect("rules of this bench");
             // So low a rate that no sample falls into a piece; and spans stay young, however slow valgrind is.
-            let builder =
-                ProfilingLayer::builder().rules(rules).rate(1).arm_after(Duration::from_secs(3600));
+            let builder = ProfilingLayer::builder()
+                .rules(rules)
+                .rate(1)
+                .sampling_delay(Duration::from_secs(3600));
             let layer = builder.build().expect("threads");
             Dispatch::new(tracing_subscriber::registry().with(layer))
         }

@@ -111,7 +111,7 @@ impl Setup {
     /// All profiles.
     fn profiles(&self) -> Vec<Profile> {
         let Some((handle, memory)) = &self.layer else { return Vec::new() };
-        assert!(handle.flush(Duration::from_secs(60)), "flushed");
+        handle.flush(Duration::from_secs(60)).expect("flushed");
         memory.take()
     }
 }
@@ -310,7 +310,7 @@ fn print_profile(setup: &Setup, shared: &Shared) {
         waits += profile.wait_count();
         for sample in profile.of_kind(SampleKind::OnCpu).filter(|sample| is_of(profile, sample)) {
             points += sample.points.len();
-            weight += sample.points.iter().map(|point| point.weight()).sum::<Duration>();
+            weight += Duration::from_nanos(sample.points.iter().map(|point| point.weight()).sum());
         }
     }
     let busy_ns = shared.busy_ns.load(Ordering::Relaxed).max(1);

@@ -79,26 +79,26 @@ const REASONS: &[(&str, &str)] = &[
 fn number_of(why: NoProfile) -> &'static str {
     match why {
         NoProfile::NoSamples | NoProfile::SamplingUnavailable | NoProfile::ThreadsNotSampled => {
-            "spans.kept_without_samples"
+            "spans.no_profile_no_samples"
         }
-        NoProfile::RateLimit => "spans.kept_over_rate_limit",
-        NoProfile::ExporterBusy => "spans.kept_exporter_busy",
-        NoProfile::TreeFull => "spans.kept_tree_full",
-        NoProfile::ExporterFails => "spans.kept_exporter_fails",
-        NoProfile::NoMemory => "spans.kept_no_memory",
-        NoProfile::NoId => "spans.kept_without_id",
+        NoProfile::RateLimit => "spans.no_profile_rate_limit",
+        NoProfile::ExporterBusy => "spans.no_profile_queue_full",
+        NoProfile::TreeFull => "spans.no_profile_too_many_spans",
+        NoProfile::ExporterFails => "spans.no_profile_exporter_fails",
+        NoProfile::NoMemory => "spans.no_profile_no_memory",
+        NoProfile::NoId => "spans.no_profile_no_id",
         other => panic!("{other:?} is new"),
     }
 }
 
 const WITHOUT: [&str; 7] = [
-    "spans.kept_without_samples",
-    "spans.kept_over_rate_limit",
-    "spans.kept_exporter_busy",
-    "spans.kept_tree_full",
-    "spans.kept_exporter_fails",
-    "spans.kept_no_memory",
-    "spans.kept_without_id",
+    "spans.no_profile_no_samples",
+    "spans.no_profile_rate_limit",
+    "spans.no_profile_queue_full",
+    "spans.no_profile_too_many_spans",
+    "spans.no_profile_exporter_fails",
+    "spans.no_profile_no_memory",
+    "spans.no_profile_no_id",
 ];
 
 impl ReportedKept {

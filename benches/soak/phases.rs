@@ -100,7 +100,7 @@ impl Stage {
     }
 
     fn flush(&self) {
-        if !self.handle.flush(PLENTY) {
+        if self.handle.flush(PLENTY).is_err() {
             self.problem("kept spans were not exported in time".to_owned());
         }
     }
@@ -312,7 +312,7 @@ impl Stage {
         self.truth.note("exported", 1, 1);
         // At a reduced rate there may be no sample, and so no profile.
         let (is_delivered, has_panicked) =
-            (self.handle.flush(PLENTY), !self.exporter.is_to(Does::PanicOnce));
+            (self.handle.flush(PLENTY).is_ok(), !self.exporter.is_to(Does::PanicOnce));
         let lost = lost() - before;
         if lost != u64::from(has_panicked) || is_delivered == has_panicked {
             self.problem(format!(
@@ -362,7 +362,7 @@ impl Stage {
             let more = |of: fn(&Stats) -> u64| of(&after) - of(&before);
             let has_profiles = more(|stats| stats.spans.kept) == {
                 more(|stats| stats.profiles.exported)
-                    + more(|stats| stats.spans.kept_without_samples)
+                    + more(|stats| stats.spans.no_profile_no_samples)
             };
             let taken = more(|stats| stats.samples.taken);
             let counted = has - had
@@ -413,9 +413,9 @@ impl Stage {
             });
         });
         resident.quietly(|| {
-            self.handle.disable();
+            self.handle.set_enabled(false).expect("disabled");
             self.on_thread(|| error!(parent: &info_span!("toggled"), "disabled"));
-            self.handle.enable().expect("the layer exists");
+            self.handle.set_enabled(true).expect("the layer exists");
         });
     }
 
@@ -473,7 +473,7 @@ fn losses(stats: &Stats) -> Vec<(&'static str, u64)> {
         "samples.downsampled",
         "spans.kept_without",
         "spans.kept_exporter",
-        "spans.kept_no_memory",
+        "spans.no_profile_no_memory",
         "spans.kept_over",
         "waits.dropped_",
         "waits.switches_dropped",

@@ -8,12 +8,12 @@ use axum::http::{Request, StatusCode};
 use http_body_util::BodyExt;
 use tokio::runtime::{Builder, Runtime};
 use tower::ServiceExt;
-use tracing_profiling::{Handle, ProfilingLayer};
+use tracing_profiling::{Directory, Handle, ProfilingLayer};
 
 /// Disabled until a request enables it.
 static LAYER: LazyLock<ProfilingLayer> = LazyLock::new(|| {
     let rules = "off".parse().expect("rules");
-    ProfilingLayer::builder().rules(rules).directory("/nowhere/profiles").build().expect("a layer")
+    ProfilingLayer::builder().rules(rules).exporter(Directory::new("/nowhere/profiles")).build().expect("a layer")
 });
 static RUNTIME: LazyLock<Runtime> =
     LazyLock::new(|| Builder::new_current_thread().build().expect("a runtime"));

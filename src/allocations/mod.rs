@@ -265,7 +265,7 @@ mod tests {
             assert!(command.status().unwrap().success());
             return;
         }
-        let layer = |bytes| ProfilingLayer::builder().alloc_sample_bytes(bytes).build().unwrap();
+        let layer = |bytes| ProfilingLayer::builder().alloc_sample_interval(bytes).build().unwrap();
         // The threads of a layer that was dropped end some time later.
         let becomes = |bytes: u64| {
             let start = Instant::now();

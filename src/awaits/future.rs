@@ -21,9 +21,26 @@ use super::record::Observed;
 /// tokio::spawn(handle().profiled());
 /// # }
 /// ```
+///
+/// ```compile_fail
+/// use tracing_profiling::ProfiledExt;
+///
+/// 5.profiled();
+/// ```
 pub trait ProfiledExt: Sized {
-    /// Wraps the future or stream, so that the profiles of kept spans inside it show where it awaits; see [`Profiled`].
-    fn profiled(self) -> Profiled<Self> {
+    /// Wraps the future, so that the profiles of kept spans inside it show where it awaits; see [`Profiled`].
+    fn profiled(self) -> Profiled<Self>
+    where
+        Self: Future,
+    {
+        Profiled { inner: self, observed: Observed::default() }
+    }
+
+    /// The same for a stream.
+    fn profiled_stream(self) -> Profiled<Self>
+    where
+        Self: Stream,
+    {
         Profiled { inner: self, observed: Observed::default() }
     }
 }

@@ -4,17 +4,16 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::files::{self, FileSettings};
-#[cfg(feature = "_otlp")]
-use crate::export::OtlpExporter;
-use crate::export::{Exporter, Format};
-use crate::keep::{Kept, MAX_RESERVED, OnKept, Rules, ShownFields};
+use super::files::FileSettings;
+use super::links::{self, LinkSettings};
+use crate::error::Error;
+use crate::export::{AnyExporter, Exporter};
+use crate::keep::{Kept, OnKept, Rules, ShownFields};
 use crate::log::{LogEvent, LogKind};
 use crate::otel::{AttributeNames, LinkTo, OtelSettings};
 use crate::profile::Resource;
 use crate::redact::Redaction;
 use crate::sampler::{Periods, Source, SourceSettings};
-use crate::symbols::SymbolSettings;
 use crate::sys::TimerClock;
 use crate::threads::{Pace, ShedLimits};
 
@@ -22,13 +21,13 @@ use crate::threads::{Pace, ShedLimits};
 ///
 /// ```no_run
 /// use std::time::Duration;
-/// use tracing_profiling::{Keep, ProfilingLayer, Rule, Rules};
+/// use tracing_profiling::{Directory, Keep, ProfilingLayer, Rule, Rules};
 /// use tracing_subscriber::prelude::*;
 ///
 /// # fn main() -> Result<(), tracing_profiling::Error> {
 /// let layer = ProfilingLayer::builder()
 ///     .rules(Rules::new([Rule::for_all(Keep::slower_than(Duration::from_millis(100)))]))
-///     .directory("/var/lib/shop/profiles")
+///     .exporter(Directory::new("/var/lib/shop/profiles"))
 ///     .build()?;
 /// tracing_subscriber::registry().with(layer).init();
 /// # Ok(())
@@ -38,20 +37,16 @@ pub struct Builder {
     pub(super) rules: Rules,
     pub(super) source: SourceSettings,
     pub(super) max_depth: u32,
-    pub(super) exporter: Option<Box<dyn Exporter>>,
-    /// The OTLP exporter that the environment configures, if it configures one.
-    #[cfg(feature = "_otlp")]
-    pub(super) otlp: Option<OtlpExporter>,
+    pub(super) exporter: Option<AnyExporter>,
+    /// What the environment configures in its place.
+    pub(super) env_exporter: Option<AnyExporter>,
     pub(super) resource: Option<Resource>,
     pub(super) files: FileSettings,
+    pub(super) links: LinkSettings,
     pub(super) profiles_per_minute: u32,
     pub(super) samples_per_profile: usize,
-    pub(super) pending_spans: usize,
-    pub(super) pending_profiles: usize,
-    pub(super) memory_bytes: usize,
-    pub(super) export_bytes: usize,
-    pub(super) await_bytes: usize,
-    pub(super) alloc_sample_bytes: u32,
+    pub(super) memory: usize,
+    pub(super) alloc_sample_interval: u32,
     pub(super) heap: bool,
     pub(super) cpu_percent: Option<u32>,
     pub(super) shed: ShedLimits,
@@ -62,9 +57,11 @@ pub struct Builder {
     pub(super) redaction: Redaction,
     /// The redaction that the environment sets. It adds to `redaction`, whichever was set first.
     pub(super) env_redaction: Redaction,
-    pub(super) symbols: SymbolSettings,
+    pub(super) symbols: bool,
     #[cfg(feature = "sighup")]
     pub(super) reloads_on_sighup: bool,
+    /// The first setting with which no layer can be built.
+    pub(super) invalid: Option<Error>,
     /// What is wrong with the settings, although the layer can start with them.
     pub(super) warnings: Vec<LogEvent>,
     /// A variable that sets an OTLP endpoint, although no feature for OTLP is on.
@@ -83,13 +80,8 @@ pub(super) const RATES: RangeInclusive<u32> = 1..=10_000;
 const DEFAULT_PROFILES_PER_MINUTE: u32 = 60;
 /// The default limit of Pyroscope.
 const DEFAULT_SAMPLES_PER_PROFILE: usize = 16_000;
-const DEFAULT_PENDING_SPANS: usize = 16_384;
-const DEFAULT_MEMORY_BYTES: usize = 32 * 1024 * 1024;
-const DEFAULT_EXPORT_BYTES: usize = 64 * 1024 * 1024;
-const DEFAULT_AWAIT_BYTES: usize = 16 * 1024 * 1024;
+const DEFAULT_MEMORY: usize = 128 * 1024 * 1024;
 const DEFAULT_ALLOC_SAMPLE_BYTES: u32 = 512 * 1024;
-/// The line tables of a large service take a tenth of that; its full debug information can be larger.
-const DEFAULT_SYMBOL_BYTES: u64 = 512 * 1024 * 1024;
 
 impl Builder {
     pub(crate) fn new() -> Self {
@@ -102,19 +94,17 @@ impl Builder {
                 stack_bytes: DEFAULT_STACK_BYTES,
                 periods: None,
                 waits: true,
-                arm_after: None,
+                sampling_delay: None,
             },
             max_depth: DEFAULT_DEPTH,
             exporter: None,
-            #[cfg(feature = "_otlp")]
-            otlp: None,
+            env_exporter: None,
             resource: None,
             files: FileSettings::default(),
+            links: LinkSettings::default(),
             profiles_per_minute: DEFAULT_PROFILES_PER_MINUTE,
             samples_per_profile: DEFAULT_SAMPLES_PER_PROFILE,
-            pending_spans: DEFAULT_PENDING_SPANS,
-            pending_profiles: MAX_RESERVED,
-            memory_bytes: DEFAULT_MEMORY_BYTES,
+            memory: DEFAULT_MEMORY,
             cpu_percent: None,
             shed: ShedLimits::default(),
             pace: Pace::USUAL,
@@ -123,16 +113,12 @@ impl Builder {
             shown_fields: ShownFields::default(),
             redaction: Redaction::new(),
             env_redaction: Redaction::new(),
-            export_bytes: DEFAULT_EXPORT_BYTES,
-            await_bytes: DEFAULT_AWAIT_BYTES,
-            alloc_sample_bytes: DEFAULT_ALLOC_SAMPLE_BYTES,
+            alloc_sample_interval: DEFAULT_ALLOC_SAMPLE_BYTES,
             heap: false,
-            symbols: SymbolSettings {
-                names: cfg!(feature = "symbols"),
-                most_bytes: DEFAULT_SYMBOL_BYTES,
-            },
+            symbols: cfg!(feature = "symbols"),
             #[cfg(feature = "sighup")]
             reloads_on_sighup: false,
+            invalid: None,
             warnings: Vec::new(),
             #[cfg(not(feature = "_otlp"))]
             unused_endpoint: None,
@@ -170,8 +156,8 @@ impl Builder {
     /// Without it, threads are not inspected from outside (`/proc/self/task`, their CPU clocks, their stack memory);
     /// spans still have their off-CPU times.
     #[must_use]
-    pub fn waits(mut self, waits: bool) -> Self {
-        self.source.waits = waits;
+    pub fn off_cpu(mut self, off_cpu: bool) -> Self {
+        self.source.waits = off_cpu;
         self
     }
 
@@ -186,20 +172,16 @@ impl Builder {
         Self { source, ..self }
     }
 
-    /// Lets the source `timer` sample at the configured rate, rather than at most once per kernel tick (100 to 1,000
+    /// Whether the source `timer` samples at the configured rate, rather than at most once per kernel tick (100 to 1,000
     /// times a second).
     ///
     /// The price: its signals also arrive while a thread is blocked. System calls that block with a timeout
     /// (`epoll_wait`, `poll`, `nanosleep`, `read` or `recv` with a timeout, `futex` with one) can then return early
-    /// with `EINTR`, which the program must handle. Without this setting, none of them is interrupted (on kernels
+    /// with `EINTR`, which the program must handle. By default, none of them is interrupted (on kernels
     /// before 5.9, rarely); see `docs/platform.md`.
     #[must_use]
-    pub fn fine_timers(self) -> Self {
-        self.timers(true)
-    }
-
-    pub(super) fn timers(mut self, are_fine: bool) -> Self {
-        self.source.timer_clock = if are_fine { TimerClock::Monotonic } else { TimerClock::Cpu };
+    pub fn fine_timers(mut self, fine: bool) -> Self {
+        self.source.timer_clock = if fine { TimerClock::Monotonic } else { TimerClock::Cpu };
         self
     }
 
@@ -231,27 +213,27 @@ impl Builder {
     /// [`Duration::ZERO`] samples all profiled spans from their first enter. Profiles then miss nothing at the
     /// beginning, but each context switch in a profiled span costs 3 to 15 µs, even in spans that are not kept.
     #[must_use]
-    pub fn arm_after(mut self, arm_after: Duration) -> Self {
-        self.source.arm_after = Some(arm_after);
+    pub fn sampling_delay(mut self, sampling_delay: Duration) -> Self {
+        self.source.sampling_delay = Some(sampling_delay);
         self
     }
 
     /// Stops sampling further threads while the CPUs of the host, or those that the process's control group may use,
     /// were more than `percent` busy in the last second. Spans that are kept in the meantime have times but no samples;
-    /// [`ThreadStats::shed`](crate::ThreadStats::shed) counts them and a log line reports them. There is no limit
+    /// [`ThreadStats::paused`](crate::ThreadStats::paused) counts them and a log line reports them. There is no limit
     /// by default. Threads that are already sampled stay so. On systems other than Linux, the load is unknown and the
     /// limit has no effect.
     #[must_use]
-    pub fn shed_above_cpu(mut self, percent: u32) -> Self {
+    pub fn pause_above_cpu(mut self, percent: u32) -> Self {
         self.shed.cpu_percent = Some(percent);
         self
     }
 
-    /// Stops sampling further threads, as [`shed_above_cpu`](Self::shed_above_cpu) does, while more than `bytes` of
+    /// Stops sampling further threads, as [`pause_above_cpu`](Self::pause_above_cpu) does, while more than `bytes` of
     /// memory are in use: by the process's control group (version 2, `memory.current`), or on the host (`MemTotal` less
     /// `MemAvailable`) if there is none.
     #[must_use]
-    pub fn shed_above_memory(mut self, bytes: u64) -> Self {
+    pub fn pause_above_memory(mut self, bytes: u64) -> Self {
         self.shed.memory_bytes = Some(bytes);
         self
     }
@@ -272,73 +254,58 @@ impl Builder {
         self
     }
 
-    /// The directory to which profiles are written if no exporter is set. The default is `profiles` in the working
-    /// directory. See [`Directory`](crate::Directory).
-    #[must_use]
-    pub fn directory(self, path: impl Into<PathBuf>) -> Self {
-        let files = FileSettings { directory: path.into(), ..self.files };
-        Self { files, ..self }
-    }
-
-    /// Exports by OTLP, as the environment configures it, unless another exporter is set.
-    #[cfg(feature = "_otlp")]
-    pub(super) fn otlp(self, otlp: OtlpExporter) -> Self {
-        Self { otlp: Some(otlp), ..self }
-    }
-
-    #[cfg(all(test, feature = "_otlp"))]
-    pub(super) fn is_otlp(&self) -> bool {
-        self.otlp.is_some()
-    }
-
-    /// The exporter of profiles, instead of a directory.
+    /// Where profiles go. The default is a [`Directory`](crate::Directory), `profiles` in the working directory, or what the
+    /// [environment](crate#environment-variables) configures.
     #[must_use]
     pub fn exporter(self, exporter: impl Exporter + 'static) -> Self {
-        Self { exporter: Some(Box::new(exporter)), ..self }
+        Self { exporter: AnyExporter::new(exporter), ..self }
     }
 
-    /// The resource that the profiles describe, unless the exporter was built separately. Give the same one to the
-    /// tracer provider. The default is taken from `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`.
+    /// The resource that the profiles describe; the exporter [gets](Exporter::set_context) it, and the next two. Give the
+    /// same one to the tracer provider. The default is taken from `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`.
     #[must_use]
     pub fn resource(self, resource: impl Into<Resource>) -> Self {
         Self { resource: Some(resource.into()), ..self }
     }
 
-    /// The formats of the files of each profile. The default is [`Html`](Format::Html), [`Pprof`](Format::Pprof) and
-    /// [`Otlp`](Format::Otlp), as far as their features are on. An [`exporter`](Self::exporter) has its own settings,
-    /// also for the next two.
-    #[must_use]
-    pub fn formats(mut self, formats: impl IntoIterator<Item = Format>) -> Self {
-        self.files.formats = Some(formats.into_iter().collect());
-        self
-    }
-
     /// Makes each trace id in a report a link to the trace, with `{trace_id}` and `{span_id}` in the URL replaced:
-    /// `https://tempo.internal/trace/{trace_id}`. Ignored, with a warning, if it is no `http` or `https` URL with
-    /// `{trace_id}`.
+    /// `https://tempo.internal/trace/{trace_id}`. [`build`](Self::build) returns an error unless it is an `http` or
+    /// `https` URL with `{trace_id}`.
     #[must_use]
     pub fn trace_url(mut self, template: &str) -> Self {
-        self.files.trace_url = files::trace_url(template);
-        if self.files.trace_url.is_none() {
-            self.warn(files::ignored("trace_url", template, files::A_TRACE_URL));
-        }
+        self.links.trace_url =
+            self.checked("trace_url", template, links::trace_url, links::A_TRACE_URL);
         self
     }
 
     /// Makes each source line in a report a link, with `{file}` and `{line}` in the URL replaced:
     /// `vscode://file//home/me/{file}:{line}`. Paths begin with the directory of the package unless they are
-    /// [full](crate::Redaction::full_paths). Ignored, with a warning, if it is no such URL, or one that runs a script.
+    /// [full](crate::Redaction::full_paths). [`build`](Self::build) returns an error if it is no such URL, or one that
+    /// runs a script.
     #[must_use]
     pub fn source_url(mut self, template: &str) -> Self {
-        self.files.source_url = files::source_url(template);
-        if self.files.source_url.is_none() {
-            self.warn(files::ignored("source_url", template, files::A_SOURCE_URL));
-        }
+        self.links.source_url =
+            self.checked("source_url", template, links::source_url, links::A_SOURCE_URL);
         self
     }
 
+    /// A value, or the error of `build`.
+    fn checked(
+        &mut self,
+        setting: &'static str,
+        value: &str,
+        check: fn(&str) -> Option<String>,
+        expected: &'static str,
+    ) -> Option<String> {
+        let checked = check(value);
+        if checked.is_none() {
+            self.invalid.get_or_insert_with(|| Error::setting(setting, value, expected));
+        }
+        checked
+    }
+
     /// The number of profiles per minute for the spans of each rule that have the same name and values of
-    /// [`fields`](Self::fields), and its maximum burst. The default is 60. All spans of a rule together have four times
+    /// [`span_fields`](Self::span_fields), and its maximum burst. The default is 60. All spans of a rule together have four times
     /// that. Spans over the limit are counted.
     #[must_use]
     pub fn profiles_per_minute(self, profiles: u32) -> Self {
@@ -352,27 +319,23 @@ impl Builder {
         Self { samples_per_profile: samples.max(2), ..self }
     }
 
-    /// The memory for samples that wait for the verdict on their span. The default is 32 MiB. A sample that does not
-    /// fit keeps its CPU time and loses its stack.
+    /// The memory that the layer may take, in bytes. The default is 128 MiB, and usually a few are used.
+    ///
+    /// | share | for | beyond that |
+    /// |---|---|---|
+    /// | a half | profiles that wait to be exported | they are downsampled, and state that ([`SampleStats::downsampled`](crate::SampleStats::downsampled)) |
+    /// | a quarter | samples that wait for the verdict on their span | a sample keeps its CPU time and loses its stack ([`SampleStats::dropped_memory`](crate::SampleStats::dropped_memory)) |
+    /// | an eighth | stacks of pending futures that are [`Profiled`](crate::Profiled) | an await has its length and no stack ([`AwaitStats::dropped_memory`](crate::AwaitStats::dropped_memory)) |
+    ///
+    /// Spans with samples that wait for their verdict are limited to one for each 8 KiB, without local roots. Debug
+    /// information and symbol tables are mapped from their files, not copied, up to four times as much: functions of a
+    /// file beyond that have no lines, or no names
+    /// ([`ProfileStats::symbols_over_limit`](crate::ProfileStats::symbols_over_limit)). They are unmapped half a minute
+    /// after the last profile. What each sampled thread takes comes on top; [the guide](crate::guide::sizing) has all
+    /// amounts.
     #[must_use]
-    pub fn memory_bytes(self, bytes: usize) -> Self {
-        Self { memory_bytes: bytes, ..self }
-    }
-
-    /// The number of spans with samples that may wait for their verdict, not counting local roots. The default is
-    /// 16,384. Further spans lose their stacks, and their CPU time is shown at their root.
-    #[must_use]
-    pub fn pending_spans(self, spans: usize) -> Self {
-        Self { pending_spans: spans.max(1), ..self }
-    }
-
-    /// The number of profiles that may wait to be built and exported. The default is 32. Each takes memory, also while
-    /// the exporter fails, so the number is limited to half of [`export_bytes`](Self::export_bytes) at 64 KiB each.
-    /// Further kept spans have no profile: see
-    /// [`SpanStats::kept_exporter_busy`](crate::SpanStats::kept_exporter_busy).
-    #[must_use]
-    pub fn pending_profiles(self, profiles: usize) -> Self {
-        Self { pending_profiles: profiles.max(1), ..self }
+    pub fn memory(self, bytes: usize) -> Self {
+        Self { memory: bytes, ..self }
     }
 
     /// The share of one core that reading and unwinding samples may take, in percent; 0 for no limit. Above it, the
@@ -425,7 +388,7 @@ impl Builder {
     /// other fields stay in the process. Values are cut after 100 characters, and [`redact`](Self::redact) applies to
     /// them. A span with such fields costs some 200 ns more, as it does with other layers that store values.
     #[must_use]
-    pub fn fields(self, names: impl IntoIterator<Item = impl Into<String>>) -> Self {
+    pub fn span_fields(self, names: impl IntoIterator<Item = impl Into<String>>) -> Self {
         Self { shown_fields: ShownFields::new(names), ..self }
     }
 
@@ -441,24 +404,8 @@ impl Builder {
     /// such as `shop+0x1a2b`.
     #[must_use]
     pub fn symbols(mut self, symbols: bool) -> Self {
-        self.symbols.names = symbols;
+        self.symbols = symbols;
         self
-    }
-
-    /// The memory that profiles may take from samples to export, without symbols (see [`Builder::symbol_bytes`]). The
-    /// default is 64 MiB. A profile that would take more is downsampled: fewer samples represent all of them, its title
-    /// states that, and [`SampleStats::downsampled`](crate::SampleStats::downsampled) counts the samples left out.
-    #[must_use]
-    pub fn export_bytes(self, bytes: usize) -> Self {
-        Self { export_bytes: bytes, ..self }
-    }
-
-    /// The memory for the stacks of pending futures that are [`Profiled`](crate::Profiled), each of some KiB. The default
-    /// is 16 MiB, the most is 4 GiB. An await for which there is none has its length and no stack, and
-    /// [`AwaitStats::dropped_memory`](crate::AwaitStats::dropped_memory) counts it.
-    #[must_use]
-    pub fn await_bytes(self, bytes: usize) -> Self {
-        Self { await_bytes: bytes, ..self }
     }
 
     /// How many bytes a thread allocates in the mean between two samples of its allocations, if the program's global
@@ -466,8 +413,8 @@ impl Builder {
     /// thread that takes more than some hundred samples a second has longer gaps. Where several layers exist, the shortest
     /// gap applies to all of them.
     #[must_use]
-    pub fn alloc_sample_bytes(self, bytes: u32) -> Self {
-        Self { alloc_sample_bytes: bytes, ..self }
+    pub fn alloc_sample_interval(self, bytes: u32) -> Self {
+        Self { alloc_sample_interval: bytes, ..self }
     }
 
     /// Tracks the live heap of the whole process: by which code the memory in use was allocated, in spans or not. The
@@ -480,24 +427,17 @@ impl Builder {
         Self { heap, ..self }
     }
 
-    /// The maximum size of the debug information and symbol tables that are mapped at once, measured as in their files.
-    /// The default is 512 MiB. They are mapped into memory and read on demand. If the debug information of a file does
-    /// not fit, its functions are named from its symbol table, without lines; if that does not fit either, they have no
-    /// names. The log and [`ProfileStats::symbols_over_limit`](crate::ProfileStats::symbols_over_limit) report that. All of it is
-    /// unmapped half a minute after the last profile.
-    #[must_use]
-    pub fn symbol_bytes(mut self, bytes: u64) -> Self {
-        self.symbols.most_bytes = bytes;
-        self
+    /// Changes what the environment adds to the redaction set in code: it can hide more, but not less.
+    pub(super) fn also_redact(
+        self,
+        change: impl FnOnce(Redaction) -> Result<Redaction, Error>,
+    ) -> Result<Self, Error> {
+        Ok(Self { env_redaction: change(self.env_redaction)?, ..self })
     }
 
-    /// Adds to the redaction set in code: the environment can hide more, but not less.
-    pub(super) fn also_redact(self, env_redaction: Redaction) -> Self {
-        Self { env_redaction, ..self }
-    }
-
-    /// Reads `TRACING_PROFILING` again on each SIGHUP, as [`Handle::reload_env`](crate::Handle::reload_env) does, on a
-    /// thread of the layer. The new rules are reported in one log line. If they do not parse, a warning shows the
+    /// Reads `TRACING_PROFILING` again on each SIGHUP, on a thread of the layer. If it is not set, the rules that the layer
+    /// was built with apply; a layer that is [disabled](crate::Handle::set_enabled) stays so. The new rules are reported in
+    /// one log line. If they do not parse, a warning shows the
     /// position of the error and the rules stay as they are. Needs the feature `sighup`.
     ///
     /// The environment of a process can be changed only from within. This is for programs that load theirs from a file
@@ -515,12 +455,26 @@ impl Builder {
         Self { reloads_on_sighup: true, ..self }
     }
 
-    /// The program may change its working directory before anything is written.
-    pub(crate) fn with_absolute_directory(self) -> Self {
-        match std::path::absolute(&self.files.directory) {
-            Ok(path) => self.directory(path),
-            Err(_) => self,
+    /// The settings as they are when the layer is built.
+    ///
+    /// # Errors
+    ///
+    /// If a setting is invalid.
+    pub(crate) fn finished(mut self) -> Result<Self, Error> {
+        if let Some(error) = self.invalid.take() {
+            return Err(error);
         }
+        let unused = self.exporter.as_ref().and(self.files.is_set_by);
+        if let Some(variable) = unused {
+            let message = format!("{variable} has no effect: the program sets an exporter");
+            let warning = LogEvent::warning(LogKind::UnknownVariable, message);
+            self.warn(LogEvent { variable: Some(variable.into()), ..warning });
+        }
+        // The program may change its working directory before anything is written.
+        if let Ok(path) = std::path::absolute(&self.files.path) {
+            self.files.path = path;
+        }
+        Ok(self)
     }
 
     #[cfg(feature = "sighup")]
@@ -528,22 +482,24 @@ impl Builder {
         self.reloads_on_sighup
     }
 
+    /// The exporter: that of the program, or else that of the environment.
+    pub(super) fn take_exporter(&mut self) -> AnyExporter {
+        let chosen = self.exporter.take().or_else(|| self.env_exporter.take());
+        chosen.unwrap_or_else(|| AnyExporter::Direct(Box::new(self.files.directory())))
+    }
+
     /// The directory in which profiles can be found, if they are written to files.
     #[cfg(feature = "axum")]
     pub(crate) fn dir(&self) -> Option<PathBuf> {
-        match &self.exporter {
+        match self.exporter.as_ref().or(self.env_exporter.as_ref()) {
             Some(exporter) => exporter.directory().map(PathBuf::from),
-            #[cfg(feature = "_otlp")]
-            None if self.otlp.is_some() => {
-                self.otlp.as_ref().and_then(Exporter::directory).map(PathBuf::from)
-            }
-            None => Some(self.files.directory.clone()),
+            None => Some(self.files.path.clone()),
         }
     }
 
     #[cfg(feature = "axum")]
     pub(crate) fn get_trace_url(&self) -> String {
-        self.files.trace_url.clone().unwrap_or_default()
+        self.links.trace_url.clone().unwrap_or_default()
     }
 
     pub(crate) fn get_rules(&self) -> &Rules {
@@ -558,14 +514,11 @@ impl std::fmt::Debug for Builder {
             .field("source", &self.source)
             .field("max_depth", &self.max_depth)
             .field("files", &self.files)
+            .field("links", &self.links)
             .field("profiles_per_minute", &self.profiles_per_minute)
             .field("samples_per_profile", &self.samples_per_profile)
-            .field("pending_spans", &self.pending_spans)
-            .field("pending_profiles", &self.pending_profiles)
-            .field("memory_bytes", &self.memory_bytes)
-            .field("export_bytes", &self.export_bytes)
-            .field("await_bytes", &self.await_bytes)
-            .field("alloc_sample_bytes", &self.alloc_sample_bytes)
+            .field("memory", &self.memory)
+            .field("alloc_sample_interval", &self.alloc_sample_interval)
             .field("heap", &self.heap)
             .field("cpu_percent", &self.cpu_percent)
             .field("shed", &self.shed)
@@ -598,6 +551,22 @@ mod tests {
         assert_eq!(messages, expected);
         let builder = Builder::new().rate(10_000).stack_bytes(5_003).max_depth(1);
         assert_eq!((builder.source.stack_bytes, builder.warnings.len()), (5_000, 0));
+    }
+
+    #[test]
+    fn no_layer_is_built_with_a_link_that_cannot_be_used() {
+        let builders = [
+            Builder::new().trace_url("https://tempo.internal"),
+            Builder::new().source_url("javascript:{file}").trace_url("https://t/{trace_id}"),
+        ];
+        let errors = builders.map(|builder| builder.build().unwrap_err().to_string());
+        let expected = [
+            "trace_url is `https://tempo.internal`: expected a URL as",
+            "source_url is `javascript:{file}`: expected a URL as",
+        ];
+        for (error, expected) in errors.iter().zip(expected) {
+            assert!(error.starts_with(expected), "{error}");
+        }
     }
 
     #[test]

@@ -7,76 +7,135 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::Builder;
-use super::builder::{self, DEPTHS, RATES};
-use super::files;
+use super::builder::{DEPTHS, RATES, STACK_BYTES};
+use super::files::{FileSettings, formats};
+use super::links;
 use crate::error::Error;
+use crate::export::Directory;
 #[cfg(feature = "_otlp")]
-use crate::export::OtlpExporter;
+use crate::export::{AnyExporter, OtlpBuilder, OtlpExporter};
 use crate::keep::Rules;
 use crate::log::{LogEvent, LogKind};
-use crate::redact::Redaction;
 use crate::text::{bytes, shortened};
 
+/// The variable with the rules. The names of the others begin like that.
 const RULES: &str = "TRACING_PROFILING";
-const SOURCE: &str = "TRACING_PROFILING_SOURCE";
-const WAITS: &str = "TRACING_PROFILING_WAITS";
-const TIMER_CLOCK: &str = "TRACING_PROFILING_TIMER_CLOCK";
-const SIGNAL: &str = "TRACING_PROFILING_SIGNAL";
-const ARM_AFTER: &str = "TRACING_PROFILING_ARM_AFTER";
-const RATE: &str = "TRACING_PROFILING_RATE";
-const STACK_BYTES: &str = "TRACING_PROFILING_STACK_BYTES";
-const MAX_DEPTH: &str = "TRACING_PROFILING_MAX_DEPTH";
-const SHED: &str = "TRACING_PROFILING_SHED";
-const CPU_BUDGET: &str = "TRACING_PROFILING_CPU_BUDGET";
-const PENDING_PROFILES: &str = "TRACING_PROFILING_PENDING_PROFILES";
 const DIR: &str = "TRACING_PROFILING_DIR";
 const EXPORTER: &str = "OTEL_PROFILES_EXPORTER";
 #[cfg(not(feature = "_otlp"))]
 const ENDPOINTS: [&str; 2] =
     ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT"];
 const SDK_DISABLED: &str = "OTEL_SDK_DISABLED";
-const FORMATS: &str = "TRACING_PROFILING_FORMATS";
-const TRACE_URL: &str = "TRACING_PROFILING_TRACE_URL";
-const SOURCE_URL: &str = "TRACING_PROFILING_SOURCE_URL";
-const FIELDS: &str = "TRACING_PROFILING_FIELDS";
-const LINK: &str = "TRACING_PROFILING_LINK";
-const REDACT: &str = "TRACING_PROFILING_REDACT";
-const PATHS: &str = "TRACING_PROFILING_PATHS";
-const SYMBOLS: &str = "TRACING_PROFILING_SYMBOLS";
-const EXPORT_BYTES: &str = "TRACING_PROFILING_EXPORT_BYTES";
-const SYMBOL_BYTES: &str = "TRACING_PROFILING_SYMBOL_BYTES";
-const AWAIT_BYTES: &str = "TRACING_PROFILING_AWAIT_BYTES";
-const HEAP: &str = "TRACING_PROFILING_HEAP";
-const ALLOC_SAMPLE_BYTES: &str = "TRACING_PROFILING_ALLOC_SAMPLE_BYTES";
 
-/// All variables whose names begin like that of the rules.
-const KNOWN: [&str; 26] = [
-    RULES,
-    SOURCE,
-    WAITS,
-    TIMER_CLOCK,
-    SIGNAL,
-    ARM_AFTER,
-    RATE,
-    STACK_BYTES,
-    MAX_DEPTH,
-    SHED,
-    CPU_BUDGET,
-    PENDING_PROFILES,
-    DIR,
-    FORMATS,
-    TRACE_URL,
-    SOURCE_URL,
-    FIELDS,
-    LINK,
-    REDACT,
-    PATHS,
-    SYMBOLS,
-    EXPORT_BYTES,
-    SYMBOL_BYTES,
-    AWAIT_BYTES,
-    ALLOC_SAMPLE_BYTES,
-    HEAP,
+/// A variable and what it sets.
+struct Setting {
+    variable: &'static str,
+    /// What a value must be, for errors.
+    expected: &'static str,
+    /// Applies a value. `None` if it is not what is expected; an error shows where.
+    set: fn(Builder, &str) -> Option<Result<Builder, Error>>,
+}
+
+/// A row of the table, by the rest of the variable's name. With `try`, the value has its blanks and errors of its own.
+macro_rules! setting {
+    ($rest:literal, $expected:expr, |$builder:ident, $text:ident| $set:expr) => {
+        Setting {
+            variable: concat!("TRACING_PROFILING", $rest),
+            expected: $expected,
+            set: |$builder, $text| {
+                let $text = $text.trim();
+                Some(Ok($set))
+            },
+        }
+    };
+    (try $rest:literal, |$variable:ident, $builder:ident, $text:ident| $set:expr) => {
+        Setting {
+            variable: concat!("TRACING_PROFILING", $rest),
+            expected: "",
+            set: |$builder, $text| {
+                let $variable = concat!("TRACING_PROFILING", $rest);
+                Some($set)
+            },
+        }
+    };
+}
+
+const ON_OR_OFF: &str = "on or off";
+const FORMATS: &str =
+    "formats separated by commas: html, folded, and with their features pprof, otlp, firefox";
+const SYMBOLS: &str = match cfg!(feature = "symbols") {
+    true => ON_OR_OFF,
+    false => "off: the feature `symbols` of tracing-profiling is not on",
+};
+
+/// All variables of this crate.
+const SETTINGS: &[Setting] = &[
+    setting!(try "", |_variable, builder, text| rules_in(text).map(|rules| builder.rules(rules))),
+    setting!("_SOURCE", "auto, perf, timer or none", |builder, text| {
+        builder.source(text.parse().ok()?)
+    }),
+    setting!("_OFF_CPU", ON_OR_OFF, |builder, text| builder.off_cpu(is_on(text)?)),
+    setting!("_TIMER_CLOCK", "cpu or monotonic", |builder, text| {
+        builder.fine_timers(is_second(text, ["cpu", "monotonic"])?)
+    }),
+    setting!("_SIGNAL", "the number of a signal, from 1 to 64", |builder, text| {
+        builder.timer_signal(within(text, 1..=64)?.cast_signed())
+    }),
+    setting!("_SAMPLING_DELAY", "a time, as 5ms, or 0", |builder, text| {
+        builder.sampling_delay(time(text)?)
+    }),
+    setting!("_RATE", "samples a second, from 1 to 10000", |builder, text| {
+        builder.rate(within(text, RATES)?)
+    }),
+    setting!("_STACK_BYTES", "bytes, from 1024 to 65448", |builder, text| {
+        builder.stack_bytes(within(text, STACK_BYTES)?)
+    }),
+    setting!("_MAX_DEPTH", "frames, from 1 to 1024", |builder, text| {
+        builder.max_depth(within(text, DEPTHS)?)
+    }),
+    setting!("_PAUSE", "limits as cpu>90%|memory>2GB", |builder, text| {
+        let (cpu, memory) = pause_limits(text)?;
+        let builder = cpu.into_iter().fold(builder, Builder::pause_above_cpu);
+        memory.into_iter().fold(builder, Builder::pause_above_memory)
+    }),
+    setting!("_CPU_BUDGET", "percent of a core, from 0 to 10000", |builder, text| {
+        builder.cpu_budget(within(text, 0..=10_000)?)
+    }),
+    setting!("_MEMORY", "bytes, as 128MiB", |builder, text| {
+        builder.memory(bytes(text)?.try_into().ok()?)
+    }),
+    setting!(try "_DIR", |variable, builder, text| {
+        let path = PathBuf::from(text);
+        Ok(builder.with_files(variable, |files| FileSettings { path, ..files }))
+    }),
+    setting!("_FORMATS", FORMATS, |builder, text| {
+        let formats = Some(formats(text)?);
+        builder.with_files("TRACING_PROFILING_FORMATS", |files| FileSettings { formats, ..files })
+    }),
+    setting!("_TRACE_URL", links::A_TRACE_URL, |builder, text| {
+        builder.trace_url(&links::trace_url(text)?)
+    }),
+    setting!("_SOURCE_URL", links::A_SOURCE_URL, |builder, text| {
+        builder.source_url(&links::source_url(text)?)
+    }),
+    setting!(try "_SPAN_FIELDS", |variable, builder, text| {
+        field_names(variable, text).map(|names| builder.span_fields(names))
+    }),
+    setting!("_LINK", "root or innermost", |builder, text| builder.link(text.parse().ok()?)),
+    setting!(try "_REDACT", |variable, builder, text| {
+        builder.also_redact(|redaction| redaction.hide_all(variable, text))
+    }),
+    setting!("_FULL_PATHS", ON_OR_OFF, |builder, text| {
+        let is_full = is_on(text)?;
+        builder.also_redact(|redaction| Ok(redaction.full_paths(is_full))).ok()?
+    }),
+    setting!("_SYMBOLS", SYMBOLS, |builder, text| {
+        builder.symbols(is_on(text).filter(|is_on| !is_on || cfg!(feature = "symbols"))?)
+    }),
+    setting!("_ALLOC_SAMPLE_INTERVAL", "bytes, from 0 to 4294967295", |builder, text| {
+        builder.alloc_sample_interval(within(text, 0..=u32::MAX)?)
+    }),
+    setting!("_HEAP", ON_OR_OFF, |builder, text| builder.heap(is_on(text)?)),
 ];
 
 impl Builder {
@@ -95,11 +154,11 @@ impl Builder {
         let is_ours = |name: &String| {
             name.strip_prefix(RULES).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
         };
-        let mut unknown: Vec<_> =
-            names.filter(is_ours).filter(|name| !KNOWN.contains(&name.as_str())).collect();
+        let is_known = |name: &String| SETTINGS.iter().any(|setting| setting.variable == name);
+        let mut unknown: Vec<_> = names.filter(is_ours).filter(|name| !is_known(name)).collect();
         unknown.sort();
         for name in unknown {
-            let rest = KNOWN.iter().filter_map(|known| known.strip_prefix(RULES));
+            let rest = SETTINGS.iter().filter_map(|known| known.variable.strip_prefix(RULES));
             let known: Vec<_> = rest.filter(|rest| !rest.is_empty()).collect();
             let name = shortened(&name);
             let message = format!(
@@ -118,88 +177,13 @@ impl Builder {
         variable: impl Fn(&'static str) -> Result<Option<String>, String>,
     ) -> Result<Self, Error> {
         let get = |name| text_of(name, variable(name));
-        let directory = get(DIR)?.map(PathBuf::from);
-        let mut redaction = Redaction::new();
-        if let Some(text) = get(REDACT)? {
-            redaction = redaction.hide_all(REDACT, &text)?;
+        let mut builder = self;
+        for Setting { variable, expected, set } in SETTINGS {
+            if let Some(text) = get(variable)? {
+                let set = set(builder, &text);
+                builder = set.ok_or_else(|| Error::setting(variable, text.trim(), expected))??;
+            }
         }
-        let paths = second_of(["short", "full"]);
-        if let Some(is_full) = value(PATHS, get(PATHS)?, "short or full", paths)? {
-            redaction = redaction.full_paths(is_full);
-        }
-        let rules = get(RULES)?.map(|text| rules_in(&text)).transpose()?;
-        let mut builder = rules.into_iter().fold(self.also_redact(redaction), Self::rules);
-        builder = directory.iter().fold(builder, Self::directory);
-        let is_on = second_of(["off", "on"]);
-        let source = "auto, perf, timer or none";
-        builder = builder.set(&get, SOURCE, source, |text| text.parse().ok(), Self::source)?;
-        builder = builder.set(&get, WAITS, "on or off", is_on, Self::waits)?;
-        let clocks = second_of(["cpu", "monotonic"]);
-        builder = builder.set(&get, TIMER_CLOCK, "cpu or monotonic", clocks, Self::timers)?;
-        let signal = "the number of a signal, from 1 to 64";
-        builder = builder.set(&get, SIGNAL, signal, within(1..=64), |builder, signal| {
-            builder.timer_signal(signal.cast_signed())
-        })?;
-        builder = builder.set(&get, ARM_AFTER, "a time, as 5ms, or 0", time, Self::arm_after)?;
-        let rate = "samples a second, from 1 to 10000";
-        builder = builder.set(&get, RATE, rate, within(RATES), Self::rate)?;
-        let of_stacks = "bytes, from 1024 to 65448";
-        let stack_bytes = within(builder::STACK_BYTES);
-        builder = builder.set(&get, STACK_BYTES, of_stacks, stack_bytes, Self::stack_bytes)?;
-        let frames = "frames, from 1 to 1024";
-        builder = builder.set(&get, MAX_DEPTH, frames, within(DEPTHS), Self::max_depth)?;
-        let percent = "percent of a core, from 0 to 10000";
-        builder = builder.set(&get, CPU_BUDGET, percent, within(0..=10_000), Self::cpu_budget)?;
-        let limits = "limits as cpu>90%|memory>2GB";
-        builder = builder.set(&get, SHED, limits, shed, |builder, (cpu, memory)| {
-            let builder = cpu.into_iter().fold(builder, Self::shed_above_cpu);
-            memory.into_iter().fold(builder, Self::shed_above_memory)
-        })?;
-        let profiles = "profiles, from 1 to 100000";
-        builder = builder.set(
-            &get,
-            PENDING_PROFILES,
-            profiles,
-            within(1..=100_000),
-            |builder, profiles| builder.pending_profiles(profiles as usize),
-        )?;
-        let of_files = "formats separated by commas: html, folded, and with their features pprof, otlp, firefox";
-        builder = builder.set(&get, FORMATS, of_files, files::formats, Self::formats)?;
-        let link = files::trace_url;
-        builder = builder.set(&get, TRACE_URL, files::A_TRACE_URL, link, |builder, url| {
-            builder.trace_url(&url)
-        })?;
-        let link = files::source_url;
-        builder = builder.set(&get, SOURCE_URL, files::A_SOURCE_URL, link, |builder, url| {
-            builder.source_url(&url)
-        })?;
-        if let Some(text) = get(FIELDS)? {
-            builder = builder.fields(field_names(&text)?);
-        }
-        let link = "root or innermost";
-        builder = builder.set(&get, LINK, link, |text| text.parse().ok(), Self::link)?;
-        let symbols = get(SYMBOLS)?;
-        if symbols.is_some_and(|text| text.trim() == "on") && cfg!(not(feature = "symbols")) {
-            let expected = "off: the feature `symbols` of tracing-profiling is not on";
-            return Err(Error::setting(SYMBOLS, "on", expected));
-        }
-        builder = builder.set(&get, SYMBOLS, "on or off", is_on, Self::symbols)?;
-        let bytes = "bytes, from 0 to 4294967295";
-        builder =
-            builder.set(&get, SYMBOL_BYTES, bytes, within(0..=u32::MAX), |builder, bytes| {
-                builder.symbol_bytes(bytes.into())
-            })?;
-        builder =
-            builder.set(&get, EXPORT_BYTES, bytes, within(0..=u32::MAX), |builder, bytes| {
-                builder.export_bytes(bytes as usize)
-            })?;
-        builder =
-            builder.set(&get, AWAIT_BYTES, bytes, within(0..=u32::MAX), |builder, bytes| {
-                builder.await_bytes(bytes as usize)
-            })?;
-        builder = builder.set(&get, HEAP, "on or off", is_on, Self::heap)?;
-        let gap = within(0..=u32::MAX);
-        builder = builder.set(&get, ALLOC_SAMPLE_BYTES, bytes, gap, Self::alloc_sample_bytes)?;
         let disabled = get(SDK_DISABLED)?;
         let is_disabled = disabled.is_some_and(|text| text.trim().eq_ignore_ascii_case("true"));
         let exporter = get(EXPORTER)?;
@@ -224,45 +208,41 @@ impl Builder {
         match is_otlp {
             // Files in a directory are independent of OpenTelemetry.
             true if is_disabled => Ok(builder.rules(Rules::new([]))),
-            true => builder.with_otlp(directory, &variable),
+            true => {
+                let fallback = get(DIR)?.map(|_| builder.files.directory());
+                builder.with_otlp(fallback, &variable)
+            }
             false => Ok(builder),
         }
     }
 
-    /// Applies the value of a variable, if it is set.
-    fn set<T>(
-        self,
-        get: &impl Fn(&'static str) -> Result<Option<String>, Error>,
-        name: &'static str,
-        expected: &'static str,
-        parse: impl FnOnce(&str) -> Option<T>,
-        set: impl FnOnce(Self, T) -> Self,
-    ) -> Result<Self, Error> {
-        Ok(match value(name, get(name)?, expected, parse)? {
-            Some(value) => set(self, value),
-            None => self,
-        })
+    /// Changes the directory on behalf of a variable.
+    fn with_files(
+        mut self,
+        variable: &'static str,
+        change: impl FnOnce(FileSettings) -> FileSettings,
+    ) -> Self {
+        let files = change(std::mem::take(&mut self.files));
+        Self { files: FileSettings { is_set_by: Some(variable), ..files }, ..self }
     }
 
     #[cfg(feature = "_otlp")]
     fn with_otlp(
         self,
-        fallback: Option<PathBuf>,
+        fallback: Option<Directory>,
         variable: &impl Fn(&'static str) -> Result<Option<String>, String>,
     ) -> Result<Self, Error> {
         let builder = OtlpExporter::builder();
-        let builder = match fallback {
-            Some(path) => builder.fallback_directory(path),
-            None => builder,
-        };
-        Ok(self.otlp(builder.build_with(variable)?))
+        let builder = fallback.into_iter().fold(builder, OtlpBuilder::fallback_directory);
+        let exporter = AnyExporter::otlp(builder.build_with(variable)?);
+        Ok(Self { env_exporter: Some(exporter), ..self })
     }
 
     #[cfg(not(feature = "_otlp"))]
     #[expect(clippy::unnecessary_wraps, reason = "with the feature it can fail")]
     fn with_otlp(
         self,
-        _: Option<PathBuf>,
+        _: Option<Directory>,
         _: &impl Fn(&'static str) -> Result<Option<String>, String>,
     ) -> Result<Self, Error> {
         Ok(self)
@@ -306,6 +286,7 @@ fn text_of(
 }
 
 /// The current rules in `TRACING_PROFILING`, if it is set.
+#[cfg(feature = "sighup")]
 pub(crate) fn rules_of_env() -> Result<Option<Rules>, Error> {
     text_of(RULES, of_process(RULES))?.map(|text| rules_in(&text)).transpose()
 }
@@ -314,26 +295,17 @@ fn rules_in(text: &str) -> Result<Rules, Error> {
     Rules::from_str(text).map_err(|error| error.found_in(RULES))
 }
 
-/// The parsed value of a variable, if it is set.
-fn value<T>(
-    name: &'static str,
-    text: Option<String>,
-    expected: &'static str,
-    parse: impl FnOnce(&str) -> Option<T>,
-) -> Result<Option<T>, Error> {
-    let read = |text: String| {
-        parse(text.trim()).ok_or_else(|| Error::setting(name, text.trim(), expected))
-    };
-    text.map(read).transpose()
+fn is_on(text: &str) -> Option<bool> {
+    is_second(text, ["off", "on"])
 }
 
 /// Whether the text is the second of two words.
-fn second_of(words: [&str; 2]) -> impl Fn(&str) -> Option<bool> + Copy {
-    move |text| words.iter().position(|word| *word == text).map(|chosen| chosen == 1)
+fn is_second(text: &str, words: [&str; 2]) -> Option<bool> {
+    words.iter().position(|word| *word == text).map(|chosen| chosen == 1)
 }
 
-fn within(allowed: RangeInclusive<u32>) -> impl FnOnce(&str) -> Option<u32> {
-    move |text| text.parse().ok().filter(|number| allowed.contains(number))
+fn within(text: &str, allowed: RangeInclusive<u32>) -> Option<u32> {
+    text.parse().ok().filter(|number| allowed.contains(number))
 }
 
 fn time(text: &str) -> Option<Duration> {
@@ -341,7 +313,7 @@ fn time(text: &str) -> Option<Duration> {
 }
 
 /// Parses names of fields, separated by commas. `none` alone is no name.
-fn field_names(text: &str) -> Result<Vec<String>, Error> {
+fn field_names(variable: &'static str, text: &str) -> Result<Vec<String>, Error> {
     if text.trim() == "none" {
         return Ok(Vec::new());
     }
@@ -353,7 +325,7 @@ fn field_names(text: &str) -> Result<Vec<String>, Error> {
         if let Some((at, other)) = name.char_indices().find(|(_, c)| !is_part(*c)) {
             let at = begin + (part.len() - part.trim_start().len()) + at;
             let problem = format!("`{name}` is no name of a field, because of {other:?}");
-            return Err(Error::text(FIELDS, text, at, problem));
+            return Err(Error::text(variable, text, at, problem));
         }
         names.extend((!name.is_empty()).then(|| name.to_owned()));
         begin += part.len() + 1;
@@ -362,7 +334,7 @@ fn field_names(text: &str) -> Result<Vec<String>, Error> {
 }
 
 /// Parses limits such as `cpu>90%|memory>2GB`; each may occur at most once.
-fn shed(text: &str) -> Option<(Option<u32>, Option<u64>)> {
+fn pause_limits(text: &str) -> Option<(Option<u32>, Option<u64>)> {
     let (mut cpu, mut memory) = (None, None);
     for limit in text.split('|') {
         let (name, limit) = limit.split_once('>')?;
@@ -386,7 +358,9 @@ fn percent(text: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::export::Format;
     use crate::otel::LinkTo;
+    use crate::redact::Redaction;
     use crate::sampler::Source;
 
     fn read(variables: &[(&str, &str)]) -> Result<Builder, Error> {
@@ -398,36 +372,7 @@ mod tests {
 
     #[test]
     fn without_variables_the_defaults_apply() {
-        let empty = [
-            "",
-            "_SOURCE",
-            "_TIMER_CLOCK",
-            "_SIGNAL",
-            "_WAITS",
-            "_ARM_AFTER",
-            "_RATE",
-            "_STACK_BYTES",
-            "_MAX_DEPTH",
-            "_CPU_BUDGET",
-            "_SHED",
-            "_PENDING_PROFILES",
-            "_DIR",
-            "_FORMATS",
-            "_TRACE_URL",
-            "_SOURCE_URL",
-            "_FIELDS",
-            "_LINK",
-            "_REDACT",
-            "_PATHS",
-            "_SYMBOLS",
-            "_SYMBOL_BYTES",
-            "_EXPORT_BYTES",
-            "_AWAIT_BYTES",
-            "_ALLOC_SAMPLE_BYTES",
-            "_HEAP",
-        ]
-        .map(|rest| format!("TRACING_PROFILING{rest}"));
-        let empty = empty.each_ref().map(|name| (name.as_str(), " "));
+        let empty: Vec<_> = SETTINGS.iter().map(|setting| (setting.variable, " ")).collect();
         for variables in [&[][..], &empty] {
             let builder = read(variables).unwrap();
             assert_eq!(format!("{builder:?}"), format!("{:?}", Builder::new()));
@@ -441,7 +386,8 @@ mod tests {
             let warnings = Builder::new().warn_of_unknown(names).warnings;
             warnings.into_iter().map(|warning| warning.message).collect::<Vec<_>>()
         };
-        assert!(names(&KNOWN).is_empty());
+        let known: Vec<_> = SETTINGS.iter().map(|setting| setting.variable).collect();
+        assert!(names(&known).is_empty());
         assert!(names(&["TRACING_PROFILINGS", "TRACING", "PATH"]).is_empty());
         let warnings = names(&[
             "TRACING_PROFILING_TRESHOLD",
@@ -454,9 +400,9 @@ mod tests {
             second.starts_with("TRACING_PROFILING_TRESHOLD is not a known variable"),
             "{second}"
         );
-        assert!(second.ends_with("_SOURCE, _WAITS, _TIMER_CLOCK, _SIGNAL, _ARM_AFTER, _RATE, _STACK_BYTES, \
-            _MAX_DEPTH, _SHED, _CPU_BUDGET, _PENDING_PROFILES, _DIR, _FORMATS, _TRACE_URL, _SOURCE_URL, _FIELDS, _LINK, _REDACT, _PATHS, _SYMBOLS, \
-            _EXPORT_BYTES, _SYMBOL_BYTES, _AWAIT_BYTES, _ALLOC_SAMPLE_BYTES, _HEAP"), "{second}");
+        assert!(second.ends_with("_SOURCE, _OFF_CPU, _TIMER_CLOCK, _SIGNAL, _SAMPLING_DELAY, _RATE, _STACK_BYTES, \
+            _MAX_DEPTH, _PAUSE, _CPU_BUDGET, _MEMORY, _DIR, _FORMATS, _TRACE_URL, _SOURCE_URL, _SPAN_FIELDS, _LINK, _REDACT, _FULL_PATHS, \
+            _SYMBOLS, _ALLOC_SAMPLE_INTERVAL, _HEAP"), "{second}");
     }
 
     #[cfg(not(feature = "_otlp"))]
@@ -478,23 +424,19 @@ mod tests {
             ("TRACING_PROFILING_SOURCE", "timer"),
             ("TRACING_PROFILING_TIMER_CLOCK", "monotonic"),
             ("TRACING_PROFILING_SIGNAL", "40"),
-            ("TRACING_PROFILING_WAITS", "off"),
+            ("TRACING_PROFILING_OFF_CPU", "off"),
             ("TRACING_PROFILING_RATE", "99"),
             ("TRACING_PROFILING_STACK_BYTES", "8192"),
             ("TRACING_PROFILING_MAX_DEPTH", " 64 "),
             ("TRACING_PROFILING_CPU_BUDGET", "5"),
-            ("TRACING_PROFILING_SHED", "cpu>90% | memory > 2GiB"),
-            ("TRACING_PROFILING_PENDING_PROFILES", "8"),
-            ("TRACING_PROFILING_DIR", "/var/profiles"),
-            ("TRACING_PROFILING_FIELDS", "http.route, tenant,"),
+            ("TRACING_PROFILING_PAUSE", "cpu>90% | memory > 2GiB"),
+            ("TRACING_PROFILING_MEMORY", "64 MiB"),
+            ("TRACING_PROFILING_SPAN_FIELDS", "http.route, tenant,"),
             ("TRACING_PROFILING_LINK", "innermost"),
             ("TRACING_PROFILING_REDACT", r"acme_\w+; ^GET (.*)"),
-            ("TRACING_PROFILING_PATHS", "full"),
+            ("TRACING_PROFILING_FULL_PATHS", "on"),
             ("TRACING_PROFILING_SYMBOLS", "off"),
-            ("TRACING_PROFILING_SYMBOL_BYTES", "1000"),
-            ("TRACING_PROFILING_EXPORT_BYTES", "2000"),
-            ("TRACING_PROFILING_AWAIT_BYTES", "3000"),
-            ("TRACING_PROFILING_ALLOC_SAMPLE_BYTES", "4000"),
+            ("TRACING_PROFILING_ALLOC_SAMPLE_INTERVAL", "4000"),
             ("TRACING_PROFILING_HEAP", "on"),
         ]);
         let redaction = Redaction::new().hide(r"acme_\w+").unwrap().hide("^GET (.*)").unwrap();
@@ -502,34 +444,45 @@ mod tests {
         let by_hand = Builder::new()
             .rules("shop=100ms".parse().unwrap())
             .source(Source::Timer)
-            .fine_timers()
+            .fine_timers(true)
             .timer_signal(40)
-            .waits(false)
+            .off_cpu(false)
             .rate(99)
             .stack_bytes(8192)
             .max_depth(64)
             .cpu_budget(5)
-            .shed_above_cpu(90)
-            .shed_above_memory(2 << 30)
-            .pending_profiles(8)
-            .directory("/var/profiles")
-            .fields(["http.route", "tenant"])
+            .pause_above_cpu(90)
+            .pause_above_memory(2 << 30)
+            .memory(64 << 20)
+            .span_fields(["http.route", "tenant"])
             .link(LinkTo::Innermost)
             .redact(redaction)
             .symbols(false)
-            .symbol_bytes(1000)
-            .export_bytes(2000)
-            .await_bytes(3000)
-            .alloc_sample_bytes(4000)
+            .alloc_sample_interval(4000)
             .heap(true);
         assert_eq!(format!("{:?}", builder.unwrap()), format!("{by_hand:?}"));
+    }
+
+    #[test]
+    fn the_directory_has_the_formats_of_the_environment() {
+        let formats = ("TRACING_PROFILING_FORMATS", "folded,html");
+        let builder = read(&[("TRACING_PROFILING_DIR", "/var/profiles"), formats]).unwrap();
+        let expected = Directory::new("/var/profiles").with_formats([Format::Folded, Format::Html]);
+        assert_eq!(format!("{:?}", builder.files.directory()), format!("{expected:?}"));
+        assert!(builder.finished().unwrap().warnings.is_empty());
+        let builder = read(&[formats]).unwrap().exporter(Directory::new("elsewhere"));
+        let warnings = builder.finished().unwrap().warnings;
+        assert!(
+            warnings[0].message.starts_with("TRACING_PROFILING_FORMATS has no effect"),
+            "{warnings:?}"
+        );
     }
 
     #[test]
     fn the_environment_can_only_hide_more_in_any_order_of_calls() {
         let variables = |name: &str| match name {
             "TRACING_PROFILING_REDACT" => Ok(Some("acme".to_owned())),
-            "TRACING_PROFILING_PATHS" => Ok(Some("full".to_owned())),
+            "TRACING_PROFILING_FULL_PATHS" => Ok(Some("on".to_owned())),
             _ => Ok(None),
         };
         let by_code = || Redaction::new().hide("shop").unwrap();
@@ -544,7 +497,7 @@ mod tests {
         let builder = Builder::new().redact(short.clone()).with_variables(variables).unwrap();
         let both = Builder::new().redact(short.hide("acme").unwrap());
         assert_eq!(format!("{builder:?}"), format!("{both:?}"));
-        let builder = read(&[("TRACING_PROFILING_PATHS", "short")]).unwrap();
+        let builder = read(&[("TRACING_PROFILING_FULL_PATHS", "off")]).unwrap();
         let builder = builder.redact(Redaction::new().full_paths(true));
         let short = Builder::new().redact(Redaction::new().full_paths(false));
         assert_eq!(format!("{builder:?}"), format!("{short:?}"));
@@ -576,7 +529,7 @@ mod tests {
     #[cfg(feature = "_otlp")]
     #[test]
     fn an_endpoint_selects_otlp() {
-        let is_otlp = |variables: &[_]| read(variables).unwrap().is_otlp();
+        let is_otlp = |variables: &[_]| read(variables).unwrap().env_exporter.is_some();
         let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318");
         let own = ("OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT", "http://collector:4318");
         assert!(!is_otlp(&[]));
@@ -589,21 +542,21 @@ mod tests {
     }
 
     #[test]
-    fn shed_limits_accept_several_units() {
-        let shed = |text| {
-            let builder = read(&[("TRACING_PROFILING_SHED", text)]);
+    fn pause_limits_accept_several_units() {
+        let pause = |text| {
+            let builder = read(&[("TRACING_PROFILING_PAUSE", text)]);
             format!("{:?}", builder.unwrap())
         };
-        let memory = |bytes| format!("{:?}", Builder::new().shed_above_memory(bytes));
+        let memory = |bytes| format!("{:?}", Builder::new().pause_above_memory(bytes));
         for (text, bytes) in [
             ("memory>500", 500),
             (" memory > 2 GB ", 2_000_000_000),
             ("memory>3MiB", 3 << 20),
             ("memory>4kB", 4_000),
         ] {
-            assert_eq!(shed(text), memory(bytes), "{text}");
+            assert_eq!(pause(text), memory(bytes), "{text}");
         }
-        assert_eq!(shed("cpu>5 %"), format!("{:?}", Builder::new().shed_above_cpu(5)));
+        assert_eq!(pause("cpu>5 %"), format!("{:?}", Builder::new().pause_above_cpu(5)));
     }
 
     #[test]
@@ -620,33 +573,33 @@ mod tests {
             ("SIGNAL", "0"),
             ("SIGNAL", "65"),
             ("SIGNAL", "SIGUSR1"),
-            ("WAITS", "no"),
+            ("OFF_CPU", "no"),
             ("RATE", "0"),
             ("RATE", "10001"),
             ("STACK_BYTES", "1"),
             ("MAX_DEPTH", "1025"),
             ("CPU_BUDGET", "-1"),
-            ("SHED", "cpu>90"),
-            ("SHED", "cpu>0%"),
-            ("SHED", "cpu>101%"),
-            ("SHED", "cpu=90%"),
-            ("SHED", "memory>2TB"),
-            ("SHED", "memory>99999999999GB"),
-            ("SHED", "memory>-1GB"),
-            ("SHED", "cpu>90%|cpu>80%"),
-            ("SHED", "swap>1GB"),
-            ("SHED", "cpu>90%|"),
-            ("SHED", "90%"),
-            ("PENDING_PROFILES", "0"),
-            ("PENDING_PROFILES", "many"),
+            ("PAUSE", "cpu>90"),
+            ("PAUSE", "cpu>0%"),
+            ("PAUSE", "cpu>101%"),
+            ("PAUSE", "cpu=90%"),
+            ("PAUSE", "memory>2TB"),
+            ("PAUSE", "memory>99999999999GB"),
+            ("PAUSE", "memory>-1GB"),
+            ("PAUSE", "cpu>90%|cpu>80%"),
+            ("PAUSE", "swap>1GB"),
+            ("PAUSE", "cpu>90%|"),
+            ("PAUSE", "90%"),
+            ("MEMORY", "much"),
+            ("MEMORY", "-1"),
+            ("FORMATS", "pdf"),
+            ("TRACE_URL", "javascript:{trace_id}"),
+            ("SOURCE_URL", "javascript:{file}"),
             ("LINK", "outermost"),
             ("REDACT", "a;["),
-            ("PATHS", "long"),
+            ("FULL_PATHS", "long"),
             ("SYMBOLS", "1"),
-            ("SYMBOL_BYTES", "1 GiB"),
-            ("EXPORT_BYTES", "-1"),
-            ("AWAIT_BYTES", "16MiB"),
-            ("ALLOC_SAMPLE_BYTES", "512KiB"),
+            ("ALLOC_SAMPLE_INTERVAL", "512KiB"),
             ("HEAP", "yes"),
         ] {
             let name = format!("TRACING_PROFILING_{name}");
@@ -660,10 +613,11 @@ mod tests {
             "cannot read TRACING_PROFILING_REDACT: found open group without closing ')'\n  \
              acme_\\w+;(users\n           ^"
         );
-        let error = read(&[("TRACING_PROFILING_FIELDS", "method, user id,tenant")]).unwrap_err();
+        let error =
+            read(&[("TRACING_PROFILING_SPAN_FIELDS", "method, user id,tenant")]).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "cannot read TRACING_PROFILING_FIELDS: `user id` is no name of a field, because of ' '\n  \
+            "cannot read TRACING_PROFILING_SPAN_FIELDS: `user id` is no name of a field, because of ' '\n  \
              method, user id,tenant\n              ^"
         );
         let not_unicode = Builder::new().with_variables(|_| Err("\u{fffd}".to_owned()));

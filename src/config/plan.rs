@@ -8,8 +8,8 @@ use crate::span::{
     JUDGES_ALLOCATIONS, JUDGES_CPU, JUDGES_SUBTREE, KEEP_ON_ERROR, ONE_IN, Plan, SUSPECT, WATCHED,
 };
 
-/// What the hooks must know about spans with that `Keep` that are sampled after `arm_after`.
-pub(super) fn plan(keep: &Keep, ticks_a_second: u64, arm_after: Duration) -> Plan {
+/// What the hooks must know about spans with that `Keep` that are sampled after `sampling_delay`.
+pub(super) fn plan(keep: &Keep, ticks_a_second: u64, sampling_delay: Duration) -> Plan {
     let in_ticks = |duration| in_ticks(duration, ticks_a_second);
     let suspect_after = keep.shortest().map_or(u64::MAX, |shortest| {
         let ticks = in_ticks(shortest);
@@ -19,7 +19,7 @@ pub(super) fn plan(keep: &Keep, ticks_a_second: u64, arm_after: Duration) -> Pla
     });
     // A rule that keeps spans for other reasons, or keeps all, is treated as if one second were too long.
     let slow = keep.shortest().filter(|shortest| !shortest.is_zero());
-    let slow = slow.unwrap_or(Duration::from_secs(1)).max(arm_after.saturating_mul(20));
+    let slow = slow.unwrap_or(Duration::from_secs(1)).max(sampling_delay.saturating_mul(20));
     let flags = keep.conditions().map(|condition| match condition {
         Condition::Error | Condition::ErrorSelf => KEEP_ON_ERROR,
         // Every span is judged when it closes, however short it was.
@@ -46,7 +46,7 @@ pub(super) fn plan(keep: &Keep, ticks_a_second: u64, arm_after: Duration) -> Pla
         number: 0,
         flags,
         suspect_after,
-        arm_after: in_ticks(arm_after),
+        sampling_delay: in_ticks(sampling_delay),
         long_after: in_ticks(slow.saturating_mul(LONG_TIMES)),
         suspect_bytes: least(Measure::Allocated),
         suspect_allocations: least(Measure::Allocations),
@@ -71,11 +71,12 @@ mod tests {
     #[test]
     fn a_span_is_long_after_ten_times_what_is_slow() {
         let ms = Duration::from_millis;
-        let long_after = |keep: &Keep, arm_after| plan(keep, SECOND, arm_after).long_after;
+        let long_after =
+            |keep: &Keep, sampling_delay| plan(keep, SECOND, sampling_delay).long_after;
         assert_eq!(long_after(&Keep::slower_than(ms(250)), ms(12)), 2_500_000_000);
         assert_eq!(long_after(&Keep::failed(), ms(1)), 10 * SECOND);
         assert_eq!(long_after(&Keep::slower_than(ms(0)), ms(0)), 10 * SECOND);
-        // Twenty times `arm_after`.
+        // Twenty times `sampling_delay`.
         assert_eq!(long_after(&Keep::slower_than(ms(5)), ms(20)), 4 * SECOND);
         assert_eq!(long_after(&Keep::failed(), Duration::MAX), u64::MAX);
     }

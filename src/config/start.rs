@@ -8,10 +8,7 @@ use super::Builder;
 use super::plan::plan;
 use crate::engine::{Engine, Gate};
 use crate::error::Error;
-#[cfg(feature = "_otlp")]
-use crate::export::Exporter;
-use crate::export::{Directory, Remote};
-use crate::keep::{Callsites, ExporterHealth, Keep, ProfileAdmission};
+use crate::keep::{Callsites, ExporterHealth, Keep, MAX_RESERVED, ProfileAdmission};
 use crate::log::{LogEvent, LogKind};
 use crate::otel::UnreachedSpans;
 use crate::profile::Resource;
@@ -20,6 +17,7 @@ use crate::sampler::{Periods, Sampler};
 use crate::span::Spans;
 use crate::start::{self, Limits, Parts};
 use crate::stats::Counters;
+use crate::symbols::SymbolSettings;
 use crate::sys::{self, Clock, Poller, SampleRequest};
 
 /// Percent of one core.
@@ -27,10 +25,15 @@ const DEFAULT_CPU_PERCENT: u32 = 1;
 /// Address space that must be left: five thread stacks and the initial allocations of a layer.
 const LEAST_MIB: u64 = 14;
 const RING_BYTES: usize = 256 * 1024;
+/// Of the memory of the layer, for each span with samples.
+const BYTES_PER_SPAN: usize = 8 * 1024;
+/// How many times that memory the mapped symbols may take. The line tables of a large service take a tenth of the default
+/// of 512 MiB; its full debug information can be larger.
+const SYMBOL_TIMES: u64 = 4;
 
 /// Starts the threads.
 pub(crate) fn start(
-    builder: Builder,
+    mut builder: Builder,
     gate: &'static Gate,
     unreached: Arc<UnreachedSpans>,
 ) -> Result<Arc<Engine>, Error> {
@@ -41,6 +44,9 @@ pub(crate) fn start(
     }
     // Before the first of the calls that a filter may forbid.
     sys::read_filters();
+    #[cfg(not(feature = "_otlp"))]
+    let is_default = builder.exporter.is_none();
+    let mut exporter = builder.take_exporter();
     let clock = Clock::new();
     let counters = Arc::new(Counters::default());
     let poller = Poller::new().map_err(Error::thread)?;
@@ -55,32 +61,19 @@ pub(crate) fn start(
     };
     let source = Sampler::new(builder.source, request, &poller.waker(), Arc::clone(&counters));
     let ticks_a_second = clock.ticks(Duration::from_secs(1));
-    let arm_after = builder.source.arm_after;
+    let sampling_delay = builder.source.sampling_delay;
     let plan = move |keep: &Keep| {
-        plan(keep, ticks_a_second, arm_after.unwrap_or_else(|| keep.arm_after()))
+        plan(keep, ticks_a_second, sampling_delay.unwrap_or_else(|| keep.sampling_delay()))
     };
     let (rules, fields) = (builder.rules.clone(), builder.shown_fields);
     let callsites = Callsites::new(rules, Box::new(plan), fields, Arc::clone(&counters));
-    let most_pending = builder.pending_profiles.min(waiting_profiles(builder.export_bytes));
+    let most_reserved = MAX_RESERVED.min(waiting_profiles(builder.memory / 2));
     let spans = Spans::new(clock, Box::new(source.clone()), Arc::clone(&counters));
-    let resource = builder.resource.unwrap_or_else(Resource::from_env);
-    #[cfg(feature = "_otlp")]
-    let from_env = |resource: &Resource| {
-        let files = builder.files.clone();
-        let exporter = builder.otlp.map(|otlp| {
-            let fallback =
-                |directory: Directory| files.apply(directory.with_resource(resource.clone()));
-            otlp.with_default_resource(resource.clone()).with_fallback(fallback)
-        });
-        exporter.map(|exporter| Box::new(exporter) as Box<dyn Exporter>)
-    };
-    #[cfg(not(feature = "_otlp"))]
-    let from_env = |_: &Resource| None;
     let mut warnings = builder.warnings;
     let no_heap = if !sys::can_sample() {
         Some("that needs Linux on x86-64 or aarch64")
-    } else if builder.alloc_sample_bytes == 0 {
-        Some("TRACING_PROFILING_ALLOC_SAMPLE_BYTES is 0: remove it for its default of 524288")
+    } else if builder.alloc_sample_interval == 0 {
+        Some("TRACING_PROFILING_ALLOC_SAMPLE_INTERVAL is 0: remove it for its default of 524288")
     } else {
         None
     };
@@ -90,33 +83,32 @@ pub(crate) fn start(
         warnings.push(LogEvent::warning(LogKind::NotCounted, message));
     }
     #[cfg(not(feature = "_otlp"))]
-    if let (Some(name), None) = (builder.unused_endpoint, &builder.exporter) {
+    if let (Some(name), true) = (builder.unused_endpoint, is_default) {
         let message = format!(
             "{name} is set, but profiles are written to {}: the feature `otlp-grpc` or `otlp-http` of \
              tracing-profiling is off (OTEL_PROFILES_EXPORTER=directory turns this warning off)",
-            builder.files.directory.display()
+            builder.files.path.display()
         );
         let warning = LogEvent::warning(LogKind::EndpointUnused, message);
         warnings.push(LogEvent { variable: Some(name.into()), ..warning });
     }
-    let mut exporter = builder.exporter.or_else(|| from_env(&resource)).unwrap_or_else(|| {
-        let directory = Directory::new(&builder.files.directory).with_resource(resource);
-        Box::new(builder.files.apply(directory))
-    });
+    let context = builder.links.context(builder.resource.unwrap_or_else(Resource::from_env));
     // The exporter may be user code.
-    let checked = catch_unwind(AssertUnwindSafe(|| exporter.check()));
+    let checked = catch_unwind(AssertUnwindSafe(|| {
+        exporter.set_context(&context);
+        exporter.check()
+    }));
     let problem = match checked {
         Ok(checked) => checked.err().map(|error| error.to_string()),
         Err(_) => Some("it panicked".to_owned()),
     };
     // With a fallback directory no profile is lost. With unlimited patience all profiles are to wait.
-    let must_prove = |remote: &mut dyn Remote| {
+    let must_prove = exporter.remote().is_some_and(|remote| {
         remote.fallback().is_none() && remote.limits().grace_period < Duration::MAX
-    };
-    let must_prove = exporter.remote().is_some_and(must_prove);
+    });
     let health = ExporterHealth::new(problem.is_none(), must_prove);
     let admission =
-        ProfileAdmission::new(builder.profiles_per_minute, health).with_max_reserved(most_pending);
+        ProfileAdmission::new(builder.profiles_per_minute, health).with_max_reserved(most_reserved);
     start::start(Parts {
         spans,
         callsites,
@@ -125,18 +117,18 @@ pub(crate) fn start(
         source,
         poller,
         limits: Limits {
-            memory_bytes: builder.memory_bytes,
+            memory_bytes: builder.memory / 4,
             samples_per_profile: builder.samples_per_profile,
-            pending_spans: builder.pending_spans,
-            export_bytes: builder.export_bytes,
+            pending_spans: (builder.memory / BYTES_PER_SPAN).max(1),
+            export_bytes: builder.memory / 2,
             cpu_percent: match (builder.cpu_percent, builder.source.periods) {
                 (None, None) => Some(DEFAULT_CPU_PERCENT),
                 (percent, _) => percent.filter(|percent| *percent > 0),
             },
             frames_per_stack: builder.max_depth as usize,
             stack_bytes: builder.source.stack_bytes as usize,
-            await_bytes: builder.await_bytes,
-            alloc_sample_bytes: builder.alloc_sample_bytes.into(),
+            await_bytes: builder.memory / 8,
+            alloc_sample_interval: builder.alloc_sample_interval.into(),
             tracks_heap: builder.heap,
             shed: builder.shed,
             pace: builder.pace,
@@ -148,7 +140,10 @@ pub(crate) fn start(
             exporter,
             problem,
             on_kept: builder.on_kept,
-            symbols: builder.symbols,
+            symbols: SymbolSettings {
+                names: builder.symbols,
+                most_bytes: (builder.memory as u64).saturating_mul(SYMBOL_TIMES),
+            },
         },
         warnings,
         otel: builder.otel,

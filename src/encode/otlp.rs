@@ -22,9 +22,9 @@ use crate::profile::{
 /// A profile in OTLP has samples of one type. On-CPU samples are therefore one profile. Waits are another of the type
 /// `off_cpu` in nanoseconds, each with its start and duration. Awaits (`await`) and scheduling delays (`scheduling_delay`)
 /// are two more, in nanoseconds, with a sum for each stack. Allocations are two profiles, with the bytes (`alloc_space`) and the number (`alloc_objects`)
-/// that each sample represents. On-CPU samples have the id of `profile`, and the others [`ProfileId::of_off_cpu`],
-/// [`ProfileId::of_await`], [`ProfileId::of_scheduling_delay`], [`ProfileId::of_alloc_space`] and
-/// [`ProfileId::of_alloc_objects`].
+/// that each sample represents. On-CPU samples have the id of `profile`, and the others [`ProfileId::for_off_cpu`],
+/// [`ProfileId::for_await`], [`ProfileId::for_scheduling_delay`], [`ProfileId::for_alloc_space`] and
+/// [`ProfileId::for_alloc_objects`].
 ///
 /// If all on-CPU samples represent the same CPU time or multiples of it, each is a timestamp, or several equal ones.
 /// Otherwise timestamps would count for too little or too much, and each sample is its CPU time in nanoseconds.
@@ -44,13 +44,13 @@ pub(crate) fn otlp_message(profile: &Profile, resource: &Resource) -> proto::Pro
     let profiles = kinds.into_iter().map(|kind| {
         let (of_kind, id) = match kind {
             SampleKind::OnCpu => return encode_on_cpu(profile, &mut dictionary),
-            SampleKind::OffCpu => (["off_cpu", "nanoseconds"], id.of_off_cpu()),
-            SampleKind::Await => (["await", "nanoseconds"], id.of_await()),
-            SampleKind::Delay => (["scheduling_delay", "nanoseconds"], id.of_scheduling_delay()),
-            SampleKind::AllocatedBytes => (["alloc_space", "bytes"], id.of_alloc_space()),
-            SampleKind::Allocations => (["alloc_objects", "count"], id.of_alloc_objects()),
-            SampleKind::InUseBytes => (["inuse_space", "bytes"], id.of_inuse_space()),
-            SampleKind::InUseBlocks => (["inuse_objects", "count"], id.of_inuse_objects()),
+            SampleKind::OffCpu => (["off_cpu", "nanoseconds"], id.for_off_cpu()),
+            SampleKind::Await => (["await", "nanoseconds"], id.for_await()),
+            SampleKind::Delay => (["scheduling_delay", "nanoseconds"], id.for_scheduling_delay()),
+            SampleKind::AllocatedBytes => (["alloc_space", "bytes"], id.for_alloc_space()),
+            SampleKind::Allocations => (["alloc_objects", "count"], id.for_alloc_objects()),
+            SampleKind::InUseBytes => (["inuse_space", "bytes"], id.for_inuse_space()),
+            SampleKind::InUseBlocks => (["inuse_objects", "count"], id.for_inuse_objects()),
         };
         encode_weights(profile, kind, of_kind, id, &mut dictionary)
     });
@@ -538,7 +538,7 @@ mod tests {
             panic!("two profiles");
         };
         assert_eq!(on_cpu.profile_id, profile.id.to_bytes());
-        assert_eq!(off_cpu.profile_id, profile.id.of_off_cpu().to_bytes());
+        assert_eq!(off_cpu.profile_id, profile.id.for_off_cpu().to_bytes());
         assert_ne!(on_cpu.profile_id, off_cpu.profile_id);
         let kind = off_cpu.sample_type.unwrap();
         assert_eq!(
@@ -585,8 +585,8 @@ mod tests {
             let id: [u8; 16] = profile.profile_id.as_slice().try_into().unwrap();
             (name(kind.type_strindex), ProfileId::from_bytes(id), values)
         };
-        let awaits = ("await", profile.id.of_await(), vec![1_180_000_000]);
-        let delays = ("scheduling_delay", profile.id.of_scheduling_delay(), vec![20_000_000]);
+        let awaits = ("await", profile.id.for_await(), vec![1_180_000_000]);
+        let delays = ("scheduling_delay", profile.id.for_scheduling_delay(), vec![20_000_000]);
         let encoded: Vec<_> = profiles.iter().skip(1).map(of).collect();
         assert_eq!(encoded, [awaits.clone(), delays]);
         // The same alone.
@@ -605,7 +605,7 @@ mod tests {
         let data = decode(&profile);
         let profiles = &data.resource_profiles[0].scope_profiles[0].profiles;
         assert_eq!(profiles.len(), 1);
-        assert_eq!(profiles[0].profile_id, profile.id.of_off_cpu().to_bytes());
+        assert_eq!(profiles[0].profile_id, profile.id.for_off_cpu().to_bytes());
     }
 
     #[test]

@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use crossbeam::channel::Sender;
+use crossbeam::channel::{Receiver, RecvTimeoutError, Sender};
 
 use super::Engine;
+use crate::error::{FlushError, FlushStage};
 use crate::profile::Profile;
-use crate::publish::{FlushRequest, OpenSpan, Question, Questions};
+use crate::publish::{FlushRequest, FlushResult, OpenSpan, Question, Questions};
 use crate::sinks::HeapPart;
 use crate::span::is_ignored;
 
@@ -41,6 +42,9 @@ pub(crate) struct HeapRequest {
     pub(crate) is_taken: Arc<AtomicBool>,
 }
 
+/// The exporting thread answers at the deadline, with what it could not deliver.
+const ANSWERED_WITHIN: Duration = Duration::from_millis(20);
+
 /// What callers ask the collector.
 #[derive(Debug)]
 pub(crate) struct Commands {
@@ -58,28 +62,42 @@ impl Commands {
 }
 
 impl Engine {
-    /// Exports and reports what has been kept so far. Returns whether that was done before the deadline.
-    pub(crate) fn flush(&self, deadline: Instant) -> bool {
-        let Some((done, wait)) = self.commands.flushes.ask() else { return false };
-        let waiting = FlushRequest { done, deadline };
-        if !self.ask(Command::Flush(waiting)) {
-            return false;
-        }
-        let is_delivered = wait.recv_deadline(deadline) == Ok(true);
-        self.publish.reporter.wait(deadline) && is_delivered
+    /// Exports and reports what has been kept so far.
+    pub(crate) fn flush(&self, deadline: Instant) -> FlushResult {
+        let asked = self.commands.flushes.ask().ok_or(FlushError::TooManyCallers);
+        self.finish(asked?, deadline, deadline, Command::Flush)
     }
 
     /// The same as [`flush`](Self::flush) with that deadline, then reports what is lost and stops everything. Waits for
     /// that until `return_by`.
-    pub(crate) fn shutdown(&self, deadline: Instant, return_by: Instant) -> bool {
+    pub(crate) fn shutdown(&self, deadline: Instant, return_by: Instant) -> FlushResult {
         // Not limited: there is one.
-        let Some((done, wait)) = Questions::default().ask() else { return false };
-        let waiting = FlushRequest { done, deadline };
-        if !self.ask(Command::Shutdown(Some(waiting))) {
-            return false;
+        let asked = Questions::default().ask().ok_or(FlushError::TooManyCallers);
+        self.finish(asked?, deadline, return_by, |request| Command::Shutdown(Some(request)))
+    }
+
+    fn finish(
+        &self,
+        (done, wait): (Question<FlushResult>, Receiver<FlushResult>),
+        deadline: Instant,
+        return_by: Instant,
+        command: impl FnOnce(FlushRequest) -> Command,
+    ) -> FlushResult {
+        if is_ignored() {
+            return Err(FlushError::OwnThread);
         }
-        let is_delivered = wait.recv_deadline(return_by) == Ok(true);
-        self.publish.reporter.wait(return_by) && is_delivered
+        if !self.ask(command(FlushRequest { done, deadline })) {
+            return Err(FlushError::Ended);
+        }
+        let delivered = wait.recv_deadline(return_by + ANSWERED_WITHIN).unwrap_or_else(|error| {
+            Err(match error {
+                RecvTimeoutError::Timeout => FlushError::Timeout(FlushStage::Collector),
+                RecvTimeoutError::Disconnected => FlushError::Ended,
+            })
+        });
+        let are_reported = self.publish.reporter.wait(return_by);
+        let reported = are_reported.then_some(()).ok_or(FlushError::Timeout(FlushStage::Reports));
+        delivered.and(reported)
     }
 
     /// Stops everything once the kept spans are exported, without waiting for that.

@@ -17,8 +17,8 @@ pub(super) fn count_over_limit(
     Counters::add(&spans.kept_sampled_ns, account.sampled_ns);
     Counters::add(&spans.kept_unreported, 1);
     let why = match has_samples {
-        true => &spans.kept_over_rate_limit,
-        false => &spans.kept_without_samples,
+        true => &spans.no_profile_rate_limit,
+        false => &spans.no_profile_no_samples,
     };
     Counters::add(why, 1);
 }
@@ -33,13 +33,13 @@ pub(super) fn count(counters: &Counters, span: &KeptSpan) {
         Ok(_) => return,
         Err(
             NoProfile::NoSamples | NoProfile::SamplingUnavailable | NoProfile::ThreadsNotSampled,
-        ) => &counters.spans.kept_without_samples,
-        Err(NoProfile::RateLimit) => &counters.spans.kept_over_rate_limit,
-        Err(NoProfile::ExporterBusy) => &counters.spans.kept_exporter_busy,
-        Err(NoProfile::TreeFull) => &counters.spans.kept_tree_full,
-        Err(NoProfile::ExporterFails) => &counters.spans.kept_exporter_fails,
-        Err(NoProfile::NoMemory) => &counters.spans.kept_no_memory,
-        Err(NoProfile::NoId) => &counters.spans.kept_without_id,
+        ) => &counters.spans.no_profile_no_samples,
+        Err(NoProfile::RateLimit) => &counters.spans.no_profile_rate_limit,
+        Err(NoProfile::ExporterBusy) => &counters.spans.no_profile_queue_full,
+        Err(NoProfile::TreeFull) => &counters.spans.no_profile_too_many_spans,
+        Err(NoProfile::ExporterFails) => &counters.spans.no_profile_exporter_fails,
+        Err(NoProfile::NoMemory) => &counters.spans.no_profile_no_memory,
+        Err(NoProfile::NoId) => &counters.spans.no_profile_no_id,
     };
     Counters::add(without, 1);
 }

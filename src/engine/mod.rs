@@ -26,7 +26,7 @@ pub(crate) use running_source::RunningSource;
 
 use crate::allocations;
 use crate::awaits;
-use crate::error::Error;
+use crate::error::{Error, FlushError};
 use crate::facts::{Facts, Reason, Reasons};
 use crate::keep::{Callsite, Callsites, FieldValues, KeptSpan, ProfileAdmission, Rules, SpanLink};
 use crate::log::LogEvent;
@@ -101,9 +101,12 @@ impl Engine {
         self.copied.set_active(true);
     }
 
-    /// Whether every promised profile was delivered or is still in flight.
-    pub(crate) fn lost_none(&self) -> bool {
-        self.counters.profiles_lost() == 0
+    /// An error if a promised profile was lost.
+    pub(crate) fn none_lost(&self) -> Result<(), FlushError> {
+        match self.counters.profiles_lost() {
+            0 => Ok(()),
+            lost => Err(FlushError::ProfilesLost(lost)),
+        }
     }
 
     pub(crate) fn stats(&self) -> Stats {

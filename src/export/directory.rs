@@ -5,6 +5,7 @@ use std::fmt;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -21,12 +22,14 @@ use crate::sys;
 ///
 /// The files of a profile are named `<time>-<pid>-<span>-<profile id>`. Only their owner can read them, and each file
 /// is created atomically. Other files in the directory are not touched.
+///
+/// Without a layer, reports have the resource of the environment and no links, unless
+/// [`set_context`](Exporter::set_context) is called.
 #[derive(Debug)]
 pub struct Directory {
     path: PathBuf,
-    context: HtmlContext,
-    /// Whether the resource was set, or read from the environment.
-    has_resource: bool,
+    /// That of the layer. Without one, the resource is read from the environment.
+    context: OnceLock<HtmlContext>,
     formats: Vec<Format>,
     quota_bytes: u64,
     quota_age: Duration,
@@ -48,19 +51,12 @@ impl Directory {
             // The program may change its working directory. This fails for an empty path or without a working
             // directory; the path then stays relative.
             path: std::path::absolute(&path).unwrap_or(path),
-            context: HtmlContext::default(),
-            has_resource: false,
+            context: OnceLock::new(),
             formats: Format::defaults(),
             quota_bytes: DEFAULT_QUOTA_BYTES,
             quota_age: DEFAULT_QUOTA_AGE,
             inventory: Mutex::default(),
         }
-    }
-
-    /// Sets the resource in reports and OTLP files. The default is [`Resource::from_env`].
-    #[must_use]
-    pub fn with_resource(self, resource: impl Into<Resource>) -> Self {
-        Self { context: self.context.with_resource(resource), has_resource: true, ..self }
     }
 
     /// Sets the formats, each of which is a file. The first one is the best to start with: it is in the log.
@@ -78,18 +74,6 @@ impl Directory {
         Self { formats: unique, ..self }
     }
 
-    /// Makes trace ids in reports links; see [`HtmlContext::trace_url`].
-    #[must_use]
-    pub fn with_trace_url(self, template: impl Into<String>) -> Self {
-        Self { context: self.context.trace_url(template), ..self }
-    }
-
-    /// Makes source locations in reports links; see [`HtmlContext::source_url`].
-    #[must_use]
-    pub fn with_source_url(self, template: impl Into<String>) -> Self {
-        Self { context: self.context.source_url(template), ..self }
-    }
-
     /// Sets the quota: the oldest profiles are removed when all of them exceed `bytes`, and so are profiles older than
     /// `age`.
     #[must_use]
@@ -100,6 +84,7 @@ impl Directory {
     fn write(&self, profile: &Profile, otlp: Option<Vec<u8>>) -> io::Result<Vec<PathBuf>> {
         sys::create_private_directory(&self.path)?;
         let stem = stem(profile);
+        let context = self.context.get_or_init(|| HtmlContext::new(Resource::from_env()));
         let mut contents = Vec::new();
         let mut lengths = Lengths::default();
         // A message that is to be sent later is written in any case.
@@ -107,7 +92,7 @@ impl Directory {
         let formats = self.formats.iter().copied().chain(unlisted.then_some(Format::Otlp));
         for format in formats {
             let known = otlp.clone().filter(|_| format == Format::Otlp);
-            let Some(bytes) = known.or_else(|| format.encode(profile, &self.context)) else {
+            let Some(bytes) = known.or_else(|| format.encode(profile, context)) else {
                 continue;
             };
             set_length(&mut lengths, format.extension(), bytes.len());
@@ -399,14 +384,15 @@ impl Exporter for Directory {
     }
 
     fn export(&mut self, profile: &Profile) -> Result<Exported, ExportError> {
-        if !std::mem::replace(&mut self.has_resource, true) {
-            self.context = std::mem::take(&mut self.context).with_resource(Resource::from_env());
-        }
         Ok(Exported::to_files(self.store(profile, None)?))
     }
 
     fn check(&mut self) -> Result<(), ExportError> {
         self.check_writable()
+    }
+
+    fn set_context(&mut self, context: &HtmlContext) {
+        self.context = OnceLock::from(context.clone());
     }
 
     fn directory(&self) -> Option<&Path> {

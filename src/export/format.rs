@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::encode::{self, HtmlContext};
+use crate::error::UnknownName;
 use crate::profile::Profile;
 
 /// A format in which a [`Directory`](super::Directory) writes profiles. `Display` and `FromStr` use the names of
@@ -21,19 +22,6 @@ pub enum Format {
     Folded,
     /// [`encode::firefox`](crate::encode): for profiler.firefox.com and samply (`.firefox.json.gz`, feature `firefox`).
     Firefox,
-}
-
-/// The error for an unknown name of a format, or for one whose feature is off.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UnknownFormat(());
-
-impl std::error::Error for UnknownFormat {}
-
-impl fmt::Display for UnknownFormat {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<_> = Format::available().map(Format::as_str).collect();
-        write!(f, "expected one of {}", names.join(", "))
-    }
 }
 
 impl Format {
@@ -101,15 +89,16 @@ impl fmt::Display for Format {
 }
 
 impl FromStr for Format {
-    type Err = UnknownFormat;
+    type Err = UnknownName;
 
     /// Parses the name of a format.
     ///
     /// # Errors
     ///
     /// If there is no such format, or if its feature is off.
-    fn from_str(name: &str) -> Result<Self, UnknownFormat> {
-        Self::available().find(|format| format.as_str() == name).ok_or(UnknownFormat(()))
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        let found = Self::available().find(|format| format.as_str() == name);
+        found.ok_or_else(|| UnknownName::new(Self::available().map(Self::as_str)))
     }
 }
 

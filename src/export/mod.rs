@@ -5,6 +5,10 @@ mod format;
 mod memory;
 #[cfg(feature = "_otlp")]
 mod otlp;
+#[cfg_attr(
+    not(any(test, feature = "_otlp")),
+    allow(dead_code, reason = "there is no exporter that sends without a feature for it")
+)]
 mod remote;
 mod resource;
 #[cfg(feature = "axum")]
@@ -13,10 +17,11 @@ mod stored;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use crate::encode::HtmlContext;
 use crate::profile::Profile;
 
 pub use directory::Directory;
-pub use format::{Format, UnknownFormat};
+pub use format::Format;
 pub use memory::Memory;
 #[cfg(all(fuzzing, feature = "otlp-grpc", feature = "otlp-http"))]
 pub use otlp::fuzz_answers;
@@ -26,7 +31,7 @@ pub(crate) use otlp::has_endpoint;
 pub use otlp::{Compression, OtlpBuilder, OtlpExporter, Protocol};
 #[cfg(any(test, feature = "_otlp"))]
 pub(crate) use remote::Encoded;
-pub(crate) use remote::{Answer, QueueLimits, RefusedScope, Remote};
+pub(crate) use remote::{Answer, AnyExporter, QueueLimits, RefusedScope, Remote};
 #[cfg(feature = "axum")]
 pub(crate) use stored::{StoredFile, list_stored, profile_id_of, read_stored, span_of, summary_of};
 
@@ -69,10 +74,10 @@ pub trait Exporter: Send {
         None
     }
 
-    /// The remote part of an exporter that sends from its own thread.
-    #[doc(hidden)]
-    fn remote(&mut self) -> Option<&mut dyn Remote> {
-        None
+    /// Gives the exporter the layer's [resource](crate::Builder::resource) and the links of reports. Called once, when the
+    /// layer is built, before all other methods.
+    fn set_context(&mut self, context: &HtmlContext) {
+        _ = context;
     }
 }
 

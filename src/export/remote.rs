@@ -1,17 +1,21 @@
 //! The interface between delivery and an exporter that sends over a network.
 
-use std::fmt;
+#[cfg(feature = "_otlp")]
+use std::any::Any;
 use std::io;
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam::channel::Sender;
 
-use super::Directory;
+#[cfg(feature = "_otlp")]
+use super::OtlpExporter;
+use super::{Directory, Exporter};
 use crate::profile::Profile;
 
 /// An exporter that sends from its own thread, one request at a time. It neither queues nor retries.
-pub trait Remote {
+pub(crate) trait Remote: Exporter {
     /// Limits of the queue.
     fn limits(&self) -> QueueLimits;
 
@@ -35,15 +39,64 @@ pub trait Remote {
     fn endpoint(&self) -> &str;
 }
 
-impl fmt::Debug for dyn Remote {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Remote").field("endpoint", &self.endpoint()).finish_non_exhaustive()
+/// The exporter of a layer.
+pub(crate) enum AnyExporter {
+    /// One that has exported a profile when it returns.
+    Direct(Box<dyn Exporter>),
+    Remote(Box<dyn Remote>),
+}
+
+impl AnyExporter {
+    /// `Some` for each exporter.
+    pub(crate) fn new(exporter: impl Exporter + 'static) -> Option<Self> {
+        #[cfg_attr(not(feature = "_otlp"), allow(unused_mut, reason = "nothing takes it"))]
+        let mut exporter = Some(exporter);
+        #[cfg(feature = "_otlp")]
+        {
+            let any: &mut dyn Any = &mut exporter;
+            if let Some(otlp) = any.downcast_mut::<Option<OtlpExporter>>() {
+                return otlp.take().map(Self::otlp);
+            }
+        }
+        exporter.map(|exporter| Self::Direct(Box::new(exporter)))
+    }
+
+    #[cfg(feature = "_otlp")]
+    pub(crate) fn otlp(exporter: OtlpExporter) -> Self {
+        Self::Remote(Box::new(exporter))
+    }
+
+    pub(crate) fn remote(&mut self) -> Option<&mut dyn Remote> {
+        match self {
+            Self::Direct(_) => None,
+            Self::Remote(remote) => Some(&mut **remote),
+        }
+    }
+}
+
+impl Deref for AnyExporter {
+    type Target = dyn Exporter;
+
+    fn deref(&self) -> &Self::Target {
+        match self {
+            Self::Direct(exporter) => &**exporter,
+            Self::Remote(remote) => &**remote,
+        }
+    }
+}
+
+impl DerefMut for AnyExporter {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        match self {
+            Self::Direct(exporter) => &mut **exporter,
+            Self::Remote(remote) => &mut **remote,
+        }
     }
 }
 
 /// Limits of the queue of profiles to send.
 #[derive(Clone, Copy, Debug)]
-pub struct QueueLimits {
+pub(crate) struct QueueLimits {
     pub(crate) profiles: usize,
     pub(crate) bytes: usize,
     /// How long requests may fail before the receiver is considered unavailable.
@@ -52,7 +105,7 @@ pub struct QueueLimits {
 
 /// An encoded profile: it takes a fraction of the memory of the model.
 #[derive(Debug)]
-pub struct Encoded {
+pub(crate) struct Encoded {
     /// The stem of its file names.
     pub(crate) stem: String,
     pub(crate) message: Vec<u8>,
@@ -60,7 +113,7 @@ pub struct Encoded {
 
 /// The answer of a receiver.
 #[derive(Debug)]
-pub enum Answer {
+pub(crate) enum Answer {
     /// The receiver has accepted the profiles, except for `rejected` of them.
     Accepted {
         /// The number of rejected profiles.
@@ -86,7 +139,7 @@ pub enum Answer {
 
 /// What a receiver refuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RefusedScope {
+pub(crate) enum RefusedScope {
     /// All requests.
     All,
     /// This request.

@@ -57,7 +57,7 @@ impl TimeBreakdown {
     }
 
     /// The part of `on_cpu` that certainly ran on sampled threads. A span is sampled only after it
-    /// has been entered for [`Builder::arm_after`](crate::Builder::arm_after).
+    /// has been entered for [`Builder::sampling_delay`](crate::Builder::sampling_delay).
     pub fn sampled(&self) -> Duration {
         Duration::from_nanos(self.sampled_ns)
     }

@@ -28,7 +28,7 @@ fn encoded(handle: &Handle, part: HeapPart, shown: SampleKind) -> Result<Respons
     let profile = handle.heap_part(part).map_err(|problem| match problem {
         NoHeap::NotTracked => {
             let text = "the live heap is not tracked. That takes TRACING_PROFILING_HEAP=on, \
-                TRACING_PROFILING_ALLOC_SAMPLE_BYTES not 0, `tracing_profiling::ProfilingAllocator` as the program's `#[global_allocator]`, and profiling that \
+                TRACING_PROFILING_ALLOC_SAMPLE_INTERVAL not 0, `tracing_profiling::ProfilingAllocator` as the program's `#[global_allocator]`, and profiling that \
                 was not off from the start";
             (StatusCode::NOT_FOUND, text.to_owned())
         }

@@ -124,8 +124,8 @@ impl Handle {
     /// | | |
     /// |---|---|
     /// | `GET /` | a page for browsers (`Accept: text/html`): what was kept, the state and the rules; otherwise the state, as JSON: `enabled`, `rules`, [`source`](Self::source), `kept` by reason, and all of [`Stats`](crate::Stats) |
-    /// | `POST /` | [`enable`](Self::enable); returns the state |
-    /// | `DELETE /` | [`disable`](Self::disable); returns the state |
+    /// | `POST /` | [turns profiling on](Self::set_enabled); returns the state |
+    /// | `DELETE /` | turns it off; returns the state |
     /// | `GET /rules` | the rules, as text in the syntax of `TRACING_PROFILING` |
     /// | `PUT /rules` | [replaces](Self::set_rules) the rules by those in the body, and returns them; 400 with the position of the error if they do not parse or are empty, and the rules stay as they are. At most 64 KiB |
     /// | `GET /kept` | what was kept, the newest first, as JSON: spans that this process kept, with and without a profile, and profiles of earlier runs. At most 1,000 |
@@ -241,7 +241,7 @@ fn describe_open(span: OpenSpan) -> Value {
 
 async fn enable(State(handle): State<Handle>) -> Result<Json<Value>, Failure> {
     let enable = move || {
-        handle.enable().map_err(not_now)?;
+        handle.set_enabled(true).map_err(not_now)?;
         handle.log_rules("HTTP");
         Ok(Json(describe(&handle)))
     };
@@ -250,7 +250,8 @@ async fn enable(State(handle): State<Handle>) -> Result<Json<Value>, Failure> {
 
 async fn disable(State(handle): State<Handle>) -> Result<Json<Value>, Failure> {
     let disable = move || {
-        handle.disable();
+        // There is nothing to turn off in a layer that has ended.
+        _ = handle.set_enabled(false);
         handle.log_rules("HTTP");
         Ok(Json(describe(&handle)))
     };

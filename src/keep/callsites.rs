@@ -71,7 +71,7 @@ struct MatchedPlan {
     number: AtomicU64,
     flags: AtomicU32,
     suspect_after: AtomicU64,
-    arm_after: AtomicU64,
+    sampling_delay: AtomicU64,
     long_after: AtomicU64,
     /// Only read if the rule judges allocations, as the next one.
     suspect_bytes: AtomicU64,
@@ -93,7 +93,7 @@ impl MatchedPlan {
             number: self.number.load(Ordering::Relaxed),
             flags: self.flags.load(Ordering::Relaxed),
             suspect_after: self.suspect_after.load(Ordering::Relaxed),
-            arm_after: self.arm_after.load(Ordering::Relaxed),
+            sampling_delay: self.sampling_delay.load(Ordering::Relaxed),
             long_after: self.long_after.load(Ordering::Relaxed),
             ..Plan::default()
         };
@@ -112,7 +112,7 @@ impl MatchedPlan {
         self.number.store(plan.number, Ordering::Relaxed);
         self.flags.store(plan.flags, Ordering::Relaxed);
         self.suspect_after.store(plan.suspect_after, Ordering::Relaxed);
-        self.arm_after.store(plan.arm_after, Ordering::Relaxed);
+        self.sampling_delay.store(plan.sampling_delay, Ordering::Relaxed);
         self.long_after.store(plan.long_after, Ordering::Relaxed);
         self.suspect_bytes.store(plan.suspect_bytes, Ordering::Relaxed);
         self.suspect_allocations.store(plan.suspect_allocations, Ordering::Relaxed);
@@ -324,7 +324,7 @@ impl Callsites {
         self.get_here(number, |site| Some(site.is_chosen())).unwrap_or(false)
     }
 
-    /// The shortest `arm_after` of all plans, in ticks, except of those that sample from the enter.
+    /// The shortest `sampling_delay` of all plans, in ticks, except of those that sample from the enter.
     pub(crate) fn least_age(&self) -> u64 {
         self.plans.least_age.load(Ordering::Relaxed)
     }
@@ -567,7 +567,7 @@ mod tests {
     fn callsites(rules: Rules) -> Callsites {
         let plan = |keep: &Keep| Plan {
             suspect_after: keep.shortest().map_or(u64::MAX, |latency| latency.as_nanos() as u64),
-            arm_after: 0,
+            sampling_delay: 0,
             long_after: 0,
             ..Plan::default()
         };

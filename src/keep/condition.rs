@@ -262,7 +262,7 @@ impl Keep {
     }
 
     /// How long a span is entered before it is sampled, unless the configuration sets it.
-    pub(crate) fn arm_after(&self) -> Duration {
+    pub(crate) fn sampling_delay(&self) -> Duration {
         const SHARE: u32 = 20;
         const LEAST: Duration = Duration::from_millis(1);
         const MOST: Duration = Duration::from_millis(20);
@@ -376,34 +376,34 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     #[test]
-    fn arm_after_depends_on_the_shortest_time_that_keeps_a_span() {
+    fn sampling_delay_depends_on_the_shortest_time_that_keeps_a_span() {
         let ms = Duration::from_millis;
         let slower = |limit| Keep::slower_than(ms(limit));
         let micros = Duration::from_micros;
-        assert_eq!(slower(250).or_failed().arm_after(), micros(12_500));
-        assert_eq!(slower(100).arm_after(), ms(5));
-        assert_eq!([slower(5).arm_after(), slower(60_000).arm_after()], [ms(1), ms(20)]);
-        assert_eq!(slower(1_000).or_slower_than(ms(60)).arm_after(), ms(3));
-        assert_eq!(Keep::failed().arm_after(), ms(1));
+        assert_eq!(slower(250).or_failed().sampling_delay(), micros(12_500));
+        assert_eq!(slower(100).sampling_delay(), ms(5));
+        assert_eq!([slower(5).sampling_delay(), slower(60_000).sampling_delay()], [ms(1), ms(20)]);
+        assert_eq!(slower(1_000).or_slower_than(ms(60)).sampling_delay(), ms(3));
+        assert_eq!(Keep::failed().sampling_delay(), ms(1));
         // Both keep every span.
         assert_eq!(
-            [slower(0).arm_after(), slower(100).or(Condition::Always).arm_after()],
+            [slower(0).sampling_delay(), slower(100).or(Condition::Always).sampling_delay()],
             [ms(0); 2]
         );
     }
 
     /// While a span is idle, there is nothing to sample.
     #[test]
-    fn arm_after_does_not_depend_on_limits_of_idle_time() {
+    fn sampling_delay_does_not_depend_on_limits_of_idle_time() {
         let ms = Duration::from_millis;
         for measure in [Measure::Idle, Measure::Await, Measure::SchedulingDelay] {
             for threshold in [Threshold::Time(ms(20)), Threshold::Percent(80)] {
                 let keep = Keep::slower_than(ms(200)).or(Condition::Above(measure, threshold));
-                assert_eq!(keep.arm_after(), ms(10), "{keep}");
+                assert_eq!(keep.sampling_delay(), ms(10), "{keep}");
             }
             // Unless the rule has no other limit.
             let alone = Keep::when(Condition::Above(measure, Threshold::Time(ms(200))));
-            assert_eq!(alone.arm_after(), ms(10));
+            assert_eq!(alone.sampling_delay(), ms(10));
         }
     }
 

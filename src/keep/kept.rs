@@ -86,7 +86,7 @@ impl KeptSpan {
     }
 
     /// The values of its fields that identify it, after redaction: those of
-    /// [`Builder::fields`](crate::Builder::fields), as they were when it closed.
+    /// [`Builder::span_fields`](crate::Builder::span_fields), as they were when it closed.
     pub fn fields(&self) -> impl Iterator<Item = (&'static str, &str)> {
         self.facts.fields.iter().map(|(name, value)| (*name, value.as_str()))
     }

@@ -127,7 +127,7 @@ pub(super) struct Plans {
     by_number: RwLock<HashMap<u64, Arc<Callsite>>>,
     /// The shortest time, in nanoseconds, after which an open span may have to be kept; `u64::MAX` if none.
     pub(super) least_limit_ns: AtomicU64,
-    /// The shortest `arm_after`, in ticks, except of plans that sample from the enter.
+    /// The shortest `sampling_delay`, in ticks, except of plans that sample from the enter.
     pub(super) least_age: AtomicU64,
 }
 
@@ -218,9 +218,9 @@ impl Plans {
         for limit_ns in callsite.hung_ns.into_iter().chain(callsite.open_ns) {
             self.least_limit_ns.fetch_min(limit_ns, Ordering::Relaxed);
         }
-        let arm_after = callsite.plan.arm_after;
-        if arm_after > 0 && !callsite.keep.is_never() {
-            self.least_age.fetch_min(arm_after, Ordering::Relaxed);
+        let sampling_delay = callsite.plan.sampling_delay;
+        if sampling_delay > 0 && !callsite.keep.is_never() {
+            self.least_age.fetch_min(sampling_delay, Ordering::Relaxed);
         }
     }
 

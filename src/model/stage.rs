@@ -22,7 +22,7 @@ use super::script::{Kind, Step, THREADS, Under};
 use super::source::{OTHER_PERIOD_NS, Scripted, begin_thread};
 use crate::collect::Collector;
 use crate::engine::{Command, Engine, Gate};
-use crate::export::{ExportError, Exported, Exporter};
+use crate::export::{AnyExporter, ExportError, Exported, Exporter};
 use crate::keep::{
     Callsites, Condition, ExporterHealth, Keep, KeptSpan, ProfileAdmission, Rule, Rules,
     ShownFields,
@@ -110,7 +110,7 @@ fn plan(keep: &Keep, is_late: bool) -> Plan {
     Plan {
         flags: keep.conditions().map(flags_of).fold(0, |all, flags| all | flags),
         // Less than any step of the clock.
-        arm_after: u64::from(is_late),
+        sampling_delay: u64::from(is_late),
         suspect_after: threshold.map_or(u64::MAX, |threshold| threshold - threshold / 1024),
         ..Plan::default()
     }
@@ -204,7 +204,7 @@ impl Stage {
             stack_bytes: 1024,
             periods: None,
             waits: true,
-            arm_after: Some(Duration::ZERO),
+            sampling_delay: Some(Duration::ZERO),
         };
         let request = SampleRequest {
             period_ns: OTHER_PERIOD_NS,
@@ -247,7 +247,7 @@ impl Stage {
                 frames_per_stack: 4,
                 stack_bytes: 1024,
                 await_bytes: 0,
-                alloc_sample_bytes: 0,
+                alloc_sample_interval: 0,
                 tracks_heap: false,
                 shed: ShedLimits::default(),
                 // The collector spends real CPU time, while the clock is the script's.
@@ -257,7 +257,7 @@ impl Stage {
             unreached: Arc::default(),
             source_settings: settings,
             publishing: PublishSettings {
-                exporter: Box::new(Nowhere),
+                exporter: AnyExporter::Direct(Box::new(Nowhere)),
                 problem: None,
                 on_kept: None,
                 symbols: crate::symbols::SymbolSettings { names: false, most_bytes: 0 },

@@ -2,6 +2,8 @@
 
 use std::str::FromStr;
 
+use crate::error::UnknownName;
+
 /// Which span the samples of a profile link to, in OTLP. Set by [`Builder::link`](crate::Builder::link).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LinkTo {
@@ -15,13 +17,13 @@ pub enum LinkTo {
 }
 
 impl FromStr for LinkTo {
-    type Err = ();
+    type Err = UnknownName;
 
-    fn from_str(text: &str) -> Result<Self, ()> {
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
         match text.trim() {
             "root" => Ok(Self::Root),
             "innermost" => Ok(Self::Innermost),
-            _ => Err(()),
+            _ => Err(UnknownName::new(["root", "innermost"])),
         }
     }
 }

@@ -62,16 +62,10 @@ impl Point {
         UNIX_EPOCH + Duration::from_nanos(self.time_unix_ns)
     }
 
-    /// On-CPU, the CPU time that the sample represents; otherwise the duration. Of awaits and delays shorter than 10 ms,
-    /// some represent others: these have a weight of 10 ms. Without meaning for allocations, which have an
-    /// [`amount`](Self::amount).
-    pub fn weight(&self) -> Duration {
-        Duration::from_nanos(self.weight)
-    }
-
-    /// How many allocations the sample represents, or how many bytes they have, as the kind of the sample says. Those
-    /// that are not samples are represented by others.
-    pub fn amount(&self) -> u64 {
+    /// What the sample represents, as its [kind](SampleKind) says: nanoseconds of CPU time, or of the wait, await or delay;
+    /// a number of allocations or of bytes. Of awaits and delays shorter than 10 ms, some represent others: these have
+    /// 10 ms.
+    pub fn weight(&self) -> u64 {
         self.weight
     }
 

@@ -27,7 +27,7 @@ pub struct Link {
     /// The ids that its samples link to in OTLP: see [`Builder::link`](crate::Builder::link).
     pub linked: Option<(TraceId, SpanId)>,
     /// The values of its fields that identify it, if it was kept; see
-    /// [`Builder::fields`](crate::Builder::fields).
+    /// [`Builder::span_fields`](crate::Builder::span_fields).
     pub fields: Vec<(&'static str, String)>,
     /// 0 if unknown.
     pub(crate) start_unix_ns: u64,

@@ -16,7 +16,8 @@ use crossbeam::channel::{self, Receiver, RecvError, RecvTimeoutError};
 use super::outbox::{Content, DeliveryOutcome, LAST_PAUSE, Outage, Outbox, Outgoing, Request};
 use super::reporter::Reporter;
 use super::room::TakenRoom;
-use crate::export::{Answer, ExportError, Exported, Exporter, Unexportable};
+use crate::error::{FlushError, FlushStage};
+use crate::export::{Answer, AnyExporter, ExportError, Exported, Unexportable};
 use crate::keep::{ExporterHealth, Kept, Permit};
 use crate::log::{LogEvent, LogKind};
 use crate::profile::Profile;
@@ -35,7 +36,7 @@ const MOST_STORED: usize = 4096;
 /// Delivers profiles. Runs on the exporting thread.
 pub(super) struct Delivery {
     pub(super) shared: PublishState,
-    pub(super) exporter: Owning<Box<dyn Exporter>>,
+    pub(super) exporter: Owning<AnyExporter>,
     pub(super) files: Arc<Files>,
     /// Profiles that the exporter has not accepted; no more than there are permits.
     pub(super) held: VecDeque<HeldProfile>,
@@ -86,7 +87,7 @@ impl HeldProfile {
 impl Delivery {
     pub(super) fn new(
         shared: PublishState,
-        exporter: Owning<Box<dyn Exporter>>,
+        exporter: Owning<AnyExporter>,
         files: Arc<Files>,
         problem: Option<String>,
     ) -> Self {
@@ -341,11 +342,15 @@ impl Delivery {
         }
     }
 
-    /// Waits until all promised profiles are delivered, and retries failures until then. Returns whether all were
-    /// delivered and none was lost since the last flush.
-    pub(super) fn flush(&mut self, deadline: Instant) -> bool {
+    /// Waits until all promised profiles are delivered, and retries failures until then.
+    ///
+    /// # Errors
+    ///
+    /// If not all were delivered, or some were lost since the last flush.
+    pub(super) fn flush(&mut self, deadline: Instant) -> Result<(), FlushError> {
         if self.has_lost_exporter() {
-            return false;
+            let problem = "the program has closed the files of the exporter";
+            return Err(FlushError::ExporterFails(problem.to_owned()));
         }
         let (mut pause, mut hurries_at) = (FIRST_PAUSE_OF_FLUSH, Instant::now());
         // Asks a receiver that has failed before reporting that nothing is left.
@@ -371,14 +376,23 @@ impl Delivery {
                 }
             }
         }
-        let is_sent = self.outbox.as_ref().is_none_or(|outbox| {
-            let trouble = self.trouble.as_ref();
-            let is_away =
-                trouble.is_some_and(|trouble| trouble.is_away(outbox.limits.grace_period));
-            outbox.is_empty() && !outbox.has_stored() && !is_away
-        });
-        let is_done = self.held.is_empty() && is_sent;
-        self.lost_none() && is_done && !self.shared.health.is_doubted()
+        self.none_lost()?;
+        let profiles = self.held.len() + self.outbox.as_ref().map_or(0, Outbox::count);
+        let is_away = |outbox: &Outbox| {
+            self.trouble.as_ref().is_some_and(|trouble| trouble.is_away(outbox.limits.grace_period))
+        };
+        let is_away = self.outbox.as_ref().is_some_and(is_away);
+        if profiles == 0 && !is_away && !self.shared.health.is_doubted() {
+            return Ok(());
+        }
+        let broken = self.outbox.as_ref().and_then(|outbox| outbox.broken.clone());
+        let trouble = self.trouble.as_ref().filter(|trouble| !trouble.is_over);
+        let problem = broken.or_else(|| trouble.map(|trouble| trouble.problem.clone()));
+        Err(match problem {
+            Some(problem) => FlushError::ExporterFails(problem),
+            None if profiles > 0 => FlushError::Timeout(FlushStage::Delivery { profiles }),
+            None => FlushError::ExporterFails("the last profiles were not delivered".to_owned()),
+        })
     }
 
     /// Whether there is nothing to wait for. Profiles in the fallback directory count only while the receiver
@@ -390,14 +404,17 @@ impl Delivery {
         outbox.broken.is_some() || self.held.is_empty() && is_sent
     }
 
-    /// Whether no profile was lost since the last call.
-    fn lost_none(&mut self) -> bool {
+    /// An error if profiles were lost since the last call.
+    fn none_lost(&mut self) -> Result<(), FlushError> {
         let lost = self.shared.counters.profiles_lost();
-        std::mem::replace(&mut self.lost, lost) == lost
+        match lost - std::mem::replace(&mut self.lost, lost) {
+            0 => Ok(()),
+            more => Err(FlushError::ProfilesLost(more)),
+        }
     }
 
-    /// Ends delivery. Returns whether no profile was lost since the last flush.
-    pub(super) fn end(mut self) -> bool {
+    /// Ends delivery. An error if a profile was lost since the last flush.
+    pub(super) fn end(mut self) -> Result<(), FlushError> {
         while let Some(held) = self.held.pop_front() {
             self.lose(held.report);
         }
@@ -410,9 +427,9 @@ impl Delivery {
             let left: Vec<_> = sending.into_iter().chain(outbox.waiting).collect();
             self.abandon(&left, DeliveryOutcome::AtShutdown);
         }
-        let is_done = self.lost_none();
+        let ended = self.none_lost();
         _ = catch_unwind(AssertUnwindSafe(|| drop(self)));
-        is_done
+        ended
     }
 
     /// Counts a promised profile as lost.
@@ -433,7 +450,7 @@ mod tests {
 
     use super::super::room::Room;
     use super::*;
-    use crate::export::{Directory, Encoded, QueueLimits, RefusedScope, Remote};
+    use crate::export::{Directory, Encoded, Exporter, QueueLimits, RefusedScope, Remote};
     use crate::keep::KeptSpan;
     use crate::profile::ProfileId;
     use crate::span::SpanKey;
@@ -473,15 +490,15 @@ mod tests {
         fn export(&mut self, _: &Profile) -> Result<Exported, ExportError> {
             Err("not called for a remote".into())
         }
-
-        fn remote(&mut self) -> Option<&mut dyn Remote> {
-            Some(self)
-        }
     }
 
     impl Remote for Sends {
         fn limits(&self) -> QueueLimits {
             QueueLimits { profiles: 9, bytes: 9, grace_period: self.grace_period }
+        }
+
+        fn endpoint(&self) -> &str {
+            "nowhere"
         }
 
         fn start(&mut self, answers: Sender<Answer>) -> io::Result<()> {
@@ -501,10 +518,6 @@ mod tests {
         fn fallback(&self) -> Option<&Directory> {
             self.fallback.as_ref()
         }
-
-        fn endpoint(&self) -> &str {
-            "nowhere"
-        }
     }
 
     fn shared() -> PublishState {
@@ -514,9 +527,9 @@ mod tests {
         PublishState { counters, health, reporter: Arc::new(reporter), redaction }
     }
 
-    fn delivery_by(exporter: impl Exporter + 'static) -> Delivery {
+    fn delivery_by(exporter: AnyExporter) -> Delivery {
         let files = Arc::clone(Poller::new().unwrap().files());
-        let exporter = Owning::new(Box::new(exporter) as Box<dyn Exporter>, &files);
+        let exporter = Owning::new(exporter, &files);
         let mut delivery = Delivery::new(shared(), exporter, files, None);
         delivery.start();
         delivery
@@ -524,7 +537,8 @@ mod tests {
 
     fn delivery_to(grace_period: Duration, fallback: Option<Directory>) -> (Delivery, Line) {
         let line = Line::default();
-        (delivery_by(Sends { line: line.clone(), grace_period, fallback }), line)
+        let sends = Sends { line: line.clone(), grace_period, fallback };
+        (delivery_by(AnyExporter::Remote(Box::new(sends))), line)
     }
 
     fn stats(delivery: &Delivery) -> Stats {
@@ -601,13 +615,13 @@ mod tests {
             assert_eq!(line.sent(), [1, 0]);
             let question = line.clone();
             let probed = std::thread::spawn(move || question.answer(busy(None)));
-            assert!(!delivery.flush(Instant::now() + 100 * MS), "the receiver is still away");
+            assert!(
+                delivery.flush(Instant::now() + 100 * MS).is_err(),
+                "the receiver is still away"
+            );
             probed.join().unwrap();
             line.answer(answer);
-            assert!(
-                delivery.flush(Instant::now() + PLENTY),
-                "the loss was reported by the last flush"
-            );
+            delivery.flush(Instant::now() + PLENTY).unwrap();
             assert!(delivery.next_attempt().is_none());
         }
     }
@@ -630,7 +644,7 @@ mod tests {
         );
         assert_eq!(stats(&delivery).profiles.requests_retried, 1);
         assert_eq!(line.sent(), [1; 5]);
-        assert!(delivery.flush(Instant::now()));
+        delivery.flush(Instant::now()).unwrap();
     }
 
     /// A delivery with a fallback directory whose receiver is away.
@@ -649,13 +663,14 @@ mod tests {
         (0..2).for_each(|_| deliver(&mut delivery));
         assert_eq!(stats(&delivery).profiles.stored_as_fallback, 2);
         receive(&mut delivery, accepted());
-        assert!(!delivery.flush(Instant::now() + MS), "they are being sent");
+        let sending = FlushError::Timeout(FlushStage::Delivery { profiles: 2 });
+        assert_eq!(delivery.flush(Instant::now() + MS), Err(sending));
         receive(&mut delivery, accepted());
-        assert!(!delivery.flush(Instant::now() + MS));
+        assert!(delivery.flush(Instant::now() + MS).is_err());
         // The receiver goes away: a flush does not wait for stored profiles.
         let start = Instant::now();
         line.answer(busy(Some(PLENTY)));
-        assert!(!delivery.flush(start + PLENTY));
+        assert!(delivery.flush(start + PLENTY).is_err());
         assert!(start.elapsed() < PLENTY);
         let stats = stats(&delivery);
         assert_eq!((stats.profiles.delivered, stats.profiles.resent_from_fallback), (2, 1));
@@ -704,7 +719,12 @@ mod tests {
         deliver(&mut delivery);
         *line.answers.lock() = None;
         let start = Instant::now();
-        assert!(!delivery.flush(start + PLENTY), "at once");
+        let problem = "the thread that sends profiles has panicked".to_owned();
+        assert_eq!(
+            delivery.flush(start + PLENTY),
+            Err(FlushError::ExporterFails(problem)),
+            "at once"
+        );
         assert!(start.elapsed() < PLENTY);
         assert!(delivery.check().unwrap_err().to_string().contains("panicked"));
         deliver(&mut delivery);
@@ -712,7 +732,7 @@ mod tests {
         assert_eq!(delivery.held.len(), 1);
         assert!(delivery.next_attempt().unwrap() > Instant::now());
         let counters = Arc::clone(&delivery.shared.counters);
-        assert!(!delivery.end(), "the losses are counted");
+        assert_eq!(delivery.end(), Err(FlushError::ProfilesLost(2)));
         let stats = counters.snapshot();
         assert_eq!(
             (stats.profiles.dropped_at_shutdown, stats.profiles.dropped_export_failed),
@@ -738,7 +758,7 @@ mod tests {
 
     #[test]
     fn a_check_that_fails_after_a_success_is_repeated_after_a_pause() {
-        let mut delivery = delivery_by(FailsFirst { exports: 0 });
+        let mut delivery = delivery_by(AnyExporter::Direct(Box::new(FailsFirst { exports: 0 })));
         deliver(&mut delivery);
         deliver(&mut delivery);
         assert_eq!((delivery.held.len(), stats(&delivery).profiles.exported), (1, 1));
@@ -779,7 +799,7 @@ mod tests {
     /// No permit is given, so that no profile comes that would cause a retry.
     #[test]
     fn an_exporter_that_has_no_profile_to_retry_is_checked_again() {
-        let mut delivery = delivery_by(StartsLate { checks: 0 });
+        let mut delivery = delivery_by(AnyExporter::Direct(Box::new(StartsLate { checks: 0 })));
         delivery.shared.health.set_accepts(false);
         delivery.fail(None, "not yet".to_owned(), false);
         for _ in 0..2 {
@@ -797,7 +817,7 @@ mod tests {
         *line.answers.lock() = None;
         delivery.note_answer(Err(RecvError));
         let start = Instant::now();
-        assert!(!delivery.flush(start + PLENTY));
+        assert!(delivery.flush(start + PLENTY).is_err());
         assert!(start.elapsed() < PLENTY);
     }
 }

@@ -7,7 +7,7 @@ use crossbeam::channel::{self, Receiver, select};
 
 use super::delivery::{Delivery, HeldProfile, PublishState};
 use super::job::FlushRequest;
-use crate::export::Exporter;
+use crate::export::AnyExporter;
 use crate::keep::Kept;
 use crate::sys::{Files, Owning};
 
@@ -36,7 +36,7 @@ impl ExportThread {
     pub(super) fn new(
         shared: PublishState,
         jobs: Receiver<ExportJob>,
-        exporter: Owning<Box<dyn Exporter>>,
+        exporter: Owning<AnyExporter>,
         files: Arc<Files>,
         problem: Option<String>,
     ) -> Self {
@@ -78,11 +78,11 @@ impl ExportThread {
     /// Delivers what can be delivered, and drops everything else.
     fn end(mut self, waiting: Vec<FlushRequest>) {
         let deadline = waiting.iter().map(|waiting| waiting.deadline).max();
-        let is_done = self.delivery.flush(deadline.unwrap_or_else(|| Instant::now() + LAST_FLUSH));
+        let flushed = self.delivery.flush(deadline.unwrap_or_else(|| Instant::now() + LAST_FLUSH));
         let reporter = Arc::clone(self.delivery.reporter());
-        let is_done = self.delivery.end() && is_done;
+        let ended = flushed.and(self.delivery.end());
         // Nothing is reported from here on.
         reporter.close();
-        waiting.into_iter().for_each(|waiting| waiting.done.send(is_done));
+        waiting.into_iter().for_each(|waiting| waiting.done.send(ended.clone()));
     }
 }

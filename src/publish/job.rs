@@ -9,6 +9,7 @@ use crossbeam::channel::{self, Receiver, Sender};
 
 use super::open_span::OpenSpan;
 use super::room::TakenRoom;
+use crate::error::FlushError;
 use crate::keep::{KeptSpan, Permit};
 use crate::profile::{MappingId, Profile};
 use crate::unwind::Module;
@@ -45,11 +46,13 @@ pub(crate) enum Job {
     Stop(Vec<FlushRequest>),
 }
 
+/// Why not everything was delivered, if so.
+pub(crate) type FlushResult = Result<(), FlushError>;
+
 /// A caller that waits until a deadline.
 #[derive(Debug)]
 pub(crate) struct FlushRequest {
-    /// Receives whether everything was delivered.
-    pub(crate) done: Question<bool>,
+    pub(crate) done: Question<FlushResult>,
     pub(crate) deadline: Instant,
 }
 

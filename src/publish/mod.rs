@@ -23,14 +23,14 @@ use crossbeam::channel::{self, Receiver};
 
 use self::exporting::ExportThread;
 use self::worker::SymbolsThread;
-use crate::export::Exporter;
+use crate::export::AnyExporter;
 use crate::keep::OnKept;
 use crate::span::spawn_ignored;
 use crate::symbols::SymbolSettings;
 use crate::sys::{Files, Owning};
 
 pub(crate) use delivery::PublishState;
-pub(crate) use job::{FlushRequest, Job, Question, Questions};
+pub(crate) use job::{FlushRequest, FlushResult, Job, Question, Questions};
 pub use open_span::{OpenSpan, OpenState};
 #[cfg(feature = "axum")]
 pub(crate) use recent::RecentlyKept;
@@ -41,7 +41,7 @@ pub(crate) use room::{Room, waiting_profiles};
 
 /// Where kept spans and their profiles go.
 pub(crate) struct PublishSettings {
-    pub(crate) exporter: Box<dyn Exporter>,
+    pub(crate) exporter: AnyExporter,
     /// An error of the exporter, if it has one.
     pub(crate) problem: Option<String>,
     pub(crate) on_kept: Option<OnKept>,
@@ -52,7 +52,7 @@ pub(crate) struct PublishSettings {
 pub(crate) struct PublisherParts {
     pub(crate) shared: PublishState,
     pub(crate) jobs: Receiver<Job>,
-    pub(crate) exporter: Owning<Box<dyn Exporter>>,
+    pub(crate) exporter: Owning<AnyExporter>,
     pub(crate) files: Arc<Files>,
     pub(crate) on_kept: Option<OnKept>,
     pub(crate) symbols: SymbolSettings,

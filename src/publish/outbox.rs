@@ -115,6 +115,12 @@ impl Outbox {
         !self.stored.is_empty() || self.is_sending_stored()
     }
 
+    /// The profiles that are not delivered, also those in the fallback directory that wait to be sent.
+    pub(super) fn count(&self) -> usize {
+        let sending = matches!(self.sending, Some(Request::Profile(_)));
+        self.waiting.len() + self.stored.len() + usize::from(sending)
+    }
+
     /// Whether all profiles that wait are in the fallback directory.
     pub(super) fn is_empty(&self) -> bool {
         self.waiting.is_empty() && self.sending.as_ref().is_none_or(|sent| sent.message().is_none())

@@ -198,7 +198,7 @@ fn missing_event(missing: &Missing, names: &Redaction) -> LogEvent {
     });
     let is_limit = kind == LogKind::FileTooLarge;
     LogEvent {
-        variable: is_limit.then_some("TRACING_PROFILING_SYMBOL_BYTES".into()),
+        variable: is_limit.then_some("TRACING_PROFILING_MEMORY".into()),
         error,
         file: redacted,
         ..LogEvent::warning(kind, missing_in_words(missing, names))
@@ -262,7 +262,7 @@ fn missing_in_words(missing: &Missing, names: &Redaction) -> String {
             let (file, mib) = (names.redact_module(file), bytes.div_ceil(1024 * 1024));
             format!(
                 "{file} has {mib} MiB of symbols, which is more than the limit, so profiles show its \
-                 functions at most, and no lines; raise TRACING_PROFILING_SYMBOL_BYTES, or build it with \
+                 functions at most, and no lines; raise TRACING_PROFILING_MEMORY, or build it with \
                  `debug = \"line-tables-only\"`"
             )
         }

@@ -34,7 +34,7 @@ use crate::text::escaped;
 /// They also apply to paths, both as they are in the program and as they are shortened, and to the names of spans. A
 /// pattern without `^` and `$` can match anywhere in a name.
 ///
-/// Profiles contain the values of the fields in [`Builder::fields`](crate::Builder::fields), to which the patterns for
+/// Profiles contain the values of the fields in [`Builder::span_fields`](crate::Builder::span_fields), to which the patterns for
 /// names of spans apply, and no others. Characters that end a line, control a terminal or
 /// change the direction of text are escaped as in Rust (`\n`, `\u{202e}`).
 #[derive(Clone, Debug, Default)]

@@ -103,13 +103,13 @@ impl NameHint {
         shown.push(field);
         let shown = shown.join(",");
         let message = format!(
-            "all {} kept spans are named `{}`: TRACING_PROFILING_FIELDS={shown} also shows the values of their field \
+            "all {} kept spans are named `{}`: TRACING_PROFILING_SPAN_FIELDS={shown} also shows the values of their field \
              `{field}`, in the log and in profiles",
             self.spans,
             span.facts.name(),
         );
         Some(LogEvent {
-            variable: Some("TRACING_PROFILING_FIELDS".into()),
+            variable: Some("TRACING_PROFILING_SPAN_FIELDS".into()),
             value: Some(shown),
             count: u64::try_from(self.spans).ok(),
             ..LogEvent::info(LogKind::AmbiguousNames, message)
@@ -407,7 +407,7 @@ mod tests {
         let [line] = lines.as_slice() else { panic!("{lines:?}") };
         assert_eq!(
             line,
-            "all 5 kept spans are named `request{method=GET}`: TRACING_PROFILING_FIELDS=method,uri also shows the \
+            "all 5 kept spans are named `request{method=GET}`: TRACING_PROFILING_SPAN_FIELDS=method,uri also shows the \
              values of their field `uri`, in the log and in profiles"
         );
         assert!(line_after(&[plain; 20]).is_empty(), "nothing could tell them apart");

@@ -362,10 +362,10 @@ pub(crate) fn cut_stacks(losses: &Losses, samples: usize, stack_bytes: usize) ->
 pub(crate) fn shed(over: &str) -> LogEvent {
     let message = format!(
         "{over}: no more threads are sampled until the load drops, and spans that are kept in the meantime \
-         have only their times (TRACING_PROFILING_SHED sets the limits)"
+         have only their times (TRACING_PROFILING_PAUSE sets the limits)"
     );
     LogEvent {
-        variable: Some("TRACING_PROFILING_SHED".into()),
+        variable: Some("TRACING_PROFILING_PAUSE".into()),
         value: Some(over.to_owned()),
         ..LogEvent::warning(LogKind::Paused, message)
     }

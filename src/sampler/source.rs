@@ -18,6 +18,7 @@ use super::silence::Silences;
 use super::thread::ThreadShared;
 use super::thread_source::ThreadSampler;
 use super::timer::Timers;
+use crate::error::UnknownName;
 use crate::stats::Counters;
 use crate::sys::{self, SampleRequest, TimerClock, UnusualCall, Waker, WhyRefused};
 
@@ -37,15 +38,15 @@ pub enum Source {
 }
 
 impl FromStr for Source {
-    type Err = ();
+    type Err = UnknownName;
 
-    fn from_str(text: &str) -> Result<Self, ()> {
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
         match text {
             "auto" => Ok(Self::Auto),
             "perf" => Ok(Self::Perf),
             "timer" => Ok(Self::Timer),
             "none" => Ok(Self::None),
-            _ => Err(()),
+            _ => Err(UnknownName::new(["auto", "perf", "timer", "none"])),
         }
     }
 }
@@ -63,7 +64,7 @@ pub(crate) struct SourceSettings {
     /// Whether to capture waits.
     pub(crate) waits: bool,
     /// For how long a span must be entered before its threads are sampled; `None` if its rule decides.
-    pub(crate) arm_after: Option<Duration>,
+    pub(crate) sampling_delay: Option<Duration>,
 }
 
 /// Arms threads.
@@ -258,7 +259,7 @@ impl Sampler {
 
     pub(crate) fn note_thread_sampled(&self, arming: &Arming) {
         let counters = &self.0.counters;
-        Counters::add(&counters.threads.armed, 1);
+        Counters::add(&counters.threads.attached, 1);
         Counters::add(&counters.threads.sampled, 1);
         if !arming.has_switch_records() {
             Counters::add(&counters.threads.sampled_by_timer, 1);
@@ -541,6 +542,7 @@ mod tests {
             names,
             [Ok(Source::Auto), Ok(Source::Perf), Ok(Source::Timer), Ok(Source::None)]
         );
-        assert_eq!("Perf".parse::<Source>(), Err(()));
+        let error = "Perf".parse::<Source>().unwrap_err();
+        assert_eq!(error.to_string(), "expected one of auto, perf, timer, none");
     }
 }

@@ -55,7 +55,7 @@ pub(crate) struct Plan {
     /// A span whose wall time exceeds this many ticks is judged when it closes.
     pub(crate) suspect_after: u64,
     /// A span is old, and its threads are sampled, after it has been entered for this many ticks.
-    pub(crate) arm_after: u64,
+    pub(crate) sampling_delay: u64,
     /// After this many ticks an open span counts as a container of others (a connection, `main`), and only its current
     /// segment makes it old.
     pub(crate) long_after: u64,
@@ -73,7 +73,7 @@ impl Default for Plan {
             number,
             flags,
             suspect_after: never,
-            arm_after: never,
+            sampling_delay: never,
             long_after: never,
             suspect_bytes: never,
             suspect_allocations: never,

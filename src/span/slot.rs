@@ -53,8 +53,8 @@ pub(crate) struct Slot {
     /// For how much longer it must be entered to become old, including descendants on other threads. If two threads
     /// leave at once, one subtraction can be lost; the span then becomes old slightly later.
     young_for: AtomicU64,
-    /// [`Plan::arm_after`].
-    arm_after: AtomicU64,
+    /// [`Plan::sampling_delay`].
+    sampling_delay: AtomicU64,
     /// From then on the span counts as one that is open for long.
     long_at: AtomicU64,
     plan: AtomicU64,
@@ -217,8 +217,8 @@ impl Slot {
     }
 
     fn set_age(&self, plan: &Plan, opened: u64) {
-        self.arm_after.store(plan.arm_after, Ordering::Relaxed);
-        self.young_for.store(plan.arm_after, Ordering::Relaxed);
+        self.sampling_delay.store(plan.sampling_delay, Ordering::Relaxed);
+        self.young_for.store(plan.sampling_delay, Ordering::Relaxed);
         self.long_at.store(opened.saturating_add(plan.long_after), Ordering::Relaxed);
     }
 
@@ -243,7 +243,7 @@ impl Slot {
     #[inline(always)]
     pub(super) fn old_at_after(&self, now: u64, more: u64) -> u64 {
         let young_for = match self.is_open_for_long(now) {
-            true => self.arm_after.load(Ordering::Relaxed),
+            true => self.sampling_delay.load(Ordering::Relaxed),
             false => self.young_for.load(Ordering::Relaxed).saturating_sub(more),
         };
         now.saturating_add(young_for)
@@ -262,18 +262,18 @@ impl Slot {
 
     /// Whether `ticks` in the span make it old.
     pub(super) fn is_old_after(&self, ticks: u64) -> bool {
-        ticks >= self.arm_after.load(Ordering::Relaxed)
+        ticks >= self.sampling_delay.load(Ordering::Relaxed)
     }
 
     /// Samples every thread that enters the span.
     pub(crate) fn arm_at_enter(&self) {
-        self.arm_after.store(0, Ordering::Relaxed);
+        self.sampling_delay.store(0, Ordering::Relaxed);
         self.young_for.store(0, Ordering::Relaxed);
     }
 
     /// Whether threads in the span are sampled from their enter on.
     pub(crate) fn arms_at_enter(&self) -> bool {
-        self.arm_after.load(Ordering::Relaxed) == 0
+        self.sampling_delay.load(Ordering::Relaxed) == 0
     }
 
     /// Adds the counts of a thread that is in the span.
@@ -444,7 +444,7 @@ impl Slot {
         self.set_allocation_limits(plan);
         if self.flags() & (FORCED | CHOSEN) == 0 {
             let [before, left] =
-                [&self.arm_after, &self.young_for].map(|age| age.load(Ordering::Relaxed));
+                [&self.sampling_delay, &self.young_for].map(|age| age.load(Ordering::Relaxed));
             self.set_age(plan, self.opened());
             self.grow_older(before.saturating_sub(left));
         }
@@ -596,7 +596,7 @@ mod tests {
         let plan = Plan {
             number: 3,
             suspect_after: 1_000,
-            arm_after: 50,
+            sampling_delay: 50,
             long_after: 10_000,
             flags: KEEP_ON_ERROR,
             ..Plan::default()
@@ -731,10 +731,11 @@ mod tests {
         slot.enter(110, OWNER);
         slot.exit(140, 30, OWNER);
         assert_eq!(slot.old_at(200), 220);
-        let plan = Plan { suspect_after: 9, arm_after: 80, long_after: 500, ..Plan::default() };
+        let plan =
+            Plan { suspect_after: 9, sampling_delay: 80, long_after: 500, ..Plan::default() };
         slot.replan(&plan, 0);
         assert_eq!(slot.old_at(200), 250);
-        slot.replan(&Plan { arm_after: 10, ..plan }, 0);
+        slot.replan(&Plan { sampling_delay: 10, ..plan }, 0);
         assert_eq!((slot.old_at(200), slot.old_at(601)), (200, 611), "open for long: as new");
     }
 

@@ -103,7 +103,8 @@ impl Scene {
     fn open_as(&mut self, parent: GivenParent, flags: u32, ancestry: Ancestry<'_>) -> RegistryId {
         let id = id(self.next);
         self.next += 1;
-        let plan = Plan { number: 7, flags, suspect_after: 0, arm_after: 0, ..Plan::default() };
+        let plan =
+            Plan { number: 7, flags, suspect_after: 0, sampling_delay: 0, ..Plan::default() };
         self.spans.open(id, &plan, 0, parent, ancestry);
         id
     }
@@ -122,11 +123,11 @@ impl Scene {
         id
     }
 
-    /// Opens a span that is sampled after it has been entered for `arm_after`.
-    fn open_young(&mut self, arm_after: u64) -> RegistryId {
+    /// Opens a span that is sampled after it has been entered for `sampling_delay`.
+    fn open_young(&mut self, sampling_delay: u64) -> RegistryId {
         let id = id(self.next);
         self.next += 1;
-        let plan = Plan { number: 7, suspect_after: 0, arm_after, ..Plan::default() };
+        let plan = Plan { number: 7, suspect_after: 0, sampling_delay, ..Plan::default() };
         self.spans.open(id, &plan, 0, GivenParent::Contextual, &|_, _| {});
         id
     }
@@ -1062,13 +1063,13 @@ fn polls_below_a_long_lived_span_do_not_write_to_it() {
 
 #[test]
 fn a_span_gets_older_by_what_its_threads_have_added_up() {
-    for arm_after in [100_000, 20 * MS] {
+    for sampling_delay in [100_000, 20 * MS] {
         let mut scene = Scene::new();
         let root = id(900);
-        let plan = Plan { suspect_after: 200 * MS, arm_after, ..Plan::default() };
+        let plan = Plan { suspect_after: 200 * MS, sampling_delay, ..Plan::default() };
         scene.spans.open(root, &plan, 0, GivenParent::None, &|_, _| {});
         let child = scene.open_judged(GivenParent::Span(root), 0);
-        let mut left = arm_after;
+        let mut left = sampling_delay;
         while left > 0 {
             let now = scene.script.now.load(Ordering::Relaxed);
             scene.enter(child);

@@ -49,8 +49,7 @@ const MOST_KIB: u32 = 80 << 10;
 
 fn too_large(most_bytes: u64) -> io::Error {
     let left = most_bytes >> 20;
-    let text =
-        format!("it takes more than the {left} MiB that TRACING_PROFILING_SYMBOL_BYTES leaves");
+    let text = format!("it takes more than the {left} MiB that TRACING_PROFILING_MEMORY leaves");
     io::Error::new(io::ErrorKind::FileTooLarge, text)
 }
 

@@ -29,7 +29,7 @@ use super::words::WORDS;
 /// It passes each call on unchanged. While a layer profiles spans, it also adds to counters of the calling thread, from
 /// which the hooks of spans take the difference: see [`TimeBreakdown::allocations`](crate::TimeBreakdown::allocations).
 /// After random numbers of bytes it looks whether the thread is in a span that is old, and if so copies the thread's
-/// stack: see [`Builder::alloc_sample_bytes`](crate::Builder::alloc_sample_bytes). What C code allocates with `malloc` does not
+/// stack: see [`Builder::alloc_sample_interval`](crate::Builder::alloc_sample_interval). What C code allocates with `malloc` does not
 /// pass through it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ProfilingAllocator<A = System> {

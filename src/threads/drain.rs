@@ -80,7 +80,7 @@ impl ThreadCursor {
             return false;
         }
         let samples = &intake.counters.samples;
-        Counters::add(&samples.dropped_off_stack, missed.off_stack);
+        Counters::add(&samples.dropped_alt_stack, missed.off_stack);
         Counters::add(&samples.dropped_signal_stack_full, missed.without_room);
         if let Some(span) = span {
             intake.sinks.store.note(span, |pending| pending.losses.off_stack += missed.off_stack);

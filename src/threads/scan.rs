@@ -124,7 +124,7 @@ impl Threads {
             if sampled.is_newly_left_out(!check.may_attach) {
                 let counters = &intake.counters;
                 let counter =
-                    if sheds { &counters.threads.shed } else { &counters.threads.arming_deferred };
+                    if sheds { &counters.threads.paused } else { &counters.threads.attach_deferred };
                 Counters::add(counter, 1);
             }
             if sampled.attachment.is_detached() {

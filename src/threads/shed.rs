@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::sys::{CpuUse, Load};
 
-/// The limits above which no thread is sampled; `TRACING_PROFILING_SHED`.
+/// The limits above which no thread is sampled; `TRACING_PROFILING_PAUSE`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ShedLimits {
     pub(crate) cpu_percent: Option<u32>,

@@ -103,7 +103,7 @@ fn samples_represent_what_each_site_allocates() {
         Site { block, blocks: 400_000_usize.div_ceil(block) }
     };
     let setup = Setup::with("[sites]=always", |builder| {
-        builder.alloc_sample_bytes(64 << 10).samples_per_profile(1 << 20)
+        builder.alloc_sample_interval(64 << 10).samples_per_profile(1 << 20)
     });
     let threads = 4;
     let setup_ref = &setup;
@@ -143,7 +143,7 @@ fn samples_represent_what_each_site_allocates() {
         for kind in [SampleKind::AllocatedBytes, SampleKind::Allocations] {
             for sample in profile.of_kind(kind) {
                 let names = functions(&profile, sample);
-                let amounts = sample.points.iter().map(|point| point.amount() as f64);
+                let amounts = sample.points.iter().map(|point| point.weight() as f64);
                 let numbers = ["most", "outer", "middle", "leaf"]
                     .map(|of| names.iter().find_map(|name| digit_of(name, of)));
                 let [Some(most), Some(outer), Some(middle), Some(leaf)] = numbers else {
@@ -237,7 +237,7 @@ fn samples_represent_what_each_site_allocates() {
 fn young_spans_are_sampled_only_if_a_rule_judges_allocations() {
     let rules = "[young]=always,[judged]=always|alloc>1000GB,[inner]=always";
     let setup = Setup::of_rules(rules, |builder| {
-        builder.arm_after(Duration::from_secs(3_600)).alloc_sample_bytes(64 << 10)
+        builder.sampling_delay(Duration::from_secs(3_600)).alloc_sample_interval(64 << 10)
     });
     setup.run(|| {
         let allocate = || drop(black_box(vec![1_u8; 16 << 20]));
@@ -251,7 +251,7 @@ fn young_spans_are_sampled_only_if_a_rule_judges_allocations() {
     for profile in setup.profiles() {
         for sample in profile.of_kind(SampleKind::AllocatedBytes) {
             let path = profile.span_path(sample.link).join("/");
-            paths.push((path, sample.points[0].amount() >> 20));
+            paths.push((path, sample.points[0].weight() >> 20));
         }
     }
     paths.sort();
@@ -265,7 +265,7 @@ fn young_spans_are_sampled_only_if_a_rule_judges_allocations() {
 fn a_sample_takes_no_memory_of_the_program() {
     const BLOCKS: usize = 500;
     let setup = Setup::of_rules("1h", |builder| {
-        builder.arm_after(Duration::ZERO).alloc_sample_bytes(64 << 10)
+        builder.sampling_delay(Duration::ZERO).alloc_sample_interval(64 << 10)
     });
     let before = setup.handle.stats().allocations;
     setup.run(|| {
@@ -322,7 +322,7 @@ fn the_live_heap_has_what_is_in_use() {
     // Blocks are so large that each is a sample, but for one in a million.
     const BLOCK: usize = 1 << 20;
     const MB: u64 = 1 << 20;
-    let setup = Setup::with("1h", |builder| builder.heap(true).alloc_sample_bytes(64 << 10));
+    let setup = Setup::with("1h", |builder| builder.heap(true).alloc_sample_interval(64 << 10));
     let heap = || setup.handle.heap_profile().expect("the live heap is tracked");
     let growth = || setup.handle.heap_growth().expect("the live heap is tracked");
     growth();
@@ -350,7 +350,7 @@ fn the_live_heap_has_what_is_in_use() {
     assert_eq!(heap_of(&heap(), "grow"), [4 * MB, 10 * MB]);
     drop(vector);
     // Profiling may be off: memory is in use all the same.
-    setup.handle.disable();
+    setup.handle.set_enabled(false).unwrap();
     setup.flush();
     kept.clear();
     assert_eq!(heap_of(&heap(), "keep_forever"), [0, 30 * MB]);
@@ -365,10 +365,10 @@ fn the_live_heap_has_what_is_in_use() {
     drop(small);
     // One layer at a time tracks it. The next one no longer counts what is allocated, since its rules are off.
     let other = Setup::with("1h", |builder| builder.heap(true));
-    other.handle.disable();
+    other.handle.set_enabled(false).unwrap();
     other.flush();
     assert!(other.handle.heap_profile().is_none());
-    assert!(setup.handle.shutdown(PLENTY));
+    setup.handle.shutdown(PLENTY).unwrap();
     assert!(setup.handle.heap_profile().is_none());
     other.flush();
     let mut kept = Vec::with_capacity(10);

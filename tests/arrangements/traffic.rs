@@ -189,7 +189,7 @@ pub(crate) fn run(case: &Case, rules: &str, mode: Mode, scope: &str, expected: &
         traffic(asks);
         change(mode, handle.as_ref(), &parsed);
         if let Some(handle) = &handle {
-            assert!(handle.flush(PLENTY));
+            handle.flush(PLENTY).unwrap();
         }
         let start = Instant::now();
         while warns && warnings(&outputs) == 0 && start.elapsed() < PLENTY {
@@ -207,7 +207,7 @@ pub(crate) fn run(case: &Case, rules: &str, mode: Mode, scope: &str, expected: &
         let (level, log_level) = (LevelFilter::current(), log::max_level());
         let enabled = enabled();
         if let Some(handle) = &handle {
-            assert!(handle.flush(PLENTY));
+            handle.flush(PLENTY).unwrap();
         }
         let sorted = |list: Vec<String>| {
             let mut list = list;
@@ -252,7 +252,7 @@ fn change(mode: Mode, handle: Option<&Handle>, rules: &Rules) {
     std::thread::scope(|scope| {
         scope.spawn(|| match mode {
             Mode::OnLater => handle.set_rules(rules.clone()).unwrap(),
-            Mode::OffLater => handle.disable(),
+            Mode::OffLater => handle.set_enabled(false).unwrap(),
             _ => {}
         });
     });

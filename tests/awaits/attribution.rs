@@ -138,7 +138,7 @@ fn awaits_are_shown_at_their_own_function_and_leaf() {
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let enough = number("PROFILING_TEST_AWAITS").unwrap_or(300);
     let setup = Setup::with("1h,[root]=0ms|hung=off", |builder| {
-        builder.samples_per_profile(usize::MAX).memory_bytes(1 << 30).export_bytes(1 << 30)
+        builder.samples_per_profile(usize::MAX).memory(4 << 30)
     });
     let stop = Arc::new(AtomicBool::new(false));
     let runtime = {

@@ -196,7 +196,7 @@ fn a_future_that_outlives_a_layer_reports_to_the_next() {
     };
     let mut both = pin!(both.profiled());
     first.run(|| assert!(task.poll(both.as_mut()).is_pending()));
-    assert!(first.handle.shutdown(PLENTY));
+    first.handle.shutdown(PLENTY).unwrap();
     second.run(|| {
         one.happen();
         assert!(task.poll(both.as_mut()).is_pending());
@@ -225,8 +225,8 @@ fn rules_change_and_profiling_stops_and_starts_between_polls() {
         assert!(task.poll(all.as_mut()).is_pending());
         for round in 1..=rounds {
             match round % 4 {
-                0 => setup.handle.disable(),
-                1 => setup.handle.enable().unwrap(),
+                0 => setup.handle.set_enabled(false).unwrap(),
+                1 => setup.handle.set_enabled(true).unwrap(),
                 2 => setup.handle.set_rules("off".parse().unwrap()).unwrap(),
                 _ => setup.handle.set_rules("[round]=0ms,[last]=0ms".parse().unwrap()).unwrap(),
             }
@@ -234,7 +234,7 @@ fn rules_change_and_profiling_stops_and_starts_between_polls() {
             event.happen();
             assert_eq!(task.wakes(), wakes + 1);
             if round == rounds {
-                setup.handle.enable().unwrap();
+                setup.handle.set_enabled(true).unwrap();
             }
             assert!(task.poll(all.as_mut()).is_pending());
         }
@@ -405,7 +405,8 @@ fn the_awaits_of_a_span_that_is_open_for_long_are_not_merged() {
     let all = first + second;
     assert!(first > all / 4 && second > all / 4, "{first:?} {second:?}");
     let longest = profile.of_kind(SampleKind::Await).flat_map(|sample| &sample.points);
-    let longest = longest.map(|point| point.weight()).max().unwrap();
+    let longest =
+        longest.map(|point| std::time::Duration::from_nanos(point.weight())).max().unwrap();
     assert!(longest < all / 4, "{longest:?} of {all:?}");
 }
 

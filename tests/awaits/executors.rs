@@ -220,7 +220,8 @@ fn wrappers_in_wrappers_receive_their_values() {
             let wait = async move { receiver.await.unwrap() }.profiled();
             wait.instrument(info_span!("inner")).profiled()
         };
-        let all = receivers.into_iter().map(wait).collect::<FuturesUnordered<_>>().profiled();
+        let all =
+            receivers.into_iter().map(wait).collect::<FuturesUnordered<_>>().profiled_stream();
         let sum = all.fold(0, |sum, value| async move { sum + value });
         let sum = sum.instrument(info_span!("outer")).profiled().await;
         assert_eq!(sum, (0..20).sum::<usize>());

@@ -206,12 +206,11 @@ fn await_20_ms(future: impl Future, task: &Arc<Task>, event: &Event) {
 /// poll, also if what they await has kept the waker.
 #[test]
 fn connections_that_are_idle_for_long_leave_memory_for_requests() {
-    let setup =
-        Setup::with("0ms", |builder| builder.await_bytes(64 << 10).profiles_per_minute(u32::MAX));
+    let setup = Setup::with("0ms", |builder| builder.memory(8 << 20).profiles_per_minute(u32::MAX));
     let start = Instant::now();
     setup.run(|| {
         let task = Arc::new(Task::default());
-        let events: Vec<_> = (0..100).map(|_| Event::default()).collect();
+        let events: Vec<_> = (0..2_000).map(|_| Event::default()).collect();
         let connection = info_span!("connection");
         let idle = |event| {
             let mut future =
@@ -256,8 +255,7 @@ fn copies_are_small_when_little_memory_is_left() {
         std::hint::black_box(&mut deep);
         polled
     }
-    let setup =
-        Setup::with("0ms", |builder| builder.await_bytes(256 << 10).profiles_per_minute(u32::MAX));
+    let setup = Setup::with("0ms", |builder| builder.memory(8 << 20).profiles_per_minute(u32::MAX));
     let start = Instant::now();
     setup.run(|| {
         let task = Arc::new(Task::default());

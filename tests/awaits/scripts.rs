@@ -288,7 +288,7 @@ impl<'a> Player<'a> {
 fn awaits_and_delays_of_random_scripts_are_within_their_bounds() {
     let number = std::env::var("PROFILING_TEST_SCRIPTS").map_or(160, |text| text.parse().unwrap());
     let setup = Setup::of_rules("1h,[task]=0ms|hung=off", |builder| {
-        builder.fields(["number"]).profiles_per_minute(1_000_000)
+        builder.span_fields(["number"]).profiles_per_minute(1_000_000)
     });
     let threads = Threads::new(&setup.dispatch);
     let expected = Mutex::new(Vec::new());

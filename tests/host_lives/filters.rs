@@ -69,7 +69,7 @@ fn work(host: &Host) {
     std::thread::scope(|scope| {
         scope.spawn(|| host.span(|| spin(10 * MS)));
     });
-    assert!(host.handle.flush(PLENTY));
+    host.handle.flush(PLENTY).unwrap();
     assert_eq!(host.handle.stats().spans.kept, 5);
     let kept = host.lines_with("kept `kept`");
     assert!(kept.len() == 5 && kept.iter().all(|line| line.contains("wall_ms=")), "{kept:?}");
@@ -106,7 +106,7 @@ fn a_filter_installed_before_the_layer() {
         let host = Host::with(source, directory, |builder| builder.symbols(false));
         work(&host);
         assert_logged(&host, name, action);
-        host.handle.shutdown(PLENTY);
+        _ = host.handle.shutdown(PLENTY);
         _ = std::fs::remove_dir_all(dir);
     });
 }
@@ -124,7 +124,7 @@ fn a_filter_installed_after_the_layer() {
         apply_filter_all_threads(&program(&[call], action.clone())).unwrap();
         work(&host);
         assert_logged(&host, name, action);
-        host.handle.shutdown(PLENTY);
+        _ = host.handle.shutdown(PLENTY);
     });
 }
 
@@ -196,7 +196,7 @@ fn the_child_that_probes_the_calls_is_invisible_to_the_program() {
                     for _ in 0..3 {
                         let host = Host::new(Source::Auto, Memory::new());
                         host.span(|| spin(5 * MS));
-                        host.handle.shutdown(PLENTY);
+                        _ = host.handle.shutdown(PLENTY);
                     }
                     wait_site.join().unwrap();
                 });
@@ -211,13 +211,13 @@ fn waits_can_be_switched_off() {
         for source in [Source::Auto, Source::Timer] {
             for waits in [true, false] {
                 let memory = Memory::new();
-                let host = Host::with(source, memory.clone(), |builder| builder.waits(waits));
+                let host = Host::with(source, memory.clone(), |builder| builder.off_cpu(waits));
                 host.span(|| {
                     burn(20 * MS);
                     std::thread::sleep(100 * MS);
                     burn(20 * MS);
                 });
-                host.handle.flush(PLENTY);
+                _ = host.handle.flush(PLENTY);
                 assert_eq!(host.handle.stats().waits.captured > 0, waits, "{source:?}");
                 assert!(!host.lines_with("off_cpu_ms=").is_empty(), "{source:?}");
                 assert!(!memory.profiles().is_empty(), "{source:?}");
@@ -230,7 +230,7 @@ fn waits_can_be_switched_off() {
 #[test]
 fn waits_can_be_switched_off_by_a_variable() {
     let test = "waits_can_be_switched_off_by_a_variable";
-    in_child(module_path!(), test, &[("TRACING_PROFILING_WAITS", "off")], || {
+    in_child(module_path!(), test, &[("TRACING_PROFILING_OFF_CPU", "off")], || {
         let builder = ProfilingLayer::builder().with_env().unwrap();
         let text = format!("{builder:?}");
         assert!(text.contains("waits: false"), "{text}");

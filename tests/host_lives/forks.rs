@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use tracing::{Dispatch, Event, Subscriber};
 use tracing_profiling::export::Memory;
-use tracing_profiling::{ProfilingLayer, Source};
+use tracing_profiling::{FlushError, ProfilingLayer, Source};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::{Context, SubscriberExt as _};
 
@@ -75,10 +75,12 @@ fn a_child_with_a_live_parent_logs_nothing() {
             alone(|| {
                 (0..1_000).for_each(|_| host.span(|| {}));
                 assert!(host.lines_with("was forked from").is_empty());
+                assert_eq!(host.handle.flush(MS), Err(FlushError::Forked));
+                assert_eq!(host.handle.shutdown(MS), Err(FlushError::Forked));
             });
         });
         host.span(|| _ = burn(5 * MS));
-        assert!(host.handle.flush(PLENTY));
+        host.handle.flush(PLENTY).unwrap();
         assert_eq!(host.handle.stats().spans.kept, 2);
     });
 }

@@ -28,7 +28,7 @@ fn idle_threads_do_not_wake_the_collector_and_are_sampled_when_they_return() {
     let test = "idle_threads_do_not_wake_the_collector_and_are_sampled_when_they_return";
     in_child(module_path!(), test, &[], || {
         for source in [Source::Auto, Source::Timer] {
-            let host = Host::with(source, Memory::new(), |builder| builder.arm_after(5 * MS));
+            let host = Host::with(source, Memory::new(), |builder| builder.sampling_delay(5 * MS));
             let (idle, again) = (Barrier::new(THREADS + 1), Barrier::new(THREADS + 1));
             let (turn, mut is_quiet) = (std::sync::Mutex::new(()), false);
             std::thread::scope(|scope| {
@@ -39,10 +39,10 @@ fn idle_threads_do_not_wake_the_collector_and_are_sampled_when_they_return() {
                         again.wait();
                         // Only the collector can arm a thread that stays in one segment.
                         let _turn = turn.lock().unwrap();
-                        let before = host.handle.stats().threads.armed;
+                        let before = host.handle.stats().threads.attached;
                         host.span(|| {
                             let start = Instant::now();
-                            while host.handle.stats().threads.armed == before {
+                            while host.handle.stats().threads.attached == before {
                                 assert!(start.elapsed() < PLENTY, "it is sampled");
                                 _ = burn(MS);
                             }
@@ -65,7 +65,7 @@ fn idle_threads_do_not_wake_the_collector_and_are_sampled_when_they_return() {
                 again.wait();
             });
             assert!(is_quiet, "nothing wakes the collector");
-            assert!(host.handle.shutdown(PLENTY));
+            host.handle.shutdown(PLENTY).unwrap();
         }
     });
 }

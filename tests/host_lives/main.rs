@@ -103,7 +103,7 @@ impl Host {
         let builder = ProfilingLayer::builder()
             .rules("0ms".parse().unwrap())
             .rate(200)
-            .arm_after(Duration::ZERO)
+            .sampling_delay(Duration::ZERO)
             .cpu_budget(0)
             .source(source)
             .exporter(exporter);

@@ -75,7 +75,7 @@ fn a_long_name_of_a_span_is_cut_wherever_it_is_shown() {
             let _span = info_span!(LONG_NAME).entered();
             _ = crate::support::burn(30 * MS);
         });
-        assert!(host.handle.flush(crate::support::PLENTY));
+        host.handle.flush(crate::support::PLENTY).unwrap();
         let lines = host.lines_with("xxxx");
         // The line, and the event at DEBUG.
         let lengths: Vec<_> = lines.iter().map(String::len).collect();

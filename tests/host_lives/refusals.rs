@@ -55,7 +55,7 @@ impl Watched {
         let received = Arc::clone(&kept);
         let set = |builder: tracing_profiling::Builder| {
             let builder = builder.symbols(false);
-            let builder = if are_fine { builder.fine_timers() } else { builder };
+            let builder = builder.fine_timers(are_fine);
             builder.on_kept(move |one| received.lock().unwrap().push(one.clone()))
         };
         let host = match directory {
@@ -87,7 +87,7 @@ impl Watched {
             }
         });
         let slept = in_span(&|| std::thread::sleep(20 * MS));
-        assert!(self.host.handle.flush(PLENTY));
+        self.host.handle.flush(PLENTY).unwrap();
         let kept = self.kept.lock().unwrap();
         // One without a profile is reported sooner.
         let mut kept: Vec<_> = kept.iter().map(|kept| &kept.spans[0]).collect();
@@ -165,7 +165,7 @@ fn a_refused_call_is_named_with_its_error_if_anything_is_missing() {
                     assert_eq!(stats.samples.taken > 0, has_stacks, "{stats:?}");
                     let written = std::fs::read_dir(&dir).map_or(0, Iterator::count);
                     assert_eq!(written > 0, has_stacks, "profiles can be written");
-                    watched.host.handle.shutdown(PLENTY);
+                    _ = watched.host.handle.shutdown(PLENTY);
                     _ = std::fs::remove_dir_all(dir);
                 });
             }
@@ -301,7 +301,7 @@ fn a_timer_that_is_refused_later_is_named_with_its_error() {
                             std::thread::scope(|scope| {
                                 scope.spawn(|| watched.host.span(|| spin(MS)));
                             });
-                            assert!(watched.host.handle.flush(PLENTY));
+                            watched.host.handle.flush(PLENTY).unwrap();
                         }
                     } else {
                         watched.work(false);
@@ -311,7 +311,7 @@ fn a_timer_that_is_refused_later_is_named_with_its_error() {
                     let cause = format!("{name} is refused: {}", error(errno));
                     assert!(line.contains(&cause), "{line}");
                     assert!(watched.host.handle.source().contains(&cause));
-                    watched.host.handle.shutdown(PLENTY);
+                    _ = watched.host.handle.shutdown(PLENTY);
                 });
             }
         }
@@ -343,7 +343,7 @@ fn a_source_that_gives_nothing_is_named() {
                             spin(MS);
                         }
                     });
-                    assert!(host.handle.flush(PLENTY));
+                    host.handle.flush(PLENTY).unwrap();
                 };
                 run(500_000_000);
                 assert_eq!(host.handle.stats().sampling.silent_ns, 0);

@@ -138,7 +138,7 @@ enum When {
 /// A thread installs that stack. Returns its taken samples before and after, and the changed bytes below the stack.
 fn samples_with(host: &Host, stack: &SignalStack, when: When) -> (u64, u64) {
     let taken = || {
-        assert!(host.handle.flush(PLENTY));
+        host.handle.flush(PLENTY).unwrap();
         host.handle.stats().samples.taken
     };
     let span = || host.span(|| burn_dirty(15 * MS));
@@ -189,7 +189,7 @@ fn try_stack(bytes: usize, below: Below, when: When) {
     while host.handle.stats().samples.taken == after {
         assert!(start.elapsed() < PLENTY);
         host.span(|| burn_dirty(15 * MS));
-        assert!(host.handle.flush(PLENTY));
+        host.handle.flush(PLENTY).unwrap();
     }
 }
 
@@ -298,11 +298,11 @@ fn a_signal_that_interrupts_another_handler_of_the_program_needs_room_on_its_sta
                         assert_eq!(unsafe { libc::raise(libc::SIGUSR1) }, 0);
                     });
                 }
-                assert!(host.handle.flush(PLENTY));
+                host.handle.flush(PLENTY).unwrap();
                 let samples = host.handle.stats().samples;
                 println!("{left}: {samples:?}");
                 assert!(samples.taken > 0);
-                let missed = samples.dropped_signal_stack_full + samples.dropped_off_stack;
+                let missed = samples.dropped_signal_stack_full + samples.dropped_alt_stack;
                 assert!(missed > 0, "the handler of the program was interrupted");
                 assert_eq!(samples.dropped_signal_stack_full > 0, left < 2048);
                 assert_eq!(stack.changed_below(), 0);

@@ -56,7 +56,7 @@ fn with_each_source(act: impl Fn(c_int)) {
             }
         }
         host.span(|| _ = burn(20 * MS));
-        assert!(host.handle.shutdown(PLENTY));
+        host.handle.shutdown(PLENTY).unwrap();
     }
 }
 
@@ -138,7 +138,7 @@ fn no_thread_of_the_layer_takes_a_signal() {
         #[cfg(not(feature = "sighup"))]
         let host = Host::new(Source::Auto, exporter);
         host.span(|| _ = burn(20 * MS));
-        host.handle.flush(MS);
+        _ = host.handle.flush(MS);
         let mut seen = 0;
         for task in fs::read_dir("/proc/self/task").unwrap() {
             let path = task.unwrap().path();
@@ -182,7 +182,7 @@ fn one_profile_in_a_directory() {
     let directory = Directory::new(dir.path());
     let host = Host::new(Source::Auto, directory);
     host.span(|| deep(100));
-    assert!(host.handle.flush(PLENTY));
+    host.handle.flush(PLENTY).unwrap();
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
 }
 
@@ -207,13 +207,13 @@ fn a_file_size_limit_does_not_end_the_process() {
         let host = Host::new(Source::Auto, directory);
         for _ in 0..3 {
             host.span(|| _ = burn(50 * MS));
-            assert!(!host.handle.flush(500 * MS), "nothing can be stored");
+            assert!(host.handle.flush(500 * MS).is_err(), "nothing can be stored");
         }
         let warnings = host.lines_with("could not be exported");
         assert_eq!(warnings.len(), 1, "{warnings:?}");
         assert!(warnings[0].contains("ulimit -f"), "{warnings:?}");
         assert_eq!(host.handle.stats().spans.kept, 3);
-        assert!(!host.handle.shutdown(500 * MS));
+        assert!(host.handle.shutdown(500 * MS).is_err());
         // The times of the spans are logged nonetheless.
         let start = std::time::Instant::now();
         while host.lines_with("kept `kept`").len() < 3 && start.elapsed() < PLENTY {

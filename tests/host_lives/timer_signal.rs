@@ -135,7 +135,7 @@ fn the_signal_can_be_set() {
             let host =
                 Host::with(Source::Timer, Memory::new(), |builder| builder.timer_signal(number));
             beside_workers(&host, || {});
-            host.handle.flush(PLENTY);
+            _ = host.handle.flush(PLENTY);
             let named = format!("handle SIG{number} nostop noprint pass");
             assert_eq!(host.lines_with(&named).len(), 1);
         });
@@ -149,7 +149,7 @@ fn the_signal_can_be_set() {
                 let host =
                     Host::with(Source::Timer, Memory::new(), |builder| builder.timer_signal(taken));
                 host.span(|| _ = burn(20 * MS));
-                host.handle.flush(PLENTY);
+                _ = host.handle.flush(PLENTY);
                 assert_eq!(host.handle.stats().samples.taken, 0);
                 assert_eq!(host.lines_with("TRACING_PROFILING_SIGNAL").len(), 1);
             });
@@ -219,13 +219,13 @@ fn with_auto_no_timer_runs_while_a_tracer_is_attached() {
                 let stops = traced(|| {
                     let host = Host::new(source, Memory::new());
                     host.span(|| _ = burn(100 * MS));
-                    host.handle.flush(PLENTY);
+                    _ = host.handle.flush(PLENTY);
                     let stats = host.handle.stats();
                     assert_eq!(stats.samples.taken > 0, is_sampled, "{source:?} {stats:?}");
                     assert_eq!(stats.threads.refused_traced > 0, !is_sampled);
                     let said = host.lines_with("a debugger or another tracer is attached");
                     assert_eq!(said.len(), usize::from(!is_sampled));
-                    host.handle.shutdown(PLENTY);
+                    _ = host.handle.shutdown(PLENTY);
                 });
                 assert_eq!(stops > 0, is_sampled, "{source:?}: {stops}");
             });
@@ -239,10 +239,10 @@ fn with_auto_no_timer_runs_while_a_tracer_is_attached() {
                 let start = Instant::now();
                 loop {
                     assert!(start.elapsed() < PLENTY, "{is_sampled} {:?}", host.handle.stats());
-                    host.handle.flush(PLENTY);
+                    _ = host.handle.flush(PLENTY);
                     let before = host.handle.stats().samples.taken;
                     host.span(|| _ = burn(100 * MS));
-                    host.handle.flush(PLENTY);
+                    _ = host.handle.flush(PLENTY);
                     if (host.handle.stats().samples.taken > before) == is_sampled {
                         break;
                     }

@@ -191,7 +191,7 @@ fn a_child_that_is_exported_before_its_root_leads_to_the_root() {
             info_span!("request").in_scope(|| {
                 info_span!("child").in_scope(|| burn(60 * MS));
                 // As after some seconds.
-                assert!(scene.handle.flush(PLENTY));
+                scene.handle.flush(PLENTY).unwrap();
                 assert_eq!(scene.profiles().len(), usize::from(HAS_STACKS));
                 queries(0..1, 40 * MS);
             });
@@ -214,7 +214,7 @@ fn a_root_leads_to_samples_that_were_exported_before_it_closed() {
     scene.run(|| {
         let request = info_span!("request");
         request.in_scope(|| info_span!("child").in_scope(|| burn(60 * MS)));
-        assert!(scene.handle.flush(PLENTY));
+        scene.handle.flush(PLENTY).unwrap();
     });
     let seen = Seen::of(&scene);
     if HAS_STACKS {
@@ -233,7 +233,7 @@ fn a_child_whose_root_is_never_kept_leads_to_the_root() {
                 root.in_scope(|| burn(MS));
                 root.in_scope(|| info_span!("child").in_scope(|| burn(60 * MS)));
                 if exports_first {
-                    assert!(scene.handle.flush(PLENTY));
+                    scene.handle.flush(PLENTY).unwrap();
                 }
             },
             |seen| {
@@ -256,7 +256,7 @@ fn streams_of_a_connection_lead_to_themselves() {
                 connection.in_scope(|| {
                     info_span!("stream a").in_scope(|| queries(0..2, 40 * MS));
                     if exports_between {
-                        assert!(scene.handle.flush(PLENTY));
+                        scene.handle.flush(PLENTY).unwrap();
                     }
                     info_span!("stream b").in_scope(|| {
                         queries(2..3, 40 * MS);

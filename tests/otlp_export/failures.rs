@@ -18,7 +18,7 @@ use tonic::transport::{Certificate, ServerTlsConfig};
 use tracing::{Dispatch, info_span};
 use tracing_profiling::export::Memory;
 use tracing_profiling::profile::ProfileId;
-use tracing_profiling::{NoProfile, OtlpBuilder, ProfilingLayer, Protocol};
+use tracing_profiling::{Directory, NoProfile, OtlpBuilder, ProfilingLayer, Protocol};
 use tracing_subscriber::prelude::*;
 
 use crate::receiver::{Behavior, Certified, Receiver, Speaks, certify, free_address, unused_ip};
@@ -90,7 +90,7 @@ fn wait_for_exported(setup: &Setup, profiles: u64) {
 /// Waits until no delivery is pending.
 fn wait_until_idle(setup: &Setup) {
     let start = Instant::now();
-    while !setup.handle.flush(PLENTY) || waiting(&setup.handle.stats()) > 0 {
+    while setup.handle.flush(PLENTY).is_err() || waiting(&setup.handle.stats()) > 0 {
         assert!(start.elapsed() < PLENTY, "{:?}", setup.handle.stats());
         thread::sleep(10 * MS);
     }
@@ -319,7 +319,7 @@ fn answers_that_refuse_a_profile() {
             let setup = setup(to(speaks, receiver.address));
             for is_taken in [false, true, true] {
                 keep(&setup, 1);
-                assert_eq!(setup.handle.flush(PLENTY), is_taken || !HAS_STACKS, "{status}");
+                assert_eq!(setup.handle.flush(PLENTY).is_ok(), is_taken || !HAS_STACKS, "{status}");
             }
             if !HAS_STACKS {
                 return;
@@ -359,7 +359,7 @@ fn a_receiver_that_refuses_everything_costs_no_further_profiles_until_it_recover
             // Profiles taken before the first answer are refused by now, and no more are taken.
             let start = Instant::now();
             assert_eq!(keep_one_more(&setup), Err(NoProfile::ExporterFails));
-            while setup.handle.flush(100 * MS) || waiting(&setup.handle.stats()) > 0 {
+            while setup.handle.flush(100 * MS).is_ok() || waiting(&setup.handle.stats()) > 0 {
                 assert!(start.elapsed() < PLENTY);
             }
             let stats = setup.handle.stats();
@@ -370,7 +370,7 @@ fn a_receiver_that_refuses_everything_costs_no_further_profiles_until_it_recover
             for _ in 0..5 {
                 let asked = receiver.got().len();
                 while receiver.got().len() == asked {
-                    assert!(!setup.handle.flush(100 * MS), "{speaks:?} {status}");
+                    assert!(setup.handle.flush(100 * MS).is_err(), "{speaks:?} {status}");
                     assert!(start.elapsed() < PLENTY);
                 }
                 assert_eq!(keep_one_more(&setup), Err(NoProfile::ExporterFails));
@@ -380,7 +380,7 @@ fn a_receiver_that_refuses_everything_costs_no_further_profiles_until_it_recover
             assert_eq!(setup.handle.stats().profiles.exported, refused, "nothing more is lost");
             receiver.accept_all();
             let start = Instant::now();
-            while !setup.handle.flush(PLENTY) {
+            while setup.handle.flush(PLENTY).is_err() {
                 assert!(start.elapsed() < PLENTY);
             }
             keep(&setup, 2);
@@ -548,7 +548,8 @@ fn a_refused_profile_counts_as_refused_also_with_a_fallback_directory() {
         let dir = tempfile::tempdir().unwrap();
         let receiver = Receiver::new(speaks);
         receiver.will([Behavior::Refuse(400, None)]);
-        let setup = setup(to(speaks, receiver.address).fallback_directory(dir.path()));
+        let setup =
+            setup(to(speaks, receiver.address).fallback_directory(Directory::new(dir.path())));
         keep(&setup, 1);
         if !HAS_STACKS {
             return;
@@ -569,7 +570,7 @@ fn stored_profiles_survive_a_refusal_of_everything() {
         let mut receiver = Receiver::offline(speaks, free_address());
         let exporter = to(speaks, receiver.address)
             .grace_period(Duration::ZERO)
-            .fallback_directory(dir.path());
+            .fallback_directory(Directory::new(dir.path()));
         let setup = setup(exporter);
         if !HAS_STACKS {
             return;
@@ -580,7 +581,7 @@ fn stored_profiles_survive_a_refusal_of_everything() {
             keep(&setup, 1);
         }
         wait_for_taken(&setup);
-        assert!(!setup.handle.flush(10 * MS));
+        assert!(setup.handle.flush(10 * MS).is_err());
         // Profiles taken before the first failure are in the queue and are sent first.
         let stats = setup.handle.stats();
         let stored = stats.profiles.stored_as_fallback;
@@ -612,7 +613,7 @@ fn a_host_name_that_does_not_resolve() {
             let dir = tempfile::tempdir().unwrap();
             let exporter = to(speaks, free_address()).endpoint("http://missing.invalid:4318");
             let (setup, log) = setup_with_log(if has_directory {
-                exporter.fallback_directory(dir.path())
+                exporter.fallback_directory(Directory::new(dir.path()))
             } else {
                 exporter
             });
@@ -622,7 +623,7 @@ fn a_host_name_that_does_not_resolve() {
             }
             wait_for_exported(&setup, 3);
             assert_eq!(waiting(&setup.handle.stats()), 3);
-            assert!(!setup.handle.shutdown(200 * MS));
+            assert!(setup.handle.shutdown(200 * MS).is_err());
             let start = Instant::now();
             while waiting(&setup.handle.stats()) > 0 {
                 assert!(start.elapsed() < PLENTY);
@@ -646,7 +647,7 @@ fn every_stored_profile_has_an_outcome() {
         let mut receiver = Receiver::offline(speaks, free_address());
         let exporter = to(speaks, receiver.address)
             .grace_period(Duration::ZERO)
-            .fallback_directory(dir.path());
+            .fallback_directory(Directory::new(dir.path()));
         let setup = setup(exporter);
         if !HAS_STACKS {
             return;
@@ -657,7 +658,7 @@ fn every_stored_profile_has_an_outcome() {
             keep(&setup, 1);
         }
         wait_for_taken(&setup);
-        assert!(!setup.handle.flush(10 * MS));
+        assert!(setup.handle.flush(10 * MS).is_err());
         let stats = setup.handle.stats();
         let taken = waiting(&stats);
         // One stored file is deleted, and one is refused. The first request has a profile that was taken before.
@@ -728,7 +729,7 @@ fn a_stored_profile_fits_into_a_request() {
         let exporter = to(speaks, receiver.address)
             .grace_period(Duration::ZERO)
             .request_bytes(MOST)
-            .fallback_directory(dir.path());
+            .fallback_directory(Directory::new(dir.path()));
         // A high rate, for large profiles.
         let setup = setup_with(exporter, |builder| builder.rate(1000));
         if !HAS_STACKS {
@@ -740,7 +741,7 @@ fn a_stored_profile_fits_into_a_request() {
             keep(&setup, 1);
         }
         wait_for_taken(&setup);
-        assert!(!setup.handle.flush(10 * MS));
+        assert!(setup.handle.flush(10 * MS).is_err());
         let stored = setup.handle.stats().profiles.stored_as_fallback;
         receiver.start();
         wait_until_idle(&setup);
@@ -784,7 +785,7 @@ fn requests_that_hang_leave_no_connections() {
         }
         wait_for_repeats(&setup, 30);
         assert!(sockets() < before + 10, "{speaks:?}: {} and {before}", sockets());
-        assert!(!setup.handle.shutdown(10 * MS));
+        assert!(setup.handle.shutdown(10 * MS).is_err());
     }
 }
 
@@ -923,7 +924,7 @@ fn untrusted_certificates_cause_one_warning() {
             wait_for_repeats(&setup, 2);
             wait_for_exported(&setup, 2);
             assert_eq!(waiting(&setup.handle.stats()), 2);
-            assert!(!setup.handle.shutdown(10 * MS));
+            assert!(setup.handle.shutdown(10 * MS).is_err());
             let ended = Instant::now();
             while waiting(&setup.handle.stats()) > 0 {
                 assert!(ended.elapsed() < PLENTY);

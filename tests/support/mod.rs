@@ -41,10 +41,10 @@ impl Setup {
     /// The same with the default sampling rates.
     pub(crate) fn at_the_usual_rate(rules: &str, set: impl FnOnce(Builder) -> Builder) -> Self {
         // Sample from the enter, so that spans of a few milliseconds have samples. tests/late.rs tests the default.
-        Self::of_rules(rules, |builder| set(builder.arm_after(Duration::ZERO)))
+        Self::of_rules(rules, |builder| set(builder.sampling_delay(Duration::ZERO)))
     }
 
-    /// The same with the default `arm_after`.
+    /// The same with the default `sampling_delay`.
     pub(crate) fn of_rules(rules: &str, set: impl FnOnce(Builder) -> Builder) -> Self {
         let memory = Memory::new();
         let kept = Arc::new(Mutex::new(Vec::new()));
@@ -69,7 +69,7 @@ impl Setup {
     }
 
     pub(crate) fn flush(&self) {
-        assert!(self.handle.flush(PLENTY), "flushed in time");
+        self.handle.flush(PLENTY).unwrap();
     }
 
     pub(crate) fn kept(&self) -> Vec<Kept> {
@@ -201,7 +201,7 @@ pub(crate) fn taken_samples(profile: &Profile) -> impl Iterator<Item = &Sample> 
 /// The number of those samples and their CPU time.
 pub(crate) fn taken(profile: &Profile) -> (u64, u64) {
     let points = taken_samples(profile).flat_map(|sample| &sample.points);
-    points.fold((0, 0), |(count, ns), point| (count + 1, ns + point.weight().ns()))
+    points.fold((0, 0), |(count, ns), point| (count + 1, ns + point.weight()))
 }
 
 /// The number of points with a function of that name (its last path segment) in their stack.

@@ -157,10 +157,10 @@ const SHAPES: &[Shape] = &[
 
 pub(crate) fn scenario(sampled: Sampled) {
     for is_early in [true, false] {
-        let arm_after = if is_early { Duration::ZERO } else { 12 * MS };
+        let sampling_delay = if is_early { Duration::ZERO } else { 12 * MS };
         let setup = Setup::of_rules("0ms", |builder| {
             let builder = sampled.set(builder).rate(200).profiles_per_minute(1_000_000);
-            builder.arm_after(arm_after)
+            builder.sampling_delay(sampling_delay)
         });
         for (name, play) in SHAPES {
             let mut errors: HashMap<&str, Vec<f64>> = HashMap::new();
@@ -201,8 +201,9 @@ pub(crate) fn scenario(sampled: Sampled) {
 
 /// Two busy threads share a CPU, and one thread only sleeps.
 pub(crate) fn preempted(sampled: Sampled) {
-    let setup =
-        Setup::of_rules("0ms", |builder| sampled.set(builder).rate(200).arm_after(Duration::ZERO));
+    let setup = Setup::of_rules("0ms", |builder| {
+        sampled.set(builder).rate(200).sampling_delay(Duration::ZERO)
+    });
     let mut is_shared = false;
     setup.run(|| {
         on_a_shared_cpu(|| {

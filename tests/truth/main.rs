@@ -43,7 +43,7 @@ impl Sampled {
         match self {
             Self::Perf => builder.source(Source::Perf),
             Self::Timer => builder.source(Source::Timer),
-            Self::FineTimer => builder.source(Source::Timer).fine_timers(),
+            Self::FineTimer => builder.source(Source::Timer).fine_timers(true),
             Self::Nothing => builder.source(Source::None),
         }
     }

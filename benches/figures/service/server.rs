@@ -31,7 +31,7 @@ use tower_http::trace::{DefaultMakeSpan, TraceLayer};
 use tracing::instrument::{Instrument, Instrumented};
 use tracing::level_filters::LevelFilter;
 use tracing::{Level, Span, info_span};
-use tracing_profiling::{Builder, Handle, ProfiledExt, ProfilingLayer, Source};
+use tracing_profiling::{Builder, Directory, Handle, ProfiledExt, ProfilingLayer, Source};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::Identity;
 use tracing_subscriber::prelude::*;
@@ -68,7 +68,8 @@ pub(crate) fn child() {
     // For experiments; no variables are set when the published figures are measured.
     let builder = ProfilingLayer::builder().with_env().expect("settings");
     let ours = || {
-        let layer = set(builder, kind).directory(directory.path()).build().expect("threads");
+        let layer =
+            set(builder, kind).exporter(Directory::new(directory.path())).build().expect("threads");
         let handle = layer.handle();
         (layer, handle)
     };
@@ -124,8 +125,8 @@ fn set(builder: Builder, kind: &str) -> Builder {
         "timer" => builder.source(Source::Timer),
         "none" => builder.source(Source::None),
         // Every span is sampled from its first enter.
-        "early" => builder.arm_after(Duration::ZERO),
-        "early_timer" => builder.source(Source::Timer).arm_after(Duration::ZERO),
+        "early" => builder.sampling_delay(Duration::ZERO),
+        "early_timer" => builder.source(Source::Timer).sampling_delay(Duration::ZERO),
         // An outage: every span is kept, and nearly all are over their limits.
         "all_kept" => builder.rules("always".parse().expect("a rule")),
         // Each kept span is reported, and has a profile if it has a sample and the exporter has capacity.
@@ -174,7 +175,7 @@ fn serve(handle: Option<&Handle>, life: Duration, wraps: bool) {
             }
             _ => {
                 if let Some(handle) = handle {
-                    assert!(handle.flush(Duration::from_secs(60)), "flushed");
+                    handle.flush(Duration::from_secs(60)).expect("flushed");
                 }
                 let stats = handle.map(Handle::stats);
                 let stats = stats.iter().flat_map(|stats| stats.iter());

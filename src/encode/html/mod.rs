@@ -36,13 +36,8 @@ impl HtmlContext {
         Self { resource: resource.into(), ..Self::default() }
     }
 
-    #[must_use]
-    pub(crate) fn with_resource(self, resource: impl Into<Resource>) -> Self {
-        Self { resource: resource.into(), ..self }
-    }
-
-    #[cfg(any(feature = "otlp", feature = "firefox"))]
-    pub(crate) fn resource(&self) -> &Resource {
+    /// The resource.
+    pub fn resource(&self) -> &Resource {
         &self.resource
     }
 

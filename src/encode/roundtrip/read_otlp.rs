@@ -20,13 +20,13 @@ pub(super) fn read(bytes: &[u8]) -> Profile {
     let id = ProfileId::from_bytes(first.profile_id.as_slice().try_into().unwrap());
     let kind = &dictionary.string_table[first.sample_type.unwrap().type_strindex as usize];
     let id = match kind.as_str() {
-        "off_cpu" => id.of_off_cpu(),
-        "await" => id.of_await(),
-        "scheduling_delay" => id.of_scheduling_delay(),
-        "alloc_space" => id.of_alloc_space(),
-        "alloc_objects" => id.of_alloc_objects(),
-        "inuse_space" => id.of_inuse_space(),
-        "inuse_objects" => id.of_inuse_objects(),
+        "off_cpu" => id.for_off_cpu(),
+        "await" => id.for_await(),
+        "scheduling_delay" => id.for_scheduling_delay(),
+        "alloc_space" => id.for_alloc_space(),
+        "alloc_objects" => id.for_alloc_objects(),
+        "inuse_space" => id.for_inuse_space(),
+        "inuse_objects" => id.for_inuse_objects(),
         _ => id,
     };
     let mut reader = Reader { dictionary, profile: Profile::new(id, first.period.unsigned_abs()) };

@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::settings::OtlpBuilder;
 use super::transport::Transport;
-use crate::encode;
+use crate::encode::{self, HtmlContext};
 use crate::export::directory::{self, Directory};
 use crate::export::{
     Answer, Encoded, ExportError, Exported, Exporter, QueueLimits, RefusedScope, Remote,
@@ -67,18 +67,6 @@ impl OtlpExporter {
         OtlpBuilder::default()
     }
 
-    /// Sets the resource if there is none.
-    pub(crate) fn with_default_resource(mut self, resource: Resource) -> Self {
-        self.resource.get_or_insert(resource);
-        self
-    }
-
-    /// Applies settings to the fallback directory, if there is one.
-    pub(crate) fn with_fallback(mut self, set: impl FnOnce(Directory) -> Directory) -> Self {
-        self.fallback = self.fallback.map(set);
-        self
-    }
-
     /// The message to send. A profile that does not fit into a request is downsampled and marked.
     fn message(&mut self, profile: &Profile) -> Vec<u8> {
         let resource = self.resource.get_or_insert_with(Resource::from_env);
@@ -131,8 +119,11 @@ impl Exporter for OtlpExporter {
         self.fallback.as_ref().and_then(Exporter::directory)
     }
 
-    fn remote(&mut self) -> Option<&mut dyn Remote> {
-        Some(self)
+    fn set_context(&mut self, context: &HtmlContext) {
+        self.resource.get_or_insert_with(|| context.resource().clone());
+        if let Some(fallback) = &mut self.fallback {
+            fallback.set_context(context);
+        }
     }
 }
 
@@ -265,7 +256,7 @@ mod tests {
     #[test]
     fn the_directory_is_the_fallback_directory() {
         assert_eq!(exporter(1).directory(), None);
-        let builder = OtlpExporter::builder().fallback_directory("/profiles");
+        let builder = OtlpExporter::builder().fallback_directory(Directory::new("/profiles"));
         let exporter = builder.build_with(&|_| Ok(None)).unwrap();
         assert_eq!(exporter.directory(), Some(Path::new("/profiles")));
     }

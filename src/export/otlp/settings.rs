@@ -114,21 +114,21 @@ const DEFAULT_GRACE_PERIOD: Duration = Duration::from_secs(10);
 ///
 /// ```no_run
 /// use std::time::Duration;
-/// use tracing_profiling::{OtlpExporter, ProfilingLayer};
+/// use tracing_profiling::{Directory, OtlpExporter, ProfilingLayer};
 ///
 /// # fn main() -> Result<(), tracing_profiling::Error> {
 /// let exporter = OtlpExporter::builder()
 ///     .endpoint("http://collector:4318")
 ///     .headers([("authorization", "Bearer of-the-shop")])
 ///     .timeout(Duration::from_secs(3))
-///     .fallback_directory("/var/lib/shop/profiles")
+///     .fallback_directory(Directory::new("/var/lib/shop/profiles"))
 ///     .build()?;
 /// let profiling = ProfilingLayer::builder().exporter(exporter).build()?;
 /// # _ = profiling;
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Default)]
+#[derive(Default)]
 #[must_use]
 pub struct OtlpBuilder {
     protocol: Option<Protocol>,
@@ -142,7 +142,7 @@ pub struct OtlpBuilder {
     #[cfg(feature = "otlp-tls")]
     client_identity: Option<(PathBuf, PathBuf)>,
     resource: Option<Resource>,
-    fallback: Option<PathBuf>,
+    fallback: Option<Directory>,
     grace_period: Option<Duration>,
     queue: Option<(usize, usize)>,
     request_bytes: Option<usize>,
@@ -216,11 +216,10 @@ impl OtlpBuilder {
         self
     }
 
-    /// The directory to which profiles are written while the receiver is unavailable or has no room. A
-    /// [`Directory`](super::super::Directory) writes them. They are sent when the receiver is available again, and stay
+    /// The directory to which profiles are written while the receiver is unavailable or has no room. They are sent when the receiver is available again, and stay
     /// in the directory as long as it has room. Without a fallback, kept spans get no profile in the meantime.
-    pub fn fallback_directory(mut self, path: impl Into<PathBuf>) -> Self {
-        self.fallback = Some(path.into());
+    pub fn fallback_directory(mut self, directory: Directory) -> Self {
+        self.fallback = Some(directory);
         self
     }
 
@@ -268,7 +267,7 @@ impl OtlpBuilder {
             limits: QueueLimits { profiles: profiles.max(1), bytes, grace_period },
             request_bytes: self.request_bytes.unwrap_or(MOST_REQUEST_BYTES),
             resource: self.resource,
-            fallback: self.fallback.map(Directory::new),
+            fallback: self.fallback,
             endpoint: transport.endpoint.clone(),
             transport: Some(transport),
             link: None,

@@ -33,7 +33,7 @@ fn run(source: Source, name: &'static str, case: &dyn Fn()) -> bool {
         .rules("0ms|hung=off".parse().expect("rules"))
         .source(source)
         .rate(500)
-        .arm_after(Duration::ZERO)
+        .sampling_delay(Duration::ZERO)
         .cpu_budget(0)
         // The code is read from the files.
         .redact(Redaction::new().full_paths(true))
@@ -43,7 +43,7 @@ fn run(source: Source, name: &'static str, case: &dyn Fn()) -> bool {
     let handle = layer.handle();
     let dispatch = Dispatch::new(tracing_subscriber::registry().with(layer));
     tracing::dispatcher::with_default(&dispatch, || in_span(case));
-    assert!(handle.flush(Duration::from_secs(60)), "exported");
+    handle.flush(Duration::from_secs(60)).unwrap();
     let profiles = memory.profiles();
     let checked = Checked::of(&profiles[0]);
     let Checked { samples, waits, whole, early, .. } = checked;
@@ -55,11 +55,11 @@ fn run(source: Source, name: &'static str, case: &dyn Fn()) -> bool {
     );
     checked.wrong.iter().take(3).for_each(|stack| println!("\n{stack}\n"));
     let stats = handle.stats();
-    let is_sampled = samples > 0 || stats.samples.dropped_off_stack > 0;
+    let is_sampled = samples > 0 || stats.samples.dropped_alt_stack > 0;
     if !is_sampled {
         println!("no sample: {stats:#?}");
     }
-    handle.shutdown(Duration::from_secs(60));
+    _ = handle.shutdown(Duration::from_secs(60));
     wrong == 0 && is_sampled
 }
 

@@ -32,7 +32,7 @@ fn main() {
         return;
     };
     let profiles = copy.with_file_name("profiles");
-    let host = Host::new(|builder| builder.directory(&profiles));
+    let host = Host::new(|builder| builder.exporter(Directory::new(&profiles)));
     step("a recursion 1,000 deep, with 24 inlined functions in each frame", || recursion(&host));
     step("SIGTERM, received by sigwait in a thread created after the layer", sigterm);
     step("20,000 samples of different deep stacks", || different_stacks(&host));
@@ -40,7 +40,7 @@ fn main() {
     step("RLIMIT_FSIZE of 1,000 bytes", || limited_files(&host));
     step("a C++ symbol that demangles to gigabytes", || demangled(&host));
     step("a store over its quota", || over_quota(&profiles.with_file_name("small")));
-    assert!(host.handle.shutdown(PLENTY), "everything is delivered in the end");
+    host.handle.shutdown(PLENTY).unwrap();
     println!("{:#?}", host.handle.stats());
 }
 
@@ -99,7 +99,7 @@ impl Host {
         tracing::dispatcher::with_default(&self.dispatch, || {
             info_span!("step", otel.name = name).in_scope(action);
         });
-        self.handle.flush(PLENTY)
+        self.handle.flush(PLENTY).is_ok()
     }
 
     fn stats(&self) -> Stats {
@@ -157,7 +157,7 @@ fn resident() -> (u64, u64) {
 fn different_stacks(_: &Host) {
     let directory = PathBuf::from("deep");
     let host = Host::new(|builder| {
-        builder.directory(&directory).rate(10_000).cpu_budget(0).samples_per_profile(100_000)
+        builder.exporter(Directory::new(&directory)).rate(10_000).cpu_budget(0).samples_per_profile(100_000)
     });
     // Warms up the memory that every profile needs.
     assert!(host.keep("warm", || _ = deep::spin(100 * MS)));
@@ -177,7 +177,7 @@ fn different_stacks(_: &Host) {
     let (samples, added) = (taken() - first, peak.saturating_sub(before));
     println!("    {samples} samples, at most {} MiB more than before", added / MIB);
     assert!(added <= 96 * MIB, "{} MiB", added / MIB);
-    assert!(host.handle.shutdown(PLENTY));
+    host.handle.shutdown(PLENTY).unwrap();
 }
 
 fn truncated(host: &Host, copy: &Path) {
@@ -212,10 +212,10 @@ fn limited_files(host: &Host) {
         info_span!("limited").in_scope(|| _ = deep::spin(200 * MS));
     });
     // No file can be written, so the flush fails.
-    let is_stored = host.handle.flush(2_000 * MS);
+    let is_stored = host.handle.flush(2_000 * MS).is_ok();
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &before) }, 0);
     assert!(!is_stored, "no file could be written");
-    assert!(host.handle.flush(PLENTY), "the profile is stored once that is possible again");
+    host.handle.flush(PLENTY).unwrap();
 }
 
 fn demangled(host: &Host) {
@@ -232,7 +232,7 @@ fn over_quota(directory: &Path) {
     let resource = tracing_profiling::Resource::from_env();
     let host = Host::new(|builder| {
         let week = Duration::from_secs(7 * 24 * 60 * 60);
-        builder.exporter(Directory::new(directory).with_resource(resource).with_quota(QUOTA, week))
+        builder.resource(resource).exporter(Directory::new(directory).with_quota(QUOTA, week))
     });
     for _ in 0..30 {
         assert!(host.keep("small", || _ = deep::spin(60 * MS)));
@@ -251,5 +251,5 @@ fn over_quota(directory: &Path) {
     let (left, bytes) = used();
     assert!(left >= 3 && bytes <= QUOTA, "{left} files of {files}, {bytes} bytes");
     assert_eq!(host.stats().profiles.dropped_export_failed, 1);
-    host.handle.shutdown(PLENTY);
+    _ = host.handle.shutdown(PLENTY);
 }

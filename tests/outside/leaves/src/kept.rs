@@ -54,7 +54,7 @@ impl Host {
     /// The next one. The span may close after its future, since sqlx has a clone of it in the thread of the connection.
     async fn profile(&self) -> Profile {
         loop {
-            assert!(self.handle.flush(LIMIT), "flushed in time");
+            self.handle.flush(LIMIT).unwrap();
             if let Some(profile) = self.memory.take().pop() {
                 return profile;
             }
@@ -97,7 +97,7 @@ impl Explained {
 }
 
 fn weight(sample: &Sample) -> Duration {
-    sample.points.iter().map(|point| point.weight()).sum()
+    Duration::from_nanos(sample.points.iter().map(|point| point.weight()).sum())
 }
 
 pub fn percent(part: Duration, whole: Duration) -> f64 {

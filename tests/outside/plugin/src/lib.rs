@@ -7,7 +7,7 @@ use tracing_subscriber::prelude::*;
 
 #[unsafe(no_mangle)]
 pub extern "C" fn run_with_timers() -> bool {
-    let builder = ProfilingLayer::builder().rules("1h".parse().unwrap()).arm_after(Duration::ZERO);
+    let builder = ProfilingLayer::builder().rules("1h".parse().unwrap()).sampling_delay(Duration::ZERO);
     let layer = builder.source(Source::Timer).build().unwrap();
     let handle = layer.handle();
     let dispatch = tracing::Dispatch::new(tracing_subscriber::registry().with(layer));
@@ -21,5 +21,5 @@ pub extern "C" fn run_with_timers() -> bool {
             }
         });
     }
-    handle.stats().samples.taken > 0 && handle.shutdown(Duration::from_secs(60))
+    handle.stats().samples.taken > 0 && handle.shutdown(Duration::from_secs(60)).is_ok()
 }
