@@ -170,7 +170,6 @@ fn duration_ms(time: std::time::Duration) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use tracing_subscriber::layer::{Identity, Layer as _};
     use tracing_subscriber::prelude::*;
 
     use super::*;
@@ -191,8 +190,7 @@ mod tests {
     #[test]
     fn fields_are_made_only_for_a_layer_that_wants_them() {
         let made_for = |level: LevelFilter| {
-            let subscriber =
-                tracing_subscriber::registry().with(Identity::new().with_filter(level));
+            let subscriber = tracing_subscriber::registry().with(level);
             let mut made = 0;
             tracing::subscriber::with_default(subscriber, || {
                 Fields::log(|| {
