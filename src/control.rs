@@ -42,6 +42,7 @@ pub(crate) struct Control {
     gate: &'static Gate,
     unreached: Arc<UnreachedSpans>,
     engine: OnceLock<Arc<Engine>>,
+    #[allow(dead_code, reason = "the feature `sighup` reads it")]
     made_with: Rules,
     /// The fork generation in which it was built. In the child of a fork, its locks may be held forever.
     made_in: u32,

@@ -1,6 +1,7 @@
 //! Settings in code.
 
 use std::ops::RangeInclusive;
+#[cfg(feature = "axum")]
 use std::path::PathBuf;
 use std::time::Duration;
 

@@ -31,7 +31,9 @@ pub(crate) use otlp::has_endpoint;
 pub use otlp::{Compression, OtlpBuilder, OtlpExporter, Protocol};
 #[cfg(any(test, feature = "_otlp"))]
 pub(crate) use remote::Encoded;
-pub(crate) use remote::{Answer, AnyExporter, QueueLimits, RefusedScope, Remote};
+#[cfg(any(test, feature = "_otlp"))]
+pub(crate) use remote::Remote;
+pub(crate) use remote::{Answer, AnyExporter, QueueLimits, RefusedScope};
 #[cfg(feature = "axum")]
 pub(crate) use stored::{StoredFile, list_stored, profile_id_of, read_stored, span_of, summary_of};
 

@@ -123,8 +123,11 @@ impl Threads {
             changing += usize::from(sampled.attachment.changes_rate());
             if sampled.is_newly_left_out(!check.may_attach) {
                 let counters = &intake.counters;
-                let counter =
-                    if sheds { &counters.threads.paused } else { &counters.threads.attach_deferred };
+                let counter = if sheds {
+                    &counters.threads.paused
+                } else {
+                    &counters.threads.attach_deferred
+                };
                 Counters::add(counter, 1);
             }
             if sampled.attachment.is_detached() {
