@@ -6,9 +6,10 @@ use std::time::Duration;
 use crossbeam::channel;
 use parking_lot::Mutex;
 
-use crate::allocations::AllocationSettings;
+use crate::allocations::{AllocationSettings, LayerAllocations};
+use crate::awaits::LayerAwaits;
 use crate::collect::{Collector, Logged, ProfileOutput};
-use crate::engine::{Commands, CopiedSamples, Engine, Gate, RunningSource, spawn};
+use crate::engine::{Commands, Engine, Gate, RunningSource, spawn};
 use crate::error::Error;
 use crate::intake::{Intake, IntakeSettings};
 use crate::keep::{Callsites, ProfileAdmission};
@@ -20,7 +21,7 @@ use crate::sampler::{Sampler, SourceSettings};
 use crate::sinks::{Heap, Sinks, Store};
 use crate::span::Spans;
 use crate::stats::Counters;
-use crate::sys::{Owning, Poller};
+use crate::sys::Poller;
 use crate::threads::{Pace, ShedLimits, ThreadSettings, Threads};
 use crate::watch::Watchdog;
 
@@ -89,7 +90,7 @@ pub(crate) fn build(parts: Parts) -> (Arc<Engine>, Collector, PublisherParts) {
     let (commands, received) = channel::unbounded();
     let (jobs, to_do) = channel::unbounded();
     let gate = parts.gate;
-    let PublishSettings { exporter, problem, on_kept, symbols } = parts.publishing;
+    let publishing = parts.publishing;
     let (mut source_line, is_warning) = parts.source.describe();
     if cfg!(not(feature = "symbols")) {
         source_line += "; addresses have no names because the feature `symbols` is off";
@@ -101,7 +102,7 @@ pub(crate) fn build(parts: Parts) -> (Arc<Engine>, Collector, PublisherParts) {
             false => LogEvent::info(LogKind::Source, source_line),
         }
     };
-    let failure = problem.clone().map(|problem| LogEvent {
+    let failure = publishing.problem.clone().map(|problem| LogEvent {
         error: Some(problem.clone()),
         ..LogEvent::warning(LogKind::ExportFails, problem)
     });
@@ -113,12 +114,13 @@ pub(crate) fn build(parts: Parts) -> (Arc<Engine>, Collector, PublisherParts) {
         stack_bytes: limits.stack_bytes,
         tracks_heap: limits.tracks_heap,
     };
-    let copied =
-        CopiedSamples::new(&spans, &parts.counters, &waker, limits.await_bytes, allocations);
+    let shared = || (Arc::clone(&spans), Arc::clone(&parts.counters), waker.clone());
+    let awaits = LayerAwaits::new(shared(), limits.await_bytes);
+    let allocations = LayerAllocations::new(shared(), allocations);
     let (redaction, admission) = (Arc::new(parts.redaction), Arc::new(parts.admission));
-    let has_callback = on_kept.is_some();
+    let has_callback = publishing.on_kept.is_some();
     let reporter = Reporter::new(Arc::clone(&parts.counters), has_callback);
-    let shared = PublishState {
+    let to_publish = PublishState {
         counters: Arc::clone(&parts.counters),
         health: Arc::clone(&admission.health),
         reporter: Arc::new(reporter),
@@ -126,7 +128,8 @@ pub(crate) fn build(parts: Parts) -> (Arc<Engine>, Collector, PublisherParts) {
     };
     let engine = Arc::new(Engine {
         spans,
-        copied,
+        awaits,
+        allocations,
         callsites: parts.callsites,
         admission,
         counters: parts.counters,
@@ -138,21 +141,14 @@ pub(crate) fn build(parts: Parts) -> (Arc<Engine>, Collector, PublisherParts) {
         },
         otel: parts.otel,
         redaction,
-        publish: shared.clone(),
+        publish: to_publish.clone(),
         warnings: Mutex::new(parts.warnings.into_iter().chain(failure).collect()),
         unreached: parts.unreached,
         commands: Commands::new(commands),
         gate,
     });
-    let publisher = PublisherParts {
-        shared,
-        jobs: to_do,
-        exporter: Owning::new(exporter, parts.poller.files()),
-        files: Arc::clone(parts.poller.files()),
-        on_kept,
-        symbols,
-        problem,
-    };
+    let files = Arc::clone(parts.poller.files());
+    let publisher = PublisherParts { shared: to_publish, jobs: to_do, files, settings: publishing };
     let threads = ThreadSettings {
         pace: limits.pace,
         shed: limits.shed,

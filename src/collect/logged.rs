@@ -82,7 +82,7 @@ impl Logged {
         {
             let wanted = [
                 (engine.callsites.judge_allocations(), report::NOT_COUNTED),
-                (engine.copied.allocations.wants_heap(), report::HEAP_NOT_TRACKED),
+                (engine.allocations.wants_heap(), report::HEAP_NOT_TRACKED),
             ];
             let wanted = wanted.into_iter().filter(|(is_wanted, _)| *is_wanted);
             let warnings = wanted.map(|(_, text)| LogEvent::warning(LogKind::NotCounted, text));

@@ -152,7 +152,7 @@ impl Collector {
         let watchdog = watchdog.until_next_check(&engine.callsites).filter(|_| is_open);
         let soonest = linger.into_iter().chain(threads.until_check(&self.intake));
         let soonest = soonest.chain(self.logged.until_next()).chain(watchdog);
-        soonest.chain(engine.copied.awaits.until_room()).min()
+        soonest.chain(engine.awaits.until_room()).min()
     }
 
     /// Runs one round. Returns the commands, and whether another round must follow at once.
@@ -244,10 +244,10 @@ impl Collector {
     }
 
     fn read_copied_stacks(&mut self) {
-        let copied = &self.engine.copied;
-        let (awaits, allocations) = (&copied.awaits.inbox, &copied.allocations.inbox);
-        copied.allocations.set_over_budget(self.intake.read_copied(awaits, allocations));
-        copied.awaits.make_room();
+        let Engine { awaits, allocations, .. } = &*self.engine;
+        let is_over_budget = self.intake.read_copied(&awaits.inbox, &allocations.inbox);
+        allocations.set_over_budget(is_over_budget);
+        awaits.make_room();
     }
 
     /// Makes snapshots of the open spans that must be kept.

@@ -56,16 +56,16 @@ pub(crate) fn heap_profile(engine: &Engine, part: HeapPart) -> Result<Profile, N
 
 /// Whether the live heap is tracked.
 fn is_heap_tracked(engine: &Engine) -> bool {
-    engine.copied.allocations.tracks_heap() && sys::counts_allocations()
+    engine.allocations.tracks_heap() && sys::counts_allocations()
 }
 
 /// Tracks the heap if no other layer does that any more. Once rules are off and all spans have closed, nothing else
 /// needs to know what is allocated.
 pub(crate) fn update_counting(engine: &Engine) {
-    if engine.copied.allocations.can_claim_heap() {
+    if engine.allocations.can_claim_heap() {
         // Blocks are tracked only while all frees are counted.
         engine.gate.set_counts_allocations(true);
-        engine.copied.allocations.claim_heap();
+        engine.allocations.claim_heap();
     }
     let is_counting = engine.gate.counts_allocations() && !is_heap_tracked(engine);
     if is_counting && engine.callsites.are_off() && !engine.spans.has_any_open() {

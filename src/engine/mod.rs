@@ -2,7 +2,6 @@
 
 mod asking;
 mod command;
-mod copied;
 mod gate;
 mod kept_counts;
 mod running_source;
@@ -20,12 +19,11 @@ use kept_counts::{count, count_over_limit};
 
 pub(crate) use asking::{NoHeap, heap_profile, open_spans, update_counting};
 pub(crate) use command::{Command, Commands, HeapRequest, OpenRequest};
-pub(crate) use copied::CopiedSamples;
 pub(crate) use gate::Gate;
 pub(crate) use running_source::RunningSource;
 
-use crate::allocations;
-use crate::awaits;
+use crate::allocations::{self, LayerAllocations};
+use crate::awaits::{self, LayerAwaits};
 use crate::error::{Error, FlushError};
 use crate::facts::{Facts, Reason, Reasons};
 use crate::keep::{Callsite, Callsites, FieldValues, KeptSpan, ProfileAdmission, Rules, SpanLink};
@@ -40,7 +38,7 @@ use crate::span::{
     forget_this_thread, spawn_ignored,
 };
 use crate::stats::{Counters, Stats};
-use crate::sys::{self, Uncounted, Waker};
+use crate::sys::{self, Striped, Uncounted, Waker};
 use crate::text::beginning;
 
 /// Finds the OpenTelemetry span of a closing span, or of one around it that was entered.
@@ -52,7 +50,9 @@ pub(crate) type FindOtel<'a> = &'a dyn Fn(RegistryId) -> Option<OtelSpan>;
 pub(crate) struct Engine {
     pub(crate) spans: Arc<Spans>,
     pub(crate) callsites: Callsites,
-    pub(crate) copied: CopiedSamples,
+    /// Where the threads of the program leave samples that they take themselves.
+    pub(crate) awaits: Arc<Striped<LayerAwaits>>,
+    pub(crate) allocations: Arc<LayerAllocations>,
     pub(crate) admission: Arc<ProfileAdmission>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) waker: Waker,
@@ -87,7 +87,7 @@ impl Engine {
 
     pub(crate) fn stop(&self) {
         self.gate.close();
-        self.copied.set_active(false);
+        self.set_active(false);
         // From now on the layer wants nothing.
         if let Some(own) = self.dispatch() {
             refresh_interest(Some(own), || {});
@@ -98,7 +98,12 @@ impl Engine {
     pub(crate) fn open(&self) {
         self.gate.open();
         self.gate.set_counts_allocations(true);
-        self.copied.set_active(true);
+        self.set_active(true);
+    }
+
+    fn set_active(&self, is_active: bool) {
+        self.awaits.set_active(is_active);
+        self.allocations.set_active(is_active);
     }
 
     /// An error if a promised profile was lost.
@@ -128,7 +133,7 @@ impl Engine {
         count();
         self.callsites.replace(rules);
         count();
-        self.copied.awaits.check_again();
+        self.awaits.check_again();
         self.waker.wake();
     }
 
@@ -250,7 +255,7 @@ impl Engine {
         }
         let link = self.link(closing, ids, reach);
         let mut closing = closing.clone();
-        closing.samples.awaits += self.copied.awaits.send_carried(closing.key);
+        closing.samples.awaits += self.awaits.send_carried(closing.key);
         let (span, must_notify) = self.keep(&closing, callsite, reasons, ids, Some(link));
         verdict.must_notify = must_notify;
         if let Some(otel) = otel {

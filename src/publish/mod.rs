@@ -42,7 +42,7 @@ pub(crate) use room::{Room, waiting_profiles};
 /// Where kept spans and their profiles go.
 pub(crate) struct PublishSettings {
     pub(crate) exporter: AnyExporter,
-    /// An error of the exporter, if it has one.
+    /// An error of the exporter that was found when it was made.
     pub(crate) problem: Option<String>,
     pub(crate) on_kept: Option<OnKept>,
     pub(crate) symbols: SymbolSettings,
@@ -52,12 +52,8 @@ pub(crate) struct PublishSettings {
 pub(crate) struct PublisherParts {
     pub(crate) shared: PublishState,
     pub(crate) jobs: Receiver<Job>,
-    pub(crate) exporter: Owning<AnyExporter>,
     pub(crate) files: Arc<Files>,
-    pub(crate) on_kept: Option<OnKept>,
-    pub(crate) symbols: SymbolSettings,
-    /// An error of the exporter that was found when it was made.
-    pub(crate) problem: Option<String>,
+    pub(crate) settings: PublishSettings,
 }
 
 impl PublisherParts {
@@ -72,7 +68,9 @@ impl PublisherParts {
     }
 
     fn start_threads(self) -> io::Result<()> {
-        let Self { shared, jobs, exporter, files, on_kept, symbols, problem } = self;
+        let Self { shared, jobs, files, settings } = self;
+        let PublishSettings { exporter, problem, on_kept, symbols } = settings;
+        let exporter = Owning::new(exporter, &files);
         let (exports, to_export) = channel::unbounded();
         let reporter = Arc::clone(&shared.reporter);
         spawn_ignored("profiling-log", move || reporter.run_log())?;

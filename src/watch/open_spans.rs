@@ -83,7 +83,7 @@ fn places(
     });
     let mut places: Vec<_> = waiting.collect();
     intake.unwinder.refresh();
-    for (span, sample) in engine.copied.awaits.present(|span| ids.contains_key(&span.key)) {
+    for (span, sample) in engine.awaits.present(|span| ids.contains_key(&span.key)) {
         let mut stack = intake.unwound(&sample);
         let [awaited, delay] = sample.amounts;
         let (state, at) = match delay.weight > 0 {

@@ -169,7 +169,7 @@ impl Watchdog {
             self.register(&engine.spans, intake, (id, key));
         }
         let over: HashSet<_> = found.iter().map(|(open, _)| open.key).collect();
-        self.present = engine.copied.awaits.present(|span| engine.spans.is_in_any(span, &over));
+        self.present = engine.awaits.present(|span| engine.spans.is_in_any(span, &over));
         let present: Vec<_> = self.present.iter().map(|(span, _)| *span).collect();
         for span in present {
             self.register(&engine.spans, intake, (span.id, span.key));
