@@ -180,8 +180,8 @@ pub enum FlushError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FlushStage {
-    /// The collector, which makes the profiles, or an exporter that has not returned.
-    Collector,
+    /// The profiles, which are made and given to the exporter.
+    Collection,
     /// The delivery of that number of profiles.
     Delivery {
         /// How many are not delivered.
@@ -196,7 +196,7 @@ impl std::error::Error for FlushError {}
 impl fmt::Display for FlushError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Timeout(FlushStage::Collector) => {
+            Self::Timeout(FlushStage::Collection) => {
                 f.write_str("the profiles were not made and exported in time")
             }
             Self::Timeout(FlushStage::Delivery { profiles }) => {

@@ -347,7 +347,7 @@ fn what_needs_counted_allocations_says_what_is_missing() {
     assert!(of_heap.len() == 1 && of_heap[0].contains("#[global_allocator]"), "{of_heap:?}");
     let without_samples = warnings("1h", true, 0);
     assert!(
-        without_samples.len() == 1 && without_samples[0].contains("ALLOC_SAMPLE_BYTES is 0"),
+        without_samples.len() == 1 && without_samples[0].contains("ALLOC_SAMPLE_INTERVAL is 0"),
         "{without_samples:?}"
     );
 }

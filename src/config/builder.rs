@@ -328,8 +328,7 @@ impl Builder {
     /// | a quarter | samples that wait for the verdict on their span | a sample keeps its CPU time and loses its stack ([`SampleStats::dropped_memory`](crate::SampleStats::dropped_memory)) |
     /// | an eighth | stacks of pending futures that are [`Profiled`](crate::Profiled) | an await has its length and no stack ([`AwaitStats::dropped_memory`](crate::AwaitStats::dropped_memory)) |
     ///
-    /// Spans with samples that wait for their verdict are limited to one for each 8 KiB, without local roots. Debug
-    /// information and symbol tables are mapped from their files, not copied, up to four times as much: functions of a
+    /// Debug information and symbol tables are mapped from their files, not copied, up to four times as much: functions of a
     /// file beyond that have no lines, or no names
     /// ([`ProfileStats::symbols_over_limit`](crate::ProfileStats::symbols_over_limit)). They are unmapped half a minute
     /// after the last profile. What each sampled thread takes comes on top; [the guide](crate::guide::sizing) has all

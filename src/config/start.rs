@@ -25,8 +25,8 @@ const DEFAULT_CPU_PERCENT: u32 = 1;
 /// Address space that must be left: five thread stacks and the initial allocations of a layer.
 const LEAST_MIB: u64 = 14;
 const RING_BYTES: usize = 256 * 1024;
-/// Of the memory of the layer, for each span with samples.
-const BYTES_PER_SPAN: usize = 8 * 1024;
+/// With samples, without local roots.
+const MOST_PENDING_SPANS: usize = 16_384;
 /// How many times that memory the mapped symbols may take. The line tables of a large service take a tenth of the default
 /// of 512 MiB; its full debug information can be larger.
 const SYMBOL_TIMES: u64 = 4;
@@ -119,7 +119,7 @@ pub(crate) fn start(
         limits: Limits {
             memory_bytes: builder.memory / 4,
             samples_per_profile: builder.samples_per_profile,
-            pending_spans: (builder.memory / BYTES_PER_SPAN).max(1),
+            pending_spans: MOST_PENDING_SPANS,
             export_bytes: builder.memory / 2,
             cpu_percent: match (builder.cpu_percent, builder.source.periods) {
                 (None, None) => Some(DEFAULT_CPU_PERCENT),

@@ -91,7 +91,7 @@ impl Engine {
         }
         let delivered = wait.recv_deadline(return_by + ANSWERED_WITHIN).unwrap_or_else(|error| {
             Err(match error {
-                RecvTimeoutError::Timeout => FlushError::Timeout(FlushStage::Collector),
+                RecvTimeoutError::Timeout => FlushError::Timeout(FlushStage::Collection),
                 RecvTimeoutError::Disconnected => FlushError::Ended,
             })
         });

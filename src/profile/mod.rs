@@ -27,12 +27,11 @@ pub(crate) use downsampling::{Downsampling, Selection};
 pub use leaf::{Leaf, LeafId};
 pub use model::{
     FrameKind, Function, FunctionId, Line, Location, LocationId, Mapping, MappingId, Profile,
-    StackId,
 };
 pub(crate) use names::{LONGEST_NAME, capped};
 pub(crate) use rebuild::{SourceLine, Symbolized, Symbols};
 pub use resource::Resource;
-pub use sample::{Point, Sample, SampleKind};
+pub use sample::{Point, Sample, SampleKind, StackId};
 pub use spans::{Link, LinkId, ProfiledThread, ThreadId};
 pub(crate) use table::TableId;
 pub use waits::{WaitSite, Waits};

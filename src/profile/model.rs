@@ -8,7 +8,7 @@ use super::builder::ProfileBuilder;
 use super::code_origin::CodeOrigin;
 use super::leaf::{Leaf, LeafId};
 use super::rebuild::SourceLine;
-use super::sample::{Point, Sample, SampleKind};
+use super::sample::{Point, Sample, SampleKind, StackId};
 use super::spans::{Link, LinkId, ProfiledThread, ThreadId};
 use super::table::{Table, handle};
 use crate::facts::Facts;
@@ -25,10 +25,6 @@ handle! {
 handle! {
     /// The index of a [`Location`].
     LocationId
-}
-handle! {
-    /// A stack: the index of its innermost call.
-    StackId
 }
 
 /// A function in the source code.
@@ -114,11 +110,6 @@ pub struct Location {
 struct StackNode {
     caller: StackId,
     location: LocationId,
-}
-
-impl StackId {
-    /// The empty stack.
-    const EMPTY: Self = Self(u32::MAX);
 }
 
 /// What samples refer to.

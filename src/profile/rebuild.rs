@@ -8,10 +8,10 @@ use super::code_origin::{CodeOrigin, OwnCode, allocates, clones_wakers, limits_t
 use super::downsampling::Selection;
 use super::leaf::{Leaf, LeafId};
 use super::model::{
-    FrameKind, Function, FunctionId, Line, Location, LocationId, MappingId, Profile, StackId,
+    FrameKind, Function, FunctionId, Line, Location, LocationId, MappingId, Profile,
 };
 use super::names::capped;
-use super::sample::{Point, Sample, SampleKind};
+use super::sample::{Point, Sample, SampleKind, StackId};
 use super::spans::{Link, LinkId, ProfiledThread, ThreadId};
 use crate::redact::Redaction;
 

@@ -3,8 +3,18 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::leaf::LeafId;
-use super::model::StackId;
 use super::spans::{LinkId, ThreadId};
+use super::table::handle;
+
+handle! {
+    /// A stack: the index of its innermost call.
+    StackId
+}
+
+impl StackId {
+    /// The empty stack.
+    pub(super) const EMPTY: Self = Self(u32::MAX);
+}
 
 /// What a sample shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
