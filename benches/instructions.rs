@@ -43,7 +43,7 @@ fn new(kind: Kind) -> New {
     let new = if let Kind::Unmatched = kind { unmatched } else { matched };
     let dispatch = if let Kind::Bare = kind { bare() } else { ours() };
     tracing::dispatcher::set_global_default(dispatch).expect("the first");
-    // Arms the thread and runs all one-time initialization.
+    // Attaches the thread and runs all one-time initialization.
     for _ in 0..1_000 {
         new().in_scope(|| ());
     }

@@ -7,7 +7,7 @@ pub(crate) fn passed(start_ns: Option<u64>, end_ns: Option<u64>) -> Option<u64> 
 
 /// A CPU budget: a share of a core, or of several, with a limit on what can be saved up.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Share {
+pub(crate) struct CpuBudget {
     thousandths: u64,
     most_ns: i64,
     /// Negative if more was spent than was available.
@@ -15,7 +15,7 @@ pub(crate) struct Share {
     refilled_ns: u64,
 }
 
-impl Share {
+impl CpuBudget {
     /// A budget of `percent` of a core. At most `most_ns` can be saved up, and it starts with that amount.
     pub(crate) const fn new(percent: u64, most_ns: i64) -> Self {
         Self::of_thousandths(10 * percent, most_ns)
@@ -67,7 +67,7 @@ impl Share {
 #[derive(Debug)]
 pub(crate) struct ReadingBudget {
     /// `None` for no limit.
-    saved: Option<Share>,
+    saved: Option<CpuBudget>,
     checked_ns: u64,
     /// The CPU time used until then.
     used_ns: u64,
@@ -83,7 +83,7 @@ const LOW_USE: f64 = 0.5;
 
 impl ReadingBudget {
     pub(crate) fn new(percent: Option<u32>) -> Self {
-        let budget = |percent| Share::new(u64::from(percent), i64::from(percent) * 100_000_000);
+        let budget = |percent| CpuBudget::new(u64::from(percent), i64::from(percent) * 100_000_000);
         let saved = percent.filter(|percent| *percent > 0).map(budget);
         Self { saved, checked_ns: 0, used_ns: 0, times: 1.0 }
     }
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn a_budget_refills_by_its_share_up_to_its_limit() {
-        let mut share = Share::new(2, 1_000);
+        let mut share = CpuBudget::new(2, 1_000);
         assert!(share.has_budget(SECOND));
         share.spend(5_000);
         assert!(!share.has_budget(SECOND + 200_000), "overspending is paid back first");

@@ -1,5 +1,5 @@
 //! An end-to-end test of attribution: samples of each function are on the span that the function ran in, also while the
-//! collector arms and disarms threads as fast as possible.
+//! collector attaches and detaches threads as fast as possible.
 
 #![cfg(not(tracing_profiling_unsupported))]
 
@@ -16,11 +16,11 @@ use crate::export::Memory;
 use crate::layer::ProfilingLayer;
 use crate::profile::{Profile, SampleKind};
 use crate::sampler::Source;
-use crate::threads::Pace;
+use crate::threads::Timing;
 
 const THREADS: usize = 3;
 const SPANS: usize = 5;
-/// Of each span. Its functions run for some 20 to 500 µs at a time: short enough for frequent arming, long enough for
+/// Of each span. Its functions run for some 20 to 500 µs at a time: short enough for frequent sessions, long enough for
 /// samples.
 const SEGMENTS: usize = 400;
 const ROUNDS: (u64, u64) = (5_000, 120_000);
@@ -95,7 +95,7 @@ fn work(seed: u64, tasks: &Mutex<VecDeque<Task>>, is_over: &AtomicBool) {
         if let Ok(mut tasks) = tasks.lock() {
             tasks.push_back(task);
         }
-        // Long enough for the thread to be disarmed.
+        // Long enough for the thread to be detached.
         let outside = rounds();
         match outside % 3 {
             0 => churned_outside(outside),
@@ -145,7 +145,7 @@ fn all_are_right(source: Source) {
         .cpu_budget(0)
         .profiles_per_minute(1_000_000)
         .exporter(memory.clone());
-    builder.pace = Pace::FASTEST;
+    builder.pace = Timing::FASTEST;
     let layer = builder.build().unwrap();
     let handle = layer.handle();
     let dispatch = Dispatch::new(tracing_subscriber::registry().with(layer));
@@ -176,9 +176,9 @@ fn all_are_right(source: Source) {
         is_over.store(true, Ordering::Relaxed);
     });
     let stats = handle.stats();
-    let (seconds, armed) = (start.elapsed().as_secs_f64(), stats.threads.attached);
+    let (seconds, attached) = (start.elapsed().as_secs_f64(), stats.threads.attached);
     println!(
-        "{source:?}: {right} samples, {} on a wrong span; armed {armed} times in {seconds:.1} s; {stats:?}",
+        "{source:?}: {right} samples, {} on a wrong span; attached {attached} times in {seconds:.1} s; {stats:?}",
         wrong.len(),
     );
     assert!(wrong.is_empty(), "{wrong:#?}");
@@ -187,7 +187,7 @@ fn all_are_right(source: Source) {
         return;
     }
     assert!(right >= wanted(), "too few samples: {right}, {stats:?}");
-    assert!(armed >= ARMINGS, "too few armings: {armed}");
+    assert!(attached >= ARMINGS, "too few sessions: {attached}");
     assert_eq!(stats.samples.dropped_unknown_span + stats.sampling.records_malformed, 0);
     dispatcher::with_default(&dispatch, || drop(tasks));
 }

@@ -250,7 +250,7 @@ impl Handle {
     }
 }
 
-/// Whether a layer that has ended, or never started, has delivered every profile that it gave a permit.
+/// Whether a layer that has ended, or never started, has delivered every profile that it gave a reservation.
 fn none_lost(control: &Control) -> Result<(), FlushError> {
     if !control.is_here() {
         return Err(FlushError::Forked);

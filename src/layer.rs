@@ -230,7 +230,7 @@ where
             engine.start_watchdog();
         }
         if plan.flags & ONE_IN != 0 && engine.is_chosen(&plan) {
-            engine.spans.choose(number(id));
+            engine.spans.keep_one_in_n(number(id));
         }
         if plan.flags & SHOWS_FIELDS != 0
             && let Some(span) = ctx.span(id)

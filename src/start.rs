@@ -22,7 +22,7 @@ use crate::sinks::{Heap, Sinks, Store};
 use crate::span::Spans;
 use crate::stats::Counters;
 use crate::sys::Poller;
-use crate::threads::{Pace, ShedLimits, ThreadSettings, Threads};
+use crate::threads::{LoadLimits, ThreadSettings, Threads, Timing};
 use crate::watch::Watchdog;
 
 /// Limits on memory, CPU time and sizes.
@@ -43,8 +43,8 @@ pub(crate) struct Limits {
     /// Between two samples of allocations in the mean; 0 for none.
     pub(crate) alloc_sample_interval: u64,
     pub(crate) tracks_heap: bool,
-    pub(crate) shed: ShedLimits,
-    pub(crate) pace: Pace,
+    pub(crate) shed: LoadLimits,
+    pub(crate) pace: Timing,
 }
 
 /// Everything that a layer is made of.

@@ -356,7 +356,7 @@ counters! {
         /// Times that a thread in an old span was not attached because the load was above
         /// [`Builder::pause_above_cpu`](crate::Builder::pause_above_cpu).
         paused,
-        /// Times that arming a thread in an old span was deferred: attaching may use 50 ms at once and
+        /// Times that attaching a thread in an old span was deferred: attaching may use 50 ms at once and
         /// 2 % of a core after that.
         attach_deferred,
         /// Times that a thread was attached, or attached again at another rate.

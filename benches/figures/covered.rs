@@ -27,7 +27,7 @@ fn of_busy_spans(threshold_ms: u64, source: Source) -> f64 {
     let length = Duration::from_millis(threshold_ms) * 6 / 5;
     let shares: Vec<f64> = (0..SPANS)
         .map(|_| {
-            // On a thread that was not armed for the previous span.
+            // On a thread that was not attached for the previous span.
             let busy = || {
                 dispatcher::with_default(&setup.dispatch, || {
                     info_span!("busy").in_scope(|| {

@@ -128,7 +128,7 @@ fn in_spans(setup: &Setup, action: impl Fn() + Sync, end: impl FnOnce()) -> Shar
         let share = |spent: Duration| spent.as_secs_f64() / start.elapsed().as_secs_f64() * 100.0;
         let shares =
             Shares { collector: share(collector() - before), process: share(process.elapsed()) };
-        assert_eq!(setup.handle.stats().threads.unsampled, 0, "all are armed");
+        assert_eq!(setup.handle.stats().threads.unsampled, 0, "all are attached");
         end();
         shares
     })

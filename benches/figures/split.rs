@@ -90,7 +90,7 @@ fn accounts(source: Source, count: usize, span: fn() -> Known) -> Vec<(TimeBreak
     let known: Vec<Known> = dispatcher::with_default(&setup.dispatch, || {
         let one = |_| {
             let known = span();
-            // One epoch per span, so that the reports come in order.
+            // One group per span, so that the reports come in order.
             setup.flush();
             known
         };

@@ -21,7 +21,7 @@ pub(crate) fn child() {
     let measure = move || {
         dispatcher::with_default(&setup.dispatch, || {
             let span = info_span!("hot");
-            // Arms the thread.
+            // Attaches the thread.
             span.in_scope(|| ());
             deny_everything();
             let mut with_calls = 0;

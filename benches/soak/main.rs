@@ -100,7 +100,7 @@ fn main() -> ExitCode {
     if wrong.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Sleeps for long enough that every thread is disarmed and symbols are freed.
+/// Sleeps for long enough that every thread is detached and symbols are freed.
 fn rest(stage: &Stage, wrong: &mut Vec<String>) {
     std::thread::sleep(REST);
     let stats = stage.handle().stats();

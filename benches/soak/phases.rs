@@ -349,7 +349,7 @@ impl Stage {
             self.together(4, |number| {
                 let mut made = 0;
                 while start.elapsed() < self.phase {
-                    // At most as many at once as there are permits.
+                    // At most as many at once as there are reservations.
                     let place = goal.fetch_add(1, Ordering::Relaxed);
                     self.wait_for("always", place.saturating_sub(12));
                     info_span!("always").in_scope(|| burn((5 + number as u32 * 5) * MS));

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::tables::{SpanDetail, Tables};
 use crate::facts::Facts;
 use crate::ids::{SpanId, TraceId};
-use crate::keep::{Callsites, Epoch, KeptSpan};
+use crate::keep::{Callsites, KeptSpan, ProfileGroup};
 use crate::profile::{
     LinkId, MappingId, Profile, ProfileId, SampleKind, Selection, is_of_dependency,
 };
@@ -26,7 +26,7 @@ pub(crate) struct ProfileInputs<'a> {
     pub(crate) period_ns: u64,
 }
 
-/// Builds the profile of an epoch.
+/// Builds the profile of a group.
 pub(crate) struct ProfileAssembler<'a> {
     pub(crate) inputs: ProfileInputs<'a>,
     /// Waits and awaits that have not ended, each with its span.
@@ -87,16 +87,16 @@ impl<'a> ProfileInputs<'a> {
 }
 
 impl ProfileAssembler<'_> {
-    /// Builds the profile of an epoch from the samples of its kept spans and the spans inside them. Downsamples if it
+    /// Builds the profile of a group from the samples of its kept spans and the spans inside them. Downsamples if it
     /// would exceed its limits.
-    pub(crate) fn build(&self, id: ProfileId, epoch: &Epoch) -> BuiltProfile {
+    pub(crate) fn build(&self, id: ProfileId, group: &ProfileGroup) -> BuiltProfile {
         let pending = self.inputs.pending;
-        let inside = pending.inside(epoch.root, epoch.kept.iter().map(|span| span.key));
-        let of_root = pending.of_root(epoch.root).iter();
+        let inside = pending.inside(group.root, group.kept.iter().map(|span| span.key));
+        let of_root = pending.of_root(group.root).iter();
         let all: Vec<SpanKey> = of_root.filter(|span| inside.contains(span)).copied().collect();
         let mut detail = SpanDetail::All;
         let (mut tables, spans, mut selection) = loop {
-            let mut tables = Tables::new(self.inputs, id, Some(epoch), detail);
+            let mut tables = Tables::new(self.inputs, id, Some(group), detail);
             let spans = self.sampled_spans(&all, &inside, &mut tables);
             let left = self.most_bytes.saturating_sub(tables.profile.bytes());
             let (selection, has_all) = self.select(&spans, left);
@@ -131,21 +131,21 @@ impl ProfileAssembler<'_> {
         }
         let downsampled = selection.downsampled as u64;
         losses.downsampled += downsampled;
-        let topmost = self.topmost(epoch);
-        if let Some(off_cpu_ns) = self.off_cpu_of_waits(epoch, &topmost, tables.profile.waited_ns())
+        let topmost = self.topmost(group);
+        if let Some(off_cpu_ns) = self.off_cpu_of_waits(group, &topmost, tables.profile.waited_ns())
         {
             tables.profile.shorten_waits(off_cpu_ns);
         }
-        losses.missing = tables.add_missing(epoch, &inside);
+        losses.missing = tables.add_missing(group, &inside);
         if self.hides_kernel {
-            tables.add_kernel(epoch, &topmost, &losses, &inside);
+            tables.add_kernel(group, &topmost, &losses, &inside);
         }
         let Tables { mut profile, modules, .. } = tables;
-        self.place_in_time(&mut profile, epoch);
-        report::describe(&mut profile, epoch, &topmost, &losses);
+        self.place_in_time(&mut profile, group);
+        report::describe(&mut profile, group, &topmost, &losses);
         profile.notes.extend(detail.note().map(str::to_owned));
         profile.losses.extend(detail.note().map(str::to_owned));
-        profile.spans = self.facts(epoch, &topmost);
+        profile.spans = self.facts(group, &topmost);
         BuiltProfile { profile, modules, spans: all, downsampled, losses }
     }
 
@@ -211,9 +211,14 @@ impl ProfileAssembler<'_> {
 
     /// The upper bound of the spans' off-CPU time, if their waits exceed it slightly. The kernel writes a switch
     /// record when the thread's CPU clock already runs, 10 to 20 µs later if it had to program a timer.
-    fn off_cpu_of_waits(&self, epoch: &Epoch, topmost: &[SpanKey], waited_ns: u64) -> Option<u64> {
+    fn off_cpu_of_waits(
+        &self,
+        group: &ProfileGroup,
+        topmost: &[SpanKey],
+        waited_ns: u64,
+    ) -> Option<u64> {
         let accounts = || {
-            let spans = epoch.kept.iter().filter(|span| topmost.contains(&span.key));
+            let spans = group.kept.iter().filter(|span| topmost.contains(&span.key));
             spans.map(KeptSpan::times)
         };
         // These accounts do not include waits on other threads.
@@ -228,18 +233,18 @@ impl ProfileAssembler<'_> {
 
     /// The kept spans that are inside no other. A span without samples counts only if it is the root, as its position
     /// in the tree is not known.
-    fn topmost(&self, epoch: &Epoch) -> Vec<SpanKey> {
+    fn topmost(&self, group: &ProfileGroup) -> Vec<SpanKey> {
         let is_known = |span: &SpanKey| {
             let pending = self.inputs.pending.get(*span);
-            *span == epoch.root || pending.is_some_and(|pending| pending.known.is_some())
+            *span == group.root || pending.is_some_and(|pending| pending.known.is_some())
         };
-        let kept = epoch.kept.iter().map(|span| span.key).filter(is_known).collect();
+        let kept = group.kept.iter().map(|span| span.key).filter(is_known).collect();
         self.inputs.pending.topmost(&kept)
     }
 
     /// The facts of the kept spans, with what only their tree says.
-    fn facts(&self, epoch: &Epoch, topmost: &[SpanKey]) -> Vec<Facts> {
-        let kept = report::outermost_first(&epoch.kept).into_iter().take(MOST_LISTED);
+    fn facts(&self, group: &ProfileGroup, topmost: &[SpanKey]) -> Vec<Facts> {
+        let kept = report::outermost_first(&group.kept).into_iter().take(MOST_LISTED);
         let own_file =
             |span: &KeptSpan| span.metadata.file().filter(|file| !is_of_dependency(file));
         let facts = kept.map(|span| Facts {
@@ -252,8 +257,8 @@ impl ProfileAssembler<'_> {
     }
 
     /// From the start of the first kept span to the end of the last, extended so that it contains all samples.
-    fn place_in_time(&self, profile: &mut Profile, epoch: &Epoch) {
-        let kept = &epoch.kept;
+    fn place_in_time(&self, profile: &mut Profile, group: &ProfileGroup) {
+        let kept = &group.kept;
         let begins = kept.iter().map(|span| self.inputs.unix_ns(span.opened_ns));
         let ends =
             kept.iter().map(|span| self.inputs.unix_ns(span.opened_ns + span.times().wall_ns));

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use crate::ids::{SpanId, TraceId};
-use crate::keep::{Epoch, SpanLink};
+use crate::keep::{ProfileGroup, SpanLink};
 use crate::sinks::Store;
 use crate::span::{SpanKey, TraceIds};
 
@@ -12,7 +12,7 @@ const MOST_AROUND: usize = 256;
 
 type Ids = Option<(TraceId, SpanId)>;
 
-/// The links of an epoch's samples.
+/// The links of a group's samples.
 ///
 /// Samples link to what was decided when the innermost kept span around them was kept, since an attribute of that span
 /// names those ids. If no ids were known then, they link to the outermost span whose ids are known by now, up to the
@@ -27,14 +27,14 @@ pub(crate) struct Links<'a> {
 }
 
 impl<'a> Links<'a> {
-    pub(crate) fn new(pending: &'a Store, epoch: &'a Epoch) -> Self {
-        let kept = epoch.kept.iter().filter(|span| span.link.to.is_some());
+    pub(crate) fn new(pending: &'a Store, group: &'a ProfileGroup) -> Self {
+        let kept = group.kept.iter().filter(|span| span.link.to.is_some());
         let has_ids = |span: &SpanKey| pending.get(*span).is_some_and(|span| span.ids.is_some());
         Self {
             pending,
             kept: kept.map(|span| (span.key, &span.link)).collect(),
-            knows_ids: epoch.kept.iter().any(|span| span.link.ids.is_some())
-                || pending.of_root(epoch.root).iter().any(has_ids),
+            knows_ids: group.kept.iter().any(|span| span.link.ids.is_some())
+                || pending.of_root(group.root).iter().any(has_ids),
             decided: HashMap::new(),
         }
     }
@@ -128,14 +128,14 @@ mod tests {
 
     /// The numbers of the spans that the samples of span 1, 2 and so on link to; 0 for none.
     fn links(pending: &Store, kept: Vec<KeptSpan>) -> [u8; 4] {
-        let epoch = Epoch::for_test(key(1), kept);
+        let group = ProfileGroup::for_test(key(1), kept);
         let of = |links: &mut Links<'_>, number| {
             let link = links.of_samples_in(key(number));
             link.map_or(0, |(_, span)| span.to_bytes()[0])
         };
-        let mut inwards = Links::new(pending, &epoch);
+        let mut inwards = Links::new(pending, &group);
         let inwards = [1, 2, 3, 4].map(|number| of(&mut inwards, number));
-        let mut outwards = Links::new(pending, &epoch);
+        let mut outwards = Links::new(pending, &group);
         let mut outwards = [4, 3, 2, 1].map(|number| of(&mut outwards, number));
         outwards.reverse();
         assert_eq!(inwards, outwards);

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use super::build::ProfileInputs;
 use super::links::Links;
-use crate::keep::{Epoch, KeptSpan};
+use crate::keep::{KeptSpan, ProfileGroup};
 use crate::profile::{
     CALLERS_NOT_COPIED, CALLERS_WITHOUT_TABLES, FrameKind, Leaf, LeafId, Link, LinkId, Location,
     LocationId, Mapping, MappingId, Point, Profile, ProfileId, ProfiledThread, SampleKind, StackId,
     ThreadId, capped,
 };
-use crate::sinks::{Losses, Lost, SHORTEST_WAIT, SpanSamples, StackEntry, Waited};
+use crate::sinks::{Losses, Lost, SHORTEST_WAIT, SpanSamples, StackEntry, StackLeaf};
 use crate::span::{SampleCounts, SpanKey};
 use crate::symbols::hex;
 use crate::sys::{Call, OsThread};
@@ -74,10 +74,10 @@ impl<'a> Tables<'a> {
     pub(crate) fn new(
         builder: ProfileInputs<'a>,
         id: ProfileId,
-        epoch: Option<&'a Epoch>,
+        group: Option<&'a ProfileGroup>,
         detail: SpanDetail,
     ) -> Self {
-        let kept = epoch.into_iter().flat_map(|epoch| &epoch.kept);
+        let kept = group.into_iter().flat_map(|group| &group.kept);
         let mut tables = Self {
             profile: Profile::new(id, builder.period_ns),
             modules: HashMap::new(),
@@ -85,7 +85,7 @@ impl<'a> Tables<'a> {
             links: HashMap::new(),
             threads: HashMap::new(),
             kept: kept.map(|span| (span.key, span)).collect(),
-            linked: epoch.map(|epoch| Links::new(builder.pending, epoch)),
+            linked: group.map(|group| Links::new(builder.pending, group)),
             detail,
             builder,
         };
@@ -134,19 +134,19 @@ impl<'a> Tables<'a> {
 
     /// Adds placeholders if samples or waits were lost (and counted) after they were promised: the attributes of kept
     /// spans already refer to them. Returns how many were lost.
-    pub(crate) fn add_missing(&mut self, epoch: &Epoch, inside: &HashSet<SpanKey>) -> u64 {
+    pub(crate) fn add_missing(&mut self, group: &ProfileGroup, inside: &HashSet<SpanKey>) -> u64 {
         let mut missing = 0;
         let links = self.profile.of_kind(SampleKind::OnCpu).map(|sample| sample.link);
         let linked = links.filter_map(|link| self.profile.link(link?)?.linked);
         let mut linked: HashSet<_> = linked.collect();
-        for span in epoch.kept.iter().filter(|span| span.link.has_on_cpu) {
+        for span in group.kept.iter().filter(|span| span.link.has_on_cpu) {
             let ids = span.link.ids.map(|ids| (ids.trace, ids.span));
             if ids.is_some_and(|ids| linked.insert(ids)) {
                 missing += self.add_placeholder(span, SampleKind::OnCpu, inside);
             }
         }
         let closed =
-            || epoch.kept.iter().filter(|span| !span.facts.is_open && span.profile.is_ok());
+            || group.kept.iter().filter(|span| !span.facts.is_open && span.profile.is_ok());
         let has = |tables: &Self, kind| tables.profile.of_kind(kind).next().is_some();
         if let Some(span) = closed().find(|span| span.samples.waits > 0)
             && !has(self, SampleKind::OffCpu)
@@ -169,7 +169,7 @@ impl<'a> Tables<'a> {
             _ = self.add_placeholder(span, SampleKind::Allocations, inside);
         }
         if self.profile.samples().is_empty()
-            && let Some(span) = epoch.kept.iter().max_by_key(|span| span.samples.on_cpu)
+            && let Some(span) = group.kept.iter().max_by_key(|span| span.samples.on_cpu)
         {
             missing += self.add_placeholder(span, SampleKind::OnCpu, inside);
         }
@@ -239,12 +239,12 @@ impl<'a> Tables<'a> {
     /// those inside them were sampled. Adds nothing if something else may be missing.
     pub(crate) fn add_kernel(
         &mut self,
-        epoch: &Epoch,
+        group: &ProfileGroup,
         topmost: &[SpanKey],
         losses: &Losses,
         inside: &HashSet<SpanKey>,
     ) {
-        let of_topmost = epoch.kept.iter().filter(|span| topmost.contains(&span.key));
+        let of_topmost = group.kept.iter().filter(|span| topmost.contains(&span.key));
         if losses.ring_full > 0 || losses.missing > 0 {
             return;
         }
@@ -281,7 +281,7 @@ impl<'a> Tables<'a> {
         let (mut locations, mut leaf, mut end) = (Vec::new(), None, UnwindEnd::Root);
         for entry in entries {
             locations.push(match entry {
-                StackEntry::Waited(waited) => {
+                StackEntry::StackLeaf(waited) => {
                     leaf = Some(self.profile.add_leaf(self.leaf(waited)));
                     continue;
                 }
@@ -304,19 +304,19 @@ impl<'a> Tables<'a> {
     }
 
     /// A futex has its address, so that waits for the same lock are recognizable.
-    fn leaf(&self, waited: Waited) -> Leaf {
+    fn leaf(&self, waited: StackLeaf) -> Leaf {
         match waited {
-            Waited::In(Call::Futex(lock)) => Leaf::Blocked(format!("futex {lock:#x}")),
-            Waited::In(Call::Named(name)) => Leaf::Blocked((*name).to_owned()),
-            Waited::In(Call::Numbered(number)) => Leaf::Blocked(format!("system call {number}")),
-            Waited::In(Call::PageFault) => Leaf::Blocked("page fault".to_owned()),
-            Waited::Unknown => Leaf::Unknown("waiting: location unknown"),
-            Waited::NotObserved => Leaf::Unknown("awaiting: not `.profiled()`"),
-            Waited::NotCopied => Leaf::Unknown("awaiting: stack not copied"),
-            Waited::OtherStacks => Leaf::Unknown("other stacks: no memory for more"),
-            Waited::AllocationNotCopied => Leaf::Unknown("allocated: stack not copied"),
-            Waited::Scheduling => Leaf::Delayed { behind: None },
-            Waited::SchedulingBehind(plan) => {
+            StackLeaf::In(Call::Futex(lock)) => Leaf::Blocked(format!("futex {lock:#x}")),
+            StackLeaf::In(Call::Named(name)) => Leaf::Blocked((*name).to_owned()),
+            StackLeaf::In(Call::Numbered(number)) => Leaf::Blocked(format!("system call {number}")),
+            StackLeaf::In(Call::PageFault) => Leaf::Blocked("page fault".to_owned()),
+            StackLeaf::Unknown => Leaf::Unknown("waiting: location unknown"),
+            StackLeaf::NotObserved => Leaf::Unknown("awaiting: not `.profiled()`"),
+            StackLeaf::NotCopied => Leaf::Unknown("awaiting: stack not copied"),
+            StackLeaf::OtherStacks => Leaf::Unknown("other stacks: no memory for more"),
+            StackLeaf::AllocationNotCopied => Leaf::Unknown("allocated: stack not copied"),
+            StackLeaf::Scheduling => Leaf::Delayed { behind: None },
+            StackLeaf::SchedulingBehind(plan) => {
                 let behind = self.builder.callsites.get(plan);
                 let span = behind.map(|callsite| beginning(callsite.metadata.name()).to_owned());
                 Leaf::Delayed { behind: span }

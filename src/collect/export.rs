@@ -8,9 +8,9 @@ use super::run::Collector;
 use crate::assemble::{BuiltProfile, ProfileAssembler, ProfileInputs};
 use crate::engine::HeapRequest;
 use crate::intake::{Intake, new_sample};
-use crate::keep::{Callsites, Epoch};
+use crate::keep::{Callsites, ProfileGroup};
 use crate::profile::ProfileId;
-use crate::publish::{Job, Room};
+use crate::publish::{Job, MemoryBudget};
 use crate::report;
 use crate::sinks::{HeapPart, Sinks};
 use crate::stats::Counters;
@@ -20,13 +20,13 @@ use crate::stats::Counters;
 pub(crate) struct ProfileOutput {
     jobs: Sender<Job>,
     /// Memory for profiles that have not been exported yet.
-    room: Room,
+    room: MemoryBudget,
     most_samples: usize,
 }
 
 impl ProfileOutput {
     pub(crate) fn new(jobs: Sender<Job>, export_bytes: usize, most_samples: usize) -> Self {
-        Self { jobs, room: Room::new(export_bytes), most_samples }
+        Self { jobs, room: MemoryBudget::new(export_bytes), most_samples }
     }
 
     pub(super) fn send(&self, job: Job) {
@@ -60,9 +60,9 @@ impl ProfileOutput {
 }
 
 impl Collector {
-    pub(super) fn export(&mut self, mut epoch: Epoch) {
+    pub(super) fn export(&mut self, mut group: ProfileGroup) {
         let store = &mut self.intake.sinks.store;
-        for span in &mut epoch.kept {
+        for span in &mut group.kept {
             // The ids come with the verdict or with the close event, which may arrive a moment later.
             store.note(span.key, |pending| {
                 span.facts.trace = span.facts.trace.or(pending.ids);
@@ -72,14 +72,14 @@ impl Collector {
                 store.note(to, |pending| pending.ids = Some(ids));
             }
         }
-        let Some(id) = epoch.id else {
-            self.engine.publish.reporter.report(report::unexported(&epoch.kept));
+        let Some(id) = group.id else {
+            self.engine.publish.reporter.report(report::unexported(&group.kept));
             return;
         };
         let mut room = self.output.room.take();
-        let is_snapshot = epoch.kept.iter().any(|span| span.facts.is_open);
+        let is_snapshot = group.kept.iter().any(|span| span.facts.is_open);
         let clock = self.engine.spans.clock();
-        let opened_ns = epoch.kept.iter().map(|span| span.opened_ns).min().unwrap_or(0);
+        let opened_ns = group.kept.iter().map(|span| span.opened_ns).min().unwrap_or(0);
         // There are some only for snapshots.
         let present = self.intake.unwind_present(&self.watchdog.present);
         let present = present.iter().map(|(span, at, it)| (*span, new_sample(*at, it, clock)));
@@ -98,7 +98,7 @@ impl Collector {
         #[cfg(test)]
         crate::intake::inside::inside_a_step();
         let BuiltProfile { profile, modules, spans, downsampled, losses } =
-            builder.build(id, &epoch);
+            builder.build(id, &group);
         let (samples, stack_bytes) = (profile.sample_count(), settings.stack_bytes);
         let cut = self.logged.cut_stacks(&losses, samples, stack_bytes);
         self.log(cut);
@@ -109,7 +109,7 @@ impl Collector {
         }
         let profile = Box::new(profile);
         room.shrink(profile.bytes());
-        let Epoch { kept, permit, .. } = epoch;
-        self.output.send(Job::Export { profile, modules, kept, room, permit });
+        let ProfileGroup { kept, reservation, .. } = group;
+        self.output.send(Job::Export { profile, modules, kept, room, reservation });
     }
 }

@@ -164,7 +164,7 @@ mod tests {
     use tracing_subscriber::layer::{Context, SubscriberExt as _};
 
     use crate::layer::ProfilingLayer;
-    use crate::threads::Pace;
+    use crate::threads::Timing;
 
     use super::*;
 
@@ -188,7 +188,7 @@ mod tests {
             let lines = Lines::default();
             let mut builder = ProfilingLayer::builder();
             let first_look = Duration::from_millis(50);
-            builder.pace = Pace { first_look, ..Pace::USUAL };
+            builder.pace = Timing { first_look, ..Timing::USUAL };
             let subscriber =
                 tracing_subscriber::registry().with(lines.clone()).with(builder.build().unwrap());
             tracing::subscriber::with_default(subscriber, || {

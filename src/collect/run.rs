@@ -12,7 +12,7 @@ use super::export::ProfileOutput;
 use super::logged::Logged;
 use crate::engine::{Command, Engine, HeapRequest, OpenRequest, update_counting};
 use crate::intake::Intake;
-use crate::keep::Epoch;
+use crate::keep::ProfileGroup;
 use crate::log::{LogEvent, LogKind};
 use crate::publish::{FlushRequest, Job};
 use crate::span::SpanKey;
@@ -143,7 +143,7 @@ impl Collector {
     }
 
     /// How long to sleep, or `None` to sleep until woken. A process without an open profiled span has no wake-ups
-    /// once its threads are disarmed.
+    /// once its threads are detached.
     pub(crate) fn sleep(&self) -> Option<Duration> {
         let Self { engine, threads, watchdog, .. } = self;
         let linger = engine.admission.until_next_expiry(LINGER);
@@ -158,7 +158,7 @@ impl Collector {
     /// Runs one round. Returns the commands, and whether another round must follow at once.
     ///
     /// A span that closes before a round begins is complete when it ends: all its intervals and samples have been
-    /// written. Profiles are therefore made only of epochs that are ended at the beginning of the round.
+    /// written. Profiles are therefore made only of groups that are ended at the beginning of the round.
     fn do_round(&mut self) -> (RoundRequests, bool) {
         self.intake.round += 1;
         let asked = self.take_commands();
@@ -167,7 +167,7 @@ impl Collector {
         closed.extend(self.intake.register_spans());
         self.watchdog.sweep_plans(&self.engine, &self.intake.sinks.store);
         update_counting(&self.engine);
-        let epochs = self.end_epochs(&closed, asked.everything);
+        let groups = self.end_groups(&closed, asked.everything);
 
         let least_age = self.engine.callsites.least_age();
         let entered = self.threads.drain_all(&mut self.intake, least_age);
@@ -185,8 +185,8 @@ impl Collector {
 
         self.intake.sinks.store.charge_refused();
         self.intake.source.check_losses(self.intake.now_ns());
-        for epoch in epochs {
-            self.export(epoch);
+        for group in groups {
+            self.export(group);
         }
         let admission = &self.engine.admission;
         let store = &mut self.intake.sinks.store;
@@ -196,7 +196,7 @@ impl Collector {
             store.remove_root(span);
             store.close(span);
         }
-        let (given_up, by_memory) = store.evict_closed(|root| admission.has_permit(root));
+        let (given_up, by_memory) = store.evict_closed(|root| admission.has_reservation(root));
         let counters = &self.engine.counters;
         let counter = match by_memory {
             true => &counters.samples.dropped_memory,
@@ -209,7 +209,7 @@ impl Collector {
         let event = self.logged.unreported(unreported, asked.everything);
         self.log(event);
         self.check_open_spans();
-        let again = self.intake.closed.iter().any(|span| self.engine.admission.has_epoch(*span));
+        let again = self.intake.closed.iter().any(|span| self.engine.admission.has_group(*span));
         (asked, again)
     }
 
@@ -235,12 +235,12 @@ impl Collector {
         asked
     }
 
-    fn end_epochs(&self, closed: &[SpanKey], everything: bool) -> Vec<Epoch> {
+    fn end_groups(&self, closed: &[SpanKey], everything: bool) -> Vec<ProfileGroup> {
         let linger = if everything { Duration::ZERO } else { LINGER };
         let admission = &self.engine.admission;
-        let expired = admission.expired_epochs(linger);
+        let expired = admission.expired_groups(linger);
         let roots = closed.iter().copied().chain(expired);
-        roots.filter_map(|root| admission.end_epoch(root)).collect()
+        roots.filter_map(|root| admission.end_group(root)).collect()
     }
 
     fn read_copied_stacks(&mut self) {

@@ -16,7 +16,7 @@ use crate::profile::Resource;
 use crate::redact::Redaction;
 use crate::sampler::{Periods, Source, SourceSettings};
 use crate::sys::TimerClock;
-use crate::threads::{Pace, ShedLimits};
+use crate::threads::{LoadLimits, Timing};
 
 /// Builds a [`ProfilingLayer`](crate::ProfilingLayer) with settings other than the defaults.
 ///
@@ -50,8 +50,8 @@ pub struct Builder {
     pub(super) alloc_sample_interval: u32,
     pub(super) heap: bool,
     pub(super) cpu_percent: Option<u32>,
-    pub(super) shed: ShedLimits,
-    pub(crate) pace: Pace,
+    pub(super) shed: LoadLimits,
+    pub(crate) pace: Timing,
     pub(super) on_kept: Option<OnKept>,
     pub(super) otel: OtelSettings,
     pub(super) shown_fields: ShownFields,
@@ -107,8 +107,8 @@ impl Builder {
             samples_per_profile: DEFAULT_SAMPLES_PER_PROFILE,
             memory: DEFAULT_MEMORY,
             cpu_percent: None,
-            shed: ShedLimits::default(),
-            pace: Pace::USUAL,
+            shed: LoadLimits::default(),
+            pace: Timing::USUAL,
             on_kept: None,
             otel: OtelSettings::default(),
             shown_fields: ShownFields::default(),

@@ -34,8 +34,8 @@ use crate::publish::PublishState;
 use crate::redact::Redaction;
 use crate::refresh::refresh_interest;
 use crate::span::{
-    Closing, Enclosing, Plan, RegistryId, SAMPLED_ITSELF, SHOWS_FIELDS, Spans, TraceIds, Verdict,
-    forget_this_thread, spawn_ignored,
+    Ancestor, Plan, RegistryId, SAMPLED_ITSELF, SHOWS_FIELDS, SpanSnapshot, Spans, TraceIds,
+    Verdict, forget_this_thread, spawn_ignored,
 };
 use crate::stats::{Counters, Stats};
 use crate::sys::{self, Striped, Uncounted, Waker};
@@ -175,7 +175,7 @@ impl Engine {
             self.start_watchdog();
         }
         if is_chosen {
-            self.spans.choose(id);
+            self.spans.keep_one_in_n(id);
         }
     }
 
@@ -224,12 +224,17 @@ impl Engine {
 
     /// The verdict on a span that has closed.
     #[cold]
-    fn judge(&self, closing: &Closing, reach: FindOtel<'_>) -> Verdict {
+    fn judge(&self, closing: &SpanSnapshot, reach: FindOtel<'_>) -> Verdict {
         let judge = |site: &Callsite| Some(self.judge_by(site, closing, reach));
         self.callsites.get_here(closing.plan, judge).unwrap_or_default()
     }
 
-    fn judge_by(&self, callsite: &Callsite, closing: &Closing, reach: FindOtel<'_>) -> Verdict {
+    fn judge_by(
+        &self,
+        callsite: &Callsite,
+        closing: &SpanSnapshot,
+        reach: FindOtel<'_>,
+    ) -> Verdict {
         let values = || self.inspect_values(closing, FieldValues::hash_of);
         let is_rare = |wall_ns| self.callsites.is_rare(callsite, values, wall_ns);
         let reasons = Reasons::judge(&callsite.keep, closing, is_rare);
@@ -265,7 +270,7 @@ impl Engine {
     }
 
     /// Whether a kept span gets neither a profile nor a report, as far as that is certain. Counts it then.
-    fn is_over_limit(&self, closing: &Closing, callsite: &Callsite, reasons: Reasons) -> bool {
+    fn is_over_limit(&self, closing: &SpanSnapshot, callsite: &Callsite, reasons: Reasons) -> bool {
         // Whether its trace is exported decides first.
         if reasons.contains(Reason::Forced) || self.otel.only_sampled_traces {
             return false;
@@ -284,14 +289,14 @@ impl Engine {
     }
 
     /// A hash of a span's name and values, by which its limits are known.
-    fn name_hash(&self, closing: &Closing, callsite: &Callsite) -> u64 {
+    fn name_hash(&self, closing: &SpanSnapshot, callsite: &Callsite) -> u64 {
         let values = self.inspect_values(closing, FieldValues::hash_of);
         let hasher = BuildHasherDefault::<DefaultHasher>::default();
         hasher.hash_one((callsite.metadata.name(), values))
     }
 
     /// What samples in a closing span link to. `reach` finds OpenTelemetry spans.
-    fn link(&self, closing: &Closing, ids: Option<TraceIds>, reach: FindOtel<'_>) -> SpanLink {
+    fn link(&self, closing: &SpanSnapshot, ids: Option<TraceIds>, reach: FindOtel<'_>) -> SpanLink {
         let has_on_cpu = closing.has(SAMPLED_ITSELF);
         let first = self.admission.first_link(closing.root);
         let at = first.as_ref().map_or(closing.closed_at, |first| first.at);
@@ -309,7 +314,7 @@ impl Engine {
         }
         let enclosing = self.spans.enclosing(closing.id, at);
         let outermost = enclosing.iter().rposition(|span| !span.is_long).unwrap_or(0);
-        let ids_of = |span: &Enclosing| match span.key == closing.key {
+        let ids_of = |span: &Ancestor| match span.key == closing.key {
             true => ids,
             // If OpenTelemetry does not know the span, it may not have started those around it.
             false => {
@@ -330,7 +335,7 @@ impl Engine {
     }
 
     /// The ids of a span around one that is closing, if they are known already.
-    fn ids_around(&self, span: &Enclosing, reach: FindOtel<'_>) -> Option<TraceIds> {
+    fn ids_around(&self, span: &Ancestor, reach: FindOtel<'_>) -> Option<TraceIds> {
         // Otherwise a program could still set its parent.
         let reached = if span.was_entered { reach(span.id) } else { None };
         reached.map(|otel| otel.ids())
@@ -339,7 +344,7 @@ impl Engine {
     /// Keeps a span, which is open if `link` is `None`. Returns its report, and whether the collector has work to do.
     fn keep(
         &self,
-        closing: &Closing,
+        closing: &SpanSnapshot,
         callsite: &Callsite,
         reasons: Reasons,
         trace: Option<TraceIds>,
@@ -386,7 +391,7 @@ impl Engine {
     /// Reads the values of the span's fields that are shown.
     pub(crate) fn inspect_values<T: Default>(
         &self,
-        closing: &Closing,
+        closing: &SpanSnapshot,
         read: impl Fn(RegistryId, &Dispatch) -> T,
     ) -> T {
         if !closing.has(SHOWS_FIELDS) {
@@ -404,7 +409,7 @@ impl Engine {
     }
 
     /// Keeps a span while it is open.
-    pub(crate) fn keep_open(&self, open: &Closing, reasons: Reasons) {
+    pub(crate) fn keep_open(&self, open: &SpanSnapshot, reasons: Reasons) {
         // Whether its trace will be exported is not known while it is open.
         let callsite = self.callsites.get(open.plan).filter(|_| !self.otel.only_sampled_traces);
         if let Some(callsite) = callsite {

@@ -32,8 +32,8 @@ impl Usage {
     }
 
     pub(crate) fn from_counts(counts: UsageCounts<u64>) -> Self {
-        let [minor_faults, major_faults, voluntary, involuntary, of_arming @ ..] = counts;
-        let [cycles, instructions, cache_misses, preempted_ns] = of_arming;
+        let [minor_faults, major_faults, voluntary, involuntary, of_session @ ..] = counts;
+        let [cycles, instructions, cache_misses, preempted_ns] = of_session;
         Self {
             minor_faults,
             major_faults,
@@ -46,8 +46,8 @@ impl Usage {
         }
     }
 
-    /// Without the counts that start at 0 when the thread is armed.
-    pub(crate) fn without_arming(self) -> Self {
+    /// Without the counts that start at 0 when the thread is attached.
+    pub(crate) fn without_session(self) -> Self {
         Self { cycles: 0, instructions: 0, cache_misses: 0, preempted_ns: 0, ..self }
     }
 

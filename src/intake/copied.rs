@@ -1,24 +1,24 @@
 //! Reads samples that the threads of the program take themselves: awaits and allocations, each with a copy of the stack.
 
 use super::Intake;
-use crate::budget::Share;
+use crate::budget::CpuBudget;
 use crate::inbox::{CopiedSample, CopiedStack, Inbox, InboxCounters, KindWeight, LeafStacks};
 use crate::profile::SampleKind;
-use crate::sinks::{Added, NewSample, Stack, Total, Waited, WantedBy};
+use crate::sinks::{Added, NewSample, Stack, StackLeaf, Total, WantedBy};
 use crate::span::{InnermostSpan, SpanKey};
 use crate::stats::Counters;
 use crate::sys::{self, Clock};
 use crate::unwind::{ModuleAddress, UnwindEnd, Unwinder};
 
 /// The CPU budget for unwinding the samples of an inbox: 50 ms at once, and 2 % of a core after that.
-const UNWINDING: Share = Share::new(2, 50_000_000);
+const UNWINDING: CpuBudget = CpuBudget::new(2, 50_000_000);
 /// Where the budget for samples is unlimited.
-const UNLIMITED: Share = Share::new(100, i64::MAX);
+const UNLIMITED: CpuBudget = CpuBudget::new(100, i64::MAX);
 /// The assumed cost where CPU time cannot be read.
 const A_STACK_NS: u64 = 20_000;
 
 /// Those for awaits and for allocations.
-pub(super) fn budgets(is_limited: bool) -> (Share, Share) {
+pub(super) fn budgets(is_limited: bool) -> (CpuBudget, CpuBudget) {
     (UNWINDING, if is_limited { UNWINDING } else { UNLIMITED })
 }
 
@@ -33,7 +33,7 @@ impl Intake {
 
     /// Reads the samples that are waiting; those that are sent from now on are read in the next round. `left` is the budget
     /// for their stacks. Returns what is left of it.
-    fn read(&mut self, inbox: &Inbox, mut left: Share, now_ns: u64) -> Share {
+    fn read(&mut self, inbox: &Inbox, mut left: CpuBudget, now_ns: u64) -> CpuBudget {
         let waiting = inbox.waiting();
         if waiting == 0 {
             return left;
@@ -77,7 +77,7 @@ impl Intake {
 
     /// Adds idle time of a future that is not observed. If there is no memory for it, it stays unexplained.
     pub(super) fn add_idle(&mut self, span: SpanKey, time_ns: u64, weight: u64) {
-        let stack = Stack { waited: Some(Waited::NotObserved), ..Stack::new() };
+        let stack = Stack { waited: Some(StackLeaf::NotObserved), ..Stack::new() };
         let kind = SampleKind::Await;
         let idle = NewSample { kind, time_ns, weight, thread: None, stack: &stack };
         if self.sinks.add(WantedBy::span(span), idle, self.round) != Some(Added::Kept) {
@@ -114,9 +114,9 @@ pub(crate) fn new_sample<'a>(part: KindWeight, stack: &'a Stack, clock: &Clock) 
 }
 
 /// What a scheduling delay shows besides the stack of the await before it.
-fn waited(part: KindWeight, sample: &CopiedSample) -> Option<Waited> {
+fn waited(part: KindWeight, sample: &CopiedSample) -> Option<StackLeaf> {
     (part.kind == SampleKind::Delay)
-        .then_some(sample.behind.map_or(Waited::Scheduling, Waited::SchedulingBehind))
+        .then_some(sample.behind.map_or(StackLeaf::Scheduling, StackLeaf::SchedulingBehind))
 }
 
 /// The stack of an allocation, or that of a leaf future up to the poll of the wrapper, and of the leaf before, if there is
@@ -136,8 +136,8 @@ fn unwound(sample: &CopiedSample, unwinder: &mut Unwinder, most_frames: usize) -
     let mut stack = Stack::new();
     match &sample.stacks.last {
         Some(last) => stack.end = unwind(last, &mut stack.frames),
-        None if kind == SampleKind::Await => stack.waited = Some(Waited::NotCopied),
-        None => stack.waited = Some(Waited::AllocationNotCopied),
+        None if kind == SampleKind::Await => stack.waited = Some(StackLeaf::NotCopied),
+        None => stack.waited = Some(StackLeaf::AllocationNotCopied),
     }
     if let (Some(before), true) = (&sample.stacks.before, sample.stacks.last.is_some()) {
         unwind(before, &mut stack.other);

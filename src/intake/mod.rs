@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicU64;
 
 pub(crate) use copied::new_sample;
 
-use crate::budget::Share;
+use crate::budget::CpuBudget;
 use crate::inbox::HeapUse;
 use crate::profile::SampleKind;
 use crate::sampler::Sampler;
@@ -48,8 +48,8 @@ pub(crate) struct Intake {
     stack: Stack,
     /// A buffer for the copy of a blocked thread's stack.
     bytes: Vec<u8>,
-    for_awaits: Share,
-    for_allocations: Share,
+    for_awaits: CpuBudget,
+    for_allocations: CpuBudget,
 }
 
 /// Entries of a call chain from here on are not addresses but context markers, such as `PERF_CONTEXT_KERNEL`.

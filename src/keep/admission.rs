@@ -1,4 +1,4 @@
-//! Admits kept spans to profiles: permits, and the epochs of local roots.
+//! Admits kept spans to profiles: reservations, and the groups of local roots.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,11 +17,11 @@ use crate::span::SpanKey;
 
 /// The spans of one local root that were kept together and share a profile.
 #[derive(Debug)]
-pub(crate) struct Epoch {
+pub(crate) struct ProfileGroup {
     pub(crate) root: SpanKey,
-    /// The id of the profile, if a permit was given for it.
+    /// The id of the profile, if a reservation was given for it.
     pub(crate) id: Option<ProfileId>,
-    pub(crate) permit: Option<Permit>,
+    pub(crate) reservation: Option<Reservation>,
     /// The profile belongs to no span: it only tests whether the exporter works again.
     is_trial: bool,
     pub(crate) kept: Vec<KeptSpan>,
@@ -30,12 +30,12 @@ pub(crate) struct Epoch {
     opened_ns: u64,
 }
 
-impl Epoch {
+impl ProfileGroup {
     fn new(root: SpanKey, opened_ns: u64) -> Self {
         Self {
             root,
             id: None,
-            permit: None,
+            reservation: None,
             is_trial: false,
             kept: Vec::new(),
             linked_inside: HashMap::new(),
@@ -55,9 +55,9 @@ impl Epoch {
 
 /// A slot with the exporter, until the profile is exported or lost.
 #[derive(Debug)]
-pub(crate) struct Permit(Arc<AtomicUsize>);
+pub(crate) struct Reservation(Arc<AtomicUsize>);
 
-impl Drop for Permit {
+impl Drop for Reservation {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -65,9 +65,9 @@ impl Drop for Permit {
 
 #[derive(Debug)]
 struct State {
-    epochs: HashMap<SpanKey, Epoch>,
-    /// Epochs of spans that are still open.
-    snapshots: HashMap<SpanKey, Epoch>,
+    groups: HashMap<SpanKey, ProfileGroup>,
+    /// Groups of spans that are still open.
+    snapshots: HashMap<SpanKey, ProfileGroup>,
     /// The profiles of spans that are still open: at most one for each reason to keep an open span.
     earlier: HashMap<SpanKey, Vec<ProfileId>>,
     limits: RateLimits,
@@ -81,25 +81,25 @@ struct State {
 pub(crate) struct ProfileAdmission {
     state: Mutex<State>,
     dry: Dry,
-    /// Profiles that have a permit and are not yet exported.
-    permits: Arc<AtomicUsize>,
-    most_permits: usize,
+    /// Profiles that have a reservation and are not yet exported.
+    reservations: Arc<AtomicUsize>,
+    most_reservations: usize,
     pub(crate) health: Arc<ExporterHealth>,
     memory_is_short: AtomicBool,
     is_over: AtomicBool,
 }
 
-/// Default for the permits in use at once. It bounds the samples that wait for export to those of this many roots.
+/// Default for the reservations in use at once. It bounds the samples that wait for export to those of this many roots.
 pub(crate) const MAX_RESERVED: usize = 32;
-/// Open epochs.
+/// Open groups.
 const MOST_EPOCHS: usize = 1024;
-/// Kept spans in one epoch, besides the root.
+/// Kept spans in one group, besides the root.
 const MOST_KEPT: usize = 1024;
 
 impl ProfileAdmission {
     pub(crate) fn new(profiles_per_minute: u32, health: ExporterHealth) -> Self {
         let state = State {
-            epochs: HashMap::new(),
+            groups: HashMap::new(),
             snapshots: HashMap::new(),
             earlier: HashMap::new(),
             limits: RateLimits::new(profiles_per_minute),
@@ -107,17 +107,17 @@ impl ProfileAdmission {
         Self {
             state: Mutex::new(state),
             dry: Dry::new(),
-            permits: Arc::default(),
-            most_permits: MAX_RESERVED,
+            reservations: Arc::default(),
+            most_reservations: MAX_RESERVED,
             health: Arc::new(health),
             memory_is_short: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
         }
     }
 
-    /// Sets how many permits may be in use at once.
+    /// Sets how many reservations may be in use at once.
     pub(crate) fn with_max_reserved(self, profiles: usize) -> Self {
-        Self { most_permits: profiles, ..self }
+        Self { most_reservations: profiles, ..self }
     }
 
     /// Whether a closed span of that rule and root would get neither a profile nor a report, since there is no token left.
@@ -129,7 +129,7 @@ impl ProfileAdmission {
         has_samples: bool,
         name: impl FnOnce() -> u64,
     ) -> bool {
-        if self.dry.may_have_epoch(root) {
+        if self.dry.may_have_group(root) {
             return false;
         }
         let now_ns = self.health.now_ns();
@@ -171,28 +171,28 @@ impl ProfileAdmission {
         if let Some(earlier) = state.earlier.get(&span.key) {
             span.earlier.clone_from(earlier);
         }
-        let epochs = if span.facts.is_open { &mut state.snapshots } else { &mut state.epochs };
-        let open = epochs.get(&span.root);
+        let groups = if span.facts.is_open { &mut state.snapshots } else { &mut state.groups };
+        let open = groups.get(&span.root);
         let full = match open {
             // A root still fits, because all other spans are inside it.
-            Some(epoch) if epoch.kept.len() >= MOST_KEPT && span.key != span.root => {
+            Some(group) if group.kept.len() >= MOST_KEPT && span.key != span.root => {
                 Some(NoProfile::TreeFull)
             }
-            None if epochs.len() >= MOST_EPOCHS => Some(NoProfile::ExporterBusy),
+            None if groups.len() >= MOST_EPOCHS => Some(NoProfile::ExporterBusy),
             _ => None,
         };
-        let linked_inside = open.and_then(|epoch| epoch.linked_inside.get(&span.key));
+        let linked_inside = open.and_then(|group| group.linked_inside.get(&span.key));
         let links_here = span.link.to.is_some()
             && span.samples.on_cpu > linked_inside.copied().unwrap_or_default();
-        let is_trial = open.is_some_and(|epoch| epoch.is_trial);
-        let open = open.map(|epoch| epoch.id);
+        let is_trial = open.is_some_and(|group| group.is_trial);
+        let open = open.map(|group| group.id);
         if let Some(full) = full {
             span.profile = Err(full);
             return false;
         }
         let limits = &mut state.limits;
         let is_forced = span.facts.reasons.contains(Reason::Forced);
-        let mut permit = None;
+        let mut reservation = None;
         span.profile = match open.flatten() {
             // The caller has already set the reason.
             _ if span.samples.total() == 0 => span.profile.and(Err(NoProfile::NoSamples)),
@@ -202,7 +202,7 @@ impl ProfileAdmission {
                 let take_token =
                     || is_forced || self.take(limits, (span, name), Limited::Profile, now_ns);
                 self.reserve(take_token, new_id).map(|(id, new)| {
-                    permit = Some(new);
+                    reservation = Some(new);
                     id
                 })
             }
@@ -212,7 +212,7 @@ impl ProfileAdmission {
         let trial = match span.profile {
             Err(NoProfile::ExporterFails) if open.flatten().is_none() => {
                 self.trial(new_id).map(|(id, new)| {
-                    permit = Some(new);
+                    reservation = Some(new);
                     id
                 })
             }
@@ -223,20 +223,20 @@ impl ProfileAdmission {
             is_due || self.take(limits, (span, name), Limited::Report, now_ns) || trial.is_some();
         if is_due {
             let is_snapshot = span.facts.is_open;
-            let epoch = epochs.entry(span.root).or_insert_with(|| {
+            let group = groups.entry(span.root).or_insert_with(|| {
                 if !is_snapshot {
                     self.dry.add_root(span.root);
                 }
-                Epoch::new(span.root, now_ns)
+                ProfileGroup::new(span.root, now_ns)
             });
-            epoch.is_trial |= trial.is_some();
-            epoch.id = epoch.id.or(span.profile.ok()).or(trial);
-            epoch.permit = epoch.permit.take().or(permit);
+            group.is_trial |= trial.is_some();
+            group.id = group.id.or(span.profile.ok()).or(trial);
+            group.reservation = group.reservation.take().or(reservation);
             let is_linked = span.link.has_on_cpu && span.link.ids.is_some();
             for outside in span.link.outside.iter().filter(|_| is_linked) {
-                *epoch.linked_inside.entry(*outside).or_default() += span.samples.on_cpu;
+                *group.linked_inside.entry(*outside).or_default() += span.samples.on_cpu;
             }
-            epoch.kept.push(span.clone());
+            group.kept.push(span.clone());
             if let Some(id) = span.profile.ok().filter(|_| span.facts.is_open) {
                 state.earlier.entry(span.key).or_default().push(id);
             }
@@ -248,7 +248,7 @@ impl ProfileAdmission {
         &self,
         take_token: impl FnOnce() -> bool,
         new_id: Option<ProfileId>,
-    ) -> Result<(ProfileId, Permit), NoProfile> {
+    ) -> Result<(ProfileId, Reservation), NoProfile> {
         if self.is_over.load(Ordering::Relaxed) {
             return Err(NoProfile::ExporterFails);
         }
@@ -258,77 +258,77 @@ impl ProfileAdmission {
         if self.memory_is_short.load(Ordering::Relaxed) {
             return Err(NoProfile::NoMemory);
         }
-        // Under the lock of the state, so two threads cannot both take the last permit.
-        if self.permits.load(Ordering::Relaxed) >= self.most_permits {
+        // Under the lock of the state, so two threads cannot both take the last reservation.
+        if self.reservations.load(Ordering::Relaxed) >= self.most_reservations {
             return Err(NoProfile::ExporterBusy);
         }
         if !take_token() {
             return Err(NoProfile::RateLimit);
         }
         let id = new_id.ok_or(NoProfile::NoId)?;
-        self.health.note_permit();
-        Ok((id, self.new_permit()))
+        self.health.note_reservation();
+        Ok((id, self.new_reservation()))
     }
 
-    fn new_permit(&self) -> Permit {
-        self.permits.fetch_add(1, Ordering::Relaxed);
-        Permit(Arc::clone(&self.permits))
+    fn new_reservation(&self) -> Reservation {
+        self.reservations.fetch_add(1, Ordering::Relaxed);
+        Reservation(Arc::clone(&self.reservations))
     }
 
     /// The id of a trial profile, which belongs to no span, if a trial is due. A receiver may accept requests and still
     /// refuse profiles, so only a profile can show whether it works again.
-    fn trial(&self, new_id: Option<ProfileId>) -> Option<(ProfileId, Permit)> {
+    fn trial(&self, new_id: Option<ProfileId>) -> Option<(ProfileId, Reservation)> {
         let id = new_id?;
         let cannot = self.is_over.load(Ordering::Relaxed)
             || self.memory_is_short.load(Ordering::Relaxed)
-            || self.permits.load(Ordering::Relaxed) >= self.most_permits;
-        (!cannot && self.health.take_trial()).then(|| (id, self.new_permit()))
+            || self.reservations.load(Ordering::Relaxed) >= self.most_reservations;
+        (!cannot && self.health.take_trial()).then(|| (id, self.new_reservation()))
     }
 
-    /// Ends the epoch of that root, if one is open. Spans kept after this open another one.
-    pub(crate) fn end_epoch(&self, root: SpanKey) -> Option<Epoch> {
+    /// Ends the group of that root, if one is open. Spans kept after this open another one.
+    pub(crate) fn end_group(&self, root: SpanKey) -> Option<ProfileGroup> {
         let mut state = self.state.lock();
-        let epoch = state.epochs.remove(&root)?;
+        let group = state.groups.remove(&root)?;
         self.dry.remove_root(root);
-        Some(epoch)
+        Some(group)
     }
 
-    /// What was decided when the first span of that root's epoch was kept, if it has one.
+    /// What was decided when the first span of that root's group was kept, if it has one.
     pub(crate) fn first_link(&self, root: SpanKey) -> Option<SpanLink> {
         let state = self.state.lock();
-        Some(state.epochs.get(&root)?.kept.first()?.link.clone())
+        Some(state.groups.get(&root)?.kept.first()?.link.clone())
     }
 
-    /// Takes the epochs of spans that were kept while open. Each is exported at once.
-    pub(crate) fn take_snapshots(&self) -> Vec<Epoch> {
+    /// Takes the groups of spans that were kept while open. Each is exported at once.
+    pub(crate) fn take_snapshots(&self) -> Vec<ProfileGroup> {
         let snapshots = std::mem::take(&mut self.state.lock().snapshots);
         snapshots.into_values().collect()
     }
 
     /// Whether spans of that root were kept and are not yet exported.
-    pub(crate) fn has_epoch(&self, root: SpanKey) -> bool {
-        self.state.lock().epochs.contains_key(&root)
+    pub(crate) fn has_group(&self, root: SpanKey) -> bool {
+        self.state.lock().groups.contains_key(&root)
     }
 
-    /// Whether a profile will be made of the epoch of that root. Of others, spans are only reported.
-    pub(crate) fn has_permit(&self, root: SpanKey) -> bool {
-        self.state.lock().epochs.get(&root).is_some_and(|epoch| epoch.id.is_some())
+    /// Whether a profile will be made of the group of that root. Of others, spans are only reported.
+    pub(crate) fn has_reservation(&self, root: SpanKey) -> bool {
+        self.state.lock().groups.get(&root).is_some_and(|group| group.id.is_some())
     }
 
-    /// The roots whose epochs have been open for `linger`.
-    pub(crate) fn expired_epochs(&self, linger: Duration) -> Vec<SpanKey> {
+    /// The roots whose groups have been open for `linger`.
+    pub(crate) fn expired_groups(&self, linger: Duration) -> Vec<SpanKey> {
         let now_ns = self.health.now_ns();
         let state = self.state.lock();
-        let expired = state.epochs.values().filter(|epoch| epoch.open_for(now_ns) >= linger);
-        expired.map(|epoch| epoch.root).collect()
+        let expired = state.groups.values().filter(|group| group.open_for(now_ns) >= linger);
+        expired.map(|group| group.root).collect()
     }
 
-    /// How long until the next epoch has been open for `linger`.
+    /// How long until the next group has been open for `linger`.
     pub(crate) fn until_next_expiry(&self, linger: Duration) -> Option<Duration> {
         let now_ns = self.health.now_ns();
         let state = self.state.lock();
-        let left = |epoch: &Epoch| linger.saturating_sub(epoch.open_for(now_ns));
-        state.epochs.values().map(left).min()
+        let left = |group: &ProfileGroup| linger.saturating_sub(group.open_for(now_ns));
+        state.groups.values().map(left).min()
     }
 
     /// Drops the state of a span that has closed and was judged.
@@ -336,12 +336,12 @@ impl ProfileAdmission {
         self.state.lock().earlier.remove(&span);
     }
 
-    /// Stops giving permits: the last profiles are being made.
+    /// Stops giving reservations: the last profiles are being made.
     pub(crate) fn end(&self) {
         self.is_over.store(true, Ordering::Relaxed);
     }
 
-    /// While samples are lost because memory is short, no permits are given.
+    /// While samples are lost because memory is short, no reservations are given.
     pub(crate) fn set_memory_is_short(&self, is_short: bool) {
         self.memory_is_short.store(is_short, Ordering::Relaxed);
     }
@@ -396,23 +396,23 @@ mod tests {
     }
 
     #[test]
-    fn spans_kept_in_one_epoch_share_a_profile() {
+    fn spans_kept_in_one_group_share_a_profile() {
         let admission = admission(60);
         assert_eq!(keep(&admission, 2, 1, 5, ID).profile, Ok(ID));
         assert_eq!(keep(&admission, 1, 1, 9, OTHER).profile, Ok(ID));
         assert_eq!(keep(&admission, 7, 7, 9, OTHER).profile, Ok(OTHER));
-        let epoch = admission.end_epoch(key(1)).unwrap();
-        assert_eq!((epoch.id, epoch.kept.len()), (Some(ID), 2));
-        assert!(!admission.has_epoch(key(1)));
-        assert!(admission.has_epoch(key(7)));
+        let group = admission.end_group(key(1)).unwrap();
+        assert_eq!((group.id, group.kept.len()), (Some(ID), 2));
+        assert!(!admission.has_group(key(1)));
+        assert!(admission.has_group(key(7)));
     }
 
     #[test]
     fn a_span_without_samples_is_reported_without_a_profile() {
         let admission = admission(60);
         assert_eq!(keep(&admission, 2, 1, 0, ID).profile, Err(NoProfile::NoSamples));
-        assert_eq!(admission.end_epoch(key(1)).unwrap().id, None);
-        // A span without samples has no profile, even in an epoch that has one.
+        assert_eq!(admission.end_group(key(1)).unwrap().id, None);
+        // A span without samples has no profile, even in a group that has one.
         assert_eq!(keep(&admission, 3, 3, 1, ID).profile, Ok(ID));
         assert_eq!(keep(&admission, 4, 3, 0, ID).profile, Err(NoProfile::NoSamples));
     }
@@ -421,7 +421,7 @@ mod tests {
     fn an_enclosing_span_has_a_profile_of_all_its_samples() {
         let admission = admission(60);
         keep(&admission, 2, 1, 5, ID);
-        admission.end_epoch(key(1));
+        admission.end_group(key(1));
         let outer = keep(&admission, 1, 1, 5, OTHER);
         assert_eq!((outer.profile, outer.samples), (Ok(OTHER), on_cpu(5)));
         assert!(outer.earlier.is_empty());
@@ -440,8 +440,8 @@ mod tests {
         let snapshots = admission.take_snapshots();
         assert_eq!((snapshots.len(), snapshots[0].kept.len()), (1, 2));
         assert!(admission.take_snapshots().is_empty());
-        assert!(admission.has_epoch(key(1)), "the epoch of the closed span");
-        admission.end_epoch(key(1));
+        assert!(admission.has_group(key(1)), "the group of the closed span");
+        admission.end_group(key(1));
         for (span, samples) in [(3, 9), (1, 12)] {
             let closed = keep(&admission, span, 1, samples, ID);
             assert_eq!((closed.samples, closed.earlier), (on_cpu(samples), vec![OTHER]));
@@ -488,7 +488,7 @@ mod tests {
     fn a_root_links_to_samples_that_were_exported_before_it_closed() {
         let admission = admission(60);
         keep_linked(&admission, 2, 5, 2, &[1]);
-        admission.end_epoch(key(1));
+        admission.end_group(key(1));
         assert!(keep_linked(&admission, 1, 5, 1, &[]).link.has_on_cpu);
     }
 
@@ -502,7 +502,7 @@ mod tests {
             admission.keep(&mut span, 0, Some(ID));
             assert_eq!(admission.first_link(key(1)).unwrap().at, 7);
         }
-        admission.end_epoch(key(1));
+        admission.end_group(key(1));
         assert!(admission.first_link(key(1)).is_none());
     }
 
@@ -512,7 +512,7 @@ mod tests {
         let kept: Vec<_> = (1..=5).map(|n| keep(&admission, n, n, 1, ID).profile).collect();
         let dry = Err(NoProfile::RateLimit);
         assert_eq!(kept, [Ok(ID), Ok(ID), Ok(ID), dry, dry]);
-        // Reports of epochs without a profile are limited too.
+        // Reports of groups without a profile are limited too.
         let mut span = KeptSpan::for_test(key(9), key(9), 0);
         assert!(admission.keep(&mut span, 0, None));
         let mut span = KeptSpan::for_test(key(10), key(10), 0);
@@ -535,11 +535,11 @@ mod tests {
         assert!(!over(9, true, 0) && !over(9, false, 0), "a report was not refused yet");
         assert_eq!(keep(&admission, 3, 3, 1, ID).profile, Err(NoProfile::RateLimit));
         assert!(over(9, true, 0) && over(9, false, 0));
-        // The spans of an open epoch need no token, and other names have tokens of their own.
+        // The spans of an open group need no token, and other names have tokens of their own.
         assert!(!over(1, true, 0) && !over(2, true, 0) && over(3, true, 0), "3 is not reported");
         assert!(!over(9, true, 1));
         for root in [1, 2] {
-            admission.end_epoch(key(root));
+            admission.end_group(key(root));
             assert!(over(root, true, 0));
         }
         now.store(MINUTE - 1, Ordering::Relaxed);
@@ -561,7 +561,7 @@ mod tests {
     }
 
     #[test]
-    fn permits_are_limited() {
+    fn reservations_are_limited() {
         for most in [1, MAX_RESERVED as u64, 100] {
             let admission = admission(10_000).with_max_reserved(most as usize);
             for n in 1..=most {
@@ -569,18 +569,22 @@ mod tests {
             }
             let busy = Err(NoProfile::ExporterBusy);
             assert_eq!(keep(&admission, most + 1, most + 1, 1, ID).profile, busy);
-            drop(admission.end_epoch(key(1)));
+            drop(admission.end_group(key(1)));
             assert!(keep(&admission, most + 2, most + 2, 1, ID).profile.is_ok());
         }
     }
 
     #[test]
-    fn no_permit_is_given_while_profiles_cannot_be_exported() {
+    fn no_reservation_is_given_while_profiles_cannot_be_exported() {
         let admission = admission(60);
         assert_eq!(keep(&admission, 1, 1, 1, ID).profile, Ok(ID));
         admission.health.set_accepts(false);
         assert_eq!(keep(&admission, 2, 2, 1, ID).profile, Err(NoProfile::ExporterFails));
-        assert_eq!(keep(&admission, 3, 1, 1, OTHER).profile, Ok(ID), "a permit was given before");
+        assert_eq!(
+            keep(&admission, 3, 1, 1, OTHER).profile,
+            Ok(ID),
+            "a reservation was given before"
+        );
         admission.health.set_accepts(true);
         admission.set_memory_is_short(true);
         assert_eq!(keep(&admission, 4, 4, 1, ID).profile, Err(NoProfile::NoMemory));
@@ -600,24 +604,24 @@ mod tests {
         let profiles: Vec<_> = (1..=5).map(|n| keep(&admission, n, n, 1, ID).profile).collect();
         let busy = Err(NoProfile::ExporterBusy);
         assert_eq!(profiles, [Ok(ID), Ok(ID), Ok(ID), busy, busy]);
-        (1..=3).for_each(|root| drop(admission.end_epoch(key(root))));
+        (1..=3).for_each(|root| drop(admission.end_group(key(root))));
         admission.health.note_refused();
         assert!(admission.health.is_doubted());
         let fails = Err(NoProfile::ExporterFails);
         assert_eq!(keep(&admission, 6, 6, 1, OTHER).profile, fails);
-        assert_eq!(admission.end_epoch(key(6)).unwrap().id, None);
+        assert_eq!(admission.end_group(key(6)).unwrap().id, None);
         now.store(1_000_000_000, Ordering::Relaxed);
         // The spans of a trial do not learn the id of its profile.
         assert_eq!(keep(&admission, 8, 7, 1, OTHER).profile, fails);
         admission.health.note_delivered();
         assert_eq!(keep(&admission, 7, 7, 2, ID).profile, fails);
-        let epoch = admission.end_epoch(key(7)).unwrap();
-        assert_eq!((epoch.id, epoch.kept.len()), (Some(OTHER), 2));
+        let group = admission.end_group(key(7)).unwrap();
+        assert_eq!((group.id, group.kept.len()), (Some(OTHER), 2));
         assert_eq!(keep(&admission, 9, 7, 3, ID).profile, Ok(ID));
     }
 
     #[test]
-    fn the_spans_of_an_epoch_are_limited() {
+    fn the_spans_of_a_group_are_limited() {
         let admission = admission(60);
         let most = MOST_KEPT as u64;
         for n in 2..=most + 1 {
@@ -625,20 +629,20 @@ mod tests {
         }
         assert_eq!(keep(&admission, most + 2, 1, 1, ID).profile, Err(NoProfile::TreeFull));
         assert_eq!(keep(&admission, 1, 1, 1, ID).profile, Ok(ID));
-        assert_eq!(admission.end_epoch(key(1)).unwrap().kept.len(), MOST_KEPT + 1);
+        assert_eq!(admission.end_group(key(1)).unwrap().kept.len(), MOST_KEPT + 1);
         assert_eq!(keep(&admission, most + 3, 1, 1, OTHER).profile, Ok(OTHER));
     }
 
     #[test]
-    fn an_epoch_expires_after_it_has_lingered() {
+    fn a_group_expires_after_it_has_lingered() {
         let admission = admission(60);
         assert_eq!(admission.until_next_expiry(Duration::from_secs(60)), None);
         keep(&admission, 2, 1, 5, ID);
-        assert!(admission.expired_epochs(Duration::from_secs(3600)).is_empty());
+        assert!(admission.expired_groups(Duration::from_secs(3600)).is_empty());
         assert!(
             admission.until_next_expiry(Duration::from_secs(3600))
                 > Some(Duration::from_secs(3000))
         );
-        assert_eq!(admission.expired_epochs(Duration::ZERO), [key(1)]);
+        assert_eq!(admission.expired_groups(Duration::ZERO), [key(1)]);
     }
 }

@@ -8,14 +8,14 @@ use crate::span::SpanKey;
 
 /// How many are known at once. Of two with the same place, the last one is.
 const PLACES: usize = 1_024;
-/// Of the counts of roots with an open epoch.
+/// Of the counts of roots with an open group.
 const ROOTS: usize = 256;
 
 /// Answers without a lock. It may be wrong in one direction only: that a token could be had.
 #[derive(Debug)]
 pub(super) struct Dry {
     places: Box<[DryPlace]>,
-    /// How many roots have an open epoch, by a part of their keys: spans join it without a token.
+    /// How many roots have an open group, by a part of their keys: spans join it without a token.
     roots: Box<[AtomicU16]>,
 }
 
@@ -87,9 +87,9 @@ impl Dry {
         }
     }
 
-    /// Whether that root may have an open epoch.
+    /// Whether that root may have an open group.
     #[inline]
-    pub(super) fn may_have_epoch(&self, root: SpanKey) -> bool {
+    pub(super) fn may_have_group(&self, root: SpanKey) -> bool {
         self.root(root).is_none_or(|count| count.load(Ordering::Relaxed) > 0)
     }
 }

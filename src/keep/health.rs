@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::NoProfile;
 
-/// Permits before the first outcome from a receiver is known.
+/// Reservations before the first outcome from a receiver is known.
 const UNPROVEN_PERMITS: u8 = 3;
 /// Refusals in a row after which the receiver is assumed to refuse everything.
 const MOST_REFUSED: u8 = 3;
@@ -38,7 +38,7 @@ struct Known {
 enum Outcomes {
     /// It has delivered a profile, or need not, and refused `refused` since.
     Works { refused: u8 },
-    /// No outcome is known yet; `left` more permits may be given.
+    /// No outcome is known yet; `left` more reservations may be given.
     Untried { left: u8 },
     /// It has failed, and delivered nothing since. A trial profile is due at `trial_ms`, and the next one after twice the
     /// pause.
@@ -125,7 +125,7 @@ impl ExporterHealth {
         matches!(self.known().outcomes, Outcomes::Fails { .. })
     }
 
-    /// Why no permit may be given, if none may.
+    /// Why no reservation may be given, if none may.
     pub(super) fn refusal(&self) -> Option<NoProfile> {
         match self.known() {
             Known { accepts: false, .. } | Known { outcomes: Outcomes::Fails { .. }, .. } => {
@@ -136,8 +136,8 @@ impl ExporterHealth {
         }
     }
 
-    /// A permit was given.
-    pub(super) fn note_permit(&self) {
+    /// A reservation was given.
+    pub(super) fn note_reservation(&self) {
         self.update(|known| match known.outcomes {
             Outcomes::Untried { left } => Some(Known {
                 outcomes: Outcomes::Untried { left: left.saturating_sub(1) },
@@ -233,15 +233,15 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_receiver_gets_few_permits() {
+    fn an_unknown_receiver_gets_few_reservations() {
         let (health, _) = late();
         for _ in 0..UNPROVEN_PERMITS {
             assert_eq!(health.refusal(), None);
-            health.note_permit();
+            health.note_reservation();
         }
         assert_eq!(health.refusal(), Some(NoProfile::ExporterBusy));
         health.note_delivered();
-        (0..100).for_each(|_| health.note_permit());
+        (0..100).for_each(|_| health.note_reservation());
         assert_eq!(health.refusal(), None);
     }
 

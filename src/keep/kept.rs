@@ -37,7 +37,7 @@ pub struct Kept {
     pub files: Vec<PathBuf>,
 }
 
-/// Called for every kept epoch.
+/// Called for every kept group.
 pub(crate) type OnKept = Box<dyn Fn(&Kept) + Send>;
 
 /// A span that was kept.

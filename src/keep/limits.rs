@@ -18,7 +18,7 @@ pub(super) struct RateLimits {
 #[derive(Clone, Copy, Debug)]
 struct Buckets {
     profiles: TokenBucket,
-    /// For epochs without a profile, which are only reported.
+    /// For groups without a profile, which are only reported.
     reports: TokenBucket,
     is_of_rule: bool,
 }

@@ -1,4 +1,4 @@
-//! Decides which spans are kept. Pure, except for the callsite cache and the lock around the permits.
+//! Decides which spans are kept. Pure, except for the callsite cache and the lock around the reservations.
 
 mod admission;
 mod attribute;
@@ -19,7 +19,7 @@ mod rules;
 mod shown_fields;
 mod wanted;
 
-pub(crate) use admission::{Epoch, MAX_RESERVED, Permit, ProfileAdmission};
+pub(crate) use admission::{MAX_RESERVED, ProfileAdmission, ProfileGroup, Reservation};
 pub(crate) use callsites::{Callsites, STATUS_FIELD};
 pub use condition::{Condition, Keep, Threshold};
 pub(crate) use health::ExporterHealth;

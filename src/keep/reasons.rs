@@ -2,11 +2,15 @@
 
 use super::{Condition, Keep};
 use crate::facts::{Facts, Reason, Reasons};
-use crate::span::{CHOSEN, Closing, FAILED, FAILED_ITSELF, FORCED};
+use crate::span::{CHOSEN, FAILED, FAILED_ITSELF, FORCED, SpanSnapshot};
 
 impl Reasons {
     /// The verdict on a closed span. `is_rare` returns whether a wall time is longer than the rule's percentile.
-    pub(crate) fn judge(keep: &Keep, closing: &Closing, is_rare: impl Fn(u64) -> bool) -> Self {
+    pub(crate) fn judge(
+        keep: &Keep,
+        closing: &SpanSnapshot,
+        is_rare: impl Fn(u64) -> bool,
+    ) -> Self {
         let facts = Facts { times: closing.account, ..Facts::default() };
         let wall_ns = facts.times.wall_ns;
         let judge = |condition| match condition {
@@ -44,12 +48,12 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
     const RULE: Keep = Keep::slower_than(Duration::from_millis(250));
 
-    fn judged(keep: Keep, closing: &Closing) -> String {
+    fn judged(keep: Keep, closing: &SpanSnapshot) -> String {
         Reasons::judge(&keep, closing, |_| true).to_string()
     }
 
     fn judge(keep: Keep, wall_ns: u64, flags: u32) -> String {
-        judged(keep, &Closing::for_test(wall_ns, flags))
+        judged(keep, &SpanSnapshot::for_test(wall_ns, flags))
     }
 
     #[test]
@@ -85,7 +89,7 @@ mod tests {
 
     #[test]
     fn each_part_of_the_time_has_its_condition() {
-        let mut closing = Closing::for_test(10_000_000, 0);
+        let mut closing = SpanSnapshot::for_test(10_000_000, 0);
         closing.account.on_cpu_ns = 1_000_001;
         closing.account.subtree_on_cpu_ns = 12_000_000;
         closing.account.off_cpu_ns = 2_000_001;
@@ -129,7 +133,7 @@ mod tests {
     #[test]
     fn a_rare_span_must_also_be_longer_than_the_floor() {
         let keep = Keep::when(Condition::Percentile { millionths: 990_000, floor: MS });
-        let closing = |wall_ns| Closing::for_test(wall_ns, 0);
+        let closing = |wall_ns| SpanSnapshot::for_test(wall_ns, 0);
         assert_eq!(judged(keep, &closing(1_000_001)), "percentile");
         assert_eq!(judged(keep, &closing(1_000_000)), "");
         assert!(Reasons::judge(&keep, &closing(u64::MAX), |_| false).is_empty());

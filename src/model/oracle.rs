@@ -125,7 +125,7 @@ struct Event {
 struct Thread {
     /// Spans in the order in which they were entered. A span can occur twice.
     entered: Vec<usize>,
-    is_armed: bool,
+    is_attached: bool,
     out: Option<Out>,
     /// The thread has waited, and has not entered or left a profiled span since.
     has_unreported_wait: bool,
@@ -141,7 +141,7 @@ struct Out {
 
 /// Spans of one root that were kept together and are not reported yet.
 #[derive(Debug)]
-struct Epoch {
+struct ProfileGroup {
     root: usize,
     since_ns: u64,
     kept: Vec<ReportedSpan>,
@@ -156,7 +156,7 @@ pub(super) struct Oracle {
     slices: Vec<Slice>,
     switches: Vec<Switch>,
     events: Vec<Event>,
-    epochs: Vec<Epoch>,
+    groups: Vec<ProfileGroup>,
     pub(super) samples_inside: u64,
     pub(super) samples_outside: u64,
     pub(super) spans_kept: u64,
@@ -177,7 +177,7 @@ impl Oracle {
             slices: Vec::new(),
             switches: Vec::new(),
             events: Vec::new(),
-            epochs: Vec::new(),
+            groups: Vec::new(),
             samples_inside: 0,
             samples_outside: 0,
             spans_kept: 0,
@@ -219,20 +219,20 @@ impl Oracle {
         !self.spans[span].kind.is_profiled() && self.innermost_profiled(&entered[at..]).is_some()
     }
 
-    pub(super) fn is_armed(&self, thread: usize) -> bool {
-        self.threads[thread].is_armed
+    pub(super) fn is_attached(&self, thread: usize) -> bool {
+        self.threads[thread].is_attached
     }
 
     /// Sets which threads are sampled now.
-    pub(super) fn set_armed(&mut self, armed: [bool; THREADS]) {
-        for (thread, is_armed) in self.threads.iter_mut().zip(armed) {
-            thread.is_armed = is_armed;
+    pub(super) fn set_attached(&mut self, attached: [bool; THREADS]) {
+        for (thread, is_attached) in self.threads.iter_mut().zip(attached) {
+            thread.is_attached = is_attached;
         }
     }
 
     /// Whether there is nothing left to report.
     pub(super) fn is_done(&self) -> bool {
-        self.epochs.is_empty() && self.spans.iter().all(|span| !span.is_open)
+        self.groups.is_empty() && self.spans.iter().all(|span| !span.is_open)
     }
 
     /// Records a step. Returns the reports that are due.
@@ -311,7 +311,7 @@ impl Oracle {
                 thread.out = Some(Out {
                     since_ns: self.now_ns,
                     preempted,
-                    is_recorded: thread.is_armed && self.has_switches,
+                    is_recorded: thread.is_attached && self.has_switches,
                     was_seen: false,
                 });
             }
@@ -399,15 +399,15 @@ impl Oracle {
         let inside = self.events.iter().filter(|event| self.fell_inside(event, span));
         let samples = inside.filter(|event| !event.is_silent).count() as u64;
         let root = self.root_of(span);
-        let at = self.epochs.iter().position(|epoch| epoch.root == root).unwrap_or_else(|| {
-            self.epochs.push(Epoch { root, since_ns: self.now_ns, kept: Vec::new() });
-            self.epochs.len() - 1
+        let at = self.groups.iter().position(|group| group.root == root).unwrap_or_else(|| {
+            self.groups.push(ProfileGroup { root, since_ns: self.now_ns, kept: Vec::new() });
+            self.groups.len() - 1
         });
-        let promised = self.epochs[at].kept.iter().find_map(|kept| kept.profile);
+        let promised = self.groups[at].kept.iter().find_map(|kept| kept.profile);
         let profile = (samples > 0).then(|| promised.unwrap_or(span));
         let reasons = reasons.to_owned();
         let reported = ReportedSpan { span, reasons, opened_ns, times, samples, profile };
-        self.epochs[at].kept.push(reported);
+        self.groups[at].kept.push(reported);
     }
 
     /// These spans are registered with the collector, for any reason.
@@ -478,18 +478,18 @@ impl Oracle {
 
     fn round(&mut self, flush: bool) -> Vec<Reported> {
         let mut reported = Vec::new();
-        for epoch in std::mem::take(&mut self.epochs) {
-            let is_expired = self.now_ns - epoch.since_ns >= LINGER_NS;
+        for group in std::mem::take(&mut self.groups) {
+            let is_expired = self.now_ns - group.since_ns >= LINGER_NS;
             // If a root has no samples, is not kept and was not in a snapshot, the collector is not notified when it
             // closes. There is no profile in that case, so the report can wait.
-            let sampled = self.events.iter().any(|event| self.fell_inside(event, epoch.root));
-            let is_kept = epoch.kept.iter().any(|kept| kept.span == epoch.root);
-            let Span { is_open, is_known, .. } = self.spans[epoch.root];
+            let sampled = self.events.iter().any(|event| self.fell_inside(event, group.root));
+            let is_kept = group.kept.iter().any(|kept| kept.span == group.root);
+            let Span { is_open, is_known, .. } = self.spans[group.root];
             let is_closed = !is_open && (sampled || is_kept || is_known);
             if is_expired || is_closed || flush {
-                reported.push(self.report(epoch));
+                reported.push(self.report(group));
             } else {
-                self.epochs.push(epoch);
+                self.groups.push(group);
             }
         }
         let now_ns = self.now_ns;
@@ -504,8 +504,8 @@ impl Oracle {
         reported
     }
 
-    fn report(&self, epoch: Epoch) -> Reported {
-        let Epoch { root, kept, .. } = epoch;
+    fn report(&self, group: ProfileGroup) -> Reported {
+        let ProfileGroup { root, kept, .. } = group;
         let Some(number) = kept.iter().find_map(|kept| kept.profile) else {
             return Reported { root, kept, profile: None };
         };

@@ -132,8 +132,8 @@ pub(super) enum Op {
     Round {
         flush: bool,
     },
-    /// Threads outside spans are disarmed.
-    Disarm,
+    /// Threads outside spans are detached.
+    Detach,
     EndThread {
         thread: u8,
     },
@@ -193,7 +193,7 @@ fn op() -> impl Strategy<Value = Op> {
             Op::Wait { thread, before_ns, after_ns }
         }),
         5 => prop::bool::weighted(0.5).prop_map(|flush| Op::Round { flush }),
-        1 => Just(Op::Disarm),
+        1 => Just(Op::Detach),
         1 => thread.prop_map(|thread| Op::EndThread { thread }),
     ]
 }
@@ -209,8 +209,8 @@ pub(super) fn script() -> impl Strategy<Value = (Vec<Op>, Ways)> {
 pub(super) struct Ways {
     /// The source records context switches.
     pub(super) has_switches: bool,
-    /// The collector arms threads that it finds in a span, and disarms them as soon as it finds them in none.
-    /// Otherwise threads arm themselves and stay armed.
+    /// The collector attaches threads that it finds in a span, and detaches them as soon as it finds them in none.
+    /// Otherwise threads attach themselves and stay attached.
     pub(super) is_late: bool,
 }
 
@@ -266,7 +266,7 @@ pub(super) enum Step {
     },
     Round {
         flush: bool,
-        disarm: bool,
+        detach: bool,
     },
     EndThread {
         thread: usize,
@@ -302,7 +302,7 @@ impl fmt::Display for Step {
             Self::SwitchOut { thread, preempted: false } => write!(f, "t{thread} begins to wait"),
             Self::SwitchIn { thread } => write!(f, "t{thread} runs again"),
             Self::Round { flush: true, .. } => write!(f, "flush"),
-            Self::Round { disarm: true, .. } => write!(f, "a round that disarms"),
+            Self::Round { detach: true, .. } => write!(f, "a round that detaches"),
             Self::Round { .. } => write!(f, "a round"),
             Self::EndThread { thread } => {
                 write!(f, "t{thread} ends, and a new thread becomes t{thread}")

@@ -8,7 +8,9 @@ use parking_lot::Mutex;
 
 use super::script::THREADS;
 use crate::facts::Usage;
-use crate::sampler::{ArmThreads, Arming, Begun, Rate, SwitchRing, ThreadShared, ThreadSource};
+use crate::sampler::{
+    AttachThreads, Begun, Rate, SamplingSession, SwitchRing, ThreadShared, ThreadSource,
+};
 use crate::sampler::{Periods, Sampler};
 use crate::sys::{OsThread, PerfRing, SampleRing, WhyRefused};
 
@@ -17,7 +19,7 @@ const STEP: u64 = 64;
 const RING_BYTES: usize = 1 << 16;
 /// The size of the shortest record.
 const SAMPLE_BYTES: u64 = 72;
-/// The period of every second arming. It differs from the wanted one, so that the arming ends as soon as possible.
+/// The period of every second session. It differs from the wanted one, so that the session ends as soon as possible.
 pub(super) const OTHER_PERIOD_NS: u64 = 5_000_000;
 /// No system has a thread with such an id, so system calls for it fail.
 const FIRST_TID: u32 = 0x7000_0000;
@@ -53,8 +55,8 @@ struct Thread {
     /// Since when the thread is switched out.
     out_ns: Option<u64>,
     sampled_thread: Option<Arc<ThreadShared>>,
-    armed: Option<Rings>,
-    armings: u64,
+    attached: Option<Rings>,
+    sessions: u64,
 }
 
 #[derive(Debug)]
@@ -79,7 +81,7 @@ impl Scripted {
     /// The period at which the thread is sampled now.
     pub(super) fn period_ns(&self, thread: usize) -> u64 {
         let threads = self.0.threads.lock();
-        threads[thread].armed.as_ref().map_or(0, |rings| rings.period_ns)
+        threads[thread].attached.as_ref().map_or(0, |rings| rings.period_ns)
     }
 
     /// Writes a sample at the given instruction.
@@ -87,7 +89,7 @@ impl Scripted {
         let mut threads = self.0.threads.lock();
         let thread = &mut threads[thread];
         thread.samples += 1;
-        let rings = thread.armed.as_ref().unwrap();
+        let rings = thread.attached.as_ref().unwrap();
         let tid = thread.sampled_thread.as_ref().unwrap().tid();
         let mut words = vec![
             0,
@@ -131,15 +133,15 @@ impl Scripted {
     }
 
     /// Whether the thread is sampled.
-    pub(super) fn is_armed(&self, thread: usize) -> bool {
-        self.0.threads.lock()[thread].armed.is_some()
+    pub(super) fn is_attached(&self, thread: usize) -> bool {
+        self.0.threads.lock()[thread].attached.is_some()
     }
 
     /// Removes the rings of threads that are no longer sampled.
     pub(super) fn let_go(&self) {
         for thread in self.0.threads.lock().iter_mut() {
             let is_sampled = |one: &Arc<ThreadShared>| !one.is_over() && one.last().ring.is_some();
-            thread.armed.take_if(|_| !thread.sampled_thread.as_ref().is_some_and(is_sampled));
+            thread.attached.take_if(|_| !thread.sampled_thread.as_ref().is_some_and(is_sampled));
         }
     }
 
@@ -151,17 +153,17 @@ impl Scripted {
 
 impl Thread {
     fn write_switch(&self, misc: u64, now: u64) {
-        if let Some(ring) = self.armed.as_ref().and_then(|rings| rings.switches.as_ref()) {
+        if let Some(ring) = self.attached.as_ref().and_then(|rings| rings.switches.as_ref()) {
             assert!(ring.write_scripted(&[14 | misc << 32 | 16 << 48, now]), "too many switches");
         }
     }
 }
 
-impl ArmThreads for Scripted {
+impl AttachThreads for Scripted {
     fn begin(&self) -> Begun {
         let shared = &*self.0;
         let tid = shared.next_tid.fetch_add(1, Ordering::Relaxed) as u32;
-        let first = Arc::new(Arming::none());
+        let first = Arc::new(SamplingSession::none());
         let rate = Rate::of(Periods::USUAL.full_ns);
         let sampled_thread = Arc::new(ThreadShared::new(
             OsThread::unnamed(tid),
@@ -176,31 +178,31 @@ impl ArmThreads for Scripted {
         Begun { sampled: Some((sampled_thread, first)), source }
     }
 
-    fn arm(&self, sampled_thread: &ThreadShared) {
+    fn attach(&self, sampled_thread: &ThreadShared) {
         let shared = &*self.0;
         let is_thread = |thread: &&mut Thread| {
             thread.sampled_thread.as_ref().is_some_and(|one| one.tid() == sampled_thread.tid())
         };
-        sampled_thread.follow(|last| {
+        sampled_thread.append_session(|last| {
             let samples = Arc::new(SampleRing::scripted(RING_BYTES, STEP).unwrap());
             let switches = || Arc::new(SwitchRing::new(PerfRing::scripted(RING_BYTES).unwrap()));
             let switches = shared.has_switches.then(switches);
             let mut threads = shared.threads.lock();
             let thread = threads.iter_mut().find(is_thread)?;
-            assert!(last.ring.is_none(), "armed twice");
-            thread.armings += 1;
-            let is_wanted = thread.armings % 2 == 1;
+            assert!(last.ring.is_none(), "attached twice");
+            thread.sessions += 1;
+            let is_wanted = thread.sessions % 2 == 1;
             let period_ns =
                 if is_wanted { sampled_thread.rate().period_ns } else { OTHER_PERIOD_NS };
-            thread.armed = Some(Rings {
+            thread.attached = Some(Rings {
                 samples: Arc::clone(&samples),
                 switches: switches.clone(),
                 period_ns,
             });
-            let arming = Arming::new(samples, Rate::of(period_ns), STEP, SAMPLE_BYTES);
-            let arming = arming.with_switches(switches);
-            shared.sampler.note_thread_sampled(&arming);
-            Some(arming)
+            let session = SamplingSession::new(samples, Rate::of(period_ns), STEP, SAMPLE_BYTES);
+            let session = session.with_switches(switches);
+            shared.sampler.note_thread_sampled(&session);
+            Some(session)
         });
     }
 }
@@ -223,7 +225,7 @@ impl ThreadSource for ScriptedThread {
         Some(shared.now.load(Ordering::Relaxed) - off_ns)
     }
 
-    fn usage(&mut self, _: Option<&Arming>) -> Usage {
+    fn usage(&mut self, _: Option<&SamplingSession>) -> Usage {
         let threads = self.scripted.0.threads.lock();
         let thread = &threads[self.number];
         Usage {

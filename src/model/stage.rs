@@ -35,7 +35,7 @@ use crate::span::{KEEP_ON_ERROR, Plan, SUSPECT, SpanKey, Spans, WATCHED};
 use crate::start::{Limits, Parts, build};
 use crate::stats::{Counters, Stats};
 use crate::sys::{Clock, Poller, SampleRequest, TimerClock};
-use crate::threads::{Pace, ShedLimits};
+use crate::threads::{LoadLimits, Timing};
 
 const STATUS: &str = "otel.status_code";
 /// Open spans get a snapshot after this time.
@@ -249,9 +249,9 @@ impl Stage {
                 await_bytes: 0,
                 alloc_sample_interval: 0,
                 tracks_heap: false,
-                shed: ShedLimits::default(),
+                shed: LoadLimits::default(),
                 // The collector spends real CPU time, while the clock is the script's.
-                pace: Pace::FASTEST,
+                pace: Timing::FASTEST,
             },
             gate,
             unreached: Arc::default(),
@@ -292,8 +292,8 @@ impl Stage {
     }
 
     /// Which threads are sampled.
-    pub(super) fn armed(&self) -> [bool; THREADS] {
-        std::array::from_fn(|thread| self.scripted.is_armed(thread))
+    pub(super) fn attached(&self) -> [bool; THREADS] {
+        std::array::from_fn(|thread| self.scripted.is_attached(thread))
     }
 
     pub(super) fn stats(&self) -> Stats {
@@ -366,13 +366,13 @@ impl Stage {
             Step::Pass { ns } => _ = self.now.fetch_add(ns, Ordering::Relaxed),
             Step::SwitchOut { thread, preempted } => self.scripted.switch_out(thread, preempted),
             Step::SwitchIn { thread } => self.scripted.switch_in(thread),
-            Step::Round { flush, disarm } => {
+            Step::Round { flush, detach } => {
                 if flush {
                     let (done, _) = Questions::default().ask().unwrap();
                     let waiting = FlushRequest { done, deadline: Instant::now() };
                     _ = self.commands.send(Command::Flush(waiting));
                 }
-                self.collector.threads.idle = if disarm { Duration::ZERO } else { Duration::MAX };
+                self.collector.threads.idle = if detach { Duration::ZERO } else { Duration::MAX };
                 // Open spans are checked in each round, regardless of the real clock.
                 if let Some(long_ago) = Instant::now().checked_sub(Duration::from_secs(600)) {
                     self.collector.watchdog.checked = long_ago;

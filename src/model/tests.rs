@@ -123,7 +123,7 @@ impl Play {
                     steps.push(Step::Error { thread, span: None });
                     steps.push(Step::Exit { thread, span });
                     steps.push(Step::Drop { thread, span });
-                    steps.push(Step::Round { flush, disarm: false });
+                    steps.push(Step::Round { flush, detach: false });
                 }
             }
             Op::Enter { thread, span } => {
@@ -153,7 +153,7 @@ impl Play {
             }
             Op::Samples { thread, count, with_weight } => {
                 let thread = usize::from(thread);
-                if oracle.is_armed(thread) {
+                if oracle.is_attached(thread) {
                     steps.extend(oracle.next_samples(count).map(|number| {
                         let weight_ns = with_weight.then_some(3_000_000 + number as u64);
                         Step::Sample { thread, number, weight_ns }
@@ -171,16 +171,16 @@ impl Play {
                 let thread = usize::from(thread);
                 steps.push(Step::SwitchOut { thread, preempted: false });
                 steps.push(Step::Pass { ns: before_ns });
-                steps.push(Step::Round { flush: false, disarm: false });
+                steps.push(Step::Round { flush: false, detach: false });
                 steps.push(Step::Pass { ns: after_ns });
                 steps.push(Step::SwitchIn { thread });
             }
-            Op::Round { flush } => steps.push(Step::Round { flush, disarm: false }),
-            Op::Disarm => {
-                steps.push(Step::Round { flush: false, disarm: false });
-                // Threads check once per millisecond whether they were disarmed.
+            Op::Round { flush } => steps.push(Step::Round { flush, detach: false }),
+            Op::Detach => {
+                steps.push(Step::Round { flush: false, detach: false });
+                // Threads check once per millisecond whether they were detached.
                 steps.push(Step::Pass { ns: 1_100_000_000 });
-                steps.push(Step::Round { flush: false, disarm: true });
+                steps.push(Step::Round { flush: false, detach: true });
             }
             Op::EndThread { thread } => {
                 let thread = usize::from(thread);
@@ -197,13 +197,13 @@ impl Play {
     }
 
     fn step(&mut self, step: &Step) -> Result<(), String> {
-        let armed = self.stage.armed();
+        let attached = self.stage.attached();
         if let Step::Sample { thread, .. } = step
-            && !armed[*thread]
+            && !attached[*thread]
         {
             return Ok(());
         }
-        self.oracle.set_armed(armed);
+        self.oracle.set_attached(attached);
         _ = writeln!(self.story, "{step}");
         let period_ns = match step {
             Step::Sample { thread, .. } => self.stage.period_ns(*thread),
@@ -252,7 +252,7 @@ impl Play {
         for span in self.oracle.held() {
             self.step(&Step::Drop { thread: span % THREADS, span })?;
         }
-        self.step(&Step::Round { flush: true, disarm: false })?;
+        self.step(&Step::Round { flush: true, detach: false })?;
         assert!(self.oracle.is_done());
         let stats = self.stage.stats();
         let counted = [
@@ -270,13 +270,13 @@ impl Play {
         self.fall_asleep()
     }
 
-    /// With no open profiled span and all threads disarmed, nothing wakes the collector.
+    /// With no open profiled span and all threads detached, nothing wakes the collector.
     fn fall_asleep(&mut self) -> Result<(), String> {
         // The first one may only restart the idle time of a thread that was in a span.
-        self.op(&Op::Disarm)?;
-        self.op(&Op::Disarm)?;
+        self.op(&Op::Detach)?;
+        self.op(&Op::Detach)?;
         // Ended rings are given back one round later.
-        self.step(&Step::Round { flush: false, disarm: false })?;
+        self.step(&Step::Round { flush: false, detach: false })?;
         let sleep = self.stage.sleep();
         sleep.map_or(Ok(()), |sleep| Err(format!("the collector wakes up again in {sleep:?}")))
     }
@@ -375,11 +375,11 @@ fn an_unmatched_span_stays_current_when_a_profiled_one_between_others_is_left() 
 }
 
 #[test]
-fn a_span_inside_an_epoch_that_has_ended_has_its_samples_again() {
+fn a_span_inside_a_group_that_has_ended_has_its_samples_again() {
     let outer = [open(Kind::Patient), open(Kind::Failing), open(Kind::Failing)];
     let under = Under::Current;
     let child = |thread| Op::Child { thread, under, samples: 1, flush: true };
-    // The innermost span is kept after its child, in the same epoch as a child of the outermost.
+    // The innermost span is kept after its child, in the same group as a child of the outermost.
     let leave = Op::Exit { thread: 0, up: 0, and_drop: true };
     let enter_outermost = Op::Enter { thread: 1, span: 1 };
     must_agree(&[&outer[..], &[child(0), leave, enter_outermost, child(1)]].concat());
@@ -393,7 +393,7 @@ fn an_exact_wait_is_not_shortened_to_an_inexact_account() {
     must_agree(&[child(1), child(0), Op::Pass { ns: 2 }, slow, wait]);
 }
 
-/// Closing a span waits neither for the collector, which runs no round here, nor for the exporter.
+/// SpanSnapshot a span waits neither for the collector, which runs no round here, nor for the exporter.
 #[test]
 fn ten_thousand_kept_spans_close_while_the_collector_stands_still() {
     const SPANS: usize = 10_000;
@@ -414,7 +414,7 @@ fn ten_thousand_kept_spans_close_while_the_collector_stands_still() {
         stage.play(&Step::Drop { thread, span });
     }
     assert_eq!(stage.stats().spans.kept, SPANS as u64);
-    let reported = stage.play(&Step::Round { flush: true, disarm: false });
+    let reported = stage.play(&Step::Round { flush: true, detach: false });
     let reported: usize = reported.iter().map(|reported| reported.kept.len()).sum();
     let unreported = stage.stats().spans.kept_unreported;
     assert_eq!(reported as u64 + unreported, SPANS as u64, "no span is lost");
@@ -433,7 +433,7 @@ fn spans_close_while_the_collector_is_inside_a_step() {
         return;
     }
     let mut stage = stage(Ways { has_switches: true, is_late: false });
-    // Both are in one epoch, which ends while the root is open.
+    // Both are in one group, which ends while the root is open.
     for span in 0..2 {
         let under = Under::Current;
         stage.play(&Step::Open { thread: 0, span, kind: Kind::Failing, under });
@@ -451,7 +451,7 @@ fn spans_close_while_the_collector_is_inside_a_step() {
             held.set(held.get() + 1);
         }
     })));
-    let reported = stage.play(&Step::Round { flush: true, disarm: false });
+    let reported = stage.play(&Step::Round { flush: true, detach: false });
     INSIDE.set(None);
     assert!(reported.iter().any(|reported| reported.profile.is_some()), "{reported:?}");
     assert_eq!(stage.stats().spans.kept as usize, 1 + STEPS * SPANS);
@@ -468,7 +468,7 @@ fn a_wait_in_a_separately_entered_span_is_not_shortened_to_the_account_of_its_pa
         Op::Off { thread: 0, ns: 10_000_000, preempted: false },
         apart,
         Op::Exit { thread: 0, up: 0, and_drop: false },
-        Op::Disarm,
+        Op::Detach,
         Op::Enter { thread: 0, span: 6 },
         Op::Wait { thread: 0, before_ns: 10_000_000, after_ns: 1 },
     ]);

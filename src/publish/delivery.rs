@@ -13,17 +13,17 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel::{self, Receiver, RecvError, RecvTimeoutError};
 
+use super::memory::TakenRoom;
 use super::outbox::{Content, DeliveryOutcome, LAST_PAUSE, Outage, Outbox, Outgoing, Request};
 use super::reporter::Reporter;
-use super::room::TakenRoom;
 use crate::error::{FlushError, FlushStage};
 use crate::export::{Answer, AnyExporter, ExportError, Exported, Unexportable};
-use crate::keep::{ExporterHealth, Kept, Permit};
+use crate::keep::{ExporterHealth, Kept, Reservation};
 use crate::log::{LogEvent, LogKind};
 use crate::profile::Profile;
 use crate::redact::Redaction;
 use crate::stats::Counters;
-use crate::sys::{Files, Owning};
+use crate::sys::{Files, FilesGuard};
 
 /// The pause before a retry while a caller waits in a flush, at first and at most.
 const FIRST_PAUSE_OF_FLUSH: Duration = Duration::from_millis(20);
@@ -36,9 +36,9 @@ const MOST_STORED: usize = 4096;
 /// Delivers profiles. Runs on the exporting thread.
 pub(super) struct Delivery {
     pub(super) shared: PublishState,
-    pub(super) exporter: Owning<AnyExporter>,
+    pub(super) exporter: FilesGuard<AnyExporter>,
     pub(super) files: Arc<Files>,
-    /// Profiles that the exporter has not accepted; no more than there are permits.
+    /// Profiles that the exporter has not accepted; no more than there are reservations.
     pub(super) held: VecDeque<HeldProfile>,
     /// The outbox of an exporter that sends over a network.
     pub(super) outbox: Option<Outbox>,
@@ -74,7 +74,7 @@ pub(super) struct HeldProfile {
     pub(super) report: Kept,
     pub(super) since: Instant,
     pub(super) _room: TakenRoom,
-    pub(super) _permit: Option<Permit>,
+    pub(super) _permit: Option<Reservation>,
 }
 
 impl HeldProfile {
@@ -87,7 +87,7 @@ impl HeldProfile {
 impl Delivery {
     pub(super) fn new(
         shared: PublishState,
-        exporter: Owning<AnyExporter>,
+        exporter: FilesGuard<AnyExporter>,
         files: Arc<Files>,
         problem: Option<String>,
     ) -> Self {
@@ -448,7 +448,7 @@ mod tests {
     use crossbeam::channel::Sender;
     use parking_lot::Mutex;
 
-    use super::super::room::Room;
+    use super::super::memory::MemoryBudget;
     use super::*;
     use crate::export::{Directory, Encoded, Exporter, QueueLimits, RefusedScope, Remote};
     use crate::keep::KeptSpan;
@@ -529,7 +529,7 @@ mod tests {
 
     fn delivery_by(exporter: AnyExporter) -> Delivery {
         let files = Arc::clone(Poller::new().unwrap().files());
-        let exporter = Owning::new(exporter, &files);
+        let exporter = FilesGuard::new(exporter, &files);
         let mut delivery = Delivery::new(shared(), exporter, files, None);
         delivery.start();
         delivery
@@ -560,7 +560,7 @@ mod tests {
             awaits: crate::profile::Awaits::default(),
             files: Vec::new(),
         };
-        let (_room, _permit) = (Room::new(1 << 20).take(), None);
+        let (_room, _permit) = (MemoryBudget::new(1 << 20).take(), None);
         delivery.deliver(HeldProfile { profile, report, since: Instant::now(), _room, _permit });
         delivery.advance(false);
     }
@@ -796,7 +796,7 @@ mod tests {
         }
     }
 
-    /// No permit is given, so that no profile comes that would cause a retry.
+    /// No reservation is given, so that no profile comes that would cause a retry.
     #[test]
     fn an_exporter_that_has_no_profile_to_retry_is_checked_again() {
         let mut delivery = delivery_by(AnyExporter::Direct(Box::new(StartsLate { checks: 0 })));

@@ -9,7 +9,7 @@ use super::delivery::{Delivery, HeldProfile, PublishState};
 use super::job::FlushRequest;
 use crate::export::AnyExporter;
 use crate::keep::Kept;
-use crate::sys::{Files, Owning};
+use crate::sys::{Files, FilesGuard};
 
 /// How long the last profiles may take if no caller waits for them.
 const LAST_FLUSH: Duration = Duration::from_secs(5);
@@ -36,7 +36,7 @@ impl ExportThread {
     pub(super) fn new(
         shared: PublishState,
         jobs: Receiver<ExportJob>,
-        exporter: Owning<AnyExporter>,
+        exporter: FilesGuard<AnyExporter>,
         files: Arc<Files>,
         problem: Option<String>,
     ) -> Self {

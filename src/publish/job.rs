@@ -7,14 +7,14 @@ use std::time::Instant;
 
 use crossbeam::channel::{self, Receiver, Sender};
 
+use super::memory::TakenRoom;
 use super::open_span::OpenSpan;
-use super::room::TakenRoom;
 use crate::error::FlushError;
-use crate::keep::{KeptSpan, Permit};
+use crate::keep::{KeptSpan, Reservation};
 use crate::profile::{MappingId, Profile};
 use crate::unwind::Module;
 
-/// A message to the thread that reads symbols. There are as many as there are permits and callers that wait, so that the
+/// A message to the thread that reads symbols. There are as many as there are reservations and callers that wait, so that the
 /// channels of these threads need no bound of their own.
 #[derive(Debug)]
 pub(crate) enum Job {
@@ -24,7 +24,7 @@ pub(crate) enum Job {
         modules: HashMap<MappingId, Arc<Module>>,
         kept: Vec<KeptSpan>,
         room: TakenRoom,
-        permit: Option<Permit>,
+        reservation: Option<Reservation>,
     },
     /// Symbolize a profile for a caller that waits for it.
     Reply {

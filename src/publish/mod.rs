@@ -7,13 +7,13 @@
 mod delivery;
 mod exporting;
 mod job;
+mod memory;
 mod open_span;
 mod outbox;
 mod queue;
 #[cfg(feature = "axum")]
 mod recent;
 mod reporter;
-mod room;
 mod worker;
 
 use std::io;
@@ -27,17 +27,17 @@ use crate::export::AnyExporter;
 use crate::keep::OnKept;
 use crate::span::spawn_ignored;
 use crate::symbols::SymbolSettings;
-use crate::sys::{Files, Owning};
+use crate::sys::{Files, FilesGuard};
 
 pub(crate) use delivery::PublishState;
 pub(crate) use job::{FlushRequest, FlushResult, Job, Question, Questions};
+pub(crate) use memory::{MemoryBudget, waiting_profiles};
 pub use open_span::{OpenSpan, OpenState};
 #[cfg(feature = "axum")]
 pub(crate) use recent::RecentlyKept;
 #[cfg(test)]
 pub(crate) use reporter::LogItem;
 pub(crate) use reporter::Reporter;
-pub(crate) use room::{Room, waiting_profiles};
 
 /// Where kept spans and their profiles go.
 pub(crate) struct PublishSettings {
@@ -70,7 +70,7 @@ impl PublisherParts {
     fn start_threads(self) -> io::Result<()> {
         let Self { shared, jobs, files, settings } = self;
         let PublishSettings { exporter, problem, on_kept, symbols } = settings;
-        let exporter = Owning::new(exporter, &files);
+        let exporter = FilesGuard::new(exporter, &files);
         let (exports, to_export) = channel::unbounded();
         let reporter = Arc::clone(&shared.reporter);
         spawn_ignored("profiling-log", move || reporter.run_log())?;

@@ -11,16 +11,16 @@ use crossbeam::channel::{self, Receiver, Sender, select};
 use super::delivery::{HeldProfile, PublishState};
 use super::exporting::ExportJob;
 use super::job::Job;
+use super::memory::TakenRoom;
 use super::open_span::with_stacks;
-use super::room::TakenRoom;
-use crate::keep::{Kept, KeptSpan, Permit};
+use crate::keep::{Kept, KeptSpan, Reservation};
 use crate::log::{LogEvent, LogKind};
 use crate::profile::{MappingId, Profile, Symbolized};
 use crate::redact::Redaction;
 use crate::report;
 use crate::stats::Counters;
 use crate::symbols::{DebugCompression, Missing, SymbolSettings, Symbolizer};
-use crate::sys::{Files, Owning};
+use crate::sys::{Files, FilesGuard};
 use crate::unwind::Module;
 
 /// The symbolizer is dropped after this long without a profile.
@@ -36,7 +36,7 @@ pub(super) struct SymbolsThread {
     exports: Sender<ExportJob>,
     files: Arc<Files>,
     symbols: SymbolSettings,
-    symbolizer: Option<Owning<Symbolizer>>,
+    symbolizer: Option<FilesGuard<Symbolizer>>,
     /// When the symbolizer was last used.
     symbolized: Instant,
     /// The problems that were logged, by file.
@@ -65,8 +65,8 @@ impl SymbolsThread {
             };
             // In the order in which they came.
             match job {
-                Some(Job::Export { profile, modules, kept, room, permit }) => {
-                    let job = self.prepare(profile, &modules, &kept, (room, permit));
+                Some(Job::Export { profile, modules, kept, room, reservation }) => {
+                    let job = self.prepare(profile, &modules, &kept, (room, reservation));
                     _ = self.exports.send(job);
                 }
                 Some(Job::Reply { profile, modules, reply }) => {
@@ -99,12 +99,12 @@ impl SymbolsThread {
         profile: Box<Profile>,
         modules: &HashMap<MappingId, Arc<Module>>,
         kept: &[KeptSpan],
-        (mut room, permit): (TakenRoom, Option<Permit>),
+        (mut room, reservation): (TakenRoom, Option<Reservation>),
     ) -> ExportJob {
         crate::sys::read_filters();
         let mut report = Kept { samples: profile.sample_count(), ..report::unexported(kept) };
         if !self.files.still_owned() {
-            // [`Owning`] leaks it if its files were closed. A new one opens its own files.
+            // [`FilesGuard`] leaks it if its files were closed. A new one opens its own files.
             self.symbolizer = None;
         }
         // Debug information is large, untrusted input. A panic there must not prevent all later profiles.
@@ -121,7 +121,8 @@ impl SymbolsThread {
                 report.top_function = profile.top_function();
                 report.coverage = profile.coverage();
                 let since = Instant::now();
-                let held = HeldProfile { profile, report, since, _room: room, _permit: permit };
+                let held =
+                    HeldProfile { profile, report, since, _room: room, _permit: reservation };
                 ExportJob::Deliver(Box::new(held))
             }
             Err(_) => {
@@ -149,7 +150,7 @@ impl SymbolsThread {
         most_bytes: usize,
     ) -> Profile {
         let (settings, files) = (self.symbols, &self.files);
-        let symbolizer = || Owning::new(Symbolizer::new(settings), files);
+        let symbolizer = || FilesGuard::new(Symbolizer::new(settings), files);
         let symbolizer = self.symbolizer.get_or_insert_with(symbolizer);
         let names = &self.shared.redaction;
         let mut symbolized = symbolizer.symbolize(&profile, modules, names, most_bytes);

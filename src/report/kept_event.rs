@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Display, Write};
 
-use super::amounts::{Allocated, Ns, Short, is_vague};
+use super::format::{Allocated, Ns, Short, is_vague};
 use super::kept_fields::{Fields, ms};
 use super::profile::{AWAITS_OF_ALL, AtSite, Awaited, WAIT_NS, WORTH_REPORTING, plural_waits};
 use crate::facts::TimeBreakdown;

@@ -1,6 +1,6 @@
 //! Texts about kept spans and their profiles, and about what the collector does.
 
-mod amounts;
+mod format;
 pub(crate) mod kept_event;
 mod kept_fields;
 mod losses;

@@ -4,17 +4,17 @@ use std::collections::BTreeSet;
 use std::fmt::{self, Display, Write};
 use std::time::Duration;
 
-use super::amounts::{Allocated, MeasuredValue, Ns, Short, Within, is_vague};
+use super::format::{Allocated, MeasuredValue, Ns, Short, Within, is_vague};
 use super::losses::{NOTHING_LOST, list_of_losses, losses_in_words};
 use crate::facts::{Facts, Measure, TimeBreakdown};
-use crate::keep::{Epoch, Kept, KeptSpan};
+use crate::keep::{Kept, KeptSpan, ProfileGroup};
 use crate::log::{LogEvent, LogKind};
 use crate::profile::{
     Attribute, AwaitSite, Awaits, Profile, Symbolized, Value, WaitSite, Waits, capped,
 };
 use crate::sinks::Losses;
 use crate::span::SpanKey;
-use crate::sys::{self, UnusualCall};
+use crate::sys::{self, FilteredSyscall};
 
 /// Shorter times are left out of texts.
 pub(crate) const WORTH_REPORTING: u64 = 1_000_000;
@@ -26,8 +26,13 @@ const OWN_ATTRIBUTES: &str = "profile.";
 const MOST_NOTED: usize = 4;
 
 /// Sets a profile's name, title, notes and attributes. `topmost` has the kept spans that are inside no other.
-pub(crate) fn describe(profile: &mut Profile, epoch: &Epoch, topmost: &[SpanKey], losses: &Losses) {
-    let kept = outermost_first(&epoch.kept);
+pub(crate) fn describe(
+    profile: &mut Profile,
+    group: &ProfileGroup,
+    topmost: &[SpanKey],
+    losses: &Losses,
+) {
+    let kept = outermost_first(&group.kept);
     let Some(first) = kept.first() else { return };
     profile.name = capped(&first.facts.name()).into_owned();
     profile.title = match topmost.len().saturating_sub(1) {
@@ -399,17 +404,17 @@ impl ForbiddenCalls {
 }
 
 /// What is missing without a system call.
-fn without(call: UnusualCall) -> &'static str {
+fn without(call: FilteredSyscall) -> &'static str {
     match call {
-        UnusualCall::PerfEventOpen => "the perf source",
-        UnusualCall::TimerCreate | UnusualCall::TimerSettime | UnusualCall::TimerDelete => {
-            "the timer source"
-        }
-        UnusualCall::ProcessVmReadv => "the stacks of waits, unless /proc/self/mem can be read",
-        UnusualCall::ClockGettime => "on-CPU and off-CPU times, the CPU budget",
-        UnusualCall::Getrusage => "page faults and context switches",
-        UnusualCall::MemfdCreate => "separate files of debug information",
-        UnusualCall::Statfs | UnusualCall::Faccessat => "the check of the output directory",
+        FilteredSyscall::PerfEventOpen => "the perf source",
+        FilteredSyscall::TimerCreate
+        | FilteredSyscall::TimerSettime
+        | FilteredSyscall::TimerDelete => "the timer source",
+        FilteredSyscall::ProcessVmReadv => "the stacks of waits, unless /proc/self/mem can be read",
+        FilteredSyscall::ClockGettime => "on-CPU and off-CPU times, the CPU budget",
+        FilteredSyscall::Getrusage => "page faults and context switches",
+        FilteredSyscall::MemfdCreate => "separate files of debug information",
+        FilteredSyscall::Statfs | FilteredSyscall::Faccessat => "the check of the output directory",
     }
 }
 

@@ -6,7 +6,7 @@ use super::perf::Perf;
 use super::probe::{Probed, Unreadable};
 use super::rate::Periods;
 use super::timer::Timers;
-use crate::sys::{self, TimerClock, UnusualCall, WhyRefused};
+use crate::sys::{self, FilteredSyscall, TimerClock, WhyRefused};
 
 const OTHER_SYSTEM: &str = "source none: kept spans have times but no stacks; threads can be sampled only on \
     Linux (x86-64 and aarch64)";
@@ -105,7 +105,7 @@ fn describe_perf_refusal(why: WhyRefused) -> String {
              container with the capability PERFMON (`docker run --cap-add PERFMON`)",
             describe_errno(errno)
         ),
-        WhyRefused::Deadly => "the seccomp filter of this process kills it at perf_event_open, which is therefore not \
+        WhyRefused::KilledBySeccomp => "the seccomp filter of this process kills it at perf_event_open, which is therefore not \
             called; allow it (`SystemCallFilter=` of systemd)"
             .to_owned(),
         why => describe_refusal(why),
@@ -201,7 +201,7 @@ fn describe_refusal(why: WhyRefused) -> String {
     let text = match why {
         WhyRefused::Failed(call, errno) => {
             let name = match call {
-                UnusualCall::PerfEventOpen => "perf_event_open, or an ioctl of its events,",
+                FilteredSyscall::PerfEventOpen => "perf_event_open, or an ioctl of its events,",
                 call => call.name(),
             };
             return format!("{name} is refused: {}", describe_errno(errno));
@@ -209,7 +209,9 @@ fn describe_refusal(why: WhyRefused) -> String {
         WhyRefused::Other(errno) if errno != 0 => return describe_errno(errno).to_string(),
         WhyRefused::NotAllowed(_) | WhyRefused::NotSupported(_) => "perf events are refused",
         WhyRefused::OtherSystem => "this system has no such timers",
-        WhyRefused::Deadly => "the seccomp filter of this process kills it at their system calls",
+        WhyRefused::KilledBySeccomp => {
+            "the seccomp filter of this process kills it at their system calls"
+        }
         WhyRefused::NoTimers => {
             return format!(
                 "the limit of pending signals is reached (`ulimit -i`, now {}); each timer takes one, and all of them at \

@@ -1,6 +1,5 @@
 //! The sources of raw samples.
 
-mod arming;
 mod counters;
 mod describe;
 mod hooks;
@@ -9,6 +8,7 @@ mod perf;
 mod probe;
 mod rate;
 pub(crate) mod record;
+mod session;
 mod shares;
 mod silence;
 mod source;
@@ -17,9 +17,9 @@ mod thread;
 mod thread_source;
 mod timer;
 
-pub(crate) use arming::{Arming, SpanInterval};
-pub(crate) use hooks::{ArmThreads, Begun, ThreadSource};
+pub(crate) use hooks::{AttachThreads, Begun, ThreadSource};
 pub(crate) use rate::{Periods, Rate};
+pub(crate) use session::{SamplingSession, SpanInterval};
 pub use source::Source;
 pub(crate) use source::{Sampler, SourceSettings};
 pub(crate) use switches::{SwitchRing, switches_between};

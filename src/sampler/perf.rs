@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::arming::Arming;
 use super::probe::ProbeThread;
 use super::rate::Rate;
 use super::record::{Layout, Machine, Record, Records};
+use super::session::SamplingSession;
 use super::shares::Taken;
 use super::switches::SwitchRing;
 use crate::sys::{self, HardwareCounters, KeptOn, PerfRing, SampleRequest, SampleRing, WhyRefused};
@@ -57,7 +57,7 @@ impl Perf {
         }
         let refused = match probed {
             Err(why) if why.is_permanent() => Some(why),
-            // Other reasons may no longer apply when the first thread is armed.
+            // Other reasons may no longer apply when the first thread is attached.
             _ => None,
         };
         if refused.is_none() {
@@ -129,16 +129,16 @@ impl Perf {
         *self.kept_on.lock() = None;
     }
 
-    /// Releases what was reserved for an arming, once its rings are closed.
-    pub(super) fn give_back(&self, arming: &Arming) {
+    /// Releases what was reserved for a session, once its rings are closed.
+    pub(super) fn give_back(&self, session: &SamplingSession) {
         self.files.give(self.files_per_thread);
-        let rings = arming.ring.as_ref().map(|ring| ring.data_size());
-        let rings = rings.into_iter().chain(arming.switches.as_ref().map(|ring| ring.data_size()));
+        let rings = session.ring.as_ref().map(|ring| ring.data_size());
+        let rings = rings.into_iter().chain(session.switches.as_ref().map(|ring| ring.data_size()));
         rings.for_each(|data| self.locked_bytes.give(sys::bytes_of_ring(data)));
     }
 
     /// Opens the rings of thread `tid`. They are inactive until started.
-    pub(super) fn open(&self, tid: u32, rate: Rate) -> Result<Arming, WhyRefused> {
+    pub(super) fn open(&self, tid: u32, rate: Rate) -> Result<SamplingSession, WhyRefused> {
         if let Some(why) = self.refused {
             return Err(why);
         }
@@ -153,8 +153,8 @@ impl Perf {
         let (samples, switches) = opened?;
         let samples = Arc::new(SampleRing::Perf(samples));
         let sample_size = Layout::of(&samples).sample_size(self.request.stack_bytes);
-        let arming = Arming::new(samples, rate, sample_size, sample_size);
-        Ok(arming.with_switches(Some(Arc::new(SwitchRing::new(switches)))))
+        let session = SamplingSession::new(samples, rate, sample_size, sample_size);
+        Ok(session.with_switches(Some(Arc::new(SwitchRing::new(switches)))))
     }
 
     fn open_rings(

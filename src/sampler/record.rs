@@ -431,10 +431,10 @@ mod tests {
         assert_eq!(x86.registers, Registers::X86_64 { ip: 0x10, sp: 0x50, bp: 0xb0 });
         assert_eq!(x86.stack.length(), 16);
         let bytes = sample(Machine::Aarch64, 16);
-        let arm = read(&bytes, Machine::Aarch64).unwrap();
-        assert_eq!(arm.registers, Registers::Aarch64 { pc: 0xc0, sp: 0x50, fp: 0xf0, lr: 0x12 });
-        assert_eq!(arm.registers.instruction(), 0xc0);
-        assert_eq!(arm.registers.stack_pointer(), 0x50);
+        let attach = read(&bytes, Machine::Aarch64).unwrap();
+        assert_eq!(attach.registers, Registers::Aarch64 { pc: 0xc0, sp: 0x50, fp: 0xf0, lr: 0x12 });
+        assert_eq!(attach.registers.instruction(), 0xc0);
+        assert_eq!(attach.registers.stack_pointer(), 0x50);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::arming::Arming;
+use super::session::SamplingSession;
 use super::thread::ThreadShared;
 use crate::sys;
 
@@ -35,29 +35,29 @@ impl Silences {
         timers.note_given();
     }
 
-    /// An arming ends.
-    pub(super) fn note_ended(&self, arming: &Arming) {
+    /// A session ends.
+    pub(super) fn note_ended(&self, session: &SamplingSession) {
         let [perf, timers] = &mut *self.of_each.lock();
-        let silence = if arming.has_switch_records() { perf } else { timers };
+        let silence = if session.has_switch_records() { perf } else { timers };
         if !silence.has_given {
-            silence.note_ended(arming);
+            silence.note_ended(session);
         }
     }
 
     /// Calls `report` for each source that gives no samples, with whether it is perf and for how long threads have run in
-    /// vain. `armed` are the threads that are sampled now.
+    /// vain. `attached` are the threads that are sampled now.
     pub(super) fn check<'a>(
         &self,
-        armed: impl Iterator<Item = (&'a ThreadShared, &'a Arming)> + Clone,
+        attached: impl Iterator<Item = (&'a ThreadShared, &'a SamplingSession)> + Clone,
         mut report: impl FnMut(bool, Duration),
     ) {
         let mut is_any = false;
         for (silence, by_perf) in self.of_each.lock().iter_mut().zip([true, false]) {
-            let armed = armed.clone().filter(|(_, arming)| {
-                arming.ring.is_some() && arming.has_switch_records() == by_perf
+            let attached = attached.clone().filter(|(_, session)| {
+                session.ring.is_some() && session.has_switch_records() == by_perf
             });
             if !silence.has_given
-                && let Some(ran) = silence.check(armed)
+                && let Some(ran) = silence.check(attached)
             {
                 is_any = true;
                 report(by_perf, ran);
@@ -71,12 +71,12 @@ impl Silences {
 #[derive(Debug)]
 struct Silence {
     has_given: bool,
-    /// In armings that have ended.
+    /// In sessions that have ended.
     ended_ns: u64,
     longest_period_ns: u64,
     /// Samples are taken in user code only, so only time there is counted.
     in_user_code: bool,
-    /// The user time of threads at the first check of their arming, which is known by its address.
+    /// The user time of threads at the first check of their session, which is known by its address.
     user_ns: HashMap<u32, (usize, u64)>,
 }
 
@@ -100,56 +100,56 @@ impl Silence {
         self.user_ns = HashMap::new();
     }
 
-    /// An arming of the source ends.
-    fn note_ended(&mut self, arming: &Arming) {
-        self.look_at(arming);
+    /// A session of the source ends.
+    fn note_ended(&mut self, session: &SamplingSession) {
+        self.look_at(session);
         // How much of it was in user code is not known.
         if !self.in_user_code {
-            self.ended_ns += arming.all_sampled_ns();
+            self.ended_ns += session.all_sampled_ns();
         }
     }
 
-    fn look_at(&mut self, arming: &Arming) {
-        if has_record(arming) {
+    fn look_at(&mut self, session: &SamplingSession) {
+        if has_record(session) {
             self.note_given();
         }
-        self.longest_period_ns = self.longest_period_ns.max(arming.period_ns());
+        self.longest_period_ns = self.longest_period_ns.max(session.period_ns());
     }
 
-    /// Returns for how long threads have run in vain, if that is too long. `armed` are the threads that the source samples
+    /// Returns for how long threads have run in vain, if that is too long. `attached` are the threads that the source samples
     /// now.
     fn check<'a>(
         &mut self,
-        armed: impl Iterator<Item = (&'a ThreadShared, &'a Arming)>,
+        attached: impl Iterator<Item = (&'a ThreadShared, &'a SamplingSession)>,
     ) -> Option<Duration> {
         let mut ran_ns = self.ended_ns;
-        for (thread, arming) in armed {
-            self.look_at(arming);
+        for (thread, session) in attached {
+            self.look_at(session);
             if self.has_given {
                 return None;
             }
-            ran_ns += self.ran_ns(thread, arming).unwrap_or(0);
+            ran_ns += self.ran_ns(thread, session).unwrap_or(0);
         }
         let ran = Duration::from_nanos(ran_ns);
         let least = Duration::from_nanos(self.longest_period_ns.saturating_mul(PERIODS));
         (ran >= least.max(LONG_ENOUGH)).then_some(ran)
     }
 
-    fn ran_ns(&mut self, thread: &ThreadShared, arming: &Arming) -> Option<u64> {
+    fn ran_ns(&mut self, thread: &ThreadShared, session: &SamplingSession) -> Option<u64> {
         let tid = thread.tid();
         if !self.in_user_code {
-            return Some(arming.sampled_ns(sys::cpu_ns_of(tid)?));
+            return Some(session.sampled_ns(sys::cpu_ns_of(tid)?));
         }
         let user_ns = sys::user_ns_of(tid)?;
-        let arming = std::ptr::from_ref(arming).addr();
-        let (known, since_ns) = self.user_ns.entry(tid).or_insert((arming, user_ns));
-        if *known != arming {
-            (*known, *since_ns) = (arming, user_ns);
+        let session = std::ptr::from_ref(session).addr();
+        let (known, since_ns) = self.user_ns.entry(tid).or_insert((session, user_ns));
+        if *known != session {
+            (*known, *since_ns) = (session, user_ns);
         }
         Some(user_ns.saturating_sub(*since_ns))
     }
 }
 
-fn has_record(arming: &Arming) -> bool {
-    arming.ring.as_ref().is_some_and(|ring| ring.position() > 0)
+fn has_record(session: &SamplingSession) -> bool {
+    session.ring.as_ref().is_some_and(|ring| ring.position() > 0)
 }

@@ -7,20 +7,20 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::arming::Arming;
 use super::describe::{describe, describe_silence, describe_unsampled};
-use super::hooks::{ArmThreads, Begun};
+use super::hooks::{AttachThreads, Begun};
 use super::losses::LossTimes;
 use super::perf::Perf;
 use super::probe::Probed;
 use super::rate::{Periods, Rate};
+use super::session::SamplingSession;
 use super::silence::Silences;
 use super::thread::ThreadShared;
 use super::thread_source::ThreadSampler;
 use super::timer::Timers;
 use crate::error::UnknownName;
 use crate::stats::Counters;
-use crate::sys::{self, SampleRequest, TimerClock, UnusualCall, Waker, WhyRefused};
+use crate::sys::{self, FilteredSyscall, SampleRequest, TimerClock, Waker, WhyRefused};
 
 /// The source of stacks; `TRACING_PROFILING_SOURCE`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,7 +67,7 @@ pub(crate) struct SourceSettings {
     pub(crate) sampling_delay: Option<Duration>,
 }
 
-/// Arms threads.
+/// Attaches threads.
 #[derive(Clone, Debug)]
 pub(crate) struct Sampler(Arc<Shared>);
 
@@ -81,8 +81,8 @@ struct Shared {
     unsampled: Mutex<Option<String>>,
     silences: Silences,
     is_over: Mutex<bool>,
-    /// No more threads are armed at present.
-    sheds: AtomicBool,
+    /// No more threads are attached at present.
+    is_paused: AtomicBool,
     counters: Arc<Counters>,
     losses: LossTimes,
     waker: Waker,
@@ -94,7 +94,7 @@ struct Shared {
     returned: Mutex<Vec<Arc<ThreadShared>>>,
     /// Replaces both sources in a test.
     #[cfg(test)]
-    scripted: std::sync::OnceLock<Box<dyn ArmThreads>>,
+    scripted: std::sync::OnceLock<Box<dyn AttachThreads>>,
 }
 
 impl Sampler {
@@ -118,7 +118,7 @@ impl Sampler {
             unsampled: Mutex::default(),
             silences: Silences::new(in_user_code),
             is_over: Mutex::new(false),
-            sheds: AtomicBool::new(false),
+            is_paused: AtomicBool::new(false),
             counters,
             losses: LossTimes::default(),
             waker: waker.clone(),
@@ -151,9 +151,9 @@ impl Sampler {
         self.0.first_period_ns.store(first.period_ns, Ordering::Relaxed);
     }
 
-    /// Sets whether arming is suspended.
-    pub(crate) fn set_sheds(&self, sheds: bool) {
-        self.0.sheds.store(sheds, Ordering::Relaxed);
+    /// Sets whether attaching is suspended.
+    pub(crate) fn set_paused(&self, is_paused: bool) {
+        self.0.is_paused.store(is_paused, Ordering::Relaxed);
     }
 
     /// Describes the source as it was found at the start, its limits and how to lift them, in one line. The flag is true
@@ -172,12 +172,12 @@ impl Sampler {
         self.0.silences.is_any()
     }
 
-    /// Checks whether the sources give samples at all. `armed` are the threads that are sampled now.
+    /// Checks whether the sources give samples at all. `attached` are the threads that are sampled now.
     pub(crate) fn check_silence<'a>(
         &self,
-        armed: impl Iterator<Item = (&'a ThreadShared, &'a Arming)> + Clone,
+        attached: impl Iterator<Item = (&'a ThreadShared, &'a SamplingSession)> + Clone,
     ) {
-        self.0.silences.check(armed, |by_perf, ran| {
+        self.0.silences.check(attached, |by_perf, ran| {
             let ran_ns = u64::try_from(ran.as_nanos()).unwrap_or(u64::MAX);
             self.0.counters.sampling.silent_ns.store(ran_ns, Ordering::Relaxed);
             self.note_loss();
@@ -221,7 +221,7 @@ impl Sampler {
         }
     }
 
-    /// Ends arming: no more events are opened.
+    /// Ends sampling: no more events are opened.
     pub(crate) fn end(&self) {
         // Under the lock: a thread that is being set up has either added itself to `new`, or finds this set.
         *self.0.is_over.lock() = true;
@@ -247,7 +247,7 @@ impl Sampler {
     }
 
     #[cfg(test)]
-    pub(crate) fn set_scripted(&self, scripted: Box<dyn ArmThreads>) {
+    pub(crate) fn set_scripted(&self, scripted: Box<dyn AttachThreads>) {
         _ = self.0.scripted.set(scripted);
     }
 
@@ -257,67 +257,67 @@ impl Sampler {
         self.0.new.lock().push(thread);
     }
 
-    pub(crate) fn note_thread_sampled(&self, arming: &Arming) {
+    pub(crate) fn note_thread_sampled(&self, session: &SamplingSession) {
         let counters = &self.0.counters;
         Counters::add(&counters.threads.attached, 1);
         Counters::add(&counters.threads.sampled, 1);
-        if !arming.has_switch_records() {
+        if !session.has_switch_records() {
             Counters::add(&counters.threads.sampled_by_timer, 1);
         }
     }
 
     /// Resumes the sampling of a paused thread that is in an old span again.
-    pub(crate) fn start_again(&self, thread: &ThreadShared, arming: &Arming) {
-        arming.note_since(sys::cpu_ns_of(thread.tid()).unwrap_or(u64::MAX));
-        if let Err(why) = arming.start() {
-            self.note_not_started(arming, why);
+    pub(crate) fn start_again(&self, thread: &ThreadShared, session: &SamplingSession) {
+        session.note_since(sys::cpu_ns_of(thread.tid()).unwrap_or(u64::MAX));
+        if let Err(why) = session.start() {
+            self.note_not_started(session, why);
         }
     }
 
-    fn note_not_started(&self, arming: &Arming, why: WhyRefused) {
-        arming.note_since(u64::MAX);
+    fn note_not_started(&self, session: &SamplingSession, why: WhyRefused) {
+        session.note_since(u64::MAX);
         self.note_refusal(why);
         self.note_unsampled_thread(why);
     }
 
-    /// Releases the last arming of a thread whose sampling has ended, once it has been read. `samples` is the number of
+    /// Releases the last session of a thread whose sampling has ended, once it has been read. `samples` is the number of
     /// its samples from position `from` on that hooks have not counted.
     pub(crate) fn give_back(
         &self,
         thread: &ThreadShared,
-        arming: &Arming,
+        session: &SamplingSession,
         from: u64,
         samples: u64,
     ) {
-        self.retire(arming, from, samples);
+        self.retire(session, from, samples);
         if thread.note_refused(false) {
             self.0.counters.threads.unsampled.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    /// Releases an arming that has been read and no longer samples its thread. `samples` is the number of samples in
+    /// Releases a session that has been read and no longer samples its thread. `samples` is the number of samples in
     /// the open interval, which begins at `from`, that hooks have not counted.
-    pub(crate) fn retire(&self, arming: &Arming, from: u64, samples: u64) {
-        if arming.ring.is_none() {
+    pub(crate) fn retire(&self, session: &SamplingSession, from: u64, samples: u64) {
+        if session.ring.is_none() {
             return;
         }
-        self.0.silences.note_ended(arming);
-        arming.retire(from, samples);
+        self.0.silences.note_ended(session);
+        session.retire(from, samples);
         let counters = &self.0.counters;
         counters.threads.sampled.fetch_sub(1, Ordering::Relaxed);
-        if arming.has_switch_records() {
-            self.0.probed.perf.iter().for_each(|perf| perf.give_back(arming));
+        if session.has_switch_records() {
+            self.0.probed.perf.iter().for_each(|perf| perf.give_back(session));
         } else {
             self.0.probed.timers.iter().for_each(Timers::give_back);
             counters.threads.sampled_by_timer.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    /// Releases an arming that no thread has got.
-    fn give_back_unused(&self, arming: &Arming) {
-        arming.retire(0, 0);
-        match arming.has_switch_records() {
-            true => self.0.probed.perf.iter().for_each(|perf| perf.give_back(arming)),
+    /// Releases a session that no thread has got.
+    fn give_back_unused(&self, session: &SamplingSession) {
+        session.retire(0, 0);
+        match session.has_switch_records() {
+            true => self.0.probed.perf.iter().for_each(|perf| perf.give_back(session)),
             false => self.0.probed.timers.iter().for_each(Timers::give_back),
         }
     }
@@ -328,7 +328,7 @@ impl Sampler {
     }
 
     /// Opens the rings of that thread, inactive until started.
-    fn open(&self, thread: &ThreadShared) -> Result<Arming, WhyRefused> {
+    fn open(&self, thread: &ThreadShared) -> Result<SamplingSession, WhyRefused> {
         let shared = &*self.0;
         let rate = thread.rate();
         let is_traced = shared.is_traced.load(Ordering::Relaxed);
@@ -338,14 +338,14 @@ impl Sampler {
         {
             // Without a timer, perf is used.
             let by_timer = timers.open(thread.tid(), thread.stack.clone(), rate);
-            if let Ok(arming) = by_timer {
-                return Ok(arming);
+            if let Ok(session) = by_timer {
+                return Ok(session);
             }
         }
         let by_perf = shared.probed.perf.as_ref().map(|perf| perf.open(thread.tid(), rate));
         let refused = match by_perf {
-            Some(Ok(arming)) => return Ok(arming),
-            // The thread ends while it is being armed: this is not a refusal.
+            Some(Ok(session)) => return Ok(session),
+            // The thread ends while it is being attached: this is not a refusal.
             Some(Err(_)) if thread.is_over() => return Err(WhyRefused::Ended),
             Some(Err(WhyRefused::Ended)) => return Err(WhyRefused::Ended),
             Some(Err(why)) => {
@@ -422,7 +422,7 @@ impl Sampler {
         let counter = match why {
             WhyRefused::NoSignal => &counters.threads.refused_other,
             WhyRefused::Traced => &counters.threads.refused_traced,
-            WhyRefused::Failed(call, _) if call != UnusualCall::PerfEventOpen => {
+            WhyRefused::Failed(call, _) if call != FilteredSyscall::PerfEventOpen => {
                 &counters.threads.refused_timers
             }
             why if why.is_permanent() => &counters.threads.refused_perf,
@@ -436,7 +436,7 @@ impl Sampler {
     }
 }
 
-impl ArmThreads for Sampler {
+impl AttachThreads for Sampler {
     fn begin(&self) -> Begun {
         // The thread's seccomp filters may differ from those of the thread that built the layer.
         sys::read_filters();
@@ -467,7 +467,7 @@ impl ArmThreads for Sampler {
             if self.uses_timers() && !has_small_signal_stack {
                 self.timers().iter().for_each(|timers| timers.unblock());
             }
-            let first = Arc::new(Arming::none());
+            let first = Arc::new(SamplingSession::none());
             let rate = Rate::of(self.0.first_period_ns.load(Ordering::Relaxed));
             let current = sys::current_thread();
             let thread = Arc::new(ThreadShared::new(current, stack, rate, Arc::clone(&first)));
@@ -485,48 +485,48 @@ impl ArmThreads for Sampler {
         Begun { sampled, source }
     }
 
-    fn arm(&self, thread: &ThreadShared) {
+    fn attach(&self, thread: &ThreadShared) {
         #[cfg(test)]
         if let Some(scripted) = self.0.scripted.get() {
-            scripted.arm(thread);
+            scripted.attach(thread);
             return;
         }
-        if self.0.sheds.load(Ordering::Relaxed) {
+        if self.0.is_paused.load(Ordering::Relaxed) {
             return;
         }
         sys::read_filters();
-        let armed = thread.follow(|last| {
-            // `end` first sets the flag and then takes the last arming, whose lock is held here.
+        let attached = thread.append_session(|last| {
+            // `end` first sets the flag and then takes the last session, whose lock is held here.
             if last.ring.is_some() || *self.0.is_over.lock() || thread.is_over() {
                 return None;
             }
-            let arming = self.open(thread);
+            let session = self.open(thread);
             // If the thread has ended since the check above, its id, and so the event, may be those of another thread,
             // even of another process.
             let is_gone = || thread.is_over() || !sys::is_own_thread(thread.tid());
-            if matches!(arming, Err(WhyRefused::Ended)) || arming.is_ok() && is_gone() {
-                arming.iter().for_each(|arming| self.give_back_unused(arming));
+            if matches!(session, Err(WhyRefused::Ended)) || session.is_ok() && is_gone() {
+                session.iter().for_each(|session| self.give_back_unused(session));
                 return None;
             }
-            let arming = arming.inspect_err(|why| self.note_unsampled_thread(*why)).ok();
+            let session = session.inspect_err(|why| self.note_unsampled_thread(*why)).ok();
             let counters = &self.0.counters;
-            if thread.note_refused(arming.is_none()) != arming.is_none() {
-                match arming {
+            if thread.note_refused(session.is_none()) != session.is_none() {
+                match session {
                     Some(_) => _ = counters.threads.unsampled.fetch_sub(1, Ordering::Relaxed),
                     None => Counters::add(&counters.threads.unsampled, 1),
                 }
             }
-            let arming = arming?;
-            self.note_thread_sampled(&arming);
-            arming.note_since(sys::cpu_ns_of(thread.tid()).unwrap_or(u64::MAX));
-            Some(arming)
+            let session = session?;
+            self.note_thread_sampled(&session);
+            session.note_since(sys::cpu_ns_of(thread.tid()).unwrap_or(u64::MAX));
+            Some(session)
         });
         // Only now can the thread find the ring of its samples.
-        if let Some(armed) = armed
-            && let Err(why) = armed.start()
+        if let Some(attached) = attached
+            && let Err(why) = attached.start()
             && !thread.is_over()
         {
-            self.note_not_started(&armed, why);
+            self.note_not_started(&attached, why);
         }
     }
 }

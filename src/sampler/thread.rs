@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, co
 
 use parking_lot::Mutex;
 
-use super::arming::Arming;
 use super::rate::Rate;
+use super::session::SamplingSession;
 use crate::ids::SpanKey;
 use crate::sys::{OsThread, WhyRefused};
 
@@ -46,7 +46,7 @@ pub(crate) struct ThreadShared {
     synced_cpu_ns: AtomicU64,
     /// When a hook last counted a wait, in ticks.
     claimed_at: AtomicU64,
-    /// The number of armings after the first.
+    /// The number of sessions after the first.
     turn: AtomicU32,
     life: AtomicU8,
     arms_itself: AtomicBool,
@@ -54,25 +54,25 @@ pub(crate) struct ThreadShared {
     /// none.
     waited: AtomicU64,
 
-    /// The rate at which the thread is sampled when it is armed next: see [`Rate::word`].
+    /// The rate at which the thread is sampled when it is attached next: see [`Rate::word`].
     rate: AtomicU64,
     is_refused: AtomicBool,
     pub(crate) thread: OsThread,
     /// The bounds of the thread's stack, if a timer may have to copy it, or why no timer may.
     pub(crate) stack: Result<Range<u64>, WhyRefused>,
-    last: Mutex<Arc<Arming>>,
+    last: Mutex<Arc<SamplingSession>>,
 }
 
 const _: () = assert!(std::mem::offset_of!(ThreadShared, rate) == 64);
 
 impl ThreadShared {
-    /// The state of `thread`. `rate` applies when it is armed. `stack` is needed if a timer may have to copy the
+    /// The state of `thread`. `rate` applies when it is attached. `stack` is needed if a timer may have to copy the
     /// stack.
     pub(crate) fn new(
         thread: OsThread,
         stack: Result<Range<u64>, WhyRefused>,
         rate: Rate,
-        first: Arc<Arming>,
+        first: Arc<SamplingSession>,
     ) -> Self {
         Self {
             // A hook creates this.
@@ -99,36 +99,36 @@ impl ThreadShared {
         self.thread.tid
     }
 
-    /// The latest arming.
-    pub(crate) fn last(&self) -> Arc<Arming> {
+    /// The latest session.
+    pub(crate) fn last(&self) -> Arc<SamplingSession> {
         Arc::clone(&self.last.lock())
     }
 
-    /// Appends the arming that `make` returns, if any. Does nothing if another thread is appending one right now.
-    pub(crate) fn follow(
+    /// Appends the session that `make` returns, if any. Does nothing if another thread is appending one right now.
+    pub(crate) fn append_session(
         &self,
-        make: impl FnOnce(&Arming) -> Option<Arming>,
-    ) -> Option<Arc<Arming>> {
+        make: impl FnOnce(&SamplingSession) -> Option<SamplingSession>,
+    ) -> Option<Arc<SamplingSession>> {
         let mut last = self.last.try_lock()?;
         let next = Arc::new(make(&last)?);
         last.set_next(Arc::clone(&next));
         *last = Arc::clone(&next);
-        // Release: a thread that reads the new turn finds the next arming.
+        // Release: a thread that reads the new turn finds the next session.
         self.turn.store(self.turn.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
         Some(next)
     }
 
-    /// Notes whether the last attempt to arm the thread failed. Returns the previous value.
+    /// Notes whether the last attempt to attach the thread failed. Returns the previous value.
     pub(crate) fn note_refused(&self, is_refused: bool) -> bool {
         self.is_refused.swap(is_refused, Ordering::Relaxed)
     }
 
-    /// Whether the last attempt to arm the thread failed.
+    /// Whether the last attempt to attach the thread failed.
     pub(crate) fn is_refused(&self) -> bool {
         self.is_refused.load(Ordering::Relaxed)
     }
 
-    /// Sets the rate at which the thread is sampled when it is armed next. Only one thread may call it. It is called at
+    /// Sets the rate at which the thread is sampled when it is attached next. Only one thread may call it. It is called at
     /// each scan, and a store takes the line from the hooks of the thread, so there is one only for another rate.
     pub(crate) fn set_rate(&self, rate: Rate) {
         let word = rate.word();
@@ -137,12 +137,12 @@ impl ThreadShared {
         }
     }
 
-    /// The rate at which the thread is sampled when it is armed next.
+    /// The rate at which the thread is sampled when it is attached next.
     pub(crate) fn rate(&self) -> Rate {
         Rate::from_word(self.rate.load(Ordering::Relaxed))
     }
 
-    /// The number of armings after the first.
+    /// The number of sessions after the first.
     #[inline(always)]
     pub(crate) fn turn(&self) -> u32 {
         self.turn.load(Ordering::Acquire)
@@ -188,7 +188,7 @@ impl ThreadShared {
         self.last_hook_at.load(Ordering::Relaxed)
     }
 
-    /// The thread arms itself when it enters a span that is sampled from its enter on.
+    /// The thread attaches itself when it enters a span that is sampled from its enter on.
     pub(crate) fn note_arms_itself(&self) {
         self.arms_itself.store(true, Ordering::Relaxed);
     }
@@ -216,12 +216,12 @@ impl ThreadShared {
     /// interval, and `p` is counted for the new span. This function then reports that the thread is in a hook, or
     /// returns the span with which the hook ended.
     ///
-    /// Until the thread takes up the arming, `from` is 0 and not written.
-    pub(crate) fn open_interval(&self, arming: &Arming) -> OpenInterval {
+    /// Until the thread takes up the session, `from` is 0 and not written.
+    pub(crate) fn open_interval(&self, session: &SamplingSession) -> OpenInterval {
         loop {
-            let from = arming.from();
+            let from = session.from();
             let span = self.span.load(Ordering::Acquire);
-            if arming.from() == from {
+            if session.from() == from {
                 let is_in_hook = span & IN_HOOK != 0;
                 return OpenInterval { span: SpanKey::new(span & !IN_HOOK), from, is_in_hook };
             }
@@ -316,7 +316,7 @@ impl ThreadShared {
     /// Ends the sampling if the thread has not marked itself as in use since [`note_unused`](Self::note_unused).
     ///
     /// If that call was more than a millisecond ago, and the thread is in no profiled span, then its next hook runs the
-    /// periodic check before it uses the arming.
+    /// periodic check before it uses the session.
     pub(crate) fn end_if_unused(&self) -> bool {
         let from =
             |life| self.life.compare_exchange(life, OVER, Ordering::AcqRel, Ordering::Relaxed);
@@ -355,16 +355,16 @@ mod tests {
     const A: Option<SpanKey> = SpanKey::new(1);
     const B: Option<SpanKey> = SpanKey::new(2);
 
-    fn thread() -> (ThreadShared, Arc<Arming>) {
-        let arming = Arc::new(Arming::none());
+    fn thread() -> (ThreadShared, Arc<SamplingSession>) {
+        let session = Arc::new(SamplingSession::none());
         (
             ThreadShared::new(
                 OsThread::unnamed(1),
                 Err(WhyRefused::NotAsked),
                 Rate::of(1),
-                Arc::clone(&arming),
+                Arc::clone(&session),
             ),
-            arming,
+            session,
         )
     }
 
@@ -374,26 +374,26 @@ mod tests {
 
     #[test]
     fn a_hook_is_visible_until_it_sets_the_span() {
-        let (thread, arming) = thread();
+        let (thread, session) = thread();
         let in_hook = |span| OpenInterval { is_in_hook: true, ..interval(span, 0) };
-        assert_eq!(thread.open_interval(&arming), in_hook(None), "a hook creates it");
+        assert_eq!(thread.open_interval(&session), in_hook(None), "a hook creates it");
         thread.set_span(1);
-        assert_eq!(thread.open_interval(&arming), interval(A, 0));
+        assert_eq!(thread.open_interval(&session), interval(A, 0));
         thread.begin_hook();
-        assert_eq!(thread.open_interval(&arming), in_hook(A));
+        assert_eq!(thread.open_interval(&session), in_hook(A));
         thread.begin_hook_in(2);
-        assert_eq!(thread.open_interval(&arming), in_hook(B));
+        assert_eq!(thread.open_interval(&session), in_hook(B));
         thread.set_span(0);
-        assert_eq!(thread.open_interval(&arming), interval(None, 0));
+        assert_eq!(thread.open_interval(&session), interval(None, 0));
     }
 
     #[test]
     fn closing_an_interval_opens_the_next() {
-        let (thread, arming) = thread();
+        let (thread, session) = thread();
         thread.set_span(1);
-        assert!(arming.close_interval(A, 32));
+        assert!(session.close_interval(A, 32));
         thread.set_span(2);
-        assert_eq!(thread.open_interval(&arming), interval(B, 32));
+        assert_eq!(thread.open_interval(&session), interval(B, 32));
     }
 
     /// What is read while the thread moves from span to span is an interval that existed, and all others are in the
@@ -402,16 +402,17 @@ mod tests {
     fn an_interval_is_read_consistently_while_the_thread_moves_on() {
         const STEP: u64 = 10;
         let hooks = if cfg!(miri) { 40 } else { 20_000 };
-        let (thread, arming) = thread();
+        let (thread, session) = thread();
         thread.set_span(0);
         std::thread::scope(|scope| {
             let reader = scope.spawn(|| {
                 let mut next = 1;
                 while next < hooks {
-                    let OpenInterval { span, from, is_in_hook, .. } = thread.open_interval(&arming);
+                    let OpenInterval { span, from, is_in_hook, .. } =
+                        thread.open_interval(&session);
                     let key = span.map_or(0, SpanKey::get);
                     assert!(from == STEP * key || is_in_hook && from == STEP * (key + 1));
-                    while let Some(interval) = arming.take_interval() {
+                    while let Some(interval) = session.take_interval() {
                         assert_eq!((interval.span.get(), interval.from), (next, STEP * next));
                         assert_eq!(interval.to, STEP * (next + 1));
                         next += 1;
@@ -420,11 +421,11 @@ mod tests {
                 }
             });
             for number in 1..=hooks {
-                while !arming.has_room() && !reader.is_finished() {
+                while !session.has_room() && !reader.is_finished() {
                     std::thread::yield_now();
                 }
                 thread.begin_hook();
-                arming.close_interval(SpanKey::new(number - 1), STEP * number);
+                session.close_interval(SpanKey::new(number - 1), STEP * number);
                 thread.set_span(number);
             }
         });

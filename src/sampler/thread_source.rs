@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::arming::Arming;
 use super::counters::{HardwareCounts, parse_group};
 use super::hooks::ThreadSource;
 use super::record::{Record, Records};
+use super::session::SamplingSession;
 use super::source::Sampler;
 use super::thread::ThreadShared;
 use crate::facts::Usage;
@@ -37,16 +37,17 @@ impl Drop for ThreadSampler {
 
 impl ThreadSource for ThreadSampler {
     /// The thread opens its own counters: a `perf_event` group counts the thread that opens it.
-    fn took_up(&self, arming: &Arming) {
-        if arming.ring.is_some() && !arming.has_switch_records() && !sys::has_small_signal_stack() {
+    fn took_up(&self, session: &SamplingSession) {
+        if session.ring.is_some() && !session.has_switch_records() && !sys::has_small_signal_stack()
+        {
             // The thread may have been set up when no thread had a timer.
             self.sampler.timers().iter().for_each(|timers| timers.unblock());
         }
-        if self.has_hardware && arming.has_switch_records() {
+        if self.has_hardware && session.has_switch_records() {
             sys::read_filters();
-            let mut hardware = arming.hardware.lock();
-            // The collector marks the arming as retired before it takes the lock.
-            if !arming.is_retired() {
+            let mut hardware = session.hardware.lock();
+            // The collector marks the session as retired before it takes the lock.
+            if !session.is_retired() {
                 *hardware = HardwareCounters::open().ok();
             }
         }
@@ -54,8 +55,8 @@ impl ThreadSource for ThreadSampler {
 
     /// Reads the records one by one, since samples in the kernel are longer than others, and other records occur. The
     /// collector may have released them, but only this thread's own samples overwrite them.
-    fn count_samples(&self, arming: &Arming, from: u64, until: u64) -> Option<u64> {
-        let ring = arming.ring.as_ref().filter(|ring| ring.timer().is_none())?;
+    fn count_samples(&self, session: &SamplingSession, from: u64, until: u64) -> Option<u64> {
+        let ring = session.ring.as_ref().filter(|ring| ring.timer().is_none())?;
         let fits = |head: u64| head.saturating_sub(from) <= ring.data_size() as u64;
         if !fits(until) {
             return None;
@@ -65,12 +66,12 @@ impl ThreadSource for ThreadSampler {
         fits(ring.head()).then_some(samples as u64)
     }
 
-    fn usage(&mut self, arming: Option<&Arming>) -> Usage {
+    fn usage(&mut self, session: Option<&SamplingSession>) -> Usage {
         let used = sys::thread_usage().unwrap_or_default();
-        let hardware = arming.and_then(|arming| arming.hardware.lock().as_ref()?.read().ok());
+        let hardware = session.and_then(|session| session.hardware.lock().as_ref()?.read().ok());
         let HardwareCounts { cycles, instructions, cache_misses } =
             hardware.and_then(|words| parse_group(&words)).unwrap_or_default();
-        let switches = arming.and_then(|arming| arming.switches.as_ref());
+        let switches = session.and_then(|session| session.switches.as_ref());
         Usage {
             minor_faults: used.minor_faults,
             major_faults: used.major_faults,

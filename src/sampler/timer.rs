@@ -3,10 +3,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::arming::Arming;
 use super::probe::ProbeThread;
 use super::rate::Rate;
 use super::record::Machine;
+use super::session::SamplingSession;
 use super::shares::Taken;
 use crate::sys::{self, SampleRequest, SampleRing, TimerClock, WhyRefused};
 
@@ -90,7 +90,7 @@ impl Timers {
         tid: u32,
         stack: Result<Range<u64>, WhyRefused>,
         rate: Rate,
-    ) -> Result<Arming, WhyRefused> {
+    ) -> Result<SamplingSession, WhyRefused> {
         let request = SampleRequest { period_ns: rate.period_ns, ..self.request };
         if !self.taken.take(1, most_timers()) {
             return Err(WhyRefused::NoTimers);
@@ -99,6 +99,6 @@ impl Timers {
         let ring = stack.and_then(open).inspect_err(|_| self.give_back())?;
         let ring = Arc::new(SampleRing::Timer(ring));
         let position_step = request.position_step;
-        Ok(Arming::new(ring, rate, position_step, SHORT_SAMPLE))
+        Ok(SamplingSession::new(ring, rate, position_step, SHORT_SAMPLE))
     }
 }

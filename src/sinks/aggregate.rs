@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::stack::{Stack, StackEntry, Waited};
+use super::stack::{Stack, StackEntry, StackLeaf};
 use super::stack_tree::{StackTree, StoredStack};
 
 /// What samples sum up to.
@@ -41,7 +41,7 @@ impl Aggregate {
     ) -> StoredStack {
         let left = self.most_bytes.saturating_sub(self.bytes());
         let stack = self.stacks.add_within(stack, left).unwrap_or_else(|| {
-            let waited = Some(Waited::OtherStacks);
+            let waited = Some(StackLeaf::OtherStacks);
             self.stacks.add(Stack { waited, ..Stack::new() }.entries())
         });
         self.totals.entry(stack).or_default().add(more);
@@ -76,7 +76,7 @@ mod tests {
         assert!(aggregate.bytes() <= MOST_BYTES + 1_024);
         let (others, _) = aggregate.totals().last().unwrap();
         let mut others = aggregate.stacks.frames(others);
-        assert_eq!(others.next(), Some(StackEntry::Waited(Waited::OtherStacks)));
+        assert_eq!(others.next(), Some(StackEntry::StackLeaf(StackLeaf::OtherStacks)));
         let mut all = Total::default();
         aggregate.totals().for_each(|(_, total)| all.add(total));
         assert_eq!(all, Total { weight: 3_000, count: 1_000 });

@@ -12,7 +12,7 @@ pub(crate) use aggregate::Total;
 pub(crate) use heap::{Heap, HeapPart};
 pub(crate) use losses::Losses;
 pub(crate) use span_samples::{Added, Lost, NewSample, SHORTEST_WAIT, SpanSamples, StoredSample};
-pub(crate) use stack::{Stack, StackEntry, Waited};
+pub(crate) use stack::{Stack, StackEntry, StackLeaf};
 use stack_tree::StackTree;
 pub(crate) use store::Store;
 
@@ -92,7 +92,7 @@ mod tests {
     fn a_sample_goes_to_those_that_want_it() {
         let tracked = HeapUse::Tracked(TrackedBlock { place: 1, uses: 1 });
         let counters = Counters::default();
-        let stack = Stack { waited: Some(Waited::Unknown), ..Stack::new() };
+        let stack = Stack { waited: Some(StackLeaf::Unknown), ..Stack::new() };
         let added = |span, heap| {
             let store = Store::new(1 << 20, 100, 100);
             let mut sinks = Sinks { store, heap: Heap::default() };

@@ -13,14 +13,14 @@ pub(crate) struct Stack {
     /// The first frame that is inferred rather than certain.
     pub(crate) inferred_from: Option<usize>,
     /// What the thread was blocked in, if it was blocked.
-    pub(crate) waited: Option<Waited>,
+    pub(crate) waited: Option<StackLeaf>,
     /// The span grew old during this wait, whose time may therefore include shorter waits before it.
     pub(crate) holds_others: bool,
 }
 
 /// What a thread was blocked in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Waited {
+pub(crate) enum StackLeaf {
     In(Call),
     /// The system does not allow us to read it.
     Unknown,
@@ -41,7 +41,7 @@ pub(crate) enum Waited {
 /// A part of a stack as it is stored: 16 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum StackEntry {
-    Waited(Waited),
+    StackLeaf(StackLeaf),
     Code(ModuleAddress),
     /// The same, inferred rather than certain.
     Inferred(ModuleAddress),
@@ -80,7 +80,7 @@ impl Stack {
         let (certain, inferred) = self.frames.split_at(inferred_from);
         let end = (self.end != UnwindEnd::Root).then_some(StackEntry::End(self.end));
         let or = (!self.other.is_empty()).then_some(StackEntry::OtherLeaf);
-        let waited = self.waited.map(StackEntry::Waited).into_iter();
+        let waited = self.waited.map(StackEntry::StackLeaf).into_iter();
         waited
             .chain(certain.iter().copied().map(StackEntry::Code))
             .chain(inferred.iter().copied().map(StackEntry::Inferred))

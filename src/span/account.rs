@@ -35,9 +35,11 @@ impl TimeBreakdown {
         }
         // The times of the thread can be those of other spans on its stack.
         let known_ns = ran_ns.saturating_add(waited_ns);
-        let Sure { on_ns: ran_ns, off_ns: waited_ns, sampled_ns } = match known_ns > segment_ns {
-            true => Sure::of_part(segment_ns, known_ns, ran_ns, sampled_ns),
-            false => Sure { on_ns: ran_ns, off_ns: waited_ns, sampled_ns: sampled_ns.min(ran_ns) },
+        let Certain { on_ns: ran_ns, off_ns: waited_ns, sampled_ns } = match known_ns > segment_ns {
+            true => Certain::of_part(segment_ns, known_ns, ran_ns, sampled_ns),
+            false => {
+                Certain { on_ns: ran_ns, off_ns: waited_ns, sampled_ns: sampled_ns.min(ran_ns) }
+            }
         };
         let unsure_ns = segment_ns - ran_ns - waited_ns;
         let (on_cpu_ns, error_ns) = (ran_ns + unsure_ns / 2, unsure_ns.div_ceil(2));
@@ -57,7 +59,7 @@ impl TimeBreakdown {
 /// The counts of one thread while it is in a span.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
-    pub(crate) sure: Sure,
+    pub(crate) sure: Certain,
     pub(crate) usage: Usage,
 }
 
@@ -72,14 +74,14 @@ impl Tally {
 
 /// The parts of a time in which a thread certainly ran and certainly did not run. The rest is unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Sure {
+pub(crate) struct Certain {
     pub(crate) on_ns: u64,
     pub(crate) off_ns: u64,
     /// The part of `on_ns` in which it certainly was sampled.
     pub(crate) sampled_ns: u64,
 }
 
-impl Sure {
+impl Certain {
     /// The certain times of a part of `part_ns` of an interval of `interval_ns`. The thread ran for `cpu_ns` of the
     /// interval, and was sampled for the last `sampled_ns` of its CPU time.
     pub(crate) fn of_part(part_ns: u64, interval_ns: u64, cpu_ns: u64, sampled_ns: u64) -> Self {
@@ -100,7 +102,7 @@ pub(crate) struct InsideTime {
 
 impl InsideTime {
     /// Of a segment that took `segment_ns`.
-    pub(crate) fn of(segment_ns: u64, sure: Sure) -> Self {
+    pub(crate) fn of(segment_ns: u64, sure: Certain) -> Self {
         let sure_ns = sure.on_ns.saturating_add(sure.off_ns);
         // At least 1, so that the sum shows that there was such a segment, even if it was entirely off-CPU.
         let unsure_ns = segment_ns.saturating_sub(sure_ns).max(1);
@@ -151,7 +153,7 @@ impl Counts {
     }
 
     /// Adds the times of a thread that has left the span. The span may be closed, and its slot reused.
-    pub(crate) fn add_late(&self, key: SpanKey, sure: Sure) {
+    pub(crate) fn add_late(&self, key: SpanKey, sure: Certain) {
         self.sure_on_ns.add_late(key, sure.on_ns);
         self.sure_off_ns.add_late(key, sure.off_ns);
         self.sure_sampled_ns.add_late(key, sure.sampled_ns);
@@ -368,12 +370,12 @@ mod tests {
     }
 
     fn sure_parts(part_ns: u64, interval_ns: u64, cpu_ns: u64) -> (u64, u64) {
-        let Sure { on_ns, off_ns, .. } = Sure::of_part(part_ns, interval_ns, cpu_ns, 0);
+        let Certain { on_ns, off_ns, .. } = Certain::of_part(part_ns, interval_ns, cpu_ns, 0);
         (on_ns, off_ns)
     }
 
     fn sure(on_ns: u64, off_ns: u64) -> Tally {
-        Tally { sure: Sure { on_ns, off_ns, sampled_ns: 0 }, ..Tally::default() }
+        Tally { sure: Certain { on_ns, off_ns, sampled_ns: 0 }, ..Tally::default() }
     }
 
     #[test]
@@ -416,7 +418,8 @@ mod tests {
 
     #[test]
     fn the_sampled_part_has_a_lower_bound() {
-        let sampled = |part_ns, sampled_ns| Sure::of_part(part_ns, 100, 100, sampled_ns).sampled_ns;
+        let sampled =
+            |part_ns, sampled_ns| Certain::of_part(part_ns, 100, 100, sampled_ns).sampled_ns;
         assert_eq!([sampled(100, 100), sampled(100, 40), sampled(100, 0)], [100, 40, 0]);
         // The sampled time can be the first 30 of the 100.
         assert_eq!([sampled(30, 100), sampled(30, 70), sampled(30, 71)], [30, 0, 1]);
@@ -434,7 +437,7 @@ mod tests {
     fn the_account_is_the_middle_of_its_bounds() {
         let counts = Counts::default();
         counts.add(key(1), &sure(20, 0));
-        counts.add_late(key(1), Sure { on_ns: 40, off_ns: 10, sampled_ns: 0 });
+        counts.add_late(key(1), Certain { on_ns: 40, off_ns: 10, sampled_ns: 0 });
         let account = counts.account(&Clock::nanoseconds(), key(1), 100, 100, 0);
         assert_eq!((account.on_cpu_ns, account.on_cpu_error_ns), (75, 15));
         assert_eq!(account.off_cpu_ns, 25);
@@ -451,7 +454,7 @@ mod tests {
 
     #[test]
     fn late_amounts_of_another_span_are_not_added() {
-        let late = Sure { on_ns: 40, off_ns: 40, sampled_ns: 0 };
+        let late = Certain { on_ns: 40, off_ns: 40, sampled_ns: 0 };
         let on_cpu_ns = |counts: &Counts| {
             let account = counts.account(&Clock::nanoseconds(), key(2), 1_000, 1_000, 0);
             account.on_cpu_ns - account.on_cpu_error_ns

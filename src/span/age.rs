@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::account::{InsideTime, Sure};
+use super::account::{Certain, InsideTime};
 use super::local::{ThreadState, put, take};
 use super::sample_counts::SampleCounts;
 use super::segment::{DETACHED, JUDGED_ABOVE, READS_CPU, SWITCHED};
@@ -27,13 +27,13 @@ impl Spans {
         let (id, key) = state.top().and_then(|top| Some((RegistryId::new(top.id)?, top.key)))?;
         let slot = self.table.get(id).filter(|slot| slot.raw_key() == key)?;
         slot.set(FORCED | SUSPECT);
-        slot.arm_at_enter();
+        slot.attach_at_enter();
         let (has_turned, now) = (state.begin_hook(), self.clock.now());
         if has_turned {
             self.sync_accounts(state, now);
         }
         state.make_old(now);
-        if !state.is_armed {
+        if !state.is_attached {
             self.enter_old(state, &slot, false, now);
         }
         state.end_hook(now);
@@ -83,10 +83,10 @@ impl Spans {
             now = now.max(state.synced);
         }
         let mut is_unsampled = false;
-        if old_at <= now && !state.is_armed {
+        if old_at <= now && !state.is_attached {
             now = self.enter_old(state, slot, is_detached, now);
             let could_be = |sampled: &Arc<ThreadShared>| !sampled.is_refused();
-            is_unsampled = !state.is_armed && state.sampled.as_ref().is_some_and(could_be);
+            is_unsampled = !state.is_attached && state.sampled.as_ref().is_some_and(could_be);
         }
         state.push_slowly(id, slot, flags, now, old_at);
         let idle = slot.enter(now, state.thread);
@@ -154,7 +154,7 @@ impl Spans {
     }
 
     /// Adds an ended segment of such a span to its ancestors: its length, and what is known of its CPU time.
-    pub(super) fn pass_up(&self, state: &ThreadState, slot: &Slot, ticks: u64, sure: Sure) {
+    pub(super) fn pass_up(&self, state: &ThreadState, slot: &Slot, ticks: u64, sure: Certain) {
         let time = InsideTime::of(self.clock.ns(ticks), sure);
         self.for_ancestors(slot, |ancestor| {
             // An ancestor that the thread is in has this time in its own segment. Other segments below it were suspended.
@@ -169,7 +169,7 @@ impl Spans {
         });
     }
 
-    /// A thread that is not sampled enters an old span. The thread arms itself if the span is sampled from its enter
+    /// A thread that is not sampled enters an old span. The thread attaches itself if the span is sampled from its enter
     /// on, or if the thread is new, since it may end before the collector finds it. Returns the time of the enter.
     #[cold]
     #[inline(never)]

@@ -1,4 +1,4 @@
-//! Closing spans.
+//! SpanSnapshot spans.
 
 use std::sync::atomic::Ordering;
 
@@ -11,7 +11,7 @@ use crate::facts::TimeBreakdown;
 
 /// A span that has closed and must be judged, or an open one in the state it would close in now.
 #[derive(Clone, Debug)]
-pub(crate) struct Closing {
+pub(crate) struct SpanSnapshot {
     pub(crate) id: RegistryId,
     pub(crate) key: SpanKey,
     pub(crate) root: SpanKey,
@@ -28,7 +28,7 @@ pub(crate) struct Closing {
     pub(crate) is_registered: bool,
 }
 
-impl Closing {
+impl SpanSnapshot {
     /// Whether one of these flags is set.
     pub(crate) fn has(&self, flags: u32) -> bool {
         self.flags & flags != 0
@@ -37,7 +37,7 @@ impl Closing {
 
 /// A span that is closing, or one around it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Enclosing {
+pub(crate) struct Ancestor {
     pub(crate) id: RegistryId,
     pub(crate) key: SpanKey,
     /// It is or was entered.
@@ -62,7 +62,11 @@ impl Spans {
     /// Closes a span. If it must be judged, calls `judge`. The slot is released only afterwards, so a span counts as
     /// open until its verdict is known. Returns whether it was judged.
     #[inline]
-    pub(crate) fn close(&self, id: RegistryId, judge: impl FnOnce(&Closing) -> Verdict) -> bool {
+    pub(crate) fn close(
+        &self,
+        id: RegistryId,
+        judge: impl FnOnce(&SpanSnapshot) -> Verdict,
+    ) -> bool {
         match self.table.get_in_table(id) {
             Some(slot) => {
                 let now = self.clock.now();
@@ -78,7 +82,12 @@ impl Spans {
 
     /// The close of a span that must be judged, or that has allocated.
     #[inline(never)]
-    fn close_slowly(&self, slot: &Slot, now: u64, judge: impl FnOnce(&Closing) -> Verdict) -> bool {
+    fn close_slowly(
+        &self,
+        slot: &Slot,
+        now: u64,
+        judge: impl FnOnce(&SpanSnapshot) -> Verdict,
+    ) -> bool {
         let closing = self.close_slot(slot, now);
         self.pass_up_allocations(slot);
         let reported = closing.map(|closing| self.reported(&closing, judge(&closing)));
@@ -87,7 +96,7 @@ impl Spans {
     }
 
     #[cold]
-    fn close_overflow(&self, id: RegistryId, judge: impl FnOnce(&Closing) -> Verdict) -> bool {
+    fn close_overflow(&self, id: RegistryId, judge: impl FnOnce(&SpanSnapshot) -> Verdict) -> bool {
         let Some(slot) = self.table.get_overflow(id) else { return false };
         let closing = self.close_slot(&slot, self.clock.now());
         self.pass_up_allocations(&slot);
@@ -117,19 +126,19 @@ impl Spans {
     }
 
     #[inline(always)]
-    fn close_slot(&self, slot: &Slot, now: u64) -> Option<Closing> {
+    fn close_slot(&self, slot: &Slot, now: u64) -> Option<SpanSnapshot> {
         if slot.take_has_sums() {
             self.counts.lock().move_sums_of(slot);
         }
-        if slot.is_suspect(now) { self.close_suspect(slot, now) } else { None }
+        if slot.may_match(now) { self.close_suspect(slot, now) } else { None }
     }
 
     /// A span that is closing and those around it, from the inside out. `at`, in ticks, is when it matters whether they
     /// have been open for long.
-    pub(crate) fn enclosing(&self, id: RegistryId, at: u64) -> Vec<Enclosing> {
+    pub(crate) fn enclosing(&self, id: RegistryId, at: u64) -> Vec<Ancestor> {
         let mut enclosing = Vec::new();
         let mut add = |slot: &Slot| {
-            enclosing.extend(slot.id().zip(slot.key()).map(|(id, key)| Enclosing {
+            enclosing.extend(slot.id().zip(slot.key()).map(|(id, key)| Ancestor {
                 id,
                 key,
                 was_entered: slot.was_entered(),
@@ -146,11 +155,11 @@ impl Spans {
 
     #[cold]
     #[inline(never)]
-    fn close_suspect(&self, slot: &Slot, now: u64) -> Option<Closing> {
+    fn close_suspect(&self, slot: &Slot, now: u64) -> Option<SpanSnapshot> {
         if let Some(mut state) = take(self.layer) {
             if !state.pending.is_empty() {
                 self.sync_accounts(&mut state, now);
-                // The sync may have armed the thread.
+                // The sync may have attached the thread.
                 state.end_hook(now);
             }
             put(state);
@@ -159,13 +168,13 @@ impl Spans {
     }
 
     /// The state of a span at `now`.
-    pub(super) fn closing(&self, slot: &Slot, now: u64) -> Option<Closing> {
+    pub(super) fn closing(&self, slot: &Slot, now: u64) -> Option<SpanSnapshot> {
         let mut account = slot.account(&self.clock, now);
         if slot.has_sums() {
             account = account.with_inside(self.counts.lock().sums_of(slot));
         }
         let flags = slot.flags();
-        Some(Closing {
+        Some(SpanSnapshot {
             id: slot.id()?,
             key: slot.key()?,
             root: slot.root()?,
@@ -180,7 +189,7 @@ impl Spans {
     }
 
     /// Reports the close to the collector if it knows the span or must know it. Returns false if the queue was full.
-    fn reported(&self, closing: &Closing, verdict: Verdict) -> bool {
+    fn reported(&self, closing: &SpanSnapshot, verdict: Verdict) -> bool {
         let is_of_interest = closing.is_registered || verdict.must_notify;
         let closed_ns = closing.opened_ns + closing.account.wall_ns;
         let event = SpanEvent::Closed { key: closing.key, ids: verdict.ids, closed_ns };
@@ -189,7 +198,7 @@ impl Spans {
 }
 
 #[cfg(test)]
-impl Closing {
+impl SpanSnapshot {
     pub(crate) fn for_test(wall_ns: u64, flags: u32) -> Self {
         Self {
             id: RegistryId::MIN,

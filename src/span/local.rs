@@ -12,7 +12,7 @@ use super::inside::Inside;
 use super::segment::{CPU_UNKNOWN, NESTED, PendingSegments, SWITCHED, Segment, UNWINDING};
 use super::slot::Slot;
 use crate::facts::Usage;
-use crate::sampler::{Arming, NEVER, ThreadShared, ThreadSource};
+use crate::sampler::{NEVER, SamplingSession, ThreadShared, ThreadSource};
 use crate::sys::{self, Allocations, Position, Uncounted, allocated_here};
 
 thread_local! {
@@ -288,10 +288,10 @@ pub(super) struct ThreadState {
     pub(super) from: u64,
     /// The number of calls in `allocated`.
     allocator_calls: u64,
-    /// The number of armings before `arming`.
+    /// The number of sessions before `session`.
     pub(super) turn: u32,
-    /// Whether the arming samples the thread.
-    pub(super) is_armed: bool,
+    /// Whether the session samples the thread.
+    pub(super) is_attached: bool,
     /// The thread's CPU clock cannot be read.
     pub(super) cpu_unknown: bool,
     /// The collector may not have scanned the thread since it began.
@@ -307,14 +307,14 @@ pub(super) struct ThreadState {
     /// The latest idle time of the innermost span that was idle, until it is reported.
     pub(super) unexplained: Option<Unexplained>,
     pub(super) last_long: LongSegment,
-    /// The arming of `sampled` that the thread has taken up.
-    pub(super) arming: Option<Arc<Arming>>,
+    /// The session of `sampled` that the thread has taken up.
+    pub(super) session: Option<Arc<SamplingSession>>,
     /// None before the first profiled segment.
     pub(super) source: Option<Box<dyn ThreadSource>>,
     pub(super) cpu_ns: u64,
-    /// For how long `arming` had sampled the thread at that read.
+    /// For how long `session` had sampled the thread at that read.
     pub(super) sampled_ns: u64,
-    /// For how long earlier armings have sampled it since that read.
+    /// For how long earlier sessions have sampled it since that read.
     pub(super) sampled_ended_ns: u64,
     pub(super) usage: Usage,
     pub(super) usage_read: u64,
@@ -344,15 +344,15 @@ impl ThreadState {
             inside: Inside::default(),
             samples: Position::fixed(),
             sampled: None,
-            arming: None,
+            session: None,
             turn: 0,
-            is_armed: false,
+            is_attached: false,
             is_new: false,
             may_miss_enters: true,
             source: None,
             cpu_unknown: false,
             from: 0,
-            // In the past, so that the first enter runs the checks and arms the thread.
+            // In the past, so that the first enter runs the checks and attaches the thread.
             deadline: 0,
             synced: 0,
             cpu_ns: 0,
@@ -418,7 +418,7 @@ impl ThreadState {
         latest.is_some_and(Segment::leave_again)
     }
 
-    /// See [`ThreadShared::begin_hook`]. Returns whether there is a new arming to take up.
+    /// See [`ThreadShared::begin_hook`]. Returns whether there is a new session to take up.
     #[inline(always)]
     pub(super) fn begin_hook(&self) -> bool {
         let Some(sampled) = &self.sampled else { return false };
@@ -436,9 +436,9 @@ impl ThreadState {
         }
     }
 
-    /// The arming that followed, if any, and the number of armings before it.
-    pub(super) fn next_arming(&self) -> Option<(Arc<Arming>, u32)> {
-        let next = self.arming.as_ref()?.next()?;
+    /// The session that followed, if any, and the number of sessions before it.
+    pub(super) fn next_session(&self) -> Option<(Arc<SamplingSession>, u32)> {
+        let next = self.session.as_ref()?.next()?;
         Some((Arc::clone(next), self.turn.wrapping_add(1)))
     }
 

@@ -27,7 +27,7 @@ use tracing_subscriber::registry;
 pub(crate) use crate::ids::{SpanKey, TraceIds};
 
 pub(crate) use awaits::{InnermostSpan, LongSegment};
-pub(crate) use close::{Closing, Enclosing, Verdict};
+pub(crate) use close::{Ancestor, SpanSnapshot, Verdict};
 #[cfg(any(test, feature = "_otlp"))]
 pub(crate) use local::ignore_this_thread;
 pub(crate) use local::{

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use super::close::Closing;
+use super::close::SpanSnapshot;
 use super::slot::Slot;
 use super::spans::SpanInfo;
 use super::{RegistryId, SpanKey, Spans};
@@ -97,7 +97,7 @@ impl Spans {
     /// An open span as it would be judged if it closed now, without its current segments, whose CPU time only their
     /// threads know. The second value is for how long it has been entered without a break at that moment, without the
     /// time in which its thread was in other spans on its stack.
-    pub(crate) fn as_closing(&self, id: RegistryId, key: SpanKey) -> Option<(Closing, u64)> {
+    pub(crate) fn as_closing(&self, id: RegistryId, key: SpanKey) -> Option<(SpanSnapshot, u64)> {
         let (slot, now) = (self.open_slot(id, key)?, self.clock.now());
         let since = slot.entered_since().unwrap_or(now);
         let closing = self.closing(&slot, now)?;

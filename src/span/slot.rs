@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-use super::account::{AllocationSums, Counts, InsideTime, Sure, Tally};
+use super::account::{AllocationSums, Certain, Counts, InsideTime, Tally};
 pub(crate) use super::flags::{
     AGED, CHOSEN, CPU_UNKNOWN, FAILED, FAILED_ITSELF, FORCED, HAS_FIELDS, HAS_STATUS,
     JUDGES_ALLOCATIONS, JUDGES_CPU, JUDGES_SUBTREE, KEEP_ON_ERROR, OBSERVED, ONE_IN, REGISTERED,
@@ -266,7 +266,7 @@ impl Slot {
     }
 
     /// Samples every thread that enters the span.
-    pub(crate) fn arm_at_enter(&self) {
+    pub(crate) fn attach_at_enter(&self) {
         self.sampling_delay.store(0, Ordering::Relaxed);
         self.young_for.store(0, Ordering::Relaxed);
     }
@@ -332,7 +332,7 @@ impl Slot {
     }
 
     /// Adds times of a thread that has left the span. Does nothing if the slot belongs to another span by now.
-    pub(crate) fn count_late(&self, key: u64, sure: Sure) {
+    pub(crate) fn count_late(&self, key: u64, sure: Certain) {
         let is_there = self.raw_key() == key && self.id.load(Ordering::Relaxed) != 0;
         if let Some(key) = SpanKey::new(key).filter(|_| is_there) {
             self.set_once(COUNTED);
@@ -459,7 +459,7 @@ impl Slot {
     }
 
     /// What is known of the field values on which the span's rule depends.
-    pub(crate) fn matched(&self) -> u64 {
+    pub(crate) fn matched_values(&self) -> u64 {
         self.matched.load(Ordering::Relaxed)
     }
 
@@ -545,7 +545,7 @@ impl Slot {
 
     /// Whether a span that closes now needs more than a [`release`](Self::release).
     #[inline(always)]
-    pub(crate) fn is_suspect(&self, now: u64) -> bool {
+    pub(crate) fn may_match(&self, now: u64) -> bool {
         let flags = self.flags.load(Ordering::Relaxed);
         let failed = flags & (FAILED | KEEP_ON_ERROR) == FAILED | KEEP_ON_ERROR;
         let judges_allocations = ALLOCATED | JUDGES_ALLOCATIONS;
@@ -689,14 +689,14 @@ mod tests {
     #[test]
     fn suspect_when_slow_failed_or_registered() {
         let slot = open();
-        assert!(!slot.is_suspect(1_100));
-        assert!(slot.is_suspect(1_101));
+        assert!(!slot.may_match(1_100));
+        assert!(slot.may_match(1_101));
         slot.set(FAILED);
-        assert!(slot.is_suspect(100));
+        assert!(slot.may_match(100));
 
         let slot = open();
         slot.set(REGISTERED);
-        assert!(slot.is_suspect(100));
+        assert!(slot.may_match(100));
     }
 
     #[test]
@@ -713,7 +713,7 @@ mod tests {
             slot.replan(&Plan { suspect_bytes, suspect_allocations, ..plan }, 0);
             slot
         });
-        let are_suspect = || slots.each_ref().map(|slot| slot.is_suspect(100));
+        let are_suspect = || slots.each_ref().map(|slot| slot.may_match(100));
         slots.iter().for_each(|slot| slot.count_own_allocations(some(60, 4), OWNER));
         slots.iter().for_each(|slot| slot.count_allocations_inside(some(40, 1)));
         assert_eq!(are_suspect(), [false, false]);

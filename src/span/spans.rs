@@ -7,7 +7,7 @@ use std::time::Duration;
 use crossbeam::queue::ArrayQueue;
 use parking_lot::Mutex;
 
-use super::account::{InsideTime, Sure};
+use super::account::{Certain, InsideTime};
 use super::inside::SpanCounts;
 use super::local::{ThreadState, add_state, count_unmatched, is_ignored, put, take, unmatched};
 use super::segment::{DETACHED, NESTED, PendingSegment, READS_CPU, SWITCHED};
@@ -17,7 +17,7 @@ use super::slot::{
 };
 use super::table::SlotTable;
 use super::{Ancestry, AncestryFrom, LongSegment, Plan, RegistryId, SpanKey, TraceIds};
-use crate::sampler::{ArmThreads, NEVER};
+use crate::sampler::{AttachThreads, NEVER};
 use crate::stats::Counters;
 use crate::sys::{Clock, Uncounted, allocated_here, is_uncounted};
 
@@ -34,7 +34,7 @@ pub(crate) struct Spans {
     /// Set if a close could not be reported. The collector must then scan for closed spans.
     pub(super) event_lost: AtomicBool,
     pub(super) next_key: AtomicU64,
-    pub(super) source: Box<dyn ArmThreads>,
+    pub(super) source: Box<dyn AttachThreads>,
     /// See [`set_scans_rarely`](Self::set_scans_rarely).
     scans_rarely: AtomicBool,
     pub(super) counters: Arc<Counters>,
@@ -106,7 +106,11 @@ const KEY_BLOCK: u64 = 1 << 16;
 const SPAN_EVENTS: usize = 4096;
 
 impl Spans {
-    pub(crate) fn new(clock: Clock, source: Box<dyn ArmThreads>, counters: Arc<Counters>) -> Self {
+    pub(crate) fn new(
+        clock: Clock,
+        source: Box<dyn AttachThreads>,
+        counters: Arc<Counters>,
+    ) -> Self {
         static NEXT_LAYER: AtomicU32 = AtomicU32::new(1);
         Self {
             layer: NEXT_LAYER.fetch_add(1, Ordering::Relaxed),
@@ -239,16 +243,18 @@ impl Spans {
         let Some(slot) = self.table.get(id).filter(|slot| slot.flags() & HAS_FIELDS != 0) else {
             return false;
         };
-        let Some((plan, matched)) = choose(slot.plan(), slot.matched()) else { return false };
+        let Some((plan, matched)) = choose(slot.plan(), slot.matched_values()) else {
+            return false;
+        };
         let before = slot.replan(&plan, matched);
         before & WATCHED == 0 && plan.flags & WATCHED != 0 && self.note_watched()
     }
 
     /// Keeps the span with that id, as the one of a one-in-n rule.
-    pub(crate) fn choose(&self, id: RegistryId) {
+    pub(crate) fn keep_one_in_n(&self, id: RegistryId) {
         if let Some(slot) = self.table.get(id) {
             slot.set(CHOSEN | SUSPECT);
-            slot.arm_at_enter();
+            slot.attach_at_enter();
         }
     }
 
@@ -339,7 +345,7 @@ impl Spans {
             && !std::thread::panicking();
         let now = self.clock.now();
         let old_at = slot.old_at(now).min(old_below);
-        let is_usual = is_usual && now < state.deadline && (now < old_at || state.is_armed);
+        let is_usual = is_usual && now < state.deadline && (now < old_at || state.is_attached);
         if is_usual && state.push(id, slot, 0, now, old_at) {
             let idle = slot.enter(now, state.thread);
             if idle.is_none_or(|idle| idle >= self.ticks.long_idle) {
@@ -466,7 +472,7 @@ impl Spans {
         let (is_detached, has_switched) = (segment.has(DETACHED), segment.has(SWITCHED));
         let gap = segment.current_gap(now);
         let tally = segment.counted();
-        let sure = tally.map_or(Sure::default(), |tally| tally.sure);
+        let sure = tally.map_or(Certain::default(), |tally| tally.sure);
         if let Some(tally) = tally.filter(|_| !is_nested) {
             slot.count(key, tally);
         }
@@ -488,7 +494,7 @@ impl Spans {
         }
         if is_left_early {
             // The thread goes on in spans that may be inside this one, whose time is not in this account.
-            slot.count_inside(InsideTime::of(0, Sure::default()));
+            slot.count_inside(InsideTime::of(0, Certain::default()));
         }
         if is_nested {
             slot.exit(now, 0, thread);

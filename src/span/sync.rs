@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use super::account::{Sure, Tally};
+use super::account::{Certain, Tally};
 use super::local::ThreadState;
 use super::sample_counts::SampleCounts;
 use super::segment::{AROUND, NESTED, PendingSegment, READS_CPU, SUSPENDED, SWITCHED, Segment};
 use super::slot::{AGED, JUDGES_CPU, REGISTERED, SAMPLED_ITSELF, Slot};
 use super::spans::{SpanEvent, SpanInfo};
 use super::{RegistryId, SpanKey, Spans};
-use crate::sampler::{Arming, Begun, ThreadSource, Use};
+use crate::sampler::{Begun, SamplingSession, ThreadSource, Use};
 use crate::stats::Counters;
 use crate::sys::{Clock, Position, Uncounted};
 
@@ -27,7 +27,7 @@ impl Spans {
     pub(super) fn sync_accounts(&self, state: &mut ThreadState, now: u64) {
         let _uncounted = Uncounted::begin();
         state.inside.move_sums(&self.table);
-        // First: on a new thread, or one that was disarmed, there is nothing to update.
+        // First: on a new thread, or one that was detached, there is nothing to update.
         if now >= state.deadline && self.scan(state, now) {
             return;
         }
@@ -51,18 +51,18 @@ impl Spans {
     /// Sets up sampling and clocks of this thread.
     fn begin(&self, state: &mut ThreadState) {
         let Begun { sampled, source } = self.source.begin();
-        let (sampled, arming) = sampled.unzip();
+        let (sampled, session) = sampled.unzip();
         if let Some(sampled) = &sampled {
             // The thread publishes its span at the end of the setup.
             sampled.begin_hook_in(state.top().map_or(0, |top| top.key));
         }
         state.sampled = sampled;
         state.source = Some(source);
-        self.take_up(state, arming, 0);
+        self.take_up(state, session, 0);
         state.sampled_ended_ns = 0;
         state.is_new = true;
         let Some(source) = &mut state.source else { return };
-        state.usage = source.usage(state.arming.as_deref());
+        state.usage = source.usage(state.session.as_deref());
         let read = self.read_cpu(source.as_mut());
         state.cpu_unknown = read.is_none();
         let (cpu_ns, now) = read.unwrap_or_else(|| (0, self.clock.now()));
@@ -81,7 +81,7 @@ impl Spans {
         let Some(sampled) = state.sampled.as_ref().filter(|one| !one.is_refused()) else {
             return;
         };
-        self.source.arm(sampled);
+        self.source.attach(sampled);
         if sampled.turn() == state.turn {
             return;
         }
@@ -89,17 +89,17 @@ impl Spans {
         self.sync_cpu_time(state, now);
     }
 
-    fn take_up(&self, state: &mut ThreadState, arming: Option<Arc<Arming>>, turn: u32) {
-        let ended_ns = state.arming.as_ref().map_or(0, |ended| ended.all_sampled_ns());
+    fn take_up(&self, state: &mut ThreadState, session: Option<Arc<SamplingSession>>, turn: u32) {
+        let ended_ns = state.session.as_ref().map_or(0, |ended| ended.all_sampled_ns());
         state.sampled_ended_ns += ended_ns.saturating_sub(std::mem::take(&mut state.sampled_ns));
-        state.samples = arming.as_ref().map_or(Position::fixed(), |arming| arming.samples());
+        state.samples = session.as_ref().map_or(Position::fixed(), |session| session.samples());
         state.from = 0;
-        state.is_armed = arming.as_ref().is_some_and(|arming| arming.ring.is_some());
-        state.arming = arming;
+        state.is_attached = session.as_ref().is_some_and(|session| session.ring.is_some());
+        state.session = session;
         state.turn = turn;
-        state.usage = state.usage.without_arming();
-        if let Some((source, arming)) = state.source.as_ref().zip(state.arming.as_ref()) {
-            source.took_up(arming);
+        state.usage = state.usage.without_session();
+        if let Some((source, session)) = state.source.as_ref().zip(state.session.as_ref()) {
+            source.took_up(session);
         }
     }
 
@@ -107,38 +107,38 @@ impl Spans {
         state.deadline = now.saturating_add(self.ticks.cpu_clock_interval);
     }
 
-    /// All samples since the last hook belong to the span that was innermost, also those of armings that began in
+    /// All samples since the last hook belong to the span that was innermost, also those of sessions that began in
     /// between.
     fn sync_samples(&self, state: &mut ThreadState, now: u64) {
-        self.sync_arming(state, now);
-        while let Some((next, turn)) = state.next_arming() {
+        self.sync_session(state, now);
+        while let Some((next, turn)) = state.next_session() {
             self.sync_usage(state, now);
             self.take_up(state, Some(next), turn);
             self.sync_usage(state, now);
-            self.sync_arming(state, now);
+            self.sync_session(state, now);
         }
     }
 
-    fn sync_arming(&self, state: &mut ThreadState, now: u64) {
-        let Some(arming) = &state.arming else { return };
+    fn sync_session(&self, state: &mut ThreadState, now: u64) {
+        let Some(session) = &state.session else { return };
         let head = state.samples.load();
         let moved = head.saturating_sub(state.from);
         if moved == 0 {
             return;
         }
         // Records of lost samples are in the ring too; they are much smaller than a sample.
-        let by_size = (moved / arming.sample_size()).max(u64::from(moved >= LEAST_SAMPLE));
+        let by_size = (moved / session.sample_size()).max(u64::from(moved >= LEAST_SAMPLE));
         let counted = || {
-            state.source.as_ref().and_then(|source| source.count_samples(arming, state.from, head))
+            state.source.as_ref().and_then(|source| source.count_samples(session, state.from, head))
         };
-        let counted = arming.samples_left().or_else(counted);
+        let counted = session.samples_left().or_else(counted);
         // Checked again: the ring in which they are counted may have been released in between.
         fence(Ordering::Acquire);
-        let samples = arming.samples_left().or(counted).unwrap_or(by_size);
+        let samples = session.samples_left().or(counted).unwrap_or(by_size);
         let mut span = state.top().and_then(|top| SpanKey::new(top.key)).filter(|_| samples > 0);
         let top = state.top().and_then(|top| RegistryId::new(top.id));
         // Checked before the samples are counted: a span must not get a profile id for samples that it will not have.
-        if span.is_some() && !arming.has_room() {
+        if span.is_some() && !session.has_room() {
             Counters::add(&self.counters.samples.dropped_intervals_full, samples);
             state.source.iter().for_each(|source| source.note_loss());
             span = None;
@@ -151,7 +151,7 @@ impl Spans {
             state.source.iter().for_each(|source| source.note_loss());
             span = None;
         }
-        arming.close_interval(span, head);
+        session.close_interval(span, head);
         state.from = head;
         self.sync_usage(state, now);
     }
@@ -231,7 +231,7 @@ impl Spans {
         let Some(source) = &mut state.source else {
             return;
         };
-        let usage = source.usage(state.arming.as_deref());
+        let usage = source.usage(state.session.as_deref());
         let before = std::mem::replace(&mut state.usage, usage);
         state.usage_read = now;
         let tally = Tally { usage: usage.since(&before), ..Tally::default() };
@@ -250,7 +250,7 @@ impl Spans {
             return;
         };
         let ran_ns = cpu_ns.saturating_sub(std::mem::replace(&mut state.cpu_ns, cpu_ns));
-        let all_ns = state.arming.as_ref().map_or(0, |arming| arming.sampled_ns(cpu_ns));
+        let all_ns = state.session.as_ref().map_or(0, |session| session.sampled_ns(cpu_ns));
         let all_ns = all_ns.max(state.sampled_ns);
         let before_ns = std::mem::replace(&mut state.sampled_ns, all_ns);
         let ended_ns = std::mem::take(&mut state.sampled_ended_ns);
@@ -371,7 +371,7 @@ impl Spans {
         Some((source.cpu_ns()?, self.clock.now()))
     }
 
-    /// The periodic checks, in which a thread detects that it was disarmed. Returns whether it was set up anew.
+    /// The periodic checks, in which a thread detects that it was detached. Returns whether it was set up anew.
     fn scan(&self, state: &mut ThreadState, now: u64) -> bool {
         self.set_deadline(state, now);
         let is_outdated = state.source.as_ref().is_some_and(|source| source.is_outdated());
@@ -418,17 +418,17 @@ impl ThreadState {
         now: u64,
         cpu_ns: u64,
         sampled_ns: u64,
-        mut late: impl FnMut(PendingSegment, Sure),
+        mut late: impl FnMut(PendingSegment, Certain),
     ) {
         let synced = self.synced;
         let interval_ns = clock.ns(now.saturating_sub(synced));
         for segment in self.entered_mut() {
             let part_ns = clock.ns(segment.taken_since(synced, now));
-            let sure = Sure::of_part(part_ns, interval_ns, cpu_ns, sampled_ns);
+            let sure = Certain::of_part(part_ns, interval_ns, cpu_ns, sampled_ns);
             segment.tally(&Tally { sure, ..Tally::default() });
         }
         for part in self.pending.take() {
-            late(part, Sure::of_part(clock.ns(part.ticks), interval_ns, cpu_ns, sampled_ns));
+            late(part, Certain::of_part(clock.ns(part.ticks), interval_ns, cpu_ns, sampled_ns));
         }
     }
 }

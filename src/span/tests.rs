@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::*;
 use crate::facts::{TimeBreakdown, Usage};
-use crate::sampler::{ArmThreads, Arming, Begun, Rate, ThreadShared, ThreadSource};
+use crate::sampler::{AttachThreads, Begun, Rate, SamplingSession, ThreadShared, ThreadSource};
 use crate::stats::Counters;
 use crate::sys::{Clock, OsThread, SampleRing, WhyRefused};
 
@@ -33,9 +33,9 @@ struct Script {
     wakes: Arc<Mutex<Vec<u64>>>,
 }
 
-impl ArmThreads for Script {
+impl AttachThreads for Script {
     fn begin(&self) -> Begun {
-        let first = Arc::new(Arming::none());
+        let first = Arc::new(SamplingSession::none());
         let sampled = Arc::new(ThreadShared::new(
             OsThread::unnamed(1),
             Err(WhyRefused::NotAsked),
@@ -46,13 +46,15 @@ impl ArmThreads for Script {
         Begun { sampled: Some((sampled, first)), source: Box::new(self.clone()) }
     }
 
-    fn arm(&self, sampled: &ThreadShared) {
+    fn attach(&self, sampled: &ThreadShared) {
         if self.refuses.load(Ordering::Relaxed) {
             return;
         }
         let ring = Arc::new(SampleRing::scripted(4096, SAMPLE).unwrap());
         self.rings.lock().push(Arc::clone(&ring));
-        sampled.follow(|_| Some(Arming::new(ring, Rate::of(BASE_PERIOD), SAMPLE, 4096)));
+        sampled.append_session(|_| {
+            Some(SamplingSession::new(ring, Rate::of(BASE_PERIOD), SAMPLE, 4096))
+        });
     }
 }
 
@@ -61,7 +63,7 @@ impl ThreadSource for Script {
         Some(self.now.load(Ordering::Relaxed) - self.off_ns.load(Ordering::Relaxed))
     }
 
-    fn usage(&mut self, _: Option<&Arming>) -> Usage {
+    fn usage(&mut self, _: Option<&SamplingSession>) -> Usage {
         // One page fault per sample.
         let minor_faults = self.samples.load(Ordering::Relaxed) / SAMPLE;
         Usage { minor_faults, ..Usage::default() }
@@ -166,8 +168,8 @@ impl Scene {
 
     /// The span intervals so far: span, from, to.
     fn intervals(&self) -> Vec<(SpanKey, u64, u64)> {
-        let arming = self.sampled().last();
-        std::iter::from_fn(|| arming.take_interval()).map(|m| (m.span, m.from, m.to)).collect()
+        let session = self.sampled().last();
+        std::iter::from_fn(|| session.take_interval()).map(|m| (m.span, m.from, m.to)).collect()
     }
 
     /// The reports to the collector, without times.
@@ -187,11 +189,11 @@ impl Scene {
         std::iter::from_fn(|| self.spans.take_span_event()).collect()
     }
 
-    fn close(&self, id: RegistryId) -> Closing {
+    fn close(&self, id: RegistryId) -> SpanSnapshot {
         self.close_judged(id, false)
     }
 
-    fn close_judged(&self, id: RegistryId, must_notify: bool) -> Closing {
+    fn close_judged(&self, id: RegistryId, must_notify: bool) -> SpanSnapshot {
         self.wait(1);
         let mut closed = None;
         self.spans.close(id, |closing| {
@@ -768,7 +770,7 @@ fn an_explicit_root_has_no_parent() {
 }
 
 #[test]
-fn a_disarmed_thread_is_armed_again() {
+fn a_detached_thread_is_attached_again() {
     let mut scene = Scene::new();
     let span = scene.open();
     scene.enter(span);
@@ -786,7 +788,7 @@ fn a_disarmed_thread_is_armed_again() {
 }
 
 #[test]
-fn a_thread_that_uses_spans_is_not_disarmed() {
+fn a_thread_that_uses_spans_is_not_detached() {
     let mut scene = Scene::new();
     let span = scene.open();
     scene.enter(span);
@@ -909,7 +911,7 @@ fn an_unsampled_enter_of_an_old_span_wakes_an_idle_collector() {
     assert_eq!(wakes.lock().len(), 2, "the next scan is soon anyway");
     scene.spans.set_scans_rarely(true);
     scene.script.refuses.store(false, Ordering::Relaxed);
-    scene.script.arm(&scene.sampled());
+    scene.script.attach(&scene.sampled());
     enter_for(&scene, MS);
     assert_eq!(wakes.lock().len(), 2, "it is sampled");
 }

@@ -86,7 +86,7 @@ pub(super) fn open_loaded(module: &Module) -> Result<LoadedFile, Missing> {
 fn is_loaded(file: &File, module: &Module, mapped: &MappedFile) -> bool {
     let has_content = || match (&module.build_id, &module.content) {
         (Some(id), _) => build_id_of(file).is_ok_and(|found| found.as_ref() == Some(id)),
-        (None, Some(content)) => content.is_in(|offset, most| file.read(offset, most)),
+        (None, Some(content)) => content.is_that_of_file(|offset, most| file.read(offset, most)),
         (None, None) => true,
     };
     sys::is_mapped_as(file, mapped.identity) && has_content()

@@ -6,12 +6,12 @@
 mod allocator;
 mod block_pool;
 mod clock;
+mod files_guard;
 #[cfg(feature = "sighup")]
 mod hangup;
 mod layer_marker;
 mod live_blocks;
 mod live_stack;
-mod owning;
 mod position;
 mod ring;
 mod spawn;
@@ -55,6 +55,7 @@ pub(crate) use allocator::{
 };
 pub(crate) use block_pool::{BlockPool, Blocks};
 pub(crate) use clock::Clock;
+pub(crate) use files_guard::FilesGuard;
 #[cfg(feature = "sighup")]
 pub(crate) use hangup::{EndHangups, Hangups};
 pub(crate) use layer_marker::{answer_of, downcast_through};
@@ -68,7 +69,6 @@ pub(crate) use layer_marker::{answer_of, downcast_through};
 pub(crate) use linux::nested_code;
 pub(crate) use live_blocks::TrackedBlock;
 pub(crate) use live_stack::{LiveRegisters, LiveStack};
-pub(crate) use owning::Owning;
 #[cfg(feature = "axum")]
 pub(crate) use platform::open_regular;
 #[cfg(test)]
@@ -98,7 +98,7 @@ pub(crate) use stripes::{STRIPES, Stripe, Striped, own_stripe};
 pub(crate) use task_waker::{TaskWaker, WakerObserver};
 pub(crate) use task_waker::{clone as clone_waker, drop_waker, wake, wake_by_ref};
 pub(crate) use types::{
-    Blocked, Call, CpuUse, FileIdentity, Load, LoadedModule, MappedFile, MappedPart, MissedSignals,
-    NoFile, OsThread, SampleRequest, TimerClock, UnusualCall, WhyRefused,
+    Blocked, Call, CpuUse, FileIdentity, FilteredSyscall, Load, LoadedModule, MappedFile,
+    MappedPart, MissedSignals, NoFile, OsThread, SampleRequest, TimerClock, WhyRefused,
 };
 pub(crate) use words::{WORDS, fork_generation};

@@ -86,7 +86,7 @@ pub(crate) enum WhyRefused {
     /// The kernel has no perf events; with the errno.
     NotSupported(i32),
     /// A call is refused, or does not do what it is used for; with the errno.
-    Failed(UnusualCall, i32),
+    Failed(FilteredSyscall, i32),
     /// The limit of open files of this process or of the system is reached.
     NoFiles,
     /// The limit of locked memory of an unprivileged user is reached.
@@ -110,7 +110,7 @@ pub(crate) enum WhyRefused {
     /// The thread has ended.
     Ended,
     /// A seccomp filter would kill the process.
-    Deadly,
+    KilledBySeccomp,
     /// This system does not have it at all.
     OtherSystem,
 }
@@ -123,7 +123,7 @@ impl WhyRefused {
             Self::NotAllowed(_)
                 | Self::NotSupported(_)
                 | Self::Failed(..)
-                | Self::Deadly
+                | Self::KilledBySeccomp
                 | Self::OtherSystem
                 | Self::NoSignal
         )
@@ -133,7 +133,7 @@ impl WhyRefused {
 /// System calls that an ordinary service does not need, so a seccomp filter may kill the process for making them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(dead_code, reason = "only Linux has such filters")]
-pub(crate) enum UnusualCall {
+pub(crate) enum FilteredSyscall {
     /// Including the `ioctl`s of its events.
     PerfEventOpen,
     TimerCreate,
@@ -148,7 +148,7 @@ pub(crate) enum UnusualCall {
     MemfdCreate,
 }
 
-impl UnusualCall {
+impl FilteredSyscall {
     #[allow(dead_code, reason = "only Linux has such filters")]
     pub(crate) const ALL: [Self; 10] = [
         Self::PerfEventOpen,

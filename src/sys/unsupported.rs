@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use super::types::{
-    Blocked, FileIdentity, Load, MissedSignals, ModuleList, OsThread, SampleRequest, ThreadUsage,
-    TimerClock, UnusualCall, WhyRefused,
+    Blocked, FileIdentity, FilteredSyscall, Load, MissedSignals, ModuleList, OsThread,
+    SampleRequest, ThreadUsage, TimerClock, WhyRefused,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,7 +104,7 @@ pub(crate) fn read_proc_texts(_text: &str) -> (bool, bool) {
     (false, false)
 }
 
-pub(crate) fn forbidden_calls() -> impl Iterator<Item = UnusualCall> {
+pub(crate) fn forbidden_calls() -> impl Iterator<Item = FilteredSyscall> {
     std::iter::empty()
 }
 

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use super::demand::{Cost, Demand, DemandBudgets, Why};
 use super::sampled::SampledThread;
-use crate::budget::Share;
-use crate::sampler::{ArmThreads as _, Rate, Sampler, SwitchRing};
+use crate::budget::CpuBudget;
+use crate::sampler::{AttachThreads as _, Rate, Sampler, SwitchRing};
 
 /// Whether a thread is sampled, and what decides that.
 #[derive(Debug)]
@@ -20,7 +20,7 @@ pub(crate) struct Attachment {
     attached: Option<Instant>,
     /// How long it stays attached without a demand.
     linger: Duration,
-    pace: Pace,
+    pace: Timing,
     /// It cannot be sampled by a timer: that was refused, or the thread runs on other stacks than its own.
     needs_perf: bool,
     budgets: DemandBudgets,
@@ -76,26 +76,26 @@ const LONGEST_LINGER: Duration = Duration::from_millis(640);
 
 /// How fast threads are attached and detached.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Pace {
+pub(crate) struct Timing {
     /// How long a thread stays attached without a demand, at first.
     pub(crate) linger: Duration,
     /// The same for a thread that attaches itself.
     pub(crate) own_linger: Duration,
     /// The CPU budget for attaching threads.
-    pub(crate) attaching: Share,
+    pub(crate) attaching: CpuBudget,
     /// The longest interval between scans while a thread is in a span.
     pub(crate) longest_scan_interval: Duration,
     /// When to say that there was no span.
     pub(crate) first_look: Duration,
 }
 
-impl Pace {
+impl Timing {
     /// Attaching a thread takes the collector some 150 µs, and 300 can be attached at once. Each context switch of an
     /// attached thread costs it 3 to 15 µs more.
     pub(crate) const USUAL: Self = Self {
         linger: Duration::from_millis(10),
         own_linger: LONGEST_LINGER,
-        attaching: Share::new(2, 50_000_000),
+        attaching: CpuBudget::new(2, 50_000_000),
         longest_scan_interval: Duration::MAX,
         first_look: Duration::from_secs(30),
     };
@@ -105,7 +105,7 @@ impl Pace {
     pub(crate) const FASTEST: Self = Self {
         linger: Duration::ZERO,
         own_linger: Duration::MAX,
-        attaching: Share::new(100, i64::MAX),
+        attaching: CpuBudget::new(100, i64::MAX),
         longest_scan_interval: Duration::from_micros(100),
         first_look: Duration::ZERO,
     };
@@ -117,7 +117,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 const RETRY: Duration = Duration::from_secs(10);
 
 impl Attachment {
-    pub(crate) fn new(pace: Pace, is_attached: bool) -> Self {
+    pub(crate) fn new(pace: Timing, is_attached: bool) -> Self {
         Self {
             phase: if is_attached { Phase::Attached } else { Phase::detached(false) },
             demand: None,
@@ -175,19 +175,19 @@ impl Phase {
 }
 
 impl SampledThread {
-    /// Moves on to the next arming if the present one has ended: the thread may have attached itself.
-    pub(crate) fn follow(&mut self) {
-        if self.cursor.follow() {
-            let arming = &self.cursor.arming;
-            self.attachment.needs_perf |= arming.wants_timer() && arming.has_switch_records();
+    /// Moves on to the next session if the present one has ended: the thread may have attached itself.
+    pub(crate) fn go_to_next_session(&mut self) {
+        if self.cursor.go_to_next_session() {
+            let session = &self.cursor.session;
+            self.attachment.needs_perf |= session.wants_timer() && session.has_switch_records();
             self.attachment.note_attached();
         }
     }
 
     /// Attaches the thread if there is a demand, and begins to detach it if there was none for a while. Returns whether its
-    /// arming is to end.
+    /// session is to end.
     pub(crate) fn check(&mut self, check: &Check<'_>, all: &mut DemandBudgets) -> bool {
-        self.follow();
+        self.go_to_next_session();
         let attachment = &mut self.attachment;
         let why = Why::SlowSpan;
         let slow_span = Demand { rate: attachment.rate(why, check, all), why };
@@ -214,13 +214,13 @@ impl SampledThread {
         matches!(self.attachment.phase, Phase::Ending { .. })
     }
 
-    /// Continues an arming that was about to end, also if the thread is blocked or could not be attached again.
+    /// Continues a session that was about to end, also if the thread is blocked or could not be attached again.
     fn go_on(&mut self, check: &Check<'_>) {
         let Phase::Ending { why, since } = self.attachment.phase else { return };
         let is_late = || check.is_after(Some(since), LONGEST_PAUSE) && !self.can_end(why);
         if why == EndReason::Unused || !check.may_attach || is_late() {
             self.attachment.phase = Phase::Attached;
-            check.source.start_again(&self.cursor.thread, &self.cursor.arming);
+            check.source.start_again(&self.cursor.thread, &self.cursor.session);
             self.detector.skip_records(&self.cursor, check.now_ns);
         }
     }
@@ -230,8 +230,8 @@ impl SampledThread {
         if !check.may_attach || !check.is_after(failed, RETRY) {
             return;
         }
-        check.source.arm(&self.cursor.thread);
-        self.follow();
+        check.source.attach(&self.cursor.thread);
+        self.go_to_next_session();
         if let Phase::Detached { failed, .. } = &mut self.attachment.phase {
             *failed = Some(check.at);
         }
@@ -244,8 +244,8 @@ impl SampledThread {
         }
     }
 
-    /// Ends an arming that is completely drained. `now_ns` is `CLOCK_MONOTONIC_RAW`.
-    pub(crate) fn end_arming(&mut self, now_ns: u64, source: &Sampler) {
+    /// Ends a session that is completely drained. `now_ns` is `CLOCK_MONOTONIC_RAW`.
+    pub(crate) fn end_session(&mut self, now_ns: u64, source: &Sampler) {
         let Phase::Ending { why, .. } = self.attachment.phase else { return };
         if !self.cursor.is_drained() || !self.can_end(why) || !self.cursor.end(source) {
             return;
@@ -257,7 +257,7 @@ impl SampledThread {
         }
     }
 
-    /// Whether the arming can end. If it ends for another rate, hooks may count the remaining samples later: the next hook
+    /// Whether the session can end. If it ends for another rate, hooks may count the remaining samples later: the next hook
     /// may be far away, and a thread that stays in one span needs its new rate too.
     fn can_end(&self, why: EndReason) -> bool {
         let may_be_uncounted = why == EndReason::OtherRate && self.cursor.may_be_uncounted();
@@ -266,13 +266,13 @@ impl SampledThread {
             && self.waiting().is_none()
     }
 
-    /// Whether its rate should change by more than half. Not while it is switched out to wait: the present arming has
+    /// Whether its rate should change by more than half. Not while it is switched out to wait: the present session has
     /// to record that wait.
     fn has_other_rate(&self, Rate { period_ns, by_timer }: Rate) -> bool {
-        let arming = &self.cursor.arming;
-        let now_ns = arming.period_ns();
+        let session = &self.cursor.session;
+        let now_ns = session.period_ns();
         let is_other = now_ns.abs_diff(period_ns) > now_ns.min(period_ns) / 2
-            || by_timer && arming.has_switch_records()
+            || by_timer && session.has_switch_records()
             || !by_timer && self.has_timer_for_switches();
         let out = self.cursor.switches().and_then(SwitchRing::switched_out);
         self.cursor.is_attached() && is_other && out.is_none_or(|out| out.preempted)
@@ -280,11 +280,11 @@ impl SampledThread {
 
     /// Whether it is sampled by a timer although perf is possible, because it is switched so often.
     fn has_timer_for_switches(&self) -> bool {
-        self.cursor.arming.wants_timer() && !self.cursor.arming.has_switch_records()
+        self.cursor.session.wants_timer() && !self.cursor.session.has_switch_records()
     }
 
     /// Signals of its timer were no samples.
-    pub(crate) fn note_missed_signals(&mut self) {
+    pub(crate) fn prefer_perf_after_missed_signals(&mut self) {
         self.attachment.needs_perf |= self.has_timer_for_switches();
     }
 

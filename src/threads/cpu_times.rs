@@ -10,7 +10,7 @@ pub(crate) struct CpuTimes(VecDeque<CpuTime>);
 pub(crate) struct CpuTime {
     pub(crate) time_ns: u64,
     pub(crate) cpu_ns: u64,
-    /// For how long the thread had been sampled in armings that its hooks have not finished with.
+    /// For how long the thread had been sampled in sessions that its hooks have not finished with.
     pub(crate) sampled_ns: u64,
 }
 

@@ -5,15 +5,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::demand::Cost;
-use crate::sampler::{Arming, Sampler, SpanInterval, SwitchRing, ThreadShared, switches_between};
+use crate::sampler::{
+    Sampler, SamplingSession, SpanInterval, SwitchRing, ThreadShared, switches_between,
+};
 use crate::sys::{self, TimerRing};
 
 /// The position of reading a thread's rings, and what attributes samples to spans from there on.
 #[derive(Debug)]
 pub(crate) struct ThreadCursor {
     pub(crate) thread: Arc<ThreadShared>,
-    /// The oldest of its armings that has not been drained completely.
-    pub(crate) arming: Arc<Arming>,
+    /// The oldest of its sessions that has not been drained completely.
+    pub(crate) session: Arc<SamplingSession>,
     /// Span intervals beyond the last sample that was read.
     pub(crate) intervals: VecDeque<SpanInterval>,
     /// The position up to which samples are drained, as hooks see positions.
@@ -21,22 +23,22 @@ pub(crate) struct ThreadCursor {
     /// How many samples of the open interval were drained, and where that interval begins.
     pub(crate) counted: u64,
     pub(crate) counted_from: u64,
-    /// Earlier armings, which are drained, and to which the thread may still refer; and whether hooks had counted all of
+    /// Earlier sessions, which are drained, and to which the thread may still refer; and whether hooks had counted all of
     /// their samples.
-    ended: Vec<(Arc<Arming>, bool)>,
+    ended: Vec<(Arc<SamplingSession>, bool)>,
     /// Samples that were read since the last [`take_cost`](Self::take_cost).
     pub(crate) uncharged: u64,
     /// The position up to which context switches were taken into the cost.
     switched: u64,
 }
 
-/// How many ended armings may have samples that hooks have not counted.
+/// How many ended sessions may have samples that hooks have not counted.
 const MOST_UNCOUNTED: usize = 16;
 
 impl ThreadCursor {
     pub(crate) fn new(thread: Arc<ThreadShared>) -> Self {
         Self {
-            arming: thread.last(),
+            session: thread.last(),
             thread,
             intervals: VecDeque::new(),
             drained: 0,
@@ -49,74 +51,79 @@ impl ThreadCursor {
     }
 
     pub(crate) fn is_attached(&self) -> bool {
-        self.arming.ring.is_some()
+        self.session.ring.is_some()
     }
 
     /// The ring with the context switches, if there is one.
     pub(crate) fn switches(&self) -> Option<&SwitchRing> {
-        self.arming.switches.as_deref()
+        self.session.switches.as_deref()
     }
 
-    /// Moves on to the next arming if the present one has no ring. Returns whether that one has a ring.
-    pub(crate) fn follow(&mut self) -> bool {
+    /// Moves on to the next session if the present one has no ring. Returns whether that one has a ring.
+    pub(crate) fn go_to_next_session(&mut self) -> bool {
         let was_attached = self.is_attached();
         while !self.is_attached()
-            && let Some(next) = self.arming.next().cloned()
+            && let Some(next) = self.session.next().cloned()
         {
             self.begin(next);
         }
         !was_attached && self.is_attached()
     }
 
-    /// Switches to an arming, whose positions start at 0. Returns the previous one.
-    fn begin(&mut self, arming: Arc<Arming>) -> Arc<Arming> {
+    /// Switches to a session, whose positions start at 0. Returns the previous one.
+    fn begin(&mut self, session: Arc<SamplingSession>) -> Arc<SamplingSession> {
         self.intervals.clear();
         (self.drained, self.counted, self.counted_from, self.switched) = (0, 0, 0, 0);
-        std::mem::replace(&mut self.arming, arming)
+        std::mem::replace(&mut self.session, session)
     }
 
-    /// Ends the arming, which is drained completely and paused. Returns false if another one is being appended right now.
+    /// Ends the session, which is drained completely and paused. Returns false if another one is being appended right now.
     pub(crate) fn end(&mut self, source: &Sampler) -> bool {
         let is_counted = self.is_counted();
-        let (from, samples) = self.left_of(&self.arming);
-        let Some(none) = self.thread.follow(|_| Some(Arming::none())) else { return false };
-        let arming = self.begin(none);
-        source.retire(&arming, from, samples);
-        self.ended.push((arming, is_counted));
+        let (from, samples) = self.left_of(&self.session);
+        let Some(none) = self.thread.append_session(|_| Some(SamplingSession::none())) else {
+            return false;
+        };
+        let session = self.begin(none);
+        source.retire(&session, from, samples);
+        self.ended.push((session, is_counted));
         true
     }
 
-    /// Ends the sampling of a thread that is over. Returns the armings to which it may still refer.
-    pub(crate) fn give_back(&mut self, source: &Sampler) -> impl Iterator<Item = Arc<Arming>> {
+    /// Ends the sampling of a thread that is over. Returns the sessions to which it may still refer.
+    pub(crate) fn give_back(
+        &mut self,
+        source: &Sampler,
+    ) -> impl Iterator<Item = Arc<SamplingSession>> {
         let last = self.thread.last();
         let (from, samples) = self.left_of(&last);
         source.give_back(&self.thread, &last, from, samples);
-        self.ended.drain(..).map(|(arming, _)| arming).chain([last])
+        self.ended.drain(..).map(|(session, _)| session).chain([last])
     }
 
-    /// Whether all of the arming was read.
+    /// Whether all of the session was read.
     pub(crate) fn is_drained(&self) -> bool {
-        self.arming.ring.as_ref().is_none_or(|ring| ring.tail() == ring.head())
+        self.session.ring.as_ref().is_none_or(|ring| ring.tail() == ring.head())
     }
 
-    /// Whether hooks have counted all samples of the arming.
+    /// Whether hooks have counted all samples of the session.
     pub(crate) fn is_counted(&self) -> bool {
-        self.arming.has_seen_all() || self.thread.span().is_none()
+        self.session.has_seen_all() || self.thread.span().is_none()
     }
 
-    /// Whether the arming may end although hooks have not counted all of its samples.
+    /// Whether the session may end although hooks have not counted all of its samples.
     pub(crate) fn may_be_uncounted(&self) -> bool {
         self.uncounted().count() < MOST_UNCOUNTED
     }
 
-    /// The ended armings whose samples its hooks have not all counted.
-    fn uncounted(&self) -> impl Iterator<Item = &Arming> {
-        self.ended.iter().filter(|(_, is_counted)| !is_counted).map(|(arming, _)| &**arming)
+    /// The ended sessions whose samples its hooks have not all counted.
+    fn uncounted(&self) -> impl Iterator<Item = &SamplingSession> {
+        self.ended.iter().filter(|(_, is_counted)| !is_counted).map(|(session, _)| &**session)
     }
 
-    /// Drops the armings that the thread no longer refers to.
+    /// Drops the sessions that the thread no longer refers to.
     pub(crate) fn drop_ended(&mut self) {
-        self.ended.retain(|(arming, _)| Arc::strong_count(arming) > 1);
+        self.ended.retain(|(session, _)| Arc::strong_count(session) > 1);
     }
 
     /// Whether nothing is left to be read, and hooks have counted all.
@@ -126,23 +133,23 @@ impl ThreadCursor {
             && self.thread.last().ring.is_none()
     }
 
-    /// Where the open interval of the last arming begins, and how many samples from there on hooks have not counted.
-    fn left_of(&self, last: &Arc<Arming>) -> (u64, u64) {
+    /// Where the open interval of the last session begins, and how many samples from there on hooks have not counted.
+    fn left_of(&self, last: &Arc<SamplingSession>) -> (u64, u64) {
         // The order matters: a hook that counts samples in between moves the beginning.
         let from = last.from();
-        let is_read = Arc::ptr_eq(last, &self.arming);
+        let is_read = Arc::ptr_eq(last, &self.session);
         (from, if is_read { self.samples_uncounted() } else { 0 })
     }
 
-    /// The drained samples of the arming that no hook has counted.
+    /// The drained samples of the session that no hook has counted.
     fn samples_uncounted(&self) -> u64 {
-        let from = self.arming.from();
-        let states_positions = self.arming.ring.as_ref().is_none_or(|ring| ring.timer().is_some());
+        let from = self.session.from();
+        let states_positions = self.session.ring.as_ref().is_none_or(|ring| ring.timer().is_some());
         match states_positions {
             true => self
                 .drained
                 .saturating_sub(from)
-                .checked_div(self.arming.sample_size())
+                .checked_div(self.session.sample_size())
                 .unwrap_or(0),
             // Counted one by one, as the thread does.
             false if from == self.counted_from => self.counted,
@@ -150,16 +157,16 @@ impl ThreadCursor {
         }
     }
 
-    /// How long the thread was sampled, in armings that its hooks have not finished counting. `cpu_ns` is its CPU
+    /// How long the thread was sampled, in sessions that its hooks have not finished counting. `cpu_ns` is its CPU
     /// clock now.
     pub(crate) fn sampled_ns(&self, cpu_ns: u64) -> u64 {
-        let before = self.uncounted().map(Arming::all_sampled_ns);
-        before.sum::<u64>() + self.arming.sampled_ns(cpu_ns)
+        let before = self.uncounted().map(SamplingSession::all_sampled_ns);
+        before.sum::<u64>() + self.session.sampled_ns(cpu_ns)
     }
 
     /// Stops sampling the thread for now.
     pub(crate) fn pause(&self) {
-        self.arming.pause(sys::cpu_ns_of(self.thread.tid()).unwrap_or(0));
+        self.session.pause(sys::cpu_ns_of(self.thread.tid()).unwrap_or(0));
     }
 
     /// What sampling the thread has cost since the last call.
@@ -167,25 +174,25 @@ impl ThreadCursor {
         let (switches, until) =
             switches_between(self.switched, self.switches().map_or(0, |ring| ring.head()));
         self.switched = until;
-        Cost::new(std::mem::take(&mut self.uncharged), switches, self.arming.period_ns())
+        Cost::new(std::mem::take(&mut self.uncharged), switches, self.session.period_ns())
     }
 
     /// How long until half of its ring is full if the thread runs all the time, or all of it if the thread is
     /// blocked.
     pub(crate) fn fill_time(&self, is_blocked: bool) -> Option<Duration> {
-        let ring = self.arming.ring.as_ref()?;
-        let whole = (ring.data_size() as u64).checked_div(self.arming.sample_size())?;
+        let ring = self.session.ring.as_ref()?;
+        let whole = (ring.data_size() as u64).checked_div(self.session.sample_size())?;
         // The ring of a blocked thread is empty, and a scan notices that the thread continues before more than one
         // sample is lost. Earlier scans are not worth their wake-ups.
         let samples = if is_blocked { whole + 1 } else { (whole / 2).max(1) };
         let interval_ns =
-            ring.timer().map_or(self.arming.period_ns(), TimerRing::least_interval_ns);
+            ring.timer().map_or(self.session.period_ns(), TimerRing::least_interval_ns);
         Some(Duration::from_nanos(samples.saturating_mul(interval_ns)))
     }
 
     /// Whether half of its ring is full.
     pub(crate) fn is_half_full(&self) -> bool {
-        self.arming.ring.as_ref().is_some_and(|ring| {
+        self.session.ring.as_ref().is_some_and(|ring| {
             let used = ring.head().saturating_sub(ring.tail());
             used >= ring.data_size() as u64 / 2
         })

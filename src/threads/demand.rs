@@ -1,6 +1,6 @@
 //! Who wants threads sampled, how often, and what that may cost.
 
-use crate::budget::Share;
+use crate::budget::CpuBudget;
 use crate::sampler::{Periods, Rate};
 
 /// That a thread is to be sampled, how often, and why.
@@ -68,7 +68,7 @@ impl Cost {
 /// of threads on two processors would use hundreds of times as much.
 #[derive(Debug)]
 pub(crate) struct SamplingBudget {
-    left: Share,
+    left: CpuBudget,
     frequency: Frequency,
 }
 
@@ -79,7 +79,7 @@ const THOUSANDTHS: u64 = 3;
 impl SamplingBudget {
     pub(crate) fn new(processors: usize) -> Self {
         let most_ns = MOST_NS.saturating_mul(i64::try_from(processors).unwrap_or(i64::MAX));
-        let left = Share::of_thousandths(THOUSANDTHS * processors as u64, most_ns);
+        let left = CpuBudget::of_thousandths(THOUSANDTHS * processors as u64, most_ns);
         Self { left, frequency: Frequency::Full }
     }
 

@@ -13,11 +13,11 @@ use crate::sys::{MissedSignals, SampleRing, TimerRing};
 impl ThreadCursor {
     /// Reads everything in the ring. Returns the span that the thread is in.
     pub(crate) fn drain(&mut self, intake: &mut Intake) -> Option<SpanKey> {
-        let Some(ring) = self.arming.ring.clone() else { return self.thread.span() };
+        let Some(ring) = self.session.ring.clone() else { return self.thread.span() };
         // The order matters: see `ThreadShared::open_interval`.
         let head = ring.head();
-        let open = self.thread.open_interval(&self.arming);
-        while let Some(interval) = self.arming.take_interval() {
+        let open = self.thread.open_interval(&self.session);
+        while let Some(interval) = self.session.take_interval() {
             self.intervals.push_back(interval);
         }
         if self.counted_from != open.from {
@@ -40,11 +40,11 @@ impl ThreadCursor {
             match record {
                 Ok(Record::Sample(place)) => {
                     let position = position_of(&ring, place);
-                    self.drained = position + self.arming.sample_size();
+                    self.drained = position + self.session.sample_size();
                     self.counted += u64::from(position >= self.counted_from);
                     self.uncharged += 1;
                     let span = owner(&mut self.intervals, open, position);
-                    let period_ns = self.arming.period_ns();
+                    let period_ns = self.session.period_ns();
                     intake.add_record((&ring, place), self.thread.thread, span, period_ns);
                     // Makes room for the next sample before this round has read all of them.
                     ring.release_to(place.position + u64::from(place.size));
@@ -74,7 +74,7 @@ impl ThreadCursor {
     /// Counts the signals of its timer that were no samples since the last time. They leave no record, so they are taken
     /// for those of the span that the thread is in. Returns whether there were any.
     pub(crate) fn count_missed(&self, span: Option<SpanKey>, intake: &mut Intake) -> bool {
-        let timer = self.arming.ring.as_ref().and_then(|ring| ring.timer());
+        let timer = self.session.ring.as_ref().and_then(|ring| ring.timer());
         let missed = timer.map(TimerRing::take_missed).unwrap_or_default();
         if missed == MissedSignals::default() {
             return false;

@@ -5,10 +5,10 @@ mod cpu_times;
 mod cursor;
 mod demand;
 mod drain;
+mod load;
 mod parked;
 mod sampled;
 mod scan;
-mod shed;
 mod waits;
 
 use std::collections::HashSet;
@@ -16,29 +16,29 @@ use std::num::NonZero;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub(crate) use attachment::Pace;
+pub(crate) use attachment::Timing;
 pub(crate) use cpu_times::{CpuTime, Ran};
 #[cfg(feature = "_parts")]
 pub(crate) use drain::owner;
+pub(crate) use load::LoadLimits;
 pub(crate) use sampled::SampledThread;
-pub(crate) use shed::ShedLimits;
 pub(crate) use waits::WaitingThread;
 
-use crate::budget::{ReadingBudget, Share, passed};
+use crate::budget::{CpuBudget, ReadingBudget, passed};
 use crate::intake::Intake;
 use crate::log::LogEvent;
-use crate::sampler::{Arming, ThreadShared};
+use crate::sampler::{SamplingSession, ThreadShared};
 use crate::span::SpanKey;
 use crate::stats::Counters;
 use crate::sys;
 
 use demand::DemandBudgets;
+use load::LoadPause;
 use parked::SampledThreads;
 use scan::Schedule;
-use shed::Shed;
 use waits::CaptureBudget;
 
-/// A thread that was in no profiled span for this long is disarmed and forgotten.
+/// A thread that was in no profiled span for this long is detached and forgotten.
 const IDLE: Duration = Duration::from_secs(10);
 /// How often signals and budgets are checked, and the clock's rate is measured again.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -46,8 +46,8 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// How threads are sampled.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ThreadSettings {
-    pub(crate) pace: Pace,
-    pub(crate) shed: ShedLimits,
+    pub(crate) pace: Timing,
+    pub(crate) shed: LoadLimits,
     /// The share of one core that reading samples may take.
     pub(crate) cpu_percent: Option<u32>,
     /// Whether waits are captured.
@@ -61,16 +61,16 @@ pub(crate) struct Threads {
     settings: ThreadSettings,
     schedule: Schedule,
     captures: CaptureBudget,
-    attaching: Share,
+    attaching: CpuBudget,
     /// Of all threads together.
     budgets: DemandBudgets,
     reading: ReadingBudget,
     /// CPU time of reading samples, which falls with the sampling rate.
     reading_ns: u64,
-    shed: Shed,
+    shed: LoadPause,
     /// Those of threads that are over, and may still read them.
-    ended_armings: Vec<Arc<Arming>>,
-    /// Whether the next round can end an arming.
+    ended_sessions: Vec<Arc<SamplingSession>>,
+    /// Whether the next round can end a session.
     pub(crate) can_end: bool,
     /// [`IDLE`], except in tests.
     pub(crate) idle: Duration,
@@ -103,8 +103,8 @@ impl Threads {
             budgets: DemandBudgets::new(processors),
             reading: ReadingBudget::new(settings.cpu_percent),
             reading_ns: 0,
-            shed: Shed::new(settings.shed),
-            ended_armings: Vec::new(),
+            shed: LoadPause::new(settings.shed),
+            ended_sessions: Vec::new(),
             can_end: false,
             idle: IDLE,
             checked: Instant::now(),
@@ -168,7 +168,7 @@ impl Threads {
             entered.extend(sampled.drain(intake));
             if is_over {
                 sampled.charge(&mut self.budgets);
-                self.ended_armings.extend(sampled.cursor.give_back(&intake.source));
+                self.ended_sessions.extend(sampled.cursor.give_back(&intake.source));
             }
             !is_over
         });
@@ -176,10 +176,10 @@ impl Threads {
             Counters::add(&intake.counters.sampling.collector_cpu_ns, took);
             self.reading_ns += took;
         }
-        // Ending armings costs the same at any sampling rate, so it is not part of `reading_ns`.
+        // Ending sessions costs the same at any sampling rate, so it is not part of `reading_ns`.
         let now_ns = intake.now_ns();
-        self.sampled.iter_mut().for_each(|sampled| sampled.end_arming(now_ns, &intake.source));
-        self.ended_armings.retain(|arming| Arc::strong_count(arming) > 1);
+        self.sampled.iter_mut().for_each(|sampled| sampled.end_session(now_ns, &intake.source));
+        self.ended_sessions.retain(|session| Arc::strong_count(session) > 1);
         entered
     }
 
@@ -191,8 +191,8 @@ impl Threads {
             intake.clock().refine();
             self.checked = now;
             has_ended = self.check_signals(intake);
-            let armed = self.sampled.iter().map(|one| (one.thread(), &*one.cursor.arming));
-            intake.source.check_silence(armed);
+            let attached = self.sampled.iter().map(|one| (one.thread(), &*one.cursor.session));
+            intake.source.check_silence(attached);
             self.check_budget(intake);
             sys::read_filters();
         }
@@ -211,7 +211,7 @@ impl Threads {
 
     /// No thread is sampled from now on.
     pub(crate) fn end(&mut self, intake: &Intake) {
-        // First: no thread is armed from here on.
+        // First: no thread is attached from here on.
         intake.source.end();
         self.adopt(intake.source.take_new());
         self.sampled.bring_all_back();

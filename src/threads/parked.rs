@@ -83,16 +83,16 @@ impl DerefMut for SampledThreads {
 
 #[cfg(test)]
 mod tests {
-    use super::super::attachment::Pace;
+    use super::super::attachment::Timing;
     use super::*;
-    use crate::sampler::{Arming, Rate, Use};
+    use crate::sampler::{Rate, SamplingSession, Use};
     use crate::sys::{OsThread, WhyRefused};
 
     const SECOND: u64 = 1_000;
 
     fn thread() -> Arc<ThreadShared> {
         let (os, stack) = (OsThread::unnamed(1), Err(WhyRefused::NotAsked));
-        let thread = ThreadShared::new(os, stack, Rate::of(1), Arc::new(Arming::none()));
+        let thread = ThreadShared::new(os, stack, Rate::of(1), Arc::new(SamplingSession::none()));
         thread.set_times(0, crate::sampler::NEVER);
         thread.set_span(0);
         Arc::new(thread)
@@ -101,7 +101,7 @@ mod tests {
     fn threads(threads: &[Arc<ThreadShared>]) -> SampledThreads {
         let mut all = SampledThreads::default();
         all.extend(
-            threads.iter().map(|thread| SampledThread::new(Arc::clone(thread), Pace::USUAL)),
+            threads.iter().map(|thread| SampledThread::new(Arc::clone(thread), Timing::USUAL)),
         );
         all
     }

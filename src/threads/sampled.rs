@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::attachment::{Attachment, Pace};
+use super::attachment::{Attachment, Timing};
 use super::cpu_times::CpuTimes;
 use super::cursor::ThreadCursor;
 use super::waits::{BlockDetector, ScanResult, Scanner, WaitingThread};
@@ -31,7 +31,7 @@ pub(crate) fn fill_time(sampled: &[SampledThread]) -> Duration {
 }
 
 impl SampledThread {
-    pub(crate) fn new(thread: Arc<ThreadShared>, pace: Pace) -> Self {
+    pub(crate) fn new(thread: Arc<ThreadShared>, pace: Timing) -> Self {
         let cursor = ThreadCursor::new(thread);
         let is_attached = cursor.is_attached();
         Self {
@@ -49,7 +49,7 @@ impl SampledThread {
 
     /// Reads everything in the ring. Returns the span that the thread is in.
     pub(crate) fn drain(&mut self, intake: &mut Intake) -> Option<SpanKey> {
-        self.follow();
+        self.go_to_next_session();
         let span = self.cursor.drain(intake);
         self.count_missed(span, intake);
         self.cursor.drop_ended();
@@ -58,7 +58,7 @@ impl SampledThread {
 
     fn count_missed(&mut self, span: Option<SpanKey>, intake: &mut Intake) {
         if self.cursor.count_missed(span, intake) {
-            self.note_missed_signals();
+            self.prefer_perf_after_missed_signals();
             intake.source.note_missed_signals();
         }
     }
@@ -90,7 +90,7 @@ impl SampledThread {
     /// Whether checking it takes a system call.
     pub(crate) fn is_checked_by_clock(&self) -> bool {
         self.attachment.is_wanted()
-            && !self.cursor.arming.has_switch_records()
+            && !self.cursor.session.has_switch_records()
             && self.thread().span().is_some()
     }
 

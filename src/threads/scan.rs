@@ -94,8 +94,8 @@ impl Threads {
         let now = intake.clock().now();
         let now_ns = intake.clock().raw_ns(now);
         let mut until_wanted = Duration::MAX;
-        let sheds = self.shed.is_over();
-        let may_attach = !sheds && self.attaching.has_budget(now_ns);
+        let is_paused = self.shed.is_over();
+        let may_attach = !is_paused && self.attaching.has_budget(now_ns);
         let start = sys::thread_cpu_ns();
         let mut has_attached = false;
         self.sampled.iter_mut().for_each(|sampled| sampled.charge(&mut self.budgets));
@@ -123,7 +123,7 @@ impl Threads {
             changing += usize::from(sampled.attachment.changes_rate());
             if sampled.is_newly_left_out(!check.may_attach) {
                 let counters = &intake.counters;
-                let counter = if sheds {
+                let counter = if is_paused {
                     &counters.threads.paused
                 } else {
                     &counters.threads.attach_deferred
@@ -220,7 +220,7 @@ impl Threads {
             return;
         }
         let begins = self.shed.check(now, sys::load());
-        intake.source.set_sheds(self.shed.is_over());
+        intake.source.set_paused(self.shed.is_over());
         self.findings.shed = begins.or(self.findings.shed.take());
     }
 
@@ -230,7 +230,7 @@ impl Threads {
         let is_traced = intake.source.check_tracer();
         let mut has_ended = false;
         for sampled in self.sampled.iter() {
-            let timer = sampled.cursor.arming.ring.as_ref().and_then(|ring| ring.timer());
+            let timer = sampled.cursor.session.ring.as_ref().and_then(|ring| ring.timer());
             if let Some(timer) = timer.filter(|timer| is_traced || timer.has_lost_signal()) {
                 self.findings.has_lost_signal |= timer.has_lost_signal();
                 timer.stop();

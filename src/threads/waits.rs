@@ -8,12 +8,12 @@ use std::io;
 use std::time::Duration;
 
 use super::cursor::ThreadCursor;
-use crate::budget::Share;
+use crate::budget::CpuBudget;
 use crate::intake::Intake;
 use crate::log::{LogEvent, LogKind};
 use crate::profile::SampleKind;
 use crate::sampler::{SwitchRing, ThreadShared};
-use crate::sinks::{NewSample, SHORTEST_WAIT, Stack, Waited};
+use crate::sinks::{NewSample, SHORTEST_WAIT, Stack, StackLeaf};
 use crate::span::SpanKey;
 use crate::stats::Counters;
 use crate::sys::{self, Blocked, OsThread};
@@ -23,7 +23,7 @@ use crate::unwind::UnwindEnd;
 /// [`SHORTEST_WAIT`] together are captured, and some of those in between. After a pause, all waits longer than
 /// [`IDLE_SCAN_INTERVAL`] plus that.
 pub(crate) const SCAN_INTERVAL: Duration = Duration::from_millis(5);
-/// The scan interval while no thread is in a profiled span, until threads are disarmed some seconds later.
+/// The scan interval while no thread is in a profiled span, until threads are detached some seconds later.
 pub(crate) const IDLE_SCAN_INTERVAL: Duration = Duration::from_millis(20);
 /// The scan interval while all threads in profiled spans are known to be blocked.
 const WAITING_SCAN_INTERVAL: Duration = Duration::from_millis(50);
@@ -50,14 +50,14 @@ pub(crate) fn next_scan(
 
 /// The CPU budget for capturing waits: 64 captures of some 50 µs at once, as when many threads wait for one lock, and
 /// 2 % of a core after that.
-const CAPTURES: Share = Share::new(2, 64 * A_CAPTURE_NS as i64);
+const CAPTURES: CpuBudget = CpuBudget::new(2, 64 * A_CAPTURE_NS as i64);
 /// The assumed cost where CPU time cannot be read.
 const A_CAPTURE_NS: u64 = 50_000;
 
 /// The budget for captures.
 #[derive(Debug)]
 pub(crate) struct CaptureBudget {
-    left: Share,
+    left: CpuBudget,
     /// When the seccomp filters were last checked.
     filters_ns: Option<u64>,
     /// That blocked threads cannot be inspected, once that was found, until it is logged.
@@ -320,7 +320,7 @@ impl BlockDetector {
         let (now_ns, counters) = (scanner.now_ns, &scanner.intake.counters);
         // A wait lies within its span.
         let hooked_ns = scanner.hooked_ns(&cursor.thread);
-        // A thread that was already blocked when it was armed has no record.
+        // A thread that was already blocked when it was attached has no record.
         if let Some(ring) = cursor.switches().filter(|ring| ring.head() > 0) {
             let out = ring.switched_out();
             self.make_room(ring, counters);
@@ -475,7 +475,7 @@ fn capture(
     }
     match sys::blocked(cursor.thread.tid()) {
         Ok(Some(Blocked { call, sp, pc })) => {
-            stack.waited = Some(Waited::In(call));
+            stack.waited = Some(StackLeaf::In(call));
             let is_copied = scanner.intake.copy_blocked(sp);
             let holds = report_wait(cursor, span, proof)?;
             if holds && is_copied {
@@ -494,7 +494,7 @@ fn capture(
                 return None;
             }
             report_wait(cursor, span, proof)?;
-            stack.waited = Some(Waited::Unknown);
+            stack.waited = Some(StackLeaf::Unknown);
             Counters::add(&scanner.intake.counters.waits.without_stack, 1);
         }
     }

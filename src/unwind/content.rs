@@ -40,7 +40,10 @@ impl FileContent {
     }
 
     /// Whether a file has it, of which `read` reads at most a number of bytes at an offset.
-    pub(crate) fn is_in(&self, mut read: impl FnMut(u64, u64) -> io::Result<Vec<u8>>) -> bool {
+    pub(crate) fn is_that_of_file(
+        &self,
+        mut read: impl FnMut(u64, u64) -> io::Result<Vec<u8>>,
+    ) -> bool {
         let mut hasher = DefaultHasher::new();
         for (offset, length) in &self.parts {
             match read(*offset, *length) {

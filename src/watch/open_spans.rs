@@ -9,7 +9,7 @@ use crate::intake::Intake;
 use crate::keep::FieldValues;
 use crate::profile::{ProfileId, SampleKind};
 use crate::publish::{Job, OpenSpan, OpenState};
-use crate::sinks::{Stack, Waited};
+use crate::sinks::{Stack, StackLeaf};
 use crate::span::{OpenSlot, RegistryId, SpanKey};
 use crate::text::beginning;
 use crate::threads::Threads;
@@ -91,7 +91,7 @@ fn places(
             false => (OpenState::Awaiting, awaited.at),
         };
         if state == OpenState::Woken {
-            stack.waited = Some(Waited::Scheduling);
+            stack.waited = Some(StackLeaf::Scheduling);
         }
         places.push((span.key, SpanPlace { state, since_ns: intake.clock().raw_ns(at), stack }));
     }

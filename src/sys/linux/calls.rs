@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::signal::with_signals_blocked;
-use crate::sys::types::UnusualCall;
+use crate::sys::types::FilteredSyscall;
 
 /// The deadly calls, on any thread that was probed.
 static DEADLY: AtomicU32 = AtomicU32::new(0);
@@ -16,16 +16,16 @@ static PROBED: AtomicU64 = AtomicU64::new(0);
 
 /// Whether a call may be made, according to [`read_filters`].
 #[inline]
-pub(crate) fn may(call: UnusualCall) -> bool {
+pub(crate) fn may(call: FilteredSyscall) -> bool {
     DEADLY.load(Ordering::Relaxed) & bit(call) == 0
 }
 
 /// The calls that may not be made.
-pub(crate) fn forbidden_calls() -> impl Iterator<Item = UnusualCall> {
-    UnusualCall::ALL.into_iter().filter(|call| !may(*call))
+pub(crate) fn forbidden_calls() -> impl Iterator<Item = FilteredSyscall> {
+    FilteredSyscall::ALL.into_iter().filter(|call| !may(*call))
 }
 
-fn bit(call: UnusualCall) -> u32 {
+fn bit(call: FilteredSyscall) -> u32 {
     1 << call as u32
 }
 
@@ -91,22 +91,22 @@ pub(super) fn filters_of(status: &str) -> Option<u32> {
 /// Makes all calls in a child. If it is killed, the next child continues after that call.
 fn probe() {
     let (mut next, mut is_quiet) = (0, true);
-    while let Some(call) = UnusualCall::ALL.get(next) {
-        let rest = next..UnusualCall::ALL.len();
+    while let Some(call) = FilteredSyscall::ALL.get(next) {
+        let rest = next..FilteredSyscall::ALL.len();
         let ended_at = with_signals_blocked(|| child(rest, is_quiet));
         match ended_at.filter(|at| is_quiet || *at != BEGINNING) {
             Some(BEGINNING) => is_quiet = false,
-            Some(done) if done >= UnusualCall::ALL.len() => return,
+            Some(done) if done >= FilteredSyscall::ALL.len() => return,
             Some(ended_at) => {
                 let ended_at = ended_at.max(next);
-                if let Some(call) = UnusualCall::ALL.get(ended_at) {
+                if let Some(call) = FilteredSyscall::ALL.get(ended_at) {
                     DEADLY.fetch_or(bit(*call), Ordering::Relaxed);
                 }
                 next = ended_at + 1;
             }
             // No child can be created, so the result is unknown: `call` and all later ones are avoided.
             None => {
-                let rest = UnusualCall::ALL.iter().skip(*call as usize);
+                let rest = FilteredSyscall::ALL.iter().skip(*call as usize);
                 DEADLY.fetch_or(rest.map(|call| bit(*call)).sum(), Ordering::Relaxed);
                 return;
             }
@@ -178,7 +178,7 @@ fn child(calls: std::ops::Range<usize>, is_quiet: bool) -> Option<usize> {
     // SAFETY: the mapping created above, which is no longer used.
     _ = unsafe { rustix::mm::munmap(shared, size_of::<AtomicU32>()) };
     let is_whole = ended == Some(child) && child > 0;
-    is_whole.then(|| if libc::WIFEXITED(status) { UnusualCall::ALL.len() } else { reached })
+    is_whole.then(|| if libc::WIFEXITED(status) { FilteredSyscall::ALL.len() } else { reached })
 }
 
 /// In the child: avoids a core dump, and the program's handler of `SIGSYS`.
@@ -195,7 +195,7 @@ fn suppress_core_dump() {
 
 /// In the child.
 fn make(calls: std::ops::Range<usize>, reached: &AtomicU32) -> ! {
-    for (number, call) in UnusualCall::ALL.into_iter().enumerate() {
+    for (number, call) in FilteredSyscall::ALL.into_iter().enumerate() {
         if calls.contains(&number) {
             reached.store(number as u32, Ordering::Relaxed);
             try_call(call);
@@ -208,7 +208,7 @@ fn make(calls: std::ops::Range<usize>, reached: &AtomicU32) -> ! {
 }
 
 /// Makes one call, with arguments that do nothing. The kernel rejects most of them.
-fn try_call(call: UnusualCall) {
+fn try_call(call: FilteredSyscall) {
     use perf_event_open_sys::bindings;
     const NO_FILE: c_int = -1;
     let none: c_long = 0;
@@ -217,41 +217,41 @@ fn try_call(call: UnusualCall) {
     // SAFETY: each call reads or writes at most the words above, which are larger than any of its structures.
     unsafe {
         match call {
-            UnusualCall::PerfEventOpen => {
+            FilteredSyscall::PerfEventOpen => {
                 libc::syscall(libc::SYS_perf_event_open, none, none, -1_i64, NO_FILE, none);
                 for request in [bindings::ENABLE, bindings::DISABLE, bindings::PERIOD, bindings::ID]
                 {
                     libc::syscall(libc::SYS_ioctl, NO_FILE, request as c_long, none);
                 }
             }
-            UnusualCall::TimerCreate => {
+            FilteredSyscall::TimerCreate => {
                 libc::syscall(libc::SYS_timer_create, libc::CLOCK_THREAD_CPUTIME_ID, none, pointer);
             }
             // No such timer exists: the one just created has the id 0.
-            UnusualCall::TimerSettime => {
+            FilteredSyscall::TimerSettime => {
                 libc::syscall(libc::SYS_timer_settime, c_int::MAX, 0, pointer, none);
             }
-            UnusualCall::TimerDelete => {
+            FilteredSyscall::TimerDelete => {
                 libc::syscall(libc::SYS_timer_delete, c_int::MAX);
             }
-            UnusualCall::ProcessVmReadv => {
+            FilteredSyscall::ProcessVmReadv => {
                 let process = libc::syscall(libc::SYS_getpid);
                 libc::syscall(libc::SYS_process_vm_readv, process, none, none, none, none, none);
             }
-            UnusualCall::ClockGettime => {
+            FilteredSyscall::ClockGettime => {
                 libc::syscall(libc::SYS_clock_gettime, libc::CLOCK_THREAD_CPUTIME_ID, pointer);
             }
-            UnusualCall::Getrusage => {
+            FilteredSyscall::Getrusage => {
                 libc::syscall(libc::SYS_getrusage, libc::RUSAGE_THREAD, pointer);
             }
-            UnusualCall::Statfs => {
+            FilteredSyscall::Statfs => {
                 libc::syscall(libc::SYS_statfs, c"/".as_ptr(), pointer);
             }
-            UnusualCall::Faccessat => {
+            FilteredSyscall::Faccessat => {
                 libc::syscall(libc::SYS_faccessat, libc::AT_FDCWD, c"/".as_ptr(), libc::R_OK);
             }
             // The file is closed when the process ends.
-            UnusualCall::MemfdCreate => {
+            FilteredSyscall::MemfdCreate => {
                 libc::syscall(libc::SYS_memfd_create, c"".as_ptr(), libc::MFD_CLOEXEC);
             }
         }
@@ -282,10 +282,13 @@ mod tests {
     #[test]
     fn without_a_filter_a_child_makes_all_calls() {
         for is_quiet in [true, false] {
-            assert_eq!(child(0..UnusualCall::ALL.len(), is_quiet), Some(UnusualCall::ALL.len()));
+            assert_eq!(
+                child(0..FilteredSyscall::ALL.len(), is_quiet),
+                Some(FilteredSyscall::ALL.len())
+            );
         }
         // The numbers of the calls are their indices in the table.
-        for (number, call) in UnusualCall::ALL.into_iter().enumerate() {
+        for (number, call) in FilteredSyscall::ALL.into_iter().enumerate() {
             assert_eq!(call as usize, number);
         }
     }

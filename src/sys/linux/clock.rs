@@ -7,7 +7,7 @@
 
 use super::calls::may;
 use super::signal::last_error;
-use crate::sys::types::{UnusualCall, WhyRefused};
+use crate::sys::types::{FilteredSyscall, WhyRefused};
 
 /// The source of [`read_ticks`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,16 +97,16 @@ pub(crate) fn try_thread_cpu_ns() -> Result<u64, WhyRefused> {
 
 /// Reads a CPU clock, which the C library cannot do without a system call either.
 pub(super) fn read_cpu(clock: libc::clockid_t) -> Result<u64, WhyRefused> {
-    if !may(UnusualCall::ClockGettime) {
-        return Err(WhyRefused::Deadly);
+    if !may(FilteredSyscall::ClockGettime) {
+        return Err(WhyRefused::KilledBySeccomp);
     }
-    let failed = || WhyRefused::Failed(UnusualCall::ClockGettime, last_error());
+    let failed = || WhyRefused::Failed(FilteredSyscall::ClockGettime, last_error());
     read_by_call(clock).ok_or_else(failed)
 }
 
 /// `None` if the system does not allow it.
 fn read_by_call(clock: libc::clockid_t) -> Option<u64> {
-    if !may(UnusualCall::ClockGettime) {
+    if !may(FilteredSyscall::ClockGettime) {
         return None;
     }
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -159,7 +159,7 @@ mod tests {
         // The library of a test that replaces it is loaded by another program.
         assert!(!is_replaced());
         assert!(read_by_call(-1).is_none(), "no such clock");
-        let refused = WhyRefused::Failed(UnusualCall::ClockGettime, libc::EINVAL);
+        let refused = WhyRefused::Failed(FilteredSyscall::ClockGettime, libc::EINVAL);
         assert_eq!(read_cpu(-1), Err(refused));
     }
 

@@ -8,7 +8,7 @@ use perf_event::{Builder, Counter, Group};
 
 use super::calls::may;
 use super::perf::{event_id, is_scarce, read_words};
-use crate::sys::types::UnusualCall;
+use crate::sys::types::FilteredSyscall;
 
 /// Cycles, instructions and cache misses of the calling thread, as one `perf_event` group.
 pub(crate) struct HardwareCounters {
@@ -36,7 +36,7 @@ impl HardwareCounters {
     }
 
     fn of<E: Into<Event>>(events: [E; 3]) -> io::Result<Self> {
-        if !may(UnusualCall::PerfEventOpen) {
+        if !may(FilteredSyscall::PerfEventOpen) {
             return Err(io::ErrorKind::Unsupported.into());
         }
         let mut group = Group::new()?;

@@ -10,7 +10,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use super::calls::may;
-use crate::sys::types::{FileIdentity, UnusualCall};
+use crate::sys::types::{FileIdentity, FilteredSyscall};
 
 /// Creates a file of mode 0600. Fails if the path exists: it could be a link to another file.
 pub(crate) fn create_private_file(path: &Path) -> io::Result<File> {
@@ -22,11 +22,11 @@ pub(crate) fn check_writable(directory: &Path) -> io::Result<()> {
     use rustix::fs::{Access, AtFlags, CWD, accessat, statvfs};
     // With the trailing dot, a file that is not a directory is an error.
     let inside = directory.join(".");
-    if may(UnusualCall::Faccessat) {
+    if may(FilteredSyscall::Faccessat) {
         let access = Access::WRITE_OK | Access::EXEC_OK;
         accessat(CWD, &inside, access, AtFlags::empty()).or_else(unless_refused)?;
     }
-    if !may(UnusualCall::Statfs) {
+    if !may(FilteredSyscall::Statfs) {
         return Ok(());
     }
     let file_system = match statvfs(&inside) {
@@ -71,7 +71,7 @@ pub(super) fn identity(file: &File) -> io::Result<FileIdentity> {
 /// An unnamed file in memory.
 pub(crate) fn memory_file() -> io::Result<File> {
     use rustix::fs::{MemfdFlags, memfd_create};
-    if !may(UnusualCall::MemfdCreate) {
+    if !may(FilteredSyscall::MemfdCreate) {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
     Ok(memfd_create("tracing-profiling", MemfdFlags::CLOEXEC)?.into())

@@ -16,7 +16,9 @@ use std::path::PathBuf;
 use super::calls::may;
 use super::fork::{ForkSafe, ForkSafeGuard};
 use super::maps::{OtherFile, file_at, module_files};
-use crate::sys::types::{LoadedModule, MappedFile, MappedPart, ModuleList, NoFile, UnusualCall};
+use crate::sys::types::{
+    FilteredSyscall, LoadedModule, MappedFile, MappedPart, ModuleList, NoFile,
+};
 
 /// A number that changes whenever a library is loaded or unloaded.
 pub(crate) fn module_generation() -> u64 {
@@ -211,7 +213,7 @@ pub(crate) fn read_own_memory(addresses: Range<u64>) -> io::Result<Vec<u8>> {
 /// Copies pieces of this process's memory to `into`, until the first that is not mapped. The kernel copies each piece
 /// completely or not at all.
 pub(super) fn read_by_system_call(from: &[libc::iovec], into: &mut [u8]) -> io::Result<usize> {
-    if !may(UnusualCall::ProcessVmReadv) {
+    if !may(FilteredSyscall::ProcessVmReadv) {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
     let to = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };

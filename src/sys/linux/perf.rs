@@ -15,7 +15,7 @@ use perf_event_open_sys::bindings::{
 use super::calls::may;
 use super::ring::RingMemory;
 use super::thread::{current_tid, open_file_limit};
-use crate::sys::types::{SampleRequest, UnusualCall, WhyRefused};
+use crate::sys::types::{FilteredSyscall, SampleRequest, WhyRefused};
 
 impl WhyRefused {
     fn of_open(error: &io::Error) -> Self {
@@ -31,14 +31,14 @@ impl WhyRefused {
             @ (0 | libc::EAGAIN | libc::EINTR | libc::ENOMEM | libc::EBUSY | libc::ENOSPC) => {
                 Self::Other(errno)
             }
-            errno => Self::Failed(UnusualCall::PerfEventOpen, errno),
+            errno => Self::Failed(FilteredSyscall::PerfEventOpen, errno),
         }
     }
 
     /// An `ioctl` of an event has failed. Without an errno it was not made.
     fn of_ioctl(error: &io::Error) -> Self {
         let errno = error.raw_os_error();
-        errno.map_or(Self::Other(0), |errno| Self::Failed(UnusualCall::PerfEventOpen, errno))
+        errno.map_or(Self::Other(0), |errno| Self::Failed(FilteredSyscall::PerfEventOpen, errno))
     }
 
     fn of_map(error: &io::Error) -> Self {
@@ -155,8 +155,8 @@ fn software(config: u32) -> perf_event_attr {
 }
 
 fn open(attr: &mut perf_event_attr, tid: u32) -> Result<Event, WhyRefused> {
-    if !may(UnusualCall::PerfEventOpen) {
-        return Err(WhyRefused::Deadly);
+    if !may(FilteredSyscall::PerfEventOpen) {
+        return Err(WhyRefused::KilledBySeccomp);
     }
     const ANY_CPU: i32 = -1;
     const NO_GROUP: i32 = -1;
@@ -293,7 +293,11 @@ pub(super) fn event_id(event: BorrowedFd<'_>) -> Option<u64> {
 
 /// Fails if the system calls of perf events are not allowed.
 fn may_change() -> io::Result<()> {
-    if may(UnusualCall::PerfEventOpen) { Ok(()) } else { Err(io::ErrorKind::Unsupported.into()) }
+    if may(FilteredSyscall::PerfEventOpen) {
+        Ok(())
+    } else {
+        Err(io::ErrorKind::Unsupported.into())
+    }
 }
 
 fn enable_event(event: BorrowedFd<'_>) -> io::Result<()> {

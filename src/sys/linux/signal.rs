@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::fork::{ForkSafe, ForkSafeGuard};
 use super::resident::keep_loaded;
-use crate::sys::types::{UnusualCall, WhyRefused};
+use crate::sys::types::{FilteredSyscall, WhyRefused};
 
 /// The type of a signal handler.
 pub(super) type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
@@ -49,7 +49,7 @@ pub(super) fn signal_for(handler: Handler, wanted: Option<c_int>) -> Result<c_in
     // If this one cannot be sent either, it is not for want of a signal.
     match can_be_sent(libc::SIGALRM) {
         true => Err(WhyRefused::NoSignal),
-        false => Err(WhyRefused::Failed(UnusualCall::TimerCreate, libc::EINVAL)),
+        false => Err(WhyRefused::Failed(FilteredSyscall::TimerCreate, libc::EINVAL)),
     }
 }
 

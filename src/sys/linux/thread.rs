@@ -13,7 +13,7 @@ use rustix::thread::gettid;
 use super::calls::may;
 use super::ring::page_size;
 use super::signal::last_error;
-use crate::sys::types::{OsThread, ThreadUsage, UnusualCall, WhyRefused};
+use crate::sys::types::{FilteredSyscall, OsThread, ThreadUsage, WhyRefused};
 
 /// The kernel's id of the calling thread.
 pub(crate) fn current_tid() -> u32 {
@@ -65,14 +65,14 @@ pub(crate) fn thread_usage() -> Option<ThreadUsage> {
 
 /// The same, or why it cannot be read.
 pub(crate) fn try_thread_usage() -> Result<ThreadUsage, WhyRefused> {
-    if !may(UnusualCall::Getrusage) {
-        return Err(WhyRefused::Deadly);
+    if !may(FilteredSyscall::Getrusage) {
+        return Err(WhyRefused::KilledBySeccomp);
     }
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
     // SAFETY: the pointer is to writable memory of the right size, which the call fills.
     let result = unsafe { libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr()) };
     if result != 0 {
-        return Err(WhyRefused::Failed(UnusualCall::Getrusage, last_error()));
+        return Err(WhyRefused::Failed(FilteredSyscall::Getrusage, last_error()));
     }
     // SAFETY: zeroed, then filled by the kernel; `rusage` is plain integers.
     let usage = unsafe { usage.assume_init() };

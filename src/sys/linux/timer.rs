@@ -26,7 +26,7 @@ use super::ring::RingMemory;
 use super::signal::{block, handled_by, last_error, signal_for, unblock};
 use super::signal_stack::on_signal;
 use super::thread::{current_tid, is_own_thread};
-use crate::sys::types::{MissedSignals, SampleRequest, TimerClock, UnusualCall, WhyRefused};
+use crate::sys::types::{FilteredSyscall, MissedSignals, SampleRequest, TimerClock, WhyRefused};
 
 /// The thread that a signal is for, found by the number that its timer sends.
 ///
@@ -156,8 +156,13 @@ pub(crate) fn block_timers(wanted: Option<i32>) {
 
 /// The signal that timers send: `wanted`, if that is given. Choosing it creates a timer.
 pub(crate) fn signal_of_timers(wanted: Option<i32>) -> Result<c_int, WhyRefused> {
-    let calls = [UnusualCall::TimerCreate, UnusualCall::TimerSettime, UnusualCall::TimerDelete];
-    if calls.into_iter().all(may) { signal_for(on_signal, wanted) } else { Err(WhyRefused::Deadly) }
+    let calls =
+        [FilteredSyscall::TimerCreate, FilteredSyscall::TimerSettime, FilteredSyscall::TimerDelete];
+    if calls.into_iter().all(may) {
+        signal_for(on_signal, wanted)
+    } else {
+        Err(WhyRefused::KilledBySeccomp)
+    }
 }
 
 /// Creates a timer that samples thread `tid`, whose stack is `stack`, once it is started, if the thread does not
@@ -169,12 +174,12 @@ pub(crate) fn open_timer_ring(
     stack: Range<u64>,
 ) -> Result<TimerRing, WhyRefused> {
     // For such a timer, the handler reads the thread's CPU clock at each signal.
-    if clock == TimerClock::Monotonic && !may(UnusualCall::ClockGettime) {
-        return Err(WhyRefused::Deadly);
+    if clock == TimerClock::Monotonic && !may(FilteredSyscall::ClockGettime) {
+        return Err(WhyRefused::KilledBySeccomp);
     }
     let errno = STAYS.load(Ordering::Relaxed);
     if errno != 0 {
-        return Err(WhyRefused::Failed(UnusualCall::TimerDelete, errno));
+        return Err(WhyRefused::Failed(FilteredSyscall::TimerDelete, errno));
     }
     let signal = signal_of_timers(request.signal)?;
     let memory = RingMemory::anonymous(request.ring_bytes).map_err(|_| WhyRefused::NoMemory)?;
@@ -214,7 +219,7 @@ fn why_not_created(errno: i32) -> WhyRefused {
         // Each timer counts toward the user's limit of pending signals.
         libc::EAGAIN => WhyRefused::NoTimers,
         libc::ENOMEM => WhyRefused::NoMemory,
-        errno => WhyRefused::Failed(UnusualCall::TimerCreate, errno),
+        errno => WhyRefused::Failed(FilteredSyscall::TimerCreate, errno),
     }
 }
 
@@ -249,8 +254,8 @@ fn create(signal: c_int, clock: TimerClock, tid: u32, value: u64) -> Result<libc
 
 /// Sets the time to the first signal, 0 to disarm the timer, and between signals. The timer must not be deleted.
 fn set(id: libc::timer_t, first_ns: u64, period_ns: u64) -> Result<(), WhyRefused> {
-    if !may(UnusualCall::TimerSettime) {
-        return Err(WhyRefused::Deadly);
+    if !may(FilteredSyscall::TimerSettime) {
+        return Err(WhyRefused::KilledBySeccomp);
     }
     let time = |ns: u64| libc::timespec {
         // `time_t`, whose name is deprecated on musl.
@@ -260,22 +265,22 @@ fn set(id: libc::timer_t, first_ns: u64, period_ns: u64) -> Result<(), WhyRefuse
     let setting = libc::itimerspec { it_interval: time(period_ns), it_value: time(first_ns) };
     // SAFETY: a timer that is not deleted, and a structure that lives long enough.
     let result = unsafe { libc::timer_settime(id, 0, &raw const setting, std::ptr::null_mut()) };
-    if result == 0 { Ok(()) } else { Err(failed(UnusualCall::TimerSettime)) }
+    if result == 0 { Ok(()) } else { Err(failed(FilteredSyscall::TimerSettime)) }
 }
 
 fn delete(id: libc::timer_t) -> Result<(), WhyRefused> {
-    if !may(UnusualCall::TimerDelete) {
-        return Err(WhyRefused::Deadly);
+    if !may(FilteredSyscall::TimerDelete) {
+        return Err(WhyRefused::KilledBySeccomp);
     }
     // SAFETY: created by `timer_create`, and its owner uses it no more.
     let result = unsafe { libc::timer_delete(id) };
-    if result == 0 { Ok(()) } else { Err(failed(UnusualCall::TimerDelete)) }
+    if result == 0 { Ok(()) } else { Err(failed(FilteredSyscall::TimerDelete)) }
 }
 
 /// The errno, once a timer could not be deleted. No more are created then: each one would stay.
 static STAYS: AtomicI32 = AtomicI32::new(0);
 
-fn failed(call: UnusualCall) -> WhyRefused {
+fn failed(call: FilteredSyscall) -> WhyRefused {
     WhyRefused::Failed(call, last_error())
 }
 

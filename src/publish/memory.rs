@@ -7,7 +7,7 @@ use crate::sys;
 
 /// The memory of all profiles on their way to the exporter.
 #[derive(Clone, Debug)]
-pub(crate) struct Room {
+pub(crate) struct MemoryBudget {
     budget_bytes: usize,
     taken: Arc<AtomicUsize>,
 }
@@ -17,7 +17,7 @@ pub(crate) struct Room {
 pub(crate) struct TakenRoom {
     /// The limit for the profile while it is built or symbolized, and its size while it waits.
     pub(crate) most_bytes: usize,
-    room: Room,
+    room: MemoryBudget,
 }
 
 /// How many times its own size a profile can need in total. It is copied for symbols and again for redacted names,
@@ -31,7 +31,7 @@ pub(crate) fn waiting_profiles(budget_bytes: usize) -> usize {
     (budget_bytes / 2 / LEAST).max(1)
 }
 
-impl Room {
+impl MemoryBudget {
     pub(crate) fn new(budget_bytes: usize) -> Self {
         Self { budget_bytes, taken: Arc::default() }
     }
@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn waiting_profiles_take_at_most_half_of_the_budget() {
-        let room = Room::new(64 << 20);
+        let room = MemoryBudget::new(64 << 20);
         let mut waiting = vec![room.take()];
         assert_eq!(waiting[0].most_bytes, 8 << 20);
         for _ in 0..32 {
@@ -100,7 +100,7 @@ mod tests {
     /// While the first profile waits for the debug information of a large program, many others come.
     #[test]
     fn small_profiles_that_wait_leave_the_room_for_their_symbols() {
-        let room = Room::new(64 << 20);
+        let room = MemoryBudget::new(64 << 20);
         let mut waiting: Vec<_> = (0..100).map(|_| room.take()).collect();
         for taken in &mut waiting {
             taken.shrink(10_000);

@@ -6,15 +6,15 @@ use crate::sys::{CpuUse, Load};
 
 /// The limits above which no thread is sampled; `TRACING_PROFILING_PAUSE`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ShedLimits {
+pub(crate) struct LoadLimits {
     pub(crate) cpu_percent: Option<u32>,
     pub(crate) memory_bytes: Option<u64>,
 }
 
 /// Checks the load against the limits.
 #[derive(Debug)]
-pub(crate) struct Shed {
-    limits: ShedLimits,
+pub(crate) struct LoadPause {
+    limits: LoadLimits,
     last: Option<(Instant, Load)>,
     is_over: bool,
 }
@@ -22,8 +22,8 @@ pub(crate) struct Shed {
 /// A shorter window is too noisy.
 const WINDOW: Duration = Duration::from_secs(1);
 
-impl Shed {
-    pub(crate) fn new(limits: ShedLimits) -> Self {
+impl LoadPause {
+    pub(crate) fn new(limits: LoadLimits) -> Self {
         Self { limits, last: None, is_over: false }
     }
 
@@ -33,7 +33,7 @@ impl Shed {
 
     /// Whether the next check is due.
     pub(crate) fn is_due(&self, now: Instant) -> bool {
-        let has_limits = self.limits != ShedLimits::default();
+        let has_limits = self.limits != LoadLimits::default();
         let is_over = |(then, _): &(Instant, Load)| now.saturating_duration_since(*then) >= WINDOW;
         has_limits && self.last.as_ref().is_none_or(is_over)
     }
@@ -88,8 +88,8 @@ mod tests {
         Load { host: Some(CpuUse { busy, all }), ..Load::default() }
     }
 
-    fn shed(cpu_percent: Option<u32>, memory_bytes: Option<u64>) -> Shed {
-        Shed::new(ShedLimits { cpu_percent, memory_bytes })
+    fn shed(cpu_percent: Option<u32>, memory_bytes: Option<u64>) -> LoadPause {
+        LoadPause::new(LoadLimits { cpu_percent, memory_bytes })
     }
 
     #[test]

@@ -10,18 +10,18 @@ use super::platform::Files;
 /// A value that may own file descriptors. If the program closed them, it is never dropped, since their numbers may
 /// belong to other files by then.
 #[derive(Debug)]
-pub(crate) struct Owning<T> {
+pub(crate) struct FilesGuard<T> {
     value: ManuallyDrop<T>,
     files: Arc<Files>,
 }
 
-impl<T> Owning<T> {
+impl<T> FilesGuard<T> {
     pub(crate) fn new(value: T, files: &Arc<Files>) -> Self {
         Self { value: ManuallyDrop::new(value), files: Arc::clone(files) }
     }
 }
 
-impl<T> Deref for Owning<T> {
+impl<T> Deref for FilesGuard<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -29,13 +29,13 @@ impl<T> Deref for Owning<T> {
     }
 }
 
-impl<T> DerefMut for Owning<T> {
+impl<T> DerefMut for FilesGuard<T> {
     fn deref_mut(&mut self) -> &mut T {
         &mut self.value
     }
 }
 
-impl<T> Drop for Owning<T> {
+impl<T> Drop for FilesGuard<T> {
     fn drop(&mut self) {
         if self.files.still_owned() {
             // SAFETY: the value is dropped here alone, and not used after it.

@@ -1,4 +1,4 @@
-//! One arming: a period in which a thread is sampled.
+//! One session: a period in which a thread is sampled.
 
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,13 +21,13 @@ pub(crate) struct SpanInterval {
     pub(crate) to: u64,
 }
 
-/// The event or timer and the ring of a thread from when it is armed until it is disarmed, or an empty one for a thread
+/// The event or timer and the ring of a thread from when it is attached until it is detached, or an empty one for a thread
 /// that is not sampled.
 ///
-/// The armings of a thread form a chain. The thread moves on to the next one in a hook, the collector when it has read
+/// The sessions of a thread form a chain. The thread moves on to the next one in a hook, the collector when it has read
 /// the current one completely.
 #[derive(Debug)]
-pub(crate) struct Arming {
+pub(crate) struct SamplingSession {
     from: AtomicU64,
     /// The one that was asked for.
     rate: Rate,
@@ -44,24 +44,24 @@ pub(crate) struct Arming {
     since_cpu_ns: AtomicU64,
     /// The CPU time that was sampled before `since_cpu_ns`.
     sampled_before_ns: AtomicU64,
-    /// Set when the arming has been read completely.
+    /// Set when the session has been read completely.
     rest: OnceLock<Rest>,
     next: OnceLock<Arc<Self>>,
 }
 
-/// What the thread may still have to count of an arming that has been read completely.
+/// What the thread may still have to count of a session that has been read completely.
 #[derive(Clone, Copy, Debug)]
 struct Rest {
     from: u64,
     samples: u64,
 }
 
-/// Room for intervals beyond one per sample of a full ring: in each round the collector releases the ring piece by
+/// MemoryBudget for intervals beyond one per sample of a full ring: in each round the collector releases the ring piece by
 /// piece, and takes the intervals once.
 pub(crate) const SPARE_INTERVALS: usize = 8;
 
-impl Arming {
-    /// An arming without sampling.
+impl SamplingSession {
+    /// A session without sampling.
     pub(crate) fn none() -> Self {
         Self::with_intervals(None, Rate::of(0), NonZeroU64::MIN, 0)
     }
@@ -119,7 +119,7 @@ impl Arming {
         }
     }
 
-    /// The same for an arming that will not be started again.
+    /// The same for a session that will not be started again.
     pub(crate) fn all_sampled_ns(&self) -> u64 {
         self.sampled_ns(0)
     }
@@ -150,7 +150,7 @@ impl Arming {
         self.ring.as_ref().is_none_or(|ring| ring.position() == self.from())
     }
 
-    /// Releases everything except the position that hooks read. The arming must have been read completely, and must no
+    /// Releases everything except the position that hooks read. The session must have been read completely, and must no
     /// longer sample its thread. `samples` is the number of samples from position `from` on.
     pub(crate) fn retire(&self, from: u64, samples: u64) {
         // Before the ring, in which hooks would count the samples, is released.
@@ -213,7 +213,7 @@ impl Arming {
         Some(if rest.from == self.from() { rest.samples } else { 0 })
     }
 
-    /// Whether the arming has been read completely and released.
+    /// Whether the session has been read completely and released.
     pub(crate) fn is_retired(&self) -> bool {
         self.rest.get().is_some()
     }
@@ -228,12 +228,12 @@ impl Arming {
         self.intervals.pop()
     }
 
-    /// The next arming of the thread, if any.
+    /// The next session of the thread, if any.
     pub(crate) fn next(&self) -> Option<&Arc<Self>> {
         self.next.get()
     }
 
-    /// Sets the next arming. Must be called at most once.
+    /// Sets the next session. Must be called at most once.
     pub(crate) fn set_next(&self, next: Arc<Self>) {
         _ = self.next.set(next);
     }
@@ -247,29 +247,29 @@ mod tests {
 
     #[test]
     fn closing_an_interval_records_its_span() {
-        let arming = Arming::none();
-        assert!(arming.close_interval(A, 32));
-        let interval = arming.take_interval().unwrap();
+        let session = SamplingSession::none();
+        assert!(session.close_interval(A, 32));
+        let interval = session.take_interval().unwrap();
         assert_eq!(interval, SpanInterval { span: A.unwrap(), from: 0, to: 32 });
-        assert_eq!(arming.take_interval(), None);
-        assert_eq!(arming.from(), 32);
+        assert_eq!(session.take_interval(), None);
+        assert_eq!(session.from(), 32);
     }
 
     #[test]
     fn outside_any_span_there_is_no_interval() {
-        let arming = Arming::none();
-        assert!(arming.close_interval(None, 32));
-        assert_eq!(arming.take_interval(), None);
-        assert_eq!(arming.from(), 32);
+        let session = SamplingSession::none();
+        assert!(session.close_interval(None, 32));
+        assert_eq!(session.take_interval(), None);
+        assert_eq!(session.from(), 32);
     }
 
     #[test]
     fn a_full_queue_reports_a_lost_interval() {
-        let arming = Arming::none();
+        let session = SamplingSession::none();
         for position in 1..=SPARE_INTERVALS as u64 {
-            assert!(arming.close_interval(A, position));
+            assert!(session.close_interval(A, position));
         }
-        assert!(!arming.close_interval(A, 1_000));
-        assert_eq!(arming.from(), 1_000);
+        assert!(!session.close_interval(A, 1_000));
+        assert_eq!(session.from(), 1_000);
     }
 }
