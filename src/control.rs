@@ -197,6 +197,7 @@ impl Control {
     }
 
     fn install_rules(&self, switch: &mut Switch, rules: Rules) -> Result<(), Error> {
+        rules.check()?;
         if rules.is_off() {
             self.switch_off();
         } else {

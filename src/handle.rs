@@ -151,7 +151,8 @@ impl Handle {
     }
 
     /// Waits until everything that was kept before is delivered, logged and passed to
-    /// [`Builder::on_kept`](crate::Builder::on_kept), but not for longer than `timeout`. If the exporter fails, it is
+    /// [`Builder::on_kept`](crate::Builder::on_kept), but not for longer than `timeout` (and 20 ms, so that what holds it up can be
+    /// said). If the exporter fails, it is
     /// retried until then. Kept spans are exported without waiting for their roots to close. If nothing runs, there is
     /// nothing to wait for.
     ///
@@ -173,7 +174,7 @@ impl Handle {
     ///
     /// # Errors
     ///
-    /// As for [`flush`](Self::flush). Profiling ends in any case.
+    /// As for [`flush`](Self::flush). Profiling ends in any case, but in the child of a fork, where none runs.
     pub fn shutdown(&self, timeout: Duration) -> Result<(), FlushError> {
         let deadline = until(timeout);
         self.end(deadline, deadline)

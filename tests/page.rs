@@ -74,7 +74,7 @@ fn hostile() -> Profile {
         let mut span = Facts::default();
         span.span = attack.to_owned().into();
         span.target = attack.to_owned().into();
-        span.rule = attack.into();
+        span.rule = Some(attack.into());
         span.fields = vec![("http.route", attack.to_owned())];
         profile.spans.push(span);
     }

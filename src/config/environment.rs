@@ -101,8 +101,10 @@ const SETTINGS: &[Setting] = &[
     setting!("_CPU_BUDGET", "percent of a core, from 0 to 10000", |builder, text| {
         builder.cpu_budget(within(text, 0..=10_000)?)
     }),
-    setting!("_MEMORY", "bytes, as 128MiB", |builder, text| {
-        builder.memory(bytes(text)?.try_into().ok()?)
+    setting!("_MEMORY", "bytes, from 1MiB on, as 128MiB", |builder, text| {
+        // A number without a unit is easily taken for MiB.
+        let bytes = bytes(text).filter(|bytes| *bytes >= 1 << 20)?;
+        builder.memory(bytes.try_into().ok()?)
     }),
     setting!(try "_DIR", |variable, builder, text| {
         let path = PathBuf::from(text);
@@ -568,6 +570,7 @@ mod tests {
         );
         assert_eq!(error.kind(), crate::error::ErrorKind::Configuration);
         for (name, value) in [
+            ("MEMORY", "128"),
             ("SOURCE", "ebpf"),
             ("TIMER_CLOCK", "wall"),
             ("SIGNAL", "0"),

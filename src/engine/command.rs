@@ -71,6 +71,10 @@ impl Engine {
     /// The same as [`flush`](Self::flush) with that deadline, then reports what is lost and stops everything. Waits for
     /// that until `return_by`.
     pub(crate) fn shutdown(&self, deadline: Instant, return_by: Instant) -> FlushResult {
+        if is_ignored() {
+            self.shutdown_later();
+            return Err(FlushError::OwnThread);
+        }
         // Not limited: there is one.
         let asked = Questions::default().ask().ok_or(FlushError::TooManyCallers);
         self.finish(asked?, deadline, return_by, |request| Command::Shutdown(Some(request)))

@@ -362,7 +362,7 @@ impl Engine {
                 target: redaction.redact_function(callsite.metadata.target()),
                 fields: values.map(|value| redaction.redact_span(value).into()).into_vec(),
                 reasons,
-                rule: callsite.rule_text(redaction),
+                rule: Some(callsite.rule_text(redaction)),
                 is_open: link.is_none(),
                 times: closing.account,
                 trace,

@@ -76,8 +76,9 @@ pub trait Exporter: Send {
         None
     }
 
-    /// Gives the exporter the layer's [resource](crate::Builder::resource) and the links of reports. Called once, when the
-    /// layer is built, before all other methods.
+    /// Gives the exporter the layer's [resource](crate::Builder::resource) and the links of reports. Called once, before
+    /// [`check`](Self::check): when the layer starts, which is later if it is built with rules that keep nothing. It must not use
+    /// the layer's handle. An exporter around another one passes it on.
     fn set_context(&mut self, context: &HtmlContext) {
         _ = context;
     }

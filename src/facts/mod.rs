@@ -30,8 +30,9 @@ pub struct Facts {
     pub fields: Vec<(&'static str, String)>,
     /// Why it was kept.
     pub reasons: Reasons,
-    /// The conditions of its rule, as in `TRACING_PROFILING`; empty if unknown.
-    pub rule: Arc<str>,
+    /// The conditions of its rule, as in `TRACING_PROFILING`, if they are known.
+    // Not an empty text: all of those count their uses in one place, which each verdict would write.
+    pub rule: Option<Arc<str>>,
     /// Whether it was open when it was kept.
     pub is_open: bool,
     /// Where its time went.

@@ -124,7 +124,8 @@ const whole = (entry) => ({
   off_cpu_ms: entry.off_cpu_ms ?? 0,
   idle_ms: entry.idle_ms ?? 0,
   await_ms: entry.await_ms ?? 0,
-  scheduling_delay_ms: entry.scheduling_delay_ms ?? 0,
+  // Reports of earlier versions have the second name.
+  scheduling_delay_ms: entry.scheduling_delay_ms ?? entry.delay_ms ?? 0,
   other_spans_ms: entry.other_spans_ms ?? 0,
 });
 function takeList(list) {

@@ -57,6 +57,21 @@ pub enum Condition {
     Open(Duration),
 }
 
+impl Condition {
+    /// Whether it can be met: its measure has a condition, and its threshold is of the measure's unit.
+    pub(crate) fn is_possible(self) -> bool {
+        let Self::Above(measure, threshold) = self else { return true };
+        let is_of_unit = match threshold {
+            Threshold::Time(_) => measure.unit() == Unit::Nanoseconds,
+            Threshold::Percent(_) => {
+                measure.unit() == Unit::Nanoseconds && measure != Measure::Wall
+            }
+            Threshold::Number(_) => measure.unit() != Unit::Nanoseconds,
+        };
+        is_of_unit && !measure.row().condition.is_empty()
+    }
+}
+
 /// What a measure is compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]

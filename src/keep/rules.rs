@@ -259,6 +259,19 @@ impl Rules {
         Self(rules.into_iter().collect())
     }
 
+    /// An error if a condition can never be met.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let mut conditions = self.iter().flat_map(|rule| rule.keep.conditions());
+        match conditions.find(|condition| !condition.is_possible()) {
+            None => Ok(()),
+            Some(condition) => Err(Error::setting(
+                "Condition::Above",
+                &format!("{condition:?}"),
+                "a measure that has a condition, and a threshold in its unit",
+            )),
+        }
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Rule> {
         self.0.iter()
     }
@@ -331,7 +344,9 @@ mod tests {
 
     use std::time::Duration;
 
+    use super::super::{Condition, Threshold};
     use super::*;
+    use crate::facts::Measure;
 
     fn metadata<'a>(target: &'a str, name: &'static str) -> Metadata<'a> {
         let span = tracing::subscriber::with_default(tracing_subscriber::registry(), || {
@@ -348,6 +363,33 @@ mod tests {
         let metadata = metadata(target, name);
         let first = rules.candidates(&metadata).into_iter().next()?;
         rules.0.iter().position(|rule| std::ptr::eq(rule, first))
+    }
+
+    #[test]
+    fn conditions_that_can_never_be_met_are_errors() {
+        let (second, number) = (Threshold::Time(Duration::from_secs(1)), Threshold::Number(7));
+        let check = |measure, threshold| {
+            let keep = Keep::slower_than(Duration::ZERO).or(Condition::Above(measure, threshold));
+            Rules::new([Rule::for_all(keep)]).check()
+        };
+        for (measure, threshold) in [
+            (Measure::Wall, second),
+            (Measure::OffCpu, Threshold::Percent(50)),
+            (Measure::Allocated, number),
+        ] {
+            assert!(check(measure, threshold).is_ok(), "{measure:?}");
+        }
+        for (measure, threshold) in [
+            (Measure::Busy, second),
+            (Measure::OwnAllocated, number),
+            (Measure::Wall, number),
+            (Measure::Wall, Threshold::Percent(50)),
+            (Measure::Allocated, Threshold::Percent(50)),
+            (Measure::Allocated, second),
+        ] {
+            let error = check(measure, threshold).unwrap_err().to_string();
+            assert!(error.starts_with("Condition::Above is `Above("), "{error}");
+        }
     }
 
     #[test]

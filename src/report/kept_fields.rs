@@ -89,7 +89,7 @@ impl Fields {
         fields.set("fields", (!others.is_empty()).then(|| others.join(" ")));
         fields.set("reason", Some(display(facts.reasons)));
         fields.set("open", facts.is_open.then_some(true));
-        fields.set("rule", (!facts.rule.is_empty()).then(|| facts.rule.to_string()));
+        fields.set("rule", facts.rule.as_ref().map(ToString::to_string));
         for measure in Measure::ALL {
             let value = measure.notable(facts);
             match measure.unit() {

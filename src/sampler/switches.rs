@@ -50,7 +50,10 @@ impl SwitchRing {
 
     pub(crate) fn start(&self) -> Result<(), WhyRefused> {
         // What happened while it was paused has no record.
-        self.read.lock().preempted_at = None;
+        self.read();
+        if let Some(mut read) = self.read.try_lock() {
+            read.preempted_at = None;
+        }
         self.ring.start()
     }
 

@@ -172,7 +172,7 @@ impl std::ops::AddAssign for Lost {
 
 /// The approximate memory of a span without its samples, and of a kind of samples without them.
 pub(crate) const BYTES_A_SPAN: usize = size_of::<SpanSamples>() + 64;
-const BYTES_A_KIND: usize = 2 * size_of::<OfKind>();
+const BYTES_A_KIND: usize = 4 * size_of::<OfKind>();
 
 impl SpanSamples {
     pub(crate) fn new(round: u64) -> Self {

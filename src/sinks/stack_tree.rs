@@ -135,8 +135,7 @@ impl<F: Copy + Eq + Hash> StackTree<F> {
 
     /// The approximate memory use.
     pub(crate) fn bytes(&self) -> usize {
-        let runs = self.runs.len() - self.free.len();
-        runs * Self::BYTES_A_RUN + self.frames * size_of::<F>()
+        self.runs.len() * Self::BYTES_A_RUN + self.frames * size_of::<F>()
     }
 
     fn run(&self, stack: StoredStack) -> Option<&Run<F>> {

@@ -135,7 +135,9 @@ impl Store {
     pub(crate) fn charge_refused(&mut self) {
         for refused in self.refused.values_mut() {
             let root = refused.known.and_then(|known| self.spans.get_mut(&known.root));
-            if let Some(root) = root {
+            if let Some(root) = root
+                && refused.lost != Lost::default()
+            {
                 let lost = std::mem::take(&mut refused.lost);
                 root.of_kind(SampleKind::OnCpu, &mut self.bytes).lost += lost;
             }

@@ -42,7 +42,10 @@ pub(super) fn write(
         data.member("resource", Array(|| context.resource.attributes()))?;
         let attributes = || profile.attributes.iter().map(|a| (a.key, &a.value));
         data.member("attributes", Array(attributes))?;
-        data.member("rule", profile.spans.first().map_or("", |span| &*span.rule))?;
+        data.member(
+            "rule",
+            profile.spans.first().and_then(|span| span.rule.as_deref()).unwrap_or_default(),
+        )?;
         data.member("losses", Array(|| profile.losses.iter()))?;
         data.member("notes", Array(|| profile.notes.iter()))?;
         data.member("period", Plain(profile.period_ns))?;
@@ -105,7 +108,7 @@ impl Json for KeptRow<'_> {
                 Array(|| span.fields.iter().map(|(name, value)| (*name, value))),
             )?;
             kept.member("reasons", span.reasons.to_string())?;
-            kept.member("rule", &*span.rule)?;
+            kept.member("rule", span.rule.as_deref().unwrap_or_default())?;
             kept.member("open", Plain(span.is_open))?;
             kept.member("topmost", Plain(span.is_topmost))?;
             kept.member("start", Plain(since_start(profile, span.start_unix_ns)))?;

@@ -55,7 +55,7 @@ impl KeptSummary<'_> {
                 facts.fields.iter().try_for_each(|(name, value)| fields.member(name, value))
             })?;
             summary.member("reasons", facts.reasons.to_string())?;
-            summary.member("rule", &*facts.rule)?;
+            summary.member("rule", facts.rule.as_deref().unwrap_or_default())?;
             summary.member("time", time(facts.start().unwrap_or(UNIX_EPOCH)))?;
             for measure in Measure::ALL {
                 match facts.get(*measure) {
