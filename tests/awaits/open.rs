@@ -68,7 +68,7 @@ fn open_spans_are_listed_with_where_they_are() {
 
 #[test]
 fn a_snapshot_of_an_open_span_has_what_it_awaits_now() {
-    let setup = Setup::new("open>20ms");
+    let setup = Setup::new("open>500ms");
     setup.run(|| {
         let (task, event) = (Arc::new(Task::default()), Event::default());
         let mut future =
