@@ -11,14 +11,14 @@
 mod support;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, Mutex, OnceLock};
 use std::time::Duration;
 
 use support::Nanos as _;
 use support::{HAS_STACKS, PLENTY, Setup, burn, functions, has_perf, points_in, taken};
 use tracing::{Level, info_span};
 use tracing_profiling::export::{ExportError, Exported, Exporter, Memory};
-use tracing_profiling::{Measure, NoProfile, Profile, Reason, Source};
+use tracing_profiling::{FlushError, Handle, Measure, NoProfile, Profile, Reason, Source};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -801,6 +801,45 @@ fn nothing_is_profiled_after_shutdown() {
     });
     setup.handle.flush(PLENTY).unwrap();
     assert_eq!(setup.kept_names(), [["before"]]);
+}
+
+/// Ends profiling from inside of an export.
+struct EndsProfiling {
+    handle: Arc<OnceLock<Handle>>,
+    result: Arc<Mutex<Option<Result<(), FlushError>>>>,
+    memory: Memory,
+}
+
+impl Exporter for EndsProfiling {
+    fn export(&mut self, profile: &Profile) -> Result<Exported, ExportError> {
+        *self.result.lock().unwrap() = self.handle.get().map(|handle| handle.shutdown(PLENTY));
+        self.memory.export(profile)
+    }
+}
+
+#[test]
+fn a_shutdown_on_a_thread_of_the_layer_ends_profiling_without_waiting_for_itself() {
+    let (handle, result, memory) = (Arc::default(), Arc::default(), Memory::new());
+    let ends = EndsProfiling {
+        handle: Arc::clone(&handle),
+        result: Arc::clone(&result),
+        memory: memory.clone(),
+    };
+    let setup = Setup::with("0ms", |builder| builder.exporter(ends));
+    handle.set(setup.handle.clone()).unwrap();
+    if !HAS_STACKS {
+        return;
+    }
+    tracing::dispatcher::with_default(&setup.dispatch, || {
+        info_span!("kept").in_scope(|| burn(60 * MS));
+    });
+    let start = std::time::Instant::now();
+    // The export that was under way is not lost.
+    while setup.handle.is_enabled() || memory.profiles().is_empty() {
+        assert!(start.elapsed() < PLENTY);
+        std::thread::sleep(MS);
+    }
+    assert_eq!(*result.lock().unwrap(), Some(Err(FlushError::OwnThread)));
 }
 
 #[test]

@@ -163,3 +163,34 @@ pub(crate) fn switches_between(from: u64, to: u64) -> (u64, u64) {
 const SWITCH_RECORD: u64 = 16;
 /// No record of this ring is longer.
 const LONGEST_RECORD: u64 = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ring() -> Option<SwitchRing> {
+        PerfRing::scripted(1 << 12).ok().map(SwitchRing::new)
+    }
+
+    fn write(ring: &SwitchRing, misc: u64, time_ns: u64) {
+        assert!(ring.write_scripted(&[14 | misc << 32 | 16 << 48, time_ns]));
+    }
+
+    const IN: u64 = 0;
+    const PREEMPTED: u64 = 1 << 13 | 1 << 14;
+
+    #[test]
+    fn a_pause_is_no_preemption() {
+        let Some(ring) = ring() else { return };
+        write(&ring, PREEMPTED, 100);
+        write(&ring, IN, 130);
+        write(&ring, PREEMPTED, 200);
+        // Paused: when the thread was switched in was not recorded.
+        ring.start().unwrap();
+        write(&ring, IN, 9_000);
+        write(&ring, PREEMPTED, 10_000);
+        write(&ring, IN, 10_005);
+        // Each call adds one.
+        assert_eq!([ring.preempted_ns(), ring.preempted_ns()], [30 + 5 + 1, 30 + 5 + 2]);
+    }
+}
