@@ -29,7 +29,7 @@ pub use otlp::otlp;
 #[cfg(feature = "_otlp")]
 pub(crate) use otlp::otlp_message;
 #[cfg(feature = "pprof")]
-pub use pprof::pprof;
+pub use pprof::{pprof, pprof_of_threads};
 #[cfg(all(feature = "axum", feature = "pprof"))]
 pub(crate) use pprof::pprof_showing;
 
