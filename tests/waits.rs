@@ -6,6 +6,8 @@
 #[path = "support/sleeps.rs"]
 mod sleeps;
 mod support;
+#[path = "waits/threads.rs"]
+mod threads;
 
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
