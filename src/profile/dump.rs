@@ -96,13 +96,13 @@ impl ThreadDump {
             let (blocked_in, stack) =
                 (stacks.blocked_in(sample), stacks.calls_in_words(sample.stack));
             for point in &sample.points {
-                let Some(thread) = number(point.time_unix_ns).and_then(|it| threads.get_mut(it))
-                else {
-                    continue;
-                };
-                thread.stack.clone_from(&stack);
-                if thread.activity != ThreadActivity::Running {
-                    thread.blocked_in = blocked_in.map(str::to_owned);
+                if let Some(place) = number(point.time_unix_ns)
+                    && let Some(thread) = threads.get_mut(place)
+                {
+                    thread.stack.clone_from(&stack);
+                    if thread.activity != ThreadActivity::Running {
+                        thread.blocked_in = blocked_in.map(str::to_owned);
+                    }
                 }
             }
         }
