@@ -128,6 +128,9 @@ impl Handle {
     /// [`Builder::stack_bytes`](crate::Builder::stack_bytes). Inspecting takes at most a second; reading symbols comes
     /// after that.
     ///
+    /// If the executor that serves the routes of `Handle::router` hangs, they do not answer: call this on a thread of its
+    /// own, such as one that waits for a signal.
+    ///
     /// `None` if the layer is off or was dropped, if its threads do not answer in 30 seconds, on these threads, and where
     /// the system does not list the threads of a process.
     pub fn threads(&self) -> Option<ThreadDump> {
