@@ -72,13 +72,23 @@ pub(crate) fn thread_and_state(tid: u32) -> io::Result<(OsThread, u8)> {
     let length = open(tid, "stat")?.read(&mut bytes)?;
     let found = bytes.get(..length).and_then(name_and_state_in);
     let (name, state) = found.ok_or(io::ErrorKind::InvalidData)?;
-    Ok((OsThread::new(tid, name), state))
+    Ok((OsThread::new(tid, &name), state))
 }
 
-fn name_and_state_in(stat: &[u8]) -> Option<(&[u8], u8)> {
+fn name_and_state_in(stat: &[u8]) -> Option<(Vec<u8>, u8)> {
     let start = stat.iter().position(|byte| *byte == b'(')? + 1;
     let end = stat.iter().rposition(|byte| *byte == b')')?;
-    Some((stat.get(start..end)?, *after_name(stat)?.first()?))
+    Some((unescaped(stat.get(start..end)?), *after_name(stat)?.first()?))
+}
+
+/// The kernel escapes newlines and backslashes.
+fn unescaped(name: &[u8]) -> Vec<u8> {
+    let mut bytes = name.iter().copied();
+    let next = || match bytes.next()? {
+        b'\\' => bytes.next().map(|byte| if byte == b'n' { b'\n' } else { byte }),
+        byte => Some(byte),
+    };
+    std::iter::from_fn(next).collect()
 }
 
 /// The ids of all threads of this process.
@@ -182,6 +192,22 @@ fn call(number: i64, [first, second, ..]: [u64; 6]) -> Call {
         libc::SYS_openat => named(&"open"),
         libc::SYS_flock => named(&"file lock"),
         libc::SYS_io_uring_enter => named(&"io_uring"),
+        libc::SYS_rt_sigtimedwait => named(&"sigwait"),
+        libc::SYS_rt_sigsuspend => named(&"sigsuspend"),
+        libc::SYS_clone | libc::SYS_clone3 => named(&"clone"),
+        libc::SYS_mmap => named(&"mmap"),
+        libc::SYS_munmap => named(&"munmap"),
+        libc::SYS_mprotect => named(&"mprotect"),
+        libc::SYS_madvise => named(&"madvise"),
+        libc::SYS_close => named(&"close"),
+        libc::SYS_fcntl => named(&"fcntl"),
+        libc::SYS_statx | libc::SYS_newfstatat => named(&"stat"),
+        libc::SYS_getdents64 => named(&"getdents"),
+        libc::SYS_unlinkat => named(&"unlink"),
+        libc::SYS_renameat | libc::SYS_renameat2 => named(&"rename"),
+        libc::SYS_ftruncate => named(&"truncate"),
+        libc::SYS_fallocate => named(&"fallocate"),
+        libc::SYS_sendfile => named(&"sendfile"),
         _ => by_old_number(number).map_or(Call::Numbered(number), named),
     }
 }
@@ -195,6 +221,10 @@ fn by_old_number(number: i64) -> Option<&'static &'static str> {
         libc::SYS_select => Some(&"select"),
         libc::SYS_open => Some(&"open"),
         libc::SYS_pause => Some(&"pause"),
+        libc::SYS_vfork => Some(&"vfork"),
+        libc::SYS_stat | libc::SYS_lstat => Some(&"stat"),
+        libc::SYS_unlink => Some(&"unlink"),
+        libc::SYS_rename => Some(&"rename"),
         _ => None,
     }
 }
@@ -291,11 +321,13 @@ mod tests {
             ("7 (worker) R 1 7 7 0", Some(("worker", b'R'))),
             ("7 (a) R (b)) D 1 7", Some(("a) R (b)", b'D'))),
             ("7 () S 1 7", Some(("", b'S'))),
+            (r"7 (a\nb\\n) S 1 7", Some(("a\nb\\n", b'S'))),
             ("7 )( S 1 7", None),
             ("7 (cut)", None),
             ("", None),
         ] {
-            let expected = expected.map(|(name, state): (&str, u8)| (name.as_bytes(), state));
+            let expected =
+                expected.map(|(name, state): (&str, u8)| (name.as_bytes().to_vec(), state));
             assert_eq!(name_and_state_in(stat.as_bytes()), expected, "{stat}");
         }
         let listed = std::thread::Builder::new().name("is listed".to_owned()).spawn(|| {
