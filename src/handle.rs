@@ -123,10 +123,10 @@ impl Handle {
     /// it is blocked in, its stack, and the profiled spans that it is in. `println!("{dump}")` prints all of it;
     /// [`encode::pprof_of_threads`](crate::encode::pprof_of_threads) writes it for `go tool pprof`.
     ///
-    /// The threads are not stopped, and each is inspected at another moment. A thread that runs has no stack, even if it
-    /// is inspected several times. That of a blocked one is complete up to
-    /// [`Builder::stack_bytes`](crate::Builder::stack_bytes). Inspecting takes at most a second; reading symbols comes
-    /// after that.
+    /// The threads are not stopped, and each is inspected at another moment, several times if it runs. One that still runs
+    /// has the stack of its newest sample, if it is in a span that is sampled, or none. The stack of a blocked one is
+    /// complete up to [`Builder::stack_bytes`](crate::Builder::stack_bytes). Inspecting takes at most two seconds of CPU time
+    /// and five seconds; threads that were not reached are counted. Reading symbols comes after that.
     ///
     /// If the executor that serves the routes of `Handle::router` hangs, they do not answer: call this on a thread of its
     /// own, such as one that waits for a signal.

@@ -125,7 +125,7 @@ impl Collector {
 
     /// Runs rounds until there is no more work. Returns at the end the callers that wait for it.
     pub(crate) fn do_rounds(&mut self) -> Option<Vec<FlushRequest>> {
-        let mut scans: VecDeque<ThreadScan> = VecDeque::new();
+        let (mut dumps, mut scan) = (VecDeque::new(), None);
         loop {
             let (asked, again) = self.do_round();
             let Self { engine, intake, threads, output, .. } = self;
@@ -135,19 +135,23 @@ impl Collector {
             for request in asked.heaps {
                 output.send_heap(&engine.callsites, intake, request);
             }
-            let dumps = asked.dumps.into_iter();
-            scans.extend(dumps.filter_map(|reply| ThreadScan::begin(threads, reply)));
-            if let Some(scan) = scans.front_mut()
-                && scan.step(engine, intake, threads)
-                && let Some(complete) = scans.pop_front()
-            {
-                output.send(complete.finish(engine, intake));
+            dumps.extend(asked.dumps);
+            let next = || ThreadScan::begin(threads, dumps.pop_front()?);
+            if let Some(mut begun) = scan.take().or_else(next) {
+                match begun.step(engine, intake, threads) {
+                    true => output.send(begun.finish(engine, intake)),
+                    false => scan = Some(begun),
+                }
+                // Waits are found in the meantime, too.
+                if threads.must_scan() {
+                    threads.scan(intake, engine.callsites.least_age());
+                }
             }
             if asked.end {
                 return Some(asked.acknowledge);
             }
             asked.acknowledge.into_iter().for_each(|waiting| output.send(Job::Done(waiting)));
-            if !again && scans.is_empty() {
+            if !again && scan.is_none() && dumps.is_empty() {
                 return None;
             }
         }

@@ -31,8 +31,8 @@ pub(crate) fn pprof_showing(profile: &Profile, shown: Option<SampleKind>) -> Vec
 }
 
 /// Encodes a dump of all threads as a gzipped pprof file, with one sample for each thread. Its value is 1, and its labels are
-/// `thread` (the name), `tid`, `state`, and `span_name`, if it is in a profiled span. Where a thread is blocked is its
-/// innermost frame.
+/// `thread` (the name), `tid`, `state`, `span_name`, if it is in a profiled span, and `stack_age`, if it runs and has the
+/// stack of its newest sample. What a thread is blocked in is its innermost frame.
 pub fn pprof_of_threads(dump: &ThreadDump) -> Vec<u8> {
     compressed(&Encoder::new(dump.stacks()).encode_threads(dump))
 }
@@ -153,10 +153,11 @@ impl<'a> Encoder<'a> {
             self.mapping(program);
         }
         for (thread, sample) in dump.with_stacks() {
-            let DumpedThread { name, tid, activity, spans, .. } = thread;
+            let DumpedThread { name, tid, activity, spans, stack_age, .. } = thread;
             let mut label = vec![self.label("thread", name), self.label("tid", &tid.to_string())];
             label.push(self.label("state", activity.as_str()));
             label.extend(spans.last().map(|span| self.label("span_name", span)));
+            label.extend(stack_age.map(|age| self.label("stack_age", &format!("{age:.1?}"))));
             let (location_id, value) = (self.frames(sample), vec![1]);
             self.message.sample.push(proto::Sample { location_id, value, label });
         }
@@ -427,7 +428,8 @@ mod tests {
             activity: ThreadActivity::Blocked,
             blocked_in: None,
             spans: spans.iter().map(|span| (*span).to_owned()).collect(),
-            stack: Vec::new(),
+            stack: [].into(),
+            stack_age: (tid == 8).then_some(std::time::Duration::from_millis(12)),
         };
         let threads = vec![thread("one", 7, &["request", "query"]), thread("two", 8, &[])];
         let message = decoded(&pprof_of_threads(&ThreadDump::new(threads, stacks)));
@@ -443,7 +445,7 @@ mod tests {
             samples.collect::<Vec<_>>(),
             [
                 (vec![1], vec![("thread", "one"), ("tid", "7"), blocked, ("span_name", "query")]),
-                (vec![1], vec![("thread", "two"), ("tid", "8"), blocked]),
+                (vec![1], vec![("thread", "two"), ("tid", "8"), blocked, ("stack_age", "12.0ms")]),
             ]
         );
         let frames = message.sample[0].location_id.iter().map(|id| {

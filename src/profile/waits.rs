@@ -169,7 +169,7 @@ impl Profile {
     }
 
     /// What a thread was blocked in, or why that is not known; `None` if nothing is known of the wait but its length.
-    pub(super) fn blocked_in(&self, sample: &Sample) -> Option<&str> {
+    fn blocked_in(&self, sample: &Sample) -> Option<&str> {
         match self.leaf(sample.leaf)? {
             Leaf::Blocked(call) if !call.is_empty() => Some(call),
             Leaf::Unknown(why) => Some(why),

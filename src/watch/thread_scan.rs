@@ -13,15 +13,19 @@ use crate::intake::Intake;
 use crate::profile::{DumpedThread, ProfileId, SampleKind, ThreadActivity, ThreadDump};
 use crate::publish::{Job, Question};
 use crate::sampler::ThreadShared;
-use crate::sinks::{Stack, StackLeaf};
+use crate::sinks::{Stack, StackEntry, StackLeaf, StackTree, Store, StoredSample, StoredStack};
 use crate::span::{RegistryId, SpanKey};
 use crate::sys::{self, Blocked, Call, OsThread};
 use crate::text::beginning;
 use crate::threads::{SampledThread, Threads};
 use crate::unwind::UnwindEnd;
 
-/// Threads that were not reached by then are left out.
-const LONGEST: Duration = Duration::from_millis(800);
+/// Threads that were not reached within this CPU time are left out: there are more than ten thousands.
+const MOST_CPU: Duration = Duration::from_secs(2);
+/// The same for the wall time, of a machine that is busy.
+const LONGEST: Duration = Duration::from_secs(5);
+/// The memory for stacks. Further threads have none.
+const MOST_BYTES: usize = 4 << 20;
 /// Rings are read after each step, so that none is full.
 const STEP: Duration = Duration::from_millis(5);
 /// How often a thread is inspected that runs.
@@ -34,7 +38,9 @@ const PAUSE: Duration = Duration::from_millis(1);
 pub(crate) struct ThreadScan {
     left: VecDeque<LeftThread>,
     found: Vec<FoundThread>,
-    deadline: Instant,
+    stacks: StackTree<StackEntry>,
+    begun: Instant,
+    cpu_left: Duration,
     reply: Question<Option<ThreadDump>>,
 }
 
@@ -54,7 +60,10 @@ struct FoundThread {
     span: Option<SpanKey>,
     /// The names of that span and of those around it, the outermost first.
     spans: Vec<String>,
-    stack: Stack,
+    /// `None` if there was no memory for it.
+    stack: Option<StoredStack>,
+    /// How long ago it was in that stack, if that is of a sample.
+    stack_age: Option<Duration>,
 }
 
 impl ThreadScan {
@@ -69,14 +78,15 @@ impl ThreadScan {
             sampled(threads).filter(|it| it.span().is_some()).map(ThreadShared::tid).collect();
         tids.sort_by_key(|tid| !in_spans.contains(tid));
         let left = tids.into_iter().map(|tid| LeftThread { tid, tries: 0, last: None });
-        let deadline = Instant::now() + LONGEST;
-        Some(Self { left: left.collect(), found: Vec::new(), deadline, reply })
+        let (left, found, stacks) = (left.collect(), Vec::new(), StackTree::default());
+        Some(Self { left, found, stacks, begun: Instant::now(), cpu_left: MOST_CPU, reply })
     }
 
     /// Inspects some threads. Returns whether that was all.
     pub(crate) fn step(&mut self, engine: &Engine, intake: &mut Intake, threads: &Threads) -> bool {
         // The system calls that follow are unusual, and this thread may have a filter by now.
         sys::read_filters();
+        let cpu_before = sys::thread_cpu_ns();
         let by_tid: HashMap<u32, &ThreadShared> =
             sampled(threads).map(|thread| (thread.tid(), thread)).collect();
         if self.left.iter().all(|left| left.tries > 0) {
@@ -87,32 +97,63 @@ impl ThreadScan {
         while Instant::now() < until
             && let Some(LeftThread { tid, tries, .. }) = self.left.pop_front()
         {
-            if let Some(found) = inspect(intake, by_tid.get(&tid).copied(), tid) {
-                inspected.push((tries + 1, found));
+            if let Some((found, stack)) = inspect(intake, by_tid.get(&tid).copied(), tid) {
+                inspected.push((tries + 1, found, stack));
             }
         }
-        name_spans(engine, inspected.iter_mut().map(|(_, found)| found));
-        for (tries, found) in inspected {
+        name_spans(engine, inspected.iter_mut().map(|(_, found, _)| found));
+        for (tries, found, stack) in inspected {
             if found.activity == ThreadActivity::Running && tries < MOST_TRIES {
                 let tid = found.thread.tid;
                 self.left.push_back(LeftThread { tid, tries, last: Some(found) });
             } else {
-                self.found.push(found);
+                self.add(intake, found, &stack);
             }
         }
-        self.left.is_empty() || Instant::now() >= self.deadline
+        let spent =
+            sys::thread_cpu_ns().zip(cpu_before).map(|(now, then)| now.saturating_sub(then));
+        self.cpu_left = self.cpu_left.saturating_sub(spent.map_or(STEP, Duration::from_nanos));
+        self.left.is_empty() || self.cpu_left.is_zero() || self.begun.elapsed() >= LONGEST
+    }
+
+    /// Adds a thread with its stack. One that runs has that of its newest sample, if it has any.
+    fn add(&mut self, intake: &Intake, mut found: FoundThread, stack: &Stack) {
+        let left = MOST_BYTES.saturating_sub(self.stacks.bytes());
+        let store = &intake.sinks.store;
+        let runs = found.activity == ThreadActivity::Running;
+        let sample = found.span.filter(|_| runs);
+        let sample = sample.and_then(|span| newest_sample(store, span, found.thread.tid));
+        found.stack = match sample {
+            Some(sample) => {
+                let age_ns = intake.now_ns().saturating_sub(sample.time_ns);
+                found.stack_age = Some(Duration::from_nanos(age_ns));
+                let entries: Vec<_> = store.tables.stacks.frames(sample.stack).collect();
+                self.stacks.add_within(entries.into_iter(), left)
+            }
+            None => self.stacks.add_within(stack.entries(), left),
+        };
+        self.found.push(found);
     }
 
     /// The dump, for symbolization.
-    pub(crate) fn finish(self, engine: &Engine, intake: &Intake) -> Job {
-        let Self { left, mut found, reply, .. } = self;
-        let left_out = left.iter().filter(|left| left.last.is_none()).count();
-        found.extend(left.into_iter().filter_map(|left| left.last));
+    pub(crate) fn finish(mut self, engine: &Engine, intake: &Intake) -> Job {
+        let mut left_out = 0;
+        let running = Stack { waited: Some(StackLeaf::Running), ..Stack::new() };
+        for left in std::mem::take(&mut self.left) {
+            match left.last {
+                Some(found) => self.add(intake, found, &running),
+                None => left_out += 1,
+            }
+        }
+        let Self { mut found, stacks: tree, reply, .. } = self;
         found.sort_by_key(|found| (found.spans.is_empty(), found.thread.tid));
-        let stacks = found
-            .iter()
-            .zip(0..)
-            .map(|(found, number)| (found.stack.entries(), number, vec![(SampleKind::OffCpu, 1)]));
+        let stacks = found.iter().zip(0..).map(|(found, number)| {
+            let entries: Vec<_> = match found.stack {
+                Some(stack) => tree.frames(stack).collect(),
+                None => vec![StackEntry::StackLeaf(StackLeaf::OtherStacks)],
+            };
+            (entries.into_iter(), number, vec![(SampleKind::OffCpu, 1)])
+        });
         let inputs = ProfileInputs::new(&engine.callsites, &intake.sinks.store, &intake.unwinder);
         let (stacks, modules) = inputs.profile_of_stacks(ProfileId::NONE, stacks);
         let threads = found.into_iter().map(|found| DumpedThread {
@@ -121,7 +162,8 @@ impl ThreadScan {
             activity: found.activity,
             blocked_in: None,
             spans: found.spans,
-            stack: Vec::new(),
+            stack: [].into(),
+            stack_age: found.stack_age,
         });
         let mut dump = ThreadDump::new(threads.collect(), stacks);
         (dump.left_out, dump.awaiting) = (left_out, engine.awaits.count_pending());
@@ -139,8 +181,22 @@ fn sampled(threads: &Threads) -> impl Iterator<Item = &ThreadShared> {
     all.filter(|thread| !thread.is_over())
 }
 
+/// The newest sample of a thread in a span that it is in, or in one around that.
+fn newest_sample(store: &Store, span: SpanKey, tid: u32) -> Option<StoredSample> {
+    let of_thread = |span| {
+        let samples = store.get(span)?.samples(SampleKind::OnCpu).iter().copied();
+        samples.rev().find(|it| store.tables.thread(it).is_some_and(|thread| thread.tid == tid))
+    };
+    let spans = std::iter::once(span).chain(store.ancestors(span));
+    spans.filter_map(of_thread).max_by_key(|sample| sample.time_ns)
+}
+
 /// Where a thread is; `None` if it has ended.
-fn inspect(intake: &mut Intake, shared: Option<&ThreadShared>, tid: u32) -> Option<FoundThread> {
+fn inspect(
+    intake: &mut Intake,
+    shared: Option<&ThreadShared>,
+    tid: u32,
+) -> Option<(FoundThread, Stack)> {
     let before = sys::cpu_ns_of(tid);
     let (thread, state) = sys::thread_and_state(tid).ok()?;
     let span = shared.and_then(ThreadShared::span);
@@ -182,7 +238,8 @@ fn inspect(intake: &mut Intake, shared: Option<&ThreadShared>, tid: u32) -> Opti
     if activity == ThreadActivity::Running {
         stack.waited = Some(StackLeaf::Running);
     }
-    Some(FoundThread { thread, activity, span, spans: Vec::new(), stack })
+    let spans = Vec::new();
+    Some((FoundThread { thread, activity, span, spans, stack: None, stack_age: None }, stack))
 }
 
 /// Names the spans that threads are in, as far as these are still open.

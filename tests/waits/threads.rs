@@ -1,14 +1,17 @@
 //! The dump of all threads.
 
+#![allow(unsafe_code, reason = "starts a process that shares its memory")]
+
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Barrier, Mutex};
+use std::sync::{Barrier, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use tracing::info_span;
-use tracing_profiling::{DumpedThread, ThreadActivity, ThreadDump};
+use tracing_profiling::{Builder, DumpedThread, Handle, ThreadActivity, ThreadDump};
 
 use crate::support::{PLENTY, Setup, is_child, run_child};
+use crate::{Shown, sources};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -118,14 +121,23 @@ fn a_thread_that_runs_is_listed_without_a_stack() {
         while !runs.load(Ordering::Relaxed) {
             thread::yield_now();
         }
-        let dump = setup.handle.threads();
+        // There may be many threads, of other tests.
+        let start = Instant::now();
+        let dump = loop {
+            let dump = setup.handle.threads();
+            let mut found = dump.iter().flat_map(ThreadDump::threads);
+            if found.any(|it| it.name == "spins") || start.elapsed() >= PLENTY {
+                break dump;
+            }
+        };
         is_over.store(true, Ordering::Relaxed);
         dump.unwrap()
     });
     let spins = find(&dump, "spins");
     assert_eq!(spins.activity, ThreadActivity::Running);
     assert!(spins.stack.is_empty() && spins.blocked_in.is_none() && spins.spans.is_empty());
-    let heading = format!("\n`spins`, thread {}: running\n", spins.tid);
+    assert_eq!(spins.stack_age, None);
+    let heading = format!("\n`spins`, thread {}: running, stack not known\n", spins.tid);
     assert!(dump.to_string().contains(&heading), "{dump}");
 }
 
@@ -155,4 +167,176 @@ fn a_thousand_threads_are_listed() {
     });
     let many = dump.threads().iter().filter(|thread| thread.name == "many").count();
     assert!(many + dump.left_out >= MANY, "{many} of {MANY}, {} left out", dump.left_out);
+    assert_eq!(dump.to_string().matches("\n`many`, thread ").count(), many);
+}
+
+#[inline(never)]
+fn spins_in_a_span(is_over: &AtomicBool) {
+    while !is_over.load(Ordering::Relaxed) {
+        std::hint::spin_loop();
+    }
+}
+
+#[test]
+fn a_thread_that_runs_in_a_span_has_the_stack_of_its_newest_sample() {
+    for source in sources() {
+        let builder = |builder: Builder| builder.source(source).sampling_delay(Duration::ZERO);
+        let setup = Setup::with("1h", builder);
+        let is_over = AtomicBool::new(false);
+        let dump = thread::scope(|scope| {
+            let spin = || {
+                setup.run(|| {
+                    info_span!("request").in_scope(|| {
+                        info_span!("busy").in_scope(|| spins_in_a_span(&is_over));
+                    });
+                });
+            };
+            thread::Builder::new().name("spins".to_owned()).spawn_scoped(scope, spin).unwrap();
+            let start = Instant::now();
+            let found = loop {
+                let dump = setup.handle.threads().unwrap();
+                let mut threads = dump.threads().iter();
+                if threads.any(|it| it.name == "spins" && !it.stack.is_empty()) {
+                    break Ok(dump);
+                }
+                if start.elapsed() >= PLENTY {
+                    break Err(dump);
+                }
+                thread::sleep(MS);
+            };
+            is_over.store(true, Ordering::Relaxed);
+            found.unwrap()
+        });
+        let spins = find(&dump, "spins");
+        assert_eq!((spins.activity, &spins.blocked_in), (ThreadActivity::Running, &None), "{dump}");
+        assert_eq!(spins.spans, ["request", "busy"]);
+        assert!(spins.stack.iter().any(|line| line.contains("spins_in_a_span")), "{dump}");
+        let age = spins.stack_age.unwrap();
+        let heading = format!("running, {age:.1?} ago in this stack, in the span request > busy\n");
+        assert!(dump.to_string().contains(&heading), "{dump}");
+    }
+}
+
+/// In the kernel's state D, in which no signal reaches it.
+#[test]
+fn a_thread_that_cannot_be_interrupted_is_listed_as_such() {
+    static IS_OVER: AtomicBool = AtomicBool::new(false);
+    let setup = Setup::new("1h");
+    let dump = thread::scope(|scope| {
+        let fork = || {
+            // SAFETY: the child makes two system calls and reads a static until it exits; it does not return from here.
+            unsafe {
+                #[allow(deprecated, reason = "it is the state that is wanted")]
+                if libc::vfork() == 0 {
+                    while !IS_OVER.load(Ordering::Relaxed) {
+                        libc::usleep(1_000);
+                    }
+                    libc::_exit(0);
+                }
+            }
+        };
+        thread::Builder::new().name("forks".to_owned()).spawn_scoped(scope, fork).unwrap();
+        let start = Instant::now();
+        let found = loop {
+            let dump = setup.handle.threads().unwrap();
+            let threads = dump.threads().iter().find(|it| it.name == "forks");
+            if threads.is_some_and(|it| it.activity == ThreadActivity::Uninterruptible) {
+                break Ok(dump);
+            }
+            if start.elapsed() >= PLENTY {
+                break Err(dump);
+            }
+            thread::sleep(MS);
+        };
+        IS_OVER.store(true, Ordering::Relaxed);
+        found.unwrap()
+    });
+    let call = find(&dump, "forks").blocked_in.as_deref();
+    assert!(matches!(call, Some("vfork" | "clone")), "{call:?}");
+}
+
+/// `/proc` and names are read while they change.
+#[test]
+fn threads_that_start_and_end_during_a_dump_do_no_harm() {
+    let setup = Setup::new("1h");
+    let is_over = AtomicBool::new(false);
+    let (release, waits) = mpsc::channel::<()>();
+    thread::scope(|scope| {
+        let name = c"a\nb \xff) R (";
+        let wait = move || {
+            rustix::thread::set_name(name).unwrap();
+            _ = waits.recv();
+        };
+        scope.spawn(wait);
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                thread::spawn(|| ()).join().unwrap();
+            }
+        });
+        let start = Instant::now();
+        let mut complete = 0;
+        while complete < 20 && start.elapsed() < PLENTY {
+            let dump = setup.handle.threads().unwrap();
+            let odd = dump.threads().iter().find(|it| it.name == "a\nb \u{fffd}) R (");
+            complete += usize::from(odd.is_some_and(|it| it.blocked_in.is_some()));
+            // No name begins a line of its own.
+            let headings = dump.to_string().matches("\n`").count();
+            assert_eq!(headings, dump.threads().len(), "{dump}");
+        }
+        is_over.store(true, Ordering::Relaxed);
+        drop(release);
+        assert_eq!(complete, 20);
+    });
+}
+
+#[test]
+fn callers_at_the_same_time_all_get_a_dump() {
+    let setup = Setup::new("1h");
+    let together = Barrier::new(3);
+    thread::scope(|scope| {
+        let ask = || {
+            together.wait();
+            let dump = setup.handle.threads().unwrap();
+            assert!(!dump.threads().is_empty(), "{dump}");
+        };
+        for _ in 0..3 {
+            thread::Builder::new().name("asks".to_owned()).spawn_scoped(scope, ask).unwrap();
+        }
+    });
+}
+
+/// What a dump has where `/proc` shows only some of it.
+pub(crate) fn check(handle: &Handle, shown: Shown) {
+    let (release, waits) = mpsc::channel::<()>();
+    let dump = thread::scope(|scope| {
+        let wait = move || _ = waits.recv();
+        thread::Builder::new().name("blocked".to_owned()).spawn_scoped(scope, wait).unwrap();
+        let start = Instant::now();
+        let found = loop {
+            let dump = handle.threads();
+            let mut threads = dump.iter().flat_map(ThreadDump::threads);
+            let is_blocked =
+                |it: &DumpedThread| it.name == "blocked" && it.activity == ThreadActivity::Blocked;
+            if dump.is_none() || threads.any(is_blocked) {
+                break Ok(dump);
+            }
+            if start.elapsed() >= PLENTY {
+                break Err(dump);
+            }
+            thread::sleep(MS);
+        };
+        drop(release);
+        found.unwrap()
+    });
+    assert_eq!(dump.is_none(), shown == Shown::Nothing);
+    let Some(dump) = dump else { return };
+    let blocked = find(&dump, "blocked");
+    let is_known = blocked.blocked_in.as_deref().is_some_and(|call| call.starts_with("futex 0x"));
+    assert_eq!(is_known, shown != Shown::States, "{shown:?}: {dump}");
+    assert_eq!(blocked.stack.is_empty(), shown == Shown::States, "{shown:?}: {dump}");
+    if shown == Shown::States {
+        let heading =
+            format!("thread {}: blocked, the system does not tell in what\n", blocked.tid);
+        assert!(dump.to_string().contains(&heading), "{dump}");
+    }
 }
