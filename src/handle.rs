@@ -6,10 +6,10 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use crate::control::Control;
-use crate::engine::{NoHeap, heap_profile, open_spans};
+use crate::engine::{NoHeap, NoThreads, all_threads, heap_profile, open_spans};
 use crate::error::{Error, FlushError};
 use crate::keep::Rules;
-use crate::profile::Profile;
+use crate::profile::{Profile, ThreadDump};
 use crate::publish::OpenSpan;
 #[cfg(feature = "axum")]
 use crate::publish::RecentlyKept;
@@ -117,6 +117,31 @@ impl Handle {
         let control = self.0.upgrade();
         let engine = control.as_ref().and_then(|control| control.running());
         heap_profile(engine.ok_or(NoHeap::NotTracked)?, part)
+    }
+
+    /// Where all threads of the process are now, also those that were never in a span: each with its name and state, what
+    /// it is blocked in, its stack, and the profiled spans that it is in. `println!("{dump}")` prints all of it;
+    /// [`encode::pprof_of_threads`](crate::encode::pprof_of_threads) writes it for `go tool pprof`.
+    ///
+    /// The threads are not stopped, and each is inspected at another moment, several times if it runs. One that still runs
+    /// has the stack of its newest sample, if it is in a span that is sampled, or none. The stack of a blocked one is
+    /// complete up to [`Builder::stack_bytes`](crate::Builder::stack_bytes). Inspecting takes at most two seconds of CPU time
+    /// and five seconds; threads that were not reached are counted. Reading symbols comes after that.
+    ///
+    /// If the executor that serves the routes of `Handle::router` hangs, they do not answer: call this on a thread of its
+    /// own, such as one that waits for a signal.
+    ///
+    /// `None` if the layer is off or was dropped, if its threads do not answer in 30 seconds, on these threads, and where
+    /// the system does not list the threads of a process.
+    pub fn threads(&self) -> Option<ThreadDump> {
+        self.find_threads().ok()
+    }
+
+    /// The same, or why there is none.
+    pub(crate) fn find_threads(&self) -> Result<ThreadDump, NoThreads> {
+        let control = self.0.upgrade();
+        let engine = control.as_ref().and_then(|control| control.running());
+        all_threads(engine.ok_or(NoThreads::Off)?)
     }
 
     /// Whether new spans are profiled, if a rule matches them.

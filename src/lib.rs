@@ -302,7 +302,7 @@ pub use interest::WithOpenTelemetry;
 pub use keep::{Condition, Keep, Kept, KeptSpan, NoProfile, Rule, Rules, Threshold};
 pub use layer::ProfilingLayer;
 pub use otel::{LinkTo, span_attributes};
-pub use profile::{Profile, Resource};
+pub use profile::{DumpedThread, Profile, Resource, ThreadActivity, ThreadDump};
 pub use publish::{OpenSpan, OpenState};
 pub use redact::Redaction;
 pub use sampler::Source;

@@ -818,7 +818,8 @@ const READ_BY_OTHERS: [(&str, Headers); 6] = [
 ];
 
 /// Takes seconds.
-const SLOW: [&str; 4] = ["/kept", "/open", "/debug/pprof/heap", "/debug/pprof/allocs"];
+const SLOW: [&str; 5] =
+    ["/kept", "/open", "/debug/pprof/heap", "/debug/pprof/allocs", "/debug/pprof/threads"];
 
 #[tokio::test]
 async fn a_cross_origin_page_causes_no_work() {
@@ -1030,4 +1031,59 @@ async fn the_heap_is_not_served_if_it_is_not_tracked() {
         assert_eq!(answer.status, StatusCode::NOT_FOUND);
         assert!(answer.text().contains("TRACING_PROFILING_HEAP=on"), "{}", answer.text());
     }
+}
+
+/// Decompressed, it has its strings as they are.
+fn strings_of(file: &[u8]) -> String {
+    use std::io::Read as _;
+    let mut bytes = Vec::new();
+    flate2::read::GzDecoder::new(file).read_to_end(&mut bytes).unwrap();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[tokio::test]
+async fn threads_are_served_as_go_serves_goroutines() {
+    let setup = Setup::new("1h");
+    let (begun, begins) = std::sync::mpsc::channel();
+    let (release, waits) = std::sync::mpsc::channel::<()>();
+    let waiting = std::thread::Builder::new().name("waits for it".to_owned());
+    let wait = move || {
+        begun.send(()).unwrap();
+        waits.recv().unwrap();
+    };
+    let waiting = waiting.spawn(wait).unwrap();
+    // It has its name from here on.
+    begins.recv().unwrap();
+    let profile = get(&setup.handle, "/debug/pprof/threads").await;
+    let text = get(&setup.handle, "/debug/pprof/threads?debug=1").await;
+    release.send(()).unwrap();
+    waiting.join().unwrap();
+    if !HAS_STACKS {
+        assert_eq!(text.status, StatusCode::INTERNAL_SERVER_ERROR);
+        assert!(text.text().contains("/proc"), "{}", text.text());
+        return;
+    }
+    assert_eq!(profile.headers[header::CONTENT_TYPE], "application/octet-stream");
+    let strings = strings_of(&profile.body);
+    for string in ["threads", "count", "thread", "tid", "state", "waits for it", "blocked"] {
+        assert!(strings.contains(string), "{string}: {strings}");
+    }
+    assert_eq!(text.headers[header::CONTENT_TYPE], "text/plain; charset=utf-8");
+    let text = text.text();
+    assert!(text.contains("\n`waits for it`, thread "), "{text}");
+    setup.handle.shutdown(PLENTY).unwrap();
+    let answer = get(&setup.handle, "/debug/pprof/threads").await;
+    assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
+}
+
+#[tokio::test]
+async fn a_page_links_to_the_profiles_of_the_process() {
+    let setup = Setup::new("1h");
+    let page = get(&setup.handle, "/debug/pprof/").await;
+    assert_eq!(page.headers[header::CONTENT_TYPE], "text/html; charset=utf-8");
+    for profile in ["profile", "threads", "heap", "allocs"] {
+        assert!(page.text().contains(&format!("<a href=\"{profile}")), "{profile}");
+    }
+    let short = get(&setup.handle, "/debug/pprof").await;
+    assert_eq!(short.headers[header::LOCATION], "pprof/");
 }

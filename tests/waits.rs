@@ -6,6 +6,8 @@
 #[path = "support/sleeps.rs"]
 mod sleeps;
 mod support;
+#[path = "waits/threads.rs"]
+mod threads;
 
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
@@ -404,6 +406,7 @@ fn check_waits(shown: Shown) {
     assert_eq!(profiles.len(), 5, "{shown:?}");
     let found: Vec<_> = profiles.iter().flat_map(waits).map(|(_, names, ns)| (names, ns)).collect();
     assert!(found.is_empty(), "{shown:?}: {found:?}");
+    threads::check(&handle, shown);
     // A thread that is blocked is in one, as far as that is known.
     let found = with_longer_waits(|time| {
         in_span(&|| std::thread::sleep(time));

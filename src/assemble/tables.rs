@@ -311,6 +311,7 @@ impl<'a> Tables<'a> {
             StackLeaf::In(Call::Numbered(number)) => Leaf::Blocked(format!("system call {number}")),
             StackLeaf::In(Call::PageFault) => Leaf::Blocked("page fault".to_owned()),
             StackLeaf::Unknown => Leaf::Unknown("waiting: location unknown"),
+            StackLeaf::Running => Leaf::Unknown("running: stack not known"),
             StackLeaf::NotObserved => Leaf::Unknown("awaiting: not `.profiled()`"),
             StackLeaf::NotCopied => Leaf::Unknown("awaiting: stack not copied"),
             StackLeaf::OtherStacks => Leaf::Unknown("other stacks: no memory for more"),

@@ -202,6 +202,12 @@ impl FutureRecord {
         count
     }
 
+    /// Whether it is pending in an open span.
+    pub(super) fn is_pending(&self, awaits: &LayerAwaits) -> bool {
+        self.pending_since.load(Ordering::Relaxed) != 0
+            && self.place.lock().open_span(&awaits.spans).is_some()
+    }
+
     /// What it awaits now, if it is pending.
     pub(super) fn present(
         &self,

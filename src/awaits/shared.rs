@@ -253,6 +253,12 @@ impl LayerAwaits {
         _ = self.pending.get(part).map(|list| list.lock().remove(index));
     }
 
+    /// How many futures are pending in open spans.
+    pub(crate) fn count_pending(&self) -> usize {
+        let futures = self.pending.iter().flat_map(|list| list.lock().all());
+        futures.filter(|future| future.observer.is_pending(self)).count()
+    }
+
     /// What pending futures await now whose spans are wanted, at most [`MOST_PRESENT`].
     pub(crate) fn present(
         &self,

@@ -1,6 +1,6 @@
 //! The collector's loop.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,12 +14,13 @@ use crate::engine::{Command, Engine, HeapRequest, OpenRequest, update_counting};
 use crate::intake::Intake;
 use crate::keep::ProfileGroup;
 use crate::log::{LogEvent, LogKind};
-use crate::publish::{FlushRequest, Job};
+use crate::profile::ThreadDump;
+use crate::publish::{FlushRequest, Job, Question};
 use crate::span::SpanKey;
 use crate::stats::Counters;
 use crate::sys::Poller;
 use crate::threads::Threads;
-use crate::watch::{Watchdog, list_open};
+use crate::watch::{ThreadScan, Watchdog, list_open};
 
 /// How long a kept span waits for its root to close, and for other spans of its tree to be kept.
 const LINGER: Duration = Duration::from_secs(2);
@@ -44,6 +45,7 @@ struct RoundRequests {
     /// To be answered after the round.
     open_spans: Vec<OpenRequest>,
     heaps: Vec<HeapRequest>,
+    dumps: Vec<Question<Option<ThreadDump>>>,
     everything: bool,
     end: bool,
 }
@@ -123,6 +125,7 @@ impl Collector {
 
     /// Runs rounds until there is no more work. Returns at the end the callers that wait for it.
     pub(crate) fn do_rounds(&mut self) -> Option<Vec<FlushRequest>> {
+        let (mut dumps, mut scan) = (VecDeque::new(), None);
         loop {
             let (asked, again) = self.do_round();
             let Self { engine, intake, threads, output, .. } = self;
@@ -132,11 +135,23 @@ impl Collector {
             for request in asked.heaps {
                 output.send_heap(&engine.callsites, intake, request);
             }
+            dumps.extend(asked.dumps);
+            let next = || ThreadScan::begin(threads, dumps.pop_front()?);
+            if let Some(mut begun) = scan.take().or_else(next) {
+                match begun.step(engine, intake, threads) {
+                    true => output.send(begun.finish(engine, intake)),
+                    false => scan = Some(begun),
+                }
+                // Waits are found in the meantime, too.
+                if threads.must_scan() {
+                    threads.scan(intake, engine.callsites.least_age());
+                }
+            }
             if asked.end {
                 return Some(asked.acknowledge);
             }
             asked.acknowledge.into_iter().for_each(|waiting| output.send(Job::Done(waiting)));
-            if !again {
+            if !again && scan.is_none() && dumps.is_empty() {
                 return None;
             }
         }
@@ -219,6 +234,7 @@ impl Collector {
             match command {
                 Command::FindOpen(request) => asked.open_spans.push(request),
                 Command::Heap(request) => asked.heaps.push(request),
+                Command::DumpThreads(reply) => asked.dumps.push(reply),
                 Command::Flush(waiting) => {
                     asked.everything = true;
                     asked.acknowledge.push(waiting);

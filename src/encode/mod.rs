@@ -28,10 +28,10 @@ pub use html::{HtmlContext, html};
 pub use otlp::otlp;
 #[cfg(feature = "_otlp")]
 pub(crate) use otlp::otlp_message;
-#[cfg(feature = "pprof")]
-pub use pprof::pprof;
 #[cfg(all(feature = "axum", feature = "pprof"))]
 pub(crate) use pprof::pprof_showing;
+#[cfg(feature = "pprof")]
+pub use pprof::{pprof, pprof_of_threads};
 
 #[cfg(test)]
 mod tests {

@@ -2,13 +2,17 @@
 
 use std::collections::HashMap;
 use std::io::Write;
+use std::time::UNIX_EPOCH;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use prost::Message;
 
 use super::pprof_messages as proto;
-use crate::profile::{Attribute, Leaf, LeafId, LinkId, LocationId, MappingId, Profile, SampleKind};
+use crate::profile::{
+    Attribute, DumpedThread, Leaf, LeafId, LinkId, LocationId, MappingId, Profile, Sample,
+    SampleKind, ThreadDump,
+};
 
 /// Encodes a gzipped pprof file. Its values are the number of samples, their CPU time in nanoseconds, the times of waits,
 /// awaits and scheduling delays in nanoseconds (`-sample_index=off_cpu`, `await` and `scheduling_delay`), and the bytes
@@ -23,10 +27,20 @@ pub fn pprof(profile: &Profile) -> Vec<u8> {
 
 /// The same, with another default than the usual one.
 pub(crate) fn pprof_showing(profile: &Profile, shown: Option<SampleKind>) -> Vec<u8> {
-    let bytes = Encoder::new(profile).encode(shown).encode_to_vec();
+    compressed(&Encoder::new(profile).encode(shown))
+}
+
+/// Encodes a dump of all threads as a gzipped pprof file, with one sample for each thread. Its value is 1, and its labels are
+/// `thread` (the name), `tid`, `state`, `span_name`, if it is in a profiled span, and `stack_age`, if it runs and has the
+/// stack of its newest sample. What a thread is blocked in is its innermost frame.
+pub fn pprof_of_threads(dump: &ThreadDump) -> Vec<u8> {
+    compressed(&Encoder::new(dump.stacks()).encode_threads(dump))
+}
+
+fn compressed(message: &proto::Profile) -> Vec<u8> {
     let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
     // Writing to memory does not fail.
-    _ = gzip.write_all(&bytes);
+    _ = gzip.write_all(&message.encode_to_vec());
     gzip.finish().unwrap_or_default()
 }
 
@@ -107,11 +121,7 @@ impl<'a> Encoder<'a> {
             let count = if is_on_cpu { sample.points.len() as u64 } else { 0 };
             let count = (!is_heap).then(|| signed(count));
             let encoded = proto::Sample {
-                location_id: self
-                    .leaf(sample.leaf)
-                    .into_iter()
-                    .chain(profile.location_ids(sample.stack).map(|id| self.location(id)))
-                    .collect(),
+                location_id: self.frames(sample),
                 value: count
                     .into_iter()
                     .chain(kinds.iter().map(|kind| match *kind == sample.kind {
@@ -123,18 +133,50 @@ impl<'a> Encoder<'a> {
             };
             self.message.sample.push(encoded);
         }
-        // Nothing needs symbols in an executable without samples.
-        let is_used =
-            |id: u64| self.message.location.iter().any(|location| location.mapping_id == id);
-        if !is_used(1) {
-            self.set_symbolized(1);
-        }
+        self.finish_program();
         let mut comments = vec![profile.title.clone()];
         comments.extend(profile.notes.iter().cloned());
         comments.push(format!("profile.id={}", profile.id));
         comments.extend(profile.attributes.iter().map(comment));
         self.message.comment = comments.iter().map(|comment| self.string(comment)).collect();
         self.message
+    }
+
+    fn encode_threads(mut self, dump: &ThreadDump) -> proto::Profile {
+        let threads = self.value_type("threads", "count");
+        self.message.sample_type = vec![threads];
+        self.message.default_sample_type = threads.r#type;
+        (self.message.period_type, self.message.period) = (Some(threads), 1);
+        let time = dump.time.duration_since(UNIX_EPOCH).unwrap_or_default();
+        self.message.time_nanos = i64::try_from(time.as_nanos()).unwrap_or(i64::MAX);
+        if let Some(program) = self.profile.first_mapping() {
+            self.mapping(program);
+        }
+        for (thread, sample) in dump.with_stacks() {
+            let DumpedThread { name, tid, activity, spans, stack_age, .. } = thread;
+            let mut label = vec![self.label("thread", name), self.label("tid", &tid.to_string())];
+            label.push(self.label("state", activity.as_str()));
+            label.extend(spans.last().map(|span| self.label("span_name", span)));
+            label.extend(stack_age.map(|age| self.label("stack_age", &format!("{age:.1?}"))));
+            let (location_id, value) = (self.frames(sample), vec![1]);
+            self.message.sample.push(proto::Sample { location_id, value, label });
+        }
+        self.finish_program();
+        self.message
+    }
+
+    /// Nothing needs symbols in an executable without samples.
+    fn finish_program(&mut self) {
+        if !self.message.location.iter().any(|location| location.mapping_id == 1) {
+            self.set_symbolized(1);
+        }
+    }
+
+    /// The locations of a sample, the innermost first.
+    fn frames(&mut self, sample: &Sample) -> Vec<u64> {
+        let (profile, leaf) = (self.profile, self.leaf(sample.leaf));
+        let calls = profile.location_ids(sample.stack).map(|id| self.location(id));
+        leaf.into_iter().chain(calls).collect()
     }
 
     fn string(&mut self, string: &str) -> i64 {
@@ -172,11 +214,11 @@ impl<'a> Encoder<'a> {
                 labels.push((key, value.clone()));
             }
         }
-        let label = |(key, value): (String, String)| proto::Label {
-            key: self.string(&key),
-            str: self.string(&value),
-        };
-        labels.into_iter().map(label).collect()
+        labels.iter().map(|(key, value)| self.label(key, value)).collect()
+    }
+
+    fn label(&mut self, key: &str, value: &str) -> proto::Label {
+        proto::Label { key: self.string(key), str: self.string(value) }
     }
 
     /// A location that is not code, for what the stack does not show.
@@ -356,12 +398,62 @@ mod tests {
     use super::super::tests::{awaiting, checkout, waiting};
     use super::*;
     use crate::ids::{SpanId, TraceId};
-    use crate::profile::{FrameKind, Function, Line, Link, Location, Mapping, Point};
+    use crate::profile::{
+        FrameKind, Function, Line, Link, Location, Mapping, Point, ThreadActivity,
+    };
 
     fn decode(profile: &Profile) -> proto::Profile {
+        decoded(&pprof(profile))
+    }
+
+    fn decoded(file: &[u8]) -> proto::Profile {
         let mut bytes = Vec::new();
-        GzDecoder::new(pprof(profile).as_slice()).read_to_end(&mut bytes).unwrap();
+        GzDecoder::new(file).read_to_end(&mut bytes).unwrap();
         proto::Profile::decode(bytes.as_slice()).unwrap()
+    }
+
+    #[test]
+    fn each_thread_of_a_dump_is_a_sample_with_labels() {
+        let mut stacks = Profile::new(crate::profile::ProfileId::NONE, 0);
+        let function = stacks.add_remark("shop::reserve");
+        let stack = stacks.add_stack(vec![function]);
+        let lock = stacks.add_leaf(Leaf::Blocked("futex 0x7f01".to_owned()));
+        for time_unix_ns in [0, 1] {
+            let point = Point { time_unix_ns, weight: 1, thread: None };
+            stacks.add_sample_at(SampleKind::OffCpu, (stack, lock), None, point);
+        }
+        let thread = |name: &str, tid, spans: &[&str]| DumpedThread {
+            name: name.to_owned(),
+            tid,
+            activity: ThreadActivity::Blocked,
+            blocked_in: None,
+            spans: spans.iter().map(|span| (*span).to_owned()).collect(),
+            stack: [].into(),
+            stack_age: (tid == 8).then_some(std::time::Duration::from_millis(12)),
+        };
+        let threads = vec![thread("one", 7, &["request", "query"]), thread("two", 8, &[])];
+        let message = decoded(&pprof_of_threads(&ThreadDump::new(threads, stacks)));
+        let string = |index: i64| message.string_table[index as usize].as_str();
+        let types = message.sample_type.iter().map(|it| (string(it.r#type), string(it.unit)));
+        assert_eq!(types.collect::<Vec<_>>(), [("threads", "count")]);
+        let samples = message.sample.iter().map(|sample| {
+            let labels = sample.label.iter().map(|label| (string(label.key), string(label.str)));
+            (sample.value.clone(), labels.collect::<Vec<_>>())
+        });
+        let blocked = ("state", "blocked");
+        assert_eq!(
+            samples.collect::<Vec<_>>(),
+            [
+                (vec![1], vec![("thread", "one"), ("tid", "7"), blocked, ("span_name", "query")]),
+                (vec![1], vec![("thread", "two"), ("tid", "8"), blocked, ("stack_age", "12.0ms")]),
+            ]
+        );
+        let frames = message.sample[0].location_id.iter().map(|id| {
+            let location = message.location.iter().find(|location| location.id == *id).unwrap();
+            let function = message.function.iter().find(|it| it.id == location.line[0].function_id);
+            string(function.unwrap().name)
+        });
+        assert_eq!(frames.collect::<Vec<_>>(), ["[futex 0x7f01]", "shop::reserve"]);
     }
 
     #[test]

@@ -8,15 +8,15 @@ use parking_lot::Mutex;
 
 use super::Engine;
 use super::command::{Command, HeapRequest, OpenRequest};
-use crate::profile::Profile;
+use crate::profile::{Profile, ThreadDump};
 use crate::publish::OpenSpan;
 use crate::sinks::HeapPart;
 use crate::sys;
 
 /// How long the caller waits for the layer's threads.
 const LONGEST: Duration = Duration::from_secs(10);
-/// The same for a heap, whose symbols they read.
-const LONGEST_OF_HEAP: Duration = Duration::from_secs(30);
+/// The same for a heap or all threads, whose symbols they read.
+const LONGEST_OF_ALL: Duration = Duration::from_secs(30);
 
 /// Why there is no profile of the live heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +41,7 @@ pub(crate) fn heap_profile(engine: &Engine, part: HeapPart) -> Result<Profile, N
     if !is_heap_tracked(engine) {
         return Err(NoHeap::NotTracked);
     }
-    let deadline = Instant::now() + LONGEST_OF_HEAP;
+    let deadline = Instant::now() + LONGEST_OF_ALL;
     let _asking = ASKING.try_lock_until(deadline).ok_or(NoHeap::NoAnswer)?;
     let (reply, wait) = engine.commands.questions.ask().ok_or(NoHeap::NoAnswer)?;
     let is_taken = Arc::new(AtomicBool::new(false));
@@ -52,6 +52,28 @@ pub(crate) fn heap_profile(engine: &Engine, part: HeapPart) -> Result<Profile, N
     let profile = wait.recv_deadline(deadline).map_err(|_| NoHeap::NoAnswer)?;
     is_taken.store(true, Ordering::Relaxed);
     Ok(profile)
+}
+
+/// Why there is no dump of the threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoThreads {
+    /// The layer does not run.
+    Off,
+    /// The layer's threads did not answer in time.
+    NoAnswer,
+    /// The system does not list the threads of the process.
+    NotListed,
+}
+
+/// Where all threads of the process are.
+pub(crate) fn all_threads(engine: &Engine) -> Result<ThreadDump, NoThreads> {
+    let (reply, wait) = engine.commands.questions.ask().ok_or(NoThreads::NoAnswer)?;
+    let deadline = Instant::now() + LONGEST_OF_ALL;
+    if !engine.ask(Command::DumpThreads(reply)) {
+        return Err(NoThreads::NoAnswer);
+    }
+    let dump = wait.recv_deadline(deadline).map_err(|_| NoThreads::NoAnswer)?;
+    dump.ok_or(NoThreads::NotListed)
 }
 
 /// Whether the live heap is tracked.

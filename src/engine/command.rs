@@ -8,7 +8,7 @@ use crossbeam::channel::{Receiver, RecvTimeoutError, Sender};
 
 use super::Engine;
 use crate::error::{FlushError, FlushStage};
-use crate::profile::Profile;
+use crate::profile::{Profile, ThreadDump};
 use crate::publish::{FlushRequest, FlushResult, OpenSpan, Question, Questions};
 use crate::sinks::HeapPart;
 use crate::span::is_ignored;
@@ -24,6 +24,8 @@ pub(crate) enum Command {
     FindOpen(OpenRequest),
     /// Make the profile of the live heap.
     Heap(HeapRequest),
+    /// Find out where all threads of the process are. The answer is `None` if they cannot be listed.
+    DumpThreads(Question<Option<ThreadDump>>),
 }
 
 /// A request for the spans that have been open for longer than `older_than`.

@@ -17,7 +17,9 @@ use tracing::field::Visit;
 
 use kept_counts::{count, count_over_limit};
 
-pub(crate) use asking::{NoHeap, heap_profile, open_spans, update_counting};
+pub(crate) use asking::{
+    NoHeap, NoThreads, all_threads, heap_profile, open_spans, update_counting,
+};
 pub(crate) use command::{Command, Commands, HeapRequest, OpenRequest};
 pub(crate) use gate::Gate;
 pub(crate) use running_source::RunningSource;

@@ -3,6 +3,8 @@
 #[cfg(feature = "pprof")]
 mod heap;
 mod kept;
+#[cfg(feature = "pprof")]
+mod threads;
 
 use std::io;
 use std::sync::Arc;
@@ -13,6 +15,8 @@ use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, FromRef, OriginalUri, Path, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::{from_fn, from_fn_with_state, map_response};
+#[cfg(feature = "pprof")]
+use axum::response::Redirect;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
@@ -30,6 +34,8 @@ use crate::publish::OpenSpan;
 const LONGEST_RULES: usize = 64 * 1024;
 
 const PAGE: &str = include_str!("index.html");
+#[cfg(feature = "pprof")]
+const PPROF_PAGE: &str = include_str!("pprof.html");
 const STYLE: &str = include_str!("index.css");
 const SCRIPT: &str = include_str!("index.js");
 
@@ -103,8 +109,8 @@ impl Handle {
     /// - Requests get status 403 if they come from a page of another origin, according to `Origin` and `Sec-Fetch-Site`.
     ///   Requests with neither header, as from `curl`, are allowed, and so are links to the page and to profiles.
     ///
-    /// At most two requests at once may do what takes seconds (`/kept`, `/open` and those of the heap); others get status
-    /// 503.
+    /// At most two requests at once may do what takes seconds (`/kept`, `/open`, those of the heap and of
+    /// threads); others get status 503.
     ///
     /// ```no_run
     /// use axum::Router;
@@ -133,6 +139,8 @@ impl Handle {
     /// | `GET /debug/pprof/heap` | the [live heap](Self::heap_profile) for `go tool pprof` and what scrapes such profiles: `alloc_objects`, `alloc_space`, `inuse_objects` and `inuse_space`, gzipped. 404 if the layer does not track it. Needs the feature `pprof` |
     /// | `GET /debug/pprof/allocs` | the same, of which `alloc_space` is shown first |
     /// | `POST /debug/pprof/heap` | [what has grown](Self::heap_growth) since the last such request |
+    /// | `GET /debug/pprof/threads` | [all threads](Self::threads), a sample each, for `go tool pprof`; with `?debug=1` as text. 503 if the layer is off, or if its threads do not answer in 30 s. Needs the feature `pprof` |
+    /// | `GET /debug/pprof/` | a page with links to these profiles |
     /// | `GET /profiles` | the files of profiles, the newest first, as JSON: `name`, `bytes`, `time` |
     /// | `GET /profiles/NAME` | the file of that name; 404 if it is not in the list |
     ///
@@ -154,9 +162,15 @@ impl Handle {
         #[cfg(feature = "pprof")]
         let slow = slow
             .route("/debug/pprof/heap", get(heap::in_use).post(heap::growth))
-            .route("/debug/pprof/allocs", get(heap::allocated));
+            .route("/debug/pprof/allocs", get(heap::allocated))
+            .route("/debug/pprof/threads", get(all_threads));
         let routed = Routed { handle: self.clone(), lanes: Lanes::default() };
-        slow.layer(from_fn(refuse_links))
+        let routes = slow.layer(from_fn(refuse_links));
+        #[cfg(feature = "pprof")]
+        let routes = routes
+            .route("/debug/pprof", get(|| async { Redirect::temporary("pprof/") }))
+            .route("/debug/pprof/", get(|| async { asset(HTML, PPROF_PAGE) }));
+        routes
             .route("/", get(page_or_state).post(enable).delete(disable))
             .route("/index.css", get(|| async { asset("text/css", STYLE) }))
             .route("/index.js", get(|| async { asset("text/javascript", SCRIPT) }))
@@ -213,6 +227,14 @@ async fn open(
         Ok(Json(open.into_iter().map(describe_open).collect()))
     };
     slow(routed, list).await
+}
+
+#[cfg(feature = "pprof")]
+async fn all_threads(
+    State(routed): State<Routed>,
+    OriginalUri(uri): OriginalUri,
+) -> Result<Response, Failure> {
+    slow(routed, move |handle| threads::answer(handle, uri.query().unwrap_or_default())).await
 }
 
 /// The duration in `older_than=...` of a query.

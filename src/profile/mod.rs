@@ -5,6 +5,7 @@ mod awaits;
 mod builder;
 mod code_origin;
 mod downsampling;
+mod dump;
 mod leaf;
 mod model;
 mod names;
@@ -24,6 +25,7 @@ pub use awaits::{AwaitSite, Awaits};
 pub use builder::ProfileBuilder;
 pub(crate) use code_origin::{CodeOrigin, is_of_dependency};
 pub(crate) use downsampling::{Downsampling, Selection};
+pub use dump::{DumpedThread, ThreadActivity, ThreadDump};
 pub use leaf::{Leaf, LeafId};
 pub use model::{
     FrameKind, Function, FunctionId, Line, Location, LocationId, Mapping, MappingId, Profile,

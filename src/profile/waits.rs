@@ -9,7 +9,7 @@ use super::awaits::{self, Awaits};
 use super::code_origin::{CodeOrigin, may_block, polls};
 use super::leaf::Leaf;
 use super::model::{FrameKind, Function, Location, LocationId, Profile};
-use super::sample::{Sample, SampleKind};
+use super::sample::{Sample, SampleKind, StackId};
 
 /// The sum of a profile's waits.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -136,11 +136,16 @@ impl Profile {
         own
     }
 
-    /// The functions of a stack with their files and lines, the innermost first.
+    /// What a sample shows at the end of its stack, and the functions of that.
     pub(crate) fn stack_in_words(&self, sample: &Sample) -> Vec<String> {
         let leaf = self.leaf(sample.leaf).and_then(Leaf::frame);
-        let mut words: Vec<_> = leaf.into_iter().collect();
-        for location in self.stack(sample.stack) {
+        leaf.into_iter().chain(self.calls_in_words(sample.stack)).collect()
+    }
+
+    /// The functions of a stack with their files and lines, the innermost first.
+    pub(super) fn calls_in_words(&self, stack: StackId) -> Vec<String> {
+        let mut words = Vec::new();
+        for location in self.stack(stack) {
             for line in &location.lines {
                 let Some(Function { name, file, .. }) = self.function(line.function) else {
                     continue;

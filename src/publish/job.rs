@@ -11,7 +11,7 @@ use super::memory::TakenRoom;
 use super::open_span::OpenSpan;
 use crate::error::FlushError;
 use crate::keep::{KeptSpan, Reservation};
-use crate::profile::{MappingId, Profile};
+use crate::profile::{MappingId, Profile, ThreadDump};
 use crate::unwind::Module;
 
 /// A message to the thread that reads symbols. There are as many as there are reservations and callers that wait, so that the
@@ -39,6 +39,12 @@ pub(crate) enum Job {
         /// Each with the number of its stack, which is the time of that stack's point.
         spans: Vec<(OpenSpan, Option<usize>)>,
         reply: Question<Vec<OpenSpan>>,
+    },
+    /// Symbolize the stacks of all threads for a caller that waits for them.
+    DumpThreads {
+        dump: ThreadDump,
+        modules: HashMap<MappingId, Arc<Module>>,
+        reply: Question<Option<ThreadDump>>,
     },
     /// Acknowledge once all earlier jobs are done.
     Done(FlushRequest),

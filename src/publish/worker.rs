@@ -79,6 +79,12 @@ impl SymbolsThread {
                         reply.send(with_stacks(spans, &stacks));
                     }
                 }
+                Some(Job::DumpThreads { dump, modules, reply }) => {
+                    let symbolize = |stacks| self.symbolize_for_caller(stacks, &modules);
+                    if let Some(dump) = dump.symbolized(symbolize) {
+                        reply.send(Some(dump));
+                    }
+                }
                 Some(Job::Done(waiting)) => _ = self.exports.send(ExportJob::Done(waiting)),
                 Some(Job::Stop(waiting)) => {
                     _ = self.exports.send(ExportJob::Stop(waiting));

@@ -13,7 +13,7 @@ pub(crate) use heap::{Heap, HeapPart};
 pub(crate) use losses::Losses;
 pub(crate) use span_samples::{Added, Lost, NewSample, SHORTEST_WAIT, SpanSamples, StoredSample};
 pub(crate) use stack::{Stack, StackEntry, StackLeaf};
-use stack_tree::StackTree;
+pub(crate) use stack_tree::{StackTree, StoredStack};
 pub(crate) use store::Store;
 
 use crate::inbox::HeapUse;

@@ -18,12 +18,14 @@ pub(crate) struct Stack {
     pub(crate) holds_others: bool,
 }
 
-/// What a thread was blocked in.
+/// What a thread was blocked in, or why that or its stack is not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum StackLeaf {
     In(Call),
     /// The system does not allow us to read it.
     Unknown,
+    /// Nothing: the thread ran, and its stack is not known.
+    Running,
     /// Not a thread, but a future that was woken and not polled.
     Scheduling,
     /// The same, with the plan of the span that was on the thread.

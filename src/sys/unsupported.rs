@@ -161,6 +161,8 @@ stubs! {
     ) -> Result<TimerRing, WhyRefused> = refused();
     fn probe_timers(_: SampleRequest, _: TimerClock, _: u32) -> Result<(), WhyRefused> = refused();
     fn blocked(_: u32) -> io::Result<Option<Blocked>> = unsupported();
+    fn own_threads() -> io::Result<Vec<u32>> = unsupported();
+    fn thread_and_state(_: u32) -> io::Result<(OsThread, u8)> = unsupported();
     fn user_ns_of(_: u32) -> Option<u64> = None;
     fn is_blocked(_: u32) -> Option<bool> = None;
     fn read_own_stack(_: u64, _: usize, _: &mut Vec<u8>) -> io::Result<()> = unsupported();

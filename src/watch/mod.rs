@@ -1,7 +1,10 @@
-//! Spans that are open: those that hang or stay open for too long, and the list of them for a caller.
+//! Spans that are open: those that hang or stay open for too long, and the list of them for a caller. And where all threads
+//! are, in spans or not.
 
 mod open_spans;
+mod thread_scan;
 mod watchdog;
 
 pub(crate) use open_spans::list_open;
+pub(crate) use thread_scan::ThreadScan;
 pub(crate) use watchdog::Watchdog;

@@ -67,6 +67,39 @@ fn open_spans_are_listed_with_where_they_are() {
 }
 
 #[test]
+fn a_dump_of_all_threads_says_that_futures_are_awaiting() {
+    let setup = Setup::new("1h");
+    setup.run(|| {
+        let task = Arc::new(Task::default());
+        let events: Vec<_> = (0..64).map(|_| Event::default()).collect();
+        let pending = |event| {
+            let request = info_span!("request");
+            let mut future = Box::pin(call_upstream(event).instrument(request).profiled());
+            assert!(task.poll(future.as_mut()).is_pending());
+            future
+        };
+        let mut futures: Vec<_> = events.iter().map(pending).collect();
+        let dump = setup.handle.threads().unwrap();
+        assert_eq!((dump.awaiting, dump.idle_spans), (64, 64));
+        assert!(dump.threads().iter().all(|thread| thread.spans.is_empty()), "{dump}");
+        let last =
+            "\n64 open spans and 64 awaiting futures are in no thread: GET /open lists them\n";
+        assert!(dump.to_string().ends_with(last), "{dump}");
+        // Those that are ready are not awaiting, and have left their spans.
+        for (event, future) in events.iter().zip(&mut futures).take(60) {
+            event.happen();
+            assert!(task.poll(future.as_mut()).is_ready());
+        }
+        drop(futures.drain(..60));
+        let dump = setup.handle.threads().unwrap();
+        assert_eq!((dump.awaiting, dump.idle_spans), (4, 4));
+    });
+    let dump = setup.handle.threads().unwrap();
+    assert_eq!((dump.awaiting, dump.idle_spans), (0, 0));
+    assert!(!dump.to_string().contains("GET /open"), "{dump}");
+}
+
+#[test]
 fn a_snapshot_of_an_open_span_has_what_it_awaits_now() {
     let setup = Setup::new("open>500ms");
     setup.run(|| {

@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 
 use super::modules::read_by_system_call;
 use super::thread::current_tid;
-use crate::sys::types::{Blocked, Call, WhyRefused};
+use crate::sys::types::{Blocked, Call, OsThread, WhyRefused};
 
 /// Where a thread of this process is blocked; `None` if it is running or runnable.
 ///
@@ -60,6 +60,46 @@ fn user_ticks_in(stat: &[u8]) -> Option<u64> {
 fn after_name(stat: &[u8]) -> Option<&[u8]> {
     let end_of_name = stat.iter().rposition(|byte| *byte == b')')?;
     Some(stat.get(end_of_name + 1..)?.trim_ascii_start())
+}
+
+/// A thread of this process with its name, and the letter of its state, as in `proc_pid_stat(5)`.
+///
+/// # Errors
+///
+/// If the thread has ended, or `/proc` cannot be read.
+pub(crate) fn thread_and_state(tid: u32) -> io::Result<(OsThread, u8)> {
+    let mut bytes = [0; 256];
+    let length = open(tid, "stat")?.read(&mut bytes)?;
+    let found = bytes.get(..length).and_then(name_and_state_in);
+    let (name, state) = found.ok_or(io::ErrorKind::InvalidData)?;
+    Ok((OsThread::new(tid, &name), state))
+}
+
+fn name_and_state_in(stat: &[u8]) -> Option<(Vec<u8>, u8)> {
+    let start = stat.iter().position(|byte| *byte == b'(')? + 1;
+    let end = stat.iter().rposition(|byte| *byte == b')')?;
+    Some((unescaped(stat.get(start..end)?), *after_name(stat)?.first()?))
+}
+
+/// The kernel escapes newlines and backslashes.
+fn unescaped(name: &[u8]) -> Vec<u8> {
+    let mut bytes = name.iter().copied();
+    let next = || match bytes.next()? {
+        b'\\' => bytes.next().map(|byte| if byte == b'n' { b'\n' } else { byte }),
+        byte => Some(byte),
+    };
+    std::iter::from_fn(next).collect()
+}
+
+/// The ids of all threads of this process.
+pub(crate) fn own_threads() -> io::Result<Vec<u32>> {
+    let own = current_tid();
+    let is_own_namespace = id_in_proc(own)? == own;
+    let ids = fs::read_dir("/proc/self/task")?.filter_map(|task| {
+        let id = task.ok()?.file_name().to_str()?.parse().ok()?;
+        if is_own_namespace { Some(id) } else { id_in_namespace(id) }
+    });
+    Ok(ids.collect())
 }
 
 fn open(tid: u32, file: &str) -> io::Result<File> {
@@ -152,6 +192,22 @@ fn call(number: i64, [first, second, ..]: [u64; 6]) -> Call {
         libc::SYS_openat => named(&"open"),
         libc::SYS_flock => named(&"file lock"),
         libc::SYS_io_uring_enter => named(&"io_uring"),
+        libc::SYS_rt_sigtimedwait => named(&"sigwait"),
+        libc::SYS_rt_sigsuspend => named(&"sigsuspend"),
+        libc::SYS_clone | libc::SYS_clone3 => named(&"clone"),
+        libc::SYS_mmap => named(&"mmap"),
+        libc::SYS_munmap => named(&"munmap"),
+        libc::SYS_mprotect => named(&"mprotect"),
+        libc::SYS_madvise => named(&"madvise"),
+        libc::SYS_close => named(&"close"),
+        libc::SYS_fcntl => named(&"fcntl"),
+        libc::SYS_statx | libc::SYS_newfstatat => named(&"stat"),
+        libc::SYS_getdents64 => named(&"getdents"),
+        libc::SYS_unlinkat => named(&"unlink"),
+        libc::SYS_renameat | libc::SYS_renameat2 => named(&"rename"),
+        libc::SYS_ftruncate => named(&"truncate"),
+        libc::SYS_fallocate => named(&"fallocate"),
+        libc::SYS_sendfile => named(&"sendfile"),
         _ => by_old_number(number).map_or(Call::Numbered(number), named),
     }
 }
@@ -165,6 +221,10 @@ fn by_old_number(number: i64) -> Option<&'static &'static str> {
         libc::SYS_select => Some(&"select"),
         libc::SYS_open => Some(&"open"),
         libc::SYS_pause => Some(&"pause"),
+        libc::SYS_vfork => Some(&"vfork"),
+        libc::SYS_stat | libc::SYS_lstat => Some(&"stat"),
+        libc::SYS_unlink => Some(&"unlink"),
+        libc::SYS_rename => Some(&"rename"),
         _ => None,
     }
 }
@@ -253,6 +313,30 @@ mod tests {
             assert_eq!(is_blocked_in(stat.as_bytes()), expected, "{stat}");
         }
         assert_eq!(is_blocked(current_tid()), Some(false), "it runs");
+    }
+
+    #[test]
+    fn all_threads_are_listed_with_their_names() {
+        for (stat, expected) in [
+            ("7 (worker) R 1 7 7 0", Some(("worker", b'R'))),
+            ("7 (a) R (b)) D 1 7", Some(("a) R (b)", b'D'))),
+            ("7 () S 1 7", Some(("", b'S'))),
+            (r"7 (a\nb\\n) S 1 7", Some(("a\nb\\n", b'S'))),
+            ("7 )( S 1 7", None),
+            ("7 (cut)", None),
+            ("", None),
+        ] {
+            let expected =
+                expected.map(|(name, state): (&str, u8)| (name.as_bytes().to_vec(), state));
+            assert_eq!(name_and_state_in(stat.as_bytes()), expected, "{stat}");
+        }
+        let listed = std::thread::Builder::new().name("is listed".to_owned()).spawn(|| {
+            let tid = current_tid();
+            assert!(own_threads().unwrap().contains(&tid));
+            thread_and_state(tid).unwrap()
+        });
+        let (thread, state) = listed.unwrap().join().unwrap();
+        assert_eq!((thread.name().as_str(), state), ("is listed", b'R'));
     }
 
     #[test]

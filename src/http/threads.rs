@@ -1,0 +1,59 @@
+//! All threads of the process, as Go's `net/http/pprof` serves goroutines.
+
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+
+use crate::encode::pprof_of_threads;
+use crate::engine::NoThreads;
+use crate::handle::Handle;
+
+/// As text if the query asks for that, and otherwise as a profile.
+pub(super) fn answer(handle: &Handle, query: &str) -> Result<Response, (StatusCode, String)> {
+    let dump = handle.find_threads().map_err(|problem| {
+        let (status, text) = match problem {
+            NoThreads::Off => {
+                (StatusCode::SERVICE_UNAVAILABLE, "profiling was never enabled, or has ended")
+            }
+            NoThreads::NoAnswer => {
+                (StatusCode::SERVICE_UNAVAILABLE, "the profiler's threads did not answer in time")
+            }
+            NoThreads::NotListed => (
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "the threads of the process cannot be listed: is this Linux, and is /proc mounted?",
+            ),
+        };
+        (status, text.to_owned())
+    })?;
+    if is_text(query) {
+        let headers = [(header::CONTENT_TYPE, "text/plain; charset=utf-8")];
+        return Ok((headers, dump.to_string()).into_response());
+    }
+    // Not as a content encoding: readers of pprof expect it to be compressed.
+    let headers = [
+        (header::CONTENT_TYPE, "application/octet-stream"),
+        (header::CONTENT_DISPOSITION, "attachment; filename=\"threads.pb.gz\""),
+    ];
+    Ok((headers, pprof_of_threads(&dump)).into_response())
+}
+
+/// Whether the first `debug=...` of a query is a number other than 0.
+fn is_text(query: &str) -> bool {
+    let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+    let debug = pairs.find(|(name, _)| *name == "debug");
+    debug.and_then(|(_, value)| value.parse().ok()).is_some_and(|debug: i64| debug != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_debug_other_than_0_asks_for_text() {
+        for query in ["debug=1", "debug=2", "seconds=1&debug=1", "debug=-1"] {
+            assert!(is_text(query), "{query}");
+        }
+        for query in ["", "debug", "debug=", "debug=0", "debug=x", "debug=0&debug=1", "undebug=1"] {
+            assert!(!is_text(query), "{query}");
+        }
+    }
+}
