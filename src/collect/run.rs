@@ -10,7 +10,8 @@ use crossbeam::channel::{Receiver, Sender};
 
 use super::export::ProfileOutput;
 use super::logged::Logged;
-use crate::engine::{Command, Engine, HeapRequest, OpenRequest, update_counting};
+use super::process::{ProcessProfiler, note_process_spans};
+use crate::engine::{Command, Engine, HeapRequest, OpenRequest, ProcessRequest, update_counting};
 use crate::intake::Intake;
 use crate::keep::ProfileGroup;
 use crate::log::{LogEvent, LogKind};
@@ -35,6 +36,7 @@ pub(crate) struct Collector {
     pub(crate) watchdog: Watchdog,
     pub(crate) output: ProfileOutput,
     pub(crate) logged: Logged,
+    pub(crate) process: ProcessProfiler,
 }
 
 /// The commands that a round has received.
@@ -44,6 +46,7 @@ struct RoundRequests {
     /// To be answered after the round.
     open_spans: Vec<OpenRequest>,
     heaps: Vec<HeapRequest>,
+    process: Option<ProcessRequest>,
     everything: bool,
     end: bool,
 }
@@ -101,10 +104,11 @@ impl Collector {
             let is_over = is_woken || sleep.is_some_and(|sleep| start.elapsed() >= sleep);
             let is_over = is_over || !self.poller.files().still_owned();
             let Self { threads, intake, .. } = self;
-            let is_outdated = || !threads.sampled.is_empty() && intake.unwinder.is_outdated();
+            let is_outdated = || threads.has_any() && intake.unwinder.is_outdated();
             if is_over || threads.has_full_ring() || is_outdated() {
                 break;
             }
+            threads.search_process(intake);
             if !threads.must_scan() {
                 continue;
             }
@@ -152,6 +156,7 @@ impl Collector {
         let watchdog = watchdog.until_next_check(&engine.callsites).filter(|_| is_open);
         let soonest = linger.into_iter().chain(threads.until_check(&self.intake));
         let soonest = soonest.chain(self.logged.until_next()).chain(watchdog);
+        let soonest = soonest.chain(self.process.until_end());
         soonest.chain(engine.awaits.until_room()).min()
     }
 
@@ -161,7 +166,10 @@ impl Collector {
     /// written. Profiles are therefore made only of groups that are ended at the beginning of the round.
     fn do_round(&mut self) -> (RoundRequests, bool) {
         self.intake.round += 1;
-        let asked = self.take_commands();
+        let mut asked = self.take_commands();
+        let Self { engine, intake, threads, process, .. } = self;
+        let process = process.check(asked.process.take(), engine, (threads, intake));
+        let closed_roots = engine.commands.process.take_roots();
         let has_new = self.threads.take_new(&self.intake);
         let mut closed = std::mem::take(&mut self.intake.closed);
         closed.extend(self.intake.register_spans());
@@ -182,6 +190,10 @@ impl Collector {
         // intervals that were just read.
         let closed_since = self.intake.register_spans();
         self.intake.closed.extend(closed_since);
+        note_process_spans(&mut self.intake, closed_roots);
+        if let Some(process) = process {
+            process.send(&self.engine, &mut self.intake, &self.output);
+        }
 
         self.intake.sinks.store.charge_refused();
         self.intake.source.check_losses(self.intake.now_ns());
@@ -219,6 +231,8 @@ impl Collector {
             match command {
                 Command::FindOpen(request) => asked.open_spans.push(request),
                 Command::Heap(request) => asked.heaps.push(request),
+                // A caller asks for one at a time, unless it has given up waiting for the one before.
+                Command::ProfileProcess(request) => asked.process = Some(request),
                 Command::Flush(waiting) => {
                     asked.everything = true;
                     asked.acknowledge.push(waiting);

@@ -8,7 +8,6 @@ use std::sync::atomic::AtomicU64;
 pub(crate) use copied::new_sample;
 
 use crate::budget::CpuBudget;
-use crate::inbox::HeapUse;
 use crate::profile::SampleKind;
 use crate::sampler::Sampler;
 use crate::sampler::record::{Layout, RecordPlace, read_sample};
@@ -149,7 +148,7 @@ impl Intake {
         span: Option<SpanKey>,
         period_ns: u64,
     ) {
-        let Some(wanted) = WantedBy::new(span, HeapUse::None) else {
+        let Some(wanted) = self.sinks.wanted_of_cpu(span) else {
             return Counters::add(&self.counters.samples.outside_spans, 1);
         };
         let read = read_sample(&**ring, place, Layout::of(ring));

@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 
 use super::modules::read_by_system_call;
 use super::thread::current_tid;
-use crate::sys::types::{Blocked, Call, WhyRefused};
+use crate::sys::types::{Blocked, Call, OsThread, WhyRefused};
 
 /// Where a thread of this process is blocked; `None` if it is running or runnable.
 ///
@@ -105,6 +105,26 @@ fn id_in_namespace(outer: u32) -> Option<u32> {
     // From the namespace of `/proc` to the innermost one.
     let ids = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
     ids.split_ascii_whitespace().last()?.parse().ok()
+}
+
+/// The threads of this process, by their ids in its own PID namespace.
+pub(crate) fn own_threads() -> io::Result<Vec<u32>> {
+    let threads = fs::read_dir("/proc/self/task")?
+        .filter_map(|task| task.ok()?.file_name().to_str()?.parse().ok());
+    let threads: Vec<u32> = threads.collect();
+    if threads.contains(&current_tid()) {
+        return Ok(threads);
+    }
+    // `/proc` is that of another namespace.
+    Ok(threads.into_iter().filter_map(id_in_namespace).collect())
+}
+
+/// A thread of this process, with its name; without one if that cannot be read.
+pub(crate) fn own_thread(tid: u32) -> OsThread {
+    let mut bytes = [0; 16];
+    let length = open(tid, "comm").and_then(|mut file| file.read(&mut bytes)).unwrap_or(0);
+    let name = bytes.get(..length).unwrap_or_default();
+    OsThread::new(tid, name.strip_suffix(b"\n").unwrap_or(name))
 }
 
 /// Parses `running`; or the number of the system call, its six arguments, the stack pointer and the program counter; or

@@ -95,6 +95,11 @@ pub(crate) fn try_thread_cpu_ns() -> Result<u64, WhyRefused> {
     read_cpu(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
+/// The CPU time of this process, in nanoseconds, with that of its threads that have ended.
+pub(crate) fn process_cpu_ns() -> Option<u64> {
+    read_by_call(libc::CLOCK_PROCESS_CPUTIME_ID)
+}
+
 /// Reads a CPU clock, which the C library cannot do without a system call either.
 pub(super) fn read_cpu(clock: libc::clockid_t) -> Result<u64, WhyRefused> {
     if !may(FilteredSyscall::ClockGettime) {

@@ -1,0 +1,208 @@
+//! What a profile of the process wants of threads, and those of them that have met no hook.
+
+use std::cmp::Reverse;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::cursor::ThreadCursor;
+use super::demand::{DemandBudgets, Why};
+use crate::budget::{CpuBudget, passed};
+use crate::intake::Intake;
+use crate::sampler::{AttachThreads as _, Periods, Rate, ThreadShared};
+use crate::stats::Counters;
+use crate::sys::{self, OsThread, WhyRefused};
+
+/// The threads of the process are listed this often, or less if that would take more than one part in [`SHARE`] of a core.
+/// Threads are listed often, since what one runs before it is found has no samples.
+const SOONEST: Duration = Duration::from_millis(10);
+const LATEST: Duration = Duration::from_secs(1);
+const SHARE: u32 = 50;
+/// How long one search may attach threads. The rings of others fill while it does.
+const MOST_ATTACHING: Duration = Duration::from_millis(20);
+/// The CPU budget for attaching threads, beside that for slow spans: some 1,000 at once.
+const ATTACHING: CpuBudget = CpuBudget::new(10, 200_000_000);
+/// The assumed cost of attaching one where CPU time cannot be read.
+const A_THREAD_NS: u64 = 150_000;
+/// The pause before another attempt to attach a thread. Others may have released resources by then.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// The demand of a profile of the process, while one is made, and the sampling of threads that have met no hook.
+#[derive(Debug)]
+pub(super) struct ProcessThreads {
+    /// How often threads are to be sampled.
+    periods: Option<Periods>,
+    /// By their ids. Without a demand, those that are drained once more.
+    others: HashMap<u32, OtherThread>,
+    /// The CPU times of all threads at the last search.
+    cpu_ns: HashMap<u32, u64>,
+    searched: Option<Instant>,
+    interval: Duration,
+    attaching: CpuBudget,
+}
+
+/// A thread that has met no hook.
+#[derive(Debug)]
+struct OtherThread {
+    cursor: ThreadCursor,
+    /// When attaching it last failed.
+    failed: Option<Instant>,
+    /// No longer sampled; given back once it is drained.
+    is_ending: bool,
+}
+
+impl ProcessThreads {
+    pub(super) fn new() -> Self {
+        Self {
+            periods: None,
+            others: HashMap::new(),
+            cpu_ns: HashMap::new(),
+            searched: None,
+            interval: SOONEST,
+            attaching: ATTACHING,
+        }
+    }
+
+    /// Begins the demand.
+    pub(super) fn begin(&mut self, periods: Periods) {
+        *self = Self { others: std::mem::take(&mut self.others), ..Self::new() };
+        self.periods = Some(periods);
+    }
+
+    /// Ends it. All that was sampled by then is in the rings, which are drained in the next round.
+    pub(super) fn end(&mut self) {
+        *self = Self { others: std::mem::take(&mut self.others), ..Self::new() };
+        self.others.values_mut().for_each(OtherThread::end);
+    }
+
+    /// How often threads are to be sampled, while there is a demand.
+    pub(super) fn periods(&self) -> Option<Periods> {
+        self.periods
+    }
+
+    /// Whether threads are sampled for it, or were and are not drained yet.
+    pub(super) fn is_any(&self) -> bool {
+        self.periods.is_some() || !self.others.is_empty()
+    }
+
+    /// A thread has met its first hook, and is sampled as one that did from now on.
+    pub(super) fn note_hook(&mut self, tid: u32) {
+        self.others.get_mut(&tid).into_iter().for_each(OtherThread::end);
+    }
+
+    pub(super) fn has_full_ring(&self) -> bool {
+        self.others.values().any(|other| other.cursor.is_half_full())
+    }
+
+    /// How long until the next search, or until a ring may be half full.
+    pub(super) fn until_next(&self) -> Option<Duration> {
+        let of_search = self.periods.map(|_| self.until_search());
+        let fill_times = self.others.values().filter_map(|other| other.cursor.fill_time(false));
+        let of_rings = fill_times.min().map(|soonest| soonest.max(SOONEST / 10));
+        of_search.into_iter().chain(of_rings).min()
+    }
+
+    fn until_search(&self) -> Duration {
+        let since = self.searched.map(|searched| searched.elapsed());
+        since.map_or(Duration::ZERO, |since| self.interval.saturating_sub(since))
+    }
+
+    pub(super) fn must_search(&self) -> bool {
+        self.periods.is_some() && self.until_search().is_zero()
+    }
+
+    /// Lists the threads of the process, ends the sampling of those that have ended, and attaches those that have run since
+    /// the last search, except those in `hooked`, which have met a hook.
+    pub(super) fn search(&mut self, rate: Rate, intake: &Intake, hooked: &HashSet<u32>) {
+        let start = Instant::now();
+        let listed = sys::own_threads().unwrap_or_default();
+        if listed.is_empty() {
+            Counters::add(&intake.counters.threads.unlisted, 1);
+        }
+        let mut cpu_ns = HashMap::with_capacity(listed.len());
+        let mut have_run = Vec::new();
+        for tid in listed {
+            let before_ns = self.cpu_ns.get(&tid).copied().unwrap_or(0);
+            // Where it cannot be read, all threads may have run.
+            let now_ns = sys::cpu_ns_of(tid);
+            let ran_ns = now_ns.map_or(u64::MAX, |now_ns| now_ns.saturating_sub(before_ns));
+            cpu_ns.insert(tid, now_ns.unwrap_or(0));
+            if hooked.contains(&tid) {
+                self.note_hook(tid);
+            } else if ran_ns > 0 && self.others.get(&tid).is_none_or(|other| other.may_retry(start))
+            {
+                have_run.push((ran_ns, tid));
+            }
+        }
+        let ended = self.others.iter_mut().filter(|(tid, _)| !cpu_ns.contains_key(*tid));
+        ended.for_each(|(_, other)| other.end());
+        have_run.sort_unstable_by_key(|(ran_ns, _)| Reverse(*ran_ns));
+        let now_ns = intake.now_ns();
+        for (_, tid) in have_run {
+            if start.elapsed() > MOST_ATTACHING || !self.attaching.has_budget(now_ns) {
+                Counters::add(&intake.counters.threads.attach_deferred, 1);
+                // The next search attaches it even if it does not run until then.
+                cpu_ns.remove(&tid);
+                continue;
+            }
+            let before = sys::thread_cpu_ns();
+            let other = self.others.entry(tid).or_insert_with(|| OtherThread::new(tid, rate));
+            other.attach(intake);
+            self.attaching.spend(passed(before, sys::thread_cpu_ns()).unwrap_or(A_THREAD_NS));
+        }
+        self.cpu_ns = cpu_ns;
+        self.searched = Some(Instant::now());
+        self.interval = (start.elapsed() * SHARE).clamp(SOONEST, LATEST);
+    }
+
+    /// Reads everything in the rings, and gives back those of threads that are no longer sampled.
+    pub(super) fn drain(&mut self, intake: &mut Intake, all: &mut DemandBudgets) {
+        self.others.retain(|_, OtherThread { cursor, is_ending, .. }| {
+            _ = cursor.drain(intake);
+            _ = cursor.count_missed(None, intake);
+            all.of(Why::Process).charge(cursor.take_cost());
+            if *is_ending {
+                // No thread refers to its sessions.
+                drop(cursor.give_back(&intake.source));
+            }
+            !*is_ending
+        });
+    }
+
+    /// Ends the sampling without reading the rings.
+    pub(super) fn give_back(&mut self, intake: &Intake) {
+        self.end();
+        for mut other in std::mem::take(&mut self.others).into_values() {
+            drop(other.cursor.give_back(&intake.source));
+        }
+    }
+}
+
+impl OtherThread {
+    fn new(tid: u32, rate: Rate) -> Self {
+        let thread: OsThread = sys::own_thread(tid);
+        // The bounds of its stack are known to the thread itself alone.
+        let shared = ThreadShared::without_hooks(thread, Err(WhyRefused::NoStack), rate);
+        let cursor = ThreadCursor::new(Arc::new(shared));
+        Self { cursor, failed: None, is_ending: false }
+    }
+
+    fn attach(&mut self, intake: &Intake) {
+        intake.source.attach(&self.cursor.thread);
+        let is_attached = self.cursor.go_to_next_session();
+        self.failed = (!is_attached).then(Instant::now);
+    }
+
+    /// Whether it is to be attached, once more.
+    fn may_retry(&self, now: Instant) -> bool {
+        let is_late = |failed| now.saturating_duration_since(failed) > RETRY;
+        !self.is_ending && self.failed.is_some_and(is_late)
+    }
+
+    fn end(&mut self) {
+        if !std::mem::replace(&mut self.is_ending, true) {
+            self.cursor.thread.end();
+            self.cursor.pause();
+        }
+    }
+}
