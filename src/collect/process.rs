@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use super::export::ProfileOutput;
 use crate::assemble::ProfileInputs;
 use crate::engine::{Engine, ProcessRequest, RootFields};
 use crate::intake::Intake;
@@ -82,12 +81,12 @@ pub(super) fn note_process_spans(intake: &mut Intake, closed: Vec<(SpanKey, Root
 }
 
 impl RunningProfile {
-    /// Sends the profile, which has ended, to its caller.
-    pub(super) fn send(self, engine: &Engine, intake: &mut Intake, output: &ProfileOutput) {
+    /// The answer to the caller, if it waits.
+    pub(super) fn finish(self, engine: &Engine, intake: &mut Intake) -> Option<Job> {
         engine.commands.process.set_wants_roots(false);
-        let Some(mut samples) = intake.sinks.process.take() else { return };
+        let mut samples = intake.sinks.process.take()?;
         if self.request.is_canceled() {
-            return;
+            return None;
         }
         let open: Vec<_> = samples.open_roots().collect();
         for known in open.into_iter().filter(|known| engine.spans.is_open(known.id, known.root)) {
@@ -103,6 +102,6 @@ impl RunningProfile {
         let (during, redaction) = (self.began_ns..intake.now_ns(), &*engine.redaction);
         let (profile, modules) =
             inputs.profile_of_process(id, (&samples, redaction), during, self.used_cpu_ns);
-        output.send(Job::Reply { profile: Box::new(profile), modules, reply });
+        Some(Job::Reply { profile: Box::new(profile), modules, reply })
     }
 }

@@ -191,9 +191,8 @@ impl Collector {
         let closed_since = self.intake.register_spans();
         self.intake.closed.extend(closed_since);
         note_process_spans(&mut self.intake, closed_roots);
-        if let Some(process) = process {
-            process.send(&self.engine, &mut self.intake, &self.output);
-        }
+        let answer = process.and_then(|process| process.finish(&self.engine, &mut self.intake));
+        answer.into_iter().for_each(|answer| self.output.send(answer));
 
         self.intake.sinks.store.charge_refused();
         self.intake.source.check_losses(self.intake.now_ns());

@@ -7,11 +7,13 @@ use axum::http::{HeaderName, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use tokio::task::spawn_blocking;
 
-use super::Failure;
 use crate::encode::pprof_showing;
 use crate::error::ProfileError;
 use crate::handle::{Handle, ProfileOptions};
 use crate::profile::SampleKind;
+
+/// An error response.
+type Refused = (StatusCode, String);
 
 /// Marks an error for `go tool pprof`, which then shows its text.
 const X_GO_PPROF: HeaderName = HeaderName::from_static("x-go-pprof");
@@ -27,7 +29,7 @@ pub(super) async fn cpu(State(handle): State<Handle>, OriginalUri(uri): Original
         });
         encoded.await.map_err(internal)?.map_err(not_enabled)
     };
-    let made: Result<Vec<u8>, Failure> = made.await;
+    let made: Result<Vec<u8>, Refused> = made.await;
     match made {
         Ok(bytes) => {
             // Not as a content encoding: readers of pprof expect it to be compressed.
@@ -44,11 +46,11 @@ pub(super) async fn cpu(State(handle): State<Handle>, OriginalUri(uri): Original
     }
 }
 
-fn internal(error: impl std::fmt::Display) -> Failure {
+fn internal(error: impl std::fmt::Display) -> Refused {
     (StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
 }
 
-fn not_enabled(error: ProfileError) -> Failure {
+fn not_enabled(error: ProfileError) -> Refused {
     match error {
         ProfileError::OutOfRange => (StatusCode::BAD_REQUEST, error.to_string()),
         error => internal(format!("Could not enable CPU profiling: {error}")),
@@ -56,7 +58,7 @@ fn not_enabled(error: ProfileError) -> Failure {
 }
 
 /// The duration and rate of a query. As in Go, `seconds` that are no positive number are 30.
-fn options(query: &str) -> Result<ProfileOptions, Failure> {
+fn options(query: &str) -> Result<ProfileOptions, Refused> {
     let value_of = |wanted: &str| {
         let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
         pairs.find(|(name, _)| *name == wanted).map(|(_, value)| value)

@@ -98,7 +98,7 @@ pub(crate) use stripes::{STRIPES, Stripe, Striped, own_stripe};
 pub(crate) use task_waker::{TaskWaker, WakerObserver};
 pub(crate) use task_waker::{clone as clone_waker, drop_waker, wake, wake_by_ref};
 pub(crate) use types::{
-    Blocked, Call, CpuUse, FileIdentity, FilteredSyscall, Load, LoadedModule, MappedFile,
-    MappedPart, MissedSignals, NoFile, OsThread, SampleRequest, TimerClock, WhyRefused,
+    ANY_STACK, Blocked, Call, CpuUse, FileIdentity, FilteredSyscall, Load, LoadedModule,
+    MappedFile, MappedPart, MissedSignals, NoFile, OsThread, SampleRequest, TimerClock, WhyRefused,
 };
 pub(crate) use words::{WORDS, fork_generation};

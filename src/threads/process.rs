@@ -9,9 +9,9 @@ use super::cursor::ThreadCursor;
 use super::demand::{DemandBudgets, Why};
 use crate::budget::{CpuBudget, passed};
 use crate::intake::Intake;
-use crate::sampler::{AttachThreads as _, Periods, Rate, ThreadShared};
+use crate::sampler::{AttachThreads as _, Periods, Rate, Sampler, ThreadShared};
 use crate::stats::Counters;
-use crate::sys::{self, OsThread, WhyRefused};
+use crate::sys;
 
 /// The threads of the process are listed this often, or less if that would take more than one part in [`SHARE`] of a core.
 /// Threads are listed often, since what one runs before it is found has no samples.
@@ -146,13 +146,31 @@ impl ProcessThreads {
                 continue;
             }
             let before = sys::thread_cpu_ns();
-            let other = self.others.entry(tid).or_insert_with(|| OtherThread::new(tid, rate));
+            let new = || OtherThread::new(tid, rate, &intake.source);
+            let other = self.others.entry(tid).or_insert_with(new);
             other.attach(intake);
             self.attaching.spend(passed(before, sys::thread_cpu_ns()).unwrap_or(A_THREAD_NS));
         }
         self.cpu_ns = cpu_ns;
         self.searched = Some(Instant::now());
         self.interval = (start.elapsed() * SHARE).clamp(SOONEST, LATEST);
+    }
+
+    /// Ends the sampling by timers whose signal the program has taken, or by all timers while a tracer is attached. Those of
+    /// the first kind begin again with another signal. Returns whether there are any whose signal was taken.
+    pub(super) fn check_signals(&mut self, is_traced: bool) -> bool {
+        let mut has_lost_signal = false;
+        for other in self.others.values_mut() {
+            let timer = other.cursor.session.ring.as_ref().and_then(|ring| ring.timer());
+            let Some(timer) = timer else { continue };
+            let is_lost = timer.has_lost_signal();
+            if is_lost || is_traced {
+                timer.stop();
+                other.end();
+            }
+            has_lost_signal |= is_lost;
+        }
+        has_lost_signal
     }
 
     /// Reads everything in the rings, and gives back those of threads that are no longer sampled.
@@ -179,10 +197,10 @@ impl ProcessThreads {
 }
 
 impl OtherThread {
-    fn new(tid: u32, rate: Rate) -> Self {
-        let thread: OsThread = sys::own_thread(tid);
+    fn new(tid: u32, rate: Rate, source: &Sampler) -> Self {
         // The bounds of its stack are known to the thread itself alone.
-        let shared = ThreadShared::without_hooks(thread, Err(WhyRefused::NoStack), rate);
+        let (thread, stack) = (sys::own_thread(tid), source.stack_of_others());
+        let shared = ThreadShared::without_hooks(thread, stack, rate);
         let cursor = ThreadCursor::new(Arc::new(shared));
         Self { cursor, failed: None, is_ending: false }
     }

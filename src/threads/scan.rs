@@ -246,6 +246,7 @@ impl Threads {
     /// attached, they get none. Returns whether there are any.
     pub(super) fn check_signals(&mut self, intake: &Intake) -> bool {
         let is_traced = intake.source.check_tracer();
+        self.findings.has_lost_signal |= self.process.check_signals(is_traced);
         let mut has_ended = false;
         for sampled in self.sampled.iter() {
             let timer = sampled.cursor.session.ring.as_ref().and_then(|ring| ring.timer());
