@@ -83,7 +83,8 @@ pub(super) fn note_process_spans(intake: &mut Intake, closed: Vec<(SpanKey, Root
 impl RunningProfile {
     /// The answer to the caller, if it waits.
     pub(super) fn finish(self, engine: &Engine, intake: &mut Intake) -> Option<Job> {
-        engine.commands.process.set_wants_roots(false);
+        let requests = &engine.commands.process;
+        requests.set_wants_roots(false);
         let mut samples = intake.sinks.process.take()?;
         if self.request.is_canceled() {
             return None;
@@ -94,6 +95,9 @@ impl RunningProfile {
             let values = values.map(|value| engine.redaction.redact_span(value).into());
             samples.set_fields(known.root, values.into_vec());
         }
+        // Those that were not open any more have left their fields before.
+        let closed = requests.take_roots().into_iter();
+        closed.for_each(|(root, fields)| samples.set_fields(root, fields));
         let inputs = ProfileInputs::new(&engine.callsites, &intake.sinks.store, &intake.unwinder);
         let unix_offset_ns = intake.clock().unix_offset_ns();
         let ProcessRequest { period_ns, reply, .. } = self.request;

@@ -167,10 +167,11 @@ impl Collector {
     fn do_round(&mut self) -> (RoundRequests, bool) {
         self.intake.round += 1;
         let mut asked = self.take_commands();
+        let has_new = self.threads.take_new(&self.intake);
+        // With those that have met a hook by now, which are not searched for.
         let Self { engine, intake, threads, process, .. } = self;
         let process = process.check(asked.process.take(), engine, (threads, intake));
         let closed_roots = engine.commands.process.take_roots();
-        let has_new = self.threads.take_new(&self.intake);
         let mut closed = std::mem::take(&mut self.intake.closed);
         closed.extend(self.intake.register_spans());
         self.watchdog.sweep_plans(&self.engine, &self.intake.sinks.store);
