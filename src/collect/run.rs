@@ -104,11 +104,11 @@ impl Collector {
             let is_over = is_woken || sleep.is_some_and(|sleep| start.elapsed() >= sleep);
             let is_over = is_over || !self.poller.files().still_owned();
             let Self { threads, intake, .. } = self;
+            threads.search_process(intake);
             let is_outdated = || threads.has_any() && intake.unwinder.is_outdated();
             if is_over || threads.has_full_ring() || is_outdated() {
                 break;
             }
-            threads.search_process(intake);
             if !threads.must_scan() {
                 continue;
             }
