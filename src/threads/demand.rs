@@ -267,7 +267,9 @@ mod tests {
     #[test]
     fn a_profile_of_the_process_takes_nothing_of_the_budget_for_slow_spans() {
         let mut budgets = DemandBudgets::new(1);
-        budgets.of(Why::SlowSpan).frequency(START);
+        for why in [Why::SlowSpan, Why::Process] {
+            assert_eq!(budgets.of(why).frequency(START), Frequency::Full);
+        }
         budgets.of(Why::Process).charge(Cost::new(100_000, 100_000, 997_000));
         assert_eq!(budgets.of(Why::Process).frequency(START), Frequency::LowByTimer);
         assert_eq!(budgets.of(Why::SlowSpan).frequency(START), Frequency::Full);

@@ -444,6 +444,39 @@ mod tests {
     use super::*;
 
     #[test]
+    fn memory_is_read_ahead_as_far_as_it_is_mapped_also_across_the_end_of_the_ring() {
+        let ring = RingMemory::anonymous(64 * 1024).unwrap();
+        // What follows its records is not accessible.
+        let source = RingMemory::anonymous(4096).unwrap();
+        let mut writer = source.writer();
+        [7, 8, 9].into_iter().for_each(|word| writer.word(word));
+        writer.publish();
+        let from = source.base.as_ptr().wrapping_add(source.page_size).addr() as u64;
+        let expected = MOST_READ.min(source.data_size as u64);
+        let word_at = |position: u64| {
+            let mut word = [0; 8];
+            ring.copy(position, &mut word);
+            u64::from_ne_bytes(word)
+        };
+        for start in [0, ring.data_size as u64 - 24] {
+            ring.head_word().store(start, Ordering::Release);
+            ring.release_to(start);
+            let mut writer = ring.writer();
+            let length = writer.read_ahead(16, from, MOST_READ);
+            assert_eq!(length, expected);
+            writer.word(1);
+            writer.word(2);
+            writer.skip(length);
+            writer.publish();
+            assert_eq!(ring.head(), start + 16 + expected);
+            let words = [0, 8, 16, 24, 32].map(|offset| word_at(start + offset));
+            assert_eq!(words, [1, 2, 7, 8, 9]);
+        }
+        // Nothing is mapped there.
+        assert_eq!(ring.writer().read_ahead(0, 8, 64), 0);
+    }
+
+    #[test]
     fn copies_from_any_position_around_the_end() {
         let ring = RingMemory::anonymous(4096).unwrap();
         let words: Vec<u64> =
