@@ -59,7 +59,6 @@ impl ProcessProfiler {
             intake.sinks.process = Some(ProcessSamples::new());
             threads.begin_process(request.period_ns);
             threads.search_process(intake);
-            threads.scan_soon();
             let (began_ns, began_cpu_ns) = (intake.now_ns(), sys::process_cpu_ns());
             self.running =
                 Some(RunningProfile { request, began_ns, began_cpu_ns, used_cpu_ns: None });

@@ -68,7 +68,7 @@ pub(crate) struct Check<'a> {
     pub(crate) may_change: bool,
     /// The factor by which the CPU budget lengthens sampling periods.
     pub(crate) times: f64,
-    /// How often the threads of the process are to be sampled, while a profile of it is made.
+    /// How often the thread is to be sampled for a profile of the process.
     pub(crate) process: Option<Periods>,
     pub(crate) source: &'a Sampler,
 }

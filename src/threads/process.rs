@@ -34,6 +34,8 @@ pub(super) struct ProcessThreads {
     periods: Option<Periods>,
     /// By their ids. Without a demand, those that are drained once more.
     others: HashMap<u32, OtherThread>,
+    /// Those that have met a hook, and have run since the demand began.
+    active: HashSet<u32>,
     /// The CPU times of all threads at the last search.
     cpu_ns: HashMap<u32, u64>,
     searched: Option<Instant>,
@@ -56,6 +58,7 @@ impl ProcessThreads {
         Self {
             periods: None,
             others: HashMap::new(),
+            active: HashSet::new(),
             cpu_ns: HashMap::new(),
             searched: None,
             interval: SOONEST,
@@ -80,6 +83,12 @@ impl ProcessThreads {
         self.periods
     }
 
+    /// The same for a thread that has met a hook. One that does not run is not attached: that would take from the limits of
+    /// the process what others need.
+    pub(super) fn periods_of(&self, tid: u32) -> Option<Periods> {
+        self.periods.filter(|_| self.active.contains(&tid))
+    }
+
     /// Whether threads are sampled for it, or were and are not drained yet.
     pub(super) fn is_any(&self) -> bool {
         self.periods.is_some() || !self.others.is_empty()
@@ -87,6 +96,13 @@ impl ProcessThreads {
 
     /// A thread has met its first hook, and is sampled as one that did from now on.
     pub(super) fn note_hook(&mut self, tid: u32) {
+        self.end_other(tid);
+        if self.periods.is_some() {
+            self.active.insert(tid);
+        }
+    }
+
+    fn end_other(&mut self, tid: u32) {
         self.others.get_mut(&tid).into_iter().for_each(OtherThread::end);
     }
 
@@ -112,12 +128,16 @@ impl ProcessThreads {
     }
 
     /// Lists the threads of the process, ends the sampling of those that have ended, and attaches those that have run since
-    /// the last search, except those in `hooked`, which have met a hook.
-    pub(super) fn search(&mut self, rate: Rate, intake: &Intake, hooked: &HashSet<u32>) {
+    /// the last search, except those in `hooked`, which have met a hook. Returns whether any of these has run for the first
+    /// time.
+    pub(super) fn search(&mut self, rate: Rate, intake: &Intake, hooked: &HashSet<u32>) -> bool {
         let start = Instant::now();
+        let (is_first, mut has_new) = (self.searched.is_none(), false);
         let listed = sys::own_threads().unwrap_or_default();
         if listed.is_empty() {
             Counters::add(&intake.counters.threads.unlisted, 1);
+            self.active.extend(hooked);
+            has_new = is_first;
         }
         let mut cpu_ns = HashMap::with_capacity(listed.len());
         let mut have_run = Vec::new();
@@ -127,8 +147,11 @@ impl ProcessThreads {
             let now_ns = sys::cpu_ns_of(tid);
             let ran_ns = now_ns.map_or(u64::MAX, |now_ns| now_ns.saturating_sub(before_ns));
             cpu_ns.insert(tid, now_ns.unwrap_or(0));
+            // The first search shows what they had run before.
+            let ran_ns = if is_first { 0 } else { ran_ns };
             if hooked.contains(&tid) {
-                self.note_hook(tid);
+                self.end_other(tid);
+                has_new |= ran_ns > 0 && self.active.insert(tid);
             } else if ran_ns > 0 && self.others.get(&tid).is_none_or(|other| other.may_retry(start))
             {
                 have_run.push((ran_ns, tid));
@@ -154,6 +177,7 @@ impl ProcessThreads {
         self.cpu_ns = cpu_ns;
         self.searched = Some(Instant::now());
         self.interval = (start.elapsed() * SHARE).clamp(SOONEST, LATEST);
+        has_new
     }
 
     /// Ends the sampling by timers whose signal the program has taken, or by all timers while a tracer is attached. Those of

@@ -82,7 +82,9 @@ impl Threads {
         let hooked: HashSet<u32> = self.sampled.iter().map(|one| one.thread().tid()).collect();
         let frequency = self.budgets.of(Why::Process).frequency(intake.now_ns());
         let rate = frequency.rate(periods).slowed(self.reading.times());
-        self.process.search(rate, intake, &hooked);
+        if self.process.search(rate, intake, &hooked) {
+            self.scan_soon();
+        }
     }
 
     /// How long until the next scan for blocked threads.
@@ -121,7 +123,7 @@ impl Threads {
             may_attach,
             may_change: may_attach,
             times: self.reading.times(),
-            process: self.process.periods(),
+            process: None,
             source: &intake.source,
         };
         let mut changing = 0;
@@ -133,6 +135,7 @@ impl Threads {
             // The rings of other threads fill while threads are attached.
             check.may_attach = may_attach && self.schedule.scanned.elapsed() < MOST_ATTACHING;
             check.may_change = check.may_attach && changing < MOST_CHANGING;
+            check.process = self.process.periods_of(sampled.thread().tid());
             let was_detached = sampled.attachment.is_detached();
             self.can_end |= sampled.check(&check, &mut self.budgets);
             has_attached |= was_detached && !sampled.attachment.is_detached();
