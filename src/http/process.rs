@@ -13,7 +13,7 @@ use crate::handle::{Handle, ProfileOptions};
 use crate::profile::SampleKind;
 
 /// An error response.
-type Refused = (StatusCode, String);
+type PprofFailure = (StatusCode, String);
 
 /// Marks an error for `go tool pprof`, which then shows its text.
 const X_GO_PPROF: HeaderName = HeaderName::from_static("x-go-pprof");
@@ -29,7 +29,7 @@ pub(super) async fn cpu(State(handle): State<Handle>, OriginalUri(uri): Original
         });
         encoded.await.map_err(internal)?.map_err(not_enabled)
     };
-    let made: Result<Vec<u8>, Refused> = made.await;
+    let made: Result<Vec<u8>, PprofFailure> = made.await;
     match made {
         Ok(bytes) => {
             // Not as a content encoding: readers of pprof expect it to be compressed.
@@ -46,11 +46,11 @@ pub(super) async fn cpu(State(handle): State<Handle>, OriginalUri(uri): Original
     }
 }
 
-fn internal(error: impl std::fmt::Display) -> Refused {
+fn internal(error: impl std::fmt::Display) -> PprofFailure {
     (StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
 }
 
-fn not_enabled(error: ProfileError) -> Refused {
+fn not_enabled(error: ProfileError) -> PprofFailure {
     match error {
         ProfileError::OutOfRange => (StatusCode::BAD_REQUEST, error.to_string()),
         error => internal(format!("Could not enable CPU profiling: {error}")),
@@ -58,7 +58,7 @@ fn not_enabled(error: ProfileError) -> Refused {
 }
 
 /// The duration and rate of a query. As in Go, `seconds` that are no positive number are 30.
-fn options(query: &str) -> Result<ProfileOptions, Refused> {
+fn options(query: &str) -> Result<ProfileOptions, PprofFailure> {
     let value_of = |wanted: &str| {
         let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
         pairs.find(|(name, _)| *name == wanted).map(|(_, value)| value)

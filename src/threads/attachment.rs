@@ -278,9 +278,11 @@ impl SampledThread {
     }
 
     /// Whether the session can end. If it ends for another rate, hooks may count the remaining samples later: the next hook
-    /// may be far away, and a thread that stays in one span needs its new rate too.
+    /// may be far away, and a thread that stays in one span needs its new rate too. The same if it was for a profile of the
+    /// process: that thread may stay in a span that is never sampled.
     fn can_end(&self, why: EndReason) -> bool {
-        let may_be_uncounted = why == EndReason::OtherRate && self.cursor.may_be_uncounted();
+        let may_be_later = why == EndReason::OtherRate || self.attachment.payer == Why::Process;
+        let may_be_uncounted = may_be_later && self.cursor.may_be_uncounted();
         (may_be_uncounted || self.cursor.is_counted())
             && !self.cursor.thread.is_in_hook()
             && self.waiting().is_none()
