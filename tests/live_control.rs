@@ -1037,7 +1037,7 @@ async fn the_heap_is_not_served_if_it_is_not_tracked() {
 async fn a_cpu_profile_of_the_process_is_served_and_ends_if_its_client_goes_away() {
     let setup = Setup::of_rules("1h", |builder| builder);
     let handle = setup.handle.clone();
-    let refused = |answer: &Answer, status, text: &str| {
+    let refused = |answer: &Answer, status: StatusCode, text: &str| {
         assert_eq!((answer.status, answer.text()), (status, text));
         assert_eq!(answer.headers["x-go-pprof"], "1");
         assert_eq!(answer.headers[header::CONTENT_TYPE], "text/plain; charset=utf-8");

@@ -19,18 +19,7 @@ type PprofFailure = (StatusCode, String);
 const X_GO_PPROF: HeaderName = HeaderName::from_static("x-go-pprof");
 
 pub(super) async fn cpu(State(handle): State<Handle>, OriginalUri(uri): OriginalUri) -> Response {
-    let made = async {
-        let options = options(uri.query().unwrap_or_default())?;
-        let begun = spawn_blocking(move || handle.begin_profile(options)).await;
-        // If the client goes away, this future is dropped, and the profile ends.
-        let (started, _cancel) = begun.map_err(internal)?.map_err(not_enabled)?;
-        let encoded = spawn_blocking(move || {
-            started.wait().map(|profile| pprof_showing(&profile, Some(SampleKind::OnCpu)))
-        });
-        encoded.await.map_err(internal)?.map_err(not_enabled)
-    };
-    let made: Result<Vec<u8>, PprofFailure> = made.await;
-    match made {
+    match encoded(handle, uri.query().unwrap_or_default()).await {
         Ok(bytes) => {
             // Not as a content encoding: readers of pprof expect it to be compressed.
             let headers = [
@@ -44,6 +33,16 @@ pub(super) async fn cpu(State(handle): State<Handle>, OriginalUri(uri): Original
             (status, headers, format!("{problem}\n")).into_response()
         }
     }
+}
+
+async fn encoded(handle: Handle, query: &str) -> Result<Vec<u8>, PprofFailure> {
+    let options = options(query)?;
+    let begun = spawn_blocking(move || handle.begin_profile(options)).await;
+    // If the client goes away, this future is dropped, and the profile ends.
+    let (started, _cancel) = begun.map_err(internal)?.map_err(not_enabled)?;
+    let encode =
+        move || started.wait().map(|profile| pprof_showing(&profile, Some(SampleKind::OnCpu)));
+    spawn_blocking(encode).await.map_err(internal)?.map_err(not_enabled)
 }
 
 fn internal(error: impl std::fmt::Display) -> PprofFailure {
