@@ -171,7 +171,7 @@ fn shares_are_those_of_the_cpu_clocks_of_all_threads() {
             })
             .unwrap();
         let nearly = Duration::from_secs(LONGEST) - 500 * MS;
-        while start.elapsed() < nearly && FUNCTIONS.iter().any(|(name, _)| goes_on(name)) {
+        while start.elapsed() < nearly && FUNCTIONS.iter().any(|&(name, _)| goes_on(name)) {
             thread::sleep(5 * MS);
         }
         is_over.store(true, Ordering::Relaxed);
@@ -182,14 +182,17 @@ fn shares_are_those_of_the_cpu_clocks_of_all_threads() {
     let used: BTreeMap<&str, u64> =
         used.iter().map(|(name, ns)| (*name, ns.load(Ordering::Relaxed))).collect();
     // Short threads have samples from when they are found.
-    let all = || used.iter().filter(|(name, _)| **name != "burn_short");
+    let all = || {
+        let each = used.iter().map(|(name, ns)| (*name, *ns));
+        each.filter(|(name, _)| *name != "burn_short")
+    };
     let of = |name: &str| found(&profile, |sample| has_function(&profile, sample, name));
     let all_used: u64 = all().map(|(_, ns)| ns).sum();
     let (all_found, all_count) =
         all().map(|(name, _)| of(name)).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
     assert!(all_count > 100, "{all_count}");
     for (name, ns) in all() {
-        let share = *ns as f64 / all_used as f64;
+        let share = ns as f64 / all_used as f64;
         let found = of(name).0 as f64 / all_found as f64;
         // Five standard errors, and a thread's beginning and end.
         let error = 5.0 * (share * (1.0 - share) / all_count as f64).sqrt() + 0.02;
