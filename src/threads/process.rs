@@ -175,7 +175,9 @@ impl ProcessThreads {
         }
         self.cpu_ns = cpu_ns;
         self.searched = Some(Instant::now());
-        self.interval = (start.elapsed() * SHARE).clamp(SOONEST, LATEST);
+        // The first one attaches no thread.
+        let share = if is_first { 0 } else { SHARE };
+        self.interval = (start.elapsed() * share).clamp(SOONEST, LATEST);
         has_new
     }
 
