@@ -14,7 +14,7 @@ use tracing::{dispatcher, info_span};
 use tracing_profiling::profile::{Leaf, Profile, Sample, SampleKind};
 use tracing_profiling::{ProfileOptions, Source};
 
-use crate::measure::{Setup, figure, unprivileged, work_for};
+use crate::measure::{Setup, figure, unprivileged};
 
 const TIME: Duration = Duration::from_secs(20);
 const MS: Duration = Duration::from_millis(1);
@@ -26,13 +26,16 @@ macro_rules! burns {
             #[inline(never)]
             fn $name(cpu: Duration) {
                 let start = ThreadTime::now();
+                let mut x = std::hint::black_box(stringify!($name)).len() as u64;
                 while start.elapsed() < cpu {
-                    std::hint::black_box(stringify!($name));
-                    let mut x = 1_u64;
-                    for i in 0..20_000 {
-                        x = std::hint::black_box((x ^ i) * 3 % 1_000_003);
+                    let mut i = 0;
+                    // No calls, so that samples are in this function however it is built.
+                    while i < 20_000 {
+                        x = (x ^ i) * 3 % 1_000_003;
+                        i += 1;
                     }
                 }
+                std::hint::black_box(x);
             }
         )+
         const FUNCTIONS: &[&str] = &[$(stringify!($name)),+];
@@ -94,7 +97,7 @@ fn load(setup: &Setup) {
             }
         });
     });
-    // One after the other.
+    // In turn.
     std::thread::spawn(|| {
         while goes_on() {
             let start = Instant::now();

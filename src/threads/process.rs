@@ -18,7 +18,7 @@ use crate::sys;
 const SOONEST: Duration = Duration::from_millis(10);
 const LATEST: Duration = Duration::from_secs(1);
 const SHARE: u32 = 50;
-/// How long one search may attach threads. The rings of others fill while it does.
+/// How long one search may attach threads, after it has listed them. The rings of others fill while it does.
 const MOST_ATTACHING: Duration = Duration::from_millis(20);
 /// The CPU budget for attaching threads, beside that for slow spans: some 1,000 at once.
 const ATTACHING: CpuBudget = CpuBudget::new(10, 200_000_000);
@@ -131,7 +131,7 @@ impl ProcessThreads {
     /// the last search, except those in `hooked`, which have met a hook. Returns whether any of these has run for the first
     /// time.
     pub(super) fn search(&mut self, rate: Rate, intake: &Intake, hooked: &HashSet<u32>) -> bool {
-        let start = Instant::now();
+        let (start, start_cpu_ns) = (Instant::now(), sys::thread_cpu_ns());
         let (is_first, mut has_new) = (self.searched.is_none(), false);
         let listed = sys::own_threads().unwrap_or_default();
         if listed.is_empty() {
@@ -159,9 +159,12 @@ impl ProcessThreads {
         let ended = self.others.iter_mut().filter(|(tid, _)| !cpu_ns.contains_key(*tid));
         ended.for_each(|(_, other)| other.end());
         have_run.sort_unstable_by_key(|(ran_ns, _)| Reverse(*ran_ns));
-        let now_ns = intake.now_ns();
+        // CPU time: on a busy machine, threads must not be found later for that.
+        let listing = passed(start_cpu_ns, sys::thread_cpu_ns());
+        let listing = listing.map_or_else(|| start.elapsed(), Duration::from_nanos);
+        let (now_ns, begun) = (intake.now_ns(), Instant::now());
         for (ran_ns, tid) in have_run {
-            if start.elapsed() > MOST_ATTACHING || !self.attaching.has_budget(now_ns) {
+            if begun.elapsed() > MOST_ATTACHING || !self.attaching.has_budget(now_ns) {
                 Counters::add(&intake.counters.threads.attach_deferred, 1);
                 // The next search attaches it even if it does not run until then.
                 cpu_ns.insert(tid, self.cpu_ns.get(&tid).copied().unwrap_or(0));
@@ -177,7 +180,7 @@ impl ProcessThreads {
         self.searched = Some(Instant::now());
         // The first one attaches no thread.
         let share = if is_first { 0 } else { SHARE };
-        self.interval = (start.elapsed() * share).clamp(SOONEST, LATEST);
+        self.interval = (listing * share).clamp(SOONEST, LATEST);
         has_new
     }
 
