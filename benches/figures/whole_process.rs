@@ -55,9 +55,9 @@ fn goes_on() -> bool {
 /// Begins a thread as a library in C does.
 fn begin_in_c(run: extern "C" fn(*mut c_void) -> *mut c_void) {
     let mut thread = std::mem::MaybeUninit::uninit();
-    let none = std::ptr::null_mut();
+    let (usual, none) = (std::ptr::null(), std::ptr::null_mut());
     // SAFETY: the function takes no argument, and the thread is not waited for.
-    let begun = unsafe { libc::pthread_create(thread.as_mut_ptr(), none, run, none) };
+    let begun = unsafe { libc::pthread_create(thread.as_mut_ptr(), usual, run, none) };
     assert_eq!(begun, 0);
 }
 
@@ -121,7 +121,8 @@ fn ns_of(profile: &Profile, is_it: impl Fn(&Sample) -> bool) -> u64 {
 /// Prints the process's id, and then what a profile of it found: the nanoseconds of each function, of all, without samples,
 /// and by the process's CPU clock.
 fn profiled(source: Source) {
-    let setup = Setup::late("1h", |builder| builder.source(source));
+    // In a build without optimization, it would lower the rate.
+    let setup = Setup::late("1h", |builder| builder.source(source).cpu_budget(0));
     load(&setup);
     // Each thread has its first events by then.
     std::thread::sleep(200 * MS);
@@ -148,7 +149,8 @@ fn profiled(source: Source) {
         _ => false,
     });
     println!("all {}\nrest {rest}\nused {}", profile.weight().as_nanos(), used.as_nanos());
-    eprintln!("{:?} {:?}", setup.handle.stats().threads, setup.handle.stats().samples);
+    let stats = setup.handle.stats();
+    eprintln!("{:?} {:?} {:?}", stats.threads, stats.samples, stats.sampling);
 }
 
 pub(crate) fn by_perf() {
