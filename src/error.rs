@@ -215,6 +215,41 @@ impl fmt::Display for FlushError {
     }
 }
 
+/// Why there is no profile of the process; see [`Handle::profile`](crate::Handle::profile).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ProfileError {
+    /// One is being made. Only one is made at a time.
+    Busy,
+    /// No thread can be sampled. This is [`Handle::source`](crate::Handle::source), which states why.
+    Unavailable(String),
+    /// The rate or the duration is 0 or more than what is possible.
+    OutOfRange,
+    /// It was called on a thread of the layer, which would wait for itself: in an exporter or a callback.
+    OwnThread,
+    /// The layer's threads did not answer in time.
+    NoAnswer,
+    /// The layer is off, was dropped or shut down, or belongs to the parent of this process.
+    Ended,
+}
+
+impl std::error::Error for ProfileError {}
+
+impl fmt::Display for ProfileError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Busy => f.write_str("cpu profiling already in use"),
+            Self::Unavailable(source) => write!(f, "no thread can be sampled: {source}"),
+            Self::OutOfRange => f.write_str(
+                "the duration must be more than 0 and at most an hour, and the rate from 1 to 1000 per second",
+            ),
+            Self::OwnThread => f.write_str("called on a thread of the profiling layer"),
+            Self::NoAnswer => f.write_str("the profiler's threads did not answer in time"),
+            Self::Ended => f.write_str("the profiling layer is off or has ended"),
+        }
+    }
+}
+
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)

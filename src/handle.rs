@@ -6,8 +6,11 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use crate::control::Control;
-use crate::engine::{NoHeap, NoThreads, all_threads, heap_profile, open_spans};
-use crate::error::{Error, FlushError};
+use crate::engine::{
+    CancelProfile, NoHeap, NoThreads, StartedProfile, all_threads, begin_process_profile,
+    heap_profile, open_spans,
+};
+use crate::error::{Error, FlushError, ProfileError};
 use crate::keep::Rules;
 use crate::profile::{Profile, ThreadDump};
 use crate::publish::OpenSpan;
@@ -144,6 +147,54 @@ impl Handle {
         all_threads(engine.ok_or(NoThreads::Off)?)
     }
 
+    /// A profile of the process: the CPU time of all its threads for that long, in spans or not, those of Rust and of other
+    /// languages. [`encode::pprof`](crate::encode::pprof) writes it for `go tool pprof` and others, with the thread's name,
+    /// the span, and the name and shown fields of the span's local root as labels.
+    ///
+    /// Threads are sampled by perf events where these are allowed, and otherwise by timers on their CPU time (but not with
+    /// [`Builder::fine_timers`](crate::Builder::fine_timers), unless they were in a profiled span). CPU time in which
+    /// no sample was taken is one frame `[not sampled: ...]`: that in the kernel where the system does not let it be sampled, that of
+    /// threads that could not be sampled, as those that block all signals where there is no perf, and that of threads before they
+    /// are found, which takes up to 10 ms. So the profile adds up to the CPU time that the
+    /// process used. While no profile is made, this costs nothing.
+    ///
+    /// Returns after [`ProfileOptions::duration`]; in async code call it from `spawn_blocking`. It needs rules that keep
+    /// something, since a layer that is off has no threads.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use tracing_profiling::{Handle, ProfileOptions};
+    /// # fn write(handle: &Handle) -> Result<(), Box<dyn std::error::Error>> {
+    /// let options = ProfileOptions { duration: Duration::from_secs(10), ..ProfileOptions::default() };
+    /// let profile = handle.profile(options)?;
+    /// # #[cfg(feature = "pprof")]
+    /// std::fs::write("cpu.pb.gz", tracing_profiling::encode::pprof(&profile))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Why there is none, as if another one is being made.
+    pub fn profile(&self, options: ProfileOptions) -> Result<Profile, ProfileError> {
+        let (started, _cancel) = self.begin_profile(options)?;
+        started.wait()
+    }
+
+    /// Begins such a profile. The second value ends it when it is dropped.
+    pub(crate) fn begin_profile(
+        &self,
+        options: ProfileOptions,
+    ) -> Result<(StartedProfile, CancelProfile), ProfileError> {
+        let ProfileOptions { kind: ProfileKind::Cpu, duration, rate } = options;
+        if duration.is_zero() || duration > LONGEST_PROFILE || !RATES.contains(&rate) {
+            return Err(ProfileError::OutOfRange);
+        }
+        let control = self.find().ok_or(ProfileError::Ended)?;
+        let engine = control.running().ok_or(ProfileError::Ended)?;
+        begin_process_profile(engine, duration, period_ns(rate))
+    }
+
     /// Whether new spans are profiled, if a rule matches them.
     pub fn is_enabled(&self) -> bool {
         self.find().is_some_and(|control| control.is_enabled())
@@ -274,6 +325,43 @@ impl Handle {
     pub fn flush_on_drop(&self) -> FlushGuard {
         FlushGuard(self.clone())
     }
+}
+
+/// What a profile of the process shows, and for how long; see [`Handle::profile`].
+///
+/// The default is the CPU time of 30 seconds, with 100 samples per second of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProfileOptions {
+    /// What it shows.
+    pub kind: ProfileKind,
+    /// For how long: at most an hour.
+    pub duration: Duration,
+    /// Samples per second of CPU time, of each thread: 1 to 1,000. A thread that has used 2,000 of them, and all threads
+    /// together 2,000 for each processor, fall to 100 per second if this is more.
+    pub rate: u32,
+}
+
+impl Default for ProfileOptions {
+    fn default() -> Self {
+        Self { kind: ProfileKind::Cpu, duration: Duration::from_secs(30), rate: 100 }
+    }
+}
+
+/// What a profile of the process shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ProfileKind {
+    /// Where its threads run.
+    Cpu,
+}
+
+const LONGEST_PROFILE: Duration = Duration::from_secs(60 * 60);
+const RATES: std::ops::RangeInclusive<u32> = 1..=1_000;
+
+/// The CPU time between two samples: slightly less than stated, so that samples do not run in step with the kernel's tick or
+/// with the program's timers.
+fn period_ns(rate: u32) -> u64 {
+    997_000_000 / u64::from(rate.max(1))
 }
 
 /// Whether a layer that has ended, or never started, has delivered every profile that it gave a reservation.

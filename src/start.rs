@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use crate::allocations::{AllocationSettings, LayerAllocations};
 use crate::awaits::LayerAwaits;
-use crate::collect::{Collector, Logged, ProfileOutput};
+use crate::collect::{Collector, Logged, ProcessProfiler, ProfileOutput};
 use crate::engine::{Commands, Engine, Gate, RunningSource, spawn};
 use crate::error::Error;
 use crate::intake::{Intake, IntakeSettings};
@@ -163,6 +163,7 @@ pub(crate) fn build(parts: Parts) -> (Arc<Engine>, Collector, PublisherParts) {
     let sinks = Sinks {
         store: Store::new(limits.memory_bytes, limits.samples_per_profile, limits.pending_spans),
         heap: Heap::default(),
+        process: None,
     };
     let collector = Collector {
         engine: Arc::clone(&engine),
@@ -173,6 +174,7 @@ pub(crate) fn build(parts: Parts) -> (Arc<Engine>, Collector, PublisherParts) {
         watchdog: Watchdog::new(),
         output: ProfileOutput::new(jobs, limits.export_bytes, limits.samples_per_profile),
         logged: Logged::new(limits.pace.first_look, limits.cpu_percent),
+        process: ProcessProfiler::default(),
     };
     (engine, collector, publisher)
 }

@@ -221,6 +221,8 @@ counters! {
         requests_retried,
         /// Profiles that could not be exported, also not by retries; the log states the cause.
         dropped_export_failed,
+        /// Local roots whose fields a profile of the process lacks, because 4,096 others had closed since the collector ran.
+        root_fields_left_out,
         /// Object files whose lines, or whose symbols altogether, were not read because they exceed
         /// [`Builder::memory`](crate::Builder::memory).
         symbols_over_limit,
@@ -238,9 +240,9 @@ counters! {
 
     /// Samples, and why samples were dropped.
     samples: SampleStats as SampleCounters {
-        /// Samples that fell in a profiled span and were unwound.
+        /// Samples that fell in a profiled span, or anywhere while a profile of the process was made, and were unwound.
         taken,
-        /// Samples that fell in no profiled span. They are dropped before unwinding.
+        /// Other samples that fell in no profiled span. They are dropped before unwinding.
         outside_spans,
         /// Samples that found their ring full because the collector did not run in time.
         dropped_ring_full,
@@ -357,7 +359,7 @@ counters! {
         /// [`Builder::pause_above_cpu`](crate::Builder::pause_above_cpu).
         paused,
         /// Times that attaching a thread in an old span was deferred: attaching may use 50 ms at once and
-        /// 2 % of a core after that.
+        /// 2 % of a core after that, and for a profile of the process 200 ms at once and 10 %.
         attach_deferred,
         /// Times that a thread was attached, or attached again at another rate.
         attached,
@@ -387,6 +389,9 @@ counters! {
         refused_open_files,
         /// Attempts to sample a thread that failed for another reason.
         refused_other,
+        /// Times that a profile of the process could not list its threads, as where `/proc` is not mounted: it has only those
+        /// that have been in profiled spans.
+        unlisted,
     }
 
     /// The sampler and the collector thread.

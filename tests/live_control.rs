@@ -1087,3 +1087,47 @@ async fn a_page_links_to_the_profiles_of_the_process() {
     let short = get(&setup.handle, "/debug/pprof").await;
     assert_eq!(short.headers[header::LOCATION], "pprof/");
 }
+
+/// As Go's `net/http/pprof` answers.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cpu_profile_of_the_process_is_served_and_ends_if_its_client_goes_away() {
+    let setup = Setup::of_rules("1h", |builder| builder);
+    let handle = setup.handle.clone();
+    let refused = |answer: &Answer, status: StatusCode, text: &str| {
+        assert_eq!((answer.status, answer.text()), (status, text));
+        assert_eq!(answer.headers["x-go-pprof"], "1");
+        assert_eq!(answer.headers[header::CONTENT_TYPE], "text/plain; charset=utf-8");
+        assert!(!answer.headers.contains_key(header::CONTENT_DISPOSITION));
+    };
+    let answer = get(&handle, "/debug/pprof/profile?seconds=1&hz=many").await;
+    refused(&answer, StatusCode::BAD_REQUEST, "`hz` must be a number of samples per second\n");
+    if !HAS_STACKS {
+        return;
+    }
+    let of_client = handle.clone();
+    let client = tokio::spawn(async move {
+        _ = get(&of_client, "/debug/pprof/profile?seconds=3000").await;
+    });
+    let start = std::time::Instant::now();
+    while handle.stats().threads.attached == 0 {
+        assert!(start.elapsed() < PLENTY);
+        tokio::time::sleep(MS).await;
+    }
+    let answer = get(&handle, "/debug/pprof/profile?seconds=1").await;
+    let text = "Could not enable CPU profiling: cpu profiling already in use\n";
+    refused(&answer, StatusCode::INTERNAL_SERVER_ERROR, text);
+    client.abort();
+    let answer = loop {
+        let answer = get(&handle, "/debug/pprof/profile?seconds=1&hz=250").await;
+        if answer.status == StatusCode::OK {
+            break answer;
+        }
+        assert!(start.elapsed() < PLENTY, "{}", answer.text());
+        tokio::time::sleep(MS).await;
+    };
+    assert_eq!(answer.headers[header::CONTENT_TYPE], "application/octet-stream");
+    let disposition = &answer.headers[header::CONTENT_DISPOSITION];
+    assert_eq!(disposition, "attachment; filename=\"profile.pb.gz\"");
+    assert!(!answer.headers.contains_key(header::CONTENT_ENCODING));
+    assert_eq!(answer.body[..2], [0x1f, 0x8b], "gzip");
+}

@@ -2,6 +2,7 @@
 
 mod build;
 mod links;
+mod process;
 mod tables;
 
 pub(crate) use build::{BuiltProfile, ProfileAssembler, ProfileInputs};

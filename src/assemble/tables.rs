@@ -315,6 +315,9 @@ impl<'a> Tables<'a> {
             StackLeaf::NotObserved => Leaf::Unknown("awaiting: not `.profiled()`"),
             StackLeaf::NotCopied => Leaf::Unknown("awaiting: stack not copied"),
             StackLeaf::OtherStacks => Leaf::Unknown("other stacks: no memory for more"),
+            StackLeaf::NotSampled => {
+                Leaf::Unknown("not sampled: in the kernel, or in threads that were not sampled")
+            }
             StackLeaf::AllocationNotCopied => Leaf::Unknown("allocated: stack not copied"),
             StackLeaf::Scheduling => Leaf::Delayed { behind: None },
             StackLeaf::SchedulingBehind(plan) => {

@@ -41,7 +41,7 @@ impl ProfileOutput {
         request: HeapRequest,
     ) {
         let HeapRequest { part, reply, is_taken } = request;
-        let Sinks { store, heap } = &mut intake.sinks;
+        let Sinks { store, heap, .. } = &mut intake.sinks;
         let id = ProfileId::random().unwrap_or(ProfileId::NONE);
         let weights = heap.weights(part, &is_taken).into_iter();
         let weights = weights.map(|(stack, weights)| (heap.stacks().frames(stack), 0, weights));

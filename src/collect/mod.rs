@@ -5,8 +5,10 @@
 
 mod export;
 mod logged;
+mod process;
 mod run;
 
 pub(crate) use export::ProfileOutput;
 pub(crate) use logged::Logged;
+pub(crate) use process::ProcessProfiler;
 pub(crate) use run::Collector;

@@ -10,7 +10,8 @@ use crossbeam::channel::{Receiver, Sender};
 
 use super::export::ProfileOutput;
 use super::logged::Logged;
-use crate::engine::{Command, Engine, HeapRequest, OpenRequest, update_counting};
+use super::process::{ProcessProfiler, note_process_spans};
+use crate::engine::{Command, Engine, HeapRequest, OpenRequest, ProcessRequest, update_counting};
 use crate::intake::Intake;
 use crate::keep::ProfileGroup;
 use crate::log::{LogEvent, LogKind};
@@ -36,6 +37,7 @@ pub(crate) struct Collector {
     pub(crate) watchdog: Watchdog,
     pub(crate) output: ProfileOutput,
     pub(crate) logged: Logged,
+    pub(crate) process: ProcessProfiler,
 }
 
 /// The commands that a round has received.
@@ -46,6 +48,7 @@ struct RoundRequests {
     open_spans: Vec<OpenRequest>,
     heaps: Vec<HeapRequest>,
     dumps: Vec<Question<Option<ThreadDump>>>,
+    process: Option<ProcessRequest>,
     everything: bool,
     end: bool,
 }
@@ -103,7 +106,8 @@ impl Collector {
             let is_over = is_woken || sleep.is_some_and(|sleep| start.elapsed() >= sleep);
             let is_over = is_over || !self.poller.files().still_owned();
             let Self { threads, intake, .. } = self;
-            let is_outdated = || !threads.sampled.is_empty() && intake.unwinder.is_outdated();
+            threads.search_process(intake);
+            let is_outdated = || threads.has_any() && intake.unwinder.is_outdated();
             if is_over || threads.has_full_ring() || is_outdated() {
                 break;
             }
@@ -167,6 +171,7 @@ impl Collector {
         let watchdog = watchdog.until_next_check(&engine.callsites).filter(|_| is_open);
         let soonest = linger.into_iter().chain(threads.until_check(&self.intake));
         let soonest = soonest.chain(self.logged.until_next()).chain(watchdog);
+        let soonest = soonest.chain(self.process.until_end());
         soonest.chain(engine.awaits.until_room()).min()
     }
 
@@ -176,8 +181,12 @@ impl Collector {
     /// written. Profiles are therefore made only of groups that are ended at the beginning of the round.
     fn do_round(&mut self) -> (RoundRequests, bool) {
         self.intake.round += 1;
-        let asked = self.take_commands();
+        let mut asked = self.take_commands();
         let has_new = self.threads.take_new(&self.intake);
+        // With those that have met a hook by now, which are not searched for.
+        let Self { engine, intake, threads, process, .. } = self;
+        let process = process.check(asked.process.take(), engine, (threads, intake));
+        let closed_roots = engine.commands.process.take_roots();
         let mut closed = std::mem::take(&mut self.intake.closed);
         closed.extend(self.intake.register_spans());
         self.watchdog.sweep_plans(&self.engine, &self.intake.sinks.store);
@@ -197,6 +206,9 @@ impl Collector {
         // intervals that were just read.
         let closed_since = self.intake.register_spans();
         self.intake.closed.extend(closed_since);
+        note_process_spans(&mut self.intake, closed_roots);
+        let answer = process.and_then(|process| process.finish(&self.engine, &mut self.intake));
+        answer.into_iter().for_each(|answer| self.output.send(answer));
 
         self.intake.sinks.store.charge_refused();
         self.intake.source.check_losses(self.intake.now_ns());
@@ -235,6 +247,8 @@ impl Collector {
                 Command::FindOpen(request) => asked.open_spans.push(request),
                 Command::Heap(request) => asked.heaps.push(request),
                 Command::DumpThreads(reply) => asked.dumps.push(reply),
+                // A caller asks for one at a time, unless it has given up waiting for the one before.
+                Command::ProfileProcess(request) => asked.process = Some(request),
                 Command::Flush(waiting) => {
                     asked.everything = true;
                     asked.acknowledge.push(waiting);

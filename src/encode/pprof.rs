@@ -10,8 +10,8 @@ use prost::Message;
 
 use super::pprof_messages as proto;
 use crate::profile::{
-    Attribute, DumpedThread, Leaf, LeafId, LinkId, LocationId, MappingId, Profile, Sample,
-    SampleKind, ThreadDump,
+    Attribute, DumpedThread, Leaf, LeafId, Link, LinkId, LocationId, MappingId, Point, Profile,
+    Sample, SampleKind, ThreadDump,
 };
 
 /// Encodes a gzipped pprof file. Its values are the number of samples, their CPU time in nanoseconds, the times of waits,
@@ -19,7 +19,7 @@ use crate::profile::{
 /// and number of allocations (`alloc_space`, `alloc_objects`). The default is the first one of these, after the number of
 /// samples, that is not 0. A profile in which nothing but memory has samples has the four values of a heap profile of Go:
 /// `alloc_objects`, `alloc_space`, `inuse_objects` and `inuse_space`, and the default is `inuse_space` if anything is in use. Each sample has its span's name as the label `span_name`, and
-/// `trace_id` and `span_id` if the span has them. The fields that identify the nearest kept span around it are labels,
+/// `trace_id` and `span_id` if the span has them. In a profile of the process, `thread_name` is a label, too. The fields that identify the nearest kept span around it are labels,
 /// too. The profile's attributes and notes are comments.
 pub fn pprof(profile: &Profile) -> Vec<u8> {
     pprof_showing(profile, None)
@@ -104,8 +104,11 @@ impl<'a> Encoder<'a> {
         }
         // Readers of heap profiles expect all values of a stack in one sample.
         let mut of_stacks: HashMap<_, usize> = HashMap::new();
-        for sample in profile.samples() {
-            let weight: u64 = sample.points.iter().map(|point| point.weight).sum();
+        let samples = profile.samples().iter();
+        let samples = samples.flat_map(|sample| {
+            by_thread(profile, sample).into_iter().map(move |of_thread| (sample, of_thread))
+        });
+        for (sample, (thread, weight, points)) in samples {
             let place = (sample.stack, sample.leaf, sample.link);
             let known = of_stacks.get(&place).filter(|_| is_heap);
             let value = kinds.iter().position(|kind| *kind == sample.kind);
@@ -118,7 +121,7 @@ impl<'a> Encoder<'a> {
             of_stacks.insert(place, self.message.sample.len());
             // Only on-CPU samples count as samples: the others are measured.
             let is_on_cpu = sample.kind == SampleKind::OnCpu;
-            let count = if is_on_cpu { sample.points.len() as u64 } else { 0 };
+            let count = if is_on_cpu { points } else { 0 };
             let count = (!is_heap).then(|| signed(count));
             let encoded = proto::Sample {
                 location_id: self.frames(sample),
@@ -129,7 +132,7 @@ impl<'a> Encoder<'a> {
                         false => 0,
                     }))
                     .collect(),
-                label: self.labels(sample.link),
+                label: self.labels(thread, sample.link),
             };
             self.message.sample.push(encoded);
         }
@@ -193,11 +196,16 @@ impl<'a> Encoder<'a> {
         proto::ValueType { r#type: self.string(kind), unit: self.string(unit) }
     }
 
-    fn labels(&mut self, link: Option<LinkId>) -> Vec<proto::Label> {
-        let Some(link) = link.and_then(|id| self.profile.link(id)) else {
-            return Vec::new();
-        };
-        let mut labels: Vec<(String, String)> = Vec::new();
+    fn labels(&mut self, thread: Option<&str>, link: Option<LinkId>) -> Vec<proto::Label> {
+        let thread = thread.map(|name| ("thread_name".to_owned(), name.to_owned()));
+        let mut labels: Vec<(String, String)> = thread.into_iter().collect();
+        if let Some(link) = link.and_then(|id| self.profile.link(id)) {
+            self.add_labels_of(link, &mut labels);
+        }
+        labels.iter().map(|(key, value)| self.label(key, value)).collect()
+    }
+
+    fn add_labels_of(&self, link: &Link, labels: &mut Vec<(String, String)>) {
         // Profiles that were decoded from a format without span names have empty ones.
         if !link.span.is_empty() {
             labels.push(("span_name".to_owned(), link.span.clone()));
@@ -214,7 +222,6 @@ impl<'a> Encoder<'a> {
                 labels.push((key, value.clone()));
             }
         }
-        labels.iter().map(|(key, value)| self.label(key, value)).collect()
     }
 
     fn label(&mut self, key: &str, value: &str) -> proto::Label {
@@ -325,6 +332,27 @@ impl<'a> Encoder<'a> {
     }
 }
 
+/// What a sample represents, and how many points it has: in a profile of the process by the names of its threads, and
+/// otherwise of all threads together.
+fn by_thread<'a>(profile: &'a Profile, sample: &Sample) -> Vec<(Option<&'a str>, u64, u64)> {
+    let name_of = |point: &Point| {
+        let thread = point.thread.filter(|_| profile.is_of_process)?;
+        profile.thread(thread).map(|thread| thread.name.as_str()).filter(|name| !name.is_empty())
+    };
+    let mut threads: Vec<(Option<&str>, u64, u64)> = Vec::new();
+    for point in &sample.points {
+        let name = name_of(point);
+        match threads.iter_mut().find(|(known, ..)| *known == name) {
+            Some((_, weight, points)) => {
+                *weight += point.weight;
+                *points += 1;
+            }
+            None => threads.push((name, point.weight, 1)),
+        }
+    }
+    threads
+}
+
 /// The key of a label for a field. Pyroscope refuses the whole file if a key has other characters than these, or begins
 /// with a digit.
 fn label_key(field: &str) -> String {
@@ -399,7 +427,7 @@ mod tests {
     use super::*;
     use crate::ids::{SpanId, TraceId};
     use crate::profile::{
-        FrameKind, Function, Line, Link, Location, Mapping, Point, ThreadActivity,
+        FrameKind, Function, Line, Location, Mapping, ProfiledThread, ThreadActivity,
     };
 
     fn decode(profile: &Profile) -> proto::Profile {
@@ -506,6 +534,35 @@ mod tests {
                 vec![("span_name", "query"), route],
                 vec![("span_name", "other")],
             ]
+        );
+    }
+
+    #[test]
+    fn a_profile_of_the_process_has_the_names_of_threads() {
+        let mut profile = Profile::new(crate::profile::ProfileId::for_test(1), 5);
+        let remark = profile.add_remark("x");
+        let stack = profile.add_stack(vec![remark]);
+        for (tid, name) in [(1, "worker"), (2, "worker"), (3, "main"), (4, "")] {
+            let thread = Some(profile.add_thread(ProfiledThread { name: name.to_owned(), tid }));
+            let point = Point { time_unix_ns: 1, weight: 5, thread };
+            profile.add_sample(SampleKind::OnCpu, stack, None, point);
+        }
+        let samples = |profile: &Profile| {
+            let message = decode(profile);
+            let string = |index: i64| message.string_table[index as usize].clone();
+            let samples = message.sample.iter().map(|sample| {
+                let labels =
+                    sample.label.iter().map(|label| (string(label.key), string(label.str)));
+                (labels.collect::<Vec<_>>(), sample.value[0], sample.value[1])
+            });
+            samples.collect::<Vec<_>>()
+        };
+        assert_eq!(samples(&profile), [(vec![], 4, 20)]);
+        profile.is_of_process = true;
+        let label = |name: &str| vec![("thread_name".to_owned(), name.to_owned())];
+        assert_eq!(
+            samples(&profile),
+            [(label("worker"), 2, 10), (label("main"), 1, 5), (vec![], 1, 5)]
         );
     }
 

@@ -8,9 +8,12 @@ use parking_lot::Mutex;
 
 use super::Engine;
 use super::command::{Command, HeapRequest, OpenRequest};
+use super::process::{CancelProfile, ProcessRequest, RunningRequest, StartedProfile};
+use crate::error::ProfileError;
 use crate::profile::{Profile, ThreadDump};
 use crate::publish::OpenSpan;
 use crate::sinks::HeapPart;
+use crate::span::is_ignored;
 use crate::sys;
 
 /// How long the caller waits for the layer's threads.
@@ -74,6 +77,32 @@ pub(crate) fn all_threads(engine: &Engine) -> Result<ThreadDump, NoThreads> {
     }
     let dump = wait.recv_deadline(deadline).map_err(|_| NoThreads::NoAnswer)?;
     dump.ok_or(NoThreads::NotListed)
+}
+
+/// Begins to sample all threads of the process.
+pub(crate) fn begin_process_profile(
+    engine: &Engine,
+    duration: Duration,
+    period_ns: u64,
+) -> Result<(StartedProfile, CancelProfile), ProfileError> {
+    if is_ignored() {
+        return Err(ProfileError::OwnThread);
+    }
+    if engine.source.sampler.is_refused() {
+        return Err(ProfileError::Unavailable(engine.source.describe()));
+    }
+    let requests = &engine.commands.process;
+    let running = RunningRequest::begin(&requests.is_running).ok_or(ProfileError::Busy)?;
+    let asked = engine.commands.questions.ask().ok_or(ProfileError::NoAnswer);
+    let (reply, answer) = asked?;
+    let until = Instant::now() + duration;
+    let is_canceled = Arc::new(AtomicBool::new(false));
+    let cancel = CancelProfile::new(&is_canceled, &engine.waker);
+    let request = ProcessRequest { period_ns, until, reply, is_canceled };
+    if !engine.ask(Command::ProfileProcess(request)) {
+        return Err(ProfileError::Ended);
+    }
+    Ok((StartedProfile::new(answer, until, running), cancel))
 }
 
 /// Whether the live heap is tracked.

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender};
 
 use super::Engine;
+use super::process::{ProcessRequest, ProcessRequests};
 use crate::error::{FlushError, FlushStage};
 use crate::profile::{Profile, ThreadDump};
 use crate::publish::{FlushRequest, FlushResult, OpenSpan, Question, Questions};
@@ -26,6 +27,8 @@ pub(crate) enum Command {
     Heap(HeapRequest),
     /// Find out where all threads of the process are. The answer is `None` if they cannot be listed.
     DumpThreads(Question<Option<ThreadDump>>),
+    /// Make a profile of the process.
+    ProfileProcess(ProcessRequest),
 }
 
 /// A request for the spans that have been open for longer than `older_than`.
@@ -53,13 +56,19 @@ pub(crate) struct Commands {
     pub(crate) to_collector: Sender<Command>,
     /// Of callers that wait.
     pub(crate) questions: Questions,
+    pub(crate) process: ProcessRequests,
     /// Of those that wait for a flush. Apart, since an exporter that blocks leaves them without an answer.
     flushes: Questions,
 }
 
 impl Commands {
     pub(crate) fn new(to_collector: Sender<Command>) -> Self {
-        Self { to_collector, questions: Questions::default(), flushes: Questions::default() }
+        Self {
+            to_collector,
+            questions: Questions::default(),
+            process: ProcessRequests::default(),
+            flushes: Questions::default(),
+        }
     }
 }
 

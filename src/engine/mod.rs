@@ -4,6 +4,7 @@ mod asking;
 mod command;
 mod gate;
 mod kept_counts;
+mod process;
 mod running_source;
 
 use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher};
@@ -18,10 +19,12 @@ use tracing::field::Visit;
 use kept_counts::{count, count_over_limit};
 
 pub(crate) use asking::{
-    NoHeap, NoThreads, all_threads, heap_profile, open_spans, update_counting,
+    NoHeap, NoThreads, all_threads, begin_process_profile, heap_profile, open_spans,
+    update_counting,
 };
 pub(crate) use command::{Command, Commands, HeapRequest, OpenRequest};
 pub(crate) use gate::Gate;
+pub(crate) use process::{CancelProfile, ProcessRequest, RootFields, StartedProfile};
 pub(crate) use running_source::RunningSource;
 
 use crate::allocations::{self, LayerAllocations};
@@ -243,6 +246,10 @@ impl Engine {
         if reasons.is_empty() && !closing.is_registered {
             return Verdict::default();
         }
+        self.commands.process.note_closing(closing, &self.counters, || {
+            let values = self.inspect_values(closing, FieldValues::of);
+            values.map(|value| self.redaction.redact_span(value).into()).into_vec()
+        });
         // Before everything that takes time: in an outage most kept spans are over their limit.
         let is_over = !reasons.is_empty() && self.is_over_limit(closing, callsite, reasons);
         if is_over && !closing.is_registered {

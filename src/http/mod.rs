@@ -4,6 +4,8 @@
 mod heap;
 mod kept;
 #[cfg(feature = "pprof")]
+mod process;
+#[cfg(feature = "pprof")]
 mod threads;
 
 use std::io;
@@ -141,6 +143,7 @@ impl Handle {
     /// | `POST /debug/pprof/heap` | [what has grown](Self::heap_growth) since the last such request |
     /// | `GET /debug/pprof/threads` | [all threads](Self::threads), a sample each, for `go tool pprof`; with `?debug=1` as text. 503 if the layer is off, or if its threads do not answer in 30 s. Needs the feature `pprof` |
     /// | `GET /debug/pprof/` | a page with links to these profiles |
+    /// | `GET /debug/pprof/profile?seconds=30` | a [profile of the process](Self::profile) of that many seconds (30 without it), for `go tool pprof` and what scrapes such profiles, gzipped; `hz=` sets the samples per second of CPU time. It ends if the client goes away. 500 while another one is being made, or if there can be none; 400 for more than an hour or 1,000 samples. Needs the feature `pprof` |
     /// | `GET /profiles` | the files of profiles, the newest first, as JSON: `name`, `bytes`, `time` |
     /// | `GET /profiles/NAME` | the file of that name; 404 if it is not in the list |
     ///
@@ -163,7 +166,8 @@ impl Handle {
         let slow = slow
             .route("/debug/pprof/heap", get(heap::in_use).post(heap::growth))
             .route("/debug/pprof/allocs", get(heap::allocated))
-            .route("/debug/pprof/threads", get(all_threads));
+            .route("/debug/pprof/threads", get(all_threads))
+            .route("/debug/pprof/profile", get(process::cpu));
         let routed = Routed { handle: self.clone(), lanes: Lanes::default() };
         let routes = slow.layer(from_fn(refuse_links));
         #[cfg(feature = "pprof")]

@@ -147,6 +147,8 @@ pub struct Profile {
     pub(crate) period_ns: u64,
     /// Attributes of the whole profile.
     pub attributes: Vec<Attribute>,
+    /// It shows all threads of the process, in spans or not.
+    pub(crate) is_of_process: bool,
     samples: Vec<Sample>,
     places: HashMap<(StackId, LeafId, Option<LinkId>, SampleKind), usize>,
     tables: ProfileTables,
@@ -177,6 +179,7 @@ impl Profile {
             duration_ns: 0,
             period_ns,
             attributes: Vec::new(),
+            is_of_process: false,
             samples: Vec::new(),
             places: HashMap::new(),
             tables: ProfileTables::default(),
@@ -195,6 +198,7 @@ impl Profile {
             start_unix_ns: self.start_unix_ns,
             duration_ns: self.duration_ns,
             attributes: self.attributes.clone(),
+            is_of_process: self.is_of_process,
             ..Self::new(self.id, self.period_ns)
         }
     }

@@ -1,5 +1,6 @@
 //! The choice of the source that samples a thread.
 
+use std::ops::Range;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -368,7 +369,7 @@ impl Sampler {
         }
         timers
             .open(thread.tid(), thread.stack.clone(), rate)
-            .inspect_err(|why| self.note_refusal(*why))
+            .inspect_err(|why| self.note_refusal_of_timer(*why))
     }
 
     pub(super) fn timers(&self) -> Option<&Timers> {
@@ -378,6 +379,16 @@ impl Sampler {
     /// Whether a thread can have a timer.
     pub(crate) fn may_have_timers(&self) -> bool {
         self.0.probed.may_have_timers()
+    }
+
+    /// The bounds of the stack of a thread that cannot be asked for them, if a timer may sample it, or why none may.
+    pub(crate) fn stack_of_others(&self) -> Result<Range<u64>, WhyRefused> {
+        let timers = self.timers().filter(|_| self.may_have_timers());
+        match timers.map(Timers::clock) {
+            Some(TimerClock::Cpu) => Ok(sys::ANY_STACK),
+            // They would interrupt system calls of threads that may not expect that.
+            Some(TimerClock::Monotonic) | None => Err(WhyRefused::NotAsked),
+        }
     }
 
     /// Whether threads get timers. They get none while perf has room for them.
@@ -410,6 +421,16 @@ impl Sampler {
         );
         if !is_said && !self.is_refused() {
             self.note_unsampled(|| describe_unsampled(why));
+        }
+    }
+
+    fn note_refusal_of_timer(&self, why: WhyRefused) {
+        // A filter of that thread alone; one of all threads is counted as why there is no perf.
+        if why == WhyRefused::KilledBySeccomp {
+            self.note_loss();
+            Counters::add(&self.0.counters.threads.refused_timers, 1);
+        } else {
+            self.note_refusal(why);
         }
     }
 

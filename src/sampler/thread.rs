@@ -94,6 +94,17 @@ impl ThreadShared {
         }
     }
 
+    /// The state of a thread that has met no hook, and so is in no span.
+    pub(crate) fn without_hooks(
+        thread: OsThread,
+        stack: Result<Range<u64>, WhyRefused>,
+        rate: Rate,
+    ) -> Self {
+        let shared = Self::new(thread, stack, rate, Arc::new(SamplingSession::none()));
+        shared.set_span(0);
+        shared
+    }
+
     /// The kernel's id of the thread.
     pub(crate) fn tid(&self) -> u32 {
         self.thread.tid

@@ -19,16 +19,16 @@ impl Total {
     }
 }
 
-/// The totals of samples by stack, in bounded memory.
+/// The totals of samples by stack, and by what else tells them apart, in bounded memory.
 #[derive(Debug)]
-pub(crate) struct Aggregate {
+pub(crate) struct Aggregate<K = ()> {
     pub(crate) stacks: StackTree<StackEntry>,
-    totals: BTreeMap<StoredStack, Total>,
+    totals: BTreeMap<(StoredStack, K), Total>,
     /// Stacks beyond that share one.
     most_bytes: usize,
 }
 
-impl Aggregate {
+impl<K: Copy + Ord> Aggregate<K> {
     pub(crate) fn new(most_bytes: usize) -> Self {
         Self { stacks: StackTree::default(), totals: BTreeMap::new(), most_bytes }
     }
@@ -37,6 +37,7 @@ impl Aggregate {
     pub(crate) fn add(
         &mut self,
         stack: impl DoubleEndedIterator<Item = StackEntry> + Clone,
+        key: K,
         more: Total,
     ) -> StoredStack {
         let left = self.most_bytes.saturating_sub(self.bytes());
@@ -44,16 +45,21 @@ impl Aggregate {
             let waited = Some(StackLeaf::OtherStacks);
             self.stacks.add(Stack { waited, ..Stack::new() }.entries())
         });
-        self.totals.entry(stack).or_default().add(more);
+        self.totals.entry((stack, key)).or_default().add(more);
         stack
     }
 
-    pub(crate) fn totals(&self) -> impl Iterator<Item = (StoredStack, Total)> {
-        self.totals.iter().map(|(stack, total)| (*stack, *total))
+    pub(crate) fn totals(&self) -> impl Iterator<Item = (StoredStack, K, Total)> {
+        self.totals.iter().map(|((stack, key), total)| (*stack, *key, *total))
+    }
+
+    /// Whether there is no memory for further stacks.
+    pub(crate) fn is_full(&self) -> bool {
+        self.bytes() >= self.most_bytes
     }
 
     fn bytes(&self) -> usize {
-        self.stacks.bytes() + self.totals.len() * size_of::<(StoredStack, Total)>()
+        self.stacks.bytes() + self.totals.len() * size_of::<((StoredStack, K), Total)>()
     }
 }
 
@@ -71,14 +77,14 @@ mod tests {
             Stack { frames: frames.collect(), ..Stack::new() }
         };
         for number in 0..1_000_u64 {
-            aggregate.add(deep(number).entries(), Total { weight: 3, count: 1 });
+            aggregate.add(deep(number).entries(), (), Total { weight: 3, count: 1 });
         }
         assert!(aggregate.bytes() <= MOST_BYTES + 1_024);
-        let (others, _) = aggregate.totals().last().unwrap();
+        let (others, _, _) = aggregate.totals().last().unwrap();
         let mut others = aggregate.stacks.frames(others);
         assert_eq!(others.next(), Some(StackEntry::StackLeaf(StackLeaf::OtherStacks)));
         let mut all = Total::default();
-        aggregate.totals().for_each(|(_, total)| all.add(total));
+        aggregate.totals().for_each(|(_, _, total)| all.add(total));
         assert_eq!(all, Total { weight: 3_000, count: 1_000 });
     }
 }

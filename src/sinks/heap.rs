@@ -58,7 +58,7 @@ impl Heap {
         if heap == HeapUse::None {
             return;
         }
-        let stack = self.allocated.add(stack.entries(), total);
+        let stack = self.allocated.add(stack.entries(), (), total);
         match heap {
             HeapUse::Tracked(block) => {
                 let new = HeapBlock { uses: block.uses, stack, total };
@@ -102,7 +102,7 @@ impl Heap {
         if part == HeapPart::Growth {
             self.answered = Some((in_use.clone(), Arc::clone(is_taken)));
         }
-        let weights = |(stack, allocated): (StoredStack, Total)| {
+        let weights = |(stack, (), allocated): (StoredStack, (), Total)| {
             let of_stack =
                 |of: &HashMap<StoredStack, Total>| of.get(&stack).copied().unwrap_or_default();
             let (now, none) = (of_stack(&in_use), Total::default());

@@ -1,8 +1,10 @@
-//! Who wants samples: the store, until the verdict on their spans, and the table of the live heap.
+//! Who wants samples: the store, until the verdict on their spans, the table of the live heap, and a profile of the
+//! process while it is made.
 
 mod aggregate;
 mod heap;
 mod losses;
+mod process;
 mod span_samples;
 mod stack;
 mod stack_tree;
@@ -11,6 +13,7 @@ mod store;
 pub(crate) use aggregate::Total;
 pub(crate) use heap::{Heap, HeapPart};
 pub(crate) use losses::Losses;
+pub(crate) use process::ProcessSamples;
 pub(crate) use span_samples::{Added, Lost, NewSample, SHORTEST_WAIT, SpanSamples, StoredSample};
 pub(crate) use stack::{Stack, StackEntry, StackLeaf};
 pub(crate) use stack_tree::{StackTree, StoredStack};
@@ -26,6 +29,8 @@ pub(crate) struct Sinks {
     /// The samples in spans, until the verdict on them.
     pub(crate) store: Store,
     pub(crate) heap: Heap,
+    /// While a profile of the process is made.
+    pub(crate) process: Option<ProcessSamples>,
 }
 
 /// By whom a sample is wanted.
@@ -33,21 +38,37 @@ pub(crate) struct Sinks {
 pub(crate) struct WantedBy {
     span: Option<SpanKey>,
     heap: HeapUse,
+    process: bool,
 }
 
 impl WantedBy {
     /// The store wants all that is in a span.
     pub(crate) fn span(span: SpanKey) -> Self {
-        Self { span: Some(span), heap: HeapUse::None }
+        Self { span: Some(span), heap: HeapUse::None, process: false }
     }
 
     /// `None` if no one wants a sample in this span, if it is in one. It need not be unwound then.
     pub(crate) fn new(span: Option<SpanKey>, heap: HeapUse) -> Option<Self> {
-        (span.is_some() || heap != HeapUse::None).then_some(Self { span, heap })
+        (span.is_some() || heap != HeapUse::None).then_some(Self { span, heap, process: false })
     }
 }
 
 impl Sinks {
+    /// By whom a sample of a thread that ran in this span, if it was in one, is wanted.
+    pub(crate) fn wanted_of_cpu(&self, span: Option<SpanKey>) -> Option<WantedBy> {
+        let process = self.process.is_some();
+        let wanted = WantedBy { span, heap: HeapUse::None, process };
+        (span.is_some() || process).then_some(wanted)
+    }
+
+    /// Notes what has become known of the spans of a profile of the process. In each round, before the store forgets those
+    /// that have closed.
+    pub(crate) fn note_spans(&mut self) {
+        if let Some(process) = &mut self.process {
+            process.note_spans(&self.store);
+        }
+    }
+
     /// Adds a sample to those that want it. Returns what the store made of it, if it is one of them.
     pub(crate) fn add(
         &mut self,
@@ -55,6 +76,9 @@ impl Sinks {
         sample: NewSample<'_>,
         round: u64,
     ) -> Option<Added> {
+        if let Some(process) = self.process.as_mut().filter(|_| wanted.process) {
+            process.add(wanted.span, sample);
+        }
         wanted.span.map(|span| self.store.add(span, sample, round))
     }
 
@@ -76,6 +100,7 @@ impl Sinks {
     /// What the stacks consist of that they hold.
     pub(crate) fn entries(&self) -> impl Iterator<Item = StackEntry> {
         let stored = [&self.store.tables.stacks, self.heap.stacks()].into_iter();
+        let stored = stored.chain(self.process.as_ref().map(ProcessSamples::stacks));
         stored.flat_map(StackTree::all_frames)
     }
 }
@@ -95,7 +120,7 @@ mod tests {
         let stack = Stack { waited: Some(StackLeaf::Unknown), ..Stack::new() };
         let added = |span, heap| {
             let store = Store::new(1 << 20, 100, 100);
-            let mut sinks = Sinks { store, heap: Heap::default() };
+            let mut sinks = Sinks { store, heap: Heap::default(), process: None };
             let wanted = WantedBy::new(span, heap)?;
             let kind = SampleKind::AllocatedBytes;
             let sample = NewSample { kind, time_ns: 1, weight: 7, thread: None, stack: &stack };
@@ -109,5 +134,25 @@ mod tests {
         assert_eq!(added(None, tracked), Some((None, 0, 1)));
         assert_eq!(added(None, HeapUse::NotTracked), Some((None, 0, 1)));
         assert_eq!(added(None, HeapUse::None), None, "not wanted");
+    }
+
+    #[test]
+    fn samples_outside_of_spans_are_wanted_while_a_profile_of_the_process_is_made() {
+        let store = Store::new(1 << 20, 100, 100);
+        let mut sinks = Sinks { store, heap: Heap::default(), process: None };
+        assert_eq!(sinks.wanted_of_cpu(None), None);
+        assert_eq!(sinks.wanted_of_cpu(Some(SPAN)), Some(WantedBy::span(SPAN)));
+        sinks.process = Some(ProcessSamples::new());
+        let stack = Stack::new();
+        let kind = SampleKind::OnCpu;
+        let sample = NewSample { kind, time_ns: 1, weight: 7, thread: None, stack: &stack };
+        let mut add = |span| {
+            let wanted = sinks.wanted_of_cpu(span).unwrap();
+            sinks.add(wanted, sample, 0)
+        };
+        assert_eq!((add(None), add(Some(SPAN))), (None, Some(Added::Kept)));
+        // What a thread allocates or waits for is not CPU time.
+        sinks.add(WantedBy::span(SPAN), sample, 0);
+        assert_eq!(sinks.process.map(|process| process.weight_ns()), Some(14));
     }
 }

@@ -38,6 +38,8 @@ pub(crate) enum StackLeaf {
     AllocationNotCopied,
     /// Not one stack, but those for which there is no memory.
     OtherStacks,
+    /// CPU time of the process in which no sample was taken.
+    NotSampled,
 }
 
 /// A part of a stack as it is stored: 16 bytes.

@@ -81,9 +81,9 @@ pub(crate) use platform::{
     is_mapped_as, is_own_thread, is_traced, kernel_symbols, load, loaded_modules,
     locked_memory_limit, log_between_forks, memory_file, module_generation, monotonic_raw_ns,
     note_claimed_signals, on_fork, open_file_limit, open_sample_ring, open_switch_ring,
-    open_timer_ring, open_without_waiting, own_threads, path_of_open, paths_of_mapped,
-    pending_signal_limit, probe_timers, process_id, program_memory, program_path, read_filters,
-    read_own_memory, read_own_stack, signal_of_timers, sort_in_library, stack_bounds,
+    open_timer_ring, open_without_waiting, own_thread, own_threads, path_of_open, paths_of_mapped,
+    pending_signal_limit, probe_timers, process_cpu_ns, process_id, program_memory, program_path,
+    read_filters, read_own_memory, read_own_stack, signal_of_timers, sort_in_library, stack_bounds,
     thread_and_state, thread_cpu_ns, thread_usage, tick_ns, time_namespace_offset_ns,
     try_cpu_ns_of, try_thread_cpu_ns, try_thread_usage, unblock_timers, user_ns_of,
 };
@@ -98,7 +98,7 @@ pub(crate) use stripes::{STRIPES, Stripe, Striped, own_stripe};
 pub(crate) use task_waker::{TaskWaker, WakerObserver};
 pub(crate) use task_waker::{clone as clone_waker, drop_waker, wake, wake_by_ref};
 pub(crate) use types::{
-    Blocked, Call, CpuUse, FileIdentity, FilteredSyscall, Load, LoadedModule, MappedFile,
-    MappedPart, MissedSignals, NoFile, OsThread, SampleRequest, TimerClock, WhyRefused,
+    ANY_STACK, Blocked, Call, CpuUse, FileIdentity, FilteredSyscall, Load, LoadedModule,
+    MappedFile, MappedPart, MissedSignals, NoFile, OsThread, SampleRequest, TimerClock, WhyRefused,
 };
 pub(crate) use words::{WORDS, fork_generation};

@@ -21,6 +21,9 @@ pub(crate) struct SampleRequest {
     pub(crate) records_ahead_ns: i64,
 }
 
+/// The bounds of a stack that are not known. A timer's handler then finds out how much of it is mapped.
+pub(crate) const ANY_STACK: Range<u64> = 0..u64::MAX;
+
 /// A thread, and its name for the system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct OsThread {

@@ -132,6 +132,8 @@ stubs! {
     fn has_ended(_: u32) -> bool = false;
     /// Unknown here, so the CPU times of spans are unknown.
     fn thread_cpu_ns() -> Option<u64> = None;
+    fn process_cpu_ns() -> Option<u64> = None;
+    fn own_thread(_: u32) -> OsThread = OsThread::new(0, b"");
     fn cpu_ns_of(_: u32) -> Option<u64> = None;
     fn thread_usage() -> Option<ThreadUsage> = None;
     fn try_thread_cpu_ns() -> Result<u64, WhyRefused> = refused();

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::demand::{Cost, Demand, DemandBudgets, Why};
 use super::sampled::SampledThread;
 use crate::budget::CpuBudget;
-use crate::sampler::{AttachThreads as _, Rate, Sampler, SwitchRing};
+use crate::sampler::{AttachThreads as _, Periods, Rate, Sampler, SwitchRing};
 
 /// Whether a thread is sampled, and what decides that.
 #[derive(Debug)]
@@ -13,6 +13,8 @@ pub(crate) struct Attachment {
     phase: Phase,
     /// What was wanted at the last check.
     demand: Option<Demand>,
+    /// Whether one of its spans was past its sampling delay then.
+    is_slow: bool,
     /// When a check last found a demand, and who pays: the last one.
     wanted: Option<Instant>,
     payer: Why,
@@ -66,6 +68,8 @@ pub(crate) struct Check<'a> {
     pub(crate) may_change: bool,
     /// The factor by which the CPU budget lengthens sampling periods.
     pub(crate) times: f64,
+    /// How often the thread is to be sampled for a profile of the process.
+    pub(crate) process: Option<Periods>,
     pub(crate) source: &'a Sampler,
 }
 
@@ -121,6 +125,7 @@ impl Attachment {
         Self {
             phase: if is_attached { Phase::Attached } else { Phase::detached(false) },
             demand: None,
+            is_slow: false,
             wanted: None,
             // A thread attaches itself for its spans alone.
             payer: Why::SlowSpan,
@@ -137,6 +142,11 @@ impl Attachment {
         self.demand.is_some()
     }
 
+    /// Whether one of its spans was past its sampling delay at the last check, so that its waits are captured.
+    pub(crate) fn wants_waits(&self) -> bool {
+        self.is_slow
+    }
+
     pub(crate) fn is_detached(&self) -> bool {
         matches!(self.phase, Phase::Detached { .. })
     }
@@ -146,11 +156,16 @@ impl Attachment {
         matches!(self.phase, Phase::Ending { why: EndReason::OtherRate, .. })
     }
 
-    /// The rate for a demand, according to the thread's own budget and to that of all threads.
-    fn rate(&mut self, why: Why, check: &Check<'_>, all: &mut DemandBudgets) -> Rate {
+    /// The rate for a demand with these periods, according to the thread's own budget and to that of all threads.
+    fn rate(
+        &mut self,
+        (why, periods): (Why, Periods),
+        check: &Check<'_>,
+        all: &mut DemandBudgets,
+    ) -> Rate {
         let own = self.budgets.of(why).frequency(check.now_ns);
         let frequency = own.max(all.of(why).frequency(check.now_ns));
-        let rate = frequency.rate(check.source.periods());
+        let rate = frequency.rate(periods);
         let by_timer = rate.by_timer && check.source.may_have_timers() && !self.needs_perf;
         Rate { by_timer, ..rate.slowed(check.times) }
     }
@@ -189,10 +204,15 @@ impl SampledThread {
     pub(crate) fn check(&mut self, check: &Check<'_>, all: &mut DemandBudgets) -> bool {
         self.go_to_next_session();
         let attachment = &mut self.attachment;
-        let why = Why::SlowSpan;
-        let slow_span = Demand { rate: attachment.rate(why, check, all), why };
-        let is_slow = self.cursor.thread.samples_from() <= check.now;
-        attachment.demand = Demand::highest(is_slow.then_some(slow_span));
+        let mut demand = |why, periods| {
+            let rate = attachment.rate((why, periods), check, all);
+            Demand { rate, why }
+        };
+        let slow_span = demand(Why::SlowSpan, check.source.periods());
+        let process = check.process.map(|periods| demand(Why::Process, periods));
+        attachment.is_slow = self.cursor.thread.samples_from() <= check.now;
+        let slow = attachment.is_slow.then_some(slow_span);
+        attachment.demand = Demand::highest(slow.into_iter().chain(process));
         // Of the thread, too, if it attaches itself.
         self.cursor.thread.set_rate(attachment.demand.unwrap_or(slow_span).rate);
         if let Some(Demand { rate, why }) = attachment.demand {
@@ -258,9 +278,11 @@ impl SampledThread {
     }
 
     /// Whether the session can end. If it ends for another rate, hooks may count the remaining samples later: the next hook
-    /// may be far away, and a thread that stays in one span needs its new rate too.
+    /// may be far away, and a thread that stays in one span needs its new rate too. The same if it was for a profile of the
+    /// process: that thread may stay in a span that is never sampled.
     fn can_end(&self, why: EndReason) -> bool {
-        let may_be_uncounted = why == EndReason::OtherRate && self.cursor.may_be_uncounted();
+        let may_be_later = why == EndReason::OtherRate || self.attachment.payer == Why::Process;
+        let may_be_uncounted = may_be_later && self.cursor.may_be_uncounted();
         (may_be_uncounted || self.cursor.is_counted())
             && !self.cursor.thread.is_in_hook()
             && self.waiting().is_none()

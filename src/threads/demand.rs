@@ -15,6 +15,8 @@ pub(crate) struct Demand {
 pub(crate) enum Why {
     /// A span of the thread is past its sampling delay.
     SlowSpan,
+    /// A profile of the process is made.
+    Process,
 }
 
 impl Demand {
@@ -114,16 +116,19 @@ impl SamplingBudget {
 #[derive(Debug)]
 pub(crate) struct DemandBudgets {
     slow_spans: SamplingBudget,
+    process: SamplingBudget,
 }
 
 impl DemandBudgets {
     pub(crate) fn new(processors: usize) -> Self {
-        Self { slow_spans: SamplingBudget::new(processors) }
+        let budget = || SamplingBudget::new(processors);
+        Self { slow_spans: budget(), process: budget() }
     }
 
     pub(crate) fn of(&mut self, why: Why) -> &mut SamplingBudget {
         match why {
             Why::SlowSpan => &mut self.slow_spans,
+            Why::Process => &mut self.process,
         }
     }
 }
@@ -257,5 +262,16 @@ mod tests {
             .map(|period_ns| Demand { rate: Rate::of(period_ns), why: Why::SlowSpan });
         assert_eq!(Demand::highest(demands), Some(demands[1]));
         assert_eq!(Demand::highest([]), None);
+    }
+
+    #[test]
+    fn a_profile_of_the_process_takes_nothing_of_the_budget_for_slow_spans() {
+        let mut budgets = DemandBudgets::new(1);
+        for why in [Why::SlowSpan, Why::Process] {
+            assert_eq!(budgets.of(why).frequency(START), Frequency::Full);
+        }
+        budgets.of(Why::Process).charge(Cost::new(100_000, 100_000, 997_000));
+        assert_eq!(budgets.of(Why::Process).frequency(START), Frequency::LowByTimer);
+        assert_eq!(budgets.of(Why::SlowSpan).frequency(START), Frequency::Full);
     }
 }

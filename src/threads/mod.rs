@@ -1,4 +1,5 @@
 //! The threads that enter profiled spans: whether each is sampled, how far its records are read, and whether it is blocked.
+//! While a profile of the process is made, also its other threads.
 
 mod attachment;
 mod cpu_times;
@@ -7,6 +8,7 @@ mod demand;
 mod drain;
 mod load;
 mod parked;
+mod process;
 mod sampled;
 mod scan;
 mod waits;
@@ -27,7 +29,7 @@ pub(crate) use waits::WaitingThread;
 use crate::budget::{CpuBudget, ReadingBudget, passed};
 use crate::intake::Intake;
 use crate::log::LogEvent;
-use crate::sampler::{SamplingSession, ThreadShared};
+use crate::sampler::{Periods, SamplingSession, ThreadShared};
 use crate::span::SpanKey;
 use crate::stats::Counters;
 use crate::sys;
@@ -35,6 +37,7 @@ use crate::sys;
 use demand::DemandBudgets;
 use load::LoadPause;
 use parked::SampledThreads;
+use process::ProcessThreads;
 use scan::Schedule;
 use waits::CaptureBudget;
 
@@ -58,6 +61,7 @@ pub(crate) struct ThreadSettings {
 #[derive(Debug)]
 pub(crate) struct Threads {
     pub(crate) sampled: SampledThreads,
+    process: ProcessThreads,
     settings: ThreadSettings,
     schedule: Schedule,
     captures: CaptureBudget,
@@ -96,6 +100,7 @@ impl Threads {
         let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
         Self {
             sampled: SampledThreads::default(),
+            process: ProcessThreads::new(),
             settings,
             schedule: Schedule::new(),
             captures: CaptureBudget::new(),
@@ -123,7 +128,26 @@ impl Threads {
 
     fn adopt(&mut self, new: Vec<Arc<ThreadShared>>) {
         let pace = self.settings.pace;
+        new.iter().for_each(|thread| self.process.note_hook(thread.tid()));
         self.sampled.extend(new.into_iter().map(|thread| SampledThread::new(thread, pace)));
+    }
+
+    /// Samples all threads of the process from now on, with that CPU time between two samples.
+    pub(crate) fn begin_process(&mut self, period_ns: u64) {
+        // A higher rate falls to the usual low one as soon as it has used up its budget.
+        let low_ns = period_ns.max(Periods::USUAL.low_ns);
+        self.process.begin(Periods { full_ns: period_ns, low_ns });
+        self.sampled.bring_all_back();
+    }
+
+    /// Ends that. The next round has all samples.
+    pub(crate) fn end_process(&mut self) {
+        self.process.end();
+    }
+
+    /// Whether any thread is or may be sampled.
+    pub(crate) fn has_any(&self) -> bool {
+        !self.sampled.is_empty() || self.process.is_any()
     }
 
     /// How long the collector may sleep for them, if it has to wake up.
@@ -143,11 +167,12 @@ impl Threads {
     /// Whether a ring is half full.
     pub(crate) fn has_full_ring(&self) -> bool {
         self.sampled.iter().any(|sampled| sampled.cursor.is_half_full())
+            || self.process.has_full_ring()
     }
 
     /// Drains every ring. Returns the spans that threads are in. `least_age` is the shortest sampling delay.
     pub(crate) fn drain_all(&mut self, intake: &mut Intake, least_age: u64) -> HashSet<SpanKey> {
-        let may_unwind = !self.sampled.is_empty() || self.sampled.has_parked();
+        let may_unwind = self.has_any() || self.sampled.has_parked();
         intake.begin_reading(self.waiting().flat_map(|wait| wait.stack.entries()), may_unwind);
         // Read before draining, so that nothing can follow what is drained. And before the scan: a thread that
         // continues and ends after the scan is drained once more.
@@ -172,6 +197,7 @@ impl Threads {
             }
             !is_over
         });
+        self.process.drain(intake, &mut self.budgets);
         if let Some(took) = passed(start, sys::thread_cpu_ns()) {
             Counters::add(&intake.counters.sampling.collector_cpu_ns, took);
             self.reading_ns += took;
@@ -196,6 +222,9 @@ impl Threads {
             self.check_budget(intake);
             sys::read_filters();
         }
+        if self.process.periods().is_some() {
+            return has_ended;
+        }
         has_ended |= self.sampled.sweep(now, self.idle);
         for sampled in self.sampled.iter_mut() {
             // Its ring is drained once more, in the next round, before it is given back.
@@ -214,6 +243,7 @@ impl Threads {
         // First: no thread is attached from here on.
         intake.source.end();
         self.adopt(intake.source.take_new());
+        self.process.give_back(intake);
         self.sampled.bring_all_back();
         for sampled in self.sampled.iter() {
             sampled.thread().end();

@@ -71,7 +71,7 @@ impl SampledThread {
         }
         let span = self.thread().span();
         self.count_missed(span, scanner.intake);
-        if !self.attachment.is_wanted() && self.waiting().is_none() {
+        if !self.attachment.wants_waits() && self.waiting().is_none() {
             return self.detector.pass(&self.cursor, scanner);
         }
         self.detector.scan(&self.cursor, scanner)
@@ -89,7 +89,7 @@ impl SampledThread {
 
     /// Whether checking it takes a system call.
     pub(crate) fn is_checked_by_clock(&self) -> bool {
-        self.attachment.is_wanted()
+        self.attachment.wants_waits()
             && !self.cursor.session.has_switch_records()
             && self.thread().span().is_some()
     }

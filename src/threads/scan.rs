@@ -1,9 +1,11 @@
 //! Scans of threads between rounds.
 
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use super::Threads;
 use super::attachment::Check;
+use super::demand::Why;
 use super::parked::PARK_AFTER;
 use super::sampled::fill_time;
 use super::waits::{IDLE_SCAN_INTERVAL, SCAN_INTERVAL, ScanResult, Scanner, next_scan};
@@ -67,7 +69,22 @@ impl Threads {
     /// How long until the next scan, or until a ring may be half full.
     pub(crate) fn until_next(&self) -> Option<Duration> {
         let is_any = !self.sampled.is_empty();
-        is_any.then(|| self.until_scan().min(fill_time(&self.sampled)))
+        let until_scan = is_any.then(|| self.until_scan().min(fill_time(&self.sampled)));
+        until_scan.into_iter().chain(self.process.until_next()).min()
+    }
+
+    /// Searches for threads of the process that have met no hook, if a profile of it is made and that is due.
+    pub(crate) fn search_process(&mut self, intake: &Intake) {
+        if !self.process.must_search() {
+            return;
+        }
+        let Some(periods) = self.process.periods() else { return };
+        let hooked: HashSet<u32> = self.sampled.iter().map(|one| one.thread().tid()).collect();
+        let frequency = self.budgets.of(Why::Process).frequency(intake.now_ns());
+        let rate = frequency.rate(periods).slowed(self.reading.times());
+        if self.process.search(rate, intake, &hooked) {
+            self.scan_soon();
+        }
     }
 
     /// How long until the next scan for blocked threads.
@@ -106,6 +123,7 @@ impl Threads {
             may_attach,
             may_change: may_attach,
             times: self.reading.times(),
+            process: None,
             source: &intake.source,
         };
         let mut changing = 0;
@@ -117,6 +135,7 @@ impl Threads {
             // The rings of other threads fill while threads are attached.
             check.may_attach = may_attach && self.schedule.scanned.elapsed() < MOST_ATTACHING;
             check.may_change = check.may_attach && changing < MOST_CHANGING;
+            check.process = self.process.periods_of(sampled.thread().tid());
             let was_detached = sampled.attachment.is_detached();
             self.can_end |= sampled.check(&check, &mut self.budgets);
             has_attached |= was_detached && !sampled.attachment.is_detached();
@@ -180,7 +199,9 @@ impl Threads {
         }
         let next = soonest.unwrap_or(IDLE_SCAN_INTERVAL);
         self.schedule.is_in_span = is_in_span;
-        self.sampled.park(|sampled| sampled.is_parked(now, park_after));
+        if self.process.periods().is_none() {
+            self.sampled.park(|sampled| sampled.is_parked(now, park_after));
+        }
         let longest = self.settings.pace.longest_scan_interval;
         self.schedule.interval = next.min(until_wanted.max(soonest_wanted)).min(longest);
         self.let_hooks_wake(intake, may_attach);
@@ -228,6 +249,7 @@ impl Threads {
     /// attached, they get none. Returns whether there are any.
     pub(super) fn check_signals(&mut self, intake: &Intake) -> bool {
         let is_traced = intake.source.check_tracer();
+        self.findings.has_lost_signal |= self.process.check_signals(is_traced);
         let mut has_ended = false;
         for sampled in self.sampled.iter() {
             let timer = sampled.cursor.session.ring.as_ref().and_then(|ring| ring.timer());

@@ -91,17 +91,6 @@ fn unescaped(name: &[u8]) -> Vec<u8> {
     std::iter::from_fn(next).collect()
 }
 
-/// The ids of all threads of this process.
-pub(crate) fn own_threads() -> io::Result<Vec<u32>> {
-    let own = current_tid();
-    let is_own_namespace = id_in_proc(own)? == own;
-    let ids = fs::read_dir("/proc/self/task")?.filter_map(|task| {
-        let id = task.ok()?.file_name().to_str()?.parse().ok()?;
-        if is_own_namespace { Some(id) } else { id_in_namespace(id) }
-    });
-    Ok(ids.collect())
-}
-
 fn open(tid: u32, file: &str) -> io::Result<File> {
     File::open(format!("/proc/self/task/{}/{file}", id_in_proc(tid)?))
 }
@@ -145,6 +134,37 @@ fn id_in_namespace(outer: u32) -> Option<u32> {
     // From the namespace of `/proc` to the innermost one.
     let ids = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
     ids.split_ascii_whitespace().last()?.parse().ok()
+}
+
+/// The threads of this process, by their ids in its own PID namespace.
+pub(crate) fn own_threads() -> io::Result<Vec<u32>> {
+    let threads = fs::read_dir("/proc/self/task")?
+        .filter_map(|task| task.ok()?.file_name().to_str()?.parse().ok());
+    let threads: Vec<u32> = threads.collect();
+    if threads.contains(&current_tid()) {
+        return Ok(threads);
+    }
+    // `/proc` is that of another namespace.
+    Ok(threads.into_iter().filter_map(id_in_namespace).collect())
+}
+
+/// A thread of this process, with its name; without one if that cannot be read.
+pub(crate) fn own_thread(tid: u32) -> OsThread {
+    let mut bytes = [0; 16];
+    let length = open(tid, "comm").and_then(|mut file| file.read(&mut bytes)).unwrap_or(0);
+    let name = bytes.get(..length).unwrap_or_default();
+    OsThread::new(tid, name.strip_suffix(b"\n").unwrap_or(name))
+}
+
+/// Whether a thread has the same seccomp filters as the calling thread, as far as their number shows.
+pub(super) fn has_same_filters(tid: u32) -> bool {
+    let filters_of = |tid| {
+        let mut status = String::new();
+        open(tid, "status").and_then(|mut file| file.read_to_string(&mut status)).ok()?;
+        let filters = status.lines().filter(|line| line.starts_with("Seccomp"));
+        Some(filters.map(str::to_owned).collect::<Vec<_>>())
+    };
+    filters_of(tid).is_some_and(|filters| filters_of(current_tid()) == Some(filters))
 }
 
 /// Parses `running`; or the number of the system call, its six arguments, the stack pointer and the program counter; or

@@ -1,9 +1,12 @@
-//! The counters from which time is read.
+//! The counters from which time is read, and timers.
 #![allow(
     unsafe_code,
     reason = "reads the CPU's time stamp counter, 10 ns instead of 23, and the kernel's clocks without the C library; \
-              rustix's clock_gettime finds the vDSO by itself, which crashes under valgrind 3.19"
+              rustix's clock_gettime finds the vDSO by itself, which crashes under valgrind 3.19; rustix has no POSIX timers"
 )]
+
+use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
 
 use super::calls::may;
 use super::signal::last_error;
@@ -95,6 +98,11 @@ pub(crate) fn try_thread_cpu_ns() -> Result<u64, WhyRefused> {
     read_cpu(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
+/// The CPU time of this process, in nanoseconds, with that of its threads that have ended.
+pub(crate) fn process_cpu_ns() -> Option<u64> {
+    read_by_call(libc::CLOCK_PROCESS_CPUTIME_ID)
+}
+
 /// Reads a CPU clock, which the C library cannot do without a system call either.
 pub(super) fn read_cpu(clock: libc::clockid_t) -> Result<u64, WhyRefused> {
     if !may(FilteredSyscall::ClockGettime) {
@@ -113,6 +121,64 @@ fn read_by_call(clock: libc::clockid_t) -> Option<u64> {
     // SAFETY: the pointer is to a local `timespec`, which the call fills.
     let result = unsafe { libc::syscall(libc::SYS_clock_gettime, clock, &raw mut time) };
     (result == 0).then(|| nanoseconds(time))
+}
+
+/// Creates a timer whose signals go to thread `tid`, with that value. The error is an errno.
+pub(super) fn create_timer(
+    signal: c_int,
+    clock: libc::clockid_t,
+    tid: u32,
+    value: u64,
+) -> Result<libc::timer_t, i32> {
+    let mut event = MaybeUninit::<libc::sigevent>::zeroed();
+    let pointer = event.as_mut_ptr();
+    // SAFETY: writes fields of a local structure; all zeros is a valid rest.
+    unsafe {
+        (*pointer).sigev_value = libc::sigval { sival_ptr: value as *mut c_void };
+        (*pointer).sigev_signo = signal;
+        (*pointer).sigev_notify = libc::SIGEV_THREAD_ID;
+        (*pointer).sigev_notify_thread_id = tid.cast_signed();
+    }
+    let mut id: libc::timer_t = std::ptr::null_mut();
+    // SAFETY: both pointers are to initialized local variables.
+    if unsafe { libc::timer_create(clock, pointer, &raw mut id) } == 0 {
+        return Ok(id);
+    }
+    Err(last_error())
+}
+
+/// Sets the time to the first signal, 0 to disarm the timer, and between signals. The timer must not be deleted.
+pub(super) fn set_timer(
+    id: libc::timer_t,
+    first_ns: u64,
+    period_ns: u64,
+) -> Result<(), WhyRefused> {
+    if !may(FilteredSyscall::TimerSettime) {
+        return Err(WhyRefused::KilledBySeccomp);
+    }
+    let time = |ns: u64| libc::timespec {
+        // `time_t`, whose name is deprecated on musl.
+        tv_sec: (ns / 1_000_000_000) as _,
+        tv_nsec: (ns % 1_000_000_000) as libc::c_long,
+    };
+    let setting = libc::itimerspec { it_interval: time(period_ns), it_value: time(first_ns) };
+    // SAFETY: a timer that is not deleted, and a structure that lives long enough.
+    let result = unsafe { libc::timer_settime(id, 0, &raw const setting, std::ptr::null_mut()) };
+    if result == 0 { Ok(()) } else { Err(failed(FilteredSyscall::TimerSettime)) }
+}
+
+/// Deletes a timer, which must not be deleted yet.
+pub(super) fn delete_timer(id: libc::timer_t) -> Result<(), WhyRefused> {
+    if !may(FilteredSyscall::TimerDelete) {
+        return Err(WhyRefused::KilledBySeccomp);
+    }
+    // SAFETY: created by `timer_create`, and its owner uses it no more.
+    let result = unsafe { libc::timer_delete(id) };
+    if result == 0 { Ok(()) } else { Err(failed(FilteredSyscall::TimerDelete)) }
+}
+
+fn failed(call: FilteredSyscall) -> WhyRefused {
+    WhyRefused::Failed(call, last_error())
 }
 
 fn nanoseconds(time: libc::timespec) -> u64 {

@@ -40,12 +40,12 @@ pub(crate) fn parse_map(line: &[u8]) -> bool {
 }
 
 pub(crate) use blocked::{
-    blocked, cpu_ns_of, is_blocked, own_threads, read_own_stack, thread_and_state, try_cpu_ns_of,
-    user_ns_of,
+    blocked, cpu_ns_of, is_blocked, own_thread, own_threads, read_own_stack, thread_and_state,
+    try_cpu_ns_of, user_ns_of,
 };
 pub(crate) use calls::{forbidden_calls, read_filters};
 pub(crate) use clock::{
-    TickSource, monotonic_raw_ns, read_ticks, thread_cpu_ns, tick_ns, tick_source,
+    TickSource, monotonic_raw_ns, process_cpu_ns, read_ticks, thread_cpu_ns, tick_ns, tick_source,
     time_namespace_offset_ns, try_thread_cpu_ns,
 };
 pub(crate) use counters::HardwareCounters;

@@ -4,6 +4,7 @@
     reason = "maps and reads memory shared with the kernel or a signal handler; rustix has no perf mappings"
 )]
 
+use std::ffi::c_void;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
@@ -294,6 +295,11 @@ impl Drop for RingMemory {
     }
 }
 
+/// How much [`RingWriter::read_ahead`] reads, in pieces. A page has no less, and the handler that reads has little stack.
+const PIECE: u64 = 4096;
+const PIECES: usize = 9;
+pub(super) const MOST_READ: u64 = PIECE * (PIECES as u64 - 1);
+
 /// A record that is being written to a ring.
 pub(super) struct RingWriter<'a> {
     memory: &'a RingMemory,
@@ -312,6 +318,44 @@ impl RingWriter<'_> {
         let bytes = word.to_ne_bytes();
         // SAFETY: eight bytes of a local variable.
         unsafe { self.bytes(bytes.as_ptr(), 8) };
+    }
+
+    /// Copies up to `length` bytes of this process's memory from `from` on to `offset` bytes beyond here, as far as they are
+    /// mapped and [`MOST_READ`] allows. Returns how many. The record must [have room](Self::has_room) for all of them.
+    pub(super) fn read_ahead(&self, offset: u64, from: u64, length: u64) -> u64 {
+        let nothing = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+        let mut pieces = [nothing; PIECES];
+        let (mut at, mut left, mut count) = (from, length, 0);
+        for piece in &mut pieces {
+            // The kernel copies each piece completely or not at all.
+            let bytes = (PIECE - at % PIECE).min(left);
+            if bytes == 0 {
+                break;
+            }
+            *piece = libc::iovec { iov_base: at as *mut c_void, iov_len: bytes as usize };
+            (at, left, count) = (at.wrapping_add(bytes), left.wrapping_sub(bytes), count + 1);
+        }
+        let all = length.wrapping_sub(left);
+        let data_size = self.memory.data_size as u64;
+        let data = self.memory.base.as_ptr().wrapping_add(self.memory.page_size);
+        let begin = self.position.wrapping_add(offset) & data_size.wrapping_sub(1);
+        let until_end = data_size.wrapping_sub(begin).min(all);
+        let to = |from: u64, length: u64| libc::iovec {
+            iov_base: data.wrapping_add(from as usize).cast(),
+            iov_len: length as usize,
+        };
+        let to = [to(begin, until_end), to(0, all.wrapping_sub(until_end))];
+        let process = rustix::process::getpid().as_raw_nonzero().get();
+        // SAFETY: the kernel writes to the data of this ring, where the record has room and the reader reads nothing, since
+        // it is not between tail and head. It checks the source addresses itself.
+        let read =
+            unsafe { libc::process_vm_readv(process, to.as_ptr(), 2, pieces.as_ptr(), count, 0) };
+        u64::try_from(read).unwrap_or(0)
+    }
+
+    /// Moves on over bytes that were [read](Self::read_ahead).
+    pub(super) fn skip(&mut self, length: u64) {
+        self.position = self.position.wrapping_add(length);
     }
 
     /// Copies bytes from anywhere. The record must [have room](Self::has_room).
@@ -398,6 +442,39 @@ pub(crate) unsafe fn copy_any(from: *const u8, to: *mut u8, length: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_is_read_ahead_as_far_as_it_is_mapped_also_across_the_end_of_the_ring() {
+        let ring = RingMemory::anonymous(64 * 1024).unwrap();
+        // What follows its records is not accessible.
+        let source = RingMemory::anonymous(4096).unwrap();
+        let mut writer = source.writer();
+        [7, 8, 9].into_iter().for_each(|word| writer.word(word));
+        writer.publish();
+        let from = source.base.as_ptr().wrapping_add(source.page_size).addr() as u64;
+        let expected = MOST_READ.min(source.data_size as u64);
+        let word_at = |position: u64| {
+            let mut word = [0; 8];
+            ring.copy(position, &mut word);
+            u64::from_ne_bytes(word)
+        };
+        for start in [0, ring.data_size as u64 - 24] {
+            ring.head_word().store(start, Ordering::Release);
+            ring.release_to(start);
+            let mut writer = ring.writer();
+            let length = writer.read_ahead(16, from, MOST_READ);
+            assert_eq!(length, expected);
+            writer.word(1);
+            writer.word(2);
+            writer.skip(length);
+            writer.publish();
+            assert_eq!(ring.head(), start + 16 + expected);
+            let words = [0, 8, 16, 24, 32].map(|offset| word_at(start + offset));
+            assert_eq!(words, [1, 2, 7, 8, 9]);
+        }
+        // Nothing is mapped there.
+        assert_eq!(ring.writer().read_ahead(0, 8, 64), 0);
+    }
 
     #[test]
     fn copies_from_any_position_around_the_end() {

@@ -7,7 +7,6 @@
 
 use std::ffi::{c_int, c_void};
 use std::hash::{BuildHasher as _, RandomState};
-use std::mem::MaybeUninit;
 use std::ops::{Deref, Range};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -18,15 +17,20 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::blocked::{cpu_clock_of, cpu_ns_of};
+use super::blocked::{cpu_clock_of, cpu_ns_of, has_same_filters};
 use super::calls::may;
-use super::clock::{monotonic_raw_ns, thread_cpu_ns, tick_ns};
+use super::clock::{
+    create_timer, delete_timer, monotonic_raw_ns, set_timer, thread_cpu_ns, tick_ns,
+};
 use super::fork::{ForkSafe, ForkSafeGuard};
-use super::ring::RingMemory;
-use super::signal::{block, handled_by, last_error, signal_for, unblock};
+use super::modules::read_by_system_call;
+use super::ring::{MOST_READ, RingMemory};
+use super::signal::{block, handled_by, signal_for, unblock};
 use super::signal_stack::on_signal;
 use super::thread::{current_tid, is_own_thread};
-use crate::sys::types::{FilteredSyscall, MissedSignals, SampleRequest, TimerClock, WhyRefused};
+use crate::sys::types::{
+    ANY_STACK, FilteredSyscall, MissedSignals, SampleRequest, TimerClock, WhyRefused,
+};
 
 /// The thread that a signal is for, found by the number that its timer sends.
 ///
@@ -166,7 +170,8 @@ pub(crate) fn signal_of_timers(wanted: Option<i32>) -> Result<c_int, WhyRefused>
 }
 
 /// Creates a timer that samples thread `tid`, whose stack is `stack`, once it is started, if the thread does not
-/// [block](unblock_timers) the signal. Each sample is a record as perf would write it.
+/// [block](unblock_timers) the signal. Each sample is a record as perf would write it. If the bounds of the stack are not
+/// known, they are [`ANY_STACK`].
 pub(crate) fn open_timer_ring(
     request: SampleRequest,
     clock: TimerClock,
@@ -176,6 +181,9 @@ pub(crate) fn open_timer_ring(
     // For such a timer, the handler reads the thread's CPU clock at each signal.
     if clock == TimerClock::Monotonic && !may(FilteredSyscall::ClockGettime) {
         return Err(WhyRefused::KilledBySeccomp);
+    }
+    if stack == ANY_STACK {
+        can_read_stack_of(tid)?;
     }
     let errno = STAYS.load(Ordering::Relaxed);
     if errno != 0 {
@@ -197,6 +205,22 @@ pub(crate) fn open_timer_ring(
     Ok(TimerRing { ring, timer, missed: Mutex::default() })
 }
 
+/// Whether the handler can read the stack of that thread, whose bounds are not known.
+fn can_read_stack_of(tid: u32) -> Result<(), WhyRefused> {
+    // Its hooks would have probed its filters.
+    if !has_same_filters(tid) {
+        return Err(if has_ended(tid) { WhyRefused::Ended } else { WhyRefused::KilledBySeccomp });
+    }
+    let (from, mut to) = (1_u64, [0; size_of::<u64>()]);
+    let iov_base = (&raw const from).cast_mut().cast::<c_void>();
+    let read = read_by_system_call(&[libc::iovec { iov_base, iov_len: to.len() }], &mut to);
+    let why = |error: std::io::Error| {
+        let errno = error.raw_os_error().unwrap_or(libc::EPERM);
+        WhyRefused::Failed(FilteredSyscall::ProcessVmReadv, errno)
+    };
+    read.map(drop).map_err(why)
+}
+
 /// Makes the calls that sample thread `tid` by a timer. The thread must exist, and must not run: its timer does not expire.
 pub(crate) fn probe_timers(
     request: SampleRequest,
@@ -206,8 +230,8 @@ pub(crate) fn probe_timers(
     let number = TAG | u64::from(NO_TARGET);
     let id =
         create(signal_of_timers(request.signal)?, clock, tid, number).map_err(why_not_created)?;
-    let started = set(id, request.period_ns, request.period_ns);
-    let ended = delete(id).inspect_err(|_| _ = set(id, 0, 0));
+    let started = set_timer(id, request.period_ns, request.period_ns);
+    let ended = delete_timer(id).inspect_err(|_| _ = set_timer(id, 0, 0));
     started.and(ended)
 }
 
@@ -231,58 +255,15 @@ fn has_ended(tid: u32) -> bool {
 
 /// The error is an errno.
 fn create(signal: c_int, clock: TimerClock, tid: u32, value: u64) -> Result<libc::timer_t, i32> {
-    let mut event = MaybeUninit::<libc::sigevent>::zeroed();
-    let pointer = event.as_mut_ptr();
-    // SAFETY: writes fields of a local structure; all zeros is a valid rest.
-    unsafe {
-        (*pointer).sigev_value = libc::sigval { sival_ptr: value as *mut c_void };
-        (*pointer).sigev_signo = signal;
-        (*pointer).sigev_notify = libc::SIGEV_THREAD_ID;
-        (*pointer).sigev_notify_thread_id = tid.cast_signed();
-    }
     let clock = match clock {
         TimerClock::Cpu => cpu_clock_of(tid),
         TimerClock::Monotonic => libc::CLOCK_MONOTONIC,
     };
-    let mut id: libc::timer_t = std::ptr::null_mut();
-    // SAFETY: both pointers are to initialized local variables.
-    if unsafe { libc::timer_create(clock, pointer, &raw mut id) } == 0 {
-        return Ok(id);
-    }
-    Err(last_error())
-}
-
-/// Sets the time to the first signal, 0 to disarm the timer, and between signals. The timer must not be deleted.
-fn set(id: libc::timer_t, first_ns: u64, period_ns: u64) -> Result<(), WhyRefused> {
-    if !may(FilteredSyscall::TimerSettime) {
-        return Err(WhyRefused::KilledBySeccomp);
-    }
-    let time = |ns: u64| libc::timespec {
-        // `time_t`, whose name is deprecated on musl.
-        tv_sec: (ns / 1_000_000_000) as _,
-        tv_nsec: (ns % 1_000_000_000) as libc::c_long,
-    };
-    let setting = libc::itimerspec { it_interval: time(period_ns), it_value: time(first_ns) };
-    // SAFETY: a timer that is not deleted, and a structure that lives long enough.
-    let result = unsafe { libc::timer_settime(id, 0, &raw const setting, std::ptr::null_mut()) };
-    if result == 0 { Ok(()) } else { Err(failed(FilteredSyscall::TimerSettime)) }
-}
-
-fn delete(id: libc::timer_t) -> Result<(), WhyRefused> {
-    if !may(FilteredSyscall::TimerDelete) {
-        return Err(WhyRefused::KilledBySeccomp);
-    }
-    // SAFETY: created by `timer_create`, and its owner uses it no more.
-    let result = unsafe { libc::timer_delete(id) };
-    if result == 0 { Ok(()) } else { Err(failed(FilteredSyscall::TimerDelete)) }
+    create_timer(signal, clock, tid, value)
 }
 
 /// The errno, once a timer could not be deleted. No more are created then: each one would stay.
 static STAYS: AtomicI32 = AtomicI32::new(0);
-
-fn failed(call: FilteredSyscall) -> WhyRefused {
-    WhyRefused::Failed(call, last_error())
-}
 
 impl Timer {
     /// Whether its signal has another handler by now.
@@ -301,12 +282,12 @@ impl Timer {
     /// Deletes the timer, and waits for a running handler. Returns false if the timer goes on, or the handler does not
     /// return, because its thread was stopped in it.
     fn end(self) -> bool {
-        let deleted = delete(self.id);
+        let deleted = delete_timer(self.id);
         if let Err(WhyRefused::Failed(_, errno)) = deleted {
             STAYS.store(errno, Ordering::Relaxed);
         }
         // A timer that is disarmed sends no signal either.
-        let is_over = deleted.is_ok() || set(self.id, 0, 0).is_ok();
+        let is_over = deleted.is_ok() || set_timer(self.id, 0, 0).is_ok();
         let Some(target) = Target::by_number(self.number) else { return true };
         target.set(std::ptr::null(), 0..0);
         if !is_over {
@@ -428,7 +409,7 @@ impl TimerRing {
     }
 
     fn set(&self, first_ns: u64, period_ns: u64) -> Result<(), WhyRefused> {
-        self.timer.lock().as_ref().map_or(Ok(()), |timer| set(timer.id, first_ns, period_ns))
+        self.timer.lock().as_ref().map_or(Ok(()), |timer| set_timer(timer.id, first_ns, period_ns))
     }
 
     /// Ends the sampling of the thread. The records stay in the ring.
@@ -539,9 +520,13 @@ fn sample(target: &Target, (registers, sp): &(RawRegisters, u64), overrun: c_int
         target.off_stack.fetch_add(1, Ordering::Relaxed);
         return;
     }
-    // SAFETY: the thread is the one whose stack this is, so the ring is the ring of this thread. Before the ring is
-    // unmapped, it is removed from the target, and `busy` is awaited.
+    // SAFETY: before the ring is unmapped, it is removed from the target, and `busy` is awaited.
     let ring = unsafe { ring.as_ref() };
+    // Only the ring's own thread may write to it. That it is, its stack shows or, if its bounds are not known, its id.
+    let is_any = stack == ANY_STACK;
+    if is_any && current_tid() != (ring.ids >> 32) as u32 {
+        return;
+    }
     let period_ns = ring.period_ns;
     let weight_ns = if ring.counts_cpu {
         let now = thread_cpu_ns().unwrap_or(0);
@@ -556,19 +541,24 @@ fn sample(target: &Target, (registers, sp): &(RawRegisters, u64), overrun: c_int
         // Timers on CPU time expire at the kernel's ticks, so one signal can represent several periods.
         period_ns.saturating_mul(1_u64.saturating_add(overrun.max(0) as u64))
     };
-    let used = stack.end.wrapping_sub(*sp).min(ring.stack_bytes) & !7;
+    let most = if is_any { MOST_READ } else { stack.end.wrapping_sub(*sp) };
+    let most = most.min(ring.stack_bytes) & !7;
+    let mut writer = ring.memory.writer();
+    let before_stack = 8 * (5 + registers.len() as u64);
+    let position = ring.position.load(Ordering::Relaxed);
+    let lost = ring.lost.load(Ordering::Relaxed);
+    let lost_size = if lost > 0 { LOST_SIZE } else { 0 };
+    if !writer.has_room(lost_size + before_stack + most + 24) {
+        ring.lost.store(lost.wrapping_add(1), Ordering::Relaxed);
+        return;
+    }
+    let used =
+        if is_any { writer.read_ahead(lost_size + before_stack, *sp, most) & !7 } else { most };
     if used == 0 {
         target.off_stack.fetch_add(1, Ordering::Relaxed);
         return;
     }
-    let mut writer = ring.memory.writer();
-    let size = 8 * (5 + registers.len() as u64) + used + 24;
-    let position = ring.position.load(Ordering::Relaxed);
-    let lost = ring.lost.load(Ordering::Relaxed);
-    if !writer.has_room(size + if lost > 0 { LOST_SIZE } else { 0 }) {
-        ring.lost.store(lost.wrapping_add(1), Ordering::Relaxed);
-        return;
-    }
+    let size = before_stack + used + 24;
     if lost > 0 {
         ring.lost.store(0, Ordering::Relaxed);
         writer.word(RECORD_LOST | LOST_SIZE << 48);
@@ -584,8 +574,12 @@ fn sample(target: &Target, (registers, sp): &(RawRegisters, u64), overrun: c_int
         writer.word(*register);
     }
     writer.word(used);
-    // SAFETY: the thread is using everything from its stack pointer to the end of its stack, and is interrupted.
-    unsafe { writer.bytes(*sp as *const u8, used) };
+    if is_any {
+        writer.skip(used);
+    } else {
+        // SAFETY: the thread is using everything from its stack pointer to the end of its stack, and is interrupted.
+        unsafe { writer.bytes(*sp as *const u8, used) };
+    }
     writer.word(used);
     writer.word(weight_ns);
     writer.word(position);

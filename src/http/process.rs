@@ -1,0 +1,97 @@
+//! Profiles of the process, as Go's `net/http/pprof` serves them.
+
+use std::time::Duration;
+
+use axum::extract::{OriginalUri, State};
+use axum::http::{HeaderName, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use tokio::task::spawn_blocking;
+
+use crate::encode::pprof_showing;
+use crate::error::ProfileError;
+use crate::handle::{Handle, ProfileOptions};
+use crate::profile::SampleKind;
+
+/// An error response.
+type PprofFailure = (StatusCode, String);
+
+/// Marks an error for `go tool pprof`, which then shows its text.
+const X_GO_PPROF: HeaderName = HeaderName::from_static("x-go-pprof");
+
+pub(super) async fn cpu(State(handle): State<Handle>, OriginalUri(uri): OriginalUri) -> Response {
+    match encoded(handle, uri.query().unwrap_or_default()).await {
+        Ok(bytes) => {
+            // Not as a content encoding: readers of pprof expect it to be compressed.
+            let headers = [
+                (header::CONTENT_TYPE, "application/octet-stream"),
+                (header::CONTENT_DISPOSITION, "attachment; filename=\"profile.pb.gz\""),
+            ];
+            (headers, bytes).into_response()
+        }
+        Err((status, problem)) => {
+            let headers = [(header::CONTENT_TYPE, "text/plain; charset=utf-8"), (X_GO_PPROF, "1")];
+            (status, headers, format!("{problem}\n")).into_response()
+        }
+    }
+}
+
+async fn encoded(handle: Handle, query: &str) -> Result<Vec<u8>, PprofFailure> {
+    let options = options(query)?;
+    let begun = spawn_blocking(move || handle.begin_profile(options)).await;
+    // If the client goes away, this future is dropped, and the profile ends.
+    let (started, _cancel) = begun.map_err(internal)?.map_err(not_enabled)?;
+    let encode =
+        move || started.wait().map(|profile| pprof_showing(&profile, Some(SampleKind::OnCpu)));
+    spawn_blocking(encode).await.map_err(internal)?.map_err(not_enabled)
+}
+
+fn internal(error: impl std::fmt::Display) -> PprofFailure {
+    (StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
+}
+
+fn not_enabled(error: ProfileError) -> PprofFailure {
+    match error {
+        ProfileError::OutOfRange => (StatusCode::BAD_REQUEST, error.to_string()),
+        error => internal(format!("Could not enable CPU profiling: {error}")),
+    }
+}
+
+/// The duration and rate of a query. As in Go, `seconds` that are no positive number are 30.
+fn options(query: &str) -> Result<ProfileOptions, PprofFailure> {
+    let value_of = |wanted: &str| {
+        let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+        pairs.find(|(name, _)| *name == wanted).map(|(_, value)| value)
+    };
+    let usual = ProfileOptions::default();
+    let seconds = value_of("seconds").and_then(|text| text.parse::<u64>().ok());
+    let seconds = seconds.filter(|seconds| *seconds > 0);
+    let rate = value_of("hz").map_or(Ok(usual.rate), str::parse::<u32>);
+    let rate = rate.map_err(|_| {
+        (StatusCode::BAD_REQUEST, "`hz` must be a number of samples per second".to_owned())
+    })?;
+    let duration = seconds.map_or(usual.duration, Duration::from_secs);
+    Ok(ProfileOptions { duration, rate, ..usual })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seconds_are_read_as_go_does() {
+        let read = |query: &str| options(query).map(|of| (of.duration.as_secs(), of.rate));
+        for (query, seconds, rate) in [
+            ("", 30, 100),
+            ("seconds=5", 5, 100),
+            ("debug=0&seconds=7&hz=250", 7, 250),
+            ("seconds=0", 30, 100),
+            ("seconds=-5", 30, 100),
+            ("seconds=1.5", 30, 100),
+            ("seconds=", 30, 100),
+        ] {
+            assert_eq!(read(query), Ok((seconds, rate)), "{query}");
+        }
+        let refused = read("hz=many").unwrap_err();
+        assert_eq!(refused.0, StatusCode::BAD_REQUEST);
+    }
+}

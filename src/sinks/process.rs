@@ -1,0 +1,214 @@
+//! The CPU time of all threads of the process, while a profile of it is made.
+
+use std::collections::HashMap;
+
+use super::aggregate::{Aggregate, Total};
+use super::span_samples::NewSample;
+use super::stack::StackEntry;
+use super::stack_tree::StackTree;
+use super::store::Store;
+use crate::span::{SpanInfo, SpanKey, TraceIds};
+use crate::sys::OsThread;
+
+/// The memory for stacks.
+const MOST_BYTES: usize = 16 << 20;
+/// Further threads have no name in the profile, and samples in further spans are in none.
+const MOST_NAMES: usize = 4_096;
+const MOST_SPANS: usize = 65_536;
+
+/// The samples of all threads, by stack, thread name and span.
+#[derive(Debug)]
+pub(crate) struct ProcessSamples {
+    totals: Aggregate<ProcessPlace>,
+    /// The names of threads by number, each with one of the threads that have it.
+    threads: Vec<OsThread>,
+    numbers: HashMap<String, u32>,
+    /// Those that samples fell in, and their local roots.
+    spans: HashMap<SpanKey, ProcessSpan>,
+    /// Those of them of which more may become known.
+    open: Vec<SpanKey>,
+    weight_ns: u64,
+}
+
+/// Where a thread was, beside its stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ProcessPlace {
+    /// The number of its name; `None` if there are too many.
+    thread: Option<u32>,
+    pub(crate) span: Option<SpanKey>,
+}
+
+/// What is known of a span that samples fell in, or of its local root.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ProcessSpan {
+    pub(crate) known: Option<SpanInfo>,
+    /// The ids under which it is exported; known once it has closed.
+    pub(crate) ids: Option<TraceIds>,
+    /// Of a local root: its shown fields, with their values.
+    pub(crate) fields: Vec<(&'static str, String)>,
+}
+
+impl ProcessSamples {
+    pub(crate) fn new() -> Self {
+        Self {
+            totals: Aggregate::new(MOST_BYTES),
+            threads: Vec::new(),
+            numbers: HashMap::new(),
+            spans: HashMap::new(),
+            open: Vec::new(),
+            weight_ns: 0,
+        }
+    }
+
+    /// Adds a sample of a thread that ran, in that span, if it was in one.
+    pub(crate) fn add(&mut self, span: Option<SpanKey>, sample: NewSample<'_>) {
+        let NewSample { weight, thread, stack, .. } = sample;
+        let is_full = self.totals.is_full();
+        let span = span.filter(|span| !is_full && self.note_span(*span));
+        let thread = thread.and_then(|thread| self.number_of(thread));
+        self.totals.add(stack.entries(), ProcessPlace { thread, span }, Total { weight, count: 1 });
+        self.weight_ns = self.weight_ns.saturating_add(weight);
+    }
+
+    /// Returns whether there is room for it.
+    fn note_span(&mut self, span: SpanKey) -> bool {
+        let is_known = self.spans.contains_key(&span);
+        if !is_known && self.spans.len() < MOST_SPANS {
+            self.spans.insert(span, ProcessSpan::default());
+            self.open.push(span);
+        }
+        is_known || self.spans.contains_key(&span)
+    }
+
+    fn number_of(&mut self, thread: OsThread) -> Option<u32> {
+        let name = thread.name();
+        if let Some(number) = self.numbers.get(&name) {
+            return Some(*number);
+        }
+        let number = u32::try_from(self.threads.len()).ok()?;
+        (self.threads.len() < MOST_NAMES).then(|| {
+            self.threads.push(thread);
+            self.numbers.insert(name, number);
+            number
+        })
+    }
+
+    /// Reads from the store what has become known of spans. In each round, before the store forgets those that have
+    /// closed.
+    pub(super) fn note_spans(&mut self, store: &Store) {
+        let Self { spans, open, .. } = self;
+        let mut roots = Vec::new();
+        open.retain(|key| {
+            // A span for which the store has no room.
+            let Some((pending, span)) = store.get(*key).zip(spans.get_mut(key)) else {
+                return false;
+            };
+            (span.known, span.ids) = (pending.known.or(span.known), pending.ids.or(span.ids));
+            roots.extend(span.known.map(|known| known.root).filter(|root| root != key));
+            pending.closed_ns.is_none()
+        });
+        for root in roots {
+            if !spans.contains_key(&root)
+                && let Some(pending) = store.get(root)
+            {
+                let (known, ids) = (pending.known, pending.ids);
+                spans.insert(root, ProcessSpan { known, ids, ..ProcessSpan::default() });
+                open.extend(pending.closed_ns.is_none().then_some(root));
+            }
+        }
+    }
+
+    /// Sets the fields of a local root, if samples fell in it.
+    pub(crate) fn set_fields(&mut self, root: SpanKey, fields: Vec<(&'static str, String)>) {
+        if let Some(span) = self.spans.get_mut(&root) {
+            span.fields = fields;
+        }
+    }
+
+    /// The local roots that may be open.
+    pub(crate) fn open_roots(&self) -> impl Iterator<Item = SpanInfo> {
+        let known = self.open.iter().filter_map(|key| Some((*key, self.spans.get(key)?.known?)));
+        known.filter(|(key, known)| known.root == *key).map(|(_, known)| known)
+    }
+
+    pub(crate) fn stacks(&self) -> &StackTree<StackEntry> {
+        &self.totals.stacks
+    }
+
+    /// All samples: their stacks, where their threads were, and what they sum up to.
+    pub(crate) fn totals(
+        &self,
+    ) -> impl Iterator<Item = (impl Iterator<Item = StackEntry>, ProcessPlace, Total)> {
+        let totals = self.totals.totals();
+        totals.map(move |(stack, place, total)| (self.totals.stacks.frames(stack), place, total))
+    }
+
+    pub(crate) fn span(&self, key: SpanKey) -> Option<&ProcessSpan> {
+        self.spans.get(&key)
+    }
+
+    /// A thread with the name of the threads at that place.
+    pub(crate) fn thread(&self, place: ProcessPlace) -> Option<OsThread> {
+        self.threads.get(place.thread? as usize).copied()
+    }
+
+    /// The CPU time that all samples represent.
+    pub(crate) fn weight_ns(&self) -> u64 {
+        self.weight_ns
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::stack::Stack;
+    use super::*;
+    use crate::profile::SampleKind;
+    use crate::span::RegistryId;
+
+    fn key(number: u64) -> SpanKey {
+        SpanKey::new(number).unwrap()
+    }
+
+    #[test]
+    fn samples_add_up_by_thread_name_and_span_and_spans_are_known_after_they_have_closed() {
+        let (mut store, mut process) = (Store::new(1 << 20, 100, 100), ProcessSamples::new());
+        let stack = Stack::new();
+        let mut add = |store: &mut Store, name: &[u8], tid, span: Option<SpanKey>| {
+            let (kind, thread) = (SampleKind::OnCpu, Some(OsThread::new(tid, name)));
+            let sample = NewSample { kind, time_ns: 1, weight: 10, thread, stack: &stack };
+            _ = span.map(|span| store.add(span, sample, 1));
+            process.add(span, sample);
+        };
+        add(&mut store, b"worker", 1, None);
+        add(&mut store, b"worker", 2, None);
+        add(&mut store, b"worker", 2, Some(key(6)));
+        add(&mut store, b"other", 3, None);
+        let totals: Vec<_> = process
+            .totals()
+            .map(|(_, place, total)| {
+                let name = process.thread(place).map(|thread| thread.name());
+                (name.unwrap(), place.span, total.weight, total.count)
+            })
+            .collect();
+        let [worker, other] = ["worker", "other"].map(str::to_owned);
+        assert_eq!(
+            totals,
+            [(worker.clone(), None, 20, 2), (worker, Some(key(6)), 10, 1), (other, None, 10, 1)]
+        );
+        assert_eq!(process.weight_ns(), 40);
+        let id = RegistryId::MIN;
+        let info = |root, parent| SpanInfo { parent, root: key(root), id, plan: 7, opened_ns: 0 };
+        store.register(key(5), info(5, None), 1);
+        store.register(key(6), info(5, Some(key(5))), 1);
+        process.note_spans(&store);
+        assert_eq!(process.open_roots().map(|known| known.root).collect::<Vec<_>>(), [key(5)]);
+        store.note(key(6), |pending| pending.closed_ns = Some(9));
+        process.note_spans(&store);
+        store.remove_root(key(5));
+        process.set_fields(key(5), vec![("http.route", "/cart".to_owned())]);
+        process.note_spans(&store);
+        assert_eq!(process.open_roots().count(), 0);
+        let root = process.span(key(6)).and_then(|span| span.known).unwrap().root;
+        assert_eq!(process.span(root).unwrap().fields.len(), 1);
+    }
+}

@@ -1,0 +1,268 @@
+//! What a profile of the process wants of threads, and those of them that have met no hook.
+
+use std::cmp::Reverse;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::cursor::ThreadCursor;
+use super::demand::{DemandBudgets, Why};
+use crate::budget::{CpuBudget, passed};
+use crate::intake::Intake;
+use crate::sampler::{AttachThreads as _, Periods, Rate, Sampler, SamplingSession, ThreadShared};
+use crate::stats::Counters;
+use crate::sys;
+
+/// The threads of the process are listed this often, or less if that would take more than one part in [`SHARE`] of a core.
+/// Threads are listed often, since what one runs before it is found has no samples.
+const SOONEST: Duration = Duration::from_millis(10);
+const LATEST: Duration = Duration::from_secs(1);
+const SHARE: u32 = 50;
+/// How long one search may attach threads, after it has listed them. The rings of others fill while it does.
+const MOST_ATTACHING: Duration = Duration::from_millis(20);
+/// The CPU budget for attaching threads, beside that for slow spans: some 1,000 at once.
+const ATTACHING: CpuBudget = CpuBudget::new(10, 200_000_000);
+/// The assumed cost of attaching one where CPU time cannot be read.
+const A_THREAD_NS: u64 = 150_000;
+/// The pause before another attempt to attach a thread. Others may have released resources by then.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// The demand of a profile of the process, while one is made, and the sampling of threads that have met no hook.
+#[derive(Debug)]
+pub(super) struct ProcessThreads {
+    /// How often threads are to be sampled.
+    periods: Option<Periods>,
+    /// By their ids. Without a demand, those that are drained once more.
+    others: HashMap<u32, OtherThread>,
+    /// Those that have met a hook, and have run since the demand began.
+    active: HashSet<u32>,
+    /// The CPU times of all threads at the last search.
+    cpu_ns: HashMap<u32, u64>,
+    searched: Option<Instant>,
+    interval: Duration,
+    attaching: CpuBudget,
+}
+
+/// A thread that has met no hook.
+#[derive(Debug)]
+struct OtherThread {
+    cursor: ThreadCursor,
+    /// When attaching it last failed.
+    failed: Option<Instant>,
+    /// No longer sampled; given back once it is drained.
+    is_ending: bool,
+}
+
+impl ProcessThreads {
+    pub(super) fn new() -> Self {
+        Self {
+            periods: None,
+            others: HashMap::new(),
+            active: HashSet::new(),
+            cpu_ns: HashMap::new(),
+            searched: None,
+            interval: SOONEST,
+            attaching: ATTACHING,
+        }
+    }
+
+    /// Begins the demand.
+    pub(super) fn begin(&mut self, periods: Periods) {
+        *self = Self { others: std::mem::take(&mut self.others), ..Self::new() };
+        self.periods = Some(periods);
+    }
+
+    /// Ends it. All that was sampled by then is in the rings, which are drained in the next round.
+    pub(super) fn end(&mut self) {
+        *self = Self { others: std::mem::take(&mut self.others), ..Self::new() };
+        self.others.values_mut().for_each(OtherThread::end);
+    }
+
+    /// How often threads are to be sampled, while there is a demand.
+    pub(super) fn periods(&self) -> Option<Periods> {
+        self.periods
+    }
+
+    /// The same for a thread that has met a hook. One that does not run is not attached: that would take from the limits of
+    /// the process what others need.
+    pub(super) fn periods_of(&self, tid: u32) -> Option<Periods> {
+        self.periods.filter(|_| self.active.contains(&tid))
+    }
+
+    /// Whether threads are sampled for it, or were and are not drained yet.
+    pub(super) fn is_any(&self) -> bool {
+        self.periods.is_some() || !self.others.is_empty()
+    }
+
+    /// A thread has met its first hook, and is sampled as one that did from now on.
+    pub(super) fn note_hook(&mut self, tid: u32) {
+        self.end_other(tid);
+        if self.periods.is_some() {
+            self.active.insert(tid);
+        }
+    }
+
+    fn end_other(&mut self, tid: u32) {
+        self.others.get_mut(&tid).into_iter().for_each(OtherThread::end);
+    }
+
+    pub(super) fn has_full_ring(&self) -> bool {
+        self.others.values().any(|other| other.cursor.is_half_full())
+    }
+
+    /// How long until the next search, or until a ring may be half full.
+    pub(super) fn until_next(&self) -> Option<Duration> {
+        let of_search = self.periods.map(|_| self.until_search());
+        let fill_times = self.others.values().filter_map(|other| other.cursor.fill_time(false));
+        let of_rings = fill_times.min().map(|soonest| soonest.max(SOONEST / 10));
+        of_search.into_iter().chain(of_rings).min()
+    }
+
+    fn until_search(&self) -> Duration {
+        let since = self.searched.map(|searched| searched.elapsed());
+        since.map_or(Duration::ZERO, |since| self.interval.saturating_sub(since))
+    }
+
+    pub(super) fn must_search(&self) -> bool {
+        self.periods.is_some() && self.until_search().is_zero()
+    }
+
+    /// Lists the threads of the process, ends the sampling of those that have ended, and attaches those that have run since
+    /// the last search, except those in `hooked`, which have met a hook. Returns whether any of these has run for the first
+    /// time.
+    pub(super) fn search(&mut self, rate: Rate, intake: &Intake, hooked: &HashSet<u32>) -> bool {
+        let (start, start_cpu_ns) = (Instant::now(), sys::thread_cpu_ns());
+        let (is_first, mut has_new) = (self.searched.is_none(), false);
+        let listed = sys::own_threads().unwrap_or_default();
+        if listed.is_empty() {
+            Counters::add(&intake.counters.threads.unlisted, 1);
+            self.active.extend(hooked);
+            has_new = is_first;
+        }
+        let mut cpu_ns = HashMap::with_capacity(listed.len());
+        let mut have_run = Vec::new();
+        for tid in listed {
+            let before_ns = self.cpu_ns.get(&tid).copied().unwrap_or(0);
+            // Where it cannot be read, all threads may have run.
+            let now_ns = sys::cpu_ns_of(tid);
+            let ran_ns = now_ns.map(|now_ns| now_ns.saturating_sub(before_ns));
+            cpu_ns.insert(tid, now_ns.unwrap_or(0));
+            // The first search shows what they had run before.
+            let has_run = !is_first && ran_ns.is_none_or(|ran_ns| ran_ns > 0);
+            if hooked.contains(&tid) {
+                self.end_other(tid);
+                has_new |= has_run && self.active.insert(tid);
+            } else if has_run && self.others.get(&tid).is_none_or(|other| other.may_retry(start)) {
+                have_run.push((ran_ns.unwrap_or(0), tid));
+            }
+        }
+        let ended = self.others.iter_mut().filter(|(tid, _)| !cpu_ns.contains_key(*tid));
+        ended.for_each(|(_, other)| other.end());
+        have_run.sort_unstable_by_key(|(ran_ns, _)| Reverse(*ran_ns));
+        // CPU time: on a busy machine, threads must not be found later for that.
+        let listing = passed(start_cpu_ns, sys::thread_cpu_ns());
+        let listing = listing.map_or_else(|| start.elapsed(), Duration::from_nanos);
+        let (now_ns, begun) = (intake.now_ns(), Instant::now());
+        for (ran_ns, tid) in have_run {
+            if begun.elapsed() > MOST_ATTACHING || !self.attaching.has_budget(now_ns) {
+                Counters::add(&intake.counters.threads.attach_deferred, 1);
+                // The next search attaches it even if it does not run until then.
+                cpu_ns.insert(tid, self.cpu_ns.get(&tid).copied().unwrap_or(0));
+                continue;
+            }
+            let before = sys::thread_cpu_ns();
+            let new = || OtherThread::new(tid, rate, &intake.source);
+            let other = self.others.entry(tid).or_insert_with(new);
+            other.attach(ran_ns, intake);
+            self.attaching.spend(passed(before, sys::thread_cpu_ns()).unwrap_or(A_THREAD_NS));
+        }
+        self.cpu_ns = cpu_ns;
+        self.searched = Some(Instant::now());
+        // The first one attaches no thread.
+        let share = if is_first { 0 } else { SHARE };
+        self.interval = (listing * share).clamp(SOONEST, LATEST);
+        has_new
+    }
+
+    /// Ends the sampling by timers whose signal the program has taken, or by all timers while a tracer is attached. Those of
+    /// the first kind begin again with another signal. Returns whether there are any whose signal was taken.
+    pub(super) fn check_signals(&mut self, is_traced: bool) -> bool {
+        let mut has_lost_signal = false;
+        for other in self.others.values_mut() {
+            let timer = other.cursor.session.ring.as_ref().and_then(|ring| ring.timer());
+            let Some(timer) = timer else { continue };
+            let is_lost = timer.has_lost_signal();
+            if is_lost || is_traced {
+                timer.stop();
+                other.end();
+            }
+            has_lost_signal |= is_lost;
+        }
+        has_lost_signal
+    }
+
+    /// Reads everything in the rings, and gives back those of threads that are no longer sampled.
+    pub(super) fn drain(&mut self, intake: &mut Intake, all: &mut DemandBudgets) {
+        self.others.retain(|_, OtherThread { cursor, is_ending, .. }| {
+            _ = cursor.drain(intake);
+            _ = cursor.count_missed(None, intake);
+            all.of(Why::Process).charge(cursor.take_cost());
+            if *is_ending {
+                // No thread refers to its sessions.
+                drop(cursor.give_back(&intake.source));
+            }
+            !*is_ending
+        });
+    }
+
+    /// Ends the sampling without reading the rings.
+    pub(super) fn give_back(&mut self, intake: &Intake) {
+        self.end();
+        for mut other in std::mem::take(&mut self.others).into_values() {
+            drop(other.cursor.give_back(&intake.source));
+        }
+    }
+}
+
+impl OtherThread {
+    fn new(tid: u32, rate: Rate, source: &Sampler) -> Self {
+        // The bounds of its stack are known to the thread itself alone.
+        let (thread, stack) = (sys::own_thread(tid), source.stack_of_others());
+        let shared = ThreadShared::without_hooks(thread, stack, rate);
+        let cursor = ThreadCursor::new(Arc::new(shared));
+        Self { cursor, failed: None, is_ending: false }
+    }
+
+    /// Attaches it. It has run for `ran_ns` since the last search.
+    fn attach(&mut self, ran_ns: u64, intake: &Intake) {
+        intake.source.attach(&self.cursor.thread);
+        let is_attached = self.cursor.go_to_next_session();
+        self.failed = (!is_attached).then(Instant::now);
+        self.cursor.unsampled_ns = ran_ns + lost_at_end(&self.cursor.session);
+    }
+
+    /// Whether it is to be attached, once more.
+    fn may_retry(&self, now: Instant) -> bool {
+        let is_late = |failed| now.saturating_duration_since(failed) > RETRY;
+        !self.is_ending && self.failed.is_some_and(is_late)
+    }
+
+    fn end(&mut self) {
+        if !std::mem::replace(&mut self.is_ending, true) {
+            self.cursor.thread.end();
+            self.cursor.pause();
+        }
+    }
+}
+
+/// How much CPU time a session has no samples for at its end, on average. That matters for short threads.
+fn lost_at_end(session: &SamplingSession) -> u64 {
+    let between_ns = if session.has_switch_records() {
+        // The first period is a whole one.
+        session.period_ns()
+    } else {
+        // The first period is random, but a signal waits for the kernel's tick.
+        sys::tick_ns().unwrap_or(0)
+    };
+    between_ns / 2
+}

@@ -1,0 +1,288 @@
+//! Profiles of the process: all threads, in spans or not, by their CPU clocks.
+
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
+
+mod support;
+
+use std::collections::{BTreeMap, HashMap};
+use std::hint::black_box;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard};
+use std::thread::{self, Builder};
+use std::time::{Duration, Instant};
+
+use cpu_time::{ProcessTime, ThreadTime};
+use support::{HAS_STACKS, Nanos, PLENTY, Setup, functions};
+use tracing::info_span;
+use tracing_profiling::profile::{Leaf, Profile, Sample, SampleKind};
+use tracing_profiling::{ProfileError, ProfileOptions};
+
+const MS: Duration = Duration::from_millis(1);
+
+/// One at a time: each has all threads of the process.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Eight functions that the compiler must not merge, and the CPU time of each by its threads' clocks.
+macro_rules! burns {
+    ($($name:ident = $factor:literal),+) => {
+        $(
+            #[inline(never)]
+            fn $name(cpu: Duration, used_ns: &AtomicU64) {
+                let start = ThreadTime::now();
+                let mut x = $factor;
+                while start.elapsed() < cpu {
+                    let mut i = 0_u64;
+                    while i < 20_000 {
+                        x = black_box((x ^ i).wrapping_mul($factor) % 1_000_003);
+                        i += 1;
+                    }
+                }
+                used_ns.fetch_add(start.elapsed().ns(), Ordering::Relaxed);
+            }
+        )+
+        const FUNCTIONS: &[(&str, fn(Duration, &AtomicU64))] = &[$((stringify!($name), $name)),+];
+    };
+}
+
+burns! {
+    burn_plain_a = 3_u64, burn_plain_b = 5_u64, burn_other_a = 7_u64, burn_other_b = 11_u64,
+    burn_in_span = 13_u64, burn_beside_span = 17_u64, burn_short = 19_u64, burn_late = 23_u64
+}
+
+fn options(seconds: u64, rate: u32) -> ProfileOptions {
+    let duration = Duration::from_secs(seconds);
+    ProfileOptions { duration, rate, ..ProfileOptions::default() }
+}
+
+/// The CPU time of the samples that have such a function, or are of such a kind, and how many there are.
+fn found(profile: &Profile, is_it: impl Fn(&Sample) -> bool) -> (u64, u64) {
+    let samples = profile.of_kind(SampleKind::OnCpu).filter(|sample| is_it(sample));
+    let points = samples.flat_map(|sample| &sample.points);
+    points.fold((0, 0), |(ns, count), point| (ns + point.weight(), count + 1))
+}
+
+fn has_function(profile: &Profile, sample: &Sample, name: &str) -> bool {
+    functions(profile, sample).iter().any(|function| function.rsplit("::").next() == Some(name))
+}
+
+#[test]
+fn shares_are_those_of_the_cpu_clocks_of_all_threads() {
+    const LONGEST: u64 = 8;
+    /// For each function; the profile goes on until the last has had it, or nearly until its end.
+    const CPU: Duration = Duration::from_millis(400);
+    let _alone = alone();
+    // No span is slow, so only the profile wants samples.
+    let setup = Setup::of_rules("1h", |builder| builder);
+    if !HAS_STACKS {
+        let refused = setup.handle.profile(options(1, 100)).unwrap_err();
+        assert!(matches!(refused, ProfileError::Unavailable(_)), "{refused:?}");
+        return;
+    }
+    let used: BTreeMap<&str, AtomicU64> =
+        FUNCTIONS.iter().map(|(name, _)| (*name, AtomicU64::new(0))).collect();
+    let (used, burns): (_, HashMap<_, _>) = (&used, FUNCTIONS.iter().copied().collect());
+    let is_over = &AtomicBool::new(false);
+    let run = |name: &str, cpu: Duration| burns[name](cpu, &used[name]);
+    let run = &run;
+    let goes_on = |name: &str| {
+        used[name].load(Ordering::Relaxed) < CPU.ns() && !is_over.load(Ordering::Relaxed)
+    };
+    let goes_on = &goes_on;
+    // One thread has met a hook before the profile begins.
+    let (is_hooked, has_begun) = (&AtomicBool::new(false), &AtomicBool::new(false));
+    let wait_for = |flag: &AtomicBool| {
+        let start = Instant::now();
+        while !flag.load(Ordering::Acquire) {
+            assert!(start.elapsed() < 2 * PLENTY);
+            thread::sleep(MS);
+        }
+    };
+    let wait_for = &wait_for;
+    let attached = || setup.handle.stats().threads.attached;
+    let process = ProcessTime::now();
+    let (profile, used_by_process) = thread::scope(|scope| {
+        let (handle, dispatch) = (setup.handle.clone(), &setup.dispatch);
+        let named = |name: &str| Builder::new().name(name.to_owned());
+        named("in span")
+            .spawn_scoped(scope, move || {
+                tracing::dispatcher::with_default(dispatch, || {
+                    info_span!("first").in_scope(|| is_hooked.store(true, Ordering::Release));
+                    wait_for(has_begun);
+                    while goes_on("burn_in_span") || goes_on("burn_beside_span") {
+                        let span = info_span!("GET", http.route = "/cart");
+                        span.in_scope(|| {
+                            info_span!("render").in_scope(|| run("burn_in_span", 10 * MS));
+                        });
+                        drop(span);
+                        run("burn_beside_span", 10 * MS);
+                    }
+                });
+            })
+            .unwrap();
+        wait_for(is_hooked);
+        let before = attached();
+        let profile = scope.spawn(move || handle.profile(options(LONGEST, 200)));
+        let start = Instant::now();
+        while attached() == before {
+            assert!(start.elapsed() < PLENTY, "threads are sampled");
+            thread::sleep(MS);
+        }
+        has_begun.store(true, Ordering::Release);
+        named("plain")
+            .spawn_scoped(scope, move || {
+                while goes_on("burn_plain_a") || goes_on("burn_plain_b") {
+                    run("burn_plain_a", 10 * MS);
+                    run("burn_plain_b", 5 * MS);
+                }
+            })
+            .unwrap();
+        for name in ["burn_other_a", "burn_other_b"] {
+            let burn = move || {
+                while goes_on(name) {
+                    run(name, 10 * MS);
+                }
+            };
+            named("other").spawn_scoped(scope, burn).unwrap();
+        }
+        // Threads that last for some 50 ms each.
+        scope.spawn(move || {
+            while goes_on("burn_short") {
+                let burn = move || run("burn_short", 50 * MS);
+                thread::scope(|inner| {
+                    named("short").spawn_scoped(inner, burn).unwrap();
+                });
+            }
+        });
+        // It is found before it meets its first hook.
+        named("late hook")
+            .spawn_scoped(scope, move || {
+                let half = || used["burn_late"].load(Ordering::Relaxed) < CPU.ns() / 2;
+                while half() && goes_on("burn_late") {
+                    run("burn_late", 10 * MS);
+                }
+                tracing::dispatcher::with_default(dispatch, || {
+                    while goes_on("burn_late") {
+                        info_span!("late").in_scope(|| run("burn_late", 10 * MS));
+                    }
+                });
+            })
+            .unwrap();
+        let nearly = Duration::from_secs(LONGEST) - 500 * MS;
+        while start.elapsed() < nearly && FUNCTIONS.iter().any(|&(name, _)| goes_on(name)) {
+            thread::sleep(5 * MS);
+        }
+        is_over.store(true, Ordering::Relaxed);
+        let profile = profile.join().unwrap().unwrap();
+        (profile, process.elapsed().ns())
+    });
+
+    let used: BTreeMap<&str, u64> =
+        used.iter().map(|(name, ns)| (*name, ns.load(Ordering::Relaxed))).collect();
+    // Short threads have samples from when they are found.
+    let all = || {
+        let each = used.iter().map(|(name, ns)| (*name, *ns));
+        each.filter(|(name, _)| *name != "burn_short")
+    };
+    let of = |name: &str| found(&profile, |sample| has_function(&profile, sample, name));
+    let all_used: u64 = all().map(|(_, ns)| ns).sum();
+    let (all_found, all_count) =
+        all().map(|(name, _)| of(name)).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
+    assert!(all_count > 100, "{all_count}");
+    for (name, ns) in all() {
+        let share = ns as f64 / all_used as f64;
+        let found = of(name).0 as f64 / all_found as f64;
+        // Five standard errors, and a thread's beginning and end.
+        let error = 5.0 * (share * (1.0 - share) / all_count as f64).sqrt() + 0.02;
+        assert!((found - share).abs() < error, "{name}: {found} of {share} ± {error}");
+    }
+    let (short_found, _) = of("burn_short");
+    let period_ns = profile.period().ns();
+    let most = |ns: u64| ns + ns / 4 + 20 * period_ns;
+    assert!(short_found > 0 && short_found < most(used["burn_short"]), "{short_found} {used:?}");
+    // None is sampled twice, and what was not sampled is one frame.
+    let (late, _) = of("burn_late");
+    assert!(late < most(used["burn_late"]), "{late} {used:?}");
+    let is_rest = |sample: &Sample| match profile.leaf(sample.leaf) {
+        Some(Leaf::Unknown(what)) => what.starts_with("not sampled"),
+        _ => false,
+    };
+    let (rest, _) = found(&profile, is_rest);
+    let sum = profile.weight().ns();
+    assert!(sum < used_by_process + used_by_process / 4, "{sum} of {used_by_process}, rest {rest}");
+    let used_here: u64 = used.values().sum();
+    assert!(sum > used_here - used_here / 4, "{sum} of {used_here}, rest {rest}");
+
+    let threads_of = |name: &str| {
+        let samples = profile.of_kind(SampleKind::OnCpu);
+        let samples = samples.filter(|sample| has_function(&profile, sample, name));
+        let points = samples.flat_map(|sample| &sample.points);
+        let mut names: Vec<_> = points
+            .filter_map(|point| Some(profile.thread(point.thread()?)?.name.clone()))
+            .collect();
+        names.sort();
+        names.dedup();
+        names
+    };
+    for (name, thread) in [
+        ("burn_plain_a", "plain"),
+        ("burn_other_a", "other"),
+        ("burn_in_span", "in span"),
+        ("burn_late", "late hook"),
+    ] {
+        assert_eq!(threads_of(name), [thread], "{name}");
+    }
+    let mut paths = Vec::new();
+    for sample in profile.of_kind(SampleKind::OnCpu) {
+        let path = profile.span_path(sample.link);
+        if has_function(&profile, sample, "burn_in_span") {
+            paths.push(path);
+        } else if has_function(&profile, sample, "burn_beside_span") {
+            assert!(path.is_empty(), "{path:?}");
+        }
+    }
+    assert!(!paths.is_empty() && paths.iter().all(|path| *path == ["GET", "render"]), "{paths:?}");
+    let link = profile.of_kind(SampleKind::OnCpu).find_map(|sample| {
+        has_function(&profile, sample, "burn_in_span").then(|| profile.link(sample.link?))?
+    });
+    let root = link.and_then(|link| profile.link(link.parent?)).unwrap();
+    let fields: Vec<_> = root.fields.iter().map(|(key, value)| (*key, value.as_str())).collect();
+    assert_eq!(fields, [("local_root", "GET"), ("http.route", "/cart")]);
+
+    // Once it is over, nothing is sampled.
+    assert!(setup.profiles().is_empty());
+    let start = Instant::now();
+    while setup.handle.stats().threads.sampled > 0 {
+        assert!(start.elapsed() < PLENTY, "{:?}", setup.handle.stats().threads);
+        thread::sleep(MS);
+    }
+}
+
+#[test]
+fn a_second_profile_at_the_same_time_is_refused_and_the_first_ends_with_the_layer() {
+    let _alone = alone();
+    let setup = Setup::of_rules("1h", |builder| builder);
+    for (seconds, rate) in [(0, 100), (3_601, 100), (1, 0), (1, 1_001)] {
+        let refused = setup.handle.profile(options(seconds, rate)).unwrap_err();
+        assert_eq!(refused, ProfileError::OutOfRange, "{seconds} {rate}");
+    }
+    if !HAS_STACKS {
+        return;
+    }
+    thread::scope(|scope| {
+        let handle = setup.handle.clone();
+        let first = scope.spawn(move || handle.profile(options(3_000, 100)));
+        let start = Instant::now();
+        while setup.handle.stats().threads.attached == 0 {
+            assert!(start.elapsed() < PLENTY && !first.is_finished());
+            thread::sleep(MS);
+        }
+        let second = setup.handle.profile(options(1, 100)).unwrap_err();
+        assert_eq!(second, ProfileError::Busy);
+        setup.handle.shutdown(PLENTY).unwrap();
+        assert_eq!(first.join().unwrap().unwrap_err(), ProfileError::Ended);
+    });
+    assert_eq!(setup.handle.profile(options(1, 100)).unwrap_err(), ProfileError::Ended);
+}
