@@ -10,6 +10,10 @@ mod frames;
 mod html;
 #[cfg(feature = "otlp")]
 mod otlp;
+#[cfg(feature = "otlp")]
+pub(crate) mod otlp_protocol;
+#[cfg(feature = "otlp")]
+mod otlp_resource;
 #[cfg(feature = "pprof")]
 mod pprof;
 #[cfg(feature = "pprof")]
