@@ -12,12 +12,14 @@ mod html;
 mod otlp;
 #[cfg(feature = "otlp")]
 pub(crate) mod otlp_protocol;
-#[cfg(feature = "otlp")]
+#[cfg(any(feature = "otlp", feature = "process-context"))]
 mod otlp_resource;
 #[cfg(feature = "pprof")]
 mod pprof;
 #[cfg(feature = "pprof")]
 mod pprof_messages;
+#[cfg(feature = "process-context")]
+mod process_context;
 #[cfg(all(feature = "otlp", feature = "pprof"))]
 #[cfg(test)]
 mod roundtrip;
@@ -36,6 +38,8 @@ pub(crate) use otlp::otlp_message;
 pub use pprof::pprof;
 #[cfg(all(feature = "axum", feature = "pprof"))]
 pub(crate) use pprof::pprof_showing;
+#[cfg(feature = "process-context")]
+pub(crate) use process_context::process_context;
 
 #[cfg(test)]
 mod tests {
