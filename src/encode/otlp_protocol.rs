@@ -56,8 +56,13 @@ mod tests {
             values: vec![4],
             timestamps_unix_nano: vec![5],
         };
-        let fields: [&[u8]; 5] =
-            [&[0x08, 1], &[0x12, 1, 2], &[0x18, 3], &[0x22, 1, 4], &[0x29, 5, 0, 0, 0, 0, 0, 0, 0]];
+        let fields: [&[u8]; 5] = [
+            &[0x08, 1],
+            &[0x12, 1, 2],
+            &[0x18, 3],
+            &[0x22, 1, 4],
+            &[0x2a, 8, 5, 0, 0, 0, 0, 0, 0, 0],
+        ];
         assert_eq!((DEVELOPMENT_VERSION, sample.encode_to_vec()), ("1", fields.concat()));
     }
 
