@@ -238,6 +238,9 @@ fn the_resource_of_the_exporter_is_published() {
     });
 }
 
+/// A call, and which value of which argument is refused: its number, mask and value.
+type Filtered = (libc::c_long, Option<(u8, u64, u64)>);
+
 /// Naming memory is not possible with all kernels, and is refused here for any of them.
 #[test]
 fn a_context_that_cannot_be_published_is_said_once() {
@@ -246,7 +249,7 @@ fn a_context_that_cannot_be_published_is_said_once() {
         let advice = (libc::SYS_madvise, Some((2, 0xffff_ffff, 10)));
         let file = (libc::SYS_memfd_create, None);
         let refusal = || SeccompAction::Errno(libc::EPERM.cast_unsigned());
-        let filtered = |calls: &[(libc::c_long, Option<(u8, u64, u64)>)], action: SeccompAction| {
+        let filtered = |calls: &[Filtered], action: SeccompAction| {
             calls.iter().for_each(|(call, argument)| filter(*call, *argument, action.clone()));
         };
         in_fork("nothing can be named", || {
