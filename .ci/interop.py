@@ -37,6 +37,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 import interop_check
 from read_otlp import TURNED, kind
 
+PROFILES_PATH = f"/{ExportProfilesServiceRequest.DESCRIPTOR.file.package.rsplit('.', 1)[1]}/profiles"
 # A limit for runs that never end; no result depends on how long something takes.
 PATIENCE_S = 300
 
@@ -96,7 +97,7 @@ class Backend:
                 if encoding == "gzip":
                     body = gzip.decompress(body)
                 assert self.headers["content-type"] == "application/x-protobuf", self.headers
-                if self.path == "/v1development/profiles":
+                if self.path == PROFILES_PATH:
                     signal_name = "profiles"
                     request, response = ExportProfilesServiceRequest, ExportProfilesServiceResponse
                 else:

@@ -1,10 +1,13 @@
 """read_otlp.py DIRECTORY SPAN=FUNCTION...: reads each .otlp file of the directory with the official stubs, and checks
-that more than half of each span's time, on-CPU and off-CPU together, is in the function."""
+that more than half of each span's time, on-CPU and off-CPU together, is in the function. Also checks that the crate states
+the version of the stubs."""
 
+import re
 import sys
 from pathlib import Path
 
-from opentelemetry.proto.profiles.v1development.profiles_pb2 import ProfilesData
+from opentelemetry.proto.collector.profiles.v1development import profiles_service_pb2
+from opentelemetry.proto.profiles.v1development.profiles_pb2 import ProfilesData, Sample
 
 
 # The kinds of samples but on-CPU, and the bit that their profile's id has turned.
@@ -80,7 +83,22 @@ def bytes_with(dictionary, profiles, is_meant):
     return sums(((dictionary, s, sum(s.values)) for p in of_bytes for s in p.samples), is_meant)
 
 
+def check_version():
+    """A break of the protocol changes the package, or the numbers of fields and the version with them."""
+    protocol = (Path(__file__).parent.parent / "src/encode/otlp_protocol.rs").read_text()
+    [package] = re.findall(r'macro_rules! package \{\s*\(\) => \{\s*"(\w+)"', protocol)
+    [number] = re.findall(r'DEVELOPMENT_VERSION: &str = "(\d+)"', protocol)
+    service = profiles_service_pb2.DESCRIPTOR.services_by_name["ProfilesService"]
+    assert ProfilesData.DESCRIPTOR.full_name == f"opentelemetry.proto.profiles.{package}.ProfilesData"
+    assert service.full_name == f"opentelemetry.proto.collector.profiles.{package}.ProfilesService"
+    assert "Export" in service.methods_by_name
+    fields = sorted(Sample.DESCRIPTOR.fields_by_number.items())
+    names = ["stack_index", "attribute_indices", "link_index", "values", "timestamps_unix_nano"]
+    assert (number, [(at, field.name) for at, field in fields]) == ("1", list(enumerate(names, 1))), fields
+
+
 def main():
+    check_version()
     directory, wanted = Path(sys.argv[1]), dict(pair.split("=") for pair in sys.argv[2:])
     files = sorted(directory.glob("*.otlp"))
     found = set()

@@ -80,6 +80,7 @@ kinds! {
     export {
         ExportFails = "fails",
         ProfileLost = "profile_lost",
+        ContextUnpublished = "context_unpublished",
     }
     receiver {
         ReceiverAway = "away",

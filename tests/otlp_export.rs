@@ -143,7 +143,11 @@ fn every_profile_arrives_once() {
             let receiver = Receiver::new(speaks);
             let exporter = to(speaks, receiver.address)
                 .compression(compression)
-                .headers([("authorization", "Bearer of-the-shop")]);
+                // The last one states the format, so it is not the program's to choose.
+                .headers([
+                    ("authorization", "Bearer of-the-shop"),
+                    ("otlp-profiles-development-version", "7"),
+                ]);
             let setup = setup(exporter);
             keep(&setup, 5);
             setup.flush();
@@ -156,6 +160,7 @@ fn every_profile_arrives_once() {
             for got in receiver.got() {
                 assert_eq!(resource_attribute(&got, "service.name").unwrap(), "shop");
                 assert_eq!(got.headers["authorization"], "Bearer of-the-shop");
+                assert_eq!(got.headers["otlp-profiles-development-version"], "1");
                 assert!(got.headers["user-agent"].starts_with("tracing-profiling/"), "{got:?}");
                 let encoding = match speaks {
                     Speaks::Http => got.headers.get("content-encoding"),

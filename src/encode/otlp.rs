@@ -1,17 +1,15 @@
-//! OTLP Profiles, `v1development` as of opentelemetry-proto v1.10 and v1.11.
+//! OTLP Profiles, as of opentelemetry-proto v1.10 and v1.11.
 //!
 //! `docs/otlp.md` lists the rules that the comments in the protocol state, and those that receivers were found to
 //! require.
 
 use std::collections::HashMap;
 
-use opentelemetry_proto::tonic::common::v1::{
-    AnyValue, ArrayValue, InstrumentationScope, KeyValue, any_value,
-};
-use opentelemetry_proto::tonic::profiles::v1development as proto;
-use opentelemetry_proto::tonic::resource::v1::Resource as ProtoResource;
+use opentelemetry_proto::tonic::common::v1::InstrumentationScope;
 use prost::Message;
 
+use super::otlp_protocol::messages as proto;
+use super::otlp_resource::{encode_resource, encode_value};
 use crate::profile::{
     Attribute, FrameKind, Function, FunctionId, Leaf, LeafId, Link, LocationId, MappingId, Point,
     Profile, ProfileId, Resource, SampleKind, StackId, Value,
@@ -75,29 +73,6 @@ pub(crate) fn otlp_message(profile: &Profile, resource: &Resource) -> proto::Pro
         resource_profiles: vec![resource_profiles],
         dictionary: Some(dictionary.message),
     }
-}
-
-fn encode_resource(resource: &Resource) -> ProtoResource {
-    let attributes = resource.attributes().map(|(key, value)| KeyValue {
-        key: key.to_owned(),
-        value: Some(any_value(value)),
-        ..KeyValue::default()
-    });
-    ProtoResource { attributes: attributes.collect(), ..ProtoResource::default() }
-}
-
-fn any_value(value: &Value) -> AnyValue {
-    let value = match value {
-        Value::String(text) => any_value::Value::StringValue(text.clone()),
-        Value::Int(number) => any_value::Value::IntValue(*number),
-        Value::Double(number) => any_value::Value::DoubleValue(*number),
-        Value::Bool(truth) => any_value::Value::BoolValue(*truth),
-        Value::Array(values) => {
-            let values = values.iter().map(any_value).collect();
-            any_value::Value::ArrayValue(ArrayValue { values })
-        }
-    };
-    AnyValue { value: Some(value) }
 }
 
 /// One sample for each stack, link and name of the innermost span, with its points in order of time.
@@ -296,7 +271,7 @@ impl<'a> Dictionary<'a> {
     }
 
     fn attribute(&mut self, key: &str, value: &Value) -> i32 {
-        let value = any_value(value);
+        let value = encode_value(value);
         let key_strindex = self.string(key);
         let identity = (key_strindex, value.encode_to_vec());
         if let Some(index) = self.attributes.get(&identity) {
@@ -437,6 +412,8 @@ impl<'a> Dictionary<'a> {
 
 #[cfg(test)]
 mod tests {
+    use opentelemetry_proto::tonic::common::v1::any_value;
+
     use super::super::tests::{awaiting, checkout, mixed_rates, waiting};
     use super::*;
     use crate::ids::{SpanId, TraceId};

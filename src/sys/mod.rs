@@ -73,6 +73,8 @@ pub(crate) use live_stack::{LiveRegisters, LiveStack};
 pub(crate) use platform::open_regular;
 #[cfg(test)]
 pub(crate) use platform::open_switch_registers;
+#[cfg(feature = "process-context")]
+pub(crate) use platform::publish_process_context;
 pub(crate) use platform::{
     Files, HardwareCounters, KeptOn, PerfRing, Poller, RingMemory, TimerRing, Waker,
     address_space_left, block_timers, blocked, bytes_of_ring, check_writable, cpu_ns_of,
@@ -97,6 +99,8 @@ pub(crate) use spawn::spawn;
 pub(crate) use stripes::{STRIPES, Stripe, Striped, own_stripe};
 pub(crate) use task_waker::{TaskWaker, WakerObserver};
 pub(crate) use task_waker::{clone as clone_waker, drop_waker, wake, wake_by_ref};
+#[cfg(feature = "process-context")]
+pub(crate) use types::Unpublished;
 pub(crate) use types::{
     ANY_STACK, Blocked, Call, CpuUse, FileIdentity, FilteredSyscall, Load, LoadedModule,
     MappedFile, MappedPart, MissedSignals, NoFile, OsThread, SampleRequest, TimerClock, WhyRefused,

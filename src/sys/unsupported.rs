@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
+#[cfg(feature = "process-context")]
+use super::types::Unpublished;
 use super::types::{
     Blocked, FileIdentity, FilteredSyscall, Load, MissedSignals, ModuleList, OsThread,
     SampleRequest, ThreadUsage, TimerClock, WhyRefused,
@@ -182,6 +184,9 @@ stubs! {
     fn kernel_symbols() -> io::Result<io::Empty> = unsupported();
     fn path_of_open(_: &File, _: usize) -> PathBuf = PathBuf::new();
     fn memory_file() -> io::Result<File> = unsupported();
+    /// Nothing reads it here.
+    #[cfg(feature = "process-context")]
+    fn publish_process_context(_: Vec<u8>) -> Result<(), Unpublished> = Ok(());
     fn tick_source() -> TickSource = TickSource::Raw;
 }
 

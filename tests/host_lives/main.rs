@@ -19,6 +19,7 @@ mod forks;
 mod idle_threads;
 mod limits;
 mod memory;
+mod process_context;
 mod refusals;
 mod signal_stacks;
 mod signals;

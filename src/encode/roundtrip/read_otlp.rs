@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use opentelemetry_proto::tonic::common::v1::any_value;
-use opentelemetry_proto::tonic::profiles::v1development as proto;
 use prost::Message;
 
+use crate::encode::otlp_protocol::messages as proto;
 use crate::ids::{SpanId, TraceId};
 use crate::profile::{
     FrameKind, Function, Leaf, Line, Link, LinkId, Location, LocationId, Mapping, MappingId, Point,

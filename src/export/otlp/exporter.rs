@@ -184,13 +184,17 @@ impl Remote for OtlpExporter {
     fn endpoint(&self) -> &str {
         &self.endpoint
     }
+
+    #[cfg(feature = "process-context")]
+    fn resource(&self) -> Option<&Resource> {
+        self.resource.as_ref()
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use opentelemetry_proto::tonic::profiles::v1development as proto;
-
     use super::*;
+    use crate::encode::otlp_protocol::messages as proto;
     use crate::profile::{Point, ProfileId, SampleKind};
 
     /// `points` samples of one stack, and as many waits.

@@ -11,7 +11,6 @@ use http::header::{HeaderMap, HeaderValue, USER_AGENT};
 use http::uri::{PathAndQuery, Uri};
 use http_body::Frame;
 use hyper_util::client::legacy::Client;
-use opentelemetry_proto::tonic::collector::profiles::v1development::ExportProfilesServiceResponse;
 use parking_lot::Mutex;
 use prost::Message;
 use tonic::body::Body;
@@ -23,9 +22,10 @@ use tonic_types::StatusExt;
 
 use super::settings::{Compression, Settings};
 use super::transport::{Connector, client, whole};
+use crate::encode::otlp_protocol::{
+    DEVELOPMENT_VERSION, DEVELOPMENT_VERSION_HEADER, ExportProfilesServiceResponse, GRPC_METHOD,
+};
 use crate::export::{Answer, RefusedScope};
-
-const METHOD: &str = "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export";
 
 /// A server that speaks gRPC.
 ///
@@ -43,6 +43,7 @@ impl Grpc {
     pub(super) fn new(settings: Settings, connector: Connector) -> Self {
         let mut headers = settings.headers;
         headers.entry(USER_AGENT).or_insert(HeaderValue::from_static(super::USER_AGENT));
+        headers.insert(DEVELOPMENT_VERSION_HEADER, HeaderValue::from_static(DEVELOPMENT_VERSION));
         Self {
             client: client(&connector, true),
             connector,
@@ -68,7 +69,7 @@ impl Grpc {
         request.set_timeout(timeout);
         // Always succeeds: the client connects on first use.
         _ = service.ready().await;
-        let path = PathAndQuery::from_static(METHOD);
+        let path = PathAndQuery::from_static(GRPC_METHOD);
         let status = match service.server_streaming(request, path, Encoded).await {
             Ok(response) => response.into_inner().message().await.map(drop),
             Err(status) => Err(status),
@@ -216,6 +217,7 @@ fn answer(status: &Status) -> Answer {
         Code::NotFound | Code::PermissionDenied | Code::Unauthenticated | Code::Unimplemented => {
             Answer::Refused { what: RefusedScope::All, problem: problem() }
         }
+        Code::InvalidArgument => Answer::invalid(problem()),
         _ => Answer::Refused { what: RefusedScope::Request, problem: problem() },
     }
 }
@@ -267,6 +269,17 @@ mod tests {
             );
             assert_eq!(what == RefusedScope::All, wants_nothing, "{code}");
         }
+    }
+
+    #[test]
+    fn a_receiver_of_another_version_gets_no_more_profiles() {
+        let supported =
+            "invalid or unsupported otlp-profiles-development-version: supported version is 2";
+        let answer = answer(&Status::invalid_argument(supported));
+        let Answer::Refused { what: RefusedScope::All, problem } = answer else {
+            panic!("{answer:?}")
+        };
+        assert!(problem.contains(supported) && problem.contains("sends version 1"), "{problem}");
     }
 
     #[test]

@@ -11,12 +11,14 @@ use http::header::{
 use http::{Method, Request, StatusCode, Uri};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::client::legacy::Client;
-use opentelemetry_proto::tonic::collector::profiles::v1development::ExportProfilesServiceResponse;
 use prost::Message;
 use tokio::time::{Instant, timeout_at};
 
 use super::settings::{Compression, Settings};
 use super::transport::{Connector, client, whole};
+use crate::encode::otlp_protocol::{
+    DEVELOPMENT_VERSION, DEVELOPMENT_VERSION_HEADER, ExportProfilesServiceResponse,
+};
 use crate::export::{Answer, RefusedScope};
 
 const PROTOBUF: HeaderValue = HeaderValue::from_static("application/x-protobuf");
@@ -38,6 +40,7 @@ impl Http {
     pub(super) fn new(settings: Settings, connector: Connector) -> Self {
         let mut headers = settings.headers;
         headers.entry(USER_AGENT).or_insert(HeaderValue::from_static(super::USER_AGENT));
+        headers.insert(DEVELOPMENT_VERSION_HEADER, HeaderValue::from_static(DEVELOPMENT_VERSION));
         headers.insert(CONTENT_TYPE, PROTOBUF);
         if settings.compression == Compression::Gzip {
             headers.insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
@@ -113,6 +116,7 @@ fn answer(status: StatusCode, headers: &HeaderMap, body: &[u8]) -> Answer {
         | StatusCode::UNSUPPORTED_MEDIA_TYPE
         | StatusCode::NOT_IMPLEMENTED => Answer::Refused { what: RefusedScope::All, problem },
         status if status.is_redirection() => Answer::Refused { what: RefusedScope::All, problem },
+        StatusCode::BAD_REQUEST => Answer::invalid(problem),
         _ => Answer::Refused { what: RefusedScope::Request, problem },
     }
 }
@@ -186,6 +190,19 @@ mod tests {
                 assert_eq!(what, expected, "{status}");
             }
         }
+    }
+
+    #[test]
+    fn a_receiver_of_another_version_gets_no_more_profiles() {
+        let body = b"unsupported OTLP-Profiles-Development-Version";
+        let answer = |status| answer(status, &HeaderMap::new(), body);
+        let Answer::Refused { what, problem } = answer(StatusCode::BAD_REQUEST) else {
+            panic!("it is refused")
+        };
+        assert_eq!(what, RefusedScope::All);
+        assert!(problem.contains("update it, or the receiver"), "{problem}");
+        let Answer::Refused { what, .. } = answer(StatusCode::CONFLICT) else { panic!("as well") };
+        assert_eq!(what, RefusedScope::Request);
     }
 
     #[test]

@@ -12,6 +12,7 @@ use percent_encoding::percent_decode_str;
 
 use super::exporter::OtlpExporter;
 use super::transport::Transport;
+use crate::encode::otlp_protocol::HTTP_PATH;
 use crate::error::Error;
 use crate::export::{Directory, QueueLimits};
 use crate::profile::Resource;
@@ -86,7 +87,6 @@ const CLIENT_KEY: VariableNames = names!("CLIENT_KEY");
 
 /// Replaces a value that may be a secret in errors.
 const HIDDEN: &str = "...";
-const HTTP_PATH: &str = "/v1development/profiles";
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longer is as good as no timeout, and gRPC cannot represent it.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);

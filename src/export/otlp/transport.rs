@@ -9,11 +9,13 @@ use hyper_util::client::legacy::Client;
 #[cfg(not(feature = "otlp-tls"))]
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
-use opentelemetry_proto::tonic::collector::profiles::v1development::ExportProfilesServiceResponse;
 
 use super::settings::{Protocol, Settings};
+use crate::encode::otlp_protocol::{
+    DEVELOPMENT_VERSION, DEVELOPMENT_VERSION_HEADER, ExportProfilesServiceResponse,
+};
 use crate::error::Error;
-use crate::export::Answer;
+use crate::export::{Answer, RefusedScope};
 use crate::text::disturbs;
 
 #[cfg(feature = "otlp-tls")]
@@ -31,6 +33,18 @@ impl Answer {
     }
 
     /// Makes the texts safe for a log, because a server can return anything.
+    /// The receiver calls the request invalid. If it does not know the version of the format, it will accept no profile
+    /// until one of both is updated; the protocol forbids to try another version.
+    pub(super) fn invalid(problem: String) -> Self {
+        if !problem.to_ascii_lowercase().contains(DEVELOPMENT_VERSION_HEADER) {
+            return Self::Refused { what: RefusedScope::Request, problem };
+        }
+        let problem = format!(
+            "{problem}; this release of tracing-profiling sends version {DEVELOPMENT_VERSION}: update it, or the receiver"
+        );
+        Self::Refused { what: RefusedScope::All, problem }
+    }
+
     pub(super) fn single_line(self) -> Self {
         match self {
             Self::Accepted { rejected, message } => {

@@ -253,6 +253,12 @@ fn try_call(call: FilteredSyscall) {
             // The file is closed when the process ends.
             FilteredSyscall::MemfdCreate => {
                 libc::syscall(libc::SYS_memfd_create, c"".as_ptr(), libc::MFD_CLOEXEC);
+                libc::syscall(libc::SYS_ftruncate, NO_FILE, none);
+            }
+            // Of no memory.
+            #[cfg(feature = "process-context")]
+            FilteredSyscall::NameMemory => {
+                libc::syscall(libc::SYS_prctl, libc::PR_SET_VMA, none, none, none, none);
             }
         }
     }

@@ -1,5 +1,6 @@
 //! Files that only their owner may read, and files of the kernel.
 
+use std::ffi::CStr;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, BufRead, BufReader};
 use std::os::fd::AsRawFd;
@@ -68,13 +69,25 @@ pub(super) fn identity(file: &File) -> io::Result<FileIdentity> {
     Ok(FileIdentity { device: metadata.dev(), inode: metadata.ino() })
 }
 
-/// An unnamed file in memory.
+/// A file in memory.
 pub(crate) fn memory_file() -> io::Result<File> {
+    named_memory_file(c"tracing-profiling")
+}
+
+/// A file in memory, with a name for `/proc`.
+pub(super) fn named_memory_file(name: &CStr) -> io::Result<File> {
     use rustix::fs::{MemfdFlags, memfd_create};
     if !may(FilteredSyscall::MemfdCreate) {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
-    Ok(memfd_create("tracing-profiling", MemfdFlags::CLOEXEC)?.into())
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    // Newer kernels can require that it is not executable (`vm.memfd_noexec`), and warn otherwise. Those before 6.3 do not
+    // know the flag.
+    let file = match memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
+        Err(Errno::INVAL) => memfd_create(name, flags),
+        file => file,
+    };
+    Ok(file?.into())
 }
 
 /// The kernel's functions and their addresses, as documented in proc_kallsyms(5).

@@ -15,6 +15,8 @@ mod own_files;
 mod pages;
 mod perf;
 mod poll;
+#[cfg(feature = "process-context")]
+mod process_context;
 mod resident;
 mod ring;
 #[cfg(test)]
@@ -67,6 +69,8 @@ pub(crate) use pages::{map_memory, unmap_memory};
 pub(crate) use perf::open_switch_registers;
 pub(crate) use perf::{KeptOn, PerfRing, open_sample_ring, open_switch_ring};
 pub(crate) use poll::{Poller, Waker};
+#[cfg(feature = "process-context")]
+pub(crate) use process_context::publish_process_context;
 #[cfg(feature = "sighup")]
 pub(crate) use resident::keep_loaded;
 pub(crate) use ring::{RingMemory, bytes_of_ring, copy_any};
