@@ -35,7 +35,7 @@ pub struct ThreadDump {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct DumpedThread {
-    /// Its name for the system, of at most 15 bytes.
+    /// Its name for the system, of at most 15 bytes, with control characters escaped.
     pub name: String,
     /// The kernel's id of it.
     pub tid: u32,

@@ -277,7 +277,7 @@ fn threads_that_start_and_end_during_a_dump_do_no_harm() {
         let mut complete = 0;
         while complete < 20 && start.elapsed() < PLENTY {
             let dump = setup.handle.threads().unwrap();
-            let odd = dump.threads().iter().find(|it| it.name == "a\nb \u{fffd}) R (");
+            let odd = dump.threads().iter().find(|it| it.name == "a\\nb \u{fffd}) R (");
             complete += usize::from(odd.is_some_and(|it| it.blocked_in.is_some()));
             // No name begins a line of its own.
             let headings = dump.to_string().matches("\n`").count();
