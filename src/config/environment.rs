@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::Builder;
-use super::builder::{DEPTHS, RATES, STACK_BYTES};
+use super::builder::{DEPTHS, RATES, SHORTEST_INTERVAL, STACK_BYTES};
 use super::files::{FileSettings, formats};
 use super::links;
 use crate::error::Error;
@@ -16,6 +16,7 @@ use crate::export::Directory;
 use crate::export::{AnyExporter, OtlpBuilder, OtlpExporter};
 use crate::keep::Rules;
 use crate::log::{LogEvent, LogKind};
+use crate::sampler::continuous_rate;
 use crate::text::{bytes, shortened};
 
 /// The variable with the rules. The names of the others begin like that.
@@ -136,6 +137,12 @@ const SETTINGS: &[Setting] = &[
     }),
     setting!("_ALLOC_SAMPLE_INTERVAL", "bytes, from 0 to 4294967295", |builder, text| {
         builder.alloc_sample_interval(within(text, 0..=u32::MAX)?)
+    }),
+    setting!("_CONTINUOUS", "on, off, or samples a second, from 1 to 1000", |builder, text| {
+        builder.continuous(continuous_rate(text)?)
+    }),
+    setting!("_CONTINUOUS_INTERVAL", "a time from 1s on, as 60s", |builder, text| {
+        builder.continuous_interval(time(text).filter(|interval| *interval >= SHORTEST_INTERVAL)?)
     }),
     setting!("_HEAP", ON_OR_OFF, |builder, text| builder.heap(is_on(text)?)),
 ];

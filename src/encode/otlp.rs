@@ -123,7 +123,12 @@ fn merge(
                 let name = name.filter(|name| !name.is_empty() || key == "span.name")?;
                 Some(dictionary.attribute(key, &Value::from(name.as_str())))
             });
-            let attribute_indices: Vec<_> = attributes.collect();
+            let mut attribute_indices: Vec<_> = attributes.collect();
+            if profile.is_of_process {
+                for (key, value) in span.into_iter().flat_map(|span| &span.fields) {
+                    attribute_indices.push(dictionary.attribute(key, &Value::from(value.as_str())));
+                }
+            }
             let key = (stack_index, link_index, attribute_indices.clone());
             let place = *places.entry(key).or_insert_with(|| {
                 let sample = proto::Sample {
@@ -207,7 +212,8 @@ fn encode_common(
 }
 
 fn encode_on_cpu(profile: &Profile, dictionary: &mut Dictionary<'_>) -> proto::Profile {
-    let weight = profile.unit_weight_ns();
+    // Profilers of processes send CPU time.
+    let weight = profile.unit_weight_ns().filter(|_| !profile.is_of_process);
     let samples = merge(profile, SampleKind::OnCpu, dictionary).into_iter();
     let samples = samples.map(|(sample, points)| match weight {
         Some(unit) => {

@@ -34,6 +34,8 @@ pub struct Directory {
     quota_bytes: u64,
     quota_age: Duration,
     inventory: Mutex<Inventory>,
+    /// The directory of profiles of the process, with a quota of its own.
+    of_process: OnceLock<Box<Directory>>,
 }
 
 /// How often the directory is listed again even if it seems unchanged. To list thousands of files for each profile
@@ -44,7 +46,8 @@ const DEFAULT_QUOTA_AGE: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
 impl Directory {
     /// Writes to `path`, which is created with the first profile. By default it holds at most 64 MiB of profiles, none
-    /// older than 7 days.
+    /// older than 7 days. Profiles of a [continuous profile](crate::Builder::continuous) are in its directory `process`,
+    /// without reports, and with the same limits of their own.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         let path = path.into();
         Self {
@@ -56,6 +59,7 @@ impl Directory {
             quota_bytes: DEFAULT_QUOTA_BYTES,
             quota_age: DEFAULT_QUOTA_AGE,
             inventory: Mutex::default(),
+            of_process: OnceLock::new(),
         }
     }
 
@@ -125,10 +129,24 @@ impl Directory {
         profile: &Profile,
         otlp: Option<Vec<u8>>,
     ) -> Result<Vec<PathBuf>, ExportError> {
-        self.write(profile, otlp).map_err(|error| {
-            let problem = self.problem(&error);
+        let directory = if profile.is_of_process { self.of_process() } else { self };
+        directory.write(profile, otlp).map_err(|error| {
+            let problem = directory.problem(&error);
             // The same files would be too large again.
             if is_over_quota(&error) { Unexportable(problem).into() } else { problem.into() }
+        })
+    }
+
+    /// Its profiles are many, and no reports.
+    fn of_process(&self) -> &Self {
+        self.of_process.get_or_init(|| {
+            let formats = self.formats.iter().copied().filter(|format| *format != Format::Html);
+            let mut formats: Vec<_> = formats.collect();
+            if formats.is_empty() {
+                formats.push(Format::Folded);
+            }
+            let directory = Self::new(self.path.join("process")).with_formats(formats);
+            Box::new(directory.with_quota(self.quota_bytes, self.quota_age))
         })
     }
 

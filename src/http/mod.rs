@@ -165,6 +165,7 @@ impl Handle {
             .route("/index.css", get(|| async { asset("text/css", STYLE) }))
             .route("/index.js", get(|| async { asset("text/javascript", SCRIPT) }))
             .route("/rules", get(rules).put(set_rules))
+            .route("/continuous", get(process::continuous).put(process::set_continuous))
             .route("/profiles", get(profiles))
             .route("/profiles/{name}", get(profile))
             .layer(DefaultBodyLimit::max(LONGEST_RULES))

@@ -74,9 +74,9 @@ pub(crate) use platform::open_regular;
 #[cfg(test)]
 pub(crate) use platform::open_switch_registers;
 pub(crate) use platform::{
-    Files, HardwareCounters, KeptOn, PerfRing, Poller, RingMemory, TimerRing, Waker,
-    address_space_left, block_timers, blocked, bytes_of_ring, check_writable, cpu_ns_of,
-    create_private_directory, create_private_file, current_thread, current_tid,
+    Files, HardwareCounters, KeptOn, PerfRing, Poller, ProcessTimer, RingMemory, TimerRing, Waker,
+    address_space_left, admit_process_timer, block_timers, blocked, bytes_of_ring, check_writable,
+    cpu_ns_of, create_private_directory, create_private_file, current_thread, current_tid,
     executable_mappings, forbidden_calls, has_ended, has_small_signal_stack, host_name, is_blocked,
     is_mapped_as, is_own_thread, is_traced, kernel_symbols, load, loaded_modules,
     locked_memory_limit, log_between_forks, memory_file, module_generation, monotonic_raw_ns,
@@ -99,6 +99,7 @@ pub(crate) use task_waker::{TaskWaker, WakerObserver};
 pub(crate) use task_waker::{clone as clone_waker, drop_waker, wake, wake_by_ref};
 pub(crate) use types::{
     ANY_STACK, Blocked, Call, CpuUse, FileIdentity, FilteredSyscall, Load, LoadedModule,
-    MappedFile, MappedPart, MissedSignals, NoFile, OsThread, SampleRequest, TimerClock, WhyRefused,
+    MappedFile, MappedPart, MissedSignals, NoFile, OsThread, PublishesSpan, SampleRequest, TICKED,
+    TimerClock, WhyRefused,
 };
 pub(crate) use words::{WORDS, fork_generation};

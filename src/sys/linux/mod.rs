@@ -3,6 +3,7 @@
 mod blocked;
 mod calls;
 mod clock;
+mod context;
 mod counters;
 mod files;
 mod fork;
@@ -15,6 +16,8 @@ mod own_files;
 mod pages;
 mod perf;
 mod poll;
+mod process_rings;
+mod process_timer;
 mod resident;
 mod ring;
 #[cfg(test)]
@@ -23,6 +26,7 @@ mod signal;
 mod signal_stack;
 mod sort;
 mod thread;
+mod thread_table;
 mod timer;
 
 /// Whether a text parses as a blocked thread's `/proc/self/task/TID/syscall`, and as a `/proc/thread-self/status` with
@@ -67,6 +71,7 @@ pub(crate) use pages::{map_memory, unmap_memory};
 pub(crate) use perf::open_switch_registers;
 pub(crate) use perf::{KeptOn, PerfRing, open_sample_ring, open_switch_ring};
 pub(crate) use poll::{Poller, Waker};
+pub(crate) use process_timer::{ProcessTimer, admit_process_timer};
 #[cfg(feature = "sighup")]
 pub(crate) use resident::keep_loaded;
 pub(crate) use ring::{RingMemory, bytes_of_ring, copy_any};

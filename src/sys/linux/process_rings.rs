@@ -1,0 +1,181 @@
+//! What the handler writes when a timer on the CPU time of the process expires, on whichever thread ran.
+//!
+//! Several threads can be in it at once, so there are a few rings, each of which one of them takes.
+#![allow(
+    unsafe_code,
+    reason = "is called by a signal handler, and asks for the name of a thread without allocating"
+)]
+
+use std::ffi::c_int;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use super::clock::monotonic_raw_ns;
+use super::context::{ABI_64, IN_USER_MODE, RECORD_SAMPLE, RawRegisters};
+use super::poll::HeldWaker;
+use super::process_id;
+use super::ring::{MOST_READ, RingMemory};
+use super::thread::current_tid;
+use super::thread_table::ThreadTable;
+use crate::sys::types::{ProcessLosses, SampleRequest};
+
+/// More threads are rarely in the handler at once: it takes some 10 µs, and the timer expires at the kernel's ticks.
+const RINGS: usize = 4;
+
+/// The rings, and what the handler needs beside them.
+#[derive(Debug)]
+pub(super) struct ProcessRings {
+    rings: Vec<ProcessRing>,
+    pub(super) threads: ThreadTable,
+    period_ns: u64,
+    stack_bytes: u64,
+    process: u32,
+    /// Wakes the collector once a ring is half full.
+    waker: HeldWaker,
+    all_taken: AtomicU64,
+    full: AtomicU64,
+    unreadable: AtomicU64,
+}
+
+#[derive(Debug)]
+struct ProcessRing {
+    memory: RingMemory,
+    /// By a handler, which is then the only writer.
+    is_taken: AtomicBool,
+}
+
+enum RingOutcome {
+    Written,
+    Full,
+    Unreadable,
+}
+
+impl ProcessRings {
+    /// `request` has the time between samples, and the bytes of each ring and of the stack in each sample.
+    pub(super) fn new(request: SampleRequest, waker: HeldWaker) -> io::Result<Self> {
+        let ring = |_| {
+            let memory = RingMemory::anonymous(request.ring_bytes)?;
+            Ok(ProcessRing { memory, is_taken: AtomicBool::new(false) })
+        };
+        Ok(Self {
+            rings: (0..RINGS).map(ring).collect::<io::Result<_>>()?,
+            threads: ThreadTable::new(),
+            period_ns: request.period_ns,
+            stack_bytes: u64::from(request.stack_bytes),
+            process: process_id(),
+            waker,
+            all_taken: AtomicU64::new(0),
+            full: AtomicU64::new(0),
+            unreadable: AtomicU64::new(0),
+        })
+    }
+
+    pub(super) fn memories(&self) -> impl Iterator<Item = &RingMemory> {
+        self.rings.iter().map(|ring| &ring.memory)
+    }
+
+    /// What was lost since the last call, in samples.
+    pub(super) fn take_losses(&self) -> ProcessLosses {
+        let take = |count: &AtomicU64| count.swap(0, Ordering::Relaxed);
+        ProcessLosses {
+            all_taken: take(&self.all_taken),
+            full: take(&self.full),
+            unreadable: take(&self.unreadable),
+        }
+    }
+
+    /// What the handler calls.
+    ///
+    /// # Safety
+    ///
+    /// `rings` must point to such rings.
+    pub(super) unsafe fn on_signal(
+        rings: *const (),
+        registers: &RawRegisters,
+        sp: u64,
+        overrun: c_int,
+    ) {
+        // SAFETY: the caller's.
+        unsafe { &*rings.cast::<Self>() }.sample(registers, sp, overrun);
+    }
+
+    /// For the handler, on the thread that ran: writes a sample to the first ring that no other handler has taken.
+    pub(super) fn sample(&self, registers: &RawRegisters, sp: u64, overrun: c_int) {
+        let mut losses = &self.all_taken;
+        for ring in &self.rings {
+            // Acquire: what the last writer has written, it has written before.
+            if ring.is_taken.swap(true, Ordering::Acquire) {
+                continue;
+            }
+            let outcome = self.write(&ring.memory, registers, sp, overrun);
+            ring.is_taken.store(false, Ordering::Release);
+            match outcome {
+                RingOutcome::Written => return,
+                // Another one may have room.
+                RingOutcome::Full => losses = &self.full,
+                RingOutcome::Unreadable => {
+                    losses = &self.unreadable;
+                    break;
+                }
+            }
+        }
+        losses.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The record of a timer's sample, and after it the thread's span and name.
+    fn write(
+        &self,
+        memory: &RingMemory,
+        registers: &RawRegisters,
+        sp: u64,
+        overrun: c_int,
+    ) -> RingOutcome {
+        let before_stack = 8 * (5 + registers.len() as u64);
+        let after_stack = 8 * AFTER_STACK;
+        let most = MOST_READ.min(self.stack_bytes) & !7;
+        let mut writer = memory.writer();
+        if !writer.has_room(before_stack + most + after_stack) {
+            self.waker.wake();
+            return RingOutcome::Full;
+        }
+        let used = writer.read_ahead(before_stack, sp, most) & !7;
+        if used == 0 {
+            return RingOutcome::Unreadable;
+        }
+        let (tid, size) = (current_tid(), before_stack + used + after_stack);
+        let span = self.threads.tick(tid);
+        let [name, rest] = current_name();
+        writer.word(RECORD_SAMPLE | IN_USER_MODE << 32 | size << 48);
+        writer.word(u64::from(tid) << 32 | u64::from(self.process));
+        writer.word(monotonic_raw_ns());
+        writer.word(ABI_64);
+        for register in registers {
+            writer.word(*register);
+        }
+        writer.word(used);
+        writer.skip(used);
+        writer.word(used);
+        // Timers on CPU time expire at the kernel's ticks, so one signal can represent several periods.
+        writer.word(self.period_ns.saturating_mul(1_u64.saturating_add(overrun.max(0) as u64)));
+        writer.word(span);
+        writer.word(name);
+        writer.word(rest);
+        let is_half_full = writer.used() > memory.data_size() as u64 / 2;
+        writer.publish();
+        if is_half_full {
+            self.waker.wake();
+        }
+        RingOutcome::Written
+    }
+}
+
+/// The words after the stack: its length, the weight, the span and the name.
+const AFTER_STACK: u64 = 5;
+
+/// The name of the calling thread, padded with zeros.
+fn current_name() -> [u64; 2] {
+    let mut name = [0_u64; 2];
+    // SAFETY: the kernel writes 16 bytes there, and nothing else.
+    unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
+    name
+}
