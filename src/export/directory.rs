@@ -556,6 +556,31 @@ mod tests {
     }
 
     #[test]
+    fn profiles_of_the_process_have_a_quota_of_their_own_and_are_no_reports() {
+        let temporary = tempfile::tempdir().unwrap();
+        let path = temporary.path();
+        let of_process = |byte| {
+            let mut profile = profile(byte);
+            profile.is_of_process = true;
+            profile
+        };
+        let first = directory(path).export(&of_process(1)).unwrap();
+        assert!(first.files.iter().all(|file| file.parent() == Some(&path.join("process"))));
+        assert!(first.files.iter().all(|file| file.extension().unwrap() != "html"));
+        let size: u64 = first.files.iter().map(|f| fs::metadata(f).unwrap().len()).sum();
+        // Room for one of them, besides one profile of a span.
+        let day = Duration::from_secs(86_400);
+        let report = directory(path).with_formats([Format::Folded]).export(&profile(9)).unwrap();
+        let mut small = directory(path).with_quota(size + size / 2, day);
+        small.export(&of_process(2)).unwrap();
+        assert!(first.files.iter().all(|file| !file.exists()));
+        assert!(report.files[0].exists());
+        let mut only_reports = directory(path).with_formats([Format::Html]);
+        let files = only_reports.export(&of_process(3)).unwrap().files;
+        assert!(files.len() == 1 && files[0].extension().unwrap() == "folded", "{files:?}");
+    }
+
+    #[test]
     fn files_that_others_removed_are_not_counted() {
         let temporary = tempfile::tempdir().unwrap();
         let path = temporary.path();

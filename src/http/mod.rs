@@ -135,6 +135,8 @@ impl Handle {
     /// | `GET /debug/pprof/heap` | the [live heap](Self::heap_profile) for `go tool pprof` and what scrapes such profiles: `alloc_objects`, `alloc_space`, `inuse_objects` and `inuse_space`, gzipped. 404 if the layer does not track it. Needs the feature `pprof` |
     /// | `GET /debug/pprof/allocs` | the same, of which `alloc_space` is shown first |
     /// | `POST /debug/pprof/heap` | [what has grown](Self::heap_growth) since the last such request |
+    /// | `GET /continuous` | the rate of the [continuous profile](crate::Builder::continuous) in samples per second of CPU time, or `off`, as text |
+    /// | `PUT /continuous` | changes it: the body is `on`, `off` or a rate; 400 if it is something else |
     /// | `GET /debug/pprof/profile?seconds=30` | a [profile of the process](Self::profile) of that many seconds (30 without it), for `go tool pprof` and what scrapes such profiles, gzipped; `hz=` sets the samples per second of CPU time. It ends if the client goes away. 500 while another one is being made, or if there can be none; 400 for more than an hour or 1,000 samples. Needs the feature `pprof` |
     /// | `GET /profiles` | the files of profiles, the newest first, as JSON: `name`, `bytes`, `time` |
     /// | `GET /profiles/NAME` | the file of that name; 404 if it is not in the list |

@@ -71,17 +71,17 @@ impl ContinuousThreads {
     pub(super) fn begin<'a>(
         &mut self,
         period_ns: u64,
-        intake: &Intake,
+        (source, counters): (&Sampler, &Counters),
         hooked: impl Iterator<Item = &'a Arc<ThreadShared>>,
     ) -> Result<(), NoContinuous> {
-        // First: the collector would cause signals to others in the probe, too.
-        let timer = intake.source.open_process_timer(period_ns);
+        // First: the collector would cause signals to other threads in the probe, too.
+        let timer = source.open_process_timer(period_ns);
         let timer = timer.map_err(NoContinuous::Refused)?;
         sys::admit_process_timer();
-        (*self.probed.get_or_insert_with(|| probe(&intake.source)))?;
+        (*self.probed.get_or_insert_with(|| probe(source)))?;
         timer.start().map_err(NoContinuous::Refused)?;
         (self.timer, self.period_ns, self.is_ending) = (Some(timer), period_ns, false);
-        hooked.for_each(|thread| self.add(thread, &intake.counters));
+        hooked.for_each(|thread| self.add(thread, counters));
         Ok(())
     }
 
@@ -223,16 +223,10 @@ fn judge_probe(own: &[u32], sampled: Vec<u32>) -> Result<(), NoContinuous> {
 }
 
 #[cfg(test)]
-impl ContinuousThreads {
-    /// Does as if the kernel did that.
-    pub(super) fn set_probed(&mut self, probed: Result<(), NoContinuous>) {
-        self.probed = Some(probed);
-    }
-}
-
-#[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sampler::{ContinuousSettings, Source, SourceSettings};
+    use crate::sys::{Poller, SampleRequest, TimerClock};
 
     #[test]
     fn signals_must_reach_threads_that_run() {
@@ -247,5 +241,37 @@ mod tests {
         ] {
             assert_eq!(judge_probe(&[a, b], sampled.clone()), judged, "{sampled:?}");
         }
+    }
+
+    /// As before Linux 6.4.
+    #[test]
+    fn nothing_is_sampled_where_the_first_thread_gets_all_signals() {
+        let (poller, counters) = (Poller::new().unwrap(), Arc::new(Counters::default()));
+        let settings = SourceSettings {
+            source: Source::Timer,
+            timer_clock: TimerClock::Cpu,
+            signal: None,
+            stack_bytes: 1024,
+            periods: None,
+            waits: false,
+            sampling_delay: None,
+            continuous: ContinuousSettings::OFF,
+        };
+        let request =
+            SampleRequest { stack_bytes: 1024, ring_bytes: 1 << 16, ..SampleRequest::default() };
+        let source = Sampler::new(settings, request, &poller.waker(), Arc::clone(&counters));
+        if source.is_refused() {
+            return;
+        }
+        let mut threads = ContinuousThreads::new();
+        threads.probed = Some(Err(NoContinuous::FirstThread));
+        let begun = threads.begin(10_000_000, (&source, &counters), std::iter::empty());
+        assert_eq!(begun, Err(NoContinuous::FirstThread));
+        assert!(threads.timer.is_none());
+        assert!(NoContinuous::FirstThread.to_string().contains("Linux 6.4"));
+        threads.probed = Some(Ok(()));
+        assert_eq!(threads.begin(10_000_000, (&source, &counters), std::iter::empty()), Ok(()));
+        assert!(threads.timer.is_some());
+        threads.end();
     }
 }

@@ -166,7 +166,7 @@ impl Threads {
     ) -> Result<(), NoContinuous> {
         self.sampled.bring_all_back();
         let hooked = self.sampled.iter().map(|sampled| &sampled.cursor.thread);
-        self.continuous.begin(period_ns, intake, hooked)
+        self.continuous.begin(period_ns, (&intake.source, &intake.counters), hooked)
     }
 
     /// Ends that. The present round has all samples.

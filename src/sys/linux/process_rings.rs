@@ -179,3 +179,84 @@ fn current_name() -> [u64; 2] {
     unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
     name
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::context::RawRegisters;
+    use super::super::poll::Poller;
+    use super::*;
+
+    const REGISTERS: RawRegisters = [9; size_of::<RawRegisters>() / 8];
+    /// What the handler finds as the thread's stack.
+    static STACK: [u64; 1_024] = [7; 1_024];
+
+    fn rings(poller: &Poller) -> ProcessRings {
+        let request = SampleRequest {
+            period_ns: 5,
+            stack_bytes: 4_096,
+            ring_bytes: 1 << 16,
+            ..SampleRequest::default()
+        };
+        ProcessRings::new(request, poller.waker().hold().unwrap()).unwrap()
+    }
+
+    fn sample(rings: &ProcessRings, overrun: c_int) {
+        rings.sample(&REGISTERS, STACK.as_ptr().addr() as u64, overrun);
+    }
+
+    fn heads(rings: &ProcessRings) -> Vec<u64> {
+        rings.memories().map(RingMemory::head).collect()
+    }
+
+    #[test]
+    fn threads_that_are_sampled_at_once_write_to_rings_of_their_own() {
+        let poller = Poller::new().unwrap();
+        let rings = rings(&poller);
+        sample(&rings, 0);
+        let one = heads(&rings)[0];
+        assert_eq!(heads(&rings), [one, 0, 0, 0]);
+        // The first thread has not returned.
+        rings.rings[0].is_taken.store(true, Ordering::Relaxed);
+        std::thread::scope(|scope| _ = scope.spawn(|| sample(&rings, 3)));
+        assert_eq!(heads(&rings), [one, one, 0, 0]);
+        let second = rings.memories().nth(1).unwrap();
+        let word = |at: u64| {
+            let mut bytes = [0; 8];
+            second.copy(at, &mut bytes);
+            u64::from_ne_bytes(bytes)
+        };
+        assert_eq!(word(one - 8 * 4), 20, "four periods");
+        assert_eq!(word(one - 8 * 3), 0, "in no span");
+        rings.rings.iter().for_each(|ring| ring.is_taken.store(true, Ordering::Relaxed));
+        sample(&rings, 0);
+        rings.rings.iter().for_each(|ring| ring.is_taken.store(false, Ordering::Relaxed));
+        rings.sample(&REGISTERS, 8, 0);
+        assert_eq!(heads(&rings), [one, one, 0, 0]);
+        let lost = ProcessLosses { all_taken: 1, full: 0, unreadable: 1 };
+        assert_eq!(rings.take_losses(), lost);
+        assert_eq!(rings.take_losses(), ProcessLosses::default());
+    }
+
+    #[test]
+    fn the_collector_is_woken_when_a_ring_is_half_full_and_samples_are_lost_when_all_are_full() {
+        let poller = Poller::new().unwrap();
+        let rings = rings(&poller);
+        let wakes = || poller.wait(Some(Duration::ZERO));
+        sample(&rings, 0);
+        let one = heads(&rings)[0];
+        let each = (1 << 16) / one;
+        (1..each / 2).for_each(|_| sample(&rings, 0));
+        assert!(!wakes(), "{:?}", heads(&rings));
+        sample(&rings, 0);
+        assert!(wakes());
+        (0..each * RINGS as u64).for_each(|_| sample(&rings, 0));
+        assert_eq!(heads(&rings), [each * one; RINGS]);
+        assert_eq!(rings.take_losses().full, each / 2 + 1);
+        let first = rings.memories().next().unwrap();
+        first.release_to(first.head());
+        sample(&rings, 0);
+        assert_eq!(heads(&rings)[0], (each + 1) * one);
+    }
+}
