@@ -44,6 +44,7 @@ mod syscalls;
 #[path = "../../tests/support/tasks.rs"]
 mod tasks;
 mod unwind;
+mod whole_process;
 mod wire;
 
 #[path = "../../examples/shop/mod.rs"]
@@ -77,6 +78,7 @@ const PARTS: &[Part] = &[
     ("symbols", symbols::run),
     ("wire", wire::run),
     ("symbols_given_back", symbols::given_back),
+    ("process", whole_process::run),
     ("service", service::run),
 ];
 
@@ -91,6 +93,8 @@ const CHILDREN: &[Part] = &[
     ("delivered_timer", sampling::delivered_by_timer),
     ("delivered_fine_timer", sampling::delivered_by_fine_timer),
     ("delivered_pprof_rs", rivals::delivered_by_pprof),
+    ("process_perf", whole_process::by_perf),
+    ("process_timer", whole_process::by_timer),
     ("watch_perf", off_cpu::watch_by_perf),
     ("watch_timer", off_cpu::watch_by_timer),
     ("service", service::server::child),

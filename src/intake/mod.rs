@@ -142,13 +142,14 @@ impl Intake {
         self.source.note_loss();
     }
 
-    /// Reads a sample of a thread that ran, if there is any use for it. `period_ns` is the sampling period of its ring.
+    /// Reads a sample of a thread that ran, if there is any use for it. `period_ns` is the sampling period of its ring, and
+    /// `more_ns` the CPU time without samples that this one represents, too.
     pub(crate) fn add_record(
         &mut self,
         (ring, place): (&SampleRing, RecordPlace),
         thread: OsThread,
         span: Option<SpanKey>,
-        period_ns: u64,
+        (period_ns, more_ns): (u64, u64),
     ) {
         let Some(wanted) = self.sinks.wanted_of_cpu(span) else {
             return Counters::add(&self.counters.samples.outside_spans, 1);
@@ -176,6 +177,7 @@ impl Intake {
         count_end(self.stack.end, stacks);
         Counters::add(&samples.taken, 1);
         let (kind, time_ns) = (SampleKind::OnCpu, sample.time_ns);
+        let weight = weight.saturating_add(more_ns);
         let new = NewSample { kind, time_ns, weight, thread: Some(thread), stack: &self.stack };
         match self.sinks.add(wanted, new, self.round) {
             None | Some(Added::Kept) => {}

@@ -399,7 +399,7 @@ impl Sampler {
         }
         timers
             .open(thread.tid(), thread.stack.clone(), rate)
-            .inspect_err(|why| self.note_refusal(*why))
+            .inspect_err(|why| self.note_refusal_of_timer(*why))
     }
 
     /// Creates the one timer of all threads of the process, with that CPU time between two samples.
@@ -461,6 +461,16 @@ impl Sampler {
         );
         if !is_said && !self.is_refused() {
             self.note_unsampled(|| describe_unsampled(why));
+        }
+    }
+
+    fn note_refusal_of_timer(&self, why: WhyRefused) {
+        // A filter of that thread alone; one of all threads is counted as why there is no perf.
+        if why == WhyRefused::KilledBySeccomp {
+            self.note_loss();
+            Counters::add(&self.0.counters.threads.refused_timers, 1);
+        } else {
+            self.note_refusal(why);
         }
     }
 

@@ -28,6 +28,8 @@ pub(crate) struct ThreadCursor {
     ended: Vec<(Arc<SamplingSession>, bool)>,
     /// Samples that were read since the last [`take_cost`](Self::take_cost).
     pub(crate) uncharged: u64,
+    /// CPU time without samples that the next one represents, too.
+    pub(crate) unsampled_ns: u64,
     /// The position up to which context switches were taken into the cost.
     switched: u64,
 }
@@ -46,6 +48,7 @@ impl ThreadCursor {
             counted_from: 0,
             ended: Vec::new(),
             uncharged: 0,
+            unsampled_ns: 0,
             switched: 0,
         }
     }

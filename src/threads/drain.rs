@@ -44,8 +44,9 @@ impl ThreadCursor {
                     self.counted += u64::from(position >= self.counted_from);
                     self.uncharged += 1;
                     let span = owner(&mut self.intervals, open, position);
-                    let period_ns = self.session.period_ns();
-                    intake.add_record((&ring, place), self.thread.thread, span, period_ns);
+                    let weights =
+                        (self.session.period_ns(), std::mem::take(&mut self.unsampled_ns));
+                    intake.add_record((&ring, place), self.thread.thread, span, weights);
                     // Makes room for the next sample before this round has read all of them.
                     ring.release_to(place.position + u64::from(place.size));
                 }

@@ -9,7 +9,7 @@ use super::cursor::ThreadCursor;
 use super::demand::{DemandBudgets, Why};
 use crate::budget::{CpuBudget, passed};
 use crate::intake::Intake;
-use crate::sampler::{AttachThreads as _, Periods, Rate, Sampler, ThreadShared};
+use crate::sampler::{AttachThreads as _, Periods, Rate, Sampler, SamplingSession, ThreadShared};
 use crate::stats::Counters;
 use crate::sys;
 
@@ -18,7 +18,7 @@ use crate::sys;
 const SOONEST: Duration = Duration::from_millis(10);
 const LATEST: Duration = Duration::from_secs(1);
 const SHARE: u32 = 50;
-/// How long one search may attach threads. The rings of others fill while it does.
+/// How long one search may attach threads, after it has listed them. The rings of others fill while it does.
 const MOST_ATTACHING: Duration = Duration::from_millis(20);
 /// The CPU budget for attaching threads, beside that for slow spans: some 1,000 at once.
 const ATTACHING: CpuBudget = CpuBudget::new(10, 200_000_000);
@@ -131,7 +131,7 @@ impl ProcessThreads {
     /// the last search, except those in `hooked`, which have met a hook. Returns whether any of these has run for the first
     /// time.
     pub(super) fn search(&mut self, rate: Rate, intake: &Intake, hooked: &HashSet<u32>) -> bool {
-        let start = Instant::now();
+        let (start, start_cpu_ns) = (Instant::now(), sys::thread_cpu_ns());
         let (is_first, mut has_new) = (self.searched.is_none(), false);
         let listed = sys::own_threads().unwrap_or_default();
         if listed.is_empty() {
@@ -145,38 +145,42 @@ impl ProcessThreads {
             let before_ns = self.cpu_ns.get(&tid).copied().unwrap_or(0);
             // Where it cannot be read, all threads may have run.
             let now_ns = sys::cpu_ns_of(tid);
-            let ran_ns = now_ns.map_or(u64::MAX, |now_ns| now_ns.saturating_sub(before_ns));
+            let ran_ns = now_ns.map(|now_ns| now_ns.saturating_sub(before_ns));
             cpu_ns.insert(tid, now_ns.unwrap_or(0));
             // The first search shows what they had run before.
-            let ran_ns = if is_first { 0 } else { ran_ns };
+            let has_run = !is_first && ran_ns.is_none_or(|ran_ns| ran_ns > 0);
             if hooked.contains(&tid) {
                 self.end_other(tid);
-                has_new |= ran_ns > 0 && self.active.insert(tid);
-            } else if ran_ns > 0 && self.others.get(&tid).is_none_or(|other| other.may_retry(start))
-            {
-                have_run.push((ran_ns, tid));
+                has_new |= has_run && self.active.insert(tid);
+            } else if has_run && self.others.get(&tid).is_none_or(|other| other.may_retry(start)) {
+                have_run.push((ran_ns.unwrap_or(0), tid));
             }
         }
         let ended = self.others.iter_mut().filter(|(tid, _)| !cpu_ns.contains_key(*tid));
         ended.for_each(|(_, other)| other.end());
         have_run.sort_unstable_by_key(|(ran_ns, _)| Reverse(*ran_ns));
-        let now_ns = intake.now_ns();
-        for (_, tid) in have_run {
-            if start.elapsed() > MOST_ATTACHING || !self.attaching.has_budget(now_ns) {
+        // CPU time: on a busy machine, threads must not be found later for that.
+        let listing = passed(start_cpu_ns, sys::thread_cpu_ns());
+        let listing = listing.map_or_else(|| start.elapsed(), Duration::from_nanos);
+        let (now_ns, begun) = (intake.now_ns(), Instant::now());
+        for (ran_ns, tid) in have_run {
+            if begun.elapsed() > MOST_ATTACHING || !self.attaching.has_budget(now_ns) {
                 Counters::add(&intake.counters.threads.attach_deferred, 1);
                 // The next search attaches it even if it does not run until then.
-                cpu_ns.remove(&tid);
+                cpu_ns.insert(tid, self.cpu_ns.get(&tid).copied().unwrap_or(0));
                 continue;
             }
             let before = sys::thread_cpu_ns();
             let new = || OtherThread::new(tid, rate, &intake.source);
             let other = self.others.entry(tid).or_insert_with(new);
-            other.attach(intake);
+            other.attach(ran_ns, intake);
             self.attaching.spend(passed(before, sys::thread_cpu_ns()).unwrap_or(A_THREAD_NS));
         }
         self.cpu_ns = cpu_ns;
         self.searched = Some(Instant::now());
-        self.interval = (start.elapsed() * SHARE).clamp(SOONEST, LATEST);
+        // The first one attaches no thread.
+        let share = if is_first { 0 } else { SHARE };
+        self.interval = (listing * share).clamp(SOONEST, LATEST);
         has_new
     }
 
@@ -229,10 +233,12 @@ impl OtherThread {
         Self { cursor, failed: None, is_ending: false }
     }
 
-    fn attach(&mut self, intake: &Intake) {
+    /// Attaches it. It has run for `ran_ns` since the last search.
+    fn attach(&mut self, ran_ns: u64, intake: &Intake) {
         intake.source.attach(&self.cursor.thread);
         let is_attached = self.cursor.go_to_next_session();
         self.failed = (!is_attached).then(Instant::now);
+        self.cursor.unsampled_ns = ran_ns + lost_at_end(&self.cursor.session);
     }
 
     /// Whether it is to be attached, once more.
@@ -247,4 +253,16 @@ impl OtherThread {
             self.cursor.pause();
         }
     }
+}
+
+/// How much CPU time a session has no samples for at its end, on average. That matters for short threads.
+fn lost_at_end(session: &SamplingSession) -> u64 {
+    let between_ns = if session.has_switch_records() {
+        // The first period is a whole one.
+        session.period_ns()
+    } else {
+        // The first period is random, but a signal waits for the kernel's tick.
+        sys::tick_ns().unwrap_or(0)
+    };
+    between_ns / 2
 }

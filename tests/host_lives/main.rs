@@ -24,6 +24,7 @@ mod refusals;
 mod signal_stacks;
 mod signals;
 mod timer_signal;
+mod whole_process;
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::sync::{Arc, Mutex};

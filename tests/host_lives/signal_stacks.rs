@@ -17,21 +17,21 @@ const PAGE: usize = 4096;
 const PAINT: u8 = 0xa5;
 
 /// `AT_MINSIGSTKSZ`: the kernel's largest frame.
-fn largest_frame() -> usize {
+pub(super) fn largest_frame() -> usize {
     // SAFETY: reads a value that the kernel gave this process.
     let bytes = unsafe { libc::getauxval(51) } as usize;
     if bytes == 0 { 8192 } else { bytes }
 }
 
 /// The smallest stack on which a thread is sampled.
-fn least() -> usize {
+pub(super) fn least() -> usize {
     let frame = largest_frame();
     frame.max((frame + 2048).min(8192))
 }
 
 /// What is below a stack.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Below {
+pub(super) enum Below {
     /// Memory that cannot be accessed.
     Guard,
     /// Memory that must not change.
@@ -39,7 +39,7 @@ enum Below {
 }
 
 /// An alternate signal stack.
-struct SignalStack {
+pub(super) struct SignalStack {
     mapping: *mut u8,
     /// The bytes below it, then the stack itself.
     painted: usize,
@@ -48,8 +48,11 @@ struct SignalStack {
 
 const MAPPED: usize = 64 * PAGE;
 
+// SAFETY: the pointer is used while no thread writes there, but for the kernel.
+unsafe impl Sync for SignalStack {}
+
 impl SignalStack {
-    fn new(bytes: usize, below: Below) -> Self {
+    pub(super) fn new(bytes: usize, below: Below) -> Self {
         // SAFETY: a new mapping, whose middle becomes accessible.
         let mapping = unsafe {
             let start = mmap_anonymous(
@@ -73,11 +76,11 @@ impl SignalStack {
     }
 
     /// Makes it the calling thread's. Returns the former one.
-    fn install(&self) -> libc::stack_t {
+    pub(super) fn install(&self) -> libc::stack_t {
         set(&libc::stack_t { ss_sp: self.lowest().cast(), ss_flags: 0, ss_size: self.bytes })
     }
 
-    fn changed_below(&self) -> usize {
+    pub(super) fn changed_below(&self) -> usize {
         // SAFETY: within the mapping, and no thread writes there.
         let below = unsafe { std::slice::from_raw_parts(self.mapping.add(PAGE), self.painted) };
         below.iter().filter(|byte| **byte != PAINT).count()

@@ -127,6 +127,17 @@ pub(crate) fn own_thread(tid: u32) -> OsThread {
     OsThread::new(tid, name.strip_suffix(b"\n").unwrap_or(name))
 }
 
+/// Whether a thread has the same seccomp filters as the calling thread, as far as their number shows.
+pub(super) fn has_same_filters(tid: u32) -> bool {
+    let filters_of = |tid| {
+        let mut status = String::new();
+        open(tid, "status").and_then(|mut file| file.read_to_string(&mut status)).ok()?;
+        let filters = status.lines().filter(|line| line.starts_with("Seccomp"));
+        Some(filters.map(str::to_owned).collect::<Vec<_>>())
+    };
+    filters_of(tid).is_some_and(|filters| filters_of(current_tid()) == Some(filters))
+}
+
 /// Parses `running`; or the number of the system call, its six arguments, the stack pointer and the program counter; or
 /// -1, the stack pointer and the program counter of a thread that is blocked without a system call (by a page fault).
 pub(super) fn parse(text: &str) -> Option<Blocked> {

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::blocked::{cpu_clock_of, cpu_ns_of};
+use super::blocked::{cpu_clock_of, cpu_ns_of, has_same_filters};
 use super::calls::may;
 use super::clock::{
     create_timer, delete_timer, monotonic_raw_ns, set_timer, thread_cpu_ns, tick_ns,
@@ -186,7 +186,7 @@ pub(crate) fn open_timer_ring(
         return Err(WhyRefused::KilledBySeccomp);
     }
     if stack == ANY_STACK {
-        can_read()?;
+        can_read_stack_of(tid)?;
     }
     let errno = STAYS.load(Ordering::Relaxed);
     if errno != 0 {
@@ -208,8 +208,12 @@ pub(crate) fn open_timer_ring(
     Ok(TimerRing { ring, timer, missed: Mutex::default() })
 }
 
-/// Whether the handler can read a stack whose bounds are not known.
-fn can_read() -> Result<(), WhyRefused> {
+/// Whether the handler can read the stack of that thread, whose bounds are not known.
+fn can_read_stack_of(tid: u32) -> Result<(), WhyRefused> {
+    // Its hooks would have probed its filters.
+    if !has_same_filters(tid) {
+        return Err(if has_ended(tid) { WhyRefused::Ended } else { WhyRefused::KilledBySeccomp });
+    }
     let (from, mut to) = (1_u64, [0; size_of::<u64>()]);
     let iov_base = (&raw const from).cast_mut().cast::<c_void>();
     let read = read_by_system_call(&[libc::iovec { iov_base, iov_len: to.len() }], &mut to);
