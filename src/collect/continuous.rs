@@ -76,8 +76,8 @@ impl ContinuousProfiler {
             |window: &mut ProfileWindow| window.rate != wanted || window.until <= Instant::now();
         let ended = self.window.take_if(is_over);
         if let Some(ended) = &ended {
-            let has_lost_signal = threads.next_continuous();
-            if ended.rate == wanted && !has_lost_signal {
+            let must_begin_again = threads.next_continuous();
+            if ended.rate == wanted && !must_begin_again {
                 self.window = Some(self.new_window(wanted, engine, intake));
             } else {
                 threads.end_continuous();

@@ -405,6 +405,10 @@ impl Sampler {
     /// Creates the one timer of all threads of the process, with that CPU time between two samples.
     pub(crate) fn open_process_timer(&self, period_ns: u64) -> Result<ProcessTimer, WhyRefused> {
         sys::read_filters();
+        // The handler's calls may end the process on a thread with other filters.
+        if !sys::have_same_filters() {
+            return Err(WhyRefused::KilledBySeccomp);
+        }
         if self.0.avoids_tracers && sys::is_traced() {
             return Err(WhyRefused::Traced);
         }
@@ -447,7 +451,7 @@ impl Sampler {
 
     /// Whether threads must notice that their signal stack has become too small.
     pub(super) fn watches_signal_stacks(&self) -> bool {
-        self.uses_timers() || self.has_timers()
+        self.uses_timers() || self.has_timers() || sys::has_process_timer()
     }
 
     /// What is said of the source from the start, or of the thread's signal stack, is not said again.

@@ -174,10 +174,11 @@ impl Threads {
         self.continuous.end();
     }
 
-    /// A profile of it is complete. Returns whether the program has taken the signal of its timer.
+    /// A profile of it is complete. Returns whether the timer has to begin again, if it can: if the program has taken its
+    /// signal, or a thread has installed a filter.
     pub(crate) fn next_continuous(&mut self) -> bool {
         self.continuous.forget_ended();
-        self.continuous.has_lost_signal()
+        self.continuous.has_lost_signal() || !sys::have_same_filters()
     }
 
     /// Whether any thread is or may be sampled.

@@ -1,15 +1,18 @@
 //! A process that is profiled continuously: one timer of the process, and nothing else.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::Resource;
+use seccompiler::{SeccompAction, apply_filter};
 use tracing_profiling::export::Memory;
 use tracing_profiling::profile::Profile;
 use tracing_profiling::{Builder, Source};
 
+use super::filters::program;
 use super::limits::limit;
 use super::{Host, MS, alone, in_child};
-use crate::support::{PLENTY, burn};
+use crate::support::{PLENTY, burn, has_process_timer};
 
 const LONG: Duration = Duration::from_secs(3_600);
 /// How often one profile is made where it is not.
@@ -59,6 +62,9 @@ fn has_function(profile: &Profile, name: &str) -> bool {
 fn it_is_switched_while_the_program_runs_and_costs_no_timer_while_it_is_off() {
     let test = "it_is_switched_while_the_program_runs_and_costs_no_timer_while_it_is_off";
     in_child(module_path!(), test, &[], || {
+        if !has_process_timer() {
+            return;
+        }
         let memory = Memory::new();
         let host = host(&memory, |builder| builder.continuous_interval(LONG));
         _ = burn(50 * MS);
@@ -106,6 +112,9 @@ fn it_is_switched_while_the_program_runs_and_costs_no_timer_while_it_is_off() {
 fn a_profile_is_made_after_each_interval_also_while_one_is_asked_for() {
     let test = "a_profile_is_made_after_each_interval_also_while_one_is_asked_for";
     in_child(module_path!(), test, &[], || {
+        if !has_process_timer() {
+            return;
+        }
         let memory = Memory::new();
         let host = host(&memory, |builder| builder.continuous(97).continuous_interval(SHORT));
         let options =
@@ -135,6 +144,9 @@ fn sleeps_of_the_collector() -> u64 {
 #[test]
 fn an_idle_process_is_woken_once_for_each_interval() {
     in_child(module_path!(), "an_idle_process_is_woken_once_for_each_interval", &[], || {
+        if !has_process_timer() {
+            return;
+        }
         let memory = Memory::new();
         let host = host(&memory, |builder| builder.continuous(97).continuous_interval(SHORT));
         host.handle.flush(PLENTY).unwrap();
@@ -152,6 +164,35 @@ fn an_idle_process_is_woken_once_for_each_interval() {
             }
             assert!(start.elapsed() < PLENTY, "it is woken by nothing else");
         }
+        host.handle.shutdown(PLENTY).unwrap();
+    });
+}
+
+/// The handler would end the process there.
+#[test]
+fn there_is_none_with_a_thread_that_has_filters_of_its_own() {
+    let test = "there_is_none_with_a_thread_that_has_filters_of_its_own";
+    in_child(module_path!(), test, &[], || {
+        let memory = Memory::new();
+        let host = host(&memory, |builder| builder.continuous_interval(SHORT));
+        let filter = program(&[libc::SYS_process_vm_readv], SeccompAction::KillProcess);
+        let (is_filtered, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                apply_filter(&filter).unwrap();
+                is_filtered.store(true, Ordering::Release);
+                while !is_over.load(Ordering::Acquire) {
+                    _ = burn(MS);
+                }
+            });
+            wait_until("it is filtered", || is_filtered.load(Ordering::Acquire));
+            host.handle.set_continuous(97).unwrap();
+            let said = || host.lines_with("the process is not profiled continuously");
+            wait_until("it is said", || said().len() == 1);
+            assert!(said()[0].contains("seccomp"), "{:?}", said());
+            assert!(process_timers().is_none_or(|timers| timers == 0));
+            is_over.store(true, Ordering::Release);
+        });
         host.handle.shutdown(PLENTY).unwrap();
     });
 }

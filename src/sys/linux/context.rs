@@ -34,6 +34,10 @@ pub(super) fn registers(context: &libc::ucontext_t) -> (RawRegisters, u64) {
     ([fp, lr, machine.sp, machine.pc], machine.sp)
 }
 
+/// What the handler does at the signal of a timer of the process, with what that was given, the registers, the stack pointer
+/// and the periods that the signal represents beyond one.
+pub(super) type OnProcessTimer = unsafe fn(*const (), &RawRegisters, u64, c_int);
+
 pub(super) const RECORD_LOST: u64 = 2;
 pub(super) const RECORD_SAMPLE: u64 = 9;
 pub(super) const IN_USER_MODE: u64 = 2;

@@ -10,6 +10,7 @@ use std::ffi::c_int;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use super::calls::may;
 use super::clock::monotonic_raw_ns;
 use super::context::{ABI_64, IN_USER_MODE, RECORD_SAMPLE, RawRegisters};
 use super::poll::HeldWaker;
@@ -17,7 +18,7 @@ use super::process_id;
 use super::ring::{MOST_READ, RingMemory};
 use super::thread::current_tid;
 use super::thread_table::ThreadTable;
-use crate::sys::types::{ProcessLosses, SampleRequest};
+use crate::sys::types::{FilteredSyscall, ProcessLosses, SampleRequest};
 
 /// More threads are rarely in the handler at once: it takes some 10 µs, and the timer expires at the kernel's ticks.
 const RINGS: usize = 4;
@@ -138,7 +139,9 @@ impl ProcessRings {
             self.waker.wake();
             return RingOutcome::Full;
         }
-        let used = writer.read_ahead(before_stack, sp, most) & !7;
+        // A hook may have found that a filter would end the process at the call.
+        let may_read = may(FilteredSyscall::ProcessVmReadv);
+        let used = if may_read { writer.read_ahead(before_stack, sp, most) & !7 } else { 0 };
         if used == 0 {
             return RingOutcome::Unreadable;
         }

@@ -2,7 +2,7 @@
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
@@ -26,6 +26,14 @@ pub(crate) struct ProcessTimer {
 /// The signal of such timers; 0 before the first one.
 static SIGNAL: AtomicI32 = AtomicI32::new(0);
 
+/// How many there are.
+static TIMERS: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether any thread of the process may get the signal of such a timer.
+pub(crate) fn has_process_timer() -> bool {
+    TIMERS.load(Ordering::Relaxed) > 0
+}
+
 /// Lets one of the layer's own threads be sampled as the others, if the process is: the kernel would send the signals of
 /// its CPU time to another thread, which may be asleep.
 pub(crate) fn admit_process_timer() {
@@ -44,6 +52,7 @@ impl ProcessTimer {
         let given = Arc::as_ptr(&rings).cast();
         let timer = Timer::of_process(request.signal, given, ProcessRings::on_signal)?;
         SIGNAL.store(timer.signal, Ordering::Relaxed);
+        TIMERS.fetch_add(1, Ordering::Relaxed);
         Ok(Self { rings, period_ns: request.period_ns, timer: Mutex::new(Some(timer)) })
     }
 
@@ -84,9 +93,9 @@ impl ProcessTimer {
 
     /// Ends the sampling. The records stay in the rings.
     pub(crate) fn stop(&self) {
-        if let Some(timer) = self.timer.lock().take()
-            && !timer.end()
-        {
+        let Some(timer) = self.timer.lock().take() else { return };
+        TIMERS.fetch_sub(1, Ordering::Relaxed);
+        if !timer.end() {
             // A handler may still write to the rings.
             std::mem::forget(Arc::clone(&self.rings));
         }

@@ -23,10 +23,11 @@ use super::clock::{
     create_timer, delete_timer, monotonic_raw_ns, set_timer, thread_cpu_ns, tick_ns,
 };
 use super::context::{
-    ABI_64, IN_USER_MODE, RECORD_LOST, RECORD_SAMPLE, RawRegisters, TimerInfo, registers,
+    ABI_64, IN_USER_MODE, OnProcessTimer, RECORD_LOST, RECORD_SAMPLE, RawRegisters, TimerInfo,
+    registers,
 };
 use super::fork::{ForkSafe, ForkSafeGuard};
-use super::modules::read_by_system_call;
+use super::modules::can_read_by_system_call;
 use super::ring::{MOST_READ, RingMemory};
 use super::signal::{block, handled_by, signal_for, unblock};
 use super::signal_stack::on_signal;
@@ -214,14 +215,7 @@ fn can_read_stack_of(tid: u32) -> Result<(), WhyRefused> {
     if !has_same_filters(tid) {
         return Err(if has_ended(tid) { WhyRefused::Ended } else { WhyRefused::KilledBySeccomp });
     }
-    let (from, mut to) = (1_u64, [0; size_of::<u64>()]);
-    let iov_base = (&raw const from).cast_mut().cast::<c_void>();
-    let read = read_by_system_call(&[libc::iovec { iov_base, iov_len: to.len() }], &mut to);
-    let why = |error: std::io::Error| {
-        let errno = error.raw_os_error().unwrap_or(libc::EPERM);
-        WhyRefused::Failed(FilteredSyscall::ProcessVmReadv, errno)
-    };
-    read.map(drop).map_err(why)
+    can_read_by_system_call()
 }
 
 /// Makes the calls that sample thread `tid` by a timer. The thread must exist, and must not run: its timer does not expire.
@@ -241,8 +235,7 @@ pub(crate) fn probe_timers(
 /// In place of the bounds of a stack: the pointer is not to a ring, but what [`OnProcessTimer`] is given.
 const OF_PROCESS: Range<u64> = 1..0;
 
-/// What the handler does at the signal of such a timer, with what that was given.
-pub(super) type OnProcessTimer = unsafe fn(*const (), &RawRegisters, u64, c_int);
+/// Set before the first such timer is created.
 static ON_PROCESS_TIMER: OnceLock<OnProcessTimer> = OnceLock::new();
 
 /// No target has this number.
@@ -283,7 +276,7 @@ impl Timer {
         on_signal: OnProcessTimer,
     ) -> Result<Self, WhyRefused> {
         _ = ON_PROCESS_TIMER.set(on_signal);
-        can_read()?;
+        can_read_by_system_call()?;
         let errno = STAYS.load(Ordering::Relaxed);
         if errno != 0 {
             return Err(WhyRefused::Failed(FilteredSyscall::TimerDelete, errno));
