@@ -16,7 +16,7 @@ use crate::profile::{Profile, ThreadDump};
 use crate::publish::OpenSpan;
 #[cfg(feature = "axum")]
 use crate::publish::RecentlyKept;
-use crate::sampler::SourceSettings;
+use crate::sampler::{CONTINUOUS_RATES, SourceSettings};
 use crate::sinks::HeapPart;
 use crate::stats::Stats;
 
@@ -193,6 +193,30 @@ impl Handle {
         let control = self.find().ok_or(ProfileError::Ended)?;
         let engine = control.running().ok_or(ProfileError::Ended)?;
         begin_process_profile(engine, duration, period_ns(rate))
+    }
+
+    /// Samples per second of CPU time for the [continuous profile](crate::Builder::continuous); 0 if it is off.
+    pub fn continuous(&self) -> u32 {
+        let control = self.find();
+        let engine = control.as_ref().and_then(|control| control.running());
+        engine.map_or(0, |engine| engine.commands.process.continuous_rate())
+    }
+
+    /// Turns the [continuous profile](crate::Builder::continuous) on, at that many samples per second of CPU time, or off if
+    /// that is 0. A profile that is being made ends.
+    ///
+    /// # Errors
+    ///
+    /// If the rate is over 1,000, or if the layer was dropped, has ended, or is off since it was built.
+    pub fn set_continuous(&self, rate: u32) -> Result<(), ProfileError> {
+        if rate > *CONTINUOUS_RATES.end() {
+            return Err(ProfileError::OutOfRange);
+        }
+        let control = self.find().ok_or(ProfileError::Ended)?;
+        let engine = control.running().ok_or(ProfileError::Ended)?;
+        engine.commands.process.set_continuous_rate(rate);
+        engine.waker.wake();
+        Ok(())
     }
 
     /// Whether new spans are profiled, if a rule matches them.

@@ -133,6 +133,8 @@
 //! | `TRACING_PROFILING_FULL_PATHS` | `on` includes the directories that the program was built in | `off` |
 //! | `TRACING_PROFILING_SYMBOLS` | `on`, or `off` for addresses and build ids only; see [`Builder::symbols`] | `on` |
 //! | `TRACING_PROFILING_ALLOC_SAMPLE_INTERVAL` | average bytes between two samples of a thread's allocations, up to 4294967295; 0 disables them; see [`Builder::alloc_sample_interval`] | 524288 |
+//! | `TRACING_PROFILING_CONTINUOUS` | `on`, or samples per second of CPU time from 1 to 1000: a [profile of the process](crate::Builder::continuous) each minute | `off` |
+//! | `TRACING_PROFILING_CONTINUOUS_INTERVAL` | the time that each of them covers, from `1s` on | `60s` |
 //! | `TRACING_PROFILING_HEAP` | `on` tracks the live heap of the process, if allocations are sampled; see [`Builder::heap`] | `off` |
 //!
 //! # Rules

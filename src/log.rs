@@ -42,6 +42,7 @@ kinds! {
         SignalLost = "signal_lost",
         SignalStackSmall = "signal_stack_small",
         ThreadsUnsampled = "threads_unsampled",
+        ContinuousOff = "continuous_off",
         CallsForbidden = "calls_forbidden",
     }
     load {

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use crate::allocations::{AllocationSettings, LayerAllocations};
 use crate::awaits::LayerAwaits;
-use crate::collect::{Collector, Logged, ProcessProfiler, ProfileOutput};
+use crate::collect::{Collector, ContinuousProfiler, Logged, ProcessProfiler, ProfileOutput};
 use crate::engine::{Commands, Engine, Gate, RunningSource, spawn};
 use crate::error::Error;
 use crate::intake::{Intake, IntakeSettings};
@@ -147,6 +147,8 @@ pub(crate) fn build(parts: Parts) -> (Arc<Engine>, Collector, PublisherParts) {
         commands: Commands::new(commands),
         gate,
     });
+    let continuous = engine.source.settings.continuous;
+    engine.commands.process.set_continuous_rate(continuous.rate);
     let files = Arc::clone(parts.poller.files());
     let publisher = PublisherParts { shared: to_publish, jobs: to_do, files, settings: publishing };
     let threads = ThreadSettings {
@@ -164,6 +166,7 @@ pub(crate) fn build(parts: Parts) -> (Arc<Engine>, Collector, PublisherParts) {
         store: Store::new(limits.memory_bytes, limits.samples_per_profile, limits.pending_spans),
         heap: Heap::default(),
         process: None,
+        continuous: None,
     };
     let collector = Collector {
         engine: Arc::clone(&engine),
@@ -175,6 +178,7 @@ pub(crate) fn build(parts: Parts) -> (Arc<Engine>, Collector, PublisherParts) {
         output: ProfileOutput::new(jobs, limits.export_bytes, limits.samples_per_profile),
         logged: Logged::new(limits.pace.first_look, limits.cpu_percent),
         process: ProcessProfiler::default(),
+        continuous: ContinuousProfiler::default(),
     };
     (engine, collector, publisher)
 }

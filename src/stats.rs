@@ -275,6 +275,31 @@ counters! {
         dropped_pending_spans_full,
     }
 
+    /// The continuous profile of the process; see [`Builder::continuous`](crate::Builder::continuous). The CPU time of samples
+    /// that are dropped is `[not sampled: ...]` in it.
+    continuous: ContinuousStats as ContinuousCounters {
+        /// Samples taken and unwound.
+        taken,
+        /// Profiles made.
+        profiles,
+        /// Profiles that could not be exported. They are not tried again.
+        dropped_export_failed,
+        /// Samples that were dropped because more threads than there are rings were taking one at that moment.
+        dropped_rings_taken,
+        /// Samples that found the rings full because the collector did not run in time.
+        dropped_rings_full,
+        /// Samples whose stack could not be read.
+        dropped_unreadable,
+        /// Samples that came to an alternate signal stack without room for the handler.
+        dropped_signal_stack_full,
+        /// Samples that were delayed because all threads that ran had blocked the signal. Only the last one has a stack.
+        dropped_late,
+        /// Samples that were not unwound because that may use 1 % of the processors.
+        dropped_over_budget,
+        /// Threads whose samples are in no span because some thousand others are in use.
+        threads_without_spans,
+    }
+
     /// Unwound stacks that are incomplete.
     stacks: StackStats as StackCounters {
         /// Stacks deeper than the copied bytes or than the frame limit: their outer frames are

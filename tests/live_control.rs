@@ -123,6 +123,25 @@ async fn invalid_rules_change_nothing() {
 }
 
 #[tokio::test]
+async fn the_continuous_profile_is_switched() {
+    let setup = Setup::new("1h");
+    let text = |answer: Answer| answer.text().to_owned();
+    assert_eq!(text(get(&setup.handle, "/continuous").await), "off");
+    for (body, rate, shown) in [("on", 49, "49"), ("97\n", 97, "97"), ("off", 0, "off")] {
+        let answer = ask(&setup.handle, "PUT", "/continuous", body).await;
+        assert_eq!((answer.status, text(answer).as_str()), (StatusCode::OK, shown));
+        assert_eq!(setup.handle.continuous(), rate);
+    }
+    for body in ["", "0", "1001", "maybe"] {
+        let answer = ask(&setup.handle, "PUT", "/continuous", body).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{body}");
+    }
+    setup.handle.shutdown(PLENTY).unwrap();
+    let answer = ask(&setup.handle, "PUT", "/continuous", "on").await;
+    assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
+}
+
+#[tokio::test]
 async fn delete_stops_and_post_resumes() {
     let setup = Setup::new("0ms");
     setup.run(|| info_span!("before").in_scope(|| ()));

@@ -12,7 +12,7 @@ use std::thread::{self, Builder};
 use std::time::{Duration, Instant};
 
 use cpu_time::{ProcessTime, ThreadTime};
-use support::{HAS_STACKS, Nanos, PLENTY, Setup, functions};
+use support::{HAS_STACKS, Nanos, PLENTY, Setup, burn, functions, has_process_timer};
 use tracing::info_span;
 use tracing_profiling::profile::{Leaf, Profile, Sample, SampleKind};
 use tracing_profiling::{ProfileError, ProfileOptions};
@@ -259,6 +259,138 @@ fn shares_are_those_of_the_cpu_clocks_of_all_threads() {
         assert!(start.elapsed() < PLENTY, "{:?}", setup.handle.stats().threads);
         thread::sleep(MS);
     }
+}
+
+/// At a rate over the kernel's ticks, so that most samples represent several periods.
+#[test]
+fn the_continuous_profile_has_the_shares_of_the_cpu_clocks_by_thread_name_and_local_root() {
+    const CPU: Duration = Duration::from_millis(500);
+    const HOUR: Duration = Duration::from_secs(3_600);
+    let _alone = alone();
+    let set =
+        |builder: tracing_profiling::Builder| builder.continuous(1_000).continuous_interval(HOUR);
+    let setup = Setup::of_rules("1h", set);
+    if !has_process_timer() {
+        assert!(setup.profiles().is_empty());
+        return;
+    }
+    let setup = &setup;
+    let stats = || setup.handle.stats().continuous;
+    let start = Instant::now();
+    while stats().taken == 0 {
+        assert!(start.elapsed() < PLENTY, "{:?}", stats());
+        _ = burn(20 * MS);
+        // The rings are read.
+        _ = setup.handle.open_spans(HOUR);
+    }
+    let used: BTreeMap<&str, AtomicU64> =
+        FUNCTIONS.iter().map(|(name, _)| (*name, AtomicU64::new(0))).collect();
+    let (used, burns): (_, HashMap<_, _>) = (&used, FUNCTIONS.iter().copied().collect());
+    let run = |name: &str, cpu: Duration| burns[name](cpu, &used[name]);
+    let goes_on = |name: &str| used[name].load(Ordering::Relaxed) < CPU.ns();
+    let (run, goes_on) = (&run, &goes_on);
+    let process = ProcessTime::now();
+    thread::scope(|scope| {
+        let named = |name: &str| Builder::new().name(name.to_owned());
+        let dispatch = &setup.dispatch;
+        let in_span = move || {
+            tracing::dispatcher::with_default(dispatch, || {
+                while goes_on("burn_in_span") || goes_on("burn_beside_span") {
+                    let span = info_span!("GET", http.route = "/cart");
+                    span.in_scope(|| {
+                        info_span!("render").in_scope(|| run("burn_in_span", 10 * MS));
+                    });
+                    drop(span);
+                    run("burn_beside_span", 10 * MS);
+                }
+                // It is open when the profile ends, and its thread meets no hook after the samples.
+                let span = info_span!("still open");
+                let entered = span.enter();
+                while goes_on("burn_late") {
+                    run("burn_late", 10 * MS);
+                }
+                setup.handle.set_continuous(0).unwrap();
+                let start = Instant::now();
+                while setup.profiles().is_empty() {
+                    assert!(start.elapsed() < PLENTY);
+                    thread::sleep(MS);
+                }
+                drop(entered);
+            });
+        };
+        let plain = move || {
+            while goes_on("burn_plain_a") || goes_on("burn_plain_b") {
+                run("burn_plain_a", 10 * MS);
+                run("burn_plain_b", 5 * MS);
+            }
+        };
+        let plain = named("plain").spawn_scoped(scope, plain).unwrap();
+        let other = move || {
+            while goes_on("burn_other_a") {
+                run("burn_other_a", 10 * MS);
+            }
+        };
+        let other = named("other").spawn_scoped(scope, other).unwrap();
+        // Threads that last for some 20 ms each are sampled from their beginning on.
+        while goes_on("burn_short") {
+            let burn = move || run("burn_short", 20 * MS);
+            thread::scope(|inner| _ = named("short").spawn_scoped(inner, burn).unwrap());
+        }
+        plain.join().unwrap();
+        other.join().unwrap();
+        named("in span").spawn_scoped(scope, in_span).unwrap();
+    });
+    let used_by_process = process.elapsed().ns();
+    let [profile] = setup.profiles().try_into().unwrap();
+    let stats = stats();
+    println!("{stats:?}");
+    let of = |name: &str| found(&profile, |sample| has_function(&profile, sample, name)).0;
+    let used: BTreeMap<&str, u64> =
+        used.iter().map(|(name, ns)| (*name, ns.load(Ordering::Relaxed))).collect();
+    let all_used: u64 = used.values().sum();
+    let all_found: u64 = used.keys().map(|name| of(name)).sum();
+    for (name, ns) in &used {
+        let share = *ns as f64 / all_used as f64;
+        let found = of(name) as f64 / all_found as f64;
+        // Five standard errors.
+        let error = 5.0 * (share * (1.0 - share) / stats.taken as f64).sqrt() + 0.01;
+        assert!((found - share).abs() < error, "{name}: {found} of {share} ± {error}");
+    }
+    assert!(all_found > all_used - all_used / 5, "{all_found} of {all_used}");
+    let sum = profile.weight().ns();
+    assert!(sum < used_by_process + used_by_process / 2, "{sum} of {used_by_process}");
+
+    let labels_of = |name: &str| {
+        let samples = profile.of_kind(SampleKind::OnCpu);
+        let samples = samples.filter(|sample| has_function(&profile, sample, name));
+        let mut labels: Vec<_> = samples
+            .flat_map(|sample| sample.points.iter().map(move |point| (sample, point)))
+            .map(|(sample, point)| {
+                let thread = point.thread().and_then(|id| profile.thread(id));
+                let link = sample.link.and_then(|id| profile.link(id));
+                let fields = link.map(|link| link.fields.clone()).unwrap_or_default();
+                (thread.unwrap().name.clone(), profile.span_path(sample.link).join(" "), fields)
+            })
+            .collect();
+        labels.sort();
+        labels.dedup();
+        labels
+    };
+    let root = |name: &str| ("local_root", name.to_owned());
+    for (function, thread, path, fields) in [
+        ("burn_plain_b", "plain", "", vec![]),
+        ("burn_other_a", "other", "", vec![]),
+        ("burn_short", "short", "", vec![]),
+        ("burn_beside_span", "in span", "", vec![]),
+        ("burn_in_span", "in span", "GET", vec![root("GET"), ("http.route", "/cart".to_owned())]),
+        ("burn_late", "in span", "still open", vec![root("still open")]),
+    ] {
+        let expected = (thread.to_owned(), path.to_owned(), fields);
+        assert_eq!(labels_of(function), [expected], "{function}");
+    }
+    // Neither takes samples from the other: one of its spans is past its sampling delay.
+    assert!(setup.kept().is_empty());
+    assert!(setup.handle.stats().samples.taken > 0);
 }
 
 #[test]

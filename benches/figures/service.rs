@@ -45,6 +45,7 @@ const fn added(figure: &'static str, with: &'static str, goal: f64) -> Compared 
 }
 
 const ANY: f64 = f64::INFINITY;
+const CONTINUOUS: &str = "service.continuous";
 
 const ORDERS_AT_ONCE: Load = Load {
     name: "service",
@@ -65,7 +66,7 @@ const BOTH: &[Compared] = &[
     added("cpu_per_request_added", "defaults", 1.0),
     added("timer.cpu_per_request_added", "timer", 1.0),
 ];
-const OTHERS: [Load; 14] = [
+const OTHERS: [Load; 15] = [
     // Against other processes, which tells what the baseline pays for.
     Load {
         name: "service.against",
@@ -101,6 +102,16 @@ const OTHERS: [Load; 14] = [
         ..ORDERS_AT_ONCE
     }),
     wrapped(Load { name: "service.wrapped", ..ORDERS_AT_ONCE }),
+    few(Load {
+        name: CONTINUOUS,
+        compared: &[Compared {
+            figure: "cpu_added",
+            with: "continuous",
+            without: "defaults",
+            goal: 0.3,
+        }],
+        ..ORDERS_AT_ONCE
+    }),
     wrapped(awaiting("service.wrapped.awaiting_20ms", "/awaits/20/", 100, 60)),
     few(Load {
         name: "service.all_kept",
@@ -251,6 +262,7 @@ fn measure(load: &Load) {
             // Of the same load.
             (name, AWAITS) => format!("{}.await_added", name.replacen(".wrapped", "", 1)),
             ("service.all_kept", "all_kept") => "service.cpu_per_request_added_all_kept".to_owned(),
+            (CONTINUOUS, _) => "continuous.cpu_added".to_owned(),
             (name, _) => format!("{name}.{}", compared.figure),
         };
         print_added(&name, compared.goal, log_ratios);

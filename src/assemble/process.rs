@@ -8,7 +8,7 @@ use super::build::ProfileInputs;
 use super::tables::{SpanDetail, Tables};
 use crate::profile::{Link, LinkId, MappingId, Profile, ProfileId, SampleKind, capped};
 use crate::redact::Redaction;
-use crate::sinks::{ProcessSamples, StackEntry, StackLeaf};
+use crate::sinks::{Heap, ProcessSamples, StackEntry, StackLeaf, StoredStack, Total};
 use crate::span::{SpanInfo, SpanKey};
 use crate::unwind::Module;
 
@@ -41,17 +41,78 @@ impl ProfileInputs<'_> {
                 tables.add(kind, during.start, each + rest, thread, stack, link);
             }
         }
+        tables.add_unsampled(samples, during.start, cpu_ns);
+        tables.finish_process("CPU time of all threads of the process", during)
+    }
+}
+
+/// What further samples have is one sample.
+const MOST_SAMPLES: usize = 16_000;
+
+impl ProfileInputs<'_> {
+    /// The continuous profile of the process `during` that time, by stack, thread name, and the name and fields of the
+    /// local root. `allocated` has what the stacks of a heap have allocated in that time.
+    pub(crate) fn continuous_profile(
+        self,
+        id: ProfileId,
+        (samples, redaction): (&ProcessSamples, &Redaction),
+        during: Range<u64>,
+        cpu_ns: Option<u64>,
+        (heap, allocated): (&Heap, &[(StoredStack, Total)]),
+    ) -> (Profile, HashMap<MappingId, Arc<Module>>) {
+        let mut tables = Tables::new(self, id, None, SpanDetail::All);
+        let mut links = ProcessLinks { inputs: self, samples, redaction, known: HashMap::new() };
+        let totals = samples.totals_by(|span| links.label(span, &mut tables.profile));
+        let mut others = Total::default();
+        for (number, (stack, thread, link, total)) in totals.into_iter().enumerate() {
+            if number >= MOST_SAMPLES {
+                others.add(total);
+                continue;
+            }
+            let (stack, _) = tables.stack(samples.stacks().frames(stack));
+            tables.add(SampleKind::OnCpu, during.start, total.weight, thread, stack, link);
+        }
+        tables.add_leaf(StackLeaf::OtherStacks, during.start, others.weight);
+        tables.add_unsampled(samples, during.start, cpu_ns);
+        for (stack, total) in allocated {
+            let (stack, _) = tables.stack(heap.stacks().frames(*stack));
+            for (kind, weight) in
+                [(SampleKind::AllocatedBytes, total.weight), (SampleKind::Allocations, total.count)]
+            {
+                tables.add(kind, during.start, weight, None, stack, None);
+            }
+        }
+        tables.finish_process("CPU time of the process", during)
+    }
+}
+
+impl Tables<'_> {
+    fn add_leaf(&mut self, leaf: StackLeaf, time_ns: u64, weight: u64) {
+        if weight > 0 {
+            let (stack, _) = self.stack(std::iter::once(StackEntry::StackLeaf(leaf)));
+            self.add(SampleKind::OnCpu, time_ns, weight, None, stack, None);
+        }
+    }
+
+    /// Adds the CPU time of the process without samples.
+    fn add_unsampled(&mut self, samples: &ProcessSamples, time_ns: u64, cpu_ns: Option<u64>) {
         // Up to one sample more or less at each end is normal.
         let unsampled_ns = cpu_ns.unwrap_or(0).saturating_sub(samples.weight_ns());
-        if unsampled_ns > 2 * self.period_ns {
-            let stack = std::iter::once(StackEntry::StackLeaf(StackLeaf::NotSampled));
-            let (stack, _) = tables.stack(stack);
-            tables.add(kind, during.start, unsampled_ns, None, stack, None);
+        if unsampled_ns > 2 * self.profile.period_ns {
+            self.add_leaf(StackLeaf::NotSampled, time_ns, unsampled_ns);
         }
-        let Tables { mut profile, modules, .. } = tables;
+    }
+
+    fn finish_process(
+        self,
+        title: &str,
+        during: Range<u64>,
+    ) -> (Profile, HashMap<MappingId, Arc<Module>>) {
+        let start_unix_ns = self.unix_ns(during.start);
+        let Self { mut profile, modules, .. } = self;
         profile.name = "process".to_owned();
-        profile.title = "CPU time of all threads of the process".to_owned();
-        profile.start_unix_ns = self.unix_ns(during.start);
+        profile.title = title.to_owned();
+        profile.start_unix_ns = start_unix_ns;
         // More than that of a moment, and all samples are before its end.
         profile.duration_ns = during.end.saturating_sub(during.start).max(2);
         profile.is_of_process = true;
@@ -73,12 +134,12 @@ impl ProcessLinks<'_> {
         if let Some(known) = self.known.get(&span) {
             return *known;
         }
-        let link = self.new_link(span, profile);
+        let link = self.new_link(span, profile, true);
         self.known.insert(span, link);
         link
     }
 
-    fn new_link(&mut self, key: SpanKey, profile: &mut Profile) -> Option<LinkId> {
+    fn new_link(&mut self, key: SpanKey, profile: &mut Profile, is_one: bool) -> Option<LinkId> {
         let span = self.samples.span(key)?;
         let known = span.known?;
         let is_root = known.root == key;
@@ -89,10 +150,26 @@ impl ProcessLinks<'_> {
             fields.push((LOCAL_ROOT, self.redaction.redact_span(&name).into_owned()));
             fields.extend(span.fields.iter().cloned());
         }
-        let ids = span.ids.map(|ids| (ids.trace, ids.span));
-        let start_unix_ns = self.inputs.unix_ns(known.opened_ns);
+        // Only what all such spans have in common, unless it is that of one span.
+        let ids = span.ids.filter(|_| is_one).map(|ids| (ids.trace, ids.span));
+        let start_unix_ns = if is_one { self.inputs.unix_ns(known.opened_ns) } else { 0 };
         let link = Link { ids, linked: ids, fields, start_unix_ns, ..Link::named(name, parent) };
         Some(profile.add_link(link))
+    }
+
+    /// The link of all samples in local roots with that span's name and fields.
+    fn label(&mut self, span: SpanKey, profile: &mut Profile) -> Option<LinkId> {
+        if let Some(known) = self.known.get(&span) {
+            return *known;
+        }
+        let root = self.samples.span(span).and_then(|span| span.known).map(|known| known.root);
+        let link = match root {
+            Some(root) if root != span => self.label(root, profile),
+            Some(_) => self.new_link(span, profile, false),
+            None => None,
+        };
+        self.known.insert(span, link);
+        link
     }
 
     fn name_of(&self, known: SpanInfo) -> Option<String> {

@@ -113,6 +113,10 @@ impl<'a> Tables<'a> {
         }
     }
 
+    pub(super) fn unix_ns(&self, time_ns: u64) -> u64 {
+        self.builder.unix_ns(time_ns)
+    }
+
     fn add_without_stack(
         &mut self,
         kind: SampleKind,

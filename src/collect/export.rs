@@ -1,5 +1,7 @@
 //! Makes profiles and sends them to the threads that publish.
 
+use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crossbeam::channel::Sender;
@@ -9,11 +11,12 @@ use crate::assemble::{BuiltProfile, ProfileAssembler, ProfileInputs};
 use crate::engine::HeapRequest;
 use crate::intake::{Intake, new_sample};
 use crate::keep::{Callsites, ProfileGroup};
-use crate::profile::ProfileId;
+use crate::profile::{MappingId, Profile, ProfileId};
 use crate::publish::{Job, MemoryBudget};
 use crate::report;
 use crate::sinks::{HeapPart, Sinks};
 use crate::stats::Counters;
+use crate::unwind::Module;
 
 /// Where profiles go, and their limits.
 #[derive(Debug)]
@@ -27,6 +30,17 @@ pub(crate) struct ProfileOutput {
 impl ProfileOutput {
     pub(crate) fn new(jobs: Sender<Job>, export_bytes: usize, most_samples: usize) -> Self {
         Self { jobs, room: MemoryBudget::new(export_bytes), most_samples }
+    }
+
+    /// Sends a profile of the process.
+    pub(super) fn send_process(
+        &self,
+        profile: Box<Profile>,
+        modules: HashMap<MappingId, Arc<Module>>,
+    ) {
+        let mut room = self.room.take();
+        room.shrink(profile.bytes());
+        self.send(Job::Export { profile, modules, kept: Vec::new(), room, reservation: None });
     }
 
     pub(super) fn send(&self, job: Job) {

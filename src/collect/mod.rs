@@ -3,11 +3,13 @@
 //! One thread drains the rings, attributes and unwinds samples, and holds them until the verdict on their spans. The
 //! threads of `publish` do the rest, so draining never waits for a file.
 
+mod continuous;
 mod export;
 mod logged;
 mod process;
 mod run;
 
+pub(crate) use continuous::ContinuousProfiler;
 pub(crate) use export::ProfileOutput;
 pub(crate) use logged::Logged;
 pub(crate) use process::ProcessProfiler;

@@ -41,6 +41,10 @@ impl RunningProfile {
 }
 
 impl ProcessProfiler {
+    pub(super) fn is_running(&self) -> bool {
+        self.running.is_some()
+    }
+
     /// How long until the present profile ends.
     pub(super) fn until_end(&self) -> Option<Duration> {
         self.running.as_ref().map(RunningProfile::until_end)
@@ -51,11 +55,9 @@ impl ProcessProfiler {
     pub(super) fn check(
         &mut self,
         asked: Option<ProcessRequest>,
-        engine: &Engine,
         (threads, intake): (&mut Threads, &mut Intake),
     ) -> Option<RunningProfile> {
         if let Some(request) = asked.filter(|_| self.running.is_none()) {
-            engine.commands.process.set_wants_roots(true);
             intake.sinks.process = Some(ProcessSamples::new());
             threads.begin_process(request.period_ns);
             threads.search_process(intake);
@@ -74,29 +76,31 @@ impl ProcessProfiler {
 /// Notes what a round has shown of spans in which samples fell. Of `closed` local roots, all samples have been read.
 pub(super) fn note_process_spans(intake: &mut Intake, closed: Vec<(SpanKey, RootFields)>) {
     intake.sinks.note_spans();
-    if let Some(process) = &mut intake.sinks.process {
-        closed.into_iter().for_each(|(root, fields)| process.set_fields(root, fields));
+    intake.sinks.set_root_fields(closed);
+}
+
+/// Notes the fields of local roots that are still open.
+pub(super) fn note_open_roots(engine: &Engine, samples: &mut ProcessSamples) {
+    let open: Vec<_> = samples.open_roots().collect();
+    for known in open.into_iter().filter(|known| engine.spans.is_open(known.id, known.root)) {
+        let values = engine.with_dispatch(|dispatch| FieldValues::of(known.id, dispatch));
+        let values = values.map(|value| engine.redaction.redact_span(value).into());
+        samples.set_fields(known.root, values.into_vec());
     }
 }
 
 impl RunningProfile {
     /// The answer to the caller, if it waits.
     pub(super) fn finish(self, engine: &Engine, intake: &mut Intake) -> Option<Job> {
-        let requests = &engine.commands.process;
-        requests.set_wants_roots(false);
-        let mut samples = intake.sinks.process.take()?;
+        let samples = intake.sinks.process.as_mut()?;
         if self.request.is_canceled() {
+            intake.sinks.process = None;
             return None;
         }
-        let open: Vec<_> = samples.open_roots().collect();
-        for known in open.into_iter().filter(|known| engine.spans.is_open(known.id, known.root)) {
-            let values = engine.with_dispatch(|dispatch| FieldValues::of(known.id, dispatch));
-            let values = values.map(|value| engine.redaction.redact_span(value).into());
-            samples.set_fields(known.root, values.into_vec());
-        }
+        note_open_roots(engine, samples);
         // Those that were not open any more have left their fields before.
-        let closed = requests.take_roots().into_iter();
-        closed.for_each(|(root, fields)| samples.set_fields(root, fields));
+        intake.sinks.set_root_fields(engine.commands.process.take_roots());
+        let samples = intake.sinks.process.take()?;
         let inputs = ProfileInputs::new(&engine.callsites, &intake.sinks.store, &intake.unwinder);
         let unix_offset_ns = intake.clock().unix_offset_ns();
         let ProcessRequest { period_ns, reply, .. } = self.request;

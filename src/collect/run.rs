@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, Sender};
 
+use super::continuous::ContinuousProfiler;
 use super::export::ProfileOutput;
 use super::logged::Logged;
 use super::process::{ProcessProfiler, note_process_spans};
@@ -38,6 +39,7 @@ pub(crate) struct Collector {
     pub(crate) output: ProfileOutput,
     pub(crate) logged: Logged,
     pub(crate) process: ProcessProfiler,
+    pub(crate) continuous: ContinuousProfiler,
 }
 
 /// The commands that a round has received.
@@ -171,7 +173,7 @@ impl Collector {
         let watchdog = watchdog.until_next_check(&engine.callsites).filter(|_| is_open);
         let soonest = linger.into_iter().chain(threads.until_check(&self.intake));
         let soonest = soonest.chain(self.logged.until_next()).chain(watchdog);
-        let soonest = soonest.chain(self.process.until_end());
+        let soonest = soonest.chain(self.process.until_end()).chain(self.continuous.until_end());
         soonest.chain(engine.awaits.until_room()).min()
     }
 
@@ -184,8 +186,11 @@ impl Collector {
         let mut asked = self.take_commands();
         let has_new = self.threads.take_new(&self.intake);
         // With those that have met a hook by now, which are not searched for.
-        let Self { engine, intake, threads, process, .. } = self;
-        let process = process.check(asked.process.take(), engine, (threads, intake));
+        let Self { engine, intake, threads, process, continuous, .. } = self;
+        let ended = continuous.check(engine, (threads, intake), asked.end);
+        let answered = process.check(asked.process.take(), (threads, intake));
+        let wants_roots = process.is_running() || continuous.is_running();
+        engine.commands.process.set_wants_roots(wants_roots);
         let closed_roots = engine.commands.process.take_roots();
         let mut closed = std::mem::take(&mut self.intake.closed);
         closed.extend(self.intake.register_spans());
@@ -207,8 +212,13 @@ impl Collector {
         let closed_since = self.intake.register_spans();
         self.intake.closed.extend(closed_since);
         note_process_spans(&mut self.intake, closed_roots);
-        let answer = process.and_then(|process| process.finish(&self.engine, &mut self.intake));
-        answer.into_iter().for_each(|answer| self.output.send(answer));
+        let Self { engine, intake, continuous, output, .. } = self;
+        let answer = answered.and_then(|profile| profile.finish(engine, intake));
+        answer.into_iter().for_each(|answer| output.send(answer));
+        let profile = ended.and_then(|window| continuous.finish(window, engine, intake));
+        profile.into_iter().for_each(|(profile, modules)| output.send_process(profile, modules));
+        let event = continuous.take_event();
+        self.log(event);
 
         self.intake.sinks.store.charge_refused();
         self.intake.source.check_losses(self.intake.now_ns());

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::Builder;
-use super::builder::{DEPTHS, RATES, STACK_BYTES};
+use super::builder::{DEPTHS, RATES, SHORTEST_INTERVAL, STACK_BYTES};
 use super::files::{FileSettings, formats};
 use super::links;
 use crate::error::Error;
@@ -16,6 +16,7 @@ use crate::export::Directory;
 use crate::export::{AnyExporter, OtlpBuilder, OtlpExporter};
 use crate::keep::Rules;
 use crate::log::{LogEvent, LogKind};
+use crate::sampler::continuous_rate;
 use crate::text::{bytes, shortened};
 
 /// The variable with the rules. The names of the others begin like that.
@@ -136,6 +137,12 @@ const SETTINGS: &[Setting] = &[
     }),
     setting!("_ALLOC_SAMPLE_INTERVAL", "bytes, from 0 to 4294967295", |builder, text| {
         builder.alloc_sample_interval(within(text, 0..=u32::MAX)?)
+    }),
+    setting!("_CONTINUOUS", "on, off, or samples a second, from 1 to 1000", |builder, text| {
+        builder.continuous(continuous_rate(text)?)
+    }),
+    setting!("_CONTINUOUS_INTERVAL", "a time from 1s on, as 60s", |builder, text| {
+        builder.continuous_interval(time(text).filter(|interval| *interval >= SHORTEST_INTERVAL)?)
     }),
     setting!("_HEAP", ON_OR_OFF, |builder, text| builder.heap(is_on(text)?)),
 ];
@@ -404,7 +411,7 @@ mod tests {
         );
         assert!(second.ends_with("_SOURCE, _OFF_CPU, _TIMER_CLOCK, _SIGNAL, _SAMPLING_DELAY, _RATE, _STACK_BYTES, \
             _MAX_DEPTH, _PAUSE, _CPU_BUDGET, _MEMORY, _DIR, _FORMATS, _TRACE_URL, _SOURCE_URL, _SPAN_FIELDS, _LINK, _REDACT, _FULL_PATHS, \
-            _SYMBOLS, _ALLOC_SAMPLE_INTERVAL, _HEAP"), "{second}");
+            _SYMBOLS, _ALLOC_SAMPLE_INTERVAL, _CONTINUOUS, _CONTINUOUS_INTERVAL, _HEAP"), "{second}");
     }
 
     #[cfg(not(feature = "_otlp"))]
@@ -439,6 +446,8 @@ mod tests {
             ("TRACING_PROFILING_FULL_PATHS", "on"),
             ("TRACING_PROFILING_SYMBOLS", "off"),
             ("TRACING_PROFILING_ALLOC_SAMPLE_INTERVAL", "4000"),
+            ("TRACING_PROFILING_CONTINUOUS", "on"),
+            ("TRACING_PROFILING_CONTINUOUS_INTERVAL", "10s"),
             ("TRACING_PROFILING_HEAP", "on"),
         ]);
         let redaction = Redaction::new().hide(r"acme_\w+").unwrap().hide("^GET (.*)").unwrap();
@@ -461,8 +470,29 @@ mod tests {
             .redact(redaction)
             .symbols(false)
             .alloc_sample_interval(4000)
+            .continuous(49)
+            .continuous_interval(Duration::from_secs(10))
             .heap(true);
         assert_eq!(format!("{:?}", builder.unwrap()), format!("{by_hand:?}"));
+    }
+
+    #[test]
+    fn the_continuous_profile_is_on_off_or_a_rate() {
+        for (text, rate) in [("on", 49), ("off", 0), ("97", 97), (" 1000 ", 1_000)] {
+            let builder = read(&[("TRACING_PROFILING_CONTINUOUS", text)]).unwrap();
+            let by_hand = Builder::new().continuous(rate);
+            assert_eq!(format!("{builder:?}"), format!("{by_hand:?}"), "{text}");
+        }
+        for (name, value) in [
+            ("TRACING_PROFILING_CONTINUOUS", "0"),
+            ("TRACING_PROFILING_CONTINUOUS", "1001"),
+            ("TRACING_PROFILING_CONTINUOUS", "yes"),
+            ("TRACING_PROFILING_CONTINUOUS_INTERVAL", "999ms"),
+            ("TRACING_PROFILING_CONTINUOUS_INTERVAL", "0"),
+        ] {
+            let error = read(&[(name, value)]).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("{name} is `{value}`: expected ")), "{error}");
+        }
     }
 
     #[test]

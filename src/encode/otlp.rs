@@ -98,7 +98,12 @@ fn merge(
                 let name = name.filter(|name| !name.is_empty() || key == "span.name")?;
                 Some(dictionary.attribute(key, &Value::from(name.as_str())))
             });
-            let attribute_indices: Vec<_> = attributes.collect();
+            let mut attribute_indices: Vec<_> = attributes.collect();
+            if profile.is_of_process {
+                for (key, value) in span.into_iter().flat_map(|span| &span.fields) {
+                    attribute_indices.push(dictionary.attribute(key, &Value::from(value.as_str())));
+                }
+            }
             let key = (stack_index, link_index, attribute_indices.clone());
             let place = *places.entry(key).or_insert_with(|| {
                 let sample = proto::Sample {
@@ -182,7 +187,8 @@ fn encode_common(
 }
 
 fn encode_on_cpu(profile: &Profile, dictionary: &mut Dictionary<'_>) -> proto::Profile {
-    let weight = profile.unit_weight_ns();
+    // Profilers of processes send CPU time.
+    let weight = profile.unit_weight_ns().filter(|_| !profile.is_of_process);
     let samples = merge(profile, SampleKind::OnCpu, dictionary).into_iter();
     let samples = samples.map(|(sample, points)| match weight {
         Some(unit) => {
@@ -438,6 +444,65 @@ mod tests {
         assert_eq!(dictionary.stack_table[0], proto::Stack::default());
         assert_eq!(dictionary.link_table[0], proto::Link::default());
         assert_eq!(dictionary.attribute_table[0], proto::KeyValueAndUnit::default());
+    }
+
+    /// As the agents that profile processes send it.
+    #[test]
+    fn a_profile_of_the_process_is_cpu_time_with_the_labels_of_threads_and_local_roots() {
+        let mut profile = Profile::new(ProfileId::for_test(1), 5);
+        let remark = profile.add_remark("x");
+        let stack = profile.add_stack(vec![remark]);
+        let fields = vec![("local_root", "GET".to_owned()), ("http.route", "/cart".to_owned())];
+        let root = profile.add_link(Link { fields, ..Link::named("GET".to_owned(), None) });
+        let worker = ProfiledThread { name: "worker".to_owned(), tid: 7 };
+        let worker = profile.add_thread(worker);
+        for (kind, link, weight) in [
+            (SampleKind::OnCpu, Some(root), 20),
+            (SampleKind::OnCpu, None, 10),
+            (SampleKind::AllocatedBytes, None, 64),
+            (SampleKind::Allocations, None, 2),
+        ] {
+            let thread = (kind == SampleKind::OnCpu).then_some(worker);
+            profile.add_sample(kind, stack, link, Point { time_unix_ns: 1, weight, thread });
+        }
+        profile.is_of_process = true;
+        let data = decode(&profile);
+        let dictionary = data.dictionary.as_ref().unwrap();
+        let string = |index: i32| dictionary.string_table[index as usize].as_str();
+        let value_type = |of: Option<proto::ValueType>| {
+            of.map(|of| (string(of.type_strindex), string(of.unit_strindex)))
+        };
+        let labels = |sample: &proto::Sample| {
+            let attributes = sample.attribute_indices.iter();
+            let attributes = attributes.map(|index| &dictionary.attribute_table[*index as usize]);
+            let labels = attributes.map(|one| {
+                let value = one.value.clone().and_then(|value| value.value);
+                let Some(any_value::Value::StringValue(value)) = value else { panic!("{one:?}") };
+                (string(one.key_strindex), value)
+            });
+            labels.map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>()
+        };
+        let profiles = &data.resource_profiles[0].scope_profiles[0].profiles;
+        let found: Vec<_> = profiles
+            .iter()
+            .map(|one| {
+                let samples = one.samples.iter().map(|sample| (labels(sample), &*sample.values));
+                let samples: Vec<_> = samples.collect();
+                (value_type(one.sample_type).unwrap(), samples)
+            })
+            .collect();
+        let text = |labels: &[&str]| labels.iter().map(|label| (*label).to_owned()).collect();
+        let in_root: Vec<String> =
+            text(&["span.name=GET", "thread.name=worker", "local_root=GET", "http.route=/cart"]);
+        let outside: Vec<String> = text(&["thread.name=worker"]);
+        assert_eq!(
+            found[0],
+            (("cpu", "nanoseconds"), vec![(in_root, &[20][..]), (outside, &[10][..])])
+        );
+        let [_, (space, _), (objects, _)] = found.as_slice() else { panic!("{found:?}") };
+        assert_eq!([*space, *objects], [("alloc_space", "bytes"), ("alloc_objects", "count")]);
+        assert_eq!(value_type(profiles[0].period_type), Some(("cpu", "nanoseconds")));
+        assert_eq!(profiles[0].period, 5);
     }
 
     #[test]

@@ -121,6 +121,9 @@ impl<'a> Encoder<'a> {
             of_stacks.insert(place, self.message.sample.len());
             // Only on-CPU samples count as samples: the others are measured.
             let is_on_cpu = sample.kind == SampleKind::OnCpu;
+            // One point of a continuous profile can be many samples.
+            let periods = weight / profile.period_ns.max(1);
+            let points = if profile.is_of_process { points.max(periods) } else { points };
             let count = if is_on_cpu { points } else { 0 };
             let count = (!is_heap).then(|| signed(count));
             let encoded = proto::Sample {

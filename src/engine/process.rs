@@ -1,7 +1,7 @@
 //! A profile of the process: from the request of a caller to its answer.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, RecvTimeoutError};
@@ -37,12 +37,23 @@ pub(crate) struct ProcessRequests {
     wants_roots: AtomicBool,
     /// Those that have closed.
     roots: SegQueue<(SpanKey, RootFields)>,
+    /// Samples per second of CPU time for the continuous profile; 0 for none.
+    continuous_rate: AtomicU32,
 }
 
 /// How many local roots may wait for the collector.
 const MOST_ROOTS: usize = 4_096;
 
 impl ProcessRequests {
+    pub(crate) fn continuous_rate(&self) -> u32 {
+        self.continuous_rate.load(Ordering::Relaxed)
+    }
+
+    /// The collector must be woken after that.
+    pub(crate) fn set_continuous_rate(&self, rate: u32) {
+        self.continuous_rate.store(rate, Ordering::Relaxed);
+    }
+
     pub(crate) fn set_wants_roots(&self, wants: bool) {
         self.wants_roots.store(wants, Ordering::Relaxed);
     }

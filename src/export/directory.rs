@@ -34,6 +34,8 @@ pub struct Directory {
     quota_bytes: u64,
     quota_age: Duration,
     inventory: Mutex<Inventory>,
+    /// The directory of profiles of the process, with a quota of its own.
+    of_process: OnceLock<Box<Directory>>,
 }
 
 /// How often the directory is listed again even if it seems unchanged. To list thousands of files for each profile
@@ -44,7 +46,8 @@ const DEFAULT_QUOTA_AGE: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
 impl Directory {
     /// Writes to `path`, which is created with the first profile. By default it holds at most 64 MiB of profiles, none
-    /// older than 7 days.
+    /// older than 7 days. Profiles of a [continuous profile](crate::Builder::continuous) are in its directory `process`,
+    /// without reports, and with the same limits of their own.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         let path = path.into();
         Self {
@@ -56,6 +59,7 @@ impl Directory {
             quota_bytes: DEFAULT_QUOTA_BYTES,
             quota_age: DEFAULT_QUOTA_AGE,
             inventory: Mutex::default(),
+            of_process: OnceLock::new(),
         }
     }
 
@@ -125,10 +129,24 @@ impl Directory {
         profile: &Profile,
         otlp: Option<Vec<u8>>,
     ) -> Result<Vec<PathBuf>, ExportError> {
-        self.write(profile, otlp).map_err(|error| {
-            let problem = self.problem(&error);
+        let directory = if profile.is_of_process { self.of_process() } else { self };
+        directory.write(profile, otlp).map_err(|error| {
+            let problem = directory.problem(&error);
             // The same files would be too large again.
             if is_over_quota(&error) { Unexportable(problem).into() } else { problem.into() }
+        })
+    }
+
+    /// Its profiles are many, and no reports.
+    fn of_process(&self) -> &Self {
+        self.of_process.get_or_init(|| {
+            let formats = self.formats.iter().copied().filter(|format| *format != Format::Html);
+            let mut formats: Vec<_> = formats.collect();
+            if formats.is_empty() {
+                formats.push(Format::Folded);
+            }
+            let directory = Self::new(self.path.join("process")).with_formats(formats);
+            Box::new(directory.with_quota(self.quota_bytes, self.quota_age))
         })
     }
 
@@ -535,6 +553,31 @@ mod tests {
         assert!(error.to_string().contains("raise the quota"), "{error}");
         assert!(error.is::<Unexportable>());
         assert_eq!(names(path).len(), 7, "no other profile was removed");
+    }
+
+    #[test]
+    fn profiles_of_the_process_have_a_quota_of_their_own_and_are_no_reports() {
+        let temporary = tempfile::tempdir().unwrap();
+        let path = temporary.path();
+        let of_process = |byte| {
+            let mut profile = profile(byte);
+            profile.is_of_process = true;
+            profile
+        };
+        let first = directory(path).export(&of_process(1)).unwrap();
+        assert!(first.files.iter().all(|file| file.parent() == Some(&path.join("process"))));
+        assert!(first.files.iter().all(|file| file.extension().unwrap() != "html"));
+        let size: u64 = first.files.iter().map(|f| fs::metadata(f).unwrap().len()).sum();
+        // Room for one of them, besides one profile of a span.
+        let day = Duration::from_secs(86_400);
+        let report = directory(path).with_formats([Format::Folded]).export(&profile(9)).unwrap();
+        let mut small = directory(path).with_quota(size + size / 2, day);
+        small.export(&of_process(2)).unwrap();
+        assert!(first.files.iter().all(|file| !file.exists()));
+        assert!(report.files[0].exists());
+        let mut only_reports = directory(path).with_formats([Format::Html]);
+        let files = only_reports.export(&of_process(3)).unwrap().files;
+        assert!(files.len() == 1 && files[0].extension().unwrap() == "folded", "{files:?}");
     }
 
     #[test]

@@ -143,6 +143,8 @@ impl Handle {
     /// | `POST /debug/pprof/heap` | [what has grown](Self::heap_growth) since the last such request |
     /// | `GET /debug/pprof/threads` | [all threads](Self::threads), a sample each, for `go tool pprof`; with `?debug=1` as text. 503 if the layer is off, or if its threads do not answer in 30 s. Needs the feature `pprof` |
     /// | `GET /debug/pprof/` | a page with links to these profiles |
+    /// | `GET /continuous` | the rate of the [continuous profile](crate::Builder::continuous) in samples per second of CPU time, or `off`, as text |
+    /// | `PUT /continuous` | changes it: the body is `on`, `off` or a rate; 400 if it is something else |
     /// | `GET /debug/pprof/profile?seconds=30` | a [profile of the process](Self::profile) of that many seconds (30 without it), for `go tool pprof` and what scrapes such profiles, gzipped; `hz=` sets the samples per second of CPU time. It ends if the client goes away. 500 while another one is being made, or if there can be none; 400 for more than an hour or 1,000 samples. Needs the feature `pprof` |
     /// | `GET /profiles` | the files of profiles, the newest first, as JSON: `name`, `bytes`, `time` |
     /// | `GET /profiles/NAME` | the file of that name; 404 if it is not in the list |
@@ -179,6 +181,7 @@ impl Handle {
             .route("/index.css", get(|| async { asset("text/css", STYLE) }))
             .route("/index.js", get(|| async { asset("text/javascript", SCRIPT) }))
             .route("/rules", get(rules).put(set_rules))
+            .route("/continuous", get(process::continuous).put(process::set_continuous))
             .route("/profiles", get(profiles))
             .route("/profiles/{name}", get(profile))
             .layer(DefaultBodyLimit::max(LONGEST_RULES))

@@ -9,12 +9,14 @@ pub(crate) use copied::new_sample;
 
 use crate::budget::CpuBudget;
 use crate::profile::SampleKind;
-use crate::sampler::Sampler;
-use crate::sampler::record::{Layout, RecordPlace, read_sample};
+use crate::sampler::record::{
+    Layout, RawSample, RecordBytes, RecordPlace, read_sample, thread_of_record,
+};
+use crate::sampler::{Sampler, ThreadShared};
 use crate::sinks::{Added, NewSample, Sinks, Stack, StackEntry, WantedBy};
 use crate::span::{SpanEvent, SpanInfo, SpanKey, Spans};
-use crate::stats::Counters;
-use crate::sys::{self, Clock, OsThread, SampleRing};
+use crate::stats::{Counters, StackCounters};
+use crate::sys::{self, Clock, OsThread, RingMemory, SampleRing};
 use crate::unwind::{ModuleAddress, UnwindEnd, Unwinder};
 
 /// What limits the intake.
@@ -159,16 +161,7 @@ impl Intake {
         }) else {
             return self.lose(|counters| &counters.sampling.records_malformed, 1);
         };
-        // If another library was loaded where the sample is, that is known from here on.
-        if self.unwinder.is_outdated() {
-            self.unwinder.refresh();
-        }
-        self.stack.end = self.unwinder.unwind(
-            sample.registers,
-            |offset| sample.stack.word(offset),
-            self.settings.frames_per_stack,
-            &mut self.stack.frames,
-        );
+        self.unwind(&sample);
         if sample.in_kernel {
             let frames = &mut self.stack.frames;
             let in_user_code = frames.len();
@@ -181,11 +174,7 @@ impl Intake {
         }
         let (weight, late) = weight_of(sample.weight_ns, period_ns);
         let Counters { samples, stacks, .. } = &*self.counters;
-        match self.stack.end {
-            UnwindEnd::Root => {}
-            UnwindEnd::Cut => Counters::add(&stacks.truncated, 1),
-            UnwindEnd::WithoutTables | UnwindEnd::Lost => Counters::add(&stacks.incomplete, 1),
-        }
+        count_end(self.stack.end, stacks);
         Counters::add(&samples.taken, 1);
         let (kind, time_ns) = (SampleKind::OnCpu, sample.time_ns);
         let weight = weight.saturating_add(more_ns);
@@ -204,6 +193,37 @@ impl Intake {
             losses.lowered += lowered;
             losses.late += late;
         });
+    }
+
+    fn unwind<B: RecordBytes + ?Sized>(&mut self, sample: &RawSample<'_, B>) {
+        // If another library was loaded where the sample is, that is known from here on.
+        if self.unwinder.is_outdated() {
+            self.unwinder.refresh();
+        }
+        self.stack.end = self.unwinder.unwind(
+            sample.registers,
+            |offset| sample.stack.word(offset),
+            self.settings.frames_per_stack,
+            &mut self.stack.frames,
+        );
+    }
+
+    /// Reads a sample of the continuous profile.
+    pub(crate) fn add_continuous(&mut self, ring: &RingMemory, place: RecordPlace, period_ns: u64) {
+        let sample = read_sample(ring, place, Layout::OF_PROCESS).ok();
+        let Some(sample) = sample.filter(|sample| sample.pid == self.pid) else {
+            return self.lose(|counters| &counters.sampling.records_malformed, 1);
+        };
+        let (word, thread) = thread_of_record(ring, place);
+        self.unwind(&sample);
+        let (weight, late) = weight_of(sample.weight_ns, period_ns);
+        let Counters { continuous, stacks, .. } = &*self.counters;
+        count_end(self.stack.end, stacks);
+        Counters::add(&continuous.taken, 1);
+        Counters::add(&continuous.dropped_late, late);
+        let (kind, time_ns) = (SampleKind::OnCpu, sample.time_ns);
+        let new = NewSample { kind, time_ns, weight, thread: Some(thread), stack: &self.stack };
+        self.sinks.add_continuous(ThreadShared::span_in(word), new);
     }
 
     /// Adds a wait of a thread in a span.
@@ -231,6 +251,14 @@ impl Intake {
         let (most_frames, frames) = (self.settings.frames_per_stack, &mut stack.frames);
         (stack.end, stack.inferred_from) =
             self.unwinder.unwind_blocked(pc, sp, word, most_frames, frames);
+    }
+}
+
+fn count_end(end: UnwindEnd, stacks: &StackCounters) {
+    match end {
+        UnwindEnd::Root => {}
+        UnwindEnd::Cut => Counters::add(&stacks.truncated, 1),
+        UnwindEnd::WithoutTables | UnwindEnd::Lost => Counters::add(&stacks.incomplete, 1),
     }
 }
 

@@ -30,7 +30,7 @@ use crate::keep::{
 use crate::otel::OtelSettings;
 use crate::profile::{Point, Profile, ProfileId, Sample, SampleKind};
 use crate::publish::{FlushRequest, Job, LogItem, PublishSettings, Questions};
-use crate::sampler::{Sampler, Source, SourceSettings};
+use crate::sampler::{ContinuousSettings, Sampler, Source, SourceSettings};
 use crate::span::{KEEP_ON_ERROR, Plan, SUSPECT, SpanKey, Spans, WATCHED};
 use crate::start::{Limits, Parts, build};
 use crate::stats::{Counters, Stats};
@@ -205,6 +205,7 @@ impl Stage {
             periods: None,
             waits: true,
             sampling_delay: Some(Duration::ZERO),
+            continuous: ContinuousSettings::OFF,
         };
         let request = SampleRequest {
             period_ns: OTHER_PERIOD_NS,

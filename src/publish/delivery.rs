@@ -84,6 +84,11 @@ impl HeldProfile {
     }
 }
 
+/// Whether the profile is one of the process, of which nothing is reported: no span was kept.
+fn is_of_process(report: &Kept) -> bool {
+    report.spans.is_empty()
+}
+
 impl Delivery {
     pub(super) fn new(
         shared: PublishState,
@@ -189,6 +194,9 @@ impl Delivery {
                 if !files.is_empty() {
                     health.note_delivered();
                 }
+                if is_of_process(&held.report) {
+                    return None;
+                }
                 let profile = held.is_reserved().then_some(held.profile.id);
                 self.shared.reporter.report(Kept { profile, files, ..held.report });
                 None
@@ -209,8 +217,12 @@ impl Delivery {
                 if held.is_reserved() {
                     return Some(held);
                 }
-                // The trial has served its purpose.
-                self.shared.reporter.report(held.report);
+                // The trial has served its purpose, and the next profile of the process comes soon.
+                if is_of_process(&held.report) {
+                    self.lose(held.report);
+                } else {
+                    self.shared.reporter.report(held.report);
+                }
                 None
             }
             Err(_) => {
@@ -434,6 +446,9 @@ impl Delivery {
 
     /// Counts a promised profile as lost.
     pub(super) fn lose(&mut self, report: Kept) {
+        if is_of_process(&report) {
+            return Counters::add(&self.shared.counters.continuous.dropped_export_failed, 1);
+        }
         Counters::add(&self.shared.counters.profiles.dropped_export_failed, 1);
         self.shared.health.note_refused();
         self.shared.reporter.report(Kept { profile: None, ..report });

@@ -56,6 +56,7 @@ impl ExportThread {
                 }
                 recv(wake) -> _ => None,
             };
+            crate::sys::admit_process_timer();
             match job {
                 Some(ExportJob::Deliver(held)) => {
                     crate::sys::read_filters();

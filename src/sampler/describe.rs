@@ -197,7 +197,7 @@ fn describe_timers(
 const IS_TRACED: &str = "; a debugger or another tracer is attached, which stops at each signal: no thread is sampled \
     until it leaves (TRACING_PROFILING_SOURCE=timer samples nonetheless)";
 
-fn describe_refusal(why: WhyRefused) -> String {
+pub(crate) fn describe_refusal(why: WhyRefused) -> String {
     let text = match why {
         WhyRefused::Failed(call, errno) => {
             let name = match call {

@@ -1,6 +1,6 @@
 //! The choice of the source that samples a thread.
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,7 +21,9 @@ use super::thread_source::ThreadSampler;
 use super::timer::Timers;
 use crate::error::UnknownName;
 use crate::stats::Counters;
-use crate::sys::{self, FilteredSyscall, SampleRequest, TimerClock, Waker, WhyRefused};
+use crate::sys::{
+    self, FilteredSyscall, ProcessTimer, SampleRequest, TimerClock, Waker, WhyRefused,
+};
 
 /// The source of stacks; `TRACING_PROFILING_SOURCE`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -66,6 +68,34 @@ pub(crate) struct SourceSettings {
     pub(crate) waits: bool,
     /// For how long a span must be entered before its threads are sampled; `None` if its rule decides.
     pub(crate) sampling_delay: Option<Duration>,
+    pub(crate) continuous: ContinuousSettings,
+}
+
+/// The continuous profile of the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ContinuousSettings {
+    /// Samples per second of CPU time; 0 for none.
+    pub(crate) rate: u32,
+    /// The time that each profile covers.
+    pub(crate) interval: Duration,
+}
+
+/// In hertz.
+pub(crate) const CONTINUOUS_RATES: RangeInclusive<u32> = 1..=1_000;
+
+/// The rate in a text: `on`, `off`, or samples per second. `None` if it is something else.
+pub(crate) fn continuous_rate(text: &str) -> Option<u32> {
+    match text {
+        "on" => Some(ContinuousSettings::USUAL_RATE),
+        "off" => Some(0),
+        rate => rate.parse().ok().filter(|rate| CONTINUOUS_RATES.contains(rate)),
+    }
+}
+
+impl ContinuousSettings {
+    /// Prime, so that it is in step with nothing, and so low that it takes some thousandths of the CPU time.
+    const USUAL_RATE: u32 = 49;
+    pub(crate) const OFF: Self = Self { rate: 0, interval: Duration::from_secs(60) };
 }
 
 /// Attaches threads.
@@ -372,6 +402,20 @@ impl Sampler {
             .inspect_err(|why| self.note_refusal_of_timer(*why))
     }
 
+    /// Creates the one timer of all threads of the process, with that CPU time between two samples.
+    pub(crate) fn open_process_timer(&self, period_ns: u64) -> Result<ProcessTimer, WhyRefused> {
+        sys::read_filters();
+        // The handler's calls may end the process on a thread with other filters.
+        if !sys::have_same_filters() {
+            return Err(WhyRefused::KilledBySeccomp);
+        }
+        if self.0.avoids_tracers && sys::is_traced() {
+            return Err(WhyRefused::Traced);
+        }
+        let timers = self.timers().ok_or(WhyRefused::NotAsked)?;
+        timers.open_for_process(period_ns, &self.0.waker)
+    }
+
     pub(super) fn timers(&self) -> Option<&Timers> {
         self.0.probed.timers.as_ref()
     }
@@ -407,7 +451,7 @@ impl Sampler {
 
     /// Whether threads must notice that their signal stack has become too small.
     pub(super) fn watches_signal_stacks(&self) -> bool {
-        self.uses_timers() || self.has_timers()
+        self.uses_timers() || self.has_timers() || sys::has_process_timer()
     }
 
     /// What is said of the source from the start, or of the thread's signal stack, is not said again.

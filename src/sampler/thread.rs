@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use super::rate::Rate;
 use super::session::SamplingSession;
 use crate::ids::SpanKey;
-use crate::sys::{OsThread, WhyRefused};
+use crate::sys::{OsThread, PublishesSpan, TICKED, WhyRefused};
 
 /// The open interval of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,7 +125,7 @@ impl ThreadShared {
         last.set_next(Arc::clone(&next));
         *last = Arc::clone(&next);
         // Release: a thread that reads the new turn finds the next session.
-        self.turn.store(self.turn.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
+        self.turn.fetch_add(1, Ordering::Release);
         Some(next)
     }
 
@@ -153,10 +153,21 @@ impl ThreadShared {
         Rate::from_word(self.rate.load(Ordering::Relaxed))
     }
 
-    /// The number of sessions after the first.
+    /// The number of sessions after the first. [`TICKED`] is set in it after a sample of the process.
     #[inline(always)]
     pub(crate) fn turn(&self) -> u32 {
         self.turn.load(Ordering::Acquire)
+    }
+
+    /// For the thread itself: whether a sample of the process was taken in its span since the last call.
+    pub(crate) fn take_tick(&self) -> bool {
+        self.turn.load(Ordering::Relaxed) & TICKED != 0
+            && self.turn.fetch_and(!TICKED, Ordering::Relaxed) & TICKED != 0
+    }
+
+    /// The span in a word that was read as it was published.
+    pub(crate) fn span_in(word: u64) -> Option<SpanKey> {
+        SpanKey::new(word & !IN_HOOK)
     }
 
     /// Begins a hook that may end in another span; [`set_span`](Self::set_span) must follow. Only the thread itself may
@@ -242,7 +253,7 @@ impl ThreadShared {
 
     /// The innermost profiled span that the thread is in, or was in before the current hook.
     pub(crate) fn span(&self) -> Option<SpanKey> {
-        SpanKey::new(self.span.load(Ordering::Acquire) & !IN_HOOK)
+        Self::span_in(self.span.load(Ordering::Acquire))
     }
 
     /// Whether the thread is inside a hook.
@@ -341,6 +352,20 @@ impl ThreadShared {
 
     pub(crate) fn is_over(&self) -> bool {
         self.life.load(Ordering::Acquire) == OVER
+    }
+}
+
+impl PublishesSpan for ThreadShared {
+    fn tid(&self) -> u32 {
+        self.thread.tid
+    }
+
+    fn words(&self) -> (&AtomicU64, &AtomicU32) {
+        (&self.span, &self.turn)
+    }
+
+    fn is_over(&self) -> bool {
+        Self::is_over(self)
     }
 }
 

@@ -8,7 +8,7 @@ use super::rate::Rate;
 use super::record::Machine;
 use super::session::SamplingSession;
 use super::shares::Taken;
-use crate::sys::{self, SampleRequest, SampleRing, TimerClock, WhyRefused};
+use crate::sys::{self, ProcessTimer, SampleRequest, SampleRing, TimerClock, Waker, WhyRefused};
 
 /// Creates timers for threads.
 #[derive(Debug)]
@@ -82,6 +82,15 @@ impl Timers {
     /// Releases what was reserved for a thread whose timer was deleted.
     pub(super) fn give_back(&self) {
         self.taken.give(1);
+    }
+
+    /// Creates the one timer of all threads of the process, with that CPU time between two samples.
+    pub(super) fn open_for_process(
+        &self,
+        period_ns: u64,
+        waker: &Waker,
+    ) -> Result<ProcessTimer, WhyRefused> {
+        ProcessTimer::open(SampleRequest { period_ns, ..self.request }, waker)
     }
 
     /// Creates the timer and the ring of thread `tid`, whose stack is `stack`. They are inactive until started.

@@ -73,6 +73,19 @@ impl Heap {
         &self.allocated.stacks
     }
 
+    /// What each stack has allocated since `seen`, which becomes what it has allocated until now.
+    pub(crate) fn allocated_since(
+        &self,
+        seen: &mut HashMap<StoredStack, Total>,
+    ) -> Vec<(StoredStack, Total)> {
+        let more = self.allocated.totals().map(|(stack, (), total)| {
+            let before = seen.insert(stack, total).unwrap_or_default();
+            let weight = total.weight.saturating_sub(before.weight);
+            (stack, Total { weight, count: total.count.saturating_sub(before.count) })
+        });
+        more.filter(|(_, total)| total.count > 0).collect()
+    }
+
     /// What of each stack is in use.
     fn in_use(&mut self) -> HashMap<StoredStack, Total> {
         let mut in_use: HashMap<_, Total> = HashMap::new();
@@ -148,6 +161,15 @@ mod tests {
         let (bytes, count) = (SampleKind::AllocatedBytes, SampleKind::Allocations);
         assert_eq!(weights, [(bytes, 40), (count, 4), (bytes, 20), (count, 2)]);
         assert_eq!(counters.snapshot().allocations.dropped_not_tracked, 3);
+        let mut seen = HashMap::new();
+        let since = |heap: &Heap, seen: &mut HashMap<_, _>| {
+            let more = heap.allocated_since(seen).into_iter();
+            more.map(|(_, total)| (total.weight, total.count)).collect::<Vec<_>>()
+        };
+        assert_eq!(since(&heap, &mut seen), [(40, 4), (20, 2)]);
+        heap.add(HeapUse::NotTracked, &stack(2), Total { weight: 5, count: 1 }, &counters);
+        assert_eq!(since(&heap, &mut seen), [(5, 1)]);
+        assert_eq!(since(&heap, &mut seen), []);
         let grown = heap.weights(HeapPart::Growth, &taken);
         assert!(grown.is_empty(), "nothing is known to be in use");
     }

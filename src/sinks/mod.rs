@@ -1,5 +1,5 @@
-//! Who wants samples: the store, until the verdict on their spans, the table of the live heap, and a profile of the
-//! process while it is made.
+//! Who wants samples: the store, until the verdict on their spans, the table of the live heap, and profiles of the
+//! process while they are made.
 
 mod aggregate;
 mod heap;
@@ -31,6 +31,8 @@ pub(crate) struct Sinks {
     pub(crate) heap: Heap,
     /// While a profile of the process is made.
     pub(crate) process: Option<ProcessSamples>,
+    /// While the process is profiled continuously.
+    pub(crate) continuous: Option<ProcessSamples>,
 }
 
 /// By whom a sample is wanted.
@@ -61,11 +63,20 @@ impl Sinks {
         (span.is_some() || process).then_some(wanted)
     }
 
-    /// Notes what has become known of the spans of a profile of the process. In each round, before the store forgets those
+    /// Notes what has become known of the spans of profiles of the process. In each round, before the store forgets those
     /// that have closed.
     pub(crate) fn note_spans(&mut self) {
-        if let Some(process) = &mut self.process {
-            process.note_spans(&self.store);
+        let all = self.process.iter_mut().chain(&mut self.continuous);
+        all.for_each(|process| process.note_spans(&self.store));
+    }
+
+    /// Sets the fields of local roots that have closed.
+    pub(crate) fn set_root_fields(&mut self, closed: Vec<(SpanKey, Vec<(&'static str, String)>)>) {
+        for (root, fields) in closed {
+            if let Some(process) = &mut self.process {
+                process.set_fields(root, fields.clone());
+            }
+            self.continuous.iter_mut().for_each(|process| process.set_fields(root, fields.clone()));
         }
     }
 
@@ -80,6 +91,11 @@ impl Sinks {
             process.add(wanted.span, sample);
         }
         wanted.span.map(|span| self.store.add(span, sample, round))
+    }
+
+    /// Adds a sample of the continuous profile.
+    pub(crate) fn add_continuous(&mut self, span: Option<SpanKey>, sample: NewSample<'_>) {
+        self.continuous.iter_mut().for_each(|process| process.add(span, sample));
     }
 
     /// Adds to what the profile of the sample's span lacks.
@@ -100,7 +116,8 @@ impl Sinks {
     /// What the stacks consist of that they hold.
     pub(crate) fn entries(&self) -> impl Iterator<Item = StackEntry> {
         let stored = [&self.store.tables.stacks, self.heap.stacks()].into_iter();
-        let stored = stored.chain(self.process.as_ref().map(ProcessSamples::stacks));
+        let of_process = self.process.iter().chain(&self.continuous);
+        let stored = stored.chain(of_process.map(ProcessSamples::stacks));
         stored.flat_map(StackTree::all_frames)
     }
 }
@@ -120,7 +137,7 @@ mod tests {
         let stack = Stack { waited: Some(StackLeaf::Unknown), ..Stack::new() };
         let added = |span, heap| {
             let store = Store::new(1 << 20, 100, 100);
-            let mut sinks = Sinks { store, heap: Heap::default(), process: None };
+            let mut sinks = Sinks { store, heap: Heap::default(), process: None, continuous: None };
             let wanted = WantedBy::new(span, heap)?;
             let kind = SampleKind::AllocatedBytes;
             let sample = NewSample { kind, time_ns: 1, weight: 7, thread: None, stack: &stack };
@@ -139,7 +156,7 @@ mod tests {
     #[test]
     fn samples_outside_of_spans_are_wanted_while_a_profile_of_the_process_is_made() {
         let store = Store::new(1 << 20, 100, 100);
-        let mut sinks = Sinks { store, heap: Heap::default(), process: None };
+        let mut sinks = Sinks { store, heap: Heap::default(), process: None, continuous: None };
         assert_eq!(sinks.wanted_of_cpu(None), None);
         assert_eq!(sinks.wanted_of_cpu(Some(SPAN)), Some(WantedBy::span(SPAN)));
         sinks.process = Some(ProcessSamples::new());

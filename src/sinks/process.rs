@@ -1,11 +1,12 @@
 //! The CPU time of all threads of the process, while a profile of it is made.
 
-use std::collections::HashMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
 
 use super::aggregate::{Aggregate, Total};
 use super::span_samples::NewSample;
 use super::stack::StackEntry;
-use super::stack_tree::StackTree;
+use super::stack_tree::{StackTree, StoredStack};
 use super::store::Store;
 use crate::span::{SpanInfo, SpanKey, TraceIds};
 use crate::sys::OsThread;
@@ -99,10 +100,9 @@ impl ProcessSamples {
         let Self { spans, open, .. } = self;
         let mut roots = Vec::new();
         open.retain(|key| {
-            // A span for which the store has no room.
-            let Some((pending, span)) = store.get(*key).zip(spans.get_mut(key)) else {
-                return false;
-            };
+            let Some(span) = spans.get_mut(key) else { return false };
+            // It may be registered by the next hook of its thread.
+            let Some(pending) = store.get(*key) else { return span.known.is_none() };
             (span.known, span.ids) = (pending.known.or(span.known), pending.ids.or(span.ids));
             roots.extend(span.known.map(|known| known.root).filter(|root| root != key));
             pending.closed_ns.is_none()
@@ -125,6 +125,22 @@ impl ProcessSamples {
         }
     }
 
+    /// Those of which nothing is known yet: their threads have met no hook since.
+    pub(crate) fn unknown_spans(&self) -> impl Iterator<Item = SpanKey> {
+        self.open
+            .iter()
+            .copied()
+            .filter(|key| self.spans.get(key).is_some_and(|span| span.known.is_none()))
+    }
+
+    /// Adds what is known of such a span, or of one around it.
+    pub(crate) fn set_known(&mut self, key: SpanKey, known: SpanInfo) {
+        self.spans.entry(key).or_default().known.get_or_insert(known);
+        if known.root == key && !self.open.contains(&key) {
+            self.open.push(key);
+        }
+    }
+
     /// The local roots that may be open.
     pub(crate) fn open_roots(&self) -> impl Iterator<Item = SpanInfo> {
         let known = self.open.iter().filter_map(|key| Some((*key, self.spans.get(key)?.known?)));
@@ -143,13 +159,35 @@ impl ProcessSamples {
         totals.map(move |(stack, place, total)| (self.totals.stacks.frames(stack), place, total))
     }
 
+    /// The same, with those of one stack, thread name and label as one: those with the most weight first.
+    pub(crate) fn totals_by<L: Copy + Ord>(
+        &self,
+        mut label: impl FnMut(SpanKey) -> Option<L>,
+    ) -> Vec<(StoredStack, Option<OsThread>, Option<L>, Total)> {
+        let mut merged: BTreeMap<_, Total> = BTreeMap::new();
+        for (stack, place, total) in self.totals.totals() {
+            let label = place.span.and_then(&mut label);
+            merged.entry((stack, place.thread, label)).or_default().add(total);
+        }
+        let merged = merged
+            .into_iter()
+            .map(|((stack, number, label), total)| (stack, self.thread_by(number), label, total));
+        let mut merged: Vec<_> = merged.collect();
+        merged.sort_by_key(|(.., total)| Reverse(total.weight));
+        merged
+    }
+
     pub(crate) fn span(&self, key: SpanKey) -> Option<&ProcessSpan> {
         self.spans.get(&key)
     }
 
     /// A thread with the name of the threads at that place.
     pub(crate) fn thread(&self, place: ProcessPlace) -> Option<OsThread> {
-        self.threads.get(place.thread? as usize).copied()
+        self.thread_by(place.thread)
+    }
+
+    fn thread_by(&self, number: Option<u32>) -> Option<OsThread> {
+        self.threads.get(number? as usize).copied()
     }
 
     /// The CPU time that all samples represent.

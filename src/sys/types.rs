@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 /// What to sample, how often, and into how much memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -79,6 +80,31 @@ impl MissedSignals {
         }
     }
 }
+
+/// Samples of a timer on the CPU time of the process that were lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ProcessLosses {
+    /// As many threads as there are rings were taking one.
+    pub(crate) all_taken: u64,
+    /// The rings were full.
+    pub(crate) full: u64,
+    /// The stack could not be read.
+    pub(crate) unreadable: u64,
+}
+
+/// A thread that publishes the span it is in.
+pub(crate) trait PublishesSpan: std::fmt::Debug + Send + Sync {
+    fn tid(&self) -> u32;
+
+    /// The word with its span, and the one in which [`TICKED`] is set when a sample was taken in it.
+    fn words(&self) -> (&AtomicU64, &AtomicU32);
+
+    /// Whether it has ended.
+    fn is_over(&self) -> bool;
+}
+
+/// See [`PublishesSpan::words`].
+pub(crate) const TICKED: u32 = 1 << 31;
 
 /// Why an event, a timer or a ring could not be created, by what a user can do about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -21,7 +21,7 @@ use parking_lot::{Condvar, Mutex};
 use super::types::Unpublished;
 use super::types::{
     Blocked, FileIdentity, FilteredSyscall, Load, MissedSignals, ModuleList, OsThread,
-    SampleRequest, ThreadUsage, TimerClock, WhyRefused,
+    ProcessLosses, PublishesSpan, SampleRequest, ThreadUsage, TimerClock, WhyRefused,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,6 +154,9 @@ stubs! {
     fn read_filters() = ();
     fn unblock_timers(_: Option<i32>) -> Result<(), WhyRefused> = refused();
     fn block_timers(_: Option<i32>) = ();
+    fn admit_process_timer() = ();
+    fn has_process_timer() -> bool = false;
+    fn have_same_filters() -> bool = true;
     fn signal_of_timers(_: Option<i32>) -> Result<i32, WhyRefused> = refused();
     fn note_claimed_signals() = ();
     fn is_traced() -> bool = false;
@@ -238,6 +241,25 @@ absent!(TimerRing {
     #[cfg(test)]
     fn sample_scripted(_words: &[u64]) -> bool;
 });
+
+absent!(ProcessTimer {
+    fn start() -> Result<(), WhyRefused>;
+    fn add_thread(_thread: Arc<dyn PublishesSpan>) -> bool;
+    fn forget_ended_threads();
+    fn take_losses() -> (ProcessLosses, MissedSignals);
+    fn has_lost_signal() -> bool;
+    fn stop();
+});
+
+impl ProcessTimer {
+    pub(crate) fn open(_request: SampleRequest, _waker: &Waker) -> Result<Self, WhyRefused> {
+        refused()
+    }
+
+    pub(crate) fn rings(&self) -> std::iter::Empty<&RingMemory> {
+        match self.0 {}
+    }
+}
 
 impl Deref for PerfRing {
     type Target = RingMemory;

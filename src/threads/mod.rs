@@ -2,6 +2,7 @@
 //! While a profile of the process is made, also its other threads.
 
 mod attachment;
+mod continuous;
 mod cpu_times;
 mod cursor;
 mod demand;
@@ -19,6 +20,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub(crate) use attachment::Timing;
+pub(crate) use continuous::NoContinuous;
 pub(crate) use cpu_times::{CpuTime, Ran};
 #[cfg(feature = "_parts")]
 pub(crate) use drain::owner;
@@ -34,6 +36,7 @@ use crate::span::SpanKey;
 use crate::stats::Counters;
 use crate::sys;
 
+use continuous::ContinuousThreads;
 use demand::DemandBudgets;
 use load::LoadPause;
 use parked::SampledThreads;
@@ -62,15 +65,14 @@ pub(crate) struct ThreadSettings {
 pub(crate) struct Threads {
     pub(crate) sampled: SampledThreads,
     process: ProcessThreads,
+    continuous: ContinuousThreads,
     settings: ThreadSettings,
     schedule: Schedule,
     captures: CaptureBudget,
     attaching: CpuBudget,
     /// Of all threads together.
     budgets: DemandBudgets,
-    reading: ReadingBudget,
-    /// CPU time of reading samples, which falls with the sampling rate.
-    reading_ns: u64,
+    reading: ReadingTime,
     shed: LoadPause,
     /// Those of threads that are over, and may still read them.
     ended_sessions: Vec<Arc<SamplingSession>>,
@@ -80,6 +82,13 @@ pub(crate) struct Threads {
     pub(crate) idle: Duration,
     checked: Instant,
     findings: ThreadFindings,
+}
+
+/// The CPU time of reading samples, which falls with the sampling rate.
+#[derive(Debug)]
+struct ReadingTime {
+    budget: ReadingBudget,
+    used_ns: u64,
 }
 
 /// What the log is to say of threads.
@@ -101,13 +110,13 @@ impl Threads {
         Self {
             sampled: SampledThreads::default(),
             process: ProcessThreads::new(),
+            continuous: ContinuousThreads::new(),
             settings,
             schedule: Schedule::new(),
             captures: CaptureBudget::new(),
             attaching: settings.pace.attaching,
             budgets: DemandBudgets::new(processors),
-            reading: ReadingBudget::new(settings.cpu_percent),
-            reading_ns: 0,
+            reading: ReadingTime { budget: ReadingBudget::new(settings.cpu_percent), used_ns: 0 },
             shed: LoadPause::new(settings.shed),
             ended_sessions: Vec::new(),
             can_end: false,
@@ -122,13 +131,16 @@ impl Threads {
         let new = intake.source.take_new();
         let has_returned = self.sampled.bring_back(&intake.source.take_returned());
         let has_new = has_returned || !new.is_empty();
-        self.adopt(new);
+        self.adopt(new, intake);
         has_new
     }
 
-    fn adopt(&mut self, new: Vec<Arc<ThreadShared>>) {
+    fn adopt(&mut self, new: Vec<Arc<ThreadShared>>, intake: &Intake) {
         let pace = self.settings.pace;
-        new.iter().for_each(|thread| self.process.note_hook(thread.tid()));
+        for thread in &new {
+            self.process.note_hook(thread.tid());
+            self.continuous.add(thread, &intake.counters);
+        }
         self.sampled.extend(new.into_iter().map(|thread| SampledThread::new(thread, pace)));
     }
 
@@ -143,6 +155,30 @@ impl Threads {
     /// Ends that. The next round has all samples.
     pub(crate) fn end_process(&mut self) {
         self.process.end();
+    }
+
+    /// Samples all threads of the process from now on for the continuous profile, with that CPU time of the process between
+    /// two samples.
+    pub(crate) fn begin_continuous(
+        &mut self,
+        period_ns: u64,
+        intake: &Intake,
+    ) -> Result<(), NoContinuous> {
+        self.sampled.bring_all_back();
+        let hooked = self.sampled.iter().map(|sampled| &sampled.cursor.thread);
+        self.continuous.begin(period_ns, (&intake.source, &intake.counters), hooked)
+    }
+
+    /// Ends that. The present round has all samples.
+    pub(crate) fn end_continuous(&mut self) {
+        self.continuous.end();
+    }
+
+    /// A profile of it is complete. Returns whether the timer has to begin again, if it can: if the program has taken its
+    /// signal, or a thread has installed a filter.
+    pub(crate) fn next_continuous(&mut self) -> bool {
+        self.continuous.forget_ended();
+        self.continuous.has_lost_signal() || !sys::have_same_filters()
     }
 
     /// Whether any thread is or may be sampled.
@@ -187,7 +223,7 @@ impl Threads {
         self.can_end = false;
         let start = sys::thread_cpu_ns();
         let mut entered = HashSet::new();
-        intake.is_lowered = self.reading.is_lowered();
+        intake.is_lowered = self.reading.budget.is_lowered();
         self.sampled.retain_mut(|sampled| {
             let is_over = over.contains(&sampled.address());
             entered.extend(sampled.drain(intake));
@@ -200,9 +236,10 @@ impl Threads {
         self.process.drain(intake, &mut self.budgets);
         if let Some(took) = passed(start, sys::thread_cpu_ns()) {
             Counters::add(&intake.counters.sampling.collector_cpu_ns, took);
-            self.reading_ns += took;
+            self.reading.used_ns += took;
         }
-        // Ending sessions costs the same at any sampling rate, so it is not part of `reading_ns`.
+        self.continuous.drain(intake);
+        // Ending sessions costs the same at any sampling rate, so it is not part of `reading`.
         let now_ns = intake.now_ns();
         self.sampled.iter_mut().for_each(|sampled| sampled.end_session(now_ns, &intake.source));
         self.ended_sessions.retain(|session| Arc::strong_count(session) > 1);
@@ -242,7 +279,8 @@ impl Threads {
     pub(crate) fn end(&mut self, intake: &Intake) {
         // First: no thread is attached from here on.
         intake.source.end();
-        self.adopt(intake.source.take_new());
+        self.adopt(intake.source.take_new(), intake);
+        self.continuous.end();
         self.process.give_back(intake);
         self.sampled.bring_all_back();
         for sampled in self.sampled.iter() {

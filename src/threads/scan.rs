@@ -81,7 +81,7 @@ impl Threads {
         let Some(periods) = self.process.periods() else { return };
         let hooked: HashSet<u32> = self.sampled.iter().map(|one| one.thread().tid()).collect();
         let frequency = self.budgets.of(Why::Process).frequency(intake.now_ns());
-        let rate = frequency.rate(periods).slowed(self.reading.times());
+        let rate = frequency.rate(periods).slowed(self.reading.budget.times());
         if self.process.search(rate, intake, &hooked) {
             self.scan_soon();
         }
@@ -122,7 +122,7 @@ impl Threads {
             now_ns,
             may_attach,
             may_change: may_attach,
-            times: self.reading.times(),
+            times: self.reading.budget.times(),
             process: None,
             source: &intake.source,
         };
@@ -225,8 +225,10 @@ impl Threads {
 
     /// Checks whether reading samples takes more than its share of a core.
     pub(super) fn check_budget(&mut self, intake: &Intake) {
-        let before = self.reading.times();
-        let Some(times) = self.reading.update(intake.now_ns(), self.reading_ns) else { return };
+        let before = self.reading.budget.times();
+        let Some(times) = self.reading.budget.update(intake.now_ns(), self.reading.used_ns) else {
+            return;
+        };
         intake.source.slow_down(times);
         if times < before {
             return;

@@ -12,7 +12,7 @@ use crate::support::{PLENTY, burn};
 const THREADS: usize = 16;
 
 /// How often the collector's thread has gone to sleep.
-fn sleeps_of_the_collector() -> u64 {
+pub(super) fn sleeps_of_the_collector() -> u64 {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     let mut collectors = tasks.filter_map(|task| {
         let status = std::fs::read_to_string(task.ok()?.path().join("status")).ok()?;

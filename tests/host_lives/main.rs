@@ -13,6 +13,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod continuous;
 mod files;
 mod filters;
 mod forks;

@@ -124,6 +124,8 @@ fn set(builder: Builder, kind: &str) -> Builder {
         "defaults" | AWAITS | ALONE | ONLY_OURS => builder,
         "timer" => builder.source(Source::Timer),
         "none" => builder.source(Source::None),
+        // A process lives for some seconds. Usually a profile is made each minute, so this is an upper bound.
+        "continuous" => builder.continuous(49).continuous_interval(Duration::from_secs(10)),
         // Every span is sampled from its first enter.
         "early" => builder.sampling_delay(Duration::ZERO),
         "early_timer" => builder.source(Source::Timer).sampling_delay(Duration::ZERO),

@@ -158,13 +158,21 @@ pub(crate) fn own_thread(tid: u32) -> OsThread {
 
 /// Whether a thread has the same seccomp filters as the calling thread, as far as their number shows.
 pub(super) fn has_same_filters(tid: u32) -> bool {
-    let filters_of = |tid| {
-        let mut status = String::new();
-        open(tid, "status").and_then(|mut file| file.read_to_string(&mut status)).ok()?;
-        let filters = status.lines().filter(|line| line.starts_with("Seccomp"));
-        Some(filters.map(str::to_owned).collect::<Vec<_>>())
-    };
     filters_of(tid).is_some_and(|filters| filters_of(current_tid()) == Some(filters))
+}
+
+/// Whether all threads of this process have them, as far as that can be read.
+pub(crate) fn have_same_filters() -> bool {
+    let Some(own) = filters_of(current_tid()) else { return true };
+    let mut others = own_threads().unwrap_or_default().into_iter().filter_map(filters_of);
+    others.all(|filters| filters == own)
+}
+
+fn filters_of(tid: u32) -> Option<Vec<String>> {
+    let mut status = String::new();
+    open(tid, "status").and_then(|mut file| file.read_to_string(&mut status)).ok()?;
+    let filters = status.lines().filter(|line| line.starts_with("Seccomp"));
+    Some(filters.map(str::to_owned).collect())
 }
 
 /// Parses `running`; or the number of the system call, its six arguments, the stack pointer and the program counter; or

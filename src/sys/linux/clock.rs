@@ -123,11 +123,11 @@ fn read_by_call(clock: libc::clockid_t) -> Option<u64> {
     (result == 0).then(|| nanoseconds(time))
 }
 
-/// Creates a timer whose signals go to thread `tid`, with that value. The error is an errno.
+/// Creates a timer whose signals go to thread `tid`, or to the process, with that value. The error is an errno.
 pub(super) fn create_timer(
     signal: c_int,
     clock: libc::clockid_t,
-    tid: u32,
+    tid: Option<u32>,
     value: u64,
 ) -> Result<libc::timer_t, i32> {
     let mut event = MaybeUninit::<libc::sigevent>::zeroed();
@@ -136,8 +136,11 @@ pub(super) fn create_timer(
     unsafe {
         (*pointer).sigev_value = libc::sigval { sival_ptr: value as *mut c_void };
         (*pointer).sigev_signo = signal;
-        (*pointer).sigev_notify = libc::SIGEV_THREAD_ID;
-        (*pointer).sigev_notify_thread_id = tid.cast_signed();
+        (*pointer).sigev_notify = libc::SIGEV_SIGNAL;
+        if let Some(tid) = tid {
+            (*pointer).sigev_notify = libc::SIGEV_THREAD_ID;
+            (*pointer).sigev_notify_thread_id = tid.cast_signed();
+        }
     }
     let mut id: libc::timer_t = std::ptr::null_mut();
     // SAFETY: both pointers are to initialized local variables.

@@ -17,7 +17,7 @@ use super::calls::may;
 use super::fork::{ForkSafe, ForkSafeGuard};
 use super::maps::{OtherFile, file_at, module_files};
 use crate::sys::types::{
-    FilteredSyscall, LoadedModule, MappedFile, MappedPart, ModuleList, NoFile,
+    FilteredSyscall, LoadedModule, MappedFile, MappedPart, ModuleList, NoFile, WhyRefused,
 };
 
 /// A number that changes whenever a library is loaded or unloaded.
@@ -224,6 +224,18 @@ pub(super) fn read_by_system_call(from: &[libc::iovec], into: &mut [u8]) -> io::
         libc::process_vm_readv(process, &raw const to, 1, from.as_ptr(), from.len() as u64, 0)
     };
     usize::try_from(length).map_err(|_| io::Error::last_os_error())
+}
+
+/// Whether the call is allowed, so that a signal handler can make it.
+pub(super) fn can_read_by_system_call() -> Result<(), WhyRefused> {
+    let (from, mut to) = (1_u64, [0; size_of::<u64>()]);
+    let iov_base = (&raw const from).cast_mut().cast();
+    let read = read_by_system_call(&[libc::iovec { iov_base, iov_len: to.len() }], &mut to);
+    let why = |error: io::Error| {
+        let errno = error.raw_os_error().unwrap_or(libc::EPERM);
+        WhyRefused::Failed(FilteredSyscall::ProcessVmReadv, errno)
+    };
+    read.map(drop).map_err(why)
 }
 
 /// Memory of the program itself (not of a library), if all of `addresses` is read-only in it.

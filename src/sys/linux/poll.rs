@@ -17,6 +17,10 @@ pub(crate) struct Poller(Arc<Wakeups>, Arc<Files>);
 #[derive(Clone, Debug)]
 pub(crate) struct Waker(Weak<Wakeups>);
 
+/// The same for a signal handler. It keeps what it needs, since a handler must not free memory.
+#[derive(Debug)]
+pub(super) struct HeldWaker(Arc<Wakeups>);
+
 #[derive(Debug)]
 struct Wakeups {
     /// Changes with every call that must end a sleep.
@@ -80,15 +84,22 @@ impl Poller {
     }
 }
 
+impl HeldWaker {
+    pub(super) fn wake(&self) {
+        self.0.wake();
+    }
+}
+
 impl Waker {
+    /// `None` once the poller is gone.
+    pub(super) fn hold(&self) -> Option<HeldWaker> {
+        self.0.upgrade().map(HeldWaker)
+    }
+
     /// Ends the current or the next [`Poller::wait`]. Never blocks. Makes a system call only if it is the first since
     /// the last sleep.
     pub(crate) fn wake(&self) {
-        if let Some(wakeups) = self.0.upgrade()
-            && !wakeups.pending.swap(true, Ordering::SeqCst)
-        {
-            wakeups.end_sleep();
-        }
+        self.0.upgrade().iter().for_each(|wakeups| wakeups.wake());
     }
 
     /// The same for events that can wait for a few milliseconds. Makes a system call only if it is the first since the
@@ -103,6 +114,12 @@ impl Waker {
 }
 
 impl Wakeups {
+    fn wake(&self) {
+        if !self.pending.swap(true, Ordering::SeqCst) {
+            self.end_sleep();
+        }
+    }
+
     fn end_sleep(&self) {
         self.word.fetch_add(1, Ordering::SeqCst);
         _ = futex::wake(&self.word, Flags::PRIVATE, i32::MAX.cast_unsigned());

@@ -309,8 +309,12 @@ pub(super) struct RingWriter<'a> {
 
 impl RingWriter<'_> {
     pub(super) fn has_room(&self, bytes: u64) -> bool {
-        let used = self.position.wrapping_sub(self.tail);
-        used.wrapping_add(bytes) <= self.memory.data_size as u64
+        self.used().wrapping_add(bytes) <= self.memory.data_size as u64
+    }
+
+    /// How many bytes the reader has not released, with what was written since.
+    pub(super) fn used(&self) -> u64 {
+        self.position.wrapping_sub(self.tail)
     }
 
     /// Writes a word. The record must [have room](Self::has_room).

@@ -9,10 +9,10 @@ use std::ffi::{c_int, c_void};
 use std::hash::{BuildHasher as _, RandomState};
 use std::ops::{Deref, Range};
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{
     AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering, compiler_fence, fence,
 };
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -22,8 +22,12 @@ use super::calls::may;
 use super::clock::{
     create_timer, delete_timer, monotonic_raw_ns, set_timer, thread_cpu_ns, tick_ns,
 };
+use super::context::{
+    ABI_64, IN_USER_MODE, OnProcessTimer, RECORD_LOST, RECORD_SAMPLE, RawRegisters, TimerInfo,
+    registers,
+};
 use super::fork::{ForkSafe, ForkSafeGuard};
-use super::modules::read_by_system_call;
+use super::modules::can_read_by_system_call;
 use super::ring::{MOST_READ, RingMemory};
 use super::signal::{block, handled_by, signal_for, unblock};
 use super::signal_stack::on_signal;
@@ -136,12 +140,12 @@ impl Target {
     }
 }
 
-/// A timer that samples a thread.
+/// A timer that samples a thread, or the process.
 #[derive(Debug)]
-struct Timer {
+pub(super) struct Timer {
     id: libc::timer_t,
     number: u32,
-    signal: c_int,
+    pub(super) signal: c_int,
 }
 
 // SAFETY: a timer belongs to the process; any thread may set and delete it.
@@ -211,14 +215,7 @@ fn can_read_stack_of(tid: u32) -> Result<(), WhyRefused> {
     if !has_same_filters(tid) {
         return Err(if has_ended(tid) { WhyRefused::Ended } else { WhyRefused::KilledBySeccomp });
     }
-    let (from, mut to) = (1_u64, [0; size_of::<u64>()]);
-    let iov_base = (&raw const from).cast_mut().cast::<c_void>();
-    let read = read_by_system_call(&[libc::iovec { iov_base, iov_len: to.len() }], &mut to);
-    let why = |error: std::io::Error| {
-        let errno = error.raw_os_error().unwrap_or(libc::EPERM);
-        WhyRefused::Failed(FilteredSyscall::ProcessVmReadv, errno)
-    };
-    read.map(drop).map_err(why)
+    can_read_by_system_call()
 }
 
 /// Makes the calls that sample thread `tid` by a timer. The thread must exist, and must not run: its timer does not expire.
@@ -234,6 +231,12 @@ pub(crate) fn probe_timers(
     let ended = delete_timer(id).inspect_err(|_| _ = set_timer(id, 0, 0));
     started.and(ended)
 }
+
+/// In place of the bounds of a stack: the pointer is not to a ring, but what [`OnProcessTimer`] is given.
+const OF_PROCESS: Range<u64> = 1..0;
+
+/// Set before the first such timer is created.
+static ON_PROCESS_TIMER: OnceLock<OnProcessTimer> = OnceLock::new();
 
 /// No target has this number.
 const NO_TARGET: u32 = u32::MAX;
@@ -259,20 +262,52 @@ fn create(signal: c_int, clock: TimerClock, tid: u32, value: u64) -> Result<libc
         TimerClock::Cpu => cpu_clock_of(tid),
         TimerClock::Monotonic => libc::CLOCK_MONOTONIC,
     };
-    create_timer(signal, clock, tid, value)
+    create_timer(signal, clock, Some(tid), value)
 }
 
 /// The errno, once a timer could not be deleted. No more are created then: each one would stay.
 static STAYS: AtomicI32 = AtomicI32::new(0);
 
 impl Timer {
+    /// A timer on the CPU time of the process that is not set yet. `given` must live until it has [ended](Self::end).
+    pub(super) fn of_process(
+        wanted: Option<i32>,
+        given: *const (),
+        on_signal: OnProcessTimer,
+    ) -> Result<Self, WhyRefused> {
+        _ = ON_PROCESS_TIMER.set(on_signal);
+        can_read_by_system_call()?;
+        let errno = STAYS.load(Ordering::Relaxed);
+        if errno != 0 {
+            return Err(WhyRefused::Failed(FilteredSyscall::TimerDelete, errno));
+        }
+        let signal = signal_of_timers(wanted)?;
+        let number = Target::take().ok_or(WhyRefused::Other(libc::EAGAIN))?;
+        let clock = libc::CLOCK_PROCESS_CPUTIME_ID;
+        let id = create_timer(signal, clock, None, TAG | u64::from(number)).map_err(|errno| {
+            lock_targets().free.push(number);
+            why_not_created(errno)
+        })?;
+        Target::by_number(number).iter().for_each(|target| target.set(given.cast(), OF_PROCESS));
+        Ok(Self { id, number, signal })
+    }
+
+    pub(super) fn set(&self, first_ns: u64, period_ns: u64) -> Result<(), WhyRefused> {
+        set_timer(self.id, first_ns, period_ns)
+    }
+
+    /// Whether no handler uses what it was given.
+    pub(super) fn is_quiet(&self) -> bool {
+        Target::by_number(self.number).is_none_or(|target| target.busy.load(Ordering::Acquire) == 0)
+    }
+
     /// Whether its signal has another handler by now.
-    fn has_lost_signal(&self) -> bool {
+    pub(super) fn has_lost_signal(&self) -> bool {
         handled_by(self.signal) != Some(on_signal as *const () as usize)
     }
 
     /// The signals since the last call that were no samples.
-    fn take_missed(&self) -> MissedSignals {
+    pub(super) fn take_missed(&self) -> MissedSignals {
         Target::by_number(self.number).map_or(MissedSignals::default(), |target| MissedSignals {
             off_stack: target.off_stack.swap(0, Ordering::Relaxed),
             without_room: target.without_room.swap(0, Ordering::Relaxed),
@@ -281,7 +316,7 @@ impl Timer {
 
     /// Deletes the timer, and waits for a running handler. Returns false if the timer goes on, or the handler does not
     /// return, because its thread was stopped in it.
-    fn end(self) -> bool {
+    pub(super) fn end(self) -> bool {
         let deleted = delete_timer(self.id);
         if let Err(WhyRefused::Failed(_, errno)) = deleted {
             STAYS.store(errno, Ordering::Relaxed);
@@ -409,7 +444,7 @@ impl TimerRing {
     }
 
     fn set(&self, first_ns: u64, period_ns: u64) -> Result<(), WhyRefused> {
-        self.timer.lock().as_ref().map_or(Ok(()), |timer| set_timer(timer.id, first_ns, period_ns))
+        self.timer.lock().as_ref().map_or(Ok(()), |timer| timer.set(first_ns, period_ns))
     }
 
     /// Ends the sampling of the thread. The records stay in the ring.
@@ -450,18 +485,6 @@ impl Drop for TimerRing {
     }
 }
 
-/// The kernel's information on a timer's signal.
-#[repr(C)]
-struct TimerInfo {
-    signal: c_int,
-    error: c_int,
-    code: c_int,
-    padding: c_int,
-    timer: c_int,
-    overrun: c_int,
-    value: u64,
-}
-
 /// The signal handler. It takes no locks, does not allocate or unwind, and modifies nothing but the ring. It can run at
 /// any instruction of the program, also inside `malloc`.
 pub(super) extern "C" fn handle(_: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
@@ -487,33 +510,13 @@ pub(super) extern "C" fn handle(_: c_int, info: *mut libc::siginfo_t, context: *
     unsafe { *errno = before };
 }
 
-/// In the kernel's order of register numbers, as in perf's records.
-#[cfg(target_arch = "x86_64")]
-type RawRegisters = [u64; 3];
-#[cfg(target_arch = "aarch64")]
-type RawRegisters = [u64; 4];
-
-#[cfg(target_arch = "x86_64")]
-fn registers(context: &libc::ucontext_t) -> (RawRegisters, u64) {
-    let [.., bp, _, _, _, _, sp, ip, _, _, _, _, _, _] = context.uc_mcontext.gregs;
-    let _: [(); 23] = [(); libc::REG_CR2 as usize + 1];
-    ([bp as u64, sp as u64, ip as u64], sp as u64)
-}
-
-#[cfg(target_arch = "aarch64")]
-fn registers(context: &libc::ucontext_t) -> (RawRegisters, u64) {
-    let machine = &context.uc_mcontext;
-    let [.., fp, lr] = machine.regs;
-    ([fp, lr, machine.sp, machine.pc], machine.sp)
-}
-
-const RECORD_LOST: u64 = 2;
-const RECORD_SAMPLE: u64 = 9;
-const IN_USER_MODE: u64 = 2;
-const ABI_64: u64 = 2;
-
 fn sample(target: &Target, (registers, sp): &(RawRegisters, u64), overrun: c_int) {
     let Some((ring, stack)) = target.get() else { return };
+    if stack == OF_PROCESS {
+        let Some(on_process_timer) = ON_PROCESS_TIMER.get() else { return };
+        // SAFETY: what such a target points to. Before it is freed, it is removed from the target, and `busy` is awaited.
+        return unsafe { on_process_timer(ring.as_ptr().cast(), registers, *sp, overrun) };
+    }
     // Another stack than the thread's own (of a coroutine, of another handler) may end anywhere. If the signal was
     // late, this is the stack of another thread.
     if !stack.contains(sp) {

@@ -1,0 +1,170 @@
+//! Makes the profiles of a process that is profiled continuously.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::process::note_open_roots;
+use crate::assemble::ProfileInputs;
+use crate::engine::Engine;
+use crate::intake::Intake;
+use crate::log::{LogEvent, LogKind};
+use crate::profile::{MappingId, Profile, ProfileId};
+use crate::sinks::{ProcessSamples, StoredStack, Total};
+use crate::stats::Counters;
+use crate::sys;
+use crate::threads::Threads;
+use crate::unwind::Module;
+
+/// A profile without symbols, and the modules that symbolization needs.
+pub(super) type ProcessProfile = (Box<Profile>, HashMap<MappingId, Arc<Module>>);
+
+/// The time that a profile covers, from its beginning on.
+#[derive(Debug)]
+pub(crate) struct ProfileWindow {
+    /// Samples per second of CPU time.
+    rate: u32,
+    until: Instant,
+    /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
+    began_ns: u64,
+    /// The CPU time that the process had used by then.
+    began_cpu_ns: Option<u64>,
+}
+
+/// Makes a profile of the process after each interval, while that is wanted.
+#[derive(Debug, Default)]
+pub(crate) struct ContinuousProfiler {
+    window: Option<ProfileWindow>,
+    /// The rate at which it could not begin. It is not tried again before it was off.
+    refused: Option<u32>,
+    /// What the stacks of the heap have allocated until the present window.
+    allocated: HashMap<StoredStack, Total>,
+    event: Option<LogEvent>,
+}
+
+impl ContinuousProfiler {
+    /// How long until the present profile is complete.
+    pub(super) fn until_end(&self) -> Option<Duration> {
+        let until = self.window.as_ref()?.until;
+        Some(until.saturating_duration_since(Instant::now()))
+    }
+
+    pub(super) fn is_running(&self) -> bool {
+        self.window.is_some()
+    }
+
+    /// What the log is to say.
+    pub(super) fn take_event(&mut self) -> Option<LogEvent> {
+        self.event.take()
+    }
+
+    /// Begins and ends profiles as it is wanted. Returns the one that ends, of which this round reads the last samples.
+    pub(super) fn check(
+        &mut self,
+        engine: &Engine,
+        (threads, intake): (&mut Threads, &mut Intake),
+        is_last: bool,
+    ) -> Option<ProfileWindow> {
+        let wanted = match engine.callsites.are_off() || is_last {
+            true => 0,
+            false => engine.commands.process.continuous_rate(),
+        };
+        if wanted == 0 {
+            self.refused = None;
+        }
+        let is_over =
+            |window: &mut ProfileWindow| window.rate != wanted || window.until <= Instant::now();
+        let ended = self.window.take_if(is_over);
+        if let Some(ended) = &ended {
+            let must_begin_again = threads.next_continuous();
+            if ended.rate == wanted && !must_begin_again {
+                self.window = Some(self.new_window(wanted, engine, intake));
+            } else {
+                threads.end_continuous();
+                // To begin again, if it is wanted.
+                engine.waker.wake();
+            }
+        } else if self.window.is_none() && wanted > 0 && self.refused != Some(wanted) {
+            let period_ns = 1_000_000_000 / u64::from(wanted);
+            match threads.begin_continuous(period_ns, intake) {
+                Ok(()) => {
+                    intake.sinks.continuous = Some(ProcessSamples::new());
+                    _ = intake.sinks.heap.allocated_since(&mut self.allocated);
+                    self.window = Some(self.new_window(wanted, engine, intake));
+                }
+                Err(why) => {
+                    self.refused = Some(wanted);
+                    let line = why.to_string();
+                    self.event = Some(LogEvent::warning(LogKind::ContinuousOff, line));
+                }
+            }
+        }
+        ended
+    }
+
+    fn new_window(&self, rate: u32, engine: &Engine, intake: &Intake) -> ProfileWindow {
+        let until = Instant::now() + engine.source.settings.continuous.interval;
+        let (began_ns, began_cpu_ns) = (intake.now_ns(), sys::process_cpu_ns());
+        ProfileWindow { rate, until, began_ns, began_cpu_ns }
+    }
+
+    /// The profile of a window that is over, whose samples have been read.
+    pub(super) fn finish(
+        &mut self,
+        ended: ProfileWindow,
+        engine: &Engine,
+        intake: &mut Intake,
+    ) -> Option<ProcessProfile> {
+        let next = self.is_running().then(ProcessSamples::new);
+        let mut samples = std::mem::replace(&mut intake.sinks.continuous, next)?;
+        note_unknown_spans(engine, &mut samples);
+        note_open_roots(engine, &mut samples);
+        for (root, fields) in engine.commands.process.take_roots() {
+            samples.set_fields(root, fields.clone());
+            intake.sinks.set_root_fields(vec![(root, fields)]);
+        }
+        let heap = &intake.sinks.heap;
+        let allocated = match engine.allocations.tracks_heap() {
+            true => heap.allocated_since(&mut self.allocated),
+            false => Vec::new(),
+        };
+        // A process that sleeps has nothing to show.
+        if samples.weight_ns() == 0 && allocated.is_empty() {
+            return None;
+        }
+        let cpu_ns = sys::process_cpu_ns().zip(ended.began_cpu_ns);
+        let cpu_ns = cpu_ns.map(|(now_ns, before_ns)| now_ns.saturating_sub(before_ns));
+        let inputs = ProfileInputs::new(&engine.callsites, &intake.sinks.store, &intake.unwinder);
+        let unix_offset_ns = intake.clock().unix_offset_ns();
+        let period_ns = 1_000_000_000 / u64::from(ended.rate.max(1));
+        let inputs = ProfileInputs { unix_offset_ns, period_ns, ..inputs };
+        let id = ProfileId::random().ok()?;
+        let during = ended.began_ns..intake.now_ns();
+        let (profile, modules) = inputs.continuous_profile(
+            id,
+            (&samples, &engine.redaction),
+            during,
+            cpu_ns,
+            (heap, &allocated),
+        );
+        Counters::add(&engine.counters.continuous.profiles, 1);
+        Some((Box::new(profile), modules))
+    }
+}
+
+/// Finds the spans of samples whose threads have met no hook since, so that the spans are not registered.
+fn note_unknown_spans(engine: &Engine, samples: &mut ProcessSamples) {
+    let unknown: HashSet<_> = samples.unknown_spans().collect();
+    if unknown.is_empty() {
+        return;
+    }
+    let mut open = Vec::new();
+    engine.spans.for_each_open(|slot| {
+        open.extend(unknown.contains(&slot.key).then_some((slot.id, slot.key)));
+    });
+    for (id, key) in open {
+        for (key, known) in engine.spans.describe(id, key).unwrap_or_default() {
+            samples.set_known(key, known);
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! The continuous profile: one timer for all threads of the process, and what its handler leaves.
+
+use std::fmt;
+use std::num::NonZero;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::budget::CpuBudget;
+use crate::intake::Intake;
+use crate::sampler::record::{Record, Records};
+use crate::sampler::{Sampler, ThreadShared, describe_refusal};
+use crate::stats::Counters;
+use crate::sys::{self, ProcessTimer, RingMemory, WhyRefused};
+
+/// The assumed cost of a sample, and what all of them may cost: of each processor 333 samples per second, and as many as in
+/// three seconds at once.
+const A_SAMPLE_NS: u64 = 30_000;
+const THOUSANDTHS: u64 = 10;
+const AT_ONCE_NS: i64 = 30_000_000;
+
+/// Why the process cannot be profiled continuously.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoContinuous {
+    /// The timer is refused.
+    Refused(WhyRefused),
+    /// The kernel sends its signals to the first thread, whichever runs.
+    FirstThread,
+    /// It sends none.
+    NoSignals,
+}
+
+impl fmt::Display for NoContinuous {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the process is not profiled continuously: ")?;
+        f.write_str(&match self {
+            Self::Refused(WhyRefused::NotAsked) => {
+                "the source uses no timers; set TRACING_PROFILING_SOURCE=auto".to_owned()
+            }
+            Self::Refused(why) => describe_refusal(*why),
+            Self::FirstThread => {
+                "this kernel sends the signals of its timer to the first thread, whichever runs (until Linux 6.4)"
+                    .to_owned()
+            }
+            Self::NoSignals => "its timer sends no signals here".to_owned(),
+        })
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct ContinuousThreads {
+    timer: Option<ProcessTimer>,
+    period_ns: u64,
+    /// The timer has ended, and its rings are read once more.
+    is_ending: bool,
+    /// What the kernel was found to do, once that was probed.
+    probed: Option<Result<(), NoContinuous>>,
+    budget: CpuBudget,
+}
+
+impl ContinuousThreads {
+    pub(super) fn new() -> Self {
+        let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
+        let at_once_ns = AT_ONCE_NS.saturating_mul(i64::try_from(processors).unwrap_or(i64::MAX));
+        let budget = CpuBudget::of_thousandths(THOUSANDTHS * processors as u64, at_once_ns);
+        Self { timer: None, period_ns: 0, is_ending: false, probed: None, budget }
+    }
+
+    /// Samples all threads from now on, with that CPU time of the process between two samples. `hooked` are those that
+    /// publish their spans.
+    pub(super) fn begin<'a>(
+        &mut self,
+        period_ns: u64,
+        (source, counters): (&Sampler, &Counters),
+        hooked: impl Iterator<Item = &'a Arc<ThreadShared>>,
+    ) -> Result<(), NoContinuous> {
+        // First: the collector would cause signals to other threads in the probe, too.
+        let timer = source.open_process_timer(period_ns);
+        let timer = timer.map_err(NoContinuous::Refused)?;
+        sys::admit_process_timer();
+        (*self.probed.get_or_insert_with(|| probe(source)))?;
+        timer.start().map_err(NoContinuous::Refused)?;
+        (self.timer, self.period_ns, self.is_ending) = (Some(timer), period_ns, false);
+        hooked.for_each(|thread| self.add(thread, counters));
+        Ok(())
+    }
+
+    /// A thread has met its first hook.
+    pub(super) fn add(&mut self, thread: &Arc<ThreadShared>, counters: &Counters) {
+        let Some(timer) = &self.timer else { return };
+        if !timer.add_thread(Arc::clone(thread) as _) {
+            Counters::add(&counters.continuous.threads_without_spans, 1);
+        }
+    }
+
+    /// Ends the sampling. All samples are in the rings, which are read in the present round.
+    pub(super) fn end(&mut self) {
+        self.timer.iter().for_each(ProcessTimer::stop);
+        self.is_ending = true;
+    }
+
+    pub(super) fn has_lost_signal(&self) -> bool {
+        self.timer.as_ref().is_some_and(ProcessTimer::has_lost_signal)
+    }
+
+    /// Forgets threads that have ended.
+    pub(super) fn forget_ended(&self) {
+        self.timer.iter().for_each(ProcessTimer::forget_ended_threads);
+    }
+
+    /// Reads everything in the rings.
+    pub(super) fn drain(&mut self, intake: &mut Intake) {
+        let Some(timer) = &self.timer else { return };
+        let (losses, missed) = timer.take_losses();
+        let counters = &intake.counters.continuous;
+        for (counter, lost) in [
+            (&counters.dropped_rings_taken, losses.all_taken),
+            (&counters.dropped_rings_full, losses.full),
+            (&counters.dropped_unreadable, losses.unreadable),
+            (&counters.dropped_signal_stack_full, missed.without_room),
+        ] {
+            Counters::add(counter, lost);
+        }
+        let start = sys::thread_cpu_ns();
+        let mut is_first = true;
+        for ring in timer.rings() {
+            if ring.head() != ring.tail() {
+                if std::mem::take(&mut is_first) {
+                    intake.unwinder.refresh();
+                }
+                drain_ring(ring, self.period_ns, &mut self.budget, intake);
+            }
+        }
+        if let Some(took) = crate::budget::passed(start, sys::thread_cpu_ns()).filter(|_| !is_first)
+        {
+            Counters::add(&intake.counters.sampling.collector_cpu_ns, took);
+        }
+        if self.is_ending {
+            self.timer = None;
+        }
+    }
+}
+
+fn drain_ring(ring: &RingMemory, period_ns: u64, budget: &mut CpuBudget, intake: &mut Intake) {
+    let head = ring.head();
+    let now_ns = intake.now_ns();
+    for record in Records::between(ring, ring.tail(), head) {
+        match record {
+            Ok(Record::Sample(place)) if budget.has_budget(now_ns) => {
+                budget.spend(A_SAMPLE_NS);
+                intake.add_continuous(ring, place, period_ns);
+                // Makes room for the next sample before this round has read all of them.
+                ring.release_to(place.position + u64::from(place.size));
+            }
+            Ok(Record::Sample(_)) => {
+                Counters::add(&intake.counters.continuous.dropped_over_budget, 1);
+            }
+            Ok(_) => {}
+            Err(_) => intake.lose(|counters| &counters.sampling.records_malformed, 1),
+        }
+    }
+    ring.release_to(head);
+}
+
+/// Which CPU time of two threads that run makes the signals of the probe.
+const PROBE_PERIOD_NS: u64 = 1_000_000;
+const PROBED: Duration = Duration::from_millis(40);
+/// On a busy machine.
+const LONGEST_PROBE: Duration = Duration::from_millis(500);
+
+/// Whether the signals go to threads that run: two that do nothing else are sampled for a moment.
+fn probe(source: &Sampler) -> Result<(), NoContinuous> {
+    let timer = source.open_process_timer(PROBE_PERIOD_NS).map_err(NoContinuous::Refused)?;
+    let (used_ns, is_over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+    let threads = [(); 2].map(|()| {
+        let (used_ns, is_over) = (Arc::clone(&used_ns), Arc::clone(&is_over));
+        sys::spawn("profiling-probe", move || {
+            sys::admit_process_timer();
+            let mut before_ns = sys::thread_cpu_ns().unwrap_or(0);
+            while !is_over.load(Ordering::Relaxed) {
+                let now_ns = sys::thread_cpu_ns().unwrap_or(0);
+                let ran_ns = now_ns.saturating_sub(std::mem::replace(&mut before_ns, now_ns));
+                used_ns.fetch_add(ran_ns, Ordering::Relaxed);
+            }
+            sys::current_tid()
+        })
+    });
+    let started = timer.start();
+    let start = Instant::now();
+    while started.is_ok() && Duration::from_nanos(used_ns.load(Ordering::Relaxed)) < PROBED {
+        if start.elapsed() > LONGEST_PROBE {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    is_over.store(true, Ordering::Relaxed);
+    let own = threads.map(|thread| thread.ok().and_then(|thread| thread.join().ok()));
+    timer.stop();
+    started.map_err(NoContinuous::Refused)?;
+    let own: Vec<u32> = own.into_iter().flatten().collect();
+    let tids = timer.rings().flat_map(|ring| {
+        let records = Records::between(ring, ring.tail(), ring.head());
+        records.filter_map(move |record| match record {
+            Ok(Record::Sample(place)) => {
+                Some(crate::sampler::record::thread_of_record(ring, place).1.tid)
+            }
+            _ => None,
+        })
+    });
+    judge_probe(&own, tids.collect())
+}
+
+/// `sampled` has the thread of each sample.
+fn judge_probe(own: &[u32], sampled: Vec<u32>) -> Result<(), NoContinuous> {
+    let first = sys::process_id();
+    match () {
+        () if sampled.iter().any(|tid| own.contains(tid)) => Ok(()),
+        () if sampled.is_empty() => Err(NoContinuous::NoSignals),
+        () if sampled.iter().all(|tid| *tid == first) => Err(NoContinuous::FirstThread),
+        // Other threads of the program ran.
+        () => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sampler::{ContinuousSettings, Source, SourceSettings};
+    use crate::sys::{Poller, SampleRequest, TimerClock};
+
+    #[test]
+    fn signals_must_reach_threads_that_run() {
+        let first = sys::process_id();
+        let [a, b, other] = [first + 1, first + 2, first + 3];
+        for (sampled, judged) in [
+            (vec![a, b, a], Ok(())),
+            (vec![first, first, b], Ok(())),
+            (vec![other, first], Ok(())),
+            (vec![first; 9], Err(NoContinuous::FirstThread)),
+            (vec![], Err(NoContinuous::NoSignals)),
+        ] {
+            assert_eq!(judge_probe(&[a, b], sampled.clone()), judged, "{sampled:?}");
+        }
+    }
+
+    /// As before Linux 6.4.
+    #[test]
+    fn nothing_is_sampled_where_the_first_thread_gets_all_signals() {
+        let (poller, counters) = (Poller::new().unwrap(), Arc::new(Counters::default()));
+        let settings = SourceSettings {
+            source: Source::Timer,
+            timer_clock: TimerClock::Cpu,
+            signal: None,
+            stack_bytes: 1024,
+            periods: None,
+            waits: false,
+            sampling_delay: None,
+            continuous: ContinuousSettings::OFF,
+        };
+        let request =
+            SampleRequest { stack_bytes: 1024, ring_bytes: 1 << 16, ..SampleRequest::default() };
+        let source = Sampler::new(settings, request, &poller.waker(), Arc::clone(&counters));
+        if source.is_refused() {
+            return;
+        }
+        let mut threads = ContinuousThreads::new();
+        threads.probed = Some(Err(NoContinuous::FirstThread));
+        let begun = threads.begin(10_000_000, (&source, &counters), std::iter::empty());
+        assert_eq!(begun, Err(NoContinuous::FirstThread));
+        assert!(threads.timer.is_none());
+        assert!(NoContinuous::FirstThread.to_string().contains("Linux 6.4"));
+        threads.probed = Some(Ok(()));
+        assert_eq!(threads.begin(10_000_000, (&source, &counters), std::iter::empty()), Ok(()));
+        assert!(threads.timer.is_some());
+        threads.end();
+    }
+}

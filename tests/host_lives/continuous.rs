@@ -1,0 +1,221 @@
+//! A process that is profiled continuously: one timer of the process, and nothing else.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::process::Resource;
+use seccompiler::{SeccompAction, apply_filter};
+use tracing_profiling::export::Memory;
+use tracing_profiling::profile::Profile;
+use tracing_profiling::{Builder, Source};
+
+use super::filters::program;
+use super::limits::limit;
+use super::{Host, MS, alone, in_child};
+use crate::support::{PLENTY, burn, has_process_timer};
+
+const LONG: Duration = Duration::from_secs(3_600);
+/// How often one profile is made where it is not.
+const SHORT: Duration = Duration::from_secs(1);
+
+fn host(memory: &Memory, set: impl FnOnce(Builder) -> Builder) -> Host {
+    Host::with(Source::Auto, memory.clone(), |builder| set(builder.rules("1h".parse().unwrap())))
+}
+
+/// The timers of this process on its CPU time. `None` where the kernel does not list timers.
+fn process_timers() -> Option<usize> {
+    let text = std::fs::read_to_string("/proc/self/timers").ok()?;
+    let is_it = |line: &&str| {
+        line.trim_start().strip_prefix("ClockID:").is_some_and(|id| id.trim() == "-6")
+    };
+    Some(text.lines().filter(is_it).count())
+}
+
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < PLENTY, "{what}");
+        std::thread::sleep(MS);
+    }
+}
+
+/// Burns CPU until the process has been sampled.
+fn burn_until_sampled(host: &Host) {
+    let (start, before) = (Instant::now(), taken(host));
+    while taken(host) == before {
+        assert!(start.elapsed() < PLENTY, "{:?}", host.handle.stats().continuous);
+        _ = burn(20 * MS);
+        // It reads what its rings have.
+        _ = host.handle.open_spans(LONG);
+    }
+}
+
+fn taken(host: &Host) -> u64 {
+    host.handle.stats().continuous.taken
+}
+
+fn has_function(profile: &Profile, name: &str) -> bool {
+    crate::support::points_in(profile, name) > 0
+}
+
+#[test]
+fn it_is_switched_while_the_program_runs_and_costs_no_timer_while_it_is_off() {
+    let test = "it_is_switched_while_the_program_runs_and_costs_no_timer_while_it_is_off";
+    in_child(module_path!(), test, &[], || {
+        if !has_process_timer() {
+            return;
+        }
+        let memory = Memory::new();
+        let host = host(&memory, |builder| builder.continuous_interval(LONG));
+        _ = burn(50 * MS);
+        host.handle.flush(PLENTY).unwrap();
+        assert_eq!((host.handle.continuous(), taken(&host)), (0, 0));
+        let has = |timers: usize| process_timers().is_none_or(|found| found == timers);
+        assert!(has(0), "{:?}", process_timers());
+        for rate in [200, 97] {
+            let before = memory.profiles().len();
+            host.handle.set_continuous(rate).unwrap();
+            assert_eq!(host.handle.continuous(), rate);
+            wait_until("it is on", || has(1));
+            burn_until_sampled(&host);
+            // A forked child has no timer, and leaves that of its parent.
+            alone(|| {
+                assert!(process_timers().is_none_or(|found| found == 0), "{:?}", process_timers());
+                _ = burn(50 * MS);
+            });
+            assert!(has(1));
+            host.handle.set_continuous(0).unwrap();
+            wait_until("it is off", || has(0) && memory.profiles().len() > before);
+            let profile = memory.profiles().pop().unwrap();
+            assert!(has_function(&profile, "burn"), "{profile:?}");
+            assert_eq!(profile.period(), Duration::from_nanos(1_000_000_000 / u64::from(rate)));
+        }
+        // Without rules nothing is profiled.
+        host.handle.set_continuous(200).unwrap();
+        wait_until("it is on", || has(1));
+        host.handle.set_enabled(false).unwrap();
+        wait_until("it is off", || has(0));
+        host.handle.set_enabled(true).unwrap();
+        wait_until("it is on again", || has(1));
+        burn_until_sampled(&host);
+        // The last one is complete at the end.
+        let before = memory.profiles().len();
+        host.handle.shutdown(PLENTY).unwrap();
+        assert!(has(0));
+        assert_eq!(memory.profiles().len(), before + 1);
+        assert!(host.handle.set_continuous(1).is_err());
+        assert!(host.lines_with("kept").is_empty(), "a profile of the process is no kept span");
+    });
+}
+
+#[test]
+fn a_profile_is_made_after_each_interval_also_while_one_is_asked_for() {
+    let test = "a_profile_is_made_after_each_interval_also_while_one_is_asked_for";
+    in_child(module_path!(), test, &[], || {
+        if !has_process_timer() {
+            return;
+        }
+        let memory = Memory::new();
+        let host = host(&memory, |builder| builder.continuous(97).continuous_interval(SHORT));
+        let options =
+            tracing_profiling::ProfileOptions { duration: 2 * SHORT, ..Default::default() };
+        let handle = host.handle.clone();
+        let asked = std::thread::spawn(move || handle.profile(options).unwrap());
+        let start = Instant::now();
+        while memory.profiles().len() < 3 || !asked.is_finished() {
+            assert!(start.elapsed() < PLENTY, "{:?}", host.handle.stats().continuous);
+            _ = burn(20 * MS);
+        }
+        assert!(has_function(&asked.join().unwrap(), "burn"));
+        let profiles = memory.profiles();
+        assert!(profiles.iter().all(|profile| has_function(profile, "burn")));
+        let begins: Vec<_> = profiles.iter().map(Profile::start).collect();
+        assert!(begins.is_sorted());
+        assert!(profiles.iter().all(|profile| profile.duration() >= SHORT));
+        host.handle.shutdown(PLENTY).unwrap();
+    });
+}
+
+/// How often the collector's thread has gone to sleep.
+fn sleeps_of_the_collector() -> u64 {
+    super::idle_threads::sleeps_of_the_collector()
+}
+
+#[test]
+fn an_idle_process_is_woken_once_for_each_interval() {
+    in_child(module_path!(), "an_idle_process_is_woken_once_for_each_interval", &[], || {
+        if !has_process_timer() {
+            return;
+        }
+        let memory = Memory::new();
+        let host = host(&memory, |builder| builder.continuous(97).continuous_interval(SHORT));
+        host.handle.flush(PLENTY).unwrap();
+        // The threads of the layer end what they do at the start.
+        let start = Instant::now();
+        loop {
+            let (before, begin) = (sleeps_of_the_collector(), Instant::now());
+            std::thread::sleep(4 * SHORT);
+            let more = sleeps_of_the_collector() - before;
+            // As many intervals as have begun by then, and one sleep more for a futex that was contended.
+            let intervals = begin.elapsed().as_secs() + 1;
+            println!("{more} sleeps in {intervals} intervals");
+            if more <= 2 * intervals {
+                break;
+            }
+            assert!(start.elapsed() < PLENTY, "it is woken by nothing else");
+        }
+        host.handle.shutdown(PLENTY).unwrap();
+    });
+}
+
+/// The handler would end the process there.
+#[test]
+fn there_is_none_with_a_thread_that_has_filters_of_its_own() {
+    let test = "there_is_none_with_a_thread_that_has_filters_of_its_own";
+    in_child(module_path!(), test, &[], || {
+        let memory = Memory::new();
+        let host = host(&memory, |builder| builder.continuous_interval(SHORT));
+        let filter = program(&[libc::SYS_process_vm_readv], SeccompAction::KillProcess);
+        let (is_filtered, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                apply_filter(&filter).unwrap();
+                is_filtered.store(true, Ordering::Release);
+                while !is_over.load(Ordering::Acquire) {
+                    _ = burn(MS);
+                }
+            });
+            wait_until("it is filtered", || is_filtered.load(Ordering::Acquire));
+            host.handle.set_continuous(97).unwrap();
+            let said = || host.lines_with("the process is not profiled continuously");
+            wait_until("it is said", || said().len() == 1);
+            assert!(said()[0].contains("seccomp"), "{:?}", said());
+            assert!(process_timers().is_none_or(|timers| timers == 0));
+            is_over.store(true, Ordering::Release);
+        });
+        host.handle.shutdown(PLENTY).unwrap();
+    });
+}
+
+#[test]
+fn a_refused_timer_is_said_once_and_the_rest_works() {
+    in_child(module_path!(), "a_refused_timer_is_said_once_and_the_rest_works", &[], || {
+        limit(Resource::Sigpending, 0);
+        let memory = Memory::new();
+        let host = host(&memory, |builder| builder.continuous(97).continuous_interval(SHORT));
+        let said = || host.lines_with("the process is not profiled continuously");
+        wait_until("it is said", || said().len() == 1);
+        assert!(said()[0].contains("`ulimit -i`, now 0"), "{:?}", said());
+        assert!(said()[0].contains("continuous_off"), "{:?}", said());
+        assert!(process_timers().is_none_or(|timers| timers == 0));
+        // It is not tried again until it is switched on again.
+        host.handle.flush(PLENTY).unwrap();
+        assert_eq!(said().len(), 1);
+        host.handle.set_continuous(0).unwrap();
+        host.handle.flush(PLENTY).unwrap();
+        host.handle.set_continuous(97).unwrap();
+        wait_until("it is said again", || said().len() == 2);
+        host.handle.shutdown(PLENTY).unwrap();
+        assert!(memory.profiles().is_empty());
+    });
+}
