@@ -80,7 +80,7 @@ impl ContinuousProfiler {
             if ended.rate == wanted && !must_begin_again {
                 self.window = Some(self.new_window(wanted, engine, intake));
             } else {
-                threads.end_continuous();
+                threads.end_continuous(intake);
                 // To begin again, if it is wanted.
                 engine.waker.wake();
             }

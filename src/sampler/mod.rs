@@ -1,5 +1,6 @@
 //! The sources of raw samples.
 
+mod continuous;
 mod counters;
 mod describe;
 mod hooks;
@@ -17,13 +18,12 @@ mod thread;
 mod thread_source;
 mod timer;
 
+pub(crate) use continuous::{CONTINUOUS_RATES, ContinuousSettings, continuous_rate};
 pub(crate) use describe::describe_refusal;
 pub(crate) use hooks::{AttachThreads, Begun, ThreadSource};
 pub(crate) use rate::{Periods, Rate};
 pub(crate) use session::{SamplingSession, SpanInterval};
 pub use source::Source;
-pub(crate) use source::{
-    CONTINUOUS_RATES, ContinuousSettings, Sampler, SourceSettings, continuous_rate,
-};
+pub(crate) use source::{Sampler, SourceSettings};
 pub(crate) use switches::{SwitchRing, switches_between};
 pub(crate) use thread::{NEVER, OpenInterval, ThreadShared, Use};

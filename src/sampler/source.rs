@@ -1,6 +1,6 @@
 //! The choice of the source that samples a thread.
 
-use std::ops::{Range, RangeInclusive};
+use std::ops::Range;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use super::continuous::ContinuousSettings;
 use super::describe::{describe, describe_silence, describe_unsampled};
 use super::hooks::{AttachThreads, Begun};
 use super::losses::LossTimes;
@@ -71,31 +72,12 @@ pub(crate) struct SourceSettings {
     pub(crate) continuous: ContinuousSettings,
 }
 
-/// The continuous profile of the process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ContinuousSettings {
-    /// Samples per second of CPU time; 0 for none.
-    pub(crate) rate: u32,
-    /// The time that each profile covers.
-    pub(crate) interval: Duration,
-}
-
-/// In hertz.
-pub(crate) const CONTINUOUS_RATES: RangeInclusive<u32> = 1..=1_000;
-
-/// The rate in a text: `on`, `off`, or samples per second. `None` if it is something else.
-pub(crate) fn continuous_rate(text: &str) -> Option<u32> {
-    match text {
-        "on" => Some(ContinuousSettings::USUAL_RATE),
-        "off" => Some(0),
-        rate => rate.parse().ok().filter(|rate| CONTINUOUS_RATES.contains(rate)),
-    }
-}
-
-impl ContinuousSettings {
-    /// Prime, so that it is in step with nothing, and so low that it takes some thousandths of the CPU time.
-    const USUAL_RATE: u32 = 49;
-    pub(crate) const OFF: Self = Self { rate: 0, interval: Duration::from_secs(60) };
+/// Threads on their way to the collector.
+#[derive(Debug, Default)]
+struct ThreadQueues {
+    new: Mutex<Vec<Arc<ThreadShared>>>,
+    /// Those that were parked and are in use again.
+    returned: Mutex<Vec<Arc<ThreadShared>>>,
 }
 
 /// Attaches threads.
@@ -120,9 +102,9 @@ struct Shared {
     periods: Periods,
     /// The period of new threads.
     first_period_ns: AtomicU64,
-    new: Mutex<Vec<Arc<ThreadShared>>>,
-    /// Threads that were parked and are in use again.
-    returned: Mutex<Vec<Arc<ThreadShared>>>,
+    queues: ThreadQueues,
+    /// While all threads of the process are sampled by one.
+    process_timer: Mutex<Option<Arc<ProcessTimer>>>,
     /// Replaces both sources in a test.
     #[cfg(test)]
     scripted: std::sync::OnceLock<Box<dyn AttachThreads>>,
@@ -155,8 +137,8 @@ impl Sampler {
             waker: waker.clone(),
             periods,
             first_period_ns: AtomicU64::new(periods.full_ns),
-            new: Mutex::default(),
-            returned: Mutex::default(),
+            queues: ThreadQueues::default(),
+            process_timer: Mutex::default(),
             #[cfg(test)]
             scripted: std::sync::OnceLock::new(),
         }))
@@ -263,17 +245,17 @@ impl Sampler {
 
     /// The threads that were set up since the last call.
     pub(crate) fn take_new(&self) -> Vec<Arc<ThreadShared>> {
-        std::mem::take(&mut self.0.new.lock())
+        std::mem::take(&mut self.0.queues.new.lock())
     }
 
     /// The threads that have returned to the scans since the last call.
     pub(crate) fn take_returned(&self) -> Vec<Arc<ThreadShared>> {
-        std::mem::take(&mut self.0.returned.lock())
+        std::mem::take(&mut self.0.queues.returned.lock())
     }
 
     /// A thread that was parked may be about to enter a span.
     pub(crate) fn return_to_scans(&self, thread: &Arc<ThreadShared>) {
-        self.0.returned.lock().push(Arc::clone(thread));
+        self.0.queues.returned.lock().push(Arc::clone(thread));
         self.0.waker.wake_soon();
     }
 
@@ -285,7 +267,7 @@ impl Sampler {
     /// Adds a thread that a test has set up.
     #[cfg(test)]
     pub(crate) fn add_scripted(&self, thread: Arc<ThreadShared>) {
-        self.0.new.lock().push(thread);
+        self.0.queues.new.lock().push(thread);
     }
 
     pub(crate) fn note_thread_sampled(&self, session: &SamplingSession) {
@@ -416,6 +398,19 @@ impl Sampler {
         timers.open_for_process(period_ns, &self.0.waker)
     }
 
+    /// Sets the timer of which the samples have the spans of threads from their first hook on.
+    pub(crate) fn set_process_timer(&self, timer: Option<Arc<ProcessTimer>>) {
+        *self.0.process_timer.lock() = timer;
+    }
+
+    /// Its samples have the spans of the thread from now on, if there is one.
+    fn add_to_process_timer(&self, thread: &Arc<ThreadShared>) {
+        let timer = self.0.process_timer.lock().clone();
+        if timer.is_some_and(|timer| !timer.add_thread(Arc::clone(thread) as _)) {
+            Counters::add(&self.0.counters.continuous.threads_without_spans, 1);
+        }
+    }
+
     pub(super) fn timers(&self) -> Option<&Timers> {
         self.0.probed.timers.as_ref()
     }
@@ -540,9 +535,10 @@ impl AttachThreads for Sampler {
             if *is_over {
                 thread.end();
             } else {
-                self.0.new.lock().push(Arc::clone(&thread));
+                self.0.queues.new.lock().push(Arc::clone(&thread));
             }
             drop(is_over);
+            self.add_to_process_timer(&thread);
             // The thread may block before its first sample. Many may start at once.
             self.0.waker.wake_soon();
             (thread, first)

@@ -49,7 +49,7 @@ impl fmt::Display for NoContinuous {
 
 #[derive(Debug)]
 pub(super) struct ContinuousThreads {
-    timer: Option<ProcessTimer>,
+    timer: Option<Arc<ProcessTimer>>,
     period_ns: u64,
     /// The timer has ended, and its rings are read once more.
     is_ending: bool,
@@ -80,12 +80,15 @@ impl ContinuousThreads {
         sys::admit_process_timer();
         (*self.probed.get_or_insert_with(|| probe(source)))?;
         timer.start().map_err(NoContinuous::Refused)?;
+        let timer = Arc::new(timer);
+        // Threads that meet their first hook from here on add themselves.
+        source.set_process_timer(Some(Arc::clone(&timer)));
         (self.timer, self.period_ns, self.is_ending) = (Some(timer), period_ns, false);
         hooked.for_each(|thread| self.add(thread, counters));
         Ok(())
     }
 
-    /// A thread has met its first hook.
+    /// A thread has met its first hook, perhaps before the timer began.
     pub(super) fn add(&mut self, thread: &Arc<ThreadShared>, counters: &Counters) {
         let Some(timer) = &self.timer else { return };
         if !timer.add_thread(Arc::clone(thread) as _) {
@@ -94,18 +97,19 @@ impl ContinuousThreads {
     }
 
     /// Ends the sampling. All samples are in the rings, which are read in the present round.
-    pub(super) fn end(&mut self) {
-        self.timer.iter().for_each(ProcessTimer::stop);
+    pub(super) fn end(&mut self, source: &Sampler) {
+        source.set_process_timer(None);
+        self.timer.iter().for_each(|timer| timer.stop());
         self.is_ending = true;
     }
 
     pub(super) fn has_lost_signal(&self) -> bool {
-        self.timer.as_ref().is_some_and(ProcessTimer::has_lost_signal)
+        self.timer.as_ref().is_some_and(|timer| timer.has_lost_signal())
     }
 
     /// Forgets threads that have ended.
     pub(super) fn forget_ended(&self) {
-        self.timer.iter().for_each(ProcessTimer::forget_ended_threads);
+        self.timer.iter().for_each(|timer| timer.forget_ended_threads());
     }
 
     /// Reads everything in the rings.
@@ -272,6 +276,6 @@ mod tests {
         threads.probed = Some(Ok(()));
         assert_eq!(threads.begin(10_000_000, (&source, &counters), std::iter::empty()), Ok(()));
         assert!(threads.timer.is_some());
-        threads.end();
+        threads.end(&source);
     }
 }

@@ -170,8 +170,8 @@ impl Threads {
     }
 
     /// Ends that. The present round has all samples.
-    pub(crate) fn end_continuous(&mut self) {
-        self.continuous.end();
+    pub(crate) fn end_continuous(&mut self, intake: &Intake) {
+        self.continuous.end(&intake.source);
     }
 
     /// A profile of it is complete. Returns whether the timer has to begin again, if it can: if the program has taken its
@@ -280,7 +280,7 @@ impl Threads {
         // First: no thread is attached from here on.
         intake.source.end();
         self.adopt(intake.source.take_new(), intake);
-        self.continuous.end();
+        self.continuous.end(&intake.source);
         self.process.give_back(intake);
         self.sampled.bring_all_back();
         for sampled in self.sampled.iter() {

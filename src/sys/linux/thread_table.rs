@@ -23,7 +23,7 @@ const MOST_PROBES: usize = 32;
 const FREE: u32 = 0;
 const REMOVED: u32 = u32::MAX;
 
-/// The threads that publish their spans, by their ids. Only one thread may change it.
+/// The threads that publish their spans, by their ids.
 #[derive(Debug)]
 pub(super) struct ThreadTable {
     entries: Box<[ThreadEntry]>,
@@ -63,10 +63,14 @@ impl ThreadTable {
         places.filter_map(|place| Some((place, self.entries.get(place)?)))
     }
 
-    /// Adds a thread, in place of one with the same id. Returns false if there is no room. `is_quiet` is whether no handler
+    /// Adds a thread, in place of another one with the same id. Returns false if there is no room. `is_quiet` is whether no handler
     /// runs that may have begun before.
     pub(super) fn add(&self, thread: Arc<dyn PublishesSpan>, is_quiet: impl Fn() -> bool) -> bool {
         let mut owners = self.owners.lock();
+        let is_it = |(_, known): &(usize, Arc<dyn PublishesSpan>)| Arc::ptr_eq(known, &thread);
+        if owners.present.get(&thread.tid()).is_some_and(is_it) {
+            return true;
+        }
         self.remove(&mut owners, thread.tid());
         if owners.present.len() >= MOST {
             self.remove_ended(&mut owners);
@@ -180,7 +184,8 @@ mod tests {
         assert_eq!([7, 8, 9].map(|tid| table.tick(tid)), [5, 0, 0]);
         let turns = [&in_span, &outside].map(|one| one.turn.load(Ordering::Relaxed));
         assert_eq!(turns, [3 | TICKED, 3]);
-        // Its id is that of a new thread.
+        // Again, and then another one with its id.
+        assert!(table.add(Arc::clone(&in_span) as _, || false));
         let again = thread(7, 6);
         assert!(table.add(Arc::clone(&again) as _, || false));
         assert_eq!(table.tick(7), 6);
