@@ -74,8 +74,8 @@ fn shares_are_those_of_the_cpu_clocks_of_all_threads() {
     /// For each function; the profile goes on until the last has had it, or nearly until its end.
     const CPU: Duration = Duration::from_millis(400);
     let _alone = alone();
-    // No span is slow, so only the profile wants samples.
-    let setup = Setup::of_rules("1h", |builder| builder);
+    // No span is kept, but each is past its sampling delay, so that at times something else wants samples, too.
+    let setup = Setup::of_rules("1h", |builder| builder.sampling_delay(2 * MS));
     if !HAS_STACKS {
         let refused = setup.handle.profile(options(1, 100)).unwrap_err();
         assert!(matches!(refused, ProfileError::Unavailable(_)), "{refused:?}");
@@ -114,10 +114,11 @@ fn shares_are_those_of_the_cpu_clocks_of_all_threads() {
                     while goes_on("burn_in_span") || goes_on("burn_beside_span") {
                         let span = info_span!("GET", http.route = "/cart");
                         span.in_scope(|| {
-                            info_span!("render").in_scope(|| run("burn_in_span", 10 * MS));
+                            info_span!("render").in_scope(|| run("burn_in_span", 4 * MS));
                         });
                         drop(span);
-                        run("burn_beside_span", 10 * MS);
+                        run("burn_beside_span", 2 * MS);
+                        thread::sleep(10 * MS);
                     }
                 });
             })

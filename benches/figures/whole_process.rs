@@ -154,7 +154,8 @@ fn profiled(source: Source) {
 }
 
 pub(crate) fn by_perf() {
-    profiled(Source::Perf);
+    // As an unprivileged user, rings for all threads may be too much.
+    profiled(Source::Auto);
 }
 
 pub(crate) fn by_timer() {

@@ -218,7 +218,7 @@ impl SampledThread {
         if let Some(Demand { rate, why }) = attachment.demand {
             (attachment.wanted, attachment.payer) = (Some(check.at), why);
             self.go_on(check);
-            if check.may_change && self.has_other_rate(rate) {
+            if check.may_change && self.has_other_rate(rate) && !self.is_enough(why, rate) {
                 self.begin_to_end(EndReason::OtherRate);
             }
             self.attach(check);
@@ -298,6 +298,15 @@ impl SampledThread {
             || !by_timer && self.has_timer_for_switches();
         let out = self.cursor.switches().and_then(SwitchRing::switched_out);
         self.cursor.is_attached() && is_other && out.is_none_or(|out| out.preempted)
+    }
+
+    /// Whether a session at a higher rate goes on for a profile of the process, as long as the budget allows: a thread that
+    /// is in a slow span now and then would have no samples while its rate changes.
+    fn is_enough(&mut self, why: Why, rate: Rate) -> bool {
+        why == Why::Process
+            && !rate.by_timer
+            && self.cursor.session.period_ns() < rate.period_ns
+            && self.attachment.budgets.of(why).is_full()
     }
 
     /// Whether it is sampled by a timer although perf is possible, because it is switched so often.
