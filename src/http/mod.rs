@@ -1,5 +1,6 @@
 //! Rules, state and profiles over HTTP, for programs and as a page.
 
+mod continuous;
 #[cfg(feature = "pprof")]
 mod heap;
 mod kept;
@@ -181,7 +182,7 @@ impl Handle {
             .route("/index.css", get(|| async { asset("text/css", STYLE) }))
             .route("/index.js", get(|| async { asset("text/javascript", SCRIPT) }))
             .route("/rules", get(rules).put(set_rules))
-            .route("/continuous", get(process::continuous).put(process::set_continuous))
+            .route("/continuous", get(continuous::get).put(continuous::put))
             .route("/profiles", get(profiles))
             .route("/profiles/{name}", get(profile))
             .layer(DefaultBodyLimit::max(LONGEST_RULES))

@@ -11,7 +11,6 @@ use crate::encode::pprof_showing;
 use crate::error::ProfileError;
 use crate::handle::{Handle, ProfileOptions};
 use crate::profile::SampleKind;
-use crate::sampler::continuous_rate;
 
 /// An error response.
 type PprofFailure = (StatusCode, String);
@@ -44,27 +43,6 @@ async fn encoded(handle: Handle, query: &str) -> Result<Vec<u8>, PprofFailure> {
     let encode =
         move || started.wait().map(|profile| pprof_showing(&profile, Some(SampleKind::OnCpu)));
     spawn_blocking(encode).await.map_err(internal)?.map_err(not_enabled)
-}
-
-/// The rate of the continuous profile, as text.
-pub(super) async fn continuous(State(handle): State<Handle>) -> String {
-    match handle.continuous() {
-        0 => "off".to_owned(),
-        rate => rate.to_string(),
-    }
-}
-
-pub(super) async fn set_continuous(
-    State(handle): State<Handle>,
-    body: String,
-) -> Result<String, PprofFailure> {
-    let rate = continuous_rate(body.trim()).ok_or_else(|| {
-        let expected = "the body must be `on`, `off`, or samples per second, from 1 to 1000";
-        (StatusCode::BAD_REQUEST, expected.to_owned())
-    })?;
-    let set = handle.set_continuous(rate);
-    set.map_err(|error| (StatusCode::SERVICE_UNAVAILABLE, error.to_string()))?;
-    Ok(continuous(State(handle)).await)
 }
 
 fn internal(error: impl std::fmt::Display) -> PprofFailure {

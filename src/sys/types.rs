@@ -93,6 +93,7 @@ pub(crate) struct ProcessLosses {
 }
 
 /// A thread that publishes the span it is in.
+#[allow(dead_code, reason = "only Linux has timers")]
 pub(crate) trait PublishesSpan: std::fmt::Debug + Send + Sync {
     fn tid(&self) -> u32;
 

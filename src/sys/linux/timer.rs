@@ -233,7 +233,7 @@ pub(crate) fn probe_timers(
 }
 
 /// In place of the bounds of a stack: the pointer is not to a ring, but what [`OnProcessTimer`] is given.
-const OF_PROCESS: Range<u64> = 1..0;
+const OF_PROCESS: Range<u64> = u64::MAX..u64::MAX;
 
 /// Set before the first such timer is created.
 static ON_PROCESS_TIMER: OnceLock<OnProcessTimer> = OnceLock::new();
