@@ -233,6 +233,26 @@ async fn an_ended_layer_is_reported() {
 }
 
 #[tokio::test]
+async fn files_of_the_continuous_profile_are_listed_and_fetched_apart() {
+    let temporary = tempfile::tempdir().unwrap();
+    let setup = in_dir(temporary.path(), "1h");
+    let list = async |path| get(&setup.handle, path).await.json();
+    assert_eq!(list("/process").await, Value::Array(Vec::new()));
+    let dir = temporary.path().join("process");
+    fs::create_dir(&dir).unwrap();
+    let (file, secret) = (name("process", "pb.gz"), temporary.path().join("secret.txt"));
+    fs::write(dir.join(&file), "a minute").unwrap();
+    fs::write(secret, "secret").unwrap();
+    assert_eq!(list("/process").await[0]["name"], *file);
+    assert_eq!(list("/profiles").await, Value::Array(Vec::new()));
+    let answer = get(&setup.handle, &format!("/process/{file}")).await;
+    assert_eq!((answer.status, &answer.body[..]), (StatusCode::OK, &b"a minute"[..]));
+    for path in [format!("/profiles/{file}"), "/process/..%2Fsecret.txt".to_owned()] {
+        assert_eq!(get(&setup.handle, &path).await.status, StatusCode::NOT_FOUND, "{path}");
+    }
+}
+
+#[tokio::test]
 async fn profiles_are_listed_and_fetched() {
     let temporary = tempfile::tempdir().unwrap();
     let dir = temporary.path().join("profiles");
@@ -1149,4 +1169,9 @@ async fn a_cpu_profile_of_the_process_is_served_and_ends_if_its_client_goes_away
     assert_eq!(disposition, "attachment; filename=\"profile.pb.gz\"");
     assert!(!answer.headers.contains_key(header::CONTENT_ENCODING));
     assert_eq!(answer.body[..2], [0x1f, 0x8b], "gzip");
+    let report = get(&handle, "/debug/pprof/profile?seconds=1&format=html").await;
+    assert_eq!(report.headers[header::CONTENT_TYPE], "text/html; charset=utf-8");
+    let policy = report.headers[header::CONTENT_SECURITY_POLICY].to_str().unwrap();
+    assert!(policy.starts_with("sandbox allow-scripts"), "{policy}");
+    assert!(report.text().starts_with("<!doctype html>"));
 }

@@ -38,6 +38,8 @@ pub struct Directory {
     of_process: OnceLock<Box<Directory>>,
 }
 
+/// The name of the directory in it that has the profiles of the process.
+pub(crate) const OF_PROCESS: &str = "process";
 /// How often the directory is listed again even if it seems unchanged. To list thousands of files for each profile
 /// would cost more than to write the profile.
 const LIST_AGAIN: Duration = Duration::from_secs(60);
@@ -145,7 +147,7 @@ impl Directory {
             if formats.is_empty() {
                 formats.push(Format::Folded);
             }
-            let directory = Self::new(self.path.join("process")).with_formats(formats);
+            let directory = Self::new(self.path.join(OF_PROCESS)).with_formats(formats);
             Box::new(directory.with_quota(self.quota_bytes, self.quota_age))
         })
     }

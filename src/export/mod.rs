@@ -23,6 +23,8 @@ use crate::encode::HtmlContext;
 use crate::profile::Profile;
 
 pub use directory::Directory;
+#[cfg(feature = "axum")]
+pub(crate) use directory::OF_PROCESS;
 pub use format::Format;
 pub use memory::Memory;
 #[cfg(all(fuzzing, feature = "otlp-grpc", feature = "otlp-http"))]
@@ -38,7 +40,6 @@ pub(crate) use remote::Encoded;
 #[cfg(any(test, feature = "_otlp"))]
 pub(crate) use remote::Remote;
 pub(crate) use remote::{Answer, AnyExporter, QueueLimits, RefusedScope};
-#[cfg(feature = "axum")]
 pub(crate) use stored::{StoredFile, list_stored, profile_id_of, read_stored, span_of, summary_of};
 
 /// Exports the profiles of kept spans.

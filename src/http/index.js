@@ -107,6 +107,7 @@ async function refresh() {
     takeState(state);
     measures = list.measures ?? measures;
     takeList(list.kept);
+    await showProcess();
     problem('');
   } catch (error) {
     problem(isLoaded ? `Cannot refresh: ${error.message}` : `Cannot load what is kept: ${error.message}`);
@@ -615,6 +616,37 @@ function readAddress() {
   view.isDescending = sort.startsWith('-');
   view.sort = column(sort.replace('-', '')) ? sort.replace('-', '') : 'time';
   view.page = Math.max(0, (Number.parseInt(values.get('page') ?? '1', 10) || 1) - 1);
+}
+
+// --- the process
+
+const MOST_MINUTES = 10;
+async function showProcess() {
+  // Without the feature `pprof` there is no such part.
+  if (!byId('continuous')) return;
+  const [rate, files] = await Promise.all([
+    ask('continuous').then((response) => response.text()),
+    ask('process').then((response) => response.json()),
+  ]);
+  const isOn = rate !== 'off';
+  byId('rate').textContent = isOn ? `${clean(rate)} samples per second of CPU time` : 'off';
+  byId('continue').textContent = isOn ? 'Turn off' : 'Turn on';
+  byId('continue').hidden = false;
+  byId('continue').onclick = async () => {
+    try {
+      await ask('continuous', { method: 'PUT', body: isOn ? 'off' : 'on' });
+      await showProcess();
+      say(`Continuous profile: ${byId('rate').textContent}`);
+    } catch (error) {
+      problem(`Cannot change the continuous profile: ${error.message}`);
+    }
+  };
+  const minutes = files.filter((file) => file.name.endsWith('.pb.gz')).slice(0, MOST_MINUTES);
+  const link = (file) => {
+    const href = `${base}process/${encodeURIComponent(file.name)}`;
+    return el('a', { href, download: '' }, clock(new Date(file.time)));
+  };
+  byId('minutes').replaceChildren(...(minutes.length ? ['The last ones: '] : []), ...minutes.flatMap((file) => [link(file), ' ']));
 }
 
 // --- all together

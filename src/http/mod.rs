@@ -10,6 +10,7 @@ mod process;
 mod threads;
 
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -27,7 +28,7 @@ use serde_json::{Map, Value};
 use tokio::task::spawn_blocking;
 
 use crate::error::Error;
-use crate::export::{StoredFile, list_stored, read_stored};
+use crate::export::{OF_PROCESS, StoredFile, list_stored, read_stored};
 use crate::facts::Reason;
 use crate::handle::Handle;
 use crate::keep::Rules;
@@ -43,6 +44,8 @@ const STYLE: &str = include_str!("index.css");
 const SCRIPT: &str = include_str!("index.js");
 
 /// Allows the page to use its style and script, and these routes.
+/// The part of the page that leads to profiles of the process.
+const LINKS_TO_PROCESS: &str = include_str!("process.html");
 const POLICY_OF_PAGE: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
     img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 /// Allows a report to use its style and script, of which its own policy states the hashes: they differ between releases.
@@ -146,9 +149,10 @@ impl Handle {
     /// | `GET /debug/pprof/` | a page with links to these profiles |
     /// | `GET /continuous` | the rate of the [continuous profile](crate::Builder::continuous) in samples per second of CPU time, or `off`, as text |
     /// | `PUT /continuous` | changes it: the body is `on`, `off` or a rate; 400 if it is something else |
-    /// | `GET /debug/pprof/profile?seconds=30` | a [profile of the process](Self::profile) of that many seconds (30 without it), for `go tool pprof` and what scrapes such profiles, gzipped; `hz=` sets the samples per second of CPU time. It ends if the client goes away. 500 while another one is being made, or if there can be none; 400 for more than an hour or 1,000 samples. Needs the feature `pprof` |
+    /// | `GET /debug/pprof/profile?seconds=30` | a [profile of the process](Self::profile) of that many seconds (30 without it), for `go tool pprof` and what scrapes such profiles, gzipped; `hz=` sets the samples per second of CPU time, and with `format=html` the answer is a report. It ends if the client goes away. 500 while another one is being made, or if there can be none; 400 for more than an hour or 1,000 samples. Needs the feature `pprof` |
     /// | `GET /profiles` | the files of profiles, the newest first, as JSON: `name`, `bytes`, `time` |
     /// | `GET /profiles/NAME` | the file of that name; 404 if it is not in the list |
+    /// | `GET /process`, `/process/NAME` | the same for files of the [continuous profile](crate::Builder::continuous) |
     ///
     /// After the layer was dropped or [shut down](Self::shutdown), `PUT` and `POST` get status 503, and the other
     /// routes return what is left: no state, and the files in the directory. Profiles are those in the directory of the
@@ -185,6 +189,8 @@ impl Handle {
             .route("/continuous", get(continuous::get).put(continuous::put))
             .route("/profiles", get(profiles))
             .route("/profiles/{name}", get(profile))
+            .route("/process", get(of_process))
+            .route("/process/{name}", get(one_of_process))
             .layer(DefaultBodyLimit::max(LONGEST_RULES))
             .layer(from_fn_with_state(Hosts::new(hosts), refuse_foreign))
             .layer(map_response(protect))
@@ -210,7 +216,8 @@ async fn page_or_state(
 fn page_at(path: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "/-._~%:@!$+,;=".contains(c);
     let base: String = path.trim_end_matches('/').chars().filter(|c| is_plain(*c)).collect();
-    PAGE.replace("{{base}}", &format!("{base}/"))
+    let of_process = if cfg!(feature = "pprof") { LINKS_TO_PROCESS } else { "" };
+    PAGE.replace("{{process}}", of_process).replace("{{base}}", &format!("{base}/"))
 }
 
 fn asset(content_type: &'static str, text: &str) -> Response {
@@ -309,8 +316,16 @@ async fn set_rules(State(handle): State<Handle>, body: Bytes) -> Result<String, 
 }
 
 async fn profiles(State(handle): State<Handle>) -> Result<Json<Value>, Failure> {
+    list_files(handle.dir()).await
+}
+
+/// Those of the continuous profile.
+async fn of_process(State(handle): State<Handle>) -> Result<Json<Value>, Failure> {
+    list_files(handle.dir().map(|dir| dir.join(OF_PROCESS))).await
+}
+
+async fn list_files(dir: Option<PathBuf>) -> Result<Json<Value>, Failure> {
     let list = move || {
-        let dir = handle.dir();
         let files = dir.map(|dir| list_stored(&dir)).transpose().map_err(unreadable)?;
         let files = files.unwrap_or_default().into_iter();
         Ok(Json(files.map(describe_file).collect()))
@@ -322,9 +337,19 @@ async fn profile(
     State(handle): State<Handle>,
     Path(name): Path<String>,
 ) -> Result<Response, Failure> {
+    read_file(handle.dir(), name).await
+}
+
+async fn one_of_process(
+    State(handle): State<Handle>,
+    Path(name): Path<String>,
+) -> Result<Response, Failure> {
+    read_file(handle.dir().map(|dir| dir.join(OF_PROCESS)), name).await
+}
+
+async fn read_file(dir: Option<PathBuf>, name: String) -> Result<Response, Failure> {
     let read = move || {
         let content_type = content_type(&name);
-        let dir = handle.dir();
         let read = dir.map(|dir| read_stored(&dir, &name)).transpose();
         let found = read.map_err(unreadable)?.flatten();
         let bytes = found.ok_or((StatusCode::NOT_FOUND, "no such profile".to_owned()))?;

@@ -7,7 +7,7 @@ use axum::http::{HeaderName, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use tokio::task::spawn_blocking;
 
-use crate::encode::pprof_showing;
+use crate::encode::{HtmlContext, html, pprof_showing};
 use crate::error::ProfileError;
 use crate::handle::{Handle, ProfileOptions};
 use crate::profile::SampleKind;
@@ -19,7 +19,12 @@ type PprofFailure = (StatusCode, String);
 const X_GO_PPROF: HeaderName = HeaderName::from_static("x-go-pprof");
 
 pub(super) async fn cpu(State(handle): State<Handle>, OriginalUri(uri): OriginalUri) -> Response {
-    match encoded(handle, uri.query().unwrap_or_default()).await {
+    let query = uri.query().unwrap_or_default();
+    let is_report = value_of(query, "format") == Some("html");
+    match encoded(handle, query, is_report).await {
+        Ok(bytes) if is_report => {
+            ([(header::CONTENT_TYPE, "text/html; charset=utf-8")], bytes).into_response()
+        }
         Ok(bytes) => {
             // Not as a content encoding: readers of pprof expect it to be compressed.
             let headers = [
@@ -35,13 +40,18 @@ pub(super) async fn cpu(State(handle): State<Handle>, OriginalUri(uri): Original
     }
 }
 
-async fn encoded(handle: Handle, query: &str) -> Result<Vec<u8>, PprofFailure> {
+async fn encoded(handle: Handle, query: &str, is_report: bool) -> Result<Vec<u8>, PprofFailure> {
     let options = options(query)?;
     let begun = spawn_blocking(move || handle.begin_profile(options)).await;
     // If the client goes away, this future is dropped, and the profile ends.
     let (started, _cancel) = begun.map_err(internal)?.map_err(not_enabled)?;
-    let encode =
-        move || started.wait().map(|profile| pprof_showing(&profile, Some(SampleKind::OnCpu)));
+    let encode = move || {
+        let profile = started.wait()?;
+        Ok(match is_report {
+            true => html(&profile, &HtmlContext::default()).into_bytes(),
+            false => pprof_showing(&profile, Some(SampleKind::OnCpu)),
+        })
+    };
     spawn_blocking(encode).await.map_err(internal)?.map_err(not_enabled)
 }
 
@@ -56,16 +66,17 @@ fn not_enabled(error: ProfileError) -> PprofFailure {
     }
 }
 
+fn value_of<'a>(query: &'a str, wanted: &str) -> Option<&'a str> {
+    let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+    pairs.find(|(name, _)| *name == wanted).map(|(_, value)| value)
+}
+
 /// The duration and rate of a query. As in Go, `seconds` that are no positive number are 30.
 fn options(query: &str) -> Result<ProfileOptions, PprofFailure> {
-    let value_of = |wanted: &str| {
-        let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
-        pairs.find(|(name, _)| *name == wanted).map(|(_, value)| value)
-    };
     let usual = ProfileOptions::default();
-    let seconds = value_of("seconds").and_then(|text| text.parse::<u64>().ok());
+    let seconds = value_of(query, "seconds").and_then(|text| text.parse::<u64>().ok());
     let seconds = seconds.filter(|seconds| *seconds > 0);
-    let rate = value_of("hz").map_or(Ok(usual.rate), str::parse::<u32>);
+    let rate = value_of(query, "hz").map_or(Ok(usual.rate), str::parse::<u32>);
     let rate = rate.map_err(|_| {
         (StatusCode::BAD_REQUEST, "`hz` must be a number of samples per second".to_owned())
     })?;
