@@ -1891,7 +1891,7 @@ function showMissing() {
 function missingLines() {
   const [main] = profile.kept,
     lines = [];
-  lines.push(...coverageLines(main));
+  if (!profile.of_process) lines.push(...coverageLines(main));
   for (const loss of profile.losses) lines.push(['bad', clean(loss)]);
   if (main.unsampled > 0)
     lines.push([
@@ -2257,6 +2257,7 @@ function readAddress() {
 /** CPU if that is nearly all of it, else everything. */
 function bestMode() {
   const [main] = profile.kept;
+  if (profile.of_process) return 'cpu';
   if (profile.samples.kind.every((kind) => kind === ALLOCATED)) return 'alloc';
   return main.cpu_known && main.on_cpu >= main.wall * 0.95 ? 'cpu' : 'wall';
 }
@@ -2369,6 +2370,14 @@ function showKindsThere() {
   for (const element of document.querySelectorAll('[data-kind]'))
     element.hidden = !element.dataset.kind.split(' ').some((kind) => profile.kinds.has(Number(kind) || kind));
   document.querySelector('.cards').classList.toggle('five', !byId('awaits').closest('.card').hidden);
+}
+/** A profile of the process has sums of CPU time, and neither waits nor the times of samples. */
+function hideTimes() {
+  if (!profile.of_process) return;
+  const sections = [timeline, byId('waits')].map((element) => element.closest('section'));
+  const modes = ['off', 'wall'].map((mode) => document.querySelector(`#mode input[value=${mode}]`).closest('label'));
+  for (const element of [byId('wall'), ...sections, ...modes]) element.hidden = true;
+  byId('spans-title').firstChild.textContent = 'Spans ';
 }
 function showAttributes() {
   const text = (value) => clean(Array.isArray(value) ? value.join(', ') : value);
@@ -2509,6 +2518,7 @@ async function main() {
   readColors();
   showIdentity();
   showWall();
+  hideTimes();
   showAwaits();
   showKindsThere();
   showMissing();
