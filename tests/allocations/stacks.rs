@@ -7,7 +7,7 @@ use tracing::info_span;
 use tracing_profiling::profile::{Leaf, Profile, SampleKind};
 
 use crate::COUNTS;
-use crate::support::{PLENTY, Setup, functions};
+use crate::support::{PLENTY, Setup, functions, has_process_timer};
 
 /// Ten functions with a digit in their names. Names have no generic parameters.
 macro_rules! numbered {
@@ -378,6 +378,42 @@ fn the_live_heap_has_what_is_in_use() {
     assert_eq!(heap_of(&other.handle.heap_profile().unwrap(), "keep_forever"), [0, 160 * MB]);
     let stats = setup.handle.stats().allocations;
     assert_eq!((stats.dropped_queue_full, stats.dropped_not_tracked), (0, 0));
+}
+
+#[test]
+fn the_continuous_profile_has_what_was_allocated_in_its_time() {
+    let name = "stacks::the_continuous_profile_has_what_was_allocated_in_its_time";
+    if std::env::var_os("PROFILING_TEST_ALONE").is_none() {
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        let command = command.args([name, "--exact"]).env("PROFILING_TEST_ALONE", "1");
+        assert!(command.status().unwrap().success());
+        return;
+    }
+    if !has_process_timer() {
+        return;
+    }
+    const BLOCK: usize = 1 << 20;
+    const MB: u64 = 1 << 20;
+    let setup = Setup::with("1h", |builder| {
+        let builder = builder.heap(true).alloc_sample_interval(64 << 10);
+        builder.continuous_interval(Duration::from_secs(3_600))
+    });
+    // The collector has read all samples, and has done what it was asked before.
+    let heap = || setup.handle.heap_profile().expect("the live heap is tracked");
+    let mut kept = Vec::with_capacity(100);
+    (0..10).for_each(|_| keep_forever(&mut kept, BLOCK));
+    heap();
+    setup.handle.set_continuous(97).unwrap();
+    heap();
+    (0..20).for_each(|_| keep_forever(&mut kept, BLOCK));
+    assert_eq!(heap_of(&heap(), "keep_forever"), [30 * MB, 30 * MB]);
+    setup.handle.set_continuous(0).unwrap();
+    let start = std::time::Instant::now();
+    while setup.profiles().is_empty() {
+        assert!(start.elapsed() < PLENTY);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(heap_of(&setup.profiles()[0], "keep_forever"), [0, 20 * MB]);
 }
 
 /// What `go tool pprof` and scrapers read.
