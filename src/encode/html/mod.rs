@@ -20,7 +20,7 @@ const BODY: &str = include_str!("report.body.html");
 const SCRIPT: &str = include_str!("report.js");
 /// The SHA-256 of [`STYLE`] and [`SCRIPT`], in Base64. A test compares them.
 const STYLE_HASH: &str = "pIeZyIqckfufQLq1zj6bcA7yt8rOcp5tpbs6MJejahY=";
-const SCRIPT_HASH: &str = "W4SS/yjZjhMyu8A45YX2Ooeh5CXtYziqjRMaWpjoybc=";
+const SCRIPT_HASH: &str = "VYecRfhUdX/PaabrUf+MnnKDyXqgF7LeI1+8aSZktBE=";
 
 /// What a report shows besides the profile.
 #[derive(Clone, Debug, Default)]

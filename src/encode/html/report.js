@@ -2374,10 +2374,9 @@ function showKindsThere() {
 /** A profile of the process has sums of CPU time, and neither waits nor the times of samples. */
 function hideTimes() {
   if (!profile.of_process) return;
-  const sections = [timeline, byId('waits')].map((element) => element.closest('section'));
+  const sections = [timeline, byId('waits'), byId('spans')].map((element) => element.closest('section'));
   const modes = ['off', 'wall'].map((mode) => document.querySelector(`#mode input[value=${mode}]`).closest('label'));
   for (const element of [byId('wall'), ...sections, ...modes]) element.hidden = true;
-  byId('spans-title').firstChild.textContent = 'Spans ';
 }
 function showAttributes() {
   const text = (value) => clean(Array.isArray(value) ? value.join(', ') : value);
