@@ -10,7 +10,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::hint::black_box;
 
-use support::{PLENTY, Setup};
+use support::{PLENTY, Setup, burn, has_process_timer};
 use tracing::info_span;
 use tracing_profiling::Source;
 
@@ -50,6 +50,10 @@ fn the_handler_allocates_nothing_and_leaves_errno_and_registers_alone() {
     // The kernel's tick may rarely find the thread running.
     let signals: u64 = (0..10).map(|_| signals_of_half_a_second(false)).sum();
     assert!(signals >= 40, "the handler ran: {signals}");
+    if has_process_timer() {
+        let signals: u64 = (0..4).map(|_| signals_of_the_process()).sum();
+        assert!(signals >= 40, "the handler ran: {signals}");
+    }
 }
 
 fn signals_of_half_a_second(is_fine: bool) -> u64 {
@@ -57,6 +61,30 @@ fn signals_of_half_a_second(is_fine: bool) -> u64 {
         let builder = builder.source(Source::Timer).rate(10_000);
         builder.fine_timers(is_fine)
     });
+    compute(&setup);
+    let stats = setup.handle.stats();
+    stats.samples.taken + stats.samples.dropped_ring_full
+}
+
+/// The same for the timer of the continuous profile.
+fn signals_of_the_process() -> u64 {
+    let setup = Setup::of_rules("1h", |builder| builder.continuous(1_000));
+    let taken = || {
+        // The rings are read.
+        _ = setup.handle.open_spans(PLENTY);
+        setup.handle.stats().continuous.taken
+    };
+    let start = std::time::Instant::now();
+    while taken() == 0 {
+        assert!(start.elapsed() < PLENTY);
+        _ = burn(std::time::Duration::from_millis(20));
+    }
+    let before = taken();
+    compute(&setup);
+    taken() - before
+}
+
+fn compute(setup: &Setup) {
     tracing::dispatcher::with_default(&setup.dispatch, || {
         let _span = info_span!("computes").entered();
         // Entering the span has armed the thread, which allocates.
@@ -78,8 +106,6 @@ fn signals_of_half_a_second(is_fine: bool) -> u64 {
         assert!(all_same);
     });
     setup.handle.flush(PLENTY).unwrap();
-    let stats = setup.handle.stats();
-    stats.samples.taken + stats.samples.dropped_ring_full
 }
 
 fn iterate(mut x: f64) -> f64 {
