@@ -40,6 +40,7 @@ pub(crate) use remote::Encoded;
 #[cfg(any(test, feature = "_otlp"))]
 pub(crate) use remote::Remote;
 pub(crate) use remote::{Answer, AnyExporter, QueueLimits, RefusedScope};
+#[cfg(feature = "axum")]
 pub(crate) use stored::{StoredFile, list_stored, profile_id_of, read_stored, span_of, summary_of};
 
 /// Exports the profiles of kept spans.
