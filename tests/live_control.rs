@@ -1127,6 +1127,48 @@ async fn a_page_links_to_the_profiles_of_the_process() {
     assert_eq!(short.headers[header::LOCATION], "pprof/");
 }
 
+/// The requests of Grafana Alloy (`pyroscope.scrape` with `path_prefix`), Parca and the pprof receiver of the
+/// OpenTelemetry Collector, as the Go client sends them.
+#[tokio::test(flavor = "multi_thread")]
+async fn scrapers_get_profiles_by_address_and_by_name() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    let setup = Setup::new("1h");
+    let admin = Router::new().nest("/profiling", setup.handle.router_for(["shop.internal"]));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let server = tokio::spawn(async move { axum::serve(listener, admin).await });
+    let port = address.port();
+    for (host, agent, query) in [
+        (format!("127.0.0.1:{port}"), "Alloy/v1.11.3 (linux; docker)", "seconds=1"),
+        (format!("shop.internal:{port}"), "conprof/0.24.2", "seconds=1"),
+        (format!("localhost:{port}"), "otelcol-contrib/0.160.0 (linux/amd64)", "seconds=1&hz=50"),
+    ] {
+        let request = format!(
+            "GET /profiling/debug/pprof/profile?{query} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: {agent}\r\n\
+             Accept-Encoding: gzip\r\nConnection: close\r\n\r\n"
+        );
+        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).await.unwrap();
+        let end = answer.windows(4).position(|window| window == b"\r\n\r\n").unwrap();
+        let (head, body) = answer.split_at(end + 4);
+        let head = str::from_utf8(head).unwrap();
+        if !HAS_STACKS {
+            assert!(head.starts_with("HTTP/1.1 500 "), "{agent}: {head}");
+            continue;
+        }
+        assert!(head.starts_with("HTTP/1.1 200 "), "{agent}: {head}");
+        assert!(!head.to_lowercase().contains("content-encoding"), "{agent}: {head}");
+        let strings = strings_of(body);
+        for string in ["cpu", "nanoseconds", "samples", "count"] {
+            assert!(strings.contains(string), "{agent}, {string}: {strings}");
+        }
+    }
+    server.abort();
+}
+
 /// As Go's `net/http/pprof` answers.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cpu_profile_of_the_process_is_served_and_ends_if_its_client_goes_away() {
