@@ -177,7 +177,7 @@ impl Handle {
     ///
     /// Why there is none, as if another one is being made.
     pub fn profile(&self, options: ProfileOptions) -> Result<Profile, ProfileError> {
-        let (started, _cancel) = self.begin_profile(options)?;
+        let (_cancel, started) = self.begin_profile(options)?;
         started.wait()
     }
 
@@ -185,7 +185,7 @@ impl Handle {
     pub(crate) fn begin_profile(
         &self,
         options: ProfileOptions,
-    ) -> Result<(StartedProfile, CancelProfile), ProfileError> {
+    ) -> Result<(CancelProfile, StartedProfile), ProfileError> {
         let ProfileOptions { kind: ProfileKind::Cpu, duration, rate } = options;
         if duration.is_zero() || duration > LONGEST_PROFILE || !RATES.contains(&rate) {
             return Err(ProfileError::OutOfRange);
@@ -360,8 +360,8 @@ pub struct ProfileOptions {
     pub kind: ProfileKind,
     /// For how long: at most an hour.
     pub duration: Duration,
-    /// Samples per second of CPU time, of each thread: 1 to 1,000. A thread that has used 2,000 of them, and all threads
-    /// together 2,000 for each processor, fall to 100 per second if this is more.
+    /// Samples per second of CPU time, of each thread: 1 to 1,000. A thread that was in a profiled span and has used 2,000
+    /// of them, and all such threads together 2,000 for each processor, fall to 100 per second if this is more.
     pub rate: u32,
 }
 

@@ -282,7 +282,7 @@ counters! {
         taken,
         /// Profiles made.
         profiles,
-        /// Profiles that could not be exported. They are not tried again.
+        /// Profiles that were lost: refused, too old, left at the end, or made while the one before was not exported.
         dropped_export_failed,
         /// Samples that were dropped because more threads than there are rings were taking one at that moment.
         dropped_rings_taken,

@@ -859,12 +859,14 @@ const READ_BY_OTHERS: [(&str, Headers); 6] = [
 /// Takes seconds.
 const SLOW: [&str; 5] =
     ["/kept", "/open", "/debug/pprof/heap", "/debug/pprof/allocs", "/debug/pprof/threads"];
+/// It lasts, and only one is made at a time.
+const LASTING: [&str; 1] = ["/debug/pprof/profile?seconds=1"];
 
 #[tokio::test]
 async fn a_cross_origin_page_causes_no_work() {
     let setup = Setup::new("1h");
     for (client, headers) in READ_BY_OTHERS.into_iter().chain(FROM_OTHER_ORIGINS) {
-        for path in READS.into_iter().chain(SLOW) {
+        for path in READS.into_iter().chain(SLOW).chain(LASTING) {
             for method in ["GET", "HEAD"] {
                 let answer = ask_as(&setup.handle, method, path, headers).await;
                 assert_eq!(answer.status, StatusCode::FORBIDDEN, "{client}: {method} {path}");

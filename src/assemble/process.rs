@@ -1,11 +1,13 @@
 //! Builds the profile of the process.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::build::ProfileInputs;
 use super::tables::{SpanDetail, Tables};
+use crate::keep::DEFAULT_FIELDS;
 use crate::profile::{Link, LinkId, MappingId, Profile, ProfileId, SampleKind, capped};
 use crate::redact::Redaction;
 use crate::sinks::{Heap, ProcessSamples, StackEntry, StackLeaf, StoredStack, Total};
@@ -14,8 +16,9 @@ use crate::unwind::Module;
 
 /// The label with the name of a sample's local root.
 const LOCAL_ROOT: &str = "local_root";
-/// Of more samples of a stack and span, each point is several.
+/// Of more samples of a stack and span, each point is several; and of more in all.
 const MOST_POINTS: u64 = 4_096;
+const MOST_POINTS_OF_ALL: u64 = 100_000;
 
 impl ProfileInputs<'_> {
     /// The profile of the process `during` that time, in nanoseconds of `CLOCK_MONOTONIC_RAW`, in which it used `cpu_ns`
@@ -30,11 +33,13 @@ impl ProfileInputs<'_> {
         let mut tables = Tables::new(self, id, None, SpanDetail::All);
         let mut links = ProcessLinks { inputs: self, samples, redaction, known: HashMap::new() };
         let kind = SampleKind::OnCpu;
+        let places = samples.totals().count().max(1) as u64;
+        let most_points = (MOST_POINTS_OF_ALL / places).clamp(1, MOST_POINTS);
         for (stack, place, total) in samples.totals() {
             let link = place.span.and_then(|span| links.link(span, &mut tables.profile));
             let (stack, _) = tables.stack(stack);
             let thread = samples.thread(place);
-            let points = total.count.clamp(1, MOST_POINTS);
+            let points = total.count.clamp(1, most_points);
             let each = total.weight / points;
             for point in 0..points {
                 let rest = if point == 0 { total.weight - each * points } else { 0 };
@@ -46,8 +51,9 @@ impl ProfileInputs<'_> {
     }
 }
 
-/// What further samples have is one sample.
-const MOST_SAMPLES: usize = 16_000;
+/// What further samples have is one sample. With that and what was not sampled, a profile has 16,000 of each kind, which
+/// Pyroscope accepts by default.
+const MOST_SAMPLES: usize = 16_000 - 2;
 
 impl ProfileInputs<'_> {
     /// The continuous profile of the process `during` that time, by stack, thread name, and the name and fields of the
@@ -72,25 +78,36 @@ impl ProfileInputs<'_> {
             let (stack, _) = tables.stack(samples.stacks().frames(stack));
             tables.add(SampleKind::OnCpu, during.start, total.weight, thread, stack, link);
         }
-        tables.add_leaf(StackLeaf::OtherStacks, during.start, others.weight);
+        tables.add_leaf(SampleKind::OnCpu, StackLeaf::OtherStacks, during.start, others.weight);
         tables.add_unsampled(samples, during.start, cpu_ns);
-        for (stack, total) in allocated {
+        let mut allocated = allocated.to_vec();
+        allocated.sort_by_key(|(_, total)| Reverse(total.weight));
+        let (most, others) = allocated.split_at(allocated.len().min(MOST_SAMPLES));
+        for (stack, total) in most {
             let (stack, _) = tables.stack(heap.stacks().frames(*stack));
-            for (kind, weight) in
-                [(SampleKind::AllocatedBytes, total.weight), (SampleKind::Allocations, total.count)]
-            {
+            for (kind, weight) in amounts(*total) {
                 tables.add(kind, during.start, weight, None, stack, None);
             }
+        }
+        let mut rest = Total::default();
+        others.iter().for_each(|(_, total)| rest.add(*total));
+        for (kind, weight) in amounts(rest) {
+            tables.add_leaf(kind, StackLeaf::OtherStacks, during.start, weight);
         }
         tables.finish_process("CPU time of the process", during)
     }
 }
 
+/// What a stack has allocated, by kind.
+fn amounts(total: Total) -> [(SampleKind, u64); 2] {
+    [(SampleKind::AllocatedBytes, total.weight), (SampleKind::Allocations, total.count)]
+}
+
 impl Tables<'_> {
-    fn add_leaf(&mut self, leaf: StackLeaf, time_ns: u64, weight: u64) {
+    fn add_leaf(&mut self, kind: SampleKind, leaf: StackLeaf, time_ns: u64, weight: u64) {
         if weight > 0 {
             let (stack, _) = self.stack(std::iter::once(StackEntry::StackLeaf(leaf)));
-            self.add(SampleKind::OnCpu, time_ns, weight, None, stack, None);
+            self.add(kind, time_ns, weight, None, stack, None);
         }
     }
 
@@ -99,7 +116,7 @@ impl Tables<'_> {
         // Up to one sample more or less at each end is normal.
         let unsampled_ns = cpu_ns.unwrap_or(0).saturating_sub(samples.weight_ns());
         if unsampled_ns > 2 * self.profile.period_ns {
-            self.add_leaf(StackLeaf::NotSampled, time_ns, unsampled_ns);
+            self.add_leaf(SampleKind::OnCpu, StackLeaf::NotSampled, time_ns, unsampled_ns);
         }
     }
 
@@ -148,7 +165,9 @@ impl ProcessLinks<'_> {
         let mut fields = Vec::new();
         if is_root {
             fields.push((LOCAL_ROOT, self.redaction.redact_span(&name).into_owned()));
-            fields.extend(span.fields.iter().cloned());
+            // A receiver makes a series of each value, so the continuous profile has only fields with few.
+            let shown = |name: &&str| is_one || DEFAULT_FIELDS.contains(name);
+            fields.extend(span.fields.iter().filter(|(name, _)| shown(name)).cloned());
         }
         // Only what all such spans have in common, unless it is that of one span.
         let ids = span.ids.filter(|_| is_one).map(|ids| (ids.trace, ids.span));

@@ -16,6 +16,9 @@ use crate::sys;
 use crate::threads::Threads;
 use crate::unwind::Module;
 
+/// How long until a profile is tried again that cannot begin.
+const RETRY: Duration = Duration::from_secs(1);
+
 /// A profile without symbols, and the modules that symbolization needs.
 pub(super) type ProcessProfile = (Box<Profile>, HashMap<MappingId, Arc<Module>>);
 
@@ -35,17 +38,17 @@ pub(crate) struct ProfileWindow {
 #[derive(Debug, Default)]
 pub(crate) struct ContinuousProfiler {
     window: Option<ProfileWindow>,
-    /// The rate at which it could not begin. It is not tried again before it was off.
-    refused: Option<u32>,
+    /// It cannot begin while a debugger is attached, and is tried again then.
+    retry_at: Option<Instant>,
     /// What the stacks of the heap have allocated until the present window.
     allocated: HashMap<StoredStack, Total>,
     event: Option<LogEvent>,
 }
 
 impl ContinuousProfiler {
-    /// How long until the present profile is complete.
+    /// How long until the present profile is complete, or one is to begin.
     pub(super) fn until_end(&self) -> Option<Duration> {
-        let until = self.window.as_ref()?.until;
+        let until = self.window.as_ref().map(|window| window.until).or(self.retry_at)?;
         Some(until.saturating_duration_since(Instant::now()))
     }
 
@@ -69,14 +72,13 @@ impl ContinuousProfiler {
             true => 0,
             false => engine.commands.process.continuous_rate(),
         };
-        if wanted == 0 {
-            self.refused = None;
-        }
-        let is_over =
-            |window: &mut ProfileWindow| window.rate != wanted || window.until <= Instant::now();
+        let must_end = threads.must_end_continuous();
+        let is_over = |window: &mut ProfileWindow| {
+            must_end || window.rate != wanted || window.until <= Instant::now()
+        };
         let ended = self.window.take_if(is_over);
         if let Some(ended) = &ended {
-            let must_begin_again = threads.next_continuous();
+            let must_begin_again = must_end || threads.next_continuous();
             if ended.rate == wanted && !must_begin_again {
                 self.window = Some(self.new_window(wanted, engine, intake));
             } else {
@@ -84,16 +86,25 @@ impl ContinuousProfiler {
                 // To begin again, if it is wanted.
                 engine.waker.wake();
             }
-        } else if self.window.is_none() && wanted > 0 && self.refused != Some(wanted) {
+        } else if wanted == 0 {
+            self.retry_at = None;
+        } else if self.window.is_none() && self.retry_at.is_none_or(|at| at <= Instant::now()) {
             let period_ns = 1_000_000_000 / u64::from(wanted);
             match threads.begin_continuous(period_ns, intake) {
                 Ok(()) => {
                     intake.sinks.continuous = Some(ProcessSamples::new());
                     _ = intake.sinks.heap.allocated_since(&mut self.allocated);
                     self.window = Some(self.new_window(wanted, engine, intake));
+                    self.retry_at = None;
+                }
+                Err(why) if why.may_pass() => {
+                    let is_first = self.retry_at.replace(Instant::now() + RETRY).is_none();
+                    let event = LogEvent::warning(LogKind::ContinuousOff, why.to_string());
+                    self.event = is_first.then_some(event).or(self.event.take());
                 }
                 Err(why) => {
-                    self.refused = Some(wanted);
+                    // Until it is asked for again.
+                    engine.commands.process.refuse_continuous(wanted);
                     let line = why.to_string();
                     self.event = Some(LogEvent::warning(LogKind::ContinuousOff, line));
                 }
@@ -115,6 +126,11 @@ impl ContinuousProfiler {
         engine: &Engine,
         intake: &mut Intake,
     ) -> Option<ProcessProfile> {
+        let (now_ns, now_cpu_ns) = (intake.now_ns(), sys::process_cpu_ns());
+        // The next one begins where this one ends.
+        if let Some(next) = &mut self.window {
+            (next.began_ns, next.began_cpu_ns) = (now_ns, now_cpu_ns);
+        }
         let next = self.is_running().then(ProcessSamples::new);
         let mut samples = std::mem::replace(&mut intake.sinks.continuous, next)?;
         note_unknown_spans(engine, &mut samples);
@@ -132,14 +148,14 @@ impl ContinuousProfiler {
         if samples.weight_ns() == 0 && allocated.is_empty() {
             return None;
         }
-        let cpu_ns = sys::process_cpu_ns().zip(ended.began_cpu_ns);
+        let cpu_ns = now_cpu_ns.zip(ended.began_cpu_ns);
         let cpu_ns = cpu_ns.map(|(now_ns, before_ns)| now_ns.saturating_sub(before_ns));
         let inputs = ProfileInputs::new(&engine.callsites, &intake.sinks.store, &intake.unwinder);
         let unix_offset_ns = intake.clock().unix_offset_ns();
         let period_ns = 1_000_000_000 / u64::from(ended.rate.max(1));
         let inputs = ProfileInputs { unix_offset_ns, period_ns, ..inputs };
         let id = ProfileId::random().ok()?;
-        let during = ended.began_ns..intake.now_ns();
+        let during = ended.began_ns..now_ns;
         let (profile, modules) = inputs.continuous_profile(
             id,
             (&samples, &engine.redaction),

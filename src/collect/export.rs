@@ -24,21 +24,29 @@ pub(crate) struct ProfileOutput {
     jobs: Sender<Job>,
     /// Memory for profiles that have not been exported yet.
     room: MemoryBudget,
+    /// The same for profiles of the process, which take nothing from those of kept spans.
+    room_of_process: MemoryBudget,
     most_samples: usize,
 }
 
 impl ProfileOutput {
     pub(crate) fn new(jobs: Sender<Job>, export_bytes: usize, most_samples: usize) -> Self {
-        Self { jobs, room: MemoryBudget::new(export_bytes), most_samples }
+        let (room, room_of_process) =
+            (MemoryBudget::new(export_bytes), MemoryBudget::new(export_bytes));
+        Self { jobs, room, room_of_process, most_samples }
     }
 
-    /// Sends a profile of the process.
+    /// Sends a profile of the process, unless the one before is still on its way, as when the exporter hangs.
     pub(super) fn send_process(
         &self,
         profile: Box<Profile>,
         modules: HashMap<MappingId, Arc<Module>>,
+        counters: &Counters,
     ) {
-        let mut room = self.room.take();
+        if !self.room_of_process.is_free() {
+            return Counters::add(&counters.continuous.dropped_export_failed, 1);
+        }
+        let mut room = self.room_of_process.take();
         room.shrink(profile.bytes());
         self.send(Job::Export { profile, modules, kept: Vec::new(), room, reservation: None });
     }

@@ -189,7 +189,9 @@ impl Collector {
         let Self { engine, intake, threads, process, continuous, .. } = self;
         let ended = continuous.check(engine, (threads, intake), asked.end);
         let answered = process.check(asked.process.take(), (threads, intake));
-        let wants_roots = process.is_running() || continuous.is_running();
+        // Local roots that close before the last samples are read are wanted, too.
+        let (is_running, is_ending) = (process.is_running(), answered.is_some() || ended.is_some());
+        let wants_roots = is_running || continuous.is_running() || is_ending;
         engine.commands.process.set_wants_roots(wants_roots);
         let closed_roots = engine.commands.process.take_roots();
         let mut closed = std::mem::take(&mut self.intake.closed);
@@ -212,11 +214,14 @@ impl Collector {
         let closed_since = self.intake.register_spans();
         self.intake.closed.extend(closed_since);
         note_process_spans(&mut self.intake, closed_roots);
-        let Self { engine, intake, continuous, output, .. } = self;
+        let Self { engine, intake, process, continuous, output, .. } = self;
         let answer = answered.and_then(|profile| profile.finish(engine, intake));
         answer.into_iter().for_each(|answer| output.send(answer));
         let profile = ended.and_then(|window| continuous.finish(window, engine, intake));
-        profile.into_iter().for_each(|(profile, modules)| output.send_process(profile, modules));
+        if let Some((profile, modules)) = profile {
+            output.send_process(profile, modules, &engine.counters);
+        }
+        engine.commands.process.set_wants_roots(process.is_running() || continuous.is_running());
         let event = continuous.take_event();
         self.log(event);
 

@@ -79,6 +79,7 @@ pub(super) const DEPTHS: RangeInclusive<u32> = 1..=1024;
 /// In hertz.
 pub(super) const RATES: RangeInclusive<u32> = 1..=10_000;
 pub(super) const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
+pub(super) const LONGEST_INTERVAL: Duration = Duration::from_secs(24 * 60 * 60);
 const DEFAULT_PROFILES_PER_MINUTE: u32 = 60;
 /// The default limit of Pyroscope.
 const DEFAULT_SAMPLES_PER_PROFILE: usize = 16_000;
@@ -236,10 +237,11 @@ impl Builder {
         self
     }
 
-    /// The time that each profile of [`continuous`](Self::continuous) covers: a second or longer. The default is a minute.
+    /// The time that each profile of [`continuous`](Self::continuous) covers: from a second to a day. The default is a
+    /// minute.
     #[must_use]
     pub fn continuous_interval(mut self, interval: Duration) -> Self {
-        self.source.continuous.interval = interval.max(SHORTEST_INTERVAL);
+        self.source.continuous.interval = interval.clamp(SHORTEST_INTERVAL, LONGEST_INTERVAL);
         self
     }
 

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::Builder;
-use super::builder::{DEPTHS, RATES, SHORTEST_INTERVAL, STACK_BYTES};
+use super::builder::{DEPTHS, LONGEST_INTERVAL, RATES, SHORTEST_INTERVAL, STACK_BYTES};
 use super::files::{FileSettings, formats};
 use super::links;
 use crate::error::Error;
@@ -142,7 +142,8 @@ const SETTINGS: &[Setting] = &[
         builder.continuous(continuous_rate(text)?)
     }),
     setting!("_CONTINUOUS_INTERVAL", "a time from 1s on, as 60s", |builder, text| {
-        builder.continuous_interval(time(text).filter(|interval| *interval >= SHORTEST_INTERVAL)?)
+        let intervals = SHORTEST_INTERVAL..=LONGEST_INTERVAL;
+        builder.continuous_interval(time(text).filter(|interval| intervals.contains(interval))?)
     }),
     setting!("_HEAP", ON_OR_OFF, |builder, text| builder.heap(is_on(text)?)),
 ];

@@ -90,7 +90,9 @@ impl<'a> Encoder<'a> {
             // Each sample says what it represents.
             true => (Some(self.value_type("space", "bytes")), 0),
             false => {
-                let period = profile.uniform_weight_ns().unwrap_or(profile.period_ns);
+                // A point of a profile of the process can be several samples.
+                let uniform_ns = profile.uniform_weight_ns().filter(|_| !profile.is_of_process);
+                let period = uniform_ns.unwrap_or(profile.period_ns);
                 (values.first().copied(), signed(period))
             }
         };

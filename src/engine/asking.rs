@@ -84,7 +84,7 @@ pub(crate) fn begin_process_profile(
     engine: &Engine,
     duration: Duration,
     period_ns: u64,
-) -> Result<(StartedProfile, CancelProfile), ProfileError> {
+) -> Result<(CancelProfile, StartedProfile), ProfileError> {
     if is_ignored() {
         return Err(ProfileError::OwnThread);
     }
@@ -102,7 +102,8 @@ pub(crate) fn begin_process_profile(
     if !engine.ask(Command::ProfileProcess(request)) {
         return Err(ProfileError::Ended);
     }
-    Ok((StartedProfile::new(answer, until, running), cancel))
+    // In the order in which they are dropped.
+    Ok((cancel, StartedProfile::new(answer, until, running)))
 }
 
 /// Whether the live heap is tracked.

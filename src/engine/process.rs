@@ -54,6 +54,12 @@ impl ProcessRequests {
         self.continuous_rate.store(rate, Ordering::Relaxed);
     }
 
+    /// It cannot be made at that rate, so it is off.
+    pub(crate) fn refuse_continuous(&self, rate: u32) {
+        let relaxed = Ordering::Relaxed;
+        _ = self.continuous_rate.compare_exchange(rate, 0, relaxed, relaxed);
+    }
+
     pub(crate) fn set_wants_roots(&self, wants: bool) {
         self.wants_roots.store(wants, Ordering::Relaxed);
     }

@@ -107,8 +107,8 @@ async function refresh() {
     takeState(state);
     measures = list.measures ?? measures;
     takeList(list.kept);
-    await showProcess();
     problem('');
+    showProcess().catch((error) => problem(`Cannot list the profiles of the process: ${error.message}`));
   } catch (error) {
     problem(isLoaded ? `Cannot refresh: ${error.message}` : `Cannot load what is kept: ${error.message}`);
   }

@@ -43,9 +43,9 @@ const PPROF_PAGE: &str = include_str!("pprof.html");
 const STYLE: &str = include_str!("index.css");
 const SCRIPT: &str = include_str!("index.js");
 
-/// Allows the page to use its style and script, and these routes.
 /// The part of the page that leads to profiles of the process.
 const LINKS_TO_PROCESS: &str = include_str!("process.html");
+/// Allows the page to use its style and script, and these routes.
 const POLICY_OF_PAGE: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
     img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 /// Allows a report to use its style and script, of which its own policy states the hashes: they differ between releases.
@@ -146,13 +146,13 @@ impl Handle {
     /// | `GET /debug/pprof/allocs` | the same, of which `alloc_space` is shown first |
     /// | `POST /debug/pprof/heap` | [what has grown](Self::heap_growth) since the last such request |
     /// | `GET /debug/pprof/threads` | [all threads](Self::threads), a sample each, for `go tool pprof`; with `?debug=1` as text. 503 if the layer is off, or if its threads do not answer in 30 s. Needs the feature `pprof` |
-    /// | `GET /debug/pprof/` | a page with links to these profiles |
+    /// | `GET /debug/pprof/` | a page with links to these profiles. Needs the feature `pprof` |
     /// | `GET /continuous` | the rate of the [continuous profile](crate::Builder::continuous) in samples per second of CPU time, or `off`, as text |
     /// | `PUT /continuous` | changes it: the body is `on`, `off` or a rate; 400 if it is something else |
     /// | `GET /debug/pprof/profile?seconds=30` | a [profile of the process](Self::profile) of that many seconds (30 without it), for `go tool pprof` and what scrapes such profiles, gzipped; `hz=` sets the samples per second of CPU time, and with `format=html` the answer is a report. It ends if the client goes away. 500 while another one is being made, or if there can be none; 400 for more than an hour or 1,000 samples. Needs the feature `pprof` |
     /// | `GET /profiles` | the files of profiles, the newest first, as JSON: `name`, `bytes`, `time` |
     /// | `GET /profiles/NAME` | the file of that name; 404 if it is not in the list |
-    /// | `GET /process`, `/process/NAME` | the same for files of the [continuous profile](crate::Builder::continuous) |
+    /// | `GET /process`, `/process/NAME` | the same for the newest 100 files of the [continuous profile](crate::Builder::continuous) |
     ///
     /// After the layer was dropped or [shut down](Self::shutdown), `PUT` and `POST` get status 503, and the other
     /// routes return what is left: no state, and the files in the directory. Profiles are those in the directory of the
@@ -316,18 +316,21 @@ async fn set_rules(State(handle): State<Handle>, body: Bytes) -> Result<String, 
 }
 
 async fn profiles(State(handle): State<Handle>) -> Result<Json<Value>, Failure> {
-    list_files(handle.dir()).await
+    list_files(handle.dir(), usize::MAX).await
 }
+
+/// How many files of the continuous profile are listed, the newest first.
+const MOST_OF_PROCESS: usize = 100;
 
 /// Those of the continuous profile.
 async fn of_process(State(handle): State<Handle>) -> Result<Json<Value>, Failure> {
-    list_files(handle.dir().map(|dir| dir.join(OF_PROCESS))).await
+    list_files(handle.dir().map(|dir| dir.join(OF_PROCESS)), MOST_OF_PROCESS).await
 }
 
-async fn list_files(dir: Option<PathBuf>) -> Result<Json<Value>, Failure> {
+async fn list_files(dir: Option<PathBuf>, most: usize) -> Result<Json<Value>, Failure> {
     let list = move || {
         let files = dir.map(|dir| list_stored(&dir)).transpose().map_err(unreadable)?;
-        let files = files.unwrap_or_default().into_iter();
+        let files = files.unwrap_or_default().into_iter().take(most);
         Ok(Json(files.map(describe_file).collect()))
     };
     blocking(list).await

@@ -44,7 +44,7 @@ async fn encoded(handle: Handle, query: &str, is_report: bool) -> Result<Vec<u8>
     let options = options(query)?;
     let begun = spawn_blocking(move || handle.begin_profile(options)).await;
     // If the client goes away, this future is dropped, and the profile ends.
-    let (started, _cancel) = begun.map_err(internal)?.map_err(not_enabled)?;
+    let (_cancel, started) = begun.map_err(internal)?.map_err(not_enabled)?;
     let encode = move || {
         let profile = started.wait()?;
         Ok(match is_report {

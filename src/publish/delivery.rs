@@ -52,6 +52,8 @@ pub(super) struct Delivery {
     pub(super) has_logged_loss: bool,
     /// It was logged that it accepts no profile, and it has accepted none since.
     pub(super) has_logged_failure: bool,
+    /// The same of profiles of the process.
+    pub(super) has_logged_process: bool,
     /// When a problem of the receiver was last logged, and whether it was that no profiles are sent.
     pub(super) warned: Option<Instant>,
     pub(super) owes_all_clear: bool,
@@ -108,6 +110,7 @@ impl Delivery {
             age: MOST_AGE,
             has_logged_loss: false,
             has_logged_failure: problem.is_some(),
+            has_logged_process: false,
             warned: None,
             owes_all_clear: false,
         };
@@ -183,6 +186,19 @@ impl Delivery {
         let health = &Arc::clone(&self.shared.health);
         // An exporter is foreign code and may panic.
         match catch_unwind(AssertUnwindSafe(|| self.export(&held.profile, held.since))) {
+            // It says nothing of those of kept spans: they are elsewhere.
+            Ok(Ok(_)) if is_of_process(&held.report) => {
+                self.has_logged_process = false;
+                None
+            }
+            Ok(Err(error)) if is_of_process(&held.report) => {
+                self.lose_process(held.report, &error.to_string());
+                None
+            }
+            Err(_) if is_of_process(&held.report) => {
+                self.lose_process(held.report, "the exporter panicked");
+                None
+            }
             Ok(Ok(Exported { files, .. })) => {
                 self.has_logged_failure = false;
                 if self.outbox.is_none() {
@@ -193,9 +209,6 @@ impl Delivery {
                 // A remote has only queued it, unless it was written to files.
                 if !files.is_empty() {
                     health.note_delivered();
-                }
-                if is_of_process(&held.report) {
-                    return None;
                 }
                 let profile = held.is_reserved().then_some(held.profile.id);
                 self.shared.reporter.report(Kept { profile, files, ..held.report });
@@ -217,12 +230,8 @@ impl Delivery {
                 if held.is_reserved() {
                     return Some(held);
                 }
-                // The trial has served its purpose, and the next profile of the process comes soon.
-                if is_of_process(&held.report) {
-                    self.lose(held.report);
-                } else {
-                    self.shared.reporter.report(held.report);
-                }
+                // The trial has served its purpose.
+                self.shared.reporter.report(held.report);
                 None
             }
             Err(_) => {
@@ -233,6 +242,20 @@ impl Delivery {
         }
     }
 
+    /// A profile of the process is lost. The next one comes soon.
+    fn lose_process(&mut self, report: Kept, problem: &str) {
+        if !std::mem::replace(&mut self.has_logged_process, true) {
+            let message = format!(
+                "a continuous profile could not be exported: {problem} (logged once until it works again)"
+            );
+            self.shared.reporter.log(LogEvent {
+                error: Some(problem.to_owned()),
+                ..LogEvent::warning(LogKind::ExportFails, message)
+            });
+        }
+        self.lose(report);
+    }
+
     fn export(&mut self, profile: &Profile, since: Instant) -> Result<Exported, ExportError> {
         let problem = match &self.outbox {
             None => return self.exporter.export(profile),
@@ -241,11 +264,11 @@ impl Delivery {
         let (Some(remote), Some(outbox)) = (self.exporter.remote(), &mut self.outbox) else {
             return Ok(Exported::default());
         };
-        let is_repeated = false;
+        let (is_repeated, is_of_process) = (false, profile.is_of_process);
         let Some(problem) = problem else {
             let encoded = remote.encoded(profile);
             let content = Content::Encoded { stem: encoded.stem, message: encoded.message.into() };
-            outbox.waiting.push_back(Outgoing { content, since, is_repeated });
+            outbox.waiting.push_back(Outgoing { content, since, is_repeated, is_of_process });
             return Ok(Exported::default());
         };
         if remote.fallback().is_none() {
@@ -261,9 +284,9 @@ impl Delivery {
                 outbox.stored.pop_front();
             }
             let content = Content::Stored(path.clone());
-            outbox.stored.push_back(Outgoing { content, since, is_repeated });
+            outbox.stored.push_back(Outgoing { content, since, is_repeated, is_of_process });
         }
-        self.count(DeliveryOutcome::Stored, 1);
+        self.count(DeliveryOutcome::Stored, is_of_process);
         Ok(Exported::to_files(files))
     }
 

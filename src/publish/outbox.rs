@@ -36,6 +36,8 @@ pub(super) struct Outgoing {
     pub(super) content: Content,
     pub(super) since: Instant,
     pub(super) is_repeated: bool,
+    /// It is a continuous profile, to which no span refers.
+    pub(super) is_of_process: bool,
 }
 
 pub(super) enum Content {
@@ -179,7 +181,7 @@ impl Delivery {
                 Content::Stored(path) => std::fs::read(path).ok().map(Arc::from),
             };
             let Some(message) = message else {
-                self.finish_stored(DeliveryOutcome::TooOld);
+                self.finish_stored(DeliveryOutcome::TooOld, outgoing.is_of_process);
                 continue;
             };
             if outgoing.is_repeated {
@@ -273,8 +275,10 @@ impl Delivery {
                 outgoing.is_repeated = false;
                 outbox.stored.push_front(outgoing);
             }
-            Some(outcome) if is_stored => self.finish_stored(outcome),
-            Some(DeliveryOutcome::Delivered) => self.count(DeliveryOutcome::Delivered, 1),
+            Some(outcome) if is_stored => self.finish_stored(outcome, outgoing.is_of_process),
+            Some(DeliveryOutcome::Delivered) => {
+                self.count(DeliveryOutcome::Delivered, outgoing.is_of_process);
+            }
             Some(outcome) => {
                 // The receiver refuses all others too, or they are as old: they are not sent one by one.
                 let goes = |other: &Outgoing| {
@@ -290,44 +294,50 @@ impl Delivery {
     }
 
     /// Counts the outcome of a profile in the fallback directory.
-    pub(super) fn finish_stored(&self, outcome: DeliveryOutcome) {
-        self.count(outcome, 1);
+    pub(super) fn finish_stored(&self, outcome: DeliveryOutcome, is_of_process: bool) {
+        self.count(outcome, is_of_process);
         Counters::add(&self.shared.counters.profiles.resent_from_fallback, 1);
     }
 
     /// These profiles will not be delivered. They go to the fallback directory, if there is one.
     pub(super) fn abandon(&mut self, gone: &[Outgoing], outcome: DeliveryOutcome) {
-        let fallback = self.exporter.remote().and_then(|remote| remote.fallback());
-        let is_stored = |outgoing: &&Outgoing| match (&outgoing.content, fallback) {
-            (Content::Encoded { stem, message }, Some(fallback)) => {
-                fallback.write_otlp(stem, message).is_ok()
-            }
-            _ => false,
-        };
-        let stored = gone.iter().filter(is_stored).count();
-        // A refused profile counts as refused even if it was stored: it is not sent again.
-        let stored = if outcome == DeliveryOutcome::Refused { 0 } else { stored };
-        self.count(DeliveryOutcome::Stored, stored);
-        self.count(outcome, gone.len() - stored);
+        for outgoing in gone {
+            let fallback = self.exporter.remote().and_then(|remote| remote.fallback());
+            let is_stored = match (&outgoing.content, fallback) {
+                (Content::Encoded { stem, message }, Some(fallback)) => {
+                    fallback.write_otlp(stem, message).is_ok()
+                }
+                _ => false,
+            };
+            // A refused profile counts as refused even if it was stored: it is not sent again.
+            let outcome = match outcome {
+                DeliveryOutcome::Refused => DeliveryOutcome::Refused,
+                _ if is_stored => DeliveryOutcome::Stored,
+                outcome => outcome,
+            };
+            self.count(outcome, outgoing.is_of_process);
+        }
     }
 
-    pub(super) fn count(&self, outcome: DeliveryOutcome, profiles: usize) {
-        if profiles == 0 {
-            return;
-        }
+    /// Counts a profile.
+    pub(super) fn count(&self, outcome: DeliveryOutcome, is_of_process: bool) {
         let PublishState { counters, health, .. } = &self.shared;
         let counter = match outcome {
             DeliveryOutcome::Delivered => &counters.profiles.delivered,
             DeliveryOutcome::Stored => &counters.profiles.stored_as_fallback,
+            // No span refers to it.
+            _ if is_of_process => &counters.continuous.dropped_export_failed,
             DeliveryOutcome::Refused => &counters.profiles.dropped_refused,
             DeliveryOutcome::TooOld => &counters.profiles.dropped_too_old,
             DeliveryOutcome::AtShutdown => &counters.profiles.dropped_at_shutdown,
         };
-        Counters::add(counter, profiles as u64);
+        Counters::add(counter, 1);
         match outcome {
             DeliveryOutcome::Delivered => health.note_delivered(),
-            DeliveryOutcome::Refused | DeliveryOutcome::TooOld => health.note_refused(),
-            DeliveryOutcome::Stored | DeliveryOutcome::AtShutdown => {}
+            DeliveryOutcome::Refused | DeliveryOutcome::TooOld if !is_of_process => {
+                health.note_refused();
+            }
+            _ => {}
         }
     }
 

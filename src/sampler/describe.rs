@@ -223,6 +223,10 @@ pub(crate) fn describe_refusal(why: WhyRefused) -> String {
             "no signal is free, or not the one of TRACING_PROFILING_SIGNAL: it must be a real-time signal or SIGPROF, \
              and have no handler"
         }
+        WhyRefused::SignalBlocked => {
+            "threads that use much of the CPU time block the signal of its timer, so sleeping threads would be woken by it; \
+             unblock it there (`Handle::source` names it), or choose another with TRACING_PROFILING_SIGNAL"
+        }
         WhyRefused::NoStack => "the bounds of the thread's stack are not known (is /proc mounted?)",
         WhyRefused::Traced => "a debugger is attached",
         WhyRefused::SmallSignalStack => "the signal stacks of threads are too small",

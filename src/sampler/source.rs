@@ -387,9 +387,8 @@ impl Sampler {
     /// Creates the one timer of all threads of the process, with that CPU time between two samples.
     pub(crate) fn open_process_timer(&self, period_ns: u64) -> Result<ProcessTimer, WhyRefused> {
         sys::read_filters();
-        // The handler's calls may end the process on a thread with other filters.
-        if !sys::have_same_filters() {
-            return Err(WhyRefused::KilledBySeccomp);
+        if let Some(why) = sys::why_no_process_timer() {
+            return Err(why);
         }
         if self.0.avoids_tracers && sys::is_traced() {
             return Err(WhyRefused::Traced);
@@ -457,6 +456,7 @@ impl Sampler {
                 | WhyRefused::NotAsked
                 | WhyRefused::Traced
                 | WhyRefused::SmallSignalStack
+                | WhyRefused::SignalBlocked
         );
         if !is_said && !self.is_refused() {
             self.note_unsampled(|| describe_unsampled(why));
@@ -488,7 +488,7 @@ impl Sampler {
             why if why.is_permanent() => &counters.threads.refused_perf,
             WhyRefused::NoLockedMemory => &counters.threads.refused_locked_memory,
             WhyRefused::NoFiles => &counters.threads.refused_open_files,
-            WhyRefused::NoTimers => &counters.threads.refused_timers,
+            WhyRefused::NoTimers | WhyRefused::SignalBlocked => &counters.threads.refused_timers,
             WhyRefused::SmallSignalStack => &counters.threads.refused_signal_stack,
             _ => &counters.threads.refused_other,
         };

@@ -109,6 +109,7 @@ impl ProcessSamples {
         });
         for root in roots {
             if !spans.contains_key(&root)
+                && spans.len() < MOST_SPANS
                 && let Some(pending) = store.get(root)
             {
                 let (known, ids) = (pending.known, pending.ids);

@@ -129,6 +129,8 @@ pub(crate) enum WhyRefused {
     SmallSignalStack,
     /// No signal is free, or not the one that was asked for.
     NoSignal,
+    /// A thread blocks the signal of the timers.
+    SignalBlocked,
     /// A debugger would stop at each signal.
     Traced,
     /// The bounds of the thread's stack are not known.

@@ -156,7 +156,7 @@ stubs! {
     fn block_timers(_: Option<i32>) = ();
     fn admit_process_timer() = ();
     fn has_process_timer() -> bool = false;
-    fn have_same_filters() -> bool = true;
+    fn why_no_process_timer() -> Option<WhyRefused> = None;
     fn signal_of_timers(_: Option<i32>) -> Result<i32, WhyRefused> = refused();
     fn note_claimed_signals() = ();
     fn is_traced() -> bool = false;

@@ -30,6 +30,13 @@ pub(crate) enum NoContinuous {
     NoSignals,
 }
 
+impl NoContinuous {
+    /// A debugger is attached, perhaps for a while.
+    pub(crate) fn may_pass(self) -> bool {
+        self == Self::Refused(WhyRefused::Traced)
+    }
+}
+
 impl fmt::Display for NoContinuous {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("the process is not profiled continuously: ")?;
@@ -53,6 +60,8 @@ pub(super) struct ContinuousThreads {
     period_ns: u64,
     /// The timer has ended, and its rings are read once more.
     is_ending: bool,
+    /// A debugger would stop at each signal, or the program has taken it.
+    pub(super) must_end: bool,
     /// What the kernel was found to do, once that was probed.
     probed: Option<Result<(), NoContinuous>>,
     budget: CpuBudget,
@@ -63,7 +72,7 @@ impl ContinuousThreads {
         let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
         let at_once_ns = AT_ONCE_NS.saturating_mul(i64::try_from(processors).unwrap_or(i64::MAX));
         let budget = CpuBudget::of_thousandths(THOUSANDTHS * processors as u64, at_once_ns);
-        Self { timer: None, period_ns: 0, is_ending: false, probed: None, budget }
+        Self { timer: None, period_ns: 0, is_ending: false, must_end: false, probed: None, budget }
     }
 
     /// Samples all threads from now on, with that CPU time of the process between two samples. `hooked` are those that
@@ -72,28 +81,36 @@ impl ContinuousThreads {
         &mut self,
         period_ns: u64,
         (source, counters): (&Sampler, &Counters),
-        hooked: impl Iterator<Item = &'a Arc<ThreadShared>>,
+        hooked: impl Iterator<Item = &'a Arc<ThreadShared>> + Clone,
     ) -> Result<(), NoContinuous> {
+        // The kernel would end the process if its frame does not fit.
+        let is_small =
+            |thread: &Arc<ThreadShared>| thread.stack == Err(WhyRefused::SmallSignalStack);
+        if hooked.clone().any(is_small) {
+            return Err(NoContinuous::Refused(WhyRefused::SmallSignalStack));
+        }
         // First: the collector would cause signals to other threads in the probe, too.
         let timer = source.open_process_timer(period_ns);
         let timer = timer.map_err(NoContinuous::Refused)?;
         sys::admit_process_timer();
-        (*self.probed.get_or_insert_with(|| probe(source)))?;
+        let probed = self.probed.unwrap_or_else(|| probe(source));
+        // The other causes may pass.
+        self.probed =
+            Some(probed).filter(|it| matches!(it, Ok(()) | Err(NoContinuous::FirstThread)));
+        probed?;
         timer.start().map_err(NoContinuous::Refused)?;
         let timer = Arc::new(timer);
         // Threads that meet their first hook from here on add themselves.
         source.set_process_timer(Some(Arc::clone(&timer)));
         (self.timer, self.period_ns, self.is_ending) = (Some(timer), period_ns, false);
-        hooked.for_each(|thread| self.add(thread, counters));
+        let left_out = hooked.filter(|thread| !self.add(thread)).count();
+        Counters::add(&counters.continuous.threads_without_spans, left_out as u64);
         Ok(())
     }
 
-    /// A thread has met its first hook, perhaps before the timer began.
-    pub(super) fn add(&mut self, thread: &Arc<ThreadShared>, counters: &Counters) {
-        let Some(timer) = &self.timer else { return };
-        if !timer.add_thread(Arc::clone(thread) as _) {
-            Counters::add(&counters.continuous.threads_without_spans, 1);
-        }
+    /// A thread has met its first hook, perhaps before the timer began. Returns false if there are too many.
+    pub(super) fn add(&self, thread: &Arc<ThreadShared>) -> bool {
+        self.timer.as_ref().is_none_or(|timer| timer.add_thread(Arc::clone(thread) as _))
     }
 
     /// Ends the sampling. All samples are in the rings, which are read in the present round.

@@ -131,15 +131,16 @@ impl Threads {
         let new = intake.source.take_new();
         let has_returned = self.sampled.bring_back(&intake.source.take_returned());
         let has_new = has_returned || !new.is_empty();
-        self.adopt(new, intake);
+        self.adopt(new);
         has_new
     }
 
-    fn adopt(&mut self, new: Vec<Arc<ThreadShared>>, intake: &Intake) {
+    fn adopt(&mut self, new: Vec<Arc<ThreadShared>>) {
         let pace = self.settings.pace;
         for thread in &new {
             self.process.note_hook(thread.tid());
-            self.continuous.add(thread, &intake.counters);
+            // It has added itself, and counted it if that was not possible, unless it came before the timer.
+            _ = self.continuous.add(thread);
         }
         self.sampled.extend(new.into_iter().map(|thread| SampledThread::new(thread, pace)));
     }
@@ -152,7 +153,7 @@ impl Threads {
         self.sampled.bring_all_back();
     }
 
-    /// Ends that. The next round has all samples.
+    /// Ends that. The present round has all samples.
     pub(crate) fn end_process(&mut self) {
         self.process.end();
     }
@@ -174,11 +175,16 @@ impl Threads {
         self.continuous.end(&intake.source);
     }
 
+    /// Whether that must end at once, to begin again when it can.
+    pub(crate) fn must_end_continuous(&mut self) -> bool {
+        std::mem::take(&mut self.continuous.must_end)
+    }
+
     /// A profile of it is complete. Returns whether the timer has to begin again, if it can: if the program has taken its
     /// signal, or a thread has installed a filter.
     pub(crate) fn next_continuous(&mut self) -> bool {
         self.continuous.forget_ended();
-        self.continuous.has_lost_signal() || !sys::have_same_filters()
+        self.continuous.has_lost_signal() || sys::why_no_process_timer().is_some()
     }
 
     /// Whether any thread is or may be sampled.
@@ -279,7 +285,7 @@ impl Threads {
     pub(crate) fn end(&mut self, intake: &Intake) {
         // First: no thread is attached from here on.
         intake.source.end();
-        self.adopt(intake.source.take_new(), intake);
+        self.adopt(intake.source.take_new());
         self.continuous.end(&intake.source);
         self.process.give_back(intake);
         self.sampled.bring_all_back();

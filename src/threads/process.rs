@@ -19,7 +19,9 @@ const SOONEST: Duration = Duration::from_millis(10);
 const LATEST: Duration = Duration::from_secs(1);
 const SHARE: u32 = 50;
 /// How long one search may attach threads, after it has listed them. The rings of others fill while it does.
-const MOST_ATTACHING: Duration = Duration::from_millis(20);
+const MOST_ATTACHING: Duration = Duration::from_millis(5);
+/// Each thread without hooks has rings of some 300 KiB while it is sampled. Further ones are not.
+const MOST_OTHERS: usize = 1_024;
 /// The CPU budget for attaching threads, beside that for slow spans: some 1,000 at once.
 const ATTACHING: CpuBudget = CpuBudget::new(10, 200_000_000);
 /// The assumed cost of attaching one where CPU time cannot be read.
@@ -72,7 +74,7 @@ impl ProcessThreads {
         self.periods = Some(periods);
     }
 
-    /// Ends it. All that was sampled by then is in the rings, which are drained in the next round.
+    /// Ends it. All that was sampled by then is in the rings, which are drained in the present round.
     pub(super) fn end(&mut self) {
         *self = Self { others: std::mem::take(&mut self.others), ..Self::new() };
         self.others.values_mut().for_each(OtherThread::end);
@@ -164,7 +166,8 @@ impl ProcessThreads {
         let listing = listing.map_or_else(|| start.elapsed(), Duration::from_nanos);
         let (now_ns, begun) = (intake.now_ns(), Instant::now());
         for (ran_ns, tid) in have_run {
-            if begun.elapsed() > MOST_ATTACHING || !self.attaching.has_budget(now_ns) {
+            let is_full = self.others.len() >= MOST_OTHERS && !self.others.contains_key(&tid);
+            if is_full || begun.elapsed() > MOST_ATTACHING || !self.attaching.has_budget(now_ns) {
                 Counters::add(&intake.counters.threads.attach_deferred, 1);
                 // The next search attaches it even if it does not run until then.
                 cpu_ns.insert(tid, self.cpu_ns.get(&tid).copied().unwrap_or(0));

@@ -252,6 +252,7 @@ impl Threads {
     pub(super) fn check_signals(&mut self, intake: &Intake) -> bool {
         let is_traced = intake.source.check_tracer();
         self.findings.has_lost_signal |= self.process.check_signals(is_traced);
+        self.continuous.must_end |= is_traced || self.continuous.has_lost_signal();
         let mut has_ended = false;
         for sampled in self.sampled.iter() {
             let timer = sampled.cursor.session.ring.as_ref().and_then(|ring| ring.timer());

@@ -32,7 +32,6 @@ impl Answer {
         Self::NotNow { after: None, problem }
     }
 
-    /// Makes the texts safe for a log, because a server can return anything.
     /// The receiver calls the request invalid. If it does not know the version of the format, it will accept no profile
     /// until one of both is updated; the protocol forbids to try another version.
     pub(super) fn invalid(problem: String) -> Self {
@@ -45,6 +44,7 @@ impl Answer {
         Self::Refused { what: RefusedScope::All, problem }
     }
 
+    /// Makes the texts safe for a log, because a server can return anything.
     pub(super) fn single_line(self) -> Self {
         match self {
             Self::Accepted { rejected, message } => {

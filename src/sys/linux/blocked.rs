@@ -161,18 +161,51 @@ pub(super) fn has_same_filters(tid: u32) -> bool {
     filters_of(tid).is_some_and(|filters| filters_of(current_tid()) == Some(filters))
 }
 
-/// Whether all threads of this process have them, as far as that can be read.
-pub(crate) fn have_same_filters() -> bool {
-    let Some(own) = filters_of(current_tid()) else { return true };
-    let mut others = own_threads().unwrap_or_default().into_iter().filter_map(filters_of);
-    others.all(|filters| filters == own)
+/// Whether a thread blocks a signal.
+pub(super) fn blocks_signal(tid: u32, signal: libc::c_int) -> bool {
+    status_of(tid).is_some_and(|status| status.blocks(signal))
 }
 
 fn filters_of(tid: u32) -> Option<Vec<String>> {
+    status_of(tid).map(|status| status.filters)
+}
+
+/// What the system says of a thread.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct ThreadStatus {
+    /// The lines on its seccomp filters.
+    pub(super) filters: Vec<String>,
+    /// The signals that it blocks, from the lowest bit on.
+    blocked: u64,
+    /// By its name, it is one of this crate.
+    pub(super) is_of_layer: bool,
+}
+
+impl ThreadStatus {
+    pub(super) fn blocks(&self, signal: libc::c_int) -> bool {
+        u32::try_from(signal - 1)
+            .is_ok_and(|bit| self.blocked.checked_shr(bit).unwrap_or(0) & 1 != 0)
+    }
+
+    fn parse(status: &str) -> Self {
+        let mut parsed = Self::default();
+        for line in status.lines() {
+            if line.starts_with("Seccomp") {
+                parsed.filters.push(line.to_owned());
+            } else if let Some(mask) = line.strip_prefix("SigBlk:") {
+                parsed.blocked = u64::from_str_radix(mask.trim(), 16).unwrap_or(0);
+            } else if let Some(name) = line.strip_prefix("Name:") {
+                parsed.is_of_layer = name.trim().starts_with("profiling-");
+            }
+        }
+        parsed
+    }
+}
+
+pub(super) fn status_of(tid: u32) -> Option<ThreadStatus> {
     let mut status = String::new();
     open(tid, "status").and_then(|mut file| file.read_to_string(&mut status)).ok()?;
-    let filters = status.lines().filter(|line| line.starts_with("Seccomp"));
-    Some(filters.map(str::to_owned).collect())
+    Some(ThreadStatus::parse(&status))
 }
 
 /// Parses `running`; or the number of the system call, its six arguments, the stack pointer and the program counter; or
@@ -341,6 +374,17 @@ mod tests {
             assert_eq!(is_blocked_in(stat.as_bytes()), expected, "{stat}");
         }
         assert_eq!(is_blocked(current_tid()), Some(false), "it runs");
+    }
+
+    #[test]
+    fn the_status_of_a_thread_has_its_filters_and_blocked_signals() {
+        let text =
+            "Name:\tprofiling-drain\nSigBlk:\t4000000000000001\nSeccomp:\t2\nSeccomp_filters:\t1\n";
+        let status = ThreadStatus::parse(text);
+        assert_eq!(status.filters, ["Seccomp:\t2", "Seccomp_filters:\t1"]);
+        assert!(status.is_of_layer && !ThreadStatus::parse("Name:\tworker\n").is_of_layer);
+        let blocked: Vec<_> = (0..=65).filter(|signal| status.blocks(*signal)).collect();
+        assert_eq!(blocked, [1, 63]);
     }
 
     #[test]

@@ -46,8 +46,8 @@ pub(crate) fn parse_map(line: &[u8]) -> bool {
 }
 
 pub(crate) use blocked::{
-    blocked, cpu_ns_of, have_same_filters, is_blocked, own_thread, own_threads, read_own_stack,
-    thread_and_state, try_cpu_ns_of, user_ns_of,
+    blocked, cpu_ns_of, is_blocked, own_thread, own_threads, read_own_stack, thread_and_state,
+    try_cpu_ns_of, user_ns_of,
 };
 pub(crate) use calls::{forbidden_calls, read_filters};
 pub(crate) use clock::{
@@ -75,7 +75,9 @@ pub(crate) use perf::{KeptOn, PerfRing, open_sample_ring, open_switch_ring};
 pub(crate) use poll::{Poller, Waker};
 #[cfg(feature = "process-context")]
 pub(crate) use process_context::publish_process_context;
-pub(crate) use process_timer::{ProcessTimer, admit_process_timer, has_process_timer};
+pub(crate) use process_timer::{
+    ProcessTimer, admit_process_timer, has_process_timer, why_no_process_timer,
+};
 #[cfg(feature = "sighup")]
 pub(crate) use resident::keep_loaded;
 pub(crate) use ring::{RingMemory, bytes_of_ring, copy_any};

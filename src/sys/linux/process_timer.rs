@@ -6,10 +6,13 @@ use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
+use super::blocked::{cpu_ns_of, own_threads, status_of};
+use super::clock::process_cpu_ns;
 use super::poll::Waker;
 use super::process_rings::ProcessRings;
 use super::ring::RingMemory;
-use super::signal::unblock;
+use super::signal::{lock_signal, unblock};
+use super::thread::current_tid;
 use super::timer::Timer;
 use crate::sys::types::{MissedSignals, ProcessLosses, PublishesSpan, SampleRequest, WhyRefused};
 
@@ -32,6 +35,30 @@ static TIMERS: AtomicUsize = AtomicUsize::new(0);
 /// Whether any thread of the process may get the signal of such a timer.
 pub(crate) fn has_process_timer() -> bool {
     TIMERS.load(Ordering::Relaxed) > 0
+}
+
+/// Threads that block the signal and use a larger part of the CPU time make others get it that are asleep.
+const MOST_BLOCKED: u64 = 50;
+/// Less than this says nothing.
+const LEAST_BLOCKED_NS: u64 = 100_000_000;
+
+/// Why such a timer would harm the process as its threads are now: the handler's calls may end it on a thread with
+/// other seccomp filters than the calling one, and a thread that blocks the signal passes it on.
+pub(crate) fn why_no_process_timer() -> Option<WhyRefused> {
+    let own = status_of(current_tid())?;
+    let (signal, mut blocked_ns) = (*lock_signal(), 0_u64);
+    for tid in own_threads().unwrap_or_default() {
+        let Some(status) = status_of(tid) else { continue };
+        if status.filters != own.filters {
+            return Some(WhyRefused::KilledBySeccomp);
+        }
+        if !status.is_of_layer && status.blocks(signal) {
+            blocked_ns = blocked_ns.saturating_add(cpu_ns_of(tid).unwrap_or(0));
+        }
+    }
+    let all_ns = process_cpu_ns().unwrap_or(0);
+    let is_much = blocked_ns > LEAST_BLOCKED_NS && blocked_ns > all_ns / MOST_BLOCKED;
+    is_much.then_some(WhyRefused::SignalBlocked)
 }
 
 /// Lets one of the layer's own threads be sampled as the others, if the process is: the kernel would send the signals of

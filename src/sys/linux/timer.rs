@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::blocked::{cpu_clock_of, cpu_ns_of, has_same_filters};
+use super::blocked::{blocks_signal, cpu_clock_of, cpu_ns_of, has_same_filters};
 use super::calls::may;
 use super::clock::{
     create_timer, delete_timer, monotonic_raw_ns, set_timer, thread_cpu_ns, tick_ns,
@@ -186,14 +186,14 @@ pub(crate) fn open_timer_ring(
     if clock == TimerClock::Monotonic && !may(FilteredSyscall::ClockGettime) {
         return Err(WhyRefused::KilledBySeccomp);
     }
-    if stack == ANY_STACK {
-        can_read_stack_of(tid)?;
-    }
     let errno = STAYS.load(Ordering::Relaxed);
     if errno != 0 {
         return Err(WhyRefused::Failed(FilteredSyscall::TimerDelete, errno));
     }
     let signal = signal_of_timers(request.signal)?;
+    if stack == ANY_STACK {
+        can_read_stack_of(tid, signal)?;
+    }
     let memory = RingMemory::anonymous(request.ring_bytes).map_err(|_| WhyRefused::NoMemory)?;
     let ring = Arc::new(HandlerRing::new(memory, request, clock, tid));
     let number = Target::take().ok_or(WhyRefused::Other(libc::EAGAIN))?;
@@ -210,10 +210,14 @@ pub(crate) fn open_timer_ring(
 }
 
 /// Whether the handler can read the stack of that thread, whose bounds are not known.
-fn can_read_stack_of(tid: u32) -> Result<(), WhyRefused> {
+fn can_read_stack_of(tid: u32, signal: c_int) -> Result<(), WhyRefused> {
     // Its hooks would have probed its filters.
     if !has_same_filters(tid) {
         return Err(if has_ended(tid) { WhyRefused::Ended } else { WhyRefused::KilledBySeccomp });
+    }
+    // Its signals would stay pending, and interrupt the call in which it lets them in.
+    if blocks_signal(tid, signal) {
+        return Err(WhyRefused::SignalBlocked);
     }
     can_read_by_system_call()
 }
