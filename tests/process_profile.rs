@@ -331,7 +331,7 @@ fn the_continuous_profile_has_the_shares_of_the_cpu_clocks_by_thread_name_and_lo
             }
         };
         let other = named("other").spawn_scoped(scope, other).unwrap();
-        // Threads that last for some 20 ms each are sampled from their beginning on.
+        // Threads that last for some 20 ms each.
         while goes_on("burn_short") {
             let burn = move || run("burn_short", 20 * MS);
             thread::scope(|inner| _ = named("short").spawn_scoped(inner, burn).unwrap());
@@ -347,9 +347,13 @@ fn the_continuous_profile_has_the_shares_of_the_cpu_clocks_by_thread_name_and_lo
     let of = |name: &str| found(&profile, |sample| has_function(&profile, sample, name)).0;
     let used: BTreeMap<&str, u64> =
         used.iter().map(|(name, ns)| (*name, ns.load(Ordering::Relaxed))).collect();
-    let all_used: u64 = used.values().sum();
-    let all_found: u64 = used.keys().map(|name| of(name)).sum();
-    for (name, ns) in &used {
+    // Of threads that end soon, some have no sample: the signals go to some cores more often.
+    let all = || used.iter().filter(|(name, _)| **name != "burn_short");
+    let all_used: u64 = all().map(|(_, ns)| ns).sum();
+    let all_found: u64 = all().map(|(name, _)| of(name)).sum();
+    let short_found = of("burn_short");
+    assert!(short_found > 0 && short_found < used["burn_short"] + 50 * MS.ns(), "{short_found}");
+    for (name, ns) in all() {
         let share = *ns as f64 / all_used as f64;
         let found = of(name) as f64 / all_found as f64;
         // Five standard errors.
@@ -357,8 +361,10 @@ fn the_continuous_profile_has_the_shares_of_the_cpu_clocks_by_thread_name_and_lo
         assert!((found - share).abs() < error, "{name}: {found} of {share} ± {error}");
     }
     assert!(all_found > all_used - all_used / 5, "{all_found} of {all_used}");
+    // What has no sample is one frame.
     let sum = profile.weight().ns();
-    assert!(sum < used_by_process + used_by_process / 2, "{sum} of {used_by_process}");
+    assert!(sum < used_by_process + used_by_process / 8, "{sum} of {used_by_process}");
+    assert!(sum > used.values().sum(), "{sum} of {used:?}");
 
     let labels_of = |name: &str| {
         let samples = profile.of_kind(SampleKind::OnCpu);

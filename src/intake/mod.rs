@@ -172,7 +172,7 @@ impl Intake {
             }
             frames.rotate_left(in_user_code);
         }
-        let (weight, late) = weight_of(sample.weight_ns, period_ns);
+        let (weight, late) = weight_of(sample.weight_ns, period_ns, MOST_PERIODS);
         let Counters { samples, stacks, .. } = &*self.counters;
         count_end(self.stack.end, stacks);
         Counters::add(&samples.taken, 1);
@@ -208,15 +208,22 @@ impl Intake {
         );
     }
 
-    /// Reads a sample of the continuous profile.
-    pub(crate) fn add_continuous(&mut self, ring: &RingMemory, place: RecordPlace, period_ns: u64) {
+    /// Reads a sample of the continuous profile. `ran_ns` is the CPU time of a thread since its sample before, by its id and
+    /// the weight in the record.
+    pub(crate) fn add_continuous(
+        &mut self,
+        (ring, place): (&RingMemory, RecordPlace),
+        period_ns: u64,
+        ran_ns: impl FnOnce(u32, u64) -> u64,
+    ) {
         let sample = read_sample(ring, place, Layout::OF_PROCESS).ok();
         let Some(sample) = sample.filter(|sample| sample.pid == self.pid) else {
             return self.lose(|counters| &counters.sampling.records_malformed, 1);
         };
         let (word, thread) = thread_of_record(ring, place);
         self.unwind(&sample);
-        let (weight, late) = weight_of(sample.weight_ns, period_ns);
+        let ran_ns = sample.weight_ns.map(|stated| ran_ns(thread.tid, stated));
+        let (weight, late) = weight_of(ran_ns, period_ns, MOST_BETWEEN_SAMPLES);
         let Counters { continuous, stacks, .. } = &*self.counters;
         count_end(self.stack.end, stacks);
         Counters::add(&continuous.taken, 1);
@@ -262,14 +269,18 @@ fn count_end(end: UnwindEnd, stacks: &StackCounters) {
     }
 }
 
+/// A sample of a timer represents at most so many periods, or ticks if these are longer.
+const MOST_PERIODS: u64 = 16;
+/// The same of one of the process, since its signals go to some cores more often.
+const MOST_BETWEEN_SAMPLES: u64 = 64;
+
 /// The weight of a sample, and how many others are lost with it. A timer states the weight. If the program blocked its
 /// signal for long, it is not known where the thread spent most of that time: the sample then has the usual weight and
 /// the rest is lost.
-fn weight_of(stated_ns: Option<u64>, period_ns: u64) -> (u64, u64) {
-    const TOO_MANY: u64 = 16;
+fn weight_of(stated_ns: Option<u64>, period_ns: u64, most: u64) -> (u64, u64) {
     let Some(stated_ns) = stated_ns else { return (period_ns, 0) };
     let usual_ns = period_ns.max(sys::tick_ns().unwrap_or(0)).max(1);
-    if stated_ns <= TOO_MANY * usual_ns {
+    if stated_ns <= most.saturating_mul(usual_ns) {
         return (stated_ns, 0);
     }
     (usual_ns, stated_ns / usual_ns - 1)

@@ -103,8 +103,8 @@ pub(crate) use task_waker::{clone as clone_waker, drop_waker, wake, wake_by_ref}
 #[cfg(feature = "process-context")]
 pub(crate) use types::Unpublished;
 pub(crate) use types::{
-    ANY_STACK, Blocked, Call, CpuUse, FileIdentity, FilteredSyscall, Load, LoadedModule,
-    MappedFile, MappedPart, MissedSignals, NoFile, OsThread, PublishesSpan, SampleRequest, TICKED,
-    TimerClock, WhyRefused,
+    ANY_STACK, Blocked, Call, CpuUse, FileIdentity, FilteredSyscall, IS_NO_CLOCK, Load,
+    LoadedModule, MappedFile, MappedPart, MissedSignals, NoFile, OsThread, PublishesSpan,
+    SampleRequest, TICKED, TimerClock, WhyRefused,
 };
 pub(crate) use words::{WORDS, fork_generation};

@@ -162,6 +162,9 @@ impl WhyRefused {
     }
 }
 
+/// In the weight of a sample of the process: it is no CPU clock, but the CPU time of the sample.
+pub(crate) const IS_NO_CLOCK: u64 = 1 << 63;
+
 /// System calls that an ordinary service does not need, so a seccomp filter may kill the process for making them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(dead_code, reason = "only Linux has such filters")]

@@ -1,5 +1,6 @@
 //! The continuous profile: one timer for all threads of the process, and what its handler leaves.
 
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::num::NonZero;
 use std::sync::Arc;
@@ -65,6 +66,7 @@ pub(super) struct ContinuousThreads {
     /// What the kernel was found to do, once that was probed.
     probed: Option<Result<(), NoContinuous>>,
     budget: CpuBudget,
+    clocks: SampledClocks,
 }
 
 impl ContinuousThreads {
@@ -72,7 +74,15 @@ impl ContinuousThreads {
         let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
         let at_once_ns = AT_ONCE_NS.saturating_mul(i64::try_from(processors).unwrap_or(i64::MAX));
         let budget = CpuBudget::of_thousandths(THOUSANDTHS * processors as u64, at_once_ns);
-        Self { timer: None, period_ns: 0, is_ending: false, must_end: false, probed: None, budget }
+        Self {
+            timer: None,
+            period_ns: 0,
+            is_ending: false,
+            must_end: false,
+            probed: None,
+            budget,
+            clocks: SampledClocks::default(),
+        }
     }
 
     /// Samples all threads from now on, with that CPU time of the process between two samples. `hooked` are those that
@@ -98,6 +108,7 @@ impl ContinuousThreads {
         self.probed =
             Some(probed).filter(|it| matches!(it, Ok(()) | Err(NoContinuous::FirstThread)));
         probed?;
+        self.clocks = SampledClocks::now();
         timer.start().map_err(NoContinuous::Refused)?;
         let timer = Arc::new(timer);
         // Threads that meet their first hook from here on add themselves.
@@ -125,7 +136,8 @@ impl ContinuousThreads {
     }
 
     /// Forgets threads that have ended.
-    pub(super) fn forget_ended(&self) {
+    pub(super) fn forget_ended(&mut self) {
+        self.clocks.forget_ended();
         self.timer.iter().for_each(|timer| timer.forget_ended_threads());
     }
 
@@ -149,7 +161,8 @@ impl ContinuousThreads {
                 if std::mem::take(&mut is_first) {
                     intake.unwinder.refresh();
                 }
-                drain_ring(ring, self.period_ns, &mut self.budget, intake);
+                let budget = &mut self.budget;
+                drain_ring(ring, self.period_ns, (budget, &mut self.clocks), intake);
             }
         }
         if let Some(took) = crate::budget::passed(start, sys::thread_cpu_ns()).filter(|_| !is_first)
@@ -162,14 +175,57 @@ impl ContinuousThreads {
     }
 }
 
-fn drain_ring(ring: &RingMemory, period_ns: u64, budget: &mut CpuBudget, intake: &mut Intake) {
+/// The CPU clocks of threads at their last samples.
+#[derive(Debug, Default)]
+struct SampledClocks(HashMap<u32, u64>);
+
+impl SampledClocks {
+    /// Those of all threads now. Those of later ones begin at 0.
+    fn now() -> Self {
+        let clocks = sys::own_threads().unwrap_or_default().into_iter();
+        Self(clocks.filter_map(|tid| Some((tid, sys::cpu_ns_of(tid)?))).collect())
+    }
+
+    /// The CPU time of a thread since its sample before. `stated` is what the record has.
+    fn ran_ns(&mut self, tid: u32, stated: u64) -> u64 {
+        if stated & sys::IS_NO_CLOCK != 0 {
+            return stated & !sys::IS_NO_CLOCK;
+        }
+        let before = self.0.get(&tid).copied().unwrap_or(0);
+        match stated.checked_sub(before) {
+            // The record before it was in another ring, and was read first.
+            None if before - stated < REORDERED_NS => 0,
+            // The thread is another one with the id of one that has ended, or has no sample before.
+            ran_ns => {
+                self.0.insert(tid, stated);
+                ran_ns.unwrap_or(stated)
+            }
+        }
+    }
+
+    fn forget_ended(&mut self) {
+        let threads = sys::own_threads().map(HashSet::<u32>::from_iter);
+        threads.into_iter().for_each(|threads| self.0.retain(|tid, _| threads.contains(tid)));
+    }
+}
+
+/// Between samples of a thread that are in two rings.
+const REORDERED_NS: u64 = 1_000_000_000;
+
+fn drain_ring(
+    ring: &RingMemory,
+    period_ns: u64,
+    (budget, clocks): (&mut CpuBudget, &mut SampledClocks),
+    intake: &mut Intake,
+) {
     let head = ring.head();
     let now_ns = intake.now_ns();
     for record in Records::between(ring, ring.tail(), head) {
         match record {
             Ok(Record::Sample(place)) if budget.has_budget(now_ns) => {
                 budget.spend(A_SAMPLE_NS);
-                intake.add_continuous(ring, place, period_ns);
+                let ran_ns = |tid, stated| clocks.ran_ns(tid, stated);
+                intake.add_continuous((ring, place), period_ns, ran_ns);
                 // Makes room for the next sample before this round has read all of them.
                 ring.release_to(place.position + u64::from(place.size));
             }
@@ -262,6 +318,17 @@ mod tests {
         ] {
             assert_eq!(judge_probe(&[a, b], sampled.clone()), judged, "{sampled:?}");
         }
+    }
+
+    #[test]
+    fn the_samples_of_a_thread_add_up_to_its_clock() {
+        let mut clocks = SampledClocks(HashMap::from([(1, 50_000_000_000)]));
+        let mut ran = |tid, stated| clocks.ran_ns(tid, stated);
+        assert_eq!([ran(1, 50_000_000_020), ran(1, 50_000_000_050)], [20, 30]);
+        assert_eq!([ran(2, 7), ran(2, 17)], [7, 10], "it has begun later");
+        assert_eq!([ran(1, 50_000_000_040), ran(1, 50_000_000_060)], [0, 10], "of another ring");
+        assert_eq!([ran(1, 5), ran(1, 6)], [5, 1], "another thread has the id");
+        assert_eq!([ran(1, 9 | sys::IS_NO_CLOCK), ran(1, 8)], [9, 2], "without a clock");
     }
 
     /// As before Linux 6.4.

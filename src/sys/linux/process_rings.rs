@@ -11,14 +11,14 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::calls::may;
-use super::clock::monotonic_raw_ns;
+use super::clock::{monotonic_raw_ns, thread_cpu_ns};
 use super::context::{ABI_64, IN_USER_MODE, RECORD_SAMPLE, RawRegisters};
 use super::poll::HeldWaker;
 use super::process_id;
 use super::ring::{MOST_READ, RingMemory};
 use super::thread::current_tid;
 use super::thread_table::ThreadTable;
-use crate::sys::types::{FilteredSyscall, ProcessLosses, SampleRequest};
+use crate::sys::types::{FilteredSyscall, IS_NO_CLOCK, ProcessLosses, SampleRequest};
 
 /// More threads are rarely in the handler at once: it takes some 10 µs, and the timer expires at the kernel's ticks.
 const RINGS: usize = 4;
@@ -158,8 +158,7 @@ impl ProcessRings {
         writer.word(used);
         writer.skip(used);
         writer.word(used);
-        // Timers on CPU time expire at the kernel's ticks, so one signal can represent several periods.
-        writer.word(self.period_ns.saturating_mul(1_u64.saturating_add(overrun.max(0) as u64)));
+        writer.word(self.weight(overrun));
         writer.word(span);
         writer.word(name);
         writer.word(rest);
@@ -169,6 +168,17 @@ impl ProcessRings {
             self.waker.wake();
         }
         RingOutcome::Written
+    }
+}
+
+impl ProcessRings {
+    /// The thread's CPU clock, so that its samples add up to that. The signals alone do not: of the cores that run, the one
+    /// whose tick comes first gets most of them. Where the clock cannot be read, the CPU time that the signal represents:
+    /// timers on CPU time expire at the kernel's ticks, so that can be several periods.
+    fn weight(&self, overrun: c_int) -> u64 {
+        let clock_ns = may(FilteredSyscall::ClockGettime).then(thread_cpu_ns).flatten();
+        let periods = || 1_u64.saturating_add(overrun.max(0) as u64);
+        clock_ns.unwrap_or_else(|| self.period_ns.saturating_mul(periods()) | IS_NO_CLOCK)
     }
 }
 
@@ -230,7 +240,8 @@ mod tests {
             second.copy(at, &mut bytes);
             u64::from_ne_bytes(bytes)
         };
-        assert_eq!(word(one - 8 * 4), 20, "four periods");
+        let clock_ns = word(one - 8 * 4);
+        assert!(clock_ns > 0 && clock_ns & IS_NO_CLOCK == 0, "{clock_ns}");
         assert_eq!(word(one - 8 * 3), 0, "in no span");
         rings.rings.iter().for_each(|ring| ring.is_taken.store(true, Ordering::Relaxed));
         sample(&rings, 0);
