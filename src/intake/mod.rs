@@ -269,7 +269,7 @@ fn count_end(end: UnwindEnd, stacks: &StackCounters) {
     }
 }
 
-/// A sample of a timer represents at most so many periods, or ticks if these are longer.
+/// A sample of a timer represents at most this number of periods, or of ticks if these are longer.
 const MOST_PERIODS: u64 = 16;
 /// The same of one of the process, since its signals go to some cores more often.
 const MOST_BETWEEN_SAMPLES: u64 = 64;
