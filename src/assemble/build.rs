@@ -250,7 +250,6 @@ impl ProfileAssembler<'_> {
         let facts = kept.map(|span| Facts {
             is_topmost: topmost.contains(&span.key),
             own_file: own_file(&span).unwrap_or_default(),
-            start_unix_ns: self.inputs.unix_ns(span.opened_ns),
             ..span.facts
         });
         facts.collect()

@@ -130,6 +130,7 @@ impl ContinuousProfiler {
         // The next one begins where this one ends.
         if let Some(next) = &mut self.window {
             (next.began_ns, next.began_cpu_ns) = (now_ns, now_cpu_ns);
+            next.until = Instant::now() + engine.source.settings.continuous.interval;
         }
         let next = self.is_running().then(ProcessSamples::new);
         let mut samples = std::mem::replace(&mut intake.sinks.continuous, next)?;

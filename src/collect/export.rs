@@ -110,8 +110,13 @@ impl Collector {
             self.threads.waiting().filter(|_| is_snapshot).map(|it| (it.span, it.so_far()));
         let inputs = ProfileInputs::new(&self.engine.callsites, &sinks.store, unwinder);
         let (unix_offset_ns, period_ns) = (clock.unix_offset_ns(), source.periods().full_ns);
+        let inputs = ProfileInputs { unix_offset_ns, period_ns, ..inputs };
+        for span in &mut group.kept {
+            // The same in the profile and in what is reported.
+            span.facts.start_unix_ns = inputs.unix_ns(span.opened_ns);
+        }
         let builder = ProfileAssembler {
-            inputs: ProfileInputs { unix_offset_ns, period_ns, ..inputs },
+            inputs,
             unfinished: waiting.chain(present).collect(),
             most_samples: self.output.most_samples,
             most_bytes: room.most_bytes,

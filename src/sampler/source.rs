@@ -488,7 +488,7 @@ impl Sampler {
             why if why.is_permanent() => &counters.threads.refused_perf,
             WhyRefused::NoLockedMemory => &counters.threads.refused_locked_memory,
             WhyRefused::NoFiles => &counters.threads.refused_open_files,
-            WhyRefused::NoTimers | WhyRefused::SignalBlocked => &counters.threads.refused_timers,
+            WhyRefused::NoTimers => &counters.threads.refused_timers,
             WhyRefused::SmallSignalStack => &counters.threads.refused_signal_stack,
             _ => &counters.threads.refused_other,
         };

@@ -215,8 +215,9 @@ fn can_read_stack_of(tid: u32, signal: c_int) -> Result<(), WhyRefused> {
     if !has_same_filters(tid) {
         return Err(if has_ended(tid) { WhyRefused::Ended } else { WhyRefused::KilledBySeccomp });
     }
-    // Its signals would stay pending, and interrupt the call in which it lets them in.
-    if blocks_signal(tid, signal) {
+    // Its signals would stay pending, and interrupt the call in which it lets them in. The second reading is for threads
+    // that block all signals for a moment, while they create another one.
+    if (0..2).all(|_| blocks_signal(tid, signal)) {
         return Err(WhyRefused::SignalBlocked);
     }
     can_read_by_system_call()
