@@ -7,6 +7,7 @@ mod support;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use axum::Router;
@@ -1140,6 +1141,15 @@ async fn scrapers_get_profiles_by_address_and_by_name() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let server = tokio::spawn(async move { axum::serve(listener, admin).await });
+    let is_over = Arc::new(AtomicBool::new(false));
+    let burning = std::thread::spawn({
+        let is_over = Arc::clone(&is_over);
+        move || {
+            while !is_over.load(Ordering::Relaxed) {
+                burn(MS);
+            }
+        }
+    });
     let port = address.port();
     for (host, agent, query) in [
         (format!("127.0.0.1:{port}"), "Alloy/v1.11.3 (linux; docker)", "seconds=1"),
@@ -1164,10 +1174,12 @@ async fn scrapers_get_profiles_by_address_and_by_name() {
         assert!(head.starts_with("HTTP/1.1 200 "), "{agent}: {head}");
         assert!(!head.to_lowercase().contains("content-encoding"), "{agent}: {head}");
         let strings = strings_of(body);
-        for string in ["cpu", "nanoseconds", "samples", "count"] {
+        for string in ["cpu", "nanoseconds", "samples", "count", "live_control::support::burn"] {
             assert!(strings.contains(string), "{agent}, {string}: {strings}");
         }
     }
+    is_over.store(true, Ordering::Relaxed);
+    burning.join().unwrap();
     server.abort();
 }
 

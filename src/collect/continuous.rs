@@ -155,7 +155,7 @@ impl ContinuousProfiler {
         let unix_offset_ns = intake.clock().unix_offset_ns();
         let period_ns = 1_000_000_000 / u64::from(ended.rate.max(1));
         let inputs = ProfileInputs { unix_offset_ns, period_ns, ..inputs };
-        let id = ProfileId::random().ok()?;
+        let id = ProfileId::random().unwrap_or(ProfileId::NONE);
         let during = ended.began_ns..now_ns;
         let (profile, modules) = inputs.continuous_profile(
             id,

@@ -224,9 +224,10 @@ impl Builder {
 
     /// Profiles the process continuously: one profile of the CPU time of all its threads each minute, to the exporter of the
     /// layer, beside those of kept spans. `rate` is in samples per second of CPU time of the process: from 1 to 1,000, or 0
-    /// for off, which is the default. 49 takes some thousandths of the CPU time.
+    /// for off, which is the default.
     ///
-    /// Samples have the name of their thread, and the name and shown fields of their local root. A
+    /// Samples have the name of their thread, and the name of their local root with those of its fields that are shown by
+    /// default. A
     /// [`Directory`](crate::Directory) has these profiles in its directory `process`, with a quota of its own. With
     /// [`heap`](Self::heap), they also have what was allocated. It needs one timer for the process, and Linux 6.4 or later;
     /// where it does not work, the log says so. While the layer is off or its rules keep nothing, there is none.

@@ -228,6 +228,7 @@ fn there_is_none_with_a_thread_that_has_filters_of_its_own() {
             let said = || host.lines_with("the process is not profiled continuously");
             wait_until("it is said", || said().len() == 1);
             assert!(said()[0].contains("seccomp"), "{:?}", said());
+            assert_eq!(host.handle.continuous(), 0, "it is off");
             assert!(process_timers().is_none_or(|timers| timers == 0));
             is_over.store(true, Ordering::Release);
         });
