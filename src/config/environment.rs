@@ -478,6 +478,13 @@ mod tests {
     }
 
     #[test]
+    fn an_interval_is_at_most_a_day() {
+        let of = |interval| format!("{:?}", Builder::new().continuous_interval(interval));
+        assert_eq!(of(Duration::MAX), of(Duration::from_secs(86_400)));
+        assert_eq!(of(Duration::ZERO), of(Duration::from_secs(1)));
+    }
+
+    #[test]
     fn the_continuous_profile_is_on_off_or_a_rate() {
         for (text, rate) in [("on", 49), ("off", 0), ("97", 97), (" 1000 ", 1_000)] {
             let builder = read(&[("TRACING_PROFILING_CONTINUOUS", text)]).unwrap();
