@@ -423,7 +423,7 @@ mod tests {
     use super::super::tests::{awaiting, checkout, mixed_rates, waiting};
     use super::*;
     use crate::ids::{SpanId, TraceId};
-    use crate::profile::ProfiledThread;
+    use crate::profile::{ProfileScope, ProfiledThread};
 
     fn decode(profile: &Profile) -> proto::ProfilesData {
         let resource = Resource::new().with("service.name", "shop");

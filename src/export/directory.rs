@@ -483,6 +483,7 @@ fn write_whole(path: &Path, temporary: &Path, bytes: &[u8]) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::profile::ProfileScope;
 
     fn profile(byte: u8) -> Profile {
         let mut profile = Profile::new(ProfileId::for_test(byte), 1);
