@@ -221,7 +221,8 @@ impl fmt::Display for FlushError {
 pub enum ProfileError {
     /// One is being made. Only one is made at a time.
     Busy,
-    /// No thread can be sampled. This is [`Handle::source`](crate::Handle::source), which states why.
+    /// No thread can be sampled or observed, and why: [`Handle::source`](crate::Handle::source), or that the system does
+    /// not list the threads.
     Unavailable(String),
     /// The rate or the duration is 0 or more than what is possible.
     OutOfRange,
@@ -241,7 +242,8 @@ impl fmt::Display for ProfileError {
             Self::Busy => f.write_str("cpu profiling already in use"),
             Self::Unavailable(source) => write!(f, "no thread can be sampled: {source}"),
             Self::OutOfRange => f.write_str(
-                "the duration must be more than 0 and at most an hour, and the rate from 1 to 1000 per second",
+                "the duration must be more than 0 and at most an hour, and the rate from 1 to 1000 per second, or to 100 \
+                 for wall time",
             ),
             Self::OwnThread => f.write_str("called on a thread of the profiling layer"),
             Self::NoAnswer => f.write_str("the profiler's threads did not answer in time"),

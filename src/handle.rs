@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use crate::control::Control;
 use crate::engine::{
-    CancelProfile, NoHeap, NoThreads, StartedProfile, all_threads, begin_process_profile,
-    heap_profile, open_spans,
+    CancelProfile, NoHeap, NoThreads, ProfileKind, StartedProfile, all_threads,
+    begin_process_profile, heap_profile, open_spans,
 };
 use crate::error::{Error, FlushError, ProfileError};
 use crate::keep::Rules;
@@ -147,7 +147,7 @@ impl Handle {
         all_threads(engine.ok_or(NoThreads::Off)?)
     }
 
-    /// A profile of the process: the CPU time of all its threads for that long, in spans or not, those of Rust and of other
+    /// A profile of the process: by default the CPU time of all its threads for that long, in spans or not, those of Rust and of other
     /// languages. [`encode::pprof`](crate::encode::pprof) writes it for `go tool pprof` and others, with the thread's name,
     /// the span, and the name and shown fields of the span's local root as labels.
     ///
@@ -157,6 +157,12 @@ impl Handle {
     /// threads that could not be sampled, as those that block all signals where there is no perf, and that of threads before they
     /// are found, which takes up to 10 ms. So the profile adds up to the CPU time that the
     /// process used. While no profile is made, this costs nothing.
+    ///
+    /// With [`ProfileKind::Wall`] it shows where all threads are, running or blocked, each thread all the time: `OnCpu`
+    /// while it ran, `OffCpu` with what it was blocked in. It needs no perf events and no timers. Threads are visited 20
+    /// times per second, or a random part of them that represents the others if that would take more than 2 % of a core. A
+    /// running thread has the stack of its newest sample, if it is in a sampled span. The notes of the profile state the
+    /// number of observations and the error that follows from it. The thread of the layer that observes is left out.
     ///
     /// Returns after [`ProfileOptions::duration`]; in async code call it from `spawn_blocking`. It needs rules that keep
     /// something, since a layer that is off has no threads.
@@ -186,13 +192,13 @@ impl Handle {
         &self,
         options: ProfileOptions,
     ) -> Result<(CancelProfile, StartedProfile), ProfileError> {
-        let ProfileOptions { kind: ProfileKind::Cpu, duration, rate } = options;
-        if duration.is_zero() || duration > LONGEST_PROFILE || !RATES.contains(&rate) {
+        let ProfileOptions { kind, duration, rate } = options;
+        if duration.is_zero() || duration > LONGEST_PROFILE || !rates(kind).contains(&rate) {
             return Err(ProfileError::OutOfRange);
         }
         let control = self.find().ok_or(ProfileError::Ended)?;
         let engine = control.running().ok_or(ProfileError::Ended)?;
-        begin_process_profile(engine, duration, period_ns(rate))
+        begin_process_profile(engine, kind, duration, period_ns(rate))
     }
 
     /// Samples per second of CPU time for the [continuous profile](crate::Builder::continuous); 0 if it is off.
@@ -361,28 +367,38 @@ pub struct ProfileOptions {
     /// For how long: at most an hour.
     pub duration: Duration,
     /// Samples per second of CPU time, of each thread: 1 to 1,000. A thread that was in a profiled span and has used 2,000
-    /// of them, and all such threads together 2,000 for each processor, fall to 100 per second if this is more.
+    /// of them, and all such threads together 2,000 for each processor, fall to 100 per second if this is more. For wall
+    /// time, how often per second all threads are visited: 1 to 100.
     pub rate: u32,
+}
+
+impl ProfileOptions {
+    /// 30 seconds of that kind, at its usual rate: 100 samples per second of CPU time, or 20 visits per second.
+    pub const fn of(kind: ProfileKind) -> Self {
+        let rate = match kind {
+            ProfileKind::Cpu => 100,
+            ProfileKind::Wall => 20,
+        };
+        Self { kind, duration: Duration::from_secs(30), rate }
+    }
 }
 
 impl Default for ProfileOptions {
     fn default() -> Self {
-        Self { kind: ProfileKind::Cpu, duration: Duration::from_secs(30), rate: 100 }
+        Self::of(ProfileKind::Cpu)
     }
 }
 
-/// What a profile of the process shows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum ProfileKind {
-    /// Where its threads run.
-    Cpu,
+const LONGEST_PROFILE: Duration = Duration::from_secs(60 * 60);
+
+const fn rates(kind: ProfileKind) -> std::ops::RangeInclusive<u32> {
+    match kind {
+        ProfileKind::Cpu => 1..=1_000,
+        ProfileKind::Wall => 1..=100,
+    }
 }
 
-const LONGEST_PROFILE: Duration = Duration::from_secs(60 * 60);
-const RATES: std::ops::RangeInclusive<u32> = 1..=1_000;
-
-/// The CPU time between two samples: slightly less than stated, so that samples do not run in step with the kernel's tick or
+/// The time between two samples: slightly less than stated, so that samples do not run in step with the kernel's tick or
 /// with the program's timers.
 fn period_ns(rate: u32) -> u64 {
     997_000_000 / u64::from(rate.max(1))

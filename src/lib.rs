@@ -293,13 +293,14 @@ struct Readme;
 pub use awaits::tower;
 pub use awaits::{Profiled, ProfiledExt};
 pub use config::Builder;
+pub use engine::ProfileKind;
 pub use error::{Error, ErrorKind, FlushError, FlushStage, ProfileError, UnknownName};
 #[cfg(feature = "_otlp")]
 #[cfg_attr(docsrs, doc(cfg(any(feature = "otlp-grpc", feature = "otlp-http"))))]
 pub use export::{Compression, OtlpBuilder, OtlpExporter, Protocol};
 pub use export::{Directory, ExportError, Exported, Exporter, Format};
 pub use facts::{Facts, Hardware, Measure, Reason, Reasons, TimeBreakdown, Unit};
-pub use handle::{FlushGuard, Handle, ProfileKind, ProfileOptions};
+pub use handle::{FlushGuard, Handle, ProfileOptions};
 pub use ids::{InvalidId, ProfileId, SpanId, TraceId};
 pub use interest::WithOpenTelemetry;
 pub use keep::{Condition, Keep, Kept, KeptSpan, NoProfile, Rule, Rules, Threshold};

@@ -162,12 +162,8 @@ pub(crate) fn build(parts: Parts) -> (Arc<Engine>, Collector, PublisherParts) {
         stack_bytes: limits.stack_bytes,
         has_budget: limits.cpu_percent.is_some(),
     };
-    let sinks = Sinks {
-        store: Store::new(limits.memory_bytes, limits.samples_per_profile, limits.pending_spans),
-        heap: Heap::default(),
-        process: None,
-        continuous: None,
-    };
+    let store = Store::new(limits.memory_bytes, limits.samples_per_profile, limits.pending_spans);
+    let sinks = Sinks::new(store, Heap::default());
     let collector = Collector {
         engine: Arc::clone(&engine),
         poller: parts.poller,

@@ -1118,12 +1118,33 @@ async fn threads_are_served_as_go_serves_goroutines() {
     assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn wall_time_is_served_as_pprof() {
+    let setup = Setup::of_rules("1h", |builder| builder);
+    for query in ["hz=101", "hz=0", "seconds=3601", "seconds=1&format=html"] {
+        let refused = get(&setup.handle, &format!("/debug/pprof/wall?{query}")).await;
+        assert_eq!(refused.status, StatusCode::BAD_REQUEST, "{query}: {}", refused.text());
+    }
+    let answer = get(&setup.handle, "/debug/pprof/wall?seconds=1&hz=40").await;
+    if !HAS_STACKS {
+        assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR);
+        assert!(answer.text().contains("/proc/self/task"), "{}", answer.text());
+        return;
+    }
+    assert_eq!(answer.status, StatusCode::OK, "{}", answer.text());
+    assert_eq!(answer.headers[header::CONTENT_TYPE], "application/octet-stream");
+    let strings = strings_of(&answer.body);
+    for string in ["wall", "nanoseconds", "samples", "count", "thread_name", "standard error"] {
+        assert!(strings.contains(string), "{string}: {strings}");
+    }
+}
+
 #[tokio::test]
 async fn a_page_links_to_the_profiles_of_the_process() {
     let setup = Setup::new("1h");
     let page = get(&setup.handle, "/debug/pprof/").await;
     assert_eq!(page.headers[header::CONTENT_TYPE], "text/html; charset=utf-8");
-    for profile in ["profile", "threads", "heap", "allocs"] {
+    for profile in ["profile", "wall", "threads", "heap", "allocs"] {
         assert!(page.text().contains(&format!("<a href=\"{profile}")), "{profile}");
     }
     let short = get(&setup.handle, "/debug/pprof").await;

@@ -7,15 +7,15 @@ mod support;
 use std::collections::{BTreeMap, HashMap};
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard, mpsc};
 use std::thread::{self, Builder};
 use std::time::{Duration, Instant};
 
 use cpu_time::{ProcessTime, ThreadTime};
-use support::{HAS_STACKS, Nanos, PLENTY, Setup, burn, functions, has_process_timer};
+use support::{HAS_STACKS, Nanos, PLENTY, Setup, burn, functions, has_perf, has_process_timer};
 use tracing::info_span;
 use tracing_profiling::profile::{Leaf, Profile, Sample, SampleKind};
-use tracing_profiling::{ProfileError, ProfileOptions};
+use tracing_profiling::{ProfileError, ProfileKind, ProfileOptions, Source};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -407,6 +407,8 @@ fn a_second_profile_at_the_same_time_is_refused_and_the_first_ends_with_the_laye
         let refused = setup.handle.profile(options(seconds, rate)).unwrap_err();
         assert_eq!(refused, ProfileError::OutOfRange, "{seconds} {rate}");
     }
+    let refused = setup.handle.profile(wall(1, 101)).unwrap_err();
+    assert_eq!(refused, ProfileError::OutOfRange);
     if !HAS_STACKS {
         return;
     }
@@ -418,10 +420,224 @@ fn a_second_profile_at_the_same_time_is_refused_and_the_first_ends_with_the_laye
             assert!(start.elapsed() < PLENTY && !first.is_finished());
             thread::sleep(MS);
         }
-        let second = setup.handle.profile(options(1, 100)).unwrap_err();
-        assert_eq!(second, ProfileError::Busy);
+        for options in [options(1, 100), wall(1, 20)] {
+            assert_eq!(setup.handle.profile(options).unwrap_err(), ProfileError::Busy);
+        }
         setup.handle.shutdown(PLENTY).unwrap();
         assert_eq!(first.join().unwrap().unwrap_err(), ProfileError::Ended);
     });
-    assert_eq!(setup.handle.profile(options(1, 100)).unwrap_err(), ProfileError::Ended);
+    for options in [options(1, 100), wall(1, 20)] {
+        assert_eq!(setup.handle.profile(options).unwrap_err(), ProfileError::Ended);
+    }
+}
+
+/// Options for wall time.
+fn wall(seconds: u64, rate: u32) -> ProfileOptions {
+    let duration = Duration::from_secs(seconds);
+    ProfileOptions { duration, rate, ..ProfileOptions::of(ProfileKind::Wall) }
+}
+
+/// The wall time of threads that is in samples which have such a function, or are of such a kind.
+fn observed(profile: &Profile, is_it: impl Fn(&Sample) -> bool) -> Duration {
+    let samples = profile.samples().iter().filter(|sample| is_it(sample));
+    let points = samples.flat_map(|sample| &sample.points);
+    Duration::from_nanos(points.map(|point| point.weight()).sum())
+}
+
+/// The wall time of the threads of that name.
+fn observed_of_threads(profile: &Profile, name: &str) -> Duration {
+    let points = profile.samples().iter().flat_map(|sample| &sample.points);
+    let is_it = |id| profile.thread(id).is_some_and(|thread| thread.name == name);
+    let points = points.filter(|point| point.thread().is_some_and(is_it));
+    Duration::from_nanos(points.map(|point| point.weight()).sum())
+}
+
+/// What the profile may lack of a time, or have too much: five standard errors, and one observation.
+fn error_of(profile: &Profile, time: Duration) -> Duration {
+    let all = observed(profile, |_| true);
+    let count = (all.as_secs_f64() / profile.period().as_secs_f64()).max(1.0);
+    let share = time.as_secs_f64() / all.as_secs_f64();
+    // Where each scan has visited all threads, there is none.
+    let is_part = profile.notes.iter().any(|note| note.contains("represent the others"));
+    let error = if is_part { 5.0 * (share * (1.0 - share).max(0.0) / count).sqrt() } else { 0.0 };
+    all.mul_f64(error) + profile.period()
+}
+
+#[inline(never)]
+fn waits_for_a_message(messages: &mpsc::Receiver<()>) {
+    _ = messages.recv();
+}
+
+#[inline(never)]
+fn waits_for_a_lock(lock: &Mutex<()>) {
+    drop(lock.lock().unwrap());
+}
+
+#[inline(never)]
+fn runs_all_the_time(is_over: &AtomicBool) {
+    while !is_over.load(Ordering::Relaxed) {
+        std::hint::spin_loop();
+    }
+}
+
+#[inline(never)]
+fn waits_for_a_while(messages: &mpsc::Receiver<()>, time: Duration) {
+    _ = messages.recv_timeout(time);
+}
+
+/// A profile of the wall time of three threads, and of one that starts and ends while it is made.
+fn wall_of_four_threads(source: Source, seconds: u64) -> Profile {
+    let set =
+        |builder: tracing_profiling::Builder| builder.source(source).sampling_delay(Duration::ZERO);
+    let setup = Setup::of_rules("1h", set);
+    let (is_over, lock) = (AtomicBool::new(false), Mutex::new(()));
+    let (release, waits) = mpsc::channel();
+    let (is_over, lock, dispatch) = (&is_over, &lock, &setup.dispatch);
+    let held = lock.lock().unwrap();
+    thread::scope(|scope| {
+        let named = |name: &str| Builder::new().name(name.to_owned());
+        let in_span = move |action: &dyn Fn()| {
+            tracing::dispatcher::with_default(dispatch, || {
+                let span = info_span!("GET", http.route = "/cart");
+                span.in_scope(|| info_span!("render").in_scope(action));
+            });
+        };
+        let message = move || {
+            in_span(&|| waits_for_a_message(&waits));
+        };
+        named("message").spawn_scoped(scope, message).unwrap();
+        named("lock").spawn_scoped(scope, move || waits_for_a_lock(lock)).unwrap();
+        let runs = move || in_span(&|| runs_all_the_time(is_over));
+        named("runs").spawn_scoped(scope, runs).unwrap();
+        // Each is in its function from here on.
+        let start = Instant::now();
+        let are_there = || {
+            let dump = setup.handle.threads().unwrap();
+            let lines = || dump.threads().iter().flat_map(|thread| thread.stack.iter());
+            let functions = ["waits_for_a_message", "waits_for_a_lock", "runs_all_the_time"];
+            functions.into_iter().all(|function| lines().any(|line| line.contains(function)))
+        };
+        while !are_there() {
+            if start.elapsed() > PLENTY {
+                is_over.store(true, Ordering::Relaxed);
+                panic!("the threads are not in their functions");
+            }
+            thread::sleep(MS);
+        }
+        let handle = setup.handle.clone();
+        let profile = scope.spawn(move || handle.profile(wall(seconds, 50)));
+        thread::sleep(Duration::from_secs(seconds) / 4);
+        let short = named("short").spawn_scoped(scope, move || {
+            let (_sender, messages) = mpsc::channel();
+            waits_for_a_while(&messages, Duration::from_secs(seconds) / 4);
+        });
+        short.unwrap().join().unwrap();
+        let profile = profile.join().unwrap();
+        is_over.store(true, Ordering::Relaxed);
+        drop((release, held));
+        profile.unwrap()
+    })
+}
+
+#[test]
+fn wall_time_is_that_of_all_threads_running_or_blocked() {
+    let _alone = alone();
+    if !HAS_STACKS {
+        let setup = Setup::of_rules("1h", |builder| builder);
+        let refused = setup.handle.profile(wall(1, 20)).unwrap_err();
+        assert!(matches!(refused, ProfileError::Unavailable(_)), "{refused:?}");
+        return;
+    }
+    // Without perf events, too.
+    let perf = has_perf().then_some(Source::Perf);
+    for source in perf.into_iter().chain([Source::Timer]) {
+        // On a loaded machine the collector may get no CPU while that thread is there, or the thread may be late.
+        let found = [1, 4, 16].into_iter().find_map(|seconds| {
+            let profile = wall_of_four_threads(source, seconds);
+            let short = observed_of_threads(&profile, "short");
+            (!short.is_zero() && short < profile.duration().mul_f64(0.8)).then_some(profile)
+        });
+        let profile = found.unwrap();
+        let duration = profile.duration();
+        let in_function =
+            |name: &str| observed(&profile, |sample| has_function(&profile, sample, name));
+        for (thread, function) in [
+            ("message", "waits_for_a_message"),
+            ("lock", "waits_for_a_lock"),
+            ("runs", "runs_all_the_time"),
+        ] {
+            let found = observed_of_threads(&profile, thread);
+            let error = error_of(&profile, duration);
+            assert!(
+                found.abs_diff(duration) < error,
+                "{thread}: {found:?} of {duration:?} ± {error:?}"
+            );
+            // A sample of the thread that runs can be without callers.
+            assert!(in_function(function) >= found.mul_f64(0.9), "{thread}: {found:?}");
+        }
+        assert!(!in_function("waits_for_a_while").is_zero(), "{source:?}");
+
+        for sample in profile.samples() {
+            let path = profile.span_path(sample.link);
+            let root = sample.link.and_then(|id| profile.link(profile.link(id)?.parent?));
+            let fields = root.map(|root| root.fields.clone()).unwrap_or_default();
+            match profile.leaf(sample.leaf) {
+                _ if has_function(&profile, sample, "waits_for_a_message") => {
+                    assert_eq!(sample.kind, SampleKind::OffCpu);
+                    assert_eq!(path, ["GET", "render"]);
+                    let route = ("http.route", "/cart".to_owned());
+                    assert_eq!(fields, [("local_root", "GET".to_owned()), route]);
+                }
+                Some(Leaf::Blocked(call)) if has_function(&profile, sample, "waits_for_a_lock") => {
+                    assert!(call.starts_with("futex 0x") && path.is_empty(), "{call} {path:?}");
+                }
+                Some(Leaf::Unknown("running: stack not known") | Leaf::Ran) => {
+                    assert_eq!(sample.kind, SampleKind::OnCpu);
+                }
+                _ => {}
+            }
+        }
+        assert!(profile.notes[0].contains("sqrt(p (1 - p) / "), "{:?}", profile.notes);
+    }
+}
+
+/// And only those that have run since are inspected again.
+#[test]
+fn the_wall_time_of_a_thousand_threads_is_observed_within_the_budget() {
+    const MANY: usize = 1_000;
+    let _alone = alone();
+    let setup = Setup::of_rules("1h", |builder| builder);
+    if !HAS_STACKS {
+        return;
+    }
+    let (begun, over) = (AtomicU64::new(0), Mutex::new(()));
+    let held = over.lock().unwrap();
+    let wait = || {
+        begun.fetch_add(1, Ordering::Relaxed);
+        waits_for_a_lock(&over);
+    };
+    let collector = || Duration::from_nanos(setup.handle.stats().sampling.collector_cpu_ns);
+    let (profile, used, took) = thread::scope(|scope| {
+        for _ in 0..MANY {
+            let thread = Builder::new().name("many".to_owned()).stack_size(64 << 10);
+            thread.spawn_scoped(scope, wait).unwrap();
+        }
+        while begun.load(Ordering::Relaxed) < MANY as u64 {
+            thread::sleep(MS);
+        }
+        let (start, before) = (Instant::now(), collector());
+        let profile = setup.handle.profile(wall(2, 20));
+        let found = (profile, collector() - before, start.elapsed());
+        drop(held);
+        found
+    });
+    let profile = profile.unwrap();
+    let expected = profile.duration() * MANY as u32;
+    let (found, error) = (observed_of_threads(&profile, "many"), error_of(&profile, expected));
+    assert!(found.abs_diff(expected) < error, "{found:?} of {expected:?} ± {error:?}");
+    // The threads of the harness are few.
+    let all = observed(&profile, |_| true);
+    assert!(all < expected + error + 30 * profile.duration(), "{all:?} of {expected:?}");
+    // 2 % of a core, what was saved up, and as much again: an inspection can take longer than assumed.
+    assert!(used < took / 50 + 400 * MS, "{used:?} in {took:?}, {:?}", profile.notes);
 }

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use super::build::ProfileInputs;
 use super::tables::{SpanDetail, Tables};
 use crate::keep::DEFAULT_FIELDS;
-use crate::profile::{Link, LinkId, MappingId, Profile, ProfileId, SampleKind, capped};
+use crate::profile::{
+    Link, LinkId, MappingId, Profile, ProfileId, ProfileScope, SampleKind, capped,
+};
 use crate::redact::Redaction;
 use crate::sinks::{Heap, ProcessSamples, StackEntry, StackLeaf, StoredStack, Total};
 use crate::span::{SpanInfo, SpanKey};
@@ -48,6 +50,32 @@ impl ProfileInputs<'_> {
         }
         tables.add_unsampled(samples, during.start, cpu_ns);
         tables.finish_process("CPU time of all threads of the process", during)
+    }
+}
+
+impl ProfileInputs<'_> {
+    /// The wall time of all threads `during` that time, with a point for all observations of a stack, thread name and span.
+    pub(crate) fn wall_profile_of_process(
+        self,
+        id: ProfileId,
+        (samples, redaction): (&ProcessSamples, &Redaction),
+        during: Range<u64>,
+        notes: Vec<String>,
+    ) -> (Profile, HashMap<MappingId, Arc<Module>>) {
+        let mut tables = Tables::new(self, id, None, SpanDetail::All);
+        let mut links = ProcessLinks { inputs: self, samples, redaction, known: HashMap::new() };
+        for (stack, place, total) in samples.totals() {
+            let link = place.span.and_then(|span| links.link(span, &mut tables.profile));
+            let (stack, _) = tables.stack(stack);
+            let kind = if place.is_blocked { SampleKind::OffCpu } else { SampleKind::OnCpu };
+            let thread = samples.thread(place);
+            tables.add(kind, during.start, total.weight, thread, stack, link);
+        }
+        let title = "wall time of all threads of the process";
+        let (mut profile, modules) = tables.finish_process(title, during);
+        profile.scope = ProfileScope::ProcessWall;
+        profile.notes = notes;
+        (profile, modules)
     }
 }
 
@@ -132,7 +160,7 @@ impl Tables<'_> {
         profile.start_unix_ns = start_unix_ns;
         // More than that of a moment, and all samples are before its end.
         profile.duration_ns = during.end.saturating_sub(during.start).max(2);
-        profile.is_of_process = true;
+        profile.scope = ProfileScope::Process;
         (profile, modules)
     }
 }

@@ -1,10 +1,10 @@
 //! Makes the profiles of a process that is profiled continuously.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::process::note_open_roots;
+use super::process::{note_open_roots, note_unknown_spans};
 use crate::assemble::ProfileInputs;
 use crate::engine::Engine;
 use crate::intake::Intake;
@@ -134,7 +134,7 @@ impl ContinuousProfiler {
         }
         let next = self.is_running().then(ProcessSamples::new);
         let mut samples = std::mem::replace(&mut intake.sinks.continuous, next)?;
-        note_unknown_spans(engine, &mut samples);
+        _ = note_unknown_spans(engine, &mut samples);
         note_open_roots(engine, &mut samples);
         for (root, fields) in engine.commands.process.take_roots() {
             samples.set_fields(root, fields.clone());
@@ -166,22 +166,5 @@ impl ContinuousProfiler {
         );
         Counters::add(&engine.counters.continuous.profiles, 1);
         Some((Box::new(profile), modules))
-    }
-}
-
-/// Finds the spans of samples whose threads have met no hook since, so that the spans are not registered.
-fn note_unknown_spans(engine: &Engine, samples: &mut ProcessSamples) {
-    let unknown: HashSet<_> = samples.unknown_spans().collect();
-    if unknown.is_empty() {
-        return;
-    }
-    let mut open = Vec::new();
-    engine.spans.for_each_open(|slot| {
-        open.extend(unknown.contains(&slot.key).then_some((slot.id, slot.key)));
-    });
-    for (id, key) in open {
-        for (key, known) in engine.spans.describe(id, key).unwrap_or_default() {
-            samples.set_known(key, known);
-        }
     }
 }

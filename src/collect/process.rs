@@ -1,17 +1,19 @@
 //! Makes profiles of the process.
 
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use crate::assemble::ProfileInputs;
-use crate::engine::{Engine, ProcessRequest, RootFields};
+use crate::engine::{Engine, ProcessRequest, ProfileKind, RootFields};
 use crate::intake::Intake;
 use crate::keep::FieldValues;
 use crate::profile::ProfileId;
 use crate::publish::Job;
 use crate::sinks::ProcessSamples;
-use crate::span::SpanKey;
+use crate::span::{SpanInfo, SpanKey};
 use crate::sys;
 use crate::threads::Threads;
+use crate::watch::{WallObservations, WallScanner};
 
 /// A profile of the process that is being made.
 #[derive(Debug)]
@@ -22,6 +24,8 @@ pub(crate) struct RunningProfile {
     /// The CPU time that the process had used by then, and from then to the end.
     began_cpu_ns: Option<u64>,
     used_cpu_ns: Option<u64>,
+    /// If it shows wall time.
+    wall: Option<WallScanner>,
 }
 
 /// Makes profiles of the process, one at a time.
@@ -36,7 +40,11 @@ impl RunningProfile {
     }
 
     fn is_over(&self) -> bool {
-        self.request.is_canceled() || self.until_end().is_zero()
+        let is_over = match &self.wall {
+            Some(wall) => wall.is_over(),
+            None => self.until_end().is_zero(),
+        };
+        is_over || self.request.is_canceled()
     }
 }
 
@@ -45,9 +53,30 @@ impl ProcessProfiler {
         self.running.is_some()
     }
 
-    /// How long until the present profile ends.
-    pub(super) fn until_end(&self) -> Option<Duration> {
-        self.running.as_ref().map(RunningProfile::until_end)
+    /// How long until the present profile ends, or until threads are to be observed for it.
+    pub(super) fn until_next(&self) -> Option<Duration> {
+        let running = self.running.as_ref()?;
+        let next = running.wall.as_ref().map(WallScanner::until_next);
+        Some(next.unwrap_or_else(|| running.until_end()))
+    }
+
+    /// Observes where threads are, if it is time. Returns whether that must go on at once.
+    pub(super) fn observe(
+        &mut self,
+        engine: &Engine,
+        intake: &mut Intake,
+        threads: &Threads,
+    ) -> bool {
+        let wall = self.running.as_mut().and_then(|running| running.wall.as_mut());
+        let Some(wall) = wall.filter(|wall| !wall.is_over()) else { return false };
+        if wall.step(intake, threads)
+            && let Some(samples) = &mut intake.sinks.wall
+        {
+            // While they are open: nothing registers a span in which its thread is not sampled.
+            let roots = note_unknown_spans(engine, samples);
+            note_fields(engine, samples, &roots);
+        }
+        wall.until_next().is_zero() || wall.is_over()
     }
 
     /// Begins the profile that is asked for, and ends the present one when it is time. Returns that one, of which this round
@@ -58,15 +87,24 @@ impl ProcessProfiler {
         (threads, intake): (&mut Threads, &mut Intake),
     ) -> Option<RunningProfile> {
         if let Some(request) = asked.filter(|_| self.running.is_none()) {
-            intake.sinks.process = Some(ProcessSamples::new());
-            threads.begin_process(request.period_ns);
-            threads.search_process(intake);
+            let is_wall = request.kind == ProfileKind::Wall;
+            if is_wall {
+                intake.sinks.wall = Some(ProcessSamples::new());
+            } else {
+                intake.sinks.process = Some(ProcessSamples::new());
+                threads.begin_process(request.period_ns);
+                threads.search_process(intake);
+            }
             let (began_ns, began_cpu_ns) = (intake.now_ns(), sys::process_cpu_ns());
+            let scan = || WallScanner::new(request.period_ns, began_ns, request.until);
+            let wall = is_wall.then(scan);
             self.running =
-                Some(RunningProfile { request, began_ns, began_cpu_ns, used_cpu_ns: None });
+                Some(RunningProfile { request, began_ns, began_cpu_ns, used_cpu_ns: None, wall });
         }
         let mut ended = self.running.take_if(|running| running.is_over())?;
-        threads.end_process();
+        if ended.wall.is_none() {
+            threads.end_process();
+        }
         let cpu_ns = sys::process_cpu_ns().zip(ended.began_cpu_ns);
         ended.used_cpu_ns = cpu_ns.map(|(now_ns, before_ns)| now_ns.saturating_sub(before_ns));
         Some(ended)
@@ -79,36 +117,90 @@ pub(super) fn note_process_spans(intake: &mut Intake, closed: Vec<(SpanKey, Root
     intake.sinks.set_root_fields(closed);
 }
 
+/// Finds the spans of samples whose threads have met no hook since, so that the spans are not registered. Returns their
+/// local roots.
+pub(super) fn note_unknown_spans(engine: &Engine, samples: &mut ProcessSamples) -> Vec<SpanInfo> {
+    let unknown: HashSet<_> = samples.unknown_spans().collect();
+    let (mut open, mut roots) = (Vec::new(), HashMap::new());
+    if unknown.is_empty() {
+        return Vec::new();
+    }
+    engine.spans.for_each_open(|slot| {
+        open.extend(unknown.contains(&slot.key).then_some((slot.id, slot.key)));
+    });
+    for (id, key) in open {
+        for (key, known) in engine.spans.describe(id, key).unwrap_or_default() {
+            samples.set_known(key, known);
+            roots.extend((known.root == key).then_some((key, known)));
+        }
+    }
+    roots.into_values().collect()
+}
+
 /// Notes the fields of local roots that are still open.
 pub(super) fn note_open_roots(engine: &Engine, samples: &mut ProcessSamples) {
     let open: Vec<_> = samples.open_roots().collect();
-    for known in open.into_iter().filter(|known| engine.spans.is_open(known.id, known.root)) {
+    note_fields(engine, samples, &open);
+}
+
+/// Notes the fields of those local roots that are open.
+fn note_fields(engine: &Engine, samples: &mut ProcessSamples, roots: &[SpanInfo]) {
+    for known in roots.iter().filter(|known| engine.spans.is_open(known.id, known.root)) {
         let values = engine.with_dispatch(|dispatch| FieldValues::of(known.id, dispatch));
         let values = values.map(|value| engine.redaction.redact_span(value).into());
         samples.set_fields(known.root, values.into_vec());
     }
 }
 
+/// What a profile of wall time says about its precision.
+fn notes_of(observations: WallObservations) -> Vec<String> {
+    let WallObservations { scans, threads, visited, found } = observations;
+    let error = format!(
+        "{found} observations of threads, in {scans} scans: a share p of the time has a standard error of \
+         sqrt(p (1 - p) / {found})"
+    );
+    let part = (visited < threads).then(|| {
+        let percent = 100.0 * visited as f64 / threads as f64;
+        format!(
+            "to limit the cost, {percent:.1} % of the threads were visited at each scan, and represent the others"
+        )
+    });
+    let left_out = "the thread that observes is left out".to_owned();
+    [error].into_iter().chain(part).chain([left_out]).collect()
+}
+
 impl RunningProfile {
     /// The answer to the caller, if it waits.
     pub(super) fn finish(self, engine: &Engine, intake: &mut Intake) -> Option<Job> {
-        let samples = intake.sinks.process.as_mut()?;
         if self.request.is_canceled() {
-            intake.sinks.process = None;
+            *intake.sinks.requested() = None;
             return None;
         }
-        note_open_roots(engine, samples);
+        note_open_roots(engine, intake.sinks.requested().as_mut()?);
         // Those that were not open any more have left their fields before.
         intake.sinks.set_root_fields(engine.commands.process.take_roots());
-        let samples = intake.sinks.process.take()?;
+        let samples = intake.sinks.requested().take()?;
         let inputs = ProfileInputs::new(&engine.callsites, &intake.sinks.store, &intake.unwinder);
         let unix_offset_ns = intake.clock().unix_offset_ns();
         let ProcessRequest { period_ns, reply, .. } = self.request;
         let inputs = ProfileInputs { unix_offset_ns, period_ns, ..inputs };
         let id = ProfileId::random().unwrap_or(ProfileId::NONE);
-        let (during, redaction) = (self.began_ns..intake.now_ns(), &*engine.redaction);
-        let (profile, modules) =
-            inputs.profile_of_process(id, (&samples, redaction), during, self.used_cpu_ns);
+        let of_process = (&samples, &*engine.redaction);
+        let (profile, modules) = match self.wall {
+            Some(wall) => {
+                let during = self.began_ns..wall.observed_until_ns();
+                let observations = wall.observations();
+                let notes = notes_of(observations);
+                // What an observation represents, on average.
+                let period_ns = samples.weight_ns() / observations.found.max(1);
+                let inputs = ProfileInputs { period_ns, ..inputs };
+                inputs.wall_profile_of_process(id, of_process, during, notes)
+            }
+            None => {
+                let during = self.began_ns..intake.now_ns();
+                inputs.profile_of_process(id, of_process, during, self.used_cpu_ns)
+            }
+        };
         Some(Job::Reply { profile: Box::new(profile), modules, reply })
     }
 }

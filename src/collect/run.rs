@@ -134,7 +134,7 @@ impl Collector {
         let (mut dumps, mut scan) = (VecDeque::new(), None);
         loop {
             let (asked, again) = self.do_round();
-            let Self { engine, intake, threads, output, .. } = self;
+            let Self { engine, intake, threads, output, process, .. } = self;
             for request in asked.open_spans {
                 output.send(list_open(engine, intake, threads, request));
             }
@@ -153,11 +153,12 @@ impl Collector {
                     threads.scan(intake, engine.callsites.least_age());
                 }
             }
+            let must_observe = process.observe(engine, intake, threads);
             if asked.end {
                 return Some(asked.acknowledge);
             }
             asked.acknowledge.into_iter().for_each(|waiting| output.send(Job::Done(waiting)));
-            if !again && scan.is_none() && dumps.is_empty() {
+            if !again && !must_observe && scan.is_none() && dumps.is_empty() {
                 return None;
             }
         }
@@ -173,7 +174,7 @@ impl Collector {
         let watchdog = watchdog.until_next_check(&engine.callsites).filter(|_| is_open);
         let soonest = linger.into_iter().chain(threads.until_check(&self.intake));
         let soonest = soonest.chain(self.logged.until_next()).chain(watchdog);
-        let soonest = soonest.chain(self.process.until_end()).chain(self.continuous.until_end());
+        let soonest = soonest.chain(self.process.until_next()).chain(self.continuous.until_end());
         soonest.chain(engine.awaits.until_room()).min()
     }
 

@@ -99,7 +99,7 @@ fn merge(
                 Some(dictionary.attribute(key, &Value::from(name.as_str())))
             });
             let mut attribute_indices: Vec<_> = attributes.collect();
-            if profile.is_of_process {
+            if profile.is_of_process() {
                 for (key, value) in span.into_iter().flat_map(|span| &span.fields) {
                     attribute_indices.push(dictionary.attribute(key, &Value::from(value.as_str())));
                 }
@@ -188,7 +188,7 @@ fn encode_common(
 
 fn encode_on_cpu(profile: &Profile, dictionary: &mut Dictionary<'_>) -> proto::Profile {
     // Profilers of processes send CPU time.
-    let weight = profile.unit_weight_ns().filter(|_| !profile.is_of_process);
+    let weight = profile.unit_weight_ns().filter(|_| !profile.is_of_process());
     let samples = merge(profile, SampleKind::OnCpu, dictionary).into_iter();
     let samples = samples.map(|(sample, points)| match weight {
         Some(unit) => {
@@ -423,7 +423,7 @@ mod tests {
     use super::super::tests::{awaiting, checkout, mixed_rates, waiting};
     use super::*;
     use crate::ids::{SpanId, TraceId};
-    use crate::profile::ProfiledThread;
+    use crate::profile::{ProfileScope, ProfiledThread};
 
     fn decode(profile: &Profile) -> proto::ProfilesData {
         let resource = Resource::new().with("service.name", "shop");
@@ -465,7 +465,7 @@ mod tests {
             let thread = (kind == SampleKind::OnCpu).then_some(worker);
             profile.add_sample(kind, stack, link, Point { time_unix_ns: 1, weight, thread });
         }
-        profile.is_of_process = true;
+        profile.scope = ProfileScope::Process;
         let data = decode(&profile);
         let dictionary = data.dictionary.as_ref().unwrap();
         let string = |index: i32| dictionary.string_table[index as usize].as_str();

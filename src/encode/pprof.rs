@@ -11,7 +11,7 @@ use prost::Message;
 use super::pprof_messages as proto;
 use crate::profile::{
     Attribute, DumpedThread, Leaf, LeafId, Link, LinkId, LocationId, MappingId, Point, Profile,
-    Sample, SampleKind, ThreadDump,
+    ProfileScope, Sample, SampleKind, ThreadDump,
 };
 
 /// Encodes a gzipped pprof file. Its values are the number of samples, their CPU time in nanoseconds, the times of waits,
@@ -19,7 +19,8 @@ use crate::profile::{
 /// and number of allocations (`alloc_space`, `alloc_objects`). The default is the first one of these, after the number of
 /// samples, that is not 0. A profile in which nothing but memory has samples has the four values of a heap profile of Go:
 /// `alloc_objects`, `alloc_space`, `inuse_objects` and `inuse_space`, and the default is `inuse_space` if anything is in use. Each sample has its span's name as the label `span_name`, and
-/// `trace_id` and `span_id` if the span has them. In a profile of the process, `thread_name` is a label, too. The fields that identify the nearest kept span around it are labels,
+/// `trace_id` and `span_id` if the span has them. In a profile of the process, `thread_name` is a label, too; one of its wall
+/// time has the number of observations and `wall` in nanoseconds. The fields that identify the nearest kept span around it are labels,
 /// too. The profile's attributes and notes are comments.
 pub fn pprof(profile: &Profile) -> Vec<u8> {
     pprof_showing(profile, None)
@@ -74,7 +75,9 @@ impl<'a> Encoder<'a> {
         let profile = self.profile;
         let has_samples = |kind: &SampleKind| profile.of_kind(*kind).next().is_some();
         let is_heap = is_heap(profile);
-        let kinds = kinds_of(profile, is_heap);
+        let is_wall = profile.scope == ProfileScope::ProcessWall;
+        let kinds = if is_wall { vec![SampleKind::OnCpu] } else { kinds_of(profile, is_heap) };
+        let name_of = |kind| if is_wall { "wall" } else { name_of(kind) };
         let values: Vec<_> =
             kinds.iter().map(|kind| self.value_type(name_of(*kind), unit_of(*kind))).collect();
         let count = (!is_heap).then(|| self.value_type("samples", "count"));
@@ -91,7 +94,7 @@ impl<'a> Encoder<'a> {
             true => (Some(self.value_type("space", "bytes")), 0),
             false => {
                 // A point of a profile of the process can be several samples.
-                let uniform_ns = profile.uniform_weight_ns().filter(|_| !profile.is_of_process);
+                let uniform_ns = profile.uniform_weight_ns().filter(|_| !profile.is_of_process());
                 let period = uniform_ns.unwrap_or(profile.period_ns);
                 (values.first().copied(), signed(period))
             }
@@ -121,18 +124,20 @@ impl<'a> Encoder<'a> {
                 continue;
             }
             of_stacks.insert(place, self.message.sample.len());
-            // Only on-CPU samples count as samples: the others are measured.
-            let is_on_cpu = sample.kind == SampleKind::OnCpu;
-            // One point of a continuous profile can be many samples.
-            let periods = weight / profile.period_ns.max(1);
-            let points = if profile.is_of_process { points.max(periods) } else { points };
-            let count = if is_on_cpu { points } else { 0 };
+            // Only on-CPU samples count as samples: the others are measured. Waits of wall time are observed, too.
+            let kind = if is_wall { SampleKind::OnCpu } else { sample.kind };
+            // One point of a continuous profile, or of wall time, can be many samples.
+            let period_ns = profile.period_ns.max(1);
+            let periods =
+                if is_wall { (weight + period_ns / 2) / period_ns } else { weight / period_ns };
+            let points = if profile.is_of_process() { points.max(periods) } else { points };
+            let count = if kind == SampleKind::OnCpu { points } else { 0 };
             let count = (!is_heap).then(|| signed(count));
             let encoded = proto::Sample {
                 location_id: self.frames(sample),
                 value: count
                     .into_iter()
-                    .chain(kinds.iter().map(|kind| match *kind == sample.kind {
+                    .chain(kinds.iter().map(|of_value| match *of_value == kind {
                         true => signed(weight),
                         false => 0,
                     }))
@@ -341,7 +346,7 @@ impl<'a> Encoder<'a> {
 /// otherwise of all threads together.
 fn by_thread<'a>(profile: &'a Profile, sample: &Sample) -> Vec<(Option<&'a str>, u64, u64)> {
     let name_of = |point: &Point| {
-        let thread = point.thread.filter(|_| profile.is_of_process)?;
+        let thread = point.thread.filter(|_| profile.is_of_process())?;
         profile.thread(thread).map(|thread| thread.name.as_str()).filter(|name| !name.is_empty())
     };
     let mut threads: Vec<(Option<&str>, u64, u64)> = Vec::new();
@@ -563,12 +568,33 @@ mod tests {
             samples.collect::<Vec<_>>()
         };
         assert_eq!(samples(&profile), [(vec![], 4, 20)]);
-        profile.is_of_process = true;
+        profile.scope = ProfileScope::Process;
         let label = |name: &str| vec![("thread_name".to_owned(), name.to_owned())];
         assert_eq!(
             samples(&profile),
             [(label("worker"), 2, 10), (label("main"), 1, 5), (vec![], 1, 5)]
         );
+    }
+
+    #[test]
+    fn wall_time_is_one_value_whether_threads_ran_or_were_blocked() {
+        let mut profile = Profile::new(crate::profile::ProfileId::for_test(1), 10);
+        profile.scope = ProfileScope::ProcessWall;
+        let remark = profile.add_remark("x");
+        let stack = profile.add_stack(vec![remark]);
+        let thread = Some(profile.add_thread(ProfiledThread { name: "a".to_owned(), tid: 1 }));
+        for (kind, weight) in [(SampleKind::OnCpu, 12), (SampleKind::OffCpu, 48)] {
+            let point = Point { time_unix_ns: 1, weight, thread };
+            profile.add_sample(kind, stack, None, point);
+        }
+        let message = decoded(&pprof_showing(&profile, Some(SampleKind::OnCpu)));
+        let string = |index: i64| message.string_table[index as usize].as_str();
+        let types = message.sample_type.iter();
+        let types: Vec<_> = types.map(|it| (string(it.r#type), string(it.unit))).collect();
+        assert_eq!(types, [("samples", "count"), ("wall", "nanoseconds")]);
+        assert_eq!((string(message.default_sample_type), message.period), ("wall", 10));
+        let values: Vec<_> = message.sample.iter().map(|sample| sample.value.clone()).collect();
+        assert_eq!(values, [[1, 12], [5, 48]]);
     }
 
     #[test]

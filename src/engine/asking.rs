@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use super::Engine;
 use super::command::{Command, HeapRequest, OpenRequest};
-use super::process::{CancelProfile, ProcessRequest, RunningRequest, StartedProfile};
+use super::process::{CancelProfile, ProcessRequest, ProfileKind, RunningRequest, StartedProfile};
 use crate::error::ProfileError;
 use crate::profile::{Profile, ThreadDump};
 use crate::publish::OpenSpan;
@@ -79,17 +79,26 @@ pub(crate) fn all_threads(engine: &Engine) -> Result<ThreadDump, NoThreads> {
     dump.ok_or(NoThreads::NotListed)
 }
 
-/// Begins to sample all threads of the process.
+const NOT_LISTED: &str = "the system does not list the threads of the process in /proc/self/task";
+
+/// Begins to sample or to observe all threads of the process.
 pub(crate) fn begin_process_profile(
     engine: &Engine,
+    kind: ProfileKind,
     duration: Duration,
     period_ns: u64,
 ) -> Result<(CancelProfile, StartedProfile), ProfileError> {
     if is_ignored() {
         return Err(ProfileError::OwnThread);
     }
-    if engine.source.sampler.is_refused() {
-        return Err(ProfileError::Unavailable(engine.source.describe()));
+    match kind {
+        ProfileKind::Cpu if engine.source.sampler.is_refused() => {
+            return Err(ProfileError::Unavailable(engine.source.describe()));
+        }
+        ProfileKind::Wall if sys::own_threads().is_err() => {
+            return Err(ProfileError::Unavailable(NOT_LISTED.to_owned()));
+        }
+        ProfileKind::Cpu | ProfileKind::Wall => {}
     }
     let requests = &engine.commands.process;
     let running = RunningRequest::begin(&requests.is_running).ok_or(ProfileError::Busy)?;
@@ -98,7 +107,7 @@ pub(crate) fn begin_process_profile(
     let until = Instant::now() + duration;
     let is_canceled = Arc::new(AtomicBool::new(false));
     let cancel = CancelProfile::new(&is_canceled, &engine.waker);
-    let request = ProcessRequest { period_ns, until, reply, is_canceled };
+    let request = ProcessRequest { kind, period_ns, until, reply, is_canceled };
     if !engine.ask(Command::ProfileProcess(request)) {
         return Err(ProfileError::Ended);
     }

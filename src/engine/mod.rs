@@ -24,6 +24,7 @@ pub(crate) use asking::{
 };
 pub(crate) use command::{Command, Commands, HeapRequest, OpenRequest};
 pub(crate) use gate::Gate;
+pub use process::ProfileKind;
 pub(crate) use process::{CancelProfile, ProcessRequest, RootFields, StartedProfile};
 pub(crate) use running_source::RunningSource;
 

@@ -17,10 +17,21 @@ use crate::sys::Waker;
 /// The shown fields of a local root, with their values.
 pub(crate) type RootFields = Vec<(&'static str, String)>;
 
+/// What a profile of the process shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ProfileKind {
+    /// Where its threads run.
+    Cpu,
+    /// Where its threads are, running or blocked: an estimate from observations.
+    Wall,
+}
+
 /// A request for a profile of the process.
 #[derive(Debug)]
 pub(crate) struct ProcessRequest {
-    /// CPU time between two samples.
+    pub(crate) kind: ProfileKind,
+    /// CPU time between two samples, or the time between two scans of all threads.
     pub(crate) period_ns: u64,
     pub(crate) until: Instant,
     pub(crate) reply: Question<Profile>,

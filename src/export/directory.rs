@@ -131,7 +131,7 @@ impl Directory {
         profile: &Profile,
         otlp: Option<Vec<u8>>,
     ) -> Result<Vec<PathBuf>, ExportError> {
-        let directory = if profile.is_of_process { self.of_process() } else { self };
+        let directory = if profile.is_of_process() { self.of_process() } else { self };
         directory.write(profile, otlp).map_err(|error| {
             let problem = directory.problem(&error);
             // The same files would be too large again.
@@ -483,6 +483,7 @@ fn write_whole(path: &Path, temporary: &Path, bytes: &[u8]) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::profile::ProfileScope;
 
     fn profile(byte: u8) -> Profile {
         let mut profile = Profile::new(ProfileId::for_test(byte), 1);
@@ -563,7 +564,7 @@ mod tests {
         let path = temporary.path();
         let of_process = |byte| {
             let mut profile = profile(byte);
-            profile.is_of_process = true;
+            profile.scope = ProfileScope::Process;
             profile
         };
         let first = directory(path).export(&of_process(1)).unwrap();

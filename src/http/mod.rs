@@ -150,6 +150,7 @@ impl Handle {
     /// | `GET /continuous` | the rate of the [continuous profile](crate::Builder::continuous) in samples per second of CPU time, or `off`, as text |
     /// | `PUT /continuous` | changes it: the body is `on`, `off` or a rate; 400 if it is something else |
     /// | `GET /debug/pprof/profile?seconds=30` | a [profile of the process](Self::profile) of that many seconds (30 without it), for `go tool pprof` and what scrapes such profiles, gzipped; `hz=` sets the samples per second of CPU time, and with `format=html` the answer is a report. It ends if the client goes away. 500 while another one is being made, or if there can be none; 400 for more than an hour or 1,000 samples. Needs the feature `pprof` |
+    /// | `GET /debug/pprof/wall?seconds=30` | the same of their [wall time](crate::ProfileKind::Wall): where all threads are, running or blocked; `hz=` sets how often they are visited per second, 20 without it and at most 100. 400 with `format=html` |
     /// | `GET /profiles` | the files of profiles, the newest first, as JSON: `name`, `bytes`, `time` |
     /// | `GET /profiles/NAME` | the file of that name; 404 if it is not in the list |
     /// | `GET /process`, `/process/NAME` | the same for the newest 100 files of the [continuous profile](crate::Builder::continuous) |
@@ -174,7 +175,8 @@ impl Handle {
             .route("/debug/pprof/heap", get(heap::in_use).post(heap::growth))
             .route("/debug/pprof/allocs", get(heap::allocated))
             .route("/debug/pprof/threads", get(all_threads))
-            .route("/debug/pprof/profile", get(process::cpu));
+            .route("/debug/pprof/profile", get(process::cpu))
+            .route("/debug/pprof/wall", get(process::wall));
         let routed = Routed { handle: self.clone(), lanes: Lanes::default() };
         let routes = slow.layer(from_fn(refuse_links));
         #[cfg(feature = "pprof")]

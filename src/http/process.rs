@@ -8,6 +8,7 @@ use axum::response::{IntoResponse, Response};
 use tokio::task::spawn_blocking;
 
 use crate::encode::{HtmlContext, html, pprof_showing};
+use crate::engine::ProfileKind;
 use crate::error::ProfileError;
 use crate::handle::{Handle, ProfileOptions};
 use crate::profile::SampleKind;
@@ -19,9 +20,16 @@ type PprofFailure = (StatusCode, String);
 const X_GO_PPROF: HeaderName = HeaderName::from_static("x-go-pprof");
 
 pub(super) async fn cpu(State(handle): State<Handle>, OriginalUri(uri): OriginalUri) -> Response {
-    let query = uri.query().unwrap_or_default();
+    answer(handle, ProfileKind::Cpu, uri.query().unwrap_or_default()).await
+}
+
+pub(super) async fn wall(State(handle): State<Handle>, OriginalUri(uri): OriginalUri) -> Response {
+    answer(handle, ProfileKind::Wall, uri.query().unwrap_or_default()).await
+}
+
+async fn answer(handle: Handle, kind: ProfileKind, query: &str) -> Response {
     let is_report = value_of(query, "format") == Some("html");
-    match encoded(handle, query, is_report).await {
+    match encoded(handle, kind, query, is_report).await {
         Ok(bytes) if is_report => {
             ([(header::CONTENT_TYPE, "text/html; charset=utf-8")], bytes).into_response()
         }
@@ -40,10 +48,21 @@ pub(super) async fn cpu(State(handle): State<Handle>, OriginalUri(uri): Original
     }
 }
 
-async fn encoded(handle: Handle, query: &str, is_report: bool) -> Result<Vec<u8>, PprofFailure> {
-    let options = options(query)?;
+async fn encoded(
+    handle: Handle,
+    kind: ProfileKind,
+    query: &str,
+    is_report: bool,
+) -> Result<Vec<u8>, PprofFailure> {
+    if is_report && kind == ProfileKind::Wall {
+        let problem =
+            "there is no report of wall time: ask without `format=html`, for `go tool pprof`";
+        return Err((StatusCode::BAD_REQUEST, problem.to_owned()));
+    }
+    let options = options(kind, query)?;
     let begun = spawn_blocking(move || handle.begin_profile(options)).await;
     // If the client goes away, this future is dropped, and the profile ends.
+    let not_enabled = |error| not_enabled(kind, error);
     let (_cancel, started) = begun.map_err(internal)?.map_err(not_enabled)?;
     let encode = move || {
         let profile = started.wait()?;
@@ -59,10 +78,11 @@ fn internal(error: impl std::fmt::Display) -> PprofFailure {
     (StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
 }
 
-fn not_enabled(error: ProfileError) -> PprofFailure {
-    match error {
-        ProfileError::OutOfRange => (StatusCode::BAD_REQUEST, error.to_string()),
-        error => internal(format!("Could not enable CPU profiling: {error}")),
+fn not_enabled(kind: ProfileKind, error: ProfileError) -> PprofFailure {
+    match (error, kind) {
+        (error @ ProfileError::OutOfRange, _) => (StatusCode::BAD_REQUEST, error.to_string()),
+        (error, ProfileKind::Cpu) => internal(format!("Could not enable CPU profiling: {error}")),
+        (error, ProfileKind::Wall) => internal(format!("Could not observe all threads: {error}")),
     }
 }
 
@@ -72,8 +92,8 @@ fn value_of<'a>(query: &'a str, wanted: &str) -> Option<&'a str> {
 }
 
 /// The duration and rate of a query. As in Go, `seconds` that are no positive number are 30.
-fn options(query: &str) -> Result<ProfileOptions, PprofFailure> {
-    let usual = ProfileOptions::default();
+fn options(kind: ProfileKind, query: &str) -> Result<ProfileOptions, PprofFailure> {
+    let usual = ProfileOptions::of(kind);
     let seconds = value_of(query, "seconds").and_then(|text| text.parse::<u64>().ok());
     let seconds = seconds.filter(|seconds| *seconds > 0);
     let rate = value_of(query, "hz").map_or(Ok(usual.rate), str::parse::<u32>);
@@ -90,7 +110,10 @@ mod tests {
 
     #[test]
     fn seconds_are_read_as_go_does() {
-        let read = |query: &str| options(query).map(|of| (of.duration.as_secs(), of.rate));
+        let read = |query: &str| {
+            let options = options(ProfileKind::Cpu, query);
+            options.map(|of| (of.duration.as_secs(), of.rate))
+        };
         for (query, seconds, rate) in [
             ("", 30, 100),
             ("seconds=5", 5, 100),
@@ -102,6 +125,8 @@ mod tests {
         ] {
             assert_eq!(read(query), Ok((seconds, rate)), "{query}");
         }
+        let wall = |query: &str| options(ProfileKind::Wall, query).map(|of| of.rate);
+        assert_eq!((wall("seconds=5"), wall("hz=50")), (Ok(20), Ok(50)));
         let refused = read("hz=many").unwrap_err();
         assert_eq!(refused.0, StatusCode::BAD_REQUEST);
     }

@@ -27,6 +27,7 @@ pub(crate) use code_origin::{CodeOrigin, is_of_dependency};
 pub(crate) use downsampling::{Downsampling, Selection};
 pub use dump::{DumpedThread, ThreadActivity, ThreadDump};
 pub use leaf::{Leaf, LeafId};
+pub(crate) use model::ProfileScope;
 pub use model::{
     FrameKind, Function, FunctionId, Line, Location, LocationId, Mapping, MappingId, Profile,
 };

@@ -127,6 +127,16 @@ struct ProfileTables {
     threads: Table<ThreadId, ProfiledThread>,
 }
 
+/// What the samples of a profile are of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ProfileScope {
+    Spans,
+    /// The CPU time of all threads of the process, in spans or not.
+    Process,
+    /// The wall time of all threads of the process, running or blocked.
+    ProcessWall,
+}
+
 /// Samples of one kept span, or of several that share a local root.
 #[derive(Clone, Debug)]
 pub struct Profile {
@@ -147,8 +157,7 @@ pub struct Profile {
     pub(crate) period_ns: u64,
     /// Attributes of the whole profile.
     pub attributes: Vec<Attribute>,
-    /// It shows all threads of the process, in spans or not.
-    pub(crate) is_of_process: bool,
+    pub(crate) scope: ProfileScope,
     samples: Vec<Sample>,
     places: HashMap<(StackId, LeafId, Option<LinkId>, SampleKind), usize>,
     tables: ProfileTables,
@@ -179,7 +188,7 @@ impl Profile {
             duration_ns: 0,
             period_ns,
             attributes: Vec::new(),
-            is_of_process: false,
+            scope: ProfileScope::Spans,
             samples: Vec::new(),
             places: HashMap::new(),
             tables: ProfileTables::default(),
@@ -198,9 +207,14 @@ impl Profile {
             start_unix_ns: self.start_unix_ns,
             duration_ns: self.duration_ns,
             attributes: self.attributes.clone(),
-            is_of_process: self.is_of_process,
+            scope: self.scope,
             ..Self::new(self.id, self.period_ns)
         }
+    }
+
+    /// Whether it shows all threads of the process, in spans or not.
+    pub(crate) fn is_of_process(&self) -> bool {
+        self.scope != ProfileScope::Spans
     }
 
     /// What it shows is true at that moment.

@@ -264,7 +264,7 @@ impl Delivery {
         let (Some(remote), Some(outbox)) = (self.exporter.remote(), &mut self.outbox) else {
             return Ok(Exported::default());
         };
-        let (is_repeated, is_of_process) = (false, profile.is_of_process);
+        let (is_repeated, is_of_process) = (false, profile.is_of_process());
         let Some(problem) = problem else {
             let encoded = remote.encoded(profile);
             let content = Content::Encoded { stem: encoded.stem, message: encoded.message.into() };

@@ -40,13 +40,26 @@ impl<K: Copy + Ord> Aggregate<K> {
         key: K,
         more: Total,
     ) -> StoredStack {
+        let stack = self.store(stack);
+        self.add_stored(stack, key, more);
+        stack
+    }
+
+    /// Stores a stack without samples. Returns as which.
+    pub(crate) fn store(
+        &mut self,
+        stack: impl DoubleEndedIterator<Item = StackEntry> + Clone,
+    ) -> StoredStack {
         let left = self.most_bytes.saturating_sub(self.bytes());
-        let stack = self.stacks.add_within(stack, left).unwrap_or_else(|| {
+        self.stacks.add_within(stack, left).unwrap_or_else(|| {
             let waited = Some(StackLeaf::OtherStacks);
             self.stacks.add(Stack { waited, ..Stack::new() }.entries())
-        });
+        })
+    }
+
+    /// Adds samples of a stored stack.
+    pub(crate) fn add_stored(&mut self, stack: StoredStack, key: K, more: Total) {
         self.totals.entry((stack, key)).or_default().add(more);
-        stack
     }
 
     pub(crate) fn totals(&self) -> impl Iterator<Item = (StoredStack, K, Total)> {

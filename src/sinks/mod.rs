@@ -13,7 +13,7 @@ mod store;
 pub(crate) use aggregate::Total;
 pub(crate) use heap::{Heap, HeapPart};
 pub(crate) use losses::Losses;
-pub(crate) use process::ProcessSamples;
+pub(crate) use process::{ProcessPlace, ProcessSamples};
 pub(crate) use span_samples::{Added, Lost, NewSample, SHORTEST_WAIT, SpanSamples, StoredSample};
 pub(crate) use stack::{Stack, StackEntry, StackLeaf};
 pub(crate) use stack_tree::{StackTree, StoredStack};
@@ -33,6 +33,8 @@ pub(crate) struct Sinks {
     pub(crate) process: Option<ProcessSamples>,
     /// While the process is profiled continuously.
     pub(crate) continuous: Option<ProcessSamples>,
+    /// While the wall time of all threads is observed.
+    pub(crate) wall: Option<ProcessSamples>,
 }
 
 /// By whom a sample is wanted.
@@ -56,6 +58,15 @@ impl WantedBy {
 }
 
 impl Sinks {
+    pub(crate) fn new(store: Store, heap: Heap) -> Self {
+        Self { store, heap, process: None, continuous: None, wall: None }
+    }
+
+    /// The samples of the profile of the process that was asked for.
+    pub(crate) fn requested(&mut self) -> &mut Option<ProcessSamples> {
+        if self.wall.is_some() { &mut self.wall } else { &mut self.process }
+    }
+
     /// By whom a sample of a thread that ran in this span, if it was in one, is wanted.
     pub(crate) fn wanted_of_cpu(&self, span: Option<SpanKey>) -> Option<WantedBy> {
         let process = self.process.is_some();
@@ -66,17 +77,15 @@ impl Sinks {
     /// Notes what has become known of the spans of profiles of the process. In each round, before the store forgets those
     /// that have closed.
     pub(crate) fn note_spans(&mut self) {
-        let all = self.process.iter_mut().chain(&mut self.continuous);
+        let all = self.process.iter_mut().chain(&mut self.continuous).chain(&mut self.wall);
         all.for_each(|process| process.note_spans(&self.store));
     }
 
     /// Sets the fields of local roots that have closed.
     pub(crate) fn set_root_fields(&mut self, closed: Vec<(SpanKey, Vec<(&'static str, String)>)>) {
         for (root, fields) in closed {
-            if let Some(process) = &mut self.process {
-                process.set_fields(root, fields.clone());
-            }
-            self.continuous.iter_mut().for_each(|process| process.set_fields(root, fields.clone()));
+            let all = self.process.iter_mut().chain(&mut self.continuous).chain(&mut self.wall);
+            all.for_each(|process| process.set_fields(root, fields.clone()));
         }
     }
 
@@ -116,7 +125,7 @@ impl Sinks {
     /// What the stacks consist of that they hold.
     pub(crate) fn entries(&self) -> impl Iterator<Item = StackEntry> {
         let stored = [&self.store.tables.stacks, self.heap.stacks()].into_iter();
-        let of_process = self.process.iter().chain(&self.continuous);
+        let of_process = self.process.iter().chain(&self.continuous).chain(&self.wall);
         let stored = stored.chain(of_process.map(ProcessSamples::stacks));
         stored.flat_map(StackTree::all_frames)
     }
@@ -137,7 +146,7 @@ mod tests {
         let stack = Stack { waited: Some(StackLeaf::Unknown), ..Stack::new() };
         let added = |span, heap| {
             let store = Store::new(1 << 20, 100, 100);
-            let mut sinks = Sinks { store, heap: Heap::default(), process: None, continuous: None };
+            let mut sinks = Sinks::new(store, Heap::default());
             let wanted = WantedBy::new(span, heap)?;
             let kind = SampleKind::AllocatedBytes;
             let sample = NewSample { kind, time_ns: 1, weight: 7, thread: None, stack: &stack };
@@ -156,7 +165,7 @@ mod tests {
     #[test]
     fn samples_outside_of_spans_are_wanted_while_a_profile_of_the_process_is_made() {
         let store = Store::new(1 << 20, 100, 100);
-        let mut sinks = Sinks { store, heap: Heap::default(), process: None, continuous: None };
+        let mut sinks = Sinks::new(store, Heap::default());
         assert_eq!(sinks.wanted_of_cpu(None), None);
         assert_eq!(sinks.wanted_of_cpu(Some(SPAN)), Some(WantedBy::span(SPAN)));
         sinks.process = Some(ProcessSamples::new());

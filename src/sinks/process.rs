@@ -1,4 +1,4 @@
-//! The CPU time of all threads of the process, while a profile of it is made.
+//! The CPU time or the wall time of all threads of the process, while a profile of it is made.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -37,6 +37,8 @@ pub(crate) struct ProcessPlace {
     /// The number of its name; `None` if there are too many.
     thread: Option<u32>,
     pub(crate) span: Option<SpanKey>,
+    /// It did not run: known of wall time.
+    pub(crate) is_blocked: bool,
 }
 
 /// What is known of a span that samples fell in, or of its local root.
@@ -64,11 +66,39 @@ impl ProcessSamples {
     /// Adds a sample of a thread that ran, in that span, if it was in one.
     pub(crate) fn add(&mut self, span: Option<SpanKey>, sample: NewSample<'_>) {
         let NewSample { weight, thread, stack, .. } = sample;
+        let place = self.place(thread, span, false);
+        self.totals.add(stack.entries(), place, Total { weight, count: 1 });
+        self.weight_ns = self.weight_ns.saturating_add(weight);
+    }
+
+    /// Stores where a thread is, to add to it while it stays there.
+    pub(crate) fn store(
+        &mut self,
+        stack: impl DoubleEndedIterator<Item = StackEntry> + Clone,
+        thread: OsThread,
+        span: Option<SpanKey>,
+        is_blocked: bool,
+    ) -> (StoredStack, ProcessPlace) {
+        let place = self.place(Some(thread), span, is_blocked);
+        (self.totals.store(stack), place)
+    }
+
+    /// Adds the time of a thread that is there.
+    pub(crate) fn add_stored(&mut self, (stack, place): (StoredStack, ProcessPlace), weight: u64) {
+        self.totals.add_stored(stack, place, Total { weight, count: 1 });
+        self.weight_ns = self.weight_ns.saturating_add(weight);
+    }
+
+    fn place(
+        &mut self,
+        thread: Option<OsThread>,
+        span: Option<SpanKey>,
+        is_blocked: bool,
+    ) -> ProcessPlace {
         let is_full = self.totals.is_full();
         let span = span.filter(|span| !is_full && self.note_span(*span));
         let thread = thread.and_then(|thread| self.number_of(thread));
-        self.totals.add(stack.entries(), ProcessPlace { thread, span }, Total { weight, count: 1 });
-        self.weight_ns = self.weight_ns.saturating_add(weight);
+        ProcessPlace { thread, span, is_blocked }
     }
 
     /// Returns whether there is room for it.
@@ -191,7 +221,7 @@ impl ProcessSamples {
         self.threads.get(number? as usize).copied()
     }
 
-    /// The CPU time that all samples represent.
+    /// The time that all samples represent.
     pub(crate) fn weight_ns(&self) -> u64 {
         self.weight_ns
     }

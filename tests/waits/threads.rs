@@ -8,7 +8,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tracing::info_span;
-use tracing_profiling::{Builder, DumpedThread, Handle, ThreadActivity, ThreadDump};
+use tracing_profiling::profile::{Leaf, SampleKind};
+use tracing_profiling::{
+    Builder, DumpedThread, Handle, ProfileKind, ProfileOptions, ThreadActivity, ThreadDump,
+};
 
 use crate::support::{PLENTY, Setup, is_child, run_child};
 use crate::{Shown, sources};
@@ -329,6 +332,20 @@ pub(crate) fn check(handle: &Handle, shown: Shown) {
         found.unwrap()
     });
     assert_eq!(dump.is_none(), shown == Shown::Nothing);
+    let duration = Duration::from_millis(100);
+    let options = ProfileOptions { duration, ..ProfileOptions::of(ProfileKind::Wall) };
+    let wall = handle.profile(options);
+    assert_eq!(wall.is_err(), shown == Shown::Nothing, "{wall:?}");
+    if let Ok(wall) = wall {
+        // The threads of the harness wait.
+        let is_known = |leaf: Option<&Leaf>| matches!(leaf, Some(Leaf::Blocked(_)));
+        let waits =
+            || wall.of_kind(SampleKind::OffCpu).map(|sample| is_known(wall.leaf(sample.leaf)));
+        assert!(
+            waits().any(|is_known| is_known == (shown != Shown::States)),
+            "{shown:?}: {wall:?}"
+        );
+    }
     let Some(dump) = dump else { return };
     let blocked = find(&dump, "blocked");
     let is_known = blocked.blocked_in.as_deref().is_some_and(|call| call.starts_with("futex 0x"));

@@ -34,7 +34,7 @@ pub(super) fn write(
     let tables = ReportTables::of(profile);
     Object::write(out, |data| {
         data.member("version", Plain(VERSION))?;
-        data.member("of_process", Plain(profile.is_of_process))?;
+        data.member("of_process", Plain(profile.is_of_process()))?;
         data.member("id", profile.id.to_string())?;
         data.member("name", &profile.name)?;
         data.member("title", &profile.title)?;

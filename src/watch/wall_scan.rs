@@ -1,0 +1,413 @@
+//! Finds out again and again where all threads of the process are, running or blocked.
+//!
+//! A thread whose CPU clock stands still since it was found blocked is in the same wait: it is not inspected again.
+
+use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasher as _, RandomState};
+use std::time::{Duration, Instant};
+
+use super::inspect::{InspectedThread, inspect, sampled};
+use crate::budget::{CpuBudget, passed};
+use crate::intake::Intake;
+use crate::profile::ThreadActivity;
+use crate::sampler::ThreadShared;
+use crate::sinks::{ProcessPlace, StoredStack};
+use crate::stats::Counters;
+use crate::sys;
+use crate::threads::Threads;
+
+/// What scans may use of a core. The first one inspects all threads: some 1,000 within what is saved up then.
+const BUDGET: CpuBudget = CpuBudget::new(2, 100_000_000);
+/// The assumed cost of visiting a thread before one was visited: that of an inspection.
+const A_VISIT_NS: u64 = 100_000;
+/// The last scan visits at least this number of threads, whatever is left of the budget.
+const LEAST_VISITS: usize = 16;
+/// A scan ends early if it takes this many times as much as it was expected to.
+const MOST_OVER: u64 = 4;
+/// Rings are read after each step, so that none is full.
+const STEP: Duration = Duration::from_millis(5);
+/// How often a thread is inspected that wakes up while it is.
+const MOST_TRIES: u32 = 3;
+/// How long after the end the last scan may end, on a machine that is busy.
+const LATEST: Duration = Duration::from_secs(5);
+
+/// Observes where all threads of the process are, until a time. The thread that scans is none of them.
+#[derive(Debug)]
+pub(crate) struct WallScanner {
+    period: Duration,
+    until: Instant,
+    next: Instant,
+    /// Up to when the time of threads has been added: `CLOCK_MONOTONIC_RAW` in nanoseconds.
+    added_until_ns: u64,
+    /// The threads as they were visited last.
+    known: HashMap<u32, KnownThread>,
+    present: Option<PresentScan>,
+    cost: ScanCost,
+    observations: WallObservations,
+    is_over: bool,
+    random: RandomState,
+    drawn: u64,
+}
+
+/// How many observations there were.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct WallObservations {
+    pub(crate) scans: u64,
+    /// The threads that there were at each scan.
+    pub(crate) threads: u64,
+    /// Those of them that were to be visited.
+    pub(crate) visited: u64,
+    /// Those of them that had not ended by then.
+    pub(crate) found: u64,
+}
+
+/// A thread as it was visited last.
+#[derive(Debug)]
+struct KnownThread {
+    at: (StoredStack, ProcessPlace),
+    cpu_ns: Option<u64>,
+    /// The number of the scan.
+    scan: u64,
+}
+
+/// One scan: the threads in random order, of which the first are visited.
+#[derive(Debug)]
+struct PresentScan {
+    began: Instant,
+    began_ns: u64,
+    tids: Vec<u32>,
+    /// How many of them are to be visited.
+    chosen: usize,
+    /// How many of them have been, or have ended before.
+    reached: usize,
+    spent_ns: u64,
+}
+
+/// What scans cost, in CPU time.
+#[derive(Debug)]
+struct ScanCost {
+    left: CpuBudget,
+    /// Of listing all threads, the last time.
+    list_ns: u64,
+    /// Of visiting one of them, on average.
+    visit_ns: u64,
+}
+
+impl ScanCost {
+    const fn new() -> Self {
+        Self { left: BUDGET, list_ns: 0, visit_ns: A_VISIT_NS }
+    }
+
+    /// Whether there is enough for a scan that does not spend most of it on the list.
+    fn has_enough(&mut self, now_ns: u64) -> bool {
+        self.left.left_ns(now_ns) > (2 * self.list_ns).cast_signed()
+    }
+
+    fn spend_on_list(&mut self, ns: u64) {
+        self.list_ns = ns;
+        self.left.spend(ns);
+    }
+
+    /// How many of `all` threads can be visited.
+    fn affordable(&mut self, now_ns: u64, all: usize) -> usize {
+        let left_ns = u64::try_from(self.left.left_ns(now_ns)).unwrap_or(0);
+        let visits = left_ns / self.visit_ns.max(1);
+        usize::try_from(visits).unwrap_or(all).clamp(1, all.max(1))
+    }
+
+    /// Whether a scan has taken much more than `visits` were expected to.
+    fn is_exceeded(&self, spent_ns: u64, visits: usize) -> bool {
+        spent_ns > MOST_OVER * A_VISIT_NS.max(self.visit_ns * visits as u64)
+    }
+
+    fn spend_on_visits(&mut self, ns: u64) {
+        self.left.spend(ns);
+    }
+
+    /// Learns from a scan what a visit costs.
+    fn note(&mut self, spent_ns: u64, visits: usize) {
+        if visits > 0 {
+            self.visit_ns = (self.visit_ns + spent_ns / visits as u64) / 2;
+        }
+    }
+}
+
+impl WallScanner {
+    /// Of the time from now, `now_ns`, until then. The first scan is after one period.
+    pub(crate) fn new(period_ns: u64, now_ns: u64, until: Instant) -> Self {
+        let mut scanner = Self {
+            period: Duration::from_nanos(period_ns),
+            until,
+            next: until,
+            added_until_ns: now_ns,
+            known: HashMap::new(),
+            present: None,
+            cost: ScanCost::new(),
+            observations: WallObservations::default(),
+            is_over: false,
+            random: RandomState::new(),
+            drawn: 0,
+        };
+        scanner.plan_next(Instant::now());
+        scanner
+    }
+
+    /// How long until there is something to do.
+    pub(crate) fn until_next(&self) -> Duration {
+        match self.present {
+            Some(_) => Duration::ZERO,
+            None => self.next.saturating_duration_since(Instant::now()),
+        }
+    }
+
+    /// Whether all of the time has been observed.
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_over || self.until + LATEST <= Instant::now()
+    }
+
+    /// Up to when: `CLOCK_MONOTONIC_RAW` in nanoseconds.
+    pub(crate) fn observed_until_ns(&self) -> u64 {
+        self.added_until_ns
+    }
+
+    pub(crate) fn observations(&self) -> WallObservations {
+        self.observations
+    }
+
+    /// Goes on with the present scan, or begins one when it is time. Returns whether it ended.
+    pub(crate) fn step(&mut self, intake: &mut Intake, threads: &Threads) -> bool {
+        if self.is_over || !self.until_next().is_zero() {
+            return false;
+        }
+        // The system calls that follow are unusual, and this thread may have a filter by now.
+        sys::read_filters();
+        let Some(mut scan) = self.present.take().or_else(|| self.begin(intake)) else {
+            return false;
+        };
+        let (start, start_cpu_ns) = (Instant::now(), sys::thread_cpu_ns());
+        let spent = || {
+            let cpu_ns = passed(start_cpu_ns, sys::thread_cpu_ns());
+            cpu_ns.unwrap_or_else(|| u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX))
+        };
+        let sampled = sampled(threads);
+        while let Some(tid) = scan.next() {
+            self.visit(intake, sampled.get(&tid).copied(), tid);
+            scan.reached += 1;
+            if start.elapsed() >= STEP {
+                break;
+            }
+        }
+        let spent_ns = spent();
+        scan.spent_ns += spent_ns;
+        self.cost.spend_on_visits(spent_ns);
+        Counters::add(&intake.counters.sampling.collector_cpu_ns, spent_ns);
+        if scan.next().is_none() || self.cost.is_exceeded(scan.spent_ns, scan.chosen) {
+            self.end(intake, &scan);
+            return true;
+        }
+        self.present = Some(scan);
+        false
+    }
+
+    /// Begins a scan, unless there is too little left of the budget for one.
+    fn begin(&mut self, intake: &Intake) -> Option<PresentScan> {
+        let (began, began_ns) = (Instant::now(), intake.now_ns());
+        let is_last = began >= self.until;
+        if !self.cost.has_enough(began_ns) && !is_last {
+            self.plan_next(began);
+            return None;
+        }
+        let before = sys::thread_cpu_ns();
+        let mut tids = sys::own_threads().unwrap_or_default();
+        // It would find nothing but that it scans.
+        tids.retain(|tid| *tid != sys::current_tid());
+        for place in 1..tids.len() {
+            tids.swap(place, self.below(place + 1));
+        }
+        let list_ns = passed(before, sys::thread_cpu_ns()).unwrap_or(0);
+        self.cost.spend_on_list(list_ns);
+        Counters::add(&intake.counters.sampling.collector_cpu_ns, list_ns);
+        let least = if is_last { LEAST_VISITS.min(tids.len()) } else { 1 };
+        let chosen = self.cost.affordable(began_ns, tids.len()).max(least);
+        let chosen = chosen.min(tids.len());
+        Some(PresentScan { began, began_ns, tids, chosen, reached: 0, spent_ns: 0 })
+    }
+
+    /// Finds out where a thread is, unless it is where it was.
+    fn visit(&mut self, intake: &mut Intake, shared: Option<&ThreadShared>, tid: u32) {
+        let scan = self.observations.scans;
+        let cpu_ns = sys::cpu_ns_of(tid);
+        if let Some(known) = self.known.get_mut(&tid)
+            && known.is_still_there(cpu_ns)
+        {
+            known.scan = scan;
+            return;
+        }
+        self.known.remove(&tid);
+        let Some(found) = inspect_while_it_moves(intake, shared, tid) else { return };
+        let (stack, _) = found.stack(intake);
+        let InspectedThread { thread, activity, span, cpu_ns, .. } = found;
+        let is_blocked = activity != ThreadActivity::Running;
+        if let Some(samples) = &mut intake.sinks.wall {
+            let at = samples.store(stack.into_iter(), thread, span, is_blocked);
+            self.known.insert(tid, KnownThread { at, cpu_ns, scan });
+        }
+    }
+
+    /// Adds the time since the scan before to where the threads are, and plans the next scan.
+    fn end(&mut self, intake: &mut Intake, scan: &PresentScan) {
+        let number = self.observations.scans;
+        let visited = scan.tids.get(..scan.reached).unwrap_or_default();
+        let each_ns = weight_of_visit(
+            scan.began_ns.saturating_sub(self.added_until_ns),
+            scan.tids.len(),
+            scan.reached,
+        );
+        if let Some(samples) = &mut intake.sinks.wall {
+            let found = visited.iter().filter_map(|tid| self.known.get(tid));
+            for known in found.filter(|known| known.scan == number) {
+                samples.add_stored(known.at, each_ns);
+                self.observations.found += 1;
+            }
+        }
+        self.observations.scans += 1;
+        self.observations.threads += scan.tids.len() as u64;
+        self.observations.visited += scan.reached as u64;
+        self.cost.note(scan.spent_ns, scan.reached);
+        self.added_until_ns = scan.began_ns;
+        if self.known.len() > scan.tids.len() {
+            let present: HashSet<u32> = scan.tids.iter().copied().collect();
+            self.known.retain(|tid, _| present.contains(tid));
+        }
+        self.is_over = scan.began >= self.until;
+        self.plan_next(scan.began);
+    }
+
+    /// At a random time, so that no thread does something else at each scan.
+    fn plan_next(&mut self, after: Instant) {
+        const STEPS: usize = 1_024;
+        let part = self.below(STEPS) as f64 / STEPS as f64;
+        self.next = (after + self.period.mul_f64(0.5 + part)).min(self.until);
+    }
+
+    /// A random number below `limit`.
+    fn below(&mut self, limit: usize) -> usize {
+        self.drawn += 1;
+        let random = self.random.hash_one(self.drawn) % limit.max(1) as u64;
+        usize::try_from(random).unwrap_or(0)
+    }
+}
+
+impl PresentScan {
+    /// The thread to be visited next.
+    fn next(&self) -> Option<u32> {
+        self.tids.get(..self.chosen)?.get(self.reached).copied()
+    }
+}
+
+impl KnownThread {
+    /// Whether the thread has not run since, by its CPU clock.
+    fn is_still_there(&self, cpu_ns: Option<u64>) -> bool {
+        let (_, place) = self.at;
+        place.is_blocked && cpu_ns.is_some() && cpu_ns == self.cpu_ns
+    }
+}
+
+/// Inspects a thread until it is found running or in one wait, or too often.
+fn inspect_while_it_moves(
+    intake: &mut Intake,
+    shared: Option<&ThreadShared>,
+    tid: u32,
+) -> Option<InspectedThread> {
+    let mut found = inspect(intake, shared, tid)?;
+    for _ in 1..MOST_TRIES {
+        if !found.has_moved {
+            break;
+        }
+        found = inspect(intake, shared, tid)?;
+    }
+    Some(found)
+}
+
+/// The time that each of `reached` threads represents, of `all` threads during an interval.
+fn weight_of_visit(interval_ns: u64, all: usize, reached: usize) -> u64 {
+    let of_all_ns = u128::from(interval_ns) * all as u128;
+    u64::try_from(of_all_ns / reached.max(1) as u128).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+    const SECOND: u64 = 1_000 * MS;
+
+    #[test]
+    fn a_scan_visits_what_the_budget_allows_and_each_visit_represents_the_others() {
+        let mut cost = ScanCost::new();
+        assert_eq!(cost.affordable(SECOND, 800), 800, "all of them at first");
+        assert_eq!(cost.affordable(SECOND, 5_000), 1_000);
+        cost.spend_on_visits(99 * MS);
+        cost.note(99 * MS, 1_000);
+        assert_eq!(cost.visit_ns, 99_500);
+        // Some 50 ms later: 2 % of that.
+        assert_eq!(cost.affordable(SECOND + 50 * MS, 1_000), 20);
+        // They are in the same waits.
+        (0..20).for_each(|_| cost.note(20 * 1_000, 20));
+        assert!(cost.visit_ns <= 1_001, "{}", cost.visit_ns);
+        assert_eq!(cost.affordable(SECOND + 50 * MS, 1_000), 1_000);
+        assert_eq!(cost.affordable(SECOND, 0), 1);
+        assert_eq!(weight_of_visit(50 * MS, 1_000, 1_000), 50 * MS);
+        assert_eq!(weight_of_visit(50 * MS, 1_000, 20), 2_500 * MS);
+        assert_eq!(weight_of_visit(50 * MS, 0, 0), 0);
+    }
+
+    #[test]
+    fn scans_use_two_percent_of_a_core_also_where_the_list_is_long() {
+        let mut cost = ScanCost::new();
+        let (mut spent_ns, mut visits) = (0, 0);
+        let end_ns = 100 * SECOND;
+        for now_ns in (0..end_ns).step_by(50_000_000) {
+            if !cost.has_enough(SECOND + now_ns) {
+                continue;
+            }
+            cost.spend_on_list(6 * MS);
+            let chosen = cost.affordable(SECOND + now_ns, 10_000);
+            let visits_ns = chosen as u64 * 20_000;
+            cost.spend_on_visits(visits_ns);
+            cost.note(visits_ns, chosen);
+            spent_ns += 6 * MS + visits_ns;
+            visits += chosen;
+        }
+        assert!(spent_ns <= end_ns / 50 + 110 * MS, "{spent_ns}");
+        // Half of it at least goes to the threads.
+        assert!(visits as u64 * 20_000 >= spent_ns / 2, "{visits} in {spent_ns}");
+    }
+
+    #[test]
+    fn a_scan_that_costs_more_than_expected_ends_early() {
+        let mut cost = ScanCost::new();
+        (0..40).for_each(|_| cost.note(1_000, 1));
+        assert!(!cost.is_exceeded(MOST_OVER * 1_000 * 1_000, 1_000));
+        assert!(cost.is_exceeded(MOST_OVER * 1_001 * 1_000, 1_000));
+        assert!(!cost.is_exceeded(MOST_OVER * A_VISIT_NS, 1));
+    }
+
+    #[test]
+    fn scans_are_at_random_times_and_the_last_one_is_at_the_end() {
+        let start = Instant::now();
+        let second = Duration::from_secs(1);
+        let mut scanner = WallScanner::new(50 * MS, 0, start + 100 * second);
+        let delays: HashSet<_> = (0..100)
+            .map(|_| {
+                scanner.plan_next(start);
+                scanner.next - start
+            })
+            .collect();
+        assert!(delays.len() > 20, "{delays:?}");
+        let usual = Duration::from_millis(25)..Duration::from_millis(75);
+        assert!(delays.iter().all(|delay| usual.contains(delay)), "{delays:?}");
+        scanner.plan_next(start + 100 * second - Duration::from_millis(1));
+        assert_eq!(scanner.next, scanner.until);
+    }
+}
