@@ -180,6 +180,9 @@ mod budget;
 #[cfg(test)]
 mod churn;
 mod collect;
+// Nothing calls it yet.
+#[cfg(test)]
+mod compare;
 mod config;
 mod control;
 pub mod encode;
