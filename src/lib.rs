@@ -180,8 +180,8 @@ mod budget;
 #[cfg(test)]
 mod churn;
 mod collect;
-// Nothing calls it yet.
 #[cfg(test)]
+#[allow(dead_code, unused_imports, reason = "only its tests call it yet")]
 mod compare;
 mod config;
 mod control;

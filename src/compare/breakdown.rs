@@ -143,7 +143,7 @@ impl Breakdown {
     /// kept are added to that of others. Wall time that is in no amount is unmeasured; if the amounts exceed the wall
     /// time, because clocks differ, each is reduced in proportion. Wall time and amounts above 292 years count as that.
     pub(crate) fn new(wall_ns: u64, amounts: impl IntoIterator<Item = Amount>) -> Self {
-        let mut sums: BTreeMap<Quantity, (u64, Measured)> = BTreeMap::new();
+        let mut sums = AmountSums::new();
         for Amount { quantity, value, measured } in amounts {
             add(&mut sums, quantity, (value, measured));
         }
@@ -152,7 +152,7 @@ impl Breakdown {
         let mut amounts: Vec<_> = sums.into_iter().filter(|(_, (value, _))| *value > 0).collect();
         // Stable, so that of equal ones the first quantities are kept.
         amounts.sort_by_key(|(quantity, (value, _))| (quantity.class(), Reverse(*value)));
-        let mut kept = BTreeMap::new();
+        let mut kept = AmountSums::new();
         let (mut class, mut left) = (None, 0);
         for (quantity, amount) in amounts {
             let (number, most) = quantity.class();
@@ -211,9 +211,9 @@ impl Breakdown {
     }
 }
 
-type Sums = BTreeMap<Quantity, (u64, Measured)>;
+type AmountSums = BTreeMap<Quantity, (u64, Measured)>;
 
-fn add(sums: &mut Sums, quantity: Quantity, (value, measured): (u64, Measured)) {
+fn add(sums: &mut AmountSums, quantity: Quantity, (value, measured): (u64, Measured)) {
     let sum = sums.entry(quantity).or_insert((0, measured));
     if sum.0 > 0 {
         sum.1 = sum.1.and(measured);
@@ -222,7 +222,7 @@ fn add(sums: &mut Sums, quantity: Quantity, (value, measured): (u64, Measured)) 
 }
 
 /// Makes the amounts of wall time sum to that.
-fn fill(sums: &mut Sums, wall_ns: u64) {
+fn fill(sums: &mut AmountSums, wall_ns: u64) {
     let of_wall = sums.iter().filter(|(quantity, _)| quantity.is_wall());
     let sum_ns: u128 = of_wall.map(|(_, (ns, _))| u128::from(*ns)).sum();
     let mut left_ns = wall_ns;

@@ -15,8 +15,8 @@ use super::cohorts::CohortSet;
 /// **Limited**: the limits on the rate are twice as high as what the probabilities aim at, so they are met only in a burst
 /// as never before. What they refuse is counted: such a burst has too few references in its later part.
 ///
-/// **Fair**: every cohort has as many references per second as every other one, as far as it has so many spans. Of a rare
-/// one up to half of the spans are chosen.
+/// **Fair**: every cohort has the same number of references per second, but of a rare one at most half of the spans are
+/// chosen.
 #[derive(Clone, Debug)]
 pub(crate) struct ReferenceChooser<K> {
     limits: ReferenceLimits,

@@ -18,6 +18,7 @@ pub(crate) struct CohortSet<K, V> {
     candidates: Box<[[CandidateCohort; WAYS]]>,
     hasher: RandomState,
     evicted: u64,
+    refused: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -75,6 +76,7 @@ impl<K: Clone + Eq + Hash, V> CohortSet<K, V> {
             candidates: vec![[CandidateCohort::default(); WAYS]; CANDIDATES].into(),
             hasher: RandomState::new(),
             evicted: 0,
+            refused: 0,
         }
     }
 
@@ -89,7 +91,10 @@ impl<K: Clone + Eq + Hash, V> CohortSet<K, V> {
         if let Some(entry) = self.cohorts.get_mut(key) {
             entry.used.add(now_ns);
         } else {
-            let used = self.room_for(key, now_ns)?;
+            let Some(used) = self.room_for(key, now_ns) else {
+                self.refused += 1;
+                return None;
+            };
             self.cohorts.insert(key.clone(), CohortEntry { used, value: new() });
         }
         self.cohorts.get_mut(key).map(|entry| &mut entry.value)
@@ -145,5 +150,10 @@ impl<K: Clone + Eq + Hash, V> CohortSet<K, V> {
     /// How many cohorts had to go for others.
     pub(crate) fn evicted(&self) -> u64 {
         self.evicted
+    }
+
+    /// How many uses there were of cohorts that are not in the set.
+    pub(crate) fn refused(&self) -> u64 {
+        self.refused
     }
 }

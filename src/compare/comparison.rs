@@ -115,12 +115,14 @@ fn interval(value: u64, variance: f64, references: &[u64], spans: u64) -> Option
 }
 
 fn as_extreme_in(of: &OneQuantity<'_>, spans: u64, sum: u128) -> u64 {
+    let count = |is_such: &dyn Fn(u64) -> bool| {
+        of.references.iter().filter(|value| is_such(**value)).count() as u64
+    };
     if u128::from(of.value) * u128::from(spans) >= sum {
-        let without = if of.value == 0 { spans - of.references.len() as u64 } else { 0 };
-        without + of.references.iter().filter(|value| **value >= of.value).count() as u64
+        // Not 0: no row is of nothing.
+        count(&|value| value >= of.value)
     } else {
-        let above = of.references.iter().filter(|value| **value > of.value).count() as u64;
-        spans - above
+        spans - count(&|value| value > of.value)
     }
 }
 

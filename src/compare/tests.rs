@@ -222,14 +222,14 @@ fn the_largest_amounts_of_each_kind_are_kept() {
 fn the_difference_is_in_the_first_row() {
     let references: Vec<_> = (0..200)
         .map(|number| {
-            span(&[("render", 300 * MS + number % 7 * MS), ("count", (number % 50) / 49 * MS)])
+            span(&[("render", 300 * MS + number % 7 * MS), ("tally", (number % 50) / 49 * MS)])
         })
         .collect();
     let set: ReferenceSet = references.iter().collect();
-    let comparison = compare(&span(&[("render", 301 * MS), ("count", 40 * MS)]), &set);
+    let comparison = compare(&span(&[("render", 301 * MS), ("tally", 40 * MS)]), &set);
     assert_eq!((comparison.references, comparison.median_wall_ns), (200, Some(303 * MS)));
     let [first, second] = &comparison.rows[..] else { panic!("{:?}", comparison.rows) };
-    assert_eq!((&first.quantity, first.value.extra()), (&cpu("count"), 40 * MS as i64 - 20_000));
+    assert_eq!((&first.quantity, first.value.extra()), (&cpu("tally"), 40 * MS as i64 - 20_000));
     assert_eq!((first.present_in, first.as_extreme_in), (4, Some(0)));
     let interval = first.value.interval.unwrap();
     assert!(interval.excludes_zero() && interval.low > 39 * MS as i64, "{interval:?}");
@@ -518,6 +518,7 @@ fn cohorts_with_as_much_use_do_not_take_turns() {
         }
     }
     assert_eq!((set.evicted(), set.get(&"a").is_some(), set.get(&"b").is_some()), (0, true, true));
+    assert_eq!(set.refused(), 6_000);
     // One that is used no more goes, for one that is.
     for minute in 3_000..4_000 {
         for name in ["a", "c"] {
@@ -545,6 +546,13 @@ fn a_history_has_percentiles_and_an_hour_that_is_taken() {
         let found_ms = hour.walls.percentile_ns(percent).unwrap() as f64 / 1e6;
         assert!((found_ms / ms - 1.0_f64).abs() < 0.01, "{percent} {found_ms}");
     }
+    let CohortHour { references, walls } = &hour;
+    let quantities = references.quantities().map(|(quantity, of)| (quantity.clone(), *of));
+    let stored = SpanTotals::of_stored(references.spans(), *references.wall(), quantities);
+    assert_eq!(stored, *references);
+    let stored = WallTimes::of_stored(walls.spans(), *walls.moments(), walls.counts());
+    assert_eq!((stored.spans(), stored.counts().eq(walls.counts())), (1_000, true));
+    assert_eq!(stored.percentile_ns(99.0), walls.percentile_ns(99.0));
     assert_eq!((history.hour().walls.spans(), history.hour().walls.percentile_ns(50.0)), (0, None));
     history.add_reference(&one, 60 * MINUTE);
     assert_eq!(history.lately().spans(), 151);

@@ -18,6 +18,16 @@ pub(crate) struct SpanTotals {
 }
 
 impl SpanTotals {
+    /// Sums that were stored. The sum of all wall times is that of its quantities.
+    pub(crate) fn of_stored(
+        spans: u64,
+        wall: Moments,
+        quantities: impl IntoIterator<Item = (Quantity, Moments)>,
+    ) -> Self {
+        let quantities: BTreeMap<_, _> = quantities.into_iter().collect();
+        Self { spans, wall: Moments { sum: sum_of_wall(&quantities), ..wall }, quantities }
+    }
+
     pub(crate) fn add(&mut self, breakdown: &Breakdown) {
         self.spans = self.spans.saturating_add(1);
         self.wall.add(breakdown.wall_ns());
@@ -64,10 +74,8 @@ impl SpanTotals {
                 self.quantities.entry(quantity).or_default().merge(&moments);
             }
         }
-        let of_wall = self.quantities.iter().filter(|(quantity, _)| quantity.is_wall());
         // Rounded in parts, and the sum of these.
-        self.wall =
-            Moments { sum: of_wall.map(|(_, of)| of.sum).sum(), ..self.wall.scaled(to, from) };
+        self.wall = Moments { sum: sum_of_wall(&self.quantities), ..self.wall.scaled(to, from) };
     }
 
     /// How many spans they are of.
@@ -86,4 +94,8 @@ impl SpanTotals {
     pub(super) fn moments(&self, quantity: &Quantity) -> Moments {
         self.quantities.get(quantity).copied().unwrap_or_default()
     }
+}
+
+fn sum_of_wall(quantities: &BTreeMap<Quantity, Moments>) -> u128 {
+    quantities.iter().filter(|(quantity, _)| quantity.is_wall()).map(|(_, of)| of.sum).sum()
 }
