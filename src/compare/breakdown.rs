@@ -8,7 +8,10 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum TimeKind {
     OnCpu,
+    /// Its thread was blocked.
     OffCpu,
+    /// Its thread could have run, and others had its CPU.
+    Preempted,
     Await,
     SchedulingDelay,
     UnexplainedIdle,

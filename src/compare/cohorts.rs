@@ -17,6 +17,8 @@ pub(crate) struct CohortSet<K, V> {
     /// Cohorts that are not in the set, by their hash.
     candidates: Box<[[CandidateCohort; WAYS]]>,
     hasher: RandomState,
+    /// A window, and how much the least used cohort was used at some time in it. Until its end, none becomes less so.
+    least: (u64, f64),
     evicted: u64,
     refused: u64,
 }
@@ -75,6 +77,7 @@ impl<K: Clone + Eq + Hash, V> CohortSet<K, V> {
             cohorts: HashMap::new(),
             candidates: vec![[CandidateCohort::default(); WAYS]; CANDIDATES].into(),
             hasher: RandomState::new(),
+            least: (0, 0.0),
             evicted: 0,
             refused: 0,
         }
@@ -106,9 +109,16 @@ impl<K: Clone + Eq + Hash, V> CohortSet<K, V> {
             return Some(WindowsUsed::new(now_ns));
         }
         let used = self.count_candidate(self.hasher.hash_one(key), now_ns)?;
+        let enough = used.at(now_ns) / CLEARLY_MORE;
+        let window = now_ns / WINDOW_NS;
+        // So that a flood does not go through all cohorts each time.
+        if self.least.0 == window && enough <= self.least.1 {
+            return None;
+        }
         let of_all = self.cohorts.iter().map(|(key, entry)| (entry.used.at(now_ns), key));
         let (least, key) = of_all.min_by(|one, other| one.0.total_cmp(&other.0))?;
-        if used.at(now_ns) <= least * CLEARLY_MORE {
+        self.least = (window, least);
+        if enough <= least {
             return None;
         }
         let key = key.clone();

@@ -62,7 +62,7 @@ struct OneQuantity<'a> {
     references: &'a [u64],
 }
 
-/// Compares a span with reference spans.
+/// Compares a span with reference spans, of which it should be none.
 ///
 /// It takes 0.4 ms for 200 reference spans of 60 quantities each. The intervals are in closed form: for halves of the
 /// same traffic, those of a bootstrap exclude zero more often, and need the single spans.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::breakdown::{Amount, Breakdown, Measured, OwnFunction, Quantity, SpentIn, TimeKind};
-use crate::facts::Facts;
+use crate::facts::{Facts, Measure};
 use crate::profile::{LinkId, Point, Profile, Sample, SampleKind, ThreadId};
 
 /// Of the awaits and delays shorter than this, some represent others, with this weight.
@@ -16,7 +16,8 @@ impl Breakdown {
     /// How much time of each kind there was is known by the account, exactly but for its error. Which functions it was spent
     /// in is known by the samples in the span and in spans inside it. What has no samples, such as the CPU time before
     /// the thread was sampled and waits that were too short, is in unknown functions. Samples that exceed the account, such
-    /// as awaits of several futures at once, are reduced in proportion.
+    /// as awaits of several futures at once, are reduced in proportion. Preemption is known only from when the thread is
+    /// sampled by perf.
     ///
     /// The samples of spans inside it can be of other threads, which the samples do not say. If the account has such CPU
     /// time, those threads count as its own that have samples of the span itself.
@@ -28,6 +29,8 @@ impl Breakdown {
         let [awaits, more_awaits] = samples.by_function(SampleKind::Await);
         let [delays, more_delays] = samples.by_function(SampleKind::Delay);
         let wall = |kind| move |function| Quantity::Wall(kind, function);
+        let preempted_ns = facts.get(Measure::Preempted).unwrap_or(0).min(times.off_cpu_ns);
+        let blocked_ns = times.off_cpu_ns - preempted_ns;
         let explained_ns = times.await_ns.saturating_add(times.delay_ns);
         let idle_ns = times.idle_ns.saturating_sub(explained_ns);
         let alone = |quantity, value| Amount { quantity, value, measured: Measured::Exact };
@@ -35,10 +38,11 @@ impl Breakdown {
         let mut amounts = vec![
             unknown(TimeKind::UnexplainedIdle, idle_ns),
             unknown(TimeKind::OtherSpans, times.other_spans_ns),
+            unknown(TimeKind::Preempted, preempted_ns),
         ];
         amounts.extend(on_cpu.split(times.on_cpu_ns, wall(TimeKind::OnCpu)));
         amounts.extend(elsewhere.split(times.inside_on_cpu_ns(), Quantity::OtherThreads));
-        amounts.extend(off_cpu.split(times.off_cpu_ns, wall(TimeKind::OffCpu)));
+        amounts.extend(off_cpu.split(blocked_ns, wall(TimeKind::OffCpu)));
         let (awaits, delays) = (awaits.and(more_awaits), delays.and(more_delays));
         amounts.extend(awaits.split(times.await_ns, wall(TimeKind::Await)));
         amounts.extend(delays.split(times.delay_ns, wall(TimeKind::SchedulingDelay)));
@@ -175,7 +179,7 @@ impl TimeByFunction {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::TimeBreakdown;
+    use crate::facts::{TimeBreakdown, Usage};
     use crate::profile::{
         FrameKind, Function, Leaf, Line, Link, Location, ProfileId, ProfiledThread,
     };
@@ -272,6 +276,7 @@ mod tests {
             delay_ns: 20 * MS,
             other_spans_ns: 10 * MS,
             allocations: Some(Allocations { allocated_bytes: 5 * MS, ..Allocations::default() }),
+            usage: Usage { preempted_ns: 3 * MS, ..Usage::default() },
             ..times(6, 34, 120)
         });
         let sampled = |samples, ms| Measured::Sampled { samples, weight: ms * MS };
@@ -282,7 +287,8 @@ mod tests {
             (wall(TimeKind::OnCpu, "shop::render", 0), 3, sampled(3, 1)),
             (unknown(TimeKind::OnCpu), 2, exact),
             (wall(TimeKind::OffCpu, "shop::reserve", 41), 30, exact),
-            (unknown(TimeKind::OffCpu), 4, exact),
+            (unknown(TimeKind::OffCpu), 1, exact),
+            (unknown(TimeKind::Preempted), 3, exact),
             (wall(TimeKind::Await, "shop::query", 41), 70, sampled(1, 10)),
             (wall(TimeKind::SchedulingDelay, "shop::query", 41), 15, exact),
             (unknown(TimeKind::SchedulingDelay), 5, exact),
