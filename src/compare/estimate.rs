@@ -1,4 +1,14 @@
 //! Means, and how certain differences between them are.
+//!
+//! Intervals are those of Student's t, made wider where that is known to be too narrow, and not of a bootstrap. Of two sets
+//! of the same traffic (10 to 200 spans each, 2,000 trials; times that are normal, log-normal, bimodal, heavy-tailed or
+//! rare) 0 to 6 % exclude zero, 3 % on average. By bootstraps it is 0 to 49 % (percentiles) and 1 to 75 % (studentized),
+//! most of all where one set is small and a place is rare: a set in which it did not occur has no spread to sample. Sums of
+//! squares can also be stored, and added up.
+//!
+//! The interval of one span less a set has to contain the difference to the true mean. It does not for 1 % of normal times,
+//! and for 2 to 9 % of 100 or more with a long tail, but for up to 19 % of ten: among these is often none of the long ones.
+//! What occurs once in fifty spans is in none of ten in four of five cases.
 
 use std::f64::consts::LN_2;
 

@@ -458,6 +458,30 @@ fn a_set_of_references_is_bounded_and_keeps_what_is_large() {
 }
 
 #[test]
+fn what_has_gone_from_a_set_takes_no_room() {
+    let mut set: ReferenceSet = [&span(&[("old", MS)])].into_iter().collect();
+    (0..MOST_REFERENCES).for_each(|_| set.push(&span(&[("a", 2)])));
+    set.push(&span(&[("b", 3)]));
+    set.push(&span(&[("old", 5)]));
+    let values = set.values();
+    assert_eq!((values.get(&cpu("b")), values.get(&cpu("old"))), (Some(&vec![3]), Some(&vec![5])));
+    // The large value has gone, so it is the smallest quantity of a full table.
+    let mut set: ReferenceSet = [&span(&[("fading", MS)])].into_iter().collect();
+    for number in 0..MOST_REFERENCES {
+        let names = [number, number + 1_000].map(|number| number.to_string());
+        set.push(&span(&[("fading", 1), (&names[0], 1_000), (&names[1], 1_000)]));
+    }
+    set.push(&span(&[("new", 500)]));
+    let values = set.values();
+    assert_eq!((values.get(&cpu("new")), values.get(&cpu("fading"))), (Some(&vec![500]), None));
+    let others = Quantity::Wall(TimeKind::OnCpu, SpentIn::Others);
+    assert_eq!(
+        values.get(&others).map(|values| values.iter().filter(|ns| **ns % 10 == 1).count()),
+        Some(199)
+    );
+}
+
+#[test]
 fn totals_forget_what_few_spans_had() {
     let mut all = SpanTotals::default();
     for number in 0..300 {
