@@ -485,13 +485,13 @@ fn what_has_gone_from_a_set_takes_no_room() {
 fn totals_forget_what_few_spans_had() {
     let mut all = SpanTotals::default();
     for number in 0..300 {
-        all.add(&span(&[("often", 10), (&number.to_string(), 1)]));
+        all.add(&span(&[("often", 10), (&number.to_string(), 10)]));
     }
     let others = Quantity::Wall(TimeKind::OnCpu, SpentIn::Others);
-    assert_eq!((all.quantities().count(), all.moments(&others).sum), (257, 45));
+    assert_eq!((all.quantities().count(), all.moments(&others).sum), (257, 450));
     all.halve();
     assert_eq!((all.spans(), all.quantities().count()), (150, 2));
-    assert_eq!((all.moments(&cpu("often")).sum, all.wall().sum), (1_500, 1_522));
+    assert_eq!((all.moments(&cpu("often")).sum, all.wall().sum), (1_500, 3_000));
     all.add(&span(&[("new", 5)]));
     assert_eq!(all.moments(&cpu("new")).sum, 5);
 }
@@ -531,6 +531,20 @@ fn a_flood_of_new_cohorts_does_not_evict_the_old_ones() {
     });
     assert!(minutes.is_some(), "the new route has a place within two hours");
     assert_eq!((use_real(&mut set, now_ns), set.iter().count()), (60, 64));
+}
+
+#[test]
+fn a_new_cohort_comes_in_although_others_are_invented() {
+    let mut set = CohortSet::new(2);
+    let minutes = (0..60).find(|minute| {
+        let now_ns = minute * MINUTE;
+        set.use_at(&"route".to_owned(), now_ns, || 0);
+        (0..200)
+            .for_each(|number| _ = set.use_at(&format!("once {minute} {number}"), now_ns, || 0));
+        set.use_at(&"new".to_owned(), now_ns, || 0).is_some()
+    });
+    assert!(minutes.is_some_and(|minutes| minutes >= 10), "{minutes:?}");
+    assert!(set.get(&"route".to_owned()).is_some());
 }
 
 #[test]
