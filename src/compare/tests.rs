@@ -305,8 +305,11 @@ fn quantiles_are_those_of_the_tables() {
     }
 }
 
-/// Times of which the tails differ, in milliseconds.
-const SHAPES: [(&str, fn(&mut Random) -> f64); 7] = [
+/// A name, and a time in milliseconds.
+type Shape = (&'static str, fn(&mut Random) -> f64);
+
+/// Times of which the tails differ.
+const SHAPES: [Shape; 7] = [
     ("normal", |random| 100.0 + 20.0 * random.normal()),
     ("log-normal", |random| 30.0 * random.normal().exp()),
     ("wide", |random| 10.0 * (1.5 * random.normal()).exp()),
