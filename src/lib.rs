@@ -183,6 +183,9 @@ mod budget;
 #[cfg(test)]
 mod churn;
 mod collect;
+#[cfg(test)]
+#[allow(dead_code, unused_imports, reason = "only its tests call it yet")]
+mod compare;
 mod config;
 mod control;
 pub mod encode;

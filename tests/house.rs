@@ -112,7 +112,7 @@ const LAYERS: &[&[&str]] = &[
     &["intake", "report"],
     &["allocations", "awaits", "otel", "sinks"],
     &["export", "inbox", "keep", "symbols"],
-    &["encode", "span", "unwind"],
+    &["compare", "encode", "span", "unwind"],
     &["profile", "sampler"],
     &["redact", "stats"],
     &["error", "facts", "log", "origin", "refresh"],

@@ -187,6 +187,20 @@ impl Profile {
         Some(format!("{function}{place}"))
     }
 
+    /// Where a sample was taken in the program's own code: the innermost own function, or what comes next to that, with its
+    /// file and line. Code without names is its file. `None` if its stack is unknown.
+    // Only `compare` calls it.
+    #[cfg(test)]
+    pub(crate) fn own_function(&self, sample: &Sample) -> Option<(String, &str, u32)> {
+        let frames = self.source_functions(sample);
+        let own = frames.get(own_number(&frames))?;
+        let Some(location) = own.unnamed.and_then(|id| self.location(id)) else {
+            return Some((awaits::own_name(own.name), own.file, own.line));
+        };
+        let mapping = location.mapping.and_then(|mapping| self.mapping(mapping))?;
+        Some((mapping.file.clone(), "", 0))
+    }
+
     /// Whether code is in a shared library, or in no file.
     pub(super) fn is_in_library(&self, location: &Location) -> bool {
         let mapping = location.mapping.and_then(|mapping| self.mapping(mapping));
