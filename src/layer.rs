@@ -20,6 +20,7 @@ use crate::interest::{FoundEngine, SelfFilter, WithOpenTelemetry};
 use crate::keep::STATUS_FIELD;
 use crate::log::{LogEvent, LogKind};
 use crate::otel::OtelSpan;
+use crate::references::CohortHash;
 use crate::span::{
     AncestryFrom, GivenParent, HAS_FIELDS, HAS_STATUS, ONE_IN, RegistryId, SHOWS_FIELDS, ancestry,
 };
@@ -226,9 +227,11 @@ where
             None => GivenParent::ContextualBehindFilter,
         };
         let ask = |from, visit: &mut dyn FnMut(RegistryId) -> bool| ancestry(&ctx, from, visit);
-        if engine.spans.open(number(id), &plan, matched, parent, &ask) {
+        let opened = engine.spans.open(number(id), &plan, matched, parent, &ask);
+        if opened.is_first_watched {
             engine.start_watchdog();
         }
+        let mut cohort = CohortHash::of(attributes.metadata());
         if plan.flags & ONE_IN != 0 && engine.is_chosen(&plan) {
             engine.spans.keep_one_in_n(number(id));
         }
@@ -238,7 +241,13 @@ where
             let _uncounted = Uncounted::begin();
             let shown = engine.callsites.shown_fields();
             let values = shown.read(span.metadata(), |visit| attributes.record(visit));
+            if opened.is_outermost {
+                cohort = cohort.with(&values);
+            }
             values.store(&mut span.extensions_mut());
+        }
+        if opened.is_outermost {
+            engine.may_become_reference(number(id), cohort);
         }
         if plan.flags & HAS_STATUS != 0 && Status::is_error(|status| attributes.record(status)) {
             engine.spans.fail(number(id));

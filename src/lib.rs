@@ -183,8 +183,6 @@ mod budget;
 #[cfg(test)]
 mod churn;
 mod collect;
-#[cfg(test)]
-#[allow(dead_code, unused_imports, reason = "only its tests call it yet")]
 mod compare;
 mod config;
 mod control;
@@ -216,6 +214,7 @@ mod otel;
 pub mod profile;
 mod publish;
 mod redact;
+mod references;
 mod refresh;
 mod report;
 mod sampler;

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use crate::allocations::{AllocationSettings, LayerAllocations};
 use crate::awaits::LayerAwaits;
 use crate::collect::{Collector, ContinuousProfiler, Logged, ProcessProfiler, ProfileOutput};
+use crate::compare::ReferenceLimits;
 use crate::engine::{Commands, Engine, Gate, RunningSource, spawn};
 use crate::error::Error;
 use crate::intake::{Intake, IntakeSettings};
@@ -17,6 +18,7 @@ use crate::log::{LogEvent, LogKind};
 use crate::otel::{OtelSettings, UnreachedSpans};
 use crate::publish::{PublishSettings, PublishState, PublisherParts, Reporter};
 use crate::redact::Redaction;
+use crate::references::References;
 use crate::sampler::{Sampler, SourceSettings};
 use crate::sinks::{Heap, Sinks, Store};
 use crate::span::Spans;
@@ -65,6 +67,7 @@ pub(crate) struct Parts {
     pub(crate) warnings: Vec<LogEvent>,
     pub(crate) otel: OtelSettings,
     pub(crate) redaction: Redaction,
+    pub(crate) references: ReferenceLimits,
 }
 
 /// How long the collector's thread may take to begin on a busy machine.
@@ -119,12 +122,19 @@ pub(crate) fn build(parts: Parts) -> (Arc<Engine>, Collector, PublisherParts) {
     let allocations = LayerAllocations::new(shared(), allocations);
     let (redaction, admission) = (Arc::new(parts.redaction), Arc::new(parts.admission));
     let has_callback = publishing.on_kept.is_some();
+    let clock = spans.clock();
+    let now_ns = clock.raw_ns(clock.now());
     let reporter = Reporter::new(Arc::clone(&parts.counters), has_callback);
     let to_publish = PublishState {
         counters: Arc::clone(&parts.counters),
         health: Arc::clone(&admission.health),
         reporter: Arc::new(reporter),
         redaction: Arc::clone(&redaction),
+        references: Arc::new(References::new(
+            parts.references,
+            Arc::clone(&parts.counters),
+            now_ns,
+        )),
     };
     let engine = Arc::new(Engine {
         spans,

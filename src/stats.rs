@@ -275,6 +275,23 @@ counters! {
         dropped_pending_spans_full,
     }
 
+    /// Spans that show what is typical; see [`Builder::references`](crate::Builder::references).
+    references: ReferenceStats as ReferenceCounters {
+        /// Spans that were chosen as references when they were created.
+        chosen,
+        /// Reference spans that were added to what is typical.
+        added,
+        /// Spans that chance had chosen and that became no references, because there would have been more than the limit.
+        refused_limit,
+        /// How often spans were not considered, because there are too many names and values of them.
+        refused_cohorts_full,
+        /// Reference spans that were dropped when they closed, because too many were waiting.
+        dropped_busy,
+        /// Reference spans that were dropped because there are too many names and values of such spans.
+        dropped_cohorts_full,
+        /// Names, with their values, that were forgotten for others that are more frequent.
+        cohorts_evicted,
+    }
     /// The continuous profile of the process; see [`Builder::continuous`](crate::Builder::continuous). The CPU time of samples
     /// that are dropped is `[not sampled: ...]` in it.
     continuous: ContinuousStats as ContinuousCounters {

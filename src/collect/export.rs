@@ -13,6 +13,7 @@ use crate::intake::{Intake, new_sample};
 use crate::keep::{Callsites, ProfileGroup};
 use crate::profile::{MappingId, Profile, ProfileId};
 use crate::publish::{Job, MemoryBudget};
+use crate::references::ClosedReference;
 use crate::report;
 use crate::sinks::{HeapPart, Sinks};
 use crate::stats::Counters;
@@ -99,13 +100,51 @@ impl Collector {
             return;
         };
         let mut room = self.output.room.take();
+        let (built, is_snapshot) = self.assemble(id, &mut group, room.most_bytes);
+        let BuiltProfile { profile, modules, spans, downsampled, losses } = built;
+        let samples = profile.sample_count();
+        let cut = self.logged.cut_stacks(&losses, samples, self.intake.settings.stack_bytes);
+        self.log(cut);
+        Counters::add(&self.engine.counters.samples.downsampled, downsampled);
+        if !is_snapshot {
+            let store = &mut self.intake.sinks.store;
+            spans.into_iter().for_each(|span| store.note_exported(span));
+        }
+        let profile = Box::new(profile);
+        room.shrink(profile.bytes());
+        let ProfileGroup { kept, reservation, .. } = group;
+        self.output.send(Job::Export { profile, modules, kept, room, reservation });
+    }
+
+    /// Makes the profile of a reference span, of which nothing is exported.
+    pub(super) fn send_reference(&mut self, reference: ClosedReference) {
+        let references = Arc::clone(&self.engine.publish.references);
+        let Some(most_bytes) = references.begin() else { return };
+        let mut group = ProfileGroup::of_reference(reference.span);
+        let (built, _) = self.assemble(ProfileId::NONE, &mut group, most_bytes);
+        let Some(span) = group.kept.pop() else { return };
+        self.output.send(Job::Reference {
+            profile: Box::new(built.profile),
+            modules: built.modules,
+            reference: Box::new(ClosedReference { span, ..reference }),
+            now_ns: self.intake.now_ns(),
+        });
+    }
+
+    /// Makes the profile of a group, and returns whether it is of spans that are open.
+    fn assemble(
+        &mut self,
+        id: ProfileId,
+        group: &mut ProfileGroup,
+        most_bytes: usize,
+    ) -> (BuiltProfile, bool) {
         let is_snapshot = group.kept.iter().any(|span| span.facts.is_open);
         let clock = self.engine.spans.clock();
         let opened_ns = group.kept.iter().map(|span| span.opened_ns).min().unwrap_or(0);
         // There are some only for snapshots.
         let present = self.intake.unwind_present(&self.watchdog.present);
         let present = present.iter().map(|(span, at, it)| (*span, new_sample(*at, it, clock)));
-        let Intake { source, settings, unwinder, sinks, .. } = &self.intake;
+        let Intake { source, unwinder, sinks, .. } = &self.intake;
         let waiting =
             self.threads.waiting().filter(|_| is_snapshot).map(|it| (it.span, it.so_far()));
         let inputs = ProfileInputs::new(&self.engine.callsites, &sinks.store, unwinder);
@@ -119,24 +158,11 @@ impl Collector {
             inputs,
             unfinished: waiting.chain(present).collect(),
             most_samples: self.output.most_samples,
-            most_bytes: room.most_bytes,
+            most_bytes,
             hides_kernel: source.hides_kernel_alone(opened_ns),
         };
         #[cfg(test)]
         crate::intake::inside::inside_a_step();
-        let BuiltProfile { profile, modules, spans, downsampled, losses } =
-            builder.build(id, &group);
-        let (samples, stack_bytes) = (profile.sample_count(), settings.stack_bytes);
-        let cut = self.logged.cut_stacks(&losses, samples, stack_bytes);
-        self.log(cut);
-        Counters::add(&self.engine.counters.samples.downsampled, downsampled);
-        if !is_snapshot {
-            let store = &mut self.intake.sinks.store;
-            spans.into_iter().for_each(|span| store.note_exported(span));
-        }
-        let profile = Box::new(profile);
-        room.shrink(profile.bytes());
-        let ProfileGroup { kept, reservation, .. } = group;
-        self.output.send(Job::Export { profile, modules, kept, room, reservation });
+        (builder.build(id, group), is_snapshot)
     }
 }

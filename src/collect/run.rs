@@ -200,6 +200,7 @@ impl Collector {
         self.watchdog.sweep_plans(&self.engine, &self.intake.sinks.store);
         update_counting(&self.engine);
         let groups = self.end_groups(&closed, asked.everything);
+        let references = self.engine.publish.references.take_closed(&closed);
 
         let least_age = self.engine.callsites.least_age();
         let entered = self.threads.drain_all(&mut self.intake, least_age);
@@ -228,6 +229,10 @@ impl Collector {
 
         self.intake.sinks.store.charge_refused();
         self.intake.source.check_losses(self.intake.now_ns());
+        // Before a span of them is in a profile that is exported.
+        for reference in references {
+            self.send_reference(reference);
+        }
         for group in groups {
             self.export(group);
         }

@@ -40,9 +40,57 @@ pub(crate) struct ReferenceLimits {
     pub(crate) interval_ns: u64,
 }
 
+impl ReferenceLimits {
+    pub(crate) const NONE: Self = Self { one_in: 0, interval_ns: u64::MAX };
+}
+
 impl Default for ReferenceLimits {
     fn default() -> Self {
         Self { one_in: 100, interval_ns: 100_000_000 }
+    }
+}
+
+/// The spans of a cohort that one thread passes over before it asks the chooser again.
+///
+/// How many spans come before the next one that is chosen is drawn: that is the same as a throw for each span, at any
+/// time and on any number of threads. A gap that is given up, because the thread has too many cohorts, does not bias:
+/// however many spans were passed over, the next gap is drawn as the first one was.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Gap {
+    left: u32,
+    /// How many spans it had at first.
+    spans: u32,
+    /// Whether the span after it is chosen. If not, more are to be drawn then.
+    is_whole: bool,
+    /// A span is chosen with a probability of 1 in 2 to the power of this.
+    halvings: u8,
+    began_ns: u64,
+}
+
+/// So that a thread learns soon of another probability.
+const MOST_PASSED: u32 = 256;
+
+impl Gap {
+    /// The chooser is to be asked at once.
+    pub(crate) const NONE: Self =
+        Self { left: 0, spans: 0, is_whole: false, halvings: 0, began_ns: 0 };
+
+    /// Passes over a span. False if the chooser is to be asked.
+    #[inline]
+    pub(crate) fn pass(&mut self) -> bool {
+        match self.left.checked_sub(1) {
+            Some(left) => {
+                self.left = left;
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn of(spans: u64, halvings: i32, now_ns: u64) -> Self {
+        let left = u32::try_from(spans).unwrap_or(MOST_PASSED).min(MOST_PASSED);
+        let halvings = u8::try_from(halvings).unwrap_or(0);
+        Self { left, spans: left, is_whole: spans == u64::from(left), halvings, began_ns: now_ns }
     }
 }
 
@@ -51,8 +99,6 @@ impl Default for ReferenceLimits {
 struct Traffic {
     /// A span is chosen with a probability of 1 in 2 to the power of this.
     halvings: i32,
-    /// Spans before the next one that is chosen.
-    gap: u64,
     adapted_ns: u64,
     /// Spans in this period, and in the last ten minutes, as a decaying sum, with the seconds of it.
     in_period: u64,
@@ -80,10 +126,9 @@ const AIM_BY_TIME: f64 = 0.5;
 const LARGEST_PROBABILITY: f64 = 0.5;
 
 impl Traffic {
-    fn new(halvings: i32, now_ns: u64, random: &mut impl FnMut() -> u64) -> Self {
+    fn new(halvings: i32, now_ns: u64) -> Self {
         Self {
             halvings,
-            gap: gap(halvings, random),
             adapted_ns: now_ns,
             in_period: 0,
             spans: 0.0,
@@ -94,26 +139,17 @@ impl Traffic {
         }
     }
 
-    /// Counts a span. Returns whether it is chosen.
-    fn count(&mut self, now_ns: u64, random: &mut impl FnMut() -> u64) -> bool {
+    /// Counts spans that were created since then.
+    fn count(&mut self, spans: u64, since_ns: u64, now_ns: u64) {
         let second = now_ns / SECOND_NS;
         if second != self.second {
             self.second = second;
             self.in_second = 0;
         }
-        self.in_second += 1;
-        self.in_period += 1;
+        self.in_period += spans;
+        let seconds = 1 + now_ns.saturating_sub(since_ns) / SECOND_NS;
+        self.in_second += spans.div_ceil(seconds);
         self.peak = self.peak.max(self.in_second as f64);
-        match self.gap.checked_sub(1) {
-            Some(left) => {
-                self.gap = left;
-                false
-            }
-            None => {
-                self.gap = gap(self.halvings, random);
-                true
-            }
-        }
     }
 
     fn decay(&mut self, now_ns: u64) {
@@ -137,8 +173,7 @@ impl Traffic {
     }
 }
 
-/// Spans before the next one that is chosen, if each is chosen with a probability of 1 in 2 to the power of `halvings`:
-/// the same as a throw for each span, at any time and on any number of threads, each with a gap of its own.
+/// Spans before the next one that is chosen, if each is chosen with a probability of 1 in 2 to the power of `halvings`.
 fn gap(halvings: i32, random: &mut impl FnMut() -> u64) -> u64 {
     // From above 0 to 1.
     let chance = ((random() >> 11) + 1) as f64 / (1_u64 << 53) as f64;
@@ -161,36 +196,53 @@ impl<K: Clone + Eq + Hash> ReferenceChooser<K> {
         }
     }
 
-    /// Whether a new span becomes a reference. `now_ns` must not decrease; `random` returns another random number each
-    /// time. Takes 0.2 µs.
+    /// Whether a new span with which a gap ended becomes a reference: if so, with which probability it was chosen, as a
+    /// power of one half. Puts the next gap in its place. `now_ns` must not decrease by more than ten minutes; `random`
+    /// returns another random number each time.
     pub(crate) fn choose(
         &mut self,
         key: &K,
+        gap: &mut Gap,
         now_ns: u64,
         random: &mut impl FnMut() -> u64,
-    ) -> bool {
+    ) -> Option<u8> {
+        let ended = std::mem::replace(gap, Gap::of(MOST_PASSED.into(), 0, now_ns));
+        gap.is_whole = false;
         if self.limits.one_in == 0 {
-            return false;
+            return None;
         }
         if now_ns.saturating_sub(self.adapted_ns) >= PERIOD_NS {
-            self.adapt(now_ns, random);
+            self.adapt(now_ns);
         }
-        self.by_share = (self.by_share + 1.0 / f64::from(self.limits.one_in)).min(MOST_BY_SHARE);
+        let spans = u64::from(ended.spans) + 1;
+        let share = spans as f64 / f64::from(self.limits.one_in);
+        self.by_share = (self.by_share + share).min(MOST_BY_SHARE);
         let first = halvings_of(1.0 / f64::from(self.limits.one_in));
-        let new = || Traffic::new(first, now_ns, random);
-        let Some(traffic) = self.cohorts.use_at(key, now_ns, new) else { return false };
-        if !traffic.count(now_ns, random) {
-            return false;
-        }
+        let traffic = self.cohorts.use_at(key, now_ns, || Traffic::new(first, now_ns))?;
+        traffic.count(spans, ended.began_ns, now_ns);
+        let halvings = traffic.halvings;
+        let mut draw = || self::gap(halvings, random);
+        let next = draw();
+        let chosen = if ended.is_whole {
+            *gap = Gap::of(next, halvings, now_ns);
+            ended.halvings
+        } else if let Some(passed_over) = next.checked_sub(1) {
+            // This span is the first of them.
+            *gap = Gap::of(passed_over, halvings, now_ns);
+            return None;
+        } else {
+            *gap = Gap::of(draw(), halvings, now_ns);
+            gap.halvings
+        };
         if self.take(now_ns) {
-            return true;
+            return Some(chosen);
         }
         self.refused += 1;
         // The burst may go on.
         if now_ns.saturating_sub(self.adapted_ns) >= LEAST_PERIOD_NS {
-            self.adapt(now_ns, random);
+            self.adapt(now_ns);
         }
-        false
+        None
     }
 
     fn take(&mut self, now_ns: u64) -> bool {
@@ -207,7 +259,7 @@ impl<K: Clone + Eq + Hash> ReferenceChooser<K> {
     }
 
     /// Chooses the probabilities anew.
-    fn adapt(&mut self, now_ns: u64, random: &mut impl FnMut() -> u64) {
+    fn adapt(&mut self, now_ns: u64) {
         self.adapted_ns = now_ns;
         let mut all: Vec<_> = self.cohorts.values_mut().collect();
         all.iter_mut().for_each(|traffic| traffic.decay(now_ns));
@@ -219,9 +271,13 @@ impl<K: Clone + Eq + Hash> ReferenceChooser<K> {
             let is_near = now <= 1.15 * most && 2.0 * now > most;
             if !is_near && wanted != traffic.halvings {
                 traffic.halvings = wanted;
-                traffic.gap = gap(wanted, random);
             }
         }
+    }
+
+    /// How often a thread asked for spans of a cohort for which there was no room.
+    pub(crate) fn unknown(&self) -> u64 {
+        self.cohorts.refused()
     }
 
     /// Spans that were chosen but not taken because of the limits.
@@ -269,6 +325,8 @@ impl ReferenceLimits {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
     use super::*;
 
     /// Numbers that are as good as random.
@@ -285,8 +343,29 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    fn chooser() -> ReferenceChooser<&'static str> {
-        ReferenceChooser::new(ReferenceLimits::default(), 64, 0)
+    /// A chooser, with the gaps of one thread.
+    struct OnOneThread<K> {
+        chooser: ReferenceChooser<K>,
+        gaps: HashMap<K, Gap>,
+    }
+
+    impl<K: Clone + Eq + Hash> OnOneThread<K> {
+        fn new(limits: ReferenceLimits, most: usize) -> Self {
+            Self { chooser: ReferenceChooser::new(limits, most, 0), gaps: HashMap::new() }
+        }
+
+        fn choose(&mut self, key: &K, now_ns: u64, random: &mut impl FnMut() -> u64) -> bool {
+            let gap = self.gaps.entry(key.clone()).or_default();
+            !gap.pass() && self.chooser.choose(key, gap, now_ns, random).is_some()
+        }
+
+        fn refused(&self) -> u64 {
+            self.chooser.refused()
+        }
+    }
+
+    fn chooser() -> OnOneThread<&'static str> {
+        OnOneThread::new(ReferenceLimits::default(), 64)
     }
 
     /// Sums of values, of all spans and of the chosen ones.
@@ -404,8 +483,7 @@ mod tests {
 
     #[test]
     fn many_invented_cohorts_take_none_from_real_ones() {
-        let mut chooser: ReferenceChooser<u64> =
-            ReferenceChooser::new(ReferenceLimits::default(), 64, 0);
+        let mut chooser: OnOneThread<u64> = OnOneThread::new(ReferenceLimits::default(), 64);
         let mut random = random(7);
         let (mut real, mut invented) = (0, 0);
         for number in 0..100_000_u64 {
@@ -421,7 +499,7 @@ mod tests {
     fn none_are_chosen_if_the_limit_is_none_and_all_if_it_is_all() {
         for (one_in, expected) in [(0, 0), (1, 1_000)] {
             let limits = ReferenceLimits { one_in, interval_ns: 1 };
-            let mut chooser = ReferenceChooser::new(limits, 4, 0);
+            let mut chooser = OnOneThread::new(limits, 4);
             let mut random = random(8);
             let chosen = (0..1_000).filter(|number| chooser.choose(&"a", number * MS, &mut random));
             assert_eq!(chosen.count(), expected);

@@ -1,12 +1,11 @@
-//! What is known of a cohort: its last reference spans, their sums over a longer time and in this hour, and how long all
-//! of its spans take.
+//! What is known of a cohort: its last reference spans, their sums over a longer time and in this hour, and how long its
+//! spans take.
 
 use std::mem;
 
 use hdrhistogram::Histogram;
 
 use super::breakdown::Breakdown;
-use super::estimate::Moments;
 use super::references::ReferenceSet;
 use super::totals::SpanTotals;
 
@@ -28,11 +27,11 @@ pub(crate) struct CohortHour {
     pub(crate) walls: WallTimes,
 }
 
-/// How long all spans of a cohort took.
+/// How long the spans of a cohort took, estimated from reference spans, each of which stands for some: as many as one
+/// of which was chosen on average, by the probability that it had.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct WallTimes {
     spans: u64,
-    moments: Moments,
     /// In microseconds, to within 1 %. `None` before the first span, and without memory for it.
     histogram: Option<Histogram<u32>>,
 }
@@ -43,24 +42,19 @@ const DIGITS: u8 = 2;
 const LONGEST: u64 = 24 * 60 * 60 * 1_000_000;
 
 impl WallTimes {
-    /// Wall times that were stored: [`counts`](Self::counts), and what is known exactly.
-    pub(crate) fn of_stored(
-        spans: u64,
-        moments: Moments,
-        counts: impl IntoIterator<Item = (u64, u32)>,
-    ) -> Self {
-        let mut times = Self { spans, moments, histogram: None };
+    /// Wall times that were stored: [`counts`](Self::counts).
+    pub(crate) fn of_stored(counts: impl IntoIterator<Item = (u64, u32)>) -> Self {
+        let mut times = Self::default();
         counts.into_iter().for_each(|(us, count)| times.count(us, count));
         times
     }
 
-    fn add(&mut self, wall_ns: u64) {
-        self.spans = self.spans.saturating_add(1);
-        self.moments.add(wall_ns);
-        self.count(wall_ns / UNIT_NS, 1);
+    fn add(&mut self, wall_ns: u64, weight: u64) {
+        self.count(wall_ns / UNIT_NS, u32::try_from(weight).unwrap_or(u32::MAX));
     }
 
     fn count(&mut self, us: u64, count: u32) {
+        self.spans = self.spans.saturating_add(count.into());
         if self.histogram.is_none() {
             self.histogram = Histogram::new(DIGITS).ok();
         }
@@ -81,10 +75,6 @@ impl WallTimes {
         self.spans
     }
 
-    pub(crate) fn moments(&self) -> &Moments {
-        &self.moments
-    }
-
     /// The wall time that a share of the spans did not exceed, in nanoseconds; `None` without spans.
     pub(crate) fn percentile_ns(&self, percent: f64) -> Option<u64> {
         let histogram = self.histogram.as_ref().filter(|histogram| !histogram.is_empty())?;
@@ -102,13 +92,10 @@ impl CohortHistory {
         }
     }
 
-    /// Adds the wall time of a span, whether it is a reference or not.
-    pub(crate) fn add_span(&mut self, wall_ns: u64) {
-        self.hour.walls.add(wall_ns);
-    }
-
-    /// Adds a reference span when it closes. Of a new cohort, the first to close are those that took the least time.
-    pub(crate) fn add_reference(&mut self, breakdown: &Breakdown, now_ns: u64) {
+    /// Adds a reference span when it closes. `weight` is how many spans it stands for. Of a new cohort, the first to close
+    /// are those that took the least time.
+    pub(crate) fn add_reference(&mut self, breakdown: &Breakdown, weight: u64, now_ns: u64) {
+        self.hour.walls.add(breakdown.wall_ns(), weight);
         self.halve(now_ns);
         self.references.push(breakdown);
         self.lately.add(breakdown);

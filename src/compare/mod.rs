@@ -10,14 +10,13 @@ mod cohorts;
 mod comparison;
 mod estimate;
 mod history;
-mod profile;
 mod references;
 #[cfg(test)]
 mod tests;
 mod totals;
 
 pub(crate) use breakdown::{Amount, Breakdown, Measured, OwnFunction, Quantity, SpentIn, TimeKind};
-pub(crate) use chooser::{ReferenceChooser, ReferenceLimits};
+pub(crate) use chooser::{Gap, ReferenceChooser, ReferenceLimits};
 pub(crate) use cohorts::CohortSet;
 pub(crate) use comparison::{ComparedRow, ComparedValue, Comparison, compare, compare_sets, drift};
 pub(crate) use estimate::{Interval, Moments};

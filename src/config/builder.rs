@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::files::FileSettings;
 use super::links::{self, LinkSettings};
+use crate::compare::ReferenceLimits;
 use crate::error::Error;
 use crate::export::{AnyExporter, Exporter};
 use crate::keep::{Kept, OnKept, Rules, ShownFields};
@@ -51,6 +52,7 @@ pub struct Builder {
     pub(super) heap: bool,
     pub(super) cpu_percent: Option<u32>,
     pub(super) shed: LoadLimits,
+    pub(super) references: ReferenceLimits,
     pub(crate) pace: Timing,
     pub(super) on_kept: Option<OnKept>,
     pub(super) otel: OtelSettings,
@@ -111,6 +113,7 @@ impl Builder {
             memory: DEFAULT_MEMORY,
             cpu_percent: None,
             shed: LoadLimits::default(),
+            references: ReferenceLimits::default(),
             pace: Timing::USUAL,
             on_kept: None,
             otel: OtelSettings::default(),
@@ -243,6 +246,20 @@ impl Builder {
     #[must_use]
     pub fn continuous_interval(mut self, interval: Duration) -> Self {
         self.source.continuous.interval = interval.clamp(SHORTEST_INTERVAL, LONGEST_INTERVAL);
+        self
+    }
+
+    /// How many spans are chosen at random, when they are created, to show what is typical: at most one in that number
+    /// of requests, and so many per second, in the whole process. A request is a span that is inside no other profiled
+    /// span, or inside one that is open for long, such as a connection. Kept spans are compared with the last 200 of their
+    /// name and of the fields that name its route. They are sampled from their first enter on, and nothing of them is
+    /// exported by itself. The default is one in 100, and 10 per second; 0 turns it off.
+    #[must_use]
+    pub fn references(mut self, one_in: u32, per_second: u32) -> Self {
+        self.references = match (one_in, per_second) {
+            (0, _) | (_, 0) => ReferenceLimits::NONE,
+            _ => ReferenceLimits { one_in, interval_ns: 1_000_000_000 / u64::from(per_second) },
+        };
         self
     }
 

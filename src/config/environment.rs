@@ -145,6 +145,10 @@ const SETTINGS: &[Setting] = &[
         let intervals = SHORTEST_INTERVAL..=LONGEST_INTERVAL;
         builder.continuous_interval(time(text).filter(|interval| intervals.contains(interval))?)
     }),
+    setting!("_REFERENCES", "on, off, or limits as one_in=100|per_second=10", |builder, text| {
+        let (one_in, per_second) = reference_limits(text)?;
+        builder.references(one_in, per_second)
+    }),
     setting!("_HEAP", ON_OR_OFF, |builder, text| builder.heap(is_on(text)?)),
 ];
 
@@ -341,6 +345,30 @@ fn field_names(variable: &'static str, text: &str) -> Result<Vec<String>, Error>
         begin += part.len() + 1;
     }
     Ok(names)
+}
+
+/// Parses limits such as `one_in=100|per_second=10`: one in how many spans, and how many per second. 0 if it is off.
+fn reference_limits(text: &str) -> Option<(u32, u32)> {
+    let (mut one_in, mut per_second) = (None, None);
+    match is_on(text) {
+        Some(true) => {}
+        Some(false) => return Some((0, 0)),
+        None => {
+            for limit in text.split('|') {
+                let (name, number) = limit.split_once('=')?;
+                let number = within(number, 1..=1_000_000)?;
+                let is_first = match name.trim() {
+                    "one_in" => one_in.replace(number).is_none(),
+                    "per_second" => per_second.replace(number).is_none(),
+                    _ => false,
+                };
+                if !is_first {
+                    return None;
+                }
+            }
+        }
+    }
+    Some((one_in.unwrap_or(100), per_second.unwrap_or(10)))
 }
 
 /// Parses limits such as `cpu>90%|memory>2GB`; each may occur at most once.

@@ -156,5 +156,6 @@ pub(crate) fn start(
         warnings,
         otel: builder.otel,
         redaction: builder.redaction.and(builder.env_redaction),
+        references: builder.references,
     })
 }

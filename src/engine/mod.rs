@@ -38,6 +38,7 @@ use crate::otel::{LinkTo, OtelSettings, OtelSpan, UnreachedSpans};
 use crate::profile::ProfileId;
 use crate::publish::PublishState;
 use crate::redact::Redaction;
+use crate::references::{ClosedReference, CohortHash};
 use crate::refresh::refresh_interest;
 use crate::span::{
     Ancestor, Plan, RegistryId, SAMPLED_ITSELF, SHOWS_FIELDS, SpanSnapshot, Spans, TraceIds,
@@ -167,6 +168,19 @@ impl Engine {
         self.callsites.is_chosen(plan.number)
     }
 
+    /// A new span that is inside no other request may become a reference.
+    #[inline]
+    pub(crate) fn may_become_reference(&self, id: RegistryId, cohort: CohortHash) {
+        let references = &self.publish.references;
+        if !references.are_on() {
+            return;
+        }
+        let clock = self.spans.clock();
+        if let Some(halvings) = references.choose(cohort, || clock.raw_ns(clock.now())) {
+            self.spans.make_reference(id, halvings);
+        }
+    }
+
     /// Chooses the plan of an open span again, because values were recorded.
     #[cold]
     pub(crate) fn record_values(&self, id: RegistryId, record: impl FnOnce(&mut dyn Visit)) {
@@ -244,8 +258,15 @@ impl Engine {
         let values = || self.inspect_values(closing, FieldValues::hash_of);
         let is_rare = |wall_ns| self.callsites.is_rare(callsite, values, wall_ns);
         let reasons = Reasons::judge(&callsite.keep, closing, is_rare);
+        let stands_for = closing.stands_for();
+        let must_notify = stands_for.is_some();
+        if let Some(weight) = stands_for {
+            let span = self.describe(closing, callsite, Reasons::default(), None);
+            self.publish.references.close(ClosedReference { span, weight });
+        }
+        let unkept = Verdict { must_notify, ..Verdict::default() };
         if reasons.is_empty() && !closing.is_registered {
-            return Verdict::default();
+            return unkept;
         }
         self.commands.process.note_closing(closing, &self.counters, || {
             let values = self.inspect_values(closing, FieldValues::of);
@@ -254,13 +275,13 @@ impl Engine {
         // Before everything that takes time: in an outage most kept spans are over their limit.
         let is_over = !reasons.is_empty() && self.is_over_limit(closing, callsite, reasons);
         if is_over && !closing.is_registered {
-            return Verdict::default();
+            return unkept;
         }
         // The profile of an enclosing span may have samples of this span, and links them to these ids.
         let otel = reach(closing.id);
         self.unreached.note(otel.is_some(), closing.key == closing.root);
         let ids = otel.as_ref().map(OtelSpan::ids);
-        let mut verdict = Verdict { ids, ..Verdict::default() };
+        let mut verdict = Verdict { ids, ..unkept };
         if reasons.is_empty() || is_over {
             return verdict;
         }
@@ -271,8 +292,8 @@ impl Engine {
         let link = self.link(closing, ids, reach);
         let mut closing = closing.clone();
         closing.samples.awaits += self.awaits.send_carried(closing.key);
-        let (span, must_notify) = self.keep(&closing, callsite, reasons, ids, Some(link));
-        verdict.must_notify = must_notify;
+        let (span, is_due) = self.keep(&closing, callsite, reasons, ids, Some(link));
+        verdict.must_notify |= is_due;
         if let Some(otel) = otel {
             otel.set_attributes(self.otel.attributes.of(&span));
         }
@@ -360,10 +381,33 @@ impl Engine {
         trace: Option<TraceIds>,
         link: Option<SpanLink>,
     ) -> (KeptSpan, bool) {
+        let is_open = link.is_none();
+        let mut span = self.describe(closing, callsite, reasons, trace);
+        span.facts.is_open = is_open;
+        span.link = link.unwrap_or_default();
+        let name = self.name_hash(closing, callsite);
+        // A system call, and therefore not under admission's lock.
+        let id = if span.samples.total() > 0 { ProfileId::random().ok() } else { None };
+        let is_due = self.admission.keep(&mut span, name, id);
+        count(&self.counters, &span);
+        if !is_due {
+            Counters::add(&self.counters.spans.kept_unreported, 1);
+        }
+        (span, is_due)
+    }
+
+    /// What is known of a span that closes or that is kept while it is open.
+    fn describe(
+        &self,
+        closing: &SpanSnapshot,
+        callsite: &Callsite,
+        reasons: Reasons,
+        trace: Option<TraceIds>,
+    ) -> KeptSpan {
         let clock = self.spans.clock();
         let open_ns = clock.raw_ns(clock.now()).saturating_sub(closing.opened_ns);
         let (redaction, values) = (&self.redaction, self.inspect_values(closing, FieldValues::of));
-        let mut span = KeptSpan {
+        KeptSpan {
             key: closing.key,
             root: closing.root,
             metadata: callsite.metadata,
@@ -373,7 +417,6 @@ impl Engine {
                 fields: values.map(|value| redaction.redact_span(value).into()).into_vec(),
                 reasons,
                 rule: Some(callsite.rule_text(redaction)),
-                is_open: link.is_none(),
                 times: closing.account,
                 trace,
                 // Not by its wall time: the thread may have been preempted since the close.
@@ -385,17 +428,8 @@ impl Engine {
             samples: closing.samples,
             profile: Err(self.source.without_samples(&closing.account)),
             earlier: Vec::new(),
-            link: link.unwrap_or_default(),
-        };
-        let name = self.name_hash(closing, callsite);
-        // A system call, and therefore not under admission's lock.
-        let id = if span.samples.total() > 0 { ProfileId::random().ok() } else { None };
-        let is_due = self.admission.keep(&mut span, name, id);
-        count(&self.counters, &span);
-        if !is_due {
-            Counters::add(&self.counters.spans.kept_unreported, 1);
+            link: SpanLink::default(),
         }
-        (span, is_due)
     }
 
     /// Reads the values of the span's fields that are shown.

@@ -18,6 +18,19 @@ pub use reason::{Reason, Reasons};
 pub use times::{Hardware, TimeBreakdown};
 pub(crate) use usage::{Usage, UsageCounts};
 
+/// The name of a span with the values of fields: `request{method=GET}`.
+pub(crate) fn name_with_fields<'a>(
+    span: &str,
+    fields: impl Iterator<Item = (&'a str, &'a str)>,
+) -> String {
+    let (mut name, mut end) = (span.to_owned(), "");
+    for (field, value) in fields {
+        _ = write!(name, "{}{field}={value}", if end.is_empty() { "{" } else { " " });
+        end = "}";
+    }
+    name + end
+}
+
 /// Everything that is known of a kept span. Texts are redacted.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
@@ -54,12 +67,7 @@ impl Facts {
 
     /// Its name with the values of its fields that identify it: `request{method=GET}`.
     pub fn name(&self) -> String {
-        let mut name = self.span.to_string();
-        for (number, (field, value)) in self.fields.iter().enumerate() {
-            _ = write!(name, "{}{field}={value}", if number == 0 { "{" } else { " " });
-        }
-        name.push_str(if self.fields.is_empty() { "" } else { "}" });
-        name
+        name_with_fields(&self.span, self.fields.iter().map(|(name, value)| (*name, &**value)))
     }
 
     /// When it was created; `None` if unknown.

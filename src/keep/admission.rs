@@ -47,6 +47,11 @@ impl ProfileGroup {
         Duration::from_nanos(now_ns.saturating_sub(self.opened_ns))
     }
 
+    /// A span alone that is not kept.
+    pub(crate) fn of_reference(span: KeptSpan) -> Self {
+        Self { kept: vec![span.clone()], ..Self::new(span.root, span.opened_ns) }
+    }
+
     #[cfg(test)]
     pub(crate) fn for_test(root: SpanKey, kept: Vec<KeptSpan>) -> Self {
         Self { kept, ..Self::new(root, 0) }

@@ -1,7 +1,7 @@
 //! Fields whose values say which request a span is.
 
 use std::fmt::Debug;
-use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
 use tracing::field::{Field, Visit};
@@ -23,6 +23,24 @@ pub(crate) const DEFAULT_FIELDS: [&str; 7] = [
     "rpc.service",
     "rpc.method",
     "messaging.destination.name",
+];
+
+/// The fields that name the route of a request, if they are shown: those that are by default, and others that programs
+/// have for it. Other fields tell requests of a route apart.
+pub(crate) const ROUTE_FIELDS: [&str; 13] = [
+    "otel.name",
+    "http.route",
+    "http.request.method",
+    "method",
+    "rpc.service",
+    "rpc.method",
+    "messaging.destination.name",
+    "route",
+    "matched_path",
+    "url.path",
+    "http.target",
+    "path",
+    "uri",
 ];
 
 /// The methods of HTTP.
@@ -97,6 +115,14 @@ impl FieldValues {
         let span = subscriber.downcast_ref::<Registry>()?.span(&id)?;
         let extensions = span.extensions();
         extensions.get::<Self>().map(read)
+    }
+
+    /// A hash of those that name the route of a request; `None` if there are none.
+    pub(crate) fn route_hash(&self) -> Option<u64> {
+        let mut hasher = DefaultHasher::new();
+        let of_route = self.0.iter().filter(|(name, _)| ROUTE_FIELDS.contains(name));
+        let count = of_route.map(|field| field.hash(&mut hasher)).count();
+        (count > 0).then(|| hasher.finish())
     }
 
     /// Stores the values with their span, in place of earlier ones of the same fields.

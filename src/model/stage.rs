@@ -21,6 +21,7 @@ use super::oracle::{Place, Reported, ReportedProfile, ReportedSpan, START_NS, Ti
 use super::script::{Kind, Step, THREADS, Under};
 use super::source::{OTHER_PERIOD_NS, Scripted, begin_thread};
 use crate::collect::Collector;
+use crate::compare::ReferenceLimits;
 use crate::engine::{Command, Engine, Gate};
 use crate::export::{AnyExporter, ExportError, Exported, Exporter};
 use crate::keep::{
@@ -266,6 +267,7 @@ impl Stage {
             warnings: Vec::new(),
             otel: OtelSettings::default(),
             redaction: crate::redact::Redaction::new(),
+            references: ReferenceLimits::NONE,
         });
         collector.threads.idle = Duration::MAX;
         engine_source.set_scripted(Box::new(scripted.clone()));

@@ -1,11 +1,13 @@
 //! The tables and samples of a profile.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::attribute::Attribute;
 use super::builder::ProfileBuilder;
 use super::code_origin::CodeOrigin;
+use super::compared::Compared;
 use super::leaf::{Leaf, LeafId};
 use super::rebuild::SourceLine;
 use super::sample::{Point, Sample, SampleKind, StackId};
@@ -158,6 +160,8 @@ pub struct Profile {
     /// Attributes of the whole profile.
     pub attributes: Vec<Attribute>,
     pub(crate) scope: ProfileScope,
+    /// The outermost kept span against typical ones, if there are any.
+    pub(crate) compared: Option<Arc<Compared>>,
     samples: Vec<Sample>,
     places: HashMap<(StackId, LeafId, Option<LinkId>, SampleKind), usize>,
     tables: ProfileTables,
@@ -189,6 +193,7 @@ impl Profile {
             period_ns,
             attributes: Vec::new(),
             scope: ProfileScope::Spans,
+            compared: None,
             samples: Vec::new(),
             places: HashMap::new(),
             tables: ProfileTables::default(),
@@ -208,6 +213,7 @@ impl Profile {
             duration_ns: self.duration_ns,
             attributes: self.attributes.clone(),
             scope: self.scope,
+            compared: self.compared.clone(),
             ..Self::new(self.id, self.period_ns)
         }
     }
@@ -351,6 +357,19 @@ impl Profile {
         if let Some(sample) = self.samples.get_mut(place) {
             let later = sample.points.partition_point(|p| p.time_unix_ns <= point.time_unix_ns);
             sample.points.insert(later, point);
+        }
+    }
+
+    /// Adds to what the samples at that place have together, without a time or a thread.
+    pub(super) fn add_weight(&mut self, kind: SampleKind, place: (StackId, LeafId), weight: u64) {
+        let known = self.places.get(&(place.0, place.1, None, kind));
+        let known = known.and_then(|known| self.samples.get_mut(*known)?.points.first_mut());
+        match known {
+            Some(point) => point.weight = point.weight.saturating_add(weight),
+            None => {
+                let point = Point { time_unix_ns: 0, weight, thread: None };
+                self.add_sample_at(kind, place, None, point);
+            }
         }
     }
 

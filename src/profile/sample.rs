@@ -100,3 +100,10 @@ pub struct Sample {
     /// In order of time.
     pub points: Vec<Point>,
 }
+
+impl Sample {
+    /// What all its points have together.
+    pub(super) fn total(&self) -> u64 {
+        self.points.iter().fold(0, |all, point| all.saturating_add(point.weight))
+    }
+}

@@ -189,8 +189,6 @@ impl Profile {
 
     /// Where a sample was taken in the program's own code: the innermost own function, or what comes next to that, with its
     /// file and line. Code without names is its file. `None` if its stack is unknown.
-    // Only `compare` calls it.
-    #[cfg(test)]
     pub(crate) fn own_function(&self, sample: &Sample) -> Option<(String, &str, u32)> {
         let frames = self.source_functions(sample);
         let own = frames.get(own_number(&frames))?;

@@ -22,6 +22,7 @@ use crate::keep::{ExporterHealth, Kept, Reservation};
 use crate::log::{LogEvent, LogKind};
 use crate::profile::Profile;
 use crate::redact::Redaction;
+use crate::references::References;
 use crate::stats::Counters;
 use crate::sys::{Files, FilesGuard};
 
@@ -67,6 +68,7 @@ pub(crate) struct PublishState {
     pub(crate) health: Arc<ExporterHealth>,
     pub(crate) reporter: Arc<Reporter>,
     pub(crate) redaction: Arc<Redaction>,
+    pub(crate) references: Arc<References>,
 }
 
 /// A profile that the exporter has not accepted.
@@ -488,6 +490,7 @@ mod tests {
 
     use super::super::memory::MemoryBudget;
     use super::*;
+    use crate::compare::ReferenceLimits;
     use crate::export::{Directory, Encoded, Exporter, QueueLimits, RefusedScope, Remote};
     use crate::keep::KeptSpan;
     use crate::profile::ProfileId;
@@ -567,7 +570,14 @@ mod tests {
         let (counters, redaction) = (Arc::<Counters>::default(), Arc::<Redaction>::default());
         let reporter = Reporter::new(Arc::clone(&counters), false);
         let health = Arc::new(ExporterHealth::new(true, false));
-        PublishState { counters, health, reporter: Arc::new(reporter), redaction }
+        let references = References::new(ReferenceLimits::NONE, Arc::clone(&counters), 0);
+        PublishState {
+            counters,
+            health,
+            reporter: Arc::new(reporter),
+            redaction,
+            references: Arc::new(references),
+        }
     }
 
     fn delivery_by(exporter: AnyExporter) -> Delivery {

@@ -12,6 +12,7 @@ use super::open_span::OpenSpan;
 use crate::error::FlushError;
 use crate::keep::{KeptSpan, Reservation};
 use crate::profile::{MappingId, Profile, ThreadDump};
+use crate::references::ClosedReference;
 use crate::unwind::Module;
 
 /// A message to the thread that reads symbols. There are as many as there are reservations and callers that wait, so that the
@@ -25,6 +26,13 @@ pub(crate) enum Job {
         kept: Vec<KeptSpan>,
         room: TakenRoom,
         reservation: Option<Reservation>,
+    },
+    /// Symbolize the profile of a reference span, and add it to what is typical.
+    Reference {
+        profile: Box<Profile>,
+        modules: HashMap<MappingId, Arc<Module>>,
+        reference: Box<ClosedReference>,
+        now_ns: u64,
     },
     /// Symbolize a profile for a caller that waits for it.
     Reply {

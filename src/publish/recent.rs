@@ -37,6 +37,7 @@ impl Recent {
                 coverage: kept.coverage,
                 waits: kept.waits.clone(),
                 awaits: kept.awaits.clone(),
+                compared: kept.compared.clone(),
                 files: kept.files.clone(),
             },
         };

@@ -15,8 +15,9 @@ use super::memory::TakenRoom;
 use super::open_span::with_stacks;
 use crate::keep::{Kept, KeptSpan, Reservation};
 use crate::log::{LogEvent, LogKind};
-use crate::profile::{MappingId, Profile, Symbolized};
+use crate::profile::{Compared, MappingId, Profile, Symbolized};
 use crate::redact::Redaction;
+use crate::references::ClosedReference;
 use crate::report;
 use crate::stats::Counters;
 use crate::symbols::{DebugCompression, Missing, SymbolSettings, Symbolizer};
@@ -69,6 +70,13 @@ impl SymbolsThread {
                 Some(Job::Export { profile, modules, kept, room, reservation }) => {
                     let job = self.prepare(profile, &modules, &kept, (room, reservation));
                     _ = self.exports.send(job);
+                }
+                Some(Job::Reference { profile, modules, reference, now_ns }) => {
+                    if let Some(profile) = self.symbolize_for_caller(profile, &modules) {
+                        let ClosedReference { span, weight } = *reference;
+                        self.shared.references.add(&profile, &span.facts, weight, now_ns);
+                    }
+                    self.shared.references.done();
                 }
                 Some(Job::Reply { profile, modules, reply }) => {
                     if let Some(profile) = self.symbolize_for_caller(profile, &modules) {
@@ -125,6 +133,8 @@ impl SymbolsThread {
                 report.awaits = profile.awaits();
                 report::describe_waits(&mut profile, &report);
                 report::describe_awaits(&mut profile, &report.awaits);
+                profile.compared = self.compared(&profile);
+                report.compared.clone_from(&profile.compared);
                 report.top_function = profile.top_function();
                 report.coverage = profile.coverage();
                 let since = Instant::now();
@@ -137,6 +147,12 @@ impl SymbolsThread {
                 ExportJob::Lose(Box::new(report))
             }
         }
+    }
+
+    /// The outermost kept span of a profile of whose cohort there are reference spans, against these.
+    fn compared(&self, profile: &Profile) -> Option<Arc<Compared>> {
+        let mut closed = profile.spans.iter().filter(|span| !span.is_open);
+        closed.find_map(|span| self.shared.references.compare(profile, span)).map(Arc::new)
     }
 
     /// Symbolizes a profile for a caller, who gets no answer if that panics.

@@ -291,6 +291,7 @@ mod tests {
             coverage: Some(0.99),
             waits: Waits::default(),
             awaits: Awaits::default(),
+            compared: None,
             files: vec!["profiles/x.html".into()],
         }
     }

@@ -286,6 +286,7 @@ pub(crate) fn unexported(kept: &[KeptSpan]) -> Kept {
         coverage: None,
         waits: Waits::default(),
         awaits: Awaits::default(),
+        compared: None,
         files: Vec::new(),
     }
 }
@@ -547,6 +548,7 @@ mod tests {
                 coverage: None,
                 waits: crate::profile::Waits { count: 2, total: ms(400), ..Default::default() },
                 awaits: Awaits::default(),
+                compared: None,
                 files: Vec::new(),
             };
             describe_waits(&mut profile, &report);

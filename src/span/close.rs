@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::local::{put, take};
 use super::sample_counts::SampleCounts;
-use super::slot::{REGISTERED, Slot};
+use super::slot::{REFERENCE, REFERENCE_SHIFT, REGISTERED, Slot};
 use super::spans::SpanEvent;
 use super::{RegistryId, SpanKey, Spans, TraceIds};
 use crate::facts::TimeBreakdown;
@@ -29,6 +29,12 @@ pub(crate) struct SpanSnapshot {
 }
 
 impl SpanSnapshot {
+    /// Of a reference span, how many spans it stands for: as many as one of which was chosen on average.
+    pub(crate) fn stands_for(&self) -> Option<u64> {
+        let halvings = ((self.flags & REFERENCE) >> REFERENCE_SHIFT).checked_sub(1)?;
+        Some(1_u64.checked_shl(halvings).unwrap_or(u64::MAX))
+    }
+
     /// Whether one of these flags is set.
     pub(crate) fn has(&self, flags: u32) -> bool {
         self.flags & flags != 0

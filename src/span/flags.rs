@@ -48,6 +48,10 @@ pub(crate) const ON_OTHERS: u32 = 1 << 21;
 pub(crate) const HAS_SUMS: u32 = 1 << 22;
 /// A wrapped future is in the span, which explains its idle time.
 pub(crate) const OBSERVED: u32 = 1 << 23;
+/// The span is a reference: not zero. It is one more than the power of one half that is the probability with which it
+/// was chosen.
+pub(crate) const REFERENCE: u32 = 0x7f << REFERENCE_SHIFT;
+pub(crate) const REFERENCE_SHIFT: u32 = 24;
 /// The flags that say which of the fields are in use that are not set when a span opens.
 pub(crate) const IN_USE: u32 = COUNTED | ALLOCATED | HAS_SAMPLES | ON_OTHERS;
 /// The flags that come from the span's plan.

@@ -12,8 +12,8 @@ use super::inside::SpanCounts;
 use super::local::{ThreadState, add_state, count_unmatched, is_ignored, put, take, unmatched};
 use super::segment::{DETACHED, NESTED, PendingSegment, READS_CPU, SWITCHED};
 use super::slot::{
-    AGED, CHOSEN, CPU_UNKNOWN, FAILED, FAILED_ITSELF, HAS_FIELDS, JUDGES_CPU, Parent, SUSPECT,
-    Slot, WATCHED,
+    AGED, CHOSEN, CPU_UNKNOWN, FAILED, FAILED_ITSELF, HAS_FIELDS, JUDGES_CPU, Parent, REFERENCE,
+    REFERENCE_SHIFT, SUSPECT, Slot, WATCHED,
 };
 use super::table::SlotTable;
 use super::{Ancestry, AncestryFrom, LongSegment, Plan, RegistryId, SpanKey, TraceIds};
@@ -105,6 +105,15 @@ const LONG_IDLE: Duration = Duration::from_millis(10);
 const KEY_BLOCK: u64 = 1 << 16;
 const SPAN_EVENTS: usize = 4096;
 
+/// What is known of a span that was created.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Opened {
+    /// It is the first span for which the collector must check how long it stays open.
+    pub(crate) is_first_watched: bool,
+    /// It is a local root, or inside one that is open for long, as a connection or `main` is.
+    pub(crate) is_outermost: bool,
+}
+
 impl Spans {
     pub(crate) fn new(
         clock: Clock,
@@ -191,7 +200,7 @@ impl Spans {
     }
 
     /// A span that a rule matches was created. `matched` is what is known of its field values, if the rule depends on
-    /// them. Returns whether it is the first span for which the collector must check how long it stays open.
+    /// them.
     pub(crate) fn open(
         &self,
         id: RegistryId,
@@ -199,9 +208,9 @@ impl Spans {
         matched: u64,
         given: GivenParent,
         ancestry: Ancestry<'_>,
-    ) -> bool {
+    ) -> Opened {
         let Some(mut state) = take(self.layer).or_else(|| self.begin_thread()) else {
-            return false;
+            return Opened::default();
         };
         let parent = match (given, state.top()) {
             // If the innermost segment is a re-entry on this thread, the registry's current span is another one.
@@ -221,15 +230,19 @@ impl Spans {
             }
             slot.open(id, key, now, state.thread, plan, parent);
         };
+        let now = self.clock.now();
         match self.table.claim_in_table(id) {
-            Some(slot) => open(slot, self.clock.now()),
-            None => {
-                let (now, slot) = (self.clock.now(), self.table.claim_overflow(id));
-                open(&slot, now);
-            }
+            Some(slot) => open(slot, now),
+            None => open(&self.table.claim_overflow(id), now),
         }
         put(state);
-        plan.flags & WATCHED != 0 && self.note_watched()
+        let is_long = |parent: Parent| {
+            self.table.get(parent.id).is_some_and(|slot| slot.is_open_for_long(now))
+        };
+        Opened {
+            is_first_watched: plan.flags & WATCHED != 0 && self.note_watched(),
+            is_outermost: parent.is_none_or(is_long),
+        }
     }
 
     /// Values of a span are recorded. If they decide which rule it has, `choose` gets the number of its plan and what
@@ -248,6 +261,15 @@ impl Spans {
         };
         let before = slot.replan(&plan, matched);
         before & WATCHED == 0 && plan.flags & WATCHED != 0 && self.note_watched()
+    }
+
+    /// Makes a new span a reference, which was chosen with that probability, as a power of one half: threads in it are
+    /// sampled from their first enter on, and it is judged when it closes.
+    pub(crate) fn make_reference(&self, id: RegistryId, halvings: u8) {
+        if let Some(slot) = self.table.get(id) {
+            slot.set((u32::from(halvings) + 1) << REFERENCE_SHIFT & REFERENCE | SUSPECT);
+            slot.attach_at_enter();
+        }
     }
 
     /// Keeps the span with that id, as the one of a one-in-n rule.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::breakdown::{Amount, Breakdown, Measured, OwnFunction, Quantity, SpentIn, TimeKind};
+use crate::compare::{Amount, Breakdown, Measured, OwnFunction, Quantity, SpentIn, TimeKind};
 use crate::facts::{Facts, Measure};
 use crate::profile::{LinkId, Point, Profile, Sample, SampleKind, ThreadId};
 

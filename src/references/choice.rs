@@ -1,0 +1,113 @@
+//! The choice at a span's creation.
+
+use std::cell::{Cell, RefCell};
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+use tracing::Metadata;
+
+use super::{MOST_COHORTS, References};
+use crate::compare::{CohortSet, Gap, ReferenceChooser, ReferenceLimits};
+use crate::keep::FieldValues;
+use crate::stats::Counters;
+use crate::sys::Uncounted;
+
+/// As many cohorts as a thread is likely to have at a time. One that takes the place of another begins a new gap.
+const PLACES: usize = 64;
+
+/// The gap of a cohort on one thread.
+#[derive(Clone, Copy, Default)]
+struct GapHere {
+    /// A hash of the cohort and the layer.
+    key: u64,
+    gap: Gap,
+}
+
+thread_local! {
+    static GAPS_HERE: [Cell<GapHere>; PLACES] =
+        const { [const { Cell::new(GapHere { key: 0, gap: Gap::NONE }) }; PLACES] };
+    static RANDOM: RefCell<Option<(RandomState, u64)>> = const { RefCell::new(None) };
+}
+
+/// Another random number each time.
+fn random() -> u64 {
+    RANDOM.with_borrow_mut(|random| {
+        // Its keys are random.
+        let (state, drawn) = random.get_or_insert_with(|| (RandomState::new(), 0));
+        *drawn += 1;
+        state.hash_one(*drawn)
+    })
+}
+
+/// A hash of what is known of a span's cohort when it is created.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CohortHash(u64);
+
+impl CohortHash {
+    /// That of spans of a callsite.
+    #[inline]
+    pub(crate) fn of(callsite: &'static Metadata<'static>) -> Self {
+        // The first bits of the product are mixed best, and the address differs in the middle.
+        Self((std::ptr::from_ref(callsite).addr() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    }
+
+    /// With the values that are known.
+    pub(crate) fn with(self, values: &FieldValues) -> Self {
+        let Self(hash) = self;
+        values.route_hash().map_or(self, |values| Self(hash ^ values))
+    }
+}
+
+impl References {
+    pub(crate) fn new(limits: ReferenceLimits, counters: Arc<Counters>, now_ns: u64) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self {
+            limits,
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            // What is known at creation can be more than what names a cohort.
+            chooser: Mutex::new(ReferenceChooser::new(limits, 4 * MOST_COHORTS, now_ns)),
+            closed: Mutex::default(),
+            cohorts: Mutex::new(CohortSet::new(MOST_COHORTS)),
+            on_way: AtomicUsize::new(0),
+            counters,
+        }
+    }
+
+    pub(crate) fn are_on(&self) -> bool {
+        self.limits.one_in > 0
+    }
+
+    /// Whether a new span becomes a reference: if so, with which probability it was chosen, as a power of one half.
+    /// `now_ns` is asked for only if the thread's gap has ended.
+    #[inline]
+    pub(crate) fn choose(&self, cohort: CohortHash, now_ns: impl FnOnce() -> u64) -> Option<u8> {
+        let CohortHash(hash) = cohort;
+        let key = hash ^ self.id;
+        GAPS_HERE.with(|all| {
+            let place = all.get((key >> (u64::BITS - PLACES.trailing_zeros())) as usize)?;
+            let mut here = place.get();
+            if here.key != key {
+                here = GapHere { key, gap: Gap::NONE };
+            }
+            let chosen =
+                if here.gap.pass() { None } else { self.ask(key, &mut here.gap, now_ns()) };
+            place.set(here);
+            chosen
+        })
+    }
+
+    #[cold]
+    fn ask(&self, key: u64, gap: &mut Gap, now_ns: u64) -> Option<u8> {
+        let _uncounted = Uncounted::begin();
+        let mut chooser = self.chooser.lock();
+        let (refused, unknown) = (chooser.refused(), chooser.unknown());
+        let chosen = chooser.choose(&key, gap, now_ns, &mut random);
+        let counters = &self.counters.references;
+        Counters::add(&counters.refused_limit, chooser.refused() - refused);
+        Counters::add(&counters.refused_cohorts_full, chooser.unknown() - unknown);
+        Counters::add(&counters.chosen, chosen.is_some().into());
+        chosen
+    }
+}

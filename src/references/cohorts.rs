@@ -1,0 +1,97 @@
+//! What is known of the spans of each cohort.
+
+use std::borrow::Cow;
+
+use super::References;
+use super::typical::TypicalProfile;
+use crate::compare::{Breakdown, CohortHistory, compare};
+use crate::facts::Facts;
+use crate::keep::ROUTE_FIELDS;
+use crate::profile::{Compared, Profile};
+use crate::stats::Counters;
+
+/// Which spans are compared with each other: those with the same name and the same values of the fields that name the
+/// route of a request. Other shown fields, such as a customer's number, tell requests of a cohort apart. Not by their
+/// rule: it can be changed, and what is typical does not depend on what is kept.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct CohortKey {
+    pub(crate) span: Cow<'static, str>,
+    pub(crate) fields: Vec<(Cow<'static, str>, String)>,
+}
+
+impl CohortKey {
+    pub(crate) fn of(facts: &Facts) -> Self {
+        let of_route = facts.fields.iter().filter(|(name, _)| ROUTE_FIELDS.contains(name));
+        let fields = of_route.map(|(name, value)| (Cow::Borrowed(*name), value.clone()));
+        Self { span: facts.span.clone(), fields: fields.collect() }
+    }
+
+    /// As [`Facts::name`]: `request{http.route=/similar}`.
+    pub(crate) fn name(&self) -> String {
+        crate::facts::name_with_fields(
+            &self.span,
+            self.fields.iter().map(|(name, value)| (&**name, &**value)),
+        )
+    }
+}
+
+/// What is known of the spans of a cohort.
+#[derive(Debug)]
+pub(crate) struct TypicalSpans {
+    pub(crate) history: CohortHistory,
+    pub(crate) profile: TypicalProfile,
+}
+
+impl TypicalSpans {
+    fn new(now_ns: u64) -> Self {
+        Self { history: CohortHistory::new(now_ns), profile: TypicalProfile::new() }
+    }
+}
+
+impl References {
+    /// Adds a reference span with its profile, whose functions have names. `weight` is how many spans it stands for.
+    pub(crate) fn add(&self, profile: &Profile, facts: &Facts, weight: u64, now_ns: u64) {
+        let (key, breakdown) = (CohortKey::of(facts), Breakdown::of(profile, facts));
+        let mut cohorts = self.cohorts.lock();
+        let evicted = cohorts.evicted();
+        let known = cohorts.use_at(&key, now_ns, || TypicalSpans::new(now_ns));
+        let counter = match known {
+            Some(known) => {
+                known.history.add_reference(&breakdown, weight, now_ns);
+                known.profile.add(profile);
+                &self.counters.references.added
+            }
+            None => &self.counters.references.dropped_cohorts_full,
+        };
+        Counters::add(counter, 1);
+        let evicted = cohorts.evicted() - evicted;
+        Counters::add(&self.counters.references.cohorts_evicted, evicted);
+    }
+
+    /// Compares the span of a profile with the reference spans of its cohort, of which it should be none yet. `None` if
+    /// there are none.
+    pub(crate) fn compare(&self, profile: &Profile, facts: &Facts) -> Option<Compared> {
+        let key = CohortKey::of(facts);
+        let breakdown = Breakdown::of(profile, facts);
+        let (references, typical) = {
+            let cohorts = self.cohorts.lock();
+            let known = cohorts.get(&key)?;
+            (known.history.references().clone(), known.profile.mean(&key.name()))
+        };
+        let comparison = compare(&breakdown, &references);
+        (comparison.references > 0).then(|| Compared {
+            cohort: key.name(),
+            span: facts.name(),
+            comparison,
+            typical,
+        })
+    }
+
+    /// Reads what is known of all cohorts.
+    pub(crate) fn read_cohorts<T>(
+        &self,
+        mut read: impl FnMut(&CohortKey, &TypicalSpans) -> T,
+    ) -> Vec<T> {
+        self.cohorts.lock().iter().map(|(key, known)| read(key, known)).collect()
+    }
+}

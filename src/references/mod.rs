@@ -1,0 +1,88 @@
+//! Reference spans: of each cohort some are chosen at random when they are created, sampled from their first enter on,
+//! and kept in nothing but what is known of their cohort. Kept spans are compared with them.
+
+mod breakdown;
+mod choice;
+mod cohorts;
+mod typical;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::compare::{CohortSet, ReferenceChooser, ReferenceLimits};
+use crate::keep::KeptSpan;
+use crate::span::SpanKey;
+use crate::stats::Counters;
+
+pub(crate) use choice::CohortHash;
+pub(crate) use cohorts::{CohortKey, TypicalSpans};
+
+/// Cohorts of which something is known.
+const MOST_COHORTS: usize = 64;
+/// Reference spans that have closed and wait for the collector. More are dropped and counted.
+const MOST_CLOSED: usize = 64;
+
+/// Profiles that wait for their names, and the memory of each: 16 MiB in all. More samples are downsampled.
+const MOST_ON_WAY: usize = 16;
+const MOST_PROFILE_BYTES: usize = 1 << 20;
+
+/// The reference spans of a layer.
+#[derive(Debug)]
+pub(crate) struct References {
+    limits: ReferenceLimits,
+    /// Unique in this process.
+    id: u64,
+    chooser: Mutex<ReferenceChooser<u64>>,
+    /// Those that have closed, until the collector has read all of their samples.
+    closed: Mutex<HashMap<SpanKey, ClosedReference>>,
+    cohorts: Mutex<CohortSet<CohortKey, TypicalSpans>>,
+    /// Profiles of reference spans between the collector and what is typical.
+    on_way: AtomicUsize,
+    counters: Arc<Counters>,
+}
+
+/// A reference span that has closed.
+#[derive(Debug)]
+pub(crate) struct ClosedReference {
+    pub(crate) span: KeptSpan,
+    /// How many spans it stands for.
+    pub(crate) weight: u64,
+}
+
+impl References {
+    /// Adds one that has closed, before that is reported to the collector.
+    pub(crate) fn close(&self, reference: ClosedReference) {
+        let mut closed = self.closed.lock();
+        if closed.len() >= MOST_CLOSED {
+            return Counters::add(&self.counters.references.dropped_busy, 1);
+        }
+        closed.insert(reference.span.key, reference);
+    }
+
+    /// Begins to make the profile of one. Returns how much memory it may take; `None` if too many are on their way.
+    pub(crate) fn begin(&self) -> Option<usize> {
+        let is_free = self.on_way.fetch_add(1, Ordering::Relaxed) < MOST_ON_WAY;
+        if !is_free {
+            self.done();
+            Counters::add(&self.counters.references.dropped_busy, 1);
+        }
+        is_free.then_some(MOST_PROFILE_BYTES)
+    }
+
+    /// One has arrived, or is lost.
+    pub(crate) fn done(&self) {
+        self.on_way.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Takes those among spans that have closed.
+    pub(crate) fn take_closed(&self, spans: &[SpanKey]) -> Vec<ClosedReference> {
+        let mut closed = self.closed.lock();
+        if closed.is_empty() {
+            return Vec::new();
+        }
+        spans.iter().filter_map(|span| closed.remove(span)).collect()
+    }
+}

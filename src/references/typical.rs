@@ -1,0 +1,67 @@
+//! The profile of the mean reference span.
+
+use std::sync::Arc;
+
+use crate::profile::{Profile, ProfileId};
+
+/// The sum of the profiles of reference spans, by stack. Times, threads and spans are left out.
+///
+/// When it has twice as many spans as the least, all weights are halved, so that it follows what changes.
+#[derive(Debug)]
+pub(crate) struct TypicalProfile {
+    sum: Profile,
+    spans: u64,
+}
+
+/// How many spans it is of, at least, once there were as many.
+const LEAST_SPANS: u64 = 200;
+/// If it takes more memory, what has least of its kind is left out.
+const MOST_BYTES: usize = 512 * 1024;
+
+impl TypicalProfile {
+    pub(super) fn new() -> Self {
+        Self { sum: Profile::new(ProfileId::NONE, 0), spans: 0 }
+    }
+
+    /// Adds the profile of a span, whose functions have names.
+    pub(super) fn add(&mut self, profile: &Profile) {
+        self.sum.add_stacks_of(profile, |weight| weight);
+        self.spans += 1;
+        if self.spans >= 2 * LEAST_SPANS {
+            self.sum = self.scaled(|weight| weight / 2);
+            self.spans /= 2;
+        }
+        if self.sum.bytes() > MOST_BYTES {
+            self.shrink();
+        }
+    }
+
+    /// Leaves out the half of the samples that has least.
+    fn shrink(&mut self) {
+        let mut weights = self.sum.weights();
+        weights.sort_unstable();
+        let middle = weights.get(weights.len() / 2).copied().unwrap_or(0);
+        self.sum = self.scaled(|weight| if weight > middle { weight } else { 0 });
+    }
+
+    fn scaled(&self, scale: impl Fn(u64) -> u64) -> Profile {
+        let mut scaled = Profile::new(ProfileId::NONE, 0);
+        scaled.add_stacks_of(&self.sum, scale);
+        scaled
+    }
+
+    /// What the mean span did.
+    pub(crate) fn mean(&self, cohort: &str) -> Arc<Profile> {
+        let spans = self.spans.max(1);
+        let mut mean = self.scaled(|weight| weight / spans);
+        mean.name = cohort.to_owned();
+        mean.title = format!("the typical {cohort}");
+        mean.classify();
+        Arc::new(mean)
+    }
+
+    /// The memory that it takes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.sum.bytes()
+    }
+}
