@@ -611,6 +611,7 @@ mod tests {
             coverage: None,
             waits: crate::profile::Waits::default(),
             awaits: crate::profile::Awaits::default(),
+            compared: None,
             files: Vec::new(),
         };
         let (_room, _permit) = (MemoryBudget::new(1 << 20).take(), None);

@@ -922,7 +922,8 @@ fn a_span_whose_open_time_is_limited_wakes_the_collector_once() {
     let scene = Scene::new();
     let plan = |flags| Plan { number: 7, flags, ..Plan::default() };
     let open = |number: u64, flags| {
-        scene.spans.open(id(number), &plan(flags), 0, GivenParent::None, &|_, _| {})
+        let given = GivenParent::None;
+        scene.spans.open(id(number), &plan(flags), 0, given, &|_, _| {}).is_first_watched
     };
     let close = |number: u64| scene.spans.close(id(number), |_| Verdict::default());
     assert!(!open(1, 0) && !scene.spans.has_watched());
