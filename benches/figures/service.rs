@@ -46,6 +46,7 @@ const fn added(figure: &'static str, with: &'static str, goal: f64) -> Compared 
 
 const ANY: f64 = f64::INFINITY;
 const CONTINUOUS: &str = "service.continuous";
+const REFERENCES: &str = "service.references";
 
 const ORDERS_AT_ONCE: Load = Load {
     name: "service",
@@ -66,7 +67,7 @@ const BOTH: &[Compared] = &[
     added("cpu_per_request_added", "defaults", 1.0),
     added("timer.cpu_per_request_added", "timer", 1.0),
 ];
-const OTHERS: [Load; 15] = [
+const OTHERS: [Load; 16] = [
     // Against other processes, which tells what the baseline pays for.
     Load {
         name: "service.against",
@@ -108,6 +109,16 @@ const OTHERS: [Load; 15] = [
             figure: "cpu_added",
             with: "continuous",
             without: "defaults",
+            goal: 0.3,
+        }],
+        ..ORDERS_AT_ONCE
+    }),
+    few(Load {
+        name: REFERENCES,
+        compared: &[Compared {
+            figure: "cpu_added",
+            with: "defaults",
+            without: "no_references",
             goal: 0.3,
         }],
         ..ORDERS_AT_ONCE
@@ -194,7 +205,8 @@ const AMONG_ALL: Duration = Duration::from_secs(45);
 const NARROW: f64 = 0.3;
 const LEAST_TURNS: usize = 12;
 /// The counters to print.
-const OF_INTEREST: [&str; 8] = [
+const OF_INTEREST: [&str; 9] = [
+    "references.added",
     "spans.seen",
     "spans.kept",
     "spans.no_profile_no_samples",
@@ -263,6 +275,7 @@ fn measure(load: &Load) {
             (name, AWAITS) => format!("{}.await_added", name.replacen(".wrapped", "", 1)),
             ("service.all_kept", "all_kept") => "service.cpu_per_request_added_all_kept".to_owned(),
             (CONTINUOUS, _) => "continuous.cpu_added".to_owned(),
+            (REFERENCES, _) => "reference.cpu_added".to_owned(),
             (name, _) => format!("{name}.{}", compared.figure),
         };
         print_added(&name, compared.goal, log_ratios);

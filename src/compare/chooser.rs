@@ -67,7 +67,9 @@ pub(crate) struct Gap {
     began_ns: u64,
 }
 
-/// So that a thread learns soon of another probability.
+/// So that a thread learns soon of another probability: the most spans that it passes over, as long as the cohort is not
+/// known to be frequent, and then.
+const FEW_PASSED: u32 = 4;
 const MOST_PASSED: u32 = 256;
 
 impl Gap {
@@ -87,8 +89,8 @@ impl Gap {
         }
     }
 
-    fn of(spans: u64, halvings: i32, now_ns: u64) -> Self {
-        let left = u32::try_from(spans).unwrap_or(MOST_PASSED).min(MOST_PASSED);
+    fn of(spans: u64, (halvings, most): (i32, u32), now_ns: u64) -> Self {
+        let left = u32::try_from(spans).unwrap_or(most).min(most);
         let halvings = u8::try_from(halvings).unwrap_or(0);
         Self { left, spans: left, is_whole: spans == u64::from(left), halvings, began_ns: now_ns }
     }
@@ -168,6 +170,12 @@ impl Traffic {
         self.spans / self.seconds.max(PERIOD_NS as f64 / SECOND_NS as f64)
     }
 
+    /// How many spans a thread passes over at most before it asks again: those of a second.
+    fn most_passed(&self) -> u32 {
+        // Conversions of numbers that are too large saturate.
+        (self.rate() as u32).clamp(FEW_PASSED, MOST_PASSED)
+    }
+
     fn probability(&self) -> f64 {
         f64::from(-self.halvings).exp2()
     }
@@ -206,8 +214,7 @@ impl<K: Clone + Eq + Hash> ReferenceChooser<K> {
         now_ns: u64,
         random: &mut impl FnMut() -> u64,
     ) -> Option<u8> {
-        let ended = std::mem::replace(gap, Gap::of(MOST_PASSED.into(), 0, now_ns));
-        gap.is_whole = false;
+        let ended = std::mem::replace(gap, Gap::of(u64::MAX, (0, FEW_PASSED), now_ns));
         if self.limits.one_in == 0 {
             return None;
         }
@@ -220,18 +227,18 @@ impl<K: Clone + Eq + Hash> ReferenceChooser<K> {
         let first = halvings_of(1.0 / f64::from(self.limits.one_in));
         let traffic = self.cohorts.use_at(key, now_ns, || Traffic::new(first, now_ns))?;
         traffic.count(spans, ended.began_ns, now_ns);
-        let halvings = traffic.halvings;
+        let (halvings, most) = (traffic.halvings, traffic.most_passed());
         let mut draw = || self::gap(halvings, random);
         let next = draw();
         let chosen = if ended.is_whole {
-            *gap = Gap::of(next, halvings, now_ns);
+            *gap = Gap::of(next, (halvings, most), now_ns);
             ended.halvings
         } else if let Some(passed_over) = next.checked_sub(1) {
             // This span is the first of them.
-            *gap = Gap::of(passed_over, halvings, now_ns);
+            *gap = Gap::of(passed_over, (halvings, most), now_ns);
             return None;
         } else {
-            *gap = Gap::of(draw(), halvings, now_ns);
+            *gap = Gap::of(draw(), (halvings, most), now_ns);
             gap.halvings
         };
         if self.take(now_ns) {

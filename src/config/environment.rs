@@ -356,7 +356,7 @@ fn reference_limits(text: &str) -> Option<(u32, u32)> {
         None => {
             for limit in text.split('|') {
                 let (name, number) = limit.split_once('=')?;
-                let number = within(number, 1..=1_000_000)?;
+                let number = within(number.trim(), 1..=1_000_000)?;
                 let is_first = match name.trim() {
                     "one_in" => one_in.replace(number).is_none(),
                     "per_second" => per_second.replace(number).is_none(),
@@ -440,7 +440,7 @@ mod tests {
         );
         assert!(second.ends_with("_SOURCE, _OFF_CPU, _TIMER_CLOCK, _SIGNAL, _SAMPLING_DELAY, _RATE, _STACK_BYTES, \
             _MAX_DEPTH, _PAUSE, _CPU_BUDGET, _MEMORY, _DIR, _FORMATS, _TRACE_URL, _SOURCE_URL, _SPAN_FIELDS, _LINK, _REDACT, _FULL_PATHS, \
-            _SYMBOLS, _ALLOC_SAMPLE_INTERVAL, _CONTINUOUS, _CONTINUOUS_INTERVAL, _HEAP"), "{second}");
+            _SYMBOLS, _ALLOC_SAMPLE_INTERVAL, _CONTINUOUS, _CONTINUOUS_INTERVAL, _REFERENCES, _HEAP"), "{second}");
     }
 
     #[cfg(not(feature = "_otlp"))]
@@ -607,6 +607,33 @@ mod tests {
         assert!(!is_otlp(&[endpoint, ("OTEL_PROFILES_EXPORTER", "directory")]));
         let error = read(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "collector port")]).unwrap_err();
         assert!(error.to_string().contains("OTEL_EXPORTER_OTLP_ENDPOINT"), "{error}");
+    }
+
+    #[test]
+    fn reference_limits_are_shares_rates_or_off() {
+        let references = |text| read(&[("TRACING_PROFILING_REFERENCES", text)]);
+        let expected =
+            |one_in, per_second| format!("{:?}", Builder::new().references(one_in, per_second));
+        for (text, one_in, per_second) in [
+            ("on", 100, 10),
+            ("off", 0, 0),
+            ("one_in=7", 7, 10),
+            (" per_second = 3 ", 100, 3),
+            ("per_second=3|one_in=1", 1, 3),
+        ] {
+            let read = format!("{:?}", references(text).unwrap());
+            assert_eq!(read, expected(one_in, per_second), "{text}");
+        }
+        for text in ["maybe", "one_in=0", "one_in=2|one_in=3", "per_second", "rate=3", "one_in=2,"]
+        {
+            assert_eq!(
+                references(text).unwrap_err().to_string(),
+                format!(
+                    "TRACING_PROFILING_REFERENCES is `{text}`: expected on, off, or limits as \
+                     one_in=100|per_second=10"
+                )
+            );
+        }
     }
 
     #[test]

@@ -4,6 +4,8 @@
 mod breakdown;
 mod choice;
 mod cohorts;
+#[cfg(test)]
+mod tests;
 #[cfg_attr(not(feature = "metrics"), allow(dead_code, reason = "metrics alone read it"))]
 mod totals;
 mod typical;

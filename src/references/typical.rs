@@ -16,7 +16,7 @@ pub(crate) struct TypicalProfile {
 /// How many spans it is of, at least, once there were as many.
 const LEAST_SPANS: u64 = 200;
 /// If it takes more memory, what has least of its kind is left out.
-const MOST_BYTES: usize = 512 * 1024;
+const MOST_BYTES: usize = 128 * 1024;
 
 impl TypicalProfile {
     pub(super) fn new() -> Self {
