@@ -50,6 +50,8 @@ pub(crate) struct ThreadShared {
     turn: AtomicU32,
     life: AtomicU8,
     arms_itself: AtomicBool,
+    /// It attached itself for one span alone.
+    is_brief: AtomicBool,
     /// A span in which the collector found the thread blocked, until a hook of the thread counts it; 0 if there is
     /// none.
     waited: AtomicU64,
@@ -88,6 +90,7 @@ impl ThreadShared {
             claimed_at: AtomicU64::new(0),
             is_refused: AtomicBool::new(false),
             arms_itself: AtomicBool::new(false),
+            is_brief: AtomicBool::new(false),
             thread,
             stack,
             last: Mutex::new(first),
@@ -213,6 +216,16 @@ impl ThreadShared {
     /// The thread attaches itself when it enters a span that is sampled from its enter on.
     pub(crate) fn note_arms_itself(&self) {
         self.arms_itself.store(true, Ordering::Relaxed);
+    }
+
+    /// The thread attaches itself for a span of which few are sampled from their enter on.
+    pub(crate) fn note_brief(&self) {
+        self.is_brief.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether that was why it attached itself, since this was last asked.
+    pub(crate) fn take_brief(&self) -> bool {
+        self.is_brief.load(Ordering::Relaxed) && self.is_brief.swap(false, Ordering::Relaxed)
     }
 
     pub(crate) fn arms_itself(&self) -> bool {

@@ -7,7 +7,8 @@ use super::local::{ThreadState, put, take};
 use super::sample_counts::SampleCounts;
 use super::segment::{DETACHED, JUDGED_ABOVE, READS_CPU, SWITCHED};
 use super::slot::{
-    AGED, CPU_UNKNOWN, FORCED, JUDGES_ALLOCATIONS, JUDGES_CPU, JUDGES_SUBTREE, SUSPECT, Slot,
+    AGED, CPU_UNKNOWN, FORCED, JUDGES_ALLOCATIONS, JUDGES_CPU, JUDGES_SUBTREE, REFERENCE, SUSPECT,
+    Slot,
 };
 use super::{InnermostSpan, RegistryId, Spans};
 use crate::sampler::{NEVER, ThreadShared};
@@ -188,8 +189,10 @@ impl Spans {
                 !arms_at_enter
             });
         }
-        if arms_at_enter {
-            state.sampled.iter().for_each(|sampled| sampled.note_arms_itself());
+        // Few spans are references, and others of the rule need not be sampled.
+        let is_reference = slot.flags() & REFERENCE != 0;
+        for sampled in state.sampled.iter().filter(|_| arms_at_enter) {
+            if is_reference { sampled.note_brief() } else { sampled.note_arms_itself() }
         }
         if arms_at_enter || std::mem::take(&mut state.is_new) {
             self.arm_self(state, now);

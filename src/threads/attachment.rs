@@ -22,6 +22,8 @@ pub(crate) struct Attachment {
     attached: Option<Instant>,
     /// How long it stays attached without a demand.
     linger: Duration,
+    /// It attached itself for one span alone, and does not stay attached after that.
+    is_brief: bool,
     pace: Timing,
     /// It cannot be sampled by a timer: that was refused, or the thread runs on other stacks than its own.
     needs_perf: bool,
@@ -131,6 +133,7 @@ impl Attachment {
             payer: Why::SlowSpan,
             attached: is_attached.then(Instant::now),
             linger: pace.linger,
+            is_brief: false,
             pace,
             needs_perf: false,
             budgets: DemandBudgets::new(1),
@@ -170,14 +173,20 @@ impl Attachment {
         Rate { by_timer, ..rate.slowed(check.times) }
     }
 
-    fn note_attached(&mut self) {
+    /// `is_brief` if it attached itself for one span alone.
+    fn note_attached(&mut self, is_brief: bool) {
         let now = Instant::now();
         let before = self.attached.replace(now);
+        self.is_brief = is_brief;
         // A thread that is attached again soon stays attached for longer.
         if !matches!(self.phase, Phase::Detached { changes_rate: true, .. }) {
             let is_soon = before.is_some_and(|before| now.duration_since(before) < SOON);
-            let longer = (2 * self.linger).min(LONGEST_LINGER);
-            self.linger = if is_soon { longer } else { self.pace.linger };
+            let longer = (2 * self.linger).clamp(self.pace.linger, LONGEST_LINGER);
+            self.linger = match (is_brief, is_soon) {
+                (true, _) => Duration::ZERO,
+                (_, true) => longer,
+                (_, false) => self.pace.linger,
+            };
         }
         self.phase = Phase::Attached;
     }
@@ -195,7 +204,8 @@ impl SampledThread {
         if self.cursor.go_to_next_session() {
             let session = &self.cursor.session;
             self.attachment.needs_perf |= session.wants_timer() && session.has_switch_records();
-            self.attachment.note_attached();
+            let is_brief = self.cursor.thread.take_brief();
+            self.attachment.note_attached(is_brief);
         }
     }
 
@@ -226,6 +236,7 @@ impl SampledThread {
             *changes_rate = false;
         } else {
             let own = self.cursor.thread.arms_itself().then_some(attachment.pace.own_linger);
+            let own = own.filter(|_| !attachment.is_brief);
             let last = attachment.wanted.max(attachment.attached);
             if check.is_after(last, own.unwrap_or(attachment.linger)) {
                 self.begin_to_end(EndReason::Unused);
