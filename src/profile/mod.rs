@@ -26,7 +26,7 @@ pub(crate) use awaits::unexplained_idle;
 pub use awaits::{AwaitSite, Awaits};
 pub use builder::ProfileBuilder;
 pub(crate) use code_origin::{CodeOrigin, is_of_dependency};
-pub(crate) use compared::Compared;
+pub(crate) use compared::{Compared, ComparedSummary, SlowerIn};
 pub(crate) use downsampling::{Downsampling, Selection};
 pub use dump::{DumpedThread, ThreadActivity, ThreadDump};
 pub use leaf::{Leaf, LeafId};

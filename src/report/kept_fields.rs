@@ -14,7 +14,7 @@ use crate::keep::{DEFAULT_FIELDS, Kept, KeptSpan};
 
 /// The fields before the measures, and after them.
 const BEFORE: [&str; 7] = ["message", "kind", "span", "fields", "reason", "rule", "open"];
-const AFTER: [&str; 17] = [
+const AFTER: [&str; 22] = [
     "samples",
     "top",
     "top_share",
@@ -27,6 +27,11 @@ const AFTER: [&str; 17] = [
     "longest_await_ms",
     "longest_await",
     "delayed_by",
+    "references",
+    "typical_median_ms",
+    "times_typical",
+    "slower_in",
+    "slower_in_ms",
     "trace_id",
     "span_id",
     "profile_id",
@@ -121,6 +126,14 @@ impl Fields {
             fields.set("longest_await_ms", longest.map(|site| duration_ms(site.total)));
             fields.set("longest_await", longest.map(|site| display(AtAwait(site).to_string())));
             fields.set("delayed_by", awaits.delayed_by.clone());
+        }
+        if let Some(compared) = kept.compared.as_ref().filter(|compared| compared.is_of(facts)) {
+            let slower_in = compared.slower_in.as_ref();
+            fields.set("references", Some(compared.references));
+            fields.set("typical_median_ms", compared.median_wall_ns.map(ms));
+            fields.set("times_typical", compared.times());
+            fields.set("slower_in", slower_in.map(|slower| display(slower.quantity.to_string())));
+            fields.set("slower_in_ms", slower_in.map(|slower| ms(slower.extra_ns)));
         }
         let (trace, id) = facts.ids().unzip();
         fields.set("trace_id", trace.map(display));
