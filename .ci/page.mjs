@@ -59,7 +59,6 @@ function watch() {
 
 /** Runs a check in a page of its own; errors of the page, and requests to elsewhere, fail it. */
 async function inPage(name, options, check) {
-    if (process.env.ONLY && !new RegExp(process.env.ONLY).test(name)) return;
     const { width = 1440, height = 900, scheme = "light", allowed = [], prepare } = options;
     const context = await browser.newContext({ viewport: { width, height }, colorScheme: scheme, timezoneId: "UTC" });
     const page = await context.newPage();
@@ -698,7 +697,7 @@ async function comparedRows(page) {
         ["3 smaller parts", "30.0 ms", "25.0 ms", "+5.00 ms", ""],
         ["Wall time", "2.06 s", "160 ms", "+1.90 s | +1.88 s to +1.92 s", ""],
     ]);
-    // What can be chance is told apart from what is not, without color, too.
+    // What can be chance differs from what is not, without color, too.
     const bold = await page.locator("#compared-rows tbody td:nth-child(4) b").allInnerTexts();
     assert.deepEqual(bold, ["+1.12 s", "+430 ms", "+300 ms"]);
     assert.deepEqual((await partsOf(page, "compared-beside")).slice(1), [
@@ -722,7 +721,7 @@ async function comparedRows(page) {
     assert.equal(await page.locator(":is(#compared, #diff):visible").count(), 0);
 }
 
-/** What the graph has of each function in a difference, in milliseconds, and how it is told apart. */
+/** What the graph has of each function in a difference, in milliseconds, and its look. */
 const differences = (page) =>
     page.evaluate(() => {
         const isShown = (node) => /parse|cache|prepare|await|delay|futex/.test(nodeName(node)) && node.children.length === 0;
