@@ -183,7 +183,7 @@ mod budget;
 #[cfg(test)]
 mod churn;
 mod collect;
-mod compare;
+pub mod compare;
 mod config;
 mod control;
 pub mod encode;

@@ -229,12 +229,12 @@ impl Collector {
 
         self.intake.sinks.store.charge_refused();
         self.intake.source.check_losses(self.intake.now_ns());
-        // Before a span of them is in a profile that is exported.
-        for reference in references {
-            self.send_reference(reference);
-        }
         for group in groups {
             self.export(group);
+        }
+        // Afterwards, so that a span that is kept is not yet one of those that it is compared with.
+        for reference in references {
+            self.send_reference(reference);
         }
         let admission = &self.engine.admission;
         let store = &mut self.intake.sinks.store;

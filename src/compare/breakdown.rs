@@ -7,14 +7,19 @@ use std::sync::Arc;
 
 /// What a span's wall time was spent in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum TimeKind {
+#[non_exhaustive]
+pub enum TimeKind {
+    /// Its thread ran.
     OnCpu,
     /// Its thread was blocked.
     OffCpu,
     /// Its thread could have run, and others had its CPU.
     Preempted,
+    /// Its future waited for something.
     Await,
+    /// Its future had been woken, and was not polled yet.
     SchedulingDelay,
+    /// It was in no thread, and no wrapped future explains why.
     UnexplainedIdle,
     /// Its thread ran spans that are not inside it.
     OtherSpans,
@@ -39,17 +44,21 @@ impl TimeKind {
 
 /// A function of the program's own code.
 #[derive(Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct OwnFunction {
-    pub(crate) name: String,
-    /// Empty if unknown.
-    pub(crate) file: String,
-    /// 0 if unknown.
-    pub(crate) line: u32,
+#[non_exhaustive]
+pub struct OwnFunction {
+    /// Its name, as it is written in the source.
+    pub name: String,
+    /// Its source file; empty if unknown.
+    pub file: String,
+    /// The line that waits; 0 if unknown, and for functions that ran.
+    pub line: u32,
 }
 
 /// The innermost own function of the stack.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum SpentIn {
+#[non_exhaustive]
+pub enum SpentIn {
+    /// That function, with what it called in dependencies and in the system.
     Function(Arc<OwnFunction>),
     /// There is no stack, or no own function in it.
     Unknown,
@@ -59,10 +68,13 @@ pub(crate) enum SpentIn {
 
 /// What is compared. Wall times are in nanoseconds and together are the wall time of the span; all else is beside it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum Quantity {
+#[non_exhaustive]
+pub enum Quantity {
+    /// Nanoseconds of wall time.
     Wall(TimeKind, SpentIn),
     /// Nanoseconds of CPU time on other threads.
     OtherThreads(SpentIn),
+    /// What it allocated, in bytes.
     AllocatedBytes,
     /// The number of child spans of a name; `None` for several names.
     ChildSpans(Option<Arc<str>>),
@@ -73,7 +85,8 @@ pub(crate) enum Quantity {
 impl Quantity {
     const UNMEASURED: Self = Self::Wall(TimeKind::Unmeasured, SpentIn::Unknown);
 
-    pub(crate) fn is_wall(&self) -> bool {
+    /// Whether it is a part of the wall time.
+    pub fn is_wall(&self) -> bool {
         matches!(self, Self::Wall(..))
     }
 

@@ -10,46 +10,51 @@ use super::totals::SpanTotals;
 
 /// A span against reference spans, or a set of spans against the set before.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Comparison {
+#[non_exhaustive]
+pub struct Comparison {
     /// How many reference spans there are. Below ten, there is no interval.
-    pub(crate) references: u64,
+    pub references: u64,
     /// Of the reference spans; `None` if only their sums are known, or if there is none.
-    pub(crate) median_wall_ns: Option<u64>,
+    pub median_wall_ns: Option<u64>,
     /// Wall times. The extra is the sum of that of all rows, exactly.
-    pub(crate) wall: ComparedValue,
+    pub wall: ComparedValue,
     /// Parts of the wall time, the largest difference first.
-    pub(crate) rows: Vec<ComparedRow>,
+    pub rows: Vec<ComparedRow>,
     /// What is not part of the wall time, in the order of quantities.
-    pub(crate) beside: Vec<ComparedRow>,
+    pub beside: Vec<ComparedRow>,
 }
 
 /// One quantity.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct ComparedRow {
-    pub(crate) quantity: Quantity,
-    pub(crate) value: ComparedValue,
+#[non_exhaustive]
+pub struct ComparedRow {
+    /// What is compared.
+    pub quantity: Quantity,
+    /// How much of it there is.
+    pub value: ComparedValue,
     /// How many reference spans have any of it.
-    pub(crate) present_in: u64,
+    pub present_in: u64,
     /// How many have at least as much of it as the span; if the span has less than on average, at most as much. `None` if
     /// only sums are known.
-    pub(crate) as_extreme_in: Option<u64>,
+    pub as_extreme_in: Option<u64>,
 }
 
 /// A value and what it is compared with, in the unit of the quantity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ComparedValue {
+#[non_exhaustive]
+pub struct ComparedValue {
     /// Of the span, or the mean of the later set.
-    pub(crate) value: u64,
+    pub value: u64,
     /// The mean of the reference spans: within 1 of it, such that all of a wall time sum to the mean wall time, which is
     /// rounded to nearest.
-    pub(crate) typical: u64,
+    pub typical: u64,
     /// Of the difference to the mean, with 95 % confidence. `None` for fewer than ten spans.
-    pub(crate) interval: Option<Interval>,
+    pub interval: Option<Interval>,
 }
 
 impl ComparedValue {
     /// How much more there is than in the mean reference span.
-    pub(crate) fn extra(self) -> i64 {
+    pub fn extra(self) -> i64 {
         // Values are at most `i64::MAX`.
         self.value.cast_signed().wrapping_sub(self.typical.cast_signed())
     }

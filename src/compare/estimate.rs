@@ -61,13 +61,17 @@ impl Moments {
 
 /// Between which values a difference is, with a stated confidence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Interval {
-    pub(crate) low: i64,
-    pub(crate) high: i64,
+#[non_exhaustive]
+pub struct Interval {
+    /// The lower end.
+    pub low: i64,
+    /// The upper end.
+    pub high: i64,
 }
 
 impl Interval {
-    pub(crate) fn excludes_zero(self) -> bool {
+    /// Whether the difference is certain to be more than none, or less.
+    pub fn excludes_zero(self) -> bool {
         self.low > 0 || self.high < 0
     }
 

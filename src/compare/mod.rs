@@ -1,8 +1,10 @@
-//! What a slow span did that others of its kind do not. Knows no span, thread, format or clock.
+//! What a slow span did that typical ones of its kind do not.
 //!
-//! A [`Breakdown`] says where the time of one span went. Some spans are chosen at random when they are created
-//! ([`ReferenceChooser`]), before it is known how long they will take, so their breakdowns are those of typical ones. They
-//! are kept by cohort ([`CohortSet`], [`CohortHistory`]), and [`compare`] has the rows.
+//! Some spans are chosen at random when they are created, before it is known how long they will take
+//! ([`Builder::references`](crate::Builder::references)), so what they did is typical. A [`Comparison`] splits the difference
+//! to their mean by where the time went; [`Kept::comparison`](crate::Kept::comparison) is that of a kept span.
+
+// Knows no span, thread, format or clock.
 
 mod breakdown;
 mod chooser;
@@ -15,11 +17,14 @@ mod references;
 mod tests;
 mod totals;
 
-pub(crate) use breakdown::{Amount, Breakdown, Measured, OwnFunction, Quantity, SpentIn, TimeKind};
+pub(crate) use breakdown::{Amount, Breakdown, Measured};
+pub use breakdown::{OwnFunction, Quantity, SpentIn, TimeKind};
 pub(crate) use chooser::{Gap, ReferenceChooser, ReferenceLimits};
 pub(crate) use cohorts::CohortSet;
-pub(crate) use comparison::{ComparedRow, ComparedValue, Comparison, compare, compare_sets, drift};
-pub(crate) use estimate::{Interval, Moments};
+pub use comparison::{ComparedRow, ComparedValue, Comparison};
+pub(crate) use comparison::{compare, compare_sets, drift};
+pub use estimate::Interval;
+pub(crate) use estimate::Moments;
 pub(crate) use history::{CohortHistory, CohortHour, WallTimes};
 pub(crate) use references::{MOST_REFERENCES, ReferenceSet};
 pub(crate) use totals::SpanTotals;

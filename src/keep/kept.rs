@@ -5,6 +5,7 @@ use std::time::SystemTime;
 
 use tracing::Metadata;
 
+use crate::compare::Comparison;
 use crate::facts::{Facts, Reasons, TimeBreakdown};
 use crate::ids::{SpanId, TraceId};
 use crate::profile::{Awaits, ComparedSummary, ProfileId, Waits};
@@ -37,6 +38,15 @@ pub struct Kept {
     pub(crate) compared: Option<ComparedSummary>,
     /// The files that were written; the first one is the best to start with.
     pub files: Vec<PathBuf>,
+}
+
+impl Kept {
+    /// The outermost of the spans against typical ones of its name and route: what it spent its time in that they did
+    /// not. `None` if there are no reference spans of its cohort yet; see
+    /// [`Builder::references`](crate::Builder::references).
+    pub fn comparison(&self) -> Option<&Comparison> {
+        self.compared.as_ref()?.comparison.as_deref()
+    }
 }
 
 /// Called for every kept group.

@@ -1,24 +1,12 @@
-//! A kept span against typical ones.
+//! What the log and lists say of a kept span against typical ones.
 
 use std::sync::Arc;
 
-use super::model::Profile;
+use super::model::Compared;
 use crate::compare::{ComparedRow, Comparison, Quantity};
 use crate::facts::Facts;
 
-/// A kept span of a profile against the reference spans of its cohort.
-#[derive(Clone, Debug)]
-pub(crate) struct Compared {
-    /// The name of the cohort: that of its spans, with the fields that name the route.
-    pub(crate) cohort: String,
-    /// The name of the kept span, with its shown fields.
-    pub(crate) span: String,
-    pub(crate) comparison: Comparison,
-    /// What the mean of the last 200 to 400 reference spans did, by stack: without times, threads and spans.
-    pub(crate) typical: Arc<Profile>,
-}
-
-/// What the log and lists say of it. It is small, since many are remembered.
+/// What a kept span's comparison says in short.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ComparedSummary {
     span: String,
@@ -30,6 +18,8 @@ pub(crate) struct ComparedSummary {
     pub(crate) slower_ns: Option<u64>,
     /// The largest difference, if it is one that made the span slower, and not by chance.
     pub(crate) slower_in: Option<SlowerIn>,
+    /// All of it; `None` where many spans are remembered.
+    pub(crate) comparison: Option<Arc<Comparison>>,
 }
 
 /// A part of the wall time of which a span has more than typical ones.
@@ -47,7 +37,7 @@ impl Compared {
     }
 
     pub(crate) fn summary(&self) -> ComparedSummary {
-        let Comparison { references, median_wall_ns, wall, ref rows, .. } = self.comparison;
+        let Comparison { references, median_wall_ns, wall, ref rows, .. } = *self.comparison;
         let median_ns = median_wall_ns.filter(|ns| *ns > 0 && wall.interval.is_some());
         let slower_in = |row: &ComparedRow| {
             let extra_ns = row.value.certain_extra()?;
@@ -60,11 +50,16 @@ impl Compared {
             times_typical: median_ns.map(|ns| wall.value as f64 / ns as f64),
             slower_ns: wall.certain_extra(),
             slower_in: rows.first().and_then(slower_in),
+            comparison: Some(Arc::clone(&self.comparison)),
         }
     }
 }
 
 impl ComparedSummary {
+    pub(crate) fn without_rows(&self) -> Self {
+        Self { comparison: None, ..self.clone() }
+    }
+
     /// Whether it is that of a kept span.
     pub(crate) fn is_of(&self, facts: &Facts) -> bool {
         !facts.is_open && facts.name() == self.span
@@ -81,6 +76,7 @@ impl ComparedSummary {
 impl Compared {
     /// A span of 1.2 s against others of 0.1 s: nearly all that it has more is on-CPU in `shop::count_cheap_bundles`.
     pub(crate) fn for_test(references: u64) -> Self {
+        use super::model::Profile;
         use crate::compare::{ComparedValue, Interval, OwnFunction, SpentIn, TimeKind};
         const MS: u64 = 1_000_000;
         let own = |name: &str, line| {
@@ -136,7 +132,7 @@ impl Compared {
         Self {
             cohort: "GET /checkout".to_owned(),
             span: "GET /checkout".to_owned(),
-            comparison: Comparison {
+            comparison: Arc::new(Comparison {
                 references,
                 median_wall_ns: Some(98 * MS),
                 wall: ComparedValue {
@@ -146,7 +142,7 @@ impl Compared {
                 },
                 rows,
                 beside,
-            },
+            }),
             typical: Arc::new(typical),
         }
     }
@@ -171,14 +167,13 @@ mod tests {
 
         // What is by chance, and what made the span faster.
         let mut compared = Compared::for_test(200);
-        compared.comparison.rows.remove(0);
-        compared.comparison.rows.remove(0);
+        Arc::make_mut(&mut compared.comparison).rows.drain(..2);
         assert_eq!(compared.summary().slower_in, None);
     }
 
     #[test]
     fn the_rows_of_the_test_sum() {
-        let Comparison { wall, rows, .. } = Compared::for_test(10).comparison;
+        let Comparison { wall, ref rows, .. } = *Compared::for_test(10).comparison;
         assert_eq!(rows.iter().map(|row| row.value.extra()).sum::<i64>(), wall.extra());
     }
 }

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use parking_lot::Mutex;
 
 use crate::keep::Kept;
+use crate::profile::ComparedSummary;
 use crate::report::kept_event::Without;
 
 /// How many kept spans are remembered.
@@ -37,7 +38,7 @@ impl Recent {
                 coverage: kept.coverage,
                 waits: kept.waits.clone(),
                 awaits: kept.awaits.clone(),
-                compared: kept.compared.clone(),
+                compared: kept.compared.as_ref().map(ComparedSummary::without_rows),
                 files: kept.files.clone(),
             },
         };

@@ -4,6 +4,8 @@
 mod breakdown;
 mod choice;
 mod cohorts;
+#[cfg_attr(not(feature = "metrics"), allow(dead_code, reason = "metrics alone read it"))]
+mod totals;
 mod typical;
 
 use std::collections::HashMap;
@@ -12,13 +14,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::compare::{CohortSet, ReferenceChooser, ReferenceLimits};
+use self::choice::SpanChoice;
+use self::totals::RouteTotals;
+use crate::compare::{CohortSet, ReferenceLimits};
 use crate::keep::KeptSpan;
 use crate::span::SpanKey;
 use crate::stats::Counters;
 
 pub(crate) use choice::CohortHash;
 pub(crate) use cohorts::{CohortKey, TypicalSpans};
+#[cfg(feature = "metrics")]
+pub(crate) use totals::{RouteTotal, SUMMED};
 
 /// Cohorts of which something is known.
 const MOST_COHORTS: usize = 64;
@@ -29,18 +35,16 @@ const MOST_CLOSED: usize = 64;
 const MOST_ON_WAY: usize = 16;
 const MOST_PROFILE_BYTES: usize = 1 << 20;
 
-/// The reference spans of a layer.
+/// The reference spans of a layer, and what is known of the spans of each route.
 #[derive(Debug)]
 pub(crate) struct References {
-    limits: ReferenceLimits,
-    /// Unique in this process.
-    id: u64,
-    chooser: Mutex<ReferenceChooser<u64>>,
+    pub(crate) choice: SpanChoice,
+    pub(crate) totals: RouteTotals,
     /// Those that have closed, until the collector has read all of their samples.
     closed: Mutex<HashMap<SpanKey, ClosedReference>>,
-    cohorts: Mutex<CohortSet<CohortKey, TypicalSpans>>,
     /// Profiles of reference spans between the collector and what is typical.
     on_way: AtomicUsize,
+    cohorts: Mutex<CohortSet<CohortKey, TypicalSpans>>,
     counters: Arc<Counters>,
 }
 
@@ -53,6 +57,17 @@ pub(crate) struct ClosedReference {
 }
 
 impl References {
+    pub(crate) fn new(limits: ReferenceLimits, counters: Arc<Counters>, now_ns: u64) -> Self {
+        Self {
+            choice: SpanChoice::new(limits, Arc::clone(&counters), now_ns),
+            totals: RouteTotals::default(),
+            closed: Mutex::default(),
+            on_way: AtomicUsize::new(0),
+            cohorts: Mutex::new(CohortSet::new(MOST_COHORTS)),
+            counters,
+        }
+    }
+
     /// Adds one that has closed, before that is reported to the collector.
     pub(crate) fn close(&self, reference: ClosedReference) {
         let mut closed = self.closed.lock();

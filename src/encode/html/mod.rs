@@ -139,7 +139,7 @@ mod tests {
     use super::super::tests::{checkout, deep, waiting};
     use super::*;
     use crate::facts::{Facts, Measure, TimeBreakdown, Unit};
-    use crate::profile::{Compared, ProfiledThread, SampleKind};
+    use crate::profile::{Compared, ProfiledThread, SampleKind, add_stacks};
 
     fn context() -> HtmlContext {
         HtmlContext::new(Resource::new().with("service.name", "<shop>"))
@@ -357,19 +357,13 @@ mod tests {
     fn the_stacks_of_typical_spans_are_those_of_the_profile() {
         let mut profile = compared(200);
         let mut typical = Profile::new(crate::profile::ProfileId::NONE, 0);
-        typical.add_stacks_of(&profile, |weight| weight / 2);
-        typical.add_stacks_of(
-            &Profile::builder("x")
-                .sample(
-                    SampleKind::OffCpu,
-                    &[],
-                    &["shop::usual", "shop::main"],
-                    Duration::ZERO,
-                    Duration::from_millis(3),
-                )
-                .build(),
-            |weight| weight,
-        );
+        add_stacks(&mut typical, &profile, |weight| weight / 2);
+        let millisecond = Duration::from_millis(1);
+        let stack = ["shop::usual", "shop::main"];
+        let usual = Profile::builder("x")
+            .sample(SampleKind::OffCpu, &[], &stack, millisecond, 3 * millisecond)
+            .build();
+        add_stacks(&mut typical, &usual, |weight| weight);
         profile.compared =
             Some(Arc::new(Compared { typical: Arc::new(typical), ..Compared::for_test(200) }));
         let data = unpacked(&profile);
