@@ -170,10 +170,4 @@ mod tests {
         Arc::make_mut(&mut compared.comparison).rows.drain(..2);
         assert_eq!(compared.summary().slower_in, None);
     }
-
-    #[test]
-    fn the_rows_of_the_test_sum() {
-        let Comparison { wall, ref rows, .. } = *Compared::for_test(10).comparison;
-        assert_eq!(rows.iter().map(|row| row.value.extra()).sum::<i64>(), wall.extra());
-    }
 }

@@ -186,6 +186,8 @@ mod tests {
     use tracing_subscriber::prelude::*;
 
     use super::*;
+    use crate::profile::Compared;
+    use crate::span::SpanKey;
 
     #[test]
     fn the_guide_has_each_field() {
@@ -198,6 +200,25 @@ mod tests {
         let names = NAMES.iter().filter(|name| **name != "message" && !is_minor(name));
         let missing: Vec<_> = names.filter(|name| !guide.contains(&format!("`{name}`"))).collect();
         assert!(missing.is_empty(), "{missing:?}");
+    }
+
+    #[test]
+    fn a_span_has_the_fields_of_a_comparison_that_is_its_own() {
+        let fields = |name: &'static str, references| {
+            let mut kept =
+                super::super::unexported(&[KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 1)]);
+            kept.spans[0].facts.span = name.into();
+            kept.compared = Some(Compared::for_test(references).summary());
+            let Fields(fields) = Fields::of(&kept.spans[0], &kept, true);
+            let of_comparison = |name: &&str| {
+                name.contains("typical") || name.contains("slower") || *name == "references"
+            };
+            fields.into_iter().map(|(name, _)| name).filter(of_comparison).collect::<Vec<_>>()
+        };
+        let all = ["references", "typical_median_ms", "times_typical", "slower_in", "slower_in_ms"];
+        assert_eq!(fields("GET /checkout", 200), all);
+        assert_eq!(fields("GET /checkout", 9), all[..2]);
+        assert_eq!(fields("GET /other", 200), [""; 0]);
     }
 
     #[test]
