@@ -21,7 +21,7 @@ const BODY: &str = include_str!("report.body.html");
 const SCRIPT: &str = include_str!("report.js");
 /// The SHA-256 of [`STYLE`] and [`SCRIPT`], in Base64. A test compares them.
 const STYLE_HASH: &str = "AGTUx0KlDgSQIN7N/m34r+OHGggLE5//xgvq9W2Dkzw=";
-const SCRIPT_HASH: &str = "WQ4o/l7eSQZ6JxFcZ838EDwu5pN4yVlnEW5aPZyvg8o=";
+const SCRIPT_HASH: &str = "aE+t6wHBMiddgBLb+bIHbo4rVo6NLgglnHeV55BrSKc=";
 
 /// What a report shows besides the profile.
 #[derive(Clone, Debug, Default)]

@@ -2645,13 +2645,15 @@ function showControls() {
     const kind = Number(label.dataset.kind);
     label.hidden = !profile.kinds.has(kind) && !(state.diff && profile.typical.kind.includes(kind));
   }
-  showKinds();
+  if (areKindsOfDifference !== state.diff) showKinds();
   byId('by-span').checked = state.spans;
   byId('by-thread').checked = state.threads;
   byId('fold').checked = state.fold;
   if (byId('search').value !== state.search) byId('search').value = state.search;
 }
+let areKindsOfDifference = null;
 function showKinds() {
+  areKindsOfDifference = state.diff;
   if (state.diff) {
     const items = Object.entries(LOOK_TEXTS).map(([look, text]) =>
       el('li', {}, el('i', { class: `swatch diff-${look}` }), `${LOOK_MARKS[look]} ${text}${look === 'less' ? ' (hatched)' : ''}`.trim()),
