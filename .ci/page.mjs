@@ -7,7 +7,7 @@ import os from "node:os";
 import path from "node:path";
 import { createRequire } from "node:module";
 import { pathToFileURL } from "node:url";
-import { awaits, older, withData } from "./page_awaits.mjs";
+import { awaits, compared, few, hostileNames, older, withData } from "./page_awaits.mjs";
 
 const [reports, baseUrl, pictures] = process.argv.slice(2);
 const base = baseUrl.endsWith("/") ? baseUrl : `${baseUrl}/`;
@@ -22,7 +22,7 @@ const SIZES = [
 const SCHEMES = ["light", "dark"];
 const fileOf = (name) => path.resolve(reports, `${name}.html`);
 const urlOf = (name) => pathToFileURL(fileOf(name)).href;
-for (const [name, data] of Object.entries({ awaits, older }))
+for (const [name, data] of Object.entries({ awaits, compared, few, hostileNames, older }))
     fs.writeFileSync(fileOf(name), withData(fs.readFileSync(fileOf("normal"), "utf8"), data));
 
 const browser = await chromium.launch({
@@ -215,6 +215,9 @@ function measureLabels() {
         "match",
         "await",
         "delay",
+        "more",
+        "less",
+        "same",
     ];
     const ratios = kinds.flatMap((kind) =>
         [-3, 3].map((shift) => {
@@ -231,7 +234,7 @@ async function checkPictures() {
     for (const scheme of SCHEMES) {
         for (const [width, height] of SIZES) {
             const suffix = `${width}-${scheme}`;
-            for (const name of ["normal", "waits", "awaits", "hostile", "large"]) {
+            for (const name of ["normal", "waits", "awaits", "compared", "similar", "few", "hostile", "hostileNames", "large"]) {
                 await inPage(`picture of ${name} ${suffix}`, { width, height, scheme }, async (page) => {
                     await openReport(page, urlOf(name));
                     await page.screenshot({ path: path.join(pictures, `${name}-${suffix}.png`) });
@@ -244,6 +247,13 @@ async function checkPictures() {
                     await page.screenshot({ path: path.join(pictures, `${name}-graph-${suffix}.png`) });
                     await page.locator("#view").getByText("Table").click();
                     await checkLooks(page);
+                    if (!(await page.isVisible("#diff"))) return;
+                    await page.locator("#diff").getByText("Difference").click();
+                    await checkLooks(page);
+                    await page.locator("#view").getByText("Graph").click();
+                    await page.evaluate(() => document.getElementById("graph").scrollIntoView());
+                    await drawn(page);
+                    await page.screenshot({ path: path.join(pictures, `${name}-difference-${suffix}.png`) });
                 });
             }
             await inPage(`picture of the index ${suffix}`, { width, height, scheme }, async (page) => {
@@ -652,6 +662,180 @@ async function withoutAwaits(page) {
     assert.match(await text(page, "#missing"), /Idle for 1.98 s with no stack that shows at which await/);
 }
 
+// A span against typical ones.
+
+const partsOf = (page, id) =>
+    page.evaluate(
+        (id) => [...document.querySelectorAll(`#${id} tr`)].map((row) => [...row.cells].map((cell) => cell.innerText.replace(/\n/g, " | "))),
+        id,
+    );
+async function comparedRows(page) {
+    await openReport(page, urlOf("compared"));
+    assert.equal(await text(page, "#compared-title"), "Compared with 200 typical GET /upstream, median 150 ms");
+    assert.equal(
+        await text(page, "#compared-verdict"),
+        "It took 2.06 s, 14 × the median. The largest difference: +1.12 s await in shop::upstream::fetch, 59 % of all.",
+    );
+    assert.deepEqual(await partsOf(page, "compared-rows"), [
+        ["Part", "This span", "Typical", "Difference", "Typical ones"],
+        [
+            ...["shop::upstream::fetch | await · shop/src/upstream.rs:41", "1.18 s", "60.0 ms"],
+            ...["+1.12 s | +1.09 s to +1.15 s", "in all 200 | as much in none"],
+        ],
+        [
+            ...["shop::db::rows | await · shop/src/db.rs:77", "500 ms", "70.0 ms"],
+            ...["+430 ms | +400 ms to +460 ms", "in 190 of 200 | as much in 1"],
+        ],
+        [
+            ...["no stack, or none of your code in it | scheduling delay", "300 ms", "0"],
+            ...["+300 ms | +280 ms to +320 ms", "in 3 of 200 | as much in none"],
+        ],
+        [
+            ...["shop::cart::Cart::lock | off-CPU · shop/src/cart.rs:8", "50.0 ms", "5.00 ms"],
+            ...["+45.0 ms | −5.00 ms to +95.0 ms", "in 20 of 200 | as much in 4"],
+        ],
+        ["3 smaller parts", "30.0 ms", "25.0 ms", "+5.00 ms", ""],
+        ["Wall time", "2.06 s", "160 ms", "+1.90 s | +1.88 s to +1.92 s", ""],
+    ]);
+    // What can be chance differs from what is not, without color, too.
+    const bold = await page.locator("#compared-rows tbody td:nth-child(4) b").allInnerTexts();
+    assert.deepEqual(bold, ["+1.12 s", "+430 ms", "+300 ms"]);
+    assert.deepEqual((await partsOf(page, "compared-beside")).slice(1), [
+        ["shop::prefetch | on-CPU on other threads", "0", "12.0 ms", "−12.0 ms | −14.0 ms to −10.0 ms", "in all 200 | as little in 3"],
+        ["allocated", "25.0 MB", "2.00 MB", "+23.0 MB | +22.0 MB to +24.0 MB", "in all 200 | as much in none"],
+        ["query | number of child spans", "100", "14", "+86 | +80 to +92", "in all 200 | as much in none"],
+        ["query | time in child spans", "500 ms", "70.0 ms", "+430 ms | +400 ms to +460 ms", "in all 200 | as much in none"],
+    ]);
+    await page.locator("#compared-rows .more").click();
+    const all = await partsOf(page, "compared-rows");
+    assert.equal(all.length, 9);
+    assert.equal(all[6][0], "shop::cache::get | on-CPU · shop/src/cache.rs");
+    assert.equal(all[6][4], "in 180 of 200 | as little in 20");
+    assert.equal(await page.locator("#compared-rows .delta.diff-less").count(), 1);
+
+    await openReport(page, urlOf("few"));
+    assert.match(await text(page, "#compared-verdict"), /There are only 4 typical spans: too few/);
+    assert.equal((await partsOf(page, "compared-rows"))[1][3], "+1.12 s");
+    assert.doesNotMatch(await text(page, "#compared-hint"), /interval/);
+    await openReport(page, urlOf("normal"));
+    assert.equal(await page.locator(":is(#compared, #diff):visible").count(), 0);
+}
+
+/** What the graph has of each function in a difference, in milliseconds, and its look. */
+const differences = (page) =>
+    page.evaluate(() => {
+        const isShown = (node) => /parse|cache|prepare|await|delay|futex/.test(nodeName(node)) && node.children.length === 0;
+        const of = (node) => [node.slow / 1e6, node.typical / 1e6, lookOf(node), patternOf(node) ?? ""];
+        return Object.fromEntries(tree.nodes.filter(isShown).map((node) => [`${nodeName(node)} in ${nodeName(node.parent)}`, of(node)]));
+    });
+async function differenceGraph(page) {
+    await openReport(page, urlOf("compared"));
+    await page.locator("#by-thread").check();
+    await page.locator("#diff").getByText("Difference").click();
+    await drawn(page);
+    assert.equal(await text(page, "#total"), "This span 2.06 s, typical 160 ms: +1.90 s in all");
+    const sleep = "<tokio::time::Sleep as core::future::Future>::poll",
+        query = "<futures_channel::oneshot::Receiver<T> as core::future::Future>::poll",
+        handle = "shop::http::handle::{{closure}}";
+    assert.deepEqual(await differences(page), {
+        [`shop::upstream::prepare in ${handle}`]: [20, 19, "same", ""],
+        [`[await] in ${sleep}`]: [1180, 60, "more", ""],
+        [`[scheduling delay behind report] in ${sleep}`]: [300, 0, "more", ""],
+        "shop::upstream::parse in shop::upstream::fetch::{{closure}}": [10, 1, "more", ""],
+        [`[await] in ${query}`]: [500, 70, "more", ""],
+        "[futex] in shop::cart::Cart::lock": [50, 5, "more", ""],
+        [`shop::cache::get in ${handle}`]: [0, 5, "less", "lines"],
+    });
+    assert.deepEqual(await page.locator("#kinds li").allInnerTexts(), ["▲ more than typical", "▼ less than typical (hatched)", "as typical"]);
+    assert.equal(await page.locator("label:has(#by-span, #by-thread):visible").count(), 0);
+    const totals = {};
+    for (const mode of ["CPU", "Off-CPU", "Await", "Delay"]) {
+        await page.locator("#mode").getByText(mode, { exact: true }).click();
+        totals[mode] = await text(page, "#total");
+    }
+    assert.deepEqual(totals, {
+        CPU: "This span 30.0 ms, typical 25.0 ms: +5.00 ms on-CPU",
+        "Off-CPU": "This span 50.0 ms, typical 5.00 ms: +45.0 ms off-CPU",
+        Await: "This span 1.68 s, typical 130 ms: +1.55 s awaiting",
+        Delay: "This span 300 ms, typical 0: +300 ms scheduling delay",
+    });
+    // The address restores it, and a filter, which typical spans cannot have, ends it.
+    await page.reload();
+    await page.waitForFunction(() => performance.getEntriesByName("report-ready").length > 0);
+    assert.equal(await text(page, "#total"), totals.Delay);
+    await page.locator("#view").getByText("Table").click();
+    assert.deepEqual(await page.locator("#table th").allInnerTexts(), ["Function", "File and line", "This span", "Typical", "Difference"]);
+    assert.deepEqual(await page.locator("#table tbody tr:first-child td").allInnerTexts(), ["▾all", "", "300 ms", "0", "+300 ms"]);
+    await page.locator("#functions .pick").first().click();
+    assert.equal(await page.isChecked("#diff [value=off]"), true);
+    assert.doesNotMatch(page.url(), /diff=/);
+    await page.locator("#diff").getByText("Difference").click();
+    assert.equal(await page.isVisible("#filters"), false);
+}
+
+async function comparedByKeyboard(page) {
+    await openReport(page, urlOf("compared"));
+    await tabTo(page, "#compared-rows .pick");
+    await press(page, "Enter");
+    await drawn(page);
+    assert.equal(await text(page, "#total"), "This span 1.68 s, typical 130 ms: +1.55 s awaiting");
+    assert.equal(await page.evaluate(() => document.activeElement.id), "flame");
+    assert.equal(await text(page, "#detail > .code"), "shop::upstream::fetch::{{closure}}");
+    assert.match(await text(page, "#detail"), /this span 1.18 s, typical 60.0 ms/);
+    assert.match(await text(page, "#detail"), /difference \+1.12 s \(more than typical\)/);
+    assert.match(await page.textContent("#live"), /^Match 1 of 1: .*1.18 s, typical 60.0 ms, difference \+1.12 s/);
+    assert.equal(await text(page, "#matches"), "1 of 1 match, +1.12 s");
+    await tabTo(page, "#compared-rows .more", "Shift+Tab");
+    await press(page, "Space");
+    assert.equal(await text(page, "#compared-rows .more"), "Show fewer");
+    assert.match(await page.evaluate(() => document.activeElement.className), /more/);
+    await tabTo(page, "[name=diff]");
+    await press(page, "ArrowLeft");
+    await textChanges(page, "#total", "This span 1.68 s, typical 130 ms: +1.55 s awaiting");
+    assert.equal(await text(page, "#total"), "1.68 s awaiting");
+    await press(page, "ArrowRight");
+    await textChanges(page, "#total", "1.68 s awaiting");
+    assert.match(await page.textContent("#live"), /typical 130 ms/);
+    assert.equal(await page.evaluate(() => window.seen.pointers), 0, "events of a pointer");
+}
+
+/** The real one. */
+async function comparedReal(page) {
+    await openReport(page, urlOf("similar"));
+    assert.match(await text(page, "#compared-title"), /^Compared with \d+ typical request\{http.route=\/similar\}, median \d/);
+    const sums = await page.evaluate(() => {
+        const { rows, wall } = profile.compared;
+        return [rows.reduce((sum, row) => sum + row.extra, 0), wall.extra, wall.value];
+    });
+    assert.equal(sums[0], sums[1]);
+    assert.equal(sums[2], await page.evaluate(() => profile.kept[0].wall));
+    if (await page.isVisible("#compared-rows .more")) await page.locator("#compared-rows .more").click();
+    const rows = await partsOf(page, "compared-rows");
+    const guilty = rows.find(([part]) => /count_cheap_bundles \| on-CPU/.test(part));
+    assert.ok(guilty, rows.join("; "));
+    await page.locator("#compared-rows .pick").filter({ hasText: "count_cheap_bundles" }).click();
+    await drawn(page);
+    assert.match(await text(page, "#detail > .code"), /count_cheap_bundles/);
+    // Stacks of typical spans are in the same boxes.
+    const [slow, typical] = await page.evaluate(() => {
+        const node = tree.nodes.find((node) => nodeName(node).endsWith("::render"));
+        return [node.slow, node.typical];
+    });
+    assert.ok(typical > 0 && slow >= 0, `${slow}, ${typical}`);
+}
+
+async function hostileComparison(page) {
+    await openReport(page, urlOf("hostileNames"));
+    await page.locator("#compared-rows .more").click();
+    await page.locator("#compared-rows .pick").first().click();
+    await drawn(page);
+    await page.locator("#view").getByText("Table").click();
+    await checkLooks(page);
+    assert.equal(await page.evaluate(() => window.hacked), undefined);
+    assert.equal(await page.locator("img").count(), 0);
+    assert.ok(!(await page.content()).includes("\u202e"));
+}
+
 async function hostile(page) {
     await openReport(page, urlOf("hostile"));
     await page.locator("#flame").scrollIntoViewIfNeeded();
@@ -808,6 +992,40 @@ async function indexAwaits(page) {
     await page.screenshot({ path: path.join(pictures, "index-awaits.png") });
 }
 
+/** The column of the comparison is there if there is one. */
+async function indexTypical(page) {
+    const kept = await keptNow();
+    const real = kept.filter((entry) => entry.references > 0);
+    assert.deepEqual(real.map((entry) => entry.span), ["request"]);
+    assert.ok(real[0].times_typical > 2 && real[0].typical_median_ms > 12, JSON.stringify(real));
+    const { references, typical_median_ms, times_typical, slower_in, slower_in_ms, ...without } = real[0];
+    const named = (id, more) => ({ ...without, id, ...more });
+    const entries = [
+        named("a", { references: 200, typical_median_ms: 98, times_typical: 12, slower_in: "on-CPU in shop::<b>", slower_in_ms: 1060 }),
+        named("b", { references: 200, typical_median_ms: 980, times_typical: 1.2 }),
+        named("c", { references: 4, typical_median_ms: 98 }),
+        named("d", {}),
+    ];
+    await page.route(`${base}kept`, fulfil(entries));
+    await openIndex(page);
+    await page.locator("[data-sort=typical]").click();
+    assert.deepEqual(await page.locator("#spans td.typical").allInnerTexts(), [
+        "12 ×\nof 98.0 ms\n+1.06 s on-CPU in shop::<b>",
+        "1.2 ×\nof 980 ms",
+        "only 4 typical ones",
+        "–",
+    ]);
+    await page.screenshot({ path: path.join(pictures, "index-typical.png") });
+    await page.setViewportSize({ width: 390, height: 844 });
+    await checkLooks(page);
+    await page.screenshot({ path: path.join(pictures, "index-typical-390.png") });
+    await page.route(`${base}kept`, fulfil(entries.slice(3)));
+    await page.setViewportSize({ width: 1440, height: 900 });
+    await page.reload();
+    await page.waitForSelector("#spans tbody tr");
+    assert.equal(await page.locator("[data-sort=typical], td.typical").count(), 0);
+}
+
 async function indexReport(page) {
     await openIndex(page);
     const link = page.locator("#spans a.name").first();
@@ -962,12 +1180,18 @@ try {
     await inPage("awaits in the timeline", { allowed: ["willReadFrequently"] }, awaitsInTimeline);
     await inPage("awaits by keyboard", {}, awaitsByKeyboard);
     await inPage("data without awaits", {}, withoutAwaits);
+    await inPage("compared: rows", {}, comparedRows);
+    await inPage("compared: graph", {}, differenceGraph);
+    await inPage("compared by keyboard", {}, comparedByKeyboard);
+    await inPage("compared: a real one", {}, comparedReal);
+    await inPage("compared: hostile names", {}, hostileComparison);
     await inPage("hostile names", {}, hostile);
     await inPage("hostile addresses", {}, hostileAddress);
     await large();
     await unreadable();
     await inPage("index: list", {}, indexList);
     await inPage("index: awaits", {}, indexAwaits);
+    await inPage("index: typical", {}, indexTypical);
     await inPage("index: a report", {}, indexReport);
     const allowed = ["status of 400", "status of 503"];
     await inPage("index: rules", { allowed }, indexRules);

@@ -1,4 +1,5 @@
-// A report with awaits, scheduling delays and unexplained idle time, made of another report's page.
+// Reports with awaits, scheduling delays and unexplained idle time, and of such a request against typical ones, made of
+// another report's page.
 
 import zlib from "node:zlib";
 
@@ -21,7 +22,71 @@ export function withData(html, change) {
  * on-CPU, a hundred awaits of 5 ms in child spans, 50 ms blocked. Then a span of 140 ms without a wrapper, of which
  * 10 ms are on-CPU.
  */
-export function awaits(data) {
+export const awaits = (data) => build(data, () => ({}));
+
+/** The same request against 200 typical ones of 160 ms on average. */
+export const compared = (data) => build(data, (tables, stacks) => comparison(tables, stacks, 200));
+/** Against too few. */
+export const few = (data) => build(data, (tables, stacks) => comparison(tables, stacks, 4));
+/** With names that try to run a script or to break the page. */
+export const hostileNames = (data) => {
+    const { compared: of, ...rest } = compared(data),
+        attack = '<img src=x onerror="window.hacked=1">\u202e' + "x".repeat(3000);
+    const hostile = (row) => ({ ...row, name: row.name && attack + row.name, file: row.file && attack });
+    return {
+        ...rest,
+        compared: { ...of, cohort: attack, rows: of.rows.map(hostile), beside: of.beside.map(hostile) },
+        strings: rest.strings.map((text) => (text.startsWith("shop::") ? attack + text : text)),
+    };
+};
+
+function comparison(tables, { poll, sleep, query, fetch }, references) {
+    tables.typical(2, sleep, 60);
+    tables.typical(2, query, 70);
+    tables.typical(1, [...poll, ["shop::cart::Cart::lock", "shop/src/cart.rs", 8]], 5, "futex");
+    tables.typical(0, [...fetch, ["shop::upstream::parse", "shop/src/upstream.rs", 55]], 1);
+    tables.typical(0, [...poll, ["shop::cache::get", "shop/src/cache.rs", 3]], 5);
+    tables.typical(0, [...poll, ["shop::upstream::prepare", "shop/src/upstream.rs", 12]], 19);
+    const value = (value, typical, low, high) => ({
+        ...{ value, typical, extra: value - typical },
+        ...(references >= 10 ? { low, high } : {}),
+    });
+    const time = (words, name, place, numbers, present_in, as_extreme_in) => {
+        const [file, line] = place ? place.split(":") : ["", 0];
+        const of = Math.min(present_in, references);
+        const all = { words, name, file, line: Number(line), others: false, unit: "ns", present_in: of, as_extreme_in };
+        return { ...all, ...value(...numbers.map((ms) => ms * MS)) };
+    };
+    const rows = [
+        time("await", "shop::upstream::fetch", "shop/src/upstream.rs:41", [1180, 60, 1090, 1150], 200, 0),
+        time("await", "shop::db::rows", "shop/src/db.rs:77", [500, 70, 400, 460], 190, 1),
+        time("scheduling delay", "", "", [300, 0, 280, 320], 3, 0),
+        time("off-CPU", "shop::cart::Cart::lock", "shop/src/cart.rs:8", [50, 5, -5, 95], 20, 4),
+        time("on-CPU", "shop::upstream::parse", "shop/src/upstream.rs:0", [10, 1, 2, 16], 200, 5),
+        time("on-CPU", "shop::cache::get", "shop/src/cache.rs:0", [0, 5, -6, -4], 180, 20),
+        time("on-CPU", "shop::upstream::prepare", "shop/src/upstream.rs:0", [20, 19, -3, 5], 200, 80),
+    ];
+    const other = (words, name, unit, numbers, as_extreme_in) => ({
+        ...{ words, name, file: "", line: 0, others: false, unit, present_in: references, as_extreme_in },
+        ...value(...numbers),
+    });
+    const beside = [
+        other("on-CPU on other threads", "shop::prefetch", "ns", [0, 12 * MS, -14 * MS, -10 * MS], 3),
+        other("allocated", "", "bytes", [25e6, 2e6, 22e6, 24e6], 0),
+        other("child spans", "query", "count", [100, 14, 80, 92], 0),
+        other("time in child spans", "query", "ns", [500 * MS, 70 * MS, 400 * MS, 460 * MS], 0),
+    ];
+    return {
+        typical: tables.typicalColumns(),
+        compared: {
+            ...{ cohort: "GET /upstream", kept: 0, references, median: 150 * MS, rows, beside },
+            ...(references >= 10 ? { times: 14 } : {}),
+            wall: value(...[2060, 160, 1880, 1920].map((ms) => ms * MS)),
+        },
+    };
+}
+
+function build(data, more) {
     const tables = new Tables();
     const [request, audit] = [tables.span("GET /upstream", -1, 0, 2060, 0), tables.span("audit", -1, 2060, 2200, 1)];
     const poll = [
@@ -75,6 +140,7 @@ export function awaits(data) {
         "futex 0x7f01",
     );
     run(audit, [["shop::audit::write::{{closure}}", "shop/src/audit.rs", 5]], 2060, 10);
+    const further = more(tables, { poll, sleep, query, fetch });
     const known = { on_cpu_error: 0, cpu_known: true, after_last_exit: 0, unsampled: 0, open: false, topmost: true };
     const ids = { trace_id: "0af7651916cd43dd8448eb211c80319c", span_id: "b7ad6b7169203331", target: "shop::http" };
     const times = (start, wall, on_cpu, off_cpu, awaiting, delay, idle) => ({
@@ -105,6 +171,7 @@ export function awaits(data) {
         kept: kept.map((span) => ({ ...known, ...ids, fields: [], reasons: "latency", rule: "1s", ...span })),
         ...tables.columns(),
         threads: { name: [tables.text("tokio-rt-worker")], tid: [42] },
+        ...further,
         strings: tables.strings,
     };
 }
@@ -138,6 +205,7 @@ class Tables {
     leaves = [];
     spans = [];
     samples = [];
+    typicalSamples = [];
 
     text(text) {
         return place(this.strings, text);
@@ -147,13 +215,24 @@ class Tables {
     }
     /** What was going on at the end of the stack has the number of the kind of sample. */
     sample(kind, span, stack, at, ms, thread = -1, leafText = "") {
+        const [node, leaf] = this.place(kind, stack, leafText);
+        this.samples.push([node, span, thread, kind, at * MS, Math.round(ms * MS), leaf]);
+    }
+    /** What a typical span has of a stack. */
+    typical(kind, stack, ms, leafText = "") {
+        const [node, leaf] = this.place(kind, stack, leafText);
+        this.typicalSamples.push([node, leaf, kind, ms * MS]);
+    }
+    typicalColumns() {
+        return columns(["stack", "leaf", "kind", "weight"], this.typicalSamples);
+    }
+    place(kind, stack, leafText) {
         let node = -1;
         for (const [name, file, line] of stack) {
             const fn = place(this.functions, [this.text(name), this.text(file), /^shop\b/.test(file) ? OWN : DEPENDENCY]);
             node = place(this.stacks, [node, place(this.frames, [fn, line, 0, 0])]);
         }
-        const leaf = place(this.leaves, [kind, this.text(leafText)]);
-        this.samples.push([node, span, thread, kind, at * MS, Math.round(ms * MS), leaf]);
+        return [node, place(this.leaves, [kind, this.text(leafText)])];
     }
     columns() {
         this.samples.sort((a, b) => a[4] - b[4]);

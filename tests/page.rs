@@ -7,14 +7,14 @@ mod support;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use support::{HAS_STACKS, PLENTY, burn};
 use tracing::info_span;
 use tracing_profiling::encode::{HtmlContext, html};
 use tracing_profiling::profile::{Profile, SampleKind};
-use tracing_profiling::{Directory, Facts, ProfilingLayer, Resource};
+use tracing_profiling::{Directory, Facts, Handle, ProfilingLayer, Resource};
 use tracing_subscriber::prelude::*;
 
 const MS: Duration = Duration::from_millis(1);
@@ -98,6 +98,45 @@ fn run_spans() {
     info_span!("GET /broken", http.route = "/broken").in_scope(|| tracing::error!("no"));
 }
 
+#[inline(never)]
+fn render() {
+    burn(3 * MS);
+}
+
+#[inline(never)]
+fn count_cheap_bundles() {
+    let since = Instant::now();
+    while since.elapsed() < 150 * MS {
+        std::hint::black_box((0..1_000).sum::<u64>());
+    }
+}
+
+#[inline(never)]
+fn request(is_slow: bool) {
+    info_span!("request", http.route = "/similar").in_scope(|| {
+        render();
+        std::thread::sleep(12 * MS);
+        if is_slow {
+            count_cheap_bundles();
+            info_span!("query").in_scope(|| std::thread::sleep(40 * MS));
+        }
+    });
+}
+
+/// Requests of one route: many that are alike, and a slow one.
+fn run_typical_and_slow(handle: &Handle) {
+    let since = Instant::now();
+    while handle.stats().references.added < 30 {
+        assert!(since.elapsed() < PLENTY, "{:?}", handle.stats().references);
+        for _ in 0..10 {
+            request(false);
+        }
+        handle.flush(PLENTY).unwrap();
+    }
+    request(true);
+    handle.flush(PLENTY).unwrap();
+}
+
 #[test]
 #[ignore = "needs Chromium and Node.js: `.ci/page` runs it"]
 fn the_pages_work_in_a_browser() {
@@ -119,10 +158,24 @@ fn the_pages_work_in_a_browser() {
     let dispatch = tracing::Dispatch::new(tracing_subscriber::registry().with(layer));
     tracing::dispatcher::with_default(&dispatch, run_spans);
     handle.flush(PLENTY).unwrap();
+    let layer = ProfilingLayer::builder()
+        .rules("100ms".parse().unwrap())
+        .references(1, 1_000)
+        .resource(Resource::new().with("service.name", "shop"))
+        .exporter(Directory::new(&stored))
+        .build()
+        .unwrap();
+    let comparing = layer.handle();
+    let dispatch = tracing::Dispatch::new(tracing_subscriber::registry().with(layer));
+    tracing::dispatcher::with_default(&dispatch, || run_typical_and_slow(&comparing));
     for file in fs::read_dir(&stored).unwrap() {
         let path = file.unwrap().path();
         let name = path.file_name().unwrap().to_str().unwrap();
-        let kind = if name.contains("cart") { "normal.html" } else { "waits.html" };
+        let kind = match name {
+            _ if name.contains("cart") => "normal.html",
+            _ if name.contains("request") => "similar.html",
+            _ => "waits.html",
+        };
         if name.ends_with(".html") {
             fs::copy(&path, reports.join(kind)).unwrap();
         }

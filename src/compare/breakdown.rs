@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::fmt::{self, Display};
 use std::sync::Arc;
 
 /// What a span's wall time was spent in.
@@ -24,6 +25,21 @@ pub enum TimeKind {
     OtherSpans,
     /// No account has it.
     Unmeasured,
+}
+
+impl TimeKind {
+    fn words(self) -> &'static str {
+        match self {
+            Self::OnCpu => "on-CPU",
+            Self::OffCpu => "off-CPU",
+            Self::Preempted => "preempted",
+            Self::Await => "await",
+            Self::SchedulingDelay => "scheduling delay",
+            Self::UnexplainedIdle => "unexplained idle",
+            Self::OtherSpans => "other spans on its stack",
+            Self::Unmeasured => "not measured",
+        }
+    }
 }
 
 /// A function of the program's own code.
@@ -74,6 +90,24 @@ impl Quantity {
         matches!(self, Self::Wall(..))
     }
 
+    pub(crate) fn words(&self) -> &'static str {
+        match self {
+            Self::Wall(kind, _) => kind.words(),
+            Self::OtherThreads(_) => "on-CPU on other threads",
+            Self::AllocatedBytes => "allocated",
+            Self::ChildSpans(_) => "child spans",
+            Self::ChildTime(_) => "time in child spans",
+        }
+    }
+
+    /// What the time was spent in; `None` of what has no function.
+    pub(crate) fn spent_in(&self) -> Option<&SpentIn> {
+        match self {
+            Self::Wall(_, spent_in) | Self::OtherThreads(spent_in) => Some(spent_in),
+            _ => None,
+        }
+    }
+
     /// What small amounts of it are added to.
     pub(super) fn rest(&self) -> Self {
         match self {
@@ -98,6 +132,24 @@ impl Quantity {
 
     pub(super) fn is_of_class(&self, other: &Self) -> bool {
         self.class().0 == other.class().0
+    }
+}
+
+/// `off-CPU in shop::reserve (src/stock.rs:41)`.
+impl Display for Quantity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.words())?;
+        if let Some(SpentIn::Function(function)) = self.spent_in() {
+            let OwnFunction { name, file, line } = &**function;
+            write!(f, " in {name}")?;
+            if *line > 0 {
+                write!(f, " ({file}:{line})")?;
+            }
+        }
+        match self {
+            Self::ChildSpans(Some(name)) | Self::ChildTime(Some(name)) => write!(f, " `{name}`"),
+            _ => Ok(()),
+        }
     }
 }
 

@@ -58,6 +58,12 @@ impl ComparedValue {
         // Values are at most `i64::MAX`.
         self.value.cast_signed().wrapping_sub(self.typical.cast_signed())
     }
+
+    /// How much more there is, if that is not by chance.
+    pub(crate) fn certain_extra(self) -> Option<u64> {
+        let is_certain = self.interval?.low > 0;
+        u64::try_from(self.extra()).ok().filter(|_| is_certain)
+    }
 }
 
 /// A quantity of a span, with the values of the reference spans that have any of it.

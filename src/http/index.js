@@ -268,10 +268,13 @@ const COLUMNS = [
   ['span', 'Span', (entry) => entry.name, false],
   ['reason', 'Reason', (entry) => entry.reasons, false],
   ['wall', 'Wall time', (entry) => entry.wall_ms, true],
+  ['typical', '× typical', (entry) => entry.times_typical ?? -1, true],
   ['top', 'Most of it in', (entry) => topOf(entry).toLowerCase(), false],
   ['trace', 'Trace', null, false],
   ['files', 'Files', null, false],
 ];
+/** Without typical spans there is nothing to compare with. */
+const shownColumns = () => COLUMNS.filter(([name]) => name !== 'typical' || entries.some((entry) => entry.references > 0));
 const column = (name) => COLUMNS.find(([id, , value]) => id === name && value);
 const reasonsOf = (entry) =>
   clean(entry.reasons)
@@ -332,6 +335,7 @@ function row(entry, longest) {
     span: spanCell,
     reason: reasonCell,
     wall: wallCell,
+    typical: typicalCell,
     top: topCell,
     trace: traceCell,
     files: filesCell,
@@ -339,7 +343,7 @@ function row(entry, longest) {
   return el(
     'tr',
     { role: 'row' },
-    ...COLUMNS.map(([name]) => el('td', { role: 'cell', class: name }, ...cells[name](entry, longest))),
+    ...shownColumns().map(([name]) => el('td', { role: 'cell', class: name }, ...cells[name](entry, longest))),
   );
 }
 function timeCell(entry) {
@@ -405,6 +409,15 @@ function wallCell(entry, longest) {
   if (!entry.isTimed) return ['–'];
   return [el('b', {}, duration(entry.wall_ms)), bar, el('small', {}, text)];
 }
+/** How many times as long as typical spans it took, and the largest difference that is not by chance. */
+function typicalCell(entry) {
+  if (!(entry.references > 0)) return ['–'];
+  if (!(entry.times_typical > 0)) return [el('small', {}, `only ${count(entry.references, 'typical one')}`)];
+  const cells = [el('b', {}, `${entry.times_typical} ×`), el('small', {}, `of ${duration(entry.typical_median_ms)}`)];
+  if (!entry.slower_in) return cells;
+  const more = `+${duration(entry.slower_in_ms)} ${clean(entry.slower_in)}`;
+  return [...cells, el('small', { class: 'clip', title: more }, more)];
+}
 function topCell(entry) {
   const lines = [];
   if (entry.top) {
@@ -452,7 +465,7 @@ function showTimes() {
 function showHead() {
   const arrow = view.isDescending ? ' ↓' : ' ↑';
   byId('spans').tHead.rows[0].replaceChildren(
-    ...COLUMNS.map(([name, title, valueOf]) => {
+    ...shownColumns().map(([name, title, valueOf]) => {
       const isSorted = view.sort === name;
       const head = el('th', {
         role: 'columnheader',
@@ -559,7 +572,7 @@ function showControls() {
   );
   byId('reason').value = view.reason;
   byId('sort').replaceChildren(
-    ...COLUMNS.filter(([, , valueOf]) => valueOf).flatMap(([name, title]) => [
+    ...shownColumns().filter(([, , valueOf]) => valueOf).flatMap(([name, title]) => [
       option(`${name} down`, `${title} ↓`),
       option(`${name} up`, `${title} ↑`),
     ]),

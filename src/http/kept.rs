@@ -96,6 +96,7 @@ fn of_recent(RecentlyKept { kept, no_profile }: &RecentlyKept) -> Map<String, Va
         samples: kept.samples,
         top: kept.top_function.as_ref(),
         longest_wait: kept.waits.longest.as_ref(),
+        compared: kept.compared.as_ref(),
         no_profile: no_profile.as_deref(),
     };
     serde_json::from_str(&summary.to_json()).unwrap_or_default()

@@ -1,7 +1,6 @@
 //! What is reported about kept spans.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::SystemTime;
 
 use tracing::Metadata;
@@ -9,7 +8,7 @@ use tracing::Metadata;
 use crate::compare::Comparison;
 use crate::facts::{Facts, Reasons, TimeBreakdown};
 use crate::ids::{SpanId, TraceId};
-use crate::profile::{Awaits, Compared, ProfileId, Waits};
+use crate::profile::{Awaits, ComparedSummary, ProfileId, Waits};
 use crate::span::{SampleCounts, SpanKey, TraceIds};
 use crate::text::beginning;
 
@@ -35,7 +34,8 @@ pub struct Kept {
     /// What it awaited while it was in no thread, and how long it had been woken and was not polled: of all spans of the
     /// profile whose futures are polled through `Profiled`. [`TimeBreakdown::awaiting`] is a span's own time.
     pub awaits: Awaits,
-    pub(crate) compared: Option<Arc<Compared>>,
+    /// One of the spans against typical ones.
+    pub(crate) compared: Option<ComparedSummary>,
     /// The files that were written; the first one is the best to start with.
     pub files: Vec<PathBuf>,
 }
@@ -45,7 +45,7 @@ impl Kept {
     /// not. `None` if there are no reference spans of its cohort yet; see
     /// [`Builder::references`](crate::Builder::references).
     pub fn comparison(&self) -> Option<&Comparison> {
-        self.compared.as_ref().map(|compared| &compared.comparison)
+        self.compared.as_ref()?.comparison.as_deref()
     }
 }
 

@@ -586,7 +586,7 @@ pub(crate) struct Compared {
     pub(crate) cohort: String,
     /// The name of the kept span, with its shown fields.
     pub(crate) span: String,
-    pub(crate) comparison: Comparison,
+    pub(crate) comparison: Arc<Comparison>,
     /// What the mean of the last 200 to 400 reference spans did, by stack: without times, threads and spans.
     pub(crate) typical: Arc<Profile>,
 }

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use parking_lot::Mutex;
 
 use crate::keep::Kept;
+use crate::profile::ComparedSummary;
 use crate::report::kept_event::Without;
 
 /// How many kept spans are remembered.
@@ -37,7 +38,7 @@ impl Recent {
                 coverage: kept.coverage,
                 waits: kept.waits.clone(),
                 awaits: kept.awaits.clone(),
-                compared: kept.compared.clone(),
+                compared: kept.compared.as_ref().map(ComparedSummary::without_rows),
                 files: kept.files.clone(),
             },
         };
@@ -51,5 +52,26 @@ impl Recent {
     /// The newest first.
     pub(crate) fn list(&self) -> Vec<RecentlyKept> {
         self.0.lock().iter().rev().cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::keep::KeptSpan;
+    use crate::profile::Compared;
+    use crate::report;
+    use crate::span::SpanKey;
+
+    #[test]
+    fn what_is_remembered_of_a_comparison_has_no_rows() {
+        let mut kept = report::unexported(&[KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 1)]);
+        kept.compared = Some(Compared::for_test(200).summary());
+        assert!(kept.comparison().is_some());
+        let recent = Recent::default();
+        recent.add(&kept);
+        let known = recent.list().remove(0).kept;
+        assert_eq!(known.comparison(), None);
+        assert_eq!(known.compared.and_then(|compared| compared.times()), Some(12.0));
     }
 }

@@ -134,7 +134,7 @@ impl SymbolsThread {
                 report::describe_waits(&mut profile, &report);
                 report::describe_awaits(&mut profile, &report.awaits);
                 profile.compared = self.compared(&profile);
-                report.compared.clone_from(&profile.compared);
+                report.compared = profile.compared.as_ref().map(|compared| compared.summary());
                 report.top_function = profile.top_function();
                 report.coverage = profile.coverage();
                 let since = Instant::now();

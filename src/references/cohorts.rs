@@ -1,6 +1,7 @@
 //! What is known of the spans of each cohort.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use super::References;
 use super::typical::TypicalProfile;
@@ -82,7 +83,7 @@ impl References {
         (comparison.references > 0).then(|| Compared {
             cohort: key.name(),
             span: facts.name(),
-            comparison,
+            comparison: Arc::new(comparison),
             typical,
         })
     }

@@ -5,10 +5,11 @@ use std::fmt::{self, Display, Write};
 use super::format::{Allocated, Ns, Short, is_vague};
 use super::kept_fields::{Fields, ms};
 use super::profile::{AWAITS_OF_ALL, AtSite, Awaited, WAIT_NS, WORTH_REPORTING, plural_waits};
+use crate::compare::{Quantity, TimeKind};
 use crate::facts::TimeBreakdown;
 use crate::keep::{Kept, KeptSpan, NoProfile};
 use crate::log::{LogEvent, LogKind};
-use crate::profile::{Awaits, ProfileId, Waits};
+use crate::profile::{Awaits, ComparedSummary, ProfileId, SlowerIn, Waits};
 
 /// Nothing is said of the coverage of a span that ran for less than some samples represent.
 pub(crate) const LONG_NS: u64 = 10_000_000;
@@ -143,6 +144,8 @@ fn message(first: &KeptSpan, kept: &Kept) -> String {
         message.push_str(" (on-CPU unknown)");
     }
     let mut reasons = Vec::new();
+    let compared = kept.compared.as_ref().filter(|compared| compared.is_of(&first.facts));
+    reasons.extend(compared.and_then(against_typical));
     let is_vague = is_vague(subtree_on_cpu_ns, subtree_on_cpu_error_ns);
     // A few samples of a span that mostly waited would explain nothing.
     let is_explained = is_cpu_time_unknown || is_vague || subtree_on_cpu_ns > wall_ns / 10;
@@ -199,6 +202,40 @@ fn message(first: &KeptSpan, kept: &Kept) -> String {
         _ = write!(message, ": {}", reasons.join("; "));
     }
     message
+}
+
+/// How many times as long as typical ones it took, and where most of the difference is. Nothing of what can be by chance.
+fn against_typical(compared: &ComparedSummary) -> Option<String> {
+    let slower_ns = compared.slower_ns?;
+    let (times, median_ns) = (compared.times()?, compared.median_wall_ns?);
+    let mut text = format!("{times} × its typical {}", Ns(median_ns));
+    if let Some((place, extra_ns)) = compared.slower_in.as_ref().and_then(place) {
+        let share = extra_ns as f64 / slower_ns.max(1) as f64;
+        _ = match share {
+            0.9.. => write!(text, "; the rest is {place}"),
+            0.5.. => write!(text, "; most of the rest is {place}"),
+            _ => write!(text, "; {} of the rest is {place}", Ns(extra_ns)),
+        };
+    }
+    Some(text)
+}
+
+/// Where the largest difference is, as a part of a sentence, and how large it is.
+fn place(slower_in: &SlowerIn) -> Option<(String, u64)> {
+    let SlowerIn { quantity, extra_ns } = slower_in;
+    let text = quantity.to_string();
+    let place = match quantity {
+        Quantity::Wall(TimeKind::Unmeasured, _) => return None,
+        // On-CPU is what is expected.
+        Quantity::Wall(TimeKind::OnCpu, _) => match text.strip_prefix("on-CPU in ") {
+            Some(function) => format!("in {function}"),
+            None => text,
+        },
+        Quantity::Wall(TimeKind::Await, _) => text.replacen("await", "awaiting", 1),
+        Quantity::Wall(TimeKind::OtherSpans, _) => format!("in {text}"),
+        _ => text,
+    };
+    Some((place, *extra_ns))
 }
 
 /// That the samples represent little of the on-CPU time, as of threads that ran for less than the time between two samples.
@@ -268,8 +305,12 @@ impl Display for Without<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::compare::{OwnFunction, SpentIn};
     use crate::facts::{Measure, Reason};
+    use crate::profile::Compared;
     use crate::span::SpanKey;
 
     fn kept() -> Kept {
@@ -480,6 +521,47 @@ mod tests {
         );
         kept.spans[0].profile = Ok(id);
         assert_eq!(profile_of(&kept.spans[0], &kept, false), Some(id));
+    }
+
+    #[test]
+    fn a_message_says_how_a_span_differs_from_typical_ones() {
+        let compared_with = |references| {
+            let mut kept = kept();
+            let mut summary = Compared::for_test(references).summary();
+            kept.spans[0].facts.span = "GET /checkout".into();
+            kept.compared = Some(summary.clone());
+            let first = line(&kept);
+            let Some(slower_in) = summary.slower_in.as_mut() else { return vec![first] };
+            (slower_in.extra_ns, slower_in.quantity) = (600_000_000, of(TimeKind::Await));
+            kept.compared = Some(summary.clone());
+            let second = line(&kept);
+            let slower_in = summary.slower_in.as_mut().unwrap();
+            slower_in.extra_ns = 212_000_000;
+            slower_in.quantity = Quantity::Wall(TimeKind::UnexplainedIdle, SpentIn::Unknown);
+            summary.times_typical = Some(1.44);
+            kept.compared = Some(summary);
+            let third = line(&kept);
+            kept.spans[0].facts.span = "GET /other".into();
+            vec![first, second, third, line(&kept)]
+        };
+        let rest = "1.29 s on-CPU, 97 % of it in shop::render";
+        let head = "kept `GET /checkout`: 12 × its typical 98.0 ms";
+        let expected = [
+            format!("{head}; the rest is in shop::count_cheap_bundles; {rest}"),
+            format!("{head}; most of the rest is awaiting in shop::fetch (src/a.rs:9); {rest}"),
+            format!(
+                "kept `GET /checkout`: 1.4 × its typical 98.0 ms; 212 ms of the rest is unexplained idle; {rest}"
+            ),
+            format!("kept `GET /other`: {rest}"),
+        ];
+        assert_eq!(compared_with(200), expected);
+        assert_eq!(compared_with(9), [format!("kept `GET /checkout`: {rest}")]);
+
+        fn of(kind: TimeKind) -> Quantity {
+            let function =
+                OwnFunction { name: "shop::fetch".into(), file: "src/a.rs".into(), line: 9 };
+            Quantity::Wall(kind, SpentIn::Function(Arc::new(function)))
+        }
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::keep::{DEFAULT_FIELDS, Kept, KeptSpan};
 
 /// The fields before the measures, and after them.
 const BEFORE: [&str; 7] = ["message", "kind", "span", "fields", "reason", "rule", "open"];
-const AFTER: [&str; 17] = [
+const AFTER: [&str; 22] = [
     "samples",
     "top",
     "top_share",
@@ -27,6 +27,11 @@ const AFTER: [&str; 17] = [
     "longest_await_ms",
     "longest_await",
     "delayed_by",
+    "references",
+    "typical_median_ms",
+    "times_typical",
+    "slower_in",
+    "slower_in_ms",
     "trace_id",
     "span_id",
     "profile_id",
@@ -122,6 +127,14 @@ impl Fields {
             fields.set("longest_await", longest.map(|site| display(AtAwait(site).to_string())));
             fields.set("delayed_by", awaits.delayed_by.clone());
         }
+        if let Some(compared) = kept.compared.as_ref().filter(|compared| compared.is_of(facts)) {
+            let slower_in = compared.slower_in.as_ref();
+            fields.set("references", Some(compared.references));
+            fields.set("typical_median_ms", compared.median_wall_ns.map(ms));
+            fields.set("times_typical", compared.times());
+            fields.set("slower_in", slower_in.map(|slower| display(slower.quantity.to_string())));
+            fields.set("slower_in_ms", slower_in.map(|slower| ms(slower.extra_ns)));
+        }
         let (trace, id) = facts.ids().unzip();
         fields.set("trace_id", trace.map(display));
         fields.set("span_id", id.map(display));
@@ -173,6 +186,8 @@ mod tests {
     use tracing_subscriber::prelude::*;
 
     use super::*;
+    use crate::profile::Compared;
+    use crate::span::SpanKey;
 
     #[test]
     fn the_guide_has_each_field() {
@@ -185,6 +200,25 @@ mod tests {
         let names = NAMES.iter().filter(|name| **name != "message" && !is_minor(name));
         let missing: Vec<_> = names.filter(|name| !guide.contains(&format!("`{name}`"))).collect();
         assert!(missing.is_empty(), "{missing:?}");
+    }
+
+    #[test]
+    fn a_span_has_the_fields_of_a_comparison_that_is_its_own() {
+        let fields = |name: &'static str, references| {
+            let mut kept =
+                super::super::unexported(&[KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 1)]);
+            kept.spans[0].facts.span = name.into();
+            kept.compared = Some(Compared::for_test(references).summary());
+            let Fields(fields) = Fields::of(&kept.spans[0], &kept, true);
+            let of_comparison = |name: &&str| {
+                name.contains("typical") || name.contains("slower") || *name == "references"
+            };
+            fields.into_iter().map(|(name, _)| name).filter(of_comparison).collect::<Vec<_>>()
+        };
+        let all = ["references", "typical_median_ms", "times_typical", "slower_in", "slower_in_ms"];
+        assert_eq!(fields("GET /checkout", 200), all);
+        assert_eq!(fields("GET /checkout", 9), all[..2]);
+        assert_eq!(fields("GET /other", 200), [""; 0]);
     }
 
     #[test]

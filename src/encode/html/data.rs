@@ -4,11 +4,13 @@ use std::collections::HashMap;
 use std::io::{self, Write};
 
 use super::HtmlContext;
+use super::compared::ComparedSpan;
 use super::json::{Array, Json, Object, Plain};
 use crate::facts::{Facts, Measure};
 use crate::ids::{SpanId, TraceId};
 use crate::profile::{
-    CodeOrigin, FrameKind, Leaf, Link, LocationId, Profile, SampleKind, StackId, TableId, Value,
+    CodeOrigin, FrameKind, Function, Leaf, Link, LocationId, Profile, Sample, SampleKind, StackId,
+    TableId, Value,
 };
 
 /// The version of the format, which the script checks.
@@ -54,6 +56,9 @@ pub(super) fn write(
         data.member("source_url", &context.source_url)?;
         data.member("measures", Array(|| Measure::ALL.iter().map(|measure| MeasureRow(*measure))))?;
         data.member("kept", Array(|| profile.spans.iter().map(|span| KeptRow { span, profile })))?;
+        if let Some(compared) = profile.compared.as_deref() {
+            data.member("compared", ComparedSpan { compared, spans: &profile.spans })?;
+        }
         tables.write(data)
     })
 }
@@ -172,6 +177,23 @@ struct Row {
     weight: u64,
 }
 
+/// What the typical span has of a stack.
+struct TypicalRow {
+    stack: i64,
+    leaf: u32,
+    kind: u8,
+    weight: u64,
+}
+
+/// Where the parts of stacks are in the tables. Those of the typical span are the same as those of the profile.
+#[derive(Default)]
+struct KnownStacks {
+    /// Functions without a name, by their text and file.
+    unnamed: HashMap<(u32, u32), u32>,
+    frames: HashMap<Frame, u32>,
+    nodes: HashMap<(i64, u32), i64>,
+}
+
 /// The tables and samples of a report.
 struct ReportTables<'a> {
     profile: &'a Profile,
@@ -181,13 +203,12 @@ struct ReportTables<'a> {
     frames: Vec<Frame>,
     /// Parent and frame; parents come first.
     stacks: Vec<(i64, u32)>,
-    /// The node of each stack's innermost frame, by the stack's number.
-    ends: Vec<i64>,
     /// Kind and text.
     leaves: Vec<(u8, u32)>,
     spans: Vec<(u32, u32)>,
     threads: Vec<u32>,
     rows: Vec<Row>,
+    typical: Vec<TypicalRow>,
 }
 
 const fn kind_number(kind: FrameKind) -> u8 {
@@ -207,24 +228,21 @@ impl<'a> ReportTables<'a> {
             functions: Vec::new(),
             frames: Vec::new(),
             stacks: Vec::new(),
-            ends: Vec::new(),
             leaves: Vec::new(),
             spans: Vec::new(),
             threads: Vec::new(),
             rows: Vec::new(),
+            typical: Vec::new(),
         };
-        tables.add_stacks();
+        let mut known = KnownStacks::default();
+        let functions: Vec<_> = profile
+            .functions()
+            .map(|(id, of)| tables.add_function(of, profile.origin(id)))
+            .collect();
+        let ends = tables.add_stacks(profile, &functions, &mut known);
         for (_, leaf) in profile.leaves() {
-            let (kind, text) = match leaf {
-                Leaf::Ran => (0, ""),
-                Leaf::Blocked(call) => (1, call.as_str()),
-                Leaf::Awaiting => (2, ""),
-                Leaf::Delayed { behind } => (3, behind.as_deref().unwrap_or_default()),
-                Leaf::Allocated => (4, ""),
-                Leaf::Unknown(why) => (5, *why),
-            };
-            let text = tables.strings.add(text);
-            tables.leaves.push((kind, text));
+            let leaf = tables.leaf(leaf);
+            tables.leaves.push(leaf);
         }
         for (_, link) in profile.links() {
             let name = tables.strings.add(&link.span);
@@ -235,62 +253,90 @@ impl<'a> ReportTables<'a> {
             let name = tables.strings.add(&thread.name);
             tables.threads.push(name);
         }
-        tables.add_rows();
+        tables.add_rows(&ends);
+        if let Some(compared) = profile.compared.as_deref() {
+            tables.add_typical(&compared.typical, &mut known);
+        }
         tables
     }
 
+    fn add_function(&mut self, function: &'a Function, origin: CodeOrigin) -> u32 {
+        let name = self.strings.add(&function.name);
+        self.functions.push((name, self.strings.add(&function.file), origin));
+        self.functions.len() as u32 - 1
+    }
+
+    fn leaf(&mut self, leaf: &'a Leaf) -> (u8, u32) {
+        let (kind, text) = match leaf {
+            Leaf::Ran => (0, ""),
+            Leaf::Blocked(call) => (1, call.as_str()),
+            Leaf::Awaiting => (2, ""),
+            Leaf::Delayed { behind } => (3, behind.as_deref().unwrap_or_default()),
+            Leaf::Allocated => (4, ""),
+            Leaf::Unknown(why) => (5, *why),
+        };
+        (kind, self.strings.add(text))
+    }
+
     /// Adds the frames of all stacks. A location is one frame for its function and one for each function inlined into
-    /// it.
-    fn add_stacks(&mut self) {
-        let profile = self.profile;
-        let functions = profile.functions().map(|(id, function)| {
-            let name = self.strings.add(&function.name);
-            (name, self.strings.add(&function.file), profile.origin(id))
-        });
-        self.functions = functions.collect();
-        let mut numbers = HashMap::new();
-        let locations: Vec<_> =
-            profile.locations().map(|(id, _)| self.frames_of(id, &mut numbers)).collect();
-        let mut nodes = HashMap::new();
+    /// it. Returns the node of each stack's innermost frame, by the stack's number. `functions` are by their number in the
+    /// profile.
+    fn add_stacks(
+        &mut self,
+        profile: &'a Profile,
+        functions: &[u32],
+        known: &mut KnownStacks,
+    ) -> Vec<i64> {
+        let locations: Vec<_> = profile
+            .locations()
+            .map(|(id, _)| self.frames_of(profile, id, functions, known))
+            .collect();
+        let mut ends = Vec::new();
         for (caller, location) in profile.stack_nodes() {
-            let mut node = caller.map_or(-1, |caller| self.end_of(caller));
+            let mut node = caller.map_or(-1, |caller| end_of(&ends, caller));
             for frame in locations.get(location.number() as usize).into_iter().flatten() {
-                node = *nodes.entry((node, *frame)).or_insert_with(|| {
+                node = *known.nodes.entry((node, *frame)).or_insert_with(|| {
                     self.stacks.push((node, *frame));
                     self.stacks.len() as i64 - 1
                 });
             }
-            self.ends.push(node);
+            ends.push(node);
         }
-    }
-
-    fn end_of(&self, stack: StackId) -> i64 {
-        self.ends.get(stack.number() as usize).copied().unwrap_or(-1)
+        ends
     }
 
     /// The frames of a location, the outermost first.
-    fn frames_of(&mut self, id: LocationId, numbers: &mut HashMap<Frame, u32>) -> Vec<u32> {
-        let Some(location) = self.profile.location(id) else { return Vec::new() };
+    fn frames_of(
+        &mut self,
+        profile: &'a Profile,
+        id: LocationId,
+        functions: &[u32],
+        known: &mut KnownStacks,
+    ) -> Vec<u32> {
+        let Some(location) = profile.location(id) else { return Vec::new() };
         let (kind, is_inferred) = (kind_number(location.kind), location.is_inferred);
         let lines = location.lines.iter().rev();
+        let function = |number: u32| functions.get(number as usize).copied().unwrap_or(number);
         let mut frames: Vec<_> = lines
             .map(|line| Frame {
-                function: line.function.number(),
+                function: function(line.function.number()),
                 line: line.line,
                 kind,
                 is_inferred,
             })
             .collect();
         if frames.is_empty() {
-            let mapping = location.mapping.and_then(|mapping| self.profile.mapping(mapping));
-            let name = self.strings.add(self.profile.module_offset(location));
+            let mapping = location.mapping.and_then(|mapping| profile.mapping(mapping));
+            let name = self.strings.add(profile.module_offset(location));
             let file = self.strings.add(mapping.map_or("", |mapping| &mapping.file));
-            self.functions.push((name, file, self.profile.origin_of_unnamed(location)));
-            let function = self.functions.len() as u32 - 1;
+            let function = *known.unnamed.entry((name, file)).or_insert_with(|| {
+                self.functions.push((name, file, profile.origin_of_unnamed(location)));
+                self.functions.len() as u32 - 1
+            });
             frames.push(Frame { function, line: 0, kind, is_inferred });
         }
         let number = |frame| {
-            *numbers.entry(frame).or_insert_with(|| {
+            *known.frames.entry(frame).or_insert_with(|| {
                 self.frames.push(frame);
                 self.frames.len() as u32 - 1
             })
@@ -298,21 +344,41 @@ impl<'a> ReportTables<'a> {
         frames.into_iter().map(number).collect()
     }
 
-    fn add_rows(&mut self) {
+    /// Adds what the typical span did, with the functions, frames, stacks and leaves that the profile has already.
+    fn add_typical(&mut self, typical: &'a Profile, known: &mut KnownStacks) {
+        let own: HashMap<_, _> =
+            self.profile.functions().map(|(id, of)| (of, id.number())).collect();
+        let functions = typical.functions().map(|(id, of)| match own.get(of) {
+            Some(number) => *number,
+            None => self.add_function(of, typical.origin(id)),
+        });
+        let functions: Vec<_> = functions.collect();
+        let ends = self.add_stacks(typical, &functions, known);
+        let mut leaves: HashMap<_, _> = (0..).zip(&self.leaves).map(|(at, of)| (*of, at)).collect();
+        let numbers = typical.leaves().map(|(_, leaf)| {
+            let leaf = self.leaf(leaf);
+            *leaves.entry(leaf).or_insert_with(|| {
+                self.leaves.push(leaf);
+                self.leaves.len() as u32 - 1
+            })
+        });
+        let numbers: Vec<u32> = numbers.collect();
+        let row = |sample: &Sample| {
+            Some(TypicalRow {
+                stack: end_of(&ends, sample.stack),
+                leaf: *numbers.get(sample.leaf.number() as usize)?,
+                kind: shown_kind(sample.kind)?,
+                weight: sample.points.iter().map(|point| point.weight).sum(),
+            })
+        };
+        self.typical = typical.samples().iter().filter_map(row).collect();
+    }
+
+    fn add_rows(&mut self, ends: &[i64]) {
         for sample in self.profile.samples() {
-            let (stack, leaf) = (self.end_of(sample.stack), sample.leaf.number());
+            let (stack, leaf) = (end_of(ends, sample.stack), sample.leaf.number());
             let span = sample.link.map_or(-1, |link| i64::from(link.number()));
-            let kind = match sample.kind {
-                // The page shows bytes that a span allocated.
-                SampleKind::Allocations | SampleKind::InUseBytes | SampleKind::InUseBlocks => {
-                    continue;
-                }
-                SampleKind::OnCpu => 0,
-                SampleKind::OffCpu => 1,
-                SampleKind::Await => 2,
-                SampleKind::Delay => 3,
-                SampleKind::AllocatedBytes => 4,
-            };
+            let Some(kind) = shown_kind(sample.kind) else { continue };
             for point in &sample.points {
                 let time = i128::from(point.time_unix_ns) - i128::from(self.profile.start_unix_ns);
                 let thread = point.thread.map_or(-1, |thread| i64::from(thread.number()));
@@ -359,6 +425,15 @@ impl<'a> ReportTables<'a> {
             let times = self.rows.iter().zip(before).map(|(row, before)| row.time - before);
             column(table, "time", &times.collect::<Vec<_>>(), |time| *time)?;
             column(table, "weight", &self.rows, |row| row.weight)
+        })?;
+        if self.profile.compared.is_none() {
+            return Ok(());
+        }
+        data.object("typical", |table| {
+            column(table, "stack", &self.typical, |row| row.stack)?;
+            column(table, "leaf", &self.typical, |row| row.leaf)?;
+            column(table, "kind", &self.typical, |row| row.kind)?;
+            column(table, "weight", &self.typical, |row| row.weight)
         })
     }
 
@@ -376,6 +451,22 @@ impl<'a> ReportTables<'a> {
         column(table, "end", &links, |link| since_start(self.profile, link.end_unix_ns))?;
         column(table, "kept", &numbers, |link| place(*link).map_or(-1, |place| place as i64))?;
         column(table, "span_id", &self.spans, |(_, id)| *id)
+    }
+}
+
+fn end_of(ends: &[i64], stack: StackId) -> i64 {
+    ends.get(stack.number() as usize).copied().unwrap_or(-1)
+}
+
+/// The number of a kind of samples that the page shows: of allocations, the bytes.
+fn shown_kind(kind: SampleKind) -> Option<u8> {
+    match kind {
+        SampleKind::OnCpu => Some(0),
+        SampleKind::OffCpu => Some(1),
+        SampleKind::Await => Some(2),
+        SampleKind::Delay => Some(3),
+        SampleKind::AllocatedBytes => Some(4),
+        SampleKind::Allocations | SampleKind::InUseBytes | SampleKind::InUseBlocks => None,
     }
 }
 

@@ -1,5 +1,6 @@
 //! A report of one profile: a self-contained page for browsers.
 
+mod compared;
 mod data;
 mod json;
 mod summary;
@@ -19,8 +20,8 @@ const STYLE: &str = include_str!("report.css");
 const BODY: &str = include_str!("report.body.html");
 const SCRIPT: &str = include_str!("report.js");
 /// The SHA-256 of [`STYLE`] and [`SCRIPT`], in Base64. A test compares them.
-const STYLE_HASH: &str = "pIeZyIqckfufQLq1zj6bcA7yt8rOcp5tpbs6MJejahY=";
-const SCRIPT_HASH: &str = "VYecRfhUdX/PaabrUf+MnnKDyXqgF7LeI1+8aSZktBE=";
+const STYLE_HASH: &str = "AGTUx0KlDgSQIN7N/m34r+OHGggLE5//xgvq9W2Dkzw=";
+const SCRIPT_HASH: &str = "aE+t6wHBMiddgBLb+bIHbo4rVo6NLgglnHeV55BrSKc=";
 
 /// What a report shows besides the profile.
 #[derive(Clone, Debug, Default)]
@@ -128,6 +129,7 @@ fn base64(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use std::io::Read as _;
+    use std::sync::Arc;
     use std::time::Duration;
 
     use ::base64::Engine as _;
@@ -137,7 +139,7 @@ mod tests {
     use super::super::tests::{checkout, deep, waiting};
     use super::*;
     use crate::facts::{Facts, Measure, TimeBreakdown, Unit};
-    use crate::profile::{ProfiledThread, SampleKind};
+    use crate::profile::{Compared, ProfiledThread, SampleKind, add_stacks};
 
     fn context() -> HtmlContext {
         HtmlContext::new(Resource::new().with("service.name", "<shop>"))
@@ -304,6 +306,132 @@ mod tests {
         assert_eq!(data["measures"].as_array().unwrap().len(), Measure::ALL.len());
         profile.spans[0].times = times.without_cpu_time();
         assert_eq!(unpacked(&profile)["kept"][0].get("on_cpu"), None);
+    }
+
+    /// `waiting`, as the span of [`Compared::for_test`].
+    fn compared(references: u64) -> Profile {
+        let mut profile = waiting();
+        let facts = Facts { span: "GET /checkout".into(), ..Facts::default() };
+        profile.spans = vec![Facts::default(), facts];
+        profile.compared = Some(Arc::new(Compared::for_test(references)));
+        profile
+    }
+
+    #[test]
+    fn the_data_has_the_comparison_with_typical_spans() {
+        let data = unpacked(&compared(200));
+        let compared_with = &data["compared"];
+        assert_eq!(compared_with["kept"], 1, "the span is found by its name");
+        assert_eq!(compared_with["cohort"], "GET /checkout");
+        assert_eq!(
+            (&compared_with["references"], &compared_with["median"]),
+            (&json!(200), &json!(98_000_000))
+        );
+        assert_eq!(compared_with["times"], 12.0);
+        let first = json!({
+            "words": "on-CPU", "name": "shop::count_cheap_bundles", "file": "shop/src/similar.rs", "line": 0,
+            "others": false, "unit": "ns", "value": 1_070_000_000, "typical": 10_000_000, "extra": 1_060_000_000,
+            "low": 1_020_000_000, "high": 1_100_000_000, "present_in": 12, "as_extreme_in": 0
+        });
+        assert_eq!(compared_with["rows"][0], first);
+        let extra = |row: &Value| row["extra"].as_i64().unwrap();
+        let sum: i64 = compared_with["rows"].as_array().unwrap().iter().map(extra).sum();
+        assert_eq!(sum, extra(&compared_with["wall"]));
+        let beside = compared_with["beside"].as_array().unwrap();
+        let units: Vec<_> = beside.iter().map(|row| row["unit"].as_str().unwrap()).collect();
+        assert_eq!(units, ["ns", "bytes", "count", "ns"]);
+        assert_eq!(beside[2]["name"], "query");
+
+        let few = &unpacked(&compared(9))["compared"];
+        assert_eq!(
+            (few.get("times"), few["wall"].get("low"), few["rows"][0].get("low")),
+            (None, None, None)
+        );
+        assert_eq!(
+            (unpacked(&waiting()).get("compared"), unpacked(&waiting()).get("typical")),
+            (None, None)
+        );
+    }
+
+    #[test]
+    fn the_stacks_of_typical_spans_are_those_of_the_profile() {
+        let mut profile = compared(200);
+        let mut typical = Profile::new(crate::profile::ProfileId::NONE, 0);
+        add_stacks(&mut typical, &profile, |weight| weight / 2);
+        let millisecond = Duration::from_millis(1);
+        let stack = ["shop::usual", "shop::main"];
+        let usual = Profile::builder("x")
+            .sample(SampleKind::OffCpu, &[], &stack, millisecond, 3 * millisecond)
+            .build();
+        add_stacks(&mut typical, &usual, |weight| weight);
+        profile.compared =
+            Some(Arc::new(Compared { typical: Arc::new(typical), ..Compared::for_test(200) }));
+        let data = unpacked(&profile);
+        let list = |table: &str, column: &str| data[table][column].as_array().unwrap().clone();
+        let without = unpacked(&waiting());
+        let of_profile: Vec<_> = list("samples", "stack");
+        assert_eq!(of_profile, *without["samples"]["stack"].as_array().unwrap());
+        // Each is one of the profile but the last, which has frames of its own: its functions have no file.
+        let (last, shared) =
+            list("typical", "stack").split_last().map(|(a, b)| (a.clone(), b.to_vec())).unwrap();
+        assert!(shared.iter().all(|stack| of_profile.contains(stack)), "{shared:?}");
+        assert!(!of_profile.contains(&last));
+        assert_eq!(
+            list("stacks", "parent").len(),
+            without["stacks"]["parent"].as_array().unwrap().len() + 2
+        );
+        // 15 ms on-CPU in one stack and 5 ms in another, 320 ms off-CPU: half of it.
+        let rows = list("typical", "kind").into_iter().zip(list("typical", "weight"));
+        let mut rows: Vec<_> =
+            rows.map(|(kind, weight)| (kind.as_u64().unwrap(), weight.as_u64().unwrap())).collect();
+        rows.sort_unstable();
+        assert_eq!(rows, [(0, 2_500_000), (0, 7_500_000), (1, 3_000_000), (1, 160_000_000)]);
+        // The leaf is without the lock's address.
+        let text = |leaf: &Value| {
+            data["strings"]
+                [data["leaves"]["text"][leaf.as_u64().unwrap() as usize].as_u64().unwrap() as usize]
+                .clone()
+        };
+        let texts: Vec<_> = list("typical", "leaf").iter().map(text).collect();
+        assert!(texts.contains(&json!("futex")), "{texts:?}");
+    }
+
+    #[test]
+    fn the_summary_says_how_a_span_differs_from_typical_ones() {
+        let summary = |profile: &Profile| -> Value {
+            serde_json::from_str(element(&html(profile, &context()), "summary")).unwrap()
+        };
+        let mut profile = compared(200);
+        profile.spans.remove(0);
+        let of_span = summary(&profile);
+        assert_eq!(
+            [&of_span["references"], &of_span["typical_median_ms"]],
+            [&json!(200), &json!(98.0)]
+        );
+        assert_eq!([&of_span["times_typical"], &of_span["slower_in_ms"]], [12.0, 1060.0]);
+        assert_eq!(of_span["slower_in"], "on-CPU in shop::count_cheap_bundles");
+        let other = summary(&compared(200));
+        assert_eq!(other.get("references"), None, "the comparison is of another span");
+    }
+
+    #[test]
+    fn markup_in_a_comparison_is_text() {
+        let hostile = "</script><script>alert(1)</script>";
+        let mut profile = compared(200);
+        let typical = Profile::builder(hostile)
+            .sample(SampleKind::OnCpu, &[], &[hostile], Duration::ZERO, Duration::from_millis(3))
+            .build();
+        let with_names = Compared {
+            cohort: hostile.to_owned(),
+            span: hostile.to_owned(),
+            typical: Arc::new(typical),
+            ..Compared::for_test(200)
+        };
+        profile.compared = Some(Arc::new(with_names));
+        profile.spans = vec![Facts { span: hostile.into(), ..Facts::default() }];
+        let page = html(&profile, &context());
+        assert_eq!(page.matches("</script>").count(), 3, "summary, data and script");
+        assert_eq!(unpacked(&profile)["compared"]["cohort"], hostile);
     }
 
     #[test]

@@ -118,6 +118,7 @@ const duration = (ns) => {
   const digits = size === 1 || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2;
   return ns === 0 ? '0' : `${value.toFixed(digits)} ${unit}`;
 };
+const signed = (value, show) => (value === 0 ? '0' : `${value < 0 ? '−' : '+'}${show(Math.abs(value))}`);
 /** What boxes of a mode add up: time, or bytes. */
 const amount = (value, mode = state.mode) => (mode === 'alloc' ? memory(value) : duration(value));
 const percent = (part, whole) => {
@@ -192,8 +193,11 @@ function prepare(data) {
     kept.unexplained = Math.max(0, kept.idle - kept.await - kept.scheduling_delay);
   }
   data.length = Math.max(1, data.duration, ...data.kept.map((kept) => kept.start + kept.wall));
+  for (const row of [...(data.compared?.rows ?? []), ...(data.compared?.beside ?? [])])
+    for (const name of ['words', 'name', 'file']) row[name] = clean(row[name]);
   nameLeaves(data);
-  nameEmptyStacks(data);
+  nameEmptyStacks(data, data.samples);
+  if (data.typical) nameEmptyStacks(data, data.typical);
   markAwaits(data);
   data.kinds = new Set([...data.samples.kind, data.samples.short.includes(true) ? 'short' : '']);
   placeSamples(data.samples, data.threads.name.length);
@@ -220,10 +224,19 @@ function nameLeaves({ strings, leaves }) {
     if (kind === PENDING) return '[await]';
     return (kind === BLOCKED || kind === UNKNOWN) && text !== '' ? `[${text}]` : '';
   });
+  // The address of a lock is not that of the same lock in another process: those of one call are the same.
+  const bare = leaves.name.map(bareLeaf);
+  const first = new Map();
+  bare.forEach((name, leaf) => {
+    if (!first.has(name) || leaves.name[leaf] === name) first.set(name, leaf);
+  });
+  leaves.same = bare.map((name) => first.get(name));
 }
 
+const bareLeaf = (name) => name.replace(/ 0x[0-9a-f]+/, '');
+
 /** A sample of which nothing is known gets a remark as its only frame. */
-function nameEmptyStacks({ strings, functions, frames, stacks, samples, leaves }) {
+function nameEmptyStacks({ strings, functions, frames, stacks, leaves }, samples) {
   const made = new Map();
   const make = (name) => {
     functions.name.push(strings.push(name) - 1);
@@ -410,9 +423,13 @@ const state = {
   fn: -1,
   /** `KIND.FRAME.OBJECT` of a wait, await or delay: its caller, and a frame or a leaf. Or ''. */
   wait: '',
+  /** Whether the graph shows the difference to typical spans. */
+  diff: false,
   /** Keys of the boxes from the root to the zoomed one. */
   zoom: [],
 };
+/** Typical spans have no times, threads or spans, so nothing can be filtered in a difference. */
+const NO_FILTER = { interval: null, span: -1, fn: -1, wait: '' };
 
 /** The samples in the interval and in the spans of that name, and the part of each that is in the interval. */
 function selectSamples(ofSpan) {
@@ -456,7 +473,7 @@ function objectOf(i) {
   return isCall(kind[i], siteOf(stack[i])) ? awaitedOf(stack[i]) : leaf[i];
 }
 function objectName(kind, site, object) {
-  if (!isCall(kind, site)) return leafName(object).replace(/ 0x[0-9a-f]+/, '');
+  if (!isCall(kind, site)) return bareLeaf(leafName(object));
   return object < 0 ? '' : `at ${futureName(object)}`;
 }
 
@@ -488,8 +505,8 @@ const KEYS = 2 ** 27,
 /** The kind of box of what was going on where a stack ends, by the kind of sample. */
 const LEAF_BOXES = { [OFF_CPU]: WAIT, [AWAITING]: AWAIT, [DELAYED]: DELAY };
 
-/** Samples merged by thread, span and functions, from the outermost. */
-function buildTree(chosen, mode) {
+/** A tree of one node, to which `child` adds. */
+function startTree() {
   const found = new Map(),
     nodes = [];
   const make = (parent, key, kind, what) => {
@@ -501,6 +518,9 @@ function buildTree(chosen, mode) {
       what,
       value: 0,
       self: 0,
+      /** In a difference: what this span and the typical one have. */
+      slow: 0,
+      typical: 0,
       samples: 0,
       children: [],
       places: [],
@@ -515,7 +535,12 @@ function buildTree(chosen, mode) {
     if (!found.has(id)) found.set(id, make(parent, key, kind, what));
     return found.get(id);
   };
-  const root = make(null, 0, ALL, -1),
+  return { root: make(null, 0, ALL, -1), nodes, child };
+}
+
+/** Samples merged by thread, span and functions, from the outermost. */
+function buildTree(chosen, mode) {
+  const { root, nodes, child } = startTree(),
     groups = new Map();
   const nodeOf = (thread, span) => {
     let node = root;
@@ -560,6 +585,51 @@ function buildTree(chosen, mode) {
   sumUp(nodes);
   return { root, nodes };
 }
+
+/**
+ * This span and the typical one, merged by functions. The width of a box is the larger of both, so that neither what was
+ * added nor what is absent is hidden.
+ */
+function buildDifference(mode) {
+  const { root, nodes, child } = startTree(),
+    group = { node: root, stacks: new Map() },
+    { samples, typical } = profile;
+  const isWanted = (kind) => (mode === 'wall' ? kind !== ALLOCATED : MODES[kind] === mode);
+  const add = ({ stack, leaf, kind, weight }, side, isInside) => {
+    stack.forEach((at, i) => {
+      if (!isWanted(kind[i]) || !isInside(i)) return;
+      const place = placeIn(group, at, child),
+        end = profile.leaves.same[leaf[i]],
+        box = leafName(end) === '' ? undefined : LEAF_BOXES[kind[i]];
+      place.weight += weight[i];
+      const node = box ? child(place.node, LEAF_KEYS + end, box, end) : place.node;
+      node[side] += weight[i];
+      if (side === 'slow') node.samples++;
+    });
+  };
+  const inside = insideCompared();
+  add(samples, 'slow', (i) => !inside || inside[samples.span[i]]);
+  add(typical, 'typical', () => true);
+  addPlaces(new Map([['', group]]));
+  for (const node of nodes) {
+    node.self = Math.max(node.slow, node.typical);
+    Object.assign(node, { selfSlow: node.slow, selfTypical: node.typical });
+  }
+  sumUp(nodes);
+  return { root, nodes };
+}
+/** For each span, whether it is the compared one or inside it; null for all. */
+function insideCompared() {
+  const top = profile.kept[profile.compared.kept]?.span ?? -1;
+  return top < 0 ? null : profile.spans.name.map((_, span) => spanPath(span).includes(top));
+}
+/** How much more this span has than the typical one, and as a part of the larger of both. */
+const extraOf = (node) => node.slow - node.typical;
+const relativeOf = (node) => extraOf(node) / (Math.max(node.slow, node.typical) || 1);
+const SAME = 0.05;
+const lookOf = (node) => (relativeOf(node) > SAME ? 'more' : relativeOf(node) < -SAME ? 'less' : 'same');
+const LOOK_MARKS = { more: '▲', less: '▼', same: '' };
+const extraText = (node) => signed(extraOf(node), amount);
 
 /** The node of a stack, and of all its callers. */
 function placeIn(group, stack, child) {
@@ -622,6 +692,8 @@ function sumUp(nodes) {
     node.value += node.self;
     if (node.parent) {
       node.parent.value += node.value;
+      node.parent.slow += node.slow;
+      node.parent.typical += node.typical;
       node.parent.samples += node.samples;
     }
   }
@@ -710,6 +782,8 @@ function foldOf(node, inside) {
     inside,
     at: node.at,
     value: last.value,
+    slow: last.slow,
+    typical: last.typical,
     self: 0,
     samples: last.samples,
     children: last.children,
@@ -758,7 +832,7 @@ function readColors() {
     colors[name] = css(`--${name}`);
   }
   colors.hsl = {};
-  for (const name of [...COLORS, 'user', 'match']) colors.hsl[name] = css(`--${name}`).split(/\s+/).map(parseFloat);
+  for (const name of [...COLORS, 'user', 'match', 'more', 'less', 'same']) colors.hsl[name] = css(`--${name}`).split(/\s+/).map(parseFloat);
   colors.patterns = {
     ...{ lines: pattern(drawLines), dots: pattern(drawDots), bars: pattern(drawBars), grid: pattern(drawGrid) },
   };
@@ -919,11 +993,23 @@ function drawFlame() {
 const maxFlameHeight = () => Math.max(420, innerHeight * 0.72) - 2;
 
 function colorOf(node) {
+  if (state.diff && !matchSet.has(node)) return differenceColor(node);
   const name = isOwnNode(node) ? 'user' : COLORS[node.kind];
   const [hue, saturation, light] = colors.hsl[matchSet.has(node) ? 'match' : name];
   const shift = node.kind <= KERNEL || node.kind === SPAN ? shadeOf(nodeName(node)) * 3 : 0;
   return `hsl(${hue} ${saturation}% ${light + shift}%)`;
 }
+
+/** The more it differs, the stronger the color. */
+function differenceColor(node) {
+  const look = lookOf(node),
+    [hue, ...strong] = colors.hsl[look],
+    [, ...weak] = colors.hsl.same;
+  const part = 0.3 + 0.7 * Math.min(1, Math.abs(relativeOf(node)));
+  const [saturation, light] = strong.map((value, i) => weak[i] + (value - weak[i]) * part);
+  return `hsl(${hue} ${saturation}% ${light}%)`;
+}
+const patternOf = (node) => (state.diff ? (lookOf(node) === 'less' ? 'lines' : undefined) : PATTERNS[node.kind]);
 
 function drawBox(context, { node, x, width }, y) {
   const height = rowHeight - 1,
@@ -931,7 +1017,7 @@ function drawBox(context, { node, x, width }, y) {
   context.globalAlpha = node.row < zoomed.row || (matches.length > 0 && !matchSet.has(node)) ? 0.55 : 1;
   context.fillStyle = colorOf(node);
   context.fillRect(x, y, wide, height);
-  const overlay = colors.patterns[PATTERNS[node.kind]];
+  const overlay = colors.patterns[patternOf(node)];
   if (overlay && wide > 3) {
     context.fillStyle = overlay;
     context.fillRect(x, y, wide, height);
@@ -947,16 +1033,22 @@ function outline(context, x, y, width, height, size) {
   context.strokeRect(x + size / 2, y + size / 2, Math.max(0, width - size), height - size);
 }
 function drawLabel(context, node, x, y, width) {
-  const mark = isInferred(node) ? '≈ ' : '';
+  const mark = state.diff ? differenceMark(node, width) : isInferred(node) ? '≈ ' : '';
   const name = nodeName(node);
   // Closures and async blocks have no name of their own.
   const place = name.startsWith('{') && hasCode(node) ? ` ${shortPlace(framesOf(node)[0])}` : '';
   const fits = fitted(context, name + place, width - mark.length * characterWidth);
   const label = fits === '' ? '' : mark + fits;
   if (label === '') return;
-  if (PATTERNS[node.kind]) drawPlate(context, node, x, y, Math.min(width, context.measureText(label).width));
+  if (patternOf(node)) drawPlate(context, node, x, y, Math.min(width, context.measureText(label).width));
   context.fillStyle = colors['frame-text'];
   context.fillText(label, x + 4, y, width);
+}
+/** `▲ `, or where there is room `▲ +1.06 s `. */
+function differenceMark(node, width) {
+  const mark = LOOK_MARKS[lookOf(node)];
+  if (mark === '') return '';
+  return width > 230 ? `${mark} ${extraText(node)} ` : `${mark} `;
 }
 /** Text on a pattern is hard to read. */
 function drawPlate(context, node, x, y, width) {
@@ -972,6 +1064,7 @@ function boxAt(event) {
 }
 
 function shareText(node) {
+  if (state.diff) return `${amount(node.slow)}, typical ${amount(node.typical)}, difference ${extraText(node)}`;
   return `${amount(node.value)} (${percent(node.value, tree.root.value)})`;
 }
 const COUNTED = {
@@ -996,9 +1089,13 @@ const kindText = (node) =>
   (isOwnNode(node) ? 'your code' : isIdle(node) ? IDLE_TEXTS[node.what] : KIND_NAMES[node.kind]) +
   (isInferred(node) ? ', inferred' : '');
 const describe = (node) =>
-  [nodeName(node), placesText(node), `${shareText(node)}, self ${amount(node.self)}`, kindText(node)].filter(
-    (text) => text !== '',
-  );
+  [
+    nodeName(node),
+    placesText(node),
+    state.diff ? shareText(node) : `${shareText(node)}, self ${amount(node.self)}`,
+    kindText(node) + (state.diff ? `, ${LOOK_TEXTS[lookOf(node)]}` : ''),
+  ].filter((text) => text !== '');
+const LOOK_TEXTS = { more: 'more than typical', less: 'less than typical', same: 'as typical' };
 
 function showDetail() {
   const node = hovered ?? current ?? zoomed,
@@ -1009,12 +1106,23 @@ function showDetail() {
     const frames = framesOf(node);
     add(placeElement(frames[0]), frames.length > 1 ? ` and ${count(frames.length - 1, 'other line')}` : '');
   }
-  add('total ', el('b', {}, amount(node.value)), ` (${percent(node.value, tree.root.value)})`);
-  if (node.kind !== FOLD) add('self ', el('b', {}, amount(node.self)), ` (${percent(node.self, tree.root.value)})`);
+  if (state.diff) addDifference(node, add);
+  else {
+    add('total ', el('b', {}, amount(node.value)), ` (${percent(node.value, tree.root.value)})`);
+    if (node.kind !== FOLD) add('self ', el('b', {}, amount(node.self)), ` (${percent(node.self, tree.root.value)})`);
+  }
   if (countText(node) !== '') add(countText(node));
   add(kindText(node));
   if (node.kind === FOLD) add('Enter or a click opens it');
   detail.replaceChildren(el('div', { class: 'code' }, nodeName(node)), list);
+}
+
+function addDifference(node, add) {
+  const bold = (text) => el('b', {}, text);
+  add('this span ', bold(amount(node.slow)), ', typical ', bold(amount(node.typical)));
+  add('difference ', bold(extraText(node)), ` (${LOOK_TEXTS[lookOf(node)]})`);
+  if (node.kind !== FOLD && node.children.length > 0 && node.self > 0)
+    add(`self ${amount(node.selfSlow)}, typical ${amount(node.selfTypical)}`);
 }
 
 function setCurrent(node, isQuiet) {
@@ -1129,13 +1237,12 @@ function search() {
   if (wanted !== '') findMatches(wanted);
   matchSet = new Set(matches);
   for (const node of matches) if (node.kind !== FOLD) markFolded(node);
-  const share = matches.length === 0 ? 0 : outermostSum(matches);
   byId('matches').textContent =
     wanted === ''
       ? ''
       : matches.length === 0
         ? 'no match'
-        : `${count(matches.length, 'match', 'matches')}, ${percent(share, tree.root.value)}`;
+        : `${count(matches.length, 'match', 'matches')}, ${matchedText()}`;
   byId('previous').disabled = byId('next').disabled = matches.length === 0;
   draw();
   if (state.view === 'table') showTable();
@@ -1169,14 +1276,18 @@ function markFolded(node) {
     }
   }
 }
-/** The time of the matches; one inside another does not count twice. */
-function outermostSum(nodes) {
+const matchedText = () =>
+  state.diff
+    ? signed(outermostSum(matches, extraOf), amount)
+    : percent(outermostSum(matches, (node) => node.value), tree.root.value);
+/** The sum of the matches; one inside another does not count twice. */
+function outermostSum(nodes, of) {
   const rounding = tree.root.value * 1e-9;
   let sum = 0,
     end = -1;
   for (const node of nodes) {
     if (node.at < end - rounding) continue;
-    sum += node.value;
+    sum += of(node);
     end = node.at + node.value;
   }
   return sum;
@@ -1191,7 +1302,7 @@ function stepMatch(step) {
   moveTo(node);
   if (state.view === 'table') showTable(node);
   byId('matches').textContent =
-    `${next + 1} of ${count(matches.length, 'match', 'matches')}, ${percent(outermostSum(matches), tree.root.value)}`;
+    `${next + 1} of ${count(matches.length, 'match', 'matches')}, ${matchedText()}`;
   say(`Match ${next + 1} of ${matches.length}: ${describe(node).join(', ')}`);
 }
 
@@ -1222,7 +1333,9 @@ function showTable(focus) {
   const head = el(
     'tr',
     {},
-    ...['Function', 'File and line', 'Self', 'Total', 'Share'].map((text) => el('th', { scope: 'col' }, text)),
+    ...['Function', 'File and line', ...(state.diff ? ['This span', 'Typical', 'Difference'] : ['Self', 'Total', 'Share'])].map(
+      (text) => el('th', { scope: 'col' }, text),
+    ),
   );
   head.children[1].className = 'place';
   const body = el('tbody', {}, ...rows.slice(0, rowLimit));
@@ -1260,9 +1373,10 @@ function treeRow(node, level) {
     { 'aria-level': level, tabindex: -1 },
     name,
     place,
-    el('td', {}, amount(node.self)),
-    el('td', {}, amount(node.value)),
-    el('td', {}, percent(node.value, tree.root.value)),
+    ...(state.diff
+      ? [amount(node.slow), amount(node.typical), extraText(node)]
+      : [amount(node.self), amount(node.value), percent(node.value, tree.root.value)]
+    ).map((text) => el('td', {}, text)),
   );
   if (hasChildren) row.setAttribute('aria-expanded', isOpen);
   if (matchSet.has(node)) row.className = 'found';
@@ -1648,6 +1762,7 @@ function timelineKey(event) {
 function selectInterval(interval) {
   const sorted = interval && [Math.min(...interval), Math.max(...interval)];
   state.interval = sorted && sorted[1] - sorted[0] >= 1 ? sorted : null;
+  if (state.interval) state.diff = false;
   drawTimeline();
   say(state.interval ? `Selected ${intervalText(state.interval)}` : 'Nothing is selected');
   later();
@@ -1866,6 +1981,184 @@ function showFurther() {
   );
   const head = el('tr', {}, ...columns.map((text) => el('th', { scope: 'col' }, text)));
   details.querySelector('table').replaceChildren(el('thead', {}, head), el('tbody', {}, ...rows));
+}
+
+// --- against typical spans
+
+const ROW_LOOKS = {
+  'on-CPU': 'on',
+  'off-CPU': 'off',
+  preempted: 'off',
+  await: 'await',
+  'scheduling delay': 'delay',
+  'on-CPU on other threads': 'on',
+};
+/** What the graph shows of a row. */
+const ROW_MODES = {
+  'on-CPU': 'cpu',
+  'off-CPU': 'off',
+  await: 'await',
+  'scheduling delay': 'delay',
+  'on-CPU on other threads': 'cpu',
+  allocated: 'alloc',
+};
+const ROW_UNITS = { ns: duration, bytes: memory, count: grouped };
+const FEW_PARTS = 5;
+const allShown = { 'compared-rows': false, 'compared-beside': false };
+
+function showCompared() {
+  const { compared } = profile;
+  byId('compared').hidden = byId('diff').hidden = !compared;
+  if (!compared) return;
+  const median = compared.median >= 0 ? `, median ${duration(compared.median)}` : '';
+  byId('compared-title').replaceChildren(
+    `Compared with ${grouped(compared.references)} typical `,
+    code(clean(compared.cohort)),
+    median,
+  );
+  byId('compared-verdict').replaceChildren(...verdict(compared));
+  showParts();
+}
+function showParts() {
+  const { rows, beside, wall } = profile.compared;
+  const order = [...new Set(beside.map((row) => row.words))];
+  const sorted = [...beside].sort(
+    (a, b) => order.indexOf(a.words) - order.indexOf(b.words) || Math.abs(b.extra) - Math.abs(a.extra),
+  );
+  showPartsIn('compared-rows', rows, { ...wall, words: 'Wall time', name: '', unit: 'ns' });
+  showPartsIn('compared-beside', sorted, null);
+  byId('beside').hidden = beside.length === 0;
+  document.querySelector('.pair').classList.toggle('one', beside.length === 0);
+  const few = wall.low === undefined;
+  byId('compared-hint').textContent =
+    'Typical is the mean of spans that were chosen at random when they began. ' +
+    (few
+      ? ''
+      : 'Below each difference is its interval, with 95 % confidence; grey ones have zero in it and can be chance. ') +
+    'A click on a name shows it in the flame graph.';
+}
+/** What took longer, in a sentence. */
+function verdict({ kept, references, rows, wall, times }) {
+  const main = profile.kept[kept],
+    isOther = kept > 0 && main,
+    bold = (text) => el('b', {}, text);
+  const subject = isOther ? [code(main.name)] : ['It'];
+  if (wall.low === undefined) {
+    return [
+      ...subject,
+      ' took ',
+      bold(duration(wall.value)),
+      `. There ${references === 1 ? 'is' : 'are'} only ${count(references, 'typical span')}: too few to tell a difference from chance.`,
+    ];
+  }
+  const took = [...subject, ' took ', bold(duration(wall.value)), times ? `, ${times} × the median` : ''];
+  if (wall.low <= 0 && wall.high >= 0) return [...took, ': that is not unusual.'];
+  const [first] = rows;
+  if (!isCertain(first)) return [...took, '. No part differs for certain.'];
+  const share = first.extra / wall.extra;
+  return [
+    ...took,
+    '. The largest difference: ',
+    bold(`${signed(first.extra, duration)} ${first.words}`),
+    ...(first.name ? [' in ', code(first.name)] : []),
+    share > 0 && share <= 1.005 ? `, ${percent(share, 1)} of all.` : '.',
+  ];
+}
+const isCertain = ({ low, high }) => low > 0 || high < 0;
+
+/** The rows that matter first, the rest as one row or all, and their sum. */
+function showPartsIn(id, rows, sum) {
+  const all = rows.reduce((all, row) => all + Math.abs(row.extra), 0);
+  let number = Math.min(FEW_PARTS, rows.length);
+  if (sum) while (number > 1 && Math.abs(rows[number - 1].extra) < all * 0.01) number--;
+  if (rows.length - number < 2 || allShown[id]) number = rows.length;
+  const longest = Math.max(1, ...rows.map((row) => (row.unit === 'ns' ? Math.abs(row.extra) : 0)));
+  const body = rows.slice(0, number).map((row) => partRow(row, sum ? longest : 0));
+  const left = rows.slice(number);
+  if (left.length > 0 && sum) body.push(restRow(left));
+  const head = PART_COLUMNS.map((text) => el('th', { scope: 'col', role: 'columnheader' }, text));
+  const table = el(
+    'table',
+    { role: 'table', 'aria-label': sum ? 'Parts of wall time' : 'Beside wall time' },
+    el('thead', { role: 'rowgroup' }, el('tr', { role: 'row' }, ...head)),
+    el('tbody', { role: 'rowgroup' }, ...body),
+  );
+  if (sum) table.append(el('tfoot', { role: 'rowgroup' }, partRow(sum, 0)));
+  byId(id).replaceChildren(table);
+  if (rows.length <= FEW_PARTS && left.length === 0 && !allShown[id]) return;
+  const text = allShown[id] ? 'Show fewer' : `Show all ${rows.length}`;
+  const toggle = () => {
+    allShown[id] = !allShown[id];
+    showParts();
+    byId(id).querySelector('.more').focus();
+  };
+  if (allShown[id] || left.length > 0) byId(id).append(button(text, toggle, { class: 'more' }));
+}
+const PART_COLUMNS = ['Part', 'This span', 'Typical', 'Difference', 'Typical ones'];
+/** Cells with the name of their column, which narrow windows show. */
+const partCells = (first, ...others) => [
+  el('td', { role: 'cell' }, ...first),
+  ...others.map((parts, i) => el('td', { role: 'cell', 'data-label': PART_COLUMNS[i + 1] }, ...parts)),
+];
+function partRow(row, longest) {
+  const show = ROW_UNITS[row.unit] ?? grouped,
+    [title, detail] = partTexts(row);
+  const mode = ROW_MODES[row.words],
+    canShow = mode && (row.name || mode === 'alloc');
+  const name = canShow
+    ? button(title, () => showInGraph(row, mode), { class: 'pick code', title: `Show in the flame graph: ${title}` })
+    : el('span', { class: row.name ? 'code' : '' }, title);
+  const first = [name];
+  const look = ROW_LOOKS[row.words];
+  if (detail.length > 0) first.push(el('small', {}, ...(look ? [el('i', { class: `swatch ${look}` })] : []), ...detail));
+  if (longest > 0) {
+    const bar = el('i', { class: `delta diff-${row.extra < 0 ? 'less' : 'more'}`, 'aria-hidden': 'true' });
+    bar.style.width = `${(Math.abs(row.extra) / longest) * 100}%`;
+    first.push(bar);
+  }
+  const difference = [el(isCertain(row) ? 'b' : 'span', row.low === undefined || isCertain(row) ? {} : { class: 'uncertain' }, signed(row.extra, show))];
+  if (row.low !== undefined) difference.push(el('small', {}, `${signed(row.low, show)} to ${signed(row.high, show)}`));
+  return el('tr', { role: 'row' }, ...partCells(first, [show(row.value)], [show(row.typical)], difference, presence(row)));
+}
+/** Of the parts that are not shown, the sum. */
+function restRow(rows) {
+  const add = (of) => rows.reduce((all, row) => all + row[of], 0);
+  const texts = [duration(add('value')), duration(add('typical')), signed(add('extra'), duration)];
+  return el('tr', { role: 'row' }, ...partCells([count(rows.length, 'smaller part')], ...texts.map((text) => [text]), []));
+}
+const WITH_FUNCTIONS = ['on-CPU', 'off-CPU', 'await', 'scheduling delay', 'on-CPU on other threads'];
+/** The name of a part, and what it is. */
+function partTexts({ words, name, file, line, others }) {
+  const place = sourceUrl(profile.source_url, file, line),
+    text = placeText(file, line);
+  const link = text === '' ? [] : [' · ', place ? el('a', { href: place, class: 'code', ...NEW_TAB }, text) : code(text)];
+  if (name) return [name, [words === 'child spans' ? 'number of child spans' : words, ...link]];
+  if (others) return ['several small ones', [words]];
+  if (WITH_FUNCTIONS.includes(words)) return ['no stack, or none of your code in it', [words]];
+  return [words, []];
+}
+function presence({ present_in: present, as_extreme_in: extreme, extra }) {
+  const { references } = profile.compared;
+  if (present === undefined) return [];
+  const found = present === references ? `in all ${grouped(references)}` : `in ${grouped(present)} of ${grouped(references)}`;
+  if (extreme === undefined) return [found];
+  return [found, el('small', {}, ` ${extra < 0 ? 'as little' : 'as much'} in ${extreme === 0 ? 'none' : grouped(extreme)}`)];
+}
+/** Shows the difference in the graph, with the function of a row found. */
+function showInGraph({ name }, mode) {
+  Object.assign(state, NO_FILTER, { diff: true, view: 'graph', mode, zoom: [], search: '' });
+  refresh();
+  const parts = bareName(name).split('::');
+  for (const text of [name, parts.slice(-2).join('::'), parts.at(-1)]) {
+    if (matches.length > 0 || text === '') continue;
+    state.search = text;
+    search();
+  }
+  showControls();
+  writeAddress();
+  byId('graph').scrollIntoView();
+  flame.focus({ preventScroll: true });
+  if (matches.length > 0) stepMatch(1);
 }
 
 // --- what is missing
@@ -2157,6 +2450,7 @@ const sampledTime = (sum) => sum.cpu + sum.off + sum.await + sum.delay;
 
 function filter(change) {
   Object.assign(state, change);
+  if (state.span >= 0 || state.fn >= 0 || state.wait !== '') state.diff = false;
   if (filteredMode() !== '' && state.mode !== 'wall') state.mode = filteredMode();
   refresh();
   say(byId('total').textContent);
@@ -2218,6 +2512,7 @@ function writeAddress() {
   if (state.view !== 'graph') values.set('view', state.view);
   if (!state.spans) values.set('spans', 'off');
   if (state.threads) values.set('threads', 'on');
+  if (state.diff) values.set('diff', 'on');
   if (!state.fold) values.set('fold', 'off');
   if (state.search) values.set('q', state.search);
   if (state.interval) values.set('t', state.interval.map(Math.round).join('-'));
@@ -2252,6 +2547,8 @@ function readAddress() {
   const isIn = (number, list) => Number(number) >= -1 && Number(number) < list.length;
   const objects = () => (isCall(parseInt(wait[0]), wait[1]) ? profile.frames.kind : profile.leaves.kind);
   state.wait = wait && isIn(wait[1], profile.frames.kind) && isIn(wait[2], objects()) ? wait[0] : '';
+  state.diff = values.get('diff') === 'on' && profile.compared !== undefined;
+  if (state.diff) Object.assign(state, NO_FILTER);
   return values.get('zoom') ?? '';
 }
 /** CPU if that is nearly all of it, else everything. */
@@ -2282,7 +2579,9 @@ function refresh(zoom) {
   writeAddress();
 }
 function rebuildTree(zoom) {
-  tree = buildTree(selectSamples(state.span).filter(matchesSite), state.mode);
+  tree = state.diff
+    ? buildDifference(state.mode)
+    : buildTree(selectSamples(state.span).filter(matchesSite), state.mode);
   opened = new Set();
   current = hovered = null;
   arrange();
@@ -2309,9 +2608,16 @@ function showTotal() {
   const { root } = tree,
     names = { cpu: 'on-CPU', off: 'off-CPU', await: 'awaiting', delay: 'scheduling delay', alloc: 'allocated' };
   const name = names[state.mode] ?? (state.interval ? 'of wall time' : 'wall');
-  byId('total').textContent = root.value > 0 ? `${amount(root.value)} ${name}` : 'Nothing to show';
-  byId('total-hint').textContent = root.value > 0 ? totalHint(root.samples) : emptyHint();
+  byId('total').textContent =
+    root.value <= 0
+      ? 'Nothing to show'
+      : state.diff
+        ? `This span ${amount(root.slow)}, typical ${amount(root.typical)}: ${extraText(root)} ${state.mode === 'wall' ? 'in all' : name}`
+        : `${amount(root.value)} ${name}`;
+  byId('total-hint').textContent = root.value <= 0 ? emptyHint() : state.diff ? DIFFERENCE_HINT : totalHint(root.samples);
 }
+const DIFFERENCE_HINT =
+  'all threads and futures added up, where they have stacks; the width of a box is the larger of both';
 function totalHint(samples) {
   const number = countedText(samples, state.mode);
   if (state.mode === 'alloc') return `by ${number}, freed or not`;
@@ -2332,12 +2638,29 @@ function emptyHint() {
 function showControls() {
   for (const input of document.querySelectorAll('[name=mode]')) input.checked = input.value === state.mode;
   for (const input of document.querySelectorAll('[name=view]')) input.checked = input.value === state.view;
+  for (const input of document.querySelectorAll('[name=diff]')) input.checked = (input.value === 'on') === state.diff;
+  for (const id of ['by-span', 'by-thread']) byId(id).closest('label').hidden = state.diff;
+  byId('mode').querySelector('[value=wall] + span').textContent = state.diff ? 'All time' : 'Wall';
+  for (const label of byId('mode').querySelectorAll('[data-kind]')) {
+    const kind = Number(label.dataset.kind);
+    label.hidden = !profile.kinds.has(kind) && !(state.diff && profile.typical.kind.includes(kind));
+  }
+  if (areKindsOfDifference !== state.diff) showKinds();
   byId('by-span').checked = state.spans;
   byId('by-thread').checked = state.threads;
   byId('fold').checked = state.fold;
   if (byId('search').value !== state.search) byId('search').value = state.search;
 }
+let areKindsOfDifference = null;
 function showKinds() {
+  areKindsOfDifference = state.diff;
+  if (state.diff) {
+    const items = Object.entries(LOOK_TEXTS).map(([look, text]) =>
+      el('li', {}, el('i', { class: `swatch diff-${look}` }), `${LOOK_MARKS[look]} ${text}${look === 'less' ? ' (hatched)' : ''}`.trim()),
+    );
+    byId('kinds').replaceChildren(...items);
+    return;
+  }
   const used = new Set(
     profile.stacks.frame.map((frame) => (isOwn(frame) ? 'user' : COLORS[profile.frames.kind[frame]])),
   );
@@ -2413,6 +2736,13 @@ function listenToControls() {
       say(byId('total').textContent);
     });
   }
+  byId('diff').addEventListener('change', (event) => {
+    state.diff = event.target.value === 'on';
+    if (state.diff) Object.assign(state, NO_FILTER);
+    else if (MODES.indexOf(state.mode) >= AWAITING && !profile.kinds.has(MODES.indexOf(state.mode))) state.mode = bestMode();
+    refresh();
+    say(byId('total').textContent);
+  });
   for (const [id, name] of [
     ['by-span', 'spans'],
     ['by-thread', 'threads'],
@@ -2519,9 +2849,9 @@ async function main() {
   showWall();
   hideTimes();
   showAwaits();
+  showCompared();
   showKindsThere();
   showMissing();
-  showKinds();
   showAttributes();
   prepareTimeline();
   refresh(readAddress());

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::json::{Object, Plain};
 use crate::facts::{Facts, Measure, Unit};
-use crate::profile::{Profile, ProfileId, WaitSite};
+use crate::profile::{ComparedSummary, Profile, ProfileId, WaitSite};
 
 /// A kept span, and what its profile shows.
 #[derive(Debug)]
@@ -15,6 +15,7 @@ pub(crate) struct KeptSummary<'a> {
     pub(crate) samples: usize,
     pub(crate) top: Option<&'a (String, f64)>,
     pub(crate) longest_wait: Option<&'a WaitSite>,
+    pub(crate) compared: Option<&'a ComparedSummary>,
     /// Why there is no profile, if there is none.
     pub(crate) no_profile: Option<&'a str>,
 }
@@ -24,12 +25,14 @@ pub(super) fn of(profile: &Profile) -> String {
     let start_unix_ns = profile.start_unix_ns;
     let unnamed = Facts { span: profile.name.clone().into(), start_unix_ns, ..Facts::default() };
     let (top, waits) = (profile.top_function(), profile.waits());
+    let compared = profile.compared.as_ref().map(|compared| compared.summary());
     let summary = KeptSummary {
         id: Some(profile.id),
         facts: profile.spans.first().unwrap_or(&unnamed),
         samples: profile.sample_count(),
         top: top.as_ref(),
         longest_wait: waits.longest.as_ref(),
+        compared: compared.as_ref(),
         no_profile: None,
     };
     summary.to_json()
@@ -77,6 +80,9 @@ impl KeptSummary<'_> {
                 let ns = u64::try_from(wait.waited.as_nanos()).unwrap_or(u64::MAX);
                 summary.member("longest_wait_ms", ms(ns))?;
             }
+            if let Some(compared) = self.compared.filter(|compared| compared.is_of(facts)) {
+                write_compared(compared, summary)?;
+            }
             let (trace, id) = super::data::texts(facts.ids());
             summary.member("trace_id", trace)?;
             summary.member("span_id", id)?;
@@ -86,6 +92,21 @@ impl KeptSummary<'_> {
             summary.member("open", Plain(facts.is_open))
         })
     }
+}
+
+fn write_compared(compared: &ComparedSummary, summary: &mut Object<'_>) -> io::Result<()> {
+    summary.member("references", Plain(compared.references))?;
+    if let Some(ns) = compared.median_wall_ns {
+        summary.member("typical_median_ms", ms(ns))?;
+    }
+    if let Some(times) = compared.times() {
+        summary.member("times_typical", times)?;
+    }
+    if let Some(slower_in) = &compared.slower_in {
+        summary.member("slower_in", slower_in.quantity.to_string())?;
+        summary.member("slower_in_ms", ms(slower_in.extra_ns))?;
+    }
+    Ok(())
 }
 
 /// Milliseconds with three digits after the point.
