@@ -10,6 +10,7 @@ use crate::allocations::{AllocationSettings, LayerAllocations};
 use crate::awaits::LayerAwaits;
 use crate::collect::{Collector, ContinuousProfiler, Logged, ProcessProfiler, ProfileOutput};
 use crate::compare::ReferenceLimits;
+use crate::encode::HtmlContext;
 use crate::engine::{Commands, Engine, Gate, RunningSource, spawn};
 use crate::error::Error;
 use crate::intake::{Intake, IntakeSettings};
@@ -63,6 +64,7 @@ pub(crate) struct Parts {
     pub(crate) unreached: Arc<UnreachedSpans>,
     pub(crate) source_settings: SourceSettings,
     pub(crate) publishing: PublishSettings,
+    pub(crate) context: HtmlContext,
     /// What is wrong with the settings.
     pub(crate) warnings: Vec<LogEvent>,
     pub(crate) otel: OtelSettings,
@@ -135,6 +137,7 @@ pub(crate) fn build(parts: Parts) -> (Arc<Engine>, Collector, PublisherParts) {
             Arc::clone(&parts.counters),
             now_ns,
         )),
+        context: Arc::new(parts.context),
     };
     let engine = Arc::new(Engine {
         spans,

@@ -109,7 +109,7 @@ const LAYERS: &[&[&str]] = &[
     &["watch"],
     &["engine"],
     &["assemble", "publish", "threads"],
-    &["intake", "report"],
+    &["history", "intake", "report"],
     &["allocations", "awaits", "otel", "references", "sinks"],
     &["export", "inbox", "keep", "symbols"],
     &["encode", "span", "unwind"],

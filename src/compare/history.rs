@@ -36,6 +36,14 @@ pub(crate) struct WallTimes {
     histogram: Option<Histogram<u32>>,
 }
 
+impl CohortHour {
+    /// Adds what is known of another hour, or of the same one in another process.
+    pub(crate) fn merge(&mut self, other: &Self) {
+        self.references.merge(&other.references);
+        other.walls.counts().for_each(|(us, spans)| self.walls.count(us, spans));
+    }
+}
+
 const HOUR_NS: u64 = 60 * 60 * 1_000_000_000;
 const UNIT_NS: u64 = 1_000;
 const DIGITS: u8 = 2;

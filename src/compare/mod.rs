@@ -10,6 +10,7 @@ mod breakdown;
 mod chooser;
 mod cohorts;
 mod comparison;
+mod detector;
 mod estimate;
 mod history;
 mod references;
@@ -17,12 +18,15 @@ mod references;
 mod tests;
 mod totals;
 
-pub use breakdown::{OwnFunction, Quantity, SpentIn, TimeKind};
 pub(crate) use breakdown::{Amount, Breakdown, Measured};
+pub use breakdown::{OwnFunction, Quantity, SpentIn, TimeKind};
 pub(crate) use chooser::{Gap, ReferenceChooser, ReferenceLimits};
 pub(crate) use cohorts::CohortSet;
+#[cfg(test)]
+pub(crate) use comparison::drift;
 pub use comparison::{ComparedRow, ComparedValue, Comparison};
-pub(crate) use comparison::{compare, compare_sets, drift};
+pub(crate) use comparison::{compare, compare_sets};
+pub(crate) use detector::{Baseline, Drift, DriftDetector, MOST_ROUTES};
 pub use estimate::Interval;
 pub(crate) use estimate::Moments;
 pub(crate) use history::{CohortHistory, CohortHour, WallTimes};

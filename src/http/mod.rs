@@ -1,11 +1,13 @@
 //! Rules, state and profiles over HTTP, for programs and as a page.
 
+mod compare;
 mod continuous;
 #[cfg(feature = "pprof")]
 mod heap;
 mod kept;
 #[cfg(feature = "pprof")]
 mod process;
+mod routes;
 #[cfg(feature = "pprof")]
 mod threads;
 
@@ -27,8 +29,8 @@ use axum::{Json, Router};
 use serde_json::{Map, Value};
 use tokio::task::spawn_blocking;
 
-use crate::error::Error;
-use crate::export::{OF_PROCESS, StoredFile, list_stored, read_stored};
+use crate::error::{Error, UnknownName};
+use crate::export::{Format, OF_PROCESS, StoredFile, list_stored, read_stored};
 use crate::facts::Reason;
 use crate::handle::Handle;
 use crate::keep::Rules;
@@ -151,6 +153,9 @@ impl Handle {
     /// | `PUT /continuous` | changes it: the body is `on`, `off` or a rate; 400 if it is something else |
     /// | `GET /debug/pprof/profile?seconds=30` | a [profile of the process](Self::profile) of that many seconds (30 without it), for `go tool pprof` and what scrapes such profiles, gzipped; `hz=` sets the samples per second of CPU time, and with `format=html` the answer is a report. It ends if the client goes away. 500 while another one is being made, or if there can be none; 400 for more than an hour or 1,000 samples. Needs the feature `pprof` |
     /// | `GET /debug/pprof/wall?seconds=30` | the same of their [wall time](crate::ProfileKind::Wall): where all threads are, running or blocked; `hz=` sets how often they are visited per second, 20 without it and at most 100. 400 with `format=html` |
+    /// | `GET /routes` | what is typical of each route, the one with the most time first, as JSON or for browsers as a page: of this hour and the one before, how many [reference spans](crate::Builder::references) there are, how many requests by their probabilities, `p50_ms` and others where there are enough references, the mean wall time and its parts, what [drift](crate::guide::live_control#typical-requests) was found, and the slowest kept spans. With `?route=NAME` one of them |
+    /// | `GET /routes/profile?route=NAME` | the typical request of a route, the mean of the last references, as pprof; `format=` is that of a [`Format`](crate::Format), such as `html` or `otlp`. 404 if there is no such route |
+    /// | `GET /compare?route=NAME` | the mean request of the last stored version of the service against that of the one before, as JSON or as a page; if only one version is stored, of the last hour against the same hour of the day before. `before=` and `after=` are versions, or hours in UTC, such as `2026-11-25T14`. 404 if nothing is stored of them |
     /// | `GET /profiles` | the files of profiles, the newest first, as JSON: `name`, `bytes`, `time` |
     /// | `GET /profiles/NAME` | the file of that name; 404 if it is not in the list |
     /// | `GET /process`, `/process/NAME` | the same for the newest 100 files of the [continuous profile](crate::Builder::continuous) |
@@ -169,7 +174,10 @@ impl Handle {
     /// Like [`router`](Self::router), but also serves requests for these hosts: names and addresses such as
     /// `shop.internal` or `10.0.0.7`. Their ports do not matter.
     pub fn router_for(&self, hosts: impl IntoIterator<Item = impl AsRef<str>>) -> Router {
-        let slow = Router::new().route("/kept", get(kept)).route("/open", get(open));
+        let slow = Router::new()
+            .route("/kept", get(kept))
+            .route("/open", get(open))
+            .route("/compare", get(compared));
         #[cfg(feature = "pprof")]
         let slow = slow
             .route("/debug/pprof/heap", get(heap::in_use).post(heap::growth))
@@ -189,6 +197,8 @@ impl Handle {
             .route("/index.js", get(|| async { asset("text/javascript", SCRIPT) }))
             .route("/rules", get(rules).put(set_rules))
             .route("/continuous", get(continuous::get).put(continuous::put))
+            .route("/routes", get(typical_routes))
+            .route("/routes/profile", get(typical_profile))
             .route("/profiles", get(profiles))
             .route("/profiles/{name}", get(profile))
             .route("/process", get(of_process))
@@ -206,18 +216,107 @@ async fn page_or_state(
     OriginalUri(uri): OriginalUri,
     headers: HeaderMap,
 ) -> Result<Response, Failure> {
-    let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
-    if accept.is_some_and(|accept| accept.contains("text/html")) {
+    if wants_page(&headers) {
         return Ok(asset("text/html; charset=utf-8", &page_at(uri.path())));
     }
     let state = blocking(move || Ok(Json(describe(&handle)))).await?;
     Ok(([(header::VARY, "accept")], state).into_response())
 }
 
+/// Whether a browser asks.
+fn wants_page(headers: &HeaderMap) -> bool {
+    let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
+    accept.is_some_and(|accept| accept.contains("text/html"))
+}
+
+/// The path at which the routes are nested, as a part of links.
+fn base_of(path: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/-._~%:@!$+,;=".contains(c);
+    path.trim_end_matches('/').chars().filter(|c| is_plain(*c)).collect()
+}
+
+/// What is typical of all routes, or of the one in the query.
+async fn typical_routes(
+    State(handle): State<Handle>,
+    OriginalUri(uri): OriginalUri,
+    headers: HeaderMap,
+) -> Result<Response, Failure> {
+    let wanted = routes::value_in(uri.query().unwrap_or_default(), "route");
+    let answer = move || {
+        let found = routes::summaries(&handle, wanted.as_deref());
+        if !wants_page(&headers) {
+            let version = handle.published().and_then(|published| {
+                published.context.resource().get("service.version").map(ToString::to_string)
+            });
+            let found = found.iter().map(routes::RouteSummary::to_json).collect();
+            let all = object([("version", Value::from(version)), ("routes", found)]);
+            return Ok(([(header::VARY, "accept")], Json(all)).into_response());
+        }
+        let base = base_of(uri.path().trim_end_matches("/routes"));
+        match (&wanted, &found[..]) {
+            (None, _) => Ok(asset(HTML, &routes::list_page(&base, &found))),
+            (Some(_), [route]) => Ok(asset(HTML, &routes::route_page(&base, route))),
+            (Some(_), _) => Err(not_found()),
+        }
+    };
+    blocking(answer).await
+}
+
+/// The profile of the typical request of a route.
+async fn typical_profile(
+    State(handle): State<Handle>,
+    OriginalUri(uri): OriginalUri,
+) -> Result<Response, Failure> {
+    let encode = move || {
+        let query = uri.query().unwrap_or_default();
+        let route = routes::value_in(query, "route").ok_or_else(not_found)?;
+        let format = routes::value_in(query, "format").unwrap_or_else(|| "pprof".to_owned());
+        let format: Format = format
+            .parse()
+            .map_err(|error: UnknownName| (StatusCode::BAD_REQUEST, error.to_string()))?;
+        let profile = routes::typical(&handle, &route)?;
+        let context = handle.published().map(|published| published.context).unwrap_or_default();
+        let bytes = format.encode(&profile, &context).ok_or_else(not_found)?;
+        let file = format!("attachment; filename=\"typical{}\"", format.extension());
+        let of_file = [(header::CONTENT_TYPE, content_type(format.extension()))];
+        Ok(match format {
+            Format::Html => (of_file, bytes).into_response(),
+            _ => (of_file, [(header::CONTENT_DISPOSITION, file)], bytes).into_response(),
+        })
+    };
+    blocking(encode).await
+}
+
+/// A route in two versions of the service, or in two hours.
+async fn compared(
+    State(routed): State<Routed>,
+    OriginalUri(uri): OriginalUri,
+    headers: HeaderMap,
+) -> Result<Response, Failure> {
+    let compare = move |handle: &Handle| {
+        let value = |name| routes::value_in(uri.query().unwrap_or_default(), name);
+        let missing = || (StatusCode::BAD_REQUEST, "`route` is missing in the query".to_owned());
+        let route = value("route").ok_or_else(missing)?;
+        let (before, after) = (value("before"), value("after"));
+        let compared = compare::compared(handle, &route, before.as_deref(), after.as_deref())?;
+        Ok(match wants_page(&headers) {
+            true => {
+                let base = base_of(uri.path().trim_end_matches("/compare"));
+                asset(HTML, &compared.to_page(&base))
+            }
+            false => ([(header::VARY, "accept")], Json(compared.to_json())).into_response(),
+        })
+    };
+    slow(routed, compare).await
+}
+
+fn not_found() -> Failure {
+    (StatusCode::NOT_FOUND, "nothing is known of it".to_owned())
+}
+
 /// The page, whose links begin at the path at which it was requested.
 fn page_at(path: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/-._~%:@!$+,;=".contains(c);
-    let base: String = path.trim_end_matches('/').chars().filter(|c| is_plain(*c)).collect();
+    let base = base_of(path);
     let of_process = if cfg!(feature = "pprof") { LINKS_TO_PROCESS } else { "" };
     PAGE.replace("{{process}}", of_process).replace("{{base}}", &format!("{base}/"))
 }

@@ -261,9 +261,11 @@ impl Stage {
             publishing: PublishSettings {
                 exporter: AnyExporter::Direct(Box::new(Nowhere)),
                 problem: None,
+                history: crate::history::HistorySettings::default(),
                 on_kept: None,
                 symbols: crate::symbols::SymbolSettings { names: false, most_bytes: 0 },
             },
+            context: crate::encode::HtmlContext::default(),
             warnings: Vec::new(),
             otel: OtelSettings::default(),
             redaction: crate::redact::Redaction::new(),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::profile::{Profile, ProfileId};
+use crate::profile::{Attribute, Profile, ProfileId, Value};
 
 /// The sum of the profiles of reference spans, by stack. Times, threads and spans are left out.
 ///
@@ -58,6 +58,21 @@ impl TypicalProfile {
         mean.title = format!("the typical {cohort}");
         mean.classify();
         Arc::new(mean)
+    }
+
+    /// The same for a reader of its own: with an id, which is that of no kept span, and as if it ended at that time.
+    pub(crate) fn requested(&self, cohort: &str, wall_ns: u64, now_unix_ns: u64) -> Profile {
+        let mut profile = Arc::unwrap_or_clone(self.mean(cohort));
+        profile.id = ProfileId::random().unwrap_or(ProfileId::NONE);
+        (profile.start_unix_ns, profile.duration_ns) =
+            (now_unix_ns.saturating_sub(wall_ns), wall_ns);
+        let attribute = |key, value| Attribute { key, value };
+        profile.attributes.extend([
+            attribute("typical.id", profile.id.to_string().into()),
+            attribute("typical.route", cohort.into()),
+            attribute("typical.references", Value::Int(self.spans.cast_signed())),
+        ]);
+        profile
     }
 
     /// The memory that it takes.
