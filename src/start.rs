@@ -9,8 +9,6 @@ use parking_lot::Mutex;
 use crate::allocations::{AllocationSettings, LayerAllocations};
 use crate::awaits::LayerAwaits;
 use crate::collect::{Collector, ContinuousProfiler, Logged, ProcessProfiler, ProfileOutput};
-use crate::compare::ReferenceLimits;
-use crate::encode::HtmlContext;
 use crate::engine::{Commands, Engine, Gate, RunningSource, spawn};
 use crate::error::Error;
 use crate::intake::{Intake, IntakeSettings};
@@ -19,7 +17,7 @@ use crate::log::{LogEvent, LogKind};
 use crate::otel::{OtelSettings, UnreachedSpans};
 use crate::publish::{PublishSettings, PublishState, PublisherParts, Reporter};
 use crate::redact::Redaction;
-use crate::references::References;
+use crate::references::{ReferenceSettings, References};
 use crate::sampler::{Sampler, SourceSettings};
 use crate::sinks::{Heap, Sinks, Store};
 use crate::span::Spans;
@@ -64,12 +62,11 @@ pub(crate) struct Parts {
     pub(crate) unreached: Arc<UnreachedSpans>,
     pub(crate) source_settings: SourceSettings,
     pub(crate) publishing: PublishSettings,
-    pub(crate) context: HtmlContext,
     /// What is wrong with the settings.
     pub(crate) warnings: Vec<LogEvent>,
     pub(crate) otel: OtelSettings,
     pub(crate) redaction: Redaction,
-    pub(crate) references: ReferenceLimits,
+    pub(crate) references: ReferenceSettings,
 }
 
 /// How long the collector's thread may take to begin on a busy machine.
@@ -137,7 +134,6 @@ pub(crate) fn build(parts: Parts) -> (Arc<Engine>, Collector, PublisherParts) {
             Arc::clone(&parts.counters),
             now_ns,
         )),
-        context: Arc::new(parts.context),
     };
     let engine = Arc::new(Engine {
         spans,

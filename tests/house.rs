@@ -219,7 +219,6 @@ fn circles(sources: &[Source]) -> BTreeMap<PathBuf, BTreeSet<PathBuf>> {
 const CIRCLES: &[(&str, usize)] = &[
     ("encode/html", 3),
     ("export/otlp", 6),
-    ("http", 3),
     ("profile", 4),
     ("sampler", 6),
     ("span", 3),

@@ -225,7 +225,7 @@ mod tests {
             history.take_hour()
         }
 
-        /// Two routes of which the second one takes so many times as long as usual, and one with few requests.
+        /// Two routes of which the second one takes `times` as long as usual, and one with few requests.
         fn routes(&mut self, hour: u64, times: f64) -> BTreeMap<String, CohortHour> {
             BTreeMap::from([
                 ("/steady".to_owned(), self.hour(hour, 1.0, PER_HOUR)),

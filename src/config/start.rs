@@ -16,6 +16,7 @@ use crate::keep::{Callsites, ExporterHealth, Keep, MAX_RESERVED, ProfileAdmissio
 use crate::log::{LogEvent, LogKind};
 use crate::otel::UnreachedSpans;
 use crate::profile::Resource;
+use crate::references::ReferenceSettings;
 use crate::publish::{PublishSettings, waiting_profiles};
 use crate::sampler::{Periods, Sampler};
 use crate::span::Spans;
@@ -159,10 +160,9 @@ pub(crate) fn start(
                 most_bytes: (builder.memory as u64).saturating_mul(SYMBOL_TIMES),
             },
         },
-        context,
         warnings,
         otel: builder.otel,
         redaction: builder.redaction.and(builder.env_redaction),
-        references: builder.references,
+        references: ReferenceSettings { limits: builder.references, context },
     })
 }

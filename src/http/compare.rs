@@ -4,10 +4,11 @@ use std::fmt::Write as _;
 use std::io;
 use std::path::Path;
 
+use axum::http::StatusCode;
 use serde_json::Value;
 
-use super::routes::{Encoded, Shown, kind_in_words, page};
-use super::{Failure, not_found, object, time};
+use super::routes::{QueryValue, Shown, kind_in_words, page};
+use super::answer::{Failure, not_found, object, time, unreadable};
 use crate::compare::{ComparedRow, ComparedValue, Comparison, Quantity, SpentIn};
 use crate::encode::HtmlText;
 use crate::handle::Handle;
@@ -38,8 +39,8 @@ pub(super) fn compared(
 ) -> Result<ComparedPeriods, Failure> {
     let dir = handle.dir().ok_or_else(not_found)?;
     let failed = |error: io::Error| match error.kind() {
-        io::ErrorKind::NotFound => (super::StatusCode::NOT_FOUND, error.to_string()),
-        _ => super::unreadable(error),
+        io::ErrorKind::NotFound => (StatusCode::NOT_FOUND, error.to_string()),
+        _ => unreadable(error),
     };
     let stored = StoredPeriods::list(&dir).map_err(failed)?;
     let usual = usual_periods(&stored);
@@ -51,7 +52,7 @@ pub(super) fn compared(
     let references = [of_before.references(route), of_after.references(route)];
     let comparison = of_after.compare_route(&of_before, route).ok_or_else(|| {
         let problem = format!("{route} was not seen in both {before} and {after}");
-        (super::StatusCode::NOT_FOUND, problem)
+        (StatusCode::NOT_FOUND, problem)
     })?;
     let (route, versions) = (route.to_owned(), stored.versions);
     Ok(ComparedPeriods { route, before, after, references, comparison, versions })
@@ -209,8 +210,8 @@ impl ComparedPeriods {
                 _ = write!(
                     text,
                     "<li><a href=\"{base}/compare?route={}&amp;before={}\">{}</a></li>",
-                    Encoded(route),
-                    Encoded(version),
+                    QueryValue(route),
+                    QueryValue(version),
                     HtmlText(version)
                 );
             }

@@ -1,5 +1,6 @@
 //! Rules, state and profiles over HTTP, for programs and as a page.
 
+mod answer;
 mod compare;
 mod continuous;
 #[cfg(feature = "pprof")]
@@ -29,6 +30,7 @@ use axum::{Json, Router};
 use serde_json::{Map, Value};
 use tokio::task::spawn_blocking;
 
+use self::answer::{Failure, not_found, object, time, unreadable};
 use crate::error::{Error, UnknownName};
 use crate::export::{Format, OF_PROCESS, StoredFile, list_stored, read_stored};
 use crate::facts::Reason;
@@ -56,9 +58,6 @@ const POLICY_OF_REPORTS: &str = "sandbox allow-scripts allow-popups allow-popups
     default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; \
     frame-ancestors 'none'";
 const POLICY: &str = "sandbox; default-src 'none'; frame-ancestors 'none'";
-
-/// An error response.
-type Failure = (StatusCode, String);
 
 /// What the routes work on.
 #[derive(Clone, Debug)]
@@ -246,7 +245,7 @@ async fn typical_routes(
         let found = routes::summaries(&handle, wanted.as_deref());
         if !wants_page(&headers) {
             let version = handle.published().and_then(|published| {
-                published.context.resource().get("service.version").map(ToString::to_string)
+                published.references.context().resource().get("service.version").map(ToString::to_string)
             });
             let found = found.iter().map(routes::RouteSummary::to_json).collect();
             let all = object([("version", Value::from(version)), ("routes", found)]);
@@ -275,8 +274,9 @@ async fn typical_profile(
             .parse()
             .map_err(|error: UnknownName| (StatusCode::BAD_REQUEST, error.to_string()))?;
         let profile = routes::typical(&handle, &route)?;
-        let context = handle.published().map(|published| published.context).unwrap_or_default();
-        let bytes = format.encode(&profile, &context).ok_or_else(not_found)?;
+        let published = handle.published().ok_or_else(not_found)?;
+        let encoded = format.encode(&profile, published.references.context());
+        let bytes = encoded.ok_or_else(not_found)?;
         let file = format!("attachment; filename=\"typical{}\"", format.extension());
         let of_file = [(header::CONTENT_TYPE, content_type(format.extension()))];
         Ok(match format {
@@ -308,10 +308,6 @@ async fn compared(
         })
     };
     slow(routed, compare).await
-}
-
-fn not_found() -> Failure {
-    (StatusCode::NOT_FOUND, "nothing is known of it".to_owned())
 }
 
 /// The page, whose links begin at the path at which it was requested.
@@ -487,11 +483,6 @@ fn not_now(error: Error) -> Failure {
     (StatusCode::SERVICE_UNAVAILABLE, error.to_string())
 }
 
-fn unreadable(error: io::Error) -> Failure {
-    let problem = format!("cannot read the directory of profiles: {error}");
-    (StatusCode::INTERNAL_SERVER_ERROR, problem)
-}
-
 fn describe(handle: &Handle) -> Value {
     let stats = handle.stats();
     let kept = Reason::all().map(|reason| (reason.as_str(), stats.kept_for(reason)));
@@ -512,18 +503,6 @@ fn describe_file(file: StoredFile) -> Value {
         ("bytes", file.bytes.into()),
         ("time", time(file.modified).into()),
     ])
-}
-
-fn object<V: Into<Value>>(members: impl IntoIterator<Item = (&'static str, V)>) -> Value {
-    let members = members.into_iter().map(|(name, value)| (name.to_owned(), value.into()));
-    Value::Object(members.collect::<Map<_, _>>())
-}
-
-/// Clamped to years with four digits, which are all that the format can represent.
-fn time(time: SystemTime) -> String {
-    const LAST: Duration = Duration::from_secs(253_402_300_799);
-    let time = time.clamp(UNIX_EPOCH, UNIX_EPOCH + LAST);
-    humantime::format_rfc3339_millis(time).to_string()
 }
 
 fn content_type(name: &str) -> &'static str {

@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use serde_json::Value;
 
-use super::{Failure, not_found, object, time};
+use super::answer::{Failure, not_found, object, time};
 use crate::compare::{Baseline, CohortHour, Drift, Quantity, TimeKind};
 use crate::encode::HtmlText;
 use crate::handle::Handle;
@@ -173,9 +173,9 @@ pub(super) fn value_in(query: &str, wanted: &str) -> Option<String> {
 }
 
 /// As a value in a query.
-pub(super) struct Encoded<'a>(pub(super) &'a str);
+pub(super) struct QueryValue<'a>(pub(super) &'a str);
 
-impl fmt::Display for Encoded<'_> {
+impl fmt::Display for QueryValue<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         utf8_percent_encode(self.0, NON_ALPHANUMERIC).fmt(f)
     }
@@ -261,7 +261,7 @@ pub(super) fn list_page(base: &str, routes: &[RouteSummary]) -> String {
         _ = write!(
             text,
             "<tr><td><a class=\"code\" href=\"{base}/routes?route={}\">{name}</a>",
-            Encoded(&route.name)
+            QueryValue(&route.name)
         );
         if let Some(drift) = &route.drift {
             _ = write!(text, " <span class=\"badge\">{}</span>", slower(drift));
@@ -312,7 +312,7 @@ fn bar(split: &[(TimeKind, f64)]) -> String {
 
 /// The page of one route.
 pub(super) fn route_page(base: &str, route: &RouteSummary) -> String {
-    let (mut text, name) = (String::from(EXPLAINED), Encoded(&route.name));
+    let (mut text, name) = (String::from(EXPLAINED), QueryValue(&route.name));
     if let Some(drift) = &route.drift {
         let since = match &drift.since {
             Baseline::DayBefore => "in the same hour of the day before".to_owned(),
@@ -381,7 +381,7 @@ pub(super) fn route_page(base: &str, route: &RouteSummary) -> String {
         _ = match report_of(kept) {
             Some(name) => {
                 let why = HtmlText(&span.facts().reasons.to_string()).to_string();
-                write!(text, "<a href=\"{base}/profiles/{}\">{why}</a>", Encoded(name))
+                write!(text, "<a href=\"{base}/profiles/{}\">{why}</a>", QueryValue(name))
             }
             None => write!(text, "no report"),
         };

@@ -265,11 +265,10 @@ impl Stage {
                 on_kept: None,
                 symbols: crate::symbols::SymbolSettings { names: false, most_bytes: 0 },
             },
-            context: crate::encode::HtmlContext::default(),
             warnings: Vec::new(),
             otel: OtelSettings::default(),
             redaction: crate::redact::Redaction::new(),
-            references: ReferenceLimits::NONE,
+            references: ReferenceLimits::NONE.into(),
         });
         collector.threads.idle = Duration::MAX;
         engine_source.set_scripted(Box::new(scripted.clone()));

@@ -16,7 +16,6 @@ use crossbeam::channel::{self, Receiver, RecvError, RecvTimeoutError};
 use super::memory::TakenRoom;
 use super::outbox::{Content, DeliveryOutcome, LAST_PAUSE, Outage, Outbox, Outgoing, Request};
 use super::reporter::Reporter;
-use crate::encode::HtmlContext;
 use crate::error::{FlushError, FlushStage};
 use crate::export::{Answer, AnyExporter, ExportError, Exported, Unexportable};
 use crate::keep::{ExporterHealth, Kept, Reservation};
@@ -70,8 +69,6 @@ pub(crate) struct PublishState {
     pub(crate) reporter: Arc<Reporter>,
     pub(crate) redaction: Arc<Redaction>,
     pub(crate) references: Arc<References>,
-    /// What profiles that are made on request are shown with.
-    pub(crate) context: Arc<HtmlContext>,
 }
 
 /// A profile that the exporter has not accepted.
@@ -580,7 +577,6 @@ mod tests {
             reporter: Arc::new(reporter),
             redaction,
             references: Arc::new(references),
-            context: Arc::default(),
         }
     }
 

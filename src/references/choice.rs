@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use parking_lot::Mutex;
 use tracing::Metadata;
 
-use super::{MOST_COHORTS, References};
-use crate::compare::{CohortSet, Gap, ReferenceChooser, ReferenceLimits};
+use super::{MOST_COHORTS, ReferenceSettings, References};
+use crate::compare::{CohortSet, Gap, ReferenceChooser};
 use crate::keep::FieldValues;
 use crate::stats::Counters;
 use crate::sys::Uncounted;
@@ -61,9 +61,15 @@ impl CohortHash {
 }
 
 impl References {
-    pub(crate) fn new(limits: ReferenceLimits, counters: Arc<Counters>, now_ns: u64) -> Self {
+    pub(crate) fn new(
+        settings: impl Into<ReferenceSettings>,
+        counters: Arc<Counters>,
+        now_ns: u64,
+    ) -> Self {
+        let ReferenceSettings { limits, context } = settings.into();
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self {
+            context,
             limits,
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             // What is known at creation can be more than what names a cohort.

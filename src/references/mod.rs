@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::Mutex;
 
 use crate::compare::{CohortSet, ReferenceChooser, ReferenceLimits};
+use crate::encode::HtmlContext;
 use crate::keep::KeptSpan;
 use crate::span::SpanKey;
 use crate::stats::Counters;
@@ -29,9 +30,24 @@ const MOST_CLOSED: usize = 64;
 const MOST_ON_WAY: usize = 16;
 const MOST_PROFILE_BYTES: usize = 1 << 20;
 
+/// Which spans become references, and how what is typical of them is shown.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ReferenceSettings {
+    pub(crate) limits: ReferenceLimits,
+    /// For profiles on request.
+    pub(crate) context: HtmlContext,
+}
+
+impl From<ReferenceLimits> for ReferenceSettings {
+    fn from(limits: ReferenceLimits) -> Self {
+        Self { limits, context: HtmlContext::default() }
+    }
+}
+
 /// The reference spans of a layer.
 #[derive(Debug)]
 pub(crate) struct References {
+    context: HtmlContext,
     limits: ReferenceLimits,
     /// Unique in this process.
     id: u64,
@@ -53,6 +69,12 @@ pub(crate) struct ClosedReference {
 }
 
 impl References {
+    /// What profiles on request are shown with.
+    #[cfg(feature = "axum")]
+    pub(crate) fn context(&self) -> &HtmlContext {
+        &self.context
+    }
+
     /// Adds one that has closed, before that is reported to the collector.
     pub(crate) fn close(&self, reference: ClosedReference) {
         let mut closed = self.closed.lock();

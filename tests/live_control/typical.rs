@@ -77,7 +77,7 @@ async fn routes_have_what_is_typical_of_them() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let setup = version(dir.path(), "1.4.2", "request=off_cpu>300ms");
+    let setup = version(dir.path(), "1.4.2", "[request]=off_cpu>300ms");
     let hostile = "/<script>&\"'";
     serve(&setup, "/similar", 12, 5 * MS);
     serve(&setup, hostile, 3, MS);
@@ -161,7 +161,7 @@ async fn versions_are_compared_over_http_and_on_the_command_line() {
     let dir = tempfile::tempdir().unwrap();
     let mut last = None;
     for (name, wait) in [("1.4.1", 2 * MS), ("1.4.2", 60 * MS)] {
-        let setup = version(dir.path(), name, "request=1h");
+        let setup = version(dir.path(), name, "[request]=1h");
         serve(&setup, "/similar", 12, wait);
         wait_for_references(&setup);
         setup.handle.shutdown(PLENTY).unwrap();
@@ -214,7 +214,7 @@ async fn versions_are_compared_over_http_and_on_the_command_line() {
 #[tokio::test]
 async fn invented_routes_are_bounded_and_without_references_there_are_none() {
     let dir = tempfile::tempdir().unwrap();
-    let setup = version(dir.path(), "1", "request=1h");
+    let setup = version(dir.path(), "1", "[request]=1h");
     for number in 0..300 {
         let route = format!("/{number}");
         tracing::dispatcher::with_default(&setup.dispatch, || {
@@ -232,7 +232,7 @@ async fn invented_routes_are_bounded_and_without_references_there_are_none() {
     let stats = setup.handle.stats().references;
     assert!(stats.dropped_cohorts_full + stats.refused_cohorts_full > 0, "{stats:?}");
 
-    let off = Setup::with("request=0ms", |builder| builder.references(0, 0));
+    let off = Setup::with("[request]=0ms", |builder| builder.references(0, 0));
     off.run(|| info_span!("request").in_scope(|| ()));
     let routes = get(&off.handle, "/routes").await.json();
     assert_eq!(routes["routes"], serde_json::json!([]));
