@@ -16,8 +16,8 @@ use crate::keep::{Callsites, ExporterHealth, Keep, MAX_RESERVED, ProfileAdmissio
 use crate::log::{LogEvent, LogKind};
 use crate::otel::UnreachedSpans;
 use crate::profile::Resource;
-use crate::references::ReferenceSettings;
 use crate::publish::{PublishSettings, waiting_profiles};
+use crate::references::ReferenceSettings;
 use crate::sampler::{Periods, Sampler};
 use crate::span::Spans;
 use crate::start::{self, Limits, Parts};

@@ -9,7 +9,9 @@ use serde_json::{Map, Value};
 /// An error response.
 pub(super) type Failure = (StatusCode, String);
 
-pub(super) fn object<V: Into<Value>>(members: impl IntoIterator<Item = (&'static str, V)>) -> Value {
+pub(super) fn object<V: Into<Value>>(
+    members: impl IntoIterator<Item = (&'static str, V)>,
+) -> Value {
     let members = members.into_iter().map(|(name, value)| (name.to_owned(), value.into()));
     Value::Object(members.collect::<Map<_, _>>())
 }

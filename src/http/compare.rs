@@ -7,8 +7,8 @@ use std::path::Path;
 use axum::http::StatusCode;
 use serde_json::Value;
 
-use super::routes::{QueryValue, Shown, kind_in_words, page};
 use super::answer::{Failure, not_found, object, time, unreadable};
+use super::routes::{QueryValue, Shown, kind_in_words, page};
 use crate::compare::{ComparedRow, ComparedValue, Comparison, Quantity, SpentIn};
 use crate::encode::HtmlText;
 use crate::handle::Handle;

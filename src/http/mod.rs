@@ -245,7 +245,12 @@ async fn typical_routes(
         let found = routes::summaries(&handle, wanted.as_deref());
         if !wants_page(&headers) {
             let version = handle.published().and_then(|published| {
-                published.references.context().resource().get("service.version").map(ToString::to_string)
+                published
+                    .references
+                    .context()
+                    .resource()
+                    .get("service.version")
+                    .map(ToString::to_string)
             });
             let found = found.iter().map(routes::RouteSummary::to_json).collect();
             let all = object([("version", Value::from(version)), ("routes", found)]);
