@@ -79,11 +79,13 @@ impl WallTimes {
     }
 
     /// How many spans there were.
+    #[cfg(any(test, feature = "axum"))]
     pub(crate) fn spans(&self) -> u64 {
         self.spans
     }
 
     /// The wall time that a share of the spans did not exceed, in nanoseconds; `None` without spans.
+    #[cfg(any(test, feature = "axum"))]
     pub(crate) fn percentile_ns(&self, percent: f64) -> Option<u64> {
         let histogram = self.histogram.as_ref().filter(|histogram| !histogram.is_empty())?;
         Some(histogram.value_at_quantile(percent / 100.0).saturating_mul(UNIT_NS))
@@ -123,6 +125,7 @@ impl CohortHistory {
     }
 
     /// The sums of reference spans, with those of an hour ago at half of the weight.
+    #[cfg(any(test, feature = "axum"))]
     pub(crate) fn lately(&self) -> &SpanTotals {
         &self.lately
     }

@@ -22,7 +22,7 @@ use crate::stats::Counters;
 pub(crate) use format::kind_name;
 pub use routes::RouteHistory;
 #[cfg(feature = "axum")]
-pub(crate) use routes::{Period, StoredPeriods};
+pub(crate) use routes::{Period, stored_versions};
 
 /// Where hours are stored, and as what.
 #[derive(Debug, Default)]
@@ -234,8 +234,8 @@ impl HourlyHistory {
         })
     }
 
-    /// Writes what there is at the end of the layer.
-    pub(crate) fn end(&mut self, now: SystemTime) -> Vec<LogEvent> {
+    /// Writes what there is: many programs end after a flush.
+    pub(crate) fn flush(&mut self, now: SystemTime) -> Vec<LogEvent> {
         let mut events = self.advance(now);
         events.extend(self.write(self.hour, self.references.hour()));
         events

@@ -41,7 +41,11 @@ pub(crate) enum Period {
     /// The last 24 in which there is any of a version.
     Version(String),
     /// One, counted from 1970.
+    #[cfg_attr(not(feature = "axum"), allow(dead_code, reason = "asked for over HTTP"))]
     Hour(u64),
+    /// What is in memory: the hour that has not ended, and the one before.
+    #[cfg(feature = "axum")]
+    Recent,
     All,
 }
 
@@ -80,6 +84,8 @@ impl RouteHistory {
                     file.is_since(hour_begins(*hour)) && !file.is_since(hour_begins(*hour + 1))
                 }
                 Period::All => true,
+                #[cfg(feature = "axum")]
+                Period::Recent => false,
             };
             if !may_be_of {
                 continue;
@@ -100,6 +106,11 @@ impl RouteHistory {
             return Err(io::Error::new(io::ErrorKind::NotFound, problem));
         }
         Ok(found)
+    }
+
+    #[cfg(feature = "axum")]
+    pub(crate) fn of_routes(routes: BTreeMap<String, CohortHour>) -> Self {
+        Self { routes, unreadable: 0 }
     }
 
     fn add(&mut self, routes: BTreeMap<String, CohortHour>) {
@@ -142,32 +153,21 @@ impl RouteHistory {
     }
 }
 
-/// Which hours and versions are stored.
+/// The versions of which hours are stored, the last one first.
 #[cfg(feature = "axum")]
-#[derive(Debug, Default)]
-pub(crate) struct StoredPeriods {
-    /// The last one is the first.
-    pub(crate) versions: Vec<String>,
-    pub(crate) last_hour: Option<u64>,
-}
-
-#[cfg(feature = "axum")]
-impl StoredPeriods {
-    pub(crate) fn list(dir: &Path) -> io::Result<Self> {
-        let mut periods = Self::default();
-        let mut known: Vec<TypicalFile> = Vec::new();
-        for file in TypicalFile::list(dir)? {
-            if known.iter().any(|known| known.is_of_same_version(&file)) {
-                continue;
-            }
-            let Ok(hour) = HourFile::read(&file.path) else { continue };
-            periods.last_hour.get_or_insert(hour.hour);
-            periods.versions.push(hour.version);
-            known.push(file);
+pub(crate) fn stored_versions(dir: &Path) -> io::Result<Vec<String>> {
+    let mut versions = Vec::new();
+    let mut known: Vec<TypicalFile> = Vec::new();
+    for file in TypicalFile::list(dir)? {
+        if known.iter().any(|known| known.is_of_same_version(&file)) {
+            continue;
         }
-        periods.versions.retain(|version| !version.is_empty());
-        Ok(periods)
+        let Ok(hour) = HourFile::read(&file.path) else { continue };
+        versions.push(hour.version);
+        known.push(file);
     }
+    versions.retain(|version| !version.is_empty());
+    Ok(versions)
 }
 
 impl fmt::Display for Period {
@@ -178,6 +178,8 @@ impl fmt::Display for Period {
                 let begins = hour_begins(*hour);
                 write!(f, "the hour from {}", humantime::format_rfc3339_seconds(begins))
             }
+            #[cfg(feature = "axum")]
+            Self::Recent => f.write_str("this hour and the one before"),
             Self::All => f.write_str("all hours"),
         }
     }

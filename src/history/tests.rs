@@ -57,7 +57,7 @@ impl Process {
     }
 
     fn end(mut self, now: SystemTime) -> Vec<LogEvent> {
-        self.events.extend(self.history.end(now));
+        self.events.extend(self.history.flush(now));
         self.events
     }
 

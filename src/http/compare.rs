@@ -2,17 +2,17 @@
 
 use std::fmt::Write as _;
 use std::io;
-use std::path::Path;
+use std::time::SystemTime;
 
 use axum::http::StatusCode;
 use serde_json::Value;
 
 use super::answer::{Failure, not_found, object, time, unreadable};
-use super::routes::{QueryValue, Shown, kind_in_words, page};
+use super::routes::{QueryValue, Shown, kind_in_words, own_version, page, recent_hours};
 use crate::compare::{ComparedRow, ComparedValue, Comparison, Quantity, SpentIn};
 use crate::encode::HtmlText;
 use crate::handle::Handle;
-use crate::history::{Period, RouteHistory, StoredPeriods, hour_begins, kind_name};
+use crate::history::{Period, RouteHistory, hour_begins, hour_of, kind_name, stored_versions};
 
 /// How many rows a page shows.
 const MOST_ROWS: usize = 20;
@@ -29,8 +29,8 @@ pub(super) struct ComparedPeriods {
     versions: Vec<String>,
 }
 
-/// Compares what is stored. Without periods, the last version with the one before; if there is one only, the last hour with
-/// the same hour of the day before.
+/// Compares what is stored. Without periods, this version, in this hour and the one before, with the version before; if
+/// none is stored, with the same hour of the day before.
 pub(super) fn compared(
     handle: &Handle,
     route: &str,
@@ -42,32 +42,28 @@ pub(super) fn compared(
         io::ErrorKind::NotFound => (StatusCode::NOT_FOUND, error.to_string()),
         _ => unreadable(error),
     };
-    let stored = StoredPeriods::list(&dir).map_err(failed)?;
-    let usual = usual_periods(&stored);
-    let (usual_before, usual_after) = usual.map_or((None, None), |(a, b)| (Some(a), Some(b)));
-    let before = before.map(Period::parse).or(usual_before).ok_or_else(not_found)?;
-    let after = after.map(Period::parse).or(usual_after).ok_or_else(not_found)?;
-    let read = |dir: &Path, period: &Period| RouteHistory::of_period(dir, period).map_err(failed);
-    let (of_before, of_after) = (read(&dir, &before)?, read(&dir, &after)?);
+    let recent = RouteHistory::of_routes(recent_hours(handle));
+    let versions = stored_versions(&dir).map_err(failed)?;
+    let own = own_version(handle).unwrap_or_default();
+    let after = after.map_or(Period::Recent, Period::parse);
+    let version_before = || {
+        let other = versions.iter().find(|version| **version != own)?;
+        Some(Period::Version(other.clone()))
+    };
+    let day_before = || Period::Hour(hour_of(SystemTime::now()).saturating_sub(24));
+    let before = before.map(Period::parse).or_else(version_before).unwrap_or_else(day_before);
+    let read = |period: &Period| match period {
+        Period::Recent => Ok(recent.clone()),
+        stored => RouteHistory::of_period(&dir, stored).map_err(failed),
+    };
+    let (of_before, of_after) = (read(&before)?, read(&after)?);
     let references = [of_before.references(route), of_after.references(route)];
     let comparison = of_after.compare_route(&of_before, route).ok_or_else(|| {
         let problem = format!("{route} was not seen in both {before} and {after}");
         (StatusCode::NOT_FOUND, problem)
     })?;
-    let (route, versions) = (route.to_owned(), stored.versions);
+    let route = route.to_owned();
     Ok(ComparedPeriods { route, before, after, references, comparison, versions })
-}
-
-fn usual_periods(stored: &StoredPeriods) -> Option<(Period, Period)> {
-    match &stored.versions[..] {
-        [after, before, ..] => {
-            Some((Period::Version(before.clone()), Period::Version(after.clone())))
-        }
-        _ => {
-            let hour = stored.last_hour?;
-            Some((Period::Hour(hour.checked_sub(24)?), Period::Hour(hour)))
-        }
-    }
 }
 
 fn value_to_json(value: ComparedValue) -> [(&'static str, Value); 4] {
@@ -142,6 +138,7 @@ impl ComparedPeriods {
             let (what, name) = match period {
                 Period::Version(version) => ("version", version.clone()),
                 Period::Hour(hour) => ("hour", time(hour_begins(*hour))),
+                Period::Recent => ("recent", String::new()),
                 Period::All => ("all", String::new()),
             };
             object([(what, Value::from(name)), ("references", references.into())])
@@ -204,9 +201,9 @@ impl ComparedPeriods {
             beside.for_each(|row| write_row(&mut text, row));
             text += "</tbody></table></section>\n";
         }
-        if versions.len() > 1 {
-            text += "<section><h2>Versions before</h2><ul>";
-            for version in versions.iter().skip(1) {
+        if !versions.is_empty() {
+            text += "<section><h2>Against another version</h2><ul>";
+            for version in versions {
                 _ = write!(
                     text,
                     "<li><a href=\"{base}/compare?route={}&amp;before={}\">{}</a></li>",

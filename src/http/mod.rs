@@ -12,11 +12,10 @@ mod routes;
 #[cfg(feature = "pprof")]
 mod threads;
 
-use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, FromRef, OriginalUri, Path, State};
@@ -27,7 +26,7 @@ use axum::response::Redirect;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
-use serde_json::{Map, Value};
+use serde_json::Value;
 use tokio::task::spawn_blocking;
 
 use self::answer::{Failure, not_found, object, time, unreadable};
@@ -154,7 +153,7 @@ impl Handle {
     /// | `GET /debug/pprof/wall?seconds=30` | the same of their [wall time](crate::ProfileKind::Wall): where all threads are, running or blocked; `hz=` sets how often they are visited per second, 20 without it and at most 100. 400 with `format=html` |
     /// | `GET /routes` | what is typical of each route, the one with the most time first, as JSON or for browsers as a page: of this hour and the one before, how many [reference spans](crate::Builder::references) there are, how many requests by their probabilities, `p50_ms` and others where there are enough references, the mean wall time and its parts, what [drift](crate::guide::live_control#typical-requests) was found, and the slowest kept spans. With `?route=NAME` one of them |
     /// | `GET /routes/profile?route=NAME` | the typical request of a route, the mean of the last references, as pprof; `format=` is that of a [`Format`](crate::Format), such as `html` or `otlp`. 404 if there is no such route |
-    /// | `GET /compare?route=NAME` | the mean request of the last stored version of the service against that of the one before, as JSON or as a page; if only one version is stored, of the last hour against the same hour of the day before. `before=` and `after=` are versions, or hours in UTC, such as `2026-11-25T14`. 404 if nothing is stored of them |
+    /// | `GET /compare?route=NAME` | the mean request in this hour and the one before against that of the last other version of the service, as JSON or as a page; if none is stored, against the same hour of the day before. `before=` and `after=` are stored versions, or hours in UTC, such as `2026-11-25T14`. 404 if nothing is stored of them |
     /// | `GET /profiles` | the files of profiles, the newest first, as JSON: `name`, `bytes`, `time` |
     /// | `GET /profiles/NAME` | the file of that name; 404 if it is not in the list |
     /// | `GET /process`, `/process/NAME` | the same for the newest 100 files of the [continuous profile](crate::Builder::continuous) |
@@ -244,14 +243,7 @@ async fn typical_routes(
     let answer = move || {
         let found = routes::summaries(&handle, wanted.as_deref());
         if !wants_page(&headers) {
-            let version = handle.published().and_then(|published| {
-                published
-                    .references
-                    .context()
-                    .resource()
-                    .get("service.version")
-                    .map(ToString::to_string)
-            });
+            let version = routes::own_version(&handle);
             let found = found.iter().map(routes::RouteSummary::to_json).collect();
             let all = object([("version", Value::from(version)), ("routes", found)]);
             return Ok(([(header::VARY, "accept")], Json(all)).into_response());

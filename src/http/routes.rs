@@ -1,6 +1,7 @@
 //! What is typical of each route, for programs and as pages.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -58,6 +59,18 @@ pub(super) fn summaries(handle: &Handle, route: Option<&str>) -> Vec<RouteSummar
         route.kept.truncate(MOST_KEPT);
     }
     routes
+}
+
+/// What is known of all routes in this hour and the one before.
+pub(super) fn recent_hours(handle: &Handle) -> BTreeMap<String, CohortHour> {
+    let routes = summaries(handle, None).into_iter();
+    routes.map(|RouteSummary { name, recent, .. }| (name, recent)).collect()
+}
+
+/// The version of the service that runs, if it is known.
+pub(super) fn own_version(handle: &Handle) -> Option<String> {
+    let published = handle.published()?;
+    published.references.context().resource().get("service.version").map(ToString::to_string)
 }
 
 fn ms(ns: f64) -> f64 {

@@ -71,7 +71,10 @@ impl ExportThread {
                 }
                 Some(ExportJob::Lose(report)) => self.delivery.lose(*report),
                 Some(ExportJob::Done(FlushRequest { done, deadline })) => {
-                    done.send(self.delivery.flush(deadline));
+                    let flushed = self.delivery.flush(deadline);
+                    let events = self.history.flush(SystemTime::now());
+                    self.log(events);
+                    done.send(flushed);
                 }
                 Some(ExportJob::Stop(waiting)) => return self.end(waiting),
                 None => {}
@@ -90,7 +93,7 @@ impl ExportThread {
     fn end(mut self, waiting: Vec<FlushRequest>) {
         let deadline = waiting.iter().map(|waiting| waiting.deadline).max();
         let flushed = self.delivery.flush(deadline.unwrap_or_else(|| Instant::now() + LAST_FLUSH));
-        let events = self.history.end(SystemTime::now());
+        let events = self.history.flush(SystemTime::now());
         self.log(events);
         let reporter = Arc::clone(self.delivery.reporter());
         let ended = flushed.and(self.delivery.end());

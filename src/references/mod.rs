@@ -47,6 +47,7 @@ impl From<ReferenceLimits> for ReferenceSettings {
 /// The reference spans of a layer.
 #[derive(Debug)]
 pub(crate) struct References {
+    #[cfg_attr(not(feature = "axum"), allow(dead_code, reason = "there are no requests"))]
     context: HtmlContext,
     limits: ReferenceLimits,
     /// Unique in this process.

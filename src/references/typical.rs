@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::profile::{Attribute, Profile, ProfileId, Value};
+use crate::profile::{Profile, ProfileId};
 
 /// The sum of the profiles of reference spans, by stack. Times, threads and spans are left out.
 ///
@@ -61,7 +61,9 @@ impl TypicalProfile {
     }
 
     /// The same for a reader of its own: with an id, which is that of no kept span, and as if it ended at that time.
+    #[cfg(feature = "axum")]
     pub(crate) fn requested(&self, cohort: &str, wall_ns: u64, now_unix_ns: u64) -> Profile {
+        use crate::profile::{Attribute, Value};
         let mut profile = Arc::unwrap_or_clone(self.mean(cohort));
         profile.id = ProfileId::random().unwrap_or(ProfileId::NONE);
         (profile.start_unix_ns, profile.duration_ns) =

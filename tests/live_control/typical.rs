@@ -168,9 +168,11 @@ async fn versions_are_compared_over_http_and_on_the_command_line() {
         last = Some(setup);
     }
     let setup = last.unwrap();
-    // After the end there are the files.
     let path = format!("/compare?{QUERY}");
     let compared = get(&setup.handle, &path).await.json();
+    let recent = &compared["wall_ns"]["after"];
+    let compared = get(&setup.handle, &format!("{path}&after=1.4.2")).await.json();
+    assert_eq!(recent, &compared["wall_ns"]["after"], "all of it is stored");
     assert_eq!(compared["before"], serde_json::json!({"version": "1.4.1", "references": 12}));
     assert_eq!(compared["after"], serde_json::json!({"version": "1.4.2", "references": 12}));
     assert_eq!(compared["versions"], serde_json::json!(["1.4.2", "1.4.1"]));
