@@ -16,6 +16,8 @@ use crate::profile::{Profile, ThreadDump};
 use crate::publish::OpenSpan;
 #[cfg(feature = "axum")]
 use crate::publish::{PublishState, RecentlyKept};
+#[cfg(feature = "metrics")]
+use crate::references::References;
 use crate::sampler::{CONTINUOUS_RATES, SourceSettings};
 use crate::sinks::HeapPart;
 use crate::stats::Stats;
@@ -334,6 +336,14 @@ impl Handle {
     #[cfg(feature = "metrics")]
     pub(crate) fn has_layer(&self) -> bool {
         self.0.strong_count() > 0
+    }
+
+    /// Calls `read` with the reference spans, if the layer runs.
+    #[cfg(feature = "metrics")]
+    pub(crate) fn with_references<T>(&self, read: impl FnOnce(&References) -> T) -> Option<T> {
+        let control = self.find()?;
+        let engine = control.running()?;
+        Some(read(&engine.publish.references))
     }
 
     /// Counts of what was done and lost since the layer was built.

@@ -247,7 +247,7 @@ where
             values.store(&mut span.extensions_mut());
         }
         if opened.is_outermost {
-            engine.may_become_reference(number(id), cohort);
+            engine.note_request(number(id), cohort);
         }
         if plan.flags & HAS_STATUS != 0 && Status::is_error(|status| attributes.record(status)) {
             engine.spans.fail(number(id));

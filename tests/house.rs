@@ -16,7 +16,7 @@ const MOST_FILES: usize = 2;
 /// Types above these limits: their fields and files, 0 where the limit holds. A type may shrink; then its entry must,
 /// too.
 const LARGER: &[(&str, usize, usize)] = &[
-    ("Builder", 26, 3),
+    ("Builder", 27, 3),
     ("Handle", 0, 4),
     ("Profile", 0, 3),
     ("Slot", 23, 0),

@@ -7,7 +7,7 @@ mod support;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use opentelemetry::metrics::MeterProvider;
+use opentelemetry::metrics::{Meter, MeterProvider};
 use opentelemetry_sdk::metrics::data::{AggregatedMetrics, MetricData};
 use opentelemetry_sdk::metrics::{InMemoryMetricExporter, PeriodicReader, SdkMeterProvider};
 use support::{HAS_STACKS, PLENTY, Setup, burn};
@@ -24,11 +24,15 @@ type Found = BTreeMap<String, (String, BTreeMap<String, f64>)>;
 
 impl Meters {
     fn of(handle: &Handle) -> Self {
+        Self::with(|meter| handle.register_metrics(meter))
+    }
+
+    fn with(register: impl FnOnce(&Meter)) -> Self {
         let exporter = InMemoryMetricExporter::default();
         // Metrics are collected only by `force_flush`.
         let reader = PeriodicReader::builder(exporter.clone()).with_interval(PLENTY * 60);
         let provider = SdkMeterProvider::builder().with_reader(reader.build()).build();
-        handle.register_metrics(&provider.meter("test"));
+        register(&provider.meter("test"));
         Self { exporter, provider }
     }
 
@@ -54,8 +58,9 @@ impl Meters {
 
 fn values<T: Copy>(data: &MetricData<T>, value: impl Fn(T) -> f64) -> BTreeMap<String, f64> {
     let named = |attributes: Vec<&opentelemetry::KeyValue>, value| {
-        let names: Vec<_> =
+        let mut names: Vec<_> =
             attributes.iter().map(|each| format!("{}={}", each.key, each.value)).collect();
+        names.sort();
         (names.join(","), value)
     };
     match data {
@@ -70,6 +75,61 @@ fn values<T: Copy>(data: &MetricData<T>, value: impl Fn(T) -> f64) -> BTreeMap<S
         }
         _ => panic!("a histogram"),
     }
+}
+
+/// All requests are counted, also those that no threshold and no chance selects.
+#[test]
+fn what_all_requests_of_a_route_take_is_exported_as_metrics() {
+    let setup = Setup::with("1h", |builder| builder.span_fields(["http.route", "customer"]));
+    let before = Meters::of(&setup.handle);
+    assert!(!before.collect().contains_key("tracing_profiling.route.requests"));
+    let meters = Meters::with(|meter| setup.handle.register_route_metrics(meter));
+    let mut wall = Duration::ZERO;
+    setup.run(|| {
+        for customer in 0..30_u64 {
+            let route = if customer % 3 == 0 { "/long" } else { "/short" };
+            let start = std::time::Instant::now();
+            let request = info_span!("request", http.route = route, customer).entered();
+            // Of a child, nothing is counted.
+            info_span!("child", http.route = "/child").in_scope(|| burn(Duration::from_millis(1)));
+            drop(request);
+            wall += start.elapsed();
+        }
+        info_span!("plain").in_scope(|| ());
+    });
+    let found = meters.collect();
+    let all = |name: &str| &found[&format!("tracing_profiling.route.{name}")];
+    let (unit, requests) = all("requests");
+    let route = |route: &str| format!("http.route={route},span.name=request");
+    let expected =
+        [(route("/long"), 10.0), (route("/short"), 20.0), ("span.name=plain".into(), 1.0)];
+    assert_eq!((unit.as_str(), requests), ("{request}", &BTreeMap::from(expected)));
+    let sum = |name: &str| all(name).1.values().sum::<f64>();
+    assert_eq!(all("wall").0, "s");
+    assert!(sum("wall") <= wall.as_secs_f64() && sum("wall") >= 0.030, "{found:?}");
+    if HAS_STACKS {
+        let busy = sum("on_cpu") + sum("off_cpu");
+        assert!(sum("on_cpu") >= 0.029 && busy <= sum("wall") + 0.001, "{found:?}");
+    }
+    // Counters go on.
+    setup.run(|| info_span!("plain").in_scope(|| ()));
+    let again = meters.collect();
+    assert_eq!(again["tracing_profiling.route.requests"].1["span.name=plain"], 2.0);
+}
+
+#[test]
+fn routes_that_clients_invent_are_one_series_beyond_the_limit() {
+    let setup = Setup::with("1h", |builder| builder.span_fields(["http.route"]));
+    let meters = Meters::with(|meter| setup.handle.register_route_metrics(meter));
+    setup.run(|| {
+        for number in 0..3_000 {
+            info_span!("request", http.route = number).in_scope(|| ());
+        }
+    });
+    let found = meters.collect();
+    let requests = &found["tracing_profiling.route.requests"].1;
+    assert_eq!(requests["otel.metric.overflow=true"], 2_000.0);
+    assert_eq!((requests.len(), requests.values().sum::<f64>()), (1_001, 3_000.0));
 }
 
 #[test]

@@ -41,8 +41,8 @@ use crate::redact::Redaction;
 use crate::references::{ClosedReference, CohortHash};
 use crate::refresh::refresh_interest;
 use crate::span::{
-    Ancestor, Plan, RegistryId, SAMPLED_ITSELF, SHOWS_FIELDS, SpanSnapshot, Spans, TraceIds,
-    Verdict, forget_this_thread, spawn_ignored,
+    ADDED_UP, Ancestor, Plan, RegistryId, SAMPLED_ITSELF, SHOWS_FIELDS, SpanSnapshot, Spans,
+    TraceIds, Verdict, forget_this_thread, spawn_ignored,
 };
 use crate::stats::{Counters, Stats};
 use crate::sys::{self, Striped, Uncounted, Waker};
@@ -168,15 +168,18 @@ impl Engine {
         self.callsites.is_chosen(plan.number)
     }
 
-    /// A new span that is inside no other request may become a reference.
+    /// A new span is inside no other request. It may become a reference.
     #[inline]
-    pub(crate) fn may_become_reference(&self, id: RegistryId, cohort: CohortHash) {
+    pub(crate) fn note_request(&self, id: RegistryId, cohort: CohortHash) {
         let references = &self.publish.references;
-        if !references.are_on() {
+        if references.totals.are_on() {
+            self.spans.add_up(id);
+        }
+        if !references.choice.are_on() {
             return;
         }
         let clock = self.spans.clock();
-        if let Some(halvings) = references.choose(cohort, || clock.raw_ns(clock.now())) {
+        if let Some(halvings) = references.choice.choose(cohort, || clock.raw_ns(clock.now())) {
             self.spans.make_reference(id, halvings);
         }
     }
@@ -258,6 +261,9 @@ impl Engine {
         let values = || self.inspect_values(closing, FieldValues::hash_of);
         let is_rare = |wall_ns| self.callsites.is_rare(callsite, values, wall_ns);
         let reasons = Reasons::judge(&callsite.keep, closing, is_rare);
+        if closing.has(ADDED_UP) {
+            self.add_request(closing, callsite);
+        }
         let stands_for = closing.stands_for();
         let must_notify = stands_for.is_some();
         if let Some(weight) = stands_for {
@@ -298,6 +304,21 @@ impl Engine {
             otel.set_attributes(self.otel.attributes.of(&span));
         }
         verdict
+    }
+
+    /// Adds up what a request took.
+    fn add_request(&self, closing: &SpanSnapshot, callsite: &Callsite) {
+        let name = callsite.metadata.name();
+        let of_route = self.inspect_values(closing, |id, dispatch| {
+            FieldValues::read_stored(id, dispatch, FieldValues::route_hash).flatten()
+        });
+        let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one((name, of_route));
+        let facts = Facts { times: closing.account, ..Facts::default() };
+        self.publish.references.totals.add(hash, &facts, || {
+            let values = self.inspect_values(closing, FieldValues::of);
+            let redacted = values.map(|value| self.redaction.redact_span(value).into());
+            (self.redaction.redact_span(beginning(name)).into(), redacted.into_route())
+        });
     }
 
     /// Whether a kept span gets neither a profile nor a report, as far as that is certain. Counts it then.

@@ -92,7 +92,7 @@ impl HourlyHistory {
         self.next_write = now + WRITE_EVERY;
         self.detector = DriftDetector::new(self.hour);
         match &self.settings.dir {
-            Some(dir) if self.references.are_on() => match TypicalFile::list(dir) {
+            Some(dir) if self.references.choice.are_on() => match TypicalFile::list(dir) {
                 Ok(files) => self.read(&files),
                 Err(error) => vec![self.unreadable(&dir.display().to_string(), &error.to_string())],
             },
@@ -153,12 +153,12 @@ impl HourlyHistory {
         let in_minutes = self.next_write.duration_since(now).unwrap_or_default();
         // Also if the clock was set back.
         let next = in_hour.min(in_minutes).min(WRITE_EVERY);
-        self.references.are_on().then_some(next)
+        self.references.choice.are_on().then_some(next)
     }
 
     /// Ends the hour if it has ended, and writes what there is from time to time.
     pub(crate) fn advance(&mut self, now: SystemTime) -> Vec<LogEvent> {
-        if !self.references.are_on() {
+        if !self.references.choice.are_on() {
             return Vec::new();
         }
         let hour = hour_of(now);

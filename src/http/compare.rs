@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::answer::{Failure, not_found, object, time, unreadable};
 use super::routes::{QueryValue, Shown, kind_in_words, own_version, page, recent_hours};
-use crate::compare::{ComparedRow, ComparedValue, Comparison, Quantity, SpentIn};
+use crate::compare::{ComparedRow, ComparedValue, Comparison, Quantity, SpentIn, TimeKind};
 use crate::encode::HtmlText;
 use crate::handle::Handle;
 use crate::history::{Period, RouteHistory, hour_begins, hour_of, kind_name, stored_versions};
@@ -114,6 +114,13 @@ fn row_in_words(quantity: &Quantity) -> (String, String) {
     };
     let alone = |text: &str| (text.to_owned(), String::new());
     match quantity {
+        Quantity::Wall(
+            TimeKind::Preempted
+            | TimeKind::UnexplainedIdle
+            | TimeKind::OtherSpans
+            | TimeKind::Unmeasured,
+            SpentIn::Unknown,
+        ) => alone(""),
         Quantity::Wall(_, of) => function(of),
         Quantity::OtherThreads(of) => {
             let (name, file) = function(of);
@@ -171,16 +178,13 @@ impl ComparedPeriods {
             "<p>The mean request takes {} in {} ({of_after} references), and took {} in {} ({of_before}): {}.{sure}</p>\n\
              <section class=\"wide\" tabindex=\"0\" role=\"region\" aria-label=\"Differences\"><table>\
              <caption>Where the difference is. The rows add up to it; each interval has a confidence of 95 %.</caption>\
-             <thead><tr><th>Kind</th><th>In</th><th class=\"number\">Before</th><th class=\"number\">After</th>\
-             <th class=\"number\">Difference</th><th class=\"number\">Between</th></tr></thead><tbody>\n",
+             <thead><tr><th>Kind</th><th>In</th><th class=\"number\">Difference</th><th class=\"number\">Between</th>\
+             <th class=\"number\">Before</th><th class=\"number\">After</th></tr></thead><tbody>\n",
             Shown(wall.value as f64),
             HtmlText(&after.to_string()),
             Shown(wall.typical as f64),
             HtmlText(&before.to_string()),
-            difference(
-                &Quantity::Wall(crate::compare::TimeKind::OnCpu, SpentIn::Unknown),
-                wall.extra()
-            ),
+            difference(&Quantity::Wall(TimeKind::OnCpu, SpentIn::Unknown), wall.extra()),
         );
         let changed = |row: &&ComparedRow| row.value.extra() != 0;
         comparison.rows.iter().take(MOST_ROWS).for_each(|row| write_row(&mut text, row));
@@ -188,7 +192,7 @@ impl ComparedPeriods {
         if comparison.rows.len() > MOST_ROWS {
             _ = writeln!(
                 text,
-                "<tr><td></td><td>{} further rows</td><td></td><td></td><td class=\"number\">{}</td><td></td></tr>",
+                "<tr><td></td><td>{} further rows</td><td class=\"number\">{}</td><td></td><td></td><td></td></tr>",
                 comparison.rows.len() - MOST_ROWS,
                 Shown(rest as f64)
             );
@@ -251,8 +255,8 @@ fn write_row(text: &mut String, row: &ComparedRow) {
     let extra = if is_sure { format!("<b>{extra}</b>") } else { extra };
     _ = writeln!(
         text,
-        "<tr><td>{kind}</td><td><span class=\"code\">{}</span><small>{}</small></td><td class=\"number\">{}</td>\
-         <td class=\"number\">{}</td><td class=\"number\">{extra}</td><td class=\"number\">{between}</td></tr>",
+        "<tr><td>{kind}</td><td><span class=\"code\">{}</span><small>{}</small></td><td class=\"number\">{extra}</td>\
+         <td class=\"number\">{between}</td><td class=\"number\">{}</td><td class=\"number\">{}</td></tr>",
         HtmlText(&name),
         HtmlText(&place),
         shown(quantity, value.typical as f64),

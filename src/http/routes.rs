@@ -201,6 +201,9 @@ impl fmt::Display for Shown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ns = self.0.abs();
         let sign = if self.0 < 0.0 { "\u{2212}" } else { "" };
+        if ns < 0.5 {
+            return f.write_str("0");
+        }
         let (size, unit) = match ns {
             ns if ns < 999.5e3 => (1e3, "\u{b5}s"),
             ns if ns < 999.5e6 => (1e6, "ms"),

@@ -97,16 +97,17 @@ pub(crate) struct FieldValues(Vec<(&'static str, String)>);
 impl FieldValues {
     /// The values of an open span. Empty if the subscriber is not based on the registry.
     pub(crate) fn of(id: RegistryId, subscriber: &Dispatch) -> Self {
-        Self::inspect(id, subscriber, Self::clone).unwrap_or_default()
+        Self::read_stored(id, subscriber, Self::clone).unwrap_or_default()
     }
 
     /// A hash of these values, which takes no copy of them; `None` if there are none.
     pub(crate) fn hash_of(id: RegistryId, subscriber: &Dispatch) -> Option<u64> {
         let hasher = BuildHasherDefault::<DefaultHasher>::default();
-        Self::inspect(id, subscriber, |values| hasher.hash_one(values))
+        Self::read_stored(id, subscriber, |values| hasher.hash_one(values))
     }
 
-    fn inspect<T>(
+    /// Reads the values of an open span; `None` if there are none.
+    pub(crate) fn read_stored<T>(
         id: RegistryId,
         subscriber: &Dispatch,
         read: impl FnOnce(&Self) -> T,
@@ -134,6 +135,11 @@ impl FieldValues {
             Some(known) => self.0.into_iter().for_each(|(name, value)| known.set(name, value)),
             None => extensions.insert(self),
         }
+    }
+
+    /// Those that name the route of a request.
+    pub(crate) fn into_route(self) -> Vec<(&'static str, String)> {
+        self.0.into_iter().filter(|(name, _)| ROUTE_FIELDS.contains(name)).collect()
     }
 
     pub(crate) fn into_vec(self) -> Vec<(&'static str, String)> {

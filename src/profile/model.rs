@@ -7,12 +7,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use super::attribute::Attribute;
 use super::builder::ProfileBuilder;
 use super::code_origin::CodeOrigin;
-use super::compared::Compared;
 use super::leaf::{Leaf, LeafId};
 use super::rebuild::SourceLine;
-use super::sample::{Point, Sample, SampleKind, StackId};
+use super::sample::{Point, ProfileScope, Sample, SampleKind, StackId};
+use super::sample_list::SampleList;
 use super::spans::{Link, LinkId, ProfiledThread, ThreadId};
 use super::table::{Table, handle};
+use crate::compare::Comparison;
 use crate::facts::Facts;
 use crate::ids::ProfileId;
 
@@ -129,16 +130,6 @@ struct ProfileTables {
     threads: Table<ThreadId, ProfiledThread>,
 }
 
-/// What the samples of a profile are of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ProfileScope {
-    Spans,
-    /// The CPU time of all threads of the process, in spans or not.
-    Process,
-    /// The wall time of all threads of the process, running or blocked.
-    ProcessWall,
-}
-
 /// Samples of one kept span, or of several that share a local root.
 #[derive(Clone, Debug)]
 pub struct Profile {
@@ -162,15 +153,9 @@ pub struct Profile {
     pub(crate) scope: ProfileScope,
     /// The outermost kept span against typical ones, if there are any.
     pub(crate) compared: Option<Arc<Compared>>,
-    samples: Vec<Sample>,
-    places: HashMap<(StackId, LeafId, Option<LinkId>, SampleKind), usize>,
+    samples: SampleList,
     tables: ProfileTables,
-    /// The memory that the samples take.
-    bytes: usize,
 }
-
-/// The memory of a sample, with its entry in the map and the initial capacity for its points.
-const BYTES_A_SAMPLE: usize = 256;
 
 impl Profile {
     /// Builds a profile by hand, to test an exporter. It has the given name and an id of ones, and begins at the Unix
@@ -194,10 +179,8 @@ impl Profile {
             attributes: Vec::new(),
             scope: ProfileScope::Spans,
             compared: None,
-            samples: Vec::new(),
-            places: HashMap::new(),
+            samples: SampleList::default(),
             tables: ProfileTables::default(),
-            bytes: 0,
         }
     }
 
@@ -241,14 +224,14 @@ impl Profile {
         let ProfileTables { functions, mappings, locations, stacks, links, threads, .. } =
             &self.tables;
         let code = functions.bytes() + mappings.bytes() + locations.bytes() + stacks.bytes();
-        self.bytes + code + self.tables.leaves.bytes() + links.bytes() + threads.bytes()
+        self.samples.bytes() + code + self.tables.leaves.bytes() + links.bytes() + threads.bytes()
     }
 
     /// The memory that samples take, with as many nodes of stacks and locations without names.
     pub(crate) fn bytes_of(samples: usize, points: usize, nodes: usize, locations: usize) -> usize {
         let of_stacks = nodes * Table::<StackId, StackNode>::BYTES_A_VALUE
             + locations * Table::<LocationId, Location>::BYTES_A_VALUE;
-        samples * BYTES_A_SAMPLE + points * size_of::<Point>() + of_stacks
+        samples * SampleList::BYTES_A_SAMPLE + points * size_of::<Point>() + of_stacks
     }
 
     pub(crate) fn add_function(&mut self, function: Function) -> FunctionId {
@@ -348,34 +331,17 @@ impl Profile {
         link: Option<LinkId>,
         point: Point,
     ) {
-        self.bytes += size_of::<Point>();
-        let place = *self.places.entry((stack, leaf, link, kind)).or_insert_with(|| {
-            self.bytes += BYTES_A_SAMPLE;
-            self.samples.push(Sample { stack, leaf, link, kind, points: Vec::new() });
-            self.samples.len() - 1
-        });
-        if let Some(sample) = self.samples.get_mut(place) {
-            let later = sample.points.partition_point(|p| p.time_unix_ns <= point.time_unix_ns);
-            sample.points.insert(later, point);
-        }
+        self.samples.add((stack, leaf, link, kind), point);
     }
 
     /// Adds to what the samples at that place have together, without a time or a thread.
     pub(super) fn add_weight(&mut self, kind: SampleKind, place: (StackId, LeafId), weight: u64) {
-        let known = self.places.get(&(place.0, place.1, None, kind));
-        let known = known.and_then(|known| self.samples.get_mut(*known)?.points.first_mut());
-        match known {
-            Some(point) => point.weight = point.weight.saturating_add(weight),
-            None => {
-                let point = Point { time_unix_ns: 0, weight, thread: None };
-                self.add_sample_at(kind, place, None, point);
-            }
-        }
+        self.samples.add_weight((place.0, place.1, None, kind), weight);
     }
 
     /// All samples, one for each stack and span.
     pub fn samples(&self) -> &[Sample] {
-        &self.samples
+        self.samples.list()
     }
 
     /// All locations, in order of their ids.
@@ -411,12 +377,12 @@ impl Profile {
 
     #[cfg(test)]
     pub(crate) fn keep_only(&mut self, kind: SampleKind) {
-        self.samples.retain(|sample| sample.kind == kind);
+        self.samples.keep_only(kind);
     }
 
     /// The samples of one kind.
     pub fn of_kind(&self, kind: SampleKind) -> impl Iterator<Item = &Sample> {
-        self.samples.iter().filter(move |sample| sample.kind == kind)
+        self.samples.list().iter().filter(move |sample| sample.kind == kind)
     }
 
     pub(super) fn points(&self, kind: SampleKind) -> impl Iterator<Item = &Point> {
@@ -450,7 +416,7 @@ impl Profile {
 
     /// The number of points of all kinds.
     pub(crate) fn point_count(&self) -> usize {
-        self.samples.iter().map(|sample| sample.points.len()).sum()
+        self.samples.list().iter().map(|sample| sample.points.len()).sum()
     }
 
     /// The CPU time that all samples represent.
@@ -604,13 +570,25 @@ impl Profile {
     #[cfg(feature = "_otlp")]
     pub(crate) fn downsampled(&self, every: usize) -> Self {
         let mut downsampled = self.clone();
-        (downsampled.samples, downsampled.places) = (Vec::new(), HashMap::new());
+        downsampled.samples = SampleList::default();
         for (sample, point) in self.downsampled_points(every) {
             let place = (sample.stack, sample.leaf);
             downsampled.add_sample_at(sample.kind, place, sample.link, point);
         }
         downsampled
     }
+}
+
+/// A kept span of a profile against the reference spans of its cohort.
+#[derive(Clone, Debug)]
+pub(crate) struct Compared {
+    /// The name of the cohort: that of its spans, with the fields that name the route.
+    pub(crate) cohort: String,
+    /// The name of the kept span, with its shown fields.
+    pub(crate) span: String,
+    pub(crate) comparison: Comparison,
+    /// What the mean of the last 200 to 400 reference spans did, by stack: without times, threads and spans.
+    pub(crate) typical: Arc<Profile>,
 }
 
 #[cfg(test)]

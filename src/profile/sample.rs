@@ -107,3 +107,13 @@ impl Sample {
         self.points.iter().fold(0, |all, point| all.saturating_add(point.weight))
     }
 }
+
+/// What the samples of a profile are of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ProfileScope {
+    Spans,
+    /// The CPU time of all threads of the process, in spans or not.
+    Process,
+    /// The wall time of all threads of the process, running or blocked.
+    ProcessWall,
+}

@@ -3,13 +3,13 @@
 use std::cell::{Cell, RefCell};
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use tracing::Metadata;
 
-use super::{MOST_COHORTS, ReferenceSettings, References};
-use crate::compare::{CohortSet, Gap, ReferenceChooser};
+use super::MOST_COHORTS;
+use crate::compare::{Gap, ReferenceChooser, ReferenceLimits};
 use crate::keep::FieldValues;
 use crate::stats::Counters;
 use crate::sys::Uncounted;
@@ -60,25 +60,23 @@ impl CohortHash {
     }
 }
 
-impl References {
-    pub(crate) fn new(
-        settings: impl Into<ReferenceSettings>,
-        counters: Arc<Counters>,
-        now_ns: u64,
-    ) -> Self {
-        let ReferenceSettings { limits, context } = settings.into();
+/// Chooses spans at random when they are created.
+#[derive(Debug)]
+pub(crate) struct SpanChoice {
+    limits: ReferenceLimits,
+    /// Unique in this process.
+    id: u64,
+    chooser: Mutex<ReferenceChooser<u64>>,
+    counters: Arc<Counters>,
+}
+
+impl SpanChoice {
+    pub(super) fn new(limits: ReferenceLimits, counters: Arc<Counters>, now_ns: u64) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        Self {
-            context,
-            limits,
-            id: NEXT.fetch_add(1, Ordering::Relaxed),
-            // What is known at creation can be more than what names a cohort.
-            chooser: Mutex::new(ReferenceChooser::new(limits, 4 * MOST_COHORTS, now_ns)),
-            closed: Mutex::default(),
-            cohorts: Mutex::new(CohortSet::new(MOST_COHORTS)),
-            on_way: AtomicUsize::new(0),
-            counters,
-        }
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        // What is known at creation can be more than what names a cohort.
+        let chooser = Mutex::new(ReferenceChooser::new(limits, 4 * MOST_COHORTS, now_ns));
+        Self { limits, id, chooser, counters }
     }
 
     pub(crate) fn are_on(&self) -> bool {

@@ -123,6 +123,7 @@ impl References {
     }
 
     /// Reads what is known of all cohorts.
+    #[cfg(any(test, feature = "axum"))]
     pub(crate) fn read_cohorts<T>(
         &self,
         mut read: impl FnMut(&CohortKey, &TypicalSpans) -> T,

@@ -4,6 +4,8 @@
 mod breakdown;
 mod choice;
 mod cohorts;
+#[cfg_attr(not(feature = "metrics"), allow(dead_code, reason = "metrics alone read it"))]
+mod totals;
 mod typical;
 
 use std::collections::HashMap;
@@ -12,7 +14,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::compare::{CohortSet, ReferenceChooser, ReferenceLimits};
+use self::choice::SpanChoice;
+use self::totals::RouteTotals;
+use crate::compare::{CohortSet, ReferenceLimits};
 use crate::encode::HtmlContext;
 use crate::keep::KeptSpan;
 use crate::span::SpanKey;
@@ -20,6 +24,8 @@ use crate::stats::Counters;
 
 pub(crate) use choice::CohortHash;
 pub(crate) use cohorts::{CohortKey, TypicalSpans};
+#[cfg(feature = "metrics")]
+pub(crate) use totals::{RouteTotal, SUMMED};
 
 /// Cohorts of which something is known.
 const MOST_COHORTS: usize = 64;
@@ -44,20 +50,18 @@ impl From<ReferenceLimits> for ReferenceSettings {
     }
 }
 
-/// The reference spans of a layer.
+/// The reference spans of a layer, and what is known of the spans of each route.
 #[derive(Debug)]
 pub(crate) struct References {
     #[cfg_attr(not(feature = "axum"), allow(dead_code, reason = "there are no requests"))]
     context: HtmlContext,
-    limits: ReferenceLimits,
-    /// Unique in this process.
-    id: u64,
-    chooser: Mutex<ReferenceChooser<u64>>,
+    pub(crate) choice: SpanChoice,
+    pub(crate) totals: RouteTotals,
     /// Those that have closed, until the collector has read all of their samples.
     closed: Mutex<HashMap<SpanKey, ClosedReference>>,
-    cohorts: Mutex<CohortSet<CohortKey, TypicalSpans>>,
     /// Profiles of reference spans between the collector and what is typical.
     on_way: AtomicUsize,
+    cohorts: Mutex<CohortSet<CohortKey, TypicalSpans>>,
     counters: Arc<Counters>,
 }
 
@@ -70,6 +74,23 @@ pub(crate) struct ClosedReference {
 }
 
 impl References {
+    pub(crate) fn new(
+        settings: impl Into<ReferenceSettings>,
+        counters: Arc<Counters>,
+        now_ns: u64,
+    ) -> Self {
+        let ReferenceSettings { limits, context } = settings.into();
+        Self {
+            context,
+            choice: SpanChoice::new(limits, Arc::clone(&counters), now_ns),
+            totals: RouteTotals::default(),
+            closed: Mutex::default(),
+            on_way: AtomicUsize::new(0),
+            cohorts: Mutex::new(CohortSet::new(MOST_COHORTS)),
+            counters,
+        }
+    }
+
     /// What profiles on request are shown with.
     #[cfg(feature = "axum")]
     pub(crate) fn context(&self) -> &HtmlContext {

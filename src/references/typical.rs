@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::profile::{Profile, ProfileId};
+use crate::profile::{Profile, ProfileId, add_stacks, stack_weights};
 
 /// The sum of the profiles of reference spans, by stack. Times, threads and spans are left out.
 ///
@@ -25,7 +25,7 @@ impl TypicalProfile {
 
     /// Adds the profile of a span, whose functions have names.
     pub(super) fn add(&mut self, profile: &Profile) {
-        self.sum.add_stacks_of(profile, |weight| weight);
+        add_stacks(&mut self.sum, profile, |weight| weight);
         self.spans += 1;
         if self.spans >= 2 * LEAST_SPANS {
             self.sum = self.scaled(|weight| weight / 2);
@@ -38,7 +38,7 @@ impl TypicalProfile {
 
     /// Leaves out the half of the samples that has least.
     fn shrink(&mut self) {
-        let mut weights = self.sum.weights();
+        let mut weights = stack_weights(&self.sum);
         weights.sort_unstable();
         let middle = weights.get(weights.len() / 2).copied().unwrap_or(0);
         self.sum = self.scaled(|weight| if weight > middle { weight } else { 0 });
@@ -46,7 +46,7 @@ impl TypicalProfile {
 
     fn scaled(&self, scale: impl Fn(u64) -> u64) -> Profile {
         let mut scaled = Profile::new(ProfileId::NONE, 0);
-        scaled.add_stacks_of(&self.sum, scale);
+        add_stacks(&mut scaled, &self.sum, scale);
         scaled
     }
 

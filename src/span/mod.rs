@@ -37,8 +37,9 @@ pub(crate) use local::{
 pub(crate) use open_spans::OpenSlot;
 pub(crate) use sample_counts::SampleCounts;
 pub(crate) use slot::{
-    CHOSEN, FAILED, FAILED_ITSELF, FORCED, HAS_FIELDS, HAS_STATUS, JUDGES_ALLOCATIONS, JUDGES_CPU,
-    JUDGES_SUBTREE, KEEP_ON_ERROR, ONE_IN, SAMPLED_ITSELF, SHOWS_FIELDS, SUSPECT, WATCHED,
+    ADDED_UP, CHOSEN, FAILED, FAILED_ITSELF, FORCED, HAS_FIELDS, HAS_STATUS, JUDGES_ALLOCATIONS,
+    JUDGES_CPU, JUDGES_SUBTREE, KEEP_ON_ERROR, ONE_IN, SAMPLED_ITSELF, SHOWS_FIELDS, SUSPECT,
+    WATCHED,
 };
 pub(crate) use spans::{GivenParent, SpanEvent, SpanInfo, Spans};
 

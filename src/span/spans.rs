@@ -12,8 +12,8 @@ use super::inside::SpanCounts;
 use super::local::{ThreadState, add_state, count_unmatched, is_ignored, put, take, unmatched};
 use super::segment::{DETACHED, NESTED, PendingSegment, READS_CPU, SWITCHED};
 use super::slot::{
-    AGED, CHOSEN, CPU_UNKNOWN, FAILED, FAILED_ITSELF, HAS_FIELDS, JUDGES_CPU, Parent, REFERENCE,
-    REFERENCE_SHIFT, SUSPECT, Slot, WATCHED,
+    ADDED_UP, AGED, CHOSEN, CPU_UNKNOWN, FAILED, FAILED_ITSELF, HAS_FIELDS, JUDGES_CPU, Parent,
+    REFERENCE, REFERENCE_SHIFT, SUSPECT, Slot, WATCHED,
 };
 use super::table::SlotTable;
 use super::{Ancestry, AncestryFrom, LongSegment, Plan, RegistryId, SpanKey, TraceIds};
@@ -74,14 +74,14 @@ pub(crate) struct SpanInfo {
 pub(crate) enum SpanEvent {
     /// The first sample fell in the span or in a descendant.
     Opened(SpanKey, SpanInfo),
-    /// A span that was idle for long, and whose future is not observed. Follows its `Opened`.
+    /// A span that was idle for long, and whose future is not observed. Follows its `OpenedSpan`.
     Idle {
         key: SpanKey,
         /// When that began: `CLOCK_MONOTONIC_RAW` in nanoseconds.
         since_ns: u64,
         idle_ns: u64,
     },
-    /// A span that was reported as `Opened`, or that is kept, has closed.
+    /// A span that was reported as `OpenedSpan`, or that is kept, has closed.
     Closed {
         key: SpanKey,
         ids: Option<TraceIds>,
@@ -107,7 +107,7 @@ const SPAN_EVENTS: usize = 4096;
 
 /// What is known of a span that was created.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Opened {
+pub(crate) struct OpenedSpan {
     /// It is the first span for which the collector must check how long it stays open.
     pub(crate) is_first_watched: bool,
     /// It is a local root, or inside one that is open for long, as a connection or `main` is.
@@ -208,9 +208,9 @@ impl Spans {
         matched: u64,
         given: GivenParent,
         ancestry: Ancestry<'_>,
-    ) -> Opened {
+    ) -> OpenedSpan {
         let Some(mut state) = take(self.layer).or_else(|| self.begin_thread()) else {
-            return Opened::default();
+            return OpenedSpan::default();
         };
         let parent = match (given, state.top()) {
             // If the innermost segment is a re-entry on this thread, the registry's current span is another one.
@@ -239,7 +239,7 @@ impl Spans {
         let is_long = |parent: Parent| {
             self.table.get(parent.id).is_some_and(|slot| slot.is_open_for_long(now))
         };
-        Opened {
+        OpenedSpan {
             is_first_watched: plan.flags & WATCHED != 0 && self.note_watched(),
             is_outermost: parent.is_none_or(is_long),
         }
@@ -269,6 +269,14 @@ impl Spans {
         if let Some(slot) = self.table.get(id) {
             slot.set((u32::from(halvings) + 1) << REFERENCE_SHIFT & REFERENCE | SUSPECT);
             slot.attach_at_enter();
+        }
+    }
+
+    /// Judges a new span when it closes, so that it can be added up.
+    #[cold]
+    pub(crate) fn add_up(&self, id: RegistryId) {
+        if let Some(slot) = self.table.get(id) {
+            slot.set(ADDED_UP | SUSPECT);
         }
     }
 

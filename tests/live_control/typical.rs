@@ -12,7 +12,7 @@ use prost::Message as _;
 use serde_json::Value;
 use tower::ServiceExt;
 use tracing::info_span;
-use tracing_profiling::{Directory, Handle, Resource, RouteHistory};
+use tracing_profiling::{Directory, Handle, Redaction, Resource, RouteHistory};
 
 use super::support::{HAS_STACKS, PLENTY, Setup, burn};
 use super::{Answer, MS, get};
@@ -28,7 +28,8 @@ fn version(dir: &Path, version: &'static str, rules: &str) -> Setup {
     let resource = Resource::new().with("service.version", version);
     Setup::with(rules, |builder| {
         let builder = builder.references(1, 1_000_000).span_fields(["http.route"]);
-        builder.resource(resource).exporter(Directory::new(dir))
+        let redaction = Redaction::new().hide("secret").unwrap();
+        builder.resource(resource).redact(redaction).exporter(Directory::new(dir))
     })
 }
 
@@ -78,7 +79,7 @@ async fn routes_have_what_is_typical_of_them() {
     }
     let dir = tempfile::tempdir().unwrap();
     let setup = version(dir.path(), "1.4.2", "[request]=off_cpu>300ms");
-    let hostile = "/<script>&\"'";
+    let hostile = "/secret/<script>&\"'";
     serve(&setup, "/similar", 12, 5 * MS);
     serve(&setup, hostile, 3, MS);
     // None waits for as long by chance.
@@ -86,6 +87,10 @@ async fn routes_have_what_is_typical_of_them() {
     wait_for_references(&setup);
 
     let all = get(&setup.handle, "/routes").await.json();
+    assert!(!all.to_string().contains("secret"), "{all}");
+    let stored = RouteHistory::read(dir.path()).unwrap();
+    let names: Vec<_> = stored.routes().collect();
+    assert!(names.len() == 2 && names.iter().all(|name| !name.contains("secret")), "{names:?}");
     assert_eq!(all["version"], "1.4.2");
     let routes = all["routes"].as_array().unwrap();
     assert_eq!(routes.len(), 2, "{all}");

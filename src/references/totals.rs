@@ -1,0 +1,87 @@
+//! What all requests of each route took, for metrics.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::facts::{Facts, Measure};
+
+/// The measures that are added up.
+pub(crate) const SUMMED: [Measure; 6] = [
+    Measure::Wall,
+    Measure::OnCpu,
+    Measure::OffCpu,
+    Measure::Await,
+    Measure::SchedulingDelay,
+    Measure::Allocated,
+];
+
+/// Further routes are one: clients can invent some. OpenTelemetry's SDK has at most 2,000 series of a metric by default.
+const MOST_ROUTES: usize = 1_000;
+
+/// All requests of a route so far.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct RouteTotal {
+    /// The name of its spans, and the fields that name the route; `None` if they are of several.
+    pub(crate) route: Option<(String, Vec<(&'static str, String)>)>,
+    pub(crate) requests: u64,
+    /// In the order of [`SUMMED`]. What is unknown is left out.
+    pub(crate) sums: [u64; SUMMED.len()],
+}
+
+/// What all requests took, by route, if that is asked for.
+#[derive(Debug, Default)]
+pub(crate) struct RouteTotals {
+    is_on: AtomicBool,
+    /// By a hash of the span's name and the values of these fields. 0 is that of others.
+    routes: Mutex<HashMap<u64, RouteTotal>>,
+}
+
+impl RouteTotal {
+    fn add(&mut self, facts: &Facts) {
+        self.requests += 1;
+        for (sum, measure) in self.sums.iter_mut().zip(SUMMED) {
+            *sum = sum.saturating_add(facts.get(measure).unwrap_or(0));
+        }
+    }
+}
+
+impl RouteTotals {
+    /// Whether all requests are added up.
+    #[inline]
+    pub(crate) fn are_on(&self) -> bool {
+        self.is_on.load(Ordering::Relaxed)
+    }
+
+    /// Adds up all requests that begin from now on.
+    pub(crate) fn turn_on(&self) {
+        self.is_on.store(true, Ordering::Relaxed);
+    }
+
+    /// Adds a request that has closed. `route` returns its route if it is a new one.
+    pub(crate) fn add(
+        &self,
+        hash: u64,
+        facts: &Facts,
+        route: impl FnOnce() -> (String, Vec<(&'static str, String)>),
+    ) {
+        let mut totals = self.routes.lock();
+        let is_full = totals.len() >= MOST_ROUTES;
+        let hash = if is_full && !totals.contains_key(&hash) { 0 } else { hash };
+        let total = match totals.entry(hash) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => {
+                let route = (hash != 0).then(route);
+                new.insert(RouteTotal { route, ..RouteTotal::default() })
+            }
+        };
+        total.add(facts);
+    }
+
+    /// What all requests took so far, by route.
+    pub(crate) fn read(&self) -> Vec<RouteTotal> {
+        self.routes.lock().values().cloned().collect()
+    }
+}
