@@ -1,7 +1,8 @@
 //! Starts a layer's threads and replaces its rules at run time.
 
 #[cfg(feature = "axum")]
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 #[cfg(any(feature = "axum", feature = "sighup"))]
 use std::{
@@ -56,7 +57,6 @@ pub(crate) struct Control {
     #[cfg(any(feature = "axum", feature = "sighup"))]
     is_logging: Arc<AtomicBool>,
     /// The directory of profile files.
-    #[cfg(feature = "axum")]
     dir: Option<PathBuf>,
     #[cfg(feature = "axum")]
     trace_url: String,
@@ -86,8 +86,9 @@ impl Control {
         // Before any lock that a child process could find held.
         Engine::disable_in_children();
         let rules = builder.get_rules().clone();
+        let dir = builder.dir();
         #[cfg(feature = "axum")]
-        let (dir, trace_url) = (builder.dir(), builder.get_trace_url());
+        let trace_url = builder.get_trace_url();
         let control = Arc::new(Self {
             gate: Gate::new(),
             unreached: Arc::default(),
@@ -105,7 +106,6 @@ impl Control {
             warnings: Mutex::default(),
             #[cfg(any(feature = "axum", feature = "sighup"))]
             is_logging: Arc::default(),
-            #[cfg(feature = "axum")]
             dir,
             #[cfg(feature = "axum")]
             trace_url,
@@ -133,7 +133,6 @@ impl Control {
             warnings: Mutex::default(),
             #[cfg(any(feature = "axum", feature = "sighup"))]
             is_logging: Arc::default(),
-            #[cfg(feature = "axum")]
             dir: None,
             #[cfg(feature = "axum")]
             trace_url: String::new(),
@@ -257,7 +256,8 @@ impl Control {
             }
             (None, Some(builder)) => {
                 let builder = builder.rules(rules.clone());
-                let engine = start(builder, self.gate, Arc::clone(&self.unreached));
+                let unreached = Arc::clone(&self.unreached);
+                let engine = start(builder, self.dir.clone(), self.gate, unreached);
                 let engine = engine.inspect_err(|error| switch.failed = Some(error.clone()))?;
                 // Locked until the engine is visible, so that a concurrent `set_dispatch` is not missed.
                 let dispatch = self.dispatch.lock();

@@ -15,7 +15,7 @@ use crate::keep::Rules;
 use crate::profile::{Profile, ThreadDump};
 use crate::publish::OpenSpan;
 #[cfg(feature = "axum")]
-use crate::publish::RecentlyKept;
+use crate::publish::{PublishState, RecentlyKept};
 #[cfg(feature = "metrics")]
 use crate::references::References;
 use crate::sampler::{CONTINUOUS_RATES, SourceSettings};
@@ -317,6 +317,13 @@ impl Handle {
         let control = self.find();
         let engine = control.as_ref().and_then(|control| control.engine());
         engine.map_or_else(Vec::new, |engine| engine.publish.reporter.recent.list())
+    }
+
+    /// What the threads that publish share, while the layer runs.
+    #[cfg(feature = "axum")]
+    pub(crate) fn published(&self) -> Option<PublishState> {
+        let control = self.find()?;
+        control.engine().map(|engine| engine.publish.clone())
     }
 
     /// The directory in which profiles can be found, if they are written to files.

@@ -194,6 +194,7 @@ mod facts;
 mod handle;
 #[cfg(feature = "sighup")]
 mod hangup;
+mod history;
 #[cfg(feature = "axum")]
 mod http;
 mod ids;
@@ -303,6 +304,7 @@ pub use export::{Compression, OtlpBuilder, OtlpExporter, Protocol};
 pub use export::{Directory, ExportError, Exported, Exporter, Format};
 pub use facts::{Facts, Hardware, Measure, Reason, Reasons, TimeBreakdown, Unit};
 pub use handle::{FlushGuard, Handle, ProfileOptions};
+pub use history::RouteHistory;
 pub use ids::{InvalidId, ProfileId, SpanId, TraceId};
 pub use interest::WithOpenTelemetry;
 pub use keep::{Condition, Keep, Kept, KeptSpan, NoProfile, Rule, Rules, Threshold};

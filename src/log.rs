@@ -90,6 +90,11 @@ kinds! {
         ReceiverBack = "back",
         SendingEnded = "sending_ended",
     }
+    references {
+        Drift = "drift",
+        HistoryUnreadable = "history_unreadable",
+        HistoryUnwritten = "history_unwritten",
+    }
     reports {
         KeptMore = "more_spans",
         Unreported = "too_many",

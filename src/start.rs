@@ -9,7 +9,6 @@ use parking_lot::Mutex;
 use crate::allocations::{AllocationSettings, LayerAllocations};
 use crate::awaits::LayerAwaits;
 use crate::collect::{Collector, ContinuousProfiler, Logged, ProcessProfiler, ProfileOutput};
-use crate::compare::ReferenceLimits;
 use crate::engine::{Commands, Engine, Gate, RunningSource, spawn};
 use crate::error::Error;
 use crate::intake::{Intake, IntakeSettings};
@@ -18,7 +17,7 @@ use crate::log::{LogEvent, LogKind};
 use crate::otel::{OtelSettings, UnreachedSpans};
 use crate::publish::{PublishSettings, PublishState, PublisherParts, Reporter};
 use crate::redact::Redaction;
-use crate::references::References;
+use crate::references::{ReferenceSettings, References};
 use crate::sampler::{Sampler, SourceSettings};
 use crate::sinks::{Heap, Sinks, Store};
 use crate::span::Spans;
@@ -67,7 +66,7 @@ pub(crate) struct Parts {
     pub(crate) warnings: Vec<LogEvent>,
     pub(crate) otel: OtelSettings,
     pub(crate) redaction: Redaction,
-    pub(crate) references: ReferenceLimits,
+    pub(crate) references: ReferenceSettings,
 }
 
 /// How long the collector's thread may take to begin on a busy machine.

@@ -291,6 +291,12 @@ counters! {
         dropped_cohorts_full,
         /// Names, with their values, that were forgotten for others that are more frequent.
         cohorts_evicted,
+        /// How often spans of a name and its values were found to have become slower.
+        drifted,
+        /// Stored hours that could not be read.
+        history_unreadable,
+        /// How often an hour could not be stored.
+        history_unwritten,
     }
     /// The continuous profile of the process; see [`Builder::continuous`](crate::Builder::continuous). The CPU time of samples
     /// that are dropped is `[not sampled: ...]` in it.

@@ -109,7 +109,7 @@ const LAYERS: &[&[&str]] = &[
     &["watch"],
     &["engine"],
     &["assemble", "publish", "threads"],
-    &["intake", "report"],
+    &["history", "intake", "report"],
     &["allocations", "awaits", "otel", "references", "sinks"],
     &["export", "inbox", "keep", "symbols"],
     &["encode", "span", "unwind"],
@@ -219,7 +219,6 @@ fn circles(sources: &[Source]) -> BTreeMap<PathBuf, BTreeSet<PathBuf>> {
 const CIRCLES: &[(&str, usize)] = &[
     ("encode/html", 3),
     ("export/otlp", 6),
-    ("http", 3),
     ("profile", 4),
     ("sampler", 6),
     ("span", 3),

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a test")]
 
 mod support;
+#[path = "live_control/typical.rs"]
+mod typical;
 
 use std::fs;
 use std::path::Path;

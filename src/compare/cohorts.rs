@@ -153,6 +153,11 @@ impl<K: Clone + Eq + Hash, V> CohortSet<K, V> {
         self.cohorts.iter().map(|(key, entry)| (key, &entry.value))
     }
 
+    /// The cohorts, in no order, to change their values.
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (&K, &mut V)> {
+        self.cohorts.iter_mut().map(|(key, entry)| (key, &mut entry.value))
+    }
+
     pub(crate) fn values_mut(&mut self) -> impl Iterator<Item = &mut V> {
         self.cohorts.values_mut().map(|entry| &mut entry.value)
     }

@@ -36,6 +36,14 @@ pub(crate) struct WallTimes {
     histogram: Option<Histogram<u32>>,
 }
 
+impl CohortHour {
+    /// Adds what is known of another hour, or of the same one in another process.
+    pub(crate) fn merge(&mut self, other: &Self) {
+        self.references.merge(&other.references);
+        other.walls.counts().for_each(|(us, spans)| self.walls.count(us, spans));
+    }
+}
+
 const HOUR_NS: u64 = 60 * 60 * 1_000_000_000;
 const UNIT_NS: u64 = 1_000;
 const DIGITS: u8 = 2;
@@ -71,11 +79,13 @@ impl WallTimes {
     }
 
     /// How many spans there were.
+    #[cfg(any(test, feature = "axum"))]
     pub(crate) fn spans(&self) -> u64 {
         self.spans
     }
 
     /// The wall time that a share of the spans did not exceed, in nanoseconds; `None` without spans.
+    #[cfg(any(test, feature = "axum"))]
     pub(crate) fn percentile_ns(&self, percent: f64) -> Option<u64> {
         let histogram = self.histogram.as_ref().filter(|histogram| !histogram.is_empty())?;
         Some(histogram.value_at_quantile(percent / 100.0).saturating_mul(UNIT_NS))
@@ -115,6 +125,7 @@ impl CohortHistory {
     }
 
     /// The sums of reference spans, with those of an hour ago at half of the weight.
+    #[cfg(any(test, feature = "axum"))]
     pub(crate) fn lately(&self) -> &SpanTotals {
         &self.lately
     }

@@ -168,6 +168,7 @@ impl ReferenceSet {
     }
 
     /// The memory that it takes, without the texts of the quantities, in bytes.
+    #[cfg(test)]
     pub(crate) fn bytes(&self) -> usize {
         let of_span = size_of::<ReferenceSpan>();
         let each = size_of::<u16>() + size_of::<u64>();

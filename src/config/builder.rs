@@ -1,7 +1,6 @@
 //! Settings in code.
 
 use std::ops::RangeInclusive;
-#[cfg(feature = "axum")]
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -533,7 +532,6 @@ impl Builder {
     }
 
     /// The directory in which profiles can be found, if they are written to files.
-    #[cfg(feature = "axum")]
     pub(crate) fn dir(&self) -> Option<PathBuf> {
         match self.exporter.as_ref().or(self.env_exporter.as_ref()) {
             Some(exporter) => exporter.directory().map(PathBuf::from),

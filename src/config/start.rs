@@ -1,6 +1,7 @@
 //! Starts what the settings ask for.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,11 +11,13 @@ use crate::engine::{Engine, Gate};
 use crate::error::Error;
 #[cfg(feature = "process-context")]
 use crate::export::publish_context;
+use crate::history::HistorySettings;
 use crate::keep::{Callsites, ExporterHealth, Keep, MAX_RESERVED, ProfileAdmission};
 use crate::log::{LogEvent, LogKind};
 use crate::otel::UnreachedSpans;
 use crate::profile::Resource;
 use crate::publish::{PublishSettings, waiting_profiles};
+use crate::references::ReferenceSettings;
 use crate::sampler::{Periods, Sampler};
 use crate::span::Spans;
 use crate::start::{self, Limits, Parts};
@@ -33,9 +36,10 @@ const MOST_PENDING_SPANS: usize = 16_384;
 /// of 512 MiB; its full debug information can be larger.
 const SYMBOL_TIMES: u64 = 4;
 
-/// Starts the threads.
+/// Starts the threads. `dir` is the directory in which profiles can be found.
 pub(crate) fn start(
     mut builder: Builder,
+    dir: Option<PathBuf>,
     gate: &'static Gate,
     unreached: Arc<UnreachedSpans>,
 ) -> Result<Arc<Engine>, Error> {
@@ -110,6 +114,8 @@ pub(crate) fn start(
         Ok(checked) => checked.err().map(|error| error.to_string()),
         Err(_) => Some("it panicked".to_owned()),
     };
+    let version = context.resource().get("service.version").map(ToString::to_string);
+    let history = HistorySettings { dir, version: version.unwrap_or_default() };
     // With a fallback directory no profile is lost. With unlimited patience all profiles are to wait.
     let must_prove = exporter.remote().is_some_and(|remote| {
         remote.fallback().is_none() && remote.limits().grace_period < Duration::MAX
@@ -147,6 +153,7 @@ pub(crate) fn start(
         publishing: PublishSettings {
             exporter,
             problem,
+            history,
             on_kept: builder.on_kept,
             symbols: SymbolSettings {
                 names: builder.symbols,
@@ -156,6 +163,6 @@ pub(crate) fn start(
         warnings,
         otel: builder.otel,
         redaction: builder.redaction.and(builder.env_redaction),
-        references: builder.references,
+        references: ReferenceSettings { limits: builder.references, context },
     })
 }

@@ -27,9 +27,9 @@ mod roundtrip;
 #[cfg(feature = "firefox")]
 pub use firefox::firefox;
 pub use folded::folded;
-#[cfg(feature = "axum")]
-pub(crate) use html::KeptSummary;
 pub use html::{HtmlContext, html};
+#[cfg(feature = "axum")]
+pub(crate) use html::{HtmlText, KeptSummary};
 #[cfg(feature = "otlp")]
 pub use otlp::otlp;
 #[cfg(feature = "_otlp")]

@@ -185,17 +185,22 @@ impl Directory {
 
     /// Writes a profile of which only the OTLP message is left.
     pub(crate) fn write_otlp(&self, stem: &str, bytes: &[u8]) -> io::Result<()> {
+        self.write_file(stem, Format::Otlp.extension(), bytes)
+    }
+
+    /// Writes one file with one of [`EXTENSIONS`].
+    pub(super) fn write_file(&self, stem: &str, extension: &str, bytes: &[u8]) -> io::Result<()> {
         sys::create_private_directory(&self.path)?;
         let temporary = self.path.join(format!("{stem}.tmp"));
-        let path = self.path.join(format!("{stem}.otlp"));
+        let path = self.path.join(format!("{stem}{extension}"));
         self.write_in_room(bytes.len() as u64, || write_whole(&path, &temporary, bytes))?;
         let mut lengths = Lengths::default();
-        set_length(&mut lengths, Format::Otlp.extension(), bytes.len());
+        set_length(&mut lengths, extension, bytes.len());
         self.note_written(stem, lengths);
         Ok(())
     }
 
-    fn problem(&self, error: &io::Error) -> String {
+    pub(super) fn problem(&self, error: &io::Error) -> String {
         let path = self.path.display();
         match error.kind() {
             _ if is_over_quota(error) => format!("cannot write to {path}: {error}"),
@@ -422,18 +427,21 @@ impl Exporter for Directory {
 
 pub(super) fn stem(profile: &Profile) -> String {
     let start = UNIX_EPOCH + Duration::from_nanos(profile.start_unix_ns);
-    let time = file_time(start);
-    format!("{time}-{}-{}-{}", sys::process_id(), file_name(&profile.name), profile.id)
+    stem_at(start, &profile.name, profile.id)
 }
 
-fn file_time(time: SystemTime) -> String {
+pub(super) fn stem_at(time: SystemTime, name: &str, id: ProfileId) -> String {
+    format!("{}-{}-{}-{id}", file_time(time), sys::process_id(), file_name(name))
+}
+
+pub(super) fn file_time(time: SystemTime) -> String {
     let time = humantime::format_rfc3339_millis(time).to_string();
     // No colons: they are special on other systems and to `scp`.
     time.replace([':', '-'], "")
 }
 
 /// A span's name as a part of a file name.
-fn file_name(span: &str) -> String {
+pub(super) fn file_name(span: &str) -> String {
     const LONGEST: usize = 60;
     let plain = |c: char| {
         if c.is_ascii_alphanumeric() || "._".contains(c) { c } else { '_' }
@@ -442,13 +450,17 @@ fn file_name(span: &str) -> String {
     if name.is_empty() { "span".to_owned() } else { name }
 }
 
-/// Extensions of a profile's files, and of a file that is not complete yet.
-const EXTENSIONS: [&str; 1 + Format::ALL.len()] = [
+/// The extension of files with what was typical in an hour.
+pub(super) const TYPICAL: &str = ".typical.gz";
+
+/// Extensions of a profile's files, of those in directories beside them, and of a file that is not complete yet.
+const EXTENSIONS: [&str; 2 + Format::ALL.len()] = [
     Format::Html.extension(),
     Format::Pprof.extension(),
     Format::Otlp.extension(),
     Format::Folded.extension(),
     Format::Firefox.extension(),
+    TYPICAL,
     ".tmp",
 ];
 

@@ -55,7 +55,7 @@ impl Format {
         }
     }
 
-    pub(super) const fn extension(self) -> &'static str {
+    pub(crate) const fn extension(self) -> &'static str {
         match self {
             Self::Html => ".html",
             Self::Pprof => ".pb.gz",
@@ -66,7 +66,7 @@ impl Format {
     }
 
     /// The contents of a file. `None` if the feature is off.
-    pub(super) fn encode(self, profile: &Profile, context: &HtmlContext) -> Option<Vec<u8>> {
+    pub(crate) fn encode(self, profile: &Profile, context: &HtmlContext) -> Option<Vec<u8>> {
         match self {
             Self::Html => Some(encode::html(profile, context).into_bytes()),
             #[cfg(feature = "pprof")]

@@ -15,6 +15,7 @@ mod remote;
 mod resource;
 #[cfg(feature = "axum")]
 mod stored;
+mod typical;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -42,6 +43,7 @@ pub(crate) use remote::Remote;
 pub(crate) use remote::{Answer, AnyExporter, QueueLimits, RefusedScope};
 #[cfg(feature = "axum")]
 pub(crate) use stored::{StoredFile, list_stored, profile_id_of, read_stored, span_of, summary_of};
+pub(crate) use typical::{TypicalFile, TypicalFiles, read_typical};
 
 /// Exports the profiles of kept spans.
 ///

@@ -4,7 +4,8 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
-use super::{Failure, Routed, slow};
+use super::answer::Failure;
+use super::{Routed, slow};
 use crate::encode::pprof_showing;
 use crate::engine::NoHeap;
 use crate::handle::Handle;

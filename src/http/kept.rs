@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::{object, time};
+use super::answer::{object, time};
 use crate::encode::KeptSummary;
 use crate::export::{StoredFile, list_stored, profile_id_of, span_of, summary_of};
 use crate::facts::Measure;

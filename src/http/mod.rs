@@ -1,19 +1,21 @@
 //! Rules, state and profiles over HTTP, for programs and as a page.
 
+mod answer;
+mod compare;
 mod continuous;
 #[cfg(feature = "pprof")]
 mod heap;
 mod kept;
 #[cfg(feature = "pprof")]
 mod process;
+mod routes;
 #[cfg(feature = "pprof")]
 mod threads;
 
-use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, FromRef, OriginalUri, Path, State};
@@ -24,11 +26,12 @@ use axum::response::Redirect;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
-use serde_json::{Map, Value};
+use serde_json::Value;
 use tokio::task::spawn_blocking;
 
-use crate::error::Error;
-use crate::export::{OF_PROCESS, StoredFile, list_stored, read_stored};
+use self::answer::{Failure, not_found, object, time, unreadable};
+use crate::error::{Error, UnknownName};
+use crate::export::{Format, OF_PROCESS, StoredFile, list_stored, read_stored};
 use crate::facts::Reason;
 use crate::handle::Handle;
 use crate::keep::Rules;
@@ -54,9 +57,6 @@ const POLICY_OF_REPORTS: &str = "sandbox allow-scripts allow-popups allow-popups
     default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; \
     frame-ancestors 'none'";
 const POLICY: &str = "sandbox; default-src 'none'; frame-ancestors 'none'";
-
-/// An error response.
-type Failure = (StatusCode, String);
 
 /// What the routes work on.
 #[derive(Clone, Debug)]
@@ -151,6 +151,9 @@ impl Handle {
     /// | `PUT /continuous` | changes it: the body is `on`, `off` or a rate; 400 if it is something else |
     /// | `GET /debug/pprof/profile?seconds=30` | a [profile of the process](Self::profile) of that many seconds (30 without it), for `go tool pprof` and what scrapes such profiles, gzipped; `hz=` sets the samples per second of CPU time, and with `format=html` the answer is a report. It ends if the client goes away. 500 while another one is being made, or if there can be none; 400 for more than an hour or 1,000 samples. Needs the feature `pprof` |
     /// | `GET /debug/pprof/wall?seconds=30` | the same of their [wall time](crate::ProfileKind::Wall): where all threads are, running or blocked; `hz=` sets how often they are visited per second, 20 without it and at most 100. 400 with `format=html` |
+    /// | `GET /routes` | what is typical of each route, the one with the most time first, as JSON or for browsers as a page: of this hour and the one before, how many [reference spans](crate::Builder::references) there are, how many requests by their probabilities, `p50_ms` and others where there are enough references, the mean wall time and its parts, what [drift](crate::guide::live_control#typical-requests) was found, and the slowest kept spans. With `?route=NAME` one of them |
+    /// | `GET /routes/profile?route=NAME` | the typical request of a route, the mean of the last references, as pprof; `format=` is that of a [`Format`](crate::Format), such as `html` or `otlp`. 404 if there is no such route |
+    /// | `GET /compare?route=NAME` | the mean request in this hour and the one before against that of the last other version of the service, as JSON or as a page; if none is stored, against the same hour of the day before. `before=` and `after=` are stored versions, or hours in UTC, such as `2026-11-25T14`. 404 if nothing is stored of them |
     /// | `GET /profiles` | the files of profiles, the newest first, as JSON: `name`, `bytes`, `time` |
     /// | `GET /profiles/NAME` | the file of that name; 404 if it is not in the list |
     /// | `GET /process`, `/process/NAME` | the same for the newest 100 files of the [continuous profile](crate::Builder::continuous) |
@@ -169,7 +172,10 @@ impl Handle {
     /// Like [`router`](Self::router), but also serves requests for these hosts: names and addresses such as
     /// `shop.internal` or `10.0.0.7`. Their ports do not matter.
     pub fn router_for(&self, hosts: impl IntoIterator<Item = impl AsRef<str>>) -> Router {
-        let slow = Router::new().route("/kept", get(kept)).route("/open", get(open));
+        let slow = Router::new()
+            .route("/kept", get(kept))
+            .route("/open", get(open))
+            .route("/compare", get(compared));
         #[cfg(feature = "pprof")]
         let slow = slow
             .route("/debug/pprof/heap", get(heap::in_use).post(heap::growth))
@@ -189,6 +195,8 @@ impl Handle {
             .route("/index.js", get(|| async { asset("text/javascript", SCRIPT) }))
             .route("/rules", get(rules).put(set_rules))
             .route("/continuous", get(continuous::get).put(continuous::put))
+            .route("/routes", get(typical_routes))
+            .route("/routes/profile", get(typical_profile))
             .route("/profiles", get(profiles))
             .route("/profiles/{name}", get(profile))
             .route("/process", get(of_process))
@@ -206,18 +214,102 @@ async fn page_or_state(
     OriginalUri(uri): OriginalUri,
     headers: HeaderMap,
 ) -> Result<Response, Failure> {
-    let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
-    if accept.is_some_and(|accept| accept.contains("text/html")) {
+    if wants_page(&headers) {
         return Ok(asset("text/html; charset=utf-8", &page_at(uri.path())));
     }
     let state = blocking(move || Ok(Json(describe(&handle)))).await?;
     Ok(([(header::VARY, "accept")], state).into_response())
 }
 
+/// Whether a browser asks.
+fn wants_page(headers: &HeaderMap) -> bool {
+    let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
+    accept.is_some_and(|accept| accept.contains("text/html"))
+}
+
+/// The path at which the routes are nested, as a part of links.
+fn base_of(path: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/-._~%:@!$+,;=".contains(c);
+    path.trim_end_matches('/').chars().filter(|c| is_plain(*c)).collect()
+}
+
+/// What is typical of all routes, or of the one in the query.
+async fn typical_routes(
+    State(handle): State<Handle>,
+    OriginalUri(uri): OriginalUri,
+    headers: HeaderMap,
+) -> Result<Response, Failure> {
+    let wanted = routes::value_in(uri.query().unwrap_or_default(), "route");
+    let answer = move || {
+        let found = routes::summaries(&handle, wanted.as_deref());
+        if !wants_page(&headers) {
+            let version = routes::own_version(&handle);
+            let found = found.iter().map(routes::RouteSummary::to_json).collect();
+            let all = object([("version", Value::from(version)), ("routes", found)]);
+            return Ok(([(header::VARY, "accept")], Json(all)).into_response());
+        }
+        let base = base_of(uri.path().trim_end_matches("/routes"));
+        match (&wanted, &found[..]) {
+            (None, _) => Ok(asset(HTML, &routes::list_page(&base, &found))),
+            (Some(_), [route]) => Ok(asset(HTML, &routes::route_page(&base, route))),
+            (Some(_), _) => Err(not_found()),
+        }
+    };
+    blocking(answer).await
+}
+
+/// The profile of the typical request of a route.
+async fn typical_profile(
+    State(handle): State<Handle>,
+    OriginalUri(uri): OriginalUri,
+) -> Result<Response, Failure> {
+    let encode = move || {
+        let query = uri.query().unwrap_or_default();
+        let route = routes::value_in(query, "route").ok_or_else(not_found)?;
+        let format = routes::value_in(query, "format").unwrap_or_else(|| "pprof".to_owned());
+        let format: Format = format
+            .parse()
+            .map_err(|error: UnknownName| (StatusCode::BAD_REQUEST, error.to_string()))?;
+        let profile = routes::typical(&handle, &route)?;
+        let published = handle.published().ok_or_else(not_found)?;
+        let encoded = format.encode(&profile, published.references.context());
+        let bytes = encoded.ok_or_else(not_found)?;
+        let file = format!("attachment; filename=\"typical{}\"", format.extension());
+        let of_file = [(header::CONTENT_TYPE, content_type(format.extension()))];
+        Ok(match format {
+            Format::Html => (of_file, bytes).into_response(),
+            _ => (of_file, [(header::CONTENT_DISPOSITION, file)], bytes).into_response(),
+        })
+    };
+    blocking(encode).await
+}
+
+/// A route in two versions of the service, or in two hours.
+async fn compared(
+    State(routed): State<Routed>,
+    OriginalUri(uri): OriginalUri,
+    headers: HeaderMap,
+) -> Result<Response, Failure> {
+    let compare = move |handle: &Handle| {
+        let value = |name| routes::value_in(uri.query().unwrap_or_default(), name);
+        let missing = || (StatusCode::BAD_REQUEST, "`route` is missing in the query".to_owned());
+        let route = value("route").ok_or_else(missing)?;
+        let (before, after) = (value("before"), value("after"));
+        let compared = compare::compared(handle, &route, before.as_deref(), after.as_deref())?;
+        Ok(match wants_page(&headers) {
+            true => {
+                let base = base_of(uri.path().trim_end_matches("/compare"));
+                asset(HTML, &compared.to_page(&base))
+            }
+            false => ([(header::VARY, "accept")], Json(compared.to_json())).into_response(),
+        })
+    };
+    slow(routed, compare).await
+}
+
 /// The page, whose links begin at the path at which it was requested.
 fn page_at(path: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/-._~%:@!$+,;=".contains(c);
-    let base: String = path.trim_end_matches('/').chars().filter(|c| is_plain(*c)).collect();
+    let base = base_of(path);
     let of_process = if cfg!(feature = "pprof") { LINKS_TO_PROCESS } else { "" };
     PAGE.replace("{{process}}", of_process).replace("{{base}}", &format!("{base}/"))
 }
@@ -388,11 +480,6 @@ fn not_now(error: Error) -> Failure {
     (StatusCode::SERVICE_UNAVAILABLE, error.to_string())
 }
 
-fn unreadable(error: io::Error) -> Failure {
-    let problem = format!("cannot read the directory of profiles: {error}");
-    (StatusCode::INTERNAL_SERVER_ERROR, problem)
-}
-
 fn describe(handle: &Handle) -> Value {
     let stats = handle.stats();
     let kept = Reason::all().map(|reason| (reason.as_str(), stats.kept_for(reason)));
@@ -413,18 +500,6 @@ fn describe_file(file: StoredFile) -> Value {
         ("bytes", file.bytes.into()),
         ("time", time(file.modified).into()),
     ])
-}
-
-fn object<V: Into<Value>>(members: impl IntoIterator<Item = (&'static str, V)>) -> Value {
-    let members = members.into_iter().map(|(name, value)| (name.to_owned(), value.into()));
-    Value::Object(members.collect::<Map<_, _>>())
-}
-
-/// Clamped to years with four digits, which are all that the format can represent.
-fn time(time: SystemTime) -> String {
-    const LAST: Duration = Duration::from_secs(253_402_300_799);
-    let time = time.clamp(UNIX_EPOCH, UNIX_EPOCH + LAST);
-    humantime::format_rfc3339_millis(time).to_string()
 }
 
 fn content_type(name: &str) -> &'static str {

@@ -261,13 +261,14 @@ impl Stage {
             publishing: PublishSettings {
                 exporter: AnyExporter::Direct(Box::new(Nowhere)),
                 problem: None,
+                history: crate::history::HistorySettings::default(),
                 on_kept: None,
                 symbols: crate::symbols::SymbolSettings { names: false, most_bytes: 0 },
             },
             warnings: Vec::new(),
             otel: OtelSettings::default(),
             redaction: crate::redact::Redaction::new(),
-            references: ReferenceLimits::NONE,
+            references: ReferenceLimits::NONE.into(),
         });
         collector.threads.idle = Duration::MAX;
         engine_source.set_scripted(Box::new(scripted.clone()));

@@ -53,6 +53,7 @@ impl SampleList {
         self.samples.iter_mut()
     }
 
+    #[cfg(test)]
     pub(super) fn keep_only(&mut self, kind: SampleKind) {
         self.samples.retain(|sample| sample.kind == kind);
     }

@@ -1,15 +1,15 @@
 //! The thread that exports.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use crossbeam::channel::{self, Receiver, select};
 
-use super::delivery::{Delivery, HeldProfile, PublishState};
+use super::delivery::{Delivery, HeldProfile};
 use super::job::FlushRequest;
-use crate::export::AnyExporter;
+use crate::history::HourlyHistory;
 use crate::keep::Kept;
-use crate::sys::{Files, FilesGuard};
+use crate::log::LogEvent;
 
 /// How long the last profiles may take if no caller waits for them.
 const LAST_FLUSH: Duration = Duration::from_secs(5);
@@ -29,24 +29,27 @@ pub(super) enum ExportJob {
 pub(super) struct ExportThread {
     jobs: Receiver<ExportJob>,
     delivery: Delivery,
+    /// It is written by the thread that a file system already can block.
+    history: HourlyHistory,
 }
 
 impl ExportThread {
-    /// `problem` is an error of the exporter that was found when it was made.
     pub(super) fn new(
-        shared: PublishState,
         jobs: Receiver<ExportJob>,
-        exporter: FilesGuard<AnyExporter>,
-        files: Arc<Files>,
-        problem: Option<String>,
+        delivery: Delivery,
+        history: HourlyHistory,
     ) -> Self {
-        Self { jobs, delivery: Delivery::new(shared, exporter, files, problem) }
+        Self { jobs, delivery, history }
     }
 
     pub(super) fn run(mut self) {
         self.delivery.start();
+        let events = self.history.begin(SystemTime::now());
+        self.log(events);
         loop {
             let wake = self.delivery.next_attempt().map_or_else(channel::never, channel::at);
+            let due = self.history.due_in(SystemTime::now());
+            let due = due.map_or_else(channel::never, channel::after);
             let answers = self.delivery.answers();
             let job = select! {
                 recv(self.jobs) -> job => Some(job.unwrap_or(ExportJob::Stop(Vec::new()))),
@@ -55,6 +58,7 @@ impl ExportThread {
                     None
                 }
                 recv(wake) -> _ => None,
+                recv(due) -> _ => None,
             };
             crate::sys::admit_process_timer();
             match job {
@@ -67,19 +71,30 @@ impl ExportThread {
                 }
                 Some(ExportJob::Lose(report)) => self.delivery.lose(*report),
                 Some(ExportJob::Done(FlushRequest { done, deadline })) => {
-                    done.send(self.delivery.flush(deadline));
+                    let flushed = self.delivery.flush(deadline);
+                    let events = self.history.flush(SystemTime::now());
+                    self.log(events);
+                    done.send(flushed);
                 }
                 Some(ExportJob::Stop(waiting)) => return self.end(waiting),
                 None => {}
             }
             self.delivery.advance(false);
+            let events = self.history.advance(SystemTime::now());
+            self.log(events);
         }
+    }
+
+    fn log(&self, events: Vec<LogEvent>) {
+        events.into_iter().for_each(|event| self.delivery.reporter().log(event));
     }
 
     /// Delivers what can be delivered, and drops everything else.
     fn end(mut self, waiting: Vec<FlushRequest>) {
         let deadline = waiting.iter().map(|waiting| waiting.deadline).max();
         let flushed = self.delivery.flush(deadline.unwrap_or_else(|| Instant::now() + LAST_FLUSH));
+        let events = self.history.flush(SystemTime::now());
+        self.log(events);
         let reporter = Arc::clone(self.delivery.reporter());
         let ended = flushed.and(self.delivery.end());
         // Nothing is reported from here on.

@@ -21,9 +21,11 @@ use std::sync::Arc;
 
 use crossbeam::channel::{self, Receiver};
 
+use self::delivery::Delivery;
 use self::exporting::ExportThread;
 use self::worker::SymbolsThread;
 use crate::export::AnyExporter;
+use crate::history::{HistorySettings, HourlyHistory};
 use crate::keep::OnKept;
 use crate::span::spawn_ignored;
 use crate::symbols::SymbolSettings;
@@ -44,6 +46,7 @@ pub(crate) struct PublishSettings {
     pub(crate) exporter: AnyExporter,
     /// An error of the exporter that was found when it was made.
     pub(crate) problem: Option<String>,
+    pub(crate) history: HistorySettings,
     pub(crate) on_kept: Option<OnKept>,
     pub(crate) symbols: SymbolSettings,
 }
@@ -69,7 +72,8 @@ impl PublisherParts {
 
     fn start_threads(self) -> io::Result<()> {
         let Self { shared, jobs, files, settings } = self;
-        let PublishSettings { exporter, problem, on_kept, symbols } = settings;
+        let PublishSettings { exporter, problem, history, on_kept, symbols } = settings;
+        let history = HourlyHistory::new(history, &shared.references, &shared.counters);
         let exporter = FilesGuard::new(exporter, &files);
         let (exports, to_export) = channel::unbounded();
         let reporter = Arc::clone(&shared.reporter);
@@ -80,7 +84,8 @@ impl PublisherParts {
         }
         let (of_export, own_files) = (shared.clone(), Arc::clone(&files));
         spawn_ignored("profiling-export", move || {
-            ExportThread::new(of_export, to_export, exporter, own_files, problem).run();
+            let delivery = Delivery::new(of_export, exporter, own_files, problem);
+            ExportThread::new(to_export, delivery, history).run();
         })?;
         spawn_ignored("profiling-symbols", move || {
             SymbolsThread::new(shared, jobs, exports, files, symbols).run();

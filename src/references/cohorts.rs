@@ -1,11 +1,12 @@
 //! What is known of the spans of each cohort.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::References;
 use super::typical::TypicalProfile;
-use crate::compare::{Breakdown, CohortHistory, compare};
+use crate::compare::{Breakdown, CohortHistory, CohortHour, Drift, compare};
 use crate::facts::Facts;
 use crate::keep::ROUTE_FIELDS;
 use crate::profile::{Compared, Profile};
@@ -41,11 +42,20 @@ impl CohortKey {
 pub(crate) struct TypicalSpans {
     pub(crate) history: CohortHistory,
     pub(crate) profile: TypicalProfile,
+    /// The hour before the one that has not ended.
+    pub(crate) last_hour: CohortHour,
+    /// When they were last found to have become slower.
+    pub(crate) drift: Option<Drift>,
 }
 
 impl TypicalSpans {
     fn new(now_ns: u64) -> Self {
-        Self { history: CohortHistory::new(now_ns), profile: TypicalProfile::new() }
+        Self {
+            history: CohortHistory::new(now_ns),
+            profile: TypicalProfile::new(),
+            last_hour: CohortHour::default(),
+            drift: None,
+        }
     }
 }
 
@@ -88,7 +98,33 @@ impl References {
         })
     }
 
+    /// What was added in the hour that has not ended, by the name of the cohort.
+    pub(crate) fn hour(&self) -> BTreeMap<String, CohortHour> {
+        let cohorts = self.cohorts.lock();
+        cohorts.iter().map(|(key, known)| (key.name(), known.history.hour().clone())).collect()
+    }
+
+    /// Ends the hour, and returns what was added in it. Cohorts without any are left out.
+    pub(crate) fn end_hour(&self) -> BTreeMap<String, CohortHour> {
+        let mut cohorts = self.cohorts.lock();
+        let hours = cohorts.iter_mut().map(|(key, known)| {
+            known.last_hour = known.history.take_hour();
+            (key.name(), known.last_hour.clone())
+        });
+        hours.filter(|(_, hour)| hour.references.spans() > 0).collect()
+    }
+
+    /// Remembers which cohorts have become slower.
+    pub(crate) fn note_drifts(&self, drifts: &[Drift]) {
+        for (key, known) in self.cohorts.lock().iter_mut() {
+            if let Some(drift) = drifts.iter().find(|drift| drift.route == key.name()) {
+                known.drift = Some(drift.clone());
+            }
+        }
+    }
+
     /// Reads what is known of all cohorts.
+    #[cfg(any(test, feature = "axum"))]
     pub(crate) fn read_cohorts<T>(
         &self,
         mut read: impl FnMut(&CohortKey, &TypicalSpans) -> T,

@@ -19,6 +19,7 @@ use parking_lot::Mutex;
 use self::choice::SpanChoice;
 use self::totals::RouteTotals;
 use crate::compare::{CohortSet, ReferenceLimits};
+use crate::encode::HtmlContext;
 use crate::keep::KeptSpan;
 use crate::span::SpanKey;
 use crate::stats::Counters;
@@ -37,9 +38,25 @@ const MOST_CLOSED: usize = 64;
 const MOST_ON_WAY: usize = 16;
 const MOST_PROFILE_BYTES: usize = 1 << 20;
 
+/// Which spans become references, and how what is typical of them is shown.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ReferenceSettings {
+    pub(crate) limits: ReferenceLimits,
+    /// For profiles on request.
+    pub(crate) context: HtmlContext,
+}
+
+impl From<ReferenceLimits> for ReferenceSettings {
+    fn from(limits: ReferenceLimits) -> Self {
+        Self { limits, context: HtmlContext::default() }
+    }
+}
+
 /// The reference spans of a layer, and what is known of the spans of each route.
 #[derive(Debug)]
 pub(crate) struct References {
+    #[cfg_attr(not(feature = "axum"), allow(dead_code, reason = "there are no requests"))]
+    context: HtmlContext,
     pub(crate) choice: SpanChoice,
     pub(crate) totals: RouteTotals,
     /// Those that have closed, until the collector has read all of their samples.
@@ -59,8 +76,14 @@ pub(crate) struct ClosedReference {
 }
 
 impl References {
-    pub(crate) fn new(limits: ReferenceLimits, counters: Arc<Counters>, now_ns: u64) -> Self {
+    pub(crate) fn new(
+        settings: impl Into<ReferenceSettings>,
+        counters: Arc<Counters>,
+        now_ns: u64,
+    ) -> Self {
+        let ReferenceSettings { limits, context } = settings.into();
         Self {
+            context,
             choice: SpanChoice::new(limits, Arc::clone(&counters), now_ns),
             totals: RouteTotals::default(),
             closed: Mutex::default(),
@@ -68,6 +91,12 @@ impl References {
             cohorts: Mutex::new(CohortSet::new(MOST_COHORTS)),
             counters,
         }
+    }
+
+    /// What profiles on request are shown with.
+    #[cfg(feature = "axum")]
+    pub(crate) fn context(&self) -> &HtmlContext {
+        &self.context
     }
 
     /// Adds one that has closed, before that is reported to the collector.

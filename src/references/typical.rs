@@ -60,7 +60,25 @@ impl TypicalProfile {
         Arc::new(mean)
     }
 
-    /// The memory that it takes.
+    /// The same for a reader of its own: with an id, which is that of no kept span, and as if it ended at that time.
+    #[cfg(feature = "axum")]
+    pub(crate) fn requested(&self, cohort: &str, wall_ns: u64, now_unix_ns: u64) -> Profile {
+        use crate::profile::{Attribute, Value};
+        let mut profile = Arc::unwrap_or_clone(self.mean(cohort));
+        profile.id = ProfileId::random().unwrap_or(ProfileId::NONE);
+        (profile.start_unix_ns, profile.duration_ns) =
+            (now_unix_ns.saturating_sub(wall_ns), wall_ns);
+        let attribute = |key, value| Attribute { key, value };
+        profile.attributes.extend([
+            attribute("typical.id", profile.id.to_string().into()),
+            attribute("typical.route", cohort.into()),
+            attribute("typical.references", Value::Int(self.spans.cast_signed())),
+        ]);
+        profile
+    }
+
+    /// The memory that it takes, in bytes.
+    #[cfg(test)]
     pub(crate) fn bytes(&self) -> usize {
         self.sum.bytes()
     }

@@ -69,7 +69,6 @@ pub(crate) use layer_marker::{answer_of, downcast_through};
 pub(crate) use linux::nested_code;
 pub(crate) use live_blocks::TrackedBlock;
 pub(crate) use live_stack::{LiveRegisters, LiveStack};
-#[cfg(feature = "axum")]
 pub(crate) use platform::open_regular;
 #[cfg(test)]
 pub(crate) use platform::open_switch_registers;

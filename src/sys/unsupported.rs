@@ -408,7 +408,6 @@ pub(crate) fn open_without_waiting(path: &Path) -> io::Result<File> {
 }
 
 /// Opens the regular file at that path for reading, if there is one. Does not follow a link.
-#[cfg(feature = "axum")]
 pub(crate) fn open_regular(path: &Path) -> io::Result<Option<File>> {
     let is_file = match std::fs::symlink_metadata(path) {
         Ok(metadata) => metadata.is_file(),

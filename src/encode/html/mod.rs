@@ -79,7 +79,7 @@ pub fn html(profile: &Profile, context: &HtmlContext) -> String {
          <script type=\"text/plain\" id=\"data\">{data}</script>\n\
          <script>{SCRIPT}</script>\n</body>\n</html>\n",
         policy(),
-        Text(&profile.title),
+        HtmlText(&profile.title),
         summary::of(profile),
     );
     page
@@ -94,9 +94,9 @@ fn policy() -> String {
 }
 
 /// Text of an element.
-struct Text<'a>(&'a str);
+pub(crate) struct HtmlText<'a>(pub(crate) &'a str);
 
-impl std::fmt::Display for Text<'_> {
+impl std::fmt::Display for HtmlText<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         for character in self.0.chars() {
             match character {

@@ -107,7 +107,6 @@ fn open_with(path: &Path, more: OFlags) -> io::Result<File> {
 
 /// Opens the regular file at that path for reading, if there is one. Does not follow links, and does not block on FIFOs
 /// or devices.
-#[cfg(feature = "axum")]
 pub(crate) fn open_regular(path: &Path) -> io::Result<Option<File>> {
     match open_with(path, OFlags::NOFOLLOW) {
         Ok(file) => Ok(file.metadata()?.is_file().then_some(file)),
@@ -117,7 +116,6 @@ pub(crate) fn open_regular(path: &Path) -> io::Result<Option<File>> {
 }
 
 /// Whether the path does not exist, or is a link or a socket.
-#[cfg(feature = "axum")]
 fn is_no_file(error: &io::Error) -> bool {
     let errno = Errno::from_io_error(error);
     errno.is_some_and(|errno| [Errno::NOENT, Errno::LOOP, Errno::NXIO].contains(&errno))

@@ -55,7 +55,6 @@ pub(crate) use clock::{
     time_namespace_offset_ns, try_thread_cpu_ns,
 };
 pub(crate) use counters::HardwareCounters;
-#[cfg(feature = "axum")]
 pub(crate) use files::open_regular;
 pub(crate) use files::{
     check_writable, create_private_directory, create_private_file, kernel_symbols, memory_file,

@@ -1,0 +1,108 @@
+//! The files with what was typical in each hour.
+
+use std::fs;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use super::directory::{Directory, TYPICAL, file_name, file_time, stem_at, stem_of};
+use crate::profile::ProfileId;
+use crate::sys;
+
+/// The name of their directory in that of profiles.
+const OF_TYPICAL: &str = "typical";
+/// A week of a day's 24 files of 100 KiB each. Those of a service with ten routes have some 10 KiB.
+const QUOTA_BYTES: u64 = 16 * 1024 * 1024;
+const QUOTA_AGE: Duration = Duration::from_secs(8 * 24 * 60 * 60);
+/// More than any that is written: compressed as well as names are, it is 16 MiB.
+const LARGEST_FILE: u64 = 4 * 1024 * 1024;
+/// Those of 25 hours and 40 processes.
+const MOST_LISTED: usize = 1_000;
+
+/// What one process writes: a file for each hour, so that processes can share the directory.
+#[derive(Debug)]
+pub(crate) struct TypicalFiles {
+    directory: Directory,
+    id: ProfileId,
+}
+
+/// A file of some process.
+#[derive(Clone, Debug)]
+pub(crate) struct TypicalFile {
+    pub(crate) path: PathBuf,
+    /// When its hour began, as text that sorts by time.
+    time: String,
+    /// The version of the service, as far as it is in the name of the file.
+    version: String,
+}
+
+impl TypicalFiles {
+    /// Those in the directory of that name in `dir`. It is created with the first file.
+    pub(crate) fn new(dir: &Path) -> Self {
+        let directory = Directory::new(dir.join(OF_TYPICAL)).with_quota(QUOTA_BYTES, QUOTA_AGE);
+        Self { directory, id: ProfileId::random().unwrap_or(ProfileId::NONE) }
+    }
+
+    /// Writes, or replaces, the own file of an hour. The oldest files make room. Returns what the problem is if it fails.
+    pub(crate) fn write(
+        &self,
+        hour_begins: SystemTime,
+        version: &str,
+        bytes: &[u8],
+    ) -> Result<(), String> {
+        let stem = stem_at(hour_begins, version, self.id);
+        let written = self.directory.write_file(&stem, TYPICAL, bytes);
+        written.map_err(|error| self.directory.problem(&error))
+    }
+}
+
+impl TypicalFile {
+    /// The newest files in the directory of that name in `dir`, or in `dir` itself, the newest hour first. Empty if there is
+    /// no such directory.
+    pub(crate) fn list(dir: &Path) -> io::Result<Vec<Self>> {
+        let below = dir.join(OF_TYPICAL);
+        let entries = match fs::read_dir(if below.is_dir() { &below } else { dir }) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(error),
+        };
+        let names = entries.flatten().filter_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            let (stem, _) = stem_of(&name).filter(|_| name.ends_with(TYPICAL))?;
+            let mut parts = stem.split('-');
+            let (time, version) = (parts.next()?.to_owned(), parts.nth(1)?.to_owned());
+            Some(Self { path: entry.path(), time, version })
+        });
+        let mut files: Vec<_> = names.collect();
+        files.sort_by(|a, b| (&b.time, &b.path).cmp(&(&a.time, &a.path)));
+        files.truncate(MOST_LISTED);
+        Ok(files)
+    }
+
+    /// Whether its hour began at that time or later.
+    pub(crate) fn is_since(&self, time: SystemTime) -> bool {
+        self.time >= file_time(time)
+    }
+
+    pub(crate) fn is_of_version(&self, version: &str) -> bool {
+        self.version == file_name(version)
+    }
+
+    pub(crate) fn is_of_same_version(&self, other: &Self) -> bool {
+        self.version == other.version
+    }
+}
+
+/// The content of a file that is not larger than any that a layer writes.
+pub(crate) fn read_typical(path: &Path) -> io::Result<Vec<u8>> {
+    let file = sys::open_regular(path)?.ok_or_else(|| io::Error::other("it is no file"))?;
+    let mut bytes = Vec::new();
+    file.take(LARGEST_FILE + 1).read_to_end(&mut bytes)?;
+    match bytes.len() as u64 <= LARGEST_FILE {
+        true => Ok(bytes),
+        false => Err(io::Error::new(
+            io::ErrorKind::FileTooLarge,
+            "it is larger than any that is written",
+        )),
+    }
+}

@@ -1,0 +1,243 @@
+//! What is typical, by version of the service and hour: stored in the directory of profiles, and compared with the day
+//! and the version before.
+
+mod format;
+mod routes;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use self::format::HourFile;
+use crate::compare::{Baseline, CohortHour, Drift, DriftDetector};
+use crate::export::{TypicalFile, TypicalFiles};
+use crate::log::{LogEvent, LogKind};
+use crate::references::References;
+use crate::stats::Counters;
+
+#[cfg(feature = "axum")]
+pub(crate) use format::kind_name;
+pub use routes::RouteHistory;
+#[cfg(feature = "axum")]
+pub(crate) use routes::{Period, stored_versions};
+
+/// Where hours are stored, and as what.
+#[derive(Debug, Default)]
+pub(crate) struct HistorySettings {
+    /// The directory of profiles. Without one, an hour is only compared with those of this process.
+    pub(crate) dir: Option<PathBuf>,
+    /// The version of the service; empty if it is unknown.
+    pub(crate) version: String,
+}
+
+/// The hours of a layer.
+pub(crate) struct HourlyHistory {
+    settings: HistorySettings,
+    references: Arc<References>,
+    counters: Arc<Counters>,
+    files: Option<TypicalFiles>,
+    detector: DriftDetector,
+    /// The one that has not ended, counted from 1970.
+    hour: u64,
+    /// The last write: its hour, and the number of reference spans.
+    written: (u64, u64),
+    next_write: SystemTime,
+    has_warned: bool,
+}
+
+const HOUR: Duration = Duration::from_secs(60 * 60);
+/// What is lost if the process is killed.
+const WRITE_EVERY: Duration = Duration::from_secs(5 * 60);
+const HOURS_PER_DAY: u64 = 24;
+
+/// The hour of a time, counted from 1970.
+pub(crate) fn hour_of(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() / HOUR.as_secs()
+}
+
+/// When an hour begins. That of hours which no clock shows is 1970.
+pub(crate) fn hour_begins(hour: u64) -> SystemTime {
+    /// The first hour of the year 10000, which file names cannot have.
+    const END: u64 = 253_402_300_800 / HOUR.as_secs();
+    let hour = if hour < END { hour } else { 0 };
+    UNIX_EPOCH + Duration::from_secs(hour * HOUR.as_secs())
+}
+
+impl HourlyHistory {
+    pub(crate) fn new(
+        settings: HistorySettings,
+        references: &Arc<References>,
+        counters: &Arc<Counters>,
+    ) -> Self {
+        Self {
+            files: settings.dir.as_deref().map(TypicalFiles::new),
+            settings,
+            references: Arc::clone(references),
+            counters: Arc::clone(counters),
+            detector: DriftDetector::default(),
+            hour: 0,
+            written: (0, 0),
+            next_write: UNIX_EPOCH,
+            has_warned: false,
+        }
+    }
+
+    /// Reads what earlier processes have stored, and others that share the directory. Returns what is to be logged, as the
+    /// other methods do.
+    pub(crate) fn begin(&mut self, now: SystemTime) -> Vec<LogEvent> {
+        self.hour = hour_of(now);
+        self.next_write = now + WRITE_EVERY;
+        self.detector = DriftDetector::new(self.hour);
+        match &self.settings.dir {
+            Some(dir) if self.references.choice.are_on() => match TypicalFile::list(dir) {
+                Ok(files) => self.read(&files),
+                Err(error) => vec![self.unreadable(&dir.display().to_string(), &error.to_string())],
+            },
+            _ => Vec::new(),
+        }
+    }
+
+    /// Reads those of the last day, and those of the last day of the version before. The newest are first.
+    fn read(&mut self, files: &[TypicalFile]) -> Vec<LogEvent> {
+        let day_ago = hour_begins(self.hour.saturating_sub(HOURS_PER_DAY));
+        let mut problem = None;
+        let mut before: Option<(&TypicalFile, u64)> = None;
+        for file in files {
+            let is_recent = file.is_since(day_ago);
+            let may_be_before = !self.settings.version.is_empty()
+                && !file.is_of_version(&self.settings.version)
+                && before.is_none_or(|(newest, _)| file.is_of_same_version(newest));
+            if !is_recent && !may_be_before {
+                continue;
+            }
+            let hour = match HourFile::read(&file.path) {
+                Ok(hour) => hour,
+                Err(error) => {
+                    let event = self.unreadable(&file.path.display().to_string(), &error);
+                    problem.get_or_insert(event);
+                    continue;
+                }
+            };
+            if is_recent {
+                self.detector.add_stored(hour.hour, &hour.routes);
+            }
+            if may_be_before && !hour.version.is_empty() {
+                let (_, newest) = *before.get_or_insert((file, hour.hour));
+                if hour.hour + HOURS_PER_DAY > newest {
+                    self.detector.add_before(&hour.version, hour.hour, &hour.routes);
+                }
+            }
+        }
+        problem.into_iter().collect()
+    }
+
+    fn unreadable(&self, file: &str, error: &str) -> LogEvent {
+        Counters::add(&self.counters.references.history_unreadable, 1);
+        let message = format!(
+            "what was typical in an earlier hour cannot be read, so nothing is compared with it: {file}: {error} (logged \
+             once)"
+        );
+        LogEvent {
+            file: Some(file.to_owned()),
+            error: Some(error.to_owned()),
+            ..LogEvent::warning(LogKind::HistoryUnreadable, message)
+        }
+    }
+
+    /// How long there is nothing to do.
+    pub(crate) fn due_in(&self, now: SystemTime) -> Option<Duration> {
+        let in_hour = hour_begins(self.hour + 1).duration_since(now).unwrap_or_default();
+        let in_minutes = self.next_write.duration_since(now).unwrap_or_default();
+        // Also if the clock was set back.
+        let next = in_hour.min(in_minutes).min(WRITE_EVERY);
+        self.references.choice.are_on().then_some(next)
+    }
+
+    /// Ends the hour if it has ended, and writes what there is from time to time.
+    pub(crate) fn advance(&mut self, now: SystemTime) -> Vec<LogEvent> {
+        if !self.references.choice.are_on() {
+            return Vec::new();
+        }
+        let hour = hour_of(now);
+        let mut events = Vec::new();
+        if hour > self.hour {
+            let ended = std::mem::replace(&mut self.hour, hour);
+            let routes = self.references.end_hour();
+            events.extend(self.end_hour(ended, routes));
+            self.next_write = now + WRITE_EVERY;
+        } else if now >= self.next_write || now + WRITE_EVERY < self.next_write {
+            events.extend(self.write(self.hour, self.references.hour()));
+            self.next_write = now + WRITE_EVERY;
+        }
+        events
+    }
+
+    fn end_hour(&mut self, hour: u64, routes: BTreeMap<String, CohortHour>) -> Vec<LogEvent> {
+        let drifts = self.detector.end_hour(hour, &routes);
+        Counters::add(&self.counters.references.drifted, drifts.len() as u64);
+        self.references.note_drifts(&drifts);
+        let events = drifts.iter().map(|drift| self.drifted(drift));
+        let mut events: Vec<_> = events.collect();
+        events.extend(self.write(hour, routes));
+        events
+    }
+
+    fn drifted(&self, drift: &Drift) -> LogEvent {
+        let Drift { route, was_ns, is_ns, since, .. } = drift;
+        let ms = |ns: &u64| *ns as f64 / 1e6;
+        let percent = (*is_ns as f64 / (*was_ns).max(1) as f64 - 1.0) * 100.0;
+        let (now, then) = match since {
+            Baseline::DayBefore => {
+                (" in the last hour".to_owned(), "in the same hour of the day before".to_owned())
+            }
+            Baseline::Version(version) => (
+                format!(" with version {}", self.settings.version),
+                format!("with version {version}"),
+            ),
+        };
+        let message = format!(
+            "{route} has become slower: {:.3} ms on average{now}, {:.3} ms {then} (+{percent:.0} %)",
+            ms(is_ns),
+            ms(was_ns)
+        );
+        LogEvent { value: Some(route.clone()), ..LogEvent::warning(LogKind::Drift, message) }
+    }
+
+    /// Writes the file of an hour, if there is more than in the last one.
+    fn write(&mut self, hour: u64, routes: BTreeMap<String, CohortHour>) -> Option<LogEvent> {
+        let files = self.files.as_ref()?;
+        let spans = routes.values().map(|hour| hour.references.spans()).sum();
+        if spans == 0 || self.written == (hour, spans) {
+            return None;
+        }
+        let version = self.settings.version.clone();
+        let file = HourFile { version, hour, routes };
+        let written = files.write(hour_begins(hour), &file.version, &file.encode());
+        let Err(problem) = written else {
+            self.written = (hour, spans);
+            self.has_warned = false;
+            return None;
+        };
+        Counters::add(&self.counters.references.history_unwritten, 1);
+        let has_warned = std::mem::replace(&mut self.has_warned, true);
+        (!has_warned).then(|| LogEvent {
+            error: Some(problem.clone()),
+            ..LogEvent::warning(
+                LogKind::HistoryUnwritten,
+                format!(
+                    "what is typical is not stored: {problem} (logged once until it works again)"
+                ),
+            )
+        })
+    }
+
+    /// Writes what there is: many programs end after a flush.
+    pub(crate) fn flush(&mut self, now: SystemTime) -> Vec<LogEvent> {
+        let mut events = self.advance(now);
+        events.extend(self.write(self.hour, self.references.hour()));
+        events
+    }
+}

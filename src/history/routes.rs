@@ -1,0 +1,203 @@
+//! What was stored of hours, for comparisons of any two.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::path::Path;
+
+use super::format::HourFile;
+#[cfg(feature = "axum")]
+use super::hour_of;
+use super::{HOURS_PER_DAY, hour_begins};
+use crate::compare::{CohortHour, Comparison, MOST_ROUTES, compare_sets};
+use crate::export::{TypicalFile, read_typical};
+
+/// What was typical of each route in some hours, as layers have stored it in the directory `typical` of a
+/// [`Directory`](crate::Directory).
+///
+/// A route is the name of a span with the values of the fields that name the route of a request:
+/// `request{http.route=/similar}`. What is known of it are sums over its [reference spans](crate::Builder::references).
+///
+/// ```no_run
+/// use tracing_profiling::RouteHistory;
+///
+/// # fn main() -> std::io::Result<()> {
+/// let before = RouteHistory::of_version("profiles", "1.4.1")?;
+/// for (route, comparison) in RouteHistory::of_version("profiles", "1.4.2")?.compare(&before) {
+///     println!("{route} takes {} ns more on average", comparison.wall.extra());
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct RouteHistory {
+    routes: BTreeMap<String, CohortHour>,
+    unreadable: usize,
+}
+
+/// Some hours.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Period {
+    /// The last 24 in which there is any of a version.
+    Version(String),
+    /// One, counted from 1970.
+    #[cfg_attr(not(feature = "axum"), allow(dead_code, reason = "asked for over HTTP"))]
+    Hour(u64),
+    /// What is in memory: the hour that has not ended, and the one before.
+    #[cfg(feature = "axum")]
+    Recent,
+    All,
+}
+
+impl RouteHistory {
+    /// Reads a file of an hour, or all that is in a directory: that of profiles, or its directory `typical`. At most the
+    /// newest 1,000 files are read.
+    ///
+    /// # Errors
+    ///
+    /// If there is none, or if a single file is damaged.
+    pub fn read(path: impl AsRef<Path>) -> io::Result<Self> {
+        let path = path.as_ref();
+        if path.is_dir() {
+            return Self::of_period(path, &Period::All);
+        }
+        let file = HourFile::read(path).map_err(io::Error::other)?;
+        Ok(Self { routes: file.routes, unreadable: 0 })
+    }
+
+    /// Reads the last 24 hours of a version of the service: the attribute `service.version` of its
+    /// [resource](crate::Builder::resource).
+    ///
+    /// # Errors
+    ///
+    /// If there are none in that directory.
+    pub fn of_version(dir: impl AsRef<Path>, version: &str) -> io::Result<Self> {
+        Self::of_period(dir.as_ref(), &Period::Version(version.to_owned()))
+    }
+
+    pub(crate) fn of_period(dir: &Path, period: &Period) -> io::Result<Self> {
+        let (mut found, mut newest) = (Self::default(), None);
+        for file in TypicalFile::list(dir)? {
+            let may_be_of = match period {
+                Period::Version(version) => file.is_of_version(version),
+                Period::Hour(hour) => {
+                    file.is_since(hour_begins(*hour)) && !file.is_since(hour_begins(*hour + 1))
+                }
+                Period::All => true,
+                #[cfg(feature = "axum")]
+                Period::Recent => false,
+            };
+            if !may_be_of {
+                continue;
+            }
+            match HourFile::read(&file.path) {
+                // The newest is first.
+                Ok(hour) => match period {
+                    Period::Version(version) if *version != hour.version => {}
+                    Period::Version(_)
+                        if hour.hour + HOURS_PER_DAY <= *newest.get_or_insert(hour.hour) => {}
+                    _ => found.add(hour.routes),
+                },
+                Err(_) => found.unreadable += 1,
+            }
+        }
+        if found.routes.is_empty() {
+            let problem = format!("nothing is stored of {period} in {}", dir.display());
+            return Err(io::Error::new(io::ErrorKind::NotFound, problem));
+        }
+        Ok(found)
+    }
+
+    #[cfg(feature = "axum")]
+    pub(crate) fn of_routes(routes: BTreeMap<String, CohortHour>) -> Self {
+        Self { routes, unreadable: 0 }
+    }
+
+    fn add(&mut self, routes: BTreeMap<String, CohortHour>) {
+        for (route, hour) in routes {
+            if self.routes.len() < MOST_ROUTES || self.routes.contains_key(&route) {
+                self.routes.entry(route).or_default().merge(&hour);
+            }
+        }
+    }
+
+    /// The names of the routes, in order. At most 1,024.
+    pub fn routes(&self) -> impl Iterator<Item = &str> {
+        self.routes.keys().map(String::as_str)
+    }
+
+    /// How many reference spans there are of a route.
+    pub fn references(&self, route: &str) -> u64 {
+        self.routes.get(route).map_or(0, |hour| hour.references.spans())
+    }
+
+    /// How many files were damaged, and left out.
+    pub fn unreadable(&self) -> usize {
+        self.unreadable
+    }
+
+    /// Compares the mean span of each route that both have with that of `before`, in the order of names. Each comparison
+    /// has as many [`references`](Comparison::references) as `before` has of the route.
+    pub fn compare(&self, before: &Self) -> Vec<(String, Comparison)> {
+        let both = self
+            .routes
+            .keys()
+            .filter_map(|route| Some((route.clone(), self.compare_route(before, route)?)));
+        both.collect()
+    }
+
+    /// The same of one route.
+    pub fn compare_route(&self, before: &Self, route: &str) -> Option<Comparison> {
+        let (before, after) = (before.routes.get(route)?, self.routes.get(route)?);
+        Some(compare_sets(&before.references, &after.references))
+    }
+}
+
+/// The versions of which hours are stored, the last one first.
+#[cfg(feature = "axum")]
+pub(crate) fn stored_versions(dir: &Path) -> io::Result<Vec<String>> {
+    let mut versions = Vec::new();
+    let mut known: Vec<TypicalFile> = Vec::new();
+    for file in TypicalFile::list(dir)? {
+        if known.iter().any(|known| known.is_of_same_version(&file)) {
+            continue;
+        }
+        let Ok(hour) = HourFile::read(&file.path) else { continue };
+        versions.push(hour.version);
+        known.push(file);
+    }
+    versions.retain(|version| !version.is_empty());
+    Ok(versions)
+}
+
+impl fmt::Display for Period {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Version(version) => write!(f, "version {version}"),
+            Self::Hour(hour) => {
+                let begins = hour_begins(*hour);
+                write!(f, "the hour from {}", humantime::format_rfc3339_seconds(begins))
+            }
+            #[cfg(feature = "axum")]
+            Self::Recent => f.write_str("this hour and the one before"),
+            Self::All => f.write_str("all hours"),
+        }
+    }
+}
+
+#[cfg(feature = "axum")]
+impl Period {
+    /// That of `2026-11-25T14`, an hour in UTC; anything else is a version.
+    pub(crate) fn parse(text: &str) -> Self {
+        let time = humantime::parse_rfc3339(&format!("{text}:00:00Z"));
+        time.map_or_else(|_| Self::Version(text.to_owned()), |time| Self::Hour(hour_of(time)))
+    }
+}
+
+impl HourFile {
+    /// Reads a file. Returns what is wrong with it if it cannot be read.
+    pub(super) fn read(path: &Path) -> Result<Self, String> {
+        let bytes = read_typical(path).map_err(|error| error.to_string())?;
+        Self::decode(&bytes)
+    }
+}
