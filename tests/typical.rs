@@ -101,7 +101,10 @@ fn compared(slow: Extra) -> Comparison {
     assert_eq!(comparison.references, TYPICAL, "none of them is the span itself");
     let parts: i64 = comparison.rows.iter().map(|row| row.value.extra()).sum();
     assert_eq!(parts, comparison.wall.extra(), "{comparison:?}");
-    assert_eq!(comparison.wall.value, u64::try_from(kept.spans[0].times().wall().as_nanos()).unwrap());
+    assert_eq!(
+        comparison.wall.value,
+        u64::try_from(kept.spans[0].times().wall().as_nanos()).unwrap()
+    );
     wait_for_references(&setup.handle, TYPICAL + 1);
     comparison
 }

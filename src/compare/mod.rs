@@ -17,8 +17,8 @@ mod references;
 mod tests;
 mod totals;
 
-pub use breakdown::{OwnFunction, Quantity, SpentIn, TimeKind};
 pub(crate) use breakdown::{Amount, Breakdown, Measured};
+pub use breakdown::{OwnFunction, Quantity, SpentIn, TimeKind};
 pub(crate) use chooser::{Gap, ReferenceChooser, ReferenceLimits};
 pub(crate) use cohorts::CohortSet;
 pub use comparison::{ComparedRow, ComparedValue, Comparison};

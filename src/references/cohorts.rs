@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use super::References;
 use super::typical::TypicalProfile;
-use crate::compare::{Breakdown, CohortHistory, compare};
+use crate::compare::{Breakdown, CohortHistory, ComparedRow, compare};
 use crate::facts::Facts;
 use crate::keep::ROUTE_FIELDS;
 use crate::profile::{Compared, Profile};
@@ -78,7 +78,13 @@ impl References {
             let known = cohorts.get(&key)?;
             (known.history.references().clone(), known.profile.mean(&key.name()))
         };
-        let comparison = compare(&breakdown, &references);
+        let mut comparison = compare(&breakdown, &references);
+        if !facts.children.are_all {
+            // All child spans of references count. Of this one, more may be there than is known, and not less.
+            let is_certain =
+                |row: &ComparedRow| !row.quantity.is_of_children() || row.value.extra() > 0;
+            comparison.beside.retain(is_certain);
+        }
         (comparison.references > 0).then(|| Compared {
             cohort: key.name(),
             span: facts.name(),

@@ -5,7 +5,7 @@ use std::fmt::{self, Display, Write};
 use super::format::{Allocated, Ns, Short, is_vague};
 use super::kept_fields::{Fields, ms};
 use super::profile::{AWAITS_OF_ALL, AtSite, Awaited, WAIT_NS, WORTH_REPORTING, plural_waits};
-use crate::facts::TimeBreakdown;
+use crate::facts::{ChildOrder, ChildTotals, TimeBreakdown};
 use crate::keep::{Kept, KeptSpan, NoProfile};
 use crate::log::{LogEvent, LogKind};
 use crate::profile::{Awaits, ProfileId, Waits};
@@ -142,7 +142,8 @@ fn message(first: &KeptSpan, kept: &Kept) -> String {
     if is_cpu_time_unknown {
         message.push_str(" (on-CPU unknown)");
     }
-    let mut reasons = Vec::new();
+    let many = first.facts.children.many_in(wall_ns).map(|many| Many(many).to_string());
+    let mut reasons: Vec<_> = many.into_iter().collect();
     let is_vague = is_vague(subtree_on_cpu_ns, subtree_on_cpu_error_ns);
     // A few samples of a span that mostly waited would explain nothing.
     let is_explained = is_cpu_time_unknown || is_vague || subtree_on_cpu_ns > wall_ns / 10;
@@ -199,6 +200,21 @@ fn message(first: &KeptSpan, kept: &Kept) -> String {
         _ = write!(message, ": {}", reasons.join("; "));
     }
     message
+}
+
+/// Displays many child spans of one name: `214 × query, 1.90 s in turn`.
+struct Many<'a>(&'a ChildTotals);
+
+impl Display for Many<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(many) = self;
+        let name = many.name.as_deref().unwrap_or_default();
+        write!(f, "{} × `{name}`, {} {}", many.count, Short(many.total()), many.order())?;
+        match many.order() {
+            ChildOrder::InTurn => Ok(()),
+            _ => write!(f, " ({})", Short(many.open())),
+        }
+    }
 }
 
 /// That the samples represent little of the on-CPU time, as of threads that ran for less than the time between two samples.

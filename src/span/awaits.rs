@@ -79,6 +79,16 @@ const MOST_AROUND: usize = 16;
 /// How much longer it is open than one that counts as open for long elsewhere: a slow request awaits to its end.
 const LONG_TIMES: u64 = 10;
 
+impl Slot {
+    /// Whether it has been open for so long that what is awaited in it matters: ten times as long as it has to be entered
+    /// to be old, and not for very long.
+    #[inline]
+    pub(super) fn is_old_as_open(&self, now: u64) -> bool {
+        let open = now.saturating_sub(self.opened());
+        self.is_old_after(open / OPEN_TIMES) && open / LONG_TIMES < self.long_after()
+    }
+}
+
 impl Spans {
     /// A span was idle for long before it was entered just now. Unless the wrapper of a future explains that, the
     /// innermost span that was idle shows it, since that one says most about what was awaited.
@@ -247,12 +257,9 @@ impl Spans {
     /// very long (a connection, `main`) does not make others old.
     pub(crate) fn is_old_await(&self, span: &InnermostSpan, since: u64, now: u64) -> bool {
         let Some(slot) = self.slot_of(span) else { return false };
-        let is_old_after = |slot: &Slot, ticks: u64| slot.is_old_after(ticks / OPEN_TIMES);
-        let open = |slot: &Slot| now.saturating_sub(slot.opened());
-        let mut is_old = is_old_after(&slot, now.saturating_sub(since));
+        let mut is_old = slot.is_old_after(now.saturating_sub(since) / OPEN_TIMES);
         let mut check = |slot: &Slot| {
-            let is_long = open(slot) / LONG_TIMES >= slot.long_after();
-            is_old |= !is_long && is_old_after(slot, open(slot));
+            is_old |= slot.is_old_as_open(now);
             !is_old
         };
         if check(&slot) {

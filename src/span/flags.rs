@@ -52,6 +52,8 @@ pub(crate) const OBSERVED: u32 = 1 << 23;
 /// was chosen.
 pub(crate) const REFERENCE: u32 = 0x7f << REFERENCE_SHIFT;
 pub(crate) const REFERENCE_SHIFT: u32 = 24;
+/// The span is inside one whose child spans are counted, and counts when it closes.
+pub(crate) const IS_COUNTED: u32 = 1 << 31;
 /// The flags that say which of the fields are in use that are not set when a span opens.
 pub(crate) const IN_USE: u32 = COUNTED | ALLOCATED | HAS_SAMPLES | ON_OTHERS;
 /// The flags that come from the span's plan.

@@ -26,6 +26,7 @@ use tracing_subscriber::registry;
 
 pub(crate) use crate::ids::{SpanKey, TraceIds};
 
+pub(crate) use age::ChildClose;
 pub(crate) use awaits::{InnermostSpan, LongSegment};
 pub(crate) use close::{Ancestor, SpanSnapshot, Verdict};
 #[cfg(any(test, feature = "_otlp"))]

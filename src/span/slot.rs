@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use super::account::{AllocationSums, Certain, Counts, InsideTime, Tally};
 pub(crate) use super::flags::{
-    AGED, CHOSEN, CPU_UNKNOWN, FAILED, FAILED_ITSELF, FORCED, HAS_FIELDS, HAS_STATUS,
+    AGED, CHOSEN, CPU_UNKNOWN, FAILED, FAILED_ITSELF, FORCED, HAS_FIELDS, HAS_STATUS, IS_COUNTED,
     JUDGES_ALLOCATIONS, JUDGES_CPU, JUDGES_SUBTREE, KEEP_ON_ERROR, OBSERVED, ONE_IN, REFERENCE,
     REFERENCE_SHIFT, REGISTERED, SAMPLED_ITSELF, SHOWS_FIELDS, SUSPECT, WATCHED,
 };
@@ -263,6 +263,22 @@ impl Slot {
     /// Whether `ticks` in the span make it old.
     pub(super) fn is_old_after(&self, ticks: u64) -> bool {
         ticks >= self.sampling_delay.load(Ordering::Relaxed)
+    }
+
+    /// Whether it is old at `now`, also by the time for which it has been entered without a break.
+    pub(super) fn is_old(&self, now: u64) -> bool {
+        let segment = self.entered_since().map(|since| now.saturating_sub(since));
+        match self.is_open_for_long(now) {
+            true => segment.is_some_and(|ticks| self.is_old_after(ticks)),
+            false => self.young_for.load(Ordering::Relaxed) <= segment.unwrap_or(0),
+        }
+    }
+
+    /// Whether it samples threads from their first enter on, since it was created.
+    pub(super) fn is_sampled_from_start(&self) -> bool {
+        let flags = self.flags();
+        let is_chosen_late = flags & CHOSEN != 0 && flags & HAS_FIELDS != 0;
+        self.arms_at_enter() && flags & FORCED == 0 && !is_chosen_late
     }
 
     /// Samples every thread that enters the span.
@@ -539,7 +555,7 @@ impl Slot {
     #[inline(always)]
     pub(crate) fn closes_plainly(&self, now: u64) -> bool {
         let wall = now.saturating_sub(self.opened.load(Ordering::Relaxed));
-        self.flags() & (REGISTERED | SUSPECT | FAILED | ALLOCATED | HAS_SUMS) == 0
+        self.flags() & (REGISTERED | SUSPECT | FAILED | ALLOCATED | HAS_SUMS | IS_COUNTED) == 0
             && wall <= self.suspect_after.load(Ordering::Relaxed)
     }
 
