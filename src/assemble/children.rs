@@ -102,7 +102,7 @@ mod tests {
         let [.., rest] = children.totals.as_slice() else { panic!("{children:?}") };
         assert_eq!((&rest.name, rest.count), (&None, 84));
         let all: u64 = children.totals.iter().map(|it| it.total_ns).sum();
-        assert_eq!(all, (1..=100).sum());
+        assert_eq!(all, (1..=100).sum::<u64>());
         assert_eq!(rest.open_ns, rest.total_ns);
     }
 

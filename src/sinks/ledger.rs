@@ -232,8 +232,8 @@ mod tests {
     #[test]
     fn child_spans_in_turn_are_told_from_those_at_the_same_time() {
         // 0.1 ms between them.
-        let query = |n| (1, n * 91 * MS / 10, n * 91 * MS / 10 + 9 * MS);
-        let fetch = |n| (2, 5 * MS + n, 105 * MS + n);
+        let query = |n: u64| (1, n * 91 * MS / 10, n * 91 * MS / 10 + 9 * MS);
+        let fetch = |n: u64| (2, 5 * MS + n, 105 * MS + n);
         let mixed = ledger((0..214).map(query).chain((0..8).map(fetch)));
         assert_eq!(of_plan(&mixed, 1), [214, 1_926 * MS, 9 * MS, 1_926 * MS]);
         assert_eq!(of_plan(&mixed, 2), [8, 800 * MS, 100 * MS, 100 * MS + 7]);
@@ -245,7 +245,7 @@ mod tests {
 
     #[test]
     fn a_span_around_those_before_covers_their_gaps() {
-        let short = |n| (1, n * 10, n * 10 + 5);
+        let short = |n: u64| (1, n * 10, n * 10 + 5);
         let before = ledger((0..1_000).map(short));
         assert_eq!(of_plan(&before, 1), [1_000, 5_000, 5, 5_000]);
         let all = ledger((0..1_000).map(short).chain([(1, 0, 20_000)]));

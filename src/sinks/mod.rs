@@ -13,7 +13,7 @@ mod store;
 
 pub(crate) use aggregate::Total;
 pub(crate) use heap::{Heap, HeapPart};
-pub(crate) use ledger::{ChildTimes, ClosedChild, Ledger};
+pub(crate) use ledger::{ChildTimes, ClosedChild};
 pub(crate) use losses::Losses;
 pub(crate) use process::{ProcessPlace, ProcessSamples};
 pub(crate) use span_samples::{Added, Lost, NewSample, SHORTEST_WAIT, SpanSamples, StoredSample};

@@ -296,6 +296,15 @@ impl Spans {
         (0..self.child_closes.len()).map_while(|_| self.child_closes.pop())
     }
 
+    /// The spans in which those count that the collector has not taken yet. Nothing else may happen in the meantime.
+    #[cfg(test)]
+    pub(crate) fn owners_of_child_closes(&self) -> Vec<SpanKey> {
+        let closes: Vec<_> = self.take_child_closes().collect();
+        let owners = closes.iter().map(|close| close.owner).collect();
+        closes.into_iter().for_each(|close| assert!(self.child_closes.push(close).is_ok()));
+        owners
+    }
+
     /// Whether the close of a child span could not be reported since the last call.
     pub(crate) fn take_lost_child(&self) -> bool {
         self.child_lost.swap(false, Ordering::Relaxed)
