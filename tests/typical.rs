@@ -14,10 +14,10 @@ mod support;
 use std::future::Future;
 use std::time::Duration;
 
-use support::{PLENTY, Setup, burn};
-use tracing::info_span;
-use tracing_profiling::compare::{Comparison, Quantity, SpentIn, TimeKind};
-use tracing_profiling::{Builder, Handle, Profiled, ProfilingAllocator};
+use support::{Burning, PLENTY, Setup, burn};
+use tracing::{Instrument as _, info_span};
+use tracing_profiling::compare::{ComparedRow, Comparison, Quantity, SpentIn, TimeKind};
+use tracing_profiling::{Builder, Handle, ProfiledExt as _, ProfilingAllocator};
 
 #[global_allocator]
 static ALLOCATOR: ProfilingAllocator = ProfilingAllocator::system();
@@ -44,14 +44,33 @@ fn wait_for_references(handle: &Handle, expected: u64) {
     }
 }
 
+/// Runs typical requests, few at a time: so many at once are dropped.
+fn typical(handle: &Handle, request: impl Fn(u64)) {
+    for number in 0..TYPICAL {
+        request(number);
+        if number % 8 == 7 || number + 1 == TYPICAL {
+            wait_for_references(handle, number + 1);
+        }
+    }
+}
+
 #[inline(never)]
 fn render(cpu: Duration) {
     burn(cpu);
 }
 
+/// Burns CPU time in the function itself.
 #[inline(never)]
 fn count_cheap_bundles(cpu: Duration) {
-    burn(cpu);
+    let burning = Burning::new(cpu);
+    let mut bundles = 1_u64;
+    while burning.goes_on() {
+        let mut bundle = 0;
+        while bundle < 5_000 {
+            bundles = std::hint::black_box((bundles ^ bundle) * 3 % 1_000_003);
+            bundle += 1;
+        }
+    }
 }
 
 #[inline(never)]
@@ -88,10 +107,9 @@ fn request(customer: u64, extra: Extra) {
 /// The comparison of one request like that with many typical ones.
 fn compared(slow: Extra) -> Comparison {
     // No typical request uses 60 ms of CPU time, however busy the machine is.
-    let setup = Setup::with("request=on_cpu>60ms|off_cpu>10s|allocated>60MB", all);
+    let setup = Setup::with("on_cpu>60ms|alloc>60MB", all);
     tracing::dispatcher::with_default(&setup.dispatch, || {
-        (0..TYPICAL).for_each(|number| request(number, Extra { wait: MS, ..Extra::default() }));
-        wait_for_references(&setup.handle, TYPICAL);
+        typical(&setup.handle, |number| request(number, Extra { wait: MS, ..Extra::default() }));
         request(99, slow);
     });
     setup.flush();
@@ -109,13 +127,20 @@ fn compared(slow: Extra) -> Comparison {
     comparison
 }
 
+/// The function with the largest difference. On a busy machine, threads of other programs can have taken more.
 fn first(comparison: &Comparison) -> (TimeKind, &str) {
-    let row = &comparison.rows[0];
-    assert!(row.value.interval.unwrap().low > 0, "{row:?}");
-    match &row.quantity {
-        Quantity::Wall(kind, SpentIn::Function(function)) => (*kind, &function.name),
-        other => panic!("{other:?} in {comparison:?}"),
+    let is_of_others = |kind: TimeKind| kind == TimeKind::Preempted;
+    for row in &comparison.rows {
+        match &row.quantity {
+            Quantity::Wall(kind, _) if is_of_others(*kind) => {}
+            Quantity::Wall(kind, SpentIn::Function(function)) => {
+                assert!(row.value.interval.unwrap().low > 0, "{row:?}");
+                return (*kind, &function.name);
+            }
+            _ => break,
+        }
     }
+    panic!("{comparison:?}")
 }
 
 #[test]
@@ -123,7 +148,9 @@ fn the_first_row_names_the_function_that_took_more_cpu_time() {
     let comparison = compared(Extra { cpu: 80 * MS, ..Extra::default() });
     let (kind, function) = first(&comparison);
     assert!(kind == TimeKind::OnCpu && function.ends_with("count_cheap_bundles"), "{comparison:?}");
-    let row = &comparison.rows[0];
+    let is_it =
+        |row: &&ComparedRow| matches!(&row.quantity, Quantity::Wall(_, SpentIn::Function(_)));
+    let row = comparison.rows.iter().find(is_it).unwrap();
     assert_eq!((row.present_in, row.as_extreme_in), (0, Some(0)), "{row:?}");
 }
 
@@ -141,20 +168,19 @@ fn what_was_allocated_is_beside_the_wall_time() {
     let comparison = compared(Extra { bytes: 64 << 20, ..Extra::default() });
     let row = comparison.beside.iter().find(|row| row.quantity == Quantity::AllocatedBytes);
     let row = row.unwrap_or_else(|| panic!("{comparison:?}"));
-    assert!(row.value.interval.unwrap().low > 60 << 20 && row.as_extreme_in == Some(0), "{row:?}");
+    assert!(row.value.interval.unwrap().low > 50 << 20 && row.as_extreme_in == Some(0), "{row:?}");
 }
 
 /// Runs requests on one thread of an executor.
 fn compared_futures<F: Future<Output = ()>>(run: impl Fn(bool) -> F) -> Comparison {
-    let setup = Setup::with("request=2s", all);
+    let setup = Setup::with("2s", all);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     tracing::dispatcher::with_default(&setup.dispatch, || {
         let request = |is_slow| {
             let span = info_span!("request", http.route = "/similar");
-            runtime.block_on(Profiled::with_span(run(is_slow), span));
+            runtime.block_on(run(is_slow).instrument(span).profiled());
         };
-        (0..TYPICAL).for_each(|_| request(false));
-        wait_for_references(&setup.handle, TYPICAL);
+        typical(&setup.handle, |_| request(false));
         request(true);
     });
     setup.flush();
@@ -178,20 +204,16 @@ fn the_first_row_names_what_was_awaited() {
 #[test]
 fn the_first_row_says_that_a_request_was_not_polled() {
     let comparison = compared_futures(|is_slow| async move {
-        if is_slow {
-            // Runs first, since it is woken at once.
-            tokio::task::yield_now().await;
-        }
-        let blocking = async move {
+        let (answer, answered) = tokio::sync::oneshot::channel();
+        // A task of the same thread, in no span. It wakes the request, and goes on.
+        let other = async move {
+            answer.send(()).unwrap();
             if is_slow {
                 std::thread::sleep(Duration::from_secs(3));
             }
         };
-        // A task of the same thread, in no span.
-        let blocking = tracing::Instrument::instrument(blocking, tracing::Span::none());
-        let other = tokio::spawn(blocking);
-        tokio::time::sleep(MS).await;
-        other.await.unwrap();
+        tokio::spawn(other.instrument(tracing::Span::none()));
+        answered.await.unwrap();
     });
     assert_eq!(first_kind(&comparison), TimeKind::SchedulingDelay, "{comparison:?}");
 }
@@ -205,7 +227,7 @@ fn first_kind(comparison: &Comparison) -> TimeKind {
 
 #[test]
 fn few_references_have_no_interval_and_none_give_no_comparison() {
-    let setup = Setup::with("request=on_cpu>60ms", all);
+    let setup = Setup::with("on_cpu>60ms", all);
     tracing::dispatcher::with_default(&setup.dispatch, || {
         let slow = Extra { cpu: 70 * MS, ..Extra::default() };
         request(0, slow);
@@ -227,7 +249,7 @@ fn few_references_have_no_interval_and_none_give_no_comparison() {
 fn nothing_of_a_reference_is_exported_and_off_means_none() {
     for is_on in [true, false] {
         let set = |builder: Builder| if is_on { all(builder) } else { builder.references(0, 0) };
-        let setup = Setup::with("request=1h", set);
+        let setup = Setup::with("1h", set);
         tracing::dispatcher::with_default(&setup.dispatch, || {
             (0..5).for_each(|number| request(number, Extra::default()));
             // Of a child, nothing is known by itself.
@@ -245,7 +267,7 @@ fn nothing_of_a_reference_is_exported_and_off_means_none() {
 #[test]
 fn references_are_chosen_whatever_they_will_take() {
     let set = |builder: Builder| builder.references(20, 1_000_000).span_fields(["http.route"]);
-    let setup = Setup::with("request=1h", set);
+    let setup = Setup::with("1h", set);
     let mut chosen = [0_u64; 2];
     tracing::dispatcher::with_default(&setup.dispatch, || {
         for (which, route) in ["/short", "/long"].into_iter().cycle().enumerate().take(10_000) {

@@ -25,8 +25,8 @@ fn peak_mib(stacks: u64) -> f64 {
     let setup = Setup::new("0ms", |builder| {
         let builder = builder.exporter(store).rate(1_000).cpu_budget(0).stack_bytes(65_528);
         builder.on_kept(move |kept| {
-            assert!(!kept.files.is_empty(), "a profile is exported");
-            _ = sender.send(kept.samples);
+            let why = kept.spans.first().map(tracing_profiling::KeptSpan::profile);
+            _ = sender.send((kept.samples, kept.files.len(), why));
         })
     });
     let peak = dispatcher::with_default(&setup.dispatch, || {
@@ -37,6 +37,7 @@ fn peak_mib(stacks: u64) -> f64 {
             written.recv().expect("a profile")
         })
     });
-    println!("# {stacks} stacks: {} samples exported, {:?}", peak.1, setup.handle.stats());
+    assert!(peak.1.1 > 0, "a profile is exported: {peak:?}");
+    println!("# {stacks} stacks: {} samples exported, {:?}", peak.1.0, setup.handle.stats());
     peak.0 as f64 / MIB
 }

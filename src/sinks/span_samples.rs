@@ -271,10 +271,16 @@ impl OfKind {
     ) -> Added {
         self.samples.push(sample);
         *bytes += size_of::<StoredSample>();
-        let before = self.samples.len();
-        if before <= most {
-            return Added::Kept;
+        match self.samples.len() <= most {
+            true => Added::Kept,
+            false => Added::Downsampled(self.halve(tables, bytes)),
         }
+    }
+
+    /// Merges half of the samples into the others, and those that come will be, too. Subtracts their memory from `bytes`,
+    /// and returns how many there were.
+    pub(crate) fn halve(&mut self, tables: &mut SampleTables, bytes: &mut usize) -> u64 {
+        let before = self.samples.len();
         // Each pair becomes one with the weight of both.
         let mut pairs = Downsampling::new(2);
         self.samples.retain_mut(|sample| {
@@ -293,6 +299,6 @@ impl OfKind {
         let downsampled = before - self.samples.len();
         *bytes -= downsampled * size_of::<StoredSample>();
         self.downsampled += downsampled as u64;
-        Added::Downsampled(downsampled as u64)
+        downsampled as u64
     }
 }

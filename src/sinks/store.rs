@@ -84,10 +84,9 @@ impl Store {
             }
             return Added::Refused;
         };
-        let bytes = &mut self.bytes;
-        let pending = span_of(&mut self.spans, bytes, span, round);
+        let pending = span_of(&mut self.spans, &mut self.bytes, span, round);
         pending.last_ns = pending.last_ns.max(time_ns);
-        let of_kind = pending.of_kind(kind, bytes);
+        let of_kind = pending.of_kind(kind, &mut self.bytes);
         let weight = match of_kind.admit(kind, weight, self.most_samples) {
             Ok(weight) => weight,
             Err(added) => return added,
@@ -97,16 +96,46 @@ impl Store {
             SampleKind::OnCpu | SampleKind::OffCpu => self.budget_bytes,
             _ => self.budget_bytes / 2,
         };
-        let used = *bytes + self.tables.bytes() + size_of::<StoredSample>();
-        let left = budget_bytes.checked_sub(used);
         let new = NewSample { weight, ..sample };
-        let Some(new) = left.and_then(|left| self.tables.add(new, left)) else {
-            // The samples that were merged into it are already counted as downsampled.
-            of_kind.lose(kind, Lost { count: 1, weight });
-            self.has_lost |= is_on_cpu;
-            return Added::Lost;
+        let mut downsampled = 0;
+        let stored = loop {
+            let used = self.used_bytes() + size_of::<StoredSample>();
+            let left = budget_bytes.checked_sub(used);
+            if let Some(stored) = left.and_then(|left| self.tables.add(new, left)) {
+                break Some(stored);
+            }
+            match if is_on_cpu { self.halve_largest() } else { 0 } {
+                0 => break None,
+                halved => downsampled += halved,
+            }
         };
-        of_kind.push(new, self.most_samples, &mut self.tables, bytes)
+        let of_kind = self.spans.get_mut(&span).map(|span| span.of_kind(kind, &mut self.bytes));
+        let added = match (of_kind, stored) {
+            (Some(of_kind), Some(stored)) => {
+                of_kind.push(stored, self.most_samples, &mut self.tables, &mut self.bytes)
+            }
+            (of_kind, _) => {
+                // The samples that were merged into it are already counted as downsampled.
+                of_kind.into_iter().for_each(|it| it.lose(kind, Lost { count: 1, weight }));
+                self.has_lost |= is_on_cpu;
+                Added::Lost
+            }
+        };
+        match added {
+            Added::Kept if downsampled > 0 => Added::Downsampled(downsampled),
+            Added::Downsampled(more) => Added::Downsampled(downsampled + more),
+            added => added,
+        }
+    }
+
+    /// Makes room by halving the on-CPU samples of the span with most of them: a span that has filled the memory shows
+    /// all of its time nevertheless. Returns how many were merged; 0 if no span has many.
+    fn halve_largest(&mut self) -> u64 {
+        let count = |span: &SpanSamples| span.samples(SampleKind::OnCpu).len();
+        let largest = self.spans.values_mut().max_by_key(|span| count(span));
+        let largest = largest.filter(|span| count(span) >= LEAST_TO_HALVE);
+        let of_kind = largest.and_then(|span| span.kinds.get_mut(&SampleKind::OnCpu));
+        of_kind.map_or(0, |of_kind| of_kind.halve(&mut self.tables, &mut self.bytes))
     }
 
     /// Counts a span that has closed inside `span`. Returns false if there is no room. `round` is the current one.
@@ -434,6 +463,8 @@ fn span_of<'a>(
     })
 }
 
+/// A span with fewer samples is not downsampled to make room for others.
+const LEAST_TO_HALVE: usize = 200;
 /// Memory is short if less than this is free.
 const SOME_STACKS: usize = 16 * 1024;
 
@@ -560,6 +591,38 @@ mod tests {
         let span = pending.get(SPAN).unwrap();
         assert_eq!(lost(span), Lost { count, weight: count * 3 });
         assert!(pending.bytes <= 1_000);
+    }
+
+    #[test]
+    fn a_span_that_has_filled_the_memory_is_downsampled_and_has_all_of_its_time() {
+        let mut pending = Store::new(256 * 1024, 100_000, SPANS);
+        let (mut kept, mut downsampled, mut lost) = (0, 0, 0);
+        let mut add = |pending: &mut Store, span, number: u64| {
+            let deep = Stack {
+                frames: (0..40)
+                    .map(|frame| ModuleAddress::new(None, number * 100 + frame))
+                    .collect(),
+                ..Stack::new()
+            };
+            match pending.add(span, ran(number, 3, &deep), 0) {
+                Added::Kept => kept += 1,
+                Added::Downsampled(count) => downsampled += count,
+                _ => lost += 1,
+            }
+        };
+        (0..20_000).for_each(|number| add(&mut pending, SPAN, number));
+        // What another span does meanwhile has room, too.
+        (20_000..20_050).for_each(|number| add(&mut pending, key(6), number));
+        assert_eq!((lost, pending.is_memory_short()), (0, false));
+        assert!(pending.used_bytes() <= pending.budget_bytes);
+        let (large, small) = (pending.get(SPAN).unwrap(), pending.get(key(6)).unwrap());
+        let waiting =
+            |span: &SpanSamples| span.kinds[&SampleKind::OnCpu].downsampling.skipped_weight;
+        assert_eq!(weight(large) + waiting(large), 60_000);
+        assert_eq!((samples(small).len(), weight(small)), (50, 150));
+        assert!(samples(large).len() >= LEAST_TO_HALVE / 2, "{}", samples(large).len());
+        let left = (samples(large).len() + samples(small).len()) as u64;
+        assert!(kept >= left && downsampled + left >= 20_050, "{kept} {downsampled} {left}");
     }
 
     /// A connection that is idle again and again stays open.
