@@ -327,6 +327,25 @@ mod tests {
     }
 
     #[test]
+    fn a_message_begins_with_the_many_child_spans_that_explain_most_of_the_time() {
+        let mut kept = kept();
+        let mut set = |count, total_ns, open_ns| {
+            let name = Some("query".to_owned());
+            let totals = vec![ChildTotals { name, count, total_ns, longest_ns: 1, open_ns }];
+            kept.spans[0].facts.children.totals = totals;
+            line(&kept)
+        };
+        let in_turn = set(214, 1_200_000_000, 1_200_000_000);
+        let expected = "kept `test`: 214 × `query`, 1.20 s in turn; 1.29 s on-CPU, 97 %";
+        assert!(in_turn.starts_with(expected), "{in_turn}");
+        let at_once = set(80, 5_000_000_000, 700_000_000);
+        let expected = "kept `test`: 80 × `query`, 5.00 s at the same time (700 ms); 1.29 s";
+        assert!(at_once.starts_with(expected), "{at_once}");
+        let few = set(10, 1_200_000_000, 1_200_000_000);
+        assert!(few.starts_with("kept `test`: 1.29 s on-CPU"), "{few}");
+    }
+
+    #[test]
     fn a_message_says_which_time_was_on_other_threads_and_what_a_share_is_of() {
         let mut kept = kept();
         kept.spans[0].facts.times.on_cpu_ns = 90_000_000;
