@@ -19,8 +19,8 @@ const STYLE: &str = include_str!("report.css");
 const BODY: &str = include_str!("report.body.html");
 const SCRIPT: &str = include_str!("report.js");
 /// The SHA-256 of [`STYLE`] and [`SCRIPT`], in Base64. A test compares them.
-const STYLE_HASH: &str = "pIeZyIqckfufQLq1zj6bcA7yt8rOcp5tpbs6MJejahY=";
-const SCRIPT_HASH: &str = "VYecRfhUdX/PaabrUf+MnnKDyXqgF7LeI1+8aSZktBE=";
+const STYLE_HASH: &str = "UfsS0nkD3CPlQK3INPwrBMO94FmNTYb00nno5nUjwSI=";
+const SCRIPT_HASH: &str = "h9+sLXOMkd7LKWGhTXLAA56UFo/fICTBvYEh06dv/C4=";
 
 /// What a report shows besides the profile.
 #[derive(Clone, Debug, Default)]
