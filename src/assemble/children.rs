@@ -7,7 +7,7 @@ use crate::facts::{ChildTotals, Children};
 use crate::sinks::{ChildTimes, Store};
 use crate::span::SpanKey;
 
-/// The names that are told apart. The times of all others are added up.
+/// The names that are listed. The times of all others are added up.
 const MOST_NAMES: usize = 16;
 
 /// What is counted in a span that opened then. `name_of` returns the redacted name of the spans of a plan.
@@ -92,11 +92,11 @@ mod tests {
     }
 
     #[test]
-    fn sixteen_names_are_told_apart_and_the_rest_is_added_up() {
+    fn sixteen_names_are_listed_and_the_rest_is_added_up() {
         let store = store((0..100).map(|n| (2 * n, 1_000 * n, 1_000 * n + n + 1)));
         let children = children_of(&store, (SPAN, 0), name);
         let names: Vec<_> = children.totals.iter().filter_map(|it| it.name.clone()).collect();
-        // Of those that the ledger tells apart.
+        // Of those that the ledger counts by themselves.
         let expected: Vec<_> = (48..64).rev().map(|n| format!("name{n}")).collect();
         assert_eq!(names, expected);
         let [.., rest] = children.totals.as_slice() else { panic!("{children:?}") };

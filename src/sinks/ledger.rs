@@ -43,17 +43,17 @@ pub(crate) struct ChildTimes {
 /// with the length of the gap between them, which is still exact unless a span that is added later covers a part of that
 /// one: its share of the gaps then counts as covered.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct OpenTime(Vec<OpenInterval>);
+struct OpenTime(Vec<ChildInterval>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct OpenInterval {
+struct ChildInterval {
     from_ns: u64,
     to_ns: u64,
     /// The time in it in which no span was open.
     gaps_ns: u64,
 }
 
-/// Plans that are told apart.
+/// Plans that are counted by themselves.
 const MOST_PLANS: usize = 64;
 /// Intervals of a plan.
 const MOST_INTERVALS: usize = 32;
@@ -61,7 +61,7 @@ const MOST_INTERVALS: usize = 32;
 const BYTES_A_LEDGER: usize = size_of::<Ledger>() + 16;
 const BYTES_A_PLAN: usize = 2 * size_of::<(u64, ChildTimes)>();
 /// A list of intervals has at most twice as much room as it needs.
-const BYTES_AN_INTERVAL: usize = 2 * size_of::<OpenInterval>();
+const BYTES_AN_INTERVAL: usize = 2 * size_of::<ChildInterval>();
 
 impl Ledger {
     /// How much one more child span can add to its memory.
@@ -142,7 +142,7 @@ impl ChildTimes {
         self.count += 1;
         self.total_ns = self.total_ns.saturating_add(ns);
         self.longest_ns = self.longest_ns.max(ns);
-        self.open.add(OpenInterval { from_ns: opened_ns, to_ns: closed_ns, gaps_ns: 0 });
+        self.open.add(ChildInterval { from_ns: opened_ns, to_ns: closed_ns, gaps_ns: 0 });
     }
 
     /// Adds those of other plans.
@@ -155,16 +155,16 @@ impl ChildTimes {
 
     /// For how long at least one of them was open.
     pub(crate) fn open_ns(&self) -> u64 {
-        self.open.0.iter().map(OpenInterval::open_ns).sum::<u64>().min(self.total_ns)
+        self.open.0.iter().map(ChildInterval::open_ns).sum::<u64>().min(self.total_ns)
     }
 }
 
 impl OpenTime {
-    fn add(&mut self, interval: OpenInterval) {
+    fn add(&mut self, interval: ChildInterval) {
         let intervals = &mut self.0;
         let first = intervals.partition_point(|before| before.to_ns < interval.from_ns);
         let end = intervals.partition_point(|it| it.from_ns <= interval.to_ns).max(first);
-        let joined = intervals.drain(first..end).fold(interval, OpenInterval::joined_with);
+        let joined = intervals.drain(first..end).fold(interval, ChildInterval::joined_with);
         intervals.insert(first, joined);
         if intervals.len() > MOST_INTERVALS {
             let second = intervals.remove(1);
@@ -176,7 +176,7 @@ impl OpenTime {
     }
 }
 
-impl OpenInterval {
+impl ChildInterval {
     fn length_ns(&self) -> u64 {
         self.to_ns - self.from_ns
     }
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn child_spans_in_turn_are_told_from_those_at_the_same_time() {
+    fn child_spans_in_turn_and_at_the_same_time_differ() {
         // 0.1 ms between them.
         let query = |n: u64| (1, n * 91 * MS / 10, n * 91 * MS / 10 + 9 * MS);
         let fetch = |n: u64| (2, 5 * MS + n, 105 * MS + n);

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::account::{Certain, InsideTime};
+use super::children::{CHILD_CLOSES, ChildClose};
 use super::local::{ThreadState, put, take};
 use super::sample_counts::SampleCounts;
 use super::segment::{DETACHED, JUDGED_ABOVE, READS_CPU, SWITCHED};
@@ -11,26 +12,11 @@ use super::slot::{
     AGED, CPU_UNKNOWN, FORCED, IS_COUNTED, JUDGES_ALLOCATIONS, JUDGES_CPU, JUDGES_SUBTREE, SUSPECT,
     Slot,
 };
-use super::{InnermostSpan, RegistryId, SpanKey, Spans};
+use super::{InnermostSpan, RegistryId, Spans};
 use crate::sampler::{NEVER, ThreadShared};
 use crate::stats::Counters;
 use crate::sys::Uncounted;
 
-/// The close of a span that counts among those inside another one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ChildClose {
-    /// The span in which it counts.
-    pub(crate) owner: SpanKey,
-    /// The number of the child's plan.
-    pub(crate) plan: u64,
-    /// In ticks.
-    pub(crate) opened: u64,
-    pub(crate) closed: u64,
-    /// All spans inside the owner count, not only those that open once it is old.
-    pub(crate) is_from_start: bool,
-}
-
-pub(super) const CHILD_CLOSES: usize = 4096;
 /// Of deeper trees, only the innermost spans count: see the same limit of `enclosing`.
 const DEEPEST_CHILD: usize = 256;
 
@@ -298,7 +284,7 @@ impl Spans {
 
     /// The spans in which those count that the collector has not taken yet. Nothing else may happen in the meantime.
     #[cfg(test)]
-    pub(crate) fn owners_of_child_closes(&self) -> Vec<SpanKey> {
+    pub(crate) fn owners_of_child_closes(&self) -> Vec<super::SpanKey> {
         let closes: Vec<_> = self.take_child_closes().collect();
         let owners = closes.iter().map(|close| close.owner).collect();
         closes.into_iter().for_each(|close| assert!(self.child_closes.push(close).is_ok()));

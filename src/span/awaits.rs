@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use super::children::OPEN_TIMES;
 use super::local::{ObservedPoll, ThreadState};
 use super::sample_counts::SampleCounts;
 use super::segment::{IDLE_BEFORE, NESTED, SUSPENDED, Segment};
@@ -71,24 +72,8 @@ pub(crate) struct IdleTime {
     pub(crate) entered_since: Option<u64>,
 }
 
-/// How much longer a span is open than it has to be entered to be old. An async service has many spans that are open for
-/// as long as some fast upstream takes.
-const OPEN_TIMES: u64 = 10;
 /// The spans around one that are kept in case it closes.
 const MOST_AROUND: usize = 16;
-/// How much longer it is open than one that counts as open for long elsewhere: a slow request awaits to its end.
-const LONG_TIMES: u64 = 10;
-
-impl Slot {
-    /// Whether it has been open for so long that what is awaited in it matters: ten times as long as it has to be entered
-    /// to be old, and not for very long.
-    #[inline]
-    pub(super) fn is_old_as_open(&self, now: u64) -> bool {
-        let open = now.saturating_sub(self.opened());
-        self.is_old_after(open / OPEN_TIMES) && open / LONG_TIMES < self.long_after()
-    }
-}
-
 impl Spans {
     /// A span was idle for long before it was entered just now. Unless the wrapper of a future explains that, the
     /// innermost span that was idle shows it, since that one says most about what was awaited.

@@ -274,13 +274,6 @@ impl Slot {
         }
     }
 
-    /// Whether it samples threads from their first enter on, since it was created.
-    pub(super) fn is_sampled_from_start(&self) -> bool {
-        let flags = self.flags();
-        let is_chosen_late = flags & CHOSEN != 0 && flags & HAS_FIELDS != 0;
-        self.arms_at_enter() && flags & FORCED == 0 && !is_chosen_late
-    }
-
     /// Samples every thread that enters the span.
     pub(crate) fn attach_at_enter(&self) {
         self.sampling_delay.store(0, Ordering::Relaxed);

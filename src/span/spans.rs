@@ -8,7 +8,7 @@ use crossbeam::queue::ArrayQueue;
 use parking_lot::Mutex;
 
 use super::account::{Certain, InsideTime};
-use super::age::{CHILD_CLOSES, ChildClose};
+use super::children::{CHILD_CLOSES, ChildClose};
 use super::inside::SpanCounts;
 use super::local::{ThreadState, add_state, count_unmatched, is_ignored, put, take, unmatched};
 use super::segment::{DETACHED, NESTED, PendingSegment, READS_CPU, SWITCHED};

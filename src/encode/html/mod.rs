@@ -19,7 +19,7 @@ const STYLE: &str = include_str!("report.css");
 const BODY: &str = include_str!("report.body.html");
 const SCRIPT: &str = include_str!("report.js");
 /// The SHA-256 of [`STYLE`] and [`SCRIPT`], in Base64. A test compares them.
-const STYLE_HASH: &str = "UfsS0nkD3CPlQK3INPwrBMO94FmNTYb00nno5nUjwSI=";
+const STYLE_HASH: &str = "O+6JFYMZNa5fJDo00GvDM8kmZO6S6GM7r6xl9A5uw0I=";
 const SCRIPT_HASH: &str = "h9+sLXOMkd7LKWGhTXLAA56UFo/fICTBvYEh06dv/C4=";
 
 /// What a report shows besides the profile.
