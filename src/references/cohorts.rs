@@ -101,3 +101,37 @@ impl References {
         self.cohorts.lock().iter().map(|(key, known)| read(key, known)).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::compare::{Quantity, ReferenceLimits};
+    use crate::facts::{ChildTotals, Children};
+    use crate::profile::ProfileId;
+
+    /// A request with as many queries inside it, of which all are known or only some.
+    fn facts(queries: u64, are_all: bool) -> Facts {
+        let query = ChildTotals { name: Some("query".to_owned()), ..ChildTotals::default() };
+        let totals = (queries > 0).then_some(ChildTotals { count: queries, ..query });
+        let children =
+            Children { totals: totals.into_iter().collect(), are_all, ..Children::default() };
+        Facts { span: "request".into(), children, ..Facts::default() }
+    }
+
+    #[test]
+    fn child_spans_that_may_not_all_be_known_are_compared_only_if_there_are_more() {
+        let references = References::new(ReferenceLimits::NONE, Arc::default(), 0);
+        let profile = Profile::new(ProfileId::for_test(1), 1);
+        references.add(&profile, &facts(3, true), 1, 0);
+        let queries = |facts: &Facts| {
+            let compared = references.compare(&profile, facts).unwrap();
+            let quantity = Quantity::ChildSpans(Some("query".into()));
+            let mut rows = compared.comparison.beside.into_iter();
+            rows.find(|row| row.quantity == quantity).map(|row| row.value.extra())
+        };
+        assert_eq!([queries(&facts(0, true)), queries(&facts(214, true))], [Some(-3), Some(211)]);
+        assert_eq!([queries(&facts(0, false)), queries(&facts(214, false))], [None, Some(211)]);
+    }
+}
