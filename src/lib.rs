@@ -302,7 +302,10 @@ pub use error::{Error, ErrorKind, FlushError, FlushStage, ProfileError, UnknownN
 #[cfg_attr(docsrs, doc(cfg(any(feature = "otlp-grpc", feature = "otlp-http"))))]
 pub use export::{Compression, OtlpBuilder, OtlpExporter, Protocol};
 pub use export::{Directory, ExportError, Exported, Exporter, Format};
-pub use facts::{Facts, Hardware, Measure, Reason, Reasons, TimeBreakdown, Unit};
+pub use facts::{
+    ChildOrder, ChildTotals, Children, Facts, Hardware, Measure, Reason, Reasons, TimeBreakdown,
+    Unit,
+};
 pub use handle::{FlushGuard, Handle, ProfileOptions};
 pub use history::RouteHistory;
 pub use ids::{InvalidId, ProfileId, SpanId, TraceId};

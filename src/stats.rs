@@ -298,6 +298,17 @@ counters! {
         /// How often an hour could not be stored.
         history_unwritten,
     }
+    /// Child spans that kept spans and references count: see [`Facts::children`](crate::Facts::children).
+    children: ChildStats as ChildCounters {
+        /// Child spans that were counted: in each span that counts them.
+        counted,
+        /// Child spans that were not, because the collector could not keep up.
+        dropped_queue_full,
+        /// The same, because they were too deep inside other spans.
+        dropped_too_deep,
+        /// The same, because of the limits of memory or spans.
+        dropped_memory,
+    }
     /// The continuous profile of the process; see [`Builder::continuous`](crate::Builder::continuous). The CPU time of samples
     /// that are dropped is `[not sampled: ...]` in it.
     continuous: ContinuousStats as ContinuousCounters {

@@ -17,7 +17,7 @@ use std::time::Duration;
 use support::{Burning, PLENTY, Setup, burn};
 use tracing::{Instrument as _, info_span};
 use tracing_profiling::compare::{ComparedRow, Comparison, Quantity, SpentIn, TimeKind};
-use tracing_profiling::{Builder, Handle, ProfiledExt as _, ProfilingAllocator};
+use tracing_profiling::{Builder, ChildOrder, Handle, ProfiledExt as _, ProfilingAllocator};
 
 #[global_allocator]
 static ALLOCATOR: ProfilingAllocator = ProfilingAllocator::system();
@@ -90,6 +90,7 @@ struct Extra {
     cpu: Duration,
     wait: Duration,
     bytes: usize,
+    queries: u64,
 }
 
 fn request(customer: u64, extra: Extra) {
@@ -100,6 +101,9 @@ fn request(customer: u64, extra: Extra) {
     }
     if extra.wait > Duration::ZERO {
         reserve_stock(extra.wait);
+    }
+    for _ in 0..3 + extra.queries {
+        let _query = info_span!("query").entered();
     }
     build_index(64 * 1024 + extra.bytes);
 }
@@ -169,6 +173,62 @@ fn what_was_allocated_is_beside_the_wall_time() {
     let row = comparison.beside.iter().find(|row| row.quantity == Quantity::AllocatedBytes);
     let row = row.unwrap_or_else(|| panic!("{comparison:?}"));
     assert!(row.value.interval.unwrap().low > 50 << 20 && row.as_extreme_in == Some(0), "{row:?}");
+}
+
+#[test]
+fn many_queries_are_beside_the_wall_time() {
+    // What it allocates is why it is kept, however fast the machine is.
+    let comparison = compared(Extra { queries: 211, bytes: 64 << 20, ..Extra::default() });
+    let queries = Quantity::ChildSpans(Some("query".into()));
+    let row = comparison.beside.iter().find(|row| row.quantity == queries);
+    let row = row.unwrap_or_else(|| panic!("{comparison:?}"));
+    assert_eq!((row.value.value, row.value.typical), (214, 3), "{row:?}");
+    assert_eq!((row.present_in, row.as_extreme_in), (TYPICAL, Some(0)), "{row:?}");
+    let time = Quantity::ChildTime(Some("query".into()));
+    assert!(comparison.beside.iter().any(|row| row.quantity == time), "{comparison:?}");
+}
+
+#[test]
+fn child_spans_are_counted_by_name_with_and_without_samples() {
+    let setup = Setup::with("alloc>60MB", |builder| builder.sampling_delay(Duration::ZERO));
+    tracing::dispatcher::with_default(&setup.dispatch, || {
+        let request = info_span!("request");
+        request.in_scope(|| {
+            for _ in 0..214 {
+                let _query = info_span!("query").entered();
+                let _row = info_span!("row").entered();
+            }
+            let together = std::sync::Barrier::new(8);
+            std::thread::scope(|scope| {
+                for _ in 0..8 {
+                    scope.spawn(|| {
+                        tracing::dispatcher::with_default(&setup.dispatch, || {
+                            let _fetch = info_span!(parent: &request, "fetch").entered();
+                            together.wait();
+                            std::thread::sleep(10 * MS);
+                            together.wait();
+                        });
+                    });
+                }
+            });
+            build_index(64 << 20);
+        });
+    });
+    setup.flush();
+    let kept = setup.kept();
+    let [kept] = &kept[..] else { panic!("{kept:?}") };
+    let children = &kept.spans[0].facts().children;
+    let of =
+        |name: &str| children.totals.iter().find(|it| it.name.as_deref() == Some(name)).unwrap();
+    let (query, row, fetch) = (of("query"), of("row"), of("fetch"));
+    assert_eq!([query.count, row.count, fetch.count], [214, 214, 8]);
+    assert_eq!((query.order(), row.order()), (ChildOrder::InTurn, ChildOrder::InTurn));
+    assert!(fetch.total() >= 80 * MS && fetch.longest() >= 10 * MS, "{fetch:?}");
+    assert!(fetch.open() < fetch.total() && fetch.order() != ChildOrder::InTurn, "{fetch:?}");
+    assert!(query.open() == query.total() && row.total() <= query.total(), "{query:?} {row:?}");
+    assert_eq!((children.totals.len(), children.counted_from()), (3, Duration::ZERO));
+    assert!(!children.are_incomplete);
+    assert_eq!(setup.handle.stats().children.counted, 214 + 214 + 8);
 }
 
 /// Runs requests on one thread of an executor.
@@ -270,10 +330,11 @@ fn references_are_chosen_whatever_they_will_take() {
     let setup = Setup::with("1h", set);
     let mut chosen = [0_u64; 2];
     tracing::dispatcher::with_default(&setup.dispatch, || {
-        for (which, route) in ["/short", "/long"].into_iter().cycle().enumerate().take(10_000) {
+        for number in 0..10_000 {
             let before = setup.handle.stats().references.chosen;
-            info_span!("request", http.route = route).in_scope(|| ());
-            chosen[which % 2] += setup.handle.stats().references.chosen - before;
+            // Long and short ones, of one route.
+            info_span!("request", http.route = "/").in_scope(|| ());
+            chosen[number % 2] += setup.handle.stats().references.chosen - before;
         }
     });
     let all: u64 = chosen.iter().sum();

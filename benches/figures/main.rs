@@ -26,6 +26,7 @@ mod hosts;
 mod hot;
 mod idle;
 mod interest;
+mod ledger;
 mod measure;
 mod memory;
 mod off_cpu;
@@ -60,6 +61,7 @@ type Part = (&'static str, fn());
 /// In the order in which they are printed.
 const PARTS: &[Part] = &[
     ("hot", hot::run),
+    ("ledger", ledger::run),
     ("cold", cold::run),
     ("shared", shared::run),
     ("interest", interest::run),

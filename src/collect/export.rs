@@ -7,16 +7,17 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use crossbeam::channel::Sender;
 
 use super::run::Collector;
-use crate::assemble::{BuiltProfile, ProfileAssembler, ProfileInputs};
+use crate::assemble::{BuiltProfile, ProfileAssembler, ProfileInputs, children_of};
 use crate::engine::HeapRequest;
 use crate::intake::{Intake, new_sample};
-use crate::keep::{Callsites, ProfileGroup};
+use crate::keep::{Callsites, KeptSpan, ProfileGroup};
 use crate::profile::{MappingId, Profile, ProfileId};
 use crate::publish::{Job, MemoryBudget};
 use crate::references::ClosedReference;
 use crate::report;
 use crate::sinks::{HeapPart, Sinks};
 use crate::stats::Counters;
+use crate::text::beginning;
 use crate::unwind::Module;
 
 /// Where profiles go, and their limits.
@@ -95,6 +96,7 @@ impl Collector {
                 store.note(to, |pending| pending.ids = Some(ids));
             }
         }
+        self.set_children(&mut group.kept);
         let Some(id) = group.id else {
             self.engine.publish.reporter.report(report::unexported(&group.kept));
             return;
@@ -116,11 +118,25 @@ impl Collector {
         self.output.send(Job::Export { profile, modules, kept, room, reservation });
     }
 
+    /// Sets what was counted of the spans inside kept ones.
+    fn set_children(&self, kept: &mut [KeptSpan]) {
+        let (callsites, redaction) = (&self.engine.callsites, &self.engine.redaction);
+        let name_of = |plan| {
+            let callsite = callsites.get(plan)?;
+            Some(redaction.redact_span(beginning(callsite.metadata.name())).into_owned())
+        };
+        let store = &self.intake.sinks.store;
+        for span in kept {
+            span.facts.children = children_of(store, (span.key, span.opened_ns), name_of);
+        }
+    }
+
     /// Makes the profile of a reference span, of which nothing is exported.
     pub(super) fn send_reference(&mut self, reference: ClosedReference) {
         let references = Arc::clone(&self.engine.publish.references);
         let Some(most_bytes) = references.begin() else { return };
         let mut group = ProfileGroup::of_reference(reference.span);
+        self.set_children(&mut group.kept);
         let (built, _) = self.assemble(ProfileId::NONE, &mut group, most_bytes);
         let Some(span) = group.kept.pop() else { return };
         self.output.send(Job::Reference {

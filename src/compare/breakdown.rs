@@ -108,6 +108,10 @@ impl Quantity {
         }
     }
 
+    pub(crate) fn is_of_children(&self) -> bool {
+        matches!(self, Self::ChildSpans(_) | Self::ChildTime(_))
+    }
+
     /// What small amounts of it are added to.
     pub(super) fn rest(&self) -> Self {
         match self {

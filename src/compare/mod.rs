@@ -30,5 +30,6 @@ pub(crate) use detector::{Baseline, Drift, DriftDetector, MOST_ROUTES};
 pub use estimate::Interval;
 pub(crate) use estimate::Moments;
 pub(crate) use history::{CohortHistory, CohortHour, WallTimes};
+#[cfg(test)]
 pub(crate) use references::{MOST_REFERENCES, ReferenceSet};
 pub(crate) use totals::SpanTotals;

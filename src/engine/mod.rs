@@ -218,13 +218,13 @@ impl Engine {
     #[inline]
     pub(crate) fn close(&self, id: RegistryId, reach: FindOtel<'_>) {
         let mut must_notify = false;
-        let is_judged = self.spans.close(id, |closing| {
+        let may_wake = self.spans.close(id, |closing| {
             let _uncounted = Uncounted::begin();
             let verdict = self.judge(closing, reach);
             must_notify = verdict.must_notify;
             verdict
         });
-        if !is_judged {
+        if !may_wake {
             return;
         }
         // After the collector has been notified.

@@ -1,6 +1,7 @@
 //! What is known of a kept span. Its times are known when it is judged, the rest of its facts once it is kept; all that
 //! writes about kept spans reads them here.
 
+mod children;
 mod measure;
 mod reason;
 mod times;
@@ -13,6 +14,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::ids::{SpanId, TraceId, TraceIds};
 
+pub use children::{ChildOrder, ChildTotals, Children};
 pub use measure::{Measure, Unit};
 pub use reason::{Reason, Reasons};
 pub use times::{Hardware, TimeBreakdown};
@@ -50,6 +52,8 @@ pub struct Facts {
     pub is_open: bool,
     /// Where its time went.
     pub times: TimeBreakdown,
+    /// The spans inside it, by name; known once its profile is made, or it is known that it gets none.
+    pub children: Children,
     pub(crate) trace: Option<TraceIds>,
     /// It is inside no other kept span of the profile.
     pub(crate) is_topmost: bool,

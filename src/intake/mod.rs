@@ -13,8 +13,8 @@ use crate::sampler::record::{
     Layout, RawSample, RecordBytes, RecordPlace, read_sample, thread_of_record,
 };
 use crate::sampler::{Sampler, ThreadShared};
-use crate::sinks::{Added, NewSample, Sinks, Stack, StackEntry, WantedBy};
-use crate::span::{SpanEvent, SpanInfo, SpanKey, Spans};
+use crate::sinks::{Added, ClosedChild, NewSample, Sinks, Stack, StackEntry, WantedBy};
+use crate::span::{ChildClose, SpanEvent, SpanInfo, SpanKey, Spans};
 use crate::stats::{Counters, StackCounters};
 use crate::sys::{self, Clock, OsThread, RingMemory, SampleRing};
 use crate::unwind::{ModuleAddress, UnwindEnd, Unwinder};
@@ -126,6 +126,7 @@ impl Intake {
                 }
             }
         }
+        self.add_children();
         if self.spans.take_lost_event() {
             let is_open = |known: &SpanInfo, key| self.spans.is_open(known.id, key);
             let spans = self.sinks.store.registered_spans();
@@ -134,6 +135,28 @@ impl Intake {
             );
         }
         closed
+    }
+
+    /// Adds child spans that have closed to the spans that count them: all whose closes were reported before that of such
+    /// a span.
+    fn add_children(&mut self) {
+        let clock = self.spans.clock();
+        let (mut counted, mut dropped) = (0, 0);
+        for ChildClose { owner, plan, opened, closed, is_from_start } in
+            self.spans.take_child_closes()
+        {
+            let (opened_ns, closed_ns) = (clock.raw_ns(opened), clock.raw_ns(closed));
+            let child = ClosedChild { plan, opened_ns, closed_ns, is_from_start };
+            let is_counted = self.sinks.store.add_child(owner, child, self.round);
+            counted += u64::from(is_counted);
+            dropped += u64::from(!is_counted);
+        }
+        Counters::add(&self.counters.children.counted, counted);
+        Counters::add(&self.counters.children.dropped_memory, dropped);
+        if self.spans.take_lost_child() || dropped > 0 {
+            let now_ns = self.now_ns();
+            self.sinks.store.note_lost_child(now_ns);
+        }
     }
 
     /// Counts what no profile says.

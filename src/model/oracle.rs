@@ -23,6 +23,15 @@ pub(super) struct ReportedSpan {
     pub(super) times: Times,
     pub(super) samples: u64,
     pub(super) profile: Option<usize>,
+    pub(super) children: ChildSums,
+}
+
+/// The spans inside one that have closed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct ChildSums {
+    pub(super) count: u64,
+    pub(super) total_ns: u64,
+    pub(super) longest_ns: u64,
 }
 
 /// An account without the values that this source does not count.
@@ -79,6 +88,7 @@ struct Span {
     /// The parent according to the registry.
     parent: Option<usize>,
     opened_ns: u64,
+    closed_ns: u64,
     /// The program can still enter the span, or use it as a parent.
     is_held: bool,
     is_open: bool,
@@ -248,6 +258,7 @@ impl Oracle {
                     kind,
                     parent,
                     opened_ns: self.now_ns,
+                    closed_ns: 0,
                     is_held: true,
                     is_open: true,
                     has_failed: false,
@@ -378,6 +389,7 @@ impl Oracle {
         };
         while let Some(span) = (0..self.spans.len()).find(|span| can_close(self, span)) {
             self.spans[span].is_open = false;
+            self.spans[span].closed_ns = self.now_ns;
             if self.spans[span].kind.is_profiled() {
                 self.judge(span);
             }
@@ -406,8 +418,24 @@ impl Oracle {
         let promised = self.groups[at].kept.iter().find_map(|kept| kept.profile);
         let profile = (samples > 0).then(|| promised.unwrap_or(span));
         let reasons = reasons.to_owned();
-        let reported = ReportedSpan { span, reasons, opened_ns, times, samples, profile };
+        let children = self.children(span);
+        let reported = ReportedSpan { span, reasons, opened_ns, times, samples, profile, children };
         self.groups[at].kept.push(reported);
+    }
+
+    /// The spans inside a local root, which have closed before it. Others have none: no span is open for long here.
+    fn children(&self, root: usize) -> ChildSums {
+        let is_inside = |span: &usize| {
+            *span != root && self.spans[*span].kind.is_profiled() && self.root_of(*span) == root
+        };
+        let mut children = ChildSums::default();
+        for span in (0..self.spans.len()).filter(is_inside) {
+            let Span { opened_ns, closed_ns, .. } = self.spans[span];
+            children.count += 1;
+            children.total_ns += closed_ns - opened_ns;
+            children.longest_ns = children.longest_ns.max(closed_ns - opened_ns);
+        }
+        children
     }
 
     /// These spans are registered with the collector, for any reason.

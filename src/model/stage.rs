@@ -17,7 +17,9 @@ use tracing::span::EnteredSpan;
 use tracing::subscriber::Interest;
 use tracing::{Dispatch, Event, Level, Metadata, Span, callsite};
 
-use super::oracle::{Place, Reported, ReportedProfile, ReportedSpan, START_NS, Times, name};
+use super::oracle::{
+    ChildSums, Place, Reported, ReportedProfile, ReportedSpan, START_NS, Times, name,
+};
 use super::script::{Kind, Step, THREADS, Under};
 use super::source::{OTHER_PERIOD_NS, Scripted, begin_thread};
 use crate::collect::Collector;
@@ -314,11 +316,14 @@ impl Stage {
         std::mem::take(&mut self.snapshots)
     }
 
-    /// The spans that are registered with the collector.
+    /// The spans that are registered with the collector, or that will be in the next round because one inside them has
+    /// closed.
     pub(super) fn known(&self) -> Vec<usize> {
         let is_known =
             |key| self.collector.intake.sinks.store.get(key).is_some_and(|it| it.known.is_some());
-        self.keys.iter().filter(|(key, _)| is_known(**key)).map(|(_, span)| *span).collect()
+        let owners = self.engine.spans.owners_of_child_closes();
+        let known = self.keys.iter().filter(|(key, _)| is_known(**key) || owners.contains(key));
+        known.map(|(_, span)| *span).collect()
     }
 
     /// Plays a step. Returns the reports that it caused.
@@ -494,6 +499,7 @@ impl Stage {
             times: times(span),
             samples: span.samples.total(),
             profile: span.profile.ok().as_ref().map(number_of),
+            children: children(span),
         };
         let root = kept[0].root;
         assert!(kept.iter().all(|span| span.root == root), "spans of two roots in one profile");
@@ -517,6 +523,17 @@ fn number(name: &str) -> usize {
 /// No module contains this address.
 fn instruction(number: usize) -> u64 {
     0x1000 + 16 * number as u64
+}
+
+fn children(span: &KeptSpan) -> ChildSums {
+    let mut sums = ChildSums::default();
+    assert!(!span.facts.children.are_incomplete);
+    for of_name in &span.facts.children.totals {
+        sums.count += of_name.count;
+        sums.total_ns += of_name.total_ns;
+        sums.longest_ns = sums.longest_ns.max(of_name.longest_ns);
+    }
+    sums
 }
 
 fn times(span: &KeptSpan) -> Times {

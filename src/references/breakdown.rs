@@ -48,6 +48,11 @@ impl Breakdown {
         amounts.extend(delays.split(times.delay_ns, wall(TimeKind::SchedulingDelay)));
         let allocated = times.allocations.map(|all| all.allocated_bytes);
         amounts.extend(allocated.map(|bytes| alone(Quantity::AllocatedBytes, bytes)));
+        for children in &facts.children.totals {
+            let name: Option<Arc<str>> = children.name.as_deref().map(Arc::from);
+            amounts.push(alone(Quantity::ChildSpans(name.clone()), children.count));
+            amounts.push(alone(Quantity::ChildTime(name), children.total_ns));
+        }
         Self::new(times.wall_ns, amounts)
     }
 }
@@ -179,7 +184,7 @@ impl TimeByFunction {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::{TimeBreakdown, Usage};
+    use crate::facts::{ChildTotals, Children, TimeBreakdown, Usage};
     use crate::profile::{
         FrameKind, Function, Leaf, Line, Link, Location, ProfileId, ProfiledThread,
     };
@@ -297,6 +302,28 @@ mod tests {
             (Quantity::AllocatedBytes, 5, exact),
         ];
         assert_eq!(amounts(&breakdown), expected);
+    }
+
+    #[test]
+    fn child_spans_are_beside_the_wall_time() {
+        let scenario = Scenario::new();
+        let totals = |name: Option<&str>, count, total_ns| ChildTotals {
+            name: name.map(str::to_owned),
+            count,
+            total_ns,
+            ..ChildTotals::default()
+        };
+        let totals = vec![totals(Some("query"), 214, 30 * MS), totals(None, 2, 7 * MS)];
+        let children = Children { totals, ..Children::default() };
+        let facts = Facts { times: times(0, 30, 0), children, ..Facts::default() };
+        let breakdown = Breakdown::of(&scenario.profile, &facts);
+        assert_eq!(breakdown.wall_ns(), 30 * MS);
+        let values = |name: Option<&str>| {
+            let name: Option<Arc<str>> = name.map(Arc::from);
+            let (spans, time) = (Quantity::ChildSpans(name.clone()), Quantity::ChildTime(name));
+            [spans, time].map(|quantity| breakdown.value(&quantity))
+        };
+        assert_eq!((values(Some("query")), values(None)), ([214, 30 * MS], [2, 7 * MS]));
     }
 
     #[test]

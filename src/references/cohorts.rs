@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::References;
 use super::typical::TypicalProfile;
-use crate::compare::{Breakdown, CohortHistory, CohortHour, Drift, compare};
+use crate::compare::{Breakdown, CohortHistory, CohortHour, ComparedRow, Drift, compare};
 use crate::facts::Facts;
 use crate::keep::ROUTE_FIELDS;
 use crate::profile::{Compared, Profile};
@@ -89,7 +89,13 @@ impl References {
             let known = cohorts.get(&key)?;
             (known.history.references().clone(), known.profile.mean(&key.name()))
         };
-        let comparison = compare(&breakdown, &references);
+        let mut comparison = compare(&breakdown, &references);
+        if !facts.children.are_all {
+            // All child spans of references count. Of this one, more may be there than is known, and not less.
+            let is_certain =
+                |row: &ComparedRow| !row.quantity.is_of_children() || row.value.extra() > 0;
+            comparison.beside.retain(is_certain);
+        }
         (comparison.references > 0).then(|| Compared {
             cohort: key.name(),
             span: facts.name(),
@@ -130,5 +136,39 @@ impl References {
         mut read: impl FnMut(&CohortKey, &TypicalSpans) -> T,
     ) -> Vec<T> {
         self.cohorts.lock().iter().map(|(key, known)| read(key, known)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::compare::{Quantity, ReferenceLimits};
+    use crate::facts::{ChildTotals, Children};
+    use crate::profile::ProfileId;
+
+    /// A request with as many queries inside it, of which all are known or only some.
+    fn facts(queries: u64, are_all: bool) -> Facts {
+        let query = ChildTotals { name: Some("query".to_owned()), ..ChildTotals::default() };
+        let totals = (queries > 0).then_some(ChildTotals { count: queries, ..query });
+        let children =
+            Children { totals: totals.into_iter().collect(), are_all, ..Children::default() };
+        Facts { span: "request".into(), children, ..Facts::default() }
+    }
+
+    #[test]
+    fn child_spans_that_may_not_all_be_known_are_compared_only_if_there_are_more() {
+        let references = References::new(ReferenceLimits::NONE, Arc::default(), 0);
+        let profile = Profile::new(ProfileId::for_test(1), 1);
+        references.add(&profile, &facts(3, true), 1, 0);
+        let queries = |facts: &Facts| {
+            let compared = references.compare(&profile, facts).unwrap();
+            let quantity = Quantity::ChildSpans(Some("query".into()));
+            let mut rows = compared.comparison.beside.clone().into_iter();
+            rows.find(|row| row.quantity == quantity).map(|row| row.value.extra())
+        };
+        assert_eq!([queries(&facts(0, true)), queries(&facts(214, true))], [Some(-3), Some(211)]);
+        assert_eq!([queries(&facts(0, false)), queries(&facts(214, false))], [None, Some(211)]);
     }
 }

@@ -6,7 +6,7 @@ use super::format::{Allocated, Ns, Short, is_vague};
 use super::kept_fields::{Fields, ms};
 use super::profile::{AWAITS_OF_ALL, AtSite, Awaited, WAIT_NS, WORTH_REPORTING, plural_waits};
 use crate::compare::{Quantity, TimeKind};
-use crate::facts::TimeBreakdown;
+use crate::facts::{ChildOrder, ChildTotals, TimeBreakdown};
 use crate::keep::{Kept, KeptSpan, NoProfile};
 use crate::log::{LogEvent, LogKind};
 use crate::profile::{Awaits, ComparedSummary, ProfileId, SlowerIn, Waits};
@@ -143,9 +143,9 @@ fn message(first: &KeptSpan, kept: &Kept) -> String {
     if is_cpu_time_unknown {
         message.push_str(" (on-CPU unknown)");
     }
-    let mut reasons = Vec::new();
     let compared = kept.compared.as_ref().filter(|compared| compared.is_of(&first.facts));
-    reasons.extend(compared.and_then(against_typical));
+    let many = first.facts.children.many_in(wall_ns).map(|many| Many(many).to_string());
+    let mut reasons: Vec<_> = compared.and_then(against_typical).into_iter().chain(many).collect();
     let is_vague = is_vague(subtree_on_cpu_ns, subtree_on_cpu_error_ns);
     // A few samples of a span that mostly waited would explain nothing.
     let is_explained = is_cpu_time_unknown || is_vague || subtree_on_cpu_ns > wall_ns / 10;
@@ -236,6 +236,21 @@ fn place(slower_in: &SlowerIn) -> Option<(String, u64)> {
         _ => text,
     };
     Some((place, *extra_ns))
+}
+
+/// Displays many child spans of one name: `214 × query, 1.90 s in turn`.
+struct Many<'a>(&'a ChildTotals);
+
+impl Display for Many<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(many) = self;
+        let name = many.name.as_deref().unwrap_or_default();
+        write!(f, "{} × `{name}`, {} {}", many.count, Short(many.total()), many.order())?;
+        match many.order() {
+            ChildOrder::InTurn => Ok(()),
+            _ => write!(f, " ({})", Short(many.open())),
+        }
+    }
 }
 
 /// That the samples represent little of the on-CPU time, as of threads that ran for less than the time between two samples.
@@ -349,6 +364,25 @@ mod tests {
         kept.spans[0].facts.fields = vec![("method", "GET".into()), ("http.route", "/a".into())];
         let expected = "kept `test{method=GET http.route=/a}`: 1.29 s";
         assert!(line(&kept).starts_with(expected), "{}", line(&kept));
+    }
+
+    #[test]
+    fn a_message_begins_with_the_many_child_spans_that_explain_most_of_the_time() {
+        let mut kept = kept();
+        let mut set = |count, total_ns, open_ns| {
+            let name = Some("query".to_owned());
+            let totals = vec![ChildTotals { name, count, total_ns, longest_ns: 1, open_ns }];
+            kept.spans[0].facts.children.totals = totals;
+            line(&kept)
+        };
+        let in_turn = set(214, 1_200_000_000, 1_200_000_000);
+        let expected = "kept `test`: 214 × `query`, 1.20 s in turn; 1.29 s on-CPU, 97 %";
+        assert!(in_turn.starts_with(expected), "{in_turn}");
+        let at_once = set(80, 5_000_000_000, 700_000_000);
+        let expected = "kept `test`: 80 × `query`, 5.00 s at the same time (700 ms); 1.29 s";
+        assert!(at_once.starts_with(expected), "{at_once}");
+        let few = set(10, 1_200_000_000, 1_200_000_000);
+        assert!(few.starts_with("kept `test`: 1.29 s on-CPU"), "{few}");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 mod aggregate;
 mod heap;
+mod ledger;
 mod losses;
 mod process;
 mod span_samples;
@@ -12,6 +13,7 @@ mod store;
 
 pub(crate) use aggregate::Total;
 pub(crate) use heap::{Heap, HeapPart};
+pub(crate) use ledger::{ChildTimes, ClosedChild};
 pub(crate) use losses::Losses;
 pub(crate) use process::{ProcessPlace, ProcessSamples};
 pub(crate) use span_samples::{Added, Lost, NewSample, SHORTEST_WAIT, SpanSamples, StoredSample};

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use super::ledger::Ledger;
 use super::losses::Losses;
 use super::stack::{Stack, StackEntry};
 use super::stack_tree::{StackTree, StoredStack};
@@ -125,6 +126,8 @@ pub(crate) struct SpanSamples {
     /// When it closed: `CLOCK_MONOTONIC_RAW` in nanoseconds.
     pub(crate) closed_ns: Option<u64>,
     pub(crate) kinds: HashMap<SampleKind, OfKind>,
+    /// What is counted of the spans inside it, if any is.
+    pub(crate) children: Option<Box<Ledger>>,
     /// What its profile lacks, apart from what its samples and their stacks show.
     pub(crate) losses: Losses,
     /// The time of the last sample.
@@ -220,7 +223,8 @@ impl SpanSamples {
 
     pub(crate) fn bytes(&self) -> usize {
         let bytes = |of_kind: &OfKind| BYTES_A_KIND + size_of_val(of_kind.samples.as_slice());
-        BYTES_A_SPAN + self.kinds.values().map(bytes).sum::<usize>()
+        let children = self.children.as_ref().map_or(0, |children| children.bytes());
+        BYTES_A_SPAN + children + self.kinds.values().map(bytes).sum::<usize>()
     }
 
     /// Its samples are about to be dropped.

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use super::ledger::{ClosedChild, Ledger};
 use super::span_samples::{
     Added, BYTES_A_SPAN, Lost, NewSample, PendingState, SampleTables, SpanSamples, StoredSample,
 };
@@ -24,6 +25,8 @@ pub(crate) struct Store {
     refused: HashMap<SpanKey, Refused>,
     /// A sample was lost, and memory has been short since.
     has_lost: bool,
+    /// When the close of a child span was last lost: `CLOCK_MONOTONIC_RAW` in nanoseconds.
+    child_lost_ns: u64,
     /// Whether some spans may be held although a profile has them.
     has_exported: bool,
 }
@@ -66,6 +69,7 @@ impl Store {
             most_spans: most_spans.max(1),
             refused: HashMap::new(),
             has_lost: false,
+            child_lost_ns: 0,
             has_exported: false,
         }
     }
@@ -132,6 +136,41 @@ impl Store {
         let largest = largest.filter(|span| count(span) >= LEAST_TO_HALVE);
         let of_kind = largest.and_then(|span| span.kinds.get_mut(&SampleKind::OnCpu));
         of_kind.map_or(0, |of_kind| of_kind.halve(&mut self.tables, &mut self.bytes))
+    }
+
+    /// Counts a span that has closed inside `span`. Returns false if there is no room. `round` is the current one.
+    pub(crate) fn add_child(&mut self, span: SpanKey, child: ClosedChild, round: u64) -> bool {
+        // They leave half of the memory to samples.
+        let has_room = self.used_bytes() + Ledger::MOST_GROWTH <= self.budget_bytes / 2;
+        let is_counted = has_room && self.has_place(span);
+        if !is_counted {
+            self.note(span, |pending| pending.children.iter_mut().for_each(|it| it.lose()));
+            return false;
+        }
+        let pending = span_of(&mut self.spans, &mut self.bytes, span, round);
+        let before = pending.children.as_ref().map_or(0, |children| children.bytes());
+        let children = pending.children.get_or_insert_with(|| Box::new(Ledger::new()));
+        children.add(child);
+        self.bytes = self.bytes + children.bytes() - before;
+        true
+    }
+
+    /// The close of a child span of any span was lost.
+    pub(crate) fn note_lost_child(&mut self, now_ns: u64) {
+        self.child_lost_ns = self.child_lost_ns.max(now_ns);
+    }
+
+    /// Whether one may be missing of a span that opened then.
+    pub(crate) fn may_miss_children(&self, opened_ns: u64) -> bool {
+        self.child_lost_ns > opened_ns
+    }
+
+    /// The plans of all child spans that are counted.
+    pub(crate) fn plans_of_children(&self) -> impl Iterator<Item = u64> {
+        self.spans
+            .values()
+            .filter_map(|pending| pending.children.as_ref())
+            .flat_map(|it| it.plans())
     }
 
     fn used_bytes(&self) -> usize {

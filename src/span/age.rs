@@ -1,18 +1,24 @@
-//! When spans become old, so that the threads in them are sampled.
+//! When spans become old, so that the threads in them are sampled and their child spans counted.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::account::{Certain, InsideTime};
+use super::children::{CHILD_CLOSES, ChildClose};
 use super::local::{ThreadState, put, take};
 use super::sample_counts::SampleCounts;
 use super::segment::{DETACHED, JUDGED_ABOVE, READS_CPU, SWITCHED};
 use super::slot::{
-    AGED, CPU_UNKNOWN, FORCED, JUDGES_ALLOCATIONS, JUDGES_CPU, JUDGES_SUBTREE, REFERENCE, SUSPECT,
-    Slot,
+    AGED, CPU_UNKNOWN, FORCED, IS_COUNTED, JUDGES_ALLOCATIONS, JUDGES_CPU, JUDGES_SUBTREE,
+    REFERENCE, SUSPECT, Slot,
 };
 use super::{InnermostSpan, RegistryId, Spans};
 use crate::sampler::{NEVER, ThreadShared};
+use crate::stats::Counters;
 use crate::sys::Uncounted;
+
+/// Of deeper trees, only the innermost spans count: see the same limit of `enclosing`.
+const DEEPEST_CHILD: usize = 256;
 
 impl Spans {
     /// Keeps the innermost profiled span on this thread, whatever its rule decides, and samples it from now on. Returns
@@ -213,6 +219,83 @@ impl Spans {
             });
         }
         is_sampled
+    }
+
+    /// Whether a span that opens now inside that one counts, unless the thread is in an old span: if the one around it
+    /// counts, or has been open for so long that its awaits are sampled. A request that awaits does not grow old otherwise.
+    #[inline]
+    pub(super) fn counts_children(&self, around: &Slot, now: u64) -> bool {
+        around.flags() & IS_COUNTED != 0 || around.is_old_as_open(now)
+    }
+
+    /// From when on a span is old, or one around it, by what threads that are in them have published: 0 or never.
+    pub(super) fn old_at_of(&self, id: RegistryId) -> u64 {
+        let Some(slot) = self.table.get(id) else { return NEVER };
+        let now = self.clock.now();
+        let mut is_old = slot.is_old(now);
+        if !is_old {
+            self.for_ancestors(&slot, |ancestor| {
+                is_old = ancestor.is_old(now);
+                !is_old
+            });
+        }
+        if is_old { 0 } else { NEVER }
+    }
+
+    /// A span closes that counts: reports it for the outermost span of its request. Of a request inside a span that was
+    /// open for long when it began, such as a connection, also for that one.
+    pub(super) fn report_child(&self, slot: &Slot, now: u64) {
+        let close = |owner: &Slot| {
+            Some(ChildClose {
+                owner: owner.key()?,
+                plan: slot.plan(),
+                opened: slot.opened(),
+                closed: now,
+                is_from_start: owner.is_sampled_from_start(),
+            })
+        };
+        let mut next = slot.parent().and_then(|id| self.table.get(id));
+        for _ in 0..DEEPEST_CHILD {
+            let Some(owner) = next else { return };
+            next = owner.parent().and_then(|id| self.table.get(id));
+            if next.as_ref().is_some_and(|around| !around.is_open_for_long(owner.opened())) {
+                continue;
+            }
+            // Its close is then reported, too, so that what is counted is released.
+            let is_reported = self.registers(&owner)
+                && close(&owner).is_some_and(|close| self.child_closes.push(close).is_ok());
+            if !is_reported {
+                self.child_lost.store(true, Ordering::Relaxed);
+                Counters::add(&self.counters.children.dropped_queue_full, 1);
+            }
+        }
+        if next.is_some() {
+            self.child_lost.store(true, Ordering::Relaxed);
+            Counters::add(&self.counters.children.dropped_too_deep, 1);
+        }
+    }
+
+    pub(super) fn has_many_child_closes(&self) -> bool {
+        self.child_closes.len() > CHILD_CLOSES / 2
+    }
+
+    /// Those that were reported until now.
+    pub(crate) fn take_child_closes(&self) -> impl Iterator<Item = ChildClose> {
+        (0..self.child_closes.len()).map_while(|_| self.child_closes.pop())
+    }
+
+    /// The spans in which those count that the collector has not taken yet. Nothing else may happen in the meantime.
+    #[cfg(test)]
+    pub(crate) fn owners_of_child_closes(&self) -> Vec<super::SpanKey> {
+        let closes: Vec<_> = self.take_child_closes().collect();
+        let owners = closes.iter().map(|close| close.owner).collect();
+        closes.into_iter().for_each(|close| assert!(self.child_closes.push(close).is_ok()));
+        owners
+    }
+
+    /// Whether the close of a child span could not be reported since the last call.
+    pub(crate) fn take_lost_child(&self) -> bool {
+        self.child_lost.swap(false, Ordering::Relaxed)
     }
 
     /// Whether spans can be looked up without waiting for a lock.

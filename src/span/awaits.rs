@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use super::children::OPEN_TIMES;
 use super::local::{ObservedPoll, ThreadState};
 use super::sample_counts::SampleCounts;
 use super::segment::{IDLE_BEFORE, NESTED, SUSPENDED, Segment};
@@ -71,14 +72,8 @@ pub(crate) struct IdleTime {
     pub(crate) entered_since: Option<u64>,
 }
 
-/// How much longer a span is open than it has to be entered to be old. An async service has many spans that are open for
-/// as long as some fast upstream takes.
-const OPEN_TIMES: u64 = 10;
 /// The spans around one that are kept in case it closes.
 const MOST_AROUND: usize = 16;
-/// How much longer it is open than one that counts as open for long elsewhere: a slow request awaits to its end.
-const LONG_TIMES: u64 = 10;
-
 impl Spans {
     /// A span was idle for long before it was entered just now. Unless the wrapper of a future explains that, the
     /// innermost span that was idle shows it, since that one says most about what was awaited.
@@ -247,12 +242,9 @@ impl Spans {
     /// very long (a connection, `main`) does not make others old.
     pub(crate) fn is_old_await(&self, span: &InnermostSpan, since: u64, now: u64) -> bool {
         let Some(slot) = self.slot_of(span) else { return false };
-        let is_old_after = |slot: &Slot, ticks: u64| slot.is_old_after(ticks / OPEN_TIMES);
-        let open = |slot: &Slot| now.saturating_sub(slot.opened());
-        let mut is_old = is_old_after(&slot, now.saturating_sub(since));
+        let mut is_old = slot.is_old_after(now.saturating_sub(since) / OPEN_TIMES);
         let mut check = |slot: &Slot| {
-            let is_long = open(slot) / LONG_TIMES >= slot.long_after();
-            is_old |= !is_long && is_old_after(slot, open(slot));
+            is_old |= slot.is_old_as_open(now);
             !is_old
         };
         if check(&slot) {

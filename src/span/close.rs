@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::local::{put, take};
 use super::sample_counts::SampleCounts;
-use super::slot::{REFERENCE, REFERENCE_SHIFT, REGISTERED, Slot};
+use super::slot::{IS_COUNTED, REFERENCE, REFERENCE_SHIFT, REGISTERED, Slot};
 use super::spans::SpanEvent;
 use super::{RegistryId, SpanKey, Spans, TraceIds};
 use crate::facts::TimeBreakdown;
@@ -66,7 +66,7 @@ const MOST_ENCLOSING: usize = 256;
 
 impl Spans {
     /// Closes a span. If it must be judged, calls `judge`. The slot is released only afterwards, so a span counts as
-    /// open until its verdict is known. Returns whether it was judged.
+    /// open until its verdict is known. Returns whether the collector may have to be woken.
     #[inline]
     pub(crate) fn close(
         &self,
@@ -86,7 +86,7 @@ impl Spans {
         }
     }
 
-    /// The close of a span that must be judged, or that has allocated.
+    /// The close of a span that must be judged, that counts in another, or that has allocated.
     #[inline(never)]
     fn close_slowly(
         &self,
@@ -95,20 +95,32 @@ impl Spans {
         judge: impl FnOnce(&SpanSnapshot) -> Verdict,
     ) -> bool {
         let closing = self.close_slot(slot, now);
-        self.pass_up_allocations(slot);
+        let has_many = self.pass_up_to_ancestors(slot, now);
         let reported = closing.map(|closing| self.reported(&closing, judge(&closing)));
         slot.release();
-        self.note_reported(reported)
+        self.note_reported(reported) || has_many
     }
 
     #[cold]
     fn close_overflow(&self, id: RegistryId, judge: impl FnOnce(&SpanSnapshot) -> Verdict) -> bool {
         let Some(slot) = self.table.get_overflow(id) else { return false };
-        let closing = self.close_slot(&slot, self.clock.now());
-        self.pass_up_allocations(&slot);
+        let now = self.clock.now();
+        let closing = self.close_slot(&slot, now);
+        let has_many = self.pass_up_to_ancestors(&slot, now);
         let reported = closing.map(|closing| self.reported(&closing, judge(&closing)));
         self.table.release_overflow(id, &slot);
-        self.note_reported(reported)
+        self.note_reported(reported) || has_many
+    }
+
+    /// What a span that closes leaves in those around it. Returns whether the collector should read it soon.
+    #[inline(always)]
+    fn pass_up_to_ancestors(&self, slot: &Slot, now: u64) -> bool {
+        self.pass_up_allocations(slot);
+        let is_counted = slot.flags() & IS_COUNTED != 0;
+        if is_counted {
+            self.report_child(slot, now);
+        }
+        is_counted && self.has_many_child_closes()
     }
 
     /// What was allocated in a span that closes was allocated inside its parent, which is still open.

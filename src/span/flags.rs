@@ -50,10 +50,12 @@ pub(crate) const HAS_SUMS: u32 = 1 << 22;
 pub(crate) const OBSERVED: u32 = 1 << 23;
 /// The span is a reference: not zero. It is one more than the power of one half that is the probability with which it
 /// was chosen.
-pub(crate) const REFERENCE: u32 = 0x7f << REFERENCE_SHIFT;
+pub(crate) const REFERENCE: u32 = 0x3f << REFERENCE_SHIFT;
 pub(crate) const REFERENCE_SHIFT: u32 = 24;
 /// The span is a request that is added up with others of its route.
-pub(crate) const ADDED_UP: u32 = 1 << 31;
+pub(crate) const ADDED_UP: u32 = 1 << 30;
+/// The span is inside one whose child spans are counted, and counts when it closes.
+pub(crate) const IS_COUNTED: u32 = 1 << 31;
 /// The flags that say which of the fields are in use that are not set when a span opens.
 pub(crate) const IN_USE: u32 = COUNTED | ALLOCATED | HAS_SAMPLES | ON_OTHERS;
 /// The flags that come from the span's plan.

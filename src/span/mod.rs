@@ -6,6 +6,7 @@
 mod account;
 mod age;
 mod awaits;
+mod children;
 mod close;
 mod flags;
 mod inside;
@@ -27,6 +28,7 @@ use tracing_subscriber::registry;
 pub(crate) use crate::ids::{SpanKey, TraceIds};
 
 pub(crate) use awaits::{InnermostSpan, LongSegment};
+pub(crate) use children::ChildClose;
 pub(crate) use close::{Ancestor, SpanSnapshot, Verdict};
 #[cfg(any(test, feature = "_otlp"))]
 pub(crate) use local::ignore_this_thread;

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use super::account::{AllocationSums, Certain, Counts, InsideTime, Tally};
 pub(crate) use super::flags::{
     ADDED_UP, AGED, CHOSEN, CPU_UNKNOWN, FAILED, FAILED_ITSELF, FORCED, HAS_FIELDS, HAS_STATUS,
-    JUDGES_ALLOCATIONS, JUDGES_CPU, JUDGES_SUBTREE, KEEP_ON_ERROR, OBSERVED, ONE_IN, REFERENCE,
-    REFERENCE_SHIFT, REGISTERED, SAMPLED_ITSELF, SHOWS_FIELDS, SUSPECT, WATCHED,
+    IS_COUNTED, JUDGES_ALLOCATIONS, JUDGES_CPU, JUDGES_SUBTREE, KEEP_ON_ERROR, OBSERVED, ONE_IN,
+    REFERENCE, REFERENCE_SHIFT, REGISTERED, SAMPLED_ITSELF, SHOWS_FIELDS, SUSPECT, WATCHED,
 };
 use super::flags::{ALLOCATED, COUNTED, HAS_SAMPLES, HAS_SUMS, IN_USE, OF_PLAN, ON_OTHERS};
 use super::sample_counts::{AtomicSampleCounts, SampleCounts};
@@ -263,6 +263,15 @@ impl Slot {
     /// Whether `ticks` in the span make it old.
     pub(super) fn is_old_after(&self, ticks: u64) -> bool {
         ticks >= self.sampling_delay.load(Ordering::Relaxed)
+    }
+
+    /// Whether it is old at `now`, also by the time for which it has been entered without a break.
+    pub(super) fn is_old(&self, now: u64) -> bool {
+        let segment = self.entered_since().map(|since| now.saturating_sub(since));
+        match self.is_open_for_long(now) {
+            true => segment.is_some_and(|ticks| self.is_old_after(ticks)),
+            false => self.young_for.load(Ordering::Relaxed) <= segment.unwrap_or(0),
+        }
     }
 
     /// Samples every thread that enters the span.
@@ -539,7 +548,7 @@ impl Slot {
     #[inline(always)]
     pub(crate) fn closes_plainly(&self, now: u64) -> bool {
         let wall = now.saturating_sub(self.opened.load(Ordering::Relaxed));
-        self.flags() & (REGISTERED | SUSPECT | FAILED | ALLOCATED | HAS_SUMS) == 0
+        self.flags() & (REGISTERED | SUSPECT | FAILED | ALLOCATED | HAS_SUMS | IS_COUNTED) == 0
             && wall <= self.suspect_after.load(Ordering::Relaxed)
     }
 

@@ -8,12 +8,13 @@ use crossbeam::queue::ArrayQueue;
 use parking_lot::Mutex;
 
 use super::account::{Certain, InsideTime};
+use super::children::{CHILD_CLOSES, ChildClose};
 use super::inside::SpanCounts;
 use super::local::{ThreadState, add_state, count_unmatched, is_ignored, put, take, unmatched};
 use super::segment::{DETACHED, NESTED, PendingSegment, READS_CPU, SWITCHED};
 use super::slot::{
-    ADDED_UP, AGED, CHOSEN, CPU_UNKNOWN, FAILED, FAILED_ITSELF, HAS_FIELDS, JUDGES_CPU, Parent,
-    REFERENCE, REFERENCE_SHIFT, SUSPECT, Slot, WATCHED,
+    ADDED_UP, AGED, CHOSEN, CPU_UNKNOWN, FAILED, FAILED_ITSELF, HAS_FIELDS, IS_COUNTED, JUDGES_CPU,
+    Parent, REFERENCE, REFERENCE_SHIFT, SUSPECT, Slot, WATCHED,
 };
 use super::table::SlotTable;
 use super::{Ancestry, AncestryFrom, LongSegment, Plan, RegistryId, SpanKey, TraceIds};
@@ -33,6 +34,9 @@ pub(crate) struct Spans {
     pub(super) span_events: ArrayQueue<SpanEvent>,
     /// Set if a close could not be reported. The collector must then scan for closed spans.
     pub(super) event_lost: AtomicBool,
+    pub(super) child_closes: ArrayQueue<ChildClose>,
+    /// Set if the close of a child span could not be reported.
+    pub(super) child_lost: AtomicBool,
     pub(super) next_key: AtomicU64,
     pub(super) source: Box<dyn AttachThreads>,
     /// See [`set_scans_rarely`](Self::set_scans_rarely).
@@ -129,6 +133,8 @@ impl Spans {
             table: SlotTable::new(),
             span_events: ArrayQueue::new(SPAN_EVENTS),
             event_lost: AtomicBool::new(false),
+            child_closes: ArrayQueue::new(CHILD_CLOSES),
+            child_lost: AtomicBool::new(false),
             next_key: AtomicU64::new(1),
             source,
             scans_rarely: AtomicBool::new(false),
@@ -179,9 +185,9 @@ impl Spans {
         self.span_events.pop()
     }
 
-    /// Whether the queue is filling up although the collector was not woken.
+    /// Whether a queue is filling up although the collector was not woken.
     pub(crate) fn has_many_span_events(&self) -> bool {
-        self.span_events.len() > SPAN_EVENTS / 2
+        self.span_events.len() > SPAN_EVENTS / 2 || self.has_many_child_closes()
     }
 
     /// Whether a close was not reported since the last call.
@@ -212,36 +218,40 @@ impl Spans {
         let Some(mut state) = take(self.layer).or_else(|| self.begin_thread()) else {
             return OpenedSpan::default();
         };
-        let parent = match (given, state.top()) {
+        let (parent, old_at) = match (given, state.top()) {
             // If the innermost segment is a re-entry on this thread, the registry's current span is another one.
             (GivenParent::Contextual | GivenParent::ContextualBehindFilter, Some(top))
                 if unmatched() == 0 && !top.has(NESTED) =>
             {
-                top.to_parent()
+                (top.to_parent(), top.old_at)
             }
-            (GivenParent::None, _) => None,
-            (GivenParent::Contextual, None) if unmatched() == 0 && !state.may_miss_enters => None,
+            (GivenParent::None, _) => (None, NEVER),
+            (GivenParent::Contextual, None) if unmatched() == 0 && !state.may_miss_enters => {
+                (None, NEVER)
+            }
             _ => self.find_parent(&mut state, given, ancestry),
         };
         let key = self.take_key(&mut state);
+        let now = self.clock.now();
+        let around = parent.and_then(|parent| self.table.get(parent.id));
+        let is_counted =
+            around.as_ref().is_some_and(|slot| now >= old_at || self.counts_children(slot, now));
+        let counted = Plan { flags: plan.flags | IS_COUNTED, ..*plan };
+        let plan = if is_counted { &counted } else { plan };
         let open = |slot: &Slot, now| {
             if plan.flags & HAS_FIELDS != 0 {
                 slot.set_matched(matched);
             }
             slot.open(id, key, now, state.thread, plan, parent);
         };
-        let now = self.clock.now();
         match self.table.claim_in_table(id) {
             Some(slot) => open(slot, now),
             None => open(&self.table.claim_overflow(id), now),
         }
         put(state);
-        let is_long = |parent: Parent| {
-            self.table.get(parent.id).is_some_and(|slot| slot.is_open_for_long(now))
-        };
         OpenedSpan {
             is_first_watched: plan.flags & WATCHED != 0 && self.note_watched(),
-            is_outermost: parent.is_none_or(is_long),
+            is_outermost: parent.is_none() || around.is_some_and(|slot| slot.is_open_for_long(now)),
         }
     }
 
@@ -288,8 +298,8 @@ impl Spans {
         }
     }
 
-    /// Asks the registry for the nearest profiled ancestor, where the slots do not show it. On a thread that was in no
-    /// span when it was asked, hooks have seen each enter since.
+    /// Asks the registry for the nearest profiled ancestor, where the slots do not show it, and finds out from when on it
+    /// is old, or one around it. On a thread that was in no span when it was asked, hooks have seen each enter since.
     #[cold]
     #[inline(never)]
     fn find_parent(
@@ -297,11 +307,11 @@ impl Spans {
         state: &mut ThreadState,
         given: GivenParent,
         ancestry: Ancestry<'_>,
-    ) -> Option<Parent> {
+    ) -> (Option<Parent>, u64) {
         let from = match given {
             GivenParent::Contextual | GivenParent::ContextualBehindFilter => AncestryFrom::Current,
             GivenParent::Span(parent) => AncestryFrom::Span(parent),
-            GivenParent::None => return None,
+            GivenParent::None => return (None, NEVER),
         };
         let (mut found, mut is_in_a_span) = (None, false);
         ancestry(from, &mut |id| {
@@ -310,7 +320,7 @@ impl Spans {
             found.is_some()
         });
         state.may_miss_enters &= is_in_a_span || matches!(from, AncestryFrom::Span(_));
-        found
+        (found, found.map_or(NEVER, |parent: Parent| self.old_at_of(parent.id)))
     }
 
     #[inline(always)]

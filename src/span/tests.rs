@@ -134,6 +134,39 @@ impl Scene {
         id
     }
 
+    /// Opens a span of a plan with that number that is old after 10 ms and open for long after a second.
+    fn open_plan(&mut self, number: u64, parent: GivenParent) -> RegistryId {
+        let id = id(self.next);
+        self.next += 1;
+        let (sampling_delay, long_after) = (10 * MS, 1_000 * MS);
+        let plan = Plan { number, sampling_delay, long_after, ..Plan::default() };
+        let ancestry: Ancestry<'_> = &|from, visit| {
+            if let AncestryFrom::Span(id) = from {
+                visit(id);
+            }
+        };
+        self.spans.open(id, &plan, 0, parent, ancestry);
+        id
+    }
+
+    /// Opens and closes a span inside the entered one after `ms`. It is not judged.
+    fn child(&mut self, number: u64, ms: u64) {
+        let child = self.open_plan(number, GivenParent::Contextual);
+        self.wait(ms * MS);
+        self.close_unjudged(child);
+    }
+
+    fn close_unjudged(&self, id: RegistryId) {
+        self.spans.close(id, |_| panic!("judged"));
+    }
+
+    /// The reports of child spans: owner, plan, and when each was opened and closed, in milliseconds from the start.
+    fn child_closes(&self) -> Vec<(SpanKey, u64, u64, u64)> {
+        let ms = |ticks: u64| (ticks - MS) / MS;
+        let closes = self.spans.take_child_closes();
+        closes.map(|it| (it.owner, it.plan, ms(it.opened), ms(it.closed))).collect()
+    }
+
     fn enter(&self, id: RegistryId) {
         self.spans.enter(id);
     }
@@ -1117,4 +1150,137 @@ fn sums_of_one_span_are_not_those_of_another() {
         let other = open(&mut scene, id(1_000));
         assert_eq!(close(&scene, other), 0);
     }
+}
+
+#[test]
+fn spans_that_open_inside_an_old_span_are_reported_when_they_close() {
+    let mut scene = Scene::new();
+    let root = scene.open_plan(1, GivenParent::Contextual);
+    scene.enter(root);
+    let key = scene.key(root);
+    let before = scene.open_plan(2, GivenParent::Contextual);
+    scene.wait(9 * MS);
+    scene.child(3, 1);
+    assert_eq!((scene.child_closes(), scene.span_events()), (vec![], vec![]), "young");
+    let outer = scene.open_plan(4, GivenParent::Contextual);
+    scene.enter(outer);
+    scene.child(5, 7);
+    scene.close_unjudged(before);
+    // Not inside it, although the thread is in an old one.
+    let other = scene.open_plan(6, GivenParent::None);
+    scene.close_unjudged(other);
+    scene.exit(outer);
+    scene.close_unjudged(outer);
+    assert_eq!(scene.child_closes(), [(key, 5, 10, 17), (key, 4, 10, 17)]);
+    // The collector has to release what it counts.
+    let events = scene.span_events();
+    assert!(matches!(events[..], [SpanEvent::Opened(opened, _)] if opened == key), "{events:?}");
+    scene.exit(root);
+    scene.close(root);
+    assert_eq!(scene.span_events(), [SpanEvent::Closed { key, ids: None, closed_ns: 0 }]);
+    assert!(!scene.spans.take_lost_child());
+}
+
+#[test]
+fn spans_inside_a_span_that_is_sampled_from_its_enter_all_count() {
+    let mut scene = Scene::new();
+    let root = scene.open_plan(1, GivenParent::Contextual);
+    scene.spans.make_reference(root, 3);
+    let early = scene.open_plan(2, GivenParent::Span(root));
+    scene.close_unjudged(early);
+    scene.enter(root);
+    scene.child(3, 5);
+    let all: Vec<_> = scene.spans.take_child_closes().collect();
+    assert_eq!(all.iter().map(|it| it.plan).collect::<Vec<_>>(), [2, 3]);
+    assert!(all.iter().all(|it| it.is_from_start));
+    // Sampled from now on, and not from its start.
+    let other = scene.open_plan(4, GivenParent::None);
+    scene.enter(other);
+    assert!(scene.spans.force_current());
+    scene.child(5, 1);
+    let all: Vec<_> = scene.spans.take_child_closes().collect();
+    assert_eq!(all.iter().map(|it| (it.plan, it.is_from_start)).collect::<Vec<_>>(), [(5, false)]);
+}
+
+#[test]
+fn spans_inside_an_old_span_count_on_other_threads_too() {
+    let mut scene = Scene::new();
+    let root = scene.open_plan(1, GivenParent::Contextual);
+    let key = scene.key(root);
+    scene.enter(root);
+    let closes = |scene: &mut Scene| {
+        let child = scene.open_plan(2, GivenParent::Span(root));
+        scene.close_unjudged(child);
+        scene.child_closes().len()
+    };
+    scene.wait(9 * MS);
+    std::thread::scope(|scope| scope.spawn(|| assert_eq!(closes(&mut scene), 0)).join().unwrap());
+    scene.wait(MS);
+    std::thread::scope(|scope| scope.spawn(|| assert_eq!(closes(&mut scene), 1)).join().unwrap());
+    // Also while no thread is in it.
+    scene.exit(root);
+    let below = scene.open_plan(3, GivenParent::Span(root));
+    let child = scene.open_plan(4, GivenParent::Span(below));
+    scene.close_unjudged(child);
+    scene.close_unjudged(below);
+    let owners: Vec<_> = scene.child_closes().iter().map(|it| (it.0, it.1)).collect();
+    assert_eq!(owners, [(key, 4), (key, 3)]);
+}
+
+#[test]
+fn spans_inside_a_request_that_awaits_count_once_it_has_been_open_for_ten_times_as_long() {
+    let mut scene = Scene::new();
+    let root = scene.open_plan(1, GivenParent::Contextual);
+    let key = scene.key(root);
+    for _ in 0..20 {
+        scene.enter(root);
+        let query = scene.open_plan(2, GivenParent::Contextual);
+        scene.exit(root);
+        // It is awaited.
+        scene.wait(9 * MS);
+        scene.close_unjudged(query);
+    }
+    let expected: Vec<_> = (12..20).map(|n| (key, 2, 9 * n, 9 * n + 9)).collect();
+    assert_eq!(scene.child_closes(), expected);
+}
+
+#[test]
+fn a_request_inside_a_span_that_is_open_for_long_counts_its_own() {
+    let mut scene = Scene::new();
+    let connection = scene.open_plan(1, GivenParent::Contextual);
+    scene.wait(20_000 * MS);
+    let request = scene.open_plan(2, GivenParent::Span(connection));
+    let (connection_key, request_key) = (scene.key(connection), scene.key(request));
+    scene.enter(request);
+    scene.child(3, 10);
+    assert_eq!(scene.child_closes(), [], "the request is young, and the connection idle");
+    scene.child(4, 5);
+    let expected = [(request_key, 4, 20_010, 20_015), (connection_key, 4, 20_010, 20_015)];
+    assert_eq!(scene.child_closes(), expected);
+    // However long it takes.
+    scene.wait(5_000 * MS);
+    scene.child(5, 5);
+    let owners: Vec<_> = scene.child_closes().iter().map(|it| it.0).collect();
+    assert_eq!(owners, [request_key, connection_key]);
+}
+
+#[test]
+fn child_spans_that_the_collector_does_not_take_in_time_are_lost_and_counted() {
+    let mut scene = Scene::new();
+    let root = scene.open_plan(1, GivenParent::Contextual);
+    scene.enter(root);
+    scene.wait(10 * MS);
+    let capacity = scene.spans.child_closes.capacity() as u64;
+    let mut is_behind_at = None;
+    for n in 0..capacity + 3 {
+        let child = scene.open_plan(2, GivenParent::Contextual);
+        if scene.spans.close(child, |_| panic!("judged")) {
+            _ = is_behind_at.get_or_insert(n);
+        }
+    }
+    assert_eq!(is_behind_at, Some(capacity / 2), "the collector is woken");
+    assert_eq!(scene.child_closes().len() as u64, capacity);
+    let dropped = &scene.spans.counters.children.dropped_queue_full;
+    assert_eq!(dropped.load(Ordering::Relaxed), 3);
+    assert!(scene.spans.take_lost_child() && !scene.spans.take_lost_child());
 }

@@ -200,6 +200,7 @@ impl Watchdog {
         }
         let known = store.registered_spans();
         let mut in_use: HashSet<_> = known.into_iter().map(|(_, known)| known.plan).collect();
+        in_use.extend(store.plans_of_children());
         engine.spans.for_each_open(|span| {
             in_use.insert(span.plan);
         });

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use super::HtmlContext;
 use super::compared::ComparedSpan;
 use super::json::{Array, Json, Object, Plain};
-use crate::facts::{Facts, Measure};
+use crate::facts::{ChildTotals, Children, Facts, Measure};
 use crate::ids::{SpanId, TraceId};
 use crate::profile::{
     CodeOrigin, FrameKind, Function, Leaf, Link, LocationId, Profile, Sample, SampleKind, StackId,
@@ -124,10 +124,35 @@ impl Json for KeptRow<'_> {
                 }
             }
             kept.member("cpu_known", Plain(!span.times.is_cpu_time_unknown))?;
+            kept.object("children", |children| write_children(&span.children, children))?;
             let (trace, id) = texts(span.ids());
             kept.member("trace_id", trace)?;
             kept.member("span_id", id)?;
             kept.member("span", Plain(self.link()))
+        })
+    }
+}
+
+fn write_children(of: &Children, children: &mut Object<'_>) -> io::Result<()> {
+    let from_ns = of.counted_from().as_nanos();
+    children.member("from", Plain(from_ns))?;
+    children.member("incomplete", Plain(of.are_incomplete))?;
+    children.member("totals", Array(|| of.totals.iter().map(ChildRow)))
+}
+
+/// The spans of one name inside a kept one.
+struct ChildRow<'a>(&'a ChildTotals);
+
+impl Json for ChildRow<'_> {
+    fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+        let Self(of) = self;
+        Object::write(out, |row| {
+            row.member("name", of.name.as_deref().unwrap_or_default())?;
+            row.member("count", Plain(of.count))?;
+            row.member("total", Plain(of.total_ns))?;
+            row.member("longest", Plain(of.longest_ns))?;
+            row.member("open", Plain(of.open_ns))?;
+            row.member("order", of.order().to_string())
         })
     }
 }

@@ -138,7 +138,7 @@ mod tests {
 
     use super::super::tests::{checkout, deep, waiting};
     use super::*;
-    use crate::facts::{Facts, Measure, TimeBreakdown, Unit};
+    use crate::facts::{ChildTotals, Children, Facts, Measure, TimeBreakdown, Unit};
     use crate::profile::{Compared, ProfiledThread, SampleKind, add_stacks};
 
     fn context() -> HtmlContext {
@@ -278,6 +278,38 @@ mod tests {
             (&kept["other_spans"], &summary["other_spans_ms"]),
             (&json!(3_000_000), &json!(3.0))
         );
+    }
+
+    #[test]
+    fn the_report_and_its_summary_have_the_child_spans() {
+        let totals = |name: Option<&str>, count, total_ns, open_ns| {
+            let name = name.map(str::to_owned);
+            ChildTotals { name, count, total_ns, longest_ns: 9_000_000, open_ns }
+        };
+        let query = totals(Some("query"), 214, 1_926_000_000, 1_926_000_000);
+        let children = Children {
+            totals: vec![query, totals(None, 3, 20_000_000, 10_000_000)],
+            from_ns: 5_000_000,
+            ..Children::default()
+        };
+        let mut profile = checkout();
+        profile.spans = vec![Facts { children, ..Facts::default() }, Facts::default()];
+        let data = unpacked(&profile);
+        let expected = json!({ "from": 5_000_000, "incomplete": false, "totals": [
+            { "name": "query", "count": 214, "total": 1_926_000_000, "longest": 9_000_000, "open": 1_926_000_000,
+                "order": "in turn" },
+            { "name": "", "count": 3, "total": 20_000_000, "longest": 9_000_000, "open": 10_000_000,
+                "order": "at the same time" },
+        ] });
+        assert_eq!(data["kept"][0]["children"], expected);
+        assert_eq!(data["kept"][1]["children"]["totals"], json!([]));
+        let page = html(&profile, &context());
+        let summary: Value = serde_json::from_str(element(&page, "summary")).unwrap();
+        let expected = json!([
+            { "name": "query", "count": 214, "total_ms": 1926.0, "longest_ms": 9.0, "open_ms": 1926.0, "order": "in turn" },
+            { "count": 3, "total_ms": 20.0, "longest_ms": 9.0, "open_ms": 10.0, "order": "at the same time" },
+        ]);
+        assert_eq!((&summary["children"], &summary["children_from_ms"]), (&expected, &json!(5.0)));
     }
 
     #[test]

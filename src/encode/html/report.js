@@ -2443,6 +2443,29 @@ function showSpans(chosen) {
     'No child span has samples or waits.',
   );
 }
+/** What was counted of the spans inside the outermost kept one that has it, with and without samples. */
+function showChildren() {
+  const kept = profile.kept.find(({ children }) => children?.totals.length > 0);
+  byId('children').hidden = !kept;
+  if (!kept) return;
+  const { from, incomplete, totals } = kept.children,
+    named = totals.map((row) => ({ ...row, name: row.name === '' ? 'all others' : clean(row.name) }));
+  const rows = named.map(({ name, count: number, total, longest, open, order }) =>
+    el(
+      'tr',
+      {},
+      el('td', { class: 'code', title: name }, name, el('small', {}, order === 'in turn' ? order : `${order}: ${duration(open)}`)),
+      ...[grouped(number), duration(total), duration(longest)].map((text) => el('td', {}, text)),
+    ),
+  );
+  const columns = ['All that closed', 'Number', 'Total', 'Longest'];
+  const head = el('tr', {}, ...columns.map((text) => el('th', { scope: 'col' }, text)));
+  const since = from > 0 ? `, created ${duration(from)} after its start or later` : '';
+  byId('children').replaceChildren(
+    el('p', { class: 'hint' }, `Sampled or not, in ${kept.name}${since}${incomplete ? '; some are missing' : ''}`),
+    el('table', {}, el('thead', {}, head), el('tbody', {}, ...rows)),
+  );
+}
 const MODE_NAMES = { cpu: 'On-CPU', off: 'Off-CPU', await: 'Await', delay: 'Delay', alloc: 'Allocated' };
 const sampledTime = (sum) => sum.cpu + sum.off + sum.await + sum.delay;
 
@@ -2847,6 +2870,7 @@ async function main() {
   readColors();
   showIdentity();
   showWall();
+  showChildren();
   hideTimes();
   showAwaits();
   showCompared();

@@ -3,8 +3,8 @@
 use std::io::{self, Write};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::json::{Object, Plain};
-use crate::facts::{Facts, Measure, Unit};
+use super::json::{Array, Json, Object, Plain};
+use crate::facts::{ChildTotals, Facts, Measure, Unit};
 use crate::profile::{ComparedSummary, Profile, ProfileId, WaitSite};
 
 /// A kept span, and what its profile shows.
@@ -70,6 +70,15 @@ impl KeptSummary<'_> {
                 }
             }
             summary.member("cpu_known", Plain(!facts.times.is_cpu_time_unknown))?;
+            if !facts.children.totals.is_empty() {
+                summary
+                    .member("children", Array(|| facts.children.totals.iter().map(ChildSummary)))?;
+                let from = facts.children.counted_from();
+                summary.member(
+                    "children_from_ms",
+                    ms(u64::try_from(from.as_nanos()).unwrap_or(u64::MAX)),
+                )?;
+            }
             summary.member("samples", Plain(self.samples))?;
             if let Some((top, share)) = self.top {
                 summary.member("top", top)?;
@@ -107,6 +116,25 @@ fn write_compared(compared: &ComparedSummary, summary: &mut Object<'_>) -> io::R
         summary.member("slower_in_ms", ms(slower_in.extra_ns))?;
     }
     Ok(())
+}
+
+/// The spans of one name inside a kept one; without a name, those of all others.
+struct ChildSummary<'a>(&'a ChildTotals);
+
+impl Json for ChildSummary<'_> {
+    fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+        let Self(of) = self;
+        Object::write(out, |children| {
+            if let Some(name) = &of.name {
+                children.member("name", name)?;
+            }
+            children.member("count", Plain(of.count))?;
+            children.member("total_ms", ms(of.total_ns))?;
+            children.member("longest_ms", ms(of.longest_ns))?;
+            children.member("open_ms", ms(of.open_ns))?;
+            children.member("order", of.order().to_string())
+        })
+    }
 }
 
 /// Milliseconds with three digits after the point.
