@@ -44,7 +44,7 @@ fn wait_for_references(handle: &Handle, expected: u64) {
     }
 }
 
-/// Runs typical requests, few at a time: so many at once are dropped.
+/// Runs typical requests, few at a time: 30 at once are too many.
 fn typical(handle: &Handle, request: impl Fn(u64)) {
     for number in 0..TYPICAL {
         request(number);

@@ -27,7 +27,7 @@ pub(crate) struct CohortHour {
     pub(crate) walls: WallTimes,
 }
 
-/// How long the spans of a cohort took, estimated from reference spans, each of which stands for some: as many as one
+/// How long the spans of a cohort took, estimated from reference spans, each of which has the weight of some: as many as one
 /// of which was chosen on average, by the probability that it had.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct WallTimes {
@@ -102,7 +102,7 @@ impl CohortHistory {
         }
     }
 
-    /// Adds a reference span when it closes. `weight` is how many spans it stands for. Of a new cohort, the first to close
+    /// Adds a reference span when it closes. `weight` is how many spans it represents. Of a new cohort, the first to close
     /// are those that took the least time.
     pub(crate) fn add_reference(&mut self, breakdown: &Breakdown, weight: u64, now_ns: u64) {
         self.hour.walls.add(breakdown.wall_ns(), weight);

@@ -574,7 +574,7 @@ fn cohorts_with_as_much_use_do_not_take_turns() {
 fn a_history_has_percentiles_and_an_hour_that_is_taken() {
     let mut history = CohortHistory::new(0);
     for number in 1..=300 {
-        // Each of the longest third stands for four.
+        // Each of the longest third has the weight of four.
         let weight = if number > 200 { 4 } else { 1 };
         history.add_reference(&span(&[("a", number * MS)]), weight, number);
     }

@@ -249,7 +249,7 @@ impl Builder {
     }
 
     /// How many spans are chosen at random, when they are created, to show what is typical: at most one in that number
-    /// of requests, and so many per second, in the whole process. A request is a span that is inside no other profiled
+    /// of requests, and that number per second, in the whole process. A request is a span that is inside no other profiled
     /// span, or inside one that is open for long, such as a connection. Kept spans are compared with the last 200 of their
     /// name and of the fields that name its route. They are sampled from their first enter on, and nothing of them is
     /// exported by itself. The default is one in 100, and 10 per second; 0 turns it off.

@@ -264,9 +264,9 @@ impl Engine {
         if closing.has(ADDED_UP) {
             self.add_request(closing, callsite);
         }
-        let stands_for = closing.stands_for();
-        let must_notify = stands_for.is_some();
-        if let Some(weight) = stands_for {
+        let represents = closing.represents();
+        let must_notify = represents.is_some();
+        if let Some(weight) = represents {
             let span = self.describe(closing, callsite, Reasons::default(), None);
             self.publish.references.close(ClosedReference { span, weight });
         }

@@ -60,7 +60,7 @@ impl TypicalSpans {
 }
 
 impl References {
-    /// Adds a reference span with its profile, whose functions have names. `weight` is how many spans it stands for.
+    /// Adds a reference span with its profile, whose functions have names. `weight` is how many spans it represents.
     pub(crate) fn add(&self, profile: &Profile, facts: &Facts, weight: u64, now_ns: u64) {
         let (key, breakdown) = (CohortKey::of(facts), Breakdown::of(profile, facts));
         let mut cohorts = self.cohorts.lock();

@@ -71,7 +71,7 @@ pub(crate) struct References {
 #[derive(Debug)]
 pub(crate) struct ClosedReference {
     pub(crate) span: KeptSpan,
-    /// How many spans it stands for.
+    /// How many spans it represents.
     pub(crate) weight: u64,
 }
 

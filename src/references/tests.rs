@@ -96,7 +96,7 @@ fn what_is_known_of_64_cohorts_is_bounded_whatever_they_do() {
 }
 
 #[test]
-fn references_that_nobody_reads_are_dropped_and_counted() {
+fn references_that_are_not_read_are_dropped_and_counted() {
     let (references, counters) = references();
     let key = |number| SpanKey::new(number).unwrap();
     let closed = |number| ClosedReference {

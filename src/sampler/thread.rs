@@ -27,6 +27,11 @@ const IN_HOOK: u64 = 1 << 63;
 /// Later than every time.
 pub(crate) const NEVER: u64 = u64::MAX;
 
+/// The thread attaches itself when it enters spans of some rule.
+const ARMS_ITSELF: u8 = 1;
+/// It has attached itself for one span alone.
+const IS_BRIEF: u8 = 2;
+
 /// A thread, from its first profiled segment until it ends or has been in no profiled span for long.
 ///
 /// The thread writes and the collector reads, without locks; see [`open_interval`](Self::open_interval) for why this is
@@ -49,9 +54,8 @@ pub(crate) struct ThreadShared {
     /// The number of sessions after the first.
     turn: AtomicU32,
     life: AtomicU8,
-    arms_itself: AtomicBool,
-    /// It attached itself for one span alone.
-    is_brief: AtomicBool,
+    /// [`ARMS_ITSELF`] and [`IS_BRIEF`].
+    arms: AtomicU8,
     /// A span in which the collector found the thread blocked, until a hook of the thread counts it; 0 if there is
     /// none.
     waited: AtomicU64,
@@ -89,8 +93,7 @@ impl ThreadShared {
             rate: AtomicU64::new(rate.word()),
             claimed_at: AtomicU64::new(0),
             is_refused: AtomicBool::new(false),
-            arms_itself: AtomicBool::new(false),
-            is_brief: AtomicBool::new(false),
+            arms: AtomicU8::new(0),
             thread,
             stack,
             last: Mutex::new(first),
@@ -215,21 +218,22 @@ impl ThreadShared {
 
     /// The thread attaches itself when it enters a span that is sampled from its enter on.
     pub(crate) fn note_arms_itself(&self) {
-        self.arms_itself.store(true, Ordering::Relaxed);
+        self.arms.fetch_or(ARMS_ITSELF, Ordering::Relaxed);
     }
 
     /// The thread attaches itself for a span of which few are sampled from their enter on.
     pub(crate) fn note_brief(&self) {
-        self.is_brief.store(true, Ordering::Relaxed);
+        self.arms.fetch_or(IS_BRIEF, Ordering::Relaxed);
     }
 
     /// Whether that was why it attached itself, since this was last asked.
     pub(crate) fn take_brief(&self) -> bool {
-        self.is_brief.load(Ordering::Relaxed) && self.is_brief.swap(false, Ordering::Relaxed)
+        self.arms.load(Ordering::Relaxed) & IS_BRIEF != 0
+            && self.arms.fetch_and(!IS_BRIEF, Ordering::Relaxed) & IS_BRIEF != 0
     }
 
     pub(crate) fn arms_itself(&self) -> bool {
-        self.arms_itself.load(Ordering::Relaxed)
+        self.arms.load(Ordering::Relaxed) & ARMS_ITSELF != 0
     }
 
     /// When one of the thread's spans becomes old, in ticks. Compare it with now.

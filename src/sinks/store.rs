@@ -611,7 +611,7 @@ mod tests {
             }
         };
         (0..20_000).for_each(|number| add(&mut pending, SPAN, number));
-        // What another span does meanwhile has room, too.
+        // What another span does in the meantime has room, too.
         (20_000..20_050).for_each(|number| add(&mut pending, key(6), number));
         assert_eq!((lost, pending.is_memory_short()), (0, false));
         assert!(pending.used_bytes() <= pending.budget_bytes);

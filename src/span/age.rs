@@ -21,6 +21,23 @@ use crate::sys::Uncounted;
 const DEEPEST_CHILD: usize = 256;
 
 impl Spans {
+    /// Makes a new span a reference, which was chosen with that probability, as a power of one half: threads in it are
+    /// sampled from their first enter on, and it is judged when it closes.
+    pub(crate) fn make_reference(&self, id: RegistryId, halvings: u8) {
+        if let Some(slot) = self.table.get(id) {
+            slot.set((u32::from(halvings) + 1) << REFERENCE_SHIFT & REFERENCE | SUSPECT);
+            slot.attach_at_enter();
+        }
+    }
+
+    /// Judges a new span when it closes, so that it can be added up.
+    #[cold]
+    pub(crate) fn add_up(&self, id: RegistryId) {
+        if let Some(slot) = self.table.get(id) {
+            slot.set(ADDED_UP | SUSPECT);
+        }
+    }
+
     /// Keeps the innermost profiled span on this thread, whatever its rule decides, and samples it from now on. Returns
     /// false if there is none.
     pub(crate) fn force_current(&self) -> bool {

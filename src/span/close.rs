@@ -29,8 +29,8 @@ pub(crate) struct SpanSnapshot {
 }
 
 impl SpanSnapshot {
-    /// Of a reference span, how many spans it stands for: as many as one of which was chosen on average.
-    pub(crate) fn stands_for(&self) -> Option<u64> {
+    /// Of a reference span, how many spans it represents: as many as one of which was chosen on average.
+    pub(crate) fn represents(&self) -> Option<u64> {
         let halvings = ((self.flags & REFERENCE) >> REFERENCE_SHIFT).checked_sub(1)?;
         Some(1_u64.checked_shl(halvings).unwrap_or(u64::MAX))
     }

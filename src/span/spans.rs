@@ -273,23 +273,6 @@ impl Spans {
         before & WATCHED == 0 && plan.flags & WATCHED != 0 && self.note_watched()
     }
 
-    /// Makes a new span a reference, which was chosen with that probability, as a power of one half: threads in it are
-    /// sampled from their first enter on, and it is judged when it closes.
-    pub(crate) fn make_reference(&self, id: RegistryId, halvings: u8) {
-        if let Some(slot) = self.table.get(id) {
-            slot.set((u32::from(halvings) + 1) << REFERENCE_SHIFT & REFERENCE | SUSPECT);
-            slot.attach_at_enter();
-        }
-    }
-
-    /// Judges a new span when it closes, so that it can be added up.
-    #[cold]
-    pub(crate) fn add_up(&self, id: RegistryId) {
-        if let Some(slot) = self.table.get(id) {
-            slot.set(ADDED_UP | SUSPECT);
-        }
-    }
-
     /// Keeps the span with that id, as the one of a one-in-n rule.
     pub(crate) fn keep_one_in_n(&self, id: RegistryId) {
         if let Some(slot) = self.table.get(id) {
