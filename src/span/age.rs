@@ -9,8 +9,8 @@ use super::local::{ThreadState, put, take};
 use super::sample_counts::SampleCounts;
 use super::segment::{DETACHED, JUDGED_ABOVE, READS_CPU, SWITCHED};
 use super::slot::{
-    AGED, CPU_UNKNOWN, FORCED, IS_COUNTED, JUDGES_ALLOCATIONS, JUDGES_CPU, JUDGES_SUBTREE,
-    REFERENCE, SUSPECT, Slot,
+    ADDED_UP, AGED, CPU_UNKNOWN, FORCED, IS_COUNTED, JUDGES_ALLOCATIONS, JUDGES_CPU,
+    JUDGES_SUBTREE, REFERENCE, REFERENCE_SHIFT, SUSPECT, Slot,
 };
 use super::{InnermostSpan, RegistryId, Spans};
 use crate::sampler::{NEVER, ThreadShared};

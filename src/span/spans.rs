@@ -13,8 +13,8 @@ use super::inside::SpanCounts;
 use super::local::{ThreadState, add_state, count_unmatched, is_ignored, put, take, unmatched};
 use super::segment::{DETACHED, NESTED, PendingSegment, READS_CPU, SWITCHED};
 use super::slot::{
-    ADDED_UP, AGED, CHOSEN, CPU_UNKNOWN, FAILED, FAILED_ITSELF, HAS_FIELDS, IS_COUNTED, JUDGES_CPU,
-    Parent, REFERENCE, REFERENCE_SHIFT, SUSPECT, Slot, WATCHED,
+    AGED, CHOSEN, CPU_UNKNOWN, FAILED, FAILED_ITSELF, HAS_FIELDS, IS_COUNTED, JUDGES_CPU, Parent,
+    SUSPECT, Slot, WATCHED,
 };
 use super::table::SlotTable;
 use super::{Ancestry, AncestryFrom, LongSegment, Plan, RegistryId, SpanKey, TraceIds};
