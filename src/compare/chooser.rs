@@ -57,8 +57,6 @@ impl Default for ReferenceLimits {
 /// however many spans were passed over, the next gap is drawn as the first one was.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Gap {
-    left: u32,
-    /// How many spans it had at first.
     spans: u32,
     /// Whether the span after it is chosen. If not, more are to be drawn then.
     is_whole: bool,
@@ -74,25 +72,17 @@ const MOST_PASSED: u32 = 256;
 
 impl Gap {
     /// The chooser is to be asked at once.
-    pub(crate) const NONE: Self =
-        Self { left: 0, spans: 0, is_whole: false, halvings: 0, began_ns: 0 };
+    pub(crate) const NONE: Self = Self { spans: 0, is_whole: false, halvings: 0, began_ns: 0 };
 
-    /// Passes over a span. False if the chooser is to be asked.
-    #[inline]
-    pub(crate) fn pass(&mut self) -> bool {
-        match self.left.checked_sub(1) {
-            Some(left) => {
-                self.left = left;
-                true
-            }
-            None => false,
-        }
+    /// How many spans it has.
+    pub(crate) fn spans(self) -> u32 {
+        self.spans
     }
 
     fn of(spans: u64, (halvings, most): (i32, u32), now_ns: u64) -> Self {
         let left = u32::try_from(spans).unwrap_or(most).min(most);
         let halvings = u8::try_from(halvings).unwrap_or(0);
-        Self { left, spans: left, is_whole: spans == u64::from(left), halvings, began_ns: now_ns }
+        Self { spans: left, is_whole: spans == u64::from(left), halvings, began_ns: now_ns }
     }
 }
 
@@ -353,7 +343,7 @@ mod tests {
     /// A chooser, with the gaps of one thread.
     struct OnOneThread<K> {
         chooser: ReferenceChooser<K>,
-        gaps: HashMap<K, Gap>,
+        gaps: HashMap<K, (Gap, u32)>,
     }
 
     impl<K: Clone + Eq + Hash> OnOneThread<K> {
@@ -362,8 +352,14 @@ mod tests {
         }
 
         fn choose(&mut self, key: &K, now_ns: u64, random: &mut impl FnMut() -> u64) -> bool {
-            let gap = self.gaps.entry(key.clone()).or_default();
-            !gap.pass() && self.chooser.choose(key, gap, now_ns, random).is_some()
+            let (gap, left) = self.gaps.entry(key.clone()).or_default();
+            if *left > 0 {
+                *left -= 1;
+                return false;
+            }
+            let is_chosen = self.chooser.choose(key, gap, now_ns, random).is_some();
+            *left = gap.spans();
+            is_chosen
         }
 
         fn refused(&self) -> u64 {

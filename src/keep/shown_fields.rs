@@ -1,7 +1,7 @@
 //! Fields whose values say which request a span is.
 
 use std::fmt::Debug;
-use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash as _, Hasher as _};
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hasher as _};
 use std::sync::Arc;
 
 use tracing::field::{Field, Visit};
@@ -25,23 +25,26 @@ pub(crate) const DEFAULT_FIELDS: [&str; 7] = [
     "messaging.destination.name",
 ];
 
-/// The fields that name the route of a request, if they are shown: those that are by default, and others that programs
-/// have for it. Other fields tell requests of a route apart.
-pub(crate) const ROUTE_FIELDS: [&str; 13] = [
-    "otel.name",
-    "http.route",
-    "http.request.method",
-    "method",
-    "rpc.service",
-    "rpc.method",
-    "messaging.destination.name",
-    "route",
-    "matched_path",
-    "url.path",
-    "http.target",
-    "path",
-    "uri",
-];
+/// Whether a shown field names the route of a request: those that are shown by default, and others that programs have for
+/// it. Other fields tell requests of a route apart.
+pub(crate) fn names_route(field: &str) -> bool {
+    matches!(
+        field,
+        "otel.name"
+            | "http.route"
+            | "http.request.method"
+            | "method"
+            | "rpc.service"
+            | "rpc.method"
+            | "messaging.destination.name"
+            | "route"
+            | "matched_path"
+            | "url.path"
+            | "http.target"
+            | "path"
+            | "uri"
+    )
+}
 
 /// The methods of HTTP.
 const METHODS: [&str; 10] =
@@ -121,9 +124,14 @@ impl FieldValues {
     /// A hash of those that name the route of a request; `None` if there are none.
     pub(crate) fn route_hash(&self) -> Option<u64> {
         let mut hasher = DefaultHasher::new();
-        let of_route = self.0.iter().filter(|(name, _)| ROUTE_FIELDS.contains(name));
-        let count = of_route.map(|field| field.hash(&mut hasher)).count();
-        (count > 0).then(|| hasher.finish())
+        let mut is_any = false;
+        for (name, value) in self.0.iter().filter(|(name, _)| names_route(name)) {
+            // The names are those of a callsite.
+            hasher.write_usize(name.as_ptr().addr());
+            hasher.write(value.as_bytes());
+            is_any = true;
+        }
+        is_any.then(|| hasher.finish())
     }
 
     /// Stores the values with their span, in place of earlier ones of the same fields.
@@ -139,7 +147,7 @@ impl FieldValues {
 
     /// Those that name the route of a request.
     pub(crate) fn into_route(self) -> Vec<(&'static str, String)> {
-        self.0.into_iter().filter(|(name, _)| ROUTE_FIELDS.contains(name)).collect()
+        self.0.into_iter().filter(|(name, _)| names_route(name)).collect()
     }
 
     pub(crate) fn into_vec(self) -> Vec<(&'static str, String)> {

@@ -18,16 +18,20 @@ use crate::sys::Uncounted;
 const PLACES: usize = 64;
 
 /// The gap of a cohort on one thread.
-#[derive(Clone, Copy, Default)]
 struct GapHere {
     /// A hash of the cohort and the layer.
-    key: u64,
-    gap: Gap,
+    key: Cell<u64>,
+    /// The spans of the gap that are still to come.
+    left: Cell<u32>,
+    gap: Cell<Gap>,
+}
+
+impl GapHere {
+    const NONE: Self = Self { key: Cell::new(0), left: Cell::new(0), gap: Cell::new(Gap::NONE) };
 }
 
 thread_local! {
-    static GAPS_HERE: [Cell<GapHere>; PLACES] =
-        const { [const { Cell::new(GapHere { key: 0, gap: Gap::NONE }) }; PLACES] };
+    static GAPS_HERE: [GapHere; PLACES] = const { [GapHere::NONE; PLACES] };
     static RANDOM: RefCell<Option<(RandomState, u64)>> = const { RefCell::new(None) };
 }
 
@@ -91,23 +95,26 @@ impl SpanChoice {
         let key = hash ^ self.id;
         GAPS_HERE.with(|all| {
             let place = all.get((key >> (u64::BITS - PLACES.trailing_zeros())) as usize)?;
-            let mut here = place.get();
-            if here.key != key {
-                here = GapHere { key, gap: Gap::NONE };
+            let left = place.left.get();
+            if place.key.get() == key && left > 0 {
+                place.left.set(left - 1);
+                return None;
             }
-            let chosen =
-                if here.gap.pass() { None } else { self.ask(key, &mut here.gap, now_ns()) };
-            place.set(here);
-            chosen
+            self.ask(key, place, now_ns())
         })
     }
 
     #[cold]
-    fn ask(&self, key: u64, gap: &mut Gap, now_ns: u64) -> Option<u8> {
+    #[inline(never)]
+    fn ask(&self, key: u64, place: &GapHere, now_ns: u64) -> Option<u8> {
         let _uncounted = Uncounted::begin();
         let mut chooser = self.chooser.lock();
         let (refused, unknown) = (chooser.refused(), chooser.unknown());
-        let chosen = chooser.choose(&key, gap, now_ns, &mut random);
+        let is_same = place.key.replace(key) == key;
+        let mut gap = if is_same { place.gap.get() } else { Gap::NONE };
+        let chosen = chooser.choose(&key, &mut gap, now_ns, &mut random);
+        place.left.set(gap.spans());
+        place.gap.set(gap);
         let counters = &self.counters.references;
         Counters::add(&counters.refused_limit, chooser.refused() - refused);
         Counters::add(&counters.refused_cohorts_full, chooser.unknown() - unknown);

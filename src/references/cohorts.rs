@@ -8,7 +8,7 @@ use super::References;
 use super::typical::TypicalProfile;
 use crate::compare::{Breakdown, CohortHistory, CohortHour, ComparedRow, Drift, compare};
 use crate::facts::Facts;
-use crate::keep::ROUTE_FIELDS;
+use crate::keep::names_route;
 use crate::profile::{Compared, Profile};
 use crate::stats::Counters;
 
@@ -23,7 +23,7 @@ pub(crate) struct CohortKey {
 
 impl CohortKey {
     pub(crate) fn of(facts: &Facts) -> Self {
-        let of_route = facts.fields.iter().filter(|(name, _)| ROUTE_FIELDS.contains(name));
+        let of_route = facts.fields.iter().filter(|(name, _)| names_route(name));
         let fields = of_route.map(|(name, value)| (Cow::Borrowed(*name), value.clone()));
         Self { span: facts.span.clone(), fields: fields.collect() }
     }

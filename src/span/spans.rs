@@ -236,13 +236,14 @@ impl Spans {
         let around = parent.and_then(|parent| self.table.get(parent.id));
         let is_counted =
             around.as_ref().is_some_and(|slot| now >= old_at || self.counts_children(slot, now));
-        let counted = Plan { flags: plan.flags | IS_COUNTED, ..*plan };
-        let plan = if is_counted { &counted } else { plan };
         let open = |slot: &Slot, now| {
             if plan.flags & HAS_FIELDS != 0 {
                 slot.set_matched(matched);
             }
             slot.open(id, key, now, state.thread, plan, parent);
+            if is_counted {
+                slot.set(IS_COUNTED);
+            }
         };
         match self.table.claim_in_table(id) {
             Some(slot) => open(slot, now),
