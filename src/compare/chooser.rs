@@ -46,7 +46,7 @@ impl ReferenceLimits {
 
 impl Default for ReferenceLimits {
     fn default() -> Self {
-        Self { one_in: 100, interval_ns: 100_000_000 }
+        Self { one_in: 100, interval_ns: 500_000_000 }
     }
 }
 
@@ -339,6 +339,7 @@ mod tests {
     }
 
     const MS: u64 = 1_000_000;
+    const LIMITS: ReferenceLimits = ReferenceLimits { one_in: 100, interval_ns: 100 * MS };
 
     /// A chooser, with the gaps of one thread.
     struct OnOneThread<K> {
@@ -368,7 +369,7 @@ mod tests {
     }
 
     fn chooser() -> OnOneThread<&'static str> {
-        OnOneThread::new(ReferenceLimits::default(), 64)
+        OnOneThread::new(LIMITS, 64)
     }
 
     /// Sums of values, of all spans and of the chosen ones.
@@ -486,7 +487,7 @@ mod tests {
 
     #[test]
     fn many_invented_cohorts_take_none_from_real_ones() {
-        let mut chooser: OnOneThread<u64> = OnOneThread::new(ReferenceLimits::default(), 64);
+        let mut chooser: OnOneThread<u64> = OnOneThread::new(LIMITS, 64);
         let mut random = random(7);
         let (mut real, mut invented) = (0, 0);
         for number in 0..100_000_u64 {

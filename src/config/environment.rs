@@ -145,7 +145,7 @@ const SETTINGS: &[Setting] = &[
         let intervals = SHORTEST_INTERVAL..=LONGEST_INTERVAL;
         builder.continuous_interval(time(text).filter(|interval| intervals.contains(interval))?)
     }),
-    setting!("_REFERENCES", "on, off, or limits as one_in=100|per_second=10", |builder, text| {
+    setting!("_REFERENCES", "on, off, or limits as one_in=100|per_second=2", |builder, text| {
         let (one_in, per_second) = reference_limits(text)?;
         builder.references(one_in, per_second)
     }),
@@ -347,7 +347,7 @@ fn field_names(variable: &'static str, text: &str) -> Result<Vec<String>, Error>
     Ok(names)
 }
 
-/// Parses limits such as `one_in=100|per_second=10`: one in how many spans, and how many per second. 0 if it is off.
+/// Parses limits such as `one_in=100|per_second=2`: one in how many spans, and how many per second. 0 if it is off.
 fn reference_limits(text: &str) -> Option<(u32, u32)> {
     let (mut one_in, mut per_second) = (None, None);
     match is_on(text) {
@@ -368,7 +368,7 @@ fn reference_limits(text: &str) -> Option<(u32, u32)> {
             }
         }
     }
-    Some((one_in.unwrap_or(100), per_second.unwrap_or(10)))
+    Some((one_in.unwrap_or(100), per_second.unwrap_or(2)))
 }
 
 /// Parses limits such as `cpu>90%|memory>2GB`; each may occur at most once.
@@ -615,9 +615,9 @@ mod tests {
         let expected =
             |one_in, per_second| format!("{:?}", Builder::new().references(one_in, per_second));
         for (text, one_in, per_second) in [
-            ("on", 100, 10),
+            ("on", 100, 2),
             ("off", 0, 0),
-            ("one_in=7", 7, 10),
+            ("one_in=7", 7, 2),
             (" per_second = 3 ", 100, 3),
             ("per_second=3|one_in=1", 1, 3),
         ] {
@@ -630,7 +630,7 @@ mod tests {
                 references(text).unwrap_err().to_string(),
                 format!(
                     "TRACING_PROFILING_REFERENCES is `{text}`: expected on, off, or limits as \
-                     one_in=100|per_second=10"
+                     one_in=100|per_second=2"
                 )
             );
         }
