@@ -98,7 +98,7 @@
 //! | `opentelemetry-sdk` | off | conversion of a resource of `opentelemetry_sdk` to [`Resource`] |
 //! | `axum` | off | `Handle::router`: the rules, the state and the profiles over HTTP, and a page that shows them; not accessible to pages of other sites, but without authentication, so it must not be reachable from outside |
 //! | `tower` | off | `tower::AwaitsLayer`, for servers: the profiles of requests show what they await |
-//! | `metrics` | off | `Handle::register_metrics`: [`Stats`] as OpenTelemetry metrics |
+//! | `metrics` | off | `Handle::register_metrics`, `register_route_metrics`: [`Stats`], and totals by route, as OpenTelemetry metrics |
 //! | `sighup` | off | `Builder::reload_on_sighup`: reads `TRACING_PROFILING` again when the process receives SIGHUP |
 //! | `otlp-http`, `otlp-grpc` | off | `OtlpExporter`: profiles go to an OpenTelemetry Collector. With an endpoint in `OTEL_EXPORTER_OTLP_ENDPOINT` or `OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT`, [`ProfilingLayer::from_env`] uses it |
 //! | `otlp-tls-ring`, `otlp-tls-aws-lc` | off | `https` for `otlp-http` and `otlp-grpc`, with that cryptography; `otlp-tls`: with the one that the program [has installed](crate::guide::otlp#https) |
@@ -135,6 +135,7 @@
 //! | `TRACING_PROFILING_ALLOC_SAMPLE_INTERVAL` | average bytes between two samples of a thread's allocations, up to 4294967295; 0 disables them; see [`Builder::alloc_sample_interval`] | 524288 |
 //! | `TRACING_PROFILING_CONTINUOUS` | `on`, or samples per second of CPU time from 1 to 1000: a [profile of the process](crate::Builder::continuous) each minute | `off` |
 //! | `TRACING_PROFILING_CONTINUOUS_INTERVAL` | the time that each of them covers, from `1s` on | `60s` |
+//! | `TRACING_PROFILING_REFERENCES` | `on`, `off`, or limits as `one_in=100\|per_second=2`: requests that show [what is typical](crate::Builder::references) | `on` |
 //! | `TRACING_PROFILING_HEAP` | `on` tracks the live heap of the process, if allocations are sampled; see [`Builder::heap`] | `off` |
 //!
 //! # Rules
