@@ -253,7 +253,8 @@ impl Handle {
 
 fn attributes_of(total: &RouteTotal) -> Vec<KeyValue> {
     match &total.route {
-        Some((span, fields)) => {
+        Some(route) => {
+            let (span, fields) = &**route;
             let fields = fields.iter().map(|(name, value)| KeyValue::new(*name, value.clone()));
             [KeyValue::new("span.name", span.clone())].into_iter().chain(fields).collect()
         }

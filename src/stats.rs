@@ -287,6 +287,8 @@ counters! {
         refused_cohorts_full,
         /// Reference spans that were dropped when they closed, because too many were waiting.
         dropped_busy,
+        /// Reference spans that were dropped because reading their symbols failed.
+        dropped_failed,
         /// Reference spans that were dropped because there are too many names and values of such spans.
         dropped_cohorts_full,
         /// Names, with their values, that were forgotten for others that are more frequent.

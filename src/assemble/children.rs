@@ -17,7 +17,8 @@ pub(crate) fn children_of(
     name_of: impl Fn(u64) -> Option<String>,
 ) -> Children {
     let Some(ledger) = store.get(span).and_then(|pending| pending.children.as_ref()) else {
-        return Children::default();
+        let are_incomplete = store.may_miss_children(opened_ns);
+        return Children { are_incomplete, ..Children::default() };
     };
     // Several callsites, and several rules of one, can have the same name.
     let (mut by_name, mut others) = (BTreeMap::new(), ledger.others().clone());

@@ -14,7 +14,7 @@ use super::logged::Logged;
 use super::process::{ProcessProfiler, note_process_spans};
 use crate::engine::{Command, Engine, HeapRequest, OpenRequest, ProcessRequest, update_counting};
 use crate::intake::Intake;
-use crate::keep::ProfileGroup;
+use crate::keep::{KeptSpan, ProfileGroup};
 use crate::log::{LogEvent, LogKind};
 use crate::profile::ThreadDump;
 use crate::publish::{FlushRequest, Job, Question};
@@ -200,7 +200,9 @@ impl Collector {
         self.watchdog.sweep_plans(&self.engine, &self.intake.sinks.store);
         update_counting(&self.engine);
         let groups = self.end_groups(&closed, asked.everything);
-        let references = self.engine.publish.references.take_closed(&closed);
+        // A kept span is compared before it is a reference itself.
+        let has_group = |span: &KeptSpan| self.engine.admission.has_group(span.root);
+        let references = self.engine.publish.references.take_closed(&closed, has_group);
 
         let least_age = self.engine.callsites.least_age();
         let entered = self.threads.drain_all(&mut self.intake, least_age);

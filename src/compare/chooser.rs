@@ -111,6 +111,8 @@ const PEAK_HALF_S: f64 = 3_600.0;
 /// Tokens that are saved up.
 const MOST_BY_SHARE: f64 = 32.0;
 const MOST_BY_TIME: f64 = 10.0;
+/// How many references of one second's burst are aimed at, at least: what is saved up has room for them.
+const MOST_OF_A_BURST: f64 = 5.0;
 /// The part of the limits that is aimed at.
 const AIM_BY_SHARE: f64 = 0.8;
 const AIM_BY_TIME: f64 = 0.5;
@@ -242,6 +244,17 @@ impl<K: Clone + Eq + Hash> ReferenceChooser<K> {
         None
     }
 
+    /// Counts spans that a thread has passed over in a gap that it gives up.
+    pub(crate) fn pass(&mut self, key: &K, gap: Gap, passed: u32, now_ns: u64) {
+        let first = halvings_of(1.0 / f64::from(self.limits.one_in.max(1)));
+        let spans = u64::from(passed);
+        let share = spans as f64 / f64::from(self.limits.one_in.max(1));
+        self.by_share = (self.by_share + share).min(MOST_BY_SHARE);
+        if let Some(traffic) = self.cohorts.use_at(key, now_ns, || Traffic::new(first, now_ns)) {
+            traffic.count(spans, gap.began_ns, now_ns);
+        }
+    }
+
     fn take(&mut self, now_ns: u64) -> bool {
         let passed_ns = now_ns.saturating_sub(self.filled_ns);
         let more = passed_ns as f64 / self.limits.interval_ns.max(1) as f64;
@@ -289,26 +302,27 @@ fn halvings_of(probability: f64) -> i32 {
 }
 
 impl ReferenceLimits {
-    /// How many spans of a cohort are chosen if each cohort has at most `level` references per second.
+    /// How many spans of a cohort are chosen if each cohort has at most `level` references per second. Its bursts are its
+    /// own: however short they are, they leave the others their part.
     fn probability(&self, traffic: &Traffic, level: f64) -> f64 {
         let most = LARGEST_PROBABILITY.max(1.0 / f64::from(self.one_in));
+        let burst = (traffic.peak - traffic.rate()).max(f64::MIN_POSITIVE);
+        let most = most.min(MOST_OF_A_BURST.max(self.by_time()) / burst);
         most.min(level / traffic.rate().max(f64::MIN_POSITIVE))
+    }
+
+    /// The references per second that are aimed at.
+    fn by_time(&self) -> f64 {
+        AIM_BY_TIME * SECOND_NS as f64 / self.interval_ns.max(1) as f64
     }
 
     /// The highest level that is within the limits.
     fn level(&self, all: &[&mut Traffic]) -> f64 {
         let per_second: f64 = all.iter().map(|traffic| traffic.rate()).sum();
         let by_share = AIM_BY_SHARE * per_second / f64::from(self.one_in);
-        let by_time = AIM_BY_TIME * SECOND_NS as f64 / self.interval_ns.max(1) as f64;
         let is_within = |level: f64| {
-            let (mut average, mut bursts) = (0.0, 0.0);
-            for traffic in all {
-                let probability = self.probability(traffic, level);
-                average += probability * traffic.rate();
-                bursts += (probability * (traffic.peak - traffic.rate()).max(0.0)).powi(2);
-            }
-            // Bursts of different cohorts are at different times.
-            average <= by_share && average + bursts.sqrt() <= by_time
+            let of = |traffic: &&mut Traffic| self.probability(traffic, level) * traffic.rate();
+            all.iter().map(of).sum::<f64>() <= by_share.min(self.by_time())
         };
         // By halves of the exponent, from one reference in ten years to a thousand million per second.
         let (mut low, mut high) = (-28.0_f64, 30.0_f64);
@@ -433,6 +447,24 @@ mod tests {
         }
         assert!(sampling.errors().abs() < 3.0, "{sampling:?}");
         assert!(sampling.chosen.0 > 50.0 && sampling.chosen.0 <= 100.0, "{sampling:?}");
+    }
+
+    /// As of a job that runs each hour.
+    #[test]
+    fn bursts_of_one_cohort_take_nothing_of_others() {
+        let (mut chooser, mut random) = (chooser(), random(10));
+        let mut by_hour = [0_u64; 3];
+        for number in 0..3 * 360_000_u64 {
+            let now_ns = number * 10 * MS;
+            let hour = (number / 360_000) as usize;
+            by_hour[hour] += u64::from(chooser.choose(&"route", now_ns, &mut random));
+            // Ten times as many for a second.
+            if number % 360_000 < 100 {
+                (0..10).for_each(|_| _ = chooser.choose(&"job", now_ns, &mut random));
+            }
+        }
+        // Of 100 spans per second, with one in 128.
+        assert!(by_hour.iter().all(|chosen| *chosen > 1_500), "{by_hour:?}");
     }
 
     /// What comes first in a burst takes longest: caches are cold, or connections are made.

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-use super::breakdown::{Breakdown, Quantity};
+use super::breakdown::{Breakdown, Quantity, SpentIn, TimeKind};
 use super::estimate::{Interval, Moments, Risk, interval_of_one, interval_of_sets, rounded_means};
 use super::references::ReferenceSet;
 use super::totals::SpanTotals;
@@ -63,6 +63,25 @@ impl ComparedValue {
     pub(crate) fn certain_extra(self) -> Option<u64> {
         let is_certain = self.interval?.low > 0;
         u64::try_from(self.extra()).ok().filter(|_| is_certain)
+    }
+}
+
+impl Comparison {
+    /// A kept span is sampled only once it is old, and reference spans from their first enter: what it ran before is in no
+    /// function. That much less in a function, or more in none, is no certain difference.
+    pub(crate) fn allow_for_unsampled(&mut self, span: &Breakdown) {
+        let unknown = Quantity::Wall(TimeKind::OnCpu, SpentIn::Unknown);
+        let unsampled = span.value(&unknown).cast_signed();
+        for row in &mut self.rows {
+            let Quantity::Wall(TimeKind::OnCpu, _) = row.quantity else { continue };
+            let is_unknown = row.quantity == unknown;
+            if let Some(interval) = &mut row.value.interval {
+                match is_unknown {
+                    true => interval.low = interval.low.saturating_sub(unsampled),
+                    false => interval.high = interval.high.saturating_add(unsampled),
+                }
+            }
+        }
     }
 }
 

@@ -171,10 +171,8 @@ impl DriftDetector {
         let before = self.before.as_ref().filter(|_| hour < self.began + HOURS_PER_DAY)?;
         let (own, of_before) = (self.own.hours_of(route), before.sums.hours_of(route));
         let both: BTreeSet<_> = own.intersection(&of_before).copied().collect();
-        // A version that ran for some hours only was at other times of the day.
-        let (hours, hours_before) =
-            if both.is_empty() { (own, of_before) } else { (both.clone(), both) };
-        let sums = (before.sums.sum(route, &hours_before), self.own.sum(route, &hours));
+        // Another time of the day has another traffic.
+        let sums = (before.sums.sum(route, &both), self.own.sum(route, &both));
         between((route, hour), sums, comparisons, Baseline::Version(before.version.clone()))
     }
 }
@@ -279,11 +277,14 @@ mod tests {
     }
 
     #[test]
-    fn a_version_that_ran_at_other_hours_is_compared_as_a_whole() {
+    fn a_version_that_ran_at_other_times_of_the_day_is_not_compared() {
         let (mut traffic, mut detector) = (Traffic(3), DriftDetector::new(BEGAN));
         detector.add_before("1.4.1", BEGAN - 2, &traffic.routes(0, 1.0));
         let drifts = detector.end_hour(BEGAN, &traffic.routes(0, 1.3));
-        assert_eq!(drifts.len(), 1, "{drifts:?}");
+        assert!(drifts.is_empty(), "{drifts:?}");
+        let mut detector = DriftDetector::new(BEGAN);
+        detector.add_before("1.4.1", BEGAN - 24, &traffic.routes(0, 1.0));
+        assert!(!detector.end_hour(BEGAN, &traffic.routes(0, 1.3)).is_empty());
     }
 
     #[test]

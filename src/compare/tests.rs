@@ -397,6 +397,25 @@ fn a_row_of_a_typical_span_rarely_has_the_wrong_sign() {
     assert!(rows > 2_000 && wrong * 100 <= rows, "{wrong} of {rows}");
 }
 
+/// What a kept span ran before its sampling delay is in no function, and reference spans have no delay.
+#[test]
+fn cpu_time_before_the_sampling_delay_is_no_certain_difference() {
+    let typical = span(&[("render", 10 * MS)]);
+    let references: ReferenceSet = std::iter::repeat_n(&typical, 50).collect();
+    let unknown = Quantity::Wall(TimeKind::OnCpu, SpentIn::Unknown);
+    let slow =
+        Breakdown::new(112 * MS, [exact(cpu("search"), 100 * MS), exact(unknown.clone(), 12 * MS)]);
+    let certain = |comparison: &Comparison| {
+        let rows = comparison.rows.iter();
+        let certain = rows.filter(|row| row.value.interval.unwrap().excludes_zero());
+        certain.map(|row| row.quantity.clone()).collect::<Vec<_>>()
+    };
+    let mut comparison = compare(&slow, &references);
+    assert_eq!(certain(&comparison), [cpu("search"), unknown, cpu("render")]);
+    comparison.allow_for_unsampled(&slow);
+    assert_eq!(certain(&comparison), [cpu("search")]);
+}
+
 /// The wall times of an hour.
 fn hour(random: &mut Random, shape: usize, spans: u64, times: f64) -> (Moments, u64) {
     let mut moments = Moments::default();

@@ -114,8 +114,10 @@ pub(crate) fn start(
         Ok(checked) => checked.err().map(|error| error.to_string()),
         Err(_) => Some("it panicked".to_owned()),
     };
-    let version = context.resource().get("service.version").map(ToString::to_string);
-    let history = HistorySettings { dir, version: version.unwrap_or_default() };
+    let of_resource =
+        |name| context.resource().get(name).map(ToString::to_string).unwrap_or_default();
+    let (service, version) = (of_resource("service.name"), of_resource("service.version"));
+    let history = HistorySettings { dir, service, version };
     // With a fallback directory no profile is lost. With unlimited patience all profiles are to wait.
     let must_prove = exporter.remote().is_some_and(|remote| {
         remote.fallback().is_none() && remote.limits().grace_period < Duration::MAX

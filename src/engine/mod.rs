@@ -9,7 +9,7 @@ mod running_source;
 
 use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use parking_lot::Mutex;
 use tracing::Dispatch;
@@ -268,7 +268,8 @@ impl Engine {
         let must_notify = represents.is_some();
         if let Some(weight) = represents {
             let span = self.describe(closing, callsite, Reasons::default(), None);
-            self.publish.references.close(ClosedReference { span, weight });
+            let since = Instant::now();
+            self.publish.references.close(ClosedReference { span, weight, since });
         }
         let unkept = Verdict { must_notify, ..Verdict::default() };
         if reasons.is_empty() && !closing.is_registered {

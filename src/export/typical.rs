@@ -23,6 +23,8 @@ const MOST_LISTED: usize = 1_000;
 #[derive(Debug)]
 pub(crate) struct TypicalFiles {
     directory: Directory,
+    /// That of profiles.
+    parent: PathBuf,
     id: ProfileId,
 }
 
@@ -40,7 +42,8 @@ impl TypicalFiles {
     /// Those in the directory of that name in `dir`. It is created with the first file.
     pub(crate) fn new(dir: &Path) -> Self {
         let directory = Directory::new(dir.join(OF_TYPICAL)).with_quota(QUOTA_BYTES, QUOTA_AGE);
-        Self { directory, id: ProfileId::random().unwrap_or(ProfileId::NONE) }
+        let parent = dir.to_owned();
+        Self { directory, parent, id: ProfileId::random().unwrap_or(ProfileId::NONE) }
     }
 
     /// Writes, or replaces, the own file of an hour. The oldest files make room. Returns what the problem is if it fails.
@@ -50,6 +53,10 @@ impl TypicalFiles {
         version: &str,
         bytes: &[u8],
     ) -> Result<(), String> {
+        // That of profiles is made with the first profile.
+        if !self.parent.exists() {
+            return Ok(());
+        }
         let stem = stem_at(hour_begins, version, self.id);
         let written = self.directory.write_file(&stem, TYPICAL, bytes);
         written.map_err(|error| self.directory.problem(&error))

@@ -36,6 +36,8 @@ const KINDS: [(TimeKind, &str); 8] = [
 /// What was typical in an hour, by the name of the route.
 #[derive(Clone, Debug, Default)]
 pub(super) struct HourFile {
+    /// The name of the service; other services may share the directory.
+    pub(super) service: String,
     pub(super) version: String,
     pub(super) hour: u64,
     pub(super) routes: BTreeMap<String, CohortHour>,
@@ -46,10 +48,14 @@ pub(crate) fn kind_name(kind: TimeKind) -> &'static str {
     KINDS.iter().find(|(known, _)| *known == kind).map_or("unmeasured", |(_, name)| name)
 }
 
+/// The hours before the year 10000.
+const MOST_HOURS: u64 = 253_402_300_800 / 3_600;
+
 impl HourFile {
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut text = String::new();
         push(&mut text, &[HEADER]);
+        push(&mut text, &["service", &self.service]);
         push(&mut text, &["version", &self.version]);
         push(&mut text, &["hour", &self.hour.to_string()]);
         for (name, hour) in &self.routes {
@@ -92,8 +98,12 @@ impl HourFile {
             let fields: Vec<_> = line.split('\t').map(unescaped).collect();
             let fields: Vec<_> = fields.iter().map(String::as_str).collect();
             match fields.as_slice() {
+                ["service", service] => file.service = (*service).to_owned(),
                 ["version", version] => file.version = (*version).to_owned(),
-                ["hour", hour] => file.hour = number_of(hour).ok_or_else(wrong)?,
+                ["hour", hour] => {
+                    let hour = number_of(hour).filter(|hour| *hour < MOST_HOURS);
+                    file.hour = hour.ok_or_else(wrong)?;
+                }
                 ["route", name, spans, squares] => {
                     file.end_route(route.take())?;
                     route = Some(RouteLines::new(name, spans, squares).ok_or_else(wrong)?);
@@ -296,7 +306,12 @@ mod tests {
         let hour = history.take_hour();
         let names = ["request{http.route=/a}", "", "end", "a\tb\\n\n"];
         let routes = names.map(|name| (name.to_owned(), hour.clone())).into();
-        HourFile { version: "1.4.2-rc1\t\u{1f980}".to_owned(), hour: 490_123, routes }
+        HourFile {
+            service: "shop".to_owned(),
+            version: "1.4.2-rc1\t\u{1f980}".to_owned(),
+            hour: 490_123,
+            routes,
+        }
     }
 
     #[test]

@@ -29,7 +29,8 @@ pub(crate) use routes::{Period, stored_versions};
 pub(crate) struct HistorySettings {
     /// The directory of profiles. Without one, an hour is only compared with those of this process.
     pub(crate) dir: Option<PathBuf>,
-    /// The version of the service; empty if it is unknown.
+    /// The name and the version of the service; empty if unknown.
+    pub(crate) service: String,
     pub(crate) version: String,
 }
 
@@ -121,6 +122,9 @@ impl HourlyHistory {
                     continue;
                 }
             };
+            if hour.service != self.settings.service {
+                continue;
+            }
             if is_recent {
                 self.detector.add_stored(hour.hour, &hour.routes);
             }
@@ -163,6 +167,10 @@ impl HourlyHistory {
         }
         let hour = hour_of(now);
         let mut events = Vec::new();
+        if hour + 1 < self.hour {
+            // The clock was set back.
+            self.hour = hour;
+        }
         if hour > self.hour {
             let ended = std::mem::replace(&mut self.hour, hour);
             let routes = self.references.end_hour();
@@ -178,7 +186,7 @@ impl HourlyHistory {
     fn end_hour(&mut self, hour: u64, routes: BTreeMap<String, CohortHour>) -> Vec<LogEvent> {
         let drifts = self.detector.end_hour(hour, &routes);
         Counters::add(&self.counters.references.drifted, drifts.len() as u64);
-        self.references.note_drifts(&drifts);
+        self.references.note_drifts(&drifts, hour);
         let events = drifts.iter().map(|drift| self.drifted(drift));
         let mut events: Vec<_> = events.collect();
         events.extend(self.write(hour, routes));
@@ -214,7 +222,8 @@ impl HourlyHistory {
             return None;
         }
         let version = self.settings.version.clone();
-        let file = HourFile { version, hour, routes };
+        let service = self.settings.service.clone();
+        let file = HourFile { service, version, hour, routes };
         let written = files.write(hour_begins(hour), &file.version, &file.encode());
         let Err(problem) = written else {
             self.written = (hour, spans);

@@ -31,7 +31,8 @@ impl Process {
         let counters = Arc::new(Counters::default());
         let limits = ReferenceLimits { one_in: 1, interval_ns: 1_000 };
         let references = Arc::new(References::new(limits, Arc::clone(&counters), 0));
-        let settings = HistorySettings { dir: dir.map(PathBuf::from), version: version.to_owned() };
+        let (service, version) = ("shop".to_owned(), version.to_owned());
+        let settings = HistorySettings { dir: dir.map(PathBuf::from), service, version };
         let mut history = HourlyHistory::new(settings, &references, &counters);
         let events = history.begin(now);
         Self { references, counters, history, events }
@@ -111,6 +112,22 @@ fn a_process_compares_with_the_version_before_that_it_reads() {
     assert!(slower.wall.interval.unwrap().low > 0 && slower.rows.len() == 1);
     assert_eq!(slower.rows[0].value.extra(), slower.wall.extra());
     assert!(!compared[0].1.wall.interval.unwrap().excludes_zero());
+}
+
+#[test]
+fn another_service_in_the_same_directory_is_not_compared() {
+    for (service, expected) in [("cart", 0), ("shop", 1)] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut other = Process::start(Some(dir.path()), "3.0.0", at(0, 0));
+        other.history.settings.service = service.to_owned();
+        other.run("/health", 200, 10);
+        _ = other.end(at(0, 20));
+        assert_eq!(names(dir.path()).len(), 1);
+        let mut process = Process::start(Some(dir.path()), "1.4.2", at(72, 0));
+        process.run("/health", 200, 100);
+        process.advance(at(72, 53));
+        assert_eq!(process.events.len(), expected, "{:?}", process.events);
+    }
 }
 
 #[test]

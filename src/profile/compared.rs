@@ -48,7 +48,10 @@ impl Compared {
             references,
             median_wall_ns,
             times_typical: median_ns.map(|ns| wall.value as f64 / ns as f64),
-            slower_ns: wall.certain_extra(),
+            // The rest is what is above the median.
+            slower_ns: wall.certain_extra().map(|extra_ns| {
+                median_ns.map_or(extra_ns, |median_ns| wall.value.saturating_sub(median_ns))
+            }),
             slower_in: rows.first().and_then(slower_in),
             comparison: Some(Arc::clone(&self.comparison)),
         }

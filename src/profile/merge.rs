@@ -6,13 +6,31 @@ use super::leaf::{Leaf, LeafId};
 use super::model::{Line, Location, LocationId, Profile};
 use super::sample::{Sample, StackId};
 
-/// Adds the weights of another profile's samples, each scaled, by stack: without times, threads, spans and addresses,
-/// which differ between spans that do the same. What is scaled to 0 is left out.
-pub(crate) fn add_stacks(to: &mut Profile, other: &Profile, scale: impl Fn(u64) -> u64) {
+/// What happens to the weight of a sample.
+pub(crate) enum Placed {
+    AtItsStack(u64),
+    /// One sample of each kind has it, without a stack.
+    WithOthers(u64),
+}
+
+/// The frame of weight without a stack.
+const OTHERS: &str = "[other stacks]";
+
+/// Adds the weights of another profile's samples by stack: without times, threads, spans and addresses, which differ
+/// between spans that do the same. What has no weight is left out.
+pub(crate) fn add_stacks(to: &mut Profile, other: &Profile, mut place: impl FnMut(u64) -> Placed) {
     let mut locations: HashMap<LocationId, LocationId> = HashMap::new();
     let mut places: HashMap<(StackId, LeafId), (StackId, LeafId)> = HashMap::new();
     for sample in other.samples() {
-        let weight = scale(sample.total());
+        let weight = match place(sample.total()) {
+            Placed::AtItsStack(weight) => weight,
+            Placed::WithOthers(weight) => {
+                let others = to.add_remark(OTHERS);
+                let place = (to.add_stack(vec![others]), to.add_leaf(Leaf::of(sample.kind)));
+                to.add_weight(sample.kind, place, weight);
+                continue;
+            }
+        };
         if weight == 0 {
             continue;
         }

@@ -31,7 +31,7 @@ pub(crate) use compared::{ComparedSummary, SlowerIn};
 pub(crate) use downsampling::{Downsampling, Selection};
 pub use dump::{DumpedThread, ThreadActivity, ThreadDump};
 pub use leaf::{Leaf, LeafId};
-pub(crate) use merge::{add_stacks, stack_weights};
+pub(crate) use merge::{Placed, add_stacks, stack_weights};
 pub(crate) use model::Compared;
 pub use model::{
     FrameKind, Function, FunctionId, Line, Location, LocationId, Mapping, MappingId, Profile,

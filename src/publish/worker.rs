@@ -73,8 +73,10 @@ impl SymbolsThread {
                 }
                 Some(Job::Reference { profile, modules, reference, now_ns }) => {
                     if let Some(profile) = self.symbolize_for_caller(profile, &modules) {
-                        let ClosedReference { span, weight } = *reference;
+                        let ClosedReference { span, weight, .. } = *reference;
                         self.shared.references.add(&profile, &span.facts, weight, now_ns);
+                    } else {
+                        self.shared.references.fail();
                     }
                     self.shared.references.done();
                 }

@@ -48,6 +48,7 @@ impl Breakdown {
         amounts.extend(delays.split(times.delay_ns, wall(TimeKind::SchedulingDelay)));
         let allocated = times.allocations.map(|all| all.allocated_bytes);
         amounts.extend(allocated.map(|bytes| alone(Quantity::AllocatedBytes, bytes)));
+        // Of a reference span, none would count as no children.
         for children in &facts.children.totals {
             let name: Option<Arc<str>> = children.name.as_deref().map(Arc::from);
             amounts.push(alone(Quantity::ChildSpans(name.clone()), children.count));

@@ -14,8 +14,9 @@ use crate::keep::FieldValues;
 use crate::stats::Counters;
 use crate::sys::Uncounted;
 
-/// As many cohorts as a thread is likely to have at a time. One that takes the place of another begins a new gap.
-const PLACES: usize = 64;
+/// Each cohort has one of four places on a thread. One that takes the place of another begins a new gap.
+const WAYS: usize = 4;
+const SETS: usize = 32;
 
 /// The gap of a cohort on one thread.
 struct GapHere {
@@ -31,7 +32,7 @@ impl GapHere {
 }
 
 thread_local! {
-    static GAPS_HERE: [GapHere; PLACES] = const { [GapHere::NONE; PLACES] };
+    static GAPS_HERE: [[GapHere; WAYS]; SETS] = const { [const { [GapHere::NONE; WAYS] }; SETS] };
     static RANDOM: RefCell<Option<(RandomState, u64)>> = const { RefCell::new(None) };
 }
 
@@ -90,18 +91,43 @@ impl SpanChoice {
     /// Whether a new span becomes a reference: if so, with which probability it was chosen, as a power of one half.
     /// `now_ns` is asked for only if the thread's gap has ended.
     #[inline]
-    pub(crate) fn choose(&self, cohort: CohortHash, now_ns: impl FnOnce() -> u64) -> Option<u8> {
+    pub(crate) fn choose(&self, cohort: CohortHash, now_ns: impl Fn() -> u64) -> Option<u8> {
         let CohortHash(hash) = cohort;
         let key = hash ^ self.id;
         GAPS_HERE.with(|all| {
-            let place = all.get((key >> (u64::BITS - PLACES.trailing_zeros())) as usize)?;
+            let set = all.get((key >> (u64::BITS - SETS.trailing_zeros())) as usize)?;
+            let Some(place) = set.iter().find(|place| place.key.get() == key) else {
+                return self.ask(key, self.give_up(set, now_ns()), now_ns());
+            };
             let left = place.left.get();
-            if place.key.get() == key && left > 0 {
+            if left > 0 {
                 place.left.set(left - 1);
                 return None;
             }
             self.ask(key, place, now_ns())
         })
+    }
+
+    /// Gives up the gap that has most left, which is that of the most frequent cohort and soon drawn again.
+    #[cold]
+    #[inline(never)]
+    fn give_up<'a>(&self, set: &'a [GapHere; WAYS], now_ns: u64) -> &'a GapHere {
+        let [first, others @ ..] = set;
+        let free = set.iter().find(|place| place.key.get() == 0);
+        let place = free.unwrap_or_else(|| {
+            let most = |most: &'a GapHere, place: &'a GapHere| {
+                if place.left.get() > most.left.get() { place } else { most }
+            };
+            others.iter().fold(first, most)
+        });
+        let key = place.key.replace(0);
+        let passed = place.gap.get().spans() - place.left.get();
+        // Of another layer, too: its chooser does not miss them much.
+        if key != 0 && passed > 0 {
+            let _uncounted = Uncounted::begin();
+            self.chooser.lock().pass(&key, place.gap.get(), passed, now_ns);
+        }
+        place
     }
 
     #[cold]

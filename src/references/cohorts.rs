@@ -24,7 +24,9 @@ pub(crate) struct CohortKey {
 impl CohortKey {
     pub(crate) fn of(facts: &Facts) -> Self {
         let of_route = facts.fields.iter().filter(|(name, _)| names_route(name));
-        let fields = of_route.map(|(name, value)| (Cow::Borrowed(*name), value.clone()));
+        // What follows is not the route.
+        let path = |value: &str| value.split('?').next().unwrap_or_default().to_owned();
+        let fields = of_route.map(|(name, value)| (Cow::Borrowed(*name), path(value)));
         Self { span: facts.span.clone(), fields: fields.collect() }
     }
 
@@ -36,6 +38,9 @@ impl CohortKey {
         )
     }
 }
+
+/// For how many hours it is shown that a cohort has become slower, after it was said.
+const HOURS_SHOWN: u64 = 24;
 
 /// What is known of the spans of a cohort.
 #[derive(Debug)]
@@ -90,6 +95,7 @@ impl References {
             (known.history.references().clone(), known.profile.mean(&key.name()))
         };
         let mut comparison = compare(&breakdown, &references);
+        comparison.allow_for_unsampled(&breakdown);
         if !facts.children.are_all {
             // All child spans of references count. Of this one, more may be there than is known, and not less.
             let is_certain =
@@ -121,8 +127,9 @@ impl References {
     }
 
     /// Remembers which cohorts have become slower.
-    pub(crate) fn note_drifts(&self, drifts: &[Drift]) {
+    pub(crate) fn note_drifts(&self, drifts: &[Drift], hour: u64) {
         for (key, known) in self.cohorts.lock().iter_mut() {
+            known.drift.take_if(|drift| drift.hour + HOURS_SHOWN < hour);
             if let Some(drift) = drifts.iter().find(|drift| drift.route == key.name()) {
                 known.drift = Some(drift.clone());
             }

@@ -13,6 +13,7 @@ mod typical;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
@@ -34,6 +35,9 @@ const MOST_COHORTS: usize = 64;
 /// Reference spans that have closed and wait for the collector. More are dropped and counted.
 const MOST_CLOSED: usize = 64;
 
+/// How long a reference waits until its close is reported, or for a profile that has its samples, too: spans that are kept
+/// wait for two seconds for others of their tree.
+const LONGEST_WAIT: Duration = Duration::from_secs(4);
 /// Profiles that wait for their names, and the memory of each: 16 MiB in all. More samples are downsampled.
 const MOST_ON_WAY: usize = 16;
 const MOST_PROFILE_BYTES: usize = 1 << 20;
@@ -73,6 +77,8 @@ pub(crate) struct ClosedReference {
     pub(crate) span: KeptSpan,
     /// How many spans it represents.
     pub(crate) weight: u64,
+    /// When it closed.
+    pub(crate) since: Instant,
 }
 
 impl References {
@@ -118,17 +124,31 @@ impl References {
         is_free.then_some(MOST_PROFILE_BYTES)
     }
 
+    /// One has no names, since reading symbols failed.
+    pub(crate) fn fail(&self) {
+        Counters::add(&self.counters.references.dropped_failed, 1);
+    }
+
     /// One has arrived, or is lost.
     pub(crate) fn done(&self) {
         self.on_way.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Takes those among spans that have closed.
-    pub(crate) fn take_closed(&self, spans: &[SpanKey]) -> Vec<ClosedReference> {
+    /// Takes those among spans that have closed, and those whose close was not reported in time. One of which `must_wait`
+    /// returns true waits for that time, too.
+    pub(crate) fn take_closed(
+        &self,
+        spans: &[SpanKey],
+        must_wait: impl Fn(&KeptSpan) -> bool,
+    ) -> Vec<ClosedReference> {
         let mut closed = self.closed.lock();
         if closed.is_empty() {
             return Vec::new();
         }
-        spans.iter().filter_map(|span| closed.remove(span)).collect()
+        let is_due = |key: &SpanKey, reference: &mut ClosedReference| {
+            reference.since.elapsed() >= LONGEST_WAIT
+                || spans.contains(key) && !must_wait(&reference.span)
+        };
+        closed.extract_if(is_due).map(|(_, reference)| reference).collect()
     }
 }

@@ -72,6 +72,27 @@ fn the_typical_profile_is_that_of_the_mean_request() {
 }
 
 #[test]
+fn a_typical_profile_with_many_stacks_has_all_of_the_time() {
+    let (references, _) = references();
+    for number in 0..60_u64 {
+        // Each of its 600 stacks occurs once, with the same weight.
+        let functions: Vec<_> =
+            (0..600).map(|at| (format!("f{}", number * 600 + at), MS)).collect();
+        for part in functions.chunks(6) {
+            let (profile, facts) = request("/a", part);
+            references.add(&profile, &facts, 1, number);
+        }
+    }
+    let (profile, facts) = request("/a", &[("outer".to_owned(), 30 * MS)]);
+    let typical = references.compare(&profile, &facts).unwrap().typical;
+    let on_cpu_ms = typical.total(SampleKind::OnCpu) as f64 / MS as f64;
+    // Each spans 6 ms, less what is rounded.
+    assert!((5.0..=6.0).contains(&on_cpu_ms), "{on_cpu_ms}");
+    let is_others = |name: &str| name == "[other stacks]";
+    assert!(typical.functions().any(|(_, function)| is_others(&function.name)));
+}
+
+#[test]
 fn what_is_known_of_64_cohorts_is_bounded_whatever_they_do() {
     let (references, counters) = references();
     let add = |number: u64, levels: u64| {
@@ -102,10 +123,14 @@ fn references_that_are_not_read_are_dropped_and_counted() {
     let closed = |number| ClosedReference {
         span: KeptSpan::for_test(key(number), key(number), 1),
         weight: 128,
+        since: Instant::now(),
     };
     (1..=100).for_each(|number| references.close(closed(number)));
-    assert_eq!(references.take_closed(&[key(3), key(99)]).len(), 1);
-    assert!(references.take_closed(&[key(3)]).is_empty());
+    assert_eq!(
+        references.take_closed(&[key(3), key(5), key(99)], |span| span.key == key(5)).len(),
+        1
+    );
+    assert!(references.take_closed(&[key(3)], |_| false).is_empty());
     assert_eq!(stats(&counters).references.dropped_busy, 36);
     let begun = (0..20).filter(|_| references.begin().is_some()).count();
     assert_eq!((begun, stats(&counters).references.dropped_busy), (MOST_ON_WAY, 40));

@@ -1,7 +1,7 @@
 //! What all requests of each route took, for metrics.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
@@ -21,11 +21,14 @@ pub(crate) const SUMMED: [Measure; 6] = [
 /// Further routes are one: clients can invent some. OpenTelemetry's SDK has at most 2,000 series of a metric by default.
 const MOST_ROUTES: usize = 1_000;
 
+/// The name of the spans of a route, and the fields that name it. Redacted.
+pub(crate) type Route = (String, Vec<(&'static str, String)>);
+
 /// All requests of a route so far.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct RouteTotal {
     /// The name of its spans, and the fields that name the route; `None` if they are of several.
-    pub(crate) route: Option<(String, Vec<(&'static str, String)>)>,
+    pub(crate) route: Option<Arc<Route>>,
     pub(crate) requests: u64,
     /// In the order of [`SUMMED`]. What is unknown is left out.
     pub(crate) sums: [u64; SUMMED.len()],
@@ -61,27 +64,31 @@ impl RouteTotals {
     }
 
     /// Adds a request that has closed. `route` returns its route if it is a new one.
-    pub(crate) fn add(
-        &self,
-        hash: u64,
-        facts: &Facts,
-        route: impl FnOnce() -> (String, Vec<(&'static str, String)>),
-    ) {
-        let mut totals = self.routes.lock();
-        let is_full = totals.len() >= MOST_ROUTES;
-        let hash = if is_full && !totals.contains_key(&hash) { 0 } else { hash };
-        let total = match totals.entry(hash) {
-            Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(new) => {
-                let route = (hash != 0).then(route);
-                new.insert(RouteTotal { route, ..RouteTotal::default() })
-            }
-        };
-        total.add(facts);
+    pub(crate) fn add(&self, hash: u64, facts: &Facts, route: impl FnOnce() -> Route) {
+        if let Some(known) = self.routes.lock().get_mut(&hash) {
+            return known.add(facts);
+        }
+        // Not under the lock: it reads the span.
+        let route = Arc::new(route());
+        let mut routes = self.routes.lock();
+        let (hash, route) =
+            if routes.len() < MOST_ROUTES { (hash, Some(route)) } else { (0, None) };
+        let new = || RouteTotal { route, ..RouteTotal::default() };
+        routes.entry(hash).or_insert_with(new).add(facts);
     }
 
-    /// What all requests took so far, by route.
+    /// What all requests took so far, by route. Routes that differ in what is redacted are one.
     pub(crate) fn read(&self) -> Vec<RouteTotal> {
-        self.routes.lock().values().cloned().collect()
+        let all: Vec<_> = self.routes.lock().values().cloned().collect();
+        let mut by_route: HashMap<Option<Arc<Route>>, RouteTotal> = HashMap::new();
+        for total in all {
+            let known = by_route.entry(total.route.clone()).or_default();
+            known.requests += total.requests;
+            for (sum, more) in known.sums.iter_mut().zip(total.sums) {
+                *sum = sum.saturating_add(more);
+            }
+            known.route = total.route;
+        }
+        by_route.into_values().collect()
     }
 }

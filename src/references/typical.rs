@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::profile::{Profile, ProfileId, add_stacks, stack_weights};
+use crate::profile::{Placed, Profile, ProfileId, add_stacks, stack_weights};
 
 /// The sum of the profiles of reference spans, by stack. Times, threads and spans are left out.
 ///
@@ -25,28 +25,47 @@ impl TypicalProfile {
 
     /// Adds the profile of a span, whose functions have names.
     pub(super) fn add(&mut self, profile: &Profile) {
-        add_stacks(&mut self.sum, profile, |weight| weight);
+        add_stacks(&mut self.sum, profile, Placed::AtItsStack);
         self.spans += 1;
         if self.spans >= 2 * LEAST_SPANS {
             self.sum = self.scaled(|weight| weight / 2);
             self.spans /= 2;
         }
-        if self.sum.bytes() > MOST_BYTES {
+        // Each time the half that has least.
+        for _ in 0..16 {
+            if self.sum.bytes() <= MOST_BYTES {
+                break;
+            }
             self.shrink();
         }
     }
 
-    /// Leaves out the half of the samples that has least.
+    /// Adds the half of the samples that has least to one of its kind, without a stack.
     fn shrink(&mut self) {
         let mut weights = stack_weights(&self.sum);
-        weights.sort_unstable();
-        let middle = weights.get(weights.len() / 2).copied().unwrap_or(0);
-        self.sum = self.scaled(|weight| if weight > middle { weight } else { 0 });
+        let middle = weights.len() / 2;
+        let (_, least, _) = match weights.is_empty() {
+            true => return,
+            false => weights.select_nth_unstable(middle),
+        };
+        let least = *least;
+        let mut left = middle;
+        let mut small = |weight: u64| {
+            let is_small = weight <= least && left > 0;
+            left -= usize::from(is_small);
+            is_small
+        };
+        let mut shrunk = Profile::new(ProfileId::NONE, 0);
+        add_stacks(&mut shrunk, &self.sum, |weight| match small(weight) {
+            true => Placed::WithOthers(weight),
+            false => Placed::AtItsStack(weight),
+        });
+        self.sum = shrunk;
     }
 
     fn scaled(&self, scale: impl Fn(u64) -> u64) -> Profile {
         let mut scaled = Profile::new(ProfileId::NONE, 0);
-        add_stacks(&mut scaled, &self.sum, scale);
+        add_stacks(&mut scaled, &self.sum, |weight| Placed::AtItsStack(scale(weight)));
         scaled
     }
 

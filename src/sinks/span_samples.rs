@@ -296,6 +296,7 @@ impl OfKind {
         *skipped += pairs.skipped * *every;
         *skipped_weight = skipped_weight.saturating_add(pairs.skipped_weight);
         *every = every.saturating_mul(2);
+        self.samples.shrink_to_fit();
         let downsampled = before - self.samples.len();
         *bytes -= downsampled * size_of::<StoredSample>();
         self.downsampled += downsampled as u64;

@@ -25,6 +25,8 @@ pub(crate) struct Store {
     refused: HashMap<SpanKey, Refused>,
     /// A sample was lost, and memory has been short since.
     has_lost: bool,
+    /// No span was found that can be downsampled to make room, in this round.
+    none_is_large: bool,
     /// When the close of a child span was last lost: `CLOCK_MONOTONIC_RAW` in nanoseconds.
     child_lost_ns: u64,
     /// Whether some spans may be held although a profile has them.
@@ -69,6 +71,7 @@ impl Store {
             most_spans: most_spans.max(1),
             refused: HashMap::new(),
             has_lost: false,
+            none_is_large: false,
             child_lost_ns: 0,
             has_exported: false,
         }
@@ -104,8 +107,12 @@ impl Store {
             if let Some(stored) = left.and_then(|left| self.tables.add(new, left)) {
                 break Some(stored);
             }
-            match if is_on_cpu { self.halve_largest() } else { 0 } {
-                0 => break None,
+            match if is_on_cpu && !self.none_is_large { self.halve_largest() } else { 0 } {
+                0 => {
+                    // Until a round has passed: to search is work.
+                    self.none_is_large |= is_on_cpu;
+                    break None;
+                }
                 halved => downsampled += halved,
             }
         };
@@ -140,8 +147,8 @@ impl Store {
 
     /// Counts a span that has closed inside `span`. Returns false if there is no room. `round` is the current one.
     pub(crate) fn add_child(&mut self, span: SpanKey, child: ClosedChild, round: u64) -> bool {
-        // They leave half of the memory to samples.
-        let has_room = self.used_bytes() + Ledger::MOST_GROWTH <= self.budget_bytes / 2;
+        // Closed spans of long-lived roots may have three quarters of the memory.
+        let has_room = self.used_bytes() + Ledger::MOST_GROWTH <= self.budget_bytes / 8 * 7;
         let is_counted = has_room && self.has_place(span);
         if !is_counted {
             self.note(span, |pending| pending.children.iter_mut().for_each(|it| it.lose()));
@@ -201,6 +208,7 @@ impl Store {
 
     /// Charges the losses of refused spans to their roots.
     pub(crate) fn charge_refused(&mut self) {
+        self.none_is_large = false;
         for refused in self.refused.values_mut() {
             let root = refused.known.and_then(|known| self.spans.get_mut(&known.root));
             if let Some(root) = root

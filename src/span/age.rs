@@ -205,17 +205,22 @@ impl Spans {
         now: u64,
     ) -> u64 {
         let _uncounted = Uncounted::begin();
-        let mut arms_at_enter = slot.arms_at_enter();
-        if is_detached {
-            self.for_ancestors(slot, |ancestor| {
-                arms_at_enter |= ancestor.arms_at_enter();
-                !arms_at_enter
-            });
-        }
         // Few spans are references, and others of the rule need not be sampled.
-        let is_reference = slot.flags() & REFERENCE != 0;
+        let (mut arms_at_enter, mut is_brief) = (false, true);
+        let mut note = |slot: &Slot| {
+            let is_long = slot.is_open_for_long(now);
+            if slot.arms_at_enter() && (!is_long || slot.delay_when_long() == 0) {
+                arms_at_enter = true;
+                is_brief &= slot.flags() & REFERENCE != 0;
+            }
+            is_brief
+        };
+        note(slot);
+        if is_detached {
+            self.for_ancestors(slot, note);
+        }
         for sampled in state.sampled.iter().filter(|_| arms_at_enter) {
-            if is_reference { sampled.note_brief() } else { sampled.note_arms_itself() }
+            if is_brief { sampled.note_brief() } else { sampled.note_arms_itself() }
         }
         if arms_at_enter || std::mem::take(&mut state.is_new) {
             self.arm_self(state, now);

@@ -243,10 +243,21 @@ impl Slot {
     #[inline(always)]
     pub(super) fn old_at_after(&self, now: u64, more: u64) -> u64 {
         let young_for = match self.is_open_for_long(now) {
-            true => self.sampling_delay.load(Ordering::Relaxed),
+            true => self.delay_when_long(),
             false => self.young_for.load(Ordering::Relaxed).saturating_sub(more),
         };
         now.saturating_add(young_for)
+    }
+
+    /// The sampling delay of a span that is open for long. For a reference, such as a connection, about that of its rule.
+    #[cold]
+    pub(super) fn delay_when_long(&self) -> u64 {
+        let is_reference = self.flags() & REFERENCE != 0;
+        if is_reference {
+            self.long_after() / 200
+        } else {
+            self.sampling_delay.load(Ordering::Relaxed)
+        }
     }
 
     /// The span was entered for `ticks`, or a descendant was on a thread that is not in the span.
@@ -269,7 +280,7 @@ impl Slot {
     pub(super) fn is_old(&self, now: u64) -> bool {
         let segment = self.entered_since().map(|since| now.saturating_sub(since));
         match self.is_open_for_long(now) {
-            true => segment.is_some_and(|ticks| self.is_old_after(ticks)),
+            true => segment.is_some_and(|ticks| ticks >= self.delay_when_long()),
             false => self.young_for.load(Ordering::Relaxed) <= segment.unwrap_or(0),
         }
     }
@@ -451,7 +462,7 @@ impl Slot {
         self.plan.store(plan.number, Ordering::Relaxed);
         self.suspect_after.store(plan.suspect_after, Ordering::Relaxed);
         self.set_allocation_limits(plan);
-        if self.flags() & (FORCED | CHOSEN) == 0 {
+        if self.flags() & (FORCED | CHOSEN | REFERENCE) == 0 {
             let [before, left] =
                 [&self.sampling_delay, &self.young_for].map(|age| age.load(Ordering::Relaxed));
             self.set_age(plan, self.opened());

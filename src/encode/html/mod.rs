@@ -20,8 +20,8 @@ const STYLE: &str = include_str!("report.css");
 const BODY: &str = include_str!("report.body.html");
 const SCRIPT: &str = include_str!("report.js");
 /// The SHA-256 of [`STYLE`] and [`SCRIPT`], in Base64. A test compares them.
-const STYLE_HASH: &str = "AGTUx0KlDgSQIN7N/m34r+OHGggLE5//xgvq9W2Dkzw=";
-const SCRIPT_HASH: &str = "aE+t6wHBMiddgBLb+bIHbo4rVo6NLgglnHeV55BrSKc=";
+const STYLE_HASH: &str = "Dwwkqq4LqJSzele3nXTzyc8gkmcrAZDJWHnMhIvJsMM=";
+const SCRIPT_HASH: &str = "5Orkz3TXRzGBC4U5/gufKx3lrw58AWq4nzrSZJ5rS84=";
 
 /// What a report shows besides the profile.
 #[derive(Clone, Debug, Default)]
@@ -139,7 +139,7 @@ mod tests {
     use super::super::tests::{checkout, deep, waiting};
     use super::*;
     use crate::facts::{ChildTotals, Children, Facts, Measure, TimeBreakdown, Unit};
-    use crate::profile::{Compared, ProfiledThread, SampleKind, add_stacks};
+    use crate::profile::{Compared, Placed, ProfiledThread, SampleKind, add_stacks};
 
     fn context() -> HtmlContext {
         HtmlContext::new(Resource::new().with("service.name", "<shop>"))
@@ -389,13 +389,13 @@ mod tests {
     fn the_stacks_of_typical_spans_are_those_of_the_profile() {
         let mut profile = compared(200);
         let mut typical = Profile::new(crate::profile::ProfileId::NONE, 0);
-        add_stacks(&mut typical, &profile, |weight| weight / 2);
+        add_stacks(&mut typical, &profile, |weight| Placed::AtItsStack(weight / 2));
         let millisecond = Duration::from_millis(1);
         let stack = ["shop::usual", "shop::main"];
         let usual = Profile::builder("x")
             .sample(SampleKind::OffCpu, &[], &stack, millisecond, 3 * millisecond)
             .build();
-        add_stacks(&mut typical, &usual, |weight| weight);
+        add_stacks(&mut typical, &usual, Placed::AtItsStack);
         profile.compared =
             Some(Arc::new(Compared { typical: Arc::new(typical), ..Compared::for_test(200) }));
         let data = unpacked(&profile);
