@@ -1,10 +1,11 @@
 //! A bounded queue to one thread, which may block forever: a thread that adds to it never waits.
 
 use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use parking_lot::{Condvar, Mutex};
-
+// Not the locks of `parking_lot`: it lists in a table those who wait, and a forked child, where they do not exist, finds them
+// in its copy.
 #[derive(Debug)]
 pub(super) struct Queue<T> {
     state: Mutex<QueueState<T>>,
@@ -34,9 +35,13 @@ impl<T> Queue<T> {
         Self { state: Mutex::new(state), has_more, is_done, most }
     }
 
+    fn lock(&self) -> MutexGuard<'_, QueueState<T>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Adds an item, unless it has no room or the queue is closed. Returns whether it was added.
     pub(super) fn add(&self, item: T, size: usize) -> bool {
-        let mut state = self.state.lock();
+        let mut state = self.lock();
         // One that is larger than the whole queue fits into an empty one.
         let is_full = !state.items.is_empty() && state.size.saturating_add(size) > self.most;
         if is_full || state.is_closed {
@@ -52,7 +57,7 @@ impl<T> Queue<T> {
 
     /// Waits for the next item; the one before is done. `None` once the queue is closed and empty.
     pub(super) fn next(&self) -> Option<T> {
-        let mut state = self.state.lock();
+        let mut state = self.lock();
         if std::mem::take(&mut state.is_busy) {
             state.done += 1;
             self.is_done.notify_all();
@@ -66,28 +71,31 @@ impl<T> Queue<T> {
             if state.is_closed {
                 return None;
             }
-            self.has_more.wait(&mut state);
+            state = self.has_more.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.state.lock().items.is_empty()
+        self.lock().items.is_empty()
     }
 
     /// Ends the thread once it has done what was added before.
     pub(super) fn close(&self) {
-        self.state.lock().is_closed = true;
+        self.lock().is_closed = true;
         self.has_more.notify_one();
     }
 
     /// Waits until everything that was added before is done. Returns whether it is.
     pub(super) fn wait(&self, deadline: Instant) -> bool {
-        let mut state = self.state.lock();
+        let mut state = self.lock();
         let added = state.added;
         while state.done < added {
-            if self.is_done.wait_until(&mut state, deadline).timed_out() {
-                return state.done >= added;
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
             }
+            let woken = self.is_done.wait_timeout(state, left);
+            (state, _) = woken.unwrap_or_else(PoisonError::into_inner);
         }
         true
     }
@@ -95,7 +103,7 @@ impl<T> Queue<T> {
     /// What waits, without waiting for more.
     #[cfg(test)]
     pub(super) fn take_all(&self) -> Vec<T> {
-        let mut state = self.state.lock();
+        let mut state = self.lock();
         state.size = 0;
         state.done = state.added;
         state.items.drain(..).map(|(item, _)| item).collect()
