@@ -1,6 +1,6 @@
 //! Profiles of the process: all threads, in spans or not, by their CPU clocks.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
+#![allow(clippy::panic, clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
 
 mod support;
 

@@ -28,11 +28,13 @@ struct GapHere {
 }
 
 impl GapHere {
-    const NONE: Self = Self { key: Cell::new(0), left: Cell::new(0), gap: Cell::new(Gap::NONE) };
+    const fn new() -> Self {
+        Self { key: Cell::new(0), left: Cell::new(0), gap: Cell::new(Gap::NONE) }
+    }
 }
 
 thread_local! {
-    static GAPS_HERE: [[GapHere; WAYS]; SETS] = const { [const { [GapHere::NONE; WAYS] }; SETS] };
+    static GAPS_HERE: [[GapHere; WAYS]; SETS] = const { [const { [const { GapHere::new() }; WAYS] }; SETS] };
     static RANDOM: RefCell<Option<(RandomState, u64)>> = const { RefCell::new(None) };
 }
 
