@@ -320,8 +320,9 @@ pub use redact::Redaction;
 pub use sampler::Source;
 pub use self_test::SelfTest;
 pub use stats::{
-    AllocationStats, AwaitStats, ProfileStats, ReportStats, RuleStats, SampleStats, SamplingStats,
-    SpanStats, StackStats, Stats, ThreadStats, WaitStats,
+    AllocationStats, AwaitStats, ChildStats, ContinuousStats, ProfileStats, ReferenceStats,
+    ReportStats, RuleStats, SampleStats, SamplingStats, SpanStats, StackStats, Stats, ThreadStats,
+    WaitStats,
 };
 pub use sys::{Allocations, ProfilingAllocator};
 
