@@ -133,10 +133,11 @@ fn compared(slow: Extra) -> Comparison {
 
 /// The function with the largest difference. On a busy machine, threads of other programs can have taken more.
 fn first(comparison: &Comparison) -> (TimeKind, &str) {
-    let is_of_others = |kind: TimeKind| kind == TimeKind::Preempted;
     for row in &comparison.rows {
         match &row.quantity {
-            Quantity::Wall(kind, _) if is_of_others(*kind) => {}
+            // Timers do not tell when a thread was preempted.
+            Quantity::Wall(TimeKind::Preempted, _)
+            | Quantity::Wall(TimeKind::OffCpu, SpentIn::Unknown) => {}
             Quantity::Wall(kind, SpentIn::Function(function)) => {
                 assert!(row.value.interval.unwrap().low > 0, "{row:?}");
                 return (*kind, &function.name);
