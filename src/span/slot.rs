@@ -227,7 +227,6 @@ impl Slot {
         now > self.long_at.load(Ordering::Relaxed)
     }
 
-    /// After how many ticks the span counts as one that is open for long.
     pub(super) fn long_after(&self) -> u64 {
         self.long_at.load(Ordering::Relaxed).saturating_sub(self.opened())
     }
@@ -250,13 +249,10 @@ impl Slot {
     }
 
     /// The sampling delay of a span that is open for long. For a reference, such as a connection, about that of its rule.
-    #[cold]
     pub(super) fn delay_when_long(&self) -> u64 {
-        let is_reference = self.flags() & REFERENCE != 0;
-        if is_reference {
-            self.long_after() / 200
-        } else {
-            self.sampling_delay.load(Ordering::Relaxed)
+        match self.flags() & REFERENCE {
+            0 => self.sampling_delay.load(Ordering::Relaxed),
+            _ => self.long_after() / 200,
         }
     }
 
@@ -271,7 +267,6 @@ impl Slot {
         }
     }
 
-    /// Whether `ticks` in the span make it old.
     pub(super) fn is_old_after(&self, ticks: u64) -> bool {
         ticks >= self.sampling_delay.load(Ordering::Relaxed)
     }
