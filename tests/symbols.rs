@@ -76,7 +76,7 @@ fn without_symbols_there_are_addresses_mappings_and_build_ids() {
 
 #[test]
 fn debug_information_over_the_limit_leaves_functions_without_lines() {
-    let Some((profile, setup)) = profile(|builder| builder.memory(6 << 20)) else { return };
+    let Some((profile, setup)) = profile(|builder| builder.memory(8 << 20)) else { return };
     let (functions, lines) = named(&profile);
     assert!(functions > 0);
     // Other files may fit; the program's debug information is larger.
