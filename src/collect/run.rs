@@ -202,7 +202,8 @@ impl Collector {
         let groups = self.end_groups(&closed, asked.everything);
         // A kept span is compared before it is a reference itself.
         let has_group = |span: &KeptSpan| self.engine.admission.has_group(span.root);
-        let references = self.engine.publish.references.take_closed(&closed, has_group);
+        let references = &self.engine.publish.references;
+        let references = references.take_closed(&closed, asked.everything, has_group);
 
         let least_age = self.engine.callsites.least_age();
         let entered = self.threads.drain_all(&mut self.intake, least_age);

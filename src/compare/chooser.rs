@@ -279,7 +279,7 @@ impl<K: Clone + Eq + Hash> ReferenceChooser<K> {
             let (now, wanted) = (traffic.probability(), halvings_of(most));
             // What is a little too high is left, so that it does not change back and forth.
             let is_near = now <= 1.15 * most && 2.0 * now > most;
-            if !is_near && wanted != traffic.halvings {
+            if !is_near {
                 traffic.halvings = wanted;
             }
         }

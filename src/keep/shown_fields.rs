@@ -46,6 +46,11 @@ pub(crate) fn names_route(field: &str) -> bool {
     )
 }
 
+/// The part of such a field's value that names the route: without a query.
+pub(crate) fn route_of(value: &str) -> &str {
+    value.split('?').next().unwrap_or_default()
+}
+
 /// The methods of HTTP.
 const METHODS: [&str; 10] =
     ["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH", "QUERY"];
@@ -128,7 +133,7 @@ impl FieldValues {
         for (name, value) in self.0.iter().filter(|(name, _)| names_route(name)) {
             // The names are those of a callsite.
             hasher.write_usize(name.as_ptr().addr());
-            hasher.write(value.as_bytes());
+            hasher.write(route_of(value).as_bytes());
             is_any = true;
         }
         is_any.then(|| hasher.finish())
@@ -147,7 +152,8 @@ impl FieldValues {
 
     /// Those that name the route of a request.
     pub(crate) fn into_route(self) -> Vec<(&'static str, String)> {
-        self.0.into_iter().filter(|(name, _)| names_route(name)).collect()
+        let of_route = self.0.into_iter().filter(|(name, _)| names_route(name));
+        of_route.map(|(name, value)| (name, route_of(&value).to_owned())).collect()
     }
 
     pub(crate) fn into_vec(self) -> Vec<(&'static str, String)> {
@@ -234,6 +240,19 @@ mod tests {
             let values = self.0.read(span.metadata(), |visit| values.record(visit));
             values.store(&mut span.extensions_mut());
         }
+    }
+
+    #[test]
+    fn a_route_has_no_query_and_fields_that_are_shown_by_default_name_it() {
+        assert!(DEFAULT_FIELDS.into_iter().all(names_route) && !names_route("customer"));
+        let hash = |uri: &str| {
+            FieldValues(vec![("uri", uri.to_owned()), ("customer", uri.to_owned())]).route_hash()
+        };
+        assert_eq!(hash("/a?token=1"), hash("/a"));
+        assert_ne!(hash("/a"), hash("/b"));
+        assert_eq!(FieldValues(vec![("customer", String::new())]).route_hash(), None);
+        let route = FieldValues(vec![("uri", "/a?b".to_owned())]).into_route();
+        assert_eq!(route, [("uri", "/a".to_owned())]);
     }
 
     fn shown(names: &[&str], span: impl FnOnce() -> tracing::Span) -> String {

@@ -8,7 +8,7 @@ use super::References;
 use super::typical::TypicalProfile;
 use crate::compare::{Breakdown, CohortHistory, CohortHour, ComparedRow, Drift, compare};
 use crate::facts::Facts;
-use crate::keep::names_route;
+use crate::keep::{names_route, route_of};
 use crate::profile::{Compared, Profile};
 use crate::stats::Counters;
 
@@ -24,9 +24,8 @@ pub(crate) struct CohortKey {
 impl CohortKey {
     pub(crate) fn of(facts: &Facts) -> Self {
         let of_route = facts.fields.iter().filter(|(name, _)| names_route(name));
-        // What follows is not the route.
-        let path = |value: &str| value.split('?').next().unwrap_or_default().to_owned();
-        let fields = of_route.map(|(name, value)| (Cow::Borrowed(*name), path(value)));
+        let fields =
+            of_route.map(|(name, value)| (Cow::Borrowed(*name), route_of(value).to_owned()));
         Self { span: facts.span.clone(), fields: fields.collect() }
     }
 

@@ -135,10 +135,11 @@ impl References {
     }
 
     /// Takes those among spans that have closed, and those whose close was not reported in time. One of which `must_wait`
-    /// returns true waits for that time, too.
+    /// returns true waits for that time, too, unless `everything` is to be taken.
     pub(crate) fn take_closed(
         &self,
         spans: &[SpanKey],
+        everything: bool,
         must_wait: impl Fn(&KeptSpan) -> bool,
     ) -> Vec<ClosedReference> {
         let mut closed = self.closed.lock();
@@ -146,7 +147,8 @@ impl References {
             return Vec::new();
         }
         let is_due = |key: &SpanKey, reference: &mut ClosedReference| {
-            reference.since.elapsed() >= LONGEST_WAIT
+            everything
+                || reference.since.elapsed() >= LONGEST_WAIT
                 || spans.contains(key) && !must_wait(&reference.span)
         };
         closed.extract_if(is_due).map(|(_, reference)| reference).collect()

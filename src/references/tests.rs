@@ -127,11 +127,12 @@ fn references_that_are_not_read_are_dropped_and_counted() {
     };
     (1..=100).for_each(|number| references.close(closed(number)));
     assert_eq!(
-        references.take_closed(&[key(3), key(5), key(99)], |span| span.key == key(5)).len(),
+        references.take_closed(&[key(3), key(5), key(99)], false, |span| span.key == key(5)).len(),
         1
     );
-    assert!(references.take_closed(&[key(3)], |_| false).is_empty());
+    assert!(references.take_closed(&[key(3)], false, |_| false).is_empty());
     assert_eq!(stats(&counters).references.dropped_busy, 36);
+    assert_eq!(references.take_closed(&[], true, |_| true).len(), MOST_CLOSED - 1);
     let begun = (0..20).filter(|_| references.begin().is_some()).count();
     assert_eq!((begun, stats(&counters).references.dropped_busy), (MOST_ON_WAY, 40));
     references.done();

@@ -15,7 +15,7 @@ pub(crate) struct TypicalProfile {
 
 /// How many spans it is of, at least, once there were as many.
 const LEAST_SPANS: u64 = 200;
-/// If it takes more memory, what has least of its kind is left out.
+/// If it takes more memory, what has least loses its stack.
 const MOST_BYTES: usize = 128 * 1024;
 
 impl TypicalProfile {
@@ -75,7 +75,6 @@ impl TypicalProfile {
         let mut mean = self.scaled(|weight| weight / spans);
         mean.name = cohort.to_owned();
         mean.title = format!("the typical {cohort}");
-        mean.classify();
         Arc::new(mean)
     }
 
