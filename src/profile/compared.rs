@@ -59,6 +59,7 @@ impl Compared {
 }
 
 impl ComparedSummary {
+    #[cfg(feature = "axum")]
     pub(crate) fn without_rows(&self) -> Self {
         Self { comparison: None, ..self.clone() }
     }
