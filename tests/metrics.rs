@@ -219,7 +219,12 @@ fn metrics_do_not_keep_the_layer_alive() {
     assert!(!meters.collect().is_empty());
     assert!(handle.is_enabled());
     drop(dispatch);
-    assert!(handle.set_rules("0ms".parse().unwrap()).is_err(), "the layer is dropped");
+    // While another test registers a callsite, `tracing` also holds the subscribers of others.
+    let start = std::time::Instant::now();
+    while handle.set_rules("0ms".parse().unwrap()).is_ok() {
+        assert!(start.elapsed() < PLENTY, "the layer is dropped");
+        std::thread::yield_now();
+    }
     let found = meters.collect();
     assert!(found.values().all(|(_, values)| values.is_empty()), "{found:?}");
 }
