@@ -5,8 +5,8 @@
 
 use std::collections::VecDeque;
 use std::hint::black_box;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tracing::{Dispatch, Span, dispatcher, info_span};
@@ -132,7 +132,11 @@ fn wanted() -> usize {
     }
 }
 
+/// Each of these tests keeps all cores busy; together, their collectors would starve.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
 fn all_are_right(source: Source) {
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let memory = Memory::new();
     let mut builder = ProfilingLayer::builder()
         .rules("0ms".parse().unwrap())
