@@ -162,10 +162,10 @@ pub(crate) fn by_timer() {
     profiled(Source::Timer);
 }
 
-/// The samples of `perf record` by function.
-fn recorded(data: &std::path::Path) -> HashMap<&'static str, f64> {
+/// The samples of `perf record` in a process by function.
+fn recorded(data: &std::path::Path, id: &str) -> HashMap<&'static str, f64> {
     let output = Command::new("perf")
-        .args(["script", "-F", "ip,sym", "-i"])
+        .args(["script", "-F", "ip,sym", "--pid", id, "-i"])
         .arg(data)
         .stderr(Stdio::null())
         .output()
@@ -196,8 +196,9 @@ fn compare(name: &str, part: &str, prefix: &[&str]) {
     let directory = tempfile::tempdir().expect("a directory");
     let data = directory.path().join("perf.data");
     let seconds = TIME.as_secs().to_string();
+    // Of all processes: perf gives up if a thread of one process ends while it lists them.
     let record = Command::new("perf")
-        .args(["record", "-q", "-F", "999", "-e", "cpu-clock:u", "-p", &id, "-o"])
+        .args(["record", "-q", "-a", "-F", "999", "-e", "cpu-clock:u", "-o"])
         .arg(&data)
         .args(["--", "sleep", &seconds])
         .output()
@@ -210,7 +211,7 @@ fn compare(name: &str, part: &str, prefix: &[&str]) {
         .filter_map(|line| line.split_once(' '))
         .map(|(name, ns)| (name, ns.parse().expect("a number")))
         .collect();
-    let theirs = recorded(&data);
+    let theirs = recorded(&data, &id);
     let sum =
         |of: &HashMap<&str, f64>| -> f64 { FUNCTIONS.iter().filter_map(|name| of.get(name)).sum() };
     let (all_ours, all_theirs) = (sum(&ours), sum(&theirs));
