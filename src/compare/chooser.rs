@@ -53,8 +53,9 @@ impl Default for ReferenceLimits {
 /// The spans of a cohort that one thread passes over before it asks the chooser again.
 ///
 /// How many spans come before the next one that is chosen is drawn: that is the same as a throw for each span, at any
-/// time and on any number of threads. A gap that is given up, because the thread has too many cohorts, does not bias:
-/// however many spans were passed over, the next gap is drawn as the first one was.
+/// time and on any number of threads. A gap that is given up, because the thread has too many cohorts, does not bias, as
+/// long as its length does not decide that: however many spans were passed over, the next gap is drawn as the first one
+/// was.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Gap {
     spans: u32,
@@ -77,6 +78,11 @@ impl Gap {
     /// How many spans it has.
     pub(crate) fn spans(self) -> u32 {
         self.spans
+    }
+
+    /// A span is chosen with a probability of 1 in 2 to the power of this.
+    pub(crate) fn halvings(self) -> u8 {
+        self.halvings
     }
 
     fn of(spans: u64, (halvings, most): (i32, u32), now_ns: u64) -> Self {

@@ -41,8 +41,9 @@ pub(crate) struct HourlyHistory {
     counters: Arc<Counters>,
     files: Option<TypicalFiles>,
     detector: DriftDetector,
-    /// The one that has not ended, counted from 1970.
+    /// The one that has not ended, counted from 1970, and since when its spans are known.
     hour: u64,
+    known_since: SystemTime,
     /// The last write: its hour, and the number of reference spans.
     written: (u64, u64),
     next_write: SystemTime,
@@ -50,6 +51,8 @@ pub(crate) struct HourlyHistory {
 }
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
+/// Of an hour of which less is known, nothing is said: a process that has just started is slower.
+const LEAST_OF_AN_HOUR: Duration = Duration::from_secs(30 * 60);
 /// What is lost if the process is killed.
 const WRITE_EVERY: Duration = Duration::from_secs(5 * 60);
 const HOURS_PER_DAY: u64 = 24;
@@ -80,6 +83,7 @@ impl HourlyHistory {
             counters: Arc::clone(counters),
             detector: DriftDetector::default(),
             hour: 0,
+            known_since: UNIX_EPOCH,
             written: (0, 0),
             next_write: UNIX_EPOCH,
             has_warned: false,
@@ -89,7 +93,7 @@ impl HourlyHistory {
     /// Reads what earlier processes have stored, and others that share the directory. Returns what is to be logged, as the
     /// other methods do.
     pub(crate) fn begin(&mut self, now: SystemTime) -> Vec<LogEvent> {
-        self.hour = hour_of(now);
+        (self.hour, self.known_since) = (hour_of(now), now);
         self.next_write = now + WRITE_EVERY;
         self.detector = DriftDetector::new(self.hour);
         match &self.settings.dir {
@@ -169,7 +173,7 @@ impl HourlyHistory {
         let mut events = Vec::new();
         if hour + 1 < self.hour {
             // The clock was set back.
-            self.hour = hour;
+            (self.hour, self.known_since) = (hour, now);
         }
         if hour > self.hour {
             let ended = std::mem::replace(&mut self.hour, hour);
@@ -184,7 +188,11 @@ impl HourlyHistory {
     }
 
     fn end_hour(&mut self, hour: u64, routes: BTreeMap<String, CohortHour>) -> Vec<LogEvent> {
-        let drifts = self.detector.end_hour(hour, &routes);
+        let known_for = hour_begins(hour + 1).duration_since(self.known_since).unwrap_or_default();
+        let drifts = match known_for >= LEAST_OF_AN_HOUR {
+            true => self.detector.end_hour(hour, &routes),
+            false => Vec::new(),
+        };
         Counters::add(&self.counters.references.drifted, drifts.len() as u64);
         self.references.note_drifts(&drifts, hour);
         let events = drifts.iter().map(|drift| self.drifted(drift));

@@ -232,3 +232,36 @@ fn without_reference_spans_nothing_happens() {
     assert_eq!(process.history.due_in(at(0, 1)), None);
     assert!(process.end(at(30, 0)).is_empty() && names(dir.path()).is_empty());
 }
+
+#[test]
+fn an_hour_of_which_little_is_known_is_stored_and_nothing_is_said_of_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let old = Process::start(Some(dir.path()), "1.4.1", at(0, 0));
+    old.run("/cart", 200, 100);
+    assert!(old.end(at(2, 0)).is_empty());
+    // At 37 minutes past, with cold caches.
+    let mut new = Process::start(Some(dir.path()), "1.4.2", at(24, 30));
+    new.run("/cart", 200, 300);
+    new.advance(at(24, 53));
+    assert!(new.events.is_empty(), "{:?}", new.events);
+    assert_eq!(names(dir.path()).len(), 2);
+    new.run("/cart", 200, 300);
+    new.advance(at(25, 53));
+    // The version before is known of another hour of the day.
+    assert!(new.events.is_empty(), "{:?}", new.events);
+}
+
+#[test]
+fn after_the_clock_was_set_back_hours_end_as_before() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut process = Process::start(Some(dir.path()), "1.4.1", at(5, 0));
+    process.run("/cart", 20, 100);
+    process.advance(at(0, 0));
+    process.run("/cart", 20, 100);
+    process.advance(at(1, 0));
+    assert_eq!(names(dir.path()).len(), 1, "the hour that the clock shows has ended");
+    assert!(process.history.due_in(at(1, 0)) <= Some(WRITE_EVERY));
+    process.run("/cart", 20, 100);
+    process.advance(at(2, 0));
+    assert_eq!(names(dir.path()).len(), 2);
+}

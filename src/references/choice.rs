@@ -110,17 +110,19 @@ impl SpanChoice {
         })
     }
 
-    /// Gives up the gap that has most left, which is that of the most frequent cohort and soon drawn again.
+    /// Gives up the gap of the most frequent cohort, which is soon drawn again. Not the one that has most left: if long gaps
+    /// are given up and short ones are not, more spans are chosen than the probability says.
     #[cold]
     #[inline(never)]
     fn give_up<'a>(&self, set: &'a [GapHere; WAYS], now_ns: u64) -> &'a GapHere {
         let [first, others @ ..] = set;
         let free = set.iter().find(|place| place.key.get() == 0);
         let place = free.unwrap_or_else(|| {
-            let most = |most: &'a GapHere, place: &'a GapHere| {
-                if place.left.get() > most.left.get() { place } else { most }
+            let halvings = |place: &GapHere| place.gap.get().halvings();
+            let rarer = |most: &'a GapHere, place: &'a GapHere| {
+                if halvings(place) > halvings(most) { place } else { most }
             };
-            others.iter().fold(first, most)
+            others.iter().fold(first, rarer)
         });
         let key = place.key.replace(0);
         let passed = place.gap.get().spans() - place.left.get();
@@ -148,5 +150,45 @@ impl SpanChoice {
         Counters::add(&counters.refused_cohorts_full, chooser.unknown() - unknown);
         Counters::add(&counters.chosen, chosen.is_some().into());
         chosen
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stats::ReferenceStats;
+
+    const SECOND_NS: u64 = 1_000_000_000;
+
+    /// What is chosen in ten minutes of a cohort with a thousand spans a second, beside seven with ten each.
+    fn chosen(are_in_one_set: bool) -> (u64, ReferenceStats) {
+        let counters = Arc::new(Counters::default());
+        let choice = SpanChoice::new(ReferenceLimits::default(), Arc::clone(&counters), 0);
+        let choose = |cohort: u64, now_ns| {
+            let set = if are_in_one_set { 0 } else { cohort << 59 };
+            choice.choose(CohortHash((set | cohort + 1) ^ choice.id), || now_ns).is_some()
+        };
+        let mut of_frequent = 0;
+        for number in 0..600_000 {
+            let now_ns = number * SECOND_NS / 1_000;
+            of_frequent += u64::from(choose(0, now_ns));
+            if number % 14 == 0 {
+                _ = choose(1 + number / 14 % 7, now_ns);
+            }
+        }
+        (of_frequent, counters.snapshot().references)
+    }
+
+    #[test]
+    fn cohorts_that_share_a_set_of_places_do_not_make_each_other_look_rare() {
+        let (alone, in_sets) = chosen(false);
+        let (together, in_one) = chosen(true);
+        // Two per second are allowed, half of that is aimed at, and all cohorts have the same number.
+        for (of_frequent, stats) in [(alone, in_sets), (together, in_one)] {
+            assert!((50..150).contains(&of_frequent), "{of_frequent} {stats:?}");
+            assert!((400..800).contains(&stats.chosen), "{of_frequent} {stats:?}");
+            // A few, before it is known how frequent the cohorts are.
+            assert!(stats.refused_limit < 40, "{of_frequent} {stats:?}");
+        }
     }
 }

@@ -138,3 +138,19 @@ fn references_that_are_not_read_are_dropped_and_counted() {
     references.done();
     assert!(references.begin().is_some());
 }
+
+#[test]
+fn a_reference_is_taken_at_last_if_its_close_is_never_reported_or_its_group_never_ends() {
+    let (references, _) = references();
+    let key = |number| SpanKey::new(number).unwrap();
+    let closed = |number, since| ClosedReference {
+        span: KeptSpan::for_test(key(number), key(number), 1),
+        weight: 128,
+        since,
+    };
+    let now = Instant::now();
+    references.close(closed(1, now.checked_sub(LONGEST_WAIT).unwrap()));
+    references.close(closed(2, now));
+    let taken = references.take_closed(&[], false, |_| true);
+    assert_eq!(taken.iter().map(|it| it.span.key).collect::<Vec<_>>(), [key(1)]);
+}

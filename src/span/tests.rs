@@ -1284,3 +1284,30 @@ fn child_spans_that_the_collector_does_not_take_in_time_are_lost_and_counted() {
     assert_eq!(dropped.load(Ordering::Relaxed), 3);
     assert!(scene.spans.take_lost_child() && !scene.spans.take_lost_child());
 }
+
+#[test]
+fn a_reference_is_sampled_from_its_enter_on_whatever_is_recorded_and_not_for_ever() {
+    let scene = Scene::new();
+    let plan = |number| Plan {
+        number,
+        flags: HAS_FIELDS,
+        sampling_delay: 10 * MS,
+        long_after: 1_000 * MS,
+        ..Plan::default()
+    };
+    scene.spans.open(id(1), &plan(1), 0, GivenParent::None, &|_, _| {});
+    // After how long a segment that begins now is sampled.
+    let is_sampled_after_ms = || {
+        let now = scene.script.now.load(Ordering::Relaxed);
+        (scene.spans.table.get(id(1)).unwrap().old_at(now) - now) / MS
+    };
+    assert_eq!(is_sampled_after_ms(), 10);
+    scene.spans.make_reference(id(1), 3);
+    assert_eq!(is_sampled_after_ms(), 0);
+    // A field is recorded, and another rule matches.
+    scene.spans.replan(id(1), |_, _| Some((plan(2), 0)));
+    assert_eq!(is_sampled_after_ms(), 0);
+    // It stays open for long, as a connection does: what is in it is sampled once that takes long.
+    scene.wait(2_000 * MS);
+    assert_eq!(is_sampled_after_ms(), 5);
+}
