@@ -1,4 +1,4 @@
-//! MemoryBudget for the stacks of futures while most of the memory for them is in use, as with thousands of idle connections.
+//! Room for the stacks of futures while most of the memory for them is in use, as with thousands of idle connections.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;

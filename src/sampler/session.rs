@@ -56,7 +56,7 @@ struct Rest {
     samples: u64,
 }
 
-/// MemoryBudget for intervals beyond one per sample of a full ring: in each round the collector releases the ring piece by
+/// Room for intervals beyond one per sample of a full ring: in each round the collector releases the ring piece by
 /// piece, and takes the intervals once.
 pub(crate) const SPARE_INTERVALS: usize = 8;
 
