@@ -339,6 +339,7 @@ async fn kept_spans_are_listed_with_and_without_a_profile() {
     let report = files[0].as_str().unwrap();
     assert!(report.ends_with(".html"));
     assert!(slow["top"].as_str().unwrap().contains("burn"), "{slow}");
+    assert!(slow["headline"].as_str().unwrap().contains("burn"), "{slow}");
 
     // After a restart, a report says the same of itself.
     let restarted = in_dir(temporary.path(), "20ms");

@@ -88,13 +88,14 @@ fn of_files(dir: &Path, files: ProfileFiles) -> Value {
 }
 
 /// The entry of a span that this process has kept: what the summary in a report contains.
-fn of_recent(RecentlyKept { kept, no_profile }: &RecentlyKept) -> Map<String, Value> {
+fn of_recent(RecentlyKept { kept, headline, no_profile }: &RecentlyKept) -> Map<String, Value> {
     let Some(span) = kept.spans.first() else { return Map::new() };
     let summary = KeptSummary {
         id: kept.profile,
         facts: span.facts(),
         samples: kept.samples,
-        top: kept.top_function.as_ref(),
+        headline,
+        hotspots: &kept.hotspots,
         longest_wait: kept.waits.longest.as_ref(),
         compared: kept.compared.as_ref(),
         no_profile: no_profile.as_deref(),
