@@ -170,7 +170,7 @@ fn weight_ns(sample: &Sample) -> u64 {
 
 /// The name of the innermost function of the program, or what kind of function it is: line tables have no path of one
 /// that is inlined. Its file and line follow.
-pub(super) fn own_name(own: &str) -> String {
+pub(crate) fn own_name(own: &str) -> String {
     let name = without_generics(own);
     match shortened(&name) {
         short if !short.is_empty() => short,

@@ -5,8 +5,10 @@ use std::fmt::{self, Display};
 
 use super::awaits::{SAMPLED_AWAIT_NS, awaited, own_name};
 use super::call_tree::{CallTree, SampledCall};
+use super::leaf::Leaf;
 use super::model::Profile;
 use super::sample::{Sample, SampleKind};
+use super::waits::place_of;
 
 /// Where most of the samples of one kind are, in the program's own code.
 ///
@@ -109,6 +111,51 @@ impl Profile {
             [SampleKind::OnCpu, SampleKind::OffCpu, SampleKind::Await, SampleKind::AllocatedBytes];
         let calls = CallTree::of(self);
         Hotspots(KINDS.into_iter().filter_map(|kind| find(self, &calls, kind)).collect())
+    }
+}
+
+/// What the samples of one kind have in one own function.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct OwnRow {
+    pub(crate) function: String,
+    /// The line with the most.
+    pub(crate) location: String,
+    /// What it was blocked in or awaited.
+    pub(crate) leaf: String,
+    /// Of all samples of the kind.
+    pub(crate) share: f64,
+}
+
+impl Profile {
+    /// What the samples of one kind have by the innermost own function, or what comes next to that, and by what that was
+    /// blocked in or awaited. The most first.
+    pub(crate) fn own_rows(&self, kind: SampleKind) -> Vec<OwnRow> {
+        let mut rows: BTreeMap<(String, String), BTreeMap<String, u64>> = BTreeMap::new();
+        for sample in self.of_kind(kind) {
+            let leaf = match kind {
+                SampleKind::OffCpu => self.blocked_in(sample).map(|call| format!("[{call}]")),
+                SampleKind::Await => Some(awaited(&self.source_functions(sample))),
+                _ => None,
+            };
+            let (function, location) = match self.own_function(sample) {
+                Some((function, file, line)) => (function, place_of(file, line)),
+                None => (
+                    self.leaf(sample.leaf).and_then(Leaf::frame).unwrap_or_default(),
+                    String::new(),
+                ),
+            };
+            let locations = rows.entry((function, leaf.unwrap_or_default())).or_default();
+            *locations.entry(location).or_default() += sample.total();
+        }
+        let total = self.total(kind).max(1) as f64;
+        let row = |((function, leaf), locations): (_, BTreeMap<String, u64>)| {
+            let share = locations.values().sum::<u64>() as f64 / total;
+            let (location, _) = locations.into_iter().max_by_key(|(_, weight)| *weight)?;
+            Some(OwnRow { function, location, leaf, share })
+        };
+        let mut rows: Vec<_> = rows.into_iter().filter_map(row).collect();
+        rows.sort_by(|a, b| b.share.total_cmp(&a.share));
+        rows
     }
 }
 
@@ -309,7 +356,7 @@ mod tests {
     use super::*;
     use crate::facts::{Facts, TimeBreakdown};
     use crate::profile::{
-        CALLERS_NOT_COPIED, FrameKind, Function, Leaf, Line, Location, LocationId, Mapping, Point,
+        CALLERS_NOT_COPIED, FrameKind, Function, Line, Location, LocationId, Mapping, Point,
         ProfileId,
     };
 

@@ -26,14 +26,14 @@ pub use attribute::{Attribute, Value};
 #[cfg(feature = "firefox")]
 pub(crate) use awaits::await_place;
 pub use awaits::{AwaitSite, Awaits};
-pub(crate) use awaits::{SAMPLED_AWAIT_NS, unexplained_idle};
+pub(crate) use awaits::{SAMPLED_AWAIT_NS, own_name, unexplained_idle};
 pub use builder::ProfileBuilder;
 pub(crate) use code_origin::{CodeOrigin, is_of_dependency};
 pub(crate) use compared::{ComparedSummary, SlowerIn};
 pub(crate) use downsampling::{Downsampling, Selection};
 pub use dump::{DumpedThread, ThreadActivity, ThreadDump};
-pub(crate) use hotspot::Hotspots;
 pub use hotspot::{FunctionShare, Hotspot};
+pub(crate) use hotspot::{Hotspots, OwnRow};
 pub use leaf::{Leaf, LeafId};
 pub(crate) use merge::{Placed, add_stacks, stack_weights};
 pub(crate) use model::Compared;

@@ -4,6 +4,7 @@ use std::io::{self, Write};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::json::{Array, Json, Object, Plain};
+use crate::encode;
 use crate::facts::{ChildTotals, Facts, Measure, Unit};
 use crate::profile::{
     ComparedSummary, FunctionShare, Hotspot, Hotspots, Profile, ProfileId, SampleKind, WaitSite,
@@ -40,6 +41,17 @@ pub(super) fn of(profile: &Profile) -> String {
         no_profile: None,
     };
     summary.to_json()
+}
+
+/// The profile in 2 KiB for programs and people, as a JSON object of two texts.
+pub(super) fn brief(profile: &Profile) -> String {
+    let mut json = Vec::new();
+    // Writing to memory does not fail.
+    _ = Object::write(&mut json, |brief| {
+        brief.member("markdown", encode::markdown(profile))?;
+        brief.member("json", encode::json_summary(profile))
+    });
+    String::from_utf8(json).unwrap_or_default()
 }
 
 impl KeptSummary<'_> {
