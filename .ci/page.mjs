@@ -294,6 +294,12 @@ async function reportByKeyboard(page) {
     await tabTo(page, "#filters button", "Shift+Tab");
     await press(page, "Enter");
     await textBecomes(page, "#total", whole);
+    // Its switch between total and self time.
+    await tabTo(page, "#held input", "Shift+Tab");
+    await press(page, "ArrowRight");
+    assert.match(await text(page, "#functions th:nth-child(2)"), /Self/);
+    await press(page, "ArrowLeft");
+    assert.match(await text(page, "#functions th:nth-child(2)"), /Total/);
     for (const table of ["#waits", "#spans"]) {
         await tabTo(page, `${table} .pick`, table === "#waits" ? "Shift+Tab" : "Tab");
         await press(page, "Space");

@@ -162,6 +162,7 @@ function build(data, more) {
         ...{
             name: "GET /upstream",
             title: "GET /upstream",
+            headline: "",
             duration: 2200 * MS,
             losses: [],
             notes: [],

@@ -56,9 +56,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         for note in &profile.notes {
             println!("    {note}");
         }
-        if let Some((function, share)) = profile.top_function() {
-            println!("    {:.0} % in {function}", share * 100.0);
-        }
+        println!("    {}", profile.headline);
     }
     Ok(())
 }

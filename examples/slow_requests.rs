@@ -24,7 +24,7 @@ use opentelemetry_sdk::trace::{
     InMemorySpanExporter, SdkTracerProvider, SimpleSpanProcessor, SpanData,
 };
 use tracing_profiling::profile::SampleKind;
-use tracing_profiling::{Handle, Kept, ProfilingAllocator, ProfilingLayer};
+use tracing_profiling::{Handle, Kept, ProfilingAllocator, ProfilingLayer, TimeBreakdown};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::prelude::*;
 
@@ -165,28 +165,24 @@ fn print_files(kept: &[Kept]) {
     }
 }
 
-/// The function with the larger part of a request's time.
+/// What the larger part of a request's time is in.
 fn guilty(kept: &Kept) -> String {
     let times = kept.spans.first().map(|span| *span.times()).unwrap_or_default();
-    if times.idle() > times.wall() / 2 {
-        let delayed_by = kept.awaits.delayed_by.as_ref().map(|span| format!("behind `{span}`"));
-        let longest = kept.awaits.longest.as_ref();
-        let awaited = longest.map(|site| match site.awaited.as_str() {
-            "" => site.function.clone(),
-            awaited => format!("{} at {awaited}", site.function),
-        });
-        let is_delay = times.scheduling_delay() > times.awaiting();
-        return delayed_by.filter(|_| is_delay).or(awaited).unwrap_or_else(|| "-".to_owned());
-    }
-    let waits = kept.waits.longest.as_ref();
-    let on_cpu = kept.spans.first().map_or(Duration::ZERO, |span| span.times().on_cpu());
-    match (&kept.top_function, waits) {
-        (Some((name, share)), waits) if waits.is_none_or(|w| w.waited < on_cpu) => {
-            format!("{name} ({:.0} %)", share * 100.0)
-        }
-        (_, Some(waits)) => format!("{} {}", waits.function, waits.call),
-        _ => "-".to_owned(),
-    }
+    let parts = [
+        (times.on_cpu(), kept.hotspot(SampleKind::OnCpu).map(ToString::to_string)),
+        (kept.waits.total, kept.hotspot(SampleKind::OffCpu).map(ToString::to_string)),
+        (times.awaiting(), kept.hotspot(SampleKind::Await).map(ToString::to_string)),
+        (times.scheduling_delay(), delayed(kept, times)),
+    ];
+    let largest = parts.into_iter().max_by_key(|(time, _)| *time);
+    largest.and_then(|(_, place)| place).unwrap_or_else(|| "-".to_owned())
+}
+
+/// The span that was on the thread while a request was ready to continue.
+fn delayed(kept: &Kept, times: TimeBreakdown) -> Option<String> {
+    let share = times.scheduling_delay().as_secs_f64() / times.wall().as_secs_f64();
+    let behind = kept.awaits.delayed_by.as_ref();
+    behind.map(|span| format!("{:.0} % behind `{span}`", share * 100.0))
 }
 
 /// The exported OpenTelemetry spans that refer to a profile.

@@ -15,6 +15,7 @@ use cpu_time::ThreadTime;
 use tracing::instrument;
 use tracing::level_filters::LevelFilter;
 use tracing_profiling::compare::{Quantity, SpentIn};
+use tracing_profiling::profile::SampleKind;
 use tracing_profiling::{Kept, ProfilingLayer};
 use tracing_subscriber::prelude::*;
 
@@ -85,8 +86,8 @@ fn rank_by_history(time: Duration) {
 
 fn print(slow: &Kept) {
     let (Some(comparison), Some(span)) = (slow.comparison(), slow.spans.first()) else { return };
-    if let Some((function, share)) = &slow.top_function {
-        println!("\nMost of {} is in {function}: {:.0} %.", span.facts().name(), share * 100.0);
+    if let Some(hotspot) = slow.hotspot(SampleKind::OnCpu) {
+        println!("\nOf the CPU time of {}: {hotspot}.", span.facts().name());
     }
     let ms = |ns: f64| ns / 1e6;
     println!("Compared with {} typical requests:\n", comparison.references);

@@ -260,6 +260,8 @@ pub mod guide {
     pub mod log {}
     #[doc = include_str!("../docs/guide/report.md")]
     pub mod report {}
+    #[doc = include_str!("../docs/guide/agents.md")]
+    pub mod agents {}
     #[doc = include_str!("../docs/guide/nothing_is_kept.md")]
     pub mod nothing_is_kept {}
     #[doc = include_str!("../docs/guide/platforms.md")]

@@ -18,7 +18,7 @@ const MOST_FILES: usize = 2;
 const LARGER: &[(&str, usize, usize)] = &[
     ("Builder", 27, 3),
     ("Handle", 0, 4),
-    ("Profile", 0, 3),
+    ("Profile", 0, 4),
     ("Slot", 23, 0),
     ("Spans", 0, 6),
     ("ThreadState", 30, 0),

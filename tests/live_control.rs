@@ -57,6 +57,15 @@ async fn get(handle: &Handle, path: &str) -> Answer {
     ask(handle, "GET", path, "").await
 }
 
+async fn get_as(handle: &Handle, path: &str, accept: &str) -> Answer {
+    let app = Router::new().nest("/profiling", handle.router());
+    let request = Request::get(format!("/profiling{path}")).header(header::ACCEPT, accept);
+    let answer = app.oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
+    let (parts, body) = answer.into_parts();
+    let body = body.collect().await.unwrap().to_bytes().to_vec();
+    Answer { status: parts.status, headers: parts.headers, body }
+}
+
 async fn put_rules(handle: &Handle, rules: impl Into<Body>) -> Answer {
     ask(handle, "PUT", "/rules", rules).await
 }
@@ -339,6 +348,26 @@ async fn kept_spans_are_listed_with_and_without_a_profile() {
     let report = files[0].as_str().unwrap();
     assert!(report.ends_with(".html"));
     assert!(slow["top"].as_str().unwrap().contains("burn"), "{slow}");
+    assert!(slow["headline"].as_str().unwrap().contains("burn"), "{slow}");
+
+    // The same in short forms.
+    let path = format!("/kept/{}", slow["id"].as_str().unwrap());
+    for accept in ["", "*/*", "text/html,application/json;q=0.9", "image/png"] {
+        let answer = get_as(&setup.handle, &path, accept).await;
+        assert_eq!(answer.headers[header::CONTENT_TYPE], "text/html; charset=utf-8");
+        assert!(answer.text().starts_with("<!doctype html>"), "{accept}");
+    }
+    let markdown = get_as(&setup.handle, &path, "text/markdown, text/html").await;
+    assert_eq!(markdown.headers[header::CONTENT_TYPE], "text/markdown; charset=utf-8");
+    let text = markdown.text();
+    assert!(text.starts_with("# `GET /a{http.route=/a/{id}}`: ") && text.len() <= 2_048, "{text}");
+    assert!(text.contains("burn") && text.contains(slow["headline"].as_str().unwrap()), "{text}");
+    let json = get_as(&setup.handle, &path, "Application/JSON;q=1").await;
+    assert_eq!((&json.json()["id"], &json.json()["headline"]), (&slow["id"], &slow["headline"]));
+    for id in ["00000000000000000000000000000000", "..%2Fsecret", "x"] {
+        let answer = get_as(&setup.handle, &format!("/kept/{id}"), "text/markdown").await;
+        assert_eq!(answer.status, StatusCode::NOT_FOUND, "{id}");
+    }
 
     // After a restart, a report says the same of itself.
     let restarted = in_dir(temporary.path(), "20ms");

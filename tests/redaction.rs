@@ -18,6 +18,7 @@ use prost::Message;
 use support::{HAS_STACKS, Log, PLENTY, burn, is_child, run_child};
 use tracing::{Dispatch, info_span};
 use tracing_profiling::Resource;
+use tracing_profiling::profile::SampleKind;
 use tracing_profiling::{Builder, Directory, Kept, ProfilingLayer, Redaction, Stats};
 use tracing_subscriber::prelude::*;
 
@@ -43,14 +44,19 @@ struct Left {
     kept: Vec<Kept>,
 }
 
+const KINDS: [SampleKind; 4] =
+    [SampleKind::OnCpu, SampleKind::OffCpu, SampleKind::Await, SampleKind::AllocatedBytes];
+
 impl Left {
     fn has(&self, text: &str) -> Vec<&str> {
         let is_in = |bytes: &[u8]| bytes.windows(text.len()).any(|part| part == text.as_bytes());
         let files = self.files.iter().filter(|(name, bytes)| name.contains(text) || is_in(bytes));
         let mut found: Vec<_> = files.map(|(name, _)| name.as_str()).collect();
         found.extend(self.log.contains(text).then_some("the log"));
-        let reported =
-            self.kept.iter().map(|kept| format!("{:?} {:?}", kept.top_function, kept.waits));
+        let reported = self
+            .kept
+            .iter()
+            .map(|kept| format!("{:?} {:?}", KINDS.map(|kind| kept.hotspot(kind)), kept.waits));
         found.extend(reported.into_iter().any(|one| one.contains(text)).then_some("the reports"));
         found
     }

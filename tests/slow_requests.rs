@@ -2,7 +2,13 @@
 //! id.
 
 #![cfg(feature = "opentelemetry-sdk")]
-#![allow(clippy::expect_used, clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test"
+)]
 
 #[path = "../examples/shop/mod.rs"]
 mod shop;
@@ -20,9 +26,11 @@ use opentelemetry_sdk::trace::{
 };
 use prost::Message as _;
 use support::Nanos as _;
-use support::{HAS_STACKS, PLENTY};
+use support::{HAS_STACKS, Log, PLENTY};
 use tracing::Dispatch;
+use tracing_profiling::profile::SampleKind;
 use tracing_profiling::{Directory, Kept, ProfileId, ProfilingAllocator, ProfilingLayer};
+use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::prelude::*;
 
 #[global_allocator]
@@ -54,7 +62,14 @@ fn exported_ids_match_the_files() {
         .with_span_processor(SimpleSpanProcessor::new(spans.clone()))
         .build();
     let otel = tracing_opentelemetry::layer().with_tracer(provider.tracer("shop"));
-    let dispatch = Dispatch::new(tracing_subscriber::registry().with(profiling).with(otel));
+    let log = Log::default();
+    let writer = log.clone();
+    let lines = tracing_subscriber::fmt::layer()
+        .with_ansi(false)
+        .with_writer(move || writer.clone())
+        .with_filter(Targets::new().with_target("tracing_profiling", LevelFilter::INFO));
+    let dispatch =
+        Dispatch::new(tracing_subscriber::registry().with(lines).with(profiling).with(otel));
 
     // The shop closes spans on every thread of its runtime, through the default subscriber of that thread.
     let for_threads = dispatch.clone();
@@ -83,6 +98,7 @@ fn exported_ids_match_the_files() {
     }
 
     check_guilty(&reports.lock().unwrap());
+    check_lines(&String::from_utf8(log.0.lock().unwrap().clone()).unwrap());
 
     // The ids on spans are exactly those of the files.
     let ids: BTreeSet<_> = spans.iter().filter_map(|span| text(span, "profile.id")).collect();
@@ -152,12 +168,8 @@ fn check_guilty(reports: &[Kept]) {
         return;
     }
     check_awaits(reports);
-    for (name, guilty) in
-        [("GET /bundles", "count_cheap_bundles"), ("GET /similar", "sqlite3VdbeExec")]
-    {
-        let (function, _) = of(name).top_function.clone().unwrap();
-        assert!(function.ends_with(guilty), "{name}: {function}");
-    }
+    let similar = of("GET /similar").hotspot(SampleKind::OnCpu).unwrap();
+    assert_eq!(similar.leaf.as_ref().unwrap().name, "sqlite3VdbeExec");
     for (name, guilty, call) in [
         ("GET /checkout", "reserve", "[futex 0x"),
         ("GET /legacy", "ask_the_old_system", "[sleep]"),
@@ -171,6 +183,32 @@ fn check_guilty(reports: &[Kept]) {
         let account = of(name).spans[0].times();
         let difference = account.off_cpu().ns().abs_diff(waits.total.ns());
         assert!(difference < account.off_cpu().ns() / 20, "{name}: {waits:?} {account:?}");
+    }
+}
+
+/// The line of each slow request names the function of the shop that most of its time is in, with its share.
+fn check_lines(log: &str) {
+    if !HAS_STACKS {
+        return;
+    }
+    for (request, function) in [
+        ("bundles", "count_cheap_bundles"),
+        ("similar", "similar"),
+        ("prices", "cheapest_of_own_list"),
+        ("checkout", "reserve"),
+        ("legacy", "ask_the_old_system"),
+        ("upstream", "ask_upstream"),
+        ("report", "report"),
+    ] {
+        let line = log.lines().find(|line| line.contains(&format!("kept `GET /{request}`")));
+        let line = line.unwrap_or_else(|| panic!("{request}: {log}"));
+        let place = format!(" % in slow_requests::shop::{function} (shop/mod.rs:");
+        let (before, _) = line.split_once(&place).unwrap_or_else(|| panic!("{line}"));
+        let share: u64 = before.rsplit(' ').next().unwrap().parse().unwrap();
+        assert!((50..=100).contains(&share), "{line}");
+    }
+    if let Some(line) = log.lines().find(|line| line.contains("kept `GET /news`")) {
+        assert!(line.contains(" %) scheduling delay behind `report`"), "{line}");
     }
 }
 

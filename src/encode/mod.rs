@@ -1,5 +1,6 @@
 //! Encodes profiles. Pure: does no input or output.
 
+mod brief;
 #[cfg(all(feature = "otlp", feature = "pprof"))]
 #[cfg(test)]
 mod deep;
@@ -8,6 +9,8 @@ mod firefox;
 mod folded;
 mod frames;
 mod html;
+mod json_summary;
+mod markdown;
 #[cfg(feature = "otlp")]
 mod otlp;
 #[cfg(feature = "otlp")]
@@ -30,6 +33,8 @@ pub use folded::folded;
 pub use html::{HtmlContext, html};
 #[cfg(feature = "axum")]
 pub(crate) use html::{HtmlText, KeptSummary};
+pub use json_summary::json_summary;
+pub use markdown::markdown;
 #[cfg(feature = "otlp")]
 pub use otlp::otlp;
 #[cfg(feature = "_otlp")]

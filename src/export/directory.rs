@@ -460,6 +460,7 @@ const EXTENSIONS: [&str; 2 + Format::ALL.len()] = [
     Format::Otlp.extension(),
     Format::Folded.extension(),
     Format::Firefox.extension(),
+    Format::Markdown.extension(),
     TYPICAL,
     ".tmp",
 ];

@@ -22,16 +22,18 @@ pub enum Format {
     Folded,
     /// [`encode::firefox`](crate::encode): for profiler.firefox.com and samply (`.firefox.json.gz`, feature `firefox`).
     Firefox,
+    /// [`encode::markdown`]: the most important in 2 KiB (`.md`).
+    Markdown,
 }
 
 impl Format {
-    pub(super) const ALL: [Self; 5] =
-        [Self::Html, Self::Pprof, Self::Otlp, Self::Folded, Self::Firefox];
+    pub(super) const ALL: [Self; 6] =
+        [Self::Html, Self::Pprof, Self::Otlp, Self::Folded, Self::Firefox, Self::Markdown];
 
     /// All formats whose features are on.
     pub fn available() -> impl Iterator<Item = Self> {
         Self::ALL.into_iter().filter(|format| match format {
-            Self::Html | Self::Folded => true,
+            Self::Html | Self::Folded | Self::Markdown => true,
             Self::Pprof => cfg!(feature = "pprof"),
             Self::Otlp => cfg!(feature = "otlp"),
             Self::Firefox => cfg!(feature = "firefox"),
@@ -52,6 +54,7 @@ impl Format {
             Self::Otlp => "otlp",
             Self::Folded => "folded",
             Self::Firefox => "firefox",
+            Self::Markdown => "md",
         }
     }
 
@@ -62,6 +65,7 @@ impl Format {
             Self::Otlp => ".otlp",
             Self::Folded => ".folded",
             Self::Firefox => ".firefox.json.gz",
+            Self::Markdown => ".md",
         }
     }
 
@@ -76,6 +80,7 @@ impl Format {
             Self::Folded => Some(encode::folded(profile).into_bytes()),
             #[cfg(feature = "firefox")]
             Self::Firefox => Some(encode::firefox(profile, context.resource())),
+            Self::Markdown => Some(encode::markdown(profile).into_bytes()),
             #[allow(unreachable_patterns, reason = "if all features are on")]
             _ => None,
         }

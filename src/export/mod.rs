@@ -42,7 +42,9 @@ pub(crate) use remote::Encoded;
 pub(crate) use remote::Remote;
 pub(crate) use remote::{Answer, AnyExporter, QueueLimits, RefusedScope};
 #[cfg(feature = "axum")]
-pub(crate) use stored::{StoredFile, list_stored, profile_id_of, read_stored, span_of, summary_of};
+pub(crate) use stored::{
+    StoredFile, brief_of, list_stored, profile_id_of, read_stored, span_of, summary_of,
+};
 pub(crate) use typical::{TypicalFile, TypicalFiles, read_typical};
 
 /// Exports the profiles of kept spans.

@@ -71,6 +71,15 @@ pub(crate) fn summary_of(dir: &Path, name: &str) -> Option<String> {
     Some(summary.to_owned())
 }
 
+/// The 2 KiB of a report for programs and people, as JSON with two texts; `None` if the file has none.
+pub(crate) fn brief_of(dir: &Path, name: &str) -> io::Result<Option<String>> {
+    let report = read_stored(dir, name)?.unwrap_or_default();
+    let report = String::from_utf8_lossy(&report);
+    let brief =
+        report.split_once("id=\"brief\">").and_then(|(_, rest)| rest.split_once("</script>"));
+    Ok(brief.map(|(brief, _)| brief.to_owned()))
+}
+
 /// Whether a `Directory` could have given a complete file that name. Such a name contains nothing that leads out of the
 /// directory, on any system.
 fn is_profile(name: &str) -> bool {
@@ -86,7 +95,7 @@ mod tests {
 
     #[test]
     fn only_complete_profiles_have_valid_names() {
-        for extension in ["html", "pb.gz", "otlp", "folded", "firefox.json.gz"] {
+        for extension in ["html", "pb.gz", "otlp", "folded", "firefox.json.gz", "md"] {
             assert!(is_profile(&format!("{STEM}.{extension}")));
         }
         assert!(is_profile(&format!("{}.html", STEM.replace("GET__a", "a..b"))));

@@ -2,6 +2,7 @@
 //! writes about kept spans reads them here.
 
 mod children;
+pub(crate) mod format;
 mod measure;
 mod reason;
 mod times;

@@ -6,6 +6,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use axum::http::StatusCode;
 use serde_json::{Map, Value};
 
+pub(super) const HTML: &str = "text/html; charset=utf-8";
+
 /// An error response.
 pub(super) type Failure = (StatusCode, String);
 

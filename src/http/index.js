@@ -262,7 +262,17 @@ function showEmpty() {
 // --- the list
 
 const view = { text: '', reason: '', name: '', sort: 'time', isDescending: true, page: 0 };
-const topOf = (entry) => entry.top || entry.longest_wait || '';
+/** What most of the time is in, of the largest part of it. */
+function hotspotOf(entry) {
+  const times = { on_cpu: entry.on_cpu_ms, off_cpu: entry.longest_wait_ms, await: entry.await_ms },
+    timeOf = ({ kind }) => times[kind] ?? 0;
+  return entry.hotspots?.filter((one) => timeOf(one) > 0).sort((a, b) => timeOf(b) - timeOf(a))[0];
+}
+const namesOf = (hotspot) => hotspot.functions.map(({ name }) => name).join(', ');
+function topOf(entry) {
+  const hotspot = hotspotOf(entry);
+  return hotspot ? namesOf(hotspot) : entry.top || entry.longest_wait || '';
+}
 const COLUMNS = [
   ['time', 'Time', (entry) => Date.parse(entry.time) || 0, true],
   ['span', 'Span', (entry) => entry.name, false],
@@ -418,17 +428,19 @@ function typicalCell(entry) {
   const more = `+${duration(entry.slower_in_ms)} ${clean(entry.slower_in)}`;
   return [...cells, el('small', { class: 'clip', title: more }, more)];
 }
+const TIMES_OF = { on_cpu: 'on-CPU time', off_cpu: 'waits', await: 'awaits' };
 function topCell(entry) {
-  const lines = [];
-  if (entry.top) {
-    const share = entry.top_share >= 0 ? ` ${Math.round(entry.top_share * 100)} % of on-CPU time` : '';
-    lines.push(el('div', { class: 'code clip', title: clean(entry.top) }, clean(entry.top)), el('small', {}, share));
+  const hotspot = hotspotOf(entry),
+    lines = [];
+  if (hotspot) {
+    const names = clean(namesOf(hotspot)),
+      share = Math.round(hotspot.functions.reduce((sum, one) => sum + one.share, 0) * 100);
+    const of = hotspot.certain ? `${share} % of ${TIMES_OF[hotspot.kind]}` : 'likely: few samples';
+    lines.push(el('div', { class: 'code clip', title: names }, names), el('small', {}, of));
   }
-  if (entry.longest_wait && (!entry.top || entry.longest_wait_ms > entry.on_cpu_ms)) {
-    lines.push(
-      el('div', { class: 'code clip', title: clean(entry.longest_wait) }, clean(entry.longest_wait)),
-      el('small', {}, `longest wait, ${duration(entry.longest_wait_ms)}`),
-    );
+  if (entry.headline) {
+    const headline = clean(entry.headline);
+    lines.push(el('small', { class: 'clip', title: headline }, headline));
   }
   return lines.length > 0 ? lines : ['–'];
 }

@@ -5,9 +5,11 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::answer::{object, time};
+use super::answer::{HTML, object, time};
 use crate::encode::KeptSummary;
-use crate::export::{StoredFile, list_stored, profile_id_of, span_of, summary_of};
+use crate::export::{
+    StoredFile, brief_of, list_stored, profile_id_of, read_stored, span_of, summary_of,
+};
 use crate::facts::Measure;
 use crate::handle::Handle;
 use crate::publish::RecentlyKept;
@@ -43,6 +45,59 @@ pub(super) fn list(handle: &Handle) -> std::io::Result<Value> {
     entries.truncate(MOST);
     let measures = Measure::ALL.iter().map(of_measure).collect();
     Ok(object([("measures", measures), ("kept", Value::Array(entries))]))
+}
+
+/// In which form a client wants a profile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    Report,
+    Markdown,
+    Json,
+}
+
+impl Form {
+    const NAMES: [(&str, Self); 3] = [
+        ("text/html", Self::Report),
+        ("text/markdown", Self::Markdown),
+        ("application/json", Self::Json),
+    ];
+
+    /// The first that the header `Accept` names. Weights are not read.
+    pub(super) fn accepted(accept: &str) -> Self {
+        let named = |part: &str| {
+            let name = part.split(';').next().unwrap_or_default().trim();
+            Self::NAMES.into_iter().find(|(known, _)| name.eq_ignore_ascii_case(known))
+        };
+        accept.split(',').find_map(named).map_or(Self::Report, |(_, form)| form)
+    }
+
+    pub(super) const fn content_type(self) -> &'static str {
+        match self {
+            Self::Report => HTML,
+            Self::Markdown => "text/markdown; charset=utf-8",
+            Self::Json => "application/json",
+        }
+    }
+}
+
+/// The file name of the report of a profile.
+pub(super) fn report_of(dir: &Path, id: &str) -> std::io::Result<Option<String>> {
+    let is_it =
+        |file: &StoredFile| file.name.ends_with(".html") && profile_id_of(&file.name) == Some(id);
+    Ok(list_stored(dir)?.into_iter().find(is_it).map(|file| file.name))
+}
+
+/// A report, or the short form that it contains.
+pub(super) fn read(dir: &Path, report: &str, form: Form) -> std::io::Result<Option<Vec<u8>>> {
+    let member = match form {
+        Form::Report => return read_stored(dir, report),
+        Form::Markdown => "markdown",
+        Form::Json => "json",
+    };
+    let brief = brief_of(dir, report)?;
+    let brief: Option<Value> = brief.and_then(|text| serde_json::from_str(&text).ok());
+    let text = brief.as_ref().and_then(|brief| brief.get(member)?.as_str());
+    Ok(text.map(|text| text.as_bytes().to_vec()))
 }
 
 /// The files of a profile.
@@ -88,13 +143,14 @@ fn of_files(dir: &Path, files: ProfileFiles) -> Value {
 }
 
 /// The entry of a span that this process has kept: what the summary in a report contains.
-fn of_recent(RecentlyKept { kept, no_profile }: &RecentlyKept) -> Map<String, Value> {
+fn of_recent(RecentlyKept { kept, headline, no_profile }: &RecentlyKept) -> Map<String, Value> {
     let Some(span) = kept.spans.first() else { return Map::new() };
     let summary = KeptSummary {
         id: kept.profile,
         facts: span.facts(),
         samples: kept.samples,
-        top: kept.top_function.as_ref(),
+        headline,
+        hotspots: &kept.hotspots,
         longest_wait: kept.waits.longest.as_ref(),
         compared: kept.compared.as_ref(),
         no_profile: no_profile.as_deref(),

@@ -29,7 +29,7 @@ use axum::{Json, Router};
 use serde_json::Value;
 use tokio::task::spawn_blocking;
 
-use self::answer::{Failure, not_found, object, time, unreadable};
+use self::answer::{Failure, HTML, not_found, object, time, unreadable};
 use crate::error::{Error, UnknownName};
 use crate::export::{Format, OF_PROCESS, StoredFile, list_stored, read_stored};
 use crate::facts::Reason;
@@ -141,6 +141,7 @@ impl Handle {
     /// | `GET /rules` | the rules, as text in the syntax of `TRACING_PROFILING` |
     /// | `PUT /rules` | [replaces](Self::set_rules) the rules by those in the body, and returns them; 400 with the position of the error if they do not parse or are empty, and the rules stay as they are. At most 64 KiB |
     /// | `GET /kept` | what was kept, the newest first, as JSON: spans that this process kept, with and without a profile, and profiles of earlier runs. At most 1,000 |
+    /// | `GET /kept/ID` | the profile of that id: the report, or with `Accept: text/markdown` or `application/json` [the most important of it](crate::encode::markdown) in 2 KiB. 404 if the directory has no report of it |
     /// | `GET /open?older_than=1s` | the [open spans](Self::open_spans) that are older than that (1 s without it), the oldest first, as JSON, each with its state and where it is. At most 1,000; 503 if the layer's threads do not answer in 10 s |
     /// | `GET /debug/pprof/heap` | the [live heap](Self::heap_profile) for `go tool pprof` and what scrapes such profiles: `alloc_objects`, `alloc_space`, `inuse_objects` and `inuse_space`, gzipped. 404 if the layer does not track it. Needs the feature `pprof` |
     /// | `GET /debug/pprof/allocs` | the same, of which `alloc_space` is shown first |
@@ -197,6 +198,7 @@ impl Handle {
             .route("/continuous", get(continuous::get).put(continuous::put))
             .route("/routes", get(typical_routes))
             .route("/routes/profile", get(typical_profile))
+            .route("/kept/{id}", get(one_kept))
             .route("/profiles", get(profiles))
             .route("/profiles/{name}", get(profile))
             .route("/process", get(of_process))
@@ -321,6 +323,24 @@ fn asset(content_type: &'static str, text: &str) -> Response {
 
 async fn kept(State(routed): State<Routed>) -> Result<Json<Value>, Failure> {
     slow(routed, |handle| Ok(Json(kept::list(handle).map_err(unreadable)?))).await
+}
+
+/// A profile in the form that the client prefers.
+async fn one_kept(
+    State(handle): State<Handle>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+) -> Result<Response, Failure> {
+    let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
+    let form = kept::Form::accepted(accept.unwrap_or_default());
+    let read = move || {
+        let dir = handle.dir().ok_or_else(not_found)?;
+        let report = kept::report_of(&dir, &id).map_err(unreadable)?.ok_or_else(not_found)?;
+        let text = kept::read(&dir, &report, form).map_err(unreadable)?.ok_or_else(not_found)?;
+        // A report is shown like a file, without the headers of the pages around it.
+        Ok(([(header::CONTENT_TYPE, form.content_type())], text).into_response())
+    };
+    blocking(read).await
 }
 
 async fn open(
@@ -506,13 +526,13 @@ fn content_type(name: &str) -> &'static str {
     match name.rsplit('.').next() {
         Some("html") => HTML,
         Some("folded") => "text/plain; charset=utf-8",
+        Some("md") => "text/markdown; charset=utf-8",
         Some("otlp") => "application/x-protobuf",
         // Not as a content encoding: readers of pprof expect it to be compressed.
         _ => "application/octet-stream",
     }
 }
 
-const HTML: &str = "text/html; charset=utf-8";
 const CROSS_ORIGIN_RESOURCE_POLICY: HeaderName =
     HeaderName::from_static("cross-origin-resource-policy");
 

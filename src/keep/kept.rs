@@ -8,7 +8,7 @@ use tracing::Metadata;
 use crate::compare::Comparison;
 use crate::facts::{Facts, Reasons, TimeBreakdown};
 use crate::ids::{SpanId, TraceId};
-use crate::profile::{Awaits, ComparedSummary, ProfileId, Waits};
+use crate::profile::{Awaits, ComparedSummary, Hotspot, Hotspots, ProfileId, SampleKind, Waits};
 use crate::span::{SampleCounts, SpanKey, TraceIds};
 use crate::text::beginning;
 
@@ -22,9 +22,7 @@ pub struct Kept {
     pub profile: Option<ProfileId>,
     /// The number of samples in the profile.
     pub samples: usize,
-    /// The function with the most on-CPU self time, and its share of that time from 0 to 1; see
-    /// [`Profile::top_function`](crate::profile::Profile::top_function).
-    pub top_function: Option<(String, f64)>,
+    pub(crate) hotspots: Hotspots,
     /// The share of the on-CPU time that its samples represent, from 0 to 1; see
     /// [`Profile::coverage`](crate::profile::Profile::coverage). Of threads that ran for less than the time between two
     /// samples there is little, and of threads that were not sampled nothing.
@@ -41,6 +39,12 @@ pub struct Kept {
 }
 
 impl Kept {
+    /// The own function that holds most of the profile's samples of a kind: of CPU time, waits, awaits or allocated bytes.
+    /// `None` if there are none.
+    pub fn hotspot(&self, kind: SampleKind) -> Option<&Hotspot> {
+        self.hotspots.of(kind)
+    }
+
     /// The outermost of the spans against typical ones of its name and route: what it spent its time in that they did
     /// not. `None` if there are no reference spans of its cohort yet; see
     /// [`Builder::references`](crate::Builder::references).

@@ -9,6 +9,9 @@ use super::model::Profile;
 use super::sample::{Sample, SampleKind};
 use super::waits::{SourceFunction, UNKNOWN, own_number};
 
+/// The weight of an await that represents others, each shorter than this.
+pub(crate) const SAMPLED_AWAIT_NS: u64 = 10_000_000;
+
 /// The sum of a profile's awaits and scheduling delays. Those shorter than 10 ms are represented by samples of 10 ms, so
 /// that the sums are estimates.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -167,7 +170,7 @@ fn weight_ns(sample: &Sample) -> u64 {
 
 /// The name of the innermost function of the program, or what kind of function it is: line tables have no path of one
 /// that is inlined. Its file and line follow.
-pub(super) fn own_name(own: &str) -> String {
+pub(crate) fn own_name(own: &str) -> String {
     let name = without_generics(own);
     match shortened(&name) {
         short if !short.is_empty() => short,
@@ -180,7 +183,7 @@ pub(super) fn own_name(own: &str) -> String {
 
 /// What the innermost function of the program awaits: the future that it polls or, if that only polls another one
 /// (`Pin`, `PollFn`), that one.
-fn awaited(frames: &[SourceFunction<'_>]) -> String {
+pub(super) fn awaited(frames: &[SourceFunction<'_>]) -> String {
     let inner = frames.iter().take(own_number(frames)).rev();
     let futures = inner.map(|frame| (frame.origin, future_of(frame)));
     let futures: Vec<_> = futures.filter(|(_, name)| !name.is_empty()).collect();

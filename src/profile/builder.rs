@@ -143,6 +143,6 @@ mod tests {
         let times: Vec<_> = ran.points.iter().map(|point| point.time_unix_ns).collect();
         assert_eq!(times, [1_002_000_000, 1_003_000_000]);
         assert_eq!(profile.span_path(waited.link), ["cart", "query"]);
-        assert_eq!(profile.top_function(), Some(("render".to_owned(), 1.0)));
+        assert_eq!(profile.functions_by(SampleKind::OnCpu), [("render".to_owned(), 2_000_000)]);
     }
 }

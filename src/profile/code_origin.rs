@@ -151,8 +151,10 @@ impl OwnCode {
 
 /// Whether a function is of this crate's wrappers.
 fn is_wrapper(Function { name, file, .. }: &Function) -> bool {
-    const MODULES: [&str; 3] = ["awaits::", "sys::task_waker::", "sys::allocator::"];
-    const FILES: [&str; 3] = ["awaits/", "sys/task_waker.rs", "sys/allocator.rs"];
+    const MODULES: [&str; 4] =
+        ["awaits::", "sys::task_waker::", "sys::allocator::", "sys::live_blocks::"];
+    const FILES: [&str; 4] =
+        ["awaits/", "sys/task_waker.rs", "sys/allocator.rs", "sys/live_blocks.rs"];
     let is_in_file = path_in_this_crate(file)
         .is_some_and(|path| FILES.iter().any(|file| path.starts_with(file)));
     // Inlined functions have no path, and a trait of the program can have methods for wrappers.
@@ -413,6 +415,7 @@ mod tests {
             ),
             ("insert", "/home/a/.cargo/registry/src/x/hashbrown-0.15.2/src/map.rs"),
             ("{closure#0}", "/srv/tracing-profiling/src/sys/allocator.rs"),
+            ("remove", "/srv/tracing-profiling/src/sys/live_blocks.rs"),
             ("tracing_profiling::sys::allocator::note_allocated", ""),
             ("shop::_::__rust_alloc", "shop/src/main.rs"),
             ("alloc::vec::Vec<shop::Item>::push", ""),

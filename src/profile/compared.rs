@@ -78,6 +78,18 @@ impl ComparedSummary {
 
 #[cfg(test)]
 impl Compared {
+    /// Makes it that of another span, with another first function.
+    pub(crate) fn rename_for_test(&mut self, span: &str, function: &str) {
+        use crate::compare::{OwnFunction, SpentIn, TimeKind};
+        self.span = span.to_owned();
+        let (file, name) = (String::new(), function.to_owned());
+        let own = SpentIn::Function(Arc::new(OwnFunction { name, file, line: 0 }));
+        if function != span {
+            Arc::make_mut(&mut self.comparison).rows[0].quantity =
+                Quantity::Wall(TimeKind::OnCpu, own);
+        }
+    }
+
     /// A span of 1.2 s against others of 0.1 s: nearly all that it has more is on-CPU in `shop::count_cheap_bundles`.
     pub(crate) fn for_test(references: u64) -> Self {
         use super::model::Profile;

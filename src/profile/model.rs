@@ -139,6 +139,8 @@ pub struct Profile {
     pub name: String,
     /// A one-line summary.
     pub title: String,
+    /// What explains most of the time of the first kept span, in one line; empty if nothing does.
+    pub headline: String,
     /// Further lines to show above a picture of it.
     pub notes: Vec<String>,
     /// The kept spans that it explains, the outermost first.
@@ -170,6 +172,7 @@ impl Profile {
             id,
             name: String::new(),
             title: String::new(),
+            headline: String::new(),
             notes: Vec::new(),
             spans: Vec::new(),
             losses: Vec::new(),
@@ -189,6 +192,7 @@ impl Profile {
         Self {
             name: self.name.clone(),
             title: self.title.clone(),
+            headline: self.headline.clone(),
             notes: self.notes.clone(),
             spans: self.spans.clone(),
             losses: self.losses.clone(),

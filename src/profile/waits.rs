@@ -32,7 +32,8 @@ pub struct Waits {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WaitSite {
-    /// Its name: the innermost function outside the standard library, runtimes and other dependencies.
+    /// Its name, without type parameters and closures: the innermost function outside the standard library, runtimes and
+    /// other dependencies.
     pub function: String,
     /// The location in it: the last two parts of the file's path, and the line; empty if unknown.
     pub location: String,
@@ -65,15 +66,6 @@ impl Profile {
         waits
     }
 
-    /// The function with the most on-CPU self time, and its share from 0 to 1; see
-    /// [`functions_by`](Self::functions_by). The share is that of the on-CPU time of the kept [`spans`](Self::spans), also
-    /// where no sample was taken of it, or of the samples if that is not known or they represent more.
-    pub fn top_function(&self) -> Option<(String, f64)> {
-        let (name, weight) = self.functions_by(SampleKind::OnCpu).into_iter().next()?;
-        let ran_ns = self.least_on_cpu_ns().max(self.weight_ns()).max(1);
-        Some((name, weight as f64 / ran_ns as f64))
-    }
-
     /// The share of the kept [`spans`](Self::spans)' on-CPU time that samples represent, 0 to 1; `None` without such time.
     pub fn coverage(&self) -> Option<f64> {
         let ran_ns = self.least_on_cpu_ns();
@@ -81,7 +73,7 @@ impl Profile {
     }
 
     /// For how long the threads of its spans ran at least.
-    fn least_on_cpu_ns(&self) -> u64 {
+    pub(super) fn least_on_cpu_ns(&self) -> u64 {
         let topmost = self.spans.iter().filter(|span| span.is_topmost);
         topmost.map(|span| span.times.least_on_cpu_ns()).sum()
     }
@@ -169,7 +161,7 @@ impl Profile {
     }
 
     /// What a thread was blocked in, or why that is not known; `None` if nothing is known of the wait but its length.
-    fn blocked_in(&self, sample: &Sample) -> Option<&str> {
+    pub(super) fn blocked_in(&self, sample: &Sample) -> Option<&str> {
         match self.leaf(sample.leaf)? {
             Leaf::Blocked(call) if !call.is_empty() => Some(call),
             Leaf::Unknown(why) => Some(why),
@@ -251,13 +243,18 @@ pub(super) struct SourceFunction<'a> {
 
 impl SourceFunction<'_> {
     pub(super) fn place(&self) -> String {
-        if self.file.is_empty() {
-            return String::new();
-        }
-        let parts: Vec<&str> = self.file.rsplitn(3, '/').take(2).collect();
-        let end: Vec<&str> = parts.into_iter().rev().collect();
-        format!("{}:{}", end.join("/"), self.line)
+        place_of(self.file, self.line)
     }
+}
+
+/// The last two parts of a file's path, and the line.
+pub(super) fn place_of(file: &str, line: u32) -> String {
+    if file.is_empty() {
+        return String::new();
+    }
+    let parts: Vec<&str> = file.rsplitn(3, '/').take(2).collect();
+    let end: Vec<&str> = parts.into_iter().rev().collect();
+    format!("{}:{line}", end.join("/"))
 }
 
 /// Total time by function and call.
@@ -284,8 +281,7 @@ impl<'a> Sums<'a> {
         let place = unnamed.and_then(|id| profile.location(id));
         let function = match place {
             Some(location) => profile.module_offset(location),
-            None if function.is_empty() => UNKNOWN.to_owned(),
-            None => function.to_owned(),
+            None => awaits::own_name(function),
         };
         let waited_ns = calls.values().sum();
         let ((call, frame), _) = calls.into_iter().max_by_key(|(call, ns)| (*ns, *call))?;
@@ -321,7 +317,7 @@ fn blocks_a_task(frames: &[SourceFunction<'_>]) -> bool {
 mod tests {
     use super::super::code_origin::OwnCode;
     use super::*;
-    use crate::facts::{Facts, TimeBreakdown};
+    use crate::facts::Facts;
     use crate::profile::{Line, Mapping, Point, ProfileId};
 
     #[test]
@@ -405,7 +401,7 @@ mod tests {
         add_wait(&mut profile, "sleep", stack, point);
         profile.add_sample(SampleKind::OnCpu, runs, None, point);
         assert_eq!(profile.waits().longest.unwrap().function, "shop+0x20");
-        assert_eq!(profile.top_function(), Some(("shop+0x20".to_owned(), 1.0)));
+        assert_eq!(profile.functions_by(SampleKind::OnCpu), [("shop+0x20".to_owned(), 7)]);
     }
 
     /// As with debug symbols of glibc installed: its functions have names, files and lines.
@@ -578,7 +574,7 @@ mod tests {
     }
 
     #[test]
-    fn the_top_function_includes_what_is_inlined_into_it() {
+    fn a_function_includes_what_is_inlined_into_it() {
         let mut profile = Profile::new(ProfileId::for_test(1), 10);
         let (busy, idle) = (named(&mut profile, "busy"), named(&mut profile, "idle"));
         let inlined = profile.add_location(Location {
@@ -601,40 +597,7 @@ mod tests {
             profile.add_sample(SampleKind::OnCpu, hot, None, point(time));
         }
         profile.add_sample(SampleKind::OnCpu, cold, None, point(9));
-        assert_eq!(profile.top_function(), Some(("busy".to_owned(), 0.75)));
-    }
-
-    #[test]
-    fn the_share_of_the_top_function_is_that_of_the_time() {
-        let mut profile = Profile::new(ProfileId::for_test(1), 10);
-        let busy = named(&mut profile, "busy");
-        let kind = FrameKind::Rust;
-        let location =
-            Location { mapping: None, address: 1, kind, lines: vec![busy], is_inferred: false };
-        let location = profile.add_location(location);
-        let stack = profile.add_stack(vec![location]);
-        for time in 0..5 {
-            profile.add_sample(SampleKind::OnCpu, stack, None, point(time));
-        }
-        let share = |spans: &[(u64, u64, bool)]| {
-            let span = |(subtree_on_cpu_ns, subtree_on_cpu_error_ns, is_topmost): &_| {
-                let times = TimeBreakdown {
-                    subtree_on_cpu_ns: *subtree_on_cpu_ns,
-                    subtree_on_cpu_error_ns: *subtree_on_cpu_error_ns,
-                    ..TimeBreakdown::default()
-                };
-                Facts { is_topmost: *is_topmost, times, ..Facts::default() }
-            };
-            let mut profile = profile.clone();
-            profile.spans = spans.iter().map(span).collect();
-            profile.top_function().unwrap().1
-        };
-        assert_eq!(share(&[]), 1.0);
-        // Samples were taken of a sixth of its time.
-        assert_eq!(share(&[(300, 0, true)]), 50.0 / 300.0);
-        assert_eq!(share(&[(300, 0, true), (200, 0, false), (100, 0, true)]), 50.0 / 400.0);
-        assert_eq!(share(&[(300, 100, true)]), 50.0 / 200.0, "what is certain");
-        assert_eq!(share(&[(40, 0, true)]), 1.0, "the samples represent more");
+        assert_eq!(profile.functions_by(SampleKind::OnCpu)[0], ("busy".to_owned(), 30));
     }
 
     #[test]

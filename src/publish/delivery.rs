@@ -493,7 +493,7 @@ mod tests {
     use crate::compare::ReferenceLimits;
     use crate::export::{Directory, Encoded, Exporter, QueueLimits, RefusedScope, Remote};
     use crate::keep::KeptSpan;
-    use crate::profile::ProfileId;
+    use crate::profile::{Hotspots, ProfileId};
     use crate::span::SpanKey;
     use crate::stats::Stats;
     use crate::sys::Poller;
@@ -607,7 +607,7 @@ mod tests {
             spans: vec![span],
             profile: None,
             samples: 1,
-            top_function: None,
+            hotspots: Hotspots::default(),
             coverage: None,
             waits: crate::profile::Waits::default(),
             awaits: crate::profile::Awaits::default(),

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 
 use crate::keep::Kept;
 use crate::profile::ComparedSummary;
-use crate::report::kept_event::Without;
+use crate::report::kept_event::{Without, headline};
 
 /// How many kept spans are remembered.
 const MOST: usize = 1_000;
@@ -16,6 +16,8 @@ const MOST: usize = 1_000;
 pub(crate) struct RecentlyKept {
     /// With one span: the first one.
     pub(crate) kept: Kept,
+    /// What explains most of its time.
+    pub(crate) headline: String,
     /// Why there is no profile, if there is none.
     pub(crate) no_profile: Option<String>,
 }
@@ -29,12 +31,13 @@ impl Recent {
         let Some(first) = kept.spans.first() else { return };
         let why = first.profile().err().filter(|_| kept.profile.is_none());
         let new = RecentlyKept {
+            headline: headline(first, kept),
             no_profile: why.map(|why| Without(why, first).to_string()),
             kept: Kept {
                 spans: vec![first.clone()],
                 profile: kept.profile,
                 samples: kept.samples,
-                top_function: kept.top_function.clone(),
+                hotspots: kept.hotspots.clone(),
                 coverage: kept.coverage,
                 waits: kept.waits.clone(),
                 awaits: kept.awaits.clone(),

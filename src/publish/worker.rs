@@ -133,12 +133,19 @@ impl SymbolsThread {
                 report.samples = profile.sample_count();
                 report.waits = profile.waits();
                 report.awaits = profile.awaits();
+                report.hotspots = profile.hotspots();
+                // Of further spans, it is not known which are inside others.
+                let is_topmost = profile.spans.iter().map(|span| span.is_topmost);
+                let is_topmost = is_topmost.chain(std::iter::repeat(true));
+                for (span, is_topmost) in report.spans.iter_mut().zip(is_topmost) {
+                    span.facts.is_topmost = is_topmost;
+                }
                 report::describe_waits(&mut profile, &report);
-                report::describe_awaits(&mut profile, &report.awaits);
+                report::describe_awaits(&mut profile, &report);
                 profile.compared = self.compared(&profile);
                 report.compared = profile.compared.as_ref().map(|compared| compared.summary());
-                report.top_function = profile.top_function();
                 report.coverage = profile.coverage();
+                report::kept_event::describe_headline(&mut profile, &report);
                 let since = Instant::now();
                 let held =
                     HeldProfile { profile, report, since, _room: room, _permit: reservation };

@@ -5,10 +5,7 @@ use std::sync::Arc;
 
 use crate::compare::{Amount, Breakdown, Measured, OwnFunction, Quantity, SpentIn, TimeKind};
 use crate::facts::{Facts, Measure};
-use crate::profile::{LinkId, Point, Profile, Sample, SampleKind, ThreadId};
-
-/// Of the awaits and delays shorter than this, some represent others, with this weight.
-const SAMPLED_AWAIT_NS: u64 = 10_000_000;
+use crate::profile::{LinkId, Point, Profile, SAMPLED_AWAIT_NS, Sample, SampleKind, ThreadId};
 
 impl Breakdown {
     /// The breakdown of a span of a profile whose functions have names.

@@ -1,6 +1,8 @@
 //! The log events of kept spans.
 
+use std::cmp::Reverse;
 use std::fmt::{self, Display, Write};
+use std::time::Duration;
 
 use super::format::{Allocated, Ns, Short, is_vague};
 use super::kept_fields::{Fields, ms};
@@ -9,7 +11,9 @@ use crate::compare::{Quantity, TimeKind};
 use crate::facts::{ChildOrder, ChildTotals, TimeBreakdown};
 use crate::keep::{Kept, KeptSpan, NoProfile};
 use crate::log::{LogEvent, LogKind};
-use crate::profile::{Awaits, ComparedSummary, ProfileId, SlowerIn, Waits};
+use crate::profile::{
+    Awaits, ComparedSummary, Hotspot, Profile, ProfileId, SampleKind, SlowerIn, Waits,
+};
 
 /// Nothing is said of the coverage of a span that ran for less than some samples represent.
 pub(crate) const LONG_NS: u64 = 10_000_000;
@@ -130,9 +134,63 @@ fn head(span: &KeptSpan) -> String {
     format!("kept `{}`{open}", span.facts.name())
 }
 
-/// What was kept, and what explains most of its time.
+/// What was kept, what explains most of its time, and why there is no profile.
 fn message(first: &KeptSpan, kept: &Kept) -> String {
-    let mut message = head(first);
+    let no_profile = kept.profile.is_none().then(|| {
+        match kept.spans.iter().find_map(|span| span.profile().err()) {
+            Some(why) => format!("no profile: {}", Without(why, first)),
+            None => "no profile: it could not be exported".to_owned(),
+        }
+    });
+    let reasons: Vec<_> = Some(headline(first, kept))
+        .filter(|text| !text.is_empty())
+        .into_iter()
+        .chain(no_profile)
+        .collect();
+    match reasons.is_empty() {
+        true => head(first),
+        false => format!("{}: {}", head(first), reasons.join("; ")),
+    }
+}
+
+/// What explains most of the time of a span, the larger part first. Empty if nothing does.
+pub(crate) fn headline(first: &KeptSpan, kept: &Kept) -> String {
+    let times = first.times();
+    let compared = kept.compared.as_ref().filter(|compared| compared.is_of(&first.facts));
+    let many = first.facts.children.many_in(times.wall_ns).map(|many| Many(many).to_string());
+    let mut parts = [
+        (times.subtree_on_cpu_ns, on_cpu(first, kept)),
+        (times.idle_ns, idle(first, kept)),
+        (nanoseconds(kept.waits.total), waits(kept)),
+    ];
+    parts.sort_by_key(|(ns, _)| Reverse(*ns));
+    let parts = parts.into_iter().filter_map(|(_, part)| part);
+    let unknown = times.is_cpu_time_unknown.then(|| "on-CPU unknown".to_owned());
+    let reasons = compared.and_then(against_typical).into_iter().chain(many).chain(parts);
+    let reasons: Vec<_> =
+        unknown.into_iter().chain(reasons).chain(allocated(first, kept)).collect();
+    reasons.join("; ")
+}
+
+/// Adds what explains most of the time of the first span of a symbolized profile.
+pub(crate) fn describe_headline(profile: &mut Profile, kept: &Kept) {
+    let Some(first) = kept.spans.first() else { return };
+    profile.headline = headline(first, kept);
+    let times = first.times();
+    let kinds = [
+        (times.subtree_on_cpu_ns, SampleKind::OnCpu, "on-CPU"),
+        (nanoseconds(kept.waits.total), SampleKind::OffCpu, "waiting"),
+        (times.await_ns, SampleKind::Await, "awaiting"),
+    ];
+    let longest = kinds.into_iter().max_by_key(|(ns, ..)| *ns);
+    let hotspot = longest.and_then(|(_, kind, words)| Some((kept.hotspot(kind)?, words)));
+    if let Some((hotspot, words)) = hotspot {
+        _ = write!(profile.title, " · {words}: {hotspot}");
+    }
+}
+
+/// In which functions it ran, and of how little of that there are samples.
+fn on_cpu(first: &KeptSpan, kept: &Kept) -> Option<String> {
     let TimeBreakdown {
         wall_ns,
         subtree_on_cpu_ns,
@@ -140,68 +198,66 @@ fn message(first: &KeptSpan, kept: &Kept) -> String {
         is_cpu_time_unknown,
         ..
     } = *first.times();
-    if is_cpu_time_unknown {
-        message.push_str(" (on-CPU unknown)");
-    }
-    let compared = kept.compared.as_ref().filter(|compared| compared.is_of(&first.facts));
-    let many = first.facts.children.many_in(wall_ns).map(|many| Many(many).to_string());
-    let mut reasons: Vec<_> = compared.and_then(against_typical).into_iter().chain(many).collect();
-    let is_vague = is_vague(subtree_on_cpu_ns, subtree_on_cpu_error_ns);
+    let is_known = !is_cpu_time_unknown && !is_vague(subtree_on_cpu_ns, subtree_on_cpu_error_ns);
     // A few samples of a span that mostly waited would explain nothing.
-    let is_explained = is_cpu_time_unknown || is_vague || subtree_on_cpu_ns > wall_ns / 10;
-    if let Some((function, share)) = kept.top_function.as_ref().filter(|_| is_explained) {
-        reasons.push(match is_cpu_time_unknown || is_vague {
-            true => format!("{:.0} % in {function}", share * 100.0),
-            false => {
-                let inside_ns = first.times().inside_on_cpu_ns();
-                let inside = match inside_ns >= WORTH_REPORTING {
-                    true => format!(" ({} of it in spans on other threads)", Ns(inside_ns)),
-                    false => String::new(),
-                };
-                // The share is that of all spans of the profile.
-                let of = if kept.spans.len() == 1 { "of it" } else { "of that of all spans" };
-                format!(
-                    "{} on-CPU{inside}, {:.0} % {of} in {function}",
-                    Ns(subtree_on_cpu_ns),
-                    share * 100.0
-                )
-            }
-        });
+    if is_known && subtree_on_cpu_ns <= wall_ns / 10 {
+        return None;
     }
-    let is_known = is_explained && !is_cpu_time_unknown && !is_vague;
+    let hotspot = kept.hotspot(SampleKind::OnCpu).map(|hotspot| match is_known {
+        false => hotspot.to_string(),
+        true => {
+            let inside_ns = first.times().inside_on_cpu_ns();
+            let inside = match inside_ns >= WORTH_REPORTING {
+                true => format!(" ({} of it in spans on other threads)", Ns(inside_ns)),
+                false => String::new(),
+            };
+            // The share is that of all spans of the profile.
+            let others = kept.spans.iter().skip(1).any(|span| span.facts.is_topmost);
+            let of = if others { "; of all spans:" } else { "," };
+            format!("{} on-CPU{inside}{of} {hotspot}", Ns(subtree_on_cpu_ns))
+        }
+    });
     let uncovered = uncovered(kept).filter(|_| is_known && subtree_on_cpu_ns >= LONG_NS);
-    reasons.extend(uncovered);
-    reasons.extend(idle(first, kept));
-    let Waits { count, total, longest, in_async, in_async_total, .. } = &kept.waits;
-    if let Some(site) = longest {
-        let waits = plural_waits(*count);
+    joined([hotspot, uncovered])
+}
+
+/// In which functions its threads were blocked.
+fn waits(kept: &Kept) -> Option<String> {
+    let Waits { count, total, in_async, in_async_total, .. } = &kept.waits;
+    let hotspot = kept.hotspot(SampleKind::OffCpu);
+    let waited = hotspot.map(|hotspot| {
         let of = if *count == 1 { "of" } else { "for" };
-        reasons.push(format!("{waits} {of} {}, longest in {}", Short(*total), AtSite(site)));
-    }
-    if let Some(site) = in_async {
-        let blocked = Short(*in_async_total);
-        let place = match longest.as_ref() == Some(site) {
+        format!("{} {of} {}, {hotspot}", plural_waits(*count), Short(*total))
+    });
+    let in_async = in_async.as_ref().map(|site| {
+        let is_there = |hotspot: &Hotspot| {
+            matches!(&hotspot.functions[..], [function] if function.name == site.function)
+        };
+        let place = match hotspot.is_some_and(is_there) {
             true => String::new(),
             false => format!(" in {}", AtSite(site)),
         };
-        reasons.push(format!("blocks an async executor for {blocked}{place}"));
-    }
-    if let Some(all) = &first.times().allocations
-        && (Allocated(all).is_much() || first.reasons().are_of_allocations())
-    {
-        reasons.push(Allocated(all).to_string());
-    }
-    if kept.profile.is_none() {
-        let why = kept.spans.iter().find_map(|span| span.profile().err());
-        reasons.push(match why {
-            Some(why) => format!("no profile: {}", Without(why, first)),
-            None => "no profile: it could not be exported".to_owned(),
-        });
-    }
-    if !reasons.is_empty() {
-        _ = write!(message, ": {}", reasons.join("; "));
-    }
-    message
+        format!("blocks an async executor for {}{place}", Short(*in_async_total))
+    });
+    joined([waited, in_async])
+}
+
+/// What it allocated, if that is much.
+fn allocated(first: &KeptSpan, kept: &Kept) -> Option<String> {
+    let all = first.times().allocations.as_ref()?;
+    let is_worth_saying = Allocated(all).is_much() || first.reasons().are_of_allocations();
+    let hotspot = kept.hotspot(SampleKind::AllocatedBytes);
+    let place = hotspot.map_or_else(String::new, |hotspot| format!(", {hotspot}"));
+    is_worth_saying.then(|| format!("{}{place}", Allocated(all)))
+}
+
+fn joined(parts: [Option<String>; 2]) -> Option<String> {
+    let parts: Vec<_> = parts.into_iter().flatten().collect();
+    (!parts.is_empty()).then(|| parts.join("; "))
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// How many times as long as typical ones it took, and where most of the difference is. Nothing of what can be by chance.
@@ -256,7 +312,7 @@ impl Display for Many<'_> {
 /// That the samples represent little of the on-CPU time, as of threads that ran for less than the time between two samples.
 fn uncovered(kept: &Kept) -> Option<String> {
     const LITTLE: f64 = 0.5;
-    let share = kept.coverage.filter(|share| kept.profile.is_some() && *share < LITTLE)?;
+    let share = kept.coverage.filter(|share| *share < LITTLE)?;
     Some(match share {
         0.0 => "no sample of its on-CPU time".to_owned(),
         _ => format!("the samples represent {:.0} % of the on-CPU time", (share * 100.0).max(1.0)),
@@ -271,8 +327,8 @@ fn idle(first: &KeptSpan, kept: &Kept) -> Option<String> {
     if awaits.is_empty() || idle_ns <= wall_ns / 10 {
         return None;
     }
-    let (idle, awaited) = (Ns(idle_ns), Awaited(awaits));
-    let all = u64::try_from((awaits.total + awaits.delay).as_nanos()).unwrap_or(u64::MAX);
+    let (idle, awaited) = (Ns(idle_ns), Awaited(awaits, kept.hotspot(SampleKind::Await)));
+    let all = nanoseconds(awaits.total + awaits.delay);
     // Short awaits are sampled, so their sum has an error.
     let are_at_once = all > idle_ns + idle_ns / 10 + WORTH_REPORTING;
     Some(match (awaits.are_of_topmost && kept.spans.len() == 1, are_at_once) {
@@ -325,7 +381,7 @@ mod tests {
     use super::*;
     use crate::compare::{OwnFunction, SpentIn};
     use crate::facts::{Measure, Reason};
-    use crate::profile::Compared;
+    use crate::profile::{Compared, Hotspots};
     use crate::span::SpanKey;
 
     fn kept() -> Kept {
@@ -343,7 +399,7 @@ mod tests {
             spans: vec![span],
             profile: Some(ProfileId::for_test(1)),
             samples: 258,
-            top_function: Some(("shop::render".to_owned(), 0.97)),
+            hotspots: Hotspots::for_test("shop::render", 0.97),
             coverage: Some(0.99),
             waits: Waits::default(),
             awaits: Awaits::default(),
@@ -359,7 +415,7 @@ mod tests {
     #[test]
     fn a_message_states_what_was_kept_and_why() {
         let mut kept = kept();
-        let expected = "kept `test`: 1.29 s on-CPU, 97 % of it in shop::render";
+        let expected = "kept `test`: 1.29 s on-CPU, 97 % in shop::render";
         assert_eq!(line(&kept), expected);
         kept.spans[0].facts.fields = vec![("method", "GET".into()), ("http.route", "/a".into())];
         let expected = "kept `test{method=GET http.route=/a}`: 1.29 s";
@@ -389,10 +445,14 @@ mod tests {
     fn a_message_says_which_time_was_on_other_threads_and_what_a_share_is_of() {
         let mut kept = kept();
         kept.spans[0].facts.times.on_cpu_ns = 90_000_000;
-        let other = KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 3);
+        let mut other = KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 3);
+        kept.spans.push(other.clone());
+        let text = line(&kept);
+        assert!(text.ends_with(" on other threads), 97 % in shop::render"), "{text}");
+        other.facts.is_topmost = true;
         kept.spans.push(other);
         let text = line(&kept);
-        let expected = ": 1.29 s on-CPU (1.20 s of it in spans on other threads), 97 % of that of all spans in shop::render";
+        let expected = ": 1.29 s on-CPU (1.20 s of it in spans on other threads); of all spans: 97 % in shop::render";
         assert!(text.ends_with(expected), "{text}");
     }
 
@@ -400,12 +460,13 @@ mod tests {
     fn a_message_says_of_how_little_there_are_samples() {
         let mut kept = kept();
         kept.coverage = Some(0.49);
-        kept.top_function = Some(("shop::render".to_owned(), 0.3));
-        let expected = ": 1.29 s on-CPU, 30 % of it in shop::render; the samples represent 49 % of the on-CPU time";
+        kept.hotspots = Hotspots::for_test("shop::render", 0.3);
+        let expected =
+            ": 1.29 s on-CPU, 30 % in shop::render; the samples represent 49 % of the on-CPU time";
         assert!(line(&kept).ends_with(expected), "{}", line(&kept));
         kept.coverage = Some(0.001);
         assert!(line(&kept).ends_with("the samples represent 1 % of the on-CPU time"));
-        (kept.coverage, kept.top_function) = (Some(0.0), None);
+        (kept.coverage, kept.hotspots) = (Some(0.0), Hotspots::default());
         let text = line(&kept);
         assert_eq!(text, "kept `test`: no sample of its on-CPU time");
         // A span that mostly waited.
@@ -417,7 +478,7 @@ mod tests {
     fn a_message_without_a_profile_states_the_reason() {
         let mut kept = kept();
         kept.profile = None;
-        kept.top_function = None;
+        kept.hotspots = Hotspots::default();
         kept.files.clear();
         kept.spans[0].profile = Err(NoProfile::NoSamples);
         assert!(line(&kept).ends_with(": no profile: no sample fell in it"), "{}", line(&kept));
@@ -505,13 +566,17 @@ mod tests {
             delayed_by: Some("report".to_owned()),
             ..Awaits::for_test(ms(1_180), ms(1_180))
         };
-        let awaited = "1.18 s in shop::fetch (src/upstream.rs:41) at tokio::time::sleep, \
-                       20.0 ms scheduling delay behind `report`";
+        kept.hotspots = Hotspots::of_awaits_for_test(1.0);
+        let awaited = "1.18 s awaiting, 100 % in shop::fetch (src/upstream.rs:41) at tokio::time::sleep; \
+                       20.0 ms (2 %) scheduling delay behind `report`";
         let head = "kept `test`: idle 1.20 s";
         assert_eq!(line(&kept), format!("{head}: {awaited}"));
         // Of two futures that are polled at once, both awaits count.
         kept.awaits = Awaits { total: ms(2_360), ..kept.awaits };
-        let both = format!("{head}; awaits of several futures at once: {}", Awaited(&kept.awaits));
+        let both = format!(
+            "{head}; awaits of several futures at once: {}",
+            Awaited(&kept.awaits, kept.hotspot(SampleKind::Await))
+        );
         assert_eq!(line(&kept), both);
         kept.awaits.total = ms(1_180);
         // The awaits of others are not a part of its own idle time.
@@ -578,7 +643,7 @@ mod tests {
             kept.spans[0].facts.span = "GET /other".into();
             vec![first, second, third, line(&kept)]
         };
-        let rest = "1.29 s on-CPU, 97 % of it in shop::render";
+        let rest = "1.29 s on-CPU, 97 % in shop::render";
         let head = "kept `GET /checkout`: 12 × its typical 98.0 ms";
         let expected = [
             format!("{head}; the rest is in shop::count_cheap_bundles; {rest}"),

@@ -11,6 +11,7 @@ use super::kept_event::{LONG_NS, profile_of};
 use super::profile::{AtAwait, AtSite};
 use crate::facts::{Measure, Unit};
 use crate::keep::{DEFAULT_FIELDS, Kept, KeptSpan};
+use crate::profile::{Hotspot, SampleKind};
 
 /// The fields before the measures, and after them.
 const BEFORE: [&str; 7] = ["message", "kind", "span", "fields", "reason", "rule", "open"];
@@ -110,8 +111,9 @@ impl Fields {
             let longest_wait = waits.and_then(|waits| waits.longest.clone());
             let in_async = waits.filter(|waits| waits.in_async.is_some());
             fields.set("samples", kept.profile.map(|_| kept.samples));
-            fields.set("top", kept.top_function.as_ref().map(|(function, _)| function.clone()));
-            fields.set("top_share", kept.top_function.as_ref().map(|(_, part)| share(*part)));
+            let top = kept.hotspot(SampleKind::OnCpu);
+            fields.set("top", top.map(Hotspot::names));
+            fields.set("top_share", top.and_then(Hotspot::share).map(share));
             fields.set("coverage", coverage.map(share));
             fields.set("waits", waits.map(|waits| waits.count));
             fields.set("waits_ms", waits.map(|waits| duration_ms(waits.total)));

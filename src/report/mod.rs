@@ -1,9 +1,10 @@
 //! Texts about kept spans and their profiles, and about what the collector does.
 
-mod format;
 pub(crate) mod kept_event;
 mod kept_fields;
 mod losses;
 mod profile;
+
+use crate::facts::format;
 
 pub(crate) use profile::*;

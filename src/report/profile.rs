@@ -1,5 +1,6 @@
 //! Describes kept spans in the title, notes and attributes of a profile, and the collector's own log events.
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::fmt::{self, Display, Write};
 use std::time::Duration;
@@ -10,7 +11,8 @@ use crate::facts::{Facts, Measure, TimeBreakdown};
 use crate::keep::{Kept, KeptSpan, ProfileGroup};
 use crate::log::{LogEvent, LogKind};
 use crate::profile::{
-    Attribute, AwaitSite, Awaits, Profile, Symbolized, Value, WaitSite, Waits, capped,
+    Attribute, AwaitSite, Awaits, Hotspot, Hotspots, Profile, SampleKind, Symbolized, Value,
+    WaitSite, Waits, capped,
 };
 use crate::sinks::Losses;
 use crate::span::SpanKey;
@@ -150,37 +152,39 @@ impl Display for AtSite<'_> {
 }
 
 /// Adds what the spans of a symbolized profile awaited.
-pub(crate) fn describe_awaits(profile: &mut Profile, awaits: &Awaits) {
-    if !awaits.is_empty() {
-        profile.notes.push(format!("{AWAITS_OF_ALL}: {}", Awaited(awaits)));
+pub(crate) fn describe_awaits(profile: &mut Profile, kept: &Kept) {
+    let hotspot = kept.hotspot(SampleKind::Await);
+    if !kept.awaits.is_empty() {
+        profile.notes.push(format!("{AWAITS_OF_ALL}: {}", Awaited(&kept.awaits, hotspot)));
     }
 }
 
 /// Precedes the awaits of a profile. They are those of all of its spans, and not comparable with one span's times.
 pub(crate) const AWAITS_OF_ALL: &str = "awaits of all spans";
 
-/// Displays what was awaited, and the scheduling delay.
-pub(crate) struct Awaited<'a>(pub(crate) &'a Awaits);
+/// Displays what was awaited, where most of it was, and the scheduling delay; the longer of both first.
+pub(crate) struct Awaited<'a>(pub(crate) &'a Awaits, pub(crate) Option<&'a Hotspot>);
 
 impl Display for Awaited<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        /// A place with a larger share of the awaits represents all of them.
-        const MOST: f64 = 0.95;
-        let Awaits { total, delay, longest, delayed_by, .. } = self.0;
-        if let Some(site) = longest {
-            if site.share <= MOST {
-                write!(f, "{}, of which ", Short(*total))?;
-            }
-            write!(f, "{} in {}", Short(site.total), AtAwait(site))?;
-        } else if !total.is_zero() {
-            write!(f, "{} of awaits", Short(*total))?;
+        let Self(Awaits { total, delay, delayed_by, .. }, hotspot) = self;
+        let mut parts = Vec::new();
+        if !total.is_zero() {
+            let place = hotspot.map_or_else(String::new, |hotspot| format!(", {hotspot}"));
+            parts.push((total, format!("{} awaiting{place}", Short(*total))));
         }
-        if delay.is_zero() {
-            return Ok(());
+        if !delay.is_zero() {
+            let behind =
+                delayed_by.as_ref().map_or_else(String::new, |span| format!(" behind `{span}`"));
+            let share = 100.0 * delay.as_secs_f64() / (*total + *delay).as_secs_f64();
+            parts.push((
+                delay,
+                format!("{} ({share:.0} %) scheduling delay{behind}", Short(*delay)),
+            ));
         }
-        f.write_str(if total.is_zero() { "" } else { ", " })?;
-        write!(f, "{} scheduling delay", Short(*delay))?;
-        delayed_by.as_ref().map_or(Ok(()), |span| write!(f, " behind `{span}`"))
+        parts.sort_by_key(|(time, _)| Reverse(*time));
+        let parts: Vec<_> = parts.into_iter().map(|(_, part)| part).collect();
+        f.write_str(&parts.join("; "))
     }
 }
 
@@ -282,7 +286,7 @@ pub(crate) fn unexported(kept: &[KeptSpan]) -> Kept {
         spans: outermost_first(kept),
         profile: None,
         samples: 0,
-        top_function: None,
+        hotspots: Hotspots::default(),
         coverage: None,
         waits: Waits::default(),
         awaits: Awaits::default(),
@@ -544,7 +548,7 @@ mod tests {
                 spans: vec![kept(account); spans],
                 profile: None,
                 samples: 0,
-                top_function: None,
+                hotspots: Hotspots::default(),
                 coverage: None,
                 waits: crate::profile::Waits { count: 2, total: ms(400), ..Default::default() },
                 awaits: Awaits::default(),
@@ -643,23 +647,32 @@ mod tests {
         let ms = Duration::from_millis;
         let note = |awaits: &Awaits| {
             let mut profile = Profile::new(crate::profile::ProfileId::for_test(1), 1);
-            describe_awaits(&mut profile, awaits);
+            let share = awaits.longest.as_ref().map(|site| site.share);
+            let hotspots = share.map(Hotspots::of_awaits_for_test).unwrap_or_default();
+            let kept = Kept { awaits: awaits.clone(), hotspots, ..unexported(&[]) };
+            describe_awaits(&mut profile, &kept);
             profile.notes.pop()
         };
         assert_eq!(note(&Awaits::default()), None);
         let awaits = Awaits::for_test(ms(1_180), ms(1_180));
         let place = "shop::fetch (src/upstream.rs:41) at tokio::time::sleep";
-        assert_eq!(note(&awaits), Some(format!("awaits of all spans: 1.18 s in {place}")));
+        assert_eq!(
+            note(&awaits),
+            Some(format!("awaits of all spans: 1.18 s awaiting, 100 % in {place}"))
+        );
         let mut awaits = Awaits { delay: ms(20), ..Awaits::for_test(ms(1_180), ms(300)) };
-        let part = format!("awaits of all spans: 1.18 s, of which 300 ms in {place}");
-        assert_eq!(note(&awaits), Some(format!("{part}, 20.0 ms scheduling delay")));
+        let part = format!("awaits of all spans: 1.18 s awaiting, 25 % in {place}");
+        assert_eq!(note(&awaits), Some(format!("{part}; 20.0 ms (2 %) scheduling delay")));
         awaits.delayed_by = Some("report".to_owned());
-        let part = format!("{part}, 20.0 ms scheduling delay behind `report`");
+        let part = format!("{part}; 20.0 ms (2 %) scheduling delay behind `report`");
         assert_eq!(note(&awaits), Some(part));
         (awaits.longest, awaits.delay) = (None, Duration::ZERO);
-        assert_eq!(note(&awaits), Some("awaits of all spans: 1.18 s of awaits".to_owned()));
+        assert_eq!(note(&awaits), Some("awaits of all spans: 1.18 s awaiting".to_owned()));
         let delay = Awaits { delay: ms(20), ..Awaits::default() };
-        assert_eq!(note(&delay), Some("awaits of all spans: 20.0 ms scheduling delay".to_owned()));
+        assert_eq!(
+            note(&delay),
+            Some("awaits of all spans: 20.0 ms (100 %) scheduling delay".to_owned())
+        );
     }
 
     #[test]

@@ -40,6 +40,7 @@ pub(super) fn write(
         data.member("id", profile.id.to_string())?;
         data.member("name", &profile.name)?;
         data.member("title", &profile.title)?;
+        data.member("headline", &profile.headline)?;
         data.member("start_unix_ms", profile.start_unix_ns as f64 / 1e6)?;
         data.member("duration", Plain(profile.duration_ns))?;
         data.member("resource", Array(|| context.resource.attributes()))?;

@@ -4,18 +4,18 @@ use std::fmt::Display;
 use std::io::{self, Write};
 
 /// Writes a value.
-pub(super) trait Json {
+pub(in crate::encode) trait Json {
     fn write(&self, out: &mut dyn Write) -> io::Result<()>;
 }
 
 /// A value whose `Display` is JSON: a number or a truth.
-pub(super) struct Plain<T>(pub(super) T);
+pub(in crate::encode) struct Plain<T>(pub(in crate::encode) T);
 
 /// The elements of an array, which can be iterated once per call.
-pub(super) struct Array<F>(pub(super) F);
+pub(in crate::encode) struct Array<F>(pub(in crate::encode) F);
 
 /// An object, which is written by its members.
-pub(super) struct Object<'a> {
+pub(in crate::encode) struct Object<'a> {
     out: &'a mut dyn Write,
     is_first: bool,
 }
@@ -88,7 +88,7 @@ impl<I: Iterator<Item: Json>, F: Fn() -> I> Json for Array<F> {
 
 impl<'a> Object<'a> {
     /// Writes an object with the members that `write` adds.
-    pub(super) fn write(
+    pub(in crate::encode) fn write(
         out: &'a mut dyn Write,
         write: impl FnOnce(&mut Self) -> io::Result<()>,
     ) -> io::Result<()> {
@@ -98,12 +98,12 @@ impl<'a> Object<'a> {
         object.out.write_all(b"}")
     }
 
-    pub(super) fn member(&mut self, name: &str, value: impl Json) -> io::Result<()> {
+    pub(in crate::encode) fn member(&mut self, name: &str, value: impl Json) -> io::Result<()> {
         value.write(self.name(name)?)
     }
 
     /// Adds a member that is an object itself.
-    pub(super) fn object(
+    pub(in crate::encode) fn object(
         &mut self,
         name: &str,
         write: impl FnOnce(&mut Object<'_>) -> io::Result<()>,
@@ -112,7 +112,7 @@ impl<'a> Object<'a> {
     }
 
     /// The output, in which the value of a member must follow.
-    pub(super) fn name(&mut self, name: &str) -> io::Result<&mut dyn Write> {
+    pub(in crate::encode) fn name(&mut self, name: &str) -> io::Result<&mut dyn Write> {
         if !std::mem::take(&mut self.is_first) {
             self.out.write_all(b",")?;
         }

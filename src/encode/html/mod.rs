@@ -2,7 +2,7 @@
 
 mod compared;
 mod data;
-mod json;
+pub(super) mod json;
 mod summary;
 
 use std::fmt::Write as _;
@@ -20,8 +20,8 @@ const STYLE: &str = include_str!("report.css");
 const BODY: &str = include_str!("report.body.html");
 const SCRIPT: &str = include_str!("report.js");
 /// The SHA-256 of [`STYLE`] and [`SCRIPT`], in Base64. A test compares them.
-const STYLE_HASH: &str = "Dwwkqq4LqJSzele3nXTzyc8gkmcrAZDJWHnMhIvJsMM=";
-const SCRIPT_HASH: &str = "5Orkz3TXRzGBC4U5/gufKx3lrw58AWq4nzrSZJ5rS84=";
+const STYLE_HASH: &str = "8ip/Fa2Am4GKobLEd9SVuXVglxjVbdp1sXYGLffY/Ds=";
+const SCRIPT_HASH: &str = "7FboJadLf4Ef7Kko4/APISBRJ10hR+TJ1Rwd2+VrfO8=";
 
 /// What a report shows besides the profile.
 #[derive(Clone, Debug, Default)]
@@ -75,12 +75,14 @@ pub fn html(profile: &Profile, context: &HtmlContext) -> String {
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
          <meta name=\"color-scheme\" content=\"light dark\">\n<title>{}</title>\n\
          <script type=\"application/json\" id=\"summary\">{}</script>\n\
+         <script type=\"application/json\" id=\"brief\">{}</script>\n\
          <style>{STYLE}</style>\n</head>\n<body>\n{BODY}\n\
          <script type=\"text/plain\" id=\"data\">{data}</script>\n\
          <script>{SCRIPT}</script>\n</body>\n</html>\n",
         policy(),
         HtmlText(&profile.title),
         summary::of(profile),
+        summary::brief(profile),
     );
     page
 }
@@ -190,7 +192,7 @@ mod tests {
         let page = html(&profile, &context());
         assert!(!page.contains("alert(1)</script>") && !page.contains("<!--"));
         assert!(page.contains("<title>&lt;/script&gt;"));
-        assert_eq!(page.matches("</script>").count(), 3, "summary, data and script");
+        assert_eq!(page.matches("</script>").count(), 4, "summary, brief, data and script");
         let summary: Value = serde_json::from_str(element(&page, "summary")).unwrap();
         assert_eq!(summary["name"], hostile);
         assert_eq!(unpacked(&profile)["notes"], json!([hostile]));
@@ -462,7 +464,7 @@ mod tests {
         profile.compared = Some(Arc::new(with_names));
         profile.spans = vec![Facts { span: hostile.into(), ..Facts::default() }];
         let page = html(&profile, &context());
-        assert_eq!(page.matches("</script>").count(), 3, "summary, data and script");
+        assert_eq!(page.matches("</script>").count(), 4, "summary, brief, data and script");
         assert_eq!(unpacked(&profile)["compared"]["cohort"], hostile);
     }
 

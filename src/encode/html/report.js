@@ -421,6 +421,8 @@ const state = {
   span: -1,
   /** Index of a function, or -1. */
   fn: -1,
+  /** Whether a function has only what its own code ran or allocated, without what it calls. */
+  self: false,
   /** `KIND.FRAME.OBJECT` of a wait, await or delay: its caller, and a frame or a leaf. Or ''. */
   wait: '',
   /** Whether the graph shows the difference to typical spans. */
@@ -459,10 +461,31 @@ function spansNamed(name) {
 const matchesSite = ({ i }) => {
   const { stack, kind } = profile.samples;
   if (state.fn >= 0)
-    return MODES[kind[i]] === filteredMode() && profile.frames.function[leafFrame(stack[i])] === state.fn;
+    return (
+      MODES[kind[i]] === filteredMode() &&
+      (state.self ? profile.frames.function[leafFrame(stack[i])] === state.fn : isOnStack(stack[i], state.fn))
+    );
   return state.wait === '' || waitKey(i) === state.wait;
 };
 const leafFrame = (stack) => profile.stacks.frame[stack];
+let written;
+/** The first function that people wrote as the same one: closures are a part of the function around them. */
+const writtenIn = (fn) => (written ??= groupFunctions())[fn];
+function groupFunctions() {
+  const first = new Map();
+  return profile.functions.name.map((_, fn) => {
+    const key = `${withoutClosure(functionName(fn))}\n${functionFile(fn)}`;
+    if (!first.has(key)) first.set(key, fn);
+    return first.get(key);
+  });
+}
+const isOnStack = (stack, fn) => {
+  const { parent, frame } = profile.stacks,
+    wanted = writtenIn(fn);
+  let at = stack;
+  while (at >= 0 && writtenIn(profile.frames.function[frame[at]]) !== wanted) at = parent[at];
+  return at >= 0;
+};
 const leafName = (leaf) => profile.leaves.name[leaf] ?? '';
 const waitKey = (i) => `${profile.samples.kind[i]}.${siteOf(profile.samples.stack[i])}.${objectOf(i)}`;
 /** Whether what a sample waited for is a call in the code at its site, and not its leaf. */
@@ -1861,7 +1884,13 @@ const partsOf = (whole, kept) =>
     .filter(({ name, part_of }) => part_of === whole && kept[name] >= 1e3)
     .map(({ name, words }) => `${words} ${duration(kept[name])}`);
 
-/** The longest await of a profile, and what delayed polls most. */
+/** What explains most of the time; without that, the longest await and what delayed polls most. */
+function showHeadline() {
+  const text = clean(profile.headline ?? '');
+  byId('headline').textContent = text;
+  byId('headline').hidden = text === '';
+  if (text === '') showAwaits();
+}
 function showAwaits() {
   const line = byId('awaits-line'),
     longest = (kind) => sitesOf(selectSamples(-1), (one) => one === kind)[0];
@@ -2319,30 +2348,56 @@ function showTables() {
   showSpans(state.span < 0 ? inSpan : selectSamples(-1));
 }
 const FUNCTION_TABLES = {
-  cpu: ['functions', 'Self', 'No sample here: no thread ran for long enough.'],
-  alloc: ['allocated', 'Bytes', 'No sample of an allocation here.'],
+  cpu: ['functions', 'No sample here: no thread ran for long enough.'],
+  alloc: ['allocated', 'No sample of an allocation here.'],
 };
-function showFunctions(chosen, mode) {
-  const [id, title, empty] = FUNCTION_TABLES[mode];
+/** Of each function what it has of a mode: own ones with all that they call, or all with what their own code has. */
+function sumFunctions(chosen, mode, isSelf) {
   const sums = new Map();
   let all = 0;
-  for (const { i, part } of chosen) {
-    if (MODES[profile.samples.kind[i]] !== mode) continue;
-    const frame = leafFrame(profile.samples.stack[i]),
-      fn = profile.frames.function[frame],
-      weight = profile.samples.weight[i] * part;
-    if (!sums.has(fn)) sums.set(fn, { weight: 0, frames: new Map() });
+  const { parent, frame } = profile.stacks,
+    lastOn = new Int32Array(profile.functions.name.length).fill(-1);
+  const add = (fn, here, callees, weight) => {
+    if (!sums.has(fn)) sums.set(fn, { weight: 0, callees: Infinity, frames: new Map() });
     const sum = sums.get(fn);
     sum.weight += weight;
-    sum.frames.set(frame, (sum.frames.get(frame) ?? 0) + weight);
+    sum.callees = Math.min(sum.callees, callees);
+    sum.frames.set(here, (sum.frames.get(here) ?? 0) + weight);
+  };
+  for (const { i, part } of chosen) {
+    if (MODES[profile.samples.kind[i]] !== mode) continue;
+    const stack = profile.samples.stack[i],
+      weight = profile.samples.weight[i] * part;
     all += weight;
+    if (isSelf) {
+      add(profile.frames.function[leafFrame(stack)], leafFrame(stack), 0, weight);
+      continue;
+    }
+    for (let at = stack, callees = 0; at >= 0; at = parent[at], callees++) {
+      const fn = writtenIn(profile.frames.function[frame[at]]);
+      if (lastOn[fn] === i || !isOwn(frame[at])) continue;
+      lastOn[fn] = i;
+      add(fn, frame[at], callees, weight);
+    }
   }
-  const rows = [...sums]
-    .sort((a, b) => b[1].weight - a[1].weight)
-    .map(([fn, { weight, frames }]) => {
-      const [frame] = [...frames].sort((a, b) => b[1] - a[1])[0];
-      return [fn, functionName(fn), shortPlace(frame), [amount(weight, mode), percent(weight, all)], weight / all];
-    });
+  // Of those with the same, the deepest says most.
+  const sorted = [...sums].sort((a, b) => b[1].weight - a[1].weight || a[1].callees - b[1].callees);
+  return { sorted, all };
+}
+function showFunctions(chosen, mode) {
+  const [id, empty] = FUNCTION_TABLES[mode];
+  let sums = sumFunctions(chosen, mode, state.self);
+  const isSelf = state.self || sums.sorted.length === 0;
+  if (isSelf && !state.self) sums = sumFunctions(chosen, mode, true);
+  const { sorted, all } = sums;
+  const title = isSelf ? 'Self' : 'Total';
+  if (mode === 'cpu')
+    byId('functions-title').querySelector('small').textContent = isSelf ? 'self time on-CPU' : 'your code, with what it calls';
+  const rows = sorted.map(([fn, { weight, frames }]) => {
+    const [frame] = [...frames].sort((a, b) => b[1] - a[1])[0],
+      name = isSelf ? functionName(fn) : withoutClosure(functionName(fn));
+    return [fn, name, shortPlace(frame), [amount(weight, mode), percent(weight, all)], weight / all];
+  });
   showRows(
     id,
     ['Function', title, 'Share'],
@@ -2498,7 +2553,7 @@ function showFilters() {
     );
   if (state.interval) add(intervalText(state.interval), { interval: null });
   if (state.span >= 0) add(`in span ${profile.strings[state.span]}`, { span: -1 });
-  if (state.fn >= 0) add(`in ${shortName(functionName(state.fn))} itself`, { fn: -1 });
+  if (state.fn >= 0) add(`in ${shortName(functionName(state.fn))}${state.self ? ' itself' : ''}`, { fn: -1 });
   if (state.wait !== '') add(waitName(state.wait), { wait: '' });
   byId('filters').hidden = chips.length === 0;
   byId('filters').replaceChildren('Only', ...chips);
@@ -2537,6 +2592,7 @@ function writeAddress() {
   if (state.threads) values.set('threads', 'on');
   if (state.diff) values.set('diff', 'on');
   if (!state.fold) values.set('fold', 'off');
+  if (state.self) values.set('held', 'self');
   if (state.search) values.set('q', state.search);
   if (state.interval) values.set('t', state.interval.map(Math.round).join('-'));
   for (const name of ['span', 'fn']) if (state[name] >= 0) values.set(name, state[name]);
@@ -2560,6 +2616,7 @@ function readAddress() {
   state.spans = values.get('spans') !== 'off';
   state.threads = values.get('threads') === 'on';
   state.fold = values.get('fold') !== 'off';
+  state.self = values.get('held') === 'self';
   state.search = (values.get('q') ?? '').slice(0, 500);
   const interval = /^(\d{1,16})-(\d{1,16})$/.exec(values.get('t') ?? '');
   state.interval =
@@ -2668,6 +2725,7 @@ function showControls() {
     const kind = Number(label.dataset.kind);
     label.hidden = !profile.kinds.has(kind) && !(state.diff && profile.typical.kind.includes(kind));
   }
+  for (const input of document.querySelectorAll('[name=held]')) input.checked = (input.value === 'self') === state.self;
   if (areKindsOfDifference !== state.diff) showKinds();
   byId('by-span').checked = state.spans;
   byId('by-thread').checked = state.threads;
@@ -2776,6 +2834,11 @@ function listenToControls() {
       refresh();
     });
   }
+  byId('held').addEventListener('change', (event) => {
+    state.self = event.target.value === 'self';
+    refresh();
+    say(state.self ? 'Self time' : 'Total time');
+  });
   byId('search').addEventListener('input', (event) => {
     state.search = event.target.value;
     search();
@@ -2872,7 +2935,7 @@ async function main() {
   showWall();
   showChildren();
   hideTimes();
-  showAwaits();
+  showHeadline();
   showCompared();
   showKindsThere();
   showMissing();

@@ -4,8 +4,11 @@ use std::io::{self, Write};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::json::{Array, Json, Object, Plain};
+use crate::encode;
 use crate::facts::{ChildTotals, Facts, Measure, Unit};
-use crate::profile::{ComparedSummary, Profile, ProfileId, WaitSite};
+use crate::profile::{
+    ComparedSummary, FunctionShare, Hotspot, Hotspots, Profile, ProfileId, SampleKind, WaitSite,
+};
 
 /// A kept span, and what its profile shows.
 #[derive(Debug)]
@@ -13,7 +16,8 @@ pub(crate) struct KeptSummary<'a> {
     pub(crate) id: Option<ProfileId>,
     pub(crate) facts: &'a Facts,
     pub(crate) samples: usize,
-    pub(crate) top: Option<&'a (String, f64)>,
+    pub(crate) headline: &'a str,
+    pub(crate) hotspots: &'a Hotspots,
     pub(crate) longest_wait: Option<&'a WaitSite>,
     pub(crate) compared: Option<&'a ComparedSummary>,
     /// Why there is no profile, if there is none.
@@ -24,18 +28,30 @@ pub(crate) struct KeptSummary<'a> {
 pub(super) fn of(profile: &Profile) -> String {
     let start_unix_ns = profile.start_unix_ns;
     let unnamed = Facts { span: profile.name.clone().into(), start_unix_ns, ..Facts::default() };
-    let (top, waits) = (profile.top_function(), profile.waits());
+    let (hotspots, waits) = (profile.hotspots(), profile.waits());
     let compared = profile.compared.as_ref().map(|compared| compared.summary());
     let summary = KeptSummary {
         id: Some(profile.id),
         facts: profile.spans.first().unwrap_or(&unnamed),
         samples: profile.sample_count(),
-        top: top.as_ref(),
+        headline: &profile.headline,
+        hotspots: &hotspots,
         longest_wait: waits.longest.as_ref(),
         compared: compared.as_ref(),
         no_profile: None,
     };
     summary.to_json()
+}
+
+/// The profile in 2 KiB for programs and people, as a JSON object of two texts.
+pub(super) fn brief(profile: &Profile) -> String {
+    let mut json = Vec::new();
+    // Writing to memory does not fail.
+    _ = Object::write(&mut json, |brief| {
+        brief.member("markdown", encode::markdown(profile))?;
+        brief.member("json", encode::json_summary(profile))
+    });
+    String::from_utf8(json).unwrap_or_default()
 }
 
 impl KeptSummary<'_> {
@@ -80,10 +96,14 @@ impl KeptSummary<'_> {
                 )?;
             }
             summary.member("samples", Plain(self.samples))?;
-            if let Some((top, share)) = self.top {
-                summary.member("top", top)?;
-                summary.member("top_share", (share * 1e3).round() / 1e3)?;
+            summary.member("headline", self.headline)?;
+            if let Some(top) = self.hotspots.of(SampleKind::OnCpu) {
+                summary.member("top", top.names())?;
+                if let Some(share) = top.share() {
+                    summary.member("top_share", rounded(share))?;
+                }
             }
+            summary.member("hotspots", Array(|| self.hotspots.iter().map(HotspotRow)))?;
             if let Some(wait) = self.longest_wait {
                 summary.member("longest_wait", site(wait))?;
                 let ns = u64::try_from(wait.waited.as_nanos()).unwrap_or(u64::MAX);
@@ -135,6 +155,53 @@ impl Json for ChildSummary<'_> {
             children.member("order", of.order().to_string())
         })
     }
+}
+
+/// What holds most of one kind of time, or of the allocated bytes.
+struct HotspotRow<'a>(&'a Hotspot);
+
+impl Json for HotspotRow<'_> {
+    fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+        let Self(hotspot) = self;
+        Object::write(out, |row| {
+            row.member("kind", kind_name(hotspot.kind))?;
+            row.member("functions", Array(|| hotspot.functions.iter().map(ShareRow)))?;
+            if let Some(caller) = &hotspot.caller {
+                row.member("caller", caller)?;
+            }
+            if let Some(leaf) = &hotspot.leaf {
+                row.member("leaf", ShareRow(leaf))?;
+            }
+            row.member("certain", Plain(hotspot.is_certain))
+        })
+    }
+}
+
+const fn kind_name(kind: SampleKind) -> &'static str {
+    match kind {
+        SampleKind::OnCpu => "on_cpu",
+        SampleKind::OffCpu => "off_cpu",
+        SampleKind::Await => "await",
+        SampleKind::Delay => "scheduling_delay",
+        _ => "allocated",
+    }
+}
+
+struct ShareRow<'a>(&'a FunctionShare);
+
+impl Json for ShareRow<'_> {
+    fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+        let FunctionShare { name, location, share, .. } = self.0;
+        Object::write(out, |row| {
+            row.member("name", name)?;
+            row.member("location", location)?;
+            row.member("share", rounded(*share))
+        })
+    }
+}
+
+fn rounded(share: f64) -> f64 {
+    (share * 1e3).round() / 1e3
 }
 
 /// Milliseconds with three digits after the point.

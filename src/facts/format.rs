@@ -3,7 +3,7 @@
 use std::fmt::{self, Display};
 use std::time::Duration;
 
-use crate::facts::{Measure, Unit};
+use super::{Measure, Unit};
 use crate::sys::Allocations;
 use crate::text::ShortBytes;
 

@@ -1,0 +1,209 @@
+//! What the short forms of a profile say.
+
+use std::borrow::Cow;
+use std::time::{Duration, UNIX_EPOCH};
+
+use crate::facts::{Facts, Reason};
+use crate::ids::ProfileId;
+use crate::profile::{OwnRow, Profile, SampleKind, own_name};
+
+/// The most that a short form has.
+pub(super) const MOST_BYTES: usize = 2_048;
+
+/// A smaller share is not worth a place.
+const NOTABLE: f64 = 0.05;
+
+/// How much of it is said.
+#[derive(Clone, Copy)]
+pub(super) struct BriefDetail {
+    /// The most rows of each list.
+    pub(super) rows: usize,
+    /// The most characters of a text.
+    chars: usize,
+}
+
+impl BriefDetail {
+    /// From the most to the least. Of the last one, nothing can be too long: it has less than ten texts of four bytes, or
+    /// six in JSON, for each character.
+    pub(super) const LEVELS: [Self; 7] = [
+        Self { rows: 5, chars: 160 },
+        Self { rows: 4, chars: 120 },
+        Self { rows: 3, chars: 90 },
+        Self { rows: 2, chars: 70 },
+        Self { rows: 1, chars: 50 },
+        Self { rows: 0, chars: 30 },
+        Self { rows: 0, chars: 12 },
+    ];
+
+    /// Of a text that is a sentence.
+    pub(super) fn whole_line(self) -> Self {
+        Self { chars: self.chars * 4, ..self }
+    }
+
+    /// The beginning and the end of a long text: a path has its names at its end.
+    pub(super) fn shortened(self, text: &str) -> Cow<'_, str> {
+        let Some((_, _)) = text.char_indices().nth(self.chars) else { return text.into() };
+        let (begin, end) = (self.chars / 3, self.chars - self.chars / 3 - 1);
+        let begin = text.char_indices().nth(begin).map_or(0, |(at, _)| at);
+        let end = text.char_indices().rev().nth(end.saturating_sub(1)).map_or(0, |(at, _)| at);
+        format!("{}…{}", text.get(..begin).unwrap_or_default(), text.get(end..).unwrap_or_default())
+            .into()
+    }
+}
+
+/// The rows of one kind of samples.
+pub(super) struct BriefRows {
+    pub(super) kind: SampleKind,
+    pub(super) list: Vec<OwnRow>,
+}
+
+/// How the first span differs from typical ones.
+pub(super) struct BriefComparison {
+    pub(super) references: u64,
+    pub(super) median_wall_ns: Option<u64>,
+    pub(super) times: Option<f64>,
+    /// What is certain, with the nanoseconds.
+    pub(super) rows: Vec<(String, i64)>,
+}
+
+/// What the short forms of a profile say.
+pub(super) struct Brief<'a> {
+    pub(super) id: Option<ProfileId>,
+    pub(super) facts: Cow<'a, Facts>,
+    pub(super) headline: Cow<'a, str>,
+    pub(super) rows: Vec<BriefRows>,
+    /// The innermost functions on-CPU, with their shares.
+    pub(super) own_time: Vec<(String, f64)>,
+    pub(super) compared: Option<BriefComparison>,
+    pub(super) missing: Vec<Cow<'a, str>>,
+    /// What the words mean for this span.
+    pub(super) hints: Vec<&'static str>,
+}
+
+impl<'a> Brief<'a> {
+    pub(super) fn of(profile: &'a Profile) -> Self {
+        let facts = match profile.spans.first() {
+            Some(facts) => Cow::Borrowed(facts),
+            None => Cow::Owned(Facts {
+                span: profile.name.clone().into(),
+                start_unix_ns: profile.start_unix_ns,
+                ..Facts::default()
+            }),
+        };
+        let kinds = [
+            (facts.times.subtree_on_cpu_ns, SampleKind::OnCpu),
+            (facts.times.off_cpu_ns, SampleKind::OffCpu),
+            (facts.times.await_ns, SampleKind::Await),
+        ];
+        // Of what takes the least time, nothing is worth a row.
+        let is_worth = |(ns, _): &(u64, SampleKind)| {
+            profile.spans.is_empty() || *ns >= facts.times.wall_ns / 20
+        };
+        let mut kinds: Vec<_> = kinds.into_iter().filter(is_worth).collect();
+        kinds.sort_by_key(|(ns, _)| std::cmp::Reverse(*ns));
+        let of_kind = |(_, kind)| BriefRows { kind, list: profile.own_rows(kind) };
+        let rows: Vec<_> = kinds.into_iter().map(of_kind).collect();
+        let is_of_cpu = rows.iter().any(|rows| rows.kind == SampleKind::OnCpu);
+        let weight_ns = profile.weight_ns().max(1) as f64;
+        let own_time = profile.functions_by(SampleKind::OnCpu).into_iter().filter(|_| is_of_cpu);
+        let own_time = own_time.map(|(name, ns)| (own_name(&name), ns as f64 / weight_ns));
+        let own_time = own_time.filter(|(_, share)| *share >= NOTABLE).take(3).collect();
+        let headline = match profile.headline.as_str() {
+            "" => Cow::Owned(
+                profile.hotspots().iter().map(ToString::to_string).collect::<Vec<_>>().join("; "),
+            ),
+            headline => Cow::Borrowed(headline),
+        };
+        Self {
+            id: (profile.id != ProfileId::NONE).then_some(profile.id),
+            headline,
+            rows,
+            own_time,
+            compared: compared(profile, &facts),
+            missing: missing(profile, &facts),
+            hints: hints(&facts, profile.waited_ns()),
+            facts,
+        }
+    }
+
+    /// When it began.
+    pub(super) fn time(&self) -> String {
+        const LAST: Duration = Duration::from_secs(253_402_300_799);
+        let start = self.facts.start().unwrap_or(UNIX_EPOCH).min(UNIX_EPOCH + LAST);
+        humantime::format_rfc3339_millis(start).to_string()
+    }
+
+    /// The parts of wall time.
+    pub(super) fn wall_parts(facts: &Facts) -> [(&'static str, u64); 6] {
+        let times = &facts.times;
+        let (on_cpu, off_cpu) = match times.is_cpu_time_unknown {
+            true => (("busy", times.busy_ns()), 0),
+            false => (("on-CPU", times.on_cpu_ns), times.off_cpu_ns),
+        };
+        [
+            on_cpu,
+            ("off-CPU", off_cpu),
+            ("await", times.await_ns),
+            ("scheduling delay", times.delay_ns),
+            ("unexplained idle", times.idle_ns.saturating_sub(times.explained_idle_ns())),
+            ("other spans on its stack", times.other_spans_ns),
+        ]
+    }
+}
+
+fn compared(profile: &Profile, facts: &Facts) -> Option<BriefComparison> {
+    let compared = profile.compared.as_deref()?;
+    let summary = compared.summary();
+    if !summary.is_of(facts) {
+        return None;
+    }
+    let certain = compared.comparison.rows.iter().filter(|row| row.value.certain_extra().is_some());
+    let rows = certain.map(|row| (row.quantity.to_string(), row.value.extra())).collect();
+    let (references, median_wall_ns, times) =
+        (summary.references, summary.median_wall_ns, summary.times());
+    Some(BriefComparison { references, median_wall_ns, times, rows })
+}
+
+fn hints(facts: &Facts, waited_ns: u64) -> Vec<&'static str> {
+    let times = &facts.times;
+    let mut hints = Vec::new();
+    if times.delay_ns > times.wall_ns / 4 {
+        hints.push(
+            "Scheduling delay: it was woken and ready to continue, but the thread of its executor was busy with the span \
+             named after \"behind\".",
+        );
+    }
+    if times.off_cpu_ns.saturating_sub(waited_ns) > times.wall_ns / 10 && !times.is_cpu_time_unknown
+    {
+        hints.push(
+            "Off-CPU beyond its waits: others had the CPU, or it waited often for less than 10 ms.",
+        );
+    }
+    if facts.reasons.contains(Reason::Error) {
+        hints.push("Error: an ERROR event in it, which the log of the program has at that time.");
+    }
+    hints
+}
+
+fn missing<'a>(profile: &'a Profile, facts: &Facts) -> Vec<Cow<'a, str>> {
+    const LITTLE: f64 = 0.9;
+    let mut missing: Vec<Cow<'_, str>> =
+        profile.losses.iter().map(|loss| loss.as_str().into()).collect();
+    let unsampled_ns = facts.get(crate::facts::Measure::Unsampled).unwrap_or_default();
+    if let Some(coverage) = profile.coverage().filter(|coverage| *coverage < LITTLE)
+        && facts.times.subtree_on_cpu_ns > facts.times.wall_ns / 20
+    {
+        missing.push(format!("samples cover {:.0} % of on-CPU time", coverage * 100.0).into());
+    } else if unsampled_ns > facts.times.wall_ns / 20 {
+        let text = format!("{} on-CPU were not sampled", crate::facts::format::Ns(unsampled_ns));
+        missing.push(text.into());
+    }
+    let unexplained_ns = facts.times.idle_ns.saturating_sub(facts.times.explained_idle_ns());
+    if unexplained_ns > facts.times.wall_ns / 10 {
+        missing.push("where it was idle: only futures polled through Profiled show that".into());
+    }
+    if profile.id == ProfileId::NONE || profile.point_count() == 0 {
+        missing.push("samples: none fell in it".into());
+    }
+    missing
+}
