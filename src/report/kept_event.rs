@@ -5,6 +5,7 @@ use std::fmt::{self, Display, Write};
 use super::format::{Allocated, Ns, Short, is_vague};
 use super::kept_fields::{Fields, ms};
 use super::profile::{AWAITS_OF_ALL, AtSite, Awaited, WAIT_NS, WORTH_REPORTING, plural_waits};
+use super::starved::starved;
 use crate::compare::{Quantity, TimeKind};
 use crate::facts::{ChildOrder, ChildTotals, TimeBreakdown};
 use crate::keep::{Kept, KeptSpan, NoProfile};
@@ -171,6 +172,7 @@ fn message(first: &KeptSpan, kept: &Kept) -> String {
     let is_known = is_explained && !is_cpu_time_unknown && !is_vague;
     let uncovered = uncovered(kept).filter(|_| is_known && subtree_on_cpu_ns >= LONG_NS);
     reasons.extend(uncovered);
+    reasons.extend(starved(&first.facts));
     reasons.extend(idle(first, kept));
     let Waits { count, total, longest, in_async, in_async_total, .. } = &kept.waits;
     if let Some(site) = longest {

@@ -5,5 +5,6 @@ pub(crate) mod kept_event;
 mod kept_fields;
 mod losses;
 mod profile;
+mod starved;
 
 pub(crate) use profile::*;

@@ -44,6 +44,8 @@ pub(crate) struct SamplingSession {
     since_cpu_ns: AtomicU64,
     /// The CPU time that was sampled before `since_cpu_ns`.
     sampled_before_ns: AtomicU64,
+    /// For how long the thread has waited for a CPU, as the collector last read it.
+    pub(crate) run_delay: RunDelayCell,
     /// Set when the session has been read completely.
     rest: OnceLock<Rest>,
     next: OnceLock<Arc<Self>>,
@@ -54,6 +56,36 @@ pub(crate) struct SamplingSession {
 struct Rest {
     from: u64,
     samples: u64,
+}
+
+/// For how long a thread could have run since it started, and had no CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RunDelay {
+    /// When that was read, in ticks: not later.
+    pub(crate) at: u64,
+    pub(crate) ns: u64,
+}
+
+/// The latest [`RunDelay`] of a thread, which the collector writes and the thread's hooks read.
+#[derive(Debug, Default)]
+pub(crate) struct RunDelayCell {
+    /// 0 if there is none.
+    at: AtomicU64,
+    ns: AtomicU64,
+}
+
+impl RunDelayCell {
+    pub(crate) fn set(&self, RunDelay { at, ns }: RunDelay) {
+        self.at.store(0, Ordering::Release);
+        self.ns.store(ns, Ordering::Release);
+        self.at.store(at, Ordering::Release);
+    }
+
+    pub(crate) fn get(&self) -> Option<RunDelay> {
+        let at = self.at.load(Ordering::Acquire);
+        let ns = self.ns.load(Ordering::Acquire);
+        (at != 0 && self.at.load(Ordering::Acquire) == at).then_some(RunDelay { at, ns })
+    }
 }
 
 /// MemoryBudget for intervals beyond one per sample of a full ring: in each round the collector releases the ring piece by
@@ -96,6 +128,7 @@ impl SamplingSession {
             hardware: Mutex::new(None),
             since_cpu_ns: AtomicU64::new(0),
             sampled_before_ns: AtomicU64::new(0),
+            run_delay: RunDelayCell::default(),
             rest: OnceLock::new(),
             next: OnceLock::new(),
         }

@@ -93,5 +93,5 @@ scenarios! {
     shares_are_within_their_bounds: shares::scenario, perf Perf, timer Timer;
     times_agree_with_the_clocks: times::scenario, perf Perf, timer Timer, nothing Nothing;
     accounts_agree_with_the_thread_clock: accounts::scenario, perf Perf, timer Timer, nothing Nothing;
-    only_a_thread_that_shares_its_cpu_is_preempted: accounts::preempted, perf Perf, timer Timer, nothing Nothing;
+    a_thread_waits_for_a_cpu_as_long_as_the_kernel_says: accounts::runnable, perf Perf, timer Timer, nothing Nothing;
 }

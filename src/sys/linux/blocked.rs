@@ -5,8 +5,10 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
 
 use super::modules::read_by_system_call;
+use super::own_files::KernelFile;
 use super::thread::current_tid;
 use crate::sys::types::{Blocked, Call, OsThread, WhyRefused};
 
@@ -92,7 +94,42 @@ fn unescaped(name: &[u8]) -> Vec<u8> {
 }
 
 fn open(tid: u32, file: &str) -> io::Result<File> {
-    File::open(format!("/proc/self/task/{}/{file}", id_in_proc(tid)?))
+    File::open(path(tid, file)?)
+}
+
+fn path(tid: u32, file: &str) -> io::Result<PathBuf> {
+    Ok(format!("/proc/self/task/{}/{file}", id_in_proc(tid)?).into())
+}
+
+/// Opens what [`run_delay_ns`] reads of a thread of this process.
+pub(crate) fn open_schedstat(tid: u32) -> io::Result<KernelFile> {
+    KernelFile::open(&path(tid, "schedstat")?)
+}
+
+/// For how long the thread with that file could have run since it started, and had no CPU: it was preempted, or woken, or
+/// its control group was throttled. A delay counts when it ends.
+///
+/// # Errors
+///
+/// If the thread has ended, the program has closed the file, or the kernel does not count it.
+pub(crate) fn run_delay_ns(schedstat: &KernelFile) -> io::Result<u64> {
+    let mut bytes = [0; 128];
+    let parsed = run_delay_in(schedstat.read(&mut bytes)?);
+    parsed.ok_or_else(|| io::ErrorKind::Unsupported.into())
+}
+
+/// Of three numbers: nanoseconds on a CPU, nanoseconds of waiting for one, and how often it got one. A kernel that does
+/// not count has three zeros.
+fn run_delay_in(text: &str) -> Option<u64> {
+    let mut numbers = text.strip_suffix('\n')?.split(' ').map(str::parse::<u64>);
+    let numbers = [numbers.next(), numbers.next(), numbers.next(), numbers.next()];
+    let [Some(Ok(_)), Some(Ok(delay_ns)), Some(Ok(1..)), None] = numbers else { return None };
+    Some(delay_ns)
+}
+
+/// The control groups of a thread of this process, as in `/proc/self/cgroup`.
+pub(crate) fn control_groups_of(tid: u32) -> io::Result<String> {
+    fs::read_to_string(path(tid, "cgroup")?)
 }
 
 /// The id by which `/proc` knows a thread of this process. In a PID namespace with the `/proc` of the one around it, that
