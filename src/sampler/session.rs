@@ -66,25 +66,37 @@ pub(crate) struct RunDelay {
     pub(crate) ns: u64,
 }
 
-/// The latest [`RunDelay`] of a thread, which the collector writes and the thread's hooks read.
+/// What was read of a thread, by the collector for the thread's hooks: first since its last hook, and latest.
 #[derive(Debug, Default)]
 pub(crate) struct RunDelayCell {
-    /// 0 if there is none.
-    at: AtomicU64,
-    ns: AtomicU64,
+    first: [AtomicU64; 2],
+    /// The time is 0 if there is none.
+    latest: [AtomicU64; 2],
 }
 
 impl RunDelayCell {
-    pub(crate) fn set(&self, RunDelay { at, ns }: RunDelay) {
-        self.at.store(0, Ordering::Release);
-        self.ns.store(ns, Ordering::Release);
-        self.at.store(at, Ordering::Release);
+    /// Only one thread may call it. `last_hook_at` is when the thread's last hook ended, in ticks.
+    pub(crate) fn set(&self, latest: RunDelay, last_hook_at: u64) {
+        let [at, ns] = &self.latest;
+        let is_first = self.first[0].load(Ordering::Relaxed) <= last_hook_at;
+        at.store(0, Ordering::Release);
+        if is_first {
+            self.first[0].store(latest.at, Ordering::Release);
+            self.first[1].store(latest.ns, Ordering::Release);
+        }
+        ns.store(latest.ns, Ordering::Release);
+        at.store(latest.at, Ordering::Release);
     }
 
-    pub(crate) fn get(&self) -> Option<RunDelay> {
-        let at = self.at.load(Ordering::Acquire);
-        let ns = self.ns.load(Ordering::Acquire);
-        (at != 0 && self.at.load(Ordering::Acquire) == at).then_some(RunDelay { at, ns })
+    /// First and latest, unless they are being written.
+    pub(crate) fn get(&self) -> Option<[RunDelay; 2]> {
+        let read = |[at, ns]: &[AtomicU64; 2]| RunDelay {
+            at: at.load(Ordering::Acquire),
+            ns: ns.load(Ordering::Acquire),
+        };
+        let (latest, first) = (read(&self.latest), read(&self.first));
+        let is_whole = latest.at != 0 && self.latest[0].load(Ordering::Acquire) == latest.at;
+        is_whole.then_some([first, latest])
     }
 }
 

@@ -250,23 +250,26 @@ impl Spans {
         self.sync_run_delay(state);
     }
 
-    /// For how long the thread waited for a CPU between the last two times that the collector read that. It belongs to the
-    /// spans that the thread was in from the first time on; where others began or ended in between, it is unknown.
+    /// For how long the thread waited for a CPU between the times at which the collector read that. It belongs to the spans
+    /// that the thread was in all the time; where others began or ended in between, it is unknown.
     fn sync_run_delay(&self, state: &mut ThreadState) {
         let read = state.session.as_ref().and_then(|session| session.run_delay.get());
-        let Some(read) = read else { return };
-        let before = state.read.run_delay.replace(read);
-        let Some(before) = before.filter(|before| before.at < read.at) else { return };
-        let usage = Usage {
-            run_delay_ns: read.ns.saturating_sub(before.ns),
-            run_delay_read_ns: self.clock.ns(read.at - before.at),
-            ..Usage::default()
-        };
-        state.tally_each(
-            |segment| {
+        for read in read.into_iter().flatten() {
+            let before = state.read.run_delay;
+            if before.is_some_and(|before| before.at >= read.at) {
+                continue;
+            }
+            state.read.run_delay = Some(read);
+            let Some(before) = before else { continue };
+            let usage = Usage {
+                run_delay_ns: read.ns.saturating_sub(before.ns),
+                run_delay_read_ns: self.clock.ns(read.at - before.at),
+                ..Usage::default()
+            };
+            state.tally_each(|segment| {
                 if segment.runs_since() <= before.at { usage } else { Usage::default() }
-            },
-        );
+            });
+        }
     }
 
     /// If the thread was switched out since the last call, and never because it was blocked, it waited for a CPU whenever it

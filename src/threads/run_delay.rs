@@ -72,7 +72,10 @@ impl RunDelayReader {
         // Before it is read, so that nothing that is read is later.
         let at = scanner.intake.clock().now();
         match sys::run_delay_ns(file) {
-            Ok(ns) => cursor.session.run_delay.set(RunDelay { at, ns }),
+            Ok(ns) => {
+                let last_hook_at = cursor.thread.last_hook_at();
+                cursor.session.run_delay.set(RunDelay { at, ns }, last_hook_at);
+            }
             Err(_) if cursor.thread.is_over() => {}
             Err(_) => {
                 self.end();

@@ -227,9 +227,9 @@ pub(crate) fn runnable(sampled: Sampled) {
     setup.run(|| {
         on_a_shared_cpu(|| {
             is_shared = sched_getaffinity(None).unwrap().count() == 1;
-            read[0] = with_run_delay(info_span!("shares"), || _ = burn(500 * MS));
+            read[0] = with_run_delay(info_span!("shares"), || _ = burn(300 * MS));
             let mixed = || {
-                (0..25).for_each(|_| {
+                (0..10).for_each(|_| {
                     burn(20 * MS);
                     std::thread::sleep(5 * MS);
                 });

@@ -21,6 +21,7 @@ mod accounts;
 mod clocks;
 mod links;
 mod shares;
+mod throttled;
 mod times;
 
 use support::{has_perf, is_child, run_child};
