@@ -208,8 +208,8 @@ fn runnable(facts: &Facts) -> Option<u64> {
 
 fn runnable_error(facts: &Facts) -> Option<u64> {
     let known_ns = runnable(facts)?;
-    let TimeBreakdown { off_cpu_ns, usage, .. } = &facts.times;
-    let unread_ns = facts.times.busy_ns().saturating_sub(usage.run_delay_read_ns);
+    let TimeBreakdown { on_cpu_ns, off_cpu_ns, usage, .. } = &facts.times;
+    let unread_ns = (on_cpu_ns + off_cpu_ns).saturating_sub(usage.run_delay_read_ns);
     Some(off_cpu_ns.saturating_sub(known_ns).min(unread_ns))
 }
 
@@ -272,6 +272,7 @@ impl Measure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::facts::Usage;
 
     #[test]
     fn each_measure_has_names_of_its_own() {
@@ -296,6 +297,27 @@ mod tests {
         assert_eq!(Measure::Allocated.row().field, "allocated_bytes");
         assert_eq!(Measure::judged_by("on_cpu"), Some(Measure::SubtreeOnCpu));
         assert_eq!(Measure::judged_by(""), None);
+    }
+
+    #[test]
+    fn the_largest_of_the_sources_is_runnable_and_the_rest_is_its_error() {
+        const MS: u64 = MILLISECOND;
+        let of = |preempted_ns, run_delay_ns, run_delay_read_ns| {
+            let usage = Usage { preempted_ns, run_delay_ns, run_delay_read_ns, ..Usage::default() };
+            let (on_cpu_ns, off_cpu_ns) = (40 * MS, 60 * MS);
+            let times = TimeBreakdown { on_cpu_ns, off_cpu_ns, usage, ..TimeBreakdown::default() };
+            let facts = Facts { times, ..Facts::default() };
+            let unknown = Facts { times: times.without_cpu_time(), ..Facts::default() };
+            assert_eq!(unknown.get(Measure::Runnable), None);
+            Measure::Runnable.value(&facts).zip(Measure::RunnableError.value(&facts))
+        };
+        assert_eq!(of(0, 0, 0), None, "nothing was read");
+        assert_eq!(of(20 * MS, 0, 0), Some((20 * MS, 40 * MS)));
+        assert_eq!(of(20 * MS, 25 * MS, 90 * MS), Some((25 * MS, 10 * MS)));
+        assert_eq!(of(20 * MS, 10 * MS, 100 * MS), Some((20 * MS, 0)));
+        assert_eq!(of(0, 0, 70 * MS), Some((0, 30 * MS)));
+        // The kernel's clocks differ a little.
+        assert_eq!(of(0, 61 * MS, 90 * MS), Some((60 * MS, 0)));
     }
 
     #[test]

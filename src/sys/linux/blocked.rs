@@ -397,6 +397,19 @@ mod tests {
     }
 
     #[test]
+    fn the_run_delay_is_the_second_number() {
+        assert_eq!(run_delay_in("92073496 3154133 64\n"), Some(3_154_133));
+        assert_eq!(run_delay_in("0 0 1\n"), Some(0));
+        // A kernel that does not count, and what the kernel does not write.
+        for text in ["0 0 0\n", "", "\n", "1 2\n", "1 2 3", "1 2 3 4\n", "1 -2 3\n", "a b c\n"] {
+            assert_eq!(run_delay_in(text), None, "{text:?}");
+        }
+        let own = open_schedstat(current_tid()).and_then(|file| run_delay_ns(&file));
+        println!("{own:?}");
+        assert!(own.is_ok() || fs::metadata("/proc/thread-self/schedstat").is_err(), "{own:?}");
+    }
+
+    #[test]
     fn the_state_follows_the_name() {
         for (stat, expected) in [
             ("7 (worker) R 1 7 7 0", Some(false)),

@@ -67,7 +67,7 @@ fn directories(texts: &GroupTexts) -> Result<Vec<(PathBuf, PathBuf)>, Throttling
     let inside = mounts.into_iter().filter(|(root, _)| !is_outside(root) && !is_outside(path));
     let found = inside.filter_map(|(root, at)| {
         let rest = Path::new(path).strip_prefix(&root).ok()?;
-        Some((at.join(rest), at))
+        Some((if rest == Path::new("") { at.clone() } else { at.join(rest) }, at))
     });
     let found: Vec<_> = found.collect();
     if found.is_empty() { Err(ThrottlingUnknown::NotVisible) } else { Ok(found) }

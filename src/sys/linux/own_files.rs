@@ -87,3 +87,23 @@ impl Drop for KernelFile {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_of_the_program_is_not_read_or_closed() {
+        let mut bytes = [0; 64];
+        let path = Path::new("/proc/self/stat");
+        assert!(KernelFile::open(path).unwrap().read(&mut bytes).is_ok());
+        let program = File::open(path).unwrap();
+        let number = program.as_raw_fd();
+        // As if the program had closed the layer's file and got the number for another.
+        let file = KernelFile { file: Some(program), identity: (0, 0) };
+        let error = file.read(&mut bytes).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+        drop(file);
+        assert!(Path::new(&format!("/proc/self/fd/{number}")).exists(), "still open");
+    }
+}
