@@ -28,6 +28,7 @@ pub(super) struct RunDelayReader {
     read_ns: u64,
     /// There is none to read.
     is_refused: bool,
+    /// There is none to read as long as the thread is sampled.
     is_left_out: bool,
 }
 
@@ -46,7 +47,7 @@ impl RunDelayReader {
     pub(super) fn read(&mut self, cursor: &ThreadCursor, scanner: &mut Scanner<'_>) {
         let pause_ns = A_READING_NS.saturating_mul(scanner.run_delays.open);
         let is_early = self.is_open() && scanner.now_ns.saturating_sub(self.read_ns) < pause_ns;
-        if self.is_refused || is_early {
+        if self.is_refused || self.is_left_out || is_early {
             return;
         }
         if self.file.is_none() {
@@ -61,7 +62,7 @@ impl RunDelayReader {
                     scanner.run_delays.open += 1;
                 }
                 Err(error) => {
-                    // A file may be closed until the next time.
+                    // Another file may be closed by the next time.
                     self.is_refused = !is_temporary(&error);
                     self.note_left_out(scanner);
                     return;
@@ -86,11 +87,9 @@ impl RunDelayReader {
         self.read_ns = scanner.now_ns;
     }
 
-    /// Once for each time that the thread is sampled.
     fn note_left_out(&mut self, scanner: &Scanner<'_>) {
-        if !std::mem::replace(&mut self.is_left_out, true) {
-            Counters::add(&scanner.intake.counters.waits.run_delays_unread, 1);
-        }
+        self.is_left_out = true;
+        Counters::add(&scanner.intake.counters.waits.run_delays_unread, 1);
     }
 }
 
