@@ -64,38 +64,44 @@ pub(crate) struct RunDelay {
     /// When that was read, in ticks: not later.
     pub(crate) at: u64,
     pub(crate) ns: u64,
+    /// The thread ran at that time or later, but not later than `at`. It may have waited since then, which counts when the
+    /// wait ends.
+    pub(crate) ran_at: u64,
 }
 
 /// What was read of a thread, by the collector for the thread's hooks: first since its last hook, and latest.
 #[derive(Debug, Default)]
 pub(crate) struct RunDelayCell {
-    first: [AtomicU64; 2],
+    first: [AtomicU64; 3],
     /// The time is 0 if there is none.
-    latest: [AtomicU64; 2],
+    latest: [AtomicU64; 3],
 }
 
 impl RunDelayCell {
     /// Only one thread may call it. `last_hook_at` is when the thread's last hook ended, in ticks.
     pub(crate) fn set(&self, latest: RunDelay, last_hook_at: u64) {
-        let [at, ns] = &self.latest;
-        let is_first = self.first[0].load(Ordering::Relaxed) <= last_hook_at;
-        at.store(0, Ordering::Release);
-        if is_first {
-            self.first[0].store(latest.at, Ordering::Release);
-            self.first[1].store(latest.ns, Ordering::Release);
+        let [first_at, ..] = &self.first;
+        let [latest_at, ..] = &self.latest;
+        let is_first = first_at.load(Ordering::Relaxed) <= last_hook_at;
+        latest_at.store(0, Ordering::Release);
+        let written = is_first.then_some(&self.first).into_iter().chain([&self.latest]);
+        for [at, ns, ran_at] in written {
+            ns.store(latest.ns, Ordering::Release);
+            ran_at.store(latest.ran_at, Ordering::Release);
+            at.store(latest.at, Ordering::Release);
         }
-        ns.store(latest.ns, Ordering::Release);
-        at.store(latest.at, Ordering::Release);
     }
 
     /// First and latest, unless they are being written.
     pub(crate) fn get(&self) -> Option<[RunDelay; 2]> {
-        let read = |[at, ns]: &[AtomicU64; 2]| RunDelay {
+        let read = |[at, ns, ran_at]: &[AtomicU64; 3]| RunDelay {
             at: at.load(Ordering::Acquire),
             ns: ns.load(Ordering::Acquire),
+            ran_at: ran_at.load(Ordering::Acquire),
         };
         let (latest, first) = (read(&self.latest), read(&self.first));
-        let is_whole = latest.at != 0 && self.latest[0].load(Ordering::Acquire) == latest.at;
+        let [at, ..] = &self.latest;
+        let is_whole = latest.at != 0 && at.load(Ordering::Acquire) == latest.at;
         is_whole.then_some([first, latest])
     }
 }

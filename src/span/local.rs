@@ -330,6 +330,8 @@ pub(super) struct UsageRead {
     /// When, in ticks.
     pub(super) at: u64,
     pub(super) run_delay: Option<RunDelay>,
+    /// When the one before that was read, in ticks.
+    pub(super) run_delay_since: u64,
     pub(super) switches: Option<SwitchCounts>,
 }
 

@@ -261,13 +261,17 @@ impl Spans {
             }
             state.read.run_delay = Some(read);
             let Some(before) = before else { continue };
-            let usage = Usage {
-                run_delay_ns: read.ns.saturating_sub(before.ns),
-                run_delay_read_ns: self.clock.ns(read.at - before.at),
-                ..Usage::default()
-            };
+            let earlier_at = std::mem::replace(&mut state.read.run_delay_since, before.at);
+            let run_delay_ns = read.ns.saturating_sub(before.ns);
             state.tally_each(|segment| {
-                if segment.runs_since() <= before.at { usage } else { Usage::default() }
+                let since = segment.runs_since();
+                if since > before.at {
+                    return Usage::default();
+                }
+                // Up to when no delay was in progress. What the segment has of the time before ends in the same way.
+                let from = if since <= earlier_at { before.ran_at } else { before.at };
+                let run_delay_read_ns = self.clock.ns(read.ran_at.saturating_sub(from));
+                Usage { run_delay_ns, run_delay_read_ns, ..Usage::default() }
             });
         }
     }

@@ -175,8 +175,12 @@ impl Scene {
     /// The collector reads for how long the thread has waited for a CPU.
     fn read_run_delay(&self, ns: u64) {
         let at = self.script.now.load(Ordering::Relaxed);
+        self.read_run_delay_of(RunDelay { at, ns, ran_at: at });
+    }
+
+    fn read_run_delay_of(&self, read: RunDelay) {
         let thread = self.sampled();
-        thread.last().run_delay.set(RunDelay { at, ns }, thread.last_hook_at());
+        thread.last().run_delay.set(read, thread.last_hook_at());
     }
 
     /// The thread does not run, as it is switched out that many times voluntarily and involuntarily.
@@ -800,6 +804,29 @@ fn a_run_delay_belongs_to_the_spans_that_were_entered_throughout() {
     assert_eq!(of(inner), [2 * MS, 10 * MS]);
     assert_eq!(of(outer), [6 * MS, 20 * MS]);
     assert_eq!(of(next), [0, 0]);
+}
+
+/// A delay that is in progress when it is read counts when it ends.
+#[test]
+fn nothing_is_known_from_when_a_thread_may_have_waited_for_a_cpu() {
+    let mut scene = Scene::new();
+    let span = scene.open();
+    scene.enter(span);
+    let start = scene.script.now.load(Ordering::Relaxed);
+    // In milliseconds: when it is read, and when the thread ran before; a hook follows each reading but the first.
+    for (at, ran_at) in [(2, 0), (10, 8), (20, 10), (30, 10), (40, 30), (50, 42)] {
+        let at = start + at * MS;
+        scene.wait(at - scene.script.now.load(Ordering::Relaxed));
+        scene.read_run_delay_of(RunDelay { at, ns: 0, ran_at: start + ran_at * MS });
+        if at > start + 2 * MS {
+            let inner = scene.open();
+            scene.enter(inner);
+            scene.exit(inner);
+        }
+    }
+    scene.wait(10 * MS);
+    scene.exit(span);
+    assert_eq!(scene.close(span).account.usage.run_delay_read_ns, (42 - 2) * MS);
 }
 
 #[test]

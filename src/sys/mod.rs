@@ -86,7 +86,7 @@ pub(crate) use platform::{
     open_schedstat, open_switch_ring, open_timer_ring, open_without_waiting, own_thread,
     own_threads, path_of_open, paths_of_mapped, pending_signal_limit, probe_timers, process_cpu_ns,
     process_id, program_memory, program_path, read_filters, read_own_memory, read_own_stack,
-    run_delay_ns, signal_of_timers, sort_in_library, stack_bounds, thread_and_state, thread_cpu_ns,
+    schedstat, signal_of_timers, sort_in_library, stack_bounds, thread_and_state, thread_cpu_ns,
     thread_usage, tick_ns, time_namespace_offset_ns, try_cpu_ns_of, try_thread_cpu_ns,
     try_thread_usage, unblock_timers, user_ns_of, why_no_process_timer,
 };
@@ -105,6 +105,6 @@ pub(crate) use types::Unpublished;
 pub(crate) use types::{
     ANY_STACK, Blocked, Call, CpuUse, FileIdentity, FilteredSyscall, IS_NO_CLOCK, Load,
     LoadedModule, MappedFile, MappedPart, MissedSignals, NoFile, OsThread, PublishesSpan,
-    SampleRequest, TICKED, ThrottlingUnknown, TimerClock, WhyRefused,
+    SampleRequest, Schedstat, TICKED, ThrottlingUnknown, TimerClock, WhyRefused,
 };
 pub(crate) use words::{WORDS, fork_generation};

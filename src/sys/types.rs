@@ -340,6 +340,18 @@ pub(crate) struct FileIdentity {
     pub(crate) inode: u64,
 }
 
+/// What the scheduler counts for a thread, since it started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Schedstat {
+    /// Up to the last tick or switch.
+    pub(crate) cpu_ns: u64,
+    /// For how long it could have run and had no CPU: it was preempted, or woken, or its control group was throttled. A
+    /// delay counts when it ends.
+    pub(crate) run_delay_ns: u64,
+    /// How often it got a CPU.
+    pub(crate) runs: u64,
+}
+
 /// Why it is unknown for how long the process was throttled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(dead_code, reason = "each platform uses some of them")]

@@ -21,8 +21,8 @@ use parking_lot::{Condvar, Mutex};
 use super::types::Unpublished;
 use super::types::{
     Blocked, FileIdentity, FilteredSyscall, Load, MissedSignals, ModuleList, OsThread,
-    ProcessLosses, PublishesSpan, SampleRequest, ThreadUsage, ThrottlingUnknown, TimerClock,
-    WhyRefused,
+    ProcessLosses, PublishesSpan, SampleRequest, Schedstat, ThreadUsage, ThrottlingUnknown,
+    TimerClock, WhyRefused,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -173,7 +173,7 @@ stubs! {
     fn thread_and_state(_: u32) -> io::Result<(OsThread, u8)> = unsupported();
     fn user_ns_of(_: u32) -> Option<u64> = None;
     fn open_schedstat(_: u32) -> io::Result<KernelFile> = unsupported();
-    fn run_delay_ns(_: &KernelFile) -> io::Result<u64> = unsupported();
+    fn schedstat(_: &KernelFile) -> io::Result<Schedstat> = unsupported();
     fn control_groups_of(_: u32) -> io::Result<String> = unsupported();
     fn cpu_group_in(_: &str) -> Option<(bool, &str)> = None;
     fn is_blocked(_: u32) -> Option<bool> = None;

@@ -6,7 +6,7 @@ use super::cursor::ThreadCursor;
 use super::waits::Scanner;
 use crate::sampler::RunDelay;
 use crate::stats::Counters;
-use crate::sys::{self, KernelFile};
+use crate::sys::{self, KernelFile, Schedstat};
 
 /// The layer may have one in this many of the files that the process may open for this, and no more than [`MOST_FILES`].
 const SHARE_OF_FILES: u64 = 32;
@@ -26,6 +26,8 @@ pub(super) struct RunDelayReader {
     /// Open as long as the thread is sampled.
     file: Option<KernelFile>,
     read_ns: u64,
+    /// The last reading, when that was, and when the thread ran before: in ticks.
+    last: Option<(Schedstat, u64, u64)>,
     /// There is none to read.
     is_refused: bool,
     /// There is none to read as long as the thread is sampled.
@@ -72,10 +74,16 @@ impl RunDelayReader {
         let Some(file) = &self.file else { return };
         // Before it is read, so that nothing that is read is later.
         let at = scanner.intake.clock().now();
-        match sys::run_delay_ns(file) {
-            Ok(ns) => {
-                let last_hook_at = cursor.thread.last_hook_at();
-                cursor.session.run_delay.set(RunDelay { at, ns }, last_hook_at);
+        match sys::schedstat(file) {
+            Ok(read) => {
+                let ran_at = match self.last {
+                    Some((same, _, ran_at)) if same == read => ran_at,
+                    Some((_, at, _)) => at,
+                    None => 0,
+                };
+                self.last = Some((read, at, ran_at));
+                let read = RunDelay { at, ns: read.run_delay_ns, ran_at };
+                cursor.session.run_delay.set(read, cursor.thread.last_hook_at());
             }
             Err(_) if cursor.thread.is_over() => {}
             Err(_) => {

@@ -10,7 +10,7 @@ use tracing::info_span;
 use tracing_profiling::{Builder, Facts, Measure, Source};
 
 use crate::DONE;
-use crate::support::{Nanos as _, Setup, burn, is_child};
+use crate::support::{Setup, burn, is_child};
 
 const MS: Duration = Duration::from_millis(1);
 

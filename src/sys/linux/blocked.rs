@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use super::modules::read_by_system_call;
 use super::own_files::KernelFile;
 use super::thread::current_tid;
-use crate::sys::types::{Blocked, Call, OsThread, WhyRefused};
+use crate::sys::types::{Blocked, Call, OsThread, Schedstat, WhyRefused};
 
 /// Where a thread of this process is blocked; `None` if it is running or runnable.
 ///
@@ -101,30 +101,30 @@ fn path(tid: u32, file: &str) -> io::Result<PathBuf> {
     Ok(format!("/proc/self/task/{}/{file}", id_in_proc(tid)?).into())
 }
 
-/// Opens what [`run_delay_ns`] reads of a thread of this process.
+/// Opens what [`schedstat`] reads of a thread of this process.
 pub(crate) fn open_schedstat(tid: u32) -> io::Result<KernelFile> {
     KernelFile::open(&path(tid, "schedstat")?)
 }
 
-/// For how long the thread with that file could have run since it started, and had no CPU: it was preempted, or woken, or
-/// its control group was throttled. A delay counts when it ends.
+/// What the scheduler has counted for the thread with that file.
 ///
 /// # Errors
 ///
 /// If the thread has ended, the program has closed the file, or the kernel does not count it.
-pub(crate) fn run_delay_ns(schedstat: &KernelFile) -> io::Result<u64> {
+pub(crate) fn schedstat(file: &KernelFile) -> io::Result<Schedstat> {
     let mut bytes = [0; 128];
-    let parsed = run_delay_in(schedstat.read(&mut bytes)?);
+    let parsed = schedstat_in(file.read(&mut bytes)?);
     parsed.ok_or_else(|| io::ErrorKind::Unsupported.into())
 }
 
-/// Of three numbers: nanoseconds on a CPU, nanoseconds of waiting for one, and how often it got one. A kernel that does
-/// not count has three zeros.
-fn run_delay_in(text: &str) -> Option<u64> {
-    let mut numbers = text.strip_suffix('\n')?.split(' ').map(str::parse::<u64>);
+/// A kernel that does not count has three zeros.
+fn schedstat_in(text: &str) -> Option<Schedstat> {
+    let mut numbers = text.strip_suffix('\n')?.split(' ').map(str::parse);
     let numbers = [numbers.next(), numbers.next(), numbers.next(), numbers.next()];
-    let [Some(Ok(_)), Some(Ok(delay_ns)), Some(Ok(1..)), None] = numbers else { return None };
-    Some(delay_ns)
+    let [Some(Ok(cpu_ns)), Some(Ok(run_delay_ns)), Some(Ok(runs @ 1..)), None] = numbers else {
+        return None;
+    };
+    Some(Schedstat { cpu_ns, run_delay_ns, runs })
 }
 
 /// The control groups of a thread of this process, as in `/proc/self/cgroup`.
@@ -398,13 +398,14 @@ mod tests {
 
     #[test]
     fn the_run_delay_is_the_second_number() {
-        assert_eq!(run_delay_in("92073496 3154133 64\n"), Some(3_154_133));
-        assert_eq!(run_delay_in("0 0 1\n"), Some(0));
+        let of = |text| schedstat_in(text).map(|it| [it.cpu_ns, it.run_delay_ns, it.runs]);
+        assert_eq!(of("92073496 3154133 64\n"), Some([92_073_496, 3_154_133, 64]));
+        assert_eq!(of("0 0 1\n"), Some([0, 0, 1]));
         // A kernel that does not count, and what the kernel does not write.
         for text in ["0 0 0\n", "", "\n", "1 2\n", "1 2 3", "1 2 3 4\n", "1 -2 3\n", "a b c\n"] {
-            assert_eq!(run_delay_in(text), None, "{text:?}");
+            assert_eq!(of(text), None, "{text:?}");
         }
-        let own = open_schedstat(current_tid()).and_then(|file| run_delay_ns(&file));
+        let own = open_schedstat(current_tid()).and_then(|file| schedstat(&file));
         println!("{own:?}");
         assert!(own.is_ok() || fs::metadata("/proc/thread-self/schedstat").is_err(), "{own:?}");
     }
