@@ -21,7 +21,7 @@ const BODY: &str = include_str!("report.body.html");
 const SCRIPT: &str = include_str!("report.js");
 /// The SHA-256 of [`STYLE`] and [`SCRIPT`], in Base64. A test compares them.
 const STYLE_HASH: &str = "Dwwkqq4LqJSzele3nXTzyc8gkmcrAZDJWHnMhIvJsMM=";
-const SCRIPT_HASH: &str = "R4Yqi7qoKNDYidm37xgd1PUmn4ARczxh3QMTvzwHTb0=";
+const SCRIPT_HASH: &str = "ApJ693sALjDunmH7XGfh/mIFxX4NG+WhjCpmYoSrP4s=";
 
 /// What a report shows besides the profile.
 #[derive(Clone, Debug, Default)]

@@ -1935,7 +1935,7 @@ function showScope(main) {
       `The last ${duration(main.after_last_exit)} of the idle time came after the last exit: something still held the span.`,
     );
   }
-  if (main.runnable_error > main.wall * 0.01)
+  if (main.runnable_error > main.wall * 0.1)
     texts.push(`Another ${duration(main.runnable_error)} off-CPU may have been waiting for a CPU.`);
   if (main.throttled >= 1e6) {
     texts.push(
