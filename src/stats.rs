@@ -356,6 +356,9 @@ counters! {
         dropped_over_budget,
         /// Captured waits that were dropped because the memory budget was used up.
         dropped_memory,
+        /// Times that it was not read for how long a thread had waited for a CPU: `/proc/self/task/TID/schedstat` cannot be
+        /// opened or has no counts, or too many of them are open.
+        run_delays_unread,
         /// Context switch records that found their ring full. Off-CPU time is then wall time less
         /// on-CPU time.
         switches_dropped_ring_full,

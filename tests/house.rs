@@ -21,7 +21,7 @@ const LARGER: &[(&str, usize, usize)] = &[
     ("Profile", 0, 4),
     ("Slot", 23, 0),
     ("Spans", 0, 6),
-    ("ThreadState", 30, 0),
+    ("ThreadState", 29, 0),
     ("TimeBreakdown", 17, 0),
     ("Unwinder", 0, 3),
 ];

@@ -931,7 +931,7 @@ fn the_title_names_the_outer_of_two_kept_spans() {
     }
     let profile = &setup.profiles()[0];
     // On a busy machine it is preempted for a tenth of its time.
-    let parts = profile.title.split(" · ").filter(|part| !part.ends_with(" preempted"));
+    let parts = profile.title.split(" · ").filter(|part| !part.ends_with(" waiting for a CPU"));
     let parts: Vec<_> = parts.collect();
     let [name, kept, most] = parts[..] else { panic!("{}", profile.title) };
     assert_eq!([name, kept], ["request", "kept: latency"], "{}", profile.title);

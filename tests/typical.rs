@@ -135,8 +135,8 @@ fn compared(slow: Extra) -> Comparison {
 fn first(comparison: &Comparison) -> (TimeKind, &str) {
     for row in &comparison.rows {
         match &row.quantity {
-            // Timers do not tell when a thread was preempted.
-            Quantity::Wall(TimeKind::Preempted, _)
+            // It is not always known for how long a thread waited for a CPU.
+            Quantity::Wall(TimeKind::Runnable, _)
             | Quantity::Wall(TimeKind::OffCpu, SpentIn::Unknown) => {}
             Quantity::Wall(kind, SpentIn::Function(function)) => {
                 assert!(row.value.interval.unwrap().low > 0, "{row:?}");

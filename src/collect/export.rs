@@ -97,6 +97,13 @@ impl Collector {
             }
         }
         self.set_children(&mut group.kept);
+        for span in &mut group.kept {
+            let closed_ns = span.opened_ns.saturating_add(span.facts.times.wall_ns);
+            match self.throttling.between(span.opened_ns, closed_ns) {
+                Ok(throttled_ns) => span.facts.throttled_ns = Some(throttled_ns),
+                Err(why) => span.facts.throttling_unknown = why,
+            }
+        }
         let Some(id) = group.id else {
             self.engine.publish.reporter.report(report::unexported(&group.kept));
             return;

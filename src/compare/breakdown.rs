@@ -13,8 +13,8 @@ pub enum TimeKind {
     OnCpu,
     /// Its thread was blocked.
     OffCpu,
-    /// Its thread could have run, and others had its CPU.
-    Preempted,
+    /// Its thread could have run, and had no CPU.
+    Runnable,
     /// Its future waited for something.
     Await,
     /// Its future had been woken, and was not polled yet.
@@ -32,7 +32,7 @@ impl TimeKind {
         match self {
             Self::OnCpu => "on-CPU",
             Self::OffCpu => "off-CPU",
-            Self::Preempted => "preempted",
+            Self::Runnable => "waiting for a CPU",
             Self::Await => "await",
             Self::SchedulingDelay => "scheduling delay",
             Self::UnexplainedIdle => "unexplained idle",

@@ -143,10 +143,24 @@ measures! {
     /// The time in which it was entered and its own code ran or waited. This is on-CPU and off-CPU time together.
     Busy = "busy" Nanoseconds [] |facts| Some(facts.times.busy_ns()),
         { words: "busy", least: |facts| if facts.times.is_cpu_time_unknown { 0 } else { u64::MAX } };
-    /// The part of off-CPU time in which the thread could have run and others had its CPU. Known from when the thread is
-    /// sampled by perf, and unknown otherwise. Condition: `preempted>50ms`.
-    Preempted = "preempted" Nanoseconds ["preempted"] preempted,
-        { words: "preempted", part_of: Some(Measure::OffCpu), titled_from: Some(10), least: |_| MILLISECOND };
+    /// The part of off-CPU time in which the thread could have run and had no CPU: it was preempted, had been woken, or its
+    /// control group was throttled. Condition: `runnable>50ms`. At least that, with [`Self::RunnableError`]: from the records
+    /// of context switches, from `/proc/self/task/TID/schedstat`, and where the thread was never blocked between two readings
+    /// of its CPU clock.
+    Runnable = "runnable" Nanoseconds ["runnable"] runnable,
+        { words: "waiting for a CPU", part_of: Some(Measure::OffCpu), titled_from: Some(10), least: |_| MILLISECOND };
+    /// How much more off-CPU time may have been [`Self::Runnable`]: `schedstat` is read from when the thread is sampled, every
+    /// 5 ms or less often, and says nothing of segments that began or ended in between.
+    RunnableError = "runnable_error" Nanoseconds [] runnable_error,
+        { words: "more that may have been waiting for a CPU", is_minor: true };
+    /// For how long the control group of the process was throttled while the span was open, as it had used up its CPU quota:
+    /// of all threads and CPUs together, as `cpu.stat` has it. Not known to conditions. See [`Facts::throttling_unknown`].
+    Throttled = "throttled" Nanoseconds [] |facts| facts.throttled_ns,
+        { words: "of throttling", titled_from: Some(10), least: |_| MILLISECOND };
+    /// Page faults that read from disk. For how long is unknown: the kernel says it only to the privileged. Condition:
+    /// `major_faults>10`.
+    MajorFaults = "major_faults" Count ["major_faults"] |facts| Some(facts.times.usage.major_faults),
+        { words: "major page faults", least: NOT_ZERO };
     /// [`TimeBreakdown::idle`](crate::TimeBreakdown::idle). Condition: `idle>1s`.
     Idle = "idle" Nanoseconds ["idle"] |facts| Some(facts.times.idle_ns),
         { words: "idle", part_of: Some(Measure::Wall) };
@@ -183,11 +197,20 @@ measures! {
     Frees = "frees" Count [] |facts| Some(facts.times.allocations?.frees), { words: "frees" };
 }
 
-/// The kernel writes its records some microseconds before and after it reads the clocks.
-fn preempted(facts: &Facts) -> Option<u64> {
+/// The sources are each exact for a part of the time, so the largest is the nearest. The kernel writes its records some
+/// microseconds before and after it reads the clocks.
+fn runnable(facts: &Facts) -> Option<u64> {
     let TimeBreakdown { off_cpu_ns, on_cpu_error_ns, usage, .. } = &facts.times;
-    let known = known(facts, usage.preempted_ns).filter(|ns| *ns > 0);
+    let known = known(facts, usage.preempted_ns.max(usage.run_delay_ns))
+        .filter(|ns| *ns > 0 || usage.run_delay_read_ns > 0);
     known.map(|ns| ns.min(off_cpu_ns.saturating_add(*on_cpu_error_ns)))
+}
+
+fn runnable_error(facts: &Facts) -> Option<u64> {
+    let known_ns = runnable(facts)?;
+    let TimeBreakdown { on_cpu_ns, off_cpu_ns, usage, .. } = &facts.times;
+    let unread_ns = (on_cpu_ns + off_cpu_ns).saturating_sub(usage.run_delay_read_ns);
+    Some(off_cpu_ns.saturating_sub(known_ns).min(unread_ns))
 }
 
 /// A time that was found with the threads' CPU clocks.
@@ -249,6 +272,7 @@ impl Measure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::facts::Usage;
 
     #[test]
     fn each_measure_has_names_of_its_own() {
@@ -273,6 +297,27 @@ mod tests {
         assert_eq!(Measure::Allocated.row().field, "allocated_bytes");
         assert_eq!(Measure::judged_by("on_cpu"), Some(Measure::SubtreeOnCpu));
         assert_eq!(Measure::judged_by(""), None);
+    }
+
+    #[test]
+    fn the_largest_of_the_sources_is_runnable_and_the_rest_is_its_error() {
+        const MS: u64 = MILLISECOND;
+        let of = |preempted_ns, run_delay_ns, run_delay_read_ns| {
+            let usage = Usage { preempted_ns, run_delay_ns, run_delay_read_ns, ..Usage::default() };
+            let (on_cpu_ns, off_cpu_ns) = (40 * MS, 60 * MS);
+            let times = TimeBreakdown { on_cpu_ns, off_cpu_ns, usage, ..TimeBreakdown::default() };
+            let facts = Facts { times, ..Facts::default() };
+            let unknown = Facts { times: times.without_cpu_time(), ..Facts::default() };
+            assert_eq!(unknown.get(Measure::Runnable), None);
+            Measure::Runnable.value(&facts).zip(Measure::RunnableError.value(&facts))
+        };
+        assert_eq!(of(0, 0, 0), None, "nothing was read");
+        assert_eq!(of(20 * MS, 0, 0), Some((20 * MS, 40 * MS)));
+        assert_eq!(of(20 * MS, 25 * MS, 90 * MS), Some((25 * MS, 10 * MS)));
+        assert_eq!(of(20 * MS, 10 * MS, 100 * MS), Some((20 * MS, 0)));
+        assert_eq!(of(0, 0, 70 * MS), Some((0, 30 * MS)));
+        // The kernel's clocks differ a little.
+        assert_eq!(of(0, 61 * MS, 90 * MS), Some((60 * MS, 0)));
     }
 
     #[test]

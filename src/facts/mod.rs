@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::ids::{SpanId, TraceId, TraceIds};
+use crate::sys::ThrottlingUnknown;
 
 pub use children::{ChildOrder, ChildTotals, Children};
 pub use measure::{Measure, Unit};
@@ -55,6 +56,10 @@ pub struct Facts {
     pub times: TimeBreakdown,
     /// The spans inside it, by name; known once its profile is made, or it is known that it gets none.
     pub children: Children,
+    /// For how long the control group of the process was throttled, or else why that is unknown. It is until its profile is
+    /// made.
+    pub(crate) throttled_ns: Option<u64>,
+    pub(crate) throttling_unknown: ThrottlingUnknown,
     pub(crate) trace: Option<TraceIds>,
     /// It is inside no other kept span of the profile.
     pub(crate) is_topmost: bool,
@@ -73,6 +78,11 @@ impl Facts {
     /// Its name with the values of its fields that identify it: `request{method=GET}`.
     pub fn name(&self) -> String {
         name_with_fields(&self.span, self.fields.iter().map(|(name, value)| (*name, &**value)))
+    }
+
+    /// Why [`Measure::Throttled`] is unknown, in words; `None` if it is known.
+    pub fn throttling_unknown(&self) -> Option<&'static str> {
+        self.throttled_ns.is_none().then_some(self.throttling_unknown.words())
     }
 
     /// When it was created; `None` if unknown.

@@ -12,10 +12,13 @@ pub(crate) struct Usage {
     pub(crate) cache_misses: u64,
     /// For how long it could have run and others had its CPU, in nanoseconds; 0 if that is unknown.
     pub(crate) preempted_ns: u64,
+    /// For how long it could have run and had no CPU, as the kernel counted it over `run_delay_read_ns` of that time.
+    pub(crate) run_delay_ns: u64,
+    pub(crate) run_delay_read_ns: u64,
 }
 
 /// The counts of a [`Usage`], in its order.
-pub(crate) type UsageCounts<T> = [T; 8];
+pub(crate) type UsageCounts<T> = [T; 10];
 
 impl Usage {
     pub(crate) fn counts(&self) -> UsageCounts<u64> {
@@ -28,12 +31,15 @@ impl Usage {
             self.instructions,
             self.cache_misses,
             self.preempted_ns,
+            self.run_delay_ns,
+            self.run_delay_read_ns,
         ]
     }
 
     pub(crate) fn from_counts(counts: UsageCounts<u64>) -> Self {
         let [minor_faults, major_faults, voluntary, involuntary, of_session @ ..] = counts;
-        let [cycles, instructions, cache_misses, preempted_ns] = of_session;
+        let [cycles, instructions, cache_misses, of_cpus @ ..] = of_session;
+        let [preempted_ns, run_delay_ns, run_delay_read_ns] = of_cpus;
         Self {
             minor_faults,
             major_faults,
@@ -43,6 +49,8 @@ impl Usage {
             instructions,
             cache_misses,
             preempted_ns,
+            run_delay_ns,
+            run_delay_read_ns,
         }
     }
 

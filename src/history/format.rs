@@ -25,7 +25,7 @@ const MOST_QUANTITIES: usize = 1_024;
 const KINDS: [(TimeKind, &str); 8] = [
     (TimeKind::OnCpu, "on_cpu"),
     (TimeKind::OffCpu, "off_cpu"),
-    (TimeKind::Preempted, "preempted"),
+    (TimeKind::Runnable, "runnable"),
     (TimeKind::Await, "await"),
     (TimeKind::SchedulingDelay, "scheduling_delay"),
     (TimeKind::UnexplainedIdle, "unexplained_idle"),

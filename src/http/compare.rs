@@ -115,7 +115,7 @@ fn row_in_words(quantity: &Quantity) -> (String, String) {
     let alone = |text: &str| (text.to_owned(), String::new());
     match quantity {
         Quantity::Wall(
-            TimeKind::Preempted
+            TimeKind::Runnable
             | TimeKind::UnexplainedIdle
             | TimeKind::OtherSpans
             | TimeKind::Unmeasured,

@@ -393,7 +393,7 @@ const partsOf = (entry) => [
   ['unexplained idle', entry.idle_ms - entry.await_ms - entry.scheduling_delay_ms, 'rest'],
   ['other spans on its stack', entry.other_spans_ms, 'rest'],
 ];
-/** The parts of a measure: ` (preempted 3 ms)`. */
+/** The parts of a measure: ` (waiting for a CPU 3 ms)`. */
 function furtherParts(whole, entry) {
   const parts = measures
     .filter(({ field, part_of }) => part_of === whole && entry[field] >= entry.wall_ms * 0.001)

@@ -226,7 +226,7 @@ pub(super) const fn kind_in_words(kind: TimeKind) -> (&'static str, &'static str
     match kind {
         TimeKind::OnCpu => ("on-CPU", "on"),
         TimeKind::OffCpu => ("off-CPU", "off"),
-        TimeKind::Preempted => ("preempted", "off"),
+        TimeKind::Runnable => ("waiting for a CPU", "off"),
         TimeKind::Await => ("await", "await"),
         TimeKind::SchedulingDelay => ("scheduling delay", "delay"),
         TimeKind::UnexplainedIdle => ("unexplained idle", "rest"),

@@ -15,10 +15,11 @@ const WORDS: [(&[&str], &str); 3] = [
 const LEVELS: [&str; 4] = ["trace", "debug", "info", "warn"];
 
 /// Other words for what a condition judges, and the condition's own.
-const JUDGED: [(&[&str], &str); 9] = [
+const JUDGED: [(&[&str], &str); 10] = [
     (&["cpu", "on-cpu", "oncpu", "cpu_time"], "on_cpu>"),
     (&["own-on-cpu", "own_cpu", "self_cpu"], "own_on_cpu>"),
     (&["off-cpu", "offcpu", "blocked", "wait", "waits"], "off_cpu>"),
+    (&["preempted", "run_delay", "steal", "waiting"], "runnable>"),
     (&["idle_time"], "idle>"),
     (&["awaiting", "awaits", "async"], "await>"),
     (&["scheduling_delay", "scheduling"], "delay>"),
@@ -171,6 +172,7 @@ mod tests {
             ("latency>=250", "the limit of wall time has no name: write `250ms`"),
             ("cpu>100ms", "unknown condition: write `on_cpu>100ms`"),
             ("own_cpu>1s", "unknown condition: write `own_on_cpu>1s`"),
+            ("preempted>50ms", "unknown condition: write `runnable>50ms`"),
             ("awaits>1", "unknown condition: write `await>1ms`"),
             ("scheduling_delay>50ms", "unknown condition: write `delay>50ms`"),
             ("alloc>100M", "unknown unit: write `alloc>100MB`"),

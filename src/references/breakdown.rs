@@ -13,8 +13,8 @@ impl Breakdown {
     /// How much time of each kind there was is known by the account, exactly but for its error. Which functions it was spent
     /// in is known by the samples in the span and in spans inside it. What has no samples, such as the CPU time before
     /// the thread was sampled and waits that were too short, is in unknown functions. Samples that exceed the account, such
-    /// as awaits of several futures at once, are reduced in proportion. Preemption is known only from when the thread is
-    /// sampled by perf.
+    /// as awaits of several futures at once, are reduced in proportion. How long a thread waited for a
+    /// CPU is known as far as [`Measure::Runnable`] is.
     ///
     /// The samples of spans inside it can be of other threads, which the samples do not say. If the account has such CPU
     /// time, those threads count as its own that have samples of the span itself.
@@ -26,8 +26,8 @@ impl Breakdown {
         let [awaits, more_awaits] = samples.by_function(SampleKind::Await);
         let [delays, more_delays] = samples.by_function(SampleKind::Delay);
         let wall = |kind| move |function| Quantity::Wall(kind, function);
-        let preempted_ns = facts.get(Measure::Preempted).unwrap_or(0).min(times.off_cpu_ns);
-        let blocked_ns = times.off_cpu_ns - preempted_ns;
+        let runnable_ns = facts.get(Measure::Runnable).unwrap_or(0).min(times.off_cpu_ns);
+        let blocked_ns = times.off_cpu_ns - runnable_ns;
         let explained_ns = times.await_ns.saturating_add(times.delay_ns);
         let idle_ns = times.idle_ns.saturating_sub(explained_ns);
         let alone = |quantity, value| Amount { quantity, value, measured: Measured::Exact };
@@ -35,7 +35,7 @@ impl Breakdown {
         let mut amounts = vec![
             unknown(TimeKind::UnexplainedIdle, idle_ns),
             unknown(TimeKind::OtherSpans, times.other_spans_ns),
-            unknown(TimeKind::Preempted, preempted_ns),
+            unknown(TimeKind::Runnable, runnable_ns),
         ];
         amounts.extend(on_cpu.split(times.on_cpu_ns, wall(TimeKind::OnCpu)));
         amounts.extend(elsewhere.split(times.inside_on_cpu_ns(), Quantity::OtherThreads));
@@ -291,7 +291,7 @@ mod tests {
             (unknown(TimeKind::OnCpu), 2, exact),
             (wall(TimeKind::OffCpu, "shop::reserve", 41), 30, exact),
             (unknown(TimeKind::OffCpu), 1, exact),
-            (unknown(TimeKind::Preempted), 3, exact),
+            (unknown(TimeKind::Runnable), 3, exact),
             (wall(TimeKind::Await, "shop::query", 41), 70, sampled(1, 10)),
             (wall(TimeKind::SchedulingDelay, "shop::query", 41), 15, exact),
             (unknown(TimeKind::SchedulingDelay), 5, exact),

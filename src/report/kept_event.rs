@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::format::{Allocated, Ns, Short, is_vague};
 use super::kept_fields::{Fields, ms};
 use super::profile::{AWAITS_OF_ALL, AtSite, Awaited, WAIT_NS, WORTH_REPORTING, plural_waits};
+use super::starved::starved;
 use crate::compare::{Quantity, TimeKind};
 use crate::facts::{ChildOrder, ChildTotals, TimeBreakdown};
 use crate::keep::{Kept, KeptSpan, NoProfile};
@@ -162,6 +163,7 @@ pub(crate) fn headline(first: &KeptSpan, kept: &Kept) -> String {
         (times.subtree_on_cpu_ns, on_cpu(first, kept)),
         (times.idle_ns, idle(first, kept)),
         (nanoseconds(kept.waits.total), waits(kept)),
+        (first.facts.get(Measure::Runnable).unwrap_or(0), starved(&first.facts)),
     ];
     parts.sort_by_key(|(ns, _)| Reverse(*ns));
     let parts = parts.into_iter().filter_map(|(_, part)| part);

@@ -4,6 +4,7 @@ pub(crate) mod kept_event;
 mod kept_fields;
 mod losses;
 mod profile;
+mod starved;
 
 use crate::facts::format;
 

@@ -474,7 +474,11 @@ impl Display for Split<'_> {
         if all_ns > wall_ns + wall_ns / 10 + WORTH_REPORTING {
             f.write_str(" (on several threads at once)")?;
         }
-        f.write_str(if is_cpu_time_unknown { "; on-CPU unknown" } else { "" })
+        f.write_str(if is_cpu_time_unknown { "; on-CPU unknown" } else { "" })?;
+        match Measure::Throttled.notable(facts) {
+            Some(ns) => write!(f, "; its control group was throttled for {}", Ns(ns)),
+            None => Ok(()),
+        }
     }
 }
 

@@ -22,7 +22,7 @@ pub(crate) use continuous::{CONTINUOUS_RATES, ContinuousSettings, continuous_rat
 pub(crate) use describe::describe_refusal;
 pub(crate) use hooks::{AttachThreads, Begun, ThreadSource};
 pub(crate) use rate::{Periods, Rate};
-pub(crate) use session::{SamplingSession, SpanInterval};
+pub(crate) use session::{RunDelay, SamplingSession, SpanInterval};
 pub use source::Source;
 pub(crate) use source::{Sampler, SourceSettings};
 pub(crate) use switches::{SwitchRing, switches_between};

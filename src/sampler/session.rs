@@ -44,6 +44,8 @@ pub(crate) struct SamplingSession {
     since_cpu_ns: AtomicU64,
     /// The CPU time that was sampled before `since_cpu_ns`.
     sampled_before_ns: AtomicU64,
+    /// For how long the thread has waited for a CPU, as the collector last read it.
+    pub(crate) run_delay: RunDelayCell,
     /// Set when the session has been read completely.
     rest: OnceLock<Rest>,
     next: OnceLock<Arc<Self>>,
@@ -54,6 +56,54 @@ pub(crate) struct SamplingSession {
 struct Rest {
     from: u64,
     samples: u64,
+}
+
+/// For how long a thread could have run since it started, and had no CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RunDelay {
+    /// When that was read, in ticks: not later.
+    pub(crate) at: u64,
+    pub(crate) ns: u64,
+    /// The thread ran at that time or later, but not later than `at`. It may have waited since then, which counts when the
+    /// wait ends.
+    pub(crate) ran_at: u64,
+}
+
+/// What was read of a thread, by the collector for the thread's hooks: first since its last hook, and latest.
+#[derive(Debug, Default)]
+pub(crate) struct RunDelayCell {
+    first: [AtomicU64; 3],
+    /// The time is 0 if there is none.
+    latest: [AtomicU64; 3],
+}
+
+impl RunDelayCell {
+    /// Only one thread may call it. `last_hook_at` is when the thread's last hook ended, in ticks.
+    pub(crate) fn set(&self, latest: RunDelay, last_hook_at: u64) {
+        let [first_at, ..] = &self.first;
+        let [latest_at, ..] = &self.latest;
+        let is_first = first_at.load(Ordering::Relaxed) <= last_hook_at;
+        latest_at.store(0, Ordering::Release);
+        let written = is_first.then_some(&self.first).into_iter().chain([&self.latest]);
+        for [at, ns, ran_at] in written {
+            ns.store(latest.ns, Ordering::Release);
+            ran_at.store(latest.ran_at, Ordering::Release);
+            at.store(latest.at, Ordering::Release);
+        }
+    }
+
+    /// First and latest, unless they are being written.
+    pub(crate) fn get(&self) -> Option<[RunDelay; 2]> {
+        let read = |[at, ns, ran_at]: &[AtomicU64; 3]| RunDelay {
+            at: at.load(Ordering::Acquire),
+            ns: ns.load(Ordering::Acquire),
+            ran_at: ran_at.load(Ordering::Acquire),
+        };
+        let (latest, first) = (read(&self.latest), read(&self.first));
+        let [at, ..] = &self.latest;
+        let is_whole = latest.at != 0 && at.load(Ordering::Acquire) == latest.at;
+        is_whole.then_some([first, latest])
+    }
 }
 
 /// Room for intervals beyond one per sample of a full ring: in each round the collector releases the ring piece by
@@ -96,6 +146,7 @@ impl SamplingSession {
             hardware: Mutex::new(None),
             since_cpu_ns: AtomicU64::new(0),
             sampled_before_ns: AtomicU64::new(0),
+            run_delay: RunDelayCell::default(),
             rest: OnceLock::new(),
             next: OnceLock::new(),
         }

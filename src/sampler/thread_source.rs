@@ -81,6 +81,7 @@ impl ThreadSource for ThreadSampler {
             instructions,
             cache_misses,
             preempted_ns: switches.map_or(0, |ring| ring.preempted_ns()),
+            ..Usage::default()
         }
     }
 

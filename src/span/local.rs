@@ -12,7 +12,7 @@ use super::inside::Inside;
 use super::segment::{CPU_UNKNOWN, NESTED, PendingSegments, SWITCHED, Segment, UNWINDING};
 use super::slot::Slot;
 use crate::facts::Usage;
-use crate::sampler::{NEVER, SamplingSession, ThreadShared, ThreadSource};
+use crate::sampler::{NEVER, RunDelay, SamplingSession, ThreadShared, ThreadSource};
 use crate::sys::{self, Allocations, Position, Uncounted, allocated_here};
 
 thread_local! {
@@ -316,12 +316,35 @@ pub(super) struct ThreadState {
     pub(super) sampled_ns: u64,
     /// For how long earlier sessions have sampled it since that read.
     pub(super) sampled_ended_ns: u64,
-    pub(super) usage: Usage,
-    pub(super) usage_read: u64,
+    pub(super) read: UsageRead,
     /// Alive as long as the layer is.
     life: Weak<()>,
     /// The value of [`unmatched`] when this state becomes the first again.
     unmatched_later: u32,
+}
+
+/// What was last read of what the system counts for the thread.
+#[derive(Debug, Default)]
+pub(super) struct UsageRead {
+    pub(super) usage: Usage,
+    /// When, in ticks.
+    pub(super) at: u64,
+    pub(super) run_delay: Option<RunDelay>,
+    /// When the one before that was read, in ticks.
+    pub(super) run_delay_since: u64,
+    pub(super) switches: Option<SwitchCounts>,
+}
+
+/// The context switches of a thread, and its CPU clock when these were read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SwitchCounts {
+    /// In ticks.
+    pub(super) at: u64,
+    pub(super) cpu_ns: u64,
+    pub(super) voluntary: u64,
+    pub(super) involuntary: u64,
+    /// The number of the session, if it does not record switches.
+    pub(super) turn: Option<u32>,
 }
 
 const _: () = {
@@ -358,8 +381,7 @@ impl ThreadState {
             cpu_ns: 0,
             sampled_ns: 0,
             sampled_ended_ns: 0,
-            usage: Usage::default(),
-            usage_read: 0,
+            read: UsageRead::default(),
             pending: PendingSegments::NONE,
             last_long: LongSegment::default(),
             unexplained: None,

@@ -27,7 +27,7 @@ pub(super) struct Segment {
 /// When a segment was suspended: when the thread was in spans above it that are not inside its span. In ticks.
 #[derive(Clone, Copy, Debug, Default)]
 struct Gaps {
-    /// When the current one began.
+    /// When the current one began, or the last one ended.
     since: u64,
     /// For how long it was suspended before.
     all: u64,
@@ -170,9 +170,14 @@ impl Segment {
         let Gaps { since, all, .. } = self.gaps;
         let gap = self.current_gap(now).unwrap_or(0);
         let latest = self.latest_gaps(synced) + now.saturating_sub(since.max(synced));
-        self.gaps = Gaps { since, all: all + gap, latest, synced };
+        self.gaps = Gaps { since: now, all: all + gap, latest, synced };
         self.unset(SUSPENDED);
         gap
+    }
+
+    /// Since when it takes time without a gap, if it is not suspended.
+    pub(super) fn runs_since(&self) -> u64 {
+        if self.has(HAS_GAPS) { self.gaps.since } else { self.entered }
     }
 
     /// For how long it has been suspended, if it is.

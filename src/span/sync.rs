@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use super::account::{Certain, Tally};
-use super::local::ThreadState;
+use super::local::{SwitchCounts, ThreadState, UsageRead};
 use super::sample_counts::SampleCounts;
 use super::segment::{AROUND, NESTED, PendingSegment, READS_CPU, SUSPENDED, SWITCHED, Segment};
 use super::slot::{AGED, JUDGES_CPU, REGISTERED, SAMPLED_ITSELF, Slot};
 use super::spans::{SpanEvent, SpanInfo};
 use super::{RegistryId, SpanKey, Spans};
+use crate::facts::Usage;
 use crate::sampler::{Begun, SamplingSession, ThreadSource, Use};
 use crate::stats::Counters;
 use crate::sys::{Clock, Position, Uncounted};
@@ -62,16 +63,17 @@ impl Spans {
         state.sampled_ended_ns = 0;
         state.is_new = true;
         let Some(source) = &mut state.source else { return };
-        state.usage = source.usage(state.session.as_deref());
+        let usage = source.usage(state.session.as_deref());
         let read = self.read_cpu(source.as_mut());
         state.cpu_unknown = read.is_none();
         let (cpu_ns, now) = read.unwrap_or_else(|| (0, self.clock.now()));
         state.cpu_ns = cpu_ns;
         state.synced = now;
-        state.usage_read = now;
+        state.read = UsageRead { usage, at: now, ..UsageRead::default() };
         if let Some(sampled) = &state.sampled {
             sampled.note_synced(self.clock.raw_ns(now), state.cpu_ns);
         }
+        self.sync_switch_counts(state, now);
         self.set_deadline(state, now);
     }
 
@@ -97,7 +99,7 @@ impl Spans {
         state.is_attached = session.as_ref().is_some_and(|session| session.ring.is_some());
         state.session = session;
         state.turn = turn;
-        state.usage = state.usage.without_session();
+        state.read.usage = state.read.usage.without_session();
         if let Some((source, session)) = state.source.as_ref().zip(state.session.as_ref()) {
             source.took_up(session);
         }
@@ -237,14 +239,72 @@ impl Spans {
             return;
         };
         let usage = source.usage(state.session.as_deref());
-        let before = std::mem::replace(&mut state.usage, usage);
-        state.usage_read = now;
-        let tally = Tally { usage: usage.since(&before), ..Tally::default() };
-        state.tally_all(&tally);
+        let since = usage.since(&std::mem::replace(&mut state.read.usage, usage));
+        let before = std::mem::replace(&mut state.read.at, now);
+        state.tally_each(|segment| {
+            // It can all have been before the segment.
+            let outside_ns = self.clock.ns(segment.runs_since().saturating_sub(before));
+            let preempted_ns = since.preempted_ns.saturating_sub(outside_ns);
+            Usage { preempted_ns, ..since }
+        });
+        self.sync_run_delay(state);
+    }
+
+    /// For how long the thread waited for a CPU between the times at which the collector read that. It belongs to the spans
+    /// that the thread was in all the time; where others began or ended in between, it is unknown.
+    fn sync_run_delay(&self, state: &mut ThreadState) {
+        let read = state.session.as_ref().and_then(|session| session.run_delay.get());
+        for read in read.into_iter().flatten() {
+            let before = state.read.run_delay;
+            if before.is_some_and(|before| before.at >= read.at) {
+                continue;
+            }
+            state.read.run_delay = Some(read);
+            let Some(before) = before else { continue };
+            let earlier_at = std::mem::replace(&mut state.read.run_delay_since, before.at);
+            let run_delay_ns = read.ns.saturating_sub(before.ns);
+            state.tally_each(|segment| {
+                let since = segment.runs_since();
+                if since > before.at {
+                    return Usage::default();
+                }
+                // Up to when no delay was in progress. What the segment has of the time before ends in the same way.
+                let from = if since <= earlier_at { before.ran_at } else { before.at };
+                let run_delay_read_ns = self.clock.ns(read.ran_at.saturating_sub(from));
+                Usage { run_delay_ns, run_delay_read_ns, ..Usage::default() }
+            });
+        }
+    }
+
+    /// If the thread was switched out since the last call, and never because it was blocked, it waited for a CPU whenever it
+    /// did not run. Where each switch is recorded, that is known without this. `now` is when the CPU clock was read.
+    fn sync_switch_counts(&self, state: &mut ThreadState, now: u64) {
+        let records = state.session.as_ref().is_some_and(|session| session.has_switch_records());
+        let Usage { voluntary_switches, involuntary_switches, .. } = state.read.usage;
+        let counts = SwitchCounts {
+            at: now,
+            cpu_ns: state.cpu_ns,
+            voluntary: voluntary_switches,
+            involuntary: involuntary_switches,
+            turn: (!records).then_some(state.turn),
+        };
+        let Some(before) = state.read.switches.replace(counts) else { return };
+        let is_known = counts.turn.is_some() && counts.turn == before.turn;
+        let was_preempted = counts.involuntary > before.involuntary;
+        if !is_known || !was_preempted || counts.voluntary != before.voluntary {
+            return;
+        }
+        let ran_ns = counts.cpu_ns.saturating_sub(before.cpu_ns);
+        let off_ns = self.clock.ns(now.saturating_sub(before.at)).saturating_sub(ran_ns);
+        state.tally_each(|segment| {
+            let outside_ns = self.clock.ns(segment.runs_since().saturating_sub(before.at));
+            Usage { preempted_ns: off_ns.saturating_sub(outside_ns), ..Usage::default() }
+        });
     }
 
     /// Reads the CPU clock, and bounds the on-CPU time of every span since the last read.
-    fn sync_cpu_time(&self, state: &mut ThreadState, now: u64) {
+    fn sync_cpu_time(&self, state: &mut ThreadState, began: u64) {
+        let now = began;
         let Some(source) = &mut state.source else {
             return;
         };
@@ -268,8 +328,11 @@ impl Spans {
                 slot.count_late(part.key, sure);
             }
         });
-        if now.saturating_sub(state.usage_read) > self.ticks.usage_interval {
+        if now.saturating_sub(state.read.at) > self.ticks.usage_interval {
             self.sync_usage(state, now);
+        }
+        if state.read.at >= began {
+            self.sync_switch_counts(state, now);
         }
         state.synced = now;
     }
@@ -409,9 +472,13 @@ impl ThreadState {
         self.entered_mut().iter_mut().for_each(|segment| segment.unset(AROUND));
     }
 
-    fn tally_all(&mut self, tally: &Tally) {
+    /// Adds usage to the segments that are not suspended.
+    fn tally_each(&mut self, usage: impl Fn(&Segment) -> Usage) {
         for segment in self.entered_mut().iter_mut().filter(|one| !one.has(SUSPENDED)) {
-            segment.tally(tally);
+            let usage = usage(segment);
+            if usage != Usage::default() {
+                segment.tally(&Tally { usage, ..Tally::default() });
+            }
         }
     }
 

@@ -10,7 +10,9 @@ use parking_lot::Mutex;
 
 use super::*;
 use crate::facts::{TimeBreakdown, Usage};
-use crate::sampler::{AttachThreads, Begun, Rate, SamplingSession, ThreadShared, ThreadSource};
+use crate::sampler::{
+    AttachThreads, Begun, Rate, RunDelay, SamplingSession, ThreadShared, ThreadSource,
+};
 use crate::stats::Counters;
 use crate::sys::{Clock, OsThread, SampleRing, WhyRefused};
 
@@ -29,6 +31,8 @@ struct Script {
     threads: Arc<Mutex<Vec<Arc<ThreadShared>>>>,
     /// No thread can be sampled.
     refuses: Arc<AtomicBool>,
+    /// Its voluntary and involuntary switches.
+    switches: Arc<Mutex<[u64; 2]>>,
     /// One entry per wake-up of the collector: when the thread's spans become old, as the collector sees it.
     wakes: Arc<Mutex<Vec<u64>>>,
 }
@@ -66,7 +70,8 @@ impl ThreadSource for Script {
     fn usage(&mut self, _: Option<&SamplingSession>) -> Usage {
         // One page fault per sample.
         let minor_faults = self.samples.load(Ordering::Relaxed) / SAMPLE;
-        Usage { minor_faults, ..Usage::default() }
+        let [voluntary_switches, involuntary_switches] = *self.switches.lock();
+        Usage { minor_faults, voluntary_switches, involuntary_switches, ..Usage::default() }
     }
 
     fn wake_collector(&self) {
@@ -165,6 +170,24 @@ impl Scene {
         let ms = |ticks: u64| (ticks - MS) / MS;
         let closes = self.spans.take_child_closes();
         closes.map(|it| (it.owner, it.plan, ms(it.opened), ms(it.closed))).collect()
+    }
+
+    /// The collector reads for how long the thread has waited for a CPU.
+    fn read_run_delay(&self, ns: u64) {
+        let at = self.script.now.load(Ordering::Relaxed);
+        self.read_run_delay_of(RunDelay { at, ns, ran_at: at });
+    }
+
+    fn read_run_delay_of(&self, read: RunDelay) {
+        let thread = self.sampled();
+        thread.last().run_delay.set(read, thread.last_hook_at());
+    }
+
+    /// The thread does not run, as it is switched out that many times voluntarily and involuntarily.
+    fn is_off(&self, ns: u64, switches: [u64; 2]) {
+        self.wait_off_cpu(ns);
+        let mut sums = self.script.switches.lock();
+        sums.iter_mut().zip(switches).for_each(|(sum, more)| *sum += more);
     }
 
     fn enter(&self, id: RegistryId) {
@@ -743,6 +766,93 @@ fn faults_are_counted_where_samples_fall() {
     scene.exit(outer);
     assert_eq!(scene.close(inner).account.usage.minor_faults, 3);
     assert_eq!(scene.close(outer).account.usage.minor_faults, 4);
+}
+
+#[test]
+fn a_run_delay_belongs_to_the_spans_that_were_entered_throughout() {
+    let mut scene = Scene::new();
+    let outer = scene.open();
+    scene.enter(outer);
+    scene.wait(2 * MS);
+    scene.read_run_delay(50 * MS);
+    scene.wait(5 * MS);
+    scene.read_run_delay(53 * MS);
+    scene.wait(MS);
+    let inner = scene.open();
+    scene.enter(inner);
+    scene.wait(4 * MS);
+    // Of the time from the last reading on, which was partly before the span.
+    scene.read_run_delay(54 * MS);
+    scene.wait(5 * MS);
+    scene.read_run_delay(55 * MS);
+    scene.wait(5 * MS);
+    scene.read_run_delay(56 * MS);
+    scene.wait(5 * MS);
+    scene.exit(inner);
+    scene.wait(5 * MS);
+    // Read when the span is over.
+    scene.exit(outer);
+    scene.read_run_delay(99 * MS);
+    let next = scene.open();
+    scene.enter(next);
+    scene.wait(5 * MS);
+    scene.exit(next);
+    let of = |id| {
+        let usage = scene.close(id).account.usage;
+        [usage.run_delay_ns, usage.run_delay_read_ns]
+    };
+    assert_eq!(of(inner), [2 * MS, 10 * MS]);
+    assert_eq!(of(outer), [6 * MS, 20 * MS]);
+    assert_eq!(of(next), [0, 0]);
+}
+
+/// A delay that is in progress when it is read counts when it ends.
+#[test]
+fn nothing_is_known_from_when_a_thread_may_have_waited_for_a_cpu() {
+    let mut scene = Scene::new();
+    let span = scene.open();
+    scene.enter(span);
+    let start = scene.script.now.load(Ordering::Relaxed);
+    // In milliseconds: when it is read, and when the thread ran before; a hook follows each reading but the first.
+    for (at, ran_at) in [(2, 0), (10, 8), (20, 10), (30, 10), (40, 30), (50, 42)] {
+        let at = start + at * MS;
+        scene.wait(at - scene.script.now.load(Ordering::Relaxed));
+        scene.read_run_delay_of(RunDelay { at, ns: 0, ran_at: start + ran_at * MS });
+        if at > start + 2 * MS {
+            let inner = scene.open();
+            scene.enter(inner);
+            scene.exit(inner);
+        }
+    }
+    scene.wait(10 * MS);
+    scene.exit(span);
+    assert_eq!(scene.close(span).account.usage.run_delay_read_ns, (42 - 2) * MS);
+}
+
+#[test]
+fn a_thread_that_was_switched_out_and_never_blocked_waited_for_a_cpu() {
+    let mut scene = Scene::new();
+    // Preempted, also blocked, and stopped by what no switch explains, such as a hypervisor.
+    for (switches, expected) in [([0, 2], 7 * MS), ([1, 2], 0), ([0, 0], 0)] {
+        let span = scene.open();
+        scene.enter(span);
+        scene.wait(5 * MS);
+        scene.is_off(7 * MS, switches);
+        scene.exit(span);
+        assert_eq!(scene.close(span).account.usage.preempted_ns, expected, "{switches:?}");
+    }
+    // It can all have been before the inner span.
+    let outer = scene.open();
+    scene.enter(outer);
+    scene.is_off(50_000, [0, 1]);
+    let inner = scene.open_judged(GivenParent::Contextual, 0);
+    scene.enter(inner);
+    scene.wait(210 * MS);
+    scene.exit(inner);
+    scene.exit(outer);
+    assert_eq!(scene.close(inner).account.usage.preempted_ns, 0);
+    // A nanosecond passes with each close.
+    assert_eq!(scene.close(outer).account.usage.preempted_ns, 50_000 - 1);
 }
 
 #[test]

@@ -340,6 +340,50 @@ pub(crate) struct FileIdentity {
     pub(crate) inode: u64,
 }
 
+/// What the scheduler counts for a thread, since it started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Schedstat {
+    /// Up to the last tick or switch.
+    pub(crate) cpu_ns: u64,
+    /// For how long it could have run and had no CPU: it was preempted, or woken, or its control group was throttled. A
+    /// delay counts when it ends.
+    pub(crate) run_delay_ns: u64,
+    /// How often it got a CPU.
+    pub(crate) runs: u64,
+}
+
+/// Why it is unknown for how long the process was throttled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(dead_code, reason = "each platform uses some of them")]
+pub(crate) enum ThrottlingUnknown {
+    /// Nothing was read while the span was open, or too little.
+    #[default]
+    NotRead,
+    NoProc,
+    NoController,
+    NotMounted,
+    NotVisible,
+    Threaded,
+    Unreadable,
+    OtherSystem,
+}
+
+impl ThrottlingUnknown {
+    /// In words, after `unknown: `.
+    pub(crate) const fn words(self) -> &'static str {
+        match self {
+            Self::NotRead => "cpu.stat was not read at its begin and end",
+            Self::NoProc => "/proc is not mounted",
+            Self::NoController => "its control group has no cpu controller",
+            Self::NotMounted => "the file system of control groups is not mounted",
+            Self::NotVisible => "its control group is not visible here",
+            Self::Threaded => "its threads are in several control groups",
+            Self::Unreadable => "cpu.stat of its control group cannot be read",
+            Self::OtherSystem => "this system has no control groups",
+        }
+    }
+}
+
 /// The load of the machine, or of the process's control group.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Load {

@@ -21,7 +21,8 @@ use parking_lot::{Condvar, Mutex};
 use super::types::Unpublished;
 use super::types::{
     Blocked, FileIdentity, FilteredSyscall, Load, MissedSignals, ModuleList, OsThread,
-    ProcessLosses, PublishesSpan, SampleRequest, ThreadUsage, TimerClock, WhyRefused,
+    ProcessLosses, PublishesSpan, SampleRequest, Schedstat, ThreadUsage, ThrottlingUnknown,
+    TimerClock, WhyRefused,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -171,6 +172,10 @@ stubs! {
     fn own_threads() -> io::Result<Vec<u32>> = unsupported();
     fn thread_and_state(_: u32) -> io::Result<(OsThread, u8)> = unsupported();
     fn user_ns_of(_: u32) -> Option<u64> = None;
+    fn open_schedstat(_: u32) -> io::Result<KernelFile> = unsupported();
+    fn schedstat(_: &KernelFile) -> io::Result<Schedstat> = unsupported();
+    fn control_groups_of(_: u32) -> io::Result<String> = unsupported();
+    fn cpu_group_in(_: &str) -> Option<(bool, &str)> = None;
     fn is_blocked(_: u32) -> Option<bool> = None;
     fn read_own_stack(_: u64, _: usize, _: &mut Vec<u8>) -> io::Result<()> = unsupported();
     fn read_own_memory(_: Range<u64>) -> io::Result<Vec<u8>> = unsupported();
@@ -330,6 +335,39 @@ impl Files {
     #[expect(clippy::unused_self, reason = "the same signature as on Linux")]
     pub(crate) fn still_owned(&self) -> bool {
         true
+    }
+}
+
+/// There are none here.
+#[derive(Debug)]
+pub(crate) enum KernelFile {}
+
+/// There are none here.
+#[derive(Debug)]
+pub(crate) enum ControlGroup {}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct GroupTexts {
+    pub(crate) groups: String,
+}
+
+impl GroupTexts {
+    pub(crate) fn read() -> Result<Self, ThrottlingUnknown> {
+        Err(ThrottlingUnknown::OtherSystem)
+    }
+}
+
+impl ControlGroup {
+    pub(crate) fn find(_: &GroupTexts) -> Result<Self, ThrottlingUnknown> {
+        Err(ThrottlingUnknown::OtherSystem)
+    }
+
+    pub(crate) fn throttled_ns(&self) -> Option<u64> {
+        match *self {}
+    }
+
+    pub(crate) fn is_same(&self, _: &Self) -> bool {
+        match *self {}
     }
 }
 

@@ -10,6 +10,7 @@ mod drain;
 mod load;
 mod parked;
 mod process;
+mod run_delay;
 mod sampled;
 mod scan;
 mod waits;
@@ -199,6 +200,12 @@ impl Threads {
         // The signal of the timers must be checked regularly: the program may replace its handler.
         let signal = intake.source.has_timers().then_some(CHECK_INTERVAL);
         idle.into_iter().chain(signal).min()
+    }
+
+    /// The ids of the threads whose spans were past their sampling delay at the last scan.
+    pub(crate) fn slow_tids(&self) -> impl Iterator<Item = u32> {
+        let slow = self.sampled.iter().filter(|sampled| sampled.attachment.wants_waits());
+        slow.map(|sampled| sampled.thread().tid())
     }
 
     /// The present waits.

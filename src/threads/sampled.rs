@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use super::attachment::{Attachment, Timing};
 use super::cpu_times::CpuTimes;
 use super::cursor::ThreadCursor;
+use super::run_delay::RunDelayReader;
 use super::waits::{BlockDetector, ScanResult, Scanner, WaitingThread};
 use crate::intake::Intake;
 use crate::sampler::ThreadShared;
@@ -18,6 +19,7 @@ pub(crate) struct SampledThread {
     pub(crate) attachment: Attachment,
     pub(crate) detector: BlockDetector,
     pub(crate) cpu_times: CpuTimes,
+    pub(super) run_delay: RunDelayReader,
     /// Since when the thread was in no profiled span at each check.
     unused_since: Option<Instant>,
 }
@@ -39,6 +41,7 @@ impl SampledThread {
             cursor,
             detector: BlockDetector::new(is_attached),
             cpu_times: CpuTimes::default(),
+            run_delay: RunDelayReader::default(),
             unused_since: None,
         }
     }
@@ -66,8 +69,14 @@ impl SampledThread {
     /// Checks whether the thread is blocked.
     pub(crate) fn scan(&mut self, scanner: &mut Scanner<'_>) -> ScanResult {
         if self.thread().is_over() {
+            self.run_delay.end();
             self.detector.end(&self.cursor, scanner);
             return ScanResult::OutsideSpans;
+        }
+        if self.attachment.wants_waits() {
+            self.run_delay.read(&self.cursor, scanner);
+        } else if self.attachment.is_detached() {
+            self.run_delay.end();
         }
         let span = self.thread().span();
         self.count_missed(span, scanner.intake);

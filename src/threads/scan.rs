@@ -7,6 +7,7 @@ use super::Threads;
 use super::attachment::Check;
 use super::demand::Why;
 use super::parked::PARK_AFTER;
+use super::run_delay::{RunDelayFiles, most_files};
 use super::sampled::fill_time;
 use super::waits::{IDLE_SCAN_INTERVAL, SCAN_INTERVAL, ScanResult, Scanner, next_scan};
 use crate::budget::passed;
@@ -173,7 +174,12 @@ impl Threads {
         let park_after = intake.clock().ticks(PARK_AFTER);
         let unwanted_scan = Duration::from_nanos(intake.clock().ns(least_age))
             .clamp(SCAN_INTERVAL, IDLE_SCAN_INTERVAL);
+        let open = self.sampled.iter().filter(|sampled| sampled.run_delay.is_open()).count();
         let mut scanner = Scanner {
+            run_delays: RunDelayFiles {
+                open: open as u64,
+                left: most_files().saturating_sub(open),
+            },
             intake: &mut *intake,
             captures: &mut self.captures,
             waits: self.settings.waits,

@@ -8,6 +8,7 @@ use std::io;
 use std::time::Duration;
 
 use super::cursor::ThreadCursor;
+use super::run_delay::RunDelayFiles;
 use crate::budget::CpuBudget;
 use crate::intake::Intake;
 use crate::log::{LogEvent, LogKind};
@@ -125,6 +126,7 @@ pub(crate) struct Scanner<'a> {
     pub(crate) waits: bool,
     /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
     pub(crate) now_ns: u64,
+    pub(super) run_delays: RunDelayFiles,
 }
 
 impl Scanner<'_> {

@@ -21,6 +21,7 @@ mod accounts;
 mod clocks;
 mod links;
 mod shares;
+mod throttled;
 mod times;
 
 use support::{has_perf, is_child, run_child};
@@ -93,5 +94,5 @@ scenarios! {
     shares_are_within_their_bounds: shares::scenario, perf Perf, timer Timer;
     times_agree_with_the_clocks: times::scenario, perf Perf, timer Timer, nothing Nothing;
     accounts_agree_with_the_thread_clock: accounts::scenario, perf Perf, timer Timer, nothing Nothing;
-    only_a_thread_that_shares_its_cpu_is_preempted: accounts::preempted, perf Perf, timer Timer, nothing Nothing;
+    a_thread_waits_for_a_cpu_as_long_as_the_kernel_says: accounts::runnable, perf Perf, timer Timer, nothing Nothing;
 }

@@ -125,6 +125,7 @@ impl Json for KeptRow<'_> {
                 }
             }
             kept.member("cpu_known", Plain(!span.times.is_cpu_time_unknown))?;
+            kept.member("throttling_unknown", span.throttling_unknown().unwrap_or_default())?;
             kept.object("children", |children| write_children(&span.children, children))?;
             let (trace, id) = texts(span.ids());
             kept.member("trace_id", trace)?;

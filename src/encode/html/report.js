@@ -1878,7 +1878,7 @@ const wallParts = (kept) => [
   ['other spans on its stack', kept.other_spans, 'rest'],
 ];
 
-/** The parts of a measure: `preempted 3.00 ms`. */
+/** The parts of a measure: `waiting for a CPU 3.00 ms`. */
 const partsOf = (whole, kept) =>
   profile.measures
     .filter(({ name, part_of }) => part_of === whole && kept[name] >= 1e3)
@@ -1964,6 +1964,18 @@ function showScope(main) {
       `The last ${duration(main.after_last_exit)} of the idle time came after the last exit: something still held the span.`,
     );
   }
+  if (main.runnable_error > main.wall * 0.1)
+    texts.push(`Another ${duration(main.runnable_error)} off-CPU may have been waiting for a CPU.`);
+  if (main.throttled >= 1e6) {
+    texts.push(
+      `The control group of the process had used up its CPU quota: while the span was open, it was throttled for ` +
+        `${duration(main.throttled)}, all its threads and CPUs together.`,
+    );
+  } else if (main.runnable >= main.wall * 0.1 && main.throttling_unknown) {
+    texts.push(`Whether the process was throttled is unknown: ${main.throttling_unknown}.`);
+  }
+  if (main.major_faults > 0)
+    texts.push(`${count(main.major_faults, 'page fault')} read from disk, for an unknown time.`);
   const blocked = profile.attributes.find(([key]) => key === 'profile.blocked_in_async_ns')?.[1];
   if (blocked > 0)
     texts.push(`An async executor was blocked for ${duration(blocked)}: other tasks of its thread could not run.`);
@@ -2017,7 +2029,7 @@ function showFurther() {
 const ROW_LOOKS = {
   'on-CPU': 'on',
   'off-CPU': 'off',
-  preempted: 'off',
+  'waiting for a CPU': 'off',
   await: 'await',
   'scheduling delay': 'delay',
   'on-CPU on other threads': 'on',

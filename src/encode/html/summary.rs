@@ -86,6 +86,9 @@ impl KeptSummary<'_> {
                 }
             }
             summary.member("cpu_known", Plain(!facts.times.is_cpu_time_unknown))?;
+            if let Some(why) = facts.throttling_unknown() {
+                summary.member("throttling_unknown", why)?;
+            }
             if !facts.children.totals.is_empty() {
                 summary
                     .member("children", Array(|| facts.children.totals.iter().map(ChildSummary)))?;

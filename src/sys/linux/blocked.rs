@@ -5,10 +5,12 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
 
 use super::modules::read_by_system_call;
+use super::own_files::KernelFile;
 use super::thread::current_tid;
-use crate::sys::types::{Blocked, Call, OsThread, WhyRefused};
+use crate::sys::types::{Blocked, Call, OsThread, Schedstat, WhyRefused};
 
 /// Where a thread of this process is blocked; `None` if it is running or runnable.
 ///
@@ -92,7 +94,42 @@ fn unescaped(name: &[u8]) -> Vec<u8> {
 }
 
 fn open(tid: u32, file: &str) -> io::Result<File> {
-    File::open(format!("/proc/self/task/{}/{file}", id_in_proc(tid)?))
+    File::open(path(tid, file)?)
+}
+
+fn path(tid: u32, file: &str) -> io::Result<PathBuf> {
+    Ok(format!("/proc/self/task/{}/{file}", id_in_proc(tid)?).into())
+}
+
+/// Opens what [`schedstat`] reads of a thread of this process.
+pub(crate) fn open_schedstat(tid: u32) -> io::Result<KernelFile> {
+    KernelFile::open(&path(tid, "schedstat")?)
+}
+
+/// What the scheduler has counted for the thread with that file.
+///
+/// # Errors
+///
+/// If the thread has ended, the program has closed the file, or the kernel does not count it.
+pub(crate) fn schedstat(file: &KernelFile) -> io::Result<Schedstat> {
+    let mut bytes = [0; 128];
+    let parsed = schedstat_in(file.read(&mut bytes)?);
+    parsed.ok_or_else(|| io::ErrorKind::Unsupported.into())
+}
+
+/// A kernel that does not count has three zeros.
+fn schedstat_in(text: &str) -> Option<Schedstat> {
+    let mut numbers = text.strip_suffix('\n')?.split(' ').map(str::parse);
+    let numbers = [numbers.next(), numbers.next(), numbers.next(), numbers.next()];
+    let [Some(Ok(cpu_ns)), Some(Ok(run_delay_ns)), Some(Ok(runs @ 1..)), None] = numbers else {
+        return None;
+    };
+    Some(Schedstat { cpu_ns, run_delay_ns, runs })
+}
+
+/// The control groups of a thread of this process, as in `/proc/self/cgroup`.
+pub(crate) fn control_groups_of(tid: u32) -> io::Result<String> {
+    fs::read_to_string(path(tid, "cgroup")?)
 }
 
 /// The id by which `/proc` knows a thread of this process. In a PID namespace with the `/proc` of the one around it, that
@@ -357,6 +394,20 @@ mod tests {
         for nonsense in ["running\n", "", "7", "202 0x1", "x 0x1 0x2", "-1 0x1", "-1 1 2"] {
             assert_eq!(parse(nonsense), None, "{nonsense}");
         }
+    }
+
+    #[test]
+    fn the_run_delay_is_the_second_number() {
+        let of = |text| schedstat_in(text).map(|it| [it.cpu_ns, it.run_delay_ns, it.runs]);
+        assert_eq!(of("92073496 3154133 64\n"), Some([92_073_496, 3_154_133, 64]));
+        assert_eq!(of("0 0 1\n"), Some([0, 0, 1]));
+        // A kernel that does not count, and what the kernel does not write.
+        for text in ["0 0 0\n", "", "\n", "1 2\n", "1 2 3", "1 2 3 4\n", "1 -2 3\n", "a b c\n"] {
+            assert_eq!(of(text), None, "{text:?}");
+        }
+        let own = open_schedstat(current_tid()).and_then(|file| schedstat(&file));
+        println!("{own:?}");
+        assert!(own.is_ok() || fs::metadata("/proc/thread-self/schedstat").is_err(), "{own:?}");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod blocked;
 mod calls;
+mod cgroup;
 mod clock;
 mod context;
 mod counters;
@@ -46,10 +47,11 @@ pub(crate) fn parse_map(line: &[u8]) -> bool {
 }
 
 pub(crate) use blocked::{
-    blocked, cpu_ns_of, is_blocked, own_thread, own_threads, read_own_stack, thread_and_state,
-    try_cpu_ns_of, user_ns_of,
+    blocked, control_groups_of, cpu_ns_of, is_blocked, open_schedstat, own_thread, own_threads,
+    read_own_stack, schedstat, thread_and_state, try_cpu_ns_of, user_ns_of,
 };
 pub(crate) use calls::{forbidden_calls, read_filters};
+pub(crate) use cgroup::{ControlGroup, GroupTexts, cpu_group_in};
 pub(crate) use clock::{
     TickSource, monotonic_raw_ns, process_cpu_ns, read_ticks, thread_cpu_ns, tick_ns, tick_source,
     time_namespace_offset_ns, try_thread_cpu_ns,
@@ -66,7 +68,7 @@ pub(crate) use maps::{executable_mappings, is_mapped_as, paths_of_mapped};
 pub(crate) use modules::{
     loaded_modules, module_generation, program_memory, program_path, read_own_memory,
 };
-pub(crate) use own_files::Files;
+pub(crate) use own_files::{Files, KernelFile};
 pub(crate) use pages::{map_memory, unmap_memory};
 #[cfg(test)]
 pub(crate) use perf::open_switch_registers;

@@ -1,0 +1,115 @@
+//! Reads for how long threads in slow spans could have run and had no CPU.
+
+use std::io;
+
+use super::cursor::ThreadCursor;
+use super::waits::Scanner;
+use crate::sampler::RunDelay;
+use crate::stats::Counters;
+use crate::sys::{self, KernelFile, Schedstat};
+
+/// The layer may have one in this many of the files that the process may open for this, and no more than [`MOST_FILES`].
+const SHARE_OF_FILES: u64 = 32;
+const MOST_FILES: u64 = 256;
+/// A reading takes some 2 µs, and those of all threads 1 % of a core.
+const A_READING_NS: u64 = 200_000;
+
+/// How many threads may have a file.
+pub(super) fn most_files() -> usize {
+    let most = (sys::open_file_limit() / SHARE_OF_FILES).clamp(1, MOST_FILES);
+    usize::try_from(most).unwrap_or(1)
+}
+
+/// Reads that of one thread.
+#[derive(Debug, Default)]
+pub(super) struct RunDelayReader {
+    /// Open as long as the thread is sampled.
+    file: Option<KernelFile>,
+    read_ns: u64,
+    /// The last reading, when that was, and when the thread ran before: in ticks.
+    last: Option<(Schedstat, u64, u64)>,
+    /// There is none to read.
+    is_refused: bool,
+    /// There is none to read as long as the thread is sampled.
+    is_left_out: bool,
+}
+
+impl RunDelayReader {
+    pub(super) fn is_open(&self) -> bool {
+        self.file.is_some()
+    }
+
+    /// Closes the file.
+    pub(super) fn end(&mut self) {
+        self.file = None;
+        self.is_left_out = false;
+    }
+
+    /// Reads that of a thread in a span past its sampling delay, and publishes it to the thread's hooks.
+    pub(super) fn read(&mut self, cursor: &ThreadCursor, scanner: &mut Scanner<'_>) {
+        let pause_ns = A_READING_NS.saturating_mul(scanner.run_delays.open);
+        let is_early = self.is_open() && scanner.now_ns.saturating_sub(self.read_ns) < pause_ns;
+        if self.is_refused || self.is_left_out || is_early {
+            return;
+        }
+        if self.file.is_none() {
+            if scanner.run_delays.left == 0 {
+                self.note_left_out(scanner);
+                return;
+            }
+            match sys::open_schedstat(cursor.thread.tid()) {
+                Ok(file) => {
+                    self.file = Some(file);
+                    scanner.run_delays.left -= 1;
+                    scanner.run_delays.open += 1;
+                }
+                Err(error) => {
+                    // Another file may be closed by the next time.
+                    self.is_refused = !is_temporary(&error);
+                    self.note_left_out(scanner);
+                    return;
+                }
+            }
+        }
+        let Some(file) = &self.file else { return };
+        // Before it is read, so that nothing that is read is later.
+        let at = scanner.intake.clock().now();
+        match sys::schedstat(file) {
+            Ok(read) => {
+                let ran_at = match self.last {
+                    Some((same, _, ran_at)) if same == read => ran_at,
+                    Some((_, at, _)) => at,
+                    None => 0,
+                };
+                self.last = Some((read, at, ran_at));
+                let read = RunDelay { at, ns: read.run_delay_ns, ran_at };
+                cursor.session.run_delay.set(read, cursor.thread.last_hook_at());
+            }
+            Err(_) if cursor.thread.is_over() => {}
+            Err(_) => {
+                self.end();
+                self.is_refused = true;
+                self.note_left_out(scanner);
+            }
+        }
+        self.read_ns = scanner.now_ns;
+    }
+
+    fn note_left_out(&mut self, scanner: &Scanner<'_>) {
+        self.is_left_out = true;
+        Counters::add(&scanner.intake.counters.waits.run_delays_unread, 1);
+    }
+}
+
+fn is_temporary(error: &io::Error) -> bool {
+    use io::ErrorKind::{NotFound, PermissionDenied};
+    // Without `/proc`, or where it is hidden.
+    !matches!(error.kind(), NotFound | PermissionDenied)
+}
+
+/// The files of all threads.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct RunDelayFiles {
+    pub(super) open: u64,
+    pub(super) left: usize,
+}
