@@ -21,6 +21,9 @@ pub enum Leaf {
     Blocked(String),
     /// The future waited for what its stack shows.
     Awaiting,
+    /// The same, and that many at the same time, as in `select!` and `join!`. The one that woke the future has all the time;
+    /// if it is not known which one did, all have equal parts of it.
+    AwaitingOneOf(u32),
     /// The future had been woken, and its executor had other things to do.
     Delayed {
         /// The span that was on the executor's thread, if it is known.
@@ -67,6 +70,7 @@ impl fmt::Display for Leaf {
             Self::Blocked(call) if call.is_empty() => Ok(()),
             Self::Blocked(call) => write!(f, "[{call}]"),
             Self::Awaiting => f.write_str("[await]"),
+            Self::AwaitingOneOf(count) => write!(f, "[await, one of {count} at the same time]"),
             Self::Delayed { behind: None } => f.write_str("[scheduling delay]"),
             Self::Delayed { behind: Some(span) } => write!(f, "[scheduling delay behind {span}]"),
             Self::Unknown(why) => write!(f, "[{why}]"),

@@ -2,6 +2,7 @@
 
 mod attribute;
 mod awaits;
+mod branches;
 mod builder;
 mod code_origin;
 mod compared;
@@ -25,6 +26,7 @@ pub use attribute::{Attribute, Value};
 pub(crate) use awaits::await_place;
 pub(crate) use awaits::unexplained_idle;
 pub use awaits::{AwaitSite, Awaits};
+pub(crate) use branches::LeafMark;
 pub use builder::ProfileBuilder;
 pub(crate) use code_origin::{CodeOrigin, is_of_dependency};
 pub(crate) use compared::{ComparedSummary, SlowerIn};

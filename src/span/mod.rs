@@ -8,6 +8,7 @@ mod age;
 mod awaits;
 mod children;
 mod close;
+mod first_run;
 mod flags;
 mod inside;
 mod local;
@@ -30,6 +31,7 @@ pub(crate) use crate::ids::{SpanKey, TraceIds};
 pub(crate) use awaits::{InnermostSpan, LongSegment};
 pub(crate) use children::ChildClose;
 pub(crate) use close::{Ancestor, SpanSnapshot, Verdict};
+pub(crate) use first_run::{HandedOver, RunningFirst};
 #[cfg(any(test, feature = "_otlp"))]
 pub(crate) use local::ignore_this_thread;
 pub(crate) use local::{
@@ -43,7 +45,7 @@ pub(crate) use slot::{
     JUDGES_CPU, JUDGES_SUBTREE, KEEP_ON_ERROR, ONE_IN, SAMPLED_ITSELF, SHOWS_FIELDS, SUSPECT,
     WATCHED,
 };
-pub(crate) use spans::{GivenParent, SpanEvent, SpanInfo, Spans};
+pub(crate) use spans::{GivenParent, IdleCause, SpanEvent, SpanInfo, Spans};
 
 /// The registry's id of a span. The registry reuses ids.
 pub(crate) type RegistryId = NonZeroU64;

@@ -97,7 +97,7 @@ pub(crate) use ring::SampleRing;
 pub(crate) use spawn::STACK_BYTES;
 pub(crate) use spawn::spawn;
 pub(crate) use stripes::{STRIPES, Stripe, Striped, own_stripe};
-pub(crate) use task_waker::{TaskWaker, WakerObserver};
+pub(crate) use task_waker::{TAGS, TaskWaker, WakerObserver};
 pub(crate) use task_waker::{clone as clone_waker, drop_waker, wake, wake_by_ref};
 #[cfg(feature = "process-context")]
 pub(crate) use types::Unpublished;

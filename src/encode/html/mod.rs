@@ -21,7 +21,7 @@ const BODY: &str = include_str!("report.body.html");
 const SCRIPT: &str = include_str!("report.js");
 /// The SHA-256 of [`STYLE`] and [`SCRIPT`], in Base64. A test compares them.
 const STYLE_HASH: &str = "Dwwkqq4LqJSzele3nXTzyc8gkmcrAZDJWHnMhIvJsMM=";
-const SCRIPT_HASH: &str = "5Orkz3TXRzGBC4U5/gufKx3lrw58AWq4nzrSZJ5rS84=";
+const SCRIPT_HASH: &str = "QbC8nUIngG3x5zurZr+4y3jwDWsYLxgNjmC9DRaxHtE=";
 
 /// What a report shows besides the profile.
 #[derive(Clone, Debug, Default)]
