@@ -54,6 +54,8 @@ pub struct Facts {
     pub times: TimeBreakdown,
     /// The spans inside it, by name; known once its profile is made, or it is known that it gets none.
     pub children: Children,
+    /// A deadlock that a thread in it is a part of, in words, if it was kept because it hangs.
+    pub deadlock: Option<Arc<str>>,
     pub(crate) trace: Option<TraceIds>,
     /// It is inside no other kept span of the profile.
     pub(crate) is_topmost: bool,

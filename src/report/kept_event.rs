@@ -145,7 +145,9 @@ fn message(first: &KeptSpan, kept: &Kept) -> String {
     }
     let compared = kept.compared.as_ref().filter(|compared| compared.is_of(&first.facts));
     let many = first.facts.children.many_in(wall_ns).map(|many| Many(many).to_string());
-    let mut reasons: Vec<_> = compared.and_then(against_typical).into_iter().chain(many).collect();
+    let deadlock = first.facts.deadlock.as_deref().map(str::to_owned);
+    let mut reasons: Vec<_> = deadlock.into_iter().collect();
+    reasons.extend(compared.and_then(against_typical).into_iter().chain(many));
     let is_vague = is_vague(subtree_on_cpu_ns, subtree_on_cpu_error_ns);
     // A few samples of a span that mostly waited would explain nothing.
     let is_explained = is_cpu_time_unknown || is_vague || subtree_on_cpu_ns > wall_ns / 10;
