@@ -312,6 +312,9 @@ impl<'a> Tables<'a> {
     fn leaf(&self, waited: StackLeaf) -> Leaf {
         match waited {
             StackLeaf::In(Call::Futex(lock)) => Leaf::Blocked(format!("futex {lock:#x}")),
+            StackLeaf::In(Call::Mutex { lock, owner }) => {
+                Leaf::Blocked(format!("futex {lock:#x}, held by thread {owner}"))
+            }
             StackLeaf::In(Call::Named(name)) => Leaf::Blocked((*name).to_owned()),
             StackLeaf::In(Call::Numbered(number)) => Leaf::Blocked(format!("system call {number}")),
             StackLeaf::In(Call::PageFault) => Leaf::Blocked("page fault".to_owned()),

@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use futures_core::Stream;
 use pin_project_lite::pin_project;
 
-use super::record::Observed;
+use super::observed::Observed;
 
 /// Makes futures and streams show what they await.
 ///

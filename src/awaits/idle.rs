@@ -161,13 +161,15 @@ impl Idle {
         let busy_in = |id: RegistryId| self.busy(spans, id.get(), [since, woken_at, now]);
         // Leaves in different spans have the same time, and so have the spans around several of them, once.
         let beside = place.leaves.awaited().map(|leaf| leaf.span).filter(|it| *it != span);
-        let counted = RefCell::new(Vec::new());
+        let (has_beside, counted) = (beside.clone().next().is_some(), RefCell::new(Vec::new()));
         for span in [span].into_iter().chain(beside) {
             spans.count_await(&span, |id| {
-                if counted.borrow().contains(&id) {
-                    return [0, 0];
+                if has_beside {
+                    if counted.borrow().contains(&id) {
+                        return [0, 0];
+                    }
+                    counted.borrow_mut().push(id);
                 }
-                counted.borrow_mut().push(id);
                 let [busy, delayed_busy] = busy_in(id);
                 [awaited.saturating_sub(busy), delayed.saturating_sub(delayed_busy)]
             });

@@ -81,12 +81,12 @@ pub(super) struct SpanLeaves {
 }
 
 impl PendingLeaves {
-    fn all(&self) -> impl DoubleEndedIterator<Item = &PendingLeaf> {
+    fn all(&self) -> impl DoubleEndedIterator<Item = &PendingLeaf> + Clone {
         self.before.iter().chain(&self.last)
     }
 
     /// Those that are awaited, the last first. The last is, if nothing else is known to be.
-    pub(super) fn awaited(&self) -> impl Iterator<Item = &PendingLeaf> {
+    pub(super) fn awaited(&self) -> impl Iterator<Item = &PendingLeaf> + Clone {
         let none_is = self.all().all(|leaf| leaf.is_done);
         self.all().rev().enumerate().filter_map(move |(number, leaf)| {
             (!leaf.is_done || none_is && number == 0).then_some(leaf)

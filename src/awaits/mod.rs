@@ -7,6 +7,7 @@
 mod future;
 mod idle;
 mod leaves;
+mod observed;
 mod place;
 mod queued;
 mod record;

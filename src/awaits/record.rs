@@ -3,20 +3,16 @@
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll, RawWakerVTable};
+use std::task::RawWakerVTable;
 
 use parking_lot::Mutex;
 
-use super::idle::Idle;
 use super::leaves::{PendingLeaf, PendingLeaves, PollTags, SpanLeaves, WOKE_ITSELF};
 use super::place::{AwaitPlace, Carried};
 use super::shared::{LayerAwaits, SAMPLE_NS, SharedAwaits, activity};
 use crate::inbox::{CopiedSample, HeapUse, KindWeight};
 use crate::profile::SampleKind;
-use crate::span::{
-    HandedOver, InnermostSpan, ObservedPoll, RunningFirst, SpanKey, innermost_span, is_ignored,
-    spans_created,
-};
+use crate::span::{InnermostSpan, SpanKey, innermost_span};
 use crate::stats::Counters;
 use crate::sys::{self, LiveStack, TaskWaker, Uncounted, WakerObserver};
 
@@ -35,9 +31,9 @@ pub(super) struct FutureRecord {
     /// Other clones of the waker existed when `place` was set in the last poll: it may not be what is still awaited.
     pub(super) is_unsure: AtomicBool,
     /// The waker was cloned in this poll, or in the last one.
-    has_cloned: AtomicBool,
+    pub(super) has_cloned: AtomicBool,
     /// Its stacks were taken back, and the waker was not cloned since.
-    is_taken_back: AtomicBool,
+    pub(super) is_taken_back: AtomicBool,
     /// The waker was cloned in no profiled span. It matters only as long as it never was in one.
     pub(super) is_outside: AtomicBool,
     /// The id of the span in `place`, which only polls and the end change; 0 if there is none.
@@ -49,7 +45,7 @@ pub(super) struct FutureRecord {
 
 thread_local! {
     /// The future with a carried sample that is polled on this thread, or that ended last.
-    static CARRIER: Cell<Option<Arc<TaskWaker<FutureRecord>>>> = const { Cell::new(None) };
+    pub(super) static CARRIER: Cell<Option<Arc<TaskWaker<FutureRecord>>>> = const { Cell::new(None) };
 }
 
 impl LayerAwaits {
@@ -105,7 +101,7 @@ pub(super) fn await_sample(
     CopiedSample { span: Some(span), amounts, largest, stacks, branch, behind: None, heap }
 }
 
-static VTABLE: RawWakerVTable = RawWakerVTable::new(
+pub(super) static VTABLE: RawWakerVTable = RawWakerVTable::new(
     sys::clone_waker::<FutureRecord>,
     sys::wake::<FutureRecord>,
     sys::wake_by_ref::<FutureRecord>,
@@ -230,7 +226,7 @@ impl FutureRecord {
         place.leaves.add(leaf, awaits.room.is_tight());
     }
 
-    fn has_stopped(&self) -> bool {
+    pub(super) fn has_stopped(&self) -> bool {
         self.awaits.get().is_some_and(|awaits| !awaits.is_active() || !awaits.is_here())
     }
 
@@ -289,158 +285,5 @@ impl FutureRecord {
         let is_here = |it: &InnermostSpan| awaits.spans.is_open_span(it) && is_wanted(it);
         let samples = leaves.into_samples(woke, span, |it| if is_here(&it) { it } else { span });
         samples.into_iter().map(|leaves| (leaves.span, await_sample(leaves, amounts))).collect()
-    }
-}
-
-/// Observes one future, in which it is kept.
-#[derive(Debug, Default)]
-pub(super) struct Observed {
-    waker: Option<Arc<TaskWaker<FutureRecord>>>,
-    /// The [`activity`] at the last poll that was observed and in no profiled span.
-    unmatched_at: u64,
-    /// How many more polls are not observed, and how many will not be after the next that is.
-    unobserved: u8,
-    next_unobserved: u8,
-    idle: Idle,
-    /// Until the first poll.
-    handed_over: Option<HandedOver>,
-    /// While the future is dropped. The spans in it are entered once more then, and their idle time is explained.
-    dropping: Option<ObservedPoll>,
-}
-
-/// Of a future that was in no profiled span, fewer and fewer polls are observed, but at least one in 64.
-const MOST_UNOBSERVED: u8 = 63;
-
-/// What was handed over begins to run, if it waited for long.
-pub(super) fn begin_to_run(handed_over: HandedOver) -> Option<RunningFirst> {
-    let running = handed_over.begin()?;
-    if let Some(entered) = &running.around
-        && let Some(awaits) = LayerAwaits::of_layer(entered.span.layer)
-    {
-        awaits.spans.note_first_run(entered);
-    }
-    Some(running)
-}
-
-impl Observed {
-    /// For a future that is about to be handed over to an executor.
-    pub(super) fn new() -> Self {
-        let handed_over = activity().0.then(HandedOver::now);
-        Self { handed_over, ..Self::default() }
-    }
-
-    /// Polls the future.
-    #[inline]
-    pub(super) fn poll<R>(
-        &mut self,
-        context: &mut Context<'_>,
-        poll: impl FnOnce(&mut Context<'_>) -> Poll<R>,
-    ) -> Poll<R> {
-        let (is_active, activity) = activity();
-        if !is_active {
-            self.forget();
-            return poll(context);
-        }
-        if self.unmatched_at == activity && self.unobserved > 0 {
-            self.unobserved -= 1;
-            return poll(context);
-        }
-        self.observe(activity, context, poll)
-    }
-
-    fn observe<R>(
-        &mut self,
-        activity: u64,
-        context: &mut Context<'_>,
-        poll: impl FnOnce(&mut Context<'_>) -> Poll<R>,
-    ) -> Poll<R> {
-        // Its layer was stopped. Another one may be running.
-        if self.waker.as_ref().is_some_and(|waker| waker.observer.has_stopped()) {
-            self.end();
-        }
-        // A future around this one is observed. Its stacks contain those of this one.
-        if std::ptr::eq(context.waker().vtable(), &VTABLE) || is_ignored() {
-            self.handed_over = None;
-            if let Some(waker) = &self.waker {
-                self.idle.end_await(&waker.observer);
-            }
-            return poll(context);
-        }
-        let running_first = self.handed_over.take().and_then(begin_to_run);
-        let waker = self.waker.get_or_insert_with(|| {
-            let _uncounted = Uncounted::begin();
-            TaskWaker::new(FutureRecord::default())
-        });
-        self.idle.end_await(&waker.observer);
-        if waker.observer.is_taken_back.load(Ordering::Relaxed) {
-            // Leaves that are still awaited clone this waker again, so that their stacks are copied again.
-            self.idle.tag = waker.observer.tags.unused();
-            self.idle.is_tag_in_use = false;
-        }
-        waker.observer.tags.begin(self.idle.tag, !self.idle.is_tag_in_use);
-        self.idle.is_tag_in_use = true;
-        waker.observer.is_unsure.store(false, Ordering::Relaxed);
-        waker.observer.has_cloned.store(false, Ordering::Relaxed);
-        let is_carrier = self.idle.has_carried;
-        let mut carrier = is_carrier.then(|| Arc::clone(waker));
-        if is_carrier {
-            carrier = CARRIER.try_with(|cell| cell.replace(carrier.take())).ok().flatten();
-        }
-        // A future that handles one request after another may be in none of their spans when it is pending.
-        let created = waker.observer.awaits.get().is_none().then(spans_created);
-        let observed = ObservedPoll::begin();
-        let polled = waker.poll(usize::from(self.idle.tag), context, poll);
-        drop((observed, running_first));
-        if is_carrier {
-            _ = CARRIER.try_with(|cell| cell.set(carrier.take()));
-        }
-        if polled.is_pending() && !self.idle.begin_await(waker) && created == Some(spans_created())
-        {
-            let is_same = self.unmatched_at == activity;
-            self.unobserved = if is_same { self.next_unobserved } else { 0 };
-            self.next_unobserved = (2 * self.unobserved + 1).min(MOST_UNOBSERVED);
-            self.unmatched_at = activity;
-        }
-        polled
-    }
-
-    /// The future is polled without being observed.
-    #[inline]
-    fn forget(&mut self) {
-        self.handed_over = None;
-        if let Some(waker) = &self.waker {
-            waker.observer.pending_since.store(0, Ordering::Relaxed);
-        }
-    }
-
-    /// The future is about to be dropped, with the spans in it. This is dropped after it.
-    pub(super) fn begin_drop(&mut self) {
-        if self.end() {
-            self.dropping = Some(ObservedPoll::begin());
-        }
-    }
-
-    /// Returns whether it was pending, and has reported that.
-    fn end(&mut self) -> bool {
-        let Some(waker) = self.waker.take() else { return false };
-        // Declared before what is dropped here, so that it is freed for no span.
-        let _uncounted = Uncounted::begin();
-        let (waker, mut idle) = (waker, std::mem::take(&mut self.idle));
-        // Not in the child of a fork, where locks may be held forever.
-        let Some(awaits) = waker.observer.awaits.get().filter(|awaits| awaits.is_here()) else {
-            return false;
-        };
-        let was_pending = idle.end_await(&waker.observer);
-        idle.report_rest(&waker.observer, awaits);
-        if let Some(place) = idle.listed {
-            awaits.remove_future(place);
-        }
-        // Wakers may outlive the future.
-        waker.observer.place.lock().end(&awaits.spans);
-        // The spans around the future may be about to close.
-        if idle.has_carried {
-            _ = CARRIER.try_with(|carrier| carrier.set(Some(waker)));
-        }
-        was_pending
     }
 }

@@ -2,27 +2,6 @@
 
 use std::ops::Range;
 
-use super::code_origin::limits_time;
-use super::model::{Line, LocationId, Profile};
-
-/// A frame between the stacks of several leaves, before symbolization.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum LeafMark {
-    /// The stack of another leaf follows.
-    Other,
-    /// The leaf whose stack follows woke the task.
-    Woken,
-}
-
-impl LeafMark {
-    pub(super) fn as_str(self) -> &'static str {
-        match self {
-            Self::Other => "[or]",
-            Self::Woken => "[woken by]",
-        }
-    }
-}
-
 /// The leaves whose stacks are in one, the last that cloned the waker first.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Branches {
@@ -35,15 +14,15 @@ pub(super) struct Branches {
 }
 
 impl Branches {
-    /// Those of a stack. `marks` are the locations of [`LeafMark::Other`] and [`LeafMark::Woken`] in it.
-    pub(super) fn of(
-        profile: &Profile,
-        stack: &[LocationId],
-        marks: [Option<LocationId>; 2],
+    /// Those of a stack. `marks` are the frames in it before the stack of another leaf, and before that of the leaf which
+    /// woke the task. `limits` says whether one is the timer of a timeout that limits another one.
+    pub(super) fn of<T: Copy + PartialEq>(
+        stack: &[T],
+        [other, woken]: [Option<T>; 2],
+        limits: impl Fn(&[T], &[T]) -> bool,
     ) -> Self {
-        let [other, woken] = marks;
         let (mut parts, mut woke, mut at) = (Vec::new(), None, 0);
-        for part in stack.split(|id| Some(*id) == other) {
+        for part in stack.split(|frame| Some(*frame) == other) {
             let range = at..at + part.len();
             at = range.end + 1;
             let is_woken = woken.is_some() && part.first().copied() == woken;
@@ -55,53 +34,37 @@ impl Branches {
         if parts.len() == 1 {
             return Self { shown: parts, ..Self::default() };
         }
-        let lines =
-            |part: &Range<usize>| lines(profile, stack.get(part.clone()).unwrap_or_default());
-        let all_lines: Vec<_> = parts.iter().map(lines).collect();
+        let frames = |leaf: usize| parts.get(leaf).and_then(|part| stack.get(part.clone()));
         // A timeout polls its timer last, after what it limits.
         let limits = |timer: usize, limited: usize| {
-            let lines = all_lines.get(timer).zip(all_lines.get(limited));
-            timer < limited && lines.is_some_and(|(last, before)| is_timeout(profile, last, before))
+            let both = frames(timer).zip(frames(limited));
+            timer < limited && both.is_some_and(|(timer, limited)| limits(timer, limited))
         };
-        let all = 0..parts.len();
-        let is_timer = |leaf: usize| all.clone().any(|limited| limits(leaf, limited));
+        let is_timer = |leaf: usize| (leaf + 1..parts.len()).any(|limited| limits(leaf, limited));
         let is_shown = |leaf: usize| match woke {
             Some(woke) if is_timer(woke) => limits(woke, leaf),
             Some(woke) => woke == leaf,
             None => true,
         };
         let mut branches = Self::default();
-        for (leaf, part) in parts.into_iter().enumerate() {
+        for (leaf, part) in parts.iter().enumerate() {
             match (is_timer(leaf), is_shown(leaf)) {
                 (true, _) => branches.timers += 1,
-                (false, true) => branches.shown.push(part),
-                (false, false) => branches.others.push(part),
+                (false, true) => branches.shown.push(part.clone()),
+                (false, false) => branches.others.push(part.clone()),
             }
         }
         branches
     }
 }
 
-fn lines(profile: &Profile, part: &[LocationId]) -> Vec<Line> {
-    let locations = part.iter().filter_map(|id| profile.location(*id));
-    locations.flat_map(|location| location.lines.iter().copied()).collect()
-}
-
-/// Whether the innermost function that both are in limits the time of one of them, at another line.
-fn is_timeout(profile: &Profile, last: &[Line], before: &[Line]) -> bool {
-    let mut both = last.iter().rev().zip(before.iter().rev());
-    let parting = both.find(|(last, before)| last != before);
-    parting.is_some_and(|(last, before)| {
-        let function = profile.function(last.function);
-        last.function == before.function && function.is_some_and(limits_time)
-    })
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::model::{FrameKind, Function, Location};
+    use super::super::leaf::LeafMark;
+    use super::super::model::{FrameKind, Function, Line, Location};
+    use super::super::rebuild::is_timeout;
     use super::*;
-    use crate::profile::ProfileId;
+    use crate::profile::{Profile, ProfileId};
 
     /// The names of those that are shown and of the others, and the number of timers. A `*` stands before the leaf that woke
     /// the task; a function has a line.
@@ -126,7 +89,8 @@ mod tests {
             }
         }
         let marks = [LeafMark::Other, LeafMark::Woken].map(|mark| profile.leaf_mark(mark));
-        let Branches { shown, others, timers } = Branches::of(&profile, &stack, marks);
+        let Branches { shown, others, timers } =
+            Branches::of(&stack, marks, |last, before| is_timeout(&profile, last, before));
         let names = |parts: Vec<Range<usize>>| -> Vec<String> {
             let first = parts.into_iter().map(|part| stack[part][0]);
             let line = first.map(|id| profile.location(id).unwrap().lines[0]);

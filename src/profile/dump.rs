@@ -45,7 +45,8 @@ pub struct DumpedThread {
     /// What it does.
     pub activity: ThreadActivity,
     /// What it is blocked in: `sleep`, `read`, or `futex 0x7f…` with the address that it waits at. With the locks of `std`
-    /// and of pthreads, that is in the lock; parking_lot has one for each thread. `None` if it is not blocked, or if the
+    /// and of pthreads, that is in the lock; parking_lot has one for each thread. Mutexes of glibc also have the thread that
+    /// holds them. `None` if it is not blocked, or if the
     /// system does not tell.
     pub blocked_in: Option<String>,
     /// The names of the innermost profiled span that it is in and of those around it, the outermost first.

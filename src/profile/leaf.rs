@@ -62,6 +62,24 @@ impl Leaf {
     }
 }
 
+/// A frame between the stacks of several leaves, before symbolization.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum LeafMark {
+    /// The stack of another leaf follows.
+    Other,
+    /// The leaf whose stack follows woke the task.
+    Woken,
+}
+
+impl LeafMark {
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Other => "[or]",
+            Self::Woken => "[woken by]",
+        }
+    }
+}
+
 /// In brackets: `[sleep]`, `[await]`, `[scheduling delay behind report]`. Empty if the code on the stack is all.
 impl fmt::Display for Leaf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

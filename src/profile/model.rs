@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::attribute::Attribute;
-use super::branches::LeafMark;
 use super::builder::ProfileBuilder;
 use super::code_origin::CodeOrigin;
+use super::leaf::LeafMark;
 use super::leaf::{Leaf, LeafId};
 use super::rebuild::SourceLine;
 use super::sample::{Point, ProfileScope, Sample, SampleKind, StackId};

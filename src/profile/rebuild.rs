@@ -6,10 +6,10 @@ use std::mem;
 use std::ops::Range;
 use std::rc::Rc;
 
-use super::branches::{Branches, LeafMark};
-use super::code_origin::{CodeOrigin, OwnCode, allocates, clones_wakers, whole_name};
+use super::branches::Branches;
+use super::code_origin::{CodeOrigin, OwnCode, allocates, clones_wakers, limits_time, whole_name};
 use super::downsampling::Selection;
-use super::leaf::{Leaf, LeafId};
+use super::leaf::{Leaf, LeafId, LeafMark};
 use super::model::{
     FrameKind, Function, FunctionId, Line, Location, LocationId, MappingId, Profile,
 };
@@ -189,6 +189,21 @@ impl Trim {
     }
 }
 
+/// Whether the innermost function that both stacks are in limits the time of one of them, at another line.
+pub(super) fn is_timeout(profile: &Profile, last: &[LocationId], before: &[LocationId]) -> bool {
+    let lines = |part: &[LocationId]| -> Vec<Line> {
+        let locations = part.iter().filter_map(|id| profile.location(*id));
+        locations.flat_map(|location| location.lines.iter().copied()).collect()
+    };
+    let (of_last, of_before) = (lines(last), lines(before));
+    let mut both = of_last.iter().rev().zip(of_before.iter().rev());
+    let parting = both.find(|(last, before)| last != before);
+    parting.is_some_and(|(last, before)| {
+        let function = profile.function(last.function);
+        last.function == before.function && function.is_some_and(limits_time)
+    })
+}
+
 /// What shows a stack.
 struct ShownStacks {
     /// Each has an equal part of the weight.
@@ -243,7 +258,7 @@ impl Rebuilding<'_> {
         let branches = match trim {
             Trim::WakerClones => {
                 let marks = [LeafMark::Other, LeafMark::Woken].map(|mark| self.mark(mark));
-                Branches::of(&self.to, &stack, marks)
+                Branches::of(&stack, marks, |last, before| is_timeout(&self.to, last, before))
             }
             _ => Branches { shown: vec![0..stack.len()], ..Branches::default() },
         };

@@ -1,9 +1,10 @@
 //! The idle time of spans whose futures report what they await.
 
+use std::cell::Cell;
 use std::collections::HashSet;
 
 use super::children::OPEN_TIMES;
-use super::first_run::{FirstEntered, FirstRun, RunningFirst, note_first_entered};
+use super::first_run::{FirstRun, RunningFirst};
 use super::local::{ObservedPoll, ThreadState, put, take};
 use super::sample_counts::SampleCounts;
 use super::segment::{IDLE_BEFORE, NESTED, SUSPENDED, Segment};
@@ -53,6 +54,24 @@ impl InnermostSpan {
     }
 }
 
+/// A span that was entered for the first time on the calling thread, long after it was opened.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FirstEntered {
+    pub(crate) span: InnermostSpan,
+    /// In ticks.
+    at: u64,
+}
+
+thread_local! {
+    /// The last one that was not entered by what runs for the first time: it may be around that.
+    static FIRST_ENTERED: Cell<Option<FirstEntered>> = const { Cell::new(None) };
+}
+
+/// The span around what runs now for the first time on the calling thread, if it was entered for the first time.
+pub(crate) fn take_first_entered() -> Option<FirstEntered> {
+    FIRST_ENTERED.take()
+}
+
 /// A segment that has just ended on a thread, and was so long that it delayed whatever waited for the thread.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct LongSegment {
@@ -95,7 +114,7 @@ impl Spans {
         if began <= slot.opened() {
             match (RunningFirst::here(), InnermostSpan::of(state)) {
                 (Some(run), Some(_)) => self.count_first_run(state, slot, run, now),
-                (None, Some(span)) => note_first_entered(FirstEntered { span, at: now }),
+                (None, Some(span)) => FIRST_ENTERED.set(Some(FirstEntered { span, at: now })),
                 (_, None) => {}
             }
             return;

@@ -4,8 +4,6 @@ use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use super::SpanKey;
-use super::awaits::InnermostSpan;
-use super::local::{innermost_span, is_in_span};
 
 /// Shorter delays are not noted.
 const LEAST: Duration = Duration::from_millis(10);
@@ -24,42 +22,30 @@ pub(super) struct FirstRun {
     pub(super) began: Instant,
 }
 
-/// A span that was entered for the first time on the calling thread, long after it was opened.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct FirstEntered {
-    pub(crate) span: InnermostSpan,
-    /// In ticks.
-    pub(super) at: u64,
-}
-
 thread_local! {
     static RUN: Cell<Option<FirstRun>> = const { Cell::new(None) };
-    static ENTERED: Cell<Option<FirstEntered>> = const { Cell::new(None) };
 }
 
 /// While it lives, what was handed over runs for the first time on the calling thread.
 #[derive(Debug)]
 pub(crate) struct RunningFirst {
     before: Option<FirstRun>,
-    /// The span around it that was entered just before.
-    pub(crate) around: Option<FirstEntered>,
 }
 
 impl HandedOver {
-    pub(crate) fn now() -> Self {
-        Self { at: Instant::now(), within: innermost_span().map(|span| span.key) }
+    pub(crate) fn now(within: Option<SpanKey>) -> Self {
+        Self { at: Instant::now(), within }
     }
 
     /// It begins to run. `None` if it did not wait for long, or if this thread is still or again in the span in which it was
     /// made: then that one runs it itself, and did other things before.
-    pub(crate) fn begin(self) -> Option<RunningFirst> {
+    pub(crate) fn begin(self, is_in_span: impl FnOnce(SpanKey) -> bool) -> Option<RunningFirst> {
         let began = Instant::now();
         let waited = began.saturating_duration_since(self.at);
         if waited < LEAST || self.within.is_some_and(is_in_span) {
             return None;
         }
-        let before = RUN.replace(Some(FirstRun { waited, began }));
-        Some(RunningFirst { before, around: ENTERED.take() })
+        Some(RunningFirst { before: RUN.replace(Some(FirstRun { waited, began })) })
     }
 }
 
@@ -74,9 +60,4 @@ impl Drop for RunningFirst {
     fn drop(&mut self) {
         RUN.set(self.before);
     }
-}
-
-/// A span was entered for the first time, and not by what runs for the first time: it may be around that.
-pub(super) fn note_first_entered(entered: FirstEntered) {
-    ENTERED.set(Some(entered));
 }

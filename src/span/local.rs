@@ -199,7 +199,7 @@ fn in_others<T>(of: impl Fn(&ThreadState) -> Option<T>) -> Option<T> {
 }
 
 /// Whether the calling thread is in that span.
-pub(super) fn is_in_span(key: SpanKey) -> bool {
+pub(crate) fn is_in_span(key: SpanKey) -> bool {
     let is_in = |state: &ThreadState| {
         state.entered().iter().any(|segment| segment.key == key.get()).then_some(())
     };

@@ -28,7 +28,7 @@ use tracing_subscriber::registry;
 
 pub(crate) use crate::ids::{SpanKey, TraceIds};
 
-pub(crate) use awaits::{InnermostSpan, LongSegment};
+pub(crate) use awaits::{InnermostSpan, LongSegment, take_first_entered};
 pub(crate) use children::ChildClose;
 pub(crate) use close::{Ancestor, SpanSnapshot, Verdict};
 pub(crate) use first_run::{HandedOver, RunningFirst};
@@ -36,7 +36,7 @@ pub(crate) use first_run::{HandedOver, RunningFirst};
 pub(crate) use local::ignore_this_thread;
 pub(crate) use local::{
     ObservedPoll, explain_idle, find_aging_span, forget_this_thread, innermost_span, is_ignored,
-    last_long_segment, spans_created, spawn_ignored,
+    is_in_span, last_long_segment, spans_created, spawn_ignored,
 };
 pub(crate) use open_spans::OpenSlot;
 pub(crate) use sample_counts::SampleCounts;

@@ -87,7 +87,7 @@ pub(crate) use platform::{
     program_memory, program_path, read_filters, read_own_memory, read_own_stack, signal_of_timers,
     sort_in_library, stack_bounds, thread_and_state, thread_cpu_ns, thread_usage, tick_ns,
     time_namespace_offset_ns, try_cpu_ns_of, try_thread_cpu_ns, try_thread_usage, unblock_timers,
-    user_ns_of, why_no_process_timer,
+    user_ns_of, why_no_process_timer, with_owner,
 };
 #[cfg(fuzzing)]
 pub(crate) use platform::{parse_map, read_proc_texts};

@@ -6,11 +6,15 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Write;
+use std::thread::sleep;
+use std::time::Duration;
 
 use crate::sys::{self, Blocked, Call};
 
 /// Of more threads, no deadlock is sought.
 const MOST_THREADS: usize = 1_000;
+/// How long a deadlock is watched before it is one.
+const PERSISTS: Duration = Duration::from_millis(5);
 /// How much of a stack is read.
 const STACK_BYTES: usize = 64 << 10;
 
@@ -21,8 +25,9 @@ struct BlockedThread {
     /// The CPU time that it had used by then.
     cpu_ns: u64,
     sp: u64,
-    /// The address of the lock that it waits for.
+    /// The address of the lock that it waits for, and the thread that holds it, if that is certain.
     lock: Option<u64>,
+    owner: Option<u32>,
 }
 
 /// Who holds a lock.
@@ -56,7 +61,8 @@ impl Deadlock {
         sys::read_filters();
         let blocked: Vec<_> = tids.iter().filter_map(|tid| BlockedThread::of(*tid)).collect();
         let locks: HashSet<u64> = blocked.iter().filter_map(|thread| thread.lock).collect();
-        if locks.len() < 2 {
+        let has_owner = blocked.iter().any(|thread| thread.owner.is_some());
+        if locks.len() < 2 && !has_owner {
             return Vec::new();
         }
         let (mut holders, mut bytes) = (PossibleHolders::new(), Vec::new());
@@ -65,14 +71,17 @@ impl Deadlock {
                 holders.entry(lock).or_default().push((times, thread.tid));
             }
         }
-        for lock in locks {
-            if let Some(owner) = glibc_owner(lock).filter(|owner| tids.contains(owner)) {
+        for thread in &blocked {
+            if let (Some(lock), Some(owner)) = (thread.lock, thread.owner) {
                 holders.insert(lock, vec![(OWNER, owner)]);
             }
         }
         let waits = blocked.iter().filter_map(|thread| Some((thread.tid, thread.lock?)));
         let mut deadlocks = cycles(without_end(waits.collect(), &holders));
-        // They were all blocked when the last one was inspected.
+        if !deadlocks.is_empty() {
+            // A thread that holds a lock and runs has no stack that can be read.
+            sleep(PERSISTS);
+        }
         let has_not_run = |wait: &DeadlockedWait| {
             let thread = blocked.iter().find(|thread| thread.tid == wait.tid);
             thread.is_some_and(|thread| sys::cpu_ns_of(wait.tid) == Some(thread.cpu_ns))
@@ -107,11 +116,12 @@ impl BlockedThread {
         }
         let cpu_ns = sys::cpu_ns_of(tid)?;
         let Blocked { call, sp, .. } = sys::blocked(tid).ok()??;
-        let lock = match call {
-            Call::Futex(lock) if is_contended(lock) => Some(lock),
-            _ => None,
+        let (lock, owner) = match sys::with_owner(call) {
+            Call::Mutex { lock, owner } => (Some(lock), Some(owner)),
+            Call::Futex(lock) if is_contended(lock) => (Some(lock), None),
+            _ => (None, None),
         };
-        Some(Self { tid, cpu_ns, sp, lock })
+        Some(Self { tid, cpu_ns, sp, lock, owner })
     }
 
     /// Which of the locks its stack has, other than the one that it waits for, and how often.
@@ -135,30 +145,13 @@ type PossibleHolders = HashMap<u64, Vec<(u32, u32)>>;
 /// In place of a number, of a thread that is certain to hold the lock.
 const OWNER: u32 = u32::MAX;
 
-/// The words of a mutex of glibc: its state, the depth, the owner, the number of users, the kind.
-fn words_at(address: u64) -> Option<[u32; 5]> {
-    let bytes = sys::read_own_memory(address..address.checked_add(20)?).ok()?;
-    let mut words = bytes.as_chunks().0.iter().map(|word| u32::from_ne_bytes(*word));
-    Some([words.next()?, words.next()?, words.next()?, words.next()?, words.next()?])
-}
-
-/// What a mutex of the standard library and of glibc has while a thread waits for it. (Condition variables count there, and
+/// What a mutex of the standard library has while a thread waits for it. (Condition variables count there, and
 /// parked threads have another number.)
 const CONTENDED: u32 = 2;
 
 fn is_contended(lock: u64) -> bool {
     let word = lock.checked_add(4).and_then(|end| sys::read_own_memory(lock..end).ok());
     word.is_some_and(|word| word == CONTENDED.to_ne_bytes())
-}
-
-/// The owner of a mutex, if it is one of glibc.
-fn glibc_owner(lock: u64) -> Option<u32> {
-    /// Kinds, and flags that the C library sets. Those of mutexes that are robust or inherit priorities are larger.
-    const LARGEST_KIND: u32 = 0x3ff;
-    let is_known = cfg!(target_env = "gnu");
-    let [state, depth, owner, users, kind] = words_at(lock).filter(|_| is_known)?;
-    let is_one = state == CONTENDED && depth <= 1 << 16 && users == 1 && kind <= LARGEST_KIND;
-    (is_one && owner != 0).then_some(owner)
 }
 
 /// Of the threads that wait for locks, those that cannot go on: all that may hold the lock cannot, either. Each with the

@@ -259,6 +259,12 @@ fn pthread_circle() {
     let text = loop {
         let dump = setup.handle.threads().unwrap();
         if let [text] = dump.deadlocks.as_slice() {
+            for number in 0..LOCKS.len() {
+                let [thread, next] = [number, (number + 1) % LOCKS.len()]
+                    .map(|number| find(&dump, &format!("pthread{number}")));
+                let call = thread.blocked_in.as_deref().unwrap_or_default();
+                assert!(call.ends_with(&format!(", held by thread {}", next.tid)), "{dump}");
+            }
             break text.clone();
         }
         assert!(start.elapsed() < PLENTY, "{dump}");

@@ -47,7 +47,7 @@ pub(crate) fn parse_map(line: &[u8]) -> bool {
 
 pub(crate) use blocked::{
     blocked, cpu_ns_of, is_blocked, own_thread, own_threads, read_own_stack, thread_and_state,
-    try_cpu_ns_of, user_ns_of,
+    try_cpu_ns_of, user_ns_of, with_owner,
 };
 pub(crate) use calls::{forbidden_calls, read_filters};
 pub(crate) use clock::{
