@@ -260,7 +260,7 @@ impl Rebuilding<'_> {
                 let marks = [LeafMark::Other, LeafMark::Woken].map(|mark| self.mark(mark));
                 Branches::of(&stack, marks, |last, before| is_timeout(&self.to, last, before))
             }
-            _ => Branches { shown: vec![0..stack.len()], ..Branches::default() },
+            _ => Branches::one(stack.len()),
         };
         let mut part = |part: &Range<usize>| {
             self.without_helpers(stack.get(part.clone()).unwrap_or_default(), trim)

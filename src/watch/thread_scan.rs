@@ -160,7 +160,7 @@ impl ThreadScan {
             stack_age: found.stack_age,
         });
         let mut dump = ThreadDump::new(threads.collect(), stacks);
-        dump.deadlocks = Deadlock::find_all().iter().map(|it| it.in_words(&names)).collect();
+        dump.deadlocks = Deadlock::find_all().iter().map(|it| it.in_words(names)).collect();
         (dump.left_out, dump.awaiting) = (left_out, engine.awaits.count_pending());
         engine.spans.for_each_open(|slot| {
             dump.idle_spans += usize::from(slot.entered_ns.is_none());

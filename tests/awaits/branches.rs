@@ -60,11 +60,10 @@ fn without_times<'a>(shown: &[(&'a str, u32, Duration)]) -> Vec<(&'a str, u32)> 
     shown.iter().map(|(branch, count, _)| (*branch, *count)).collect()
 }
 
+type Wait = Pin<Box<dyn Future<Output = ()>>>;
+
 /// Runs a future of three events, which happen in that order, a nap after each other. Returns what is shown of it.
-fn naps(
-    wait: fn([Event; 3]) -> Pin<Box<dyn Future<Output = ()>>>,
-    order: &[usize],
-) -> Vec<(&'static str, u32)> {
+fn naps(wait: fn([Event; 3]) -> Wait, order: &[usize]) -> Vec<(&'static str, u32)> {
     let setup = Setup::new("0ms");
     setup.run(|| {
         let (task, events) = (Arc::new(Task::default()), [(); 3].map(|()| Event::default()));
