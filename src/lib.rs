@@ -297,7 +297,7 @@ struct Readme;
 
 #[cfg(feature = "tower")]
 pub use awaits::tower;
-pub use awaits::{Profiled, ProfiledExt};
+pub use awaits::{Profiled, ProfiledExt, queued};
 pub use config::Builder;
 pub use engine::ProfileKind;
 pub use error::{Error, ErrorKind, FlushError, FlushStage, ProfileError, UnknownName};

@@ -381,6 +381,9 @@ counters! {
         dropped_over_budget,
         /// Samples that were dropped because half of the memory budget was used up, or a span had too many.
         dropped_pending_full,
+        /// Branches of a `select!` or `join!` that are not shown in a sample because there were more than 8, or two while
+        /// little memory was left.
+        dropped_branches,
     }
 
     /// What closed spans have allocated and freed, each call once, and samples of it; see

@@ -12,10 +12,14 @@
 
 #[path = "awaits/attribution.rs"]
 mod attribution;
+#[path = "awaits/branches.rs"]
+mod branches;
 #[path = "awaits/changes.rs"]
 mod changes;
 #[path = "awaits/executors.rs"]
 mod executors;
+#[path = "awaits/first_polls.rs"]
+mod first_polls;
 #[path = "awaits/leaf.rs"]
 mod leaf;
 #[path = "awaits/open.rs"]

@@ -102,8 +102,19 @@ fn deadlock(source: Source) {
     for function in ["takes_stock_then_prices", "takes_prices_then_stock"] {
         assert!(names.contains(&function), "{names:?}");
     }
-    let title = "request · kept: hung · still open · waiting: 100 % in watchdog::takes_";
-    assert!(profiles.iter().all(|profile| profile.title.starts_with(title)), "{profiles:?}");
+    let is_waiting = |profile: &Profile| {
+        let title = &profile.title;
+        title.starts_with("request · kept: hung · still open")
+            && title.contains(" · waiting: 100 % in watchdog::takes_")
+    };
+    assert!(profiles.iter().all(is_waiting), "{profiles:?}");
+    // Of the two, only the second to hang is sure to have both threads in it.
+    let is_said = |profile: &&Profile| {
+        profile.title.contains(" · still open · deadlock · ")
+            && profile.notes[0].starts_with("deadlock (inferred): `")
+            && profile.notes[0].matches(" in the span `request` waits for the lock 0x").count() == 2
+    };
+    assert!(profiles.iter().any(|profile| is_said(&profile)), "{:?}", profiles[0].notes);
     // Reported once, and not again while they hang.
     std::thread::sleep(Duration::from_secs(1));
     assert_eq!(setup.kept().len(), 2);

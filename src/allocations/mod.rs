@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use crate::inbox::{CopiedSample, HeapUse, Inbox, InboxCounters, KindWeight, LeafStacks};
+use crate::inbox::{Branch, CopiedSample, HeapUse, Inbox, InboxCounters, KindWeight, LeafStacks};
 use crate::layers::Layers;
 use crate::profile::SampleKind;
 use crate::span::{InnermostSpan, Spans, find_aging_span, is_ignored};
@@ -230,7 +230,8 @@ impl LayerAllocations {
                 KindWeight { kind: SampleKind::Allocations, at, weight: allocation.count },
             ],
             largest: u64::MAX,
-            stacks: LeafStacks { last, before: None },
+            stacks: LeafStacks { last, ..LeafStacks::default() },
+            branch: Branch::ONLY,
             behind: None,
             heap,
         });

@@ -7,9 +7,9 @@ use super::build::ProfileInputs;
 use super::links::Links;
 use crate::keep::{KeptSpan, ProfileGroup};
 use crate::profile::{
-    CALLERS_NOT_COPIED, CALLERS_WITHOUT_TABLES, FrameKind, Leaf, LeafId, Link, LinkId, Location,
-    LocationId, Mapping, MappingId, Point, Profile, ProfileId, ProfiledThread, SampleKind, StackId,
-    ThreadId, capped,
+    CALLERS_NOT_COPIED, CALLERS_WITHOUT_TABLES, FrameKind, Leaf, LeafId, LeafMark, Link, LinkId,
+    Location, LocationId, Mapping, MappingId, Point, Profile, ProfileId, ProfiledThread,
+    SampleKind, StackId, ThreadId, capped,
 };
 use crate::sinks::{Losses, Lost, SHORTEST_WAIT, SpanSamples, StackEntry, StackLeaf};
 use crate::span::{SampleCounts, SpanKey};
@@ -291,7 +291,8 @@ impl<'a> Tables<'a> {
                 }
                 StackEntry::Code(address) => self.location(address, false),
                 StackEntry::Inferred(address) => self.location(address, true),
-                StackEntry::OtherLeaf => self.profile.add_other_leaf(),
+                StackEntry::OtherLeaf => self.profile.add_leaf_mark(LeafMark::Other),
+                StackEntry::WokenLeaf => self.profile.add_leaf_mark(LeafMark::Woken),
                 StackEntry::HoldsOthers => self.profile.add_remark(HOLDS_OTHERS),
                 StackEntry::End(how) => {
                     end = how;
@@ -311,11 +312,16 @@ impl<'a> Tables<'a> {
     fn leaf(&self, waited: StackLeaf) -> Leaf {
         match waited {
             StackLeaf::In(Call::Futex(lock)) => Leaf::Blocked(format!("futex {lock:#x}")),
+            StackLeaf::In(Call::Mutex { lock, owner }) => {
+                Leaf::Blocked(format!("futex {lock:#x}, held by thread {owner}"))
+            }
             StackLeaf::In(Call::Named(name)) => Leaf::Blocked((*name).to_owned()),
             StackLeaf::In(Call::Numbered(number)) => Leaf::Blocked(format!("system call {number}")),
             StackLeaf::In(Call::PageFault) => Leaf::Blocked("page fault".to_owned()),
             StackLeaf::Unknown => Leaf::Unknown("waiting: location unknown"),
             StackLeaf::Running => Leaf::Unknown("running: stack not known"),
+            StackLeaf::OneOf(count) => Leaf::AwaitingOneOf(count),
+            StackLeaf::NotBegun => Leaf::Unknown("scheduling delay before it began"),
             StackLeaf::NotObserved => Leaf::Unknown("awaiting: not `.profiled()`"),
             StackLeaf::NotCopied => Leaf::Unknown("awaiting: stack not copied"),
             StackLeaf::OtherStacks => Leaf::Unknown("other stacks: no memory for more"),

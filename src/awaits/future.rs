@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use futures_core::Stream;
 use pin_project_lite::pin_project;
 
-use super::record::Observed;
+use super::observed::Observed;
 
 /// Makes futures and streams show what they await.
 ///
@@ -33,7 +33,7 @@ pub trait ProfiledExt: Sized {
     where
         Self: Future,
     {
-        Profiled { inner: self, observed: Observed::default() }
+        Profiled { inner: self, observed: Observed::new() }
     }
 
     /// The same for a stream.
@@ -41,7 +41,7 @@ pub trait ProfiledExt: Sized {
     where
         Self: Stream,
     {
-        Profiled { inner: self, observed: Observed::default() }
+        Profiled { inner: self, observed: Observed::new() }
     }
 }
 
@@ -53,6 +53,10 @@ pin_project! {
     /// While it is pending, it knows the stack of the leaf future that it waits for. A span that is kept, and that was
     /// entered inside of it or around it when that leaf was polled, gets that stack in its profile, with how long the
     /// leaf was awaited, and how long the future was not polled after it had been woken.
+    ///
+    /// The time from the wrapping to the first poll is a scheduling delay, too, from 10 ms on: of spans that are first
+    /// entered in or around that poll, from when they were opened. So wrap where you spawn. It does not count if the poll
+    /// is in the span in which the future was wrapped, or in another wrapper: then the same task did other things before.
     ///
     /// One wrapper around a task is enough for all futures and spans in it. A future that is polled with a waker of its
     /// own (in `FuturesUnordered`, `join_all` and similar) needs its own wrapper, otherwise the stack ends there.

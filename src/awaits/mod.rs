@@ -5,7 +5,11 @@
 //! span is old.
 
 mod future;
+mod idle;
+mod leaves;
+mod observed;
 mod place;
+mod queued;
 mod record;
 mod room;
 mod shared;
@@ -13,4 +17,5 @@ mod shared;
 pub mod tower;
 
 pub use future::{Profiled, ProfiledExt};
+pub use queued::queued;
 pub(crate) use shared::{LayerAwaits, forget_all};

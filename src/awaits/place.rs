@@ -2,7 +2,7 @@
 
 use std::sync::atomic::AtomicU64;
 
-use crate::inbox::LeafStacks;
+use super::leaves::PendingLeaves;
 use crate::span::{InnermostSpan, Spans};
 
 /// Where the future is.
@@ -11,7 +11,9 @@ pub(super) struct AwaitPlace {
     pub(super) span: Option<InnermostSpan>,
     /// The spans around it, from the inside out: it may close before the future goes on in them.
     pub(super) around: Vec<InnermostSpan>,
-    pub(super) stacks: LeafStacks,
+    /// The spans of other leaves of the same poll, and those around them which are not around this one.
+    pub(super) beside: Vec<InnermostSpan>,
+    pub(super) leaves: PendingLeaves,
     pub(super) carried: Option<Carried>,
 }
 
@@ -23,7 +25,9 @@ pub(super) struct Carried {
     /// The outermost span that it was in.
     pub(super) outermost: InnermostSpan,
     /// Moved here only when the future overwrites them; `None` if they are still those of its place.
-    pub(super) stacks: Option<LeafStacks>,
+    pub(super) leaves: Option<PendingLeaves>,
+    /// The tag of the waker that woke the task.
+    pub(super) woke: Option<u8>,
     pub(super) since: u64,
     pub(super) woken_at: u64,
     /// The time that it represents, in ticks: of awaits and of delays.
@@ -40,7 +44,8 @@ impl AwaitPlace {
         lost: &AtomicU64,
     ) -> Option<Carried> {
         let mut carried = self.carried.take_if(is_it)?;
-        carried.stacks = carried.stacks.take().or_else(|| Some(self.stacks.duplicate(lost)));
+        let copy = || Some(self.leaves.duplicate(carried.woke, lost));
+        carried.leaves = carried.leaves.take().or_else(copy);
         Some(carried)
     }
 
@@ -55,7 +60,7 @@ impl AwaitPlace {
     pub(super) fn leave_closed(&mut self, spans: &Spans) -> Option<InnermostSpan> {
         let open = self.open_span(spans)?;
         if let Some(closed) = self.around.iter().position(|span| *span == open) {
-            self.drop_stacks();
+            self.drop_leaves();
             self.around.drain(..=closed);
             self.span = Some(open);
         }
@@ -64,32 +69,57 @@ impl AwaitPlace {
 
     /// The future has ended.
     pub(super) fn end(&mut self, spans: &Spans) {
-        self.drop_stacks();
+        self.drop_leaves();
         let all = self.span.take().into_iter().chain(self.around.drain(..));
+        let all = all.chain(self.beside.drain(..));
         all.for_each(|span| spans.forget_observed(&span));
     }
 
     /// What was awaited is not awaited any more.
-    pub(super) fn drop_stacks(&mut self) {
+    pub(super) fn drop_leaves(&mut self) {
         self.keep_carried();
-        self.stacks = LeafStacks::default();
+        self.leaves = PendingLeaves::default();
     }
 
     /// Frees the stacks, also those of the carried sample. Returns how many there were.
     pub(super) fn take_back(&mut self) -> u64 {
         let carried = self.carried.as_mut();
-        let of_carried = carried.and_then(|carried| carried.stacks.replace(LeafStacks::default()));
-        let all = [Some(std::mem::take(&mut self.stacks)), of_carried];
-        let all = all.into_iter().flatten().flat_map(|stacks| [stacks.last, stacks.before]);
-        all.flatten().count() as u64
+        let of_carried = carried.map(|carried| carried.leaves.get_or_insert_default().take_back());
+        of_carried.unwrap_or(0) + self.leaves.take_back()
     }
 
-    /// The stacks are about to be overwritten or dropped.
+    /// The leaves are about to be overwritten or dropped.
     pub(super) fn keep_carried(&mut self) {
         if let Some(carried) = &mut self.carried
-            && carried.stacks.is_none()
+            && carried.leaves.is_none()
         {
-            carried.stacks = Some(std::mem::take(&mut self.stacks));
+            carried.leaves = Some(std::mem::take(&mut self.leaves));
+        }
+    }
+
+    /// A leaf in that span is the first in its poll.
+    pub(super) fn begin(&mut self, spans: &Spans, span: Option<InnermostSpan>) {
+        self.beside.clear();
+        self.enter(spans, span);
+    }
+
+    /// The same, after another one in the same poll whose leaves are still awaited, unless these are in spans around it.
+    pub(super) fn go_beside(&mut self, spans: &Spans, span: InnermostSpan) {
+        let before: Vec<_> = self.span.into_iter().chain(self.around.iter().copied()).collect();
+        self.enter(spans, Some(span));
+        for span in before {
+            let here = self.span.iter().chain(&self.around);
+            let is_around = here.into_iter().any(|around| around.key == span.key);
+            if !is_around && !self.beside.contains(&span) {
+                self.beside.push(span);
+            }
+        }
+    }
+
+    pub(super) fn enter(&mut self, spans: &Spans, span: Option<InnermostSpan>) {
+        if self.span != span {
+            self.span = span;
+            spans.note_observed(span.as_ref(), &mut self.around);
         }
     }
 

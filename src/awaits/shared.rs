@@ -265,7 +265,7 @@ impl LayerAwaits {
         is_wanted: impl Fn(&InnermostSpan) -> bool,
     ) -> Vec<(InnermostSpan, CopiedSample)> {
         let futures = self.pending.iter().flat_map(|list| list.lock().all());
-        let present = futures.filter_map(|future| future.observer.present(self, &is_wanted));
+        let present = futures.flat_map(|future| future.observer.present(self, &is_wanted));
         present.take(MOST_PRESENT).collect()
     }
 }

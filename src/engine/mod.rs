@@ -299,7 +299,7 @@ impl Engine {
         let link = self.link(closing, ids, reach);
         let mut closing = closing.clone();
         closing.samples.awaits += self.awaits.send_carried(closing.key);
-        let (span, is_due) = self.keep(&closing, callsite, reasons, ids, Some(link));
+        let (span, is_due) = self.keep(&closing, callsite, reasons, ids, HowKept::Closed(link));
         verdict.must_notify |= is_due;
         if let Some(otel) = otel {
             otel.set_attributes(self.otel.attributes.of(&span));
@@ -394,18 +394,24 @@ impl Engine {
         reached.map(|otel| otel.ids())
     }
 
-    /// Keeps a span, which is open if `link` is `None`. Returns its report, and whether the collector has work to do.
+    /// Keeps a span. Returns its report, and whether the collector has work to do.
     fn keep(
         &self,
         closing: &SpanSnapshot,
         callsite: &Callsite,
         reasons: Reasons,
         trace: Option<TraceIds>,
-        link: Option<SpanLink>,
+        how: HowKept,
     ) -> (KeptSpan, bool) {
-        let is_open = link.is_none();
         let mut span = self.describe(closing, callsite, reasons, trace);
-        span.facts.is_open = is_open;
+        let link = match how {
+            HowKept::Closed(link) => Some(link),
+            HowKept::Open { deadlock } => {
+                span.facts.is_open = true;
+                span.facts.deadlock = deadlock;
+                None
+            }
+        };
         span.link = link.unwrap_or_default();
         let name = self.name_hash(closing, callsite);
         // A system call, and therefore not under admission's lock.
@@ -475,13 +481,24 @@ impl Engine {
     }
 
     /// Keeps a span while it is open.
-    pub(crate) fn keep_open(&self, open: &SpanSnapshot, reasons: Reasons) {
+    pub(crate) fn keep_open(
+        &self,
+        open: &SpanSnapshot,
+        reasons: Reasons,
+        deadlock: Option<Arc<str>>,
+    ) {
         // Whether its trace will be exported is not known while it is open.
         let callsite = self.callsites.get(open.plan).filter(|_| !self.otel.only_sampled_traces);
         if let Some(callsite) = callsite {
-            self.keep(open, &callsite, reasons, None, None);
+            self.keep(open, &callsite, reasons, None, HowKept::Open { deadlock });
         }
     }
+}
+
+/// How a span is kept: at its close, or while it is open.
+enum HowKept {
+    Closed(SpanLink),
+    Open { deadlock: Option<Arc<str>> },
 }
 
 fn unix_ns_ago(ns: u64) -> u64 {

@@ -60,6 +60,8 @@ pub struct Facts {
     /// made.
     pub(crate) throttled_ns: Option<u64>,
     pub(crate) throttling_unknown: ThrottlingUnknown,
+    /// A deadlock that a thread in it is a part of, in words, if it was kept because it hangs.
+    pub deadlock: Option<Arc<str>>,
     pub(crate) trace: Option<TraceIds>,
     /// It is inside no other kept span of the profile.
     pub(crate) is_topmost: bool,

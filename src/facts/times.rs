@@ -102,8 +102,8 @@ impl TimeBreakdown {
         Duration::from_nanos(self.await_ns)
     }
 
-    /// The part of `idle` in which its future had been woken and not been polled yet. Known as
-    /// [`awaiting`](Self::awaiting) is. Of several futures in the span, both are sums, and together at most `idle`.
+    /// The part of `idle` in which its future had been woken and not been polled yet, or had not been polled for the first
+    /// time. Known as [`awaiting`](Self::awaiting) is. Of several futures in the span, both are sums, and together at most `idle`.
     pub fn scheduling_delay(&self) -> Duration {
         Duration::from_nanos(self.delay_ns)
     }

@@ -25,14 +25,39 @@ const WAKE_AT: usize = 64;
 pub(crate) struct CopiedSample {
     /// The span that it belongs to; `None` if it is only for the live heap.
     pub(crate) span: Option<InnermostSpan>,
-    /// An await and the scheduling delay after it, or the bytes and the number of allocations.
+    /// An await and the scheduling delay after it, of all branches, or the bytes and the number of allocations.
     pub(crate) amounts: [KindWeight; 2],
     /// Nothing that it represents is larger. What represents others must not be taken for a long one.
     pub(crate) largest: u64,
     pub(crate) stacks: LeafStacks,
+    pub(crate) branch: Branch,
     /// The plan of the span that was on the thread that polled it too late.
     pub(crate) behind: Option<u64>,
     pub(crate) heap: HeapUse,
+}
+
+/// Which part of an await a sample shows, if its future awaited several leaves at the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Branch {
+    /// How many leaves there were.
+    pub(crate) count: u32,
+    /// From which to which of `of` parts of the time the sample has.
+    pub(crate) from: u32,
+    pub(crate) to: u32,
+    pub(crate) of: u32,
+}
+
+impl Branch {
+    pub(crate) const ONLY: Self = Self { count: 1, from: 0, to: 1, of: 1 };
+
+    /// Its part of that much: those of all branches sum to it.
+    fn share(self, all: u64) -> u64 {
+        let up_to = |part: u32| {
+            let up_to = u128::from(all) * u128::from(part) / u128::from(self.of.max(1));
+            u64::try_from(up_to).unwrap_or(all)
+        };
+        up_to(self.to).saturating_sub(up_to(self.from))
+    }
 }
 
 /// How much of a kind a sample represents.
@@ -59,8 +84,9 @@ impl CopiedSample {
     /// What it represents, in parts that are no larger than [`Self::largest`].
     pub(crate) fn parts(&self) -> impl Iterator<Item = KindWeight> + use<> {
         const MOST: u64 = 1_000;
-        let largest = self.largest.max(1);
+        let (largest, branch) = (self.largest.max(1), self.branch);
         self.amounts.into_iter().flat_map(move |amount| {
+            let amount = KindWeight { weight: branch.share(amount.weight), ..amount };
             let count = amount.weight.div_ceil(largest).min(MOST);
             let each = amount.weight / count.max(1);
             (0..count).map(move |number| {

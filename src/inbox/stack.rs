@@ -1,9 +1,6 @@
 //! Copies of stacks that were made by the threads themselves: of pending futures, and of allocations.
 
-use std::sync::atomic::AtomicU64;
-
 use crate::sampler::record::Registers;
-use crate::stats::Counters;
 use crate::sys::{BlockPool, Blocks, LiveStack};
 
 /// The copy of a part of a stack.
@@ -65,25 +62,13 @@ impl CopiedStack {
     }
 }
 
-/// The stacks of a sample: of an allocation, or of the last leaves that cloned a waker in one poll.
+/// The stacks of a sample: of an allocation, or of the leaves that a future awaited at the same time, in one span.
 #[derive(Debug, Default)]
 pub(crate) struct LeafStacks {
+    /// Of the leaf that cloned the waker last.
     pub(crate) last: Option<CopiedStack>,
-    /// The one before, in the same span: a timeout polls its timer last, and what it limits before.
-    pub(crate) before: Option<CopiedStack>,
-}
-
-impl LeafStacks {
-    /// A copy, of what there is memory for. `lost` counts the others.
-    pub(crate) fn duplicate(&self, lost: &AtomicU64) -> Self {
-        let duplicate = |stack: &Option<CopiedStack>| {
-            let stack = stack.as_ref()?;
-            let copy = stack.duplicate();
-            if copy.is_none() {
-                Counters::add(lost, 1);
-            }
-            copy
-        };
-        Self { last: duplicate(&self.last), before: duplicate(&self.before) }
-    }
+    /// Those before it, the latest first. (A timeout polls its timer last, and what it limits before.)
+    pub(crate) others: Vec<CopiedStack>,
+    /// Which of all these woke the task, if that is known.
+    pub(crate) woke: Option<usize>,
 }

@@ -2,10 +2,12 @@
 
 use super::Intake;
 use crate::budget::CpuBudget;
-use crate::inbox::{CopiedSample, CopiedStack, Inbox, InboxCounters, KindWeight, LeafStacks};
+use crate::inbox::{
+    Branch, CopiedSample, CopiedStack, Inbox, InboxCounters, KindWeight, LeafStacks,
+};
 use crate::profile::SampleKind;
 use crate::sinks::{Added, NewSample, Stack, StackLeaf, Total, WantedBy};
-use crate::span::{InnermostSpan, SpanKey};
+use crate::span::{IdleCause, InnermostSpan, SpanKey};
 use crate::stats::Counters;
 use crate::sys::{self, Clock};
 use crate::unwind::{ModuleAddress, UnwindEnd, Unwinder};
@@ -63,7 +65,7 @@ impl Intake {
         let [weight, count] = sample.amounts.map(|amount| amount.weight);
         self.sinks.add_allocated(wanted, (&stack, Total { weight, count }), &self.counters);
         for part in sample.parts() {
-            stack.waited = waited(part, &sample).or(stack.waited);
+            stack.waited = waited(part, &sample, &stack);
             let new = new_sample(part, &stack, self.spans.clock());
             let Some(added) = self.sinks.add(wanted, new, self.round) else { continue };
             let is_held = added == Added::Kept;
@@ -75,10 +77,16 @@ impl Intake {
         }
     }
 
-    /// Adds idle time of a future that is not observed. If there is no memory for it, it stays unexplained.
-    pub(super) fn add_idle(&mut self, span: SpanKey, time_ns: u64, weight: u64) {
-        let stack = Stack { waited: Some(StackLeaf::NotObserved), ..Stack::new() };
-        let kind = SampleKind::Await;
+    /// Adds idle time in which there is no stack. If there is no memory for it, it stays unexplained.
+    pub(super) fn add_idle(&mut self, span: SpanKey, time_ns: u64, weight: u64, cause: IdleCause) {
+        let (kind, leaf) = match cause {
+            IdleCause::NotObserved => (SampleKind::Await, StackLeaf::NotObserved),
+            IdleCause::NotBegun { behind: None } => (SampleKind::Delay, StackLeaf::NotBegun),
+            IdleCause::NotBegun { behind: Some(plan) } => {
+                (SampleKind::Delay, StackLeaf::SchedulingBehind(plan))
+            }
+        };
+        let stack = Stack { waited: Some(leaf), ..Stack::new() };
         let idle = NewSample { kind, time_ns, weight, thread: None, stack: &stack };
         if self.sinks.add(WantedBy::span(span), idle, self.round) != Some(Added::Kept) {
             Counters::add(&self.counters.awaits.dropped_pending_full, 1);
@@ -98,7 +106,7 @@ impl Intake {
         let unwind = |(span, sample): &(InnermostSpan, CopiedSample)| {
             let (span, stack) = (span.key, self.unwound(sample));
             let parts = sample.parts().map(|part| {
-                let waited = waited(part, sample).or(stack.waited);
+                let waited = waited(part, sample, &stack);
                 (span, part, Stack { waited, ..stack.clone() })
             });
             parts.collect::<Vec<_>>()
@@ -113,14 +121,17 @@ pub(crate) fn new_sample<'a>(part: KindWeight, stack: &'a Stack, clock: &Clock) 
     NewSample { kind, time_ns: clock.raw_ns(at), weight, thread: None, stack }
 }
 
-/// What a scheduling delay shows besides the stack of the await before it.
-fn waited(part: KindWeight, sample: &CopiedSample) -> Option<StackLeaf> {
-    (part.kind == SampleKind::Delay)
-        .then_some(sample.behind.map_or(StackLeaf::Scheduling, StackLeaf::SchedulingBehind))
+/// What an await or a scheduling delay shows besides the stack of the leaf.
+fn waited(part: KindWeight, sample: &CopiedSample, stack: &Stack) -> Option<StackLeaf> {
+    match part.kind {
+        SampleKind::Delay => {
+            Some(sample.behind.map_or(StackLeaf::Scheduling, StackLeaf::SchedulingBehind))
+        }
+        _ => stack.waited,
+    }
 }
 
-/// The stack of an allocation, or that of a leaf future up to the poll of the wrapper, and of the leaf before, if there is
-/// one.
+/// The stack of an allocation, or those of leaf futures up to the poll of the wrapper.
 fn unwound(sample: &CopiedSample, unwinder: &mut Unwinder, most_frames: usize) -> Stack {
     let [KindWeight { kind, .. }, _] = sample.amounts;
     let mut unwind = |copy: &CopiedStack, frames: &mut Vec<ModuleAddress>| {
@@ -139,8 +150,13 @@ fn unwound(sample: &CopiedSample, unwinder: &mut Unwinder, most_frames: usize) -
         None if kind == SampleKind::Await => stack.waited = Some(StackLeaf::NotCopied),
         None => stack.waited = Some(StackLeaf::AllocationNotCopied),
     }
-    if let (Some(before), true) = (&sample.stacks.before, sample.stacks.last.is_some()) {
-        unwind(before, &mut stack.other);
+    for copy in &sample.stacks.others {
+        let mut frames = Vec::new();
+        let end = unwind(copy, &mut frames);
+        stack.others.push((frames, end));
     }
+    stack.woke = sample.stacks.woke;
+    let Branch { count, .. } = sample.branch;
+    stack.waited = stack.waited.or((count > 1).then_some(StackLeaf::OneOf(count)));
     stack
 }

@@ -114,8 +114,8 @@ impl Intake {
             let store = &mut self.sinks.store;
             match event {
                 SpanEvent::Opened(key, known) => store.register(key, known, self.round),
-                SpanEvent::Idle { key, since_ns, idle_ns } => {
-                    self.add_idle(key, since_ns, idle_ns);
+                SpanEvent::Idle { key, since_ns, idle_ns, cause } => {
+                    self.add_idle(key, since_ns, idle_ns, cause);
                 }
                 SpanEvent::Closed { key, ids, closed_ns } => {
                     store.note(key, |pending| {

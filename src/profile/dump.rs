@@ -26,6 +26,9 @@ pub struct ThreadDump {
     pub awaiting: usize,
     /// The number of open profiled spans that no thread is in.
     pub idle_spans: usize,
+    /// Threads that wait for locks of each other, in words, if there are at most 1,000 threads. Who holds a mutex of glibc
+    /// is certain; holders of others are inferred from addresses on stacks, and marked so.
+    pub deadlocks: Vec<String>,
     threads: Vec<DumpedThread>,
     /// A point for each thread, whose time is the thread's number.
     stacks: Box<Profile>,
@@ -42,7 +45,8 @@ pub struct DumpedThread {
     /// What it does.
     pub activity: ThreadActivity,
     /// What it is blocked in: `sleep`, `read`, or `futex 0x7f…` with the address that it waits at. With the locks of `std`
-    /// and of pthreads, that is in the lock; parking_lot has one for each thread. `None` if it is not blocked, or if the
+    /// and of pthreads, that is in the lock; parking_lot has one for each thread. Mutexes of glibc also have the thread that
+    /// holds them. `None` if it is not blocked, or if the
     /// system does not tell.
     pub blocked_in: Option<String>,
     /// The names of the innermost profiled span that it is in and of those around it, the outermost first.
@@ -86,7 +90,8 @@ impl ThreadDump {
     /// Of these threads. `stacks` has a point for each, whose time is its number.
     pub(crate) fn new(threads: Vec<DumpedThread>, stacks: Profile) -> Self {
         let (time, stacks) = (SystemTime::now(), Box::new(stacks));
-        Self { time, left_out: 0, awaiting: 0, idle_spans: 0, threads, stacks }
+        let deadlocks = Vec::new();
+        Self { time, left_out: 0, awaiting: 0, idle_spans: 0, deadlocks, threads, stacks }
     }
 
     /// The threads: those in profiled spans first.
@@ -99,7 +104,7 @@ impl ThreadDump {
         self,
         symbolize: impl FnOnce(Box<Profile>) -> Option<Profile>,
     ) -> Option<Self> {
-        let Self { time, left_out, awaiting, idle_spans, mut threads, stacks } = self;
+        let Self { mut threads, stacks, .. } = self;
         let stacks = Box::new(symbolize(stacks)?);
         let mut in_words = HashMap::new();
         for sample in stacks.samples() {
@@ -118,7 +123,7 @@ impl ThreadDump {
                 }
             }
         }
-        Some(Self { time, left_out, awaiting, idle_spans, threads, stacks })
+        Some(Self { threads, stacks, ..self })
     }
 
     /// The stacks of all threads.
@@ -155,6 +160,7 @@ impl fmt::Display for ThreadDump {
             separator = ", ";
         }
         writeln!(f)?;
+        self.deadlocks.iter().try_for_each(|deadlock| writeln!(f, "{deadlock}"))?;
         for threads in self.by_stack() {
             writeln!(f)?;
             threads.iter().try_for_each(|thread| writeln!(f, "{}", thread.heading()))?;

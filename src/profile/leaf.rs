@@ -21,6 +21,9 @@ pub enum Leaf {
     Blocked(String),
     /// The future waited for what its stack shows.
     Awaiting,
+    /// The same, and that many at the same time, as in `select!` and `join!`. The one that woke the future has all the time;
+    /// if it is not known which one did, all have equal parts of it.
+    AwaitingOneOf(u32),
     /// The future had been woken, and its executor had other things to do.
     Delayed {
         /// The span that was on the executor's thread, if it is known.
@@ -59,6 +62,24 @@ impl Leaf {
     }
 }
 
+/// A frame between the stacks of several leaves, before symbolization.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum LeafMark {
+    /// The stack of another leaf follows.
+    Other,
+    /// The leaf whose stack follows woke the task.
+    Woken,
+}
+
+impl LeafMark {
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Other => "[or]",
+            Self::Woken => "[woken by]",
+        }
+    }
+}
+
 /// In brackets: `[sleep]`, `[await]`, `[scheduling delay behind report]`. Empty if the code on the stack is all.
 impl fmt::Display for Leaf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -67,6 +88,7 @@ impl fmt::Display for Leaf {
             Self::Blocked(call) if call.is_empty() => Ok(()),
             Self::Blocked(call) => write!(f, "[{call}]"),
             Self::Awaiting => f.write_str("[await]"),
+            Self::AwaitingOneOf(count) => write!(f, "[await, one of {count} at the same time]"),
             Self::Delayed { behind: None } => f.write_str("[scheduling delay]"),
             Self::Delayed { behind: Some(span) } => write!(f, "[scheduling delay behind {span}]"),
             Self::Unknown(why) => write!(f, "[{why}]"),

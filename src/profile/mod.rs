@@ -2,6 +2,7 @@
 
 mod attribute;
 mod awaits;
+mod branches;
 mod builder;
 mod call_tree;
 mod code_origin;
@@ -34,6 +35,7 @@ pub(crate) use downsampling::{Downsampling, Selection};
 pub use dump::{DumpedThread, ThreadActivity, ThreadDump};
 pub use hotspot::{FunctionShare, Hotspot};
 pub(crate) use hotspot::{Hotspots, OwnRow};
+pub(crate) use leaf::LeafMark;
 pub use leaf::{Leaf, LeafId};
 pub(crate) use merge::{Placed, add_stacks, stack_weights};
 pub(crate) use model::Compared;

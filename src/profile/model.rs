@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use super::attribute::Attribute;
 use super::builder::ProfileBuilder;
 use super::code_origin::CodeOrigin;
+use super::leaf::LeafMark;
 use super::leaf::{Leaf, LeafId};
 use super::rebuild::SourceLine;
 use super::sample::{Point, ProfileScope, Sample, SampleKind, StackId};
@@ -122,8 +123,7 @@ struct ProfileTables {
     origins: HashMap<FunctionId, CodeOrigin>,
     mappings: Table<MappingId, Mapping>,
     locations: Table<LocationId, Location>,
-    /// Separates two leaves on a stack.
-    other_leaf: Option<LocationId>,
+    leaf_marks: HashMap<LeafMark, LocationId>,
     stacks: Table<StackId, StackNode>,
     leaves: Table<LeafId, Leaf>,
     links: Table<LinkId, Link>,
@@ -272,16 +272,14 @@ impl Profile {
         self.add_location(Location { mapping: None, address: 0, kind, lines, is_inferred: false })
     }
 
-    /// Adds the frame that separates the stack of a leaf from that of another one which may have been awaited instead. Only
-    /// profiles without symbols have it.
-    pub(crate) fn add_other_leaf(&mut self) -> LocationId {
-        let separator = self.add_remark("[or]");
-        self.tables.other_leaf = Some(separator);
-        separator
+    /// Adds a frame that is neither code nor a note. Only profiles without symbols have it.
+    pub(crate) fn add_leaf_mark(&mut self, mark: LeafMark) -> LocationId {
+        let location = self.add_remark(mark.as_str());
+        *self.tables.leaf_marks.entry(mark).or_insert(location)
     }
 
-    pub(super) fn other_leaf(&self) -> Option<LocationId> {
-        self.tables.other_leaf
+    pub(super) fn leaf_mark(&self, mark: LeafMark) -> Option<LocationId> {
+        self.tables.leaf_marks.get(&mark).copied()
     }
 
     /// Adds a stack, with the innermost location first.

@@ -3,10 +3,13 @@
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::mem;
+use std::ops::Range;
+use std::rc::Rc;
 
+use super::branches::Branches;
 use super::code_origin::{CodeOrigin, OwnCode, allocates, clones_wakers, limits_time, whole_name};
 use super::downsampling::Selection;
-use super::leaf::{Leaf, LeafId};
+use super::leaf::{Leaf, LeafId, LeafMark};
 use super::model::{
     FrameKind, Function, FunctionId, Line, Location, LocationId, MappingId, Profile,
 };
@@ -137,13 +140,16 @@ impl Profile {
         rebuilding.classify();
         let mut shortened = 0;
         for (sample, point) in points {
-            let (stack, is_short) = rebuilding.stack(sample.stack, Trim::of(sample.kind));
-            let place = (stack, rebuilding.leaf(sample.leaf));
+            let shown = rebuilding.stack(sample.stack, Trim::of(sample.kind));
+            let leaf = rebuilding.leaf(sample.leaf, shown.hidden);
             let link = sample.link.and_then(|link| rebuilding.link(link));
             let thread = point.thread.and_then(|thread| rebuilding.thread(thread));
-            let point = Point { thread, ..point };
-            rebuilding.to.add_sample_at(sample.kind, place, link, point);
-            shortened += usize::from(is_short);
+            for (number, stack) in shown.stacks.iter().enumerate() {
+                let weight = shown.share(point.weight, number);
+                let point = Point { thread, weight, ..point };
+                rebuilding.to.add_sample_at(sample.kind, (*stack, leaf), link, point);
+            }
+            shortened += usize::from(shown.is_short);
             if rebuilding.to.bytes() > most_bytes {
                 return None;
             }
@@ -183,6 +189,40 @@ impl Trim {
     }
 }
 
+/// Whether the innermost function that both stacks are in limits the time of one of them, at another line.
+pub(super) fn is_timeout(profile: &Profile, last: &[LocationId], before: &[LocationId]) -> bool {
+    let lines = |part: &[LocationId]| -> Vec<Line> {
+        let locations = part.iter().filter_map(|id| profile.location(*id));
+        locations.flat_map(|location| location.lines.iter().copied()).collect()
+    };
+    let (of_last, of_before) = (lines(last), lines(before));
+    let mut both = of_last.iter().rev().zip(of_before.iter().rev());
+    let parting = both.find(|(last, before)| last != before);
+    parting.is_some_and(|(last, before)| {
+        let function = profile.function(last.function);
+        last.function == before.function && function.is_some_and(limits_time)
+    })
+}
+
+/// What shows a stack.
+struct ShownStacks {
+    /// Each has an equal part of the weight.
+    stacks: Vec<StackId>,
+    /// The number of leaves that are no branches of their own.
+    hidden: usize,
+    /// Outer callers were left out.
+    is_short: bool,
+}
+
+impl ShownStacks {
+    /// The part of a weight that the stack with that number has. All parts sum to the weight.
+    fn share(&self, weight: u64, number: usize) -> u64 {
+        let of = self.stacks.len().max(1) as u128;
+        let up_to = |part: usize| (u128::from(weight) * part as u128 / of) as u64;
+        up_to(number + 1).saturating_sub(up_to(number))
+    }
+}
+
 /// The state of a rebuild: new ids by old ids.
 struct Rebuilding<'a> {
     from: &'a Profile,
@@ -193,9 +233,8 @@ struct Rebuilding<'a> {
     functions: HashMap<Function, (FunctionId, bool)>,
     mappings: HashMap<MappingId, MappingId>,
     locations: HashMap<LocationId, LocationId>,
-    /// And whether the stack was shortened.
-    stacks: HashMap<(StackId, Trim), (StackId, bool)>,
-    leaves: HashMap<LeafId, LeafId>,
+    stacks: HashMap<(StackId, Trim), Rc<ShownStacks>>,
+    leaves: HashMap<(LeafId, usize), LeafId>,
     links: HashMap<LinkId, LinkId>,
     threads: HashMap<ThreadId, ThreadId>,
 }
@@ -210,37 +249,38 @@ impl Rebuilding<'_> {
         }
     }
 
-    fn stack(&mut self, id: StackId, trim: Trim) -> (StackId, bool) {
+    /// The stacks that show a stack: of awaits one for each branch.
+    fn stack(&mut self, id: StackId, trim: Trim) -> Rc<ShownStacks> {
         if let Some(known) = self.stacks.get(&(id, trim)) {
-            return *known;
+            return Rc::clone(known);
         }
         let (stack, is_short) = self.stack_of(id);
-        let part = if trim == Trim::WakerClones { self.likely_leaf(&stack) } else { &stack };
-        let stack = self.without_helpers(part, trim);
-        let place = (self.to.add_stack(stack), is_short);
-        self.stacks.insert((id, trim), place);
-        place
+        let branches = match trim {
+            Trim::WakerClones => {
+                let marks = [LeafMark::Other, LeafMark::Woken].map(|mark| self.mark(mark));
+                Branches::of(&stack, marks, |last, before| is_timeout(&self.to, last, before))
+            }
+            _ => Branches::one(stack.len()),
+        };
+        let mut part = |part: &Range<usize>| {
+            self.without_helpers(stack.get(part.clone()).unwrap_or_default(), trim)
+        };
+        let [shown, others] = [&branches.shown, &branches.others]
+            .map(|parts| parts.iter().map(&mut part).collect::<Vec<_>>());
+        // A leaf can clone the waker twice.
+        let mut distinct: Vec<_> = shown.iter().chain(&others).collect();
+        let count = distinct.len();
+        distinct.sort_unstable();
+        distinct.dedup();
+        let hidden = branches.timers + count - distinct.len();
+        let stacks = shown.into_iter().map(|stack| self.to.add_stack(stack)).collect();
+        let shown = Rc::new(ShownStacks { stacks, hidden, is_short });
+        self.stacks.insert((id, trim), Rc::clone(&shown));
+        shown
     }
 
-    /// The part of a stack that shows what was awaited. If two leaves cloned the waker, it is the one that did last,
-    /// unless that is the timer of a timeout which has just polled the other one: a timeout polls its timer last.
-    fn likely_leaf<'b>(&mut self, stack: &'b [LocationId]) -> &'b [LocationId] {
-        let separator = self.from.other_leaf().and_then(|id| self.location(id));
-        let mut parts = stack.splitn(2, |id| Some(*id) == separator);
-        let (Some(last), Some(before)) = (parts.next(), parts.next()) else { return stack };
-        let lines = |part: &[LocationId]| -> Vec<Line> {
-            let locations = part.iter().filter_map(|id| self.to.location(*id));
-            locations.flat_map(|location| location.lines.iter().copied()).collect()
-        };
-        // The innermost function that both are in, at different lines of it.
-        let (of_last, of_before) = (lines(last), lines(before));
-        let mut both = of_last.iter().rev().zip(of_before.iter().rev());
-        let parting = both.find(|(last, before)| last != before);
-        let is_timeout = parting.is_some_and(|(last, before)| {
-            let function = self.to.function(last.function);
-            last.function == before.function && function.is_some_and(limits_time)
-        });
-        if is_timeout { before } else { last }
+    fn mark(&mut self, mark: LeafMark) -> Option<LocationId> {
+        self.from.leaf_mark(mark).and_then(|id| self.location(id))
     }
 
     /// A stack without this crate's wrappers, and without the innermost functions that are to be left out. If nothing
@@ -291,15 +331,25 @@ impl Rebuilding<'_> {
     fn stack_of(&mut self, id: StackId) -> (Vec<LocationId>, bool) {
         let from = self.from;
         let mut stack = Vec::new();
+        let other = from.leaf_mark(LeafMark::Other);
         let (mut levels, mut is_short) = (0, false);
-        for location in from.location_ids(id) {
-            let Some(location) = self.location(location) else { continue };
+        for id in from.location_ids(id) {
+            if Some(id) == other {
+                levels = 0;
+            } else if levels >= MOST_LEVELS {
+                // Symbols of what is left out would cost time.
+                match other {
+                    Some(_) => continue,
+                    None => break,
+                }
+            }
+            let Some(location) = self.location(id) else { continue };
             let lines = self.to.location(location).map_or(0, |location| location.lines.len());
             levels += lines.max(1);
             if levels >= MOST_LEVELS {
                 is_short = true;
                 stack.push(self.to.add_remark("[deeper callers left out]"));
-                break;
+                continue;
             }
             stack.push(location);
         }
@@ -383,8 +433,9 @@ impl Rebuilding<'_> {
         Some(place)
     }
 
-    fn leaf(&mut self, id: LeafId) -> LeafId {
-        if let Some(known) = self.leaves.get(&id) {
+    /// `hidden` leaves are not counted as branches.
+    fn leaf(&mut self, id: LeafId, hidden: usize) -> LeafId {
+        if let Some(known) = self.leaves.get(&(id, hidden)) {
             return *known;
         }
         let leaf = match self.from.leaf(id) {
@@ -392,12 +443,19 @@ impl Rebuilding<'_> {
                 let span = capped(&self.redaction.redact_span(span)).into_owned();
                 Leaf::Delayed { behind: Some(span) }
             }
+            Some(Leaf::AwaitingOneOf(count)) => {
+                let hidden = u32::try_from(hidden).unwrap_or(u32::MAX);
+                match count.saturating_sub(hidden) {
+                    0 | 1 => Leaf::Awaiting,
+                    count => Leaf::AwaitingOneOf(count),
+                }
+            }
             // What a thread was blocked in is not redacted.
             Some(leaf) => leaf.clone(),
             None => Leaf::Ran,
         };
         let place = self.to.add_leaf(leaf);
-        self.leaves.insert(id, place);
+        self.leaves.insert((id, hidden), place);
         place
     }
 

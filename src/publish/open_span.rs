@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use crate::profile::Profile;
+use crate::profile::{Profile, Sample};
 
 /// A profiled span that is open, from [`Handle::open_spans`](crate::Handle::open_spans).
 #[derive(Clone, Debug)]
@@ -22,7 +22,8 @@ pub struct OpenSpan {
     /// For how long it has been doing that, if that is known.
     pub state_for: Option<Duration>,
     /// Where it awaits, or where its thread is blocked: functions with files and lines, the innermost first. Empty if that
-    /// is not known.
+    /// is not known. If it awaits several things at the same time, all of them, each after a line
+    /// `[await, one of 2 at the same time]`.
     pub stack: Vec<String>,
 }
 
@@ -58,16 +59,19 @@ pub(super) fn with_stacks(
     spans: Vec<(OpenSpan, Option<usize>)>,
     stacks: &Profile,
 ) -> Vec<OpenSpan> {
-    let points = stacks
-        .samples()
-        .iter()
-        .flat_map(|sample| sample.points.iter().map(move |point| (point.time_unix_ns, sample)));
-    let by_time: HashMap<_, _> = points.collect();
+    let mut by_time: HashMap<u64, Vec<&Sample>> = HashMap::new();
+    for sample in stacks.samples() {
+        sample
+            .points
+            .iter()
+            .for_each(|it| by_time.entry(it.time_unix_ns).or_default().push(sample));
+    }
     let with_stack = |(span, time): (OpenSpan, Option<usize>)| {
         let time = time.and_then(|time| u64::try_from(time).ok());
-        let sample = time.and_then(|time| by_time.get(&time));
-        let stack = sample.map(|sample| stacks.stack_in_words(sample)).unwrap_or_default();
-        OpenSpan { stack, ..span }
+        let samples = time.and_then(|time| by_time.get(&time));
+        // It has several if it awaits several things at the same time.
+        let stack = samples.into_iter().flatten().flat_map(|sample| stacks.stack_in_words(sample));
+        OpenSpan { stack: stack.collect(), ..span }
     };
     spans.into_iter().map(with_stack).collect()
 }

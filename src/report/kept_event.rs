@@ -9,7 +9,7 @@ use super::kept_fields::{Fields, ms};
 use super::profile::{AWAITS_OF_ALL, AtSite, Awaited, WAIT_NS, WORTH_REPORTING, plural_waits};
 use super::starved::starved;
 use crate::compare::{Quantity, TimeKind};
-use crate::facts::{ChildOrder, ChildTotals, TimeBreakdown};
+use crate::facts::{ChildOrder, ChildTotals, Measure, TimeBreakdown};
 use crate::keep::{Kept, KeptSpan, NoProfile};
 use crate::log::{LogEvent, LogKind};
 use crate::profile::{
@@ -168,9 +168,10 @@ pub(crate) fn headline(first: &KeptSpan, kept: &Kept) -> String {
     parts.sort_by_key(|(ns, _)| Reverse(*ns));
     let parts = parts.into_iter().filter_map(|(_, part)| part);
     let unknown = times.is_cpu_time_unknown.then(|| "on-CPU unknown".to_owned());
+    let deadlock = first.facts.deadlock.as_deref().map(str::to_owned);
     let reasons = compared.and_then(against_typical).into_iter().chain(many).chain(parts);
-    let reasons: Vec<_> =
-        unknown.into_iter().chain(reasons).chain(allocated(first, kept)).collect();
+    let reasons = deadlock.into_iter().chain(unknown).chain(reasons);
+    let reasons: Vec<_> = reasons.chain(allocated(first, kept)).collect();
     reasons.join("; ")
 }
 
@@ -382,7 +383,7 @@ mod tests {
 
     use super::*;
     use crate::compare::{OwnFunction, SpentIn};
-    use crate::facts::{Measure, Reason};
+    use crate::facts::Reason;
     use crate::profile::{Compared, Hotspots};
     use crate::span::SpanKey;
 

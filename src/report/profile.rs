@@ -44,6 +44,10 @@ pub(crate) fn describe(
     if first.is_open() {
         profile.title.push_str(" · still open");
     }
+    if let Some(deadlock) = kept.iter().find_map(|span| span.facts.deadlock.as_ref()) {
+        profile.title.push_str(" · deadlock");
+        profile.notes.push(capped(deadlock).into_owned());
+    }
     for measure in Measure::ALL {
         if let Some(value) = measure.titled(&first.facts) {
             _ = write!(

@@ -8,8 +8,10 @@ use crate::unwind::{ModuleAddress, UnwindEnd};
 pub(crate) struct Stack {
     pub(crate) frames: Vec<ModuleAddress>,
     pub(crate) end: UnwindEnd,
-    /// The stack of another leaf that the future may have awaited, if there is one.
-    pub(crate) other: Vec<ModuleAddress>,
+    /// The stacks of other leaves that the future awaited at the same time, the last first, and how each ended.
+    pub(crate) others: Vec<(Vec<ModuleAddress>, UnwindEnd)>,
+    /// Which leaf woke the task, if that is known: 0 is the one of `frames`.
+    pub(crate) woke: Option<usize>,
     /// The first frame that is inferred rather than certain.
     pub(crate) inferred_from: Option<usize>,
     /// What the thread was blocked in, if it was blocked.
@@ -30,6 +32,10 @@ pub(crate) enum StackLeaf {
     Scheduling,
     /// The same, with the plan of the span that was on the thread.
     SchedulingBehind(u64),
+    /// One of that many leaves that a future awaited at the same time.
+    OneOf(u32),
+    /// Not a thread, but a future or closure that an executor had not begun to run.
+    NotBegun,
     /// A future that is not observed.
     NotObserved,
     /// A future, of whose stack there is no copy.
@@ -53,6 +59,8 @@ pub(crate) enum StackEntry {
     End(UnwindEnd),
     /// What follows is the stack of another leaf.
     OtherLeaf,
+    /// What follows is the stack of the leaf that woke the task.
+    WokenLeaf,
     HoldsOthers,
 }
 
@@ -70,7 +78,8 @@ impl Stack {
     pub(crate) fn new() -> Self {
         Self {
             frames: Vec::new(),
-            other: Vec::new(),
+            others: Vec::new(),
+            woke: None,
             end: UnwindEnd::Root,
             inferred_from: None,
             waited: None,
@@ -82,15 +91,22 @@ impl Stack {
     pub(crate) fn entries(&self) -> impl DoubleEndedIterator<Item = StackEntry> + Clone {
         let inferred_from = self.inferred_from.unwrap_or(usize::MAX).min(self.frames.len());
         let (certain, inferred) = self.frames.split_at(inferred_from);
-        let end = (self.end != UnwindEnd::Root).then_some(StackEntry::End(self.end));
-        let or = (!self.other.is_empty()).then_some(StackEntry::OtherLeaf);
+        let ended = |end: UnwindEnd| (end != UnwindEnd::Root).then_some(StackEntry::End(end));
         let waited = self.waited.map(StackEntry::StackLeaf).into_iter();
+        let woke = self.woke.filter(|_| !self.others.is_empty());
+        let is_woken = move |leaf| (woke == Some(leaf)).then_some(StackEntry::WokenLeaf);
+        let others = self.others.iter().enumerate().flat_map(move |(number, (frames, end))| {
+            std::iter::once(StackEntry::OtherLeaf)
+                .chain(is_woken(number + 1))
+                .chain(frames.iter().copied().map(StackEntry::Code))
+                .chain(ended(*end))
+        });
         waited
+            .chain(is_woken(0))
             .chain(certain.iter().copied().map(StackEntry::Code))
             .chain(inferred.iter().copied().map(StackEntry::Inferred))
-            .chain(end)
-            .chain(or)
-            .chain(self.other.iter().copied().map(StackEntry::Code))
+            .chain(ended(self.end))
+            .chain(others)
             .chain(self.holds_others.then_some(StackEntry::HoldsOthers))
     }
 }

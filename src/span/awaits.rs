@@ -1,13 +1,15 @@
 //! The idle time of spans whose futures report what they await.
 
+use std::cell::Cell;
 use std::collections::HashSet;
 
 use super::children::OPEN_TIMES;
-use super::local::{ObservedPoll, ThreadState};
+use super::first_run::{FirstRun, RunningFirst};
+use super::local::{ObservedPoll, ThreadState, put, take};
 use super::sample_counts::SampleCounts;
 use super::segment::{IDLE_BEFORE, NESTED, SUSPENDED, Segment};
 use super::slot::{OBSERVED, Slot};
-use super::spans::SpanEvent;
+use super::spans::{IdleCause, SpanEvent};
 use super::{RegistryId, SpanKey, Spans};
 use crate::stats::Counters;
 
@@ -43,6 +45,33 @@ impl InnermostSpan {
     }
 }
 
+#[cfg(test)]
+impl InnermostSpan {
+    pub(crate) fn for_test(number: u64) -> Self {
+        let (id, key) = (RegistryId::new(number), SpanKey::new(number));
+        let (id, key) = id.zip(key).expect("not 0");
+        Self { layer: 1, id, key, around: 1 }
+    }
+}
+
+/// A span that was entered for the first time on the calling thread, long after it was opened.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FirstEntered {
+    pub(crate) span: InnermostSpan,
+    /// In ticks.
+    at: u64,
+}
+
+thread_local! {
+    /// The last one that was not entered by what runs for the first time: it may be around that.
+    static FIRST_ENTERED: Cell<Option<FirstEntered>> = const { Cell::new(None) };
+}
+
+/// The span around what runs now for the first time on the calling thread, if it was entered for the first time.
+pub(crate) fn take_first_entered() -> Option<FirstEntered> {
+    FIRST_ENTERED.take()
+}
+
 /// A segment that has just ended on a thread, and was so long that it delayed whatever waited for the thread.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct LongSegment {
@@ -60,6 +89,7 @@ pub(super) struct Unexplained {
     /// In ticks.
     idle: u64,
     until: u64,
+    cause: IdleCause,
 }
 
 /// For how long no thread was in a span until now, and what happened last, in ticks.
@@ -79,16 +109,33 @@ impl Spans {
     /// innermost span that was idle shows it, since that one says most about what was awaited.
     #[cold]
     pub(super) fn note_idle(&self, state: &mut ThreadState, slot: &Slot, idle: u64, now: u64) {
+        let began = now.saturating_sub(idle);
+        // It was not polled before, so there is nothing that it awaited.
+        if began <= slot.opened() {
+            match (RunningFirst::here(), InnermostSpan::of(state)) {
+                (Some(run), Some(_)) => self.count_first_run(state, slot, run, now),
+                (None, Some(span)) => FIRST_ENTERED.set(Some(FirstEntered { span, at: now })),
+                (_, None) => {}
+            }
+            return;
+        }
         // Another task or thread may be in a span in which a wrapped future is pending.
         if ObservedPoll::is_in_one() || slot.flags() & OBSERVED != 0 {
             return;
         }
+        self.keep_unexplained(state, slot, (idle, now), IdleCause::NotObserved);
+    }
+
+    /// The span is idle no more; how long it was, and until when.
+    fn keep_unexplained(
+        &self,
+        state: &mut ThreadState,
+        slot: &Slot,
+        (idle, until): (u64, u64),
+        cause: IdleCause,
+    ) {
         let Some(span) = InnermostSpan::of(state) else { return };
-        let began = now.saturating_sub(idle);
-        // It was not polled before, so there is nothing that it awaited.
-        if began <= slot.opened() {
-            return;
-        }
+        let began = until.saturating_sub(idle);
         // The same time, in a span inside the one before.
         let is_inside =
             |before: Unexplained| began < before.until && slot.raw_parent() == before.span.id.get();
@@ -96,7 +143,35 @@ impl Spans {
             self.report_idle(state);
         }
         state.mark_top(IDLE_BEFORE);
-        state.unexplained = Some(Unexplained { span, idle, until: now });
+        state.unexplained = Some(Unexplained { span, idle, until, cause });
+    }
+
+    /// The innermost span was entered for the first time, at `entered`, around or inside of what runs for the first time.
+    fn count_first_run(&self, state: &mut ThreadState, slot: &Slot, run: FirstRun, entered: u64) {
+        let ticks = |duration| self.clock.ticks(duration);
+        let began = self.clock.now().saturating_sub(ticks(run.began.elapsed())).min(entered);
+        let since = slot.opened().max(began.saturating_sub(ticks(run.waited)));
+        let delay = began.saturating_sub(since);
+        if delay == 0 {
+            return;
+        }
+        slot.count_await(slot.raw_key(), 0, self.clock.ns(delay));
+        let last = state.last_long;
+        let overlap = last.to.min(began).saturating_sub(last.from.max(since));
+        let behind = (overlap > delay / 2).then_some(last.plan);
+        self.keep_unexplained(state, slot, (delay, began), IdleCause::NotBegun { behind });
+    }
+
+    /// What runs for the first time on this thread is inside of that span, which was entered just before.
+    pub(crate) fn note_first_run(&self, FirstEntered { span, at }: &FirstEntered) {
+        let Some(mut state) = take(self.layer) else { return };
+        let is_top = state.top().is_some_and(|top| top.key == span.key.get() && top.entered == *at);
+        if let (true, Some(run)) = (is_top, RunningFirst::here())
+            && let Some(slot) = self.slot_of(span)
+        {
+            self.count_first_run(&mut state, &slot, run, *at);
+        }
+        put(state);
     }
 
     /// Reports idle time that was noted, and that nothing has explained since.
@@ -108,11 +183,15 @@ impl Spans {
     }
 
     #[cold]
-    fn send_idle(&self, Unexplained { span, idle, until }: &Unexplained) {
+    fn send_idle(&self, Unexplained { span, idle, until, cause }: &Unexplained) {
         let since = until.saturating_sub(*idle);
-        if self.is_old_await(span, since, *until) && self.report_idle_inside(span) {
+        let report = || match cause {
+            IdleCause::NotObserved => self.report_idle_inside(span),
+            IdleCause::NotBegun { .. } => self.report_await(span),
+        };
+        if self.is_old_await(span, since, *until) && report() {
             let (since_ns, idle_ns) = (self.clock.raw_ns(since), self.clock.ns(*idle));
-            let idle = SpanEvent::Idle { key: span.key, since_ns, idle_ns };
+            let idle = SpanEvent::Idle { key: span.key, since_ns, idle_ns, cause: *cause };
             self.counted(self.span_events.push(idle).is_ok());
         }
     }

@@ -6,11 +6,11 @@ use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
-use super::RegistryId;
 use super::awaits::{InnermostSpan, LongSegment, Unexplained};
 use super::inside::Inside;
 use super::segment::{CPU_UNKNOWN, NESTED, PendingSegments, SWITCHED, Segment, UNWINDING};
 use super::slot::Slot;
+use super::{RegistryId, SpanKey};
 use crate::facts::Usage;
 use crate::sampler::{NEVER, RunDelay, SamplingSession, ThreadShared, ThreadSource};
 use crate::sys::{self, Allocations, Position, Uncounted, allocated_here};
@@ -196,6 +196,14 @@ fn in_others<T>(of: impl Fn(&ThreadState) -> Option<T>) -> Option<T> {
         others.iter().find_map(|state| of(state))
     });
     innermost.ok().flatten()
+}
+
+/// Whether the calling thread is in that span.
+pub(crate) fn is_in_span(key: SpanKey) -> bool {
+    let is_in = |state: &ThreadState| {
+        state.entered().iter().any(|segment| segment.key == key.get()).then_some(())
+    };
+    in_innermost(is_in).is_some()
 }
 
 /// The last long segment that ended on the calling thread, in a span of that layer.

@@ -8,6 +8,7 @@ mod age;
 mod awaits;
 mod children;
 mod close;
+mod first_run;
 mod flags;
 mod inside;
 mod local;
@@ -27,14 +28,15 @@ use tracing_subscriber::registry;
 
 pub(crate) use crate::ids::{SpanKey, TraceIds};
 
-pub(crate) use awaits::{InnermostSpan, LongSegment};
+pub(crate) use awaits::{InnermostSpan, LongSegment, take_first_entered};
 pub(crate) use children::ChildClose;
 pub(crate) use close::{Ancestor, SpanSnapshot, Verdict};
+pub(crate) use first_run::{HandedOver, RunningFirst};
 #[cfg(any(test, feature = "_otlp"))]
 pub(crate) use local::ignore_this_thread;
 pub(crate) use local::{
     ObservedPoll, explain_idle, find_aging_span, forget_this_thread, innermost_span, is_ignored,
-    last_long_segment, spans_created, spawn_ignored,
+    is_in_span, last_long_segment, spans_created, spawn_ignored,
 };
 pub(crate) use open_spans::OpenSlot;
 pub(crate) use sample_counts::SampleCounts;
@@ -43,7 +45,7 @@ pub(crate) use slot::{
     JUDGES_CPU, JUDGES_SUBTREE, KEEP_ON_ERROR, ONE_IN, SAMPLED_ITSELF, SHOWS_FIELDS, SUSPECT,
     WATCHED,
 };
-pub(crate) use spans::{GivenParent, SpanEvent, SpanInfo, Spans};
+pub(crate) use spans::{GivenParent, IdleCause, SpanEvent, SpanInfo, Spans};
 
 /// The registry's id of a span. The registry reuses ids.
 pub(crate) type RegistryId = NonZeroU64;

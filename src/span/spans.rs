@@ -78,12 +78,13 @@ pub(crate) struct SpanInfo {
 pub(crate) enum SpanEvent {
     /// The first sample fell in the span or in a descendant.
     Opened(SpanKey, SpanInfo),
-    /// A span that was idle for long, and whose future is not observed. Follows its `OpenedSpan`.
+    /// A span that was idle for long. Follows its `OpenedSpan`.
     Idle {
         key: SpanKey,
         /// When that began: `CLOCK_MONOTONIC_RAW` in nanoseconds.
         since_ns: u64,
         idle_ns: u64,
+        cause: IdleCause,
     },
     /// A span that was reported as `OpenedSpan`, or that is kept, has closed.
     Closed {
@@ -92,6 +93,15 @@ pub(crate) enum SpanEvent {
         /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
         closed_ns: u64,
     },
+}
+
+/// Why a span was idle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum IdleCause {
+    /// It is not known: its future is not observed.
+    NotObserved,
+    /// Its future or closure had not begun to run. With the plan of the span that was on the thread for most of that.
+    NotBegun { behind: Option<u64> },
 }
 
 /// A read of the CPU clock takes half a microsecond, so the reads take at most 0.05 % of a thread's time, or at most 1 %

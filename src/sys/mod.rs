@@ -88,7 +88,7 @@ pub(crate) use platform::{
     process_id, program_memory, program_path, read_filters, read_own_memory, read_own_stack,
     schedstat, signal_of_timers, sort_in_library, stack_bounds, thread_and_state, thread_cpu_ns,
     thread_usage, tick_ns, time_namespace_offset_ns, try_cpu_ns_of, try_thread_cpu_ns,
-    try_thread_usage, unblock_timers, user_ns_of, why_no_process_timer,
+    try_thread_usage, unblock_timers, user_ns_of, why_no_process_timer, with_owner,
 };
 #[cfg(fuzzing)]
 pub(crate) use platform::{parse_map, read_proc_texts};
@@ -98,7 +98,7 @@ pub(crate) use ring::SampleRing;
 pub(crate) use spawn::STACK_BYTES;
 pub(crate) use spawn::spawn;
 pub(crate) use stripes::{STRIPES, Stripe, Striped, own_stripe};
-pub(crate) use task_waker::{TaskWaker, WakerObserver};
+pub(crate) use task_waker::{TAGS, TaskWaker, WakerObserver};
 pub(crate) use task_waker::{clone as clone_waker, drop_waker, wake, wake_by_ref};
 #[cfg(feature = "process-context")]
 pub(crate) use types::Unpublished;

@@ -18,13 +18,16 @@ pub(crate) trait WakerObserver: Send + Sync + Sized + 'static {
     fn vtable() -> &'static RawWakerVTable;
 
     /// The waker is cloned inside the poll, on the polling thread. The stack is `None` if it cannot be read. The clone
-    /// `is_only` if there are no others.
-    fn on_clone(&self, stack: Option<&LiveStack>, is_only: bool);
+    /// `is_only` if there are no others. Returns the tag of the clone; `None` for that of the waker which is cloned.
+    fn on_clone(&self, stack: Option<&LiveStack>, is_only: bool) -> Option<usize>;
 
-    /// The waker is woken, on any thread.
-    fn on_wake(&self);
+    /// A clone with that tag is dropped inside the poll, on the polling thread.
+    fn on_drop(&self, tag: usize);
 
-    /// It is woken inside the poll, on the polling thread. The other arguments are those of [`on_clone`](Self::on_clone).
+    /// The waker with that tag is woken, on any thread.
+    fn on_wake(&self, tag: usize);
+
+    /// It is woken inside the poll, on the polling thread. The arguments are those of [`on_clone`](Self::on_clone).
     fn on_own_wake(&self, stack: Option<&LiveStack>, is_only: bool);
 }
 
@@ -33,7 +36,7 @@ pub(crate) trait WakerObserver: Send + Sync + Sized + 'static {
 /// It holds the executor's waker only as long as there are clones of it. It would otherwise keep the task alive, which
 /// owns the future that owns this waker.
 #[derive(Debug)]
-#[repr(align(16))]
+#[repr(align(32))]
 pub(crate) struct TaskWaker<T> {
     forward: Mutex<Forward>,
     /// The identity of the waker in `forward`, null without one. Only a poll stores another one.
@@ -47,7 +50,7 @@ pub(crate) struct TaskWaker<T> {
 }
 
 /// Pointers to it have room for a tag.
-const TAGS: usize = 16;
+pub(crate) const TAGS: usize = 32;
 
 /// Where wakes go.
 ///
@@ -81,7 +84,7 @@ impl<T: WakerObserver> TaskWaker<T> {
     }
 
     /// Calls `poll` with a context whose waker is this one. Wakers of polls with equal tags are equal; the tag is taken
-    /// modulo 16. There must be one poll at a time.
+    /// modulo [`TAGS`]. There must be one poll at a time.
     pub(crate) fn poll<R>(
         self: &Arc<Self>,
         tag: usize,
@@ -112,18 +115,23 @@ impl<T: WakerObserver> TaskWaker<T> {
 
     /// If the calling thread is polling the future: its stack up to the frame of the poll, if it can be read.
     fn polling_stack(&self, registers: Option<LiveRegisters>) -> Option<Option<LiveStack>> {
-        (self.thread.load(Ordering::Relaxed) == thread_number()).then(|| {
+        self.is_polled_here().then(|| {
             let frame = self.frame.load(Ordering::Relaxed);
             registers.and_then(|registers| LiveStack::up_to(registers, frame))
         })
     }
 
-    fn report_wake(&self, registers: Option<LiveRegisters>) {
+    fn is_polled_here(&self) -> bool {
+        self.thread.load(Ordering::Relaxed) == thread_number()
+    }
+
+    fn report_wake(&self, registers: Option<LiveRegisters>, tag: usize) {
         if let Some(stack) = self.polling_stack(registers) {
             let is_only = self.forward.lock().clones == 0;
             self.observer.on_own_wake(stack.as_ref(), is_only);
+        } else {
+            self.observer.on_wake(tag);
         }
-        self.observer.on_wake();
     }
 
     /// If clones are held elsewhere, they wake this task from now on.
@@ -193,6 +201,11 @@ impl<T: WakerObserver> TaskWaker<T> {
     }
 }
 
+/// The tag of an address.
+fn tag_of(data: *const ()) -> usize {
+    data.addr() & (TAGS - 1)
+}
+
 /// The address without its tag.
 fn untagged<T>(data: *const ()) -> *const TaskWaker<T> {
     data.map_addr(|address| address & !(TAGS - 1)).cast()
@@ -208,12 +221,12 @@ pub(crate) unsafe fn clone<T: WakerObserver>(data: *const ()) -> RawWaker {
     // SAFETY: a waker is alive as long as it can be cloned, and holds a reference or is that of a poll.
     let this = unsafe { &*untagged::<T>(data) };
     let clones = this.add_clone();
-    if let Some(stack) = this.polling_stack(registers) {
-        this.observer.on_clone(stack.as_ref(), clones == 1);
-    }
+    let stack = this.polling_stack(registers);
+    let tag = stack.and_then(|stack| this.observer.on_clone(stack.as_ref(), clones == 1));
     // SAFETY: the pointer is from `Arc::as_ptr`, and the waker that is cloned keeps it alive.
     unsafe { Arc::increment_strong_count(untagged::<T>(data)) };
-    RawWaker::new(data, T::vtable())
+    let tag = tag.unwrap_or(tag_of(data)) % TAGS;
+    RawWaker::new(untagged::<T>(data).wrapping_byte_add(tag).cast(), T::vtable())
 }
 
 /// For a vtable of [`WakerObserver::vtable`].
@@ -225,7 +238,7 @@ pub(crate) unsafe fn wake<T: WakerObserver>(data: *const ()) {
     let registers = live_registers!();
     // SAFETY: takes over the reference of the waker, which is a clone: that of a poll is only lent.
     let this = unsafe { Arc::from_raw(untagged::<T>(data)) };
-    this.report_wake(registers);
+    this.report_wake(registers, tag_of(data));
     let waker = this.remove_clone(true);
     drop(this);
     if let Some(waker) = waker {
@@ -242,7 +255,7 @@ pub(crate) unsafe fn wake_by_ref<T: WakerObserver>(data: *const ()) {
     let registers = live_registers!();
     // SAFETY: as in `clone`.
     let this = unsafe { &*untagged::<T>(data) };
-    this.report_wake(registers);
+    this.report_wake(registers, tag_of(data));
     let waker = this.forward.lock().waker.clone();
     if let Some(waker) = waker {
         return waker.wake();
@@ -262,6 +275,9 @@ pub(crate) unsafe fn wake_by_ref<T: WakerObserver>(data: *const ()) {
 pub(crate) unsafe fn drop_waker<T: WakerObserver>(data: *const ()) {
     // SAFETY: as in `wake`.
     let this = unsafe { Arc::from_raw(untagged::<T>(data)) };
+    if this.is_polled_here() {
+        this.observer.on_drop(tag_of(data));
+    }
     let waker = this.remove_clone(false);
     drop(this);
     // Can run any code.

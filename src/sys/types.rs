@@ -260,6 +260,8 @@ pub(crate) struct Blocked {
 pub(crate) enum Call {
     /// A lock or a condition variable, by its address.
     Futex(u64),
+    /// A mutex, by its address, and the id of the thread that holds it.
+    Mutex { lock: u64, owner: u32 },
     /// A reference to the name, so that this is 16 bytes.
     Named(&'static &'static str),
     /// Another system call, by its number.

@@ -169,6 +169,7 @@ stubs! {
     ) -> Result<TimerRing, WhyRefused> = refused();
     fn probe_timers(_: SampleRequest, _: TimerClock, _: u32) -> Result<(), WhyRefused> = refused();
     fn blocked(_: u32) -> io::Result<Option<Blocked>> = unsupported();
+    fn with_owner(call: Call) -> Call = call;
     fn own_threads() -> io::Result<Vec<u32>> = unsupported();
     fn thread_and_state(_: u32) -> io::Result<(OsThread, u8)> = unsupported();
     fn user_ns_of(_: u32) -> Option<u64> = None;

@@ -477,7 +477,7 @@ fn capture(
     }
     match sys::blocked(cursor.thread.tid()) {
         Ok(Some(Blocked { call, sp, pc })) => {
-            stack.waited = Some(StackLeaf::In(call));
+            stack.waited = Some(StackLeaf::In(sys::with_owner(call)));
             let is_copied = scanner.intake.copy_blocked(sp);
             let holds = report_wait(cursor, span, proof)?;
             if holds && is_copied {

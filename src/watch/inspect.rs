@@ -65,7 +65,7 @@ pub(super) fn inspect(
                 activity = if is_known { by_state } else { ThreadActivity::Blocked };
                 // A thread that was stopped outside of a system call looks like one in a page fault.
                 let is_stopped = activity == ThreadActivity::Stopped && call == Call::PageFault;
-                stack.waited = (!is_stopped).then_some(StackLeaf::In(call));
+                stack.waited = (!is_stopped).then(|| StackLeaf::In(sys::with_owner(call)));
                 stack.end = UnwindEnd::Lost;
                 if is_copied {
                     intake.unwind_blocked(pc, sp, &mut stack);

@@ -1,6 +1,7 @@
 //! Spans that are open: those that hang or stay open for too long, and the list of them for a caller. And where all threads
 //! are, in spans or not: once, or again and again.
 
+mod deadlock;
 mod inspect;
 mod open_spans;
 mod thread_scan;

@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use super::deadlock::Deadlock;
 use super::inspect::{InspectedThread, inspect, sampled};
 use crate::assemble::ProfileInputs;
 use crate::engine::Engine;
@@ -12,8 +13,8 @@ use crate::profile::{DumpedThread, ProfileId, SampleKind, ThreadActivity, Thread
 use crate::publish::{Job, Question};
 use crate::sinks::{Stack, StackEntry, StackLeaf, StackTree, StoredStack};
 use crate::span::{RegistryId, SpanKey};
-use crate::sys;
-use crate::text::beginning;
+use crate::sys::{self, OsThread};
+use crate::text::{beginning, escaped};
 use crate::threads::Threads;
 
 /// Threads that were not reached within this CPU time are left out: there are more than ten thousands.
@@ -140,8 +141,17 @@ impl ThreadScan {
         });
         let inputs = ProfileInputs::new(&engine.callsites, &intake.sinks.store, &intake.unwinder);
         let (stacks, modules) = inputs.profile_of_stacks(ProfileId::NONE, stacks);
+        let name = |thread: OsThread| engine.redaction.redact_span(&thread.name()).into_owned();
+        let all: HashMap<u32, OsThread> = found
+            .iter()
+            .map(|found| (found.inspected.thread.tid, found.inspected.thread))
+            .collect();
+        let names = |tid: u32| {
+            let name = all.get(&tid).map(|thread| name(*thread)).unwrap_or_default();
+            format!("`{}` (thread {tid})", escaped(&name))
+        };
         let threads = found.into_iter().map(|found| DumpedThread {
-            name: engine.redaction.redact_span(&found.inspected.thread.name()).into_owned(),
+            name: name(found.inspected.thread),
             tid: found.inspected.thread.tid,
             activity: found.inspected.activity,
             blocked_in: None,
@@ -150,6 +160,7 @@ impl ThreadScan {
             stack_age: found.stack_age,
         });
         let mut dump = ThreadDump::new(threads.collect(), stacks);
+        dump.deadlocks = Deadlock::find_all().iter().map(|it| it.in_words(names)).collect();
         (dump.left_out, dump.awaiting) = (left_out, engine.awaits.count_pending());
         engine.spans.for_each_open(|slot| {
             dump.idle_spans += usize::from(slot.entered_ns.is_none());

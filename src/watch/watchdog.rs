@@ -2,8 +2,10 @@
 //! from the profile that is made when they close.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::deadlock::Deadlock;
 use crate::budget::passed;
 use crate::engine::Engine;
 use crate::facts::{Reason, Reasons};
@@ -15,6 +17,7 @@ use crate::sinks::{SpanSamples, Store};
 use crate::span::{InnermostSpan, OpenSlot, RegistryId, SpanKey, Spans};
 use crate::stats::Counters;
 use crate::sys::{self, Clock};
+use crate::text::{beginning, escaped};
 use crate::threads::{CpuTime, Ran, SampledThread, Threads, WaitingThread};
 
 /// The shortest and longest interval between checks of open spans.
@@ -176,6 +179,8 @@ impl Watchdog {
         }
         // Outermost first, so that spans inside another one are kept together with it.
         found.sort_by_key(|(open, _)| u64::MAX - open.open_ns);
+        let hangs = found.iter().any(|(_, reasons)| reasons.contains(Reason::Hung));
+        let deadlocks = if hangs { Deadlock::find_all() } else { Vec::new() };
         let mut kept = 0;
         for (open, mut reasons) in found {
             // A span hangs only if a thread is in it.
@@ -185,7 +190,10 @@ impl Watchdog {
             }
             if !reasons.is_empty() && kept < MOST_AT_ONCE {
                 kept += 1;
-                self.keep_open(engine, intake, threads, (&open, reasons, now_ns));
+                let is_hung = reasons.contains(Reason::Hung);
+                let deadlocks = if is_hung { deadlocks.as_slice() } else { &[] };
+                let deadlock = deadlock_of(engine, store, threads, (open.key, deadlocks));
+                self.keep_open(engine, intake, threads, (&open, reasons, now_ns), deadlock);
             }
         }
     }
@@ -266,6 +274,7 @@ impl Watchdog {
         intake: &mut Intake,
         threads: &Threads,
         (open, reasons, now_ns): (&OpenSlot, Reasons, u64),
+        deadlock: Option<Arc<str>>,
     ) {
         let OpenSlot { id, key, entered_ns, .. } = *open;
         self.register(&engine.spans, intake, (id, key));
@@ -311,8 +320,36 @@ impl Watchdog {
         {
             open.account = open.account.with_await(await_ns, delay_ns);
         }
-        engine.keep_open(&open, reasons);
+        engine.keep_open(&open, reasons, deadlock);
     }
+}
+
+/// The deadlock that a thread in the span is a part of, in words.
+fn deadlock_of(
+    engine: &Engine,
+    store: &Store,
+    threads: &Threads,
+    (span, deadlocks): (SpanKey, &[Deadlock]),
+) -> Option<Arc<str>> {
+    let is_of = |deadlock: &&Deadlock| {
+        let inside = threads.sampled.iter().filter(|sampled| is_inside(store, sampled, span));
+        inside.into_iter().any(|sampled| deadlock.has(sampled.thread().tid()))
+    };
+    let name = |tid: u32| {
+        let (redaction, callsites) = (&engine.redaction, &engine.callsites);
+        let thread = sys::thread_and_state(tid).map(|(thread, _)| thread.name());
+        let thread = thread.unwrap_or_default();
+        let thread = escaped(&redaction.redact_span(&thread)).to_string();
+        let mut sampled = threads.sampled.iter().filter(|sampled| sampled.thread().tid() == tid);
+        let span = sampled.find_map(|sampled| store.get(sampled.thread().span()?)?.known);
+        let callsite = span.and_then(|span| callsites.get(span.plan));
+        let span = callsite.map_or(String::new(), |callsite| {
+            let name = redaction.redact_span(beginning(callsite.metadata.name()));
+            format!(" in the span `{}`", escaped(&name))
+        });
+        format!("`{thread}` (thread {tid}){span}")
+    };
+    deadlocks.iter().find(is_of).map(|deadlock| deadlock.in_words(name).into())
 }
 
 fn is_inside(store: &Store, sampled: &SampledThread, span: SpanKey) -> bool {

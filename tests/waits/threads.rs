@@ -1,9 +1,11 @@
 //! The dump of all threads.
 
-#![allow(unsafe_code, reason = "starts a process that shares its memory")]
+#![allow(unsafe_code, reason = "starts a process that shares its memory, and locks mutexes of C")]
 
+#[cfg(target_env = "gnu")]
+use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Barrier, Mutex, mpsc};
+use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -94,6 +96,20 @@ fn deadlock() {
         );
         assert!(dump.to_string().contains(&heading), "{heading}{dump}");
     }
+    let [first, second] = ["first", "second"].map(|name| find(&dump, name));
+    assert_eq!(dump.deadlocks.len(), 1, "{dump}");
+    let deadlock = &dump.deadlocks[0];
+    let in_words = |thread: &DumpedThread, other: &DumpedThread| {
+        let lock = thread.blocked_in.as_ref().unwrap().replace("futex ", "");
+        format!(
+            "`{}` (thread {}) waits for the lock {lock}, held by `{}` (thread {})",
+            thread.name, thread.tid, other.name, other.tid
+        )
+    };
+    for wait in [in_words(first, second), in_words(second, first)] {
+        assert!(deadlock.contains(&wait), "{deadlock}\n{wait}");
+    }
+    assert!(deadlock.starts_with("deadlock (inferred): ") && dump.to_string().contains(deadlock));
     // They come first.
     assert!(dump.threads()[..2].iter().all(|thread| !thread.spans.is_empty()), "{dump}");
     std::process::exit(0);
@@ -104,6 +120,174 @@ fn a_dump_of_a_deadlock_has_both_stacks_and_both_locks() {
     let test = "threads::a_dump_of_a_deadlock_has_both_stacks_and_both_locks";
     if is_child(test) {
         deadlock();
+    }
+    let output = run_child(test, &[]);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stdout));
+}
+
+/// Takes a lock and waits for the next one, together with others that do the same in a circle.
+#[inline(never)]
+fn takes_one_and_the_next(locks: &[Mutex<u32>], number: usize, all: &Barrier) {
+    let mut one = locks[number].lock().unwrap();
+    all.wait();
+    *one += *locks[(number + 1) % locks.len()].lock().unwrap();
+}
+
+fn spawn(name: String, run: impl FnOnce() + Send + 'static) {
+    thread::Builder::new().name(name).spawn(run).unwrap();
+}
+
+/// Threads that wait in circles of different sizes, and threads that only look like that. Nothing ends most of it, so this
+/// runs in its own process.
+fn circles() {
+    const CIRCLES: usize = 20;
+    let setup = Setup::new("1h");
+    for circle in 0..CIRCLES {
+        let size = 2 + circle % 4;
+        let locks: Arc<[Mutex<u32>]> = (0..size).map(|_| Mutex::new(0)).collect();
+        let all = Arc::new(Barrier::new(size));
+        for number in 0..size {
+            let (locks, all) = (Arc::clone(&locks), Arc::clone(&all));
+            spawn(format!("in{circle}_{number}"), move || {
+                takes_one_and_the_next(&locks, number, &all)
+            });
+        }
+    }
+    // Two locks that a third thread holds, which waits for something else.
+    for number in 0..5 {
+        let locks = Arc::new([Mutex::new(0), Mutex::new(0)]);
+        let (held, is_held) = mpsc::channel();
+        let of_holder = Arc::clone(&locks);
+        spawn(format!("out_holds{number}"), move || {
+            let guards =
+                [&of_holder[0], &of_holder[1]].map(|lock: &Mutex<u32>| lock.lock().unwrap());
+            held.send(()).unwrap();
+            loop {
+                thread::park();
+                assert_eq!(guards.len(), 2);
+            }
+        });
+        is_held.recv().unwrap();
+        for first in 0..2 {
+            let locks = Arc::clone(&locks);
+            spawn(format!("out_waits{number}_{first}"), move || {
+                let [one, other] = [&locks[first], &locks[1 - first]];
+                *one.lock().unwrap() += *other.lock().unwrap();
+            });
+        }
+    }
+    // Two threads that wait for messages of each other.
+    let ((to_one, of_one), (to_other, of_other)) = (mpsc::channel::<u32>(), mpsc::channel::<u32>());
+    for (to, of) in [(to_one, of_other), (to_other, of_one)] {
+        spawn("out_idle".to_owned(), move || {
+            of.iter().for_each(|message| to.send(message).unwrap())
+        });
+    }
+    let start = Instant::now();
+    let dump = loop {
+        let dump = setup.handle.threads().unwrap();
+        if dump.deadlocks.len() >= CIRCLES || start.elapsed() > PLENTY / 2 {
+            break dump;
+        }
+        thread::sleep(10 * MS);
+    };
+    let mut right = 0;
+    for circle in 0..CIRCLES {
+        let size = 2 + circle % 4;
+        let names = (0..size).map(|number| format!("`in{circle}_{number}` (thread"));
+        let names: Vec<_> = names.collect();
+        let is_of = |text: &&String| names.iter().any(|name| text.contains(name));
+        let of_circle: Vec<_> = dump.deadlocks.iter().filter(is_of).collect();
+        let is_right = |text: &&&String| {
+            text.matches(" waits for the lock ").count() == size
+                && names.iter().all(|name| text.matches(name.as_str()).count() == 2)
+        };
+        right += usize::from(of_circle.len() == 1 && of_circle.iter().all(|text| is_right(&text)));
+    }
+    assert!(right * 100 >= 95 * CIRCLES, "{right}: {dump}");
+    for _ in 0..10 {
+        let dump = setup.handle.threads().unwrap();
+        assert!(!dump.deadlocks.iter().any(|text| text.contains("`out")), "{dump}");
+    }
+    std::process::exit(0);
+}
+
+#[test]
+fn threads_that_wait_in_a_circle_are_a_deadlock_and_others_are_not() {
+    let test = "threads::threads_that_wait_in_a_circle_are_a_deadlock_and_others_are_not";
+    if is_child(test) {
+        circles();
+    }
+    let output = run_child(test, &[]);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stdout));
+}
+
+/// A mutex of the C library.
+#[cfg(target_env = "gnu")]
+struct PthreadMutex(UnsafeCell<libc::pthread_mutex_t>);
+
+// SAFETY: it is only locked.
+#[cfg(target_env = "gnu")]
+unsafe impl Sync for PthreadMutex {}
+
+#[cfg(target_env = "gnu")]
+impl PthreadMutex {
+    fn lock(&self) {
+        // SAFETY: it is initialized, and never moved.
+        assert_eq!(unsafe { libc::pthread_mutex_lock(self.0.get()) }, 0);
+    }
+}
+
+/// In its own process, as above.
+#[cfg(target_env = "gnu")]
+fn pthread_circle() {
+    static LOCKS: [PthreadMutex; 3] =
+        [const { PthreadMutex(UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER)) }; 3];
+    let setup = Setup::new("1h");
+    let all = Arc::new(Barrier::new(LOCKS.len()));
+    for number in 0..LOCKS.len() {
+        let all = Arc::clone(&all);
+        spawn(format!("pthread{number}"), move || {
+            LOCKS[number].lock();
+            all.wait();
+            LOCKS[(number + 1) % LOCKS.len()].lock();
+        });
+    }
+    let start = Instant::now();
+    let text = loop {
+        let dump = setup.handle.threads().unwrap();
+        if let [text] = dump.deadlocks.as_slice() {
+            for number in 0..LOCKS.len() {
+                let [thread, next] = [number, (number + 1) % LOCKS.len()]
+                    .map(|number| find(&dump, &format!("pthread{number}")));
+                let call = thread.blocked_in.as_deref().unwrap_or_default();
+                assert!(call.ends_with(&format!(", held by thread {}", next.tid)), "{dump}");
+            }
+            break text.clone();
+        }
+        assert!(start.elapsed() < PLENTY, "{dump}");
+        thread::sleep(10 * MS);
+    };
+    assert!(text.starts_with("deadlock: "), "who holds them is certain: {text}");
+    for number in 0..LOCKS.len() {
+        let name = format!("`pthread{number}`");
+        assert_eq!(text.matches(&name).count(), 2, "{text}");
+        let wait =
+            text.split("; ").find(|wait| wait.trim_start_matches("deadlock: ").starts_with(&name));
+        let next = format!("held by `pthread{}`", (number + 1) % LOCKS.len());
+        assert!(wait.is_some_and(|wait| wait.contains(&next)), "{text}");
+    }
+    std::process::exit(0);
+}
+
+#[cfg(target_env = "gnu")]
+#[test]
+fn who_holds_a_mutex_of_glibc_is_certain() {
+    let test = "threads::who_holds_a_mutex_of_glibc_is_certain";
+    if is_child(test) {
+        pthread_circle();
     }
     let output = run_child(test, &[]);
     let text = String::from_utf8_lossy(&output.stderr);

@@ -221,7 +221,7 @@ function nameLeaves({ strings, leaves }) {
   leaves.name = leaves.kind.map((kind, leaf) => {
     const text = strings[leaves.text[leaf]];
     if (kind === WOKEN) return behind(text);
-    if (kind === PENDING) return '[await]';
+    if (kind === PENDING) return text === '' ? '[await]' : `[await, ${text}]`;
     return (kind === BLOCKED || kind === UNKNOWN) && text !== '' ? `[${text}]` : '';
   });
   // The address of a lock is not that of the same lock in another process: those of one call are the same.

@@ -7,9 +7,9 @@ use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-use super::modules::read_by_system_call;
+use super::modules::{read_by_system_call, read_own_memory};
 use super::own_files::KernelFile;
-use super::thread::current_tid;
+use super::thread::{current_tid, is_own_thread};
 use crate::sys::types::{Blocked, Call, OsThread, Schedstat, WhyRefused};
 
 /// Where a thread of this process is blocked; `None` if it is running or runnable.
@@ -25,6 +25,34 @@ pub(crate) fn blocked(tid: u32) -> io::Result<Option<Blocked>> {
     let length = open(tid, "syscall")?.read(&mut bytes)?;
     let text = bytes.get(..length).and_then(|bytes| std::str::from_utf8(bytes).ok());
     Ok(text.and_then(parse))
+}
+
+/// What a thread is blocked in, with the owner of the lock if that is a mutex of glibc: only these have it.
+pub(crate) fn with_owner(call: Call) -> Call {
+    match call {
+        Call::Futex(lock) => {
+            let owner = mutex_at(lock).and_then(owner_of).filter(|owner| is_own_thread(*owner));
+            owner.map_or(call, |owner| Call::Mutex { lock, owner })
+        }
+        _ => call,
+    }
+}
+
+/// The state of a mutex of glibc, its depth, its owner, the number of its users, and its kind.
+fn mutex_at(lock: u64) -> Option<[u32; 5]> {
+    let bytes = read_own_memory(lock..lock.checked_add(20)?).ok()?;
+    let mut words = bytes.as_chunks().0.iter().map(|word| u32::from_ne_bytes(*word));
+    Some([words.next()?, words.next()?, words.next()?, words.next()?, words.next()?])
+}
+
+/// The owner, if it is a mutex of glibc for which a thread waits. Locks of others have other words there.
+fn owner_of([state, depth, owner, users, kind]: [u32; 5]) -> Option<u32> {
+    const CONTENDED: u32 = 2;
+    const DEEPEST: u32 = 1 << 16;
+    // Those that are robust or inherit priorities have another state.
+    const LARGEST_KIND: u32 = 0x3ff;
+    let is_one = state == CONTENDED && depth <= DEEPEST && users == 1 && kind <= LARGEST_KIND;
+    (cfg!(target_env = "gnu") && is_one && owner != 0).then_some(owner)
 }
 
 /// Whether a thread of this process is blocked, and not running, runnable or stopped; `None` if that cannot be known.

@@ -17,6 +17,10 @@ struct Seen {
     others: AtomicUsize,
     wakes: AtomicUsize,
     own_wakes: AtomicUsize,
+    /// The tag of the next clone, if it is not 0.
+    next_tag: AtomicUsize,
+    woken: AtomicUsize,
+    dropped: AtomicUsize,
     _alive: Arc<()>,
 }
 
@@ -28,16 +32,23 @@ impl WakerObserver for Seen {
         &VTABLE
     }
 
-    fn on_clone(&self, _: Option<&LiveStack>, is_only: bool) {
+    fn on_clone(&self, _: Option<&LiveStack>, is_only: bool) -> Option<usize> {
         self.clones.fetch_add(1, Ordering::Relaxed);
         self.others.fetch_add(usize::from(!is_only), Ordering::Relaxed);
+        Some(self.next_tag.load(Ordering::Relaxed)).filter(|tag| *tag > 0)
     }
 
-    fn on_wake(&self) {
+    fn on_drop(&self, tag: usize) {
+        self.dropped.store(tag, Ordering::Relaxed);
+    }
+
+    fn on_wake(&self, tag: usize) {
         self.wakes.fetch_add(1, Ordering::Relaxed);
+        self.woken.store(tag, Ordering::Relaxed);
     }
 
     fn on_own_wake(&self, _: Option<&LiveStack>, is_only: bool) {
+        self.wakes.fetch_add(1, Ordering::Relaxed);
         self.own_wakes.fetch_add(1, Ordering::Relaxed);
         self.others.fetch_add(usize::from(!is_only), Ordering::Relaxed);
     }
@@ -136,6 +147,33 @@ fn all_wakers_wake_the_executor_and_report_it() {
     assert_eq!(task.wakes(), 5);
     assert_eq!(future.observer.wakes.load(Ordering::Relaxed), 5);
     assert_eq!(future.observer.clones.load(Ordering::Relaxed), 2);
+}
+
+#[test]
+fn a_clone_has_the_tag_that_the_observer_gives_it() {
+    let (future, task) = setup();
+    let seen = &future.observer;
+    let [woken, dropped] = [&seen.woken, &seen.dropped].map(|tag| || tag.load(Ordering::Relaxed));
+    let (first, second) = task.poll_tagged(&future, 3, |waker| {
+        let first = waker.clone();
+        seen.next_tag.store(TAGS - 1, Ordering::Relaxed);
+        let second = waker.clone();
+        assert!(first.will_wake(waker) && !second.will_wake(waker));
+        drop(first.clone());
+        assert_eq!(dropped(), TAGS - 1, "the clone of a clone, too");
+        (first, second)
+    });
+    let again = second.clone();
+    assert!(again.will_wake(&second), "no poll, so the same tag");
+    first.wake_by_ref();
+    assert_eq!(woken(), 3);
+    again.wake();
+    assert_eq!(woken(), TAGS - 1);
+    seen.dropped.store(0, Ordering::Relaxed);
+    drop(second);
+    assert_eq!(dropped(), 0, "no poll");
+    task.poll(&future, |_| drop(first));
+    assert_eq!((dropped(), Arc::strong_count(&task)), (3, 1));
 }
 
 #[test]

@@ -1,0 +1,236 @@
+//! The idle time of a future: what it awaited, and for how long it was not polled after that.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::place::{Carried, mixed};
+use super::record::{FutureRecord, await_sample};
+use super::shared::{LayerAwaits, ListedAt};
+use crate::inbox::CopiedSample;
+use crate::span::{RegistryId, Spans, explain_idle, last_long_segment};
+use crate::stats::Counters;
+use crate::sys::{TaskWaker, Uncounted};
+
+/// An await that has ended, in ticks.
+#[derive(Clone, Copy, Debug)]
+struct EndedAwait {
+    since: u64,
+    woken_at: u64,
+    /// The tag of the waker that woke the task, if it was woken.
+    woke: Option<u8>,
+    now: u64,
+}
+
+/// The idle time of a future.
+#[derive(Debug, Default)]
+pub(super) struct Idle {
+    /// Tells the wakers of polls apart: that of the next one, and whether a clone can have it.
+    pub(super) tag: u8,
+    pub(super) is_tag_in_use: bool,
+    pub(super) listed: Option<ListedAt>,
+    /// The record may have a carried sample.
+    pub(super) has_carried: bool,
+    /// Idle time that is not in the accounts yet: awaits and delays, in ticks.
+    uncounted: [u64; 2],
+    /// For how long its span, and those around it, had been idle when the future began to be pending: their ids, and ticks.
+    before: Vec<(u64, u64)>,
+    /// The time since the last sample of short awaits, and of short delays.
+    unsampled: [u64; 2],
+}
+
+impl Idle {
+    /// The future is pending. Returns false if it was in no profiled span.
+    #[inline]
+    pub(super) fn begin_await(&mut self, waker: &Arc<TaskWaker<FutureRecord>>) -> bool {
+        let record = &waker.observer;
+        let Some(awaits) = record.awaits.get() else {
+            // Without a clone, it is not known.
+            return !record.is_outside.load(Ordering::Relaxed);
+        };
+        if record.is_unsure.load(Ordering::Relaxed) {
+            // Others may be awaited that did not clone the waker in this poll. With wakers that differ from all clones, all
+            // that are still awaited clone the waker again.
+            self.tag = record.tags.unused();
+            self.is_tag_in_use = false;
+        }
+        let now = awaits.now();
+        if self.listed.is_none() {
+            self.listed = Some(awaits.add_future(waker));
+            // Random, so that all points of a short time are equally likely to be sampled.
+            let random = mixed(now ^ Arc::as_ptr(waker).addr() as u64);
+            self.unsampled = [random % awaits.sample, random.rotate_left(32) % awaits.sample];
+        }
+        self.before.clear();
+        self.note_idle_before(awaits, record.span_id.load(Ordering::Relaxed), now);
+        if record.is_nested.load(Ordering::Relaxed) {
+            let place = record.place.lock();
+            for span in place.around.iter().chain(&place.beside) {
+                self.note_idle_before(awaits, span.id.get(), now);
+            }
+        }
+        record.pending_since.store(now, Ordering::Relaxed);
+        true
+    }
+
+    #[inline]
+    fn note_idle_before(&mut self, awaits: &LayerAwaits, id: u64, now: u64) {
+        let Some(idle) = awaits.spans.idle_until(id, now) else { return };
+        if self.before.len() == self.before.capacity() {
+            let _uncounted = Uncounted::begin();
+            self.before.reserve(1);
+        }
+        self.before.push((id, idle.all));
+    }
+
+    /// The future is polled or dropped. Returns whether it was pending.
+    #[inline]
+    pub(super) fn end_await(&mut self, record: &FutureRecord) -> bool {
+        let since = record.pending_since.load(Ordering::Relaxed);
+        // Also if it was woken while it was not observed.
+        let woken_at = record.woken_at.swap(0, Ordering::Acquire);
+        let woke = (woken_at != 0).then(|| record.woken_by.load(Ordering::Relaxed));
+        let Some(awaits) = record.awaits.get().filter(|_| since != 0) else { return false };
+        let now = awaits.now().max(since);
+        record.pending_since.store(0, Ordering::Relaxed);
+        let woken_at = match woken_at {
+            0 => now,
+            // It may have been woken during the poll.
+            woken_at => woken_at.clamp(since, now),
+        };
+        let lengths = [woken_at - since, now - woken_at];
+        let mut is_due = false;
+        for ((uncounted, unsampled), length) in
+            self.uncounted.iter_mut().zip(&mut self.unsampled).zip(lengths)
+        {
+            *uncounted += length;
+            *unsampled += length;
+            is_due |= *uncounted >= awaits.portion || *unsampled >= awaits.sample;
+        }
+        if is_due {
+            self.report(record, awaits, EndedAwait { since, woken_at, woke, now });
+        }
+        true
+    }
+
+    /// For how long threads were in a span while the future in it was pending: before it was woken, and after. The span was
+    /// not idle then. (Where they left it both before and after, the last time counts.)
+    fn busy(&self, spans: &Spans, id: u64, [since, woken_at, now]: [u64; 3]) -> [u64; 2] {
+        let before = self.before.iter().find(|(of, _)| *of == id);
+        let (Some((_, before)), Some(idle)) = (before, spans.idle_until(id, now)) else {
+            return [0, 0];
+        };
+        let (pending, delay) = (now - since, now - woken_at);
+        let busy = pending.saturating_sub(idle.all.saturating_sub(*before));
+        // Those that are still in it, or this poll, if the span is around the wrapper.
+        let at_the_end = idle.entered_since.map_or(0, |since| now.saturating_sub(since)).min(busy);
+        let earlier = (busy - at_the_end).min(idle.last_exit.saturating_sub(woken_at));
+        let delayed = (at_the_end.min(delay) + earlier).min(delay);
+        [(busy - delayed).min(pending - delay), delayed]
+    }
+
+    /// Adds what is left of idle time to the accounts.
+    pub(super) fn report_rest(&mut self, record: &FutureRecord, awaits: &LayerAwaits) {
+        if self.uncounted != [0, 0]
+            && let Some(span) = record.place.lock().open_span(&awaits.spans)
+        {
+            let rest = std::mem::take(&mut self.uncounted);
+            awaits.spans.count_await(&span, |_| rest);
+        }
+    }
+
+    /// Adds idle time to the accounts, and sends a sample if one is due.
+    #[cold]
+    #[inline(never)]
+    fn report(
+        &mut self,
+        record: &FutureRecord,
+        awaits: &LayerAwaits,
+        EndedAwait { since, woken_at, woke, now }: EndedAwait,
+    ) {
+        let _uncounted = Uncounted::begin();
+        let [awaited, delayed] = std::mem::take(&mut self.uncounted);
+        let [mut await_weight, mut delay_weight] = [(0, woken_at - since), (1, now - woken_at)]
+            .map(|(kind, length)| self.weight(kind, length, awaits.sample));
+        // Spans around the wrapper were entered before this poll.
+        explain_idle(awaits.spans.layer());
+        let mut place = record.place.lock();
+        let Some(span) = place.leave_closed(&awaits.spans) else { return };
+        record.span_id.store(span.id.get(), Ordering::Relaxed);
+        let spans = &awaits.spans;
+        let busy_in = |id: RegistryId| self.busy(spans, id.get(), [since, woken_at, now]);
+        // Leaves in different spans have the same time, and so have the spans around several of them, once.
+        let beside = place.leaves.awaited().map(|leaf| leaf.span).filter(|it| *it != span);
+        let (has_beside, counted) = (beside.clone().next().is_some(), RefCell::new(Vec::new()));
+        for span in [span].into_iter().chain(beside) {
+            spans.count_await(&span, |id| {
+                if has_beside {
+                    if counted.borrow().contains(&id) {
+                        return [0, 0];
+                    }
+                    counted.borrow_mut().push(id);
+                }
+                let [busy, delayed_busy] = busy_in(id);
+                [awaited.saturating_sub(busy), delayed.saturating_sub(delayed_busy)]
+            });
+        }
+        let woken_in = place.leaves.woken_in(woke).filter(|it| spans.is_open_span(it));
+        let span = woken_in.unwrap_or(span);
+        let [busy, delayed_busy] = busy_in(span.id);
+        let since = since + busy;
+        await_weight = await_weight.saturating_sub(busy);
+        delay_weight = delay_weight.saturating_sub(delayed_busy);
+        if await_weight + delay_weight == 0 {
+            return;
+        }
+        let Some(outermost) = spans.outermost_of(&span) else { return };
+        if !spans.is_old_await(&span, since, now) {
+            let (leaves, weights, is_merged) = (None, [await_weight, delay_weight], false);
+            let new =
+                Carried { span, outermost, leaves, woke, since, woken_at, weights, is_merged };
+            let before = place.carried.take().filter(|it| it.outermost.key == outermost.key);
+            place.carry(before, new);
+            self.has_carried = true;
+            return;
+        }
+        let is_inside = |carried: &mut Carried| carried.outermost.key == outermost.key;
+        let lost = awaits.inbox.counters().dropped_memory;
+        let carried = place.take_carried(is_inside, lost);
+        let leaves = place.leaves.duplicate(woke, lost);
+        drop(place);
+        _ = carried.map(|carried| awaits.send(carried));
+        let behind = (delay_weight > 0 && now - woken_at >= awaits.sample)
+            .then(|| last_long_segment(span.layer))
+            .flatten()
+            // It took most of the delay.
+            .filter(|last| {
+                let overlap = last.to.min(now).saturating_sub(last.from.max(woken_at));
+                overlap > (now - woken_at) / 2
+            });
+        let amounts = [(since, await_weight), (woken_at, delay_weight)];
+        let amounts = amounts.map(|(at, it)| (at, awaits.weight_ns(it)));
+        Counters::add(&awaits.inbox.all_counters.awaits.dropped_branches, leaves.left_out());
+        let span_of = |it| if spans.is_open_span(&it) { it } else { span };
+        for leaves in leaves.into_samples(woke, span, span_of) {
+            if spans.report_await(&leaves.span) {
+                let behind = behind.map(|last| last.plan);
+                awaits.push(CopiedSample { behind, ..await_sample(leaves, amounts) });
+            }
+        }
+    }
+
+    /// The time that an await (0) or a delay (1) of that length represents as a sample, in ticks: its length if it is
+    /// long. Of the short ones, each point of time is represented with the same probability.
+    fn weight(&mut self, kind: usize, length: u64, sample: u64) -> u64 {
+        let Some(unsampled) = self.unsampled.get_mut(kind) else { return 0 };
+        if length >= sample {
+            *unsampled -= length;
+            length
+        } else if *unsampled >= sample {
+            *unsampled -= sample;
+            sample
+        } else {
+            0
+        }
+    }
+}

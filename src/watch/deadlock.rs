@@ -1,0 +1,265 @@
+//! Threads that wait for each other's locks.
+//!
+//! A mutex of glibc has the id of the thread that holds it. Of other locks that is inferred: a guard has the address of the
+//! lock, and is on the stack of the thread that holds it. So one of the threads holds it that have the address on their
+//! stacks and do not wait for the lock themselves. If each of these waits for a lock in turn, and so on, none can go on.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt::Write;
+use std::thread::sleep;
+use std::time::Duration;
+
+use crate::sys::{self, Blocked, Call};
+
+/// Of more threads, no deadlock is sought.
+const MOST_THREADS: usize = 1_000;
+/// How long a deadlock is watched before it is one.
+const PERSISTS: Duration = Duration::from_millis(5);
+/// How much of a stack is read.
+const STACK_BYTES: usize = 64 << 10;
+
+/// A thread that is blocked.
+#[derive(Debug)]
+struct BlockedThread {
+    tid: u32,
+    /// The CPU time that it had used by then.
+    cpu_ns: u64,
+    sp: u64,
+    /// The address of the lock that it waits for, and the thread that holds it, if that is certain.
+    lock: Option<u64>,
+    owner: Option<u32>,
+}
+
+/// Who holds a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct LockHolder {
+    tid: u32,
+    is_inferred: bool,
+}
+
+/// Threads each of which waits for a lock that the next one holds. The first one holds that of the last.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Deadlock {
+    waits: Vec<DeadlockedWait>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct DeadlockedWait {
+    tid: u32,
+    lock: u64,
+    holder: LockHolder,
+}
+
+impl Deadlock {
+    /// All deadlocks of threads of this process, as far as the system shows in what they are blocked.
+    pub(super) fn find_all() -> Vec<Self> {
+        let tids = sys::own_threads().unwrap_or_default();
+        if tids.len() > MOST_THREADS {
+            return Vec::new();
+        }
+        // The system calls that follow are unusual, and this thread may have a filter by now.
+        sys::read_filters();
+        let blocked: Vec<_> = tids.iter().filter_map(|tid| BlockedThread::of(*tid)).collect();
+        let locks: HashSet<u64> = blocked.iter().filter_map(|thread| thread.lock).collect();
+        let has_owner = blocked.iter().any(|thread| thread.owner.is_some());
+        if locks.len() < 2 && !has_owner {
+            return Vec::new();
+        }
+        let (mut holders, mut bytes) = (PossibleHolders::new(), Vec::new());
+        for thread in &blocked {
+            for (lock, times) in thread.locks_on_stack(&locks, &mut bytes) {
+                holders.entry(lock).or_default().push((times, thread.tid));
+            }
+        }
+        for thread in &blocked {
+            if let (Some(lock), Some(owner)) = (thread.lock, thread.owner) {
+                holders.insert(lock, vec![(OWNER, owner)]);
+            }
+        }
+        let waits = blocked.iter().filter_map(|thread| Some((thread.tid, thread.lock?)));
+        let mut deadlocks = cycles(without_end(waits.collect(), &holders));
+        if !deadlocks.is_empty() {
+            // A thread that holds a lock and runs has no stack that can be read.
+            sleep(PERSISTS);
+        }
+        let has_not_run = |wait: &DeadlockedWait| {
+            let thread = blocked.iter().find(|thread| thread.tid == wait.tid);
+            thread.is_some_and(|thread| sys::cpu_ns_of(wait.tid) == Some(thread.cpu_ns))
+        };
+        deadlocks.retain(|deadlock| deadlock.waits.iter().all(has_not_run));
+        deadlocks
+    }
+
+    /// Whether a thread is one of those.
+    pub(super) fn has(&self, tid: u32) -> bool {
+        self.waits.iter().any(|wait| wait.tid == tid)
+    }
+
+    /// In words. `name` describes a thread.
+    pub(super) fn in_words(&self, name: impl Fn(u32) -> String) -> String {
+        let is_inferred = self.waits.iter().any(|wait| wait.holder.is_inferred);
+        let inferred = if is_inferred { " (inferred)" } else { "" };
+        let mut text = format!("deadlock{inferred}: ");
+        for (number, DeadlockedWait { tid, lock, holder }) in self.waits.iter().enumerate() {
+            let separator = if number == 0 { "" } else { "; " };
+            let (waits, holds) = (name(*tid), name(holder.tid));
+            _ = write!(text, "{separator}{waits} waits for the lock {lock:#x}, held by {holds}");
+        }
+        text
+    }
+}
+
+impl BlockedThread {
+    fn of(tid: u32) -> Option<Self> {
+        if tid == sys::current_tid() {
+            return None;
+        }
+        let cpu_ns = sys::cpu_ns_of(tid)?;
+        let Blocked { call, sp, .. } = sys::blocked(tid).ok()??;
+        let (lock, owner) = match sys::with_owner(call) {
+            Call::Mutex { lock, owner } => (Some(lock), Some(owner)),
+            Call::Futex(lock) if is_contended(lock) => (Some(lock), None),
+            _ => (None, None),
+        };
+        Some(Self { tid, cpu_ns, sp, lock, owner })
+    }
+
+    /// Which of the locks its stack has, other than the one that it waits for, and how often.
+    fn locks_on_stack(&self, locks: &HashSet<u64>, bytes: &mut Vec<u8>) -> HashMap<u64, u32> {
+        if sys::read_own_stack(self.sp, STACK_BYTES, bytes).is_err() {
+            bytes.clear();
+        }
+        let mut found: HashMap<u64, u32> = HashMap::new();
+        for word in bytes.as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word)) {
+            if locks.contains(&word) && Some(word) != self.lock {
+                *found.entry(word).or_default() += 1;
+            }
+        }
+        found
+    }
+}
+
+/// The threads that may hold each lock, with how often the lock is on the stack of each.
+type PossibleHolders = HashMap<u64, Vec<(u32, u32)>>;
+
+/// In place of a number, of a thread that is certain to hold the lock.
+const OWNER: u32 = u32::MAX;
+
+/// What a mutex of the standard library has while a thread waits for it. (Condition variables count there, and
+/// parked threads have another number.)
+const CONTENDED: u32 = 2;
+
+fn is_contended(lock: u64) -> bool {
+    let word = lock.checked_add(4).and_then(|end| sys::read_own_memory(lock..end).ok());
+    word.is_some_and(|word| word == CONTENDED.to_ne_bytes())
+}
+
+/// Of the threads that wait for locks, those that cannot go on: all that may hold the lock cannot, either. Each with the
+/// likeliest of these.
+fn without_end(mut waits: Vec<(u32, u64)>, holders: &PossibleHolders) -> Vec<DeadlockedWait> {
+    let holders = |lock: u64| holders.get(&lock).map_or(&[][..], Vec::as_slice);
+    loop {
+        let waiting: HashSet<u32> = waits.iter().map(|(tid, _)| *tid).collect();
+        let before = waits.len();
+        waits.retain(|(_, lock)| {
+            let holders = holders(*lock);
+            !holders.is_empty() && holders.iter().all(|(_, tid)| waiting.contains(tid))
+        });
+        if waits.len() == before {
+            break;
+        }
+    }
+    let with_holder = |(tid, lock): (u32, u64)| {
+        let (times, holder) = *holders(lock).iter().max()?;
+        let holder = LockHolder { tid: holder, is_inferred: times != OWNER };
+        Some(DeadlockedWait { tid, lock, holder })
+    };
+    waits.into_iter().filter_map(with_holder).collect()
+}
+
+/// The circles of threads that wait for each other.
+fn cycles(waits: Vec<DeadlockedWait>) -> Vec<Deadlock> {
+    let waits: BTreeMap<u32, DeadlockedWait> =
+        waits.into_iter().map(|wait| (wait.tid, wait)).collect();
+    let (mut seen, mut deadlocks) = (HashSet::new(), Vec::new());
+    for first in waits.keys() {
+        let mut path: Vec<DeadlockedWait> = Vec::new();
+        let mut next = *first;
+        while let Some(wait) = waits.get(&next)
+            && seen.insert(next)
+        {
+            path.push(*wait);
+            next = wait.holder.tid;
+        }
+        if let Some(begin) = path.iter().position(|wait| wait.tid == next) {
+            deadlocks.push(Deadlock { waits: path.split_off(begin) });
+        }
+    }
+    deadlocks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each thread, and the one whose lock it waits for. The tids of those in circles.
+    fn circles(waits: &[(u32, u32)]) -> Vec<Vec<u32>> {
+        let waits = waits.iter().map(|(tid, of)| {
+            let holder = LockHolder { tid: *of, is_inferred: false };
+            DeadlockedWait { tid: *tid, lock: u64::from(*of), holder }
+        });
+        let tids = |it: Deadlock| it.waits.iter().map(|wait| wait.tid).collect();
+        cycles(waits.collect()).into_iter().map(tids).collect()
+    }
+
+    #[test]
+    fn threads_that_wait_in_a_circle_are_a_deadlock() {
+        assert_eq!(circles(&[(1, 2), (2, 1)]), [[1, 2]]);
+        assert_eq!(circles(&[(3, 1), (1, 7), (7, 3)]), [[1, 7, 3]]);
+        // The first and the last wait for one of them.
+        assert_eq!(circles(&[(1, 3), (2, 3), (3, 4), (4, 2), (5, 4)]), [[3, 4, 2]]);
+        assert_eq!(circles(&[(1, 2), (2, 1), (3, 4), (4, 3)]), [[1, 2], [3, 4]]);
+        assert_eq!(circles(&[(1, 2), (2, 3), (3, 9)]), Vec::<Vec<u32>>::new());
+        assert_eq!(circles(&[(1, 1)]), [[1]], "a lock that it holds itself");
+    }
+
+    #[test]
+    fn threads_go_on_if_one_that_may_hold_their_lock_does() {
+        let found = |waits: &[(u32, u64)], holders: &[(u64, &[(u32, u32)])]| {
+            let holders = holders.iter().map(|(lock, holders)| (*lock, holders.to_vec()));
+            let found = without_end(waits.to_vec(), &holders.collect());
+            found
+                .iter()
+                .map(|it| (it.tid, it.holder.tid, it.holder.is_inferred))
+                .collect::<Vec<_>>()
+        };
+        let two = [(1, 20), (2, 10)];
+        assert_eq!(
+            found(&two, &[(10, &[(1, 1)]), (20, &[(OWNER, 2)])]),
+            [(1, 2, false), (2, 1, true)]
+        );
+        assert_eq!(found(&two, &[(10, &[(1, 1)])]), [], "no one is known to hold 20");
+        assert_eq!(found(&two, &[(10, &[(1, 1), (1, 9)]), (20, &[(1, 2)])]), [], "9 may hold 10");
+        // A third waits for what the first waits for, and may hold the other.
+        let three = [(1, 20), (2, 10), (3, 20)];
+        let holders: &[(u64, &[(u32, u32)])] = &[(10, &[(2, 1), (1, 3)]), (20, &[(1, 2)])];
+        assert_eq!(found(&three, holders), [(1, 2, true), (2, 1, true), (3, 2, true)]);
+    }
+
+    #[test]
+    fn inferred_holders_are_marked() {
+        let wait = |tid, of, is_inferred| {
+            let holder = LockHolder { tid: of, is_inferred };
+            DeadlockedWait { tid, lock: 0x10 * u64::from(tid), holder }
+        };
+        let name = |tid| format!("`t{tid}`");
+        let certain = Deadlock { waits: vec![wait(1, 2, false), wait(2, 1, false)] };
+        assert_eq!(
+            certain.in_words(name),
+            "deadlock: `t1` waits for the lock 0x10, held by `t2`; `t2` waits for the lock 0x20, held by `t1`"
+        );
+        let inferred = Deadlock { waits: vec![wait(1, 2, false), wait(2, 1, true)] };
+        assert!(inferred.in_words(name).starts_with("deadlock (inferred): "));
+        assert!(inferred.has(2) && !inferred.has(3));
+    }
+}
