@@ -20,7 +20,7 @@ const STYLE: &str = include_str!("report.css");
 const BODY: &str = include_str!("report.body.html");
 const SCRIPT: &str = include_str!("report.js");
 /// The SHA-256 of [`STYLE`] and [`SCRIPT`], in Base64. A test compares them.
-const STYLE_HASH: &str = "8ip/Fa2Am4GKobLEd9SVuXVglxjVbdp1sXYGLffY/Ds=";
+const STYLE_HASH: &str = "ytjp/sjE1gA/AAyEYxXKS8PZOyt1acmKma91oho3L+Q=";
 const SCRIPT_HASH: &str = "7BZA2xf0B6M5QSpIgn0rC7DTVtORvM3Mvwbzj0MqNNg=";
 
 /// What a report shows besides the profile.
