@@ -865,7 +865,7 @@ async function hostile(page) {
         ).length,
         schemes: [...new Set([...document.links].map((link) => link.protocol))],
     }));
-    assert.deepEqual(counts, { foreign: 0, scripts: 3, handlers: 0, schemes: [] });
+    assert.deepEqual(counts, { foreign: 0, scripts: 4, handlers: 0, schemes: [] });
     assert.ok((await page.content()).includes("&lt;img src=x onerror"));
     await page.reload();
     await page.waitForFunction(() => performance.getEntriesByName("report-ready").length > 0);

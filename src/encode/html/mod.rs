@@ -20,8 +20,8 @@ const STYLE: &str = include_str!("report.css");
 const BODY: &str = include_str!("report.body.html");
 const SCRIPT: &str = include_str!("report.js");
 /// The SHA-256 of [`STYLE`] and [`SCRIPT`], in Base64. A test compares them.
-const STYLE_HASH: &str = "8ip/Fa2Am4GKobLEd9SVuXVglxjVbdp1sXYGLffY/Ds=";
-const SCRIPT_HASH: &str = "spL5LXR45XyVZtFa6fCEOazDpLKbImdJLRkLDuySt6E=";
+const STYLE_HASH: &str = "ytjp/sjE1gA/AAyEYxXKS8PZOyt1acmKma91oho3L+Q=";
+const SCRIPT_HASH: &str = "PBBeu0r1/6vbPm7yPcri/yWx+zP7WfseM1iiUrzBy6U=";
 
 /// What a report shows besides the profile.
 #[derive(Clone, Debug, Default)]

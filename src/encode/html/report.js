@@ -2365,16 +2365,17 @@ const FUNCTION_TABLES = {
 };
 /** Of each function what it has of a mode: own ones with all that they call, or all with what their own code has. */
 function sumFunctions(chosen, mode, isSelf) {
-  const sums = new Map();
-  let all = 0;
   const { parent, frame } = profile.stacks,
-    lastOn = new Int32Array(profile.functions.name.length).fill(-1);
+    size = profile.functions.name.length,
+    [weights, ofFrames] = [new Float64Array(size), new Float64Array(profile.frames.function.length)],
+    [lastOn, fewest, best] = [-1, -1, -1].map((none) => new Int32Array(size).fill(none)),
+    ownOf = Int32Array.from(profile.frames.function, (fn, here) => (isOwn(here) ? writtenIn(fn) : -1));
+  let all = 0;
   const add = (fn, here, callees, weight) => {
-    if (!sums.has(fn)) sums.set(fn, { weight: 0, callees: Infinity, frames: new Map() });
-    const sum = sums.get(fn);
-    sum.weight += weight;
-    sum.callees = Math.min(sum.callees, callees);
-    sum.frames.set(here, (sum.frames.get(here) ?? 0) + weight);
+    weights[fn] += weight;
+    ofFrames[here] += weight;
+    if (fewest[fn] < 0 || callees < fewest[fn]) fewest[fn] = callees;
+    if (best[fn] < 0 || ofFrames[here] > ofFrames[best[fn]]) best[fn] = here;
   };
   for (const { i, part } of chosen) {
     if (MODES[profile.samples.kind[i]] !== mode) continue;
@@ -2386,14 +2387,17 @@ function sumFunctions(chosen, mode, isSelf) {
       continue;
     }
     for (let at = stack, callees = 0; at >= 0; at = parent[at], callees++) {
-      const fn = writtenIn(profile.frames.function[frame[at]]);
-      if (lastOn[fn] === i || !isOwn(frame[at])) continue;
+      const fn = ownOf[frame[at]];
+      if (fn < 0 || lastOn[fn] === i) continue;
       lastOn[fn] = i;
       add(fn, frame[at], callees, weight);
     }
   }
   // Of those with the same, the deepest says most.
-  const sorted = [...sums].sort((a, b) => b[1].weight - a[1].weight || a[1].callees - b[1].callees);
+  const sorted = [...weights.keys()]
+    .filter((fn) => weights[fn] > 0)
+    .sort((a, b) => weights[b] - weights[a] || fewest[a] - fewest[b])
+    .map((fn) => [fn, { weight: weights[fn], frame: best[fn] }]);
   return { sorted, all };
 }
 function showFunctions(chosen, mode) {
@@ -2405,9 +2409,8 @@ function showFunctions(chosen, mode) {
   const title = isSelf ? 'Self' : 'Total';
   if (mode === 'cpu')
     byId('functions-title').querySelector('small').textContent = isSelf ? 'self time on-CPU' : 'your code, with what it calls';
-  const rows = sorted.map(([fn, { weight, frames }]) => {
-    const [frame] = [...frames].sort((a, b) => b[1] - a[1])[0],
-      name = isSelf ? functionName(fn) : withoutClosure(functionName(fn));
+  const rows = sorted.map(([fn, { weight, frame }]) => {
+    const name = isSelf ? functionName(fn) : withoutClosure(functionName(fn));
     return [fn, name, shortPlace(frame), [amount(weight, mode), percent(weight, all)], weight / all];
   });
   showRows(
