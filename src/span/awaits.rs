@@ -149,7 +149,8 @@ impl Spans {
     /// The innermost span was entered for the first time, at `entered`, around or inside of what runs for the first time.
     fn count_first_run(&self, state: &mut ThreadState, slot: &Slot, run: FirstRun, entered: u64) {
         let ticks = |duration| self.clock.ticks(duration);
-        let began = self.clock.now().saturating_sub(ticks(run.began.elapsed())).min(entered);
+        let since_began = ticks(run.began.elapsed());
+        let began = self.clock.now().saturating_sub(since_began).min(entered);
         let since = slot.opened().max(began.saturating_sub(ticks(run.waited)));
         let delay = began.saturating_sub(since);
         if delay == 0 {
