@@ -124,7 +124,7 @@
 //! | `TRACING_PROFILING_MEMORY` | maximum memory of the layer, as `64MiB`; see [`Builder::memory`] | `128MiB` |
 //! | `TRACING_PROFILING_DIR` | directory for profiles; with an OTLP exporter, the fallback directory while the receiver is unavailable | `profiles`; with OTLP none |
 //! | `OTEL_PROFILES_EXPORTER` | where profiles go: `otlp`, `directory` or `none` | `otlp` if a feature for it is on and its endpoint is set, else `directory` |
-//! | `TRACING_PROFILING_FORMATS` | the formats of the files, separated by commas: `html`, `folded`, `pprof`, `otlp`, `firefox`; see [`Directory::with_formats`] | `html,pprof,otlp`, if their features are on |
+//! | `TRACING_PROFILING_FORMATS` | the formats of the files, separated by commas: `html`, `md`, `folded`, `pprof`, `otlp`, `firefox`; see [`Directory::with_formats`] | `html,pprof,otlp`, if their features are on |
 //! | `TRACING_PROFILING_TRACE_URL` | makes trace ids in reports links: `https://tempo.internal/trace/{trace_id}` | none |
 //! | `TRACING_PROFILING_SOURCE_URL` | makes source locations in reports links: `vscode://file//home/me/{file}:{line}` | none |
 //! | `TRACING_PROFILING_LINK` | `root` or `innermost`: the span that samples link to in OTLP; see [`Builder::link`] | `root` |

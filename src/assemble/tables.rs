@@ -311,7 +311,9 @@ impl<'a> Tables<'a> {
     /// A futex has its address, so that waits for the same lock are recognizable.
     fn leaf(&self, waited: StackLeaf) -> Leaf {
         match waited {
-            StackLeaf::In(Call::Futex(lock)) => Leaf::Blocked(format!("futex {lock:#x}")),
+            StackLeaf::In(Call::Futex(lock) | Call::PlainFutex(lock)) => {
+                Leaf::Blocked(format!("futex {lock:#x}"))
+            }
             StackLeaf::In(Call::Mutex { lock, owner }) => {
                 Leaf::Blocked(format!("futex {lock:#x}, held by thread {owner}"))
             }

@@ -129,7 +129,11 @@ impl WakerObserver for FutureRecord {
             && self.has_cloned.load(Ordering::Relaxed)
             && let Ok(tag) = u8::try_from(tag)
         {
-            self.place.lock().leaves.note_drop(tag);
+            let mut place = self.place.lock();
+            // In no span, the leaves are those of an earlier poll.
+            if place.span.is_some() {
+                place.leaves.note_drop(tag);
+            }
         }
     }
 
@@ -267,9 +271,10 @@ impl FutureRecord {
             return Vec::new();
         }
         let place = self.place.lock();
-        let Some(span) = place.open_span(&awaits.spans).filter(&is_wanted) else {
+        let Some(span) = place.open_span(&awaits.spans) else { return Vec::new() };
+        if !is_wanted(&span) && !place.leaves.awaited().any(|leaf| is_wanted(&leaf.span)) {
             return Vec::new();
-        };
+        }
         let leaves = match place.span == Some(span) {
             true => place.leaves.duplicate(woke, awaits.inbox.counters().dropped_memory),
             false => PendingLeaves::default(),
@@ -282,8 +287,9 @@ impl FutureRecord {
         let (clock, now) = (awaits.spans.clock(), awaits.now().max(since));
         let woken = if woken_at == 0 { now } else { woken_at.clamp(since, now) };
         let amounts = [(since, clock.ns(woken - since)), (woken, clock.ns(now - woken))];
-        let is_here = |it: &InnermostSpan| awaits.spans.is_open_span(it) && is_wanted(it);
-        let samples = leaves.into_samples(woke, span, |it| if is_here(&it) { it } else { span });
-        samples.into_iter().map(|leaves| (leaves.span, await_sample(leaves, amounts))).collect()
+        let span_of = |it| if awaits.spans.is_open_span(&it) { it } else { span };
+        let samples = leaves.into_samples(woke, span, span_of).into_iter();
+        let wanted = samples.filter(|leaves| is_wanted(&leaves.span));
+        wanted.map(|leaves| (leaves.span, await_sample(leaves, amounts))).collect()
     }
 }

@@ -63,7 +63,7 @@ macro_rules! setting {
 
 const ON_OR_OFF: &str = "on or off";
 const FORMATS: &str =
-    "formats separated by commas: html, folded, and with their features pprof, otlp, firefox";
+    "formats separated by commas: html, md, folded, and with their features pprof, otlp, firefox";
 const SYMBOLS: &str = match cfg!(feature = "symbols") {
     true => ON_OR_OFF,
     false => "off: the feature `symbols` of tracing-profiling is not on",

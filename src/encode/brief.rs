@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::time::{Duration, UNIX_EPOCH};
 
-use crate::facts::{Facts, Reason};
+use crate::facts::{Facts, Measure, Reason};
 use crate::ids::ProfileId;
 use crate::profile::{OwnRow, Profile, SampleKind, own_name};
 
@@ -70,6 +70,8 @@ pub(super) struct BriefComparison {
 pub(super) struct Brief<'a> {
     pub(super) id: Option<ProfileId>,
     pub(super) facts: Cow<'a, Facts>,
+    /// Whether it is of a span, whose facts are known.
+    pub(super) has_span: bool,
     pub(super) headline: Cow<'a, str>,
     pub(super) rows: Vec<BriefRows>,
     /// The innermost functions on-CPU, with their shares.
@@ -90,11 +92,13 @@ impl<'a> Brief<'a> {
                 ..Facts::default()
             }),
         };
+        // Spans inside it wait and await, too, and times can be unknown.
         let kinds = [
             (facts.times.subtree_on_cpu_ns, SampleKind::OnCpu),
             (facts.times.off_cpu_ns, SampleKind::OffCpu),
             (facts.times.await_ns, SampleKind::Await),
         ];
+        let kinds = kinds.map(|(ns, kind)| (ns.max(profile.total(kind)), kind));
         // Of what takes the least time, nothing is worth a row.
         let is_worth = |(ns, _): &(u64, SampleKind)| {
             profile.spans.is_empty() || *ns >= facts.times.wall_ns / 20
@@ -122,6 +126,7 @@ impl<'a> Brief<'a> {
             compared: compared(profile, &facts),
             missing: missing(profile, &facts),
             hints: hints(&facts, profile.waited_ns()),
+            has_span: !profile.spans.is_empty(),
             facts,
         }
     }
@@ -173,11 +178,16 @@ fn hints(facts: &Facts, waited_ns: u64) -> Vec<&'static str> {
              named after \"behind\".",
         );
     }
-    if times.off_cpu_ns.saturating_sub(waited_ns) > times.wall_ns / 10 && !times.is_cpu_time_unknown
-    {
-        hints.push(
-            "Off-CPU beyond its waits: others had the CPU, or it waited often for less than 10 ms.",
-        );
+    let runnable_ns = facts.get(Measure::Runnable).unwrap_or_default();
+    if runnable_ns > times.wall_ns / 10 {
+        hints.push(match facts.get(Measure::Throttled).is_some_and(|ns| ns > 0) {
+            true => "Waiting for a CPU, a part of off-CPU: the quota of its control group was used up, or others had it.",
+            false => "Waiting for a CPU, a part of off-CPU: other threads or programs had it.",
+        });
+    }
+    let rest_ns = times.off_cpu_ns.saturating_sub(waited_ns.saturating_add(runnable_ns));
+    if rest_ns > times.wall_ns / 10 && !times.is_cpu_time_unknown {
+        hints.push("Other off-CPU time: many waits of less than 10 ms, or others had the CPU.");
     }
     if facts.reasons.contains(Reason::Error) {
         hints.push("Error: an ERROR event in it, which the log of the program has at that time.");
@@ -189,7 +199,7 @@ fn missing<'a>(profile: &'a Profile, facts: &Facts) -> Vec<Cow<'a, str>> {
     const LITTLE: f64 = 0.9;
     let mut missing: Vec<Cow<'_, str>> =
         profile.losses.iter().map(|loss| loss.as_str().into()).collect();
-    let unsampled_ns = facts.get(crate::facts::Measure::Unsampled).unwrap_or_default();
+    let unsampled_ns = facts.get(Measure::Unsampled).unwrap_or_default();
     if let Some(coverage) = profile.coverage().filter(|coverage| *coverage < LITTLE)
         && facts.times.subtree_on_cpu_ns > facts.times.wall_ns / 20
     {
@@ -200,7 +210,7 @@ fn missing<'a>(profile: &'a Profile, facts: &Facts) -> Vec<Cow<'a, str>> {
     }
     let unexplained_ns = facts.times.idle_ns.saturating_sub(facts.times.explained_idle_ns());
     if unexplained_ns > facts.times.wall_ns / 10 {
-        missing.push("where it was idle: only futures polled through Profiled show that".into());
+        missing.push("where it was idle: only futures wrapped by .profiled() show that".into());
     }
     if profile.id == ProfileId::NONE || profile.point_count() == 0 {
         missing.push("samples: none fell in it".into());

@@ -34,18 +34,22 @@ fn code(text: &str, detail: BriefDetail) -> String {
 fn write(brief: &Brief<'_>, detail: BriefDetail) -> String {
     let mut out = String::new();
     let facts = &brief.facts;
-    _ = writeln!(
-        out,
-        "# {}: {} wall, kept for {}\n",
-        code(&facts.name(), detail),
-        Ns(facts.times.wall_ns),
-        facts.reasons
-    );
+    let name = code(&facts.name(), detail);
+    // A profile of the process, or of what is typical, has no span.
+    _ = match brief.has_span {
+        true => {
+            let wall = Ns(facts.times.wall_ns);
+            writeln!(out, "# {name}: {wall} wall, kept for {}\n", facts.reasons)
+        }
+        false => writeln!(out, "# {name}\n"),
+    };
     write_identity(brief, detail, &mut out);
     if !brief.headline.is_empty() {
-        _ = writeln!(out, "**Most of it:** {}\n", code(&brief.headline, detail.whole_line()));
+        _ = writeln!(out, "**In short:** {}\n", code(&brief.headline, detail.whole_line()));
     }
-    write_wall(facts, &mut out);
+    if brief.has_span {
+        write_wall(facts, &mut out);
+    }
     for hint in brief.hints.iter().filter(|_| detail.rows > 0) {
         _ = writeln!(out, "\n{hint}");
     }
@@ -303,7 +307,7 @@ mod tests {
         let text = markdown(&profile);
         for expected in [
             "# `GET /checkout`: 1.30 s wall, kept for ",
-            "**Most of it:** `idle 1.28 s: 1.18 s awaiting, 100 % in shop::fetch`\n",
+            "**In short:** `idle 1.28 s: 1.18 s awaiting, 100 % in shop::fetch`\n",
             "Wall 1.30 s = 20.0 ms on-CPU (2 %) + 1.18 s await (91 %) + 20.0 ms scheduling delay (2 %) + 80.0 ms \
              unexplained idle (6 %)\n",
             "## Awaited in\n\n- 100 % `shop::fetch` at `src/upstream.rs:41` in `tokio::time::sleep::Sleep`\n",
@@ -329,7 +333,7 @@ mod tests {
     fn without_a_headline_the_hotspots_are_said() {
         let text = markdown(&waiting());
         assert!(!text.contains("Error:") && !text.contains("Scheduling delay:"), "{text}");
-        assert!(text.contains("**Most of it:** `") && text.contains("shop::reserve"), "{text}");
+        assert!(text.contains("**In short:** `") && text.contains("shop::reserve"), "{text}");
         assert!(
             text.contains("- 100 % `shop::reserve` at `src/stock.rs:9` in `[futex 0x7f01]`"),
             "{text}"

@@ -142,8 +142,8 @@ impl Directory {
     /// Its profiles are many, and no reports.
     fn of_process(&self) -> &Self {
         self.of_process.get_or_init(|| {
-            let formats = self.formats.iter().copied().filter(|format| *format != Format::Html);
-            let mut formats: Vec<_> = formats.collect();
+            let has_stacks = |format: &Format| !matches!(format, Format::Html | Format::Markdown);
+            let mut formats: Vec<_> = self.formats.iter().copied().filter(has_stacks).collect();
             if formats.is_empty() {
                 formats.push(Format::Folded);
             }
@@ -591,7 +591,7 @@ mod tests {
         small.export(&of_process(2)).unwrap();
         assert!(first.files.iter().all(|file| !file.exists()));
         assert!(report.files[0].exists());
-        let mut only_reports = directory(path).with_formats([Format::Html]);
+        let mut only_reports = directory(path).with_formats([Format::Html, Format::Markdown]);
         let files = only_reports.export(&of_process(3)).unwrap().files;
         assert!(files.len() == 1 && files[0].extension().unwrap() == "folded", "{files:?}");
     }

@@ -159,6 +159,8 @@ impl Profile {
     }
 }
 
+/// An allocation of several times the mean distance between two samples has one for certain, with its own size.
+const LARGE_BYTES: u64 = 2 * 1024 * 1024;
 /// Less is not worth naming.
 const NOTABLE: f64 = 0.1;
 /// The most functions that are named together.
@@ -195,7 +197,15 @@ fn find(profile: &Profile, calls: &CallTree<'_>, kind: SampleKind) -> Option<Hot
             is_certain: are_enough(kind, samples.iter().filter(|sample| is_named(sample))),
         });
     }
-    let Some((number, held)) = deepest else { return fallback(profile, kind, &samples, share) };
+    let largest = deepest.or_else(|| {
+        let (number, held) = *callees.weights.first()?;
+        let (_, of_a_leaf) = profile.functions_by(kind).into_iter().next()?;
+        let is_more = !matches!(kind, SampleKind::OffCpu | SampleKind::Await) && held >= of_a_leaf;
+        let inside: Vec<_> =
+            samples.iter().filter(|sample| calls.is_in(sample, number)).copied().collect();
+        is_more.then(|| calls.deepest_own(&inside, held).unwrap_or((number, held)))
+    });
+    let Some((number, held)) = largest else { return fallback(profile, kind, &samples, share) };
     let inside: Vec<_> =
         samples.iter().filter(|sample| calls.is_in(sample, number)).copied().collect();
     let leaf = match kind {
@@ -305,7 +315,9 @@ fn are_enough<'a>(kind: SampleKind, samples: impl Iterator<Item = &'a SampledCal
         squares += weight * weight;
         let is_exact = match kind {
             SampleKind::OffCpu => true,
-            SampleKind::Await => point.weight != SAMPLED_AWAIT_NS,
+            // Branches that await together have parts of a sample.
+            SampleKind::Await => point.weight > SAMPLED_AWAIT_NS,
+            SampleKind::AllocatedBytes => point.weight >= LARGE_BYTES,
             _ => false,
         };
         exact += if is_exact { weight } else { 0.0 };
@@ -772,10 +784,37 @@ mod tests {
             samples.said(kind),
             "90 % in shop::fetch (src/upstream.rs:41) at tokio::time::sleep::Sleep"
         );
-        // One or two that represent others are no certain sum.
+        // One or two that represent others are no certain sum, nor are the parts that branches have of one.
+        for weight in [SAMPLED_AWAIT_NS, SAMPLED_AWAIT_NS / 2] {
+            let mut samples = Samples::new();
+            samples.add(kind, Leaf::Awaiting, &[sleep, fetch, HANDLE], &[weight; 2]);
+            assert_eq!(samples.said(kind), "likely in shop::fetch (few samples)");
+        }
+    }
+
+    #[test]
+    fn an_own_function_with_less_than_half_goes_before_a_small_leaf() {
         let mut samples = Samples::new();
-        samples.add(kind, Leaf::Awaiting, &[sleep, fetch, HANDLE], &[SAMPLED_AWAIT_NS; 2]);
-        assert_eq!(samples.said(kind), "likely in shop::fetch (few samples)");
+        samples.ran(&["memcpy", RENDER, MAIN], 49);
+        for number in 0..17 {
+            samples.ran(&[&format!("library_{number}")], 3);
+        }
+        assert_eq!(
+            samples.ran_in(),
+            "49 % in shop::render (src/render.rs:20), 100 % of that in memcpy"
+        );
+        samples.ran(&["library_0"], 60);
+        assert_eq!(samples.ran_in(), "39 % in library_0");
+    }
+
+    #[test]
+    fn one_large_allocation_is_certain() {
+        let mut samples = Samples::new();
+        samples.add(SampleKind::AllocatedBytes, Leaf::Allocated, &[RENDER, MAIN], &[500 << 20]);
+        assert_eq!(
+            samples.said(SampleKind::AllocatedBytes),
+            "100 % in shop::render (src/render.rs:20)"
+        );
     }
 
     #[test]

@@ -254,7 +254,10 @@ pub(super) fn place_of(file: &str, line: u32) -> String {
     }
     let parts: Vec<&str> = file.rsplitn(3, '/').take(2).collect();
     let end: Vec<&str> = parts.into_iter().rev().collect();
-    format!("{}:{line}", end.join("/"))
+    match line {
+        0 => end.join("/"),
+        line => format!("{}:{line}", end.join("/")),
+    }
 }
 
 /// Total time by function and call.

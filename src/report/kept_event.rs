@@ -13,7 +13,7 @@ use crate::facts::{ChildOrder, ChildTotals, Measure, TimeBreakdown};
 use crate::keep::{Kept, KeptSpan, NoProfile};
 use crate::log::{LogEvent, LogKind};
 use crate::profile::{
-    Awaits, ComparedSummary, Hotspot, Profile, ProfileId, SampleKind, SlowerIn, Waits,
+    Awaits, ComparedSummary, Hotspot, Profile, ProfileId, SampleKind, SlowerIn, Waits, capped,
 };
 
 /// Nothing is said of the coverage of a span that ran for less than some samples represent.
@@ -168,7 +168,7 @@ pub(crate) fn headline(first: &KeptSpan, kept: &Kept) -> String {
     parts.sort_by_key(|(ns, _)| Reverse(*ns));
     let parts = parts.into_iter().filter_map(|(_, part)| part);
     let unknown = times.is_cpu_time_unknown.then(|| "on-CPU unknown".to_owned());
-    let deadlock = first.facts.deadlock.as_deref().map(str::to_owned);
+    let deadlock = first.facts.deadlock.as_deref().map(|text| capped(text).into_owned());
     let reasons = compared.and_then(against_typical).into_iter().chain(many).chain(parts);
     let reasons = deadlock.into_iter().chain(unknown).chain(reasons);
     let reasons: Vec<_> = reasons.chain(allocated(first, kept)).collect();
@@ -180,14 +180,18 @@ pub(crate) fn describe_headline(profile: &mut Profile, kept: &Kept) {
     let Some(first) = kept.spans.first() else { return };
     profile.headline = headline(first, kept);
     let times = first.times();
+    let on_cpu_ns = match times.is_cpu_time_unknown {
+        true => times.busy_ns(),
+        false => times.subtree_on_cpu_ns,
+    };
     let kinds = [
-        (times.subtree_on_cpu_ns, SampleKind::OnCpu, "on-CPU"),
+        (on_cpu_ns, SampleKind::OnCpu, "on-CPU"),
         (nanoseconds(kept.waits.total), SampleKind::OffCpu, "waiting"),
         (times.await_ns, SampleKind::Await, "awaiting"),
     ];
-    let longest = kinds.into_iter().max_by_key(|(ns, ..)| *ns);
-    let hotspot = longest.and_then(|(_, kind, words)| Some((kept.hotspot(kind)?, words)));
-    if let Some((hotspot, words)) = hotspot {
+    let much = kinds.into_iter().filter(|(ns, ..)| *ns > times.wall_ns / 10);
+    let hotspots = much.filter_map(|(ns, kind, words)| Some((ns, kept.hotspot(kind)?, words)));
+    if let Some((_, hotspot, words)) = hotspots.max_by_key(|(ns, ..)| *ns) {
         _ = write!(profile.title, " · {words}: {hotspot}");
     }
 }
@@ -250,7 +254,10 @@ fn allocated(first: &KeptSpan, kept: &Kept) -> Option<String> {
     let all = first.times().allocations.as_ref()?;
     let is_worth_saying = Allocated(all).is_much() || first.reasons().are_of_allocations();
     let hotspot = kept.hotspot(SampleKind::AllocatedBytes);
-    let place = hotspot.map_or_else(String::new, |hotspot| format!(", {hotspot}"));
+    let others = kept.spans.iter().skip(1).any(|span| span.facts.is_topmost);
+    let of = if others { " of all spans" } else { "" };
+    let place =
+        hotspot.map_or_else(String::new, |hotspot| format!("; allocated bytes{of}: {hotspot}"));
     is_worth_saying.then(|| format!("{}{place}", Allocated(all)))
 }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::format::{Allocated, MeasuredValue, Ns, Short, Within, is_vague};
 use super::losses::{NOTHING_LOST, list_of_losses, losses_in_words};
+use super::starved::ALL_CPUS;
 use crate::facts::{Facts, Measure, TimeBreakdown};
 use crate::keep::{Kept, KeptSpan, ProfileGroup};
 use crate::log::{LogEvent, LogKind};
@@ -181,10 +182,8 @@ impl Display for Awaited<'_> {
             let behind =
                 delayed_by.as_ref().map_or_else(String::new, |span| format!(" behind `{span}`"));
             let share = 100.0 * delay.as_secs_f64() / (*total + *delay).as_secs_f64();
-            parts.push((
-                delay,
-                format!("{} ({share:.0} %) scheduling delay{behind}", Short(*delay)),
-            ));
+            let share = if total.is_zero() { String::new() } else { format!(" ({share:.0} %)") };
+            parts.push((delay, format!("{}{share} scheduling delay{behind}", Short(*delay))));
         }
         parts.sort_by_key(|(time, _)| Reverse(*time));
         let parts: Vec<_> = parts.into_iter().map(|(_, part)| part).collect();
@@ -480,7 +479,9 @@ impl Display for Split<'_> {
         }
         f.write_str(if is_cpu_time_unknown { "; on-CPU unknown" } else { "" })?;
         match Measure::Throttled.notable(facts) {
-            Some(ns) => write!(f, "; its control group was throttled for {}", Ns(ns)),
+            Some(ns) => {
+                write!(f, "; its control group was throttled for {}{ALL_CPUS}", Ns(ns))
+            }
             None => Ok(()),
         }
     }
@@ -677,10 +678,7 @@ mod tests {
         (awaits.longest, awaits.delay) = (None, Duration::ZERO);
         assert_eq!(note(&awaits), Some("awaits of all spans: 1.18 s awaiting".to_owned()));
         let delay = Awaits { delay: ms(20), ..Awaits::default() };
-        assert_eq!(
-            note(&delay),
-            Some("awaits of all spans: 20.0 ms (100 %) scheduling delay".to_owned())
-        );
+        assert_eq!(note(&delay), Some("awaits of all spans: 20.0 ms scheduling delay".to_owned()));
     }
 
     #[test]

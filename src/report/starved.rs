@@ -6,13 +6,16 @@ use crate::facts::{Facts, Measure};
 /// What is less than this, or less than a tenth of wall time, explains nothing.
 const LEAST_NS: u64 = 10_000_000;
 
+/// What the kernel counts.
+pub(super) const ALL_CPUS: &str = " (all CPUs together)";
+
 /// For how long it waited for a CPU, and its control group was throttled, if that matters.
 pub(crate) fn starved(facts: &Facts) -> Option<String> {
     let least_ns = LEAST_NS.max(facts.times.wall_ns / 10);
     let much = |measure| facts.get(measure).filter(|ns| *ns >= least_ns).map(Ns);
     let waited = much(Measure::Runnable).map(|ns| format!("{ns} waiting for a CPU"));
-    let throttled =
-        much(Measure::Throttled).map(|ns| format!("its control group was throttled for {ns}"));
+    let throttled = much(Measure::Throttled)
+        .map(|ns| format!("its control group was throttled for {ns}{ALL_CPUS}"));
     match (waited, throttled) {
         (Some(waited), Some(throttled)) => Some(format!("{waited} while {throttled}")),
         (waited, throttled) => waited.or(throttled),
@@ -34,11 +37,11 @@ mod tests {
             let throttled_ns = throttled_ms.map(|ms| ms * MS);
             starved(&Facts { times, throttled_ns, ..Facts::default() })
         };
-        let both = "180 ms waiting for a CPU while its control group was throttled for 160 ms";
+        let both = "180 ms waiting for a CPU while its control group was throttled for 160 ms (all CPUs together)";
         assert_eq!(text(180, Some(160)).as_deref(), Some(both));
         assert_eq!(text(180, Some(49)).as_deref(), Some("180 ms waiting for a CPU"));
         assert_eq!(text(180, None).as_deref(), Some("180 ms waiting for a CPU"));
-        let throttled = "its control group was throttled for 1.60 s";
+        let throttled = "its control group was throttled for 1.60 s (all CPUs together)";
         assert_eq!(text(49, Some(1_600)).as_deref(), Some(throttled));
         assert_eq!(text(49, Some(0)), None);
     }

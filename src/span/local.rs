@@ -10,9 +10,9 @@ use super::awaits::{InnermostSpan, LongSegment, Unexplained};
 use super::inside::Inside;
 use super::segment::{CPU_UNKNOWN, NESTED, PendingSegments, SWITCHED, Segment, UNWINDING};
 use super::slot::Slot;
+use super::usage_read::UsageRead;
 use super::{RegistryId, SpanKey};
-use crate::facts::Usage;
-use crate::sampler::{NEVER, RunDelay, SamplingSession, ThreadShared, ThreadSource};
+use crate::sampler::{NEVER, SamplingSession, ThreadShared, ThreadSource};
 use crate::sys::{self, Allocations, Position, Uncounted, allocated_here};
 
 thread_local! {
@@ -329,30 +329,6 @@ pub(super) struct ThreadState {
     life: Weak<()>,
     /// The value of [`unmatched`] when this state becomes the first again.
     unmatched_later: u32,
-}
-
-/// What was last read of what the system counts for the thread.
-#[derive(Debug, Default)]
-pub(super) struct UsageRead {
-    pub(super) usage: Usage,
-    /// When, in ticks.
-    pub(super) at: u64,
-    pub(super) run_delay: Option<RunDelay>,
-    /// When the one before that was read, in ticks.
-    pub(super) run_delay_since: u64,
-    pub(super) switches: Option<SwitchCounts>,
-}
-
-/// The context switches of a thread, and its CPU clock when these were read.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct SwitchCounts {
-    /// In ticks.
-    pub(super) at: u64,
-    pub(super) cpu_ns: u64,
-    pub(super) voluntary: u64,
-    pub(super) involuntary: u64,
-    /// The number of the session, if it does not record switches.
-    pub(super) turn: Option<u32>,
 }
 
 const _: () = {

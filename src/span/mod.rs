@@ -21,6 +21,7 @@ mod sync;
 mod table;
 #[cfg(test)]
 mod tests;
+mod usage_read;
 
 use std::num::NonZeroU64;
 

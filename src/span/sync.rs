@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use super::account::{Certain, Tally};
-use super::local::{SwitchCounts, ThreadState, UsageRead};
+use super::local::ThreadState;
 use super::sample_counts::SampleCounts;
 use super::segment::{AROUND, NESTED, PendingSegment, READS_CPU, SUSPENDED, SWITCHED, Segment};
 use super::slot::{AGED, JUDGES_CPU, REGISTERED, SAMPLED_ITSELF, Slot};
 use super::spans::{SpanEvent, SpanInfo};
+use super::usage_read::{SwitchCounts, UsageRead};
 use super::{RegistryId, SpanKey, Spans};
 use crate::facts::Usage;
 use crate::sampler::{Begun, SamplingSession, ThreadSource, Use};

@@ -260,6 +260,8 @@ pub(crate) struct Blocked {
 pub(crate) enum Call {
     /// A lock or a condition variable, by its address.
     Futex(u64),
+    /// The same by the command that the locks of glibc use, and not those of std.
+    PlainFutex(u64),
     /// A mutex, by its address, and the id of the thread that holds it.
     Mutex { lock: u64, owner: u32 },
     /// A reference to the name, so that this is 16 bytes.

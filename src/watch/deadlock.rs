@@ -118,7 +118,7 @@ impl BlockedThread {
         let Blocked { call, sp, .. } = sys::blocked(tid).ok()??;
         let (lock, owner) = match sys::with_owner(call) {
             Call::Mutex { lock, owner } => (Some(lock), Some(owner)),
-            Call::Futex(lock) if is_contended(lock) => (Some(lock), None),
+            Call::Futex(lock) | Call::PlainFutex(lock) if is_contended(lock) => (Some(lock), None),
             _ => (None, None),
         };
         Some(Self { tid, cpu_ns, sp, lock, owner })

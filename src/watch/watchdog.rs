@@ -179,8 +179,7 @@ impl Watchdog {
         }
         // Outermost first, so that spans inside another one are kept together with it.
         found.sort_by_key(|(open, _)| u64::MAX - open.open_ns);
-        let hangs = found.iter().any(|(_, reasons)| reasons.contains(Reason::Hung));
-        let deadlocks = if hangs { Deadlock::find_all() } else { Vec::new() };
+        let mut deadlocks = None;
         let mut kept = 0;
         for (open, mut reasons) in found {
             // A span hangs only if a thread is in it.
@@ -191,7 +190,10 @@ impl Watchdog {
             if !reasons.is_empty() && kept < MOST_AT_ONCE {
                 kept += 1;
                 let is_hung = reasons.contains(Reason::Hung);
-                let deadlocks = if is_hung { deadlocks.as_slice() } else { &[] };
+                let deadlocks = match is_hung {
+                    true => deadlocks.get_or_insert_with(Deadlock::find_all).as_slice(),
+                    false => &[],
+                };
                 let deadlock = deadlock_of(engine, store, threads, (open.key, deadlocks));
                 self.keep_open(engine, intake, threads, (&open, reasons, now_ns), deadlock);
             }

@@ -30,9 +30,9 @@ pub(crate) fn blocked(tid: u32) -> io::Result<Option<Blocked>> {
 /// What a thread is blocked in, with the owner of the lock if that is a mutex of glibc: only these have it.
 pub(crate) fn with_owner(call: Call) -> Call {
     match call {
-        Call::Futex(lock) => {
+        Call::PlainFutex(lock) => {
             let owner = mutex_at(lock).and_then(owner_of).filter(|owner| is_own_thread(*owner));
-            owner.map_or(call, |owner| Call::Mutex { lock, owner })
+            owner.map_or(Call::Futex(lock), |owner| Call::Mutex { lock, owner })
         }
         _ => call,
     }
@@ -296,7 +296,8 @@ fn call(number: i64, [first, second, ..]: [u64; 6]) -> Call {
     let named = |name| Call::Named(name);
     match number {
         libc::SYS_futex => match (second & FUTEX_COMMAND) as i32 {
-            libc::FUTEX_WAIT | libc::FUTEX_WAIT_BITSET | libc::FUTEX_LOCK_PI => Call::Futex(first),
+            libc::FUTEX_WAIT => Call::PlainFutex(first),
+            libc::FUTEX_WAIT_BITSET | libc::FUTEX_LOCK_PI => Call::Futex(first),
             _ => named(&"futex"),
         },
         libc::SYS_nanosleep | libc::SYS_clock_nanosleep => named(&"sleep"),
@@ -515,7 +516,8 @@ mod tests {
         });
         let tid = receive_tid.recv().unwrap();
         let sp = loop {
-            if let Some(Blocked { call: Call::Futex(_), sp, .. }) = blocked(tid).unwrap() {
+            let found = blocked(tid).unwrap();
+            if let Some(Blocked { call: Call::Futex(_) | Call::PlainFutex(_), sp, .. }) = found {
                 break sp;
             }
             std::thread::yield_now();
