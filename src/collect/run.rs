@@ -63,6 +63,7 @@ impl Collector {
         let run = || {
             self.intake.source.keep_on();
             self.threads.check_load(&self.intake, Instant::now());
+            self.throttling.read(self.intake.now_ns(), true, std::iter::empty());
             self.log_findings();
             drop(begins);
             let mut is_broken = false;
