@@ -1396,7 +1396,7 @@ fn child_spans_that_the_collector_does_not_take_in_time_are_lost_and_counted() {
 }
 
 #[test]
-fn a_reference_is_sampled_from_its_enter_on_whatever_is_recorded_and_not_for_ever() {
+fn a_reference_is_sampled_from_its_enter_on_whatever_is_recorded_and_less_when_open_for_long() {
     let scene = Scene::new();
     let plan = |number| Plan {
         number,
