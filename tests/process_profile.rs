@@ -455,7 +455,9 @@ fn observed_of_threads(profile: &Profile, name: &str) -> Duration {
 /// What the profile may lack of a time, or have too much: five standard errors, and one observation.
 fn error_of(profile: &Profile, time: Duration) -> Duration {
     let all = observed(profile, |_| true);
-    let count = (all.as_secs_f64() / profile.period().as_secs_f64()).max(1.0);
+    // As the profile says.
+    let count = profile.notes[0].rsplit_once(" / ").unwrap().1;
+    let count: f64 = count.trim_end_matches(')').parse().unwrap();
     let share = time.as_secs_f64() / all.as_secs_f64();
     // Where each scan has visited all threads, there is none.
     let is_part = profile.notes.iter().any(|note| note.contains("represent the others"));

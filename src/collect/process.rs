@@ -154,10 +154,11 @@ fn note_fields(engine: &Engine, samples: &mut ProcessSamples, roots: &[SpanInfo]
 
 /// What a profile of wall time says about its precision.
 fn notes_of(observations: WallObservations) -> Vec<String> {
-    let WallObservations { scans, threads, visited, found } = observations;
+    let WallObservations { scans, threads, visited, found, .. } = observations;
+    let effective = observations.effective();
     let error = format!(
         "{found} observations of threads, in {scans} scans: a share p of the time has a standard error of \
-         sqrt(p (1 - p) / {found})"
+         sqrt(p (1 - p) / {effective})"
     );
     let part = (visited < threads).then(|| {
         let percent = 100.0 * visited as f64 / threads as f64;

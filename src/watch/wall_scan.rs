@@ -59,6 +59,18 @@ pub(crate) struct WallObservations {
     pub(crate) visited: u64,
     /// Those of them that had not ended by then.
     pub(crate) found: u64,
+    /// The time that these represent, and the sum of the squares of what each does.
+    weight_ns: f64,
+    squares: f64,
+}
+
+impl WallObservations {
+    /// How many observations of equal weight are as precise (Kish's effective sample size): those of a scan that visited few
+    /// threads represent much.
+    pub(crate) fn effective(&self) -> u64 {
+        // Conversions saturate.
+        (self.weight_ns * self.weight_ns / self.squares.max(1.0)).round().max(1.0) as u64
+    }
 }
 
 /// A thread as it was visited last.
@@ -268,6 +280,8 @@ impl WallScanner {
             for known in found.filter(|known| known.scan == number) {
                 samples.add_stored(known.at, each_ns);
                 self.observations.found += 1;
+                self.observations.weight_ns += each_ns as f64;
+                self.observations.squares += (each_ns as f64).powi(2);
             }
         }
         self.observations.scans += 1;
@@ -341,6 +355,19 @@ mod tests {
 
     const MS: u64 = 1_000_000;
     const SECOND: u64 = 1_000 * MS;
+
+    #[test]
+    fn observations_of_unequal_weight_are_less_precise() {
+        let of = |weights: &[f64]| {
+            let weight_ns = weights.iter().sum();
+            let squares = weights.iter().map(|weight| weight * weight).sum();
+            WallObservations { weight_ns, squares, ..WallObservations::default() }.effective()
+        };
+        assert_eq!(of(&[50e6; 1_000]), 1_000);
+        // Half of the time was observed by sixteen.
+        assert_eq!(of(&[[1e6; 1_600].as_slice(), &[100e6; 16]].concat()), 63);
+        assert_eq!(of(&[]), 1);
+    }
 
     #[test]
     fn a_scan_visits_what_the_budget_allows_and_each_visit_represents_the_others() {
