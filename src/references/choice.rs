@@ -166,7 +166,7 @@ mod tests {
         let choice = SpanChoice::new(ReferenceLimits::default(), Arc::clone(&counters), 0);
         let choose = |cohort: u64, now_ns| {
             let set = if are_in_one_set { 0 } else { cohort << 59 };
-            choice.choose(CohortHash((set | cohort + 1) ^ choice.id), || now_ns).is_some()
+            choice.choose(CohortHash((set | (cohort + 1)) ^ choice.id), || now_ns).is_some()
         };
         let mut of_frequent = 0;
         for number in 0..600_000 {
