@@ -20,7 +20,7 @@ use parking_lot::{Condvar, Mutex};
 #[cfg(feature = "process-context")]
 use super::types::Unpublished;
 use super::types::{
-    Blocked, FileIdentity, FilteredSyscall, Load, MissedSignals, ModuleList, OsThread,
+    Blocked, Call, FileIdentity, FilteredSyscall, Load, MissedSignals, ModuleList, OsThread,
     ProcessLosses, PublishesSpan, SampleRequest, Schedstat, ThreadUsage, ThrottlingUnknown,
     TimerClock, WhyRefused,
 };
@@ -119,6 +119,11 @@ fn unsupported<T>() -> io::Result<T> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
+/// No mutex is known to have an owner.
+pub(crate) fn with_owner(call: Call) -> Call {
+    call
+}
+
 /// Declares functions that do nothing, with the values they return.
 macro_rules! stubs {
     ($($(#[$meta:meta])* fn $name:ident($(_: $type:ty),*) $(-> $result:ty)? = $value:expr;)*) => {
@@ -169,7 +174,6 @@ stubs! {
     ) -> Result<TimerRing, WhyRefused> = refused();
     fn probe_timers(_: SampleRequest, _: TimerClock, _: u32) -> Result<(), WhyRefused> = refused();
     fn blocked(_: u32) -> io::Result<Option<Blocked>> = unsupported();
-    fn with_owner(call: Call) -> Call = call;
     fn own_threads() -> io::Result<Vec<u32>> = unsupported();
     fn thread_and_state(_: u32) -> io::Result<(OsThread, u8)> = unsupported();
     fn user_ns_of(_: u32) -> Option<u64> = None;
