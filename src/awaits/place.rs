@@ -13,6 +13,8 @@ pub(super) struct AwaitPlace {
     pub(super) around: Vec<InnermostSpan>,
     /// The spans of other leaves of the same poll, and those around them which are not around this one.
     pub(super) beside: Vec<InnermostSpan>,
+    /// Empty, so that a poll need not allocate.
+    spare: Vec<InnermostSpan>,
     pub(super) leaves: PendingLeaves,
     pub(super) carried: Option<Carried>,
 }
@@ -105,15 +107,17 @@ impl AwaitPlace {
 
     /// The same, after another one in the same poll whose leaves are still awaited, unless these are in spans around it.
     pub(super) fn go_beside(&mut self, spans: &Spans, span: InnermostSpan) {
-        let before: Vec<_> = self.span.into_iter().chain(self.around.iter().copied()).collect();
-        self.enter(spans, Some(span));
-        for span in before {
+        let mut before = std::mem::replace(&mut self.around, std::mem::take(&mut self.spare));
+        before.extend(self.span.replace(span));
+        spans.note_observed(Some(&span), &mut self.around);
+        for span in before.drain(..) {
             let here = self.span.iter().chain(&self.around);
             let is_around = here.into_iter().any(|around| around.key == span.key);
             if !is_around && !self.beside.contains(&span) {
                 self.beside.push(span);
             }
         }
+        self.spare = before;
     }
 
     pub(super) fn enter(&mut self, spans: &Spans, span: Option<InnermostSpan>) {

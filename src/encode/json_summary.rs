@@ -13,11 +13,14 @@ use crate::text::disturbs;
 /// kind, how it differs from typical requests (`compared`), child spans (`children`), and what is `missing`. Where that is
 /// too long, rows and the ends of long texts are left out.
 pub fn json_summary(profile: &Profile) -> String {
-    let brief = Brief::of(profile);
+    shortened(&Brief::of(profile))
+}
+
+pub(super) fn shortened(brief: &Brief<'_>) -> String {
     let mut texts = BriefDetail::LEVELS.into_iter().map(|detail| {
         let mut json = Vec::new();
         // Writing to memory does not fail.
-        _ = write(&brief, detail, &mut json);
+        _ = write(brief, detail, &mut json);
         String::from_utf8(json).unwrap_or_default()
     });
     texts.find(|text| text.len() <= MOST_BYTES).unwrap_or_else(|| "{}".to_owned())

@@ -15,8 +15,11 @@ use crate::text::disturbs;
 ///
 /// All texts of the program are in code spans, without backticks and control characters.
 pub fn markdown(profile: &Profile) -> String {
-    let brief = Brief::of(profile);
-    let mut texts = BriefDetail::LEVELS.into_iter().map(|detail| write(&brief, detail));
+    shortened(&Brief::of(profile))
+}
+
+pub(super) fn shortened(brief: &Brief<'_>) -> String {
+    let mut texts = BriefDetail::LEVELS.into_iter().map(|detail| write(brief, detail));
     texts.find(|text| text.len() <= MOST_BYTES).unwrap_or_default()
 }
 

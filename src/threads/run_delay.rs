@@ -14,10 +14,9 @@ const MOST_FILES: u64 = 256;
 /// A reading takes some 2 µs, and those of all threads 1 % of a core.
 const A_READING_NS: u64 = 200_000;
 
-/// How many threads may have a file.
-pub(super) fn most_files() -> usize {
-    let most = (sys::open_file_limit() / SHARE_OF_FILES).clamp(1, MOST_FILES);
-    usize::try_from(most).unwrap_or(1)
+/// How many threads may have a file. A system call.
+fn most_files() -> u64 {
+    (sys::open_file_limit() / SHARE_OF_FILES).clamp(1, MOST_FILES)
 }
 
 /// Reads that of one thread.
@@ -47,21 +46,20 @@ impl RunDelayReader {
 
     /// Reads that of a thread in a span past its sampling delay, and publishes it to the thread's hooks.
     pub(super) fn read(&mut self, cursor: &ThreadCursor, scanner: &mut Scanner<'_>) {
-        let pause_ns = A_READING_NS.saturating_mul(scanner.run_delays.open);
+        let pause_ns = A_READING_NS.saturating_mul(scanner.run_delay_files);
         let is_early = self.is_open() && scanner.now_ns.saturating_sub(self.read_ns) < pause_ns;
         if self.is_refused || self.is_left_out || is_early {
             return;
         }
         if self.file.is_none() {
-            if scanner.run_delays.left == 0 {
+            if scanner.run_delay_files >= most_files() {
                 self.note_left_out(scanner);
                 return;
             }
             match sys::open_schedstat(cursor.thread.tid()) {
                 Ok(file) => {
                     self.file = Some(file);
-                    scanner.run_delays.left -= 1;
-                    scanner.run_delays.open += 1;
+                    scanner.run_delay_files += 1;
                 }
                 Err(error) => {
                     // Another file may be closed by the next time.
@@ -105,11 +103,4 @@ fn is_temporary(error: &io::Error) -> bool {
     use io::ErrorKind::{NotFound, PermissionDenied};
     // Without `/proc`, or where it is hidden.
     !matches!(error.kind(), NotFound | PermissionDenied)
-}
-
-/// The files of all threads.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct RunDelayFiles {
-    pub(super) open: u64,
-    pub(super) left: usize,
 }

@@ -7,7 +7,6 @@ use super::Threads;
 use super::attachment::Check;
 use super::demand::Why;
 use super::parked::PARK_AFTER;
-use super::run_delay::{RunDelayFiles, most_files};
 use super::sampled::fill_time;
 use super::waits::{IDLE_SCAN_INTERVAL, SCAN_INTERVAL, ScanResult, Scanner, next_scan};
 use crate::budget::passed;
@@ -176,10 +175,7 @@ impl Threads {
             .clamp(SCAN_INTERVAL, IDLE_SCAN_INTERVAL);
         let open = self.sampled.iter().filter(|sampled| sampled.run_delay.is_open()).count();
         let mut scanner = Scanner {
-            run_delays: RunDelayFiles {
-                open: open as u64,
-                left: most_files().saturating_sub(open),
-            },
+            run_delay_files: open as u64,
             intake: &mut *intake,
             captures: &mut self.captures,
             waits: self.settings.waits,

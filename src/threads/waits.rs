@@ -8,7 +8,6 @@ use std::io;
 use std::time::Duration;
 
 use super::cursor::ThreadCursor;
-use super::run_delay::RunDelayFiles;
 use crate::budget::CpuBudget;
 use crate::intake::Intake;
 use crate::log::{LogEvent, LogKind};
@@ -126,7 +125,8 @@ pub(crate) struct Scanner<'a> {
     pub(crate) waits: bool,
     /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
     pub(crate) now_ns: u64,
-    pub(super) run_delays: RunDelayFiles,
+    /// How many files are open to read run delays.
+    pub(super) run_delay_files: u64,
 }
 
 impl Scanner<'_> {

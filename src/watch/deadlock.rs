@@ -1,8 +1,9 @@
 //! Threads that wait for each other's locks.
 //!
 //! A mutex of glibc has the id of the thread that holds it. Of other locks that is inferred: a guard has the address of the
-//! lock, and is on the stack of the thread that holds it. So one of the threads holds it that have the address on their
-//! stacks and do not wait for the lock themselves. If each of these waits for a lock in turn, and so on, none can go on.
+//! lock, and is on the stack of the thread that holds it. So one of the threads is likely to hold it that have the address on
+//! their stacks and do not wait for the lock themselves. If each of these waits for a lock in turn, and so on, none can go
+//! on. A thread that runs cannot be searched, so what is inferred can be wrong, and is marked.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Write;

@@ -4,7 +4,8 @@ use std::io::{self, Write};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::json::{Array, Json, Object, Plain};
-use crate::encode;
+use crate::encode::brief::Brief;
+use crate::encode::{json_summary, markdown};
 use crate::facts::{ChildTotals, Facts, Measure, Unit};
 use crate::profile::{
     ComparedSummary, FunctionShare, Hotspot, Hotspots, Profile, ProfileId, SampleKind, WaitSite,
@@ -45,11 +46,11 @@ pub(super) fn of(profile: &Profile) -> String {
 
 /// The profile in 2 KiB for programs and people, as a JSON object of two texts.
 pub(super) fn brief(profile: &Profile) -> String {
-    let mut json = Vec::new();
+    let (mut json, brief) = (Vec::new(), Brief::of(profile));
     // Writing to memory does not fail.
-    _ = Object::write(&mut json, |brief| {
-        brief.member("markdown", encode::markdown(profile))?;
-        brief.member("json", encode::json_summary(profile))
+    _ = Object::write(&mut json, |forms| {
+        forms.member("markdown", markdown::shortened(&brief))?;
+        forms.member("json", json_summary::shortened(&brief))
     });
     String::from_utf8(json).unwrap_or_default()
 }
