@@ -8,6 +8,7 @@ touch "$notes/times" "$notes/skipped" "$notes/failed"
 
 report() {
     local status=$?
+    end_beside
     printf '\n=== how long it took\n'
     cat "$notes/times"
     printf '%6d s  all\n' "$SECONDS"
@@ -54,6 +55,53 @@ part() {
         echo "$name (status $status)" | tee -a "$notes/failed"
         [ -n "${GO_ON:-}" ] || exit 1
     fi
+}
+
+# beside NAME COMMAND [ARGUMENT...]: begins a part that no other one needs, at the lowest priority. `join_beside` waits
+# for all of them, and prints what they printed.
+beside_names=()
+beside_jobs=()
+beside() {
+    local name=$1 log=$notes/beside.${#beside_jobs[@]}
+    shift
+    # In a process group of its own, so that all its processes can be ended.
+    set -m
+    (
+        trap - EXIT HUP INT TERM
+        set +e
+        (
+            set -e
+            renice -n 19 -p "$BASHPID" >/dev/null
+            "$@"
+        )
+        echo $? >"$log.status"
+    ) >"$log" 2>&1 </dev/null &
+    set +m
+    beside_names+=("$name")
+    beside_jobs+=($!)
+}
+
+# Not by the number of its process, which can be that of another one by then.
+join_one() {
+    until [ -s "$notes/beside.$1.status" ]; do
+        sleep 1
+    done
+    cat "$notes/beside.$1"
+    return "$(cat "$notes/beside.$1.status")"
+}
+
+join_beside() {
+    local number
+    for number in "${!beside_jobs[@]}"; do
+        part "${beside_names[$number]}" join_one "$number"
+    done
+}
+
+end_beside() {
+    local number
+    for number in "${!beside_jobs[@]}"; do
+        [ -s "$notes/beside.$number.status" ] || kill -TERM -- "-${beside_jobs[$number]}" 2>/dev/null || true
+    done
 }
 
 # skip WHAT WHY: reports what is left out.
