@@ -79,11 +79,16 @@ impl ThreadScan {
     }
 
     /// Inspects some threads. Returns whether that was all.
-    pub(crate) fn step(&mut self, engine: &Engine, intake: &mut Intake, threads: &Threads) -> bool {
+    pub(crate) fn step(
+        &mut self,
+        engine: &Engine,
+        intake: &mut Intake,
+        threads: &mut Threads,
+    ) -> bool {
         // The system calls that follow are unusual, and this thread may have a filter by now.
         sys::read_filters();
         let cpu_before = sys::thread_cpu_ns();
-        let sampled = sampled(threads);
+        let before = sampled(threads);
         if self.left.iter().all(|left| left.tries > 0) {
             sleep(PAUSE);
         }
@@ -92,14 +97,22 @@ impl ThreadScan {
         while Instant::now() < until
             && let Some(LeftThread { tid, tries, .. }) = self.left.pop_front()
         {
-            if let Some(found) = inspect(intake, sampled.get(&tid).copied(), tid) {
+            if let Some(found) = inspect(intake, before.get(&tid).copied(), tid) {
                 inspected.push((tries + 1, FoundThread::new(found)));
             }
         }
         name_spans(engine, inspected.iter_mut().map(|(_, found)| found));
+        // A thread that met its first hook while it was inspected may be in a span.
+        let before: HashSet<u32> = before.into_keys().collect();
+        if threads.take_new(intake) {
+            threads.scan_soon();
+        }
+        let now = sampled(threads);
         for (tries, found) in inspected {
-            if found.inspected.activity == ThreadActivity::Running && tries < MOST_TRIES {
-                let tid = found.inspected.thread.tid;
+            let tid = found.inspected.thread.tid;
+            let is_new = now.contains_key(&tid) && !before.contains(&tid);
+            let is_running = found.inspected.activity == ThreadActivity::Running;
+            if (is_running || is_new) && tries < MOST_TRIES {
                 self.left.push_back(LeftThread { tid, tries, last: Some(found) });
             } else {
                 self.add(intake, found);
