@@ -61,6 +61,7 @@ impl Collector {
     /// Drops `begins` once all files that are needed from the start are open.
     pub(crate) fn run(mut self, begins: Sender<()>) {
         let run = || {
+            self.intake.own_cpu.skip();
             self.intake.source.keep_on();
             self.threads.check_load(&self.intake, Instant::now());
             self.throttling.read(self.intake.now_ns(), true, std::iter::empty());
@@ -107,7 +108,7 @@ impl Collector {
             let longest = left.into_iter().chain(self.threads.until_next()).min();
             let is_woken = self.poller.wait(longest);
             let slept = longest.unwrap_or(Duration::MAX);
-            self.watchdog.note_present(self.engine.spans.clock(), slept);
+            self.watchdog.note_present(&self.intake, slept);
             let is_over = is_woken || sleep.is_some_and(|sleep| start.elapsed() >= sleep);
             let is_over = is_over || !self.poller.files().still_owned();
             let Self { threads, intake, .. } = self;
@@ -119,6 +120,8 @@ impl Collector {
             if !threads.must_scan() {
                 continue;
             }
+            // Sleeping and waking up takes CPU time, too.
+            intake.own_cpu.skip();
             threads.scan(intake, self.engine.callsites.least_age());
             self.throttling.read(intake.now_ns(), false, threads.slow_tids());
             let until_check = self.watchdog.until_next_check(&self.engine.callsites);
@@ -154,10 +157,12 @@ impl Collector {
                 }
                 // Waits are found in the meantime, too.
                 if threads.must_scan() {
+                    intake.own_cpu.skip();
                     threads.scan(intake, engine.callsites.least_age());
                 }
             }
             let must_observe = process.observe(engine, intake, threads);
+            intake.own_cpu.skip();
             if asked.end {
                 return Some(asked.acknowledge);
             }

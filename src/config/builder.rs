@@ -252,7 +252,7 @@ impl Builder {
     /// of requests, and that number per second, in the whole process. A request is a span that is inside no other profiled
     /// span, or inside one that is open for long, such as a connection. Kept spans are compared with the last 200 of their
     /// name and of the fields that name its route. They are sampled from their first enter on, and nothing of them is
-    /// exported by itself. Each takes some 1.5 ms of CPU time. The default is one in 100, and 2 per second; 0 turns it off.
+    /// exported by itself. Each takes some 1 ms of CPU time. The default is one in 100, and 2 per second; 0 turns it off.
     #[must_use]
     pub fn references(mut self, one_in: u32, per_second: u32) -> Self {
         self.references = match (one_in, per_second) {

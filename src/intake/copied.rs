@@ -9,13 +9,15 @@ use crate::profile::SampleKind;
 use crate::sinks::{Added, NewSample, Stack, StackLeaf, Total, WantedBy};
 use crate::span::{IdleCause, InnermostSpan, SpanKey};
 use crate::stats::Counters;
-use crate::sys::{self, Clock};
+use crate::sys::Clock;
 use crate::unwind::{ModuleAddress, UnwindEnd, Unwinder};
 
 /// The CPU budget for unwinding the samples of an inbox: 50 ms at once, and 2 % of a core after that.
 const UNWINDING: CpuBudget = CpuBudget::new(2, 50_000_000);
 /// Where the budget for samples is unlimited.
 const UNLIMITED: CpuBudget = CpuBudget::new(100, i64::MAX);
+/// How many samples are read between two checks of the budget.
+const AT_ONCE: usize = 8;
 /// The assumed cost where CPU time cannot be read.
 const A_STACK_NS: u64 = 20_000;
 
@@ -41,14 +43,17 @@ impl Intake {
             return left;
         }
         self.unwinder.refresh();
-        let mut start = sys::thread_cpu_ns();
-        for sample in std::iter::from_fn(|| inbox.take()).take(waiting) {
-            self.add_copied(sample, left.has_budget(now_ns), inbox);
-            let now = sys::thread_cpu_ns();
-            let took = now.zip(start).and_then(|(now, start)| now.checked_sub(start));
-            left.spend(took.unwrap_or(A_STACK_NS));
+        self.own_cpu.skip();
+        let mut samples = std::iter::from_fn(|| inbox.take()).take(waiting).peekable();
+        while samples.peek().is_some() {
+            let mut count = 0;
+            for sample in samples.by_ref().take(AT_ONCE) {
+                self.add_copied(sample, left.has_budget(now_ns), inbox);
+                count += 1;
+            }
+            let took = self.own_cpu.lap();
+            left.spend(took.unwrap_or(count * A_STACK_NS));
             Counters::add(&self.counters.sampling.collector_cpu_ns, took.unwrap_or(0));
-            start = now;
         }
         left
     }
@@ -65,7 +70,7 @@ impl Intake {
         let [weight, count] = sample.amounts.map(|amount| amount.weight);
         self.sinks.add_allocated(wanted, (&stack, Total { weight, count }), &self.counters);
         for part in sample.parts() {
-            stack.waited = waited(part, &sample, &stack);
+            stack.waited = idle_leaf(part, &sample, &stack);
             let new = new_sample(part, &stack, self.spans.clock());
             let Some(added) = self.sinks.add(wanted, new, self.round) else { continue };
             let is_held = added == Added::Kept;
@@ -106,7 +111,7 @@ impl Intake {
         let unwind = |(span, sample): &(InnermostSpan, CopiedSample)| {
             let (span, stack) = (span.key, self.unwound(sample));
             let parts = sample.parts().map(|part| {
-                let waited = waited(part, sample, &stack);
+                let waited = idle_leaf(part, sample, &stack);
                 (span, part, Stack { waited, ..stack.clone() })
             });
             parts.collect::<Vec<_>>()
@@ -122,7 +127,7 @@ pub(crate) fn new_sample<'a>(part: KindWeight, stack: &'a Stack, clock: &Clock) 
 }
 
 /// What an await or a scheduling delay shows besides the stack of the leaf.
-fn waited(part: KindWeight, sample: &CopiedSample, stack: &Stack) -> Option<StackLeaf> {
+fn idle_leaf(part: KindWeight, sample: &CopiedSample, stack: &Stack) -> Option<StackLeaf> {
     match part.kind {
         SampleKind::Delay => {
             Some(sample.behind.map_or(StackLeaf::Scheduling, StackLeaf::SchedulingBehind))

@@ -1,11 +1,13 @@
 //! The way of samples: records and copies of stacks come in, are unwound, and go to those that want them.
 
 mod copied;
+mod own_cpu;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 pub(crate) use copied::new_sample;
+pub(crate) use own_cpu::OwnCpu;
 
 use crate::budget::CpuBudget;
 use crate::profile::SampleKind;
@@ -44,6 +46,7 @@ pub(crate) struct Intake {
     pub(crate) closed: Vec<SpanKey>,
     /// Whether the rate is lowered to stay within the CPU budget.
     pub(crate) is_lowered: bool,
+    pub(crate) own_cpu: OwnCpu,
     /// The kernel's id of this process.
     pid: u32,
     stack: Stack,
@@ -73,6 +76,7 @@ impl Intake {
             round: 0,
             closed: Vec::new(),
             is_lowered: false,
+            own_cpu: OwnCpu::default(),
             pid: sys::process_id(),
             stack: Stack::new(),
             bytes: Vec::new(),

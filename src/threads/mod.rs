@@ -29,7 +29,7 @@ pub(crate) use load::LoadLimits;
 pub(crate) use sampled::SampledThread;
 pub(crate) use waits::WaitingThread;
 
-use crate::budget::{CpuBudget, ReadingBudget, passed};
+use crate::budget::{CpuBudget, ReadingBudget};
 use crate::intake::Intake;
 use crate::log::LogEvent;
 use crate::sampler::{Periods, SamplingSession, ThreadShared};
@@ -231,10 +231,10 @@ impl Threads {
             .filter(|sampled| sampled.thread().is_over())
             .map(SampledThread::address)
             .collect();
+        intake.own_cpu.skip();
         // Parks some of them.
         self.scan(intake, least_age);
         self.can_end = false;
-        let start = sys::thread_cpu_ns();
         let mut entered = HashSet::new();
         intake.is_lowered = self.reading.budget.is_lowered();
         self.sampled.retain_mut(|sampled| {
@@ -247,7 +247,7 @@ impl Threads {
             !is_over
         });
         self.process.drain(intake, &mut self.budgets);
-        if let Some(took) = passed(start, sys::thread_cpu_ns()) {
+        if let Some(took) = intake.own_cpu.lap() {
             Counters::add(&intake.counters.sampling.collector_cpu_ns, took);
             self.reading.used_ns += took;
         }

@@ -9,7 +9,6 @@ use super::demand::Why;
 use super::parked::PARK_AFTER;
 use super::sampled::fill_time;
 use super::waits::{IDLE_SCAN_INTERVAL, SCAN_INTERVAL, ScanResult, Scanner, next_scan};
-use crate::budget::passed;
 use crate::intake::Intake;
 use crate::stats::Counters;
 use crate::sys;
@@ -74,7 +73,7 @@ impl Threads {
     }
 
     /// Searches for threads of the process that have met no hook, if a profile of it is made and that is due.
-    pub(crate) fn search_process(&mut self, intake: &Intake) {
+    pub(crate) fn search_process(&mut self, intake: &mut Intake) {
         if !self.process.must_search() {
             return;
         }
@@ -85,6 +84,8 @@ impl Threads {
         if self.process.search(rate, intake, &hooked) {
             self.scan_soon();
         }
+        // It has a budget of its own.
+        intake.own_cpu.skip();
     }
 
     /// How long until the next scan for blocked threads.
@@ -113,7 +114,6 @@ impl Threads {
         let mut until_wanted = Duration::MAX;
         let is_paused = self.shed.is_over();
         let may_attach = !is_paused && self.attaching.has_budget(now_ns);
-        let start = sys::thread_cpu_ns();
         let mut has_attached = false;
         self.sampled.iter_mut().for_each(|sampled| sampled.charge(&mut self.budgets));
         let mut check = Check {
@@ -163,8 +163,7 @@ impl Threads {
             }
         }
         // Attaching a thread costs the same at any sampling rate, so it does not count towards lowering the rate.
-        let attached = sys::thread_cpu_ns();
-        if has_attached && let Some(took) = passed(start, attached) {
+        if has_attached && let Some(took) = intake.own_cpu.lap() {
             self.attaching.spend(took);
         }
         let threads = u32::try_from(self.sampled.len()).unwrap_or(u32::MAX);
@@ -207,7 +206,7 @@ impl Threads {
         let longest = self.settings.pace.longest_scan_interval;
         self.schedule.interval = next.min(until_wanted.max(soonest_wanted)).min(longest);
         self.let_hooks_wake(intake, may_attach);
-        if let Some(took) = passed(attached, sys::thread_cpu_ns()) {
+        if let Some(took) = intake.own_cpu.lap() {
             Counters::add(&intake.counters.sampling.collector_cpu_ns, took);
         }
     }

@@ -16,7 +16,7 @@ use crate::refresh::refresh_interest;
 use crate::sinks::{SpanSamples, Store};
 use crate::span::{InnermostSpan, OpenSlot, RegistryId, SpanKey, Spans};
 use crate::stats::Counters;
-use crate::sys::{self, Clock};
+use crate::sys;
 use crate::text::{beginning, escaped};
 use crate::threads::{CpuTime, Ran, SampledThread, Threads, WaitingThread};
 
@@ -109,10 +109,9 @@ impl Watchdog {
     }
 
     /// Notes that the collector is there, after it meant to sleep for that long.
-    pub(crate) fn note_present(&mut self, clock: &Clock, slept: Duration) {
-        let now_ns = clock.raw_ns(clock.now());
+    pub(crate) fn note_present(&mut self, intake: &Intake, slept: Duration) {
         let slept_ns = u64::try_from(slept.as_nanos()).unwrap_or(u64::MAX);
-        self.absences.note_present(now_ns, sys::thread_cpu_ns(), slept_ns);
+        self.absences.note_present(intake.now_ns(), intake.own_cpu.last_ns(), slept_ns);
     }
 
     /// Whether an open span must be polled.
@@ -131,10 +130,10 @@ impl Watchdog {
         if self.until_next_check(&engine.callsites).is_none_or(|left| !left.is_zero()) {
             return false;
         }
-        let start = sys::thread_cpu_ns();
-        self.note_present(engine.spans.clock(), Duration::ZERO);
+        intake.own_cpu.skip();
+        self.note_present(intake, Duration::ZERO);
         self.keep_open_spans(engine, intake, threads);
-        if let Some(took) = passed(start, sys::thread_cpu_ns()) {
+        if let Some(took) = intake.own_cpu.lap() {
             Counters::add(&engine.counters.sampling.collector_cpu_ns, took);
             self.cost = Duration::from_nanos(took);
         }
