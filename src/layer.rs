@@ -298,11 +298,13 @@ where
         }
         let Some(engine) = self.found.get() else { return };
         let ask = |from, visit: &mut dyn FnMut(RegistryId) -> bool| ancestry(&ctx, from, visit);
-        match event.parent() {
-            Some(parent) => engine.spans.fail_nearest(AncestryFrom::Span(number(parent)), &ask),
-            None if event.is_contextual() => engine.spans.fail_nearest(AncestryFrom::Current, &ask),
-            None => {}
-        }
+        let from = match event.parent() {
+            Some(parent) => AncestryFrom::Span(number(parent)),
+            None if event.is_contextual() => AncestryFrom::Current,
+            None => return,
+        };
+        let sites = &engine.callsites.error_sites;
+        engine.spans.fail_nearest(from, &ask, &|span| sites.add(span, event.metadata()));
     }
 
     #[inline]

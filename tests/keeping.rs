@@ -116,13 +116,21 @@ fn an_error_keeps_the_span_and_those_around_it() {
     setup.run(|| {
         let root = info_span!("root").entered();
         info_span!("fine").in_scope(|| tracing::warn!("not an error"));
-        info_span!("failing").in_scope(|| tracing::error!("an error"));
+        info_span!("failing").in_scope(|| {
+            tracing::error!("an error");
+            tracing::error!("another one");
+        });
         drop(root);
         info_span!("later").in_scope(|| ());
         tracing::error!("outside any span");
     });
     assert_eq!(setup.kept_names(), [["root", "failing"]]);
-    assert!(setup.kept()[0].spans[0].reasons().contains(Reason::Error));
+    let kept = &setup.kept()[0];
+    assert!(kept.spans[0].reasons().contains(Reason::Error));
+    let place = format!("tests/keeping.rs:{}", line!() - 10);
+    for span in &kept.spans {
+        assert_eq!(span.facts().error_at.as_deref(), Some(&*place));
+    }
 }
 
 #[test]
@@ -148,6 +156,7 @@ fn a_status_code_of_error_is_an_error() {
         let _ = info_span!("another field", status = "ERROR");
     });
     assert_eq!(setup.kept_names(), [["from the start"], ["later"]]);
+    assert!(setup.kept().iter().all(|kept| kept.spans[0].facts().error_at.is_none()));
 }
 
 #[test]

@@ -9,6 +9,7 @@ use crossbeam::channel::Sender;
 use super::run::Collector;
 use crate::assemble::{BuiltProfile, ProfileAssembler, ProfileInputs, children_of};
 use crate::engine::HeapRequest;
+use crate::facts::Throttled;
 use crate::intake::{Intake, new_sample};
 use crate::keep::{Callsites, KeptSpan, ProfileGroup};
 use crate::profile::{MappingId, Profile, ProfileId};
@@ -99,10 +100,7 @@ impl Collector {
         self.set_children(&mut group.kept);
         for span in &mut group.kept {
             let closed_ns = span.opened_ns.saturating_add(span.facts.times.wall_ns);
-            match self.throttling.between(span.opened_ns, closed_ns) {
-                Ok(throttled_ns) => span.facts.throttled_ns = Some(throttled_ns),
-                Err(why) => span.facts.throttling_unknown = why,
-            }
+            span.facts.throttled = Throttled(self.throttling.between(span.opened_ns, closed_ns));
         }
         let Some(id) = group.id else {
             self.engine.publish.reporter.report(report::unexported(&group.kept));

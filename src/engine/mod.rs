@@ -31,6 +31,7 @@ pub(crate) use running_source::RunningSource;
 use crate::allocations::{self, LayerAllocations};
 use crate::awaits::{self, LayerAwaits};
 use crate::error::{Error, FlushError};
+use crate::facts::format::place_of;
 use crate::facts::{Facts, Reason, Reasons};
 use crate::keep::{Callsite, Callsites, FieldValues, KeptSpan, ProfileAdmission, Rules, SpanLink};
 use crate::log::LogEvent;
@@ -41,8 +42,8 @@ use crate::redact::Redaction;
 use crate::references::{ClosedReference, CohortHash};
 use crate::refresh::refresh_interest;
 use crate::span::{
-    ADDED_UP, Ancestor, Plan, RegistryId, SAMPLED_ITSELF, SHOWS_FIELDS, SpanSnapshot, Spans,
-    TraceIds, Verdict, forget_this_thread, spawn_ignored,
+    ADDED_UP, Ancestor, FAILED, Plan, RegistryId, SAMPLED_ITSELF, SHOWS_FIELDS, SpanSnapshot,
+    Spans, TraceIds, Verdict, forget_this_thread, spawn_ignored,
 };
 use crate::stats::{Counters, Stats};
 use crate::sys::{self, Striped, Uncounted, Waker};
@@ -447,6 +448,7 @@ impl Engine {
                 rule: Some(callsite.rule_text(redaction)),
                 times: closing.account,
                 trace,
+                error_at: self.error_at(closing),
                 // Not by its wall time: the thread may have been preempted since the close.
                 start_unix_ns: unix_ns_ago(open_ns),
                 ..Facts::default()
@@ -458,6 +460,14 @@ impl Engine {
             earlier: Vec::new(),
             link: SpanLink::default(),
         }
+    }
+
+    /// Where the first error in a span was logged.
+    fn error_at(&self, closing: &SpanSnapshot) -> Option<String> {
+        let metadata =
+            self.callsites.error_sites.of(closing.key).filter(|_| closing.has(FAILED))?;
+        let file = self.redaction.redact_source(metadata.file()?);
+        Some(place_of(&file, metadata.line().unwrap_or(0)))
     }
 
     /// Reads the values of the span's fields that are shown.

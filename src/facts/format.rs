@@ -7,6 +7,19 @@ use super::{Measure, Unit};
 use crate::sys::Allocations;
 use crate::text::ShortBytes;
 
+/// The last two parts of a file's path, and the line.
+pub(crate) fn place_of(file: &str, line: u32) -> String {
+    if file.is_empty() {
+        return String::new();
+    }
+    let parts: Vec<&str> = file.rsplitn(3, '/').take(2).collect();
+    let end: Vec<&str> = parts.into_iter().rev().collect();
+    match line {
+        0 => end.join("/"),
+        line => format!("{}:{line}", end.join("/")),
+    }
+}
+
 /// Displays what was allocated.
 pub(crate) struct Allocated<'a>(pub(crate) &'a Allocations);
 

@@ -35,6 +35,16 @@ pub(crate) fn name_with_fields<'a>(
     name + end
 }
 
+/// For how long the control group of the process was throttled, in nanoseconds, or why that is unknown.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Throttled(pub(crate) Result<u64, ThrottlingUnknown>);
+
+impl Default for Throttled {
+    fn default() -> Self {
+        Self(Err(ThrottlingUnknown::default()))
+    }
+}
+
 /// Everything that is known of a kept span. Texts are redacted.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
@@ -56,10 +66,11 @@ pub struct Facts {
     pub times: TimeBreakdown,
     /// The spans inside it, by name; known once its profile is made, or it is known that it gets none.
     pub children: Children,
-    /// For how long the control group of the process was throttled, or else why that is unknown. It is until its profile is
-    /// made.
-    pub(crate) throttled_ns: Option<u64>,
-    pub(crate) throttling_unknown: ThrottlingUnknown,
+    /// Until its profile is made, it is unknown.
+    pub(crate) throttled: Throttled,
+    /// Where in the source the first error event in it was logged: the last two parts of the file's path, and the line.
+    /// `None` if it did not fail, or by its status alone, or that is not known.
+    pub error_at: Option<String>,
     /// A deadlock that a thread in it is a part of, in words, if it was kept because it hangs.
     pub deadlock: Option<Arc<str>>,
     pub(crate) trace: Option<TraceIds>,
@@ -84,7 +95,7 @@ impl Facts {
 
     /// Why [`Measure::Throttled`] is unknown, in words; `None` if it is known.
     pub fn throttling_unknown(&self) -> Option<&'static str> {
-        self.throttled_ns.is_none().then_some(self.throttling_unknown.words())
+        self.throttled.0.err().map(ThrottlingUnknown::words)
     }
 
     /// When it was created; `None` if unknown.

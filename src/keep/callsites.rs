@@ -12,6 +12,7 @@ use tracing::level_filters::LevelFilter;
 use tracing::{Level, Metadata};
 
 use super::attribute;
+use super::error_sites::ErrorSites;
 use super::fields::{Choice, FieldRules};
 use super::percentile::{MOST_SKETCHES, Sketches, SketchesInUse};
 use super::plans::{Callsite, Cohort, Plans};
@@ -46,6 +47,7 @@ pub(crate) struct Callsites {
     sketches_for_values: Arc<SketchesInUse>,
     started: Instant,
     counters: Arc<Counters>,
+    pub(crate) error_sites: ErrorSites,
 }
 
 type Chain = OnceLock<Box<Site>>;
@@ -179,6 +181,7 @@ impl Callsites {
             sketches_for_values: Arc::default(),
             started: Instant::now(),
             counters,
+            error_sites: ErrorSites::default(),
         }
     }
 

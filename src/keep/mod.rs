@@ -7,6 +7,7 @@ mod callsites;
 mod condition;
 mod directive;
 mod dry;
+mod error_sites;
 mod fields;
 mod health;
 mod hint;

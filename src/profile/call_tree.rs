@@ -8,7 +8,7 @@ use super::code_origin::CodeOrigin;
 use super::model::{Location, Profile};
 use super::sample::{Sample, SampleKind};
 use super::table::TableId as _;
-use super::waits::place_of;
+use crate::facts::format::place_of;
 
 /// A function that differs from others in its name or file.
 struct NamedFunction<'a> {

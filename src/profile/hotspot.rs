@@ -8,7 +8,7 @@ use super::call_tree::{CallTree, SampledCall};
 use super::leaf::Leaf;
 use super::model::Profile;
 use super::sample::{Sample, SampleKind};
-use super::waits::place_of;
+use crate::facts::format::place_of;
 
 /// Where most of the samples of one kind are, in the program's own code.
 ///

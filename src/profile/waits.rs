@@ -10,6 +10,7 @@ use super::code_origin::{CodeOrigin, may_block, polls};
 use super::leaf::Leaf;
 use super::model::{FrameKind, Function, Location, LocationId, Profile};
 use super::sample::{Sample, SampleKind, StackId};
+use crate::facts::format::place_of;
 
 /// The sum of a profile's waits.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -244,19 +245,6 @@ pub(super) struct SourceFunction<'a> {
 impl SourceFunction<'_> {
     pub(super) fn place(&self) -> String {
         place_of(self.file, self.line)
-    }
-}
-
-/// The last two parts of a file's path, and the line.
-pub(super) fn place_of(file: &str, line: u32) -> String {
-    if file.is_empty() {
-        return String::new();
-    }
-    let parts: Vec<&str> = file.rsplitn(3, '/').take(2).collect();
-    let end: Vec<&str> = parts.into_iter().rev().collect();
-    match line {
-        0 => end.join("/"),
-        line => format!("{}:{line}", end.join("/")),
     }
 }
 

@@ -168,9 +168,10 @@ pub(crate) fn headline(first: &KeptSpan, kept: &Kept) -> String {
     parts.sort_by_key(|(ns, _)| Reverse(*ns));
     let parts = parts.into_iter().filter_map(|(_, part)| part);
     let unknown = times.is_cpu_time_unknown.then(|| "on-CPU unknown".to_owned());
+    let error = first.facts.error_at.as_ref().map(|place| format!("error at {place}"));
     let deadlock = first.facts.deadlock.as_deref().map(|text| capped(text).into_owned());
     let reasons = compared.and_then(against_typical).into_iter().chain(many).chain(parts);
-    let reasons = deadlock.into_iter().chain(unknown).chain(reasons);
+    let reasons = deadlock.into_iter().chain(error).chain(unknown).chain(reasons);
     let reasons: Vec<_> = reasons.chain(allocated(first, kept)).collect();
     reasons.join("; ")
 }

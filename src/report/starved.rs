@@ -25,7 +25,7 @@ pub(crate) fn starved(facts: &Facts) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::{TimeBreakdown, Usage};
+    use crate::facts::{Throttled, TimeBreakdown, Usage};
 
     #[test]
     fn what_matters_is_said() {
@@ -35,7 +35,8 @@ mod tests {
             let (wall_ns, off_cpu_ns) = (500 * MS, 400 * MS);
             let times = TimeBreakdown { wall_ns, off_cpu_ns, usage, ..TimeBreakdown::default() };
             let throttled_ns = throttled_ms.map(|ms| ms * MS);
-            starved(&Facts { times, throttled_ns, ..Facts::default() })
+            let throttled = throttled_ns.map_or_else(Throttled::default, |ns| Throttled(Ok(ns)));
+            starved(&Facts { times, throttled, ..Facts::default() })
         };
         let both = "180 ms waiting for a CPU while its control group was throttled for 160 ms (all CPUs together)";
         assert_eq!(text(180, Some(160)).as_deref(), Some(both));

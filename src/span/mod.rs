@@ -46,7 +46,7 @@ pub(crate) use slot::{
     JUDGES_CPU, JUDGES_SUBTREE, KEEP_ON_ERROR, ONE_IN, SAMPLED_ITSELF, SHOWS_FIELDS, SUSPECT,
     WATCHED,
 };
-pub(crate) use spans::{GivenParent, IdleCause, SpanEvent, SpanInfo, Spans};
+pub(crate) use spans::{IdleCause, SpanEvent, SpanInfo, Spans};
 
 /// The registry's id of a span. The registry reuses ids.
 pub(crate) type RegistryId = NonZeroU64;
@@ -95,6 +95,17 @@ pub(crate) type Ancestry<'a> = &'a dyn Fn(AncestryFrom, &mut dyn FnMut(RegistryI
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum AncestryFrom {
     Current,
+    Span(RegistryId),
+}
+
+/// The parent given to a new span.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum GivenParent {
+    /// The span that is entered on this thread, if any.
+    Contextual,
+    /// The same, where a filter of the program can hide enters from the layer.
+    ContextualBehindFilter,
+    None,
     Span(RegistryId),
 }
 

@@ -17,7 +17,9 @@ use super::slot::{
     SUSPECT, Slot, WATCHED,
 };
 use super::table::SlotTable;
-use super::{Ancestry, AncestryFrom, LongSegment, Plan, RegistryId, SpanKey, TraceIds};
+use super::{
+    Ancestry, AncestryFrom, GivenParent, LongSegment, Plan, RegistryId, SpanKey, TraceIds,
+};
 use crate::sampler::{AttachThreads, NEVER};
 use crate::stats::Counters;
 use crate::sys::{Clock, Uncounted, allocated_here, is_uncounted};
@@ -443,7 +445,7 @@ impl Spans {
         self.exit_on(&mut state, id, slot);
         put(state);
         if fails {
-            self.fail_slot(slot);
+            self.fail_slot(slot, &|_| {});
         }
     }
 
@@ -556,26 +558,34 @@ impl Spans {
 
     /// An error occurred in the span with that id.
     pub(crate) fn fail(&self, id: RegistryId) {
-        if let Some(slot) = self.table.get(id) {
-            self.fail_slot(&slot);
-        }
+        self.table.get(id).into_iter().for_each(|slot| self.fail_slot(&slot, &|_| {}));
     }
 
-    /// An error occurred: marks the nearest profiled span as failed.
-    pub(crate) fn fail_nearest(&self, from: AncestryFrom, ancestry: Ancestry<'_>) {
+    /// An error occurred: marks the nearest profiled span as failed. `failed` is called for that span, and for those around
+    /// it if it had not failed before.
+    pub(crate) fn fail_nearest(
+        &self,
+        from: AncestryFrom,
+        ancestry: Ancestry<'_>,
+        failed: &dyn Fn(SpanKey),
+    ) {
         ancestry(from, &mut |id| {
             let slot = self.table.get(id);
             if let Some(slot) = &slot {
-                self.fail_slot(slot);
+                self.fail_slot(slot, failed);
             }
             slot.is_some()
         });
     }
 
     #[cold]
-    fn fail_slot(&self, slot: &Slot) {
-        if slot.set(FAILED | FAILED_ITSELF) & FAILED == 0 {
-            self.for_ancestors(slot, |ancestor| ancestor.set(FAILED) & FAILED == 0);
+    fn fail_slot(&self, slot: &Slot, failed: &dyn Fn(SpanKey)) {
+        let fail = |slot: &Slot, flags| {
+            slot.key().into_iter().for_each(failed);
+            slot.set(flags) & FAILED == 0
+        };
+        if fail(slot, FAILED | FAILED_ITSELF) {
+            self.for_ancestors(slot, |ancestor| fail(ancestor, FAILED));
         }
     }
 
@@ -586,15 +596,4 @@ impl Spans {
             && (reads_cpu & JUDGES_CPU != 0
                 || now.saturating_sub(state.synced) >= self.ticks.cpu_clock_interval_old)
     }
-}
-
-/// The parent given to a new span.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum GivenParent {
-    /// The span that is entered on this thread, if any.
-    Contextual,
-    /// The same, where a filter of the program can hide enters from the layer.
-    ContextualBehindFilter,
-    None,
-    Span(RegistryId),
 }

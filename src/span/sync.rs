@@ -35,11 +35,11 @@ impl Spans {
         }
         self.sync_samples(state, now);
         self.sync_cpu_time(state, now);
-        self.sync_waits(state, now);
+        self.register_captured_wait(state, now);
     }
 
     /// A wait that the collector has captured counts as a sample of its span.
-    fn sync_waits(&self, state: &ThreadState, now: u64) {
+    fn register_captured_wait(&self, state: &ThreadState, now: u64) {
         let Some(key) = state.sampled.as_ref().and_then(|sampled| sampled.take_waited(now)) else {
             return;
         };

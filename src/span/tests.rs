@@ -862,10 +862,19 @@ fn an_error_marks_the_span_and_its_ancestors() {
     scene.enter(outer);
     let inner = scene.open();
     let sibling = scene.open();
-    scene.spans.fail(inner);
-    assert!(scene.close(inner).has(FAILED));
+    let failed = std::cell::RefCell::new(Vec::new());
+    let fail = |scene: &Scene, id| {
+        let add = |key| failed.borrow_mut().push(key);
+        scene.spans.fail_nearest(AncestryFrom::Span(id), &|_, visit| _ = visit(id), &add);
+    };
+    fail(&scene, inner);
+    fail(&scene, inner);
+    let inner = scene.close(inner);
+    assert!(inner.has(FAILED));
     assert!(!scene.close(sibling).has(FAILED));
-    assert!(scene.close(outer).has(FAILED));
+    let outer = scene.close(outer);
+    assert!(outer.has(FAILED));
+    assert_eq!(failed.into_inner(), [inner.key, outer.key, inner.key]);
 }
 
 #[test]

@@ -76,6 +76,9 @@ impl KeptSummary<'_> {
             })?;
             summary.member("reasons", facts.reasons.to_string())?;
             summary.member("rule", facts.rule.as_deref().unwrap_or_default())?;
+            if let Some(place) = &facts.error_at {
+                summary.member("error_at", place)?;
+            }
             summary.member("time", time(facts.start().unwrap_or(UNIX_EPOCH)))?;
             for measure in Measure::ALL {
                 match facts.get(*measure) {
