@@ -77,7 +77,7 @@ impl Observed {
         poll: impl FnOnce(&mut Context<'_>) -> Poll<R>,
     ) -> Poll<R> {
         // Its layer was stopped. Another one may be running.
-        if self.waker.as_ref().is_some_and(|waker| waker.observer.has_stopped()) {
+        if self.waker.as_ref().is_some_and(|waker| waker.observer.has_layer_stopped()) {
             self.end();
         }
         // A future around this one is observed. Its stacks contain those of this one.

@@ -230,7 +230,7 @@ impl FutureRecord {
         place.leaves.add(leaf, awaits.room.is_tight());
     }
 
-    pub(super) fn has_stopped(&self) -> bool {
+    pub(super) fn has_layer_stopped(&self) -> bool {
         self.awaits.get().is_some_and(|awaits| !awaits.is_active() || !awaits.is_here())
     }
 

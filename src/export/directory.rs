@@ -454,16 +454,17 @@ pub(super) fn file_name(span: &str) -> String {
 pub(super) const TYPICAL: &str = ".typical.gz";
 
 /// Extensions of a profile's files, of those in directories beside them, and of a file that is not complete yet.
-const EXTENSIONS: [&str; 2 + Format::ALL.len()] = [
-    Format::Html.extension(),
-    Format::Pprof.extension(),
-    Format::Otlp.extension(),
-    Format::Folded.extension(),
-    Format::Firefox.extension(),
-    Format::Markdown.extension(),
-    TYPICAL,
-    ".tmp",
-];
+#[allow(clippy::indexing_slicing, reason = "evaluated by the compiler")]
+const EXTENSIONS: [&str; 2 + Format::ALL.len()] = {
+    let mut all = [TYPICAL; 2 + Format::ALL.len()];
+    let mut at = 0;
+    while at < Format::ALL.len() {
+        all[at] = Format::ALL[at].extension();
+        at += 1;
+    }
+    all[at + 1] = ".tmp";
+    all
+};
 
 /// Splits a file name that `stem` could have made into the stem and the index of its extension.
 pub(super) fn stem_of(name: &str) -> Option<(&str, usize)> {

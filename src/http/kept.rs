@@ -56,19 +56,27 @@ pub(super) enum Form {
 }
 
 impl Form {
-    const NAMES: [(&str, Self); 3] = [
+    const NAMES: [(&str, Self); 6] = [
         ("text/html", Self::Report),
         ("text/markdown", Self::Markdown),
         ("application/json", Self::Json),
+        ("*/*", Self::Report),
+        ("text/*", Self::Report),
+        ("application/*", Self::Json),
     ];
 
-    /// The first that the header `Accept` names. Weights are not read.
+    /// The one that the header `Accept` wants most (RFC 9110, 12.5.1); of those equally wanted, the first that it names.
     pub(super) fn accepted(accept: &str) -> Self {
-        let named = |part: &str| {
-            let name = part.split(';').next().unwrap_or_default().trim();
-            Self::NAMES.into_iter().find(|(known, _)| name.eq_ignore_ascii_case(known))
-        };
-        accept.split(',').find_map(named).map_or(Self::Report, |(_, form)| form)
+        let wanted = accept.split(',').filter_map(|part| {
+            let part = part.to_ascii_lowercase();
+            let (name, parameters) = part.split_once(';').unwrap_or((&part, ""));
+            let (_, form) = Self::NAMES.into_iter().find(|(known, _)| name.trim() == *known)?;
+            let weight = parameters.split(';').find_map(|it| it.trim().strip_prefix("q="));
+            let weight = weight.map_or(1.0, |weight| weight.parse().unwrap_or(0.0));
+            (weight > 0.0).then_some((weight, form))
+        });
+        let most = wanted.reduce(|most, next| if next.0 > most.0 { next } else { most });
+        most.map_or(Self::Report, |(_, form)| form)
     }
 
     pub(super) const fn content_type(self) -> &'static str {
@@ -165,4 +173,27 @@ fn of_measure(measure: &Measure) -> Value {
         ("words", measure.row().words),
         ("part_of", measure.row().part_of.map_or("", |whole| whole.row().field)),
     ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Form;
+
+    #[test]
+    fn the_form_that_is_wanted_most_is_sent() {
+        for (accept, form) in [
+            ("", Form::Report),
+            ("*/*", Form::Report),
+            ("text/html,application/xhtml+xml,*/*;q=0.8", Form::Report),
+            ("text/markdown", Form::Markdown),
+            ("application/json;q=0.5, Text/Markdown ;q=0.9", Form::Markdown),
+            ("application/json, text/markdown", Form::Json),
+            ("text/markdown;q=0, application/json;charset=utf-8;q=0.1", Form::Json),
+            ("text/markdown;q=much", Form::Report),
+            ("application/json;Q=0.1, */*;q=0.2", Form::Report),
+            ("text/markdown, */*", Form::Markdown),
+        ] {
+            assert_eq!(Form::accepted(accept), form, "{accept}");
+        }
+    }
 }

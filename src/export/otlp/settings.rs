@@ -2,6 +2,7 @@
 
 use std::env;
 use std::fmt;
+#[cfg(feature = "otlp-tls")]
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
