@@ -381,6 +381,9 @@ mod tests {
 
     /// The location at which a thread is blocked, and its stack.
     struct Blocked {
+        tid: u32,
+        /// As in procfs.
+        text: String,
         pc: u64,
         sp: u64,
         stack: Vec<u8>,
@@ -391,8 +394,7 @@ mod tests {
         fn find(tid: u32, call: &str) -> Self {
             let start = Instant::now();
             loop {
-                let path = format!("/proc/self/task/{tid}/syscall");
-                let text = std::fs::read_to_string(&path).unwrap();
+                let text = Self::text_of(tid);
                 let words: Vec<&str> = text.split_whitespace().collect();
                 if let [number, .., sp, pc] = words[..]
                     && number == call
@@ -402,13 +404,23 @@ mod tests {
                     };
                     let (pc, sp) = (hex(pc), hex(sp));
                     let stack = read_own_memory(sp..stack_end(sp)).unwrap();
-                    if std::fs::read_to_string(&path).unwrap() == text {
-                        return Self { pc, sp, stack };
+                    let found = Self { tid, text: text.clone(), pc, sp, stack };
+                    if found.is_there() {
+                        return found;
                     }
                 }
                 assert!(start.elapsed() < Duration::from_secs(60), "{text}");
                 thread::yield_now();
             }
+        }
+
+        fn text_of(tid: u32) -> String {
+            std::fs::read_to_string(format!("/proc/self/task/{tid}/syscall")).unwrap()
+        }
+
+        /// Whether the thread is still there.
+        fn is_there(&self) -> bool {
+            Self::text_of(self.tid) == self.text
         }
 
         fn word(&self, offset: u64) -> Option<u64> {
@@ -449,7 +461,19 @@ mod tests {
                 tid => break tid,
             }
         };
-        let blocked = Blocked::find(tid, call);
+        let ring = receive_ring.recv().unwrap();
+        // On its way it can wait for a lock of the allocator.
+        let (blocked, bp) = loop {
+            let blocked = Blocked::find(tid, call);
+            let registers = ring.as_ref().and_then(switched_out);
+            if blocked.is_there() {
+                let bp = registers.map(|(bp, place)| {
+                    assert_eq!(place, (blocked.sp, blocked.pc));
+                    bp
+                });
+                break (blocked, bp);
+            }
+        };
         let mut unwinder: Unwinder = Unwinder::default();
         unwinder.refresh();
         let mut frames = Vec::new();
@@ -462,9 +486,7 @@ mod tests {
             assert_eq!(searched, frames);
         }
         assert_eq!(end, UnwindEnd::Root);
-        if let Some(bp) =
-            receive_ring.recv().unwrap().and_then(|ring| frame_pointer(&ring, &blocked))
-        {
+        if let Some(bp) = bp {
             let mut exact = Vec::new();
             let registers = Registers::X86_64 { ip: blocked.pc, sp: blocked.sp, bp };
             assert_eq!(unwinder.unwind(registers, word, 100, &mut exact), UnwindEnd::Root);
@@ -483,8 +505,8 @@ mod tests {
         assert_eq!(inner + 1, outer);
     }
 
-    /// The frame pointer, if the thread was switched out where it is blocked now.
-    fn frame_pointer(ring: &PerfRing, blocked: &Blocked) -> Option<u64> {
+    /// The frame pointer when the thread was last switched out, with its stack pointer and instruction pointer.
+    fn switched_out(ring: &PerfRing) -> Option<(u64, (u64, u64))> {
         let word = |position: u64| {
             let mut word = [0; 8];
             ring.copy(position, &mut word);
@@ -493,8 +515,7 @@ mod tests {
         // Header, time, ABI, and the registers in the order of their numbers.
         let start = ring.head().checked_sub(48)?;
         let (bp, sp, ip) = (word(start + 24), word(start + 32), word(start + 40));
-        assert_eq!((sp, ip), (blocked.sp, blocked.pc));
-        Some(bp)
+        Some((bp, (sp, ip)))
     }
 
     /// The same by searching alone, without a prediction from the prologue.

@@ -10,7 +10,7 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 use tracing_profiling::export::Memory;
 use tracing_profiling::{Source, Stats};
 
-use super::{Host, MS, alone, in_child};
+use super::{Host, MS, alone, in_only_child};
 use crate::support::{PLENTY, burn, has_perf};
 
 const THREADS: usize = 64;
@@ -104,7 +104,7 @@ fn register_buffer(bytes: usize) -> Option<Result<(), i32>> {
 
 #[test]
 fn io_uring_can_lock_its_memory_beside_sampled_threads() {
-    in_child(module_path!(), "io_uring_can_lock_its_memory_beside_sampled_threads", &[], || {
+    in_only_child(module_path!(), "io_uring_can_lock_its_memory_beside_sampled_threads", || {
         for locked in [512 << 10, 2 << 20, 8 << 20] {
             for source in [Source::Auto, Source::Perf] {
                 alone(|| {
@@ -138,7 +138,7 @@ fn io_uring_can_lock_its_memory_beside_sampled_threads() {
 /// A service that comes near to its limit of open files, before or after the layer samples.
 #[test]
 fn accept_works_near_the_limit_of_open_files() {
-    in_child(module_path!(), "accept_works_near_the_limit_of_open_files", &[], || {
+    in_only_child(module_path!(), "accept_works_near_the_limit_of_open_files", || {
         const FILES: u64 = 1024;
         for source in [Source::Auto, Source::Perf] {
             for is_full_first in [true, false] {
@@ -181,7 +181,7 @@ fn accept_works_near_the_limit_of_open_files() {
 #[test]
 fn timers_of_the_program_can_be_created_beside_sampled_threads() {
     let test = "timers_of_the_program_can_be_created_beside_sampled_threads";
-    in_child(module_path!(), test, &[], || {
+    in_only_child(module_path!(), test, || {
         for signals in [16_u64, 64, 256] {
             alone(|| {
                 limit(Resource::Sigpending, signals);

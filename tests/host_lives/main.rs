@@ -28,7 +28,7 @@ mod timer_signal;
 mod whole_process;
 
 use std::os::unix::process::ExitStatusExt as _;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
 use support::is_child;
@@ -41,8 +41,22 @@ use tracing_subscriber::prelude::*;
 
 const MS: Duration = Duration::from_millis(1);
 
+/// The memory that perf events lock and the signals of timers are limited for all processes of a user together.
+static USER: RwLock<()> = RwLock::new(());
+
 /// Runs `body` in its own process: this test program, run again with only that test.
 fn in_child(module: &str, test: &str, variables: &[(&str, &str)], body: impl FnOnce()) {
+    let _shared = USER.read();
+    run_in_child(module, test, variables, body);
+}
+
+/// The same while no other test runs.
+fn in_only_child(module: &str, test: &str, body: impl FnOnce()) {
+    let _alone = USER.write();
+    run_in_child(module, test, &[], body);
+}
+
+fn run_in_child(module: &str, test: &str, variables: &[(&str, &str)], body: impl FnOnce()) {
     let (_, module) = module.split_once("::").unwrap();
     let test = format!("{module}::{test}");
     if is_child(&test) {
