@@ -8,9 +8,18 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Resident memory in KiB, plus perf rings, which the kernel does not count as resident.
 pub(crate) fn resident_kib() -> f64 {
+    with_rings("Rss:")
+}
+
+/// The same without pages of files, which the kernel maps in pieces of up to 64 KiB or more, and shares.
+pub(crate) fn anonymous_kib() -> f64 {
+    with_rings("Anonymous:")
+}
+
+fn with_rings(field: &str) -> f64 {
     let status = fs::read_to_string("/proc/self/smaps_rollup").expect("procfs");
-    let rss = status.lines().find_map(|line| line.strip_prefix("Rss:")).expect("a field");
-    let kib: f64 = rss.trim().trim_end_matches(" kB").parse().expect("a number");
+    let value = status.lines().find_map(|line| line.strip_prefix(field)).expect("a field");
+    let kib: f64 = value.trim().trim_end_matches(" kB").parse().expect("a number");
     kib + ring_bytes().iter().sum::<u64>() as f64 / 1024.0
 }
 

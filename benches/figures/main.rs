@@ -51,6 +51,8 @@ mod wire;
 #[path = "../../examples/shop/mod.rs"]
 mod shop;
 
+use std::time::Instant;
+
 use idle::Idle;
 
 #[global_allocator]
@@ -128,8 +130,10 @@ fn main() {
     let is_named = |name: &str| wanted.iter().any(|wanted| is_of(name, wanted));
     let is_wanted = |name: &str| wanted.is_empty() || is_named(name);
     let idle = is_wanted("idle").then(|| Idle::begin(is_named("idle")));
-    for (_, run) in PARTS.iter().filter(|(name, _)| is_wanted(name)) {
+    for (name, run) in PARTS.iter().filter(|(name, _)| is_wanted(name)) {
+        let start = Instant::now();
         run();
+        eprintln!("# {name}: {:.0} s", start.elapsed().as_secs_f64());
     }
     if let Some(idle) = idle {
         idle.end();

@@ -8,7 +8,7 @@ use tracing_subscriber::layer::Identity;
 use tracing_subscriber::prelude::*;
 
 use crate::measure::{Setup, child, figure};
-use crate::process::resident_kib;
+use crate::process::{anonymous_kib, resident_kib};
 
 const THREADS: usize = 32;
 
@@ -20,17 +20,24 @@ fn one_span(dispatch: &Dispatch) {
     dispatcher::with_default(dispatch, || info_span!("one").in_scope(|| ()));
 }
 
+/// All, and what of it is anonymous.
+fn added_by(action: impl FnOnce()) {
+    let [resident, anonymous] = [resident_kib(), anonymous_kib()];
+    action();
+    println!("{} {}", resident_kib() - resident, anonymous_kib() - anonymous);
+}
+
 pub(crate) fn bare() {
-    let before = resident_kib();
-    one_span(&bare_dispatch());
-    println!("{}", resident_kib() - before);
+    added_by(|| one_span(&bare_dispatch()));
 }
 
 pub(crate) fn layer() {
-    let before = resident_kib();
-    let setup = Setup::new("1h", |builder| builder);
-    dispatcher::with_default(&setup.dispatch, || drop(info_span!("one")));
-    println!("{}", resident_kib() - before);
+    added_by(|| {
+        let setup = Setup::new("1h", |builder| builder);
+        dispatcher::with_default(&setup.dispatch, || drop(info_span!("one")));
+        // The layer is there until the process ends.
+        std::mem::forget(setup);
+    });
 }
 
 /// The memory of each of many threads that run `action` and then wait.
@@ -72,7 +79,13 @@ pub(crate) fn threads_armed() {
 
 pub(crate) fn run() {
     let kib = |part| child(part, &[]).trim().parse::<f64>().expect("a number");
-    figure("memory.idle", (kib("memory_layer") - kib("memory_bare")) / 1024.0, "MiB");
+    let idle = |part| -> Vec<f64> {
+        let text = child(part, &[]);
+        text.split_whitespace().map(|kib| kib.parse().expect("a number")).collect()
+    };
+    let (layer, bare) = (idle("memory_layer"), idle("memory_bare"));
+    figure("memory.idle", (layer[0] - bare[0]) / 1024.0, "MiB");
+    figure("memory.idle_anonymous", (layer[1] - bare[1]) / 1024.0, "MiB");
     let bare = kib("memory_threads_bare");
     figure("memory.per_thread", kib("memory_threads") - bare, "KiB");
     figure("memory.per_thread_armed", kib("memory_threads_armed") - bare, "KiB");

@@ -287,6 +287,15 @@ fn measure(load: &Load) {
         let [[_, ours, _], [_, theirs, _]] = [ours, theirs].map(|ratios| added_percent(ratios));
         figure(&format!("{}.ratio_to_tracing_opentelemetry", load.name), ours / theirs, "x");
     }
+    if load.name == REFERENCES {
+        // Of the layer's threads, in and between the measured times.
+        let [with, without] = ["defaults", "no_references"].map(|kind| &of_kinds[number(kind)]);
+        let own = |of_kind: &OfKind| median(&of_kind.own_ms_a_second);
+        let per_s = with.references_per_s();
+        if per_s > 0.0 {
+            figure("reference.own_threads", (own(with) - own(without)) / per_s, "ms");
+        }
+    }
     figure(&format!("{}.turns", load.name), log_ratios[0].len() as f64, "count");
     for (kind, of_kind) in kinds.iter().zip(&of_kinds) {
         of_kind.print(&format!("{}.{kind}", load.name));
@@ -319,6 +328,7 @@ fn take_turn(load: &Load, kinds: &[&str], of_kinds: &mut [OfKind]) -> Vec<Vec<f6
         let loaded_ms = (2 * load.rounds) as f64 * (load.phases.ms + load.phases.pause_ms) as f64;
         let own_ns = after.own_cpu_ns.saturating_sub(before.own_cpu_ns);
         of_kind.own_ms_a_second.push(own_ns as f64 / 1e3 / loaded_ms);
+        of_kind.loaded_s += loaded_ms / 1e3;
         for (name, count) in after.stats {
             let before = before.stats.get(&name).copied().unwrap_or_default();
             *of_kind.stats.entry(name).or_default() += count.saturating_sub(before);
@@ -336,11 +346,18 @@ struct OfKind {
     resident_mib: Vec<f64>,
     /// CPU time of the layer's threads, all of it, for each second under load.
     own_ms_a_second: Vec<f64>,
-    /// The increase of each counter.
+    /// The increase of each counter, and the seconds under load.
     stats: BTreeMap<String, u64>,
+    loaded_s: f64,
 }
 
 impl OfKind {
+    /// References per second under load. Their limit is one of wall time, most of which a process is not under load, so
+    /// there are several times as many as in a service that always is.
+    fn references_per_s(&self) -> f64 {
+        self.stats.get("references.added").map_or(0.0, |count| *count as f64 / self.loaded_s)
+    }
+
     fn print(&self, name: &str) {
         figure(&format!("{name}.cpu_per_request"), median(&self.us), "us");
         figure(&format!("{name}.memory"), median(&self.resident_mib), "MiB");
@@ -354,5 +371,6 @@ impl OfKind {
         let covered = sampled / self.stats["spans.kept_on_cpu_ns"].max(1) as f64;
         figure(&format!("{name}.covered"), covered * 100.0, "%");
         figure(&format!("{name}.own_threads"), median(&self.own_ms_a_second), "ms/s");
+        figure(&format!("{name}.references_per_s"), self.references_per_s(), "1/s");
     }
 }
