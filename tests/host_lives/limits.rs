@@ -168,7 +168,11 @@ fn accept_works_near_the_limit_of_open_files() {
                             assert_eq!(stats.threads.sampled, THREADS as u64);
                         }
                         if has_perf() {
-                            assert!(stats.threads.refused_open_files > 0, "counted");
+                            let threads = &stats.threads;
+                            // Without privileges, the limit of locked memory can be met first.
+                            let by_memory =
+                                if is_full_first { 0 } else { threads.refused_locked_memory };
+                            assert!(threads.refused_open_files + by_memory > 0, "counted");
                         }
                     });
                     host.handle.shutdown(PLENTY).unwrap();
