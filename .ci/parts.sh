@@ -81,9 +81,9 @@ beside() {
     beside_jobs+=($!)
 }
 
-# Not by the number of its process, which can be that of another one by then.
+# One that was killed has no status, which fails the part. Its number alone can be that of another process by then.
 join_one() {
-    until [ -s "$notes/beside.$1.status" ]; do
+    until [ -s "$notes/beside.$1.status" ] || ! kill -0 "${beside_jobs[$1]}" 2>/dev/null; do
         sleep 1
     done
     cat "$notes/beside.$1"

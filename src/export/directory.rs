@@ -454,7 +454,7 @@ pub(super) fn file_name(span: &str) -> String {
 pub(super) const TYPICAL: &str = ".typical.gz";
 
 /// Extensions of a profile's files, of those in directories beside them, and of a file that is not complete yet.
-#[allow(clippy::indexing_slicing, reason = "evaluated by the compiler")]
+#[expect(clippy::indexing_slicing, reason = "there is no `get` in constants yet")]
 const EXTENSIONS: [&str; 2 + Format::ALL.len()] = {
     let mut all = [TYPICAL; 2 + Format::ALL.len()];
     let mut at = 0;

@@ -69,7 +69,8 @@ pub struct Facts {
     /// Until its profile is made, it is unknown.
     pub(crate) throttled: Throttled,
     /// Where in the source the first error event in it was logged: the last two parts of the file's path, and the line.
-    /// `None` if it did not fail, or by its status alone, or that is not known.
+    /// `None` if it did not fail, or by its status or a panic alone, or that is not known: events of the crate `log` have no
+    /// place. If many spans fail at the same time, it can be a later event, or none.
     pub error_at: Option<String>,
     /// A deadlock that a thread in it is a part of, in words, if it was kept because it hangs.
     pub deadlock: Option<Arc<str>>,

@@ -1,8 +1,8 @@
 //! Where in the source errors were logged.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crossbeam::atomic::AtomicCell;
 use tracing::Metadata;
 
 use crate::span::SpanKey;
@@ -10,7 +10,7 @@ use crate::span::SpanKey;
 /// The callsites of error events, and those of spans that failed lately.
 #[derive(Debug)]
 pub(crate) struct ErrorSites {
-    sites: [OnceLock<&'static Metadata<'static>>; MOST_SITES],
+    sites: [AtomicCell<Option<&'static Metadata<'static>>>; MOST_SITES],
     /// At a place that its key decides, the end of a span's key and behind it a place in `sites`. If many spans fail at the
     /// same time, it can be that of another one. 0 if it was not used.
     spans: [AtomicU64; MOST_SPANS],
@@ -18,6 +18,8 @@ pub(crate) struct ErrorSites {
 
 /// Further callsites are not known.
 const MOST_SITES: usize = 256;
+// A hook waits for no lock.
+const _: () = assert!(AtomicCell::<Option<&'static Metadata<'static>>>::is_lock_free());
 const MOST_PROBES: usize = 16;
 const MOST_SPANS: usize = 1 << SPAN_BITS;
 const SPAN_BITS: u32 = 10;
@@ -28,15 +30,15 @@ const _: () = assert!(MOST_SITES == 1 << SITE_BITS);
 impl Default for ErrorSites {
     fn default() -> Self {
         Self {
-            sites: [const { OnceLock::new() }; MOST_SITES],
+            sites: [const { AtomicCell::new(None) }; MOST_SITES],
             spans: [const { AtomicU64::new(0) }; MOST_SPANS],
         }
     }
 }
 
 impl ErrorSites {
-    /// An error in a span was logged there, the first unless one is known. Those of the crate `log` have no file, and are
-    /// not added.
+    /// An error in a span was logged there. Nothing changes if another one is known. Those of the crate `log` have no file,
+    /// and are not added.
     pub(crate) fn add(&self, span: SpanKey, metadata: &'static Metadata<'static>) {
         let Some(place) = self.spans.get(of_key(span)) else { return };
         if metadata.file().is_none() || is_of(place.load(Ordering::Relaxed), span) {
@@ -51,8 +53,10 @@ impl ErrorSites {
         // Callsites are static variables, several dozen bytes apart.
         let first = std::ptr::from_ref(metadata).addr() >> 5;
         let is_it = |at: usize| {
-            let site = self.sites.get(at)?.get_or_init(|| metadata);
-            std::ptr::eq(*site, metadata).then_some(at)
+            let site = self.sites.get(at)?;
+            let add = || site.compare_exchange(None, Some(metadata)).err().flatten();
+            let known = site.load().or_else(add);
+            known.is_none_or(|known| std::ptr::eq(known, metadata)).then_some(at)
         };
         (first..first + MOST_PROBES).find_map(|at| is_it(at % MOST_SITES))
     }
@@ -61,7 +65,7 @@ impl ErrorSites {
     pub(crate) fn of(&self, span: SpanKey) -> Option<&'static Metadata<'static>> {
         let known = self.spans.get(of_key(span))?.load(Ordering::Relaxed);
         let site = usize::try_from(known & ((1 << SITE_BITS) - 1)).ok()?;
-        is_of(known, span).then(|| self.sites.get(site)?.get().copied()).flatten()
+        is_of(known, span).then(|| self.sites.get(site)?.load()).flatten()
     }
 }
 
@@ -128,7 +132,7 @@ mod tests {
         known.add(key(7), second);
         known.add(key(8), of_log);
         assert_eq!(lines(&known, &[5, 6, 7, 8, 9]), [Some(1), Some(2), Some(1), None, None]);
-        let used = known.sites.iter().filter(|site| site.get().is_some()).count();
+        let used = known.sites.iter().filter(|site| site.load().is_some()).count();
         assert_eq!(used, 2, "each is there once");
         let later = (10..).find(|it| of_key(key(*it)) == of_key(key(5))).unwrap();
         known.add(key(later), second);
@@ -149,7 +153,7 @@ mod tests {
     fn where_there_is_no_room_nothing_is_known() {
         let (known, [usual, other]) =
             (ErrorSites::default(), sites!(Some("a.rs"), 1; Some("a.rs"), 2));
-        known.sites.iter().for_each(|site| site.set(usual).unwrap());
+        known.sites.iter().for_each(|site| site.store(Some(usual)));
         known.add(key(1), other);
         known.add(key(2), usual);
         assert_eq!(lines(&known, &[1, 2]), [None, Some(1)]);

@@ -104,13 +104,14 @@ impl ThreadScan {
         name_spans(engine, inspected.iter_mut().map(|(_, found)| found));
         // A thread that met its first hook while it was inspected may be in a span.
         let before: HashSet<u32> = before.into_keys().collect();
+        let mut new = HashSet::new();
         if threads.take_new(intake) {
             threads.scan_soon();
+            new.extend(sampled(threads).into_keys().filter(|tid| !before.contains(tid)));
         }
-        let now = sampled(threads);
         for (tries, found) in inspected {
             let tid = found.inspected.thread.tid;
-            let is_new = now.contains_key(&tid) && !before.contains(&tid);
+            let is_new = new.contains(&tid);
             let is_running = found.inspected.activity == ThreadActivity::Running;
             if (is_running || is_new) && tries < MOST_TRIES {
                 self.left.push_back(LeftThread { tid, tries, last: Some(found) });

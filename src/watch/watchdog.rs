@@ -296,7 +296,7 @@ impl Watchdog {
         });
         let Ran { on_ns, off_ns, sampled_ns } =
             ran.into_iter().find(|ran| *ran != Ran::default()).unwrap_or_default();
-        open.account = match sys::thread_cpu_ns() {
+        open.account = match intake.own_cpu.last_ns() {
             Some(_) => open.account.with_segment(segment_ns, on_ns, off_ns, sampled_ns),
             None => open.account.without_cpu_time(),
         };
