@@ -178,6 +178,7 @@ where
     }
 
     fn on_layer(&mut self, subscriber: &mut S) {
+        let _uncounted = Uncounted::begin();
         self.found.control.unreached().note_subscriber::<S>();
         if !self.filter.on_layer(subscriber) {
             self.found.control.warn(LogEvent::warning(LogKind::Unfiltered, UNFILTERED));

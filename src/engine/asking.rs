@@ -14,7 +14,7 @@ use crate::profile::{Profile, ThreadDump};
 use crate::publish::OpenSpan;
 use crate::sinks::HeapPart;
 use crate::span::is_ignored;
-use crate::sys;
+use crate::sys::{self, Uncounted};
 
 /// How long the caller waits for the layer's threads.
 const LONGEST: Duration = Duration::from_secs(10);
@@ -31,6 +31,7 @@ pub(crate) enum NoHeap {
 
 /// The profiled spans that have been open for longer than that; `None` if the layer's threads do not answer in time.
 pub(crate) fn open_spans(engine: &Engine, older_than: Duration) -> Option<Vec<OpenSpan>> {
+    let _uncounted = Uncounted::begin();
     let (reply, wait) = engine.commands.questions.ask()?;
     let deadline = Instant::now() + LONGEST;
     let asked = engine.ask(Command::FindOpen(OpenRequest { older_than, reply }));
@@ -44,6 +45,7 @@ pub(crate) fn heap_profile(engine: &Engine, part: HeapPart) -> Result<Profile, N
     if !is_heap_tracked(engine) {
         return Err(NoHeap::NotTracked);
     }
+    let _uncounted = Uncounted::begin();
     let deadline = Instant::now() + LONGEST_OF_ALL;
     let _asking = ASKING.try_lock_until(deadline).ok_or(NoHeap::NoAnswer)?;
     let (reply, wait) = engine.commands.questions.ask().ok_or(NoHeap::NoAnswer)?;
@@ -70,6 +72,7 @@ pub(crate) enum NoThreads {
 
 /// Where all threads of the process are.
 pub(crate) fn all_threads(engine: &Engine) -> Result<ThreadDump, NoThreads> {
+    let _uncounted = Uncounted::begin();
     let (reply, wait) = engine.commands.questions.ask().ok_or(NoThreads::NoAnswer)?;
     let deadline = Instant::now() + LONGEST_OF_ALL;
     if !engine.ask(Command::DumpThreads(reply)) {

@@ -13,6 +13,7 @@ use crate::profile::{Profile, ThreadDump};
 use crate::publish::{FlushRequest, FlushResult, OpenSpan, Question, Questions};
 use crate::sinks::HeapPart;
 use crate::span::is_ignored;
+use crate::sys::Uncounted;
 
 /// A message to the collector.
 #[derive(Debug)]
@@ -126,6 +127,7 @@ impl Engine {
         if !self.is_running() || (is_ignored() && is_waited_for) {
             return false;
         }
+        let _uncounted = Uncounted::begin();
         let sent = self.commands.to_collector.send(command).is_ok();
         self.waker.wake();
         sent

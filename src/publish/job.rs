@@ -13,6 +13,7 @@ use crate::error::FlushError;
 use crate::keep::{KeptSpan, Reservation};
 use crate::profile::{MappingId, Profile, ThreadDump};
 use crate::references::ClosedReference;
+use crate::sys::Uncounted;
 use crate::unwind::Module;
 
 /// A message to the thread that reads symbols. There are as many as there are reservations and callers that wait, so that the
@@ -81,6 +82,7 @@ const MOST_QUESTIONS: usize = 64;
 impl Questions {
     /// Begins a question, unless there are too many.
     pub(crate) fn ask<T>(&self) -> Option<(Question<T>, Receiver<T>)> {
+        let _uncounted = Uncounted::begin();
         let (reply, answer) = channel::bounded(1);
         let question = Question { reply, open: Arc::clone(&self.0) };
         let before = self.0.fetch_add(1, Ordering::Relaxed);

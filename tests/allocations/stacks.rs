@@ -339,7 +339,8 @@ fn the_live_heap_has_what_is_in_use() {
     (0..20).for_each(|_| keep_forever(&mut kept, BLOCK));
     assert_eq!(heap_of(&heap(), "keep_for_a_while"), [0, 100 * MB]);
     let grown = growth();
-    let [(first, bytes)] = &grown.functions_by(SampleKind::InUseBytes)[..] else { panic!() };
+    let functions = grown.functions_by(SampleKind::InUseBytes);
+    let [(first, bytes)] = &functions[..] else { panic!("{functions:?}") };
     assert!(first.ends_with("keep_forever"), "{first}");
     assert_eq!(*bytes, 20 * MB);
     let grown = growth();
@@ -378,6 +379,32 @@ fn the_live_heap_has_what_is_in_use() {
     assert_eq!(heap_of(&other.handle.heap_profile().unwrap(), "keep_forever"), [0, 160 * MB]);
     let stats = setup.handle.stats().allocations;
     assert_eq!((stats.dropped_queue_full, stats.dropped_not_tracked), (0, 0));
+}
+
+/// Of what it takes to ask, too.
+#[test]
+fn the_live_heap_has_nothing_of_the_layer() {
+    let name = "stacks::the_live_heap_has_nothing_of_the_layer";
+    if std::env::var_os("PROFILING_TEST_ALONE").is_none() {
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        let command = command.args([name, "--exact"]).env("PROFILING_TEST_ALONE", "1");
+        assert!(command.status().unwrap().success());
+        return;
+    }
+    // Nearly each allocation is a sample.
+    let setup = Setup::with("1h", |builder| builder.heap(true).alloc_sample_interval(64));
+    let mut kept = Vec::with_capacity(1);
+    keep_forever(&mut kept, 1 << 20);
+    for _ in 0..30 {
+        let profile = setup.handle.heap_profile().expect("the live heap is tracked");
+        assert_eq!(heap_of(&profile, "keep_forever")[0], 1 << 20);
+        let functions = profile.functions_by(SampleKind::InUseBytes).into_iter();
+        let is_of_layer = |name: &str| name.contains("crossbeam") || name.contains("tracing_prof");
+        let of_layer: Vec<_> = functions.filter(|(name, _)| is_of_layer(name)).collect();
+        assert!(of_layer.is_empty(), "{of_layer:?}");
+        _ = (setup.handle.threads(), setup.handle.open_spans(Duration::ZERO));
+        setup.flush();
+    }
 }
 
 #[test]
