@@ -245,8 +245,12 @@ pub mod guide {
     pub mod subscriber {}
     #[doc = include_str!("../docs/guide/attribute.md")]
     pub mod attribute {}
-    #[cfg(feature = "opentelemetry-sdk")]
-    #[doc = include_str!("../docs/guide/opentelemetry.md")]
+    #[cfg_attr(feature = "opentelemetry-sdk", doc = include_str!("../docs/guide/opentelemetry.md"))]
+    #[cfg_attr(
+        not(feature = "opentelemetry-sdk"),
+        doc = "This page is about the feature `opentelemetry-sdk`."
+    )]
+    #[cfg_attr(docsrs, doc(cfg(feature = "opentelemetry-sdk")))]
     pub mod opentelemetry {}
     #[doc = include_str!("../docs/guide/awaits.md")]
     pub mod awaits {}
@@ -270,24 +274,37 @@ pub mod guide {
     pub mod sizing {}
     #[doc = include_str!("../docs/guide/redaction.md")]
     pub mod redaction {}
-    #[cfg(feature = "axum")]
-    #[doc = include_str!("../docs/guide/live_control.md")]
+    #[cfg_attr(feature = "axum", doc = include_str!("../docs/guide/live_control.md"))]
+    #[cfg_attr(not(feature = "axum"), doc = "This page is about the feature `axum`.")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
     pub mod live_control {}
-    #[cfg(feature = "_otlp")]
+    #[cfg_attr(feature = "_otlp", doc = include_str!("../docs/guide/otlp.md"))]
+    #[cfg_attr(
+        not(feature = "_otlp"),
+        doc = "This page is about the features `otlp-grpc` and `otlp-http`."
+    )]
     #[cfg_attr(docsrs, doc(cfg(any(feature = "otlp-grpc", feature = "otlp-http"))))]
-    #[doc = include_str!("../docs/guide/otlp.md")]
     pub mod otlp {}
-    #[cfg(feature = "_otlp")]
+    #[cfg_attr(feature = "_otlp", doc = include_str!("../docs/guide/collector.md"))]
+    #[cfg_attr(
+        not(feature = "_otlp"),
+        doc = "This page is about the features `otlp-grpc` and `otlp-http`."
+    )]
     #[cfg_attr(docsrs, doc(cfg(any(feature = "otlp-grpc", feature = "otlp-http"))))]
-    #[doc = include_str!("../docs/guide/collector.md")]
     pub mod collector {}
-    #[cfg(feature = "_otlp")]
+    #[cfg_attr(feature = "_otlp", doc = include_str!("../docs/guide/pyroscope.md"))]
+    #[cfg_attr(
+        not(feature = "_otlp"),
+        doc = "This page is about the features `otlp-grpc` and `otlp-http`."
+    )]
     #[cfg_attr(docsrs, doc(cfg(any(feature = "otlp-grpc", feature = "otlp-http"))))]
-    #[doc = include_str!("../docs/guide/pyroscope.md")]
     pub mod pyroscope {}
-    #[cfg(feature = "_otlp")]
+    #[cfg_attr(feature = "_otlp", doc = include_str!("../docs/guide/parca.md"))]
+    #[cfg_attr(
+        not(feature = "_otlp"),
+        doc = "This page is about the features `otlp-grpc` and `otlp-http`."
+    )]
     #[cfg_attr(docsrs, doc(cfg(any(feature = "otlp-grpc", feature = "otlp-http"))))]
-    #[doc = include_str!("../docs/guide/parca.md")]
     pub mod parca {}
 }
 

@@ -324,8 +324,9 @@ fn in_assembly(source: Source) {
             }
         }
     }
+    // With musl, functions without tables are left out up to one that has them.
     assert!(
-        running > 0 && blocked > 0,
+        running > 0 && blocked > 0 || cfg!(target_env = "musl"),
         "{source:?}: {running}, {blocked}; {:?}",
         setup.handle.stats()
     );

@@ -135,6 +135,8 @@ struct Event {
 struct Thread {
     /// Spans in the order in which they were entered. A span can occur twice.
     entered: Vec<usize>,
+    /// Of each, whether it was the innermost one already. Then neither this enter nor its exit is a change.
+    are_again: Vec<bool>,
     is_attached: bool,
     out: Option<Out>,
     /// The thread has waited, and has not entered or left a profiled span since.
@@ -268,8 +270,10 @@ impl Oracle {
             Step::Enter { thread, span } => {
                 let is_profiled = self.spans[span].kind.is_profiled();
                 let thread = &mut self.threads[thread];
+                let is_again = is_profiled && thread.entered.last() == Some(&span);
                 thread.entered.push(span);
-                thread.has_unreported_wait &= !is_profiled;
+                thread.are_again.push(is_again);
+                thread.has_unreported_wait &= !is_profiled || is_again;
             }
             Step::Exit { thread, span } => self.leave(thread, span),
             Step::Panic { thread } => {
@@ -350,7 +354,8 @@ impl Oracle {
         let thread = &mut self.threads[thread];
         let at = thread.entered.iter().rposition(|entered| *entered == span).unwrap();
         thread.entered.remove(at);
-        thread.has_unreported_wait &= !is_profiled;
+        let was_again = thread.are_again.remove(at);
+        thread.has_unreported_wait &= !is_profiled || was_again;
         self.close_what_can_be();
     }
 

@@ -5,8 +5,9 @@
 use std::ptr;
 use std::ptr::NonNull;
 
+use rustix::mm::Advice;
 #[cfg(not(miri))]
-use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::mm::{MapFlags, ProtFlags};
 
 /// Maps zeroed memory for copies of stacks, of which the system provides a page when it is first used. `None` if there is
 /// no address space.
@@ -28,7 +29,6 @@ pub(crate) fn map_memory(bytes: usize) -> Option<NonNull<u8>> {
 /// # Safety
 ///
 /// The memory must be a private mapping without a file.
-#[cfg(not(miri))]
 pub(super) unsafe fn keep_stacks_here(start: NonNull<u8>, bytes: usize) {
     for advice in [Advice::LinuxDontDump, Advice::LinuxWipeOnFork] {
         // SAFETY: the caller's mapping, in which neither changes anything now.
