@@ -25,11 +25,11 @@ const NEAR_WORDS: u64 = 64;
 
 impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
     /// Whether the word where the return address of a running function of such a library is, if the function has not
-    /// moved the stack pointer, is one.
+    /// moved the stack pointer, is one. After an indirect call, the word may be a remain of another call.
     pub(super) fn returns_from_library(&self, frame: FrameAddress, word: u64) -> bool {
         self.is_without_tables(frame.address_for_lookup())
             && self.is_return_address(word)
-            && self.calls_library(word)
+            && self.calls_library(word) == Some(true)
     }
 
     /// Whether a frame that cannot be unwound is the C library's function that starts the thread, which has no caller.
@@ -68,7 +68,10 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
             if self.signal_return(return_address) == Some(return_address) {
                 break;
             }
-            if !self.is_return_address(return_address) || !self.calls_library(return_address) {
+            // The address may have been in a register.
+            if !self.is_return_address(return_address)
+                || self.calls_library(return_address) == Some(false)
+            {
                 continue;
             }
             let address = FrameAddress::from_return_address(return_address)?;
@@ -99,9 +102,9 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         None
     }
 
-    /// Whether the call before a return address may go to a function without tables.
-    fn calls_library(&self, return_address: u64) -> bool {
-        let mut is_unknown = false;
+    /// Whether the call before a return address goes to a function without tables. `None` if that is not known.
+    fn calls_library(&self, return_address: u64) -> Option<bool> {
+        let mut found = Some(false);
         for target in self.calls_before(return_address).into_iter().flatten() {
             let address = match target {
                 CallTarget::Address(address) => Some(address),
@@ -110,11 +113,11 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
                 CallTarget::Unknown => None,
             };
             match address.filter(|address| self.modules.is_code(*address)) {
-                Some(address) => return self.is_without_tables(address),
-                None => is_unknown = true,
+                Some(address) => return Some(self.is_without_tables(address)),
+                None => found = None,
             }
         }
-        is_unknown
+        found
     }
 
     /// Finishes a sample that stopped in such a function. Returns how it ends. `running` is the index of the function that
@@ -129,13 +132,16 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         if frames.len() >= stack.most_frames {
             return UnwindEnd::Cut;
         }
-        let module = |frame: &ModuleAddress| self.modules.get(frame.module()?);
         // A function that calls back is large, and its frame has many remains of other calls.
-        let is_running = match frames.get(running..).unwrap_or_default() {
-            [_] => true,
-            [first, _] => module(first).is_some_and(|module| module.is_vdso),
-            _ => false,
-        };
+        let module = |frame: &ModuleAddress| self.modules.get(frame.module()?);
+        let is_running =
+            frames.get(running..).unwrap_or_default().iter().enumerate().all(|(number, frame)| {
+                match module(frame) {
+                    Some(module) if number == 0 && module.is_vdso => true,
+                    Some(module) => self.is_without_tables(module.loaded_at(frame.address())),
+                    None => false,
+                }
+            });
         let end = if is_running { self.past_library(sp, fp, stack, frames) } else { None };
         end.unwrap_or(UnwindEnd::WithoutTables)
     }

@@ -46,6 +46,10 @@ fn check(running: &Running, ip: u64, sp: u64, callers: &[u64], is_whole: bool) {
         let (found, end) = unwound(ip, sp, bp, &running.stack[skipped..]);
         let known: Vec<u64> =
             std::iter::once(ip).chain(callers.iter().map(|caller| caller - 1)).collect();
+        if leaves_out(&found) {
+            assert_eq!(found[0], ip);
+            continue;
+        }
         let common = found.len().min(known.len());
         assert_eq!(found[..common], known[..common], "with {bp:x?}: {end:?}");
         if found.len() > known.len() {
@@ -60,6 +64,23 @@ fn check(running: &Running, ip: u64, sp: u64, callers: &[u64], is_whole: bool) {
             assert!(found.len() > known.len() + 1, "{found:x?}, {end:?}");
             assert!(matches!(end, UnwindEnd::Root | UnwindEnd::Cut), "{end:?}");
         }
+    }
+}
+
+/// With musl, all that is known of a running function without tables may be the nearest caller that has them, as the
+/// functions in between are left out.
+fn leaves_out(found: &[u64]) -> bool {
+    cfg!(target_env = "musl")
+        && found.get(1).is_some_and(|caller_at| function_at(caller()).contains(caller_at))
+}
+
+/// The stack ends at its first function.
+#[track_caller]
+fn check_ends_at_once((found, end): (Vec<u64>, UnwindEnd), ip: u64) {
+    if leaves_out(&found) {
+        assert!(matches!(end, UnwindEnd::Root | UnwindEnd::Cut), "{found:x?}, {end:?}");
+    } else {
+        assert_eq!((found, end), (vec![ip], UnwindEnd::WithoutTables));
     }
 }
 
@@ -78,13 +99,16 @@ fn nested_assembly_has_no_false_caller() {
     ];
     let runs = labels::unwound_plain_runs();
     check(&running, runs, running.sp, &callers, false);
-    let (found, end) = unwound(runs, running.sp, Some(running.bp), &running.stack);
-    assert_eq!((found, end), (vec![runs], UnwindEnd::WithoutTables));
+    check_ends_at_once(unwound(runs, running.sp, Some(running.bp), &running.stack), runs);
     // At its first instruction and at its return, the caller is known, and nothing of that one's.
     for at in [labels::unwound_plain_4(), labels::unwound_plain_ends()] {
         check(&running, at, running.sp + 56, &callers, false);
         let (found, end) = unwound(at, running.sp + 56, Some(running.bp), &running.stack[56..]);
-        assert_eq!((found, end), (vec![at, callers[0] - 1], UnwindEnd::WithoutTables));
+        assert_eq!(found[..2.min(found.len())], [at, callers[0] - 1]);
+        // With musl, functions without tables may be left out between these and the next with tables.
+        let is_longer = cfg!(target_env = "musl")
+            && found.get(2).is_some_and(|next| function_at(caller()).contains(next));
+        assert!(is_longer || (found.len(), end) == (2, UnwindEnd::WithoutTables), "{found:x?}");
     }
 }
 
@@ -133,8 +157,7 @@ fn a_general_register_is_not_a_frame_pointer_and_a_zero_is_no_end() {
         (functions::unwound_reused(), labels::unwound_reused_runs()),
     ] {
         let running = function.run();
-        let (found, end) = unwound(runs, running.sp, Some(running.bp), &running.stack);
-        assert_eq!((found, end), (vec![runs], UnwindEnd::WithoutTables));
+        check_ends_at_once(unwound(runs, running.sp, Some(running.bp), &running.stack), runs);
         check(&running, runs, running.sp, &[], false);
     }
 }
@@ -234,7 +257,12 @@ fn random_stacks_have_no_frame_that_is_not_after_a_call() {
         }
         let last = *found.last().unwrap();
         if end == UnwindEnd::Root {
-            assert!(unwinder.place(last).rule == FrameRule::First, "{found:x?}");
+            // What calls the first functions with musl has no tables.
+            let is_first = match unwinder.place(last).rule {
+                FrameRule::First => true,
+                rule => cfg!(target_env = "musl") && rule == FrameRule::Missing,
+            };
+            assert!(is_first, "{found:x?}");
             roots += 1;
         }
     }

@@ -176,8 +176,14 @@ pub(super) fn delete_timer(id: libc::timer_t) -> Result<(), WhyRefused> {
         return Err(WhyRefused::KilledBySeccomp);
     }
     // SAFETY: created by `timer_create`, and its owner uses it no more.
-    let result = unsafe { libc::timer_delete(id) };
-    if result == 0 { Ok(()) } else { Err(failed(FilteredSyscall::TimerDelete)) }
+    match unsafe { libc::timer_delete(id) } {
+        0 => Ok(()),
+        // musl returns what the system call does, and leaves `errno` as it was.
+        result if cfg!(target_env = "musl") => {
+            Err(WhyRefused::Failed(FilteredSyscall::TimerDelete, -result))
+        }
+        _ => Err(failed(FilteredSyscall::TimerDelete)),
+    }
 }
 
 fn failed(call: FilteredSyscall) -> WhyRefused {
