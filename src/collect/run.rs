@@ -221,7 +221,9 @@ impl Collector {
         self.log_findings();
         self.read_copied_stacks();
         self.intake.unwinder.end_reading();
-        if has_new {
+        if !references.is_empty() {
+            self.threads.scan_at_once();
+        } else if has_new {
             // These threads are about to enter a span.
             self.threads.scan_soon();
         }

@@ -218,18 +218,19 @@ impl Engine {
     /// A span has closed. `reach` finds the OpenTelemetry span that it is exported as.
     #[inline]
     pub(crate) fn close(&self, id: RegistryId, reach: FindOtel<'_>) {
-        let mut must_notify = false;
+        let (mut must_notify, mut is_reference) = (false, false);
         let may_wake = self.spans.close(id, |closing| {
             let _uncounted = Uncounted::begin();
             let verdict = self.judge(closing, reach);
-            must_notify = verdict.must_notify;
+            (must_notify, is_reference) = (verdict.must_notify, closing.represents().is_some());
             verdict
         });
         if !may_wake {
             return;
         }
-        // After the collector has been notified.
-        if self.spans.has_many_span_events() {
+        // After the collector has been notified. As long as the threads of a reference are sampled, each of their context
+        // switches costs them several microseconds.
+        if is_reference || self.spans.has_many_span_events() {
             self.waker.wake();
         } else if must_notify {
             self.waker.wake_soon();

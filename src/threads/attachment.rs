@@ -154,6 +154,17 @@ impl Attachment {
         matches!(self.phase, Phase::Detached { .. })
     }
 
+    /// Whether it has just attached itself for one span alone, which is over.
+    pub(crate) fn is_to_end(&self, at: Instant) -> bool {
+        // In another span, it may have to stay attached until its next hook.
+        const LONGEST: Duration = Duration::from_millis(20);
+        let is_recent = |attached| at.saturating_duration_since(attached) < LONGEST;
+        self.is_brief
+            && self.demand.is_none()
+            && matches!(self.phase, Phase::Attached)
+            && self.attached.is_some_and(is_recent)
+    }
+
     /// Whether it is about to be attached again at another rate.
     pub(crate) fn changes_rate(&self) -> bool {
         matches!(self.phase, Phase::Ending { why: EndReason::OtherRate, .. })

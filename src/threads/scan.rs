@@ -60,6 +60,11 @@ impl Threads {
         self.schedule.interval = SCAN_INTERVAL;
     }
 
+    /// Threads may no longer have to be sampled.
+    pub(crate) fn scan_at_once(&mut self) {
+        self.schedule.interval = Duration::ZERO;
+    }
+
     /// Whether a scan is due, or nearly so.
     pub(crate) fn must_scan(&self) -> bool {
         self.until_scan() <= self.scan_interval() / 2
@@ -148,6 +153,9 @@ impl Threads {
                     &counters.threads.attach_deferred
                 };
                 Counters::add(counter, 1);
+            }
+            if sampled.attachment.is_to_end(check.at) {
+                until_wanted = Duration::ZERO;
             }
             if sampled.attachment.is_detached() {
                 let left = sampled.thread().samples_from().saturating_sub(now);
