@@ -309,6 +309,7 @@ fn in_assembly(source: Source) {
         (taken_samples(&profile).collect::<Vec<_>>(), &mut running),
         (profile.of_kind(SampleKind::OffCpu).collect(), &mut blocked),
     ] {
+        assert!(!samples.is_empty(), "{source:?}: {:?}", setup.handle.stats());
         for sample in samples {
             let names = functions(&profile, sample);
             match names.last().filter(|name| name.starts_with("[callers")) {

@@ -2,15 +2,15 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crossbeam::atomic::AtomicCell;
 use tracing::Metadata;
 
 use crate::span::SpanKey;
+use crate::sys::OnceRef;
 
 /// The callsites of error events, and those of spans that failed lately.
 #[derive(Debug)]
 pub(crate) struct ErrorSites {
-    sites: [AtomicCell<Option<&'static Metadata<'static>>>; MOST_SITES],
+    sites: [OnceRef<Metadata<'static>>; MOST_SITES],
     /// At a place that its key decides, the end of a span's key and behind it a place in `sites`. If many spans fail at the
     /// same time, it can be that of another one. 0 if it was not used.
     spans: [AtomicU64; MOST_SPANS],
@@ -18,8 +18,6 @@ pub(crate) struct ErrorSites {
 
 /// Further callsites are not known.
 const MOST_SITES: usize = 256;
-// A hook waits for no lock.
-const _: () = assert!(AtomicCell::<Option<&'static Metadata<'static>>>::is_lock_free());
 const MOST_PROBES: usize = 16;
 const MOST_SPANS: usize = 1 << SPAN_BITS;
 const SPAN_BITS: u32 = 10;
@@ -30,7 +28,7 @@ const _: () = assert!(MOST_SITES == 1 << SITE_BITS);
 impl Default for ErrorSites {
     fn default() -> Self {
         Self {
-            sites: [const { AtomicCell::new(None) }; MOST_SITES],
+            sites: [const { OnceRef::new() }; MOST_SITES],
             spans: [const { AtomicU64::new(0) }; MOST_SPANS],
         }
     }
@@ -54,9 +52,8 @@ impl ErrorSites {
         let first = std::ptr::from_ref(metadata).addr() >> 5;
         let is_it = |at: usize| {
             let site = self.sites.get(at)?;
-            let add = || site.compare_exchange(None, Some(metadata)).err().flatten();
-            let known = site.load().or_else(add);
-            known.is_none_or(|known| std::ptr::eq(known, metadata)).then_some(at)
+            let known = site.get().unwrap_or_else(|| site.get_or_set(metadata));
+            std::ptr::eq(known, metadata).then_some(at)
         };
         (first..first + MOST_PROBES).find_map(|at| is_it(at % MOST_SITES))
     }
@@ -65,7 +62,7 @@ impl ErrorSites {
     pub(crate) fn of(&self, span: SpanKey) -> Option<&'static Metadata<'static>> {
         let known = self.spans.get(of_key(span))?.load(Ordering::Relaxed);
         let site = usize::try_from(known & ((1 << SITE_BITS) - 1)).ok()?;
-        is_of(known, span).then(|| self.sites.get(site)?.load()).flatten()
+        is_of(known, span).then(|| self.sites.get(site)?.get()).flatten()
     }
 }
 
@@ -132,7 +129,7 @@ mod tests {
         known.add(key(7), second);
         known.add(key(8), of_log);
         assert_eq!(lines(&known, &[5, 6, 7, 8, 9]), [Some(1), Some(2), Some(1), None, None]);
-        let used = known.sites.iter().filter(|site| site.load().is_some()).count();
+        let used = known.sites.iter().filter(|site| site.get().is_some()).count();
         assert_eq!(used, 2, "each is there once");
         let later = (10..).find(|it| of_key(key(*it)) == of_key(key(5))).unwrap();
         known.add(key(later), second);
@@ -153,7 +150,7 @@ mod tests {
     fn where_there_is_no_room_nothing_is_known() {
         let (known, [usual, other]) =
             (ErrorSites::default(), sites!(Some("a.rs"), 1; Some("a.rs"), 2));
-        known.sites.iter().for_each(|site| site.store(Some(usual)));
+        known.sites.iter().for_each(|site| _ = site.get_or_set(usual));
         known.add(key(1), other);
         known.add(key(2), usual);
         assert_eq!(lines(&known, &[1, 2]), [None, Some(1)]);

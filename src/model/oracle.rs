@@ -22,6 +22,8 @@ pub(super) struct ReportedSpan {
     pub(super) opened_ns: u64,
     pub(super) times: Times,
     pub(super) samples: u64,
+    /// Waits that are counted, too, if the thread's time was read for another span in between.
+    pub(super) silent_waits: u64,
     pub(super) profile: Option<usize>,
     pub(super) children: ChildSums,
 }
@@ -414,7 +416,8 @@ impl Oracle {
         };
         self.spans_kept += 1;
         let inside = self.events.iter().filter(|event| self.fell_inside(event, span));
-        let samples = inside.filter(|event| !event.is_silent).count() as u64;
+        let (silent, counted): (Vec<_>, Vec<_>) = inside.partition(|event| event.is_silent);
+        let (samples, silent_waits) = (counted.len() as u64, silent.len() as u64);
         let root = self.root_of(span);
         let at = self.groups.iter().position(|group| group.root == root).unwrap_or_else(|| {
             self.groups.push(ProfileGroup { root, since_ns: self.now_ns, kept: Vec::new() });
@@ -424,7 +427,16 @@ impl Oracle {
         let profile = (samples > 0).then(|| promised.unwrap_or(span));
         let reasons = reasons.to_owned();
         let children = self.children(span);
-        let reported = ReportedSpan { span, reasons, opened_ns, times, samples, profile, children };
+        let reported = ReportedSpan {
+            span,
+            reasons,
+            opened_ns,
+            times,
+            samples,
+            silent_waits,
+            profile,
+            children,
+        };
         self.groups[at].kept.push(reported);
     }
 

@@ -498,6 +498,7 @@ impl Stage {
             opened_ns: span.opened_ns,
             times: times(span),
             samples: span.samples.total(),
+            silent_waits: 0,
             profile: span.profile.ok().as_ref().map(number_of),
             children: children(span),
         };

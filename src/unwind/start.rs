@@ -25,11 +25,16 @@ const NEAR_WORDS: u64 = 64;
 
 impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
     /// Whether the word where the return address of a running function of such a library is, if the function has not
-    /// moved the stack pointer, is one. After an indirect call, the word may be a remain of another call.
-    pub(super) fn returns_from_library(&self, frame: FrameAddress, word: u64) -> bool {
+    /// moved the stack pointer, is one. On the stack, it may be a remain of another call if the target is not known.
+    pub(super) fn returns_from_library(
+        &self,
+        frame: FrameAddress,
+        word: u64,
+        is_on_stack: bool,
+    ) -> bool {
         self.is_without_tables(frame.address_for_lookup())
             && self.is_return_address(word)
-            && self.calls_library(word) == Some(true)
+            && self.calls_library(word).unwrap_or(!is_on_stack)
     }
 
     /// Whether a frame that cannot be unwound is the C library's function that starts the thread, which has no caller.
@@ -85,6 +90,13 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
                     Stop::Needs(frame, distance) => self.infer(frame, distance, stack, frames),
                     stop => Some(stop),
                 };
+                // The caller, if this is the return address, was called by the library, and its own caller is not known. A
+                // word further up can be that one's.
+                if let Some(Stop::InLibrary(..)) = stop
+                    && mismatches == 0
+                {
+                    return (word == 0).then_some(UnwindEnd::WithoutTables);
+                }
                 match stop {
                     Some(
                         Stop::At(end @ (UnwindEnd::Root | UnwindEnd::Cut))
@@ -97,8 +109,11 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
                     _ => {}
                 }
             }
+            if word == 0 {
+                // The function may not have moved the stack pointer, and then all words further up are of other calls.
+                break;
+            }
         }
-        frames.truncate(known);
         None
     }
 
@@ -142,8 +157,12 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
                     None => false,
                 }
             });
+        let known = frames.len();
         let end = if is_running { self.past_library(sp, fp, stack, frames) } else { None };
-        end.unwrap_or(UnwindEnd::WithoutTables)
+        end.unwrap_or_else(|| {
+            frames.truncate(known);
+            UnwindEnd::WithoutTables
+        })
     }
 
     pub(super) fn is_without_tables(&self, address: u64) -> bool {

@@ -334,10 +334,10 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         const LARGEST: u64 = 16 << 20;
         let (sp, fp) = (M::stack_pointer(registers), M::frame_pointer(registers));
         if !frame.is_return_address()
-            && let Some((word, sp)) = M::innermost_return(registers, |at| read(at).ok())
-            && self.is_innermost_return(frame, word)
+            && let Some((word, callers_sp)) = M::innermost_return(registers, |at| read(at).ok())
+            && self.is_innermost_return(frame, word, callers_sp != sp)
         {
-            *registers = self.machine.few_registers(word, sp, fp);
+            *registers = self.machine.few_registers(word, callers_sp, fp);
             return Ok(word);
         }
         let Some(function) = self.saving_function(frame.address_for_lookup()) else {
@@ -394,14 +394,16 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
 
     /// Whether the return address of a running function without tables is this word: the next instruction is its first
     /// one, or its return.
-    fn is_innermost_return(&mut self, frame: FrameAddress, word: u64) -> bool {
+    fn is_innermost_return(&mut self, frame: FrameAddress, word: u64, is_on_stack: bool) -> bool {
         let Some(before) = word.checked_sub(1) else { return false };
         let address = frame.address_for_lookup();
         let returns = |unwinder: &Self| unwinder.code_at(address).is_some_and(M::returns);
         let was_called =
             |unwinder: &Self| unwinder.call_before(word, Some(address)) == Some(CallMatch::Exact);
         self.place(before).before_next == BeforeNext::Call
-            && (returns(self) || was_called(self) || self.returns_from_library(frame, word))
+            && (returns(self)
+                || was_called(self)
+                || self.returns_from_library(frame, word, is_on_stack))
     }
 
     /// Fills `frames` with the stack's frames, the innermost first. `stack` returns the word at an offset in bytes
