@@ -493,6 +493,21 @@ fn only_sys_checks_the_target_os() {
     }
 }
 
+/// A filter that matches no test would pass.
+#[test]
+fn what_miri_runs_has_tests() {
+    let table = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(".ci/miri")).unwrap();
+    let modules: Vec<_> = table.lines().filter(|line| !line.starts_with('#')).collect();
+    assert!(!modules.is_empty());
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    for module in modules {
+        let path = module.replace("::", "/");
+        let files = ["", "/mod", "/tests"].map(|file| src.join(format!("{path}{file}.rs")));
+        let texts = files.iter().filter_map(|file| fs::read_to_string(file).ok());
+        assert!(texts.into_iter().any(|text| text.contains("#[test]")), "{module}");
+    }
+}
+
 #[test]
 fn no_file_is_too_long_to_read() {
     for source in sources() {

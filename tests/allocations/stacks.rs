@@ -309,14 +309,20 @@ fn heap_of(profile: &Profile, function: &str) -> [u64; 2] {
     })
 }
 
-/// In a process of its own, since one layer of a process tracks the heap.
+/// Whether the test has this process for itself, as one layer of a process tracks the heap. If not, it is run in another.
+fn is_alone(test: &str) -> bool {
+    let is_alone = std::env::var_os("PROFILING_TEST_ALONE").is_some();
+    if !is_alone {
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        let command = command.args([test, "--exact"]).env("PROFILING_TEST_ALONE", "1");
+        assert!(command.status().unwrap().success());
+    }
+    is_alone
+}
+
 #[test]
 fn the_live_heap_has_what_is_in_use() {
-    let name = "stacks::the_live_heap_has_what_is_in_use";
-    if std::env::var_os("PROFILING_TEST_ALONE").is_none() {
-        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-        let command = command.args([name, "--exact"]).env("PROFILING_TEST_ALONE", "1");
-        assert!(command.status().unwrap().success());
+    if !is_alone("stacks::the_live_heap_has_what_is_in_use") {
         return;
     }
     // Blocks are so large that each is a sample, but for one in a million.
@@ -384,11 +390,7 @@ fn the_live_heap_has_what_is_in_use() {
 /// Of what it takes to ask, too.
 #[test]
 fn the_live_heap_has_nothing_of_the_layer() {
-    let name = "stacks::the_live_heap_has_nothing_of_the_layer";
-    if std::env::var_os("PROFILING_TEST_ALONE").is_none() {
-        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-        let command = command.args([name, "--exact"]).env("PROFILING_TEST_ALONE", "1");
-        assert!(command.status().unwrap().success());
+    if !is_alone("stacks::the_live_heap_has_nothing_of_the_layer") {
         return;
     }
     // Nearly each allocation is a sample.
@@ -409,11 +411,7 @@ fn the_live_heap_has_nothing_of_the_layer() {
 
 #[test]
 fn the_continuous_profile_has_what_was_allocated_in_its_time() {
-    let name = "stacks::the_continuous_profile_has_what_was_allocated_in_its_time";
-    if std::env::var_os("PROFILING_TEST_ALONE").is_none() {
-        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-        let command = command.args([name, "--exact"]).env("PROFILING_TEST_ALONE", "1");
-        assert!(command.status().unwrap().success());
+    if !is_alone("stacks::the_continuous_profile_has_what_was_allocated_in_its_time") {
         return;
     }
     if !has_process_timer() {
@@ -454,11 +452,7 @@ async fn the_heap_is_served_as_go_serves_it() {
     use http_body_util::BodyExt;
     use tower::ServiceExt;
 
-    let name = "stacks::the_heap_is_served_as_go_serves_it";
-    if std::env::var_os("PROFILING_TEST_ALONE").is_none() {
-        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-        let command = command.args([name, "--exact"]).env("PROFILING_TEST_ALONE", "1");
-        assert!(command.status().unwrap().success());
+    if !is_alone("stacks::the_heap_is_served_as_go_serves_it") {
         return;
     }
     let setup = Setup::with("1h", |builder| builder.heap(true));
