@@ -150,7 +150,7 @@ stubs! {
     fn tick_ns() -> Option<u64> = None;
     fn time_namespace_offset_ns() -> Option<i64> = None;
     fn open_file_limit() -> u64 = 0;
-    fn pending_signal_limit() -> u64 = 0;
+    fn pending_signal_limit() -> u64 = u64::MAX;
     fn locked_memory_limit() -> Option<u64> = None;
     fn bytes_of_ring(_: usize) -> u64 = 0;
     fn is_own_thread(_: u32) -> bool = false;

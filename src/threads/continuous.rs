@@ -332,7 +332,6 @@ mod tests {
     }
 
     /// As before Linux 6.4.
-    #[cfg(not(tracing_profiling_unsupported))]
     #[test]
     fn nothing_is_sampled_where_the_first_thread_gets_all_signals() {
         let (poller, counters) = (Poller::new().unwrap(), Arc::new(Counters::default()));
