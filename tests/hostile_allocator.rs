@@ -65,7 +65,14 @@ fn scenario() {
 const MS: Duration = Duration::from_millis(1);
 
 /// Loads and unloads copies of a library in turn for that time. The loader takes each for another library.
+///
+/// Beside tcmalloc none is unloaded, since such programs can deadlock without the layer: when its heap grows, gperftools 2.10
+/// walks the stack with its `pageheap_lock` held, and libunwind asks the loader for its modules; in glibc 2.36, `dlclose`
+/// frees memory (`dl-close.c:649`) with the lock held that this takes. Both were seen in a debugger, in a program in C.
 fn load_and_unload_copies(time: Duration) {
+    let unloads = std::env::var_os("LD_PRELOAD").is_none();
+    let count = if unloads { 8 } else { 64 };
+    let pause = if unloads { Duration::ZERO } else { time / count };
     let dir = tempfile::tempdir().unwrap();
     let built =
         if cfg!(target_feature = "crt-static") { None } else { libraries::build(dir.path(), 1) };
@@ -75,18 +82,24 @@ fn load_and_unload_copies(time: Duration) {
             fs::copy(&library, &copy).unwrap();
             copy
         };
-        (0..8).map(copy).collect()
+        (0..count).map(copy).collect()
     });
     let start = Instant::now();
-    for number in 0.. {
+    for copy in (0..count as usize).cycle() {
         if start.elapsed() > time {
             break;
         }
-        match copies.get(number % 8) {
-            // SAFETY: the library was built below and has no initializers or finalizers.
-            Some(copy) => unsafe { libloading::Library::new(copy) }.unwrap().close().unwrap(),
-            None => std::thread::sleep(MS),
+        let Some(copy) = copies.get(copy) else {
+            std::thread::sleep(MS);
+            continue;
+        };
+        // SAFETY: the library was built below and has no initializers or finalizers.
+        let library = unsafe { libloading::Library::new(copy) }.unwrap();
+        match unloads {
+            true => library.close().unwrap(),
+            false => std::mem::forget(library),
         }
+        std::thread::sleep(pause);
     }
 }
 
