@@ -78,8 +78,8 @@ fn at_most(instructions: u64) -> LibraryBenchmarkConfig {
 
 #[library_benchmark]
 #[bench::bare(args = (Kind::Bare), setup = new)]
-#[bench::matched(args = (Kind::Matched), setup = new, config = at_most(1_109))]
-#[bench::unmatched(args = (Kind::Unmatched), setup = new, config = at_most(802))]
+#[bench::matched(args = (Kind::Matched), setup = new, config = at_most(1_284))]
+#[bench::unmatched(args = (Kind::Unmatched), setup = new, config = at_most(64))]
 fn new_and_close(new: New) {
     for _ in 0..ROUNDS {
         drop(black_box(new()));
@@ -88,8 +88,8 @@ fn new_and_close(new: New) {
 
 #[library_benchmark]
 #[bench::bare(args = (Kind::Bare), setup = made)]
-#[bench::matched(args = (Kind::Matched), setup = made, config = at_most(630))]
-#[bench::unmatched(args = (Kind::Unmatched), setup = made, config = at_most(267))]
+#[bench::matched(args = (Kind::Matched), setup = made, config = at_most(609))]
+#[bench::unmatched(args = (Kind::Unmatched), setup = made, config = at_most(29))]
 fn enter_and_exit(span: Span) -> Span {
     for _ in 0..ROUNDS {
         black_box(&span).in_scope(|| ());

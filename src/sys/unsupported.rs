@@ -185,6 +185,7 @@ stubs! {
     fn read_own_stack(_: u64, _: usize, _: &mut Vec<u8>) -> io::Result<()> = unsupported();
     fn read_own_memory(_: Range<u64>) -> io::Result<Vec<u8>> = unsupported();
     fn program_memory(_: Range<u64>) -> Option<&'static [u8]> = None;
+    fn mappings() -> io::Result<Vec<Range<u64>>> = unsupported();
     fn executable_mappings() -> io::Result<Vec<Range<u64>>> = unsupported();
     fn is_mapped_as(_: &File, _: FileIdentity) -> bool = false;
     fn paths_of_mapped(_: FileIdentity) -> Vec<PathBuf> = Vec::new();

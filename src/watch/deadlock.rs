@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Write;
+use std::ops::Range;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -16,8 +17,8 @@ use crate::sys::{self, Blocked, Call};
 const MOST_THREADS: usize = 1_000;
 /// How long a deadlock is watched before it is one.
 const PERSISTS: Duration = Duration::from_millis(5);
-/// How much of a stack is read.
-const STACK_BYTES: usize = 64 << 10;
+/// At most this much of a stack is read.
+const STACK_BYTES: u64 = 64 << 10;
 
 /// A thread that is blocked.
 #[derive(Debug)]
@@ -66,9 +67,11 @@ impl Deadlock {
         if locks.len() < 2 && !has_owner {
             return Vec::new();
         }
+        let mappings = sys::mappings().unwrap_or_default();
         let (mut holders, mut bytes) = (PossibleHolders::new(), Vec::new());
         for thread in &blocked {
-            for (lock, times) in thread.locks_on_stack(&locks, &mut bytes) {
+            let stack = stack_in(&mappings, thread.sp);
+            for (lock, times) in thread.locks_on_stack(stack, &locks, &mut bytes) {
                 holders.entry(lock).or_default().push((times, thread.tid));
             }
         }
@@ -126,8 +129,14 @@ impl BlockedThread {
     }
 
     /// Which of the locks its stack has, other than the one that it waits for, and how often.
-    fn locks_on_stack(&self, locks: &HashSet<u64>, bytes: &mut Vec<u8>) -> HashMap<u64, u32> {
-        if sys::read_own_stack(self.sp, STACK_BYTES, bytes).is_err() {
+    fn locks_on_stack(
+        &self,
+        stack: Range<u64>,
+        locks: &HashSet<u64>,
+        bytes: &mut Vec<u8>,
+    ) -> HashMap<u64, u32> {
+        let length = (stack.end - stack.start) as usize;
+        if sys::read_own_stack(stack.start, length, bytes).is_err() {
             bytes.clear();
         }
         let mut found: HashMap<u64, u32> = HashMap::new();
@@ -138,6 +147,15 @@ impl BlockedThread {
         }
         found
     }
+}
+
+/// What is read of the stack of a thread with this stack pointer. Right above it can be a heap, with the addresses of locks of
+/// all threads.
+fn stack_in(mappings: &[Range<u64>], sp: u64) -> Range<u64> {
+    let after = mappings.partition_point(|mapping| mapping.end <= sp);
+    let mapping = mappings.get(after).filter(|mapping| mapping.contains(&sp));
+    let end = sp.saturating_add(STACK_BYTES);
+    sp..mapping.map_or(end, |mapping| mapping.end.min(end))
 }
 
 /// The threads that may hold each lock, with how often the lock is on the stack of each.
@@ -245,6 +263,19 @@ mod tests {
         let three = [(1, 20), (2, 10), (3, 20)];
         let holders: &[(u64, &[(u32, u32)])] = &[(10, &[(2, 1), (1, 3)]), (20, &[(1, 2)])];
         assert_eq!(found(&three, holders), [(1, 2, true), (2, 1, true), (3, 2, true)]);
+    }
+
+    #[test]
+    fn what_lies_above_a_stack_is_not_part_of_it() {
+        const K: u64 = 1 << 10;
+        let (low, stack, heap) = (K..2 * K, 4 * K..100 * K, 100 * K..900 * K);
+        let mappings = [low, stack, heap];
+        assert_eq!(stack_in(&mappings, 90 * K), 90 * K..100 * K);
+        assert_eq!(stack_in(&mappings, 5 * K), 5 * K..69 * K, "not all of a large one");
+        assert_eq!(stack_in(&mappings, 100 * K), 100 * K..164 * K);
+        // The list is from before the stack was mapped, or there is none.
+        assert_eq!(stack_in(&mappings, 3 * K), 3 * K..67 * K);
+        assert_eq!(stack_in(&[], 3 * K), 3 * K..67 * K);
     }
 
     #[test]

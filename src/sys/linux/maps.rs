@@ -87,6 +87,16 @@ fn visit(mut each: impl FnMut(&MapLine<'_>) -> bool) -> io::Result<()> {
     Ok(())
 }
 
+/// All mappings of this process, by address.
+pub(crate) fn mappings() -> io::Result<Vec<Range<u64>>> {
+    let mut found = Vec::new();
+    visit(|mapping| {
+        found.push(mapping.addresses.clone());
+        true
+    })?;
+    Ok(found)
+}
+
 /// The executable mappings of this process.
 pub(crate) fn executable_mappings() -> io::Result<Vec<Range<u64>>> {
     let mut found = Vec::new();

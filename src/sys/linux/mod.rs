@@ -64,7 +64,7 @@ pub(crate) use files::{
 };
 pub(crate) use fork::{log_between_forks, on_fork};
 pub(crate) use load::load;
-pub(crate) use maps::{executable_mappings, is_mapped_as, paths_of_mapped};
+pub(crate) use maps::{executable_mappings, is_mapped_as, mappings, paths_of_mapped};
 pub(crate) use modules::{
     loaded_modules, module_generation, program_memory, program_path, read_own_memory,
 };
