@@ -8,8 +8,8 @@ use tracing_profiling::{Builder, Source};
 
 use crate::measure::{Setup, figure, median, work};
 
-const SPANS: u32 = 15;
-const THREADS: u32 = 150;
+const SPANS: u32 = 9;
+const THREADS: u32 = 100;
 
 fn late(rules: &str, set: impl FnOnce(Builder) -> Builder) -> Setup {
     Setup::late(rules, |builder| set(builder.profiles_per_minute(u32::MAX)))

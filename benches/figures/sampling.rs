@@ -14,7 +14,7 @@ use crate::rivals::{self, Pprof, Recorder};
 
 /// Units of work per round, of some 100 to 250 µs each.
 const UNITS: u32 = 700;
-const ROUNDS: usize = 11;
+const ROUNDS: usize = 7;
 /// Frames of over a kilobyte each between the work and the start of its thread. The cost of a sample depends on the
 /// stack that is copied or unwound, and stacks of services are deep.
 const FRAMES: u32 = 32;
@@ -171,7 +171,7 @@ fn deliver(set: fn(Builder) -> Builder, seconds: u64) -> (Setup, f64) {
 
 /// With the default settings.
 pub(crate) fn delivered_by_perf() {
-    let (setup, cpu_s) = deliver(perf, 5);
+    let (setup, cpu_s) = deliver(perf, 3);
     let stats = setup.handle.stats();
     let due = cpu_s * 999.0;
     figure("sampling.delivered_999hz", stats.samples.taken as f64 / due * 100.0, "%");

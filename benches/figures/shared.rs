@@ -29,7 +29,7 @@ const CASES: [(&str, &str); 4] = [
     ("first_clone", "10s|error"),
 ];
 const PROCESSES: usize = 3;
-const ROUNDS: usize = 31;
+const ROUNDS: usize = 15;
 /// So few that both threads run until the end, if they do at the start.
 const TIMES: u32 = 2_000;
 

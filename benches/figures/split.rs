@@ -21,7 +21,7 @@ struct Known {
     asleep: Duration,
 }
 
-const SPANS: usize = 40;
+const SPANS: usize = 20;
 /// The maximum delay between a span becoming old and being sampled.
 const LATE: Duration = Duration::from_millis(8);
 /// The number of spans that sleep a thousand times.
@@ -63,10 +63,10 @@ fn mixed() -> Known {
     known
 }
 
-/// 300 ms of work.
+/// Some hundred milliseconds of work.
 fn busy() -> Known {
     let mut known = Known::default();
-    segment(&info_span!("busy"), &mut known, || _ = work_for(300_000_000));
+    segment(&info_span!("busy"), &mut known, || _ = work_for(120_000_000));
     known
 }
 

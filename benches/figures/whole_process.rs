@@ -16,7 +16,7 @@ use tracing_profiling::{ProfileOptions, Source};
 
 use crate::measure::{Setup, figure, unprivileged};
 
-const TIME: Duration = Duration::from_secs(20);
+const TIME: Duration = Duration::from_secs(8);
 const MS: Duration = Duration::from_millis(1);
 
 /// Functions that the compiler must not merge.

@@ -12,6 +12,8 @@ pub(super) const MOST_BYTES: usize = 2_048;
 
 /// A smaller share is not worth a place.
 const NOTABLE: f64 = 0.05;
+/// The same of a row of its own.
+const LEAST_ROW: f64 = 0.01;
 
 /// How much of it is said.
 #[derive(Clone, Copy)]
@@ -105,10 +107,14 @@ impl<'a> Brief<'a> {
         };
         let mut kinds: Vec<_> = kinds.into_iter().filter(is_worth).collect();
         kinds.sort_by_key(|(ns, _)| std::cmp::Reverse(*ns));
-        let of_kind = |(_, kind)| BriefRows { kind, list: profile.own_rows(kind) };
+        let of_kind = |(_, kind)| {
+            let mut list = profile.own_rows(kind);
+            list.retain(|row| row.share >= LEAST_ROW);
+            BriefRows { kind, list }
+        };
         let rows: Vec<_> = kinds.into_iter().map(of_kind).collect();
         let is_of_cpu = rows.iter().any(|rows| rows.kind == SampleKind::OnCpu);
-        let weight_ns = profile.weight_ns().max(1) as f64;
+        let weight_ns = profile.sampled_or_more(SampleKind::OnCpu).max(1) as f64;
         let own_time = profile.functions_by(SampleKind::OnCpu).into_iter().filter(|_| is_of_cpu);
         let own_time = own_time.map(|(name, ns)| (own_name(&name), ns as f64 / weight_ns));
         let own_time = own_time.filter(|(_, share)| *share >= NOTABLE).take(3).collect();

@@ -122,11 +122,20 @@ pub(crate) struct OwnRow {
     pub(crate) location: String,
     /// What it was blocked in or awaited.
     pub(crate) leaf: String,
-    /// Of all samples of the kind.
+    /// Of the time of the kind, as of a hotspot, or of the bytes.
     pub(crate) share: f64,
 }
 
 impl Profile {
+    /// The sum of the samples of one kind, or the on-CPU time, which can be more than they represent.
+    pub(crate) fn sampled_or_more(&self, kind: SampleKind) -> u64 {
+        let total = self.total(kind);
+        match kind {
+            SampleKind::OnCpu => self.least_on_cpu_ns().max(total),
+            _ => total,
+        }
+    }
+
     /// What the samples of one kind have by the innermost own function, or what comes next to that, and by what that was
     /// blocked in or awaited. The most first.
     pub(crate) fn own_rows(&self, kind: SampleKind) -> Vec<OwnRow> {
@@ -147,7 +156,7 @@ impl Profile {
             let locations = rows.entry((function, leaf.unwrap_or_default())).or_default();
             *locations.entry(location).or_default() += sample.total();
         }
-        let total = self.total(kind).max(1) as f64;
+        let total = self.sampled_or_more(kind).max(1) as f64;
         let row = |((function, leaf), locations): (_, BTreeMap<String, u64>)| {
             let share = locations.values().sum::<u64>() as f64 / total;
             let (location, _) = locations.into_iter().max_by_key(|(_, weight)| *weight)?;
@@ -172,10 +181,7 @@ fn find(profile: &Profile, calls: &CallTree<'_>, kind: SampleKind) -> Option<Hot
     if total == 0 {
         return None;
     }
-    let all = match kind {
-        SampleKind::OnCpu => profile.least_on_cpu_ns().max(total),
-        _ => total,
-    };
+    let all = profile.sampled_or_more(kind).max(total);
     let share = |weight: u64| weight as f64 / all as f64;
     let function = |number: usize, weight: u64| FunctionShare {
         name: calls.name(number).to_owned(),

@@ -26,13 +26,15 @@ impl Sizes {
 }
 
 /// What a file has symbols of.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct SymbolContent {
     /// It has a symbol table, not only what it exports.
     pub(super) has_functions: bool,
     pub(super) has_lines: bool,
     /// A part of the debug information is in other files (`.dwo`, `.dwp`).
     pub(super) is_split: bool,
+    /// Addresses of the procedure linkage table, whose jumps to other modules have no symbols.
+    pub(super) linkage_table: Range<u64>,
 }
 
 /// What the section headers contain.
@@ -126,6 +128,14 @@ impl Sections {
             let section = section(index)?;
             let name = text(&names, number(&section, 0, 4));
             let (offset, mut size) = (number(&section, 0x18, 8), number(&section, 0x20, 8));
+            if name.starts_with(b".plt") || name == b".iplt" {
+                let (start, size) = (number(&section, 0x10, 8), number(&section, 0x20, 8));
+                let table = &mut sections.content.linkage_table;
+                // Its parts follow each other.
+                let first = if table.is_empty() { start } else { table.start.min(start) };
+                *table = first..start.saturating_add(size).max(table.end);
+            }
+            // Of a separate debug file, this is all that is not symbols.
             if number(&section, 4, 4) == SHT_NOBITS {
                 continue;
             }
@@ -272,10 +282,10 @@ mod tests {
         assert!(sizes.debug > sizes.symbols, "{sizes:?}");
         assert!(sizes.all() < 4 * length, "{sizes:?}");
         assert_eq!((link, compression), (None, None));
-        assert_eq!(
-            content,
-            SymbolContent { has_functions: true, has_lines: true, is_split: false }
-        );
+        assert!(content.has_functions && content.has_lines && !content.is_split);
+        // The program calls functions of the C library.
+        let table = content.linkage_table;
+        assert!(!table.is_empty() && (table.end - table.start) % 8 == 0, "{table:?}");
     }
 
     #[test]

@@ -132,7 +132,7 @@ impl SymbolFile {
             }
             _ => (Detail::Nothing, 0, Some(Lack::TooLarge(all))),
         };
-        let (lacks, content) = (Vec::from_iter(lack), sections.content);
+        let (lacks, content) = (Vec::from_iter(lack), sections.content.clone());
         let of = |file| Self { file, detail, embedded: None, bytes, lacks, content };
         if detail == Detail::Nothing || !is_copied {
             return file.try_clone().map(of);

@@ -327,6 +327,13 @@ impl Symbolizer {
         state
     }
 
+    /// Whether the address is in the procedure linkage table. The last symbol before it can have no size, and would seem to
+    /// extend over it.
+    fn is_linkage(&self, module: &Module, address: u64) -> bool {
+        let opened = self.opened.get(&module.serial);
+        opened.is_some_and(|opened| opened.content.linkage_table.contains(&address))
+    }
+
     pub(crate) fn find(&mut self, module: &Arc<Module>, address: u64) -> Option<Sym<'static>> {
         if !self.settings.names || !self.file(module).is_usable {
             return None;
@@ -341,6 +348,9 @@ impl Symbolizer {
             return found.ok()?.into_sym().map(Sym::into_owned);
         }
         let opened = self.opened(module);
+        if opened.content.linkage_table.contains(&address) {
+            return None;
+        }
         if opened.detail != Detail::All {
             return self.in_tables(&opened, address);
         }
@@ -364,6 +374,9 @@ impl Symbolizer {
     }
 }
 
+/// In place of the function, as `perf` names it.
+const LINKAGE: &str = "[plt]";
+
 struct WithModules<'a> {
     symbolizer: &'a mut Symbolizer,
     modules: &'a HashMap<MappingId, Arc<Module>>,
@@ -384,6 +397,11 @@ impl Symbols for WithModules<'_> {
         let module = self.modules.get(&location.mapping?)?;
         let found = self.symbolizer.find(module, location.address);
         if found.is_none() {
+            if self.symbolizer.is_linkage(module, location.address) {
+                let function = Function::named(LINKAGE);
+                let line = SourceLine { function, line: 0, column: 0 };
+                return Some((FrameKind::Native, vec![line]));
+            }
             self.symbolizer.note_unnamed(module);
         }
         found.map(|symbol| lines_of(&symbol))
@@ -419,4 +437,39 @@ fn line_of(symbol: &str, code: Option<&CodeInfo<'_>>) -> (SourceLine, bool) {
     let line = code.and_then(|code| code.line).unwrap_or(0);
     let column = code.and_then(|code| code.column).map_or(0, u32::from);
     (SourceLine { function, line, column }, is_rust)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::{Mapping, ProfileId};
+    use crate::unwind::Unwinder;
+
+    #[test]
+    #[cfg(target_env = "gnu")]
+    fn jumps_to_other_modules_have_no_name_of_the_program() {
+        let mut unwinder: Unwinder = Unwinder::default();
+        unwinder.refresh();
+        let modules = unwinder.modules();
+        let program = Arc::clone(modules.get(modules.program().unwrap()).unwrap());
+        let mut symbolizer = Symbolizer::new(SymbolSettings { names: true, most_bytes: u64::MAX });
+        let table = symbolizer.opened(&program).content.linkage_table;
+        assert!(!table.is_empty());
+        let mapping = Profile::new(ProfileId::for_test(1), 1).add_mapping(Mapping::default());
+        let modules = HashMap::from([(mapping, program)]);
+        let mut symbols = WithModules { symbolizer: &mut symbolizer, modules: &modules };
+        for address in [table.start, table.end - 1] {
+            let location = Location {
+                mapping: Some(mapping),
+                address,
+                kind: FrameKind::Native,
+                lines: Vec::new(),
+                is_inferred: false,
+            };
+            let (_, lines) = symbols.lines(&location).unwrap();
+            let names: Vec<_> = lines.iter().map(|line| line.function.name.as_str()).collect();
+            assert_eq!(names, ["[plt]"], "{address:#x}");
+        }
+        assert!(symbolizer.files.values().all(|file| !file.has_unnamed));
+    }
 }
