@@ -153,11 +153,14 @@ fn library(dir: &Path, options: &[&str]) -> Option<PathBuf> {
     }
     let body = "{
         volatile unsigned long x = rounds;
-        for (unsigned long i = 0; i < rounds; i++) x = (x ^ i) * 3 % 1000003;
+        for (unsigned long i = 0; i < rounds; i++) { MARK x = (x ^ i) * 3 % 1000003; }
         return x;
     }";
     let code = format!(
-        "__attribute__((noinline)) static unsigned long its_own(unsigned long rounds) {body}
+        "#ifndef MARK
+         #define MARK
+         #endif
+         __attribute__((noinline)) static unsigned long its_own(unsigned long rounds) {body}
          unsigned long exported(unsigned long rounds) {body}
          unsigned long call_its_own(unsigned long rounds) {{ return its_own(rounds) + 1; }}"
     );
@@ -261,6 +264,16 @@ fn its_own_symbols(dir: &Path, library: &Path) -> Vec<u8> {
 
 fn all_names() -> BTreeSet<String> {
     ["call_its_own", "exported", "its_own"].map(str::to_owned).into()
+}
+
+/// On ARM, assemblers mark in this way where data in code begins and where it ends.
+#[test]
+fn marks_inside_functions_are_not_their_names() {
+    let directory = tempfile::tempdir().unwrap();
+    let mark = r#"-DMARK=__asm__ volatile(".set \"$d.%=\", .");"#;
+    let Some(library) = library(directory.path(), &[mark]) else { return };
+    let (names, ..) = profile_library(&library, |builder| builder);
+    assert_eq!(names, all_names());
 }
 
 #[test]

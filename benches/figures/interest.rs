@@ -3,7 +3,7 @@
 //! The programs are those of `benches/hosts`, each in a process with the layer and in one without.
 
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::hosts::{Host, SHORT, half_interval, log_ratio, print_added, rounds};
 use crate::measure::{added, figure, median};
@@ -60,18 +60,19 @@ fn callsites() {
 const NARROW: f64 = 0.3;
 const LEAST_TURNS: usize = 6;
 const MOST_TURNS: usize = 40;
-const MOST_AMONG_ALL: Duration = Duration::from_secs(12);
+/// The turns in the run of all figures.
+const TURNS_AMONG_ALL: usize = 3;
 
 fn program(program: &str, name: &str, path: Option<&str>, goals: [f64; 2]) {
     let is_asked = std::env::args().any(|argument| argument.starts_with("interest"));
-    let begin = Instant::now();
     let (mut of_with, mut of_off, mut us) = (Vec::new(), Vec::new(), [const { Vec::new() }; 3]);
     for turn in 0..MOST_TURNS {
-        let is_enough = || match is_asked {
-            true => [&of_with, &of_off].iter().all(|ratios| half_interval(ratios) <= NARROW),
-            false => begin.elapsed() > MOST_AMONG_ALL,
+        let are_narrow = || [&of_with, &of_off].iter().all(|of| half_interval(of) <= NARROW);
+        let is_enough = match is_asked {
+            true => turn >= LEAST_TURNS && are_narrow(),
+            false => turn >= TURNS_AMONG_ALL,
         };
-        if turn >= LEAST_TURNS && is_enough() {
+        if is_enough {
             break;
         }
         let mut hosts = [WITHOUT, WITH, OFF].map(|layer| start(program, layer));

@@ -14,7 +14,7 @@ use crate::measure::{Setup, child, figure, median, work};
 const WAITS: usize = 20;
 const HELD: Duration = Duration::from_millis(100);
 const THREADS: usize = 8;
-const WATCHED: Duration = Duration::from_secs(2);
+const WATCHED: Duration = Duration::from_secs(1);
 
 pub(crate) fn run() {
     for (name, source) in [("perf", Source::Perf), ("timer", Source::Timer)] {

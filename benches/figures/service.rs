@@ -200,7 +200,7 @@ const fn few(load: Load) -> Load {
 }
 
 /// The duration of the first load in the run of all figures.
-const AMONG_ALL: Duration = Duration::from_secs(30);
+const AMONG_ALL: Duration = Duration::from_secs(25);
 /// Half of the confidence interval, in percent.
 const NARROW: f64 = 0.3;
 const LEAST_TURNS: usize = 12;

@@ -293,10 +293,21 @@ impl Symbolizer {
     /// sizes, they would seem to extend over the functions of `.dynsym`.
     fn in_tables(&self, opened: &Opened, address: u64) -> Option<Sym<'static>> {
         let detail = opened.detail.min(Detail::Functions);
-        let own = self.look_up(&opened.path, detail, address).ok().flatten();
-        let embedded =
-            || self.look_up(opened.embedded.as_ref()?, Detail::Functions, address).ok()?;
-        own.or_else(embedded)
+        let own = self.in_table(&opened.path, detail, address);
+        own.or_else(|| self.in_table(opened.embedded.as_ref()?, Detail::Functions, address))
+    }
+
+    /// The function in one of them, although there may be marks between its beginning and the address.
+    fn in_table(&self, path: &Path, detail: Detail, address: u64) -> Option<Sym<'static>> {
+        let mut symbol = self.look_up(path, detail, address).ok()??;
+        for _ in 0..MOST_MARKS {
+            if !is_mark(&symbol.name) {
+                let end = symbol.size.map_or(u64::MAX, |size| symbol.addr + size as u64);
+                return (address < end).then_some(symbol);
+            }
+            symbol = self.look_up(path, detail, symbol.addr.checked_sub(1)?).ok()??;
+        }
+        None
     }
 
     fn inspect(&mut self, module: &Module) -> FileState {
@@ -361,7 +372,9 @@ impl Symbolizer {
             }
             None
         });
-        let Some(mut symbol) = symbol else { return self.in_tables(&opened, address) };
+        let Some(mut symbol) = symbol.filter(|symbol| !is_mark(&symbol.name)) else {
+            return self.in_tables(&opened, address);
+        };
         // Line tables alone contain only the last part of a function's path. The symbol table contains all of it,
         // except for inlined functions.
         if !is_qualified(&symbol.name)
@@ -372,6 +385,17 @@ impl Symbolizer {
         }
         Some(symbol)
     }
+}
+
+/// A function has two marks for each place with data in its code.
+const MOST_MARKS: usize = 64;
+
+/// Whether a symbol is a mapping symbol of the ABIs of ARM and RISC-V, which marks the beginning of code or data: `$x`, `$d`,
+/// `$x.` with anything after that.
+fn is_mark(name: &str) -> bool {
+    let mark = name.strip_prefix('$').unwrap_or_default();
+    let (kind, _) = mark.split_once('.').unwrap_or((mark, ""));
+    kind == "d" || kind.starts_with('x')
 }
 
 /// In place of the function, as `perf` names it.
