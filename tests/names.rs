@@ -145,13 +145,15 @@ fn each_slow_route_has_its_name_in_log_and_files() {
         assert!((event["on_cpu_ms"].as_f64().unwrap() - ms(times.on_cpu())).abs() < 0.001);
         assert!((event["off_cpu_ms"].as_f64().unwrap() - ms(times.off_cpu())).abs() < 0.001);
         assert_eq!(event["samples"].as_u64().unwrap(), kept.samples as u64);
-        assert_eq!(text(event, "profile_id"), kept.profile.unwrap().to_string());
-        assert_eq!(text(event, "file"), kept.files[0].display().to_string());
+        let known = |name: &str| event[name].as_str().map(str::to_owned);
+        assert_eq!(known("profile_id"), kept.profile.map(|id| id.to_string()));
+        assert_eq!(known("file"), kept.files.first().map(|file| file.display().to_string()));
         if let Some(hotspot) = kept.hotspot(SampleKind::OnCpu) {
             assert!(text(event, "top").starts_with(&hotspot.functions[0].name), "{hotspot:?}");
         }
         assert_eq!(event["waits"].as_u64().unwrap_or(0), kept.waits.count as u64);
     }
+    assert!(!HAS_STACKS || kept.iter().any(|kept| kept.profile.is_some()), "all without samples");
     // What `jq` would find.
     let slowest = |values: Vec<f64>| {
         let numbered = values.into_iter().enumerate();
