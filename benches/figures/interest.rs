@@ -60,18 +60,14 @@ fn callsites() {
 const NARROW: f64 = 0.3;
 const LEAST_TURNS: usize = 6;
 const MOST_TURNS: usize = 40;
-/// The turns in the run of all figures.
-const TURNS_AMONG_ALL: usize = 3;
 
 fn program(program: &str, name: &str, path: Option<&str>, goals: [f64; 2]) {
     let is_asked = std::env::args().any(|argument| argument.starts_with("interest"));
     let (mut of_with, mut of_off, mut us) = (Vec::new(), Vec::new(), [const { Vec::new() }; 3]);
     for turn in 0..MOST_TURNS {
         let are_narrow = || [&of_with, &of_off].iter().all(|of| half_interval(of) <= NARROW);
-        let is_enough = match is_asked {
-            true => turn >= LEAST_TURNS && are_narrow(),
-            false => turn >= TURNS_AMONG_ALL,
-        };
+        // In the run of all figures there is no time for more.
+        let is_enough = turn >= LEAST_TURNS && (!is_asked || are_narrow());
         if is_enough {
             break;
         }

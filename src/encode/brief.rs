@@ -109,7 +109,8 @@ impl<'a> Brief<'a> {
         kinds.sort_by_key(|(ns, _)| std::cmp::Reverse(*ns));
         let of_kind = |(_, kind)| {
             let mut list = profile.own_rows(kind);
-            list.retain(|row| row.share >= LEAST_ROW);
+            let small = list.iter().skip(1).position(|row| row.share < LEAST_ROW);
+            list.truncate(small.map_or(list.len(), |at| at + 1));
             BriefRows { kind, list }
         };
         let rows: Vec<_> = kinds.into_iter().map(of_kind).collect();

@@ -29,6 +29,9 @@ pub(crate) enum CodeOrigin {
     Library,
 }
 
+/// In place of a function: a part of the procedure linkage table, in which calls of other modules jump there.
+pub(crate) const LINKAGE: &str = "[plt]";
+
 const OF_RUST: [&str; 4] = ["std", "core", "alloc", "hashbrown"];
 const INSTRUMENTATION: [&str; 2] = ["tracing", "tracing_profiling"];
 const RUNTIMES: [&str; 14] = [
@@ -111,6 +114,9 @@ impl OwnCode {
             "__rdl_",
         ];
         let Function { name, file, .. } = function;
+        if name == LINKAGE {
+            return CodeOrigin::Library;
+        }
         if is_wrapper(function) {
             return CodeOrigin::Wrapper;
         }

@@ -5,6 +5,7 @@ use std::fmt::{self, Display};
 
 use super::awaits::{SAMPLED_AWAIT_NS, awaited, own_name};
 use super::call_tree::{CallTree, SampledCall};
+use super::code_origin::LINKAGE;
 use super::leaf::Leaf;
 use super::model::Profile;
 use super::sample::{Sample, SampleKind};
@@ -306,7 +307,7 @@ fn fallback(
         }
     };
     // Time of which only the sum is known is no sample.
-    let is_remark = function.name.starts_with('[');
+    let is_remark = function.name.starts_with('[') && function.name != LINKAGE;
     let is_certain = is_remark || are_enough(kind, samples.iter());
     Some(Hotspot { kind, functions: vec![function], caller: None, leaf, is_certain })
 }

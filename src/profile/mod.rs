@@ -29,7 +29,7 @@ pub(crate) use awaits::await_place;
 pub use awaits::{AwaitSite, Awaits};
 pub(crate) use awaits::{SAMPLED_AWAIT_NS, own_name, unexplained_idle};
 pub use builder::ProfileBuilder;
-pub(crate) use code_origin::{CodeOrigin, is_of_dependency};
+pub(crate) use code_origin::{CodeOrigin, LINKAGE, is_of_dependency};
 pub(crate) use compared::{ComparedSummary, SlowerIn};
 pub(crate) use downsampling::{Downsampling, Selection};
 pub use dump::{DumpedThread, ThreadActivity, ThreadDump};

@@ -58,6 +58,8 @@ pub(super) struct Sections {
 
 /// More sections than any program has.
 const MOST_SECTIONS: u64 = 4096;
+/// Parts of the procedure linkage table are not further apart.
+const MOST_ALIGNMENT: u64 = 64;
 const MOST_NAMES: u64 = 1 << 20;
 /// More notes than any program has.
 const MOST_NOTES: u64 = 64 * 1024;
@@ -130,10 +132,13 @@ impl Sections {
             let (offset, mut size) = (number(&section, 0x18, 8), number(&section, 0x20, 8));
             if name.starts_with(b".plt") || name == b".iplt" {
                 let (start, size) = (number(&section, 0x10, 8), number(&section, 0x20, 8));
-                let table = &mut sections.content.linkage_table;
+                let (part, table) = (part(start, size), &mut sections.content.linkage_table);
                 // Its parts follow each other.
-                let first = if table.is_empty() { start } else { table.start.min(start) };
-                *table = first..start.saturating_add(size).max(table.end);
+                if table.is_empty() {
+                    *table = part;
+                } else if !part.is_empty() && part.start.abs_diff(table.end) < MOST_ALIGNMENT {
+                    table.end = part.end.max(table.end);
+                }
             }
             // Of a separate debug file, this is all that is not symbols.
             if number(&section, 4, 4) == SHT_NOBITS {

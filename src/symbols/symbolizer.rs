@@ -17,7 +17,8 @@ use super::sections::SymbolContent;
 use super::source::{Detail, Lack, SymbolFile};
 use super::{Missing, SymbolSettings, build_id};
 use crate::profile::{
-    FrameKind, Function, Location, MappingId, Profile, SourceLine, Symbolized, Symbols, capped,
+    FrameKind, Function, LINKAGE, Location, MappingId, Profile, SourceLine, Symbolized, Symbols,
+    capped,
 };
 use crate::redact::Redaction;
 use crate::sys;
@@ -300,12 +301,16 @@ impl Symbolizer {
     /// The function in one of them, although there may be marks between its beginning and the address.
     fn in_table(&self, path: &Path, detail: Detail, address: u64) -> Option<Sym<'static>> {
         let mut symbol = self.look_up(path, detail, address).ok()??;
+        if !is_mark(&symbol.name) {
+            return Some(symbol);
+        }
         for _ in 0..MOST_MARKS {
+            symbol = self.look_up(path, detail, symbol.addr.checked_sub(1)?).ok()??;
             if !is_mark(&symbol.name) {
-                let end = symbol.size.map_or(u64::MAX, |size| symbol.addr + size as u64);
+                // Without a size, it may end anywhere.
+                let end = symbol.addr.saturating_add(symbol.size? as u64);
                 return (address < end).then_some(symbol);
             }
-            symbol = self.look_up(path, detail, symbol.addr.checked_sub(1)?).ok()??;
         }
         None
     }
@@ -372,9 +377,13 @@ impl Symbolizer {
             }
             None
         });
-        let Some(mut symbol) = symbol.filter(|symbol| !is_mark(&symbol.name)) else {
-            return self.in_tables(&opened, address);
-        };
+        let Some(mut symbol) = symbol else { return self.in_tables(&opened, address) };
+        if is_mark(&symbol.name) {
+            // Its line is that of the address all the same.
+            let mut function = self.in_tables(&opened, address)?;
+            function.code_info = symbol.code_info;
+            return Some(function);
+        }
         // Line tables alone contain only the last part of a function's path. The symbol table contains all of it,
         // except for inlined functions.
         if !is_qualified(&symbol.name)
@@ -397,9 +406,6 @@ fn is_mark(name: &str) -> bool {
     let (kind, _) = mark.split_once('.').unwrap_or((mark, ""));
     kind == "d" || kind.starts_with('x')
 }
-
-/// In place of the function, as `perf` names it.
-const LINKAGE: &str = "[plt]";
 
 struct WithModules<'a> {
     symbolizer: &'a mut Symbolizer,

@@ -150,7 +150,7 @@ impl BlockedThread {
 }
 
 /// What is read of the stack of a thread with this stack pointer. Right above it can be a heap, with the addresses of locks of
-/// all threads.
+/// all threads. (Before Linux 6.7, or with musl, both can be one mapping; a deadlock can be missed then.)
 fn stack_in(mappings: &[Range<u64>], sp: u64) -> Range<u64> {
     let after = mappings.partition_point(|mapping| mapping.end <= sp);
     let mapping = mappings.get(after).filter(|mapping| mapping.contains(&sp));

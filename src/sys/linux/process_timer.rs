@@ -52,7 +52,7 @@ pub(crate) fn why_no_process_timer() -> Option<WhyRefused> {
         if status.filters != own.filters {
             return Some(WhyRefused::KilledBySeccomp);
         }
-        if !status.is_of_layer && status.blocks(signal) {
+        if !status.is_of_layer && status.blocks(signal) && !status.is_creating_thread() {
             blocked_ns = blocked_ns.saturating_add(cpu_ns_of(tid).unwrap_or(0));
         }
     }
@@ -135,5 +135,38 @@ impl Drop for ProcessTimer {
         if self.rings().all(|ring| ring.home().is_current()) {
             self.stop();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+    use std::thread::{self, sleep};
+    use std::time::Duration;
+
+    use super::*;
+    use crate::sys::{signal_of_timers, thread_cpu_ns};
+
+    #[test]
+    #[cfg(target_env = "gnu")]
+    fn a_thread_that_creates_others_blocks_no_signals() {
+        // A signal is chosen.
+        signal_of_timers(None).unwrap();
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while thread_cpu_ns().unwrap() < 2 * LEAST_BLOCKED_NS {
+                    std::hint::spin_loop();
+                }
+                while !is_over.load(Ordering::Relaxed) {
+                    thread::spawn(|| {}).join().unwrap();
+                }
+            });
+            sleep(Duration::from_millis(300));
+            let found: Vec<_> = (0..200).map(|_| why_no_process_timer()).collect();
+            is_over.store(true, Ordering::Relaxed);
+            let blocked = Some(WhyRefused::SignalBlocked);
+            assert_eq!(found.iter().filter(|why| **why == blocked).count(), 0);
+        });
     }
 }
