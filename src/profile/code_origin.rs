@@ -353,6 +353,12 @@ mod tests {
     use super::*;
 
     #[test]
+    fn jumps_to_other_modules_are_code_of_libraries() {
+        let origin = |in_library| OwnCode::for_test().origin(&Function::named(LINKAGE), in_library);
+        assert_eq!([false, true].map(origin), [CodeOrigin::Library; 2]);
+    }
+
+    #[test]
     fn files_of_dependencies_are_recognized_by_short_paths() {
         for (file, expected) in [
             ("tokio-1.50.0/src/lib.rs", true),

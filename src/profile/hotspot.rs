@@ -712,6 +712,10 @@ mod tests {
         let mut samples = Samples::new();
         samples.ran(&[RENDER, HANDLE], 1).ran(&[PARSE, HANDLE], 1);
         assert_eq!(samples.ran_in(), "likely in shop::parse and shop::render (few samples)");
+        // A jump to a library is a sample, too.
+        let mut samples = Samples::new();
+        samples.ran(&[LINKAGE], 1);
+        assert_eq!(samples.ran_in(), "likely in [plt] (few samples)");
         // Many others do not make one certain.
         let mut samples = Samples::new();
         samples.ran(&[RENDER, MAIN], 5).add(
