@@ -74,7 +74,7 @@ const PARTS: &[Part] = &[
     ("sampling.covered", covered::run),
     ("unwind", unwind::run),
     ("attribution", attribution::run),
-    // Before what takes half a minute.
+    // Its processes wait for half a minute, while others are measured.
     ("symbols", symbols::run),
     ("split", split::run),
     ("off_cpu", off_cpu::run),
