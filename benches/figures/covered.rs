@@ -9,7 +9,8 @@ use tracing_profiling::{Builder, Source};
 use crate::measure::{Setup, figure, median, work};
 
 const SPANS: u32 = 9;
-const THREADS: u32 = 100;
+/// So many that the root is kept, with the shortest work, too.
+const THREADS: u32 = 150;
 
 fn late(rules: &str, set: impl FnOnce(Builder) -> Builder) -> Setup {
     Setup::late(rules, |builder| set(builder.profiles_per_minute(u32::MAX)))
@@ -71,7 +72,9 @@ fn of_short_threads(work_ms: u64, source: Source, hertz: Option<u32>) -> f64 {
             ran += std::thread::scope(|scope| scope.spawn(thread).join().expect("it ends"));
         }
     });
-    100.0 * weight_ns(&setup) / ran.as_nanos() as f64
+    let sampled_ns = weight_ns(&setup);
+    assert!(sampled_ns > 0.0, "the root is kept: {:?}", setup.handle.stats());
+    100.0 * sampled_ns / ran.as_nanos() as f64
 }
 
 pub(crate) fn run() {
