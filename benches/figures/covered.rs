@@ -9,7 +9,7 @@ use tracing_profiling::{Builder, Source};
 use crate::measure::{Setup, figure, median, work};
 
 const SPANS: u32 = 9;
-/// So many that the root is kept, with the shortest work, too.
+/// Enough for the root to be kept, with the shortest work, too.
 const THREADS: u32 = 150;
 
 fn late(rules: &str, set: impl FnOnce(Builder) -> Builder) -> Setup {

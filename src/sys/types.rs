@@ -302,16 +302,20 @@ pub(crate) struct MappedPart {
     pub(crate) file_offset: u64,
 }
 
-/// The loaded modules and their generation.
+/// How often modules have been loaded and unloaded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ModuleLoads {
+    pub(crate) loaded: u64,
+    pub(crate) unloaded: u64,
+}
+
+/// The loaded modules.
 #[derive(Debug)]
 pub(crate) struct ModuleList {
-    pub(crate) generation: u64,
+    pub(crate) loads: ModuleLoads,
     pub(crate) modules: Vec<LoadedModule>,
     /// How many of them the loader lists. These are the first, in the order in which they were loaded.
     pub(crate) listed: usize,
-    /// How often one was loaded and unloaded.
-    pub(crate) loads: u64,
-    pub(crate) unloads: u64,
     /// Whether the files of modules were found out.
     pub(crate) has_files: bool,
 }

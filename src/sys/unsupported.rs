@@ -20,9 +20,9 @@ use parking_lot::{Condvar, Mutex};
 #[cfg(feature = "process-context")]
 use super::types::Unpublished;
 use super::types::{
-    Blocked, Call, FileIdentity, FilteredSyscall, Load, MissedSignals, ModuleList, OsThread,
-    ProcessLosses, PublishesSpan, SampleRequest, Schedstat, ThreadUsage, ThrottlingUnknown,
-    TimerClock, WhyRefused,
+    Blocked, Call, FileIdentity, FilteredSyscall, Load, MissedSignals, ModuleList, ModuleLoads,
+    OsThread, ProcessLosses, PublishesSpan, SampleRequest, Schedstat, ThreadUsage,
+    ThrottlingUnknown, TimerClock, WhyRefused,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -190,10 +190,10 @@ stubs! {
     fn is_mapped_as(_: &File, _: FileIdentity) -> bool = false;
     fn paths_of_mapped(_: FileIdentity) -> Vec<PathBuf> = Vec::new();
     fn program_path() -> Option<PathBuf> = None;
-    fn module_generation() -> u64 = 0;
+    fn module_loads() -> ModuleLoads = ModuleLoads::default();
     fn loaded_modules(_: bool) -> ModuleList =
         ModuleList {
-            generation: 0, modules: Vec::new(), listed: 0, loads: 0, unloads: 0, has_files: true
+            loads: ModuleLoads::default(), modules: Vec::new(), listed: 0, has_files: true
         };
     fn kernel_symbols() -> io::Result<io::Empty> = unsupported();
     fn path_of_open(_: &File, _: usize) -> PathBuf = PathBuf::new();

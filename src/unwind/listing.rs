@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use crate::sys::{LoadedModule, loaded_modules, module_generation, thread_cpu_ns};
+use crate::sys::{
+    LoadedModule, ModuleList, ModuleLoads, loaded_modules, module_loads, thread_cpu_ns,
+};
 
 /// Reading the mappings of the process may take a tenth of the time: some have ten thousands, and load libraries often.
 const PAUSE: u32 = 10;
@@ -12,11 +14,13 @@ const AHEAD: Duration = Duration::from_secs(5);
 const LONG_PAUSE: Duration = Duration::from_secs(1);
 
 /// What was read last.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct ModuleListing {
-    generation: Option<u64>,
-    /// How often libraries had been loaded and unloaded.
-    loads: Option<(u64, u64)>,
+    loads: Option<ModuleLoads>,
+    /// Those before all samples that are not yet read.
+    before_samples: ModuleLoads,
+    /// Those before all samples that will not yet be read when this reading of samples ends.
+    before_others: ModuleLoads,
     /// Whether the files of the modules were found out.
     has_files: bool,
     /// Until when the mappings may not be read again, apart from what is allowed ahead.
@@ -26,21 +30,36 @@ pub(super) struct ModuleListing {
 /// The modules that are loaded.
 pub(super) struct ChangedModules {
     pub(super) modules: Vec<LoadedModule>,
-    /// The first that may have been loaded since others were unloaded.
+    /// The first that may be where another one was when samples were taken that are not yet read.
     pub(super) first_new: usize,
 }
 
 impl ModuleListing {
+    /// Of a process without samples.
+    pub(super) fn new() -> Self {
+        Self::after(module_loads())
+    }
+
+    fn after(loads: ModuleLoads) -> Self {
+        Self {
+            loads: None,
+            before_samples: loads,
+            before_others: loads,
+            has_files: false,
+            read_until: None,
+        }
+    }
+
     /// Whether a library was loaded or unloaded since it was read.
     pub(super) fn is_outdated(&self) -> bool {
-        self.generation.is_some_and(|generation| generation != module_generation())
+        self.loads.is_some_and(|loads| loads != module_loads())
     }
 
     /// Reads it if there was a change.
     pub(super) fn read(&mut self) -> Option<ChangedModules> {
         let now = Instant::now();
         let may_read = self.read_until.is_none_or(|until| until <= now + AHEAD);
-        let is_known = self.generation == Some(module_generation());
+        let is_known = self.loads == Some(module_loads());
         if is_known && (self.has_files || !may_read) {
             return None;
         }
@@ -54,16 +73,74 @@ impl ModuleListing {
                 false => now + AHEAD + LONG_PAUSE,
             });
         }
-        let before = self.loads.replace((list.loads, list.unloads));
-        (self.generation, self.has_files) = (Some(list.generation), list.has_files);
-        let first_new = match before {
+        Some(self.note(list))
+    }
+
+    fn note(&mut self, list: ModuleList) -> ChangedModules {
+        let ModuleList { loads, modules, listed, has_files } = list;
+        (self.loads, self.has_files) = (Some(loads), has_files);
+        let before = self.before_samples;
+        let first_new = if loads.unloaded == before.unloaded {
+            modules.len()
+        } else {
             // As many as were loaded are at the end of the loader's list, less those that are gone again.
-            Some((loads, unloads)) if unloads != list.unloads => {
-                let loaded = usize::try_from(list.loads.wrapping_sub(loads)).unwrap_or(usize::MAX);
-                list.listed.saturating_sub(loaded)
-            }
-            _ => list.modules.len(),
+            let loaded = loads.loaded.wrapping_sub(before.loaded);
+            listed.saturating_sub(usize::try_from(loaded).unwrap_or(usize::MAX))
         };
-        Some(ChangedModules { modules: list.modules, first_new })
+        ChangedModules { modules, first_new }
+    }
+
+    /// The reading of all samples that were taken until now begins.
+    pub(super) fn begin_reading(&mut self) {
+        self.before_others = self.loads.unwrap_or(self.before_others);
+    }
+
+    /// All of them have been read.
+    pub(super) fn end_reading(&mut self) {
+        self.before_samples = self.before_others;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::unwind::unwinder::tests::code;
+
+    /// The first module that may be where another one was, in a list of ten.
+    fn first_new(listing: &mut ModuleListing, loaded: u64, unloaded: u64) -> usize {
+        let modules = vec![code(0x1000..0x2000); 10];
+        let loads = ModuleLoads { loaded, unloaded };
+        listing.note(ModuleList { loads, modules, listed: 10, has_files: true }).first_new
+    }
+
+    fn listing() -> ModuleListing {
+        ModuleListing::after(ModuleLoads { loaded: 10, unloaded: 2 })
+    }
+
+    #[test]
+    fn what_was_loaded_after_another_was_unloaded_is_new() {
+        let listing = &mut listing();
+        assert_eq!(first_new(listing, 12, 2), 10, "nothing was unloaded");
+        assert_eq!(first_new(listing, 13, 3), 7);
+        assert_eq!(first_new(listing, 90, 80), 0, "all may be");
+    }
+
+    #[test]
+    fn what_was_unloaded_before_the_first_list_is_not_hidden() {
+        assert_eq!(first_new(&mut listing(), 12, 3), 8);
+    }
+
+    #[test]
+    fn a_list_that_is_read_in_between_does_not_hide_what_was_unloaded() {
+        let listing = &mut listing();
+        // Unloaded, then read, although no samples are read, then another one is loaded.
+        assert_eq!(first_new(listing, 10, 3), 10);
+        assert_eq!(first_new(listing, 11, 3), 9);
+        listing.begin_reading();
+        // Samples that are being read are of either.
+        assert_eq!(first_new(listing, 11, 3), 9);
+        listing.end_reading();
+        assert_eq!(first_new(listing, 12, 3), 10);
+        assert_eq!(first_new(listing, 13, 4), 8);
     }
 }

@@ -97,8 +97,10 @@ pub(crate) struct Modules {
     program: Option<ModuleId>,
     /// Sorted by their starts.
     loaded: Vec<Loaded>,
-    /// Code that was loaded where other code may have been before.
+    /// Code that was loaded where other code may have been when samples were taken that are not yet read.
     contested: Vec<Range<u64>>,
+    /// That code when the reading of samples began.
+    contested_until_read: Vec<Range<u64>>,
     /// How many were needed when some were forgotten last.
     needed: usize,
 }
@@ -145,7 +147,7 @@ pub(super) enum ModuleChange {
 impl Modules {
     /// Updates the modules from the list of those that are loaded. From `first_new` on, they may have been loaded where
     /// others were unloaded, and it is not known of samples from before in which of the two they are: that code is
-    /// [contested](Self::contested). This includes those that were there before, which may have been loaded again.
+    /// [contested](Self::is_contested). This includes those that were there before, which may have been loaded again.
     pub(super) fn update(&mut self, list: &[LoadedModule], first_new: usize) -> Vec<ModuleChange> {
         let mut changes = Vec::new();
         let mut loaded = Vec::new();
@@ -201,6 +203,9 @@ impl Modules {
             modules.for_each(|module| module.is_loaded.store(is_loaded, Ordering::Relaxed));
         }
         self.loaded = loaded;
+        // Some of it may have been contested before.
+        self.contested.sort_by_key(|code| (code.start, code.end));
+        self.contested.dedup();
         changes
     }
 
@@ -217,19 +222,32 @@ impl Modules {
         self.loaded.iter_mut().for_each(|entry| entry.is_certain = true);
     }
 
-    /// How much code is contested.
-    pub(super) fn contested(&self) -> usize {
-        self.contested.len()
+    /// Libraries were loaded or unloaded during each update: what was read may be of another one.
+    pub(super) fn contest_uncertain(&mut self) {
+        let uncertain = self.loaded.iter().filter(|entry| !entry.is_certain);
+        self.contested.extend(uncertain.map(|entry| entry.start..entry.end));
     }
 
     /// Whether an address is in contested code, which is taken for no code.
     pub(super) fn is_contested(&self, address: u64) -> bool {
-        self.contested.iter().any(|code| code.contains(&address))
+        let contested = self.contested_until_read.iter().chain(&self.contested);
+        contested.into_iter().any(|code| code.contains(&address))
     }
 
-    /// All samples that were taken before the first `number` changes have been read.
-    pub(super) fn forget_contested(&mut self, number: usize) {
-        self.contested.drain(..number.min(self.contested.len()));
+    /// The reading of all samples that were taken until now begins.
+    pub(super) fn begin_reading(&mut self) {
+        // There is some if samples were left.
+        let contested = &mut self.contested_until_read;
+        contested.append(&mut self.contested);
+        contested.sort_by_key(|code| (code.start, code.end));
+        contested.dedup();
+    }
+
+    /// All of them have been read. Returns whether there is less contested code.
+    pub(super) fn end_reading(&mut self) -> bool {
+        let is_less = !self.contested_until_read.is_empty();
+        self.contested_until_read.clear();
+        is_less
     }
 
     pub(super) fn is_code(&self, address: u64) -> bool {
@@ -609,14 +627,31 @@ mod tests {
         assert_eq!(path_of(&modules, 0x10_1234), None);
         assert!(modules.is_contested(0x20_1234) && !modules.is_code(0x20_1234));
         assert_eq!(path_of(&modules, 0x50_1234), Some("/program"));
-        let before = modules.contested();
+        modules.begin_reading();
         modules.update(&list(&[0x10_0000, 0x20_0000, 0x30_0000]), 3);
-        modules.forget_contested(before);
+        assert!(modules.end_reading());
         assert_eq!(path_of(&modules, 0x10_1234), Some("/a.so"));
         assert_eq!(path_of(&modules, 0x30_1234), None);
-        let all = modules.contested();
-        modules.forget_contested(all);
+        modules.begin_reading();
+        assert!(modules.end_reading());
         assert_eq!(path_of(&modules, 0x30_1234), Some("/a.so"));
+        modules.begin_reading();
+        assert!(!modules.end_reading());
+    }
+
+    #[test]
+    fn what_was_read_while_libraries_came_and_went_is_contested() {
+        let mut modules = Modules::default();
+        let list = [library("/a.so", 0x10_0000)];
+        modules.update(&list, usize::MAX);
+        modules.contest_uncertain();
+        assert_eq!(path_of(&modules, 0x10_1234), None);
+        modules.update(&list, usize::MAX);
+        modules.confirm();
+        modules.contest_uncertain();
+        modules.begin_reading();
+        modules.end_reading();
+        assert_eq!(path_of(&modules, 0x10_1234), Some("/a.so"));
     }
 
     #[test]

@@ -43,8 +43,8 @@ pub(crate) struct Unwinder<M: ArchUnwinder = Native> {
     /// Memory for reading rows of tables.
     context: gimli::UnwindContext<usize>,
     listing: ModuleListing,
-    /// How much contested code there was when the reading of samples began.
-    contested: usize,
+    /// Some samples of this reading are left to be read next time.
+    has_left: bool,
 }
 
 /// A library can be loaded or unloaded while the list is read.
@@ -68,8 +68,8 @@ where
             modules: Modules::default(),
             places: Places::default(),
             context: gimli::UnwindContext::new(),
-            listing: ModuleListing::default(),
-            contested: 0,
+            listing: ModuleListing::new(),
+            has_left: false,
         }
     }
 }
@@ -82,9 +82,10 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
             let Some(list) = self.listing.read() else { return };
             self.update(&list.modules, list.first_new);
             if !self.listing.is_outdated() {
-                self.modules.confirm();
+                return self.modules.confirm();
             }
         }
+        self.modules.contest_uncertain();
     }
 
     /// Whether a library was loaded or unloaded since the list was updated.
@@ -94,19 +95,23 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
 
     /// The reading of all samples begins.
     pub(crate) fn begin_reading(&mut self) {
-        self.contested = self.modules.contested();
+        self.has_left = false;
+        self.listing.begin_reading();
+        self.modules.begin_reading();
     }
 
     /// Some samples are left to be read next time.
     pub(crate) fn leave_samples(&mut self) {
-        self.contested = 0;
+        self.has_left = true;
     }
 
     /// It has ended: samples that are read from now on were taken after it began, unless some were left.
     pub(crate) fn end_reading(&mut self) {
-        let contested = std::mem::take(&mut self.contested);
-        if contested > 0 {
-            self.modules.forget_contested(contested);
+        if self.has_left {
+            return;
+        }
+        self.listing.end_reading();
+        if self.modules.end_reading() {
             self.places = Places::default();
         }
     }

@@ -247,13 +247,6 @@ pub(super) struct ThreadStatus {
 }
 
 impl ThreadStatus {
-    /// While glibc creates a thread, it blocks all signals for a moment, also that with which `setuid` reaches all threads,
-    /// which a program cannot block by its functions.
-    pub(super) fn is_creating_thread(&self) -> bool {
-        const SIGSETXID: libc::c_int = 33;
-        cfg!(target_env = "gnu") && self.blocks(SIGSETXID)
-    }
-
     pub(super) fn blocks(&self, signal: libc::c_int) -> bool {
         u32::try_from(signal - 1)
             .is_ok_and(|bit| self.blocked.checked_shr(bit).unwrap_or(0) & 1 != 0)

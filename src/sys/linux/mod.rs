@@ -66,7 +66,7 @@ pub(crate) use fork::{log_between_forks, on_fork};
 pub(crate) use load::load;
 pub(crate) use maps::{executable_mappings, is_mapped_as, mappings, paths_of_mapped};
 pub(crate) use modules::{
-    loaded_modules, module_generation, program_memory, program_path, read_own_memory,
+    loaded_modules, module_loads, program_memory, program_path, read_own_memory,
 };
 pub(crate) use own_files::{Files, KernelFile};
 pub(crate) use pages::{map_memory, unmap_memory};

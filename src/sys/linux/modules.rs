@@ -17,17 +17,18 @@ use super::calls::may;
 use super::fork::{ForkSafe, ForkSafeGuard};
 use super::maps::{OtherFile, file_at, module_files};
 use crate::sys::types::{
-    FilteredSyscall, LoadedModule, MappedFile, MappedPart, ModuleList, NoFile, WhyRefused,
+    FilteredSyscall, LoadedModule, MappedFile, MappedPart, ModuleList, ModuleLoads, NoFile,
+    WhyRefused,
 };
 
-/// A number that changes whenever a library is loaded or unloaded.
-pub(crate) fn module_generation() -> u64 {
-    let mut generation = 0;
+/// What changes whenever a library is loaded or unloaded.
+pub(crate) fn module_loads() -> ModuleLoads {
+    let mut loads = ModuleLoads::default();
     iterate(&mut |info| {
-        generation = generation_of(info);
+        loads = loads_of(info);
         false
     });
-    generation
+    loads
 }
 
 /// All modules that are currently loaded, with their files or without.
@@ -44,8 +45,7 @@ pub(crate) fn loaded_modules(with_files: bool) -> ModuleList {
         modules.extend(vdso());
     }
     let has_files = with_files && find_files(&mut modules);
-    let Listing { generation, loads, unloads, .. } = listing;
-    ModuleList { generation, modules, listed, loads, unloads, has_files }
+    ModuleList { loads: listing.loads, modules, listed, has_files }
 }
 
 /// Finds the files of modules, and further modules: the loader does not list those of other namespaces (`dlmopen`). Returns
@@ -87,9 +87,7 @@ fn unlisted(other: OtherFile) -> Option<LoadedModule> {
 /// A copy of the loader's list, which is made without allocating: see [`iterate`].
 #[derive(Default)]
 struct Listing {
-    generation: u64,
-    loads: u64,
-    unloads: u64,
+    loads: ModuleLoads,
     found: Vec<Found>,
     /// The names of all modules, in turn.
     names: Vec<u8>,
@@ -119,8 +117,7 @@ impl Listing {
 
     fn add(&mut self, info: &libc::dl_phdr_info) {
         let name = name_of(info);
-        self.generation = generation_of(info);
-        (self.loads, self.unloads) = (info.dlpi_adds, info.dlpi_subs);
+        self.loads = loads_of(info);
         self.modules_needed += 1;
         self.names_needed += name.len();
         if name.len() <= self.names.capacity() - self.names.len() {
@@ -276,9 +273,8 @@ pub(super) fn lock_loader() -> ForkSafeGuard<()> {
     LOADER.lock()
 }
 
-fn generation_of(info: &libc::dl_phdr_info) -> u64 {
-    // Both only grow, so their sum changes whenever one of them does.
-    info.dlpi_adds.wrapping_add(info.dlpi_subs)
+fn loads_of(info: &libc::dl_phdr_info) -> ModuleLoads {
+    ModuleLoads { loaded: info.dlpi_adds, unloaded: info.dlpi_subs }
 }
 
 /// Calls `visit` for each loaded module until it returns false, under the loader's lock.
@@ -415,7 +411,7 @@ mod tests {
         assert_eq!(vdsos.count(), usize::from(vdso().is_some()));
         let without_file = list.modules.iter().filter(|module| module.file.is_err());
         assert!(without_file.into_iter().all(|module| module.is_vdso));
-        assert_eq!(list.generation, module_generation());
+        assert_eq!(list.loads, module_loads());
     }
 
     #[test]

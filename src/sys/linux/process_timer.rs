@@ -3,6 +3,8 @@
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+use std::thread::sleep;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -42,23 +44,39 @@ const MOST_BLOCKED: u64 = 50;
 /// Less than this says nothing.
 const LEAST_BLOCKED_NS: u64 = 100_000_000;
 
+/// A thread blocks all signals for a moment while it creates another one, or does what must not be interrupted.
+const LOOKS: u32 = 10;
+const BETWEEN_LOOKS: Duration = Duration::from_millis(2);
+
 /// Why such a timer would harm the process as its threads are now: the handler's calls may end it on a thread with
-/// other seccomp filters than the calling one, and a thread that blocks the signal passes it on.
+/// other seccomp filters than the calling one, and a thread that blocks the signal passes it on. Takes 20 ms if many
+/// threads seem to.
 pub(crate) fn why_no_process_timer() -> Option<WhyRefused> {
     let own = status_of(current_tid())?;
-    let (signal, mut blocked_ns) = (*lock_signal(), 0_u64);
+    let (signal, mut blocking) = (*lock_signal(), Vec::new());
     for tid in own_threads().unwrap_or_default() {
         let Some(status) = status_of(tid) else { continue };
         if status.filters != own.filters {
             return Some(WhyRefused::KilledBySeccomp);
         }
-        if !status.is_of_layer && status.blocks(signal) && !status.is_creating_thread() {
-            blocked_ns = blocked_ns.saturating_add(cpu_ns_of(tid).unwrap_or(0));
+        if !status.is_of_layer && status.blocks(signal) {
+            blocking.push(tid);
         }
     }
-    let all_ns = process_cpu_ns().unwrap_or(0);
-    let is_much = blocked_ns > LEAST_BLOCKED_NS && blocked_ns > all_ns / MOST_BLOCKED;
-    is_much.then_some(WhyRefused::SignalBlocked)
+    for _ in 0..LOOKS {
+        if !is_much(&blocking) {
+            return None;
+        }
+        sleep(BETWEEN_LOOKS);
+        blocking.retain(|tid| status_of(*tid).is_some_and(|status| status.blocks(signal)));
+    }
+    is_much(&blocking).then_some(WhyRefused::SignalBlocked)
+}
+
+/// Whether these threads use much of the CPU time.
+fn is_much(tids: &[u32]) -> bool {
+    let used_ns = tids.iter().filter_map(|tid| cpu_ns_of(*tid)).fold(0, u64::saturating_add);
+    used_ns > LEAST_BLOCKED_NS && used_ns > process_cpu_ns().unwrap_or(0) / MOST_BLOCKED
 }
 
 /// Lets one of the layer's own threads be sampled as the others, if the process is: the kernel would send the signals of
@@ -141,14 +159,12 @@ impl Drop for ProcessTimer {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicBool;
-    use std::thread::{self, sleep};
-    use std::time::Duration;
+    use std::thread;
 
     use super::*;
     use crate::sys::{signal_of_timers, thread_cpu_ns};
 
     #[test]
-    #[cfg(target_env = "gnu")]
     fn a_thread_that_creates_others_blocks_no_signals() {
         // A signal is chosen.
         signal_of_timers(None).unwrap();
