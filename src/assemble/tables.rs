@@ -378,13 +378,17 @@ impl<'a> Tables<'a> {
             let linked = parent.and_then(|parent| self.profile.link(parent)?.linked);
             return Some(Link { linked, ..Link::named(name, parent) });
         }
-        let fields = self.kept.get(&span).map(|kept| kept.facts.fields.clone());
+        let kept = self.kept.get(&span).map(|kept| &kept.facts);
+        // The clock may have been refined since the span was opened, and a kept span is found by its start.
+        let start = || self.builder.unix_ns(known.opened_ns);
+        let start_unix_ns = kept.map_or_else(start, |kept| kept.start_unix_ns);
+        let fields = kept.map(|kept| kept.fields.clone());
         let linked = self.linked.as_mut()?;
         Some(Link {
             ids: linked.ids_of(span),
             linked: linked.of_samples_in(span),
             fields: fields.unwrap_or_default(),
-            start_unix_ns: self.builder.unix_ns(known.opened_ns),
+            start_unix_ns,
             end_unix_ns: pending.closed_ns.map_or(0, |closed_ns| self.builder.unix_ns(closed_ns)),
             ..Link::named(name, parent)
         })
@@ -423,5 +427,45 @@ impl<'a> Tables<'a> {
             parent = Some(link);
         }
         parent
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::facts::Facts;
+    use crate::keep::{Callsites, Rules, ShownFields};
+    use crate::sinks::Store;
+    use crate::span::{Plan, RegistryId, SpanInfo};
+    use crate::unwind::Unwinder;
+
+    #[test]
+    fn the_link_of_a_kept_span_starts_when_its_facts_say() {
+        let key = SpanKey::new(1).unwrap();
+        let kept = KeptSpan {
+            opened_ns: 7,
+            facts: Facts { start_unix_ns: 1_007, ..Facts::default() },
+            ..KeptSpan::for_test(key, key, 1)
+        };
+        let plan = Box::new(|_: &_| Plan::default());
+        let rules: Rules = "0ms".parse().unwrap();
+        let callsites = Callsites::new(rules, plan, ShownFields::default(), Arc::default());
+        let plan = callsites.find(kept.metadata).unwrap().number;
+        let mut pending = Store::new(1 << 20, 100, 100);
+        let info = SpanInfo { parent: None, root: key, id: RegistryId::MIN, plan, opened_ns: 5 };
+        pending.register(key, info, 0);
+        let group = ProfileGroup::for_test(key, vec![kept]);
+        let unwinder = Unwinder::default();
+        let inputs = ProfileInputs::new(&callsites, &pending, &unwinder);
+        let inputs = ProfileInputs { unix_offset_ns: 1_000, ..inputs };
+        let other = ProfileGroup::for_test(key, Vec::new());
+        let start_in = |group| {
+            let id = ProfileId::for_test(1);
+            let mut tables = Tables::new(inputs, id, Some(group), SpanDetail::All);
+            let link = tables.link(key, &HashSet::from([key])).unwrap();
+            tables.profile.link(link).unwrap().start_unix_ns
+        };
+        assert_eq!(start_in(&other), 1_005);
+        assert_eq!(start_in(&group), 1_007);
     }
 }
