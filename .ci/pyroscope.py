@@ -1,5 +1,6 @@
-"""pyroscope.py DIRECTORY [URL]: checks what the ids on spans lead to in Pyroscope, asked as Grafana asks. DIRECTORY has
-what the example `links` has written: its lines as spans.jsonl, and its profiles as .otlp files.
+"""pyroscope.py DIRECTORY [URL]: checks what Pyroscope answers when it is asked as Grafana asks: what the ids on spans lead
+to, and in DIRECTORY/process, the CPU time by local root. DIRECTORY has what the example `links` has written: its lines as
+spans.jsonl, and its profiles as .otlp files; DIRECTORY/process the continuous profiles of the example `slow_requests`.
 
 With a URL, sends the profiles to that Pyroscope, asks it, and records its answers in DIRECTORY/answers.json. Without
 one, answers as Pyroscope does, by the links of the samples; where there are recorded answers, these must be the same."""
@@ -13,6 +14,7 @@ from pathlib import Path
 from opentelemetry.proto.profiles.v1development.profiles_pb2 import ProfilesData
 
 CPU = "process_cpu:cpu:nanoseconds:cpu:nanoseconds"
+PROCESS = "cpu:cpu:nanoseconds:cpu:nanoseconds"
 OFF_CPU = "off_cpu:off_cpu:nanoseconds:off_cpu:nanoseconds"
 # For each span with CPU time: the span that its attribute names (`None`: one that was not kept), and those of the
 # example's functions that its graph has.
@@ -25,6 +27,8 @@ EXPECTED = {
     "stream a": ("stream a", {"serve_stream_a"}),
     "stream b": ("stream b", {"serve_stream_b"}),
 }
+# Of the process: what the graph of a local root has.
+ROOTS = {"GET /bundles": "count_cheap_bundles", "GET /similar": "sqlite3VdbeExec"}
 BUSY = set().union(*(functions for _, functions in EXPECTED.values()))
 # A limit for answers that never come; no result depends on it.
 PATIENCE_S = 120
@@ -71,6 +75,40 @@ class Files:
         return [sorted(functions), total]
 
 
+    def ask_process(self, root):
+        """The functions in the flame graph of a local root (of all, if it is `None`), sorted, and the CPU time."""
+        functions, total = set(), 0
+        for dictionary, labels, sample in self.process_samples():
+            if root not in (None, labels.get("local_root")):
+                continue
+            total += sum(sample.values)
+            for location in dictionary.stack_table[sample.stack_index].location_indices:
+                for line in dictionary.location_table[location].lines:
+                    function = dictionary.function_table[line.function_index]
+                    functions.add(dictionary.string_table[function.name_strindex])
+        return [sorted(functions), total]
+
+    def ask_series(self, label):
+        """The CPU time by the value of a label, "" where there is none."""
+        times = {}
+        for _, labels, sample in self.process_samples():
+            value = labels.get(label, "")
+            times[value] = times.get(value, 0) + sum(sample.values)
+        return times
+
+    def process_samples(self):
+        for dictionary, profile in self.profiles():
+            if dictionary.string_table[profile.sample_type.type_strindex] != "cpu":
+                continue
+            for sample in profile.samples:
+                attributes = [dictionary.attribute_table[index] for index in sample.attribute_indices]
+                labels = {
+                    dictionary.string_table[one.key_strindex]: one.value.string_value
+                    for one in attributes
+                }
+                yield dictionary, labels, sample
+
+
 class Pyroscope:
     """Asks a server. What is stored can take a moment to be found."""
 
@@ -85,29 +123,46 @@ class Pyroscope:
         with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
             return answer.read()
 
-    def ask(self, profile_type, span):
+    def query(self, method, profile_type, labels=(), **more):
         now = int(time.time() * 1000)
+        labels = {"service_name": self.service, **dict(labels)}
         question = {
             "profileTypeID": profile_type,
-            "labelSelector": f'{{service_name="{self.service}"}}',
-            "spanSelector": [span],
+            "labelSelector": "{" + ",".join(f'{key}="{value}"' for key, value in labels.items()) + "}",
             "start": now - 3_600_000,
             "end": now + 60_000,
-            "maxNodes": 16384,
+            **more,
         }
-        path = "querier.v1.QuerierService/SelectMergeSpanProfile"
-        answer = self.post(path, json.dumps(question).encode(), "application/json")
-        graph = json.loads(answer).get("flamegraph", {})
+        path = f"querier.v1.QuerierService/{method}"
+        return json.loads(self.post(path, json.dumps(question).encode(), "application/json"))
+
+    def graph(self, *question, **more):
+        graph = self.query(*question, **more, maxNodes=16384).get("flamegraph", {})
         names = set(graph.get("names", [])) - {"total"}
         return [sorted(names), int(graph.get("total", 0))]
 
-    def ask_until(self, expected, profile_type, span):
-        end = time.monotonic() + PATIENCE_S
-        while True:
-            answer = self.ask(profile_type, span)
-            if answer == expected or time.monotonic() > end:
-                return answer
-            time.sleep(1)
+    def ask(self, profile_type, span):
+        return self.graph("SelectMergeSpanProfile", profile_type, spanSelector=[span])
+
+    def ask_process(self, root):
+        labels = {} if root is None else {"local_root": root}
+        return self.graph("SelectMergeStacktraces", PROCESS, labels)
+
+    def ask_series(self, label):
+        times = {}
+        for series in self.query("SelectSeries", PROCESS, groupBy=[label], step=10)["series"]:
+            value = next((one["value"] for one in series.get("labels", [])), "")
+            times[value] = sum(int(point["value"]) for point in series["points"])
+        return times
+
+
+def ask_until(expected, ask):
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        answer = ask()
+        if answer == expected or time.monotonic() > end:
+            return answer
+        time.sleep(1)
 
 
 def check(spans, ids, ask):
@@ -138,30 +193,59 @@ def check(spans, ids, ask):
     assert total >= 250e6 and any("sleep" in name for name in names), (names, total)
 
 
+def check_process(ask_process, ask_series):
+    """Checks what is answered on continuous profiles."""
+    functions, total = ask_process(None)
+    print(f"all: {total / 1e6:.0f} ms, {len(functions)} functions")
+    by_root, by_thread = ask_series("local_root"), ask_series("thread.name")
+    assert sum(by_root.values()) == sum(by_thread.values()) == total > 0, (by_root, by_thread)
+    for root, function in ROOTS.items():
+        functions, time_ns = ask_process(root)
+        print(f"{root}: {time_ns / 1e6:.0f} ms")
+        assert time_ns == by_root[root], (root, time_ns)
+        assert any(function in name for name in functions), f"{root}: no {function}"
+
+
+class Answers:
+    """Answers from the profiles in a directory. If a server is asked, too, or its answers are recorded, it must answer the
+    same."""
+
+    def __init__(self, directory, urls):
+        self.files, self.recorded = Files(directory), directory / "answers.json"
+        self.server = Pyroscope(urls[0], directory, self.files.service()) if urls else None
+        is_recorded = not urls and self.recorded.exists()
+        self.answers = json.loads(self.recorded.read_text()) if is_recorded else {}
+
+    def ask(self, *question):
+        name, *arguments = question
+        expected = getattr(self.files, name)(*arguments)
+        key = " ".join(map(str, question))
+        if self.server:
+            asked = getattr(self.server, name)
+            self.answers[key] = ask_until(expected, lambda: asked(*arguments))
+        if self.answers:
+            answer = self.answers[key]
+            assert answer == expected, f"{key}: Pyroscope answers {answer}, and not {expected}"
+        return expected
+
+    def end(self):
+        if self.server:
+            self.recorded.write_text(json.dumps(self.answers, indent=1) + "\n")
+        if self.answers:
+            print(f"{len(self.answers)} answers of Pyroscope are as expected")
+
+
 def main():
     directory, urls = Path(sys.argv[1]), sys.argv[2:]
     spans = [json.loads(line) for line in (directory / "spans.jsonl").read_text().splitlines()]
-    files, recorded = Files(directory), directory / "answers.json"
-    answers = {}
-    if urls:
-        server = Pyroscope(urls[0], directory, files.service())
-    elif recorded.exists():
-        answers = json.loads(recorded.read_text())
-
-    def ask(profile_type, span):
-        expected = files.ask(profile_type, span)
-        if urls:
-            answers[f"{profile_type} {span}"] = server.ask_until(expected, profile_type, span)
-        if answers:
-            answer = answers[f"{profile_type} {span}"]
-            assert answer == expected, f"{span}: Pyroscope answers {answer}, and not {expected}"
-        return expected
-
-    check(spans, files.ids(), ask)
-    if urls:
-        recorded.write_text(json.dumps(answers, indent=1) + "\n")
-    if answers:
-        print(f"{len(answers)} answers of Pyroscope are as expected")
+    of_spans, of_process = Answers(directory, urls), Answers(directory / "process", urls)
+    check(spans, of_spans.files.ids(), lambda *question: of_spans.ask("ask", *question))
+    of_spans.end()
+    check_process(
+        lambda root: of_process.ask("ask_process", root),
+        lambda label: of_process.ask("ask_series", label),
+    )
+    of_process.end()
 
 
 main()
