@@ -285,6 +285,7 @@ impl Control {
         if !self.is_here() {
             return;
         }
+        let _uncounted = sys::Uncounted::begin();
         let (done, is_done) = channel::bounded(1);
         refresh_interest(self.own_dispatch(), move || _ = done.send(()));
         // A layer could need a lock that the caller holds.
@@ -369,6 +370,7 @@ impl Control {
         }
         let known = self.dispatch.lock().as_ref().and_then(WeakDispatch::upgrade);
         let dispatch = known.unwrap_or_else(|| tracing::dispatcher::get_default(Dispatch::clone));
+        let _uncounted = sys::Uncounted::begin();
         let is_logging = Arc::clone(&self.is_logging);
         let (done, wait) = mpsc::channel::<()>();
         let log = move || {

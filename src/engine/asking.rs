@@ -103,6 +103,7 @@ pub(crate) fn begin_process_profile(
         }
         ProfileKind::Cpu | ProfileKind::Wall => {}
     }
+    let _uncounted = Uncounted::begin();
     let requests = &engine.commands.process;
     let running = RunningRequest::begin(&requests.is_running).ok_or(ProfileError::Busy)?;
     let asked = engine.commands.questions.ask().ok_or(ProfileError::NoAnswer);

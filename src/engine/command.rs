@@ -76,6 +76,7 @@ impl Commands {
 impl Engine {
     /// Exports and reports what has been kept so far.
     pub(crate) fn flush(&self, deadline: Instant) -> FlushResult {
+        let _uncounted = Uncounted::begin();
         let asked = self.commands.flushes.ask().ok_or(FlushError::TooManyCallers);
         self.finish(asked?, deadline, deadline, Command::Flush)
     }
@@ -83,6 +84,7 @@ impl Engine {
     /// The same as [`flush`](Self::flush) with that deadline, then reports what is lost and stops everything. Waits for
     /// that until `return_by`.
     pub(crate) fn shutdown(&self, deadline: Instant, return_by: Instant) -> FlushResult {
+        let _uncounted = Uncounted::begin();
         if is_ignored() {
             self.shutdown_later();
             return Err(FlushError::OwnThread);

@@ -12,7 +12,7 @@ use crate::profile::Profile;
 use crate::publish::Question;
 use crate::span::{SpanKey, SpanSnapshot};
 use crate::stats::Counters;
-use crate::sys::Waker;
+use crate::sys::{Uncounted, Waker};
 
 /// The shown fields of a local root, with their values.
 pub(crate) type RootFields = Vec<(&'static str, String)>;
@@ -138,6 +138,7 @@ impl StartedProfile {
 
     /// Waits until it is made.
     pub(crate) fn wait(self) -> Result<Profile, ProfileError> {
+        let _uncounted = Uncounted::begin();
         self.answer.recv_deadline(self.deadline).map_err(|error| match error {
             RecvTimeoutError::Timeout => ProfileError::NoAnswer,
             RecvTimeoutError::Disconnected => ProfileError::Ended,
