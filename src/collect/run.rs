@@ -193,6 +193,8 @@ impl Collector {
     /// written. Profiles are therefore made only of groups that are ended at the beginning of the round.
     fn do_round(&mut self) -> (RoundRequests, bool) {
         self.intake.round += 1;
+        // Before any time is converted in it.
+        self.intake.clock().refine();
         let mut asked = self.take_commands();
         let has_new = self.threads.take_new(&self.intake);
         // With those that have met a hook by now, which are not searched for.
@@ -215,7 +217,7 @@ impl Collector {
         let references = references.take_closed(&closed, asked.everything, has_group);
 
         let least_age = self.engine.callsites.least_age();
-        let entered = self.threads.drain_all(&mut self.intake, least_age);
+        let (entered, has_newer) = self.threads.drain_all(&mut self.intake, least_age);
         let now_ns = self.intake.now_ns();
         self.throttling.read(now_ns, !groups.is_empty(), self.threads.slow_tids());
         self.log_findings();
@@ -223,7 +225,7 @@ impl Collector {
         self.intake.unwinder.end_reading();
         if !references.is_empty() {
             self.threads.scan_at_once();
-        } else if has_new {
+        } else if has_new || has_newer {
             // These threads are about to enter a span.
             self.threads.scan_soon();
         }

@@ -1,7 +1,9 @@
 //! Copies of stacks that were made by the threads themselves: of pending futures, and of allocations.
 
+use std::sync::atomic::Ordering;
+
 use crate::sampler::record::Registers;
-use crate::sys::{BlockPool, Blocks, LiveStack};
+use crate::sys::{BlockPool, Blocks, LiveStack, WORDS};
 
 /// The copy of a part of a stack.
 #[derive(Debug)]
@@ -11,6 +13,8 @@ pub(crate) struct CopiedStack {
     length: usize,
     /// There was more.
     is_part: bool,
+    /// How often libraries were found to be unloaded before.
+    unloads: u64,
 }
 
 impl CopiedStack {
@@ -28,7 +32,8 @@ impl CopiedStack {
         let mut blocks = reused.or_else(|| Blocks::take(pool, length))?;
         stack.copy_to(blocks.runs_mut());
         let (registers, is_part) = (Registers::from(stack.registers), length < stack.len());
-        Some(Self { registers, blocks, length, is_part })
+        let unloads = WORDS.unloads.load(Ordering::Acquire);
+        Some(Self { registers, blocks, length, is_part, unloads })
     }
 
     /// A second copy. `None` if there is no memory.
@@ -46,6 +51,10 @@ impl CopiedStack {
 
     pub(crate) fn registers(&self) -> Registers {
         self.registers
+    }
+
+    pub(crate) fn unloads(&self) -> u64 {
+        self.unloads
     }
 
     /// Returns the aligned word at a number of bytes above the stack pointer.

@@ -108,6 +108,9 @@ impl Intake {
         &mut self,
         present: &[(InnermostSpan, CopiedSample)],
     ) -> Vec<(SpanKey, KindWeight, Stack)> {
+        if !present.is_empty() {
+            self.unwinder.refresh();
+        }
         let unwind = |(span, sample): &(InnermostSpan, CopiedSample)| {
             let (span, stack) = (span.key, self.unwound(sample));
             let parts = sample.parts().map(|part| {
@@ -140,7 +143,8 @@ fn idle_leaf(part: KindWeight, sample: &CopiedSample, stack: &Stack) -> Option<S
 fn unwound(sample: &CopiedSample, unwinder: &mut Unwinder, most_frames: usize) -> Stack {
     let [KindWeight { kind, .. }, _] = sample.amounts;
     let mut unwind = |copy: &CopiedStack, frames: &mut Vec<ModuleAddress>| {
-        let end = unwinder.unwind(copy.registers(), copy.words(), most_frames, frames);
+        let (registers, words) = (copy.registers(), copy.words());
+        let end = unwinder.unwind_copied(copy.unloads(), registers, words, most_frames, frames);
         // A copy of all of it ends in the wrapper.
         let is_whole = kind == SampleKind::Await && !copy.is_part() && frames.len() < most_frames;
         // Without the function that copied it.

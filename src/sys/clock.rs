@@ -101,6 +101,9 @@ const ONE: u64 = 1 << 32;
 /// Long enough that read errors of some 50 ns stay below 50 ppm.
 const FIRST_MEASUREMENT: Duration = Duration::from_millis(1);
 
+/// How long after that the rate is measured again. Each time, earlier moments are some nanoseconds elsewhere.
+const REFINED_AGAIN: Duration = Duration::from_secs(1);
+
 /// Two readings this far apart determine the rate to a few ppm.
 const CERTAIN: Duration = Duration::from_millis(100);
 
@@ -119,7 +122,7 @@ impl Clock {
         };
         if source.needs_rate() {
             std::thread::sleep(FIRST_MEASUREMENT);
-            clock.refine();
+            clock.refine_at(Pair::take(source));
         }
         clock
     }
@@ -174,13 +177,22 @@ impl Clock {
 
     /// Measures the counter's rate over the whole time since this clock was created, or since the system last resumed
     /// from suspend.
+    ///
+    /// Does nothing if that was done a moment ago.
     pub(crate) fn refine(&self) {
         #[cfg(test)]
         if self.by_hand.is_some() {
             return;
         }
-        if self.source.needs_rate() {
-            self.refine_at(Pair::take(self.source));
+        if !self.source.needs_rate() {
+            return;
+        }
+        let known = *self.measurement.lock().unwrap_or_else(PoisonError::into_inner);
+        let again = if known.is_certain { REFINED_AGAIN } else { CERTAIN };
+        let now = Pair::take(self.source);
+        let ago_ns = now.raw_ns.saturating_sub(self.anchor.load().raw_ns);
+        if ago_ns >= again.as_nanos() as u64 {
+            self.refine_at(now);
         }
     }
 
@@ -356,7 +368,7 @@ mod tests {
     #[test]
     fn follows_the_kernel_clock() {
         let clock = Clock::new();
-        std::thread::sleep(Duration::from_millis(20));
+        std::thread::sleep(CERTAIN);
         clock.refine();
         for _ in 0..100 {
             let before = platform::monotonic_raw_ns();

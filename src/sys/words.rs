@@ -22,6 +22,8 @@ pub(crate) struct CommonWords {
     /// The number of active layers in the lower half, and in the upper half the number of changes that could make a span
     /// matter to futures that did not: rules were replaced, or a layer was started.
     pub(crate) awaits: AtomicU64,
+    /// How often a collector has found that libraries were unloaded.
+    pub(crate) unloads: AtomicU64,
     /// Whether frees look for sampled blocks.
     pub(super) tracks_blocks: AtomicBool,
     /// Whether the program's global allocator is a [`ProfilingAllocator`](super::ProfilingAllocator).
@@ -36,6 +38,7 @@ pub(crate) static WORDS: CommonWords = CommonWords {
     fork_generation: AtomicU32::new(0),
     never_moves: AtomicU64::new(0),
     awaits: AtomicU64::new(0),
+    unloads: AtomicU64::new(0),
     tracks_blocks: AtomicBool::new(false),
     is_installed: AtomicBool::new(false),
     sample_bytes: AtomicU64::new(0),

@@ -219,10 +219,17 @@ impl Threads {
             || self.process.has_full_ring()
     }
 
-    /// Drains every ring. Returns the spans that threads are in. `least_age` is the shortest sampling delay.
-    pub(crate) fn drain_all(&mut self, intake: &mut Intake, least_age: u64) -> HashSet<SpanKey> {
+    /// Drains every ring. Returns the spans that threads are in, and whether there are new threads. `least_age` is the
+    /// shortest sampling delay.
+    pub(crate) fn drain_all(
+        &mut self,
+        intake: &mut Intake,
+        least_age: u64,
+    ) -> (HashSet<SpanKey>, bool) {
         let may_unwind = self.has_any() || self.sampled.has_parked();
         intake.begin_reading(self.waiting().flat_map(|wait| wait.stack.entries()), may_unwind);
+        // All samples that were taken before are read, also those of threads that came in the meantime.
+        let has_new = self.take_new(intake);
         // Read before draining, so that nothing can follow what is drained. And before the scan: a thread that
         // continues and ends after the scan is drained once more.
         let over: HashSet<usize> = self
@@ -256,7 +263,7 @@ impl Threads {
         let now_ns = intake.now_ns();
         self.sampled.iter_mut().for_each(|sampled| sampled.end_session(now_ns, &intake.source));
         self.ended_sessions.retain(|session| Arc::strong_count(session) > 1);
-        entered
+        (entered, has_new)
     }
 
     /// Checks what may have changed, and ends the sampling of threads that are not used. Returns whether another round must
@@ -264,7 +271,6 @@ impl Threads {
     pub(crate) fn maintain(&mut self, intake: &Intake, now: Instant) -> bool {
         let mut has_ended = false;
         if now.duration_since(self.checked) >= CHECK_INTERVAL {
-            intake.clock().refine();
             self.checked = now;
             has_ended = self.check_signals(intake);
             let attached = self.sampled.iter().map(|one| (one.thread(), &*one.cursor.session));

@@ -31,6 +31,9 @@ const WAITING_SCAN_INTERVAL: Duration = Duration::from_millis(50);
 /// that.
 const WAITING_SCAN_INTERVAL_BY_CLOCK: Duration = Duration::from_millis(6);
 
+/// The kernel's clock and a converted reading of a counter differ by less.
+const CLOCKS_DIFFER_NS: u64 = 1_000_000;
+
 /// How soon to scan again if nothing has changed for `unchanged_ns`: after a quarter of that time, but not before
 /// `soonest`.
 pub(crate) fn next_scan(
@@ -329,8 +332,10 @@ impl BlockDetector {
             if self.full_at.is_none() {
                 self.last = None;
                 // A preempted thread waits only for a CPU.
-                let out = out.filter(|out| !out.preempted && out.time_ns >= hooked_ns)?;
-                return Some((out.time_ns, Proof::Switches(out.position), false));
+                let is_inside = |at_ns: u64| at_ns.saturating_add(CLOCKS_DIFFER_NS) >= hooked_ns;
+                let out = out.filter(|out| !out.preempted && is_inside(out.time_ns))?;
+                let since_ns = out.time_ns.max(hooked_ns);
+                return Some((since_ns, Proof::Switches(out.position), false));
             }
             // There were more switches between two scans than the ring holds: uses the clock.
         }

@@ -1,9 +1,10 @@
 //! When the list of loaded modules is read.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::sys::{
-    LoadedModule, ModuleList, ModuleLoads, loaded_modules, module_loads, thread_cpu_ns,
+    LoadedModule, ModuleList, ModuleLoads, WORDS, loaded_modules, module_loads, thread_cpu_ns,
 };
 
 /// Reading the mappings of the process may take a tenth of the time: some have ten thousands, and load libraries often.
@@ -17,6 +18,8 @@ const LONG_PAUSE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct ModuleListing {
     loads: Option<ModuleLoads>,
+    /// How often libraries were found to be unloaded.
+    unloads: u64,
     /// Those before all samples that are not yet read.
     before_samples: ModuleLoads,
     /// Those before all samples that will not yet be read when this reading of samples ends.
@@ -28,10 +31,26 @@ pub(super) struct ModuleListing {
 }
 
 /// The modules that are loaded.
+#[derive(Debug)]
 pub(super) struct ChangedModules {
     pub(super) modules: Vec<LoadedModule>,
     /// The first that may be where another one was when samples were taken that are not yet read.
     pub(super) first_new: usize,
+    /// The first that may be where another one was since the list was read last.
+    pub(super) first_again: usize,
+    /// Whether the former holds of samples that are taken after the reading of samples began.
+    pub(super) is_for_later: bool,
+    /// How often libraries were found to be unloaded, including this time.
+    pub(super) unloads: u64,
+}
+
+#[cfg(test)]
+impl ChangedModules {
+    /// Modules of which none is where another one was.
+    pub(super) fn of(modules: Vec<LoadedModule>) -> Self {
+        let (first_new, first_again) = (usize::MAX, usize::MAX);
+        Self { modules, first_new, first_again, is_for_later: true, unloads: 0 }
+    }
 }
 
 impl ModuleListing {
@@ -43,6 +62,7 @@ impl ModuleListing {
     fn after(loads: ModuleLoads) -> Self {
         Self {
             loads: None,
+            unloads: 0,
             before_samples: loads,
             before_others: loads,
             has_files: false,
@@ -53,6 +73,11 @@ impl ModuleListing {
     /// Whether a library was loaded or unloaded since it was read.
     pub(super) fn is_outdated(&self) -> bool {
         self.loads.is_some_and(|loads| loads != module_loads())
+    }
+
+    /// Whether one was unloaded since then: what was read of those that are listed may be of others.
+    pub(super) fn has_unloaded(&self) -> bool {
+        self.loads.is_some_and(|loads| loads.unloaded != module_loads().unloaded)
     }
 
     /// Reads it if there was a change.
@@ -78,21 +103,35 @@ impl ModuleListing {
 
     fn note(&mut self, list: ModuleList) -> ChangedModules {
         let ModuleList { loads, modules, listed, has_files } = list;
+        let last = self.loads.unwrap_or(self.before_samples);
+        if loads.unloaded != last.unloaded {
+            self.unloads = WORDS.unloads.fetch_add(1, Ordering::AcqRel) + 1;
+        }
         (self.loads, self.has_files) = (Some(loads), has_files);
-        let before = self.before_samples;
-        let first_new = if loads.unloaded == before.unloaded {
-            modules.len()
-        } else {
+        let first_after = |before: ModuleLoads| {
+            if loads.unloaded == before.unloaded {
+                return modules.len();
+            }
             // As many as were loaded are at the end of the loader's list, less those that are gone again.
             let loaded = loads.loaded.wrapping_sub(before.loaded);
             listed.saturating_sub(usize::try_from(loaded).unwrap_or(usize::MAX))
         };
-        ChangedModules { modules, first_new }
+        ChangedModules {
+            first_new: first_after(self.before_samples),
+            first_again: first_after(last),
+            is_for_later: loads.unloaded != self.before_others.unloaded,
+            unloads: self.unloads,
+            modules,
+        }
     }
 
     /// The reading of all samples that were taken until now begins.
     pub(super) fn begin_reading(&mut self) {
-        self.before_others = self.loads.unwrap_or(self.before_others);
+        self.begin_after(module_loads());
+    }
+
+    fn begin_after(&mut self, loads: ModuleLoads) {
+        self.before_others = loads;
     }
 
     /// All of them have been read.
@@ -136,11 +175,36 @@ mod tests {
         // Unloaded, then read, although no samples are read, then another one is loaded.
         assert_eq!(first_new(listing, 10, 3), 10);
         assert_eq!(first_new(listing, 11, 3), 9);
-        listing.begin_reading();
+        listing.begin_after(ModuleLoads { loaded: 11, unloaded: 3 });
         // Samples that are being read are of either.
         assert_eq!(first_new(listing, 11, 3), 9);
         listing.end_reading();
         assert_eq!(first_new(listing, 12, 3), 10);
         assert_eq!(first_new(listing, 13, 4), 8);
+    }
+
+    #[test]
+    fn what_was_unloaded_when_no_samples_were_left_is_forgotten() {
+        let listing = &mut listing();
+        // No list is read.
+        listing.begin_after(ModuleLoads { loaded: 90, unloaded: 82 });
+        listing.end_reading();
+        assert_eq!(first_new(listing, 91, 82), 10);
+    }
+
+    #[test]
+    fn each_time_that_libraries_were_unloaded_is_noted_once() {
+        let listing = &mut listing();
+        let note = |listing: &mut ModuleListing, unloaded| {
+            let loads = ModuleLoads { loaded: 10, unloaded };
+            listing.note(ModuleList { loads, modules: Vec::new(), listed: 0, has_files: true })
+        };
+        assert_eq!(note(listing, 2).unloads, 0);
+        let first = note(listing, 3);
+        assert!(first.unloads > 0 && first.is_for_later);
+        assert_eq!(note(listing, 3).unloads, first.unloads);
+        listing.begin_after(ModuleLoads { loaded: 10, unloaded: 3 });
+        assert!(!note(listing, 3).is_for_later);
+        assert!(note(listing, 4).unloads > first.unloads);
     }
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::content::FileContent;
+use super::listing::ChangedModules;
 use super::rules::{TableFrames, TableRow};
 use super::tables::{TableBytes, UnwindTables};
 use crate::sys::{
@@ -97,10 +98,14 @@ pub(crate) struct Modules {
     program: Option<ModuleId>,
     /// Sorted by their starts.
     loaded: Vec<Loaded>,
-    /// Code that was loaded where other code may have been when samples were taken that are not yet read.
-    contested: Vec<Range<u64>>,
-    /// That code when the reading of samples began.
-    contested_until_read: Vec<Range<u64>>,
+    /// Code that was loaded where other code may have been when samples were taken that are being read.
+    contested: CodeRanges,
+    /// The same for samples that are taken after that reading began.
+    contested_later: CodeRanges,
+    /// The highest number of unloads [since](Loaded::since) which a module is there.
+    newest: u64,
+    /// The number of unloads before a stack was copied that is being unwound, if modules are newer than that.
+    copied_after: Option<u64>,
     /// How many were needed when some were forgotten last.
     needed: usize,
 }
@@ -135,6 +140,36 @@ struct Loaded {
     tables: Option<UnwindTables>,
     /// The code from `start` on. Only for the program, which is never unloaded; libraries are read by system calls.
     code: Option<&'static [u8]>,
+    /// After that number of unloads, no other one was there.
+    since: u64,
+}
+
+/// Ranges of addresses, sorted and apart.
+#[derive(Debug, Default)]
+struct CodeRanges(Vec<Range<u64>>);
+
+impl CodeRanges {
+    fn extend(&mut self, ranges: impl IntoIterator<Item = Range<u64>>) {
+        let before = self.0.len();
+        self.0.extend(ranges);
+        if self.0.len() == before {
+            return;
+        }
+        self.0.sort_by_key(|range| range.start);
+        self.0.dedup_by(|next, range| {
+            let is_one = next.start <= range.end;
+            if is_one {
+                range.end = range.end.max(next.end);
+            }
+            is_one
+        });
+    }
+
+    fn contain(&self, address: u64) -> bool {
+        let after = self.0.partition_point(|range| range.start <= address);
+        let found = after.checked_sub(1).and_then(|at| self.0.get(at));
+        found.is_some_and(|range| range.contains(&address))
+    }
 }
 
 /// A change of the loaded modules, for the unwinder.
@@ -148,9 +183,11 @@ impl Modules {
     /// Updates the modules from the list of those that are loaded. From `first_new` on, they may have been loaded where
     /// others were unloaded, and it is not known of samples from before in which of the two they are: that code is
     /// [contested](Self::is_contested). This includes those that were there before, which may have been loaded again.
-    pub(super) fn update(&mut self, list: &[LoadedModule], first_new: usize) -> Vec<ModuleChange> {
+    pub(super) fn update(&mut self, changed: &ChangedModules) -> Vec<ModuleChange> {
+        let ChangedModules { modules: list, first_new, first_again, is_for_later, unloads } =
+            changed;
         let mut changes = Vec::new();
-        let mut loaded = Vec::new();
+        let (mut loaded, mut contested) = (Vec::new(), Vec::new());
         for (i, listed) in list.iter().enumerate() {
             let Some((start, end)) = code_range(listed) else {
                 continue;
@@ -158,10 +195,13 @@ impl Modules {
             let old = self.loaded.binary_search_by_key(&start, |old| old.start).ok();
             let old = old.and_then(|at| self.loaded.get(at));
             let module = describe(listed, i == 0, start, end);
-            if i >= first_new && !module.is_program && !module.is_vdso {
-                self.contested.push(start..end);
+            let is_library = !module.is_program && !module.is_vdso;
+            if i >= *first_new && is_library {
+                contested.push(start..end);
             }
+            let is_again = i >= *first_again && is_library;
             let entry = match old.filter(|old| self.is_same(old, listed, &module)) {
+                Some(old) if is_again => Loaded { since: *unloads, ..old.clone() },
                 Some(old) => old.clone(),
                 None => {
                     let is_changed = old.is_some();
@@ -189,6 +229,7 @@ impl Modules {
                         is_certain,
                         tables,
                         code,
+                        since: if is_library { *unloads } else { 0 },
                     }
                 }
             };
@@ -202,10 +243,10 @@ impl Modules {
             let modules = entries.iter().filter_map(|entry| self.get(entry.id));
             modules.for_each(|module| module.is_loaded.store(is_loaded, Ordering::Relaxed));
         }
+        self.newest = loaded.iter().map(|entry| entry.since).max().unwrap_or(0);
         self.loaded = loaded;
-        // Some of it may have been contested before.
-        self.contested.sort_by_key(|code| (code.start, code.end));
-        self.contested.dedup();
+        if *is_for_later { &mut self.contested_later } else { &mut self.contested }
+            .extend(contested);
         changes
     }
 
@@ -217,37 +258,46 @@ impl Modules {
         }
     }
 
-    /// Nothing was loaded or unloaded while the last update was made.
+    /// Nothing was unloaded while the last update was made.
     pub(super) fn confirm(&mut self) {
         self.loaded.iter_mut().for_each(|entry| entry.is_certain = true);
     }
 
-    /// Libraries were loaded or unloaded during each update: what was read may be of another one.
+    /// Libraries were unloaded during each update: what was read may be of another one.
     pub(super) fn contest_uncertain(&mut self) {
-        let uncertain = self.loaded.iter().filter(|entry| !entry.is_certain);
-        self.contested.extend(uncertain.map(|entry| entry.start..entry.end));
+        let is_library = |entry: &&Loaded| {
+            let module = self.get(entry.id);
+            module.is_none_or(|module| !module.is_program && !module.is_vdso)
+        };
+        let uncertain = self.loaded.iter().filter(|entry| !entry.is_certain).filter(is_library);
+        self.contested_later
+            .extend(uncertain.map(|entry| entry.start..entry.end).collect::<Vec<_>>());
     }
 
     /// Whether an address is in contested code, which is taken for no code.
     pub(super) fn is_contested(&self, address: u64) -> bool {
-        let contested = self.contested_until_read.iter().chain(&self.contested);
-        contested.into_iter().any(|code| code.contains(&address))
+        let is_newer = |copied_after: u64| {
+            self.listed_at(address).is_some_and(|entry| entry.since > copied_after)
+        };
+        self.contested.contain(address)
+            || self.contested_later.contain(address)
+            || self.copied_after.is_some_and(is_newer)
+    }
+
+    /// A stack is unwound that was copied after that number of unloads, or no longer. Returns whether that is a change.
+    pub(super) fn set_copied_after(&mut self, unloads: Option<u64>) -> bool {
+        let unloads = unloads.filter(|unloads| *unloads < self.newest);
+        std::mem::replace(&mut self.copied_after, unloads) != unloads
     }
 
     /// The reading of all samples that were taken until now begins.
     pub(super) fn begin_reading(&mut self) {
-        // There is some if samples were left.
-        let contested = &mut self.contested_until_read;
-        contested.append(&mut self.contested);
-        contested.sort_by_key(|code| (code.start, code.end));
-        contested.dedup();
+        self.contested.extend(std::mem::take(&mut self.contested_later).0);
     }
 
     /// All of them have been read. Returns whether there is less contested code.
     pub(super) fn end_reading(&mut self) -> bool {
-        let is_less = !self.contested_until_read.is_empty();
-        self.contested_until_read.clear();
-        is_less
+        !std::mem::take(&mut self.contested).0.is_empty()
     }
 
     pub(super) fn is_code(&self, address: u64) -> bool {
@@ -301,9 +351,10 @@ impl Modules {
     }
 
     fn loaded_at(&self, address: u64) -> Option<&Loaded> {
-        if self.is_contested(address) {
-            return None;
-        }
+        if self.is_contested(address) { None } else { self.listed_at(address) }
+    }
+
+    fn listed_at(&self, address: u64) -> Option<&Loaded> {
         let after = self.loaded.partition_point(|entry| entry.start <= address);
         let found = after.checked_sub(1).and_then(|at| self.loaded.get(at));
         found.filter(|entry| address < entry.end)
@@ -521,13 +572,18 @@ mod tests {
         }
     }
 
+    fn changed(list: &[LoadedModule], first_new: usize) -> ChangedModules {
+        let first_again = first_new;
+        ChangedModules { first_new, first_again, ..ChangedModules::of(list.to_vec()) }
+    }
+
     /// Modules that do not change while they are read.
     #[derive(Default)]
     struct Confirmed(Modules);
 
     impl Confirmed {
         fn update(&mut self, list: &[LoadedModule], first_new: usize) -> Vec<ModuleChange> {
-            let changes = self.0.update(list, first_new);
+            let changes = self.0.update(&changed(list, first_new));
             self.0.confirm();
             changes
         }
@@ -551,10 +607,11 @@ mod tests {
     fn what_was_unloaded_while_it_was_read_is_read_again() {
         let mut modules = Modules::default();
         let list = [library("/a.so", 0x10_0000)];
-        assert_eq!(modules.update(&list, usize::MAX).len(), 1);
-        assert_eq!(modules.update(&list, usize::MAX).len(), 2);
+        let list = changed(&list, usize::MAX);
+        assert_eq!(modules.update(&list).len(), 1);
+        assert_eq!(modules.update(&list).len(), 2);
         modules.confirm();
-        assert!(modules.update(&list, usize::MAX).is_empty());
+        assert!(modules.update(&list).is_empty());
     }
 
     fn path_of(modules: &Modules, address: u64) -> Option<&str> {
@@ -642,16 +699,68 @@ mod tests {
     #[test]
     fn what_was_read_while_libraries_came_and_went_is_contested() {
         let mut modules = Modules::default();
-        let list = [library("/a.so", 0x10_0000)];
-        modules.update(&list, usize::MAX);
+        let list =
+            changed(&[library("/program", 0x50_0000), library("/a.so", 0x10_0000)], usize::MAX);
+        modules.update(&list);
         modules.contest_uncertain();
         assert_eq!(path_of(&modules, 0x10_1234), None);
-        modules.update(&list, usize::MAX);
+        assert_eq!(path_of(&modules, 0x50_1234), Some("/program"));
+        modules.update(&list);
         modules.confirm();
         modules.contest_uncertain();
         modules.begin_reading();
         modules.end_reading();
         assert_eq!(path_of(&modules, 0x10_1234), Some("/a.so"));
+    }
+
+    #[test]
+    fn what_is_contested_now_stays_so_until_all_samples_are_read_and_not_longer() {
+        let mut modules = Modules::default();
+        let list = [library("/program", 0x50_0000), library("/a.so", 0x10_0000)];
+        let during = ChangedModules { is_for_later: false, ..changed(&list, 0) };
+        modules.begin_reading();
+        modules.update(&during);
+        modules.confirm();
+        assert!(modules.is_contested(0x10_1234));
+        assert!(modules.end_reading() && !modules.is_contested(0x10_1234));
+    }
+
+    #[test]
+    fn a_stack_that_was_copied_before_is_not_in_what_was_loaded_since() {
+        let mut modules = Modules::default();
+        let list = |unloads| {
+            let list = [library("/program", 0x50_0000), library("/a.so", 0x10_0000)];
+            ChangedModules { unloads, ..changed(&list, usize::MAX) }
+        };
+        let expected = |modules: &mut Modules, copied_after, at_a| {
+            assert!(modules.set_copied_after(Some(copied_after)) || at_a == Some("/a.so"));
+            assert_eq!(path_of(modules, 0x10_1234), at_a, "after {copied_after}");
+            assert_eq!(path_of(modules, 0x50_1234), Some("/program"));
+            modules.set_copied_after(None);
+            assert_eq!(path_of(modules, 0x10_1234), Some("/a.so"));
+        };
+        modules.update(&list(3));
+        modules.confirm();
+        expected(&mut modules, 2, None);
+        expected(&mut modules, 3, Some("/a.so"));
+        // Something else was unloaded.
+        modules.update(&list(4));
+        expected(&mut modules, 3, Some("/a.so"));
+        // It may have been this one.
+        modules.update(&ChangedModules { first_again: 1, ..list(5) });
+        expected(&mut modules, 4, None);
+        expected(&mut modules, 5, Some("/a.so"));
+    }
+
+    #[test]
+    fn ranges_are_one_where_they_touch() {
+        let mut ranges = CodeRanges::default();
+        ranges.extend([30..40, 10..20, 12..15, 18..25, 40..41]);
+        assert_eq!(ranges.0, [10..25, 30..41]);
+        ranges.extend(std::iter::once(25..30));
+        assert_eq!(ranges.0, vec![10..41]);
+        assert!(ranges.contain(10) && ranges.contain(40));
+        assert!(!ranges.contain(9) && !ranges.contain(41) && !CodeRanges::default().contain(0));
     }
 
     #[test]

@@ -57,6 +57,7 @@ mod tests {
     use super::super::unwinder::tests::{addresses, bytes, code, stack};
     use super::super::unwinder::{UnwindEnd, Unwinder};
     use super::*;
+    use crate::unwind::listing::ChangedModules;
 
     /// Code without tables, in which the return of signal handlers is at `RETURN`. A function that saves the frame pointer
     /// begins at 40, and has a call before `AFTER_CALL`.
@@ -143,7 +144,7 @@ mod tests {
     {
         let start = program.as_ptr() as u64;
         let mut unwinder = Unwinder::<M>::default();
-        unwinder.update(&[code(start..start + program.len() as u64)], usize::MAX);
+        unwinder.update(&ChangedModules::of(vec![code(start..start + program.len() as u64)]));
         let mut words = vec![0; WORDS as usize];
         // The handler's frame record, then the interrupted function's.
         let record = STACK + 8 * (WORDS - 4);

@@ -6,7 +6,7 @@ use framehop::FrameAddress;
 
 use super::blocked::{CallMatch, ScannedStack};
 use super::calls::{CallTarget, LONGEST, LONGEST_SAVING};
-use super::listing::ModuleListing;
+use super::listing::{ChangedModules, ModuleListing};
 use super::machine::ArchUnwinder;
 use super::modules::{ModuleAddress, ModuleChange, Modules};
 use super::places::{BeforeNext, CodePlace, Places, SavingFunction};
@@ -14,7 +14,7 @@ use super::rules::{self, FrameRegisters, FrameRule};
 use super::signal::{self, Interrupted};
 use super::tables::TableBytes;
 use crate::sampler::record::Registers;
-use crate::sys::{LoadedModule, read_own_memory};
+use crate::sys::read_own_memory;
 
 /// How the unwinding of a stack ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -79,9 +79,10 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
     pub(crate) fn refresh(&mut self) {
         self.places.forget_changing();
         for _ in 0..MOST_TRIES {
-            let Some(list) = self.listing.read() else { return };
-            self.update(&list.modules, list.first_new);
-            if !self.listing.is_outdated() {
+            let Some(changed) = self.listing.read() else { return };
+            self.update(&changed);
+            // What was only loaded is listed next time.
+            if !self.listing.has_unloaded() {
                 return self.modules.confirm();
             }
         }
@@ -116,9 +117,9 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         }
     }
 
-    pub(super) fn update(&mut self, list: &[LoadedModule], first_new: usize) {
+    pub(super) fn update(&mut self, changed: &ChangedModules) {
         self.places = Places::default();
-        for change in self.modules.update(list, first_new) {
+        for change in self.modules.update(changed) {
             match change {
                 ModuleChange::Added(module) => self.machine.add_module(module),
                 ModuleChange::Removed(start) => self.machine.remove_module(start),
@@ -409,6 +410,25 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
             && (returns(self)
                 || was_called(self)
                 || self.returns_from_library(frame, word, is_on_stack))
+    }
+
+    /// The same as [`unwind`](Self::unwind) for a stack that was copied after that number of unloads.
+    pub(crate) fn unwind_copied(
+        &mut self,
+        unloads: u64,
+        registers: Registers,
+        stack: impl Fn(u64) -> Option<u64>,
+        most_frames: usize,
+        frames: &mut Vec<ModuleAddress>,
+    ) -> UnwindEnd {
+        if self.modules.set_copied_after(Some(unloads)) {
+            self.places = Places::default();
+        }
+        let end = self.unwind(registers, stack, most_frames, frames);
+        if self.modules.set_copied_after(None) {
+            self.places = Places::default();
+        }
+        end
     }
 
     /// Fills `frames` with the stack's frames, the innermost first. `stack` returns the word at an offset in bytes

@@ -82,8 +82,9 @@ fn places(
         (waiting.span, SpanPlace { state: OpenState::Entered, since_ns, stack })
     });
     let mut places: Vec<_> = waiting.collect();
+    let present = engine.awaits.present(|span| ids.contains_key(&span.key));
     intake.unwinder.refresh();
-    for (span, sample) in engine.awaits.present(|span| ids.contains_key(&span.key)) {
+    for (span, sample) in present {
         let mut stack = intake.unwound(&sample);
         let [awaited, delay] = sample.amounts;
         let (state, at) = match delay.weight > 0 {

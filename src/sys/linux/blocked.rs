@@ -242,12 +242,26 @@ pub(super) struct ThreadStatus {
     pub(super) filters: Vec<String>,
     /// The signals that it blocks, from the lowest bit on.
     blocked: u64,
+    /// It runs, or could.
+    pub(super) is_running: bool,
     /// By its name, it is one of this crate.
     pub(super) is_of_layer: bool,
 }
 
 impl ThreadStatus {
-    pub(super) fn blocks(&self, signal: libc::c_int) -> bool {
+    /// While glibc creates a thread, it blocks all signals for a moment, also that with which `setuid` reaches all threads,
+    /// which a program cannot block by its functions.
+    fn is_creating_thread(&self) -> bool {
+        const SIGSETXID: libc::c_int = 33;
+        cfg!(target_env = "gnu") && self.blocks(SIGSETXID)
+    }
+
+    /// Whether the program has blocked it.
+    pub(super) fn is_blocked_by_program(&self, signal: libc::c_int) -> bool {
+        self.blocks(signal) && !self.is_creating_thread()
+    }
+
+    fn blocks(&self, signal: libc::c_int) -> bool {
         u32::try_from(signal - 1)
             .is_ok_and(|bit| self.blocked.checked_shr(bit).unwrap_or(0) & 1 != 0)
     }
@@ -259,6 +273,8 @@ impl ThreadStatus {
                 parsed.filters.push(line.to_owned());
             } else if let Some(mask) = line.strip_prefix("SigBlk:") {
                 parsed.blocked = u64::from_str_radix(mask.trim(), 16).unwrap_or(0);
+            } else if let Some(state) = line.strip_prefix("State:") {
+                parsed.is_running = state.trim().starts_with('R');
             } else if let Some(name) = line.strip_prefix("Name:") {
                 parsed.is_of_layer = name.trim().starts_with("profiling-");
             }

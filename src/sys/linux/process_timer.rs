@@ -4,11 +4,11 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::blocked::{cpu_ns_of, own_threads, status_of};
+use super::blocked::{ThreadStatus, cpu_ns_of, own_threads, status_of};
 use super::clock::process_cpu_ns;
 use super::poll::Waker;
 use super::process_rings::ProcessRings;
@@ -44,13 +44,19 @@ const MOST_BLOCKED: u64 = 50;
 /// Less than this says nothing.
 const LEAST_BLOCKED_NS: u64 = 100_000_000;
 
-/// A thread blocks all signals for a moment while it creates another one, or does what must not be interrupted.
-const LOOKS: u32 = 10;
-const BETWEEN_LOOKS: Duration = Duration::from_millis(2);
+/// A thread may block all signals for a moment, for what must not be interrupted. So it is checked again and again during
+/// that time, in which the collector reads no samples.
+const LONGEST_CHECK: Duration = Duration::from_millis(5);
+const BETWEEN_CHECKS: Duration = Duration::from_micros(500);
+
+/// A thread that blocks the signal, and its CPU time when that was seen first.
+struct Blocking {
+    tid: u32,
+    cpu_ns: u64,
+}
 
 /// Why such a timer would harm the process as its threads are now: the handler's calls may end it on a thread with
-/// other seccomp filters than the calling one, and a thread that blocks the signal passes it on. Takes 20 ms if many
-/// threads seem to.
+/// other seccomp filters than the calling one, and a thread that blocks the signal passes it on.
 pub(crate) fn why_no_process_timer() -> Option<WhyRefused> {
     let own = status_of(current_tid())?;
     let (signal, mut blocking) = (*lock_signal(), Vec::new());
@@ -59,23 +65,32 @@ pub(crate) fn why_no_process_timer() -> Option<WhyRefused> {
         if status.filters != own.filters {
             return Some(WhyRefused::KilledBySeccomp);
         }
-        if !status.is_of_layer && status.blocks(signal) {
-            blocking.push(tid);
+        if !status.is_of_layer && status.is_blocked_by_program(signal) {
+            blocking.push(Blocking { tid, cpu_ns: cpu_ns_of(tid).unwrap_or(0) });
         }
     }
-    for _ in 0..LOOKS {
-        if !is_much(&blocking) {
-            return None;
+    let start = Instant::now();
+    while is_much(&blocking) {
+        let is_last = start.elapsed() >= LONGEST_CHECK;
+        blocking.retain(|thread| {
+            let status = status_of(thread.tid);
+            let status = status.filter(|status| status.is_blocked_by_program(signal));
+            // It may have had no CPU since it was seen first.
+            let may_go_on = |status: &ThreadStatus| is_last && status.is_running;
+            let has_run = || cpu_ns_of(thread.tid).is_some_and(|now_ns| now_ns > thread.cpu_ns);
+            status.is_some_and(|status| !may_go_on(&status) || has_run())
+        });
+        if is_last {
+            return is_much(&blocking).then_some(WhyRefused::SignalBlocked);
         }
-        sleep(BETWEEN_LOOKS);
-        blocking.retain(|tid| status_of(*tid).is_some_and(|status| status.blocks(signal)));
+        sleep(BETWEEN_CHECKS);
     }
-    is_much(&blocking).then_some(WhyRefused::SignalBlocked)
+    None
 }
 
 /// Whether these threads use much of the CPU time.
-fn is_much(tids: &[u32]) -> bool {
-    let used_ns = tids.iter().filter_map(|tid| cpu_ns_of(*tid)).fold(0, u64::saturating_add);
+fn is_much(threads: &[Blocking]) -> bool {
+    let used_ns = threads.iter().map(|thread| thread.cpu_ns).fold(0, u64::saturating_add);
     used_ns > LEAST_BLOCKED_NS && used_ns > process_cpu_ns().unwrap_or(0) / MOST_BLOCKED
 }
 
@@ -165,6 +180,7 @@ mod tests {
     use crate::sys::{signal_of_timers, thread_cpu_ns};
 
     #[test]
+    #[cfg(target_env = "gnu")]
     fn a_thread_that_creates_others_blocks_no_signals() {
         // A signal is chosen.
         signal_of_timers(None).unwrap();

@@ -1,6 +1,7 @@
 //! Stacks of few words, by frame pointers and small programs.
 
 use super::*;
+use crate::sys::LoadedModule;
 use crate::sys::{MappedPart, NoFile};
 
 type Aarch64 = Unwinder<framehop::aarch64::UnwinderAarch64<TableBytes>>;
@@ -75,7 +76,7 @@ fn unwinds_by_frame_pointers_where_there_are_no_tables() {
     }
     let mut unwinder = X86::default();
     let program = addresses_of(&OF_X86_64);
-    unwinder.update(&[code(program.clone())], usize::MAX);
+    unwinder.update(&ChangedModules::of(vec![code(program.clone())]));
     let ip = program.start + RUNNING;
     let registers = Registers::X86_64 { ip, sp: STACK_POINTER, bp: STACK_POINTER + 0x10 };
     let mut frames = Vec::new();
@@ -97,7 +98,7 @@ fn strips_the_signature_of_return_addresses_on_aarch64() {
     }
     let mut unwinder = Aarch64::default();
     let program = addresses_of(&OF_AARCH64);
-    unwinder.update(&[code(program.clone())], usize::MAX);
+    unwinder.update(&ChangedModules::of(vec![code(program.clone())]));
     let signature = 0x00a5 << 48;
     let (pc, return_address) = (program.start + RUNNING, program.start + AFTER_CALL);
     let registers = Registers::Aarch64 {
@@ -127,7 +128,7 @@ fn a_stack_longer_than_its_copy_is_cut() {
     }
     let mut unwinder = X86::default();
     let program = addresses_of(&OF_X86_64);
-    unwinder.update(&[code(program.clone())], usize::MAX);
+    unwinder.update(&ChangedModules::of(vec![code(program.clone())]));
     let ip = program.start + RUNNING;
     let registers = Registers::X86_64 { ip, sp: STACK_POINTER, bp: STACK_POINTER + 0x10 };
     let mut frames = Vec::new();
