@@ -24,7 +24,7 @@ use crate::sampler::{Sampler, SourceSettings};
 use crate::sinks::{Heap, Sinks, Store};
 use crate::span::Spans;
 use crate::stats::Counters;
-use crate::sys::Poller;
+use crate::sys::{Poller, Uncounted};
 use crate::threads::{LoadLimits, ThreadSettings, Threads, Timing};
 use crate::watch::Watchdog;
 
@@ -85,6 +85,7 @@ pub(crate) fn start(parts: Parts) -> Result<Arc<Engine>, Error> {
     let (begins, has_begun) = channel::bounded::<()>(0);
     spawn("profiling-drain", move || collector.run(begins))?;
     // The layer's files are open when this returns.
+    let _uncounted = Uncounted::begin();
     _ = has_begun.recv_timeout(LONGEST_START);
     Ok(engine)
 }

@@ -101,7 +101,7 @@ const ONE: u64 = 1 << 32;
 /// Long enough that read errors of some 50 ns stay below 50 ppm.
 const FIRST_MEASUREMENT: Duration = Duration::from_millis(1);
 
-/// How long after that the rate is measured again. Each time, earlier moments are some nanoseconds elsewhere.
+/// How long after that the rate is measured again. Each time, conversions of earlier readings move a little.
 const REFINED_AGAIN: Duration = Duration::from_secs(1);
 
 /// Two readings this far apart determine the rate to a few ppm.

@@ -42,6 +42,8 @@ pub(super) struct ChangedModules {
     pub(super) is_for_later: bool,
     /// How often libraries were found to be unloaded, including this time.
     pub(super) unloads: u64,
+    /// How many of them the loader lists, completely.
+    pub(super) listed: usize,
 }
 
 #[cfg(test)]
@@ -49,7 +51,8 @@ impl ChangedModules {
     /// Modules of which none is where another one was.
     pub(super) fn of(modules: Vec<LoadedModule>) -> Self {
         let (first_new, first_again) = (usize::MAX, usize::MAX);
-        Self { modules, first_new, first_again, is_for_later: true, unloads: 0 }
+        let listed = modules.len();
+        Self { modules, first_new, first_again, is_for_later: true, unloads: 0, listed }
     }
 }
 
@@ -121,6 +124,7 @@ impl ModuleListing {
             first_again: first_after(last),
             is_for_later: loads.unloaded != self.before_others.unloaded,
             unloads: self.unloads,
+            listed,
             modules,
         }
     }

@@ -142,6 +142,8 @@ struct Loaded {
     code: Option<&'static [u8]>,
     /// After that number of unloads, no other one was there.
     since: u64,
+    /// The loader lists it: it is completely mapped.
+    is_listed: bool,
 }
 
 /// Ranges of addresses, sorted and apart.
@@ -184,10 +186,10 @@ impl Modules {
     /// others were unloaded, and it is not known of samples from before in which of the two they are: that code is
     /// [contested](Self::is_contested). This includes those that were there before, which may have been loaded again.
     pub(super) fn update(&mut self, changed: &ChangedModules) -> Vec<ModuleChange> {
-        let ChangedModules { modules: list, first_new, first_again, is_for_later, unloads } =
-            changed;
+        let ChangedModules { modules: list, first_new, first_again, unloads, .. } = changed;
         let mut changes = Vec::new();
         let (mut loaded, mut contested) = (Vec::new(), Vec::new());
+        let is_first = self.loaded.is_empty();
         for (i, listed) in list.iter().enumerate() {
             let Some((start, end)) = code_range(listed) else {
                 continue;
@@ -199,10 +201,14 @@ impl Modules {
             if i >= *first_new && is_library {
                 contested.push(start..end);
             }
-            let is_again = i >= *first_again && is_library;
+            // Since the last list, another one may have been there; or since one was unloaded, if it was not listed.
+            let is_new = i >= *first_again || (old.is_none() && !is_first);
+            let since = match old {
+                _ if is_new && is_library => *unloads,
+                old => old.map_or(0, |old| old.since),
+            };
             let entry = match old.filter(|old| self.is_same(old, listed, &module)) {
-                Some(old) if is_again => Loaded { since: *unloads, ..old.clone() },
-                Some(old) => old.clone(),
+                Some(old) => Loaded { since, ..old.clone() },
                 None => {
                     let is_changed = old.is_some();
                     let Some(id) = self.number(module) else {
@@ -229,7 +235,8 @@ impl Modules {
                         is_certain,
                         tables,
                         code,
-                        since: if is_library { *unloads } else { 0 },
+                        since,
+                        is_listed: i < changed.listed,
                     }
                 }
             };
@@ -245,7 +252,7 @@ impl Modules {
         }
         self.newest = loaded.iter().map(|entry| entry.since).max().unwrap_or(0);
         self.loaded = loaded;
-        if *is_for_later { &mut self.contested_later } else { &mut self.contested }
+        if changed.is_for_later { &mut self.contested_later } else { &mut self.contested }
             .extend(contested);
         changes
     }
@@ -258,9 +265,11 @@ impl Modules {
         }
     }
 
-    /// Nothing was unloaded while the last update was made.
-    pub(super) fn confirm(&mut self) {
-        self.loaded.iter_mut().for_each(|entry| entry.is_certain = true);
+    /// Nothing was unloaded while the last update was made. Unless nothing was loaded, either, what the loader does not list
+    /// may not have been completely mapped.
+    pub(super) fn confirm(&mut self, is_whole: bool) {
+        let certain = self.loaded.iter_mut().filter(|entry| is_whole || entry.is_listed);
+        certain.for_each(|entry| entry.is_certain = true);
     }
 
     /// Libraries were unloaded during each update: what was read may be of another one.
@@ -584,7 +593,7 @@ mod tests {
     impl Confirmed {
         fn update(&mut self, list: &[LoadedModule], first_new: usize) -> Vec<ModuleChange> {
             let changes = self.0.update(&changed(list, first_new));
-            self.0.confirm();
+            self.0.confirm(true);
             changes
         }
     }
@@ -610,7 +619,7 @@ mod tests {
         let list = changed(&list, usize::MAX);
         assert_eq!(modules.update(&list).len(), 1);
         assert_eq!(modules.update(&list).len(), 2);
-        modules.confirm();
+        modules.confirm(true);
         assert!(modules.update(&list).is_empty());
     }
 
@@ -706,7 +715,7 @@ mod tests {
         assert_eq!(path_of(&modules, 0x10_1234), None);
         assert_eq!(path_of(&modules, 0x50_1234), Some("/program"));
         modules.update(&list);
-        modules.confirm();
+        modules.confirm(true);
         modules.contest_uncertain();
         modules.begin_reading();
         modules.end_reading();
@@ -720,7 +729,7 @@ mod tests {
         let during = ChangedModules { is_for_later: false, ..changed(&list, 0) };
         modules.begin_reading();
         modules.update(&during);
-        modules.confirm();
+        modules.confirm(true);
         assert!(modules.is_contested(0x10_1234));
         assert!(modules.end_reading() && !modules.is_contested(0x10_1234));
     }
@@ -739,8 +748,9 @@ mod tests {
             modules.set_copied_after(None);
             assert_eq!(path_of(modules, 0x10_1234), Some("/a.so"));
         };
-        modules.update(&list(3));
-        modules.confirm();
+        // The first list: what has been loaded since one was unloaded.
+        modules.update(&ChangedModules { first_again: 1, ..list(3) });
+        modules.confirm(true);
         expected(&mut modules, 2, None);
         expected(&mut modules, 3, Some("/a.so"));
         // Something else was unloaded.

@@ -112,6 +112,12 @@ impl Places {
         self.mappings.get(address)
     }
 
+    /// Forgets all but the mappings outside of modules.
+    pub(super) fn forget_known(&mut self) {
+        self.known.iter().for_each(|known| known.set(CodePlace::new(0)));
+        self.functions.clear();
+    }
+
     /// Forgets code outside of modules, which can change at any time.
     pub(super) fn forget_changing(&mut self) {
         if !std::mem::take(&mut self.mappings.are_used) {

@@ -83,7 +83,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
             self.update(&changed);
             // What was only loaded is listed next time.
             if !self.listing.has_unloaded() {
-                return self.modules.confirm();
+                return self.modules.confirm(!self.listing.is_outdated());
             }
         }
         self.modules.contest_uncertain();
@@ -421,13 +421,14 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         most_frames: usize,
         frames: &mut Vec<ModuleAddress>,
     ) -> UnwindEnd {
-        if self.modules.set_copied_after(Some(unloads)) {
-            self.places = Places::default();
-        }
+        let set = |unwinder: &mut Self, unloads| {
+            if unwinder.modules.set_copied_after(unloads) {
+                unwinder.places.forget_known();
+            }
+        };
+        set(self, Some(unloads));
         let end = self.unwind(registers, stack, most_frames, frames);
-        if self.modules.set_copied_after(None) {
-            self.places = Places::default();
-        }
+        set(self, None);
         end
     }
 

@@ -11,6 +11,7 @@ use tracing_profiling::{Builder, Source};
 
 use super::filters::program;
 use super::limits::limit;
+use super::signals::block;
 use super::{Host, MS, alone, in_child};
 use crate::support::{PLENTY, burn, has_process_timer};
 
@@ -233,6 +234,35 @@ fn there_is_none_with_a_thread_that_has_filters_of_its_own() {
             is_over.store(true, Ordering::Release);
         });
         host.handle.shutdown(PLENTY).unwrap();
+    });
+}
+
+/// The kernel would give the signal to threads that sleep.
+#[test]
+fn there_is_none_with_a_thread_that_blocks_its_signal() {
+    in_child(module_path!(), "there_is_none_with_a_thread_that_blocks_its_signal", &[], || {
+        for is_asleep in [false, true] {
+            let host = host(&Memory::new(), |builder| builder.continuous_interval(SHORT));
+            let (has_used_cpu, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    block(&(1..=libc::SIGRTMAX()).collect::<Vec<_>>());
+                    _ = burn(200 * MS);
+                    has_used_cpu.store(true, Ordering::Release);
+                    while !is_over.load(Ordering::Acquire) {
+                        if is_asleep { std::thread::sleep(MS) } else { _ = burn(MS) }
+                    }
+                });
+                wait_until("it has used CPU time", || has_used_cpu.load(Ordering::Acquire));
+                host.handle.set_continuous(97).unwrap();
+                let said = || host.lines_with("the process is not profiled continuously");
+                wait_until("it is said", || said().len() == 1);
+                assert!(said()[0].contains("block the signal"), "{:?}", said());
+                assert!(process_timers().is_none_or(|timers| timers == 0));
+                is_over.store(true, Ordering::Release);
+            });
+            host.handle.shutdown(PLENTY).unwrap();
+        }
     });
 }
 

@@ -246,6 +246,8 @@ pub(super) struct ThreadStatus {
     pub(super) is_running: bool,
     /// By its name, it is one of this crate.
     pub(super) is_of_layer: bool,
+    /// By its name, it belongs to an io_uring. It blocks all signals forever.
+    is_of_ring: bool,
 }
 
 impl ThreadStatus {
@@ -253,7 +255,7 @@ impl ThreadStatus {
     /// which a program cannot block by its functions.
     fn is_creating_thread(&self) -> bool {
         const SIGSETXID: libc::c_int = 33;
-        cfg!(target_env = "gnu") && self.blocks(SIGSETXID)
+        cfg!(target_env = "gnu") && self.blocks(SIGSETXID) && !self.is_of_ring
     }
 
     /// Whether the program has blocked it.
@@ -277,6 +279,7 @@ impl ThreadStatus {
                 parsed.is_running = state.trim().starts_with('R');
             } else if let Some(name) = line.strip_prefix("Name:") {
                 parsed.is_of_layer = name.trim().starts_with("profiling-");
+                parsed.is_of_ring = name.trim().starts_with("iou-");
             }
         }
         parsed
@@ -481,6 +484,18 @@ mod tests {
         assert!(status.is_of_layer && !ThreadStatus::parse("Name:\tworker\n").is_of_layer);
         let blocked: Vec<_> = (0..=65).filter(|signal| status.blocks(*signal)).collect();
         assert_eq!(blocked, [1, 63]);
+    }
+
+    #[test]
+    fn who_creates_a_thread_blocks_no_signal_and_the_threads_of_a_ring_do() {
+        let is_blocked = |name: &str, mask: &str| {
+            let status = ThreadStatus::parse(&format!("Name:\t{name}\nSigBlk:\t{mask}\n"));
+            status.is_blocked_by_program(34)
+        };
+        let (by_program, by_libc) = ("fffffffe7ffbfeff", "fffffffffffbfeff");
+        assert!(is_blocked("worker", by_program) && !is_blocked("worker", "fffffffc7ffbfeff"));
+        assert_eq!(is_blocked("worker", by_libc), !cfg!(target_env = "gnu"));
+        assert!(is_blocked("iou-sqp-123", by_libc));
     }
 
     #[test]
