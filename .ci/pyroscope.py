@@ -34,6 +34,13 @@ BUSY = set().union(*(functions for _, functions in EXPECTED.values()))
 PATIENCE_S = 120
 
 
+def functions_of(dictionary, sample):
+    for location in dictionary.stack_table[sample.stack_index].location_indices:
+        for line in dictionary.location_table[location].lines:
+            function = dictionary.function_table[line.function_index]
+            yield dictionary.string_table[function.name_strindex]
+
+
 class Files:
     """Answers from the profiles in a directory."""
 
@@ -68,12 +75,8 @@ class Files:
                     continue
                 count = len(sample.timestamps_unix_nano)
                 total += sum(sample.values) or count * profile.period
-                for location in dictionary.stack_table[sample.stack_index].location_indices:
-                    for line in dictionary.location_table[location].lines:
-                        function = dictionary.function_table[line.function_index]
-                        functions.add(dictionary.string_table[function.name_strindex])
+                functions.update(functions_of(dictionary, sample))
         return [sorted(functions), total]
-
 
     def ask_process(self, root):
         """The functions in the flame graph of a local root (of all, if it is `None`), sorted, and the CPU time."""
@@ -82,10 +85,7 @@ class Files:
             if root not in (None, labels.get("local_root")):
                 continue
             total += sum(sample.values)
-            for location in dictionary.stack_table[sample.stack_index].location_indices:
-                for line in dictionary.location_table[location].lines:
-                    function = dictionary.function_table[line.function_index]
-                    functions.add(dictionary.string_table[function.name_strindex])
+            functions.update(functions_of(dictionary, sample))
         return [sorted(functions), total]
 
     def ask_series(self, label):

@@ -189,10 +189,9 @@ impl Clock {
         }
         let known = *self.measurement.lock().unwrap_or_else(PoisonError::into_inner);
         let again = if known.is_certain { REFINED_AGAIN } else { CERTAIN };
-        let now = Pair::take(self.source);
-        let ago_ns = now.raw_ns.saturating_sub(self.anchor.load().raw_ns);
+        let ago_ns = platform::monotonic_raw_ns().saturating_sub(self.anchor.load().raw_ns);
         if ago_ns >= again.as_nanos() as u64 {
-            self.refine_at(now);
+            self.refine_at(Pair::take(self.source));
         }
     }
 
