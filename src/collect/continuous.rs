@@ -16,8 +16,10 @@ use crate::sys;
 use crate::threads::Threads;
 use crate::unwind::Module;
 
-/// How long until a profile is tried again that cannot begin.
-const RETRY: Duration = Duration::from_secs(1);
+/// How long until a profile is tried again that cannot begin. Each further time is twice as long, up to an interval.
+const FIRST_RETRY: Duration = Duration::from_millis(20);
+/// The cause may pass in a moment, so that the log says it after this many.
+const QUIET_TRIES: u32 = 5;
 
 /// A profile without symbols, and the modules that symbolization needs.
 pub(super) type ProcessProfile = (Box<Profile>, HashMap<MappingId, Arc<Module>>);
@@ -34,12 +36,28 @@ pub(crate) struct ProfileWindow {
     began_cpu_ns: Option<u64>,
 }
 
+/// When a profile that could not begin is tried again.
+#[derive(Clone, Copy, Debug)]
+struct Retry {
+    at: Instant,
+    /// How often it could not begin.
+    tries: u32,
+}
+
+impl Retry {
+    fn after(before: Option<Self>, now: Instant, longest: Duration) -> Self {
+        let tries = before.map_or(0, |before| before.tries);
+        let delay = FIRST_RETRY.saturating_mul(1 << tries.min(20)).min(longest);
+        Self { at: now + delay, tries: tries.saturating_add(1) }
+    }
+}
+
 /// Makes a profile of the process after each interval, while that is wanted.
 #[derive(Debug, Default)]
 pub(crate) struct ContinuousProfiler {
     window: Option<ProfileWindow>,
-    /// It cannot begin while a debugger is attached, and is tried again then.
-    retry_at: Option<Instant>,
+    /// It cannot begin now, and is tried again.
+    retry: Option<Retry>,
     /// What the stacks of the heap have allocated until the present window.
     allocated: HashMap<StoredStack, Total>,
     event: Option<LogEvent>,
@@ -48,7 +66,8 @@ pub(crate) struct ContinuousProfiler {
 impl ContinuousProfiler {
     /// How long until the present profile is complete, or one is to begin.
     pub(super) fn until_end(&self) -> Option<Duration> {
-        let until = self.window.as_ref().map(|window| window.until).or(self.retry_at)?;
+        let until =
+            self.window.as_ref().map(|window| window.until).or(self.retry.map(|retry| retry.at))?;
         Some(until.saturating_duration_since(Instant::now()))
     }
 
@@ -87,20 +106,25 @@ impl ContinuousProfiler {
                 engine.waker.wake();
             }
         } else if wanted == 0 {
-            self.retry_at = None;
-        } else if self.window.is_none() && self.retry_at.is_none_or(|at| at <= Instant::now()) {
+            self.retry = None;
+        } else if self.window.is_none() && self.retry.is_none_or(|retry| retry.at <= Instant::now())
+        {
             let period_ns = 1_000_000_000 / u64::from(wanted);
             match threads.begin_continuous(period_ns, intake) {
                 Ok(()) => {
                     intake.sinks.continuous = Some(ProcessSamples::new());
                     _ = intake.sinks.heap.allocated_since(&mut self.allocated);
                     self.window = Some(self.new_window(wanted, engine, intake));
-                    self.retry_at = None;
+                    self.retry = None;
                 }
                 Err(why) if why.may_pass() => {
-                    let is_first = self.retry_at.replace(Instant::now() + RETRY).is_none();
-                    let event = LogEvent::warning(LogKind::ContinuousOff, why.to_string());
-                    self.event = is_first.then_some(event).or(self.event.take());
+                    let longest = engine.source.settings.continuous.interval;
+                    let retry = Retry::after(self.retry, Instant::now(), longest);
+                    if retry.tries == QUIET_TRIES {
+                        let line = why.to_string();
+                        self.event = Some(LogEvent::warning(LogKind::ContinuousOff, line));
+                    }
+                    self.retry = Some(retry);
                 }
                 Err(why) => {
                     // Until it is asked for again.
@@ -166,5 +190,24 @@ impl ContinuousProfiler {
         );
         Counters::add(&engine.counters.continuous.profiles, 1);
         Some((Box::new(profile), modules))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_begin_is_tried_soon_and_then_less_often() {
+        let (now, longest) = (Instant::now(), Duration::from_secs(15));
+        let (mut retry, mut delays) = (None, Vec::new());
+        for tries in 1..=40 {
+            let next = Retry::after(retry, now, longest);
+            assert_eq!(next.tries, tries);
+            delays.push((next.at - now).as_millis());
+            retry = Some(next);
+        }
+        assert_eq!(delays[..6], [20, 40, 80, 160, 320, 640]);
+        assert_eq!((delays[9], delays[10], delays[39]), (10_240, 15_000, 15_000));
     }
 }

@@ -32,9 +32,9 @@ pub(crate) enum NoContinuous {
 }
 
 impl NoContinuous {
-    /// A debugger is attached, perhaps for a while.
+    /// Whether it is so for now: a debugger is attached, or a thread blocks the signal, perhaps for a moment.
     pub(crate) fn may_pass(self) -> bool {
-        self == Self::Refused(WhyRefused::Traced)
+        matches!(self, Self::Refused(WhyRefused::Traced | WhyRefused::SignalBlocked))
     }
 }
 

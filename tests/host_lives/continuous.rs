@@ -237,12 +237,13 @@ fn there_is_none_with_a_thread_that_has_filters_of_its_own() {
     });
 }
 
-/// The kernel would give the signal to threads that sleep.
+/// The kernel would give the signal to threads that sleep. It begins when the thread has ended.
 #[test]
 fn there_is_none_with_a_thread_that_blocks_its_signal() {
     in_child(module_path!(), "there_is_none_with_a_thread_that_blocks_its_signal", &[], || {
         for is_asleep in [false, true] {
-            let host = host(&Memory::new(), |builder| builder.continuous_interval(SHORT));
+            let memory = Memory::new();
+            let host = host(&memory, |builder| builder.continuous_interval(SHORT));
             let (has_used_cpu, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
             std::thread::scope(|scope| {
                 scope.spawn(|| {
@@ -259,8 +260,12 @@ fn there_is_none_with_a_thread_that_blocks_its_signal() {
                 wait_until("it is said", || said().len() == 1);
                 assert!(said()[0].contains("block the signal"), "{:?}", said());
                 assert!(process_timers().is_none_or(|timers| timers == 0));
+                assert_eq!(host.handle.continuous(), 97, "it is tried again");
                 is_over.store(true, Ordering::Release);
             });
+            if has_process_timer() {
+                burn_until_sampled(&host);
+            }
             host.handle.shutdown(PLENTY).unwrap();
         }
     });

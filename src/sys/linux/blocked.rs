@@ -242,8 +242,6 @@ pub(super) struct ThreadStatus {
     pub(super) filters: Vec<String>,
     /// The signals that it blocks, from the lowest bit on.
     blocked: u64,
-    /// It runs, or could.
-    pub(super) is_running: bool,
     /// By its name, it is one of this crate.
     pub(super) is_of_layer: bool,
     /// By its name, it belongs to an io_uring. It blocks all signals forever.
@@ -263,7 +261,7 @@ impl ThreadStatus {
         self.blocks(signal) && !self.is_creating_thread()
     }
 
-    fn blocks(&self, signal: libc::c_int) -> bool {
+    pub(super) fn blocks(&self, signal: libc::c_int) -> bool {
         u32::try_from(signal - 1)
             .is_ok_and(|bit| self.blocked.checked_shr(bit).unwrap_or(0) & 1 != 0)
     }
@@ -275,8 +273,6 @@ impl ThreadStatus {
                 parsed.filters.push(line.to_owned());
             } else if let Some(mask) = line.strip_prefix("SigBlk:") {
                 parsed.blocked = u64::from_str_radix(mask.trim(), 16).unwrap_or(0);
-            } else if let Some(state) = line.strip_prefix("State:") {
-                parsed.is_running = state.trim().starts_with('R');
             } else if let Some(name) = line.strip_prefix("Name:") {
                 parsed.is_of_layer = name.trim().starts_with("profiling-");
                 parsed.is_of_ring = name.trim().starts_with("iou-");

@@ -3,12 +3,10 @@
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::blocked::{ThreadStatus, cpu_ns_of, own_threads, status_of};
+use super::blocked::{cpu_ns_of, own_threads, status_of};
 use super::clock::process_cpu_ns;
 use super::poll::Waker;
 use super::process_rings::ProcessRings;
@@ -44,54 +42,24 @@ const MOST_BLOCKED: u64 = 50;
 /// Less than this says nothing.
 const LEAST_BLOCKED_NS: u64 = 100_000_000;
 
-/// A thread may block all signals for a moment, for what must not be interrupted. So it is checked again and again during
-/// that time, in which the collector reads no samples.
-const LONGEST_CHECK: Duration = Duration::from_millis(5);
-const BETWEEN_CHECKS: Duration = Duration::from_micros(500);
-
-/// A thread that blocks the signal, and its CPU time when that was seen first.
-struct Blocking {
-    tid: u32,
-    cpu_ns: u64,
-}
-
 /// Why such a timer would harm the process as its threads are now: the handler's calls may end it on a thread with
-/// other seccomp filters than the calling one, and a thread that blocks the signal passes it on.
+/// other seccomp filters than the calling one, and a thread that blocks the signal passes it on. It may do so for a moment
+/// only, for what must not be interrupted.
 pub(crate) fn why_no_process_timer() -> Option<WhyRefused> {
     let own = status_of(current_tid())?;
-    let (signal, mut blocking) = (*lock_signal(), Vec::new());
+    let (signal, mut blocked_ns) = (*lock_signal(), 0_u64);
     for tid in own_threads().unwrap_or_default() {
         let Some(status) = status_of(tid) else { continue };
         if status.filters != own.filters {
             return Some(WhyRefused::KilledBySeccomp);
         }
         if !status.is_of_layer && status.is_blocked_by_program(signal) {
-            blocking.push(Blocking { tid, cpu_ns: cpu_ns_of(tid).unwrap_or(0) });
+            blocked_ns = blocked_ns.saturating_add(cpu_ns_of(tid).unwrap_or(0));
         }
     }
-    let start = Instant::now();
-    while is_much(&blocking) {
-        let is_last = start.elapsed() >= LONGEST_CHECK;
-        blocking.retain(|thread| {
-            let status = status_of(thread.tid);
-            let status = status.filter(|status| status.is_blocked_by_program(signal));
-            // It may have had no CPU since it was seen first.
-            let may_go_on = |status: &ThreadStatus| is_last && status.is_running;
-            let has_run = || cpu_ns_of(thread.tid).is_some_and(|now_ns| now_ns > thread.cpu_ns);
-            status.is_some_and(|status| !may_go_on(&status) || has_run())
-        });
-        if is_last {
-            return is_much(&blocking).then_some(WhyRefused::SignalBlocked);
-        }
-        sleep(BETWEEN_CHECKS);
-    }
-    None
-}
-
-/// Whether these threads use much of the CPU time.
-fn is_much(threads: &[Blocking]) -> bool {
-    let used_ns = threads.iter().map(|thread| thread.cpu_ns).fold(0, u64::saturating_add);
-    used_ns > LEAST_BLOCKED_NS && used_ns > process_cpu_ns().unwrap_or(0) / MOST_BLOCKED
+    let is_much =
+        blocked_ns > LEAST_BLOCKED_NS && blocked_ns > process_cpu_ns().unwrap_or(0) / MOST_BLOCKED;
+    is_much.then_some(WhyRefused::SignalBlocked)
 }
 
 /// Lets one of the layer's own threads be sampled as the others, if the process is: the kernel would send the signals of
@@ -173,32 +141,34 @@ impl Drop for ProcessTimer {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicBool;
+    use std::sync::atomic::{AtomicBool, AtomicU32};
     use std::thread;
 
     use super::*;
-    use crate::sys::{signal_of_timers, thread_cpu_ns};
+    use crate::sys::signal_of_timers;
 
     #[test]
     #[cfg(target_env = "gnu")]
     fn a_thread_that_creates_others_blocks_no_signals() {
         // A signal is chosen.
         signal_of_timers(None).unwrap();
-        let is_over = AtomicBool::new(false);
+        let signal = *lock_signal();
+        let (tid, is_over) = (AtomicU32::new(0), AtomicBool::new(false));
         thread::scope(|scope| {
             scope.spawn(|| {
-                while thread_cpu_ns().unwrap() < 2 * LEAST_BLOCKED_NS {
-                    std::hint::spin_loop();
-                }
+                tid.store(current_tid(), Ordering::Relaxed);
                 while !is_over.load(Ordering::Relaxed) {
                     thread::spawn(|| {}).join().unwrap();
                 }
             });
-            sleep(Duration::from_millis(300));
-            let found: Vec<_> = (0..200).map(|_| why_no_process_timer()).collect();
+            let status = || status_of(tid.load(Ordering::Relaxed)).unwrap_or_default();
+            let mut seen = 0;
+            while seen < 20 {
+                let status = status();
+                assert!(!status.is_blocked_by_program(signal), "{status:?}");
+                seen += u32::from(status.blocks(signal));
+            }
             is_over.store(true, Ordering::Relaxed);
-            let blocked = Some(WhyRefused::SignalBlocked);
-            assert_eq!(found.iter().filter(|why| **why == blocked).count(), 0);
         });
     }
 }
