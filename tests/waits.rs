@@ -3,6 +3,8 @@
 #![cfg(not(tracing_profiling_unsupported))]
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
 
+#[path = "waits/holders.rs"]
+mod holders;
 #[path = "support/sleeps.rs"]
 mod sleeps;
 mod support;

@@ -8,8 +8,8 @@ use super::links::Links;
 use crate::keep::{KeptSpan, ProfileGroup};
 use crate::profile::{
     CALLERS_NOT_COPIED, CALLERS_WITHOUT_TABLES, FrameKind, Leaf, LeafId, LeafMark, Link, LinkId,
-    Location, LocationId, Mapping, MappingId, Point, Profile, ProfileId, ProfiledThread,
-    SampleKind, StackId, ThreadId, capped,
+    Location, LocationId, LockHolder, Mapping, MappingId, Point, Profile, ProfileId,
+    ProfiledThread, SampleKind, StackId, ThreadId, capped,
 };
 use crate::sinks::{Losses, Lost, SHORTEST_WAIT, SpanSamples, StackEntry, StackLeaf};
 use crate::span::{SampleCounts, SpanKey};
@@ -283,10 +283,29 @@ impl<'a> Tables<'a> {
         entries: impl Iterator<Item = StackEntry>,
     ) -> ((StackId, Option<LeafId>), UnwindEnd) {
         let (mut locations, mut leaf, mut end) = (Vec::new(), None, UnwindEnd::Root);
+        let (mut name, mut plan, mut holder) = (Vec::new(), 0, None);
         for entry in entries {
             locations.push(match entry {
                 StackEntry::StackLeaf(waited) => {
-                    leaf = Some(self.profile.add_leaf(self.leaf(waited)));
+                    let waited = match (self.leaf(waited), holder.take()) {
+                        (Leaf::Blocked(call), Some(holder)) => Leaf::BlockedBy(call, holder),
+                        (waited, _) => waited,
+                    };
+                    leaf = Some(self.profile.add_leaf(waited));
+                    continue;
+                }
+                StackEntry::HolderName(half) => {
+                    name.extend(half);
+                    continue;
+                }
+                StackEntry::HolderPlan(of_holder) => {
+                    plan = of_holder;
+                    continue;
+                }
+                StackEntry::Holder { tid, is_inferred } => {
+                    let thread = OsThread::new(tid, &std::mem::take(&mut name)).name();
+                    let span = self.span_name(plan);
+                    holder = Some(LockHolder { thread, tid, span, is_inferred });
                     continue;
                 }
                 StackEntry::Code(address) => self.location(address, false),
@@ -314,9 +333,6 @@ impl<'a> Tables<'a> {
             StackLeaf::In(Call::Futex(lock) | Call::PlainFutex(lock)) => {
                 Leaf::Blocked(format!("futex {lock:#x}"))
             }
-            StackLeaf::In(Call::Mutex { lock, owner }) => {
-                Leaf::Blocked(format!("futex {lock:#x}, held by thread {owner}"))
-            }
             StackLeaf::In(Call::Named(name)) => Leaf::Blocked((*name).to_owned()),
             StackLeaf::In(Call::Numbered(number)) => Leaf::Blocked(format!("system call {number}")),
             StackLeaf::In(Call::PageFault) => Leaf::Blocked("page fault".to_owned()),
@@ -332,12 +348,14 @@ impl<'a> Tables<'a> {
             }
             StackLeaf::AllocationNotCopied => Leaf::Unknown("allocated: stack not copied"),
             StackLeaf::Scheduling => Leaf::Delayed { behind: None },
-            StackLeaf::SchedulingBehind(plan) => {
-                let behind = self.builder.callsites.get(plan);
-                let span = behind.map(|callsite| beginning(callsite.metadata.name()).to_owned());
-                Leaf::Delayed { behind: span }
-            }
+            StackLeaf::SchedulingBehind(plan) => Leaf::Delayed { behind: self.span_name(plan) },
         }
+    }
+
+    /// The name of the spans with a plan.
+    fn span_name(&self, plan: u64) -> Option<String> {
+        let callsite = self.builder.callsites.get(plan)?;
+        Some(beginning(callsite.metadata.name()).to_owned())
     }
 
     fn location(&mut self, frame: ModuleAddress, is_inferred: bool) -> LocationId {

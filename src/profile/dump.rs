@@ -110,16 +110,13 @@ impl ThreadDump {
         for sample in stacks.samples() {
             let words = || stacks.calls_in_words(sample.stack).into();
             let stack: &Arc<[String]> = in_words.entry(sample.stack).or_insert_with(words);
-            let blocked_in = match stacks.leaf(sample.leaf) {
-                Some(Leaf::Blocked(call)) if !call.is_empty() => Some(call),
-                _ => None,
-            };
+            let blocked_in = stacks.leaf(sample.leaf).and_then(Leaf::blocked_in);
             for point in &sample.points {
                 if let Some(place) = number(point.time_unix_ns)
                     && let Some(thread) = threads.get_mut(place)
                 {
                     thread.stack = Arc::clone(stack);
-                    thread.blocked_in = blocked_in.cloned();
+                    thread.blocked_in = blocked_in.as_deref().map(str::to_owned);
                 }
             }
         }

@@ -1,5 +1,6 @@
 //! What a sample shows beyond the code on its stack.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use super::sample::SampleKind;
@@ -19,6 +20,8 @@ pub enum Leaf {
     /// The thread was blocked in this: `sleep`, `read`, `page fault`, `futex 0x7f…` with the address of the lock. Empty if
     /// unknown.
     Blocked(String),
+    /// The same, with the thread that held the lock.
+    BlockedBy(String, LockHolder),
     /// The future waited for what its stack shows.
     Awaiting,
     /// The same, and that many at the same time, as in `select!` and `join!`. The one that woke the future has all the time;
@@ -35,7 +38,44 @@ pub enum Leaf {
     Unknown(&'static str),
 }
 
+/// The thread that held a lock for which another one waited.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct LockHolder {
+    /// The name of the thread; empty if it had none.
+    pub thread: String,
+    /// Its id.
+    pub tid: u32,
+    /// The span that it was in, if it is known.
+    pub span: Option<String>,
+    /// It is not certain: the thread had the address of the lock on its stack, and ran before the wait ended. Only mutexes of
+    /// glibc state who holds them.
+    pub is_inferred: bool,
+}
+
+/// `` `worker-3` (thread 7) in `report`, inferred ``.
+impl fmt::Display for LockHolder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { thread, tid, span, is_inferred } = self;
+        match thread.is_empty() {
+            true => write!(f, "thread {tid}")?,
+            false => write!(f, "`{thread}` (thread {tid})")?,
+        }
+        span.iter().try_for_each(|span| write!(f, " in `{span}`"))?;
+        f.write_str(if *is_inferred { ", inferred" } else { "" })
+    }
+}
+
 impl Leaf {
+    /// What the thread was blocked in, with who held the lock; `None` if nothing is known of the wait but its length.
+    pub(super) fn blocked_in(&self) -> Option<Cow<'_, str>> {
+        match self {
+            Self::Blocked(call) if !call.is_empty() => Some(call.into()),
+            Self::BlockedBy(call, holder) => Some(format!("{call}, held by {holder}").into()),
+            _ => None,
+        }
+    }
+
     /// That of a sample of which only the kind is known.
     pub(super) fn of(kind: SampleKind) -> Self {
         match kind {
@@ -87,6 +127,7 @@ impl fmt::Display for Leaf {
             Self::Ran | Self::Allocated => Ok(()),
             Self::Blocked(call) if call.is_empty() => Ok(()),
             Self::Blocked(call) => write!(f, "[{call}]"),
+            Self::BlockedBy(call, holder) => write!(f, "[{call}, held by {holder}]"),
             Self::Awaiting => f.write_str("[await]"),
             Self::AwaitingOneOf(count) => write!(f, "[await, one of {count} at the same time]"),
             Self::Delayed { behind: None } => f.write_str("[scheduling delay]"),

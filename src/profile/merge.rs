@@ -84,10 +84,10 @@ fn copy_location(
     copy
 }
 
-/// The address of a lock differs between processes.
+/// The address of a lock and who holds it differ between processes.
 fn without_address(leaf: &Leaf) -> Leaf {
     match leaf {
-        Leaf::Blocked(text) => {
+        Leaf::Blocked(text) | Leaf::BlockedBy(text, _) => {
             Leaf::Blocked(text.split(" 0x").next().unwrap_or_default().to_owned())
         }
         other => other.clone(),

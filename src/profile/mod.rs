@@ -36,7 +36,7 @@ pub use dump::{DumpedThread, ThreadActivity, ThreadDump};
 pub use hotspot::{FunctionShare, Hotspot};
 pub(crate) use hotspot::{Hotspots, OwnRow};
 pub(crate) use leaf::LeafMark;
-pub use leaf::{Leaf, LeafId};
+pub use leaf::{Leaf, LeafId, LockHolder};
 pub(crate) use merge::{Placed, add_stacks, stack_weights};
 pub(crate) use model::Compared;
 pub use model::{

@@ -298,6 +298,9 @@ impl Profile {
     pub(crate) fn add_leaf(&mut self, leaf: Leaf) -> LeafId {
         let bytes = match &leaf {
             Leaf::Blocked(text) | Leaf::Delayed { behind: Some(text) } => text.len(),
+            Leaf::BlockedBy(call, holder) => {
+                call.len() + holder.thread.len() + holder.span.as_ref().map_or(0, String::len)
+            }
             _ => 0,
         };
         self.tables.leaves.add(leaf, bytes)

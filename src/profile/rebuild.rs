@@ -9,7 +9,7 @@ use std::rc::Rc;
 use super::branches::Branches;
 use super::code_origin::{CodeOrigin, OwnCode, allocates, clones_wakers, limits_time, whole_name};
 use super::downsampling::Selection;
-use super::leaf::{Leaf, LeafId, LeafMark};
+use super::leaf::{Leaf, LeafId, LeafMark, LockHolder};
 use super::model::{
     FrameKind, Function, FunctionId, Line, Location, LocationId, MappingId, Profile,
 };
@@ -449,6 +449,11 @@ impl Rebuilding<'_> {
                     0 | 1 => Leaf::Awaiting,
                     count => Leaf::AwaitingOneOf(count),
                 }
+            }
+            Some(Leaf::BlockedBy(call, holder)) => {
+                let redacted = |name: &String| self.redaction.redact_span(name).into_owned();
+                let (thread, span) = (redacted(&holder.thread), holder.span.as_ref().map(redacted));
+                Leaf::BlockedBy(call.clone(), LockHolder { thread, span, ..holder.clone() })
             }
             // What a thread was blocked in is not redacted.
             Some(leaf) => leaf.clone(),

@@ -56,7 +56,7 @@ impl Profile {
             let Some(call) = self.blocked_in(sample) else { continue };
             let frames = self.source_functions(sample);
             let wait_site = wait_site(&frames);
-            all.add(wait_site, call, waited_ns);
+            all.add(wait_site, call.clone(), waited_ns);
             if blocks_a_task(&frames) {
                 waits.in_async_total += Duration::from_nanos(waited_ns);
                 in_async.add(wait_site, call, waited_ns);
@@ -162,11 +162,10 @@ impl Profile {
     }
 
     /// What a thread was blocked in, or why that is not known; `None` if nothing is known of the wait but its length.
-    pub(super) fn blocked_in(&self, sample: &Sample) -> Option<&str> {
+    pub(super) fn blocked_in(&self, sample: &Sample) -> Option<Cow<'_, str>> {
         match self.leaf(sample.leaf)? {
-            Leaf::Blocked(call) if !call.is_empty() => Some(call),
-            Leaf::Unknown(why) => Some(why),
-            _ => None,
+            Leaf::Unknown(why) => Some((*why).into()),
+            leaf => leaf.blocked_in(),
         }
     }
 
@@ -250,13 +249,13 @@ impl SourceFunction<'_> {
 
 /// Total time by function and call.
 #[derive(Default)]
-struct Sums<'a>(HashMap<Whose<'a>, HashMap<(&'a str, SourceFunction<'a>), u64>>);
+struct Sums<'a>(HashMap<Whose<'a>, HashMap<(Cow<'a, str>, SourceFunction<'a>), u64>>);
 
 /// A function's name, or its location.
 type Whose<'a> = (&'a str, Option<LocationId>);
 
 impl<'a> Sums<'a> {
-    fn add(&mut self, wait_site: SourceFunction<'a>, call: &'a str, waited_ns: u64) {
+    fn add(&mut self, wait_site: SourceFunction<'a>, call: Cow<'a, str>, waited_ns: u64) {
         *self
             .0
             .entry((wait_site.name, wait_site.unnamed))
@@ -275,7 +274,9 @@ impl<'a> Sums<'a> {
             None => awaits::own_name(function),
         };
         let waited_ns = calls.values().sum();
-        let ((call, frame), _) = calls.into_iter().max_by_key(|(call, ns)| (*ns, *call))?;
+        let ((call, frame), _) = calls
+            .into_iter()
+            .max_by(|(one, ns), (other, others_ns)| (ns, one).cmp(&(others_ns, other)))?;
         Some(WaitSite {
             function,
             location: frame.place(),

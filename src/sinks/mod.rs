@@ -17,7 +17,7 @@ pub(crate) use ledger::{ChildTimes, ClosedChild};
 pub(crate) use losses::Losses;
 pub(crate) use process::{ProcessPlace, ProcessSamples};
 pub(crate) use span_samples::{Added, Lost, NewSample, SHORTEST_WAIT, SpanSamples, StoredSample};
-pub(crate) use stack::{Stack, StackEntry, StackLeaf};
+pub(crate) use stack::{Holder, Stack, StackEntry, StackLeaf};
 pub(crate) use stack_tree::{StackTree, StoredStack};
 pub(crate) use store::Store;
 

@@ -1,6 +1,6 @@
 //! The stack of a thread at one moment.
 
-use crate::sys::Call;
+use crate::sys::{self, Call, OsThread};
 use crate::unwind::{ModuleAddress, UnwindEnd};
 
 /// An unwound stack, innermost frame first.
@@ -16,8 +16,31 @@ pub(crate) struct Stack {
     pub(crate) inferred_from: Option<usize>,
     /// What the thread was blocked in, if it was blocked.
     pub(crate) waited: Option<StackLeaf>,
+    /// Who held the lock that it waited for, if that is known.
+    pub(crate) holder: Option<Holder>,
     /// The span grew old during this wait, whose time may therefore include shorter waits before it.
     pub(crate) holds_others: bool,
+}
+
+/// The thread that held a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Holder {
+    pub(crate) thread: OsThread,
+    /// The number of its span's plan, or [`NO_PLAN`](Self::NO_PLAN).
+    pub(crate) plan: u64,
+    /// Otherwise the lock states it.
+    pub(crate) is_inferred: bool,
+}
+
+impl Holder {
+    /// It was in no span, or that is not known.
+    pub(crate) const NO_PLAN: u64 = u64::MAX;
+
+    /// Who holds the lock for which a thread waits, if the lock states it.
+    pub(crate) fn stated_by(call: Call) -> Option<Self> {
+        let thread = sys::own_thread(sys::owner_of_lock(call)?);
+        Some(Self { thread, plan: Self::NO_PLAN, is_inferred: false })
+    }
 }
 
 /// What a thread was blocked in, or why that or its stack is not known.
@@ -51,6 +74,14 @@ pub(crate) enum StackLeaf {
 /// A part of a stack as it is stored: 16 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum StackEntry {
+    /// The thread that held the lock for which the next leaf waited, after half of its name, the other half, and the plan of
+    /// its span.
+    Holder {
+        tid: u32,
+        is_inferred: bool,
+    },
+    HolderName([u8; 8]),
+    HolderPlan(u64),
     StackLeaf(StackLeaf),
     Code(ModuleAddress),
     /// The same, inferred rather than certain.
@@ -63,6 +94,8 @@ pub(crate) enum StackEntry {
     WokenLeaf,
     HoldsOthers,
 }
+
+const _: () = assert!(size_of::<StackEntry>() == 16);
 
 impl StackEntry {
     pub(crate) fn code(self) -> Option<ModuleAddress> {
@@ -83,6 +116,7 @@ impl Stack {
             end: UnwindEnd::Root,
             inferred_from: None,
             waited: None,
+            holder: None,
             holds_others: false,
         }
     }
@@ -92,7 +126,13 @@ impl Stack {
         let inferred_from = self.inferred_from.unwrap_or(usize::MAX).min(self.frames.len());
         let (certain, inferred) = self.frames.split_at(inferred_from);
         let ended = |end: UnwindEnd| (end != UnwindEnd::Root).then_some(StackEntry::End(end));
-        let waited = self.waited.map(StackEntry::StackLeaf).into_iter();
+        let holder = self.holder.map(|Holder { thread, plan, is_inferred }| {
+            let [begin, end] = thread.halves_of_name().map(StackEntry::HolderName);
+            let holder = StackEntry::Holder { tid: thread.tid, is_inferred };
+            [begin, end, StackEntry::HolderPlan(plan), holder]
+        });
+        let waited = self.waited.map(StackEntry::StackLeaf);
+        let waited = holder.into_iter().flatten().chain(waited);
         let woke = self.woke.filter(|_| !self.others.is_empty());
         let is_woken = move |leaf| (woke == Some(leaf)).then_some(StackEntry::WokenLeaf);
         let others = self.others.iter().enumerate().flat_map(move |(number, (frames, end))| {

@@ -45,6 +45,12 @@ impl OsThread {
         Self { tid, name: [0; 16] }
     }
 
+    /// Its name, padded with zeros.
+    pub(crate) fn halves_of_name(&self) -> [[u8; 8]; 2] {
+        let (halves, _) = self.name.as_chunks();
+        std::array::from_fn(|half| halves.get(half).copied().unwrap_or_default())
+    }
+
     /// Its name, which can be cut within a character.
     pub(crate) fn name(&self) -> String {
         let name = self.name.split(|byte| *byte == 0).next().unwrap_or_default();
@@ -262,8 +268,6 @@ pub(crate) enum Call {
     Futex(u64),
     /// The same by the command that the locks of glibc use, and not those of std.
     PlainFutex(u64),
-    /// A mutex, by its address, and the id of the thread that holds it.
-    Mutex { lock: u64, owner: u32 },
     /// A reference to the name, so that this is 16 bytes.
     Named(&'static &'static str),
     /// Another system call, by its number.

@@ -1,10 +1,12 @@
 //! How far the collector has read what a thread wrote.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::demand::Cost;
+use super::locks::{OnStack, locks_in};
+use crate::sampler::record::{Layout, Record, Records, read_sample};
 use crate::sampler::{
     Sampler, SamplingSession, SpanInterval, SwitchRing, ThreadShared, switches_between,
 };
@@ -191,6 +193,21 @@ impl ThreadCursor {
         let interval_ns =
             ring.timer().map_or(self.session.period_ns(), TimerRing::least_interval_ns);
         Some(Duration::from_nanos(samples.saturating_mul(interval_ns)))
+    }
+
+    /// When the newest sample in its ring was taken, and which of the locks are on the stack there.
+    pub(super) fn newest_locks(
+        &self,
+        locks: &HashSet<u64>,
+    ) -> Option<(u64, HashMap<u64, OnStack>)> {
+        let ring = self.session.ring.as_ref()?;
+        let samples = Records::between(&***ring, ring.tail(), ring.head()).filter_map(|record| {
+            let Ok(Record::Sample(place)) = record else { return None };
+            Some(place)
+        });
+        let sample = read_sample(&***ring, samples.last()?, Layout::of(ring)).ok()?;
+        let words = (0..).map_while(|number: u64| sample.stack.word(8 * number));
+        Some((sample.time_ns, locks_in(words, locks)))
     }
 
     /// Whether half of its ring is full.

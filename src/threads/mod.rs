@@ -7,7 +7,10 @@ mod cpu_times;
 mod cursor;
 mod demand;
 mod drain;
+mod holder_search;
+mod holders;
 mod load;
+mod locks;
 mod parked;
 mod process;
 mod run_delay;
@@ -26,6 +29,7 @@ pub(crate) use cpu_times::{CpuTime, Ran};
 #[cfg(feature = "_parts")]
 pub(crate) use drain::owner;
 pub(crate) use load::LoadLimits;
+pub(crate) use locks::{BlockedThread, MOST_THREADS};
 pub(crate) use sampled::SampledThread;
 pub(crate) use waits::WaitingThread;
 

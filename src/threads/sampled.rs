@@ -91,6 +91,10 @@ impl SampledThread {
         self.detector.waiting()
     }
 
+    pub(super) fn waiting_mut(&mut self) -> Option<&mut WaitingThread> {
+        self.detector.waiting_mut()
+    }
+
     /// Whether it is not sampled, and none of its spans was past its sampling delay at the last scan.
     pub(crate) fn is_unwanted(&self) -> bool {
         self.attachment.is_detached() && !self.attachment.is_wanted()

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use super::Threads;
 use super::attachment::Check;
 use super::demand::Why;
+use super::holder_search::search_holders;
 use super::parked::PARK_AFTER;
 use super::sampled::fill_time;
 use super::waits::{IDLE_SCAN_INTERVAL, SCAN_INTERVAL, ScanResult, Scanner, next_scan};
@@ -206,6 +207,8 @@ impl Threads {
             };
             soonest = Some(soonest.map_or(next, |soonest: Duration| soonest.min(next)));
         }
+        let budget = &mut self.captures.searches;
+        search_holders(&mut self.sampled, budget, intake, now_ns);
         let next = soonest.unwrap_or(IDLE_SCAN_INTERVAL);
         self.schedule.is_in_span = is_in_span;
         if self.process.periods().is_none() {

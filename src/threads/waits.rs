@@ -8,6 +8,7 @@ use std::io;
 use std::time::Duration;
 
 use super::cursor::ThreadCursor;
+use super::holders::{SEARCHES, SoughtHolder};
 use crate::budget::CpuBudget;
 use crate::intake::Intake;
 use crate::log::{LogEvent, LogKind};
@@ -61,6 +62,8 @@ const A_CAPTURE_NS: u64 = 50_000;
 #[derive(Debug)]
 pub(crate) struct CaptureBudget {
     left: CpuBudget,
+    /// For the search for holders of locks.
+    pub(super) searches: CpuBudget,
     /// When the seccomp filters were last checked.
     filters_ns: Option<u64>,
     /// That blocked threads cannot be inspected, once that was found, until it is logged.
@@ -70,7 +73,13 @@ pub(crate) struct CaptureBudget {
 
 impl CaptureBudget {
     pub(crate) fn new() -> Self {
-        Self { left: CAPTURES, filters_ns: None, unseen: None, has_noted_unseen: false }
+        Self {
+            left: CAPTURES,
+            searches: SEARCHES,
+            filters_ns: None,
+            unseen: None,
+            has_noted_unseen: false,
+        }
     }
 
     /// A thread cannot be inspected. `is_blocked` is `None` if nothing else says whether it is blocked.
@@ -185,6 +194,7 @@ pub(crate) struct WaitingThread {
     proof: Proof,
     thread: OsThread,
     pub(crate) stack: Stack,
+    pub(super) sought: SoughtHolder,
 }
 
 /// Something that does not change while a thread does not run.
@@ -293,6 +303,11 @@ impl BlockDetector {
         self.waiting.as_ref()
     }
 
+    /// The present wait, if the last scan found one.
+    pub(super) fn waiting_mut(&mut self) -> Option<&mut WaitingThread> {
+        self.waiting.as_mut()
+    }
+
     /// Ends scanning: the thread has ended or is not sampled any more.
     pub(crate) fn end(&mut self, cursor: &ThreadCursor, scanner: &mut Scanner<'_>) {
         if let Some(waiting) = &self.waiting {
@@ -302,7 +317,8 @@ impl BlockDetector {
     }
 
     fn finish(&mut self, ended: EndedWait, scanner: &mut Scanner<'_>) {
-        let Some(waiting) = self.waiting.take() else { return };
+        let Some(mut waiting) = self.waiting.take() else { return };
+        waiting.choose_holder(true);
         self.last = ended.clock;
         scanner.intake.add_wait(waiting.span, waiting.until(ended.at_ns));
     }
@@ -377,6 +393,16 @@ impl WaitingThread {
     /// Its length so far.
     pub(crate) fn waited_ns(&self) -> u64 {
         self.so_far().weight
+    }
+
+    /// Whether the holder of its lock is to be sought.
+    pub(super) fn is_search_due(&self) -> bool {
+        self.sought.is_due(self.waited_ns())
+    }
+
+    /// The likeliest holder, of those that were found.
+    pub(super) fn choose_holder(&mut self, has_ended: bool) {
+        self.stack.holder = self.sought.likeliest(has_ended);
     }
 
     /// What is known of it.
@@ -476,13 +502,16 @@ fn capture(
     scanner: &mut Scanner<'_>,
 ) -> Option<WaitingThread> {
     let mut stack = Stack { end: UnwindEnd::Lost, ..Stack::new() };
+    let mut sought = SoughtHolder::default();
     // The following system calls are unusual, and this thread may have a filter by now.
     if scanner.captures.filters_are_due(scanner.now_ns) {
         sys::read_filters();
     }
     match sys::blocked(cursor.thread.tid()) {
         Ok(Some(Blocked { call, sp, pc })) => {
-            stack.waited = Some(StackLeaf::In(sys::with_owner(call)));
+            stack.waited = Some(StackLeaf::In(call));
+            sought = SoughtHolder::of(call, sp);
+            stack.holder = sought.likeliest(false);
             let is_copied = scanner.intake.copy_blocked(sp);
             let holds = report_wait(cursor, span, proof)?;
             if holds && is_copied {
@@ -506,5 +535,5 @@ fn capture(
         }
     }
     let (thread, lasted_until_ns) = (cursor.thread.thread, scanner.now_ns);
-    Some(WaitingThread { span, since_ns, lasted_until_ns, proof, thread, stack })
+    Some(WaitingThread { span, since_ns, lasted_until_ns, proof, thread, stack, sought })
 }

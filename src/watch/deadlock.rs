@@ -1,40 +1,23 @@
 //! Threads that wait for each other's locks.
 //!
-//! A mutex of glibc has the id of the thread that holds it. Of other locks that is inferred: a guard has the address of the
-//! lock, and is on the stack of the thread that holds it. So one of the threads is likely to hold it that have the address on
-//! their stacks and do not wait for the lock themselves. If each of these waits for a lock in turn, and so on, none can go
-//! on. A thread that runs cannot be searched, so what is inferred can be wrong, and is marked.
+//! One of the threads is likely to hold a lock that have its address on their stacks and do not wait for it themselves (see
+//! `threads/locks.rs`). If each of these waits for a lock in turn, and so on, none can go on. A thread that runs cannot be
+//! searched, so what is inferred can be wrong, and is marked.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Write;
-use std::ops::Range;
 use std::thread::sleep;
 use std::time::Duration;
 
-use crate::sys::{self, Blocked, Call};
+use crate::sys;
+use crate::threads::{BlockedThread, MOST_THREADS};
 
-/// Of more threads, no deadlock is sought.
-const MOST_THREADS: usize = 1_000;
 /// How long a deadlock is watched before it is one.
 const PERSISTS: Duration = Duration::from_millis(5);
-/// At most this much of a stack is read.
-const STACK_BYTES: u64 = 64 << 10;
-
-/// A thread that is blocked.
-#[derive(Debug)]
-struct BlockedThread {
-    tid: u32,
-    /// The CPU time that it had used by then.
-    cpu_ns: u64,
-    sp: u64,
-    /// The address of the lock that it waits for, and the thread that holds it, if that is certain.
-    lock: Option<u64>,
-    owner: Option<u32>,
-}
 
 /// Who holds a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct LockHolder {
+struct LikelyHolder {
     tid: u32,
     is_inferred: bool,
 }
@@ -49,7 +32,7 @@ pub(super) struct Deadlock {
 struct DeadlockedWait {
     tid: u32,
     lock: u64,
-    holder: LockHolder,
+    holder: LikelyHolder,
 }
 
 impl Deadlock {
@@ -61,18 +44,18 @@ impl Deadlock {
         }
         // The system calls that follow are unusual, and this thread may have a filter by now.
         sys::read_filters();
-        let blocked: Vec<_> = tids.iter().filter_map(|tid| BlockedThread::of(*tid)).collect();
+        let mappings = sys::mappings().unwrap_or_default();
+        let blocked: Vec<_> =
+            tids.iter().filter_map(|tid| BlockedThread::of(*tid, &mappings)).collect();
         let locks: HashSet<u64> = blocked.iter().filter_map(|thread| thread.lock).collect();
         let has_owner = blocked.iter().any(|thread| thread.owner.is_some());
         if locks.len() < 2 && !has_owner {
             return Vec::new();
         }
-        let mappings = sys::mappings().unwrap_or_default();
         let (mut holders, mut bytes) = (PossibleHolders::new(), Vec::new());
         for thread in &blocked {
-            let stack = stack_in(&mappings, thread.sp);
-            for (lock, times) in thread.locks_on_stack(stack, &locks, &mut bytes) {
-                holders.entry(lock).or_default().push((times, thread.tid));
+            for (lock, found) in thread.locks_on_stack(&mappings, &locks, &mut bytes) {
+                holders.entry(lock).or_default().push((found.times, thread.tid));
             }
         }
         for thread in &blocked {
@@ -113,65 +96,11 @@ impl Deadlock {
     }
 }
 
-impl BlockedThread {
-    fn of(tid: u32) -> Option<Self> {
-        if tid == sys::current_tid() {
-            return None;
-        }
-        let cpu_ns = sys::cpu_ns_of(tid)?;
-        let Blocked { call, sp, .. } = sys::blocked(tid).ok()??;
-        let (lock, owner) = match sys::with_owner(call) {
-            Call::Mutex { lock, owner } => (Some(lock), Some(owner)),
-            Call::Futex(lock) | Call::PlainFutex(lock) if is_contended(lock) => (Some(lock), None),
-            _ => (None, None),
-        };
-        Some(Self { tid, cpu_ns, sp, lock, owner })
-    }
-
-    /// Which of the locks its stack has, other than the one that it waits for, and how often.
-    fn locks_on_stack(
-        &self,
-        stack: Range<u64>,
-        locks: &HashSet<u64>,
-        bytes: &mut Vec<u8>,
-    ) -> HashMap<u64, u32> {
-        let length = (stack.end - stack.start) as usize;
-        if sys::read_own_stack(stack.start, length, bytes).is_err() {
-            bytes.clear();
-        }
-        let mut found: HashMap<u64, u32> = HashMap::new();
-        for word in bytes.as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word)) {
-            if locks.contains(&word) && Some(word) != self.lock {
-                *found.entry(word).or_default() += 1;
-            }
-        }
-        found
-    }
-}
-
-/// What is read of the stack of a thread with this stack pointer. Right above it can be a heap, with the addresses of locks of
-/// all threads. (Before Linux 6.7, or with musl, both can be one mapping; a deadlock can be missed then.)
-fn stack_in(mappings: &[Range<u64>], sp: u64) -> Range<u64> {
-    let after = mappings.partition_point(|mapping| mapping.end <= sp);
-    let mapping = mappings.get(after).filter(|mapping| mapping.contains(&sp));
-    let end = sp.saturating_add(STACK_BYTES);
-    sp..mapping.map_or(end, |mapping| mapping.end.min(end))
-}
-
 /// The threads that may hold each lock, with how often the lock is on the stack of each.
 type PossibleHolders = HashMap<u64, Vec<(u32, u32)>>;
 
 /// In place of a number, of a thread that is certain to hold the lock.
 const OWNER: u32 = u32::MAX;
-
-/// What a mutex of the standard library has while a thread waits for it. (Condition variables count there, and
-/// parked threads have another number.)
-const CONTENDED: u32 = 2;
-
-fn is_contended(lock: u64) -> bool {
-    let word = lock.checked_add(4).and_then(|end| sys::read_own_memory(lock..end).ok());
-    word.is_some_and(|word| word == CONTENDED.to_ne_bytes())
-}
 
 /// Of the threads that wait for locks, those that cannot go on: all that may hold the lock cannot, either. Each with the
 /// likeliest of these.
@@ -190,7 +119,7 @@ fn without_end(mut waits: Vec<(u32, u64)>, holders: &PossibleHolders) -> Vec<Dea
     }
     let with_holder = |(tid, lock): (u32, u64)| {
         let (times, holder) = *holders(lock).iter().max()?;
-        let holder = LockHolder { tid: holder, is_inferred: times != OWNER };
+        let holder = LikelyHolder { tid: holder, is_inferred: times != OWNER };
         Some(DeadlockedWait { tid, lock, holder })
     };
     waits.into_iter().filter_map(with_holder).collect()
@@ -224,7 +153,7 @@ mod tests {
     /// Each thread, and the one whose lock it waits for. The tids of those in circles.
     fn circles(waits: &[(u32, u32)]) -> Vec<Vec<u32>> {
         let waits = waits.iter().map(|(tid, of)| {
-            let holder = LockHolder { tid: *of, is_inferred: false };
+            let holder = LikelyHolder { tid: *of, is_inferred: false };
             DeadlockedWait { tid: *tid, lock: u64::from(*of), holder }
         });
         let tids = |it: Deadlock| it.waits.iter().map(|wait| wait.tid).collect();
@@ -266,22 +195,9 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_above_a_stack_is_not_part_of_it() {
-        const K: u64 = 1 << 10;
-        let (low, stack, heap) = (K..2 * K, 4 * K..100 * K, 100 * K..900 * K);
-        let mappings = [low, stack, heap];
-        assert_eq!(stack_in(&mappings, 90 * K), 90 * K..100 * K);
-        assert_eq!(stack_in(&mappings, 5 * K), 5 * K..69 * K, "not all of a large one");
-        assert_eq!(stack_in(&mappings, 100 * K), 100 * K..164 * K);
-        // The list is from before the stack was mapped, or there is none.
-        assert_eq!(stack_in(&mappings, 3 * K), 3 * K..67 * K);
-        assert_eq!(stack_in(&[], 3 * K), 3 * K..67 * K);
-    }
-
-    #[test]
     fn inferred_holders_are_marked() {
         let wait = |tid, of, is_inferred| {
-            let holder = LockHolder { tid: of, is_inferred };
+            let holder = LikelyHolder { tid: of, is_inferred };
             DeadlockedWait { tid, lock: 0x10 * u64::from(tid), holder }
         };
         let name = |tid| format!("`t{tid}`");

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::intake::Intake;
 use crate::profile::{SampleKind, ThreadActivity};
 use crate::sampler::ThreadShared;
-use crate::sinks::{Stack, StackEntry, StackLeaf, Store, StoredSample};
+use crate::sinks::{Holder, Stack, StackEntry, StackLeaf, Store, StoredSample};
 use crate::span::SpanKey;
 use crate::sys::{self, Blocked, Call, OsThread};
 use crate::threads::{SampledThread, Threads};
@@ -65,7 +65,8 @@ pub(super) fn inspect(
                 activity = if is_known { by_state } else { ThreadActivity::Blocked };
                 // A thread that was stopped outside of a system call looks like one in a page fault.
                 let is_stopped = activity == ThreadActivity::Stopped && call == Call::PageFault;
-                stack.waited = (!is_stopped).then(|| StackLeaf::In(sys::with_owner(call)));
+                stack.waited = (!is_stopped).then_some(StackLeaf::In(call));
+                stack.holder = Holder::stated_by(call).filter(|_| !is_stopped);
                 stack.end = UnwindEnd::Lost;
                 if is_copied {
                     intake.unwind_blocked(pc, sp, &mut stack);

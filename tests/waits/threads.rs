@@ -226,15 +226,24 @@ fn threads_that_wait_in_a_circle_are_a_deadlock_and_others_are_not() {
 
 /// A mutex of the C library.
 #[cfg(target_env = "gnu")]
-struct PthreadMutex(UnsafeCell<libc::pthread_mutex_t>);
+pub(crate) struct PthreadMutex(UnsafeCell<libc::pthread_mutex_t>);
 
-// SAFETY: it is only locked.
+// SAFETY: its functions may be called on any thread.
 #[cfg(target_env = "gnu")]
 unsafe impl Sync for PthreadMutex {}
 
 #[cfg(target_env = "gnu")]
 impl PthreadMutex {
-    fn lock(&self) {
+    pub(crate) const fn new() -> Self {
+        Self(UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER))
+    }
+
+    pub(crate) fn unlock(&self) {
+        // SAFETY: the calling thread holds it.
+        assert_eq!(unsafe { libc::pthread_mutex_unlock(self.0.get()) }, 0);
+    }
+
+    pub(crate) fn lock(&self) {
         // SAFETY: it is initialized, and never moved.
         assert_eq!(unsafe { libc::pthread_mutex_lock(self.0.get()) }, 0);
     }
@@ -243,8 +252,7 @@ impl PthreadMutex {
 /// In its own process, as above.
 #[cfg(target_env = "gnu")]
 fn pthread_circle() {
-    static LOCKS: [PthreadMutex; 3] =
-        [const { PthreadMutex(UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER)) }; 3];
+    static LOCKS: [PthreadMutex; 3] = [const { PthreadMutex::new() }; 3];
     let setup = Setup::new("1h");
     let all = Arc::new(Barrier::new(LOCKS.len()));
     for number in 0..LOCKS.len() {
@@ -263,7 +271,8 @@ fn pthread_circle() {
                 let [thread, next] = [number, (number + 1) % LOCKS.len()]
                     .map(|number| find(&dump, &format!("pthread{number}")));
                 let call = thread.blocked_in.as_deref().unwrap_or_default();
-                assert!(call.ends_with(&format!(", held by thread {}", next.tid)), "{dump}");
+                let holder = format!(", held by `{}` (thread {})", next.name, next.tid);
+                assert!(call.ends_with(&holder), "{dump}");
             }
             break text.clone();
         }

@@ -295,6 +295,9 @@ impl<'a> ReportTables<'a> {
 
     fn leaf(&mut self, leaf: &'a Leaf) -> (u8, u32) {
         let (kind, text) = match leaf {
+            Leaf::BlockedBy(call, holder) => {
+                return (1, self.strings.add(format!("{call}, held by {holder}")));
+            }
             Leaf::AwaitingOneOf(count) => {
                 return (2, self.strings.add(format!("one of {count} at the same time")));
             }

@@ -27,15 +27,10 @@ pub(crate) fn blocked(tid: u32) -> io::Result<Option<Blocked>> {
     Ok(text.and_then(parse))
 }
 
-/// What a thread is blocked in, with the owner of the lock if that is a mutex of glibc: only these have it.
-pub(crate) fn with_owner(call: Call) -> Call {
-    match call {
-        Call::PlainFutex(lock) => {
-            let owner = mutex_at(lock).and_then(owner_of).filter(|owner| is_own_thread(*owner));
-            owner.map_or(Call::Futex(lock), |owner| Call::Mutex { lock, owner })
-        }
-        _ => call,
-    }
+/// The thread that holds the lock for which a thread waits, if that is a mutex of glibc: only these have it.
+pub(crate) fn owner_of_lock(call: Call) -> Option<u32> {
+    let Call::PlainFutex(lock) = call else { return None };
+    mutex_at(lock).and_then(owner_of).filter(|owner| is_own_thread(*owner))
 }
 
 /// The state of a mutex of glibc, its depth, its owner, the number of its users, and its kind.

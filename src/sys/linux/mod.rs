@@ -48,7 +48,7 @@ pub(crate) fn parse_map(line: &[u8]) -> bool {
 
 pub(crate) use blocked::{
     blocked, control_groups_of, cpu_ns_of, is_blocked, open_schedstat, own_thread, own_threads,
-    read_own_stack, schedstat, thread_and_state, try_cpu_ns_of, user_ns_of, with_owner,
+    owner_of_lock, read_own_stack, schedstat, thread_and_state, try_cpu_ns_of, user_ns_of,
 };
 pub(crate) use calls::{forbidden_calls, read_filters};
 pub(crate) use cgroup::{ControlGroup, GroupTexts, cpu_group_in};

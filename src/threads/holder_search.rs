@@ -1,0 +1,121 @@
+//! The search for the holders of locks on the stacks of all threads.
+
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+
+use super::holders::PossibleHolder;
+use super::locks::{BlockedThread, MOST_THREADS, OnStack};
+use super::parked::SampledThreads;
+use super::sampled::SampledThread;
+use crate::budget::{CpuBudget, passed};
+use crate::intake::Intake;
+use crate::sinks::Holder;
+use crate::span::SpanKey;
+use crate::stats::Counters;
+use crate::sys;
+
+/// The assumed cost of a search where CPU time cannot be read.
+const A_SEARCH_NS: u64 = 1_000_000;
+
+/// Searches for the holders of locks for which threads have waited long, if there are any.
+pub(super) fn search_holders(
+    sampled: &mut SampledThreads,
+    budget: &mut CpuBudget,
+    intake: &Intake,
+    now_ns: u64,
+) {
+    let waits = sampled.iter_mut().filter_map(SampledThread::waiting_mut);
+    let mut due: Vec<_> = waits.filter(|wait| wait.is_search_due()).collect();
+    if due.is_empty() {
+        return;
+    }
+    if !budget.has_budget(now_ns) {
+        due.iter_mut().for_each(|wait| wait.sought.postpone());
+        let counter = &intake.counters.waits.holders_not_sought;
+        return Counters::add(counter, due.len() as u64);
+    }
+    let start = sys::thread_cpu_ns();
+    // The system calls that follow are unusual, and this thread may have a filter by now.
+    sys::read_filters();
+    let mappings = sys::mappings().unwrap_or_default();
+    let locks: HashMap<u64, u64> = due
+        .into_iter()
+        .filter_map(|wait| Some((wait.sought.begin(&mappings)?, wait.since_ns)))
+        .collect();
+    if !locks.is_empty() {
+        let holders = possible_holders(sampled, &locks, &mappings, intake);
+        for wait in sampled.iter_mut().filter_map(SampledThread::waiting_mut) {
+            wait.sought.end(&holders);
+            wait.choose_holder(false);
+        }
+    }
+    let took = passed(start, sys::thread_cpu_ns());
+    budget.spend(took.unwrap_or(A_SEARCH_NS));
+}
+
+/// The threads that have the locks on their stacks. Each lock comes with the beginning of the wait for it.
+fn possible_holders(
+    sampled: &SampledThreads,
+    locks: &HashMap<u64, u64>,
+    mappings: &[Range<u64>],
+    intake: &Intake,
+) -> HashMap<u64, Vec<PossibleHolder>> {
+    let mut holders: HashMap<u64, Vec<PossibleHolder>> = HashMap::new();
+    let tids = sys::own_threads().unwrap_or_default();
+    if tids.len() > MOST_THREADS {
+        Counters::add(&intake.counters.waits.holders_not_sought, locks.len() as u64);
+        return holders;
+    }
+    let addresses: HashSet<u64> = locks.keys().copied().collect();
+    let known: HashMap<u32, &SampledThread> = sampled
+        .iter()
+        .filter(|one| !one.thread().is_over())
+        .map(|one| (one.thread().tid(), one))
+        .collect();
+    let mut bytes = Vec::new();
+    for tid in tids {
+        let one = known.get(&tid).copied();
+        let (found, blocked_cpu_ns, is_in_other_futex) = match BlockedThread::of(tid, mappings) {
+            Some(thread) => {
+                let mut found = thread.locks_on_stack(mappings, &addresses, &mut bytes);
+                found.retain(|lock, on_stack| !thread.waits_with(*lock, *on_stack, mappings));
+                // Otherwise the stack was read while it ran.
+                if sys::cpu_ns_of(tid) != Some(thread.cpu_ns) {
+                    continue;
+                }
+                (found, Some(thread.cpu_ns), thread.other_futex.is_some())
+            }
+            None => {
+                let Some((time_ns, found)) =
+                    one.and_then(|one| one.cursor.newest_locks(&addresses))
+                else {
+                    continue;
+                };
+                let is_since = |lock: &u64| locks.get(lock).is_some_and(|since| *since <= time_ns);
+                (found.into_iter().filter(|(lock, _)| is_since(lock)).collect(), None, false)
+            }
+        };
+        if found.is_empty() {
+            continue;
+        }
+        let span = one.and_then(|one| one.thread().span());
+        let plan = span.and_then(|span| plan_of(span, intake)).unwrap_or(Holder::NO_PLAN);
+        let thread = sys::own_thread(tid);
+        for (lock, OnStack { times, .. }) in found {
+            let holder = PossibleHolder { thread, plan, blocked_cpu_ns, is_in_other_futex, times };
+            holders.entry(lock).or_default().push(holder);
+        }
+    }
+    holders
+}
+
+/// The plan of an open span.
+fn plan_of(span: SpanKey, intake: &Intake) -> Option<u64> {
+    let mut plan = None;
+    intake.spans.for_each_open(|open| {
+        if open.key == span {
+            plan = Some(open.plan);
+        }
+    });
+    plan
+}

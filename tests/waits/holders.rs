@@ -1,0 +1,269 @@
+//! Who holds the lock that a thread waits for.
+
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier, Condvar, Mutex, RwLock, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use tracing::info_span;
+use tracing_profiling::Builder;
+use tracing_profiling::profile::{Leaf, LockHolder, Profile, Sample, SampleKind};
+
+use crate::support::{Setup, burn};
+#[cfg(target_env = "gnu")]
+use crate::threads::PthreadMutex;
+use crate::{MS, sources};
+
+/// Locks that one thread holds alone, with a condition variable of the first two.
+#[derive(Default)]
+struct Locks {
+    mutex: Mutex<u64>,
+    changed: Condvar,
+    lot: parking_lot::Mutex<u64>,
+    lot_changed: parking_lot::Condvar,
+    rw: RwLock<u64>,
+    lot_rw: parking_lot::RwLock<u64>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Mutex,
+    Lot,
+    Write,
+    LotWrite,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum While {
+    Sleeps,
+    Receives,
+    Runs,
+    Deep,
+}
+
+impl Locks {
+    /// Runs `inside` while it holds the lock.
+    #[inline(never)]
+    fn hold(&self, kind: Kind, inside: impl FnOnce()) {
+        match kind {
+            Kind::Mutex => {
+                let mut held = self.mutex.lock().unwrap();
+                inside();
+                *held += 1;
+            }
+            Kind::Lot => {
+                let mut held = self.lot.lock();
+                inside();
+                *held += 1;
+            }
+            Kind::Write => {
+                let mut held = self.rw.write().unwrap();
+                inside();
+                *held += 1;
+            }
+            Kind::LotWrite => {
+                let mut held = self.lot_rw.write();
+                inside();
+                *held += 1;
+            }
+        }
+    }
+
+    /// Waits for it, for a condition variable of it if it has one.
+    fn idle(&self, kind: Kind, is_over: &AtomicBool) {
+        let go_on = || !is_over.load(Ordering::Acquire);
+        match kind {
+            Kind::Mutex => {
+                let mut held = self.mutex.lock().unwrap();
+                while go_on() {
+                    held = self.changed.wait(held).unwrap();
+                }
+            }
+            Kind::Lot => {
+                let mut held = self.lot.lock();
+                while go_on() {
+                    self.lot_changed.wait(&mut held);
+                }
+            }
+            Kind::Write | Kind::LotWrite => {
+                self.hold(kind, || {});
+                while go_on() {
+                    thread::park();
+                }
+            }
+        }
+    }
+}
+
+#[inline(never)]
+fn deep(levels: u32, time: Duration) -> u64 {
+    let below = if levels == 0 {
+        thread::sleep(time);
+        1
+    } else {
+        deep(levels - 1, time)
+    };
+    std::hint::black_box(below) + 1
+}
+
+fn passes(how: While, time: Duration, end: &mpsc::Receiver<()>) {
+    match how {
+        While::Sleeps => thread::sleep(time),
+        While::Receives => _ = end.recv_timeout(time),
+        While::Runs => _ = burn(time),
+        While::Deep => _ = deep(20, time),
+    }
+}
+
+/// The holder of the longest wait for a lock in the span `checkout`; the inner option is none if that has no holder.
+fn holder_in(profile: &Profile) -> Option<Option<LockHolder>> {
+    let is_in_it = |sample: &&Sample| {
+        sample.link.and_then(|link| profile.link(link)).is_some_and(|link| link.span == "checkout")
+    };
+    let waits = profile.of_kind(SampleKind::OffCpu).filter(is_in_it);
+    let lengths = waits.filter_map(|sample| {
+        let holder = match profile.leaf(sample.leaf)? {
+            Leaf::BlockedBy(call, holder) if call.starts_with("futex") => Some(holder.clone()),
+            Leaf::Blocked(call) if call.starts_with("futex") => None,
+            _ => return None,
+        };
+        Some((sample.points.iter().map(|point| point.weight()).sum::<u64>(), holder))
+    });
+    lengths.max_by_key(|(length, _)| *length).map(|(_, holder)| holder)
+}
+
+/// A thread in a span waits for a lock that another one holds, beside threads that know it.
+fn one(
+    setup: &Setup,
+    case: u64,
+    mut random: impl FnMut(u64) -> u64,
+) -> (String, Option<LockHolder>) {
+    let kind = [Kind::Mutex, Kind::Lot, Kind::Write, Kind::LotWrite][random(4) as usize];
+    let how = [While::Sleeps, While::Receives, While::Runs, While::Deep][random(4) as usize];
+    let (idle, others) = (random(4), random(3));
+    let (is_in_span, time) = (random(2) == 0, MS * (80 + random(100) as u32));
+    let notifies = random(2) == 0;
+    // What runs is seen by its samples, which are taken in spans.
+    let is_in_span = is_in_span || matches!(how, While::Runs);
+    let what = format!(
+        "{kind:?} {how:?} idle={idle} others={others} span={is_in_span} notifies={notifies} {time:?}"
+    );
+    let locks = Arc::new(Locks::default());
+    let is_over = Arc::new(AtomicBool::new(false));
+    let mut threads = Vec::new();
+    let ready = Arc::new(Barrier::new(1 + idle as usize));
+    for number in 0..idle {
+        let (locks, is_over, ready) =
+            (Arc::clone(&locks), Arc::clone(&is_over), Arc::clone(&ready));
+        let idle = thread::Builder::new().name(format!("idle{number}"));
+        threads.push(idle.spawn(move || {
+            ready.wait();
+            locks.idle(kind, &is_over);
+        }));
+    }
+    ready.wait();
+    thread::sleep(20 * MS);
+    let (held, is_held) = mpsc::channel();
+    let (end, ended) = mpsc::channel();
+    let (of_holder, dispatch) = (Arc::clone(&locks), setup.dispatch.clone());
+    threads.push(thread::Builder::new().name(format!("holder{case}")).spawn(move || {
+        tracing::dispatcher::with_default(&dispatch, || {
+            let span = is_in_span.then(|| info_span!("refill").entered());
+            of_holder.hold(kind, || {
+                held.send(()).unwrap();
+                passes(how, time, &ended);
+                if notifies {
+                    of_holder.changed.notify_all();
+                    of_holder.lot_changed.notify_all();
+                }
+            });
+            drop(span);
+        });
+    }));
+    is_held.recv().unwrap();
+    for number in 0..others {
+        let locks = Arc::clone(&locks);
+        let other = thread::Builder::new().name(format!("other{number}"));
+        threads.push(other.spawn(move || locks.hold(kind, || {})));
+    }
+    setup.run(|| info_span!("checkout").in_scope(|| locks.hold(kind, || {})));
+    is_over.store(true, Ordering::Release);
+    locks.changed.notify_all();
+    locks.lot_changed.notify_all();
+    drop(end);
+    for thread in threads {
+        let thread = thread.unwrap();
+        while !thread.is_finished() {
+            thread.thread().unpark();
+            locks.changed.notify_all();
+            locks.lot_changed.notify_all();
+            thread::sleep(MS);
+        }
+        thread.join().unwrap();
+    }
+    let profiles = setup.memory.take();
+    (what, profiles.iter().find_map(holder_in).flatten())
+}
+
+#[test]
+fn who_holds_a_lock_is_named_and_marked_as_inferred() {
+    const CASES: u64 = 100;
+    for source in sources() {
+        let new_setup = || Setup::with("0ms", |builder: Builder| builder.source(source));
+        let mut setup = new_setup();
+        let (mut right, mut missing, mut wrong) = (0, Vec::new(), Vec::new());
+        let mut state = RandomState::new().hash_one("seed");
+        println!("{source:?}: seed {state}");
+        let mut next = |below: u64| {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % below
+        };
+        for case in 0..CASES {
+            // Not to keep more spans than are allowed at once.
+            if case % 10 == 0 {
+                setup = new_setup();
+            }
+            let (what, found) = one(&setup, case, &mut next);
+            match found {
+                Some(holder) if !holder.is_inferred => panic!("{what}: {holder}"),
+                Some(holder) if holder.thread == format!("holder{case}") => right += 1,
+                Some(holder) => wrong.push(format!("{what}: {holder}")),
+                None => missing.push(format!("{what}: {:?}", setup.handle.stats().waits)),
+            }
+        }
+        println!("{source:?}: {right} right, missing {missing:#?}, wrong {wrong:#?}");
+        assert!(right >= 95, "{source:?}: {right} right, missing {missing:#?}, wrong {wrong:#?}");
+    }
+}
+
+/// A mutex of the C library states who holds it.
+#[cfg(target_env = "gnu")]
+#[test]
+fn who_holds_a_mutex_of_glibc_is_not_inferred() {
+    static LOCK: PthreadMutex = PthreadMutex::new();
+    for source in sources() {
+        let setup = Setup::with("0ms", |builder: Builder| builder.source(source));
+        let found = crate::with_longer_waits(|time| {
+            let (held, is_held) = mpsc::channel();
+            let holder = thread::Builder::new().name("holder".to_owned()).spawn(move || {
+                LOCK.lock();
+                held.send(()).unwrap();
+                thread::sleep(time);
+                LOCK.unlock();
+            });
+            is_held.recv().unwrap();
+            setup.run(|| {
+                info_span!("checkout").in_scope(|| {
+                    LOCK.lock();
+                    LOCK.unlock();
+                });
+            });
+            holder.unwrap().join().unwrap();
+            setup.memory.take().iter().find_map(holder_in).flatten()
+        });
+        assert_eq!((found.thread.as_str(), found.is_inferred), ("holder", false), "{source:?}");
+    }
+}
