@@ -354,7 +354,8 @@ counters! {
         without_stack,
         /// Waits that were not captured because captures may use 2 % of a core.
         dropped_over_budget,
-        /// Waits for locks whose holder was not sought, because that may use 1 % of a core, or there were over 1,000 threads.
+        /// Times that the holder of a lock was not sought, because that may use 1 % of a core, or there were over 1,000
+        /// threads.
         holders_not_sought,
         /// Captured waits that were dropped because the memory budget was used up.
         dropped_memory,

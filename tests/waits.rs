@@ -44,7 +44,7 @@ fn with_longer_waits<R>(mut action: impl FnMut(Duration) -> Option<R>) -> R {
 /// What a thread waited for, and the last path components of the functions, the innermost first.
 fn names<'a>(profile: &'a Profile, sample: &Sample) -> Vec<&'a str> {
     let leaf = match profile.leaf(sample.leaf).unwrap() {
-        Leaf::Blocked(call) => Some(call.as_str()),
+        Leaf::Blocked(call) | Leaf::BlockedBy(call, _) => Some(call.as_str()),
         Leaf::Unknown(why) => Some(*why),
         _ => None,
     };

@@ -16,8 +16,9 @@ use crate::sys;
 use crate::threads::Threads;
 use crate::unwind::Module;
 
-/// How long until a profile is tried again that cannot begin. Each further time is twice as long, up to an interval.
+/// How long until a profile is tried again that cannot begin. Each further time is twice as long, up to an interval or a minute.
 const FIRST_RETRY: Duration = Duration::from_millis(20);
+const LONGEST_RETRY: Duration = Duration::from_secs(60);
 /// The cause may pass in a moment, so that the log says it after this many.
 const QUIET_TRIES: u32 = 5;
 
@@ -118,7 +119,7 @@ impl ContinuousProfiler {
                     self.retry = None;
                 }
                 Err(why) if why.may_pass() => {
-                    let longest = engine.source.settings.continuous.interval;
+                    let longest = engine.source.settings.continuous.interval.min(LONGEST_RETRY);
                     let retry = Retry::after(self.retry, Instant::now(), longest);
                     if retry.tries == QUIET_TRIES {
                         let line = why.to_string();

@@ -48,8 +48,8 @@ pub struct LockHolder {
     pub tid: u32,
     /// The span that it was in, if it is known.
     pub span: Option<String>,
-    /// It is not certain: the thread had the address of the lock on its stack, and ran before the wait ended. Only mutexes of
-    /// glibc state who holds them.
+    /// It is not certain: the thread had the address of the lock on its stack, and has run since if the wait has ended. Only
+    /// mutexes of glibc state who holds them. In a long wait, several threads may have held it in turn.
     pub is_inferred: bool,
 }
 

@@ -451,7 +451,8 @@ impl Rebuilding<'_> {
                 }
             }
             Some(Leaf::BlockedBy(call, holder)) => {
-                let redacted = |name: &String| self.redaction.redact_span(name).into_owned();
+                let redacted =
+                    |name: &String| capped(&self.redaction.redact_span(name)).into_owned();
                 let (thread, span) = (redacted(&holder.thread), holder.span.as_ref().map(redacted));
                 Leaf::BlockedBy(call.clone(), LockHolder { thread, span, ..holder.clone() })
             }

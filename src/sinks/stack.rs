@@ -36,9 +36,11 @@ impl Holder {
     /// It was in no span, or that is not known.
     pub(crate) const NO_PLAN: u64 = u64::MAX;
 
-    /// Who holds the lock for which a thread waits, if the lock states it.
-    pub(crate) fn stated_by(call: Call) -> Option<Self> {
-        let thread = sys::own_thread(sys::owner_of_lock(call)?);
+    /// Who holds the lock for which thread `tid` waits, if the lock states it.
+    pub(crate) fn stated_by(call: Call, tid: u32) -> Option<Self> {
+        // The thread itself if it has the lock by now.
+        let owner = sys::owner_of_lock(call).filter(|owner| *owner != tid)?;
+        let thread = sys::own_thread(owner);
         Some(Self { thread, plan: Self::NO_PLAN, is_inferred: false })
     }
 }

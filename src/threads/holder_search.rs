@@ -1,9 +1,10 @@
 //! The search for the holders of locks on the stacks of all threads.
 
+use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
-use super::holders::PossibleHolder;
+use super::holders::{MOST_HOLDERS, PossibleHolder};
 use super::locks::{BlockedThread, MOST_THREADS, OnStack};
 use super::parked::SampledThreads;
 use super::sampled::SampledThread;
@@ -25,12 +26,12 @@ pub(super) fn search_holders(
     now_ns: u64,
 ) {
     let waits = sampled.iter_mut().filter_map(SampledThread::waiting_mut);
-    let mut due: Vec<_> = waits.filter(|wait| wait.is_search_due()).collect();
+    let due = waits.filter(|wait| wait.is_search_due());
+    let mut due: Vec<_> = due.filter_map(|wait| wait.sought.begin().then_some(wait)).collect();
     if due.is_empty() {
         return;
     }
     if !budget.has_budget(now_ns) {
-        due.iter_mut().for_each(|wait| wait.sought.postpone());
         let counter = &intake.counters.waits.holders_not_sought;
         return Counters::add(counter, due.len() as u64);
     }
@@ -38,10 +39,13 @@ pub(super) fn search_holders(
     // The system calls that follow are unusual, and this thread may have a filter by now.
     sys::read_filters();
     let mappings = sys::mappings().unwrap_or_default();
-    let locks: HashMap<u64, u64> = due
-        .into_iter()
-        .filter_map(|wait| Some((wait.sought.begin(&mappings)?, wait.since_ns)))
-        .collect();
+    let mut locks: HashMap<u64, u64> = HashMap::new();
+    for wait in &mut due {
+        if let Some(lock) = wait.sought.find_lock(&mappings) {
+            let since_ns = locks.entry(lock).or_default();
+            *since_ns = wait.since_ns.max(*since_ns);
+        }
+    }
     if !locks.is_empty() {
         let holders = possible_holders(sampled, &locks, &mappings, intake);
         for wait in sampled.iter_mut().filter_map(SampledThread::waiting_mut) {
@@ -53,7 +57,8 @@ pub(super) fn search_holders(
     budget.spend(took.unwrap_or(A_SEARCH_NS));
 }
 
-/// The threads that have the locks on their stacks. Each lock comes with the beginning of the wait for it.
+/// The threads that have the locks on their stacks, the likeliest first. Each lock comes with the beginning of the last wait for
+/// it.
 fn possible_holders(
     sampled: &SampledThreads,
     locks: &HashMap<u64, u64>,
@@ -98,24 +103,36 @@ fn possible_holders(
         if found.is_empty() {
             continue;
         }
-        let span = one.and_then(|one| one.thread().span());
-        let plan = span.and_then(|span| plan_of(span, intake)).unwrap_or(Holder::NO_PLAN);
-        let thread = sys::own_thread(tid);
+        let (thread, plan) = (sys::own_thread(tid), Holder::NO_PLAN);
         for (lock, OnStack { times, .. }) in found {
             let holder = PossibleHolder { thread, plan, blocked_cpu_ns, is_in_other_futex, times };
             holders.entry(lock).or_default().push(holder);
         }
     }
+    for holders in holders.values_mut() {
+        holders.sort_by_key(|holder| Reverse(holder.rank()));
+        // One of them may be the one that waits.
+        holders.truncate(1 + MOST_HOLDERS);
+    }
+    let span_of = |holder: &PossibleHolder| known.get(&holder.thread.tid)?.thread().span();
+    let spans: HashSet<SpanKey> = holders.values().flatten().filter_map(span_of).collect();
+    let plans = plans_of(&spans, intake);
+    for holder in holders.values_mut().flatten() {
+        let plan = span_of(holder).and_then(|span| plans.get(&span).copied());
+        holder.plan = plan.unwrap_or(holder.plan);
+    }
     holders
 }
 
-/// The plan of an open span.
-fn plan_of(span: SpanKey, intake: &Intake) -> Option<u64> {
-    let mut plan = None;
-    intake.spans.for_each_open(|open| {
-        if open.key == span {
-            plan = Some(open.plan);
-        }
-    });
-    plan
+/// The plans of open spans.
+fn plans_of(spans: &HashSet<SpanKey>, intake: &Intake) -> HashMap<SpanKey, u64> {
+    let mut plans = HashMap::new();
+    if !spans.is_empty() {
+        intake.spans.for_each_open(|open| {
+            if spans.contains(&open.key) {
+                plans.insert(open.key, open.plan);
+            }
+        });
+    }
+    plans
 }

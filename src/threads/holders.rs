@@ -1,14 +1,14 @@
 //! Which thread holds the lock that another one waits for.
 //!
-//! Where the lock does not state it: a thread that has its address on the stack while the other one waits, and that ran
-//! before the wait ended, since only a thread that runs can unlock. So threads that merely know the lock and sleep are ruled
-//! out.
+//! Where the lock does not state it: a thread that had its address on the stack when it was first sought, and that has run
+//! when the end of the wait is noticed, since only a thread that runs can unlock. So threads that merely know the lock and
+//! sleep are ruled out. While the wait goes on, they are not.
 
 use std::collections::HashMap;
 use std::ops::Range;
 use std::time::Duration;
 
-use super::locks::{futex_of, lock_at};
+use super::locks::{futex_of, lock_at, may_be_lock};
 use crate::budget::CpuBudget;
 use crate::sinks::Holder;
 use crate::sys::{self, Call, OsThread};
@@ -19,61 +19,72 @@ const LEAST_WAIT: Duration = Duration::from_millis(10);
 /// All threads are searched for all such locks at once, which takes some 30 µs for each thread.
 pub(super) const SEARCHES: CpuBudget = CpuBudget::new(1, 20_000_000);
 
+/// It is sought that often, the last time after 20 seconds.
+const MOST_SEARCHES: u32 = 12;
+
+/// How many threads may hold a lock; beyond these, the likeliest.
+pub(super) const MOST_HOLDERS: usize = 8;
+
 /// The holder of the lock that a thread waits for.
 #[derive(Debug, Default)]
 pub(super) struct SoughtHolder {
     /// As the lock states it.
     stated: Option<Holder>,
-    /// What the thread waits for, and its stack pointer, unless that is known to be no lock.
-    futex: Option<(u64, u64)>,
+    /// What a thread waits for, its id and its stack pointer.
+    futex: Option<(u64, u32, u64)>,
     lock: Option<u64>,
     searches: u32,
     possible: Vec<PossibleHolder>,
 }
 
 impl SoughtHolder {
-    /// Of a thread with that stack pointer that is blocked in this call.
-    pub(super) fn of(call: Call, sp: u64) -> Self {
-        let stated = Holder::stated_by(call);
-        let futex = futex_of(call).filter(|_| stated.is_none()).map(|futex| (futex, sp));
+    /// Of thread `tid` with that stack pointer, which is blocked in this call.
+    pub(super) fn of(call: Call, tid: u32, sp: u64) -> Self {
+        let stated = Holder::stated_by(call, tid);
+        let futex = futex_of(call).filter(|_| stated.is_none()).map(|futex| (futex, tid, sp));
         Self { stated, futex, ..Self::default() }
     }
 
     /// Whether it is to be sought: at 10 ms, and until one is found, each time that the wait is twice as long.
     pub(super) fn is_due(&self, waited_ns: u64) -> bool {
-        let due = LEAST_WAIT.saturating_mul(1 << self.searches.min(20));
-        self.futex.is_some() && self.possible.is_empty() && u128::from(waited_ns) >= due.as_nanos()
+        let due = LEAST_WAIT.saturating_mul(1 << self.searches.min(MOST_SEARCHES));
+        self.futex.is_some()
+            && self.possible.is_empty()
+            && self.searches < MOST_SEARCHES
+            && u128::from(waited_ns) >= due.as_nanos()
     }
 
-    /// It is not sought this time.
-    pub(super) fn postpone(&mut self) {
+    /// Begins a search, or postpones it. Returns whether the thread seems to wait for a lock.
+    pub(super) fn begin(&mut self) -> bool {
         self.searches += 1;
+        self.futex.is_some_and(|(futex, ..)| may_be_lock(futex))
     }
 
     /// The lock whose holder is to be sought, if the thread waits for one. `mappings` are those of the process.
-    pub(super) fn begin(&mut self, mappings: &[Range<u64>]) -> Option<u64> {
-        self.searches += 1;
-        self.lock = self.futex.and_then(|(futex, sp)| lock_at(futex, sp, mappings));
-        self.futex = self.futex.filter(|_| self.lock.is_some());
+    pub(super) fn find_lock(&mut self, mappings: &[Range<u64>]) -> Option<u64> {
+        self.lock = self.futex.and_then(|(futex, _, sp)| lock_at(futex, sp, mappings));
         self.lock
     }
 
     /// Takes those that may hold its lock, if none was known.
     pub(super) fn end(&mut self, holders: &HashMap<u64, Vec<PossibleHolder>>) {
-        if self.possible.is_empty()
-            && let Some(found) = self.lock.and_then(|lock| holders.get(&lock))
-        {
-            self.possible.clone_from(found);
-        }
+        let found =
+            self.lock.and_then(|lock| holders.get(&lock)).filter(|_| self.possible.is_empty());
+        // Itself if it has the lock by now.
+        let is_other = |holder: &&PossibleHolder| {
+            self.futex.is_none_or(|(_, tid, _)| tid != holder.thread.tid)
+        };
+        self.possible
+            .extend(found.into_iter().flatten().filter(is_other).take(MOST_HOLDERS).cloned());
     }
 
     /// The likeliest one; `None` if two are equally likely. If the wait has ended, one that has run.
     pub(super) fn likeliest(&self, has_ended: bool) -> Option<Holder> {
-        let rank = |thread: &PossibleHolder| (!thread.is_in_other_futex, thread.times);
-        let ran = || self.possible.iter().filter(|thread| !has_ended || thread.has_run());
-        let Some(best) = ran().max_by_key(|thread| rank(thread)) else { return self.stated };
-        let is_only_one = ran().filter(|thread| rank(thread) == rank(best)).count() == 1;
-        let PossibleHolder { thread, plan, .. } = *best;
+        let ran: Vec<_> =
+            self.possible.iter().filter(|thread| !has_ended || thread.has_run()).collect();
+        let Some(best) = ran.iter().max_by_key(|thread| thread.rank()) else { return self.stated };
+        let is_only_one = ran.iter().filter(|thread| thread.rank() == best.rank()).count() == 1;
+        let PossibleHolder { thread, plan, .. } = **best;
         is_only_one.then_some(Holder { thread, plan, is_inferred: true })
     }
 }
@@ -92,6 +103,11 @@ pub(super) struct PossibleHolder {
 }
 
 impl PossibleHolder {
+    /// The likelier, the larger.
+    pub(super) fn rank(&self) -> impl Ord + use<> {
+        (!self.is_in_other_futex, self.times)
+    }
+
     /// Whether it has run since its stack was read.
     fn has_run(&self) -> bool {
         self.blocked_cpu_ns.is_none_or(|before| sys::cpu_ns_of(self.thread.tid) != Some(before))
@@ -120,6 +136,29 @@ mod tests {
         assert_eq!(named(&[thread(1, false, 1), thread(2, true, 3)]), Some(1));
         assert_eq!(named(&[thread(1, true, 2)]), Some(1));
         assert_eq!(named(&[thread(1, false, 2), thread(2, false, 2)]), None);
+    }
+
+    #[test]
+    fn a_thread_that_has_the_lock_by_now_does_not_hold_it_for_itself() {
+        let mut sought =
+            SoughtHolder { futex: Some((8, 1, 0)), lock: Some(8), ..SoughtHolder::default() };
+        sought
+            .end(&HashMap::from([(8, vec![thread(1, false, 3)]), (16, vec![thread(2, false, 3)])]));
+        assert!(sought.likeliest(true).is_none());
+        sought.end(&HashMap::from([(8, vec![thread(1, false, 3), thread(3, false, 1)])]));
+        assert_eq!(sought.likeliest(true).unwrap().thread.tid, 3);
+    }
+
+    #[test]
+    fn a_holder_is_sought_less_and_less_often() {
+        let mut sought = SoughtHolder { futex: Some((8, 1, 0)), ..SoughtHolder::default() };
+        const MS: u64 = 1_000_000;
+        for due_ms in [10, 20, 40, 80] {
+            assert!(!sought.is_due(due_ms * MS - 1) && sought.is_due(due_ms * MS));
+            assert!(!sought.begin(), "nothing is there");
+        }
+        (0..MOST_SEARCHES).for_each(|_| _ = sought.begin());
+        assert!(!sought.is_due(u64::MAX), "for an hour");
     }
 
     #[test]

@@ -120,23 +120,52 @@ pub(super) fn futex_of(call: Call) -> Option<u64> {
     }
 }
 
-/// The lock that one thread holds and for which another one with that stack pointer waits, if the futex belongs to such a
-/// lock. (Condition variables count there, and parked threads have another number.)
-pub(super) fn lock_at(futex: u64, sp: u64, mappings: &[Range<u64>]) -> Option<u64> {
-    let word = |at: u64| {
-        let bytes = sys::read_own_memory(at..at.checked_add(4)?).ok()?;
-        Some(u32::from_ne_bytes(bytes.try_into().ok()?))
-    };
-    match word(futex)? {
-        std_lock::MUTEX_CONTENDED => return Some(futex),
-        std_lock::THREAD_PARKED => return None,
-        state if std_lock::is_written_with_readers(state) => return Some(futex),
-        parking_lot::PARKED => return parking_lot::lock_of(futex, sp, mappings),
-        _ => {}
+/// What the words of a futex say of it.
+enum Futex {
+    /// It belongs to the lock at this address, or so it seems: condition variables count there.
+    Lock(u64),
+    /// A thread waits in parking_lot.
+    ParkingLot,
+    /// It is no lock.
+    Other,
+}
+
+impl Futex {
+    fn at(futex: u64) -> Self {
+        let word = |at: u64| {
+            let bytes = sys::read_own_memory(at..at.checked_add(4)?).ok()?;
+            Some(u32::from_ne_bytes(bytes.try_into().ok()?))
+        };
+        // Writers wait for the word after the state, a counter.
+        let state = futex.checked_sub(4);
+        if let Some(state) =
+            state.filter(|at| word(*at).is_some_and(std_lock::is_written_with_writers))
+        {
+            return Self::Lock(state);
+        }
+        match word(futex) {
+            None | Some(std_lock::THREAD_PARKED) => Self::Other,
+            Some(std_lock::MUTEX_CONTENDED) => Self::Lock(futex),
+            Some(state) if std_lock::is_written_with_readers(state) => Self::Lock(futex),
+            Some(parking_lot::PARKED) => Self::ParkingLot,
+            Some(_) => Self::Other,
+        }
     }
-    // Writers wait for the word after the state.
-    let state = futex.checked_sub(4)?;
-    std_lock::is_written_with_writers(word(state)?).then_some(state)
+}
+
+/// Whether the futex may belong to a lock, as far as its word shows.
+pub(super) fn may_be_lock(futex: u64) -> bool {
+    !matches!(Futex::at(futex), Futex::Other)
+}
+
+/// The lock that one thread holds and for which another one with that stack pointer waits, if the futex belongs to such a
+/// lock.
+pub(super) fn lock_at(futex: u64, sp: u64, mappings: &[Range<u64>]) -> Option<u64> {
+    match Futex::at(futex) {
+        Futex::Lock(lock) => Some(lock),
+        Futex::ParkingLot => parking_lot::lock_of(futex, sp, mappings),
+        Futex::Other => None,
+    }
 }
 
 /// What `std::sys::sync::mutex::futex` and `rwlock::futex` have while a thread waits.
@@ -174,7 +203,7 @@ mod parking_lot {
             if word_at(key).is_some_and(is_held) {
                 return Some(key);
             }
-            // Writers of dashmap wait for the byte after.
+            // Readers of dashmap wait for the byte after.
             let lock = key.checked_sub(1).filter(|lock| lock % 8 == 0)?;
             word_at(lock).is_some_and(is_held_in_dashmap).then_some(lock)
         })
@@ -239,7 +268,7 @@ mod tests {
             (0b10, false),
             (0b01, false),
             (0b1001, true),
-            // Not held by a writer, or nobody waits.
+            // Not held by a writer, or no thread waits.
             (0b1_0001, false),
             (0b1000, false),
             (u64::MAX, true),

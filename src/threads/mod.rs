@@ -170,6 +170,10 @@ impl Threads {
         period_ns: u64,
         intake: &Intake,
     ) -> Result<(), NoContinuous> {
+        // Before parked threads are scanned for nothing.
+        if let Some(why) = sys::why_no_process_timer() {
+            return Err(NoContinuous::Refused(why));
+        }
         self.sampled.bring_all_back();
         let hooked = self.sampled.iter().map(|sampled| &sampled.cursor.thread);
         self.continuous.begin(period_ns, (&intake.source, &intake.counters), hooked)

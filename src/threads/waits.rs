@@ -510,10 +510,14 @@ fn capture(
     match sys::blocked(cursor.thread.tid()) {
         Ok(Some(Blocked { call, sp, pc })) => {
             stack.waited = Some(StackLeaf::In(call));
-            sought = SoughtHolder::of(call, sp);
-            stack.holder = sought.likeliest(false);
+            sought = SoughtHolder::of(call, cursor.thread.tid(), sp);
             let is_copied = scanner.intake.copy_blocked(sp);
             let holds = report_wait(cursor, span, proof)?;
+            if holds {
+                stack.holder = sought.likeliest(false);
+            } else {
+                sought = SoughtHolder::default();
+            }
             if holds && is_copied {
                 scanner.intake.unwind_blocked(pc, sp, &mut stack);
             }

@@ -66,7 +66,7 @@ pub(super) fn inspect(
                 // A thread that was stopped outside of a system call looks like one in a page fault.
                 let is_stopped = activity == ThreadActivity::Stopped && call == Call::PageFault;
                 stack.waited = (!is_stopped).then_some(StackLeaf::In(call));
-                stack.holder = Holder::stated_by(call).filter(|_| !is_stopped);
+                stack.holder = Holder::stated_by(call, tid).filter(|_| !is_stopped);
                 stack.end = UnwindEnd::Lost;
                 if is_copied {
                     intake.unwind_blocked(pc, sp, &mut stack);

@@ -21,7 +21,7 @@ const BODY: &str = include_str!("report.body.html");
 const SCRIPT: &str = include_str!("report.js");
 /// The SHA-256 of [`STYLE`] and [`SCRIPT`], in Base64. A test compares them.
 const STYLE_HASH: &str = "ytjp/sjE1gA/AAyEYxXKS8PZOyt1acmKma91oho3L+Q=";
-const SCRIPT_HASH: &str = "PBBeu0r1/6vbPm7yPcri/yWx+zP7WfseM1iiUrzBy6U=";
+const SCRIPT_HASH: &str = "f6dD+ad8xcIUHpHM3JOi/xIRSSORT/Y1ykPU+WpUXQ8=";
 
 /// What a report shows besides the profile.
 #[derive(Clone, Debug, Default)]

@@ -224,7 +224,7 @@ function nameLeaves({ strings, leaves }) {
     if (kind === PENDING) return text === '' ? '[await]' : `[await, ${text}]`;
     return (kind === BLOCKED || kind === UNKNOWN) && text !== '' ? `[${text}]` : '';
   });
-  // The address of a lock is not that of the same lock in another process: those of one call are the same.
+  // The address and the holder of a lock are not those in another process: locks of one call are the same.
   const bare = leaves.name.map(bareLeaf);
   const first = new Map();
   bare.forEach((name, leaf) => {
@@ -233,7 +233,8 @@ function nameLeaves({ strings, leaves }) {
   leaves.same = bare.map((name) => first.get(name));
 }
 
-const bareLeaf = (name) => name.replace(/ 0x[0-9a-f]+/, '');
+const withoutAddress = (name) => name.replace(/ 0x[0-9a-f]+/, '');
+const bareLeaf = (name) => name.replace(/ 0x[0-9a-f]+(, held by [^]*(?=\]$))?/, '');
 
 /** A sample of which nothing is known gets a remark as its only frame. */
 function nameEmptyStacks({ strings, functions, frames, stacks, leaves }, samples) {
@@ -496,7 +497,7 @@ function objectOf(i) {
   return isCall(kind[i], siteOf(stack[i])) ? awaitedOf(stack[i]) : leaf[i];
 }
 function objectName(kind, site, object) {
-  if (!isCall(kind, site)) return bareLeaf(leafName(object));
+  if (!isCall(kind, site)) return withoutAddress(leafName(object));
   return object < 0 ? '' : `at ${futureName(object)}`;
 }
 
