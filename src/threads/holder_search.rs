@@ -26,8 +26,13 @@ pub(super) fn search_holders(
     now_ns: u64,
 ) {
     let waits = sampled.iter_mut().filter_map(SampledThread::waiting_mut);
-    let due = waits.filter(|wait| wait.is_search_due());
-    let mut due: Vec<_> = due.filter_map(|wait| wait.sought.begin().then_some(wait)).collect();
+    let mut due: Vec<_> = waits.filter(|wait| wait.is_search_due()).collect();
+    if due.is_empty() {
+        return;
+    }
+    // The system calls that follow are unusual, and this thread may have a filter by now.
+    sys::read_filters();
+    due.retain_mut(|wait| wait.sought.begin());
     if due.is_empty() {
         return;
     }
@@ -36,8 +41,6 @@ pub(super) fn search_holders(
         return Counters::add(counter, due.len() as u64);
     }
     let start = sys::thread_cpu_ns();
-    // The system calls that follow are unusual, and this thread may have a filter by now.
-    sys::read_filters();
     let mappings = sys::mappings().unwrap_or_default();
     let mut locks: HashMap<u64, u64> = HashMap::new();
     for wait in &mut due {

@@ -133,22 +133,38 @@ fn holder_in(profile: &Profile) -> Option<Option<LockHolder>> {
     lengths.max_by_key(|(length, _)| *length).map(|(_, holder)| holder)
 }
 
-/// A thread in a span waits for a lock that another one holds, beside threads that know it.
-fn one(
-    setup: &Setup,
-    case: u64,
-    mut random: impl FnMut(u64) -> u64,
-) -> (String, Option<LockHolder>) {
-    let kind = [Kind::Mutex, Kind::Lot, Kind::Write, Kind::LotWrite][random(4) as usize];
-    let how = [While::Sleeps, While::Receives, While::Runs, While::Deep][random(4) as usize];
-    let (idle, others) = (random(4), random(3));
-    let (is_in_span, time) = (random(2) == 0, MS * (80 + random(100) as u32));
-    let notifies = random(2) == 0;
-    // What runs is seen by its samples, which are taken in spans.
-    let is_in_span = is_in_span || matches!(how, While::Runs);
-    let what = format!(
-        "{kind:?} {how:?} idle={idle} others={others} span={is_in_span} notifies={notifies} {time:?}"
-    );
+/// A thread that holds a lock, beside others that know it.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    kind: Kind,
+    how: While,
+    idle: u64,
+    others: u64,
+    is_in_span: bool,
+    notifies: bool,
+    time: Duration,
+}
+
+impl Case {
+    fn random(mut random: impl FnMut(u64) -> u64) -> Self {
+        let kind = [Kind::Mutex, Kind::Lot, Kind::Write, Kind::LotWrite][random(4) as usize];
+        let how = [While::Sleeps, While::Receives, While::Runs, While::Deep][random(4) as usize];
+        Self {
+            kind,
+            how,
+            idle: random(4),
+            others: random(3),
+            // What runs is seen by its samples, which are taken in spans.
+            is_in_span: random(2) == 0 || matches!(how, While::Runs),
+            notifies: random(2) == 0,
+            time: MS * (80 + random(100) as u32),
+        }
+    }
+}
+
+/// A thread in a span waits for that lock. Returns who held it, if that was found.
+fn holder(setup: &Setup, name: &str, case: Case) -> Option<LockHolder> {
+    let Case { kind, how, idle, others, is_in_span, notifies, time } = case;
     let locks = Arc::new(Locks::default());
     let is_over = Arc::new(AtomicBool::new(false));
     let mut threads = Vec::new();
@@ -167,7 +183,7 @@ fn one(
     let (held, is_held) = mpsc::channel();
     let (end, ended) = mpsc::channel();
     let (of_holder, dispatch) = (Arc::clone(&locks), setup.dispatch.clone());
-    threads.push(thread::Builder::new().name(format!("holder{case}")).spawn(move || {
+    threads.push(thread::Builder::new().name(name.to_owned()).spawn(move || {
         tracing::dispatcher::with_default(&dispatch, || {
             let span = is_in_span.then(|| info_span!("refill").entered());
             of_holder.hold(kind, || {
@@ -203,12 +219,12 @@ fn one(
         thread.join().unwrap();
     }
     let profiles = setup.memory.take();
-    (what, profiles.iter().find_map(holder_in).flatten())
+    profiles.iter().find_map(holder_in).flatten()
 }
 
 #[test]
 fn who_holds_a_lock_is_named_and_marked_as_inferred() {
-    const CASES: u64 = 100;
+    const CASES: u64 = 50;
     for source in sources() {
         let new_setup = || Setup::with("0ms", |builder: Builder| builder.source(source));
         let mut setup = new_setup();
@@ -221,21 +237,31 @@ fn who_holds_a_lock_is_named_and_marked_as_inferred() {
                 .wrapping_add(1_442_695_040_888_963_407);
             (state >> 33) % below
         };
-        for case in 0..CASES {
+        for number in 0..CASES {
             // Not to keep more spans than are allowed at once.
-            if case % 10 == 0 {
+            if number % 10 == 0 {
                 setup = new_setup();
             }
-            let (what, found) = one(&setup, case, &mut next);
+            let name = format!("holder{number}");
+            let mut case = Case::random(&mut next);
+            // On a loaded machine the collector may get no CPU during a wait.
+            let found = (0..3).find_map(|_| {
+                let found = holder(&setup, &name, case);
+                case.time *= 4;
+                found
+            });
             match found {
-                Some(holder) if !holder.is_inferred => panic!("{what}: {holder}"),
-                Some(holder) if holder.thread == format!("holder{case}") => right += 1,
-                Some(holder) => wrong.push(format!("{what}: {holder}")),
-                None => missing.push(format!("{what}: {:?}", setup.handle.stats().waits)),
+                Some(found) if !found.is_inferred => panic!("{case:?}: {found}"),
+                Some(found) if found.thread == name => right += 1,
+                Some(found) => wrong.push(format!("{case:?}: {found}")),
+                None => missing.push(format!("{case:?}: {:?}", setup.handle.stats().waits)),
             }
         }
         println!("{source:?}: {right} right, missing {missing:#?}, wrong {wrong:#?}");
-        assert!(right >= 95, "{source:?}: {right} right, missing {missing:#?}, wrong {wrong:#?}");
+        assert!(
+            right * 100 >= 95 * CASES,
+            "{source:?}: {right} right, missing {missing:#?}, wrong {wrong:#?}"
+        );
     }
 }
 
