@@ -8,7 +8,8 @@ use super::holders::{MOST_HOLDERS, PossibleHolder};
 use super::locks::{BlockedThread, MOST_THREADS, OnStack};
 use super::parked::SampledThreads;
 use super::sampled::SampledThread;
-use crate::budget::{CpuBudget, passed};
+use super::waits::CaptureBudget;
+use crate::budget::passed;
 use crate::intake::Intake;
 use crate::sinks::Holder;
 use crate::span::SpanKey;
@@ -21,7 +22,7 @@ const A_SEARCH_NS: u64 = 1_000_000;
 /// Searches for the holders of locks for which threads have waited long, if there are any.
 pub(super) fn search_holders(
     sampled: &mut SampledThreads,
-    budget: &mut CpuBudget,
+    captures: &mut CaptureBudget,
     intake: &Intake,
     now_ns: u64,
 ) {
@@ -31,12 +32,14 @@ pub(super) fn search_holders(
         return;
     }
     // The system calls that follow are unusual, and this thread may have a filter by now.
-    sys::read_filters();
+    if captures.filters_are_due(now_ns) {
+        sys::read_filters();
+    }
     due.retain_mut(|wait| wait.sought.begin());
     if due.is_empty() {
         return;
     }
-    if !budget.has_budget(now_ns) {
+    if !captures.searches.has_budget(now_ns) {
         let counter = &intake.counters.waits.holders_not_sought;
         return Counters::add(counter, due.len() as u64);
     }
@@ -57,7 +60,7 @@ pub(super) fn search_holders(
         }
     }
     let took = passed(start, sys::thread_cpu_ns());
-    budget.spend(took.unwrap_or(A_SEARCH_NS));
+    captures.searches.spend(took.unwrap_or(A_SEARCH_NS));
 }
 
 /// The threads that have the locks on their stacks, the likeliest first. Each lock comes with the beginning of the last wait for
@@ -88,7 +91,8 @@ fn possible_holders(
                 let mut found = thread.locks_on_stack(mappings, &addresses, &mut bytes);
                 found.retain(|lock, on_stack| !thread.waits_with(*lock, *on_stack, mappings));
                 // Otherwise the stack was read while it ran.
-                if sys::cpu_ns_of(tid) != Some(thread.cpu_ns) {
+                let is_whole = || sys::cpu_ns_of(tid) == Some(thread.cpu_ns);
+                if found.is_empty() || !is_whole() {
                     continue;
                 }
                 (found, Some(thread.cpu_ns), thread.other_futex.is_some())

@@ -1,8 +1,8 @@
 //! The locks that blocked threads wait for and may hold.
 //!
 //! A mutex of glibc has the id of the thread that holds it. Of other locks that is inferred: a guard has the address of the
-//! lock, and is on the stack of the thread that holds it. Known are the locks of the standard library and of parking_lot that
-//! one thread holds alone.
+//! lock, and is on the stack of the thread that holds it. Known are the locks of the standard library, parking_lot and
+//! dashmap that one thread holds alone.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;

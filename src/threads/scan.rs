@@ -207,8 +207,7 @@ impl Threads {
             };
             soonest = Some(soonest.map_or(next, |soonest: Duration| soonest.min(next)));
         }
-        let budget = &mut self.captures.searches;
-        search_holders(&mut self.sampled, budget, intake, now_ns);
+        search_holders(&mut self.sampled, &mut self.captures, intake, now_ns);
         let next = soonest.unwrap_or(IDLE_SCAN_INTERVAL);
         self.schedule.is_in_span = is_in_span;
         if self.process.periods().is_none() {

@@ -97,7 +97,7 @@ impl CaptureBudget {
     }
 
     /// Whether to check the filters again. That takes as long as a capture.
-    fn filters_are_due(&mut self, now_ns: u64) -> bool {
+    pub(super) fn filters_are_due(&mut self, now_ns: u64) -> bool {
         const EVERY_NS: u64 = 100_000_000;
         let is_due = self.filters_ns.is_none_or(|then| now_ns.saturating_sub(then) >= EVERY_NS);
         if is_due {
