@@ -336,6 +336,18 @@ async fn kept_spans_are_listed_with_and_without_a_profile() {
     assert_eq!((&fails["reasons"], &fails["files"]), (&"error".into(), &Value::Array(vec![])));
     let fallback = if HAS_STACKS { "no sample fell in it" } else { "sampling is unavailable" };
     assert_eq!(fails["no_profile"], fallback);
+    // It has no report, but the short forms.
+    let path = format!("/kept/{}", fails["id"].as_str().unwrap());
+    for accept in ["text/markdown", "*/*", "text/html"] {
+        let markdown = get_as(&setup.handle, &path, accept).await;
+        assert_eq!(markdown.headers[header::CONTENT_TYPE], "text/markdown; charset=utf-8");
+        let text = markdown.text();
+        assert!(text.starts_with("# `fails`: ") && text.contains("kept for error"), "{text}");
+        assert!(text.contains("**In short:** `error at tests/live_control.rs:"), "{text}");
+        assert!(text.contains(&format!("Missing: `a profile: {fallback}`")), "{text}");
+    }
+    let json = get_as(&setup.handle, &path, "application/json").await.json();
+    assert_eq!((&json["name"], &json["headline"]), (&fails["name"], &fails["headline"]));
     let slow = kept(&setup.handle, "GET /a{http.route=/a/{id}}").await;
     assert_eq!((&slow["span"], &slow["reasons"]), (&"GET /a".into(), &"latency".into()));
     assert_eq!(slow["fields"]["http.route"], "/a/{id}");

@@ -18,6 +18,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::sync::{Arc, Mutex};
 
+use axum::body::Body;
+use axum::http::{Request, header};
+use http_body_util::BodyExt as _;
 use opentelemetry::trace::TracerProvider;
 use opentelemetry_proto::tonic::profiles::v1development::ProfilesData;
 use opentelemetry_sdk::Resource;
@@ -27,9 +30,10 @@ use opentelemetry_sdk::trace::{
 use prost::Message as _;
 use support::Nanos as _;
 use support::{HAS_STACKS, Log, PLENTY};
+use tower::ServiceExt as _;
 use tracing::Dispatch;
 use tracing_profiling::profile::SampleKind;
-use tracing_profiling::{Directory, Kept, ProfileId, ProfilingAllocator, ProfilingLayer};
+use tracing_profiling::{Directory, Handle, Kept, ProfileId, ProfilingAllocator, ProfilingLayer};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::prelude::*;
 
@@ -99,6 +103,7 @@ fn exported_ids_match_the_files() {
 
     check_guilty(&reports.lock().unwrap());
     check_lines(&String::from_utf8(log.0.lock().unwrap().clone()).unwrap());
+    check_markdown(&handle);
 
     // The ids on spans are exactly those of the files.
     let ids: BTreeSet<_> = spans.iter().filter_map(|span| text(span, "profile.id")).collect();
@@ -186,20 +191,23 @@ fn check_guilty(reports: &[Kept]) {
     }
 }
 
+/// The function of the shop that most of the time of a request is in.
+const GUILTY: [(&str, &str); 7] = [
+    ("bundles", "count_cheap_bundles"),
+    ("similar", "similar"),
+    ("prices", "cheapest_of_own_list"),
+    ("checkout", "reserve"),
+    ("legacy", "ask_the_old_system"),
+    ("upstream", "ask_upstream"),
+    ("report", "report"),
+];
+
 /// The line of each slow request names the function of the shop that most of its time is in, with its share.
 fn check_lines(log: &str) {
     if !HAS_STACKS {
         return;
     }
-    for (request, function) in [
-        ("bundles", "count_cheap_bundles"),
-        ("similar", "similar"),
-        ("prices", "cheapest_of_own_list"),
-        ("checkout", "reserve"),
-        ("legacy", "ask_the_old_system"),
-        ("upstream", "ask_upstream"),
-        ("report", "report"),
-    ] {
+    for (request, function) in GUILTY {
         let line = log.lines().find(|line| line.contains(&format!("kept `GET /{request}`")));
         let line = line.unwrap_or_else(|| panic!("{request}: {log}"));
         let place = format!(" % in slow_requests::shop::{function} (shop/mod.rs:");
@@ -209,6 +217,33 @@ fn check_lines(log: &str) {
     }
     if let Some(line) = log.lines().find(|line| line.contains("kept `GET /news`")) {
         assert!(line.contains(" %) scheduling delay behind `report`"), "{line}");
+    }
+}
+
+/// Each request has a short form that says what was slow, also the one that failed before a sample fell in it.
+fn check_markdown(handle: &Handle) {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let get = |path: String| {
+        let request = Request::get(path).header(header::ACCEPT, "text/markdown");
+        let answer = handle.router().oneshot(request.body(Body::empty()).unwrap());
+        let body = async { answer.await.unwrap().into_body().collect().await.unwrap().to_bytes() };
+        String::from_utf8(runtime.block_on(body).to_vec()).unwrap()
+    };
+    let list: serde_json::Value = serde_json::from_str(&get("/kept".to_owned())).unwrap();
+    let ids = list["kept"].as_array().unwrap().iter().map(|entry| entry["id"].as_str().unwrap());
+    let texts: Vec<_> = ids.map(|id| get(format!("/kept/{id}"))).collect();
+    assert!(texts.iter().all(|text| text.len() <= 2_048), "{texts:?}");
+    let of = |request: &str| {
+        let title = format!("# `GET /{request}");
+        let text = texts.iter().find(|text| text.starts_with(&title));
+        text.unwrap_or_else(|| panic!("{request}: {texts:?}"))
+    };
+    assert!(of("broken").contains("**In short:** `error at shop/mod.rs:"), "{}", of("broken"));
+    for (request, function) in GUILTY.iter().filter(|_| HAS_STACKS) {
+        let text = of(request);
+        let (_, short) = text.split_once("**In short:** `").unwrap();
+        let sentence = short.lines().next().unwrap();
+        assert!(sentence.contains(&format!("slow_requests::shop::{function} ")), "{text}");
     }
 }
 

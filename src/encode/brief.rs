@@ -3,9 +3,11 @@
 use std::borrow::Cow;
 use std::time::{Duration, UNIX_EPOCH};
 
+#[cfg(feature = "axum")]
+use super::html::KeptSummary;
 use crate::facts::{Facts, Measure, Reason};
 use crate::ids::ProfileId;
-use crate::profile::{OwnRow, Profile, SampleKind, own_name};
+use crate::profile::{ComparedSummary, OwnRow, Profile, SampleKind, own_name};
 
 /// The most that a short form has.
 pub(super) const MOST_BYTES: usize = 2_048;
@@ -138,6 +140,28 @@ impl<'a> Brief<'a> {
         }
     }
 
+    /// What is known of a kept span without its profile.
+    #[cfg(feature = "axum")]
+    pub(super) fn of_kept(kept: &KeptSummary<'a>) -> Self {
+        let compared = kept.compared.filter(|compared| compared.is_of(kept.facts));
+        let missing = match kept.no_profile {
+            Some(why) => format!("a profile: {why}"),
+            None => "the stacks: the profile is not in the directory of this process".to_owned(),
+        };
+        Self {
+            id: kept.id,
+            facts: Cow::Borrowed(kept.facts),
+            has_span: true,
+            headline: Cow::Borrowed(kept.headline),
+            rows: Vec::new(),
+            own_time: Vec::new(),
+            compared: compared.map(|compared| BriefComparison::of(compared, Vec::new())),
+            missing: vec![missing.into()],
+            // Which waits there were is not known.
+            hints: hints(kept.facts, u64::MAX),
+        }
+    }
+
     /// When it began.
     pub(super) fn time(&self) -> String {
         const LAST: Duration = Duration::from_secs(253_402_300_799);
@@ -171,9 +195,15 @@ fn compared(profile: &Profile, facts: &Facts) -> Option<BriefComparison> {
     }
     let certain = compared.comparison.rows.iter().filter(|row| row.value.certain_extra().is_some());
     let rows = certain.map(|row| (row.quantity.to_string(), row.value.extra())).collect();
-    let (references, median_wall_ns, times) =
-        (summary.references, summary.median_wall_ns, summary.times());
-    Some(BriefComparison { references, median_wall_ns, times, rows })
+    Some(BriefComparison::of(&summary, rows))
+}
+
+impl BriefComparison {
+    fn of(summary: &ComparedSummary, rows: Vec<(String, i64)>) -> Self {
+        let (references, median_wall_ns, times) =
+            (summary.references, summary.median_wall_ns, summary.times());
+        Self { references, median_wall_ns, times, rows }
+    }
 }
 
 fn hints(facts: &Facts, waited_ns: u64) -> Vec<&'static str> {

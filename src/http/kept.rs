@@ -12,6 +12,7 @@ use crate::export::{
 };
 use crate::facts::Measure;
 use crate::handle::Handle;
+use crate::keep::Kept;
 use crate::publish::RecentlyKept;
 
 /// How many entries are listed.
@@ -88,15 +89,37 @@ impl Form {
     }
 }
 
+/// What was kept under an id: its report or the short form in that, else the short form of a span that this process has
+/// kept lately.
+pub(super) fn one(
+    handle: &Handle,
+    id: &str,
+    form: Form,
+) -> std::io::Result<Option<(Form, Vec<u8>)>> {
+    let dir = handle.dir();
+    if let Some(dir) = &dir
+        && let Some(report) = report_of(dir, id)?
+        && let Some(text) = read(dir, &report, form)?
+    {
+        return Ok(Some((form, text)));
+    }
+    let recent = handle.recently_kept();
+    let summary = recent.iter().find(|recent| id_of(&recent.kept).as_deref() == Some(id));
+    Ok(summary.and_then(in_short).map(|summary| match form {
+        Form::Json => (form, summary.to_json_summary().into()),
+        Form::Markdown | Form::Report => (Form::Markdown, summary.to_markdown().into()),
+    }))
+}
+
 /// The file name of the report of a profile.
-pub(super) fn report_of(dir: &Path, id: &str) -> std::io::Result<Option<String>> {
+fn report_of(dir: &Path, id: &str) -> std::io::Result<Option<String>> {
     let is_it =
         |file: &StoredFile| file.name.ends_with(".html") && profile_id_of(&file.name) == Some(id);
     Ok(list_stored(dir)?.into_iter().find(is_it).map(|file| file.name))
 }
 
 /// A report, or the short form that it contains.
-pub(super) fn read(dir: &Path, report: &str, form: Form) -> std::io::Result<Option<Vec<u8>>> {
+fn read(dir: &Path, report: &str, form: Form) -> std::io::Result<Option<Vec<u8>>> {
     let member = match form {
         Form::Report => return read_stored(dir, report),
         Form::Markdown => "markdown",
@@ -151,9 +174,23 @@ fn of_files(dir: &Path, files: ProfileFiles) -> Value {
 }
 
 /// The entry of a span that this process has kept: what the summary in a report contains.
-fn of_recent(RecentlyKept { kept, headline, no_profile }: &RecentlyKept) -> Map<String, Value> {
-    let Some(span) = kept.spans.first() else { return Map::new() };
-    let summary = KeptSummary {
+fn of_recent(recent: &RecentlyKept) -> Map<String, Value> {
+    let Some(summary) = in_short(recent) else { return Map::new() };
+    let mut entry: Map<String, Value> =
+        serde_json::from_str(&summary.to_json()).unwrap_or_default();
+    entry.insert("id".to_owned(), id_of(&recent.kept).into());
+    entry
+}
+
+/// The id of the profile, or without one a name of the span within this process.
+fn id_of(kept: &Kept) -> Option<String> {
+    let span = kept.spans.first()?;
+    Some(kept.profile.map_or_else(|| format!("span-{}", span.key.get()), |id| id.to_string()))
+}
+
+fn in_short(RecentlyKept { kept, headline, no_profile }: &RecentlyKept) -> Option<KeptSummary<'_>> {
+    let span = kept.spans.first()?;
+    Some(KeptSummary {
         id: kept.profile,
         facts: span.facts(),
         samples: kept.samples,
@@ -162,8 +199,7 @@ fn of_recent(RecentlyKept { kept, headline, no_profile }: &RecentlyKept) -> Map<
         longest_wait: kept.waits.longest.as_ref(),
         compared: kept.compared.as_ref(),
         no_profile: no_profile.as_deref(),
-    };
-    serde_json::from_str(&summary.to_json()).unwrap_or_default()
+    })
 }
 
 /// What a list says of a measure.

@@ -56,6 +56,18 @@ pub(super) fn brief(profile: &Profile) -> String {
 }
 
 impl KeptSummary<'_> {
+    /// As [`markdown`](crate::encode::markdown), without what only the profile says.
+    #[cfg(feature = "axum")]
+    pub(crate) fn to_markdown(&self) -> String {
+        markdown::shortened(&Brief::of_kept(self))
+    }
+
+    /// As [`json_summary`](crate::encode::json_summary), without what only the profile says.
+    #[cfg(feature = "axum")]
+    pub(crate) fn to_json_summary(&self) -> String {
+        json_summary::shortened(&Brief::of_kept(self))
+    }
+
     pub(crate) fn to_json(&self) -> String {
         let mut json = Vec::new();
         // Writing to memory does not fail.
