@@ -227,7 +227,7 @@ fn hints(facts: &Facts, waited_ns: u64) -> Vec<&'static str> {
         hints.push("Other off-CPU time: many waits of less than 10 ms, or others had the CPU.");
     }
     if facts.reasons.contains(Reason::Error) {
-        hints.push("Error: an ERROR event in it, which the log of the program has at that time.");
+        hints.push("Error: it logged an ERROR event; the message is in the log of the program.");
     }
     hints
 }

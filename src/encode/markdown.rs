@@ -78,7 +78,7 @@ fn write(brief: &Brief<'_>, detail: BriefDetail) -> String {
 
 fn write_identity(brief: &Brief<'_>, detail: BriefDetail, out: &mut String) {
     let facts = &brief.facts;
-    let mut parts = vec![brief.time()];
+    let mut parts = vec![format!("began {}", brief.time())];
     if facts.is_open {
         parts.push("still open".to_owned());
     }
@@ -109,7 +109,7 @@ fn write_wall(facts: &Facts, out: &mut String) {
 
 const fn title(kind: SampleKind) -> &'static str {
     match kind {
-        SampleKind::OnCpu => "On-CPU, by innermost own function",
+        SampleKind::OnCpu => "On-CPU, by the innermost function of own code",
         SampleKind::OffCpu => "Blocked in",
         SampleKind::Await => "Awaited in",
         _ => "Allocated in",
@@ -134,7 +134,7 @@ fn write_self(brief: &Brief<'_>, detail: BriefDetail, out: &mut String) {
         .map(|(name, share)| format!("{:.0} % {}", share * 100.0, code(name, detail)))
         .collect();
     if !rows.is_empty() {
-        _ = writeln!(out, "\nInnermost functions on-CPU: {}", rows.join(", "));
+        _ = writeln!(out, "\nSelf time on-CPU: {}", rows.join(", "));
     }
 }
 
@@ -317,7 +317,7 @@ mod tests {
             "## Against 200 typical ones of 98.0 ms\n\n12 times as long\n- +1.06 s `on-CPU in shop::count_cheap_bundles`",
             "## Child spans created from 5.00 ms on\n\n- 214 × `query`: 1.00 s in turn, longest 9.00 ms\n",
             "Missing: `3 stacks cut short`",
-            "\nError: an ERROR event in it",
+            "\nError: it logged an ERROR event",
         ] {
             assert!(text.contains(expected), "{expected} in {text}");
         }
