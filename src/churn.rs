@@ -159,6 +159,8 @@ fn all_are_right(source: Source) {
     let is_over = AtomicBool::new(false);
     let (mut right, mut wrong) = (0, Vec::new());
     let start = Instant::now();
+    // How much of what is wanted there is, and since when.
+    let mut progress = ((0, 0), start);
     std::thread::scope(|scope| {
         for seed in 0..THREADS as u64 {
             let (tasks, is_over, dispatch) = (&tasks, &is_over, &dispatch);
@@ -167,7 +169,7 @@ fn all_are_right(source: Source) {
         let is_refused = || handle.stats().threads.unsampled > 0;
         let is_enough = |samples| samples >= wanted() && handle.stats().threads.attached >= ARMINGS;
         while !is_enough(right + wrong.len())
-            && start.elapsed() < Duration::from_secs(300)
+            && progress.1.elapsed() < Duration::from_secs(60)
             && !is_refused()
         {
             std::thread::sleep(Duration::from_millis(200));
@@ -175,6 +177,11 @@ fn all_are_right(source: Source) {
                 let (more_right, more_wrong) = check(&profile);
                 right += more_right;
                 wrong.extend(more_wrong);
+            }
+            let attached = handle.stats().threads.attached;
+            let now = ((right + wrong.len()).min(wanted()), attached.min(ARMINGS));
+            if now != progress.0 {
+                progress = (now, Instant::now());
             }
         }
         is_over.store(true, Ordering::Relaxed);

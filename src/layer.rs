@@ -101,6 +101,11 @@ impl ProfilingLayer {
         Handle::new(&self.found.control)
     }
 
+    #[cfg(test)]
+    pub(crate) fn engine(&self) -> Option<&Engine> {
+        self.found.control.engine().map(|engine| &**engine)
+    }
+
     /// Calls `action` with the subscriber that this layer is part of, if it can be found.
     fn with_dispatch<R>(&self, engine: &Engine, action: impl FnOnce(&Dispatch) -> R) -> Option<R> {
         if let Some(dispatch) = engine.dispatch() {

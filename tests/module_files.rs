@@ -552,7 +552,13 @@ fn in_turn(path: &Path, plugins: &[(&'static str, Vec<u8>)], is_renamed: bool) -
         let address = library.address_of(function);
         same += usize::from(address == at);
         at = address;
-        let profile = profile(&setup, || library.burn(function));
+        let profile = profile(&setup, || {
+            // First, the list of modules is read, and then samples that are certainly of this one.
+            for _ in 0..2 {
+                library.burn(function);
+                setup.flush();
+            }
+        });
         library.close();
         let mut whole = 0;
         for sample in taken_samples(&profile) {

@@ -60,8 +60,9 @@ impl Scene {
             .rules(
                 "20ms|error,fast=1h,[failing]=error,[failed]=error,[fine]=error".parse().unwrap(),
             )
-            // At this rate a ring covers more time than at 1,000, in case the collector has to wait for a CPU.
-            .rate(200)
+            // So that a ring covers the time in which the collector waits for a CPU.
+            .rate(100)
+            .stack_bytes(8_192)
             .sampling_delay(Duration::ZERO)
             .exporter(profiles.clone())
             .on_kept(move |one| received.lock().unwrap().push(one.clone()));

@@ -338,7 +338,9 @@ fn a_shutdown_has_a_deadline_and_counts_what_is_left() {
         assert!(!is_done);
         // The shutdown returns at the deadline; the counters follow when the exporter has ended.
         let start = Instant::now();
-        while setup.handle.stats().profiles.dropped_at_shutdown == 0 {
+        while setup.handle.stats().profiles.dropped_at_shutdown == 0
+            || waiting(&setup.handle.stats()) > 0
+        {
             assert!(start.elapsed() < PLENTY);
             std::thread::sleep(MS);
         }

@@ -126,6 +126,9 @@ impl Stage {
         let builder = ProfilingLayer::builder()
             .rules("always".parse().unwrap())
             .sampling_delay(Duration::ZERO)
+            // So that a ring covers the time in which the collector waits for a CPU.
+            .rate(100)
+            .stack_bytes(8_192)
             .cpu_budget(0)
             .profiles_per_minute(1_000_000)
             .exporter(Exports { door: exporter.clone(), memory: memory.clone() })

@@ -261,11 +261,8 @@ mod tests {
         use crate::ProfilingLayer;
         use crate::sys::sample_bytes;
 
-        if std::env::var_os("PROFILING_TEST_ALONE").is_none() {
-            let name = "allocations::tests::the_gap_between_samples_is_the_shortest_of_the_layers_that_there_are";
-            let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-            let command = command.args([name, "--exact"]).env("PROFILING_TEST_ALONE", "1");
-            assert!(command.status().unwrap().success());
+        let name = "allocations::tests::the_gap_between_samples_is_the_shortest_of_the_layers_that_there_are";
+        if !crate::sys::is_alone(name) {
             return;
         }
         let layer = |bytes| ProfilingLayer::builder().alloc_sample_interval(bytes).build().unwrap();

@@ -30,7 +30,9 @@ pub(crate) struct Logged {
     /// The kept spans without a report that were counted in the log, and when the first one since then was noticed.
     unreported: u64,
     unreported_since: Option<Instant>,
-    /// When to check whether any span was created.
+    /// How long after there is a subscriber to check whether any span was created, until there is one.
+    look_after: Option<Duration>,
+    /// When to check that.
     first_look: Option<Instant>,
     /// The share of one core that reading samples may take.
     cpu_percent: Option<u32>,
@@ -50,7 +52,8 @@ impl Logged {
             checked_rules: None,
             unreported: 0,
             unreported_since: None,
-            first_look: Instant::now().checked_add(first_look),
+            look_after: Some(first_look),
+            first_look: None,
             cpu_percent,
         }
     }
@@ -65,10 +68,14 @@ impl Logged {
     /// The events that are due. None as long as there is no subscriber.
     pub(super) fn due(&mut self, engine: &Engine) -> Vec<LogEvent> {
         let mut events = Vec::new();
-        let is_first_look = self.first_look.take_if(|due| *due <= Instant::now()).is_some();
         if !engine.publish.reporter.has_dispatch() {
             return events;
         }
+        let now = Instant::now();
+        if let Some(after) = self.look_after.take() {
+            self.first_look = now.checked_add(after);
+        }
+        let is_first_look = self.first_look.take_if(|due| *due <= now).is_some();
         events.extend(self.forbidden_calls.event());
         let not_linked = engine.unreached.take_warning();
         events.extend(not_linked.map(|line| LogEvent::warning(LogKind::NotLinked, line)));
@@ -158,54 +165,27 @@ fn is_due(last: &mut Option<Instant>, now: Instant) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use parking_lot::Mutex;
-    use std::sync::Arc;
-
-    use tracing_subscriber::layer::{Context, SubscriberExt as _};
-
-    use crate::layer::ProfilingLayer;
-    use crate::threads::Timing;
+    use tracing::Dispatch;
+    use tracing_subscriber::layer::SubscriberExt as _;
 
     use super::*;
-
-    /// Collects messages.
-    #[derive(Clone, Default)]
-    struct Lines(Arc<Mutex<Vec<String>>>);
-
-    impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Lines {
-        fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
-            event.record(&mut |field: &tracing::field::Field, value: &dyn std::fmt::Debug| {
-                if field.name() == "message" {
-                    self.0.lock().push(format!("{value:?}"));
-                }
-            });
-        }
-    }
+    use crate::layer::ProfilingLayer;
 
     #[test]
     fn a_line_says_that_there_was_no_span() {
         for has_span in [false, true] {
-            let lines = Lines::default();
-            let mut builder = ProfilingLayer::builder();
-            let first_look = Duration::from_millis(50);
-            builder.pace = Timing { first_look, ..Timing::USUAL };
-            let subscriber =
-                tracing_subscriber::registry().with(lines.clone()).with(builder.build().unwrap());
-            tracing::subscriber::with_default(subscriber, || {
-                if has_span {
-                    tracing::info_span!("a span").in_scope(|| {});
-                }
-                let count = || {
-                    let lines = lines.0.lock();
-                    lines.iter().filter(|line| line.contains("no span that a rule matches")).count()
-                };
-                let start = Instant::now();
-                let longest = if has_span { first_look * 10 } else { MINUTE };
-                while count() == 0 && start.elapsed() < longest {
-                    std::thread::sleep(Duration::from_millis(10));
-                }
-                assert_eq!(count(), usize::from(!has_span));
-            });
+            let layer = ProfilingLayer::builder().build().unwrap();
+            let mut logged = Logged::new(Duration::ZERO, None);
+            let mut looks = |layer: &ProfilingLayer| {
+                let events = logged.due(layer.engine().unwrap());
+                events.iter().filter(|event| event.kind == LogKind::NothingSeen).count()
+            };
+            let dispatch = Dispatch::new(tracing_subscriber::registry().with(layer));
+            let layer = dispatch.downcast_ref::<ProfilingLayer>().unwrap();
+            if has_span {
+                tracing::dispatcher::with_default(&dispatch, || tracing::info_span!("a span"));
+            }
+            assert_eq!([looks(layer), looks(layer)], [usize::from(!has_span), 0]);
         }
     }
 }

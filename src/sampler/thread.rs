@@ -3,8 +3,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, compiler_fence};
+use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::rate::Rate;
 use super::session::SamplingSession;
@@ -66,7 +67,15 @@ pub(crate) struct ThreadShared {
     pub(crate) thread: OsThread,
     /// The bounds of the thread's stack, if a timer may have to copy it, or why no timer may.
     pub(crate) stack: Result<Range<u64>, WhyRefused>,
+    sessions: Sessions,
+}
+
+/// Which session is the last one.
+#[derive(Debug)]
+struct Sessions {
+    /// Held for long only by the thread that appends one.
     last: Mutex<Arc<SamplingSession>>,
+    is_appending: AtomicBool,
 }
 
 const _: () = assert!(std::mem::offset_of!(ThreadShared, rate) == 64);
@@ -96,7 +105,7 @@ impl ThreadShared {
             arms: AtomicU8::new(0),
             thread,
             stack,
-            last: Mutex::new(first),
+            sessions: Sessions { last: Mutex::new(first), is_appending: AtomicBool::new(false) },
         }
     }
 
@@ -118,7 +127,7 @@ impl ThreadShared {
 
     /// The latest session.
     pub(crate) fn last(&self) -> Arc<SamplingSession> {
-        Arc::clone(&self.last.lock())
+        Arc::clone(&self.sessions.last.lock())
     }
 
     /// Appends the session that `make` returns, if any. Does nothing if another thread is appending one right now.
@@ -126,13 +135,22 @@ impl ThreadShared {
         &self,
         make: impl FnOnce(&SamplingSession) -> Option<SamplingSession>,
     ) -> Option<Arc<SamplingSession>> {
-        let mut last = self.last.try_lock()?;
-        let next = Arc::new(make(&last)?);
-        last.set_next(Arc::clone(&next));
-        *last = Arc::clone(&next);
-        // Release: a thread that reads the new turn finds the next session.
-        self.turn.fetch_add(1, Ordering::Release);
-        Some(next)
+        // A thread that reads the last session holds the lock for some nanoseconds, unless it is preempted there.
+        const A_READ: Duration = Duration::from_millis(1);
+        if self.sessions.is_appending.swap(true, Ordering::Acquire) {
+            return None;
+        }
+        let append = |mut last: MutexGuard<'_, Arc<SamplingSession>>| {
+            let next = Arc::new(make(&last)?);
+            last.set_next(Arc::clone(&next));
+            *last = Arc::clone(&next);
+            // Release: a thread that reads the new turn finds the next session.
+            self.turn.fetch_add(1, Ordering::Release);
+            Some(next)
+        };
+        let next = self.sessions.last.try_lock_for(A_READ).and_then(append);
+        self.sessions.is_appending.store(false, Ordering::Release);
+        next
     }
 
     /// Notes whether the last attempt to attach the thread failed. Returns the previous value.

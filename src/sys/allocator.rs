@@ -573,11 +573,8 @@ mod tests {
     /// In a process of its own, since other tests have layers.
     #[test]
     fn counts_stand_still_while_no_layer_profiles() {
-        if std::env::var_os("PROFILING_TEST_ALONE").is_none() {
-            let name = "sys::allocator::tests::counts_stand_still_while_no_layer_profiles";
-            let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-            let command = command.args([name, "--exact"]).env("PROFILING_TEST_ALONE", "1");
-            assert!(command.status().unwrap().success());
+        let name = "sys::allocator::tests::counts_stand_still_while_no_layer_profiles";
+        if !crate::sys::is_alone(name) {
             return;
         }
         let layout = Layout::from_size_align(100, 64).unwrap();

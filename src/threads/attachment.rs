@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::demand::{Cost, Demand, DemandBudgets, Why};
 use super::sampled::SampledThread;
+use super::waits::CAPTURES;
 use crate::budget::CpuBudget;
 use crate::sampler::{AttachThreads as _, Periods, Rate, Sampler, SwitchRing};
 
@@ -89,6 +90,8 @@ pub(crate) struct Timing {
     pub(crate) own_linger: Duration,
     /// The CPU budget for attaching threads.
     pub(crate) attaching: CpuBudget,
+    /// The CPU budget for capturing waits.
+    pub(crate) captures: CpuBudget,
     /// The longest interval between scans while a thread is in a span.
     pub(crate) longest_scan_interval: Duration,
     /// When to say that there was no span.
@@ -102,6 +105,7 @@ impl Timing {
         linger: Duration::from_millis(10),
         own_linger: LONGEST_LINGER,
         attaching: CpuBudget::new(2, 50_000_000),
+        captures: CAPTURES,
         longest_scan_interval: Duration::MAX,
         first_look: Duration::from_secs(30),
     };
@@ -112,6 +116,7 @@ impl Timing {
         linger: Duration::ZERO,
         own_linger: Duration::MAX,
         attaching: CpuBudget::new(100, i64::MAX),
+        captures: CpuBudget::new(100, i64::MAX),
         longest_scan_interval: Duration::from_micros(100),
         first_look: Duration::ZERO,
     };

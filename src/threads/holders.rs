@@ -163,13 +163,24 @@ mod tests {
 
     #[test]
     fn a_thread_that_has_not_run_since_has_unlocked_nothing() {
-        let (end, ended) = std::sync::mpsc::channel::<()>();
-        let (send, tid) = std::sync::mpsc::channel();
+        use std::sync::Arc;
+        use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+        let shared = Arc::new((AtomicU32::new(0), AtomicBool::new(false)));
+        let own = Arc::clone(&shared);
         let asleep = std::thread::spawn(move || {
-            send.send(sys::current_tid()).unwrap();
-            _ = ended.recv();
+            // From here on it allocates nothing, so that it waits for no lock of the allocator.
+            own.0.store(sys::current_tid(), Ordering::Release);
+            while !own.1.load(Ordering::Acquire) {
+                std::thread::park();
+            }
         });
-        let tid = tid.recv().unwrap();
+        let tid = loop {
+            match shared.0.load(Ordering::Acquire) {
+                0 => std::thread::yield_now(),
+                tid => break tid,
+            }
+        };
         let start = std::time::Instant::now();
         let blocked = loop {
             assert!(start.elapsed() < Duration::from_secs(60));
@@ -185,7 +196,8 @@ mod tests {
         let sought = SoughtHolder { possible: vec![one], ..SoughtHolder::default() };
         assert!(sought.likeliest(true).is_none(), "it sleeps");
         assert!(sought.likeliest(false).is_some(), "the wait goes on");
-        drop(end);
+        shared.1.store(true, Ordering::Release);
+        asleep.thread().unpark();
         asleep.join().unwrap();
         assert!(sought.likeliest(true).is_some());
     }

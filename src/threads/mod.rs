@@ -118,7 +118,7 @@ impl Threads {
             continuous: ContinuousThreads::new(),
             settings,
             schedule: Schedule::new(),
-            captures: CaptureBudget::new(),
+            captures: CaptureBudget::new(settings.pace.captures),
             attaching: settings.pace.attaching,
             budgets: DemandBudgets::new(processors),
             reading: ReadingTime { budget: ReadingBudget::new(settings.cpu_percent), used_ns: 0 },

@@ -54,7 +54,7 @@ pub(crate) fn next_scan(
 
 /// The CPU budget for capturing waits: 64 captures of some 50 µs at once, as when many threads wait for one lock, and
 /// 2 % of a core after that.
-const CAPTURES: CpuBudget = CpuBudget::new(2, 64 * A_CAPTURE_NS as i64);
+pub(super) const CAPTURES: CpuBudget = CpuBudget::new(2, 64 * A_CAPTURE_NS as i64);
 /// The assumed cost where CPU time cannot be read.
 const A_CAPTURE_NS: u64 = 50_000;
 
@@ -72,14 +72,8 @@ pub(crate) struct CaptureBudget {
 }
 
 impl CaptureBudget {
-    pub(crate) fn new() -> Self {
-        Self {
-            left: CAPTURES,
-            searches: SEARCHES,
-            filters_ns: None,
-            unseen: None,
-            has_noted_unseen: false,
-        }
+    pub(super) fn new(left: CpuBudget) -> Self {
+        Self { left, searches: SEARCHES, filters_ns: None, unseen: None, has_noted_unseen: false }
     }
 
     /// A thread cannot be inspected. `is_blocked` is `None` if nothing else says whether it is blocked.

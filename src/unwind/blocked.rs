@@ -452,8 +452,11 @@ mod tests {
         thread::spawn(move || {
             // The actual registers, if perf allows reading them.
             send_ring.send(open_switch_registers(1 << 16).ok()).unwrap();
-            published_tid.store(current_tid(), Ordering::Release);
-            outer(Box::new(wait));
+            // Inside of both functions, so that what it waits for from then on is, too.
+            outer(Box::new(move || {
+                published_tid.store(current_tid(), Ordering::Release);
+                wait();
+            }));
         });
         let tid = loop {
             match tid.load(Ordering::Acquire) {

@@ -163,7 +163,7 @@ impl Watchdog {
             return;
         }
         engine.spans.forget_watched();
-        let (ids, mut found) = self.find_over_limit(engine, &innermost, now_ns);
+        let (ids, mut found) = self.find_over_limit(engine, intake, &innermost);
         if found.is_empty() {
             return;
         }
@@ -221,27 +221,26 @@ impl Watchdog {
 
     /// The ids of the spans that threads are in, and the spans over a limit for which they have not been kept yet.
     fn find_over_limit(
-        &self,
+        &mut self,
         engine: &Engine,
+        intake: &Intake,
         innermost: &HashSet<SpanKey>,
-        now_ns: u64,
     ) -> (HashMap<SpanKey, RegistryId>, Vec<(OpenSlot, Reasons)>) {
         let (mut ids, mut found, mut has_watched) = (HashMap::new(), Vec::new(), false);
+        let limits_of = |open: &OpenSlot| {
+            let site = engine.callsites.get(open.plan)?;
+            Some((site.hung_ns, site.open_ns))
+        };
         engine.spans.for_each_open(|open| {
             if innermost.contains(&open.key) {
                 ids.insert(open.key, open.id);
             }
-            let Some(site) = engine.callsites.get(open.plan) else { return };
-            has_watched |= site.open_ns.is_some();
+            let Some((hung_ns, open_ns)) = limits_of(open) else { return };
+            has_watched |= open_ns.is_some();
             let before = self.kept.get(&open.key).copied().unwrap_or_default();
-            // The process may have been stopped in the meantime.
-            let seen_ns = open.entered_ns.map(|entered_ns| {
-                let absent_ns = self.absences.since(now_ns.saturating_sub(entered_ns));
-                entered_ns.saturating_sub(absent_ns)
-            });
             let over = [
-                (seen_ns, site.hung_ns, Reason::Hung),
-                (Some(open.open_ns), site.open_ns, Reason::Open),
+                (open.entered_ns, hung_ns, Reason::Hung),
+                (Some(open.open_ns), open_ns, Reason::Open),
             ];
             let is_over = |(ns, limit_ns, reason): (Option<u64>, Option<u64>, _)| {
                 let is_over = ns.zip(limit_ns).is_some_and(|(ns, limit_ns)| ns > limit_ns);
@@ -252,6 +251,21 @@ impl Watchdog {
                 found.push((*open, reasons));
             }
         });
+        // The process may have been stopped in the meantime, also while the slots were read.
+        self.note_present(intake, Duration::ZERO);
+        let now_ns = intake.now_ns();
+        let hangs = |open: &OpenSlot| {
+            let entered_ns = open.entered_ns.unwrap_or(0);
+            let absent_ns = self.absences.since(now_ns.saturating_sub(entered_ns));
+            let hung_ns = limits_of(open).and_then(|(hung_ns, _)| hung_ns);
+            hung_ns.is_some_and(|hung_ns| entered_ns.saturating_sub(absent_ns) > hung_ns)
+        };
+        for (open, reasons) in &mut found {
+            if reasons.contains(Reason::Hung) && !hangs(open) {
+                *reasons = reasons.iter().filter(|reason| *reason != Reason::Hung).collect();
+            }
+        }
+        found.retain(|(_, reasons)| !reasons.is_empty());
         if has_watched {
             engine.spans.keep_watching();
         }

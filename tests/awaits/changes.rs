@@ -103,6 +103,8 @@ fn a_leaf_that_wakes_itself_is_shown_until_another_is_awaited() {
     }
     // Not the rest of the account, of which there is no sample.
     seen.retain(|(.., function)| *function != [false; 2]);
+    // It can be preempted between the event and the poll.
+    seen.retain(|(_, kind, function)| (*kind, *function) != (SampleKind::Delay, [true, false]));
     seen.sort_unstable_by_key(|(time, ..)| *time);
     let seen: Vec<_> = seen.into_iter().map(|(_, kind, function)| (kind, function)).collect();
     let (delay, awaited) = (SampleKind::Delay, SampleKind::Await);
@@ -385,7 +387,7 @@ fn a_future_that_is_pending_between_its_spans_shows_what_they_await() {
 fn the_awaits_of_a_span_that_is_open_for_long_are_not_merged() {
     // It is open for long after 50 ms.
     let setup = Setup::of_rules("5ms", |builder| builder);
-    setup.run(|| {
+    let own_longest = setup.run(|| {
         let (task, event) = (Arc::new(Task::default()), Event::default());
         let queries = async {
             for _ in 0..60 {
@@ -394,10 +396,14 @@ fn the_awaits_of_a_span_that_is_open_for_long_are_not_merged() {
             }
         };
         let mut queries = pin!(queries.instrument(info_span!("queries")).profiled());
+        let (mut longest, mut last) = (std::time::Duration::ZERO, std::time::Instant::now());
         while task.poll(queries.as_mut()).is_pending() {
             thread::sleep(3 * MS);
             event.happen();
+            longest = longest.max(last.elapsed());
+            last = std::time::Instant::now();
         }
+        longest
     });
     let profile = &setup.profiles()[0];
     let [first, second] = ["wait_first", "wait_second"]
@@ -407,7 +413,8 @@ fn the_awaits_of_a_span_that_is_open_for_long_are_not_merged() {
     let longest = profile.of_kind(SampleKind::Await).flat_map(|sample| &sample.points);
     let longest =
         longest.map(|point| std::time::Duration::from_nanos(point.weight())).max().unwrap();
-    assert!(longest < all / 4, "{longest:?} of {all:?}");
+    // A sample has the weight of what was not sampled before it, too.
+    assert!(longest <= own_longest + 10 * MS, "{longest:?}, {own_longest:?} of {all:?}");
 }
 
 /// Spans of two layers can have the same id and number.

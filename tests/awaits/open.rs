@@ -112,8 +112,8 @@ fn a_snapshot_of_an_open_span_has_what_it_awaits_now() {
         let (task, event) = (Arc::new(Task::default()), Event::default());
         let mut future =
             pin!(call_upstream(&event).instrument(info_span!("connection")).profiled());
-        assert!(task.poll(future.as_mut()).is_pending());
         let start = Instant::now();
+        assert!(task.poll(future.as_mut()).is_pending());
         let (profile, kept) = loop {
             if let Some(both) = setup.profiles().pop().zip(setup.kept().pop()) {
                 break both;

@@ -110,15 +110,18 @@ fn a_delay_names_the_span_that_blocked_the_thread() {
             let (answer, answered) = oneshot::channel();
             let (block, blocks) = mpsc::channel();
             thread::spawn(move || {
-                blocks.recv().unwrap();
+                let is_woken: mpsc::Sender<()> = blocks.recv().unwrap();
                 answer.send(()).unwrap();
+                is_woken.send(()).unwrap();
             });
             let request = async { answered.await.unwrap() };
             let request = request.instrument(info_span!("request")).profiled();
             let request = tokio::spawn(request);
             tokio::task::yield_now().await;
             info_span!("blocker").in_scope(|| {
-                block.send(()).unwrap();
+                let (send, is_woken) = mpsc::channel();
+                block.send(send).unwrap();
+                is_woken.recv().unwrap();
                 thread::sleep(300 * MS);
             });
             request.await.unwrap();
@@ -176,15 +179,21 @@ fn a_span_that_another_thread_is_in_does_not_await() {
         let runtime = Builder::new_current_thread().enable_time().build().unwrap();
         let span = info_span!("request");
         let (done, wait) = tokio::sync::oneshot::channel();
+        let (polled, is_polled) = mpsc::channel();
         let (dispatch, worked_for) = (setup.dispatch.clone(), span.clone());
         let worker = std::thread::spawn(move || {
             tracing::dispatcher::with_default(&dispatch, || {
+                is_polled.recv().unwrap();
                 std::thread::sleep(2 * SAMPLE);
                 worked_for.in_scope(|| std::thread::sleep(6 * SAMPLE));
                 done.send(()).unwrap();
             });
         });
-        runtime.block_on(async { wait.await.unwrap() }.instrument(span).profiled());
+        let request = async {
+            polled.send(()).unwrap();
+            wait.await.unwrap();
+        };
+        runtime.block_on(request.instrument(span).profiled());
         worker.join().unwrap();
     });
     let times = *setup.kept()[0].spans[0].times();
@@ -216,8 +225,8 @@ fn an_await_counts_except_while_another_task_is_in_the_span() {
                 span.in_scope(|| thread::sleep(MS));
                 let busy = enter.elapsed();
                 thread::sleep(after);
-                event.happen();
                 let pending = start.elapsed();
+                event.happen();
                 assert!(task.poll(wait.as_mut()).is_ready());
                 pending - busy
             });

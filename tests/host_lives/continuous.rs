@@ -102,6 +102,7 @@ fn it_is_switched_while_the_program_runs_and_costs_no_timer_while_it_is_off() {
         wait_until("it is on again", || has(1));
         burn_until_sampled(&host);
         // The last one is complete at the end.
+        host.handle.flush(PLENTY).unwrap();
         let before = memory.profiles().len();
         host.handle.shutdown(PLENTY).unwrap();
         assert!(has(0));

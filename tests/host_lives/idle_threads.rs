@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tracing_profiling::Source;
 use tracing_profiling::export::Memory;
 
-use super::{Host, MS, in_child};
+use super::{Host, MS, alone, in_child};
 use crate::support::{PLENTY, burn};
 
 const THREADS: usize = 16;
@@ -27,7 +27,8 @@ pub(super) fn sleeps_of_the_collector() -> u64 {
 fn idle_threads_do_not_wake_the_collector_and_are_sampled_when_they_return() {
     let test = "idle_threads_do_not_wake_the_collector_and_are_sampled_when_they_return";
     in_child(module_path!(), test, &[], || {
-        for source in [Source::Auto, Source::Timer] {
+        // In a process each: the collector of the one before may not have ended.
+        let check = |source| {
             let host = Host::with(source, Memory::new(), |builder| builder.sampling_delay(5 * MS));
             let (idle, again) = (Barrier::new(THREADS + 1), Barrier::new(THREADS + 1));
             let (turn, mut is_quiet) = (std::sync::Mutex::new(()), false);
@@ -66,6 +67,7 @@ fn idle_threads_do_not_wake_the_collector_and_are_sampled_when_they_return() {
             });
             assert!(is_quiet, "nothing wakes the collector");
             host.handle.shutdown(PLENTY).unwrap();
-        }
+        };
+        [Source::Auto, Source::Timer].into_iter().for_each(|source| alone(|| check(source)));
     });
 }

@@ -209,6 +209,11 @@ fn a_file_size_limit_does_not_end_the_process() {
             host.span(|| _ = burn(50 * MS));
             assert!(host.handle.flush(500 * MS).is_err(), "nothing can be stored");
         }
+        // The first profile is written once its symbols are read.
+        let start = std::time::Instant::now();
+        while host.lines_with("could not be exported").is_empty() && start.elapsed() < PLENTY {
+            std::thread::sleep(MS);
+        }
         let warnings = host.lines_with("could not be exported");
         assert_eq!(warnings.len(), 1, "{warnings:?}");
         assert!(warnings[0].contains("ulimit -f"), "{warnings:?}");

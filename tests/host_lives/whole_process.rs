@@ -83,16 +83,20 @@ fn of_thread_of_c(
     begin: impl Fn() + Sync,
     is_enough: impl Fn(&Profile) -> bool,
 ) -> Profile {
-    let is_over = AtomicBool::new(false);
+    let (has_begun, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
         scope.spawn(|| {
             in_thread_of_c(stack_bytes, &mut || {
                 begin();
+                has_begun.store(true, Ordering::Relaxed);
                 while !is_over.load(Ordering::Relaxed) {
                     burn_in_c(2 * MS);
                 }
             });
         });
+        while !has_begun.load(Ordering::Relaxed) {
+            std::thread::yield_now();
+        }
         let profile = profile_of(host, is_enough);
         is_over.store(true, Ordering::Relaxed);
         profile

@@ -34,7 +34,9 @@ fn setup_with_log(exporter: OtlpBuilder) -> (Setup, Arc<Mutex<Vec<String>>>) {
     let received = Arc::clone(&kept);
     let layer = ProfilingLayer::builder()
         .rules("0ms".parse().unwrap())
-        .rate(1000)
+        // So that a ring covers the time in which the collector waits for a CPU.
+        .rate(100)
+        .stack_bytes(8_192)
         .profiles_per_minute(1000)
         .exporter(exporter.build().unwrap())
         .on_kept(move |one| received.lock().unwrap().push(one.clone()))
@@ -146,10 +148,13 @@ impl Listener {
         let thread = thread::spawn(move || {
             for connection in listener.incoming() {
                 if ends.load(Ordering::SeqCst) {
-                    return;
+                    break;
                 }
                 each(connection.unwrap());
             }
+            // A process that another test spawns may briefly hold the socket too. After a shutdown it no longer listens.
+            #[cfg(target_os = "linux")]
+            rustix::net::shutdown(&listener, rustix::net::Shutdown::Both).unwrap();
         });
         Self { address, has_ended, thread: Some(thread) }
     }

@@ -81,7 +81,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// An address without a listener.
 pub(crate) fn free_address() -> SocketAddr {
-    TcpListener::bind((unused_ip(), 0)).unwrap().local_addr().unwrap()
+    let listener = TcpListener::bind((unused_ip(), 0)).unwrap();
+    // A process that another test spawns may briefly hold the socket too. After a shutdown it no longer listens.
+    #[cfg(target_os = "linux")]
+    rustix::net::shutdown(&listener, rustix::net::Shutdown::Both).unwrap();
+    listener.local_addr().unwrap()
 }
 
 /// A loopback address that is different each time. Outgoing connections use 127.0.0.1, so one of them could take a free

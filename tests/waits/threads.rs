@@ -267,6 +267,8 @@ fn pthread_circle() {
     let text = loop {
         let dump = setup.handle.threads().unwrap();
         if let [text] = dump.deadlocks.as_slice() {
+            // In that one, a thread could be listed as it was before it asked for its second lock.
+            let dump = setup.handle.threads().unwrap();
             for number in 0..LOCKS.len() {
                 let [thread, next] = [number, (number + 1) % LOCKS.len()]
                     .map(|number| find(&dump, &format!("pthread{number}")));

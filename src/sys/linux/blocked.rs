@@ -198,14 +198,24 @@ fn id_in_namespace(outer: u32) -> Option<u32> {
 
 /// The threads of this process, by their ids in its own PID namespace.
 pub(crate) fn own_threads() -> io::Result<Vec<u32>> {
-    let threads = fs::read_dir("/proc/self/task")?
-        .filter_map(|task| task.ok()?.file_name().to_str()?.parse().ok());
-    let threads: Vec<u32> = threads.collect();
-    if threads.contains(&current_tid()) {
-        return Ok(threads);
+    const MOST_LISTS: usize = 16;
+    let list = || -> io::Result<Vec<u32>> {
+        let tasks = fs::read_dir("/proc/self/task")?;
+        Ok(tasks.filter_map(|task| task.ok()?.file_name().to_str()?.parse().ok()).collect())
+    };
+    let (own, mut threads) = (current_tid(), list()?);
+    if id_in_proc(own)? != own {
+        // `/proc` is that of another namespace.
+        return Ok(threads.into_iter().filter_map(id_in_namespace).collect());
     }
-    // `/proc` is that of another namespace.
-    Ok(threads.into_iter().filter_map(id_in_namespace).collect())
+    // If the thread at which the kernel stands has just ended, it goes on by number, and the list can lack others.
+    for _ in 1..MOST_LISTS {
+        if threads.contains(&own) {
+            break;
+        }
+        threads = list()?;
+    }
+    Ok(threads)
 }
 
 /// A thread of this process, with its name; without one if that cannot be read.
@@ -419,6 +429,9 @@ pub(super) fn cpu_clock_of(tid: u32) -> i32 {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
     use super::super::ring::{RingMemory, page_size};
     use super::*;
 
@@ -530,13 +543,23 @@ mod tests {
 
     #[test]
     fn finds_where_a_thread_is_blocked() {
-        let (send, receive) = std::sync::mpsc::channel::<()>();
-        let (send_tid, receive_tid) = std::sync::mpsc::channel();
+        let ends = Arc::new(AtomicBool::new(false));
+        let is_over = Arc::clone(&ends);
+        let tid = Arc::new(AtomicU32::new(0));
+        let own_tid = Arc::clone(&tid);
         let thread = std::thread::spawn(move || {
-            send_tid.send(super::super::current_tid()).unwrap();
-            _ = receive.recv();
+            // From here on it allocates nothing, so that it waits for no lock of the allocator.
+            own_tid.store(current_tid(), Ordering::Release);
+            while !is_over.load(Ordering::Acquire) {
+                std::thread::park();
+            }
         });
-        let tid = receive_tid.recv().unwrap();
+        let tid = loop {
+            match tid.load(Ordering::Acquire) {
+                0 => std::thread::yield_now(),
+                tid => break tid,
+            }
+        };
         let sp = loop {
             let found = blocked(tid).unwrap();
             if let Some(Blocked { call: Call::Futex(_) | Call::PlainFutex(_), sp, .. }) = found {
@@ -549,7 +572,8 @@ mod tests {
         assert_eq!(stack.len(), 256);
         let before = cpu_ns_of(tid).unwrap();
         assert_eq!(cpu_ns_of(tid), Some(before), "it does not run");
-        drop(send);
+        ends.store(true, Ordering::Release);
+        thread.thread().unpark();
         thread.join().unwrap();
     }
 

@@ -69,12 +69,17 @@ pub(crate) unsafe fn unmap_memory(start: NonNull<u8>, bytes: usize) {
 mod tests {
     use super::*;
 
-    /// The flags of the mapping that begins at that address, as `VmFlags` shows them.
+    /// The flags of the mapping that has that address, as `VmFlags` shows them. It may be one with another that follows.
     fn flags_at(start: NonNull<u8>) -> String {
         let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
-        let begin = format!("{:x}-", start.as_ptr().addr());
-        let mut lines =
-            maps.lines().skip_while(|line| !line.trim_start_matches('0').starts_with(&begin));
+        let has_it = |line: &str| {
+            let range = line.split(' ').next().and_then(|range| range.split_once('-'));
+            let range = range.map(|(begin, end)| {
+                [begin, end].map(|address| usize::from_str_radix(address, 16).unwrap_or(0))
+            });
+            range.is_some_and(|[begin, end]| (begin..end).contains(&start.as_ptr().addr()))
+        };
+        let mut lines = maps.lines().skip_while(|line| !has_it(line));
         lines.find(|line| line.starts_with("VmFlags:")).unwrap().to_owned()
     }
 
