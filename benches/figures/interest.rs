@@ -59,6 +59,8 @@ fn callsites() {
 /// Compares until both intervals are narrower than this, in percent, if the figures are asked for by name.
 const NARROW: f64 = 0.3;
 const LEAST_TURNS: usize = 6;
+const WARM_UP: Duration = Duration::from_millis(1_500);
+const A_PAUSE: Duration = Duration::from_millis(300);
 const MOST_TURNS: usize = 40;
 
 fn program(program: &str, name: &str, path: Option<&str>, goals: [f64; 2]) {
@@ -77,9 +79,11 @@ fn program(program: &str, name: &str, path: Option<&str>, goals: [f64; 2]) {
                 host.start_client(4, REQUESTS, path);
             }
             host.run(true);
-            std::thread::sleep(Duration::from_millis(250));
-            host.run(false);
         }
+        // Until the symbols of the first reference spans are read, once in the life of a process.
+        std::thread::sleep(WARM_UP);
+        hosts.iter().for_each(|host| host.run(false));
+        std::thread::sleep(A_PAUSE);
         let rounds = rounds(&mut hosts, SHORT, 4);
         of_with.push(log_ratio(&rounds, 1, 0));
         of_off.push(log_ratio(&rounds, 2, 0));

@@ -7,7 +7,6 @@ mod callsites;
 mod grpc;
 mod sqlx_requests;
 
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -17,7 +16,6 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::prelude::*;
 
 fn main() {
-    scatter();
     let arguments: Vec<String> = std::env::args().collect();
     let [_, program, layer] = &arguments[..] else { panic!("{arguments:?}") };
     // Nothing is printed, since that has its price with the layer and without.
@@ -35,18 +33,6 @@ fn main() {
         "grpc" => grpc::run(),
         "sqlx" => sqlx_requests::run(),
         _ => panic!("{program}"),
-    }
-}
-
-/// Makes the layout of the heap another one in each process. Otherwise what happens to share a cache line does so in all
-/// processes of a kind, and looks like the cost of the layer.
-fn scatter() {
-    let random = || RandomState::new().build_hasher().finish();
-    let sizes = (0..256 + random() % 256).map(|_| 16 + random() as usize % 1_008);
-    let blocks: Vec<Vec<u8>> = sizes.map(Vec::with_capacity).collect();
-    // Some of them leave holes.
-    for block in blocks.into_iter().filter(|_| random() % 2 == 0) {
-        std::mem::forget(block);
     }
 }
 
