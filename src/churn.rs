@@ -170,6 +170,7 @@ fn all_are_right(source: Source) {
         let is_enough = |samples| samples >= wanted() && handle.stats().threads.attached >= ARMINGS;
         while !is_enough(right + wrong.len())
             && progress.1.elapsed() < Duration::from_secs(60)
+            && start.elapsed() < Duration::from_secs(1_200)
             && !is_refused()
         {
             std::thread::sleep(Duration::from_millis(200));

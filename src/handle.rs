@@ -319,6 +319,11 @@ impl Handle {
         engine.map_or_else(Vec::new, |engine| engine.publish.reporter.recent.list())
     }
 
+    #[cfg(feature = "axum")]
+    pub(crate) fn find_kept(&self, id: &str) -> Option<RecentlyKept> {
+        self.find()?.engine()?.publish.reporter.recent.find(id)
+    }
+
     /// What the threads that publish share, while the layer runs.
     #[cfg(feature = "axum")]
     pub(crate) fn published(&self) -> Option<PublishState> {

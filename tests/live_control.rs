@@ -348,7 +348,9 @@ async fn kept_spans_are_listed_with_and_without_a_profile() {
         assert!(text.contains(&format!("Missing: `a profile: {fallback}`")), "{text}");
     }
     let json = get_as(&setup.handle, &path, "application/json").await.json();
-    assert_eq!((&json["name"], &json["headline"]), (&fails["name"], &fails["headline"]));
+    for member in ["id", "name", "headline"] {
+        assert_eq!(json[member], fails[member], "{member}");
+    }
     let slow = kept(&setup.handle, "GET /a{http.route=/a/{id}}").await;
     assert_eq!((&slow["span"], &slow["reasons"]), (&"GET /a".into(), &"latency".into()));
     assert_eq!(slow["fields"]["http.route"], "/a/{id}");
@@ -369,6 +371,8 @@ async fn kept_spans_are_listed_with_and_without_a_profile() {
         let answer = get_as(&setup.handle, &path, accept).await;
         assert_eq!(answer.headers[header::CONTENT_TYPE], "text/html; charset=utf-8");
         assert!(answer.text().starts_with("<!doctype html>"), "{accept}");
+        let policy = answer.headers[header::CONTENT_SECURITY_POLICY].to_str().unwrap();
+        assert!(policy.starts_with("sandbox allow-scripts "), "{policy}");
     }
     let markdown = get_as(&setup.handle, &path, "text/markdown, text/html").await;
     assert_eq!(markdown.headers[header::CONTENT_TYPE], "text/markdown; charset=utf-8");

@@ -287,13 +287,14 @@ fn a_wait_alone_makes_a_profile() {
         let (kept, profile) = with_longer_waits(|time| {
             let setup = with(source);
             setup.run(|| info_span!("sleepy").in_scope(|| std::thread::sleep(time)));
-            // A loaded machine adds waits for file reads.
-            let profile = setup.profiles().pop().filter(|profile| profile.wait_count() == 1)?;
+            let profile = setup.profiles().pop().filter(|profile| profile.wait_count() > 0)?;
             Some((setup.kept(), profile))
         });
         assert_eq!(kept[0].spans[0].profile(), Ok(profile.id), "{source:?}");
-        assert_eq!((profile.sample_count(), profile.wait_count()), (0, 1));
-        assert_eq!(waits(&profile)[0].1[0], "sleep");
+        // A loaded machine adds waits for file reads.
+        let found = waits(&profile).into_iter().filter(|(_, names, _)| names[0] == "sleep");
+        let sleeps: usize = found.map(|(sample, ..)| sample.points.len()).sum();
+        assert_eq!((profile.sample_count(), sleeps), (0, 1));
     }
 }
 

@@ -30,7 +30,7 @@ pub(crate) struct Logged {
     /// The kept spans without a report that were counted in the log, and when the first one since then was noticed.
     unreported: u64,
     unreported_since: Option<Instant>,
-    /// How long after there is a subscriber to check whether any span was created, until there is one.
+    /// How long after a subscriber is first seen to check whether any span was created.
     look_after: Option<Duration>,
     /// When to check that.
     first_look: Option<Instant>,
@@ -53,7 +53,8 @@ impl Logged {
             unreported: 0,
             unreported_since: None,
             look_after: Some(first_look),
-            first_look: None,
+            // The collector may not be woken when there is a subscriber.
+            first_look: Instant::now().checked_add(first_look),
             cpu_percent,
         }
     }
@@ -68,10 +69,11 @@ impl Logged {
     /// The events that are due. None as long as there is no subscriber.
     pub(super) fn due(&mut self, engine: &Engine) -> Vec<LogEvent> {
         let mut events = Vec::new();
+        let now = Instant::now();
         if !engine.publish.reporter.has_dispatch() {
+            self.first_look.take_if(|due| *due <= now);
             return events;
         }
-        let now = Instant::now();
         if let Some(after) = self.look_after.take() {
             self.first_look = now.checked_add(after);
         }
@@ -165,11 +167,47 @@ fn is_due(last: &mut Option<Instant>, now: Instant) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use parking_lot::Mutex;
     use tracing::Dispatch;
-    use tracing_subscriber::layer::SubscriberExt as _;
+    use tracing_subscriber::layer::{Context, SubscriberExt as _};
 
     use super::*;
     use crate::layer::ProfilingLayer;
+    use crate::threads::Timing;
+
+    /// Collects messages.
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<String>>>);
+
+    impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Lines {
+        fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
+            event.record(&mut |field: &tracing::field::Field, value: &dyn std::fmt::Debug| {
+                if field.name() == "message" {
+                    self.0.lock().push(format!("{value:?}"));
+                }
+            });
+        }
+    }
+
+    /// Nothing else wakes the collector then.
+    #[test]
+    fn that_there_was_no_span_is_in_the_log() {
+        let lines = Lines::default();
+        let mut builder = ProfilingLayer::builder();
+        builder.pace = Timing { first_look: Duration::from_secs(1), ..Timing::USUAL };
+        let layer = builder.build().unwrap();
+        let dispatch =
+            Dispatch::new(tracing_subscriber::registry().with(lines.clone()).with(layer));
+        let start = Instant::now();
+        let is_there = |line: &String| line.contains("no span that a rule matches");
+        while !lines.0.lock().iter().any(is_there) {
+            assert!(start.elapsed() < MINUTE, "{:?}", lines.0.lock());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        drop(dispatch);
+    }
 
     #[test]
     fn a_line_says_that_there_was_no_span() {

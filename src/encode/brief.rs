@@ -72,7 +72,7 @@ pub(super) struct BriefComparison {
 
 /// What the short forms of a profile say.
 pub(super) struct Brief<'a> {
-    pub(super) id: Option<ProfileId>,
+    pub(super) id: Option<Cow<'a, str>>,
     pub(super) facts: Cow<'a, Facts>,
     /// Whether it is of a span, whose facts are known.
     pub(super) has_span: bool,
@@ -128,7 +128,7 @@ impl<'a> Brief<'a> {
             headline => Cow::Borrowed(headline),
         };
         Self {
-            id: (profile.id != ProfileId::NONE).then_some(profile.id),
+            id: (profile.id != ProfileId::NONE).then(|| profile.id.to_string().into()),
             headline,
             rows,
             own_time,
@@ -146,10 +146,10 @@ impl<'a> Brief<'a> {
         let compared = kept.compared.filter(|compared| compared.is_of(kept.facts));
         let missing = match kept.no_profile {
             Some(why) => format!("a profile: {why}"),
-            None => "the stacks: the profile is not in the directory of this process".to_owned(),
+            None => "the stacks: the directory has no report of the profile".to_owned(),
         };
         Self {
-            id: kept.id,
+            id: Some(kept.id.clone()),
             facts: Cow::Borrowed(kept.facts),
             has_span: true,
             headline: Cow::Borrowed(kept.headline),
@@ -157,7 +157,7 @@ impl<'a> Brief<'a> {
             own_time: Vec::new(),
             compared: compared.map(|compared| BriefComparison::of(compared, Vec::new())),
             missing: vec![missing.into()],
-            // Which waits there were is not known.
+            // Without the profile, shorter waits are not known.
             hints: hints(kept.facts, u64::MAX),
         }
     }
@@ -227,7 +227,10 @@ fn hints(facts: &Facts, waited_ns: u64) -> Vec<&'static str> {
         hints.push("Other off-CPU time: many waits of less than 10 ms, or others had the CPU.");
     }
     if facts.reasons.contains(Reason::Error) {
-        hints.push("Error: it logged an ERROR event; the message is in the log of the program.");
+        hints.push(match facts.error_at {
+            Some(_) => "Error: an ERROR event, whose message is in the log of the program.",
+            None => "Error: a panic passed through it, or its status was set.",
+        });
     }
     hints
 }

@@ -40,8 +40,8 @@ fn ms(ns: u64) -> f64 {
 fn write(brief: &Brief<'_>, detail: BriefDetail, out: &mut dyn Write) -> io::Result<()> {
     let facts = &brief.facts;
     Object::write(out, |summary| {
-        if let Some(id) = brief.id {
-            summary.member("id", id.to_string())?;
+        if let Some(id) = &brief.id {
+            summary.member("id", &**id)?;
         }
         summary.member("name", plain(&facts.name(), detail))?;
         summary.member("reasons", facts.reasons.to_string())?;

@@ -91,7 +91,7 @@ fn write_identity(brief: &Brief<'_>, detail: BriefDetail, out: &mut String) {
     if let Some((trace, span)) = facts.ids() {
         parts.push(format!("trace {trace} span {span}"));
     }
-    parts.extend(brief.id.map(|id| format!("profile {id}")));
+    parts.extend(brief.id.as_ref().map(|id| format!("id {id}")));
     _ = writeln!(out, "{}\n", parts.join(" · "));
 }
 
@@ -291,6 +291,7 @@ mod tests {
     fn an_ordinary_profile_is_said_in_full() {
         let mut profile = with_idle(awaiting(), 1_300);
         profile.spans[0].reasons = [Reason::Error].into_iter().collect();
+        profile.spans[0].error_at = Some("src/shop.rs:7".to_owned());
         profile.headline = "idle 1.28 s: 1.18 s awaiting, 100 % in shop::fetch".to_owned();
         profile.losses = vec!["3 stacks cut short".to_owned()];
         profile.spans[0].children = Children {
@@ -317,7 +318,7 @@ mod tests {
             "## Against 200 typical ones of 98.0 ms\n\n12 times as long\n- +1.06 s `on-CPU in shop::count_cheap_bundles`",
             "## Child spans created from 5.00 ms on\n\n- 214 × `query`: 1.00 s in turn, longest 9.00 ms\n",
             "Missing: `3 stacks cut short`",
-            "\nError: it logged an ERROR event",
+            "\nError: an ERROR event, ",
         ] {
             assert!(text.contains(expected), "{expected} in {text}");
         }

@@ -12,7 +12,6 @@ use crate::export::{
 };
 use crate::facts::Measure;
 use crate::handle::Handle;
-use crate::keep::Kept;
 use crate::publish::RecentlyKept;
 
 /// How many entries are listed.
@@ -96,16 +95,15 @@ pub(super) fn one(
     id: &str,
     form: Form,
 ) -> std::io::Result<Option<(Form, Vec<u8>)>> {
-    let dir = handle.dir();
+    let dir = handle.dir().filter(|_| !id.starts_with("span-"));
     if let Some(dir) = &dir
         && let Some(report) = report_of(dir, id)?
         && let Some(text) = read(dir, &report, form)?
     {
         return Ok(Some((form, text)));
     }
-    let recent = handle.recently_kept();
-    let summary = recent.iter().find(|recent| id_of(&recent.kept).as_deref() == Some(id));
-    Ok(summary.and_then(in_short).map(|summary| match form {
+    let recent = handle.find_kept(id);
+    Ok(recent.as_ref().and_then(in_short).map(|summary| match form {
         Form::Json => (form, summary.to_json_summary().into()),
         Form::Markdown | Form::Report => (Form::Markdown, summary.to_markdown().into()),
     }))
@@ -175,23 +173,15 @@ fn of_files(dir: &Path, files: ProfileFiles) -> Value {
 
 /// The entry of a span that this process has kept: what the summary in a report contains.
 fn of_recent(recent: &RecentlyKept) -> Map<String, Value> {
-    let Some(summary) = in_short(recent) else { return Map::new() };
-    let mut entry: Map<String, Value> =
-        serde_json::from_str(&summary.to_json()).unwrap_or_default();
-    entry.insert("id".to_owned(), id_of(&recent.kept).into());
-    entry
+    let summary = in_short(recent).map(|summary| summary.to_json());
+    summary.and_then(|json| serde_json::from_str(&json).ok()).unwrap_or_default()
 }
 
-/// The id of the profile, or without one a name of the span within this process.
-fn id_of(kept: &Kept) -> Option<String> {
-    let span = kept.spans.first()?;
-    Some(kept.profile.map_or_else(|| format!("span-{}", span.key.get()), |id| id.to_string()))
-}
-
-fn in_short(RecentlyKept { kept, headline, no_profile }: &RecentlyKept) -> Option<KeptSummary<'_>> {
+fn in_short(recent: &RecentlyKept) -> Option<KeptSummary<'_>> {
+    let RecentlyKept { id, kept, headline, no_profile } = recent;
     let span = kept.spans.first()?;
     Some(KeptSummary {
-        id: kept.profile,
+        id: id.into(),
         facts: span.facts(),
         samples: kept.samples,
         headline,

@@ -141,7 +141,7 @@ impl Handle {
     /// | `GET /rules` | the rules, as text in the syntax of `TRACING_PROFILING` |
     /// | `PUT /rules` | [replaces](Self::set_rules) the rules by those in the body, and returns them; 400 with the position of the error if they do not parse or are empty, and the rules stay as they are. At most 64 KiB |
     /// | `GET /kept` | what was kept, the newest first, as JSON: spans that this process kept, with and without a profile, and profiles of earlier runs. At most 1,000 |
-    /// | `GET /kept/ID` | what was kept under that `id`: the report of the profile, or with `Accept: text/markdown` or `application/json` [the most important of it](crate::encode::markdown) in 2 KiB. Where there is no report, as of a span that failed before a sample fell in it, a short form for the last 1,000 spans that this process kept; else 404 |
+    /// | `GET /kept/ID` | what was kept under that `id`: the report of the profile, or with `Accept: text/markdown` or `application/json` [the most important of it](crate::encode::markdown) in 2 KiB. Where there is no report, as of a span that failed before a sample fell in it, whose `id` begins with `span-`, a short form for the last 1,000 spans that this process kept; else 404 |
     /// | `GET /open?older_than=1s` | the [open spans](Self::open_spans) that are older than that (1 s without it), the oldest first, as JSON, each with its state and where it is. At most 1,000; 503 if the layer's threads do not answer in 10 s |
     /// | `GET /debug/pprof/heap` | the [live heap](Self::heap_profile) for `go tool pprof` and what scrapes such profiles: `alloc_objects`, `alloc_space`, `inuse_objects` and `inuse_space`, gzipped. 404 if the layer does not track it. Needs the feature `pprof` |
     /// | `GET /debug/pprof/allocs` | the same, of which `alloc_space` is shown first |
@@ -337,8 +337,7 @@ async fn one_kept(
         let found = kept::one(&handle, &id, form).map_err(unreadable)?;
         let (form, text) = found.ok_or_else(not_found)?;
         // A report is shown like a file, without the headers of the pages around it.
-        let headers = [(header::CONTENT_TYPE, form.content_type()), (header::VARY, "accept")];
-        Ok((headers, text).into_response())
+        Ok(([(header::CONTENT_TYPE, form.content_type())], text).into_response())
     };
     blocking(read).await
 }

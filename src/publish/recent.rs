@@ -1,6 +1,7 @@
 //! What was kept recently, for `Handle::router`.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
@@ -14,6 +15,8 @@ const MOST: usize = 1_000;
 /// A kept span, and what the log says of it.
 #[derive(Clone, Debug)]
 pub(crate) struct RecentlyKept {
+    /// That of the profile, or without one a name that no other kept span has, in this process or in an earlier one.
+    pub(crate) id: String,
     /// With one span: the first one.
     pub(crate) kept: Kept,
     /// What explains most of its time.
@@ -24,13 +27,22 @@ pub(crate) struct RecentlyKept {
 
 /// The kept spans that were reported last, the newest last.
 #[derive(Debug, Default)]
-pub(crate) struct Recent(Mutex<VecDeque<RecentlyKept>>);
+pub(crate) struct Recent {
+    last: Mutex<VecDeque<RecentlyKept>>,
+    added: AtomicU64,
+}
 
 impl Recent {
     pub(super) fn add(&self, kept: &Kept) {
         let Some(first) = kept.spans.first() else { return };
         let why = first.profile().err().filter(|_| kept.profile.is_none());
+        let number = self.added.fetch_add(1, Ordering::Relaxed);
+        let id = kept.profile.map_or_else(
+            || format!("span-{:x}-{number}", first.facts.start_unix_ns),
+            |id| id.to_string(),
+        );
         let new = RecentlyKept {
+            id,
             headline: headline(first, kept),
             no_profile: why.map(|why| Without(why, first).to_string()),
             kept: Kept {
@@ -45,7 +57,7 @@ impl Recent {
                 files: kept.files.clone(),
             },
         };
-        let mut recent = self.0.lock();
+        let mut recent = self.last.lock();
         if recent.len() == MOST {
             recent.pop_front();
         }
@@ -54,7 +66,12 @@ impl Recent {
 
     /// The newest first.
     pub(crate) fn list(&self) -> Vec<RecentlyKept> {
-        self.0.lock().iter().rev().cloned().collect()
+        self.last.lock().iter().rev().cloned().collect()
+    }
+
+    /// The newest with that id.
+    pub(crate) fn find(&self, id: &str) -> Option<RecentlyKept> {
+        self.last.lock().iter().rev().find(|known| known.id == id).cloned()
     }
 }
 
@@ -65,6 +82,16 @@ mod tests {
     use crate::profile::Compared;
     use crate::report;
     use crate::span::SpanKey;
+
+    #[test]
+    fn a_span_that_is_kept_again_without_a_profile_has_another_id() {
+        let kept = report::unexported(&[KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 1)]);
+        let recent = Recent::default();
+        (0..2).for_each(|_| recent.add(&kept));
+        let list = recent.list();
+        assert!(list[0].id != list[1].id && list.iter().all(|known| known.id.starts_with("span-")));
+        assert_eq!(list.iter().filter(|known| recent.find(&known.id).is_some()).count(), 2);
+    }
 
     #[test]
     fn what_is_remembered_of_a_comparison_has_no_rows() {

@@ -3,7 +3,6 @@
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, compiler_fence};
-use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 
@@ -78,6 +77,35 @@ struct Sessions {
     is_appending: AtomicBool,
 }
 
+/// Ends with the appending.
+struct Appending<'a>(&'a AtomicBool);
+
+impl Drop for Appending<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+impl Sessions {
+    /// `None` if another thread is appending one.
+    fn begin(&self) -> Option<Appending<'_>> {
+        let is_begun = self.is_appending.swap(true, Ordering::Acquire);
+        (!is_begun).then(|| Appending(&self.is_appending))
+    }
+
+    /// Others only read it, for some nanoseconds. A hook does not wait for one that is preempted there for long.
+    fn lock_last(&self) -> Option<MutexGuard<'_, Arc<SamplingSession>>> {
+        const MOST_TRIES: usize = 64;
+        (0..MOST_TRIES).find_map(|_| {
+            let last = self.last.try_lock();
+            if last.is_none() {
+                std::thread::yield_now();
+            }
+            last
+        })
+    }
+}
+
 const _: () = assert!(std::mem::offset_of!(ThreadShared, rate) == 64);
 
 impl ThreadShared {
@@ -135,22 +163,14 @@ impl ThreadShared {
         &self,
         make: impl FnOnce(&SamplingSession) -> Option<SamplingSession>,
     ) -> Option<Arc<SamplingSession>> {
-        // A thread that reads the last session holds the lock for some nanoseconds, unless it is preempted there.
-        const A_READ: Duration = Duration::from_millis(1);
-        if self.sessions.is_appending.swap(true, Ordering::Acquire) {
-            return None;
-        }
-        let append = |mut last: MutexGuard<'_, Arc<SamplingSession>>| {
-            let next = Arc::new(make(&last)?);
-            last.set_next(Arc::clone(&next));
-            *last = Arc::clone(&next);
-            // Release: a thread that reads the new turn finds the next session.
-            self.turn.fetch_add(1, Ordering::Release);
-            Some(next)
-        };
-        let next = self.sessions.last.try_lock_for(A_READ).and_then(append);
-        self.sessions.is_appending.store(false, Ordering::Release);
-        next
+        let _only = self.sessions.begin()?;
+        let mut last = self.sessions.lock_last()?;
+        let next = Arc::new(make(&last)?);
+        last.set_next(Arc::clone(&next));
+        *last = Arc::clone(&next);
+        // Release: a thread that reads the new turn finds the next session.
+        self.turn.fetch_add(1, Ordering::Release);
+        Some(next)
     }
 
     /// Notes whether the last attempt to attach the thread failed. Returns the previous value.

@@ -99,7 +99,8 @@ mod tests {
         };
         let (stripe, first) = hold();
         // Threads of other tests take numbers, too.
-        let other = std::iter::repeat_with(hold).find(|(other, _)| *other != stripe);
+        let other =
+            std::iter::repeat_with(hold).take(2 * STRIPES).find(|(other, _)| *other != stripe);
         let held = [first, other.unwrap().1];
         let counts = held.iter().map(|held| (Arc::as_ptr(held).addr() - 16) / 128);
         let mut counts: Vec<_> = counts.collect();

@@ -252,8 +252,8 @@ impl Watchdog {
             }
         });
         // The process may have been stopped in the meantime, also while the slots were read.
-        self.note_present(intake, Duration::ZERO);
         let now_ns = intake.now_ns();
+        self.absences.note_present(now_ns, sys::thread_cpu_ns(), 0);
         let hangs = |open: &OpenSlot| {
             let entered_ns = open.entered_ns.unwrap_or(0);
             let absent_ns = self.absences.since(now_ns.saturating_sub(entered_ns));

@@ -1,5 +1,6 @@
 //! What a list of kept spans shows of one.
 
+use std::borrow::Cow;
 use std::io::{self, Write};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -8,13 +9,13 @@ use crate::encode::brief::Brief;
 use crate::encode::{json_summary, markdown};
 use crate::facts::{ChildTotals, Facts, Measure, Unit};
 use crate::profile::{
-    ComparedSummary, FunctionShare, Hotspot, Hotspots, Profile, ProfileId, SampleKind, WaitSite,
+    ComparedSummary, FunctionShare, Hotspot, Hotspots, Profile, SampleKind, WaitSite,
 };
 
 /// A kept span, and what its profile shows.
 #[derive(Debug)]
 pub(crate) struct KeptSummary<'a> {
-    pub(crate) id: Option<ProfileId>,
+    pub(crate) id: Cow<'a, str>,
     pub(crate) facts: &'a Facts,
     pub(crate) samples: usize,
     pub(crate) headline: &'a str,
@@ -32,7 +33,7 @@ pub(super) fn of(profile: &Profile) -> String {
     let (hotspots, waits) = (profile.hotspots(), profile.waits());
     let compared = profile.compared.as_ref().map(|compared| compared.summary());
     let summary = KeptSummary {
-        id: Some(profile.id),
+        id: profile.id.to_string().into(),
         facts: profile.spans.first().unwrap_or(&unnamed),
         samples: profile.sample_count(),
         headline: &profile.headline,
@@ -78,9 +79,7 @@ impl KeptSummary<'_> {
     fn write(&self, out: &mut dyn Write) -> io::Result<()> {
         let facts = self.facts;
         Object::write(out, |summary| {
-            if let Some(id) = self.id {
-                summary.member("id", id.to_string())?;
-            }
+            summary.member("id", &*self.id)?;
             summary.member("name", facts.name())?;
             summary.member("span", &*facts.span)?;
             summary.object("fields", |fields| {

@@ -204,7 +204,7 @@ pub(crate) fn own_threads() -> io::Result<Vec<u32>> {
         Ok(tasks.filter_map(|task| task.ok()?.file_name().to_str()?.parse().ok()).collect())
     };
     let (own, mut threads) = (current_tid(), list()?);
-    if id_in_proc(own)? != own {
+    if id_in_proc(own).ok() != Some(own) {
         // `/proc` is that of another namespace.
         return Ok(threads.into_iter().filter_map(id_in_namespace).collect());
     }

@@ -119,8 +119,8 @@ const BEGINNING: usize = u32::MAX as usize;
 /// How long a child may take. It makes some ten system calls, but may never end if a supervisor stops it or a signal
 /// handler of the program runs in it.
 const MAX_TIME: Duration = Duration::from_secs(1);
-/// How often its end is polled in that time, at least: the machine may have stood still.
-const LEAST_POLLS: u32 = 1_000;
+/// How often its end is polled before that, unless it takes as long as the second: the machine may have stood still.
+const LEAST_POLLS: (u32, Duration) = (1_000, Duration::from_secs(5));
 
 /// Starts a child that makes the calls with these numbers; with `is_quiet`, it leaves no core dump. Returns the call at
 /// which it was killed, or the number of all calls if it survived. The child is invisible to the program: it sends no
@@ -160,7 +160,10 @@ fn child(calls: std::ops::Range<usize>, is_quiet: bool) -> Option<usize> {
             libc::syscall(libc::SYS_wait4, child, &raw mut status, options, none)
         });
         match ended {
-            Some(0) if start.elapsed() < MAX_TIME || polls < LEAST_POLLS => {
+            Some(0)
+                if start.elapsed() < MAX_TIME
+                    || polls < LEAST_POLLS.0 && start.elapsed() < LEAST_POLLS.1 =>
+            {
                 polls += 1;
                 std::thread::sleep(Duration::from_micros(50));
             }
