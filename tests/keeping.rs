@@ -534,11 +534,11 @@ fn a_profile_of_many_spans_has_all_of_its_samples() {
         });
     }
     let setup =
-        Setup::with("[batch]=0ms|hung=off,[item]=1h", |builder| builder.rate(250).memory(7 << 20));
+        Setup::with("[batch]=0ms|hung=off,[item]=1h", |builder| builder.rate(250).memory(14 << 20));
     setup.run(|| {
         let start = cpu_time::ThreadTime::now();
         let _batch = info_span!("batch").entered();
-        while start.elapsed() < 1_200 * MS {
+        while start.elapsed() < 2_600 * MS {
             nested(8);
         }
     });
