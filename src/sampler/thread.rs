@@ -93,13 +93,14 @@ impl Sessions {
         (!is_begun).then(|| Appending(&self.is_appending))
     }
 
-    /// Others only read it, for some nanoseconds. A hook does not wait for one that is preempted there for long.
+    /// Others only read it, for some nanoseconds. A hook does not wait for one that is preempted there, and makes no system
+    /// call, which a filter of the program could refuse.
     fn lock_last(&self) -> Option<MutexGuard<'_, Arc<SamplingSession>>> {
-        const MOST_TRIES: usize = 64;
+        const MOST_TRIES: usize = 256;
         (0..MOST_TRIES).find_map(|_| {
             let last = self.last.try_lock();
             if last.is_none() {
-                std::thread::yield_now();
+                std::hint::spin_loop();
             }
             last
         })
