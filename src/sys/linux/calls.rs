@@ -119,8 +119,9 @@ const BEGINNING: usize = u32::MAX as usize;
 /// How long a child may take. It makes some ten system calls, but may never end if a supervisor stops it or a signal
 /// handler of the program runs in it.
 const MAX_TIME: Duration = Duration::from_secs(1);
-/// How often its end is polled before that, unless it takes as long as the second: the machine may have stood still.
-const LEAST_POLLS: (u32, Duration) = (1_000, Duration::from_secs(5));
+/// How often its end is polled at least, as the machine may have stood still in that time; and how long that may take.
+const LEAST_POLLS: u32 = 1_000;
+const MAX_POLLING: Duration = Duration::from_secs(5);
 
 /// Starts a child that makes the calls with these numbers; with `is_quiet`, it leaves no core dump. Returns the call at
 /// which it was killed, or the number of all calls if it survived. The child is invisible to the program: it sends no
@@ -162,7 +163,7 @@ fn child(calls: std::ops::Range<usize>, is_quiet: bool) -> Option<usize> {
         match ended {
             Some(0)
                 if start.elapsed() < MAX_TIME
-                    || polls < LEAST_POLLS.0 && start.elapsed() < LEAST_POLLS.1 =>
+                    || polls < LEAST_POLLS && start.elapsed() < MAX_POLLING =>
             {
                 polls += 1;
                 std::thread::sleep(Duration::from_micros(50));
