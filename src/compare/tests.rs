@@ -347,6 +347,7 @@ fn two_halves_of_the_same_traffic_rarely_differ() {
             (rows, wrong) = (rows + 1, wrong + usize::from(is_wrong));
         }
     }
+    println!("figure compare.false_alarms {:.2} %", 100.0 * wrong as f64 / rows as f64);
     assert!(rows > 5_000 && wrong * 20 <= rows, "{wrong} of {rows}, {by_shape:?}");
     // Each of 1,000: not only on average. The bound is three standard errors above 5 %.
     assert!(by_shape.iter().all(|wrong| *wrong <= 71), "{by_shape:?}");
