@@ -4,15 +4,13 @@
 use std::path::Path;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 #[cfg(any(feature = "axum", feature = "sighup"))]
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::atomic::{AtomicBool, Ordering},
     sync::mpsc,
-    time::Instant,
 };
-
-use std::time::Duration;
 
 use crossbeam::channel;
 use parking_lot::Mutex;
@@ -20,15 +18,17 @@ use tracing::Dispatch;
 use tracing::dispatcher::WeakDispatch;
 
 use crate::config::{Builder, start};
-use crate::engine::{Engine, Gate};
-use crate::error::Error;
+use crate::engine::{Engine, Gate, LastFlush};
+use crate::error::{Error, FlushError, FlushStage};
 use crate::keep::Rules;
 use crate::log::{LogEvent, LogKind};
 use crate::otel::UnreachedSpans;
+use crate::publish::FlushResult;
 use crate::refresh::refresh_interest;
-use crate::sys;
+use crate::span::is_ignored;
 #[cfg(feature = "sighup")]
 use crate::sys::EndHangups;
+use crate::sys::{self, Uncounted};
 #[cfg(any(feature = "axum", feature = "sighup"))]
 use crate::text::line_of;
 
@@ -49,6 +49,7 @@ pub(crate) struct Control {
     made_in: u32,
     /// The process in which it was built.
     made_by: u32,
+    dropped: Arc<DroppedLayer>,
     switch: Mutex<Switch>,
     dispatch: Mutex<Option<WeakDispatch>>,
     /// What is wrong with how the layer was added, until there is an engine that can log it.
@@ -76,6 +77,58 @@ struct Switch {
     is_disabled: bool,
 }
 
+/// What is left of a layer that was dropped: what it had kept is delivered after that.
+#[derive(Debug)]
+pub(crate) struct DroppedLayer {
+    /// The fork generation in which it was built.
+    made_in: u32,
+    answer: Mutex<LastAnswer>,
+}
+
+#[derive(Debug, Default)]
+enum LastAnswer {
+    /// It is not dropped, or had nothing.
+    #[default]
+    None,
+    Expected(LastFlush),
+    Known(FlushResult),
+}
+
+impl DroppedLayer {
+    fn new() -> Arc<Self> {
+        Arc::new(Self { made_in: sys::fork_generation(), answer: Mutex::default() })
+    }
+
+    fn expect(&self, last: LastFlush) {
+        *self.answer.lock() = LastAnswer::Expected(last);
+    }
+
+    /// Waits until what it had kept is delivered. `None` if it is not dropped, or had nothing.
+    pub(crate) fn wait(&self, deadline: Instant) -> Option<FlushResult> {
+        const LATE: FlushError = FlushError::Timeout(FlushStage::Collection);
+        // Its lock may be held forever there.
+        if self.made_in != sys::fork_generation() {
+            return Some(Err(FlushError::Forked));
+        }
+        let Some(mut answer) = self.answer.try_lock_until(deadline) else { return Some(Err(LATE)) };
+        if let LastAnswer::Expected(last) = &*answer {
+            if is_ignored() {
+                return Some(Err(FlushError::OwnThread));
+            }
+            let _uncounted = Uncounted::begin();
+            let flushed = last.wait(deadline);
+            if flushed == Err(LATE) {
+                return Some(flushed);
+            }
+            *answer = LastAnswer::Known(flushed);
+        }
+        match &*answer {
+            LastAnswer::Known(flushed) => Some(flushed.clone()),
+            _ => None,
+        }
+    }
+}
+
 impl Control {
     /// Starts what the builder's rules need.
     ///
@@ -96,6 +149,7 @@ impl Control {
             made_with: rules.clone(),
             made_in: sys::fork_generation(),
             made_by: sys::process_id(),
+            dropped: DroppedLayer::new(),
             switch: Mutex::new(Switch {
                 builder: Some(builder),
                 rules: rules.clone(),
@@ -125,6 +179,7 @@ impl Control {
             made_with: rules,
             made_in: sys::fork_generation(),
             made_by: sys::process_id(),
+            dropped: DroppedLayer::new(),
             gate: engine.gate,
             unreached: Arc::clone(&engine.unreached),
             engine: OnceLock::from(engine),
@@ -238,6 +293,18 @@ impl Control {
         drop(switch);
         self.refresh_interest();
         changed
+    }
+
+    /// Ends it, as it is dropped. What was kept is delivered after that.
+    pub(crate) fn close(&self) {
+        if let Some(last) = self.end(|engine| engine.end_later()).flatten() {
+            self.dropped.expect(last);
+        }
+    }
+
+    /// What handles keep of it.
+    pub(crate) fn dropped(&self) -> &Arc<DroppedLayer> {
+        &self.dropped
     }
 
     /// Prevents further starts, and ends a running engine by `how`.

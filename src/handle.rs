@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use crate::control::Control;
+use crate::control::{Control, DroppedLayer};
 use crate::engine::{
     CancelProfile, NoHeap, NoThreads, ProfileKind, StartedProfile, all_threads,
     begin_process_profile, heap_profile, open_spans,
@@ -24,14 +24,14 @@ use crate::stats::Stats;
 
 /// A handle to a [`ProfilingLayer`](crate::ProfilingLayer) that has become part of a subscriber.
 ///
-/// It does not keep the layer alive. If the layer was dropped or is off, waiting methods return immediately and all
-/// numbers are 0.
+/// It does not keep the layer alive. If the layer was dropped or is off, all numbers are 0, and waiting methods return
+/// immediately, except that [`flush`](Self::flush) and [`shutdown`](Self::shutdown) wait for what was kept before.
 #[derive(Clone, Debug)]
-pub struct Handle(Weak<Control>);
+pub struct Handle(Weak<Control>, Arc<DroppedLayer>);
 
 impl Handle {
     pub(crate) fn new(control: &Arc<Control>) -> Self {
-        Self(Arc::downgrade(control))
+        Self(Arc::downgrade(control), Arc::clone(control.dropped()))
     }
 
     /// Replaces the rules. New spans are judged by these rules; open spans are judged by the rules under which they
@@ -271,9 +271,12 @@ impl Handle {
     /// Why that was not done. Also if a profile with a reported id was lost since the last call, or if the receiver is
     /// known to refuse profiles.
     pub fn flush(&self, timeout: Duration) -> Result<(), FlushError> {
-        let Some(control) = self.0.upgrade() else { return Ok(()) };
-        match control.running() {
-            Some(engine) => engine.flush(until(timeout)),
+        let deadline = until(timeout);
+        let Some(control) = self.0.upgrade() else { return self.last_flush(deadline) };
+        match control.running().map(|engine| engine.flush(deadline)) {
+            // It may have been dropped by now.
+            Some(Err(FlushError::Ended)) => self.1.wait(deadline).unwrap_or(Err(FlushError::Ended)),
+            Some(flushed) => flushed,
             None => none_lost(&control),
         }
     }
@@ -288,8 +291,13 @@ impl Handle {
         self.end(deadline, deadline)
     }
 
+    /// Of a layer that was dropped.
+    fn last_flush(&self, deadline: Instant) -> Result<(), FlushError> {
+        self.1.wait(deadline).unwrap_or(Ok(()))
+    }
+
     fn end(&self, deadline: Instant, return_by: Instant) -> Result<(), FlushError> {
-        let Some(control) = self.0.upgrade() else { return Ok(()) };
+        let Some(control) = self.0.upgrade() else { return self.last_flush(return_by) };
         if !control.is_here() {
             return Err(FlushError::Forked);
         }

@@ -375,13 +375,8 @@ fn the_log_says_how_much() {
 
 #[test]
 fn open_spans_are_counted_when_profiling_is_switched_off() {
-    // The other tests of this program have layers, so this one needs its own process.
-    if std::env::var_os("PROFILING_TEST_ALONE").is_none() {
-        let program = std::env::current_exe().unwrap();
-        let test = "open_spans_are_counted_when_profiling_is_switched_off";
-        let mut command = std::process::Command::new(program);
-        let command = command.args([test, "--exact"]).env("PROFILING_TEST_ALONE", "1");
-        assert!(command.status().unwrap().success());
+    // The other tests of this program have layers.
+    if !support::is_alone("open_spans_are_counted_when_profiling_is_switched_off") {
         return;
     }
     let allocate = || drop(black_box(vec![1_u8; 1_000]));

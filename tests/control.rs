@@ -8,13 +8,16 @@ mod support;
 use std::collections::HashMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
 use support::Nanos as _;
 use support::{HAS_STACKS, Setup, burn};
+use tracing::subscriber::with_default;
 use tracing::{error, info_span};
-use tracing_profiling::profile::SampleKind;
-use tracing_profiling::{ErrorKind, ProfilingLayer, Reason, Rules};
+use tracing_profiling::export::{ExportError, Exported, Exporter, Memory};
+use tracing_profiling::profile::{Profile, SampleKind};
+use tracing_profiling::{ErrorKind, FlushError, FlushStage, Handle, ProfilingLayer, Reason, Rules};
 use tracing_subscriber::prelude::*;
 
 const MS: Duration = Duration::from_millis(1);
@@ -97,6 +100,46 @@ fn a_dropped_or_shut_down_layer_returns_errors() {
     assert!(handle.set_rules(Rules::default()).is_err());
     assert!(handle.rules().to_string() == "off" && !handle.is_enabled());
     assert!(handle.set_enabled(false).is_err());
+}
+
+/// A subscriber that is in force for a function is dropped at its end, and what it had kept is exported after that.
+#[test]
+fn a_flush_after_the_layer_was_dropped_waits_for_what_it_had_kept() {
+    struct Waiting(Memory, Receiver<()>);
+    impl Exporter for Waiting {
+        fn export(&mut self, profile: &Profile) -> Result<Exported, ExportError> {
+            self.1.recv().unwrap();
+            self.0.export(profile)
+        }
+    }
+    let new = |memory: &Memory| {
+        let (go_on, wait) = mpsc::channel();
+        let builder = ProfilingLayer::builder().rules(rules("always"));
+        let layer = builder.exporter(Waiting(memory.clone(), wait)).build().unwrap();
+        let handle = layer.handle();
+        let subscriber = tracing_subscriber::registry().with(layer);
+        with_default(subscriber, || info_span!("work").in_scope(|| burn(30 * MS)));
+        (handle, go_on)
+    };
+    if !HAS_STACKS {
+        return;
+    }
+    let memory = Memory::new();
+    let (handle, go_on) = new(&memory);
+    let late = FlushError::Timeout(FlushStage::Collection);
+    assert_eq!(handle.flush(Duration::ZERO), Err(late));
+    go_on.send(()).unwrap();
+    handle.flush(support::PLENTY).unwrap();
+    assert_eq!(memory.take().len(), 1);
+    let other = handle.clone();
+    assert_eq!((handle.flush(Duration::ZERO), other.flush(Duration::ZERO)), (Ok(()), Ok(())));
+    let shut_down = |handle: Handle| handle.shutdown(support::PLENTY).unwrap();
+    for end in [shut_down, |handle: Handle| drop(handle.flush_on_drop())] {
+        let (handle, go_on) = new(&memory);
+        go_on.send(()).unwrap();
+        end(handle);
+        assert_eq!(memory.take().len(), 1);
+    }
 }
 
 /// Each set of rules keeps one kind of failure and one name. A span that is judged by a mixture of two sets would be

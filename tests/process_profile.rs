@@ -399,6 +399,45 @@ fn the_continuous_profile_has_the_shares_of_the_cpu_clocks_by_thread_name_and_lo
     assert!(setup.handle.stats().samples.taken > 0);
 }
 
+/// Threads get their names from themselves or from others when they run, which may be after they were found.
+#[test]
+fn a_thread_that_is_named_after_it_was_found_has_that_name() {
+    let _alone = alone();
+    if !HAS_STACKS {
+        return;
+    }
+    let sources = [Source::Timer, Source::Perf].into_iter();
+    for source in sources.filter(|source| *source == Source::Timer || has_perf()) {
+        // The thread may be sampled before its new name.
+        let found = (0..10).find_map(|_| {
+            let setup = Setup::of_rules("1h", |builder| builder.source(source));
+            let attached = || setup.handle.stats().threads.attached;
+            let profile = thread::scope(|scope| {
+                let profile = scope.spawn(|| setup.handle.profile(options(2, 500)));
+                let thread = Builder::new().name("before".to_owned()).spawn_scoped(scope, || {
+                    // Waking is enough to be found by a search, and too short for a sample.
+                    for _ in 0..12 {
+                        thread::sleep(50 * MS);
+                    }
+                    assert!(attached() > 0, "{:?}", setup.handle.stats());
+                    rustix::thread::set_name(c"after").unwrap();
+                    burn_short(300 * MS, &AtomicU64::new(0));
+                });
+                thread.unwrap().join().unwrap();
+                profile.join().unwrap().unwrap()
+            });
+            let burnt = profile.of_kind(SampleKind::OnCpu);
+            let burnt = burnt.filter(|sample| has_function(&profile, sample, "burn_short"));
+            let points = burnt.flat_map(|sample| &sample.points);
+            let names: Vec<_> = points
+                .filter_map(|point| Some(profile.thread(point.thread()?)?.name.as_str()))
+                .collect();
+            (!names.is_empty() && names.iter().all(|name| *name == "after")).then_some(())
+        });
+        assert!(found.is_some(), "{source:?}");
+    }
+}
+
 #[test]
 fn a_second_profile_at_the_same_time_is_refused_and_the_first_ends_with_the_layer() {
     let _alone = alone();

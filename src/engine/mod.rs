@@ -22,7 +22,7 @@ pub(crate) use asking::{
     NoHeap, NoThreads, all_threads, begin_process_profile, heap_profile, open_spans,
     update_counting,
 };
-pub(crate) use command::{Command, Commands, HeapRequest, OpenRequest};
+pub(crate) use command::{Command, Commands, HeapRequest, LastFlush, OpenRequest};
 pub(crate) use gate::Gate;
 pub use process::ProfileKind;
 pub(crate) use process::{CancelProfile, ProcessRequest, RootFields, StartedProfile};

@@ -11,8 +11,12 @@ use crate::history::HourlyHistory;
 use crate::keep::Kept;
 use crate::log::LogEvent;
 
-/// How long the last profiles may take if no caller waits for them.
+/// How long the last profiles may take without a deadline.
 const LAST_FLUSH: Duration = Duration::from_secs(5);
+
+fn last_deadline() -> Instant {
+    Instant::now() + LAST_FLUSH
+}
 
 /// A message to the exporting thread.
 #[derive(Debug)]
@@ -71,7 +75,7 @@ impl ExportThread {
                 }
                 Some(ExportJob::Lose(report)) => self.delivery.lose(*report),
                 Some(ExportJob::Done(FlushRequest { done, deadline })) => {
-                    let flushed = self.delivery.flush(deadline);
+                    let flushed = self.delivery.flush(deadline.unwrap_or_else(last_deadline));
                     let events = self.history.flush(SystemTime::now());
                     self.log(events);
                     done.send(flushed);
@@ -91,8 +95,8 @@ impl ExportThread {
 
     /// Delivers what can be delivered, and drops everything else.
     fn end(mut self, waiting: Vec<FlushRequest>) {
-        let deadline = waiting.iter().map(|waiting| waiting.deadline).max();
-        let flushed = self.delivery.flush(deadline.unwrap_or_else(|| Instant::now() + LAST_FLUSH));
+        let deadline = waiting.iter().filter_map(|waiting| waiting.deadline).max();
+        let flushed = self.delivery.flush(deadline.unwrap_or_else(last_deadline));
         let events = self.history.flush(SystemTime::now());
         self.log(events);
         let reporter = Arc::clone(self.delivery.reporter());

@@ -51,6 +51,10 @@ impl OsThread {
         std::array::from_fn(|half| halves.get(half).copied().unwrap_or_default())
     }
 
+    pub(crate) fn has_name(&self) -> bool {
+        self.name != [0; 16]
+    }
+
     /// Its name, which can be cut within a character.
     pub(crate) fn name(&self) -> String {
         let name = self.name.split(|byte| *byte == 0).next().unwrap_or_default();

@@ -10,12 +10,14 @@ use crate::sampler::record::{Layout, Record, Records, read_sample};
 use crate::sampler::{
     Sampler, SamplingSession, SpanInterval, SwitchRing, ThreadShared, switches_between,
 };
-use crate::sys::{self, TimerRing};
+use crate::sys::{self, OsThread, TimerRing};
 
 /// The position of reading a thread's rings, and what attributes samples to spans from there on.
 #[derive(Debug)]
 pub(crate) struct ThreadCursor {
     pub(crate) thread: Arc<ThreadShared>,
+    /// What its samples are stored under.
+    pub(crate) named: OsThread,
     /// The oldest of its sessions that has not been drained completely.
     pub(crate) session: Arc<SamplingSession>,
     /// Span intervals beyond the last sample that was read.
@@ -43,6 +45,7 @@ impl ThreadCursor {
     pub(crate) fn new(thread: Arc<ThreadShared>) -> Self {
         Self {
             session: thread.last(),
+            named: thread.thread,
             thread,
             intervals: VecDeque::new(),
             drained: 0,

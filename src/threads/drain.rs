@@ -46,7 +46,7 @@ impl ThreadCursor {
                     let span = owner(&mut self.intervals, open, position);
                     let weights =
                         (self.session.period_ns(), std::mem::take(&mut self.unsampled_ns));
-                    intake.add_record((&ring, place), self.thread.thread, span, weights);
+                    intake.add_record((&ring, place), self.named, span, weights);
                     // Makes room for the next sample before this round has read all of them.
                     ring.release_to(place.position + u64::from(place.size));
                 }

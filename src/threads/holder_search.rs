@@ -55,7 +55,7 @@ pub(super) fn search_holders(
     if !locks.is_empty() {
         let holders = possible_holders(sampled, &locks, &mappings, intake);
         for wait in sampled.iter_mut().filter_map(SampledThread::waiting_mut) {
-            wait.sought.end(&holders);
+            wait.sought.end(&holders, &mappings);
             wait.choose_holder(false);
         }
     }

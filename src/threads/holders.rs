@@ -67,15 +67,25 @@ impl SoughtHolder {
     }
 
     /// Takes those that may hold its lock, if none was known.
-    pub(super) fn end(&mut self, holders: &HashMap<u64, Vec<PossibleHolder>>) {
-        let found =
-            self.lock.and_then(|lock| holders.get(&lock)).filter(|_| self.possible.is_empty());
+    pub(super) fn end(
+        &mut self,
+        holders: &HashMap<u64, Vec<PossibleHolder>>,
+        mappings: &[Range<u64>],
+    ) {
+        let lock = self.lock.filter(|_| self.possible.is_empty());
+        let Some((lock, found)) = lock.and_then(|lock| Some((lock, holders.get(&lock)?))) else {
+            return;
+        };
+        // If it was given back during the search, stacks that were read after that say nothing of it: a thread that has waited
+        // in a condition variable of the lock no longer does.
+        if self.find_lock(mappings) != Some(lock) {
+            return;
+        }
         // Itself if it has the lock by now.
         let is_other = |holder: &&PossibleHolder| {
             self.futex.is_none_or(|(_, tid, _)| tid != holder.thread.tid)
         };
-        self.possible
-            .extend(found.into_iter().flatten().filter(is_other).take(MOST_HOLDERS).cloned());
+        self.possible.extend(found.iter().filter(is_other).take(MOST_HOLDERS).cloned());
     }
 
     /// The likeliest one; `None` if two are equally likely. If the wait has ended, one that has run.
@@ -116,6 +126,8 @@ impl PossibleHolder {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
     use super::super::locks::BlockedThread;
     use super::*;
 
@@ -138,15 +150,36 @@ mod tests {
         assert_eq!(named(&[thread(1, false, 2), thread(2, false, 2)]), None);
     }
 
+    /// A mutex of the standard library, for which thread 1 waits.
+    fn waits_for(word: &AtomicU32) -> SoughtHolder {
+        let futex = std::ptr::from_ref(word).addr() as u64;
+        SoughtHolder { futex: Some((futex, 1, 0)), lock: Some(futex), ..SoughtHolder::default() }
+    }
+
     #[test]
     fn a_thread_that_has_the_lock_by_now_does_not_hold_it_for_itself() {
-        let mut sought =
-            SoughtHolder { futex: Some((8, 1, 0)), lock: Some(8), ..SoughtHolder::default() };
-        sought
-            .end(&HashMap::from([(8, vec![thread(1, false, 3)]), (16, vec![thread(2, false, 3)])]));
+        let words = [AtomicU32::new(0), AtomicU32::new(2)];
+        let mut sought = waits_for(&words[1]);
+        let lock = sought.lock.unwrap();
+        let (own, others) = (vec![thread(1, false, 3)], vec![thread(2, false, 3)]);
+        sought.end(&HashMap::from([(lock, own), (lock + 8, others)]), &[]);
         assert!(sought.likeliest(true).is_none());
-        sought.end(&HashMap::from([(8, vec![thread(1, false, 3), thread(3, false, 1)])]));
+        sought.end(&HashMap::from([(lock, vec![thread(1, false, 3), thread(3, false, 1)])]), &[]);
         assert_eq!(sought.likeliest(true).unwrap().thread.tid, 3);
+    }
+
+    #[test]
+    fn a_lock_that_is_given_back_during_a_search_has_no_holder() {
+        let words = [AtomicU32::new(0), AtomicU32::new(2)];
+        let mut sought = waits_for(&words[1]);
+        let found = HashMap::from([(sought.lock.unwrap(), vec![thread(3, false, 1)])]);
+        words[1].store(1, Ordering::Relaxed);
+        sought.end(&found, &[]);
+        assert!(sought.likeliest(false).is_none());
+        let mut sought = waits_for(&words[1]);
+        words[1].store(2, Ordering::Relaxed);
+        sought.end(&found, &[]);
+        assert_eq!(sought.likeliest(false).unwrap().thread.tid, 3);
     }
 
     #[test]
@@ -164,7 +197,6 @@ mod tests {
     #[test]
     fn a_thread_that_has_not_run_since_has_unlocked_nothing() {
         use std::sync::Arc;
-        use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
         let shared = Arc::new((AtomicU32::new(0), AtomicBool::new(false)));
         let own = Arc::clone(&shared);

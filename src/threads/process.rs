@@ -49,6 +49,8 @@ pub(super) struct ProcessThreads {
 #[derive(Debug)]
 struct OtherThread {
     cursor: ThreadCursor,
+    /// Whether its name was read again.
+    is_named: bool,
     /// When attaching it last failed.
     failed: Option<Instant>,
     /// No longer sampled; given back once it is drained.
@@ -206,7 +208,9 @@ impl ProcessThreads {
 
     /// Reads everything in the rings, and gives back those of threads that are no longer sampled.
     pub(super) fn drain(&mut self, intake: &mut Intake, all: &mut DemandBudgets) {
-        self.others.retain(|_, OtherThread { cursor, is_ending, .. }| {
+        self.others.retain(|_, other| {
+            other.read_name();
+            let OtherThread { cursor, is_ending, .. } = other;
             _ = cursor.drain(intake);
             _ = cursor.count_missed(None, intake);
             all.of(Why::Process).charge(cursor.take_cost());
@@ -233,7 +237,7 @@ impl OtherThread {
         let (thread, stack) = (sys::own_thread(tid), source.stack_of_others());
         let shared = ThreadShared::without_hooks(thread, stack, rate);
         let cursor = ThreadCursor::new(Arc::new(shared));
-        Self { cursor, failed: None, is_ending: false }
+        Self { cursor, is_named: false, failed: None, is_ending: false }
     }
 
     /// Attaches it. It has run for `ran_ns` since the last search.
@@ -242,6 +246,18 @@ impl OtherThread {
         let is_attached = self.cursor.go_to_next_session();
         self.failed = (!is_attached).then(Instant::now);
         self.cursor.unsampled_ns = ran_ns + lost_at_end(&self.cursor.session);
+    }
+
+    /// Threads get their names when they have begun to run, which may be after they were found. Before the first samples.
+    fn read_name(&mut self) {
+        if !self.is_named && !self.cursor.is_drained() {
+            self.is_named = true;
+            let now = sys::own_thread(self.cursor.thread.tid());
+            // One that has ended has none.
+            if now.has_name() {
+                self.cursor.named = now;
+            }
+        }
     }
 
     /// Whether it is to be attached, once more.

@@ -532,6 +532,6 @@ fn capture(
             Counters::add(&scanner.intake.counters.waits.without_stack, 1);
         }
     }
-    let (thread, lasted_until_ns) = (cursor.thread.thread, scanner.now_ns);
+    let (thread, lasted_until_ns) = (cursor.named, scanner.now_ns);
     Some(WaitingThread { span, since_ns, lasted_until_ns, proof, thread, stack, sought })
 }

@@ -7,7 +7,7 @@ use tracing::info_span;
 use tracing_profiling::profile::{Leaf, Profile, SampleKind};
 
 use crate::COUNTS;
-use crate::support::{PLENTY, Setup, functions, has_process_timer};
+use crate::support::{PLENTY, Setup, functions, has_process_timer, is_alone};
 
 /// Ten functions with a digit in their names. Names have no generic parameters.
 macro_rules! numbered {
@@ -307,17 +307,6 @@ fn heap_of(profile: &Profile, function: &str) -> [u64; 2] {
         let is_it = |(name, _): &(String, u64)| name.ends_with(&format!("::{function}"));
         functions.filter(is_it).map(|(_, bytes)| bytes).sum()
     })
-}
-
-/// Whether the test has this process for itself, as one layer of a process tracks the heap. If not, it is run in another.
-fn is_alone(test: &str) -> bool {
-    let is_alone = std::env::var_os("PROFILING_TEST_ALONE").is_some();
-    if !is_alone {
-        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-        let command = command.args([test, "--exact"]).env("PROFILING_TEST_ALONE", "1");
-        assert!(command.status().unwrap().success());
-    }
-    is_alone
 }
 
 #[test]

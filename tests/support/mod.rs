@@ -244,6 +244,18 @@ pub(crate) fn is_child(test: &str) -> bool {
     std::env::var("CHILD").is_ok_and(|child| child == test)
 }
 
+/// For a test that needs its own process: whether this is that process. Otherwise the test has run in one.
+pub(crate) fn is_alone(test: &str) -> bool {
+    if is_child(test) {
+        return true;
+    }
+    let output = run_child(test, &[]);
+    let [text, errors] =
+        [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+    assert!(output.status.success() && text.contains("1 passed"), "{text}\n{errors}");
+    false
+}
+
 /// The unpacked data of a report, as JSON.
 pub(crate) fn data_of_report(page: &[u8]) -> String {
     use base64::Engine as _;
