@@ -4,13 +4,15 @@
 use std::path::Path;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
 #[cfg(any(feature = "axum", feature = "sighup"))]
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::atomic::{AtomicBool, Ordering},
     sync::mpsc,
+    time::Instant,
 };
+
+use std::time::Duration;
 
 use crossbeam::channel;
 use parking_lot::Mutex;
@@ -18,17 +20,16 @@ use tracing::Dispatch;
 use tracing::dispatcher::WeakDispatch;
 
 use crate::config::{Builder, start};
-use crate::engine::{Engine, Gate, LastFlush};
-use crate::error::{Error, FlushError, FlushStage};
+use crate::engine::{Engine, Gate};
+use crate::error::Error;
 use crate::keep::Rules;
 use crate::log::{LogEvent, LogKind};
 use crate::otel::UnreachedSpans;
-use crate::publish::FlushResult;
+use crate::publish::Ending;
 use crate::refresh::refresh_interest;
-use crate::span::is_ignored;
+use crate::sys;
 #[cfg(feature = "sighup")]
 use crate::sys::EndHangups;
-use crate::sys::{self, Uncounted};
 #[cfg(any(feature = "axum", feature = "sighup"))]
 use crate::text::line_of;
 
@@ -49,7 +50,8 @@ pub(crate) struct Control {
     made_in: u32,
     /// The process in which it was built.
     made_by: u32,
-    dropped: Arc<DroppedLayer>,
+    /// For handles that outlive the layer. Empty if nothing was ever started.
+    ending: Arc<OnceLock<Arc<Ending>>>,
     switch: Mutex<Switch>,
     dispatch: Mutex<Option<WeakDispatch>>,
     /// What is wrong with how the layer was added, until there is an engine that can log it.
@@ -77,58 +79,6 @@ struct Switch {
     is_disabled: bool,
 }
 
-/// What is left of a layer that was dropped: what it had kept is delivered after that.
-#[derive(Debug)]
-pub(crate) struct DroppedLayer {
-    /// The fork generation in which it was built.
-    made_in: u32,
-    answer: Mutex<LastAnswer>,
-}
-
-#[derive(Debug, Default)]
-enum LastAnswer {
-    /// It is not dropped, or had nothing.
-    #[default]
-    None,
-    Expected(LastFlush),
-    Known(FlushResult),
-}
-
-impl DroppedLayer {
-    fn new() -> Arc<Self> {
-        Arc::new(Self { made_in: sys::fork_generation(), answer: Mutex::default() })
-    }
-
-    fn expect(&self, last: LastFlush) {
-        *self.answer.lock() = LastAnswer::Expected(last);
-    }
-
-    /// Waits until what it had kept is delivered. `None` if it is not dropped, or had nothing.
-    pub(crate) fn wait(&self, deadline: Instant) -> Option<FlushResult> {
-        const LATE: FlushError = FlushError::Timeout(FlushStage::Collection);
-        // Its lock may be held forever there.
-        if self.made_in != sys::fork_generation() {
-            return Some(Err(FlushError::Forked));
-        }
-        let Some(mut answer) = self.answer.try_lock_until(deadline) else { return Some(Err(LATE)) };
-        if let LastAnswer::Expected(last) = &*answer {
-            if is_ignored() {
-                return Some(Err(FlushError::OwnThread));
-            }
-            let _uncounted = Uncounted::begin();
-            let flushed = last.wait(deadline);
-            if flushed == Err(LATE) {
-                return Some(flushed);
-            }
-            *answer = LastAnswer::Known(flushed);
-        }
-        match &*answer {
-            LastAnswer::Known(flushed) => Some(flushed.clone()),
-            _ => None,
-        }
-    }
-}
-
 impl Control {
     /// Starts what the builder's rules need.
     ///
@@ -149,7 +99,7 @@ impl Control {
             made_with: rules.clone(),
             made_in: sys::fork_generation(),
             made_by: sys::process_id(),
-            dropped: DroppedLayer::new(),
+            ending: Arc::default(),
             switch: Mutex::new(Switch {
                 builder: Some(builder),
                 rules: rules.clone(),
@@ -179,7 +129,7 @@ impl Control {
             made_with: rules,
             made_in: sys::fork_generation(),
             made_by: sys::process_id(),
-            dropped: DroppedLayer::new(),
+            ending: Arc::default(),
             gate: engine.gate,
             unreached: Arc::clone(&engine.unreached),
             engine: OnceLock::from(engine),
@@ -227,6 +177,10 @@ impl Control {
 
     pub(crate) fn engine(&self) -> Option<&Arc<Engine>> {
         self.engine.get()
+    }
+
+    pub(crate) fn ending(&self) -> &Arc<OnceLock<Arc<Ending>>> {
+        &self.ending
     }
 
     /// The engine, if it has not ended.
@@ -295,18 +249,6 @@ impl Control {
         changed
     }
 
-    /// Ends it, as it is dropped. What was kept is delivered after that.
-    pub(crate) fn close(&self) {
-        if let Some(last) = self.end(|engine| engine.end_later()).flatten() {
-            self.dropped.expect(last);
-        }
-    }
-
-    /// What handles keep of it.
-    pub(crate) fn dropped(&self) -> &Arc<DroppedLayer> {
-        &self.dropped
-    }
-
     /// Prevents further starts, and ends a running engine by `how`.
     pub(crate) fn end<R>(&self, how: impl FnOnce(&Engine) -> R) -> Option<R> {
         // Under the lock, so that a concurrent start has finished.
@@ -331,6 +273,7 @@ impl Control {
                 if let Some(dispatch) = &*dispatch {
                     engine.set_dispatch(dispatch.clone());
                 }
+                _ = self.ending.set(Arc::clone(&engine.publish.ending));
                 let engine = self.engine.get_or_init(|| engine);
                 self.warnings.lock().drain(..).for_each(|warning| engine.add_warning(warning));
                 engine.open();

@@ -2,10 +2,10 @@
 
 #[cfg(feature = "axum")]
 use std::path::PathBuf;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use crate::control::{Control, DroppedLayer};
+use crate::control::Control;
 use crate::engine::{
     CancelProfile, NoHeap, NoThreads, ProfileKind, StartedProfile, all_threads,
     begin_process_profile, heap_profile, open_spans,
@@ -13,7 +13,7 @@ use crate::engine::{
 use crate::error::{Error, FlushError, ProfileError};
 use crate::keep::Rules;
 use crate::profile::{Profile, ThreadDump};
-use crate::publish::OpenSpan;
+use crate::publish::{Ending, OpenSpan};
 #[cfg(feature = "axum")]
 use crate::publish::{PublishState, RecentlyKept};
 #[cfg(feature = "metrics")]
@@ -24,14 +24,14 @@ use crate::stats::Stats;
 
 /// A handle to a [`ProfilingLayer`](crate::ProfilingLayer) that has become part of a subscriber.
 ///
-/// It does not keep the layer alive. If the layer was dropped or is off, all numbers are 0, and waiting methods return
-/// immediately, except that [`flush`](Self::flush) and [`shutdown`](Self::shutdown) wait for what was kept before.
+/// It does not keep the layer alive. If the layer was dropped or is off, waiting methods return immediately and all
+/// numbers are 0; but [`flush`](Self::flush) and [`shutdown`](Self::shutdown) wait for what a dropped layer still delivers.
 #[derive(Clone, Debug)]
-pub struct Handle(Weak<Control>, Arc<DroppedLayer>);
+pub struct Handle(Weak<Control>, Arc<OnceLock<Arc<Ending>>>);
 
 impl Handle {
     pub(crate) fn new(control: &Arc<Control>) -> Self {
-        Self(Arc::downgrade(control), Arc::clone(control.dropped()))
+        Self(Arc::downgrade(control), Arc::clone(control.ending()))
     }
 
     /// Replaces the rules. New spans are judged by these rules; open spans are judged by the rules under which they
@@ -261,24 +261,27 @@ impl Handle {
     /// Waits until everything that was kept before is delivered, logged and passed to
     /// [`Builder::on_kept`](crate::Builder::on_kept), but not for longer than `timeout` (and 20 ms, so that what holds it up can be
     /// said). If the exporter fails, it is
-    /// retried until then. Kept spans are exported without waiting for their roots to close. If nothing runs, there is
-    /// nothing to wait for.
+    /// retried until then. Kept spans are exported without waiting for their roots to close. If the layer was dropped or is
+    /// shut down, this waits for its end, for which it retries five seconds or as long as the shutdown may take.
     ///
     /// This blocks; in async code call it from `spawn_blocking`.
     ///
     /// # Errors
     ///
     /// Why that was not done. Also if a profile with a reported id was lost since the last call, or if the receiver is
-    /// known to refuse profiles.
+    /// known to refuse profiles. After the end of the layer it is what went wrong at that.
     pub fn flush(&self, timeout: Duration) -> Result<(), FlushError> {
-        let deadline = until(timeout);
-        let Some(control) = self.0.upgrade() else { return self.last_flush(deadline) };
-        match control.running().map(|engine| engine.flush(deadline)) {
-            // It may have been dropped by now.
-            Some(Err(FlushError::Ended)) => self.1.wait(deadline).unwrap_or(Err(FlushError::Ended)),
-            Some(flushed) => flushed,
-            None => none_lost(&control),
+        let (control, deadline) = (self.0.upgrade(), until(timeout));
+        let running = control.as_ref().and_then(|control| control.running());
+        match running.map_or(Err(FlushError::Ended), |engine| engine.flush(deadline)) {
+            Err(FlushError::Ended) => self.wait_for_end(deadline),
+            flushed => flushed,
         }
+    }
+
+    /// Waits for the end of the delivery, if anything was started.
+    fn wait_for_end(&self, deadline: Instant) -> Result<(), FlushError> {
+        self.1.get().map_or(Ok(()), |ending| ending.wait(deadline))
     }
 
     /// Flushes as [`flush`](Self::flush) does, and ends profiling permanently: rings, threads and files are released.
@@ -291,20 +294,18 @@ impl Handle {
         self.end(deadline, deadline)
     }
 
-    /// Of a layer that was dropped.
-    fn last_flush(&self, deadline: Instant) -> Result<(), FlushError> {
-        self.1.wait(deadline).unwrap_or(Ok(()))
-    }
-
     fn end(&self, deadline: Instant, return_by: Instant) -> Result<(), FlushError> {
-        let Some(control) = self.0.upgrade() else { return self.last_flush(return_by) };
+        let Some(control) = self.0.upgrade() else { return self.wait_for_end(return_by) };
         if !control.is_here() {
             return Err(FlushError::Forked);
         }
         #[cfg(feature = "sighup")]
         control.set_hangups(None);
         let ended = control.end(|engine| engine.shutdown(deadline, return_by));
-        ended.unwrap_or_else(|| none_lost(&control))
+        match ended.unwrap_or(Err(FlushError::Ended)) {
+            Err(FlushError::Ended) => self.wait_for_end(return_by),
+            ended => ended,
+        }
     }
 
     /// The settings of the source, while it is running.
@@ -432,14 +433,6 @@ const fn rates(kind: ProfileKind) -> std::ops::RangeInclusive<u32> {
 /// with the program's timers.
 fn period_ns(rate: u32) -> u64 {
     997_000_000 / u64::from(rate.max(1))
-}
-
-/// Whether a layer that has ended, or never started, has delivered every profile that it gave a reservation.
-fn none_lost(control: &Control) -> Result<(), FlushError> {
-    if !control.is_here() {
-        return Err(FlushError::Forked);
-    }
-    control.engine().map_or(Ok(()), |engine| engine.none_lost())
 }
 
 /// Timeouts that overflow an `Instant` are limited to a century.

@@ -159,7 +159,7 @@ impl Builder {
 impl Drop for ProfilingLayer {
     fn drop(&mut self) {
         if self.found.control.is_here() {
-            self.found.control.close();
+            self.found.control.end(Engine::shutdown_later);
         }
     }
 }

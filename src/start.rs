@@ -17,7 +17,7 @@ use crate::intake::{Intake, IntakeSettings};
 use crate::keep::{Callsites, ProfileAdmission};
 use crate::log::{LogEvent, LogKind};
 use crate::otel::{OtelSettings, UnreachedSpans};
-use crate::publish::{PublishSettings, PublishState, PublisherParts, Reporter};
+use crate::publish::{Ending, PublishSettings, PublishState, PublisherParts, Reporter};
 use crate::redact::Redaction;
 use crate::references::{ReferenceSettings, References};
 use crate::sampler::{Sampler, SourceSettings};
@@ -126,11 +126,12 @@ pub(crate) fn build(parts: Parts) -> (Arc<Engine>, Collector, PublisherParts) {
     let has_callback = publishing.on_kept.is_some();
     let clock = spans.clock();
     let now_ns = clock.raw_ns(clock.now());
-    let reporter = Reporter::new(Arc::clone(&parts.counters), has_callback);
+    let reporter = Arc::new(Reporter::new(Arc::clone(&parts.counters), has_callback));
     let to_publish = PublishState {
         counters: Arc::clone(&parts.counters),
         health: Arc::clone(&admission.health),
-        reporter: Arc::new(reporter),
+        ending: Arc::new(Ending::new(Arc::downgrade(&reporter))),
+        reporter,
         redaction: Arc::clone(&redaction),
         references: Arc::new(References::new(
             parts.references,

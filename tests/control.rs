@@ -102,44 +102,83 @@ fn a_dropped_or_shut_down_layer_returns_errors() {
     assert!(handle.set_enabled(false).is_err());
 }
 
+/// Waits before it exports.
+struct Waiting(Memory, Receiver<()>);
+
+impl Exporter for Waiting {
+    fn export(&mut self, profile: &Profile) -> Result<Exported, ExportError> {
+        self.1.recv().unwrap();
+        self.0.export(profile)
+    }
+}
+
+const NOT_EXPORTED: Result<(), FlushError> = Err(FlushError::Timeout(FlushStage::Collection));
+
 /// A subscriber that is in force for a function is dropped at its end, and what it had kept is exported after that.
 #[test]
 fn a_flush_after_the_layer_was_dropped_waits_for_what_it_had_kept() {
-    struct Waiting(Memory, Receiver<()>);
-    impl Exporter for Waiting {
-        fn export(&mut self, profile: &Profile) -> Result<Exported, ExportError> {
-            self.1.recv().unwrap();
-            self.0.export(profile)
-        }
-    }
-    let new = |memory: &Memory| {
-        let (go_on, wait) = mpsc::channel();
-        let builder = ProfilingLayer::builder().rules(rules("always"));
-        let layer = builder.exporter(Waiting(memory.clone(), wait)).build().unwrap();
-        let handle = layer.handle();
-        let subscriber = tracing_subscriber::registry().with(layer);
-        with_default(subscriber, || info_span!("work").in_scope(|| burn(30 * MS)));
-        (handle, go_on)
-    };
     if !HAS_STACKS {
         return;
     }
     let memory = Memory::new();
-    let (handle, go_on) = new(&memory);
-    let late = FlushError::Timeout(FlushStage::Collection);
-    assert_eq!(handle.flush(Duration::ZERO), Err(late));
+    let new = || {
+        let ((go_on, wait), (report, reported)) = (mpsc::channel(), mpsc::channel());
+        let reported = Mutex::new(reported);
+        let layer = ProfilingLayer::builder()
+            .rules(rules("always"))
+            .exporter(Waiting(memory.clone(), wait))
+            .on_kept(move |_| reported.lock().unwrap().recv().unwrap())
+            .build()
+            .unwrap();
+        let handle = layer.handle();
+        let subscriber = tracing_subscriber::registry().with(layer);
+        with_default(subscriber, || info_span!("work").in_scope(|| burn(30 * MS)));
+        (handle, go_on, report)
+    };
+    let (handle, go_on, report) = new();
+    assert_eq!(handle.flush(Duration::ZERO), NOT_EXPORTED);
+    go_on.send(()).unwrap();
+    let start = Instant::now();
+    while handle.flush(MS) != Err(FlushError::Timeout(FlushStage::Reports)) {
+        assert!(start.elapsed() < support::PLENTY);
+    }
+    assert_eq!(memory.take().len(), 1);
+    report.send(()).unwrap();
+    handle.flush(support::PLENTY).unwrap();
+    let other = handle.clone();
+    assert_eq!((handle.flush(Duration::ZERO), other.flush(Duration::ZERO)), (Ok(()), Ok(())));
+
+    let shut_down = |handle: Handle| handle.shutdown(support::PLENTY).unwrap();
+    for end in [shut_down, |handle: Handle| drop(handle.flush_on_drop())] {
+        let (handle, go_on, report) = new();
+        report.send(()).unwrap();
+        let later = std::thread::spawn(move || {
+            std::thread::sleep(50 * MS);
+            go_on.send(()).unwrap();
+        });
+        end(handle);
+        assert_eq!(memory.take().len(), 1);
+        later.join().unwrap();
+    }
+}
+
+#[test]
+fn a_flush_after_a_shutdown_that_came_to_no_end_waits_for_it() {
+    if !HAS_STACKS {
+        return;
+    }
+    let (memory, (go_on, wait)) = (Memory::new(), mpsc::channel());
+    let exporter = Waiting(memory.clone(), wait);
+    let setup = Setup::with("always", |builder| builder.exporter(exporter));
+    tracing::dispatcher::with_default(&setup.dispatch, || {
+        info_span!("work").in_scope(|| burn(30 * MS));
+    });
+    let handle = &setup.handle;
+    assert_eq!(handle.shutdown(MS), NOT_EXPORTED);
+    assert_eq!(handle.flush(MS), NOT_EXPORTED);
     go_on.send(()).unwrap();
     handle.flush(support::PLENTY).unwrap();
     assert_eq!(memory.take().len(), 1);
-    let other = handle.clone();
-    assert_eq!((handle.flush(Duration::ZERO), other.flush(Duration::ZERO)), (Ok(()), Ok(())));
-    let shut_down = |handle: Handle| handle.shutdown(support::PLENTY).unwrap();
-    for end in [shut_down, |handle: Handle| drop(handle.flush_on_drop())] {
-        let (handle, go_on) = new(&memory);
-        go_on.send(()).unwrap();
-        end(handle);
-        assert_eq!(memory.take().len(), 1);
-    }
 }
 
 /// Each set of rules keeps one kind of failure and one name. A span that is judged by a mixture of two sets would be

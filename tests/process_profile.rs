@@ -408,7 +408,7 @@ fn a_thread_that_is_named_after_it_was_found_has_that_name() {
     }
     let sources = [Source::Timer, Source::Perf].into_iter();
     for source in sources.filter(|source| *source == Source::Timer || has_perf()) {
-        // The thread may be sampled before its new name.
+        // It may be sampled before it has its new name, or found after that.
         let found = (0..10).find_map(|_| {
             let setup = Setup::of_rules("1h", |builder| builder.source(source));
             let attached = || setup.handle.stats().threads.attached;
@@ -419,13 +419,14 @@ fn a_thread_that_is_named_after_it_was_found_has_that_name() {
                     for _ in 0..12 {
                         thread::sleep(50 * MS);
                     }
-                    assert!(attached() > 0, "{:?}", setup.handle.stats());
+                    let was_found = attached() > 0;
                     rustix::thread::set_name(c"after").unwrap();
                     burn_short(300 * MS, &AtomicU64::new(0));
+                    was_found
                 });
-                thread.unwrap().join().unwrap();
-                profile.join().unwrap().unwrap()
-            });
+                let was_found = thread.unwrap().join().unwrap();
+                Some(profile.join().unwrap().unwrap()).filter(|_| was_found)
+            })?;
             let burnt = profile.of_kind(SampleKind::OnCpu);
             let burnt = burnt.filter(|sample| has_function(&profile, sample, "burn_short"));
             let points = burnt.flat_map(|sample| &sample.points);

@@ -10,7 +10,7 @@ use super::Engine;
 use super::process::{ProcessRequest, ProcessRequests};
 use crate::error::{FlushError, FlushStage};
 use crate::profile::{Profile, ThreadDump};
-use crate::publish::{FlushRequest, FlushResult, OpenSpan, Question, Questions, Reporter};
+use crate::publish::{FlushRequest, FlushResult, OpenSpan, Question, Questions};
 use crate::sinks::HeapPart;
 use crate::span::is_ignored;
 use crate::sys::Uncounted;
@@ -73,36 +73,6 @@ impl Commands {
     }
 }
 
-/// The flush with which a layer ends.
-#[derive(Debug)]
-pub(crate) struct LastFlush {
-    answer: Receiver<FlushResult>,
-    reporter: Arc<Reporter>,
-}
-
-impl LastFlush {
-    /// Waits for it. The answer comes once.
-    pub(crate) fn wait(&self, deadline: Instant) -> FlushResult {
-        answered(&self.answer, deadline, &self.reporter)
-    }
-}
-
-fn answered(
-    answer: &Receiver<FlushResult>,
-    return_by: Instant,
-    reporter: &Reporter,
-) -> FlushResult {
-    let delivered = answer.recv_deadline(return_by + ANSWERED_WITHIN).unwrap_or_else(|error| {
-        Err(match error {
-            RecvTimeoutError::Timeout => FlushError::Timeout(FlushStage::Collection),
-            RecvTimeoutError::Disconnected => FlushError::Ended,
-        })
-    });
-    let are_reported = reporter.wait(return_by);
-    let reported = are_reported.then_some(()).ok_or(FlushError::Timeout(FlushStage::Reports));
-    delivered.and(reported)
-}
-
 impl Engine {
     /// Exports and reports what has been kept so far.
     pub(crate) fn flush(&self, deadline: Instant) -> FlushResult {
@@ -134,23 +104,18 @@ impl Engine {
         if is_ignored() {
             return Err(FlushError::OwnThread);
         }
-        if !self.ask(command(FlushRequest { done, deadline: Some(deadline) })) {
+        if !self.ask(command(FlushRequest { done, deadline })) {
             return Err(FlushError::Ended);
         }
-        answered(&wait, return_by, &self.publish.reporter)
-    }
-
-    /// Stops everything once the kept spans are exported, for which it does not wait. `None` if there is nothing to wait for,
-    /// or if this is a thread of the layer.
-    pub(crate) fn end_later(&self) -> Option<LastFlush> {
-        if is_ignored() {
-            self.shutdown_later();
-            return None;
-        }
-        let _uncounted = Uncounted::begin();
-        let (done, answer) = Questions::default().ask()?;
-        let is_asked = self.ask(Command::Shutdown(Some(FlushRequest { done, deadline: None })));
-        is_asked.then(|| LastFlush { answer, reporter: Arc::clone(&self.publish.reporter) })
+        let delivered = wait.recv_deadline(return_by + ANSWERED_WITHIN).unwrap_or_else(|error| {
+            Err(match error {
+                RecvTimeoutError::Timeout => FlushError::Timeout(FlushStage::Collection),
+                RecvTimeoutError::Disconnected => FlushError::Ended,
+            })
+        });
+        let are_reported = self.publish.reporter.wait(return_by);
+        let reported = are_reported.then_some(()).ok_or(FlushError::Timeout(FlushStage::Reports));
+        delivered.and(reported)
     }
 
     /// Stops everything once the kept spans are exported, without waiting for that.

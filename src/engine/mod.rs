@@ -22,7 +22,7 @@ pub(crate) use asking::{
     NoHeap, NoThreads, all_threads, begin_process_profile, heap_profile, open_spans,
     update_counting,
 };
-pub(crate) use command::{Command, Commands, HeapRequest, LastFlush, OpenRequest};
+pub(crate) use command::{Command, Commands, HeapRequest, OpenRequest};
 pub(crate) use gate::Gate;
 pub use process::ProfileKind;
 pub(crate) use process::{CancelProfile, ProcessRequest, RootFields, StartedProfile};
@@ -30,7 +30,7 @@ pub(crate) use running_source::RunningSource;
 
 use crate::allocations::{self, LayerAllocations};
 use crate::awaits::{self, LayerAwaits};
-use crate::error::{Error, FlushError};
+use crate::error::Error;
 use crate::facts::format::place_of;
 use crate::facts::{Facts, Reason, Reasons};
 use crate::keep::{Callsite, Callsites, FieldValues, KeptSpan, ProfileAdmission, Rules, SpanLink};
@@ -112,14 +112,6 @@ impl Engine {
     fn set_active(&self, is_active: bool) {
         self.awaits.set_active(is_active);
         self.allocations.set_active(is_active);
-    }
-
-    /// An error if a promised profile was lost.
-    pub(crate) fn none_lost(&self) -> Result<(), FlushError> {
-        match self.counters.profiles_lost() {
-            0 => Ok(()),
-            lost => Err(FlushError::ProfilesLost(lost)),
-        }
     }
 
     pub(crate) fn stats(&self) -> Stats {

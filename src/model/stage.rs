@@ -378,7 +378,7 @@ impl Stage {
             Step::Round { flush, detach } => {
                 if flush {
                     let (done, _) = Questions::default().ask().unwrap();
-                    let waiting = FlushRequest { done, deadline: Some(Instant::now()) };
+                    let waiting = FlushRequest { done, deadline: Instant::now() };
                     _ = self.commands.send(Command::Flush(waiting));
                 }
                 self.collector.threads.idle = if detach { Duration::ZERO } else { Duration::MAX };

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel::{self, Receiver, RecvError, RecvTimeoutError};
 
+use super::ending::Ending;
 use super::memory::TakenRoom;
 use super::outbox::{Content, DeliveryOutcome, LAST_PAUSE, Outage, Outbox, Outgoing, Request};
 use super::reporter::Reporter;
@@ -69,6 +70,7 @@ pub(crate) struct PublishState {
     pub(crate) reporter: Arc<Reporter>,
     pub(crate) redaction: Arc<Redaction>,
     pub(crate) references: Arc<References>,
+    pub(crate) ending: Arc<Ending>,
 }
 
 /// A profile that the exporter has not accepted.
@@ -568,13 +570,14 @@ mod tests {
 
     fn shared() -> PublishState {
         let (counters, redaction) = (Arc::<Counters>::default(), Arc::<Redaction>::default());
-        let reporter = Reporter::new(Arc::clone(&counters), false);
+        let reporter = Arc::new(Reporter::new(Arc::clone(&counters), false));
         let health = Arc::new(ExporterHealth::new(true, false));
         let references = References::new(ReferenceLimits::NONE, Arc::clone(&counters), 0);
         PublishState {
             counters,
             health,
-            reporter: Arc::new(reporter),
+            ending: Arc::new(Ending::new(Arc::downgrade(&reporter))),
+            reporter,
             redaction,
             references: Arc::new(references),
         }

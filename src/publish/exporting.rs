@@ -6,17 +6,14 @@ use std::time::{Duration, Instant, SystemTime};
 use crossbeam::channel::{self, Receiver, select};
 
 use super::delivery::{Delivery, HeldProfile};
+use super::ending::EndsWithThread;
 use super::job::FlushRequest;
 use crate::history::HourlyHistory;
 use crate::keep::Kept;
 use crate::log::LogEvent;
 
-/// How long the last profiles may take without a deadline.
+/// How long the last profiles may take if no caller waits for them.
 const LAST_FLUSH: Duration = Duration::from_secs(5);
-
-fn last_deadline() -> Instant {
-    Instant::now() + LAST_FLUSH
-}
 
 /// A message to the exporting thread.
 #[derive(Debug)]
@@ -35,6 +32,7 @@ pub(super) struct ExportThread {
     delivery: Delivery,
     /// It is written by the thread that a file system already can block.
     history: HourlyHistory,
+    ending: EndsWithThread,
 }
 
 impl ExportThread {
@@ -42,8 +40,9 @@ impl ExportThread {
         jobs: Receiver<ExportJob>,
         delivery: Delivery,
         history: HourlyHistory,
+        ending: EndsWithThread,
     ) -> Self {
-        Self { jobs, delivery, history }
+        Self { jobs, delivery, history, ending }
     }
 
     pub(super) fn run(mut self) {
@@ -75,7 +74,7 @@ impl ExportThread {
                 }
                 Some(ExportJob::Lose(report)) => self.delivery.lose(*report),
                 Some(ExportJob::Done(FlushRequest { done, deadline })) => {
-                    let flushed = self.delivery.flush(deadline.unwrap_or_else(last_deadline));
+                    let flushed = self.delivery.flush(deadline);
                     let events = self.history.flush(SystemTime::now());
                     self.log(events);
                     done.send(flushed);
@@ -95,8 +94,8 @@ impl ExportThread {
 
     /// Delivers what can be delivered, and drops everything else.
     fn end(mut self, waiting: Vec<FlushRequest>) {
-        let deadline = waiting.iter().filter_map(|waiting| waiting.deadline).max();
-        let flushed = self.delivery.flush(deadline.unwrap_or_else(last_deadline));
+        let deadline = waiting.iter().map(|waiting| waiting.deadline).max();
+        let flushed = self.delivery.flush(deadline.unwrap_or_else(|| Instant::now() + LAST_FLUSH));
         let events = self.history.flush(SystemTime::now());
         self.log(events);
         let reporter = Arc::clone(self.delivery.reporter());
@@ -104,5 +103,6 @@ impl ExportThread {
         // Nothing is reported from here on.
         reporter.close();
         waiting.into_iter().for_each(|waiting| waiting.done.send(ended.clone()));
+        self.ending.0.set(ended);
     }
 }

@@ -64,11 +64,11 @@ pub(crate) enum Job {
 /// Why not everything was delivered, if so.
 pub(crate) type FlushResult = Result<(), FlushError>;
 
-/// A caller that waits until a deadline, or until the end of the layer.
+/// A caller that waits until a deadline.
 #[derive(Debug)]
 pub(crate) struct FlushRequest {
     pub(crate) done: Question<FlushResult>,
-    pub(crate) deadline: Option<Instant>,
+    pub(crate) deadline: Instant,
 }
 
 /// The questions that have no answer yet. A caller whose deadline has passed leaves its question in a queue, perhaps for

@@ -5,6 +5,7 @@
 //! logged.
 
 mod delivery;
+mod ending;
 mod exporting;
 mod job;
 mod memory;
@@ -22,6 +23,7 @@ use std::sync::Arc;
 use crossbeam::channel::{self, Receiver};
 
 use self::delivery::Delivery;
+use self::ending::EndsWithThread;
 use self::exporting::ExportThread;
 use self::worker::SymbolsThread;
 use crate::export::AnyExporter;
@@ -32,6 +34,7 @@ use crate::symbols::SymbolSettings;
 use crate::sys::{Files, FilesGuard};
 
 pub(crate) use delivery::PublishState;
+pub(crate) use ending::Ending;
 pub(crate) use job::{FlushRequest, FlushResult, Job, Question, Questions};
 pub(crate) use memory::{MemoryBudget, waiting_profiles};
 pub use open_span::{OpenSpan, OpenState};
@@ -83,9 +86,10 @@ impl PublisherParts {
             spawn_ignored("profiling-kept", move || reporter.run_callback(&on_kept))?;
         }
         let (of_export, own_files) = (shared.clone(), Arc::clone(&files));
+        let ending = EndsWithThread(Arc::clone(&shared.ending));
         spawn_ignored("profiling-export", move || {
             let delivery = Delivery::new(of_export, exporter, own_files, problem);
-            ExportThread::new(to_export, delivery, history).run();
+            ExportThread::new(to_export, delivery, history, ending).run();
         })?;
         spawn_ignored("profiling-symbols", move || {
             SymbolsThread::new(shared, jobs, exports, files, symbols).run();
