@@ -273,10 +273,11 @@ impl Control {
                 if let Some(dispatch) = &*dispatch {
                     engine.set_dispatch(dispatch.clone());
                 }
-                _ = self.ending.set(Arc::clone(&engine.publish.ending));
                 let engine = self.engine.get_or_init(|| engine);
                 self.warnings.lock().drain(..).for_each(|warning| engine.add_warning(warning));
                 engine.open();
+                // Before this, a flush finds an engine that runs, or has nothing to wait for.
+                _ = self.ending.set(Arc::clone(&engine.publish.ending));
             }
             _ => return Err(switch.failed.clone().unwrap_or_else(Error::ended)),
         }

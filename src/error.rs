@@ -170,7 +170,7 @@ pub enum FlushError {
     OwnThread,
     /// Too many callers wait already.
     TooManyCallers,
-    /// The layer's threads have ended.
+    /// A thread of the layer has failed.
     Ended,
     /// This process was forked from the one that built the layer, which has the spans that were kept before.
     Forked,
@@ -209,7 +209,7 @@ impl fmt::Display for FlushError {
             Self::ProfilesLost(profiles) => write!(f, "{profiles} profiles were lost"),
             Self::OwnThread => f.write_str("called on a thread of the profiling layer"),
             Self::TooManyCallers => f.write_str("too many callers wait already"),
-            Self::Ended => f.write_str("the threads of the profiling layer have ended"),
+            Self::Ended => f.write_str("a thread of the profiling layer has failed"),
             Self::Forked => f.write_str("the profiling layer belongs to the parent process"),
         }
     }

@@ -25,7 +25,7 @@ use crate::stats::Stats;
 /// A handle to a [`ProfilingLayer`](crate::ProfilingLayer) that has become part of a subscriber.
 ///
 /// It does not keep the layer alive. If the layer was dropped or is off, waiting methods return immediately and all
-/// numbers are 0; but [`flush`](Self::flush) and [`shutdown`](Self::shutdown) wait for what a dropped layer still delivers.
+/// numbers are 0; but [`flush`](Self::flush) and [`shutdown`](Self::shutdown) wait for what such a layer still delivers.
 #[derive(Clone, Debug)]
 pub struct Handle(Weak<Control>, Arc<OnceLock<Arc<Ending>>>);
 
@@ -272,6 +272,9 @@ impl Handle {
     /// known to refuse profiles. After the end of the layer it is what went wrong at that.
     pub fn flush(&self, timeout: Duration) -> Result<(), FlushError> {
         let (control, deadline) = (self.0.upgrade(), until(timeout));
+        if control.as_ref().is_some_and(|control| !control.is_here()) {
+            return Err(FlushError::Forked);
+        }
         let running = control.as_ref().and_then(|control| control.running());
         match running.map_or(Err(FlushError::Ended), |engine| engine.flush(deadline)) {
             Err(FlushError::Ended) => self.wait_for_end(deadline),
@@ -302,10 +305,7 @@ impl Handle {
         #[cfg(feature = "sighup")]
         control.set_hangups(None);
         let ended = control.end(|engine| engine.shutdown(deadline, return_by));
-        match ended.unwrap_or(Err(FlushError::Ended)) {
-            Err(FlushError::Ended) => self.wait_for_end(return_by),
-            ended => ended,
-        }
+        ended.unwrap_or_else(|| self.wait_for_end(return_by))
     }
 
     /// The settings of the source, while it is running.
@@ -377,8 +377,8 @@ impl Handle {
     }
 
     /// Returns a guard for `main` that exports everything that was kept when it is dropped. It waits for at most 5
-    /// seconds. If something could not be exported by then, it ends profiling as [`shutdown`](Self::shutdown) does, so
-    /// that the log states what is lost.
+    /// seconds. If something could not be exported by then, it ends profiling as [`shutdown`](Self::shutdown) does, and
+    /// waits for another second, so that the log states what is lost.
     ///
     /// Without it, and without [`flush`](Self::flush), spans that were kept just before the process ends are lost: at
     /// the return from `main`, at `std::process::exit` (which does not drop the guard either), and at an abort.

@@ -6,9 +6,9 @@
 mod support;
 
 use std::collections::HashMap;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use support::Nanos as _;
@@ -146,17 +146,23 @@ fn a_flush_after_the_layer_was_dropped_waits_for_what_it_had_kept() {
     report.send(()).unwrap();
     handle.flush(support::PLENTY).unwrap();
     let other = handle.clone();
-    assert_eq!((handle.flush(Duration::ZERO), other.flush(Duration::ZERO)), (Ok(()), Ok(())));
+    assert_eq!((handle.flush(support::PLENTY), other.flush(support::PLENTY)), (Ok(()), Ok(())));
 
-    let shut_down = |handle: Handle| handle.shutdown(support::PLENTY).unwrap();
-    for end in [shut_down, |handle: Handle| drop(handle.flush_on_drop())] {
+    let shut_down = |handle: &Handle| handle.shutdown(support::PLENTY).unwrap();
+    for end in [shut_down, |handle: &Handle| drop(handle.flush_on_drop())] {
         let (handle, go_on, report) = new();
         report.send(()).unwrap();
+        let is_sent = Arc::new(AtomicBool::new(false));
+        let sent = Arc::clone(&is_sent);
         let later = std::thread::spawn(move || {
             std::thread::sleep(50 * MS);
+            sent.store(true, Ordering::Relaxed);
             go_on.send(()).unwrap();
         });
-        end(handle);
+        end(&handle);
+        assert!(is_sent.load(Ordering::Relaxed));
+        // The guard waits for a few seconds.
+        handle.flush(support::PLENTY).unwrap();
         assert_eq!(memory.take().len(), 1);
         later.join().unwrap();
     }

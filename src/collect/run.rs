@@ -18,7 +18,7 @@ use crate::intake::Intake;
 use crate::keep::{KeptSpan, ProfileGroup};
 use crate::log::{LogEvent, LogKind};
 use crate::profile::ThreadDump;
-use crate::publish::{FlushRequest, Job, Question};
+use crate::publish::{FlushRequest, Job, LastDelivery, Question};
 use crate::span::SpanKey;
 use crate::stats::Counters;
 use crate::sys::Poller;
@@ -54,7 +54,7 @@ struct RoundRequests {
     dumps: Vec<Question<Option<ThreadDump>>>,
     process: Option<ProcessRequest>,
     everything: bool,
-    end: bool,
+    end: Option<LastDelivery>,
 }
 
 impl Collector {
@@ -96,11 +96,11 @@ impl Collector {
             (false, false) => None,
         };
         self.log(why.map(|(kind, message)| LogEvent::error(kind, message)));
-        self.output.send(Job::Stop(at_end.unwrap_or_default()));
+        self.output.send(Job::Stop(at_end.unwrap_or(LastDelivery::FAILED)));
     }
 
-    /// Sleeps until there is work, and does it. Returns at the end the callers that wait for it.
-    fn step(&mut self) -> Option<Vec<FlushRequest>> {
+    /// Sleeps until there is work, and does it. Returns at the end how it is to end.
+    fn step(&mut self) -> Option<LastDelivery> {
         let sleep = self.sleep();
         let start = Instant::now();
         loop {
@@ -136,8 +136,8 @@ impl Collector {
         self.do_rounds()
     }
 
-    /// Runs rounds until there is no more work. Returns at the end the callers that wait for it.
-    pub(crate) fn do_rounds(&mut self) -> Option<Vec<FlushRequest>> {
+    /// Runs rounds until there is no more work. Returns at the end how it is to end.
+    pub(crate) fn do_rounds(&mut self) -> Option<LastDelivery> {
         let (mut dumps, mut scan) = (VecDeque::new(), None);
         loop {
             let (asked, again) = self.do_round();
@@ -163,8 +163,9 @@ impl Collector {
             }
             let must_observe = process.observe(engine, intake, threads);
             intake.own_cpu.skip();
-            if asked.end {
-                return Some(asked.acknowledge);
+            // Those who wait for a flush then wait for the end.
+            if asked.end.is_some() {
+                return asked.end;
             }
             asked.acknowledge.into_iter().for_each(|waiting| output.send(Job::Done(waiting)));
             if !again && !must_observe && scan.is_none() && dumps.is_empty() {
@@ -199,7 +200,7 @@ impl Collector {
         let has_new = self.threads.take_new(&self.intake);
         // With those that have met a hook by now, which are not searched for.
         let Self { engine, intake, threads, process, continuous, .. } = self;
-        let ended = continuous.check(engine, (threads, intake), asked.end);
+        let ended = continuous.check(engine, (threads, intake), asked.end.is_some());
         let answered = process.check(asked.process.take(), (threads, intake));
         // Local roots that close before the last samples are read are wanted, too.
         let (is_running, is_ending) = (process.is_running(), answered.is_some() || ended.is_some());
@@ -292,12 +293,12 @@ impl Collector {
                     asked.everything = true;
                     asked.acknowledge.push(waiting);
                 }
-                Command::Shutdown(waiting) => {
+                Command::Shutdown(deadline) => {
                     asked.everything = true;
                     // A profile that is promised from here on could not be made.
                     self.engine.admission.end();
-                    asked.acknowledge.extend(waiting);
-                    asked.end = true;
+                    let last = LastDelivery::until(deadline);
+                    asked.end = Some(asked.end.map_or(last, |before| before.or(last)));
                 }
             }
         }

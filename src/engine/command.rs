@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use crossbeam::channel::{Receiver, RecvTimeoutError, Sender};
+use crossbeam::channel::{RecvTimeoutError, Sender};
 
 use super::Engine;
 use super::process::{ProcessRequest, ProcessRequests};
 use crate::error::{FlushError, FlushStage};
 use crate::profile::{Profile, ThreadDump};
-use crate::publish::{FlushRequest, FlushResult, OpenSpan, Question, Questions};
+use crate::publish::{ANSWERED_WITHIN, FlushRequest, FlushResult, OpenSpan, Question, Questions};
 use crate::sinks::HeapPart;
 use crate::span::is_ignored;
 use crate::sys::Uncounted;
@@ -20,8 +20,8 @@ use crate::sys::Uncounted;
 pub(crate) enum Command {
     /// Export everything that has been kept so far, then acknowledge.
     Flush(FlushRequest),
-    /// The same, then stop.
-    Shutdown(Option<FlushRequest>),
+    /// Export everything that has been kept so far until then, and stop.
+    Shutdown(Option<Instant>),
     /// List the open spans.
     FindOpen(OpenRequest),
     /// Make the profile of the live heap.
@@ -47,9 +47,6 @@ pub(crate) struct HeapRequest {
     /// Whether the caller has the answer. Set by the caller, whose next request may come right after that.
     pub(crate) is_taken: Arc<AtomicBool>,
 }
-
-/// The exporting thread answers at the deadline, with what it could not deliver.
-const ANSWERED_WITHIN: Duration = Duration::from_millis(20);
 
 /// What callers ask the collector.
 #[derive(Debug)]
@@ -78,7 +75,22 @@ impl Engine {
     pub(crate) fn flush(&self, deadline: Instant) -> FlushResult {
         let _uncounted = Uncounted::begin();
         let asked = self.commands.flushes.ask().ok_or(FlushError::TooManyCallers);
-        self.finish(asked?, deadline, deadline, Command::Flush)
+        let (done, wait) = asked?;
+        if is_ignored() {
+            return Err(FlushError::OwnThread);
+        }
+        if !self.ask(Command::Flush(FlushRequest { done, deadline })) {
+            return Err(FlushError::Ended);
+        }
+        let delivered = wait.recv_deadline(deadline + ANSWERED_WITHIN).unwrap_or_else(|error| {
+            Err(match error {
+                RecvTimeoutError::Timeout => FlushError::Timeout(FlushStage::Collection),
+                RecvTimeoutError::Disconnected => FlushError::Ended,
+            })
+        });
+        let are_reported = self.publish.reporter.wait(deadline);
+        let reported = are_reported.then_some(()).ok_or(FlushError::Timeout(FlushStage::Reports));
+        delivered.and(reported)
     }
 
     /// The same as [`flush`](Self::flush) with that deadline, then reports what is lost and stops everything. Waits for
@@ -89,33 +101,8 @@ impl Engine {
             self.shutdown_later();
             return Err(FlushError::OwnThread);
         }
-        // Not limited: there is one.
-        let asked = Questions::default().ask().ok_or(FlushError::TooManyCallers);
-        self.finish(asked?, deadline, return_by, |request| Command::Shutdown(Some(request)))
-    }
-
-    fn finish(
-        &self,
-        (done, wait): (Question<FlushResult>, Receiver<FlushResult>),
-        deadline: Instant,
-        return_by: Instant,
-        command: impl FnOnce(FlushRequest) -> Command,
-    ) -> FlushResult {
-        if is_ignored() {
-            return Err(FlushError::OwnThread);
-        }
-        if !self.ask(command(FlushRequest { done, deadline })) {
-            return Err(FlushError::Ended);
-        }
-        let delivered = wait.recv_deadline(return_by + ANSWERED_WITHIN).unwrap_or_else(|error| {
-            Err(match error {
-                RecvTimeoutError::Timeout => FlushError::Timeout(FlushStage::Collection),
-                RecvTimeoutError::Disconnected => FlushError::Ended,
-            })
-        });
-        let are_reported = self.publish.reporter.wait(return_by);
-        let reported = are_reported.then_some(()).ok_or(FlushError::Timeout(FlushStage::Reports));
-        delivered.and(reported)
+        self.ask(Command::Shutdown(Some(deadline)));
+        self.publish.ending.wait(return_by)
     }
 
     /// Stops everything once the kept spans are exported, without waiting for that.

@@ -452,6 +452,13 @@ impl Delivery {
         }
     }
 
+    /// A caller that gave up does not know that profiles were lost: the next one gets to know it.
+    pub(super) fn note_unanswered(&mut self, answer: Result<(), FlushError>) {
+        if let Err(FlushError::ProfilesLost(lost)) = answer {
+            self.lost = self.lost.saturating_sub(lost);
+        }
+    }
+
     /// Ends delivery. An error if a profile was lost since the last flush.
     pub(super) fn end(mut self) -> Result<(), FlushError> {
         while let Some(held) = self.held.pop_front() {

@@ -1,19 +1,17 @@
 //! The thread that exports.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::SystemTime;
 
 use crossbeam::channel::{self, Receiver, select};
 
 use super::delivery::{Delivery, HeldProfile};
 use super::ending::EndsWithThread;
-use super::job::FlushRequest;
+use super::job::{FlushRequest, LastDelivery};
+use crate::error::FlushError;
 use crate::history::HourlyHistory;
 use crate::keep::Kept;
 use crate::log::LogEvent;
-
-/// How long the last profiles may take if no caller waits for them.
-const LAST_FLUSH: Duration = Duration::from_secs(5);
 
 /// A message to the exporting thread.
 #[derive(Debug)]
@@ -23,8 +21,8 @@ pub(super) enum ExportJob {
     Lose(Box<Kept>),
     /// Acknowledge once all earlier profiles are delivered.
     Done(FlushRequest),
-    /// Stop, then acknowledge.
-    Stop(Vec<FlushRequest>),
+    /// Stop when all earlier profiles are delivered.
+    Stop(LastDelivery),
 }
 
 pub(super) struct ExportThread {
@@ -55,7 +53,7 @@ impl ExportThread {
             let due = due.map_or_else(channel::never, channel::after);
             let answers = self.delivery.answers();
             let job = select! {
-                recv(self.jobs) -> job => Some(job.unwrap_or(ExportJob::Stop(Vec::new()))),
+                recv(self.jobs) -> job => Some(job.unwrap_or(ExportJob::Stop(LastDelivery::FAILED))),
                 recv(answers) -> answer => {
                     self.delivery.note_answer(answer);
                     None
@@ -77,9 +75,12 @@ impl ExportThread {
                     let flushed = self.delivery.flush(deadline);
                     let events = self.history.flush(SystemTime::now());
                     self.log(events);
-                    done.send(flushed);
+                    let lost = flushed.clone();
+                    if !done.answer(flushed) {
+                        self.delivery.note_unanswered(lost);
+                    }
                 }
-                Some(ExportJob::Stop(waiting)) => return self.end(waiting),
+                Some(ExportJob::Stop(last)) => return self.end(last),
                 None => {}
             }
             self.delivery.advance(false);
@@ -93,16 +94,15 @@ impl ExportThread {
     }
 
     /// Delivers what can be delivered, and drops everything else.
-    fn end(mut self, waiting: Vec<FlushRequest>) {
-        let deadline = waiting.iter().map(|waiting| waiting.deadline).max();
-        let flushed = self.delivery.flush(deadline.unwrap_or_else(|| Instant::now() + LAST_FLUSH));
+    fn end(mut self, last: LastDelivery) {
+        let flushed = self.delivery.flush(last.deadline());
         let events = self.history.flush(SystemTime::now());
         self.log(events);
         let reporter = Arc::clone(self.delivery.reporter());
-        let ended = flushed.and(self.delivery.end());
+        let came_all = if last.has_failed { Err(FlushError::Ended) } else { Ok(()) };
+        let ended = flushed.and(self.delivery.end()).and(came_all);
         // Nothing is reported from here on.
         reporter.close();
-        waiting.into_iter().for_each(|waiting| waiting.done.send(ended.clone()));
         self.ending.0.set(ended);
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crossbeam::channel::{self, Receiver, Sender};
 
@@ -57,8 +57,8 @@ pub(crate) enum Job {
     },
     /// Acknowledge once all earlier jobs are done.
     Done(FlushRequest),
-    /// Stop, then acknowledge.
-    Stop(Vec<FlushRequest>),
+    /// Stop when all earlier jobs are done.
+    Stop(LastDelivery),
 }
 
 /// Why not everything was delivered, if so.
@@ -69,6 +69,39 @@ pub(crate) type FlushResult = Result<(), FlushError>;
 pub(crate) struct FlushRequest {
     pub(crate) done: Question<FlushResult>,
     pub(crate) deadline: Instant,
+}
+
+/// How long the last profiles may take without a deadline.
+const WITHOUT_DEADLINE: Duration = Duration::from_secs(5);
+
+/// How a layer ends.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct LastDelivery {
+    /// Until when. Without one, for a few seconds once everything else is done.
+    until: Option<Instant>,
+    /// A thread has failed, so that something may not have come so far.
+    pub(super) has_failed: bool,
+}
+
+impl LastDelivery {
+    pub(crate) const FAILED: Self = Self { until: None, has_failed: true };
+
+    pub(crate) fn until(deadline: Option<Instant>) -> Self {
+        Self { until: deadline, has_failed: false }
+    }
+
+    /// The later one.
+    pub(crate) fn or(self, other: Self) -> Self {
+        let until = match (self.until, other.until) {
+            (None, None) => None,
+            _ => Some(self.deadline().max(other.deadline())),
+        };
+        Self { until, has_failed: self.has_failed || other.has_failed }
+    }
+
+    pub(super) fn deadline(self) -> Instant {
+        self.until.unwrap_or_else(|| Instant::now() + WITHOUT_DEADLINE)
+    }
 }
 
 /// The questions that have no answer yet. A caller whose deadline has passed leaves its question in a queue, perhaps for
@@ -98,9 +131,14 @@ pub(crate) struct Question<T> {
 }
 
 impl<T> Question<T> {
+    /// Returns whether the caller still waited.
+    pub(crate) fn answer(self, answer: T) -> bool {
+        self.reply.send(answer).is_ok()
+    }
+
     /// The caller may no longer wait.
     pub(crate) fn send(self, answer: T) {
-        _ = self.reply.send(answer);
+        self.answer(answer);
     }
 }
 
@@ -113,6 +151,15 @@ impl<T> Drop for Question<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_later_deadline_counts() {
+        let [soon, late] = [1, 3_600].map(|s| Instant::now() + Duration::from_secs(s));
+        let or = |one, other| LastDelivery::until(one).or(LastDelivery::until(other)).until;
+        assert_eq!(or(None, None), None);
+        assert_eq!((or(Some(soon), Some(late)), or(None, Some(late))), (Some(late), Some(late)));
+        assert!(or(Some(soon), None).is_some_and(|until| until > soon && until < late));
+    }
 
     #[test]
     fn questions_without_an_answer_are_bounded() {

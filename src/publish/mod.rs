@@ -34,8 +34,8 @@ use crate::symbols::SymbolSettings;
 use crate::sys::{Files, FilesGuard};
 
 pub(crate) use delivery::PublishState;
-pub(crate) use ending::Ending;
-pub(crate) use job::{FlushRequest, FlushResult, Job, Question, Questions};
+pub(crate) use ending::{ANSWERED_WITHIN, Ending};
+pub(crate) use job::{FlushRequest, FlushResult, Job, LastDelivery, Question, Questions};
 pub(crate) use memory::{MemoryBudget, waiting_profiles};
 pub use open_span::{OpenSpan, OpenState};
 #[cfg(feature = "axum")]

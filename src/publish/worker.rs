@@ -10,7 +10,7 @@ use crossbeam::channel::{self, Receiver, Sender, select};
 
 use super::delivery::{HeldProfile, PublishState};
 use super::exporting::ExportJob;
-use super::job::Job;
+use super::job::{Job, LastDelivery};
 use super::memory::TakenRoom;
 use super::open_span::with_stacks;
 use crate::keep::{Kept, KeptSpan, Reservation};
@@ -61,7 +61,7 @@ impl SymbolsThread {
             let forget = self.symbolizer.as_ref().map(|_| self.symbolized + FORGET_AFTER);
             let wake = forget.map_or_else(channel::never, channel::at);
             let job = select! {
-                recv(self.jobs) -> job => Some(job.unwrap_or(Job::Stop(Vec::new()))),
+                recv(self.jobs) -> job => Some(job.unwrap_or(Job::Stop(LastDelivery::FAILED))),
                 recv(wake) -> _ => None,
             };
             crate::sys::admit_process_timer();
@@ -97,8 +97,8 @@ impl SymbolsThread {
                     }
                 }
                 Some(Job::Done(waiting)) => _ = self.exports.send(ExportJob::Done(waiting)),
-                Some(Job::Stop(waiting)) => {
-                    _ = self.exports.send(ExportJob::Stop(waiting));
+                Some(Job::Stop(last)) => {
+                    _ = self.exports.send(ExportJob::Stop(last));
                     return;
                 }
                 None => {}
