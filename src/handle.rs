@@ -276,10 +276,7 @@ impl Handle {
             return Err(FlushError::Forked);
         }
         let running = control.as_ref().and_then(|control| control.running());
-        match running.map_or(Err(FlushError::Ended), |engine| engine.flush(deadline)) {
-            Err(FlushError::Ended) => self.wait_for_end(deadline),
-            flushed => flushed,
-        }
+        running.map_or_else(|| self.wait_for_end(deadline), |engine| engine.flush(deadline))
     }
 
     /// Waits for the end of the delivery, if anything was started.

@@ -163,9 +163,10 @@ impl Collector {
             }
             let must_observe = process.observe(engine, intake, threads);
             intake.own_cpu.skip();
-            // Those who wait for a flush then wait for the end.
-            if asked.end.is_some() {
-                return asked.end;
+            if let Some(end) = asked.end {
+                // Those who wait for a flush then wait for the end.
+                let flushes = asked.acknowledge.iter().map(|waiting| Some(waiting.deadline));
+                return Some(flushes.map(LastDelivery::until).fold(end, LastDelivery::or));
             }
             asked.acknowledge.into_iter().for_each(|waiting| output.send(Job::Done(waiting)));
             if !again && !must_observe && scan.is_none() && dumps.is_empty() {

@@ -80,14 +80,15 @@ impl Engine {
             return Err(FlushError::OwnThread);
         }
         if !self.ask(Command::Flush(FlushRequest { done, deadline })) {
-            return Err(FlushError::Ended);
+            return self.publish.ending.wait(deadline);
         }
-        let delivered = wait.recv_deadline(deadline + ANSWERED_WITHIN).unwrap_or_else(|error| {
-            Err(match error {
-                RecvTimeoutError::Timeout => FlushError::Timeout(FlushStage::Collection),
-                RecvTimeoutError::Disconnected => FlushError::Ended,
-            })
-        });
+        let delivered = match wait.recv_deadline(deadline + ANSWERED_WITHIN) {
+            Ok(delivered) => delivered,
+            Err(RecvTimeoutError::Timeout) => Err(FlushError::Timeout(FlushStage::Collection)),
+            // The layer has ended in the meantime.
+            Err(RecvTimeoutError::Disconnected) => return self.publish.ending.wait(deadline),
+        };
+        drop(wait);
         let are_reported = self.publish.reporter.wait(deadline);
         let reported = are_reported.then_some(()).ok_or(FlushError::Timeout(FlushStage::Reports));
         delivered.and(reported)
