@@ -141,8 +141,12 @@ async fn the_continuous_profile_is_switched() {
     assert_eq!(text(get(&setup.handle, "/continuous").await), "off");
     for (body, rate, shown) in [("on", 49, "49"), ("97\n", 97, "97"), ("off", 0, "off")] {
         let answer = ask(&setup.handle, "PUT", "/continuous", body).await;
-        assert_eq!((answer.status, text(answer).as_str()), (StatusCode::OK, shown));
-        assert_eq!(setup.handle.continuous(), rate);
+        let (status, answered, now) = (answer.status, text(answer), setup.handle.continuous());
+        // Where nothing can be sampled, it goes off again by itself.
+        let is_off = |is_so| !HAS_STACKS && is_so;
+        assert_eq!(status, StatusCode::OK, "{answered}");
+        assert!(answered == shown || is_off(answered == "off"), "{answered}, {shown}");
+        assert!(now == rate || is_off(now == 0), "{now}, {rate}");
     }
     for body in ["", "0", "1001", "maybe"] {
         let answer = ask(&setup.handle, "PUT", "/continuous", body).await;
