@@ -75,7 +75,7 @@ pub(crate) struct FlushRequest {
 const WITHOUT_DEADLINE: Duration = Duration::from_secs(5);
 
 /// How a layer ends.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct LastDelivery {
     /// Until when. Without one, for a few seconds once everything else is done.
     until: Option<Instant>,
