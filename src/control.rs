@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
-#[cfg(any(feature = "axum", feature = "sighup"))]
+#[cfg(feature = "axum")]
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::atomic::{AtomicBool, Ordering},
@@ -28,9 +28,7 @@ use crate::otel::UnreachedSpans;
 use crate::publish::Ending;
 use crate::refresh::refresh_interest;
 use crate::sys;
-#[cfg(feature = "sighup")]
-use crate::sys::EndHangups;
-#[cfg(any(feature = "axum", feature = "sighup"))]
+#[cfg(feature = "axum")]
 use crate::text::line_of;
 
 /// How long new rules wait until all callsites of the program know them.
@@ -44,8 +42,6 @@ pub(crate) struct Control {
     gate: &'static Gate,
     unreached: Arc<UnreachedSpans>,
     engine: OnceLock<Arc<Engine>>,
-    #[allow(dead_code, reason = "the feature `sighup` reads it")]
-    made_with: Rules,
     /// The fork generation in which it was built. In the child of a fork, its locks may be held forever.
     made_in: u32,
     /// The process in which it was built.
@@ -57,14 +53,12 @@ pub(crate) struct Control {
     /// What is wrong with how the layer was added, until there is an engine that can log it.
     warnings: Mutex<Vec<LogEvent>>,
     /// A thread logs while nothing else runs.
-    #[cfg(any(feature = "axum", feature = "sighup"))]
+    #[cfg(feature = "axum")]
     is_logging: Arc<AtomicBool>,
     /// The directory of profile files.
     dir: Option<PathBuf>,
     #[cfg(feature = "axum")]
     trace_url: String,
-    #[cfg(feature = "sighup")]
-    hangups: Mutex<Option<EndHangups>>,
 }
 
 #[derive(Debug)]
@@ -96,7 +90,6 @@ impl Control {
             gate: Gate::new(),
             unreached: Arc::default(),
             engine: OnceLock::new(),
-            made_with: rules.clone(),
             made_in: sys::fork_generation(),
             made_by: sys::process_id(),
             ending: Arc::default(),
@@ -108,13 +101,11 @@ impl Control {
             }),
             dispatch: Mutex::new(None),
             warnings: Mutex::default(),
-            #[cfg(any(feature = "axum", feature = "sighup"))]
+            #[cfg(feature = "axum")]
             is_logging: Arc::default(),
             dir,
             #[cfg(feature = "axum")]
             trace_url,
-            #[cfg(feature = "sighup")]
-            hangups: Mutex::new(None),
         });
         control.install_rules(&mut control.switch.lock(), rules)?;
         Ok(control)
@@ -124,9 +115,8 @@ impl Control {
     #[cfg(test)]
     pub(crate) fn of_engine(engine: Arc<Engine>) -> Arc<Self> {
         let (builder, rules) = (None, Rules::default());
-        let switch = Switch { builder, rules: rules.clone(), failed: None, is_disabled: false };
+        let switch = Switch { builder, rules, failed: None, is_disabled: false };
         Arc::new(Self {
-            made_with: rules,
             made_in: sys::fork_generation(),
             made_by: sys::process_id(),
             ending: Arc::default(),
@@ -136,13 +126,11 @@ impl Control {
             switch: Mutex::new(switch),
             dispatch: Mutex::new(None),
             warnings: Mutex::default(),
-            #[cfg(any(feature = "axum", feature = "sighup"))]
+            #[cfg(feature = "axum")]
             is_logging: Arc::default(),
             dir: None,
             #[cfg(feature = "axum")]
             trace_url: String::new(),
-            #[cfg(feature = "sighup")]
-            hangups: Mutex::new(None),
         })
     }
 
@@ -214,22 +202,6 @@ impl Control {
         switch.rules = rules;
         switch.is_disabled = false;
         Ok(())
-    }
-
-    /// Like [`set_rules`](Self::set_rules), but if profiling is disabled, the rules apply only once it is enabled.
-    /// Without rules, those that the layer was built with are used.
-    #[cfg(feature = "sighup")]
-    pub(crate) fn reload(&self, rules: Option<Rules>) -> Result<(), Error> {
-        let rules = rules.unwrap_or_else(|| self.made_with.clone());
-        let mut switch = self.switch.lock();
-        if switch.is_disabled {
-            switch.rules = rules;
-            return Ok(());
-        }
-        let installed = self.install_rules(&mut switch, rules);
-        drop(switch);
-        self.refresh_interest();
-        installed
     }
 
     /// Stops profiling new spans, or puts the last rules in force again, or the default rules if those keep nothing.
@@ -342,14 +314,8 @@ impl Control {
         &self.trace_url
     }
 
-    /// Waits for SIGHUP until `hangups` is dropped.
-    #[cfg(feature = "sighup")]
-    pub(crate) fn set_hangups(&self, hangups: Option<EndHangups>) {
-        *self.hangups.lock() = hangups;
-    }
-
     /// Logs that the rules were changed, or profiling disabled, from outside the program.
-    #[cfg(any(feature = "axum", feature = "sighup"))]
+    #[cfg(feature = "axum")]
     pub(crate) fn log_rules(&self, by: &str) {
         /// The characters of the message: rules come over the network, and can be long.
         const LONGEST_RULES: usize = 1_000;
@@ -366,7 +332,7 @@ impl Control {
 
     /// Logs an event on another thread: some formatters show the span of the thread, whatever the event's parent, and
     /// the log may block forever. Waits for that, but not for long.
-    #[cfg(any(feature = "axum", feature = "sighup"))]
+    #[cfg(feature = "axum")]
     pub(crate) fn log(&self, event: LogEvent) {
         const LONGEST: Duration = Duration::from_secs(1);
         if let Some(engine) = self.running() {

@@ -299,8 +299,6 @@ impl Handle {
         if !control.is_here() {
             return Err(FlushError::Forked);
         }
-        #[cfg(feature = "sighup")]
-        control.set_hangups(None);
         let ended = control.end(|engine| engine.shutdown(deadline, return_by));
         ended.unwrap_or_else(|| self.wait_for_end(return_by))
     }

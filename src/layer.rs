@@ -145,14 +145,7 @@ impl Builder {
     ///
     /// If a setting is invalid, or the system does not allow the layer to start its threads and open a file.
     pub fn build(self) -> Result<ProfilingLayer, Error> {
-        #[cfg(feature = "sighup")]
-        let reloads_on_sighup = self.reloads_on_sighup();
-        let control = Control::new(self.finished()?)?;
-        #[cfg(feature = "sighup")]
-        if reloads_on_sighup {
-            crate::hangup::reload_on_hangup(&control)?;
-        }
-        Ok(ProfilingLayer::new(control))
+        Ok(ProfilingLayer::new(Control::new(self.finished()?)?))
     }
 }
 

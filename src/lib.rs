@@ -99,7 +99,6 @@
 //! | `axum` | off | `Handle::router`: the rules, the state and the profiles over HTTP, and a page that shows them; not accessible to pages of other sites, but without authentication, so it must not be reachable from outside |
 //! | `tower` | off | `tower::AwaitsLayer`, for servers: the profiles of requests show what they await |
 //! | `metrics` | off | `Handle::register_metrics`, `register_route_metrics`: [`Stats`], and totals by route, as OpenTelemetry metrics |
-//! | `sighup` | off | `Builder::reload_on_sighup`: reads `TRACING_PROFILING` again when the process receives SIGHUP |
 //! | `otlp-http`, `otlp-grpc` | off | `OtlpExporter`: profiles go to an OpenTelemetry Collector. With an endpoint in `OTEL_EXPORTER_OTLP_ENDPOINT` or `OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT`, [`ProfilingLayer::from_env`] uses it |
 //! | `otlp-tls-ring`, `otlp-tls-aws-lc` | off | `https` for `otlp-http` and `otlp-grpc`, with that cryptography; `otlp-tls`: with the one that the program [has installed](crate::guide::otlp#https) |
 //! | `process-context` | off | the layer publishes its resource for [profilers of the host](crate::guide::otlp#profilers-of-the-host) |
@@ -193,8 +192,6 @@ mod error;
 pub mod export;
 mod facts;
 mod handle;
-#[cfg(feature = "sighup")]
-mod hangup;
 mod history;
 #[cfg(feature = "axum")]
 mod http;

@@ -64,7 +64,6 @@ kinds! {
     rules {
         RulesChanged = "changed",
         Disabled = "disabled",
-        ReloadFailed = "reload_failed",
         NothingSeen = "nothing_seen",
         NotCounted = "not_counted",
         AmbiguousNames = "ambiguous_names",

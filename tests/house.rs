@@ -107,7 +107,6 @@ fn imports(sources: &[Source]) -> Imports {
 /// The modules from top to bottom. Each imports only from those further down.
 const LAYERS: &[&[&str]] = &[
     &["layer", "self_test", "http", "metrics"],
-    &["hangup"],
     &["handle", "interest"],
     &["control"],
     &["config"],

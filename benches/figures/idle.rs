@@ -78,11 +78,7 @@ pub(crate) fn with_otlp() {
         .build()
         .expect("an exporter");
     let quiet_after = Duration::from_secs(200);
-    idle("idle.otlp", quiet_after, |builder| {
-        #[cfg(feature = "sighup")]
-        let builder = builder.reload_on_sighup();
-        builder.exporter(exporter)
-    });
+    idle("idle.otlp", quiet_after, |builder| builder.exporter(exporter));
 }
 
 /// Accepts every request.

@@ -60,8 +60,6 @@ pub struct Builder {
     /// The redaction that the environment sets. It adds to `redaction`, whichever was set first.
     pub(super) env_redaction: Redaction,
     pub(super) symbols: bool,
-    #[cfg(feature = "sighup")]
-    pub(super) reloads_on_sighup: bool,
     /// The first setting with which no layer can be built.
     pub(super) invalid: Option<Error>,
     /// What is wrong with the settings, although the layer can start with them.
@@ -122,8 +120,6 @@ impl Builder {
             alloc_sample_interval: DEFAULT_ALLOC_SAMPLE_BYTES,
             heap: false,
             symbols: cfg!(feature = "symbols"),
-            #[cfg(feature = "sighup")]
-            reloads_on_sighup: false,
             invalid: None,
             warnings: Vec::new(),
             #[cfg(not(feature = "_otlp"))]
@@ -478,26 +474,6 @@ impl Builder {
         Ok(Self { env_redaction: change(self.env_redaction)?, ..self })
     }
 
-    /// Reads `TRACING_PROFILING` again on each SIGHUP, on a thread of the layer. If it is not set, the rules that the layer
-    /// was built with apply; a layer that is [disabled](crate::Handle::set_enabled) stays so. The new rules are reported in
-    /// one log line. If they do not parse, a warning shows the
-    /// position of the error and the rules stay as they are. Needs the feature `sighup`.
-    ///
-    /// The environment of a process can be changed only from within. This is for programs that load theirs from a file
-    /// and reload it on SIGHUP. A program that knows when it has read its rules calls
-    /// [`Handle::set_rules`](crate::Handle::set_rules) instead.
-    ///
-    /// Signal handlers that the program installed before are still called. From now on SIGHUP does not end the process,
-    /// even after the layer is dropped. It can interrupt system calls, as any handled signal (see `docs/platform.md`).
-    /// The thread also waits while the layer is off, so that SIGHUP can turn it on; it ends with the layer.
-    ///
-    /// On systems without this signal, this has no effect.
-    #[cfg(feature = "sighup")]
-    #[must_use]
-    pub fn reload_on_sighup(self) -> Self {
-        Self { reloads_on_sighup: true, ..self }
-    }
-
     /// The settings as they are when the layer is built.
     ///
     /// # Errors
@@ -518,11 +494,6 @@ impl Builder {
             self.files.path = path;
         }
         Ok(self)
-    }
-
-    #[cfg(feature = "sighup")]
-    pub(crate) fn reloads_on_sighup(&self) -> bool {
-        self.reloads_on_sighup
     }
 
     /// The exporter: that of the program, or else that of the environment.

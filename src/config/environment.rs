@@ -299,12 +299,6 @@ fn text_of(
     }
 }
 
-/// The current rules in `TRACING_PROFILING`, if it is set.
-#[cfg(feature = "sighup")]
-pub(crate) fn rules_of_env() -> Result<Option<Rules>, Error> {
-    text_of(RULES, of_process(RULES))?.map(|text| rules_in(&text)).transpose()
-}
-
 fn rules_in(text: &str) -> Result<Rules, Error> {
     Rules::from_str(text).map_err(|error| error.found_in(RULES))
 }

@@ -8,6 +8,4 @@ mod plan;
 mod start;
 
 pub use builder::Builder;
-#[cfg(feature = "sighup")]
-pub(crate) use environment::rules_of_env;
 pub(crate) use start::start;

@@ -107,7 +107,7 @@ impl Reporter {
     }
 
     /// Waits until everything that was logged before is written.
-    #[cfg(any(feature = "axum", feature = "sighup"))]
+    #[cfg(feature = "axum")]
     pub(crate) fn wait_for_log(&self, deadline: Instant) {
         self.log.wait(deadline);
     }

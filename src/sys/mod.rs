@@ -7,8 +7,6 @@ mod allocator;
 mod block_pool;
 mod clock;
 mod files_guard;
-#[cfg(feature = "sighup")]
-mod hangup;
 mod layer_marker;
 mod live_blocks;
 mod live_stack;
@@ -57,8 +55,6 @@ pub(crate) use allocator::{
 pub(crate) use block_pool::{BlockPool, Blocks};
 pub(crate) use clock::Clock;
 pub(crate) use files_guard::FilesGuard;
-#[cfg(feature = "sighup")]
-pub(crate) use hangup::{EndHangups, Hangups};
 pub(crate) use layer_marker::{answer_of, downcast_through};
 #[cfg(all(
     test,

@@ -134,8 +134,6 @@ macro_rules! stubs {
 stubs! {
     fn on_fork(_: fn()) = ();
     fn sort_in_library(_: &mut [u64]) = ();
-    #[cfg(feature = "sighup")]
-    fn keep_loaded() = ();
     fn load() -> Load = Load::default();
     fn has_ended(_: u32) -> bool = false;
     /// Unknown here, so the CPU times of spans are unknown.

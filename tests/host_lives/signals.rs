@@ -133,9 +133,6 @@ fn no_thread_of_the_layer_takes_a_signal() {
             .unwrap();
         #[cfg(not(all(feature = "otlp-grpc", feature = "otlp-http")))]
         let exporter = Memory::new();
-        #[cfg(feature = "sighup")]
-        let host = Host::with(Source::Auto, exporter, |builder| builder.reload_on_sighup());
-        #[cfg(not(feature = "sighup"))]
         let host = Host::new(Source::Auto, exporter);
         host.span(|| _ = burn(20 * MS));
         _ = host.handle.flush(MS);

@@ -79,8 +79,6 @@ pub(crate) use process_context::publish_process_context;
 pub(crate) use process_timer::{
     ProcessTimer, admit_process_timer, has_process_timer, why_no_process_timer,
 };
-#[cfg(feature = "sighup")]
-pub(crate) use resident::keep_loaded;
 pub(crate) use ring::{RingMemory, bytes_of_ring, copy_any};
 pub(crate) use signal::{note_claimed_signals, with_signals_blocked};
 pub(crate) use signal_stack::has_small_signal_stack;

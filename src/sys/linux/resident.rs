@@ -10,7 +10,7 @@ use super::modules::is_in_program;
 /// Keeps this code loaded until the process ends. A signal handler stays installed, and a signal can arrive at any time:
 /// without this, the program could unload a plugin that contains the handler. Loaded again, it would be another one, which
 /// takes another signal.
-pub(crate) fn keep_loaded() {
+pub(super) fn keep_loaded() {
     static IS_KEPT: AtomicBool = AtomicBool::new(false);
     let here = keep_loaded as *const c_void;
     if IS_KEPT.swap(true, Ordering::Relaxed) || is_in_program(here.addr() as u64) {
