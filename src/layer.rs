@@ -1,6 +1,6 @@
 //! The layer, whose hooks call into the engine.
 
-use std::any::TypeId;
+use std::any::{TypeId, type_name};
 use std::sync::Arc;
 
 use tracing::field::{Field, Visit};
@@ -86,7 +86,7 @@ impl ProfilingLayer {
         L: Layer<S>,
         S: Subscriber + for<'a> LookupSpan<'a>,
     {
-        self.found.control.unreached().note_layer_around::<L>();
+        self.found.control.unreached().note_type(type_name::<L>());
         let around = WithOpenTelemetry::new(opentelemetry, &self.found.control);
         self.and_then(around)
     }
@@ -177,7 +177,7 @@ where
 
     fn on_layer(&mut self, subscriber: &mut S) {
         let _uncounted = Uncounted::begin();
-        self.found.control.unreached().note_subscriber::<S>();
+        self.found.control.unreached().note_type(type_name::<S>());
         if !self.filter.on_layer(subscriber) {
             self.found.control.warn(LogEvent::warning(LogKind::Unfiltered, UNFILTERED));
         }
@@ -185,6 +185,7 @@ where
 
     #[inline]
     fn register_callsite(&self, metadata: &'static Metadata<'static>) -> Interest {
+        self.found.control.unreached().note_callsite(metadata.target(), metadata.name());
         self.filter.register_callsite::<S>(metadata)
     }
 

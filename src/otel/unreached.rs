@@ -1,29 +1,21 @@
-//! Finds out why the OpenTelemetry spans of kept spans cannot be reached.
+//! Notices that the OpenTelemetry spans of kept spans cannot be reached.
 
-use std::any::type_name;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
 use super::otel_span::is_in_otel_span;
 use crate::span::is_ignored;
 
-/// Where the layer of `tracing-opentelemetry` is, as far as types and closing spans show it.
+/// Whether there are OpenTelemetry spans, and whether those of closing spans are reached.
 #[derive(Debug, Default)]
 pub(crate) struct UnreachedSpans {
-    /// What the types of the layers show.
-    place: AtomicU8,
-    /// What spans that closed have shown.
+    /// Bits: what types, callsites and closing spans have shown.
     seen: AtomicU8,
-    /// How many of them had no OpenTelemetry span.
+    /// How many closing spans had no OpenTelemetry span.
     missed: AtomicU32,
     has_warned: AtomicBool,
 }
 
-/// Values of `place`; 0 if it is unknown.
-const BEFORE: u8 = 1;
-const AFTER: u8 = 2;
-const IN_RELOAD: u8 = 3;
-
-/// A bit of `seen`: the OpenTelemetry span of a span was reached, so nothing is wrong.
+/// The OpenTelemetry span of a span was reached, so nothing is wrong.
 const REACHED: u8 = 1;
 /// No OpenTelemetry span was current at the close of an outermost span. (Otherwise the program made it.)
 const NONE_OUTSIDE: u8 = 1 << 1;
@@ -31,36 +23,33 @@ const NONE_OUTSIDE: u8 = 1 << 1;
 const ONE_INSIDE: u8 = 1 << 2;
 /// One was current at the close of an outermost span: the program makes OpenTelemetry spans itself.
 const OF_PROGRAM: u8 = 1 << 3;
+/// The program has a layer of `tracing-opentelemetry` or exports OpenTelemetry spans, with any release of these crates.
+const IN_PROGRAM: u8 = 1 << 4;
 
 /// A filter can hide some spans from OpenTelemetry. After this many without any that is reached, something is wrong.
 const MOST_MISSED: u32 = 8;
 /// In a program without OpenTelemetry, all are missed.
 const MOST_CHECKS: u32 = 256;
 
-const WRONG_ORDER: &str = "the profiling layer comes after the layer of tracing-opentelemetry, so profiles and \
-    OpenTelemetry spans are not linked: add it before that layer, as in `.with(profiling).with(opentelemetry)`";
-const RELOADED: &str = "the layer of tracing-opentelemetry is inside a `reload::Layer`, which hides it, so profiles and \
-    OpenTelemetry spans are not linked: add it without that, and reload its filter instead, as in \
-    `opentelemetry.with_filter(reload::Layer::new(filter).0)`";
-const UNREACHED: &str = "there are OpenTelemetry spans, but those of kept spans cannot be reached, so profiles and \
-    OpenTelemetry spans are not linked: the layer of tracing-opentelemetry comes before the profiling layer, or is inside \
-    a `reload::Layer`: add it with `.with(profiling.with_opentelemetry(opentelemetry))`, and without a `reload::Layer`";
-const OTHER_RELEASE: &str = "the layer of tracing-opentelemetry has no spans for the spans that are kept, so these get no \
-    attributes: the program has another release of tracing-opentelemetry than 0.34 (`cargo tree -i tracing-opentelemetry` \
-    lists both), a filter hides the spans from that layer, or it has no tracer (`with_tracer`)";
+const UNREACHED: &str = "kept spans have no OpenTelemetry spans, so profiles and traces are not linked: add the layer of \
+    tracing-opentelemetry by `.with(profiling.with_opentelemetry(opentelemetry))`, not inside a `reload::Layer`, and of \
+    release 0.34, the only one that `cargo tree -i tracing-opentelemetry` may list; see \
+    https://docs.rs/tracing-profiling/latest/tracing_profiling/guide/opentelemetry";
 
 impl UnreachedSpans {
-    /// The profiling layer was added to that subscriber.
-    pub(crate) fn note_subscriber<S>(&self) {
-        if certainly_has_opentelemetry(type_name::<S>()) {
-            self.place.store(BEFORE, Ordering::Relaxed);
+    /// The program has a layer or a subscriber of the type with that name.
+    pub(crate) fn note_type(&self, name: &str) {
+        // An `Option` can be `None`.
+        let before = name.split_once("tracing_opentelemetry::layer::").map(|(before, _)| before);
+        if before.is_some_and(|before| !before.contains("core::option::Option<")) {
+            self.seen.fetch_or(IN_PROGRAM, Ordering::Relaxed);
         }
     }
 
-    /// That layer was added around the profiling layer.
-    pub(crate) fn note_layer_around<L>(&self) {
-        if let Some(place) = place_around(type_name::<L>()) {
-            self.place.store(place, Ordering::Relaxed);
+    /// The program has a callsite of that target and name: the thread that exports OpenTelemetry spans has some.
+    pub(crate) fn note_callsite(&self, target: &str, name: &str) {
+        if target == "opentelemetry_sdk" && name.starts_with("BatchSpanProcessor.") {
+            self.seen.fetch_or(IN_PROGRAM, Ordering::Relaxed);
         }
     }
 
@@ -88,55 +77,29 @@ impl UnreachedSpans {
     /// Takes the warning to log, once.
     pub(crate) fn take_warning(&self) -> Option<&'static str> {
         let seen = self.seen.load(Ordering::Relaxed);
-        if seen & REACHED != 0 {
-            return None;
-        }
-        let are_missed = self.missed.load(Ordering::Relaxed) >= MOST_MISSED;
-        let warning = match self.place.load(Ordering::Relaxed) {
-            BEFORE => WRONG_ORDER,
-            IN_RELOAD => RELOADED,
-            _ if are_missed && seen == NONE_OUTSIDE | ONE_INSIDE => UNREACHED,
-            AFTER if are_missed => OTHER_RELEASE,
-            _ => return None,
-        };
-        (!self.has_warned.swap(true, Ordering::Relaxed)).then_some(warning)
+        let inside_only = NONE_OUTSIDE | ONE_INSIDE;
+        let is_there = seen & IN_PROGRAM != 0 || seen & inside_only == inside_only;
+        let is_missed = cfg!(feature = "opentelemetry")
+            && seen & (REACHED | OF_PROGRAM) == 0
+            && self.missed.load(Ordering::Relaxed) >= MOST_MISSED;
+        (is_there && is_missed && !self.has_warned.swap(true, Ordering::Relaxed))
+            .then_some(UNREACHED)
     }
-}
-
-const OF_OPENTELEMETRY: &str = "tracing_opentelemetry::layer::";
-
-/// Whether the type with that name is the layer of any release of `tracing-opentelemetry`, or contains it.
-fn has_opentelemetry(name: &str) -> bool {
-    cfg!(feature = "opentelemetry") && name.contains(OF_OPENTELEMETRY)
-}
-
-/// The same, without an `Option` around it, which can be `None`.
-fn certainly_has_opentelemetry(name: &str) -> bool {
-    let before = name.split_once(OF_OPENTELEMETRY).map(|(before, _)| before);
-    has_opentelemetry(name)
-        && before.is_some_and(|before| !before.contains("core::option::Option<"))
-}
-
-/// Where the layer of `tracing-opentelemetry` is, if a layer of that type is around the profiling layer.
-fn place_around(name: &str) -> Option<u8> {
-    // What is reloaded comes before the first comma. The rest may be the subscriber.
-    let mut reloaded = name.split("tracing_subscriber::reload::Layer<").skip(1);
-    let of_first = |parameters: &str| parameters.split(',').next().is_some_and(has_opentelemetry);
-    if reloaded.any(of_first) {
-        return Some(IN_RELOAD);
-    }
-    certainly_has_opentelemetry(name).then_some(AFTER)
 }
 
 #[cfg(all(test, feature = "opentelemetry"))]
 mod tests {
+    use std::any::type_name;
+
     use opentelemetry::Context;
     use opentelemetry::trace::{
         SpanContext, SpanId, TraceContextExt, TraceFlags, TraceId, TraceState,
     };
 
     use tracing_opentelemetry::OpenTelemetryLayer;
+    use tracing_subscriber::filter::{Filtered, LevelFilter};
     use tracing_subscriber::registry::Registry;
+    use tracing_subscriber::reload;
 
     use super::*;
 
@@ -159,38 +122,43 @@ mod tests {
         }
     }
 
-    #[test]
-    fn the_place_is_read_from_types() {
-        use tracing_subscriber::filter::{Filtered, LevelFilter};
-        use tracing_subscriber::reload::Layer as Reload;
-
-        fn place<L>() -> Option<u8> {
-            place_around(type_name::<L>())
-        }
-        type InReload<L> = Reload<L, Registry>;
-        type Reloadable = Filtered<Otel<Registry>, InReload<LevelFilter>, Registry>;
-        assert_eq!(place::<Otel<Registry>>(), Some(AFTER));
-        assert_eq!(place::<Reloadable>(), Some(AFTER));
-        assert_eq!(place::<Reload<LevelFilter, Otel<Registry>>>(), Some(AFTER));
-        assert_eq!(place::<InReload<Otel<Registry>>>(), Some(IN_RELOAD));
-        assert_eq!(place::<InReload<Option<Otel<Registry>>>>(), Some(IN_RELOAD));
-        assert_eq!(place::<InReload<Reloadable>>(), Some(IN_RELOAD));
-        assert_eq!(place::<Option<Otel<Registry>>>(), None);
-        assert_eq!(place::<Filtered<Option<Otel<Registry>>, LevelFilter, Registry>>(), None);
-        assert_eq!(place::<InReload<LevelFilter>>(), None);
+    /// Spans close that have no OpenTelemetry span, and the warning after the last one.
+    fn warning(unreached: &UnreachedSpans) -> Option<&'static str> {
+        (1..MOST_MISSED).for_each(|_| unreached.note(false, true));
+        assert_eq!(unreached.take_warning(), None);
+        unreached.note(false, true);
+        unreached.take_warning()
     }
 
     #[test]
-    fn what_types_show_needs_no_closing_spans() {
-        let unreached = UnreachedSpans::default();
-        unreached.note_subscriber::<Registry>();
-        assert_eq!(unreached.take_warning(), None);
-        // It may be `None`.
-        unreached.note_subscriber::<Option<Otel<()>>>();
-        assert_eq!(unreached.take_warning(), None);
-        unreached.note_subscriber::<Otel<()>>();
-        assert_eq!(unreached.take_warning(), Some(WRONG_ORDER));
-        assert_eq!(unreached.take_warning(), None, "once");
+    fn types_and_callsites_show_that_there_are_spans() {
+        fn of_type<L>() -> Option<&'static str> {
+            let unreached = UnreachedSpans::default();
+            unreached.note_type(type_name::<L>());
+            warning(&unreached)
+        }
+        type InReload<L> = reload::Layer<L, Registry>;
+        type Reloadable = Filtered<Otel<Registry>, InReload<LevelFilter>, Registry>;
+        let found =
+            [of_type::<Otel<()>>(), of_type::<Reloadable>(), of_type::<InReload<Reloadable>>()];
+        assert_eq!(found, [Some(UNREACHED); 3]);
+        // An option may be `None`.
+        let others = [
+            of_type::<Registry>(),
+            of_type::<Option<Otel<()>>>(),
+            of_type::<InReload<LevelFilter>>(),
+        ];
+        assert_eq!(others, [None; 3]);
+
+        let of_callsite = |target, name| {
+            let unreached = UnreachedSpans::default();
+            unreached.note_callsite(target, name);
+            warning(&unreached)
+        };
+        let started = "BatchSpanProcessor.ThreadStarted";
+        assert_eq!(of_callsite("opentelemetry_sdk", started), Some(UNREACHED));
+        assert_eq!(of_callsite("opentelemetry_sdk", "MeterProvider.Building"), None);
+        assert_eq!(of_callsite("shop", started), None);
     }
 
     #[test]
@@ -216,19 +184,9 @@ mod tests {
     #[test]
     fn one_that_is_reached_ends_the_search() {
         let unreached = UnreachedSpans::default();
-        unreached.note_layer_around::<Otel<()>>();
+        unreached.note_type(type_name::<Otel<()>>());
         miss(&unreached, MOST_MISSED, false, false);
         unreached.note(true, false);
         assert_eq!(unreached.take_warning(), None);
-    }
-
-    #[test]
-    fn a_layer_without_spans_is_of_another_release() {
-        let unreached = UnreachedSpans::default();
-        unreached.note_layer_around::<Otel<()>>();
-        (1..MOST_MISSED).for_each(|_| unreached.note(false, true));
-        assert_eq!(unreached.take_warning(), None);
-        unreached.note(false, true);
-        assert_eq!(unreached.take_warning(), Some(OTHER_RELEASE));
     }
 }
