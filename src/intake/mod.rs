@@ -170,11 +170,12 @@ impl Intake {
     }
 
     /// Reads a sample of a thread that ran, if there is any use for it. `period_ns` is the sampling period of its ring, and
-    /// `more_ns` the CPU time without samples that this one represents, too.
+    /// `more_ns` the CPU time without samples that this one represents, too. If an interrupt was switching the thread, the
+    /// functions of the kernel are left out: the thread has not called them.
     pub(crate) fn add_record(
         &mut self,
         (ring, place): (&SampleRing, RecordPlace),
-        thread: OsThread,
+        (thread, is_switching): (OsThread, bool),
         span: Option<SpanKey>,
         (period_ns, more_ns): (u64, u64),
     ) {
@@ -189,7 +190,7 @@ impl Intake {
             return self.lose(|counters| &counters.sampling.records_malformed, 1);
         };
         self.unwind(&sample);
-        if sample.in_kernel {
+        if sample.in_kernel && !is_switching {
             let frames = &mut self.stack.frames;
             let in_user_code = frames.len();
             let chain = sample.kernel_chain.filter(|address| *address < FIRST_CONTEXT);

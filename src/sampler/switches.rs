@@ -106,6 +106,24 @@ impl SwitchRing {
         (self.head() == position).then_some(SwitchedOut { time_ns, preempted, position })
     }
 
+    /// Whether the thread was preempted or switched in at about that time: also if the ring no longer has the records of
+    /// that time, since then the thread has been switched more than 250 times.
+    pub(crate) fn has_switch_near(&self, time_ns: u64) -> bool {
+        let head = self.head();
+        // What was released is there until it is overwritten.
+        let from = head.saturating_sub(self.data_size() as u64 - LONGEST_RECORD);
+        let mut is_oldest_left = from > 0;
+        self.records(from, head).any(|record| {
+            let (Ok(Record::SwitchOut { time_ns: at_ns, preempted: true })
+            | Ok(Record::SwitchIn { time_ns: at_ns })) = record
+            else {
+                return false;
+            };
+            let is_later = std::mem::take(&mut is_oldest_left) && time_ns < at_ns;
+            is_later || at_ns.abs_diff(time_ns) < NEAR_NS
+        })
+    }
+
     /// Whether there is no room for a further record. The newest record may then not be the last event.
     pub(crate) fn is_full(&self) -> bool {
         let used = self.head().saturating_sub(self.tail());
@@ -159,6 +177,9 @@ pub(crate) fn switches_between(from: u64, to: u64) -> (u64, u64) {
     (switches, from + switches * 2 * SWITCH_RECORD)
 }
 
+/// An interrupt has switched the thread within this time, also on a virtual machine.
+const NEAR_NS: u64 = 100_000;
+
 /// Header and time.
 const SWITCH_RECORD: u64 = 16;
 /// No record of this ring is longer.
@@ -192,5 +213,25 @@ mod tests {
         write(&ring, IN, 10_005);
         // Each call adds one.
         assert_eq!([ring.preempted_ns(), ring.preempted_ns()], [30 + 5 + 1, 30 + 5 + 2]);
+    }
+
+    #[test]
+    fn what_is_near_a_switch_is_known_or_taken_for_granted_where_there_are_too_many() {
+        let Some(ring) = ring() else { return };
+        let near = |at_us: u64| ring.has_switch_near(at_us * 1_000);
+        write(&ring, 1 << 13, 1_000_000);
+        assert!(!near(1_000), "it was not preempted");
+        write(&ring, IN, 5_000_000);
+        write(&ring, PREEMPTED, 9_000_000);
+        let expected = [false, true, true, false, false, true, true, false];
+        assert_eq!([4_800, 4_950, 5_050, 5_200, 8_800, 8_950, 9_050, 9_200].map(near), expected);
+        for at_us in 10_000..10_300 {
+            ring.make_room();
+            write(&ring, IN, at_us * 1_000);
+        }
+        assert_eq!(
+            [1_000, 5_050, 9_500, 10_250, 10_500].map(near),
+            [true, true, true, true, false]
+        );
     }
 }

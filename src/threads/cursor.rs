@@ -34,6 +34,8 @@ pub(crate) struct ThreadCursor {
     pub(crate) uncharged: u64,
     /// CPU time without samples that the next one represents, too.
     pub(crate) unsampled_ns: u64,
+    /// The CPU time of the session that its samples represent.
+    pub(super) represented_ns: u64,
     /// The position up to which context switches were taken into the cost.
     switched: u64,
 }
@@ -54,6 +56,7 @@ impl ThreadCursor {
             ended: Vec::new(),
             uncharged: 0,
             unsampled_ns: 0,
+            represented_ns: 0,
             switched: 0,
         }
     }
@@ -82,6 +85,7 @@ impl ThreadCursor {
     fn begin(&mut self, session: Arc<SamplingSession>) -> Arc<SamplingSession> {
         self.intervals.clear();
         (self.drained, self.counted, self.counted_from, self.switched) = (0, 0, 0, 0);
+        self.represented_ns = 0;
         std::mem::replace(&mut self.session, session)
     }
 

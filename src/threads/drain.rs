@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 
 use super::cursor::ThreadCursor;
 use crate::intake::Intake;
-use crate::sampler::record::{Record, RecordPlace, Records, stated_position};
+use crate::sampler::record::{Layout, Record, RecordPlace, Records, read_sample, stated_position};
 use crate::sampler::{OpenInterval, SpanInterval};
 use crate::span::SpanKey;
 use crate::stats::Counters;
-use crate::sys::{MissedSignals, SampleRing, TimerRing};
+use crate::sys::{self, MissedSignals, SampleRing, TimerRing};
 
 impl ThreadCursor {
     /// Reads everything in the ring. Returns the span that the thread is in.
@@ -26,17 +26,21 @@ impl ThreadCursor {
         // The ring of a thread that is over is read for the last time.
         let is_over = self.thread.is_over();
         let mut end = head;
+        let mut samples = Vec::new();
         for record in Records::between(&**ring, ring.tail(), head) {
-            if let Ok(Record::Sample(place) | Record::Lost { place, .. }) = record
-                && open.is_in_hook
-                && !is_over
-                && position_of(&ring, place) >= open.from
-            {
+            let Ok(Record::Sample(place) | Record::Lost { place, .. }) = record else { continue };
+            if open.is_in_hook && !is_over && position_of(&ring, place) >= open.from {
                 // Read again once the hook has published where the thread continues.
                 end = place.position;
                 intake.unwinder.leave_samples();
                 break;
             }
+            samples.extend(matches!(record, Ok(Record::Sample(_))).then_some(place));
+        }
+        let switching = self.switching(&ring, &samples, intake);
+        let [weight_ns, weight_switching_ns] =
+            self.weights(&ring, samples.len() as u64, switching.len() as u64);
+        for record in Records::between(&**ring, ring.tail(), end) {
             match record {
                 Ok(Record::Sample(place)) => {
                     let position = position_of(&ring, place);
@@ -44,9 +48,10 @@ impl ThreadCursor {
                     self.counted += u64::from(position >= self.counted_from);
                     self.uncharged += 1;
                     let span = owner(&mut self.intervals, open, position);
-                    let weights =
-                        (self.session.period_ns(), std::mem::take(&mut self.unsampled_ns));
-                    intake.add_record((&ring, place), self.named, span, weights);
+                    let is_switching = switching.contains(&place.position);
+                    let weight_ns = if is_switching { weight_switching_ns } else { weight_ns };
+                    let weights = (weight_ns, std::mem::take(&mut self.unsampled_ns));
+                    intake.add_record((&ring, place), (self.named, is_switching), span, weights);
                     // Makes room for the next sample before this round has read all of them.
                     ring.release_to(place.position + u64::from(place.size));
                 }
@@ -72,6 +77,38 @@ impl ThreadCursor {
         open.span
     }
 
+    /// The positions of the samples that were taken while an interrupt switched the thread out or in: they are late, because
+    /// perf's timer waited until interrupts were enabled again, and nothing that the thread called was running.
+    fn switching(&self, ring: &SampleRing, samples: &[RecordPlace], intake: &Intake) -> Vec<u64> {
+        let is_switching = |place: &&RecordPlace| {
+            let sample = read_sample(&**ring, **place, Layout::of(ring)).ok();
+            let sample = sample.filter(|sample| {
+                let instruction = sample.registers.instruction();
+                sample.in_kernel && !intake.unwinder.is_in_system_call(instruction)
+            });
+            let switches = self.switches().zip(sample);
+            switches.is_some_and(|(switches, sample)| switches.has_switch_near(sample.time_ns))
+        };
+        samples.iter().filter(is_switching).map(|place| place.position).collect()
+    }
+
+    /// What each of the samples represents, and each of the `switching` ones.
+    fn weights(&mut self, ring: &SampleRing, samples: u64, switching: u64) -> [u64; 2] {
+        let period_ns = self.session.period_ns();
+        if ring.timer().is_some() || samples == 0 {
+            return [period_ns; 2];
+        }
+        let sampled_ns = sys::cpu_ns_of(self.thread.tid()).map(|ns| self.session.sampled_ns(ns));
+        let left_ns = sampled_ns.map_or(u64::MAX, |ns| ns.saturating_sub(self.represented_ns));
+        let weights = weights(left_ns, period_ns, samples - switching, switching);
+        let [weight_ns, switching_ns] = weights;
+        self.represented_ns += weight_ns * (samples - switching) + switching_ns * switching;
+        // What was lost is not made up for later.
+        let known_ns = sampled_ns.unwrap_or(0).saturating_sub(period_ns);
+        self.represented_ns = self.represented_ns.max(known_ns);
+        weights
+    }
+
     /// Counts the signals of its timer that were no samples since the last time. They leave no record, so they are taken
     /// for those of the span that the thread is in. Returns whether there were any.
     pub(crate) fn count_missed(&self, span: Option<SpanKey>, intake: &mut Intake) -> bool {
@@ -88,6 +125,16 @@ impl ThreadCursor {
         }
         true
     }
+}
+
+/// The CPU time that each sample represents, and each one at a switch: a period, but all of them not more than `left_ns`.
+///
+/// perf's timer runs for longer than the thread's CPU clock: that of a thread to be preempted stops when another thread
+/// is woken, perf's when the processor has switched. So what is too much belongs to the samples at switches.
+fn weights(left_ns: u64, period_ns: u64, others: u64, switching: u64) -> [u64; 2] {
+    let share = |ns: u64, count: u64| ns.checked_div(count).unwrap_or(0).clamp(1, period_ns.max(1));
+    let other_ns = share(left_ns, others);
+    [other_ns, share(left_ns.saturating_sub(other_ns * others), switching)]
 }
 
 /// The position of a record as the hooks of its thread see it.
@@ -151,5 +198,20 @@ mod tests {
     fn a_sample_outside_all_intervals_belongs_to_no_span() {
         assert_eq!(owners(&[], None, 0, &[0, 32]), [None, None]);
         assert_eq!(owners(&[], Some(A), 64, &[32]), [None]);
+    }
+
+    #[test]
+    fn samples_represent_what_the_thread_ran_and_those_at_switches_have_too_much() {
+        const PERIOD: u64 = 1_000;
+        let of = |left_ns, others, switching| weights(left_ns, PERIOD, others, switching);
+        assert_eq!(of(u64::MAX, 7, 3), [PERIOD, PERIOD]);
+        assert_eq!(of(10_500, 7, 3), [PERIOD, PERIOD]);
+        // 400 ms of CPU time with 465 samples, 112 of them at switches.
+        let [other, switching] = of(400 * PERIOD, 353, 112);
+        assert_eq!((other, switching), (PERIOD, 47 * PERIOD / 112));
+        // It is unknown which.
+        assert_eq!(of(3_600, 4, 0), [900, 1]);
+        assert_eq!(of(3_600, 4, 2), [900, 1]);
+        assert_eq!(of(0, 4, 2), [1, 1]);
     }
 }

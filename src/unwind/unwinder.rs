@@ -200,6 +200,16 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         code.map_or([None; 3], |code| M::calls(code, return_address))
     }
 
+    /// Whether a thread that continues at an address is in a system call, or no code can be read there.
+    pub(crate) fn is_in_system_call(&self, address: u64) -> bool {
+        let length = M::ALIGNMENT.max(2);
+        let before = address.wrapping_sub(length);
+        let code = self.code_within::<4>(before, address.wrapping_sub(1));
+        // The code that signal handlers return to ends with one.
+        let call = M::SIGNAL_RETURN.rchunks(length as usize).next();
+        code.zip(call).is_none_or(|(code, call)| code.starts_with(call))
+    }
+
     /// Whether an address is in executable memory.
     pub(super) fn is_code(&self, address: u64) -> bool {
         self.modules.is_code(address) || self.generated_code(address).is_some()

@@ -21,6 +21,7 @@ mod accounts;
 mod clocks;
 mod links;
 mod shares;
+mod switched;
 mod throttled;
 mod times;
 
@@ -92,6 +93,7 @@ scenarios! {
     // Fine timers follow the wall clock: where threads block or share a CPU, a sample can come after the wait and
     // represent what ran before it.
     shares_are_within_their_bounds: shares::scenario, perf Perf, timer Timer;
+    functions_of_a_thread_that_is_often_preempted_have_their_time: switched::scenario, perf Perf;
     times_agree_with_the_clocks: times::scenario, perf Perf, timer Timer, nothing Nothing;
     accounts_agree_with_the_thread_clock: accounts::scenario, perf Perf, timer Timer, nothing Nothing;
     a_thread_waits_for_a_cpu_as_long_as_the_kernel_says: accounts::runnable, perf Perf, timer Timer, nothing Nothing;
