@@ -117,7 +117,6 @@
 //! | `TRACING_PROFILING_SAMPLING_DELAY` | how long a span is entered before it is sampled ([`Builder::sampling_delay`]) | depends on its rule: 12.5 ms for 250 ms |
 //! | `TRACING_PROFILING_RATE` | samples per second of CPU time, 1 to 10000 | 1,000 at first, down to 100 for a thread that is sampled for long |
 //! | `TRACING_PROFILING_STACK_BYTES` | maximum bytes of stack copied per sample, 1024 to 65448 | 32768 |
-//! | `TRACING_PROFILING_MAX_DEPTH` | maximum frames per stack, 1 to 1024 | 256 |
 //! | `TRACING_PROFILING_PAUSE` | `cpu>90%`, `memory>2GB`, or both joined by `\|`: no further threads are sampled while the host, or the cgroup of the process, is above that ([`Builder::pause_above_cpu`], [`Builder::pause_above_memory`]) | no limit |
 //! | `TRACING_PROFILING_CPU_BUDGET` | maximum percentage of a core for reading samples, 0 for no limit; see [`Builder::cpu_budget`] | 1, and 0 if the rate is set |
 //! | `TRACING_PROFILING_MEMORY` | maximum memory of the layer, as `64MiB`; see [`Builder::memory`] | `128MiB` |
@@ -126,7 +125,6 @@
 //! | `TRACING_PROFILING_FORMATS` | the formats of the files, separated by commas: `html`, `md`, `folded`, `pprof`, `otlp`, `firefox`; see [`Directory::with_formats`] | `html,pprof,otlp`, if their features are on |
 //! | `TRACING_PROFILING_TRACE_URL` | makes trace ids in reports links: `https://tempo.internal/trace/{trace_id}` | none |
 //! | `TRACING_PROFILING_SOURCE_URL` | makes source locations in reports links: `vscode://file//home/me/{file}:{line}` | none |
-//! | `TRACING_PROFILING_LINK` | `root` or `innermost`: the span that samples link to in OTLP; see [`Builder::link`] | `root` |
 //! | `TRACING_PROFILING_SPAN_FIELDS` | names of fields, separated by commas, whose values are shown with a span's name; or `none`; see [`Builder::span_fields`] | `otel.name`, `http.route`, `http.request.method`, `method`, `rpc.service`, `rpc.method`, `messaging.destination.name` |
 //! | `TRACING_PROFILING_REDACT` | regular expressions separated by `;` (`\;` inside a pattern): matches in the names of functions, files and spans become `[redacted]`; see [`Redaction`] | none |
 //! | `TRACING_PROFILING_FULL_PATHS` | `on` includes the directories that the program was built in | `off` |
@@ -329,7 +327,7 @@ pub use ids::{InvalidId, ProfileId, SpanId, TraceId};
 pub use interest::WithOpenTelemetry;
 pub use keep::{Condition, Keep, Kept, KeptSpan, NoProfile, Rule, Rules, Threshold};
 pub use layer::ProfilingLayer;
-pub use otel::{LinkTo, span_attributes};
+pub use otel::span_attributes;
 pub use profile::{DumpedThread, Profile, Resource, ThreadActivity, ThreadDump};
 pub use publish::{OpenSpan, OpenState};
 pub use redact::Redaction;

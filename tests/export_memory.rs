@@ -37,7 +37,6 @@ fn peak(stacks: u64, frames: u32, inlined: Inlined) -> usize {
         .rules("0ms".parse().unwrap())
         .exporter(store)
         .rate(1_000)
-        .max_depth(1_024)
         .stack_bytes(65_528)
         .cpu_budget(0)
         .on_kept(move |kept| _ = sender.send(kept.clone()))

@@ -292,7 +292,7 @@ fn each_log_event_has_a_kind_and_is_in_no_span_of_the_program() {
     let layer = ProfilingLayer::builder()
         .exporter(tracing_profiling::export::Memory::new())
         .rules("[kept]=0ms".parse().unwrap())
-        .max_depth(0)
+        .continuous(2_000)
         .on_kept(|_| panic!("as the test wants"))
         .build()
         .unwrap();
@@ -311,8 +311,8 @@ fn each_log_event_has_a_kind_and_is_in_no_span_of_the_program() {
     let source = of("source", "start");
     assert!(["perf", "timer", "none"].contains(&source["value"].as_str().unwrap()));
     let clamped = of("configuration", "clamped");
-    assert_eq!((&clamped["variable"], &clamped["value"]), (&"max_depth".into(), &"0".into()));
-    assert_eq!(clamped["limit"], 1);
+    assert_eq!((&clamped["variable"], &clamped["value"]), (&"continuous".into(), &"2000".into()));
+    assert_eq!(clamped["limit"], 1_000);
     assert!(clamped["message"].as_str().unwrap().ends_with("/guide/log/#configuration"));
     assert_eq!(of("kept", "latency")["span"], "kept");
     assert!(of("reports", "on_kept_panicked")["message"].is_string());

@@ -188,7 +188,7 @@ fn measure(symbols: bool) {
     assert_eq!(steps.len(), UNITS * STEPS_OF_UNIT);
     let (sender, written) = mpsc::channel();
     let setup = Setup::new("0ms", |builder| {
-        let builder = builder.symbols(symbols).stack_bytes(u32::MAX).max_depth(u32::MAX);
+        let builder = builder.symbols(symbols).stack_bytes(u32::MAX);
         builder.on_kept(move |_| _ = sender.send(Instant::now()))
     });
     let profiler = Profiler { setup, written, steps };

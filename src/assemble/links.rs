@@ -19,7 +19,7 @@ type Ids = Option<(TraceId, SpanId)>;
 /// one that they should link to.
 pub(crate) struct Links<'a> {
     pending: &'a Store,
-    /// By the kept span; empty if each sample links to its innermost span.
+    /// By the kept span, without those that were kept while they were open.
     kept: HashMap<SpanKey, &'a SpanLink>,
     knows_ids: bool,
     /// What was decided for the innermost kept span around a span, if ids were known then.

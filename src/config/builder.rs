@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::export::{AnyExporter, Exporter};
 use crate::keep::{Kept, OnKept, Rules, ShownFields};
 use crate::log::{LogEvent, LogKind};
-use crate::otel::{AttributeNames, LinkTo, OtelSettings};
+use crate::otel::{AttributeNames, OtelSettings};
 use crate::profile::Resource;
 use crate::redact::Redaction;
 use crate::sampler::{CONTINUOUS_RATES, ContinuousSettings, Periods, Source, SourceSettings};
@@ -37,7 +37,6 @@ use crate::threads::{LoadLimits, Timing};
 pub struct Builder {
     pub(super) rules: Rules,
     pub(super) source: SourceSettings,
-    pub(super) max_depth: u32,
     pub(super) exporter: Option<AnyExporter>,
     /// What the environment configures in its place.
     pub(super) env_exporter: Option<AnyExporter>,
@@ -73,8 +72,6 @@ pub struct Builder {
 const DEFAULT_STACK_BYTES: u32 = 32 * 1024;
 /// The upper limit is what fits into one perf record.
 pub(super) const STACK_BYTES: RangeInclusive<u32> = 1024..=65_448;
-const DEFAULT_DEPTH: u32 = 256;
-pub(super) const DEPTHS: RangeInclusive<u32> = 1..=1024;
 /// In hertz.
 pub(super) const RATES: RangeInclusive<u32> = 1..=10_000;
 pub(super) const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
@@ -99,7 +96,6 @@ impl Builder {
                 sampling_delay: None,
                 continuous: ContinuousSettings::OFF,
             },
-            max_depth: DEFAULT_DEPTH,
             exporter: None,
             env_exporter: None,
             resource: None,
@@ -287,13 +283,6 @@ impl Builder {
         self
     }
 
-    /// The maximum number of frames per stack, from 1 to 1,024. The default is 256.
-    #[must_use]
-    pub fn max_depth(mut self, frames: u32) -> Self {
-        self.max_depth = self.clamped("max_depth", frames, &DEPTHS);
-        self
-    }
-
     /// Where profiles go. The default is a [`Directory`](crate::Directory), `profiles` in the working directory, or what the
     /// [environment](crate#environment-variables) configures.
     #[must_use]
@@ -411,14 +400,6 @@ impl Builder {
         self
     }
 
-    /// Which span the samples of a profile link to in OTLP, and so which samples the link from a span to its profile
-    /// shows. The default is [`LinkTo::Root`].
-    #[must_use]
-    pub fn link(mut self, link_to: LinkTo) -> Self {
-        self.otel.link_to = link_to;
-        self
-    }
-
     /// The fields of kept spans whose values are shown, in the log, in profiles and in their file names, so that requests
     /// to different routes have different names. Percentiles, too, compare only spans with the same values.
     ///
@@ -525,7 +506,6 @@ impl std::fmt::Debug for Builder {
         f.debug_struct("Builder")
             .field("rules", &self.rules)
             .field("source", &self.source)
-            .field("max_depth", &self.max_depth)
             .field("files", &self.files)
             .field("links", &self.links)
             .field("profiles_per_minute", &self.profiles_per_minute)
@@ -551,18 +531,16 @@ mod tests {
 
     #[test]
     fn values_out_of_range_are_clamped_with_a_warning() {
-        let builder = Builder::new().rate(0).stack_bytes(70_000).max_depth(0);
+        let builder = Builder::new().rate(0).stack_bytes(70_000);
         assert_eq!(builder.source.periods, Some(Periods::of_rate(1)));
         assert_eq!(builder.source.stack_bytes, 65_448);
-        assert_eq!(builder.max_depth, 1);
         let expected = [
             "rate(0) is not from 1 to 10000: it is 1 now",
             "stack_bytes(70000) is not from 1024 to 65448: it is 65448 now",
-            "max_depth(0) is not from 1 to 1024: it is 1 now",
         ];
         let messages: Vec<_> = builder.warnings.iter().map(|warning| &warning.message).collect();
         assert_eq!(messages, expected);
-        let builder = Builder::new().rate(10_000).stack_bytes(5_003).max_depth(1);
+        let builder = Builder::new().rate(10_000).stack_bytes(5_003);
         assert_eq!((builder.source.stack_bytes, builder.warnings.len()), (5_000, 0));
     }
 

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::Builder;
-use super::builder::{DEPTHS, LONGEST_INTERVAL, RATES, SHORTEST_INTERVAL, STACK_BYTES};
+use super::builder::{LONGEST_INTERVAL, RATES, SHORTEST_INTERVAL, STACK_BYTES};
 use super::files::{FileSettings, formats};
 use super::links;
 use crate::error::Error;
@@ -91,9 +91,6 @@ const SETTINGS: &[Setting] = &[
     setting!("_STACK_BYTES", "bytes, from 1024 to 65448", |builder, text| {
         builder.stack_bytes(within(text, STACK_BYTES)?)
     }),
-    setting!("_MAX_DEPTH", "frames, from 1 to 1024", |builder, text| {
-        builder.max_depth(within(text, DEPTHS)?)
-    }),
     setting!("_PAUSE", "limits as cpu>90%|memory>2GB", |builder, text| {
         let (cpu, memory) = pause_limits(text)?;
         let builder = cpu.into_iter().fold(builder, Builder::pause_above_cpu);
@@ -124,7 +121,6 @@ const SETTINGS: &[Setting] = &[
     setting!(try "_SPAN_FIELDS", |variable, builder, text| {
         field_names(variable, text).map(|names| builder.span_fields(names))
     }),
-    setting!("_LINK", "root or innermost", |builder, text| builder.link(text.parse().ok()?)),
     setting!(try "_REDACT", |variable, builder, text| {
         builder.also_redact(|redaction| redaction.hide_all(variable, text))
     }),
@@ -391,7 +387,6 @@ fn percent(text: &str) -> Option<u32> {
 mod tests {
     use super::*;
     use crate::export::Format;
-    use crate::otel::LinkTo;
     use crate::redact::Redaction;
     use crate::sampler::Source;
 
@@ -433,7 +428,7 @@ mod tests {
             "{second}"
         );
         assert!(second.ends_with("_SOURCE, _OFF_CPU, _TIMER_CLOCK, _SIGNAL, _SAMPLING_DELAY, _RATE, _STACK_BYTES, \
-            _MAX_DEPTH, _PAUSE, _CPU_BUDGET, _MEMORY, _DIR, _FORMATS, _TRACE_URL, _SOURCE_URL, _SPAN_FIELDS, _LINK, _REDACT, _FULL_PATHS, \
+            _PAUSE, _CPU_BUDGET, _MEMORY, _DIR, _FORMATS, _TRACE_URL, _SOURCE_URL, _SPAN_FIELDS, _REDACT, _FULL_PATHS, \
             _SYMBOLS, _ALLOC_SAMPLE_INTERVAL, _CONTINUOUS, _CONTINUOUS_INTERVAL, _REFERENCES, _HEAP"), "{second}");
     }
 
@@ -458,13 +453,11 @@ mod tests {
             ("TRACING_PROFILING_SIGNAL", "40"),
             ("TRACING_PROFILING_OFF_CPU", "off"),
             ("TRACING_PROFILING_RATE", "99"),
-            ("TRACING_PROFILING_STACK_BYTES", "8192"),
-            ("TRACING_PROFILING_MAX_DEPTH", " 64 "),
+            ("TRACING_PROFILING_STACK_BYTES", " 8192 "),
             ("TRACING_PROFILING_CPU_BUDGET", "5"),
             ("TRACING_PROFILING_PAUSE", "cpu>90% | memory > 2GiB"),
             ("TRACING_PROFILING_MEMORY", "64 MiB"),
             ("TRACING_PROFILING_SPAN_FIELDS", "http.route, tenant,"),
-            ("TRACING_PROFILING_LINK", "innermost"),
             ("TRACING_PROFILING_REDACT", r"acme_\w+; ^GET (.*)"),
             ("TRACING_PROFILING_FULL_PATHS", "on"),
             ("TRACING_PROFILING_SYMBOLS", "off"),
@@ -483,13 +476,11 @@ mod tests {
             .off_cpu(false)
             .rate(99)
             .stack_bytes(8192)
-            .max_depth(64)
             .cpu_budget(5)
             .pause_above_cpu(90)
             .pause_above_memory(2 << 30)
             .memory(64 << 20)
             .span_fields(["http.route", "tenant"])
-            .link(LinkTo::Innermost)
             .redact(redaction)
             .symbols(false)
             .alloc_sample_interval(4000)
@@ -667,7 +658,6 @@ mod tests {
             ("RATE", "0"),
             ("RATE", "10001"),
             ("STACK_BYTES", "1"),
-            ("MAX_DEPTH", "1025"),
             ("CPU_BUDGET", "-1"),
             ("PAUSE", "cpu>90"),
             ("PAUSE", "cpu>0%"),
@@ -685,7 +675,6 @@ mod tests {
             ("FORMATS", "pdf"),
             ("TRACE_URL", "javascript:{trace_id}"),
             ("SOURCE_URL", "javascript:{file}"),
-            ("LINK", "outermost"),
             ("REDACT", "a;["),
             ("FULL_PATHS", "long"),
             ("SYMBOLS", "1"),

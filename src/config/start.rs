@@ -29,6 +29,8 @@ use crate::sys::{self, Clock, Poller, SampleRequest};
 const DEFAULT_CPU_PERCENT: u32 = 1;
 /// Address space that must be left: five thread stacks and the initial allocations of a layer.
 const LEAST_MIB: u64 = 14;
+/// The innermost ones, if there are more.
+const FRAMES_PER_STACK: usize = 1_024;
 const RING_BYTES: usize = 256 * 1024;
 /// With samples, without local roots.
 const MOST_PENDING_SPANS: usize = 16_384;
@@ -141,7 +143,7 @@ pub(crate) fn start(
                 (None, None) => Some(DEFAULT_CPU_PERCENT),
                 (percent, _) => percent.filter(|percent| *percent > 0),
             },
-            frames_per_stack: builder.max_depth as usize,
+            frames_per_stack: FRAMES_PER_STACK,
             stack_bytes: builder.source.stack_bytes as usize,
             await_bytes: builder.memory / 8,
             alloc_sample_interval: builder.alloc_sample_interval.into(),

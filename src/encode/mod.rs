@@ -30,9 +30,9 @@ mod roundtrip;
 #[cfg(feature = "firefox")]
 pub use firefox::firefox;
 pub use folded::folded;
-pub use html::{HtmlContext, html};
 #[cfg(feature = "axum")]
-pub(crate) use html::{HtmlText, KeptSummary};
+pub(crate) use html::KeptSummary;
+pub use html::{HtmlContext, html};
 pub use json_summary::json_summary;
 pub use markdown::markdown;
 #[cfg(feature = "otlp")]

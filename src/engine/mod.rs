@@ -35,7 +35,7 @@ use crate::facts::format::place_of;
 use crate::facts::{Facts, Reason, Reasons};
 use crate::keep::{Callsite, Callsites, FieldValues, KeptSpan, ProfileAdmission, Rules, SpanLink};
 use crate::log::LogEvent;
-use crate::otel::{LinkTo, OtelSettings, OtelSpan, UnreachedSpans};
+use crate::otel::{OtelSettings, OtelSpan, UnreachedSpans};
 use crate::profile::ProfileId;
 use crate::publish::PublishState;
 use crate::redact::Redaction;
@@ -348,9 +348,6 @@ impl Engine {
         let first = self.admission.first_link(closing.root);
         let at = first.as_ref().map_or(closing.closed_at, |first| first.at);
         let own = SpanLink { ids, at, has_on_cpu, ..SpanLink::default() };
-        if self.otel.link_to == LinkTo::Innermost {
-            return own;
-        }
         // Usually it is the local root, which then holds for the whole tree.
         let is_same = |first: &SpanLink| {
             let (trace, first_trace) = (ids.map(|ids| ids.trace), first.ids.map(|ids| ids.trace));

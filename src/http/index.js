@@ -726,8 +726,226 @@ function listenToWindow() {
   });
 }
 
-readAddress();
-listenToState();
-listenToList();
-listenToWindow();
-refresh().then(() => performance.mark('index-ready'));
+// --- what is typical of routes, and a route in two periods
+
+const MOST_ROWS = 20;
+/** What a kind of time is called, and the look of its part of a bar. */
+const KINDS = {
+  on_cpu: ['on-CPU', 'on'],
+  off_cpu: ['off-CPU', 'off'],
+  runnable: ['waiting for a CPU', 'off'],
+  await: ['await', 'await'],
+  scheduling_delay: ['scheduling delay', 'delay'],
+  unexplained_idle: ['unexplained idle', 'rest'],
+  other_spans: ['other spans on its stack', 'rest'],
+  unmeasured: ['unmeasured', 'rest'],
+};
+const pathOf = (path, values) => `${base}${path}?${new URLSearchParams(values)}`;
+const link = (href, ...text) => el('a', { href }, ...text);
+const orDash = (ms) => (ms === null ? '–' : duration(ms));
+const signed = (value, shown) => `${value > 0 ? '+' : value < 0 ? '−' : ''}${shown(Math.abs(value))}`;
+const growth = ({ was_ms, is_ms }) => signed((is_ms / was_ms - 1) * 100, (percent) => `${percent.toFixed(0)} %`);
+const numberCell = (...children) => el('td', { class: 'number' }, ...children);
+const explained = () =>
+  el(
+    'p',
+    { class: 'hint' },
+    'Of this hour and the one before, from reference spans, which were chosen at random when they were created; the ' +
+      'number of requests is estimated from their probabilities. Percentiles need 10, 100 and 500 of them.',
+  );
+
+/** A table. Columns of numbers begin with `#`. */
+function tableOf(caption, heads, rows) {
+  const head = heads.map((text) =>
+    el('th', { scope: 'col', ...(text.startsWith('#') ? { class: 'number' } : {}) }, text.replace('#', '')),
+  );
+  const above = caption === '' ? [] : [el('caption', {}, caption)];
+  return el('table', {}, ...above, el('thead', {}, el('tr', {}, ...head)), el('tbody', {}, ...rows));
+}
+const wide = (label, ...children) =>
+  el('section', { class: 'wide', tabindex: 0, role: 'region', 'aria-label': label }, ...children);
+
+/** A bar of the parts of a time, for those who see it: what it shows is in the text below. */
+function bar(split) {
+  const parts = Object.entries(split).sort((a, b) => b[1] - a[1]),
+    all = parts.reduce((sum, [, ms]) => sum + ms, 0);
+  const shape = (tag, attributes) => {
+    const element = document.createElementNS('http://www.w3.org/2000/svg', tag);
+    for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+    return element;
+  };
+  const looks = { class: 'parts', viewBox: '0 0 100 10', preserveAspectRatio: 'none', 'aria-hidden': 'true' };
+  const picture = shape('svg', looks);
+  let x = 0;
+  for (const [kind, ms] of parts) {
+    const width = all > 0 ? (ms / all) * 100 : 0;
+    picture.append(shape('rect', { class: KINDS[kind]?.[1] ?? 'rest', x: x.toFixed(2), width: width.toFixed(2), height: 10 }));
+    x += width;
+  }
+  const words = parts
+    .filter(([, ms]) => ms >= all / 1000)
+    .map(([kind, ms]) => `${KINDS[kind]?.[0] ?? clean(kind)} ${duration(ms)}`);
+  return [picture, el('small', {}, words.join(' + '))];
+}
+
+function routesPage(routes) {
+  if (routes.length === 0) {
+    const off = el('code', {}, 'TRACING_PROFILING_REFERENCES=off');
+    const why = el('p', {}, 'No reference span has closed yet. ', off, ' turns them off, and so do rules that keep nothing.');
+    return [explained(), el('section', {}, why)];
+  }
+  const row = (route) => {
+    const name = el('a', { class: 'code', href: pathOf('routes', { route: route.name }) }, clean(route.name));
+    const slower = route.drift ? [' ', el('span', { class: 'badge' }, growth(route.drift))] : [];
+    return el(
+      'tr',
+      {},
+      el('td', {}, name, ...slower),
+      numberCell(`~${grouped(route.requests_estimated)}`),
+      ...[route.p50_ms, route.p95_ms, route.p99_ms, route.mean_wall_ms].map((ms) => numberCell(orDash(ms))),
+      el('td', {}, ...bar(route.mean_wall_split_ms)),
+      numberCell(grouped(route.references)),
+    );
+  };
+  const heads = ['Route', '#Requests', '#p50', '#p95', '#p99', '#Mean', 'Where the time goes', '#References'];
+  return [explained(), wide('Routes', tableOf('', heads, routes.map(row)))];
+}
+
+function routePage(route) {
+  byId('title').textContent = document.title = clean(route.name);
+  const { drift, kept } = route;
+  const since = drift?.since.startsWith('version') ? `with ${clean(drift.since)}` : 'in the same hour of the day before';
+  const slower = drift
+    ? [
+        `It has become slower: ${duration(drift.is_ms)} on average in the hour from ${clean(drift.hour)}, ` +
+          `and ${duration(drift.was_ms)} ${since} (${growth(drift)}).`,
+      ].map((text) => el('p', { class: 'problem' }, text))
+    : [];
+  const figures = {
+    'requests, estimated': grouped(route.requests_estimated),
+    references: grouped(route.references),
+    p50: orDash(route.p50_ms),
+    p95: orDash(route.p95_ms),
+    p99: orDash(route.p99_ms),
+    mean: duration(route.mean_wall_ms),
+  };
+  const figure = ([name, value]) => el('div', {}, el('dt', {}, name), el('dd', {}, value));
+  const profile = (format) => pathOf('routes/profile', { route: route.name, format });
+  const has = document.querySelector('meta[name=formats]').content.split(' ');
+  const links = [
+    el('li', {}, link(profile('html'), 'Its flame graph'), ', the mean of the last references'),
+    el('li', {}, link(profile('pprof'), 'For ', el('code', {}, 'go tool pprof')), ': ', el('code', {}, '-diff_base'), ' takes it, with the file of a kept span'),
+    el('li', {}, link(profile('otlp'), 'As OTLP')),
+    el('li', {}, link(pathOf('compare', { route: route.name }), 'This version against the one before'), ', or this hour against the day before'),
+  ].filter((_, at) => (at !== 1 || has.includes('pprof')) && (at !== 2 || has.includes('otlp')));
+  const report = ({ file, reasons }) => (file ? link(fileUrl(file), clean(reasons)) : 'no report');
+  const row = (one) =>
+    el('tr', {}, el('td', {}, el('time', { datetime: one.time }, clean(one.time))), numberCell(duration(one.wall_ms)), el('td', {}, report(one)));
+  return [
+    explained(),
+    ...slower,
+    el('section', {}, el('dl', { class: 'figures' }, ...Object.entries(figures).map(figure)), ...bar(route.mean_wall_split_ms)),
+    el('section', {}, el('h2', {}, 'The typical request'), el('ul', {}, ...links)),
+    el(
+      'section',
+      {},
+      el('h2', {}, 'The slowest kept ones'),
+      kept.length === 0
+        ? el('p', {}, 'None of the last 1,000 kept spans is of this route.')
+        : tableOf('', ['Begun', '#Wall time', 'Report'], kept.map(row)),
+    ),
+  ];
+}
+
+/** The name of a set of hours. */
+const periodOf = ({ version, hour, all }) =>
+  version !== undefined
+    ? `version ${clean(version)}`
+    : hour !== undefined
+      ? `the hour from ${clean(hour)}`
+      : all !== undefined
+        ? 'all hours'
+        : 'this hour and the one before';
+const inUnit = (unit) => (value) =>
+  unit === 'bytes' ? `${(value / 1e3).toFixed(0)} KB` : unit === 'count' ? grouped(value) : duration(value / 1e6);
+/** What a row is of, and where that is. */
+function placeOf(row) {
+  const of = row.child ?? 'other',
+    named = { allocated_bytes: 'allocated', child_spans: `${clean(of)} spans`, child_time: `wall time of ${clean(of)} spans` };
+  if (named[row.what]) return [named[row.what], ''];
+  const onOthers = row.what === 'other_threads' ? ' on other threads' : '';
+  if (row.function !== undefined)
+    return [clean(row.function), ` ${clean(row.file)}${row.line > 0 ? `:${row.line}` : ''}${onOthers}`];
+  if (row.others) return ['in other functions', onOthers];
+  const isWhole = ['runnable', 'unexplained_idle', 'other_spans', 'unmeasured'].includes(row.what);
+  return [isWhole ? '' : 'in no known function', onOthers];
+}
+const isSure = (interval) => interval !== null && (interval[0] > 0 || interval[1] < 0);
+function differenceRow(row) {
+  const shown = inUnit(row.unit),
+    [name, place] = placeOf(row),
+    extra = signed(row.extra, shown);
+  return el(
+    'tr',
+    {},
+    el('td', {}, KINDS[row.what]?.[0] ?? ''),
+    el('td', {}, el('span', { class: 'code' }, name), el('small', {}, place)),
+    numberCell(isSure(row.interval) ? el('b', {}, extra) : extra),
+    numberCell(row.interval ? row.interval.map((end) => signed(end, shown)).join(' and ') : '–'),
+    numberCell(shown(row.before)),
+    numberCell(shown(row.after)),
+  );
+}
+
+function comparePage({ route, before, after, wall_ns: wall, rows, beside, versions }) {
+  byId('title').textContent = document.title = clean(route);
+  const sure = !wall.interval
+    ? ' Fewer than ten reference spans: whether the difference is chance is not known.'
+    : isSure(wall.interval)
+      ? ''
+      : ' The difference can be chance.';
+  const text =
+    `The mean request takes ${duration(wall.after / 1e6)} in ${periodOf(after)} (${after.references} references), and took ` +
+    `${duration(wall.before / 1e6)} in ${periodOf(before)} (${before.references}): ${signed(wall.extra, inUnit('ns'))}.${sure}`;
+  const heads = ['Kind', 'In', '#Difference', '#Between', '#Before', '#After'];
+  const rest = rows.slice(MOST_ROWS).reduce((sum, row) => sum + row.extra, 0);
+  const further = el('tr', {}, el('td'), el('td', {}, `${rows.length - MOST_ROWS} further rows`), numberCell(signed(rest, inUnit('ns'))));
+  const all = [...rows.slice(0, MOST_ROWS).map(differenceRow), ...(rows.length > MOST_ROWS ? [further] : [])];
+  const caption = 'Where the difference is. The rows add up to it; each interval has a confidence of 95 %.';
+  const changed = beside.filter((row) => row.extra !== 0).slice(0, MOST_ROWS);
+  const other = (version) => el('li', {}, link(pathOf('compare', { route, before: version }), clean(version)));
+  return [
+    el('p', {}, text),
+    wide('Differences', tableOf(caption, heads, all)),
+    ...(changed.length > 0
+      ? [wide('Beside it', tableOf('Beside the wall time', heads, changed.map(differenceRow)))]
+      : []),
+    ...(versions.length > 0
+      ? [el('section', {}, el('h2', {}, 'Against another version'), el('ul', {}, ...versions.map(other)))]
+      : []),
+  ];
+}
+
+async function showTypical() {
+  const isComparison = location.pathname.endsWith('/compare'),
+    isOne = new URLSearchParams(location.search).has('route');
+  try {
+    const response = await ask(`${isComparison ? 'compare' : 'routes'}${location.search}`);
+    const answer = await response.json();
+    if (isOne && !isComparison && answer.routes.length === 0) throw new Error('nothing is known of this route');
+    const page = isComparison ? comparePage(answer) : isOne ? routePage(answer.routes[0]) : routesPage(answer.routes);
+    byId('content').replaceChildren(...page);
+  } catch (error) {
+    problem(error.message);
+  }
+}
+
+if (document.body.className === 'typical') {
+  showTypical().then(() => performance.mark('index-ready'));
+} else {
+  readAddress();
+  listenToState();
+  listenToList();
+  listenToWindow();
+  refresh().then(() => performance.mark('index-ready'));
+}

@@ -41,6 +41,8 @@ use crate::publish::OpenSpan;
 const LONGEST_RULES: usize = 64 * 1024;
 
 const PAGE: &str = include_str!("index.html");
+/// The page of routes and of comparisons.
+const TYPICAL_PAGE: &str = include_str!("typical.html");
 #[cfg(feature = "pprof")]
 const PPROF_PAGE: &str = include_str!("pprof.html");
 const STYLE: &str = include_str!("index.css");
@@ -217,7 +219,7 @@ async fn page_or_state(
     headers: HeaderMap,
 ) -> Result<Response, Failure> {
     if wants_page(&headers) {
-        return Ok(asset("text/html; charset=utf-8", &page_at(uri.path())));
+        return Ok(page_at(PAGE, uri.path()));
     }
     let state = blocking(move || Ok(Json(describe(&handle)))).await?;
     Ok(([(header::VARY, "accept")], state).into_response())
@@ -229,33 +231,22 @@ fn wants_page(headers: &HeaderMap) -> bool {
     accept.is_some_and(|accept| accept.contains("text/html"))
 }
 
-/// The path at which the routes are nested, as a part of links.
-fn base_of(path: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/-._~%:@!$+,;=".contains(c);
-    path.trim_end_matches('/').chars().filter(|c| is_plain(*c)).collect()
-}
-
 /// What is typical of all routes, or of the one in the query.
 async fn typical_routes(
     State(handle): State<Handle>,
     OriginalUri(uri): OriginalUri,
     headers: HeaderMap,
 ) -> Result<Response, Failure> {
+    if wants_page(&headers) {
+        return Ok(page_at(TYPICAL_PAGE, uri.path().trim_end_matches("/routes")));
+    }
     let wanted = routes::value_in(uri.query().unwrap_or_default(), "route");
     let answer = move || {
         let found = routes::summaries(&handle, wanted.as_deref());
-        if !wants_page(&headers) {
-            let version = routes::own_version(&handle);
-            let found = found.iter().map(routes::RouteSummary::to_json).collect();
-            let all = object([("version", Value::from(version)), ("routes", found)]);
-            return Ok(([(header::VARY, "accept")], Json(all)).into_response());
-        }
-        let base = base_of(uri.path().trim_end_matches("/routes"));
-        match (&wanted, &found[..]) {
-            (None, _) => Ok(asset(HTML, &routes::list_page(&base, &found))),
-            (Some(_), [route]) => Ok(asset(HTML, &routes::route_page(&base, route))),
-            (Some(_), _) => Err(not_found()),
-        }
+        let version = routes::own_version(&handle);
+        let found = found.iter().map(routes::RouteSummary::to_json).collect();
+        let all = object([("version", Value::from(version)), ("routes", found)]);
+        Ok(([(header::VARY, "accept")], Json(all)).into_response())
     };
     blocking(answer).await
 }
@@ -292,28 +283,30 @@ async fn compared(
     OriginalUri(uri): OriginalUri,
     headers: HeaderMap,
 ) -> Result<Response, Failure> {
+    if wants_page(&headers) {
+        return Ok(page_at(TYPICAL_PAGE, uri.path().trim_end_matches("/compare")));
+    }
     let compare = move |handle: &Handle| {
         let value = |name| routes::value_in(uri.query().unwrap_or_default(), name);
         let missing = || (StatusCode::BAD_REQUEST, "`route` is missing in the query".to_owned());
         let route = value("route").ok_or_else(missing)?;
         let (before, after) = (value("before"), value("after"));
         let compared = compare::compared(handle, &route, before.as_deref(), after.as_deref())?;
-        Ok(match wants_page(&headers) {
-            true => {
-                let base = base_of(uri.path().trim_end_matches("/compare"));
-                asset(HTML, &compared.to_page(&base))
-            }
-            false => ([(header::VARY, "accept")], Json(compared.to_json())).into_response(),
-        })
+        Ok(([(header::VARY, "accept")], Json(compared.to_json())).into_response())
     };
     slow(routed, compare).await
 }
 
-/// The page, whose links begin at the path at which it was requested.
-fn page_at(path: &str) -> String {
-    let base = base_of(path);
+/// A page whose links begin at the path at which the routes are nested.
+fn page_at(page: &str, path: &str) -> Response {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/-._~%:@!$+,;=".contains(c);
+    let base: String = path.trim_end_matches('/').chars().filter(|c| is_plain(*c)).collect();
     let of_process = if cfg!(feature = "pprof") { LINKS_TO_PROCESS } else { "" };
-    PAGE.replace("{{process}}", of_process).replace("{{base}}", &format!("{base}/"))
+    let known = [(cfg!(feature = "pprof"), "pprof "), (cfg!(feature = "otlp"), "otlp")];
+    let formats: String = known.into_iter().filter(|(is_on, _)| *is_on).map(|of| of.1).collect();
+    let page = page.replace("{{process}}", of_process).replace("{{formats}}", &formats);
+    let page = page.replace("{{home}}", if base.is_empty() { "/" } else { &base });
+    asset(HTML, &page.replace("{{base}}", &format!("{base}/")))
 }
 
 fn asset(content_type: &'static str, text: &str) -> Response {

@@ -43,7 +43,7 @@ fn id_of(span: &KeptSpan, samples: u64, of: fn(ProfileId) -> ProfileId) -> Optio
 /// | `profile.off_cpu_id` | if the profile has waits of the span | the id of the profile with the waits in OTLP, 32 hexadecimal digits: see [`ProfileId::for_off_cpu`](crate::ProfileId::for_off_cpu) |
 /// | `profile.await_id` | if the profile has awaits of the span | the id of the profile with the awaits in OTLP, 32 hexadecimal digits: see [`ProfileId::for_await`](crate::ProfileId::for_await). Scheduling delays are in that of [`ProfileId::for_scheduling_delay`](crate::ProfileId::for_scheduling_delay) |
 /// | `profile.alloc_space_id` | if the profile has samples of what the span allocated | the id of the profile with the bytes in OTLP, 32 hexadecimal digits: see [`ProfileId::for_alloc_space`](crate::ProfileId::for_alloc_space). The numbers of allocations are in that of [`ProfileId::for_alloc_objects`](crate::ProfileId::for_alloc_objects) |
-/// | `pyroscope.profile.id` | if there is a profile with on-CPU samples of the span | the id of the span that these samples [link to](crate::LinkTo), 16 hexadecimal digits, as Grafana's link from traces to profiles expects it |
+/// | `pyroscope.profile.id` | if there is a profile with on-CPU samples of the span | the id of the span that these samples [link to](crate::guide::opentelemetry), 16 hexadecimal digits, as Grafana's link from traces to profiles expects it |
 ///
 /// The attributes are set when the span closes, and are true then: what is found later adds no attribute. So a span that
 /// only waited has `profile.id` and `profile.off_cpu_id` and no `pyroscope.profile.id`, although another span of the same

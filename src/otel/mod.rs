@@ -1,7 +1,6 @@
 //! Access to `tracing-opentelemetry`: the OpenTelemetry span of a closing span, and its attributes.
 
 mod attributes;
-mod links;
 #[cfg(feature = "opentelemetry")]
 mod otel_span;
 #[cfg(not(feature = "opentelemetry"))]
@@ -13,7 +12,6 @@ mod values;
 
 pub use attributes::span_attributes;
 pub(crate) use attributes::{AttributeNames, SpanAttributes};
-pub use links::LinkTo;
 pub(crate) use otel_span::OtelSpan;
 pub(crate) use unreached::UnreachedSpans;
 
@@ -21,7 +19,6 @@ pub(crate) use unreached::UnreachedSpans;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct OtelSettings {
     pub(crate) attributes: AttributeNames,
-    pub(crate) link_to: LinkTo,
     /// Whether spans of traces that are not exported are not kept.
     pub(crate) only_sampled_traces: bool,
 }

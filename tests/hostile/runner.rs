@@ -79,7 +79,7 @@ fn run_as(
         // Its own process group, so that it is killed together with its children.
         .process_group(0);
     // The developer's own settings must not affect the test.
-    for name in ["", "_RATE", "_STACK_BYTES", "_MAX_DEPTH", "_DIR"] {
+    for name in ["", "_RATE", "_STACK_BYTES", "_DIR"] {
         command.env_remove(format!("TRACING_PROFILING{name}"));
     }
     let start = Instant::now();

@@ -5,8 +5,8 @@ use std::collections::HashSet;
 use opentelemetry_proto::tonic::profiles::v1development as proto;
 use prost::Message as _;
 use tracing::Span;
+use tracing_profiling::Resource;
 use tracing_profiling::encode::otlp;
-use tracing_profiling::{LinkTo, Resource};
 
 use super::*;
 
@@ -304,55 +304,29 @@ fn a_child_on_another_thread_leads_to_the_request() {
 }
 
 #[test]
-fn with_innermost_samples_link_to_their_own_span() {
-    seen_in(
-        |builder| usual(builder).link(LinkTo::Innermost),
-        |_| {
-            info_span!("request").in_scope(|| {
-                burn(60 * MS);
-                info_span!("child").in_scope(|| burn(60 * MS));
-                queries(0..1, 60 * MS);
-            });
-        },
-        |seen| {
-            for name in ["request", "child"] {
-                assert_eq!(seen.leads_to(name), Some(name));
-                assert_eq!(seen.shown_by(name), [name]);
-            }
-            let query = seen.spans["query 0"].span_context.span_id().to_bytes();
-            assert!(seen.linked.iter().any(|sample| sample.span == query));
-        },
-    );
-}
-
-#[test]
 fn a_span_that_only_waited_leads_to_its_waits() {
-    for link_to in [LinkTo::Root, LinkTo::Innermost] {
-        let set = |builder: Builder| usual(builder).link(link_to);
-        let scene = Scene::with(set, Sampler::AlwaysOn, in_order);
-        scene.run(|| {
-            info_span!("idle").in_scope(|| std::thread::sleep(300 * MS));
-            info_span!("request").in_scope(|| {
-                burn(60 * MS);
-                info_span!("waits").in_scope(|| std::thread::sleep(300 * MS));
-            });
+    let scene = Scene::with(usual, Sampler::AlwaysOn, in_order);
+    scene.run(|| {
+        info_span!("idle").in_scope(|| std::thread::sleep(300 * MS));
+        info_span!("request").in_scope(|| {
+            burn(60 * MS);
+            info_span!("waits").in_scope(|| std::thread::sleep(300 * MS));
         });
-        let seen = Seen::of(&scene);
-        if !HAS_STACKS {
-            continue;
-        }
-        assert_eq!(seen.leads_to("request"), Some("request"));
-        for name in ["idle", "waits"] {
-            let span = &seen.spans[name];
-            // The sleep itself can take a sample.
-            let has_sample =
-                seen.linked.iter().any(|sample| !sample.is_wait && sample.name == name);
-            assert!(has_sample || seen.leads_to(name).is_none(), "{name}: {:?}", seen.linked);
-            assert!(text(span, "profile.off_cpu_id").is_some(), "{name}: {:?}", span.attributes);
-        }
-        // Those of the request contain the wait of its child.
-        assert!(text(&seen.spans["request"], "profile.off_cpu_id").is_some());
+    });
+    let seen = Seen::of(&scene);
+    if !HAS_STACKS {
+        return;
     }
+    assert_eq!(seen.leads_to("request"), Some("request"));
+    for name in ["idle", "waits"] {
+        let span = &seen.spans[name];
+        // The sleep itself can take a sample.
+        let has_sample = seen.linked.iter().any(|sample| !sample.is_wait && sample.name == name);
+        assert!(has_sample || seen.leads_to(name).is_none(), "{name}: {:?}", seen.linked);
+        assert!(text(span, "profile.off_cpu_id").is_some(), "{name}: {:?}", span.attributes);
+    }
+    // Those of the request contain the wait of its child.
+    assert!(text(&seen.spans["request"], "profile.off_cpu_id").is_some());
 }
 
 /// A filter hides spans between a request and its slow child from OpenTelemetry.

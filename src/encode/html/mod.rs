@@ -96,7 +96,7 @@ fn policy() -> String {
 }
 
 /// Text of an element.
-pub(crate) struct HtmlText<'a>(pub(crate) &'a str);
+struct HtmlText<'a>(pub(crate) &'a str);
 
 impl std::fmt::Display for HtmlText<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

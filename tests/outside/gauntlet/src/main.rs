@@ -85,7 +85,6 @@ impl Host {
             .rules("50ms".parse().unwrap())
             .rate(1_000)
             .stack_bytes(65_448)
-            .max_depth(1_024)
             .profiles_per_minute(10_000);
         let layer = set(builder).build().unwrap();
         let handle = layer.handle();
