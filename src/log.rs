@@ -66,6 +66,7 @@ kinds! {
         Disabled = "disabled",
         ReloadFailed = "reload_failed",
         NothingSeen = "nothing_seen",
+        Declined = "declined",
         NotCounted = "not_counted",
         AmbiguousNames = "ambiguous_names",
     }
