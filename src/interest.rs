@@ -1,6 +1,10 @@
 //! Which callsites the layer wants. It filters itself, as a layer with a `with_filter` does, so that it enables no
 //! callsite that its rules do not need, and disables none for other layers.
 //!
+//! A span that only this layer wanted would be the current one, and hide the span around it from layers that propagate
+//! contexts, record values or move `Span::current()` to a task. So the layer wants a span that no rule names only if
+//! another layer wants it, which it asks its own subscriber: see [`SelfFilter::register_callsite`].
+//!
 //! Only a *per-layer filter* of `tracing-subscriber` can decline a callsite for one layer alone: a layer that answers
 //! `never` by itself disables it for all. The layer therefore contains one, [`Filtered`], around a layer that does
 //! nothing. It is asked for everything that decides whether a callsite is enabled, and receives new spans and events, for
@@ -8,6 +12,7 @@
 //! for each. The hooks decide for themselves which spans are profiled.
 
 use std::any::{Any, TypeId, type_name};
+use std::cell::Cell;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -22,7 +27,7 @@ use tracing_subscriber::registry::{LookupSpan, Registry};
 use crate::control::Control;
 use crate::engine::{Engine, Gate};
 use crate::refresh::refresh_interest;
-use crate::sys;
+use crate::sys::{self, Uncounted};
 
 /// The engine of a layer, once it is known to run.
 #[derive(Debug)]
@@ -53,6 +58,11 @@ impl FoundEngine {
         let engine = self.control.engine()?;
         Some(self.engine.get_or_init(|| Arc::clone(engine)))
     }
+}
+
+thread_local! {
+    /// The callsite of which this thread asks what other layers want.
+    static ASKS_OTHERS: Cell<Option<&'static Metadata<'static>>> = const { Cell::new(None) };
 }
 
 /// The filter: what the rules in force want. Nothing while the layer is off.
@@ -161,15 +171,60 @@ impl SelfFilter {
         self.filter.as_ref()?.downcast_ref()
     }
 
+    /// Adds what the rules want to what other filters want of the callsite.
+    ///
+    /// `tracing-subscriber` sums up the interests of filters in a thread-local, which the registry takes at the end. Asking
+    /// the subscriber about the same callsite from here, without an answer of our own, ends in that, too: its result is
+    /// the sum of all others, and what filters around this layer had added is taken. What is added now replaces these:
+    /// if no other layer wants the callsite, `never` is their sum, and if one does, `sometimes` is a sum for any of them.
     pub(crate) fn register_callsite<S>(&self, metadata: &'static Metadata<'static>) -> Interest
     where
         S: Subscriber + for<'a> LookupSpan<'a>,
     {
-        match self.get::<S>() {
-            Some(filter) => filter.register_callsite(metadata),
-            // See `Wanted::callsite_enabled`.
-            None => Interest::sometimes(),
+        // See `Wanted::callsite_enabled`.
+        let Some(filter) = self.get::<S>() else { return Interest::sometimes() };
+        if ASKS_OTHERS.get().is_some_and(|asked| std::ptr::eq(asked, metadata)) {
+            return Interest::always();
         }
+        // A wrapper that hides this layer may hold a lock now (`reload::Layer`), or has a filter that the program chose.
+        if self.was_asked.load(Ordering::Relaxed)
+            && let Some(engine) = filter.filter().0.get()
+        {
+            let _uncounted = Uncounted::begin();
+            let is_declined =
+                engine.callsites.follow_others(metadata) && !self.others_want(metadata);
+            engine.callsites.set_declined(metadata, is_declined);
+        }
+        filter.register_callsite(metadata)
+    }
+
+    /// Whether a layer of the subscriber besides those of this crate wants the callsite, or there is no other.
+    fn others_want(&self, metadata: &'static Metadata<'static>) -> bool {
+        /// Restored also if a layer panics.
+        struct Asks(Option<&'static Metadata<'static>>);
+        impl Drop for Asks {
+            fn drop(&mut self) {
+                ASKS_OTHERS.set(self.0);
+            }
+        }
+        let Some(own) = self.control.own_dispatch().or_else(|| self.find_dispatch()) else {
+            return true;
+        };
+        let _asks = Asks(ASKS_OTHERS.replace(Some(metadata)));
+        !own.register_callsite(metadata).is_never()
+    }
+
+    /// The default subscriber, if it is that of this layer: `Option` and `Vec` do not pass it on.
+    #[cold]
+    fn find_dispatch(&self) -> Option<Dispatch> {
+        let is_own = |own: &Wanted| Arc::ptr_eq(&own.0.control, &self.control);
+        let found = tracing::dispatcher::get_default(|default| {
+            default.downcast_ref().is_some_and(is_own).then(|| default.clone())
+        })?;
+        self.control.set_dispatch(&found);
+        // For callsites that were seen before. Later: `tracing` holds locks now.
+        refresh_interest(Some(found.clone()), || {});
+        Some(found)
     }
 
     /// The level above which nothing is wanted. It may only be said where layers around this one know that it filters
@@ -192,6 +247,11 @@ impl SelfFilter {
     #[inline(always)]
     pub(crate) fn sees_all_spans(&self) -> bool {
         self.was_asked.load(Ordering::Relaxed)
+    }
+
+    /// Whether the layers around this one do not know that it filters itself.
+    pub(crate) fn is_hidden(&self) -> bool {
+        self.filter.is_some() && !self.sees_all_spans()
     }
 
     /// Answers whether the layer filters itself: `id` is that of a private type of `tracing-subscriber`.

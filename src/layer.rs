@@ -44,7 +44,8 @@ use crate::sys::{self, Uncounted};
 /// ```
 ///
 /// The layer filters itself: it enables the callsites that its rules need and no others, and disables none for other
-/// layers. By default it enables spans up to the level `INFO` and events of the level `ERROR`, and nothing while it is off.
+/// layers. Spans that no directive names are profiled if another layer wants them, or there is none, up to the level `INFO`.
+/// While it is off, it wants nothing.
 /// The [guide](crate::guide::subscriber) says in which arrangements of layers that is free.
 ///
 /// When the layer is dropped, its threads export the kept profiles and end. Use a [`Handle`] to wait for that.
@@ -162,6 +163,10 @@ const UNFILTERED: &str = "the profiling layer is part of a subscriber without pe
     allows is enabled, at a cost: use \
     `tracing_subscriber::registry().with(tracing_subscriber::fmt::layer()).with(profiling)`";
 
+const HIDDEN: &str = "the profiling layer is inside a layer that hides its per-layer filters, such as `reload::Layer`, \
+    so spans and events that no layer needs are enabled, at a cost, also while profiling is off: add it directly, and use \
+    `Handle::set_rules` or `Handle::set_enabled` to change it";
+
 #[inline(always)]
 fn number(id: &span::Id) -> RegistryId {
     id.into_non_zero_u64()
@@ -173,6 +178,9 @@ where
 {
     fn on_register_dispatch(&self, subscriber: &Dispatch) {
         self.found.control.set_dispatch(subscriber);
+        if self.filter.is_hidden() && !subscriber.is::<Self>() {
+            self.found.control.warn(LogEvent::warning(LogKind::Unfiltered, HIDDEN));
+        }
     }
 
     fn on_layer(&mut self, subscriber: &mut S) {

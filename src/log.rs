@@ -65,6 +65,7 @@ kinds! {
         RulesChanged = "changed",
         Disabled = "disabled",
         NothingSeen = "nothing_seen",
+        Declined = "declined",
         NotCounted = "not_counted",
         AmbiguousNames = "ambiguous_names",
     }

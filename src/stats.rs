@@ -482,6 +482,9 @@ counters! {
 
     /// Limits of the rules.
     rules: RuleStats as RuleCounters {
+        /// Callsites whose spans a rule would profile, and which are left out because [no other layer wants
+        /// them](crate::guide::subscriber#what-it-enables). A log event names them.
+        declined,
         /// Callsites whose percentile is not tracked because there are too many. The other
         /// conditions of their rule apply.
         percentiles_dropped,

@@ -160,7 +160,7 @@ fn locations(profile: &Profile, file: &str) -> (usize, usize, usize) {
 fn logged() -> (Setup, Log) {
     let log = Log::default();
     let memory = Memory::new();
-    let builder = ProfilingLayer::builder().rules("0ms".parse().unwrap()).rate(200);
+    let builder = ProfilingLayer::builder().rules("0ms|level<=info".parse().unwrap()).rate(200);
     let builder = builder.sampling_delay(Duration::ZERO).cpu_budget(0).exporter(memory.clone());
     let layer = builder.build().unwrap();
     let (handle, written) = (layer.handle(), log.clone());

@@ -107,7 +107,7 @@ fn leave_by(set: impl Fn(Builder) -> Builder, action: impl FnOnce()) -> (Left, S
     let kept = Arc::new(Mutex::new(Vec::new()));
     let reports = Arc::clone(&kept);
     let builder = ProfilingLayer::builder()
-        .rules("0ms".parse().unwrap())
+        .rules("0ms|level<=info".parse().unwrap())
         .resource(resource)
         .exporter(Directory::new(directory.path()))
         .on_kept(move |one| reports.lock().unwrap().push(one.clone()));

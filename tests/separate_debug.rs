@@ -184,7 +184,7 @@ fn profile_library(
 ) -> (BTreeSet<String>, Vec<Value>, Vec<String>) {
     let (memory, log) = (Memory::new(), Log::default());
     let builder = ProfilingLayer::builder()
-        .rules("0ms".parse().unwrap())
+        .rules("0ms|level<=info".parse().unwrap())
         .rate(200)
         .sampling_delay(Duration::ZERO)
         .cpu_budget(0)
@@ -442,7 +442,7 @@ fn a_program_of_which_only_assembly_is_sampled_has_line_tables() {
     }
     let log = Log::default();
     let memory = Memory::new();
-    let builder = ProfilingLayer::builder().rules("0ms".parse().unwrap()).rate(1_000);
+    let builder = ProfilingLayer::builder().rules("0ms|level<=info".parse().unwrap()).rate(1_000);
     let builder = builder.sampling_delay(Duration::ZERO).cpu_budget(0).exporter(memory.clone());
     let layer = builder.build().unwrap();
     let handle = layer.handle();

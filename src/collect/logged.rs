@@ -25,6 +25,7 @@ pub(crate) struct Logged {
     small_signal_stack: bool,
     unsampled: bool,
     cut_stacks: bool,
+    declined: bool,
     /// The generation of the rules that were last checked for conditions on allocations.
     checked_rules: Option<u64>,
     /// The kept spans without a report that were counted in the log, and when the first one since then was noticed.
@@ -49,6 +50,7 @@ impl Logged {
             small_signal_stack: false,
             unsampled: false,
             cut_stacks: false,
+            declined: false,
             checked_rules: None,
             unreported: 0,
             unreported_since: None,
@@ -107,7 +109,13 @@ impl Logged {
         {
             events.push(LogEvent::warning(LogKind::ThreadsUnsampled, why));
         }
-        if is_first_look && engine.spans.seen() == 0 {
+        let is_nothing_seen = engine.spans.seen() == 0;
+        if self.first_look.is_none()
+            && engine.counters.rules.declined.load(Ordering::Relaxed) > 0
+            && !std::mem::replace(&mut self.declined, true)
+        {
+            events.extend(report::declined(&engine.callsites.declined(), is_nothing_seen));
+        } else if is_first_look && is_nothing_seen {
             events.push(LogEvent::info(LogKind::NothingSeen, report::NOTHING_SEEN));
         }
         events
@@ -171,7 +179,10 @@ mod tests {
 
     use parking_lot::Mutex;
     use tracing::Dispatch;
-    use tracing_subscriber::layer::{Context, SubscriberExt as _};
+    use tracing::level_filters::LevelFilter;
+    use tracing_subscriber::layer::Context;
+    use tracing_subscriber::prelude::*;
+    use tracing_subscriber::reload;
 
     use super::*;
     use crate::layer::ProfilingLayer;
@@ -207,6 +218,54 @@ mod tests {
             std::thread::sleep(Duration::from_millis(10));
         }
         drop(dispatch);
+    }
+
+    /// In a process of its own: the callsite has the interest of all layers.
+    #[test]
+    fn spans_that_no_other_layer_wants_are_profiled_only_by_name() {
+        if !sys::is_alone(
+            "collect::logged::tests::spans_that_no_other_layer_wants_are_profiled_only_by_name",
+        ) {
+            return;
+        }
+        let (filter, other) = reload::Layer::new(LevelFilter::WARN);
+        let lines = Lines::default().with_filter(filter);
+        let layer = ProfilingLayer::builder().build().unwrap();
+        let handle = layer.handle();
+        let dispatch = Dispatch::new(tracing_subscriber::registry().with(lines).with(layer));
+        let engine = dispatch.downcast_ref::<ProfilingLayer>().unwrap().engine().unwrap();
+        let mut logged = Logged::new(Duration::ZERO, None);
+        let mut line = || {
+            let events = logged.due(engine);
+            events.into_iter().find(|event| event.kind == LogKind::Declined)
+        };
+        tracing::dispatcher::with_default(&dispatch, || {
+            let seen = || {
+                drop(tracing::info_span!("only ours"));
+                engine.spans.seen()
+            };
+            assert_eq!((seen(), seen()), (0, 0));
+            let said = line().unwrap();
+            assert_eq!((said.level, said.count), (LevelFilter::WARN, Some(1)));
+            let name = "`only ours` (INFO, tracing_profiling::collect::logged::tests)";
+            assert!(said.message.contains(name), "{}", said.message);
+            assert_eq!(line(), None);
+            // What the line says.
+            let named = said.message.rsplit('\'').nth(1).unwrap().parse().unwrap();
+            let usual = handle.rules();
+            handle.set_rules(named).unwrap();
+            assert_eq!(seen(), 1);
+            handle.set_rules("250ms|level<=info".parse().unwrap()).unwrap();
+            assert_eq!(seen(), 2);
+            handle.set_rules(usual).unwrap();
+            assert_eq!(seen(), 2);
+            other.reload(LevelFilter::INFO).unwrap();
+            assert_eq!(seen(), 3);
+            other.reload(LevelFilter::WARN).unwrap();
+            assert_eq!(seen(), 3);
+            drop(tracing::info_span!("attribute", "tracing_profiling" = tracing::field::Empty));
+            assert_eq!((seen(), handle.stats().rules.declined), (4, 3));
+        });
     }
 
     /// Also if the subscriber comes late. In a process of its own, which has had none before.

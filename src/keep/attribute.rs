@@ -4,29 +4,40 @@ use std::time::Duration;
 
 use tracing::Metadata;
 
-use super::Keep;
+use super::condition::boxed;
+use super::{Condition, Keep, Threshold};
+use crate::facts::Measure;
 
 const FIRST_WORD: &str = "tracing_profiling";
 
 /// The `Keep` that the attribute of a callsite states, if any. It is encoded in the name of a field that never has a
 /// value, as words separated by blanks: `tracing_profiling threshold_ns=50000000 on_error`.
-pub(super) fn keep_of(metadata: &Metadata<'_>) -> Option<Keep> {
+pub(super) fn keep_of(metadata: &Metadata<'_>) -> Option<Box<Keep>> {
     metadata.fields().iter().find_map(|field| read(field.name()))
 }
 
-fn read(name: &str) -> Option<Keep> {
+/// Whether the callsite is that of an attribute, which may state nothing.
+pub(super) fn is_on(metadata: &Metadata<'_>) -> bool {
+    let is_first = |name: &str| name.split(' ').next() == Some(FIRST_WORD);
+    metadata.fields().iter().any(|field| is_first(field.name()))
+}
+
+fn read(name: &str) -> Option<Box<Keep>> {
     let mut words = name.split(' ');
     words.next().filter(|first| *first == FIRST_WORD)?;
-    let mut stated = None;
+    let mut stated: Option<Box<Keep>> = None;
     for word in words {
-        let keep = stated.unwrap_or(Keep::never());
-        stated = Some(match word.split_once('=').unwrap_or((word, "")) {
-            ("threshold_ns", ns) => keep.or_slower_than(Duration::from_nanos(ns.parse().ok()?)),
-            ("on_error", "") => keep.or_failed(),
-            ("off", "") => Keep::never(),
+        let keep = stated.get_or_insert_with(|| boxed(Keep::NEVER));
+        match word.split_once('=').unwrap_or((word, "")) {
+            ("threshold_ns", ns) => {
+                let latency = Duration::from_nanos(ns.parse().ok()?);
+                keep.add(Condition::Above(Measure::Wall, Threshold::Time(latency)));
+            }
+            ("on_error", "") => keep.add(Condition::Error),
+            ("off", "") => *keep = boxed(Keep::NEVER),
             // Written by a later release of the macro: do not guess.
             _ => return None,
-        });
+        }
     }
     stated
 }
@@ -46,7 +57,7 @@ mod tests {
             ("tracing_profiling off", Some(Keep::never())),
         ];
         for (name, keep) in cases {
-            assert_eq!(read(name), keep, "{name}");
+            assert_eq!(read(name).as_deref(), keep.as_ref(), "{name}");
         }
     }
 

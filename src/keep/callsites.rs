@@ -1,7 +1,6 @@
 //! Maps a callsite to the plan of its rule, without a lock.
 
 use std::collections::{HashMap, HashSet};
-use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -12,6 +11,8 @@ use tracing::level_filters::LevelFilter;
 use tracing::{Level, Metadata};
 
 use super::attribute;
+use super::candidates::{Candidate, candidates, id_of};
+use super::condition::boxed;
 use super::error_sites::ErrorSites;
 use super::fields::{Choice, FieldRules};
 use super::percentile::{MOST_SKETCHES, Sketches, SketchesInUse};
@@ -61,6 +62,8 @@ struct Site {
     unmatched: AtomicU64,
     matched: MatchedPlan,
     next: Chain,
+    /// No rule names its spans, and no other layer wants them: see `SelfFilter::register_callsite`.
+    is_declined: AtomicBool,
 }
 
 /// The last plan of a callsite, as a sequence lock. The locks of crossbeam's `AtomicCell` are shared by the whole
@@ -132,13 +135,6 @@ struct Known {
     next: u64,
     /// The number of the first plan that was made for the current rules.
     current: u64,
-}
-
-/// A rule that may decide for a callsite.
-struct Candidate<'a> {
-    rule: &'a Rule,
-    id: u64,
-    keep: Keep,
 }
 
 /// Makes the plan for spans with that `Keep`. The plan's number is set later.
@@ -222,8 +218,7 @@ impl Callsites {
             // Not a static: nothing can be cached.
             (None, None) => {
                 let rules = &self.known.lock().rules;
-                !rules.is_off()
-                    && candidates(metadata, rules).iter().any(|one| !one.keep.is_never())
+                !rules.is_off() && candidates(metadata, rules).iter().any(Candidate::keeps)
             }
         }
     }
@@ -241,6 +236,45 @@ impl Callsites {
             && !self.attribute_judges_errors.swap(true, Ordering::Relaxed)
             && !self.judges_errors.load(Ordering::Relaxed);
         (is_wanted, is_news)
+    }
+
+    /// Whether spans of that callsite are profiled only if another layer wants them: rules that name neither them nor their
+    /// level match.
+    pub(crate) fn follow_others(&self, metadata: &Metadata<'_>) -> bool {
+        if !metadata.is_span() || attribute::is_on(metadata) {
+            return false;
+        }
+        let known = self.known.lock();
+        let candidates = candidates(metadata, &known.rules);
+        let mut keeping = candidates.iter().filter(|one| one.keeps()).peekable();
+        keeping.peek().is_some() && keeping.all(|one| one.rule.names_nothing())
+    }
+
+    /// States whether no other layer wants a callsite that [follows others](Self::follow_others).
+    pub(crate) fn set_declined(&self, metadata: &'static Metadata<'static>, is_declined: bool) {
+        let Some(site) = self.site(metadata) else { return };
+        if site.is_declined.swap(is_declined, Ordering::Relaxed) != is_declined {
+            // Decided anew, unless it is declined.
+            let unmatched = if is_declined { self.generation() } else { 0 };
+            site.unmatched.store(unmatched, Ordering::Relaxed);
+            Counters::add(&self.counters.rules.declined, u64::from(is_declined));
+        }
+    }
+
+    /// The callsites that are declined for that reason, and rules under which the first one is not.
+    pub(crate) fn declined(&self) -> (Vec<&'static Metadata<'static>>, String) {
+        let chain = |first| std::iter::successors(Chain::get(first), |site| site.next.get());
+        let sites = self.sites.iter().flat_map(chain);
+        let declined: Vec<_> = sites
+            .filter(|site| site.is_declined.load(Ordering::Relaxed))
+            .map(|site| site.metadata)
+            .collect();
+        let known = self.known.lock();
+        let for_all = known.rules.iter().rfind(|rule| rule.names_nothing());
+        let named = declined.first().zip(for_all).map(|(metadata, rule)| {
+            format!("{},{}", known.rules, Rule::for_target(metadata.target(), rule.keep))
+        });
+        (declined, named.unwrap_or_default())
     }
 
     fn judge_errors(&self) -> bool {
@@ -424,7 +458,8 @@ impl Callsites {
         if let Some(plan) = site.decided(generation) {
             return plan;
         }
-        let plan = self.plan(site.metadata, &mut known);
+        let is_declined = site.is_declined.load(Ordering::Relaxed);
+        let plan = (!is_declined).then(|| self.plan(site.metadata, &mut known)).flatten();
         match plan {
             Some(plan) => site.matched.store(generation, plan),
             None => site.unmatched.store(generation, Ordering::Relaxed),
@@ -440,9 +475,8 @@ impl Callsites {
             Some((last, rest)) if !last.rule.needs_values() => (Some(last), rest),
             _ => (None, candidates.as_slice()),
         };
-        let keeps = |candidate: &&Candidate<'_>| !candidate.keep.is_never();
-        let sure = sure.filter(keeps);
-        if rules.is_off() || (sure.is_none() && !plan_by_values.iter().any(|one| keeps(&one))) {
+        let sure = sure.filter(|one| one.keeps());
+        if rules.is_off() || (sure.is_none() && !plan_by_values.iter().any(Candidate::keeps)) {
             return None;
         }
         let first = *next;
@@ -454,7 +488,7 @@ impl Callsites {
         };
         let tests: Vec<_> = plan_by_values
             .iter()
-            .map(|one| (one.rule, Some(one).filter(keeps).map(|one| number(Some(one)))))
+            .map(|one| (one.rule, Some(one).filter(|one| one.keeps()).map(|one| number(Some(one)))))
             .collect();
         let otherwise = sure.map(|sure| number(Some(sure)));
         // Also needed if a value can mean `off`.
@@ -468,9 +502,9 @@ impl Callsites {
         let has_room = sketches.filter(|sketches| sketches.is_in_use()).count() < MOST_SKETCHES;
         let shows_fields = self.shown_fields.is_any_of(metadata);
         for (number, candidate) in (first..).zip(planned) {
-            let keep = candidate.map_or(Keep::never(), |candidate| candidate.keep);
+            let keep = candidate.map_or(Keep::NEVER, Candidate::keep);
             let id = candidate.map_or(0, |candidate| candidate.id);
-            let plan = self.planner.0(&keep);
+            let plan = self.planner.0(keep);
             let has_status = metadata.fields().field(STATUS_FIELD).is_some();
             let status = if has_status { HAS_STATUS } else { 0 };
             let values = if fields.is_some() { HAS_FIELDS } else { 0 };
@@ -479,13 +513,13 @@ impl Callsites {
             let ns = |limit: Duration| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
             self.plans.insert(Callsite {
                 metadata,
-                keep,
+                keep: boxed(keep),
                 rule: id,
                 plan,
                 hung_ns: keep.hung_limit().map(ns),
                 open_ns: keep.open_limit().map(ns),
                 fields: fields.clone(),
-                cohort: self.cohort((id, metadata.name()), &keep, has_room, cohorts),
+                cohort: self.cohort((id, metadata.name()), keep, has_room, cohorts),
                 first,
                 text: OnceLock::new(),
                 was_unused: AtomicBool::new(false),
@@ -521,7 +555,13 @@ impl Callsites {
 impl Site {
     fn new(metadata: &'static Metadata<'static>) -> Self {
         let (unmatched, matched) = (AtomicU64::new(0), MatchedPlan::default());
-        Self { metadata, unmatched, matched, next: Chain::new() }
+        Self {
+            metadata,
+            unmatched,
+            matched,
+            next: Chain::new(),
+            is_declined: AtomicBool::new(false),
+        }
     }
 
     /// The plan under the rules of that generation, or `None` if it is not decided yet.
@@ -533,31 +573,6 @@ impl Site {
         }
         self.matched.load(generation).map(Some)
     }
-}
-
-/// The rules that may decide for spans of a callsite, the most specific first.
-fn candidates<'a>(metadata: &Metadata<'_>, rules: &'a Rules) -> Vec<Candidate<'a>> {
-    let keep = |rule: &Rule| if rule.admits(metadata) { rule.keep } else { Keep::never() };
-    let new = |rule: &'a Rule| Candidate { rule, id: id_of(rule), keep: keep(rule) };
-    let mut candidates: Vec<_> = rules.candidates(metadata).into_iter().map(new).collect();
-    let decides = |last: &Candidate<'_>| !last.rule.needs_values();
-    // A directive that names the span or its target beats the attribute.
-    let is_named = |last: &Candidate<'_>| decides(last) && !last.rule.is_for_all();
-    if candidates.last().is_some_and(is_named) {
-        return candidates;
-    }
-    let is_enabled = *metadata.level() <= rules.highest_level();
-    if let Some(keep) = attribute::keep_of(metadata).filter(|_| is_enabled) {
-        candidates.pop_if(|last| decides(last));
-        let id = id_of(&std::ptr::from_ref(metadata).addr());
-        candidates.push(Candidate { rule: Rule::any(), id, keep });
-    }
-    candidates
-}
-
-/// Identifies a rule: equal rules have the same id.
-fn id_of(rule: &impl Hash) -> u64 {
-    BuildHasherDefault::<DefaultHasher>::default().hash_one(rule)
 }
 
 #[cfg(test)]

@@ -184,6 +184,8 @@ impl Condition {
 }
 
 impl Keep {
+    pub(super) const NEVER: &'static Self = &Self::never();
+
     /// Never keep the span: it is not profiled and costs nothing.
     pub const fn never() -> Self {
         Self([None; SLOTS])
@@ -220,19 +222,23 @@ impl Keep {
     /// applies. For [`Percentile`](Condition::Percentile), and for [`Hung`](Condition::Hung) and
     /// [`NeverHung`](Condition::NeverHung), the last one applies.
     #[must_use]
-    #[expect(clippy::indexing_slicing, reason = "there is no `get_mut` in constants yet")]
     pub const fn or(mut self, condition: Condition) -> Self {
+        self.add(condition);
+        self
+    }
+
+    #[expect(clippy::indexing_slicing, reason = "there is no `get_mut` in constants yet")]
+    pub(super) const fn add(&mut self, condition: Condition) {
         let slot = &mut self.0[condition.slot()];
         match *slot {
             Some(other) if !condition.beats(other) => {}
             _ => *slot = Some(condition),
         }
-        self
     }
 
     /// The conditions, in the order of [`Condition`].
     pub fn conditions(&self) -> impl Iterator<Item = Condition> {
-        self.0.into_iter().flatten()
+        self.0.iter().flatten().copied()
     }
 
     pub(crate) fn percentile(&self) -> Option<u32> {
@@ -319,6 +325,12 @@ impl Keep {
         let slots = self.conditions().fold(0, |slots, condition| slots | 1 << condition.slot());
         slots | (slots & SHARES) >> 1
     }
+}
+
+/// Apart from its caller, whose frame must be small.
+#[inline(never)]
+pub(super) fn boxed(keep: &Keep) -> Box<Keep> {
+    Box::new(*keep)
 }
 
 impl fmt::Debug for Keep {

@@ -4,6 +4,7 @@ mod admission;
 mod attribute;
 mod bucket;
 mod callsites;
+mod candidates;
 mod condition;
 mod directive;
 mod dry;

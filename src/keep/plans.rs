@@ -21,7 +21,7 @@ use crate::sys::Uncounted;
 #[derive(Debug)]
 pub(crate) struct Callsite {
     pub(crate) metadata: &'static Metadata<'static>,
-    pub(crate) keep: Keep,
+    pub(crate) keep: Box<Keep>,
     /// The id of the rule that decided; equal rules have the same id. Each `#[profiled]` with conditions is a rule.
     pub(crate) rule: u64,
     pub(crate) plan: Plan,

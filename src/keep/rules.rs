@@ -106,8 +106,9 @@ impl Rule {
     }
 
     /// The highest level of the spans that the rule enables and profiles: with `Level::INFO`, none of the levels `DEBUG`
-    /// and `TRACE`. In text, `shop=100ms|level<=info`. Without this, the rule enables spans up to `INFO`, and profiles
-    /// spans up to `DEBUG` that another layer enables; one that selects spans by name or field does both for all levels.
+    /// and `TRACE`. In text, `shop=100ms|level<=info`. Without this, a rule for all spans profiles those up to
+    /// `DEBUG` that another layer enables; one for a target also enables them up to `INFO`, and one that selects spans by
+    /// name or field does both for all levels.
     ///
     /// Spans of a higher level that the rule matches are not profiled; they do not fall to a less specific rule.
     ///
@@ -135,6 +136,11 @@ impl Rule {
 
     pub(crate) fn is_for_all(&self) -> bool {
         self.target.is_none() && self.span.is_none() && self.fields.is_empty()
+    }
+
+    /// Whether the rule is for all spans that are enabled: it states neither which nor of what level.
+    pub(super) fn names_nothing(&self) -> bool {
+        self.is_for_all() && self.max_level.is_none()
     }
 
     fn level(&self) -> Level {
@@ -272,7 +278,7 @@ impl Rules {
         }
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Rule> {
+    pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = &Rule> {
         self.0.iter()
     }
 

@@ -5,6 +5,8 @@ use std::collections::BTreeSet;
 use std::fmt::{self, Display, Write};
 use std::time::Duration;
 
+use tracing::Metadata;
+
 use super::format::{Allocated, MeasuredValue, Ns, Short, Within, is_vague};
 use super::losses::{NOTHING_LOST, list_of_losses, losses_in_words};
 use super::starved::ALL_CPUS;
@@ -25,7 +27,7 @@ pub(crate) const WORTH_REPORTING: u64 = 1_000_000;
 pub(crate) const WAIT_NS: u64 = 10_000_000;
 /// How the names of the layer's attributes begin.
 const OWN_ATTRIBUTES: &str = "profile.";
-/// How many spans have a note of their own above the picture.
+/// How many spans have a note of their own above the picture, or a name in a log line.
 const MOST_NOTED: usize = 4;
 
 /// Sets a profile's name, title, notes and attributes. `topmost` has the kept spans that are inside no other.
@@ -324,6 +326,32 @@ pub(crate) const NOTHING_SEEN: &str = "no span that a rule matches has been crea
     `EnvFilter` that is not attached to the layer that prints hides spans from all layers (tower-http's `TraceLayer` \
     creates its spans at level DEBUG: `RUST_LOG=info,tower_http::trace::make_span=debug`), or TRACING_PROFILING names \
     other targets";
+
+/// The log event about spans that no other layer wants, with rules that name the first one. A warning if there are no
+/// others.
+pub(crate) fn declined(
+    (spans, rules): &(Vec<&Metadata<'_>>, String),
+    is_nothing_seen: bool,
+) -> Option<LogEvent> {
+    let name =
+        |span: &&Metadata<'_>| format!("`{}` ({}, {})", span.name(), span.level(), span.target());
+    let named: Vec<_> = spans.iter().take(MOST_NOTED).map(name).collect();
+    let more = match spans.len().saturating_sub(MOST_NOTED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let message = format!(
+        "not profiled, because the filters of all other layers hide them: {}{more}. Let a filter have them, or name them \
+         in a directive: TRACING_PROFILING='{rules}'",
+        named.join(", ")
+    );
+    let event = match is_nothing_seen {
+        true => LogEvent::warning(LogKind::Declined, message),
+        false => LogEvent::info(LogKind::Declined, message),
+    };
+    let count = u64::try_from(spans.len()).ok().filter(|count| *count > 0);
+    count.map(|count| LogEvent { count: Some(count), ..event })
+}
 
 pub(crate) const LOST_SIGNAL: &str = "the program has installed a handler for the signal of the profiler's \
     timers: they use another signal from now on";

@@ -6,6 +6,7 @@ use opentelemetry_sdk::trace::SdkTracer;
 use tracing::level_filters::LevelFilter;
 use tracing::{Dispatch, Event, Metadata, Subscriber, span};
 use tracing_profiling::ProfilingLayer;
+use tracing_subscriber::filter::{DynFilterFn, FilterFn, Targets};
 use tracing_subscriber::prelude::*;
 use tracing_subscriber::registry::{LookupSpan, Registry};
 use tracing_subscriber::{EnvFilter, Layer, fmt, registry, reload};
@@ -18,16 +19,29 @@ pub(crate) enum Wanted {
     ToDebug,
     /// Another layer disables the others for all layers, or this layer has a filter.
     ToInfo,
+    /// No other layer wants those of a library.
+    Own,
+    /// No other layer wants any.
+    Nothing,
 }
 
 impl Wanted {
     /// Sorted. Each is there 16 times.
-    pub(crate) fn names(self) -> Vec<String> {
+    pub(crate) fn names(self, has_debug: bool) -> Vec<String> {
         let names: &[&str] = match self {
-            Self::ToDebug => &["debug", "elsewhere", "elsewhere", "info"],
-            Self::ToInfo => &["elsewhere", "elsewhere", "info"],
+            Self::ToDebug | Self::ToInfo => {
+                &["elsewhere", "elsewhere", "elsewhere", "info", "send"]
+            }
+            Self::Own => &["elsewhere", "elsewhere", "elsewhere", "info"],
+            Self::Nothing => &[],
         };
-        names.iter().flat_map(|name| std::iter::repeat_n((*name).to_owned(), 16)).collect()
+        let debug = has_debug.then_some("debug");
+        let names = debug.iter().chain(names);
+        names.flat_map(|name| std::iter::repeat_n((*name).to_owned(), 16)).collect()
+    }
+
+    pub(crate) fn is_of_others(self) -> bool {
+        matches!(self, Self::Own | Self::Nothing)
     }
 }
 
@@ -40,6 +54,8 @@ pub(crate) struct Case {
     pub(crate) warns: bool,
     /// Spans that only this layer wants are the current ones, and have no OpenTelemetry span.
     pub(crate) hides: bool,
+    /// Without this layer, too, the registry creates `DEBUG` spans that no layer gets, or this layer is hidden.
+    pub(crate) is_loose: bool,
     /// The rules are these, and no others are tried.
     pub(crate) only_rules: Option<&'static str>,
     pub(crate) with: fn(&Outputs, ProfilingLayer) -> Dispatch,
@@ -54,6 +70,8 @@ impl Case {
     pub(crate) fn rules(&self, is_thorough: bool) -> Vec<&'static str> {
         match self.only_rules {
             Some(rules) => vec![rules],
+            // `level<=` names them.
+            None if self.wanted.is_of_others() => vec![RULES[0]],
             None if is_thorough => RULES.to_vec(),
             None => vec![RULES[usize::from(self.hides)]],
         }
@@ -67,6 +85,15 @@ pub(crate) fn level_of(rules: &str) -> u8 {
 
 fn info() -> EnvFilter {
     EnvFilter::new("info")
+}
+
+/// Hides the spans of a library.
+fn own() -> EnvFilter {
+    EnvFilter::new("warn,arrangements=info")
+}
+
+fn own_targets() -> Targets {
+    Targets::new().with_default(LevelFilter::WARN).with_target("arrangements", LevelFilter::INFO)
 }
 
 /// A `fmt` layer; its lines have no time.
@@ -152,26 +179,29 @@ impl<'a> LookupSpan<'a> for Wrapper {
 type Boxed<S> = Box<dyn Layer<S> + Send + Sync>;
 
 macro_rules! cases {
-    ($($name:literal: $wanted:ident $free:ident $($more:ident)?,
+    ($($name:literal: $wanted:ident $free:ident $($more:ident)*,
         |$outputs:pat_param, $profiling:ident| $with:expr, $without:expr;)*) => {
         pub(crate) const CASES: &[Case] = &[$(Case {
             name: $name,
             wanted: Wanted::$wanted,
             is_free: cases!(@$free),
-            warns: cases!(@warns $($more)?),
-            hides: cases!(@hides $($more)?),
-            only_rules: cases!(@rules $($more)?),
+            warns: cases!(@warns $($more)*),
+            hides: cases!(@hides $($more)*),
+            is_loose: cases!(@loose $($more)*),
+            only_rules: cases!(@rules $($more)*),
             with: |$outputs, $profiling| Dispatch::new($with),
             without: |$outputs| Dispatch::new($without),
         }),*];
     };
     (@free) => { true };
     (@costs) => { false };
-    (@warns warns) => { true };
-    (@hides hides) => { true };
+    (@warns warns $($other:ident)*) => { true };
+    (@hides hides $($other:ident)*) => { true };
+    (@loose loose $($other:ident)*) => { true };
     (@rules info) => { Some("always|error|level<=info") };
-    (@rules $($other:ident)?) => { None };
-    (@$what:ident $($other:ident)?) => { false };
+    (@rules $($other:ident)*) => { None };
+    (@$what:ident $first:ident $($other:ident)*) => { cases!(@$what $($other)*) };
+    (@$what:ident) => { false };
 }
 
 cases! {
@@ -185,7 +215,7 @@ cases! {
     "fmt to a level, then ours": ToDebug free,
         |s, p| registry().with(lines!(s).with_filter(LevelFilter::INFO)).with(p),
         registry().with(lines!(s).with_filter(LevelFilter::INFO));
-    "fmt of some targets, then ours": ToDebug free,
+    "fmt of some targets, then ours": Own free,
         |s, p| registry().with(lines!(s).with_filter(EnvFilter::new("warn,arrangements=debug"))).with(p),
         registry().with(lines!(s).with_filter(EnvFilter::new("warn,arrangements=debug")));
     "fmt of a span, then ours": ToDebug costs,
@@ -227,7 +257,7 @@ cases! {
         registry()
             .with(lines!(s).with_filter(info()))
             .with(opentelemetry!(s).with_filter(LevelFilter::DEBUG));
-    "fmt to info, with_opentelemetry(None)": ToDebug costs,
+    "fmt to info, with_opentelemetry(None)": ToDebug costs loose,
         |s, p| registry()
             .with(lines!(s).with_filter(info()))
             .with(p.with_opentelemetry(None::<tracing_opentelemetry::OpenTelemetryLayer<_, SdkTracer>>)),
@@ -324,12 +354,12 @@ cases! {
         registry()
             .with(opentelemetry!(s).with_filter(LevelFilter::INFO))
             .with(lines!(s).with_filter(info()));
-    "fmt to info, reload": ToDebug costs,
+    "fmt to info, reload": ToDebug costs warns loose,
         |s, p| registry().with(lines!(s).with_filter(info())).with(reload::Layer::new(p).0),
         registry().with(lines!(s).with_filter(info()));
-    "reload, fmt": ToDebug costs,
+    "reload, fmt": ToDebug costs warns loose,
         |s, p| registry().with(reload::Layer::new(p).0).with(lines!(s)), registry().with(lines!(s));
-    "reload, otel to info, fmt to info": ToDebug costs hides,
+    "reload, otel to info, fmt to info": ToDebug costs warns hides loose,
         |s, p| registry()
             .with(reload::Layer::new(p).0)
             .with(opentelemetry!(s).with_filter(LevelFilter::INFO))
@@ -340,7 +370,7 @@ cases! {
     "fmt to info, ours, reload of a filter": ToDebug free,
         |s, p| registry().with(lines!(s).with_filter(reload::Layer::new(info()).0)).with(p),
         registry().with(lines!(s).with_filter(reload::Layer::new(info()).0));
-    "fmt to info, reload swapped in": ToDebug costs,
+    "fmt to info, reload swapped in": ToDebug costs loose,
         |s, p| {
             let (layer, handle) = reload::Layer::new(None::<ProfilingLayer>);
             let subscriber = registry().with(lines!(s).with_filter(info())).with(layer);
@@ -348,7 +378,7 @@ cases! {
             subscriber
         },
         registry().with(lines!(s).with_filter(info()));
-    "otel to info, reload swapped in, recorder": ToDebug costs hides,
+    "otel to info, reload swapped in, recorder": ToDebug costs hides loose,
         |s, p| {
             let (layer, handle) = reload::Layer::new(None::<ProfilingLayer>);
             let subscriber = registry()
@@ -396,6 +426,84 @@ cases! {
         finished!(s).with_max_level(LevelFilter::DEBUG).finish();
     "a subscriber without filters, fmt": ToDebug costs warns,
         |s, p| Wrapper(registry()).with(lines!(s)).with(p), Wrapper(registry()).with(lines!(s));
+    "fmt of own, ours, otel of own": Own free,
+        |s, p| registry()
+            .with(lines!(s).with_filter(own()))
+            .with(p)
+            .with(opentelemetry!(s).with_filter(own())),
+        registry().with(lines!(s).with_filter(own())).with(opentelemetry!(s).with_filter(own()));
+    "ours, fmt to warn, otel of own": Own free,
+        |s, p| registry()
+            .with(p)
+            .with(lines!(s).with_filter(LevelFilter::WARN))
+            .with(opentelemetry!(s).with_filter(own_targets())),
+        registry()
+            .with(lines!(s).with_filter(LevelFilter::WARN))
+            .with(opentelemetry!(s).with_filter(own_targets()));
+    "otel of own, fmt of own, ours": Own free,
+        |s, p| registry()
+            .with(opentelemetry!(s).with_filter(own_targets()))
+            .with(lines!(s).with_filter(own()))
+            .with(p),
+        registry()
+            .with(opentelemetry!(s).with_filter(own_targets()))
+            .with(lines!(s).with_filter(own()));
+    "fmt of own, ours, otel of a function": Own costs,
+        |s, p| registry()
+            .with(lines!(s).with_filter(own()))
+            .with(p)
+            .with(opentelemetry!(s).with_filter(FilterFn::new(|one| one.target() == "arrangements"))),
+        registry()
+            .with(lines!(s).with_filter(own()))
+            .with(opentelemetry!(s).with_filter(FilterFn::new(|one| one.target() == "arrangements")));
+    "with_opentelemetry(of own), fmt of own": Own free,
+        |s, p| registry()
+            .with(p.with_opentelemetry(opentelemetry!(s).with_filter(own())))
+            .with(lines!(s).with_filter(own())),
+        registry().with(opentelemetry!(s).with_filter(own())).with(lines!(s).with_filter(own()));
+    "fmt of own.and_then(ours).and_then(otel of own)": Own costs,
+        |s, p| registry().with(
+            lines!(s).with_filter(own()).and_then(p).and_then(opentelemetry!(s).with_filter(own())),
+        ),
+        registry()
+            .with(lines!(s).with_filter(own()).and_then(opentelemetry!(s).with_filter(own())));
+    "otel of own, Box, reload of fmt of own": Own free,
+        |s, p| registry()
+            .with(opentelemetry!(s).with_filter(own()))
+            .with(Box::new(p) as Boxed<_>)
+            .with(lines!(s).with_filter(reload::Layer::new(own()).0)),
+        registry()
+            .with(opentelemetry!(s).with_filter(own()))
+            .with(lines!(s).with_filter(reload::Layer::new(own()).0));
+    "fmt of own, ours with_filter(of own), otel of own": Own free,
+        |s, p| registry()
+            .with(lines!(s).with_filter(own()))
+            .with(p.with_filter(own()))
+            .with(opentelemetry!(s).with_filter(own())),
+        registry().with(lines!(s).with_filter(own())).with(opentelemetry!(s).with_filter(own()));
+    "fmt of own, global filter, ours": ToInfo costs,
+        |s, p| registry().with(lines!(s).with_filter(own())).with(info()).with(p),
+        registry().with(lines!(s).with_filter(own())).with(info());
+    "fmt of a changing filter, ours, otel of own": ToDebug costs loose,
+        |s, p| registry()
+            .with(lines!(s).with_filter(DynFilterFn::new(|one, _| one.target() == "arrangements")))
+            .with(p)
+            .with(opentelemetry!(s).with_filter(own())),
+        registry()
+            .with(lines!(s).with_filter(DynFilterFn::new(|one, _| one.target() == "arrangements")))
+            .with(opentelemetry!(s).with_filter(own()));
+    "fmt to warn, ours": Nothing free,
+        |s, p| registry().with(lines!(s).with_filter(LevelFilter::WARN)).with(p),
+        registry().with(lines!(s).with_filter(LevelFilter::WARN));
+    "fmt of own to debug, two layers, otel of own": Own free,
+        |s, p| registry()
+            .with(lines!(s).with_filter(EnvFilter::new("warn,arrangements=debug")))
+            .with(ProfilingLayer::builder().rules("1h".parse().unwrap()).build().unwrap())
+            .with(p)
+            .with(opentelemetry!(s).with_filter(own())),
+        registry()
+            .with(lines!(s).with_filter(EnvFilter::new("warn,arrangements=debug")))
+            .with(opentelemetry!(s).with_filter(own()));
     "two layers, fmt to info": ToDebug free,
         |s, p| registry()
             .with(ProfilingLayer::builder().rules("off".parse().unwrap()).build().unwrap())

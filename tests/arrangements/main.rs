@@ -131,12 +131,12 @@ fn check(case: &Case, rules: &str, scope: &str, failed: &mut Vec<String>) {
                 fail(format!("{what}: missing {missing:?}, new {new:?}"));
             }
         }
-        // `DEBUG` spans are profiled if the rules enable them, or the other layers.
-        let wanted = match case.wanted {
-            Wanted::ToDebug if with_level >= level_number("debug") => Wanted::ToDebug,
-            _ => Wanted::ToInfo,
-        };
-        let wanted = if is_on { wanted.names() } else { Vec::new() };
+        // `DEBUG` spans are profiled if the rules enable them, or another layer wants them.
+        let others_want = without.enabled.iter().any(|one| one == "any DEBUG");
+        let has_debug = !matches!(case.wanted, Wanted::ToInfo)
+            && with_level >= level_number("debug")
+            && (level_of_rules == level_number("debug") || others_want || case.is_loose);
+        let wanted = if is_on { case.wanted.names(has_debug) } else { Vec::new() };
         if with.profiled != wanted {
             fail(format!("profiled {:?} instead of {wanted:?}", with.profiled));
         }

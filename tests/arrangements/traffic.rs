@@ -304,10 +304,17 @@ fn traffic(asks: bool) {
     let probe = |number| probe(number, asks);
     for number in 0..16 {
         probe(number);
-        tracing::info_span!("info", number).in_scope(|| {
+        tracing::info_span!("info", number, user = tracing::field::Empty).in_scope(|| {
             probe(number + 1);
             note_context("info");
             tracing::info!("in info");
+            // A client that is instrumented at the default level.
+            tracing::info_span!(target: "some_client", "send").in_scope(|| {
+                note_context("send");
+                tracing::Span::current().record("user", "ann");
+                tracing::Span::current().set_attribute("order", 7);
+                tracing::info!("sent");
+            });
             probe(number);
             tracing::debug_span!("debug").in_scope(|| {
                 note_context("debug");
@@ -336,12 +343,15 @@ fn traffic(asks: bool) {
     }
 }
 
-/// The names of the exported spans, with the names of the spans around them.
+/// The names of the exported spans, with the names of the spans around them, and what was recorded.
 fn exported(spans: &[SpanData]) -> Vec<String> {
     let named = |span: &SpanData| {
         let parent = spans.iter().find(|one| one.span_context.span_id() == span.parent_span_id);
         let parent = parent.map_or("-", |parent| &parent.name);
-        format!("{} in {parent}", span.name)
+        let is_recorded = |key: &str| ["user", "order"].contains(&key);
+        let recorded = span.attributes.iter().filter(|one| is_recorded(one.key.as_str()));
+        let recorded: Vec<_> = recorded.map(|one| format!("{}={}", one.key, one.value)).collect();
+        format!("{} in {parent} {recorded:?}", span.name)
     };
     spans.iter().map(named).collect()
 }
