@@ -79,6 +79,15 @@ fn a_renamed_dependency_without_features_works() {
     assert!(data.contains("renamed+0x") && !data.contains("renamed::works"), "{data}");
 }
 
+/// `.ci/nightly` runs it in nine build profiles for release.
+#[test]
+fn only_what_blocks_an_async_executor_is_said_to() {
+    if !cfg!(target_os = "linux") || cfg!(tracing_profiling_unsupported) {
+        return;
+    }
+    text(&cargo("run", "blocks").args(["--", "found"]).output().unwrap());
+}
+
 #[test]
 fn a_plugin_that_is_unloaded_leaves_no_handler_behind() {
     if !cfg!(target_os = "linux") || cfg!(tracing_profiling_unsupported) {

@@ -197,18 +197,6 @@ pub(super) fn limits_time(Function { name, file, .. }: &Function) -> bool {
     has(name, ["::timeout::", "Timeout<"]) || has(file, ["/timeout.rs", "/timeout/"])
 }
 
-/// Whether a function polls a task.
-pub(super) fn polls(name: &str) -> bool {
-    let parts =
-        ["Future>::poll", "Future::poll", "task::raw::poll", "poll_future", "async_task::raw"];
-    parts.iter().any(|part| name.contains(part))
-}
-
-/// Whether a function has registered with its executor that what it calls would block.
-pub(super) fn may_block(name: &str) -> bool {
-    name.contains("BlockingTask") || name.contains("block_in_place")
-}
-
 /// The whole name of an async function or block that is inlined into its caller. Line tables have only the last part of
 /// an inlined function's name, but its caller has the path of its future: `poll<shop::fetch::{async_fn_env#0}>`.
 pub(super) fn whole_name(inlined: &str, caller: &str) -> Option<String> {

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use super::awaits::{self, Awaits};
-use super::code_origin::{CodeOrigin, may_block, polls};
+use super::code_origin::{CodeOrigin, crate_of_file};
 use super::leaf::Leaf;
 use super::model::{FrameKind, Function, Location, LocationId, Profile};
 use super::sample::{Sample, SampleKind, StackId};
@@ -22,8 +22,9 @@ pub struct Waits {
     pub total: Duration,
     /// The function with the longest total wait.
     pub longest: Option<WaitSite>,
-    /// The function with the longest total wait while an async task was polled, which blocked a thread of the executor.
-    /// (Waits in `spawn_blocking` and `block_in_place` do not count.)
+    /// The function with the longest total wait in a task on a thread that runs tasks of tokio or `async-executor`, so that
+    /// others could not run there. Unknown for code without line tables, where such a frame or that of `block_in_place` can
+    /// be inlined, and for other executors.
     pub in_async: Option<WaitSite>,
     /// The total duration of all such waits.
     pub in_async_total: Duration,
@@ -57,7 +58,7 @@ impl Profile {
             let frames = self.source_functions(sample);
             let wait_site = wait_site(&frames);
             all.add(wait_site, call.clone(), waited_ns);
-            if blocks_a_task(&frames) {
+            if self.blocks_tasks(sample) {
                 waits.in_async_total += Duration::from_nanos(waited_ns);
                 in_async.add(wait_site, call, waited_ns);
             }
@@ -143,8 +144,7 @@ impl Profile {
                 let Some(Function { name, file, .. }) = self.function(line.function) else {
                     continue;
                 };
-                let place = SourceFunction { file, line: line.line, ..SourceFunction::default() };
-                words.push(match place.place() {
+                words.push(match place_of(file, line.line) {
                     none if none.is_empty() => name.clone(),
                     place => format!("{name} ({place})"),
                 });
@@ -189,6 +189,41 @@ impl Profile {
         };
         let mapping = location.mapping.and_then(|mapping| self.mapping(mapping))?;
         Some((mapping.file.clone(), "", 0))
+    }
+
+    /// Whether a wait kept a thread from running other tasks: on its stack an executor runs a task, which has not left the
+    /// executor by `block_in_place`. Unknown and `false` if a function in between may have others inlined that do not show.
+    fn blocks_tasks(&self, sample: &Sample) -> bool {
+        let mut callee = None;
+        for location in self.stack(sample.stack) {
+            if location.lines.is_empty() && self.origin_of_unnamed(location) == CodeOrigin::Foreign
+            {
+                return false;
+            }
+            for line in &location.lines {
+                let Some(Function { name, file, .. }) = self.function(line.function) else {
+                    continue;
+                };
+                let is_hiding = location.kind == FrameKind::Rust && file.is_empty();
+                if is_hiding || name.contains("block_in_place") {
+                    return false;
+                }
+                let of = crate_of_file(file);
+                let runs_tasks = match (of.as_deref(), callee.as_deref()) {
+                    (Some("tokio"), _) if name.ends_with("run_task") => file.contains("/runtime/"),
+                    (Some("tokio"), _) => {
+                        name.ends_with("tick") && file.ends_with("/task/local.rs")
+                    }
+                    (Some("async_executor"), Some("async_task")) => true,
+                    _ => false,
+                };
+                if runs_tasks {
+                    return true;
+                }
+                callee = of;
+            }
+        }
+        false
     }
 
     /// Whether code is in a shared library, or in no file.
@@ -299,12 +334,6 @@ pub(super) fn own_number(frames: &[SourceFunction<'_>]) -> usize {
     innermost.map_or(0, |(number, _)| number)
 }
 
-/// Whether an executor was polling a task that had not registered that it would block.
-fn blocks_a_task(frames: &[SourceFunction<'_>]) -> bool {
-    let telling = frames.iter().find(|frame| may_block(frame.name) || polls(frame.name));
-    telling.is_some_and(|frame| !may_block(frame.name))
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::code_origin::OwnCode;
@@ -323,22 +352,22 @@ mod tests {
         assert_eq!(functions, [("[allocated: stack not copied]".to_owned(), 7)]);
     }
 
-    fn frames<'a>(names: &[&'a str]) -> Vec<SourceFunction<'a>> {
-        let frame = |name: &&'a str| {
-            let origin = OwnCode::for_test().origin(&Function::named(name), false);
-            SourceFunction { name, origin, ..SourceFunction::default() }
-        };
-        names.iter().map(frame).collect()
+    fn wait(profile: &mut Profile, call: &str, functions: &[&str], waited_ns: u64) {
+        let functions: Vec<_> = functions.iter().map(|name| (*name, "")).collect();
+        wait_at(profile, call, &functions, waited_ns);
     }
 
-    fn wait(profile: &mut Profile, call: &str, functions: &[&str], waited_ns: u64) {
+    /// Rust, if the name or the file shows that.
+    fn wait_at(profile: &mut Profile, call: &str, functions: &[(&str, &str)], waited_ns: u64) {
         let mut stack = Vec::new();
-        for (address, name) in (1..).zip(functions) {
-            let function = profile.add_function(Function::named(name));
+        for (address, (name, file)) in (1..).zip(functions) {
+            let function = Function { file: (*file).to_owned(), ..Function::named(name) };
+            let function = profile.add_function(function);
+            let is_rust = name.contains("::") || file.ends_with(".rs");
             stack.push(profile.add_location(Location {
                 mapping: None,
                 address,
-                kind: FrameKind::Rust,
+                kind: if is_rust { FrameKind::Rust } else { FrameKind::Native },
                 lines: vec![Line { function, line: 0, column: 0 }],
                 is_inferred: false,
             }));
@@ -445,30 +474,61 @@ mod tests {
         assert_eq!([stacks(true), stacks(false)], ["load_table", "load_table"]);
     }
 
+    /// As line tables and symbol tables show them.
     #[test]
-    fn distinguishes_tasks_that_block_from_threads_that_may_block() {
-        let task = [
-            "clock_nanosleep",
-            "std::thread::sleep",
-            "shop::legacy::{{closure}}",
-            "<tracing::instrument::Instrumented<T> as core::future::future::Future>::poll",
-            "tokio::runtime::task::raw::poll",
-        ];
-        assert!(blocks_a_task(&frames(&task)));
-        assert_eq!(wait_site(&frames(&task)).name, "shop::legacy::{{closure}}");
-        let pool = [
-            "clock_nanosleep",
-            "shop::export",
-            "<tokio::runtime::blocking::task::BlockingTask<T> as core::future::future::Future>::poll",
-            "tokio::runtime::task::raw::poll",
-        ];
-        assert!(!blocks_a_task(&frames(&pool)));
-        let in_place =
-            ["read", "tokio::task::blocking::block_in_place", "tokio::runtime::task::raw::poll"];
-        assert!(!blocks_a_task(&frames(&in_place)));
-        let parked =
-            ["futex_wait", "tokio::runtime::park::CachedParkThread::block_on", "shop::main"];
-        assert!(!blocks_a_task(&frames(&parked)));
+    fn a_wait_blocks_tasks_if_every_frame_up_to_the_executor_shows_what_is_inlined() {
+        const SLEEP: (&str, &str) = ("sleep", "/rustc/library/std/src/thread/functions.rs");
+        const WORKS: (&str, &str) = ("shop::works", "shop/src/main.rs");
+        const POLL: (&str, &str) = ("poll<shop::works, S>", "tokio-1.54.1/src/runtime/task/raw.rs");
+        const WORKER: (&str, &str) = (
+            "tokio::runtime::scheduler::multi_thread::worker::Context::run_task",
+            "tokio-1.54.1/src/runtime/scheduler/multi_thread/worker.rs",
+        );
+        const POOL: (&str, &str) = ("run", "tokio-1.54.1/src/runtime/blocking/pool.rs");
+
+        for (stack, expected) in [
+            (vec![POLL, WORKER], true),
+            // Of C in the program and in a library.
+            (vec![("sqlite3_step", ""), ("nanosleep", "time.c"), POLL, WORKER], true),
+            (
+                vec![POLL, ("run_task", "vendor/tokio/src/runtime/scheduler/current_thread.rs")],
+                true,
+            ),
+            (vec![POLL, ("{impl#3}::tick", "tokio-1.54.1/src/task/local.rs")], true),
+            (
+                vec![
+                    ("run", "async-task-4.7.1/src/runnable.rs"),
+                    ("{async_block#0}", "async-executor-1.14.1/src/lib.rs"),
+                    ("block_on", "futures-lite-2.6.1/src/future.rs"),
+                ],
+                true,
+            ),
+            // The future that an executor is given, and a thread for what blocks.
+            (vec![("{async_fn#0}", "async-executor-1.14.1/src/lib.rs")], false),
+            (
+                vec![
+                    ("run", "async-task-4.7.1/src/runnable.rs"),
+                    ("main_loop", "blocking-1.7.0/src/lib.rs"),
+                ],
+                false,
+            ),
+            (vec![("block_on", "tokio-1.54.1/src/runtime/park.rs")], false),
+            (vec![POLL, POOL, ("main", "")], false),
+            (vec![("block_in_place<F, R>", WORKER.1), POLL, WORKER], false),
+            // Another crate's function of that name.
+            (vec![POLL, ("run_task", "shop/src/runtime/worker.rs")], false),
+            // Without line tables, of the program or of tokio, `block_in_place` can be inlined.
+            (vec![("shop::dep", ""), POLL, WORKER], false),
+            (vec![POLL, (WORKER.0, "")], false),
+        ] {
+            let mut profile = Profile::new(ProfileId::for_test(1), 1);
+            let stack: Vec<_> = [SLEEP, WORKS].into_iter().chain(stack).collect();
+            wait_at(&mut profile, "sleep", &stack, 30);
+            profile.classify();
+            let waits = profile.waits();
+            assert_eq!(waits.in_async_total == waits.total, expected, "{stack:?}");
+            assert_eq!(waits.in_async.is_some(), expected, "{stack:?}");
+        }
     }
 
     #[test]
