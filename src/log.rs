@@ -67,6 +67,7 @@ kinds! {
         ReloadFailed = "reload_failed",
         NothingSeen = "nothing_seen",
         NotCounted = "not_counted",
+        PercentilesShared = "percentiles_shared",
         AmbiguousNames = "ambiguous_names",
     }
     configuration {

@@ -30,4 +30,4 @@ pub(crate) use plans::Callsite;
 #[cfg(test)]
 pub(crate) use rules::COMPARED;
 pub use rules::{Rule, Rules};
-pub(crate) use shown_fields::{DEFAULT_FIELDS, FieldValues, ShownFields, names_route, route_of};
+pub(crate) use shown_fields::{DEFAULT_FIELDS, FieldValues, ShownFields, of_route};

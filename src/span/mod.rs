@@ -33,6 +33,7 @@ pub(crate) use awaits::{InnermostSpan, LongSegment, take_first_entered};
 pub(crate) use children::ChildClose;
 pub(crate) use close::{Ancestor, SpanSnapshot, Verdict};
 pub(crate) use first_run::{HandedOver, RunningFirst};
+pub(crate) use flags::JUDGES_USAGE;
 #[cfg(any(test, feature = "_otlp"))]
 pub(crate) use local::ignore_this_thread;
 pub(crate) use local::{
@@ -43,8 +44,8 @@ pub(crate) use open_spans::OpenSlot;
 pub(crate) use sample_counts::SampleCounts;
 pub(crate) use slot::{
     ADDED_UP, CHOSEN, FAILED, FAILED_ITSELF, FORCED, HAS_FIELDS, HAS_STATUS, JUDGES_ALLOCATIONS,
-    JUDGES_CPU, JUDGES_SUBTREE, JUDGES_USAGE, KEEP_ON_ERROR, ONE_IN, SAMPLED_ITSELF, SHOWS_FIELDS,
-    SUSPECT, WATCHED,
+    JUDGES_CPU, JUDGES_SUBTREE, KEEP_ON_ERROR, ONE_IN, SAMPLED_ITSELF, SHOWS_FIELDS, SUSPECT,
+    WATCHED,
 };
 pub(crate) use spans::{IdleCause, SpanEvent, SpanInfo, Spans};
 

@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use super::account::{Certain, Tally};
+use super::flags::JUDGES_USAGE;
 use super::local::ThreadState;
 use super::sample_counts::SampleCounts;
 use super::segment::{AROUND, NESTED, PendingSegment, READS_CPU, SUSPENDED, SWITCHED, Segment};
-use super::slot::{AGED, JUDGES_CPU, JUDGES_USAGE, REGISTERED, SAMPLED_ITSELF, Slot};
+use super::slot::{AGED, JUDGES_CPU, REGISTERED, SAMPLED_ITSELF, Slot};
 use super::spans::{SpanEvent, SpanInfo};
 use super::usage_read::{SwitchCounts, UsageRead};
 use super::{RegistryId, SpanKey, Spans};
