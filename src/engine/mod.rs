@@ -324,9 +324,8 @@ impl Engine {
         // What its future carries becomes samples if it is kept.
         let has_samples =
             closing.samples.total() > 0 || account.await_ns > 0 || account.delay_ns > 0;
-        let name = || self.name_hash(closing, callsite);
-        let of = (callsite.rule, closing.root);
-        let is_over = self.admission.is_over_limit(of, has_samples, name);
+        let of = (callsite.rule, self.name_hash(closing, callsite), closing.root);
+        let is_over = self.admission.is_over_limit(of, has_samples);
         if is_over {
             count_over_limit(&self.counters, account, reasons, has_samples);
         }

@@ -6,7 +6,6 @@ mod bucket;
 mod callsites;
 mod condition;
 mod directive;
-mod dry;
 mod error_sites;
 mod fields;
 mod health;
