@@ -9,7 +9,6 @@ mod directive;
 mod error_sites;
 mod fields;
 mod health;
-mod hint;
 mod kept;
 mod limits;
 mod percentile;
