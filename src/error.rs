@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-use crate::text::{around, shortened};
+use crate::text::{around, line_of, shortened};
 
 /// Why a layer could not be built, or why its rules could not be replaced. No other error needs to be handled by a
 /// program: later losses are counted in [`Stats`](crate::Stats) and logged.
@@ -55,6 +55,9 @@ enum Problem {
     Ended,
 }
 
+/// The characters of a problem that are shown: the names of all conditions have room.
+const MOST_OF_PROBLEM: usize = 400;
+
 impl Error {
     pub(crate) fn rules(text: &str, at: usize, problem: String) -> Self {
         Self::text("the profiling rules", text, at, problem)
@@ -63,7 +66,12 @@ impl Error {
     /// `what` cannot be parsed because of the text at that position.
     pub(crate) fn text(what: &'static str, text: &str, at: usize, problem: String) -> Self {
         let (line, before) = around(text, at);
-        Self(Problem::Text { what, line, before, problem: shortened(&problem) })
+        Self(Problem::Text {
+            what,
+            line,
+            before,
+            problem: line_of(&problem, MOST_OF_PROBLEM).into_owned(),
+        })
     }
 
     /// The same error, with `what` replaced by `name`.

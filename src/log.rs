@@ -67,6 +67,7 @@ kinds! {
         NothingSeen = "nothing_seen",
         Declined = "declined",
         NotCounted = "not_counted",
+        PercentilesShared = "percentiles_shared",
         AmbiguousNames = "ambiguous_names",
     }
     configuration {

@@ -488,6 +488,9 @@ counters! {
         /// Callsites whose percentile is not tracked because there are too many. The other
         /// conditions of their rule apply.
         percentiles_dropped,
+        /// Spans that were compared with all of their name and rule, because there are too many routes for each to have a
+        /// percentile of its own.
+        percentiles_shared,
         /// Rules that were not applied to a callsite because they need more than 64 of its field
         /// values.
         skipped,

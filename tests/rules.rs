@@ -275,6 +275,34 @@ fn a_percentile_keeps_rare_spans_over_its_minimum() {
     assert_eq!(setup.handle.stats().kept_for(Reason::Percentile), 1);
 }
 
+/// The fields that the layer itself advises to show: each request has a path of its own.
+#[test]
+fn a_percentile_keeps_rare_requests_of_paths_that_occur_once() {
+    let paths: [fn(u32) -> String; 2] = [
+        |number| format!("/users/{number}"),
+        // No id by its looks.
+        |number| number.to_string().bytes().map(|digit| char::from(digit + 49)).collect(),
+    ];
+    for path in paths {
+        let setup = Setup::with("p90>10ms", |builder| {
+            builder.span_fields(["method", "uri"]).profiles_per_minute(1_000_000)
+        });
+        let request = |number, time| {
+            let uri = path(number);
+            let span = info_span!("request", method = "GET", uri);
+            sleep(time);
+            drop(span);
+        };
+        setup.run(|| {
+            (0..2_000).for_each(|number| request(number, Duration::ZERO));
+            (2_000..2_010).for_each(|number| request(number, 12 * MS));
+        });
+        let kept = kept(&setup);
+        let rare = kept.iter().filter(|(_, reasons)| reasons == "percentile").count();
+        assert!(rare >= 10, "{kept:?}");
+    }
+}
+
 /// Returns the time of the longest usual span.
 fn usual_and_rare_spans() -> (Setup, Duration) {
     let setup = Setup::new("p90>10ms");

@@ -23,6 +23,7 @@ pub(crate) struct Logged {
     shed: Option<Instant>,
     lost_signal: bool,
     small_signal_stack: bool,
+    percentiles_shared: bool,
     unsampled: bool,
     cut_stacks: bool,
     declined: bool,
@@ -48,6 +49,7 @@ impl Logged {
             shed: None,
             lost_signal: false,
             small_signal_stack: false,
+            percentiles_shared: false,
             unsampled: false,
             cut_stacks: false,
             declined: false,
@@ -103,6 +105,11 @@ impl Logged {
         if refused > 0 && !std::mem::replace(&mut self.small_signal_stack, true) {
             let (kind, text) = (LogKind::SignalStackSmall, report::SMALL_SIGNAL_STACK);
             events.push(LogEvent::warning(kind, text));
+        }
+        let shared = engine.counters.rules.percentiles_shared.load(Ordering::Relaxed);
+        if shared > 0 && !std::mem::replace(&mut self.percentiles_shared, true) {
+            let (kind, text) = (LogKind::PercentilesShared, report::PERCENTILES_SHARED);
+            events.push(LogEvent { count: Some(shared), ..LogEvent::warning(kind, text) });
         }
         if let Some(why) = engine.source.sampler.unsampled()
             && !std::mem::replace(&mut self.unsampled, true)

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use crate::facts::{Measure, Unit};
+use crate::facts::Measure;
 use crate::keep::{Condition, Keep, Threshold};
 use crate::span::{
-    JUDGES_ALLOCATIONS, JUDGES_CPU, JUDGES_SUBTREE, KEEP_ON_ERROR, ONE_IN, Plan, SUSPECT, WATCHED,
+    JUDGES_ALLOCATIONS, JUDGES_CPU, JUDGES_SUBTREE, JUDGES_USAGE, KEEP_ON_ERROR, ONE_IN, Plan,
+    SUSPECT, WATCHED,
 };
 
 /// What the hooks must know about spans with that `Keep` that are sampled after `sampling_delay`.
@@ -27,7 +28,9 @@ pub(super) fn plan(keep: &Keep, ticks_a_second: u64, sampling_delay: Duration) -
         Condition::OneIn(_) => ONE_IN,
         Condition::Above(Measure::SubtreeOnCpu, _) => JUDGES_CPU | JUDGES_SUBTREE,
         Condition::Above(Measure::OnCpu | Measure::OffCpu, _) => JUDGES_CPU,
-        Condition::Above(measure, _) if measure.unit() != Unit::Nanoseconds => JUDGES_ALLOCATIONS,
+        Condition::Above(Measure::Runnable, _) => JUDGES_CPU | JUDGES_USAGE,
+        Condition::Above(Measure::MajorFaults, _) => JUDGES_CPU | JUDGES_USAGE | SUSPECT,
+        Condition::Above(Measure::Allocated | Measure::Allocations, _) => JUDGES_ALLOCATIONS,
         // Its close must be observed, so that the layer knows when no such span is left.
         Condition::Open(_) => WATCHED | SUSPECT,
         _ => 0,

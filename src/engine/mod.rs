@@ -252,8 +252,8 @@ impl Engine {
         closing: &SpanSnapshot,
         reach: FindOtel<'_>,
     ) -> Verdict {
-        let values = || self.inspect_values(closing, FieldValues::hash_of);
-        let is_rare = |wall_ns| self.callsites.is_rare(callsite, values, wall_ns);
+        let route = || self.inspect_values(closing, FieldValues::route_hash_of);
+        let is_rare = |wall_ns| self.callsites.is_rare(callsite, route, wall_ns);
         let reasons = Reasons::judge(&callsite.keep, closing, is_rare);
         if closing.has(ADDED_UP) {
             self.add_request(closing, callsite);
@@ -304,15 +304,13 @@ impl Engine {
     /// Adds up what a request took.
     fn add_request(&self, closing: &SpanSnapshot, callsite: &Callsite) {
         let name = callsite.metadata.name();
-        let of_route = self.inspect_values(closing, |id, dispatch| {
-            FieldValues::read_stored(id, dispatch, FieldValues::route_hash).flatten()
-        });
+        let of_route = self.inspect_values(closing, FieldValues::route_hash_of);
         let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one((name, of_route));
         let facts = Facts { times: closing.account, ..Facts::default() };
         self.publish.references.totals.add(hash, &facts, || {
             let values = self.inspect_values(closing, FieldValues::of);
             let redacted = values.map(|value| self.redaction.redact_span(value).into());
-            (self.redaction.redact_span(beginning(name)).into(), redacted.into_route())
+            (self.redaction.redact_span(beginning(name)).into(), redacted.to_route())
         });
     }
 
@@ -326,9 +324,8 @@ impl Engine {
         // What its future carries becomes samples if it is kept.
         let has_samples =
             closing.samples.total() > 0 || account.await_ns > 0 || account.delay_ns > 0;
-        let name = || self.name_hash(closing, callsite);
-        let of = (callsite.rule, closing.root);
-        let is_over = self.admission.is_over_limit(of, has_samples, name);
+        let of = (callsite.rule, self.name_hash(closing, callsite), closing.root);
+        let is_over = self.admission.is_over_limit(of, has_samples);
         if is_over {
             count_over_limit(&self.counters, account, reasons, has_samples);
         }

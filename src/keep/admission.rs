@@ -1,15 +1,14 @@
 //! Admits kept spans to profiles: reservations, and the groups of local roots.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 
-use super::dry::{Dry, LimitKey};
 use super::health::ExporterHealth;
-use super::limits::{Limited, NoToken, RateLimits};
+use super::limits::{Limited, NoToken, RateLimits, limit_of};
 use super::{KeptSpan, NoProfile, SpanLink};
 use crate::facts::Reason;
 use crate::profile::ProfileId;
@@ -78,6 +77,15 @@ struct State {
     limits: RateLimits,
 }
 
+/// What an outage asks first, for each of the many spans that are kept.
+#[derive(Debug, Default)]
+struct EmptyLimits {
+    /// Limits without a token until that time.
+    until_ns: HashMap<(u64, Limited), u64>,
+    /// Roots with an open group: its spans need no token.
+    roots: HashSet<SpanKey>,
+}
+
 /// Gives kept spans their profile ids.
 ///
 /// The threads that close spans and the collector call it, only for spans that are kept. A lock is cheap enough for
@@ -85,7 +93,7 @@ struct State {
 #[derive(Debug)]
 pub(crate) struct ProfileAdmission {
     state: Mutex<State>,
-    dry: Dry,
+    refused: RwLock<EmptyLimits>,
     /// Profiles that have a reservation and are not yet exported.
     reservations: Arc<AtomicUsize>,
     most_reservations: usize,
@@ -98,6 +106,8 @@ pub(crate) struct ProfileAdmission {
 pub(crate) const MAX_RESERVED: usize = 32;
 /// Open groups.
 const MOST_EPOCHS: usize = 1024;
+/// Limits without a token.
+const MOST_REFUSED: usize = 4096;
 /// Kept spans in one group, besides the root.
 const MOST_KEPT: usize = 1024;
 
@@ -111,7 +121,7 @@ impl ProfileAdmission {
         };
         Self {
             state: Mutex::new(state),
-            dry: Dry::new(),
+            refused: RwLock::default(),
             reservations: Arc::default(),
             most_reservations: MAX_RESERVED,
             health: Arc::new(health),
@@ -125,25 +135,23 @@ impl ProfileAdmission {
         Self { most_reservations: profiles, ..self }
     }
 
-    /// Whether a closed span of that rule and root would get neither a profile nor a report, since there is no token left.
-    /// Without a lock: while an outage lasts, this is asked for each of the many spans that are kept. `name` returns a hash
-    /// of its name and values. False if it is not certain.
+    /// Whether a closed span of that rule, name and root would get neither a profile nor a report, since there is no token
+    /// left. Threads that ask do not wait for each other. False if it is not certain.
     pub(crate) fn is_over_limit(
         &self,
-        (rule, root): (u64, SpanKey),
+        (rule, name, root): (u64, u64, SpanKey),
         has_samples: bool,
-        name: impl FnOnce() -> u64,
     ) -> bool {
-        if self.dry.may_have_group(root) {
-            return false;
-        }
         let now_ns = self.health.now_ns();
-        let mut name = Lazy { value: None, make: Some(name) };
-        let mut is_dry = |what| {
-            self.dry.is_dry(LimitKey::of_rule(rule, what), now_ns)
-                || self.dry.is_dry(LimitKey::of_name(rule, name.get(), what), now_ns)
+        let refused = self.refused.read();
+        let is_empty = |what| {
+            [rule, limit_of(rule, name)].into_iter().any(|limit| {
+                refused.until_ns.get(&(limit, what)).is_some_and(|until_ns| now_ns < *until_ns)
+            })
         };
-        is_dry(Limited::Report) && (!has_samples || is_dry(Limited::Profile))
+        !refused.roots.contains(&root)
+            && is_empty(Limited::Report)
+            && (!has_samples || is_empty(Limited::Profile))
     }
 
     fn take(
@@ -153,13 +161,13 @@ impl ProfileAdmission {
         what: Limited,
         now_ns: u64,
     ) -> bool {
-        let taken = limits.take(span, what, now_ns);
-        if let Err(NoToken { is_of_rule, until_ns }) = taken {
-            let key = match is_of_rule {
-                true => LimitKey::of_rule(span.rule, what),
-                false => LimitKey::of_name(span.rule, name, what),
-            };
-            self.dry.note(key, until_ns);
+        let taken = limits.take((span.rule, name), what, now_ns);
+        if let Err(NoToken { limit, until_ns }) = taken {
+            let mut refused = self.refused.write();
+            if refused.until_ns.len() >= MOST_REFUSED {
+                refused.until_ns.clear();
+            }
+            refused.until_ns.insert((limit, what), until_ns);
         }
         taken.is_ok()
     }
@@ -230,7 +238,7 @@ impl ProfileAdmission {
             let is_snapshot = span.facts.is_open;
             let group = groups.entry(span.root).or_insert_with(|| {
                 if !is_snapshot {
-                    self.dry.add_root(span.root);
+                    self.refused.write().roots.insert(span.root);
                 }
                 ProfileGroup::new(span.root, now_ns)
             });
@@ -294,7 +302,7 @@ impl ProfileAdmission {
     pub(crate) fn end_group(&self, root: SpanKey) -> Option<ProfileGroup> {
         let mut state = self.state.lock();
         let group = state.groups.remove(&root)?;
-        self.dry.remove_root(root);
+        self.refused.write().roots.remove(&root);
         Some(group)
     }
 
@@ -349,19 +357,6 @@ impl ProfileAdmission {
     /// While samples are lost because memory is short, no reservations are given.
     pub(crate) fn set_memory_is_short(&self, is_short: bool) {
         self.memory_is_short.store(is_short, Ordering::Relaxed);
-    }
-}
-
-/// A value that is made when it is first needed.
-struct Lazy<F> {
-    value: Option<u64>,
-    make: Option<F>,
-}
-
-impl<F: FnOnce() -> u64> Lazy<F> {
-    fn get(&mut self) -> u64 {
-        let make = self.make.take();
-        *self.value.get_or_insert_with(|| make.map_or(0, |make| make()))
     }
 }
 
@@ -525,13 +520,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_over_its_limit_is_known_without_the_lock() {
+    fn what_is_over_its_limit_is_known_without_the_lock_of_groups() {
         const MINUTE: u64 = 60_000_000_000;
         let now = Arc::new(AtomicU64::new(0));
         let admission = ProfileAdmission::new(1, ExporterHealth::by_hand(false, Arc::clone(&now)));
         let over = |root, has_samples, name| {
             let _locked = admission.state.lock();
-            admission.is_over_limit((0, key(root)), has_samples, || name)
+            admission.is_over_limit((0, name, key(root)), has_samples)
         };
         assert!(!over(9, false, 0) && !over(9, true, 0));
         assert_eq!(keep(&admission, 1, 1, 1, ID).profile, Ok(ID));
@@ -561,7 +556,7 @@ mod tests {
             span.facts.fields = vec![("route", number.to_string())];
             admission.keep(&mut span, number, None);
         }
-        let over = |rule, has_samples| admission.is_over_limit((rule, key(99)), has_samples, || 99);
+        let over = |rule, has_samples| admission.is_over_limit((rule, 99, key(99)), has_samples);
         assert!(over(0, false) && !over(0, true) && !over(1, false));
     }
 

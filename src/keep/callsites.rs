@@ -1,7 +1,7 @@
 //! Maps a callsite to the plan of its rule, without a lock.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use super::candidates::{Candidate, candidates, id_of};
 use super::condition::boxed;
 use super::error_sites::ErrorSites;
 use super::fields::{Choice, FieldRules};
-use super::percentile::{MOST_SKETCHES, Sketches, SketchesInUse};
+use super::percentile::{MOST_SKETCHES, Sketches};
 use super::plans::{Callsite, Cohort, Plans};
 use super::shown_fields::ShownFields;
 use super::{Keep, Rule, Rules};
@@ -44,8 +44,8 @@ pub(crate) struct Callsites {
     attribute_judges_errors: AtomicBool,
     /// Whether spans may be open whose rules were replaced and judge errors.
     replaced_judge_errors: AtomicBool,
-    /// See [`Sketches`].
-    sketches_for_values: Arc<SketchesInUse>,
+    /// The number of [`Sketches`] of routes.
+    sketches_of_routes: Arc<AtomicUsize>,
     started: Instant,
     counters: Arc<Counters>,
     pub(crate) error_sites: ErrorSites,
@@ -174,7 +174,7 @@ impl Callsites {
             plans: Plans::new(),
             has_replaced: AtomicBool::new(false),
             known: Mutex::new(Known { rules, cohorts: HashMap::new(), next: 0, current: 0 }),
-            sketches_for_values: Arc::default(),
+            sketches_of_routes: Arc::default(),
             started: Instant::now(),
             counters,
             error_sites: ErrorSites::default(),
@@ -433,16 +433,16 @@ impl Callsites {
             && !self.judge_errors()
     }
 
-    /// Whether a span with that wall time took longer than the percentile of its rule, among the spans with the same
-    /// values, of which `values` returns a hash.
+    /// Whether a span with that wall time took longer than the percentile of its rule, among the spans of the same route,
+    /// of which `route` returns a hash.
     pub(crate) fn is_rare(
         &self,
         callsite: &Callsite,
-        values: impl FnOnce() -> Option<u64>,
+        route: impl FnOnce() -> Option<u64>,
         wall_ns: u64,
     ) -> bool {
         let sketches = callsite.cohort.as_ref().and_then(|cohort| cohort.sketches.as_ref());
-        sketches.is_some_and(|sketches| sketches.add(values(), wall_ns, self.now_ns()))
+        sketches.is_some_and(|sketches| sketches.add(route(), wall_ns, self.now_ns()))
     }
 
     fn now_ns(&self) -> u64 {
@@ -538,8 +538,9 @@ impl Callsites {
         if let Some(known) = cohorts.get(&key) {
             return Some(Arc::clone(known));
         }
-        let in_use = &self.sketches_for_values;
-        let sketches = keep.percentile().map(|millionths| Sketches::new(millionths, in_use));
+        let sketches =
+            |millionths| Sketches::new(millionths, &self.sketches_of_routes, &self.counters);
+        let sketches = keep.percentile().map(sketches);
         if sketches.is_some() && !has_room {
             Counters::add(&self.counters.rules.percentiles_dropped, 1);
             return Some(Arc::new(Cohort::new(None)));

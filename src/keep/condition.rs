@@ -31,7 +31,7 @@ pub enum Condition {
     Error,
     /// Like [`Error`](Self::Error), but failures in profiled spans inside it do not count.
     ErrorSelf,
-    /// It took longer than this percentile of the spans with its name and rule in the last five to ten minutes, and
+    /// It took longer than this percentile of the spans with its name, route and rule in the last five to ten minutes, and
     /// longer than `floor`. The condition takes effect once enough spans were counted that ten are expected above the
     /// percentile, and not before 100 spans.
     Percentile {
@@ -306,7 +306,8 @@ impl Keep {
 
     /// Whether it has conditions on allocations.
     pub(crate) fn judges_allocations(&self) -> bool {
-        let is_one = |condition| matches!(condition, Condition::Above(measure, _) if measure.unit() != Unit::Nanoseconds);
+        use Measure::{Allocated, Allocations};
+        let is_one = |condition| matches!(condition, Condition::Above(Allocated | Allocations, _));
         self.conditions().any(is_one)
     }
 

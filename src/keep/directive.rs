@@ -30,7 +30,6 @@ use winnow::error::{ContextError, ErrMode, StrContext, StrContextValue};
 use winnow::prelude::*;
 use winnow::token::take_while;
 
-use super::hint::likely_fix;
 use super::rules::FieldMatch;
 use super::wanted::{ValuePattern, WantedValue};
 use super::{Condition, Keep, Rule, Rules, Threshold};
@@ -44,9 +43,10 @@ const MOST_DIRECTIVES: usize = 256;
 const KEEP: &str = "`off` or a condition such as `250ms`, `error`, `p99>20ms` or `on_cpu>100ms`";
 const CONDITION: &str = "a condition such as `250ms`, `error`, `p99>20ms` or `on_cpu>100ms`";
 const DURATION: &str = "a duration such as `250ms`";
+const WHOLE: &str = "a whole number and a unit, such as `250ms`";
 const AMOUNT: &str = "a duration such as `250ms`, or a share such as `80%`";
 const SIZE: &str = "a size such as `100MB`, below 16 EiB";
-const COUNT: &str = "a number of allocations such as `1000000`, without a unit";
+const COUNT: &str = "a number such as `1000000`, without a unit";
 const LEVEL: &str = "a level: `error`, `warn`, `info`, `debug` or `trace`";
 const JOINED: &str = "the conditions for the same spans to be joined by `|`";
 
@@ -64,8 +64,7 @@ impl FromStr for Rules {
             let at = error.offset();
             let problem = match error.inner().cause() {
                 Some(cause) => format!("no pattern: {cause} (text can be put in quotes)"),
-                None => likely_fix(text, at)
-                    .unwrap_or_else(|| format!("expected {}", expected(error.inner()))),
+                None => format!("expected {}", expected(error.inner())),
             };
             Error::rules(text, at, problem)
         })?;
@@ -97,11 +96,17 @@ struct Directive {
 fn expected(error: &ContextError) -> String {
     // The innermost context comes first.
     let expected = error.context().find_map(|context| match context {
+        StrContext::Expected(StrContextValue::Description(text @ (KEEP | CONDITION))) => {
+            let measures = Measure::ALL.iter().filter(|measure| **measure != Measure::Wall);
+            let names = measures.map(|measure| measure.row().condition).chain(["hung", "open"]);
+            let names: Vec<_> = names.filter(|name| !name.is_empty()).collect();
+            Some(format!("{text}; before `>` can be `{}`", names.join("`, `")))
+        }
         StrContext::Expected(StrContextValue::Description(text)) => Some((*text).to_owned()),
         StrContext::Expected(value) => Some(value.to_string()),
         _ => None,
     });
-    expected.unwrap_or_else(|| "`,` or the end".to_owned())
+    expected.unwrap_or_else(|| "`|`, `,` or the end".to_owned())
 }
 
 fn rules(input: &mut &str) -> ModalResult<Vec<Directive>> {
@@ -231,7 +236,7 @@ fn condition(input: &mut &str) -> ModalResult<Condition> {
         ("error", equals(), "self").value(Condition::ErrorSelf),
         ("hung", equals(), "off").value(Condition::NeverHung),
         preceded(("one_in", equals(), peek(digit1)), cut_err(count)).map(Condition::OneIn),
-        "error".value(Condition::Error),
+        terminated("error", not(alpha1)).value(Condition::Error),
         "always".value(Condition::Always),
         above_threshold,
         preceded(above("hung"), limit).map(Condition::Hung),
@@ -304,8 +309,8 @@ fn percentile(input: &mut &str) -> ModalResult<Condition> {
 
 fn duration(input: &mut &str) -> ModalResult<Duration> {
     // A number and a unit; a duration has one or more of these.
-    let part = (digit1::<&str, _>, alpha1);
-    (part, repeat::<_, _, (), _, _>(0.., (multispace0, part)))
+    let part = || (digit1::<&str, _>, alpha1.context(expect(WHOLE)));
+    (part(), repeat::<_, _, (), _, _>(0.., (multispace0, part())))
         .take()
         .verify_map(|text: &str| humantime::parse_duration(text).ok())
         .parse_next(input)
@@ -504,11 +509,74 @@ mod tests {
     }
 
     #[test]
+    fn an_error_says_what_is_expected() {
+        const WHOLE: &str = "a whole number and a unit, such as `250ms`";
+        const MEASURES: &str = "`off` or a condition such as `250ms`, `error`, `p99>20ms` or `on_cpu>100ms`; before `>` can be \
+             `last_exit`, `on_cpu`, ";
+        for (expected, texts) in [
+            (
+                WHOLE,
+                &[
+                    "250",
+                    "error|250",
+                    "shop=250, hyper=off",
+                    "shop::cart[checkout{tenant=acme}]=250",
+                    "p99>20",
+                    "on_cpu>100",
+                    "0.5s",
+                    "error|1.5m",
+                    "hung>2.5s",
+                    "1..5s",
+                    "1.5x",
+                ][..],
+            ),
+            (DURATION, &["hung>250MS", "open>=1s", "p99>fast"]),
+            (AMOUNT, &["on_cpu>=100ms", "on_cpu>fast", "idle>1s5x"]),
+            (SIZE, &["alloc>100M", "alloc>=100MB", "alloc>50%", "alloc>18446744073709551615GB"]),
+            (COUNT, &["allocs>=1000", "allocs>1M", "allocs>1e6", "major_faults>10MB"]),
+            (CONDITION, &["250ms|errors", "250ms|", "error|info", "250ms|cpu>1s"]),
+            (
+                MEASURES,
+                &[
+                    "fast",
+                    "250MS",
+                    ".1ms",
+                    "latency>250ms",
+                    ">250ms",
+                    "cpu>100ms",
+                    "preempted>50ms",
+                    "allocated>1MB",
+                    "frees>10",
+                    "ON_CPU>80%",
+                    "shop=info",
+                    "shop=never",
+                    "shop=",
+                    "p100",
+                ],
+            ),
+        ] {
+            for text in texts {
+                let error = error(text);
+                let begins = format!("cannot read the profiling rules: expected {expected}");
+                assert!(error.starts_with(&begins), "{text}: {error}");
+                assert_eq!(error.lines().count(), 3, "{error}");
+            }
+        }
+        // Every measure that has a condition is among them.
+        for measure in Measure::ALL.iter().filter(|measure| **measure != Measure::Wall) {
+            let name = measure.row().condition;
+            assert!(name.is_empty() || error("fast").contains(&format!("`{name}`")), "{name}");
+        }
+    }
+
+    #[test]
     fn errors_point_at_the_malformed_text() {
         assert_eq!(
             error("250ms|error,shop=fast"),
             "cannot read the profiling rules: expected `off` or a condition such as `250ms`, \
-             `error`, `p99>20ms` or `on_cpu>100ms`\n  250ms|error,shop=fast\n                   ^"
+             `error`, `p99>20ms` or `on_cpu>100ms`; before `>` can be `last_exit`, `on_cpu`, \
+             `own_on_cpu`, `off_cpu`, `runnable`, `major_faults`, `idle`, `await`, `delay`, `alloc`, \
+             `allocs`, `hung`, `open`\n  250ms|error,shop=fast\n                   ^"
         );
         assert!(error("250ms|off").contains("expected a condition such as `250ms`, `error`,"));
         assert_eq!(

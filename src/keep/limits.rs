@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 
-use super::KeptSpan;
 use super::bucket::TokenBucket;
 
 /// Limits the kept spans of a rule, those of one name and values, so that one route does not take what others need, and
@@ -11,7 +10,7 @@ use super::bucket::TokenBucket;
 #[derive(Debug)]
 pub(super) struct RateLimits {
     per_minute: u32,
-    /// By the rule's id, and by the hash of that with a name and values.
+    /// By the rule's id, and by [`limit_of`] it and a name.
     buckets: HashMap<u64, Buckets>,
 }
 
@@ -30,12 +29,16 @@ pub(super) enum Limited {
     Report,
 }
 
-/// Why there was no token.
+/// There is no token of that limit until that time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NoToken {
-    /// No span of the rule gets one, whatever its name.
-    pub(super) is_of_rule: bool,
+    pub(super) limit: u64,
     pub(super) until_ns: u64,
+}
+
+/// The limit of the spans of a rule with that name, which is a hash.
+pub(super) fn limit_of(rule: u64, name: u64) -> u64 {
+    BuildHasherDefault::<DefaultHasher>::default().hash_one((rule, name))
 }
 
 /// A rule has this multiple of what the spans of one name and values have.
@@ -69,32 +72,29 @@ impl RateLimits {
     /// Takes a token for a span, if there is one. `now_ns` must not decrease.
     pub(super) fn take(
         &mut self,
-        span: &KeptSpan,
+        (rule, name): (u64, u64),
         what: Limited,
         now_ns: u64,
     ) -> Result<(), NoToken> {
         if self.buckets.len() >= MOST_BUCKETS {
             self.buckets.retain(|_, buckets| !buckets.are_full(now_ns));
         }
-        let name = BuildHasherDefault::<DefaultHasher>::default().hash_one((
-            span.rule,
-            span.name(),
-            &span.facts.fields,
-        ));
+        let name = limit_of(rule, name);
         if !self.buckets.contains_key(&name) && self.buckets.len() >= MOST_BUCKETS {
             self.evict();
         }
-        let of_rule = (span.rule, self.per_minute.saturating_mul(NAMES_PER_RULE), true);
+        let of_rule = (rule, self.per_minute.saturating_mul(NAMES_PER_RULE), true);
         let of_name = (name, self.per_minute, false);
         let mut limits = [of_rule, of_name].map(|(key, per_minute, is_of_rule)| {
             let known = self.buckets.get(&key).copied();
             (key, known.unwrap_or_else(|| Buckets::new(per_minute, is_of_rule)))
         });
         // From both, or from none.
-        let mut taken = limits.iter_mut().map(|(_, buckets)| buckets.bucket(what));
-        if let Some(at) = taken.position(|bucket| !bucket.take(now_ns)) {
-            let refused = limits.get_mut(at).map(|(_, buckets)| buckets.bucket(what).next_ns());
-            return Err(NoToken { is_of_rule: at == 0, until_ns: refused.unwrap_or(now_ns) });
+        for (limit, buckets) in &mut limits {
+            let bucket = buckets.bucket(what);
+            if !bucket.take(now_ns) {
+                return Err(NoToken { limit: *limit, until_ns: bucket.next_ns() });
+            }
         }
         self.buckets.extend(limits);
         Ok(())
@@ -112,13 +112,9 @@ impl RateLimits {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::span::SpanKey;
 
-    fn span(rule: u64, route: &str) -> KeptSpan {
-        let mut span = KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 1);
-        span.rule = rule;
-        span.facts.fields = vec![("http.route", route.to_owned())];
-        span
+    fn span(rule: u64, route: &str) -> (u64, u64) {
+        (rule, limit_of(0, route.bytes().fold(7, |hash, byte| hash * 31 + u64::from(byte))))
     }
 
     #[test]
@@ -126,7 +122,7 @@ mod tests {
         let mut limits = RateLimits::new(3);
         let mut taken = |rule, route: &str| {
             let span = span(rule, route);
-            (0..100).filter(|_| limits.take(&span, Limited::Profile, 0).is_ok()).count()
+            (0..100).filter(|_| limits.take(span, Limited::Profile, 0).is_ok()).count()
         };
         assert_eq!([taken(1, "/noisy"), taken(1, "/noisy"), taken(1, "/other")], [3, 0, 3]);
         // The rule as a whole has 12.
@@ -138,14 +134,16 @@ mod tests {
     fn a_refusal_says_for_whom_it_is_and_until_when() {
         let (mut limits, second) = (RateLimits::new(60), 1_000_000_000);
         let mut refused = |route: &str, now_ns| loop {
-            if let Err(refused) = limits.take(&span(1, route), Limited::Report, now_ns) {
+            if let Err(refused) = limits.take(span(1, route), Limited::Report, now_ns) {
                 break refused;
             }
         };
-        let of_name = NoToken { is_of_rule: false, until_ns: second };
-        assert_eq!(["/a", "/b", "/c"].map(|route| refused(route, 0)), [of_name; 3]);
+        for route in ["/a", "/b", "/c"] {
+            let limit = limit_of(1, span(1, route).1);
+            assert_eq!(refused(route, 0), NoToken { limit, until_ns: second });
+        }
         // The fourth name takes the last tokens of the rule.
-        let of_rule = NoToken { is_of_rule: true, until_ns: second / 4 };
+        let of_rule = NoToken { limit: 1, until_ns: second / 4 };
         assert_eq!(["/d", "/e"].map(|route| refused(route, 0)), [of_rule; 2]);
         assert_eq!(refused("/a", second / 8), of_rule);
     }
@@ -155,7 +153,7 @@ mod tests {
         let mut limits = RateLimits::new(1);
         let span = span(1, "/");
         let what = [Limited::Profile, Limited::Profile, Limited::Report, Limited::Report];
-        let taken = what.map(|what| limits.take(&span, what, 0).is_ok());
+        let taken = what.map(|what| limits.take(span, what, 0).is_ok());
         assert_eq!(taken, [true, false, true, false]);
     }
 
@@ -163,18 +161,18 @@ mod tests {
     fn a_flood_of_names_leaves_the_limits_of_others() {
         let mut limits = RateLimits::new(10_000);
         for number in 0..3_000 {
-            _ = limits.take(&span(1, &number.to_string()), Limited::Profile, 0);
+            _ = limits.take(span(1, &number.to_string()), Limited::Profile, 0);
         }
         let mut taken = |route: &str| {
             let span = span(1, route);
-            (0..30_000).filter(|_| limits.take(&span, Limited::Profile, 0).is_ok()).count()
+            (0..30_000).filter(|_| limits.take(span, Limited::Profile, 0).is_ok()).count()
         };
         assert_eq!(taken("/noisy"), 10_000, "it has a limit of its own");
         for number in 3_000..6_000 {
-            _ = limits.take(&span(1, &number.to_string()), Limited::Profile, 0);
+            _ = limits.take(span(1, &number.to_string()), Limited::Profile, 0);
         }
         let mut limits_of_noisy =
-            (0..10).filter(|_| limits.take(&span(1, "/noisy"), Limited::Profile, 0).is_ok());
+            (0..10).filter(|_| limits.take(span(1, "/noisy"), Limited::Profile, 0).is_ok());
         assert_eq!(limits_of_noisy.next(), None, "it is not forgotten");
     }
 
@@ -182,11 +180,11 @@ mod tests {
     fn the_number_of_limits_is_bounded() {
         let mut limits = RateLimits::new(1_000);
         for number in 0..3_000 {
-            assert!(limits.take(&span(1, &number.to_string()), Limited::Report, 0).is_ok());
+            assert!(limits.take(span(1, &number.to_string()), Limited::Report, 0).is_ok());
         }
         assert_eq!(limits.buckets.len(), MOST_BUCKETS);
         let minute = 60_000_000_000;
-        assert!(limits.take(&span(1, "/"), Limited::Report, minute).is_ok());
+        assert!(limits.take(span(1, "/"), Limited::Report, minute).is_ok());
         assert!(limits.buckets.len() <= 2, "full buckets are forgotten");
     }
 }

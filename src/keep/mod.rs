@@ -7,11 +7,9 @@ mod callsites;
 mod candidates;
 mod condition;
 mod directive;
-mod dry;
 mod error_sites;
 mod fields;
 mod health;
-mod hint;
 mod kept;
 mod limits;
 mod percentile;
@@ -31,4 +29,4 @@ pub(crate) use plans::Callsite;
 #[cfg(test)]
 pub(crate) use rules::COMPARED;
 pub use rules::{Rule, Rules};
-pub(crate) use shown_fields::{DEFAULT_FIELDS, FieldValues, ShownFields, names_route, route_of};
+pub(crate) use shown_fields::{DEFAULT_FIELDS, FieldValues, ShownFields, of_route};

@@ -1,7 +1,7 @@
 //! Fields whose values say which request a span is.
 
-use std::fmt::Debug;
-use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hasher as _};
+use std::fmt::{self, Debug, Display};
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
 use tracing::field::{Field, Visit};
@@ -25,30 +25,65 @@ pub(crate) const DEFAULT_FIELDS: [&str; 7] = [
     "messaging.destination.name",
 ];
 
-/// Whether a shown field names the route of a request: those that are shown by default, and others that programs have for
-/// it. Other fields tell requests of a route apart.
-pub(crate) fn names_route(field: &str) -> bool {
-    matches!(
-        field,
-        "otel.name"
-            | "http.route"
-            | "http.request.method"
-            | "method"
-            | "rpc.service"
-            | "rpc.method"
-            | "messaging.destination.name"
-            | "route"
-            | "matched_path"
-            | "url.path"
-            | "http.target"
-            | "path"
-            | "uri"
-    )
+/// Whether a field has the template of a request's route.
+fn has_template(field: &str) -> bool {
+    matches!(field, "otel.name" | "http.route" | "route" | "matched_path")
 }
 
-/// The part of such a field's value that names the route: without a query.
-pub(crate) fn route_of(value: &str) -> &str {
-    value.split('?').next().unwrap_or_default()
+/// Whether a field has the path of a request as its client sent it: of any number of values.
+fn has_path(field: &str) -> bool {
+    matches!(field, "url.path" | "http.target" | "path" | "uri")
+}
+
+/// Of shown fields, those that name the route of a request. Others tell requests of a route apart, as a path does that is
+/// shown beside the template.
+pub(crate) fn of_route<'a>(
+    fields: &'a [(&'static str, String)],
+) -> impl Iterator<Item = (&'static str, Segments<'a>)> {
+    let is_templated = fields.iter().any(|(field, _)| has_template(field));
+    let names_route = move |field: &str| {
+        let is_path = has_path(field);
+        is_path && !is_templated
+            || !is_path && (has_template(field) || DEFAULT_FIELDS.contains(&field))
+    };
+    let fields = fields.iter().filter(move |(field, _)| names_route(field));
+    fields.map(|(field, value)| (*field, Segments { value, is_path: has_path(field) }))
+}
+
+/// The part of such a field's value that names the route: without a query, and with `{}` for what may tell requests of a
+/// route apart in a path.
+#[derive(Clone, Copy)]
+pub(crate) struct Segments<'a> {
+    value: &'a str,
+    is_path: bool,
+}
+
+impl<'a> Segments<'a> {
+    fn iter(self) -> impl Iterator<Item = &'a str> {
+        let path = self.value.trim_matches('"').split(['?', '#']).next().unwrap_or_default();
+        path.split('/').map(move |segment| match self.is_path && is_value(segment) {
+            true => "{}",
+            false => segment,
+        })
+    }
+}
+
+impl Display for Segments<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, segment) in self.iter().enumerate() {
+            f.write_str(if number > 0 { "/" } else { "" })?;
+            f.write_str(segment)?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether a segment of a path is a number, an id or long.
+fn is_value(segment: &str) -> bool {
+    const LONG: usize = 24;
+    let digits = segment.bytes().filter(u8::is_ascii_digit).count();
+    // `v1` is none.
+    segment.len() > LONG || digits > 0 && (segment.len() > 3 || digits == segment.len())
 }
 
 /// The methods of HTTP.
@@ -130,13 +165,18 @@ impl FieldValues {
     pub(crate) fn route_hash(&self) -> Option<u64> {
         let mut hasher = DefaultHasher::new();
         let mut is_any = false;
-        for (name, value) in self.0.iter().filter(|(name, _)| names_route(name)) {
+        for (name, segments) in of_route(&self.0) {
             // The names are those of a callsite.
             hasher.write_usize(name.as_ptr().addr());
-            hasher.write(route_of(value).as_bytes());
+            segments.iter().for_each(|segment| segment.hash(&mut hasher));
             is_any = true;
         }
         is_any.then(|| hasher.finish())
+    }
+
+    /// The same of an open span.
+    pub(crate) fn route_hash_of(id: RegistryId, subscriber: &Dispatch) -> Option<u64> {
+        Self::read_stored(id, subscriber, Self::route_hash).flatten()
     }
 
     /// Stores the values with their span, in place of earlier ones of the same fields.
@@ -151,9 +191,8 @@ impl FieldValues {
     }
 
     /// Those that name the route of a request.
-    pub(crate) fn into_route(self) -> Vec<(&'static str, String)> {
-        let of_route = self.0.into_iter().filter(|(name, _)| names_route(name));
-        of_route.map(|(name, value)| (name, route_of(&value).to_owned())).collect()
+    pub(crate) fn to_route(&self) -> Vec<(&'static str, String)> {
+        of_route(&self.0).map(|(name, segments)| (name, segments.to_string())).collect()
     }
 
     pub(crate) fn into_vec(self) -> Vec<(&'static str, String)> {
@@ -243,16 +282,37 @@ mod tests {
     }
 
     #[test]
-    fn a_route_has_no_query_and_fields_that_are_shown_by_default_name_it() {
-        assert!(DEFAULT_FIELDS.into_iter().all(names_route) && !names_route("customer"));
-        let hash = |uri: &str| {
-            FieldValues(vec![("uri", uri.to_owned()), ("customer", uri.to_owned())]).route_hash()
+    fn a_route_has_few_values_whatever_clients_send() {
+        let values = |fields: &[(&'static str, &str)]| {
+            let fields = fields.iter().map(|(name, value)| (*name, (*value).to_owned()));
+            FieldValues(fields.collect())
         };
-        assert_eq!(hash("/a?token=1"), hash("/a"));
-        assert_ne!(hash("/a"), hash("/b"));
-        assert_eq!(FieldValues(vec![("customer", String::new())]).route_hash(), None);
-        let route = FieldValues(vec![("uri", "/a?b".to_owned())]).into_route();
-        assert_eq!(route, [("uri", "/a".to_owned())]);
+        let route = |field, value| values(&[(field, value)]).to_route()[0].1.clone();
+        for (path, expected) in [
+            ("/a?token=1", "/a"),
+            ("/a#b", "/a"),
+            ("\"/a/7\"", "/a/{}"),
+            ("/users/17/orders", "/users/{}/orders"),
+            ("/api/v1/users/4f2a9c", "/api/v1/users/{}"),
+            ("/f/67e55044-10b1-426f-9247-bb680e5fe0c8", "/f/{}"),
+            ("/t/abcdefghijklmnopqrstuvwxyz/", "/t/{}/"),
+        ] {
+            for field in ["uri", "path", "url.path", "http.target"] {
+                assert_eq!(route(field, path), expected);
+            }
+        }
+        assert_eq!(route("http.route", "/a2345/{id}?b"), "/a2345/{id}");
+        let hash = |fields: &[_]| values(fields).route_hash();
+        assert_eq!(hash(&[("uri", "/a/1")]), hash(&[("uri", "/a/2")]));
+        assert_ne!(hash(&[("uri", "/a")]), hash(&[("uri", "/b")]));
+        assert_eq!(hash(&[("customer", "")]), None);
+        // A path beside the template is only shown.
+        let both = |uri| [("http.route", "/{page}"), ("uri", uri), ("customer", uri)];
+        assert_eq!(hash(&both("/a")), hash(&both("/b")));
+        assert_eq!(values(&both("/a")).to_route(), [("http.route", "/{page}".to_owned())]);
+        for field in DEFAULT_FIELDS {
+            assert!(hash(&[(field, "a")]).is_some());
+        }
     }
 
     fn shown(names: &[&str], span: impl FnOnce() -> tracing::Span) -> String {

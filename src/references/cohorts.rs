@@ -8,7 +8,7 @@ use super::References;
 use super::typical::TypicalProfile;
 use crate::compare::{Breakdown, CohortHistory, CohortHour, ComparedRow, Drift, compare};
 use crate::facts::Facts;
-use crate::keep::{names_route, route_of};
+use crate::keep::of_route;
 use crate::profile::{Compared, Profile};
 use crate::stats::Counters;
 
@@ -23,9 +23,8 @@ pub(crate) struct CohortKey {
 
 impl CohortKey {
     pub(crate) fn of(facts: &Facts) -> Self {
-        let of_route = facts.fields.iter().filter(|(name, _)| names_route(name));
-        let fields =
-            of_route.map(|(name, value)| (Cow::Borrowed(*name), route_of(value).to_owned()));
+        let fields = of_route(&facts.fields);
+        let fields = fields.map(|(name, segments)| (Cow::Borrowed(name), segments.to_string()));
         Self { span: facts.span.clone(), fields: fields.collect() }
     }
 

@@ -318,6 +318,9 @@ pub(crate) const NOT_COUNTED: &str = "a rule has `alloc>` or `allocs>`, but allo
     nothing for them: add `#[global_allocator] static ALLOCATOR: tracing_profiling::ProfilingAllocator = \
     tracing_profiling::ProfilingAllocator::system();` to the program, or remove the condition from TRACING_PROFILING";
 
+pub(crate) const PERCENTILES_SHARED: &str = "spans of one name have too many routes for a percentile of each, so some are \
+    compared with all of that name: show fewer values in TRACING_PROFILING_SPAN_FIELDS, such as `http.route`";
+
 pub(crate) const HEAP_NOT_TRACKED: &str = "TRACING_PROFILING_HEAP is on, but the live heap cannot be tracked: add \
     `#[global_allocator] static ALLOCATOR: tracing_profiling::ProfilingAllocator = \
     tracing_profiling::ProfilingAllocator::system();` to the program";

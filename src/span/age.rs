@@ -25,7 +25,8 @@ impl Spans {
     /// sampled from their first enter on, and it is judged when it closes.
     pub(crate) fn make_reference(&self, id: RegistryId, halvings: u8) {
         if let Some(slot) = self.table.get(id) {
-            slot.set((u32::from(halvings) + 1) << REFERENCE_SHIFT & REFERENCE | SUSPECT);
+            let most = REFERENCE >> REFERENCE_SHIFT;
+            slot.set((u32::from(halvings) + 1).min(most) << REFERENCE_SHIFT | SUSPECT);
             slot.attach_at_enter();
         }
     }
@@ -84,7 +85,7 @@ impl Spans {
             reads_cpu = 0;
         }
         if must_sync || now >= state.deadline || self.must_read_cpu(state, reads_cpu, now) {
-            self.sync_accounts(state, now);
+            self.sync_judged(state, slot, now);
             // The setup of a thread takes time that is not the span's.
             now = now.max(state.synced);
         }

@@ -50,8 +50,10 @@ pub(crate) const HAS_SUMS: u32 = 1 << 22;
 pub(crate) const OBSERVED: u32 = 1 << 23;
 /// The span is a reference: not zero. It is one more than the power of one half that is the probability with which it
 /// was chosen.
-pub(crate) const REFERENCE: u32 = 0x3f << REFERENCE_SHIFT;
+pub(crate) const REFERENCE: u32 = 0x1f << REFERENCE_SHIFT;
 pub(crate) const REFERENCE_SHIFT: u32 = 24;
+/// The span's rule judges what the system counts for threads, so that is also read at each enter and exit.
+pub(crate) const JUDGES_USAGE: u32 = 1 << 29;
 /// The span is a request that is added up with others of its route.
 pub(crate) const ADDED_UP: u32 = 1 << 30;
 /// The span is inside one whose child spans are counted, and counts when it closes.
@@ -68,4 +70,5 @@ pub(crate) const OF_PLAN: u32 = KEEP_ON_ERROR
     | JUDGES_CPU
     | JUDGES_SUBTREE
     | JUDGES_ALLOCATIONS
+    | JUDGES_USAGE
     | SHOWS_FIELDS;

@@ -33,6 +33,7 @@ pub(crate) use awaits::{InnermostSpan, LongSegment, take_first_entered};
 pub(crate) use children::ChildClose;
 pub(crate) use close::{Ancestor, SpanSnapshot, Verdict};
 pub(crate) use first_run::{HandedOver, RunningFirst};
+pub(crate) use flags::JUDGES_USAGE;
 #[cfg(any(test, feature = "_otlp"))]
 pub(crate) use local::ignore_this_thread;
 pub(crate) use local::{

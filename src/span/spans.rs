@@ -491,7 +491,7 @@ impl Spans {
         let is_due = is_due || state.top().is_some_and(|top| top.must_be_exact(now));
         let is_due = is_due || self.must_read_cpu_to_switch_back(state, now);
         if must_sync || is_due || !state.pending.has_room(id, slot.raw_key()) {
-            self.sync_accounts(state, now);
+            self.sync_judged(state, slot, now);
             now = now.max(state.synced);
         }
         let (thread, synced) = (state.thread, state.synced);

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use super::account::{Certain, Tally};
+use super::flags::JUDGES_USAGE;
 use super::local::ThreadState;
 use super::sample_counts::SampleCounts;
 use super::segment::{AROUND, NESTED, PendingSegment, READS_CPU, SUSPENDED, SWITCHED, Segment};
@@ -36,6 +37,14 @@ impl Spans {
         self.sync_samples(state, now);
         self.sync_cpu_time(state, now);
         self.register_captured_wait(state, now);
+    }
+
+    /// The same at an enter or exit of that span, with all that its rule judges.
+    pub(super) fn sync_judged(&self, state: &mut ThreadState, slot: &Slot, now: u64) {
+        if slot.flags() & JUDGES_USAGE != 0 {
+            self.sync_usage(state, now);
+        }
+        self.sync_accounts(state, now);
     }
 
     /// A wait that the collector has captured counts as a sample of its span.
@@ -278,25 +287,28 @@ impl Spans {
     }
 
     /// If the thread was switched out since the last call, and never because it was blocked, it waited for a CPU whenever it
-    /// did not run. Where each switch is recorded, that is known without this. `now` is when the CPU clock was read.
+    /// did not run. Where each switch is recorded, that is known without this, but not before the records begin. `now` is
+    /// when the CPU clock was read.
     fn sync_switch_counts(&self, state: &mut ThreadState, now: u64) {
         let records = state.session.as_ref().is_some_and(|session| session.has_switch_records());
-        let Usage { voluntary_switches, involuntary_switches, .. } = state.read.usage;
+        let Usage { voluntary_switches, involuntary_switches, preempted_ns, .. } = state.read.usage;
         let counts = SwitchCounts {
             at: now,
             cpu_ns: state.cpu_ns,
             voluntary: voluntary_switches,
             involuntary: involuntary_switches,
-            turn: (!records).then_some(state.turn),
+            turn: state.turn,
+            records,
         };
         let Some(before) = state.read.switches.replace(counts) else { return };
-        let is_known = counts.turn.is_some() && counts.turn == before.turn;
+        let is_known = !before.records && counts.turn.wrapping_sub(before.turn) <= 1;
         let was_preempted = counts.involuntary > before.involuntary;
         if !is_known || !was_preempted || counts.voluntary != before.voluntary {
             return;
         }
         let ran_ns = counts.cpu_ns.saturating_sub(before.cpu_ns);
         let off_ns = self.clock.ns(now.saturating_sub(before.at)).saturating_sub(ran_ns);
+        let off_ns = off_ns.saturating_sub(if records { preempted_ns } else { 0 });
         state.tally_each(|segment| {
             let outside_ns = self.clock.ns(segment.runs_since().saturating_sub(before.at));
             Usage { preempted_ns: off_ns.saturating_sub(outside_ns), ..Usage::default() }

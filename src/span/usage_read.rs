@@ -23,6 +23,7 @@ pub(super) struct SwitchCounts {
     pub(super) cpu_ns: u64,
     pub(super) voluntary: u64,
     pub(super) involuntary: u64,
-    /// The number of the session, if it does not record switches.
-    pub(super) turn: Option<u32>,
+    /// The number of the session, and whether it records switches.
+    pub(super) turn: u32,
+    pub(super) records: bool,
 }
