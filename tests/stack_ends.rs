@@ -55,9 +55,17 @@ fn main() {
                 scope.spawn(with_this_subscriber(of_rust));
             });
         });
-        for is_explicit in [false, true] {
+        let runs: &[Start] = &[
+            start_of_c,
+            #[cfg(all(target_arch = "x86_64", not(target_env = "musl")))]
+            starts_without_tables,
+        ];
+        for (is_explicit, start) in [false, true]
+            .into_iter()
+            .flat_map(|is_explicit| runs.iter().map(move |start| (is_explicit, *start)))
+        {
             assert_complete(source, "of_c", || {
-                in_thread_of_c(is_explicit, &mut with_this_subscriber(of_c))
+                in_thread_of_c(is_explicit, start, &mut with_this_subscriber(of_c))
             });
         }
         called_back(source);
@@ -186,14 +194,35 @@ fn assert_complete(source: Source, function: &str, action: impl FnOnce()) {
 
 type Action<'a> = &'a mut (dyn FnMut() + Send);
 
+type Start = extern "C" fn(*mut c_void) -> *mut c_void;
+
+extern "C" fn start_of_c(action: *mut c_void) -> *mut c_void {
+    // SAFETY: the pointer that was passed to `pthread_create` below; the thread is joined before it becomes invalid.
+    unsafe { (*action.cast::<Action<'_>>())() };
+    action
+}
+
+// As `main` of a Rust program with `panic = "abort"`.
+#[cfg(target_arch = "x86_64")]
+std::arch::global_asm!(
+    r"
+    .globl starts_without_tables
+    starts_without_tables:
+    push rax
+    call {start}
+    pop rcx
+    ret
+    ",
+    start = sym start_of_c
+);
+
+#[cfg(target_arch = "x86_64")]
+unsafe extern "C" {
+    safe fn starts_without_tables(action: *mut c_void) -> *mut c_void;
+}
+
 /// Runs on a thread of the C library, with default attributes or with an explicit scheduling policy.
-fn in_thread_of_c(is_explicit: bool, mut action: Action<'_>) {
-    extern "C" fn start(action: *mut c_void) -> *mut c_void {
-        // SAFETY: the pointer that was passed to `pthread_create` below; the thread is joined before it becomes
-        // invalid.
-        unsafe { (*action.cast::<Action<'_>>())() };
-        action
-    }
+fn in_thread_of_c(is_explicit: bool, start: Start, mut action: Action<'_>) {
     let mut attributes = MaybeUninit::uninit();
     let mut thread = MaybeUninit::uninit();
     // SAFETY: the attributes are initialized before they are used, and the thread is joined.

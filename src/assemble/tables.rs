@@ -340,7 +340,7 @@ impl<'a> Tables<'a> {
             StackLeaf::Running => Leaf::Unknown("running: stack not known"),
             StackLeaf::OneOf(count) => Leaf::AwaitingOneOf(count),
             StackLeaf::NotBegun => Leaf::Unknown("scheduling delay before it began"),
-            StackLeaf::NotObserved => Leaf::Unknown("awaiting: not `.profiled()`"),
+            StackLeaf::NotObserved => Leaf::Unknown("in no thread: not `.profiled()`"),
             StackLeaf::NotCopied => Leaf::Unknown("awaiting: stack not copied"),
             StackLeaf::OtherStacks => Leaf::Unknown("other stacks: no memory for more"),
             StackLeaf::NotSampled => {

@@ -32,33 +32,15 @@ pub(crate) enum CodeOrigin {
 /// In place of a function: a part of the procedure linkage table, in which calls of other modules jump there.
 pub(crate) const LINKAGE: &str = "[plt]";
 
-const OF_RUST: [&str; 4] = ["std", "core", "alloc", "hashbrown"];
-const INSTRUMENTATION: [&str; 2] = ["tracing", "tracing_profiling"];
-const RUNTIMES: [&str; 14] = [
-    "parking_lot",
-    "parking_lot_core",
-    "lock_api",
-    "crossbeam",
-    "crossbeam_channel",
-    "crossbeam_utils",
-    "tokio",
-    "mio",
-    "rustix",
-    "libc",
-    "nix",
-    "futures",
-    "futures_util",
-    "futures_core",
-];
-
 /// What a crate is, if its name says that.
 fn origin_of_crate(name: &str) -> Option<CodeOrigin> {
-    let origins = [
-        (CodeOrigin::Std, OF_RUST.as_slice()),
-        (CodeOrigin::Instrumentation, INSTRUMENTATION.as_slice()),
-        (CodeOrigin::Runtime, RUNTIMES.as_slice()),
-    ];
-    origins.into_iter().find(|(_, crates)| crates.contains(&name)).map(|(origin, _)| origin)
+    const RUNTIMES: &str = "parking_lot parking_lot_core lock_api crossbeam crossbeam_channel \
+        crossbeam_utils tokio mio rustix libc nix futures futures_util futures_core";
+    match name {
+        "std" | "core" | "alloc" | "hashbrown" => Some(CodeOrigin::Std),
+        "tracing" | "tracing_profiling" => Some(CodeOrigin::Instrumentation),
+        _ => RUNTIMES.split(' ').any(|of| of == name).then_some(CodeOrigin::Runtime),
+    }
 }
 
 /// The program's own crates, as far as a profile shows them, and the directories of those of their packages that look like
@@ -79,7 +61,7 @@ impl OwnCode {
         let mains = functions.clone().filter_map(|function| function.name.strip_suffix("::main"));
         let spans = || spans.iter().filter(|span| !span.own_file.is_empty());
         let targets = spans().filter_map(|span| span.target.split("::").next());
-        let program = program.map(|mapping| crate_of_program(&mapping.file));
+        let program = program.map(|mapping| crate_named_by(&mapping.file));
         let crates = mains.chain(targets).map(|name| name.replace('-', "_")).chain(program);
         let is_own = |name: &String| is_name(name) && origin_of_crate(name).is_none();
         let crates: BTreeSet<_> = crates.filter(is_own).collect();
@@ -90,7 +72,7 @@ impl OwnCode {
             // Code of a macro has the file of the crate that defines it.
             let is_of_span =
                 || spans().any(|span| file.strip_suffix(span.own_file).is_some_and(ends_directory));
-            if is_of_dependency(file) && (is_named(package, of) || is_of_span()) {
+            if is_of_dependency(file) && (crate_named_by(package) == of || is_of_span()) {
                 packages.insert(package.to_owned());
             }
         }
@@ -105,23 +87,18 @@ impl OwnCode {
 
     /// Whose code a function is. `in_library`: it is mapped from a shared library, or from no file.
     pub(super) fn origin(&self, function: &Function, in_library: bool) -> CodeOrigin {
-        const ALLOCATES: [&str; 6] = [
-            "__rust_alloc",
-            "__rust_dealloc",
-            "__rust_realloc",
-            "__rust_no_alloc",
-            "__rg_",
-            "__rdl_",
-        ];
+        const ALLOCATES: &str =
+            "__rust_alloc __rust_dealloc __rust_realloc __rust_no_alloc __rg_ __rdl_";
         let Function { name, file, .. } = function;
-        if name == LINKAGE {
-            return CodeOrigin::Library;
-        }
         if is_wrapper(function) {
             return CodeOrigin::Wrapper;
         }
-        if ALLOCATES.iter().any(|part| name.contains(part)) {
+        if ALLOCATES.split(' ').any(|part| name.contains(part)) {
             return CodeOrigin::Allocator;
+        }
+        // The directory may be one of the program's workspace, and inlined functions have no path.
+        if is_of_this_crate(own_sources(), file) {
+            return CodeOrigin::Instrumentation;
         }
         let by_name = crate_of_code(name);
         let other = if in_library { CodeOrigin::Library } else { CodeOrigin::Foreign };
@@ -157,23 +134,29 @@ impl OwnCode {
 
 /// Whether a function is of this crate's wrappers.
 fn is_wrapper(Function { name, file, .. }: &Function) -> bool {
-    const MODULES: [&str; 4] =
-        ["awaits::", "sys::task_waker::", "sys::allocator::", "sys::live_blocks::"];
-    const FILES: [&str; 4] =
-        ["awaits/", "sys/task_waker.rs", "sys/allocator.rs", "sys/live_blocks.rs"];
-    let is_in_file = path_in_this_crate(file)
-        .is_some_and(|path| FILES.iter().any(|file| path.starts_with(file)));
+    const MODULES: [&str; 4] = ["awaits/", "sys/task_waker", "sys/allocator", "sys/live_blocks"];
+    let is_of = |path: &str| MODULES.iter().any(|module| path.starts_with(module));
+    let is_in_file = path_below(own_sources(), file).is_some_and(is_of);
     // Inlined functions have no path, and a trait of the program can have methods for wrappers.
     if crate_of(name).is_none() || !file.is_empty() && !is_in_file {
         return is_in_file;
     }
     let path = without_sigils(name).strip_prefix("tracing_profiling::");
-    path.is_some_and(|path| MODULES.iter().any(|module| path.starts_with(module)))
+    path.is_some_and(|path| is_of(&path.replace("::", "/")))
 }
 
-/// The part of a path below this crate's sources, wherever they were when it was built.
-fn path_in_this_crate(file: &str) -> Option<&str> {
-    let sources = file!().strip_suffix("profile/code_origin.rs")?;
+/// The directory of this crate's sources when it was built: `src/` in a build of its own workspace.
+fn own_sources() -> &'static str {
+    file!().strip_suffix("profile/code_origin.rs").unwrap_or_default()
+}
+
+/// Whether a source file is in this crate's sources, as far as their directory has a name.
+fn is_of_this_crate(sources: &str, file: &str) -> bool {
+    sources != "src/" && path_below(sources, file).is_some()
+}
+
+/// The part of a path below a directory of sources, wherever that was when it was built.
+fn path_below<'a>(sources: &str, file: &'a str) -> Option<&'a str> {
     let (before, path) = file.rsplit_once(sources)?;
     ends_directory(before).then_some(path)
 }
@@ -232,49 +215,36 @@ fn crate_of_code(name: &str) -> Option<&str> {
         crate_of(rest.get(at + separator.len()..)?)
     });
     match (crate_of(name), of_trait) {
-        (Some(of), Some(of_trait)) if OF_RUST.contains(&of) => Some(of_trait),
+        (Some(of), Some(of_trait)) if origin_of_crate(of) == Some(CodeOrigin::Std) => {
+            Some(of_trait)
+        }
         (of, of_trait) => of.or(of_trait),
     }
 }
 
 /// The crate of a dependency's source file: that of `tokio-1.50.0/src/time/sleep.rs` is `tokio`.
 pub(super) fn crate_of_file(file: &str) -> Option<String> {
-    let (package, _) = file.rsplit_once("/src/")?;
-    let package = package.rsplit('/').next()?;
+    file.rsplit_once("/src/").map(|(package, _)| crate_named_by(package))
+}
+
+/// The crate that the directory of a package or the file of a program has its name of, without a version or a test's hash.
+fn crate_named_by(path: &str) -> String {
+    let name = path.rsplit('/').next().unwrap_or_default();
     // Bazel puts the name of the repository before it.
-    let package = package.rsplit("__").next()?;
-    let version = package.match_indices('-').find(|(at, _)| {
-        package.get(at + 1..).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
-    });
-    Some(package.get(..version.map_or(package.len(), |(at, _)| at))?.replace('-', "_"))
+    let name = name.rsplit("__").next().unwrap_or_default();
+    let begins_version =
+        |rest: &str| rest.starts_with(|c: char| c.is_ascii_digit()) || is_hash(rest);
+    let mut ends = name.match_indices('-').map(|(at, _)| at);
+    let end = ends.find(|at| name.get(at + 1..).is_some_and(begins_version));
+    name.get(..end.unwrap_or(name.len())).unwrap_or_default().replace('-', "_")
 }
 
 fn ends_directory(path: &str) -> bool {
     path.is_empty() || path.ends_with('/')
 }
 
-/// Whether the directory of a package has the name of a crate, apart from a version: `shop-2.0.1`.
-fn is_named(package: &str, of: &str) -> bool {
-    let name = package.rsplit('/').next().unwrap_or_default().replace('-', "_");
-    name.strip_prefix(of).is_some_and(|rest| {
-        let version = rest.strip_prefix('_');
-        rest.is_empty()
-            || version.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
-    })
-}
-
 fn is_name(text: &str) -> bool {
     !text.is_empty() && text.chars().all(|c| c.is_alphanumeric() || c == '_')
-}
-
-/// The crate of a program, by its file: that of a test ends in a hash.
-fn crate_of_program(file: &str) -> String {
-    let name = file.rsplit('/').next().unwrap_or_default();
-    let name = match name.rsplit_once('-') {
-        Some((name, end)) if is_hash(end) => name,
-        _ => name,
-    };
-    name.replace('-', "_")
 }
 
 /// The directory of a source file's package: that above its sources.
@@ -296,30 +266,19 @@ fn is_of_std(file: &str) -> bool {
     (is_of_rust && file.contains("/library/")) || file.contains("hashbrown-")
 }
 
-/// Whether a source file is where only dependencies are: of the toolchain, or in cargo's directories, wherever its home is.
-fn is_of_registry(file: &str) -> bool {
-    const DIRS: [&str; 4] = ["rust/deps/", "registry/src/", "git/checkouts/", "library/std/"];
-    let is_in = |dir: &str| {
-        file.match_indices(dir).any(|(at, _)| at == 0 || file.as_bytes().get(at - 1) == Some(&b'/'))
-    };
-    file.contains("/rustc/") || DIRS.into_iter().any(is_in)
-}
-
 /// Whether a source file seems to belong to a dependency. The path is complete, or shortened to begin at the package.
 pub(crate) fn is_of_dependency(file: &str) -> bool {
-    // Where `cargo vendor`, buck2 and Bazel put sources.
-    const DIRS: [&str; 4] =
-        ["/vendor/", "/third-party/rust/", "/third_party/rust/", "/third_party/rust_crates/"];
-    const OF_BAZEL: [&str; 2] = ["/proc/self/cwd/external/", "/_main/external/"];
-    let file = file.strip_prefix("./").unwrap_or(file);
-    let begins = |dir: &&str| dir.strip_prefix('/').is_some_and(|dir| file.starts_with(dir));
-    let in_workspace = file.split_once("/execroot/").and_then(|(_, path)| path.split_once('/'));
-    let file_there = in_workspace.map_or(file, |(_, path)| path);
-    if is_of_registry(file)
-        || DIRS.iter().any(|dir| file.contains(dir) || begins(dir))
-        || OF_BAZEL.iter().any(|dir| file.contains(dir))
-        || file_there.starts_with("external/")
-    {
+    // Of the toolchain, and where cargo, `cargo vendor`, buck2 and Bazel put sources.
+    const DIRS: &str =
+        "rustc/ registry/src/ git/checkouts/ vendor/ third-party/ third_party/ external/";
+    let is_in = |dir: &str| {
+        let mut at = file.match_indices(dir).filter_map(|(at, _)| file.split_at_checked(at));
+        // Directly below sources it is a module.
+        at.any(|(before, rest)| {
+            ends_directory(before) && (!before.ends_with("src/") || rest.contains("/src/"))
+        })
+    };
+    if DIRS.split(' ').any(is_in) {
         return true;
     }
     let package = package_of(file).unwrap_or(file);
@@ -339,12 +298,6 @@ pub(crate) fn is_of_dependency(file: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn jumps_to_other_modules_are_code_of_libraries() {
-        let origin = |in_library| OwnCode::for_test().origin(&Function::named(LINKAGE), in_library);
-        assert_eq!([false, true].map(origin), [CodeOrigin::Library; 2]);
-    }
 
     #[test]
     fn files_of_dependencies_are_recognized_by_short_paths() {
@@ -367,7 +320,10 @@ mod tests {
             ("third-party/rust/tokio/src/lib.rs", true),
             ("/src/chromium/third_party/rust/tokio/v1/crate/src/lib.rs", true),
             ("registry/src/index.crates.io-1/tokio-1.50.0/src/lib.rs", true),
+            ("/src/vendor/tokio/src/lib.rs", true),
+            ("/rust/deps/hashbrown-0.15.2/src/map.rs", true),
             ("shop/src/external/tax.rs", false),
+            ("shop/src/vendor/mod.rs", false),
             ("shop-0123456789abcdef/out/rules.rs", false),
             ("shop/src/main.rs", false),
             ("shop-2/src/main.rs", false),
@@ -379,27 +335,37 @@ mod tests {
     }
 
     #[test]
-    fn a_package_has_the_name_of_its_crate() {
-        for (package, of, expected) in [
-            ("shop-2.0.1", "shop", true),
-            ("/build/shop-server-2.0.1", "shop_server", true),
-            ("vendor/shop", "shop", true),
-            ("shop-tools-2.0.1", "shop", false),
-            ("tokio-1.50.0", "shop", false),
+    fn this_crate_is_not_the_program_also_in_its_workspace() {
+        for (sources, file, expected) in [
+            ("/home/me/tracing-profiling/src/", "/home/me/tracing-profiling/src/layer.rs", true),
+            (
+                "libs/tracing-profiling/src/",
+                "/home/me/shop/libs/tracing-profiling/src/span/mod.rs",
+                true,
+            ),
+            ("/home/me/tracing-profiling/src/", "/home/me/shop/src/layer.rs", false),
+            // Of any crate.
+            ("src/", "/home/me/shop/src/layer.rs", false),
         ] {
-            assert_eq!(is_named(package, of), expected, "{package}");
+            assert_eq!(is_of_this_crate(sources, file), expected, "{sources} {file}");
         }
     }
 
     #[test]
-    fn a_program_has_the_name_of_its_crate() {
-        for (file, expected) in [
+    fn packages_and_programs_have_the_name_of_their_crate() {
+        for (path, expected) in [
+            ("shop-2.0.1", "shop"),
+            ("/build/shop-server-2.0.1", "shop_server"),
+            ("vendor/shop", "shop"),
+            ("shop-tools-2.0.1", "shop_tools"),
+            ("external/rules_rust++crate+crates__tokio-1.50.0", "tokio"),
             ("/opt/shop-server", "shop_server"),
             ("shop-0123456789abcdef", "shop"),
+            ("shop-fedcba9876543210", "shop"),
             ("[vdso]", "[vdso]"),
             ("", ""),
         ] {
-            assert_eq!(crate_of_program(file), expected);
+            assert_eq!(crate_named_by(path), expected, "{path}");
         }
     }
 

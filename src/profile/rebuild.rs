@@ -7,7 +7,9 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use super::branches::Branches;
-use super::code_origin::{CodeOrigin, OwnCode, allocates, clones_wakers, limits_time, whole_name};
+use super::code_origin::{
+    CodeOrigin, LINKAGE, OwnCode, allocates, clones_wakers, limits_time, whole_name,
+};
 use super::downsampling::Selection;
 use super::leaf::{Leaf, LeafId, LeafMark, LockHolder};
 use super::model::{
@@ -283,7 +285,7 @@ impl Rebuilding<'_> {
         self.from.leaf_mark(mark).and_then(|id| self.location(id))
     }
 
-    /// A stack without this crate's wrappers, and without the innermost functions that are to be left out. If nothing
+    /// A stack without this crate's wrappers, jumps to other modules, and innermost functions to be left out. If nothing
     /// else is left, all may be of interest.
     fn without_helpers(&mut self, stack: &[LocationId], trim: Trim) -> Vec<LocationId> {
         // Whether each function is left out; code without a name and a note have one entry.
@@ -304,7 +306,10 @@ impl Rebuilding<'_> {
                 is_innermost &= trim.leaves_out(origin, name);
                 // Without line tables it may have the program's code, which was inlined into it.
                 let is_known = function.is_some_and(|function| !function.file.is_empty());
-                let is_left_out = is_innermost || is_known && origin == CodeOrigin::Wrapper;
+                let is_left_out = is_innermost
+                    || is_known && origin == CodeOrigin::Wrapper
+                    // It only jumps on behalf of its caller.
+                    || name == LINKAGE;
                 left_out.push(is_left_out);
                 is_code_left |= !is_left_out;
             }
@@ -641,7 +646,7 @@ mod tests {
         let (mut profile, mapping) = prog();
         let mut locations = Vec::new();
         for (address, names) in (0..).zip(stack) {
-            if names.starts_with('[') {
+            if names.starts_with('[') && *names != LINKAGE {
                 locations.push(profile.add_remark(names));
                 continue;
             }
@@ -711,7 +716,10 @@ mod tests {
         assert_eq!(ran, ["tracing_profiling::awaits::record::Observed::poll", "tokio::f"]);
         let wrapper = ["tracing_profiling::awaits::record::Observed::poll", "[cut]"];
         assert_eq!(await_names(SampleKind::OnCpu, &wrapper), wrapper, "nothing else is left");
+        let jump = [LINKAGE, "shop::fetch"];
+        assert_eq!(await_names(SampleKind::OnCpu, &jump), ["shop::fetch"]);
         // Nothing else is left.
+        assert_eq!(await_names(SampleKind::OnCpu, &[LINKAGE, "[cut]"]), [LINKAGE, "[cut]"]);
         assert_eq!(await_names(SampleKind::Await, &["alloc::f", "core::mem::g"]).len(), 2);
         assert_eq!(await_names(SampleKind::Await, &["[cut]"]).len(), 1);
     }

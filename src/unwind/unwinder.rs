@@ -357,7 +357,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
             return Ok(word);
         }
         let Some(function) = self.saving_function(frame.address_for_lookup()) else {
-            return Err(UnwindEnd::WithoutTables);
+            return self.started_by(registers, read).ok_or(UnwindEnd::WithoutTables);
         };
         let word = fp.checked_add(8).and_then(|at| read(at).ok());
         if fp.checked_sub(sp).is_none_or(|size| size >= LARGEST) || fp % 8 != 0 {
@@ -379,6 +379,38 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         *registers =
             self.machine.few_registers(return_address, fp + function.caller_above, callers_fp);
         Ok(return_address)
+    }
+
+    /// The return address of a small function that the C library calls first, such as the `main` that rustc makes, which has
+    /// no tables with `panic = "abort"`: from there, tables lead to the thread's first function at once.
+    fn started_by(
+        &mut self,
+        registers: &mut M::UnwindRegs,
+        read: &mut impl FnMut(u64) -> Result<u64, ()>,
+    ) -> Option<u64> {
+        const MOST_PUSHED: u64 = 2;
+        const MOST_CALLERS: usize = 4;
+        let (sp, fp) = (M::stack_pointer(registers), M::frame_pointer(registers));
+        (sp..=sp.saturating_add(8 * MOST_PUSHED)).step_by(8).find_map(|at| {
+            let word = M::unsigned(read(at).ok()?);
+            let mut frame = FrameAddress::from_return_address(word)?;
+            let mut found = self.machine.few_registers(word, at + 8, fp);
+            for _ in 0..MOST_CALLERS {
+                let place = self.place(frame.address_for_lookup());
+                if place.before_next != BeforeNext::Call || place.rule == FrameRule::Missing {
+                    break;
+                }
+                match self.caller(frame, place, &mut found, read) {
+                    Ok(caller) => frame = caller,
+                    Err(UnwindEnd::Root) => {
+                        *registers = self.machine.few_registers(word, at + 8, fp);
+                        return Some(word);
+                    }
+                    Err(_) => break,
+                }
+            }
+            None
+        })
     }
 
     /// How a stack ends at a frame that cannot be unwound.

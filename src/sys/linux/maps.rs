@@ -1,11 +1,12 @@
 //! The mappings of the process, and the files that they are of.
 #![allow(unsafe_code, reason = "maps a file, to see which one it is")]
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::ops::Range;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::ptr;
 
@@ -54,20 +55,23 @@ impl<'a> MapLine<'a> {
     }
 
     pub(super) fn file(&self) -> MappedFile {
-        let left = self.path.strip_suffix(b" (deleted)");
+        const DELETED: &[u8] = b" (deleted)";
         // The kernel escapes only this byte.
         let mut path = Vec::with_capacity(self.path.len());
-        let mut rest = left.unwrap_or(self.path);
+        let mut rest = self.path;
         while let Some((first, others)) = rest.split_first() {
             let escaped = rest.strip_prefix(b"\\012");
             path.push(if escaped.is_some() { b'\n' } else { *first });
             rest = escaped.unwrap_or(others);
         }
-        MappedFile {
-            path: PathBuf::from(OsStr::from_bytes(&path)),
-            is_deleted: left.is_some(),
-            identity: self.identity,
+        // Unless it is a part of the name.
+        let inode = |path: &[u8]| Some(std::fs::metadata(OsStr::from_bytes(path)).ok()?.ino());
+        let is_deleted = path.ends_with(DELETED) && inode(&path) != Some(self.identity.inode);
+        if is_deleted {
+            path.truncate(path.len() - DELETED.len());
         }
+        let path = PathBuf::from(OsString::from_vec(path));
+        MappedFile { path, is_deleted, identity: self.identity }
     }
 }
 
@@ -273,6 +277,22 @@ mod tests {
             let file = MapLine::parse(&line).unwrap().file();
             assert_eq!((file.path.as_os_str().as_bytes(), file.is_deleted), (path, is_deleted));
         }
+    }
+
+    #[test]
+    fn a_name_can_end_as_that_of_a_deleted_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a\nb (deleted)");
+        let inode = std::fs::File::create(&path).unwrap().metadata().unwrap().ino();
+        let shown = path.to_str().unwrap().replace('\n', "\\012");
+        let file = |inode: u64| {
+            let line = format!("7f00-7f80 r--p 00000000 fd:01 {inode}   {shown}");
+            let file = MapLine::parse(line.as_bytes()).unwrap().file();
+            (file.path, file.is_deleted)
+        };
+        assert_eq!(file(inode), (path, false));
+        // Another file of that name.
+        assert_eq!(file(inode + 1), (dir.path().join("a\nb"), true));
     }
 
     #[test]
