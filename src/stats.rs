@@ -224,7 +224,7 @@ counters! {
         /// Local roots whose fields a profile of the process lacks, because 4,096 others had closed since the collector ran.
         root_fields_left_out,
         /// Object files whose lines, or whose symbols altogether, were not read because they exceed
-        /// [`Builder::memory`](crate::Builder::memory).
+        /// [`Builder::memory`](crate::Builder::memory), or a quarter of what control groups and resource limits leave.
         symbols_over_limit,
     }
 

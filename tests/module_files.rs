@@ -542,6 +542,85 @@ fn a_library_in_the_place_of_another_has_its_own_names_and_tables() {
     });
 }
 
+/// One that exports the same, has the same size and the same build id or none, and is written over the other.
+#[test]
+fn a_library_that_is_overwritten_has_its_own_names_and_tables_whatever_its_build_id() {
+    in_child(
+        "a_library_that_is_overwritten_has_its_own_names_and_tables_whatever_its_build_id",
+        |dir| {
+            let build = |path: &Path, option, [first, second]: [&str; 2], leaf, words| {
+                let code = format!(
+                    "#define LEAF(name) \
+                         __attribute__((noinline, used)) \
+                         static unsigned long name(unsigned long rounds) {{ \
+                             volatile unsigned long x[{words}]; \
+                             x[0] = rounds; \
+                             for (unsigned long i = 0; i < rounds; i++) \
+                                 x[i % {words}] = (x[0] ^ i) * 3 % 1000003; \
+                             return x[0]; \
+                         }}
+                     LEAF({first})
+                     LEAF({second})
+                     unsigned long exported(unsigned long rounds) {{ return {leaf}(rounds) + 1; }}"
+                );
+                let source = dir.join("library.c");
+                fs::write(&source, code).unwrap();
+                let mut cc = Command::new("cc");
+                cc.args(["-shared", "-fPIC", "-O1", "-fomit-frame-pointer", option]);
+                cc.args(["-fno-stack-protector", "-fno-toplevel-reorder", "-o"]);
+                assert!(cc.arg(path).arg(source).status().unwrap().success());
+                fs::read(path).unwrap()
+            };
+            let [path, built, filler] =
+                ["plugin.so", "built.so", "filler.so"].map(|name| dir.join(name));
+            for option in [WITHOUT_ID, "-Wl,--build-id=0x0123456789abcdef"] {
+                // Two functions change places, one has a larger frame, and one another name.
+                let first = build(&built, option, ["aaa", "bbb"], "aaa", 40);
+                for (functions, leaf, words, is_elsewhere) in [
+                    (["bbb", "aaa"], "aaa", 40, false),
+                    (["bbb", "aaa"], "aaa", 40, true),
+                    (["aaa", "bbb"], "aaa", 60, false),
+                    (["ccc", "bbb"], "ccc", 40, false),
+                ] {
+                    let second = build(&built, option, functions, leaf, words);
+                    assert_eq!(first.len(), second.len());
+                    let (setup, _log) = logged();
+                    for (bytes, leaf) in [(&first, "aaa"), (&second, leaf)] {
+                        fs::write(&path, bytes).unwrap();
+                        let library = Loaded::load(&path);
+                        let profile = profile(&setup, || {
+                            for _ in 0..2 {
+                                library.burn("exported");
+                                setup.flush();
+                            }
+                        });
+                        library.close();
+                        if is_elsewhere && fs::rename(&built, &filler).is_ok() {
+                            // Stays where the first one was.
+                            Loaded::load(&filler);
+                        }
+                        let mut whole = 0;
+                        for sample in taken_samples(&profile) {
+                            let names = support::functions(&profile, sample);
+                            if let [name @ ("aaa" | "bbb" | "ccc"), caller, ..] = *names.as_slice()
+                            {
+                                assert_eq!(name, leaf, "{option} {functions:?} {words}");
+                                assert!(
+                                    ["exported", "["].iter().any(|start| caller.starts_with(start)),
+                                    "{names:?}"
+                                );
+                                whole +=
+                                    usize::from(names.iter().any(|name| name.ends_with("::burn")));
+                            }
+                        }
+                        assert!(whole > 0, "{option} {functions:?} {words}");
+                    }
+                }
+            }
+        },
+    );
+}
+
 /// Profiles of each while it is loaded. Returns how often the second one was at the address of the first.
 fn in_turn(path: &Path, plugins: &[(&'static str, Vec<u8>)], is_renamed: bool) -> usize {
     let (setup, _log) = logged();
@@ -720,6 +799,33 @@ fn a_library_in_another_namespace_has_its_names() {
             assert!(support::points_in(&profile, "burn") >= found["first_function"]);
             assert_eq!(log.warnings("WARN"), 0);
         }
+    });
+}
+
+/// Nothing is at its path, but that is no proof that it was replaced.
+#[test]
+fn a_library_that_chroot_hides_is_not_said_to_be_replaced() {
+    in_child("a_library_that_chroot_hides_is_not_said_to_be_replaced", |dir| {
+        let (setup, log) = logged();
+        let library = Loaded::load(&build(dir, WITH_ID));
+        profile(&setup, || library.burn("first_function"));
+        let (root, empty) = (File::open("/").unwrap(), dir.join("empty"));
+        fs::create_dir(&empty).unwrap();
+        if std::os::unix::fs::chroot(&empty).is_err() {
+            println!("skipped: only root may change the root");
+            return;
+        }
+        let after = profile(&setup, || library.burn("second_function"));
+        rustix::process::fchdir(&root).unwrap();
+        std::os::unix::fs::chroot(".").unwrap();
+        assert!(functions_in(&after, "built.so").keys().eq([""]));
+        assert_eq!(log.warnings("was replaced"), 0);
+        assert_eq!(
+            log.warnings(
+                "built.so cannot be read, so its functions have no names: it is not at its path"
+            ),
+            1
+        );
     });
 }
 

@@ -160,7 +160,12 @@ fn library(dir: &Path, options: &[&str]) -> Option<PathBuf> {
         "#ifndef MARK
          #define MARK
          #endif
+         #ifdef INLINED
+         __attribute__((always_inline)) static inline unsigned long inlined_its_own(unsigned long rounds) {body}
+         __attribute__((noinline)) static unsigned long its_own(unsigned long rounds) {{ return inlined_its_own(rounds) + 1; }}
+         #else
          __attribute__((noinline)) static unsigned long its_own(unsigned long rounds) {body}
+         #endif
          unsigned long exported(unsigned long rounds) {body}
          unsigned long call_its_own(unsigned long rounds) {{ return its_own(rounds) + 1; }}"
     );
@@ -407,6 +412,105 @@ fn debug_information_of_other_forms_is_said_once() {
         assert_eq!(notes.len(), usize::from(note.is_some()));
         assert!(notes.iter().zip(note).all(|(shown, note)| shown.contains(note)));
     }
+}
+
+/// As `dwz` makes it of all debug information that Fedora installs, and of some that Debian does: a part is in a file that
+/// several others have in common. Without that file, symbol tables have the names of all functions but inlined ones.
+#[test]
+fn names_that_are_in_a_supplementary_file_are_found_and_no_function_loses_its_name() {
+    let directory = tempfile::tempdir().unwrap();
+    let dir = directory.path();
+    let dwz = |arguments: &[&str]| {
+        let status = Command::new("dwz").args(arguments).current_dir(dir).status();
+        status.is_ok_and(|status| status.success())
+    };
+    let Some(library) = library(dir, &["-DINLINED"]) else { return };
+    if !dwz(&["--version"]) {
+        return println!("skipped: there is no dwz");
+    }
+    let inlined = || all_names().into_iter().chain(["inlined_its_own".to_owned()]).collect();
+    for (dwarf, compressed, path) in [
+        ("4", false, "supplement"),
+        ("5", false, "supplement"),
+        ("4", true, "./supplement"),
+        ("5", true, "/absolute"),
+    ] {
+        let options = ["-DINLINED", "-g", &format!("-gdwarf-{dwarf}")];
+        self::library(dir, &options).unwrap();
+        let at = |name: &str| dir.join(name);
+        for debug in ["linked", "other"] {
+            assert!(objcopy(&["--only-keep-debug"], &[&library, &at(debug)]));
+        }
+        let path = path.replace("/absolute", &at("supplement").display().to_string());
+        let standard: &[&str] = if dwarf == "5" { &["-5"] } else { &[] };
+        let multifile = ["-m", "supplement", "-M", &path, "linked", "other"];
+        assert!(dwz(&[standard, &multifile].concat()), "{dwarf}");
+        for file in ["linked", "supplement"].iter().filter(|_| compressed) {
+            assert!(objcopy(&["--compress-debug-sections=zlib"], &[&at(file)]));
+        }
+        let whole = fs::read(at("supplement")).unwrap();
+        let most = if compressed { 2 } else { 6 };
+        for how in
+            ["whole", "missing", "other", "cut", "damaged", "stripped"].into_iter().take(most)
+        {
+            match how {
+                "missing" => fs::remove_file(at("supplement")).unwrap(),
+                "other" => _ = fs::copy(at("other"), at("supplement")).unwrap(),
+                "cut" => fs::write(at("supplement"), &whole[..whole.len() / 2]).unwrap(),
+                "damaged" => {
+                    let mut bytes = whole.clone();
+                    bytes[section_of(&whole, ".debug_info")].fill(0xff);
+                    fs::write(at("supplement"), bytes).unwrap();
+                }
+                _ => fs::write(at("supplement"), &whole).unwrap(),
+            }
+            if how == "stripped" {
+                assert!(objcopy(&["--strip-symbol=its_own"], &[&at("linked")]));
+            }
+            let link = format!("--add-gnu-debuglink={}", at("linked").display());
+            let loaded = at(&format!("{dwarf}{compressed}{how}.so"));
+            assert!(objcopy(&["--strip-all", &link], &[&library, &loaded]));
+            let (names, warnings, _) = profile_library(&loaded, |builder| builder);
+            println!("{dwarf}, {compressed}, {how}: {names:?} {warnings:?}");
+            let is_whole = ["whole", "stripped"].contains(&how);
+            assert_eq!(names, if is_whole { inlined() } else { all_names() });
+            assert_eq!(warnings.len(), usize::from(!is_whole));
+            assert!(warnings.iter().all(|warning| warning["reason"] == "unreadable"));
+        }
+    }
+    // Within one file, there is nothing that others have.
+    self::library(dir, &["-DINLINED", "-g"]).unwrap();
+    assert!(dwz(&["library.so"]));
+    assert_eq!(profile_library(&library, |builder| builder), (inlined(), vec![], vec![]));
+}
+
+/// Where no file in memory can be made, a library that names a separate debug file has the names of its own symbol table.
+#[cfg(target_os = "linux")]
+#[test]
+fn without_files_in_memory_a_library_with_a_debug_file_keeps_its_names() {
+    use seccompiler::{SeccompAction, SeccompFilter, apply_filter};
+    let directory = tempfile::tempdir().unwrap();
+    let dir = directory.path();
+    let Some(library) = library(dir, &["-g"]) else { return };
+    let [debug, loaded] = ["linked", "loaded.so"].map(|name| dir.join(name));
+    assert!(objcopy(&["--only-keep-debug"], &[&library, &debug]));
+    let link = format!("--add-gnu-debuglink={}", debug.display());
+    assert!(objcopy(&["--strip-debug", &link], &[&library, &loaded]));
+    // The layer's threads have the filter of the one that builds it.
+    let profiled = std::thread::spawn(move || {
+        let calls = [(libc::SYS_memfd_create, vec![])].into();
+        let refuse = SeccompAction::Errno(libc::EPERM as u32);
+        let arch = std::env::consts::ARCH.try_into().unwrap();
+        let filter = SeccompFilter::new(calls, SeccompAction::Allow, refuse, arch).unwrap();
+        let filter: seccompiler::BpfProgram = filter.try_into().unwrap();
+        apply_filter(&filter).unwrap();
+        profile_library(&loaded, |builder| builder)
+    });
+    let (names, warnings, _) = profiled.join().unwrap();
+    println!("{warnings:?}");
+    assert_eq!(names, all_names());
+    let [warning] = warnings.as_slice() else { panic!("{warnings:?}") };
+    assert!(warning["message"].as_str().unwrap().contains("its functions but no lines"));
 }
 
 #[cfg(target_arch = "x86_64")]

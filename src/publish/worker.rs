@@ -218,7 +218,8 @@ fn missing_event(missing: &Missing, names: &Redaction) -> LogEvent {
         Missing::Unreadable(_, error)
         | Missing::Mappings(error)
         | Missing::DebugUnreadable(_, error)
-        | Missing::EmbeddedUnreadable(_, error) => (LogKind::FileUnreadable, Some(error)),
+        | Missing::EmbeddedUnreadable(_, error)
+        | Missing::SupplementUnreadable(_, error) => (LogKind::FileUnreadable, Some(error)),
         Missing::Compressed(..) => (LogKind::FileCompressed, None),
         Missing::Split(_) => (LogKind::FileSplit, None),
         Missing::TooLarge(..) => (LogKind::FileTooLarge, None),
@@ -229,7 +230,7 @@ fn missing_event(missing: &Missing, names: &Redaction) -> LogEvent {
         Some((file, redacted)) => error.replace(file, redacted),
         None => error.clone(),
     });
-    let is_limit = kind == LogKind::FileTooLarge;
+    let is_limit = matches!(missing, Missing::TooLarge(_, _, true));
     LogEvent {
         variable: is_limit.then_some("TRACING_PROFILING_MEMORY".into()),
         error,
@@ -273,6 +274,11 @@ fn missing_in_words(missing: &Missing, names: &Redaction) -> String {
             "the symbols in .gnu_debugdata of {} cannot be read, so only functions that it exports have names: {error}",
             names.redact_module(file)
         ),
+        Missing::SupplementUnreadable(file, error) => format!(
+            "the debug information of {} has a part in a supplementary file (as `dwz -m` makes), which cannot be read, so \
+             profiles show its functions and lines but not all inlined functions: {error}",
+            names.redact_module(file)
+        ),
         Missing::Compressed(file, compression) => {
             let how = match compression {
                 DebugCompression::Zstd => "with zstd",
@@ -291,11 +297,15 @@ fn missing_in_words(missing: &Missing, names: &Redaction) -> String {
              Cargo.toml, or set it to \"off\"",
             names.redact_module(file)
         ),
-        Missing::TooLarge(file, bytes) => {
+        Missing::TooLarge(file, bytes, is_own) => {
             let (file, mib) = (names.redact_module(file), bytes.div_ceil(1024 * 1024));
+            let (limit, raise) = match is_own {
+                true => ("the limit", "TRACING_PROFILING_MEMORY"),
+                false => ("a quarter of what memory limits leave", "that of the control group, or `ulimit`"),
+            };
             format!(
-                "{file} has {mib} MiB of symbols, which is more than the limit, so profiles show its \
-                 functions at most, and no lines; raise TRACING_PROFILING_MEMORY, or build it with \
+                "{file} has {mib} MiB of symbols, which is more than {limit}, so profiles show its \
+                 functions at most, and no lines; raise {raise}, or build it with \
                  `debug = \"line-tables-only\"`"
             )
         }

@@ -14,6 +14,8 @@ mod sections;
 #[cfg(feature = "symbols")]
 mod source;
 #[cfg(feature = "symbols")]
+mod supplement;
+#[cfg(feature = "symbols")]
 mod symbolizer;
 #[cfg(not(feature = "symbols"))]
 #[path = "no_symbolizer.rs"]
@@ -38,10 +40,13 @@ pub(crate) enum Missing {
     DebugUnreadable(String, String),
     /// The symbols embedded in a file cannot be read, and why.
     EmbeddedUnreadable(String, String),
-    /// The debug information of a file is larger than the limit; its size in bytes.
-    TooLarge(String, u64),
+    /// The debug information of a file is larger than the limit; its size in bytes, and whether that limit is the layer's
+    /// own, not what control groups and resource limits leave.
+    TooLarge(String, u64, bool),
     /// The debug information of a file has an unsupported compression.
     Compressed(String, DebugCompression),
+    /// The supplementary file of a file's debug information cannot be read, and why.
+    SupplementUnreadable(String, String),
     /// A part of the debug information of a file is in others, which are not read.
     Split(String),
 }
@@ -63,7 +68,8 @@ impl Missing {
             | Self::Unreadable(file, _)
             | Self::DebugUnreadable(file, _)
             | Self::EmbeddedUnreadable(file, _)
-            | Self::TooLarge(file, _)
+            | Self::SupplementUnreadable(file, _)
+            | Self::TooLarge(file, ..)
             | Self::Compressed(file, _)
             | Self::Split(file) => Some(file),
         }

@@ -43,6 +43,7 @@ pub(super) struct LoadedFile {
 }
 
 const EXECUTABLE: &str = "/proc/self/exe";
+const HIDDEN: &str = "it is not at its path any more (moved, or hidden by `chroot` or a mount)";
 
 /// Opens the file of a module.
 pub(super) fn open_loaded(module: &Module) -> Result<LoadedFile, Missing> {
@@ -52,9 +53,13 @@ pub(super) fn open_loaded(module: &Module) -> Result<LoadedFile, Missing> {
         NoFile::NotRead => unreadable("the program loads libraries too often".to_owned()),
         NoFile::NotMapped => unreadable("its code comes from no file".to_owned()),
     })?;
-    let mut refused = None;
+    let (mut refused, mut is_other_there) = (None, false);
     let mut open_at = |path: &Path| match open(path) {
-        Ok(file) => is_loaded(&file, module, mapped).then_some(file),
+        Ok(file) if is_loaded(&file, module, mapped) => Some(file),
+        Ok(_) => {
+            is_other_there = true;
+            None
+        }
         Err(error) => {
             let is_elsewhere =
                 [ErrorKind::NotFound, ErrorKind::NotADirectory, ErrorKind::InvalidInput]
@@ -73,23 +78,35 @@ pub(super) fn open_loaded(module: &Module) -> Result<LoadedFile, Missing> {
     if let Some(file) = known.into_iter().find_map(|path| open_at(path)) {
         return Ok(LoadedFile { file, is_protected: false });
     }
-    let now = sys::paths_of_mapped(mapped.identity);
-    let mut found = now.iter().filter_map(|path| open(path).ok());
-    match (found.find(|file| is_loaded(file, module, mapped)), refused) {
-        (Some(file), _) => Ok(LoadedFile { file, is_protected: false }),
-        (None, Some(error)) if !mapped.is_deleted => Err(unreadable(error.to_string())),
-        (None, _) => Err(Missing::Replaced(module.name.clone())),
+    let now = sys::mapped_now(mapped.identity);
+    let paths = now.iter().flatten().flat_map(|(now, link)| [&now.path, link]);
+    let mut found = paths.filter_map(|path| open(path).ok());
+    if let Some(file) = found.find(|file| is_loaded(file, module, mapped)) {
+        return Ok(LoadedFile { file, is_protected: false });
     }
+    let is_still_there = !mapped.is_deleted && !is_other_there;
+    Err(match (refused, &now) {
+        (Some(error), _) if !mapped.is_deleted => unreadable(error.to_string()),
+        (_, Err(_)) if is_still_there => unreadable(HIDDEN.to_owned()),
+        (_, Ok(Some((now, _)))) if is_still_there && !now.is_deleted => {
+            unreadable(HIDDEN.to_owned())
+        }
+        _ => Missing::Replaced(module.name.clone()),
+    })
 }
 
 /// Whether a file is that of a module, and has the same content.
 fn is_loaded(file: &File, module: &Module, mapped: &MappedFile) -> bool {
-    let has_content = || match (&module.build_id, &module.content) {
-        (Some(id), _) => build_id_of(file).is_ok_and(|found| found.as_ref() == Some(id)),
-        (None, Some(content)) => content.is_that_of_file(|offset, most| file.read(offset, most)),
-        (None, None) => true,
+    let is_its_id = |id| build_id_of(file).is_ok_and(|found| found.as_ref() == Some(id));
+    let has_content = || match &module.content {
+        // Where its code was changed in memory, the build id must do.
+        Some(content) if module.build_id.is_none() || !module.is_loaded() => {
+            content.is_that_of_file(|offset, most| file.read(offset, most))
+        }
+        _ => true,
     };
-    sys::is_mapped_as(file, mapped.identity) && has_content()
+    let is_it = || module.build_id.as_ref().is_none_or(is_its_id) && has_content();
+    sys::is_mapped_as(file, mapped.identity) && is_it()
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::ops::Range;
 
 use flate2::read::ZlibDecoder;
-use gimli::{EndianSlice, LittleEndian, Reader as _, constants as dwarf};
+use gimli::{DwarfSections, EndianSlice, LittleEndian, Reader as _, constants as dwarf};
 
 use super::DebugCompression;
 use crate::unwind::build_id_in;
@@ -43,6 +43,8 @@ pub(super) struct Sections {
     pub(super) sizes: Sizes,
     /// The name of the separate debug file, and its checksum.
     pub(super) link: Option<(String, u32)>,
+    /// The supplementary debug file.
+    pub(super) supplement: Option<Supplement>,
     /// Offsets of the names of sections that blazesym must not see: those that refer to other files, and `embedded`.
     pub(super) hidden: Vec<u64>,
     /// Where further symbols are in the file, compressed with xz. They are of no use to a file with a symbol table.
@@ -69,7 +71,9 @@ const SHF_ALLOC: u64 = 2;
 const SHF_COMPRESSED: u64 = 0x800;
 const COMPRESSED_BY_ZLIB: u64 = 1;
 const COMPRESSION_HEADER_BYTES: usize = 24;
-/// Each unit of a large program has its own table, and the first ones are enough.
+const MOST_LINK: u64 = 4096;
+/// In `.debug_sup`, after a version and whether the file is a supplementary one.
+const SUP_PATH: usize = 3;
 const MOST_ABBREVIATIONS: u64 = 1 << 20;
 const PT_NOTE: u64 = 4;
 const SYMBOL_TABLES: [&[u8]; 4] = [b".symtab", b".strtab", b".dynsym", b".dynstr"];
@@ -101,38 +105,103 @@ impl ReadAt for [u8] {
     }
 }
 
-impl Sections {
-    /// Parses a 64-bit little-endian ELF file, the only kind on platforms with stacks.
-    pub(super) fn of(file: &(impl ReadAt + ?Sized)) -> io::Result<Self> {
+/// The header of a section.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Section {
+    name: Vec<u8>,
+    name_at: u64,
+    /// Where the header is in the file.
+    header: u64,
+    kind: u64,
+    flags: u64,
+    address: u64,
+    content: Range<u64>,
+}
+
+impl Section {
+    /// All headers, and where they, their names and those of segments are in a 64-bit little-endian ELF file, the only kind
+    /// on platforms with stacks.
+    fn all(file: &(impl ReadAt + ?Sized)) -> io::Result<(Vec<Self>, Vec<Range<u64>>)> {
         let header = file.read(0, HEADER_BYTES)?;
-        let mut sections = Self::default();
         let is_whole = header.len() as u64 == HEADER_BYTES;
         if !is_whole || !header.starts_with(b"\x7fELF\x02\x01") {
-            return Ok(sections);
+            return Ok((Vec::new(), Vec::new()));
         }
         let (table, entry) = (number(&header, 0x28, 8), number(&header, 0x3a, 2));
         let count = number(&header, 0x3c, 2).min(MOST_SECTIONS);
         let place = |index: u64| table.saturating_add(index.saturating_mul(entry));
-        let section = |index: u64| file.read(place(index), HEADER_BYTES);
-        let names = section(number(&header, 0x3e, 2))?;
+        let names = file.read(place(number(&header, 0x3e, 2)), HEADER_BYTES)?;
         let (names_at, names_size) = (number(&names, 0x18, 8), number(&names, 0x20, 8));
         let names = file.read(names_at, names_size.min(MOST_NAMES))?;
-        let part = |start: u64, size: u64| start..start.saturating_add(size);
         let segments_size = number(&header, 0x36, 2) * number(&header, 0x38, 2);
-        sections.symbol_parts = vec![
+        let parts = vec![
             part(0, HEADER_BYTES),
             part(number(&header, 0x20, 8), segments_size),
             part(table, count * entry),
             part(names_at, names_size),
         ];
+        let read = |index: u64| {
+            let bytes = file.read(place(index), HEADER_BYTES)?;
+            let name_at = number(&bytes, 0, 4);
+            Ok(Self {
+                name: text(&names, name_at).to_vec(),
+                name_at,
+                header: place(index),
+                kind: number(&bytes, 4, 4),
+                flags: number(&bytes, 8, 8),
+                address: number(&bytes, 0x10, 8),
+                content: part(number(&bytes, 0x18, 8), number(&bytes, 0x20, 8)),
+            })
+        };
+        Ok(((0..count).map(read).collect::<io::Result<_>>()?, parts))
+    }
+
+    fn is_compressed(&self) -> bool {
+        self.flags & SHF_COMPRESSED != 0
+    }
+
+    /// At most that many bytes of the content, decompressed.
+    fn read(&self, file: &(impl ReadAt + ?Sized), most: u64) -> io::Result<Vec<u8>> {
+        let length = self.content.end - self.content.start;
+        let stored = file.read(self.content.start, length.min(most))?;
+        if !self.is_compressed() {
+            return Ok(stored);
+        }
+        let zlib = stored.get(COMPRESSION_HEADER_BYTES..).unwrap_or_default();
+        let mut inflated = Vec::new();
+        // What was read up to an error is enough.
+        _ = ZlibDecoder::new(zlib).take(most).read_to_end(&mut inflated);
+        Ok(inflated)
+    }
+}
+
+fn part(start: u64, size: u64) -> Range<u64> {
+    start..start.saturating_add(size)
+}
+
+/// The content of the sections of a file with debug information, at most `most` bytes of each.
+pub(super) fn dwarf_of(file: &File, most: u64) -> io::Result<DwarfSections<Vec<u8>>> {
+    let (all, _) = Section::all(file)?;
+    DwarfSections::load(|id| {
+        match all.iter().find(|section| section.name == id.name().as_bytes()) {
+            Some(section) if section.kind != SHT_NOBITS => section.read(file, most),
+            _ => Ok(Vec::new()),
+        }
+    })
+}
+
+impl Sections {
+    pub(super) fn of(file: &(impl ReadAt + ?Sized)) -> io::Result<Self> {
+        let mut sections = Self::default();
+        let (all, parts) = Section::all(file)?;
+        sections.symbol_parts = parts;
         let (mut embedded, mut abbreviations, mut has_addresses) = (None, None, false);
-        for index in 0..count {
-            let section = section(index)?;
-            let name = text(&names, number(&section, 0, 4));
-            let (offset, mut size) = (number(&section, 0x18, 8), number(&section, 0x20, 8));
+        for section in &all {
+            let name = section.name.as_slice();
+            let mut size = section.content.end - section.content.start;
             if name.starts_with(b".plt") || name == b".iplt" {
-                let (start, size) = (number(&section, 0x10, 8), number(&section, 0x20, 8));
-                let (part, table) = (part(start, size), &mut sections.content.linkage_table);
+                let (part, table) =
+                    (part(section.address, size), &mut sections.content.linkage_table);
                 // Its parts follow each other.
                 if table.is_empty() {
                     *table = part;
@@ -141,22 +210,21 @@ impl Sections {
                 }
             }
             // Of a separate debug file, this is all that is not symbols.
-            if number(&section, 4, 4) == SHT_NOBITS {
+            if section.kind == SHT_NOBITS {
                 continue;
             }
             if name == EMBEDDED {
-                embedded = Some((part(offset, size), place(index)));
+                embedded = Some(section);
                 continue;
             }
             let content = &mut sections.content;
             content.has_functions |= name == b".symtab" && size > ONE_SYMBOL;
             content.has_lines |= name == b".debug_line" && size > 0;
             has_addresses |= name == b".debug_addr";
-            let flags = number(&section, 8, 8);
             if SYMBOL_TABLES.contains(&name) {
-                sections.symbol_parts.push(part(offset, size));
-            } else if flags & SHF_ALLOC == 0 {
-                sections.other_parts.push(part(offset, size));
+                sections.symbol_parts.push(section.content.clone());
+            } else if section.flags & SHF_ALLOC == 0 {
+                sections.other_parts.push(section.content.clone());
             }
             let is_old = name.starts_with(b".zdebug_");
             let is_debug = is_old || name.starts_with(b".debug_");
@@ -164,11 +232,11 @@ impl Sections {
                 sections.compression = Some(DebugCompression::Old);
             }
             if name == b".debug_abbrev" {
-                abbreviations = Some((part(offset, size), flags & SHF_COMPRESSED != 0));
+                abbreviations = Some(section);
             }
-            if flags & SHF_COMPRESSED != 0 {
+            if section.is_compressed() {
                 // A separate header states the compression and the decompressed size.
-                let compressed = file.read(offset, 16)?;
+                let compressed = file.read(section.content.start, 16)?;
                 if is_debug && number(&compressed, 0, 4) != COMPRESSED_BY_ZLIB {
                     sections.compression = Some(DebugCompression::Zstd);
                 }
@@ -180,30 +248,75 @@ impl Sections {
             } else if SYMBOL_TABLES.contains(&name) {
                 sizes.symbols = sizes.symbols.saturating_add(size);
             }
+            if !LEADING_ELSEWHERE.contains(&name) {
+                continue;
+            }
+            sections.hidden.push(section.header);
+            let link = section.read(file, MOST_LINK)?;
             if name == b".gnu_debuglink" {
-                sections.link = parse_link(&file.read(offset, size.min(4096))?);
-            }
-            if LEADING_ELSEWHERE.contains(&name) {
-                sections.hidden.push(place(index));
+                sections.link = parse_link(&link);
+            } else {
+                sections.supplement = Supplement::of(section, &link);
             }
         }
-        if let Some((part, name)) = embedded.filter(|_| !sections.content.has_functions) {
-            sections.embedded = Some(part);
-            sections.hidden.push(name);
+        if let Some(section) = embedded.filter(|_| !sections.content.has_functions) {
+            sections.embedded = Some(section.content.clone());
+            sections.hidden.push(section.header);
         }
-        // Units in parts have their addresses in a section of its own.
-        if let Some((part, is_compressed)) = abbreviations.filter(|_| has_addresses) {
-            let stored = file.read(part.start, (part.end - part.start).min(MOST_ABBREVIATIONS))?;
-            let mut inflated = Vec::new();
-            if is_compressed {
-                let zlib = stored.get(COMPRESSION_HEADER_BYTES..).unwrap_or_default();
-                // What was read up to an error is enough.
-                _ = ZlibDecoder::new(zlib).take(MOST_ABBREVIATIONS).read_to_end(&mut inflated);
-            }
-            let abbreviations = if is_compressed { &inflated } else { &stored };
-            sections.content.is_split = name_other_files(abbreviations).unwrap_or(false);
+        // Units in parts have their addresses in a section of its own. Each unit of a large program has its own table, and
+        // the first ones are enough.
+        if let Some(section) = abbreviations.filter(|_| has_addresses) {
+            let abbreviations = section.read(file, MOST_ABBREVIATIONS)?;
+            sections.content.is_split = name_other_files(&abbreviations).unwrap_or(false);
         }
         Ok(sections)
+    }
+}
+
+/// The supplementary file, to which `dwz -m` moves what debug information of several files has in common.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Supplement {
+    /// Where the header of the section is that names it, and the first bytes of that header.
+    pub(super) header: u64,
+    pub(super) name: [u8; 4],
+    pub(super) path: String,
+    /// What comes before the path in the section (`.debug_sup` of DWARF 5; nothing in `.gnu_debugaltlink`), and after it:
+    /// its build id or checksum.
+    before: Vec<u8>,
+    id: Vec<u8>,
+}
+
+impl Supplement {
+    fn of(section: &Section, link: &[u8]) -> Option<Self> {
+        let path_at = if section.name == b".debug_sup" { SUP_PATH } else { 0 };
+        let (before, rest) = link.split_at_checked(path_at)?;
+        let path = text(rest, 0);
+        let id = rest.get(path.len() + 1..).filter(|id| !id.is_empty())?.to_vec();
+        let path = std::str::from_utf8(path).ok()?.to_owned();
+        let name = (section.name_at as u32).to_le_bytes();
+        Some(Self { header: section.header, name, path, before: before.to_vec(), id })
+    }
+
+    /// The content of the section for a file at another path.
+    pub(super) fn leading_to(&self, path: &str) -> Vec<u8> {
+        [&self.before, path.as_bytes(), b"\0", &self.id].concat()
+    }
+
+    /// Whether a file with these sections is this one.
+    pub(super) fn is(&self, file: &File, sections: &Sections) -> io::Result<bool> {
+        if let Some(own) = sections.supplement.as_ref().filter(|_| !self.before.is_empty()) {
+            // It has a link to itself without a path.
+            return Ok(own.id == self.id && own.path.is_empty());
+        }
+        // It has no segments.
+        let (all, _) = Section::all(file)?;
+        let note = all.iter().find(|section| section.name == b".note.gnu.build-id");
+        let notes = note.map(|note| note.read(file, MOST_NOTES)).transpose()?;
+        Ok(notes.is_some_and(|notes| build_id_in(&notes).as_ref() == Some(&self.id)))
+    }
+
+    pub(super) fn build_id(&self) -> Option<&[u8]> {
+        self.before.is_empty().then_some(&self.id)
     }
 }
 

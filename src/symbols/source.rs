@@ -11,7 +11,7 @@ use std::slice;
 use flate2::Crc;
 
 use super::module_file::{self, LoadedFile};
-use super::sections::{ReadAt, Sections, SymbolContent};
+use super::sections::{ReadAt, Sections, Supplement, SymbolContent};
 use super::{DebugCompression, Missing, embedded, hex};
 use crate::sys;
 use crate::unwind::Module;
@@ -32,6 +32,8 @@ pub(super) struct SymbolFile {
     /// Needed until blazesym has opened it.
     pub(super) file: File,
     pub(super) detail: Detail,
+    /// The supplementary file of its debug information.
+    pub(super) supplement: Option<File>,
     /// The symbols that were embedded in it, which it does not have itself.
     pub(super) embedded: Option<File>,
     /// The size of all symbols, or of the copies.
@@ -47,6 +49,10 @@ pub(super) enum Lack {
     TooLarge(u64),
     /// They have a compression that is not supported.
     Compressed(DebugCompression),
+    /// No file in memory can be made to copy debug information to, and why.
+    NotCopied(String),
+    /// The supplementary file cannot be read, and why.
+    Supplement(String),
     /// Those that are embedded cannot be read, and why.
     Embedded(String),
 }
@@ -60,11 +66,23 @@ enum Origin<'a> {
     Overwritable(&'a Module),
     /// A separate debug file that must have this checksum.
     Linked(u32),
+    /// A supplementary debug file.
+    Supplement,
+}
+
+impl Origin<'_> {
+    /// Whether the file is still mapped.
+    fn is_mapped(self) -> bool {
+        let Self::Overwritable(module) = self else { return matches!(self, Self::Protected) };
+        let file = module.file.as_ref();
+        file.is_ok_and(|file| matches!(sys::mapped_now(file.identity), Ok(Some(_))))
+    }
 }
 
 impl SymbolFile {
-    /// Opens the symbols of a module, with at most `free` bytes.
-    pub(super) fn open(module: &Module, free: u64) -> Result<Self, Missing> {
+    /// Opens the symbols of a module, with at most `free` bytes. The number makes the path unique that leads to a
+    /// supplementary file.
+    pub(super) fn open(module: &Module, free: u64, number: usize) -> Result<Self, Missing> {
         let LoadedFile { file, is_protected } = module_file::open_loaded(module)?;
         let unreadable =
             |error: io::Error| Missing::Unreadable(module.name.clone(), error.to_string());
@@ -75,7 +93,10 @@ impl SymbolFile {
             let mut linked = candidates.iter().filter_map(|path| {
                 let file = module_file::open(path).ok()?;
                 let sections = Sections::of(&file).ok()?;
-                Self::of(&file, &sections, free, Origin::Linked(*checksum)).ok()
+                let mut source =
+                    Self::of(&file, &sections, free, Origin::Linked(*checksum)).ok()?;
+                source.add_supplement(path, &sections, free, number);
+                Some(source)
             });
             match linked.next() {
                 Some(source) if source.detail != Detail::Nothing => return Ok(source),
@@ -86,6 +107,8 @@ impl SymbolFile {
         }
         let origin = if is_protected { Origin::Protected } else { Origin::Overwritable(module) };
         let mut source = Self::of(&file, &sections, free, origin).map_err(unreadable)?;
+        let path = module.file.as_ref().map_or(&module.loader_name, |file| &file.path);
+        source.add_supplement(path, &sections, free, number);
         source.add_embedded(&file, &sections, free);
         if !lacks.is_empty() {
             source.lacks = lacks;
@@ -106,6 +129,35 @@ impl SymbolFile {
                 self.bytes += bytes;
             }
             Err(error) => self.lacks.push(Lack::Embedded(error.to_string())),
+        }
+    }
+
+    /// Adds the supplementary file. Without it, the names and lines that are not in it are there all the same.
+    fn add_supplement(&mut self, path: &Path, sections: &Sections, free: u64, number: usize) {
+        let Some(link) = sections.supplement.as_ref().filter(|_| self.detail == Detail::All) else {
+            return;
+        };
+        let free = free.saturating_sub(self.bytes);
+        let found = supplement(link, path, free).and_then(|(file, bytes)| {
+            let content = link.leading_to(&sys::path_of_open(&file, number).to_string_lossy());
+            let (mut copy, at) = (&self.file, self.file.metadata()?.len());
+            copy.seek(SeekFrom::Start(at))?;
+            copy.write_all(&content)?;
+            // Name, kind and flags of the section are before these.
+            let place = [at.to_le_bytes(), (content.len() as u64).to_le_bytes()].concat();
+            for (offset, bytes) in [(0, link.name.as_slice()), (8, &[0; 8]), (24, &place)] {
+                copy.seek(SeekFrom::Start(link.header + offset))?;
+                copy.write_all(bytes)?;
+            }
+            Ok((file, bytes))
+        });
+        match found {
+            Ok((file, bytes)) => {
+                self.supplement = Some(file);
+                // Entries of both are read another time.
+                self.bytes = (self.bytes + bytes).saturating_mul(2);
+            }
+            Err(error) => self.lacks.push(Lack::Supplement(error.to_string())),
         }
     }
 
@@ -133,7 +185,8 @@ impl SymbolFile {
             _ => (Detail::Nothing, 0, Some(Lack::TooLarge(all))),
         };
         let (lacks, content) = (Vec::from_iter(lack), sections.content.clone());
-        let of = |file| Self { file, detail, embedded: None, bytes, lacks, content };
+        let (supplement, embedded) = (None, None);
+        let of = |file| Self { file, detail, supplement, embedded, bytes, lacks, content };
         if detail == Detail::Nothing || !is_copied {
             return file.try_clone().map(of);
         }
@@ -150,13 +203,21 @@ impl SymbolFile {
                 copy(file, &to, &parts, &parts)?;
                 to
             }
-            // Names are worth more than the protection against a library that is overwritten while it is mapped.
-            (Err(_), Origin::Overwritable(module)) if !is_altered && is_mapped(module) => {
-                return file.try_clone().map(of);
+            // Names are worth more than the protection against a library that is overwritten while it is mapped. Without
+            // debug information, blazesym follows no links to other files.
+            (Err(error), origin) if origin.is_mapped() => {
+                let mut source = file.try_clone().map(of)?;
+                if is_altered {
+                    source.detail = Detail::Functions;
+                    source.lacks.push(Lack::NotCopied(error.to_string()));
+                }
+                return Ok(source);
             }
             (Err(error), _) => return Err(error),
         };
-        hide(&file, &sections.hidden)?;
+        if !matches!(origin, Origin::Supplement) {
+            hide(&file, &sections.hidden)?;
+        }
         Ok(of(file))
     }
 }
@@ -173,12 +234,6 @@ fn in_order(some: &[Range<u64>], others: &[Range<u64>], length: u64) -> Vec<Rang
     }
     parts.retain(|part| !part.is_empty());
     parts
-}
-
-/// Whether the file of a module is still mapped.
-fn is_mapped(module: &Module) -> bool {
-    let file = module.file.as_ref();
-    file.is_ok_and(|file| !sys::paths_of_mapped(file.identity).is_empty())
 }
 
 /// Reads some parts of a file, and copies others, which lie in these, to the same places of another one. Returns the
@@ -220,18 +275,50 @@ fn hide(mut copy: &File, names: &[u64]) -> io::Result<()> {
     Ok(())
 }
 
+/// A copy of the supplementary file of the debug file at that path, and its size.
+fn supplement(link: &Supplement, path: &Path, free: u64) -> io::Result<(File, u64)> {
+    // The path can be relative to the debug file, which can be found by a symbolic link.
+    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let mut files = vec![path.parent().unwrap_or(Path::new("/")).join(&link.path)];
+    files.extend(by_build_id(&hex(link.build_id().unwrap_or_default())));
+    let mut error = None;
+    for path in &files {
+        let found = module_file::open(path).and_then(|file| {
+            let sections = Sections::of(&file)?;
+            if !link.is(&file, &sections)? {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "it is another one"));
+            }
+            let source = SymbolFile::of(&file, &sections, free, Origin::Supplement)?;
+            if source.detail != Detail::All {
+                return Err(io::Error::new(io::ErrorKind::FileTooLarge, "it is too large"));
+            }
+            Ok((source.file, source.bytes))
+        });
+        match found {
+            Ok(found) => return Ok(found),
+            Err(found) => _ = error.get_or_insert(found),
+        }
+    }
+    Err(error.unwrap_or_else(|| io::ErrorKind::NotFound.into()))
+}
+
+/// Where the debug file with a build id can be.
+fn by_build_id(id: &str) -> Vec<PathBuf> {
+    let Some((first, rest)) = id.split_at_checked(2) else { return Vec::new() };
+    let dirs = DEBUG_DIRS.iter().map(|debug| Path::new(debug).join(".build-id").join(first));
+    dirs.map(|dir| dir.join(format!("{rest}.debug"))).collect()
+}
+
+const DEBUG_DIRS: [&str; 2] = ["/usr/lib/debug", "/lib/debug"];
+
 /// Where the separate debug file of a module can be.
 fn candidates(module: &Module, name: &str) -> Vec<PathBuf> {
     let path = module.file.as_ref().map_or(&module.loader_name, |file| &file.path);
     let dir = path.parent().unwrap_or(Path::new("/"));
     let below = dir.strip_prefix("/").unwrap_or(dir);
     let id = module.build_id.as_deref().map(hex).unwrap_or_default();
-    let mut files = Vec::new();
-    let everywhere = ["/usr/lib/debug", "/lib/debug"].map(Path::new);
-    if let Some((first, rest)) = id.split_at_checked(2) {
-        let by_id = everywhere.iter().map(|debug| debug.join(".build-id").join(first));
-        files.extend(by_id.map(|dir| dir.join(format!("{rest}.debug"))));
-    }
+    let mut files = by_build_id(&id);
+    let everywhere = DEBUG_DIRS.map(Path::new);
     files.extend([dir.join(name), dir.join(".debug").join(name)]);
     files.extend(
         everywhere.iter().flat_map(|debug| [debug.join(below).join(name), debug.join(name)]),

@@ -3,8 +3,11 @@
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
+use std::io;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::{Arc, Weak};
+use std::time::SystemTime;
 
 use blazesym::symbolize::source::{Elf, Process};
 use blazesym::symbolize::{self as found, CodeInfo, Input, Sym};
@@ -13,8 +16,9 @@ use blazesym::{Pid, symbolize};
 use super::kernel::KernelNames;
 use super::module_file::{self, LoadedFile};
 use super::names::{demangle, is_qualified, is_rust_file};
-use super::sections::SymbolContent;
+use super::sections::{Sections, SymbolContent};
 use super::source::{Detail, Lack, SymbolFile};
+use super::supplement::SupplementedNames;
 use super::{Missing, SymbolSettings, build_id};
 use crate::profile::{
     FrameKind, Function, LINKAGE, Location, MappingId, Profile, SourceLine, Symbolized, Symbols,
@@ -50,9 +54,13 @@ struct Opened {
     detail: Detail,
     /// A file with the symbols that were embedded in it.
     embedded: Option<PathBuf>,
+    /// The names that blazesym does not find, since they are in a supplementary file.
+    supplemented: Option<Rc<SupplementedNames>>,
     content: SymbolContent,
     /// How much is held of it.
     bytes: u64,
+    /// When the module's file was last changed.
+    modified: Option<SystemTime>,
     module: Weak<Module>,
 }
 
@@ -82,6 +90,7 @@ struct FileState {
     is_usable: bool,
     /// An address had no function.
     has_unnamed: bool,
+    modified: Option<SystemTime>,
     build_ids: Vec<(String, String)>,
 }
 
@@ -164,6 +173,12 @@ impl Symbolizer {
         split.into_iter().chain(unnamed).collect()
     }
 
+    fn note(&mut self, missing: Missing) {
+        if !self.missing.contains(&missing) {
+            self.missing.push(missing);
+        }
+    }
+
     /// Takes the problems found since the last call.
     pub(crate) fn take_missing(&mut self) -> Vec<Missing> {
         std::mem::take(&mut self.missing)
@@ -206,17 +221,20 @@ impl Symbolizer {
             path: PathBuf::new(),
             detail: Detail::Nothing,
             embedded: None,
+            supplemented: None,
             content: SymbolContent::default(),
             bytes: 0,
+            modified: self.files.get(&module.serial).and_then(|state| state.modified),
             module: Arc::downgrade(module),
         };
         let held = self.held_bytes.saturating_add(self.kernel.bytes());
         let left = sys::address_space_left();
         // Symbols are mapped, and the parsed data takes about as much again.
-        let most_bytes = left.unwrap_or(u64::MAX) / 4;
-        let free = self.settings.most_bytes.saturating_sub(held).min(most_bytes);
+        let most_bytes = sys::memory_left().unwrap_or(u64::MAX) / 4;
+        let allowed = self.settings.most_bytes.saturating_sub(held);
+        let free = allowed.min(most_bytes);
         let name = || module.name.clone();
-        let source = match SymbolFile::open(module, free) {
+        let source = match SymbolFile::open(module, free, self.paths) {
             Ok(source) => source,
             Err(missing) => {
                 self.missing.push(missing);
@@ -241,8 +259,10 @@ impl Symbolizer {
         }
         for lack in source.lacks {
             self.missing.push(match lack {
-                Lack::TooLarge(bytes) => Missing::TooLarge(name(), bytes),
+                Lack::TooLarge(bytes) => Missing::TooLarge(name(), bytes, bytes > allowed),
+                Lack::NotCopied(error) => Missing::DebugUnreadable(name(), error),
                 Lack::Compressed(compression) => Missing::Compressed(name(), compression),
+                Lack::Supplement(error) => Missing::SupplementUnreadable(name(), error),
                 Lack::Embedded(error) => Missing::EmbeddedUnreadable(name(), error),
             });
         }
@@ -271,7 +291,14 @@ impl Symbolizer {
             self.missing.push(Missing::EmbeddedUnreadable(name(), error.to_string()));
             (embedded, content.has_functions) = (None, false);
         }
-        Opened { path, detail, embedded, content, bytes: source.bytes, ..nothing }
+        let supplement = source.supplement.filter(|_| detail == Detail::All);
+        let supplemented = supplement.and_then(|supplement| {
+            let read = SupplementedNames::read(&source.file, &supplement, most_bytes);
+            let missing =
+                |error: io::Error| Missing::SupplementUnreadable(name(), error.to_string());
+            read.map_err(|error| self.missing.push(missing(error))).ok().map(Rc::new)
+        });
+        Opened { path, detail, embedded, supplemented, content, bytes: source.bytes, ..nothing }
     }
 
     fn look_up(
@@ -298,15 +325,16 @@ impl Symbolizer {
         own.or_else(|| self.in_table(opened.embedded.as_ref()?, Detail::Functions, address))
     }
 
-    /// The function in one of them, although there may be marks between its beginning and the address.
+    /// The function in one of them, although there may be marks or symbols without name between its beginning and the address.
     fn in_table(&self, path: &Path, detail: Detail, address: u64) -> Option<Sym<'static>> {
         let mut symbol = self.look_up(path, detail, address).ok()??;
-        if !is_mark(&symbol.name) {
+        let is_function = |symbol: &Sym<'_>| !symbol.name.is_empty() && !is_mark(&symbol.name);
+        if is_function(&symbol) {
             return Some(symbol);
         }
         for _ in 0..MOST_MARKS {
             symbol = self.look_up(path, detail, symbol.addr.checked_sub(1)?).ok()??;
-            if !is_mark(&symbol.name) {
+            if is_function(&symbol) {
                 // Without a size, it may end anywhere.
                 let end = symbol.addr.saturating_add(symbol.size? as u64);
                 return (address < end).then_some(symbol);
@@ -317,15 +345,25 @@ impl Symbolizer {
 
     fn inspect(&mut self, module: &Module) -> FileState {
         let (name, build_ids) = (module.name.clone(), Vec::new());
-        let mut state = FileState { name, is_usable: true, has_unnamed: false, build_ids };
+        let (is_usable, has_unnamed, modified) = (true, false, None);
+        let mut state = FileState { name, is_usable, has_unnamed, modified, build_ids };
         if module.is_vdso {
             return state;
         }
+        let opened = self.opened.get(&module.serial);
+        let mut is_outdated = false;
         let hash = module_file::open_loaded(module).and_then(|LoadedFile { file, .. }| {
             let unreadable =
-                |error: std::io::Error| Missing::Unreadable(module.name.clone(), error.to_string());
+                |error: io::Error| Missing::Unreadable(module.name.clone(), error.to_string());
+            state.modified = file.metadata().and_then(|metadata| metadata.modified()).ok();
+            // Symbol tables are not in memory, so a file that differs only there is the same module.
+            is_outdated = opened.is_some_and(|opened| opened.modified != state.modified)
+                && Sections::of(&file).is_ok_and(|sections| sections.sizes.all() > 0);
             build_id::hash(&file).map_err(unreadable)
         });
+        if is_outdated {
+            self.opened.remove(&module.serial);
+        }
         match hash {
             Ok(hash) => {
                 let named = |hash| ("process.executable.build_id.htlhash".to_owned(), hash);
@@ -371,10 +409,7 @@ impl Symbolizer {
             return self.in_tables(&opened, address);
         }
         let symbol = self.look_up(&opened.path, Detail::All, address).unwrap_or_else(|error| {
-            let missing = Missing::DebugUnreadable(module.name.clone(), error.to_string());
-            if !self.missing.contains(&missing) {
-                self.missing.push(missing);
-            }
+            self.note(Missing::DebugUnreadable(module.name.clone(), error.to_string()));
             None
         });
         let Some(mut symbol) = symbol else { return self.in_tables(&opened, address) };
@@ -388,12 +423,43 @@ impl Symbolizer {
         // except for inlined functions.
         if !is_qualified(&symbol.name)
             && let Some(linkers) = self.in_tables(&opened, address)
-            && is_qualified(&linkers.name)
+            && (symbol.name.is_empty() || is_qualified(&linkers.name))
         {
             symbol.name = linkers.name;
         }
-        Some(symbol)
+        named(symbol, || {
+            let names = opened.supplemented.as_ref()?.at(address);
+            let missing = |error: gimli::Error| {
+                Missing::SupplementUnreadable(module.name.clone(), error.to_string())
+            };
+            names.map_err(|error| self.note(missing(error))).ok()
+        })
     }
+}
+
+/// A symbol with the names that it lacks, the outermost first. Functions that have none are left out: what they do is shown
+/// in the functions that they are inlined in.
+fn named(
+    mut symbol: Sym<'static>,
+    names: impl FnOnce() -> Option<Vec<Option<String>>>,
+) -> Option<Sym<'static>> {
+    let mut inlined = std::mem::take(&mut symbol.inlined).into_vec();
+    if symbol.name.is_empty() || inlined.iter().any(|function| function.name.is_empty()) {
+        let names = names().filter(|names| names.len() == inlined.len() + 1).unwrap_or_default();
+        let inner = inlined.iter_mut().map(|function| &mut function.name);
+        for (known, name) in std::iter::once(&mut symbol.name).chain(inner).zip(names) {
+            if let Some(name) = name.filter(|_| known.is_empty()) {
+                *known = name.into();
+            }
+        }
+        inlined.retain(|function| !function.name.is_empty());
+    }
+    if symbol.name.is_empty() {
+        let outermost = (!inlined.is_empty()).then(|| inlined.remove(0))?;
+        (symbol.name, symbol.code_info) = (outermost.name, outermost.code_info.map(Box::new));
+    }
+    symbol.inlined = inlined.into();
+    Some(symbol)
 }
 
 /// A function has two marks for each place with data in its code.

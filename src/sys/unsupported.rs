@@ -153,6 +153,7 @@ stubs! {
     fn bytes_of_ring(_: usize) -> u64 = 0;
     fn is_own_thread(_: u32) -> bool = false;
     fn address_space_left() -> Option<u64> = None;
+    fn memory_left() -> Option<u64> = None;
     fn stack_bounds() -> Option<Range<u64>> = None;
     /// There are no seccomp filters here.
     fn read_filters() = ();
@@ -186,7 +187,7 @@ stubs! {
     fn mappings() -> io::Result<Vec<Range<u64>>> = unsupported();
     fn executable_mappings() -> io::Result<Vec<Range<u64>>> = unsupported();
     fn is_mapped_as(_: &File, _: FileIdentity) -> bool = false;
-    fn paths_of_mapped(_: FileIdentity) -> Vec<PathBuf> = Vec::new();
+    fn mapped_now(_: FileIdentity) -> io::Result<Option<(MappedFile, PathBuf)>> = unsupported();
     fn program_path() -> Option<PathBuf> = None;
     fn module_loads() -> ModuleLoads = ModuleLoads::default();
     fn loaded_modules(_: bool) -> ModuleList =

@@ -29,7 +29,7 @@ pub(crate) struct Module {
     pub(crate) is_program: bool,
     /// The GNU build id.
     pub(crate) build_id: Option<Vec<u8>>,
-    /// Of a file without a build id.
+    /// Of a library, and of a program without a build id.
     pub(crate) content: Option<FileContent>,
     /// Its code, as addresses in the file.
     pub(crate) start: u64,
@@ -146,6 +146,16 @@ struct Loaded {
     is_listed: bool,
 }
 
+impl Loaded {
+    /// Whether one that is listed is in the same place, and was read completely.
+    fn is_here(&self, listed: &LoadedModule) -> bool {
+        self.is_certain
+            && self.bias == listed.bias
+            && self.segments == listed.code
+            && self.eh_frame_hdr == listed.eh_frame_hdr
+    }
+}
+
 /// Ranges of addresses, sorted and apart.
 #[derive(Debug, Default)]
 struct CodeRanges(Vec<Range<u64>>);
@@ -196,7 +206,7 @@ impl Modules {
             };
             let old = self.loaded.binary_search_by_key(&start, |old| old.start).ok();
             let old = old.and_then(|at| self.loaded.get(at));
-            let module = describe(listed, i == 0, start, end);
+            let mut module = describe(listed, i == 0, start, end);
             let is_library = !module.is_program && !module.is_vdso;
             if i >= *first_new && is_library {
                 contested.push(start..end);
@@ -207,7 +217,14 @@ impl Modules {
                 _ if is_new && is_library => *unloads,
                 old => old.map_or(0, |old| old.since),
             };
-            let entry = match old.filter(|old| self.is_same(old, listed, &module)) {
+            // Otherwise, nothing can have replaced it.
+            let old_here = old.filter(|old| old.is_here(listed));
+            let known = old_here.filter(|_| !is_new).and_then(|old| self.get(old.id));
+            module.content = match known {
+                Some(known) => known.content.clone(),
+                None => module.read_content(listed),
+            };
+            let entry = match old_here.filter(|old| self.is_same(old, &module)) {
                 Some(old) => Loaded { since, ..old.clone() },
                 None => {
                     let is_changed = old.is_some();
@@ -402,13 +419,8 @@ impl Modules {
     }
 
     /// Whether what is loaded is what was loaded there before. The loader can map another library at the same address.
-    fn is_same(&self, old: &Loaded, listed: &LoadedModule, module: &Module) -> bool {
-        let is_there = old.is_certain
-            && old.bias == listed.bias
-            && old.segments == listed.code
-            && old.eh_frame_hdr == listed.eh_frame_hdr;
-        let known = self.get(old.id).filter(|_| is_there);
-        known.is_some_and(|known| {
+    fn is_same(&self, old: &Loaded, module: &Module) -> bool {
+        self.get(old.id).is_some_and(|known| {
             let is_same_file = match (&known.file, &module.file) {
                 // Also another one if it was moved: its inode may have been used again.
                 (Ok(known), Ok(found)) => {
@@ -467,16 +479,14 @@ fn describe(listed: &LoadedModule, is_program: bool, start: u64, end: u64) -> Mo
         name => name.into_owned(),
     };
     let first = listed.code.iter().min_by_key(|segment| segment.addresses.start);
-    let build_id = build_id(listed);
-    let is_known = build_id.is_some() || listed.is_vdso;
     Module {
         serial: 0,
         name,
         file: listed.file.clone(),
         loader_name: listed.loader_name.clone(),
         is_program,
-        content: if is_known { None } else { FileContent::of(listed) },
-        build_id,
+        content: None,
+        build_id: build_id(listed),
         start: start.wrapping_sub(listed.bias),
         end: end.wrapping_sub(listed.bias),
         file_offset: first.map_or(0, |segment| segment.file_offset),
@@ -495,6 +505,12 @@ impl Module {
     /// The address in memory of an address in the file, for a module that never moves.
     pub(crate) fn loaded_at(&self, address: u64) -> u64 {
         address.wrapping_add(self.bias)
+    }
+
+    fn read_content(&self, listed: &LoadedModule) -> Option<FileContent> {
+        let (is_program, has_build_id) = (self.is_program, self.build_id.is_some());
+        let is_known = self.is_vdso || (is_program && has_build_id);
+        (!is_known).then(|| FileContent::of(listed, is_program, has_build_id))?
     }
 
     fn key(&self) -> ModuleKey {

@@ -1,12 +1,13 @@
 //! For how long the control group of the process was throttled, because it had used up its CPU quota.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use super::own_files::KernelFile;
-use super::thread::process_id;
+use super::thread::{address_space_left, process_id};
 use crate::sys::types::ThrottlingUnknown;
 
 /// The control group whose quota applies to this process: its own, or else the nearest one around it that has a quota.
@@ -32,9 +33,16 @@ impl GroupTexts {
     }
 }
 
-/// The line of a text like `/proc/self/cgroup` that says in which group CPU time is limited: of the `cpu` controller, or of
-/// the unified hierarchy (version 2).
+/// The line of a text like `/proc/self/cgroup` that says in which group CPU time is limited.
 pub(crate) fn cpu_group_in(groups: &str) -> Option<(bool, &str)> {
+    group_in(groups, CPU)
+}
+
+const CPU: &str = "cpu";
+const MEMORY: &str = "memory";
+
+/// Of that controller, or of the unified hierarchy (version 2).
+fn group_in<'a>(groups: &'a str, controller: &str) -> Option<(bool, &'a str)> {
     let mut found = None;
     for line in groups.lines() {
         let mut fields = line.splitn(3, ':');
@@ -43,7 +51,7 @@ pub(crate) fn cpu_group_in(groups: &str) -> Option<(bool, &str)> {
         else {
             continue;
         };
-        if controllers.split(',').any(|controller| controller == "cpu") {
+        if controllers.split(',').any(|of_line| of_line == controller) {
             return Some((true, path));
         }
         if (number, controllers) == ("0", "") {
@@ -54,10 +62,14 @@ pub(crate) fn cpu_group_in(groups: &str) -> Option<(bool, &str)> {
 }
 
 /// Where the group may be found: in each mount of its hierarchy that has it, the directory and the mount's own.
-fn directories(texts: &GroupTexts) -> Result<Vec<(PathBuf, PathBuf)>, ThrottlingUnknown> {
+fn directories(
+    texts: &GroupTexts,
+    controller: &str,
+) -> Result<Vec<(PathBuf, PathBuf)>, ThrottlingUnknown> {
     let (is_first_version, path) =
-        cpu_group_in(&texts.groups).ok_or(ThrottlingUnknown::NoController)?;
-    let mounts = texts.mounts.lines().filter_map(|line| mount_in(line, is_first_version));
+        group_in(&texts.groups, controller).ok_or(ThrottlingUnknown::NoController)?;
+    let version_1 = is_first_version.then_some(controller);
+    let mounts = texts.mounts.lines().filter_map(|line| mount_in(line, version_1));
     let mounts: Vec<_> = mounts.collect();
     if mounts.is_empty() {
         return Err(ThrottlingUnknown::NotMounted);
@@ -73,14 +85,15 @@ fn directories(texts: &GroupTexts) -> Result<Vec<(PathBuf, PathBuf)>, Throttling
     if found.is_empty() { Err(ThrottlingUnknown::NotVisible) } else { Ok(found) }
 }
 
-/// Of a line of `/proc/self/mountinfo` that mounts the hierarchy: the group that is its root, and where it is mounted.
-fn mount_in(line: &str, is_first_version: bool) -> Option<(String, PathBuf)> {
+/// Of a line of `/proc/self/mountinfo` that mounts the hierarchy, in version 1 of a controller: the group that is its root,
+/// and where it is mounted.
+fn mount_in(line: &str, version_1: Option<&str>) -> Option<(String, PathBuf)> {
     let (mount, system) = line.split_once(" - ")?;
     let mut system = system.split(' ');
     let (kind, options) = (system.next()?, system.nth(1)?);
-    let is_it = match is_first_version {
-        true => kind == "cgroup" && options.split(',').any(|option| option == "cpu"),
-        false => kind == "cgroup2",
+    let is_it = match version_1 {
+        Some(of) => kind == "cgroup" && options.split(',').any(|option| option == of),
+        None => kind == "cgroup2",
     };
     let mut fields = mount.split(' ').skip(3);
     let (root, at) = (fields.next()?, fields.next()?);
@@ -121,11 +134,41 @@ fn has_quota(directory: &Path) -> bool {
     files.iter().any(|file| fs::read_to_string(file).is_ok_and(|text| is_quota(&text)))
 }
 
+/// How much memory control groups and resource limits leave, if they limit it. The memory of files counts as left: the
+/// kernel drops it first.
+pub(crate) fn memory_left() -> Option<u64> {
+    let texts = GroupTexts::read().ok();
+    let found = texts.and_then(|texts| directories(&texts, MEMORY).ok()).unwrap_or_default();
+    let groups = found.iter().flat_map(|(directory, mounted)| {
+        directory.ancestors().take_while(move |group| group.starts_with(mounted))
+    });
+    groups.filter_map(memory_left_in).chain(address_space_left()).min()
+}
+
+fn memory_left_in(group: &Path) -> Option<u64> {
+    let read = |name: &str| fs::read_to_string(group.join(name)).ok();
+    let number = |[version_2, version_1]: [&str; 2]| {
+        read(version_2).or_else(|| read(version_1))?.trim().parse::<u64>().ok()
+    };
+    let limit = number(["memory.max", "memory.limit_in_bytes"])?;
+    let used = number(["memory.current", "memory.usage_in_bytes"])?;
+    let stat = read("memory.stat").unwrap_or_default();
+    let of_files = stat.lines().filter_map(|line| {
+        // In version 1, only these names include the groups below.
+        let (name, bytes) = line.strip_prefix("total_").unwrap_or(line).split_once(' ')?;
+        let is_of_files = ["inactive_file", "active_file"].contains(&name);
+        bytes.parse::<u64>().ok().filter(|_| is_of_files).map(|bytes| (name, bytes))
+    });
+    // The last line of a name.
+    let of_files: BTreeMap<_, _> = of_files.collect();
+    Some(limit.saturating_sub(used.saturating_sub(of_files.values().sum())))
+}
+
 impl ControlGroup {
     /// The group of this process.
     pub(crate) fn find(texts: &GroupTexts) -> Result<Self, ThrottlingUnknown> {
         let mut why = ThrottlingUnknown::NotVisible;
-        for (directory, mounted) in directories(texts)? {
+        for (directory, mounted) in directories(texts, CPU)? {
             match Self::at(&directory, &mounted) {
                 Ok(group) => return Ok(group),
                 Err(cause) => why = cause,
@@ -185,7 +228,7 @@ mod tests {
 
     fn found(groups: &str, mounts: &str) -> Result<Vec<String>, ThrottlingUnknown> {
         let texts = GroupTexts { groups: groups.to_owned(), mounts: mounts.to_owned() };
-        let found = directories(&texts)?.into_iter();
+        let found = directories(&texts, CPU)?.into_iter();
         Ok(found.map(|(directory, _)| directory.display().to_string()).collect())
     }
 
@@ -285,6 +328,27 @@ mod tests {
         assert_eq!(why(), Ok(()));
         write("cpu.stat", "usage_usec 5\n");
         assert_eq!(why(), Err(ThrottlingUnknown::NoController));
+    }
+
+    #[test]
+    fn memory_is_left_up_to_the_limit_but_for_what_cannot_be_dropped() {
+        let group = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| fs::write(group.path().join(name), text).unwrap();
+        let left = || memory_left_in(group.path());
+        assert_eq!(left(), None);
+        write("memory.limit_in_bytes", "1000\n");
+        write("memory.usage_in_bytes", "900\n");
+        write(
+            "memory.stat",
+            "cache 5\ninactive_file 1\nactive_file 2\ntotal_inactive_file 300\ntotal_active_file 50\n",
+        );
+        assert_eq!(left(), Some(450));
+        write("memory.current", "950\n");
+        write("memory.stat", "anon 600\nfile 350\ninactive_file 200\nactive_file 150\n");
+        for (limit, expected) in [("max\n", None), ("2000\n", Some(1_400)), ("500\n", Some(0))] {
+            write("memory.max", limit);
+            assert_eq!(left(), expected);
+        }
     }
 
     /// A quota of the group around, which has the time.

@@ -210,18 +210,18 @@ pub(super) fn file_at(address: u64) -> Option<MappedFile> {
     is_read.ok().and(found)
 }
 
-/// Paths by which a file may be found, if it is mapped: where it is now, and a link to it that needs privileges.
-pub(crate) fn paths_of_mapped(file: FileIdentity) -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    let is_read = visit(|mapping| {
+/// A file as it is mapped now, if it is, and a link to it that needs privileges.
+pub(crate) fn mapped_now(file: FileIdentity) -> io::Result<Option<(MappedFile, PathBuf)>> {
+    let mut found = None;
+    visit(|mapping| {
         if mapping.identity == file {
             let Range { start, end } = mapping.addresses;
             let link = format!("/proc/self/map_files/{start:x}-{end:x}");
-            found = vec![mapping.file().path, PathBuf::from(link)];
+            found = Some((mapping.file(), PathBuf::from(link)));
         }
-        found.is_empty()
-    });
-    if is_read.is_ok() { found } else { Vec::new() }
+        found.is_none()
+    })?;
+    Ok(found)
 }
 
 /// Whether mappings of this file have that identity. On overlayfs and btrfs, they can have another than the file itself.
@@ -311,12 +311,12 @@ mod tests {
         let file = File::open(&path).unwrap();
         assert!(is_mapped_as(&file, found.identity));
         assert_eq!(identity_when_mapped(&file), Some(found.identity));
-        assert_eq!(paths_of_mapped(found.identity).first(), Some(&path));
+        assert_eq!(mapped_now(found.identity).unwrap().unwrap().0.path, path);
         let other = File::open("/proc/self/exe").unwrap();
         assert!(is_mapped_as(&other, found.identity));
         assert!(!is_mapped_as(&tempfile::tempfile().unwrap(), found.identity));
         assert_eq!(file_at(0), None);
         let none = FileIdentity { inode: u64::MAX, ..found.identity };
-        assert!(paths_of_mapped(none).is_empty());
+        assert!(mapped_now(none).unwrap().is_none());
     }
 }

@@ -51,7 +51,7 @@ pub(crate) use blocked::{
     owner_of_lock, read_own_stack, schedstat, thread_and_state, try_cpu_ns_of, user_ns_of,
 };
 pub(crate) use calls::{forbidden_calls, read_filters};
-pub(crate) use cgroup::{ControlGroup, GroupTexts, cpu_group_in};
+pub(crate) use cgroup::{ControlGroup, GroupTexts, cpu_group_in, memory_left};
 pub(crate) use clock::{
     TickSource, monotonic_raw_ns, process_cpu_ns, read_ticks, thread_cpu_ns, tick_ns, tick_source,
     time_namespace_offset_ns, try_thread_cpu_ns,
@@ -64,7 +64,7 @@ pub(crate) use files::{
 };
 pub(crate) use fork::{log_between_forks, on_fork};
 pub(crate) use load::load;
-pub(crate) use maps::{executable_mappings, is_mapped_as, mappings, paths_of_mapped};
+pub(crate) use maps::{executable_mappings, is_mapped_as, mapped_now, mappings};
 pub(crate) use modules::{
     loaded_modules, module_loads, program_memory, program_path, read_own_memory,
 };
