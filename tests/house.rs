@@ -25,7 +25,7 @@ const LARGER: &[(&str, usize, usize)] = &[
     ("Spans", 0, 6),
     ("ThreadState", 29, 0),
     ("TimeBreakdown", 17, 0),
-    ("Unwinder", 0, 3),
+    ("Unwinder", 0, 4),
 ];
 
 #[derive(Clone)]

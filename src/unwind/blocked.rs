@@ -5,7 +5,7 @@ use std::iter::successors;
 
 use framehop::FrameAddress;
 
-use super::calls::CallTarget;
+use super::calls::{CallTarget, STUB};
 use super::machine::ArchUnwinder;
 use super::modules::{ModuleAddress, memory};
 use super::rules::FrameRule;
@@ -230,10 +230,10 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
 
     /// Whether a function does little but jump to another.
     fn jumps_to(&self, function: u64, other: u64) -> bool {
-        let Some(code) = self.code_at(function) else {
+        let Some(code) = self.code_at::<STUB>(function) else {
             return false;
         };
-        M::jumps(code, function).any(|target| match target {
+        M::jumps(&code, function).any(|target| match target {
             CallTarget::Address(target) => target == other,
             CallTarget::Stored(at) => stored(at) == Some(other),
             CallTarget::Unknown => false,

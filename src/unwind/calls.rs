@@ -16,6 +16,17 @@ pub(crate) struct SavedFrame {
     pub(crate) begins_before: usize,
     /// From the saved frame pointer to the stack pointer of the caller.
     pub(crate) caller_above: u64,
+    /// Something after it is like the end of a function.
+    pub(crate) has_ended: bool,
+    /// The bytes of the registers that it pushes next, about, and of the rest of the frame, if that is known.
+    pub(crate) saved: u64,
+    pub(crate) local: u64,
+}
+
+impl SavedFrame {
+    pub(super) fn size(self) -> u64 {
+        self.saved + self.local
+    }
 }
 
 /// The target of a call or jump.
@@ -26,6 +37,12 @@ pub(crate) enum CallTarget {
     Stored(u64),
     /// An address in a register.
     Unknown,
+}
+
+impl CallTarget {
+    pub(super) fn address(self) -> Option<u64> {
+        if let Self::Address(address) = self { Some(address) } else { None }
+    }
 }
 
 /// The calls that `code`, right before `return_address`, may end with. There can be several, because the start of an
@@ -68,19 +85,25 @@ fn is_call_by_register(code: &[u8; LONGEST], length: usize) -> bool {
 /// Marks a valid indirect branch target, where the processor checks them.
 const ENDBR64: &[u8] = &[0xf3, 0x0f, 0x1e, 0xfa];
 
-/// The targets of code that may do little but jump: an entry of the procedure linkage table, or a function with a tail
-/// call. The code is not decoded instruction by instruction, so some results may not be jumps.
-pub(super) fn x86_64_jumps(code: [u8; STUB], address: u64) -> impl Iterator<Item = CallTarget> {
-    (0..STUB).filter_map(move |offset| {
+/// The targets of the jumps in code. The code is not decoded instruction by instruction, so some results may not be jumps.
+pub(super) fn x86_64_jumps(code: &[u8], address: u64) -> impl Iterator<Item = CallTarget> {
+    (0..code.len()).filter_map(move |offset| {
         let (length, distance) = match code.get(offset..)? {
+            [0xeb | 0x70..=0x7f, distance, ..] => {
+                let next = address.wrapping_add(offset as u64 + 2);
+                let distance = i64::from(distance.cast_signed());
+                return Some(CallTarget::Address(next.wrapping_add_signed(distance)));
+            }
             [0xe9, distance @ ..] => (1, distance),
-            [0xff, 0x25, distance @ ..] => (2, distance),
+            [0x0f, 0x80..=0x8f, distance @ ..] | [0xff, 0x25, distance @ ..] => (2, distance),
+            [0xff, operation, ..] if operation >> 3 & 7 == 4 => return Some(CallTarget::Unknown),
             _ => return None,
         };
-        let distance = distance.first_chunk()?;
+        let is_stored = code.get(offset) == Some(&0xff);
+        let distance = distance.first_chunk::<4>()?;
         let next = address.wrapping_add((offset + length + distance.len()) as u64);
         let target = next.wrapping_add_signed(i32::from_le_bytes(*distance).into());
-        Some(if length == 1 { CallTarget::Address(target) } else { CallTarget::Stored(target) })
+        Some(if is_stored { CallTarget::Stored(target) } else { CallTarget::Address(target) })
     })
 }
 
@@ -107,15 +130,24 @@ pub(super) fn x86_64_frame_size(code: [u8; PROLOGUE]) -> Option<u64> {
     }
 }
 
-/// The prologue `push rbp; mov rbp, rsp` that this code has run, if nothing after it is like the end of a function.
+/// How many prologues `push rbp; mov rbp, rsp` this code has, at most two, and the last. A compiler can move both
+/// instructions apart, and behind the first returns of a function.
 ///
-/// Where instructions begin is not known backwards. Bytes that only happen to be those of an epilogue cost a caller; those of
-/// a prologue are four and adjacent.
-pub(super) fn x86_64_saved_frame(code: &[u8]) -> Option<SavedFrame> {
-    let is_prologue =
-        |code: &[u8]| matches!(code, [0x55, 0x48, 0x89, 0xe5] | [0x55, 0x48, 0x8b, 0xec]);
-    let at = code.windows(4).rposition(is_prologue)?;
-    let (before, after) = code.split_at(at);
+/// Where instructions begin is not known. Bytes that only happen to be those of an end cost a caller; those of a prologue are
+/// three and near a fourth.
+pub(super) fn x86_64_saved_frames(code: &[u8]) -> (usize, Option<SavedFrame>) {
+    const APART: usize = 64;
+    let prologue = |at: usize| {
+        let is_set = matches!(code.get(at..at + 3)?, [0x48, 0x89, 0xe5] | [0x48, 0x8b, 0xec]);
+        let from = at.saturating_sub(APART);
+        let before = if is_set { code.get(from..at)? } else { &[] };
+        Some((from + before.iter().rposition(|byte| *byte == 0x55)?, at))
+    };
+    let mut found = (1..code.len()).rev().filter_map(prologue);
+    let Some((pushed_at, set_at)) = found.next() else { return (0, None) };
+    let (before, _) = code.split_at(pushed_at);
+    let marker = if before.ends_with(ENDBR64) { ENDBR64.len() } else { 0 };
+    let after = code.get(set_at + 3..).unwrap_or_default();
     // `pop rbp` or `leave`, then a return or a jump.
     let is_end = |code: &[u8]| match code {
         [0x5d | 0xc9, 0xc2 | 0xc3 | 0xe9 | 0xeb | 0xf2 | 0xf3 | 0xff] => true,
@@ -123,13 +155,36 @@ pub(super) fn x86_64_saved_frame(code: &[u8]) -> Option<SavedFrame> {
         [0x0f, 0x0b] | [0xcc, 0xcc] => true,
         _ => false,
     };
-    let marker = if before.ends_with(ENDBR64) { ENDBR64.len() } else { 0 };
-    let saved = SavedFrame { begins_before: after.len() + marker, caller_above: 16 };
-    (!after.windows(2).any(is_end)).then_some(saved)
+    let first_end = after.windows(2).position(is_end);
+    let (mut saved, mut local) = (0, 0);
+    let start = after.get(..first_end.unwrap_or(after.len())).unwrap_or_default();
+    for at in 0..start.len().min(80) {
+        local = match start.get(at..).unwrap_or_default() {
+            // sub rsp, n
+            [0x48, 0x83, 0xec, size, ..] => u64::from(*size),
+            [0x48, 0x81, 0xec, s0, s1, s2, s3, ..] => {
+                u64::from(u32::from_le_bytes([*s0, *s1, *s2, *s3]))
+            }
+            [byte, ..] => {
+                saved += if byte & 0xf8 == 0x50 { 8 } else { 0 };
+                continue;
+            }
+            [] => 0,
+        };
+        break;
+    }
+    let last = SavedFrame {
+        begins_before: code.len() - pushed_at + marker,
+        caller_above: 16,
+        has_ended: first_end.is_some(),
+        saved,
+        local,
+    };
+    (1 + usize::from(found.next().is_some()), Some(last))
 }
 
 /// The code before an instruction that is read to find where the frame pointer was saved.
-pub(super) const LONGEST_SAVING: u64 = 4096;
+pub(super) const LONGEST_SAVING: u64 = 1 << 16;
 
 /// The same for `stp x29, x30, [sp, ...]`, then `mov x29, sp` or `add x29, sp, n`.
 pub(super) fn aarch64_saved_frame(code: &[u8]) -> Option<SavedFrame> {
@@ -142,9 +197,6 @@ pub(super) fn aarch64_saved_frame(code: &[u8]) -> Option<SavedFrame> {
     // The last comes first.
     let sets = |word: &u32| word & 0xff80_03ff == 0x9100_03fd;
     let set_at = instructions.iter().position(sets)?;
-    if instructions.iter().take(set_at).any(|word| is_aarch64_return(*word)) {
-        return None;
-    }
     let earlier = instructions.get(set_at + 1..)?;
     let saves = |word: &u32| word & 0xfc40_7fff == 0xa800_7bfd;
     let saved_at = earlier.iter().take(BETWEEN).position(saves)?;
@@ -166,7 +218,9 @@ pub(super) fn aarch64_saved_frame(code: &[u8]) -> Option<SavedFrame> {
     let set_to = above_sp(*instructions.get(set_at)?);
     let is_at_pair = if is_pushed { set_to == 0 } else { set_to == offset.unsigned_abs() };
     let begins_before = 4 * (set_at + 1 + begins_at + 1);
-    is_at_pair.then_some(SavedFrame { begins_before, caller_above })
+    let has_ended = instructions.iter().take(set_at).any(|word| is_aarch64_return(*word));
+    let saved = SavedFrame { begins_before, caller_above, has_ended, saved: 0, local: 0 };
+    is_at_pair.then_some(saved)
 }
 
 /// `ret`, `retaa` or `retab`.
@@ -227,7 +281,7 @@ mod tests {
         let jumps = |bytes: &[u8]| -> Vec<CallTarget> {
             let mut code = [0; STUB];
             code[..bytes.len()].copy_from_slice(bytes);
-            x86_64_jumps(code, 0x1000).collect()
+            x86_64_jumps(&code, 0x1000).collect()
         };
         assert_eq!(jumps(&[0xff, 0x25, 0x10, 0, 0, 0]), [CallTarget::Stored(0x1016)]);
         assert_eq!(jumps(&[0xe9, 0x10, 0, 0, 0]), [CallTarget::Address(0x1015)]);
@@ -261,33 +315,43 @@ mod tests {
     #[test]
     fn finds_where_x86_64_saved_the_frame_pointer() {
         let saved = |code: &[u8]| {
-            let saved = x86_64_saved_frame(code)?;
+            let (number, saved) = x86_64_saved_frames(code);
+            let saved = saved?;
             assert_eq!(saved.caller_above, 16);
-            Some(saved.begins_before)
+            Some((number, saved.begins_before, saved.has_ended))
         };
         let prologue = [0x55, 0x48, 0x89, 0xe5];
-        assert_eq!(saved(&prologue), Some(4));
-        assert_eq!(saved(&[0x55, 0x48, 0x8b, 0xec, 0x90]), Some(5));
-        assert_eq!(saved(&[ENDBR64, &prologue, &[0x53]].concat()), Some(9));
-        assert_eq!(saved(&[&prologue[..], &[0x90; 8], &prologue].concat()), Some(4));
+        assert_eq!(saved(&prologue), Some((1, 4, false)));
+        assert_eq!(saved(&[0x55, 0x48, 0x8b, 0xec, 0x90]), Some((1, 5, false)));
+        assert_eq!(saved(&[ENDBR64, &prologue, &[0x53]].concat()), Some((1, 9, false)));
+        assert_eq!(saved(&[&prologue[..], &[0x90; 8], &prologue].concat()), Some((2, 4, false)));
         // `mov ebx, eax` has the byte of a return.
-        assert_eq!(saved(&[&prologue[..], &[0x89, 0xc3]].concat()), Some(6));
+        assert_eq!(saved(&[&prologue[..], &[0x89, 0xc3]].concat()), Some((1, 6, false)));
         // At the return itself.
-        assert_eq!(saved(&[&prologue[..], &[0x5d]].concat()), Some(5));
+        assert_eq!(saved(&[&prologue[..], &[0x5d]].concat()), Some((1, 5, false)));
         for end in [&[0x5d, 0xc3][..], &[0xc9, 0xc3], &[0x5d, 0xe9], &[0x0f, 0x0b], &[0xcc, 0xcc]] {
-            assert_eq!(saved(&[&prologue[..], end, &[0x90]].concat()), None, "{end:x?}");
+            assert_eq!(
+                saved(&[&prologue[..], end, &[0x90]].concat()),
+                Some((1, 7, true)),
+                "{end:x?}"
+            );
         }
-        // Not adjacent: rbp may be anything.
-        assert_eq!(saved(&[0x55, 0x53, 0x48, 0x89, 0xe5]), None);
+        // Another instruction in between.
+        assert_eq!(saved(&[0x55, 0x53, 0x48, 0x89, 0xe5]), Some((1, 5, false)));
         assert_eq!(saved(&[0x48, 0x89, 0xe5]), None);
         assert_eq!(saved(&[]), None);
+        let frame =
+            [&prologue[..], &[0x41, 0x57, 0x31, 0xc0, 0x53, 0x48, 0x83, 0xec, 0x28]].concat();
+        let saved = x86_64_saved_frames(&frame).1.unwrap();
+        assert_eq!((saved.saved, saved.local), (16, 0x28));
     }
 
     #[test]
     fn finds_where_aarch64_saved_the_frame_pointer() {
         let saved = |words: &[u32]| {
             let code: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-            aarch64_saved_frame(&code).map(|saved| (saved.begins_before, saved.caller_above))
+            let saved = aarch64_saved_frame(&code).filter(|saved| !saved.has_ended);
+            saved.map(|saved| (saved.begins_before, saved.caller_above))
         };
         const NOP: u32 = 0xd503_201f;
         // stp x29, x30, [sp, #-32]!; mov x29, sp

@@ -17,6 +17,6 @@ pub(crate) fn code(bytes: [u8; 32], address: u64) {
     let [call @ .., _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _] = bytes;
     _ = x86_64_calls(call, address);
     _ = aarch64_call(call, address);
-    assert!(x86_64_jumps(bytes, address).count() < bytes.len());
+    assert!(x86_64_jumps(&bytes, address).count() < bytes.len());
     _ = x86_64_frame_size(bytes);
 }

@@ -25,8 +25,8 @@ pub(crate) trait ArchUnwinder: framehop::Unwinder {
     /// The possible targets of the call that ends with these bytes; none if no call does.
     fn calls(code: [u8; calls::LONGEST], return_address: u64) -> [Option<CallTarget>; 3];
 
-    /// The possible jump targets of a function that begins with these bytes.
-    fn jumps(code: [u8; calls::STUB], address: u64) -> impl Iterator<Item = CallTarget>;
+    /// The possible targets of the jumps in this code.
+    fn jumps(code: &[u8], address: u64) -> impl Iterator<Item = CallTarget>;
 
     /// The distance by which a function with this prologue sets the stack pointer below the frame pointer.
     fn frame_size(code: [u8; calls::PROLOGUE]) -> Option<u64>;
@@ -50,8 +50,11 @@ pub(crate) trait ArchUnwinder: framehop::Unwinder {
     /// Instructions begin at multiples of that many bytes.
     const ALIGNMENT: u64;
 
-    /// Where the code before an instruction begins to save the frame pointer, if it did and has not restored it.
-    fn saved_frame(code: &[u8]) -> Option<calls::SavedFrame>;
+    /// How many times this code sets up a frame, at most two, and the last.
+    fn saved_frames(code: &[u8]) -> (usize, Option<calls::SavedFrame>);
+
+    /// A call leaves its return address on the stack, and not in a register.
+    const CALLS_PUSH: bool;
 
     /// A return address as it is on the stack, without its signature.
     fn unsigned(return_address: u64) -> u64;
@@ -95,7 +98,7 @@ where
         calls::x86_64_calls(code, return_address)
     }
 
-    fn jumps(code: [u8; calls::STUB], address: u64) -> impl Iterator<Item = CallTarget> {
+    fn jumps(code: &[u8], address: u64) -> impl Iterator<Item = CallTarget> {
         calls::x86_64_jumps(code, address)
     }
 
@@ -124,9 +127,11 @@ where
 
     const ALIGNMENT: u64 = 1;
 
-    fn saved_frame(code: &[u8]) -> Option<calls::SavedFrame> {
-        calls::x86_64_saved_frame(code)
+    fn saved_frames(code: &[u8]) -> (usize, Option<calls::SavedFrame>) {
+        calls::x86_64_saved_frames(code)
     }
+
+    const CALLS_PUSH: bool = true;
 
     fn unsigned(return_address: u64) -> u64 {
         return_address
@@ -186,7 +191,7 @@ where
         [calls::aarch64_call(code, return_address), None, None]
     }
 
-    fn jumps(_: [u8; calls::STUB], _: u64) -> impl Iterator<Item = CallTarget> {
+    fn jumps(_: &[u8], _: u64) -> impl Iterator<Item = CallTarget> {
         std::iter::empty()
     }
 
@@ -215,9 +220,12 @@ where
 
     const ALIGNMENT: u64 = 4;
 
-    fn saved_frame(code: &[u8]) -> Option<calls::SavedFrame> {
-        calls::aarch64_saved_frame(code)
+    fn saved_frames(code: &[u8]) -> (usize, Option<calls::SavedFrame>) {
+        let last = calls::aarch64_saved_frame(code);
+        (usize::from(last.is_some()), last)
     }
+
+    const CALLS_PUSH: bool = false;
 
     fn unsigned(return_address: u64) -> u64 {
         MASK.strip_ptr_auth(return_address)

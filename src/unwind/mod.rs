@@ -10,6 +10,7 @@ mod machine;
 mod modules;
 mod places;
 mod rules;
+mod saved;
 mod signal;
 mod start;
 mod tables;

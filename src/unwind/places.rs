@@ -7,14 +7,15 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use super::calls::SavedFrame;
 use super::rules::FrameRule;
 use crate::sys::executable_mappings;
 
 /// Twice the rules that framehop caches: code at other places must not collide in both.
 const CACHED: usize = 1021;
 
-/// The most functions without tables that are kept.
-const FUNCTIONS: usize = 4_096;
+/// The most pieces of code without tables that are kept.
+const SAVED: usize = 8_192;
 
 /// What is known of an address in code.
 #[derive(Clone, Copy, Debug)]
@@ -50,20 +51,15 @@ impl CodePlace {
     }
 }
 
-/// A function without tables that saves the frame pointer.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct SavingFunction {
-    pub(super) start: u64,
-    /// From the saved frame pointer to the stack pointer of the caller.
-    pub(super) caller_above: u64,
-}
+/// How many times code without tables sets up a frame, at most two, and the last.
+pub(super) type SavedFrames = (usize, Option<SavedFrame>);
 
 /// The places that were asked for.
 #[derive(Debug)]
 pub(super) struct Places {
     known: Vec<Cell<CodePlace>>,
-    /// By an address in the function.
-    functions: HashMap<u64, Option<SavingFunction>>,
+    /// By the addresses that the code is between.
+    saved: HashMap<Range<u64>, SavedFrames>,
     mappings: Mappings,
 }
 
@@ -71,7 +67,7 @@ impl Default for Places {
     fn default() -> Self {
         Self {
             known: vec![Cell::new(CodePlace::new(0)); CACHED],
-            functions: HashMap::new(),
+            saved: HashMap::new(),
             mappings: Mappings::default(),
         }
     }
@@ -91,15 +87,15 @@ impl Places {
         }
     }
 
-    pub(super) fn function(&self, address: u64) -> Option<Option<SavingFunction>> {
-        self.functions.get(&address).copied()
+    pub(super) fn saved(&self, code: &Range<u64>) -> Option<SavedFrames> {
+        self.saved.get(code).copied()
     }
 
-    pub(super) fn insert_function(&mut self, address: u64, function: Option<SavingFunction>) {
-        if self.functions.len() >= FUNCTIONS {
-            self.functions.clear();
+    pub(super) fn insert_saved(&mut self, code: Range<u64>, saved: SavedFrames) {
+        if self.saved.len() >= SAVED {
+            self.saved.clear();
         }
-        self.functions.insert(address, function);
+        self.saved.insert(code, saved);
     }
 
     /// The mapping outside of modules that contains this address, if it is executable.
@@ -115,7 +111,7 @@ impl Places {
     /// Forgets all but the mappings outside of modules.
     pub(super) fn forget_known(&mut self) {
         self.known.iter().for_each(|known| known.set(CodePlace::new(0)));
-        self.functions.clear();
+        self.saved.clear();
     }
 
     /// Forgets code outside of modules, which can change at any time.
@@ -126,7 +122,7 @@ impl Places {
         for known in self.known.iter().filter(|known| !known.get().is_in_module) {
             known.set(CodePlace::new(0));
         }
-        self.functions.clear();
+        self.saved.clear();
         if self.mappings.are_due() {
             self.mappings.executable.clear();
         }

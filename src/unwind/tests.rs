@@ -16,7 +16,7 @@ use super::rules::FrameRule;
 use super::unwinder::tests::{bytes, stack};
 use super::{UnwindEnd, Unwinder};
 use crate::sampler::record::Registers;
-use crate::sys::nested_code::{Moved, Running, caller, functions, labels};
+use crate::sys::nested_code::{Moved, Running, caller, functions, labels, run_stepped};
 use crate::sys::{loaded_modules, read_own_memory};
 
 /// Addresses in memory, and how the stack ends.
@@ -184,6 +184,101 @@ fn generated_code_is_unwound_by_the_frame_pointers_that_it_saved() {
     // Where nothing is mapped any more.
     let (found, end) = unwound(runs, framed.sp, Some(framed.bp), &framed.stack);
     assert_eq!((found, end), (vec![runs], UnwindEnd::WithoutTables));
+}
+
+/// A random C library of functions that call each other: directly, by pointers, last; with cheap paths before and behind
+/// their first returns, arrays, loops and tables of jumps.
+fn random_library(seed: u64) -> String {
+    const FUNCTIONS: u64 = 40;
+    let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = move |below: u64| {
+        random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (random >> 33) % below
+    };
+    let mut source = String::from("long budget, sum, data[64];\n");
+    for function in 0..FUNCTIONS {
+        source += &format!("static __attribute__((noinline)) long f{function}(long, long *);\n");
+    }
+    let all: Vec<_> = (0..FUNCTIONS).map(|function| format!("f{function}")).collect();
+    source += &format!("long (*volatile table[])(long, long *) = {{ {} }};\n", all.join(", "));
+    for function in 0..FUNCTIONS {
+        source +=
+            &format!("static long f{function}(long n, long *p) {{\n  long r = n + {function};\n");
+        if next(3) == 0 {
+            source += &format!("  if (n % {} == 0) return r + p[{}];\n", 2 + next(3), next(64));
+        }
+        source += "  if (--budget < 0) { sum += n; return n; }\n";
+        let array = 1 + next(60);
+        let has_array = next(3) == 0;
+        if has_array {
+            source +=
+                &format!("  long a[{array}]; for (int i = 0; i < {array}; i++) a[i] = p[i] + r;\n");
+        }
+        let p = if has_array && array >= 60 { "a" } else { "p" };
+        for _ in 0..next(6) {
+            let callee = FUNCTIONS - 1 - next(FUNCTIONS - function.min(FUNCTIONS - 1));
+            let call = match next(4) {
+                0 => format!("table[{callee}](r % 97, p)"),
+                1 if function % 5 == 0 => format!("f{}(r % 89, p)", next(FUNCTIONS)),
+                _ => format!("f{callee}(r % 91, {p})"),
+            };
+            source += &match next(6) {
+                0 => format!("  for (int i = 0; i < {}; i++) r += {call} ^ i;\n", 2 + next(9)),
+                1 => format!("  if (r % {} == 1) return {call} + n;\n", 2 + next(4)),
+                2 => format!("  if (r % {} == 1) return {call};\n", 2 + next(4)),
+                3 => format!("  r += n; for (long i = n & 63; i--;) p[i] = p[i] * 3 + r;\n"),
+                4 => format!(
+                    "  switch (r & 7) {{ case 0: r += {call}; break; case 1: r ^= n; break; case 2: r += p[n & 63]; break;\n\
+                     case 3: return r; case 4: r *= 3; break; case 5: r += {call} + 1; break; case 6: p[3] += r; }}\n"
+                ),
+                _ => format!("  r += {call};\n"),
+            };
+        }
+        if next(2) == 0 {
+            source += &format!("  return f{}(r % 50, p);\n}}\n", FUNCTIONS - 1 - next(8));
+        } else {
+            source += "  return r;\n}\n";
+        }
+    }
+    source
+        + "void work(void) { for (int i = 0; i < 40; i++) { budget = 40; sum += f0(i, data) + table[i % 9](i, data); } }\n"
+}
+
+/// In libraries that were built for frame pointers and without tables, every caller that is found is the true one, and most
+/// stacks are whole, wherever they are sampled, although they have more tail calls and small functions than any other. `PROFILING_TEST_LIBRARIES` is how many.
+#[test]
+fn random_libraries_with_frame_pointers_have_no_false_caller() {
+    let libraries =
+        std::env::var("PROFILING_TEST_LIBRARIES").map_or(3, |text| text.parse().unwrap());
+    let (mut whole, mut all) = (0, 0);
+    for seed in 0..libraries {
+        let optimized = ["-O2", "-O3", "-Os", "-O1"][seed as usize % 4];
+        let (framed, tables) = ("-fno-omit-frame-pointer", "-fno-asynchronous-unwind-tables");
+        let flags = [optimized, framed, tables, "-fno-unwind-tables", "-nostdlib"];
+        let Some(steps) = run_stepped(&random_library(seed), &flags, 97) else { return };
+        let mut unwinder: Unwinder = Unwinder::default();
+        unwinder.refresh();
+        let mut frames = Vec::new();
+        for step in &steps {
+            let [ip, sp, bp] = step.registers;
+            let words = bytes(&step.stack);
+            let registers = Registers::X86_64 { ip, sp, bp };
+            let end = unwinder.unwind(registers, stack(&words), 1_000, &mut frames);
+            let modules = unwinder.modules();
+            let found = frames.iter().map(|frame| {
+                let module = frame.module().and_then(|id| modules.get(id));
+                module.map_or(frame.address(), |module| module.loaded_at(frame.address()))
+            });
+            let callers = step.callers.iter().map(|caller| caller - 1);
+            let truth: Vec<_> = std::iter::once(ip).chain(callers).collect();
+            let found: Vec<_> = found.take(truth.len()).collect();
+            assert_eq!(found, truth[..found.len()], "seed {seed}, {end:?}");
+            assert!(found.len() == truth.len() || end == UnwindEnd::WithoutTables, "{end:?}");
+            (whole, all) = (whole + usize::from(found.len() == truth.len()), all + 1);
+        }
+    }
+    println!("{whole} of {all} stacks are whole");
+    assert!(all > 1_000 && whole * 2 > all, "{whole} of {all}");
 }
 
 /// Whether a call ends right before an address, by the encodings in the manual.

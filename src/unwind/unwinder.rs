@@ -1,15 +1,15 @@
 //! Unwinding with framehop.
 
-use std::ops::{Range, RangeInclusive};
+use std::ops::Range;
 
 use framehop::FrameAddress;
 
 use super::blocked::{CallMatch, ScannedStack};
-use super::calls::{CallTarget, LONGEST, LONGEST_SAVING};
+use super::calls::{CallTarget, LONGEST};
 use super::listing::{ChangedModules, ModuleListing};
 use super::machine::ArchUnwinder;
 use super::modules::{ModuleAddress, ModuleChange, Modules};
-use super::places::{BeforeNext, CodePlace, Places, SavingFunction};
+use super::places::{BeforeNext, CodePlace, Places};
 use super::rules::{self, FrameRegisters, FrameRule};
 use super::signal::{self, Interrupted};
 use super::tables::TableBytes;
@@ -39,7 +39,7 @@ pub(crate) struct Unwinder<M: ArchUnwinder = Native> {
     pub(super) machine: M,
     pub(super) cache: M::Cache,
     pub(super) modules: Modules,
-    places: Places,
+    pub(super) places: Places,
     /// Memory for reading rows of tables.
     context: gimli::UnwindContext<usize>,
     listing: ModuleListing,
@@ -245,41 +245,6 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         Some(code)
     }
 
-    /// The start of the function that contains an address: by the tables, or by where its code saves the frame pointer.
-    pub(super) fn function_start(&mut self, address: u64) -> Option<u64> {
-        let by_tables = self.modules.function_start(address);
-        by_tables.or_else(|| self.saving_function(address).map(|function| function.start))
-    }
-
-    /// The function without tables that contains an address and has saved the frame pointer before it.
-    fn saving_function(&mut self, address: u64) -> Option<SavingFunction> {
-        if let Some(known) = self.places.function(address) {
-            return known;
-        }
-        if self.modules.is_contested(address) {
-            return None;
-        }
-        let of_module = self.modules.segment(address);
-        let mapping = of_module.clone().or_else(|| self.places.find_mapping(address));
-        let function = mapping.and_then(|mapping| {
-            // A return address less one is inside of an instruction.
-            let address = address & !(M::ALIGNMENT - 1);
-            let from = mapping.start.max(address.saturating_sub(LONGEST_SAVING));
-            let code = match of_module {
-                Some(_) => self.modules.bytes(from..address)?,
-                None => read_own_memory(from..address).ok()?.into(),
-            };
-            let saved = M::saved_frame(&code)?;
-            let start = address.checked_sub(saved.begins_before as u64)?;
-            // Otherwise it is another function, with tables.
-            let is_without_tables = self.modules.function_start(start).is_none();
-            let function = SavingFunction { start, caller_above: saved.caller_above };
-            is_without_tables.then_some(function)
-        });
-        self.places.insert_function(address, function);
-        function
-    }
-
     /// Unwinds a frame: the caller is code after a call. Otherwise, how the stack ends.
     pub(super) fn caller(
         &mut self,
@@ -338,81 +303,6 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         Some(caller.ip)
     }
 
-    /// Without tables, the caller is known where a function has just been called or returns, and where it has saved the
-    /// frame pointer.
-    fn caller_without_tables(
-        &mut self,
-        frame: FrameAddress,
-        registers: &mut M::UnwindRegs,
-        read: &mut impl FnMut(u64) -> Result<u64, ()>,
-    ) -> Result<u64, UnwindEnd> {
-        /// No frame is larger.
-        const LARGEST: u64 = 16 << 20;
-        let (sp, fp) = (M::stack_pointer(registers), M::frame_pointer(registers));
-        if !frame.is_return_address()
-            && let Some((word, callers_sp)) = M::innermost_return(registers, |at| read(at).ok())
-            && self.is_innermost_return(frame, word, callers_sp != sp)
-        {
-            *registers = self.machine.few_registers(word, callers_sp, fp);
-            return Ok(word);
-        }
-        let Some(function) = self.saving_function(frame.address_for_lookup()) else {
-            return self.started_by(registers, read).ok_or(UnwindEnd::WithoutTables);
-        };
-        let word = fp.checked_add(8).and_then(|at| read(at).ok());
-        if fp.checked_sub(sp).is_none_or(|size| size >= LARGEST) || fp % 8 != 0 {
-            return Err(UnwindEnd::WithoutTables);
-        }
-        // Before it has saved the frame pointer, and after it has restored it, the function's own return address is
-        // nearer.
-        for at in (sp..fp).step_by(8) {
-            let Ok(word) = read(at) else { break };
-            if self.calls_into(word, function.start..=frame.address_for_lookup()) {
-                return Err(UnwindEnd::WithoutTables);
-            }
-        }
-        let return_address = M::unsigned(word.ok_or(UnwindEnd::Cut)?);
-        if !self.calls_into(return_address, function.start..=function.start) {
-            return Err(UnwindEnd::WithoutTables);
-        }
-        let callers_fp = read(fp).map_err(|()| UnwindEnd::Cut)?;
-        *registers =
-            self.machine.few_registers(return_address, fp + function.caller_above, callers_fp);
-        Ok(return_address)
-    }
-
-    /// The return address of a small function that the C library calls first, such as the `main` that rustc makes, which has
-    /// no tables with `panic = "abort"`: from there, tables lead to the thread's first function at once.
-    fn started_by(
-        &mut self,
-        registers: &mut M::UnwindRegs,
-        read: &mut impl FnMut(u64) -> Result<u64, ()>,
-    ) -> Option<u64> {
-        const MOST_PUSHED: u64 = 2;
-        const MOST_CALLERS: usize = 4;
-        let (sp, fp) = (M::stack_pointer(registers), M::frame_pointer(registers));
-        (sp..=sp.saturating_add(8 * MOST_PUSHED)).step_by(8).find_map(|at| {
-            let word = M::unsigned(read(at).ok()?);
-            let mut frame = FrameAddress::from_return_address(word)?;
-            let mut found = self.machine.few_registers(word, at + 8, fp);
-            for _ in 0..MOST_CALLERS {
-                let place = self.place(frame.address_for_lookup());
-                if place.before_next != BeforeNext::Call || place.rule == FrameRule::Missing {
-                    break;
-                }
-                match self.caller(frame, place, &mut found, read) {
-                    Ok(caller) => frame = caller,
-                    Err(UnwindEnd::Root) => {
-                        *registers = self.machine.few_registers(word, at + 8, fp);
-                        return Some(word);
-                    }
-                    Err(_) => break,
-                }
-            }
-            None
-        })
-    }
-
     /// How a stack ends at a frame that cannot be unwound.
     pub(super) fn end_at(&mut self, frame: FrameAddress) -> UnwindEnd {
         match self.place(frame.address_for_lookup()).rule {
@@ -421,28 +311,14 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         }
     }
 
-    /// Whether this word is after a call of the first of these addresses, or into them, or after an indirect call.
-    fn calls_into(&mut self, word: u64, addresses: RangeInclusive<u64>) -> bool {
-        let Some(place) = word.checked_sub(1).map(|before| self.place(before)) else {
-            return false;
-        };
-        if self.signal_return_at(place, word) == Some(word) {
-            // The kernel calls any handler.
-            return true;
-        }
-        place.before_next == BeforeNext::Call
-            && match self.call_before(word, Some(*addresses.start())) {
-                Some(CallMatch::Exact | CallMatch::Unknown) => true,
-                Some(CallMatch::Other) => self.calls_before(word).into_iter().flatten().any(
-                    |target| matches!(target, CallTarget::Address(at) if addresses.contains(&at)),
-                ),
-                None => false,
-            }
-    }
-
     /// Whether the return address of a running function without tables is this word: the next instruction is its first
     /// one, or its return.
-    fn is_innermost_return(&mut self, frame: FrameAddress, word: u64, is_on_stack: bool) -> bool {
+    pub(super) fn is_innermost_return(
+        &mut self,
+        frame: FrameAddress,
+        word: u64,
+        is_on_stack: bool,
+    ) -> bool {
         let Some(before) = word.checked_sub(1) else { return false };
         let address = frame.address_for_lookup();
         let returns = |unwinder: &Self| unwinder.code_at(address).is_some_and(M::returns);

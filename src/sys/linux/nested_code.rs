@@ -420,3 +420,61 @@ impl Drop for Moved {
         unsafe { rustix::mm::munmap(self.0, PAGE).expect("a mapping") };
     }
 }
+
+/// An instruction that was run in a library: its address, stack and frame pointer; the return addresses of its callers up to
+/// the first outside of the library; the words of the stack.
+pub(crate) struct Stepped {
+    pub(crate) registers: [u64; 3],
+    pub(crate) callers: Vec<u64>,
+    pub(crate) stack: Vec<u64>,
+}
+
+/// Compiles C sources to libraries with these flags. In the last, calls `work` one instruction at a time. Every n-th in this
+/// range of its functions is noted. `None` without a compiler.
+pub(crate) fn run_stepped(source: &str, flags: &[&str], every: u64) -> Option<Vec<Stepped>> {
+    let directory = tempfile::tempdir().expect("a directory");
+    let load = |name: &str, source: &str, flags: &[&str]| {
+        let (from, to) = (directory.path().join(name), directory.path().join(format!("{name}.so")));
+        std::fs::write(&from, source).expect("a file");
+        let mut cc = std::process::Command::new("cc");
+        cc.args(["-w", "-shared", "-fPIC", "-o"]).arg(&to).args(flags).args(["-x", "c"]).arg(&from);
+        assert!(cc.status().ok()?.success(), "{cc:?}");
+        let path =
+            std::ffi::CString::new(to.into_os_string().into_encoded_bytes()).expect("a path");
+        // SAFETY: a library that does nothing when it is loaded. It is never unloaded.
+        let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
+        assert!(!library.is_null(), "loaded");
+        Some(library)
+    };
+    let name = |library, name: &std::ffi::CStr| {
+        // SAFETY: the library is loaded.
+        let found = unsafe { libc::dlsym(library, name.as_ptr()) };
+        assert!(!found.is_null(), "{name:?}");
+        found
+    };
+    let run = name(load("stepped", include_str!("stepped.c"), &["-O1"])?, c"run_stepped");
+    let work = name(load("work", source, flags)?, c"work");
+    let modules = super::modules::loaded_modules(true).modules;
+    let mut parts = modules.iter().flat_map(|module| &module.code).map(|part| &part.addresses);
+    let code = parts.find(|code| code.contains(&(work as u64))).expect("its code").clone();
+    let mut samples = vec![0_u64; 16 << 20];
+    // SAFETY: the names are those of functions with these arguments; at most `length` words are written.
+    let length = unsafe {
+        type Run = extern "C" fn(*const c_void, *const u64, *mut u64, u64) -> u64;
+        let run = std::mem::transmute::<*mut c_void, Run>(run);
+        let range = [code.start, code.end, every];
+        run(work, range.as_ptr(), samples.as_mut_ptr(), samples.len() as u64)
+    };
+    let mut words = samples.into_iter().take(length as usize);
+    let mut take = |number: usize| words.by_ref().take(number).collect::<Vec<_>>();
+    let mut found = Vec::new();
+    while let [ip, sp, bp, callers, stack] = take(5)[..] {
+        let registers = [ip, sp, bp];
+        found.push(Stepped {
+            registers,
+            callers: take(callers as usize),
+            stack: take(stack as usize),
+        });
+    }
+    Some(found)
+}
