@@ -8,9 +8,7 @@ use parking_lot::Mutex;
 
 use crate::allocations::{AllocationSettings, LayerAllocations};
 use crate::awaits::LayerAwaits;
-use crate::collect::{
-    Collector, ContinuousProfiler, Logged, ProcessProfiler, ProfileOutput, Throttling,
-};
+use crate::collect::{Collector, ContinuousProfiler, Logged, ProcessProfiler, ProfileOutput};
 use crate::engine::{Commands, Engine, Gate, RunningSource, spawn};
 use crate::error::Error;
 use crate::intake::{Intake, IntakeSettings};
@@ -188,7 +186,6 @@ pub(crate) fn build(parts: Parts) -> (Arc<Engine>, Collector, PublisherParts) {
         logged: Logged::new(limits.pace.first_look, limits.cpu_percent),
         process: ProcessProfiler::default(),
         continuous: ContinuousProfiler::default(),
-        throttling: Throttling::new(),
     };
     (engine, collector, publisher)
 }

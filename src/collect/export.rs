@@ -100,7 +100,9 @@ impl Collector {
         self.set_children(&mut group.kept);
         for span in &mut group.kept {
             let closed_ns = span.opened_ns.saturating_add(span.facts.times.wall_ns);
-            span.facts.throttled = Throttled(self.throttling.between(span.opened_ns, closed_ns));
+            span.facts.throttled =
+                Throttled(self.watchdog.throttling.between(span.opened_ns, closed_ns));
+            span.stopped_ns = self.watchdog.stopped_ns(span.opened_ns, closed_ns);
         }
         let Some(id) = group.id else {
             self.engine.publish.reporter.report(report::unexported(&group.kept));

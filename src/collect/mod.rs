@@ -8,11 +8,9 @@ mod export;
 mod logged;
 mod process;
 mod run;
-mod throttling;
 
 pub(crate) use continuous::ContinuousProfiler;
 pub(crate) use export::ProfileOutput;
 pub(crate) use logged::Logged;
 pub(crate) use process::ProcessProfiler;
 pub(crate) use run::Collector;
-pub(crate) use throttling::Throttling;

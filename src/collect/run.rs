@@ -12,7 +12,6 @@ use super::continuous::ContinuousProfiler;
 use super::export::ProfileOutput;
 use super::logged::Logged;
 use super::process::{ProcessProfiler, note_process_spans};
-use super::throttling::Throttling;
 use crate::engine::{Command, Engine, HeapRequest, OpenRequest, ProcessRequest, update_counting};
 use crate::intake::Intake;
 use crate::keep::{KeptSpan, ProfileGroup};
@@ -41,7 +40,6 @@ pub(crate) struct Collector {
     pub(crate) logged: Logged,
     pub(crate) process: ProcessProfiler,
     pub(crate) continuous: ContinuousProfiler,
-    pub(crate) throttling: Throttling,
 }
 
 /// The commands that a round has received.
@@ -64,7 +62,7 @@ impl Collector {
             self.intake.own_cpu.skip();
             self.intake.source.keep_on();
             self.threads.check_load(&self.intake, Instant::now());
-            self.throttling.read(self.intake.now_ns(), true, std::iter::empty());
+            self.watchdog.throttling.read(self.intake.now_ns(), true, std::iter::empty());
             self.log_findings();
             drop(begins);
             let mut is_broken = false;
@@ -123,7 +121,7 @@ impl Collector {
             // Sleeping and waking up takes CPU time, too.
             intake.own_cpu.skip();
             threads.scan(intake, self.engine.callsites.least_age());
-            self.throttling.read(intake.now_ns(), false, threads.slow_tids());
+            self.watchdog.throttling.read(intake.now_ns(), false, threads.slow_tids());
             let until_check = self.watchdog.until_next_check(&self.engine.callsites);
             let is_check_due =
                 threads.is_in_span() && until_check.is_some_and(|left| left.is_zero());
@@ -221,7 +219,7 @@ impl Collector {
         let least_age = self.engine.callsites.least_age();
         let (entered, has_newer) = self.threads.drain_all(&mut self.intake, least_age);
         let now_ns = self.intake.now_ns();
-        self.throttling.read(now_ns, !groups.is_empty(), self.threads.slow_tids());
+        self.watchdog.throttling.read(now_ns, !groups.is_empty(), self.threads.slow_tids());
         self.log_findings();
         self.read_copied_stacks();
         self.intake.unwinder.end_reading();

@@ -134,7 +134,7 @@ impl<'a> Brief<'a> {
             own_time,
             compared: compared(profile, &facts),
             missing: missing(profile, &facts),
-            hints: hints(&facts, profile.waited_ns()),
+            hints: hints(&facts),
             has_span: !profile.spans.is_empty(),
             facts,
         }
@@ -157,8 +157,7 @@ impl<'a> Brief<'a> {
             own_time: Vec::new(),
             compared: compared.map(|compared| BriefComparison::of(compared, Vec::new())),
             missing: vec![missing.into()],
-            // Without the profile, shorter waits are not known.
-            hints: hints(kept.facts, u64::MAX),
+            hints: hints(kept.facts),
         }
     }
 
@@ -206,7 +205,7 @@ impl BriefComparison {
     }
 }
 
-fn hints(facts: &Facts, waited_ns: u64) -> Vec<&'static str> {
+fn hints(facts: &Facts) -> Vec<&'static str> {
     let times = &facts.times;
     let mut hints = Vec::new();
     if times.delay_ns > times.wall_ns / 4 {
@@ -221,10 +220,6 @@ fn hints(facts: &Facts, waited_ns: u64) -> Vec<&'static str> {
             true => "Waiting for a CPU, a part of off-CPU: the quota of its control group was used up, or others had it.",
             false => "Waiting for a CPU, a part of off-CPU: other threads or programs had it.",
         });
-    }
-    let rest_ns = times.off_cpu_ns.saturating_sub(waited_ns.saturating_add(runnable_ns));
-    if rest_ns > times.wall_ns / 10 && !times.is_cpu_time_unknown {
-        hints.push("Other off-CPU time: many waits of less than 10 ms, or others had the CPU.");
     }
     if facts.reasons.contains(Reason::Error) {
         hints.push(match facts.error_at {

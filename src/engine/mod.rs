@@ -442,6 +442,7 @@ impl Engine {
             },
             rule: callsite.rule,
             opened_ns: closing.opened_ns,
+            stopped_ns: 0,
             samples: closing.samples,
             profile: Err(self.source.without_samples(&closing.account)),
             earlier: Vec::new(),

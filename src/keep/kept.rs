@@ -67,6 +67,8 @@ pub struct KeptSpan {
     pub(crate) rule: u64,
     /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
     pub(crate) opened_ns: u64,
+    /// For how long the process was stopped while it was open, or the machine paused; known when it is exported.
+    pub(crate) stopped_ns: u64,
     pub(crate) samples: SampleCounts,
     pub(crate) link: SpanLink,
     pub(crate) profile: Result<ProfileId, NoProfile>,
@@ -218,6 +220,7 @@ impl KeptSpan {
             facts: Facts { span: "test".into(), ..Facts::default() },
             rule: 0,
             opened_ns: 0,
+            stopped_ns: 0,
             samples: SampleCounts::of_on_cpu(samples),
             link: SpanLink::default(),
             profile: Err(NoProfile::NoSamples),

@@ -19,6 +19,9 @@ use crate::profile::{
 /// Nothing is said of the coverage of a span that ran for less than some samples represent.
 pub(crate) const LONG_NS: u64 = 10_000_000;
 
+/// On a busy machine, the collector itself may be late by less.
+const LEAST_STOP_NS: u64 = 1_000_000_000;
+
 /// The kept spans of one profile that have events of their own.
 const MOST_EVENTS: usize = 8;
 
@@ -164,6 +167,7 @@ pub(crate) fn headline(first: &KeptSpan, kept: &Kept) -> String {
         (times.idle_ns, idle(first, kept)),
         (nanoseconds(kept.waits.total), waits(kept)),
         (first.facts.get(Measure::Runnable).unwrap_or(0), starved(&first.facts)),
+        (first.times().off_cpu_ns, unseen(first, kept)),
     ];
     parts.sort_by_key(|(ns, _)| Reverse(*ns));
     let parts = parts.into_iter().filter_map(|(_, part)| part);
@@ -248,6 +252,34 @@ fn waits(kept: &Kept) -> Option<String> {
         format!("blocks an async executor for {}{place}", Short(*in_async_total))
     });
     joined([waited, in_async])
+}
+
+/// What is known of most of its time if that was off-CPU and no stack shows where.
+fn unseen(first: &KeptSpan, kept: &Kept) -> Option<String> {
+    let TimeBreakdown { wall_ns, off_cpu_ns, on_cpu_error_ns, usage, .. } = *first.times();
+    let is_most = |ns| ns >= WAIT_NS && ns > wall_ns / 2;
+    let stopped_ns = first.stopped_ns;
+    if stopped_ns >= LEAST_STOP_NS && is_most(stopped_ns) {
+        return Some(format!(
+            "the process was stopped or the machine paused for {}",
+            Ns(stopped_ns)
+        ));
+    }
+    let (seen, seen_ns) = match kept.hotspot(SampleKind::OffCpu) {
+        Some(_) => (kept.waits.count as u64, nanoseconds(kept.waits.total)),
+        None => (0, 0),
+    };
+    let runnable_ns = first.facts.get(Measure::Runnable).unwrap_or(0);
+    let unseen_ns = off_cpu_ns.saturating_sub(seen_ns.saturating_add(runnable_ns));
+    let count = usage.voluntary_switches.saturating_sub(seen);
+    if !is_most(unseen_ns) || is_vague(off_cpu_ns, on_cpu_error_ns) || count == 0 {
+        return None;
+    }
+    let mean_ns = unseen_ns / count;
+    let why = if mean_ns < WAIT_NS { "too short for stacks" } else { "without a stack" };
+    let share = 100.0 * unseen_ns as f64 / wall_ns as f64;
+    let waits = plural_waits(usize::try_from(count).unwrap_or(usize::MAX));
+    Some(format!("{waits} of {}, {why}: {share:.0} % of it", Ns(mean_ns)))
 }
 
 /// What it allocated, if that is much.
@@ -378,7 +410,7 @@ impl Display for Without<'_> {
                 write!(f, "for {} its thread was in other spans on its stack", Ns(other_spans_ns))
             }
             NoProfile::NoSamples if is_mostly(off_cpu_ns) => {
-                write!(f, "it was off-CPU for {}, but in no wait of 10 ms", Ns(off_cpu_ns))
+                write!(f, "it was off-CPU for {}, in no wait with a stack", Ns(off_cpu_ns))
             }
             why => why.fmt(f),
         }
@@ -512,7 +544,7 @@ mod tests {
         (account.off_cpu_ns, account.idle_ns) = (account.idle_ns, 0);
         let text = line(&kept);
         assert!(
-            text.ends_with(": no profile: it was off-CPU for 1.31 s, but in no wait of 10 ms"),
+            text.ends_with(": no profile: it was off-CPU for 1.31 s, in no wait with a stack"),
             "{text}"
         );
         let account = &mut kept.spans[0].facts.times;
@@ -527,6 +559,40 @@ mod tests {
         // Before its first enter.
         (account.wall_ns, account.off_cpu_ns, account.idle_ns) = (1_600_000, 0, 1_500_000);
         assert!(line(&kept).ends_with(": no profile: no sample fell in it"));
+    }
+
+    #[test]
+    fn a_message_says_what_is_known_of_waits_that_no_stack_shows() {
+        const MS: u64 = 1_000_000;
+        let mut kept = kept();
+        kept.hotspots = Hotspots::default();
+        let times = &mut kept.spans[0].facts.times;
+        (times.wall_ns, times.subtree_on_cpu_ns, times.idle_ns) = (420 * MS, MS, 0);
+        let mut of = |off_ms: u64, switches, waits, runnable_ms: u64, stopped_ms: u64| {
+            let facts = &mut kept.spans[0].facts;
+            facts.times.off_cpu_ns = off_ms * MS;
+            facts.times.usage.voluntary_switches = switches;
+            facts.times.usage.run_delay_ns = runnable_ms * MS;
+            kept.spans[0].stopped_ns = stopped_ms * MS;
+            kept.waits =
+                Waits { count: waits, total: Duration::from_millis(380), ..Waits::default() };
+            line(&kept)
+        };
+        let short = "kept `test`: 200 waits of 2.00 ms, too short for stacks: 95 % of it";
+        assert_eq!(of(400, 200, 0, 0, 0), short);
+        // The waits are known, but not where they were.
+        assert_eq!(
+            of(400, 1, 1, 0, 0),
+            "kept `test`: 1 wait of 400 ms, without a stack: 95 % of it"
+        );
+        assert_eq!(of(200, 200, 0, 0, 0), "kept `test`", "half of it");
+        assert_eq!(of(400, 200, 0, 390, 0), "kept `test`: 390 ms waiting for a CPU");
+        assert_eq!(of(400, 0, 0, 0, 0), "kept `test`", "it never waited");
+        assert_eq!(of(400, 200, 0, 0, 900), short, "the collector was late");
+        kept.spans[0].facts.times.wall_ns = 14_300 * MS;
+        kept.spans[0].stopped_ns = 14_000 * MS;
+        let stopped = "kept `test`: the process was stopped or the machine paused for 14.0 s";
+        assert_eq!(line(&kept), stopped);
     }
 
     #[test]

@@ -24,6 +24,7 @@ pub(crate) fn list_of_losses(losses: &Losses) -> Vec<String> {
             losses.off_stack,
             "samples not taken on other stacks than the thread's own (of coroutines, or of Go)",
         ),
+        (losses.folded, "samples of spans inside, which were too many to tell apart"),
     ] {
         if count > 0 {
             words.push(format!("{count} {what}"));

@@ -23,6 +23,8 @@ pub(crate) struct Losses {
     pub(crate) late: u64,
     /// Samples that were not taken, since the thread was on another stack than its own.
     pub(crate) off_stack: u64,
+    /// Samples of spans inside that were too many to tell apart: they are among those of the span around them.
+    pub(crate) folded: u64,
 }
 
 impl Losses {
@@ -47,5 +49,6 @@ impl std::ops::AddAssign for Losses {
         self.lowered += more.lowered;
         self.late += more.late;
         self.off_stack += more.off_stack;
+        self.folded += more.folded;
     }
 }

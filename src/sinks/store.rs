@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::ledger::{ClosedChild, Ledger};
+use super::losses::Losses;
 use super::span_samples::{
     Added, BYTES_A_SPAN, Lost, NewSample, PendingState, SampleTables, SpanSamples, StoredSample,
 };
@@ -81,6 +82,7 @@ impl Store {
     pub(crate) fn add(&mut self, span: SpanKey, sample: NewSample<'_>, round: u64) -> Added {
         let NewSample { kind, time_ns, weight, .. } = sample;
         let is_on_cpu = kind == SampleKind::OnCpu;
+        let inside = span;
         let Some(span) = self.place_of(span) else {
             if is_on_cpu && let Some(refused) = self.refused_entry(span, round) {
                 refused.lost += Lost { count: 1, weight };
@@ -89,6 +91,7 @@ impl Store {
         };
         let pending = span_of(&mut self.spans, &mut self.bytes, span, round);
         pending.last_ns = pending.last_ns.max(time_ns);
+        pending.losses.folded += u64::from(span != inside);
         let of_kind = pending.of_kind(kind, &mut self.bytes);
         let weight = match of_kind.admit(kind, weight, self.most_samples) {
             Ok(weight) => weight,
@@ -382,9 +385,11 @@ impl Store {
         self.bytes -= from.bytes();
         let (bytes, tables, most) = (&mut self.bytes, &mut self.tables, self.most_samples);
         let Some(around) = self.spans.get_mut(&around) else { return from.release(tables) };
-        around.losses += from.losses;
+        // Its samples have them.
+        around.losses += Losses { folded: 0, ..from.losses };
         around.last_ns = around.last_ns.max(from.last_ns);
         for (kind, moved) in from.kinds {
+            around.losses.folded += moved.samples.len() as u64;
             let of_kind = around.of_kind(kind, bytes);
             let skipped = &mut of_kind.downsampling.skipped_weight;
             *skipped = skipped.saturating_add(moved.downsampling.skipped_weight);
@@ -719,6 +724,8 @@ mod tests {
         assert!(spans().all(|span| lost(span) == Lost::default()));
         let nearest = pending.get(key(2)).unwrap();
         assert!(samples(nearest).len() > 1_000, "the nearest one that is open");
+        let of_nearest = samples(nearest).len() + nearest.samples(SampleKind::OffCpu).len();
+        assert_eq!(nearest.losses.folded, of_nearest as u64, "none is its own");
         assert_eq!(samples(pending.get(key(1)).unwrap()).len(), 0);
         let bytes: usize = spans().map(SpanSamples::bytes).sum();
         assert_eq!(pending.bytes, bytes);

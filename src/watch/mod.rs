@@ -5,6 +5,7 @@ mod deadlock;
 mod inspect;
 mod open_spans;
 mod thread_scan;
+mod throttling;
 mod wall_scan;
 mod watchdog;
 

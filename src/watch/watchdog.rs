@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::deadlock::Deadlock;
+use super::throttling::Throttling;
 use crate::budget::passed;
 use crate::engine::Engine;
 use crate::facts::{Reason, Reasons};
@@ -39,6 +40,7 @@ pub(crate) struct Watchdog {
     /// The generation of the rules at the last sweep of replaced rules, and its time.
     swept: (u64, Instant),
     absences: Absences,
+    pub(crate) throttling: Throttling,
     /// What futures await now, for the snapshots of open spans.
     pub(crate) present: Vec<(InnermostSpan, CopiedSample)>,
 }
@@ -58,12 +60,22 @@ const LEAST_ABSENCE_NS: u64 = 100_000_000;
 const MOST_ABSENCES: usize = 64;
 
 impl Absences {
-    /// The collector is there. Since the last time it meant to sleep for `slept_ns`.
-    fn note_present(&mut self, now_ns: u64, cpu_ns: Option<u64>, slept_ns: u64) {
+    /// The collector is there. Since the last time it meant to sleep for `slept_ns`. `throttled_ns` is for how long its
+    /// control group was throttled between two times: spans do hang then.
+    fn note_present(
+        &mut self,
+        now_ns: u64,
+        cpu_ns: Option<u64>,
+        slept_ns: u64,
+        throttled_ns: impl FnOnce(u64, u64) -> u64,
+    ) {
         if let Some((before_ns, before_cpu_ns)) = self.present.replace((now_ns, cpu_ns)) {
             let worked_ns = passed(before_cpu_ns, cpu_ns).unwrap_or(0);
             let known_ns = slept_ns.saturating_add(worked_ns);
-            let absent_ns = now_ns.saturating_sub(before_ns).saturating_sub(known_ns);
+            let mut absent_ns = now_ns.saturating_sub(before_ns).saturating_sub(known_ns);
+            if absent_ns >= LEAST_ABSENCE_NS {
+                absent_ns = absent_ns.saturating_sub(throttled_ns(before_ns, now_ns));
+            }
             if absent_ns >= LEAST_ABSENCE_NS {
                 if self.all.len() == MOST_ABSENCES {
                     self.all.pop_front();
@@ -92,6 +104,7 @@ impl Watchdog {
             cost: Duration::ZERO,
             swept: (0, Instant::now()),
             absences: Absences::default(),
+            throttling: Throttling::new(),
             present: Vec::new(),
         }
     }
@@ -111,7 +124,17 @@ impl Watchdog {
     /// Notes that the collector is there, after it meant to sleep for that long.
     pub(crate) fn note_present(&mut self, intake: &Intake, slept: Duration) {
         let slept_ns = u64::try_from(slept.as_nanos()).unwrap_or(u64::MAX);
-        self.absences.note_present(intake.now_ns(), intake.own_cpu.last_ns(), slept_ns);
+        self.note_present_at(intake.now_ns(), intake.own_cpu.last_ns(), slept_ns);
+    }
+
+    fn note_present_at(&mut self, now_ns: u64, cpu_ns: Option<u64>, slept_ns: u64) {
+        let throttled_ns = |from, to| self.throttling.read_between(from, to);
+        self.absences.note_present(now_ns, cpu_ns, slept_ns, throttled_ns);
+    }
+
+    /// For how long the process was stopped, or the machine paused, between two times.
+    pub(crate) fn stopped_ns(&self, from_ns: u64, to_ns: u64) -> u64 {
+        self.absences.since(from_ns).saturating_sub(self.absences.since(to_ns))
     }
 
     /// Whether an open span must be polled.
@@ -253,7 +276,7 @@ impl Watchdog {
         });
         // The process may have been stopped in the meantime, also while the slots were read.
         let now_ns = intake.now_ns();
-        self.absences.note_present(now_ns, sys::thread_cpu_ns(), 0);
+        self.note_present_at(now_ns, sys::thread_cpu_ns(), 0);
         let hangs = |open: &OpenSlot| {
             let entered_ns = open.entered_ns.unwrap_or(0);
             let absent_ns = self.absences.since(now_ns.saturating_sub(entered_ns));
@@ -383,23 +406,30 @@ mod tests {
     #[test]
     fn time_in_which_the_collector_did_not_run_is_absence() {
         let mut absences = Absences::default();
-        absences.note_present(0, Some(0), 0);
+        let never = |_, _| 0;
+        absences.note_present(0, Some(0), 0, never);
         // It slept as long as it meant to, and a busy machine let it wait.
-        absences.note_present(1_050 * MS, Some(MS), 1_000 * MS);
+        absences.note_present(1_050 * MS, Some(MS), 1_000 * MS, never);
         // It worked.
-        absences.note_present(2_050 * MS, Some(900 * MS), 20 * MS);
+        absences.note_present(2_050 * MS, Some(900 * MS), 20 * MS, never);
         assert_eq!(absences.since(0), 0);
         // It meant to sleep for 5 ms, and was stopped for two seconds.
-        absences.note_present(4_060 * MS, Some(902 * MS), 5 * MS);
+        absences.note_present(4_060 * MS, Some(902 * MS), 5 * MS, never);
         let absent = 2_003 * MS;
         assert_eq!(absences.since(2_000 * MS), absent);
         // A span that was entered in the meantime had less of it, and a later one none.
         assert_eq!(absences.since(4_000 * MS), 60 * MS);
         assert_eq!(absences.since(4_060 * MS), 0);
-        absences.note_present(6_060 * MS, None, 0);
-        assert_eq!(absences.since(0), absent + 2_000 * MS);
+        // Its control group was throttled, which a hung span does not get back.
+        absences.note_present(5_060 * MS, Some(902 * MS), 5 * MS, |from_ns, to_ns| {
+            assert_eq!((from_ns, to_ns), (4_060 * MS, 5_060 * MS));
+            960 * MS
+        });
+        assert_eq!(absences.since(2_000 * MS), absent);
+        absences.note_present(6_060 * MS, None, 0, never);
+        assert_eq!(absences.since(0), absent + 1_000 * MS);
         for second in 7..7 + 2 * MOST_ABSENCES as u64 {
-            absences.note_present(second * 1_000 * MS, None, 0);
+            absences.note_present(second * 1_000 * MS, None, 0, never);
         }
         assert_eq!(absences.all.len(), MOST_ABSENCES);
     }

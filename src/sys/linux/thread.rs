@@ -94,6 +94,17 @@ pub(crate) fn pending_signal_limit() -> u64 {
     getrlimit(Resource::Sigpending).current.unwrap_or(u64::MAX)
 }
 
+/// Whether the user has nearly as many pending signals as the limit allows, or that is unknown. Each timer counts as one.
+pub(super) fn are_signals_used_up(status: &str) -> bool {
+    let line = status.lines().find_map(|line| line.strip_prefix("SigQ:")?.trim().split_once('/'));
+    let used = line.and_then(|(used, most)| Some((used.parse().ok()?, most.parse().ok()?)));
+    used.is_none_or(|(used, most): (u64, u64)| used >= most - most / 8)
+}
+
+pub(super) fn own_status() -> String {
+    std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default()
+}
+
 /// The number of the capability to lock any amount of memory.
 const CAP_IPC_LOCK: u32 = 14;
 
@@ -102,7 +113,7 @@ pub(crate) fn locked_memory_limit() -> Option<u64> {
     let limit = getrlimit(Resource::Memlock).current?;
     // Asked each time: a service may drop its privileges, and lower its limits.
     // From the file: a seccomp filter may forbid `capget`.
-    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+    let status = own_status();
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let effective = effective.and_then(|sets| u64::from_str_radix(sets.trim(), 16).ok());
     let may_lock = effective.is_some_and(|sets| sets >> CAP_IPC_LOCK & 1 != 0);
@@ -219,6 +230,15 @@ mod tests {
         7f0000001000-7f0000002000 rw-p 00000000 00:00 0 \n\
         7ffc00000000-7ffc00021000 rw-p 00000000 00:00 0                          [stack]\n\
         7ffc00090000-7ffc00092000 r-xp 00000000 00:00 0                          [vdso]\n";
+
+    #[test]
+    fn the_limit_of_pending_signals_is_reached_if_the_user_has_that_many() {
+        let of =
+            |used| are_signals_used_up(&format!("Threads:\t2\nSigQ:\t{used}/96365\nSigPnd:\t0\n"));
+        assert_eq!([0, 80_000, 96_000, 96_365].map(of), [false, false, true, true]);
+        assert!(are_signals_used_up(""), "without /proc it is likely");
+        assert!(!are_signals_used_up(&own_status()));
+    }
 
     #[test]
     fn the_main_stack_grows_to_its_limit_or_to_the_mapping_below() {

@@ -31,7 +31,7 @@ use super::modules::can_read_by_system_call;
 use super::ring::{MOST_READ, RingMemory};
 use super::signal::{block, handled_by, signal_for, unblock};
 use super::signal_stack::on_signal;
-use super::thread::{current_tid, is_own_thread};
+use super::thread::{are_signals_used_up, current_tid, is_own_thread, own_status};
 use crate::sys::types::{
     ANY_STACK, FilteredSyscall, MissedSignals, SampleRequest, TimerClock, WhyRefused,
 };
@@ -248,8 +248,8 @@ const NO_TARGET: u32 = u32::MAX;
 
 fn why_not_created(errno: i32) -> WhyRefused {
     match errno {
-        // Each timer counts toward the user's limit of pending signals.
-        libc::EAGAIN => WhyRefused::NoTimers,
+        libc::EAGAIN if are_signals_used_up(&own_status()) => WhyRefused::NoTimers,
+        libc::EAGAIN => WhyRefused::Other(errno),
         libc::ENOMEM => WhyRefused::NoMemory,
         errno => WhyRefused::Failed(FilteredSyscall::TimerCreate, errno),
     }

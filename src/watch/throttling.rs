@@ -44,7 +44,7 @@ struct Unchanged {
 }
 
 impl Throttling {
-    pub(crate) fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self {
             group: Err(ThrottlingUnknown::NotRead),
             groups: String::new(),
@@ -57,7 +57,7 @@ impl Throttling {
 
     /// Reads it if that is due, and sooner if a span has closed. `now_ns` is `CLOCK_MONOTONIC_RAW`; `threads` are some of
     /// the process.
-    pub(super) fn read(
+    pub(crate) fn read(
         &mut self,
         now_ns: u64,
         has_closed: bool,
@@ -111,9 +111,15 @@ impl Throttling {
     }
 
     /// For how long it was throttled between these times.
-    pub(super) fn between(&self, from_ns: u64, to_ns: u64) -> Result<u64, ThrottlingUnknown> {
+    pub(crate) fn between(&self, from_ns: u64, to_ns: u64) -> Result<u64, ThrottlingUnknown> {
         self.group.as_ref().map_err(|why| *why)?;
         self.readings.between(from_ns, to_ns).ok_or(ThrottlingUnknown::NotRead)
+    }
+
+    /// The same up to now, 0 if unknown.
+    pub(super) fn read_between(&mut self, from_ns: u64, now_ns: u64) -> u64 {
+        self.read(now_ns, true, std::iter::empty());
+        self.between(from_ns, now_ns).unwrap_or(0)
     }
 }
 
