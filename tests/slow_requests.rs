@@ -33,7 +33,9 @@ use support::{HAS_STACKS, Log, PLENTY};
 use tower::ServiceExt as _;
 use tracing::Dispatch;
 use tracing_profiling::profile::SampleKind;
-use tracing_profiling::{Directory, Handle, Kept, ProfileId, ProfilingAllocator, ProfilingLayer};
+use tracing_profiling::{
+    Directory, Handle, Kept, Measure, ProfileId, ProfilingAllocator, ProfilingLayer,
+};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::prelude::*;
 
@@ -185,9 +187,14 @@ fn check_guilty(reports: &[Kept]) {
         assert!(longest.call.starts_with(call), "{name}: {waits:?}");
         // Both functions are async, so their blocking is reported.
         assert!(waits.in_async_total.ns() > 1_000_000_000, "{name}: {waits:?}");
-        let account = of(name).spans[0].times();
-        let difference = account.off_cpu().ns().abs_diff(waits.total.ns());
-        assert!(difference < account.off_cpu().ns() / 20, "{name}: {waits:?} {account:?}");
+        let span = &of(name).spans[0];
+        let (account, off_cpu_ns) = (span.times(), span.times().off_cpu().ns());
+        // On a busy machine it also waits for a CPU, before, in between and after.
+        let runnable = [Measure::Runnable, Measure::RunnableError];
+        let runnable_ns: u64 = runnable.iter().filter_map(|it| span.facts().get(*it)).sum();
+        let least_ns = off_cpu_ns.saturating_sub(runnable_ns + off_cpu_ns / 20);
+        let possible = least_ns..=off_cpu_ns + off_cpu_ns / 20;
+        assert!(possible.contains(&waits.total.ns()), "{name}: {waits:?} {account:?}");
     }
 }
 
@@ -202,6 +209,12 @@ const GUILTY: [(&str, &str); 7] = [
     ("report", "report"),
 ];
 
+/// Whether a text says that most of the time was spent waiting for a CPU, as on a busy machine.
+fn is_starved(text: &str) -> bool {
+    let first = text.split(';').next();
+    first.is_some_and(|first| first.contains(" waiting for a CPU"))
+}
+
 /// The line of each slow request names the function of the shop that most of its time is in, with its share.
 fn check_lines(log: &str) {
     if !HAS_STACKS {
@@ -211,7 +224,10 @@ fn check_lines(log: &str) {
         let line = log.lines().find(|line| line.contains(&format!("kept `GET /{request}`")));
         let line = line.unwrap_or_else(|| panic!("{request}: {log}"));
         let place = format!(" % in slow_requests::shop::{function} (shop/mod.rs:");
-        let (before, _) = line.split_once(&place).unwrap_or_else(|| panic!("{line}"));
+        let Some((before, _)) = line.split_once(&place) else {
+            assert!(is_starved(line), "{line}");
+            continue;
+        };
         let share: u64 = before.rsplit(' ').next().unwrap().parse().unwrap();
         assert!((50..=100).contains(&share), "{line}");
     }
@@ -243,7 +259,8 @@ fn check_markdown(handle: &Handle) {
         let text = of(request);
         let (_, short) = text.split_once("**In short:** `").unwrap();
         let sentence = short.lines().next().unwrap();
-        assert!(sentence.contains(&format!("slow_requests::shop::{function} ")), "{text}");
+        let is_named = sentence.contains(&format!("slow_requests::shop::{function} "));
+        assert!(is_named || is_starved(sentence), "{text}");
     }
 }
 
@@ -255,8 +272,11 @@ fn check_awaits(reports: &[Kept]) {
     assert!(site.awaited.starts_with("tokio::time::"), "{site:?}");
     let times = upstream.spans[0].times();
     let explained = times.awaiting() + times.scheduling_delay();
-    let little = times.idle() / 100 + std::time::Duration::from_millis(1);
-    assert!(explained <= times.idle() && explained + little > times.idle(), "{times:?}");
+    // The deadline is set in a poll, so that the rest of this poll is part of it. After the last one the span is idle until
+    // the body is sent; nothing is awaited then.
+    let busy = times.wall() - times.idle();
+    let little = shop::SLOW / 100 + std::time::Duration::from_millis(1);
+    assert!(explained <= times.idle() && explained + busy + little > shop::SLOW, "{times:?}");
     // Another thread may take it, so that it is not delayed; then it is not kept.
     if let Some(news) = reports.iter().find(|kept| kept.spans[0].name() == "GET /news") {
         assert_eq!(news.awaits.delayed_by.as_deref(), Some("report"));

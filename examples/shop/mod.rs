@@ -23,7 +23,7 @@ use tracing::{Span, info_span};
 pub(crate) type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
 /// How long each slow request takes: well over four times the threshold of 250 ms.
-const SLOW: Duration = Duration::from_millis(1200);
+pub(crate) const SLOW: Duration = Duration::from_millis(1200);
 
 #[derive(Clone)]
 struct Shop {

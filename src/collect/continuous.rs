@@ -13,14 +13,12 @@ use crate::profile::{MappingId, Profile, ProfileId};
 use crate::sinks::{ProcessSamples, StoredStack, Total};
 use crate::stats::Counters;
 use crate::sys;
-use crate::threads::Threads;
+use crate::threads::{QUIET_TRIES, Threads};
 use crate::unwind::Module;
 
 /// How long until a profile is tried again that cannot begin. Each further time is twice as long, up to an interval or a minute.
 const FIRST_RETRY: Duration = Duration::from_millis(20);
 const LONGEST_RETRY: Duration = Duration::from_secs(60);
-/// The cause may pass in a moment, so that the log says it after this many.
-const QUIET_TRIES: u32 = 5;
 
 /// A profile without symbols, and the modules that symbolization needs.
 pub(super) type ProcessProfile = (Box<Profile>, HashMap<MappingId, Arc<Module>>);
@@ -118,20 +116,19 @@ impl ContinuousProfiler {
                     self.window = Some(self.new_window(wanted, engine, intake));
                     self.retry = None;
                 }
-                Err(why) if why.may_pass() => {
+                Err(why) => {
                     let longest = engine.source.settings.continuous.interval.min(LONGEST_RETRY);
                     let retry = Retry::after(self.retry, Instant::now(), longest);
-                    if retry.tries == QUIET_TRIES {
+                    let may_pass = why.may_pass(retry.tries);
+                    if !may_pass || retry.tries == QUIET_TRIES {
                         let line = why.to_string();
                         self.event = Some(LogEvent::warning(LogKind::ContinuousOff, line));
                     }
-                    self.retry = Some(retry);
-                }
-                Err(why) => {
-                    // Until it is asked for again.
-                    engine.commands.process.refuse_continuous(wanted);
-                    let line = why.to_string();
-                    self.event = Some(LogEvent::warning(LogKind::ContinuousOff, line));
+                    self.retry = may_pass.then_some(retry);
+                    if !may_pass {
+                        // Until it is asked for again.
+                        engine.commands.process.refuse_continuous(wanted);
+                    }
                 }
             }
         }

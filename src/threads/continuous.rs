@@ -29,12 +29,23 @@ pub(crate) enum NoContinuous {
     FirstThread,
     /// It sends none.
     NoSignals,
+    /// What probes it had too little CPU time.
+    Busy,
 }
 
+/// The log says what may pass after this many tries, and the kernel is judged by as many: its tick may miss what runs on a
+/// busy machine.
+pub(crate) const QUIET_TRIES: u32 = 5;
+
 impl NoContinuous {
-    /// Whether it is so for now: a debugger is attached, or a thread blocks the signal, perhaps for a moment.
-    pub(crate) fn may_pass(self) -> bool {
-        matches!(self, Self::Refused(WhyRefused::Traced | WhyRefused::SignalBlocked))
+    /// Whether it may be so for now, after that many tries: a debugger is attached, a thread blocks the signal, perhaps for a
+    /// moment, or the machine is busy.
+    pub(crate) fn may_pass(self, tries: u32) -> bool {
+        match self {
+            Self::Refused(why) => matches!(why, WhyRefused::Traced | WhyRefused::SignalBlocked),
+            Self::FirstThread | Self::NoSignals => tries < QUIET_TRIES,
+            Self::Busy => true,
+        }
     }
 }
 
@@ -51,6 +62,7 @@ impl fmt::Display for NoContinuous {
                     .to_owned()
             }
             Self::NoSignals => "its timer sends no signals here".to_owned(),
+            Self::Busy => "the machine is too busy to find out whether it can be".to_owned(),
         })
     }
 }
@@ -104,9 +116,7 @@ impl ContinuousThreads {
         let timer = timer.map_err(NoContinuous::Refused)?;
         sys::admit_process_timer();
         let probed = self.probed.unwrap_or_else(|| probe(source));
-        // The other causes may pass.
-        self.probed =
-            Some(probed).filter(|it| matches!(it, Ok(()) | Err(NoContinuous::FirstThread)));
+        self.probed = Some(probed).filter(Result::is_ok);
         probed?;
         self.clocks = SampledClocks::now();
         timer.start().map_err(NoContinuous::Refused)?;
@@ -248,32 +258,31 @@ const LONGEST_PROBE: Duration = Duration::from_millis(500);
 /// Whether the signals go to threads that run: two that do nothing else are sampled for a moment.
 fn probe(source: &Sampler) -> Result<(), NoContinuous> {
     let timer = source.open_process_timer(PROBE_PERIOD_NS).map_err(NoContinuous::Refused)?;
+    timer.start().map_err(NoContinuous::Refused)?;
     let (used_ns, is_over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+    let start = Instant::now();
+    // Without the clock the time in which they could run.
+    let clock_ns = move || sys::thread_cpu_ns().unwrap_or(start.elapsed().as_nanos() as u64);
     let threads = [(); 2].map(|()| {
         let (used_ns, is_over) = (Arc::clone(&used_ns), Arc::clone(&is_over));
         sys::spawn("profiling-probe", move || {
             sys::admit_process_timer();
-            let mut before_ns = sys::thread_cpu_ns().unwrap_or(0);
+            let mut before_ns = clock_ns();
             while !is_over.load(Ordering::Relaxed) {
-                let now_ns = sys::thread_cpu_ns().unwrap_or(0);
+                let now_ns = clock_ns();
                 let ran_ns = now_ns.saturating_sub(std::mem::replace(&mut before_ns, now_ns));
                 used_ns.fetch_add(ran_ns, Ordering::Relaxed);
             }
             sys::current_tid()
         })
     });
-    let started = timer.start();
-    let start = Instant::now();
-    while started.is_ok() && Duration::from_nanos(used_ns.load(Ordering::Relaxed)) < PROBED {
-        if start.elapsed() > LONGEST_PROBE {
-            break;
-        }
+    let used = || Duration::from_nanos(used_ns.load(Ordering::Relaxed));
+    while used() < PROBED && start.elapsed() < LONGEST_PROBE {
         std::thread::sleep(Duration::from_millis(2));
     }
     is_over.store(true, Ordering::Relaxed);
     let own = threads.map(|thread| thread.ok().and_then(|thread| thread.join().ok()));
     timer.stop();
-    started.map_err(NoContinuous::Refused)?;
     let own: Vec<u32> = own.into_iter().flatten().collect();
     let tids = timer.rings().flat_map(|ring| {
         let records = Records::between(ring, ring.tail(), ring.head());
@@ -284,14 +293,15 @@ fn probe(source: &Sampler) -> Result<(), NoContinuous> {
             _ => None,
         })
     });
-    judge_probe(&own, tids.collect())
+    judge_probe((&own, used()), tids.collect())
 }
 
 /// `sampled` has the thread of each sample.
-fn judge_probe(own: &[u32], sampled: Vec<u32>) -> Result<(), NoContinuous> {
+fn judge_probe((own, ran): (&[u32], Duration), sampled: Vec<u32>) -> Result<(), NoContinuous> {
     let first = sys::process_id();
     match () {
         () if sampled.iter().any(|tid| own.contains(tid)) => Ok(()),
+        () if ran < PROBED => Err(NoContinuous::Busy),
         () if sampled.is_empty() => Err(NoContinuous::NoSignals),
         () if sampled.iter().all(|tid| *tid == first) => Err(NoContinuous::FirstThread),
         // Other threads of the program ran.
@@ -309,15 +319,23 @@ mod tests {
     fn signals_must_reach_threads_that_run() {
         let first = sys::process_id();
         let [a, b, other] = [first + 1, first + 2, first + 3];
-        for (sampled, judged) in [
-            (vec![a, b, a], Ok(())),
-            (vec![first, first, b], Ok(())),
-            (vec![other, first], Ok(())),
-            (vec![first; 9], Err(NoContinuous::FirstThread)),
-            (vec![], Err(NoContinuous::NoSignals)),
+        let busy = Err(NoContinuous::Busy);
+        for (sampled, judged, starved) in [
+            (vec![a, b, a], Ok(()), Ok(())),
+            (vec![first, first, b], Ok(()), Ok(())),
+            (vec![other, first], Ok(()), busy),
+            (vec![first; 9], Err(NoContinuous::FirstThread), busy),
+            (vec![], Err(NoContinuous::NoSignals), busy),
         ] {
-            assert_eq!(judge_probe(&[a, b], sampled.clone()), judged, "{sampled:?}");
+            for (ran, judged) in [(PROBED, judged), (PROBED / 2, starved)] {
+                let found = judge_probe((&[a, b], ran), sampled.clone());
+                assert_eq!(found, judged, "{sampled:?} in {ran:?}");
+            }
+            if let Err(why) = judged {
+                assert!(why.may_pass(0) && !why.may_pass(QUIET_TRIES), "{why}");
+            }
         }
+        assert!(NoContinuous::Busy.may_pass(u32::MAX));
     }
 
     #[test]

@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub(crate) use attachment::Timing;
-pub(crate) use continuous::NoContinuous;
+pub(crate) use continuous::{NoContinuous, QUIET_TRIES};
 pub(crate) use cpu_times::{CpuTime, Ran};
 #[cfg(feature = "_parts")]
 pub(crate) use drain::owner;

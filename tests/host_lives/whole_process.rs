@@ -103,14 +103,16 @@ fn of_thread_of_c(
     })
 }
 
-/// On a busy machine, threads may not run while a profile is made.
+/// On a busy machine, threads may not run while a profile is made, and the search for them may take longer than it: each
+/// one is longer than the one before.
 fn profile_of(host: &Host, is_enough: impl Fn(&Profile) -> bool) -> Profile {
-    let start = Instant::now();
+    let (start, mut length) = (Instant::now(), 300 * MS);
     loop {
-        let profile = host.handle.profile(options(300 * MS)).unwrap();
+        let profile = host.handle.profile(options(length)).unwrap();
         if is_enough(&profile) || start.elapsed() > PLENTY {
             return profile;
         }
+        length = length * 3 / 2;
     }
 }
 
