@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::control::Control;
 use crate::engine::{
-    CancelProfile, NoHeap, NoThreads, ProfileKind, StartedProfile, all_threads,
+    CancelProfile, Engine, NoAnswer, ProfileKind, StartedProfile, all_threads,
     begin_process_profile, heap_profile, open_spans,
 };
 use crate::error::{Error, FlushError, ProfileError};
@@ -92,11 +92,9 @@ impl Handle {
         self.find_open_spans(older_than).unwrap_or_default()
     }
 
-    /// The same; `None` if they do not answer. A layer that does not run has no open spans.
-    pub(crate) fn find_open_spans(&self, older_than: Duration) -> Option<Vec<OpenSpan>> {
-        let control = self.0.upgrade();
-        let engine = control.as_ref().and_then(|control| control.running());
-        engine.map_or_else(|| Some(Vec::new()), |engine| open_spans(engine, older_than))
+    /// Lists the open spans. A layer that does not run has none.
+    pub(crate) fn find_open_spans(&self, older_than: Duration) -> Result<Vec<OpenSpan>, NoAnswer> {
+        self.running(|engine| open_spans(engine, older_than)).unwrap_or_else(|| Ok(Vec::new()))
     }
 
     /// The live heap of the process: a profile with all that was allocated since the layer was built
@@ -118,10 +116,8 @@ impl Handle {
         self.heap_part(HeapPart::Growth).ok()
     }
 
-    pub(crate) fn heap_part(&self, part: HeapPart) -> Result<Profile, NoHeap> {
-        let control = self.0.upgrade();
-        let engine = control.as_ref().and_then(|control| control.running());
-        heap_profile(engine.ok_or(NoHeap::NotTracked)?, part)
+    pub(crate) fn heap_part(&self, part: HeapPart) -> Result<Profile, NoAnswer> {
+        self.running(|engine| heap_profile(engine, part)).unwrap_or(Err(NoAnswer::HeapNotTracked))
     }
 
     /// Where all threads of the process are now, also those that were never in a span: each with its name and state, what
@@ -143,10 +139,8 @@ impl Handle {
     }
 
     /// The same, or why there is none.
-    pub(crate) fn find_threads(&self) -> Result<ThreadDump, NoThreads> {
-        let control = self.0.upgrade();
-        let engine = control.as_ref().and_then(|control| control.running());
-        all_threads(engine.ok_or(NoThreads::Off)?)
+    pub(crate) fn find_threads(&self) -> Result<ThreadDump, NoAnswer> {
+        self.running(all_threads).unwrap_or(Err(NoAnswer::Off))
     }
 
     /// A profile of the process: by default the CPU time of all its threads for that long, in spans or not, those of Rust and of other
@@ -198,16 +192,13 @@ impl Handle {
         if duration.is_zero() || duration > LONGEST_PROFILE || !rates(kind).contains(&rate) {
             return Err(ProfileError::OutOfRange);
         }
-        let control = self.find().ok_or(ProfileError::Ended)?;
-        let engine = control.running().ok_or(ProfileError::Ended)?;
-        begin_process_profile(engine, kind, duration, period_ns(rate))
+        self.running(|engine| begin_process_profile(engine, kind, duration, period_ns(rate)))
+            .unwrap_or(Err(ProfileError::Ended))
     }
 
     /// Samples per second of CPU time for the [continuous profile](crate::Builder::continuous); 0 if it is off.
     pub fn continuous(&self) -> u32 {
-        let control = self.find();
-        let engine = control.as_ref().and_then(|control| control.running());
-        engine.map_or(0, |engine| engine.commands.process.continuous_rate())
+        self.running(|engine| engine.commands.process.continuous_rate()).unwrap_or(0)
     }
 
     /// Turns the [continuous profile](crate::Builder::continuous) on, at that many samples per second of CPU time, or off if
@@ -220,11 +211,11 @@ impl Handle {
         if rate > *CONTINUOUS_RATES.end() {
             return Err(ProfileError::OutOfRange);
         }
-        let control = self.find().ok_or(ProfileError::Ended)?;
-        let engine = control.running().ok_or(ProfileError::Ended)?;
-        engine.commands.process.set_continuous_rate(rate);
-        engine.waker.wake();
-        Ok(())
+        let set = |engine: &Engine| {
+            engine.commands.process.set_continuous_rate(rate);
+            engine.waker.wake();
+        };
+        self.running(set).ok_or(ProfileError::Ended)
     }
 
     /// Whether new spans are profiled, if a rule matches them.
@@ -236,9 +227,7 @@ impl Handle {
     /// its rule's rate limit. Its reason is [`Forced`](crate::Reason::Forced). Returns false if there is no such span;
     /// a span that no rule matches has no samples.
     pub fn keep_current(&self) -> bool {
-        let control = self.0.upgrade();
-        let engine = control.as_ref().and_then(|control| control.running());
-        engine.is_some_and(|engine| engine.spans.force_current())
+        self.running(|engine| engine.spans.force_current()).unwrap_or(false)
     }
 
     /// Logs that the rules were changed, or profiling disabled, from outside the program.
@@ -251,6 +240,11 @@ impl Handle {
 
     fn control(&self) -> Result<Arc<Control>, Error> {
         self.find().ok_or_else(Error::ended)
+    }
+
+    /// What `action` returns for the engine, while it runs.
+    fn running<R>(&self, action: impl FnOnce(&Engine) -> R) -> Option<R> {
+        self.0.upgrade()?.running().map(|engine| action(engine))
     }
 
     /// The layer's state. `None` if the layer was dropped, or in the child of a fork.
@@ -305,8 +299,7 @@ impl Handle {
 
     /// The settings of the source, while it is running.
     pub(crate) fn source_settings(&self) -> Option<SourceSettings> {
-        let control = self.0.upgrade()?;
-        control.running().map(|engine| engine.source.settings)
+        self.running(|engine| engine.source.settings)
     }
 
     /// The template of links to traces; empty if there is none.
@@ -350,9 +343,7 @@ impl Handle {
     /// Calls `read` with the reference spans, if the layer runs.
     #[cfg(feature = "metrics")]
     pub(crate) fn with_references<T>(&self, read: impl FnOnce(&References) -> T) -> Option<T> {
-        let control = self.find()?;
-        let engine = control.running()?;
-        Some(read(&engine.publish.references))
+        self.running(|engine| read(&engine.publish.references))
     }
 
     /// Counts of what was done and lost since the layer was built.

@@ -23,29 +23,19 @@ use crate::sinks::{Heap, Sinks, Store};
 use crate::span::Spans;
 use crate::stats::Counters;
 use crate::sys::{Poller, Uncounted};
-use crate::threads::{LoadLimits, ThreadSettings, Threads, Timing};
+use crate::threads::{ThreadSettings, Threads};
 use crate::watch::Watchdog;
 
 /// Limits on memory, CPU time and sizes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    pub(crate) memory_bytes: usize,
+    /// What the layer may take, in bytes.
+    pub(crate) memory: usize,
     pub(crate) samples_per_profile: usize,
     pub(crate) pending_spans: usize,
-    /// For profiles that have not been exported yet.
-    pub(crate) export_bytes: usize,
-    /// The share of one core that reading samples may take.
-    pub(crate) cpu_percent: Option<u32>,
-    pub(crate) frames_per_stack: usize,
-    /// How many bytes of a stack are copied.
-    pub(crate) stack_bytes: usize,
-    /// For the copied stacks of pending futures.
-    pub(crate) await_bytes: usize,
-    /// Between two samples of allocations in the mean; 0 for none.
-    pub(crate) alloc_sample_interval: u64,
-    pub(crate) tracks_heap: bool,
-    pub(crate) shed: LoadLimits,
-    pub(crate) pace: Timing,
+    pub(crate) threads: ThreadSettings,
+    pub(crate) intake: IntakeSettings,
+    pub(crate) allocations: AllocationSettings,
 }
 
 /// Everything that a layer is made of.
@@ -110,15 +100,11 @@ pub(crate) fn build(parts: Parts) -> (Arc<Engine>, Collector, PublisherParts) {
         ..LogEvent::warning(LogKind::ExportFails, problem)
     });
     let (spans, waker) = (Arc::new(parts.spans), parts.poller.waker());
-    let limits = parts.limits;
+    let Limits { memory, samples_per_profile, pending_spans, threads, intake, allocations } =
+        parts.limits;
     let sampling = (Arc::clone(&spans), Arc::clone(&parts.counters), parts.source.clone());
-    let allocations = AllocationSettings {
-        sample_bytes: limits.alloc_sample_interval,
-        stack_bytes: limits.stack_bytes,
-        tracks_heap: limits.tracks_heap,
-    };
     let shared = || (Arc::clone(&spans), Arc::clone(&parts.counters), waker.clone());
-    let awaits = LayerAwaits::new(shared(), limits.await_bytes);
+    let awaits = LayerAwaits::new(shared(), memory / 8);
     let allocations = LayerAllocations::new(shared(), allocations);
     let (redaction, admission) = (Arc::new(parts.redaction), Arc::new(parts.admission));
     let has_callback = publishing.on_kept.is_some();
@@ -162,18 +148,7 @@ pub(crate) fn build(parts: Parts) -> (Arc<Engine>, Collector, PublisherParts) {
     engine.commands.process.set_continuous_rate(continuous.rate);
     let files = Arc::clone(parts.poller.files());
     let publisher = PublisherParts { shared: to_publish, jobs: to_do, files, settings: publishing };
-    let threads = ThreadSettings {
-        pace: limits.pace,
-        shed: limits.shed,
-        cpu_percent: limits.cpu_percent,
-        waits: engine.source.settings.waits,
-    };
-    let intake = IntakeSettings {
-        frames_per_stack: limits.frames_per_stack,
-        stack_bytes: limits.stack_bytes,
-        has_budget: limits.cpu_percent.is_some(),
-    };
-    let store = Store::new(limits.memory_bytes, limits.samples_per_profile, limits.pending_spans);
+    let store = Store::new(memory / 4, samples_per_profile, pending_spans);
     let sinks = Sinks::new(store, Heap::default());
     let collector = Collector {
         engine: Arc::clone(&engine),
@@ -182,8 +157,8 @@ pub(crate) fn build(parts: Parts) -> (Arc<Engine>, Collector, PublisherParts) {
         intake: Intake::new(sampling, sinks, intake),
         threads: Threads::new(threads),
         watchdog: Watchdog::new(),
-        output: ProfileOutput::new(jobs, limits.export_bytes, limits.samples_per_profile),
-        logged: Logged::new(limits.pace.first_look, limits.cpu_percent),
+        output: ProfileOutput::new(jobs, memory / 2, samples_per_profile),
+        logged: Logged::new(threads.pace.first_look, threads.cpu_percent),
         process: ProcessProfiler::default(),
         continuous: ContinuousProfiler::default(),
     };

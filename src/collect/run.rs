@@ -12,12 +12,12 @@ use super::continuous::ContinuousProfiler;
 use super::export::ProfileOutput;
 use super::logged::Logged;
 use super::process::{ProcessProfiler, note_process_spans};
-use crate::engine::{Command, Engine, HeapRequest, OpenRequest, ProcessRequest, update_counting};
+use crate::engine::{Command, Engine, HeapRequest, ProcessRequest, update_counting};
 use crate::intake::Intake;
 use crate::keep::{KeptSpan, ProfileGroup};
 use crate::log::{LogEvent, LogKind};
 use crate::profile::ThreadDump;
-use crate::publish::{FlushRequest, Job, LastDelivery, Question};
+use crate::publish::{FlushRequest, Job, LastDelivery, OpenSpan, Question};
 use crate::span::SpanKey;
 use crate::stats::Counters;
 use crate::sys::Poller;
@@ -47,7 +47,7 @@ pub(crate) struct Collector {
 struct RoundRequests {
     acknowledge: Vec<FlushRequest>,
     /// To be answered after the round.
-    open_spans: Vec<OpenRequest>,
+    open_spans: Vec<(Duration, Question<Vec<OpenSpan>>)>,
     heaps: Vec<HeapRequest>,
     dumps: Vec<Question<Option<ThreadDump>>>,
     process: Option<ProcessRequest>,
@@ -283,7 +283,9 @@ impl Collector {
         let mut asked = RoundRequests::default();
         for command in self.commands.try_iter() {
             match command {
-                Command::FindOpen(request) => asked.open_spans.push(request),
+                Command::FindOpen { older_than, reply } => {
+                    asked.open_spans.push((older_than, reply))
+                }
                 Command::Heap(request) => asked.heaps.push(request),
                 Command::DumpThreads(reply) => asked.dumps.push(reply),
                 // A caller asks for one at a time, unless it has given up waiting for the one before.

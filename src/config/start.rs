@@ -7,11 +7,13 @@ use std::time::Duration;
 
 use super::Builder;
 use super::plan::plan;
+use crate::allocations::AllocationSettings;
 use crate::engine::{Engine, Gate};
 use crate::error::Error;
 #[cfg(feature = "process-context")]
 use crate::export::publish_context;
 use crate::history::HistorySettings;
+use crate::intake::IntakeSettings;
 use crate::keep::{Callsites, ExporterHealth, Keep, MAX_RESERVED, ProfileAdmission};
 use crate::log::{LogEvent, LogKind};
 use crate::otel::UnreachedSpans;
@@ -24,6 +26,7 @@ use crate::start::{self, Limits, Parts};
 use crate::stats::Counters;
 use crate::symbols::SymbolSettings;
 use crate::sys::{self, Clock, Poller, SampleRequest};
+use crate::threads::ThreadSettings;
 
 /// Percent of one core.
 const DEFAULT_CPU_PERCENT: u32 = 1;
@@ -127,6 +130,11 @@ pub(crate) fn start(
     let health = ExporterHealth::new(problem.is_none(), must_prove);
     let admission =
         ProfileAdmission::new(builder.profiles_per_minute, health).with_max_reserved(most_reserved);
+    let cpu_percent = match (builder.cpu_percent, builder.source.periods) {
+        (None, None) => Some(DEFAULT_CPU_PERCENT),
+        (percent, _) => percent.filter(|percent| *percent > 0),
+    };
+    let stack_bytes = builder.source.stack_bytes as usize;
     start::start(Parts {
         spans,
         callsites,
@@ -135,21 +143,25 @@ pub(crate) fn start(
         source,
         poller,
         limits: Limits {
-            memory_bytes: builder.memory / 4,
+            memory: builder.memory,
             samples_per_profile: builder.samples_per_profile,
             pending_spans: MOST_PENDING_SPANS,
-            export_bytes: builder.memory / 2,
-            cpu_percent: match (builder.cpu_percent, builder.source.periods) {
-                (None, None) => Some(DEFAULT_CPU_PERCENT),
-                (percent, _) => percent.filter(|percent| *percent > 0),
+            threads: ThreadSettings {
+                pace: builder.pace,
+                shed: builder.shed,
+                cpu_percent,
+                waits: builder.source.waits,
             },
-            frames_per_stack: FRAMES_PER_STACK,
-            stack_bytes: builder.source.stack_bytes as usize,
-            await_bytes: builder.memory / 8,
-            alloc_sample_interval: builder.alloc_sample_interval.into(),
-            tracks_heap: builder.heap,
-            shed: builder.shed,
-            pace: builder.pace,
+            intake: IntakeSettings {
+                frames_per_stack: FRAMES_PER_STACK,
+                stack_bytes,
+                has_budget: cpu_percent.is_some(),
+            },
+            allocations: AllocationSettings {
+                sample_bytes: builder.alloc_sample_interval.into(),
+                stack_bytes,
+                tracks_heap: builder.heap,
+            },
         },
         gate,
         unreached,

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::Engine;
-use super::command::{Command, HeapRequest, OpenRequest};
+use super::command::{Command, HeapRequest};
 use super::process::{CancelProfile, ProcessRequest, ProfileKind, RunningRequest, StartedProfile};
 use crate::error::ProfileError;
 use crate::profile::{Profile, ThreadDump};
-use crate::publish::OpenSpan;
+use crate::publish::{OpenSpan, Question};
 use crate::sinks::HeapPart;
 use crate::span::is_ignored;
 use crate::sys::{self, Uncounted};
@@ -21,65 +21,57 @@ const LONGEST: Duration = Duration::from_secs(10);
 /// The same for a heap or all threads, whose symbols they read.
 const LONGEST_OF_ALL: Duration = Duration::from_secs(30);
 
-/// Why there is no profile of the live heap.
+/// Why a caller gets no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NoHeap {
-    NotTracked,
+pub(crate) enum NoAnswer {
+    /// The layer does not run.
+    Off,
+    HeapNotTracked,
+    /// The system does not list the threads of the process.
+    NotListed,
     /// The layer's threads did not answer in time.
-    NoAnswer,
+    Late,
 }
 
-/// The profiled spans that have been open for longer than that; `None` if the layer's threads do not answer in time.
-pub(crate) fn open_spans(engine: &Engine, older_than: Duration) -> Option<Vec<OpenSpan>> {
+/// Asks the collector, and waits for the answer until a deadline.
+fn answer<T>(
+    engine: &Engine,
+    deadline: Instant,
+    command: impl FnOnce(Question<T>) -> Command,
+) -> Result<T, NoAnswer> {
     let _uncounted = Uncounted::begin();
-    let (reply, wait) = engine.commands.questions.ask()?;
-    let deadline = Instant::now() + LONGEST;
-    let asked = engine.ask(Command::FindOpen(OpenRequest { older_than, reply }));
-    wait.recv_deadline(deadline).ok().filter(|_| asked)
+    let (reply, wait) = engine.commands.questions.ask().ok_or(NoAnswer::Late)?;
+    // A question that cannot be sent is dropped, which ends the wait.
+    engine.ask(command(reply));
+    wait.recv_deadline(deadline).map_err(|_| NoAnswer::Late)
+}
+
+/// The profiled spans that have been open for longer than that.
+pub(crate) fn open_spans(engine: &Engine, older_than: Duration) -> Result<Vec<OpenSpan>, NoAnswer> {
+    answer(engine, Instant::now() + LONGEST, |reply| Command::FindOpen { older_than, reply })
 }
 
 /// The profile of the live heap.
-pub(crate) fn heap_profile(engine: &Engine, part: HeapPart) -> Result<Profile, NoHeap> {
+pub(crate) fn heap_profile(engine: &Engine, part: HeapPart) -> Result<Profile, NoAnswer> {
     /// One at a time: each takes memory and the time of the layer's threads.
     static ASKING: Mutex<()> = Mutex::new(());
     if !is_heap_tracked(engine) {
-        return Err(NoHeap::NotTracked);
+        return Err(NoAnswer::HeapNotTracked);
     }
-    let _uncounted = Uncounted::begin();
     let deadline = Instant::now() + LONGEST_OF_ALL;
-    let _asking = ASKING.try_lock_until(deadline).ok_or(NoHeap::NoAnswer)?;
-    let (reply, wait) = engine.commands.questions.ask().ok_or(NoHeap::NoAnswer)?;
+    let _asking = ASKING.try_lock_until(deadline).ok_or(NoAnswer::Late)?;
     let is_taken = Arc::new(AtomicBool::new(false));
-    let request = HeapRequest { part, reply, is_taken: Arc::clone(&is_taken) };
-    if !engine.ask(Command::Heap(request)) {
-        return Err(NoHeap::NoAnswer);
-    }
-    let profile = wait.recv_deadline(deadline).map_err(|_| NoHeap::NoAnswer)?;
+    let taken = Arc::clone(&is_taken);
+    let request = |reply| Command::Heap(HeapRequest { part, reply, is_taken: taken });
+    let profile = answer(engine, deadline, request)?;
     is_taken.store(true, Ordering::Relaxed);
     Ok(profile)
 }
 
-/// Why there is no dump of the threads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NoThreads {
-    /// The layer does not run.
-    Off,
-    /// The layer's threads did not answer in time.
-    NoAnswer,
-    /// The system does not list the threads of the process.
-    NotListed,
-}
-
 /// Where all threads of the process are.
-pub(crate) fn all_threads(engine: &Engine) -> Result<ThreadDump, NoThreads> {
-    let _uncounted = Uncounted::begin();
-    let (reply, wait) = engine.commands.questions.ask().ok_or(NoThreads::NoAnswer)?;
-    let deadline = Instant::now() + LONGEST_OF_ALL;
-    if !engine.ask(Command::DumpThreads(reply)) {
-        return Err(NoThreads::NoAnswer);
-    }
-    let dump = wait.recv_deadline(deadline).map_err(|_| NoThreads::NoAnswer)?;
-    dump.ok_or(NoThreads::NotListed)
+pub(crate) fn all_threads(engine: &Engine) -> Result<ThreadDump, NoAnswer> {
+    let dump = answer(engine, Instant::now() + LONGEST_OF_ALL, Command::DumpThreads)?;
+    dump.ok_or(NoAnswer::NotListed)
 }
 
 const NOT_LISTED: &str = "the system does not list the threads of the process in /proc/self/task";

@@ -22,21 +22,14 @@ pub(crate) enum Command {
     Flush(FlushRequest),
     /// Export everything that has been kept so far until then, and stop.
     Shutdown(Option<Instant>),
-    /// List the open spans.
-    FindOpen(OpenRequest),
+    /// List the spans that have been open for longer than `older_than`.
+    FindOpen { older_than: Duration, reply: Question<Vec<OpenSpan>> },
     /// Make the profile of the live heap.
     Heap(HeapRequest),
     /// Find out where all threads of the process are. The answer is `None` if they cannot be listed.
     DumpThreads(Question<Option<ThreadDump>>),
     /// Make a profile of the process.
     ProfileProcess(ProcessRequest),
-}
-
-/// A request for the spans that have been open for longer than `older_than`.
-#[derive(Debug)]
-pub(crate) struct OpenRequest {
-    pub(crate) older_than: Duration,
-    pub(crate) reply: Question<Vec<OpenSpan>>,
 }
 
 /// A request for the profile of the live heap.

@@ -19,10 +19,9 @@ use tracing::field::Visit;
 use kept_counts::{count, count_over_limit};
 
 pub(crate) use asking::{
-    NoHeap, NoThreads, all_threads, begin_process_profile, heap_profile, open_spans,
-    update_counting,
+    NoAnswer, all_threads, begin_process_profile, heap_profile, open_spans, update_counting,
 };
-pub(crate) use command::{Command, Commands, HeapRequest, OpenRequest};
+pub(crate) use command::{Command, Commands, HeapRequest};
 pub(crate) use gate::Gate;
 pub use process::ProfileKind;
 pub(crate) use process::{CancelProfile, ProcessRequest, RootFields, StartedProfile};

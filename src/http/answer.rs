@@ -6,6 +6,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use axum::http::StatusCode;
 use serde_json::{Map, Value};
 
+use crate::engine::NoAnswer;
+
 pub(super) const HTML: &str = "text/html; charset=utf-8";
 
 /// An error response.
@@ -33,4 +35,26 @@ pub(super) fn not_found() -> Failure {
 pub(super) fn unreadable(error: io::Error) -> Failure {
     let problem = format!("cannot read the directory of profiles: {error}");
     (StatusCode::INTERNAL_SERVER_ERROR, problem)
+}
+
+pub(super) fn no_answer(why: NoAnswer) -> Failure {
+    let (status, text) = match why {
+        NoAnswer::Off => {
+            (StatusCode::SERVICE_UNAVAILABLE, "profiling was never enabled, or has ended")
+        }
+        NoAnswer::HeapNotTracked => (
+            StatusCode::NOT_FOUND,
+            "the live heap is not tracked. That takes TRACING_PROFILING_HEAP=on, \
+             TRACING_PROFILING_ALLOC_SAMPLE_INTERVAL not 0, `tracing_profiling::ProfilingAllocator` as the program's \
+             `#[global_allocator]`, and profiling that was not off from the start",
+        ),
+        NoAnswer::NotListed => (
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "the threads of the process cannot be listed: is this Linux, and is /proc mounted?",
+        ),
+        NoAnswer::Late => {
+            (StatusCode::SERVICE_UNAVAILABLE, "the profiler's threads did not answer in time")
+        }
+    };
+    (status, text.to_owned())
 }

@@ -29,7 +29,7 @@ use axum::{Json, Router};
 use serde_json::Value;
 use tokio::task::spawn_blocking;
 
-use self::answer::{Failure, HTML, not_found, object, time, unreadable};
+use self::answer::{Failure, HTML, no_answer, not_found, object, time, unreadable};
 use crate::error::{Error, UnknownName};
 use crate::export::{Format, OF_PROCESS, StoredFile, list_stored, read_stored};
 use crate::facts::Reason;
@@ -342,9 +342,7 @@ async fn open(
     let older_than = older_than(uri.query().unwrap_or_default());
     let older_than = older_than.map_err(|problem| (StatusCode::BAD_REQUEST, problem))?;
     let list = move |handle: &Handle| {
-        let no_answer = || "the profiler's threads did not answer in time".to_owned();
-        let open = handle.find_open_spans(older_than);
-        let open = open.ok_or_else(|| (StatusCode::SERVICE_UNAVAILABLE, no_answer()))?;
+        let open = handle.find_open_spans(older_than).map_err(no_answer)?;
         Ok(Json(open.into_iter().map(describe_open).collect()))
     };
     slow(routed, list).await
@@ -361,9 +359,8 @@ async fn all_threads(
 /// The duration in `older_than=...` of a query.
 fn older_than(query: &str) -> Result<Duration, String> {
     const DEFAULT: Duration = Duration::from_secs(1);
-    let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
-    let Some((_, text)) = pairs.find(|(name, _)| *name == "older_than") else { return Ok(DEFAULT) };
-    humantime::parse_duration(text).map_err(|error| {
+    let Some(text) = routes::value_in(query, "older_than") else { return Ok(DEFAULT) };
+    humantime::parse_duration(&text).map_err(|error| {
         format!("`older_than` must be a duration, such as `5s` or `200ms`: {error}")
     })
 }

@@ -7,14 +7,13 @@ use axum::http::{HeaderName, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use tokio::task::spawn_blocking;
 
+use super::answer::{Failure, HTML};
+use super::routes::value_in;
 use crate::encode::{HtmlContext, html, pprof_showing};
 use crate::engine::ProfileKind;
 use crate::error::ProfileError;
 use crate::handle::{Handle, ProfileOptions};
 use crate::profile::SampleKind;
-
-/// An error response.
-type PprofFailure = (StatusCode, String);
 
 /// Marks an error for `go tool pprof`, which then shows its text.
 const X_GO_PPROF: HeaderName = HeaderName::from_static("x-go-pprof");
@@ -28,11 +27,9 @@ pub(super) async fn wall(State(handle): State<Handle>, OriginalUri(uri): Origina
 }
 
 async fn answer(handle: Handle, kind: ProfileKind, query: &str) -> Response {
-    let is_report = value_of(query, "format") == Some("html");
+    let is_report = value_in(query, "format").as_deref() == Some("html");
     match encoded(handle, kind, query, is_report).await {
-        Ok(bytes) if is_report => {
-            ([(header::CONTENT_TYPE, "text/html; charset=utf-8")], bytes).into_response()
-        }
+        Ok(bytes) if is_report => ([(header::CONTENT_TYPE, HTML)], bytes).into_response(),
         Ok(bytes) => {
             // Not as a content encoding: readers of pprof expect it to be compressed.
             let headers = [
@@ -53,7 +50,7 @@ async fn encoded(
     kind: ProfileKind,
     query: &str,
     is_report: bool,
-) -> Result<Vec<u8>, PprofFailure> {
+) -> Result<Vec<u8>, Failure> {
     if is_report && kind == ProfileKind::Wall {
         let problem =
             "there is no report of wall time: ask without `format=html`, for `go tool pprof`";
@@ -74,11 +71,11 @@ async fn encoded(
     spawn_blocking(encode).await.map_err(internal)?.map_err(not_enabled)
 }
 
-fn internal(error: impl std::fmt::Display) -> PprofFailure {
+fn internal(error: impl std::fmt::Display) -> Failure {
     (StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
 }
 
-fn not_enabled(kind: ProfileKind, error: ProfileError) -> PprofFailure {
+fn not_enabled(kind: ProfileKind, error: ProfileError) -> Failure {
     match (error, kind) {
         (error @ ProfileError::OutOfRange, _) => (StatusCode::BAD_REQUEST, error.to_string()),
         (error, ProfileKind::Cpu) => internal(format!("Could not enable CPU profiling: {error}")),
@@ -86,17 +83,12 @@ fn not_enabled(kind: ProfileKind, error: ProfileError) -> PprofFailure {
     }
 }
 
-fn value_of<'a>(query: &'a str, wanted: &str) -> Option<&'a str> {
-    let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
-    pairs.find(|(name, _)| *name == wanted).map(|(_, value)| value)
-}
-
 /// The duration and rate of a query. As in Go, `seconds` that are no positive number are 30.
-fn options(kind: ProfileKind, query: &str) -> Result<ProfileOptions, PprofFailure> {
+fn options(kind: ProfileKind, query: &str) -> Result<ProfileOptions, Failure> {
     let usual = ProfileOptions::of(kind);
-    let seconds = value_of(query, "seconds").and_then(|text| text.parse::<u64>().ok());
+    let seconds = value_in(query, "seconds").and_then(|text| text.parse::<u64>().ok());
     let seconds = seconds.filter(|seconds| *seconds > 0);
-    let rate = value_of(query, "hz").map_or(Ok(usual.rate), str::parse::<u32>);
+    let rate = value_in(query, "hz").map_or(Ok(usual.rate), |text| text.parse::<u32>());
     let rate = rate.map_err(|_| {
         (StatusCode::BAD_REQUEST, "`hz` must be a number of samples per second".to_owned())
     })?;

@@ -1,29 +1,16 @@
 //! All threads of the process, as Go's `net/http/pprof` serves goroutines.
 
-use axum::http::{StatusCode, header};
+use axum::http::header;
 use axum::response::{IntoResponse, Response};
 
+use super::answer::{Failure, no_answer};
+use super::routes::value_in;
 use crate::encode::pprof_of_threads;
-use crate::engine::NoThreads;
 use crate::handle::Handle;
 
 /// As text if the query asks for that, and otherwise as a profile.
-pub(super) fn answer(handle: &Handle, query: &str) -> Result<Response, (StatusCode, String)> {
-    let dump = handle.find_threads().map_err(|problem| {
-        let (status, text) = match problem {
-            NoThreads::Off => {
-                (StatusCode::SERVICE_UNAVAILABLE, "profiling was never enabled, or has ended")
-            }
-            NoThreads::NoAnswer => {
-                (StatusCode::SERVICE_UNAVAILABLE, "the profiler's threads did not answer in time")
-            }
-            NoThreads::NotListed => (
-                StatusCode::INTERNAL_SERVER_ERROR,
-                "the threads of the process cannot be listed: is this Linux, and is /proc mounted?",
-            ),
-        };
-        (status, text.to_owned())
-    })?;
+pub(super) fn answer(handle: &Handle, query: &str) -> Result<Response, Failure> {
+    let dump = handle.find_threads().map_err(no_answer)?;
     if is_text(query) {
         let headers = [(header::CONTENT_TYPE, "text/plain; charset=utf-8")];
         return Ok((headers, dump.to_string()).into_response());
@@ -38,9 +25,8 @@ pub(super) fn answer(handle: &Handle, query: &str) -> Result<Response, (StatusCo
 
 /// Whether the first `debug=...` of a query is a number other than 0.
 fn is_text(query: &str) -> bool {
-    let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
-    let debug = pairs.find(|(name, _)| *name == "debug");
-    debug.and_then(|(_, value)| value.parse().ok()).is_some_and(|debug: i64| debug != 0)
+    let debug = value_in(query, "debug").and_then(|value| value.parse().ok());
+    debug.is_some_and(|debug: i64| debug != 0)
 }
 
 #[cfg(test)]

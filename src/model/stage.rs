@@ -22,10 +22,12 @@ use super::oracle::{
 };
 use super::script::{Kind, Step, THREADS, Under};
 use super::source::{OTHER_PERIOD_NS, Scripted, begin_thread};
+use crate::allocations::AllocationSettings;
 use crate::collect::Collector;
 use crate::compare::ReferenceLimits;
 use crate::engine::{Command, Engine, Gate};
 use crate::export::{AnyExporter, ExportError, Exported, Exporter};
+use crate::intake::IntakeSettings;
 use crate::keep::{
     Callsites, Condition, ExporterHealth, Keep, KeptSpan, ProfileAdmission, Rule, Rules,
     ShownFields,
@@ -38,7 +40,7 @@ use crate::span::{KEEP_ON_ERROR, Plan, SUSPECT, SpanKey, Spans, WATCHED};
 use crate::start::{Limits, Parts, build};
 use crate::stats::{Counters, Stats};
 use crate::sys::{Clock, Poller, SampleRequest, TimerClock};
-use crate::threads::{LoadLimits, Timing};
+use crate::threads::{LoadLimits, ThreadSettings, Timing};
 
 const STATUS: &str = "otel.status_code";
 /// Open spans get a snapshot after this time.
@@ -243,19 +245,26 @@ impl Stage {
             source: sampler,
             poller,
             limits: Limits {
-                memory_bytes: many as usize,
+                memory: 128 << 20,
                 samples_per_profile: many as usize,
                 pending_spans: many as usize,
-                cpu_percent: None,
-                export_bytes: 64 << 20,
-                frames_per_stack: 4,
-                stack_bytes: 1024,
-                await_bytes: 0,
-                alloc_sample_interval: 0,
-                tracks_heap: false,
-                shed: LoadLimits::default(),
-                // The collector spends real CPU time, while the clock is the script's.
-                pace: Timing::FASTEST,
+                threads: ThreadSettings {
+                    // The collector spends real CPU time, while the clock is the script's.
+                    pace: Timing::FASTEST,
+                    shed: LoadLimits::default(),
+                    cpu_percent: None,
+                    waits: settings.waits,
+                },
+                intake: IntakeSettings {
+                    frames_per_stack: 4,
+                    stack_bytes: 1024,
+                    has_budget: false,
+                },
+                allocations: AllocationSettings {
+                    sample_bytes: 0,
+                    stack_bytes: 1024,
+                    tracks_heap: false,
+                },
             },
             gate,
             unreached: Arc::default(),

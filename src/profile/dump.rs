@@ -1,5 +1,6 @@
 //! Where all threads of the process are at one moment.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
@@ -7,7 +8,6 @@ use std::time::{Duration, SystemTime};
 
 use super::leaf::Leaf;
 use super::model::Profile;
-#[cfg(feature = "pprof")]
 use super::sample::Sample;
 use crate::text::escaped;
 
@@ -107,17 +107,13 @@ impl ThreadDump {
         let Self { mut threads, stacks, .. } = self;
         let stacks = Box::new(symbolize(stacks)?);
         let mut in_words = HashMap::new();
-        for sample in stacks.samples() {
+        for (number, sample) in stacks.numbered() {
             let words = || stacks.calls_in_words(sample.stack).into();
             let stack: &Arc<[String]> = in_words.entry(sample.stack).or_insert_with(words);
-            let blocked_in = stacks.leaf(sample.leaf).and_then(Leaf::blocked_in);
-            for point in &sample.points {
-                if let Some(place) = number(point.time_unix_ns)
-                    && let Some(thread) = threads.get_mut(place)
-                {
-                    thread.stack = Arc::clone(stack);
-                    thread.blocked_in = blocked_in.as_deref().map(str::to_owned);
-                }
+            if let Some(thread) = threads.get_mut(number) {
+                thread.stack = Arc::clone(stack);
+                thread.blocked_in =
+                    stacks.leaf(sample.leaf).and_then(Leaf::blocked_in).map(Cow::into_owned);
             }
         }
         Some(Self { threads, stacks, ..self })
@@ -132,17 +128,18 @@ impl ThreadDump {
     /// Each thread with its stack, which is a sample of [`Self::stacks`].
     #[cfg(feature = "pprof")]
     pub(crate) fn with_stacks(&self) -> impl Iterator<Item = (&DumpedThread, &Sample)> {
-        let samples = self.stacks.samples().iter();
-        let points =
-            samples.flat_map(|sample| sample.points.iter().map(move |point| (point, sample)));
-        points.filter_map(move |(point, sample)| {
-            Some((self.threads.get(number(point.time_unix_ns)?)?, sample))
-        })
+        let samples = self.stacks.numbered();
+        samples.filter_map(|(number, sample)| Some((self.threads.get(number)?, sample)))
     }
 }
 
-fn number(time: u64) -> Option<usize> {
-    usize::try_from(time).ok()
+impl Profile {
+    /// The samples of stacks that are no profile: the time of each point is a number.
+    pub(crate) fn numbered(&self) -> impl Iterator<Item = (usize, &Sample)> {
+        self.samples().iter().flat_map(|sample| {
+            sample.points.iter().map(move |point| (point.time_unix_ns as usize, sample))
+        })
+    }
 }
 
 impl fmt::Display for ThreadDump {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use crate::profile::{Profile, Sample};
+use crate::profile::Profile;
 
 /// A profiled span that is open, from [`Handle::open_spans`](crate::Handle::open_spans).
 #[derive(Clone, Debug)]
@@ -54,24 +54,19 @@ impl OpenState {
     }
 }
 
-/// Adds the symbolized stacks to open spans, each given with the number of its stack, which is the time of that stack's point.
+/// Adds the symbolized stacks to open spans, each given with the [number](Profile::numbered) of its stack.
 pub(super) fn with_stacks(
     spans: Vec<(OpenSpan, Option<usize>)>,
     stacks: &Profile,
 ) -> Vec<OpenSpan> {
-    let mut by_time: HashMap<u64, Vec<&Sample>> = HashMap::new();
-    for sample in stacks.samples() {
-        sample
-            .points
-            .iter()
-            .for_each(|it| by_time.entry(it.time_unix_ns).or_default().push(sample));
+    let mut known: HashMap<usize, Vec<String>> = HashMap::new();
+    for (number, sample) in stacks.numbered() {
+        // A span has several if it awaits several things at the same time.
+        known.entry(number).or_default().extend(stacks.stack_in_words(sample));
     }
-    let with_stack = |(span, time): (OpenSpan, Option<usize>)| {
-        let time = time.and_then(|time| u64::try_from(time).ok());
-        let samples = time.and_then(|time| by_time.get(&time));
-        // It has several if it awaits several things at the same time.
-        let stack = samples.into_iter().flatten().flat_map(|sample| stacks.stack_in_words(sample));
-        OpenSpan { stack: stack.collect(), ..span }
+    let with_stack = |(span, number): (OpenSpan, Option<usize>)| {
+        let stack = number.and_then(|number| known.get(&number)).cloned().unwrap_or_default();
+        OpenSpan { stack, ..span }
     };
     spans.into_iter().map(with_stack).collect()
 }

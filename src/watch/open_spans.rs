@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use crate::assemble::ProfileInputs;
-use crate::engine::{Engine, OpenRequest};
+use crate::engine::Engine;
 use crate::intake::Intake;
 use crate::keep::FieldValues;
 use crate::profile::{ProfileId, SampleKind};
-use crate::publish::{Job, OpenSpan, OpenState};
+use crate::publish::{Job, OpenSpan, OpenState, Question};
 use crate::sinks::{Stack, StackLeaf};
 use crate::span::{OpenSlot, RegistryId, SpanKey};
 use crate::text::beginning;
@@ -29,7 +29,7 @@ pub(crate) fn list_open(
     engine: &Engine,
     intake: &mut Intake,
     threads: &Threads,
-    OpenRequest { older_than, reply }: OpenRequest,
+    (older_than, reply): (Duration, Question<Vec<OpenSpan>>),
 ) -> Job {
     let now_ns = intake.now_ns();
     let mut open = Vec::new();
