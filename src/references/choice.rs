@@ -1,6 +1,6 @@
 //! The choice at a span's creation.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -34,7 +34,8 @@ impl GapHere {
 }
 
 thread_local! {
-    static GAPS_HERE: [[GapHere; WAYS]; SETS] = const { [const { [const { GapHere::new() }; WAYS] }; SETS] };
+    /// Not in the thread-local itself, which takes its bytes from the stack of every thread.
+    static GAPS_HERE: OnceCell<Box<[[GapHere; WAYS]]>> = const { OnceCell::new() };
     static RANDOM: RefCell<Option<(RandomState, u64)>> = const { RefCell::new(None) };
 }
 
@@ -96,7 +97,11 @@ impl SpanChoice {
     pub(crate) fn choose(&self, cohort: CohortHash, now_ns: impl Fn() -> u64) -> Option<u8> {
         let CohortHash(hash) = cohort;
         let key = hash ^ self.id;
-        GAPS_HERE.with(|all| {
+        let choose = |all: &OnceCell<Box<[[GapHere; WAYS]]>>| {
+            let all = all.get_or_init(|| {
+                let _uncounted = Uncounted::begin();
+                (0..SETS).map(|_| [const { GapHere::new() }; WAYS]).collect()
+            });
             let set = all.get((key >> (u64::BITS - SETS.trailing_zeros())) as usize)?;
             let Some(place) = set.iter().find(|place| place.key.get() == key) else {
                 return self.ask(key, self.give_up(set, now_ns()), now_ns());
@@ -107,7 +112,8 @@ impl SpanChoice {
                 return None;
             }
             self.ask(key, place, now_ns())
-        })
+        };
+        GAPS_HERE.try_with(choose).ok().flatten()
     }
 
     /// Gives up the gap of the most frequent cohort, which is soon drawn again. Not the one that has most left: if long gaps

@@ -256,7 +256,7 @@ pub(crate) fn explain_idle(layer: u32) {
 
 /// Makes `state` this thread's state for its layer, unless the thread's thread-locals have been destroyed or a hook is
 /// running. Drops the states of layers that are gone.
-pub(super) fn add_state(state: ThreadState) {
+pub(super) fn add_state(state: Box<ThreadState>) {
     _ = OTHERS.try_with(|others| {
         let taken = take_first();
         let before = first();
@@ -271,7 +271,7 @@ pub(super) fn add_state(state: ThreadState) {
             others.retain(|state| state.life.strong_count() > 0);
         }
         set_first(First { layer: state.layer, unmatched: 0 });
-        put(Box::new(state));
+        put(state);
     });
 }
 
@@ -374,9 +374,11 @@ impl ThreadState {
         }
     }
 
-    pub(super) fn new(layer: u32, life: Weak<()>) -> Self {
+    /// Apart from its caller, whose frame must be small: the thread's stack may be.
+    #[inline(never)]
+    pub(super) fn new(layer: u32, life: Weak<()>) -> Box<Self> {
         static NEXT_THREAD: AtomicU32 = AtomicU32::new(1);
-        let mut state = Self::none();
+        let mut state = Box::new(Self::none());
         state.layer = layer;
         state.life = life;
         state.thread = NEXT_THREAD.fetch_add(1, Ordering::Relaxed);

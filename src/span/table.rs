@@ -21,7 +21,10 @@ use crate::sys::Uncounted;
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct SlotTable {
-    shards: Box<[OnceLock<Box<SlotShard>>; SHARDS]>,
+    /// The first page of each shard.
+    shards: Box<[OnceLock<Box<[Slot; FIRST_PAGE]>>; SHARDS]>,
+    /// The others, once a thread has that many open spans.
+    more: OnceLock<Box<[MorePages]>>,
     /// The number of slots outside the table.
     overflow_count: AtomicUsize,
     /// The same by shard, so that a thread with very many open spans does not make the hooks of others take the lock.
@@ -40,12 +43,7 @@ const MORE_PAGES: usize = 9;
 /// Slots of a chunk: large enough to be a separate allocation that the allocator returns to the system.
 const A_CHUNK: usize = 4096;
 
-#[derive(Debug)]
-struct SlotShard {
-    // In the shard itself: one load less for a thread with few open spans.
-    first: [Slot; FIRST_PAGE],
-    more: [OnceLock<Box<[Slot]>>; MORE_PAGES],
-}
+type MorePages = OnceLock<Box<[OnceLock<Box<[Slot]>>; MORE_PAGES]>>;
 
 /// Slots outside the table.
 #[derive(Debug, Default)]
@@ -164,6 +162,7 @@ impl SlotTable {
     pub(crate) fn new() -> Self {
         Self {
             shards: Box::new([const { OnceLock::new() }; SHARDS]),
+            more: OnceLock::new(),
             overflow_count: AtomicUsize::new(0),
             overflow_counts: (0..SHARDS).map(|_| AtomicU32::new(0)).collect(),
             overflow: RwLock::default(),
@@ -257,10 +256,11 @@ impl SlotTable {
 
     /// Visits the slots of all open profiled spans. Spans that open or close during the visit may be missed.
     pub(crate) fn for_each(&self, mut visit: impl FnMut(&Slot)) {
-        for shard in self.shards.iter().filter_map(OnceLock::get) {
-            let more = shard.more.iter().filter_map(OnceLock::get).flat_map(|page| page.iter());
-            shard.first.iter().chain(more).filter(|slot| !slot.is_free()).for_each(&mut visit);
-        }
+        let first = self.shards.iter().filter_map(OnceLock::get).flat_map(|page| page.iter());
+        let more = self.more.get().into_iter().flat_map(|shards| shards.iter());
+        let more = more.filter_map(OnceLock::get).flat_map(|pages| pages.iter());
+        let more = more.filter_map(OnceLock::get).flat_map(|page| page.iter());
+        first.chain(more).filter(|slot| !slot.is_free()).for_each(&mut visit);
         if self.has_overflow() {
             // Not under the lock, since the visitor may take it.
             let overflow = self.overflow.read().unwrap_or_else(PoisonError::into_inner);
@@ -276,10 +276,9 @@ impl SlotTable {
     #[inline(always)]
     fn slot_at(&self, id: RegistryId) -> Option<&Slot> {
         let (shard, address) = split(id);
-        let shard = self.shards.get(shard)?.get()?;
-        match shard.first.get(address) {
+        match self.shards.get(shard)?.get()?.get(address) {
             Some(slot) => Some(slot),
-            None => shard.slot_in_more(address),
+            None => self.slot_in_more(shard, address),
         }
     }
 
@@ -288,24 +287,25 @@ impl SlotTable {
         let _uncounted = Uncounted::begin();
         let (shard, address) = split(id);
         let (page, _) = page(address);
-        let shard = self.shards.get(shard)?.get_or_init(|| {
-            Box::new(SlotShard {
-                first: std::array::from_fn(|_| Slot::default()),
-                more: std::array::from_fn(|_| OnceLock::new()),
-            })
-        });
+        // On the heap from the start: the thread's stack may be small.
+        let slots = |count| (0..count).map(|_| Slot::default()).collect::<Box<[Slot]>>();
+        let first = self.shards.get(shard)?;
+        if first.get().is_none() {
+            _ = first.set(slots(FIRST_PAGE).try_into().ok()?);
+        }
         if page > 0 {
-            let slots = || (0..FIRST_PAGE << page).map(|_| Slot::default()).collect();
-            shard.more.get(page - 1)?.get_or_init(slots);
+            let more = self.more.get_or_init(|| (0..SHARDS).map(|_| OnceLock::new()).collect());
+            let pages = || Box::new([const { OnceLock::new() }; MORE_PAGES]);
+            let pages = more.get(shard)?.get_or_init(pages);
+            pages.get(page - 1)?.get_or_init(|| slots(FIRST_PAGE << page));
         }
         self.slot_at(id)
     }
-}
 
-impl SlotShard {
-    fn slot_in_more(&self, address: usize) -> Option<&Slot> {
+    fn slot_in_more(&self, shard: usize, address: usize) -> Option<&Slot> {
         let (page, offset) = page(address);
-        self.more.get(page.checked_sub(1)?)?.get()?.get(offset)
+        let pages = self.more.get()?.get(shard)?.get()?;
+        pages.get(page.checked_sub(1)?)?.get()?.get(offset)
     }
 }
 
