@@ -20,8 +20,8 @@ use parking_lot::{Condvar, Mutex};
 #[cfg(feature = "process-context")]
 use super::types::Unpublished;
 use super::types::{
-    Blocked, Call, FileIdentity, FilteredSyscall, Load, MissedSignals, ModuleList, ModuleLoads,
-    OsThread, ProcessLosses, PublishesSpan, SampleRequest, Schedstat, ThreadUsage,
+    Blocked, Call, FileIdentity, FilteredSyscall, Load, MappedFile, MissedSignals, ModuleList,
+    ModuleLoads, OsThread, ProcessLosses, PublishesSpan, SampleRequest, Schedstat, ThreadUsage,
     ThrottlingUnknown, TimerClock, WhyRefused,
 };
 
