@@ -348,7 +348,7 @@ fn wrong(measure: Measure, source: Source, at_run_time: bool, has_allocator: boo
     while above.len() < SPANS || below.len() < SPANS {
         let number: u64 = tries.next().unwrap();
         assert!(number < 2_000, "{rule}: {} above, {} below", above.len(), below.len());
-        let is_above = above.len() < SPANS && (below.len() >= SPANS || number % 2 == 0);
+        let is_above = above.len() < SPANS && (below.len() >= SPANS || number.is_multiple_of(2));
         let make = || info_span!("span", number);
         let [least, most] =
             tracing::dispatcher::with_default(&setup.dispatch, || scenario(&make, is_above));
