@@ -348,7 +348,7 @@ fn wrong(measure: Measure, source: Source, at_run_time: bool, has_allocator: boo
     while above.len() < SPANS || below.len() < SPANS {
         let number: u64 = tries.next().unwrap();
         assert!(number < 2_000, "{rule}: {} above, {} below", above.len(), below.len());
-        let is_above = above.len() < SPANS && (below.len() >= SPANS || number % 2 == 0);
+        let is_above = above.len() < SPANS && (below.len() >= SPANS || number.is_multiple_of(2));
         let make = || info_span!("span", number);
         let [least, most] =
             tracing::dispatcher::with_default(&setup.dispatch, || scenario(&make, is_above));
@@ -372,7 +372,10 @@ fn wrong(measure: Measure, source: Source, at_run_time: bool, has_allocator: boo
     let how = format!("{rule}, {source:?}, at run time {at_run_time}");
     let mut wrong = Vec::new();
     let (missing, too_many) = (above.difference(&kept).count(), below.intersection(&kept).count());
-    if missing + too_many > 0 {
+    // Switch records of perf begin with a session, so what they say is a lower bound.
+    let is_bound = measure == Measure::Runnable && source == Source::Perf;
+    let may_miss = if is_bound { SPANS / 4 } else { 0 };
+    if missing > may_miss || too_many > 0 {
         wrong.push(format!(
             "{how}: {missing} of {} not kept, {too_many} of {} kept",
             above.len(),
