@@ -107,7 +107,7 @@ impl ThreadDump {
         let Self { mut threads, stacks, .. } = self;
         let stacks = Box::new(symbolize(stacks)?);
         let mut in_words = HashMap::new();
-        for (number, sample) in stacks.numbered() {
+        for (number, sample) in numbered(&stacks) {
             let words = || stacks.calls_in_words(sample.stack).into();
             let stack: &Arc<[String]> = in_words.entry(sample.stack).or_insert_with(words);
             if let Some(thread) = threads.get_mut(number) {
@@ -128,18 +128,16 @@ impl ThreadDump {
     /// Each thread with its stack, which is a sample of [`Self::stacks`].
     #[cfg(feature = "pprof")]
     pub(crate) fn with_stacks(&self) -> impl Iterator<Item = (&DumpedThread, &Sample)> {
-        let samples = self.stacks.numbered();
+        let samples = numbered(&self.stacks);
         samples.filter_map(|(number, sample)| Some((self.threads.get(number)?, sample)))
     }
 }
 
-impl Profile {
-    /// The samples of stacks that are no profile: the time of each point is a number.
-    pub(crate) fn numbered(&self) -> impl Iterator<Item = (usize, &Sample)> {
-        self.samples().iter().flat_map(|sample| {
-            sample.points.iter().map(move |point| (point.time_unix_ns as usize, sample))
-        })
-    }
+/// The samples of stacks that are no profile: the time of each point is a number.
+pub(crate) fn numbered(stacks: &Profile) -> impl Iterator<Item = (usize, &Sample)> {
+    stacks.samples().iter().flat_map(|sample| {
+        sample.points.iter().map(move |point| (point.time_unix_ns as usize, sample))
+    })
 }
 
 impl fmt::Display for ThreadDump {

@@ -32,6 +32,7 @@ pub use builder::ProfileBuilder;
 pub(crate) use code_origin::{CodeOrigin, LINKAGE, is_of_dependency};
 pub(crate) use compared::{ComparedSummary, SlowerIn};
 pub(crate) use downsampling::{Downsampling, Selection};
+pub(crate) use dump::numbered;
 pub use dump::{DumpedThread, ThreadActivity, ThreadDump};
 pub use hotspot::{FunctionShare, Hotspot};
 pub(crate) use hotspot::{Hotspots, OwnRow};

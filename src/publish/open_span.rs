@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use crate::profile::Profile;
+use crate::profile::{Profile, numbered};
 
 /// A profiled span that is open, from [`Handle::open_spans`](crate::Handle::open_spans).
 #[derive(Clone, Debug)]
@@ -54,13 +54,13 @@ impl OpenState {
     }
 }
 
-/// Adds the symbolized stacks to open spans, each given with the [number](Profile::numbered) of its stack.
+/// Adds the symbolized stacks to open spans, each given with the [number](numbered) of its stack.
 pub(super) fn with_stacks(
     spans: Vec<(OpenSpan, Option<usize>)>,
     stacks: &Profile,
 ) -> Vec<OpenSpan> {
     let mut known: HashMap<usize, Vec<String>> = HashMap::new();
-    for (number, sample) in stacks.numbered() {
+    for (number, sample) in numbered(stacks) {
         // A span has several if it awaits several things at the same time.
         known.entry(number).or_default().extend(stacks.stack_in_words(sample));
     }
