@@ -28,21 +28,6 @@ use crate::sys::{self, Uncounted};
 
 /// A `tracing-subscriber` layer that keeps CPU profiles of the spans that its rules select: slow, failed or hung ones.
 ///
-/// ```no_run
-/// use tracing_profiling::ProfilingLayer;
-/// use tracing_subscriber::prelude::*;
-///
-/// # fn main() -> Result<(), tracing_profiling::Error> {
-/// let profiling = ProfilingLayer::from_env()?;
-/// let _flush = profiling.handle().flush_on_drop();
-/// tracing_subscriber::registry()
-///     .with(tracing_subscriber::fmt::layer())
-///     .with(profiling)
-///     .init();
-/// # Ok(())
-/// # }
-/// ```
-///
 /// The layer filters itself: it enables the callsites that its rules need and no others, and disables none for other
 /// layers. Spans that no directive names are profiled if another layer wants them, or there is none, up to the level `INFO`.
 /// While it is off, it wants nothing.

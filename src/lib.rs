@@ -22,34 +22,9 @@
 //! }
 //! ```
 //!
-//! # What you provide
-//!
-//! - Spans, or functions with the attribute [`macro@profiled`]. They can be sync or async, on any threads.
-//! - For what async code awaits, one wrapper around each task: [`ProfiledExt::profiled`], or `tower::AwaitsLayer` for
-//!   the requests of a server. The attribute has it for async functions.
-//! - Rules that select spans and when to keep them. The default is `250ms|error` for all spans.
-//! - Line tables, for lines and inlined functions: `debug = "line-tables-only"` in `[profile.release]`. They cost disk
-//!   space, but nothing at run time.
-//!
-//! # What you get
-//!
-//! - For each kept span, its wall time split into on-CPU, off-CPU (entered, but its thread did not run) and idle (not
-//!   entered), and its context switches and page faults. Idle is tracing-subscriber's `time.idle`, and on-CPU + off-CPU
-//!   its `time.busy`. See [`TimeBreakdown`].
-//! - A profile of everything that ran inside the span: its own segments and its child spans, including those on other
-//!   threads and tasks. Spans of one tree that are kept together share a profile.
-//! - In the profile, waits of 10 ms and more, each with its stack, its measured length, and what the thread waited for
-//!   (for a lock, its address). A wait that blocks an async executor is flagged.
-//! - What futures that are [`Profiled`] await: each function with line, what it awaits and for how long, and how long it
-//!   was not polled after it had been woken, with the span that occupied the thread. See [`ProfiledExt`].
-//! - What the span allocated and freed, and the stacks that allocated, if the program's global allocator is a
-//!   [`ProfilingAllocator`].
-//! - One log event (target `tracing_profiling`) that states what was kept, why, and where the profile is. In code,
-//!   [`Builder::on_kept`] is called.
-//! - With `tracing-opentelemetry`, attributes on the exported span that link to the profile ([`span_attributes`]), and
-//!   the trace and span ids on every sample.
-//! - Names of functions, files and spans, and the values of the fields in [`Builder::span_fields`]. [`Redaction`] removes more.
-//! - [`Stats`], with a separate counter for each way to lose data.
+//! The README says what you provide, what a profile has, and what it costs; the [`guide`] has a page for each topic. For
+//! lines and inlined functions, set `debug = "line-tables-only"` in `[profile.release]`. Async code shows what it awaits if
+//! each task is wrapped once ([`ProfiledExt::profiled`], `tower::AwaitsLayer`, or [`macro@profiled`]).
 //!
 //! A sample belongs to the innermost profiled span that its thread was in. It is attributed by its position in the ring
 //! buffer of its thread, not by its timestamp, so it cannot be attributed to a wrong span. Samples that cannot be
@@ -70,21 +45,6 @@
 //! - Of futures without the wrapper, only the innermost idle span is known, not what they await.
 //! - On systems other than Linux on x86-64 and aarch64, spans have wall, busy and idle times. On-CPU time is unknown
 //!   there, and there are no stacks.
-//!
-//! # What it costs
-//!
-//! | | |
-//! |---|---|
-//! | off (`TRACING_PROFILING=off`) | nothing: no threads, files, signal handlers or ring buffers |
-//! | a span that no rule matches | a few nanoseconds |
-//! | a profiled span that is not kept | a few tens of nanoseconds per enter and exit; no allocation; at most one system call per millisecond of a thread, and one at each enter and exit if its rule judges `on_cpu`, `own_on_cpu` or `off_cpu` |
-//! | a sample | some 30 µs of the thread's time, two thirds of which is the cost of any timer interrupt; only for threads in old spans, at first 1,000 per second of CPU time, down to 100 |
-//! | a context switch in an old span | 2 to 15 µs with perf, nothing with timers |
-//! | an allocation and its free, with a `ProfilingAllocator` | one or two nanoseconds |
-//! | a poll of a `Profiled` future | some 20 ns in a span, some hundred ns if what it awaits has changed; usually no allocation after its first poll |
-//! | a kept span | symbolization and two files (three with `otlp`), on a thread of the layer |
-//!
-//! `docs/performance.md` has all figures, and the commands that measure them.
 //!
 //! # Features
 //!
@@ -137,29 +97,9 @@
 //!
 //! # Rules
 //!
-//! Rules are up to 256 comma-separated directives. Targets, spans and fields have the syntax of `EnvFilter`:
-//!
-//! | directive | meaning |
-//! |---|---|
-//! | `250ms` | keep every span that takes longer |
-//! | `250ms\|error` | and every span that fails: an `ERROR` event in it or in a span inside it, `otel.status_code = "ERROR"`, or a panic that unwinds through it |
-//! | `shop=100ms` | for targets that begin with `shop` |
-//! | `shop::cart[checkout]=50ms` | for the span `checkout` of targets that begin with `shop::cart` |
-//! | `[checkout]=50ms` | for the span `checkout` of any target |
-//! | `[checkout{tenant=acme}]=50ms` | if its field `tenant` has that value, even if it is recorded later |
-//! | `[{tenant}]=50ms` | for all spans with that field |
-//! | `250ms\|error\|level<=debug` | enables spans up to the level `DEBUG`; without this up to `INFO`, and `TRACE` if the directive names a span or a field |
-//! | `noisy=off` | never for targets that begin with `noisy` |
-//! | `off` | never, except for spans that another directive names |
-//!
-//! Conditions are joined by `|`, and any one is enough; [`Condition`] lists them all.
-//!
-//! Only the most specific directive applies: the one with the longest target, then the one that names a span, then the
-//! one with more fields, then the last. If the variable is set, spans that no directive matches are not profiled:
-//! `shop=100ms` profiles only the shop, `250ms|error,shop=100ms` also everything else.
-//!
-//! Spans of `actix_rt`, `h2`, `hyper`, `hyper_util`, `quinn`, `quinn_proto`, `runtime`, `rustls` and `tokio`, which live as long
-//! as a connection or a task, are profiled only if a directive names their target or the span.
+//! Up to 256 comma-separated directives. Targets, spans and fields have the syntax of `EnvFilter`; the conditions of a
+//! directive are joined by `|`, and any one is enough: `250ms|error,shop::cart[checkout]=50ms,noisy=off`. The most specific
+//! directive applies. The [guide](guide::configuration#rules) explains all forms, and [`Condition`] lists the conditions.
 //!
 //! [`Handle::set_rules`] replaces the rules at run time.
 
@@ -236,71 +176,30 @@ pub mod parts;
 /// The guide: one page for each way to add the layer, and for each topic.
 #[cfg(any(doc, doctest))]
 pub mod guide {
-    #[doc = include_str!("../docs/guide/subscriber.md")]
-    pub mod subscriber {}
-    #[doc = include_str!("../docs/guide/attribute.md")]
-    pub mod attribute {}
-    #[cfg_attr(feature = "opentelemetry-sdk", doc = include_str!("../docs/guide/opentelemetry.md"))]
-    #[cfg_attr(
-        not(feature = "opentelemetry-sdk"),
-        doc = "This page is about the feature `opentelemetry-sdk`."
-    )]
-    #[cfg_attr(docsrs, doc(cfg(feature = "opentelemetry-sdk")))]
-    pub mod opentelemetry {}
-    #[doc = include_str!("../docs/guide/awaits.md")]
-    pub mod awaits {}
-    #[doc = include_str!("../docs/guide/allocations.md")]
-    pub mod allocations {}
-    #[doc = include_str!("../docs/guide/without_opentelemetry.md")]
-    pub mod without_opentelemetry {}
-    #[doc = include_str!("../docs/guide/configuration.md")]
-    pub mod configuration {}
-    #[doc = include_str!("../docs/guide/log.md")]
-    pub mod log {}
-    #[doc = include_str!("../docs/guide/report.md")]
-    pub mod report {}
-    #[doc = include_str!("../docs/guide/agents.md")]
-    pub mod agents {}
-    #[doc = include_str!("../docs/guide/nothing_is_kept.md")]
-    pub mod nothing_is_kept {}
-    #[doc = include_str!("../docs/guide/platforms.md")]
-    pub mod platforms {}
-    #[doc = include_str!("../docs/guide/sizing.md")]
-    pub mod sizing {}
-    #[doc = include_str!("../docs/guide/redaction.md")]
-    pub mod redaction {}
-    #[cfg_attr(feature = "axum", doc = include_str!("../docs/guide/live_control.md"))]
-    #[cfg_attr(not(feature = "axum"), doc = "This page is about the feature `axum`.")]
-    #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
-    pub mod live_control {}
-    #[cfg_attr(feature = "_otlp", doc = include_str!("../docs/guide/otlp.md"))]
-    #[cfg_attr(
-        not(feature = "_otlp"),
-        doc = "This page is about the features `otlp-grpc` and `otlp-http`."
-    )]
-    #[cfg_attr(docsrs, doc(cfg(any(feature = "otlp-grpc", feature = "otlp-http"))))]
-    pub mod otlp {}
-    #[cfg_attr(feature = "_otlp", doc = include_str!("../docs/guide/collector.md"))]
-    #[cfg_attr(
-        not(feature = "_otlp"),
-        doc = "This page is about the features `otlp-grpc` and `otlp-http`."
-    )]
-    #[cfg_attr(docsrs, doc(cfg(any(feature = "otlp-grpc", feature = "otlp-http"))))]
-    pub mod collector {}
-    #[cfg_attr(feature = "_otlp", doc = include_str!("../docs/guide/pyroscope.md"))]
-    #[cfg_attr(
-        not(feature = "_otlp"),
-        doc = "This page is about the features `otlp-grpc` and `otlp-http`."
-    )]
-    #[cfg_attr(docsrs, doc(cfg(any(feature = "otlp-grpc", feature = "otlp-http"))))]
-    pub mod pyroscope {}
-    #[cfg_attr(feature = "_otlp", doc = include_str!("../docs/guide/parca.md"))]
-    #[cfg_attr(
-        not(feature = "_otlp"),
-        doc = "This page is about the features `otlp-grpc` and `otlp-http`."
-    )]
-    #[cfg_attr(docsrs, doc(cfg(any(feature = "otlp-grpc", feature = "otlp-http"))))]
-    pub mod parca {}
+    macro_rules! pages {
+        ($($page:ident)*) => { $(
+            #[doc = include_str!(concat!("../docs/guide/", stringify!($page), ".md"))]
+            pub mod $page {}
+        )* };
+        ($(if $feature:literal ($shown:meta, $name:literal) $page:ident)*) => { $(
+            #[cfg_attr(feature = $feature, doc = include_str!(concat!("../docs/guide/", stringify!($page), ".md")))]
+            #[cfg_attr(not(feature = $feature), doc = concat!("This page is about the feature ", $name, "."))]
+            #[cfg_attr(docsrs, doc(cfg($shown)))]
+            pub mod $page {}
+        )* };
+    }
+    pages! {
+        subscriber attribute awaits allocations without_opentelemetry configuration log report agents nothing_is_kept
+        platforms sizing redaction
+    }
+    pages! {
+        if "opentelemetry-sdk" (feature = "opentelemetry-sdk", "`opentelemetry-sdk`") opentelemetry
+        if "axum" (feature = "axum", "`axum`") live_control
+        if "_otlp" (any(feature = "otlp-grpc", feature = "otlp-http"), "`otlp-grpc` or `otlp-http`") otlp
+        if "_otlp" (any(feature = "otlp-grpc", feature = "otlp-http"), "`otlp-grpc` or `otlp-http`") collector
+        if "_otlp" (any(feature = "otlp-grpc", feature = "otlp-http"), "`otlp-grpc` or `otlp-http`") pyroscope
+        if "_otlp" (any(feature = "otlp-grpc", feature = "otlp-http"), "`otlp-grpc` or `otlp-http`") parca
+    }
 }
 
 #[cfg(doctest)]

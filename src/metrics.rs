@@ -23,85 +23,38 @@ enum Numbers {
     Each(&'static str, fn(&Stats) -> Vec<(&'static str, u64)>),
 }
 
-const COUNTERS: &[Instrument] = &[
-    Instrument {
-        name: "tracing_profiling.spans.seen",
-        unit: "{span}",
-        about: "Created spans that a rule matches",
-        numbers: Numbers::One(|stats| stats.spans.seen),
-    },
-    Instrument {
-        name: "tracing_profiling.spans.kept",
-        unit: "{span}",
-        about: "Spans that were kept; one that was kept for several reasons counts for each",
-        numbers: Numbers::Each("reason", |stats| {
-            Reason::all().map(|reason| (reason.as_str(), stats.kept_for(reason))).collect()
-        }),
-    },
-    Instrument {
-        name: "tracing_profiling.samples.taken",
-        unit: "{sample}",
-        about: "Samples that fell in a profiled span and were unwound",
-        numbers: Numbers::One(|stats| stats.samples.taken),
-    },
-    Instrument {
-        name: "tracing_profiling.samples.lost",
-        unit: "{sample}",
-        about: "Samples that were lost or left out",
-        numbers: Numbers::Each("cause", samples_lost),
-    },
-    Instrument {
-        name: "tracing_profiling.spans.allocated",
-        unit: "By",
-        about: "Bytes that closed spans have allocated, if the program has a `ProfilingAllocator`",
-        numbers: Numbers::One(|stats| stats.allocations.allocated_bytes),
-    },
-    Instrument {
-        name: "tracing_profiling.spans.freed",
-        unit: "By",
-        about: "Bytes that closed spans have freed",
-        numbers: Numbers::One(|stats| stats.allocations.freed_bytes),
-    },
-    Instrument {
-        name: "tracing_profiling.spans.allocations",
-        unit: "{allocation}",
-        about: "Allocations of closed spans",
-        numbers: Numbers::One(|stats| stats.allocations.allocations),
-    },
-    Instrument {
-        name: "tracing_profiling.spans.frees",
-        unit: "{free}",
-        about: "Frees of closed spans",
-        numbers: Numbers::One(|stats| stats.allocations.frees),
-    },
-    Instrument {
-        name: "tracing_profiling.profiles.exported",
-        unit: "{profile}",
-        about: "Profiles that the exporter accepted",
-        numbers: Numbers::One(|stats| stats.profiles.exported),
-    },
-    Instrument {
-        name: "tracing_profiling.profiles.dropped",
-        unit: "{profile}",
-        about: "Profiles that could not be exported",
-        numbers: Numbers::Each("cause", |stats| with_prefix(stats, "profiles.dropped_").collect()),
-    },
-];
+macro_rules! instruments {
+    ($($name:literal, $unit:literal, $about:literal, $numbers:expr;)*) => {
+        &[$(Instrument { name: concat!("tracing_profiling.", $name), unit: $unit, about: $about, numbers: $numbers }),*]
+    };
+}
 
-const GAUGES: &[Instrument] = &[
-    Instrument {
-        name: "tracing_profiling.threads.sampled",
-        unit: "{thread}",
-        about: "Threads that are currently sampled",
-        numbers: Numbers::One(|stats| stats.threads.sampled),
-    },
-    Instrument {
-        name: "tracing_profiling.threads.unsampled",
-        unit: "{thread}",
-        about: "Threads in old spans that could not be sampled",
-        numbers: Numbers::One(|stats| stats.threads.unsampled),
-    },
-];
+const COUNTERS: &[Instrument] = instruments! {
+    "spans.seen", "{span}", "Created spans that a rule matches", Numbers::One(|stats| stats.spans.seen);
+    "spans.kept", "{span}", "Spans that were kept; one that was kept for several reasons counts for each",
+        Numbers::Each("reason", |stats| {
+            Reason::all().map(|reason| (reason.as_str(), stats.kept_for(reason))).collect()
+        });
+    "samples.taken", "{sample}", "Samples that fell in a profiled span and were unwound",
+        Numbers::One(|stats| stats.samples.taken);
+    "samples.lost", "{sample}", "Samples that were lost or left out", Numbers::Each("cause", samples_lost);
+    "spans.allocated", "By", "Bytes that closed spans have allocated, if the program has a `ProfilingAllocator`",
+        Numbers::One(|stats| stats.allocations.allocated_bytes);
+    "spans.freed", "By", "Bytes that closed spans have freed", Numbers::One(|stats| stats.allocations.freed_bytes);
+    "spans.allocations", "{allocation}", "Allocations of closed spans",
+        Numbers::One(|stats| stats.allocations.allocations);
+    "spans.frees", "{free}", "Frees of closed spans", Numbers::One(|stats| stats.allocations.frees);
+    "profiles.exported", "{profile}", "Profiles that the exporter accepted",
+        Numbers::One(|stats| stats.profiles.exported);
+    "profiles.dropped", "{profile}", "Profiles that could not be exported",
+        Numbers::Each("cause", |stats| with_prefix(stats, "profiles.dropped_").collect());
+};
+
+const GAUGES: &[Instrument] = instruments! {
+    "threads.sampled", "{thread}", "Threads that are currently sampled", Numbers::One(|stats| stats.threads.sampled);
+    "threads.unsampled", "{thread}", "Threads in old spans that could not be sampled",
+        Numbers::One(|stats| stats.threads.unsampled);
+};
 
 impl Handle {
     /// Registers the numbers of [`stats`](Self::stats) as OpenTelemetry metrics: observable counters, and gauges of

@@ -268,7 +268,8 @@ impl Handle {
 const FIRST: &str = "self_test";
 /// The span whose thread the collector begins to sample, after a twentieth of its threshold.
 const LATER: &str = "self_test_later";
-const RULES: &str = "0ms,[self_test_later]=100ms";
+/// By name: no other layer wants these spans.
+const RULES: &str = "[self_test]=0ms,[self_test_later]=100ms";
 
 /// Runs the load on its own threads, under its own layer with these settings.
 fn self_test(settings: SourceSettings) -> SelfTest {

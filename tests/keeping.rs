@@ -472,15 +472,18 @@ fn a_memory_shortage_after_the_verdict_is_noted_in_the_profile() {
     assert_weight(profile, lost);
 }
 
-/// Asserts that the profile has the CPU time of `samples` samples. A timer's sample can represent more than one period.
+/// Asserts that the profile has the CPU time of `samples` samples. A timer's sample can represent more than one period. All
+/// samples of perf together represent no more than the thread's CPU clock, which stops earlier at a switch than perf's.
 #[track_caller]
 fn assert_weight(profile: &Profile, samples: u64) {
-    let least = samples * profile.period().ns();
+    let usual_ns = samples * profile.period().ns();
     let (_, weight_ns) = taken(profile);
     if has_perf() {
-        assert_eq!(weight_ns, least);
+        let on_cpu_ns = profile.spans[0].times.on_cpu().ns();
+        let least_ns = usual_ns.min(on_cpu_ns) * 9 / 10;
+        assert!((least_ns..=usual_ns).contains(&weight_ns), "{weight_ns}: {least_ns}, {usual_ns}");
     } else {
-        assert!(weight_ns >= least, "{weight_ns} {least}");
+        assert!(weight_ns >= usual_ns, "{weight_ns} {usual_ns}");
     }
 }
 

@@ -162,10 +162,10 @@ async fn delete_stops_and_post_resumes() {
     let setup = Setup::new("0ms");
     setup.run(|| info_span!("before").in_scope(|| ()));
     let state = ask(&setup.handle, "DELETE", "", "").await.json();
-    assert_eq!((&state["enabled"], &state["rules"]), (&false.into(), &"0s".into()));
+    assert_eq!((&state["enabled"], &state["rules"]), (&false.into(), &"0s|hung=off".into()));
     setup.run(|| info_span!("stopped").in_scope(|| ()));
     let state = ask(&setup.handle, "POST", "", "").await.json();
-    assert_eq!((&state["enabled"], &state["rules"]), (&true.into(), &"0s".into()));
+    assert_eq!((&state["enabled"], &state["rules"]), (&true.into(), &"0s|hung=off".into()));
     setup.run(|| info_span!("after").in_scope(|| ()));
     assert_eq!(setup.kept_names(), [["before"], ["after"]]);
 }

@@ -58,6 +58,7 @@ pub(crate) fn heap_profile(engine: &Engine, part: HeapPart) -> Result<Profile, N
     if !is_heap_tracked(engine) {
         return Err(NoAnswer::HeapNotTracked);
     }
+    let _uncounted = Uncounted::begin();
     let deadline = Instant::now() + LONGEST_OF_ALL;
     let _asking = ASKING.try_lock_until(deadline).ok_or(NoAnswer::Late)?;
     let is_taken = Arc::new(AtomicBool::new(false));

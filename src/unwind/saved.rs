@@ -178,7 +178,8 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         }
         let return_address = M::unsigned(word.ok_or(UnwindEnd::Cut)?);
         let callers_fp = read(fp).map_err(|()| UnwindEnd::Cut)?;
-        let caller = |frame: SavedFrame| (return_address, fp + frame.caller_above, callers_fp);
+        let caller =
+            |frame: SavedFrame| (return_address, fp.wrapping_add(frame.caller_above), callers_fp);
         let calls = self.calls_of(return_address);
         let own_return = own_return.map(|(word, sp)| (word, sp, self.calls_of(word)));
         let size = fp - sp;

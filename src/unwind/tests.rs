@@ -226,7 +226,7 @@ fn random_library(seed: u64) -> String {
                 0 => format!("  for (int i = 0; i < {}; i++) r += {call} ^ i;\n", 2 + next(9)),
                 1 => format!("  if (r % {} == 1) return {call} + n;\n", 2 + next(4)),
                 2 => format!("  if (r % {} == 1) return {call};\n", 2 + next(4)),
-                3 => format!("  r += n; for (long i = n & 63; i--;) p[i] = p[i] * 3 + r;\n"),
+                3 => "  r += n; for (long i = n & 63; i--;) p[i] = p[i] * 3 + r;\n".to_owned(),
                 4 => format!(
                     "  switch (r & 7) {{ case 0: r += {call}; break; case 1: r ^= n; break; case 2: r += p[n & 63]; break;\n\
                      case 3: return r; case 4: r *= 3; break; case 5: r += {call} + 1; break; case 6: p[3] += r; }}\n"
