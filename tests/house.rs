@@ -523,7 +523,7 @@ fn no_file_is_too_long_to_read() {
 }
 
 /// The lines of the product, without tests, at most. May only fall.
-const TOTAL: usize = 64_346;
+const TOTAL: usize = 64_345;
 /// The same by crate and room: the first directory below `src`, or `(top)`. A feature that needs more lines takes them
 /// from the entries of the rooms that pay for it.
 const ROOMS: &[(&str, &str, usize)] = &[
@@ -531,7 +531,7 @@ const ROOMS: &[(&str, &str, usize)] = &[
     (".", "allocations", 252),
     (".", "assemble", 1133),
     (".", "awaits", 1648),
-    (".", "collect", 1156),
+    (".", "collect", 1155),
     (".", "compare", 1886),
     (".", "config", 1254),
     (".", "encode", 3259),

@@ -54,7 +54,7 @@ fn a_thread_with_a_small_stack_hits_a_callsite_first() {
         return;
     }
     // Without optimization, frames are larger, and those of percentiles several KiB.
-    let kib = if cfg!(debug_assertions) { "24" } else { "16" };
+    let kib = if cfg!(debug_assertions) { "32" } else { "16" };
     for case in ["250ms|error info", "250ms|error warn", "250ms,[{user=7}]=1s|error info"] {
         let test = std::env::current_exe().unwrap();
         let output = Command::new(test)

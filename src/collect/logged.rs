@@ -21,12 +21,8 @@ pub(crate) struct Logged {
     introduction: bool,
     lowered_rate: Option<Instant>,
     shed: Option<Instant>,
-    lost_signal: bool,
-    small_signal_stack: bool,
-    percentiles_shared: bool,
-    unsampled: bool,
-    cut_stacks: bool,
-    declined: bool,
+    /// What is logged once, and was.
+    said: Vec<LogKind>,
     /// The generation of the rules that were last checked for conditions on allocations.
     checked_rules: Option<u64>,
     /// The kept spans without a report that were counted in the log, and when the first one since then was noticed.
@@ -47,12 +43,7 @@ impl Logged {
             introduction: false,
             lowered_rate: None,
             shed: None,
-            lost_signal: false,
-            small_signal_stack: false,
-            percentiles_shared: false,
-            unsampled: false,
-            cut_stacks: false,
-            declined: false,
+            said: Vec::new(),
             checked_rules: None,
             unreported: 0,
             unreported_since: None,
@@ -61,6 +52,12 @@ impl Logged {
             first_look: Instant::now().checked_add(first_look),
             cpu_percent,
         }
+    }
+
+    fn is_first(&mut self, kind: LogKind) -> bool {
+        let is_first = !self.said.contains(&kind);
+        self.said.extend(is_first.then_some(kind));
+        is_first
     }
 
     /// How long until a line may be due that nothing else wakes the collector for.
@@ -90,7 +87,10 @@ impl Logged {
         }
         events.extend(engine.take_warnings());
         let generation = Some(engine.callsites.generation());
-        if std::mem::replace(&mut self.checked_rules, generation) != generation
+        // Rules that are being replaced count in a moment, and wake the collector then.
+        let is_counting = engine.gate.counts_allocations() || engine.callsites.are_off();
+        if is_counting
+            && std::mem::replace(&mut self.checked_rules, generation) != generation
             && !sys::counts_allocations()
         {
             let wanted = [
@@ -102,24 +102,24 @@ impl Logged {
             events.extend(warnings);
         }
         let refused = engine.counters.threads.refused_signal_stack.load(Ordering::Relaxed);
-        if refused > 0 && !std::mem::replace(&mut self.small_signal_stack, true) {
+        if refused > 0 && self.is_first(LogKind::SignalStackSmall) {
             let (kind, text) = (LogKind::SignalStackSmall, report::SMALL_SIGNAL_STACK);
             events.push(LogEvent::warning(kind, text));
         }
         let shared = engine.counters.rules.percentiles_shared.load(Ordering::Relaxed);
-        if shared > 0 && !std::mem::replace(&mut self.percentiles_shared, true) {
+        if shared > 0 && self.is_first(LogKind::PercentilesShared) {
             let (kind, text) = (LogKind::PercentilesShared, report::PERCENTILES_SHARED);
             events.push(LogEvent { count: Some(shared), ..LogEvent::warning(kind, text) });
         }
         if let Some(why) = engine.source.sampler.unsampled()
-            && !std::mem::replace(&mut self.unsampled, true)
+            && self.is_first(LogKind::ThreadsUnsampled)
         {
             events.push(LogEvent::warning(LogKind::ThreadsUnsampled, why));
         }
         let is_nothing_seen = engine.spans.seen() == 0;
         if self.first_look.is_none()
             && engine.counters.rules.declined.load(Ordering::Relaxed) > 0
-            && !std::mem::replace(&mut self.declined, true)
+            && self.is_first(LogKind::Declined)
         {
             events.extend(report::declined(&engine.callsites.declined(), is_nothing_seen));
         } else if is_first_look && is_nothing_seen {
@@ -149,8 +149,7 @@ impl Logged {
         samples: usize,
         stack_bytes: usize,
     ) -> Option<LogEvent> {
-        let line = report::cut_stacks(losses, samples, stack_bytes)?;
-        (!std::mem::replace(&mut self.cut_stacks, true)).then_some(line)
+        report::cut_stacks(losses, samples, stack_bytes).filter(|line| self.is_first(line.kind))
     }
 
     /// What was found of threads: that rates are lowered and that no more threads are sampled at most once a minute, that the
@@ -165,7 +164,7 @@ impl Logged {
         let lowered = lowered.filter(|_| is_due(&mut self.lowered_rate, now));
         let percent = self.cpu_percent.unwrap_or_default();
         let lowered = lowered.map(|times| report::lowered_rate(percent, times));
-        let is_first = has_lost_signal && !std::mem::replace(&mut self.lost_signal, true);
+        let is_first = has_lost_signal && self.is_first(LogKind::SignalLost);
         let lost_signal =
             is_first.then(|| LogEvent::warning(LogKind::SignalLost, report::LOST_SIGNAL));
         [shed, lowered, lost_signal, unseen].into_iter().flatten()

@@ -114,7 +114,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         }
         let caller = match self.saved_caller(frame, (sp, fp), own_return, read, PROOFS) {
             Ok(caller) => caller,
-            Err(_) if self.saving_function(frame.address_for_lookup()).is_none() => {
+            Err(UnwindEnd::WithoutTables) => {
                 return self.started_by(registers, read).ok_or(UnwindEnd::WithoutTables);
             }
             Err(end) => return Err(end),
