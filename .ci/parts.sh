@@ -169,6 +169,7 @@ check_perf() {
 # Tests that need these tools pass without them.
 check_tools() {
     command -v objcopy >/dev/null || skip "separate debug files" "there is no objcopy"
+    command -v dwz >/dev/null || skip "supplementary debug files" "there is no dwz"
     command -v xz >/dev/null || skip "symbols embedded in libraries" "there is no xz"
     compgen -G '/usr/lib*/*/libtcmalloc.so.4' >/dev/null || compgen -G '/usr/lib*/libtcmalloc.so.4' >/dev/null ||
         skip "an allocator that walks stacks: tcmalloc" "there is no libtcmalloc.so.4"
