@@ -282,9 +282,8 @@ mod tests {
     #[test]
     fn the_guide_has_a_section_for_each_kind_with_its_reasons() {
         let (guide, library) = (include_str!("../docs/guide/log.md"), include_str!("lib.rs"));
-        assert!(
-            library.contains("#[doc = include_str!(\"../docs/guide/log.md\")]\n    pub mod log {}")
-        );
+        let pages = library.split_once("    pages! {").and_then(|(_, rest)| rest.split_once('}'));
+        assert!(pages.unwrap().0.split_whitespace().any(|page| page == "log"));
         let (mut sections, mut described) = (Vec::new(), Vec::new());
         for line in guide.lines() {
             let title = line.split_once("# ").filter(|_| line.starts_with('#'));

@@ -136,7 +136,8 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         (sp..=sp.saturating_add(8 * MOST_PUSHED)).step_by(8).find_map(|at| {
             let word = M::unsigned(read(at).ok()?);
             let mut frame = FrameAddress::from_return_address(word)?;
-            let mut found = self.machine.few_registers(word, at + 8, fp);
+            let above = at.checked_add(8)?;
+            let mut found = self.machine.few_registers(word, above, fp);
             for _ in 0..MOST_CALLERS {
                 let place = self.place(frame.address_for_lookup());
                 if place.before_next != BeforeNext::Call || place.rule == FrameRule::Missing {
@@ -145,7 +146,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
                 match self.caller(frame, place, &mut found, read) {
                     Ok(caller) => frame = caller,
                     Err(UnwindEnd::Root) => {
-                        *registers = self.machine.few_registers(word, at + 8, fp);
+                        *registers = self.machine.few_registers(word, above, fp);
                         return Some(word);
                     }
                     Err(_) => break,
