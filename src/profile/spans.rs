@@ -24,7 +24,7 @@ pub struct Link {
     pub parent: Option<LinkId>,
     /// The ids under which the span is exported, if it is exported.
     pub ids: Option<(TraceId, SpanId)>,
-    /// The ids that its samples link to in OTLP: see [`Builder::link`](crate::Builder::link).
+    /// The ids that its samples link to in OTLP: those of the root of its request.
     pub linked: Option<(TraceId, SpanId)>,
     /// The values of its fields that identify it, if it was kept; see
     /// [`Builder::span_fields`](crate::Builder::span_fields).
