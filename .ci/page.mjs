@@ -543,7 +543,7 @@ async function awaitTimes(page) {
     );
     assert.deepEqual(await page.locator("#wall-legend li").allInnerTexts(), [
         "on-CPU 30.0 ms (1.5 %)",
-        "off-CPU 50.0 ms (2.4 %)",
+        "blocked 50.0 ms (2.4 %)",
         "await 1.68 s (82 %)",
         "scheduling delay 300 ms (15 %)",
     ]);
@@ -697,7 +697,7 @@ async function comparedRows(page) {
             ...["+300 ms | +280 ms to +320 ms", "in 3 of 200 | as much in none"],
         ],
         [
-            ...["shop::cart::Cart::lock | off-CPU · shop/src/cart.rs:8", "50.0 ms", "5.00 ms"],
+            ...["shop::cart::Cart::lock | blocked · shop/src/cart.rs:8", "50.0 ms", "5.00 ms"],
             ...["+45.0 ms | −5.00 ms to +95.0 ms", "in 20 of 200 | as much in 4"],
         ],
         ["3 smaller parts", "30.0 ms", "25.0 ms", "+5.00 ms", ""],
@@ -983,17 +983,18 @@ async function indexList(page) {
     }
 }
 
-/** The parts of idle time, in an entry with them and in one of an earlier release. */
+/** The parts of wall time, the largest first, and what stands beside them. */
 async function indexAwaits(page) {
     const [entry] = await keptNow();
-    assert.ok(entry.await_ms + entry.scheduling_delay_ms <= entry.idle_ms, JSON.stringify(entry));
-    const times = { cpu_known: true, wall_ms: 100, on_cpu_ms: 5, off_cpu_ms: 15, idle_ms: 80 };
-    const { await_ms, scheduling_delay_ms, ...earlier } = { ...entry, ...times };
-    await page.route(`${base}kept`, fulfil([{ ...earlier, id: "new", await_ms: 50, scheduling_delay_ms: 10 }, earlier]));
+    const sum = Object.values(entry.split_ms).reduce((all, ms) => all + ms, 0);
+    assert.ok(Math.abs(sum - entry.wall_ms) < 0.01, JSON.stringify(entry));
+    const split_ms = { on_cpu: 5, off_cpu: 15, await: 50, scheduling_delay: 10, unexplained_idle: 20 };
+    const beside = ["2,000 major page faults"];
+    await page.route(`${base}kept`, fulfil([{ ...entry, wall_ms: 100, split_ms, beside }]));
     await openIndex(page);
     assert.deepEqual(await page.locator("#spans td.wall small").allInnerTexts(), [
-        "on-CPU 5.00 ms + off-CPU 15.0 ms + await 50.0 ms + scheduling delay 10.0 ms + unexplained idle 20.0 ms",
-        "on-CPU 5.00 ms + off-CPU 15.0 ms + unexplained idle 80.0 ms",
+        "await 50.0 ms + unexplained idle 20.0 ms + blocked 15.0 ms + scheduling delay 10.0 ms + on-CPU 5.00 ms" +
+            " · 2,000 major page faults",
     ]);
     await page.screenshot({ path: path.join(pictures, "index-awaits.png") });
 }

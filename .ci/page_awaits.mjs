@@ -61,7 +61,7 @@ function comparison(tables, { poll, sleep, query, fetch }, references) {
         time("await", "shop::upstream::fetch", "shop/src/upstream.rs:41", [1180, 60, 1090, 1150], 200, 0),
         time("await", "shop::db::rows", "shop/src/db.rs:77", [500, 70, 400, 460], 190, 1),
         time("scheduling delay", "", "", [300, 0, 280, 320], 3, 0),
-        time("off-CPU", "shop::cart::Cart::lock", "shop/src/cart.rs:8", [50, 5, -5, 95], 20, 4),
+        time("blocked", "shop::cart::Cart::lock", "shop/src/cart.rs:8", [50, 5, -5, 95], 20, 4),
         time("on-CPU", "shop::upstream::parse", "shop/src/upstream.rs:0", [10, 1, 2, 16], 200, 5),
         time("on-CPU", "shop::cache::get", "shop/src/cache.rs:0", [0, 5, -6, -4], 180, 20),
         time("on-CPU", "shop::upstream::prepare", "shop/src/upstream.rs:0", [20, 19, -3, 5], 200, 80),
@@ -152,6 +152,14 @@ function build(data, more) {
             off_cpu: off_cpu * MS,
         },
         ...{ await: awaiting * MS, scheduling_delay: delay * MS, idle: idle * MS, busy: (on_cpu + off_cpu) * MS },
+        beside: [],
+        split: [
+            [["on_cpu", "on-CPU"], on_cpu * MS],
+            [["off_cpu", "blocked"], off_cpu * MS],
+            [["await", "await"], awaiting * MS],
+            [["scheduling_delay", "scheduling delay"], delay * MS],
+            [["unexplained_idle", "unexplained idle"], (idle - awaiting - delay) * MS],
+        ].filter(([, ns]) => ns > 0),
     });
     const kept = [
         { name: "GET /upstream", span: request, ...times(0, 2060, 30, 50, 1680, 300, 1980) },
@@ -183,6 +191,7 @@ export function older(data) {
     for (const span of kept) {
         delete span.await;
         delete span.scheduling_delay;
+        span.split = [[["unexplained_idle", "unexplained idle"], span.idle]];
     }
     let now = 0,
         last = 0;

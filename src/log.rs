@@ -97,7 +97,6 @@ kinds! {
         HistoryUnwritten = "history_unwritten",
     }
     reports {
-        KeptMore = "more_spans",
         Unreported = "too_many",
         LogBlocked = "log_blocked",
         OnKeptPanicked = "on_kept_panicked",

@@ -5,42 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Display};
 use std::sync::Arc;
 
-/// What a span's wall time was spent in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[non_exhaustive]
-pub enum TimeKind {
-    /// Its thread ran.
-    OnCpu,
-    /// Its thread was blocked.
-    OffCpu,
-    /// Its thread could have run, and had no CPU.
-    Runnable,
-    /// Its future waited for something.
-    Await,
-    /// Its future had been woken, and was not polled yet.
-    SchedulingDelay,
-    /// It was in no thread, and no wrapped future explains why.
-    UnexplainedIdle,
-    /// Its thread ran spans that are not inside it.
-    OtherSpans,
-    /// No account has it.
-    Unmeasured,
-}
-
-impl TimeKind {
-    fn words(self) -> &'static str {
-        match self {
-            Self::OnCpu => "on-CPU",
-            Self::OffCpu => "off-CPU",
-            Self::Runnable => "waiting for a CPU",
-            Self::Await => "await",
-            Self::SchedulingDelay => "scheduling delay",
-            Self::UnexplainedIdle => "unexplained idle",
-            Self::OtherSpans => "other spans on its stack",
-            Self::Unmeasured => "not measured",
-        }
-    }
-}
+use crate::facts::TimeKind;
 
 /// A function of the program's own code.
 #[derive(Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -139,7 +104,7 @@ impl Quantity {
     }
 }
 
-/// `off-CPU in shop::reserve (src/stock.rs:41)`.
+/// `blocked in shop::reserve (src/stock.rs:41)`.
 impl Display for Quantity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.words())?;

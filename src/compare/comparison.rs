@@ -3,10 +3,11 @@
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-use super::breakdown::{Breakdown, Quantity, SpentIn, TimeKind};
+use super::breakdown::{Breakdown, Quantity, SpentIn};
 use super::estimate::{Interval, Moments, Risk, interval_of_one, interval_of_sets, rounded_means};
 use super::references::ReferenceSet;
 use super::totals::SpanTotals;
+use crate::facts::TimeKind;
 
 /// A span against reference spans, or a set of spans against the set before.
 #[derive(Clone, Debug, PartialEq)]

@@ -18,8 +18,9 @@ mod references;
 mod tests;
 mod totals;
 
+pub use crate::facts::TimeKind;
 pub(crate) use breakdown::{Amount, Breakdown, Measured};
-pub use breakdown::{OwnFunction, Quantity, SpentIn, TimeKind};
+pub use breakdown::{OwnFunction, Quantity, SpentIn};
 pub(crate) use chooser::{Gap, ReferenceChooser, ReferenceLimits};
 pub(crate) use cohorts::CohortSet;
 #[cfg(test)]

@@ -167,23 +167,6 @@ impl<'a> Brief<'a> {
         let start = self.facts.start().unwrap_or(UNIX_EPOCH).min(UNIX_EPOCH + LAST);
         humantime::format_rfc3339_millis(start).to_string()
     }
-
-    /// The parts of wall time.
-    pub(super) fn wall_parts(facts: &Facts) -> [(&'static str, u64); 6] {
-        let times = &facts.times;
-        let (on_cpu, off_cpu) = match times.is_cpu_time_unknown {
-            true => (("busy", times.busy_ns()), 0),
-            false => (("on-CPU", times.on_cpu_ns), times.off_cpu_ns),
-        };
-        [
-            on_cpu,
-            ("off-CPU", off_cpu),
-            ("await", times.await_ns),
-            ("scheduling delay", times.delay_ns),
-            ("unexplained idle", times.idle_ns.saturating_sub(times.explained_idle_ns())),
-            ("other spans on its stack", times.other_spans_ns),
-        ]
-    }
 }
 
 fn compared(profile: &Profile, facts: &Facts) -> Option<BriefComparison> {

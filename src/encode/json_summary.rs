@@ -54,9 +54,10 @@ fn write(brief: &Brief<'_>, detail: BriefDetail, out: &mut dyn Write) -> io::Res
         summary.member("headline", plain(&brief.headline, detail.whole_line()))?;
         summary.member("wall_ms", ms(facts.times.wall_ns))?;
         summary.object("split_ms", |split| {
-            let parts = Brief::wall_parts(facts).into_iter().filter(|(_, ns)| *ns > 0);
-            parts.into_iter().try_for_each(|(name, ns)| split.member(name, ms(ns)))
+            facts.split().parts().try_for_each(|(kind, ns)| split.member(kind.name(), ms(ns)))
         })?;
+        let beside = facts.beside();
+        summary.member("beside", Array(|| beside.iter().filter(|_| detail.rows > 0)))?;
         let rows = || brief.rows.iter().flat_map(|rows| of_rows(rows, detail));
         summary.member("functions", Array(rows))?;
         if let Some(compared) = &brief.compared {

@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use super::brief::{Brief, BriefDetail, MOST_BYTES};
+use crate::facts::ChildTotals;
 use crate::facts::format::Ns;
-use crate::facts::{ChildTotals, Facts};
 use crate::profile::{OwnRow, Profile, SampleKind};
 use crate::text::disturbs;
 
@@ -51,7 +51,11 @@ fn write(brief: &Brief<'_>, detail: BriefDetail) -> String {
         _ = writeln!(out, "**In short:** {}\n", code(&brief.headline, detail.whole_line()));
     }
     if brief.has_span {
-        write_wall(facts, &mut out);
+        _ = writeln!(out, "Where it went: {}", facts.split());
+        let beside = facts.beside();
+        if !beside.is_empty() && detail.rows > 0 {
+            _ = writeln!(out, "\nBeside that: {}", beside.join("; "));
+        }
     }
     for hint in brief.hints.iter().filter(|_| detail.rows > 0) {
         _ = writeln!(out, "\n{hint}");
@@ -93,18 +97,6 @@ fn write_identity(brief: &Brief<'_>, detail: BriefDetail, out: &mut String) {
     }
     parts.extend(brief.id.as_ref().map(|id| format!("id {id}")));
     _ = writeln!(out, "{}\n", parts.join(" · "));
-}
-
-fn write_wall(facts: &Facts, out: &mut String) {
-    let wall_ns = facts.times.wall_ns;
-    let parts = Brief::wall_parts(facts).into_iter().filter(|(_, ns)| *ns > 0);
-    let parts: Vec<_> = parts
-        .map(|(name, ns)| {
-            let share = 100.0 * ns as f64 / wall_ns.max(1) as f64;
-            format!("{} {name} ({share:.0} %)", Ns(ns))
-        })
-        .collect();
-    _ = writeln!(out, "Wall {} = {}", Ns(wall_ns), parts.join(" + "));
 }
 
 const fn title(kind: SampleKind) -> &'static str {
@@ -189,7 +181,7 @@ mod tests {
     use super::super::json_summary;
     use super::super::tests::{awaiting, waiting, with_idle};
     use super::*;
-    use crate::facts::{Children, Reason, TimeBreakdown};
+    use crate::facts::{Children, Facts, Reason, TimeBreakdown};
     use crate::profile::Compared;
 
     /// A text that tries to be markup, with a letter that no other text has.
@@ -312,7 +304,7 @@ mod tests {
         for expected in [
             "# `GET /checkout`: 1.30 s wall, kept for ",
             "**In short:** `idle 1.28 s: 1.18 s awaiting, 100 % in shop::fetch`\n",
-            "Wall 1.30 s = 20.0 ms on-CPU (2 %) + 1.18 s await (91 %) + 20.0 ms scheduling delay (2 %) + 80.0 ms \
+            "wall 1.30 s = 20.0 ms on-CPU (2 %) + 1.18 s await (91 %) + 20.0 ms scheduling delay (2 %) + 80.0 ms \
              unexplained idle (6 %)\n",
             "## Awaited in\n\n- 100 % `shop::fetch` at `src/upstream.rs:41` in `tokio::time::sleep::Sleep`\n",
             "## Against 200 typical ones of 98.0 ms\n\n12 times as long\n- +1.06 s `on-CPU in shop::count_cheap_bundles`",

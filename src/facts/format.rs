@@ -74,22 +74,6 @@ pub(crate) fn is_vague(ns: u64, error_ns: u64) -> bool {
     error_ns >= LEAST_NS && error_ns >= ns
 }
 
-/// Displays a time, or how long it was at most if more is not known.
-pub(crate) struct Within {
-    pub(crate) ns: u64,
-    pub(crate) error_ns: u64,
-}
-
-impl Display for Within {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { ns, error_ns } = *self;
-        match is_vague(ns, error_ns) {
-            true => write!(f, "at most {}", Ns(ns.saturating_add(error_ns))),
-            false => Ns(ns).fmt(f),
-        }
-    }
-}
-
 /// Displays a duration with three digits.
 pub(crate) struct Ns(pub(crate) u64);
 

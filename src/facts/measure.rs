@@ -34,6 +34,8 @@ pub(crate) struct MeasureInfo {
     pub(crate) part_of: Option<Measure>,
     /// The title of a profile says it if it is at least this percentage of wall time.
     titled_from: Option<u64>,
+    /// All texts for people say it beside the split of wall time if it is at least this percentage of wall time.
+    said_from: Option<u64>,
     /// `None` if it is unknown.
     value: fn(&Facts) -> Option<u64>,
     /// Only JSON and conditions have it.
@@ -53,6 +55,7 @@ impl MeasureInfo {
         words: "",
         part_of: None,
         titled_from: None,
+        said_from: None,
         value: |_| None,
         is_minor: false,
         least: |_| 0,
@@ -129,14 +132,14 @@ measures! {
     /// elsewhere, which takes 1 µs for both.
     SubtreeOnCpu = "subtree_on_cpu" Nanoseconds ["on_cpu"]
         |facts| known(facts, facts.times.subtree_on_cpu_ns),
-        { words: "on-CPU with child spans", least: |facts| facts.times.on_cpu_ns + 1 };
+        { words: "on-CPU with child spans", said_from: Some(0), least: more_than_own };
     /// [`TimeBreakdown::on_cpu`](crate::TimeBreakdown::on_cpu). Condition: `own_on_cpu>100ms`. To judge this and off-CPU
     /// time, the thread's CPU clock is read at each enter and exit.
     OnCpu = "on_cpu" Nanoseconds ["own_on_cpu"] |facts| known(facts, facts.times.on_cpu_ns),
         { words: "on-CPU", part_of: Some(Measure::Wall) };
     /// [`TimeBreakdown::on_cpu_error`](crate::TimeBreakdown::on_cpu_error)
     OnCpuError = "on_cpu_error" Nanoseconds [] |facts| known(facts, facts.times.on_cpu_error_ns),
-        { words: "possible error of on-CPU time", least: |_| 1_000 };
+        { words: "possible error of on-CPU time", said_from: Some(1), least: |_| 1_000 };
     /// [`TimeBreakdown::off_cpu`](crate::TimeBreakdown::off_cpu). Condition: `off_cpu>50ms`.
     OffCpu = "off_cpu" Nanoseconds ["off_cpu"] |facts| known(facts, facts.times.off_cpu_ns),
         { words: "off-CPU", part_of: Some(Measure::Wall) };
@@ -152,15 +155,15 @@ measures! {
     /// How much more off-CPU time may have been [`Self::Runnable`]: `schedstat` is read from when the thread is sampled, every
     /// 5 ms or less often, and says nothing of segments that began or ended in between.
     RunnableError = "runnable_error" Nanoseconds [] runnable_error,
-        { words: "more that may have been waiting for a CPU", is_minor: true };
+        { words: "more that may have been waiting for a CPU", said_from: Some(10), is_minor: true };
     /// For how long the control group of the process was throttled while the span was open, as it had used up its CPU quota:
     /// of all threads and CPUs together, as `cpu.stat` has it. Not known to conditions. See [`Facts::throttling_unknown`].
     Throttled = "throttled" Nanoseconds [] |facts| facts.throttled.0.ok(),
-        { words: "of throttling", titled_from: Some(10), least: |_| MILLISECOND };
+        { words: "of throttling", titled_from: Some(10), said_from: Some(0), least: |_| MILLISECOND };
     /// Page faults that read from disk. For how long is unknown: the kernel says it only to the privileged. Condition:
     /// `major_faults>10`.
     MajorFaults = "major_faults" Count ["major_faults"] |facts| Some(facts.times.usage.major_faults),
-        { words: "major page faults", least: NOT_ZERO };
+        { words: "major page faults", said_from: Some(0), least: NOT_ZERO };
     /// [`TimeBreakdown::idle`](crate::TimeBreakdown::idle). Condition: `idle>1s`.
     Idle = "idle" Nanoseconds ["idle"] |facts| Some(facts.times.idle_ns),
         { words: "idle", part_of: Some(Measure::Wall) };
@@ -175,7 +178,7 @@ measures! {
         { words: "other spans on its stack", part_of: Some(Measure::Wall), least: NOT_ZERO };
     /// [`TimeBreakdown::after_last_exit`](crate::TimeBreakdown::after_last_exit)
     AfterLastExit = "after_last_exit" Nanoseconds [] |facts| Some(facts.times.after_last_exit_ns),
-        { words: "after the last exit", least: |_| MILLISECOND };
+        { words: "after the last exit", said_from: Some(10), least: |_| MILLISECOND };
     /// On-CPU time of the subtree that certainly was not sampled. Unknown while the span is open, as its threads have not
     /// reported their present segments.
     Unsampled = "unsampled" Nanoseconds []
@@ -211,6 +214,16 @@ fn runnable_error(facts: &Facts) -> Option<u64> {
     let TimeBreakdown { on_cpu_ns, off_cpu_ns, usage, .. } = &facts.times;
     let unread_ns = (on_cpu_ns + off_cpu_ns).saturating_sub(usage.run_delay_read_ns);
     Some(off_cpu_ns.saturating_sub(known_ns).min(unread_ns))
+}
+
+/// Little more is the error of two readings.
+fn more_than_own(facts: &Facts) -> u64 {
+    facts.times.on_cpu_ns + facts.times.on_cpu_ns / 1_000 + 1_000
+}
+
+fn is_from(percent: Option<u64>, value: u64, facts: &Facts) -> bool {
+    let least = |percent| u128::from(facts.times.wall_ns) * u128::from(percent);
+    percent.is_some_and(|percent: u64| u128::from(value) * 100 >= least(percent))
 }
 
 /// A time that was found with the threads' CPU clocks.
@@ -262,10 +275,14 @@ impl Measure {
 
     /// The value, if the title of a profile should say it.
     pub(crate) fn titled(self, facts: &Facts) -> Option<u64> {
-        let percent = self.row().titled_from?;
-        self.notable(facts).filter(|value| {
-            u128::from(*value) * 100 >= u128::from(facts.times.wall_ns) * u128::from(percent)
-        })
+        self.notable(facts).filter(|value| is_from(self.row().titled_from, *value, facts))
+    }
+
+    /// The value, if texts should say it beside the split of wall time.
+    pub(super) fn said(self, facts: &Facts) -> Option<u64> {
+        let MeasureInfo { least, said_from, .. } = self.row();
+        let value = self.value(facts).filter(|value| *value >= least(facts));
+        value.filter(|value| is_from(*said_from, *value, facts))
     }
 }
 

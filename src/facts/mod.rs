@@ -5,6 +5,7 @@ mod children;
 pub(crate) mod format;
 mod measure;
 mod reason;
+mod split;
 mod times;
 mod usage;
 
@@ -19,6 +20,7 @@ use crate::sys::ThrottlingUnknown;
 pub use children::{ChildOrder, ChildTotals, Children};
 pub use measure::{Measure, Unit};
 pub use reason::{Reason, Reasons};
+pub use split::TimeKind;
 pub use times::{Hardware, TimeBreakdown};
 pub(crate) use usage::{Usage, UsageCounts};
 

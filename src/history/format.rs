@@ -22,17 +22,6 @@ const MOST_BYTES: u64 = 16 * 1024 * 1024;
 /// More than a layer writes.
 const MOST_QUANTITIES: usize = 1_024;
 
-const KINDS: [(TimeKind, &str); 8] = [
-    (TimeKind::OnCpu, "on_cpu"),
-    (TimeKind::OffCpu, "off_cpu"),
-    (TimeKind::Runnable, "runnable"),
-    (TimeKind::Await, "await"),
-    (TimeKind::SchedulingDelay, "scheduling_delay"),
-    (TimeKind::UnexplainedIdle, "unexplained_idle"),
-    (TimeKind::OtherSpans, "other_spans"),
-    (TimeKind::Unmeasured, "unmeasured"),
-];
-
 /// What was typical in an hour, by the name of the route.
 #[derive(Clone, Debug, Default)]
 pub(super) struct HourFile {
@@ -41,11 +30,6 @@ pub(super) struct HourFile {
     pub(super) version: String,
     pub(super) hour: u64,
     pub(super) routes: BTreeMap<String, CohortHour>,
-}
-
-/// The name of a kind of time.
-pub(crate) fn kind_name(kind: TimeKind) -> &'static str {
-    KINDS.iter().find(|(known, _)| *known == kind).map_or("unmeasured", |(_, name)| name)
 }
 
 /// The hours before the year 10000.
@@ -184,7 +168,7 @@ fn fields_of(quantity: &Quantity) -> Vec<String> {
     let mut fields = Vec::new();
     match quantity {
         Quantity::Wall(kind, spent_in) => {
-            fields.extend(["wall".to_owned(), kind_name(*kind).to_owned()]);
+            fields.extend(["wall".to_owned(), kind.name().to_owned()]);
             fields.extend(fields_of_function(spent_in));
         }
         Quantity::OtherThreads(spent_in) => {
@@ -215,7 +199,7 @@ fn fields_of_function(spent_in: &SpentIn) -> Vec<String> {
 fn quantity_of(fields: &[&str]) -> Option<Quantity> {
     Some(match fields {
         ["wall", kind, spent_in @ ..] => {
-            let (kind, _) = KINDS.iter().find(|(_, name)| name == kind)?;
+            let kind = TimeKind::ALL.iter().find(|known| known.name() == *kind)?;
             Quantity::Wall(*kind, function_of(spent_in)?)
         }
         ["other_threads", spent_in @ ..] => Quantity::OtherThreads(function_of(spent_in)?),
@@ -283,7 +267,7 @@ mod tests {
             SpentIn::Function(Arc::new(OwnFunction { name, file, line: 7 }))
         };
         let mut quantities: Vec<_> =
-            KINDS.iter().map(|(kind, name)| Quantity::Wall(*kind, function(name))).collect();
+            TimeKind::ALL.iter().map(|kind| Quantity::Wall(*kind, function(kind.name()))).collect();
         quantities.extend([
             Quantity::Wall(TimeKind::OnCpu, SpentIn::Others),
             Quantity::Wall(TimeKind::OnCpu, SpentIn::Unknown),

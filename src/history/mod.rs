@@ -19,7 +19,6 @@ use crate::references::References;
 use crate::stats::Counters;
 
 #[cfg(feature = "axum")]
-pub(crate) use format::kind_name;
 pub use routes::RouteHistory;
 #[cfg(feature = "axum")]
 pub(crate) use routes::{Period, stored_versions};

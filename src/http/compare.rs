@@ -10,7 +10,7 @@ use super::answer::{Failure, not_found, object, time, unreadable};
 use super::routes::{own_version, recent_hours};
 use crate::compare::{ComparedRow, ComparedValue, Comparison, Quantity, SpentIn};
 use crate::handle::Handle;
-use crate::history::{Period, RouteHistory, hour_begins, hour_of, kind_name, stored_versions};
+use crate::history::{Period, RouteHistory, hour_begins, hour_of, stored_versions};
 
 /// Two sets of hours of a route.
 pub(super) struct ComparedPeriods {
@@ -73,7 +73,7 @@ fn value_to_json(value: ComparedValue) -> [(&'static str, Value); 4] {
 
 fn row_to_json(row: &ComparedRow) -> Value {
     let (unit, what, function) = match &row.quantity {
-        Quantity::Wall(kind, function) => ("ns", kind_name(*kind), Some(function)),
+        Quantity::Wall(kind, function) => ("ns", kind.name(), Some(function)),
         Quantity::OtherThreads(function) => ("ns", "other_threads", Some(function)),
         Quantity::AllocatedBytes => ("bytes", "allocated_bytes", None),
         Quantity::ChildSpans(_) => ("count", "child_spans", None),

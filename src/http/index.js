@@ -80,10 +80,9 @@ const traceUrl = (template, entry) => {
 // --- what the server says
 
 const server = { enabled: false, rules: '', source: '', kept: {}, stats: {}, trace_url: '', aheadMs: 0 };
-/** The entries in the list, those that a button adds, and what the server says of measures. */
+/** The entries in the list, and those that a button adds. */
 let entries = [],
   waiting = [],
-  measures = [],
   isLoaded = false;
 const keyOf = (entry) => [entry.id, entry.span_id, entry.time, entry.name].join('\n');
 
@@ -105,7 +104,6 @@ async function refresh() {
   try {
     const [state, list] = await Promise.all([askState('GET'), ask('kept').then((response) => response.json())]);
     takeState(state);
-    measures = list.measures ?? measures;
     takeList(list.kept);
     problem('');
     showProcess().catch((error) => problem(`Cannot list the profiles of the process: ${error.message}`));
@@ -122,12 +120,7 @@ const whole = (entry) => ({
   ...entry,
   wall_ms: entry.wall_ms ?? 0,
   on_cpu_ms: entry.on_cpu_ms ?? 0,
-  off_cpu_ms: entry.off_cpu_ms ?? 0,
-  idle_ms: entry.idle_ms ?? 0,
   await_ms: entry.await_ms ?? 0,
-  // Reports of earlier versions have the second name.
-  scheduling_delay_ms: entry.scheduling_delay_ms ?? entry.delay_ms ?? 0,
-  other_spans_ms: entry.other_spans_ms ?? 0,
 });
 function takeList(list) {
   const kept = list.map(whole);
@@ -381,43 +374,12 @@ function reasonCell(entry) {
   const badges = reasonsOf(entry).map((reason) => el('span', { class: 'badge' }, reason));
   return [...badges.flatMap((badge) => [badge, ' ']), ...(entry.open ? [el('small', {}, 'still open')] : [])];
 }
-const partsOf = (entry) => [
-  ...(entry.cpu_known === false
-    ? [['busy', entry.wall_ms - entry.idle_ms - entry.other_spans_ms, 'on']]
-    : [
-        ['on-CPU', entry.on_cpu_ms, 'on'],
-        ['off-CPU', entry.off_cpu_ms, 'off'],
-      ]),
-  ['await', entry.await_ms, 'await'],
-  ['scheduling delay', entry.scheduling_delay_ms, 'delay'],
-  ['unexplained idle', entry.idle_ms - entry.await_ms - entry.scheduling_delay_ms, 'rest'],
-  ['other spans on its stack', entry.other_spans_ms, 'rest'],
-];
-/** The parts of a measure: ` (waiting for a CPU 3 ms)`. */
-function furtherParts(whole, entry) {
-  const parts = measures
-    .filter(({ field, part_of }) => part_of === whole && entry[field] >= entry.wall_ms * 0.001)
-    .map(({ field, words }) => `${words} ${duration(entry[field])}`);
-  return parts.length > 0 ? ` (${parts.join(', ')})` : '';
-}
 function wallCell(entry, longest) {
-  const parts = partsOf(entry),
-    sum = parts.reduce((all, [, ms]) => all + Math.max(0, ms), 0);
-  const bar = el('div', { class: 'split', 'aria-hidden': 'true' });
-  bar.style.width = `${longest > 0 ? (entry.wall_ms / longest) * 100 : 0}%`;
-  for (const [, ms, look] of parts) {
-    if (!(ms > 0)) continue;
-    const part = el('i', { class: look });
-    part.style.width = `${(ms / sum) * 100}%`;
-    bar.append(part);
-  }
-  const times = parts
-    .filter(([, ms]) => ms >= entry.wall_ms * 0.001)
-    .map(([name, ms]) => `${name} ${duration(ms)}${name === 'off-CPU' ? furtherParts('off_cpu_ms', entry) : ''}`)
-    .join(' + ');
-  const text = entry.allocated_bytes > 0 ? `${times} · allocated ${memory(entry.allocated_bytes)}` : times;
   if (!entry.isTimed) return ['–'];
-  return [el('b', {}, duration(entry.wall_ms)), bar, el('small', {}, text)];
+  const [picture, words] = bar(entry.split_ms ?? {});
+  picture.style.width = `${longest > 0 ? (entry.wall_ms / longest) * 100 : 0}%`;
+  for (const text of entry.beside ?? []) words.append(` · ${clean(text)}`);
+  return [el('b', {}, duration(entry.wall_ms)), picture, words];
 }
 /** How many times as long as typical spans it took, and the largest difference that is not by chance. */
 function typicalCell(entry) {
@@ -732,13 +694,13 @@ const MOST_ROWS = 20;
 /** What a kind of time is called, and the look of its part of a bar. */
 const KINDS = {
   on_cpu: ['on-CPU', 'on'],
-  off_cpu: ['off-CPU', 'off'],
+  off_cpu: ['blocked', 'off'],
   runnable: ['waiting for a CPU', 'off'],
   await: ['await', 'await'],
   scheduling_delay: ['scheduling delay', 'delay'],
   unexplained_idle: ['unexplained idle', 'rest'],
   other_spans: ['other spans on its stack', 'rest'],
-  unmeasured: ['unmeasured', 'rest'],
+  unmeasured: ['not measured', 'on'],
 };
 const pathOf = (path, values) => `${base}${path}?${new URLSearchParams(values)}`;
 const link = (href, ...text) => el('a', { href }, ...text);

@@ -10,7 +10,6 @@ use crate::encode::KeptSummary;
 use crate::export::{
     StoredFile, brief_of, list_stored, profile_id_of, read_stored, span_of, summary_of,
 };
-use crate::facts::Measure;
 use crate::handle::Handle;
 use crate::publish::RecentlyKept;
 
@@ -43,8 +42,7 @@ pub(super) fn list(handle: &Handle) -> std::io::Result<Value> {
     let time = |entry: &Value| entry.get("time").and_then(Value::as_str).unwrap_or("").to_owned();
     entries.sort_by_cached_key(|entry| std::cmp::Reverse(time(entry)));
     entries.truncate(MOST);
-    let measures = Measure::ALL.iter().map(of_measure).collect();
-    Ok(object([("measures", measures), ("kept", Value::Array(entries))]))
+    Ok(object([("kept", Value::Array(entries))]))
 }
 
 /// In which form a client wants a profile.
@@ -193,14 +191,6 @@ fn in_short(recent: &RecentlyKept) -> Option<KeptSummary<'_>> {
 }
 
 /// What a list says of a measure.
-fn of_measure(measure: &Measure) -> Value {
-    object([
-        ("field", measure.row().field),
-        ("words", measure.row().words),
-        ("part_of", measure.row().part_of.map_or("", |whole| whole.row().field)),
-    ])
-}
-
 #[cfg(test)]
 mod tests {
     use super::Form;

@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::answer::{Failure, not_found, object, time};
 use crate::compare::{Baseline, CohortHour, Drift, Quantity};
 use crate::handle::Handle;
-use crate::history::{hour_begins, kind_name};
+use crate::history::hour_begins;
 use crate::profile::Profile;
 use crate::publish::RecentlyKept;
 use crate::references::CohortKey;
@@ -93,7 +93,7 @@ impl RouteSummary {
         let mut split: BTreeMap<&'static str, f64> = BTreeMap::new();
         for (quantity, of) in self.recent.references.quantities() {
             if let Quantity::Wall(kind, _) = quantity {
-                *split.entry(kind_name(*kind)).or_default() += of.mean(self.references());
+                *split.entry(kind.name()).or_default() += of.mean(self.references());
             }
         }
         let split = split.into_iter().map(|(kind, ns)| (kind, ms(ns)));

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::compare::{Amount, Breakdown, Measured, OwnFunction, Quantity, SpentIn, TimeKind};
-use crate::facts::{Facts, Measure};
+use crate::facts::Facts;
 use crate::profile::{LinkId, Point, Profile, SAMPLED_AWAIT_NS, Sample, SampleKind, ThreadId};
 
 impl Breakdown {
@@ -26,23 +26,21 @@ impl Breakdown {
         let [awaits, more_awaits] = samples.by_function(SampleKind::Await);
         let [delays, more_delays] = samples.by_function(SampleKind::Delay);
         let wall = |kind| move |function| Quantity::Wall(kind, function);
-        let runnable_ns = facts.get(Measure::Runnable).unwrap_or(0).min(times.off_cpu_ns);
-        let blocked_ns = times.off_cpu_ns - runnable_ns;
-        let explained_ns = times.await_ns.saturating_add(times.delay_ns);
-        let idle_ns = times.idle_ns.saturating_sub(explained_ns);
+        let wall_split = facts.split();
         let alone = |quantity, value| Amount { quantity, value, measured: Measured::Exact };
-        let unknown = |kind, ns| alone(Quantity::Wall(kind, SpentIn::Unknown), ns);
-        let mut amounts = vec![
-            unknown(TimeKind::UnexplainedIdle, idle_ns),
-            unknown(TimeKind::OtherSpans, times.other_spans_ns),
-            unknown(TimeKind::Runnable, runnable_ns),
-        ];
-        amounts.extend(on_cpu.split(times.on_cpu_ns, wall(TimeKind::OnCpu)));
-        amounts.extend(elsewhere.split(times.inside_on_cpu_ns(), Quantity::OtherThreads));
-        amounts.extend(off_cpu.split(blocked_ns, wall(TimeKind::OffCpu)));
-        let (awaits, delays) = (awaits.and(more_awaits), delays.and(more_delays));
-        amounts.extend(awaits.split(times.await_ns, wall(TimeKind::Await)));
-        amounts.extend(delays.split(times.delay_ns, wall(TimeKind::SchedulingDelay)));
+        let mut amounts = elsewhere.split(times.inside_on_cpu_ns(), Quantity::OtherThreads);
+        for (kind, functions) in [
+            (TimeKind::OnCpu, on_cpu),
+            (TimeKind::OffCpu, off_cpu),
+            (TimeKind::Await, awaits.and(more_awaits)),
+            (TimeKind::SchedulingDelay, delays.and(more_delays)),
+        ] {
+            amounts.extend(functions.split(wall_split.of(kind), wall(kind)));
+        }
+        for kind in [TimeKind::UnexplainedIdle, TimeKind::OtherSpans, TimeKind::Runnable] {
+            let unknown = Quantity::Wall(kind, SpentIn::Unknown);
+            amounts.push(alone(unknown, wall_split.of(kind)));
+        }
         let allocated = times.allocations.map(|all| all.allocated_bytes);
         amounts.extend(allocated.map(|bytes| alone(Quantity::AllocatedBytes, bytes)));
         // Of a reference span, none would count as no children.

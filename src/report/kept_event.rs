@@ -25,47 +25,28 @@ const LEAST_STOP_NS: u64 = 1_000_000_000;
 /// The kept spans of one profile that have events of their own.
 const MOST_EVENTS: usize = 8;
 
-/// Logs what was kept: of each span a line for people, and an event at DEBUG whose fields have everything.
-pub(crate) fn log(kept: &Kept) {
-    let Some((first, others)) = kept.spans.split_first() else { return };
-    log_span(first, kept, true, &message(first, kept));
-    let of = first.facts.name();
-    for span in others.iter().take(MOST_EVENTS - 1) {
-        let is_in = match span.profile {
-            Ok(_) if kept.profile.is_some() => format!(": in the profile of `{of}`"),
-            Ok(_) => String::new(),
-            Err(why) => format!(": no profile: {}", Without(why, span)),
-        };
-        log_span(span, kept, false, &format!("{}{is_in}", head(span)));
-    }
-    let left_out = others.len().saturating_sub(MOST_EVENTS - 1);
-    if left_out > 0 {
-        tracing::info!(
-            target: "tracing_profiling",
-            parent: None,
-            kind = display(LogKind::KeptMore.kind()),
-            reason = display(LogKind::KeptMore.reason()),
-            count = left_out,
-            profile_id = kept.profile.map(display),
-            "kept {left_out} more spans together with `{of}`"
-        );
-    }
-}
+/// The characters of a line for people, beyond which a reason is left to the report.
+const MOST_CHARS: usize = 200;
 
-fn log_span(span: &KeptSpan, kept: &Kept, has_profile: bool, message: &str) {
-    let profile = profile_of(span, kept, has_profile);
+/// Logs a profile: a line for people about its first span, and for each span an event at DEBUG whose fields have everything.
+pub(crate) fn log(kept: &Kept) {
+    let Some(first) = kept.spans.first() else { return };
+    let profile = profile_of(first, kept, true);
     tracing::info!(
         target: "tracing_profiling",
         parent: None,
-        span = display(&span.facts.span),
-        reason = display(span.reasons()),
-        wall_ms = ms(span.times().wall_ns),
-        trace_id = span.facts.ids().map(|(trace, _)| display(trace)),
+        span = display(&first.facts.span),
+        reason = display(first.reasons()),
+        wall_ms = ms(first.times().wall_ns),
+        spans = Some(kept.spans.len()).filter(|spans| *spans > 1),
+        trace_id = first.facts.ids().map(|(trace, _)| display(trace)),
         profile_id = profile.map(display),
         file = kept.files.first().filter(|_| profile.is_some()).map(|file| display(file.display())),
-        "{message}"
+        "{}", message(first, kept)
     );
-    Fields::log(|| Fields::of(span, kept, has_profile));
+    for (number, span) in kept.spans.iter().take(MOST_EVENTS).enumerate() {
+        Fields::log(|| Fields::of(span, kept, number == 0));
+    }
 }
 
 /// Detects that the names of kept spans do not tell requests apart, although a field could.
@@ -146,19 +127,25 @@ fn message(first: &KeptSpan, kept: &Kept) -> String {
             None => "no profile: it could not be exported".to_owned(),
         }
     });
-    let reasons: Vec<_> = Some(headline(first, kept))
-        .filter(|text| !text.is_empty())
-        .into_iter()
-        .chain(no_profile)
-        .collect();
-    match reasons.is_empty() {
-        true => head(first),
-        false => format!("{}: {}", head(first), reasons.join("; ")),
+    let mut text = head(first);
+    let mut separator = ": ";
+    // The more a reason explains, the earlier it stands.
+    for reason in reasons(first, kept).into_iter().chain(no_profile) {
+        if separator == "; " && text.chars().count() + reason.chars().count() > MOST_CHARS {
+            continue;
+        }
+        text = text + separator + &reason;
+        separator = "; ";
     }
+    text
 }
 
 /// What explains most of the time of a span, the larger part first. Empty if nothing does.
 pub(crate) fn headline(first: &KeptSpan, kept: &Kept) -> String {
+    reasons(first, kept).join("; ")
+}
+
+fn reasons(first: &KeptSpan, kept: &Kept) -> Vec<String> {
     let times = first.times();
     let compared = kept.compared.as_ref().filter(|compared| compared.is_of(&first.facts));
     let many = first.facts.children.many_in(times.wall_ns).map(|many| Many(many).to_string());
@@ -176,8 +163,7 @@ pub(crate) fn headline(first: &KeptSpan, kept: &Kept) -> String {
     let deadlock = first.facts.deadlock.as_deref().map(|text| capped(text).into_owned());
     let reasons = compared.and_then(against_typical).into_iter().chain(many).chain(parts);
     let reasons = deadlock.into_iter().chain(error).chain(unknown).chain(reasons);
-    let reasons: Vec<_> = reasons.chain(allocated(first, kept)).collect();
-    reasons.join("; ")
+    reasons.chain(allocated(first, kept)).collect()
 }
 
 /// Adds what explains most of the time of the first span of a symbolized profile.
@@ -426,6 +412,7 @@ mod tests {
     use crate::facts::Reason;
     use crate::profile::{Compared, Hotspots};
     use crate::span::SpanKey;
+    use crate::sys::Allocations;
 
     fn kept() -> Kept {
         let mut span = KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 258);
@@ -515,6 +502,19 @@ mod tests {
         // A span that mostly waited.
         kept.spans[0].facts.times.subtree_on_cpu_ns = 1_000_000;
         assert!(!line(&kept).contains("on-CPU time"), "{}", line(&kept));
+    }
+
+    #[test]
+    fn a_message_leaves_to_the_report_what_would_make_it_long() {
+        let mut kept = kept();
+        let allocations =
+            Allocations { allocated_bytes: 1 << 30, allocations: 7, ..Default::default() };
+        kept.spans[0].facts.times.allocations = Some(allocations);
+        assert!(line(&kept).contains("; allocated 1.07 GB"), "{}", line(&kept));
+        let function = "shop::render::".repeat(11);
+        kept.hotspots = Hotspots::for_test(&function, 0.97);
+        assert_eq!(line(&kept), format!("kept `test`: 1.29 s on-CPU, 97 % in {function}"));
+        assert!(headline(&kept.spans[0], &kept).contains("allocated 1.07 GB"));
     }
 
     #[test]

@@ -7,10 +7,9 @@ use std::time::Duration;
 
 use tracing::Metadata;
 
-use super::format::{Allocated, MeasuredValue, Ns, Short, Within, is_vague};
+use super::format::{MeasuredValue, Ns, Short, is_vague};
 use super::losses::{NOTHING_LOST, list_of_losses, losses_in_words};
-use super::starved::ALL_CPUS;
-use crate::facts::{Facts, Measure, TimeBreakdown};
+use crate::facts::{Facts, Measure};
 use crate::keep::{Kept, KeptSpan, ProfileGroup};
 use crate::log::{LogEvent, LogKind};
 use crate::profile::{
@@ -68,9 +67,7 @@ pub(crate) fn describe(
     let is_known = of_topmost.clone().all(|span| !span.times().is_cpu_time_unknown);
     let on_cpu_ns: u64 = of_topmost.clone().map(|span| span.times().subtree_on_cpu_ns).sum();
     for KeptSpan { facts, .. } in kept.iter().take(MOST_NOTED) {
-        let allocated = facts.times.allocations.filter(|all| all.allocations > 0);
-        let allocated = allocated.map_or(String::new(), |all| format!("; {}", Allocated(&all)));
-        profile.notes.push(format!("{}: {}{allocated}", capped(&facts.name()), Split(facts)));
+        profile.notes.push(format!("{}: {}", capped(&facts.name()), split(facts)));
     }
     if kept.len() > MOST_NOTED {
         profile.notes.push(format!("and {} more kept spans", kept.len() - MOST_NOTED));
@@ -459,84 +456,19 @@ fn without(call: FilteredSyscall) -> &'static str {
     }
 }
 
-/// Displays wall time and its parts.
-struct Split<'a>(&'a Facts);
-
-impl Display for Split<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let facts = self.0;
-        let TimeBreakdown {
-            wall_ns,
-            on_cpu_ns,
-            on_cpu_error_ns: error_ns,
-            off_cpu_ns,
-            idle_ns,
-            after_last_exit_ns,
-            other_spans_ns,
-            is_cpu_time_unknown,
-            ..
-        } = facts.times;
-        write!(f, "wall {} = ", Ns(wall_ns))?;
-        if is_cpu_time_unknown {
-            write!(f, "busy {}", Ns(facts.times.busy_ns()))?;
-        } else {
-            write!(f, "on-CPU {}", Within { ns: on_cpu_ns, error_ns })?;
-            if error_ns >= 1_000 && !is_vague(on_cpu_ns, error_ns) {
-                write!(f, " (± {})", Ns(error_ns))?;
-            }
-            let inside_ns = facts.times.inside_on_cpu_ns();
-            if inside_ns >= WORTH_REPORTING {
-                write!(f, " (and {} in spans inside it on other threads)", Ns(inside_ns))?;
-            }
-            write!(f, " + off-CPU {}", Within { ns: off_cpu_ns, error_ns })?;
-            in_brackets(f, &parts(Measure::OffCpu, facts))?;
-        }
-        write!(f, " + idle {}", Ns(idle_ns))?;
-        let mut parts = parts(Measure::Idle, facts);
-        let rest_ns = idle_ns.saturating_sub(facts.times.explained_idle_ns());
-        if !parts.is_empty() && rest_ns >= WORTH_REPORTING {
-            parts.push(format!("not explained {}", Ns(rest_ns)));
-        }
-        in_brackets(f, &parts)?;
-        if after_last_exit_ns >= WORTH_REPORTING.max(wall_ns / 10) {
-            write!(f, " ({} of it after its last exit)", Ns(after_last_exit_ns))?;
-        }
-        if other_spans_ns > 0 {
-            write!(f, " + other spans on its stack {}", Ns(other_spans_ns))?;
-        }
-        let all_ns: u64 = [on_cpu_ns, off_cpu_ns, idle_ns, other_spans_ns].iter().sum();
-        if all_ns > wall_ns + wall_ns / 10 + WORTH_REPORTING {
-            f.write_str(" (on several threads at once)")?;
-        }
-        f.write_str(if is_cpu_time_unknown { "; on-CPU unknown" } else { "" })?;
-        match Measure::Throttled.notable(facts) {
-            Some(ns) => {
-                write!(f, "; its control group was throttled for {}{ALL_CPUS}", Ns(ns))
-            }
-            None => Ok(()),
-        }
-    }
-}
-
-/// The parts of a measure, with their values.
-fn parts(of: Measure, facts: &Facts) -> Vec<String> {
-    let part = |part: Measure| {
-        let value = part.notable(facts)?;
-        Some(format!("{} {}", part.row().words, MeasuredValue(part, value)))
-    };
-    of.parts().filter_map(part).collect()
-}
-
-fn in_brackets(f: &mut fmt::Formatter<'_>, parts: &[String]) -> fmt::Result {
-    if parts.is_empty() { Ok(()) } else { write!(f, " ({})", parts.join(" + ")) }
+/// Wall time and its parts, and what belongs to it.
+fn split(facts: &Facts) -> String {
+    let beside = facts.beside().into_iter().map(|text| format!("; {text}"));
+    facts.split().to_string() + &beside.collect::<String>()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::facts::TimeBreakdown;
 
     fn split(times: &TimeBreakdown) -> String {
-        Split(&Facts { times: *times, ..Facts::default() }).to_string()
+        super::split(&Facts { times: *times, ..Facts::default() })
     }
 
     fn kept(times: TimeBreakdown) -> KeptSpan {
@@ -547,31 +479,33 @@ mod tests {
 
     #[test]
     fn the_error_of_on_cpu_time_is_stated() {
-        let account =
-            TimeBreakdown { on_cpu_ns: 9_000, on_cpu_error_ns: 7_000, ..TimeBreakdown::default() };
-        assert!(split(&account).contains("on-CPU 9.00 µs (± 7.00 µs) +"));
-        // An error that is as large leaves nothing but a bound.
-        let account = TimeBreakdown { on_cpu_error_ns: 9_001, off_cpu_ns: 40_000, ..account };
-        assert!(
-            split(&account).contains("on-CPU at most 18.0 µs + off-CPU 40.0 µs +"),
-            "{}",
-            split(&account)
+        let account = |on_cpu_error_ns| TimeBreakdown {
+            wall_ns: 9_000,
+            on_cpu_ns: 9_000,
+            on_cpu_error_ns,
+            ..TimeBreakdown::default()
+        };
+        let whole = "wall 9.00 µs = 9.00 µs on-CPU (100 %)";
+        assert_eq!(
+            split(&account(7_000)),
+            format!("{whole}; 7.00 µs possible error of on-CPU time")
         );
-        let account = TimeBreakdown { on_cpu_error_ns: 700, ..account };
-        assert!(split(&account).contains("on-CPU 9.00 µs +"));
+        assert_eq!(split(&account(80)), whole);
     }
 
     #[test]
     fn on_cpu_time_of_spans_on_other_threads_is_stated() {
         let on_cpu_ns = 1_000_000;
         let account = |more_ns| TimeBreakdown {
+            wall_ns: on_cpu_ns,
             on_cpu_ns,
             subtree_on_cpu_ns: on_cpu_ns + more_ns,
             ..TimeBreakdown::default()
         };
-        let text = split(&account(150_000_000));
-        assert!(text.contains("on-CPU 1.00 ms (and 150 ms in spans inside it on other threads) +"));
-        assert!(split(&account(999_999)).contains("on-CPU 1.00 ms +"));
+        let whole = "wall 1.00 ms = 1.00 ms on-CPU (100 %)";
+        let inside = "151 ms on-CPU with child spans";
+        assert_eq!(split(&account(150_000_000)), format!("{whole}; {inside}"));
+        assert_eq!(split(&account(1_999)), whole);
     }
 
     #[test]
@@ -640,21 +574,22 @@ mod tests {
     fn idle_time_is_split_if_a_part_of_it_is_explained() {
         let text = |await_ms: u64, delay_ms: u64| {
             let account = TimeBreakdown {
-                wall_ns: 1_210_000_000,
+                wall_ns: 1_250_000_000,
+                on_cpu_ns: 50_000_000,
                 idle_ns: 1_200_000_000,
                 await_ns: await_ms * 1_000_000,
                 delay_ns: delay_ms * 1_000_000,
                 ..TimeBreakdown::default()
             };
             let text = split(&account);
-            text.split(" + idle ").nth(1).unwrap().to_owned()
+            text.strip_prefix("wall 1.25 s = 50.0 ms on-CPU (4 %) + ").unwrap().to_owned()
         };
-        assert_eq!(text(0, 0), "1.20 s");
-        assert_eq!(text(1_180, 20), "1.20 s (await 1.18 s + scheduling delay 20.0 ms)");
-        assert_eq!(text(1_200, 0), "1.20 s (await 1.20 s)");
+        assert_eq!(text(0, 0), "1.20 s unexplained idle (96 %)");
+        assert_eq!(text(1_180, 20), "1.18 s await (94 %) + 20.0 ms scheduling delay (2 %)");
+        assert_eq!(text(1_200, 0), "1.20 s await (96 %)");
         assert_eq!(
             text(1_000, 20),
-            "1.20 s (await 1.00 s + scheduling delay 20.0 ms + not explained 180 ms)"
+            "1.00 s await (80 %) + 20.0 ms scheduling delay (2 %) + 180 ms unexplained idle (14 %)"
         );
         let account = TimeBreakdown { idle_ns: 9, await_ns: 7, ..TimeBreakdown::default() };
         let attributes = attributes(&kept(account), &Losses::default());
@@ -672,11 +607,10 @@ mod tests {
             other_spans_ns: 550_000_000,
             ..TimeBreakdown::default()
         };
-        let on_cpu = "on-CPU 50.0 ms + off-CPU 0 ns";
-        let rest = "idle 1.00 ms + other spans on its stack 550 ms";
-        assert_eq!(split(&account), format!("wall 601 ms = {on_cpu} + {rest}"));
+        let rest = "1.00 ms unexplained idle (0 %) + 550 ms other spans on its stack (92 %)";
+        assert_eq!(split(&account), format!("wall 601 ms = 50.0 ms on-CPU (8 %) + {rest}"));
         let unknown = split(&account.without_cpu_time());
-        assert_eq!(unknown, format!("wall 601 ms = busy 50.0 ms + {rest}; on-CPU unknown"));
+        assert_eq!(unknown, format!("wall 601 ms = {rest} + 50.0 ms not measured (8 %)"));
         let attributes = attributes(&kept(account), &Losses::default());
         let other = attributes.iter().find(|one| one.key == "profile.other_spans_ns").unwrap();
         assert_eq!(other.value, Value::Int(550_000_000));
@@ -717,7 +651,7 @@ mod tests {
         let account =
             TimeBreakdown { wall_ns: 400_000_000, idle_ns: 1_000, ..TimeBreakdown::default() };
         let account = TimeBreakdown { on_cpu_ns: 400_000_000, ..account }.without_cpu_time();
-        let text = "wall 400 ms = busy 400 ms + idle 1.00 µs; on-CPU unknown";
+        let text = "wall 400 ms = 1.00 µs unexplained idle (0 %) + 400 ms not measured (100 %)";
         assert_eq!(split(&account), text);
     }
 

@@ -55,7 +55,6 @@ pub(super) fn write(
         data.member("period", Plain(profile.period_ns))?;
         data.member("trace_url", &context.trace_url)?;
         data.member("source_url", &context.source_url)?;
-        data.member("measures", Array(|| Measure::ALL.iter().map(|measure| MeasureRow(*measure))))?;
         data.member("kept", Array(|| profile.spans.iter().map(|span| KeptRow { span, profile })))?;
         if let Some(compared) = profile.compared.as_deref() {
             data.member("compared", ComparedSpan { compared, spans: &profile.spans })?;
@@ -69,20 +68,6 @@ fn since_start(profile: &Profile, unix_ns: u64) -> i128 {
     match unix_ns {
         0 => -1,
         unix_ns => i128::from(unix_ns) - i128::from(profile.start_unix_ns),
-    }
-}
-
-/// What a report says of a measure.
-struct MeasureRow(Measure);
-
-impl Json for MeasureRow {
-    fn write(&self, out: &mut dyn Write) -> io::Result<()> {
-        let Self(measure) = self;
-        Object::write(out, |row| {
-            row.member("name", measure.name())?;
-            row.member("words", measure.row().words)?;
-            row.member("part_of", measure.row().part_of.map_or("", Measure::name))
-        })
     }
 }
 
@@ -125,7 +110,10 @@ impl Json for KeptRow<'_> {
                 }
             }
             kept.member("cpu_known", Plain(!span.times.is_cpu_time_unknown))?;
-            kept.member("throttling_unknown", span.throttling_unknown().unwrap_or_default())?;
+            let split = span.split();
+            kept.member("beside", Array(|| span.beside().into_iter()))?;
+            let parts = || split.parts().map(|(kind, ns)| ((kind.name(), kind.words()), Plain(ns)));
+            kept.member("split", Array(parts))?;
             kept.object("children", |children| write_children(&span.children, children))?;
             let (trace, id) = texts(span.ids());
             kept.member("trace_id", trace)?;

@@ -212,7 +212,7 @@ const TIMES = [
 /** In place of the kept span of a profile that has none. */
 const unknownSpan = ({ name, duration: wall }) => ({
   ...{ name, target: '', fields: [], reasons: '', open: false, trace_id: '', span_id: '', span: -1 },
-  ...{ start: 0, wall, busy: wall, cpu_known: false },
+  ...{ start: 0, wall, busy: wall, cpu_known: false, beside: [], split: [[['unmeasured', 'not measured'], wall]] },
 });
 
 /** The innermost box of a sample that did not run, by its leaf. */
@@ -1866,24 +1866,8 @@ function traceElement(kept) {
   return url ? el('a', { href: url, class: 'code', ...NEW_TAB }, text) : code(text);
 }
 
-const wallParts = (kept) => [
-  ...(kept.cpu_known
-    ? [
-        ['on-CPU', kept.on_cpu, 'on'],
-        ['off-CPU', kept.off_cpu, 'off'],
-      ]
-    : [['busy', kept.busy, 'on']]),
-  ['await', kept.await, 'await'],
-  ['scheduling delay', kept.scheduling_delay, 'delay'],
-  ['unexplained idle', kept.unexplained, 'rest'],
-  ['other spans on its stack', kept.other_spans, 'rest'],
-];
-
-/** The parts of a measure: `waiting for a CPU 3.00 ms`. */
-const partsOf = (whole, kept) =>
-  profile.measures
-    .filter(({ name, part_of }) => part_of === whole && kept[name] >= 1e3)
-    .map(({ name, words }) => `${words} ${duration(kept[name])}`);
+/** The look of a part of wall time. */
+const LOOKS = { on_cpu: 'on', off_cpu: 'off', runnable: 'off', await: 'await', scheduling_delay: 'delay', unmeasured: 'on' };
 
 /** What explains most of the time; without that, the longest await and what delayed polls most. */
 function showHeadline() {
@@ -1913,70 +1897,32 @@ function showAwaits() {
 const withoutClosure = (name) => name.replace(/(?:::\{\{?(?:closure|async)[^{}]*\}?\})+$/, '') || name;
 function showWall() {
   const [main] = profile.kept,
-    parts = wallParts(main),
-    sum = parts.reduce((all, [, ns]) => all + Math.max(0, ns), 0);
+    parts = main.split;
   byId('wall-total').textContent = `${duration(main.wall)}${main.open ? ' so far' : ''}`;
   const bar = byId('wall-bar');
   bar.setAttribute(
     'aria-label',
-    parts.map(([name, ns]) => `${name} ${duration(ns)}, ${percent(ns, main.wall)}`).join('; '),
+    parts.map(([[, words], ns]) => `${words} ${duration(ns)}, ${percent(ns, main.wall)}`).join('; '),
   );
-  for (const [name, ns, look] of parts) {
-    if (!(ns > 0)) continue;
-    const part = el('div', { class: look });
-    part.style.width = `${(ns / sum) * 100}%`;
-    part.append(el('span', {}, `${name} ${percent(ns, main.wall)}`));
+  for (const [[kind, words], ns] of parts) {
+    const part = el('div', { class: LOOKS[kind] ?? 'rest' });
+    part.style.width = `${(ns / main.wall) * 100}%`;
+    part.append(el('span', {}, `${words} ${percent(ns, main.wall)}`));
     bar.append(part);
-    byId('wall-legend').append(legendItem(name, ns, look, main));
+    byId('wall-legend').append(legendItem(kind, words, ns, main));
   }
   showScope(main);
   showFurther();
 }
-function legendItem(name, ns, look, main) {
-  const error = name === 'on-CPU' && main.on_cpu_error > 0 ? ` ± ${duration(main.on_cpu_error)}` : '';
-  const parts = name === 'off-CPU' ? partsOf('off_cpu', main) : [];
-  return el(
-    'li',
-    {},
-    el('i', { class: `swatch ${look}` }),
-    `${name} `,
-    el('b', {}, duration(ns)),
-    `${error} (${[percent(ns, main.wall), ...parts].join('; ')})`,
-  );
+function legendItem(kind, words, ns, main) {
+  const error = kind === 'on_cpu' && main.on_cpu_error > 0 ? ` ± ${duration(main.on_cpu_error)}` : '';
+  const swatch = el('i', { class: `swatch ${LOOKS[kind] ?? 'rest'}` });
+  return el('li', {}, swatch, `${words} `, el('b', {}, duration(ns)), `${error} (${percent(ns, main.wall)})`);
 }
 function showScope(main) {
   const texts = [];
-  if (!main.cpu_known) texts.push('The CPU time is unknown here: busy is the time in which a thread was in the span.');
-  const beyond = main.subtree_on_cpu - main.on_cpu;
-  if (main.cpu_known && beyond > Math.max(main.on_cpu_error, main.on_cpu * 0.001, 1000)) {
-    texts.push(
-      `This is the span's own time, on the threads that entered it. With child spans on other threads and tasks, ` +
-        `${duration(main.subtree_on_cpu)} on-CPU: the samples, and all that follows, cover those too.`,
-    );
-  }
-  if (main.allocations > 0) {
-    const { allocated, allocations, freed, own_allocated: own } = main;
-    const inside = own < allocated ? `, ${memory(allocated - own)} of it in child spans` : '';
-    const calls = `${grouped(allocations)} allocations`;
-    texts.push(`Allocated ${memory(allocated)} in ${calls}${inside}; freed ${memory(freed)}.`);
-  }
-  if (main.after_last_exit >= 1e6) {
-    texts.push(
-      `The last ${duration(main.after_last_exit)} of the idle time came after the last exit: something still held the span.`,
-    );
-  }
-  if (main.runnable_error > main.wall * 0.1)
-    texts.push(`Another ${duration(main.runnable_error)} off-CPU may have been waiting for a CPU.`);
-  if (main.throttled >= 1e6) {
-    texts.push(
-      `The control group of the process had used up its CPU quota: while the span was open, it was throttled for ` +
-        `${duration(main.throttled)}, all its threads and CPUs together.`,
-    );
-  } else if (main.runnable >= main.wall * 0.1 && main.throttling_unknown) {
-    texts.push(`Whether the process was throttled is unknown: ${main.throttling_unknown}.`);
-  }
-  if (main.major_faults > 0)
-    texts.push(`${count(main.major_faults, 'page fault')} read from disk, for an unknown time.`);
+  if (!main.cpu_known) texts.push('The CPU time of threads is unknown here: for the time not measured, a thread was in the span.');
+  if (main.beside.length > 0) texts.push(`Beside it: ${main.beside.map(clean).join('; ')}.`);
   const blocked = profile.attributes.find(([key]) => key === 'profile.blocked_in_async_ns')?.[1];
   if (blocked > 0)
     texts.push(`An async executor was blocked for ${duration(blocked)}: other tasks of its thread could not run.`);
@@ -2029,7 +1975,7 @@ function showFurther() {
 
 const ROW_LOOKS = {
   'on-CPU': 'on',
-  'off-CPU': 'off',
+  blocked: 'off',
   'waiting for a CPU': 'off',
   await: 'await',
   'scheduling delay': 'delay',
@@ -2038,7 +1984,7 @@ const ROW_LOOKS = {
 /** What the graph shows of a row. */
 const ROW_MODES = {
   'on-CPU': 'cpu',
-  'off-CPU': 'off',
+  blocked: 'off',
   await: 'await',
   'scheduling delay': 'delay',
   'on-CPU on other threads': 'cpu',
@@ -2168,7 +2114,7 @@ function restRow(rows) {
   const texts = [duration(add('value')), duration(add('typical')), signed(add('extra'), duration)];
   return el('tr', { role: 'row' }, ...partCells([count(rows.length, 'smaller part')], ...texts.map((text) => [text]), []));
 }
-const WITH_FUNCTIONS = ['on-CPU', 'off-CPU', 'await', 'scheduling delay', 'on-CPU on other threads'];
+const WITH_FUNCTIONS = ['on-CPU', 'blocked', 'await', 'scheduling delay', 'on-CPU on other threads'];
 /** The name of a part, and what it is. */
 function partTexts({ words, name, file, line, others }) {
   const place = sourceUrl(profile.source_url, file, line),

@@ -100,10 +100,10 @@ impl KeptSummary<'_> {
                     None => {}
                 }
             }
-            summary.member("cpu_known", Plain(!facts.times.is_cpu_time_unknown))?;
-            if let Some(why) = facts.throttling_unknown() {
-                summary.member("throttling_unknown", why)?;
-            }
+            summary.object("split_ms", |split| {
+                facts.split().parts().try_for_each(|(kind, ns)| split.member(kind.name(), ms(ns)))
+            })?;
+            summary.member("beside", Array(|| facts.beside().into_iter()))?;
             if !facts.children.totals.is_empty() {
                 summary
                     .member("children", Array(|| facts.children.totals.iter().map(ChildSummary)))?;
