@@ -10,6 +10,8 @@ use tracing::{Dispatch, Event, Level, Metadata, Subscriber, span};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::{Context, Layered};
 use tracing_subscriber::registry::LookupSpan;
+#[cfg(feature = "tower")]
+use tracing_subscriber::registry::Registry;
 
 use crate::config::Builder;
 use crate::control::Control;
@@ -141,6 +143,33 @@ impl Drop for ProfilingLayer {
             self.found.control.end(Engine::shutdown_later);
         }
     }
+}
+
+/// Whether the layer of the default subscriber profiles spans.
+#[cfg(feature = "tower")]
+pub(crate) fn is_on() -> bool {
+    tracing::dispatcher::get_default(|dispatch| {
+        let engine = dispatch.downcast_ref::<ProfilingLayer>().and_then(|layer| layer.found.get());
+        engine.is_some_and(|engine| !engine.callsites.are_off())
+    })
+}
+
+/// Marks the innermost profiled span that the current one is in as failed.
+#[cfg(feature = "tower")]
+pub(crate) fn fail_current() {
+    tracing::dispatcher::get_default(|dispatch| {
+        let engine = dispatch.downcast_ref::<ProfilingLayer>().and_then(|layer| layer.found.get());
+        let registry = dispatch.downcast_ref::<Registry>();
+        let current = dispatch.current_span();
+        let (Some(engine), Some(registry), Some(id)) = (engine, registry, current.id()) else {
+            return;
+        };
+        let ask = |_, visit: &mut dyn FnMut(RegistryId) -> bool| {
+            let scope = registry.span(id).into_iter().flat_map(|span| span.scope());
+            _ = scope.map(|span| number(&span.id())).find(|id| visit(*id));
+        };
+        engine.spans.fail_nearest(AncestryFrom::Current, &ask, &|_| {});
+    });
 }
 
 const UNFILTERED: &str = "the profiling layer is part of a subscriber without per-layer filters, such as that of \

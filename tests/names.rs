@@ -11,7 +11,8 @@ use std::time::{Duration, SystemTime};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{MatchedPath, Request};
-use axum::routing::get;
+use axum::http::StatusCode;
+use axum::routing::{get, post};
 use serde_json::Value;
 use support::{HAS_STACKS, Log, PLENTY, Setup, burn};
 use tower::ServiceExt as _;
@@ -19,7 +20,8 @@ use tower_http::trace::{DefaultMakeSpan, TraceLayer};
 use tracing::field::Empty;
 use tracing::{Dispatch, info_span};
 use tracing_profiling::profile::SampleKind;
-use tracing_profiling::{Directory, Kept, ProfilingLayer, Redaction};
+use tracing_profiling::tower::AwaitsLayer;
+use tracing_profiling::{Directory, Kept, ProfilingLayer, Reason, Redaction};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::prelude::*;
 
@@ -170,6 +172,76 @@ fn each_slow_route_has_its_name_in_log_and_files() {
             |part: &str| files.iter().any(|file| file.contains(part) && file.ends_with(".html"));
         assert!(is_there("cart") && is_there("search") && is_there("report"), "{files:?}");
     }
+}
+
+/// The names and reasons of what is kept of requests to `/fast`, `/broken` and a method of gRPC that fails, after one to
+/// `/fast` that only shows which spans there are.
+fn kept_of(app: impl FnOnce(Router) -> Router) -> Vec<(String, Vec<(&'static str, String)>, bool)> {
+    let grpc_failed = || async { ([("grpc-status", "13")], "") };
+    let refused = || async { ([("grpc-status", "5")], "") };
+    let routes = Router::new()
+        .route("/fast/{id}", get(|| async {}))
+        .route("/broken", get(|| async { StatusCode::BAD_GATEWAY }))
+        .route("/shop.Cart/Get", post(grpc_failed))
+        .route("/shop.Cart/Find", post(refused));
+    let app = app(routes);
+    let received = Arc::new(Mutex::new(Vec::new()));
+    let kept = Arc::clone(&received);
+    let layer = ProfilingLayer::builder()
+        .exporter(tracing_profiling::export::Memory::new())
+        .rules("error".parse().unwrap())
+        .on_kept(move |one| kept.lock().unwrap().extend(one.spans.clone()))
+        .build()
+        .unwrap();
+    let handle = layer.handle();
+    // A log at INFO wants no span of TraceLayer's default level.
+    let log = tracing_subscriber::fmt::layer().with_writer(std::io::sink);
+    let log = log.with_filter(tracing::level_filters::LevelFilter::INFO);
+    let dispatch = Dispatch::new(tracing_subscriber::registry().with(log).with(layer));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    tracing::dispatcher::with_default(&dispatch, || {
+        for path in ["/fast/1", "/fast/2", "/broken", "/shop.Cart/Get", "/shop.Cart/Find"] {
+            let request = match path.starts_with("/shop") {
+                true => Request::post(path).header("content-type", "application/grpc+proto"),
+                false => Request::get(path),
+            };
+            runtime.block_on(app.clone().oneshot(request.body(Body::empty()).unwrap())).unwrap();
+        }
+    });
+    handle.flush(PLENTY).unwrap();
+    let spans = std::mem::take(&mut *received.lock().unwrap()).into_iter();
+    spans
+        .map(|span: tracing_profiling::KeptSpan| {
+            let fields = span.fields().map(|(name, value)| (name, value.to_owned())).collect();
+            (span.name().to_owned(), fields, span.reasons().contains(Reason::Error))
+        })
+        .collect()
+}
+
+#[test]
+fn requests_without_a_profiled_span_get_one_and_responses_say_whether_they_failed() {
+    let own = |fields: &[(&'static str, &str)]| {
+        let fields = fields.iter().map(|(name, value)| (*name, (*value).to_owned()));
+        ("request".to_owned(), fields.collect(), true)
+    };
+    let expected = [
+        own(&[("http.request.method", "GET"), ("http.route", "/broken")]),
+        own(&[("rpc.service", "shop.Cart"), ("rpc.method", "Get")]),
+    ];
+    let debug = || TraceLayer::new_for_http();
+    assert_eq!(kept_of(|app| app.layer(AwaitsLayer::new())), expected);
+    assert_eq!(kept_of(|app| app.layer(AwaitsLayer::new()).layer(debug())), expected);
+    assert_eq!(kept_of(|app| app.layer(debug()).layer(AwaitsLayer::new())), expected);
+}
+
+#[test]
+fn requests_with_a_profiled_span_get_no_other_one() {
+    let spans = || DefaultMakeSpan::new().level(tracing::Level::INFO);
+    let info = || TraceLayer::new_for_http().make_span_with(spans()).on_failure(());
+    let of = |method: &str| ("request".to_owned(), vec![("method", method.to_owned())], true);
+    assert_eq!(kept_of(|app| app.layer(AwaitsLayer::new()).layer(info())), [of("GET"), of("POST")]);
+    // Outside of the span, its response says nothing of it.
+    assert_eq!(kept_of(|app| app.layer(info()).layer(AwaitsLayer::new())), []);
 }
 
 /// `uri` is shown only if it is asked for, and one log line says how.

@@ -101,7 +101,7 @@ impl Shop {
             .with_state(self)
             .layer(TraceLayer::new_for_http().make_span_with(span_of))
             // For what requests await.
-            .layer(tracing_profiling::tower::AwaitsLayer)
+            .layer(tracing_profiling::tower::AwaitsLayer::new())
     }
 }
 

@@ -207,7 +207,7 @@ fn hints(facts: &Facts) -> Vec<&'static str> {
     if facts.reasons.contains(Reason::Error) {
         hints.push(match facts.error_at {
             Some(_) => "Error: an ERROR event, whose message is in the log of the program.",
-            None => "Error: a panic passed through it, or its status was set.",
+            None => "Error: a panic passed through it, its status was set, or its response says so (5xx).",
         });
     }
     hints
