@@ -18,7 +18,7 @@ use crate::publish::{Ending, OpenSpan};
 use crate::publish::{PublishState, RecentlyKept};
 #[cfg(feature = "metrics")]
 use crate::references::References;
-use crate::sampler::{CONTINUOUS_RATES, SourceSettings};
+use crate::sampler::CONTINUOUS_RATES;
 use crate::sinks::HeapPart;
 use crate::stats::Stats;
 
@@ -295,11 +295,6 @@ impl Handle {
         }
         let ended = control.end(|engine| engine.shutdown(deadline, return_by));
         ended.unwrap_or_else(|| self.wait_for_end(return_by))
-    }
-
-    /// The settings of the source, while it is running.
-    pub(crate) fn source_settings(&self) -> Option<SourceSettings> {
-        self.running(|engine| engine.source.settings)
     }
 
     /// The template of links to traces; empty if there is none.

@@ -155,7 +155,6 @@ mod references;
 mod refresh;
 mod report;
 mod sampler;
-mod self_test;
 mod sinks;
 mod span;
 mod start;
@@ -231,7 +230,6 @@ pub use profile::{DumpedThread, Profile, Resource, ThreadActivity, ThreadDump};
 pub use publish::{OpenSpan, OpenState};
 pub use redact::Redaction;
 pub use sampler::Source;
-pub use self_test::SelfTest;
 pub use stats::{
     AllocationStats, AwaitStats, ChildStats, ContinuousStats, ProfileStats, ReferenceStats,
     ReportStats, RuleStats, SampleStats, SamplingStats, SpanStats, StackStats, Stats, ThreadStats,

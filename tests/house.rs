@@ -106,7 +106,7 @@ fn imports(sources: &[Source]) -> Imports {
 
 /// The modules from top to bottom. Each imports only from those further down.
 const LAYERS: &[&[&str]] = &[
-    &["layer", "self_test", "http", "metrics"],
+    &["layer", "http", "metrics"],
     &["handle", "interest"],
     &["control"],
     &["config"],

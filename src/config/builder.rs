@@ -166,10 +166,6 @@ impl Builder {
         self
     }
 
-    pub(crate) fn with_source_settings(self, source: SourceSettings) -> Self {
-        Self { source, ..self }
-    }
-
     /// Whether the source `timer` samples at the configured rate, rather than at most once per kernel tick (100 to 1,000
     /// times a second).
     ///

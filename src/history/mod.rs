@@ -18,7 +18,6 @@ use crate::log::{LogEvent, LogKind};
 use crate::references::References;
 use crate::stats::Counters;
 
-#[cfg(feature = "axum")]
 pub use routes::RouteHistory;
 #[cfg(feature = "axum")]
 pub(crate) use routes::{Period, stored_versions};

@@ -84,9 +84,9 @@ pub(crate) use platform::{
     open_sample_ring, open_schedstat, open_switch_ring, open_timer_ring, open_without_waiting,
     own_thread, own_threads, owner_of_lock, path_of_open, pending_signal_limit, probe_timers,
     process_cpu_ns, process_id, program_memory, program_path, read_filters, read_own_memory,
-    read_own_stack, schedstat, signal_of_timers, sort_in_library, stack_bounds, thread_and_state,
-    thread_cpu_ns, thread_usage, tick_ns, time_namespace_offset_ns, try_cpu_ns_of,
-    try_thread_cpu_ns, try_thread_usage, unblock_timers, user_ns_of, why_no_process_timer,
+    read_own_stack, schedstat, signal_of_timers, stack_bounds, thread_and_state, thread_cpu_ns,
+    thread_usage, tick_ns, time_namespace_offset_ns, try_cpu_ns_of, try_thread_cpu_ns,
+    try_thread_usage, unblock_timers, user_ns_of, why_no_process_timer,
 };
 #[cfg(fuzzing)]
 pub(crate) use platform::{parse_map, read_proc_texts};

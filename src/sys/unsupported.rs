@@ -133,7 +133,6 @@ macro_rules! stubs {
 
 stubs! {
     fn on_fork(_: fn()) = ();
-    fn sort_in_library(_: &mut [u64]) = ();
     fn load() -> Load = Load::default();
     fn has_ended(_: u32) -> bool = false;
     /// Unknown here, so the CPU times of spans are unknown.

@@ -27,7 +27,6 @@ mod ring;
 mod scripted;
 mod signal;
 mod signal_stack;
-mod sort;
 mod thread;
 mod thread_table;
 mod timer;
@@ -82,7 +81,6 @@ pub(crate) use process_timer::{
 pub(crate) use ring::{RingMemory, bytes_of_ring, copy_any};
 pub(crate) use signal::{note_claimed_signals, with_signals_blocked};
 pub(crate) use signal_stack::has_small_signal_stack;
-pub(crate) use sort::sort_in_library;
 pub(crate) use thread::{
     address_space_left, current_thread, current_tid, has_ended, host_name, is_own_thread,
     is_traced, locked_memory_limit, open_file_limit, pending_signal_limit, process_id,
