@@ -236,6 +236,29 @@ function measureLabels() {
     return ratios.sort((a, b) => a[0] - b[0])[0];
 }
 
+/** What the server answers of routes, with long names and large numbers. */
+function typicalOf(name) {
+    const own = "shop_of_a_large_company::warehouse::inventory::reservation::reserve_all_of_an_order";
+    const split = { on_cpu: 41.2, off_cpu: 12, runnable: 3.1, await: 30.4, scheduling_delay: 2, unexplained_idle: 9 };
+    const kept = { time: "2026-11-28T09:00:00.000Z", wall_ms: 12_345.6, id: "a", file: null, reasons: "latency" };
+    const route = (number) => ({
+        ...{ name: `request{http.route=/orders/{id}/lines/{line}/reservations/${number}}`, references: 12_345 },
+        ...{ requests_estimated: 1_234_567_890, mean_wall_ms: 97.7, mean_wall_split_ms: split, kept: [kept] },
+        ...{ p50_ms: 88.8, p95_ms: 234.5, p99_ms: 12_345.6 },
+        drift: number > 0 ? null : { hour: kept.time, since: "version 1.4.1", was_ms: 80.1, is_ms: 97.7 },
+    });
+    const value = { before: 80_100_000, after: 97_700_000, extra: 17_600_000, interval: [16_000_000, 19_200_000] };
+    const place = { function: own, file: "src/warehouse/inventory/reservation.rs", line: 1234, present_in: 12_345 };
+    const rows = Object.keys(split).map((what) => ({ what, unit: "ns", ...place, ...value }));
+    const beside = [{ what: "child_spans", unit: "count", child: "a_query_with_a_long_name", ...value, present_in: 3 }];
+    const compared = { before: { version: "1.4.1", references: 12_345 }, after: { recent: "", references: 99 } };
+    return {
+        routes: { version: "1.4.2", routes: [...Array(30).keys()].map(route) },
+        route: { version: "1.4.2", routes: [route(0)] },
+        compare: { route: route(0).name, ...compared, wall_ns: value, rows, beside, versions: ["1.4.0", "1.3.9"] },
+    }[name];
+}
+
 async function checkPictures() {
     for (const scheme of SCHEMES) {
         for (const [width, height] of SIZES) {
@@ -270,14 +293,18 @@ async function checkPictures() {
                 await page.locator("#stats summary").click();
                 await checkLooks(page);
             });
-            const { routes } = await (await fetch(`${base}routes`)).json();
-            const name = encodeURIComponent(routes[0].name);
-            const others = { routes: "routes", route: `routes?route=${name}`, compare: `compare?route=${name}`, pprof: "debug/pprof/" };
-            for (const [page_name, path_name] of Object.entries({ ...others, process: "process" })) {
-                await inPage(`picture of ${page_name} ${suffix}`, { width, height, scheme }, async (page) => {
-                    await page.goto(base + path_name, { waitUntil: "networkidle" });
-                    await page.screenshot({ path: path.join(pictures, `${page_name}-${suffix}.png`) });
+            const others = { routes: "routes", route: "routes?route=a", compare: "compare?route=a", pprof: "debug/pprof/" };
+            for (const [name, url] of Object.entries(others)) {
+                await inPage(`picture of ${name} ${suffix}`, { width, height, scheme }, async (page) => {
+                    const answer = typicalOf(name);
+                    // The page asks for its data at its own address.
+                    await page.route(base + url, (route) =>
+                        route.request().resourceType() === "document" ? route.continue() : route.fulfill({ json: answer }),
+                    );
+                    await page.goto(base + url, { waitUntil: "networkidle" });
+                    await page.screenshot({ path: path.join(pictures, `${name}-${suffix}.png`) });
                     await checkLooks(page);
+                    if (answer) assert.ok((await page.locator("tbody tr").count()) > 0, "it shows nothing");
                 });
             }
         }
@@ -455,6 +482,22 @@ const visibleState = (page) =>
         functions: document.getElementById("functions").textContent,
         flame: document.getElementById("flame").toDataURL(),
     }));
+
+async function back(page) {
+    await openReport(page, urlOf("normal"));
+    const mode = () => page.evaluate(() => document.querySelector("[name=mode]:checked").value);
+    const before = [await mode(), page.url()];
+    await page.waitForFunction(() => performance.now() - writtenAt > 1000);
+    await page.locator("#mode").getByText("Off-CPU", { exact: true }).click();
+    await drawn(page);
+    assert.notEqual(await mode(), before[0]);
+    await page.goBack();
+    await drawn(page);
+    assert.deepEqual([await mode(), page.url()], before);
+    await page.goForward();
+    await drawn(page);
+    assert.equal(await mode(), "off");
+}
 
 async function permalink(page) {
     await openReport(page, urlOf("normal"));
@@ -1196,6 +1239,7 @@ try {
     await checkPictures();
     await inPage("report by keyboard", {}, reportByKeyboard);
     await inPage("permalink", {}, permalink);
+    await inPage("back", {}, back);
     await inPage("interval of the timeline", {}, interval);
     await inPage("zoom by pointer", {}, pointer);
     await inPage("awaits", {}, awaitTimes);

@@ -155,7 +155,7 @@ measures! {
     /// How much more off-CPU time may have been [`Self::Runnable`]: `schedstat` is read from when the thread is sampled, every
     /// 5 ms or less often, and says nothing of segments that began or ended in between.
     RunnableError = "runnable_error" Nanoseconds [] runnable_error,
-        { words: "more that may have been waiting for a CPU", said_from: Some(10), is_minor: true };
+        { words: "more that may have been waiting for a CPU", is_minor: true };
     /// For how long the control group of the process was throttled while the span was open, as it had used up its CPU quota:
     /// of all threads and CPUs together, as `cpu.stat` has it. Not known to conditions. See [`Facts::throttling_unknown`].
     Throttled = "throttled" Nanoseconds [] |facts| facts.throttled.0.ok(),

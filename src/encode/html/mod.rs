@@ -10,6 +10,8 @@ use std::fmt::Write as _;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
+use super::brief::Brief;
+use super::markdown;
 use crate::profile::{Profile, Resource};
 
 #[cfg(feature = "axum")]
@@ -20,8 +22,8 @@ const STYLE: &str = include_str!("report.css");
 const BODY: &str = include_str!("report.body.html");
 const SCRIPT: &str = include_str!("report.js");
 /// The SHA-256 of [`STYLE`] and [`SCRIPT`], in Base64. A test compares them.
-const STYLE_HASH: &str = "ytjp/sjE1gA/AAyEYxXKS8PZOyt1acmKma91oho3L+Q=";
-const SCRIPT_HASH: &str = "LdYSs37rXf60scPK7072yjtxPNd8HrVuOcoZsC1DQNE=";
+const STYLE_HASH: &str = "FqerwruuMyl2l3IupOfV3PwDu3NV4w5WZoyIA41ETZk=";
+const SCRIPT_HASH: &str = "+sZPhe4VPAzFUDkfIKTSBuqr5t4Ls5VZxWTnSXnPxQM=";
 
 /// What a report shows besides the profile.
 #[derive(Clone, Debug, Default)]
@@ -67,6 +69,7 @@ pub fn html(profile: &Profile, context: &HtmlContext) -> String {
     // Writing to memory does not fail.
     _ = data::write(profile, context, &mut gzip);
     let data = base64(&gzip.finish().unwrap_or_default());
+    let brief = Brief::of(profile);
     let mut page = String::with_capacity(data.len() + 128 * 1024);
     _ = write!(
         page,
@@ -76,13 +79,15 @@ pub fn html(profile: &Profile, context: &HtmlContext) -> String {
          <meta name=\"color-scheme\" content=\"light dark\">\n<title>{}</title>\n\
          <script type=\"application/json\" id=\"summary\">{}</script>\n\
          <script type=\"application/json\" id=\"brief\">{}</script>\n\
-         <style>{STYLE}</style>\n</head>\n<body>\n{BODY}\n\
+         <style>{STYLE}</style>\n</head>\n<body>\n\
+         <noscript><p>Without JavaScript, this report is a summary.</p><pre>{}</pre></noscript>\n{BODY}\n\
          <script type=\"text/plain\" id=\"data\">{data}</script>\n\
          <script>{SCRIPT}</script>\n</body>\n</html>\n",
         policy(),
         HtmlText(&profile.title),
         summary::of(profile),
-        summary::brief(profile),
+        summary::brief(&brief),
+        HtmlText(&markdown::shortened(&brief)),
     );
     page
 }
@@ -105,6 +110,7 @@ impl std::fmt::Display for HtmlText<'_> {
                 '&' => f.write_str("&amp;")?,
                 '<' => f.write_str("&lt;")?,
                 '>' => f.write_str("&gt;")?,
+                '\n' => f.write_char('\n')?,
                 _ if crate::text::disturbs(character) => f.write_char('\u{fffd}')?,
                 _ => f.write_char(character)?,
             }
@@ -313,6 +319,17 @@ mod tests {
             { "count": 3, "total_ms": 20.0, "longest_ms": 9.0, "open_ms": 10.0, "order": "at the same time" },
         ]);
         assert_eq!((&summary["children"], &summary["children_from_ms"]), (&expected, &json!(5.0)));
+    }
+
+    #[test]
+    fn without_scripts_the_page_is_a_summary() {
+        let mut profile = waiting();
+        profile.headline = "waits for <stock>".to_owned();
+        let page = html(&profile, &context());
+        let (_, text) = page.split_once("<noscript>").unwrap();
+        let (text, _) = text.split_once("</noscript>").unwrap();
+        assert!(text.contains("\n**In short:** `waits for &lt;stock&gt;`\n"), "{text}");
+        assert!(text.contains("## Blocked in\n"), "{text}");
     }
 
     #[test]

@@ -2546,6 +2546,8 @@ function keysOfIndexes(text) {
   }
   return keyPath(node);
 }
+/** What changes within a second is one step back. The first address, and one that was read, are no steps. */
+let writtenAt = Infinity;
 function writeAddress() {
   const values = new URLSearchParams();
   values.set('mode', state.mode);
@@ -2562,8 +2564,10 @@ function writeAddress() {
   if (zoomed !== tree.root) values.set('zoom', zoomIndexes());
   const fragment = `#${values}`;
   if (fragment === location.hash) return;
+  const isStep = performance.now() - writtenAt > 1000;
+  writtenAt = performance.now();
   try {
-    history.replaceState(null, '', fragment);
+    history[isStep ? 'pushState' : 'replaceState'](null, '', fragment);
   } catch {
     location.replace(fragment);
   }
@@ -2884,6 +2888,7 @@ function listenToWindow() {
   addEventListener('hashchange', () => {
     const zoom = readAddress();
     state.zoom = [];
+    writtenAt = Infinity;
     refresh(zoom);
   });
 }

@@ -46,12 +46,12 @@ pub(super) fn of(profile: &Profile) -> String {
 }
 
 /// The profile in 2 KiB for programs and people, as a JSON object of two texts.
-pub(super) fn brief(profile: &Profile) -> String {
-    let (mut json, brief) = (Vec::new(), Brief::of(profile));
+pub(super) fn brief(brief: &Brief<'_>) -> String {
+    let mut json = Vec::new();
     // Writing to memory does not fail.
     _ = Object::write(&mut json, |forms| {
-        forms.member("markdown", markdown::shortened(&brief))?;
-        forms.member("json", json_summary::shortened(&brief))
+        forms.member("markdown", markdown::shortened(brief))?;
+        forms.member("json", json_summary::shortened(brief))
     });
     String::from_utf8(json).unwrap_or_default()
 }
