@@ -109,7 +109,7 @@ where
 }
 
 impl SpansOfOthers {
-    /// Whether nothing is known yet, after the calling thread had created so many profiled spans before it ran a part of
+    /// Whether nothing is known yet, after the calling thread had created `created` profiled spans before it ran a part of
     /// the first request.
     fn are_unknown_after(&self, created: u64) -> bool {
         if innermost_span().is_some() || spans_created() != created {

@@ -14,7 +14,10 @@ impl Resource {
     /// | `service.name` | from `OTEL_SERVICE_NAME`, which comes first, else `unknown_service:` and the name of the executable |
     /// | `service.instance.id` | a random UUID, the same for all resources of the process |
     /// | `process.pid`, `process.executable.name` | the process and its program |
-    /// | `host.name` | the name of the machine or container, on Linux |
+    /// | `host.name`, `os.version`, `host.cpu.model.name` | the machine or container, its kernel and CPU, on Linux |
+    /// | `os.type`, `host.arch` | the system that the program was built for |
+    /// | `profile.machine.cpus` | how many CPUs the process may use, as its affinity and control groups have it |
+    /// | `profile.machine.memory_bytes` | the memory that its control groups allow, if they limit it |
     /// | `telemetry.sdk.*` | this crate |
     ///
     /// Values are not percent-decoded, as in `opentelemetry_sdk`. In its release 0.33, `OTEL_RESOURCE_ATTRIBUTES`
@@ -29,11 +32,25 @@ impl Resource {
             .with("telemetry.sdk.language", "rust")
             .with("telemetry.sdk.name", env!("CARGO_PKG_NAME"))
             .with("telemetry.sdk.version", env!("CARGO_PKG_VERSION"))
-            .with("process.pid", sys::process_id());
+            .with("process.pid", sys::process_id())
+            .with("os.type", env::consts::OS)
+            .with("host.arch", architecture());
+        let cpus = std::thread::available_parallelism().map(|cpus| cpus.get() as u64);
+        let numbers = [
+            ("profile.machine.cpus", cpus.ok()),
+            ("profile.machine.memory_bytes", sys::memory_limit()),
+        ];
+        for (key, number) in numbers {
+            let number = number.and_then(|number| i64::try_from(number).ok());
+            resource =
+                number.into_iter().fold(resource, |resource, number| resource.with(key, number));
+        }
         let found = [
             ("service.instance.id", instance_id()),
             ("process.executable.name", executable_name()),
             ("host.name", sys::host_name()),
+            ("os.version", sys::kernel_release()),
+            ("host.cpu.model.name", sys::cpu_model()),
         ];
         for (key, value) in found {
             resource =
@@ -48,6 +65,15 @@ impl Resource {
             None if resource.get("service.name").is_some() => resource,
             None => resource.with("service.name", unknown_service()),
         }
+    }
+}
+
+/// As the semantic conventions name it.
+fn architecture() -> &'static str {
+    match env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
     }
 }
 
@@ -121,6 +147,11 @@ mod tests {
         let digit = |place| id.chars().nth(place).unwrap().to_digit(16).unwrap();
         assert_eq!((digit(14), digit(19) >> 2), (4, 2), "version and variant");
         assert_eq!(instance_id().as_ref(), Some(id), "one per process");
+        let is_text =
+            |key| matches!(resource.get(key), Some(Value::String(text)) if !text.is_empty());
+        assert!(is_text("os.type") && is_text("host.arch"), "{resource:?}");
+        assert!(cfg!(tracing_profiling_unsupported) || is_text("os.version"), "{resource:?}");
+        assert!(matches!(resource.get("profile.machine.cpus"), Some(Value::Int(1..))));
         assert!(resource.schema_url().is_some_and(|url| url.starts_with("https://")));
         #[cfg(target_os = "linux")]
         assert_eq!(sys::host_name().is_some(), !cfg!(tracing_profiling_unsupported));

@@ -188,6 +188,8 @@ impl SymbolsThread {
         let mut symbolized = symbolizer.symbolize(&profile, modules, names, most_bytes);
         drop(profile);
         report::describe_symbolized(&mut symbolized);
+        let resource = self.shared.references.context().resource();
+        symbolized.profile.notes.extend(report::machine(resource));
         let Symbolized { profile, downsampled, .. } = symbolized;
         Counters::add(&self.shared.counters.samples.downsampled, downsampled as u64);
         self.symbolized = Instant::now();

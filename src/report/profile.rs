@@ -13,12 +13,13 @@ use crate::facts::{Facts, Measure};
 use crate::keep::{Kept, KeptSpan, ProfileGroup};
 use crate::log::{LogEvent, LogKind};
 use crate::profile::{
-    Attribute, AwaitSite, Awaits, Hotspot, Hotspots, Profile, SampleKind, Symbolized, Value,
-    WaitSite, Waits, capped,
+    Attribute, AwaitSite, Awaits, Hotspot, Hotspots, Profile, Resource, SampleKind, Symbolized,
+    Value, WaitSite, Waits, capped,
 };
 use crate::sinks::Losses;
 use crate::span::SpanKey;
 use crate::sys::{self, FilteredSyscall};
+use crate::text::ShortBytes;
 
 /// Shorter times are left out of texts.
 pub(crate) const WORTH_REPORTING: u64 = 1_000_000;
@@ -88,6 +89,21 @@ pub(crate) fn describe(
     profile.notes.push(samples);
     profile.losses = list_of_losses(losses);
     profile.attributes = attributes(first, losses);
+}
+
+/// The machine that the process ran on: `machine: linux 6.1.0 amd64 AMD EPYC, 2 CPUs, memory limit 512 MB`.
+pub(crate) fn machine(resource: &Resource) -> Option<String> {
+    let value = |key| resource.get(key).map(ToString::to_string);
+    let words = ["os.type", "os.version", "host.arch", "host.cpu.model.name"];
+    let mut machine = words.into_iter().filter_map(value).collect::<Vec<_>>().join(" ");
+    let number = |key| resource.get(key).and_then(|value| value.to_string().parse().ok());
+    if let Some(cpus) = number("profile.machine.cpus") {
+        _ = write!(machine, ", {cpus} CPUs");
+    }
+    if let Some(bytes) = number("profile.machine.memory_bytes") {
+        _ = write!(machine, ", memory limit {}", ShortBytes(bytes));
+    }
+    (!machine.is_empty()).then(|| format!("machine: {machine}"))
 }
 
 /// Adds what was lost in symbolization.
@@ -664,6 +680,16 @@ mod tests {
         let text = event.message;
         assert!(text.starts_with("201 of 400 stacks were longer than the 32768 bytes"), "{text}");
         assert!(text.contains("TRACING_PROFILING_STACK_BYTES"), "{text}");
+    }
+
+    #[test]
+    fn the_machine_is_a_note() {
+        let resource = Resource::new().with("os.type", "linux").with("os.version", "6.1.0");
+        let resource = resource.with("profile.machine.cpus", 2);
+        assert_eq!(machine(&resource).as_deref(), Some("machine: linux 6.1.0, 2 CPUs"));
+        let resource = resource.with("profile.machine.memory_bytes", 512_000_000);
+        assert!(machine(&resource).unwrap().ends_with(", 2 CPUs, memory limit 512 MB"));
+        assert_eq!(machine(&Resource::new()), None);
     }
 
     #[test]

@@ -67,10 +67,6 @@ pub(crate) fn process_id() -> u32 {
     std::process::id()
 }
 
-pub(crate) fn host_name() -> Option<String> {
-    None
-}
-
 pub(crate) fn with_signals_blocked<R>(action: impl FnOnce() -> R) -> R {
     action()
 }
@@ -133,6 +129,10 @@ macro_rules! stubs {
 
 stubs! {
     fn on_fork(_: fn()) = ();
+    fn host_name() -> Option<String> = None;
+    fn kernel_release() -> Option<String> = None;
+    fn cpu_model() -> Option<String> = None;
+    fn memory_limit() -> Option<u64> = None;
     fn load() -> Load = Load::default();
     fn has_ended(_: u32) -> bool = false;
     /// Unknown here, so the CPU times of spans are unknown.

@@ -137,22 +137,39 @@ fn has_quota(directory: &Path) -> bool {
 /// How much memory control groups and resource limits leave, if they limit it. The memory of files counts as left: the
 /// kernel drops it first.
 pub(crate) fn memory_left() -> Option<u64> {
+    of_memory_groups(memory_left_in).into_iter().chain(address_space_left()).min()
+}
+
+/// How much memory control groups allow, if they limit it.
+pub(crate) fn memory_limit() -> Option<u64> {
+    // Version 1 states the largest possible number where there is no limit.
+    of_memory_groups(memory_limit_of).filter(|limit| *limit < 1 << 60)
+}
+
+/// The least of all groups that the process is in.
+fn of_memory_groups(of: fn(&Path) -> Option<u64>) -> Option<u64> {
     let texts = GroupTexts::read().ok();
     let found = texts.and_then(|texts| directories(&texts, MEMORY).ok()).unwrap_or_default();
     let groups = found.iter().flat_map(|(directory, mounted)| {
         directory.ancestors().take_while(move |group| group.starts_with(mounted))
     });
-    groups.filter_map(memory_left_in).chain(address_space_left()).min()
+    groups.filter_map(of).min()
+}
+
+/// A number that a file of the group has, by its name in version 2 or 1.
+fn number_of(group: &Path, [version_2, version_1]: [&str; 2]) -> Option<u64> {
+    let read = |name: &str| fs::read_to_string(group.join(name)).ok();
+    read(version_2).or_else(|| read(version_1))?.trim().parse().ok()
+}
+
+fn memory_limit_of(group: &Path) -> Option<u64> {
+    number_of(group, ["memory.max", "memory.limit_in_bytes"])
 }
 
 fn memory_left_in(group: &Path) -> Option<u64> {
-    let read = |name: &str| fs::read_to_string(group.join(name)).ok();
-    let number = |[version_2, version_1]: [&str; 2]| {
-        read(version_2).or_else(|| read(version_1))?.trim().parse::<u64>().ok()
-    };
-    let limit = number(["memory.max", "memory.limit_in_bytes"])?;
-    let used = number(["memory.current", "memory.usage_in_bytes"])?;
-    let stat = read("memory.stat").unwrap_or_default();
+    let limit = memory_limit_of(group)?;
+    let used = number_of(group, ["memory.current", "memory.usage_in_bytes"])?;
+    let stat = fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
     let of_files = stat.lines().filter_map(|line| {
         // In version 1, only these names include the groups below.
         let (name, bytes) = line.strip_prefix("total_").unwrap_or(line).split_once(' ')?;

@@ -50,7 +50,7 @@ pub(crate) use blocked::{
     owner_of_lock, read_own_stack, schedstat, thread_and_state, try_cpu_ns_of, user_ns_of,
 };
 pub(crate) use calls::{forbidden_calls, read_filters};
-pub(crate) use cgroup::{ControlGroup, GroupTexts, cpu_group_in, memory_left};
+pub(crate) use cgroup::{ControlGroup, GroupTexts, cpu_group_in, memory_left, memory_limit};
 pub(crate) use clock::{
     TickSource, monotonic_raw_ns, process_cpu_ns, read_ticks, thread_cpu_ns, tick_ns, tick_source,
     time_namespace_offset_ns, try_thread_cpu_ns,
@@ -82,9 +82,9 @@ pub(crate) use ring::{RingMemory, bytes_of_ring, copy_any};
 pub(crate) use signal::{note_claimed_signals, with_signals_blocked};
 pub(crate) use signal_stack::has_small_signal_stack;
 pub(crate) use thread::{
-    address_space_left, current_thread, current_tid, has_ended, host_name, is_own_thread,
-    is_traced, locked_memory_limit, open_file_limit, pending_signal_limit, process_id,
-    stack_bounds, thread_usage, try_thread_usage,
+    address_space_left, cpu_model, current_thread, current_tid, has_ended, host_name,
+    is_own_thread, is_traced, kernel_release, locked_memory_limit, open_file_limit,
+    pending_signal_limit, process_id, stack_bounds, thread_usage, try_thread_usage,
 };
 pub(crate) use timer::{
     TimerRing, block_timers, open_timer_ring, probe_timers, signal_of_timers, unblock_timers,
