@@ -255,8 +255,9 @@ fn package_of(file: &str) -> Option<&str> {
     file.get(..at).filter(|package| !package.is_empty())
 }
 
+/// That of a build or checkout of cargo, or the short one of a commit, as Nix and crate2nix name checkouts.
 fn is_hash(text: &str) -> bool {
-    text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+    matches!(text.len(), 7 | 16) && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 /// Whether a source file is of Rust's library, or of its hash maps.
@@ -291,8 +292,9 @@ pub(crate) fn is_of_dependency(file: &str) -> bool {
         return true;
     }
     // A checkout. The output of a build script of the program is in the directory `out` below such a part.
-    let mut parts = file.split('/').skip(1);
-    first.rsplit_once('-').is_some_and(|(_, end)| is_hash(end)) && parts.next() != Some("out")
+    let is_checkout = |part: &str| part.rsplit_once('-').is_some_and(|(_, end)| is_hash(end));
+    let next = file.split('/').skip(1);
+    file.split('/').zip(next).any(|(part, next)| is_checkout(part) && next != "out")
 }
 
 #[cfg(test)]
@@ -305,6 +307,11 @@ mod tests {
             ("tokio-1.50.0/src/lib.rs", true),
             ("rand-0.9.0-rc.1/src/lib.rs", true),
             ("tokio-0123456789abcdef/abc1234/tokio/src/lib.rs", true),
+            ("/build/tokio-39cfaa0/tokio/src/lib.rs", true),
+            ("/tokio-39cfaa0/src/lib.rs", true),
+            ("/build/source/src/lib.rs", false),
+            ("/build/shop-backend/src/lib.rs", false),
+            ("/shop/target/release/build/shop-0123456789abcdef/out/rules.rs", false),
             ("/rustc/library/std/src/io/mod.rs", true),
             ("vendor/tokio/src/lib.rs", true),
             ("/build/tokio-1.50.0/src/lib.rs", true),
