@@ -63,6 +63,8 @@ pub(crate) struct ThreadShared {
     /// The rate at which the thread is sampled when it is attached next: see [`Rate::word`].
     rate: AtomicU64,
     is_refused: AtomicBool,
+    /// How often the thread had blocked at [`Self::synced`], plus 1; 0 if that was not read.
+    synced_blocks: AtomicU64,
     pub(crate) thread: OsThread,
     /// The bounds of the thread's stack, if a timer may have to copy it, or why no timer may.
     pub(crate) stack: Result<Range<u64>, WhyRefused>,
@@ -131,6 +133,7 @@ impl ThreadShared {
             rate: AtomicU64::new(rate.word()),
             claimed_at: AtomicU64::new(0),
             is_refused: AtomicBool::new(false),
+            synced_blocks: AtomicU64::new(0),
             arms: AtomicU8::new(0),
             thread,
             stack,
@@ -346,9 +349,11 @@ impl ThreadShared {
         self.claimed_at.load(Ordering::Acquire)
     }
 
-    /// For the thread itself: it read its CPU clock at `time_ns` (`CLOCK_MONOTONIC_RAW` in nanoseconds).
-    pub(crate) fn note_synced(&self, time_ns: u64, cpu_ns: u64) {
+    /// For the thread itself: it read its CPU clock at `time_ns` (`CLOCK_MONOTONIC_RAW` in nanoseconds), and at the same
+    /// hook, if that is known, how often it had blocked.
+    pub(crate) fn note_synced(&self, time_ns: u64, cpu_ns: u64, blocks: Option<u64>) {
         self.synced_ns.store(0, Ordering::Release);
+        self.synced_blocks.store(blocks.map_or(0, |blocks| blocks + 1), Ordering::Release);
         self.synced_cpu_ns.store(cpu_ns, Ordering::Release);
         self.synced_ns.store(time_ns, Ordering::Release);
     }
@@ -359,6 +364,11 @@ impl ThreadShared {
         let cpu_ns = self.synced_cpu_ns.load(Ordering::Acquire);
         let is_whole = time_ns != 0 && self.synced_ns.load(Ordering::Acquire) == time_ns;
         is_whole.then_some((time_ns, cpu_ns))
+    }
+
+    /// How often it had blocked at [`synced`](Self::synced), of a thread that has not run since it was asked for that.
+    pub(crate) fn synced_blocks(&self) -> Option<u64> {
+        self.synced_blocks.load(Ordering::Acquire).checked_sub(1)
     }
 
     /// For the thread itself, in its periodic check: marks the thread as in use.

@@ -18,7 +18,7 @@ pub(crate) struct Stack {
     pub(crate) waited: Option<StackLeaf>,
     /// Who held the lock that it waited for, if that is known.
     pub(crate) holder: Option<Holder>,
-    /// The span grew old during this wait, whose time may therefore include shorter waits before it.
+    /// The span grew old during this wait, whose time therefore includes shorter waits before it.
     pub(crate) holds_others: bool,
 }
 

@@ -81,7 +81,8 @@ impl Spans {
         state.synced = now;
         state.read = UsageRead { usage, at: now, ..UsageRead::default() };
         if let Some(sampled) = &state.sampled {
-            sampled.note_synced(self.clock.raw_ns(now), state.cpu_ns);
+            let blocks = Some(usage.voluntary_switches);
+            sampled.note_synced(self.clock.raw_ns(now), state.cpu_ns, blocks);
         }
         self.sync_switch_counts(state, now);
         self.set_deadline(state, now);
@@ -333,9 +334,6 @@ impl Spans {
         let before_ns = std::mem::replace(&mut state.sampled_ns, all_ns);
         let ended_ns = std::mem::take(&mut state.sampled_ended_ns);
         let sampled_ns = (ended_ns + all_ns - before_ns).min(ran_ns);
-        if let Some(sampled) = &state.sampled {
-            sampled.note_synced(self.clock.raw_ns(now), cpu_ns);
-        }
         state.bound(&self.clock, now, ran_ns, sampled_ns, |part, sure| {
             if let Some(slot) = self.table.get(part.id) {
                 slot.count_late(part.key, sure);
@@ -344,7 +342,12 @@ impl Spans {
         if now.saturating_sub(state.read.at) > self.ticks.usage_interval {
             self.sync_usage(state, now);
         }
-        if state.read.at >= began {
+        let is_counted = state.read.at >= began;
+        if let Some(sampled) = &state.sampled {
+            let blocks = is_counted.then_some(state.read.usage.voluntary_switches);
+            sampled.note_synced(self.clock.raw_ns(now), cpu_ns, blocks);
+        }
+        if is_counted {
             self.sync_switch_counts(state, now);
         }
         state.synced = now;

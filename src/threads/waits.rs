@@ -206,7 +206,8 @@ struct CpuReading {
     cpu_ns: u64,
     /// Since when the thread has not run, provided that it does not run before the next scan.
     idle_since_ns: u64,
-    /// The span has passed its sampling delay since the previous scan, so shorter waits since the last hook are not known.
+    /// The span has passed its sampling delay since the previous scan, so there can have been shorter waits since the
+    /// thread's clock was last read.
     passed_delay: bool,
 }
 
@@ -244,7 +245,7 @@ impl BlockDetector {
         }
         let since = self.waits_since(cursor, scanner);
         self.was_within_delay = false;
-        if let Some((since_ns, proof, holds_others)) = since {
+        if let Some((since_ns, proof, passed_delay)) = since {
             let waited_ns = scanner.now_ns.saturating_sub(since_ns);
             let is_long = u128::from(waited_ns) >= SHORTEST_WAIT.as_nanos();
             if !is_long {
@@ -252,6 +253,7 @@ impl BlockDetector {
             }
             if scanner.captures.left.has_budget(scanner.now_ns) {
                 let start = sys::thread_cpu_ns();
+                let holds_others = passed_delay && has_blocked_before(cursor, scanner, proof);
                 self.waiting = capture(cursor, span, since_ns, proof, scanner);
                 let took =
                     sys::thread_cpu_ns().zip(start).and_then(|(end, start)| end.checked_sub(start));
@@ -326,7 +328,7 @@ impl BlockDetector {
         self.full_at.take_if(|full_at| *full_at != ring.head());
     }
 
-    /// If the thread is blocked: since when, the proof of that, and whether the time may include shorter waits.
+    /// If the thread is blocked: since when, the proof of that, and whether the time can include shorter waits.
     fn waits_since(
         &mut self,
         cursor: &ThreadCursor,
@@ -477,6 +479,17 @@ fn still_holds(cursor: &ThreadCursor, proof: Proof) -> bool {
         }
         Proof::Cpu(cpu_ns, _) => sys::cpu_ns_of(cursor.thread.tid()) == Some(cpu_ns),
     }
+}
+
+/// Whether a blocked thread has blocked before this wait since its clock was last read. That is known if it was read at its
+/// last hook: what was before that is no part of the wait.
+fn has_blocked_before(cursor: &ThreadCursor, scanner: &Scanner<'_>, proof: Proof) -> bool {
+    const SAME_HOOK_NS: u64 = 100_000;
+    let hooked_ns = scanner.hooked_ns(&cursor.thread);
+    let read = cursor.thread.synced().filter(|(ns, _)| ns + SAME_HOOK_NS >= hooked_ns);
+    let before = read.and_then(|_| cursor.thread.synced_blocks());
+    let blocks = before.and_then(|before| sys::blocks_of(cursor.thread.tid())?.checked_sub(before));
+    blocks.is_some_and(|blocks| blocks > 1) && still_holds(cursor, proof)
 }
 
 /// Announces the wait to the thread's next hook, which will count it, and then checks whether the thread is still

@@ -236,6 +236,11 @@ pub(super) fn blocks_signal(tid: u32, signal: libc::c_int) -> bool {
     status_of(tid).is_some_and(|status| status.blocks(signal))
 }
 
+/// How often a thread of this process has blocked since it started, with the wait that it is in.
+pub(crate) fn blocks_of(tid: u32) -> Option<u64> {
+    status_of(tid)?.blocks
+}
+
 fn filters_of(tid: u32) -> Option<Vec<String>> {
     status_of(tid).map(|status| status.filters)
 }
@@ -245,6 +250,8 @@ fn filters_of(tid: u32) -> Option<Vec<String>> {
 pub(super) struct ThreadStatus {
     /// The lines on its seccomp filters.
     pub(super) filters: Vec<String>,
+    /// How often it has blocked since it started.
+    blocks: Option<u64>,
     /// The signals that it blocks, from the lowest bit on.
     blocked: u64,
     /// By its name, it is one of this crate.
@@ -278,6 +285,8 @@ impl ThreadStatus {
                 parsed.filters.push(line.to_owned());
             } else if let Some(mask) = line.strip_prefix("SigBlk:") {
                 parsed.blocked = u64::from_str_radix(mask.trim(), 16).unwrap_or(0);
+            } else if let Some(count) = line.strip_prefix("voluntary_ctxt_switches:") {
+                parsed.blocks = count.trim().parse().ok();
             } else if let Some(name) = line.strip_prefix("Name:") {
                 parsed.is_of_layer = name.trim().starts_with("profiling-");
                 parsed.is_of_ring = name.trim().starts_with("iou-");
