@@ -116,7 +116,9 @@ impl ProfileAssembler<'_> {
             if kind == SampleKind::OnCpu {
                 losses.add_end(end);
             }
-            tables.add(kind, sample.time_ns, weight, thread, place, span.link);
+            let mut inside = || span.link.map(|link| tables.inside(link));
+            let link = if sample.is_of_span_inside() { inside() } else { span.link };
+            tables.add(kind, sample.time_ns, weight, thread, place, link);
         }
         for SampledSpan { pending, link, .. } in &spans {
             losses += pending.losses;
@@ -200,7 +202,7 @@ impl ProfileAssembler<'_> {
         let (mut runs, mut nodes, mut frames) = (HashSet::new(), 0, HashSet::<StackEntry>::new());
         for (span, kind, sample, _) in chosen(spans, &mut selection) {
             points += 1;
-            samples.insert((sample.stack, span.link, kind));
+            samples.insert((sample.stack, span.link, sample.is_of_span_inside(), kind));
             for (_, run) in stacks.runs(sample.stack).take_while(|(run, _)| runs.insert(*run)) {
                 nodes += run.len();
                 frames.extend(run);

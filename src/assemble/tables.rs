@@ -18,8 +18,10 @@ use crate::sys::{Call, OsThread};
 use crate::text::beginning;
 use crate::unwind::{Module, ModuleAddress, UnwindEnd};
 
-/// Marks a wait during which its span grew old. Its start is known, but not whether it contains shorter waits.
+/// Marks a wait during which its span grew old, after shorter waits that are part of its time.
 const HOLDS_OTHERS: &str = "[and shorter waits before it]";
+/// Has the place of spans that are not told apart.
+const SPANS_INSIDE: &str = "[in spans inside, too many to tell apart]";
 /// The maximum depth of nested spans in a profile.
 const DEEPEST: usize = 128;
 
@@ -64,7 +66,7 @@ impl SpanDetail {
                 Some("spans of one name are shown as one: there were too many for the profile")
             }
             Self::KeptSpans => Some(
-                "spans that were not kept are shown as those around them: there were too many for the profile",
+                "spans that were not kept are shown as one in those around them: there were too many for the profile",
             ),
         }
     }
@@ -412,6 +414,12 @@ impl<'a> Tables<'a> {
         })
     }
 
+    /// The link of what is in spans inside one, which are not told apart: it is not that span's own.
+    pub(crate) fn inside(&mut self, around: LinkId) -> LinkId {
+        let linked = self.profile.link(around).and_then(|around| around.linked);
+        self.profile.add_link(Link { linked, ..Link::named(SPANS_INSIDE, Some(around)) })
+    }
+
     /// The link of a span, including its ancestors up to [`DEEPEST`] levels: span trees can be thousands of levels
     /// deep.
     pub(crate) fn link(&mut self, span: SpanKey, inside: &HashSet<SpanKey>) -> Option<LinkId> {
@@ -422,6 +430,7 @@ impl<'a> Tables<'a> {
             self.builder.pending.ancestors(span).take_while(|above| inside.contains(above));
         let mut path: Vec<_> = std::iter::once(span).chain(around).collect();
         path.reverse();
+        let is_shown = self.detail != SpanDetail::KeptSpans || self.kept.contains_key(&span);
         if self.detail == SpanDetail::KeptSpans {
             path.retain(|span| self.kept.contains_key(span));
         }
@@ -444,16 +453,17 @@ impl<'a> Tables<'a> {
             };
             parent = Some(link);
         }
-        parent
+        if is_shown { parent } else { parent.map(|around| self.inside(around)) }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::build::ProfileAssembler;
     use super::*;
     use crate::facts::Facts;
     use crate::keep::{Callsites, Rules, ShownFields};
-    use crate::sinks::Store;
+    use crate::sinks::{NewSample, Stack, Store};
     use crate::span::{Plan, RegistryId, SpanInfo};
     use crate::unwind::Unwinder;
 
@@ -485,5 +495,57 @@ mod tests {
         };
         assert_eq!(start_in(&other), 1_005);
         assert_eq!(start_in(&group), 1_007);
+    }
+
+    #[test]
+    fn what_is_in_spans_that_are_not_told_apart_is_not_the_own_of_the_span_around_them() {
+        let key = |number| SpanKey::new(number).unwrap();
+        let kept = KeptSpan::for_test(key(1), key(1), 1);
+        let plan = Box::new(|_: &_| Plan::default());
+        let callsites =
+            Callsites::new("0ms".parse().unwrap(), plan, ShownFields::default(), Arc::default());
+        let plan = callsites.find(kept.metadata).unwrap().number;
+        let name = kept.metadata.name();
+        let mut pending = Store::new(1 << 20, 100, 8);
+        let stack = Stack::new();
+        // The last one has no place, and the others leave theirs.
+        for number in 1..=9 {
+            let parent = SpanKey::new(1).filter(|_| number > 1);
+            let info = SpanInfo { parent, root: key(1), id: RegistryId::MIN, plan, opened_ns: 5 };
+            pending.register(key(number), info, 0);
+            let kind = SampleKind::OnCpu;
+            let ran = NewSample { kind, time_ns: 6, weight: 10, thread: None, stack: &stack };
+            pending.add(key(number), ran, 0);
+        }
+        (2..=9).for_each(|number| pending.close(key(number)));
+        assert_eq!(pending.evict_closed(|_| false), (0, false));
+        let group = ProfileGroup::for_test(key(1), vec![kept]);
+        let unwinder = Unwinder::default();
+        let inputs = ProfileInputs::new(&callsites, &pending, &unwinder);
+        let assembler = ProfileAssembler {
+            inputs,
+            unfinished: Vec::new(),
+            most_samples: 100,
+            most_bytes: usize::MAX,
+            hides_kernel: false,
+        };
+        let profile = assembler.build(ProfileId::for_test(1), &group).profile;
+        let mut in_spans = HashMap::<_, u64>::new();
+        for sample in profile.samples() {
+            *in_spans.entry(profile.span_path(sample.link)).or_default() += sample.total();
+        }
+        let inside_ns = in_spans.get([name, SPANS_INSIDE].as_slice()).copied();
+        assert_eq!(in_spans.get([name].as_slice()), Some(&10), "its own: {in_spans:?}");
+        assert!(inside_ns >= Some(50), "{in_spans:?}");
+        assert_eq!(in_spans.values().sum::<u64>(), 90, "{in_spans:?}");
+        // As where a profile has no room for the links of all spans.
+        let detail = SpanDetail::KeptSpans;
+        let mut tables = Tables::new(inputs, ProfileId::for_test(1), Some(&group), detail);
+        let all = HashSet::from_iter(pending.of_root(key(1)).iter().copied());
+        let inner = *pending.of_root(key(1)).last().unwrap();
+        for (span, path) in [(key(1), [name].as_slice()), (inner, &[name, SPANS_INSIDE])] {
+            let link = tables.link(span, &all);
+            assert_eq!(tables.profile.span_path(link), path);
+        }
     }
 }

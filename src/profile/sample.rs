@@ -103,7 +103,7 @@ pub struct Sample {
 
 impl Sample {
     /// What all its points have together.
-    pub(super) fn total(&self) -> u64 {
+    pub(crate) fn total(&self) -> u64 {
         self.points.iter().fold(0, |all, point| all.saturating_add(point.weight))
     }
 }

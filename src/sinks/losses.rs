@@ -23,7 +23,7 @@ pub(crate) struct Losses {
     pub(crate) late: u64,
     /// Samples that were not taken, since the thread was on another stack than its own.
     pub(crate) off_stack: u64,
-    /// Samples of spans inside that were too many to tell apart: they are among those of the span around them.
+    /// Samples of spans inside that were too many to tell apart: they are shown together in the span around them.
     pub(crate) folded: u64,
 }
 

@@ -32,8 +32,28 @@ pub(crate) struct StoredSample {
     pub(crate) time_ns: u64,
     pub(crate) weight: u64,
     pub(crate) stack: StoredStack,
-    /// Its thread's number.
-    pub(crate) thread: u32,
+    /// Its thread's number, and [`INSIDE`].
+    pub(super) thread: u32,
+}
+
+/// The sample is of a span inside the one that has it.
+const INSIDE: u32 = 1 << 31;
+const NO_THREAD: u32 = INSIDE - 1;
+
+impl StoredSample {
+    /// Whether it is of a span inside the one that has it, and not of that itself.
+    pub(crate) fn is_of_span_inside(&self) -> bool {
+        self.thread & INSIDE != 0
+    }
+
+    /// The same in the span around its own.
+    pub(super) fn in_span_around(self) -> Self {
+        Self { thread: self.thread | INSIDE, ..self }
+    }
+
+    fn thread_number(&self) -> u32 {
+        self.thread & !INSIDE
+    }
 }
 
 /// What samples refer to, with how many do so.
@@ -59,14 +79,14 @@ impl SampleTables {
         let is_new = thread.is_some_and(|thread| !self.thread_numbers.contains_key(&thread));
         let most_bytes = most_bytes.checked_sub(if is_new { BYTES_A_THREAD } else { 0 })?;
         let stack = self.stacks.add_within(stack.entries(), most_bytes)?;
-        let thread = thread.map_or(u32::MAX, |thread| self.add_thread(thread));
+        let thread = thread.map_or(NO_THREAD, |thread| self.add_thread(thread));
         Some(StoredSample { time_ns, weight, stack, thread })
     }
 
     fn add_thread(&mut self, thread: OsThread) -> u32 {
         let number = self.thread_numbers.get(&thread).copied().unwrap_or_else(|| {
             let number = self.free_threads.pop();
-            let number = number.unwrap_or(u32::try_from(self.threads.len()).unwrap_or(u32::MAX));
+            let number = number.unwrap_or(u32::try_from(self.threads.len()).unwrap_or(NO_THREAD));
             self.thread_numbers.insert(thread, number);
             match self.threads.get_mut(number as usize) {
                 Some(free) => *free = (Some(thread), 0),
@@ -82,13 +102,13 @@ impl SampleTables {
 
     pub(crate) fn remove(&mut self, sample: &StoredSample) {
         self.stacks.remove(sample.stack);
-        if let Some((thread, uses)) = self.threads.get_mut(sample.thread as usize) {
+        if let Some((thread, uses)) = self.threads.get_mut(sample.thread_number() as usize) {
             *uses -= 1;
             if *uses == 0
                 && let Some(thread) = thread.take()
             {
                 self.thread_numbers.remove(&thread);
-                self.free_threads.push(sample.thread);
+                self.free_threads.push(sample.thread_number());
             }
         }
         if self.thread_numbers.is_empty() {
@@ -97,7 +117,7 @@ impl SampleTables {
     }
 
     pub(crate) fn thread(&self, sample: &StoredSample) -> Option<OsThread> {
-        self.threads.get(sample.thread as usize)?.0
+        self.threads.get(sample.thread_number() as usize)?.0
     }
 
     pub(crate) fn bytes(&self) -> usize {

@@ -122,6 +122,7 @@ impl Store {
         let of_kind = self.spans.get_mut(&span).map(|span| span.of_kind(kind, &mut self.bytes));
         let added = match (of_kind, stored) {
             (Some(of_kind), Some(stored)) => {
+                let stored = if span == inside { stored } else { stored.in_span_around() };
                 of_kind.push(stored, self.most_samples, &mut self.tables, &mut self.bytes)
             }
             (of_kind, _) => {
@@ -400,7 +401,8 @@ impl Store {
                     tables.remove(&sample);
                     continue;
                 };
-                of_kind.push(StoredSample { weight, ..sample }, most, tables, bytes);
+                let moved = StoredSample { weight, ..sample }.in_span_around();
+                of_kind.push(moved, most, tables, bytes);
             }
         }
     }
@@ -726,6 +728,7 @@ mod tests {
         assert!(samples(nearest).len() > 1_000, "the nearest one that is open");
         let of_nearest = samples(nearest).len() + nearest.samples(SampleKind::OffCpu).len();
         assert_eq!(nearest.losses.folded, of_nearest as u64, "none is its own");
+        assert!(samples(nearest).iter().all(StoredSample::is_of_span_inside));
         assert_eq!(samples(pending.get(key(1)).unwrap()).len(), 0);
         let bytes: usize = spans().map(SpanSamples::bytes).sum();
         assert_eq!(pending.bytes, bytes);
