@@ -163,6 +163,8 @@ mod symbols;
 mod sys;
 mod text;
 mod threads;
+#[cfg(feature = "tower")]
+pub mod tower;
 mod unwind;
 mod watch;
 
@@ -205,8 +207,6 @@ pub mod guide {
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-#[cfg(feature = "tower")]
-pub use awaits::tower;
 pub use awaits::{Profiled, ProfiledExt, queued};
 pub use config::Builder;
 pub use engine::ProfileKind;

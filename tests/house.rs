@@ -106,7 +106,7 @@ fn imports(sources: &[Source]) -> Imports {
 
 /// The modules from top to bottom. Each imports only from those further down.
 const LAYERS: &[&[&str]] = &[
-    &["layer", "http", "metrics"],
+    &["layer", "http", "metrics", "tower"],
     &["handle", "interest"],
     &["control"],
     &["config"],

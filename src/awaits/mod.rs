@@ -13,8 +13,6 @@ mod queued;
 mod record;
 mod room;
 mod shared;
-#[cfg(feature = "tower")]
-pub mod tower;
 
 pub use future::{Profiled, ProfiledExt};
 pub use queued::queued;

@@ -14,7 +14,7 @@ use tracing::field::Empty;
 use tracing::instrument::{Instrument as _, Instrumented};
 use tracing::{Span, info_span};
 
-use super::{Profiled, ProfiledExt};
+use crate::awaits::{Profiled, ProfiledExt};
 use crate::layer::{fail_current, is_on};
 use crate::span::{innermost_span, spans_created};
 
