@@ -351,15 +351,25 @@ fn a_timer_after_a_timeout_that_elapsed_is_what_is_awaited() {
 #[test]
 fn a_span_whose_parent_is_not_entered_awaits_with_those_inside_it() {
     let setup = Setup::new("0ms");
-    setup.run(|| {
-        let runtime = Builder::new_current_thread().enable_time().build().unwrap();
+    let pending = setup.run(|| {
+        let (task, event) = (Arc::new(Task::default()), Event::default());
         let request = info_span!("request");
         let job = info_span!(parent: &request, "job");
-        let query = async { back_off().instrument(info_span!("query")).await };
-        runtime.block_on(query.instrument(job).profiled());
+        let wait = wait_in_vain(event.clone());
+        let query = async { wait.instrument(info_span!("query")).await };
+        let mut query: Pin<Box<dyn Future<Output = ()>>> =
+            Box::pin(query.instrument(job).profiled());
+        assert!(task.poll(query.as_mut()).is_pending());
+        let start = Instant::now();
+        thread::sleep(3 * SAMPLE);
+        let pending = start.elapsed();
+        event.happen();
+        assert!(task.poll(query.as_mut()).is_ready());
+        pending
     });
     let kept = setup.kept();
     let job = kept.iter().flat_map(|kept| &kept.spans).find(|span| span.name() == "job").unwrap();
     let times = job.times();
-    assert!(times.awaiting() >= 2 * SAMPLE && times.awaiting() <= times.idle(), "{times:?}");
+    let is_whole = times.awaiting() + CLOCKS >= pending;
+    assert!(is_whole && times.awaiting() <= times.idle(), "{pending:?} {times:?}");
 }
