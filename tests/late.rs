@@ -400,7 +400,7 @@ fn the_wait_during_which_a_span_becomes_old_is_captured() {
             let setup = with(source, AGE);
             setup.run(|| {
                 info_span!("waits").in_scope(|| {
-                    burn(MS);
+                    // A preempted thread waits, too.
                     (0..shorter).for_each(|_| std::thread::sleep(MS));
                     std::thread::sleep(length);
                     burn(30 * MS);

@@ -47,8 +47,7 @@ pub(crate) struct ThreadShared {
     /// When its last hook ended, in ticks.
     last_hook_at: AtomicU64,
     /// When a hook last read the thread's CPU clock, and its value.
-    synced_ns: AtomicU64,
-    synced_cpu_ns: AtomicU64,
+    synced: [AtomicU64; 2],
     /// When a hook last counted a wait, in ticks.
     claimed_at: AtomicU64,
     /// The number of sessions after the first.
@@ -63,8 +62,8 @@ pub(crate) struct ThreadShared {
     /// The rate at which the thread is sampled when it is attached next: see [`Rate::word`].
     rate: AtomicU64,
     is_refused: AtomicBool,
-    /// How often the thread had blocked at [`Self::synced`], plus 1; 0 if that was not read.
-    synced_blocks: AtomicU64,
+    /// How often the thread had been switched out at [`Self::synced`], plus 1; 0 if that was not read.
+    synced_switches: AtomicU64,
     pub(crate) thread: OsThread,
     /// The bounds of the thread's stack, if a timer may have to copy it, or why no timer may.
     pub(crate) stack: Result<Range<u64>, WhyRefused>,
@@ -128,12 +127,11 @@ impl ThreadShared {
             turn: AtomicU32::new(0),
             life: AtomicU8::new(USED),
             waited: AtomicU64::new(0),
-            synced_ns: AtomicU64::new(0),
-            synced_cpu_ns: AtomicU64::new(0),
+            synced: [0, 0].map(AtomicU64::new),
             rate: AtomicU64::new(rate.word()),
             claimed_at: AtomicU64::new(0),
             is_refused: AtomicBool::new(false),
-            synced_blocks: AtomicU64::new(0),
+            synced_switches: AtomicU64::new(0),
             arms: AtomicU8::new(0),
             thread,
             stack,
@@ -350,25 +348,27 @@ impl ThreadShared {
     }
 
     /// For the thread itself: it read its CPU clock at `time_ns` (`CLOCK_MONOTONIC_RAW` in nanoseconds), and at the same
-    /// hook, if that is known, how often it had blocked.
-    pub(crate) fn note_synced(&self, time_ns: u64, cpu_ns: u64, blocks: Option<u64>) {
-        self.synced_ns.store(0, Ordering::Release);
-        self.synced_blocks.store(blocks.map_or(0, |blocks| blocks + 1), Ordering::Release);
-        self.synced_cpu_ns.store(cpu_ns, Ordering::Release);
-        self.synced_ns.store(time_ns, Ordering::Release);
+    /// hook, if that is known, how often it had been switched out.
+    pub(crate) fn note_synced(&self, time_ns: u64, cpu_ns: u64, switches: Option<u64>) {
+        let [synced_ns, synced_cpu_ns] = &self.synced;
+        synced_ns.store(0, Ordering::Release);
+        self.synced_switches.store(switches.map_or(0, |switches| switches + 1), Ordering::Release);
+        synced_cpu_ns.store(cpu_ns, Ordering::Release);
+        synced_ns.store(time_ns, Ordering::Release);
     }
 
     /// When a hook last read the thread's CPU clock, and its value.
     pub(crate) fn synced(&self) -> Option<(u64, u64)> {
-        let time_ns = self.synced_ns.load(Ordering::Acquire);
-        let cpu_ns = self.synced_cpu_ns.load(Ordering::Acquire);
-        let is_whole = time_ns != 0 && self.synced_ns.load(Ordering::Acquire) == time_ns;
+        let [synced_ns, synced_cpu_ns] = &self.synced;
+        let time_ns = synced_ns.load(Ordering::Acquire);
+        let cpu_ns = synced_cpu_ns.load(Ordering::Acquire);
+        let is_whole = time_ns != 0 && synced_ns.load(Ordering::Acquire) == time_ns;
         is_whole.then_some((time_ns, cpu_ns))
     }
 
-    /// How often it had blocked at [`synced`](Self::synced), of a thread that has not run since it was asked for that.
-    pub(crate) fn synced_blocks(&self) -> Option<u64> {
-        self.synced_blocks.load(Ordering::Acquire).checked_sub(1)
+    /// How often it had been switched out at [`synced`](Self::synced), of a thread that has not run since it was asked for that.
+    pub(crate) fn synced_switches(&self) -> Option<u64> {
+        self.synced_switches.load(Ordering::Acquire).checked_sub(1)
     }
 
     /// For the thread itself, in its periodic check: marks the thread as in use.

@@ -81,8 +81,8 @@ impl Spans {
         state.synced = now;
         state.read = UsageRead { usage, at: now, ..UsageRead::default() };
         if let Some(sampled) = &state.sampled {
-            let blocks = Some(usage.voluntary_switches);
-            sampled.note_synced(self.clock.raw_ns(now), state.cpu_ns, blocks);
+            let switches = Some(usage.voluntary_switches + usage.involuntary_switches);
+            sampled.note_synced(self.clock.raw_ns(now), state.cpu_ns, switches);
         }
         self.sync_switch_counts(state, now);
         self.set_deadline(state, now);
@@ -344,8 +344,9 @@ impl Spans {
         }
         let is_counted = state.read.at >= began;
         if let Some(sampled) = &state.sampled {
-            let blocks = is_counted.then_some(state.read.usage.voluntary_switches);
-            sampled.note_synced(self.clock.raw_ns(now), cpu_ns, blocks);
+            let Usage { voluntary_switches, involuntary_switches, .. } = state.read.usage;
+            let switches = is_counted.then_some(voluntary_switches + involuntary_switches);
+            sampled.note_synced(self.clock.raw_ns(now), cpu_ns, switches);
         }
         if is_counted {
             self.sync_switch_counts(state, now);

@@ -180,7 +180,7 @@ stubs! {
     fn control_groups_of(_: u32) -> io::Result<String> = unsupported();
     fn cpu_group_in(_: &str) -> Option<(bool, &str)> = None;
     fn is_blocked(_: u32) -> Option<bool> = None;
-    fn blocks_of(_: u32) -> Option<u64> = None;
+    fn switches_of(_: u32) -> Option<u64> = None;
     fn read_own_stack(_: u64, _: usize, _: &mut Vec<u8>) -> io::Result<()> = unsupported();
     fn read_own_memory(_: Range<u64>) -> io::Result<Vec<u8>> = unsupported();
     fn program_memory(_: Range<u64>) -> Option<&'static [u8]> = None;

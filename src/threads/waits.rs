@@ -253,7 +253,7 @@ impl BlockDetector {
             }
             if scanner.captures.left.has_budget(scanner.now_ns) {
                 let start = sys::thread_cpu_ns();
-                let holds_others = passed_delay && has_blocked_before(cursor, scanner, proof);
+                let holds_others = passed_delay && has_waited_before(cursor, scanner, proof);
                 self.waiting = capture(cursor, span, since_ns, proof, scanner);
                 let took =
                     sys::thread_cpu_ns().zip(start).and_then(|(end, start)| end.checked_sub(start));
@@ -481,15 +481,15 @@ fn still_holds(cursor: &ThreadCursor, proof: Proof) -> bool {
     }
 }
 
-/// Whether a blocked thread has blocked before this wait since its clock was last read. That is known if it was read at its
-/// last hook: what was before that is no part of the wait.
-fn has_blocked_before(cursor: &ThreadCursor, scanner: &Scanner<'_>, proof: Proof) -> bool {
+/// Whether a blocked thread was switched out before this wait since its clock was last read. That is known if it was read at
+/// its last hook: what was before that is no part of the wait.
+fn has_waited_before(cursor: &ThreadCursor, scanner: &Scanner<'_>, proof: Proof) -> bool {
     const SAME_HOOK_NS: u64 = 100_000;
     let hooked_ns = scanner.hooked_ns(&cursor.thread);
     let read = cursor.thread.synced().filter(|(ns, _)| ns + SAME_HOOK_NS >= hooked_ns);
-    let before = read.and_then(|_| cursor.thread.synced_blocks());
-    let blocks = before.and_then(|before| sys::blocks_of(cursor.thread.tid())?.checked_sub(before));
-    blocks.is_some_and(|blocks| blocks > 1) && still_holds(cursor, proof)
+    let before = read.and_then(|_| cursor.thread.synced_switches());
+    let now = before.and_then(|_| sys::switches_of(cursor.thread.tid()));
+    now > before.map(|before| before + 1) && still_holds(cursor, proof)
 }
 
 /// Announces the wait to the thread's next hook, which will count it, and then checks whether the thread is still

@@ -236,9 +236,9 @@ pub(super) fn blocks_signal(tid: u32, signal: libc::c_int) -> bool {
     status_of(tid).is_some_and(|status| status.blocks(signal))
 }
 
-/// How often a thread of this process has blocked since it started, with the wait that it is in.
-pub(crate) fn blocks_of(tid: u32) -> Option<u64> {
-    status_of(tid)?.blocks
+/// How often a thread of this process has been switched out since it started, also for the wait that it is in.
+pub(crate) fn switches_of(tid: u32) -> Option<u64> {
+    Some(status_of(tid)?.switches)
 }
 
 fn filters_of(tid: u32) -> Option<Vec<String>> {
@@ -250,8 +250,8 @@ fn filters_of(tid: u32) -> Option<Vec<String>> {
 pub(super) struct ThreadStatus {
     /// The lines on its seccomp filters.
     pub(super) filters: Vec<String>,
-    /// How often it has blocked since it started.
-    blocks: Option<u64>,
+    /// How often it has been switched out since it started.
+    switches: u64,
     /// The signals that it blocks, from the lowest bit on.
     blocked: u64,
     /// By its name, it is one of this crate.
@@ -285,8 +285,9 @@ impl ThreadStatus {
                 parsed.filters.push(line.to_owned());
             } else if let Some(mask) = line.strip_prefix("SigBlk:") {
                 parsed.blocked = u64::from_str_radix(mask.trim(), 16).unwrap_or(0);
-            } else if let Some(count) = line.strip_prefix("voluntary_ctxt_switches:") {
-                parsed.blocks = count.trim().parse().ok();
+            } else if let Some((_, count)) = line.split_once("voluntary_ctxt_switches:") {
+                // Blocked, and preempted.
+                parsed.switches += count.trim().parse().unwrap_or(0);
             } else if let Some(name) = line.strip_prefix("Name:") {
                 parsed.is_of_layer = name.trim().starts_with("profiling-");
                 parsed.is_of_ring = name.trim().starts_with("iou-");

@@ -46,8 +46,8 @@ pub(crate) fn parse_map(line: &[u8]) -> bool {
 }
 
 pub(crate) use blocked::{
-    blocked, blocks_of, control_groups_of, cpu_ns_of, is_blocked, open_schedstat, own_thread,
-    own_threads, owner_of_lock, read_own_stack, schedstat, thread_and_state, try_cpu_ns_of,
+    blocked, control_groups_of, cpu_ns_of, is_blocked, open_schedstat, own_thread, own_threads,
+    owner_of_lock, read_own_stack, schedstat, switches_of, thread_and_state, try_cpu_ns_of,
     user_ns_of,
 };
 pub(crate) use calls::{forbidden_calls, read_filters};
