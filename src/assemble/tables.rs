@@ -20,7 +20,7 @@ use crate::unwind::{Module, ModuleAddress, UnwindEnd};
 
 /// Marks a wait during which its span grew old, after shorter waits that are part of its time.
 const HOLDS_OTHERS: &str = "[and shorter waits before it]";
-/// Has the place of spans that are not told apart.
+/// Has the place of spans that are not distinguished.
 const SPANS_INSIDE: &str = "[in spans inside, too many to tell apart]";
 /// The maximum depth of nested spans in a profile.
 const DEEPEST: usize = 128;
@@ -414,7 +414,7 @@ impl<'a> Tables<'a> {
         })
     }
 
-    /// The link of what is in spans inside one, which are not told apart: it is not that span's own.
+    /// The link of what is in spans inside one, which are not distinguished: it is not that span's own.
     pub(crate) fn inside(&mut self, around: LinkId) -> LinkId {
         let linked = self.profile.link(around).and_then(|around| around.linked);
         self.profile.add_link(Link { linked, ..Link::named(SPANS_INSIDE, Some(around)) })
@@ -498,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_spans_that_are_not_told_apart_is_not_the_own_of_the_span_around_them() {
+    fn what_is_in_spans_that_are_not_distinguished_is_not_the_own_of_the_span_around_them() {
         let key = |number| SpanKey::new(number).unwrap();
         let kept = KeptSpan::for_test(key(1), key(1), 1);
         let plan = Box::new(|_: &_| Plan::default());
