@@ -855,6 +855,36 @@ fn blocked_threads_are_polled_rarely() {
     }
 }
 
+/// Where perf records switches, of many waits that are too short to be captured some are, each with the time of those that
+/// were skipped before it.
+#[test]
+fn many_short_waits_are_where_some_of_them_were() {
+    #[inline(never)]
+    fn query() {
+        std::thread::sleep(2 * MS);
+        std::hint::black_box(());
+    }
+    if !has_perf() {
+        return;
+    }
+    // The collector may get no CPU for a while.
+    let seen = [200, 800, 3_200].into_iter().find_map(|count| {
+        let setup = with(Source::Perf);
+        setup.run(|| info_span!("job").in_scope(|| (0..count).for_each(|_| query())));
+        let account = *setup.kept().last()?.spans[0].times();
+        let profile = setup.profiles().pop()?;
+        assert!(profile.waited().ns() <= account.off_cpu().ns() + account.on_cpu_error().ns());
+        let waits = waits(&profile);
+        let in_query = waits.iter().filter(|(_, names, _)| names.contains(&"query"));
+        let points = in_query.flat_map(|(sample, ..)| &sample.points);
+        // On a busy machine many are longer.
+        let short = points.filter(|point| point.weight() < 5_000_000).count();
+        println!("{short} of {count}, {:?} of {account:?}", profile.waited());
+        (short > count / 10).then_some(())
+    });
+    assert!(seen.is_some(), "short waits have stacks");
+}
+
 #[test]
 fn a_long_wait_after_many_short_ones_is_captured() {
     for source in sources() {

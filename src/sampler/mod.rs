@@ -25,5 +25,5 @@ pub(crate) use rate::{Periods, Rate};
 pub(crate) use session::{RunDelay, SamplingSession, SpanInterval};
 pub use source::Source;
 pub(crate) use source::{Sampler, SourceSettings};
-pub(crate) use switches::{SwitchRing, switches_between};
+pub(crate) use switches::{SHORT_NS, SwitchRing, switches_between};
 pub(crate) use thread::{NEVER, OpenInterval, ThreadShared, Use};

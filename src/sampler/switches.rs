@@ -1,6 +1,6 @@
 //! When a thread was switched out and in, as perf recorded it: the lengths of waits, and for how long it was preempted.
 
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
@@ -14,6 +14,8 @@ pub(crate) struct SwitchRing {
     ring: PerfRing,
     /// For how long the thread was preempted, as far as the records were read.
     preempted_ns: AtomicU64,
+    /// For how long it was blocked in [short waits](SHORT_NS), and their number.
+    short_waits: [AtomicU64; 2],
     read: Mutex<ReadSwitches>,
 }
 
@@ -21,8 +23,8 @@ pub(crate) struct SwitchRing {
 #[derive(Debug, Default)]
 struct ReadSwitches {
     until: u64,
-    /// When the thread was preempted, until it is switched in.
-    preempted_at: Option<u64>,
+    /// When the thread was switched out, and whether it was preempted, until it is switched in.
+    out: Option<(u64, bool)>,
 }
 
 /// A thread was switched out, and has not been switched in since.
@@ -45,14 +47,15 @@ impl Deref for SwitchRing {
 
 impl SwitchRing {
     pub(crate) fn new(ring: PerfRing) -> Self {
-        Self { ring, preempted_ns: AtomicU64::new(0), read: Mutex::default() }
+        let (preempted_ns, short_waits) = (AtomicU64::new(0), [0, 0].map(AtomicU64::new));
+        Self { ring, preempted_ns, short_waits, read: Mutex::default() }
     }
 
     pub(crate) fn start(&self) -> Result<(), WhyRefused> {
         // What happened while it was paused has no record.
         self.read();
         if let Some(mut read) = self.read.try_lock() {
-            read.preempted_at = None;
+            read.out = None;
         }
         self.ring.start()
     }
@@ -69,23 +72,39 @@ impl SwitchRing {
         self.preempted_ns.fetch_add(1, Ordering::Relaxed) + 1
     }
 
+    /// For how long the thread was blocked in short waits, in nanoseconds, and in how many, as far as the records were read.
+    pub(crate) fn short_waits(&self) -> [u64; 2] {
+        self.short_waits.each_ref().map(|sum| sum.load(Ordering::Relaxed))
+    }
+
+    fn add(&self, ns: u64, preempted: bool) {
+        let [short_ns, count] = &self.short_waits;
+        if preempted {
+            self.preempted_ns.fetch_add(ns, Ordering::Relaxed);
+        } else if SHORT_NS.contains(&ns) {
+            short_ns.fetch_add(ns, Ordering::Relaxed);
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
     /// Reads the new records: the thread does so in hooks, the collector before it releases them. Neither waits for the
     /// other. Returns false if the other one is reading.
     fn read(&self) -> bool {
         let Some(mut read) = self.read.try_lock() else { return false };
         let head = self.head();
         for record in self.records(read.until, head) {
-            let preempted_at = match record {
-                Ok(Record::SwitchOut { time_ns, preempted }) => preempted.then_some(time_ns),
+            let out = match record {
+                Ok(Record::SwitchOut { time_ns, preempted }) => Some((time_ns, preempted)),
                 Ok(Record::SwitchIn { time_ns }) => {
-                    let ns = read.preempted_at.map_or(0, |at| time_ns.saturating_sub(at));
-                    self.preempted_ns.fetch_add(ns, Ordering::Relaxed);
+                    if let Some((at_ns, preempted)) = read.out {
+                        self.add(time_ns.saturating_sub(at_ns), preempted);
+                    }
                     None
                 }
                 // Records are missing.
                 _ => None,
             };
-            read.preempted_at = preempted_at;
+            read.out = out;
         }
         read.until = head;
         true
@@ -177,6 +196,9 @@ pub(crate) fn switches_between(from: u64, to: u64) -> (u64, u64) {
     (switches, from + switches * 2 * SWITCH_RECORD)
 }
 
+/// Those that are longer are captured one by one. A record comes up to 20 µs after the thread's CPU clock runs again, which
+/// would be much of those that are shorter.
+pub(crate) const SHORT_NS: Range<u64> = 500_000..5_000_000;
 /// An interrupt has switched the thread within this time, also on a virtual machine.
 const NEAR_NS: u64 = 100_000;
 
@@ -213,6 +235,24 @@ mod tests {
         write(&ring, IN, 10_005);
         // Each call adds one.
         assert_eq!([ring.preempted_ns(), ring.preempted_ns()], [30 + 5 + 1, 30 + 5 + 2]);
+    }
+
+    #[test]
+    fn short_waits_are_added_up() {
+        let Some(ring) = ring() else { return };
+        for (misc, out_ns, in_ns) in [
+            (1 << 13, 1_000, 2_000_000),
+            (1 << 13, 3_000_000, 3_000_000 + SHORT_NS.end),
+            (PREEMPTED, 9_000_000, 9_500_000),
+            (1 << 13, 10_000_000, 10_000_007),
+            (1 << 13, 11_000_000, 11_000_000 + SHORT_NS.start),
+        ] {
+            write(&ring, misc, out_ns);
+            ring.make_room();
+            write(&ring, IN, in_ns);
+        }
+        ring.make_room();
+        assert_eq!(ring.short_waits(), [1_999_000 + SHORT_NS.start, 2]);
     }
 
     #[test]

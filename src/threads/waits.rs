@@ -13,7 +13,7 @@ use crate::budget::CpuBudget;
 use crate::intake::Intake;
 use crate::log::{LogEvent, LogKind};
 use crate::profile::SampleKind;
-use crate::sampler::{SwitchRing, ThreadShared};
+use crate::sampler::{SHORT_NS, SwitchRing, ThreadShared};
 use crate::sinks::{NewSample, SHORTEST_WAIT, Stack, StackLeaf};
 use crate::span::SpanKey;
 use crate::stats::Counters;
@@ -31,6 +31,10 @@ const WAITING_SCAN_INTERVAL: Duration = Duration::from_millis(50);
 /// The same for threads without switch records. The end of a wait and the start of the next are known to half of
 /// that.
 const WAITING_SCAN_INTERVAL_BY_CLOCK: Duration = Duration::from_millis(6);
+
+const _: () = assert!(SHORTEST_WAIT.as_nanos() == SHORT_NS.end as u128);
+/// A short wait that is captured represents this many others at most.
+const MOST_SKIPPED: u64 = 256;
 
 /// The kernel's clock and a converted reading of a counter differ by less.
 const CLOCKS_DIFFER_NS: u64 = 1_000_000;
@@ -74,6 +78,11 @@ pub(crate) struct CaptureBudget {
 impl CaptureBudget {
     pub(super) fn new(left: CpuBudget) -> Self {
         Self { left, searches: SEARCHES, filters_ns: None, unseen: None, has_noted_unseen: false }
+    }
+
+    /// Whether there is enough to capture short waits, too.
+    fn has_half(&mut self, now_ns: u64) -> bool {
+        self.left.left_ns(now_ns) > self.left.most_ns() / 2
     }
 
     /// A thread cannot be inspected. `is_blocked` is `None` if nothing else says whether it is blocked.
@@ -174,6 +183,8 @@ pub(crate) struct BlockDetector {
     /// The head of the switch ring when it was full. Until there are new records, the newest one is not the last
     /// switch.
     full_at: Option<u64>,
+    /// The short waits that were before the last hook or are represented by others, and when that hook was.
+    represented: ([u64; 2], u64),
     /// At the last scan no span of the thread was past its sampling delay, or there was none yet.
     was_within_delay: bool,
 }
@@ -189,6 +200,8 @@ pub(crate) struct WaitingThread {
     thread: OsThread,
     pub(crate) stack: Stack,
     pub(super) sought: SoughtHolder,
+    /// The time and number of short waits before it, which it represents.
+    skipped: [u64; 2],
 }
 
 /// Something that does not change while a thread does not run.
@@ -247,8 +260,8 @@ impl BlockDetector {
         self.was_within_delay = false;
         if let Some((since_ns, proof, passed_delay)) = since {
             let waited_ns = scanner.now_ns.saturating_sub(since_ns);
-            let is_long = u128::from(waited_ns) >= SHORTEST_WAIT.as_nanos();
-            if !is_long {
+            let skipped = self.skipped(cursor, scanner, waited_ns);
+            if waited_ns + skipped[0] < SHORT_NS.end {
                 return ScanResult::Busy;
             }
             if scanner.captures.left.has_budget(scanner.now_ns) {
@@ -258,9 +271,9 @@ impl BlockDetector {
                 let took =
                     sys::thread_cpu_ns().zip(start).and_then(|(end, start)| end.checked_sub(start));
                 scanner.captures.left.spend(took.unwrap_or(A_CAPTURE_NS));
-                self.waiting
-                    .iter_mut()
-                    .for_each(|waiting| waiting.stack.holds_others = holds_others);
+                if let Some(waiting) = &mut self.waiting {
+                    (waiting.stack.holds_others, waiting.skipped) = (holds_others, skipped);
+                }
             } else if self.left_out_since_ns.replace(since_ns) != Some(since_ns) {
                 Counters::add(&scanner.intake.counters.waits.dropped_over_budget, 1);
             }
@@ -316,7 +329,21 @@ impl BlockDetector {
         let Some(mut waiting) = self.waiting.take() else { return };
         waiting.choose_holder(true);
         self.last = ended.clock;
-        scanner.intake.add_wait(waiting.span, waiting.until(ended.at_ns));
+        let wait = waiting.until(ended.at_ns);
+        scanner.intake.add_wait(waiting.span, wait);
+        let [skipped_ns, count] = waiting.skipped;
+        if count > 0 {
+            let is_short = SHORT_NS.contains(&wait.weight);
+            let [represented_ns, represented] = &mut self.represented.0;
+            *represented_ns += skipped_ns + if is_short { wait.weight } else { 0 };
+            *represented += count + u64::from(is_short);
+        }
+        // Each has the mean length, and none of them more than the longest.
+        let (mean_ns, shown) = (skipped_ns / count.max(1), count.min(MOST_SKIPPED));
+        for number in 1..=shown {
+            let time_ns = wait.time_ns.saturating_sub(number * mean_ns);
+            scanner.intake.add_wait(waiting.span, NewSample { time_ns, weight: mean_ns, ..wait });
+        }
     }
 
     /// Removes all switch records but the newest.
@@ -368,6 +395,26 @@ impl BlockDetector {
         let records = cursor.switches().filter(|_| self.full_at.is_none());
         let proof = Proof::Cpu(cpu_ns, records.map(|ring| ring.head()));
         stood_still.map(|_| (idle_since_ns, proof, passed_delay))
+    }
+
+    /// The short waits since the last hook that no stack represents, their time and number: the present one, if it is short
+    /// too, may be captured for them.
+    fn skipped(
+        &mut self,
+        cursor: &ThreadCursor,
+        scanner: &mut Scanner<'_>,
+        waited_ns: u64,
+    ) -> [u64; 2] {
+        let Some(ring) = cursor.switches() else { return [0, 0] };
+        let ([all_ns, all], hooked_ns) = (ring.short_waits(), scanner.hooked_ns(&cursor.thread));
+        let ([represented_ns, represented], since_ns) = self.represented;
+        if since_ns != hooked_ns || represented > all {
+            // Some may have been before the hook, or in another session.
+            self.represented = ([all_ns, all], hooked_ns);
+        } else if waited_ns < SHORT_NS.end && scanner.captures.has_half(scanner.now_ns) {
+            return [all_ns.saturating_sub(represented_ns), all - represented];
+        }
+        [0, 0]
     }
 }
 
@@ -546,5 +593,6 @@ fn capture(
         }
     }
     let (thread, lasted_until_ns) = (cursor.named, scanner.now_ns);
-    Some(WaitingThread { span, since_ns, lasted_until_ns, proof, thread, stack, sought })
+    let skipped = [0, 0];
+    Some(WaitingThread { span, since_ns, lasted_until_ns, proof, thread, stack, sought, skipped })
 }
