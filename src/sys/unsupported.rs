@@ -190,6 +190,7 @@ stubs! {
     fn mapped_now(_: FileIdentity) -> io::Result<Option<(MappedFile, PathBuf)>> = unsupported();
     fn program_path() -> Option<PathBuf> = None;
     fn module_loads() -> ModuleLoads = ModuleLoads::default();
+    fn address_in_libc() -> u64 = 0;
     fn loaded_modules(_: bool) -> ModuleList =
         ModuleList {
             loads: ModuleLoads::default(), modules: Vec::new(), listed: 0, has_files: true

@@ -4,7 +4,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::sys::{
-    LoadedModule, ModuleList, ModuleLoads, WORDS, loaded_modules, module_loads, thread_cpu_ns,
+    LoadedModule, ModuleList, ModuleLoads, WORDS, address_in_libc, loaded_modules, module_loads,
+    thread_cpu_ns,
 };
 
 /// Reading the mappings of the process may take a tenth of the time: some have ten thousands, and load libraries often.
@@ -111,13 +112,19 @@ impl ModuleListing {
             self.unloads = WORDS.unloads.fetch_add(1, Ordering::AcqRel) + 1;
         }
         (self.loads, self.has_files) = (Some(loads), has_files);
+        // What the loader lists up to the C library was loaded when the program started, and stays.
+        let libc = address_in_libc();
+        let has_libc = |module: &LoadedModule| {
+            module.code.iter().any(|segment| segment.addresses.contains(&libc))
+        };
+        let staying = modules.iter().take(listed).position(has_libc).map_or(0, |at| at + 1);
         let first_after = |before: ModuleLoads| {
             if loads.unloaded == before.unloaded {
                 return modules.len();
             }
             // As many as were loaded are at the end of the loader's list, less those that are gone again.
             let loaded = loads.loaded.wrapping_sub(before.loaded);
-            listed.saturating_sub(usize::try_from(loaded).unwrap_or(usize::MAX))
+            listed.saturating_sub(usize::try_from(loaded).unwrap_or(usize::MAX)).max(staying)
         };
         ChangedModules {
             first_new: first_after(self.before_samples),
@@ -166,6 +173,23 @@ mod tests {
         assert_eq!(first_new(listing, 12, 2), 10, "nothing was unloaded");
         assert_eq!(first_new(listing, 13, 3), 7);
         assert_eq!(first_new(listing, 90, 80), 0, "all may be");
+    }
+
+    #[test]
+    #[cfg(not(tracing_profiling_unsupported))]
+    fn what_is_listed_up_to_the_c_library_stays() {
+        let libc = address_in_libc();
+        let mut modules = vec![code(0x1000..0x2000); 10];
+        modules[6] = code(libc..libc + 1);
+        let loads = ModuleLoads { loaded: 90, unloaded: 80 };
+        let list = ModuleList { loads, modules, listed: 10, has_files: true };
+        let changed = listing().note(list);
+        assert_eq!((changed.first_new, changed.first_again), (7, 7));
+        // As this program has it.
+        let list = loaded_modules(false);
+        let is_it =
+            |module: &LoadedModule| module.code.iter().any(|it| it.addresses.contains(&libc));
+        assert!(list.modules.iter().take(list.listed).any(is_it), "{:?}", list.modules);
     }
 
     #[test]

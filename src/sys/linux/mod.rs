@@ -66,7 +66,7 @@ pub(crate) use fork::{log_between_forks, on_fork};
 pub(crate) use load::load;
 pub(crate) use maps::{executable_mappings, is_mapped_as, mapped_now, mappings};
 pub(crate) use modules::{
-    loaded_modules, module_loads, program_memory, program_path, read_own_memory,
+    address_in_libc, loaded_modules, module_loads, program_memory, program_path, read_own_memory,
 };
 pub(crate) use own_files::{Files, KernelFile};
 pub(crate) use pages::{map_memory, unmap_memory};

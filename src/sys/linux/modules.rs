@@ -31,6 +31,12 @@ pub(crate) fn module_loads() -> ModuleLoads {
     loads
 }
 
+/// An address in the C library, or in what the program has put before it: in a library that was loaded when the program
+/// started.
+pub(crate) fn address_in_libc() -> u64 {
+    libc::dl_iterate_phdr as *const () as u64
+}
+
 /// All modules that are currently loaded, with their files or without.
 ///
 /// Holds the dynamic loader's lock while it copies some hundred bytes per module. Never call this in a signal handler.
