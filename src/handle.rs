@@ -86,8 +86,7 @@ impl Handle {
     /// The profiled spans that have been open for longer than `older_than`, each with where it is: what it awaits if its
     /// future is [`Profiled`](crate::Profiled), or where its thread is blocked. The oldest come first, at most 1,000.
     ///
-    /// Waits for the layer's threads, which read symbols, for up to 10 seconds. Empty if they do not answer, and on
-    /// these threads.
+    /// Waits for the layer's threads, which read symbols, for up to 10 seconds. Empty if they do not answer.
     pub fn open_spans(&self, older_than: Duration) -> Vec<OpenSpan> {
         self.find_open_spans(older_than).unwrap_or_default()
     }
@@ -103,7 +102,7 @@ impl Handle {
     /// [`encode::pprof`](crate::encode::pprof) writes it as `go tool pprof` and others expect a heap profile.
     ///
     /// `None` unless the layer has [`Builder::heap`](crate::Builder::heap) and no other such layer runs in the process;
-    /// also if its threads do not answer in 30 seconds, and on these threads.
+    /// also if its threads do not answer in 30 seconds.
     pub fn heap_profile(&self) -> Option<Profile> {
         self.heap_part(HeapPart::All).ok()
     }
@@ -132,8 +131,8 @@ impl Handle {
     /// If the executor that serves the routes of `Handle::router` hangs, they do not answer: call this on a thread of its
     /// own, such as one that waits for a signal.
     ///
-    /// `None` if the layer is off or was dropped, if its threads do not answer in 30 seconds, on these threads, and where
-    /// the system does not list the threads of a process.
+    /// `None` if the layer is off or was dropped, if its threads do not answer in 30 seconds, and where the system does not
+    /// list the threads of a process.
     pub fn threads(&self) -> Option<ThreadDump> {
         self.find_threads().ok()
     }

@@ -7,7 +7,7 @@ mod support;
 use std::io::Write;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use support::{HAS_STACKS, PLENTY, burn};
@@ -174,6 +174,27 @@ fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
         assert!(start.elapsed() < PLENTY, "timed out waiting until {what}");
         std::thread::sleep(MS);
     }
+}
+
+/// The threads that answer are others than the one that calls it.
+#[test]
+fn the_callback_may_ask_what_is_open_and_where_all_threads_are() {
+    let (handle, answers) = (Arc::new(OnceLock::<Handle>::new()), Arc::default());
+    let (own, all): (_, Arc<Mutex<Vec<_>>>) = (Arc::clone(&handle), Arc::clone(&answers));
+    let stage = Stage::new(|builder| {
+        builder.on_kept(move |_| {
+            let handle = own.get().unwrap();
+            let names = handle.open_spans(Duration::ZERO).into_iter().map(|span| span.name);
+            all.lock().unwrap().push((names.collect::<Vec<_>>(), handle.threads().is_some()));
+        })
+    });
+    handle.set(stage.handle.clone()).unwrap();
+    let open = stage.run(|| info_span!("open"));
+    stage.run(|| info_span!("during").in_scope(|| ()));
+    stage.handle.flush(PLENTY).unwrap();
+    let answers = std::mem::take(&mut *answers.lock().unwrap());
+    assert_eq!(answers, [(vec!["open".to_owned()], HAS_STACKS)]);
+    drop(open);
 }
 
 /// The callers are answered: open spans are listed, and a flush and, at the end, a shutdown return at their deadlines.

@@ -105,9 +105,8 @@ impl Engine {
     }
 
     pub(super) fn ask(&self, command: Command) -> bool {
-        let is_waited_for = !matches!(command, Command::Shutdown(None));
-        // In a forked child no thread would answer, and the layer's own threads would wait for themselves.
-        if !self.is_running() || (is_ignored() && is_waited_for) {
+        // In a forked child no thread would answer.
+        if !self.is_running() {
             return false;
         }
         let _uncounted = Uncounted::begin();
