@@ -27,6 +27,7 @@ use tracing_subscriber::registry::{LookupSpan, Registry};
 use crate::control::Control;
 use crate::engine::{Engine, Gate};
 use crate::refresh::refresh_interest;
+use crate::span::has_deepest;
 use crate::sys::{self, Uncounted};
 
 /// The engine of a layer, once it is known to run.
@@ -191,11 +192,19 @@ impl SelfFilter {
             && let Some(engine) = filter.filter().0.get()
         {
             let _uncounted = Uncounted::begin();
-            let is_declined =
-                engine.callsites.follow_others(metadata) && !self.others_want(metadata);
-            engine.callsites.set_declined(metadata, is_declined);
+            let is_only_ours = metadata.is_span() && !self.others_want(metadata);
+            engine.callsites.set_only_ours(metadata, is_only_ours);
         }
         filter.register_callsite(metadata)
+    }
+
+    /// Whether nothing may be created from the callsite now: no other layer wants the span, and the thread is too deep in
+    /// others. A filter that declines it would not do: the registry makes a span that all filters decline.
+    #[inline]
+    pub(crate) fn forbids(filter: &Wanted, metadata: &Metadata<'_>) -> bool {
+        let is_too_deep =
+            |engine: &Engine| engine.callsites.is_only_ours(metadata) && engine.spans.is_too_deep();
+        has_deepest() && metadata.is_span() && filter.0.get().is_some_and(is_too_deep)
     }
 
     /// Whether a layer of the subscriber besides those of this crate wants the callsite, or there is no other.

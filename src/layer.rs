@@ -213,7 +213,9 @@ where
 
     #[inline]
     fn enabled(&self, metadata: &Metadata<'_>, ctx: Context<'_, S>) -> bool {
-        self.filter.get::<S>().is_none_or(|filter| filter.enabled(metadata, ctx))
+        self.filter.get::<S>().is_none_or(|filter| {
+            filter.enabled(metadata, ctx) && !SelfFilter::forbids(filter.filter(), metadata)
+        })
     }
 
     #[inline]

@@ -68,10 +68,12 @@ kinds! {
         Declined = "declined",
         NotCounted = "not_counted",
         PercentilesShared = "percentiles_shared",
+        TooDeep = "too_deep",
         AmbiguousNames = "ambiguous_names",
     }
     configuration {
         UnknownVariable = "unknown_variable",
+        Malformed = "malformed",
         Clamped = "clamped",
         EndpointUnused = "endpoint_unused",
     }

@@ -193,6 +193,12 @@ counters! {
         /// Spans that met their rule and were not kept because their trace is not exported; see
         /// [`Builder::only_sampled_traces`](crate::Builder::only_sampled_traces).
         dropped_unsampled_trace,
+        /// Spans that only this layer wants, and that were not created because the thread was in a span with 256 others
+        /// around it.
+        declined_too_deep,
+        /// Times that a hook passed time up to the nearest 64 ancestors that the thread was not in, and not to those around
+        /// them.
+        ancestors_left_out,
         /// Panics of the callback given to [`Builder::on_kept`](crate::Builder::on_kept).
         on_kept_panics,
     }

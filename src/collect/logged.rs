@@ -106,10 +106,17 @@ impl Logged {
             let (kind, text) = (LogKind::SignalStackSmall, report::SMALL_SIGNAL_STACK);
             events.push(LogEvent::warning(kind, text));
         }
-        let shared = engine.counters.rules.percentiles_shared.load(Ordering::Relaxed);
-        if shared > 0 && self.is_first(LogKind::PercentilesShared) {
-            let (kind, text) = (LogKind::PercentilesShared, report::PERCENTILES_SHARED);
-            events.push(LogEvent { count: Some(shared), ..LogEvent::warning(kind, text) });
+        let spans = &engine.counters.spans;
+        let too_deep = [&spans.declined_too_deep, &spans.ancestors_left_out];
+        let shared = [&engine.counters.rules.percentiles_shared];
+        for (kind, counted, text) in [
+            (LogKind::TooDeep, &too_deep[..], report::TOO_DEEP),
+            (LogKind::PercentilesShared, &shared[..], report::PERCENTILES_SHARED),
+        ] {
+            let count = counted.iter().map(|count| count.load(Ordering::Relaxed)).sum();
+            if count > 0 && self.is_first(kind) {
+                events.push(LogEvent { count: Some(count), ..LogEvent::warning(kind, text) });
+            }
         }
         if let Some(why) = engine.source.sampler.unsampled()
             && self.is_first(LogKind::ThreadsUnsampled)

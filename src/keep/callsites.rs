@@ -62,7 +62,9 @@ struct Site {
     unmatched: AtomicU64,
     matched: MatchedPlan,
     next: Chain,
-    /// No rule names its spans, and no other layer wants them: see `SelfFilter::register_callsite`.
+    /// No other layer wants its spans: see `SelfFilter::register_callsite`.
+    is_only_ours: AtomicBool,
+    /// And no rule names them.
     is_declined: AtomicBool,
 }
 
@@ -240,8 +242,8 @@ impl Callsites {
 
     /// Whether spans of that callsite are profiled only if another layer wants them: rules that name neither them nor their
     /// level match.
-    pub(crate) fn follow_others(&self, metadata: &Metadata<'_>) -> bool {
-        if !metadata.is_span() || attribute::is_on(metadata) {
+    fn follow_others(&self, metadata: &Metadata<'_>) -> bool {
+        if attribute::is_on(metadata) {
             return false;
         }
         let known = self.known.lock();
@@ -250,9 +252,16 @@ impl Callsites {
         keeping.peek().is_some() && keeping.all(|one| one.rule.names_nothing())
     }
 
-    /// States whether no other layer wants a callsite that [follows others](Self::follow_others).
-    pub(crate) fn set_declined(&self, metadata: &'static Metadata<'static>, is_declined: bool) {
+    /// Whether no other layer wants spans of that callsite, as stated.
+    pub(crate) fn is_only_ours(&self, metadata: &Metadata<'_>) -> bool {
+        self.known_site(metadata).is_some_and(|site| site.is_only_ours.load(Ordering::Relaxed))
+    }
+
+    /// States whether no other layer wants spans of that callsite, which may [follow others](Self::follow_others).
+    pub(crate) fn set_only_ours(&self, metadata: &'static Metadata<'static>, is_only_ours: bool) {
         let Some(site) = self.site(metadata) else { return };
+        site.is_only_ours.store(is_only_ours, Ordering::Relaxed);
+        let is_declined = is_only_ours && self.follow_others(metadata);
         if site.is_declined.swap(is_declined, Ordering::Relaxed) != is_declined {
             // Decided anew, unless it is declined.
             let unmatched = if is_declined { self.generation() } else { 0 };
@@ -561,6 +570,7 @@ impl Site {
             unmatched,
             matched,
             next: Chain::new(),
+            is_only_ours: AtomicBool::new(false),
             is_declined: AtomicBool::new(false),
         }
     }

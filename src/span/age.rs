@@ -7,7 +7,7 @@ use super::account::{Certain, InsideTime};
 use super::children::{CHILD_CLOSES, ChildClose};
 use super::local::{ThreadState, put, take};
 use super::sample_counts::SampleCounts;
-use super::segment::{DETACHED, JUDGED_ABOVE, READS_CPU, SWITCHED};
+use super::segment::{DEEPEST, DETACHED, JUDGED_ABOVE, READS_CPU, SWITCHED, Segment};
 use super::slot::{
     ADDED_UP, AGED, CPU_UNKNOWN, FORCED, IS_COUNTED, JUDGES_ALLOCATIONS, JUDGES_CPU,
     JUDGES_SUBTREE, REFERENCE, REFERENCE_SHIFT, SUSPECT, Slot,
@@ -16,9 +16,6 @@ use super::{InnermostSpan, RegistryId, Spans};
 use crate::sampler::{NEVER, ThreadShared};
 use crate::stats::Counters;
 use crate::sys::Uncounted;
-
-/// Of deeper trees, only the innermost spans count: see the same limit of `enclosing`.
-const DEEPEST_CHILD: usize = 256;
 
 impl Spans {
     /// Makes a new span a reference, which was chosen with that probability, as a power of one half: threads in it are
@@ -46,6 +43,16 @@ impl Spans {
         let is_forced = self.force_top(&mut state).is_some();
         put(state);
         is_forced
+    }
+
+    /// Whether this thread is in a span that is one of the deepest, so that no more may be created here.
+    #[cold]
+    pub(crate) fn is_too_deep(&self) -> bool {
+        let Some(state) = take(self.layer) else { return false };
+        let is_too_deep = state.top().is_some_and(Segment::is_deepest);
+        put(state);
+        Counters::add(&self.counters.spans.declined_too_deep, is_too_deep.into());
+        is_too_deep
     }
 
     fn force_top(&self, state: &mut ThreadState) -> Option<()> {
@@ -80,6 +87,7 @@ impl Spans {
             state.end_hook(now);
             return;
         }
+        state.inside.set_reach(now);
         let mut reads_cpu = slot.flags() & (JUDGES_CPU | AGED);
         if reads_cpu == AGED && slot.is_open_for_long(now) {
             reads_cpu = 0;
@@ -92,18 +100,23 @@ impl Spans {
         let (below, old_below) = state.top().map_or((0, NEVER), |top| (top.id, top.old_at));
         let mut flags = if reads_cpu == 0 { 0 } else { READS_CPU };
         let mut old_at = slot.old_at(now).min(old_below);
-        let is_detached = slot.raw_parent() != below && self.is_detached(state, slot);
+        let is_elsewhere = slot.raw_parent() != below;
+        let around = slot.parent().map(|parent| state.depth_of(parent));
+        let is_detached = is_elsewhere && around == Some(None);
+        let mut depth = is_elsewhere.then(|| around.flatten().map_or(0, |around| around + 1));
         if is_detached {
             flags |= DETACHED;
-            let is_judged;
-            (old_at, is_judged) = self.old_and_judged_at_detached(state, slot, now, old_at);
+            let (is_judged, ancestors);
+            (old_at, is_judged, ancestors) =
+                self.old_and_judged_at_detached(state, slot, now, old_at);
+            depth = Some(ancestors);
             if is_judged {
                 flags |= JUDGED_ABOVE;
                 self.sync_accounts(state, now);
                 now = now.max(state.synced);
             }
         }
-        if slot.raw_parent() != below && self.switch_to(state, slot, now) {
+        if is_elsewhere && self.switch_to(state, slot, now) {
             flags |= SWITCHED;
             now = now.max(state.synced);
         }
@@ -113,7 +126,7 @@ impl Spans {
             let could_be = |sampled: &Arc<ThreadShared>| !sampled.is_refused();
             is_unsampled = !state.is_attached && state.sampled.as_ref().is_some_and(could_be);
         }
-        state.push_slowly(id, slot, flags, now, old_at);
+        state.push_slowly(id, slot, flags, now, old_at, depth);
         let idle = slot.enter(now, state.thread);
         if idle.is_none_or(|idle| idle >= self.ticks.long_idle) {
             self.note_entered(state, id, slot, idle, now);
@@ -148,15 +161,9 @@ impl Spans {
         }
     }
 
-    /// Whether a span that this thread enters has a parent that is not entered on this thread.
-    #[cold]
-    pub(super) fn is_detached(&self, state: &ThreadState, slot: &Slot) -> bool {
-        slot.parent().is_some_and(|parent| !state.is_in(parent))
-    }
-
-    /// When such a span, or one of its ancestors that the thread is not in, becomes old, and whether the rule of such
-    /// an ancestor judges the CPU time of the segment. Ancestors that the thread is in are accounted for by their own
-    /// segments.
+    /// When a span whose parent is not entered on this thread, or one of its ancestors that the thread is not in, becomes
+    /// old, whether the rule of such an ancestor judges the CPU time of the segment, and how many ancestors there are.
+    /// Ancestors that the thread is in are accounted for by their own segments.
     #[cold]
     pub(super) fn old_and_judged_at_detached(
         &self,
@@ -164,24 +171,30 @@ impl Spans {
         slot: &Slot,
         now: u64,
         old_at: u64,
-    ) -> (u64, bool) {
-        let (mut old_at, mut is_judged) = (old_at, false);
-        self.for_ancestors(slot, |ancestor| {
-            let is_detached = ancestor.id().is_some_and(|id| !state.is_in(id));
-            if is_detached {
+    ) -> (u64, bool, u32) {
+        let (mut old_at, mut is_judged, mut around) = (old_at, false, 0);
+        let ancestors = self.for_detached(&state.inside, slot, |ancestor| {
+            around = ancestor.id().and_then(|id| state.depth_of(id)).map_or(0, |depth| depth + 1);
+            if around == 0 {
                 let here = state.inside.ticks(ancestor.raw_key());
                 old_at = old_at.min(ancestor.old_at_after(now, here));
                 is_judged |= ancestor.flags() & JUDGES_SUBTREE != 0;
             }
-            is_detached
+            around == 0
         });
-        (old_at, is_judged)
+        (old_at, is_judged, ancestors + around)
     }
 
-    /// Adds an ended segment of such a span to its ancestors: its length, and what is known of its CPU time.
-    pub(super) fn pass_up(&self, state: &ThreadState, slot: &Slot, ticks: u64, sure: Certain) {
+    /// Adds a segment of such a span that ends at `now` to its ancestors: its length, and what is known of its CPU time.
+    pub(super) fn pass_up(
+        &self,
+        state: &ThreadState,
+        slot: &Slot,
+        (now, ticks): (u64, u64),
+        sure: Certain,
+    ) {
         let time = InsideTime::of(self.clock.ns(ticks), sure);
-        self.for_ancestors(slot, |ancestor| {
+        let visited = self.for_detached(&state.inside, slot, |ancestor| {
             // An ancestor that the thread is in has this time in its own segment. Other segments below it were suspended.
             let is_detached = ancestor.id().is_some_and(|id| !state.is_in(id));
             if is_detached {
@@ -192,6 +205,7 @@ impl Spans {
             }
             is_detached
         });
+        state.inside.note_reached(visited, now, self.ticks.cpu_clock_read);
     }
 
     /// A thread that is not sampled enters an old span. The thread attaches itself if the span is sampled from its enter
@@ -218,7 +232,7 @@ impl Spans {
         };
         note(slot);
         if is_detached {
-            self.for_ancestors(slot, note);
+            self.for_detached(&state.inside, slot, note);
         }
         for sampled in state.sampled.iter().filter(|_| arms_at_enter) {
             if is_brief { sampled.note_brief() } else { sampled.note_arms_itself() }
@@ -252,15 +266,17 @@ impl Spans {
     }
 
     /// From when on a span is old, or one around it, by what threads that are in them have published: 0 or never.
-    pub(super) fn old_at_of(&self, id: RegistryId) -> u64 {
+    pub(super) fn old_at_of(&self, state: &ThreadState, id: RegistryId) -> u64 {
         let Some(slot) = self.table.get(id) else { return NEVER };
         let now = self.clock.now();
         let mut is_old = slot.is_old(now);
         if !is_old {
-            self.for_ancestors(&slot, |ancestor| {
+            state.inside.set_reach(now);
+            let ancestors = self.for_detached(&state.inside, &slot, |ancestor| {
                 is_old = ancestor.is_old(now);
                 !is_old
             });
+            state.inside.note_reached(ancestors, now, self.ticks.cpu_clock_read);
         }
         if is_old { 0 } else { NEVER }
     }
@@ -278,7 +294,7 @@ impl Spans {
             })
         };
         let mut next = slot.parent().and_then(|id| self.table.get(id));
-        for _ in 0..DEEPEST_CHILD {
+        for _ in 0..DEEPEST {
             let Some(owner) = next else { return };
             next = owner.parent().and_then(|id| self.table.get(id));
             if next.as_ref().is_some_and(|around| !around.is_open_for_long(owner.opened())) {

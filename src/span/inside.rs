@@ -16,13 +16,20 @@ use super::slot::Slot;
 use super::table::SlotTable;
 
 /// What one thread counts for others to read.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct ThreadTotals {
     /// The number of spans that the thread has created.
     pub(super) seen: AtomicU64,
     /// Held while a sum is moved to a slot, or its place is taken by another one.
     moving: Mutex<()>,
-    sums: [Sum; PLACES],
+    sums: Box<[Sum]>,
+}
+
+impl Default for ThreadTotals {
+    fn default() -> Self {
+        let sums = (0..PLACES).map(|_| Sum::default()).collect();
+        Self { seen: AtomicU64::new(0), moving: Mutex::default(), sums }
+    }
 }
 
 /// The segments that one thread spent inside one span. Only the thread itself adds to it, plainly: the span is open then.
@@ -52,7 +59,14 @@ pub(super) struct Inside {
     /// By place: the key of the last span, and how many segments the thread had inside it, up to [`MANY`].
     last: [Cell<(u64, u32)>; PLACES],
     has_sums: Cell<bool>,
+    /// How many ancestors the current hook visits at most, and from when on one may visit all.
+    reach: Cell<u32>,
+    all_from: Cell<u64>,
 }
+
+/// How many ancestors of a span that a thread is not in each hook visits. All are visited as often as takes some percent
+/// of a thread's time.
+const NEAREST: u32 = 64;
 
 fn place_of(key: u64) -> usize {
     (key % PLACES as u64) as usize
@@ -143,6 +157,22 @@ impl Inside {
         }
         slot.grow_older(ticks);
         slot.count_inside(time);
+    }
+
+    /// A hook begins at `now` that may visit ancestors that the thread is not in.
+    pub(super) fn set_reach(&self, now: u64) {
+        self.reach.set(if now < self.all_from.get() { NEAREST } else { u32::MAX });
+    }
+
+    pub(super) fn reach(&self) -> u32 {
+        self.reach.get()
+    }
+
+    /// The hook, not an enter, visited that number. To visit one takes a small part of `pause`, in ticks.
+    pub(super) fn note_reached(&self, visited: u32, now: u64, pause: u64) {
+        if visited > NEAREST {
+            self.all_from.set(now.saturating_add(pause.saturating_mul(visited.into())));
+        }
     }
 
     /// Moves what this thread has added up to the slots.

@@ -333,7 +333,7 @@ pub(super) struct ThreadState {
 
 const _: () = {
     assert!(std::mem::offset_of!(ThreadState, samples) == 64);
-    assert!(std::mem::offset_of!(ThreadState, pending) == 128);
+    assert!(std::mem::offset_of!(ThreadState, inside) <= 128);
 };
 
 /// Nesting that needs no allocation after a thread's first profiled span.
@@ -366,7 +366,7 @@ impl ThreadState {
             sampled_ns: 0,
             sampled_ended_ns: 0,
             read: UsageRead::default(),
-            pending: PendingSegments::NONE,
+            pending: PendingSegments::default(),
             last_long: LongSegment::default(),
             unexplained: None,
             allocated: Allocations::default(),
@@ -469,7 +469,9 @@ impl ThreadState {
         now: u64,
         old_at: u64,
     ) -> bool {
+        let depth = self.top().map_or(0, |below| below.depth + 1);
         let Some(segment) = self.segments.get_mut(self.depth) else { return false };
+        segment.depth = depth;
         segment.id = id.get();
         segment.key = slot.raw_key();
         segment.root = slot.raw_root();
@@ -483,6 +485,7 @@ impl ThreadState {
     }
 
     /// The same, on a thread that is deeper in spans than it ever was, or for a segment whose exit has more to record.
+    /// With the `depth` of the segment where that is not one more than that of the segment below.
     pub(super) fn push_slowly(
         &mut self,
         id: RegistryId,
@@ -490,6 +493,7 @@ impl ThreadState {
         mut flags: u32,
         now: u64,
         old_at: u64,
+        depth: Option<u32>,
     ) {
         if self.depth >= self.segments.len() {
             let _uncounted = Uncounted::begin();
@@ -502,6 +506,9 @@ impl ThreadState {
             flags |= CPU_UNKNOWN;
         }
         self.push(id, slot, flags, now, old_at);
+        if let (Some(depth), Some(top)) = (depth, self.top_mut()) {
+            top.depth = depth;
+        }
     }
 
     /// Whether the panic that unwinds this thread began inside the latest segment of `id`.
@@ -537,7 +544,13 @@ impl ThreadState {
 
     /// Whether that span is entered on this thread.
     pub(super) fn is_in(&self, id: RegistryId) -> bool {
-        self.entered().iter().any(|segment| segment.id == id.get())
+        self.depth_of(id).is_some()
+    }
+
+    /// The [`Segment::depth`] of that span, if it is entered on this thread.
+    pub(super) fn depth_of(&self, id: RegistryId) -> Option<u32> {
+        let is_it = |segment: &&Segment| segment.id == id.get();
+        self.entered().iter().find(is_it).map(|segment| segment.depth)
     }
 
     /// Removes the innermost segment.

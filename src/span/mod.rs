@@ -42,6 +42,7 @@ pub(crate) use local::{
 };
 pub(crate) use open_spans::OpenSlot;
 pub(crate) use sample_counts::SampleCounts;
+pub(crate) use segment::has_deepest;
 pub(crate) use slot::{
     ADDED_UP, CHOSEN, FAILED, FAILED_ITSELF, FORCED, HAS_FIELDS, HAS_STATUS, JUDGES_ALLOCATIONS,
     JUDGES_CPU, JUDGES_SUBTREE, KEEP_ON_ERROR, ONE_IN, SAMPLED_ITSELF, SHOWS_FIELDS, SUSPECT,

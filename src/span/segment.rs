@@ -1,5 +1,7 @@
 //! The current segments of a thread, and those that have just ended.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use super::account::Tally;
 use super::slot::Parent;
 use super::{RegistryId, SpanKey};
@@ -20,6 +22,8 @@ pub(super) struct Segment {
     /// How many more times the span was entered while it was innermost already, and not left again. That is no segment of
     /// its own, since nothing changes by it.
     again: u32,
+    /// How many ancestors its span has, or more.
+    pub(super) depth: u32,
     gaps: Gaps,
     tally: Tally,
 }
@@ -61,15 +65,25 @@ pub(super) const SWITCHED: u32 = 1 << 10;
 /// Its span is innermost or contains the one that is. Set only while segments are suspended and resumed.
 pub(super) const AROUND: u32 = 1 << 11;
 
+/// The number of ancestors from which on a span is one of the deepest.
+pub(super) const DEEPEST: u32 = 256;
+/// A thread was in such a span.
+static HAS_DEEPEST: AtomicBool = AtomicBool::new(false);
+
+#[inline]
+pub(crate) fn has_deepest() -> bool {
+    HAS_DEEPEST.load(Ordering::Relaxed)
+}
+
 const _: () = {
     assert!(std::mem::offset_of!(Segment, gaps) <= 56);
     assert!(size_of::<Segment>() <= 192);
 };
 
 /// Segments that have ended since the CPU clock was last read. Each entry holds one span, so a hook finds it without a
-/// search.
+/// search. On the heap by itself, so that making a thread's state takes little of the thread's stack.
 #[derive(Debug)]
-pub(super) struct PendingSegments([PendingSegment; ENTRIES]);
+pub(super) struct PendingSegments(Box<[PendingSegment; ENTRIES]>);
 
 const ENTRIES: usize = 64;
 /// The bits of a registry id without its generation. The registry reuses them only after the span has closed, and then
@@ -91,9 +105,14 @@ impl PendingSegment {
     const NONE: Self = Self { id: RegistryId::MIN, key: 0, ticks: 0 };
 }
 
-impl PendingSegments {
-    pub(super) const NONE: Self = Self([PendingSegment::NONE; ENTRIES]);
+impl Default for PendingSegments {
+    fn default() -> Self {
+        let entries = vec![PendingSegment::NONE; ENTRIES].into_boxed_slice();
+        Self(entries.try_into().unwrap_or_else(|_| Box::new([PendingSegment::NONE; ENTRIES])))
+    }
+}
 
+impl PendingSegments {
     pub(super) fn is_empty(&self) -> bool {
         self.0.iter().all(|part| part.key == 0)
     }
@@ -131,7 +150,7 @@ impl PendingSegments {
     }
 
     pub(super) fn clear(&mut self) {
-        *self = Self::NONE;
+        self.0.fill(PendingSegment::NONE);
     }
 }
 
@@ -243,9 +262,18 @@ impl Segment {
         self.has(TALLIED).then_some(&self.tally)
     }
 
+    /// Whether no span may be created in it that only this layer wants: the registry closes a span and those around it that
+    /// only it kept open by recursion, which could take the thread's whole stack.
+    pub(super) fn is_deepest(&self) -> bool {
+        self.depth >= DEEPEST
+    }
+
     /// What a span that opens inside this one needs to know.
     #[inline(always)]
     pub(super) fn to_parent(&self) -> Option<Parent> {
+        if self.is_deepest() {
+            HAS_DEEPEST.store(true, Ordering::Relaxed);
+        }
         Some(Parent { id: RegistryId::new(self.id)?, root: SpanKey::new(self.root)? })
     }
 
@@ -268,7 +296,7 @@ mod tests {
 
     #[test]
     fn an_entry_of_a_closed_span_is_reused() {
-        let mut pending = PendingSegments::NONE;
+        let mut pending = PendingSegments::default();
         assert!(pending.add(part(1, 7, 10)) && pending.add(part(1, 7, 5)));
         // The same registry slot, reused once.
         assert!(pending.add(part(1 | 1 << 51, 8, 3)));

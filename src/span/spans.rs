@@ -316,7 +316,7 @@ impl Spans {
             found.is_some()
         });
         state.may_miss_enters &= is_in_a_span || matches!(from, AncestryFrom::Span(_));
-        (found, found.map_or(NEVER, |parent: Parent| self.old_at_of(parent.id)))
+        (found, found.map_or(NEVER, |parent: Parent| self.old_at_of(state, parent.id)))
     }
 
     #[inline(always)]
@@ -516,6 +516,7 @@ impl Spans {
         if let Some(gap) = gap {
             slot.resume(gap);
         }
+        state.inside.set_reach(now);
         if has_switched {
             self.switch_back(state, now);
         }
@@ -544,7 +545,7 @@ impl Spans {
             }
             slot.exit(now, taken, thread);
             if is_detached {
-                self.pass_up(state, slot, taken, sure);
+                self.pass_up(state, slot, (now, taken), sure);
             }
         }
         state.is_new = false;

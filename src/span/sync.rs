@@ -5,6 +5,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use super::account::{Certain, Tally};
 use super::flags::JUDGES_USAGE;
+use super::inside::Inside;
 use super::local::ThreadState;
 use super::sample_counts::SampleCounts;
 use super::segment::{AROUND, NESTED, PendingSegment, READS_CPU, SUSPENDED, SWITCHED, Segment};
@@ -245,6 +246,25 @@ impl Spans {
         }
     }
 
+    /// The same at a hook, as far as that [reaches](Inside::set_reach). Returns how many were visited.
+    pub(super) fn for_detached(
+        &self,
+        inside: &Inside,
+        slot: &Slot,
+        mut visit: impl FnMut(&Slot) -> bool,
+    ) -> u32 {
+        let (reach, mut visited) = (inside.reach(), 0);
+        self.for_ancestors(slot, |ancestor| {
+            if visited == reach {
+                Counters::add(&self.counters.spans.ancestors_left_out, 1);
+                return false;
+            }
+            visited += 1;
+            visit(ancestor)
+        });
+        visited
+    }
+
     fn sync_usage(&self, state: &mut ThreadState, now: u64) {
         let Some(source) = &mut state.source else {
             return;
@@ -400,13 +420,14 @@ impl Spans {
 
     /// Marks the segments of that span and of its ancestors.
     fn mark_around(&self, state: &mut ThreadState, top: &Slot) {
-        let root = top.raw_root();
+        let (root, reach) = (top.raw_root(), state.inside.reach());
         let is_marked_once = |segment: &Segment| segment.root == root && !segment.has(NESTED);
         let segments = state.entered_mut();
         let mut left = segments.iter().filter(|segment| is_marked_once(segment)).count();
         if left == 0 {
             return;
         }
+        let mut missed = 0;
         // Ancestors are almost always entered in order, so each is found right below the one before.
         let mut at = segments.len();
         let mut mark = |slot: &Slot| {
@@ -420,8 +441,10 @@ impl Spans {
                 segment.set(AROUND);
                 at = found.unwrap_or(at);
                 left = left.saturating_sub(1);
+            } else {
+                missed += 1;
             }
-            left > 0
+            left > 0 && missed < reach
         };
         if mark(top) {
             self.for_ancestors(top, mark);

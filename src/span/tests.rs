@@ -1192,6 +1192,79 @@ fn time_of_other_threads_below_a_span_is_counted_completely() {
     }
 }
 
+#[test]
+fn hooks_visit_far_ancestors_as_often_as_is_cheap() {
+    let mut scene = Scene::new();
+    let mut chain = vec![scene.open_judged(GivenParent::None, 0)];
+    for _ in 0..1_000 {
+        let parent = GivenParent::Span(*chain.last().unwrap());
+        chain.push(scene.open_judged(parent, 0));
+    }
+    scene.wait(100 * MS);
+    let polls = |count| {
+        for _ in 0..count {
+            scene.enter(chain[1_000]);
+            scene.wait(10_000);
+            scene.exit(chain[1_000]);
+        }
+    };
+    let inside_us = |at: usize| {
+        let id = chain[at];
+        let (closing, _) = scene.spans.as_closing(id, scene.key(id)).unwrap();
+        // Bounds are off by a nanosecond.
+        Below::inside_ns(&closing.account).1 / 1_000
+    };
+    let left_out = || scene.spans.counters.snapshot().spans.ancestors_left_out;
+    let before = left_out();
+    polls(100);
+    assert_eq!([999, 936, 935, 0].map(inside_us), [1_000, 1_000, 10, 10]);
+    assert_eq!(left_out() - before, 2 * 99);
+    // What is visited takes a twentieth of the time, whatever the depth.
+    scene.wait(4_100 * 1_000);
+    polls(1);
+    assert_eq!(inside_us(0), 20);
+}
+
+#[test]
+fn nothing_is_wanted_inside_hundreds_of_spans() {
+    let mut scene = Scene::new();
+    let mut entered = Vec::new();
+    while !(has_deepest() && scene.spans.is_too_deep()) {
+        let span = scene.open();
+        scene.enter(span);
+        entered.push(span);
+    }
+    // The first one that is too deep is seen when it opens.
+    assert_eq!(entered.len(), 258);
+    assert_eq!(scene.spans.counters.snapshot().spans.declined_too_deep, 1);
+    // Here, and as long as the thread is there.
+    let is_too_deep = || scene.spans.is_too_deep();
+    assert!(!std::thread::scope(|scope| scope.spawn(is_too_deep).join().unwrap()));
+    entered.split_off(256).into_iter().rev().for_each(|span| scene.exit(span));
+    assert!(!is_too_deep());
+    // Also inside one with ancestors elsewhere, and not inside a root that is entered on top of others.
+    let ask: Ancestry<'_> = &|from, visit| {
+        if let AncestryFrom::Span(id) = from {
+            visit(id);
+        }
+    };
+    let root = scene.open_as(GivenParent::None, 0, ask);
+    scene.enter(root);
+    scene.exit(root);
+    let mut chain = vec![root];
+    for _ in 0..256 {
+        let parent = GivenParent::Span(*chain.last().unwrap());
+        chain.push(scene.open_as(parent, 0, ask));
+    }
+    scene.wait(5 * MS);
+    for (at, is_deep) in [(256, true), (255, false), (0, false)] {
+        scene.enter(chain[at]);
+        assert_eq!(scene.spans.is_too_deep(), is_deep, "{at}");
+        scene.exit(chain[at]);
+        scene.wait(5 * MS);
+    }
+}
+
 /// What a thread has added up is moved when its accounts are synced, and not at each poll.
 #[test]
 fn polls_below_a_long_lived_span_do_not_write_to_it() {

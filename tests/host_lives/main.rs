@@ -20,6 +20,7 @@ mod forks;
 mod idle_threads;
 mod limits;
 mod memory;
+mod nested;
 mod process_context;
 mod refusals;
 mod signal_stacks;
