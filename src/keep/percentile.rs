@@ -25,7 +25,7 @@ pub(super) struct Sketches {
 #[derive(Debug, Default)]
 struct Known {
     /// `None` before the first span, and once the rule is no longer in force.
-    all: Option<Sketch>,
+    all: Option<Box<Sketch>>,
     /// By the hash of the route.
     by_route: HashMap<u64, Sketch>,
     /// When routes with few spans may make room for others.
@@ -162,9 +162,9 @@ impl Known {
     /// Without memory for histograms, no span is rare.
     fn all(&mut self, now_ns: u64) -> Option<&mut Sketch> {
         if self.all.is_none() && !self.is_forgotten {
-            self.all = Sketch::new(now_ns);
+            self.all = Sketch::new(now_ns).map(Box::new);
         }
-        self.all.as_mut()
+        self.all.as_deref_mut()
     }
 }
 
