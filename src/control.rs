@@ -82,7 +82,7 @@ impl Control {
     pub(crate) fn new(builder: Builder) -> Result<Arc<Self>, Error> {
         // Before any lock that a child process could find held.
         Engine::disable_in_children();
-        let rules = builder.get_rules().clone();
+        let (rules, has_malformed) = (builder.get_rules().clone(), builder.has_malformed());
         let dir = builder.dir();
         #[cfg(feature = "axum")]
         let trace_url = builder.get_trace_url();
@@ -107,8 +107,13 @@ impl Control {
             #[cfg(feature = "axum")]
             trace_url,
         });
-        control.install_rules(&mut control.switch.lock(), rules)?;
-        Ok(control)
+        let switch = &mut control.switch.lock();
+        if has_malformed && rules.is_off() {
+            // For the threads that say why it is off.
+            control.install_rules(switch, Rules::default())?;
+        }
+        control.install_rules(switch, rules)?;
+        Ok(Arc::clone(&control))
     }
 
     /// For an engine whose threads are simulated by a test.

@@ -82,6 +82,16 @@ impl Error {
         self
     }
 
+    /// What cannot be read, such as the name of a variable.
+    pub(crate) fn subject(&self) -> &'static str {
+        match &self.0 {
+            Problem::Text { what: subject, .. } | Problem::Setting { name: subject, .. } => subject,
+            #[cfg(feature = "_otlp")]
+            Problem::Otlp { name, .. } => name,
+            Problem::Thread(_) | Problem::NoMemory { .. } | Problem::Ended => "",
+        }
+    }
+
     pub(crate) fn setting(name: &'static str, value: &str, expected: &'static str) -> Self {
         Self(Problem::Setting { name, value: shortened(value), expected })
     }

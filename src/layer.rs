@@ -45,12 +45,16 @@ pub struct ProfilingLayer {
 impl ProfilingLayer {
     /// A layer configured by environment variables; see the crate's documentation.
     ///
+    /// A malformed value does not end the program: the log has a warning that shows where it is wrong, and the other
+    /// variables apply. The layer is then off if the value is one of rules, of what is hidden, or of where profiles go, and
+    /// otherwise has its default. To end the program instead, use
+    /// `ProfilingLayer::builder().`[`with_env`](Builder::with_env)`()?.build()?`.
+    ///
     /// # Errors
     ///
-    /// If a variable is malformed (the error shows where), or if the system does not allow the layer to start two
-    /// threads.
+    /// If the system does not allow the layer to start two threads.
     pub fn from_env() -> Result<Self, Error> {
-        Self::builder().with_env()?.build()
+        Self::builder().with_usable_env()?.build()
     }
 
     /// A builder, for settings in code.

@@ -26,6 +26,7 @@ const EXPORTER: &str = "OTEL_PROFILES_EXPORTER";
 #[cfg(not(feature = "_otlp"))]
 const ENDPOINTS: [&str; 2] =
     ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT"];
+const OFF: &str = "profiling is off";
 const SDK_DISABLED: &str = "OTEL_SDK_DISABLED";
 
 /// A variable and what it sets.
@@ -156,8 +157,37 @@ impl Builder {
     ///
     /// If the value of a variable is malformed. The error shows where and why.
     pub fn with_env(self) -> Result<Self, Error> {
-        let names = env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-        self.warn_of_unknown(names).with_variables(of_process)
+        self.warn_of_unknown(names_of_process()).with_variables(of_process)
+    }
+
+    /// The same, but a malformed value is logged as a warning.
+    pub(crate) fn with_usable_env(self) -> Result<Self, Error> {
+        self.warn_of_unknown(names_of_process()).with_each(of_process, Self::without)
+    }
+
+    /// Goes on without the value of a variable, in whose place is what certainly does no harm.
+    fn without(self, error: Error) -> Result<Self, Error> {
+        let variable = error.subject();
+        let is_setting = SETTINGS.iter().any(|setting| setting.variable == variable);
+        let (mut builder, instead) = match variable {
+            "TRACING_PROFILING_SYMBOLS" => (self.symbols(false), "names of functions are not read"),
+            "TRACING_PROFILING_SPAN_FIELDS" => {
+                (self.span_fields([""]), "no values of fields are shown")
+            }
+            // It may have been to turn profiling off, to hide names, or to send profiles elsewhere.
+            RULES | "TRACING_PROFILING_REDACT" => (self.rules(Rules::new([])), OFF),
+            _ if is_setting => (self, "it has no effect"),
+            _ => (self.rules(Rules::new([])), OFF),
+        };
+        let message = format!("{variable} cannot be used, so {instead}: {error}");
+        let warning = LogEvent::warning(LogKind::Malformed, message);
+        builder.warn(LogEvent { variable: Some(variable.into()), ..warning });
+        Ok(builder)
+    }
+
+    /// Whether a value was malformed, which has to be said even if nothing else runs.
+    pub(crate) fn has_malformed(&self) -> bool {
+        self.warnings.iter().any(|warning| warning.kind == LogKind::Malformed)
     }
 
     fn warn_of_unknown(mut self, names: impl Iterator<Item = String>) -> Self {
@@ -186,14 +216,43 @@ impl Builder {
         self,
         variable: impl Fn(&'static str) -> Result<Option<String>, String>,
     ) -> Result<Self, Error> {
-        let get = |name| text_of(name, variable(name));
+        self.with_each(variable, |_, error| Err(error))
+    }
+
+    /// The same. `wrong` decides what a malformed value does. Each is first tried apart: what fails takes its builder with it.
+    fn with_each(
+        self,
+        variable: impl Fn(&'static str) -> Result<Option<String>, String>,
+        wrong: fn(Self, Error) -> Result<Self, Error>,
+    ) -> Result<Self, Error> {
         let mut builder = self;
-        for Setting { variable, expected, set } in SETTINGS {
-            if let Some(text) = get(variable)? {
-                let set = set(builder, &text);
-                builder = set.ok_or_else(|| Error::setting(variable, text.trim(), expected))??;
-            }
+        for Setting { variable: name, expected, set } in SETTINGS {
+            let apply = |builder: Self| {
+                let Some(text) = text_of(name, variable(name))? else { return Ok(builder) };
+                let expected = || Err(Error::setting(name, text.trim(), expected));
+                set(builder, &text).unwrap_or_else(expected)
+            };
+            builder = match apply(Self::new()) {
+                Ok(_) => apply(builder)?,
+                Err(error) => wrong(builder, error)?,
+            };
         }
+        match Self::new().with_exporter(&variable) {
+            Ok(_) => builder.with_exporter(&variable),
+            Err(error) => wrong(builder, error),
+        }
+    }
+
+    fn with_exporter(
+        self,
+        variable: &impl Fn(&'static str) -> Result<Option<String>, String>,
+    ) -> Result<Self, Error> {
+        let get = |name| text_of(name, variable(name));
+        #[cfg_attr(
+            feature = "_otlp",
+            expect(unused_mut, reason = "without the feature it changes")
+        )]
+        let mut builder = self;
         let disabled = get(SDK_DISABLED)?;
         let is_disabled = disabled.is_some_and(|text| text.trim().eq_ignore_ascii_case("true"));
         let exporter = get(EXPORTER)?;
@@ -203,7 +262,7 @@ impl Builder {
                 for name in ENDPOINTS.into_iter().filter(|_| !is_disabled) {
                     builder.unused_endpoint = get(name)?.map(|_| name).or(builder.unused_endpoint);
                 }
-                has_otlp_endpoint(&variable)?
+                has_otlp_endpoint(variable)?
             }
             Some("otlp") if is_disabled || cfg!(feature = "_otlp") => true,
             Some("otlp") => {
@@ -220,7 +279,7 @@ impl Builder {
             true if is_disabled => Ok(builder.rules(Rules::new([]))),
             true => {
                 let fallback = get(DIR)?.map(|_| builder.files.directory());
-                builder.with_otlp(fallback, &variable)
+                builder.with_otlp(fallback, variable)
             }
             false => Ok(builder),
         }
@@ -273,6 +332,10 @@ fn has_otlp_endpoint(
     _: &impl Fn(&'static str) -> Result<Option<String>, String>,
 ) -> Result<bool, Error> {
     Ok(false)
+}
+
+fn names_of_process() -> impl Iterator<Item = String> {
+    env::vars_os().filter_map(|(name, _)| name.into_string().ok())
 }
 
 /// A variable of this process. An error is a value that is not valid Unicode.
@@ -387,6 +450,7 @@ fn percent(text: &str) -> Option<u32> {
 mod tests {
     use super::*;
     use crate::export::Format;
+    use crate::keep::ShownFields;
     use crate::redact::Redaction;
     use crate::sampler::Source;
 
@@ -554,6 +618,35 @@ mod tests {
         let builder = builder.redact(Redaction::new().full_paths(true));
         let short = Builder::new().redact(Redaction::new().full_paths(false));
         assert_eq!(format!("{builder:?}"), format!("{short:?}"));
+    }
+
+    #[test]
+    fn a_malformed_value_is_replaced_by_what_does_no_harm() {
+        let read = |name: &str, value: &str| {
+            let variables = |variable: &str| match variable {
+                "TRACING_PROFILING_STACK_BYTES" => Ok(Some("5000".to_owned())),
+                _ if variable == name => Ok(Some(value.to_owned())),
+                _ => Ok(None),
+            };
+            let builder = Builder::new().with_each(variables, Builder::without).unwrap();
+            assert_eq!((builder.source.stack_bytes, builder.warnings.len()), (5_000, 1), "{name}");
+            let message = builder.warnings[0].message.clone();
+            assert!(message.starts_with(&format!("{name} cannot be used, so ")), "{message}");
+            builder
+        };
+        for (name, value) in [
+            ("TRACING_PROFILING", "250ms|"),
+            ("TRACING_PROFILING_REDACT", "("),
+            ("OTEL_PROFILES_EXPORTER", "console"),
+        ] {
+            assert!(read(name, value).rules.is_off(), "{name}");
+        }
+        let builder = read("TRACING_PROFILING_RATE", "often");
+        assert!(!builder.rules.is_off() && builder.symbols == cfg!(feature = "symbols"));
+        let builder = read("TRACING_PROFILING_SYMBOLS", "of");
+        assert!(!builder.symbols && !builder.rules.is_off());
+        let builder = read("TRACING_PROFILING_SPAN_FIELDS", "user id");
+        assert!(builder.shown_fields == ShownFields::new([""]) && !builder.rules.is_off());
     }
 
     #[test]

@@ -26,6 +26,7 @@ mod refusals;
 mod signal_stacks;
 mod signals;
 mod timer_signal;
+mod values;
 mod whole_process;
 
 use std::os::unix::process::ExitStatusExt as _;
