@@ -527,13 +527,13 @@ const TOTAL: usize = 64_505;
 /// The same by crate and room: the first directory below `src`, or `(top)`. A feature that needs more lines takes them
 /// from the entries of the rooms that pay for it.
 const ROOMS: &[(&str, &str, usize)] = &[
-    (".", "(top)", 4345),
+    (".", "(top)", 4382),
     (".", "allocations", 252),
     (".", "assemble", 1144),
     (".", "awaits", 1648),
-    (".", "collect", 1155),
+    (".", "collect", 1162),
     (".", "compare", 1886),
-    (".", "config", 1254),
+    (".", "config", 1317),
     (".", "encode", 3259),
     (".", "engine", 1140),
     (".", "export", 2821),
@@ -542,7 +542,7 @@ const ROOMS: &[(&str, &str, usize)] = &[
     (".", "http", 1308),
     (".", "inbox", 274),
     (".", "intake", 517),
-    (".", "keep", 3797),
+    (".", "keep", 3807),
     (".", "otel", 382),
     (".", "profile", 3489),
     (".", "publish", 2229),
