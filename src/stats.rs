@@ -252,11 +252,8 @@ counters! {
         outside_spans,
         /// Samples that found their ring full because the collector did not run in time.
         dropped_ring_full,
-        /// Samples of a timer that found the thread on a stack that is not the thread's own: that
-        /// of a coroutine or of another signal handler.
-        dropped_alt_stack,
-        /// Samples of a timer that came to an alternate signal stack without room for the handler, as when another
-        /// handler of the program was already using it.
+        /// Samples of timers, also of other layers, that came to an alternate signal stack without room for the handler, as
+        /// when another handler of the program was already using it.
         dropped_signal_stack_full,
         /// Samples of a timer that were delayed because the program had blocked the signal. Only
         /// the last one has a stack.
@@ -332,8 +329,6 @@ counters! {
         dropped_rings_full,
         /// Samples whose stack could not be read.
         dropped_unreadable,
-        /// Samples that came to an alternate signal stack without room for the handler.
-        dropped_signal_stack_full,
         /// Samples that were delayed because all threads that ran had blocked the signal. Only the last one has a stack.
         dropped_late,
         /// Samples that were not unwound because that may use 1 % of the processors.
@@ -349,6 +344,9 @@ counters! {
         truncated,
         /// Stacks whose unwinding ended early for another reason.
         incomplete,
+        /// Stacks of which the outermost callers are on another one: work of a coroutine, of a signal handler with a stack
+        /// of its own, or called from there.
+        on_other_stacks,
     }
 
     /// Waits (off-CPU intervals) of threads in profiled spans.

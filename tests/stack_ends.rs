@@ -1,6 +1,6 @@
 //! Where stacks end: every stack is unwound to the first function of its thread, whatever created that thread, and the
-//! main thread is sampled however far its stack has grown. Without the test harness, which runs no test on the main
-//! thread.
+//! main thread is sampled however far its stack has grown. Work on another stack is sampled, too, and its stack says that
+//! its callers are elsewhere. Without the test harness, which runs no test on the main thread.
 
 #![allow(
     unsafe_code,
@@ -14,14 +14,21 @@ mod support;
 use std::ffi::{c_int, c_void};
 use std::hint::black_box;
 use std::mem::MaybeUninit;
+use std::process::Command;
+use std::sync::OnceLock;
 use std::time::Duration;
 
+use corosensei::{Coroutine, CoroutineResult, Yielder};
+use cpu_time::ThreadTime;
 use support::{
-    HAS_STACKS, Setup, burn, functions, has_perf, points_in, points_with_remark, taken_samples,
+    HAS_STACKS, Log, PLENTY, Setup, burn, functions, has_perf, points_in, points_with_remark,
+    taken, taken_samples,
 };
-use tracing::info_span;
-use tracing_profiling::Source;
+use tracing::{Dispatch, info_span};
+use tracing_profiling::export::Memory;
 use tracing_profiling::profile::{FrameKind, Location, Profile, Sample, SampleKind};
+use tracing_profiling::{ProfilingLayer, Source};
+use tracing_subscriber::prelude::*;
 
 const A_WHILE: Duration = Duration::from_millis(200);
 
@@ -72,6 +79,11 @@ fn main() {
         #[cfg(target_arch = "x86_64")]
         in_assembly(source);
         in_signal_handler(source);
+        in_a_large_frame(source);
+        on_other_stacks(source);
+        std::thread::scope(|scope| {
+            scope.spawn(|| on_other_stacks(source));
+        });
     }
 }
 
@@ -133,7 +145,7 @@ fn grows_before_the_first_span(source: Source) {
 
 fn is_sampled_at_the_bottom(setup: &Setup, bytes: usize) {
     let stats = setup.handle.stats();
-    assert_eq!(stats.samples.dropped_alt_stack, 0, "{bytes} bytes down: {stats:?}");
+    assert_eq!(stats.stacks.on_other_stacks, 0, "{bytes} bytes down: {stats:?}");
     let found = points_in(&only_profile(setup), "at_the_bottom");
     assert!(found > 0, "{bytes} bytes down: {stats:?}");
 }
@@ -402,11 +414,6 @@ fn in_signal_handler(source: Source) {
         let stats = setup.handle.stats();
         let profile = only_profile(&setup);
         let mut kinds = vec![SampleKind::OnCpu, SampleKind::OffCpu];
-        if flags == libc::SA_ONSTACK && source == Source::Timer {
-            // Timers copy no stack but the thread's own.
-            assert!(stats.samples.dropped_alt_stack > 0, "{stats:?}");
-            kinds.remove(0);
-        }
         if std::env::var_os("PROFILING_TEST_EMULATED").is_some() {
             // For a blocked thread an emulator shows its own stack.
             kinds.retain(|kind| *kind == SampleKind::OnCpu);
@@ -440,6 +447,7 @@ fn continues(profile: &Profile, sample: &Sample, is_on_this_stack: bool) -> bool
     } else {
         assert_eq!((interrupted, calls, position("main")), (None, None, None), "{names:#?}");
         assert!(stack.last().is_some_and(is_remark), "{names:#?}");
+        assert!(is_in_musl || names.last() == Some(&ON_ANOTHER_STACK), "{names:#?}");
     }
     if !is_on_this_stack {
         // The instructions that the handler returns to, the interrupted one, and the remark.
@@ -452,6 +460,148 @@ fn continues(profile: &Profile, sample: &Sample, is_on_this_stack: bool) -> bool
         assert_eq!(handler.map(|handler| handler + 4), Some(stack.len()), "{names:#?}");
     }
     true
+}
+
+const ON_ANOTHER_STACK: &str = "[callers on another stack]";
+
+/// The callers of a function with a frame that is larger than what is ever copied are not said to be within reach.
+fn in_a_large_frame(source: Source) {
+    #[inline(never)]
+    fn has_a_large_frame() {
+        let mut taken = [0_u8; 200 * 1024];
+        black_box(&mut taken);
+        burn(A_WHILE);
+        black_box(&mut taken);
+    }
+    let setup = setup(source);
+    setup.run(|| info_span!("large frame").in_scope(has_a_large_frame));
+    let (profile, stats) = (only_profile(&setup), setup.handle.stats());
+    for sample in taken_samples(&profile) {
+        let names = functions(&profile, sample);
+        if !names.iter().any(|name| name.ends_with("has_a_large_frame")) {
+            continue;
+        }
+        assert_eq!(names.last(), Some(&"[callers beyond what can be copied]"), "{names:#?}");
+    }
+    assert!(points_in(&profile, "has_a_large_frame") > 0, "{stats:?}");
+    assert_eq!((stats.stacks.truncated, stats.stacks.on_other_stacks), (0, 0), "{stats:?}");
+}
+
+/// Work on the stack of a coroutine, or of Go, is sampled as other work is, and its stack ends with the reason why it has no
+/// callers, which no setting helps against.
+fn on_other_stacks(source: Source) {
+    #[inline(never)]
+    fn works_elsewhere() {
+        burn(A_WHILE);
+        black_box(());
+    }
+    let on_a_larger_stack = || stacker::grow(1 << 20, works_elsewhere);
+    let in_a_coroutine = || {
+        let mut coroutine = Coroutine::new(|_: &Yielder<(), ()>, ()| works_elsewhere());
+        assert!(matches!(coroutine.resume(()), CoroutineResult::Return(())));
+    };
+    let mut all: Vec<(_, Box<dyn Fn()>)> =
+        vec![("stacker", Box::new(on_a_larger_stack)), ("corosensei", Box::new(in_a_coroutine))];
+    match go() {
+        Some(spin) => all.push((
+            "Go",
+            Box::new(move || {
+                let start = ThreadTime::now();
+                while start.elapsed() < A_WHILE {
+                    black_box(spin(10_000_000));
+                }
+            }),
+        )),
+        None => println!("skipped: a library of Go"),
+    }
+    for (name, work) in all {
+        let (memory, log) = (Memory::new(), Log::default());
+        let layer = ProfilingLayer::builder()
+            .rules("0ms|hung=off".parse().unwrap())
+            .source(source)
+            .rate(500)
+            .sampling_delay(Duration::ZERO)
+            .cpu_budget(0)
+            .exporter(memory.clone())
+            .build()
+            .unwrap();
+        let (handle, writer) = (layer.handle(), log.clone());
+        let lines = tracing_subscriber::fmt::layer().with_writer(move || writer.clone());
+        let dispatch = Dispatch::new(tracing_subscriber::registry().with(lines).with(layer));
+        tracing::dispatcher::with_default(&dispatch, || info_span!("elsewhere").in_scope(&work));
+        handle.flush(PLENTY).unwrap();
+        let (profile, stats) = (memory.profiles().remove(0), handle.stats());
+        let (mut there_ns, mut unknown) = (0, Vec::new());
+        for sample in taken_samples(&profile) {
+            let names = functions(&profile, sample);
+            let ns = sample.points.iter().map(|point| point.weight()).sum::<u64>();
+            let has = |function: &str| names.iter().any(|name| name.ends_with(function));
+            match names.last() {
+                // At least the function that ran is known.
+                Some(&ON_ANOTHER_STACK) if names.len() > 1 => there_ns += ns,
+                // Of Go, perf copies a stack, which has no tables.
+                Some(&"[callers not found: no unwind tables]") if name == "Go" => there_ns += ns,
+                _ if has("on_other_stacks") => {}
+                _ => unknown.push(names),
+            }
+        }
+        assert_eq!(unknown, [[""; 0]; 0], "{name}, {source:?}");
+        let (_, taken_ns) = taken(&profile);
+        let on_cpu_ns = profile.spans[0].times.on_cpu().as_nanos() as u64;
+        println!(
+            "{name}, {source:?}: of {on_cpu_ns} ns on-CPU, samples have {taken_ns}, and {there_ns} on another stack"
+        );
+        let is_covered = taken_ns >= on_cpu_ns / 10 * 9 && there_ns >= on_cpu_ns / 2;
+        assert!(
+            is_covered,
+            "{name}, {source:?}: {taken_ns}, {there_ns} of {on_cpu_ns} ns; {stats:?}"
+        );
+        let counts = (stats.stacks.on_other_stacks > 0, stats.stacks.truncated);
+        assert_eq!(counts, (name != "Go" || source == Source::Timer, 0), "{name}: {stats:?}");
+        let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+        assert!(log.contains("elsewhere") && !log.contains("_STACK_BYTES"), "{log}");
+        assert!(!log.contains("no sample fell in it"), "{log}");
+    }
+}
+
+/// A function of a library of Go, which runs on stacks of its own; `None` without a compiler of Go.
+fn go() -> Option<extern "C" fn(u64) -> u64> {
+    const SOURCE: &str = r#"
+package main
+
+import "C"
+
+//export Spin
+func Spin(n uint64) uint64 {
+	sum := uint64(1)
+	for i := uint64(0); i < n; i++ {
+		sum = sum*31 + i
+	}
+	return sum
+}
+
+func main() {}
+"#;
+    static SPIN: OnceLock<Option<extern "C" fn(u64) -> u64>> = OnceLock::new();
+    *SPIN.get_or_init(|| {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("spin.go"), SOURCE).unwrap();
+        let path = std::env::var("PATH").unwrap_or_default() + ":/usr/local/go/bin";
+        let mut build = Command::new("go");
+        build.args(["build", "-buildmode=c-shared", "-o", "libspin.so", "spin.go"]);
+        let built = build.current_dir(directory.path()).env("PATH", path).status();
+        if cfg!(target_env = "musl") || !built.is_ok_and(|status| status.success()) {
+            return None;
+        }
+        // SAFETY: a library of Go may be loaded at any time, and is never unloaded. The function has this type.
+        unsafe {
+            // Symbols are read from the file.
+            let library = libloading::Library::new(directory.keep().join("libspin.so")).ok()?;
+            let spin = *library.get::<extern "C" fn(u64) -> u64>(b"Spin").unwrap();
+            std::mem::forget(library);
+            Some(spin)
+        }
+    })
 }
 
 /// Installs a handler.

@@ -321,6 +321,8 @@ impl<'a> Tables<'a> {
                         UnwindEnd::Root => continue,
                         UnwindEnd::Cut => CALLERS_NOT_COPIED,
                         UnwindEnd::WithoutTables => CALLERS_WITHOUT_TABLES,
+                        UnwindEnd::OtherStack => "[callers on another stack]",
+                        UnwindEnd::TooFar => "[callers beyond what can be copied]",
                         UnwindEnd::Lost => "[callers not found]",
                     })
                 }

@@ -59,7 +59,7 @@ impl Collector {
     /// Drops `begins` once all files that are needed from the start are open.
     pub(crate) fn run(mut self, begins: Sender<()>) {
         let run = || {
-            self.intake.own_cpu.skip();
+            _ = self.intake.own_cpu.lap();
             self.intake.source.keep_on();
             self.threads.check_load(&self.intake, Instant::now());
             self.watchdog.throttling.read(self.intake.now_ns(), true, std::iter::empty());
@@ -119,7 +119,7 @@ impl Collector {
                 continue;
             }
             // Sleeping and waking up takes CPU time, too.
-            intake.own_cpu.skip();
+            _ = intake.own_cpu.lap();
             threads.scan(intake, self.engine.callsites.least_age());
             self.watchdog.throttling.read(intake.now_ns(), false, threads.slow_tids());
             let until_check = self.watchdog.until_next_check(&self.engine.callsites);
@@ -155,12 +155,12 @@ impl Collector {
                 }
                 // Waits are found in the meantime, too.
                 if threads.must_scan() {
-                    intake.own_cpu.skip();
+                    _ = intake.own_cpu.lap();
                     threads.scan(intake, engine.callsites.least_age());
                 }
             }
             let must_observe = process.observe(engine, intake, threads);
-            intake.own_cpu.skip();
+            _ = intake.own_cpu.lap();
             if let Some(end) = asked.end {
                 // Those who wait for a flush then wait for the end.
                 let flushes = asked.acknowledge.iter().map(|waiting| Some(waiting.deadline));

@@ -15,7 +15,7 @@ use crate::otel::{AttributeNames, OtelSettings};
 use crate::profile::Resource;
 use crate::redact::Redaction;
 use crate::sampler::{CONTINUOUS_RATES, ContinuousSettings, Periods, Source, SourceSettings};
-use crate::sys::TimerClock;
+use crate::sys::{MOST_STACK_COPIED, TimerClock};
 use crate::threads::{LoadLimits, Timing};
 
 /// Builds a [`ProfilingLayer`](crate::ProfilingLayer) with settings other than the defaults.
@@ -70,8 +70,7 @@ pub struct Builder {
 
 /// Deep enough for an async service in a release build; see `docs/design.md` for the figures.
 const DEFAULT_STACK_BYTES: u32 = 32 * 1024;
-/// The upper limit is what fits into one perf record.
-pub(super) const STACK_BYTES: RangeInclusive<u32> = 1024..=65_448;
+pub(super) const STACK_BYTES: RangeInclusive<u32> = 1024..=MOST_STACK_COPIED;
 /// In hertz.
 pub(super) const RATES: RangeInclusive<u32> = 1..=10_000;
 pub(super) const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);

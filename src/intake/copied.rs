@@ -43,7 +43,7 @@ impl Intake {
             return left;
         }
         self.unwinder.refresh();
-        self.own_cpu.skip();
+        _ = self.own_cpu.lap();
         let mut samples = std::iter::from_fn(|| inbox.take()).take(waiting).peekable();
         while samples.peek().is_some() {
             let mut count = 0;
@@ -151,7 +151,7 @@ fn unwound(sample: &CopiedSample, unwinder: &mut Unwinder, most_frames: usize) -
         if !frames.is_empty() {
             frames.remove(0);
         }
-        if end == UnwindEnd::Cut && is_whole { UnwindEnd::Root } else { end }
+        if end.is_cut() && is_whole { UnwindEnd::Root } else { end }
     };
     let mut stack = Stack::new();
     match &sample.stacks.last {

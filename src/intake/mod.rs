@@ -175,7 +175,7 @@ impl Intake {
     pub(crate) fn add_record(
         &mut self,
         (ring, place): (&SampleRing, RecordPlace),
-        (thread, is_switching): (OsThread, bool),
+        (shared, thread, is_switching): (&ThreadShared, OsThread, bool),
         span: Option<SpanKey>,
         (period_ns, more_ns): (u64, u64),
     ) {
@@ -189,7 +189,7 @@ impl Intake {
         }) else {
             return self.lose(|counters| &counters.sampling.records_malformed, 1);
         };
-        self.unwind(&sample);
+        self.unwind(&sample, Some(shared));
         if sample.in_kernel && !is_switching {
             let frames = &mut self.stack.frames;
             let in_user_code = frames.len();
@@ -223,11 +223,16 @@ impl Intake {
         });
     }
 
-    fn unwind<B: RecordBytes + ?Sized>(&mut self, sample: &RawSample<'_, B>) {
+    fn unwind<B: RecordBytes + ?Sized>(
+        &mut self,
+        sample: &RawSample<'_, B>,
+        thread: Option<&ThreadShared>,
+    ) {
         // If another library was loaded where the sample is, that is known from here on.
         if self.unwinder.is_outdated() {
             self.unwinder.refresh();
         }
+        self.unwinder.own_stack = ThreadShared::own_stack(thread);
         self.stack.end = self.unwinder.unwind(
             sample.registers,
             |offset| sample.stack.word(offset),
@@ -249,7 +254,7 @@ impl Intake {
             return self.lose(|counters| &counters.sampling.records_malformed, 1);
         };
         let (word, thread) = thread_of_record(ring, place);
-        self.unwind(&sample);
+        self.unwind(&sample, None);
         let ran_ns = sample.weight_ns.map(|stated| ran_ns(thread.tid, stated));
         let (weight, late) = weight_of(ran_ns, period_ns, MOST_BETWEEN_SAMPLES);
         let Counters { continuous, stacks, .. } = &*self.counters;
@@ -275,7 +280,12 @@ impl Intake {
     }
 
     /// Unwinds the copy of a blocked thread's stack.
-    pub(crate) fn unwind_blocked(&mut self, pc: u64, sp: u64, stack: &mut Stack) {
+    pub(crate) fn unwind_blocked(
+        &mut self,
+        thread: Option<&ThreadShared>,
+        (pc, sp): (u64, u64),
+        stack: &mut Stack,
+    ) {
         // The thread may be blocked in a library that was loaded since the last round.
         self.unwinder.refresh();
         let bytes = &*self.bytes;
@@ -284,8 +294,10 @@ impl Intake {
             rest.first_chunk().map(|word| u64::from_ne_bytes(*word))
         };
         let (most_frames, frames) = (self.settings.frames_per_stack, &mut stack.frames);
+        self.unwinder.own_stack = ThreadShared::own_stack(thread);
         (stack.end, stack.inferred_from) =
             self.unwinder.unwind_blocked(pc, sp, word, most_frames, frames);
+        self.unwinder.own_stack = sys::ANY_STACK;
     }
 }
 
@@ -293,7 +305,8 @@ fn count_end(end: UnwindEnd, stacks: &StackCounters) {
     match end {
         UnwindEnd::Root => {}
         UnwindEnd::Cut => Counters::add(&stacks.truncated, 1),
-        UnwindEnd::WithoutTables | UnwindEnd::Lost => Counters::add(&stacks.incomplete, 1),
+        UnwindEnd::OtherStack => Counters::add(&stacks.on_other_stacks, 1),
+        _ => Counters::add(&stacks.incomplete, 1),
     }
 }
 

@@ -10,15 +10,10 @@ pub(crate) struct OwnCpu {
 }
 
 impl OwnCpu {
-    /// The CPU time since the last reading. `None` if the clock cannot be read.
+    /// The CPU time since the last reading, which is for no budget if that is ignored. `None` if the clock cannot be read.
     pub(crate) fn lap(&mut self) -> Option<u64> {
         let now_ns = sys::thread_cpu_ns();
         passed(std::mem::replace(&mut self.last_ns, now_ns), now_ns)
-    }
-
-    /// What belongs to no budget ends here.
-    pub(crate) fn skip(&mut self) {
-        _ = self.lap();
     }
 
     /// The CPU time at the last reading.

@@ -20,10 +20,7 @@ pub(crate) fn list_of_losses(losses: &Losses) -> Vec<String> {
         (losses.incomplete, "stacks not unwound to their end"),
         (losses.lowered, "samples at a lowered rate"),
         (losses.late, "samples that came too late"),
-        (
-            losses.off_stack,
-            "samples not taken on other stacks than the thread's own (of coroutines, or of Go)",
-        ),
+        (losses.off_stack, "stacks whose callers are on another stack, as of coroutines"),
         (losses.folded, "samples of spans inside, which were too many to tell apart"),
     ] {
         if count > 0 {

@@ -272,7 +272,7 @@ fn attributes(span: &KeptSpan, losses: &Losses) -> Vec<Attribute> {
         ("profile.stacks_incomplete", losses.incomplete),
         ("profile.samples_at_lowered_rate", losses.lowered),
         ("profile.samples_lost_late", losses.late),
-        ("profile.samples_lost_off_stack", losses.off_stack),
+        ("profile.stacks_on_other_stacks", losses.off_stack),
     ] {
         if count > 0 {
             attributes.push(Attribute { key, value: Value::of_number(count) });

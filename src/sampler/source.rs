@@ -1,6 +1,5 @@
 //! The choice of the source that samples a thread.
 
-use std::ops::Range;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -23,7 +22,7 @@ use super::timer::Timers;
 use crate::error::UnknownName;
 use crate::stats::Counters;
 use crate::sys::{
-    self, FilteredSyscall, ProcessTimer, SampleRequest, TimerClock, Waker, WhyRefused,
+    self, FilteredSyscall, ProcessTimer, SampleRequest, ThreadStack, TimerClock, Waker, WhyRefused,
 };
 
 /// The source of stacks; `TRACING_PROFILING_SOURCE`.
@@ -420,10 +419,10 @@ impl Sampler {
     }
 
     /// The bounds of the stack of a thread that cannot be asked for them, if a timer may sample it, or why none may.
-    pub(crate) fn stack_of_others(&self) -> Result<Range<u64>, WhyRefused> {
+    pub(crate) fn stack_of_others(&self) -> Result<ThreadStack, WhyRefused> {
         let timers = self.timers().filter(|_| self.may_have_timers());
         match timers.map(Timers::clock) {
-            Some(TimerClock::Cpu) => Ok(sys::ANY_STACK),
+            Some(TimerClock::Cpu) => Ok(ThreadStack::ANY),
             // They would interrupt system calls of threads that may not expect that.
             Some(TimerClock::Monotonic) | None => Err(WhyRefused::NotAsked),
         }
@@ -519,10 +518,9 @@ impl AttachThreads for Sampler {
             has_hardware: self.0.probed.perf.as_ref().is_some_and(Perf::has_hardware),
         });
         let sampled = (!is_refused).then(|| {
-            let stack = match self.may_have_timers() {
-                true if has_small_signal_stack => Err(WhyRefused::SmallSignalStack),
-                true => sys::stack_bounds().ok_or(WhyRefused::NoStack),
-                false => Err(WhyRefused::NotAsked),
+            let stack = match has_small_signal_stack {
+                true => Err(WhyRefused::SmallSignalStack),
+                false => sys::thread_stack().ok_or(WhyRefused::NoStack),
             };
             if self.uses_timers() && !has_small_signal_stack {
                 self.timers().iter().for_each(|timers| timers.unblock());

@@ -9,7 +9,7 @@ use parking_lot::{Mutex, MutexGuard};
 use super::rate::Rate;
 use super::session::SamplingSession;
 use crate::ids::SpanKey;
-use crate::sys::{OsThread, PublishesSpan, TICKED, WhyRefused};
+use crate::sys::{self, OsThread, PublishesSpan, TICKED, ThreadStack, WhyRefused};
 
 /// The open interval of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,8 +65,8 @@ pub(crate) struct ThreadShared {
     /// How often the thread had been switched out at [`Self::synced`], plus 1; 0 if that was not read.
     synced_switches: AtomicU64,
     pub(crate) thread: OsThread,
-    /// The bounds of the thread's stack, if a timer may have to copy it, or why no timer may.
-    pub(crate) stack: Result<Range<u64>, WhyRefused>,
+    /// The bounds of the thread's stack, or why no timer may copy it.
+    pub(crate) stack: Result<ThreadStack, WhyRefused>,
     sessions: Sessions,
 }
 
@@ -115,7 +115,7 @@ impl ThreadShared {
     /// stack.
     pub(crate) fn new(
         thread: OsThread,
-        stack: Result<Range<u64>, WhyRefused>,
+        stack: Result<ThreadStack, WhyRefused>,
         rate: Rate,
         first: Arc<SamplingSession>,
     ) -> Self {
@@ -139,10 +139,16 @@ impl ThreadShared {
         }
     }
 
+    /// The bounds of the thread's stack, if they are known.
+    pub(crate) fn own_stack(thread: Option<&Self>) -> Range<u64> {
+        let stack = thread.and_then(|thread| thread.stack.as_ref().ok());
+        stack.map_or(sys::ANY_STACK, |stack| stack.bounds.clone())
+    }
+
     /// The state of a thread that has met no hook, and so is in no span.
     pub(crate) fn without_hooks(
         thread: OsThread,
-        stack: Result<Range<u64>, WhyRefused>,
+        stack: Result<ThreadStack, WhyRefused>,
         rate: Rate,
     ) -> Self {
         let shared = Self::new(thread, stack, rate, Arc::new(SamplingSession::none()));

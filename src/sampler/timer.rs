@@ -1,6 +1,5 @@
 //! Sampling threads with timers and signals.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use super::probe::ProbeThread;
@@ -8,7 +7,9 @@ use super::rate::Rate;
 use super::record::Machine;
 use super::session::SamplingSession;
 use super::shares::Taken;
-use crate::sys::{self, ProcessTimer, SampleRequest, SampleRing, TimerClock, Waker, WhyRefused};
+use crate::sys::{
+    self, ProcessTimer, SampleRequest, SampleRing, ThreadStack, TimerClock, Waker, WhyRefused,
+};
 
 /// Creates timers for threads.
 #[derive(Debug)]
@@ -97,7 +98,7 @@ impl Timers {
     pub(super) fn open(
         &self,
         tid: u32,
-        stack: Result<Range<u64>, WhyRefused>,
+        stack: Result<ThreadStack, WhyRefused>,
         rate: Rate,
     ) -> Result<SamplingSession, WhyRefused> {
         let request = SampleRequest { period_ns: rate.period_ns, ..self.request };

@@ -21,7 +21,7 @@ pub(crate) struct Losses {
     pub(crate) lowered: u64,
     /// Samples that came too late to represent all the time since the previous one.
     pub(crate) late: u64,
-    /// Samples that were not taken, since the thread was on another stack than its own.
+    /// Stacks whose outermost callers are on another stack.
     pub(crate) off_stack: u64,
     /// Samples of spans inside that were too many to tell apart: they are shown together in the span around them.
     pub(crate) folded: u64,
@@ -33,7 +33,8 @@ impl Losses {
         match end {
             UnwindEnd::Root => {}
             UnwindEnd::Cut => self.cut += 1,
-            UnwindEnd::WithoutTables | UnwindEnd::Lost => self.incomplete += 1,
+            UnwindEnd::OtherStack => self.off_stack += 1,
+            _ => self.incomplete += 1,
         }
     }
 }

@@ -25,6 +25,22 @@ pub(crate) struct SampleRequest {
 /// The bounds of a stack that are not known. A timer's handler then finds out how much of it is mapped.
 pub(crate) const ANY_STACK: Range<u64> = 0..u64::MAX;
 
+/// The most bytes of a stack that are copied for a sample: what fits into one perf record.
+pub(crate) const MOST_STACK_COPIED: u32 = 65_448;
+
+/// A thread's own stack.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ThreadStack {
+    pub(crate) bounds: Range<u64>,
+    /// The address of its `errno`, by which a signal handler recognizes the thread without a system call.
+    pub(crate) errno_at: u64,
+}
+
+impl ThreadStack {
+    /// Its bounds are not known.
+    pub(crate) const ANY: Self = Self { bounds: ANY_STACK, errno_at: 0 };
+}
+
 /// A thread, and its name for the system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct OsThread {
@@ -70,25 +86,6 @@ pub(crate) enum TimerClock {
     Cpu,
     /// Wall time, at any resolution. Interrupts blocking system calls.
     Monotonic,
-}
-
-/// Signals of a timer that were no samples.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct MissedSignals {
-    /// They found their thread on another stack than its own.
-    pub(crate) off_stack: u64,
-    /// They came to an alternate signal stack without room for the handler.
-    pub(crate) without_room: u64,
-}
-
-impl MissedSignals {
-    #[allow(dead_code, reason = "only Linux has timers")]
-    pub(crate) fn and(self, more: Self) -> Self {
-        Self {
-            off_stack: self.off_stack + more.off_stack,
-            without_room: self.without_room + more.without_room,
-        }
-    }
 }
 
 /// Samples of a timer on the CPU time of the process that were lost.

@@ -20,8 +20,8 @@ use parking_lot::{Condvar, Mutex};
 #[cfg(feature = "process-context")]
 use super::types::Unpublished;
 use super::types::{
-    Blocked, Call, FileIdentity, FilteredSyscall, Load, MappedFile, MissedSignals, ModuleList,
-    ModuleLoads, OsThread, ProcessLosses, PublishesSpan, SampleRequest, Schedstat, ThreadUsage,
+    Blocked, Call, FileIdentity, FilteredSyscall, Load, MappedFile, ModuleList, ModuleLoads,
+    OsThread, ProcessLosses, PublishesSpan, SampleRequest, Schedstat, ThreadStack, ThreadUsage,
     ThrottlingUnknown, TimerClock, WhyRefused,
 };
 
@@ -154,12 +154,14 @@ stubs! {
     fn address_space_left() -> Option<u64> = None;
     fn memory_left() -> Option<u64> = None;
     fn stack_bounds() -> Option<Range<u64>> = None;
+    fn thread_stack() -> Option<ThreadStack> = None;
     /// There are no seccomp filters here.
     fn read_filters() = ();
     fn unblock_timers(_: Option<i32>) -> Result<(), WhyRefused> = refused();
     fn block_timers(_: Option<i32>) = ();
     fn admit_process_timer() = ();
     fn has_process_timer() -> bool = false;
+    fn take_signals_without_room() -> u64 = 0;
     fn why_no_process_timer() -> Option<WhyRefused> = None;
     fn signal_of_timers(_: Option<i32>) -> Result<i32, WhyRefused> = refused();
     fn note_claimed_signals() = ();
@@ -168,7 +170,7 @@ stubs! {
     fn open_sample_ring(_: SampleRequest, _: u32) -> Result<PerfRing, WhyRefused> = refused();
     fn open_switch_ring(_: usize, _: u32, _: i64) -> Result<PerfRing, WhyRefused> = refused();
     fn open_timer_ring(
-        _: SampleRequest, _: TimerClock, _: u32, _: Range<u64>
+        _: SampleRequest, _: TimerClock, _: u32, _: ThreadStack
     ) -> Result<TimerRing, WhyRefused> = refused();
     fn probe_timers(_: SampleRequest, _: TimerClock, _: u32) -> Result<(), WhyRefused> = refused();
     fn blocked(_: u32) -> io::Result<Option<Blocked>> = unsupported();
@@ -242,7 +244,6 @@ absent!(PerfRing {
 
 absent!(TimerRing {
     fn position_word() -> &AtomicU64;
-    fn take_missed() -> MissedSignals;
     fn has_lost_signal() -> bool;
     fn least_interval_ns() -> u64;
     fn start() -> Result<(), WhyRefused>;
@@ -257,7 +258,7 @@ absent!(ProcessTimer {
     fn start() -> Result<(), WhyRefused>;
     fn add_thread(_thread: Arc<dyn PublishesSpan>) -> bool;
     fn forget_ended_threads();
-    fn take_losses() -> (ProcessLosses, MissedSignals);
+    fn take_losses() -> ProcessLosses;
     fn has_lost_signal() -> bool;
     fn stop();
 });

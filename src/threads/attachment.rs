@@ -26,7 +26,7 @@ pub(crate) struct Attachment {
     /// It attached itself for one span alone, and does not stay attached after that.
     is_brief: bool,
     pace: Timing,
-    /// It cannot be sampled by a timer: that was refused, or the thread runs on other stacks than its own.
+    /// It cannot be sampled by a timer: that was refused, or timers do not see its stack.
     needs_perf: bool,
     budgets: DemandBudgets,
 }
@@ -341,8 +341,8 @@ impl SampledThread {
         self.cursor.session.wants_timer() && !self.cursor.session.has_switch_records()
     }
 
-    /// Signals of its timer were no samples.
-    pub(crate) fn prefer_perf_after_missed_signals(&mut self) {
+    /// Samples of its timer had no callers.
+    pub(crate) fn prefer_perf(&mut self) {
         self.attachment.needs_perf |= self.has_timer_for_switches();
     }
 

@@ -154,13 +154,12 @@ impl ContinuousThreads {
     /// Reads everything in the rings.
     pub(super) fn drain(&mut self, intake: &mut Intake) {
         let Some(timer) = &self.timer else { return };
-        let (losses, missed) = timer.take_losses();
+        let losses = timer.take_losses();
         let counters = &intake.counters.continuous;
         for (counter, lost) in [
             (&counters.dropped_rings_taken, losses.all_taken),
             (&counters.dropped_rings_full, losses.full),
             (&counters.dropped_unreadable, losses.unreadable),
-            (&counters.dropped_signal_stack_full, missed.without_room),
         ] {
             Counters::add(counter, lost);
         }

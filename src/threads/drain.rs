@@ -8,7 +8,7 @@ use crate::sampler::record::{Layout, Record, RecordPlace, Records, read_sample, 
 use crate::sampler::{OpenInterval, SpanInterval};
 use crate::span::SpanKey;
 use crate::stats::Counters;
-use crate::sys::{self, MissedSignals, SampleRing, TimerRing};
+use crate::sys::{self, SampleRing};
 
 impl ThreadCursor {
     /// Reads everything in the ring. Returns the span that the thread is in.
@@ -51,7 +51,8 @@ impl ThreadCursor {
                     let is_switching = switching.contains(&place.position);
                     let weight_ns = if is_switching { weight_switching_ns } else { weight_ns };
                     let weights = (weight_ns, std::mem::take(&mut self.unsampled_ns));
-                    intake.add_record((&ring, place), (self.named, is_switching), span, weights);
+                    let of = (&*self.thread, self.named, is_switching);
+                    intake.add_record((&ring, place), of, span, weights);
                     // Makes room for the next sample before this round has read all of them.
                     ring.release_to(place.position + u64::from(place.size));
                 }
@@ -107,23 +108,6 @@ impl ThreadCursor {
         let known_ns = sampled_ns.unwrap_or(0).saturating_sub(period_ns);
         self.represented_ns = self.represented_ns.max(known_ns);
         weights
-    }
-
-    /// Counts the signals of its timer that were no samples since the last time. They leave no record, so they are taken
-    /// for those of the span that the thread is in. Returns whether there were any.
-    pub(crate) fn count_missed(&self, span: Option<SpanKey>, intake: &mut Intake) -> bool {
-        let timer = self.session.ring.as_ref().and_then(|ring| ring.timer());
-        let missed = timer.map(TimerRing::take_missed).unwrap_or_default();
-        if missed == MissedSignals::default() {
-            return false;
-        }
-        let samples = &intake.counters.samples;
-        Counters::add(&samples.dropped_alt_stack, missed.off_stack);
-        Counters::add(&samples.dropped_signal_stack_full, missed.without_room);
-        if let Some(span) = span {
-            intake.sinks.store.note(span, |pending| pending.losses.off_stack += missed.off_stack);
-        }
-        true
     }
 }
 

@@ -246,7 +246,7 @@ impl Threads {
             .filter(|sampled| sampled.thread().is_over())
             .map(SampledThread::address)
             .collect();
-        intake.own_cpu.skip();
+        _ = intake.own_cpu.lap();
         // Parks some of them.
         self.scan(intake, least_age);
         self.can_end = false;
@@ -267,6 +267,11 @@ impl Threads {
             self.reading.used_ns += took;
         }
         self.continuous.drain(intake);
+        let missed = sys::take_signals_without_room();
+        if missed > 0 {
+            Counters::add(&intake.counters.samples.dropped_signal_stack_full, missed);
+            intake.source.note_missed_signals();
+        }
         // Ending sessions costs the same at any sampling rate, so it is not part of `reading`.
         let now_ns = intake.now_ns();
         self.sampled.iter_mut().for_each(|sampled| sampled.end_session(now_ns, &intake.source));

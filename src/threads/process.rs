@@ -212,7 +212,6 @@ impl ProcessThreads {
             other.read_name();
             let OtherThread { cursor, is_ending, .. } = other;
             _ = cursor.drain(intake);
-            _ = cursor.count_missed(None, intake);
             all.of(Why::Process).charge(cursor.take_cost());
             if *is_ending {
                 // No thread refers to its sessions.

@@ -1,6 +1,7 @@
 //! The collector's state of one thread.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::attachment::{Attachment, Timing};
@@ -53,17 +54,16 @@ impl SampledThread {
     /// Reads everything in the ring. Returns the span that the thread is in.
     pub(crate) fn drain(&mut self, intake: &mut Intake) -> Option<SpanKey> {
         self.go_to_next_session();
+        let elsewhere =
+            |intake: &Intake| intake.counters.stacks.on_other_stacks.load(Ordering::Relaxed);
+        let before = elsewhere(intake);
         let span = self.cursor.drain(intake);
-        self.count_missed(span, intake);
+        if elsewhere(intake) > before {
+            // Perf copies such a stack.
+            self.prefer_perf();
+        }
         self.cursor.drop_ended();
         span
-    }
-
-    fn count_missed(&mut self, span: Option<SpanKey>, intake: &mut Intake) {
-        if self.cursor.count_missed(span, intake) {
-            self.prefer_perf_after_missed_signals();
-            intake.source.note_missed_signals();
-        }
     }
 
     /// Checks whether the thread is blocked.
@@ -78,8 +78,6 @@ impl SampledThread {
         } else if self.attachment.is_detached() {
             self.run_delay.end();
         }
-        let span = self.thread().span();
-        self.count_missed(span, scanner.intake);
         if !self.attachment.wants_waits() && self.waiting().is_none() {
             return self.detector.pass(&self.cursor, scanner);
         }

@@ -91,7 +91,7 @@ impl Threads {
             self.scan_soon();
         }
         // It has a budget of its own.
-        intake.own_cpu.skip();
+        _ = intake.own_cpu.lap();
     }
 
     /// How long until the next scan for blocked threads.

@@ -573,7 +573,7 @@ fn capture(
                 sought = SoughtHolder::default();
             }
             if holds && is_copied {
-                scanner.intake.unwind_blocked(pc, sp, &mut stack);
+                scanner.intake.unwind_blocked(Some(&cursor.thread), (pc, sp), &mut stack);
             }
         }
         Ok(None) => return None,

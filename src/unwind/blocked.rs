@@ -11,7 +11,7 @@ use super::modules::{ModuleAddress, memory};
 use super::rules::FrameRule;
 use super::signal::Interrupted;
 use super::tables::TableBytes;
-use super::unwinder::{UnwindEnd, Unwinder};
+use super::unwinder::{UnwindEnd, Unwinder, end_beyond};
 
 /// Replaces an unknown frame pointer: an address that no processor accepts. It is below 2^63, since framehop uses
 /// signed arithmetic and would cache an overflow as a rule.
@@ -127,7 +127,8 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
                 Stop::At(end)
                     if frames.len() > known
                         && (is_certain
-                            || matches!(end, UnwindEnd::Root | UnwindEnd::Cut)
+                            || end == UnwindEnd::Root
+                            || end.is_cut()
                             || end == UnwindEnd::WithoutTables && mismatches == 0) =>
                 {
                     return Some(Stop::At(end));
@@ -185,8 +186,8 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
                 Stop::At(UnwindEnd::Root) | Stop::BelowHandler(_) => false,
                 Stop::At(UnwindEnd::WithoutTables) if is_exact => false,
                 // A stack without an end proves little.
-                Stop::At(UnwindEnd::Cut) if is_exact => true,
-                Stop::At(UnwindEnd::WithoutTables | UnwindEnd::Cut) => return None,
+                Stop::At(end) if is_exact && end.is_cut() => true,
+                Stop::At(end) if end == UnwindEnd::WithoutTables || end.is_cut() => return None,
                 _ => continue,
             };
             if call == CallMatch::Other {
@@ -290,11 +291,11 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
                 frames.push(self.modules.frame(pc));
                 if interrupted.is_on_other_stack {
                     // Only the handler's stack was copied.
-                    return Stop::At(UnwindEnd::Lost);
+                    return Stop::At(UnwindEnd::OtherStack);
                 }
                 continue;
             }
-            let mut beyond = false;
+            let mut missing = None;
             let mut needed = None;
             let mut read = |at: u64| {
                 if at.abs_diff(UNKNOWN) < NEAR {
@@ -303,7 +304,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
                     return Ok(0);
                 }
                 let word = stack.word_at(at);
-                beyond |= word.is_none() && at >= stack.bottom;
+                missing = if word.is_none() { Some(at) } else { missing };
                 word.ok_or(())
             };
             let next = self.caller(address, place, &mut registers, &mut read);
@@ -322,10 +323,12 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
                     _ => Stop::Needs(frame, distance),
                 };
             }
-            let next = match next {
-                Ok(next) => next,
-                Err(UnwindEnd::Lost) if beyond => return Stop::At(UnwindEnd::Cut),
-                Err(end) => return Stop::At(end),
+            let next = match (next, missing) {
+                (Ok(next), _) => next,
+                (Err(UnwindEnd::Cut | UnwindEnd::Lost), Some(at)) => {
+                    return Stop::At(end_beyond(&self.own_stack, stack.bottom, at));
+                }
+                (Err(end), _) => return Stop::At(end),
             };
             if let Some(mismatches) = &mut mismatches {
                 let callee = self.function_start(address.address_for_lookup());

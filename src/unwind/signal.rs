@@ -196,7 +196,10 @@ mod tests {
         assert_eq!(unwound(handler, 80, &cut), (vec![handler, 16, 80], UnwindEnd::Cut));
         let alternate = [(layout.stack, STACK - 1024), (layout.stack_bytes, 2048)];
         let elsewhere = [&alternate[..], &[(layout.sp, 0x9_0000)]].concat();
-        assert_eq!(unwound(handler, 80, &elsewhere), (vec![handler, 16, 80], UnwindEnd::Lost));
+        assert_eq!(
+            unwound(handler, 80, &elsewhere),
+            (vec![handler, 16, 80], UnwindEnd::OtherStack)
+        );
         let both_on_it = unwound(handler, 80, &alternate);
         assert_eq!(both_on_it, (vec![handler, 16, 80, 100], end));
         let in_the_kernel = (layout.privilege.0, layout.privilege.1 ^ 3);

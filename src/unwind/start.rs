@@ -99,7 +99,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
                 }
                 match stop {
                     Some(
-                        Stop::At(end @ (UnwindEnd::Root | UnwindEnd::Cut))
+                        Stop::At(end @ (UnwindEnd::Root | UnwindEnd::Cut | UnwindEnd::TooFar))
                         | Stop::BelowHandler(end),
                     ) if mismatches == 0 => {
                         return Some(end);

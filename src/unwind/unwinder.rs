@@ -1,5 +1,6 @@
 //! Unwinding with framehop.
 
+use std::cell::Cell;
 use std::ops::Range;
 
 use framehop::FrameAddress;
@@ -14,7 +15,7 @@ use super::rules::{self, FrameRegisters, FrameRule};
 use super::signal::{self, Interrupted};
 use super::tables::TableBytes;
 use crate::sampler::record::Registers;
-use crate::sys::read_own_memory;
+use crate::sys::{ANY_STACK, MOST_STACK_COPIED, read_own_memory};
 
 /// How the unwinding of a stack ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,8 +26,19 @@ pub(crate) enum UnwindEnd {
     Cut,
     /// In code without unwind tables.
     WithoutTables,
-    /// Because unwind tables or the stack are damaged, or it is not the stack of a thread.
+    /// The callers are on another stack than the one that was copied.
+    OtherStack,
+    /// The next word is on the same stack, but further away than can be copied.
+    TooFar,
+    /// Because unwind tables or the stack are damaged.
     Lost,
+}
+
+impl UnwindEnd {
+    /// Whether the stack goes on where nothing was copied.
+    pub(crate) fn is_cut(self) -> bool {
+        matches!(self, Self::Cut | Self::TooFar | Self::OtherStack)
+    }
 }
 
 #[cfg(target_arch = "aarch64")]
@@ -45,6 +57,8 @@ pub(crate) struct Unwinder<M: ArchUnwinder = Native> {
     listing: ModuleListing,
     /// Some samples of this reading are left to be read next time.
     has_left: bool,
+    /// The own stack of the thread that is unwound next, if it is known.
+    pub(crate) own_stack: Range<u64>,
 }
 
 /// A library can be loaded or unloaded while the list is read.
@@ -70,6 +84,7 @@ where
             context: gimli::UnwindContext::new(),
             listing: ModuleListing::new(),
             has_left: false,
+            own_stack: ANY_STACK,
         }
     }
 }
@@ -367,18 +382,25 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         };
         let bottom = registers.stack_pointer();
         let stack = ScannedStack { bottom, word: stack, most_frames };
+        let own_stack = std::mem::replace(&mut self.own_stack, ANY_STACK);
+        let is_on_own = own_stack.contains(&bottom);
+        if stack.word_at(bottom).is_none() {
+            frames.push(self.modules.frame(registers.instruction()));
+            return if is_on_own { UnwindEnd::Lost } else { UnwindEnd::OtherStack };
+        }
         let mut running = 0;
-        let mut beyond = false;
+        let missing = Cell::new(None);
         let mut read = |address: u64| {
             let word = stack.word_at(address);
-            beyond |= word.is_none() && address >= bottom;
+            missing.set(if word.is_none() { Some(address) } else { missing.get() });
             word.ok_or(())
         };
         let mut address = FrameAddress::from_instruction_pointer(registers.instruction());
         let end = loop {
             if frames.len() >= most_frames {
-                break UnwindEnd::Cut;
+                return UnwindEnd::Cut;
             }
+            missing.set(None);
             let (sp, fp) = (M::stack_pointer(&unwound), M::frame_pointer(&unwound));
             let place = self.place(address.address_for_lookup());
             if let Some(start) = self.signal_return_at(place, address.address()) {
@@ -394,7 +416,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
                 if interrupted.is_on_other_stack && running < most_frames {
                     // Only the handler's stack was copied.
                     frames.push(self.modules.frame(at));
-                    break UnwindEnd::Lost;
+                    break UnwindEnd::OtherStack;
                 }
                 continue;
             }
@@ -413,7 +435,24 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
                 }
             }
         };
-        if end == UnwindEnd::Lost && beyond { UnwindEnd::Cut } else { end }
+        match (end, missing.get()) {
+            (UnwindEnd::Cut | UnwindEnd::Lost, Some(at)) => end_beyond(&own_stack, bottom, at),
+            // What is not the thread's own ends where its callers are elsewhere.
+            (UnwindEnd::Root | UnwindEnd::Lost, _) if !is_on_own => UnwindEnd::OtherStack,
+            (end, _) => end,
+        }
+    }
+}
+
+/// How a stack ends of which the word at an address was not copied, or is none of a stack.
+pub(super) fn end_beyond(own_stack: &Range<u64>, bottom: u64, at: u64) -> UnwindEnd {
+    let is_same = own_stack.contains(&at) == own_stack.contains(&bottom);
+    match at.checked_sub(bottom) {
+        Some(distance) if is_same && distance < u64::from(MOST_STACK_COPIED) => UnwindEnd::Cut,
+        None if is_same => UnwindEnd::Lost,
+        _ if read_own_memory(at..at.saturating_add(1)).is_err() => UnwindEnd::Lost,
+        _ if is_same => UnwindEnd::TooFar,
+        _ => UnwindEnd::OtherStack,
     }
 }
 

@@ -69,7 +69,7 @@ pub(super) fn inspect(
                 stack.holder = Holder::stated_by(call, tid).filter(|_| !is_stopped);
                 stack.end = UnwindEnd::Lost;
                 if is_copied {
-                    intake.unwind_blocked(pc, sp, &mut stack);
+                    intake.unwind_blocked(shared, (pc, sp), &mut stack);
                 }
             }
         }

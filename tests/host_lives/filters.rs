@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use cpu_time::ThreadTime;
 use seccompiler::{SeccompAction, SeccompFilter, apply_filter, apply_filter_all_threads};
 use tracing_profiling::export::Memory;
 use tracing_profiling::{Directory, ProfilingLayer, Source};
@@ -125,6 +126,42 @@ fn a_filter_installed_after_the_layer() {
         work(&host);
         assert_logged(&host, name, action);
         _ = host.handle.shutdown(PLENTY);
+    });
+}
+
+/// A thread that a timer samples while it runs on another stack installs one: the handler of the timer makes no call that
+/// could end the process, or be refused, for the sake of that stack.
+#[test]
+fn a_filter_installed_by_a_thread_that_a_timer_samples_on_another_stack() {
+    const TEST: &str = "a_filter_installed_by_a_thread_that_a_timer_samples_on_another_stack";
+    const CALLS: [libc::c_long; 3] =
+        [libc::SYS_process_vm_readv, libc::SYS_gettid, libc::SYS_getpid];
+    fn runs(host: &Host) {
+        let (start, before) = (ThreadTime::now(), host.handle.stats().stacks.on_other_stacks);
+        while start.elapsed() < 50 * MS || host.handle.stats().stacks.on_other_stacks == before {
+            std::hint::spin_loop();
+        }
+    }
+    in_child(module_path!(), TEST, &[], || {
+        for action in ACTIONS {
+            in_fork(&format!("{action:?}"), || {
+                let host =
+                    Host::with(Source::Timer, Memory::new(), |builder| builder.symbols(false));
+                let sampled = || {
+                    let forbids = program(&CALLS, action.clone());
+                    host.span(|| {
+                        stacker::grow(1 << 20, || {
+                            runs(&host);
+                            apply_filter(&forbids).unwrap();
+                            runs(&host);
+                        });
+                    });
+                };
+                std::thread::scope(|scope| _ = scope.spawn(sampled));
+                host.handle.flush(PLENTY).unwrap();
+                assert_eq!(host.handle.stats().spans.kept, 1);
+            });
+        }
     });
 }
 

@@ -301,12 +301,14 @@ fn a_signal_that_interrupts_another_handler_of_the_program_needs_room_on_its_sta
                     });
                 }
                 host.handle.flush(PLENTY).unwrap();
-                let samples = host.handle.stats().samples;
-                println!("{left}: {samples:?}");
-                assert!(samples.taken > 0);
-                let missed = samples.dropped_signal_stack_full + samples.dropped_alt_stack;
-                assert!(missed > 0, "the handler of the program was interrupted");
-                assert_eq!(samples.dropped_signal_stack_full > 0, left < 2048);
+                let stats = host.handle.stats();
+                println!("{left}: {stats:?}");
+                assert!(stats.samples.taken > 0);
+                // The handler of the program was interrupted.
+                assert_eq!(stats.samples.dropped_signal_stack_full > 0, left < 2048);
+                // Not all of that stack is copied, and where it is, its callers are elsewhere.
+                let on_it = stats.stacks.on_other_stacks + stats.stacks.truncated;
+                assert_eq!(on_it > 0, left >= 2048);
                 assert_eq!(stack.changed_below(), 0);
                 set(&former);
             });

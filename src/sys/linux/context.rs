@@ -1,6 +1,7 @@
 //! What a signal handler is given, and what is the same in all records that it writes.
 
 use std::ffi::c_int;
+use std::ops::Range;
 
 /// The kernel's information on a timer's signal.
 #[repr(C)]
@@ -32,6 +33,12 @@ pub(super) fn registers(context: &libc::ucontext_t) -> (RawRegisters, u64) {
     let machine = &context.uc_mcontext;
     let [.., fp, lr] = machine.regs;
     ([fp, lr, machine.sp, machine.pc], machine.sp)
+}
+
+/// The alternate signal stack of the interrupted thread, which a handler that was interrupted on it uses up to its end.
+pub(super) fn alternate_stack(context: &libc::ucontext_t) -> Range<u64> {
+    let start = context.uc_stack.ss_sp.addr() as u64;
+    start..start.saturating_add(context.uc_stack.ss_size as u64)
 }
 
 /// What the handler does at the signal of a timer of the process, with what that was given, the registers, the stack pointer

@@ -11,8 +11,8 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::calls::may;
-use super::clock::{monotonic_raw_ns, thread_cpu_ns};
-use super::context::{ABI_64, IN_USER_MODE, RECORD_SAMPLE, RawRegisters};
+use super::clock::thread_cpu_ns;
+use super::context::RawRegisters;
 use super::poll::HeldWaker;
 use super::process_id;
 use super::ring::{MOST_READ, RingMemory};
@@ -148,14 +148,8 @@ impl ProcessRings {
         let (tid, size) = (current_tid(), before_stack + used + after_stack);
         let span = self.threads.tick(tid);
         let [name, rest] = current_name();
-        writer.word(RECORD_SAMPLE | IN_USER_MODE << 32 | size << 48);
-        writer.word(u64::from(tid) << 32 | u64::from(self.process));
-        writer.word(monotonic_raw_ns());
-        writer.word(ABI_64);
-        for register in registers {
-            writer.word(*register);
-        }
-        writer.word(used);
+        let ids = u64::from(tid) << 32 | u64::from(self.process);
+        writer.begin_sample(size, ids, registers, used);
         writer.skip(used);
         writer.word(used);
         writer.word(self.weight(overrun));

@@ -14,7 +14,7 @@ use super::ring::RingMemory;
 use super::signal::{lock_signal, unblock};
 use super::thread::current_tid;
 use super::timer::Timer;
-use crate::sys::types::{MissedSignals, ProcessLosses, PublishesSpan, SampleRequest, WhyRefused};
+use crate::sys::types::{ProcessLosses, PublishesSpan, SampleRequest, WhyRefused};
 
 /// A timer on the CPU time of the process. Its signal goes to the process, and the kernel prefers the thread that runs
 /// (since 6.4; before that, the first thread).
@@ -109,9 +109,8 @@ impl ProcessTimer {
     }
 
     /// What was lost since the last call.
-    pub(crate) fn take_losses(&self) -> (ProcessLosses, MissedSignals) {
-        let missed = self.timer.lock().as_ref().map(Timer::take_missed).unwrap_or_default();
-        (self.rings.take_losses(), missed)
+    pub(crate) fn take_losses(&self) -> ProcessLosses {
+        self.rings.take_losses()
     }
 
     /// Whether its signal has another handler by now.

@@ -15,6 +15,8 @@ use perf_event_open_sys::bindings::perf_event_mmap_page;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
+use super::clock::monotonic_raw_ns;
+use super::context::{ABI_64, IN_USER_MODE, RECORD_SAMPLE, RawRegisters};
 use super::fork::OwnerProcess;
 use super::pages::keep_stacks_here;
 
@@ -322,6 +324,18 @@ impl RingWriter<'_> {
         let bytes = word.to_ne_bytes();
         // SAFETY: eight bytes of a local variable.
         unsafe { self.bytes(bytes.as_ptr(), 8) };
+    }
+
+    /// Writes what precedes the stack in the record of a sample.
+    pub(super) fn begin_sample(&mut self, size: u64, ids: u64, of: &RawRegisters, stack: u64) {
+        self.word(RECORD_SAMPLE | IN_USER_MODE << 32 | size << 48);
+        self.word(ids);
+        self.word(monotonic_raw_ns());
+        self.word(ABI_64);
+        for register in of {
+            self.word(*register);
+        }
+        self.word(stack);
     }
 
     /// Copies up to `length` bytes of this process's memory from `from` on to `offset` bytes beyond here, as far as they are

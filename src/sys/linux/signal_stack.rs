@@ -7,8 +7,9 @@
 
 use std::ffi::{c_int, c_void};
 use std::mem::{MaybeUninit, offset_of};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::timer::{CHUNK_LEN, CHUNKS, MAX_CHUNKS, TAG, TARGET_BYTES, WITHOUT_ROOM_AT, handle};
+use super::timer::{TAG, handle};
 
 /// The bytes of stack that the handler needs, without the kernel's frame: below 500 in a release build, and some 1,300
 /// without optimization.
@@ -48,9 +49,17 @@ fn least_bytes(largest_frame: Option<usize>) -> usize {
 const STACK_LOW: usize = offset_of!(libc::ucontext_t, uc_stack) + offset_of!(libc::stack_t, ss_sp);
 const STACK_SIZE: usize =
     offset_of!(libc::ucontext_t, uc_stack) + offset_of!(libc::stack_t, ss_size);
-/// Offsets in the kernel's information on a timer's signal; see `timer::TimerInfo`.
+/// Offsets in the kernel's information on a timer's signal, and of the upper half of its value; see `context::TimerInfo`.
 const CODE: usize = 8;
-const VALUE: usize = 24;
+const TAG_AT: usize = 28;
+
+/// Signals of timers that came to an alternate stack without room for the handler.
+static WITHOUT_ROOM: AtomicU64 = AtomicU64::new(0);
+
+/// The number of those since the last call.
+pub(crate) fn take_signals_without_room() -> u64 {
+    WITHOUT_ROOM.swap(0, Ordering::Relaxed)
+}
 
 /// The handler of the signal. It calls [`handle`] if that has room on the stack, and otherwise counts the signal. Until
 /// then it uses no stack, since there may be none left.
@@ -68,23 +77,9 @@ pub(super) extern "C" fn on_signal(_: c_int, _: *mut libc::siginfo_t, _: *mut c_
         // Whether the signal is one of this crate's timers.
         "cmp dword ptr [rsi + {code}], {is_timer}",
         "jne 3f",
-        "mov rax, [rsi + {value}]",
-        "mov rcx, rax",
-        "shr rcx, 32",
-        "cmp ecx, {tag}",
+        "cmp dword ptr [rsi + {tag_at}], {tag}",
         "jne 3f",
-        // Its target.
-        "mov ecx, eax",
-        "shr ecx, {chunk_shift}",
-        "cmp ecx, {max_chunks}",
-        "jae 3f",
-        "lea rdx, [rip + {chunks}]",
-        "mov rdx, [rdx + 8*rcx]",
-        "test rdx, rdx",
-        "jz 3f",
-        "and eax, {chunk_mask}",
-        "imul eax, eax, {target_bytes}",
-        "lock inc qword ptr [rdx + rax + {without_room}]",
+        "lock inc qword ptr [rip + {without_room}]",
         "3:",
         "ret",
         "2:",
@@ -94,14 +89,9 @@ pub(super) extern "C" fn on_signal(_: c_int, _: *mut libc::siginfo_t, _: *mut c_
         room = const ROOM,
         code = const CODE,
         is_timer = const libc::SI_TIMER,
-        value = const VALUE,
+        tag_at = const TAG_AT,
         tag = const TAG >> 32,
-        chunk_shift = const CHUNK_LEN.trailing_zeros(),
-        max_chunks = const MAX_CHUNKS,
-        chunks = sym CHUNKS,
-        chunk_mask = const CHUNK_LEN - 1,
-        target_bytes = const TARGET_BYTES,
-        without_room = const WITHOUT_ROOM_AT,
+        without_room = sym WITHOUT_ROOM,
         handle = sym handle,
     )
 }
@@ -124,24 +114,13 @@ pub(super) extern "C" fn on_signal(_: c_int, _: *mut libc::siginfo_t, _: *mut c_
         "ldr w9, [x1, #{code}]",
         "cmn w9, #{is_timer}",
         "b.ne 3f",
-        "ldr x9, [x1, #{value}]",
-        "lsr x10, x9, #32",
+        "ldr w9, [x1, #{tag_at}]",
         "movz w11, #{tag_low}",
         "movk w11, #{tag_high}, lsl #16",
-        "cmp w10, w11",
+        "cmp w9, w11",
         "b.ne 3f",
-        // Its target.
-        "lsr w10, w9, #{chunk_shift}",
-        "cmp w10, #{max_chunks}",
-        "b.hs 3f",
-        "adrp x11, {chunks}",
-        "add x11, x11, :lo12:{chunks}",
-        "ldr x11, [x11, w10, uxtw #3]",
-        "cbz x11, 3f",
-        "and w9, w9, #{chunk_mask}",
-        "mov w10, #{target_bytes}",
-        "madd x11, x9, x10, x11",
-        "add x11, x11, #{without_room}",
+        "adrp x11, {without_room}",
+        "add x11, x11, :lo12:{without_room}",
         "4:",
         "ldxr x9, [x11]",
         "add x9, x9, #1",
@@ -156,15 +135,10 @@ pub(super) extern "C" fn on_signal(_: c_int, _: *mut libc::siginfo_t, _: *mut c_
         room = const ROOM,
         code = const CODE,
         is_timer = const -libc::SI_TIMER,
-        value = const VALUE,
+        tag_at = const TAG_AT,
         tag_low = const (TAG >> 32) & 0xffff,
         tag_high = const TAG >> 48,
-        chunk_shift = const CHUNK_LEN.trailing_zeros(),
-        max_chunks = const MAX_CHUNKS,
-        chunks = sym CHUNKS,
-        chunk_mask = const CHUNK_LEN - 1,
-        target_bytes = const TARGET_BYTES,
-        without_room = const WITHOUT_ROOM_AT,
+        without_room = sym WITHOUT_ROOM,
         handle = sym handle,
     )
 }

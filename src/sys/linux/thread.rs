@@ -13,7 +13,7 @@ use rustix::thread::gettid;
 use super::calls::may;
 use super::ring::page_size;
 use super::signal::last_error;
-use crate::sys::types::{FilteredSyscall, OsThread, ThreadUsage, WhyRefused};
+use crate::sys::types::{FilteredSyscall, OsThread, ThreadStack, ThreadUsage, WhyRefused};
 
 /// The kernel's id of the calling thread.
 pub(crate) fn current_tid() -> u32 {
@@ -186,6 +186,13 @@ pub(crate) fn stack_bounds() -> Option<Range<u64>> {
     };
     let low = low as u64;
     is_known.then(|| low..low.saturating_add(size as u64))
+}
+
+/// The calling thread's own stack.
+pub(crate) fn thread_stack() -> Option<ThreadStack> {
+    // SAFETY: the C library gives each thread its own errno.
+    let errno_at = unsafe { libc::__errno_location() }.addr() as u64;
+    Some(ThreadStack { bounds: stack_bounds()?, errno_at })
 }
 
 /// The same without `/proc`. The kernel puts the name of the program at the top of the stack, and leaves this much below that

@@ -7,8 +7,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::hash::{BuildHasher as _, RandomState};
-use std::ops::{Deref, Range};
-use std::ptr::NonNull;
+use std::ops::Deref;
 use std::sync::atomic::{
     AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering, compiler_fence, fence,
 };
@@ -19,13 +18,8 @@ use parking_lot::Mutex;
 
 use super::blocked::{blocks_signal, cpu_clock_of, cpu_ns_of, has_same_filters};
 use super::calls::may;
-use super::clock::{
-    create_timer, delete_timer, monotonic_raw_ns, set_timer, thread_cpu_ns, tick_ns,
-};
-use super::context::{
-    ABI_64, IN_USER_MODE, OnProcessTimer, RECORD_LOST, RECORD_SAMPLE, RawRegisters, TimerInfo,
-    registers,
-};
+use super::clock::{create_timer, delete_timer, set_timer, thread_cpu_ns, tick_ns};
+use super::context::{OnProcessTimer, RECORD_LOST, TimerInfo, alternate_stack, registers};
 use super::fork::{ForkSafe, ForkSafeGuard};
 use super::modules::can_read_by_system_call;
 use super::ring::{MOST_READ, RingMemory};
@@ -33,38 +27,29 @@ use super::signal::{block, handled_by, signal_for, unblock};
 use super::signal_stack::on_signal;
 use super::thread::{are_signals_used_up, current_tid, is_own_thread, own_status};
 use crate::sys::types::{
-    ANY_STACK, FilteredSyscall, MissedSignals, SampleRequest, TimerClock, WhyRefused,
+    ANY_STACK, FilteredSyscall, SampleRequest, ThreadStack, TimerClock, WhyRefused,
 };
 
 /// The thread that a signal is for, found by the number that its timer sends.
 ///
 /// Targets are never freed, but reused for other threads. A signal may arrive after its timer was deleted; it then
-/// finds the stack of another thread here, or none.
+/// finds the ring of another thread here, or none.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(super) struct Target {
-    /// Odd while the other fields are written.
-    version: AtomicU32,
     ring: AtomicPtr<HandlerRing>,
-    stack_low: AtomicU64,
-    stack_high: AtomicU64,
-    /// Signals that found their thread on another stack than its own.
-    off_stack: AtomicU64,
-    /// Signals that came to an alternate stack without room for the handler.
-    without_room: AtomicU64,
+    /// Of a timer of the process: what [`OnProcessTimer`] is given.
+    of_process: AtomicPtr<()>,
     /// The number of handlers that may use the ring.
     busy: AtomicU32,
 }
 
-pub(super) const TARGET_BYTES: usize = size_of::<Target>();
-pub(super) const WITHOUT_ROOM_AT: usize = std::mem::offset_of!(Target, without_room);
-/// A power of two.
-pub(super) const CHUNK_LEN: usize = 64;
-pub(super) const MAX_CHUNKS: usize = 1024;
+const CHUNK_LEN: usize = 64;
+const MAX_CHUNKS: usize = 1024;
 type TargetChunk = [Target; CHUNK_LEN];
 
 /// All targets by number.
-pub(super) static CHUNKS: [AtomicPtr<TargetChunk>; MAX_CHUNKS] =
+static CHUNKS: [AtomicPtr<TargetChunk>; MAX_CHUNKS] =
     [const { AtomicPtr::new(std::ptr::null_mut()) }; MAX_CHUNKS];
 
 static POOL: ForkSafe<Pool> = ForkSafe::new(Pool { free: Vec::new(), made: 0 });
@@ -85,12 +70,8 @@ pub(super) const TAG: u64 = 0x7472_7066 << 32;
 impl Target {
     const fn new() -> Self {
         Self {
-            version: AtomicU32::new(0),
             ring: AtomicPtr::new(std::ptr::null_mut()),
-            stack_low: AtomicU64::new(0),
-            stack_high: AtomicU64::new(0),
-            off_stack: AtomicU64::new(0),
-            without_room: AtomicU64::new(0),
+            of_process: AtomicPtr::new(std::ptr::null_mut()),
             busy: AtomicU32::new(0),
         }
     }
@@ -119,24 +100,9 @@ impl Target {
     }
 
     /// Only for the owner that has taken the target.
-    fn set(&self, ring: *const HandlerRing, stack: Range<u64>) {
-        self.version.fetch_add(1, Ordering::Relaxed);
-        fence(Ordering::Release);
-        self.ring.store(ring.cast_mut(), Ordering::Relaxed);
-        self.stack_low.store(stack.start, Ordering::Relaxed);
-        self.stack_high.store(stack.end, Ordering::Relaxed);
-        self.version.fetch_add(1, Ordering::Release);
-    }
-
-    /// The ring and the bounds of the stack; none while they change.
-    fn get(&self) -> Option<(NonNull<HandlerRing>, Range<u64>)> {
-        let before = self.version.load(Ordering::Acquire);
-        let ring = NonNull::new(self.ring.load(Ordering::Relaxed))?;
-        let low = self.stack_low.load(Ordering::Relaxed);
-        let high = self.stack_high.load(Ordering::Relaxed);
-        fence(Ordering::Acquire);
-        let is_whole = before & 1 == 0 && self.version.load(Ordering::Relaxed) == before;
-        is_whole.then_some((ring, low..high))
+    fn set(&self, ring: *const HandlerRing, of_process: *const ()) {
+        self.ring.store(ring.cast_mut(), Ordering::Release);
+        self.of_process.store(of_process.cast_mut(), Ordering::Release);
     }
 }
 
@@ -180,33 +146,21 @@ pub(crate) fn open_timer_ring(
     request: SampleRequest,
     clock: TimerClock,
     tid: u32,
-    stack: Range<u64>,
+    stack: ThreadStack,
 ) -> Result<TimerRing, WhyRefused> {
     // For such a timer, the handler reads the thread's CPU clock at each signal.
     if clock == TimerClock::Monotonic && !may(FilteredSyscall::ClockGettime) {
         return Err(WhyRefused::KilledBySeccomp);
     }
-    let errno = STAYS.load(Ordering::Relaxed);
-    if errno != 0 {
-        return Err(WhyRefused::Failed(FilteredSyscall::TimerDelete, errno));
-    }
     let signal = signal_of_timers(request.signal)?;
-    if stack == ANY_STACK {
+    if stack.bounds == ANY_STACK {
         can_read_stack_of(tid, signal)?;
     }
     let memory = RingMemory::anonymous(request.ring_bytes).map_err(|_| WhyRefused::NoMemory)?;
-    let ring = Arc::new(HandlerRing::new(memory, request, clock, tid));
-    let number = Target::take().ok_or(WhyRefused::Other(libc::EAGAIN))?;
-    let target = Target::by_number(number).ok_or(WhyRefused::Other(libc::EAGAIN))?;
-    let id = create(signal, clock, tid, TAG | u64::from(number)).map_err(|errno| {
-        lock_targets().free.push(number);
-        // A clock of a thread that has ended is as invalid as one that the system does not have.
-        let is_invalid = errno == libc::ESRCH || errno == libc::EINVAL;
-        if is_invalid && has_ended(tid) { WhyRefused::Ended } else { why_not_created(errno) }
-    })?;
-    target.set(Arc::as_ptr(&ring), stack);
-    let timer = Mutex::new(Some(Timer { id, number, signal }));
-    Ok(TimerRing { ring, timer, missed: Mutex::default() })
+    let ring = Arc::new(HandlerRing::new(memory, request, clock, (tid, stack)));
+    let given = (Arc::as_ptr(&ring), std::ptr::null());
+    let timer = Timer::create(signal, clock_of(clock, tid), Some(tid), given)?;
+    Ok(TimerRing { ring, timer: Mutex::new(Some(timer)) })
 }
 
 /// Whether the handler can read the stack of that thread, whose bounds are not known.
@@ -230,15 +184,12 @@ pub(crate) fn probe_timers(
     tid: u32,
 ) -> Result<(), WhyRefused> {
     let number = TAG | u64::from(NO_TARGET);
-    let id =
-        create(signal_of_timers(request.signal)?, clock, tid, number).map_err(why_not_created)?;
+    let (signal, clock) = (signal_of_timers(request.signal)?, clock_of(clock, tid));
+    let id = create_timer(signal, clock, Some(tid), number).map_err(why_not_created)?;
     let started = set_timer(id, request.period_ns, request.period_ns);
     let ended = delete_timer(id).inspect_err(|_| _ = set_timer(id, 0, 0));
     started.and(ended)
 }
-
-/// In place of the bounds of a stack: the pointer is not to a ring, but what [`OnProcessTimer`] is given.
-const OF_PROCESS: Range<u64> = u64::MAX..u64::MAX;
 
 /// Set before the first such timer is created.
 static ON_PROCESS_TIMER: OnceLock<OnProcessTimer> = OnceLock::new();
@@ -261,13 +212,11 @@ fn has_ended(tid: u32) -> bool {
     !is_own_thread(tid) || cpu_ns_of(tid).is_none() && cpu_ns_of(current_tid()).is_some()
 }
 
-/// The error is an errno.
-fn create(signal: c_int, clock: TimerClock, tid: u32, value: u64) -> Result<libc::timer_t, i32> {
-    let clock = match clock {
+fn clock_of(clock: TimerClock, tid: u32) -> i32 {
+    match clock {
         TimerClock::Cpu => cpu_clock_of(tid),
         TimerClock::Monotonic => libc::CLOCK_MONOTONIC,
-    };
-    create_timer(signal, clock, Some(tid), value)
+    }
 }
 
 /// The errno, once a timer could not be deleted. No more are created then: each one would stay.
@@ -282,18 +231,30 @@ impl Timer {
     ) -> Result<Self, WhyRefused> {
         _ = ON_PROCESS_TIMER.set(on_signal);
         can_read_by_system_call()?;
+        let given = (std::ptr::null(), given);
+        Self::create(signal_of_timers(wanted)?, libc::CLOCK_PROCESS_CPUTIME_ID, None, given)
+    }
+
+    /// Creates one that is not set yet, for that thread or the process.
+    fn create(
+        signal: c_int,
+        clock: i32,
+        tid: Option<u32>,
+        (ring, of_process): (*const HandlerRing, *const ()),
+    ) -> Result<Self, WhyRefused> {
         let errno = STAYS.load(Ordering::Relaxed);
         if errno != 0 {
             return Err(WhyRefused::Failed(FilteredSyscall::TimerDelete, errno));
         }
-        let signal = signal_of_timers(wanted)?;
         let number = Target::take().ok_or(WhyRefused::Other(libc::EAGAIN))?;
-        let clock = libc::CLOCK_PROCESS_CPUTIME_ID;
-        let id = create_timer(signal, clock, None, TAG | u64::from(number)).map_err(|errno| {
+        let id = create_timer(signal, clock, tid, TAG | u64::from(number)).map_err(|errno| {
             lock_targets().free.push(number);
-            why_not_created(errno)
+            // A clock of a thread that has ended is as invalid as one that the system does not have.
+            let is_invalid = errno == libc::ESRCH || errno == libc::EINVAL;
+            let has_ended = is_invalid && tid.is_some_and(has_ended);
+            if has_ended { WhyRefused::Ended } else { why_not_created(errno) }
         })?;
-        Target::by_number(number).iter().for_each(|target| target.set(given.cast(), OF_PROCESS));
+        Target::by_number(number).iter().for_each(|target| target.set(ring, of_process));
         Ok(Self { id, number, signal })
     }
 
@@ -311,14 +272,6 @@ impl Timer {
         handled_by(self.signal) != Some(on_signal as *const () as usize)
     }
 
-    /// The signals since the last call that were no samples.
-    pub(super) fn take_missed(&self) -> MissedSignals {
-        Target::by_number(self.number).map_or(MissedSignals::default(), |target| MissedSignals {
-            off_stack: target.off_stack.swap(0, Ordering::Relaxed),
-            without_room: target.without_room.swap(0, Ordering::Relaxed),
-        })
-    }
-
     /// Deletes the timer, and waits for a running handler. Returns false if the timer goes on, or the handler does not
     /// return, because its thread was stopped in it.
     pub(super) fn end(self) -> bool {
@@ -329,7 +282,7 @@ impl Timer {
         // A timer that is disarmed sends no signal either.
         let is_over = deleted.is_ok() || set_timer(self.id, 0, 0).is_ok();
         let Some(target) = Target::by_number(self.number) else { return true };
-        target.set(std::ptr::null(), 0..0);
+        target.set(std::ptr::null(), std::ptr::null());
         if !is_over {
             return false;
         }
@@ -358,6 +311,7 @@ pub(super) struct HandlerRing {
     period_ns: u64,
     /// The kernel's ids of the process and the thread, as in records.
     ids: u64,
+    stack: ThreadStack,
     /// Whether samples are weighted with the CPU time since the previous one.
     counts_cpu: bool,
     cpu_ns: AtomicU64,
@@ -373,10 +327,11 @@ impl HandlerRing {
         memory: RingMemory,
         request: SampleRequest,
         clock: TimerClock,
-        tid: u32,
+        (tid, stack): (u32, ThreadStack),
     ) -> Self {
         Self {
             memory,
+            stack,
             stack_bytes: u64::from(request.stack_bytes),
             period_ns: request.period_ns,
             ids: u64::from(tid) << 32 | u64::from(super::process_id()),
@@ -395,8 +350,6 @@ pub(crate) struct TimerRing {
     pub(super) ring: Arc<HandlerRing>,
     /// None once the timer has ended.
     timer: Mutex<Option<Timer>>,
-    /// Of the timer, once it has ended.
-    missed: Mutex<MissedSignals>,
 }
 
 impl TimerRing {
@@ -405,19 +358,14 @@ impl TimerRing {
     pub(crate) fn scripted(data_size: usize, step: u64) -> std::io::Result<Self> {
         let request = SampleRequest { position_step: step, ..SampleRequest::default() };
         let memory = RingMemory::anonymous(data_size)?;
-        let ring = Arc::new(HandlerRing::new(memory, request, TimerClock::Cpu, 0));
-        Ok(Self { ring, timer: Mutex::new(None), missed: Mutex::default() })
+        let ring =
+            Arc::new(HandlerRing::new(memory, request, TimerClock::Cpu, (0, ThreadStack::ANY)));
+        Ok(Self { ring, timer: Mutex::new(None) })
     }
 
     /// The position that hooks read. It differs from the ring's head, since samples vary in length.
     pub(crate) fn position_word(&self) -> &AtomicU64 {
         &self.ring.position
-    }
-
-    /// The signals since the last call that were no samples.
-    pub(crate) fn take_missed(&self) -> MissedSignals {
-        let now = self.timer.lock().as_ref().map(Timer::take_missed).unwrap_or_default();
-        now.and(std::mem::take(&mut self.missed.lock()))
     }
 
     /// Whether its signal has another handler by now.
@@ -455,14 +403,9 @@ impl TimerRing {
     /// Ends the sampling of the thread. The records stay in the ring.
     pub(crate) fn stop(&self) {
         let mut timer = self.timer.lock();
-        if let Some(timer) = timer.take() {
-            let mut missed = self.missed.lock();
-            *missed = missed.and(timer.take_missed());
-            drop(missed);
-            if !timer.end() {
-                // A handler may still write to the ring.
-                std::mem::forget(Arc::clone(&self.ring));
-            }
+        if timer.take().is_some_and(|timer| !timer.end()) {
+            // A handler may still write to the ring.
+            std::mem::forget(Arc::clone(&self.ring));
         }
     }
 
@@ -503,11 +446,11 @@ pub(super) extern "C" fn handle(_: c_int, info: *mut libc::siginfo_t, context: *
     let is_ours = sent.code == libc::SI_TIMER && sent.value & !u64::from(u32::MAX) == TAG;
     if is_ours && let Some(target) = Target::by_number(sent.value as u32) {
         // SAFETY: as above: this is the context of the interrupted thread.
-        let registers = unsafe { registers(&*context.cast::<libc::ucontext_t>()) };
+        let context = unsafe { &*context.cast::<libc::ucontext_t>() };
         target.busy.fetch_add(1, Ordering::Relaxed);
         // Pairs with the fence in `Timer::end`.
         fence(Ordering::SeqCst);
-        sample(target, &registers, sent.overrun);
+        sample(target, context, errno.addr() as u64, sent.overrun);
         // Release: everything was written before.
         target.busy.fetch_sub(1, Ordering::Release);
     }
@@ -515,26 +458,32 @@ pub(super) extern "C" fn handle(_: c_int, info: *mut libc::siginfo_t, context: *
     unsafe { *errno = before };
 }
 
-fn sample(target: &Target, (registers, sp): &(RawRegisters, u64), overrun: c_int) {
-    let Some((ring, stack)) = target.get() else { return };
-    if stack == OF_PROCESS {
-        let Some(on_process_timer) = ON_PROCESS_TIMER.get() else { return };
+fn sample(target: &Target, context: &libc::ucontext_t, errno_at: u64, overrun: c_int) {
+    let (registers, sp) = &registers(context);
+    let given = target.of_process.load(Ordering::Acquire);
+    if !given.is_null()
+        && let Some(on_process_timer) = ON_PROCESS_TIMER.get()
+    {
         // SAFETY: what such a target points to. Before it is freed, it is removed from the target, and `busy` is awaited.
-        return unsafe { on_process_timer(ring.as_ptr().cast(), registers, *sp, overrun) };
+        return unsafe { on_process_timer(given, registers, *sp, overrun) };
     }
-    // Another stack than the thread's own (of a coroutine, of another handler) may end anywhere. If the signal was
-    // late, this is the stack of another thread.
-    if !stack.contains(sp) {
-        target.off_stack.fetch_add(1, Ordering::Relaxed);
+    // SAFETY: null, or a ring. Before it is unmapped, it is removed from the target, and `busy` is awaited.
+    let Some(ring) = (unsafe { target.ring.load(Ordering::Acquire).as_ref() }) else { return };
+    let ThreadStack { bounds: stack, errno_at: errno_of_thread } = &ring.stack;
+    let is_any = *stack == ANY_STACK;
+    // Only the ring's own thread may write to it: the signal may be late. A thread with hooks may have got a filter in the
+    // meantime that ends the process at system calls.
+    let is_its_thread = match is_any {
+        true => current_tid() == (ring.ids >> 32) as u32,
+        false => stack.contains(sp) || errno_at == *errno_of_thread,
+    };
+    if !is_its_thread {
         return;
     }
-    // SAFETY: before the ring is unmapped, it is removed from the target, and `busy` is awaited.
-    let ring = unsafe { ring.as_ref() };
-    // Only the ring's own thread may write to it. That it is, its stack shows or, if its bounds are not known, its id.
-    let is_any = stack == ANY_STACK;
-    if is_any && current_tid() != (ring.ids >> 32) as u32 {
-        return;
-    }
+    // Another stack than these (of a coroutine, of Go) may end anywhere, even at the stack pointer.
+    let alternate = alternate_stack(context);
+    let known = [stack, &alternate].into_iter().find(|stack| stack.contains(sp));
+    let end = known.map_or(*sp, |stack| stack.end);
     let period_ns = ring.period_ns;
     let weight_ns = if ring.counts_cpu {
         let now = thread_cpu_ns().unwrap_or(0);
@@ -549,24 +498,22 @@ fn sample(target: &Target, (registers, sp): &(RawRegisters, u64), overrun: c_int
         // Timers on CPU time expire at the kernel's ticks, so one signal can represent several periods.
         period_ns.saturating_mul(1_u64.saturating_add(overrun.max(0) as u64))
     };
-    let most = if is_any { MOST_READ } else { stack.end.wrapping_sub(*sp) };
+    let most = if is_any { MOST_READ } else { end.wrapping_sub(*sp) };
     let most = most.min(ring.stack_bytes) & !7;
     let mut writer = ring.memory.writer();
     let before_stack = 8 * (5 + registers.len() as u64);
     let position = ring.position.load(Ordering::Relaxed);
     let lost = ring.lost.load(Ordering::Relaxed);
     let lost_size = if lost > 0 { LOST_SIZE } else { 0 };
-    if !writer.has_room(lost_size + before_stack + most + 24) {
+    if !writer.has_room(lost_size + before_stack + most.max(8) + 24) {
         ring.lost.store(lost.wrapping_add(1), Ordering::Relaxed);
         return;
     }
     let used =
         if is_any { writer.read_ahead(lost_size + before_stack, *sp, most) & !7 } else { most };
-    if used == 0 {
-        target.off_stack.fetch_add(1, Ordering::Relaxed);
-        return;
-    }
-    let size = before_stack + used + 24;
+    // Without a stack, there would be no weight.
+    let reserved = used.max(8);
+    let size = before_stack + reserved + 24;
     if lost > 0 {
         ring.lost.store(0, Ordering::Relaxed);
         writer.word(RECORD_LOST | LOST_SIZE << 48);
@@ -574,18 +521,12 @@ fn sample(target: &Target, (registers, sp): &(RawRegisters, u64), overrun: c_int
         writer.word(lost);
         writer.word(position);
     }
-    writer.word(RECORD_SAMPLE | IN_USER_MODE << 32 | size << 48);
-    writer.word(ring.ids);
-    writer.word(monotonic_raw_ns());
-    writer.word(ABI_64);
-    for register in registers {
-        writer.word(*register);
-    }
-    writer.word(used);
-    if is_any {
-        writer.skip(used);
+    writer.begin_sample(size, ring.ids, registers, reserved);
+    if is_any || used == 0 {
+        writer.skip(reserved);
     } else {
-        // SAFETY: the thread is using everything from its stack pointer to the end of its stack, and is interrupted.
+        // SAFETY: the thread is using everything from its stack pointer to the end of its stack, or of the alternate one
+        // that it is on, and is interrupted.
         unsafe { writer.bytes(*sp as *const u8, used) };
     }
     writer.word(used);

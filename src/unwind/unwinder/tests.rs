@@ -142,6 +142,27 @@ fn a_stack_longer_than_its_copy_is_cut() {
 }
 
 #[test]
+fn what_was_not_copied_says_where_the_callers_are() {
+    if cfg!(tracing_profiling_unsupported) {
+        return;
+    }
+    let (stack, elsewhere) = (vec![0_u8; 200_000], vec![0_u8; 200_000]);
+    let (bottom, other) = (stack.as_ptr().addr() as u64, elsewhere.as_ptr().addr() as u64);
+    let own = bottom..bottom + stack.len() as u64;
+    let of_own = |at| end_beyond(&own, bottom + 1_000, at);
+    assert_eq!(of_own(bottom + 40_000), UnwindEnd::Cut);
+    assert_eq!(of_own(bottom + 150_000), UnwindEnd::TooFar);
+    assert_eq!(of_own(bottom), UnwindEnd::Lost);
+    assert_eq!(of_own(other), UnwindEnd::OtherStack);
+    assert_eq!(of_own(16), UnwindEnd::Lost, "it is not mapped");
+    // On another stack: a longer one, and one that goes on in the thread's own.
+    assert_eq!(end_beyond(&own, other, other + 40_000), UnwindEnd::Cut);
+    assert_eq!(end_beyond(&own, other, bottom + 150_000), UnwindEnd::OtherStack);
+    // Of a thread whose stack is not known.
+    assert_eq!(end_beyond(&ANY_STACK, bottom, bottom + 150_000), UnwindEnd::TooFar);
+}
+
+#[test]
 fn arbitrary_input_does_not_panic() {
     let mut unwinder = Unwinder::<Native>::default();
     unwinder.refresh();
