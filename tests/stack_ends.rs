@@ -6,6 +6,7 @@
     unsafe_code,
     clippy::unwrap_used,
     clippy::indexing_slicing,
+    clippy::print_stdout,
     reason = "a test; threads and callbacks of the C library"
 )]
 
