@@ -84,7 +84,6 @@ kinds! {
     export {
         ExportFails = "fails",
         ProfileLost = "profile_lost",
-        ContextUnpublished = "context_unpublished",
     }
     receiver {
         ReceiverAway = "away",

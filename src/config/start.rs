@@ -10,8 +10,6 @@ use super::plan::plan;
 use crate::allocations::AllocationSettings;
 use crate::engine::{Engine, Gate};
 use crate::error::Error;
-#[cfg(feature = "process-context")]
-use crate::export::publish_context;
 use crate::history::HistorySettings;
 use crate::intake::IntakeSettings;
 use crate::keep::{Callsites, ExporterHealth, Keep, MAX_RESERVED, ProfileAdmission};
@@ -109,12 +107,6 @@ pub(crate) fn start(
         exporter.set_context(&context);
         exporter.check()
     }));
-    #[cfg(feature = "process-context")]
-    {
-        // An exporter may have been given another resource than the layer.
-        let own = exporter.remote().and_then(|remote| remote.resource());
-        warnings.extend(publish_context(own.unwrap_or(context.resource())));
-    }
     let problem = match checked {
         Ok(checked) => checked.err().map(|error| error.to_string()),
         Err(_) => Some("it panicked".to_owned()),

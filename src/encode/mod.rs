@@ -15,14 +15,12 @@ mod markdown;
 mod otlp;
 #[cfg(feature = "otlp")]
 pub(crate) mod otlp_protocol;
-#[cfg(any(feature = "otlp", feature = "process-context"))]
+#[cfg(feature = "otlp")]
 mod otlp_resource;
 #[cfg(feature = "pprof")]
 mod pprof;
 #[cfg(feature = "pprof")]
 mod pprof_messages;
-#[cfg(feature = "process-context")]
-mod process_context;
 #[cfg(all(feature = "otlp", feature = "pprof"))]
 #[cfg(test)]
 mod roundtrip;
@@ -43,8 +41,6 @@ pub(crate) use otlp::otlp_message;
 pub(crate) use pprof::pprof_showing;
 #[cfg(feature = "pprof")]
 pub use pprof::{pprof, pprof_of_threads};
-#[cfg(feature = "process-context")]
-pub(crate) use process_context::process_context;
 
 #[cfg(test)]
 mod tests {

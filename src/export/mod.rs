@@ -5,8 +5,6 @@ mod format;
 mod memory;
 #[cfg(feature = "_otlp")]
 mod otlp;
-#[cfg(feature = "process-context")]
-mod process_context;
 #[cfg_attr(
     not(any(test, feature = "_otlp")),
     allow(dead_code, reason = "there is no exporter that sends without a feature for it")
@@ -34,8 +32,6 @@ pub use otlp::fuzz_answers;
 pub(crate) use otlp::has_endpoint;
 #[cfg(feature = "_otlp")]
 pub use otlp::{Compression, OtlpBuilder, OtlpExporter, Protocol};
-#[cfg(feature = "process-context")]
-pub(crate) use process_context::publish_context;
 #[cfg(any(test, feature = "_otlp"))]
 pub(crate) use remote::Encoded;
 #[cfg(any(test, feature = "_otlp"))]

@@ -13,8 +13,6 @@ use crossbeam::channel::Sender;
 use super::OtlpExporter;
 use super::{Directory, Exporter};
 use crate::profile::Profile;
-#[cfg(feature = "process-context")]
-use crate::profile::Resource;
 
 /// An exporter that sends from its own thread, one request at a time. It neither queues nor retries.
 pub(crate) trait Remote: Exporter {
@@ -39,10 +37,6 @@ pub(crate) trait Remote: Exporter {
 
     /// The receiver's address, for display.
     fn endpoint(&self) -> &str;
-
-    /// The resource of the profiles, if it is known yet.
-    #[cfg(feature = "process-context")]
-    fn resource(&self) -> Option<&Resource>;
 }
 
 /// The exporter of a layer.

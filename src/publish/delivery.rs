@@ -543,11 +543,6 @@ mod tests {
     }
 
     impl Remote for Sends {
-        #[cfg(feature = "process-context")]
-        fn resource(&self) -> Option<&crate::profile::Resource> {
-            None
-        }
-
         fn limits(&self) -> QueueLimits {
             QueueLimits { profiles: 9, bytes: 9, grace_period: self.grace_period }
         }

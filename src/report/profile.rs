@@ -469,8 +469,6 @@ fn without(call: FilteredSyscall) -> &'static str {
         FilteredSyscall::ClockGettime => "on-CPU and off-CPU times, the CPU budget",
         FilteredSyscall::Getrusage => "page faults and context switches",
         FilteredSyscall::MemfdCreate => "separate files of debug information",
-        #[cfg(feature = "process-context")]
-        FilteredSyscall::NameMemory => "the process context",
         FilteredSyscall::Statfs | FilteredSyscall::Faccessat => "the check of the output directory",
     }
 }

@@ -70,8 +70,6 @@ pub(crate) use once_ref::OnceRef;
 pub(crate) use platform::open_regular;
 #[cfg(test)]
 pub(crate) use platform::open_switch_registers;
-#[cfg(feature = "process-context")]
-pub(crate) use platform::publish_process_context;
 pub(crate) use platform::{
     ControlGroup, Files, GroupTexts, HardwareCounters, KeptOn, KernelFile, PerfRing, Poller,
     ProcessTimer, RingMemory, TimerRing, Waker, address_in_libc, address_space_left,
@@ -99,8 +97,6 @@ pub(crate) use spawn::spawn;
 pub(crate) use stripes::{STRIPES, Stripe, Striped, own_stripe};
 pub(crate) use task_waker::{TAGS, TaskWaker, WakerObserver};
 pub(crate) use task_waker::{clone as clone_waker, drop_waker, wake, wake_by_ref};
-#[cfg(feature = "process-context")]
-pub(crate) use types::Unpublished;
 pub(crate) use types::{
     ANY_STACK, Blocked, Call, CpuUse, FileIdentity, FilteredSyscall, IS_NO_CLOCK, Load,
     LoadedModule, MOST_STACK_COPIED, MappedFile, MappedPart, ModuleList, ModuleLoads, NoFile,

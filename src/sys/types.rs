@@ -189,14 +189,11 @@ pub(crate) enum FilteredSyscall {
     Faccessat,
     /// Including the size of the file.
     MemfdCreate,
-    /// `prctl` that names memory; the others are ordinary.
-    #[cfg(feature = "process-context")]
-    NameMemory,
 }
 
 impl FilteredSyscall {
     #[allow(dead_code, reason = "only Linux has such filters")]
-    pub(crate) const ALL: [Self; 10 + cfg!(feature = "process-context") as usize] = [
+    pub(crate) const ALL: [Self; 10] = [
         Self::PerfEventOpen,
         Self::TimerCreate,
         Self::TimerSettime,
@@ -207,8 +204,6 @@ impl FilteredSyscall {
         Self::Statfs,
         Self::Faccessat,
         Self::MemfdCreate,
-        #[cfg(feature = "process-context")]
-        Self::NameMemory,
     ];
 
     /// The name that filters use.
@@ -224,21 +219,8 @@ impl FilteredSyscall {
             Self::Statfs => "statfs",
             Self::Faccessat => "faccessat",
             Self::MemfdCreate => "memfd_create",
-            #[cfg(feature = "process-context")]
-            Self::NameMemory => "prctl(PR_SET_VMA)",
         }
     }
-}
-
-/// Why the process context was not published.
-#[cfg(feature = "process-context")]
-#[derive(Debug)]
-#[allow(dead_code, reason = "only Linux publishes it")]
-pub(crate) enum Unpublished {
-    /// Another library of this process has published one.
-    Taken,
-    /// A system call failed.
-    Failed(&'static str, std::io::Error),
 }
 
 /// The resource usage of a thread since it started.

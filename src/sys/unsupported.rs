@@ -17,8 +17,6 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-#[cfg(feature = "process-context")]
-use super::types::Unpublished;
 use super::types::{
     Blocked, Call, FileIdentity, FilteredSyscall, Load, MappedFile, ModuleList, ModuleLoads,
     OsThread, ProcessLosses, PublishesSpan, SampleRequest, Schedstat, ThreadStack, ThreadUsage,
@@ -200,9 +198,6 @@ stubs! {
     fn kernel_symbols() -> io::Result<io::Empty> = unsupported();
     fn path_of_open(_: &File, _: usize) -> PathBuf = PathBuf::new();
     fn memory_file() -> io::Result<File> = unsupported();
-    /// Nothing reads it here.
-    #[cfg(feature = "process-context")]
-    fn publish_process_context(_: Vec<u8>) -> Result<(), Unpublished> = Ok(());
     fn tick_source() -> TickSource = TickSource::Raw;
 }
 

@@ -21,7 +21,6 @@ mod idle_threads;
 mod limits;
 mod memory;
 mod nested;
-mod process_context;
 mod refusals;
 mod signal_stacks;
 mod signals;

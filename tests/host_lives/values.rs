@@ -18,7 +18,7 @@ struct Opens;
 impl fmt::Debug for Opens {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let _span = info_span!("resolve").entered();
-        tracing::error!("in a span that nobody sees");
+        tracing::error!("in a span that no layer sees");
         f.write_str("error")
     }
 }

@@ -185,11 +185,6 @@ impl Remote for OtlpExporter {
     fn endpoint(&self) -> &str {
         &self.endpoint
     }
-
-    #[cfg(feature = "process-context")]
-    fn resource(&self) -> Option<&Resource> {
-        self.resource.as_ref()
-    }
 }
 
 #[cfg(test)]

@@ -261,12 +261,7 @@ fn try_call(call: FilteredSyscall) {
             FilteredSyscall::MemfdCreate => {
                 libc::syscall(libc::SYS_memfd_create, c"".as_ptr(), libc::MFD_CLOEXEC);
                 libc::syscall(libc::SYS_ftruncate, NO_FILE, none);
-            }
-            // Of no memory.
-            #[cfg(feature = "process-context")]
-            FilteredSyscall::NameMemory => {
-                libc::syscall(libc::SYS_prctl, libc::PR_SET_VMA, none, none, none, none);
-            }
+            } // Of no memory.
         }
     }
 }

@@ -62,14 +62,6 @@ impl<T> ForkSafe<T> {
     }
 }
 
-/// Held while the process context is published. Nothing is allocated or freed then: a fork handler of the allocator can
-/// have locked it before it waits for this.
-static PUBLISHING: ForkSafe<()> = ForkSafe::new(());
-
-pub(super) fn lock_publishing() -> ForkSafeGuard<()> {
-    PUBLISHING.lock()
-}
-
 /// Read-locked by the layer's threads while they log, and write-locked by forks. The program's logger has locks; a
 /// child that finds one held by a thread that does not exist there would block forever when it logs.
 static LOGGING: RwLock<()> = RwLock::new(());
@@ -133,7 +125,7 @@ fn wait_for_logs() -> Option<RwLockWriteGuard<'static, ()>> {
 /// The state that a thread holds while it forks.
 struct Held {
     _logging: Option<RwLockWriteGuard<'static, ()>>,
-    _locks: (ForkSafeGuard<libc::c_int>, ForkSafeGuard<super::timer::Pool>, [ForkSafeGuard<()>; 2]),
+    _locks: (ForkSafeGuard<libc::c_int>, ForkSafeGuard<super::timer::Pool>, ForkSafeGuard<()>),
     /// The thread's signal mask, if it was changed.
     mask: Option<libc::sigset_t>,
     /// Forks by fork handlers that run during this fork.
@@ -158,7 +150,7 @@ extern "C" fn before() {
     let logging = wait_for_logs();
     let (signal, targets, loader) = (lock_signal(), lock_targets(), lock_loader());
     let mask = (*signal != 0).then(|| block(*signal));
-    let locks = (signal, targets, [loader, lock_publishing()]);
+    let locks = (signal, targets, loader);
     let held = Held { _logging: logging, _locks: locks, mask, inner_forks: 0 };
     HELD.set(Some(ManuallyDrop::new(held)));
 }
@@ -222,37 +214,6 @@ mod tests {
                 // SAFETY: the child calls nothing but `_exit`.
                 let child = unsafe { libc::fork() };
                 if child == 0 {
-                    // SAFETY: ends the process at once.
-                    unsafe { libc::_exit(0) };
-                }
-                let ended = (child > 0).then(|| wait_for_end(child)).flatten();
-                stop.store(ended != Some(0), Ordering::Relaxed);
-                assert_eq!(ended, Some(0));
-            }
-            stop.store(true, Ordering::Relaxed);
-        });
-    }
-
-    #[cfg(feature = "process-context")]
-    #[test]
-    fn a_child_does_not_wait_for_a_thread_that_publishes() {
-        use crate::sys::publish_process_context;
-
-        on_fork(|| {});
-        let stop = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                while !stop.load(Ordering::Relaxed) {
-                    let held = lock_publishing();
-                    std::thread::sleep(Duration::from_millis(1));
-                    drop(held);
-                }
-            });
-            for _ in 0..20 {
-                // SAFETY: the child makes system calls, and allocates only what its C library lets it after a fork.
-                let child = unsafe { libc::fork() };
-                if child == 0 {
-                    _ = publish_process_context(vec![1]);
                     // SAFETY: ends the process at once.
                     unsafe { libc::_exit(0) };
                 }

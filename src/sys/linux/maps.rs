@@ -113,17 +113,6 @@ pub(crate) fn executable_mappings() -> io::Result<Vec<Range<u64>>> {
     Ok(found)
 }
 
-/// Whether the name of any mapping begins with one of these. Without `/proc` there seems to be none.
-#[cfg(feature = "process-context")]
-pub(super) fn has_mapping_of(names: &[&[u8]]) -> bool {
-    let mut is_found = false;
-    let is_read = visit(|mapping| {
-        is_found = names.iter().any(|name| mapping.path.starts_with(name));
-        !is_found
-    });
-    is_read.is_ok() && is_found
-}
-
 /// The files of modules.
 #[derive(Debug, Default)]
 pub(super) struct ModuleFiles {

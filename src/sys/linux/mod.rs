@@ -17,8 +17,6 @@ mod own_files;
 mod pages;
 mod perf;
 mod poll;
-#[cfg(feature = "process-context")]
-mod process_context;
 mod process_rings;
 mod process_timer;
 mod resident;
@@ -74,8 +72,6 @@ pub(crate) use pages::{map_memory, unmap_memory};
 pub(crate) use perf::open_switch_registers;
 pub(crate) use perf::{KeptOn, PerfRing, open_sample_ring, open_switch_ring};
 pub(crate) use poll::{Poller, Waker};
-#[cfg(feature = "process-context")]
-pub(crate) use process_context::publish_process_context;
 pub(crate) use process_timer::{
     ProcessTimer, admit_process_timer, has_process_timer, why_no_process_timer,
 };
