@@ -174,9 +174,12 @@ fn each_slow_route_has_its_name_in_log_and_files() {
     }
 }
 
+/// The name and fields of a span, and whether it has failed.
+type NamedSpan = (String, Vec<(&'static str, String)>, bool);
+
 /// The names and reasons of what is kept of requests to `/fast`, `/broken` and a method of gRPC that fails, after one to
 /// `/fast` that only shows which spans there are.
-fn kept_of(app: impl FnOnce(Router) -> Router) -> Vec<(String, Vec<(&'static str, String)>, bool)> {
+fn kept_of(app: impl FnOnce(Router) -> Router) -> Vec<NamedSpan> {
     let grpc_failed = || async { ([("grpc-status", "13")], "") };
     let refused = || async { ([("grpc-status", "5")], "") };
     let routes = Router::new()

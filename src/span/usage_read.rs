@@ -15,15 +15,14 @@ pub(super) struct UsageRead {
     pub(super) switches: Option<SwitchCounts>,
 }
 
-/// The context switches of a thread, and its CPU clock when these were read.
+/// The usage of a thread, and its CPU clock when that was read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SwitchCounts {
     /// In ticks.
     pub(super) at: u64,
     pub(super) cpu_ns: u64,
-    pub(super) voluntary: u64,
-    pub(super) involuntary: u64,
-    /// The number of the session, and whether it records switches.
+    /// Each read of the records of switches adds one nanosecond: 0 says that there are none.
+    pub(super) usage: Usage,
+    /// The number of the session.
     pub(super) turn: u32,
-    pub(super) records: bool,
 }

@@ -318,7 +318,7 @@ pub(crate) fn sample_allocations(every_bytes: u64, take: TakeSample) {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(tracing_profiling_unsupported)))]
 pub(crate) fn sample_bytes() -> u64 {
     WORDS.sample_bytes.load(Ordering::Relaxed)
 }

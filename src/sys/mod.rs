@@ -45,7 +45,7 @@ mod unsupported;
 )))]
 use unsupported as platform;
 
-#[cfg(test)]
+#[cfg(all(test, not(tracing_profiling_unsupported)))]
 pub(crate) use allocator::sample_bytes;
 pub use allocator::{Allocations, ProfilingAllocator};
 pub(crate) use allocator::{
