@@ -192,7 +192,7 @@ impl SelfFilter {
             && let Some(engine) = filter.filter().0.get()
         {
             let _uncounted = Uncounted::begin();
-            let is_only_ours = metadata.is_span() && !self.others_want(metadata);
+            let is_only_ours = engine.callsites.may_want(metadata) && !self.others_want(metadata);
             engine.callsites.set_only_ours(metadata, is_only_ours);
         }
         filter.register_callsite(metadata)

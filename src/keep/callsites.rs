@@ -240,6 +240,16 @@ impl Callsites {
         (is_wanted, is_news)
     }
 
+    /// Whether the rules want spans of that callsite, whatever other layers do. Only then these may be asked: their answer
+    /// is replaced by the one of this layer.
+    pub(crate) fn may_want(&self, metadata: &'static Metadata<'static>) -> bool {
+        if attribute::is_on(metadata) {
+            return metadata.is_span() && self.find(metadata).is_some();
+        }
+        let known = self.known.lock();
+        metadata.is_span() && candidates(metadata, &known.rules).iter().any(|one| one.keeps())
+    }
+
     /// Whether spans of that callsite are profiled only if another layer wants them: rules that name neither them nor their
     /// level match.
     fn follow_others(&self, metadata: &Metadata<'_>) -> bool {

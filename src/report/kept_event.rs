@@ -161,9 +161,12 @@ fn reasons(first: &KeptSpan, kept: &Kept) -> Vec<String> {
     let unknown = times.is_cpu_time_unknown.then(|| "on-CPU unknown".to_owned());
     let error = first.facts.error_at.as_ref().map(|place| format!("error at {place}"));
     let deadlock = first.facts.deadlock.as_deref().map(|text| capped(text).into_owned());
+    let allocated = allocated(first, kept);
+    let is_why = first.reasons().are_of_allocations();
+    let (why, last) = if is_why { (allocated, None) } else { (None, allocated) };
     let reasons = compared.and_then(against_typical).into_iter().chain(many).chain(parts);
-    let reasons = deadlock.into_iter().chain(error).chain(unknown).chain(reasons);
-    reasons.chain(allocated(first, kept)).collect()
+    let reasons = deadlock.into_iter().chain(error).chain(unknown).chain(why).chain(reasons);
+    reasons.chain(last).collect()
 }
 
 /// Adds what explains most of the time of the first span of a symbolized profile.

@@ -871,7 +871,9 @@ fn a_thread_that_was_switched_out_and_never_blocked_waited_for_a_cpu() {
         scene.script.recorded_ns.fetch_add(recorded_ms * MS, Ordering::Relaxed);
         scene.exit(span);
         let expected = if recorded_ms == 0 { 0 } else { 7 * MS };
-        assert_eq!(scene.close(span).account.usage.preempted_ns, expected, "{recorded_ms}");
+        let preempted_ns = scene.close(span).account.usage.preempted_ns;
+        // Some nanoseconds pass with the readings of the clock.
+        assert!(preempted_ns.abs_diff(expected) < 10, "{recorded_ms}: {preempted_ns}");
     }
 }
 
