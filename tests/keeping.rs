@@ -765,6 +765,8 @@ fn the_guard_of_main_reports_what_is_lost() {
     tracing::dispatcher::with_default(&setup.dispatch, || {
         info_span!("busy").in_scope(|| burn(30 * MS));
     });
+    // By then the names are known, for which the guard has only some seconds.
+    wait_for(&CALLS);
     drop(guard);
     assert_eq!(setup.kept_names(), [["busy"]]);
     let lost = setup.handle.stats().profiles.dropped_export_failed;

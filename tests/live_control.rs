@@ -343,7 +343,7 @@ async fn kept_spans_are_listed_with_and_without_a_profile() {
     let span_of = |name| all.iter().flat_map(|one| &one.spans).find(|one| one.name() == name);
     let failed = span_of("fails").unwrap();
     let fallback = match HAS_STACKS {
-        // Where others had the CPU meanwhile, it says so.
+        // Where others had the CPU in between, it says so.
         true if failed.times().wall() >= 10 * MS => {
             assert_eq!(failed.profile(), Err(NoProfile::NoSamples));
             fails["no_profile"].as_str().unwrap()

@@ -266,7 +266,9 @@ impl Spans {
     }
 
     fn sync_usage(&self, state: &mut ThreadState, now: u64) {
-        let Some(source) = &mut state.source else { return };
+        let Some(source) = &mut state.source else {
+            return;
+        };
         let usage = source.usage(state.session.as_deref());
         let since = usage.since(&std::mem::replace(&mut state.read.usage, usage));
         let before = std::mem::replace(&mut state.read.at, now);
@@ -306,26 +308,28 @@ impl Spans {
     }
 
     /// If the thread was switched out since the last call, and never because it was blocked, it waited for a CPU whenever it
-    /// did not run. Records of switches have a part of that: none of what was before they began or while they were paused.
-    /// `now` is when the CPU clock was read.
+    /// did not run. Where each switch is recorded, that is known without this, but not before the records begin. `now` is
+    /// when the CPU clock was read.
     fn sync_switch_counts(&self, state: &mut ThreadState, now: u64) {
-        let UsageRead { usage, switches, .. } = &mut state.read;
-        let (cpu_ns, turn) = (state.cpu_ns, state.turn);
-        let counts = SwitchCounts { at: now, cpu_ns, usage: *usage, turn };
-        let Some(before) = switches.replace(counts) else { return };
-        let (since, is_same) = (usage.since(&before.usage), turn == before.turn);
-        if is_same && since.preempted_ns == 0 && usage.preempted_ns > 0 {
-            // The collector was reading the records.
-            *switches = Some(before);
+        let records = state.session.as_ref().is_some_and(|session| session.has_switch_records());
+        let Usage { voluntary_switches, involuntary_switches, preempted_ns, .. } = state.read.usage;
+        let counts = SwitchCounts {
+            at: now,
+            cpu_ns: state.cpu_ns,
+            voluntary: voluntary_switches,
+            involuntary: involuntary_switches,
+            turn: state.turn,
+            records,
+        };
+        let Some(before) = state.read.switches.replace(counts) else { return };
+        let is_known = !before.records && counts.turn.wrapping_sub(before.turn) <= 1;
+        let was_preempted = counts.involuntary > before.involuntary;
+        if !is_known || !was_preempted || counts.voluntary != before.voluntary {
             return;
         }
-        let began = before.usage.preempted_ns == 0 && turn.wrapping_sub(before.turn) == 1;
-        let was_preempted = since.involuntary_switches > 0 && since.voluntary_switches == 0;
-        if !was_preempted || !(is_same || began) {
-            return;
-        }
-        let known_ns = cpu_ns.saturating_sub(before.cpu_ns) + since.preempted_ns;
-        let off_ns = self.clock.ns(now.saturating_sub(before.at)).saturating_sub(known_ns);
+        let ran_ns = counts.cpu_ns.saturating_sub(before.cpu_ns);
+        let off_ns = self.clock.ns(now.saturating_sub(before.at)).saturating_sub(ran_ns);
+        let off_ns = off_ns.saturating_sub(if records { preempted_ns } else { 0 });
         state.tally_each(|segment| {
             let outside_ns = self.clock.ns(segment.runs_since().saturating_sub(before.at));
             Usage { preempted_ns: off_ns.saturating_sub(outside_ns), ..Usage::default() }
@@ -334,11 +338,14 @@ impl Spans {
 
     /// Reads the CPU clock, and bounds the on-CPU time of every span since the last read.
     fn sync_cpu_time(&self, state: &mut ThreadState, began: u64) {
-        let Some(source) = &mut state.source else { return };
+        let now = began;
+        let Some(source) = &mut state.source else {
+            return;
+        };
         let Some((cpu_ns, now)) = self.read_cpu(source.as_mut()) else {
             state.cpu_unknown = true;
             state.pending.clear();
-            state.synced = began;
+            state.synced = now;
             return;
         };
         let ran_ns = cpu_ns.saturating_sub(std::mem::replace(&mut state.cpu_ns, cpu_ns));

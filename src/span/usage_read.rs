@@ -15,14 +15,15 @@ pub(super) struct UsageRead {
     pub(super) switches: Option<SwitchCounts>,
 }
 
-/// The usage of a thread, and its CPU clock when that was read.
+/// The context switches of a thread, and its CPU clock when these were read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SwitchCounts {
     /// In ticks.
     pub(super) at: u64,
     pub(super) cpu_ns: u64,
-    /// Each read of the records of switches adds one nanosecond: 0 says that there are none.
-    pub(super) usage: Usage,
-    /// The number of the session.
+    pub(super) voluntary: u64,
+    pub(super) involuntary: u64,
+    /// The number of the session, and whether it records switches.
     pub(super) turn: u32,
+    pub(super) records: bool,
 }
