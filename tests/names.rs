@@ -38,7 +38,8 @@ fn lines(log: &Log) -> Vec<Value> {
 }
 
 /// The fields of a line besides its message.
-const OF_A_LINE: [&str; 6] = ["span", "reason", "wall_ms", "trace_id", "profile_id", "file"];
+const OF_A_LINE: [&str; 7] =
+    ["span", "reason", "wall_ms", "spans", "trace_id", "profile_id", "file"];
 
 fn all_events(log: &Log) -> Vec<Value> {
     let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
