@@ -100,7 +100,6 @@ impl References {
     }
 
     /// What profiles on request are shown with.
-    #[cfg(feature = "axum")]
     pub(crate) fn context(&self) -> &HtmlContext {
         &self.context
     }
