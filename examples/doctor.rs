@@ -2,6 +2,8 @@
 //!
 //! `cargo run --example doctor`; `TRACING_PROFILING_SOURCE=timer` tries the other source.
 
+#![allow(clippy::print_stdout, reason = "an example")]
+
 use std::time::{Duration, Instant};
 
 use tracing::info_span;

@@ -390,6 +390,13 @@ fn a_long_lived_span_does_not_make_its_children_old() {
     }
 }
 
+/// How often the calling thread was preempted.
+fn preemptions() -> u64 {
+    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+    let count = status.lines().find_map(|line| line.strip_prefix("nonvoluntary_ctxt_switches:"));
+    count.map_or(0, |count| count.trim().parse().unwrap())
+}
+
 /// The wait during which a span becomes old is captured from its beginning. It is marked if there were waits before it that
 /// were not captured, and only then. A later wait is not.
 #[test]
@@ -398,14 +405,17 @@ fn the_wait_during_which_a_span_becomes_old_is_captured() {
     for (source, shorter) in sources().into_iter().flat_map(|source| [(source, 0), (source, 3)]) {
         let seen = lengths.into_iter().find_map(|length| {
             let setup = with(source, AGE);
-            setup.run(|| {
+            let is_preempted = setup.run(|| {
+                let before = preemptions();
                 info_span!("waits").in_scope(|| {
                     // A preempted thread waits, too.
+                    let is_preempted = preemptions() > before;
                     (0..shorter).for_each(|_| std::thread::sleep(MS));
                     std::thread::sleep(length);
                     burn(30 * MS);
                     std::thread::sleep(length);
-                });
+                    is_preempted
+                })
             });
             let waits = account(&setup, "waits");
             let profile = setup.profiles().into_iter().next()?;
@@ -419,14 +429,15 @@ fn the_wait_during_which_a_span_becomes_old_is_captured() {
                 points.map(|point| point.weight()).sum::<u64>()
             };
             let (marked_ns, others_ns) = (of(true), of(false));
-            let context =
-                format!("{source:?}, {shorter}: {marked_ns} and {others_ns} ns, {waits:?}");
+            let context = format!(
+                "{source:?}, {shorter}, {is_preempted}: {marked_ns} and {others_ns} ns, {waits:?}"
+            );
             println!("{context}");
             // The clocks have different units, so values are rounded.
             let most_ns = waits.off_cpu().ns() + waits.on_cpu_error().ns() + 10;
             assert!(marked_ns + others_ns <= most_ns, "{context}");
             // The collector may get no CPU for a while, so longer waits are tried.
-            let marked = u32::from(shorter > 0);
+            let marked = u32::from(shorter > 0 || is_preempted);
             let is_seen = |ns, times| u128::from(ns) * 10 >= (length * times).as_nanos() * 9;
             let is_so = is_seen(marked_ns, marked) && is_seen(others_ns, 2 - marked);
             is_so.then_some(())

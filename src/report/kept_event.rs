@@ -28,24 +28,43 @@ const MOST_EVENTS: usize = 8;
 /// The characters of a line for people, beyond which a reason is left to the report.
 const MOST_CHARS: usize = 200;
 
-/// Logs a profile: a line for people about its first span, and for each span an event at DEBUG whose fields have everything.
+/// Logs a profile: a line for people about its first span and about others that are inside no kept one, and for each span an
+/// event at DEBUG whose fields have everything.
 pub(crate) fn log(kept: &Kept) {
-    let Some(first) = kept.spans.first() else { return };
-    let profile = profile_of(first, kept, true);
+    let Some((first, others)) = kept.spans.split_first() else { return };
+    log_span(first, kept, true, &message(first, kept));
+    for span in others.iter().take(MOST_EVENTS - 1) {
+        // Without a profile, it is not known which are inside others.
+        if span.facts.is_topmost || kept.profile.is_none() {
+            let is_in = match span.profile {
+                Ok(_) if kept.profile.is_some() => {
+                    format!(": in the profile of `{}`", first.facts.name())
+                }
+                Ok(_) => String::new(),
+                Err(why) => format!(": no profile: {}", Without(why, span)),
+            };
+            log_span(span, kept, false, &format!("{}{is_in}", head(span)));
+        }
+        Fields::log(|| Fields::of(span, kept, false));
+    }
+}
+
+fn log_span(span: &KeptSpan, kept: &Kept, is_first: bool, message: &str) {
+    let profile = profile_of(span, kept, is_first);
     tracing::info!(
         target: "tracing_profiling",
         parent: None,
-        span = display(&first.facts.span),
-        reason = display(first.reasons()),
-        wall_ms = ms(first.times().wall_ns),
-        spans = Some(kept.spans.len()).filter(|spans| *spans > 1),
-        trace_id = first.facts.ids().map(|(trace, _)| display(trace)),
+        span = display(&span.facts.span),
+        reason = display(span.reasons()),
+        wall_ms = ms(span.times().wall_ns),
+        spans = Some(kept.spans.len()).filter(|spans| is_first && *spans > 1),
+        trace_id = span.facts.ids().map(|(trace, _)| display(trace)),
         profile_id = profile.map(display),
         file = kept.files.first().filter(|_| profile.is_some()).map(|file| display(file.display())),
-        "{}", message(first, kept)
+        "{message}"
     );
-    for (number, span) in kept.spans.iter().take(MOST_EVENTS).enumerate() {
-        Fields::log(|| Fields::of(span, kept, number == 0));
+    if is_first {
+        Fields::log(|| Fields::of(span, kept, true));
     }
 }
 
