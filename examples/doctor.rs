@@ -41,7 +41,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let profiling = builder.rules("0ms".parse()?).exporter(memory.clone()).build()?;
     let handle = profiling.handle();
     // The layer's own warnings name causes.
-    let log = tracing_subscriber::fmt::layer().with_filter(LevelFilter::WARN);
+    let log = tracing_subscriber::fmt::layer().with_filter(LevelFilter::INFO);
     tracing_subscriber::registry().with(log).with(profiling).init();
     info_span!("load").in_scope(|| {
         std::hint::black_box(busy());

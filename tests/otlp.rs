@@ -163,7 +163,7 @@ fn samples_are_timestamps_inside_the_profile() {
         return;
     }
     for sample in &profile.samples {
-        // Where the thread was preempted, samples stand for less than the period, and each has its value.
+        // Where the thread was preempted, samples have less than the period, and each has its value.
         let (values, times) = (&sample.values, &sample.timestamps_unix_nano);
         assert!(values.is_empty() || values.len() == times.len(), "{sample:?}");
         assert!(values.iter().all(|value| (1..=profile.period).contains(value)), "{sample:?}");
