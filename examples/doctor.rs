@@ -40,7 +40,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let builder = ProfilingLayer::builder().with_env()?;
     let profiling = builder.rules("0ms".parse()?).exporter(memory.clone()).build()?;
     let handle = profiling.handle();
-    // The layer's own warnings name causes.
+    // It wants the span below, without which the layer would not, and shows warnings that name causes.
     let log = tracing_subscriber::fmt::layer().with_filter(LevelFilter::INFO);
     tracing_subscriber::registry().with(log).with(profiling).init();
     info_span!("load").in_scope(|| {

@@ -23,7 +23,7 @@ const BODY: &str = include_str!("report.body.html");
 const SCRIPT: &str = include_str!("report.js");
 /// The SHA-256 of [`STYLE`] and [`SCRIPT`], in Base64. A test compares them.
 const STYLE_HASH: &str = "FqerwruuMyl2l3IupOfV3PwDu3NV4w5WZoyIA41ETZk=";
-const SCRIPT_HASH: &str = "+sZPhe4VPAzFUDkfIKTSBuqr5t4Ls5VZxWTnSXnPxQM=";
+const SCRIPT_HASH: &str = "zF/Ofgv6RFE36vAyOM1tbzQfY7KscB5oQNlphpbDCgk=";
 
 /// What a report shows besides the profile.
 #[derive(Clone, Debug, Default)]

@@ -206,13 +206,13 @@ function prepare(data) {
 
 /** The times of a kept span, which are absent if they are unknown. */
 const TIMES = [
-  ...['wall', 'busy', 'on_cpu', 'on_cpu_error', 'off_cpu', 'idle', 'await', 'scheduling_delay', 'other_spans'],
+  ...['wall', 'on_cpu', 'on_cpu_error', 'off_cpu', 'idle', 'await', 'scheduling_delay', 'other_spans'],
   ...['after_last_exit', 'unsampled'],
 ];
 /** In place of the kept span of a profile that has none. */
 const unknownSpan = ({ name, duration: wall }) => ({
   ...{ name, target: '', fields: [], reasons: '', open: false, trace_id: '', span_id: '', span: -1 },
-  ...{ start: 0, wall, busy: wall, cpu_known: false, beside: [], split: [[['unmeasured', 'not measured'], wall]] },
+  ...{ start: 0, wall, cpu_known: false, beside: [], split: [[['unmeasured', 'not measured'], wall]] },
 });
 
 /** The innermost box of a sample that did not run, by its leaf. */
