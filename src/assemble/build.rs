@@ -233,15 +233,14 @@ impl ProfileAssembler<'_> {
         (is_all && is_longer).then_some(off_cpu_ns)
     }
 
-    /// The kept spans that are inside no other. A span without samples counts only if it is the root, as its position
-    /// in the tree is not known.
+    /// The kept spans that are inside no other.
     fn topmost(&self, group: &ProfileGroup) -> Vec<SpanKey> {
-        let is_known = |span: &SpanKey| {
-            let pending = self.inputs.pending.get(*span);
-            *span == group.root || pending.is_some_and(|pending| pending.known.is_some())
+        let kept: HashMap<_, _> = group.kept.iter().map(|span| (span.key, span)).collect();
+        let is_inside = |span: &&KeptSpan| {
+            let around = self.inputs.pending.ancestors(span.key).chain(span.around.iter().copied());
+            around.into_iter().any(|above| kept.contains_key(&above))
         };
-        let kept = group.kept.iter().map(|span| span.key).filter(is_known).collect();
-        self.inputs.pending.topmost(&kept)
+        kept.values().filter(|span| !is_inside(span)).map(|span| span.key).collect()
     }
 
     /// The facts of the kept spans, with what only their tree says.

@@ -400,6 +400,10 @@ impl Engine {
             }
         };
         span.link = link.unwrap_or_default();
+        if !closing.is_registered {
+            let around = self.spans.enclosing(closing.id, closing.closed_at).into_iter().skip(1);
+            span.around = around.map(|around| around.key).collect();
+        }
         let name = self.name_hash(closing, callsite);
         // A system call, and therefore not under admission's lock.
         let id = if span.samples.total() > 0 { ProfileId::random().ok() } else { None };
@@ -445,6 +449,7 @@ impl Engine {
             samples: closing.samples,
             profile: Err(self.source.without_samples(&closing.account)),
             earlier: Vec::new(),
+            around: Vec::new(),
             link: SpanLink::default(),
         }
     }

@@ -74,6 +74,8 @@ pub struct KeptSpan {
     pub(crate) profile: Result<ProfileId, NoProfile>,
     /// The profiles that were made of it while it was open.
     pub(crate) earlier: Vec<ProfileId>,
+    /// The spans around it, if the collector does not know it: no sample fell in it.
+    pub(crate) around: Vec<SpanKey>,
 }
 
 /// What the samples in a kept span link to, unless they are in an inner kept span, whose samples link to what was
@@ -225,6 +227,7 @@ impl KeptSpan {
             link: SpanLink::default(),
             profile: Err(NoProfile::NoSamples),
             earlier: Vec::new(),
+            around: Vec::new(),
         }
     }
 }

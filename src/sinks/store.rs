@@ -271,12 +271,6 @@ impl Store {
         std::iter::successors(parent(&span), move |span| parent(span))
     }
 
-    /// The spans in `kept` that are inside no other span in `kept`.
-    pub(crate) fn topmost(&self, kept: &HashSet<SpanKey>) -> Vec<SpanKey> {
-        let inside = |span: &&SpanKey| self.ancestors(**span).any(|above| kept.contains(&above));
-        kept.iter().filter(|span| !inside(span)).copied().collect()
-    }
-
     /// The kept spans of a root, and the spans inside them.
     pub(crate) fn inside(
         &self,
@@ -749,17 +743,6 @@ mod tests {
         assert!(pending.get(key(9)).is_some());
         pending.remove_root(key(9));
         assert_eq!(pending.bytes, 0);
-    }
-
-    #[test]
-    fn the_topmost_of_kept_spans_cover_the_others() {
-        let mut pending = Store::new(PLENTY, 100, SPANS);
-        for (span, parent) in [(1, None), (2, Some(1)), (3, Some(2)), (4, Some(1))] {
-            pending.register(key(span), known(1, parent), 0);
-        }
-        let mut topmost = pending.topmost(&HashSet::from([key(2), key(3), key(4)]));
-        topmost.sort();
-        assert_eq!(topmost, [key(2), key(4)]);
     }
 
     #[test]
