@@ -276,7 +276,7 @@ pub(crate) fn runnable(sampled: Sampled) {
         let key = Measure::Runnable.attribute();
         let said = profile.attributes.iter().find(|attribute| attribute.key == key).unwrap();
         assert_eq!(said.value.to_string(), ns.to_string());
-        assert!(profile.notes[0].contains("(waiting for a CPU "), "{:?}", profile.notes);
+        assert!(profile.notes[0].contains(" waiting for a CPU ("), "{:?}", profile.notes);
         let is_titled = u128::from(ns) * 10 >= facts.times.wall().as_nanos();
         assert_eq!(profile.title.contains(" waiting for a CPU"), is_titled, "{}", profile.title);
     }
