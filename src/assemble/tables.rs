@@ -342,7 +342,7 @@ impl<'a> Tables<'a> {
             StackLeaf::In(Call::PageFault) => Leaf::Blocked("page fault".to_owned()),
             StackLeaf::Unknown => Leaf::Unknown("waiting: location unknown"),
             StackLeaf::Running => Leaf::Unknown("running: stack not known"),
-            StackLeaf::OneOf(count) => Leaf::AwaitingOneOf(count),
+            StackLeaf::OneOf(count) => Leaf::AwaitingOneOf { count, others: String::new() },
             StackLeaf::NotBegun => Leaf::Unknown("scheduling delay before it began"),
             StackLeaf::NotObserved => Leaf::Unknown("in no thread: not `.profiled()`"),
             StackLeaf::NotCopied => Leaf::Unknown("awaiting: stack not copied"),

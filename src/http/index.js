@@ -257,14 +257,14 @@ function showEmpty() {
 const view = { text: '', reason: '', name: '', sort: 'time', isDescending: true, page: 0 };
 /** What most of the time is in, of the largest part of it. */
 function hotspotOf(entry) {
-  const times = { on_cpu: entry.on_cpu_ms, off_cpu: entry.longest_wait_ms, await: entry.await_ms },
+  const times = { on_cpu: entry.on_cpu_ms, off_cpu: entry.split_ms?.off_cpu, await: entry.await_ms },
     timeOf = ({ kind }) => times[kind] ?? 0;
   return entry.hotspots?.filter((one) => timeOf(one) > 0).sort((a, b) => timeOf(b) - timeOf(a))[0];
 }
 const namesOf = (hotspot) => hotspot.functions.map(({ name }) => name).join(', ');
 function topOf(entry) {
   const hotspot = hotspotOf(entry);
-  return hotspot ? namesOf(hotspot) : entry.top || entry.longest_wait || '';
+  return hotspot ? namesOf(hotspot) : entry.top || '';
 }
 const COLUMNS = [
   ['time', 'Time', (entry) => Date.parse(entry.time) || 0, true],
@@ -288,7 +288,7 @@ function shownEntries() {
   const text = view.text.trim().toLowerCase(),
     [, , valueOf] = column(view.sort);
   const has = (entry) =>
-    [entry.name, entry.reasons, topOf(entry), entry.longest_wait, entry.trace_id, entry.id, entry.no_profile].some(
+    [entry.name, entry.reasons, topOf(entry), entry.headline, entry.trace_id, entry.id, entry.no_profile].some(
       (value) =>
         String(value ?? '')
           .toLowerCase()
@@ -420,7 +420,7 @@ function traceCell(entry) {
 function filesCell(entry) {
   const names = { html: 'report', gz: 'pprof' };
   const links = (entry.files ?? []).map((name) => {
-    const type = name.slice(name.lastIndexOf('.') + 1);
+    const type = name.endsWith('.firefox.json.gz') ? 'firefox' : name.slice(name.lastIndexOf('.') + 1);
     return el('a', { href: fileUrl(name), ...(type === 'html' ? {} : { download: '' }) }, clean(names[type] ?? type));
   });
   return links.length > 0 ? links.flatMap((link) => [link, ' ']) : ['–'];

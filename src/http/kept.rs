@@ -184,7 +184,6 @@ fn in_short(recent: &RecentlyKept) -> Option<KeptSummary<'_>> {
         samples: kept.samples,
         headline,
         hotspots: &kept.hotspots,
-        longest_wait: kept.waits.longest.as_ref(),
         compared: kept.compared.as_ref(),
         no_profile: no_profile.as_deref(),
     })

@@ -21,28 +21,10 @@ pub struct Awaits {
     pub total: Duration,
     /// The total scheduling delay, in which futures had been woken and not been polled yet.
     pub delay: Duration,
-    /// The place with the longest total await.
-    pub longest: Option<AwaitSite>,
     /// The span that was on the executor's thread for most of the scheduling delay, as far as that is known.
     pub delayed_by: Option<String>,
     /// All of them are of one span that is inside no other in the profile.
     pub(crate) are_of_topmost: bool,
-}
-
-/// A place that awaited.
-#[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct AwaitSite {
-    /// The innermost function outside the standard library, runtimes and other dependencies.
-    pub function: String,
-    /// The location in it: the last two parts of the file's path, and the line; empty if unknown.
-    pub location: String,
-    /// What it awaited: the type or the module of the future, such as `tokio::time::sleep::Sleep`; empty if unknown.
-    pub awaited: String,
-    /// The total duration.
-    pub total: Duration,
-    /// Its share of all awaits, from 0 to 1.
-    pub share: f64,
 }
 
 impl Awaits {
@@ -51,17 +33,10 @@ impl Awaits {
         self.total.is_zero() && self.delay.is_zero()
     }
 
-    /// Awaits of a function of that total and those in one place.
+    /// Awaits of that total.
     #[cfg(test)]
-    pub(crate) fn for_test(total: Duration, longest: Duration) -> Self {
-        let site = AwaitSite {
-            function: "shop::fetch".to_owned(),
-            location: "src/upstream.rs:41".to_owned(),
-            awaited: "tokio::time::sleep".to_owned(),
-            total: longest,
-            share: longest.as_secs_f64() / total.as_secs_f64(),
-        };
-        Self { total, longest: Some(site), are_of_topmost: true, ..Self::default() }
+    pub(crate) fn for_test(total: Duration) -> Self {
+        Self { total, are_of_topmost: true, ..Self::default() }
     }
 }
 
@@ -71,7 +46,6 @@ pub(super) fn sum(profile: &Profile) -> Awaits {
     Awaits {
         total: Duration::from_nanos(total_ns),
         delay: Duration::from_nanos(delay_ns),
-        longest: longest(profile, total_ns),
         delayed_by: delayed_by(profile),
         are_of_topmost: are_of_topmost(profile),
     }
@@ -99,17 +73,15 @@ pub(crate) fn await_place(profile: &Profile, sample: &Sample) -> String {
     format!("{function}{location}{awaited}")
 }
 
-fn longest(profile: &Profile, total_ns: u64) -> Option<AwaitSite> {
+/// The function, location and future of the longest total await, and its length.
+pub(super) fn longest(profile: &Profile) -> Option<([String; 3], u64)> {
     let mut sites: HashMap<[String; 3], u64> = HashMap::new();
     for sample in profile.of_kind(SampleKind::Await) {
         if let Some(site) = site(profile, sample) {
             *sites.entry(site).or_default() += weight_ns(sample);
         }
     }
-    let ([function, location, awaited], ns) =
-        sites.into_iter().max_by(|(a, a_ns), (b, b_ns)| a_ns.cmp(b_ns).then(a.cmp(b)))?;
-    let share = ns as f64 / total_ns.max(1) as f64;
-    Some(AwaitSite { function, location, awaited, total: Duration::from_nanos(ns), share })
+    sites.into_iter().max_by(|(a, a_ns), (b, b_ns)| a_ns.cmp(b_ns).then(a.cmp(b)))
 }
 
 fn delayed_by(profile: &Profile) -> Option<String> {
@@ -326,12 +298,8 @@ mod tests {
         profile.classify();
         let awaits = profile.awaits();
         assert_eq!(awaits.total, Duration::from_secs(2));
-        let site = awaits.longest.unwrap();
-        assert_eq!(
-            (site.function.as_str(), site.location.as_str(), site.awaited.as_str()),
-            ("shop::upstream::fetch", "src/upstream.rs:41", "tokio::time::sleep::Sleep")
-        );
-        assert_eq!((site.total, site.share), (Duration::from_millis(1_180), 0.59));
+        let site = ["shop::upstream::fetch", "src/upstream.rs:41", "tokio::time::sleep::Sleep"];
+        assert_eq!(longest(&profile), Some((site.map(str::to_owned), 1_180 * MS)));
         assert_eq!((awaits.delay, awaits.delayed_by), (Duration::ZERO, None));
     }
 
@@ -352,7 +320,7 @@ mod tests {
             let all = Duration::from_millis(90 + unknown_ms);
             assert_eq!((awaits.total, awaits.delay), (Duration::ZERO, all));
             assert_eq!(awaits.delayed_by.as_deref(), delayed_by);
-            assert_eq!(awaits.longest, None, "delays are no awaits");
+            assert_eq!(longest(&profile), None, "delays are no awaits");
         }
     }
 

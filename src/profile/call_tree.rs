@@ -219,6 +219,15 @@ impl<'a> CallTree<'a> {
         calls.any(|call| self.calls.get(call).is_some_and(|call| call.function == function))
     }
 
+    /// The nearest own function around one on the stack of a sample.
+    pub(super) fn own_caller(&self, sample: &SampledCall<'_>, function: usize) -> Option<usize> {
+        let caller = |call: &usize| self.calls.get(*call)?.caller;
+        let calls = std::iter::successors(sample.end.call, caller);
+        let functions = calls.filter_map(|call| Some(self.calls.get(call)?.function));
+        let mut around = functions.skip_while(|called| *called != function).skip(1);
+        around.find(|caller| self.is_own(*caller))
+    }
+
     /// The functions on a stack that are below another, the outermost first.
     fn below(&self, sample: &SampledCall<'_>, function: usize) -> Vec<usize> {
         let file = self.functions.get(function).map_or("", |function| function.file);

@@ -1,9 +1,10 @@
 //! The function that holds most of what a profile has of one kind: what to change first.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
 
-use super::awaits::{SAMPLED_AWAIT_NS, awaited, own_name};
+use super::awaits::{SAMPLED_AWAIT_NS, awaited, longest, own_name};
 use super::call_tree::{CallTree, SampledCall};
 use super::code_origin::LINKAGE;
 use super::leaf::Leaf;
@@ -24,12 +25,15 @@ pub struct Hotspot {
     pub kind: SampleKind,
     /// One function, or two or three that hold at least half together. The one with the most comes first.
     pub functions: Vec<FunctionShare>,
-    /// The own function that calls all of these, if there are several and it is known.
-    pub caller: Option<String>,
+    /// The own functions that call these, those with the most first, at most two. Of one function only if there are several,
+    /// or if it is in another module: a function that others use, too, explains little without them.
+    pub callers: Vec<String>,
     /// What most of the one function's samples are in below it: the deepest function that holds at least half of them, else
     /// the one that holds the most; for waits the system call, for awaits the future. The share is that of the function.
     /// `None` if no part is worth naming.
     pub leaf: Option<FunctionShare>,
+    /// What most of the futures awaited that were polled at the same time, as the semaphore that lets one of them go on.
+    pub beside: Option<FunctionShare>,
     /// Whether there are enough samples. One or two samples, or two that represent most of the time, can be by chance.
     pub is_certain: bool,
 }
@@ -79,8 +83,9 @@ impl Hotspots {
         Self(vec![Hotspot {
             kind,
             functions: vec![function],
-            caller: None,
+            callers: Vec::new(),
             leaf: None,
+            beside: None,
             is_certain: true,
         }])
     }
@@ -173,6 +178,8 @@ impl Profile {
 const LARGE_BYTES: u64 = 2 * 1024 * 1024;
 /// Less is not worth naming.
 const NOTABLE: f64 = 0.1;
+/// The most callers that are named.
+const MOST_CALLERS: usize = 2;
 /// The most functions that are named together.
 const SEVERAL: usize = 3;
 
@@ -199,8 +206,9 @@ fn find(profile: &Profile, calls: &CallTree<'_>, kind: SampleKind) -> Option<Hot
         return Some(Hotspot {
             kind,
             functions: several.iter().map(|(number, weight)| function(*number, *weight)).collect(),
-            caller: deepest.map(|(number, _)| calls.name(number).to_owned()),
+            callers: deepest.iter().map(|(number, _)| calls.name(*number).to_owned()).collect(),
             leaf: None,
+            beside: None,
             is_certain: are_enough(kind, samples.iter().filter(|sample| is_named(sample))),
         });
     }
@@ -228,13 +236,35 @@ fn find(profile: &Profile, calls: &CallTree<'_>, kind: SampleKind) -> Option<Hot
             FunctionShare { name, location, share: weight as f64 / held as f64 }
         }),
     };
+    let beside = most(&inside, |sample| match profile.leaf(sample.leaf) {
+        Some(Leaf::AwaitingOneOf { others, .. }) => Some(others.clone()),
+        _ => None,
+    });
     Some(Hotspot {
         kind,
         functions: vec![function(number, held)],
-        caller: None,
+        callers: callers(calls, number, &inside, held),
         leaf: leaf.filter(|leaf| leaf.share >= NOTABLE),
+        beside: beside.filter(|beside| beside.share > 0.5 && !beside.name.is_empty()),
         is_certain: are_enough(kind, inside.iter()),
     })
+}
+
+/// The own functions that call one, if that is worth saying.
+fn callers(calls: &CallTree<'_>, of: usize, samples: &[SampledCall<'_>], held: u64) -> Vec<String> {
+    let mut weights: BTreeMap<&str, u64> = BTreeMap::new();
+    for sample in samples {
+        let caller = calls.own_caller(sample, of).map(|caller| calls.name(caller));
+        *weights.entry(caller.unwrap_or_default()).or_default() += sample.weight;
+    }
+    let mut callers: Vec<_> = weights.into_iter().collect();
+    callers.retain(|(name, weight)| !name.is_empty() && *weight as f64 >= held as f64 * NOTABLE);
+    callers.sort_by_key(|(_, weight)| Reverse(*weight));
+    let module = |name: &str| name.rsplit_once("::").map_or("", |(module, _)| module).to_owned();
+    let is_shared = |caller: &str| module(caller) != module(calls.name(of));
+    let is_worth_saying = callers.len() > 1 || callers.iter().any(|(name, _)| is_shared(name));
+    let named = callers.into_iter().map(|(name, _)| name.to_owned()).take(MOST_CALLERS);
+    if is_worth_saying { named.collect() } else { Vec::new() }
 }
 
 /// Two or three functions that have at least half of that together, and none of them more than half alone. `elsewhere`:
@@ -298,8 +328,8 @@ fn fallback(
             (named(site.function, site.location, share), leaf(site.call))
         }
         SampleKind::Await => {
-            let site = profile.awaits().longest?;
-            (named(site.function, site.location, site.share), leaf(site.awaited))
+            let ([function, location, awaited], ns) = longest(profile)?;
+            (named(function, location, share(ns)), leaf(awaited))
         }
         _ => {
             let (name, weight) = profile.functions_by(kind).into_iter().next()?;
@@ -309,7 +339,8 @@ fn fallback(
     // Time of which only the sum is known is no sample.
     let is_remark = function.name.starts_with('[') && function.name != LINKAGE;
     let is_certain = is_remark || are_enough(kind, samples.iter());
-    Some(Hotspot { kind, functions: vec![function], caller: None, leaf, is_certain })
+    let (functions, callers, beside) = (vec![function], Vec::new(), None);
+    Some(Hotspot { kind, functions, callers, leaf, beside, is_certain })
 }
 
 /// Whether there are as many points as three of the same weight, or they are no samples: waits and long awaits have their
@@ -347,26 +378,37 @@ impl Display for Hotspot {
             return f.write_str(" (few samples)");
         }
         let percent = |share: f64| format!("{:.0} %", share * 100.0);
+        let callers = match self.callers.is_empty() {
+            true => String::new(),
+            false => format!("called by {}", self.callers.join(" and ")),
+        };
         for (number, FunctionShare { name, location, share }) in self.functions.iter().enumerate() {
             f.write_str(if number == 0 { "" } else { ", " })?;
             write!(f, "{} in {name}", percent(*share))?;
-            if !location.is_empty() {
-                write!(f, " ({location})")?;
+            let of_one = if self.functions.len() == 1 { callers.as_str() } else { "" };
+            match [location.as_str(), of_one] {
+                ["", ""] => {}
+                ["", place] | [place, ""] => write!(f, " ({place})")?,
+                [place, callers] => write!(f, " ({place}, {callers})")?,
             }
         }
-        if let Some(caller) = &self.caller {
-            write!(f, ", called by {caller}")?;
+        if self.functions.len() > 1 && !callers.is_empty() {
+            write!(f, ", {callers}")?;
         }
-        let Some(FunctionShare { name, share, .. }) = &self.leaf else { return Ok(()) };
-        let word = match self.kind {
-            SampleKind::OffCpu => "",
-            SampleKind::Await => "at ",
-            _ => return write!(f, ", {} of that in {name}", percent(*share)),
-        };
-        match *share > NEARLY_ALL {
-            true => write!(f, " {word}{name}"),
-            false => write!(f, ", {} of that {word}{name}", percent(*share)),
+        if let Some(FunctionShare { name, share, .. }) = &self.leaf {
+            let word = match self.kind {
+                SampleKind::OffCpu => "",
+                SampleKind::Await => "at ",
+                _ => "in ",
+            };
+            let is_all =
+                *share > NEARLY_ALL && matches!(self.kind, SampleKind::OffCpu | SampleKind::Await);
+            match is_all {
+                true => write!(f, " {word}{name}"),
+                false => write!(f, ", {} of that {word}{name}", percent(*share)),
+            }?;
         }
+        self.beside.iter().try_for_each(|beside| write!(f, ", others at {}", beside.name))
     }
 }
 
@@ -576,7 +618,10 @@ mod tests {
         samples.ran(&["shop::render<Html> at shop/src/render.rs:20", "shop::a", HANDLE], 30);
         samples.ran(&["shop::render<Json> at shop/src/render.rs:21", "nop", "shop::b", HANDLE], 31);
         samples.ran(&[HANDLE], 39);
-        assert_eq!(samples.ran_in(), "61 % in shop::render (src/render.rs:21)");
+        assert_eq!(
+            samples.ran_in(),
+            "61 % in shop::render (src/render.rs:21, called by shop::b and shop::a)"
+        );
         // Inlined into another.
         let mut samples = Samples::new();
         samples.ran(
@@ -614,11 +659,14 @@ mod tests {
         // One of another file is on its own.
         let mut samples = Samples::new();
         samples.ran(&["{closure#0} at shop/src/other.rs:22", RENDER, MAIN], 9);
-        assert_eq!(samples.ran_in(), "100 % in {closure#0} (src/other.rs:22)");
+        assert_eq!(
+            samples.ran_in(),
+            "100 % in {closure#0} (src/other.rs:22, called by shop::render)"
+        );
         let whole = "{async_fn#0} at shop/src/cart.rs:7";
         let mut samples = Samples::new();
         samples.ran(&[whole, poll, MAIN], 9);
-        assert_eq!(samples.ran_in(), "100 % in async fn (src/cart.rs:7)");
+        assert_eq!(samples.ran_in(), "100 % in async fn (src/cart.rs:7, called by shop::main)");
     }
 
     #[test]
@@ -629,7 +677,7 @@ mod tests {
         samples.ran(&[dependency, core, HANDLE, MAIN], 9);
         assert_eq!(
             samples.ran_in(),
-            "100 % in shop_core::price (src/price.rs:4), 100 % of that in serde_json::from_slice"
+            "100 % in shop_core::price (src/price.rs:4, called by shop::handle), 100 % of that in serde_json::from_slice"
         );
     }
 

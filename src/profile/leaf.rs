@@ -26,7 +26,12 @@ pub enum Leaf {
     Awaiting,
     /// The same, and that many at the same time, as in `select!` and `join!`. The one that woke the future has all the time;
     /// if it is not known which one did, all have equal parts of it.
-    AwaitingOneOf(u32),
+    AwaitingOneOf {
+        /// How many with different stacks.
+        count: u32,
+        /// What most of the others awaited; empty if that is unknown.
+        others: String,
+    },
     /// The future had been woken, and its executor had other things to do.
     Delayed {
         /// The span that was on the executor's thread, if it is known.
@@ -129,7 +134,11 @@ impl fmt::Display for Leaf {
             Self::Blocked(call) => write!(f, "[{call}]"),
             Self::BlockedBy(call, holder) => write!(f, "[{call}, held by {holder}]"),
             Self::Awaiting => f.write_str("[await]"),
-            Self::AwaitingOneOf(count) => write!(f, "[await, one of {count} at the same time]"),
+            Self::AwaitingOneOf { count, others } => {
+                write!(f, "[await, one of {count} at the same time")?;
+                f.write_str(if others.is_empty() { "" } else { ", others at " })?;
+                write!(f, "{others}]")
+            }
             Self::Delayed { behind: None } => f.write_str("[scheduling delay]"),
             Self::Delayed { behind: Some(span) } => write!(f, "[scheduling delay behind {span}]"),
             Self::Unknown(why) => write!(f, "[{why}]"),

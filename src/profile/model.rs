@@ -297,7 +297,9 @@ impl Profile {
 
     pub(crate) fn add_leaf(&mut self, leaf: Leaf) -> LeafId {
         let bytes = match &leaf {
-            Leaf::Blocked(text) | Leaf::Delayed { behind: Some(text) } => text.len(),
+            Leaf::Blocked(text)
+            | Leaf::Delayed { behind: Some(text) }
+            | Leaf::AwaitingOneOf { others: text, .. } => text.len(),
             Leaf::BlockedBy(call, holder) => {
                 call.len() + holder.thread.len() + holder.span.as_ref().map_or(0, String::len)
             }

@@ -6,6 +6,7 @@ use std::mem;
 use std::ops::Range;
 use std::rc::Rc;
 
+use super::awaits::awaited;
 use super::branches::Branches;
 use super::code_origin::{
     CodeOrigin, LINKAGE, OwnCode, allocates, clones_wakers, limits_time, whole_name,
@@ -143,7 +144,7 @@ impl Profile {
         let mut shortened = 0;
         for (sample, point) in points {
             let shown = rebuilding.stack(sample.stack, Trim::of(sample.kind));
-            let leaf = rebuilding.leaf(sample.leaf, shown.hidden);
+            let leaf = rebuilding.leaf(sample.leaf, &shown);
             let link = sample.link.and_then(|link| rebuilding.link(link));
             let thread = point.thread.and_then(|thread| rebuilding.thread(thread));
             for (number, stack) in shown.stacks.iter().enumerate() {
@@ -212,6 +213,8 @@ struct ShownStacks {
     stacks: Vec<StackId>,
     /// The number of leaves that are no branches of their own.
     hidden: usize,
+    /// What most of those awaited that are not shown.
+    others: String,
     /// Outer callers were left out.
     is_short: bool,
 }
@@ -236,7 +239,7 @@ struct Rebuilding<'a> {
     mappings: HashMap<MappingId, MappingId>,
     locations: HashMap<LocationId, LocationId>,
     stacks: HashMap<(StackId, Trim), Rc<ShownStacks>>,
-    leaves: HashMap<(LeafId, usize), LeafId>,
+    leaves: HashMap<(LeafId, usize, String), LeafId>,
     links: HashMap<LinkId, LinkId>,
     threads: HashMap<ThreadId, ThreadId>,
 }
@@ -275,8 +278,11 @@ impl Rebuilding<'_> {
         distinct.sort_unstable();
         distinct.dedup();
         let hidden = branches.timers + count - distinct.len();
+        let is_most = |of: &&Vec<_>| others.iter().filter(|it| it == of).count() * 2 > others.len();
+        let most = others.iter().find(is_most).map(|stack| self.to.add_stack(stack.clone()));
+        let others = most.map(|stack| awaited(&self.to.functions_on(stack))).unwrap_or_default();
         let stacks = shown.into_iter().map(|stack| self.to.add_stack(stack)).collect();
-        let shown = Rc::new(ShownStacks { stacks, hidden, is_short });
+        let shown = Rc::new(ShownStacks { stacks, hidden, others, is_short });
         self.stacks.insert((id, trim), Rc::clone(&shown));
         shown
     }
@@ -438,9 +444,9 @@ impl Rebuilding<'_> {
         Some(place)
     }
 
-    /// `hidden` leaves are not counted as branches.
-    fn leaf(&mut self, id: LeafId, hidden: usize) -> LeafId {
-        if let Some(known) = self.leaves.get(&(id, hidden)) {
+    fn leaf(&mut self, id: LeafId, shown: &ShownStacks) -> LeafId {
+        let key = (id, shown.hidden, shown.others.clone());
+        if let Some(known) = self.leaves.get(&key) {
             return *known;
         }
         let leaf = match self.from.leaf(id) {
@@ -448,11 +454,11 @@ impl Rebuilding<'_> {
                 let span = capped(&self.redaction.redact_span(span)).into_owned();
                 Leaf::Delayed { behind: Some(span) }
             }
-            Some(Leaf::AwaitingOneOf(count)) => {
-                let hidden = u32::try_from(hidden).unwrap_or(u32::MAX);
+            Some(Leaf::AwaitingOneOf { count, .. }) => {
+                let hidden = u32::try_from(shown.hidden).unwrap_or(u32::MAX);
                 match count.saturating_sub(hidden) {
                     0 | 1 => Leaf::Awaiting,
-                    count => Leaf::AwaitingOneOf(count),
+                    count => Leaf::AwaitingOneOf { count, others: shown.others.clone() },
                 }
             }
             Some(Leaf::BlockedBy(call, holder)) => {
@@ -466,7 +472,7 @@ impl Rebuilding<'_> {
             None => Leaf::Ran,
         };
         let place = self.to.add_leaf(leaf);
-        self.leaves.insert((id, hidden), place);
+        self.leaves.insert(key, place);
         place
     }
 

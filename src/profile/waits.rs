@@ -239,8 +239,12 @@ impl Profile {
 
     /// The functions of a sample's code from the innermost, including inlined ones.
     pub(super) fn source_functions(&self, sample: &Sample) -> Vec<SourceFunction<'_>> {
+        self.functions_on(sample.stack)
+    }
+
+    pub(super) fn functions_on(&self, stack: StackId) -> Vec<SourceFunction<'_>> {
         let mut frames = Vec::new();
-        for id in self.location_ids(sample.stack) {
+        for id in self.location_ids(stack) {
             let Some(location) = self.location(id) else { continue };
             if matches!(location.kind, FrameKind::Remark | FrameKind::Kernel) {
                 continue;

@@ -28,14 +28,17 @@ const MOST_EVENTS: usize = 8;
 /// The characters of a line for people, beyond which a reason is left to the report.
 const MOST_CHARS: usize = 200;
 
-/// Logs a profile: a line for people about its first span and about others that are inside no kept one, and for each span an
-/// event at DEBUG whose fields have everything.
+/// Logs a profile: a line for people about its first span and about others that are inside no kept one, one for each name,
+/// and for each span an event at DEBUG whose fields have everything.
 pub(crate) fn log(kept: &Kept) {
     let Some((first, others)) = kept.spans.split_first() else { return };
+    let mut said = vec![first.facts.name()];
     log_span(first, kept, true, &message(first, kept));
     for span in others.iter().take(MOST_EVENTS - 1) {
         // Without a profile, it is not known which are inside others.
-        if span.facts.is_topmost || kept.profile.is_none() {
+        let is_line = span.facts.is_topmost || kept.profile.is_none();
+        if is_line && !said.contains(&span.facts.name()) {
+            said.push(span.facts.name());
             let is_in = match span.profile {
                 Ok(_) if kept.profile.is_some() => {
                     format!(": in the profile of `{}`", first.facts.name())
@@ -663,7 +666,7 @@ mod tests {
         kept.awaits = Awaits {
             delay: ms(20),
             delayed_by: Some("report".to_owned()),
-            ..Awaits::for_test(ms(1_180), ms(1_180))
+            ..Awaits::for_test(ms(1_180))
         };
         kept.hotspots = Hotspots::of_awaits_for_test(1.0);
         let awaited = "1.18 s awaiting, 100 % in shop::fetch (src/upstream.rs:41) at tokio::time::sleep; \

@@ -8,24 +8,21 @@ use tracing::metadata::{Kind, LevelFilter};
 use tracing::{Event, Level, Metadata};
 
 use super::kept_event::{LONG_NS, profile_of};
-use super::profile::{AtAwait, AtSite};
 use crate::facts::{Measure, Unit};
 use crate::keep::{DEFAULT_FIELDS, Kept, KeptSpan};
 use crate::profile::{Hotspot, SampleKind};
 
 /// The fields before the measures, and after them.
 const BEFORE: [&str; 7] = ["message", "kind", "span", "fields", "reason", "rule", "open"];
-const AFTER: [&str; 22] = [
+const AFTER: [&str; 20] = [
     "samples",
     "top",
     "top_share",
     "coverage",
     "waits",
     "waits_ms",
-    "longest_wait_ms",
     "longest_wait",
     "blocked_in_async_ms",
-    "longest_await_ms",
     "longest_await",
     "delayed_by",
     "references",
@@ -108,7 +105,6 @@ impl Fields {
             let (waits, awaits) = (Some(&kept.waits).filter(|waits| waits.count > 0), &kept.awaits);
             let ran_long = facts.times.subtree_on_cpu_ns >= LONG_NS;
             let coverage = kept.coverage.filter(|share| ran_long && *share < NEARLY_ALL);
-            let longest_wait = waits.and_then(|waits| waits.longest.clone());
             let in_async = waits.filter(|waits| waits.in_async.is_some());
             fields.set("samples", kept.profile.map(|_| kept.samples));
             let top = kept.hotspot(SampleKind::OnCpu);
@@ -117,16 +113,13 @@ impl Fields {
             fields.set("coverage", coverage.map(share));
             fields.set("waits", waits.map(|waits| waits.count));
             fields.set("waits_ms", waits.map(|waits| duration_ms(waits.total)));
-            fields
-                .set("longest_wait_ms", longest_wait.as_ref().map(|site| duration_ms(site.waited)));
-            fields.set("longest_wait", longest_wait.map(|site| display(AtSite(&site).to_string())));
+            let most = |kind| kept.hotspot(kind).map(|hotspot| display(hotspot.to_string()));
+            fields.set("longest_wait", most(SampleKind::OffCpu));
+            fields.set("longest_await", most(SampleKind::Await));
             fields.set(
                 "blocked_in_async_ms",
                 in_async.map(|waits| duration_ms(waits.in_async_total)),
             );
-            let longest = awaits.longest.as_ref();
-            fields.set("longest_await_ms", longest.map(|site| duration_ms(site.total)));
-            fields.set("longest_await", longest.map(|site| display(AtAwait(site).to_string())));
             fields.set("delayed_by", awaits.delayed_by.clone());
         }
         if let Some(compared) = kept.compared.as_ref().filter(|compared| compared.is_of(facts)) {

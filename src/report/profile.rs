@@ -13,8 +13,8 @@ use crate::facts::{Facts, Measure};
 use crate::keep::{Kept, KeptSpan, ProfileGroup};
 use crate::log::{LogEvent, LogKind};
 use crate::profile::{
-    Attribute, AwaitSite, Awaits, Hotspot, Hotspots, Profile, Resource, SampleKind, Symbolized,
-    Value, WaitSite, Waits, capped,
+    Attribute, Awaits, Hotspot, Hotspots, Profile, Resource, SampleKind, Symbolized, Value,
+    WaitSite, Waits, capped,
 };
 use crate::sinks::Losses;
 use crate::span::SpanKey;
@@ -203,20 +203,6 @@ impl Display for Awaited<'_> {
         parts.sort_by_key(|(time, _)| Reverse(*time));
         let parts: Vec<_> = parts.into_iter().map(|(_, part)| part).collect();
         f.write_str(&parts.join("; "))
-    }
-}
-
-/// Displays where a future awaited, and what.
-pub(crate) struct AtAwait<'a>(pub(crate) &'a AwaitSite);
-
-impl Display for AtAwait<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let AwaitSite { function, location, awaited, .. } = self.0;
-        f.write_str(function)?;
-        if !location.is_empty() {
-            write!(f, " ({location})")?;
-        }
-        if awaited.is_empty() { Ok(()) } else { write!(f, " at {awaited}") }
     }
 }
 
@@ -636,31 +622,36 @@ mod tests {
     #[test]
     fn a_note_says_what_was_awaited_in_all_spans() {
         let ms = Duration::from_millis;
-        let note = |awaits: &Awaits| {
+        let note = |awaits: &Awaits, share: Option<f64>| {
             let mut profile = Profile::new(crate::profile::ProfileId::for_test(1), 1);
-            let share = awaits.longest.as_ref().map(|site| site.share);
             let hotspots = share.map(Hotspots::of_awaits_for_test).unwrap_or_default();
             let kept = Kept { awaits: awaits.clone(), hotspots, ..unexported(&[]) };
             describe_awaits(&mut profile, &kept);
             profile.notes.pop()
         };
-        assert_eq!(note(&Awaits::default()), None);
-        let awaits = Awaits::for_test(ms(1_180), ms(1_180));
+        assert_eq!(note(&Awaits::default(), None), None);
+        let awaits = Awaits::for_test(ms(1_180));
         let place = "shop::fetch (src/upstream.rs:41) at tokio::time::sleep";
         assert_eq!(
-            note(&awaits),
+            note(&awaits, Some(1.0)),
             Some(format!("awaits of all spans: 1.18 s awaiting, 100 % in {place}"))
         );
-        let mut awaits = Awaits { delay: ms(20), ..Awaits::for_test(ms(1_180), ms(300)) };
+        let mut awaits = Awaits { delay: ms(20), ..awaits };
         let part = format!("awaits of all spans: 1.18 s awaiting, 25 % in {place}");
-        assert_eq!(note(&awaits), Some(format!("{part}; 20.0 ms (2 %) scheduling delay")));
+        assert_eq!(
+            note(&awaits, Some(0.25)),
+            Some(format!("{part}; 20.0 ms (2 %) scheduling delay"))
+        );
         awaits.delayed_by = Some("report".to_owned());
         let part = format!("{part}; 20.0 ms (2 %) scheduling delay behind `report`");
-        assert_eq!(note(&awaits), Some(part));
-        (awaits.longest, awaits.delay) = (None, Duration::ZERO);
-        assert_eq!(note(&awaits), Some("awaits of all spans: 1.18 s awaiting".to_owned()));
+        assert_eq!(note(&awaits, Some(0.25)), Some(part));
+        awaits.delay = Duration::ZERO;
+        assert_eq!(note(&awaits, None), Some("awaits of all spans: 1.18 s awaiting".to_owned()));
         let delay = Awaits { delay: ms(20), ..Awaits::default() };
-        assert_eq!(note(&delay), Some("awaits of all spans: 20.0 ms scheduling delay".to_owned()));
+        assert_eq!(
+            note(&delay, None),
+            Some("awaits of all spans: 20.0 ms scheduling delay".to_owned())
+        );
     }
 
     #[test]

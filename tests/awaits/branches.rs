@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use futures::FutureExt;
-use futures::future::{BoxFuture, join3, select_all};
+use futures::future::{BoxFuture, join_all, join3, select_all};
 use tokio::runtime::Builder;
 use tracing::{Instrument, info_span};
 use tracing_profiling::profile::{Leaf, Profile, SampleKind};
@@ -44,7 +44,7 @@ fn shown(profile: &Profile, kind: SampleKind) -> Vec<(&'static str, u32, Duratio
         let of_name = NAMES.iter().filter(|name| is_in(profile, sample, name));
         let branches: Vec<_> = of_name.copied().collect();
         let count = match profile.leaf(sample.leaf) {
-            Some(Leaf::AwaitingOneOf(count)) => *count,
+            Some(Leaf::AwaitingOneOf { count, .. }) => *count,
             _ => 1,
         };
         let branch = match branches[..] {
@@ -85,6 +85,33 @@ fn naps(wait: fn([Event; 3]) -> Wait, order: &[usize]) -> Vec<(&'static str, u32
     assert!(awaited >= naps, "{awaited:?}");
     assert!(awaited.abs_diff(times.awaiting()) <= MS, "{awaited:?} {times:?}");
     without_times(&shown(profile, SampleKind::Await))
+}
+
+/// Seemingly at the same time: the semaphore lets one of them go on.
+#[test]
+fn what_the_other_branches_await_is_named() {
+    let setup = Setup::new("0ms");
+    setup.run(|| {
+        let (task, events) = (Arc::new(Task::default()), [(); 3].map(|()| Event::default()));
+        let one_by_one = tokio::sync::Semaphore::new(1);
+        let branches = events.each_ref().map(async |event| {
+            let _permit = one_by_one.acquire().await.unwrap();
+            branch_a(event).await;
+        });
+        let mut wait = pin!(join_all(branches).instrument(info_span!("all")).profiled());
+        for event in &events {
+            assert!(task.poll(wait.as_mut()).is_pending());
+            thread::sleep(NAP);
+            event.happen();
+        }
+        assert!(task.poll(wait.as_mut()).is_ready());
+    });
+    let kept = setup.kept();
+    let hotspot = kept[0].hotspot(SampleKind::Await).unwrap();
+    let is_of_semaphore = |name: &str| name.contains("emaphore") && !name.contains("branch_a");
+    let beside = hotspot.beside.as_ref().map(|beside| beside.name.as_str());
+    assert!(beside.is_some_and(is_of_semaphore), "{hotspot:?}");
+    assert!(hotspot.to_string().contains(", others at tokio::sync::"), "{hotspot}");
 }
 
 #[test]
@@ -221,7 +248,8 @@ fn branches_in_spans_of_their_own_await_in_these_and_once_around() {
                 profile.span_path(sample.link).last().copied().unwrap_or_default().to_owned();
             let branch = NAMES.iter().find(|name| is_in(profile, sample, name)).unwrap();
             assert_eq!(span.replace("in_", ""), branch.replace("branch_", ""));
-            let is_one_of = profile.leaf(sample.leaf) == Some(&Leaf::AwaitingOneOf(2));
+            let is_one_of =
+                matches!(profile.leaf(sample.leaf), Some(Leaf::AwaitingOneOf { count: 2, .. }));
             in_spans.push((span, is_one_of));
         }
         in_spans.sort();

@@ -286,8 +286,12 @@ impl<'a> ReportTables<'a> {
             Leaf::BlockedBy(call, holder) => {
                 return (1, self.strings.add(format!("{call}, held by {holder}")));
             }
-            Leaf::AwaitingOneOf(count) => {
-                return (2, self.strings.add(format!("one of {count} at the same time")));
+            Leaf::AwaitingOneOf { .. } => {
+                let text = leaf.to_string();
+                return (
+                    2,
+                    self.strings.add(text.trim_matches(['[', ']']).replacen("await, ", "", 1)),
+                );
             }
             Leaf::Ran => (0, ""),
             Leaf::Blocked(call) => (1, call.as_str()),

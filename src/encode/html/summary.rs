@@ -8,9 +8,7 @@ use super::json::{Array, Json, Object, Plain};
 use crate::encode::brief::Brief;
 use crate::encode::{json_summary, markdown};
 use crate::facts::{ChildTotals, Facts, Measure, Unit};
-use crate::profile::{
-    ComparedSummary, FunctionShare, Hotspot, Hotspots, Profile, SampleKind, WaitSite,
-};
+use crate::profile::{ComparedSummary, FunctionShare, Hotspot, Hotspots, Profile, SampleKind};
 
 /// A kept span, and what its profile shows.
 #[derive(Debug)]
@@ -20,7 +18,6 @@ pub(crate) struct KeptSummary<'a> {
     pub(crate) samples: usize,
     pub(crate) headline: &'a str,
     pub(crate) hotspots: &'a Hotspots,
-    pub(crate) longest_wait: Option<&'a WaitSite>,
     pub(crate) compared: Option<&'a ComparedSummary>,
     /// Why there is no profile, if there is none.
     pub(crate) no_profile: Option<&'a str>,
@@ -30,7 +27,7 @@ pub(crate) struct KeptSummary<'a> {
 pub(super) fn of(profile: &Profile) -> String {
     let start_unix_ns = profile.start_unix_ns;
     let unnamed = Facts { span: profile.name.clone().into(), start_unix_ns, ..Facts::default() };
-    let (hotspots, waits) = (profile.hotspots(), profile.waits());
+    let hotspots = profile.hotspots();
     let compared = profile.compared.as_ref().map(|compared| compared.summary());
     let summary = KeptSummary {
         id: profile.id.to_string().into(),
@@ -38,7 +35,6 @@ pub(super) fn of(profile: &Profile) -> String {
         samples: profile.sample_count(),
         headline: &profile.headline,
         hotspots: &hotspots,
-        longest_wait: waits.longest.as_ref(),
         compared: compared.as_ref(),
         no_profile: None,
     };
@@ -122,11 +118,6 @@ impl KeptSummary<'_> {
                 }
             }
             summary.member("hotspots", Array(|| self.hotspots.iter().map(HotspotRow)))?;
-            if let Some(wait) = self.longest_wait {
-                summary.member("longest_wait", site(wait))?;
-                let ns = u64::try_from(wait.waited.as_nanos()).unwrap_or(u64::MAX);
-                summary.member("longest_wait_ms", ms(ns))?;
-            }
             if let Some(compared) = self.compared.filter(|compared| compared.is_of(facts)) {
                 write_compared(compared, summary)?;
             }
@@ -184,11 +175,9 @@ impl Json for HotspotRow<'_> {
         Object::write(out, |row| {
             row.member("kind", kind_name(hotspot.kind))?;
             row.member("functions", Array(|| hotspot.functions.iter().map(ShareRow)))?;
-            if let Some(caller) = &hotspot.caller {
-                row.member("caller", caller)?;
-            }
-            if let Some(leaf) = &hotspot.leaf {
-                row.member("leaf", ShareRow(leaf))?;
+            row.member("callers", Array(|| hotspot.callers.iter()))?;
+            for (name, share) in [("leaf", &hotspot.leaf), ("beside", &hotspot.beside)] {
+                share.iter().try_for_each(|share| row.member(name, ShareRow(share)))?;
             }
             row.member("certain", Plain(hotspot.is_certain))
         })
@@ -225,14 +214,6 @@ fn rounded(share: f64) -> f64 {
 /// Milliseconds with three digits after the point.
 fn ms(ns: u64) -> f64 {
     (ns as f64 / 1e3).round() / 1e3
-}
-
-fn site(wait: &WaitSite) -> String {
-    let WaitSite { function, location, call, .. } = wait;
-    match location.is_empty() {
-        true => format!("{function} {call}"),
-        false => format!("{function} ({location}) {call}"),
-    }
 }
 
 /// Clamped to years with four digits, which are all that the format can represent.
