@@ -677,6 +677,116 @@ fn the_guide_shows_the_files_of_the_collector_as_they_are() {
     }
 }
 
+/// The anchors of a page's titles, in the repository and in rustdoc.
+fn anchors(page: &str) -> BTreeSet<String> {
+    let is_kept = |c: &char| c.is_alphanumeric() || [' ', '-', '_'].contains(c);
+    let titles = page.lines().filter(|line| line.starts_with('#'));
+    let titles = titles.map(|title| title.trim_matches(['#', ' ']).to_lowercase());
+    titles
+        .map(|title| title.chars().filter(is_kept).collect::<String>().replace(' ', "-"))
+        .collect()
+}
+
+/// The targets of links, by their labels.
+fn definitions(page: &str) -> BTreeMap<&str, &str> {
+    let lines = page.lines().filter_map(|line| line.strip_prefix('[')?.split_once("]: "));
+    lines.collect()
+}
+
+/// The links of the page `path` that lead nowhere in the repository. With the definitions that precede a page of the guide
+/// in rustdoc, where it is in a directory of its own, also those that lead nowhere there.
+fn dead_links(path: &Path, page: &str, of_rustdoc: Option<&BTreeMap<&str, &str>>) -> Vec<String> {
+    let code = Regex::new("(?s)```.*?```|`[^`]*`").unwrap();
+    let link = Regex::new(r#"\]\(([^)\s]+)\)|\]\[([^\]]+)\]|(?:src|href)="([^"]+)""#).unwrap();
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join(path.parent().unwrap());
+    let is_titled = |page: &str, anchor: &str| anchors(page).contains(anchor);
+    let is_live = |target: &str| match target.split_once('#').unwrap_or((target, "")) {
+        _ if target.starts_with("http") => true,
+        ("", anchor) => is_titled(page, anchor),
+        (file, "") => dir.join(file).exists(),
+        (file, anchor) => fs::read_to_string(dir.join(file)).is_ok_and(|at| is_titled(&at, anchor)),
+    };
+    // The compiler checks paths of items, and no anchors.
+    let is_live_in_rustdoc = |target: &str| match target.strip_prefix("crate::guide::") {
+        Some(target) => {
+            let (name, anchor) = target.split_once('#').unwrap_or((target, ""));
+            is_live(&format!("{name}.md{}{anchor}", if anchor.is_empty() { "" } else { "#" }))
+        }
+        None => {
+            target.starts_with("http")
+                || target.starts_with("crate")
+                || is_titled(page, target.trim_start_matches('#'))
+        }
+    };
+    let (own, text) = (definitions(page), code.replace_all(page, "`code`"));
+    let mut dead = Vec::new();
+    for found in link.captures_iter(&text) {
+        let label = found.get(2).map(|label| label.as_str());
+        let target = found.get(1).or(found.get(3)).map_or("", |target| target.as_str());
+        let in_repository = label.map_or(target, |label| own.get(label).unwrap_or(&""));
+        let in_rustdoc =
+            of_rustdoc.map(|of| label.and_then(|label| of.get(label)).unwrap_or(&in_repository));
+        if !is_live(in_repository) || in_rustdoc.is_some_and(|target| !is_live_in_rustdoc(target)) {
+            dead.push(format!("{}: {}", path.display(), &found[0]));
+        }
+    }
+    dead.extend(own.values().filter(|target| !is_live(target)).map(|target| (*target).to_owned()));
+    dead
+}
+
+#[test]
+fn links_work_in_the_repository_and_those_of_the_guide_also_in_rustdoc() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let of_rustdoc = fs::read_to_string(root.join("docs/rustdoc_links.txt")).unwrap();
+    let of_rustdoc = definitions(&of_rustdoc);
+    let (mut pages, mut dead) = (0, Vec::new());
+    for dir in ["", "docs", "docs/guide", "macros"] {
+        for file in fs::read_dir(root.join(dir)).unwrap() {
+            let name = file.unwrap().file_name().into_string().unwrap();
+            if name.ends_with(".md") {
+                let path = Path::new(dir).join(name);
+                let page = fs::read_to_string(root.join(&path)).unwrap();
+                let is_of_guide = dir == "docs/guide";
+                dead.extend(dead_links(&path, &page, is_of_guide.then_some(&of_rustdoc)));
+                pages += 1;
+            }
+        }
+    }
+    assert!(pages > 20, "the pages were found");
+    assert!(dead.is_empty(), "{}", dead.join("\n"));
+}
+
+#[test]
+fn dead_links_are_found() {
+    let of_rustdoc = "[log#kinds]: crate::guide::log#kinds\n[log#none]: crate::guide::log#none\n\
+        [parca]: crate::guide::parca\n";
+    let page = "# A `b`: c\n[1][log#kinds] [2](#a-b-c) [3](https://a.b)\n\
+        [x](crate::Handle) [x](log.md) [x](log#kinds) [x](#none) [x][log#none] [x][parca]\n\
+        ![x](../kept.png) <img src=\"../kept.png\"> [x](../none.png) [x][log]\n\
+        ```\n[4](none)\n```\n\n\
+        [log#kinds]: log.md#kinds\n[log#none]: log.md#kinds\n[log]: log.md\n";
+    let found = |of_rustdoc| {
+        let dead = dead_links(Path::new("docs/guide/a.md"), page, of_rustdoc);
+        dead.into_iter().map(|line| line.split_once(": ").unwrap().1.to_owned()).collect::<Vec<_>>()
+    };
+    let in_repository =
+        ["](crate::Handle)", "](log#kinds)", "](#none)", "][parca]", "](../none.png)"];
+    assert_eq!(found(None), in_repository);
+    let in_one = [
+        "](crate::Handle)",
+        "](log.md)",
+        "](log#kinds)",
+        "](#none)",
+        "][log#none]",
+        "][parca]",
+        "](../kept.png)",
+        "src=\"../kept.png\"",
+        "](../none.png)",
+        "][log]",
+    ];
+    assert_eq!(found(Some(&definitions(of_rustdoc))), in_one);
+}
+
 /// Tests are named `file.rs::a_test`, or `file.rs::a_module::a_test` where a macro makes the module.
 #[test]
 fn each_invariant_of_the_design_names_tests_that_exist() {
