@@ -259,7 +259,7 @@ mod tests {
         let lines = serde_json::Deserializer::from_slice(&bytes).into_iter::<serde_json::Value>();
         let lines: Vec<_> = lines.map(Result::unwrap).collect();
         let all = serde_json::json!({
-            "message": format!("{{text}}; see {GUIDE}#stacks"), "kind": "stacks", "reason": "cut",
+            "message": "{text}; see `stacks` in the guide's page `log`", "kind": "stacks", "reason": "cut",
             "variable": "TRACING_PROFILING_X", "value": "a", "limit": 1, "count": 2, "error": "b", "file": "c",
             "endpoint": "d", "rules": "e",
         });
