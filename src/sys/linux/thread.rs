@@ -93,6 +93,8 @@ pub(crate) fn try_thread_usage() -> Result<Usage, WhyRefused> {
     Ok(Usage {
         minor_faults: usage.ru_minflt as u64,
         major_faults: usage.ru_majflt as u64,
+        // The `read_bytes` of `/proc/thread-self/io`, which the kernel gives in units of 512 bytes here.
+        disk_read: (usage.ru_inblock as u64).saturating_mul(512),
         voluntary_switches: usage.ru_nvcsw as u64,
         involuntary_switches: usage.ru_nivcsw as u64,
         ..Usage::default()
