@@ -174,14 +174,17 @@ pub mod fuzzing;
 pub mod parts;
 
 /// The guide: one page for each way to add the layer, and for each topic.
+// Of two definitions of a link the first holds: here those of `rustdoc_links.txt`, in the repository those of the page.
 #[cfg(any(doc, doctest))]
 pub mod guide {
     macro_rules! pages {
         ($($page:ident)*) => { $(
+            #[doc = include_str!("../docs/rustdoc_links.txt")]
             #[doc = include_str!(concat!("../docs/guide/", stringify!($page), ".md"))]
             pub mod $page {}
         )* };
         ($(if $feature:literal ($shown:meta, $name:literal) $page:ident)*) => { $(
+            #[cfg_attr(feature = $feature, doc = include_str!("../docs/rustdoc_links.txt"))]
             #[cfg_attr(feature = $feature, doc = include_str!(concat!("../docs/guide/", stringify!($page), ".md")))]
             #[cfg_attr(not(feature = $feature), doc = concat!("This page is about the feature ", $name, "."))]
             #[cfg_attr(docsrs, doc(cfg($shown)))]

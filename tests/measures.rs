@@ -122,6 +122,10 @@ fn scenario(measure: Measure) -> (u64, Scenario) {
             let file = COLD_FILE.with(ColdFile::make_cold);
             within(major_faults, make, || file.read_pages(if is_above { 40 } else { 3 }))
         }),
+        Measure::DiskRead => (100_000, |make, is_above| {
+            let file = COLD_FILE.with(ColdFile::make_cold);
+            within(disk_read, make, || file.read_pages(if is_above { 40 } else { 3 }))
+        }),
         Measure::Idle => (2_000_000, idle),
         Measure::Await => (2_000_000, |make, is_above| awaits(make, is_above)[0]),
         Measure::SchedulingDelay => (2_000_000, |make, is_above| awaits(make, is_above)[1]),
@@ -192,6 +196,12 @@ fn times_blocked() -> u64 {
 
 fn major_faults() -> u64 {
     numbers("/proc/thread-self/stat")[11]
+}
+
+fn disk_read() -> u64 {
+    let text = std::fs::read_to_string("/proc/thread-self/io").unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("read_bytes:"));
+    line.unwrap().trim().parse().unwrap()
 }
 
 fn allocate(blocks: usize) {
@@ -297,6 +307,14 @@ fn is_counted(measure: Measure) -> bool {
             let before = major_faults();
             COLD_FILE.with(ColdFile::make_cold).read_pages(ColdFile::PAGES);
             major_faults() > before
+        }
+        Measure::DiskRead => {
+            let is_known = std::fs::read_to_string("/proc/thread-self/io").is_ok();
+            is_known && {
+                let before = disk_read();
+                COLD_FILE.with(ColdFile::make_cold).read_pages(ColdFile::PAGES);
+                disk_read() > before
+            }
         }
         Measure::Runnable => std::fs::read_to_string("/proc/thread-self/schedstat").is_ok(),
         _ => true,

@@ -389,7 +389,12 @@ fn each_log_event_has_a_kind_and_is_in_no_span_of_the_program() {
     let clamped = of("configuration", "clamped");
     assert_eq!((&clamped["variable"], &clamped["value"]), (&"continuous".into(), &"2000".into()));
     assert_eq!(clamped["limit"], 1_000);
-    assert!(clamped["message"].as_str().unwrap().ends_with("/guide/log/#configuration"));
+    assert!(
+        clamped["message"]
+            .as_str()
+            .unwrap()
+            .ends_with("see `configuration` in the guide's page `log`")
+    );
     assert_eq!(of("kept", "latency")["span"], "kept");
     assert!(of("reports", "on_kept_panicked")["message"].is_string());
 }

@@ -38,6 +38,8 @@ pub(crate) struct MeasureInfo {
     said_from: Option<u64>,
     /// `None` if it is unknown.
     value: fn(&Facts) -> Option<u64>,
+    /// The system counts it for threads: it is read at each enter and exit of spans whose rule judges it.
+    pub(crate) is_counted: bool,
     /// Only JSON and conditions have it.
     is_minor: bool,
     /// Smaller values are not said where space is short: in logs, attributes and texts.
@@ -57,6 +59,7 @@ impl MeasureInfo {
         titled_from: None,
         said_from: None,
         value: |_| None,
+        is_counted: false,
         is_minor: false,
         least: |_| 0,
     };
@@ -163,7 +166,10 @@ measures! {
     /// Page faults that read from disk. For how long is unknown: the kernel says it only to the privileged. Condition:
     /// `major_faults>10`.
     MajorFaults = "major_faults" Count ["major_faults"] |facts| Some(facts.times.usage.major_faults),
-        { words: "major page faults", said_from: Some(0), least: NOT_ZERO };
+        { words: "major page faults", said_from: Some(0), least: NOT_ZERO, is_counted: true };
+    /// Bytes that its threads read from disk, not from the page cache. Condition: `disk_read>50MB`.
+    DiskRead = "disk_read" Bytes ["disk_read"] |facts| facts.times.usage.disk_read(),
+        { words: "read from disk", said_from: Some(0), least: NOT_ZERO, is_counted: true };
     /// [`TimeBreakdown::idle`](crate::TimeBreakdown::idle). Condition: `idle>1s`.
     Idle = "idle" Nanoseconds ["idle"] |facts| Some(facts.times.idle_ns),
         { words: "idle", part_of: Some(Measure::Wall) };

@@ -7,7 +7,6 @@ mod measure;
 mod reason;
 mod split;
 mod times;
-mod usage;
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -17,12 +16,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crate::ids::{SpanId, TraceId, TraceIds};
 use crate::sys::ThrottlingUnknown;
 
+pub(crate) use crate::sys::Usage;
 pub use children::{ChildOrder, ChildTotals, Children};
 pub use measure::{Measure, Unit};
 pub use reason::{Reason, Reasons};
 pub use split::TimeKind;
 pub use times::{Hardware, TimeBreakdown};
-pub(crate) use usage::{Usage, UsageCounts};
 
 /// The name of a span with the values of fields: `request{method=GET}`.
 pub(crate) fn name_with_fields<'a>(

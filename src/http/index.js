@@ -264,7 +264,7 @@ function hotspotOf(entry) {
 const namesOf = (hotspot) => hotspot.functions.map(({ name }) => name).join(', ');
 function topOf(entry) {
   const hotspot = hotspotOf(entry);
-  return hotspot ? namesOf(hotspot) : entry.top || '';
+  return hotspot ? namesOf(hotspot) : '';
 }
 const COLUMNS = [
   ['time', 'Time', (entry) => Date.parse(entry.time) || 0, true],

@@ -33,8 +33,8 @@ const MOST_CHECKS: u32 = 256;
 
 const UNREACHED: &str = "kept spans have no OpenTelemetry spans, so profiles and traces are not linked: add the layer of \
     tracing-opentelemetry by `.with(profiling.with_opentelemetry(opentelemetry))`, not inside a `reload::Layer`, and of \
-    release 0.34, the only one that `cargo tree -i tracing-opentelemetry` may list; see \
-    https://docs.rs/tracing-profiling/latest/tracing_profiling/guide/opentelemetry";
+    release 0.34, the only one that `cargo tree -i tracing-opentelemetry` may list; see the guide's page \
+    `opentelemetry`";
 
 impl UnreachedSpans {
     /// The program has a layer or a subscriber of the type with that name.

@@ -143,9 +143,6 @@ pub(crate) fn describe_waits(profile: &mut Profile, kept: &Kept) {
     {
         _ = write!(note, " of {} off-CPU", Short(times.off_cpu()));
     }
-    if let Some(wait_site) = &waits.longest {
-        _ = write!(note, "; {} in {}", Short(wait_site.waited), AtSite(wait_site));
-    }
     profile.notes.push(note);
     let ns = |time: Duration| Value::Int(i64::try_from(time.as_nanos()).unwrap_or(i64::MAX));
     profile.attributes.push(Attribute { key: "profile.waits_ns", value: ns(waits.total) });

@@ -72,17 +72,8 @@ impl ThreadSource for ThreadSampler {
         let HardwareCounts { cycles, instructions, cache_misses } =
             hardware.and_then(|words| parse_group(&words)).unwrap_or_default();
         let switches = session.and_then(|session| session.switches.as_ref());
-        Usage {
-            minor_faults: used.minor_faults,
-            major_faults: used.major_faults,
-            voluntary_switches: used.voluntary_switches,
-            involuntary_switches: used.involuntary_switches,
-            cycles,
-            instructions,
-            cache_misses,
-            preempted_ns: switches.map_or(0, |ring| ring.preempted_ns()),
-            ..Usage::default()
-        }
+        let preempted_ns = switches.map_or(0, |ring| ring.preempted_ns());
+        Usage { cycles, instructions, cache_misses, preempted_ns, ..used }
     }
 
     fn is_outdated(&self) -> bool {

@@ -1,10 +1,11 @@
 //! The sums behind the time breakdown of a span.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::SpanKey;
-use crate::facts::{TimeBreakdown, Usage, UsageCounts};
-use crate::sys::{Allocations, Clock};
+use crate::facts::TimeBreakdown;
+use crate::sys::{Allocations, Clock, Uncounted, Usage, UsageSums};
 
 impl TimeBreakdown {
     /// The account of an open span, with time that threads have not added to it yet.
@@ -56,22 +57,6 @@ impl TimeBreakdown {
     }
 }
 
-/// The counts of one thread while it is in a span.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Tally {
-    pub(crate) sure: Certain,
-    pub(crate) usage: Usage,
-}
-
-impl Tally {
-    pub(crate) fn add(&mut self, other: &Self) {
-        self.sure.on_ns += other.sure.on_ns;
-        self.sure.off_ns += other.sure.off_ns;
-        self.sure.sampled_ns += other.sure.sampled_ns;
-        self.usage.add(&other.usage);
-    }
-}
-
 /// The parts of a time in which a thread certainly ran and certainly did not run. The rest is unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Certain {
@@ -89,6 +74,12 @@ impl Certain {
         let on_ns = cpu_ns.saturating_sub(outside_ns).min(part_ns);
         let sampled_ns = sampled_ns.saturating_sub(outside_ns).min(on_ns);
         Self { on_ns, off_ns: part_ns.saturating_sub(cpu_ns), sampled_ns }
+    }
+
+    pub(crate) fn add(&mut self, more: Self) {
+        self.on_ns += more.on_ns;
+        self.off_ns += more.off_ns;
+        self.sampled_ns += more.sampled_ns;
     }
 }
 
@@ -116,7 +107,7 @@ impl InsideTime {
     }
 }
 
-/// The tallies of all threads that were in a span.
+/// The times and counts of all threads that were in a span.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     sure_on_ns: Tagged,
@@ -132,17 +123,25 @@ pub(crate) struct Counts {
     /// none. The span is open then.
     suspended: AtomicU64,
     suspended_since: AtomicU64,
-    usage: UsageCounts<AtomicU64>,
+    /// What few spans have. Made when a span of this slot first has some, and left to those that follow in the slot.
+    usage: OnceLock<Box<UsageSums>>,
 }
 
 impl Counts {
-    /// Adds the tally of a thread that is in the span. The span therefore cannot close concurrently.
-    pub(crate) fn add(&self, key: SpanKey, tally: &Tally) {
-        let Tally { sure, usage } = tally;
+    /// Adds the times of a thread that is in the span. The span therefore cannot close concurrently.
+    pub(crate) fn add(&self, key: SpanKey, sure: Certain) {
         self.sure_on_ns.add(key, sure.on_ns);
         self.sure_off_ns.add(key, sure.off_ns);
         self.sure_sampled_ns.add(key, sure.sampled_ns);
-        self.usage.iter().zip(usage.counts()).for_each(|(sum, count)| add(sum, count));
+    }
+
+    /// The same for what the system counts.
+    pub(crate) fn add_usage(&self, more: &Usage) {
+        let new = || {
+            let _uncounted = Uncounted::begin();
+            Box::default()
+        };
+        self.usage.get_or_init(new).add(more);
     }
 
     /// Adds segments of descendants, on threads that are not in this span.
@@ -189,9 +188,8 @@ impl Counts {
         let inside = [&self.inside_on_ns, &self.inside_unsure_ns, &self.inside_sampled_ns];
         let suspended = [&self.suspended, &self.suspended_since];
         let times = sure.into_iter().chain(awaits).chain(inside).chain(suspended);
-        for count in times.chain(&self.usage) {
-            count.store(0, Ordering::Relaxed);
-        }
+        times.for_each(|time| time.store(0, Ordering::Relaxed));
+        self.usage.get().into_iter().for_each(|usage| usage.clear());
     }
 
     pub(crate) fn account(
@@ -225,7 +223,7 @@ impl Counts {
             idle_ns,
             await_ns: self.await_ns.get(key).min(idle_ns - delay_ns),
             delay_ns,
-            usage: Usage::from_counts(self.usage.each_ref().map(get)),
+            usage: self.usage.get().map_or_else(Usage::default, |usage| usage.get()),
             // The slot has these.
             after_last_exit_ns: 0,
             other_spans_ns: 0,
@@ -374,8 +372,8 @@ mod tests {
         (on_ns, off_ns)
     }
 
-    fn sure(on_ns: u64, off_ns: u64) -> Tally {
-        Tally { sure: Certain { on_ns, off_ns, sampled_ns: 0 }, ..Tally::default() }
+    fn sure(on_ns: u64, off_ns: u64) -> Certain {
+        Certain { on_ns, off_ns, sampled_ns: 0 }
     }
 
     #[test]
@@ -436,7 +434,7 @@ mod tests {
     #[test]
     fn the_account_is_the_middle_of_its_bounds() {
         let counts = Counts::default();
-        counts.add(key(1), &sure(20, 0));
+        counts.add(key(1), sure(20, 0));
         counts.add_late(key(1), Certain { on_ns: 40, off_ns: 10, sampled_ns: 0 });
         let account = counts.account(&Clock::nanoseconds(), key(1), 100, 100, 0);
         assert_eq!((account.on_cpu_ns, account.on_cpu_error_ns), (75, 15));
@@ -446,8 +444,8 @@ mod tests {
     #[test]
     fn neither_time_exceeds_the_time_entered() {
         let counts = Counts::default();
-        counts.add(key(1), &sure(60, u64::MAX));
-        counts.add(key(1), &sure(0, u64::MAX));
+        counts.add(key(1), sure(60, u64::MAX));
+        counts.add(key(1), sure(0, u64::MAX));
         let account = counts.account(&Clock::nanoseconds(), key(1), 100, 100, 0);
         assert_eq!((account.on_cpu_ns, account.off_cpu_ns, account.on_cpu_error_ns), (60, 40, 0));
     }
@@ -460,14 +458,14 @@ mod tests {
             account.on_cpu_ns - account.on_cpu_error_ns
         };
         let counts = Counts::default();
-        counts.add(key(2), &sure(100, 0));
+        counts.add(key(2), sure(100, 0));
         counts.add_late(key(1), late);
         assert_eq!(on_cpu_ns(&counts), 100);
         // The late amount arrives first.
         let counts = Counts::default();
         counts.add_late(key(1), late);
         assert_eq!(on_cpu_ns(&counts), 0);
-        counts.add(key(2), &sure(100, 0));
+        counts.add(key(2), sure(100, 0));
         assert_eq!(on_cpu_ns(&counts), 100);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::account::Tally;
+use super::account::Certain;
 use super::slot::Parent;
 use super::{RegistryId, SpanKey};
 
@@ -25,7 +25,7 @@ pub(super) struct Segment {
     /// How many ancestors its span has, or more.
     pub(super) depth: u32,
     gaps: Gaps,
-    tally: Tally,
+    sure: Certain,
 }
 
 /// When a segment was suspended: when the thread was in spans above it that are not inside its span. In ticks.
@@ -48,7 +48,7 @@ pub(super) const UNWINDING: u32 = 1 << 1;
 pub(super) const READS_CPU: u32 = 1 << 2;
 /// The thread is not in the span's parent, so this segment's time must be passed up to the ancestors.
 pub(super) const DETACHED: u32 = 1 << 3;
-/// `tally` is in use; otherwise it holds data of an earlier segment.
+/// `sure` is in use; otherwise it holds data of an earlier segment.
 const TALLIED: u32 = 1 << 4;
 /// The thread's CPU clock cannot be read.
 pub(super) const CPU_UNKNOWN: u32 = 1 << 5;
@@ -77,7 +77,7 @@ pub(crate) fn has_deepest() -> bool {
 
 const _: () = {
     assert!(std::mem::offset_of!(Segment, gaps) <= 56);
-    assert!(size_of::<Segment>() <= 192);
+    assert!(size_of::<Segment>() <= 128);
 };
 
 /// Segments that have ended since the CPU clock was last read. Each entry holds one span, so a hook finds it without a
@@ -257,9 +257,9 @@ impl Segment {
         was_again
     }
 
-    /// The tally of the segment, if anything was counted.
-    pub(super) fn counted(&self) -> Option<&Tally> {
-        self.has(TALLIED).then_some(&self.tally)
+    /// The certain times of the segment, if there are any.
+    pub(super) fn counted(&self) -> Option<Certain> {
+        self.has(TALLIED).then_some(self.sure)
     }
 
     /// Whether no span may be created in it that only this layer wants: the registry closes a span and those around it that
@@ -277,12 +277,12 @@ impl Segment {
         Some(Parent { id: RegistryId::new(self.id)?, root: SpanKey::new(self.root)? })
     }
 
-    pub(super) fn tally(&mut self, tally: &Tally) {
+    pub(super) fn tally(&mut self, sure: Certain) {
         if !self.has(TALLIED) {
             self.set(TALLIED);
-            self.tally = Tally::default();
+            self.sure = Certain::default();
         }
-        self.tally.add(tally);
+        self.sure.add(sure);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-use super::account::{AllocationSums, Certain, Counts, InsideTime, Tally};
+use super::account::{AllocationSums, Certain, Counts, InsideTime};
 pub(crate) use super::flags::{
     ADDED_UP, AGED, CHOSEN, CPU_UNKNOWN, FAILED, FAILED_ITSELF, FORCED, HAS_FIELDS, HAS_STATUS,
     IS_COUNTED, JUDGES_ALLOCATIONS, JUDGES_CPU, JUDGES_SUBTREE, KEEP_ON_ERROR, OBSERVED, ONE_IN,
@@ -71,7 +71,7 @@ pub(crate) struct Slot {
 const _: () = {
     assert!(std::mem::offset_of!(Slot, opened) == 64);
     assert!(std::mem::offset_of!(Slot, other_ticks) == 128);
-    assert!(size_of::<Slot>() == 448);
+    assert!(size_of::<Slot>() == 384);
 };
 
 /// The part of a parent's slot that a new child span needs.
@@ -291,10 +291,10 @@ impl Slot {
         self.sampling_delay.load(Ordering::Relaxed) == 0
     }
 
-    /// Adds the counts of a thread that is in the span.
-    pub(crate) fn count(&self, key: SpanKey, tally: &Tally) {
+    /// What a thread that is in the span adds to.
+    pub(crate) fn counts(&self) -> &Counts {
         self.set_once(COUNTED);
-        self.counts.add(key, tally);
+        &self.counts
     }
 
     /// Adds what the thread `thread` has allocated, whose innermost span this is.
@@ -601,7 +601,7 @@ impl Slot {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::Usage;
+    use crate::sys::Usage;
 
     const OWNER: u32 = 1;
     const OTHER: u32 = 2;
@@ -757,10 +757,7 @@ mod tests {
     #[test]
     fn a_released_slot_is_clean() {
         let slot = open();
-        let key = SpanKey::new(77).unwrap();
-        let usage = Usage { minor_faults: 5, ..Usage::default() };
-        let tally = Tally { usage, ..Tally::default() };
-        slot.count(key, &tally);
+        slot.counts().add_usage(&Usage { minor_faults: 5, ..Usage::default() });
         let clock = Clock::nanoseconds();
         assert_eq!(slot.account(&clock, 100).usage.minor_faults, 5);
         slot.release();

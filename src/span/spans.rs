@@ -507,10 +507,10 @@ impl Spans {
         let (is_nested, unmatched_below) = (segment.has(NESTED), segment.unmatched_below);
         let (is_detached, has_switched) = (segment.has(DETACHED), segment.has(SWITCHED));
         let gap = segment.current_gap(now);
-        let tally = segment.counted();
-        let sure = tally.map_or(Certain::default(), |tally| tally.sure);
-        if let Some(tally) = tally.filter(|_| !is_nested) {
-            slot.count(key, tally);
+        let counted = segment.counted();
+        let sure = counted.unwrap_or_default();
+        if counted.is_some() && !is_nested {
+            slot.counts().add(key, sure);
         }
         state.pop(unmatched_below);
         if let Some(gap) = gap {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use super::account::{Certain, Tally};
+use super::account::Certain;
 use super::flags::JUDGES_USAGE;
 use super::inside::Inside;
 use super::local::ThreadState;
@@ -272,13 +272,25 @@ impl Spans {
         let usage = source.usage(state.session.as_deref());
         let since = usage.since(&std::mem::replace(&mut state.read.usage, usage));
         let before = std::mem::replace(&mut state.read.at, now);
-        state.tally_each(|segment| {
+        self.count_usage(state, |segment| {
             // It can all have been before the segment.
             let outside_ns = self.clock.ns(segment.runs_since().saturating_sub(before));
             let preempted_ns = since.preempted_ns.saturating_sub(outside_ns);
             Usage { preempted_ns, ..since }
         });
         self.sync_run_delay(state);
+    }
+
+    /// Adds usage to the spans that are not suspended.
+    fn count_usage(&self, state: &ThreadState, usage: impl Fn(&Segment) -> Usage) {
+        for segment in state.entered().iter().filter(|one| !one.has(SUSPENDED) && !one.has(NESTED))
+        {
+            let usage = usage(segment);
+            let slot = RegistryId::new(segment.id).and_then(|id| self.table.get(id));
+            if let Some(slot) = slot.filter(|_| usage != Usage::default()) {
+                slot.counts().add_usage(&usage);
+            }
+        }
     }
 
     /// For how long the thread waited for a CPU between the times at which the collector read that. It belongs to the spans
@@ -294,7 +306,7 @@ impl Spans {
             let Some(before) = before else { continue };
             let earlier_at = std::mem::replace(&mut state.read.run_delay_since, before.at);
             let run_delay_ns = read.ns.saturating_sub(before.ns);
-            state.tally_each(|segment| {
+            self.count_usage(state, |segment| {
                 let since = segment.runs_since();
                 if since > before.at {
                     return Usage::default();
@@ -330,7 +342,7 @@ impl Spans {
         let ran_ns = counts.cpu_ns.saturating_sub(before.cpu_ns);
         let off_ns = self.clock.ns(now.saturating_sub(before.at)).saturating_sub(ran_ns);
         let off_ns = off_ns.saturating_sub(if records { preempted_ns } else { 0 });
-        state.tally_each(|segment| {
+        self.count_usage(state, |segment| {
             let outside_ns = self.clock.ns(segment.runs_since().saturating_sub(before.at));
             Usage { preempted_ns: off_ns.saturating_sub(outside_ns), ..Usage::default() }
         });
@@ -512,16 +524,6 @@ impl ThreadState {
         self.entered_mut().iter_mut().for_each(|segment| segment.unset(AROUND));
     }
 
-    /// Adds usage to the segments that are not suspended.
-    fn tally_each(&mut self, usage: impl Fn(&Segment) -> Usage) {
-        for segment in self.entered_mut().iter_mut().filter(|one| !one.has(SUSPENDED)) {
-            let usage = usage(segment);
-            if usage != Usage::default() {
-                segment.tally(&Tally { usage, ..Tally::default() });
-            }
-        }
-    }
-
     /// Bounds the on-CPU time since the CPU clock was last read. The thread ran for `cpu_ns` of that interval, and was
     /// sampled for the last `sampled_ns` of it. The shares of segments that have ended go to `late`.
     fn bound(
@@ -537,7 +539,7 @@ impl ThreadState {
         for segment in self.entered_mut() {
             let part_ns = clock.ns(segment.taken_since(synced, now));
             let sure = Certain::of_part(part_ns, interval_ns, cpu_ns, sampled_ns);
-            segment.tally(&Tally { sure, ..Tally::default() });
+            segment.tally(sure);
         }
         for part in self.pending.take() {
             late(part, Certain::of_part(clock.ns(part.ticks), interval_ns, cpu_ns, sampled_ns));

@@ -17,6 +17,7 @@ mod spawn;
 mod stripes;
 mod task_waker;
 mod types;
+mod usage;
 mod words;
 
 #[cfg(all(
@@ -103,6 +104,7 @@ pub(crate) use types::{
     OsThread, PublishesSpan, SampleRequest, Schedstat, TICKED, ThreadStack, ThrottlingUnknown,
     TimerClock, WhyRefused,
 };
+pub(crate) use usage::{Usage, UsageSums};
 pub(crate) use words::{WORDS, fork_generation};
 
 /// For a test in a process of its own: whether this is that process. Otherwise the test of that path has run in one.

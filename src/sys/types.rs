@@ -223,17 +223,6 @@ impl FilteredSyscall {
     }
 }
 
-/// The resource usage of a thread since it started.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ThreadUsage {
-    pub(crate) minor_faults: u64,
-    pub(crate) major_faults: u64,
-    /// Times the thread blocked.
-    pub(crate) voluntary_switches: u64,
-    /// Times the scheduler preempted the thread.
-    pub(crate) involuntary_switches: u64,
-}
-
 /// A thread that is blocked in the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Blocked {

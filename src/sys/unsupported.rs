@@ -19,7 +19,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::types::{
     Blocked, Call, FileIdentity, FilteredSyscall, Load, MappedFile, ModuleList, ModuleLoads,
-    OsThread, ProcessLosses, PublishesSpan, SampleRequest, Schedstat, ThreadStack, ThreadUsage,
+    OsThread, ProcessLosses, PublishesSpan, SampleRequest, Schedstat, ThreadStack,
     ThrottlingUnknown, TimerClock, WhyRefused,
 };
 
@@ -138,10 +138,10 @@ stubs! {
     fn process_cpu_ns() -> Option<u64> = None;
     fn own_thread(_: u32) -> OsThread = OsThread::new(0, b"");
     fn cpu_ns_of(_: u32) -> Option<u64> = None;
-    fn thread_usage() -> Option<ThreadUsage> = None;
+    fn thread_usage() -> Option<super::Usage> = None;
     fn try_thread_cpu_ns() -> Result<u64, WhyRefused> = refused();
     fn try_cpu_ns_of(_: u32) -> Result<u64, WhyRefused> = refused();
-    fn try_thread_usage() -> Result<ThreadUsage, WhyRefused> = refused();
+    fn try_thread_usage() -> Result<super::Usage, WhyRefused> = refused();
     fn tick_ns() -> Option<u64> = None;
     fn time_namespace_offset_ns() -> Option<i64> = None;
     fn open_file_limit() -> u64 = 0;

@@ -111,12 +111,6 @@ impl KeptSummary<'_> {
             }
             summary.member("samples", Plain(self.samples))?;
             summary.member("headline", self.headline)?;
-            if let Some(top) = self.hotspots.of(SampleKind::OnCpu) {
-                summary.member("top", top.names())?;
-                if let Some(share) = top.share() {
-                    summary.member("top_share", rounded(share))?;
-                }
-            }
             summary.member("hotspots", Array(|| self.hotspots.iter().map(HotspotRow)))?;
             if let Some(compared) = self.compared.filter(|compared| compared.is_of(facts)) {
                 write_compared(compared, summary)?;

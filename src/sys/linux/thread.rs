@@ -13,7 +13,8 @@ use rustix::thread::gettid;
 use super::calls::may;
 use super::ring::page_size;
 use super::signal::last_error;
-use crate::sys::types::{FilteredSyscall, OsThread, ThreadStack, ThreadUsage, WhyRefused};
+use crate::sys::types::{FilteredSyscall, OsThread, ThreadStack, WhyRefused};
+use crate::sys::usage::Usage;
 
 /// The kernel's id of the calling thread.
 pub(crate) fn current_tid() -> u32 {
@@ -72,12 +73,12 @@ pub(crate) fn is_own_thread(tid: u32) -> bool {
 }
 
 /// The calling thread's resource usage; `None` if it cannot be read.
-pub(crate) fn thread_usage() -> Option<ThreadUsage> {
+pub(crate) fn thread_usage() -> Option<Usage> {
     try_thread_usage().ok()
 }
 
 /// The same, or why it cannot be read.
-pub(crate) fn try_thread_usage() -> Result<ThreadUsage, WhyRefused> {
+pub(crate) fn try_thread_usage() -> Result<Usage, WhyRefused> {
     if !may(FilteredSyscall::Getrusage) {
         return Err(WhyRefused::KilledBySeccomp);
     }
@@ -89,11 +90,14 @@ pub(crate) fn try_thread_usage() -> Result<ThreadUsage, WhyRefused> {
     }
     // SAFETY: zeroed, then filled by the kernel; `rusage` is plain integers.
     let usage = unsafe { usage.assume_init() };
-    Ok(ThreadUsage {
+    Ok(Usage {
         minor_faults: usage.ru_minflt as u64,
         major_faults: usage.ru_majflt as u64,
+        // The `read_bytes` of `/proc/thread-self/io`, which the kernel gives in units of 512 bytes here.
+        disk_read: (usage.ru_inblock as u64).saturating_mul(512),
         voluntary_switches: usage.ru_nvcsw as u64,
         involuntary_switches: usage.ru_nivcsw as u64,
+        ..Usage::default()
     })
 }
 
