@@ -1135,6 +1135,7 @@ async fn the_heap_is_not_served_if_it_is_not_tracked() {
     let setup = Setup::with("1h", |builder| builder.heap(true));
     for (method, path) in [
         ("GET", "/debug/pprof/heap"),
+        ("GET", "/debug/pprof/heap?seconds=1"),
         ("GET", "/debug/pprof/allocs"),
         ("POST", "/debug/pprof/heap"),
     ] {

@@ -268,10 +268,11 @@ fn check_markdown(handle: &Handle) {
 
 fn check_awaits(reports: &[Kept]) {
     let upstream = reports.iter().find(|kept| kept.spans[0].name() == "GET /upstream").unwrap();
-    let site = upstream.awaits.longest.clone().unwrap();
-    assert!(site.function.ends_with("ask_upstream"), "{site:?}");
-    assert!(site.location.starts_with("shop/mod.rs:"), "{site:?}");
-    assert!(site.awaited.starts_with("tokio::time::"), "{site:?}");
+    let hotspot = upstream.hotspot(SampleKind::Await).unwrap();
+    let (function, leaf) = (&hotspot.functions[0], hotspot.leaf.as_ref().unwrap());
+    assert!(function.name.ends_with("ask_upstream"), "{hotspot:?}");
+    assert!(function.location.starts_with("shop/mod.rs:"), "{hotspot:?}");
+    assert!(leaf.name.starts_with("tokio::time::"), "{hotspot:?}");
     let times = upstream.spans[0].times();
     let explained = times.awaiting() + times.scheduling_delay();
     // The deadline is set in a poll, so that the rest of this poll is part of it. After the last one the span is idle until

@@ -29,9 +29,7 @@ pub(super) fn plan(keep: &Keep, ticks_a_second: u64, sampling_delay: Duration) -
         Condition::Above(Measure::SubtreeOnCpu, _) => JUDGES_CPU | JUDGES_SUBTREE,
         Condition::Above(Measure::OnCpu | Measure::OffCpu, _) => JUDGES_CPU,
         Condition::Above(Measure::Runnable, _) => JUDGES_CPU | JUDGES_USAGE,
-        Condition::Above(measure, _) if measure.row().is_counted => {
-            JUDGES_CPU | JUDGES_USAGE | SUSPECT
-        }
+        Condition::Above(it, _) if it.row().is_counted => JUDGES_CPU | JUDGES_USAGE | SUSPECT,
         Condition::Above(Measure::Allocated | Measure::Allocations, _) => JUDGES_ALLOCATIONS,
         // Its close must be observed, so that the layer knows when no such span is left.
         Condition::Open(_) => WATCHED | SUSPECT,

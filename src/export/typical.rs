@@ -34,6 +34,8 @@ pub(crate) struct TypicalFile {
     pub(crate) path: PathBuf,
     /// When its hour began, as text that sorts by time.
     time: String,
+    /// When it was last written.
+    modified: Option<SystemTime>,
     /// The version of the service, as far as it is in the name of the file.
     version: String,
 }
@@ -64,7 +66,7 @@ impl TypicalFiles {
 }
 
 impl TypicalFile {
-    /// The newest files in the directory of that name in `dir`, or in `dir` itself, the newest hour first. Empty if there is
+    /// The newest files in the directory of that name in `dir`, or in `dir` itself, the newest hour first, and of an hour the last written. Empty if there is
     /// no such directory.
     pub(crate) fn list(dir: &Path) -> io::Result<Vec<Self>> {
         let below = dir.join(OF_TYPICAL);
@@ -78,10 +80,11 @@ impl TypicalFile {
             let (stem, _) = stem_of(&name).filter(|_| name.ends_with(TYPICAL))?;
             let mut parts = stem.split('-');
             let (time, version) = (parts.next()?.to_owned(), parts.nth(1)?.to_owned());
-            Some(Self { path: entry.path(), time, version })
+            let modified = entry.metadata().and_then(|metadata| metadata.modified()).ok();
+            Some(Self { path: entry.path(), time, modified, version })
         });
         let mut files: Vec<_> = names.collect();
-        files.sort_by(|a, b| (&b.time, &b.path).cmp(&(&a.time, &a.path)));
+        files.sort_by(|a, b| (&b.time, b.modified, &b.path).cmp(&(&a.time, a.modified, &a.path)));
         files.truncate(MOST_LISTED);
         Ok(files)
     }

@@ -265,3 +265,25 @@ fn after_the_clock_was_set_back_hours_end_as_before() {
     process.advance(at(2, 0));
     assert_eq!(names(dir.path()).len(), 2);
 }
+
+#[test]
+fn of_one_hour_the_version_that_was_written_last_is_the_last() {
+    let dir = tempfile::tempdir().unwrap();
+    // Several of each, since the id in a file's name is random.
+    for version in ["1.4.1", "1.4.2"].repeat(4) {
+        let process = Process::start(Some(dir.path()), version, at(0, 0));
+        process.run("/a", 30, 5);
+        process.end(at(0, 1));
+    }
+    let mut begun = at(0, 0);
+    for (last, others) in [("1.4.2", "1.4.1"), ("1.4.1", "1.4.2")] {
+        for version in [others, last] {
+            begun += Duration::from_secs(60);
+            for name in names(dir.path()).iter().filter(|name| name.contains(version)) {
+                let path = dir.path().join("typical").join(name);
+                fs::File::options().write(true).open(path).unwrap().set_modified(begun).unwrap();
+            }
+        }
+        assert_eq!(stored_versions(dir.path()).unwrap(), [last, others]);
+    }
+}

@@ -3,7 +3,8 @@
 use std::io;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use axum::http::StatusCode;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value};
 
 use crate::engine::NoAnswer;
@@ -57,4 +58,11 @@ pub(super) fn no_answer(why: NoAnswer) -> Failure {
         }
     };
     (status, text.to_owned())
+}
+
+/// Not as a content encoding: readers of pprof expect it to be compressed.
+pub(super) fn pprof_file(name: &str, bytes: Vec<u8>) -> Response {
+    let file = format!("attachment; filename=\"{name}.pb.gz\"");
+    let of_type = [(header::CONTENT_TYPE, "application/octet-stream")];
+    (of_type, [(header::CONTENT_DISPOSITION, file)], bytes).into_response()
 }

@@ -88,7 +88,7 @@ fn row_to_json(row: &ComparedRow) -> Value {
     if let Some(SpentIn::Function(function)) = function {
         members.push(("function", function.name.as_str().into()));
         members.push(("file", function.file.as_str().into()));
-        members.push(("line", function.line.into()));
+        members.extend((function.line > 0).then(|| ("line", function.line.into())));
     } else if let Some(function) = function {
         members.push(("others", (*function == SpentIn::Others).into()));
     }

@@ -1,18 +1,41 @@
 //! The live heap in the format that Go's `net/http/pprof` serves.
 
-use axum::extract::State;
-use axum::http::header;
-use axum::response::{IntoResponse, Response};
+use std::sync::mpsc::channel;
+use std::time::Duration;
 
-use super::answer::{Failure, no_answer};
+use axum::extract::{RawQuery, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+
+use super::answer::{Failure, no_answer, pprof_file};
+use super::routes::value_in;
 use super::{Routed, slow};
 use crate::encode::pprof_showing;
 use crate::handle::Handle;
 use crate::profile::SampleKind;
 use crate::sinks::HeapPart;
 
-pub(super) async fn in_use(State(routed): State<Routed>) -> Result<Response, Failure> {
-    slow(routed, |handle| encoded(handle, HeapPart::All, SampleKind::InUseBytes)).await
+/// As in Go, with `seconds` what has grown in that time.
+pub(super) async fn in_use(
+    State(routed): State<Routed>,
+    RawQuery(query): RawQuery,
+) -> Result<Response, Failure> {
+    let seconds = value_in(&query.unwrap_or_default(), "seconds").map(|text| text.parse::<u64>());
+    // If the client goes away, this future is dropped, and the wait ends.
+    let (_waits, is_gone) = channel::<()>();
+    slow(routed, move |handle| {
+        let part = match seconds {
+            None => HeapPart::All,
+            Some(Ok(seconds @ 1..=600)) => {
+                handle.heap_part(HeapPart::Growth).map_err(no_answer)?;
+                _ = is_gone.recv_timeout(Duration::from_secs(seconds));
+                HeapPart::Growth
+            }
+            _ => return Err((StatusCode::BAD_REQUEST, "`seconds` is from 1 to 600".to_owned())),
+        };
+        encoded(handle, part, SampleKind::InUseBytes)
+    })
+    .await
 }
 
 pub(super) async fn allocated(State(routed): State<Routed>) -> Result<Response, Failure> {
@@ -26,10 +49,5 @@ pub(super) async fn growth(State(routed): State<Routed>) -> Result<Response, Fai
 
 fn encoded(handle: &Handle, part: HeapPart, shown: SampleKind) -> Result<Response, Failure> {
     let profile = handle.heap_part(part).map_err(no_answer)?;
-    // Not as a content encoding: readers of pprof expect it to be compressed.
-    let headers = [
-        (header::CONTENT_TYPE, "application/octet-stream"),
-        (header::CONTENT_DISPOSITION, "attachment; filename=\"heap.pb.gz\""),
-    ];
-    Ok((headers, pprof_showing(&profile, Some(shown))).into_response())
+    Ok(pprof_file("heap", pprof_showing(&profile, Some(shown))))
 }

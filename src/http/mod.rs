@@ -30,7 +30,7 @@ use serde_json::Value;
 use tokio::task::spawn_blocking;
 
 use self::answer::{Failure, HTML, no_answer, not_found, object, time, unreadable};
-use crate::error::{Error, UnknownName};
+use crate::error::Error;
 use crate::export::{Format, OF_PROCESS, StoredFile, list_stored, read_stored};
 use crate::facts::Reason;
 use crate::handle::Handle;
@@ -145,7 +145,7 @@ impl Handle {
     /// | `GET /kept` | what was kept, the newest first, as JSON: spans that this process kept, with and without a profile, and profiles of earlier runs. At most 1,000 |
     /// | `GET /kept/ID` | what was kept under that `id`: the report of the profile, or with `Accept: text/markdown` or `application/json` [the most important of it](crate::encode::markdown) in 2 KiB. Where there is no report, as of a span that failed before a sample fell in it, whose `id` begins with `span-`, a short form for the last 1,000 spans that this process kept; else 404 |
     /// | `GET /open?older_than=1s` | the [open spans](Self::open_spans) that are older than that (1 s without it), the oldest first, as JSON, each with its state and where it is. At most 1,000; 503 if the layer's threads do not answer in 10 s |
-    /// | `GET /debug/pprof/heap` | the [live heap](Self::heap_profile) for `go tool pprof` and what scrapes such profiles: `alloc_objects`, `alloc_space`, `inuse_objects` and `inuse_space`, gzipped. 404 if the layer does not track it. Needs the feature `pprof` |
+    /// | `GET /debug/pprof/heap` | the [live heap](Self::heap_profile) for `go tool pprof` and what scrapes such profiles: `alloc_objects`, `alloc_space`, `inuse_objects` and `inuse_space`, gzipped. 404 if the layer does not track it. With `?seconds=30`, what has grown in that time, from which the next `POST` then counts. Needs the feature `pprof` |
     /// | `GET /debug/pprof/allocs` | the same, of which `alloc_space` is shown first |
     /// | `POST /debug/pprof/heap` | [what has grown](Self::heap_growth) since the last such request |
     /// | `GET /debug/pprof/threads` | [all threads](Self::threads), a sample each, for `go tool pprof`; with `?debug=1` as text. 503 if the layer is off, or if its threads do not answer in 30 s. Needs the feature `pprof` |
@@ -260,9 +260,8 @@ async fn typical_profile(
         let query = uri.query().unwrap_or_default();
         let route = routes::value_in(query, "route").ok_or_else(not_found)?;
         let format = routes::value_in(query, "format").unwrap_or_else(|| "pprof".to_owned());
-        let format: Format = format
-            .parse()
-            .map_err(|error: UnknownName| (StatusCode::BAD_REQUEST, error.to_string()))?;
+        let format = format.parse::<Format>();
+        let format = format.map_err(|error| (StatusCode::BAD_REQUEST, error.to_string()))?;
         let profile = routes::typical(&handle, &route)?;
         let published = handle.published().ok_or_else(not_found)?;
         let encoded = format.encode(&profile, published.references.context());

@@ -7,7 +7,7 @@ use axum::http::{HeaderName, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use tokio::task::spawn_blocking;
 
-use super::answer::{Failure, HTML};
+use super::answer::{Failure, HTML, pprof_file};
 use super::routes::value_in;
 use crate::encode::{HtmlContext, html, pprof_showing};
 use crate::engine::ProfileKind;
@@ -30,14 +30,7 @@ async fn answer(handle: Handle, kind: ProfileKind, query: &str) -> Response {
     let is_report = value_in(query, "format").as_deref() == Some("html");
     match encoded(handle, kind, query, is_report).await {
         Ok(bytes) if is_report => ([(header::CONTENT_TYPE, HTML)], bytes).into_response(),
-        Ok(bytes) => {
-            // Not as a content encoding: readers of pprof expect it to be compressed.
-            let headers = [
-                (header::CONTENT_TYPE, "application/octet-stream"),
-                (header::CONTENT_DISPOSITION, "attachment; filename=\"profile.pb.gz\""),
-            ];
-            (headers, bytes).into_response()
-        }
+        Ok(bytes) => pprof_file("profile", bytes),
         Err((status, problem)) => {
             let headers = [(header::CONTENT_TYPE, "text/plain; charset=utf-8"), (X_GO_PPROF, "1")];
             (status, headers, format!("{problem}\n")).into_response()

@@ -3,7 +3,7 @@
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 
-use super::answer::{Failure, no_answer};
+use super::answer::{Failure, no_answer, pprof_file};
 use super::routes::value_in;
 use crate::encode::pprof_of_threads;
 use crate::handle::Handle;
@@ -15,12 +15,7 @@ pub(super) fn answer(handle: &Handle, query: &str) -> Result<Response, Failure> 
         let headers = [(header::CONTENT_TYPE, "text/plain; charset=utf-8")];
         return Ok((headers, dump.to_string()).into_response());
     }
-    // Not as a content encoding: readers of pprof expect it to be compressed.
-    let headers = [
-        (header::CONTENT_TYPE, "application/octet-stream"),
-        (header::CONTENT_DISPOSITION, "attachment; filename=\"threads.pb.gz\""),
-    ];
-    Ok((headers, pprof_of_threads(&dump)).into_response())
+    Ok(pprof_file("threads", pprof_of_threads(&dump)))
 }
 
 /// Whether the first `debug=...` of a query is a number other than 0.

@@ -214,18 +214,21 @@ impl<'a> CallTree<'a> {
 
     /// Whether a function is on the stack of a sample.
     pub(super) fn is_in(&self, sample: &SampledCall<'_>, function: usize) -> bool {
-        let caller = |call: &usize| self.calls.get(*call)?.caller;
-        let mut calls = std::iter::successors(sample.end.call, caller);
-        calls.any(|call| self.calls.get(call).is_some_and(|call| call.function == function))
+        self.path(sample).any(|called| called == function)
     }
 
     /// The nearest own function around one on the stack of a sample.
     pub(super) fn own_caller(&self, sample: &SampledCall<'_>, function: usize) -> Option<usize> {
-        let caller = |call: &usize| self.calls.get(*call)?.caller;
-        let calls = std::iter::successors(sample.end.call, caller);
-        let functions = calls.filter_map(|call| Some(self.calls.get(call)?.function));
-        let mut around = functions.skip_while(|called| *called != function).skip(1);
+        let mut around = self.path(sample).skip_while(|called| *called != function).skip(1);
         around.find(|caller| self.is_own(*caller))
+    }
+
+    /// The functions on the stack of a sample, the innermost first.
+    fn path(&self, sample: &SampledCall<'_>) -> impl Iterator<Item = usize> {
+        let call = |call: usize| self.calls.get(call);
+        let calls =
+            std::iter::successors(sample.end.call.and_then(call), move |of| call(of.caller?));
+        calls.map(|call| call.function)
     }
 
     /// The functions on a stack that are below another, the outermost first.

@@ -149,7 +149,7 @@ impl Profile {
         for sample in self.of_kind(kind) {
             let leaf = match kind {
                 SampleKind::OffCpu => self.blocked_in(sample).map(|call| format!("[{call}]")),
-                SampleKind::Await => Some(awaited(&self.source_functions(sample))),
+                SampleKind::Await => Some(awaited(&self.functions_on(sample.stack))),
                 _ => None,
             };
             let (function, location) = match self.own_function(sample) {
@@ -228,7 +228,7 @@ fn find(profile: &Profile, calls: &CallTree<'_>, kind: SampleKind) -> Option<Hot
             most(&inside, |sample| profile.blocked_in(sample).map(|call| format!("[{call}]")))
         }
         SampleKind::Await => most(&inside, |sample| {
-            Some(awaited(&profile.source_functions(sample))).filter(|name| !name.is_empty())
+            Some(awaited(&profile.functions_on(sample.stack))).filter(|name| !name.is_empty())
         }),
         _ => calls.leaf_below(number, &inside, held).map(|(leaf, weight)| {
             let location = calls.location_in(leaf, &inside);
@@ -261,10 +261,12 @@ fn callers(calls: &CallTree<'_>, of: usize, samples: &[SampledCall<'_>], held: u
     callers.retain(|(name, weight)| !name.is_empty() && *weight as f64 >= held as f64 * NOTABLE);
     callers.sort_by_key(|(_, weight)| Reverse(*weight));
     let module = |name: &str| name.rsplit_once("::").map_or("", |(module, _)| module).to_owned();
-    let is_shared = |caller: &str| module(caller) != module(calls.name(of));
-    let is_worth_saying = callers.len() > 1 || callers.iter().any(|(name, _)| is_shared(name));
-    let named = callers.into_iter().map(|(name, _)| name.to_owned()).take(MOST_CALLERS);
-    if is_worth_saying { named.collect() } else { Vec::new() }
+    if let [(name, _)] = callers[..]
+        && module(name) == module(calls.name(of))
+    {
+        return Vec::new();
+    }
+    callers.into_iter().map(|(name, _)| name.to_owned()).take(MOST_CALLERS).collect()
 }
 
 /// Two or three functions that have at least half of that together, and none of them more than half alone. `elsewhere`:
@@ -314,8 +316,6 @@ fn fallback(
     samples: &[SampledCall<'_>],
     share: impl Fn(u64) -> f64,
 ) -> Option<Hotspot> {
-    let nanoseconds =
-        |time: std::time::Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
     let named = |name, location, share| FunctionShare { name, location, share };
     let leaf = |name: String| {
         let is_known = !name.is_empty();
@@ -324,8 +324,8 @@ fn fallback(
     let (function, leaf) = match kind {
         SampleKind::OffCpu => {
             let site = profile.waits().longest?;
-            let share = share(nanoseconds(site.waited));
-            (named(site.function, site.location, share), leaf(site.call))
+            let ns = u64::try_from(site.waited.as_nanos()).unwrap_or(u64::MAX);
+            (named(site.function, site.location, share(ns)), leaf(site.call))
         }
         SampleKind::Await => {
             let ([function, location, awaited], ns) = longest(profile)?;

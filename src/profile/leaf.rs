@@ -135,9 +135,8 @@ impl fmt::Display for Leaf {
             Self::BlockedBy(call, holder) => write!(f, "[{call}, held by {holder}]"),
             Self::Awaiting => f.write_str("[await]"),
             Self::AwaitingOneOf { count, others } => {
-                write!(f, "[await, one of {count} at the same time")?;
-                f.write_str(if others.is_empty() { "" } else { ", others at " })?;
-                write!(f, "{others}]")
+                let at = if others.is_empty() { "" } else { ", others at " };
+                write!(f, "[await, one of {count} at the same time{at}{others}]")
             }
             Self::Delayed { behind: None } => f.write_str("[scheduling delay]"),
             Self::Delayed { behind: Some(span) } => write!(f, "[scheduling delay behind {span}]"),

@@ -67,7 +67,7 @@ impl ThreadSource for ThreadSampler {
     }
 
     fn usage(&mut self, session: Option<&SamplingSession>) -> Usage {
-        let used = sys::thread_usage().unwrap_or_default();
+        let used = sys::try_thread_usage().unwrap_or_default();
         let hardware = session.and_then(|session| session.hardware.lock().as_ref()?.read().ok());
         let HardwareCounts { cycles, instructions, cache_misses } =
             hardware.and_then(|words| parse_group(&words)).unwrap_or_default();

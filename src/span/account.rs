@@ -137,11 +137,8 @@ impl Counts {
 
     /// The same for what the system counts.
     pub(crate) fn add_usage(&self, more: &Usage) {
-        let new = || {
-            let _uncounted = Uncounted::begin();
-            Box::default()
-        };
-        self.usage.get_or_init(new).add(more);
+        let _uncounted = Uncounted::begin();
+        self.usage.get_or_init(Box::default).add(more);
     }
 
     /// Adds segments of descendants, on threads that are not in this span.

@@ -85,7 +85,7 @@ pub(crate) use platform::{
     own_threads, owner_of_lock, path_of_open, pending_signal_limit, probe_timers, process_cpu_ns,
     process_id, program_memory, program_path, read_filters, read_own_memory, read_own_stack,
     schedstat, signal_of_timers, switches_of, take_signals_without_room, thread_and_state,
-    thread_cpu_ns, thread_stack, thread_usage, tick_ns, time_namespace_offset_ns, try_cpu_ns_of,
+    thread_cpu_ns, thread_stack, tick_ns, time_namespace_offset_ns, try_cpu_ns_of,
     try_thread_cpu_ns, try_thread_usage, unblock_timers, user_ns_of, why_no_process_timer,
 };
 #[cfg(fuzzing)]

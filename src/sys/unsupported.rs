@@ -138,7 +138,6 @@ stubs! {
     fn process_cpu_ns() -> Option<u64> = None;
     fn own_thread(_: u32) -> OsThread = OsThread::new(0, b"");
     fn cpu_ns_of(_: u32) -> Option<u64> = None;
-    fn thread_usage() -> Option<super::Usage> = None;
     fn try_thread_cpu_ns() -> Result<u64, WhyRefused> = refused();
     fn try_cpu_ns_of(_: u32) -> Result<u64, WhyRefused> = refused();
     fn try_thread_usage() -> Result<super::Usage, WhyRefused> = refused();

@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::platform::thread_usage;
+use super::platform::try_thread_usage;
 
 macro_rules! usage {
     ($($(#[doc = $doc:literal])* $count:ident)+) => {
@@ -68,7 +68,7 @@ impl Usage {
     pub(crate) fn disk_read(&self) -> Option<u64> {
         static IS_COUNTED: OnceLock<bool> = OnceLock::new();
         let has_file = || std::fs::metadata("/proc/thread-self/io").is_ok();
-        self.read_if(*IS_COUNTED.get_or_init(|| thread_usage().is_some() && has_file()))
+        self.read_if(*IS_COUNTED.get_or_init(|| try_thread_usage().is_ok() && has_file()))
     }
 
     fn read_if(&self, is_counted: bool) -> Option<u64> {

@@ -447,24 +447,51 @@ async fn the_heap_is_served_as_go_serves_it() {
     let setup = Setup::with("1h", |builder| builder.heap(true));
     let mut kept = Vec::with_capacity(10);
     (0..10).for_each(|_| keep_forever(&mut kept, 16 << 20));
+    let ask = async |method, path| {
+        let request = Request::builder().method(method).uri(path);
+        let request = request.header(header::HOST, "localhost");
+        let request = request.body(Body::empty()).unwrap();
+        setup.handle.router().oneshot(request).await.unwrap()
+    };
+    for path in ["/debug/pprof/heap?seconds=0", "/debug/pprof/heap?seconds=x"] {
+        let answer = ask("GET", path).await;
+        assert_eq!(answer.status(), axum::http::StatusCode::BAD_REQUEST);
+    }
+    let has_answered = std::sync::atomic::AtomicBool::new(false);
+    let has_answered = std::sync::Arc::new(has_answered);
+    let ends = std::sync::Arc::clone(&has_answered);
+    let other = std::thread::spawn(move || {
+        let mut later = Vec::new();
+        while !ends.load(std::sync::atomic::Ordering::Relaxed) {
+            keep_later(&mut later);
+        }
+    });
     for (method, path) in [
+        ("GET", "/debug/pprof/heap?seconds=1"),
         ("GET", "/debug/pprof/heap"),
         ("GET", "/debug/pprof/allocs"),
         ("POST", "/debug/pprof/heap"),
     ] {
-        let request = Request::builder().method(method).uri(path);
-        let request = request.header(header::HOST, "localhost");
-        let request = request.body(Body::empty()).unwrap();
-        let answer = setup.handle.router().oneshot(request).await.unwrap();
+        let answer = ask(method, path).await;
         assert_eq!(answer.headers()[header::CONTENT_TYPE], "application/octet-stream");
         let body = answer.into_body().collect().await.unwrap().to_bytes();
         let mut plain = Vec::new();
         flate2::read::GzDecoder::new(&body[..]).read_to_end(&mut plain).unwrap();
         let has = |text: &str| plain.windows(text.len()).any(|part| part == text.as_bytes());
-        for text in ["alloc_objects", "alloc_space", "inuse_objects", "inuse_space", "keep_forever"]
-        {
+        for text in ["alloc_objects", "alloc_space", "inuse_objects", "inuse_space", "keep_later"] {
             assert!(has(text), "{text} in {path}");
         }
+        // Only the others have what was allocated before, and is in use.
+        assert_eq!(has("keep_forever"), method == "GET" && !path.contains("seconds"), "{path}");
         assert!(!has("off_cpu"), "{path}");
     }
+    has_answered.store(true, std::sync::atomic::Ordering::Relaxed);
+    other.join().unwrap();
+}
+
+#[cfg(feature = "axum")]
+#[inline(never)]
+fn keep_later(kept: &mut Vec<Vec<u8>>) {
+    kept.push(black_box(Vec::with_capacity(4 << 20)));
+    std::thread::sleep(Duration::from_millis(5));
 }

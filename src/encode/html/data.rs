@@ -283,15 +283,12 @@ impl<'a> ReportTables<'a> {
 
     fn leaf(&mut self, leaf: &'a Leaf) -> (u8, u32) {
         let (kind, text) = match leaf {
-            Leaf::BlockedBy(call, holder) => {
-                return (1, self.strings.add(format!("{call}, held by {holder}")));
-            }
-            Leaf::AwaitingOneOf { .. } => {
+            Leaf::BlockedBy(..) | Leaf::AwaitingOneOf { .. } => {
+                let is_wait = matches!(leaf, Leaf::BlockedBy(..));
+                let (kind, before) = if is_wait { (1, "[") } else { (2, "[await, ") };
                 let text = leaf.to_string();
-                return (
-                    2,
-                    self.strings.add(text.trim_matches(['[', ']']).replacen("await, ", "", 1)),
-                );
+                let text = text.strip_prefix(before).and_then(|text| text.strip_suffix(']'));
+                return (kind, self.strings.add(text.unwrap_or_default().to_owned()));
             }
             Leaf::Ran => (0, ""),
             Leaf::Blocked(call) => (1, call.as_str()),

@@ -81,7 +81,7 @@ pub(crate) use signal_stack::{has_small_signal_stack, take_signals_without_room}
 pub(crate) use thread::{
     address_space_left, cpu_model, current_thread, current_tid, has_ended, host_name,
     is_own_thread, is_traced, kernel_release, locked_memory_limit, open_file_limit,
-    pending_signal_limit, process_id, stack_bounds, thread_stack, thread_usage, try_thread_usage,
+    pending_signal_limit, process_id, stack_bounds, thread_stack, try_thread_usage,
 };
 pub(crate) use timer::{
     TimerRing, block_timers, open_timer_ring, probe_timers, signal_of_timers, unblock_timers,

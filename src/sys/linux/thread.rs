@@ -72,12 +72,7 @@ pub(crate) fn is_own_thread(tid: u32) -> bool {
     is_there(tid) || !is_there(current_tid())
 }
 
-/// The calling thread's resource usage; `None` if it cannot be read.
-pub(crate) fn thread_usage() -> Option<Usage> {
-    try_thread_usage().ok()
-}
-
-/// The same, or why it cannot be read.
+/// The calling thread's resource usage, or why it cannot be read.
 pub(crate) fn try_thread_usage() -> Result<Usage, WhyRefused> {
     if !may(FilteredSyscall::Getrusage) {
         return Err(WhyRefused::KilledBySeccomp);
