@@ -53,7 +53,7 @@ pub(super) fn sum(profile: &Profile) -> Awaits {
 
 /// The function, location and future of an await or a scheduling delay; `None` if its stack is unknown.
 fn site(profile: &Profile, sample: &Sample) -> Option<[String; 3]> {
-    let frames = profile.functions_on(sample.stack);
+    let frames = profile.code_of(profile.location_ids(sample.stack));
     let own = frames.get(own_number(&frames))?;
     let function = match own.unnamed.and_then(|id| profile.location(id)) {
         Some(location) => profile.module_offset(location),

@@ -25,8 +25,7 @@ pub struct Hotspot {
     pub kind: SampleKind,
     /// One function, or two or three that hold at least half together. The one with the most comes first.
     pub functions: Vec<FunctionShare>,
-    /// The own functions that call these, those with the most first, at most two. Of one function only if there are several,
-    /// or if it is in another module: a function that others use, too, explains little without them.
+    /// The own functions that call these, at most two. Of one function: if several do, or one in another module.
     pub callers: Vec<String>,
     /// What most of the one function's samples are in below it: the deepest function that holds at least half of them, else
     /// the one that holds the most; for waits the system call, for awaits the future. The share is that of the function.
@@ -149,7 +148,7 @@ impl Profile {
         for sample in self.of_kind(kind) {
             let leaf = match kind {
                 SampleKind::OffCpu => self.blocked_in(sample).map(|call| format!("[{call}]")),
-                SampleKind::Await => Some(awaited(&self.functions_on(sample.stack))),
+                SampleKind::Await => Some(awaited(&self.code_of(self.location_ids(sample.stack)))),
                 _ => None,
             };
             let (function, location) = match self.own_function(sample) {
@@ -178,8 +177,6 @@ impl Profile {
 const LARGE_BYTES: u64 = 2 * 1024 * 1024;
 /// Less is not worth naming.
 const NOTABLE: f64 = 0.1;
-/// The most callers that are named.
-const MOST_CALLERS: usize = 2;
 /// The most functions that are named together.
 const SEVERAL: usize = 3;
 
@@ -228,7 +225,8 @@ fn find(profile: &Profile, calls: &CallTree<'_>, kind: SampleKind) -> Option<Hot
             most(&inside, |sample| profile.blocked_in(sample).map(|call| format!("[{call}]")))
         }
         SampleKind::Await => most(&inside, |sample| {
-            Some(awaited(&profile.functions_on(sample.stack))).filter(|name| !name.is_empty())
+            Some(awaited(&profile.code_of(profile.location_ids(sample.stack))))
+                .filter(|name| !name.is_empty())
         }),
         _ => calls.leaf_below(number, &inside, held).map(|(leaf, weight)| {
             let location = calls.location_in(leaf, &inside);
@@ -266,7 +264,7 @@ fn callers(calls: &CallTree<'_>, of: usize, samples: &[SampledCall<'_>], held: u
     {
         return Vec::new();
     }
-    callers.into_iter().map(|(name, _)| name.to_owned()).take(MOST_CALLERS).collect()
+    callers.into_iter().map(|(name, _)| name.to_owned()).take(2).collect()
 }
 
 /// Two or three functions that have at least half of that together, and none of them more than half alone. `elsewhere`:

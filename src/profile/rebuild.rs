@@ -279,8 +279,8 @@ impl Rebuilding<'_> {
         distinct.dedup();
         let hidden = branches.timers + count - distinct.len();
         let is_most = |of: &&Vec<_>| others.iter().filter(|it| it == of).count() * 2 > others.len();
-        let most = others.iter().find(is_most).map(|stack| self.to.add_stack(stack.clone()));
-        let others = most.map(|stack| awaited(&self.to.functions_on(stack))).unwrap_or_default();
+        let most = others.iter().find(is_most).map(|stack| stack.iter().copied());
+        let others = most.map(|stack| awaited(&self.to.code_of(stack))).unwrap_or_default();
         let stacks = shown.into_iter().map(|stack| self.to.add_stack(stack)).collect();
         let shown = Rc::new(ShownStacks { stacks, hidden, others, is_short });
         self.stacks.insert((id, trim), Rc::clone(&shown));

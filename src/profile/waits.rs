@@ -55,7 +55,7 @@ impl Profile {
         for sample in self.of_kind(SampleKind::OffCpu) {
             let waited_ns = sample.points.iter().map(|point| point.weight).sum();
             let Some(call) = self.blocked_in(sample) else { continue };
-            let frames = self.functions_on(sample.stack);
+            let frames = self.code_of(self.location_ids(sample.stack));
             let wait_site = wait_site(&frames);
             all.add(wait_site, call.clone(), waited_ns);
             if self.blocks_tasks(sample) {
@@ -173,7 +173,8 @@ impl Profile {
     #[cfg(feature = "firefox")]
     pub(crate) fn wait_place(&self, sample: &Sample) -> Option<String> {
         let mut sums = Sums::default();
-        sums.add(wait_site(&self.functions_on(sample.stack)), self.blocked_in(sample)?, 0);
+        let frames = self.code_of(self.location_ids(sample.stack));
+        sums.add(wait_site(&frames), self.blocked_in(sample)?, 0);
         let WaitSite { function, location, .. } = sums.longest(self)?;
         let place = if location.is_empty() { String::new() } else { format!(" ({location})") };
         Some(format!("{function}{place}"))
@@ -182,7 +183,7 @@ impl Profile {
     /// Where a sample was taken in the program's own code: the innermost own function, or what comes next to that, with its
     /// file and line. Code without names is its file. `None` if its stack is unknown.
     pub(crate) fn own_function(&self, sample: &Sample) -> Option<(String, &str, u32)> {
-        let frames = self.functions_on(sample.stack);
+        let frames = self.code_of(self.location_ids(sample.stack));
         let own = frames.get(own_number(&frames))?;
         let Some(location) = own.unnamed.and_then(|id| self.location(id)) else {
             return Some((awaits::own_name(own.name), own.file, own.line));
@@ -238,9 +239,9 @@ impl Profile {
     }
 
     /// The functions of a stack's code from the innermost, including inlined ones.
-    pub(super) fn functions_on(&self, stack: StackId) -> Vec<SourceFunction<'_>> {
+    pub(super) fn code_of(&self, ids: impl Iterator<Item = LocationId>) -> Vec<SourceFunction<'_>> {
         let mut frames = Vec::new();
-        for id in self.location_ids(stack) {
+        for id in ids {
             let Some(location) = self.location(id) else { continue };
             if matches!(location.kind, FrameKind::Remark | FrameKind::Kernel) {
                 continue;
