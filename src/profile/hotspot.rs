@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
 
-use super::awaits::{SAMPLED_AWAIT_NS, awaited, longest, own_name};
+use super::awaits::{SAMPLED_AWAIT_NS, longest, own_name};
 use super::call_tree::{CallTree, SampledCall};
 use super::code_origin::LINKAGE;
 use super::leaf::Leaf;
@@ -148,7 +148,7 @@ impl Profile {
         for sample in self.of_kind(kind) {
             let leaf = match kind {
                 SampleKind::OffCpu => self.blocked_in(sample).map(|call| format!("[{call}]")),
-                SampleKind::Await => Some(awaited(&self.code_of(self.location_ids(sample.stack)))),
+                SampleKind::Await => Some(self.awaited(self.location_ids(sample.stack))),
                 _ => None,
             };
             let (function, location) = match self.own_function(sample) {
@@ -225,7 +225,7 @@ fn find(profile: &Profile, calls: &CallTree<'_>, kind: SampleKind) -> Option<Hot
             most(&inside, |sample| profile.blocked_in(sample).map(|call| format!("[{call}]")))
         }
         SampleKind::Await => most(&inside, |sample| {
-            Some(awaited(&profile.code_of(profile.location_ids(sample.stack))))
+            Some(profile.awaited(profile.location_ids(sample.stack)))
                 .filter(|name| !name.is_empty())
         }),
         _ => calls.leaf_below(number, &inside, held).map(|(leaf, weight)| {
@@ -259,12 +259,9 @@ fn callers(calls: &CallTree<'_>, of: usize, samples: &[SampledCall<'_>], held: u
     callers.retain(|(name, weight)| !name.is_empty() && *weight as f64 >= held as f64 * NOTABLE);
     callers.sort_by_key(|(_, weight)| Reverse(*weight));
     let module = |name: &str| name.rsplit_once("::").map_or("", |(module, _)| module).to_owned();
-    if let [(name, _)] = callers[..]
-        && module(name) == module(calls.name(of))
-    {
-        return Vec::new();
-    }
-    callers.into_iter().map(|(name, _)| name.to_owned()).take(2).collect()
+    let is_near = |(name, _): &(&str, u64)| module(name) == module(calls.name(of));
+    let most = if callers.len() == 1 && callers.iter().all(is_near) { 0 } else { 2 };
+    callers.into_iter().map(|(name, _)| name.to_owned()).take(most).collect()
 }
 
 /// Two or three functions that have at least half of that together, and none of them more than half alone. `elsewhere`:

@@ -6,7 +6,6 @@ use std::mem;
 use std::ops::Range;
 use std::rc::Rc;
 
-use super::awaits::awaited;
 use super::branches::Branches;
 use super::code_origin::{
     CodeOrigin, LINKAGE, OwnCode, allocates, clones_wakers, limits_time, whole_name,
@@ -280,7 +279,7 @@ impl Rebuilding<'_> {
         let hidden = branches.timers + count - distinct.len();
         let is_most = |of: &&Vec<_>| others.iter().filter(|it| it == of).count() * 2 > others.len();
         let most = others.iter().find(is_most).map(|stack| stack.iter().copied());
-        let others = most.map(|stack| awaited(&self.to.code_of(stack))).unwrap_or_default();
+        let others = most.map(|stack| self.to.awaited(stack)).unwrap_or_default();
         let stacks = shown.into_iter().map(|stack| self.to.add_stack(stack)).collect();
         let shown = Rc::new(ShownStacks { stacks, hidden, others, is_short });
         self.stacks.insert((id, trim), Rc::clone(&shown));

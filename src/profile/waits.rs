@@ -238,6 +238,11 @@ impl Profile {
         if self.is_in_library(location) { CodeOrigin::Library } else { CodeOrigin::Foreign }
     }
 
+    /// What a future on a stack awaits.
+    pub(super) fn awaited(&self, ids: impl Iterator<Item = LocationId>) -> String {
+        awaits::awaited(&self.code_of(ids))
+    }
+
     /// The functions of a stack's code from the innermost, including inlined ones.
     pub(super) fn code_of(&self, ids: impl Iterator<Item = LocationId>) -> Vec<SourceFunction<'_>> {
         let mut frames = Vec::new();
