@@ -1,7 +1,8 @@
 //! The sums behind the time breakdown of a span.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use once_cell::race::OnceBox;
 
 use super::SpanKey;
 use crate::facts::TimeBreakdown;
@@ -123,8 +124,8 @@ pub(crate) struct Counts {
     /// none. The span is open then.
     suspended: AtomicU64,
     suspended_since: AtomicU64,
-    /// What few spans have. Made when a span of this slot first has some, and left to those that follow in the slot.
-    usage: OnceLock<Box<UsageSums>>,
+    /// What few spans have: made when first needed, left to the next in the slot. No lock, which a fork could leave held.
+    usage: OnceBox<UsageSums>,
 }
 
 impl Counts {
@@ -135,7 +136,6 @@ impl Counts {
         self.sure_sampled_ns.add(key, sure.sampled_ns);
     }
 
-    /// The same for what the system counts.
     pub(crate) fn add_usage(&self, more: &Usage) {
         let _uncounted = Uncounted::begin();
         self.usage.get_or_init(Box::default).add(more);
