@@ -524,13 +524,13 @@ fn no_file_is_too_long_to_read() {
 }
 
 /// The lines of the product, without tests, at most. May only fall.
-const TOTAL: usize = 64_240;
+const TOTAL: usize = 64_199;
 /// The same by crate and room: the first directory below `src`, or `(top)`. A feature that needs more lines takes them
 /// from the entries of the rooms that pay for it.
 const ROOMS: &[(&str, &str, usize)] = &[
     (".", "(top)", 4226),
     (".", "allocations", 252),
-    (".", "assemble", 1145),
+    (".", "assemble", 1146),
     (".", "awaits", 1597),
     (".", "collect", 1162),
     (".", "compare", 1853),
@@ -550,11 +550,11 @@ const ROOMS: &[(&str, &str, usize)] = &[
     (".", "redact", 370),
     (".", "references", 838),
     (".", "report", 1144),
-    (".", "sampler", 3175),
+    (".", "sampler", 3153),
     (".", "sinks", 1989),
-    (".", "span", 5044),
+    (".", "span", 5039),
     (".", "symbols", 2009),
-    (".", "sys", 8201),
+    (".", "sys", 8186),
     (".", "threads", 3721),
     (".", "unwind", 3165),
     (".", "watch", 1560),

@@ -237,8 +237,9 @@ impl ProfileAssembler<'_> {
     fn topmost(&self, group: &ProfileGroup) -> Vec<SpanKey> {
         let kept: HashMap<_, _> = group.kept.iter().map(|span| (span.key, span)).collect();
         let is_inside = |span: &&KeptSpan| {
-            let around = self.inputs.pending.ancestors(span.key).chain(span.around.iter().copied());
-            around.into_iter().any(|above| kept.contains_key(&above))
+            let mut around =
+                self.inputs.pending.ancestors(span.key).chain(span.around.iter().copied());
+            around.any(|above| kept.contains_key(&above))
         };
         kept.values().filter(|span| !is_inside(span)).map(|span| span.key).collect()
     }

@@ -66,8 +66,8 @@ impl TypicalFiles {
 }
 
 impl TypicalFile {
-    /// The newest files in the directory of that name in `dir`, or in `dir` itself, the newest hour first, and of an hour the last written. Empty if there is
-    /// no such directory.
+    /// The newest files in the directory of that name in `dir`, or in `dir` itself, the newest hour first, and of an hour
+    /// the last written. Empty if there is no such directory.
     pub(crate) fn list(dir: &Path) -> io::Result<Vec<Self>> {
         let below = dir.join(OF_TYPICAL);
         let entries = match fs::read_dir(if below.is_dir() { &below } else { dir }) {

@@ -167,8 +167,8 @@ measures! {
     /// `major_faults>10`.
     MajorFaults = "major_faults" Count ["major_faults"] |facts| Some(facts.times.usage.major_faults),
         { words: "major page faults", said_from: Some(0), least: NOT_ZERO, is_counted: true };
-    /// Bytes that its threads read from disk, not from the page cache. Condition: `disk_read>50MB`.
-    DiskRead = "disk_read" Bytes ["disk_read"] |facts| facts.times.usage.disk_read(),
+    /// Bytes that its threads read from disk, not from the page cache; absent if none was counted. Condition: `disk_read>50MB`.
+    DiskRead = "disk_read" Bytes ["disk_read"] |facts| Some(facts.times.usage.disk_read).filter(|bytes| *bytes > 0),
         { words: "read from disk", said_from: Some(0), least: NOT_ZERO, is_counted: true };
     /// [`TimeBreakdown::idle`](crate::TimeBreakdown::idle). Condition: `idle>1s`.
     Idle = "idle" Nanoseconds ["idle"] |facts| Some(facts.times.idle_ns),

@@ -55,17 +55,13 @@ fn describe_source(probed: &Probed, periods: Periods) -> (String, bool) {
         ),
         (Some(_), Some(why)) => {
             let refused = describe_refusal(why);
-            let monotonic = if probed.monotonic_works { MONOTONIC_WORKS } else { "" };
             let line = format!(
-                "{NO_STACKS}; timers are not used: {refused}{monotonic}; perf is not used: {perf_refused}"
+                "{NO_STACKS}; timers are not used: {refused}; perf is not used: {perf_refused}"
             );
             (line, true)
         }
     }
 }
-
-const MONOTONIC_WORKS: &str = " (timers of wall time work: TRACING_PROFILING_TIMER_CLOCK=monotonic, which interrupts \
-    waiting system calls)";
 
 /// What cannot be read of threads, and what is missing for that reason. A line of its own states the calls at which a
 /// seccomp filter would end the process.

@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use super::perf::Perf;
 use super::source::{Source, SourceSettings};
 use super::timer::Timers;
-use crate::sys::{self, SampleRequest, TimerClock, WhyRefused};
+use crate::sys::{self, SampleRequest, WhyRefused};
 
 /// A thread that does nothing. The collector samples threads other than its own, which the system may refuse, although a
 /// thread may do the same to itself.
@@ -52,8 +52,6 @@ pub(super) struct Probed {
     pub(super) timers_refused: Option<WhyRefused>,
     /// Why none could have one at the start, although that may change.
     pub(super) timers_lacking: Option<WhyRefused>,
-    /// Timers of the monotonic clock work, where those of CPU time are refused.
-    pub(super) monotonic_works: bool,
     pub(super) is_traced: bool,
     pub(super) unreadable: Unreadable,
 }
@@ -83,18 +81,11 @@ impl Probed {
         let needs_timers = perf.as_ref().is_none_or(|perf| perf.refused().is_some());
         let probed = timers.as_ref().zip(other).filter(|_| needs_timers);
         let why = probed.and_then(|(timers, other)| timers.probe(other).err());
-        let is_of_cpu_time =
-            matches!(why, Some(WhyRefused::Failed(..))) && timer_clock == TimerClock::Cpu;
-        let monotonic_works = is_of_cpu_time
-            && probed.is_some_and(|(timers, other)| {
-                timers.probe_clock(TimerClock::Monotonic, other).is_ok()
-            });
         Self {
             perf,
             timers,
             timers_refused: why.filter(|why| why.is_permanent()),
             timers_lacking: why.filter(|why| !why.is_permanent()),
-            monotonic_works,
             is_traced,
             unreadable: Unreadable::find(other),
         }

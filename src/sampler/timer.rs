@@ -63,16 +63,7 @@ impl Timers {
         if most_timers() == 0 {
             return Err(WhyRefused::NoTimers);
         }
-        self.probe_clock(self.clock, other)
-    }
-
-    /// The same for timers of that clock.
-    pub(super) fn probe_clock(
-        &self,
-        clock: TimerClock,
-        other: &ProbeThread,
-    ) -> Result<(), WhyRefused> {
-        sys::probe_timers(self.request, clock, other.tid())
+        sys::probe_timers(self.request, self.clock, other.tid())
     }
 
     /// Whether any thread has one.

@@ -266,9 +266,7 @@ impl Spans {
     }
 
     fn sync_usage(&self, state: &mut ThreadState, now: u64) {
-        let Some(source) = &mut state.source else {
-            return;
-        };
+        let Some(source) = &mut state.source else { return };
         let usage = source.usage(state.session.as_deref());
         let since = usage.since(&std::mem::replace(&mut state.read.usage, usage));
         let before = std::mem::replace(&mut state.read.at, now);
@@ -350,14 +348,11 @@ impl Spans {
 
     /// Reads the CPU clock, and bounds the on-CPU time of every span since the last read.
     fn sync_cpu_time(&self, state: &mut ThreadState, began: u64) {
-        let now = began;
-        let Some(source) = &mut state.source else {
-            return;
-        };
+        let Some(source) = &mut state.source else { return };
         let Some((cpu_ns, now)) = self.read_cpu(source.as_mut()) else {
             state.cpu_unknown = true;
             state.pending.clear();
-            state.synced = now;
+            state.synced = began;
             return;
         };
         let ran_ns = cpu_ns.saturating_sub(std::mem::replace(&mut state.cpu_ns, cpu_ns));

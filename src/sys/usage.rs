@@ -1,9 +1,6 @@
 //! What the system counts for a thread.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-use super::platform::try_thread_usage;
 
 macro_rules! usage {
     ($($(#[doc = $doc:literal])* $count:ident)+) => {
@@ -47,7 +44,7 @@ macro_rules! usage {
 usage! {
     minor_faults
     major_faults
-    /// Bytes.
+    /// Bytes; 0 also where the kernel does not count them.
     disk_read
     /// Times the thread blocked.
     voluntary_switches
@@ -64,32 +61,8 @@ usage! {
 }
 
 impl Usage {
-    /// Bytes read from disk; `None` if the kernel does not count them or, without `/proc`, may not do so.
-    pub(crate) fn disk_read(&self) -> Option<u64> {
-        static IS_COUNTED: OnceLock<bool> = OnceLock::new();
-        let has_file = || std::fs::metadata("/proc/thread-self/io").is_ok();
-        self.read_if(*IS_COUNTED.get_or_init(|| try_thread_usage().is_ok() && has_file()))
-    }
-
-    fn read_if(&self, is_counted: bool) -> Option<u64> {
-        (self.disk_read > 0 || is_counted).then_some(self.disk_read)
-    }
-
     /// Without the counts that start at 0 when the thread is attached.
     pub(crate) fn without_session(self) -> Self {
         Self { cycles: 0, instructions: 0, cache_misses: 0, preempted_ns: 0, ..self }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn bytes_that_may_not_be_counted_are_unknown_and_not_zero() {
-        let read =
-            |disk_read, is_counted| Usage { disk_read, ..Usage::default() }.read_if(is_counted);
-        assert_eq!([read(0, true), read(0, false)], [Some(0), None]);
-        assert_eq!([read(512, true), read(512, false)], [Some(512); 2]);
     }
 }
