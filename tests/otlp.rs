@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use opentelemetry_proto::tonic::collector::profiles::v1development::ExportProfilesServiceRequest;
 use opentelemetry_proto::tonic::profiles::v1development as proto;
 use prost::Message;
-use support::{HAS_STACKS, Setup, burn, has_perf};
+use support::{HAS_STACKS, Setup, burn};
 use tracing::info_span;
 use tracing_profiling::Directory;
 use tracing_profiling::Resource;
@@ -156,19 +156,23 @@ fn samples_are_timestamps_inside_the_profile() {
         "samples",
         profile.samples.iter().map(|s| (s.stack_index, s.link_index, &s.attribute_indices)),
     );
-    if !has_perf() {
-        // With timers, the samples may have different weights.
-        let times = profile.samples.iter().flat_map(|sample| &sample.timestamps_unix_nano);
-        assert!(times.into_iter().all(|time| range.contains(time)));
-        return;
-    }
+    // Each sample is a timestamp, or where they represent different times, as of a thread that was preempted, CPU time.
+    let unit = profile.sample_type.as_ref().unwrap().unit_strindex as usize;
+    let are_times = match data.dictionary.as_ref().unwrap().string_table[unit].as_str() {
+        "count" => true,
+        "nanoseconds" => false,
+        other => panic!("{other}"),
+    };
+    assert!(!profile.samples.is_empty());
     for sample in &profile.samples {
-        // Where the thread was preempted, samples have less than the period, and each has its value.
-        let (values, times) = (&sample.values, &sample.timestamps_unix_nano);
-        assert!(values.is_empty() || values.len() == times.len(), "{sample:?}");
-        assert!(values.iter().all(|value| (1..=profile.period).contains(value)), "{sample:?}");
-        assert!(!sample.timestamps_unix_nano.is_empty());
-        assert!(sample.timestamps_unix_nano.iter().all(|time| range.contains(time)));
+        let (values, times) = (sample.values.as_slice(), &sample.timestamps_unix_nano);
+        match are_times {
+            true => assert!(values.is_empty() && !times.is_empty(), "{sample:?}"),
+            false => {
+                assert!(matches!(values, [value] if *value > 0) && times.is_empty(), "{sample:?}")
+            }
+        }
+        assert!(times.iter().all(|time| range.contains(time)));
     }
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     let age = now.saturating_sub(Duration::from_nanos(profile.time_unix_nano));
