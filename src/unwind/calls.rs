@@ -156,7 +156,8 @@ pub(super) fn x86_64_saved_frames(code: &[u8]) -> (usize, Option<SavedFrame>) {
         _ => false,
     };
     let first_end = after.windows(2).position(is_end);
-    let (mut saved, mut local) = (0, 0);
+    // The registers that are pushed next: each once, the upper eight with a prefix.
+    let (mut pushed, mut local, mut before) = (0_u16, 0, 0);
     let start = after.get(..first_end.unwrap_or(after.len())).unwrap_or_default();
     for at in 0..start.len().min(80) {
         local = match start.get(at..).unwrap_or_default() {
@@ -166,13 +167,16 @@ pub(super) fn x86_64_saved_frames(code: &[u8]) -> (usize, Option<SavedFrame>) {
                 u64::from(u32::from_le_bytes([*s0, *s1, *s2, *s3]))
             }
             [byte, ..] => {
-                saved += if byte & 0xf8 == 0x50 { 8 } else { 0 };
+                let upper = if before == 0x41 { 8 } else { 0 };
+                pushed |= u16::from(byte & 0xf8 == 0x50) << (byte & 7 | upper);
+                before = *byte;
                 continue;
             }
             [] => 0,
         };
         break;
     }
+    let saved = 8 * u64::from(pushed.count_ones());
     let last = SavedFrame {
         begins_before: code.len() - pushed_at + marker,
         caller_above: 16,

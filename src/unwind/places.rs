@@ -5,6 +5,7 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::calls::SavedFrame;
@@ -60,6 +61,8 @@ pub(super) struct Places {
     known: Vec<Cell<CodePlace>>,
     /// By the addresses that the code is between.
     saved: HashMap<Range<u64>, SavedFrames>,
+    /// Where the jumps of a function lead.
+    jumps: HashMap<u64, Arc<[u64]>>,
     mappings: Mappings,
 }
 
@@ -68,6 +71,7 @@ impl Default for Places {
         Self {
             known: vec![Cell::new(CodePlace::new(0)); CACHED],
             saved: HashMap::new(),
+            jumps: HashMap::new(),
             mappings: Mappings::default(),
         }
     }
@@ -98,6 +102,17 @@ impl Places {
         self.saved.insert(code, saved);
     }
 
+    pub(super) fn jumps(&self, function: u64) -> Option<Arc<[u64]>> {
+        self.jumps.get(&function).cloned()
+    }
+
+    pub(super) fn insert_jumps(&mut self, function: u64, to: Arc<[u64]>) {
+        if self.jumps.len() >= SAVED / 8 {
+            self.jumps.clear();
+        }
+        self.jumps.insert(function, to);
+    }
+
     /// The mapping outside of modules that contains this address, if it is executable.
     pub(super) fn find_mapping(&mut self, address: u64) -> Option<Range<u64>> {
         self.mappings.find(address)
@@ -112,6 +127,7 @@ impl Places {
     pub(super) fn forget_known(&mut self) {
         self.known.iter().for_each(|known| known.set(CodePlace::new(0)));
         self.saved.clear();
+        self.jumps.clear();
     }
 
     /// Forgets code outside of modules, which can change at any time.
@@ -123,6 +139,7 @@ impl Places {
             known.set(CodePlace::new(0));
         }
         self.saved.clear();
+        self.jumps.clear();
         if self.mappings.are_due() {
             self.mappings.executable.clear();
         }

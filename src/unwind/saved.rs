@@ -4,7 +4,9 @@
 //! known from the calls whose return addresses are on the stack: the code from the target of such a call on is its function, as
 //! long as it has at most one prologue.
 
-use std::ops::Range;
+use std::collections::BTreeSet;
+use std::ops::{Range, RangeInclusive};
+use std::sync::Arc;
 
 use framehop::FrameAddress;
 
@@ -20,8 +22,9 @@ use crate::sys::read_own_memory;
 /// The most frames above one that are unwound to prove it.
 const PROOFS: usize = 16;
 
-/// A function's jumps to others are searched within this many bytes.
+/// A function's jumps to others are searched within this many bytes, and theirs.
 const SEARCHED: usize = 1024;
+const CHAINED: usize = 16;
 
 type ReadWord<'a> = &'a mut dyn FnMut(u64) -> Result<u64, ()>;
 
@@ -169,6 +172,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         /// No frame is larger.
         const LARGEST: u64 = 16 << 20;
         let address = frame.address_for_lookup();
+        let has_returned = frame.is_return_address();
         let nearest = self.saving_function(address);
         if nearest.is_none() && own_return.is_none() {
             return Err(UnwindEnd::WithoutTables);
@@ -190,15 +194,15 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
             let callers =
                 own_return.as_ref().and_then(|own| self.saving_function(own.0.wrapping_sub(1)));
             let by_jump = [nearest, callers].map(|function| {
-                let is_it = |to, start| to == CallTarget::Address(start);
                 let start = function?.0;
-                (start != target && self.jumps(target, |to| is_it(to, start))).then_some(start)
+                let leads = self.leads_before(CallTarget::Address(target), start);
+                (start != target && leads).then_some(start)
             });
             let starts = || std::iter::once(target).chain(by_jump.into_iter().flatten());
             let found =
                 starts().find_map(|start| Some((start, self.frame_within(start, address)?)));
             if let Some((start, frame)) = found {
-                let words = self.returns_below((sp, fp), frame, read);
+                let words = self.returns_below((sp, fp), frame, has_returned, read);
                 let is_deeper = words.iter().any(|calls| self.lead_into(calls, start..=address))
                     || own_return.as_ref().is_some_and(|own| self.lead_to_leaf(&own.2, address));
                 if !is_deeper {
@@ -239,12 +243,9 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
             return Ok((word, callers_sp, fp));
         }
         let Some((start, saved)) = nearest else { return Err(UnwindEnd::WithoutTables) };
-        let is_whole = frame.is_return_address() && is_framed;
-        if !is_whole {
-            let words = self.returns_below((sp, fp), saved, read);
-            if words.iter().any(|calls| self.lead_into(calls, start..=address)) {
-                return Err(UnwindEnd::WithoutTables);
-            }
+        let words = self.returns_below((sp, fp), saved, has_returned, read);
+        if words.iter().any(|calls| self.lead_into(calls, start..=address)) {
+            return Err(UnwindEnd::WithoutTables);
         }
         let fits = size.checked_sub(saved.local).is_some_and(|saved| saved <= 48);
         if saved.has_ended && !(fits && self.proves(caller(saved), read, proofs)) {
@@ -285,23 +286,39 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         found
     }
 
-    /// Whether the first code of a function has such a jump.
-    fn jumps(&self, function: u64, is_it: impl Fn(CallTarget) -> bool) -> bool {
-        let code = self.code_at::<SEARCHED>(function);
-        code.is_some_and(|code| M::jumps(&code, function).any(is_it))
+    /// Where a function's jumps lead, also through the jumps of others: a function may end with a jump to another.
+    fn jumps(&mut self, function: u64) -> Arc<[u64]> {
+        if let Some(known) = self.places.jumps(function) {
+            return known;
+        }
+        let (mut searched, mut found) = (vec![function], BTreeSet::new());
+        let mut next = 0;
+        while let Some(from) = searched.get(next).copied().filter(|_| next < CHAINED) {
+            next += 1;
+            let code = self.code_at::<SEARCHED>(from).unwrap_or([0; SEARCHED]);
+            for to in M::jumps(&code, from).filter_map(CallTarget::address) {
+                if found.insert(to) && self.is_code(to) {
+                    let is_known = |from: &u64| to.wrapping_sub(*from) < SEARCHED as u64 / 2;
+                    if !searched.iter().any(is_known) {
+                        searched.push(to);
+                    }
+                }
+            }
+        }
+        let found: Arc<[u64]> = found.into_iter().collect();
+        self.places.insert_jumps(function, Arc::clone(&found));
+        found
     }
 
     /// Whether a call leads to an address before the prologue of the function called, or of one that it jumps to.
     fn leads_before(&mut self, call: CallTarget, address: u64) -> bool {
         let Some(target) = call.address() else { return false };
-        if self.is_before_prologue(target, address) {
-            return true;
-        }
-        let near = address.saturating_sub(LONGEST_SAVING)..=address;
-        let Some(code) = self.code_at::<SEARCHED>(target) else { return false };
-        let jumps = M::jumps(&code, target).filter_map(|jump| jump.address());
-        let jumps: Vec<_> = jumps.filter(|to| near.contains(to)).collect();
-        jumps.into_iter().any(|to| self.is_before_prologue(to, address))
+        // What is farther has as many prologues behind it, or more.
+        let nearest = self.jumps(target).iter().copied().rfind(|to| *to <= address);
+        [Some(target), nearest]
+            .into_iter()
+            .flatten()
+            .any(|start| self.is_before_prologue(start, address))
     }
 
     /// The same of any, also for calls and jumps to addresses that are not known.
@@ -316,22 +333,30 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
     }
 
     /// Whether one of these calls may lead into these addresses.
-    fn lead_into(&self, calls: &[CallTarget], addresses: std::ops::RangeInclusive<u64>) -> bool {
-        let is_in = |target: CallTarget| target.address().is_some_and(|at| addresses.contains(&at));
+    fn lead_into(&mut self, calls: &[CallTarget], addresses: RangeInclusive<u64>) -> bool {
         calls.iter().any(|call| {
-            call.address().is_none_or(|target| is_in(*call) || self.jumps(target, is_in))
+            call.address().is_none_or(|target| {
+                addresses.contains(&target)
+                    || self.jumps(target).iter().any(|to| addresses.contains(to))
+            })
         })
     }
 
-    /// The calls of the words that may be return addresses, below what a function's frame has for itself.
+    /// The calls of the words that may be return addresses, below what a function's frame has for itself. Where the frame is
+    /// whole, those that a function called by it has pushed.
     fn returns_below(
         &mut self,
         (sp, fp): (u64, u64),
         frame: SavedFrame,
+        has_returned: bool,
         read: ReadWord<'_>,
     ) -> Vec<Vec<CallTarget>> {
-        let end = fp.saturating_sub(frame.local).max(sp.saturating_add(8)).min(fp);
-        let words = (sp..end).step_by(8).map_while(|at| read(at).ok());
+        let end = match fp - sp == frame.size() {
+            true if has_returned => sp,
+            true => sp.saturating_add(16),
+            false => fp.saturating_sub(frame.local).max(sp.saturating_add(8)),
+        };
+        let words = (sp..end.min(fp)).step_by(8).map_while(|at| read(at).ok());
         words.map(|word| self.calls_of(word)).filter(|calls| !calls.is_empty()).collect()
     }
 

@@ -244,8 +244,9 @@ fn random_library(seed: u64) -> String {
         + "void work(void) { for (int i = 0; i < 40; i++) { budget = 40; sum += f0(i, data) + table[i % 9](i, data); } }\n"
 }
 
-/// In libraries that were built for frame pointers and without tables, every caller that is found is the true one, and most
-/// stacks are whole, wherever they are sampled, although they have more tail calls and small functions than any other. `PROFILING_TEST_LIBRARIES` is how many.
+/// In libraries that were built for frame pointers and without tables, every caller that is found is the true one, and nearly
+/// all stacks are whole, wherever they are sampled, although more of these functions end with calls or are small than of
+/// others. `PROFILING_TEST_LIBRARIES` is how many.
 #[test]
 fn random_libraries_with_frame_pointers_have_no_false_caller() {
     let libraries =
@@ -278,7 +279,7 @@ fn random_libraries_with_frame_pointers_have_no_false_caller() {
         }
     }
     println!("{whole} of {all} stacks are whole");
-    assert!(all > 1_000 && whole * 2 > all, "{whole} of {all}");
+    assert!(all > 1_000 && whole * 10 > all * 9, "{whole} of {all}");
 }
 
 /// Whether a call ends right before an address, by the encodings in the manual.
