@@ -5,7 +5,7 @@ use std::iter::successors;
 
 use framehop::FrameAddress;
 
-use super::calls::{CallTarget, STUB};
+use super::calls::{CallTarget, PROLOGUE, STUB, SavedFrame};
 use super::machine::ArchUnwinder;
 use super::modules::{ModuleAddress, memory};
 use super::rules::FrameRule;
@@ -143,7 +143,9 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
     /// Predicts the frame pointer from the function's prologue. The function may change the stack pointer later, so the
     /// result must be checked.
     fn predict_frame_pointer(&self, frame: FrameToUnwind, function: u64) -> Option<u64> {
-        frame.sp.checked_add(M::frame_size(self.code_at(function)?)?)
+        let (number, saved) = M::saved_frames(&self.code_at::<PROLOGUE>(function)?);
+        let begins = |saved: &SavedFrame| number == 1 && saved.begins_before == PROLOGUE;
+        frame.sp.checked_add(saved.filter(begins)?.size()?)
     }
 
     /// Tries the words of the stack that can be the frame's return address: first those after a call of its function, then

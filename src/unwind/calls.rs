@@ -18,14 +18,22 @@ pub(crate) struct SavedFrame {
     pub(crate) caller_above: u64,
     /// Something after it is like the end of a function.
     pub(crate) has_ended: bool,
-    /// The bytes of the registers that it pushes next, about, and of the rest of the frame, if that is known.
+    /// The bytes of the registers that it pushes next, about, and of the rest of the frame.
     pub(crate) saved: u64,
     pub(crate) local: u64,
+    /// The code says how large the frame is.
+    pub(crate) has_size: bool,
 }
 
 impl SavedFrame {
-    pub(super) fn size(self) -> u64 {
-        self.saved + self.local
+    /// The distance from the stack pointer to the frame pointer, about.
+    pub(super) fn size(self) -> Option<u64> {
+        self.has_size.then_some(self.saved + self.local)
+    }
+
+    /// Whether it is what lies between these.
+    pub(super) fn fills(self, sp: u64, fp: u64) -> bool {
+        self.size().is_some_and(|size| sp.checked_add(size) == Some(fp))
     }
 }
 
@@ -107,29 +115,6 @@ pub(super) fn x86_64_jumps(code: &[u8], address: u64) -> impl Iterator<Item = Ca
     })
 }
 
-/// The distance by which a function with this prologue sets the stack pointer below the frame pointer: the registers it
-/// saves and its frame. `None` if the prologue has another form.
-pub(super) fn x86_64_frame_size(code: [u8; PROLOGUE]) -> Option<u64> {
-    let code = code.strip_prefix(ENDBR64).unwrap_or(&code);
-    // push rbp; mov rbp, rsp
-    let mut rest = code.strip_prefix(&[0x55, 0x48, 0x89, 0xe5])?;
-    let mut saved = 0;
-    loop {
-        rest = match rest {
-            [0x41, 0x50..=0x57, rest @ ..] | [0x50..=0x57, rest @ ..] => rest,
-            // sub rsp, n
-            [0x48, 0x83, 0xec, size, ..] => return Some(saved + u64::from(*size)),
-            [0x48, 0x81, 0xec, s0, s1, s2, s3, ..] => {
-                return Some(saved + u64::from(u32::from_le_bytes([*s0, *s1, *s2, *s3])));
-            }
-            // and rsp, n: the distance is unknown.
-            [0x48, 0x83, 0xe4, ..] | [] => return None,
-            _ => return Some(saved),
-        };
-        saved += 8;
-    }
-}
-
 /// How many prologues `push rbp; mov rbp, rsp` this code has, at most two, and the last. A compiler can move both
 /// instructions apart, and behind the first returns of a function.
 ///
@@ -157,7 +142,7 @@ pub(super) fn x86_64_saved_frames(code: &[u8]) -> (usize, Option<SavedFrame>) {
     };
     let first_end = after.windows(2).position(is_end);
     // The registers that are pushed next: each once, the upper eight with a prefix.
-    let (mut pushed, mut local, mut before) = (0_u16, 0, 0);
+    let (mut pushed, mut local, mut before, mut has_size) = (0_u16, 0, 0, true);
     let start = after.get(..first_end.unwrap_or(after.len())).unwrap_or_default();
     for at in 0..start.len().min(80) {
         local = match start.get(at..).unwrap_or_default() {
@@ -166,7 +151,9 @@ pub(super) fn x86_64_saved_frames(code: &[u8]) -> (usize, Option<SavedFrame>) {
             [0x48, 0x81, 0xec, s0, s1, s2, s3, ..] => {
                 u64::from(u32::from_le_bytes([*s0, *s1, *s2, *s3]))
             }
-            [byte, ..] => {
+            [byte, rest @ ..] => {
+                // and rsp, n
+                has_size &= !(*byte == 0x48 && rest.starts_with(&[0x83, 0xe4]));
                 let upper = if before == 0x41 { 8 } else { 0 };
                 pushed |= u16::from(byte & 0xf8 == 0x50) << (byte & 7 | upper);
                 before = *byte;
@@ -183,6 +170,7 @@ pub(super) fn x86_64_saved_frames(code: &[u8]) -> (usize, Option<SavedFrame>) {
         has_ended: first_end.is_some(),
         saved,
         local,
+        has_size,
     };
     (1 + usize::from(found.next().is_some()), Some(last))
 }
@@ -223,7 +211,8 @@ pub(super) fn aarch64_saved_frame(code: &[u8]) -> Option<SavedFrame> {
     let is_at_pair = if is_pushed { set_to == 0 } else { set_to == offset.unsigned_abs() };
     let begins_before = 4 * (set_at + 1 + begins_at + 1);
     let has_ended = instructions.iter().take(set_at).any(|word| is_aarch64_return(*word));
-    let saved = SavedFrame { begins_before, caller_above, has_ended, saved: 0, local: 0 };
+    let (saved, local, has_size) = (0, 0, false);
+    let saved = SavedFrame { begins_before, caller_above, has_ended, saved, local, has_size };
     is_at_pair.then_some(saved)
 }
 
@@ -299,24 +288,6 @@ mod tests {
     }
 
     #[test]
-    fn reads_the_prologues_of_x86_64() {
-        let size = |bytes: &[u8]| {
-            let mut code = [0x90; PROLOGUE];
-            code[..bytes.len()].copy_from_slice(bytes);
-            x86_64_frame_size(code)
-        };
-        let pushes = [0x55, 0x48, 0x89, 0xe5, 0x41, 0x57, 0x53];
-        assert_eq!(size(&pushes), Some(16));
-        assert_eq!(size(&[&pushes[..], &[0x48, 0x83, 0xec, 0x28]].concat()), Some(16 + 0x28));
-        let large = [&pushes[..], &[0x48, 0x81, 0xec, 0, 1, 0, 0]].concat();
-        assert_eq!(size(&large), Some(16 + 0x100));
-        assert_eq!(size(&[ENDBR64, &large].concat()), Some(16 + 0x100));
-        assert_eq!(size(&[&pushes[..], &[0x48, 0x83, 0xe4, 0xe0]].concat()), None);
-        assert_eq!(size(&[0x48, 0x83, 0xec, 0x28]), None);
-        assert_eq!(size(&[0x55; PROLOGUE]), None);
-    }
-
-    #[test]
     fn finds_where_x86_64_saved_the_frame_pointer() {
         let saved = |code: &[u8]| {
             let (number, saved) = x86_64_saved_frames(code);
@@ -348,6 +319,14 @@ mod tests {
             [&prologue[..], &[0x41, 0x57, 0x31, 0xc0, 0x53, 0x48, 0x83, 0xec, 0x28]].concat();
         let saved = x86_64_saved_frames(&frame).1.unwrap();
         assert_eq!((saved.saved, saved.local), (16, 0x28));
+        let size = |code: &[&[u8]]| x86_64_saved_frames(&code.concat()).1.unwrap().size();
+        let pushes = [0x55, 0x48, 0x89, 0xe5, 0x41, 0x57, 0x53];
+        assert_eq!(size(&[&pushes]), Some(16));
+        assert_eq!(size(&[&pushes, &[0x48, 0x81, 0xec, 0, 1, 0, 0]]), Some(16 + 0x100));
+        assert_eq!(size(&[&pushes, &[0x48, 0x83, 0xe4, 0xe0, 0x48, 0x83, 0xec, 8]]), None);
+        // `lea r14, [rip + 0x2653]` between them: each register is pushed once.
+        let lea = [0x4c, 0x8d, 0x35, 0x53, 0x26, 0, 0];
+        assert_eq!(size(&[&pushes, &lea, &[0x48, 0x83, 0xec, 0x28]]), Some(16 + 0x28));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Parsers of external bytes, for the fuzz targets.
 
-use super::calls::{aarch64_call, x86_64_calls, x86_64_frame_size, x86_64_jumps};
+use super::calls::{aarch64_call, x86_64_calls, x86_64_jumps, x86_64_saved_frames};
 use super::modules::build_id_in;
 use super::tables::frames_start;
 
@@ -18,5 +18,5 @@ pub(crate) fn code(bytes: [u8; 32], address: u64) {
     _ = x86_64_calls(call, address);
     _ = aarch64_call(call, address);
     assert!(x86_64_jumps(&bytes, address).count() < bytes.len());
-    _ = x86_64_frame_size(bytes);
+    _ = x86_64_saved_frames(&bytes);
 }

@@ -28,9 +28,6 @@ pub(crate) trait ArchUnwinder: framehop::Unwinder {
     /// The possible targets of the jumps in this code.
     fn jumps(code: &[u8], address: u64) -> impl Iterator<Item = CallTarget>;
 
-    /// The distance by which a function with this prologue sets the stack pointer below the frame pointer.
-    fn frame_size(code: [u8; calls::PROLOGUE]) -> Option<u64>;
-
     /// How a row of the unwind tables is followed.
     fn rule(row: &TableRow) -> FrameRule;
 
@@ -100,10 +97,6 @@ where
 
     fn jumps(code: &[u8], address: u64) -> impl Iterator<Item = CallTarget> {
         calls::x86_64_jumps(code, address)
-    }
-
-    fn frame_size(code: [u8; calls::PROLOGUE]) -> Option<u64> {
-        calls::x86_64_frame_size(code)
     }
 
     fn rule(row: &TableRow) -> FrameRule {
@@ -193,10 +186,6 @@ where
 
     fn jumps(_: &[u8], _: u64) -> impl Iterator<Item = CallTarget> {
         std::iter::empty()
-    }
-
-    fn frame_size(_: [u8; calls::PROLOGUE]) -> Option<u64> {
-        None
     }
 
     fn rule(_: &TableRow) -> FrameRule {

@@ -188,7 +188,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         let calls = self.calls_of(return_address);
         let own_return = own_return.map(|(word, sp)| (word, sp, self.calls_of(word)));
         let size = fp - sp;
-        let is_framed = nearest.is_some_and(|(_, frame)| size == frame.size());
+        let is_framed = nearest.is_some_and(|(_, frame)| frame.fills(sp, fp));
         for target in calls.iter().filter_map(|call| call.address()) {
             // It is this function or its caller, or jumped to it.
             let callers =
@@ -214,7 +214,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
                 && !is_framed
                 && starts().any(|start| {
                     let frame = self.frame_within(start, *word);
-                    frame.is_some_and(|frame| fp.checked_sub(*callers_sp) == Some(frame.size()))
+                    frame.is_some_and(|frame| frame.fills(*callers_sp, fp))
                 })
                 && match found {
                     Some(_) => calls.iter().any(|call| self.leads_before(*call, address)),
@@ -234,7 +234,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         if let Some((word, callers_sp, calls)) = own_return
             && !is_framed
             && let Some((start, frame)) = self.saving_function(word.wrapping_sub(1))
-            && fp.checked_sub(callers_sp) == Some(frame.size())
+            && frame.fills(callers_sp, fp)
             && (calls.iter().any(|call| self.leads_before(*call, address))
                 || calls.contains(&CallTarget::Unknown)
                     && nearest.is_none_or(|(nearest, _)| nearest != start))
@@ -351,7 +351,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         has_returned: bool,
         read: ReadWord<'_>,
     ) -> Vec<Vec<CallTarget>> {
-        let end = match fp - sp == frame.size() {
+        let end = match frame.fills(sp, fp) {
             true if has_returned => sp,
             true => sp.saturating_add(16),
             false => fp.saturating_sub(frame.local).max(sp.saturating_add(8)),
