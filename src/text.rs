@@ -1,10 +1,23 @@
-//! Makes untrusted text safe for a log line.
+//! Makes untrusted text safe for a log line, and times readable for machines.
 
 use std::borrow::Cow;
 use std::fmt;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The maximum number of characters of a value in an error.
 const MOST_SHOWN: usize = 100;
+
+/// Milliseconds with three digits after the point.
+pub(crate) fn ms(ns: u64) -> f64 {
+    (ns as f64 / 1e3).round() / 1e3
+}
+
+/// A time as in RFC 3339, clamped to years with four digits, which are all that the format can represent.
+pub(crate) fn rfc3339(time: SystemTime) -> String {
+    const LAST: Duration = Duration::from_secs(253_402_300_799);
+    let time = time.clamp(UNIX_EPOCH, UNIX_EPOCH + LAST);
+    humantime::format_rfc3339_millis(time).to_string()
+}
 
 /// Whether a character ends a line, controls a terminal, or changes the direction of text.
 pub(crate) fn disturbs(character: char) -> bool {

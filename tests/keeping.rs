@@ -54,6 +54,28 @@ fn every_kept_span_is_reported_or_counted_when_its_limit_is_used_up() {
     }
 }
 
+/// It takes longer than a group waits for a root that is only open, and many times as long as is too slow.
+#[test]
+fn a_request_of_many_slow_steps_is_one_profile_with_all_its_steps() {
+    const STEPS: usize = 12;
+    let setup = Setup::of_rules("20ms", |builder| builder);
+    setup.run(|| {
+        let _request = info_span!("request").entered();
+        for _ in 0..STEPS {
+            info_span!("step").in_scope(|| std::thread::sleep(250 * MS));
+        }
+    });
+    let kept = setup.kept();
+    let [kept] = kept.as_slice() else { panic!("{:?}", setup.kept_names()) };
+    let names: Vec<_> = kept.spans.iter().map(|span| span.name()).collect();
+    assert_eq!(names, [&["request"][..], &["step"; STEPS]].concat());
+    let children = kept.spans[0].facts().children.clone();
+    let counted: Vec<_> = children.totals.iter().map(|it| (it.name.clone(), it.count)).collect();
+    assert_eq!(counted, [(Some("step".to_owned()), STEPS as u64)]);
+    // Ten times the sampling delay, of a millisecond, and the error of a clock.
+    assert!(children.counted_from() <= 11 * MS, "{children:?}");
+}
+
 /// A span whose root has a profile needs no token.
 #[test]
 fn a_span_joins_the_profile_of_its_root_when_its_limit_is_used_up() {

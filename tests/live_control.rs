@@ -21,7 +21,9 @@ use support::{HAS_STACKS, PLENTY, Setup, burn};
 use tower::ServiceExt;
 use tracing::{Instrument, info_span};
 use tracing_profiling::export::Memory;
-use tracing_profiling::{Directory, Handle, NoProfile, ProfiledExt, ProfilingLayer, Reason, Rules};
+use tracing_profiling::{
+    Directory, Handle, NoProfile, ProfiledExt, ProfilingLayer, Reason, Rules, Source,
+};
 use tracing_subscriber::prelude::*;
 
 const MS: Duration = Duration::from_millis(1);
@@ -925,6 +927,22 @@ const READ_BY_OTHERS: [(&str, Headers); 6] = [
         &[LOCAL, ("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "navigate")],
     ),
 ];
+
+#[tokio::test]
+async fn the_list_has_the_newest_and_says_how_many_there_are() {
+    let setup =
+        Setup::with("always", |builder| builder.source(Source::None).profiles_per_minute(100_000));
+    setup.run(|| (0..150).for_each(|_| info_span!("request").in_scope(|| ())));
+    setup.flush();
+    for (query, count) in [("", 100), ("?limit=7", 7), ("?limit=1000", 150), ("?limit=99999", 150)]
+    {
+        let list = get(&setup.handle, &format!("/kept{query}")).await.json();
+        let kept = list["kept"].as_array().unwrap();
+        assert_eq!((kept.len(), &list["total"]), (count, &150.into()), "{query}");
+    }
+    let refused = get(&setup.handle, "/kept?limit=x").await;
+    assert_eq!(refused.status, StatusCode::BAD_REQUEST);
+}
 
 /// Takes seconds.
 const SLOW: [&str; 5] =

@@ -38,8 +38,7 @@ pub(crate) fn children_of(
     Children {
         totals,
         are_incomplete: ledger.has_lost() || store.may_miss_children(opened_ns),
-        are_all: ledger.is_from_start(),
-        from_ns: ledger.first_ns().saturating_sub(opened_ns),
+        from_ns: ledger.from_ns().saturating_sub(opened_ns),
     }
 }
 
@@ -68,7 +67,7 @@ mod tests {
     fn store(children: impl IntoIterator<Item = (u64, u64, u64)>) -> Store {
         let mut store = Store::new(1 << 20, 100, 100);
         for (plan, opened_ns, closed_ns) in children {
-            let child = ClosedChild { plan, opened_ns, closed_ns, is_from_start: false };
+            let child = ClosedChild { plan, opened_ns, closed_ns, from_ns: opened_ns };
             assert!(store.add_child(SPAN, child, 1));
         }
         store
@@ -116,7 +115,7 @@ mod tests {
         assert!(is_incomplete(&store, 19));
         assert!(!is_incomplete(&store, 20), "lost before it opened");
         let mut small = Store::new(1, 100, 100);
-        let child = ClosedChild { plan: 2, opened_ns: 1, closed_ns: 2, is_from_start: true };
+        let child = ClosedChild { plan: 2, opened_ns: 1, closed_ns: 2, from_ns: 0 };
         assert!(!small.add_child(SPAN, child, 1), "no memory");
         assert_eq!(children_of(&small, (SPAN, 0), name), Children::default());
     }

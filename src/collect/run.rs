@@ -309,7 +309,14 @@ impl Collector {
     fn end_groups(&self, closed: &[SpanKey], everything: bool) -> Vec<ProfileGroup> {
         let linger = if everything { Duration::ZERO } else { LINGER };
         let admission = &self.engine.admission;
-        let expired = admission.expired_groups(linger);
+        // A slow request has one profile, however many of its steps are kept.
+        let goes_on = |root: &SpanKey| {
+            let known = self.intake.sinks.store.get(*root).and_then(|pending| pending.known);
+            !everything && known.is_some_and(|it| self.intake.spans.is_slow_request(it.id, *root))
+        };
+        let (later, expired): (Vec<_>, Vec<_>) =
+            admission.expired_groups(linger).into_iter().partition(goes_on);
+        later.into_iter().for_each(|root| admission.wait_again(root));
         let roots = closed.iter().copied().chain(expired);
         roots.filter_map(|root| admission.end_group(root)).collect()
     }

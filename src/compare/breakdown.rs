@@ -65,6 +65,14 @@ impl Quantity {
         }
     }
 
+    pub(crate) fn unit(&self) -> &'static str {
+        match self {
+            Self::AllocatedBytes => "bytes",
+            Self::ChildSpans(_) => "count",
+            _ => "ns",
+        }
+    }
+
     /// What the time was spent in; `None` of what has no function.
     pub(crate) fn spent_in(&self) -> Option<&SpentIn> {
         match self {

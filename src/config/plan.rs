@@ -21,6 +21,13 @@ pub(super) fn plan(keep: &Keep, ticks_a_second: u64, sampling_delay: Duration) -
     // A rule that keeps spans for other reasons, or keeps all, is treated as if one second were too long.
     let slow = keep.shortest().filter(|shortest| !shortest.is_zero());
     let slow = slow.unwrap_or(Duration::from_secs(1)).max(sampling_delay.saturating_mul(20));
+    // What is slow by its rule is a slow request, however many of its steps are slow themselves.
+    let judges_length =
+        |it| matches!(it, Condition::Above(Measure::Wall, _) | Condition::Percentile { .. });
+    let long_after = match keep.conditions().any(judges_length) {
+        true => slow.saturating_mul(LONG_TIMES_SLOW).max(LONGEST_REQUEST),
+        false => slow.saturating_mul(LONG_TIMES),
+    };
     let flags = keep.conditions().map(|condition| match condition {
         Condition::Error | Condition::ErrorSelf => KEEP_ON_ERROR,
         // Every span is judged when it closes, however short it was.
@@ -50,14 +57,18 @@ pub(super) fn plan(keep: &Keep, ticks_a_second: u64, sampling_delay: Duration) -
         flags,
         suspect_after,
         sampling_delay: in_ticks(sampling_delay),
-        long_after: in_ticks(slow.saturating_mul(LONG_TIMES)),
+        long_after: in_ticks(long_after),
         suspect_bytes: least(Measure::Allocated),
         suspect_allocations: least(Measure::Allocations),
     }
 }
 
-/// A span that is open for this multiple of what is too slow is a long one, which contains others.
+/// A span that is open for this multiple of what is too slow is one that contains requests, such as a connection or
+/// `main`, unless its rule judges how long it is.
 const LONG_TIMES: u32 = 10;
+/// The same for one whose rule does, and at least: a request that awaits some timeouts is not longer.
+const LONG_TIMES_SLOW: u32 = 100;
+const LONGEST_REQUEST: Duration = Duration::from_secs(60);
 
 fn in_ticks(duration: Duration, ticks_a_second: u64) -> u64 {
     let ticks = duration.as_nanos().saturating_mul(ticks_a_second.into()) / 1_000_000_000;
@@ -72,15 +83,19 @@ mod tests {
     const SECOND: u64 = 1_000_000_000;
 
     #[test]
-    fn a_span_is_long_after_ten_times_what_is_slow() {
+    fn a_span_whose_rule_judges_its_length_is_a_request_for_a_minute_or_a_hundred_thresholds() {
         let ms = Duration::from_millis;
         let long_after =
             |keep: &Keep, sampling_delay| plan(keep, SECOND, sampling_delay).long_after;
-        assert_eq!(long_after(&Keep::slower_than(ms(250)), ms(12)), 2_500_000_000);
+        assert_eq!(long_after(&Keep::slower_than(ms(250)), ms(12)), 60 * SECOND);
+        assert_eq!(long_after(&Keep::slower_than(ms(2_000)), ms(12)), 200 * SECOND);
+        assert_eq!(long_after(&Keep::slower_than(ms(0)), ms(0)), 100 * SECOND);
+        // Of others, ten times what is slow.
         assert_eq!(long_after(&Keep::failed(), ms(1)), 10 * SECOND);
-        assert_eq!(long_after(&Keep::slower_than(ms(0)), ms(0)), 10 * SECOND);
+        let above = |ms| Keep::when(Condition::Above(Measure::OnCpu, Threshold::Time(ms)));
+        assert_eq!(long_after(&above(ms(250)), ms(12)), 2_500_000_000);
         // Twenty times `sampling_delay`.
-        assert_eq!(long_after(&Keep::slower_than(ms(5)), ms(20)), 4 * SECOND);
+        assert_eq!(long_after(&above(ms(5)), ms(20)), 4 * SECOND);
         assert_eq!(long_after(&Keep::failed(), Duration::MAX), u64::MAX);
     }
 

@@ -6,7 +6,7 @@ use super::brief::{Brief, BriefComparison, BriefDetail, BriefRows, MOST_BYTES};
 use super::html::json::{Array, Json, Object, Plain};
 use crate::facts::ChildTotals;
 use crate::profile::{OwnRow, Profile, SampleKind};
-use crate::text::disturbs;
+use crate::text::{disturbs, ms};
 
 /// Encodes the most important of a profile as a JSON object of at most 2,048 bytes: `name`, `reasons`, `time`, ids, the
 /// `headline` that explains most of its time, `wall_ms` with its parts in `split_ms`, `functions` with the most of each
@@ -30,11 +30,6 @@ pub(super) fn shortened(brief: &Brief<'_>) -> String {
 fn plain(text: &str, detail: BriefDetail) -> String {
     let plain = |character| if disturbs(character) { '\u{fffd}' } else { character };
     detail.shortened(text).chars().map(plain).collect()
-}
-
-/// Milliseconds with three digits after the point.
-fn ms(ns: u64) -> f64 {
-    (ns as f64 / 1e3).round() / 1e3
 }
 
 fn write(brief: &Brief<'_>, detail: BriefDetail, out: &mut dyn Write) -> io::Result<()> {

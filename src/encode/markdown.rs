@@ -152,10 +152,8 @@ fn write_children(brief: &Brief<'_>, detail: BriefDetail, out: &mut String) {
         return;
     }
     out.push_str("\n## Child spans");
-    let from = children.counted_from();
-    if !from.is_zero() {
-        let ns = u64::try_from(from.as_nanos()).unwrap_or(u64::MAX);
-        _ = write!(out, " created from {} on", Ns(ns));
+    if children.from_ns > 0 {
+        _ = write!(out, " created from {} on", Ns(children.from_ns));
     }
     out.push_str("\n\n");
     for row in children.totals.iter().take(detail.rows) {

@@ -6,8 +6,8 @@ use std::time::Duration;
 /// The profiled spans inside a kept span, at any depth, that have closed.
 ///
 /// Those count that were created once the kept span was [sampled](crate::Builder::sampling_delay), or had been open for
-/// ten times as long: others leave nothing, so that short requests cost nothing. Of spans that are sampled from the
-/// start, all count. Only the outermost span of a request has them: a local root, or a span inside one that was open for
+/// ten times as long, and slow ones that were open then: others leave nothing, so that short requests cost nothing. Of
+/// spans that are sampled from the start, all count. Only the outermost span of a request has them: a local root, or a span inside one that was open for
 /// long when it was created, as a connection is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -17,9 +17,7 @@ pub struct Children {
     /// Whether some were not counted, for lack of memory or because the collector could not keep up; see
     /// [`ChildStats`](crate::ChildStats).
     pub are_incomplete: bool,
-    /// All count that were created inside it.
-    pub(crate) are_all: bool,
-    /// When the first that counts was created, after the span itself.
+    /// From when on, after the span itself, all count that were created.
     pub(crate) from_ns: u64,
 }
 
@@ -49,9 +47,9 @@ pub enum ChildOrder {
 }
 
 impl Children {
-    /// Those of which nothing was counted were created earlier than this after the span; zero if all were counted.
+    /// Those that were not counted were created earlier than this after the span; zero if all were counted.
     pub fn counted_from(&self) -> Duration {
-        Duration::from_nanos(if self.are_all { 0 } else { self.from_ns })
+        Duration::from_nanos(self.from_ns)
     }
 
     /// Those of a name that are many and explain most of that time.
@@ -140,6 +138,5 @@ mod tests {
     fn it_is_said_from_when_they_count() {
         let some = Children { from_ns: 5, ..Children::default() };
         assert_eq!(some.counted_from(), Duration::from_nanos(5));
-        assert_eq!(Children { are_all: true, ..some }.counted_from(), Duration::ZERO);
     }
 }

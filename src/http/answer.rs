@@ -1,13 +1,13 @@
 //! What answers are made of.
 
 use std::io;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value};
 
 use crate::engine::NoAnswer;
+pub(super) use crate::text::rfc3339 as time;
 
 pub(super) const HTML: &str = "text/html; charset=utf-8";
 
@@ -19,13 +19,6 @@ pub(super) fn object<V: Into<Value>>(
 ) -> Value {
     let members = members.into_iter().map(|(name, value)| (name.to_owned(), value.into()));
     Value::Object(members.collect::<Map<_, _>>())
-}
-
-/// Clamped to years with four digits, which are all that the format can represent.
-pub(super) fn time(time: SystemTime) -> String {
-    const LAST: Duration = Duration::from_secs(253_402_300_799);
-    let time = time.clamp(UNIX_EPOCH, UNIX_EPOCH + LAST);
-    humantime::format_rfc3339_millis(time).to_string()
 }
 
 pub(super) fn not_found() -> Failure {

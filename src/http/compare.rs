@@ -61,30 +61,35 @@ pub(super) fn compared(
     Ok(ComparedPeriods { route, before, after, references, comparison, versions })
 }
 
-fn value_to_json(value: ComparedValue) -> [(&'static str, Value); 4] {
-    let interval = value.interval.map(|interval| vec![interval.low, interval.high]);
+/// Times are in milliseconds, not rounded, so that they add up.
+fn value_to_json(value: ComparedValue, is_time: bool) -> [(&'static str, Value); 4] {
+    let shown = |number: i64| -> Value {
+        if is_time { (number as f64 / 1e6).into() } else { number.into() }
+    };
+    let interval = value.interval.map(|interval| vec![shown(interval.low), shown(interval.high)]);
     [
-        ("before", value.typical.into()),
-        ("after", value.value.into()),
-        ("extra", value.extra().into()),
+        ("before", shown(value.typical.cast_signed())),
+        ("after", shown(value.value.cast_signed())),
+        ("extra", shown(value.extra())),
         ("interval", interval.into()),
     ]
 }
 
 fn row_to_json(row: &ComparedRow) -> Value {
-    let (unit, what, function) = match &row.quantity {
-        Quantity::Wall(kind, function) => ("ns", kind.name(), Some(function)),
-        Quantity::OtherThreads(function) => ("ns", "other_threads", Some(function)),
-        Quantity::AllocatedBytes => ("bytes", "allocated_bytes", None),
-        Quantity::ChildSpans(_) => ("count", "child_spans", None),
-        Quantity::ChildTime(_) => ("ns", "child_time", None),
+    let (what, child) = match &row.quantity {
+        Quantity::Wall(kind, _) => (kind.name(), None),
+        Quantity::OtherThreads(_) => ("other_threads", None),
+        Quantity::AllocatedBytes => ("allocated_bytes", None),
+        Quantity::ChildSpans(name) => ("child_spans", name.as_deref()),
+        Quantity::ChildTime(name) => ("child_time", name.as_deref()),
     };
-    let child = match &row.quantity {
-        Quantity::ChildSpans(name) | Quantity::ChildTime(name) => name.as_deref(),
-        _ => None,
+    let (unit, is_time) = match row.quantity.unit() {
+        "ns" => ("ms", true),
+        unit => (unit, false),
     };
     let mut members = vec![("what", Value::from(what)), ("unit", unit.into())];
     members.extend(child.map(|name| ("child", name.into())));
+    let function = row.quantity.spent_in();
     if let Some(SpentIn::Function(function)) = function {
         members.push(("function", function.name.as_str().into()));
         members.push(("file", function.file.as_str().into()));
@@ -92,7 +97,7 @@ fn row_to_json(row: &ComparedRow) -> Value {
     } else if let Some(function) = function {
         members.push(("others", (*function == SpentIn::Others).into()));
     }
-    members.extend(value_to_json(row.value));
+    members.extend(value_to_json(row.value, is_time));
     members.push(("present_in", row.present_in.into()));
     object(members)
 }
@@ -115,7 +120,7 @@ impl ComparedPeriods {
             ("route", Value::from(route.as_str())),
             ("before", period(before, of_before)),
             ("after", period(after, of_after)),
-            ("wall_ns", object(value_to_json(comparison.wall))),
+            ("wall_ms", object(value_to_json(comparison.wall, true))),
             ("rows", rows(&comparison.rows)),
             ("beside", rows(&comparison.beside)),
             ("versions", versions.clone().into()),

@@ -102,7 +102,7 @@ function takeState(state) {
 }
 async function refresh() {
   try {
-    const [state, list] = await Promise.all([askState('GET'), ask('kept').then((response) => response.json())]);
+    const [state, list] = await Promise.all([askState('GET'), ask('kept?limit=1000').then((response) => response.json())]);
     takeState(state);
     takeList(list.kept);
     problem('');
@@ -829,7 +829,7 @@ const periodOf = ({ version, hour, all }) =>
         ? 'all hours'
         : 'this hour and the one before';
 const inUnit = (unit) => (value) =>
-  unit === 'bytes' ? `${(value / 1e3).toFixed(0)} KB` : unit === 'count' ? grouped(value) : duration(value / 1e6);
+  unit === 'bytes' ? `${(value / 1e3).toFixed(0)} KB` : unit === 'count' ? grouped(value) : duration(value);
 /** What a row is of, and where that is. */
 function placeOf(row) {
   const of = row.child ?? 'other',
@@ -859,7 +859,7 @@ function differenceRow(row) {
   );
 }
 
-function comparePage({ route, before, after, wall_ns: wall, rows, beside, versions }) {
+function comparePage({ route, before, after, wall_ms: wall, rows, beside, versions }) {
   byId('title').textContent = document.title = clean(route);
   const sure = !wall.interval
     ? ' Fewer than ten reference spans: whether the difference is chance is not known.'
@@ -867,11 +867,11 @@ function comparePage({ route, before, after, wall_ns: wall, rows, beside, versio
       ? ''
       : ' The difference can be chance.';
   const text =
-    `The mean request takes ${duration(wall.after / 1e6)} in ${periodOf(after)} (${after.references} references), and took ` +
-    `${duration(wall.before / 1e6)} in ${periodOf(before)} (${before.references}): ${signed(wall.extra, inUnit('ns'))}.${sure}`;
+    `The mean request takes ${duration(wall.after)} in ${periodOf(after)} (${after.references} references), and took ` +
+    `${duration(wall.before)} in ${periodOf(before)} (${before.references}): ${signed(wall.extra, duration)}.${sure}`;
   const heads = ['Kind', 'In', '#Difference', '#Between', '#Before', '#After'];
   const rest = rows.slice(MOST_ROWS).reduce((sum, row) => sum + row.extra, 0);
-  const further = el('tr', {}, el('td'), el('td', {}, `${rows.length - MOST_ROWS} further rows`), numberCell(signed(rest, inUnit('ns'))));
+  const further = el('tr', {}, el('td'), el('td', {}, `${rows.length - MOST_ROWS} further rows`), numberCell(signed(rest, duration)));
   const all = [...rows.slice(0, MOST_ROWS).map(differenceRow), ...(rows.length > MOST_ROWS ? [further] : [])];
   const caption = 'Where the difference is. The rows add up to it; each interval has a confidence of 95 %.';
   const changed = beside.filter((row) => row.extra !== 0).slice(0, MOST_ROWS);

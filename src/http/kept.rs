@@ -13,36 +13,39 @@ use crate::export::{
 use crate::handle::Handle;
 use crate::publish::RecentlyKept;
 
-/// How many entries are listed.
+/// How many entries are listed, unless the query asks for another number, and at most.
+pub(super) const USUAL: usize = 100;
 const MOST: usize = 1_000;
 
 /// What was kept, the newest first.
-pub(super) fn list(handle: &Handle) -> std::io::Result<Value> {
+pub(super) fn list(handle: &Handle, limit: usize) -> std::io::Result<Value> {
+    let limit = limit.min(MOST);
     let dir = handle.dir();
     let files = dir.as_deref().map(list_stored).transpose()?.unwrap_or_default();
     let mut stored = by_profile(files);
-    let mut entries = Vec::new();
     let mut listed = HashSet::new();
-    for recent in handle.recently_kept().iter().take(MOST) {
-        let id = recent.kept.profile.map(|id| id.to_string());
-        let files = id.as_ref().and_then(|id| stored.remove(id));
-        // Several spans of a profile can be reported one by one.
-        if id.is_none_or(|id| listed.insert(id)) {
-            let files = files.map(|files| files.names).unwrap_or_default();
-            entries.push(with_files(of_recent(recent), files));
-        }
-    }
+    let mut recent = handle.recently_kept();
+    // Several spans of a profile can be reported one by one.
+    recent.retain(|recent| recent.kept.profile.is_none_or(|id| listed.insert(id)));
+    let of_recent = recent.iter().map(|recent| {
+        let files = recent.kept.profile.and_then(|id| stored.remove(&id.to_string()));
+        (recent, files.map(|files| files.names).unwrap_or_default())
+    });
+    let of_recent: Vec<_> = of_recent.collect();
+    let total = of_recent.len() + stored.len();
+    let shown = of_recent.into_iter().take(limit);
+    let mut entries: Vec<_> =
+        shown.map(|(recent, files)| with_files(summary_of_recent(recent), files)).collect();
     // Of earlier runs, or of other processes that use the directory.
     if let Some(dir) = &dir {
         let mut others: Vec<_> = stored.into_values().collect();
         others.sort_by(|a, b| b.names.cmp(&a.names));
-        let room = MOST.saturating_sub(entries.len());
+        let room = limit.saturating_sub(entries.len());
         entries.extend(others.into_iter().take(room).map(|files| of_files(dir, files)));
     }
     let time = |entry: &Value| entry.get("time").and_then(Value::as_str).unwrap_or("").to_owned();
     entries.sort_by_cached_key(|entry| std::cmp::Reverse(time(entry)));
-    entries.truncate(MOST);
-    Ok(object([("kept", Value::Array(entries))]))
+    Ok(object([("kept", Value::Array(entries)), ("total", total.into())]))
 }
 
 /// In which form a client wants a profile.
@@ -170,7 +173,7 @@ fn of_files(dir: &Path, files: ProfileFiles) -> Value {
 }
 
 /// The entry of a span that this process has kept: what the summary in a report contains.
-fn of_recent(recent: &RecentlyKept) -> Map<String, Value> {
+fn summary_of_recent(recent: &RecentlyKept) -> Map<String, Value> {
     let summary = in_short(recent).map(|summary| summary.to_json());
     summary.and_then(|json| serde_json::from_str(&json).ok()).unwrap_or_default()
 }

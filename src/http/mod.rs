@@ -65,6 +65,8 @@ const POLICY: &str = "sandbox; default-src 'none'; frame-ancestors 'none'";
 struct Routed {
     handle: Handle,
     lanes: Lanes,
+    /// For those that wait, and work only before and after.
+    waiting: Lanes,
 }
 
 impl FromRef<Routed> for Handle {
@@ -142,10 +144,10 @@ impl Handle {
     /// | `DELETE /` | turns it off; returns the state |
     /// | `GET /rules` | the rules, as text in the syntax of `TRACING_PROFILING` |
     /// | `PUT /rules` | [replaces](Self::set_rules) the rules by those in the body, and returns them; 400 with the position of the error if they do not parse or are empty, and the rules stay as they are. At most 64 KiB |
-    /// | `GET /kept` | what was kept, the newest first, as JSON: spans that this process kept, with and without a profile, and profiles of earlier runs. At most 1,000 |
+    /// | `GET /kept` | what was kept, the newest first, as JSON: spans that this process kept, with and without a profile, and profiles of earlier runs. 100 of them without `?limit=`, and at most 1,000; `total` says how many there are |
     /// | `GET /kept/ID` | what was kept under that `id`: the report of the profile, or with `Accept: text/markdown` or `application/json` [the most important of it](crate::encode::markdown) in 2 KiB. Where there is no report, as of a span that failed before a sample fell in it, whose `id` begins with `span-`, a short form for the last 1,000 spans that this process kept; else 404 |
     /// | `GET /open?older_than=1s` | the [open spans](Self::open_spans) that are older than that (1 s without it), the oldest first, as JSON, each with its state and where it is. At most 1,000; 503 if the layer's threads do not answer in 10 s |
-    /// | `GET /debug/pprof/heap` | the [live heap](Self::heap_profile) for `go tool pprof` and what scrapes such profiles: `alloc_objects`, `alloc_space`, `inuse_objects` and `inuse_space`, gzipped. 404 if the layer does not track it. With `?seconds=30`, what has grown in that time, from which the next `POST` then counts; until then it is one of the two such requests that are answered at once. Needs the feature `pprof` |
+    /// | `GET /debug/pprof/heap` | the [live heap](Self::heap_profile) for `go tool pprof` and what scrapes such profiles: `alloc_objects`, `alloc_space`, `inuse_objects` and `inuse_space`, gzipped; with `?debug=1` as text. 404 if the layer does not track it. With `?seconds=30`, what has grown in that time, from which the next `POST` then counts; two such requests can wait at once. Needs the feature `pprof` |
     /// | `GET /debug/pprof/allocs` | the same, of which `alloc_space` is shown first |
     /// | `POST /debug/pprof/heap` | [what has grown](Self::heap_growth) since the last such request |
     /// | `GET /debug/pprof/threads` | [all threads](Self::threads), a sample each, for `go tool pprof`; with `?debug=1` as text. 503 if the layer is off, or if its threads do not answer in 30 s. Needs the feature `pprof` |
@@ -186,7 +188,8 @@ impl Handle {
             .route("/debug/pprof/threads", get(all_threads))
             .route("/debug/pprof/profile", get(process::cpu))
             .route("/debug/pprof/wall", get(process::wall));
-        let routed = Routed { handle: self.clone(), lanes: Lanes::default() };
+        let routed =
+            Routed { handle: self.clone(), lanes: Lanes::default(), waiting: Lanes::default() };
         let routes = slow.layer(from_fn(refuse_links));
         #[cfg(feature = "pprof")]
         let routes = routes
@@ -313,8 +316,15 @@ fn asset(content_type: &'static str, text: &str) -> Response {
     (headers, text.to_owned()).into_response()
 }
 
-async fn kept(State(routed): State<Routed>) -> Result<Json<Value>, Failure> {
-    slow(routed, |handle| Ok(Json(kept::list(handle).map_err(unreadable)?))).await
+async fn kept(
+    State(routed): State<Routed>,
+    OriginalUri(uri): OriginalUri,
+) -> Result<Json<Value>, Failure> {
+    let limit = routes::value_in(uri.query().unwrap_or_default(), "limit");
+    let limit = limit
+        .map_or(Ok(kept::USUAL), |text| text.parse())
+        .map_err(|_| (StatusCode::BAD_REQUEST, "`limit` must be a number of entries".to_owned()))?;
+    slow(routed, move |handle| Ok(Json(kept::list(handle, limit).map_err(unreadable)?))).await
 }
 
 /// A profile in the form that the client prefers.

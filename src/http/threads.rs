@@ -1,6 +1,5 @@
 //! All threads of the process, as Go's `net/http/pprof` serves goroutines.
 
-use axum::http::header;
 use axum::response::{IntoResponse, Response};
 
 use super::answer::{Failure, no_answer, pprof_file};
@@ -12,14 +11,13 @@ use crate::handle::Handle;
 pub(super) fn answer(handle: &Handle, query: &str) -> Result<Response, Failure> {
     let dump = handle.find_threads().map_err(no_answer)?;
     if is_text(query) {
-        let headers = [(header::CONTENT_TYPE, "text/plain; charset=utf-8")];
-        return Ok((headers, dump.to_string()).into_response());
+        return Ok(dump.to_string().into_response());
     }
     Ok(pprof_file("threads", pprof_of_threads(&dump)))
 }
 
 /// Whether the first `debug=...` of a query is a number other than 0.
-fn is_text(query: &str) -> bool {
+pub(super) fn is_text(query: &str) -> bool {
     let debug = value_in(query, "debug").and_then(|value| value.parse().ok());
     debug.is_some_and(|debug: i64| debug != 0)
 }

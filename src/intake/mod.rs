@@ -146,11 +146,9 @@ impl Intake {
     fn add_children(&mut self) {
         let clock = self.spans.clock();
         let (mut counted, mut dropped) = (0, 0);
-        for ChildClose { owner, plan, opened, closed, is_from_start } in
-            self.spans.take_child_closes()
-        {
-            let (opened_ns, closed_ns) = (clock.raw_ns(opened), clock.raw_ns(closed));
-            let child = ClosedChild { plan, opened_ns, closed_ns, is_from_start };
+        for ChildClose { owner, plan, opened, closed, from } in self.spans.take_child_closes() {
+            let [opened_ns, closed_ns, from_ns] = [opened, closed, from].map(|at| clock.raw_ns(at));
+            let child = ClosedChild { plan, opened_ns, closed_ns, from_ns };
             let is_counted = self.sinks.store.add_child(owner, child, self.round);
             counted += u64::from(is_counted);
             dropped += u64::from(!is_counted);

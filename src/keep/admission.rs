@@ -26,11 +26,12 @@ pub(crate) struct ProfileGroup {
     pub(crate) kept: Vec<KeptSpan>,
     /// On-CPU samples of kept spans that link to a span inside the key's.
     linked_inside: HashMap<SpanKey, u64>,
-    opened_ns: u64,
+    /// Since when it waits for its root to close.
+    waits_from_ns: u64,
 }
 
 impl ProfileGroup {
-    fn new(root: SpanKey, opened_ns: u64) -> Self {
+    fn new(root: SpanKey, waits_from_ns: u64) -> Self {
         Self {
             root,
             id: None,
@@ -38,12 +39,12 @@ impl ProfileGroup {
             is_trial: false,
             kept: Vec::new(),
             linked_inside: HashMap::new(),
-            opened_ns,
+            waits_from_ns,
         }
     }
 
-    fn open_for(&self, now_ns: u64) -> Duration {
-        Duration::from_nanos(now_ns.saturating_sub(self.opened_ns))
+    fn waits_for(&self, now_ns: u64) -> Duration {
+        Duration::from_nanos(now_ns.saturating_sub(self.waits_from_ns))
     }
 
     /// A span alone that is not kept.
@@ -328,19 +329,27 @@ impl ProfileAdmission {
         self.state.lock().groups.get(&root).is_some_and(|group| group.id.is_some())
     }
 
-    /// The roots whose groups have been open for `linger`.
+    /// The roots whose groups have waited for `linger`.
     pub(crate) fn expired_groups(&self, linger: Duration) -> Vec<SpanKey> {
         let now_ns = self.health.now_ns();
         let state = self.state.lock();
-        let expired = state.groups.values().filter(|group| group.open_for(now_ns) >= linger);
+        let expired = state.groups.values().filter(|group| group.waits_for(now_ns) >= linger);
         expired.map(|group| group.root).collect()
     }
 
-    /// How long until the next group has been open for `linger`.
+    /// The group of that root waits from now on.
+    pub(crate) fn wait_again(&self, root: SpanKey) {
+        let now_ns = self.health.now_ns();
+        if let Some(group) = self.state.lock().groups.get_mut(&root) {
+            group.waits_from_ns = now_ns;
+        }
+    }
+
+    /// How long until the next group has waited for `linger`.
     pub(crate) fn until_next_expiry(&self, linger: Duration) -> Option<Duration> {
         let now_ns = self.health.now_ns();
         let state = self.state.lock();
-        let left = |group: &ProfileGroup| linger.saturating_sub(group.open_for(now_ns));
+        let left = |group: &ProfileGroup| linger.saturating_sub(group.waits_for(now_ns));
         state.groups.values().map(left).min()
     }
 

@@ -523,15 +523,20 @@ impl Oracle {
 
     fn round(&mut self, flush: bool) -> Vec<Reported> {
         let mut reported = Vec::new();
-        for group in std::mem::take(&mut self.groups) {
+        for mut group in std::mem::take(&mut self.groups) {
             let is_expired = self.now_ns - group.since_ns >= LINGER_NS;
             // If a root has no samples, is not kept and was not in a snapshot, the collector is not notified when it
             // closes. There is no profile in that case, so the report can wait.
             let sampled = self.events.iter().any(|event| self.fell_inside(event, group.root));
             let is_kept = group.kept.iter().any(|kept| kept.span == group.root);
-            let Span { is_open, is_known, .. } = self.spans[group.root];
+            let Span { is_open, is_known, kind, opened_ns, .. } = self.spans[group.root];
             let is_closed = !is_open && (sampled || is_kept || is_known);
-            if is_expired || is_closed || flush {
+            let is_slow = kind.threshold().is_some_and(|ns| self.now_ns - opened_ns > ns);
+            let is_slow_request = is_open && is_slow && (sampled || is_known);
+            if is_slow_request && is_expired && !flush {
+                group.since_ns = self.now_ns;
+                self.groups.push(group);
+            } else if is_expired || is_closed || flush {
                 reported.push(self.report(group));
             } else {
                 self.groups.push(group);

@@ -94,7 +94,7 @@ impl References {
         };
         let mut comparison = compare(&breakdown, &references);
         comparison.allow_for_unsampled(&breakdown);
-        if !facts.children.are_all {
+        if facts.children.totals.is_empty() || facts.children.from_ns > 0 {
             // All child spans of references count. Of this one, more may be there than is known, and not less.
             let is_certain =
                 |row: &ComparedRow| !row.quantity.is_of_children() || row.value.extra() > 0;
@@ -154,11 +154,11 @@ mod tests {
     use crate::profile::ProfileId;
 
     /// A request with as many queries inside it, of which all are known or only some.
-    fn facts(queries: u64, are_all: bool) -> Facts {
+    fn facts(queries: u64, from_ns: u64) -> Facts {
         let query = ChildTotals { name: Some("query".to_owned()), ..ChildTotals::default() };
         let totals = (queries > 0).then_some(ChildTotals { count: queries, ..query });
         let children =
-            Children { totals: totals.into_iter().collect(), are_all, ..Children::default() };
+            Children { totals: totals.into_iter().collect(), from_ns, ..Children::default() };
         Facts { span: "request".into(), children, ..Facts::default() }
     }
 
@@ -166,14 +166,15 @@ mod tests {
     fn child_spans_that_may_not_all_be_known_are_compared_only_if_there_are_more() {
         let references = References::new(ReferenceLimits::NONE, Arc::default(), 0);
         let profile = Profile::new(ProfileId::for_test(1), 1);
-        references.add(&profile, &facts(3, true), 1, 0);
+        references.add(&profile, &facts(3, 0), 1, 0);
         let queries = |facts: &Facts| {
             let compared = references.compare(&profile, facts).unwrap();
             let quantity = Quantity::ChildSpans(Some("query".into()));
             let mut rows = compared.comparison.beside.clone().into_iter();
             rows.find(|row| row.quantity == quantity).map(|row| row.value.extra())
         };
-        assert_eq!([queries(&facts(0, true)), queries(&facts(214, true))], [Some(-3), Some(211)]);
-        assert_eq!([queries(&facts(0, false)), queries(&facts(214, false))], [None, Some(211)]);
+        assert_eq!([queries(&facts(1, 0)), queries(&facts(214, 0))], [Some(-2), Some(211)]);
+        assert_eq!([queries(&facts(0, 0)), queries(&facts(1, 5))], [None, None]);
+        assert_eq!(queries(&facts(214, 5)), Some(211));
     }
 }

@@ -5,7 +5,7 @@ use std::fmt::{self, Display, Write};
 use std::time::Duration;
 
 use super::format::{Allocated, Ns, Short, is_vague};
-use super::kept_fields::{Fields, ms};
+use super::kept_fields::Fields;
 use super::profile::{AWAITS_OF_ALL, AtSite, Awaited, WAIT_NS, WORTH_REPORTING, plural_waits};
 use super::starved::starved;
 use crate::compare::{Quantity, TimeKind};
@@ -15,6 +15,7 @@ use crate::log::{LogEvent, LogKind};
 use crate::profile::{
     Awaits, ComparedSummary, Hotspot, Profile, ProfileId, SampleKind, SlowerIn, Waits, capped,
 };
+use crate::text::ms;
 
 /// Nothing is said of the coverage of a span that ran for less than some samples represent.
 pub(crate) const LONG_NS: u64 = 10_000_000;

@@ -11,6 +11,7 @@ use super::kept_event::{LONG_NS, profile_of};
 use crate::facts::{Measure, Unit};
 use crate::keep::{DEFAULT_FIELDS, Kept, KeptSpan};
 use crate::profile::{Hotspot, SampleKind};
+use crate::text::ms;
 
 /// The fields before the measures, and after them.
 const BEFORE: [&str; 7] = ["message", "kind", "span", "fields", "reason", "rule", "open"];
@@ -166,10 +167,6 @@ impl Fields {
             dispatch.event(&Event::new_child_of(None, &METADATA, &values));
         });
     }
-}
-
-pub(super) fn ms(ns: u64) -> f64 {
-    (ns as f64 / 1_000.0).round() / 1_000.0
 }
 
 fn duration_ms(time: std::time::Duration) -> f64 {

@@ -9,8 +9,8 @@ pub(crate) struct ClosedChild {
     pub(crate) plan: u64,
     pub(crate) opened_ns: u64,
     pub(crate) closed_ns: u64,
-    /// All spans inside the one that counts it do, not only those that open once that is old.
-    pub(crate) is_from_start: bool,
+    /// All spans inside the one that counts it do that open from then on.
+    pub(crate) from_ns: u64,
 }
 
 /// The spans inside a span that have closed, at any depth, by the number of their plan.
@@ -19,9 +19,8 @@ pub(crate) struct Ledger {
     by_plan: HashMap<u64, ChildTimes>,
     /// Of further plans.
     others: ChildTimes,
-    /// When the first of them opened.
-    first_ns: u64,
-    is_from_start: bool,
+    /// All that opened from then on count.
+    from_ns: u64,
     /// Some were not counted, for lack of memory.
     has_lost: bool,
     bytes: usize,
@@ -71,17 +70,15 @@ impl Ledger {
         Self {
             by_plan: HashMap::new(),
             others: ChildTimes::default(),
-            first_ns: u64::MAX,
-            is_from_start: true,
+            from_ns: u64::MAX,
             has_lost: false,
             bytes: BYTES_A_LEDGER,
         }
     }
 
     pub(crate) fn add(&mut self, child: ClosedChild) {
-        let ClosedChild { plan, opened_ns, closed_ns, is_from_start } = child;
-        self.first_ns = self.first_ns.min(opened_ns);
-        self.is_from_start &= is_from_start;
+        let ClosedChild { plan, opened_ns, closed_ns, from_ns } = child;
+        self.from_ns = self.from_ns.min(from_ns);
         let is_new = !self.by_plan.contains_key(&plan);
         let times = if is_new && self.by_plan.len() >= MOST_PLANS {
             &mut self.others
@@ -104,14 +101,9 @@ impl Ledger {
         self.has_lost
     }
 
-    /// Whether all child spans count, not only those that opened once the span was old.
-    pub(crate) fn is_from_start(&self) -> bool {
-        self.is_from_start
-    }
-
-    /// When the first of them opened: `CLOCK_MONOTONIC_RAW` in nanoseconds.
-    pub(crate) fn first_ns(&self) -> u64 {
-        self.first_ns
+    /// From when on all that opened count: `CLOCK_MONOTONIC_RAW` in nanoseconds.
+    pub(crate) fn from_ns(&self) -> u64 {
+        self.from_ns
     }
 
     /// What is counted of each plan, in no order.
@@ -215,7 +207,7 @@ mod tests {
     fn ledger(children: impl IntoIterator<Item = (u64, u64, u64)>) -> Ledger {
         let mut ledger = Ledger::new();
         for (plan, opened_ns, closed_ns) in children {
-            ledger.add(ClosedChild { plan, opened_ns, closed_ns, is_from_start: true });
+            ledger.add(ClosedChild { plan, opened_ns, closed_ns, from_ns: opened_ns });
         }
         ledger
     }
@@ -274,11 +266,11 @@ mod tests {
     }
 
     #[test]
-    fn it_is_from_the_start_only_if_each_is() {
+    fn those_count_from_the_earliest_on_that_one_says() {
         let mut ledger = ledger([(1, 5, 6)]);
-        assert_eq!((ledger.is_from_start(), ledger.first_ns()), (true, 5));
-        ledger.add(ClosedChild { plan: 1, opened_ns: 3, closed_ns: 7, is_from_start: false });
-        assert_eq!((ledger.is_from_start(), ledger.first_ns()), (false, 3));
+        assert_eq!(ledger.from_ns(), 5);
+        ledger.add(ClosedChild { plan: 1, opened_ns: 1, closed_ns: 7, from_ns: 3 });
+        assert_eq!(ledger.from_ns(), 3);
     }
 
     proptest! {

@@ -281,16 +281,27 @@ impl Spans {
         if is_old { 0 } else { NEVER }
     }
 
+    /// If a span that closes counts, from when on all count that open inside the one around it. One that opened earlier
+    /// counts if that is old by now: the first step of a request that awaits.
+    #[inline]
+    pub(super) fn counts_from(&self, slot: &Slot, now: u64) -> Option<u64> {
+        if slot.flags() & IS_COUNTED != 0 {
+            return Some(slot.opened());
+        }
+        let around = slot.parent().and_then(|id| self.table.get(id));
+        around.filter(|it| it.is_old_as_open(now)).map(|it| it.old_as_open_at())
+    }
+
     /// A span closes that counts: reports it for the outermost span of its request. Of a request inside a span that was
     /// open for long when it began, such as a connection, also for that one.
-    pub(super) fn report_child(&self, slot: &Slot, now: u64) {
+    pub(super) fn report_child(&self, slot: &Slot, from: u64, now: u64) {
         let close = |owner: &Slot| {
             Some(ChildClose {
                 owner: owner.key()?,
                 plan: slot.plan(),
                 opened: slot.opened(),
                 closed: now,
-                is_from_start: owner.is_sampled_from_start(),
+                from: if owner.is_sampled_from_start() { 0 } else { from },
             })
         };
         let mut next = slot.parent().and_then(|id| self.table.get(id));

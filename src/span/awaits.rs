@@ -3,7 +3,6 @@
 use std::cell::Cell;
 use std::collections::HashSet;
 
-use super::children::OPEN_TIMES;
 use super::first_run::{FirstRun, RunningFirst};
 use super::local::{ObservedPoll, ThreadState, put, take};
 use super::sample_counts::SampleCounts;
@@ -322,7 +321,7 @@ impl Spans {
     /// very long (a connection, `main`) does not make others old.
     pub(crate) fn is_old_await(&self, span: &InnermostSpan, since: u64, now: u64) -> bool {
         let Some(slot) = self.slot_of(span) else { return false };
-        let mut is_old = slot.is_old_after(now.saturating_sub(since) / OPEN_TIMES);
+        let mut is_old = now.saturating_sub(since) >= slot.old_as_open_after();
         let mut check = |slot: &Slot| {
             is_old |= slot.is_old_as_open(now);
             !is_old

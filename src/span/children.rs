@@ -13,8 +13,8 @@ pub(crate) struct ChildClose {
     /// In ticks.
     pub(crate) opened: u64,
     pub(crate) closed: u64,
-    /// All spans inside the owner count, not only those that open once it is old.
-    pub(crate) is_from_start: bool,
+    /// All spans inside the owner count that open from then on.
+    pub(crate) from: u64,
 }
 
 /// How many of them can wait for the collector.
@@ -22,17 +22,23 @@ pub(super) const CHILD_CLOSES: usize = 4096;
 
 /// How much longer a span is open than it has to be entered to be old. An async service has many spans that are open for
 /// as long as some fast upstream takes.
-pub(super) const OPEN_TIMES: u64 = 10;
-/// How much longer it is open than one that counts as open for long elsewhere: a slow request awaits to its end.
-const LONG_TIMES: u64 = 10;
+const OPEN_TIMES: u64 = 10;
 
 impl Slot {
-    /// Whether it has been open for so long that what is awaited in it matters: ten times as long as it has to be entered
-    /// to be old, and not for very long.
+    /// How long it is open before what is awaited in it matters: ten times as long as it has to be entered to be old.
+    pub(super) fn old_as_open_after(&self) -> u64 {
+        self.sampling_delay().saturating_mul(OPEN_TIMES)
+    }
+
+    /// From when on that is so.
+    pub(super) fn old_as_open_at(&self) -> u64 {
+        self.opened().saturating_add(self.old_as_open_after())
+    }
+
+    /// Whether that is so at `now`, and it is not open for long.
     #[inline]
     pub(super) fn is_old_as_open(&self, now: u64) -> bool {
-        let open = now.saturating_sub(self.opened());
-        self.is_old_after(open / OPEN_TIMES) && open / LONG_TIMES < self.long_after()
+        now >= self.old_as_open_at() && !self.is_open_for_long(now)
     }
 
     /// Whether it samples threads from their first enter on, since it was created.

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::local::{put, take};
 use super::sample_counts::SampleCounts;
-use super::slot::{IS_COUNTED, REFERENCE, REFERENCE_SHIFT, REGISTERED, Slot};
+use super::slot::{REFERENCE, REFERENCE_SHIFT, REGISTERED, Slot};
 use super::spans::SpanEvent;
 use super::{RegistryId, SpanKey, Spans, TraceIds};
 use crate::facts::TimeBreakdown;
@@ -116,11 +116,9 @@ impl Spans {
     #[inline(always)]
     fn pass_up_to_ancestors(&self, slot: &Slot, now: u64) -> bool {
         self.pass_up_allocations(slot);
-        let is_counted = slot.flags() & IS_COUNTED != 0;
-        if is_counted {
-            self.report_child(slot, now);
-        }
-        is_counted && self.has_many_child_closes()
+        let Some(from) = self.counts_from(slot, now) else { return false };
+        self.report_child(slot, from, now);
+        self.has_many_child_closes()
     }
 
     /// What was allocated in a span that closes was allocated inside its parent, which is still open.

@@ -251,7 +251,7 @@ impl Slot {
     /// The sampling delay of a span that is open for long. For a reference, such as a connection, about that of its rule.
     pub(super) fn delay_when_long(&self) -> u64 {
         match self.flags() & REFERENCE {
-            0 => self.sampling_delay.load(Ordering::Relaxed),
+            0 => self.sampling_delay(),
             _ => self.long_after() / 200,
         }
     }
@@ -267,8 +267,8 @@ impl Slot {
         }
     }
 
-    pub(super) fn is_old_after(&self, ticks: u64) -> bool {
-        ticks >= self.sampling_delay.load(Ordering::Relaxed)
+    pub(super) fn sampling_delay(&self) -> u64 {
+        self.sampling_delay.load(Ordering::Relaxed)
     }
 
     /// Whether it is old at `now`, also by the time for which it has been entered without a break.
@@ -288,7 +288,7 @@ impl Slot {
 
     /// Whether threads in the span are sampled from their enter on.
     pub(crate) fn arms_at_enter(&self) -> bool {
-        self.sampling_delay.load(Ordering::Relaxed) == 0
+        self.sampling_delay() == 0
     }
 
     /// What a thread that is in the span adds to.
@@ -549,13 +549,13 @@ impl Slot {
         }
     }
 
-    /// Whether a span that closes now certainly needs no more than a [`release`](Self::release): it is not slow, and has
-    /// no flag that may matter.
+    /// Whether a span that closes now certainly needs no more than a [`release`](Self::release): it is not half as long as
+    /// a slow one, which can count in one around it, and has no flag that may matter.
     #[inline(always)]
     pub(crate) fn closes_plainly(&self, now: u64) -> bool {
         let wall = now.saturating_sub(self.opened.load(Ordering::Relaxed));
         self.flags() & (REGISTERED | SUSPECT | FAILED | ALLOCATED | HAS_SUMS | IS_COUNTED) == 0
-            && wall <= self.suspect_after.load(Ordering::Relaxed)
+            && wall <= self.suspect_after.load(Ordering::Relaxed) / 2
     }
 
     /// Whether a span that closes now needs more than a [`release`](Self::release).
@@ -570,6 +570,12 @@ impl Slot {
             || wall > self.suspect_after.load(Ordering::Relaxed)
             || (flags & judges_allocations == judges_allocations
                 && self.allocations.exceed_limits())
+    }
+
+    /// Whether the span is slow by its rule at `now`, and not open for so long that it contains requests.
+    pub(crate) fn is_slow_request(&self, now: u64) -> bool {
+        let open = now.saturating_sub(self.opened());
+        open > self.suspect_after.load(Ordering::Relaxed) && !self.is_open_for_long(now)
     }
 
     /// The account of a span that closes at `now`.

@@ -1384,14 +1384,17 @@ fn spans_inside_a_span_that_is_sampled_from_its_enter_all_count() {
     scene.child(3, 5);
     let all: Vec<_> = scene.spans.take_child_closes().collect();
     assert_eq!(all.iter().map(|it| it.plan).collect::<Vec<_>>(), [2, 3]);
-    assert!(all.iter().all(|it| it.is_from_start));
+    assert!(all.iter().all(|it| it.from == 0));
     // Sampled from now on, and not from its start.
     let other = scene.open_plan(4, GivenParent::None);
     scene.enter(other);
     assert!(scene.spans.force_current());
     scene.child(5, 1);
     let all: Vec<_> = scene.spans.take_child_closes().collect();
-    assert_eq!(all.iter().map(|it| (it.plan, it.is_from_start)).collect::<Vec<_>>(), [(5, false)]);
+    assert_eq!(
+        all.iter().map(|it| (it.plan, it.from == it.opened)).collect::<Vec<_>>(),
+        [(5, true)]
+    );
 }
 
 #[test]
@@ -1434,6 +1437,28 @@ fn spans_inside_a_request_that_awaits_count_once_it_has_been_open_for_ten_times_
     }
     let expected: Vec<_> = (12..20).map(|n| (key, 2, 9 * n, 9 * n + 9)).collect();
     assert_eq!(scene.child_closes(), expected);
+}
+
+#[test]
+fn a_slow_span_counts_that_was_open_when_its_request_became_old_as_open() {
+    let mut scene = Scene::new();
+    let root = scene.open_plan(1, GivenParent::Contextual);
+    // Half as long as a slow one, which `closes_plainly` asks.
+    let plan =
+        Plan { number: 2, suspect_after: 400 * MS, sampling_delay: 10 * MS, ..Plan::default() };
+    let step = |number: u64, ms| {
+        let id = id(5_000 + number);
+        let parent: Ancestry<'_> = &|_, visit| _ = visit(root);
+        scene.spans.open(id, &plan, 0, GivenParent::Span(root), parent);
+        scene.wait(ms * MS);
+        scene.close_unjudged(id);
+        let closes: Vec<_> = scene.spans.take_child_closes().collect();
+        let opened = scene.spans.table.get(root).unwrap().opened();
+        closes.iter().map(|it| [it.closed, it.from].map(|at| (at - opened) / MS)).next()
+    };
+    assert_eq!(step(1, 50), None, "the request is young");
+    assert_eq!(step(2, 201), Some([251, 100]), "all count that open from 100 ms on");
+    assert_eq!(step(3, 3), Some([254, 251]));
 }
 
 #[test]

@@ -447,14 +447,14 @@ async fn the_heap_is_served_as_go_serves_it() {
     let setup = Setup::with("1h", |builder| builder.heap(true));
     let mut kept = Vec::with_capacity(10);
     (0..10).for_each(|_| keep_forever(&mut kept, 16 << 20));
-    let ask = async |method, path| {
+    let ask = async |method, path: &str| {
         let request = Request::builder().method(method).uri(path);
         let request = request.header(header::HOST, "localhost");
         let request = request.body(Body::empty()).unwrap();
         setup.handle.router().oneshot(request).await.unwrap()
     };
-    for path in ["/debug/pprof/heap?seconds=0", "/debug/pprof/heap?seconds=x"] {
-        let answer = ask("GET", path).await;
+    for query in ["seconds=0", "seconds=x", "seconds=1&debug=1"] {
+        let answer = ask("GET", &format!("/debug/pprof/heap?{query}")).await;
         assert_eq!(answer.status(), axum::http::StatusCode::BAD_REQUEST);
     }
     let has_answered = std::sync::atomic::AtomicBool::new(false);
@@ -487,6 +487,65 @@ async fn the_heap_is_served_as_go_serves_it() {
     }
     has_answered.store(true, std::sync::atomic::Ordering::Relaxed);
     other.join().unwrap();
+
+    let answer = ask("GET", "/debug/pprof/heap?debug=1").await;
+    assert_eq!(answer.headers()[header::CONTENT_TYPE], "text/plain; charset=utf-8");
+    let body = answer.into_body().collect().await.unwrap().to_bytes();
+    let text = str::from_utf8(&body).unwrap();
+    // `blocks: bytes [allocated blocks: allocated bytes] @ ...`
+    let values = |line: &str| {
+        let (values, rest) = line.split_once(" @ ").unwrap();
+        let numbers = values.replace([':', '[', ']'], "");
+        let numbers: Vec<u64> = numbers.split(' ').map(|number| number.parse().unwrap()).collect();
+        (<[u64; 4]>::try_from(numbers).unwrap(), rest.to_owned())
+    };
+    let first = text.lines().next().unwrap().strip_prefix("heap profile: ").unwrap();
+    let (all, rate) = values(first);
+    assert_eq!(rate, "heap/2", "go tool pprof scales nothing");
+    let is_stack = |line: &&str| line.contains(" @ 0x");
+    let stacks: Vec<_> = text.lines().filter(is_stack).map(values).collect();
+    let sum = |at: usize| stacks.iter().map(|(values, _)| values[at]).sum::<u64>();
+    assert_eq!(all, [0, 1, 2, 3].map(sum));
+    assert!(stacks.is_sorted_by(|(a, _), (b, _)| a[1] >= b[1]), "{text}");
+    let of_forever = text.split("\n\n").find(|stack| stack.contains("keep_forever")).unwrap();
+    let (_, addresses) = values(of_forever.lines().find(is_stack).unwrap());
+    let of_function = of_forever.lines().find(|line| line.contains("keep_forever")).unwrap();
+    let ["#", address, _, place] = of_function.split('\t').collect::<Vec<_>>()[..] else {
+        panic!("{of_function}")
+    };
+    assert!(addresses.split(' ').any(|other| other == address), "{of_forever}");
+    assert!(place.contains("allocations/stacks.rs:"), "{of_function}");
+}
+
+/// Two requests that wait for what grows leave the places of those that work.
+#[cfg(feature = "axum")]
+#[tokio::test]
+async fn requests_that_wait_for_growth_do_not_keep_others_out() {
+    use axum::http::{Request, StatusCode, header};
+    use tower::ServiceExt;
+
+    if !is_alone("stacks::requests_that_wait_for_growth_do_not_keep_others_out") {
+        return;
+    }
+    let setup = Setup::with("1h", |builder| builder.heap(true));
+    let router = setup.handle.router();
+    let ask = |query: &str| {
+        let request = Request::get(format!("/debug/pprof/heap{query}"));
+        let request = request.header(header::HOST, "localhost").body(axum::body::Body::empty());
+        let answer = router.clone().oneshot(request.unwrap());
+        async { answer.await.unwrap().status() }
+    };
+    let waiting = [(); 2].map(|()| tokio::spawn(ask("?seconds=600")));
+    // On this runtime, both have begun then.
+    tokio::task::yield_now().await;
+    assert_eq!(ask("?seconds=600").await, StatusCode::SERVICE_UNAVAILABLE);
+    let start = std::time::Instant::now();
+    // They work in the beginning.
+    while ask("").await != StatusCode::OK {
+        assert!(start.elapsed() < PLENTY);
+    }
+    waiting.iter().for_each(|task| assert!(!task.is_finished()));
+    waiting.into_iter().for_each(|task| task.abort());
 }
 
 #[cfg(feature = "axum")]

@@ -137,7 +137,7 @@ fn query(number: usize) -> Span {
 /// All spans are kept, except those of target `fast`, and count as open for long after 10 s. Connections count as that
 /// after 10 ms.
 fn usual(builder: Builder) -> Builder {
-    builder.rules("0ms,fast=1h,[connection]=1ms,[long]=1ms".parse().unwrap())
+    builder.rules("0ms,fast=1h,[connection]=on_cpu>1ms,[long]=1ms".parse().unwrap())
 }
 
 fn queries(numbers: std::ops::Range<usize>, each: Duration) {

@@ -65,14 +65,11 @@ impl Json for Row<'_> {
             };
             row.member("name", name)?;
             row.member("file", file)?;
-            row.member("line", Plain(line))?;
+            if line > 0 {
+                row.member("line", Plain(line))?;
+            }
             row.member("others", Plain(is_of_others(quantity)))?;
-            let unit = match quantity {
-                Quantity::AllocatedBytes => "bytes",
-                Quantity::ChildSpans(_) => "count",
-                _ => "ns",
-            };
-            row.member("unit", unit)?;
+            row.member("unit", quantity.unit())?;
             write_value(*value, row)?;
             row.member("present_in", Plain(*present_in))?;
             if let Some(number) = as_extreme_in {

@@ -124,8 +124,7 @@ impl Json for KeptRow<'_> {
 }
 
 fn write_children(of: &Children, children: &mut Object<'_>) -> io::Result<()> {
-    let from_ns = of.counted_from().as_nanos();
-    children.member("from", Plain(from_ns))?;
+    children.member("from", Plain(of.from_ns))?;
     children.member("incomplete", Plain(of.are_incomplete))?;
     children.member("totals", Array(|| of.totals.iter().map(ChildRow)))
 }

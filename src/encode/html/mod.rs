@@ -23,7 +23,7 @@ const BODY: &str = include_str!("report.body.html");
 const SCRIPT: &str = include_str!("report.js");
 /// The SHA-256 of [`STYLE`] and [`SCRIPT`], in Base64. A test compares them.
 const STYLE_HASH: &str = "FqerwruuMyl2l3IupOfV3PwDu3NV4w5WZoyIA41ETZk=";
-const SCRIPT_HASH: &str = "zF/Ofgv6RFE36vAyOM1tbzQfY7KscB5oQNlphpbDCgk=";
+const SCRIPT_HASH: &str = "XsxAQLWVVcACbuCE6wBDIPEY3O0eTTJemUBDSPyF6Vc=";
 
 /// What a report shows besides the profile.
 #[derive(Clone, Debug, Default)]
@@ -393,7 +393,7 @@ mod tests {
         );
         assert_eq!(compared_with["times"], 12.0);
         let first = json!({
-            "words": "on-CPU", "name": "shop::count_cheap_bundles", "file": "shop/src/similar.rs", "line": 0,
+            "words": "on-CPU", "name": "shop::count_cheap_bundles", "file": "shop/src/similar.rs",
             "others": false, "unit": "ns", "value": 1_070_000_000, "typical": 10_000_000, "extra": 1_060_000_000,
             "low": 1_020_000_000, "high": 1_100_000_000, "present_in": 12, "as_extreme_in": 0
         });

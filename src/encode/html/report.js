@@ -685,10 +685,10 @@ function addPlaces(groups) {
   }
 }
 
-const IDLE_TEXTS = ['idle: not explained', 'not sampled', 'idle or not sampled', 'other spans on its stack'];
+const IDLE_TEXTS = ['idle: not explained', 'not sampled', 'idle or not sampled', 'other spans on its stack', 'waiting for a CPU'];
 /**
  * The wall time in which no sample is active: unexplained idle time of the topmost kept spans, the time in which their
- * threads were in other spans, and what remains.
+ * threads were in other spans or waited for a CPU, and what remains.
  */
 function divideRest(rest, add, addToSpan) {
   if (state.span >= 0 || state.fn >= 0 || state.wait !== '') return;
@@ -697,12 +697,16 @@ function divideRest(rest, add, addToSpan) {
   const idle = sumOver(topmostSpans(), (kept) => kept.unexplained),
     shown = Math.min(idle, rest);
   for (const { span, unexplained } of topmostSpans()) addToSpan(span, idle > 0 ? (unexplained / idle) * shown : 0);
-  const other = Math.min(
-    sumOver(topmostSpans(), (kept) => kept.other_spans),
-    rest - shown,
-  );
-  if (other > 0) add(IDLE, 3, other);
-  add(REMARK, 1, rest - shown - other);
+  let left = rest - shown;
+  for (const [what, of] of [
+    [3, (kept) => kept.other_spans],
+    [4, ({ split }) => sumOver(split, ([[kind], ns]) => (kind === 'runnable' ? ns : 0))],
+  ]) {
+    const part = Math.min(sumOver(topmostSpans(), of), left);
+    if (part > 0) add(IDLE, what, part);
+    left -= part;
+  }
+  add(REMARK, 1, left);
 }
 const sumOver = (list, of) => list.reduce((sum, one) => sum + Math.max(0, of(one)), 0);
 /** The kept spans that are inside no other. */

@@ -2,13 +2,14 @@
 
 use std::borrow::Cow;
 use std::io::{self, Write};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::UNIX_EPOCH;
 
 use super::json::{Array, Json, Object, Plain};
 use crate::encode::brief::Brief;
 use crate::encode::{json_summary, markdown};
 use crate::facts::{ChildTotals, Facts, Measure, Unit};
 use crate::profile::{ComparedSummary, FunctionShare, Hotspot, Hotspots, Profile, SampleKind};
+use crate::text::{ms, rfc3339};
 
 /// A kept span, and what its profile shows.
 #[derive(Debug)]
@@ -86,7 +87,7 @@ impl KeptSummary<'_> {
             if let Some(place) = &facts.error_at {
                 summary.member("error_at", place)?;
             }
-            summary.member("time", time(facts.start().unwrap_or(UNIX_EPOCH)))?;
+            summary.member("time", rfc3339(facts.start().unwrap_or(UNIX_EPOCH)))?;
             for measure in Measure::ALL {
                 match facts.get(*measure) {
                     Some(ns) if measure.unit() == Unit::Nanoseconds => {
@@ -103,11 +104,7 @@ impl KeptSummary<'_> {
             if !facts.children.totals.is_empty() {
                 summary
                     .member("children", Array(|| facts.children.totals.iter().map(ChildSummary)))?;
-                let from = facts.children.counted_from();
-                summary.member(
-                    "children_from_ms",
-                    ms(u64::try_from(from.as_nanos()).unwrap_or(u64::MAX)),
-                )?;
+                summary.member("children_from_ms", ms(facts.children.from_ns))?;
             }
             summary.member("samples", Plain(self.samples))?;
             summary.member("headline", self.headline)?;
@@ -203,16 +200,4 @@ impl Json for ShareRow<'_> {
 
 fn rounded(share: f64) -> f64 {
     (share * 1e3).round() / 1e3
-}
-
-/// Milliseconds with three digits after the point.
-fn ms(ns: u64) -> f64 {
-    (ns as f64 / 1e3).round() / 1e3
-}
-
-/// Clamped to years with four digits, which are all that the format can represent.
-fn time(time: SystemTime) -> String {
-    const LAST: Duration = Duration::from_secs(253_402_300_799);
-    let time = time.clamp(UNIX_EPOCH, UNIX_EPOCH + LAST);
-    humantime::format_rfc3339_millis(time).to_string()
 }
