@@ -1,63 +1,15 @@
-'use strict';
 // The list of kept spans, and the state and rules of the layer. Nothing from the server reaches the page other than as
 // text, or as the address of a link whose scheme was checked.
 
 const PAGE = 50,
   REFRESH_MS = 10_000,
   LONGEST_TEXT = 500;
-const byId = (id) => document.getElementById(id);
 const base = document.querySelector('meta[name=base]').content;
 
 // --- text and elements
 
-// Control characters, and characters that hide or reorder others.
-const UNSAFE =
-  /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g;
-const clean = (value) => {
-  const text = String(value ?? '');
-  return (text.length > LONGEST_TEXT ? `${text.slice(0, LONGEST_TEXT)}…` : text).replace(UNSAFE, '\ufffd');
-};
-const el = (tag, attributes, ...children) => {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes || {})) element.setAttribute(name, value);
-  element.append(...children);
-  return element;
-};
-const button = (text, onClick, attributes) => {
-  const made = el('button', { type: 'button', ...attributes }, text);
-  made.addEventListener('click', onClick);
-  return made;
-};
-const grouped = (number) => String(number).replace(/\B(?=(\d{3})+$)/g, ',');
-const count = (number, one, many = `${one}s`) => `${grouped(number)} ${number === 1 ? one : many}`;
-const say = (text) => {
-  byId('live').textContent = text;
-};
-
-/** A number of bytes with three digits and its unit: `1.20 GB`, `350 KB`. */
-const memory = (bytes) => {
-  const [unit, name] =
-    bytes < 999.5 ? [1, 'B'] : bytes < 999.5e3 ? [1e3, 'KB'] : bytes < 999.5e6 ? [1e6, 'MB'] : [1e9, 'GB'];
-  const value = bytes / unit;
-  return `${value.toFixed(unit === 1 || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2)} ${name}`;
-};
-
-/** A duration with three digits and its unit: `1.20 s`, `350 ms`. */
-const duration = (ms) => {
-  if (!(ms >= 0)) return 'unknown';
-  if (ms === 0) return '0';
-  if (ms >= 59_995) {
-    const seconds = Math.round(ms / 1000),
-      two = (number) => String(number).padStart(2, '0');
-    return seconds < 3600
-      ? `${Math.floor(seconds / 60)} min ${two(seconds % 60)} s`
-      : `${Math.floor(seconds / 3600)} h ${two(Math.floor(seconds / 60) % 60)} min`;
-  }
-  const [size, unit] = ms < 0.9995 ? [1e-3, 'µs'] : ms < 999.5 ? [1, 'ms'] : [1000, 's'];
-  const value = ms / size;
-  return `${value.toFixed(value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2)} ${unit}`;
-};
-const two = (number) => String(number).padStart(2, '0');
+/** The same of milliseconds. */
+const lasted = (ms) => duration(ms * 1e6);
 const clock = (date) => `${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
 const day = (date) => `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())}`;
 const ago = (ms) => {
@@ -65,16 +17,6 @@ const ago = (ms) => {
   if (seconds < 60) return `${seconds} s ago`;
   if (seconds < 3600) return `${Math.floor(seconds / 60)} min ago`;
   return seconds < 172_800 ? `${Math.floor(seconds / 3600)} h ago` : `${Math.floor(seconds / 86_400)} days ago`;
-};
-/** The address of a trace, if it is of the web. */
-const traceUrl = (template, entry) => {
-  const values = { trace_id: encodeURIComponent(entry.trace_id), span_id: encodeURIComponent(entry.span_id ?? '') };
-  try {
-    const url = new URL(template.replace(/\{(\w+)\}/g, (all, name) => values[name] ?? all));
-    return url.protocol === 'https:' || url.protocol === 'http:' ? url.href : null;
-  } catch {
-    return null;
-  }
 };
 
 // --- what the server says
@@ -379,15 +321,15 @@ function wallCell(entry, longest) {
   const [picture, words] = bar(entry.split_ms ?? {});
   picture.style.width = `${longest > 0 ? (entry.wall_ms / longest) * 100 : 0}%`;
   for (const text of entry.beside ?? []) words.append(` · ${clean(text)}`);
-  return [el('b', {}, duration(entry.wall_ms)), picture, words];
+  return [el('b', {}, lasted(entry.wall_ms)), picture, words];
 }
 /** How many times as long as typical spans it took, and the largest difference that is not by chance. */
 function typicalCell(entry) {
   if (!(entry.references > 0)) return ['–'];
   if (!(entry.times_typical > 0)) return [el('small', {}, `only ${count(entry.references, 'typical one')}`)];
-  const cells = [el('b', {}, `${entry.times_typical} ×`), el('small', {}, `of ${duration(entry.typical_median_ms)}`)];
+  const cells = [el('b', {}, `${entry.times_typical} ×`), el('small', {}, `of ${lasted(entry.typical_median_ms)}`)];
   if (!entry.slower_in) return cells;
-  const more = `+${duration(entry.slower_in_ms)} ${clean(entry.slower_in)}`;
+  const more = `+${lasted(entry.slower_in_ms)} ${clean(entry.slower_in)}`;
   return [...cells, el('small', { class: 'clip', title: more }, more)];
 }
 const TIMES_OF = { on_cpu: 'on-CPU time', off_cpu: 'waits', await: 'awaits' };
@@ -409,7 +351,7 @@ function topCell(entry) {
 function traceCell(entry) {
   if (!entry.trace_id) return ['–'];
   const text = clean(entry.trace_id),
-    url = traceUrl(server.trace_url ?? '', entry);
+    url = traceUrl(server.trace_url, entry.trace_id, entry.span_id ?? '');
   const short = text.length > 8 ? `${text.slice(0, 8)}…` : text;
   return [
     url
@@ -481,7 +423,7 @@ function showGroups() {
     'tr',
     {},
     el('th', { scope: 'col' }, 'Span'),
-    el('th', { scope: 'col', class: 'strips' }, `Wall time of each, to ${duration(longest)}`),
+    el('th', { scope: 'col', class: 'strips' }, `Wall time of each, to ${lasted(longest)}`),
     ...['Kept', 'Median', 'Longest'].map((text) => el('th', { scope: 'col', class: 'number' }, text)),
     el('th', { scope: 'col', class: 'reasons' }, 'Reasons'),
   );
@@ -512,7 +454,7 @@ function groupRow([name, { walls, reasons }], longest) {
     'aria-pressed': isChosen,
     title: clean(name),
   });
-  const cells = [grouped(walls.length), duration(sorted[Math.floor((sorted.length - 1) / 2)]), duration(sorted.at(-1))];
+  const cells = [grouped(walls.length), lasted(sorted[Math.floor((sorted.length - 1) / 2)]), lasted(sorted.at(-1))];
   return el(
     'tr',
     {},
@@ -704,8 +646,7 @@ const KINDS = {
 };
 const pathOf = (path, values) => `${base}${path}?${new URLSearchParams(values)}`;
 const link = (href, ...text) => el('a', { href }, ...text);
-const orDash = (ms) => (ms === null ? '–' : duration(ms));
-const signed = (value, shown) => `${value > 0 ? '+' : value < 0 ? '−' : ''}${shown(Math.abs(value))}`;
+const orDash = (ms) => (ms === null ? '–' : lasted(ms));
 const growth = ({ was_ms, is_ms }) => signed((is_ms / was_ms - 1) * 100, (percent) => `${percent.toFixed(0)} %`);
 const numberCell = (...children) => el('td', { class: 'number' }, ...children);
 const explained = () =>
@@ -746,7 +687,7 @@ function bar(split) {
   }
   const words = parts
     .filter(([, ms]) => ms >= all / 1000)
-    .map(([kind, ms]) => `${KINDS[kind]?.[0] ?? clean(kind)} ${duration(ms)}`);
+    .map(([kind, ms]) => `${KINDS[kind]?.[0] ?? clean(kind)} ${lasted(ms)}`);
   return [picture, el('small', {}, words.join(' + '))];
 }
 
@@ -779,8 +720,8 @@ function routePage(route) {
   const since = drift?.since.startsWith('version') ? `with ${clean(drift.since)}` : 'in the same hour of the day before';
   const slower = drift
     ? [
-        `It has become slower: ${duration(drift.is_ms)} on average in the hour from ${clean(drift.hour)}, ` +
-          `and ${duration(drift.was_ms)} ${since} (${growth(drift)}).`,
+        `It has become slower: ${lasted(drift.is_ms)} on average in the hour from ${clean(drift.hour)}, ` +
+          `and ${lasted(drift.was_ms)} ${since} (${growth(drift)}).`,
       ].map((text) => el('p', { class: 'problem' }, text))
     : [];
   const figures = {
@@ -789,7 +730,7 @@ function routePage(route) {
     p50: orDash(route.p50_ms),
     p95: orDash(route.p95_ms),
     p99: orDash(route.p99_ms),
-    mean: duration(route.mean_wall_ms),
+    mean: lasted(route.mean_wall_ms),
   };
   const figure = ([name, value]) => el('div', {}, el('dt', {}, name), el('dd', {}, value));
   const profile = (format) => pathOf('routes/profile', { route: route.name, format });
@@ -802,7 +743,7 @@ function routePage(route) {
   ].filter((_, at) => (at !== 1 || has.includes('pprof')) && (at !== 2 || has.includes('otlp')));
   const report = ({ file, reasons }) => (file ? link(fileUrl(file), clean(reasons)) : 'no report');
   const row = (one) =>
-    el('tr', {}, el('td', {}, el('time', { datetime: one.time }, clean(one.time))), numberCell(duration(one.wall_ms)), el('td', {}, report(one)));
+    el('tr', {}, el('td', {}, el('time', { datetime: one.time }, clean(one.time))), numberCell(lasted(one.wall_ms)), el('td', {}, report(one)));
   return [
     explained(),
     ...slower,
@@ -829,7 +770,7 @@ const periodOf = ({ version, hour, all }) =>
         ? 'all hours'
         : 'this hour and the one before';
 const inUnit = (unit) => (value) =>
-  unit === 'bytes' ? `${(value / 1e3).toFixed(0)} KB` : unit === 'count' ? grouped(value) : duration(value);
+  unit === 'bytes' ? `${(value / 1e3).toFixed(0)} KB` : unit === 'count' ? grouped(value) : lasted(value);
 /** What a row is of, and where that is. */
 function placeOf(row) {
   const of = row.child ?? 'other',
@@ -867,11 +808,11 @@ function comparePage({ route, before, after, wall_ms: wall, rows, beside, versio
       ? ''
       : ' The difference can be chance.';
   const text =
-    `The mean request takes ${duration(wall.after)} in ${periodOf(after)} (${after.references} references), and took ` +
-    `${duration(wall.before)} in ${periodOf(before)} (${before.references}): ${signed(wall.extra, duration)}.${sure}`;
+    `The mean request takes ${lasted(wall.after)} in ${periodOf(after)} (${after.references} references), and took ` +
+    `${lasted(wall.before)} in ${periodOf(before)} (${before.references}): ${signed(wall.extra, lasted)}.${sure}`;
   const heads = ['Kind', 'In', '#Difference', '#Between', '#Before', '#After'];
   const rest = rows.slice(MOST_ROWS).reduce((sum, row) => sum + row.extra, 0);
-  const further = el('tr', {}, el('td'), el('td', {}, `${rows.length - MOST_ROWS} further rows`), numberCell(signed(rest, duration)));
+  const further = el('tr', {}, el('td'), el('td', {}, `${rows.length - MOST_ROWS} further rows`), numberCell(signed(rest, lasted)));
   const all = [...rows.slice(0, MOST_ROWS).map(differenceRow), ...(rows.length > MOST_ROWS ? [further] : [])];
   const caption = 'Where the difference is. The rows add up to it; each interval has a confidence of 95 %.';
   const changed = beside.filter((row) => row.extra !== 0).slice(0, MOST_ROWS);

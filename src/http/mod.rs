@@ -46,7 +46,7 @@ const TYPICAL_PAGE: &str = include_str!("typical.html");
 #[cfg(feature = "pprof")]
 const PPROF_PAGE: &str = include_str!("pprof.html");
 const STYLE: &str = include_str!("index.css");
-const SCRIPT: &str = include_str!("index.js");
+const SCRIPT: &str = concat!(include_str!("../encode/html/texts.js"), include_str!("index.js"));
 
 /// The part of the page that leads to profiles of the process.
 const LINKS_TO_PROCESS: &str = include_str!("process.html");

@@ -20,10 +20,10 @@ pub(crate) use summary::KeptSummary;
 /// The style, markup and script of every report.
 const STYLE: &str = include_str!("report.css");
 const BODY: &str = include_str!("report.body.html");
-const SCRIPT: &str = include_str!("report.js");
+const SCRIPT: &str = concat!(include_str!("texts.js"), include_str!("report.js"));
 /// The SHA-256 of [`STYLE`] and [`SCRIPT`], in Base64. A test compares them.
 const STYLE_HASH: &str = "FqerwruuMyl2l3IupOfV3PwDu3NV4w5WZoyIA41ETZk=";
-const SCRIPT_HASH: &str = "XsxAQLWVVcACbuCE6wBDIPEY3O0eTTJemUBDSPyF6Vc=";
+const SCRIPT_HASH: &str = "tjwgSHpF/Hq5u/KAWhF4y821ykQrfRSRTN5HmVJmiFM=";
 
 /// What a report shows besides the profile.
 #[derive(Clone, Debug, Default)]
