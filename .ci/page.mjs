@@ -247,15 +247,15 @@ function typicalOf(name) {
         ...{ p50_ms: 88.8, p95_ms: 234.5, p99_ms: 12_345.6 },
         drift: number > 0 ? null : { hour: kept.time, since: "version 1.4.1", was_ms: 80.1, is_ms: 97.7 },
     });
-    const value = { before: 80_100_000, after: 97_700_000, extra: 17_600_000, interval: [16_000_000, 19_200_000] };
+    const value = { before: 80.1, after: 97.7, extra: 17.6, interval: [16, 19.2] };
     const place = { function: own, file: "src/warehouse/inventory/reservation.rs", line: 1234, present_in: 12_345 };
-    const rows = Object.keys(split).map((what) => ({ what, unit: "ns", ...place, ...value }));
+    const rows = Object.keys(split).map((what) => ({ what, unit: "ms", ...place, ...value }));
     const beside = [{ what: "child_spans", unit: "count", child: "a_query_with_a_long_name", ...value, present_in: 3 }];
     const compared = { before: { version: "1.4.1", references: 12_345 }, after: { recent: "", references: 99 } };
     return {
         routes: { version: "1.4.2", routes: [...Array(30).keys()].map(route) },
         route: { version: "1.4.2", routes: [route(0)] },
-        compare: { route: route(0).name, ...compared, wall_ns: value, rows, beside, versions: ["1.4.0", "1.3.9"] },
+        compare: { route: route(0).name, ...compared, wall_ms: value, rows, beside, versions: ["1.4.0", "1.3.9"] },
     }[name];
 }
 
@@ -992,7 +992,7 @@ async function unreadable() {
 // The index.
 
 const rowTimes = (page) => page.locator("#spans tbody time").evaluateAll((times) => times.map((time) => time.dateTime));
-const keptNow = async () => (await (await fetch(`${base}kept`)).json()).kept;
+const keptNow = async () => (await (await fetch(`${base}kept?limit=1000`)).json()).kept;
 const stateNow = async () => (await fetch(base.slice(0, -1), { headers: { accept: "application/json" } })).json();
 const isoTime = (entry) => new Date(entry.time).toISOString();
 
@@ -1048,7 +1048,7 @@ async function indexAwaits(page) {
     assert.ok(Math.abs(sum - entry.wall_ms) < 0.01, JSON.stringify(entry));
     const split_ms = { on_cpu: 5, off_cpu: 15, await: 50, scheduling_delay: 10, unexplained_idle: 20 };
     const beside = ["2,000 major page faults"];
-    await page.route(`${base}kept`, fulfil([{ ...entry, wall_ms: 100, split_ms, beside }]));
+    await page.route(`${base}kept?limit=1000`, fulfil([{ ...entry, wall_ms: 100, split_ms, beside }]));
     await openIndex(page);
     assert.deepEqual(await page.locator("#spans td.wall small").allInnerTexts(), [
         "await 50.0 ms + unexplained idle 20.0 ms + blocked 15.0 ms + scheduling delay 10.0 ms + on-CPU 5.00 ms" +
@@ -1071,7 +1071,7 @@ async function indexTypical(page) {
         named("c", { references: 4, typical_median_ms: 98 }),
         named("d", {}),
     ];
-    await page.route(`${base}kept`, fulfil(entries));
+    await page.route(`${base}kept?limit=1000`, fulfil(entries));
     await openIndex(page);
     await page.locator("[data-sort=typical]").click();
     assert.deepEqual(await page.locator("#spans td.typical").allInnerTexts(), [
@@ -1084,7 +1084,7 @@ async function indexTypical(page) {
     await page.setViewportSize({ width: 390, height: 844 });
     await checkLooks(page);
     await page.screenshot({ path: path.join(pictures, "index-typical-390.png") });
-    await page.route(`${base}kept`, fulfil(entries.slice(3)));
+    await page.route(`${base}kept?limit=1000`, fulfil(entries.slice(3)));
     await page.setViewportSize({ width: 1440, height: 900 });
     await page.reload();
     await page.waitForSelector("#spans tbody tr");
@@ -1197,7 +1197,7 @@ async function indexNew(page) {
     await page.clock.install();
     await openIndex(page);
     const before = await text(page, "#spans tbody");
-    await page.route(`${base}kept`, fulfil([...newer, ...kept]));
+    await page.route(`${base}kept?limit=1000`, fulfil([...newer, ...kept]));
     await page.clock.fastForward(10_500);
     await page.waitForSelector("#fresh:not([hidden])");
     assert.equal(await text(page, "#fresh"), "3 new");
@@ -1213,7 +1213,7 @@ async function indexNew(page) {
 
 async function indexEmpty(page) {
     const { rules, source } = await stateNow();
-    await page.route(`${base}kept`, fulfil([]));
+    await page.route(`${base}kept?limit=1000`, fulfil([]));
     await openIndex(page);
     assert.equal(await text(page, "#empty-rules"), rules);
     assert.equal(await text(page, "#empty-source"), source);
@@ -1228,7 +1228,7 @@ async function indexEmpty(page) {
 async function indexUnreachable(page) {
     await openIndex(page);
     const rows = await page.locator("#spans tbody tr").count();
-    await page.route(`${base}kept`, (route) => route.fulfill({ status: 503, body: "the layer was shut down" }));
+    await page.route(`${base}kept?limit=1000`, (route) => route.fulfill({ status: 503, body: "the layer was shut down" }));
     await page.evaluate(() => document.dispatchEvent(new Event("visibilitychange")));
     await page.waitForSelector("#problem:not([hidden])");
     assert.match(await text(page, "#problem"), /shut down/);
