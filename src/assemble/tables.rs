@@ -285,7 +285,7 @@ impl<'a> Tables<'a> {
         entries: impl Iterator<Item = StackEntry>,
     ) -> ((StackId, Option<LeafId>), UnwindEnd) {
         let (mut locations, mut leaf, mut end) = (Vec::new(), None, UnwindEnd::Root);
-        let (mut name, mut plan, mut holder) = (Vec::new(), 0, None);
+        let (mut name, mut span, mut holder) = (Vec::new(), None, None);
         for entry in entries {
             locations.push(match entry {
                 StackEntry::StackLeaf(waited) => {
@@ -300,13 +300,13 @@ impl<'a> Tables<'a> {
                     name.extend(half);
                     continue;
                 }
-                StackEntry::HolderPlan(of_holder) => {
-                    plan = of_holder;
+                StackEntry::HolderSpan(number) => {
+                    span = self.span_name(number);
                     continue;
                 }
                 StackEntry::Holder { tid, is_inferred } => {
                     let thread = OsThread::new(tid, &std::mem::take(&mut name)).name();
-                    let span = self.span_name(plan);
+                    let span = span.take();
                     holder = Some(LockHolder { thread, tid, span, is_inferred });
                     continue;
                 }
@@ -352,14 +352,16 @@ impl<'a> Tables<'a> {
             }
             StackLeaf::AllocationNotCopied => Leaf::Unknown("allocated: stack not copied"),
             StackLeaf::Scheduling => Leaf::Delayed { behind: None },
-            StackLeaf::SchedulingBehind(plan) => Leaf::Delayed { behind: self.span_name(plan) },
+            StackLeaf::SchedulingBehind(span) => Leaf::Delayed { behind: self.span_name(span) },
         }
     }
 
-    /// The name of the spans with a plan.
-    fn span_name(&self, plan: u64) -> Option<String> {
-        let callsite = self.builder.callsites.get(plan)?;
-        Some(beginning(callsite.metadata.name()).to_owned())
+    /// The name with a [number](crate::keep::SpanNames::number_of).
+    fn span_name(&self, number: u64) -> Option<String> {
+        self.builder.pending.names.name_of(number).or_else(|| {
+            let callsite = self.builder.callsites.get(number)?;
+            Some(beginning(callsite.metadata.name()).to_owned())
+        })
     }
 
     fn location(&mut self, frame: ModuleAddress, is_inferred: bool) -> LocationId {

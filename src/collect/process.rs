@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use crate::assemble::ProfileInputs;
 use crate::engine::{Engine, ProcessRequest, ProfileKind, RootFields};
 use crate::intake::Intake;
-use crate::keep::FieldValues;
 use crate::profile::ProfileId;
 use crate::publish::Job;
 use crate::sinks::ProcessSamples;
@@ -146,9 +145,7 @@ pub(super) fn note_open_roots(engine: &Engine, samples: &mut ProcessSamples) {
 /// Notes the fields of those local roots that are open.
 fn note_fields(engine: &Engine, samples: &mut ProcessSamples, roots: &[SpanInfo]) {
     for known in roots.iter().filter(|known| engine.spans.is_open(known.id, known.root)) {
-        let values = engine.with_dispatch(|dispatch| FieldValues::of(known.id, dispatch));
-        let values = values.map(|value| engine.redaction.redact_span(value).into());
-        samples.set_fields(known.root, values.into_vec());
+        samples.set_fields(known.root, engine.names.values_of(known.id).into_vec());
     }
 }
 

@@ -32,7 +32,9 @@ use crate::awaits::{self, LayerAwaits};
 use crate::error::Error;
 use crate::facts::format::place_of;
 use crate::facts::{Facts, Reason, Reasons};
-use crate::keep::{Callsite, Callsites, FieldValues, KeptSpan, ProfileAdmission, Rules, SpanLink};
+use crate::keep::{
+    Callsite, Callsites, FieldValues, KeptSpan, ProfileAdmission, Rules, SpanLink, SpanNames,
+};
 use crate::log::LogEvent;
 use crate::otel::{OtelSettings, OtelSpan, UnreachedSpans};
 use crate::profile::ProfileId;
@@ -41,8 +43,8 @@ use crate::redact::Redaction;
 use crate::references::{ClosedReference, CohortHash};
 use crate::refresh::refresh_interest;
 use crate::span::{
-    ADDED_UP, Ancestor, FAILED, Plan, RegistryId, SAMPLED_ITSELF, SHOWS_FIELDS, SpanSnapshot,
-    Spans, TraceIds, Verdict, forget_this_thread, spawn_ignored,
+    ADDED_UP, Ancestor, FAILED, LONG_SEGMENT_NS, OtherSpan, Plan, RegistryId, SAMPLED_ITSELF,
+    SHOWS_FIELDS, SpanSnapshot, Spans, TraceIds, Verdict, forget_this_thread, spawn_ignored,
 };
 use crate::stats::{Counters, Stats};
 use crate::sys::{self, Striped, Uncounted, Waker};
@@ -66,6 +68,7 @@ pub(crate) struct Engine {
     pub(crate) source: RunningSource,
     pub(crate) otel: OtelSettings,
     pub(crate) redaction: Arc<Redaction>,
+    pub(crate) names: Arc<SpanNames>,
     pub(crate) publish: PublishState,
     pub(crate) unreached: Arc<UnreachedSpans>,
     /// What is wrong with the settings or the exporter from the start, until it is logged.
@@ -257,6 +260,10 @@ impl Engine {
         if closing.has(ADDED_UP) {
             self.add_request(closing, callsite);
         }
+        let entered_ns = closing.account.wall_ns.saturating_sub(closing.account.idle_ns);
+        if closing.has(SHOWS_FIELDS) && entered_ns >= LONG_SEGMENT_NS {
+            self.names.note_closing(closing.id, closing.key);
+        }
         let represents = closing.represents();
         let must_notify = represents.is_some();
         if let Some(weight) = represents {
@@ -268,10 +275,9 @@ impl Engine {
         if reasons.is_empty() && !closing.is_registered {
             return unkept;
         }
-        self.commands.process.note_closing(closing, &self.counters, || {
-            let values = self.inspect_values(closing, FieldValues::of);
-            values.map(|value| self.redaction.redact_span(value).into()).into_vec()
-        });
+        self.commands
+            .process
+            .note_closing(closing, &self.counters, || self.values_of(closing).into_vec());
         // Before everything that takes time: in an outage most kept spans are over their limit.
         let is_over = !reasons.is_empty() && self.is_over_limit(closing, callsite, reasons);
         if is_over && !closing.is_registered {
@@ -307,9 +313,8 @@ impl Engine {
         let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one((name, of_route));
         let facts = Facts { times: closing.account, ..Facts::default() };
         self.publish.references.totals.add(hash, &facts, || {
-            let values = self.inspect_values(closing, FieldValues::of);
-            let redacted = values.map(|value| self.redaction.redact_span(value).into());
-            (self.redaction.redact_span(beginning(name)).into(), redacted.to_route())
+            let values = self.values_of(closing);
+            (self.redaction.redact_span(beginning(name)).into(), values.to_route())
         });
     }
 
@@ -425,7 +430,7 @@ impl Engine {
     ) -> KeptSpan {
         let clock = self.spans.clock();
         let open_ns = clock.raw_ns(clock.now()).saturating_sub(closing.opened_ns);
-        let (redaction, values) = (&self.redaction, self.inspect_values(closing, FieldValues::of));
+        let redaction = &self.redaction;
         KeptSpan {
             key: closing.key,
             root: closing.root,
@@ -433,7 +438,7 @@ impl Engine {
             facts: Facts {
                 span: redaction.redact_span(beginning(callsite.metadata.name())),
                 target: redaction.redact_function(callsite.metadata.target()),
-                fields: values.map(|value| redaction.redact_span(value).into()).into_vec(),
+                fields: self.values_of(closing).into_vec(),
                 reasons,
                 rule: Some(callsite.rule_text(redaction)),
                 times: closing.account,
@@ -471,15 +476,22 @@ impl Engine {
         if !closing.has(SHOWS_FIELDS) {
             return T::default();
         }
-        self.with_dispatch(|dispatch| read(closing.id, dispatch))
+        self.names.with_dispatch(|dispatch| read(closing.id, dispatch))
     }
 
-    pub(crate) fn with_dispatch<T>(&self, read: impl Fn(&Dispatch) -> T) -> T {
-        match self.dispatch() {
-            Some(dispatch) => read(&dispatch),
-            // Some combinations of layers do not pass on their subscriber.
-            None => tracing::dispatcher::get_default(read),
-        }
+    /// The values themselves, redacted.
+    fn values_of(&self, closing: &SpanSnapshot) -> FieldValues {
+        let is_any = closing.has(SHOWS_FIELDS);
+        if is_any { self.names.values_of(closing.id) } else { FieldValues::default() }
+    }
+
+    /// The name of a span, with its route if that is known.
+    pub(crate) fn name_of(&self, span: OtherSpan) -> String {
+        self.names.with_route(&self.spans, span).unwrap_or_else(|| {
+            let callsite = self.callsites.get(span.plan);
+            let name = callsite.as_ref().map_or("", |it| beginning(it.metadata.name()));
+            self.redaction.redact_span(name).into_owned()
+        })
     }
 
     /// Keeps a span while it is open.

@@ -9,8 +9,9 @@ use tracing::{Dispatch, Metadata};
 use tracing_subscriber::Registry;
 use tracing_subscriber::registry::{ExtensionsMut, LookupSpan as _};
 
+use crate::facts::name_with_fields;
 use crate::span::RegistryId;
-use crate::text::shortened;
+use crate::text::{beginning, shortened};
 
 /// Fields that the semantic conventions of OpenTelemetry define to have few different values, and the field of
 /// tower-http's `TraceLayer`. All other values may be secret, or different for each span. The log
@@ -159,6 +160,21 @@ impl FieldValues {
         let span = subscriber.downcast_ref::<Registry>()?.span(&id)?;
         let extensions = span.extensions();
         extensions.get::<Self>().map(read)
+    }
+
+    /// The name of an open span with the values that name its route: `request{http.route=/cart}`. `None` if there are none.
+    pub(super) fn name_with_route(
+        id: RegistryId,
+        subscriber: &Dispatch,
+        redact: impl Fn(&str) -> String,
+    ) -> Option<String> {
+        let id = tracing::span::Id::from_non_zero_u64(id);
+        let span = subscriber.downcast_ref::<Registry>()?.span(&id)?;
+        let values = span.extensions().get::<Self>()?.clone();
+        let route = values.map(&redact).to_route();
+        let name = || redact(beginning(span.metadata().name()));
+        let fields = route.iter().map(|(field, value)| (*field, &**value));
+        (!route.is_empty()).then(|| name_with_fields(&name(), fields))
     }
 
     /// A hash of those that name the route of a request; `None` if there are none.

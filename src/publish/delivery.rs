@@ -572,7 +572,7 @@ mod tests {
 
     fn shared() -> PublishState {
         let (counters, redaction) = (Arc::<Counters>::default(), Arc::<Redaction>::default());
-        let reporter = Arc::new(Reporter::new(Arc::clone(&counters), false));
+        let reporter = Arc::new(Reporter::new(Arc::clone(&counters), Arc::default(), false));
         let health = Arc::new(ExporterHealth::new(true, false));
         let references = References::new(ReferenceLimits::NONE, Arc::clone(&counters), 0);
         PublishState {

@@ -26,22 +26,22 @@ pub(crate) struct Stack {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Holder {
     pub(crate) thread: OsThread,
-    /// The number of its span's plan, or [`NO_PLAN`](Self::NO_PLAN).
-    pub(crate) plan: u64,
+    /// The [number](crate::keep::SpanNames::number_of) of its span's name, or [`NO_SPAN`](Self::NO_SPAN).
+    pub(crate) span: u64,
     /// Otherwise the lock states it.
     pub(crate) is_inferred: bool,
 }
 
 impl Holder {
     /// It was in no span, or that is not known.
-    pub(crate) const NO_PLAN: u64 = u64::MAX;
+    pub(crate) const NO_SPAN: u64 = u64::MAX;
 
     /// Who holds the lock for which thread `tid` waits, if the lock states it.
     pub(crate) fn stated_by(call: Call, tid: u32) -> Option<Self> {
         // The thread itself if it has the lock by now.
         let owner = sys::owner_of_lock(call).filter(|owner| *owner != tid)?;
         let thread = sys::own_thread(owner);
-        Some(Self { thread, plan: Self::NO_PLAN, is_inferred: false })
+        Some(Self { thread, span: Self::NO_SPAN, is_inferred: false })
     }
 }
 
@@ -55,7 +55,7 @@ pub(crate) enum StackLeaf {
     Running,
     /// Not a thread, but a future that was woken and not polled.
     Scheduling,
-    /// The same, with the plan of the span that was on the thread.
+    /// The same, with the number of the name of the span that was on the thread.
     SchedulingBehind(u64),
     /// One of that many leaves that a future awaited at the same time.
     OneOf(u32),
@@ -76,14 +76,14 @@ pub(crate) enum StackLeaf {
 /// A part of a stack as it is stored: 16 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum StackEntry {
-    /// The thread that held the lock for which the next leaf waited, after half of its name, the other half, and the plan of
-    /// its span.
+    /// The thread that held the lock for which the next leaf waited, after half of its name, the other half, and the number of
+    /// its span's name.
     Holder {
         tid: u32,
         is_inferred: bool,
     },
     HolderName([u8; 8]),
-    HolderPlan(u64),
+    HolderSpan(u64),
     StackLeaf(StackLeaf),
     Code(ModuleAddress),
     /// The same, inferred rather than certain.
@@ -128,10 +128,10 @@ impl Stack {
         let inferred_from = self.inferred_from.unwrap_or(usize::MAX).min(self.frames.len());
         let (certain, inferred) = self.frames.split_at(inferred_from);
         let ended = |end: UnwindEnd| (end != UnwindEnd::Root).then_some(StackEntry::End(end));
-        let holder = self.holder.map(|Holder { thread, plan, is_inferred }| {
+        let holder = self.holder.map(|Holder { thread, span, is_inferred }| {
             let [begin, end] = thread.halves_of_name().map(StackEntry::HolderName);
             let holder = StackEntry::Holder { tid: thread.tid, is_inferred };
-            [begin, end, StackEntry::HolderPlan(plan), holder]
+            [begin, end, StackEntry::HolderSpan(span), holder]
         });
         let waited = self.waited.map(StackEntry::StackLeaf);
         let waited = holder.into_iter().flatten().chain(waited);

@@ -5,7 +5,7 @@ use std::sync::atomic::{Ordering, fence};
 use super::close::SpanSnapshot;
 use super::slot::Slot;
 use super::spans::SpanInfo;
-use super::{RegistryId, SpanKey, Spans};
+use super::{OtherSpan, RegistryId, SpanKey, Spans};
 
 /// An open profiled span at the moment of the scan. Its thread keeps running.
 #[derive(Clone, Copy, Debug)]
@@ -18,6 +18,13 @@ pub(crate) struct OpenSlot {
     pub(crate) open_ns: u64,
     /// For how long it has been entered without a break, if it is entered.
     pub(crate) entered_ns: Option<u64>,
+}
+
+impl OpenSlot {
+    pub(crate) fn span(&self) -> OtherSpan {
+        let Self { id, key, plan, .. } = *self;
+        OtherSpan { id, key, plan }
+    }
 }
 
 impl Spans {

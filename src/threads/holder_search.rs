@@ -12,7 +12,7 @@ use super::waits::CaptureBudget;
 use crate::budget::passed;
 use crate::intake::Intake;
 use crate::sinks::Holder;
-use crate::span::SpanKey;
+use crate::span::{OpenSlot, SpanKey};
 use crate::stats::Counters;
 use crate::sys;
 
@@ -110,9 +110,9 @@ fn possible_holders(
         if found.is_empty() {
             continue;
         }
-        let (thread, plan) = (sys::own_thread(tid), Holder::NO_PLAN);
+        let (thread, span) = (sys::own_thread(tid), Holder::NO_SPAN);
         for (lock, OnStack { times, .. }) in found {
-            let holder = PossibleHolder { thread, plan, blocked_cpu_ns, is_in_other_futex, times };
+            let holder = PossibleHolder { thread, span, blocked_cpu_ns, is_in_other_futex, times };
             holders.entry(lock).or_default().push(holder);
         }
     }
@@ -123,23 +123,21 @@ fn possible_holders(
     }
     let span_of = |holder: &PossibleHolder| known.get(&holder.thread.tid)?.thread().span();
     let spans: HashSet<SpanKey> = holders.values().flatten().filter_map(span_of).collect();
-    let plans = plans_of(&spans, intake);
+    let names = names_of(&spans, intake);
     for holder in holders.values_mut().flatten() {
-        let plan = span_of(holder).and_then(|span| plans.get(&span).copied());
-        holder.plan = plan.unwrap_or(holder.plan);
+        let name = span_of(holder).and_then(|span| names.get(&span).copied());
+        holder.span = name.unwrap_or(holder.span);
     }
     holders
 }
 
-/// The plans of open spans.
-fn plans_of(spans: &HashSet<SpanKey>, intake: &Intake) -> HashMap<SpanKey, u64> {
-    let mut plans = HashMap::new();
+/// The numbers of the names of open spans.
+fn names_of(spans: &HashSet<SpanKey>, intake: &Intake) -> HashMap<SpanKey, u64> {
+    let mut open = Vec::new();
     if !spans.is_empty() {
-        intake.spans.for_each_open(|open| {
-            if spans.contains(&open.key) {
-                plans.insert(open.key, open.plan);
-            }
-        });
+        let is_sought = |it: &OpenSlot| spans.contains(&it.key);
+        intake.spans.for_each_open(|it| open.extend(is_sought(it).then(|| it.span())));
     }
-    plans
+    let names = &intake.sinks.store.names;
+    open.into_iter().map(|span| (span.key, names.number_of(&intake.spans, span))).collect()
 }

@@ -6,7 +6,6 @@ use std::time::Duration;
 use crate::assemble::ProfileInputs;
 use crate::engine::Engine;
 use crate::intake::Intake;
-use crate::keep::FieldValues;
 use crate::profile::{ProfileId, SampleKind};
 use crate::publish::{Job, OpenSpan, OpenState, Question};
 use crate::sinks::{Stack, StackLeaf};
@@ -109,8 +108,6 @@ fn describe_open(
     let text = |of: fn(&tracing::Metadata<'static>) -> &'static str| {
         callsite.as_ref().map_or("", |callsite| of(callsite.metadata))
     };
-    let values = engine.with_dispatch(|dispatch| FieldValues::of(slot.id, dispatch));
-    let values = values.map(|value| engine.redaction.redact_span(value).into());
     let state = match (slot.entered_ns, place) {
         (Some(_), _) => OpenState::Entered,
         (None, Some(place)) => place.state,
@@ -123,7 +120,7 @@ fn describe_open(
             .redact_span(text(|metadata| beginning(metadata.name())))
             .into_owned(),
         target: engine.redaction.redact_function(text(|metadata| metadata.target())).into_owned(),
-        fields: values.into_vec(),
+        fields: engine.names.values_of(slot.id).into_vec(),
         open_for: Duration::from_nanos(slot.open_ns),
         state,
         state_for: state_ns.map(Duration::from_nanos),

@@ -14,7 +14,7 @@ use crate::publish::{Job, Question};
 use crate::sinks::{Stack, StackEntry, StackLeaf, StackTree, StoredStack};
 use crate::span::{RegistryId, SpanKey};
 use crate::sys::{self, OsThread};
-use crate::text::{beginning, escaped};
+use crate::text::escaped;
 use crate::threads::Threads;
 
 /// Threads that were not reached within this CPU time are left out: there are more than ten thousands.
@@ -53,7 +53,7 @@ struct LeftThread {
 #[derive(Debug)]
 struct FoundThread {
     inspected: InspectedThread,
-    /// The names of its span and of those around it, the outermost first.
+    /// The names of its span and of those around it with their routes, the outermost first.
     spans: Vec<String>,
     /// `None` if there was no memory for it.
     stack: Option<StoredStack>,
@@ -207,12 +207,6 @@ fn name_spans<'a>(engine: &Engine, found: impl Iterator<Item = &'a mut FoundThre
         let around =
             found.inspected.span.and_then(|key| engine.spans.describe(*ids.get(&key)?, key));
         let around = around.unwrap_or_default().into_iter();
-        found.spans = around.map(|(_, span)| name_of(engine, span.plan)).collect();
+        found.spans = around.map(|(key, known)| engine.name_of(known.span(key))).collect();
     }
-}
-
-fn name_of(engine: &Engine, plan: u64) -> String {
-    let callsite = engine.callsites.get(plan);
-    let name = callsite.as_ref().map_or("", |callsite| beginning(callsite.metadata.name()));
-    engine.redaction.redact_span(name).into_owned()
 }
