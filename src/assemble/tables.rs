@@ -307,7 +307,7 @@ impl<'a> Tables<'a> {
                 StackEntry::Holder { tid, is_inferred } => {
                     let thread = OsThread::new(tid, &std::mem::take(&mut name)).name();
                     let span = span.take();
-                    holder = Some(LockHolder { thread, tid, span, is_inferred });
+                    holder = Some(LockHolder { thread, tid, span, at: String::new(), is_inferred });
                     continue;
                 }
                 StackEntry::Code(address) => self.location(address, false),

@@ -55,11 +55,7 @@ pub(super) fn sum(profile: &Profile) -> Awaits {
 fn site(profile: &Profile, sample: &Sample) -> Option<[String; 3]> {
     let frames = profile.code_of(profile.location_ids(sample.stack));
     let own = frames.get(own_number(&frames))?;
-    let function = match own.unnamed.and_then(|id| profile.location(id)) {
-        Some(location) => profile.module_offset(location),
-        None => own_name(own.name),
-    };
-    Some([function, own.place(), awaited(&frames)])
+    Some([profile.name_of(own), own.place(), awaited(&frames)])
 }
 
 /// Where an await or a scheduling delay was, in one line; empty if its stack is unknown.

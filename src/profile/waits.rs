@@ -238,6 +238,23 @@ impl Profile {
         if self.is_in_library(location) { CodeOrigin::Library } else { CodeOrigin::Foreign }
     }
 
+    /// The innermost own function of a stack, with its file and line; empty if the stack is.
+    pub(super) fn own_place(&self, ids: impl Iterator<Item = LocationId>) -> String {
+        let frames = self.code_of(ids);
+        let Some(own) = frames.get(own_number(&frames)) else { return String::new() };
+        let place = own.place();
+        let place = if place.is_empty() { place } else { format!(" ({place})") };
+        self.name_of(own) + &place
+    }
+
+    /// The name of a function, or its location.
+    pub(super) fn name_of(&self, function: &SourceFunction<'_>) -> String {
+        match function.unnamed.and_then(|id| self.location(id)) {
+            Some(location) => self.module_offset(location),
+            None => awaits::own_name(function.name),
+        }
+    }
+
     /// What a future on a stack awaits.
     pub(super) fn awaited(&self, ids: impl Iterator<Item = LocationId>) -> String {
         awaits::awaited(&self.code_of(ids))

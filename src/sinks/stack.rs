@@ -8,7 +8,8 @@ use crate::unwind::{ModuleAddress, UnwindEnd};
 pub(crate) struct Stack {
     pub(crate) frames: Vec<ModuleAddress>,
     pub(crate) end: UnwindEnd,
-    /// The stacks of other leaves that the future awaited at the same time, the last first, and how each ended.
+    /// The stacks of other leaves that the future awaited at the same time, the last first, and how each ended. Or that of
+    /// the holder of the lock.
     pub(crate) others: Vec<(Vec<ModuleAddress>, UnwindEnd)>,
     /// Which leaf woke the task, if that is known: 0 is the one of `frames`.
     pub(crate) woke: Option<usize>,
@@ -90,7 +91,7 @@ pub(crate) enum StackEntry {
     Inferred(ModuleAddress),
     /// How it ended, unless that is [`UnwindEnd::Root`].
     End(UnwindEnd),
-    /// What follows is the stack of another leaf.
+    /// What follows is the stack of another leaf, or of the holder.
     OtherLeaf,
     /// What follows is the stack of the leaf that woke the task.
     WokenLeaf,
@@ -121,6 +122,14 @@ impl Stack {
             holder: None,
             holds_others: false,
         }
+    }
+
+    /// Sets where the holder is; empty if that is not known.
+    pub(crate) fn set_holders_frames(&mut self, frames: Vec<ModuleAddress>) {
+        self.others =
+            (!frames.is_empty()).then_some((frames, UnwindEnd::Root)).into_iter().collect();
+        // The stack is the other one.
+        self.woke = Some(0);
     }
 
     /// All of it, the innermost first.

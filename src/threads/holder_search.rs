@@ -5,13 +5,14 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use super::holders::{MOST_HOLDERS, PossibleHolder};
+use super::inspect::inspect;
 use super::locks::{BlockedThread, MOST_THREADS, OnStack};
 use super::parked::SampledThreads;
 use super::sampled::SampledThread;
 use super::waits::CaptureBudget;
 use crate::budget::passed;
 use crate::intake::Intake;
-use crate::sinks::Holder;
+use crate::sinks::{Holder, StackEntry};
 use crate::span::{OpenSlot, SpanKey};
 use crate::stats::Counters;
 use crate::sys;
@@ -23,7 +24,7 @@ const A_SEARCH_NS: u64 = 1_000_000;
 pub(super) fn search_holders(
     sampled: &mut SampledThreads,
     captures: &mut CaptureBudget,
-    intake: &Intake,
+    intake: &mut Intake,
     now_ns: u64,
 ) {
     let waits = sampled.iter_mut().filter_map(SampledThread::waiting_mut);
@@ -58,9 +59,26 @@ pub(super) fn search_holders(
             wait.sought.end(&holders, &mappings);
             wait.choose_holder(false);
         }
+        place_holders(sampled, intake);
     }
     let took = passed(start, sys::thread_cpu_ns());
     captures.searches.spend(took.unwrap_or(A_SEARCH_NS));
+}
+
+/// Finds out where the holders are now, or were in their newest samples.
+fn place_holders(sampled: &mut SampledThreads, intake: &mut Intake) {
+    let waits = sampled.iter().filter_map(SampledThread::waiting);
+    let tids: HashSet<u32> = waits.filter_map(|it| Some(it.stack.holder?.thread.tid)).collect();
+    let known = sampled.by_tid();
+    let frames_of = |tid| {
+        let (stack, _) = inspect(intake, known.get(&tid).map(|it| it.thread()), tid)?.stack(intake);
+        Some((tid, stack.into_iter().filter_map(StackEntry::code).collect()))
+    };
+    let places: HashMap<u32, Vec<_>> = tids.into_iter().filter_map(frames_of).collect();
+    for wait in sampled.iter_mut().filter_map(SampledThread::waiting_mut) {
+        let place = wait.stack.holder.and_then(|it| places.get(&it.thread.tid));
+        wait.stack.set_holders_frames(place.cloned().unwrap_or_default());
+    }
 }
 
 /// The threads that have the locks on their stacks, the likeliest first. Each lock comes with the beginning of the last wait for
@@ -78,11 +96,7 @@ fn possible_holders(
         return holders;
     }
     let addresses: HashSet<u64> = locks.keys().copied().collect();
-    let known: HashMap<u32, &SampledThread> = sampled
-        .iter()
-        .filter(|one| !one.thread().is_over())
-        .map(|one| (one.thread().tid(), one))
-        .collect();
+    let known = sampled.by_tid();
     let mut bytes = Vec::new();
     for tid in tids {
         let one = known.get(&tid).copied();

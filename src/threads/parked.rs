@@ -57,6 +57,13 @@ impl SampledThreads {
         self.active.len() > before
     }
 
+    /// Those that are not parked, by their threads' ids.
+    pub(crate) fn by_tid(&self) -> HashMap<u32, &SampledThread> {
+        // The id of one that is over may be that of another thread by now.
+        let all = self.active.iter().filter(|one| !one.thread().is_over());
+        all.map(|one| (one.thread().tid(), one)).collect()
+    }
+
     /// Brings all of them back.
     pub(crate) fn bring_all_back(&mut self) {
         self.active.extend(std::mem::take(&mut self.parked).into_values());

@@ -445,7 +445,10 @@ impl WaitingThread {
 
     /// The likeliest holder, of those that were found.
     pub(super) fn choose_holder(&mut self, has_ended: bool) {
-        self.stack.holder = self.sought.likeliest(has_ended);
+        let before = std::mem::replace(&mut self.stack.holder, self.sought.likeliest(has_ended));
+        if before != self.stack.holder {
+            self.stack.set_holders_frames(Vec::new());
+        }
     }
 
     /// What is known of it.

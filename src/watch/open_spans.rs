@@ -60,10 +60,11 @@ pub(crate) fn list_open(
         (describe_open(engine, slot, place, now_ns), number)
     });
     let spans = spans.collect();
-    let stacks = places
-        .iter()
-        .zip(0..)
-        .map(|((_, place), number)| (place.stack.entries(), number, vec![(SampleKind::Await, 1)]));
+    let stacks = places.iter().zip(0..).map(|((_, place), number)| {
+        let is_blocked = place.state == OpenState::Entered;
+        let kind = if is_blocked { SampleKind::OffCpu } else { SampleKind::Await };
+        (place.stack.entries(), number, vec![(kind, 1)])
+    });
     let inputs = ProfileInputs::new(&engine.callsites, &intake.sinks.store, &intake.unwinder);
     let (stacks, modules) = inputs.profile_of_stacks(ProfileId::NONE, stacks);
     Job::ListOpen { stacks: Box::new(stacks), modules, spans, reply }

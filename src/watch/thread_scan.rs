@@ -5,7 +5,6 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use super::deadlock::Deadlock;
-use super::inspect::{InspectedThread, inspect, sampled};
 use crate::assemble::ProfileInputs;
 use crate::engine::Engine;
 use crate::intake::Intake;
@@ -15,7 +14,7 @@ use crate::sinks::{Stack, StackEntry, StackLeaf, StackTree, StoredStack};
 use crate::span::{RegistryId, SpanKey};
 use crate::sys::{self, OsThread};
 use crate::text::escaped;
-use crate::threads::Threads;
+use crate::threads::{InspectedThread, Threads, inspect};
 
 /// Threads that were not reached within this CPU time are left out: there are more than ten thousands.
 const MOST_CPU: Duration = Duration::from_secs(2);
@@ -69,8 +68,9 @@ impl ThreadScan {
             return None;
         };
         // Those in spans first, in case that there is no time for all.
-        let sampled = sampled(threads);
-        let is_in_span = |tid: &u32| sampled.get(tid).is_some_and(|it| it.span().is_some());
+        let sampled = threads.sampled.by_tid();
+        let is_in_span =
+            |tid: &u32| sampled.get(tid).is_some_and(|it| it.thread().span().is_some());
         let in_spans: HashSet<u32> = tids.iter().copied().filter(|tid| is_in_span(tid)).collect();
         tids.sort_by_key(|tid| !in_spans.contains(tid));
         let left = tids.into_iter().map(|tid| LeftThread { tid, tries: 0, last: None });
@@ -88,7 +88,7 @@ impl ThreadScan {
         // The system calls that follow are unusual, and this thread may have a filter by now.
         sys::read_filters();
         let cpu_before = sys::thread_cpu_ns();
-        let before = sampled(threads);
+        let before = threads.sampled.by_tid();
         if self.left.iter().all(|left| left.tries > 0) {
             sleep(PAUSE);
         }
@@ -97,7 +97,7 @@ impl ThreadScan {
         while Instant::now() < until
             && let Some(LeftThread { tid, tries, .. }) = self.left.pop_front()
         {
-            if let Some(found) = inspect(intake, before.get(&tid).copied(), tid) {
+            if let Some(found) = inspect(intake, before.get(&tid).map(|it| it.thread()), tid) {
                 inspected.push((tries + 1, FoundThread::new(found)));
             }
         }
@@ -107,7 +107,7 @@ impl ThreadScan {
         let mut new = HashSet::new();
         if threads.take_new(intake) {
             threads.scan_soon();
-            new.extend(sampled(threads).into_keys().filter(|tid| !before.contains(tid)));
+            new.extend(threads.sampled.by_tid().into_keys().filter(|tid| !before.contains(tid)));
         }
         for (tries, found) in inspected {
             let tid = found.inspected.thread.tid;

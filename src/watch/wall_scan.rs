@@ -6,7 +6,6 @@ use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher as _, RandomState};
 use std::time::{Duration, Instant};
 
-use super::inspect::{InspectedThread, inspect, sampled};
 use crate::budget::{CpuBudget, passed};
 use crate::intake::Intake;
 use crate::profile::ThreadActivity;
@@ -14,7 +13,7 @@ use crate::sampler::ThreadShared;
 use crate::sinks::{ProcessPlace, StoredStack};
 use crate::stats::Counters;
 use crate::sys;
-use crate::threads::Threads;
+use crate::threads::{InspectedThread, Threads, inspect};
 
 /// What scans may use of a core. The first one inspects all threads: some 1,000 within what is saved up then.
 const BUDGET: CpuBudget = CpuBudget::new(2, 100_000_000);
@@ -201,9 +200,9 @@ impl WallScanner {
             let cpu_ns = passed(start_cpu_ns, sys::thread_cpu_ns());
             cpu_ns.unwrap_or_else(|| u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX))
         };
-        let sampled = sampled(threads);
+        let sampled = threads.sampled.by_tid();
         while let Some(tid) = scan.next() {
-            self.visit(intake, sampled.get(&tid).copied(), tid);
+            self.visit(intake, sampled.get(&tid).map(|it| it.thread()), tid);
             scan.reached += 1;
             if start.elapsed() >= STEP {
                 break;

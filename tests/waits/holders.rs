@@ -323,16 +323,14 @@ fn who_holds_a_mutex_of_glibc_is_not_inferred() {
 struct Stock {
     lock: Mutex<u64>,
     is_held: Barrier,
-    is_over: AtomicBool,
+    is_named: Barrier,
 }
 
 #[inline(never)]
 fn refills(stock: &Stock) {
     let mut held = stock.lock.lock().unwrap();
     stock.is_held.wait();
-    while !stock.is_over.load(Ordering::Acquire) {
-        thread::sleep(MS);
-    }
+    stock.is_named.wait();
     *held += 1;
 }
 
@@ -344,7 +342,7 @@ fn reserves(stock: &Stock) {
 
 /// It keeps the lock until it is named.
 #[test]
-fn a_holder_is_named_with_the_route_of_its_span() {
+fn a_holder_is_named_with_its_route_and_function() {
     for source in sources() {
         let setup = Setup::with("0ms", |builder: Builder| builder.source(source));
         let spawn = |stock: Arc<Stock>, name: &str, span: fn() -> Span, runs: fn(&Stock)| {
@@ -355,11 +353,8 @@ fn a_holder_is_named_with_the_route_of_its_span() {
             };
             thread::Builder::new().name(name.to_owned()).spawn(run).unwrap()
         };
-        let stock = Stock {
-            lock: Mutex::new(0),
-            is_held: Barrier::new(2),
-            is_over: AtomicBool::new(false),
-        };
+        let stock =
+            Stock { lock: Mutex::new(0), is_held: Barrier::new(2), is_named: Barrier::new(2) };
         let stock = Arc::new(stock);
         let refill = || info_span!("request", http.route = "/stock/{id}", user = "ada");
         let threads = [
@@ -373,11 +368,13 @@ fn a_holder_is_named_with_the_route_of_its_span() {
             stacks.flatten().find(|line| line.contains(", held by "))
         });
         let named = named.take_while(|_| start.elapsed() < PLENTY).find_map(|line| line);
-        stock.is_over.store(true, Ordering::Release);
+        stock.is_named.wait();
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         let named = named.expect("the holder is found");
         println!("{named}");
         assert!(named.contains(", held by `holder` (thread "), "{source:?}: {named}");
-        assert!(named.contains(") in `request{http.route=/stock/{id}}`"), "{source:?}: {named}");
+        let place =
+            ") in `request{http.route=/stock/{id}}`, at waits::holders::refills (waits/holders.rs:";
+        assert!(named.contains(place) && named.ends_with("), inferred]"), "{source:?}: {named}");
     }
 }
