@@ -15,7 +15,6 @@ use crate::sinks::{Losses, Lost, SHORTEST_WAIT, SpanSamples, StackEntry, StackLe
 use crate::span::{SampleCounts, SpanKey};
 use crate::symbols::hex;
 use crate::sys::{Call, OsThread};
-use crate::text::beginning;
 use crate::unwind::{Module, ModuleAddress, UnwindEnd};
 
 /// Marks a wait during which its span grew old, after shorter waits that are part of its time.
@@ -301,7 +300,7 @@ impl<'a> Tables<'a> {
                     continue;
                 }
                 StackEntry::HolderSpan(number) => {
-                    span = self.span_name(number);
+                    span = self.builder.span_name(number);
                     continue;
                 }
                 StackEntry::Holder { tid, is_inferred } => {
@@ -352,16 +351,10 @@ impl<'a> Tables<'a> {
             }
             StackLeaf::AllocationNotCopied => Leaf::Unknown("allocated: stack not copied"),
             StackLeaf::Scheduling => Leaf::Delayed { behind: None },
-            StackLeaf::SchedulingBehind(span) => Leaf::Delayed { behind: self.span_name(span) },
+            StackLeaf::SchedulingBehind(span) => {
+                Leaf::Delayed { behind: self.builder.span_name(span) }
+            }
         }
-    }
-
-    /// The name with a [number](crate::keep::SpanNames::number_of).
-    fn span_name(&self, number: u64) -> Option<String> {
-        self.builder.pending.names.name_of(number).or_else(|| {
-            let callsite = self.builder.callsites.get(number)?;
-            Some(beginning(callsite.metadata.name()).to_owned())
-        })
     }
 
     fn location(&mut self, frame: ModuleAddress, is_inferred: bool) -> LocationId {

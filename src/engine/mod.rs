@@ -7,7 +7,6 @@ mod kept_counts;
 mod process;
 mod running_source;
 
-use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
@@ -32,6 +31,7 @@ use crate::awaits::{self, LayerAwaits};
 use crate::error::Error;
 use crate::facts::format::place_of;
 use crate::facts::{Facts, Reason, Reasons};
+use crate::ids::hash_of;
 use crate::keep::{
     Callsite, Callsites, FieldValues, KeptSpan, ProfileAdmission, Rules, SpanLink, SpanNames,
 };
@@ -254,7 +254,7 @@ impl Engine {
         closing: &SpanSnapshot,
         reach: FindOtel<'_>,
     ) -> Verdict {
-        let route = || self.inspect_values(closing, FieldValues::route_hash_of);
+        let route = || self.read_values(closing, FieldValues::route_hash).flatten();
         let is_rare = |wall_ns| self.callsites.is_rare(callsite, route, wall_ns);
         let reasons = Reasons::judge(&callsite.keep, closing, is_rare);
         if closing.has(ADDED_UP) {
@@ -309,8 +309,8 @@ impl Engine {
     /// Adds up what a request took.
     fn add_request(&self, closing: &SpanSnapshot, callsite: &Callsite) {
         let name = callsite.metadata.name();
-        let of_route = self.inspect_values(closing, FieldValues::route_hash_of);
-        let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one((name, of_route));
+        let of_route = self.read_values(closing, FieldValues::route_hash).flatten();
+        let hash = hash_of((name, of_route));
         let facts = Facts { times: closing.account, ..Facts::default() };
         self.publish.references.totals.add(hash, &facts, || {
             let values = self.values_of(closing);
@@ -338,9 +338,8 @@ impl Engine {
 
     /// A hash of a span's name and values, by which its limits are known.
     fn name_hash(&self, closing: &SpanSnapshot, callsite: &Callsite) -> u64 {
-        let values = self.inspect_values(closing, FieldValues::hash_of);
-        let hasher = BuildHasherDefault::<DefaultHasher>::default();
-        hasher.hash_one((callsite.metadata.name(), values))
+        let values = self.read_values(closing, |values| hash_of(values));
+        hash_of((callsite.metadata.name(), values))
     }
 
     /// What samples in a closing span link to. `reach` finds OpenTelemetry spans.
@@ -467,16 +466,13 @@ impl Engine {
         Some(place_of(&file, metadata.line().unwrap_or(0)))
     }
 
-    /// Reads the values of the span's fields that are shown.
-    pub(crate) fn inspect_values<T: Default>(
+    /// Reads the values of the span's fields that are shown, if there are any.
+    fn read_values<T>(
         &self,
         closing: &SpanSnapshot,
-        read: impl Fn(RegistryId, &Dispatch) -> T,
-    ) -> T {
-        if !closing.has(SHOWS_FIELDS) {
-            return T::default();
-        }
-        self.names.with_dispatch(|dispatch| read(closing.id, dispatch))
+        read: impl Fn(&FieldValues) -> T,
+    ) -> Option<T> {
+        closing.has(SHOWS_FIELDS).then(|| self.names.read(closing.id, read)).flatten()
     }
 
     /// The values themselves, redacted.
@@ -487,11 +483,12 @@ impl Engine {
 
     /// The name of a span, with its route if that is known.
     pub(crate) fn name_of(&self, span: OtherSpan) -> String {
-        self.names.with_route(&self.spans, span).unwrap_or_else(|| {
-            let callsite = self.callsites.get(span.plan);
-            let name = callsite.as_ref().map_or("", |it| beginning(it.metadata.name()));
-            self.redaction.redact_span(name).into_owned()
-        })
+        self.name_by(self.names.number_of(&self.spans, span)).unwrap_or_default()
+    }
+
+    /// The name with that number, or of the spans with that plan.
+    pub(crate) fn name_by(&self, number: u64) -> Option<String> {
+        self.names.name_of(number, |plan| self.callsites.name_of(plan))
     }
 
     /// Keeps a span while it is open.

@@ -1,7 +1,7 @@
 //! Fields whose values say which request a span is.
 
 use std::fmt::{self, Debug, Display};
-use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash as _, Hasher as _};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
 use tracing::field::{Field, Visit};
@@ -9,9 +9,8 @@ use tracing::{Dispatch, Metadata};
 use tracing_subscriber::Registry;
 use tracing_subscriber::registry::{ExtensionsMut, LookupSpan as _};
 
-use crate::facts::name_with_fields;
 use crate::span::RegistryId;
-use crate::text::{beginning, shortened};
+use crate::text::shortened;
 
 /// Fields that the semantic conventions of OpenTelemetry define to have few different values, and the field of
 /// tower-http's `TraceLayer`. All other values may be secret, or different for each span. The log
@@ -139,19 +138,8 @@ impl ShownFields {
 pub(crate) struct FieldValues(Vec<(&'static str, String)>);
 
 impl FieldValues {
-    /// The values of an open span. Empty if the subscriber is not based on the registry.
-    pub(crate) fn of(id: RegistryId, subscriber: &Dispatch) -> Self {
-        Self::read_stored(id, subscriber, Self::clone).unwrap_or_default()
-    }
-
-    /// A hash of these values, which takes no copy of them; `None` if there are none.
-    pub(crate) fn hash_of(id: RegistryId, subscriber: &Dispatch) -> Option<u64> {
-        let hasher = BuildHasherDefault::<DefaultHasher>::default();
-        Self::read_stored(id, subscriber, |values| hasher.hash_one(values))
-    }
-
-    /// Reads the values of an open span; `None` if there are none.
-    pub(crate) fn read_stored<T>(
+    /// Reads the values of an open span; `None` if there are none, or if the subscriber is not based on the registry.
+    pub(super) fn read_stored<T>(
         id: RegistryId,
         subscriber: &Dispatch,
         read: impl FnOnce(&Self) -> T,
@@ -160,21 +148,6 @@ impl FieldValues {
         let span = subscriber.downcast_ref::<Registry>()?.span(&id)?;
         let extensions = span.extensions();
         extensions.get::<Self>().map(read)
-    }
-
-    /// The name of an open span with the values that name its route: `request{http.route=/cart}`. `None` if there are none.
-    pub(super) fn name_with_route(
-        id: RegistryId,
-        subscriber: &Dispatch,
-        redact: impl Fn(&str) -> String,
-    ) -> Option<String> {
-        let id = tracing::span::Id::from_non_zero_u64(id);
-        let span = subscriber.downcast_ref::<Registry>()?.span(&id)?;
-        let values = span.extensions().get::<Self>()?.clone();
-        let route = values.map(&redact).to_route();
-        let name = || redact(beginning(span.metadata().name()));
-        let fields = route.iter().map(|(field, value)| (*field, &**value));
-        (!route.is_empty()).then(|| name_with_fields(&name(), fields))
     }
 
     /// A hash of those that name the route of a request; `None` if there are none.
@@ -188,11 +161,6 @@ impl FieldValues {
             is_any = true;
         }
         is_any.then(|| hasher.finish())
-    }
-
-    /// The same of an open span.
-    pub(crate) fn route_hash_of(id: RegistryId, subscriber: &Dispatch) -> Option<u64> {
-        Self::read_stored(id, subscriber, Self::route_hash).flatten()
     }
 
     /// Stores the values with their span, in place of earlier ones of the same fields.
@@ -337,7 +305,8 @@ mod tests {
         tracing::dispatcher::with_default(&subscriber, || {
             let span = span();
             let id = span.id().unwrap().into_non_zero_u64();
-            let fields = FieldValues::of(id, &subscriber).into_vec();
+            let fields = FieldValues::read_stored(id, &subscriber, FieldValues::clone);
+            let fields = fields.unwrap_or_default().into_vec();
             crate::facts::Facts { fields, ..Default::default() }.name()
         })
     }
@@ -383,7 +352,8 @@ mod tests {
         let subscriber =
             Dispatch::new(tracing_subscriber::registry().with(Storing(ShownFields::default())));
         let hash = |span: tracing::Span| {
-            FieldValues::hash_of(span.id().unwrap().into_non_zero_u64(), &subscriber)
+            let id = span.id().unwrap().into_non_zero_u64();
+            FieldValues::read_stored(id, &subscriber, |values| crate::ids::hash_of(values))
         };
         tracing::dispatcher::with_default(&subscriber, || {
             let of = |method| hash(tracing::info_span!("request", method, secret = 1));

@@ -1,38 +1,39 @@
-//! The names of spans that others waited for, each with its route.
+//! What open spans are called: the values of their fields, and their names with their routes.
 
-use std::collections::{HashMap, VecDeque};
-use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, RwLock};
-use tracing::Dispatch;
-use tracing::dispatcher::WeakDispatch;
+use tracing::dispatcher::{WeakDispatch, get_default};
 
 use super::FieldValues;
+use crate::facts::name_with_fields;
 use crate::redact::Redaction;
 use crate::span::{OtherSpan, RegistryId, SpanKey, Spans};
+use crate::text::beginning;
 
 /// The subscriber that the layer is part of, once it is known.
 pub(crate) type OwnDispatch = Arc<RwLock<Option<WeakDispatch>>>;
 
 /// Spans with further routes have their bare names.
-const MOST_NAMES: usize = 1_000;
+const MOST_ROUTES: usize = 1_000;
 /// So many that closed last are remembered: the collector asks for them in its next round.
 const MOST_CLOSED: usize = 256;
-/// Numbers with this bit are of names, and others of plans.
-const IS_NAME: u64 = 1 << 63;
+/// The number of a name is that of the plan, and above these bits that of the route.
+const PLAN_BITS: u32 = 48;
 
-/// What open spans are called, and what those were called that have just closed after they blocked their thread for long.
+/// What open spans are called, and those that have just closed after they were on a thread for long.
 #[derive(Debug, Default)]
 pub(crate) struct SpanNames {
     dispatch: OwnDispatch,
     redaction: Arc<Redaction>,
-    known: Mutex<KnownNames>,
+    known: Mutex<KnownRoutes>,
 }
 
 #[derive(Debug, Default)]
-struct KnownNames {
-    by_number: HashMap<u64, String>,
+struct KnownRoutes {
+    /// `{http.route=/cart}`, by number: from 1.
+    routes: Vec<String>,
     closed: VecDeque<(SpanKey, u64)>,
 }
 
@@ -41,67 +42,68 @@ impl SpanNames {
         Self { dispatch, redaction, known: Mutex::default() }
     }
 
-    pub(crate) fn with_dispatch<T>(&self, read: impl Fn(&Dispatch) -> T) -> T {
+    /// Reads the values of an open span that are shown; `None` if there are none.
+    pub(crate) fn read<T>(&self, id: RegistryId, read: impl Fn(&FieldValues) -> T) -> Option<T> {
         let known = self.dispatch.read().as_ref().and_then(WeakDispatch::upgrade);
         match known {
-            Some(dispatch) => read(&dispatch),
+            Some(dispatch) => FieldValues::read_stored(id, &dispatch, read),
             // Some combinations of layers do not pass on their subscriber.
-            None => tracing::dispatcher::get_default(read),
+            None => get_default(|dispatch| FieldValues::read_stored(id, dispatch, &read)),
         }
     }
 
-    /// The values of an open span that are shown.
+    /// These values, redacted.
     pub(crate) fn values_of(&self, id: RegistryId) -> FieldValues {
-        let values = self.with_dispatch(|dispatch| FieldValues::of(id, dispatch));
+        let values = self.read(id, FieldValues::clone).unwrap_or_default();
         values.map(|value| self.redaction.redact_span(value).into())
     }
 
-    /// The name of an open span with its route; `None` if it has none, or has closed.
-    pub(crate) fn with_route(&self, spans: &Spans, span: OtherSpan) -> Option<String> {
-        let name = self.of_open(span.id)?;
-        // Otherwise it may be that of the next span with this id.
-        spans.is_open(span.id, span.key).then_some(name)
-    }
-
-    fn of_open(&self, id: RegistryId) -> Option<String> {
-        let redact = |text: &str| self.redaction.redact_span(text).into_owned();
-        self.with_dispatch(|dispatch| FieldValues::name_with_route(id, dispatch, redact))
+    /// The number of an open span's route, shifted; 0 if it has none, or if there are too many.
+    fn route_of(&self, id: RegistryId) -> u64 {
+        let route = self.values_of(id).to_route();
+        if route.is_empty() {
+            return 0;
+        }
+        let route = name_with_fields("", route.iter().map(|(field, value)| (*field, &**value)));
+        let routes = &mut self.known.lock().routes;
+        let place = routes.iter().position(|known| *known == route).unwrap_or(routes.len());
+        if place == routes.len() && place < MOST_ROUTES {
+            routes.push(route);
+        }
+        if place < MOST_ROUTES { (place as u64 + 1) << PLAN_BITS } else { 0 }
     }
 
     /// A span closes in which a thread was for long: what it delayed may be read later.
     pub(crate) fn note_closing(&self, id: RegistryId, key: SpanKey) {
-        let Some(name) = self.of_open(id) else { return };
-        let mut known = self.known.lock();
-        let number = known.number_of(name);
-        known.closed.truncate(MOST_CLOSED - 1);
-        number.into_iter().for_each(|number| known.closed.push_front((key, number)));
+        let route = self.route_of(id);
+        let closed = &mut self.known.lock().closed;
+        closed.truncate(MOST_CLOSED - 1);
+        closed.push_front((key, route));
     }
 
-    /// A number for [`name_of`](Self::name_of), of a span's name with its route, or else of its plan.
+    /// A number for [`name_of`](Self::name_of).
     pub(crate) fn number_of(&self, spans: &Spans, span: OtherSpan) -> u64 {
-        let open = self.with_route(spans, span);
-        let mut known = self.known.lock();
-        let number = match open {
-            Some(name) => known.number_of(name),
-            None => known.closed.iter().find(|(key, _)| *key == span.key).map(|(_, it)| *it),
-        };
-        number.unwrap_or(span.plan)
+        let open = self.route_of(span.id);
+        // Otherwise it may be that of the next span with this id.
+        let is_open = spans.is_open(span.id, span.key);
+        let known = self.known.lock();
+        let closed = known.closed.iter().find(|(key, _)| !is_open && *key == span.key);
+        span.plan | if is_open { open } else { closed.map_or(0, |(_, route)| *route) }
     }
 
-    /// The name with that number, redacted; `None` if it is the number of a plan.
-    pub(crate) fn name_of(&self, number: u64) -> Option<String> {
-        self.known.lock().by_number.get(&number).cloned()
-    }
-}
-
-impl KnownNames {
-    /// `None` if there are too many.
-    fn number_of(&mut self, name: String) -> Option<u64> {
-        let number = BuildHasherDefault::<DefaultHasher>::default().hash_one(&name) | IS_NAME;
-        let has_room = self.by_number.len() < MOST_NAMES || self.by_number.contains_key(&number);
-        has_room.then(|| {
-            self.by_number.entry(number).or_insert(name);
-            number
-        })
+    /// The name of a span with its route if that is known, redacted. `named` finds the name of a plan.
+    pub(crate) fn name_of(
+        &self,
+        number: u64,
+        named: impl FnOnce(u64) -> Option<&'static str>,
+    ) -> Option<String> {
+        let name = named(number & ((1 << PLAN_BITS) - 1))?;
+        let mut name = self.redaction.redact_span(beginning(name)).into_owned();
+        let place = usize::try_from(number >> PLAN_BITS).ok().and_then(|it| it.checked_sub(1));
+        name += place
+            .and_then(|place| self.known.lock().routes.get(place).cloned())
+            .as_deref()
+            .unwrap_or("");
+        Some(name)
     }
 }

@@ -172,12 +172,9 @@ impl Profile {
     /// In which function a thread waited; `None` if nothing is known of the wait but its length.
     #[cfg(feature = "firefox")]
     pub(crate) fn wait_place(&self, sample: &Sample) -> Option<String> {
-        let mut sums = Sums::default();
-        let frames = self.code_of(self.location_ids(sample.stack));
-        sums.add(wait_site(&frames), self.blocked_in(sample)?, 0);
-        let WaitSite { function, location, .. } = sums.longest(self)?;
-        let place = if location.is_empty() { String::new() } else { format!(" ({location})") };
-        Some(format!("{function}{place}"))
+        self.blocked_in(sample)?;
+        let place = self.own_place(self.location_ids(sample.stack));
+        Some(if place.is_empty() { UNKNOWN.to_owned() } else { place })
     }
 
     /// Where a sample was taken in the program's own code: the innermost own function, or what comes next to that, with its

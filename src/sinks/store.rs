@@ -13,7 +13,6 @@ use crate::profile::SampleKind;
 use crate::span::{SpanInfo, SpanKey};
 
 /// The samples of all spans.
-#[derive(Debug)]
 pub(crate) struct Store {
     spans: HashMap<SpanKey, SpanSamples>,
     /// The stacks and threads of all samples.

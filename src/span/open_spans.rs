@@ -1,5 +1,6 @@
 //! Open spans, as the collector inspects them.
 
+use std::collections::HashSet;
 use std::sync::atomic::{Ordering, fence};
 
 use super::close::SpanSnapshot;
@@ -18,13 +19,6 @@ pub(crate) struct OpenSlot {
     pub(crate) open_ns: u64,
     /// For how long it has been entered without a break, if it is entered.
     pub(crate) entered_ns: Option<u64>,
-}
-
-impl OpenSlot {
-    pub(crate) fn span(&self) -> OtherSpan {
-        let Self { id, key, plan, .. } = *self;
-        OtherSpan { id, key, plan }
-    }
 }
 
 impl Spans {
@@ -80,6 +74,17 @@ impl Spans {
                 visit(&open);
             }
         });
+    }
+
+    /// Those of the spans that are open.
+    pub(crate) fn find_open(&self, wanted: &HashSet<SpanKey>) -> Vec<OtherSpan> {
+        let mut open = Vec::new();
+        if !wanted.is_empty() {
+            self.for_each_open(|&OpenSlot { id, key, plan, .. }| {
+                open.extend(wanted.contains(&key).then_some(OtherSpan { id, key, plan }));
+            });
+        }
+        open
     }
 
     /// Returns a span and its ancestors, the outermost first, or `None` if the span has closed.

@@ -13,7 +13,7 @@ use super::waits::CaptureBudget;
 use crate::budget::passed;
 use crate::intake::Intake;
 use crate::sinks::{Holder, StackEntry};
-use crate::span::{OpenSlot, SpanKey};
+use crate::span::SpanKey;
 use crate::stats::Counters;
 use crate::sys;
 
@@ -32,7 +32,6 @@ pub(super) fn search_holders(
     if due.is_empty() {
         return;
     }
-    // The system calls that follow are unusual, and this thread may have a filter by now.
     if captures.filters_are_due(now_ns) {
         sys::read_filters();
     }
@@ -137,21 +136,10 @@ fn possible_holders(
     }
     let span_of = |holder: &PossibleHolder| known.get(&holder.thread.tid)?.thread().span();
     let spans: HashSet<SpanKey> = holders.values().flatten().filter_map(span_of).collect();
-    let names = names_of(&spans, intake);
-    for holder in holders.values_mut().flatten() {
-        let name = span_of(holder).and_then(|span| names.get(&span).copied());
-        holder.span = name.unwrap_or(holder.span);
+    for span in intake.spans.find_open(&spans) {
+        let number = intake.sinks.store.names.number_of(&intake.spans, span);
+        let of_it = holders.values_mut().flatten().filter(|it| span_of(it) == Some(span.key));
+        of_it.for_each(|holder| holder.span = number);
     }
     holders
-}
-
-/// The numbers of the names of open spans.
-fn names_of(spans: &HashSet<SpanKey>, intake: &Intake) -> HashMap<SpanKey, u64> {
-    let mut open = Vec::new();
-    if !spans.is_empty() {
-        let is_sought = |it: &OpenSlot| spans.contains(&it.key);
-        intake.spans.for_each_open(|it| open.extend(is_sought(it).then(|| it.span())));
-    }
-    let names = &intake.sinks.store.names;
-    open.into_iter().map(|span| (span.key, names.number_of(&intake.spans, span))).collect()
 }

@@ -14,7 +14,6 @@ use crate::sys::{self, Blocked, Call, OsThread};
 use crate::unwind::UnwindEnd;
 
 /// A thread at one moment.
-#[derive(Debug)]
 pub(crate) struct InspectedThread {
     pub(crate) thread: OsThread,
     pub(crate) activity: ThreadActivity,

@@ -68,7 +68,6 @@ pub(crate) struct ThreadSettings {
 }
 
 /// All threads that enter profiled spans.
-#[derive(Debug)]
 pub(crate) struct Threads {
     pub(crate) sampled: SampledThreads,
     process: ProcessThreads,
@@ -92,7 +91,6 @@ pub(crate) struct Threads {
 }
 
 /// The CPU time of reading samples, which falls with the sampling rate.
-#[derive(Debug)]
 struct ReadingTime {
     budget: ReadingBudget,
     used_ns: u64,

@@ -15,7 +15,7 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The sampled threads that scans and rounds look at, and beside them those that are parked, which would take a core if
 /// there are ten thousand.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct SampledThreads {
     active: Vec<SampledThread>,
     /// By the addresses of their [`ThreadShared`]s.

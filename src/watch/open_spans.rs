@@ -10,7 +10,6 @@ use crate::profile::{ProfileId, SampleKind};
 use crate::publish::{Job, OpenSpan, OpenState, Question};
 use crate::sinks::{Stack, StackLeaf};
 use crate::span::{OpenSlot, RegistryId, SpanKey};
-use crate::text::beginning;
 use crate::threads::Threads;
 
 /// Spans beyond that number are left out, the youngest first.
@@ -106,9 +105,7 @@ fn describe_open(
     now_ns: u64,
 ) -> OpenSpan {
     let callsite = engine.callsites.get(slot.plan);
-    let text = |of: fn(&tracing::Metadata<'static>) -> &'static str| {
-        callsite.as_ref().map_or("", |callsite| of(callsite.metadata))
-    };
+    let target = callsite.map_or("", |callsite| callsite.metadata.target());
     let state = match (slot.entered_ns, place) {
         (Some(_), _) => OpenState::Entered,
         (None, Some(place)) => place.state,
@@ -116,11 +113,8 @@ fn describe_open(
     };
     let state_ns = place.map(|place| now_ns.saturating_sub(place.since_ns)).or(slot.entered_ns);
     OpenSpan {
-        name: engine
-            .redaction
-            .redact_span(text(|metadata| beginning(metadata.name())))
-            .into_owned(),
-        target: engine.redaction.redact_function(text(|metadata| metadata.target())).into_owned(),
+        name: engine.name_by(slot.plan).unwrap_or_default(),
+        target: engine.redaction.redact_function(target).into_owned(),
         fields: engine.names.values_of(slot.id).into_vec(),
         open_for: Duration::from_nanos(slot.open_ns),
         state,

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use super::deadlock::Deadlock;
 use crate::assemble::ProfileInputs;
+use crate::budget::passed;
 use crate::engine::Engine;
 use crate::intake::Intake;
 use crate::profile::{DumpedThread, ProfileId, SampleKind, ThreadActivity, ThreadDump};
 use crate::publish::{Job, Question};
 use crate::sinks::{Stack, StackEntry, StackLeaf, StackTree, StoredStack};
-use crate::span::{RegistryId, SpanKey};
 use crate::sys::{self, OsThread};
 use crate::text::escaped;
 use crate::threads::{InspectedThread, Threads, inspect};
@@ -30,7 +30,6 @@ const MOST_TRIES: u32 = 4;
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// A dump of all threads until it is complete.
-#[derive(Debug)]
 pub(crate) struct ThreadScan {
     left: VecDeque<LeftThread>,
     found: Vec<FoundThread>,
@@ -41,7 +40,6 @@ pub(crate) struct ThreadScan {
 }
 
 /// A thread that must be inspected, for the first time or again.
-#[derive(Debug)]
 struct LeftThread {
     tid: u32,
     tries: u32,
@@ -49,7 +47,6 @@ struct LeftThread {
 }
 
 /// A thread at one moment, for the dump.
-#[derive(Debug)]
 struct FoundThread {
     inspected: InspectedThread,
     /// The names of its span and of those around it with their routes, the outermost first.
@@ -85,7 +82,6 @@ impl ThreadScan {
         intake: &mut Intake,
         threads: &mut Threads,
     ) -> bool {
-        // The system calls that follow are unusual, and this thread may have a filter by now.
         sys::read_filters();
         let cpu_before = sys::thread_cpu_ns();
         let before = threads.sampled.by_tid();
@@ -119,8 +115,7 @@ impl ThreadScan {
                 self.add(intake, found);
             }
         }
-        let spent =
-            sys::thread_cpu_ns().zip(cpu_before).map(|(now, then)| now.saturating_sub(then));
+        let spent = passed(cpu_before, sys::thread_cpu_ns());
         self.cpu_left = self.cpu_left.saturating_sub(spent.map_or(STEP, Duration::from_nanos));
         self.left.is_empty() || self.cpu_left.is_zero() || self.begun.elapsed() >= LONGEST
     }
@@ -195,17 +190,11 @@ fn name_spans<'a>(engine: &Engine, found: impl Iterator<Item = &'a mut FoundThre
     if in_spans.is_empty() {
         return;
     }
-    let wanted: HashSet<SpanKey> =
-        in_spans.iter().filter_map(|found| found.inspected.span).collect();
-    let mut ids: HashMap<SpanKey, RegistryId> = HashMap::new();
-    engine.spans.for_each_open(|slot| {
-        if wanted.contains(&slot.key) {
-            ids.insert(slot.key, slot.id);
-        }
-    });
+    let wanted = in_spans.iter().filter_map(|found| found.inspected.span).collect();
+    let open = engine.spans.find_open(&wanted);
     for found in in_spans {
-        let around =
-            found.inspected.span.and_then(|key| engine.spans.describe(*ids.get(&key)?, key));
+        let open = found.inspected.span.and_then(|key| open.iter().find(|span| span.key == key));
+        let around = open.and_then(|span| engine.spans.describe(span.id, span.key));
         let around = around.unwrap_or_default().into_iter();
         found.spans = around.map(|(key, known)| engine.name_of(known.span(key))).collect();
     }

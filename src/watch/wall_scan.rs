@@ -31,18 +31,17 @@ const MOST_TRIES: u32 = 3;
 const LATEST: Duration = Duration::from_secs(5);
 
 /// Observes where all threads of the process are, until a time. The thread that scans is none of them.
-#[derive(Debug)]
 pub(crate) struct WallScanner {
     period: Duration,
     until: Instant,
     next: Instant,
     /// Up to when the time of threads has been added: `CLOCK_MONOTONIC_RAW` in nanoseconds.
-    added_until_ns: u64,
+    pub(crate) added_until_ns: u64,
     /// The threads as they were visited last.
     known: HashMap<u32, KnownThread>,
     present: Option<PresentScan>,
     cost: ScanCost,
-    observations: WallObservations,
+    pub(crate) observations: WallObservations,
     is_over: bool,
     random: RandomState,
     drawn: u64,
@@ -73,7 +72,6 @@ impl WallObservations {
 }
 
 /// A thread as it was visited last.
-#[derive(Debug)]
 struct KnownThread {
     at: (StoredStack, ProcessPlace),
     cpu_ns: Option<u64>,
@@ -82,7 +80,6 @@ struct KnownThread {
 }
 
 /// One scan: the threads in random order, of which the first are visited.
-#[derive(Debug)]
 struct PresentScan {
     began: Instant,
     began_ns: u64,
@@ -95,7 +92,6 @@ struct PresentScan {
 }
 
 /// What scans cost, in CPU time.
-#[derive(Debug)]
 struct ScanCost {
     left: CpuBudget,
     /// Of listing all threads, the last time.
@@ -129,10 +125,6 @@ impl ScanCost {
     /// Whether a scan has taken much more than `visits` were expected to.
     fn is_exceeded(&self, spent_ns: u64, visits: usize) -> bool {
         spent_ns > MOST_OVER * A_VISIT_NS.max(self.visit_ns * visits as u64)
-    }
-
-    fn spend_on_visits(&mut self, ns: u64) {
-        self.left.spend(ns);
     }
 
     /// Learns from a scan what a visit costs.
@@ -176,21 +168,11 @@ impl WallScanner {
         self.is_over || self.until + LATEST <= Instant::now()
     }
 
-    /// Up to when: `CLOCK_MONOTONIC_RAW` in nanoseconds.
-    pub(crate) fn observed_until_ns(&self) -> u64 {
-        self.added_until_ns
-    }
-
-    pub(crate) fn observations(&self) -> WallObservations {
-        self.observations
-    }
-
     /// Goes on with the present scan, or begins one when it is time. Returns whether it ended.
     pub(crate) fn step(&mut self, intake: &mut Intake, threads: &Threads) -> bool {
         if self.is_over || !self.until_next().is_zero() {
             return false;
         }
-        // The system calls that follow are unusual, and this thread may have a filter by now.
         sys::read_filters();
         let Some(mut scan) = self.present.take().or_else(|| self.begin(intake)) else {
             return false;
@@ -210,7 +192,7 @@ impl WallScanner {
         }
         let spent_ns = spent();
         scan.spent_ns += spent_ns;
-        self.cost.spend_on_visits(spent_ns);
+        self.cost.left.spend(spent_ns);
         Counters::add(&intake.counters.sampling.collector_cpu_ns, spent_ns);
         if scan.next().is_none() || self.cost.is_exceeded(scan.spent_ns, scan.chosen) {
             self.end(intake, &scan);

@@ -28,7 +28,6 @@ const LATEST: Duration = Duration::from_secs(1);
 const MOST_AT_ONCE: usize = 64;
 
 /// What is known of open spans from one check to the next.
-#[derive(Debug)]
 pub(crate) struct Watchdog {
     pub(crate) checked: Instant,
     /// The reasons for which open spans were kept: once for each reason.
