@@ -1,6 +1,7 @@
 //! The ids of traces, spans and profiles.
 
 use std::fmt;
+use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher, Hash};
 use std::num::NonZeroU64;
 use std::str::FromStr;
 
@@ -17,6 +18,11 @@ impl fmt::Display for InvalidId {
 }
 
 impl std::error::Error for InvalidId {}
+
+/// A hash that is the same in all of a process.
+pub(crate) fn hash_of(value: impl Hash) -> u64 {
+    BuildHasherDefault::<DefaultHasher>::default().hash_one(value)
+}
 
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident, $bytes:literal) => {

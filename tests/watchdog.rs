@@ -76,7 +76,8 @@ fn deadlock(source: Source) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
     let task = |takes: fn(&Mutex<u32>, &Mutex<u32>, &Barrier)| {
         let (locks, dispatch) = (Arc::clone(&locks), setup.dispatch.clone());
-        let span = tracing::dispatcher::with_default(&dispatch, || info_span!("request"));
+        let span = || info_span!("request", http.route = "/orders/{id}");
+        let span = tracing::dispatcher::with_default(&dispatch, span);
         runtime.spawn(
             async move {
                 let (stock, prices, both) = &*locks;
@@ -106,15 +107,16 @@ fn deadlock(source: Source) {
     }
     let is_waiting = |profile: &Profile| {
         let title = &profile.title;
-        title.starts_with("request · kept: hung · still open")
+        title.starts_with("request{http.route=/orders/{id}} · kept: hung · still open")
             && title.contains(" · waiting: 100 % in watchdog::takes_")
     };
     assert!(profiles.iter().all(is_waiting), "{profiles:?}");
     // Of the two, only the second to hang is sure to have both threads in it.
     let is_said = |profile: &&Profile| {
+        let waits = " in the span `request{http.route=/orders/{id}}` waits for the lock 0x";
         profile.title.contains(" · still open · deadlock · ")
             && profile.notes[0].starts_with("deadlock (inferred): `")
-            && profile.notes[0].matches(" in the span `request` waits for the lock 0x").count() == 2
+            && profile.notes[0].matches(waits).count() == 2
     };
     assert!(profiles.iter().any(|profile| is_said(&profile)), "{:?}", profiles[0].notes);
     // Reported once, and not again while they hang.

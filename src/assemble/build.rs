@@ -63,6 +63,11 @@ impl<'a> ProfileInputs<'a> {
         Self { pending, modules, callsites, unix_offset_ns: 0, period_ns: 0 }
     }
 
+    /// The name with a [number](crate::keep::SpanNames::number_of), redacted.
+    pub(super) fn span_name(&self, number: u64) -> Option<String> {
+        self.pending.names.name_of(number, |plan| self.callsites.name_of(plan))
+    }
+
     pub(crate) fn unix_ns(&self, raw_ns: u64) -> u64 {
         u64::try_from(i128::from(raw_ns) + self.unix_offset_ns).unwrap_or(0)
     }

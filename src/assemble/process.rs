@@ -11,9 +11,8 @@ use crate::keep::DEFAULT_FIELDS;
 use crate::profile::{
     Link, LinkId, MappingId, Profile, ProfileId, ProfileScope, SampleKind, capped,
 };
-use crate::redact::Redaction;
 use crate::sinks::{Heap, ProcessSamples, StackEntry, StackLeaf, StoredStack, Total};
-use crate::span::{SpanInfo, SpanKey};
+use crate::span::SpanKey;
 use crate::unwind::Module;
 
 /// The label with the name of a sample's local root.
@@ -22,26 +21,31 @@ const LOCAL_ROOT: &str = "local_root";
 const MOST_POINTS: u64 = 4_096;
 const MOST_POINTS_OF_ALL: u64 = 100_000;
 
+/// What further samples have is one sample. With that and what was not sampled, a profile has 16,000 of each kind, which
+/// Pyroscope accepts by default.
+const MOST_SAMPLES: usize = 16_000 - 2;
+
 impl ProfileInputs<'_> {
     /// The profile of the process `during` that time, in nanoseconds of `CLOCK_MONOTONIC_RAW`, in which it used `cpu_ns`
-    /// of CPU time, without symbols, and the modules that symbolization needs.
+    /// of CPU time, without symbols, and the modules that symbolization needs. Or one of wall time, with these notes, and a
+    /// point for all observations of a stack, thread name and span.
     pub(crate) fn profile_of_process(
         self,
         id: ProfileId,
-        (samples, redaction): (&ProcessSamples, &Redaction),
+        samples: &ProcessSamples,
         during: Range<u64>,
-        cpu_ns: Option<u64>,
+        (cpu_ns, of_wall): (Option<u64>, Option<Vec<String>>),
     ) -> (Profile, HashMap<MappingId, Arc<Module>>) {
         let mut tables = Tables::new(self, id, None, SpanDetail::All);
-        let mut links = ProcessLinks { inputs: self, samples, redaction, known: HashMap::new() };
-        let kind = SampleKind::OnCpu;
+        let mut links = ProcessLinks { inputs: self, samples, known: HashMap::new() };
         let places = samples.totals().count().max(1) as u64;
         let most_points = (MOST_POINTS_OF_ALL / places).clamp(1, MOST_POINTS);
         for (stack, place, total) in samples.totals() {
             let link = place.span.and_then(|span| links.link(span, &mut tables.profile));
             let (stack, _) = tables.stack(stack);
+            let kind = if place.is_blocked { SampleKind::OffCpu } else { SampleKind::OnCpu };
             let thread = samples.thread(place);
-            let points = total.count.clamp(1, most_points);
+            let points = if of_wall.is_some() { 1 } else { total.count.clamp(1, most_points) };
             let each = total.weight / points;
             for point in 0..points {
                 let rest = if point == 0 { total.weight - each * points } else { 0 };
@@ -49,53 +53,27 @@ impl ProfileInputs<'_> {
             }
         }
         tables.add_unsampled(samples, during.start, cpu_ns);
-        tables.finish_process("CPU time of all threads of the process", during)
-    }
-}
-
-impl ProfileInputs<'_> {
-    /// The wall time of all threads `during` that time, with a point for all observations of a stack, thread name and span.
-    pub(crate) fn wall_profile_of_process(
-        self,
-        id: ProfileId,
-        (samples, redaction): (&ProcessSamples, &Redaction),
-        during: Range<u64>,
-        notes: Vec<String>,
-    ) -> (Profile, HashMap<MappingId, Arc<Module>>) {
-        let mut tables = Tables::new(self, id, None, SpanDetail::All);
-        let mut links = ProcessLinks { inputs: self, samples, redaction, known: HashMap::new() };
-        for (stack, place, total) in samples.totals() {
-            let link = place.span.and_then(|span| links.link(span, &mut tables.profile));
-            let (stack, _) = tables.stack(stack);
-            let kind = if place.is_blocked { SampleKind::OffCpu } else { SampleKind::OnCpu };
-            let thread = samples.thread(place);
-            tables.add(kind, during.start, total.weight, thread, stack, link);
+        let time = if of_wall.is_some() { "wall time" } else { "CPU time" };
+        let title = format!("{time} of all threads of the process");
+        let (mut profile, modules) = tables.finish_process(&title, during);
+        if let Some(notes) = of_wall {
+            (profile.scope, profile.notes) = (ProfileScope::ProcessWall, notes);
         }
-        let title = "wall time of all threads of the process";
-        let (mut profile, modules) = tables.finish_process(title, during);
-        profile.scope = ProfileScope::ProcessWall;
-        profile.notes = notes;
         (profile, modules)
     }
-}
 
-/// What further samples have is one sample. With that and what was not sampled, a profile has 16,000 of each kind, which
-/// Pyroscope accepts by default.
-const MOST_SAMPLES: usize = 16_000 - 2;
-
-impl ProfileInputs<'_> {
     /// The continuous profile of the process `during` that time, by stack, thread name, and the name and fields of the
     /// local root. `allocated` has what the stacks of a heap have allocated in that time.
     pub(crate) fn continuous_profile(
         self,
         id: ProfileId,
-        (samples, redaction): (&ProcessSamples, &Redaction),
+        samples: &ProcessSamples,
         during: Range<u64>,
         cpu_ns: Option<u64>,
         (heap, allocated): (&Heap, &[(StoredStack, Total)]),
     ) -> (Profile, HashMap<MappingId, Arc<Module>>) {
         let mut tables = Tables::new(self, id, None, SpanDetail::All);
-        let mut links = ProcessLinks { inputs: self, samples, redaction, known: HashMap::new() };
+        let mut links = ProcessLinks { inputs: self, samples, known: HashMap::new() };
         let totals = samples.totals_by(|span| links.label(span, &mut tables.profile));
         let mut others = Total::default();
         for (number, (stack, thread, link, total)) in totals.into_iter().enumerate() {
@@ -153,7 +131,7 @@ impl Tables<'_> {
         title: &str,
         during: Range<u64>,
     ) -> (Profile, HashMap<MappingId, Arc<Module>>) {
-        let start_unix_ns = self.unix_ns(during.start);
+        let start_unix_ns = self.builder.unix_ns(during.start);
         let Self { mut profile, modules, .. } = self;
         profile.name = "process".to_owned();
         profile.title = title.to_owned();
@@ -169,7 +147,6 @@ impl Tables<'_> {
 struct ProcessLinks<'a> {
     inputs: ProfileInputs<'a>,
     samples: &'a ProcessSamples,
-    redaction: &'a Redaction,
     known: HashMap<SpanKey, Option<LinkId>>,
 }
 
@@ -189,10 +166,10 @@ impl ProcessLinks<'_> {
         let known = span.known?;
         let is_root = known.root == key;
         let parent = if is_root { None } else { self.link(known.root, profile) };
-        let name = self.name_of(known)?;
+        let name = capped(self.inputs.callsites.name_of(known.plan)?);
         let mut fields = Vec::new();
         if is_root {
-            fields.push((LOCAL_ROOT, self.redaction.redact_span(&name).into_owned()));
+            fields.push((LOCAL_ROOT, self.inputs.span_name(known.plan)?));
             // A receiver makes a series of each value, so the continuous profile has only fields with few.
             let shown = |name: &&str| is_one || DEFAULT_FIELDS.contains(name);
             fields.extend(span.fields.iter().filter(|(name, _)| shown(name)).cloned());
@@ -217,10 +194,5 @@ impl ProcessLinks<'_> {
         };
         self.known.insert(span, link);
         link
-    }
-
-    fn name_of(&self, known: SpanInfo) -> Option<String> {
-        let callsite = self.inputs.callsites.get(known.plan)?;
-        Some(capped(callsite.metadata.name()).into_owned())
     }
 }

@@ -15,7 +15,6 @@ use crate::sinks::{Losses, Lost, SHORTEST_WAIT, SpanSamples, StackEntry, StackLe
 use crate::span::{SampleCounts, SpanKey};
 use crate::symbols::hex;
 use crate::sys::{Call, OsThread};
-use crate::text::beginning;
 use crate::unwind::{Module, ModuleAddress, UnwindEnd};
 
 /// Marks a wait during which its span grew old, after shorter waits that are part of its time.
@@ -35,7 +34,7 @@ pub(crate) struct Tables<'a> {
     kept: HashMap<SpanKey, &'a KeptSpan>,
     linked: Option<Links<'a>>,
     detail: SpanDetail,
-    builder: ProfileInputs<'a>,
+    pub(super) builder: ProfileInputs<'a>,
 }
 
 /// Which spans a profile tells apart.
@@ -113,10 +112,6 @@ impl<'a> Tables<'a> {
             Some(leaf) => self.profile.add_sample_at(kind, (stack, leaf), link, point),
             None => self.profile.add_sample(kind, stack, link, point),
         }
-    }
-
-    pub(super) fn unix_ns(&self, time_ns: u64) -> u64 {
-        self.builder.unix_ns(time_ns)
     }
 
     fn add_without_stack(
@@ -285,7 +280,7 @@ impl<'a> Tables<'a> {
         entries: impl Iterator<Item = StackEntry>,
     ) -> ((StackId, Option<LeafId>), UnwindEnd) {
         let (mut locations, mut leaf, mut end) = (Vec::new(), None, UnwindEnd::Root);
-        let (mut name, mut plan, mut holder) = (Vec::new(), 0, None);
+        let (mut name, mut span, mut holder) = (Vec::new(), None, None);
         for entry in entries {
             locations.push(match entry {
                 StackEntry::StackLeaf(waited) => {
@@ -300,14 +295,14 @@ impl<'a> Tables<'a> {
                     name.extend(half);
                     continue;
                 }
-                StackEntry::HolderPlan(of_holder) => {
-                    plan = of_holder;
+                StackEntry::HolderSpan(number) => {
+                    span = self.builder.span_name(number);
                     continue;
                 }
                 StackEntry::Holder { tid, is_inferred } => {
                     let thread = OsThread::new(tid, &std::mem::take(&mut name)).name();
-                    let span = self.span_name(plan);
-                    holder = Some(LockHolder { thread, tid, span, is_inferred });
+                    let span = span.take();
+                    holder = Some(LockHolder { thread, tid, span, at: String::new(), is_inferred });
                     continue;
                 }
                 StackEntry::Code(address) => self.location(address, false),
@@ -352,14 +347,10 @@ impl<'a> Tables<'a> {
             }
             StackLeaf::AllocationNotCopied => Leaf::Unknown("allocated: stack not copied"),
             StackLeaf::Scheduling => Leaf::Delayed { behind: None },
-            StackLeaf::SchedulingBehind(plan) => Leaf::Delayed { behind: self.span_name(plan) },
+            StackLeaf::SchedulingBehind(span) => {
+                Leaf::Delayed { behind: self.builder.span_name(span) }
+            }
         }
-    }
-
-    /// The name of the spans with a plan.
-    fn span_name(&self, plan: u64) -> Option<String> {
-        let callsite = self.builder.callsites.get(plan)?;
-        Some(beginning(callsite.metadata.name()).to_owned())
     }
 
     fn location(&mut self, frame: ModuleAddress, is_inferred: bool) -> LocationId {

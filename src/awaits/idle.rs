@@ -213,7 +213,7 @@ impl Idle {
         let span_of = |it| if spans.is_open_span(&it) { it } else { span };
         for leaves in leaves.into_samples(woke, span, span_of) {
             if spans.report_await(&leaves.span) {
-                let behind = behind.map(|last| last.plan);
+                let behind = behind.and_then(|last| last.span);
                 awaits.push(CopiedSample { behind, ..await_sample(leaves, amounts) });
             }
         }

@@ -24,7 +24,6 @@ const LONGEST_RETRY: Duration = Duration::from_secs(60);
 pub(super) type ProcessProfile = (Box<Profile>, HashMap<MappingId, Arc<Module>>);
 
 /// The time that a profile covers, from its beginning on.
-#[derive(Debug)]
 pub(crate) struct ProfileWindow {
     /// Samples per second of CPU time.
     rate: u32,
@@ -52,7 +51,7 @@ impl Retry {
 }
 
 /// Makes a profile of the process after each interval, while that is wanted.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct ContinuousProfiler {
     window: Option<ProfileWindow>,
     /// It cannot begin now, and is tried again.
@@ -179,13 +178,8 @@ impl ContinuousProfiler {
         let inputs = ProfileInputs { unix_offset_ns, period_ns, ..inputs };
         let id = ProfileId::random().unwrap_or(ProfileId::NONE);
         let during = ended.began_ns..now_ns;
-        let (profile, modules) = inputs.continuous_profile(
-            id,
-            (&samples, &engine.redaction),
-            during,
-            cpu_ns,
-            (heap, &allocated),
-        );
+        let (profile, modules) =
+            inputs.continuous_profile(id, &samples, during, cpu_ns, (heap, &allocated));
         Counters::add(&engine.counters.continuous.profiles, 1);
         Some((Box::new(profile), modules))
     }

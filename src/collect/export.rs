@@ -18,11 +18,9 @@ use crate::references::ClosedReference;
 use crate::report;
 use crate::sinks::{HeapPart, Sinks};
 use crate::stats::Counters;
-use crate::text::beginning;
 use crate::unwind::Module;
 
 /// Where profiles go, and their limits.
-#[derive(Debug)]
 pub(crate) struct ProfileOutput {
     jobs: Sender<Job>,
     /// Memory for profiles that have not been exported yet.
@@ -127,13 +125,9 @@ impl Collector {
 
     /// Sets what was counted of the spans inside kept ones.
     fn set_children(&self, kept: &mut [KeptSpan]) {
-        let (callsites, redaction) = (&self.engine.callsites, &self.engine.redaction);
-        let name_of = |plan| {
-            let callsite = callsites.get(plan)?;
-            Some(redaction.redact_span(beginning(callsite.metadata.name())).into_owned())
-        };
-        let store = &self.intake.sinks.store;
+        let (engine, store) = (&self.engine, &self.intake.sinks.store);
         for span in kept {
+            let name_of = |plan| engine.name_by(plan);
             span.facts.children = children_of(store, (span.key, span.opened_ns), name_of);
         }
     }

@@ -14,7 +14,6 @@ const MINUTE: Duration = Duration::from_secs(60);
 /// At most one line in this time states how many kept spans have none.
 const UNREPORTED_INTERVAL: Duration = Duration::from_secs(10);
 
-#[derive(Debug)]
 pub(crate) struct Logged {
     forbidden_calls: ForbiddenCalls,
     /// The source and the problems that were found at the start.

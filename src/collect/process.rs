@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use crate::assemble::ProfileInputs;
 use crate::engine::{Engine, ProcessRequest, ProfileKind, RootFields};
 use crate::intake::Intake;
-use crate::keep::FieldValues;
 use crate::profile::ProfileId;
 use crate::publish::Job;
 use crate::sinks::ProcessSamples;
@@ -16,7 +15,6 @@ use crate::threads::Threads;
 use crate::watch::{WallObservations, WallScanner};
 
 /// A profile of the process that is being made.
-#[derive(Debug)]
 pub(crate) struct RunningProfile {
     request: ProcessRequest,
     /// When it began: `CLOCK_MONOTONIC_RAW` in nanoseconds.
@@ -29,7 +27,7 @@ pub(crate) struct RunningProfile {
 }
 
 /// Makes profiles of the process, one at a time.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct ProcessProfiler {
     running: Option<RunningProfile>,
 }
@@ -45,6 +43,36 @@ impl RunningProfile {
             None => self.until_end().is_zero(),
         };
         is_over || self.request.is_canceled()
+    }
+
+    /// The answer to the caller, if it waits.
+    pub(super) fn finish(self, engine: &Engine, intake: &mut Intake) -> Option<Job> {
+        if self.request.is_canceled() {
+            *intake.sinks.requested() = None;
+            return None;
+        }
+        note_open_roots(engine, intake.sinks.requested().as_mut()?);
+        // Those that were not open any more have left their fields before.
+        intake.sinks.set_root_fields(engine.commands.process.take_roots());
+        let samples = intake.sinks.requested().take()?;
+        let inputs = ProfileInputs::new(&engine.callsites, &intake.sinks.store, &intake.unwinder);
+        let unix_offset_ns = intake.clock().unix_offset_ns();
+        let ProcessRequest { period_ns, reply, .. } = self.request;
+        let id = ProfileId::random().unwrap_or(ProfileId::NONE);
+        let (end_ns, period_ns, notes) = match self.wall {
+            Some(wall) => {
+                let observations = wall.observations;
+                // What an observation represents, on average.
+                let period_ns = samples.weight_ns() / observations.found.max(1);
+                (wall.added_until_ns, period_ns, Some(notes_of(observations)))
+            }
+            None => (intake.now_ns(), period_ns, None),
+        };
+        let inputs = ProfileInputs { unix_offset_ns, period_ns, ..inputs };
+        let cpu_ns = self.used_cpu_ns.filter(|_| notes.is_none());
+        let (during, shown) = (self.began_ns..end_ns, (cpu_ns, notes));
+        let (profile, modules) = inputs.profile_of_process(id, &samples, during, shown);
+        Some(Job::Reply { profile: Box::new(profile), modules, reply })
     }
 }
 
@@ -121,15 +149,9 @@ pub(super) fn note_process_spans(intake: &mut Intake, closed: Vec<(SpanKey, Root
 /// local roots.
 pub(super) fn note_unknown_spans(engine: &Engine, samples: &mut ProcessSamples) -> Vec<SpanInfo> {
     let unknown: HashSet<_> = samples.unknown_spans().collect();
-    let (mut open, mut roots) = (Vec::new(), HashMap::new());
-    if unknown.is_empty() {
-        return Vec::new();
-    }
-    engine.spans.for_each_open(|slot| {
-        open.extend(unknown.contains(&slot.key).then_some((slot.id, slot.key)));
-    });
-    for (id, key) in open {
-        for (key, known) in engine.spans.describe(id, key).unwrap_or_default() {
+    let mut roots = HashMap::new();
+    for span in engine.spans.find_open(&unknown) {
+        for (key, known) in engine.spans.describe(span.id, span.key).unwrap_or_default() {
             samples.set_known(key, known);
             roots.extend((known.root == key).then_some((key, known)));
         }
@@ -146,9 +168,7 @@ pub(super) fn note_open_roots(engine: &Engine, samples: &mut ProcessSamples) {
 /// Notes the fields of those local roots that are open.
 fn note_fields(engine: &Engine, samples: &mut ProcessSamples, roots: &[SpanInfo]) {
     for known in roots.iter().filter(|known| engine.spans.is_open(known.id, known.root)) {
-        let values = engine.with_dispatch(|dispatch| FieldValues::of(known.id, dispatch));
-        let values = values.map(|value| engine.redaction.redact_span(value).into());
-        samples.set_fields(known.root, values.into_vec());
+        samples.set_fields(known.root, engine.names.values_of(known.id).into_vec());
     }
 }
 
@@ -168,40 +188,4 @@ fn notes_of(observations: WallObservations) -> Vec<String> {
     });
     let left_out = "the thread that observes is left out".to_owned();
     [error].into_iter().chain(part).chain([left_out]).collect()
-}
-
-impl RunningProfile {
-    /// The answer to the caller, if it waits.
-    pub(super) fn finish(self, engine: &Engine, intake: &mut Intake) -> Option<Job> {
-        if self.request.is_canceled() {
-            *intake.sinks.requested() = None;
-            return None;
-        }
-        note_open_roots(engine, intake.sinks.requested().as_mut()?);
-        // Those that were not open any more have left their fields before.
-        intake.sinks.set_root_fields(engine.commands.process.take_roots());
-        let samples = intake.sinks.requested().take()?;
-        let inputs = ProfileInputs::new(&engine.callsites, &intake.sinks.store, &intake.unwinder);
-        let unix_offset_ns = intake.clock().unix_offset_ns();
-        let ProcessRequest { period_ns, reply, .. } = self.request;
-        let inputs = ProfileInputs { unix_offset_ns, period_ns, ..inputs };
-        let id = ProfileId::random().unwrap_or(ProfileId::NONE);
-        let of_process = (&samples, &*engine.redaction);
-        let (profile, modules) = match self.wall {
-            Some(wall) => {
-                let during = self.began_ns..wall.observed_until_ns();
-                let observations = wall.observations();
-                let notes = notes_of(observations);
-                // What an observation represents, on average.
-                let period_ns = samples.weight_ns() / observations.found.max(1);
-                let inputs = ProfileInputs { period_ns, ..inputs };
-                inputs.wall_profile_of_process(id, of_process, during, notes)
-            }
-            None => {
-                let during = self.began_ns..intake.now_ns();
-                inputs.profile_of_process(id, of_process, during, self.used_cpu_ns)
-            }
-        };
-        Some(Job::Reply { profile: Box::new(profile), modules, reply })
-    }
 }

@@ -28,7 +28,6 @@ use crate::watch::{ThreadScan, Watchdog, list_open};
 const LINGER: Duration = Duration::from_secs(2);
 
 /// The collector's state.
-#[derive(Debug)]
 pub(crate) struct Collector {
     pub(crate) engine: Arc<Engine>,
     pub(crate) poller: Poller,

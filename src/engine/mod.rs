@@ -7,7 +7,6 @@ mod kept_counts;
 mod process;
 mod running_source;
 
-use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
@@ -32,7 +31,10 @@ use crate::awaits::{self, LayerAwaits};
 use crate::error::Error;
 use crate::facts::format::place_of;
 use crate::facts::{Facts, Reason, Reasons};
-use crate::keep::{Callsite, Callsites, FieldValues, KeptSpan, ProfileAdmission, Rules, SpanLink};
+use crate::ids::hash_of;
+use crate::keep::{
+    Callsite, Callsites, FieldValues, KeptSpan, ProfileAdmission, Rules, SpanLink, SpanNames,
+};
 use crate::log::LogEvent;
 use crate::otel::{OtelSettings, OtelSpan, UnreachedSpans};
 use crate::profile::ProfileId;
@@ -41,8 +43,8 @@ use crate::redact::Redaction;
 use crate::references::{ClosedReference, CohortHash};
 use crate::refresh::refresh_interest;
 use crate::span::{
-    ADDED_UP, Ancestor, FAILED, Plan, RegistryId, SAMPLED_ITSELF, SHOWS_FIELDS, SpanSnapshot,
-    Spans, TraceIds, Verdict, forget_this_thread, spawn_ignored,
+    ADDED_UP, Ancestor, FAILED, LONG_SEGMENT_NS, OtherSpan, Plan, RegistryId, SAMPLED_ITSELF,
+    SHOWS_FIELDS, SpanSnapshot, Spans, TraceIds, Verdict, forget_this_thread, spawn_ignored,
 };
 use crate::stats::{Counters, Stats};
 use crate::sys::{self, Striped, Uncounted, Waker};
@@ -66,6 +68,7 @@ pub(crate) struct Engine {
     pub(crate) source: RunningSource,
     pub(crate) otel: OtelSettings,
     pub(crate) redaction: Arc<Redaction>,
+    pub(crate) names: Arc<SpanNames>,
     pub(crate) publish: PublishState,
     pub(crate) unreached: Arc<UnreachedSpans>,
     /// What is wrong with the settings or the exporter from the start, until it is logged.
@@ -251,11 +254,15 @@ impl Engine {
         closing: &SpanSnapshot,
         reach: FindOtel<'_>,
     ) -> Verdict {
-        let route = || self.inspect_values(closing, FieldValues::route_hash_of);
+        let route = || self.read_values(closing, FieldValues::route_hash).flatten();
         let is_rare = |wall_ns| self.callsites.is_rare(callsite, route, wall_ns);
         let reasons = Reasons::judge(&callsite.keep, closing, is_rare);
         if closing.has(ADDED_UP) {
             self.add_request(closing, callsite);
+        }
+        let entered_ns = closing.account.wall_ns.saturating_sub(closing.account.idle_ns);
+        if closing.has(SHOWS_FIELDS) && entered_ns >= LONG_SEGMENT_NS {
+            self.names.note_closing(closing.id, closing.key);
         }
         let represents = closing.represents();
         let must_notify = represents.is_some();
@@ -268,10 +275,9 @@ impl Engine {
         if reasons.is_empty() && !closing.is_registered {
             return unkept;
         }
-        self.commands.process.note_closing(closing, &self.counters, || {
-            let values = self.inspect_values(closing, FieldValues::of);
-            values.map(|value| self.redaction.redact_span(value).into()).into_vec()
-        });
+        self.commands
+            .process
+            .note_closing(closing, &self.counters, || self.values_of(closing).into_vec());
         // Before everything that takes time: in an outage most kept spans are over their limit.
         let is_over = !reasons.is_empty() && self.is_over_limit(closing, callsite, reasons);
         if is_over && !closing.is_registered {
@@ -303,13 +309,12 @@ impl Engine {
     /// Adds up what a request took.
     fn add_request(&self, closing: &SpanSnapshot, callsite: &Callsite) {
         let name = callsite.metadata.name();
-        let of_route = self.inspect_values(closing, FieldValues::route_hash_of);
-        let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one((name, of_route));
+        let of_route = self.read_values(closing, FieldValues::route_hash).flatten();
+        let hash = hash_of((name, of_route));
         let facts = Facts { times: closing.account, ..Facts::default() };
         self.publish.references.totals.add(hash, &facts, || {
-            let values = self.inspect_values(closing, FieldValues::of);
-            let redacted = values.map(|value| self.redaction.redact_span(value).into());
-            (self.redaction.redact_span(beginning(name)).into(), redacted.to_route())
+            let values = self.values_of(closing);
+            (self.redaction.redact_span(beginning(name)).into(), values.to_route())
         });
     }
 
@@ -333,9 +338,8 @@ impl Engine {
 
     /// A hash of a span's name and values, by which its limits are known.
     fn name_hash(&self, closing: &SpanSnapshot, callsite: &Callsite) -> u64 {
-        let values = self.inspect_values(closing, FieldValues::hash_of);
-        let hasher = BuildHasherDefault::<DefaultHasher>::default();
-        hasher.hash_one((callsite.metadata.name(), values))
+        let values = self.read_values(closing, |values| hash_of(values));
+        hash_of((callsite.metadata.name(), values))
     }
 
     /// What samples in a closing span link to. `reach` finds OpenTelemetry spans.
@@ -360,7 +364,9 @@ impl Engine {
             false => {
                 let own = ids?;
                 // A message can have a trace of its own inside a consumer.
-                self.ids_around(span, reach).filter(|around| around.trace == own.trace)
+                // Otherwise a program could still set its parent.
+                let around = span.was_entered.then(|| reach(span.id)).flatten()?.ids();
+                (around.trace == own.trace).then_some(around)
             }
         };
         let known = enclosing.iter().enumerate().take(outermost + 1).rev();
@@ -372,13 +378,6 @@ impl Engine {
             outside: enclosing.iter().skip(to + 1).map(|span| span.key).collect(),
             ..own
         }
-    }
-
-    /// The ids of a span around one that is closing, if they are known already.
-    fn ids_around(&self, span: &Ancestor, reach: FindOtel<'_>) -> Option<TraceIds> {
-        // Otherwise a program could still set its parent.
-        let reached = if span.was_entered { reach(span.id) } else { None };
-        reached.map(|otel| otel.ids())
     }
 
     /// Keeps a span. Returns its report, and whether the collector has work to do.
@@ -425,7 +424,9 @@ impl Engine {
     ) -> KeptSpan {
         let clock = self.spans.clock();
         let open_ns = clock.raw_ns(clock.now()).saturating_sub(closing.opened_ns);
-        let (redaction, values) = (&self.redaction, self.inspect_values(closing, FieldValues::of));
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let (redaction, now_unix_ns) =
+            (&self.redaction, u64::try_from(now.as_nanos()).unwrap_or(0));
         KeptSpan {
             key: closing.key,
             root: closing.root,
@@ -433,14 +434,14 @@ impl Engine {
             facts: Facts {
                 span: redaction.redact_span(beginning(callsite.metadata.name())),
                 target: redaction.redact_function(callsite.metadata.target()),
-                fields: values.map(|value| redaction.redact_span(value).into()).into_vec(),
+                fields: self.values_of(closing).into_vec(),
                 reasons,
                 rule: Some(callsite.rule_text(redaction)),
                 times: closing.account,
                 trace,
                 error_at: self.error_at(closing),
                 // Not by its wall time: the thread may have been preempted since the close.
-                start_unix_ns: unix_ns_ago(open_ns),
+                start_unix_ns: now_unix_ns.saturating_sub(open_ns),
                 ..Facts::default()
             },
             rule: callsite.rule,
@@ -462,24 +463,29 @@ impl Engine {
         Some(place_of(&file, metadata.line().unwrap_or(0)))
     }
 
-    /// Reads the values of the span's fields that are shown.
-    pub(crate) fn inspect_values<T: Default>(
+    /// Reads the values of the span's fields that are shown, if there are any.
+    fn read_values<T>(
         &self,
         closing: &SpanSnapshot,
-        read: impl Fn(RegistryId, &Dispatch) -> T,
-    ) -> T {
-        if !closing.has(SHOWS_FIELDS) {
-            return T::default();
-        }
-        self.with_dispatch(|dispatch| read(closing.id, dispatch))
+        read: impl Fn(&FieldValues) -> T,
+    ) -> Option<T> {
+        closing.has(SHOWS_FIELDS).then(|| self.names.read(closing.id, read)).flatten()
     }
 
-    pub(crate) fn with_dispatch<T>(&self, read: impl Fn(&Dispatch) -> T) -> T {
-        match self.dispatch() {
-            Some(dispatch) => read(&dispatch),
-            // Some combinations of layers do not pass on their subscriber.
-            None => tracing::dispatcher::get_default(read),
-        }
+    /// The values themselves, redacted.
+    fn values_of(&self, closing: &SpanSnapshot) -> FieldValues {
+        let is_any = closing.has(SHOWS_FIELDS);
+        if is_any { self.names.values_of(closing.id) } else { FieldValues::default() }
+    }
+
+    /// The name of a span, with its route if that is known.
+    pub(crate) fn name_of(&self, span: OtherSpan) -> String {
+        self.name_by(self.names.number_of(&self.spans, span)).unwrap_or_default()
+    }
+
+    /// The name with that number, or of the spans with that plan.
+    pub(crate) fn name_by(&self, number: u64) -> Option<String> {
+        self.names.name_of(number, |plan| self.callsites.name_of(plan))
     }
 
     /// Keeps a span while it is open.
@@ -501,11 +507,6 @@ impl Engine {
 enum HowKept {
     Closed(SpanLink),
     Open { deadlock: Option<Arc<str>> },
-}
-
-fn unix_ns_ago(ns: u64) -> u64 {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX).saturating_sub(ns)
 }
 
 /// Starts a thread that is never profiled.

@@ -11,7 +11,7 @@ use crossbeam::queue::ArrayQueue;
 pub(crate) use stack::{CopiedStack, LeafStacks};
 
 use crate::profile::SampleKind;
-use crate::span::InnermostSpan;
+use crate::span::{InnermostSpan, OtherSpan};
 use crate::stats::Counters;
 use crate::sys::{BlockPool, LiveStack, TrackedBlock, Waker};
 
@@ -31,8 +31,8 @@ pub(crate) struct CopiedSample {
     pub(crate) largest: u64,
     pub(crate) stacks: LeafStacks,
     pub(crate) branch: Branch,
-    /// The plan of the span that was on the thread that polled it too late.
-    pub(crate) behind: Option<u64>,
+    /// The span that was on the thread that polled it too late.
+    pub(crate) behind: Option<OtherSpan>,
     pub(crate) heap: HeapUse,
 }
 

@@ -7,7 +7,7 @@ use crate::inbox::{
 };
 use crate::profile::SampleKind;
 use crate::sinks::{Added, NewSample, Stack, StackLeaf, Total, WantedBy};
-use crate::span::{IdleCause, InnermostSpan, SpanKey};
+use crate::span::{IdleCause, InnermostSpan, OtherSpan, SpanKey};
 use crate::stats::Counters;
 use crate::sys::Clock;
 use crate::unwind::{ModuleAddress, UnwindEnd, Unwinder};
@@ -70,7 +70,7 @@ impl Intake {
         let [weight, count] = sample.amounts.map(|amount| amount.weight);
         self.sinks.add_allocated(wanted, (&stack, Total { weight, count }), &self.counters);
         for part in sample.parts() {
-            stack.waited = idle_leaf(part, &sample, &stack);
+            stack.waited = self.idle_leaf(part, &sample, &stack);
             let new = new_sample(part, &stack, self.spans.clock());
             let Some(added) = self.sinks.add(wanted, new, self.round) else { continue };
             let is_held = added == Added::Kept;
@@ -87,15 +87,26 @@ impl Intake {
         let (kind, leaf) = match cause {
             IdleCause::NotObserved => (SampleKind::Await, StackLeaf::NotObserved),
             IdleCause::NotBegun { behind: None } => (SampleKind::Delay, StackLeaf::NotBegun),
-            IdleCause::NotBegun { behind: Some(plan) } => {
-                (SampleKind::Delay, StackLeaf::SchedulingBehind(plan))
-            }
+            IdleCause::NotBegun { behind } => (SampleKind::Delay, self.delayed(behind)),
         };
         let stack = Stack { waited: Some(leaf), ..Stack::new() };
         let idle = NewSample { kind, time_ns, weight, thread: None, stack: &stack };
         if self.sinks.add(WantedBy::span(span), idle, self.round) != Some(Added::Kept) {
             Counters::add(&self.counters.awaits.dropped_pending_full, 1);
         }
+    }
+
+    /// What an await or a scheduling delay shows besides the stack of the leaf.
+    fn idle_leaf(&self, of: KindWeight, sample: &CopiedSample, stack: &Stack) -> Option<StackLeaf> {
+        match of.kind {
+            SampleKind::Delay => Some(self.delayed(sample.behind)),
+            _ => stack.waited,
+        }
+    }
+
+    fn delayed(&self, behind: Option<OtherSpan>) -> StackLeaf {
+        let name = |span| self.sinks.store.names.number_of(&self.spans, span);
+        behind.map_or(StackLeaf::Scheduling, |span| StackLeaf::SchedulingBehind(name(span)))
     }
 
     /// The stack of a sample.
@@ -114,7 +125,7 @@ impl Intake {
         let unwind = |(span, sample): &(InnermostSpan, CopiedSample)| {
             let (span, stack) = (span.key, self.unwound(sample));
             let parts = sample.parts().map(|part| {
-                let waited = idle_leaf(part, sample, &stack);
+                let waited = self.idle_leaf(part, sample, &stack);
                 (span, part, Stack { waited, ..stack.clone() })
             });
             parts.collect::<Vec<_>>()
@@ -127,16 +138,6 @@ impl Intake {
 pub(crate) fn new_sample<'a>(part: KindWeight, stack: &'a Stack, clock: &Clock) -> NewSample<'a> {
     let KindWeight { kind, at, weight } = part;
     NewSample { kind, time_ns: clock.raw_ns(at), weight, thread: None, stack }
-}
-
-/// What an await or a scheduling delay shows besides the stack of the leaf.
-fn idle_leaf(part: KindWeight, sample: &CopiedSample, stack: &Stack) -> Option<StackLeaf> {
-    match part.kind {
-        SampleKind::Delay => {
-            Some(sample.behind.map_or(StackLeaf::Scheduling, StackLeaf::SchedulingBehind))
-        }
-        _ => stack.waited,
-    }
 }
 
 /// The stack of an allocation, or those of leaf futures up to the poll of the wrapper.

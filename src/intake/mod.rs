@@ -32,7 +32,6 @@ pub(crate) struct IntakeSettings {
 }
 
 /// What all that reads samples shares.
-#[derive(Debug)]
 pub(crate) struct Intake {
     pub(crate) spans: Arc<Spans>,
     pub(crate) counters: Arc<Counters>,

@@ -11,7 +11,7 @@ use tracing::level_filters::LevelFilter;
 use tracing::{Level, Metadata};
 
 use super::attribute;
-use super::candidates::{Candidate, candidates, id_of};
+use super::candidates::{Candidate, candidates};
 use super::condition::boxed;
 use super::error_sites::ErrorSites;
 use super::fields::{Choice, FieldRules};
@@ -19,6 +19,7 @@ use super::percentile::{MOST_SKETCHES, Sketches};
 use super::plans::{Callsite, Cohort, Plans};
 use super::shown_fields::ShownFields;
 use super::{Keep, Rule, Rules};
+use crate::ids::hash_of;
 use crate::span::{HAS_FIELDS, HAS_STATUS, JUDGES_ALLOCATIONS, Plan, SHOWS_FIELDS};
 use crate::stats::Counters;
 use crate::sys::Uncounted;
@@ -337,6 +338,11 @@ impl Callsites {
         self.plans.get(number)
     }
 
+    /// The name of its spans.
+    pub(crate) fn name_of(&self, number: u64) -> Option<&'static str> {
+        Some(self.get(number)?.metadata.name())
+    }
+
     /// Calls `used` with the same, for a hook: see [`Plans::get_here`].
     pub(crate) fn get_here<T>(
         &self,
@@ -405,7 +411,7 @@ impl Callsites {
     pub(crate) fn replace(&self, rules: Rules) {
         let judged_errors = self.judge_errors();
         let mut known = self.known.lock();
-        let in_force: HashSet<_> = rules.iter().map(id_of).collect();
+        let in_force: HashSet<_> = rules.iter().map(hash_of).collect();
         known.cohorts.retain(|(rule, _), cohort| {
             let stays = in_force.contains(rule);
             if !stays {
@@ -767,7 +773,7 @@ mod tests {
             ));
             let nanos = |ns| Keep::slower_than(Duration::from_nanos(ns));
             let rules = [Rule::for_all(nanos(100)), Rule::for_target("named", nanos(50))];
-            let [for_all, of_target] = rules.each_ref().map(id_of);
+            let [for_all, of_target] = rules.each_ref().map(hash_of);
             let callsites = callsites(Rules::new(rules));
             let seen = |metadata| {
                 let plan = callsites.find(metadata)?;

@@ -3,15 +3,15 @@
 //! A [`Keep`] has more than a kilobyte, and a program's thread that hits a callsite first may have a stack of 16 KiB, so no
 //! `Keep` is passed by value here.
 
-use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash};
-
 use tracing::Metadata;
 
 use super::{Keep, Rule, Rules, attribute};
+use crate::ids::hash_of;
 
 /// A rule that may decide for a callsite.
 pub(super) struct Candidate<'a> {
     pub(super) rule: &'a Rule,
+    /// Equal rules have the same.
     pub(super) id: u64,
     is_admitted: bool,
     /// What the attribute of the callsite states.
@@ -36,7 +36,7 @@ impl Candidate<'_> {
 pub(super) fn candidates<'a>(metadata: &Metadata<'_>, rules: &'a Rules) -> Vec<Candidate<'a>> {
     let new = |rule: &'a Rule| Candidate {
         rule,
-        id: id_of(rule),
+        id: hash_of(rule),
         is_admitted: rule.admits(metadata),
         stated: None,
     };
@@ -50,7 +50,7 @@ pub(super) fn candidates<'a>(metadata: &Metadata<'_>, rules: &'a Rules) -> Vec<C
     let is_enabled = *metadata.level() <= rules.highest_level() && attribute::is_on(metadata);
     if let Some(stated) = is_enabled.then(|| attribute::keep_of(metadata)).flatten() {
         candidates.pop_if(|last| decides(last));
-        let id = id_of(&std::ptr::from_ref(metadata).addr());
+        let id = hash_of(std::ptr::from_ref(metadata).addr());
         candidates.push(Candidate {
             rule: Rule::any(),
             id,
@@ -59,9 +59,4 @@ pub(super) fn candidates<'a>(metadata: &Metadata<'_>, rules: &'a Rules) -> Vec<C
         });
     }
     candidates
-}
-
-/// Identifies a rule: equal rules have the same id.
-pub(super) fn id_of(rule: &impl Hash) -> u64 {
-    BuildHasherDefault::<DefaultHasher>::default().hash_one(rule)
 }

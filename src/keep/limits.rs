@@ -1,9 +1,9 @@
 //! The limits of profiles and reports per minute.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 
 use super::bucket::TokenBucket;
+use crate::ids::hash_of;
 
 /// Limits the kept spans of a rule, those of one name and values, so that one route does not take what others need, and
 /// all of them together, as there can be any number of routes.
@@ -38,7 +38,7 @@ pub(super) struct NoToken {
 
 /// The limit of the spans of a rule with that name, which is a hash.
 pub(super) fn limit_of(rule: u64, name: u64) -> u64 {
-    BuildHasherDefault::<DefaultHasher>::default().hash_one((rule, name))
+    hash_of((rule, name))
 }
 
 /// A rule has this multiple of what the spans of one name and values have.

@@ -17,6 +17,7 @@ mod plans;
 mod reasons;
 mod rules;
 mod shown_fields;
+mod span_names;
 mod wanted;
 
 pub(crate) use admission::{MAX_RESERVED, ProfileAdmission, ProfileGroup, Reservation};
@@ -30,3 +31,4 @@ pub(crate) use plans::Callsite;
 pub(crate) use rules::COMPARED;
 pub use rules::{Rule, Rules};
 pub(crate) use shown_fields::{DEFAULT_FIELDS, FieldValues, ShownFields, of_route};
+pub(crate) use span_names::{OwnDispatch, SpanNames};

@@ -1,7 +1,7 @@
 //! Fields whose values say which request a span is.
 
 use std::fmt::{self, Debug, Display};
-use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash as _, Hasher as _};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
 use tracing::field::{Field, Visit};
@@ -138,19 +138,8 @@ impl ShownFields {
 pub(crate) struct FieldValues(Vec<(&'static str, String)>);
 
 impl FieldValues {
-    /// The values of an open span. Empty if the subscriber is not based on the registry.
-    pub(crate) fn of(id: RegistryId, subscriber: &Dispatch) -> Self {
-        Self::read_stored(id, subscriber, Self::clone).unwrap_or_default()
-    }
-
-    /// A hash of these values, which takes no copy of them; `None` if there are none.
-    pub(crate) fn hash_of(id: RegistryId, subscriber: &Dispatch) -> Option<u64> {
-        let hasher = BuildHasherDefault::<DefaultHasher>::default();
-        Self::read_stored(id, subscriber, |values| hasher.hash_one(values))
-    }
-
-    /// Reads the values of an open span; `None` if there are none.
-    pub(crate) fn read_stored<T>(
+    /// Reads the values of an open span; `None` if there are none, or if the subscriber is not based on the registry.
+    pub(super) fn read_stored<T>(
         id: RegistryId,
         subscriber: &Dispatch,
         read: impl FnOnce(&Self) -> T,
@@ -172,11 +161,6 @@ impl FieldValues {
             is_any = true;
         }
         is_any.then(|| hasher.finish())
-    }
-
-    /// The same of an open span.
-    pub(crate) fn route_hash_of(id: RegistryId, subscriber: &Dispatch) -> Option<u64> {
-        Self::read_stored(id, subscriber, Self::route_hash).flatten()
     }
 
     /// Stores the values with their span, in place of earlier ones of the same fields.
@@ -253,6 +237,11 @@ mod tests {
     use tracing_subscriber::layer::{Context, SubscriberExt as _};
 
     use super::*;
+    use crate::keep::SpanNames;
+    use crate::redact::Redaction;
+    use crate::sampler::{AttachThreads, Begun, ThreadShared};
+    use crate::span::{OtherSpan, SpanKey, Spans};
+    use crate::sys::Clock;
 
     /// Records the fields of all spans.
     struct Storing(ShownFields);
@@ -321,7 +310,8 @@ mod tests {
         tracing::dispatcher::with_default(&subscriber, || {
             let span = span();
             let id = span.id().unwrap().into_non_zero_u64();
-            let fields = FieldValues::of(id, &subscriber).into_vec();
+            let fields = FieldValues::read_stored(id, &subscriber, FieldValues::clone);
+            let fields = fields.unwrap_or_default().into_vec();
             crate::facts::Facts { fields, ..Default::default() }.name()
         })
     }
@@ -367,13 +357,53 @@ mod tests {
         let subscriber =
             Dispatch::new(tracing_subscriber::registry().with(Storing(ShownFields::default())));
         let hash = |span: tracing::Span| {
-            FieldValues::hash_of(span.id().unwrap().into_non_zero_u64(), &subscriber)
+            let id = span.id().unwrap().into_non_zero_u64();
+            FieldValues::read_stored(id, &subscriber, |values| crate::ids::hash_of(values))
         };
         tracing::dispatcher::with_default(&subscriber, || {
             let of = |method| hash(tracing::info_span!("request", method, secret = 1));
             assert!(of("GET").is_some() && of("GET") == of("GET") && of("GET") != of("PUT"));
             assert_eq!(hash(tracing::info_span!("request", secret = 1)), None);
         });
+    }
+
+    /// No thread is sampled.
+    #[derive(Debug)]
+    struct NoThreads;
+
+    impl AttachThreads for NoThreads {
+        fn begin(&self) -> Begun {
+            panic!("no span is entered")
+        }
+
+        fn attach(&self, _: &ThreadShared) {}
+    }
+
+    #[test]
+    fn a_span_that_has_closed_has_its_route_and_its_name_is_redacted_by_itself() {
+        let mut names = SpanNames::default();
+        names.redaction = Arc::new(Redaction::new().replace("^request$", "call").unwrap());
+        let layer = Storing(ShownFields::new(["http.route", "user"]));
+        let subscriber = Dispatch::new(tracing_subscriber::registry().with(layer));
+        *names.dispatch.write() = Some(subscriber.downgrade());
+        let spans = Spans::new(Clock::by_hand(Arc::default()), Box::new(NoThreads), Arc::default());
+        let key = |number| SpanKey::new(number).unwrap();
+        let id = tracing::dispatcher::with_default(&subscriber, || {
+            let span = tracing::info_span!("request", http.route = "/a/{id}", user = 1);
+            let id = span.id().unwrap().into_non_zero_u64();
+            names.note_closing(id, key(1));
+            // The same id is that of another span by now.
+            (2..=256).for_each(|number| names.note_closing(RegistryId::MAX, key(number)));
+            id
+        });
+        let name_of = |number| {
+            let number = names.number_of(&spans, OtherSpan { id, key: key(number), plan: 7 });
+            names.name_of(number, |plan| (plan == 7).then_some("request")).unwrap()
+        };
+        assert_eq!([1, 2].map(name_of), ["call{http.route=/a/{id}}", "call"]);
+        names.note_closing(RegistryId::MAX, key(257));
+        assert_eq!(name_of(1), "call", "so many are remembered");
+        assert_eq!(names.name_of(u64::MAX, |_| None), None, "of no span");
     }
 
     #[test]

@@ -55,22 +55,16 @@ pub(super) fn sum(profile: &Profile) -> Awaits {
 fn site(profile: &Profile, sample: &Sample) -> Option<[String; 3]> {
     let frames = profile.code_of(profile.location_ids(sample.stack));
     let own = frames.get(own_number(&frames))?;
-    let function = match own.unnamed.and_then(|id| profile.location(id)) {
-        Some(location) => profile.module_offset(location),
-        None => own_name(own.name),
-    };
-    Some([function, own.place(), awaited(&frames)])
+    Some([profile.name_of(own), own.place(), awaited(&frames)])
 }
 
 /// Where an await or a scheduling delay was, in one line; empty if its stack is unknown.
 #[cfg(feature = "firefox")]
 pub(crate) fn await_place(profile: &Profile, sample: &Sample) -> String {
-    let Some([function, location, awaited]) = site(profile, sample) else {
-        return String::new();
-    };
-    let location = if location.is_empty() { location } else { format!(" ({location})") };
-    let awaited = if awaited.is_empty() { awaited } else { format!(" at {awaited}") };
-    format!("{function}{location}{awaited}")
+    let ids = || profile.location_ids(sample.stack);
+    let (place, awaited) = (profile.own_place(ids()), profile.awaited(ids()));
+    let at = if place.is_empty() || awaited.is_empty() { "" } else { " at " };
+    format!("{place}{at}{awaited}")
 }
 
 /// The function, location and future of the longest total await, and its length.

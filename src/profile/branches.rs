@@ -14,11 +14,6 @@ pub(super) struct Branches {
 }
 
 impl Branches {
-    /// A stack of that length, of one leaf.
-    pub(super) fn one(length: usize) -> Self {
-        Self { shown: std::iter::once(0..length).collect(), ..Self::default() }
-    }
-
     /// Those of a stack. `marks` are the frames in it before the stack of another leaf, and before that of the leaf which
     /// woke the task. `limits` says whether one is the timer of a timeout that limits another one.
     pub(super) fn of<T: Copy + PartialEq>(

@@ -131,6 +131,20 @@ impl ThreadDump {
         let samples = numbered(&self.stacks);
         samples.filter_map(|(number, sample)| Some((self.threads.get(number)?, sample)))
     }
+
+    /// The threads in groups with the same stack.
+    fn by_stack(&self) -> Vec<Vec<&DumpedThread>> {
+        let mut groups: Vec<Vec<&DumpedThread>> = Vec::new();
+        let mut places: HashMap<&[String], usize> = HashMap::new();
+        for thread in &self.threads {
+            let place = *places.entry(&thread.stack).or_insert(groups.len());
+            match groups.get_mut(place) {
+                Some(group) => group.push(thread),
+                None => groups.push(vec![thread]),
+            }
+        }
+        groups
+    }
 }
 
 /// The samples of stacks that are no profile: the time of each point is a number.
@@ -166,22 +180,6 @@ impl fmt::Display for ThreadDump {
             return Ok(());
         }
         writeln!(f, "\n{} are in no thread: GET /open lists them", others.join(" and "))
-    }
-}
-
-impl ThreadDump {
-    /// The threads in groups with the same stack.
-    fn by_stack(&self) -> Vec<Vec<&DumpedThread>> {
-        let mut groups: Vec<Vec<&DumpedThread>> = Vec::new();
-        let mut places: HashMap<&[String], usize> = HashMap::new();
-        for thread in &self.threads {
-            let place = *places.entry(&thread.stack).or_insert(groups.len());
-            match groups.get_mut(place) {
-                Some(group) => group.push(thread),
-                None => groups.push(vec![thread]),
-            }
-        }
-        groups
     }
 }
 

@@ -117,21 +117,7 @@ impl Profile {
         let calls = CallTree::of(self);
         Hotspots(KINDS.into_iter().filter_map(|kind| find(self, &calls, kind)).collect())
     }
-}
 
-/// What the samples of one kind have in one own function.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct OwnRow {
-    pub(crate) function: String,
-    /// The line with the most.
-    pub(crate) location: String,
-    /// What it was blocked in or awaited.
-    pub(crate) leaf: String,
-    /// Of the time of the kind, as of a hotspot, or of the bytes.
-    pub(crate) share: f64,
-}
-
-impl Profile {
     /// The sum of the samples of one kind, or the on-CPU time, which can be more than they represent.
     pub(crate) fn sampled_or_more(&self, kind: SampleKind) -> u64 {
         let total = self.total(kind);
@@ -171,6 +157,18 @@ impl Profile {
         rows.sort_by(|a, b| b.share.total_cmp(&a.share));
         rows
     }
+}
+
+/// What the samples of one kind have in one own function.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct OwnRow {
+    pub(crate) function: String,
+    /// The line with the most.
+    pub(crate) location: String,
+    /// What it was blocked in or awaited.
+    pub(crate) leaf: String,
+    /// Of the time of the kind, as of a hotspot, or of the bytes.
+    pub(crate) share: f64,
 }
 
 /// An allocation of several times the mean distance between two samples has one for certain, with its own size.

@@ -53,20 +53,23 @@ pub struct LockHolder {
     pub tid: u32,
     /// The span that it was in, if it is known.
     pub span: Option<String>,
+    /// The innermost function of the program that it was in when it was found, with file and line; empty if unknown.
+    pub at: String,
     /// It is not certain: the thread had the address of the lock on its stack, and has run since if the wait has ended. Only
     /// mutexes of glibc state who holds them. In a long wait, several threads may have held it in turn.
     pub is_inferred: bool,
 }
 
-/// `` `worker-3` (thread 7) in `report`, inferred ``.
+/// `` `worker-3` (thread 7) in `report`, at shop::refill (shop/main.rs:12), inferred ``.
 impl fmt::Display for LockHolder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { thread, tid, span, is_inferred } = self;
+        let Self { thread, tid, span, at, is_inferred } = self;
         match thread.is_empty() {
             true => write!(f, "thread {tid}")?,
             false => write!(f, "`{thread}` (thread {tid})")?,
         }
         span.iter().try_for_each(|span| write!(f, " in `{span}`"))?;
+        write!(f, "{}{at}", if at.is_empty() { "" } else { ", at " })?;
         f.write_str(if *is_inferred { ", inferred" } else { "" })
     }
 }

@@ -301,7 +301,8 @@ impl Profile {
             | Leaf::Delayed { behind: Some(text) }
             | Leaf::AwaitingOneOf { others: text, .. } => text.len(),
             Leaf::BlockedBy(call, holder) => {
-                call.len() + holder.thread.len() + holder.span.as_ref().map_or(0, String::len)
+                let span = holder.span.as_ref().map_or(0, String::len);
+                call.len() + holder.thread.len() + span + holder.at.len()
             }
             _ => 0,
         };

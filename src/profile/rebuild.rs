@@ -212,7 +212,7 @@ struct ShownStacks {
     stacks: Vec<StackId>,
     /// The number of leaves that are no branches of their own.
     hidden: usize,
-    /// What most of those awaited that are not shown.
+    /// What most of those awaited that are not shown, or where the holder of a lock was.
     others: String,
     /// Outer callers were left out.
     is_short: bool,
@@ -259,13 +259,9 @@ impl Rebuilding<'_> {
             return Rc::clone(known);
         }
         let (stack, is_short) = self.stack_of(id);
-        let branches = match trim {
-            Trim::WakerClones => {
-                let marks = [LeafMark::Other, LeafMark::Woken].map(|mark| self.mark(mark));
-                Branches::of(&stack, marks, |last, before| is_timeout(&self.to, last, before))
-            }
-            _ => Branches::one(stack.len()),
-        };
+        let marks = [LeafMark::Other, LeafMark::Woken].map(|mark| self.mark(mark));
+        let branches =
+            Branches::of(&stack, marks, |last, before| is_timeout(&self.to, last, before));
         let mut part = |part: &Range<usize>| {
             self.without_helpers(stack.get(part.clone()).unwrap_or_default(), trim)
         };
@@ -279,7 +275,11 @@ impl Rebuilding<'_> {
         let hidden = branches.timers + count - distinct.len();
         let is_most = |of: &&Vec<_>| others.iter().filter(|it| it == of).count() * 2 > others.len();
         let most = others.iter().find(is_most).map(|stack| stack.iter().copied());
-        let others = most.map(|stack| self.to.awaited(stack)).unwrap_or_default();
+        let others = most.map(|stack| match trim {
+            Trim::Nothing => self.to.own_place(stack),
+            _ => self.to.awaited(stack),
+        });
+        let others = others.unwrap_or_default();
         let stacks = shown.into_iter().map(|stack| self.to.add_stack(stack)).collect();
         let shown = Rc::new(ShownStacks { stacks, hidden, others, is_short });
         self.stacks.insert((id, trim), Rc::clone(&shown));
@@ -464,7 +464,8 @@ impl Rebuilding<'_> {
                 let redacted =
                     |name: &String| capped(&self.redaction.redact_span(name)).into_owned();
                 let (thread, span) = (redacted(&holder.thread), holder.span.as_ref().map(redacted));
-                Leaf::BlockedBy(call.clone(), LockHolder { thread, span, ..holder.clone() })
+                let at = shown.others.clone();
+                Leaf::BlockedBy(call.clone(), LockHolder { thread, span, at, ..*holder })
             }
             // What a thread was blocked in is not redacted.
             Some(leaf) => leaf.clone(),

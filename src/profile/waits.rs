@@ -172,12 +172,9 @@ impl Profile {
     /// In which function a thread waited; `None` if nothing is known of the wait but its length.
     #[cfg(feature = "firefox")]
     pub(crate) fn wait_place(&self, sample: &Sample) -> Option<String> {
-        let mut sums = Sums::default();
-        let frames = self.code_of(self.location_ids(sample.stack));
-        sums.add(wait_site(&frames), self.blocked_in(sample)?, 0);
-        let WaitSite { function, location, .. } = sums.longest(self)?;
-        let place = if location.is_empty() { String::new() } else { format!(" ({location})") };
-        Some(format!("{function}{place}"))
+        self.blocked_in(sample)?;
+        let place = self.own_place(self.location_ids(sample.stack));
+        Some(if place.is_empty() { UNKNOWN.to_owned() } else { place })
     }
 
     /// Where a sample was taken in the program's own code: the innermost own function, or what comes next to that, with its
@@ -236,6 +233,23 @@ impl Profile {
     /// Whose code it is, if its functions have no names.
     pub(crate) fn origin_of_unnamed(&self, location: &Location) -> CodeOrigin {
         if self.is_in_library(location) { CodeOrigin::Library } else { CodeOrigin::Foreign }
+    }
+
+    /// The innermost own function of a stack, with its file and line; empty if the stack is.
+    pub(super) fn own_place(&self, ids: impl Iterator<Item = LocationId>) -> String {
+        let frames = self.code_of(ids);
+        let Some(own) = frames.get(own_number(&frames)) else { return String::new() };
+        let place = own.place();
+        let place = if place.is_empty() { place } else { format!(" ({place})") };
+        self.name_of(own) + &place
+    }
+
+    /// The name of a function, or its location.
+    pub(super) fn name_of(&self, function: &SourceFunction<'_>) -> String {
+        match function.unnamed.and_then(|id| self.location(id)) {
+            Some(location) => self.module_offset(location),
+            None => awaits::own_name(function.name),
+        }
     }
 
     /// What a future on a stack awaits.
@@ -308,18 +322,13 @@ impl<'a> Sums<'a> {
     fn longest(self, profile: &Profile) -> Option<WaitSite> {
         let longest =
             self.0.into_iter().max_by_key(|(whose, calls)| (calls.values().sum::<u64>(), *whose));
-        let ((function, unnamed), calls) = longest?;
-        let place = unnamed.and_then(|id| profile.location(id));
-        let function = match place {
-            Some(location) => profile.module_offset(location),
-            None => awaits::own_name(function),
-        };
+        let (_, calls) = longest?;
         let waited_ns = calls.values().sum();
         let ((call, frame), _) = calls
             .into_iter()
             .max_by(|(one, ns), (other, others_ns)| (ns, one).cmp(&(others_ns, other)))?;
         Some(WaitSite {
-            function,
+            function: profile.name_of(&frame),
             location: frame.place(),
             call: format!("[{call}]"),
             waited: Duration::from_nanos(waited_ns),

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::RwLock;
 use tracing::Dispatch;
 use tracing::dispatcher::WeakDispatch;
 use tracing::level_filters::LevelFilter;
@@ -17,7 +16,7 @@ use tracing::level_filters::LevelFilter;
 use super::queue::Queue;
 #[cfg(feature = "axum")]
 use super::recent::Recent;
-use crate::keep::{Kept, OnKept};
+use crate::keep::{Kept, OnKept, OwnDispatch};
 use crate::log::{LogEvent, LogKind};
 use crate::report::kept_event::{self, NameHint};
 use crate::stats::Counters;
@@ -41,19 +40,19 @@ pub(crate) struct Reporter {
     counters: Arc<Counters>,
     #[cfg(feature = "axum")]
     pub(crate) recent: Recent,
-    dispatch: RwLock<Option<WeakDispatch>>,
+    dispatch: OwnDispatch,
     log: Queue<LogItem>,
     /// If the program has a callback.
     callback: Option<Queue<Arc<Kept>>>,
 }
 
 impl Reporter {
-    pub(crate) fn new(counters: Arc<Counters>, has_callback: bool) -> Self {
+    pub(crate) fn new(counters: Arc<Counters>, dispatch: OwnDispatch, has_callback: bool) -> Self {
         Self {
             counters,
             #[cfg(feature = "axum")]
             recent: Recent::default(),
-            dispatch: RwLock::new(None),
+            dispatch,
             log: Queue::new(MOST_WAITING),
             callback: has_callback.then(|| Queue::new(MOST_WAITING)),
         }

@@ -138,27 +138,7 @@ impl Redaction {
         }
         if short == path { Cow::Borrowed(path) } else { Cow::Owned(short) }
     }
-}
 
-/// The name with the pattern applied, if that changes it. Text that is already hidden is not searched.
-fn replaced((pattern, with): &(Regex, String), name: &str) -> Option<String> {
-    let hidden: Vec<_> = name.match_indices(HIDDEN).map(|(at, _)| at..at + HIDDEN.len()).collect();
-    let new = pattern.replace_all(name, |found: &Captures<'_>| {
-        let mut text = String::new();
-        let Some(whole) = found.get(0) else { return text };
-        if hidden.iter().any(|hidden| hidden.start <= whole.start() && whole.end() <= hidden.end) {
-            text.push_str(whole.as_str());
-        } else if !whole.is_empty() {
-            // Otherwise a pattern that matches the empty string would match between all characters.
-            found.expand(with, &mut text);
-        }
-        text
-    });
-    (new != name).then(|| new.into_owned())
-}
-
-/// Names for use outside the process.
-impl Redaction {
     /// A function's name or linker name.
     pub(crate) fn redact_function<'a>(&self, name: &'a str) -> Cow<'a, str> {
         legible(self.apply(name))
@@ -178,6 +158,23 @@ impl Redaction {
     pub(crate) fn redact_span<'a>(&self, name: &'a str) -> Cow<'a, str> {
         legible(self.apply(name))
     }
+}
+
+/// The name with the pattern applied, if that changes it. Text that is already hidden is not searched.
+fn replaced((pattern, with): &(Regex, String), name: &str) -> Option<String> {
+    let hidden: Vec<_> = name.match_indices(HIDDEN).map(|(at, _)| at..at + HIDDEN.len()).collect();
+    let new = pattern.replace_all(name, |found: &Captures<'_>| {
+        let mut text = String::new();
+        let Some(whole) = found.get(0) else { return text };
+        if hidden.iter().any(|hidden| hidden.start <= whole.start() && whole.end() <= hidden.end) {
+            text.push_str(whole.as_str());
+        } else if !whole.is_empty() {
+            // Otherwise a pattern that matches the empty string would match between all characters.
+            found.expand(with, &mut text);
+        }
+        text
+    });
+    (new != name).then(|| new.into_owned())
 }
 
 /// Names may come from outside, such as those of spans for requests. In a log, none may end its line or change the

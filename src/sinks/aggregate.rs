@@ -20,7 +20,6 @@ impl Total {
 }
 
 /// The totals of samples by stack, and by what else tells them apart, in bounded memory.
-#[derive(Debug)]
 pub(crate) struct Aggregate<K = ()> {
     pub(crate) stacks: StackTree<StackEntry>,
     totals: BTreeMap<(StoredStack, K), Total>,

@@ -16,7 +16,6 @@ use crate::sys;
 const MOST_BYTES: usize = 16 << 20;
 
 /// All sampled allocations of the process, by stack, and the sampled blocks in use.
-#[derive(Debug)]
 pub(crate) struct Heap {
     /// All that each stack has allocated: bytes, and the number of blocks.
     allocated: Aggregate,
@@ -28,7 +27,6 @@ pub(crate) struct Heap {
     answered: Option<(HashMap<StoredStack, Total>, Arc<AtomicBool>)>,
 }
 
-#[derive(Debug)]
 struct HeapBlock {
     uses: u32,
     stack: StoredStack,

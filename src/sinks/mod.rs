@@ -26,7 +26,6 @@ use crate::span::SpanKey;
 use crate::stats::Counters;
 
 /// Those that want samples.
-#[derive(Debug)]
 pub(crate) struct Sinks {
     /// The samples in spans, until the verdict on them.
     pub(crate) store: Store,

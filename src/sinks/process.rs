@@ -18,7 +18,6 @@ const MOST_NAMES: usize = 4_096;
 const MOST_SPANS: usize = 65_536;
 
 /// The samples of all threads, by stack, thread name and span.
-#[derive(Debug)]
 pub(crate) struct ProcessSamples {
     totals: Aggregate<ProcessPlace>,
     /// The names of threads by number, each with one of the threads that have it.

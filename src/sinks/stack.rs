@@ -8,7 +8,8 @@ use crate::unwind::{ModuleAddress, UnwindEnd};
 pub(crate) struct Stack {
     pub(crate) frames: Vec<ModuleAddress>,
     pub(crate) end: UnwindEnd,
-    /// The stacks of other leaves that the future awaited at the same time, the last first, and how each ended.
+    /// The stacks of other leaves that the future awaited at the same time, the last first, and how each ended. Or that of
+    /// the holder of the lock.
     pub(crate) others: Vec<(Vec<ModuleAddress>, UnwindEnd)>,
     /// Which leaf woke the task, if that is known: 0 is the one of `frames`.
     pub(crate) woke: Option<usize>,
@@ -26,22 +27,22 @@ pub(crate) struct Stack {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Holder {
     pub(crate) thread: OsThread,
-    /// The number of its span's plan, or [`NO_PLAN`](Self::NO_PLAN).
-    pub(crate) plan: u64,
+    /// The [number](crate::keep::SpanNames::number_of) of its span's name, or [`NO_SPAN`](Self::NO_SPAN).
+    pub(crate) span: u64,
     /// Otherwise the lock states it.
     pub(crate) is_inferred: bool,
 }
 
 impl Holder {
     /// It was in no span, or that is not known.
-    pub(crate) const NO_PLAN: u64 = u64::MAX;
+    pub(crate) const NO_SPAN: u64 = u64::MAX;
 
     /// Who holds the lock for which thread `tid` waits, if the lock states it.
     pub(crate) fn stated_by(call: Call, tid: u32) -> Option<Self> {
         // The thread itself if it has the lock by now.
         let owner = sys::owner_of_lock(call).filter(|owner| *owner != tid)?;
         let thread = sys::own_thread(owner);
-        Some(Self { thread, plan: Self::NO_PLAN, is_inferred: false })
+        Some(Self { thread, span: Self::NO_SPAN, is_inferred: false })
     }
 }
 
@@ -55,7 +56,7 @@ pub(crate) enum StackLeaf {
     Running,
     /// Not a thread, but a future that was woken and not polled.
     Scheduling,
-    /// The same, with the plan of the span that was on the thread.
+    /// The same, with the number of the name of the span that was on the thread.
     SchedulingBehind(u64),
     /// One of that many leaves that a future awaited at the same time.
     OneOf(u32),
@@ -76,21 +77,21 @@ pub(crate) enum StackLeaf {
 /// A part of a stack as it is stored: 16 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum StackEntry {
-    /// The thread that held the lock for which the next leaf waited, after half of its name, the other half, and the plan of
-    /// its span.
+    /// The thread that held the lock for which the next leaf waited, after half of its name, the other half, and the number of
+    /// its span's name.
     Holder {
         tid: u32,
         is_inferred: bool,
     },
     HolderName([u8; 8]),
-    HolderPlan(u64),
+    HolderSpan(u64),
     StackLeaf(StackLeaf),
     Code(ModuleAddress),
     /// The same, inferred rather than certain.
     Inferred(ModuleAddress),
     /// How it ended, unless that is [`UnwindEnd::Root`].
     End(UnwindEnd),
-    /// What follows is the stack of another leaf.
+    /// What follows is the stack of another leaf, or of the holder.
     OtherLeaf,
     /// What follows is the stack of the leaf that woke the task.
     WokenLeaf,
@@ -123,15 +124,23 @@ impl Stack {
         }
     }
 
+    /// Sets where the holder is; empty if that is not known.
+    pub(crate) fn set_holders_frames(&mut self, frames: Vec<ModuleAddress>) {
+        self.others =
+            (!frames.is_empty()).then_some((frames, UnwindEnd::Root)).into_iter().collect();
+        // The stack is the other one.
+        self.woke = Some(0);
+    }
+
     /// All of it, the innermost first.
     pub(crate) fn entries(&self) -> impl DoubleEndedIterator<Item = StackEntry> + Clone {
         let inferred_from = self.inferred_from.unwrap_or(usize::MAX).min(self.frames.len());
         let (certain, inferred) = self.frames.split_at(inferred_from);
         let ended = |end: UnwindEnd| (end != UnwindEnd::Root).then_some(StackEntry::End(end));
-        let holder = self.holder.map(|Holder { thread, plan, is_inferred }| {
+        let holder = self.holder.map(|Holder { thread, span, is_inferred }| {
             let [begin, end] = thread.halves_of_name().map(StackEntry::HolderName);
             let holder = StackEntry::Holder { tid: thread.tid, is_inferred };
-            [begin, end, StackEntry::HolderPlan(plan), holder]
+            [begin, end, StackEntry::HolderSpan(span), holder]
         });
         let waited = self.waited.map(StackEntry::StackLeaf);
         let waited = holder.into_iter().flatten().chain(waited);

@@ -1,21 +1,23 @@
 //! Samples that wait for the verdict on their span.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use super::ledger::{ClosedChild, Ledger};
 use super::losses::Losses;
 use super::span_samples::{
     Added, BYTES_A_SPAN, Lost, NewSample, PendingState, SampleTables, SpanSamples, StoredSample,
 };
+use crate::keep::SpanNames;
 use crate::profile::SampleKind;
 use crate::span::{SpanInfo, SpanKey};
 
 /// The samples of all spans.
-#[derive(Debug)]
 pub(crate) struct Store {
     spans: HashMap<SpanKey, SpanSamples>,
     /// The stacks and threads of all samples.
     pub(crate) tables: SampleTables,
+    pub(crate) names: Arc<SpanNames>,
     /// The spans of each local root, including the root.
     roots: HashMap<SpanKey, Vec<SpanKey>>,
     /// The memory of all spans, without these.
@@ -65,6 +67,7 @@ impl Store {
         Self {
             spans: HashMap::new(),
             tables: SampleTables::default(),
+            names: Arc::default(),
             roots: HashMap::new(),
             bytes: 0,
             budget_bytes,

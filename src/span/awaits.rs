@@ -7,7 +7,7 @@ use super::first_run::{FirstRun, RunningFirst};
 use super::local::{ObservedPoll, ThreadState, put, take};
 use super::sample_counts::SampleCounts;
 use super::segment::{IDLE_BEFORE, NESTED, SUSPENDED, Segment};
-use super::slot::{OBSERVED, Slot};
+use super::slot::{OBSERVED, SHOWS_FIELDS, SUSPECT, Slot};
 use super::spans::{IdleCause, SpanEvent};
 use super::{RegistryId, SpanKey, Spans};
 use crate::stats::Counters;
@@ -71,11 +71,23 @@ pub(crate) fn take_first_entered() -> Option<FirstEntered> {
     FIRST_ENTERED.take()
 }
 
+/// A span that another one waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OtherSpan {
+    pub(crate) id: RegistryId,
+    pub(crate) key: SpanKey,
+    /// The number of its plan.
+    pub(crate) plan: u64,
+}
+
+/// A segment of this length, in nanoseconds, has delayed whatever waited for its thread. Not less
+/// than the interval of the CPU clock: its exit is never a plain one.
+pub(crate) const LONG_SEGMENT_NS: u64 = 5_000_000;
+
 /// A segment that has just ended on a thread, and was so long that it delayed whatever waited for the thread.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct LongSegment {
-    /// The number of the span's plan.
-    pub(crate) plan: u64,
+    pub(crate) span: Option<OtherSpan>,
     /// In ticks.
     pub(crate) from: u64,
     pub(crate) to: u64,
@@ -103,7 +115,30 @@ pub(crate) struct IdleTime {
 
 /// The spans around one that are kept in case it closes.
 const MOST_AROUND: usize = 16;
+
 impl Spans {
+    /// A segment of that span has ended, and was long.
+    #[cold]
+    pub(super) fn note_long(
+        &self,
+        state: &mut ThreadState,
+        slot: &Slot,
+        (id, key): (RegistryId, SpanKey),
+        (from, to): (u64, u64),
+    ) {
+        // A segment inside of it says more, if it took most of the time.
+        let inside = state.last_long;
+        if inside.from >= from && inside.to - inside.from > (to - from) / 2 {
+            return;
+        }
+        // Its close leaves its name.
+        if slot.flags() & SHOWS_FIELDS != 0 {
+            slot.set_once(SUSPECT);
+        }
+        let span = Some(OtherSpan { id, key, plan: slot.plan() });
+        state.last_long = LongSegment { span, from, to };
+    }
+
     /// A span was idle for long before it was entered just now. Unless the wrapper of a future explains that, the
     /// innermost span that was idle shows it, since that one says most about what was awaited.
     #[cold]
@@ -158,7 +193,7 @@ impl Spans {
         slot.count_await(slot.raw_key(), 0, self.clock.ns(delay));
         let last = state.last_long;
         let overlap = last.to.min(began).saturating_sub(last.from.max(since));
-        let behind = (overlap > delay / 2).then_some(last.plan);
+        let behind = last.span.filter(|_| overlap > delay / 2);
         self.keep_unexplained(state, slot, (delay, began), IdleCause::NotBegun { behind });
     }
 

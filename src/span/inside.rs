@@ -99,9 +99,7 @@ impl Sum {
             slot.count_inside(time);
         }
     }
-}
 
-impl Sum {
     /// The same if the span is open, which then cannot close during this. If it has closed, nothing is left of the sum.
     fn move_to_slot(&self, table: &SlotTable) {
         let key = self.key.load(Ordering::Relaxed);

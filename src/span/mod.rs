@@ -29,7 +29,7 @@ use tracing_subscriber::registry;
 
 pub(crate) use crate::ids::{SpanKey, TraceIds};
 
-pub(crate) use awaits::{InnermostSpan, LongSegment, take_first_entered};
+pub(crate) use awaits::{InnermostSpan, LONG_SEGMENT_NS, OtherSpan, take_first_entered};
 pub(crate) use children::ChildClose;
 pub(crate) use close::{Ancestor, SpanSnapshot, Verdict};
 pub(crate) use first_run::{HandedOver, RunningFirst};

@@ -1,11 +1,12 @@
 //! Open spans, as the collector inspects them.
 
+use std::collections::HashSet;
 use std::sync::atomic::{Ordering, fence};
 
 use super::close::SpanSnapshot;
 use super::slot::Slot;
 use super::spans::SpanInfo;
-use super::{RegistryId, SpanKey, Spans};
+use super::{OtherSpan, RegistryId, SpanKey, Spans};
 
 /// An open profiled span at the moment of the scan. Its thread keeps running.
 #[derive(Clone, Copy, Debug)]
@@ -73,6 +74,17 @@ impl Spans {
                 visit(&open);
             }
         });
+    }
+
+    /// Those of the spans that are open.
+    pub(crate) fn find_open(&self, wanted: &HashSet<SpanKey>) -> Vec<OtherSpan> {
+        let mut open = Vec::new();
+        if !wanted.is_empty() {
+            self.for_each_open(|&OpenSlot { id, key, plan, .. }| {
+                open.extend(wanted.contains(&key).then_some(OtherSpan { id, key, plan }));
+            });
+        }
+        open
     }
 
     /// Returns a span and its ancestors, the outermost first, or `None` if the span has closed.

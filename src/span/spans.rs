@@ -8,6 +8,7 @@ use crossbeam::queue::ArrayQueue;
 use parking_lot::Mutex;
 
 use super::account::{Certain, InsideTime};
+use super::awaits::LONG_SEGMENT_NS;
 use super::children::{CHILD_CLOSES, ChildClose};
 use super::inside::SpanCounts;
 use super::local::{ThreadState, add_state, count_unmatched, is_ignored, put, take, unmatched};
@@ -17,9 +18,7 @@ use super::slot::{
     SUSPECT, Slot, WATCHED,
 };
 use super::table::SlotTable;
-use super::{
-    Ancestry, AncestryFrom, GivenParent, LongSegment, Plan, RegistryId, SpanKey, TraceIds,
-};
+use super::{Ancestry, AncestryFrom, GivenParent, OtherSpan, Plan, RegistryId, SpanKey, TraceIds};
 use crate::sampler::{AttachThreads, NEVER};
 use crate::stats::Counters;
 use crate::sys::{Clock, Uncounted, allocated_here, is_uncounted};
@@ -75,6 +74,12 @@ pub(crate) struct SpanInfo {
     pub(crate) opened_ns: u64,
 }
 
+impl SpanInfo {
+    pub(crate) fn span(&self, key: SpanKey) -> OtherSpan {
+        OtherSpan { id: self.id, key, plan: self.plan }
+    }
+}
+
 /// The reports to the collector on spans in which samples fell, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SpanEvent {
@@ -102,8 +107,8 @@ pub(crate) enum SpanEvent {
 pub(crate) enum IdleCause {
     /// It is not known: its future is not observed.
     NotObserved,
-    /// Its future or closure had not begun to run. With the plan of the span that was on the thread for most of that.
-    NotBegun { behind: Option<u64> },
+    /// Its future or closure had not begun to run. With the span that was on the thread for most of that.
+    NotBegun { behind: Option<OtherSpan> },
 }
 
 /// A read of the CPU clock takes half a microsecond, so the reads take at most 0.05 % of a thread's time, or at most 1 %
@@ -112,8 +117,6 @@ const CPU_CLOCK_INTERVAL: Duration = Duration::from_millis(1);
 const CPU_CLOCK_INTERVAL_OLD: Duration = Duration::from_micros(100);
 const CPU_CLOCK_READ: Duration = Duration::from_micros(5);
 const USAGE_INTERVAL: Duration = Duration::from_millis(1);
-/// Not less than `CPU_CLOCK_INTERVAL`: the exit of a long segment is never a plain one.
-const LONG_SEGMENT: Duration = Duration::from_millis(5);
 /// Shorter idle time of futures that are not profiled is not shown in profiles.
 const LONG_IDLE: Duration = Duration::from_millis(10);
 
@@ -156,7 +159,7 @@ impl Spans {
                 cpu_clock_interval_old: clock.ticks(CPU_CLOCK_INTERVAL_OLD),
                 cpu_clock_read: clock.ticks(CPU_CLOCK_READ),
                 usage_interval: clock.ticks(USAGE_INTERVAL),
-                long_segment: clock.ticks(LONG_SEGMENT),
+                long_segment: clock.ticks(Duration::from_nanos(LONG_SEGMENT_NS)),
                 long_idle: clock.ticks(LONG_IDLE),
             },
             clock,
@@ -528,12 +531,7 @@ impl Spans {
         }
         self.report_idle(state);
         if now.saturating_sub(entered) >= self.ticks.long_segment {
-            // A segment inside of it says more, if it took most of the time.
-            let inside = state.last_long;
-            let is_most = inside.from >= entered && inside.to - inside.from > (now - entered) / 2;
-            if !is_most {
-                state.last_long = LongSegment { plan: slot.plan(), from: entered, to: now };
-            }
+            self.note_long(state, slot, (id, key), (entered, now));
         }
         if is_left_early {
             // The thread goes on in spans that may be inside this one, whose time is not in this account.

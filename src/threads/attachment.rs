@@ -9,7 +9,6 @@ use crate::budget::CpuBudget;
 use crate::sampler::{AttachThreads as _, Periods, Rate, Sampler, SwitchRing};
 
 /// Whether a thread is sampled, and what decides that.
-#[derive(Debug)]
 pub(crate) struct Attachment {
     phase: Phase,
     /// What was wanted at the last check.
@@ -31,7 +30,6 @@ pub(crate) struct Attachment {
     budgets: DemandBudgets,
 }
 
-#[derive(Debug)]
 enum Phase {
     /// Not sampled.
     Detached {

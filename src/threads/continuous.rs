@@ -67,7 +67,6 @@ impl fmt::Display for NoContinuous {
     }
 }
 
-#[derive(Debug)]
 pub(super) struct ContinuousThreads {
     timer: Option<Arc<ProcessTimer>>,
     period_ns: u64,

@@ -13,7 +13,6 @@ use crate::sampler::{
 use crate::sys::{self, OsThread, TimerRing};
 
 /// The position of reading a thread's rings, and what attributes samples to spans from there on.
-#[derive(Debug)]
 pub(crate) struct ThreadCursor {
     pub(crate) thread: Arc<ThreadShared>,
     /// What its samples are stored under.

@@ -68,7 +68,6 @@ impl Cost {
 /// What sampling may cost, of a thread or of all of them: 2,000 samples at once, and after that 100 per second of wall
 /// time, which are those of the low rate. All threads together have that for each processor; otherwise a pool of hundreds
 /// of threads on two processors would use hundreds of times as much.
-#[derive(Debug)]
 pub(crate) struct SamplingBudget {
     left: CpuBudget,
     frequency: Frequency,
@@ -113,7 +112,6 @@ impl SamplingBudget {
 }
 
 /// The budgets of the demands: of a thread, or of all threads together.
-#[derive(Debug)]
 pub(crate) struct DemandBudgets {
     slow_spans: SamplingBudget,
     process: SamplingBudget,

@@ -5,13 +5,14 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use super::holders::{MOST_HOLDERS, PossibleHolder};
+use super::inspect::inspect;
 use super::locks::{BlockedThread, MOST_THREADS, OnStack};
 use super::parked::SampledThreads;
 use super::sampled::SampledThread;
 use super::waits::CaptureBudget;
 use crate::budget::passed;
 use crate::intake::Intake;
-use crate::sinks::Holder;
+use crate::sinks::{Holder, StackEntry};
 use crate::span::SpanKey;
 use crate::stats::Counters;
 use crate::sys;
@@ -23,7 +24,7 @@ const A_SEARCH_NS: u64 = 1_000_000;
 pub(super) fn search_holders(
     sampled: &mut SampledThreads,
     captures: &mut CaptureBudget,
-    intake: &Intake,
+    intake: &mut Intake,
     now_ns: u64,
 ) {
     let waits = sampled.iter_mut().filter_map(SampledThread::waiting_mut);
@@ -31,7 +32,6 @@ pub(super) fn search_holders(
     if due.is_empty() {
         return;
     }
-    // The system calls that follow are unusual, and this thread may have a filter by now.
     if captures.filters_are_due(now_ns) {
         sys::read_filters();
     }
@@ -58,9 +58,26 @@ pub(super) fn search_holders(
             wait.sought.end(&holders, &mappings);
             wait.choose_holder(false);
         }
+        place_holders(sampled, intake);
     }
     let took = passed(start, sys::thread_cpu_ns());
     captures.searches.spend(took.unwrap_or(A_SEARCH_NS));
+}
+
+/// Finds out where the holders are now, or were in their newest samples.
+fn place_holders(sampled: &mut SampledThreads, intake: &mut Intake) {
+    let waits = sampled.iter().filter_map(SampledThread::waiting);
+    let tids: HashSet<u32> = waits.filter_map(|it| Some(it.stack.holder?.thread.tid)).collect();
+    let known = sampled.by_tid();
+    let frames_of = |tid| {
+        let (stack, _) = inspect(intake, known.get(&tid).map(|it| it.thread()), tid)?.stack(intake);
+        Some((tid, stack.into_iter().filter_map(StackEntry::code).collect()))
+    };
+    let places: HashMap<u32, Vec<_>> = tids.into_iter().filter_map(frames_of).collect();
+    for wait in sampled.iter_mut().filter_map(SampledThread::waiting_mut) {
+        let place = wait.stack.holder.and_then(|it| places.get(&it.thread.tid));
+        wait.stack.set_holders_frames(place.cloned().unwrap_or_default());
+    }
 }
 
 /// The threads that have the locks on their stacks, the likeliest first. Each lock comes with the beginning of the last wait for
@@ -78,11 +95,7 @@ fn possible_holders(
         return holders;
     }
     let addresses: HashSet<u64> = locks.keys().copied().collect();
-    let known: HashMap<u32, &SampledThread> = sampled
-        .iter()
-        .filter(|one| !one.thread().is_over())
-        .map(|one| (one.thread().tid(), one))
-        .collect();
+    let known = sampled.by_tid();
     let mut bytes = Vec::new();
     for tid in tids {
         let one = known.get(&tid).copied();
@@ -110,9 +123,9 @@ fn possible_holders(
         if found.is_empty() {
             continue;
         }
-        let (thread, plan) = (sys::own_thread(tid), Holder::NO_PLAN);
+        let (thread, span) = (sys::own_thread(tid), Holder::NO_SPAN);
         for (lock, OnStack { times, .. }) in found {
-            let holder = PossibleHolder { thread, plan, blocked_cpu_ns, is_in_other_futex, times };
+            let holder = PossibleHolder { thread, span, blocked_cpu_ns, is_in_other_futex, times };
             holders.entry(lock).or_default().push(holder);
         }
     }
@@ -123,23 +136,10 @@ fn possible_holders(
     }
     let span_of = |holder: &PossibleHolder| known.get(&holder.thread.tid)?.thread().span();
     let spans: HashSet<SpanKey> = holders.values().flatten().filter_map(span_of).collect();
-    let plans = plans_of(&spans, intake);
-    for holder in holders.values_mut().flatten() {
-        let plan = span_of(holder).and_then(|span| plans.get(&span).copied());
-        holder.plan = plan.unwrap_or(holder.plan);
+    for span in intake.spans.find_open(&spans) {
+        let number = intake.sinks.store.names.number_of(&intake.spans, span);
+        let of_it = holders.values_mut().flatten().filter(|it| span_of(it) == Some(span.key));
+        of_it.for_each(|holder| holder.span = number);
     }
     holders
-}
-
-/// The plans of open spans.
-fn plans_of(spans: &HashSet<SpanKey>, intake: &Intake) -> HashMap<SpanKey, u64> {
-    let mut plans = HashMap::new();
-    if !spans.is_empty() {
-        intake.spans.for_each_open(|open| {
-            if spans.contains(&open.key) {
-                plans.insert(open.key, open.plan);
-            }
-        });
-    }
-    plans
 }

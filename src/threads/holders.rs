@@ -94,8 +94,8 @@ impl SoughtHolder {
             self.possible.iter().filter(|thread| !has_ended || thread.has_run()).collect();
         let Some(best) = ran.iter().max_by_key(|thread| thread.rank()) else { return self.stated };
         let is_only_one = ran.iter().filter(|thread| thread.rank() == best.rank()).count() == 1;
-        let PossibleHolder { thread, plan, .. } = **best;
-        is_only_one.then_some(Holder { thread, plan, is_inferred: true })
+        let PossibleHolder { thread, span, .. } = **best;
+        is_only_one.then_some(Holder { thread, span, is_inferred: true })
     }
 }
 
@@ -103,7 +103,7 @@ impl SoughtHolder {
 #[derive(Clone, Debug)]
 pub(super) struct PossibleHolder {
     pub(super) thread: OsThread,
-    pub(super) plan: u64,
+    pub(super) span: u64,
     /// Its CPU time while it was blocked; `None` if it ran.
     pub(super) blocked_cpu_ns: Option<u64>,
     /// It waited in a condition variable, perhaps of this lock, or was parked.
@@ -132,8 +132,8 @@ mod tests {
     use super::*;
 
     fn thread(tid: u32, is_in_other_futex: bool, times: u32) -> PossibleHolder {
-        let (thread, plan) = (OsThread::unnamed(tid), Holder::NO_PLAN);
-        PossibleHolder { thread, plan, blocked_cpu_ns: None, is_in_other_futex, times }
+        let (thread, span) = (OsThread::unnamed(tid), Holder::NO_SPAN);
+        PossibleHolder { thread, span, blocked_cpu_ns: None, is_in_other_futex, times }
     }
 
     #[test]

@@ -12,7 +12,6 @@ pub(crate) struct LoadLimits {
 }
 
 /// Checks the load against the limits.
-#[derive(Debug)]
 pub(crate) struct LoadPause {
     limits: LoadLimits,
     last: Option<(Instant, Load)>,

@@ -15,7 +15,6 @@ pub(crate) const MOST_THREADS: usize = 1_000;
 const STACK_BYTES: u64 = 64 << 10;
 
 /// A thread that is blocked.
-#[derive(Debug)]
 pub(crate) struct BlockedThread {
     pub(crate) tid: u32,
     /// The CPU time that it had used by then.

@@ -9,6 +9,7 @@ mod demand;
 mod drain;
 mod holder_search;
 mod holders;
+mod inspect;
 mod load;
 mod locks;
 mod parked;
@@ -28,6 +29,7 @@ pub(crate) use continuous::{NoContinuous, QUIET_TRIES};
 pub(crate) use cpu_times::{CpuTime, Ran};
 #[cfg(feature = "_parts")]
 pub(crate) use drain::owner;
+pub(crate) use inspect::{InspectedThread, inspect};
 pub(crate) use load::LoadLimits;
 pub(crate) use locks::{BlockedThread, MOST_THREADS};
 pub(crate) use sampled::SampledThread;
@@ -66,7 +68,6 @@ pub(crate) struct ThreadSettings {
 }
 
 /// All threads that enter profiled spans.
-#[derive(Debug)]
 pub(crate) struct Threads {
     pub(crate) sampled: SampledThreads,
     process: ProcessThreads,
@@ -90,7 +91,6 @@ pub(crate) struct Threads {
 }
 
 /// The CPU time of reading samples, which falls with the sampling rate.
-#[derive(Debug)]
 struct ReadingTime {
     budget: ReadingBudget,
     used_ns: u64,

@@ -15,7 +15,7 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The sampled threads that scans and rounds look at, and beside them those that are parked, which would take a core if
 /// there are ten thousand.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct SampledThreads {
     active: Vec<SampledThread>,
     /// By the addresses of their [`ThreadShared`]s.
@@ -55,6 +55,13 @@ impl SampledThreads {
         let before = self.active.len();
         self.active.extend(over.map(|(_, sampled)| sampled));
         self.active.len() > before
+    }
+
+    /// Those that are not parked, by their threads' ids.
+    pub(crate) fn by_tid(&self) -> HashMap<u32, &SampledThread> {
+        // The id of one that is over may be that of another thread by now.
+        let all = self.active.iter().filter(|one| !one.thread().is_over());
+        all.map(|one| (one.thread().tid(), one)).collect()
     }
 
     /// Brings all of them back.

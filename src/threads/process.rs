@@ -30,7 +30,6 @@ const A_THREAD_NS: u64 = 150_000;
 const RETRY: Duration = Duration::from_secs(1);
 
 /// The demand of a profile of the process, while one is made, and the sampling of threads that have met no hook.
-#[derive(Debug)]
 pub(super) struct ProcessThreads {
     /// How often threads are to be sampled.
     periods: Option<Periods>,
@@ -46,7 +45,6 @@ pub(super) struct ProcessThreads {
 }
 
 /// A thread that has met no hook.
-#[derive(Debug)]
 struct OtherThread {
     cursor: ThreadCursor,
     /// Whether its name was read again.

@@ -14,7 +14,6 @@ use crate::sampler::ThreadShared;
 use crate::span::SpanKey;
 
 /// A thread that enters profiled spans.
-#[derive(Debug)]
 pub(crate) struct SampledThread {
     pub(crate) cursor: ThreadCursor,
     pub(crate) attachment: Attachment,

@@ -23,7 +23,6 @@ const MOST_ATTACHING: Duration = Duration::from_millis(5);
 const MOST_CHANGING: usize = 16;
 
 /// When threads are scanned.
-#[derive(Debug)]
 pub(super) struct Schedule {
     /// The thread at which the next scan starts.
     first: usize,

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::cursor::ThreadCursor;
 use super::holders::{SEARCHES, SoughtHolder};
-use crate::budget::CpuBudget;
+use crate::budget::{CpuBudget, passed};
 use crate::intake::Intake;
 use crate::log::{LogEvent, LogKind};
 use crate::profile::SampleKind;
@@ -63,7 +63,6 @@ pub(super) const CAPTURES: CpuBudget = CpuBudget::new(2, 64 * A_CAPTURE_NS as i6
 const A_CAPTURE_NS: u64 = 50_000;
 
 /// The budget for captures.
-#[derive(Debug)]
 pub(crate) struct CaptureBudget {
     left: CpuBudget,
     /// For the search for holders of locks.
@@ -173,7 +172,7 @@ pub(crate) enum ScanResult {
 }
 
 /// Finds out whether a thread is blocked in a profiled span, and since when.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct BlockDetector {
     waiting: Option<WaitingThread>,
     /// The last reading of the CPU clock, for a thread without switch records.
@@ -190,7 +189,6 @@ pub(crate) struct BlockDetector {
 }
 
 /// A wait that has not ended.
-#[derive(Debug)]
 pub(crate) struct WaitingThread {
     pub(crate) span: SpanKey,
     pub(crate) since_ns: u64,
@@ -268,8 +266,7 @@ impl BlockDetector {
                 let start = sys::thread_cpu_ns();
                 let holds_others = passed_delay && has_waited_before(cursor, scanner, proof);
                 self.waiting = capture(cursor, span, since_ns, proof, scanner);
-                let took =
-                    sys::thread_cpu_ns().zip(start).and_then(|(end, start)| end.checked_sub(start));
+                let took = passed(start, sys::thread_cpu_ns());
                 scanner.captures.left.spend(took.unwrap_or(A_CAPTURE_NS));
                 if let Some(waiting) = &mut self.waiting {
                     (waiting.stack.holds_others, waiting.skipped) = (holds_others, skipped);
@@ -445,7 +442,10 @@ impl WaitingThread {
 
     /// The likeliest holder, of those that were found.
     pub(super) fn choose_holder(&mut self, has_ended: bool) {
-        self.stack.holder = self.sought.likeliest(has_ended);
+        let before = std::mem::replace(&mut self.stack.holder, self.sought.likeliest(has_ended));
+        if before != self.stack.holder {
+            self.stack.set_holders_frames(Vec::new());
+        }
     }
 
     /// What is known of it.
@@ -557,7 +557,6 @@ fn capture(
 ) -> Option<WaitingThread> {
     let mut stack = Stack { end: UnwindEnd::Lost, ..Stack::new() };
     let mut sought = SoughtHolder::default();
-    // The following system calls are unusual, and this thread may have a filter by now.
     if scanner.captures.filters_are_due(scanner.now_ns) {
         sys::read_filters();
     }

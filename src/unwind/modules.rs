@@ -576,13 +576,12 @@ pub(crate) fn build_id_in(notes: &[u8]) -> Option<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
-
+    use crate::ids::hash_of;
     use crate::sys::loaded_modules;
 
     fn library(path: &str, at: u64) -> LoadedModule {
         let part = |start, end| MappedPart { addresses: at + start..at + end, file_offset: start };
-        let inode = BuildHasherDefault::<DefaultHasher>::default().hash_one(path);
+        let inode = hash_of(path);
         let identity = FileIdentity { device: 1, inode };
         LoadedModule {
             file: Ok(MappedFile { path: path.into(), is_deleted: false, identity }),

@@ -42,7 +42,6 @@ impl Deadlock {
         if tids.len() > MOST_THREADS {
             return Vec::new();
         }
-        // The system calls that follow are unusual, and this thread may have a filter by now.
         sys::read_filters();
         let mappings = sys::mappings().unwrap_or_default();
         let blocked: Vec<_> =

@@ -2,7 +2,6 @@
 //! are, in spans or not: once, or again and again.
 
 mod deadlock;
-mod inspect;
 mod open_spans;
 mod thread_scan;
 mod throttling;

@@ -6,12 +6,10 @@ use std::time::Duration;
 use crate::assemble::ProfileInputs;
 use crate::engine::Engine;
 use crate::intake::Intake;
-use crate::keep::FieldValues;
 use crate::profile::{ProfileId, SampleKind};
 use crate::publish::{Job, OpenSpan, OpenState, Question};
 use crate::sinks::{Stack, StackLeaf};
 use crate::span::{OpenSlot, RegistryId, SpanKey};
-use crate::text::beginning;
 use crate::threads::Threads;
 
 /// Spans beyond that number are left out, the youngest first.
@@ -61,10 +59,11 @@ pub(crate) fn list_open(
         (describe_open(engine, slot, place, now_ns), number)
     });
     let spans = spans.collect();
-    let stacks = places
-        .iter()
-        .zip(0..)
-        .map(|((_, place), number)| (place.stack.entries(), number, vec![(SampleKind::Await, 1)]));
+    let stacks = places.iter().zip(0..).map(|((_, place), number)| {
+        let is_blocked = place.state == OpenState::Entered;
+        let kind = if is_blocked { SampleKind::OffCpu } else { SampleKind::Await };
+        (place.stack.entries(), number, vec![(kind, 1)])
+    });
     let inputs = ProfileInputs::new(&engine.callsites, &intake.sinks.store, &intake.unwinder);
     let (stacks, modules) = inputs.profile_of_stacks(ProfileId::NONE, stacks);
     Job::ListOpen { stacks: Box::new(stacks), modules, spans, reply }
@@ -106,11 +105,7 @@ fn describe_open(
     now_ns: u64,
 ) -> OpenSpan {
     let callsite = engine.callsites.get(slot.plan);
-    let text = |of: fn(&tracing::Metadata<'static>) -> &'static str| {
-        callsite.as_ref().map_or("", |callsite| of(callsite.metadata))
-    };
-    let values = engine.with_dispatch(|dispatch| FieldValues::of(slot.id, dispatch));
-    let values = values.map(|value| engine.redaction.redact_span(value).into());
+    let target = callsite.map_or("", |callsite| callsite.metadata.target());
     let state = match (slot.entered_ns, place) {
         (Some(_), _) => OpenState::Entered,
         (None, Some(place)) => place.state,
@@ -118,12 +113,9 @@ fn describe_open(
     };
     let state_ns = place.map(|place| now_ns.saturating_sub(place.since_ns)).or(slot.entered_ns);
     OpenSpan {
-        name: engine
-            .redaction
-            .redact_span(text(|metadata| beginning(metadata.name())))
-            .into_owned(),
-        target: engine.redaction.redact_function(text(|metadata| metadata.target())).into_owned(),
-        fields: values.into_vec(),
+        name: engine.name_by(slot.plan).unwrap_or_default(),
+        target: engine.redaction.redact_function(target).into_owned(),
+        fields: engine.names.values_of(slot.id).into_vec(),
         open_for: Duration::from_nanos(slot.open_ns),
         state,
         state_for: state_ns.map(Duration::from_nanos),

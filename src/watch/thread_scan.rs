@@ -5,17 +5,16 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use super::deadlock::Deadlock;
-use super::inspect::{InspectedThread, inspect, sampled};
 use crate::assemble::ProfileInputs;
+use crate::budget::passed;
 use crate::engine::Engine;
 use crate::intake::Intake;
 use crate::profile::{DumpedThread, ProfileId, SampleKind, ThreadActivity, ThreadDump};
 use crate::publish::{Job, Question};
 use crate::sinks::{Stack, StackEntry, StackLeaf, StackTree, StoredStack};
-use crate::span::{RegistryId, SpanKey};
 use crate::sys::{self, OsThread};
-use crate::text::{beginning, escaped};
-use crate::threads::Threads;
+use crate::text::escaped;
+use crate::threads::{InspectedThread, Threads, inspect};
 
 /// Threads that were not reached within this CPU time are left out: there are more than ten thousands.
 const MOST_CPU: Duration = Duration::from_secs(2);
@@ -31,7 +30,6 @@ const MOST_TRIES: u32 = 4;
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// A dump of all threads until it is complete.
-#[derive(Debug)]
 pub(crate) struct ThreadScan {
     left: VecDeque<LeftThread>,
     found: Vec<FoundThread>,
@@ -42,7 +40,6 @@ pub(crate) struct ThreadScan {
 }
 
 /// A thread that must be inspected, for the first time or again.
-#[derive(Debug)]
 struct LeftThread {
     tid: u32,
     tries: u32,
@@ -50,10 +47,9 @@ struct LeftThread {
 }
 
 /// A thread at one moment, for the dump.
-#[derive(Debug)]
 struct FoundThread {
     inspected: InspectedThread,
-    /// The names of its span and of those around it, the outermost first.
+    /// The names of its span and of those around it with their routes, the outermost first.
     spans: Vec<String>,
     /// `None` if there was no memory for it.
     stack: Option<StoredStack>,
@@ -69,8 +65,9 @@ impl ThreadScan {
             return None;
         };
         // Those in spans first, in case that there is no time for all.
-        let sampled = sampled(threads);
-        let is_in_span = |tid: &u32| sampled.get(tid).is_some_and(|it| it.span().is_some());
+        let sampled = threads.sampled.by_tid();
+        let is_in_span =
+            |tid: &u32| sampled.get(tid).is_some_and(|it| it.thread().span().is_some());
         let in_spans: HashSet<u32> = tids.iter().copied().filter(|tid| is_in_span(tid)).collect();
         tids.sort_by_key(|tid| !in_spans.contains(tid));
         let left = tids.into_iter().map(|tid| LeftThread { tid, tries: 0, last: None });
@@ -85,10 +82,9 @@ impl ThreadScan {
         intake: &mut Intake,
         threads: &mut Threads,
     ) -> bool {
-        // The system calls that follow are unusual, and this thread may have a filter by now.
         sys::read_filters();
         let cpu_before = sys::thread_cpu_ns();
-        let before = sampled(threads);
+        let before = threads.sampled.by_tid();
         if self.left.iter().all(|left| left.tries > 0) {
             sleep(PAUSE);
         }
@@ -97,7 +93,7 @@ impl ThreadScan {
         while Instant::now() < until
             && let Some(LeftThread { tid, tries, .. }) = self.left.pop_front()
         {
-            if let Some(found) = inspect(intake, before.get(&tid).copied(), tid) {
+            if let Some(found) = inspect(intake, before.get(&tid).map(|it| it.thread()), tid) {
                 inspected.push((tries + 1, FoundThread::new(found)));
             }
         }
@@ -107,7 +103,7 @@ impl ThreadScan {
         let mut new = HashSet::new();
         if threads.take_new(intake) {
             threads.scan_soon();
-            new.extend(sampled(threads).into_keys().filter(|tid| !before.contains(tid)));
+            new.extend(threads.sampled.by_tid().into_keys().filter(|tid| !before.contains(tid)));
         }
         for (tries, found) in inspected {
             let tid = found.inspected.thread.tid;
@@ -119,8 +115,7 @@ impl ThreadScan {
                 self.add(intake, found);
             }
         }
-        let spent =
-            sys::thread_cpu_ns().zip(cpu_before).map(|(now, then)| now.saturating_sub(then));
+        let spent = passed(cpu_before, sys::thread_cpu_ns());
         self.cpu_left = self.cpu_left.saturating_sub(spent.map_or(STEP, Duration::from_nanos));
         self.left.is_empty() || self.cpu_left.is_zero() || self.begun.elapsed() >= LONGEST
     }
@@ -195,24 +190,12 @@ fn name_spans<'a>(engine: &Engine, found: impl Iterator<Item = &'a mut FoundThre
     if in_spans.is_empty() {
         return;
     }
-    let wanted: HashSet<SpanKey> =
-        in_spans.iter().filter_map(|found| found.inspected.span).collect();
-    let mut ids: HashMap<SpanKey, RegistryId> = HashMap::new();
-    engine.spans.for_each_open(|slot| {
-        if wanted.contains(&slot.key) {
-            ids.insert(slot.key, slot.id);
-        }
-    });
+    let wanted = in_spans.iter().filter_map(|found| found.inspected.span).collect();
+    let open = engine.spans.find_open(&wanted);
     for found in in_spans {
-        let around =
-            found.inspected.span.and_then(|key| engine.spans.describe(*ids.get(&key)?, key));
+        let open = found.inspected.span.and_then(|key| open.iter().find(|span| span.key == key));
+        let around = open.and_then(|span| engine.spans.describe(span.id, span.key));
         let around = around.unwrap_or_default().into_iter();
-        found.spans = around.map(|(_, span)| name_of(engine, span.plan)).collect();
+        found.spans = around.map(|(key, known)| engine.name_of(known.span(key))).collect();
     }
-}
-
-fn name_of(engine: &Engine, plan: u64) -> String {
-    let callsite = engine.callsites.get(plan);
-    let name = callsite.as_ref().map_or("", |callsite| beginning(callsite.metadata.name()));
-    engine.redaction.redact_span(name).into_owned()
 }

@@ -20,7 +20,6 @@ const NEAR_NS: u64 = 100_000_000;
 const MOST_READINGS: usize = 4_096;
 
 /// What was read of the throttling of the process.
-#[derive(Debug)]
 pub(crate) struct Throttling {
     group: Result<ControlGroup, ThrottlingUnknown>,
     /// The groups of the process when its group was last searched for.

@@ -6,7 +6,6 @@ use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher as _, RandomState};
 use std::time::{Duration, Instant};
 
-use super::inspect::{InspectedThread, inspect, sampled};
 use crate::budget::{CpuBudget, passed};
 use crate::intake::Intake;
 use crate::profile::ThreadActivity;
@@ -14,7 +13,7 @@ use crate::sampler::ThreadShared;
 use crate::sinks::{ProcessPlace, StoredStack};
 use crate::stats::Counters;
 use crate::sys;
-use crate::threads::Threads;
+use crate::threads::{InspectedThread, Threads, inspect};
 
 /// What scans may use of a core. The first one inspects all threads: some 1,000 within what is saved up then.
 const BUDGET: CpuBudget = CpuBudget::new(2, 100_000_000);
@@ -32,18 +31,17 @@ const MOST_TRIES: u32 = 3;
 const LATEST: Duration = Duration::from_secs(5);
 
 /// Observes where all threads of the process are, until a time. The thread that scans is none of them.
-#[derive(Debug)]
 pub(crate) struct WallScanner {
     period: Duration,
     until: Instant,
     next: Instant,
     /// Up to when the time of threads has been added: `CLOCK_MONOTONIC_RAW` in nanoseconds.
-    added_until_ns: u64,
+    pub(crate) added_until_ns: u64,
     /// The threads as they were visited last.
     known: HashMap<u32, KnownThread>,
     present: Option<PresentScan>,
     cost: ScanCost,
-    observations: WallObservations,
+    pub(crate) observations: WallObservations,
     is_over: bool,
     random: RandomState,
     drawn: u64,
@@ -74,7 +72,6 @@ impl WallObservations {
 }
 
 /// A thread as it was visited last.
-#[derive(Debug)]
 struct KnownThread {
     at: (StoredStack, ProcessPlace),
     cpu_ns: Option<u64>,
@@ -83,7 +80,6 @@ struct KnownThread {
 }
 
 /// One scan: the threads in random order, of which the first are visited.
-#[derive(Debug)]
 struct PresentScan {
     began: Instant,
     began_ns: u64,
@@ -96,7 +92,6 @@ struct PresentScan {
 }
 
 /// What scans cost, in CPU time.
-#[derive(Debug)]
 struct ScanCost {
     left: CpuBudget,
     /// Of listing all threads, the last time.
@@ -130,10 +125,6 @@ impl ScanCost {
     /// Whether a scan has taken much more than `visits` were expected to.
     fn is_exceeded(&self, spent_ns: u64, visits: usize) -> bool {
         spent_ns > MOST_OVER * A_VISIT_NS.max(self.visit_ns * visits as u64)
-    }
-
-    fn spend_on_visits(&mut self, ns: u64) {
-        self.left.spend(ns);
     }
 
     /// Learns from a scan what a visit costs.
@@ -177,21 +168,11 @@ impl WallScanner {
         self.is_over || self.until + LATEST <= Instant::now()
     }
 
-    /// Up to when: `CLOCK_MONOTONIC_RAW` in nanoseconds.
-    pub(crate) fn observed_until_ns(&self) -> u64 {
-        self.added_until_ns
-    }
-
-    pub(crate) fn observations(&self) -> WallObservations {
-        self.observations
-    }
-
     /// Goes on with the present scan, or begins one when it is time. Returns whether it ended.
     pub(crate) fn step(&mut self, intake: &mut Intake, threads: &Threads) -> bool {
         if self.is_over || !self.until_next().is_zero() {
             return false;
         }
-        // The system calls that follow are unusual, and this thread may have a filter by now.
         sys::read_filters();
         let Some(mut scan) = self.present.take().or_else(|| self.begin(intake)) else {
             return false;
@@ -201,9 +182,9 @@ impl WallScanner {
             let cpu_ns = passed(start_cpu_ns, sys::thread_cpu_ns());
             cpu_ns.unwrap_or_else(|| u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX))
         };
-        let sampled = sampled(threads);
+        let sampled = threads.sampled.by_tid();
         while let Some(tid) = scan.next() {
-            self.visit(intake, sampled.get(&tid).copied(), tid);
+            self.visit(intake, sampled.get(&tid).map(|it| it.thread()), tid);
             scan.reached += 1;
             if start.elapsed() >= STEP {
                 break;
@@ -211,7 +192,7 @@ impl WallScanner {
         }
         let spent_ns = spent();
         scan.spent_ns += spent_ns;
-        self.cost.spend_on_visits(spent_ns);
+        self.cost.left.spend(spent_ns);
         Counters::add(&intake.counters.sampling.collector_cpu_ns, spent_ns);
         if scan.next().is_none() || self.cost.is_exceeded(scan.spent_ns, scan.chosen) {
             self.end(intake, &scan);
@@ -374,7 +355,7 @@ mod tests {
         let mut cost = ScanCost::new();
         assert_eq!(cost.affordable(SECOND, 800), 800, "all of them at first");
         assert_eq!(cost.affordable(SECOND, 5_000), 1_000);
-        cost.spend_on_visits(99 * MS);
+        cost.left.spend(99 * MS);
         cost.note(99 * MS, 1_000);
         assert_eq!(cost.visit_ns, 99_500);
         // Some 50 ms later: 2 % of that.
@@ -401,7 +382,7 @@ mod tests {
             cost.spend_on_list(6 * MS);
             let chosen = cost.affordable(SECOND + now_ns, 10_000);
             let visits_ns = chosen as u64 * 20_000;
-            cost.spend_on_visits(visits_ns);
+            cost.left.spend(visits_ns);
             cost.note(visits_ns, chosen);
             spent_ns += 6 * MS + visits_ns;
             visits += chosen;

@@ -18,7 +18,7 @@ use crate::sinks::{SpanSamples, Store};
 use crate::span::{InnermostSpan, OpenSlot, RegistryId, SpanKey, Spans};
 use crate::stats::Counters;
 use crate::sys;
-use crate::text::{beginning, escaped};
+use crate::text::escaped;
 use crate::threads::{CpuTime, Ran, SampledThread, Threads, WaitingThread};
 
 /// The shortest and longest interval between checks of open spans.
@@ -28,7 +28,6 @@ const LATEST: Duration = Duration::from_secs(1);
 const MOST_AT_ONCE: usize = 64;
 
 /// What is known of open spans from one check to the next.
-#[derive(Debug)]
 pub(crate) struct Watchdog {
     pub(crate) checked: Instant,
     /// The reasons for which open spans were kept: once for each reason.
@@ -374,17 +373,15 @@ fn deadlock_of(
         inside.into_iter().any(|sampled| deadlock.has(sampled.thread().tid()))
     };
     let name = |tid: u32| {
-        let (redaction, callsites) = (&engine.redaction, &engine.callsites);
-        let thread = sys::thread_and_state(tid).map(|(thread, _)| thread.name());
-        let thread = thread.unwrap_or_default();
-        let thread = escaped(&redaction.redact_span(&thread)).to_string();
+        let thread = sys::own_thread(tid).name();
+        let thread = escaped(&engine.redaction.redact_span(&thread)).to_string();
         let mut sampled = threads.sampled.iter().filter(|sampled| sampled.thread().tid() == tid);
-        let span = sampled.find_map(|sampled| store.get(sampled.thread().span()?)?.known);
-        let callsite = span.and_then(|span| callsites.get(span.plan));
-        let span = callsite.map_or(String::new(), |callsite| {
-            let name = redaction.redact_span(beginning(callsite.metadata.name()));
-            format!(" in the span `{}`", escaped(&name))
+        let span = sampled.find_map(|sampled| {
+            let key = sampled.thread().span()?;
+            let known = store.get(key)?.known?;
+            Some(format!(" in the span `{}`", escaped(&engine.name_of(known.span(key)))))
         });
+        let span = span.unwrap_or_default();
         format!("`{thread}` (thread {tid}){span}")
     };
     deadlocks.iter().find(is_of).map(|deadlock| deadlock.in_words(name).into())

@@ -115,6 +115,11 @@ fn a_future_that_is_cancelled_shows_where_it_awaited() {
 
 #[test]
 fn a_delay_names_the_span_that_blocked_the_thread() {
+    [false, true].into_iter().for_each(is_behind_a_blocker);
+}
+
+/// `stays_open` says whether the blocker is still open when the delay is noticed.
+fn is_behind_a_blocker(stays_open: bool) {
     let setup = Setup::new("0ms");
     setup.run(|| {
         with_subscriber(&setup, Builder::new_current_thread()).block_on(async {
@@ -129,13 +134,17 @@ fn a_delay_names_the_span_that_blocked_the_thread() {
             let request = request.instrument(info_span!("request")).profiled();
             let request = tokio::spawn(request);
             tokio::task::yield_now().await;
-            info_span!("blocker").in_scope(|| {
+            let blocker = info_span!("blocker", http.route = "/report/{id}", user = 7);
+            blocker.in_scope(|| {
                 let (send, is_woken) = mpsc::channel();
                 block.send(send).unwrap();
                 is_woken.recv().unwrap();
                 thread::sleep(300 * MS);
             });
+            let blocker = stays_open.then_some(blocker);
             request.await.unwrap();
+            setup.flush();
+            drop(blocker);
         });
     });
     let kept = setup.kept();
@@ -144,8 +153,8 @@ fn a_delay_names_the_span_that_blocked_the_thread() {
     let profiles = setup.profiles();
     let profile = profiles.iter().find(|profile| profile.title.contains("request")).unwrap();
     let behind = sum(profile, SampleKind::Delay, |sample| {
-        let blocker = Leaf::Delayed { behind: Some("blocker".to_owned()) };
-        profile.leaf(sample.leaf) == Some(&blocker)
+        let behind = "blocker{http.route=/report/{id}}".to_owned();
+        profile.leaf(sample.leaf) == Some(&Leaf::Delayed { behind: Some(behind) })
     });
     let before = sum(profile, SampleKind::Delay, |sample| has_not_begun(profile, sample));
     println!("{delay:?}, behind the blocker {behind:?}");

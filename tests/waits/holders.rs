@@ -4,13 +4,13 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier, Condvar, Mutex, RwLock, mpsc};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use tracing::info_span;
+use tracing::{Span, info_span};
 use tracing_profiling::Builder;
 use tracing_profiling::profile::{Leaf, LockHolder, Profile, Sample, SampleKind};
 
-use crate::support::{Setup, burn, is_alone};
+use crate::support::{PLENTY, Setup, burn, is_alone};
 #[cfg(target_env = "gnu")]
 use crate::threads::PthreadMutex;
 use crate::{MS, sources};
@@ -316,5 +316,65 @@ fn who_holds_a_mutex_of_glibc_is_not_inferred() {
             setup.memory.take().iter().find_map(holder_in).flatten()
         });
         assert_eq!((found.thread.as_str(), found.is_inferred), ("holder", false), "{source:?}");
+    }
+}
+
+/// What a thread holds until it is told to go on.
+struct Stock {
+    lock: Mutex<u64>,
+    is_held: Barrier,
+    is_named: Barrier,
+}
+
+#[inline(never)]
+fn refills(stock: &Stock) {
+    let mut held = stock.lock.lock().unwrap();
+    stock.is_held.wait();
+    stock.is_named.wait();
+    *held += 1;
+}
+
+#[inline(never)]
+fn reserves(stock: &Stock) {
+    stock.is_held.wait();
+    *stock.lock.lock().unwrap() += 1;
+}
+
+/// It keeps the lock until it is named.
+#[test]
+fn a_holder_is_named_with_its_route_and_function() {
+    for source in sources() {
+        let setup = Setup::with("0ms", |builder: Builder| builder.source(source));
+        let spawn = |stock: Arc<Stock>, name: &str, span: fn() -> Span, runs: fn(&Stock)| {
+            let dispatch = setup.dispatch.clone();
+            let run = move || {
+                let in_span = || span().in_scope(|| runs(&stock));
+                tracing::dispatcher::with_default(&dispatch, in_span);
+            };
+            thread::Builder::new().name(name.to_owned()).spawn(run).unwrap()
+        };
+        let stock =
+            Stock { lock: Mutex::new(0), is_held: Barrier::new(2), is_named: Barrier::new(2) };
+        let stock = Arc::new(stock);
+        let refill = || info_span!("request", http.route = "/stock/{id}", user = "ada");
+        let threads = [
+            spawn(Arc::clone(&stock), "holder", refill, refills),
+            spawn(Arc::clone(&stock), "waiter", || info_span!("checkout"), reserves),
+        ];
+        let start = Instant::now();
+        let named = std::iter::repeat_with(|| {
+            thread::sleep(MS);
+            let stacks = setup.handle.open_spans(Duration::ZERO).into_iter().map(|it| it.stack);
+            stacks.flatten().find(|line| line.contains(", held by "))
+        });
+        let named = named.take_while(|_| start.elapsed() < PLENTY).find_map(|line| line);
+        stock.is_named.wait();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        let named = named.expect("the holder is found");
+        println!("{named}");
+        assert!(named.contains(", held by `holder` (thread "), "{source:?}: {named}");
+        let place =
+            ") in `request{http.route=/stock/{id}}`, at waits::holders::refills (waits/holders.rs:";
+        assert!(named.contains(place) && named.ends_with("), inferred]"), "{source:?}: {named}");
     }
 }

@@ -62,7 +62,8 @@ fn deadlock() {
         let dispatch = setup.dispatch.clone();
         let take = move || {
             tracing::dispatcher::with_default(&dispatch, || {
-                info_span!("request").in_scope(|| info_span!("book").in_scope(|| takes(locks)));
+                let request = info_span!("request", http.route = "/book/{id}");
+                request.in_scope(|| info_span!("book").in_scope(|| takes(locks)));
             });
         };
         thread::Builder::new().name(name.to_owned()).spawn(take).unwrap()
@@ -86,11 +87,11 @@ fn deadlock() {
     {
         let found = find(&dump, name);
         assert_eq!(found.activity, ThreadActivity::Blocked);
-        assert_eq!(found.spans, ["request", "book"]);
+        assert_eq!(found.spans, ["request{http.route=/book/{id}}", "book"]);
         let line = found.stack.iter().find(|line| line.contains(function)).unwrap();
         assert!(line.contains("(waits/threads.rs:"), "{line}");
         let heading = format!(
-            "`{name}`, thread {}: blocked in {}, in the span request > book\n",
+            "`{name}`, thread {}: blocked in {}, in the span request{{http.route=/book/{{id}}}} > book\n",
             found.tid,
             found.blocked_in.as_ref().unwrap()
         );

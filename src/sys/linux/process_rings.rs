@@ -163,9 +163,7 @@ impl ProcessRings {
         }
         RingOutcome::Written
     }
-}
 
-impl ProcessRings {
     /// The thread's CPU clock, so that its samples add up to that. The signals alone do not: of the cores that run, the one
     /// whose tick comes first gets most of them. Where the clock cannot be read, the CPU time that the signal represents:
     /// timers on CPU time expire at the kernel's ticks, so that can be several periods.

@@ -3,7 +3,6 @@
 //! As for waits, nothing runs on an inspected thread. What is read of it is valid if it did not run in the meantime, by its
 //! CPU clock.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
 use crate::intake::Intake;
@@ -12,31 +11,22 @@ use crate::sampler::ThreadShared;
 use crate::sinks::{Holder, Stack, StackEntry, StackLeaf, Store, StoredSample};
 use crate::span::SpanKey;
 use crate::sys::{self, Blocked, Call, OsThread};
-use crate::threads::{SampledThread, Threads};
 use crate::unwind::UnwindEnd;
 
 /// A thread at one moment.
-#[derive(Debug)]
-pub(super) struct InspectedThread {
-    pub(super) thread: OsThread,
-    pub(super) activity: ThreadActivity,
-    pub(super) span: Option<SpanKey>,
-    pub(super) stack: Stack,
+pub(crate) struct InspectedThread {
+    pub(crate) thread: OsThread,
+    pub(crate) activity: ThreadActivity,
+    pub(crate) span: Option<SpanKey>,
+    pub(crate) stack: Stack,
     /// The CPU time that it had used by then.
-    pub(super) cpu_ns: Option<u64>,
+    pub(crate) cpu_ns: Option<u64>,
     /// It was blocked, but not all the time that the inspection took. Another one may tell in what.
-    pub(super) has_moved: bool,
-}
-
-/// The threads that may be in spans, by their ids.
-pub(super) fn sampled(threads: &Threads) -> HashMap<u32, &ThreadShared> {
-    let all = threads.sampled.iter().map(SampledThread::thread);
-    // The id of one that is over may be that of another thread by now.
-    all.filter(|thread| !thread.is_over()).map(|thread| (thread.tid(), thread)).collect()
+    pub(crate) has_moved: bool,
 }
 
 /// Inspects a thread; `None` if it has ended.
-pub(super) fn inspect(
+pub(crate) fn inspect(
     intake: &mut Intake,
     shared: Option<&ThreadShared>,
     tid: u32,
@@ -89,7 +79,7 @@ pub(super) fn inspect(
 
 impl InspectedThread {
     /// Its stack. One that runs has that of its newest sample, if it has any, and how long ago that was taken.
-    pub(super) fn stack(&self, intake: &Intake) -> (Vec<StackEntry>, Option<Duration>) {
+    pub(crate) fn stack(&self, intake: &Intake) -> (Vec<StackEntry>, Option<Duration>) {
         let store = &intake.sinks.store;
         let span = self.span.filter(|_| self.activity == ThreadActivity::Running);
         match span.and_then(|span| newest_sample(store, span, self.thread.tid)) {

@@ -1,0 +1,105 @@
+//! What open spans are called: the values of their fields, and their names with their routes.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use parking_lot::{Mutex, RwLock};
+use tracing::dispatcher::{WeakDispatch, get_default};
+
+use super::FieldValues;
+use crate::facts::name_with_fields;
+use crate::redact::Redaction;
+use crate::span::{OtherSpan, RegistryId, SpanKey, Spans};
+use crate::text::beginning;
+
+/// The subscriber that the layer is part of, once it is known.
+pub(crate) type OwnDispatch = Arc<RwLock<Option<WeakDispatch>>>;
+
+/// Spans with further routes have their bare names.
+const MOST_ROUTES: usize = 1_000;
+/// So many that closed last are remembered: the collector asks for them in its next round.
+const MOST_CLOSED: usize = 256;
+/// The number of a name is that of the plan, and above these bits that of the route.
+const PLAN_BITS: u32 = 48;
+
+/// What open spans are called, and those that have just closed after they were on a thread for long.
+#[derive(Debug, Default)]
+pub(crate) struct SpanNames {
+    pub(crate) dispatch: OwnDispatch,
+    pub(crate) redaction: Arc<Redaction>,
+    known: Mutex<KnownRoutes>,
+}
+
+#[derive(Debug, Default)]
+struct KnownRoutes {
+    /// `{http.route=/cart}`, by number: from 1.
+    routes: Vec<String>,
+    closed: VecDeque<(SpanKey, u64)>,
+}
+
+impl SpanNames {
+    /// Reads the values of an open span that are shown; `None` if there are none.
+    pub(crate) fn read<T>(&self, id: RegistryId, read: impl Fn(&FieldValues) -> T) -> Option<T> {
+        let known = self.dispatch.read().as_ref().and_then(WeakDispatch::upgrade);
+        match known {
+            Some(dispatch) => FieldValues::read_stored(id, &dispatch, read),
+            // Some combinations of layers do not pass on their subscriber.
+            None => get_default(|dispatch| FieldValues::read_stored(id, dispatch, &read)),
+        }
+    }
+
+    /// These values, redacted.
+    pub(crate) fn values_of(&self, id: RegistryId) -> FieldValues {
+        let values = self.read(id, FieldValues::clone).unwrap_or_default();
+        values.map(|value| self.redaction.redact_span(value).into())
+    }
+
+    /// The number of an open span's route, shifted; 0 if it has none, or if there are too many.
+    fn route_of(&self, id: RegistryId) -> u64 {
+        let route = self.values_of(id).to_route();
+        if route.is_empty() {
+            return 0;
+        }
+        let route = name_with_fields("", route.iter().map(|(field, value)| (*field, &**value)));
+        let routes = &mut self.known.lock().routes;
+        let place = routes.iter().position(|known| *known == route).unwrap_or(routes.len());
+        if place == routes.len() && place < MOST_ROUTES {
+            routes.push(route);
+        }
+        if place < MOST_ROUTES { (place as u64 + 1) << PLAN_BITS } else { 0 }
+    }
+
+    /// A span closes in which a thread was for long: what it delayed may be read later.
+    pub(crate) fn note_closing(&self, id: RegistryId, key: SpanKey) {
+        let route = self.route_of(id);
+        let closed = &mut self.known.lock().closed;
+        closed.truncate(MOST_CLOSED - 1);
+        closed.push_front((key, route));
+    }
+
+    /// A number for [`name_of`](Self::name_of).
+    pub(crate) fn number_of(&self, spans: &Spans, span: OtherSpan) -> u64 {
+        let open = self.route_of(span.id);
+        // Otherwise it may be that of the next span with this id.
+        let is_open = spans.is_open(span.id, span.key);
+        let known = self.known.lock();
+        let closed = known.closed.iter().find(|(key, _)| !is_open && *key == span.key);
+        span.plan | if is_open { open } else { closed.map_or(0, |(_, route)| *route) }
+    }
+
+    /// The name of a span with its route if that is known, redacted. `named` finds the name of a plan.
+    pub(crate) fn name_of(
+        &self,
+        number: u64,
+        named: impl FnOnce(u64) -> Option<&'static str>,
+    ) -> Option<String> {
+        let name = named(number & ((1 << PLAN_BITS) - 1))?;
+        let mut name = self.redaction.redact_span(beginning(name)).into_owned();
+        let place = usize::try_from(number >> PLAN_BITS).ok().and_then(|it| it.checked_sub(1));
+        name += place
+            .and_then(|place| self.known.lock().routes.get(place).cloned())
+            .as_deref()
+            .unwrap_or("");
+        Some(name)
+    }
+}
