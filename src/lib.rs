@@ -64,35 +64,7 @@
 //!
 //! No other feature starts anything by itself.
 //!
-//! # Environment variables
-//!
-//! | variable | meaning | default |
-//! |---|---|---|
-//! | `TRACING_PROFILING` | the rules, see below | `250ms\|error` |
-//! | `TRACING_PROFILING_SOURCE` | what produces stacks: `auto`, `perf`, `timer` or `none`; see [`Source`] | `auto` |
-//! | `TRACING_PROFILING_OFF_CPU` | `on` or `off`; see [`Builder::off_cpu`] | `on` |
-//! | `TRACING_PROFILING_TIMER_CLOCK` | `cpu` or `monotonic`; see [`Builder::fine_timers`] | `cpu` |
-//! | `TRACING_PROFILING_SIGNAL` | the number of the signal that timers send, which the program neither handles nor waits for; see [`Builder::timer_signal`] | the highest real-time signal that is free |
-//! | `TRACING_PROFILING_SAMPLING_DELAY` | how long a span is entered before it is sampled ([`Builder::sampling_delay`]) | depends on its rule: 12.5 ms for 250 ms |
-//! | `TRACING_PROFILING_RATE` | samples per second of CPU time, 1 to 10000 | 1,000 at first, down to 100 for a thread that is sampled for long |
-//! | `TRACING_PROFILING_STACK_BYTES` | maximum bytes of stack copied per sample, 1024 to 65448 | 32768 |
-//! | `TRACING_PROFILING_PAUSE` | `cpu>90%`, `memory>2GB`, or both joined by `\|`: no further threads are sampled while the host, or the cgroup of the process, is above that ([`Builder::pause_above_cpu`], [`Builder::pause_above_memory`]) | no limit |
-//! | `TRACING_PROFILING_CPU_BUDGET` | maximum percentage of a core for reading samples, 0 for no limit; see [`Builder::cpu_budget`] | 1, and 0 if the rate is set |
-//! | `TRACING_PROFILING_MEMORY` | maximum memory of the layer, as `64MiB`; see [`Builder::memory`] | `128MiB` |
-//! | `TRACING_PROFILING_DIR` | directory for profiles; with an OTLP exporter, the fallback directory while the receiver is unavailable | `profiles`; with OTLP none |
-//! | `OTEL_PROFILES_EXPORTER` | where profiles go: `otlp`, `directory` or `none` | `otlp` if a feature for it is on and its endpoint is set, else `directory` |
-//! | `TRACING_PROFILING_FORMATS` | the formats of the files, separated by commas: `html`, `md`, `folded`, `pprof`, `otlp`, `firefox`; see [`Directory::with_formats`] | `html,pprof,otlp`, if their features are on |
-//! | `TRACING_PROFILING_TRACE_URL` | makes trace ids in reports links: `https://tempo.internal/trace/{trace_id}` | none |
-//! | `TRACING_PROFILING_SOURCE_URL` | makes source locations in reports links: `vscode://file//home/me/{file}:{line}` | none |
-//! | `TRACING_PROFILING_SPAN_FIELDS` | names of fields, separated by commas, whose values are shown with a span's name; or `none`; see [`Builder::span_fields`] | `otel.name`, `http.route`, `http.request.method`, `method`, `rpc.service`, `rpc.method`, `messaging.destination.name` |
-//! | `TRACING_PROFILING_REDACT` | regular expressions separated by `;` (`\;` inside a pattern): matches in the names of functions, files and spans become `[redacted]`; see [`Redaction`] | none |
-//! | `TRACING_PROFILING_FULL_PATHS` | `on` includes the directories that the program was built in | `off` |
-//! | `TRACING_PROFILING_SYMBOLS` | `on`, or `off` for addresses and build ids only; see [`Builder::symbols`] | `on` |
-//! | `TRACING_PROFILING_ALLOC_SAMPLE_INTERVAL` | average bytes between two samples of a thread's allocations, up to 4294967295; 0 disables them; see [`Builder::alloc_sample_interval`] | 524288 |
-//! | `TRACING_PROFILING_CONTINUOUS` | `on`, or samples per second of CPU time from 1 to 1000: a [profile of the process](crate::Builder::continuous) each minute | `off` |
-//! | `TRACING_PROFILING_CONTINUOUS_INTERVAL` | the time that each of them covers, from `1s` on | `60s` |
-//! | `TRACING_PROFILING_REFERENCES` | `on`, `off`, or limits as `one_in=100\|per_second=2`: requests that show [what is typical](crate::Builder::references) | `on` |
-//! | `TRACING_PROFILING_HEAP` | `on` tracks the live heap of the process, if allocations are sampled; see [`Builder::heap`] | `off` |
+//! [Variables](guide::configuration#variables) configure it, and methods of the [`Builder`].
 //!
 //! # Rules
 //!

@@ -279,7 +279,7 @@ impl Builder {
     }
 
     /// Where profiles go. The default is a [`Directory`](crate::Directory), `profiles` in the working directory, or what the
-    /// [environment](crate#environment-variables) configures.
+    /// [environment](crate::guide::configuration#variables) configures.
     #[must_use]
     pub fn exporter(self, exporter: impl Exporter + 'static) -> Self {
         Self { exporter: AnyExporter::new(exporter), ..self }
