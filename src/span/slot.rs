@@ -227,10 +227,6 @@ impl Slot {
         now > self.long_at.load(Ordering::Relaxed)
     }
 
-    pub(super) fn long_after(&self) -> u64 {
-        self.long_at.load(Ordering::Relaxed).saturating_sub(self.opened())
-    }
-
     /// When the span becomes old if it is entered from `now` on. A span that has been open for long (a connection,
     /// `main`) starts young at each enter.
     #[inline(always)]
@@ -252,7 +248,10 @@ impl Slot {
     pub(super) fn delay_when_long(&self) -> u64 {
         match self.flags() & REFERENCE {
             0 => self.sampling_delay(),
-            _ => self.long_after() / 200,
+            _ => {
+                let long_after = self.long_at.load(Ordering::Relaxed).saturating_sub(self.opened());
+                (long_after / 200).min(self.suspect_after.load(Ordering::Relaxed) / 20)
+            }
         }
     }
 
