@@ -254,6 +254,10 @@ fn unescaped(field: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use flate2::Compression;
+    use flate2::write::GzEncoder;
+    use std::io::Write;
+
     use super::*;
     use crate::compare::{Amount, Breakdown, CohortHistory, Measured};
 

@@ -3,8 +3,7 @@
 use axum::extract::State;
 use axum::http::StatusCode;
 
-use super::answer::Failure;
-use super::not_now;
+use super::answer::{Failure, not_now};
 use crate::handle::Handle;
 use crate::sampler::continuous_rate;
 

@@ -28,7 +28,7 @@ use axum::{Json, Router};
 use serde_json::Value;
 use tokio::task::spawn_blocking;
 
-use self::answer::{Failure, HTML, no_answer, not_found, object, time, unreadable};
+use self::answer::{Failure, HTML, no_answer, not_found, not_now, object, time, unreadable};
 #[cfg(feature = "pprof")]
 use crate::engine::ProfileKind;
 use crate::error::Error;
@@ -187,7 +187,7 @@ impl Handle {
         let slow = slow
             .route("/debug/pprof/heap", get(heap::in_use).post(heap::growth))
             .route("/debug/pprof/allocs", get(heap::allocated))
-            .route("/debug/pprof/threads", get(threads::all))
+            .route("/debug/pprof/threads", get(all_threads))
             .route(
                 "/debug/pprof/profile",
                 get(|it, uri| process::answer(it, uri, ProfileKind::Cpu)),
@@ -365,6 +365,14 @@ async fn open(
     slow(routed, list).await
 }
 
+#[cfg(feature = "pprof")]
+async fn all_threads(
+    State(routed): State<Routed>,
+    OriginalUri(uri): OriginalUri,
+) -> Result<Response, Failure> {
+    slow(routed, move |handle| threads::answer(handle, uri.query().unwrap_or_default())).await
+}
+
 /// The duration in `older_than=...` of a query.
 fn older_than(query: &str) -> Result<Duration, String> {
     const DEFAULT: Duration = Duration::from_secs(1);
@@ -473,10 +481,6 @@ async fn blocking<T: Send + 'static>(
 ) -> Result<T, Failure> {
     let done = spawn_blocking(work).await;
     done.unwrap_or_else(|error| Err((StatusCode::INTERNAL_SERVER_ERROR, error.to_string())))
-}
-
-fn not_now(error: impl std::fmt::Display) -> Failure {
-    (StatusCode::SERVICE_UNAVAILABLE, error.to_string())
 }
 
 fn describe(handle: &Handle) -> Value {
