@@ -88,28 +88,21 @@ impl Handle {
     /// # }
     /// ```
     pub fn register_metrics(&self, meter: &Meter) {
-        for instrument in COUNTERS {
-            let (handle, numbers) = (self.clone(), instrument.numbers);
-            meter
-                .u64_observable_counter(instrument.name)
-                .with_unit(instrument.unit)
-                .with_description(instrument.about)
-                .with_callback(move |observer| {
-                    handle.observe(numbers, |value, with| observer.observe(value, with));
-                })
-                .build();
+        macro_rules! register {
+            ($instruments:ident, $kind:ident) => {
+                for instrument in $instruments {
+                    let (handle, numbers) = (self.clone(), instrument.numbers);
+                    let builder = meter.$kind(instrument.name).with_unit(instrument.unit);
+                    let builder = builder.with_description(instrument.about);
+                    let builder = builder.with_callback(move |observer| {
+                        handle.observe(numbers, |value, with| observer.observe(value, with));
+                    });
+                    builder.build();
+                }
+            };
         }
-        for instrument in GAUGES {
-            let (handle, numbers) = (self.clone(), instrument.numbers);
-            meter
-                .u64_observable_gauge(instrument.name)
-                .with_unit(instrument.unit)
-                .with_description(instrument.about)
-                .with_callback(move |observer| {
-                    handle.observe(numbers, |value, with| observer.observe(value, with));
-                })
-                .build();
-        }
+        register!(COUNTERS, u64_observable_counter);
+        register!(GAUGES, u64_observable_gauge);
         let handle = self.clone();
         meter
             .f64_observable_counter("tracing_profiling.collector.cpu_time")

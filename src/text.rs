@@ -2,7 +2,11 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::io::Write;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
 
 /// The maximum number of characters of a value in an error.
 const MOST_SHOWN: usize = 100;
@@ -17,6 +21,13 @@ pub(crate) fn rfc3339(time: SystemTime) -> String {
     const LAST: Duration = Duration::from_secs(253_402_300_799);
     let time = time.clamp(UNIX_EPOCH, UNIX_EPOCH + LAST);
     humantime::format_rfc3339_millis(time).to_string()
+}
+
+pub(crate) fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
+    // Writing to memory does not fail.
+    _ = gzip.write_all(bytes);
+    gzip.finish().unwrap_or_default()
 }
 
 /// Whether a character ends a line, controls a terminal, or changes the direction of text.

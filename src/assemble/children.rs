@@ -38,7 +38,7 @@ pub(crate) fn children_of(
     Children {
         totals,
         are_incomplete: ledger.has_lost() || store.may_miss_children(opened_ns),
-        from_ns: ledger.from_ns().saturating_sub(opened_ns),
+        from_ns: ledger.counted_from_ns().saturating_sub(opened_ns),
     }
 }
 

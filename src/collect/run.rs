@@ -309,13 +309,11 @@ impl Collector {
         let linger = if everything { Duration::ZERO } else { LINGER };
         let admission = &self.engine.admission;
         // A slow request has one profile, however many of its steps are kept.
-        let goes_on = |root: &SpanKey| {
+        let is_due = |root: &SpanKey| {
             let known = self.intake.sinks.store.get(*root).and_then(|pending| pending.known);
-            !everything && known.is_some_and(|it| self.intake.spans.is_slow_request(it.id, *root))
+            everything || !known.is_some_and(|it| self.intake.spans.is_slow_request(it.id, *root))
         };
-        let (later, expired): (Vec<_>, Vec<_>) =
-            admission.expired_groups(linger).into_iter().partition(goes_on);
-        later.into_iter().for_each(|root| admission.wait_again(root));
+        let expired = admission.expired_groups(linger).into_iter().filter(is_due);
         let roots = closed.iter().copied().chain(expired);
         roots.filter_map(|root| admission.end_group(root)).collect()
     }

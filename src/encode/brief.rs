@@ -1,13 +1,14 @@
 //! What the short forms of a profile say.
 
 use std::borrow::Cow;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::UNIX_EPOCH;
 
 #[cfg(feature = "axum")]
 use super::html::KeptSummary;
 use crate::facts::{Facts, Measure, Reason};
 use crate::ids::ProfileId;
 use crate::profile::{ComparedSummary, OwnRow, Profile, SampleKind, own_name};
+use crate::text::rfc3339;
 
 /// The most that a short form has.
 pub(super) const MOST_BYTES: usize = 2_048;
@@ -62,10 +63,8 @@ pub(super) struct BriefRows {
 }
 
 /// How the first span differs from typical ones.
-pub(super) struct BriefComparison {
-    pub(super) references: u64,
-    pub(super) median_wall_ns: Option<u64>,
-    pub(super) times: Option<f64>,
+pub(super) struct BriefComparison<'a> {
+    pub(super) summary: Cow<'a, ComparedSummary>,
     /// What is certain, with the nanoseconds.
     pub(super) rows: Vec<(String, i64)>,
 }
@@ -80,22 +79,22 @@ pub(super) struct Brief<'a> {
     pub(super) rows: Vec<BriefRows>,
     /// The innermost functions on-CPU, with their shares.
     pub(super) own_time: Vec<(String, f64)>,
-    pub(super) compared: Option<BriefComparison>,
+    pub(super) compared: Option<BriefComparison<'a>>,
     pub(super) missing: Vec<Cow<'a, str>>,
     /// What the words mean for this span.
     pub(super) hints: Vec<&'static str>,
 }
 
+/// What is known of the first span, or only of a profile that has none.
+pub(super) fn facts_of(profile: &Profile) -> Cow<'_, Facts> {
+    let (span, start_unix_ns) = (|| profile.name.clone().into(), profile.start_unix_ns);
+    let unnamed = || Facts { span: span(), start_unix_ns, ..Facts::default() };
+    profile.spans.first().map_or_else(|| Cow::Owned(unnamed()), Cow::Borrowed)
+}
+
 impl<'a> Brief<'a> {
     pub(super) fn of(profile: &'a Profile) -> Self {
-        let facts = match profile.spans.first() {
-            Some(facts) => Cow::Borrowed(facts),
-            None => Cow::Owned(Facts {
-                span: profile.name.clone().into(),
-                start_unix_ns: profile.start_unix_ns,
-                ..Facts::default()
-            }),
-        };
+        let facts = facts_of(profile);
         // Spans inside it wait and await, too, and times can be unknown.
         let kinds = [
             (facts.times.subtree_on_cpu_ns, SampleKind::OnCpu),
@@ -155,7 +154,8 @@ impl<'a> Brief<'a> {
             headline: Cow::Borrowed(kept.headline),
             rows: Vec::new(),
             own_time: Vec::new(),
-            compared: compared.map(|compared| BriefComparison::of(compared, Vec::new())),
+            compared: compared
+                .map(|it| BriefComparison { summary: Cow::Borrowed(it), rows: Vec::new() }),
             missing: vec![missing.into()],
             hints: hints(kept.facts),
         }
@@ -163,13 +163,11 @@ impl<'a> Brief<'a> {
 
     /// When it began.
     pub(super) fn time(&self) -> String {
-        const LAST: Duration = Duration::from_secs(253_402_300_799);
-        let start = self.facts.start().unwrap_or(UNIX_EPOCH).min(UNIX_EPOCH + LAST);
-        humantime::format_rfc3339_millis(start).to_string()
+        rfc3339(self.facts.start().unwrap_or(UNIX_EPOCH))
     }
 }
 
-fn compared(profile: &Profile, facts: &Facts) -> Option<BriefComparison> {
+fn compared(profile: &Profile, facts: &Facts) -> Option<BriefComparison<'static>> {
     let compared = profile.compared.as_deref()?;
     let summary = compared.summary();
     if !summary.is_of(facts) {
@@ -177,15 +175,7 @@ fn compared(profile: &Profile, facts: &Facts) -> Option<BriefComparison> {
     }
     let certain = compared.comparison.rows.iter().filter(|row| row.value.certain_extra().is_some());
     let rows = certain.map(|row| (row.quantity.to_string(), row.value.extra())).collect();
-    Some(BriefComparison::of(&summary, rows))
-}
-
-impl BriefComparison {
-    fn of(summary: &ComparedSummary, rows: Vec<(String, i64)>) -> Self {
-        let (references, median_wall_ns, times) =
-            (summary.references, summary.median_wall_ns, summary.times());
-        Self { references, median_wall_ns, times, rows }
-    }
+    Some(BriefComparison { summary: Cow::Owned(summary), rows })
 }
 
 fn hints(facts: &Facts) -> Vec<&'static str> {

@@ -3,8 +3,8 @@
 use std::io::{self, Write};
 
 use super::brief::{Brief, BriefComparison, BriefDetail, BriefRows, MOST_BYTES};
-use super::html::json::{Array, Json, Object, Plain};
-use crate::facts::ChildTotals;
+use super::html::json::{Array, Json, Object, Plain, text_of};
+use super::html::{ChildSummary, kind_name};
 use crate::profile::{OwnRow, Profile, SampleKind};
 use crate::text::{disturbs, ms};
 
@@ -17,17 +17,13 @@ pub fn json_summary(profile: &Profile) -> String {
 }
 
 pub(super) fn shortened(brief: &Brief<'_>) -> String {
-    let mut texts = BriefDetail::LEVELS.into_iter().map(|detail| {
-        let mut json = Vec::new();
-        // Writing to memory does not fail.
-        _ = write(brief, detail, &mut json);
-        String::from_utf8(json).unwrap_or_default()
-    });
+    let mut texts =
+        BriefDetail::LEVELS.into_iter().map(|detail| text_of(|json| write(brief, detail, json)));
     texts.find(|text| text.len() <= MOST_BYTES).unwrap_or_else(|| "{}".to_owned())
 }
 
 /// A text of the program.
-fn plain(text: &str, detail: BriefDetail) -> String {
+pub(super) fn plain(text: &str, detail: BriefDetail) -> String {
     let plain = |character| if disturbs(character) { '\u{fffd}' } else { character };
     detail.shortened(text).chars().map(plain).collect()
 }
@@ -59,7 +55,8 @@ fn write(brief: &Brief<'_>, detail: BriefDetail, out: &mut dyn Write) -> io::Res
             summary.object("compared", |of| write_compared(compared, detail, of))?;
         }
         let children = || facts.children.totals.iter().take(detail.rows);
-        summary.member("children", Array(|| children().map(|of| ChildJson(of, detail))))?;
+        summary
+            .member("children", Array(|| children().map(|of| ChildSummary(of, Some(detail)))))?;
         let hints = || brief.hints.iter().filter(|_| detail.rows > 0);
         summary.member("hints", Array(hints))?;
         let missing = || brief.missing.iter().take(detail.rows.max(1));
@@ -80,13 +77,8 @@ struct RowJson<'a> {
 impl Json for RowJson<'_> {
     fn write(&self, out: &mut dyn Write) -> io::Result<()> {
         let Self { kind, row: OwnRow { function, location, leaf, share }, detail } = self;
-        let kind = match kind {
-            SampleKind::OnCpu => "on_cpu",
-            SampleKind::OffCpu => "off_cpu",
-            _ => "await",
-        };
         Object::write(out, |row| {
-            row.member("kind", kind)?;
+            row.member("kind", kind_name(*kind))?;
             row.member("name", plain(function, *detail))?;
             if !location.is_empty() {
                 row.member("location", plain(location, *detail))?;
@@ -100,15 +92,15 @@ impl Json for RowJson<'_> {
 }
 
 fn write_compared(
-    of: &BriefComparison,
+    of: &BriefComparison<'_>,
     detail: BriefDetail,
     out: &mut Object<'_>,
 ) -> io::Result<()> {
-    out.member("references", Plain(of.references))?;
-    if let Some(ns) = of.median_wall_ns {
+    out.member("references", Plain(of.summary.references))?;
+    if let Some(ns) = of.summary.median_wall_ns {
         out.member("median_ms", ms(ns))?;
     }
-    if let Some(times) = of.times {
+    if let Some(times) = of.summary.times() {
         out.member("times", times)?;
     }
     let rows = || of.rows.iter().take(detail.rows);
@@ -116,19 +108,4 @@ fn write_compared(
         "more_ms",
         Array(|| rows().map(|(what, ns)| (plain(what, detail), *ns as f64 / 1e6))),
     )
-}
-
-struct ChildJson<'a>(&'a ChildTotals, BriefDetail);
-
-impl Json for ChildJson<'_> {
-    fn write(&self, out: &mut dyn Write) -> io::Result<()> {
-        let Self(of, detail) = self;
-        Object::write(out, |child| {
-            child.member("name", plain(of.name.as_deref().unwrap_or_default(), *detail))?;
-            child.member("count", Plain(of.count))?;
-            child.member("total_ms", ms(of.total_ns))?;
-            child.member("longest_ms", ms(of.longest_ns))?;
-            child.member("order", of.order().to_string())
-        })
-    }
 }

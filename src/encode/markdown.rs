@@ -101,7 +101,7 @@ fn write_identity(brief: &Brief<'_>, detail: BriefDetail, out: &mut String) {
 
 const fn title(kind: SampleKind) -> &'static str {
     match kind {
-        SampleKind::OnCpu => "On-CPU, by the innermost function of own code",
+        SampleKind::OnCpu => "On-CPU, by the innermost function of own code or next to it",
         SampleKind::OffCpu => "Blocked in",
         SampleKind::Await => "Awaited in",
         _ => "Allocated in",
@@ -132,12 +132,12 @@ fn write_self(brief: &Brief<'_>, detail: BriefDetail, out: &mut String) {
 
 fn write_compared(brief: &Brief<'_>, detail: BriefDetail, out: &mut String) {
     let Some(compared) = &brief.compared else { return };
-    _ = write!(out, "\n## Against {} typical ones", compared.references);
-    if let Some(ns) = compared.median_wall_ns {
+    _ = write!(out, "\n## Against {} typical ones", compared.summary.references);
+    if let Some(ns) = compared.summary.median_wall_ns {
         _ = write!(out, " of {}", Ns(ns));
     }
     out.push_str("\n\n");
-    if let Some(times) = compared.times {
+    if let Some(times) = compared.summary.times() {
         _ = writeln!(out, "{times} times as long");
     }
     for (what, extra_ns) in compared.rows.iter().take(detail.rows) {

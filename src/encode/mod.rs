@@ -38,7 +38,7 @@ pub use otlp::otlp;
 #[cfg(feature = "_otlp")]
 pub(crate) use otlp::otlp_message;
 #[cfg(all(feature = "axum", feature = "pprof"))]
-pub(crate) use pprof::{heap_text, pprof_showing};
+pub(crate) use pprof::pprof_showing;
 #[cfg(feature = "pprof")]
 pub use pprof::{pprof, pprof_of_threads};
 

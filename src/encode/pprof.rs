@@ -1,13 +1,8 @@
 //! pprof, the format of `go tool pprof` and many viewers.
 
-use std::cmp::Reverse;
 use std::collections::HashMap;
-use std::fmt::{self, Write as _};
-use std::io::Write as _;
 use std::time::UNIX_EPOCH;
 
-use flate2::Compression;
-use flate2::write::GzEncoder;
 use prost::Message;
 
 use super::pprof_messages as proto;
@@ -15,6 +10,7 @@ use crate::profile::{
     Attribute, DumpedThread, Leaf, LeafId, Link, LinkId, LocationId, MappingId, Point, Profile,
     ProfileScope, Sample, SampleKind, ThreadDump,
 };
+use crate::text::gzip;
 
 /// Encodes a gzipped pprof file. Its values are the number of samples, their CPU time in nanoseconds, the times of waits,
 /// awaits and scheduling delays in nanoseconds (`-sample_index=off_cpu`, `await` and `scheduling_delay`), and the bytes
@@ -30,66 +26,14 @@ pub fn pprof(profile: &Profile) -> Vec<u8> {
 
 /// The same, with another default than the usual one.
 pub(crate) fn pprof_showing(profile: &Profile, shown: Option<SampleKind>) -> Vec<u8> {
-    compressed(&Encoder::new(profile).encode(shown))
+    gzip(&Encoder::new(profile).encode(shown).encode_to_vec())
 }
 
 /// Encodes a dump of all threads as a gzipped pprof file, with one sample for each thread. Its value is 1, and its labels are
 /// `thread` (the name), `tid`, `state`, `span_name`, if it is in a profiled span, and `stack_age`, if it runs and has the
 /// stack of its newest sample. What a thread is blocked in is its innermost frame.
 pub fn pprof_of_threads(dump: &ThreadDump) -> Vec<u8> {
-    compressed(&Encoder::new(dump.stacks()).encode_threads(dump))
-}
-
-/// A heap profile as the text of Go's with `debug=1`: for each stack, the one with the most in use first, the blocks and
-/// bytes in use and, in brackets, allocated, its addresses and functions. The rate says that nothing is to be scaled.
-pub(crate) fn heap_text(profile: &Profile) -> String {
-    fn of<T>(all: &[T], id: u64) -> Option<&T> {
-        all.get(usize::try_from(id).ok()?.checked_sub(1)?)
-    }
-    let message = Encoder::new(profile).encode(None);
-    let string =
-        |index: i64| usize::try_from(index).ok().and_then(|at| message.string_table.get(at));
-    let mut samples: Vec<_> = message.sample.iter().collect();
-    samples.sort_by_key(|sample| Reverse(sample.value.last()));
-    let sums = [0, 1, 2, 3].map(|at| samples.iter().filter_map(|it| it.value.get(at)).sum());
-    let mut out = format!("heap profile: {} @ heap/2\n", HeapValues(&sums));
-    for sample in samples {
-        let locations = sample.location_id.iter().filter_map(|id| of(&message.location, *id));
-        let locations = locations.filter(|location| location.address > 0);
-        _ = write!(out, "{} @", HeapValues(&sample.value));
-        locations.clone().for_each(|location| _ = write!(out, " {:#x}", location.address));
-        for location in locations {
-            for line in &location.line {
-                let Some(function) = of(&message.function, line.function_id) else { continue };
-                let [name, file] = [function.name, function.filename].map(string);
-                let (name, file) =
-                    (name.map_or("", String::as_str), file.map_or("", String::as_str));
-                _ = write!(out, "\n#\t{:#x}\t{name}\t{file}", location.address);
-                if line.line > 0 {
-                    _ = write!(out, ":{}", line.line);
-                }
-            }
-        }
-        out.push_str("\n\n");
-    }
-    out
-}
-
-/// `blocks: bytes [allocated blocks: allocated bytes]`.
-struct HeapValues<'a>(&'a [i64]);
-
-impl fmt::Display for HeapValues<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [allocations, allocated, blocks, bytes] = self.0 else { return Ok(()) };
-        write!(f, "{blocks}: {bytes} [{allocations}: {allocated}]")
-    }
-}
-
-fn compressed(message: &proto::Profile) -> Vec<u8> {
-    let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
-    // Writing to memory does not fail.
-    _ = gzip.write_all(&message.encode_to_vec());
-    gzip.finish().unwrap_or_default()
+    gzip(&Encoder::new(dump.stacks()).encode_threads(dump).encode_to_vec())
 }
 
 struct Encoder<'a> {

@@ -7,12 +7,21 @@ use super::{Measure, Unit};
 use crate::sys::Allocations;
 use crate::text::ShortBytes;
 
-/// The last two parts of a file's path, and the line.
+pub(crate) fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// The last two parts of a file's path, and the line. In the sources of a package with a version, which is a dependency,
+/// that comes before them: `lib.rs` alone names no file.
 pub(crate) fn place_of(file: &str, line: u32) -> String {
     if file.is_empty() {
         return String::new();
     }
-    let parts: Vec<&str> = file.rsplitn(3, '/').take(2).collect();
+    let begins_version = |end: &str| end.starts_with(|c: char| c.is_ascii_digit());
+    let mut above = file.rsplit('/').skip(1);
+    let is_versioned = above.next() == Some("src")
+        && above.next().is_some_and(|of| of.split('-').skip(1).any(begins_version));
+    let parts: Vec<&str> = file.rsplit('/').take(if is_versioned { 3 } else { 2 }).collect();
     let end: Vec<&str> = parts.into_iter().rev().collect();
     match line {
         0 => end.join("/"),
@@ -115,6 +124,24 @@ mod tests {
         let lengths = [0, 999, 1_000, 12_345, 999_900, 1_312_000_000, 250_000_000];
         let texts: Vec<_> = lengths.into_iter().map(|ns| Ns(ns).to_string()).collect();
         assert_eq!(texts, ["0 ns", "999 ns", "1.00 µs", "12.3 µs", "1000 µs", "1.31 s", "250 ms"]);
+    }
+
+    #[test]
+    fn a_place_in_a_dependency_names_it() {
+        for (file, place) in [
+            ("shop/src/lib.rs", "src/lib.rs:4"),
+            ("shop-api/src/lib.rs", "src/lib.rs:4"),
+            ("tokio-1.50.0/src/lib.rs", "tokio-1.50.0/src/lib.rs:4"),
+            (
+                "/x/registry/src/index-1/rust-ini-0.2.1-beta/src/lib.rs",
+                "rust-ini-0.2.1-beta/src/lib.rs:4",
+            ),
+            ("tokio-1.50.0/src/time/sleep.rs", "time/sleep.rs:4"),
+            ("lib.rs", "lib.rs:4"),
+        ] {
+            assert_eq!(place_of(file, 4), place);
+        }
+        assert_eq!((place_of("", 4).as_str(), place_of("a/b.rs", 0).as_str()), ("", "a/b.rs"));
     }
 
     #[test]

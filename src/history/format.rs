@@ -1,17 +1,16 @@
 //! The file with what was typical in an hour: lines of fields that are separated by tabs, gzipped.
 
 use std::collections::BTreeMap;
-use std::io::{Read, Write};
+use std::io::Read;
 use std::sync::Arc;
 
-use flate2::Compression;
 use flate2::read::GzDecoder;
-use flate2::write::GzEncoder;
 
 use crate::compare::{
     CohortHour, MOST_ROUTES, Moments, OwnFunction, Quantity, SpanTotals, SpentIn, TimeKind,
     WallTimes,
 };
+use crate::text::gzip;
 
 /// The first line. Files of another version are not read.
 const HEADER: &str = "tracing-profiling typical 1";
@@ -55,10 +54,7 @@ impl HourFile {
             }
         }
         push(&mut text, &[END]);
-        let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
-        // Writing to memory does not fail.
-        _ = gzip.write_all(text.as_bytes());
-        gzip.finish().unwrap_or_default()
+        gzip(text.as_bytes())
     }
 
     /// Reads a file; what is wrong with it if it is damaged, of another version, or larger than any that a layer writes.
@@ -258,6 +254,10 @@ fn unescaped(field: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use flate2::Compression;
+    use flate2::write::GzEncoder;
+    use std::io::Write;
+
     use super::*;
     use crate::compare::{Amount, Breakdown, CohortHistory, Measured};
 

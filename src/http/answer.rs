@@ -21,6 +21,10 @@ pub(super) fn object<V: Into<Value>>(
     Value::Object(members.collect::<Map<_, _>>())
 }
 
+pub(super) fn not_now(error: impl std::fmt::Display) -> Failure {
+    (StatusCode::SERVICE_UNAVAILABLE, error.to_string())
+}
+
 pub(super) fn not_found() -> Failure {
     (StatusCode::NOT_FOUND, "nothing is known of it".to_owned())
 }

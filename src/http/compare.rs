@@ -8,21 +8,9 @@ use serde_json::Value;
 
 use super::answer::{Failure, not_found, object, time, unreadable};
 use super::routes::{own_version, recent_hours};
-use crate::compare::{ComparedRow, ComparedValue, Comparison, Quantity, SpentIn};
+use crate::compare::{ComparedRow, ComparedValue, Quantity, SpentIn};
 use crate::handle::Handle;
 use crate::history::{Period, RouteHistory, hour_begins, hour_of, stored_versions};
-
-/// Two sets of hours of a route.
-pub(super) struct ComparedPeriods {
-    route: String,
-    before: Period,
-    after: Period,
-    /// In each, how many reference spans there are.
-    references: [u64; 2],
-    comparison: Comparison,
-    /// Those that could be compared, the last one first.
-    versions: Vec<String>,
-}
 
 /// Compares what is stored. Without periods, this version, in this hour and the one before, with the version before; if
 /// none is stored, with the same hour of the day before.
@@ -31,7 +19,7 @@ pub(super) fn compared(
     route: &str,
     before: Option<&str>,
     after: Option<&str>,
-) -> Result<ComparedPeriods, Failure> {
+) -> Result<Value, Failure> {
     let dir = handle.dir().ok_or_else(not_found)?;
     let failed = |error: io::Error| match error.kind() {
         io::ErrorKind::NotFound => (StatusCode::NOT_FOUND, error.to_string()),
@@ -52,13 +40,30 @@ pub(super) fn compared(
         stored => RouteHistory::of_period(&dir, stored).map_err(failed),
     };
     let (of_before, of_after) = (read(&before)?, read(&after)?);
-    let references = [of_before.references(route), of_after.references(route)];
     let comparison = of_after.compare_route(&of_before, route).ok_or_else(|| {
         let problem = format!("{route} was not seen in both {before} and {after}");
         (StatusCode::NOT_FOUND, problem)
     })?;
-    let route = route.to_owned();
-    Ok(ComparedPeriods { route, before, after, references, comparison, versions })
+    let rows = |rows: &[ComparedRow]| Value::Array(rows.iter().map(row_to_json).collect());
+    let period = |period: &Period, of: &RouteHistory| {
+        let (what, name) = match period {
+            Period::Version(version) => ("version", version.clone()),
+            Period::Hour(hour) => ("hour", time(hour_begins(*hour))),
+            Period::Recent => ("recent", String::new()),
+            Period::All => ("all", String::new()),
+        };
+        object([(what, Value::from(name)), ("references", of.references(route).into())])
+    };
+    Ok(object([
+        ("route", Value::from(route)),
+        ("before", period(&before, &of_before)),
+        ("after", period(&after, &of_after)),
+        ("wall_ms", object(value_to_json(comparison.wall, true))),
+        ("rows", rows(&comparison.rows)),
+        ("beside", rows(&comparison.beside)),
+        // Those that could be compared, the last one first.
+        ("versions", versions.into()),
+    ]))
 }
 
 /// Times are in milliseconds, not rounded, so that they add up.
@@ -83,10 +88,8 @@ fn row_to_json(row: &ComparedRow) -> Value {
         Quantity::ChildSpans(name) => ("child_spans", name.as_deref()),
         Quantity::ChildTime(name) => ("child_time", name.as_deref()),
     };
-    let (unit, is_time) = match row.quantity.unit() {
-        "ns" => ("ms", true),
-        unit => (unit, false),
-    };
+    let is_time = row.quantity.unit() == "ns";
+    let unit = if is_time { "ms" } else { row.quantity.unit() };
     let mut members = vec![("what", Value::from(what)), ("unit", unit.into())];
     members.extend(child.map(|name| ("child", name.into())));
     let function = row.quantity.spent_in();
@@ -100,30 +103,4 @@ fn row_to_json(row: &ComparedRow) -> Value {
     members.extend(value_to_json(row.value, is_time));
     members.push(("present_in", row.present_in.into()));
     object(members)
-}
-
-impl ComparedPeriods {
-    pub(super) fn to_json(&self) -> Value {
-        let Self { route, before, after, references, comparison, versions } = self;
-        let [of_before, of_after] = *references;
-        let rows = |rows: &[ComparedRow]| Value::Array(rows.iter().map(row_to_json).collect());
-        let period = |period: &Period, references: u64| {
-            let (what, name) = match period {
-                Period::Version(version) => ("version", version.clone()),
-                Period::Hour(hour) => ("hour", time(hour_begins(*hour))),
-                Period::Recent => ("recent", String::new()),
-                Period::All => ("all", String::new()),
-            };
-            object([(what, Value::from(name)), ("references", references.into())])
-        };
-        object([
-            ("route", Value::from(route.as_str())),
-            ("before", period(before, of_before)),
-            ("after", period(after, of_after)),
-            ("wall_ms", object(value_to_json(comparison.wall, true))),
-            ("rows", rows(&comparison.rows)),
-            ("beside", rows(&comparison.beside)),
-            ("versions", versions.clone().into()),
-        ])
-    }
 }

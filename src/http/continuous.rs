@@ -3,6 +3,7 @@
 use axum::extract::State;
 use axum::http::StatusCode;
 
+use super::answer::{Failure, not_now};
 use crate::handle::Handle;
 use crate::sampler::continuous_rate;
 
@@ -14,15 +15,11 @@ pub(super) async fn get(State(handle): State<Handle>) -> String {
     }
 }
 
-pub(super) async fn put(
-    State(handle): State<Handle>,
-    body: String,
-) -> Result<String, (StatusCode, String)> {
+pub(super) async fn put(State(handle): State<Handle>, body: String) -> Result<String, Failure> {
     let rate = continuous_rate(body.trim()).ok_or_else(|| {
         let expected = "the body must be `on`, `off`, or samples per second, from 1 to 1000";
         (StatusCode::BAD_REQUEST, expected.to_owned())
     })?;
-    let set = handle.set_continuous(rate);
-    set.map_err(|error| (StatusCode::SERVICE_UNAVAILABLE, error.to_string()))?;
+    handle.set_continuous(rate).map_err(not_now)?;
     Ok(get(State(handle)).await)
 }

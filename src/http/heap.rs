@@ -1,5 +1,8 @@
 //! The live heap in the format that Go's `net/http/pprof` serves.
 
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::fmt::Write;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
@@ -11,9 +14,10 @@ use super::answer::{Failure, no_answer, pprof_file};
 use super::routes::value_in;
 use super::threads::is_text;
 use super::{Routed, blocking, slow};
-use crate::encode::{heap_text, pprof_showing};
+use crate::encode::pprof_showing;
+use crate::facts::format::place_of;
 use crate::handle::Handle;
-use crate::profile::SampleKind;
+use crate::profile::{Function, Profile, SampleKind};
 use crate::sinks::HeapPart;
 
 /// As in Go, with `seconds` what has grown in that time, and with `debug` the text of all.
@@ -41,7 +45,7 @@ pub(super) async fn in_use(
         }
     };
     slow(routed, move |handle| match is_text {
-        true => Ok(heap_text(&handle.heap_part(part).map_err(no_answer)?).into_response()),
+        true => Ok(text_of(&handle.heap_part(part).map_err(no_answer)?).into_response()),
         false => encoded(handle, part, SampleKind::InUseBytes),
     })
     .await
@@ -54,6 +58,41 @@ pub(super) async fn allocated(State(routed): State<Routed>) -> Result<Response, 
 /// Not a `GET`, since the next one has only what has grown since this one.
 pub(super) async fn growth(State(routed): State<Routed>) -> Result<Response, Failure> {
     slow(routed, |handle| encoded(handle, HeapPart::Growth, SampleKind::InUseBytes)).await
+}
+
+/// The text of Go's with `debug=1`: for each stack, the one with the most in use first, the blocks and bytes in use and, in
+/// brackets, allocated, its addresses and functions. The rate says that nothing is to be scaled.
+fn text_of(profile: &Profile) -> String {
+    use SampleKind::{AllocatedBytes, Allocations, InUseBlocks, InUseBytes};
+    const KINDS: [SampleKind; 4] = [InUseBlocks, InUseBytes, Allocations, AllocatedBytes];
+    let text = |[blocks, bytes, allocations, allocated]: [u64; 4]| {
+        format!("{blocks}: {bytes} [{allocations}: {allocated}]")
+    };
+    let mut stacks: HashMap<_, [u64; 4]> = HashMap::new();
+    for sample in profile.samples() {
+        let values = KINDS.iter().zip(stacks.entry(sample.stack).or_default());
+        values
+            .filter(|(kind, _)| **kind == sample.kind)
+            .for_each(|(_, sum)| *sum += sample.total());
+    }
+    let mut stacks: Vec<_> = stacks.into_iter().collect();
+    stacks.sort_by_key(|(_, [_, bytes, ..])| Reverse(*bytes));
+    let all = text(KINDS.map(|kind| profile.total(kind)));
+    let mut out = format!("heap profile: {all} @ heap/2\n");
+    for (stack, values) in stacks {
+        _ = write!(out, "{} @", text(values));
+        let locations = || profile.stack(stack).filter(|location| location.address > 0);
+        locations().for_each(|location| _ = write!(out, " {:#x}", location.address));
+        for (at, line) in locations().flat_map(|it| it.lines.iter().map(|line| (it.address, line)))
+        {
+            let Some(Function { name, file, .. }) = profile.function(line.function) else {
+                continue;
+            };
+            _ = write!(out, "\n#\t{at:#x}\t{name}\t{}", place_of(file, line.line));
+        }
+        out.push_str("\n\n");
+    }
+    out
 }
 
 fn encoded(handle: &Handle, part: HeapPart, shown: SampleKind) -> Result<Response, Failure> {

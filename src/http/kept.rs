@@ -23,19 +23,18 @@ pub(super) fn list(handle: &Handle, limit: usize) -> std::io::Result<Value> {
     let dir = handle.dir();
     let files = dir.as_deref().map(list_stored).transpose()?.unwrap_or_default();
     let mut stored = by_profile(files);
-    let mut listed = HashSet::new();
-    let mut recent = handle.recently_kept();
+    let (mut entries, mut listed, mut total) = (Vec::new(), HashSet::new(), 0);
+    let recent = handle.recently_kept();
     // Several spans of a profile can be reported one by one.
-    recent.retain(|recent| recent.kept.profile.is_none_or(|id| listed.insert(id)));
-    let of_recent = recent.iter().map(|recent| {
+    for recent in recent.iter().filter(|it| it.kept.profile.is_none_or(|id| listed.insert(id))) {
         let files = recent.kept.profile.and_then(|id| stored.remove(&id.to_string()));
-        (recent, files.map(|files| files.names).unwrap_or_default())
-    });
-    let of_recent: Vec<_> = of_recent.collect();
-    let total = of_recent.len() + stored.len();
-    let shown = of_recent.into_iter().take(limit);
-    let mut entries: Vec<_> =
-        shown.map(|(recent, files)| with_files(summary_of_recent(recent), files)).collect();
+        if total < limit {
+            let files = files.map(|files| files.names).unwrap_or_default();
+            entries.push(with_files(of_recent(recent), files));
+        }
+        total += 1;
+    }
+    total += stored.len();
     // Of earlier runs, or of other processes that use the directory.
     if let Some(dir) = &dir {
         let mut others: Vec<_> = stored.into_values().collect();
@@ -173,7 +172,7 @@ fn of_files(dir: &Path, files: ProfileFiles) -> Value {
 }
 
 /// The entry of a span that this process has kept: what the summary in a report contains.
-fn summary_of_recent(recent: &RecentlyKept) -> Map<String, Value> {
+fn of_recent(recent: &RecentlyKept) -> Map<String, Value> {
     let summary = in_short(recent).map(|summary| summary.to_json());
     summary.and_then(|json| serde_json::from_str(&json).ok()).unwrap_or_default()
 }

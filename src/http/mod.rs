@@ -12,7 +12,6 @@ mod routes;
 #[cfg(feature = "pprof")]
 mod threads;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
@@ -29,10 +28,13 @@ use axum::{Json, Router};
 use serde_json::Value;
 use tokio::task::spawn_blocking;
 
-use self::answer::{Failure, HTML, no_answer, not_found, object, time, unreadable};
+use self::answer::{Failure, HTML, no_answer, not_found, not_now, object, time, unreadable};
+#[cfg(feature = "pprof")]
+use crate::engine::ProfileKind;
 use crate::error::Error;
 use crate::export::{Format, OF_PROCESS, StoredFile, list_stored, read_stored};
 use crate::facts::Reason;
+use crate::facts::format::nanoseconds;
 use crate::handle::Handle;
 use crate::keep::Rules;
 use crate::origin::{Hosts, refuse_foreign, refuse_links};
@@ -186,8 +188,11 @@ impl Handle {
             .route("/debug/pprof/heap", get(heap::in_use).post(heap::growth))
             .route("/debug/pprof/allocs", get(heap::allocated))
             .route("/debug/pprof/threads", get(all_threads))
-            .route("/debug/pprof/profile", get(process::cpu))
-            .route("/debug/pprof/wall", get(process::wall));
+            .route(
+                "/debug/pprof/profile",
+                get(|it, uri| process::answer(it, uri, ProfileKind::Cpu)),
+            )
+            .route("/debug/pprof/wall", get(|it, uri| process::answer(it, uri, ProfileKind::Wall)));
         let routed =
             Routed { handle: self.clone(), lanes: Lanes::default(), waiting: Lanes::default() };
         let routes = slow.layer(from_fn(refuse_links));
@@ -196,7 +201,10 @@ impl Handle {
             .route("/debug/pprof", get(|| async { Redirect::temporary("pprof/") }))
             .route("/debug/pprof/", get(|| async { asset(HTML, PPROF_PAGE) }));
         routes
-            .route("/", get(page_or_state).post(enable).delete(disable))
+            .route(
+                "/",
+                get(page_or_state).post(|it| switch(it, true)).delete(|it| switch(it, false)),
+            )
             .route("/index.css", get(|| async { asset("text/css", STYLE) }))
             .route("/index.js", get(|| async { asset("text/javascript", SCRIPT) }))
             .route("/rules", get(rules).put(set_rules))
@@ -204,10 +212,10 @@ impl Handle {
             .route("/routes", get(typical_routes))
             .route("/routes/profile", get(typical_profile))
             .route("/kept/{id}", get(one_kept))
-            .route("/profiles", get(profiles))
-            .route("/profiles/{name}", get(profile))
-            .route("/process", get(of_process))
-            .route("/process/{name}", get(one_of_process))
+            .route("/profiles", get(|it| list_files(it, "", usize::MAX)))
+            .route("/profiles/{name}", get(|it, name| read_file(it, name, "")))
+            .route("/process", get(|it| list_files(it, OF_PROCESS, MOST_OF_PROCESS)))
+            .route("/process/{name}", get(|it, name| read_file(it, name, OF_PROCESS)))
             .layer(DefaultBodyLimit::max(LONGEST_RULES))
             .layer(from_fn_with_state(Hosts::new(hosts), refuse_foreign))
             .layer(map_response(protect))
@@ -294,7 +302,7 @@ async fn compared(
         let route = value("route").ok_or_else(missing)?;
         let (before, after) = (value("before"), value("after"));
         let compared = compare::compared(handle, &route, before.as_deref(), after.as_deref())?;
-        Ok(([(header::VARY, "accept")], Json(compared.to_json())).into_response())
+        Ok(([(header::VARY, "accept")], Json(compared)).into_response())
     };
     slow(routed, compare).await
 }
@@ -375,7 +383,7 @@ fn older_than(query: &str) -> Result<Duration, String> {
 }
 
 fn describe_open(span: OpenSpan) -> Value {
-    let ms = |time: Duration| (time.as_secs_f64() * 1e6).round() / 1e3;
+    let ms = |time: Duration| crate::text::ms(nanoseconds(time));
     let fields = span.fields.into_iter().map(|(name, value)| (name, Value::from(value)));
     object([
         ("span", Value::from(span.name)),
@@ -388,23 +396,16 @@ fn describe_open(span: OpenSpan) -> Value {
     ])
 }
 
-async fn enable(State(handle): State<Handle>) -> Result<Json<Value>, Failure> {
-    let enable = move || {
-        handle.set_enabled(true).map_err(not_now)?;
-        handle.log_rules("HTTP");
-        Ok(Json(describe(&handle)))
-    };
-    blocking(enable).await
-}
-
-async fn disable(State(handle): State<Handle>) -> Result<Json<Value>, Failure> {
-    let disable = move || {
+async fn switch(State(handle): State<Handle>, is_on: bool) -> Result<Json<Value>, Failure> {
+    let switch = move || {
         // There is nothing to turn off in a layer that has ended.
-        _ = handle.set_enabled(false);
+        handle
+            .set_enabled(is_on)
+            .or_else(|error| if is_on { Err(not_now(error)) } else { Ok(()) })?;
         handle.log_rules("HTTP");
         Ok(Json(describe(&handle)))
     };
-    blocking(disable).await
+    blocking(switch).await
 }
 
 async fn rules(State(handle): State<Handle>) -> Result<String, Failure> {
@@ -427,20 +428,17 @@ async fn set_rules(State(handle): State<Handle>, body: Bytes) -> Result<String, 
     blocking(set).await
 }
 
-async fn profiles(State(handle): State<Handle>) -> Result<Json<Value>, Failure> {
-    list_files(handle.dir(), usize::MAX).await
-}
-
 /// How many files of the continuous profile are listed, the newest first.
 const MOST_OF_PROCESS: usize = 100;
 
-/// Those of the continuous profile.
-async fn of_process(State(handle): State<Handle>) -> Result<Json<Value>, Failure> {
-    list_files(handle.dir().map(|dir| dir.join(OF_PROCESS)), MOST_OF_PROCESS).await
-}
-
-async fn list_files(dir: Option<PathBuf>, most: usize) -> Result<Json<Value>, Failure> {
+/// The files in a part of the directory, which can be empty for those of spans.
+async fn list_files(
+    State(handle): State<Handle>,
+    part: &'static str,
+    most: usize,
+) -> Result<Json<Value>, Failure> {
     let list = move || {
+        let dir = handle.dir().map(|dir| dir.join(part));
         let files = dir.map(|dir| list_stored(&dir)).transpose().map_err(unreadable)?;
         let files = files.unwrap_or_default().into_iter().take(most);
         Ok(Json(files.map(describe_file).collect()))
@@ -448,22 +446,13 @@ async fn list_files(dir: Option<PathBuf>, most: usize) -> Result<Json<Value>, Fa
     blocking(list).await
 }
 
-async fn profile(
+async fn read_file(
     State(handle): State<Handle>,
     Path(name): Path<String>,
+    part: &'static str,
 ) -> Result<Response, Failure> {
-    read_file(handle.dir(), name).await
-}
-
-async fn one_of_process(
-    State(handle): State<Handle>,
-    Path(name): Path<String>,
-) -> Result<Response, Failure> {
-    read_file(handle.dir().map(|dir| dir.join(OF_PROCESS)), name).await
-}
-
-async fn read_file(dir: Option<PathBuf>, name: String) -> Result<Response, Failure> {
     let read = move || {
+        let dir = handle.dir().map(|dir| dir.join(part));
         let content_type = content_type(&name);
         let read = dir.map(|dir| read_stored(&dir, &name)).transpose();
         let found = read.map_err(unreadable)?.flatten();
@@ -492,10 +481,6 @@ async fn blocking<T: Send + 'static>(
 ) -> Result<T, Failure> {
     let done = spawn_blocking(work).await;
     done.unwrap_or_else(|error| Err((StatusCode::INTERNAL_SERVER_ERROR, error.to_string())))
-}
-
-fn not_now(error: Error) -> Failure {
-    (StatusCode::SERVICE_UNAVAILABLE, error.to_string())
 }
 
 fn describe(handle: &Handle) -> Value {

@@ -18,15 +18,12 @@ use crate::profile::SampleKind;
 /// Marks an error for `go tool pprof`, which then shows its text.
 const X_GO_PPROF: HeaderName = HeaderName::from_static("x-go-pprof");
 
-pub(super) async fn cpu(State(handle): State<Handle>, OriginalUri(uri): OriginalUri) -> Response {
-    answer(handle, ProfileKind::Cpu, uri.query().unwrap_or_default()).await
-}
-
-pub(super) async fn wall(State(handle): State<Handle>, OriginalUri(uri): OriginalUri) -> Response {
-    answer(handle, ProfileKind::Wall, uri.query().unwrap_or_default()).await
-}
-
-async fn answer(handle: Handle, kind: ProfileKind, query: &str) -> Response {
+pub(super) async fn answer(
+    State(handle): State<Handle>,
+    OriginalUri(uri): OriginalUri,
+    kind: ProfileKind,
+) -> Response {
+    let query = uri.query().unwrap_or_default();
     let is_report = value_in(query, "format").as_deref() == Some("html");
     match encoded(handle, kind, query, is_report).await {
         Ok(bytes) if is_report => ([(header::CONTENT_TYPE, HTML)], bytes).into_response(),

@@ -9,11 +9,13 @@ use serde_json::Value;
 
 use super::answer::{Failure, not_found, object, time};
 use crate::compare::{Baseline, CohortHour, Drift, Quantity};
+use crate::facts::format::nanoseconds;
 use crate::handle::Handle;
 use crate::history::hour_begins;
 use crate::profile::Profile;
 use crate::publish::RecentlyKept;
 use crate::references::CohortKey;
+use crate::text::ms;
 
 /// How many kept spans of a route are listed.
 const MOST_KEPT: usize = 10;
@@ -71,10 +73,6 @@ pub(super) fn own_version(handle: &Handle) -> Option<String> {
     published.references.context().resource().get("service.version").map(ToString::to_string)
 }
 
-fn ms(ns: f64) -> f64 {
-    (ns / 1e3).round() / 1e3
-}
-
 impl RouteSummary {
     /// Of all requests, estimated.
     fn all_wall_ns(&self) -> f64 {
@@ -96,12 +94,12 @@ impl RouteSummary {
                 *split.entry(kind.name()).or_default() += of.mean(self.references());
             }
         }
-        let split = split.into_iter().map(|(kind, ns)| (kind, ms(ns)));
+        let split = split.into_iter().map(|(kind, ns)| (kind, ms(ns as u64)));
         let mut members = vec![
             ("name", Value::from(self.name.as_str())),
             ("references", self.references().into()),
             ("requests_estimated", self.recent.walls.spans().into()),
-            ("mean_wall_ms", ms(self.mean_wall_ns()).into()),
+            ("mean_wall_ms", ms(self.mean_wall_ns() as u64).into()),
             ("mean_wall_split_ms", object(split)),
             ("drift", self.drift.as_ref().map_or(Value::Null, drift_to_json)),
             ("kept", self.kept.iter().map(kept_to_json).collect()),
@@ -109,7 +107,7 @@ impl RouteSummary {
         members.extend(PERCENTILES.into_iter().map(|(name, percent, least)| {
             let known = (self.references() >= least).then_some(percent);
             let ns = known.and_then(|percent| self.recent.walls.percentile_ns(percent));
-            (name, ns.map(|ns| ms(ns as f64)).into())
+            (name, ns.map(ms).into())
         }));
         object(members)
     }
@@ -123,8 +121,8 @@ fn drift_to_json(drift: &Drift) -> Value {
     object([
         ("hour", Value::from(time(hour_begins(drift.hour)))),
         ("since", since.into()),
-        ("was_ms", ms(drift.was_ns as f64).into()),
-        ("is_ms", ms(drift.is_ns as f64).into()),
+        ("was_ms", ms(drift.was_ns).into()),
+        ("is_ms", ms(drift.is_ns).into()),
     ])
 }
 
@@ -138,7 +136,7 @@ fn kept_to_json(kept: &RecentlyKept) -> Value {
     let Some(span) = kept.kept.spans.first() else { return Value::Null };
     object([
         ("time", Value::from(time(span.opened()))),
-        ("wall_ms", ms(span.facts().times.wall_ns as f64).into()),
+        ("wall_ms", ms(span.facts().times.wall_ns).into()),
         ("id", kept.kept.profile.map(|id| id.to_string()).into()),
         ("file", report_of(kept).into()),
         ("reasons", span.facts().reasons.to_string().into()),
@@ -149,7 +147,7 @@ fn kept_to_json(kept: &RecentlyKept) -> Value {
 pub(super) fn typical(handle: &Handle, route: &str) -> Result<Profile, Failure> {
     let found = handle.published().and_then(|published| {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let now_unix_ns = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
+        let now_unix_ns = nanoseconds(now);
         let profiles = published.references.read_cohorts(|key, known| {
             (key.name() == route).then(|| {
                 let lately = known.history.lately();

@@ -10,10 +10,10 @@ use crate::handle::Handle;
 /// As text if the query asks for that, and otherwise as a profile.
 pub(super) fn answer(handle: &Handle, query: &str) -> Result<Response, Failure> {
     let dump = handle.find_threads().map_err(no_answer)?;
-    if is_text(query) {
-        return Ok(dump.to_string().into_response());
-    }
-    Ok(pprof_file("threads", pprof_of_threads(&dump)))
+    Ok(match is_text(query) {
+        true => dump.to_string().into_response(),
+        false => pprof_file("threads", pprof_of_threads(&dump)),
+    })
 }
 
 /// Whether the first `debug=...` of a query is a number other than 0.

@@ -329,20 +329,16 @@ impl ProfileAdmission {
         self.state.lock().groups.get(&root).is_some_and(|group| group.id.is_some())
     }
 
-    /// The roots whose groups have waited for `linger`.
+    /// The roots whose groups have waited for `linger`. Those that are not ended wait again.
     pub(crate) fn expired_groups(&self, linger: Duration) -> Vec<SpanKey> {
         let now_ns = self.health.now_ns();
-        let state = self.state.lock();
-        let expired = state.groups.values().filter(|group| group.waits_for(now_ns) >= linger);
-        expired.map(|group| group.root).collect()
-    }
-
-    /// The group of that root waits from now on.
-    pub(crate) fn wait_again(&self, root: SpanKey) {
-        let now_ns = self.health.now_ns();
-        if let Some(group) = self.state.lock().groups.get_mut(&root) {
+        let mut state = self.state.lock();
+        let expired = state.groups.values_mut().filter(|group| group.waits_for(now_ns) >= linger);
+        let roots = expired.map(|group| {
             group.waits_from_ns = now_ns;
-        }
+            group.root
+        });
+        roots.collect()
     }
 
     /// How long until the next group has waited for `linger`.

@@ -1,6 +1,6 @@
 //! Notices that the OpenTelemetry spans of kept spans cannot be reached.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
 use super::otel_span::is_in_otel_span;
 use crate::span::is_ignored;
@@ -12,7 +12,6 @@ pub(crate) struct UnreachedSpans {
     seen: AtomicU8,
     /// How many closing spans had no OpenTelemetry span.
     missed: AtomicU32,
-    has_warned: AtomicBool,
 }
 
 /// The OpenTelemetry span of a span was reached, so nothing is wrong.
@@ -23,6 +22,7 @@ const NONE_OUTSIDE: u8 = 1 << 1;
 const ONE_INSIDE: u8 = 1 << 2;
 /// One was current at the close of an outermost span: the program makes OpenTelemetry spans itself.
 const OF_PROGRAM: u8 = 1 << 3;
+const HAS_WARNED: u8 = 1 << 5;
 /// The program has a layer of `tracing-opentelemetry` or exports OpenTelemetry spans, with any release of these crates.
 const IN_PROGRAM: u8 = 1 << 4;
 
@@ -82,7 +82,9 @@ impl UnreachedSpans {
         let is_missed = cfg!(feature = "opentelemetry")
             && seen & (REACHED | OF_PROGRAM) == 0
             && self.missed.load(Ordering::Relaxed) >= MOST_MISSED;
-        (is_there && is_missed && !self.has_warned.swap(true, Ordering::Relaxed))
+        (is_there
+            && is_missed
+            && self.seen.fetch_or(HAS_WARNED, Ordering::Relaxed) & HAS_WARNED == 0)
             .then_some(UNREACHED)
     }
 }

@@ -6,6 +6,7 @@ use super::{
     Attribute, FrameKind, Function, Line, Link, LinkId, Location, Point, Profile, ProfileId,
     SampleKind, Value,
 };
+use crate::facts::format::nanoseconds as ns;
 
 /// Builds a profile by hand, to test an [`Exporter`](crate::Exporter). The id, title and notes are fields that can be
 /// set on the result.
@@ -114,10 +115,6 @@ impl ProfileBuilder {
         self.profile.classify();
         self.profile
     }
-}
-
-fn ns(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

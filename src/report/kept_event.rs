@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::fmt::{self, Display, Write};
 use std::time::Duration;
 
-use super::format::{Allocated, Ns, Short, is_vague};
+use super::format::{Allocated, Ns, Short, is_vague, nanoseconds};
 use super::kept_fields::Fields;
 use super::profile::{AWAITS_OF_ALL, AtSite, Awaited, WAIT_NS, WORTH_REPORTING, plural_waits};
 use super::starved::starved;
@@ -311,10 +311,6 @@ fn joined(parts: [Option<String>; 2]) -> Option<String> {
     (!parts.is_empty()).then(|| parts.join("; "))
 }
 
-fn nanoseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
-}
-
 /// How many times as long as typical ones it took, and where most of the difference is. Nothing of what can be by chance.
 fn against_typical(compared: &ComparedSummary) -> Option<String> {
     let slower_ns = compared.slower_ns?;
@@ -382,15 +378,19 @@ fn idle(first: &KeptSpan, kept: &Kept) -> Option<String> {
     if awaits.is_empty() || idle_ns <= wall_ns / 10 {
         return None;
     }
-    let (idle, awaited) = (Ns(idle_ns), Awaited(awaits, kept.hotspot(SampleKind::Await)));
     let all = nanoseconds(awaits.total + awaits.delay);
     // Short awaits are sampled, so their sum has an error.
     let are_at_once = all > idle_ns + idle_ns / 10 + WORTH_REPORTING;
-    Some(match (awaits.are_of_topmost && kept.spans.len() == 1, are_at_once) {
-        (true, false) => format!("idle {idle}: {awaited}"),
-        (true, true) => format!("idle {idle}; awaits of several futures at once: {awaited}"),
-        (false, _) => format!("idle {idle}; {AWAITS_OF_ALL}: {awaited}"),
-    })
+    let (of, longest_ns) = match (awaits.are_of_topmost && kept.spans.len() == 1, are_at_once) {
+        (true, false) => (":".to_owned(), idle_ns),
+        (true, true) => ("; awaits of several futures at once:".to_owned(), u64::MAX),
+        (false, _) => (format!("; {AWAITS_OF_ALL}:"), u64::MAX),
+    };
+    let total = awaits.total.min(Duration::from_nanos(longest_ns));
+    let delay = awaits.delay.min(Duration::from_nanos(longest_ns).saturating_sub(total));
+    let awaits = Awaits { total, delay, ..awaits.clone() };
+    let awaited = Awaited(&awaits, kept.hotspot(SampleKind::Await));
+    Some(format!("idle {}{of} {awaited}", Ns(idle_ns)))
 }
 
 /// Displays why a span has no profile.
@@ -674,6 +674,10 @@ mod tests {
                        20.0 ms (2 %) scheduling delay behind `report`";
         let head = "kept `test`: idle 1.20 s";
         assert_eq!(line(&kept), format!("{head}: {awaited}"));
+        // Samples of short awaits are estimates, and no more than its idle time.
+        kept.awaits = Awaits { total: ms(1_230), ..kept.awaits };
+        let part = awaited.replace("1.18 s", "1.20 s").split(';').next().unwrap().to_owned();
+        assert_eq!(line(&kept), format!("{head}: {part}"));
         // Of two futures that are polled at once, both awaits count.
         kept.awaits = Awaits { total: ms(2_360), ..kept.awaits };
         let both = format!(

@@ -7,6 +7,7 @@ use tracing::level_filters::STATIC_MAX_LEVEL;
 use tracing::metadata::{Kind, LevelFilter};
 use tracing::{Event, Level, Metadata};
 
+use super::format::nanoseconds;
 use super::kept_event::{LONG_NS, profile_of};
 use crate::facts::{Measure, Unit};
 use crate::keep::{DEFAULT_FIELDS, Kept, KeptSpan};
@@ -113,13 +114,13 @@ impl Fields {
             fields.set("top_share", top.and_then(Hotspot::share).map(share));
             fields.set("coverage", coverage.map(share));
             fields.set("waits", waits.map(|waits| waits.count));
-            fields.set("waits_ms", waits.map(|waits| duration_ms(waits.total)));
+            fields.set("waits_ms", waits.map(|waits| ms(nanoseconds(waits.total))));
             let most = |kind| kept.hotspot(kind).map(|hotspot| display(hotspot.to_string()));
             fields.set("longest_wait", most(SampleKind::OffCpu));
             fields.set("longest_await", most(SampleKind::Await));
             fields.set(
                 "blocked_in_async_ms",
-                in_async.map(|waits| duration_ms(waits.in_async_total)),
+                in_async.map(|waits| ms(nanoseconds(waits.in_async_total))),
             );
             fields.set("delayed_by", awaits.delayed_by.clone());
         }
@@ -167,10 +168,6 @@ impl Fields {
             dispatch.event(&Event::new_child_of(None, &METADATA, &values));
         });
     }
-}
-
-fn duration_ms(time: std::time::Duration) -> f64 {
-    ms(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
 }
 
 #[cfg(test)]

@@ -102,7 +102,7 @@ impl Ledger {
     }
 
     /// From when on all that opened count: `CLOCK_MONOTONIC_RAW` in nanoseconds.
-    pub(crate) fn from_ns(&self) -> u64 {
+    pub(crate) fn counted_from_ns(&self) -> u64 {
         self.from_ns
     }
 
@@ -268,9 +268,9 @@ mod tests {
     #[test]
     fn those_count_from_the_earliest_on_that_one_says() {
         let mut ledger = ledger([(1, 5, 6)]);
-        assert_eq!(ledger.from_ns(), 5);
+        assert_eq!(ledger.counted_from_ns(), 5);
         ledger.add(ClosedChild { plan: 1, opened_ns: 1, closed_ns: 7, from_ns: 3 });
-        assert_eq!(ledger.from_ns(), 3);
+        assert_eq!(ledger.counted_from_ns(), 3);
     }
 
     proptest! {

@@ -12,7 +12,7 @@ use super::slot::{
     ADDED_UP, AGED, CPU_UNKNOWN, FORCED, IS_COUNTED, JUDGES_ALLOCATIONS, JUDGES_CPU,
     JUDGES_SUBTREE, REFERENCE, REFERENCE_SHIFT, SUSPECT, Slot,
 };
-use super::{InnermostSpan, RegistryId, Spans};
+use super::{InnermostSpan, RegistryId, SpanKey, Spans};
 use crate::sampler::{NEVER, ThreadShared};
 use crate::stats::Counters;
 use crate::sys::Uncounted;
@@ -336,7 +336,7 @@ impl Spans {
 
     /// The spans in which those count that the collector has not taken yet. Nothing else may happen in the meantime.
     #[cfg(test)]
-    pub(crate) fn owners_of_child_closes(&self) -> Vec<super::SpanKey> {
+    pub(crate) fn owners_of_child_closes(&self) -> Vec<SpanKey> {
         let closes: Vec<_> = self.take_child_closes().collect();
         let owners = closes.iter().map(|close| close.owner).collect();
         closes.into_iter().for_each(|close| assert!(self.child_closes.push(close).is_ok()));
@@ -346,6 +346,12 @@ impl Spans {
     /// Whether the close of a child span could not be reported since the last call.
     pub(crate) fn take_lost_child(&self) -> bool {
         self.child_lost.swap(false, Ordering::Relaxed)
+    }
+
+    /// Whether that span is open, slow by its rule, and a request.
+    pub(crate) fn is_slow_request(&self, id: RegistryId, key: SpanKey) -> bool {
+        let slot = self.table.get(id).filter(|slot| slot.key() == Some(key));
+        slot.is_some_and(|slot| slot.is_slow_request(self.clock.now()))
     }
 
     /// Whether spans can be looked up without waiting for a lock.

@@ -36,7 +36,7 @@ pub(crate) struct Slot {
     owner_ticks: AtomicU64,
     last_exit: AtomicU64,
     /// Ticks after which the span may have to be kept: slightly less than the rule's threshold.
-    suspect_after: AtomicU64,
+    pub(super) suspect_after: AtomicU64,
     flags: AtomicU32,
     /// The thread that opened the span.
     owner: AtomicU32,
@@ -227,10 +227,6 @@ impl Slot {
         now > self.long_at.load(Ordering::Relaxed)
     }
 
-    pub(super) fn long_after(&self) -> u64 {
-        self.long_at.load(Ordering::Relaxed).saturating_sub(self.opened())
-    }
-
     /// When the span becomes old if it is entered from `now` on. A span that has been open for long (a connection,
     /// `main`) starts young at each enter.
     #[inline(always)]
@@ -252,7 +248,10 @@ impl Slot {
     pub(super) fn delay_when_long(&self) -> u64 {
         match self.flags() & REFERENCE {
             0 => self.sampling_delay(),
-            _ => self.long_after() / 200,
+            _ => {
+                let long_after = self.long_at.load(Ordering::Relaxed).saturating_sub(self.opened());
+                (long_after / 200).min(self.suspect_after.load(Ordering::Relaxed) / 20)
+            }
         }
     }
 
@@ -570,12 +569,6 @@ impl Slot {
             || wall > self.suspect_after.load(Ordering::Relaxed)
             || (flags & judges_allocations == judges_allocations
                 && self.allocations.exceed_limits())
-    }
-
-    /// Whether the span is slow by its rule at `now`, and not open for so long that it contains requests.
-    pub(crate) fn is_slow_request(&self, now: u64) -> bool {
-        let open = now.saturating_sub(self.opened());
-        open > self.suspect_after.load(Ordering::Relaxed) && !self.is_open_for_long(now)
     }
 
     /// The account of a span that closes at `now`.

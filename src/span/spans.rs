@@ -215,12 +215,6 @@ impl Spans {
         self.table.get(id).is_some_and(|slot| slot.key() == Some(key))
     }
 
-    /// Whether that span is open, slow by its rule, and a request.
-    pub(crate) fn is_slow_request(&self, id: RegistryId, key: SpanKey) -> bool {
-        let slot = self.table.get(id).filter(|slot| slot.key() == Some(key));
-        slot.is_some_and(|slot| slot.is_slow_request(self.clock.now()))
-    }
-
     #[cfg(test)]
     pub(crate) fn key_of(&self, id: RegistryId) -> Option<SpanKey> {
         self.table.get(id)?.key()

@@ -8,6 +8,14 @@ pub(in crate::encode) trait Json {
     fn write(&self, out: &mut dyn Write) -> io::Result<()>;
 }
 
+/// What `write` writes.
+pub(in crate::encode) fn text_of(write: impl FnOnce(&mut Vec<u8>) -> io::Result<()>) -> String {
+    let mut json = Vec::new();
+    // Writing to memory does not fail.
+    _ = write(&mut json);
+    String::from_utf8(json).unwrap_or_default()
+}
+
 /// A value whose `Display` is JSON: a number or a truth.
 pub(in crate::encode) struct Plain<T>(pub(in crate::encode) T);
 

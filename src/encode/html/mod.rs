@@ -16,6 +16,7 @@ use crate::profile::{Profile, Resource};
 
 #[cfg(feature = "axum")]
 pub(crate) use summary::KeptSummary;
+pub(super) use summary::{ChildSummary, kind_name};
 
 /// The style, markup and script of every report.
 const STYLE: &str = include_str!("report.css");

@@ -4,8 +4,9 @@ use std::borrow::Cow;
 use std::io::{self, Write};
 use std::time::UNIX_EPOCH;
 
-use super::json::{Array, Json, Object, Plain};
-use crate::encode::brief::Brief;
+use super::json::{Array, Json, Object, Plain, text_of};
+use crate::encode::brief::{Brief, BriefDetail, facts_of};
+use crate::encode::json_summary::plain;
 use crate::encode::{json_summary, markdown};
 use crate::facts::{ChildTotals, Facts, Measure, Unit};
 use crate::profile::{ComparedSummary, FunctionShare, Hotspot, Hotspots, Profile, SampleKind};
@@ -26,13 +27,11 @@ pub(crate) struct KeptSummary<'a> {
 
 /// The summary of a profile, as a JSON object.
 pub(super) fn of(profile: &Profile) -> String {
-    let start_unix_ns = profile.start_unix_ns;
-    let unnamed = Facts { span: profile.name.clone().into(), start_unix_ns, ..Facts::default() };
     let hotspots = profile.hotspots();
     let compared = profile.compared.as_ref().map(|compared| compared.summary());
     let summary = KeptSummary {
         id: profile.id.to_string().into(),
-        facts: profile.spans.first().unwrap_or(&unnamed),
+        facts: &facts_of(profile),
         samples: profile.sample_count(),
         headline: &profile.headline,
         hotspots: &hotspots,
@@ -44,13 +43,11 @@ pub(super) fn of(profile: &Profile) -> String {
 
 /// The profile in 2 KiB for programs and people, as a JSON object of two texts.
 pub(super) fn brief(brief: &Brief<'_>) -> String {
-    let mut json = Vec::new();
-    // Writing to memory does not fail.
-    _ = Object::write(&mut json, |forms| {
+    let write = |forms: &mut Object<'_>| {
         forms.member("markdown", markdown::shortened(brief))?;
         forms.member("json", json_summary::shortened(brief))
-    });
-    String::from_utf8(json).unwrap_or_default()
+    };
+    text_of(|json| Object::write(json, write))
 }
 
 impl KeptSummary<'_> {
@@ -67,10 +64,7 @@ impl KeptSummary<'_> {
     }
 
     pub(crate) fn to_json(&self) -> String {
-        let mut json = Vec::new();
-        // Writing to memory does not fail.
-        _ = self.write(&mut json);
-        String::from_utf8(json).unwrap_or_default()
+        text_of(|json| self.write(json))
     }
 
     fn write(&self, out: &mut dyn Write) -> io::Result<()> {
@@ -102,8 +96,8 @@ impl KeptSummary<'_> {
             })?;
             summary.member("beside", Array(|| facts.beside().into_iter()))?;
             if !facts.children.totals.is_empty() {
-                summary
-                    .member("children", Array(|| facts.children.totals.iter().map(ChildSummary)))?;
+                let children = || facts.children.totals.iter().map(|of| ChildSummary(of, None));
+                summary.member("children", Array(children))?;
                 summary.member("children_from_ms", ms(facts.children.from_ns))?;
             }
             summary.member("samples", Plain(self.samples))?;
@@ -139,14 +133,15 @@ fn write_compared(compared: &ComparedSummary, summary: &mut Object<'_>) -> io::R
 }
 
 /// The spans of one name inside a kept one; without a name, those of all others.
-struct ChildSummary<'a>(&'a ChildTotals);
+pub(crate) struct ChildSummary<'a>(pub(crate) &'a ChildTotals, pub(crate) Option<BriefDetail>);
 
 impl Json for ChildSummary<'_> {
     fn write(&self, out: &mut dyn Write) -> io::Result<()> {
-        let Self(of) = self;
+        let Self(of, detail) = self;
         Object::write(out, |children| {
             if let Some(name) = &of.name {
-                children.member("name", name)?;
+                children
+                    .member("name", detail.map_or_else(|| name.clone(), |of| plain(name, of)))?;
             }
             children.member("count", Plain(of.count))?;
             children.member("total_ms", ms(of.total_ns))?;
@@ -175,7 +170,7 @@ impl Json for HotspotRow<'_> {
     }
 }
 
-const fn kind_name(kind: SampleKind) -> &'static str {
+pub(crate) const fn kind_name(kind: SampleKind) -> &'static str {
     match kind {
         SampleKind::OnCpu => "on_cpu",
         SampleKind::OffCpu => "off_cpu",

@@ -1,10 +1,8 @@
 //! OTLP over HTTP, with protobuf in the body.
 
-use std::io::Write;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use flate2::write::GzEncoder;
 use http::header::{
     CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER, USER_AGENT,
 };
@@ -20,6 +18,7 @@ use crate::encode::otlp_protocol::{
     DEVELOPMENT_VERSION, DEVELOPMENT_VERSION_HEADER, ExportProfilesServiceResponse,
 };
 use crate::export::{Answer, RefusedScope};
+use crate::text::gzip;
 
 const PROTOBUF: HeaderValue = HeaderValue::from_static("application/x-protobuf");
 /// The maximum number of bytes that are read of an answer.
@@ -83,13 +82,6 @@ impl Http {
             answer(head.status, &head.headers, &body)
         })
     }
-}
-
-fn gzip(bytes: &[u8]) -> Vec<u8> {
-    let mut encoder = GzEncoder::new(Vec::new(), flate2::Compression::default());
-    // Writing to memory does not fail.
-    _ = encoder.write_all(bytes);
-    encoder.finish().unwrap_or_default()
 }
 
 fn answer(status: StatusCode, headers: &HeaderMap, body: &[u8]) -> Answer {
