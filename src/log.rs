@@ -153,6 +153,11 @@ impl LogEvent {
         Self::new(kind, LevelFilter::WARN, message.into())
     }
 
+    /// The same, with the error in a field of its own.
+    pub(crate) fn failure(kind: LogKind, message: impl Into<String>, error: String) -> Self {
+        Self { error: Some(error), ..Self::warning(kind, message) }
+    }
+
     pub(crate) fn error(kind: LogKind, message: impl Into<String>) -> Self {
         Self::new(kind, LevelFilter::ERROR, message.into())
     }

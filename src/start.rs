@@ -12,7 +12,7 @@ use crate::collect::{Collector, ContinuousProfiler, Logged, ProcessProfiler, Pro
 use crate::engine::{Commands, Engine, Gate, RunningSource, spawn};
 use crate::error::Error;
 use crate::intake::{Intake, IntakeSettings};
-use crate::keep::{Callsites, OwnDispatch, ProfileAdmission, SpanNames};
+use crate::keep::{Callsites, ProfileAdmission, SpanNames};
 use crate::log::{LogEvent, LogKind};
 use crate::otel::{OtelSettings, UnreachedSpans};
 use crate::publish::{Ending, PublishSettings, PublishState, PublisherParts, Reporter};
@@ -95,10 +95,8 @@ pub(crate) fn build(parts: Parts) -> (Arc<Engine>, Collector, PublisherParts) {
             false => LogEvent::info(LogKind::Source, source_line),
         }
     };
-    let failure = publishing.problem.clone().map(|problem| LogEvent {
-        error: Some(problem.clone()),
-        ..LogEvent::warning(LogKind::ExportFails, problem)
-    });
+    let failure = publishing.problem.clone();
+    let failure = failure.map(|it| LogEvent::failure(LogKind::ExportFails, it.clone(), it));
     let (spans, waker) = (Arc::new(parts.spans), parts.poller.waker());
     let Limits { memory, samples_per_profile, pending_spans, threads, intake, allocations } =
         parts.limits;
@@ -110,8 +108,9 @@ pub(crate) fn build(parts: Parts) -> (Arc<Engine>, Collector, PublisherParts) {
     let has_callback = publishing.on_kept.is_some();
     let clock = spans.clock();
     let now_ns = clock.raw_ns(clock.now());
-    let dispatch = OwnDispatch::default();
-    let names = Arc::new(SpanNames::new(Arc::clone(&dispatch), Arc::clone(&redaction)));
+    let mut names = SpanNames::default();
+    names.redaction = Arc::clone(&redaction);
+    let (dispatch, names) = (Arc::clone(&names.dispatch), Arc::new(names));
     let reporter = Arc::new(Reporter::new(Arc::clone(&parts.counters), dispatch, has_callback));
     let to_publish = PublishState {
         counters: Arc::clone(&parts.counters),

@@ -76,6 +76,15 @@ impl SpansOfOthers {
     fn set(&self, known: u8) {
         _ = self.0.compare_exchange(Self::UNKNOWN, known, Ordering::Relaxed, Ordering::Relaxed);
     }
+
+    /// Whether nothing is known yet, after the calling thread had created `created` profiled spans before it ran a part of
+    /// the first request.
+    fn are_unknown_after(&self, created: u64) -> bool {
+        if innermost_span().is_some() || spans_created() != created {
+            self.set(Self::EXIST);
+        }
+        self.are(Self::UNKNOWN)
+    }
 }
 
 /// A service whose futures are [`Profiled`]; made by [`AwaitsLayer`].
@@ -105,17 +114,6 @@ where
         let watched = self.spans.are(SpansOfOthers::UNKNOWN).then(|| Arc::clone(&self.spans));
         let watched = watched.filter(|spans| spans.are_unknown_after(created));
         ResponseFuture { future, watched }
-    }
-}
-
-impl SpansOfOthers {
-    /// Whether nothing is known yet, after the calling thread had created `created` profiled spans before it ran a part of
-    /// the first request.
-    fn are_unknown_after(&self, created: u64) -> bool {
-        if innermost_span().is_some() || spans_created() != created {
-            self.set(Self::EXIST);
-        }
-        self.are(Self::UNKNOWN)
     }
 }
 

@@ -131,7 +131,7 @@ impl Tables<'_> {
         title: &str,
         during: Range<u64>,
     ) -> (Profile, HashMap<MappingId, Arc<Module>>) {
-        let start_unix_ns = self.unix_ns(during.start);
+        let start_unix_ns = self.builder.unix_ns(during.start);
         let Self { mut profile, modules, .. } = self;
         profile.name = "process".to_owned();
         profile.title = title.to_owned();

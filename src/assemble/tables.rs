@@ -34,7 +34,7 @@ pub(crate) struct Tables<'a> {
     kept: HashMap<SpanKey, &'a KeptSpan>,
     linked: Option<Links<'a>>,
     detail: SpanDetail,
-    builder: ProfileInputs<'a>,
+    pub(super) builder: ProfileInputs<'a>,
 }
 
 /// Which spans a profile tells apart.
@@ -112,10 +112,6 @@ impl<'a> Tables<'a> {
             Some(leaf) => self.profile.add_sample_at(kind, (stack, leaf), link, point),
             None => self.profile.add_sample(kind, stack, link, point),
         }
-    }
-
-    pub(super) fn unix_ns(&self, time_ns: u64) -> u64 {
-        self.builder.unix_ns(time_ns)
     }
 
     fn add_without_stack(

@@ -42,6 +42,37 @@ pub(crate) struct ReferenceLimits {
 
 impl ReferenceLimits {
     pub(crate) const NONE: Self = Self { one_in: 0, interval_ns: u64::MAX };
+
+    /// How many spans of a cohort are chosen if each cohort has at most `level` references per second. Its bursts are its
+    /// own: however short they are, they leave the others their part.
+    fn probability(&self, traffic: &Traffic, level: f64) -> f64 {
+        let most = LARGEST_PROBABILITY.max(1.0 / f64::from(self.one_in));
+        let burst = (traffic.peak - traffic.rate()).max(f64::MIN_POSITIVE);
+        let most = most.min(MOST_OF_A_BURST.max(self.by_time()) / burst);
+        most.min(level / traffic.rate().max(f64::MIN_POSITIVE))
+    }
+
+    /// The references per second that are aimed at.
+    fn by_time(&self) -> f64 {
+        AIM_BY_TIME * SECOND_NS as f64 / self.interval_ns.max(1) as f64
+    }
+
+    /// The highest level that is within the limits.
+    fn level(&self, all: &[&mut Traffic]) -> f64 {
+        let per_second: f64 = all.iter().map(|traffic| traffic.rate()).sum();
+        let by_share = AIM_BY_SHARE * per_second / f64::from(self.one_in);
+        let is_within = |level: f64| {
+            let of = |traffic: &&mut Traffic| self.probability(traffic, level) * traffic.rate();
+            all.iter().map(of).sum::<f64>() <= by_share.min(self.by_time())
+        };
+        // By halves of the exponent, from one reference in ten years to a thousand million per second.
+        let (mut low, mut high) = (-28.0_f64, 30.0_f64);
+        for _ in 0..32 {
+            let middle = f64::midpoint(low, high);
+            if is_within(middle.exp2()) { low = middle } else { high = middle }
+        }
+        low.exp2()
+    }
 }
 
 impl Default for ReferenceLimits {
@@ -305,39 +336,6 @@ impl<K: Clone + Eq + Hash> ReferenceChooser<K> {
 /// The largest power of two that is at most this.
 fn halvings_of(probability: f64) -> i32 {
     (-probability.log2()).ceil().clamp(0.0, 62.0) as i32
-}
-
-impl ReferenceLimits {
-    /// How many spans of a cohort are chosen if each cohort has at most `level` references per second. Its bursts are its
-    /// own: however short they are, they leave the others their part.
-    fn probability(&self, traffic: &Traffic, level: f64) -> f64 {
-        let most = LARGEST_PROBABILITY.max(1.0 / f64::from(self.one_in));
-        let burst = (traffic.peak - traffic.rate()).max(f64::MIN_POSITIVE);
-        let most = most.min(MOST_OF_A_BURST.max(self.by_time()) / burst);
-        most.min(level / traffic.rate().max(f64::MIN_POSITIVE))
-    }
-
-    /// The references per second that are aimed at.
-    fn by_time(&self) -> f64 {
-        AIM_BY_TIME * SECOND_NS as f64 / self.interval_ns.max(1) as f64
-    }
-
-    /// The highest level that is within the limits.
-    fn level(&self, all: &[&mut Traffic]) -> f64 {
-        let per_second: f64 = all.iter().map(|traffic| traffic.rate()).sum();
-        let by_share = AIM_BY_SHARE * per_second / f64::from(self.one_in);
-        let is_within = |level: f64| {
-            let of = |traffic: &&mut Traffic| self.probability(traffic, level) * traffic.rate();
-            all.iter().map(of).sum::<f64>() <= by_share.min(self.by_time())
-        };
-        // By halves of the exponent, from one reference in ten years to a thousand million per second.
-        let (mut low, mut high) = (-28.0_f64, 30.0_f64);
-        for _ in 0..32 {
-            let middle = f64::midpoint(low, high);
-            if is_within(middle.exp2()) { low = middle } else { high = middle }
-        }
-        low.exp2()
-    }
 }
 
 #[cfg(test)]

@@ -364,7 +364,9 @@ impl Engine {
             false => {
                 let own = ids?;
                 // A message can have a trace of its own inside a consumer.
-                self.ids_around(span, reach).filter(|around| around.trace == own.trace)
+                // Otherwise a program could still set its parent.
+                let around = span.was_entered.then(|| reach(span.id)).flatten()?.ids();
+                (around.trace == own.trace).then_some(around)
             }
         };
         let known = enclosing.iter().enumerate().take(outermost + 1).rev();
@@ -376,13 +378,6 @@ impl Engine {
             outside: enclosing.iter().skip(to + 1).map(|span| span.key).collect(),
             ..own
         }
-    }
-
-    /// The ids of a span around one that is closing, if they are known already.
-    fn ids_around(&self, span: &Ancestor, reach: FindOtel<'_>) -> Option<TraceIds> {
-        // Otherwise a program could still set its parent.
-        let reached = if span.was_entered { reach(span.id) } else { None };
-        reached.map(|otel| otel.ids())
     }
 
     /// Keeps a span. Returns its report, and whether the collector has work to do.
@@ -429,7 +424,9 @@ impl Engine {
     ) -> KeptSpan {
         let clock = self.spans.clock();
         let open_ns = clock.raw_ns(clock.now()).saturating_sub(closing.opened_ns);
-        let redaction = &self.redaction;
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let (redaction, now_unix_ns) =
+            (&self.redaction, u64::try_from(now.as_nanos()).unwrap_or(0));
         KeptSpan {
             key: closing.key,
             root: closing.root,
@@ -444,7 +441,7 @@ impl Engine {
                 trace,
                 error_at: self.error_at(closing),
                 // Not by its wall time: the thread may have been preempted since the close.
-                start_unix_ns: unix_ns_ago(open_ns),
+                start_unix_ns: now_unix_ns.saturating_sub(open_ns),
                 ..Facts::default()
             },
             rule: callsite.rule,
@@ -510,11 +507,6 @@ impl Engine {
 enum HowKept {
     Closed(SpanLink),
     Open { deadlock: Option<Arc<str>> },
-}
-
-fn unix_ns_ago(ns: u64) -> u64 {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX).saturating_sub(ns)
 }
 
 /// Starts a thread that is never profiled.

@@ -148,8 +148,7 @@ impl HourlyHistory {
         );
         LogEvent {
             file: Some(file.to_owned()),
-            error: Some(error.to_owned()),
-            ..LogEvent::warning(LogKind::HistoryUnreadable, message)
+            ..LogEvent::failure(LogKind::HistoryUnreadable, message, error.to_owned())
         }
     }
 
@@ -238,15 +237,9 @@ impl HourlyHistory {
         };
         Counters::add(&self.counters.references.history_unwritten, 1);
         let has_warned = std::mem::replace(&mut self.has_warned, true);
-        (!has_warned).then(|| LogEvent {
-            error: Some(problem.clone()),
-            ..LogEvent::warning(
-                LogKind::HistoryUnwritten,
-                format!(
-                    "what is typical is not stored: {problem} (logged once until it works again)"
-                ),
-            )
-        })
+        let message =
+            format!("what is typical is not stored: {problem} (logged once until it works again)");
+        (!has_warned).then(|| LogEvent::failure(LogKind::HistoryUnwritten, message, problem))
     }
 
     /// Writes what there is: many programs end after a flush.

@@ -70,6 +70,58 @@ impl Condition {
         };
         is_of_unit && !measure.row().condition.is_empty()
     }
+
+    /// Its index in a [`Keep`].
+    const fn slot(self) -> usize {
+        let other = match self {
+            Self::Above(measure, Threshold::Percent(_)) => return 2 * measure as usize + 1,
+            Self::Above(measure, _) => return 2 * measure as usize,
+            Self::Error | Self::ErrorSelf => 0,
+            Self::Percentile { .. } => 1,
+            Self::Always => 2,
+            Self::OneIn(_) => 3,
+            Self::Hung(_) | Self::NeverHung => 4,
+            Self::Open(_) => 5,
+        };
+        2 * Measure::ALL.len() + other
+    }
+
+    /// The wall time of the shortest span that can meet it, if it judges how long a span was or where its time went.
+    fn shortest(self) -> Option<Duration> {
+        match self {
+            Self::Above(_, threshold) => threshold.shortest(),
+            _ => None,
+        }
+    }
+
+    /// The time that it contains.
+    fn time(self) -> Option<Duration> {
+        match self {
+            Self::Above(_, Threshold::Time(time)) => Some(time),
+            Self::Percentile { floor, .. } if !floor.is_zero() => Some(floor),
+            _ => None,
+        }
+    }
+
+    /// Whether it replaces `other`, which has the same slot and came first.
+    const fn beats(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::ErrorSelf, Self::Error) => false,
+            (Self::OneIn(number), Self::OneIn(other)) => number.get() <= other.get(),
+            (Self::Open(time), Self::Open(other))
+            | (Self::Above(_, Threshold::Time(time)), Self::Above(_, Threshold::Time(other))) => {
+                time.as_nanos() <= other.as_nanos()
+            }
+            (
+                Self::Above(_, Threshold::Percent(one)),
+                Self::Above(_, Threshold::Percent(other)),
+            ) => one <= other,
+            (Self::Above(_, Threshold::Number(one)), Self::Above(_, Threshold::Number(other))) => {
+                one <= other
+            }
+            _ => true,
+        }
+    }
 }
 
 /// What a measure is compared with.
@@ -128,60 +180,6 @@ const SLOTS: usize = 2 * Measure::ALL.len() + 6;
 const SHARES: u64 = 0xaaaa_aaaa_aaaa_aaaa & ((1 << (2 * Measure::ALL.len())) - 1);
 
 const _: () = assert!(SLOTS <= 64);
-
-impl Condition {
-    /// Its index in a [`Keep`].
-    const fn slot(self) -> usize {
-        let other = match self {
-            Self::Above(measure, Threshold::Percent(_)) => return 2 * measure as usize + 1,
-            Self::Above(measure, _) => return 2 * measure as usize,
-            Self::Error | Self::ErrorSelf => 0,
-            Self::Percentile { .. } => 1,
-            Self::Always => 2,
-            Self::OneIn(_) => 3,
-            Self::Hung(_) | Self::NeverHung => 4,
-            Self::Open(_) => 5,
-        };
-        2 * Measure::ALL.len() + other
-    }
-
-    /// The wall time of the shortest span that can meet it, if it judges how long a span was or where its time went.
-    fn shortest(self) -> Option<Duration> {
-        match self {
-            Self::Above(_, threshold) => threshold.shortest(),
-            _ => None,
-        }
-    }
-
-    /// The time that it contains.
-    fn time(self) -> Option<Duration> {
-        match self {
-            Self::Above(_, Threshold::Time(time)) => Some(time),
-            Self::Percentile { floor, .. } if !floor.is_zero() => Some(floor),
-            _ => None,
-        }
-    }
-
-    /// Whether it replaces `other`, which has the same slot and came first.
-    const fn beats(self, other: Self) -> bool {
-        match (self, other) {
-            (Self::ErrorSelf, Self::Error) => false,
-            (Self::OneIn(number), Self::OneIn(other)) => number.get() <= other.get(),
-            (Self::Open(time), Self::Open(other))
-            | (Self::Above(_, Threshold::Time(time)), Self::Above(_, Threshold::Time(other))) => {
-                time.as_nanos() <= other.as_nanos()
-            }
-            (
-                Self::Above(_, Threshold::Percent(one)),
-                Self::Above(_, Threshold::Percent(other)),
-            ) => one <= other,
-            (Self::Above(_, Threshold::Number(one)), Self::Above(_, Threshold::Number(other))) => {
-                one <= other
-            }
-            _ => true,
-        }
-    }
-}
 
 impl Keep {
     pub(super) const NEVER: &'static Self = &Self::never();

@@ -25,8 +25,8 @@ const PLAN_BITS: u32 = 48;
 /// What open spans are called, and those that have just closed after they were on a thread for long.
 #[derive(Debug, Default)]
 pub(crate) struct SpanNames {
-    dispatch: OwnDispatch,
-    redaction: Arc<Redaction>,
+    pub(crate) dispatch: OwnDispatch,
+    pub(crate) redaction: Arc<Redaction>,
     known: Mutex<KnownRoutes>,
 }
 
@@ -38,10 +38,6 @@ struct KnownRoutes {
 }
 
 impl SpanNames {
-    pub(crate) fn new(dispatch: OwnDispatch, redaction: Arc<Redaction>) -> Self {
-        Self { dispatch, redaction, known: Mutex::default() }
-    }
-
     /// Reads the values of an open span that are shown; `None` if there are none.
     pub(crate) fn read<T>(&self, id: RegistryId, read: impl Fn(&FieldValues) -> T) -> Option<T> {
         let known = self.dispatch.read().as_ref().and_then(WeakDispatch::upgrade);

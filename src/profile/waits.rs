@@ -322,18 +322,13 @@ impl<'a> Sums<'a> {
     fn longest(self, profile: &Profile) -> Option<WaitSite> {
         let longest =
             self.0.into_iter().max_by_key(|(whose, calls)| (calls.values().sum::<u64>(), *whose));
-        let ((function, unnamed), calls) = longest?;
-        let place = unnamed.and_then(|id| profile.location(id));
-        let function = match place {
-            Some(location) => profile.module_offset(location),
-            None => awaits::own_name(function),
-        };
+        let (_, calls) = longest?;
         let waited_ns = calls.values().sum();
         let ((call, frame), _) = calls
             .into_iter()
             .max_by(|(one, ns), (other, others_ns)| (ns, one).cmp(&(others_ns, other)))?;
         Some(WaitSite {
-            function,
+            function: profile.name_of(&frame),
             location: frame.place(),
             call: format!("[{call}]"),
             waited: Duration::from_nanos(waited_ns),

@@ -221,10 +221,8 @@ impl Delivery {
             Ok(Err(error)) if error.is::<Unexportable>() => {
                 if !std::mem::replace(&mut self.has_logged_loss, true) {
                     let message = format!("a profile is lost: {error} (logged once)");
-                    self.shared.reporter.log(LogEvent {
-                        error: Some(error.to_string()),
-                        ..LogEvent::warning(LogKind::ProfileLost, message)
-                    });
+                    let lost = LogEvent::failure(LogKind::ProfileLost, message, error.to_string());
+                    self.shared.reporter.log(lost);
                 }
                 self.lose(held.report);
                 None
@@ -252,10 +250,8 @@ impl Delivery {
             let message = format!(
                 "a continuous profile could not be exported: {problem} (logged once until it works again)"
             );
-            self.shared.reporter.log(LogEvent {
-                error: Some(problem.to_owned()),
-                ..LogEvent::warning(LogKind::ExportFails, message)
-            });
+            let fails = LogEvent::failure(LogKind::ExportFails, message, problem.to_owned());
+            self.shared.reporter.log(fails);
         }
         self.lose(report);
     }
@@ -316,10 +312,8 @@ impl Delivery {
                 "a profile could not be exported: {problem} (logged once until it works again; until then \
                  spans are kept without profiles, and the program is not affected)"
             );
-            self.shared.reporter.log(LogEvent {
-                error: Some(problem.to_owned()),
-                ..LogEvent::warning(LogKind::ExportFails, message)
-            });
+            let fails = LogEvent::failure(LogKind::ExportFails, message, problem.to_owned());
+            self.shared.reporter.log(fails);
         }
     }
 

@@ -423,5 +423,5 @@ impl Delivery {
 
 fn refuses(problem: String) -> LogEvent {
     let message = format!("refuses profiles: {problem}");
-    LogEvent { error: Some(problem), ..LogEvent::warning(LogKind::ReceiverRefuses, message) }
+    LogEvent::failure(LogKind::ReceiverRefuses, message, problem)
 }

@@ -1,6 +1,6 @@
 //! Reads for how long threads in slow spans could have run and had no CPU.
 
-use std::io;
+use std::io::ErrorKind::{NotFound, PermissionDenied};
 
 use super::cursor::ThreadCursor;
 use super::waits::Scanner;
@@ -63,7 +63,8 @@ impl RunDelayReader {
                 }
                 Err(error) => {
                     // Another file may be closed by the next time.
-                    self.is_refused = !is_temporary(&error);
+                    // Without `/proc`, or where it is hidden.
+                    self.is_refused = matches!(error.kind(), NotFound | PermissionDenied);
                     self.note_left_out(scanner);
                     return;
                 }
@@ -97,10 +98,4 @@ impl RunDelayReader {
         self.is_left_out = true;
         Counters::add(&scanner.intake.counters.waits.run_delays_unread, 1);
     }
-}
-
-fn is_temporary(error: &io::Error) -> bool {
-    use io::ErrorKind::{NotFound, PermissionDenied};
-    // Without `/proc`, or where it is hidden.
-    !matches!(error.kind(), NotFound | PermissionDenied)
 }
