@@ -237,6 +237,11 @@ mod tests {
     use tracing_subscriber::layer::{Context, SubscriberExt as _};
 
     use super::*;
+    use crate::keep::SpanNames;
+    use crate::redact::Redaction;
+    use crate::sampler::{AttachThreads, Begun, ThreadShared};
+    use crate::span::{OtherSpan, SpanKey, Spans};
+    use crate::sys::Clock;
 
     /// Records the fields of all spans.
     struct Storing(ShownFields);
@@ -360,6 +365,45 @@ mod tests {
             assert!(of("GET").is_some() && of("GET") == of("GET") && of("GET") != of("PUT"));
             assert_eq!(hash(tracing::info_span!("request", secret = 1)), None);
         });
+    }
+
+    /// No thread is sampled.
+    #[derive(Debug)]
+    struct NoThreads;
+
+    impl AttachThreads for NoThreads {
+        fn begin(&self) -> Begun {
+            panic!("no span is entered")
+        }
+
+        fn attach(&self, _: &ThreadShared) {}
+    }
+
+    #[test]
+    fn a_span_that_has_closed_has_its_route_and_its_name_is_redacted_by_itself() {
+        let mut names = SpanNames::default();
+        names.redaction = Arc::new(Redaction::new().replace("^request$", "call").unwrap());
+        let layer = Storing(ShownFields::new(["http.route", "user"]));
+        let subscriber = Dispatch::new(tracing_subscriber::registry().with(layer));
+        *names.dispatch.write() = Some(subscriber.downgrade());
+        let spans = Spans::new(Clock::by_hand(Arc::default()), Box::new(NoThreads), Arc::default());
+        let key = |number| SpanKey::new(number).unwrap();
+        let id = tracing::dispatcher::with_default(&subscriber, || {
+            let span = tracing::info_span!("request", http.route = "/a/{id}", user = 1);
+            let id = span.id().unwrap().into_non_zero_u64();
+            names.note_closing(id, key(1));
+            // The same id is that of another span by now.
+            (2..=256).for_each(|number| names.note_closing(RegistryId::MAX, key(number)));
+            id
+        });
+        let name_of = |number| {
+            let number = names.number_of(&spans, OtherSpan { id, key: key(number), plan: 7 });
+            names.name_of(number, |plan| (plan == 7).then_some("request")).unwrap()
+        };
+        assert_eq!([1, 2].map(name_of), ["call{http.route=/a/{id}}", "call"]);
+        names.note_closing(RegistryId::MAX, key(257));
+        assert_eq!(name_of(1), "call", "so many are remembered");
+        assert_eq!(names.name_of(u64::MAX, |_| None), None, "of no span");
     }
 
     #[test]

@@ -355,7 +355,7 @@ mod tests {
         let mut cost = ScanCost::new();
         assert_eq!(cost.affordable(SECOND, 800), 800, "all of them at first");
         assert_eq!(cost.affordable(SECOND, 5_000), 1_000);
-        cost.spend_on_visits(99 * MS);
+        cost.left.spend(99 * MS);
         cost.note(99 * MS, 1_000);
         assert_eq!(cost.visit_ns, 99_500);
         // Some 50 ms later: 2 % of that.
@@ -382,7 +382,7 @@ mod tests {
             cost.spend_on_list(6 * MS);
             let chosen = cost.affordable(SECOND + now_ns, 10_000);
             let visits_ns = chosen as u64 * 20_000;
-            cost.spend_on_visits(visits_ns);
+            cost.left.spend(visits_ns);
             cost.note(visits_ns, chosen);
             spent_ns += 6 * MS + visits_ns;
             visits += chosen;
