@@ -524,40 +524,40 @@ fn no_file_is_too_long_to_read() {
 }
 
 /// The lines of the product, without tests, at most. May only fall.
-const TOTAL: usize = 64_199;
+const TOTAL: usize = 64_197;
 /// The same by crate and room: the first directory below `src`, or `(top)`. A feature that needs more lines takes them
 /// from the entries of the rooms that pay for it.
 const ROOMS: &[(&str, &str, usize)] = &[
-    (".", "(top)", 4226),
+    (".", "(top)", 4237),
     (".", "allocations", 252),
-    (".", "assemble", 1146),
+    (".", "assemble", 1114),
     (".", "awaits", 1597),
-    (".", "collect", 1162),
-    (".", "compare", 1853),
+    (".", "collect", 1132),
+    (".", "compare", 1851),
     (".", "config", 1304),
     (".", "encode", 3181),
-    (".", "engine", 1144),
+    (".", "engine", 1143),
     (".", "export", 2798),
     (".", "facts", 1153),
-    (".", "history", 720),
+    (".", "history", 713),
     (".", "http", 1310),
     (".", "inbox", 274),
     (".", "intake", 525),
-    (".", "keep", 3819),
+    (".", "keep", 3912),
     (".", "otel", 382),
-    (".", "profile", 3535),
-    (".", "publish", 2231),
-    (".", "redact", 370),
+    (".", "profile", 3533),
+    (".", "publish", 2224),
+    (".", "redact", 367),
     (".", "references", 838),
     (".", "report", 1144),
     (".", "sampler", 3153),
-    (".", "sinks", 1989),
-    (".", "span", 5039),
+    (".", "sinks", 1996),
+    (".", "span", 5082),
     (".", "symbols", 2009),
-    (".", "sys", 8186),
-    (".", "threads", 3721),
+    (".", "sys", 8184),
+    (".", "threads", 3815),
     (".", "unwind", 3165),
-    (".", "watch", 1560),
+    (".", "watch", 1396),
     ("macros", "(top)", 413),
 ];
 
