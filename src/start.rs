@@ -138,7 +138,6 @@ pub(crate) fn build(parts: Parts) -> (Arc<Engine>, Collector, PublisherParts) {
             sampler: parts.source,
         },
         otel: parts.otel,
-        redaction,
         names: Arc::clone(&names),
         publish: to_publish.clone(),
         warnings: Mutex::new(parts.warnings.into_iter().chain(failure).collect()),

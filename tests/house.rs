@@ -524,40 +524,40 @@ fn no_file_is_too_long_to_read() {
 }
 
 /// The lines of the product, without tests, at most. May only fall.
-const TOTAL: usize = 64_198;
+const TOTAL: usize = 64_194;
 /// The same by crate and room: the first directory below `src`, or `(top)`. A feature that needs more lines takes them
 /// from the entries of the rooms that pay for it.
 const ROOMS: &[(&str, &str, usize)] = &[
-    (".", "(top)", 4243),
+    (".", "(top)", 4226),
     (".", "allocations", 252),
-    (".", "assemble", 1145),
+    (".", "assemble", 1113),
     (".", "awaits", 1597),
-    (".", "collect", 1167),
-    (".", "compare", 1861),
+    (".", "collect", 1137),
+    (".", "compare", 1859),
     (".", "config", 1315),
     (".", "encode", 3117),
-    (".", "engine", 1144),
+    (".", "engine", 1143),
     (".", "export", 2790),
     (".", "facts", 1160),
-    (".", "history", 716),
+    (".", "history", 709),
     (".", "http", 1324),
     (".", "inbox", 274),
     (".", "intake", 523),
-    (".", "keep", 3824),
+    (".", "keep", 3917),
     (".", "otel", 384),
-    (".", "profile", 3532),
-    (".", "publish", 2231),
-    (".", "redact", 370),
+    (".", "profile", 3530),
+    (".", "publish", 2224),
+    (".", "redact", 367),
     (".", "references", 838),
     (".", "report", 1139),
     (".", "sampler", 3153),
-    (".", "sinks", 1981),
-    (".", "span", 5064),
+    (".", "sinks", 1988),
+    (".", "span", 5107),
     (".", "symbols", 2009),
-    (".", "sys", 8186),
-    (".", "threads", 3721),
-    (".", "unwind", 3165),
-    (".", "watch", 1560),
+    (".", "sys", 8184),
+    (".", "threads", 3815),
+    (".", "unwind", 3191),
+    (".", "watch", 1396),
     ("macros", "(top)", 413),
 ];
 

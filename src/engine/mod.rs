@@ -39,7 +39,6 @@ use crate::log::LogEvent;
 use crate::otel::{OtelSettings, OtelSpan, UnreachedSpans};
 use crate::profile::ProfileId;
 use crate::publish::PublishState;
-use crate::redact::Redaction;
 use crate::references::{ClosedReference, CohortHash};
 use crate::refresh::refresh_interest;
 use crate::span::{
@@ -67,7 +66,6 @@ pub(crate) struct Engine {
     pub(crate) waker: Waker,
     pub(crate) source: RunningSource,
     pub(crate) otel: OtelSettings,
-    pub(crate) redaction: Arc<Redaction>,
     pub(crate) names: Arc<SpanNames>,
     pub(crate) publish: PublishState,
     pub(crate) unreached: Arc<UnreachedSpans>,
@@ -314,7 +312,7 @@ impl Engine {
         let facts = Facts { times: closing.account, ..Facts::default() };
         self.publish.references.totals.add(hash, &facts, || {
             let values = self.values_of(closing);
-            (self.redaction.redact_span(beginning(name)).into(), values.to_route())
+            (self.names.redaction.redact_span(beginning(name)).into(), values.to_route())
         });
     }
 
@@ -426,7 +424,7 @@ impl Engine {
         let open_ns = clock.raw_ns(clock.now()).saturating_sub(closing.opened_ns);
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let (redaction, now_unix_ns) =
-            (&self.redaction, u64::try_from(now.as_nanos()).unwrap_or(0));
+            (&self.names.redaction, u64::try_from(now.as_nanos()).unwrap_or(0));
         KeptSpan {
             key: closing.key,
             root: closing.root,
@@ -459,7 +457,7 @@ impl Engine {
     fn error_at(&self, closing: &SpanSnapshot) -> Option<String> {
         let metadata =
             self.callsites.error_sites.of(closing.key).filter(|_| closing.has(FAILED))?;
-        let file = self.redaction.redact_source(metadata.file()?);
+        let file = self.names.redaction.redact_source(metadata.file()?);
         Some(place_of(&file, metadata.line().unwrap_or(0)))
     }
 

@@ -338,11 +338,6 @@ impl Callsites {
         self.plans.get(number)
     }
 
-    /// The name of its spans.
-    pub(crate) fn name_of(&self, number: u64) -> Option<&'static str> {
-        Some(self.get(number)?.metadata.name())
-    }
-
     /// Calls `used` with the same, for a hook: see [`Plans::get_here`].
     pub(crate) fn get_here<T>(
         &self,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use parking_lot::{Mutex, RwLock};
 use tracing::dispatcher::{WeakDispatch, get_default};
 
-use super::FieldValues;
+use super::{Callsites, FieldValues};
 use crate::facts::name_with_fields;
 use crate::redact::Redaction;
 use crate::span::{OtherSpan, RegistryId, SpanKey, Spans};
@@ -28,6 +28,13 @@ pub(crate) struct SpanNames {
     pub(crate) dispatch: OwnDispatch,
     pub(crate) redaction: Arc<Redaction>,
     known: Mutex<KnownRoutes>,
+}
+
+impl Callsites {
+    /// The name of the spans with that plan.
+    pub(crate) fn name_of(&self, plan: u64) -> Option<&'static str> {
+        Some(self.get(plan)?.metadata.name())
+    }
 }
 
 #[derive(Debug, Default)]

@@ -300,10 +300,7 @@ impl Profile {
             Leaf::Blocked(text)
             | Leaf::Delayed { behind: Some(text) }
             | Leaf::AwaitingOneOf { others: text, .. } => text.len(),
-            Leaf::BlockedBy(call, holder) => {
-                let span = holder.span.as_ref().map_or(0, String::len);
-                call.len() + holder.thread.len() + span + holder.at.len()
-            }
+            Leaf::BlockedBy(call, holder) => call.len() + holder.to_string().len(),
             _ => 0,
         };
         self.tables.leaves.add(leaf, bytes)

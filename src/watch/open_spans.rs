@@ -114,7 +114,7 @@ fn describe_open(
     let state_ns = place.map(|place| now_ns.saturating_sub(place.since_ns)).or(slot.entered_ns);
     OpenSpan {
         name: engine.name_by(slot.plan).unwrap_or_default(),
-        target: engine.redaction.redact_function(target).into_owned(),
+        target: engine.names.redaction.redact_function(target).into_owned(),
         fields: engine.names.values_of(slot.id).into_vec(),
         open_for: Duration::from_nanos(slot.open_ns),
         state,

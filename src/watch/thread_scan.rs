@@ -150,7 +150,8 @@ impl ThreadScan {
         });
         let inputs = ProfileInputs::new(&engine.callsites, &intake.sinks.store, &intake.unwinder);
         let (stacks, modules) = inputs.profile_of_stacks(ProfileId::NONE, stacks);
-        let name = |thread: OsThread| engine.redaction.redact_span(&thread.name()).into_owned();
+        let name =
+            |thread: OsThread| engine.names.redaction.redact_span(&thread.name()).into_owned();
         let all: HashMap<u32, OsThread> = found
             .iter()
             .map(|found| (found.inspected.thread.tid, found.inspected.thread))

@@ -374,7 +374,7 @@ fn deadlock_of(
     };
     let name = |tid: u32| {
         let thread = sys::own_thread(tid).name();
-        let thread = escaped(&engine.redaction.redact_span(&thread)).to_string();
+        let thread = escaped(&engine.names.redaction.redact_span(&thread)).to_string();
         let mut sampled = threads.sampled.iter().filter(|sampled| sampled.thread().tid() == tid);
         let span = sampled.find_map(|sampled| {
             let key = sampled.thread().span()?;
