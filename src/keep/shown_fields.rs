@@ -402,7 +402,7 @@ mod tests {
         };
         assert_eq!([1, 2].map(name_of), ["call{http.route=/a/{id}}", "call"]);
         names.note_closing(RegistryId::MAX, key(257));
-        assert_eq!(name_of(1), "call", "so many are remembered");
+        assert_eq!(name_of(1), "call", "only the last are remembered");
         assert_eq!(names.name_of(u64::MAX, |_| None), None, "of no span");
     }
 

@@ -17,7 +17,7 @@ pub(crate) type OwnDispatch = Arc<RwLock<Option<WeakDispatch>>>;
 
 /// Spans with further routes have their bare names.
 const MOST_ROUTES: usize = 1_000;
-/// So many that closed last are remembered: the collector asks for them in its next round.
+/// The number of spans that closed last and are remembered: the collector asks for them in its next round.
 const MOST_CLOSED: usize = 256;
 /// The number of a name is that of the plan, and above these bits that of the route.
 const PLAN_BITS: u32 = 48;

@@ -319,7 +319,7 @@ fn who_holds_a_mutex_of_glibc_is_not_inferred() {
     }
 }
 
-/// What a thread holds until it is told to go on.
+/// What a thread holds until it may go on.
 struct Stock {
     lock: Mutex<u64>,
     is_held: Barrier,
@@ -359,7 +359,7 @@ fn a_holder_is_named_with_its_route_and_function() {
         let refill = || info_span!("request", http.route = "/stock/{id}", user = "ada");
         let threads = [
             spawn(Arc::clone(&stock), "holder", refill, refills),
-            spawn(Arc::clone(&stock), "waiter", || info_span!("checkout"), reserves),
+            spawn(Arc::clone(&stock), "reserving", || info_span!("checkout"), reserves),
         ];
         let start = Instant::now();
         let named = std::iter::repeat_with(|| {
