@@ -239,6 +239,7 @@ fn a_task_that_blocks_its_executor_is_reported() {
             profile.attributes.iter().find(|a| a.key == "profile.blocked_in_async_ns").unwrap();
         assert_eq!(attribute.value, Value::Int(found.in_async_total.ns().try_into().unwrap()));
         assert!(profile.notes.iter().any(|note| note.contains("blocks an async executor")));
+        assert!(profile.headline.contains(" blocking its executor"), "{}", profile.headline);
     }
 }
 

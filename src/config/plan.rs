@@ -68,7 +68,7 @@ pub(super) fn plan(keep: &Keep, ticks_a_second: u64, sampling_delay: Duration) -
 const LONG_TIMES: u32 = 10;
 /// The same for one whose rule does, and at least: a request that awaits some timeouts is not longer.
 const LONG_TIMES_SLOW: u32 = 100;
-const LONGEST_REQUEST: Duration = Duration::from_secs(60);
+const LONGEST_REQUEST: Duration = Duration::from_secs(10);
 
 fn in_ticks(duration: Duration, ticks_a_second: u64) -> u64 {
     let ticks = duration.as_nanos().saturating_mul(ticks_a_second.into()) / 1_000_000_000;
@@ -83,11 +83,12 @@ mod tests {
     const SECOND: u64 = 1_000_000_000;
 
     #[test]
-    fn a_span_whose_rule_judges_its_length_is_a_request_for_a_minute_or_a_hundred_thresholds() {
+    fn a_span_whose_rule_judges_its_length_is_a_request_for_ten_seconds_or_a_hundred_thresholds() {
         let ms = Duration::from_millis;
         let long_after =
             |keep: &Keep, sampling_delay| plan(keep, SECOND, sampling_delay).long_after;
-        assert_eq!(long_after(&Keep::slower_than(ms(250)), ms(12)), 60 * SECOND);
+        assert_eq!(long_after(&Keep::slower_than(ms(250)), ms(12)), 25 * SECOND);
+        assert_eq!(long_after(&Keep::slower_than(ms(20)), ms(1)), 10 * SECOND);
         assert_eq!(long_after(&Keep::slower_than(ms(2_000)), ms(12)), 200 * SECOND);
         assert_eq!(long_after(&Keep::slower_than(ms(0)), ms(0)), 100 * SECOND);
         // Of others, ten times what is slow.

@@ -132,6 +132,9 @@ fn write_self(brief: &Brief<'_>, detail: BriefDetail, out: &mut String) {
 
 fn write_compared(brief: &Brief<'_>, detail: BriefDetail, out: &mut String) {
     let Some(compared) = &brief.compared else { return };
+    if compared.summary.times().is_none() && compared.rows.is_empty() {
+        return;
+    }
     _ = write!(out, "\n## Against {} typical ones", compared.summary.references);
     if let Some(ns) = compared.summary.median_wall_ns {
         _ = write!(out, " of {}", Ns(ns));

@@ -1,6 +1,6 @@
 //! What open spans are called: the values of their fields, and their names with their routes.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use parking_lot::{Mutex, RwLock};
@@ -40,7 +40,8 @@ impl Callsites {
 #[derive(Debug, Default)]
 struct KnownRoutes {
     /// `{http.route=/cart}`, by number: from 1.
-    routes: Vec<String>,
+    routes: Vec<Arc<str>>,
+    numbers: HashMap<Arc<str>, u64>,
     closed: VecDeque<(SpanKey, u64)>,
 }
 
@@ -67,13 +68,18 @@ impl SpanNames {
         if route.is_empty() {
             return 0;
         }
-        let route = name_with_fields("", route.iter().map(|(field, value)| (*field, &**value)));
-        let routes = &mut self.known.lock().routes;
-        let place = routes.iter().position(|known| *known == route).unwrap_or(routes.len());
-        if place == routes.len() && place < MOST_ROUTES {
-            routes.push(route);
+        let route = route.iter().map(|(field, value)| (*field, &**value));
+        let route: Arc<str> = name_with_fields("", route).into();
+        let KnownRoutes { routes, numbers, .. } = &mut *self.known.lock();
+        if let Some(number) = numbers.get(&route) {
+            return number << PLAN_BITS;
         }
-        if place < MOST_ROUTES { (place as u64 + 1) << PLAN_BITS } else { 0 }
+        if routes.len() == MOST_ROUTES {
+            return 0;
+        }
+        routes.push(Arc::clone(&route));
+        numbers.insert(route, routes.len() as u64);
+        (routes.len() as u64) << PLAN_BITS
     }
 
     /// A span closes in which a thread was for long: what it delayed may be read later.

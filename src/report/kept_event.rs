@@ -26,6 +26,9 @@ const LEAST_STOP_NS: u64 = 1_000_000_000;
 /// The kept spans of one profile that have events of their own.
 const MOST_EVENTS: usize = 8;
 
+/// What took this many times as long as typical ones spent most of its time in what they did not.
+const MANY_TIMES: f64 = 2.0;
+
 /// The characters of a line for people, beyond which a reason is left to the report.
 const MOST_CHARS: usize = 200;
 
@@ -187,9 +190,14 @@ fn reasons(first: &KeptSpan, kept: &Kept) -> Vec<String> {
     let allocated = allocated(first, kept);
     let is_why = first.reasons().are_of_allocations();
     let (why, last) = if is_why { (allocated, None) } else { (None, allocated) };
-    let reasons = compared.and_then(against_typical).into_iter().chain(many).chain(parts);
+    // If it took many times as long, what explains most of its time is also what it did more.
+    let typical = compared.and_then(ComparedSummary::times);
+    let explains = typical.is_some_and(|times| times < MANY_TIMES);
+    let typical = compared.and_then(|compared| against_typical(compared, explains));
+    let (first, later) = if explains { (typical, None) } else { (None, typical) };
+    let reasons = first.into_iter().chain(many).chain(parts);
     let reasons = deadlock.into_iter().chain(error).chain(unknown).chain(why).chain(reasons);
-    reasons.chain(last).collect()
+    reasons.chain(later).chain(last).collect()
 }
 
 /// Adds what explains most of the time of the first span of a symbolized profile.
@@ -250,21 +258,23 @@ fn on_cpu(first: &KeptSpan, kept: &Kept) -> Option<String> {
 fn waits(kept: &Kept) -> Option<String> {
     let Waits { count, total, in_async, in_async_total, .. } = &kept.waits;
     let hotspot = kept.hotspot(SampleKind::OffCpu);
-    let waited = hotspot.map(|hotspot| {
-        let of = if *count == 1 { "of" } else { "for" };
-        format!("{} {of} {}, {hotspot}", plural_waits(*count), Short(*total))
+    let is_there = |hotspot: &Hotspot, function: &String| matches!(&hotspot.functions[..], [only] if only.name == *function);
+    let blocking = in_async.as_ref().map(|site| {
+        let is_there = hotspot.is_some_and(|hotspot| is_there(hotspot, &site.function));
+        let place = if is_there { String::new() } else { format!(" in {}", AtSite(site)) };
+        (is_there, format!("{} blocking its executor{place}", Short(*in_async_total)))
     });
-    let in_async = in_async.as_ref().map(|site| {
-        let is_there = |hotspot: &Hotspot| {
-            matches!(&hotspot.functions[..], [function] if function.name == site.function)
-        };
-        let place = match hotspot.is_some_and(is_there) {
-            true => String::new(),
-            false => format!(" in {}", AtSite(site)),
-        };
-        format!("blocks an async executor for {}{place}", Short(*in_async_total))
-    });
-    joined([waited, in_async])
+    // All of it was in the place that is named anyway.
+    let is_all = in_async_total.as_secs_f64() >= total.as_secs_f64() * 0.95;
+    match (hotspot, blocking) {
+        (Some(hotspot), Some((true, blocking))) if is_all => Some(format!("{blocking}, {hotspot}")),
+        (hotspot, blocking) => {
+            let of = if *count == 1 { "of" } else { "for" };
+            let waits = format!("{} {of} {}", plural_waits(*count), Short(*total));
+            let waited = hotspot.map(|hotspot| format!("{waits}, {hotspot}"));
+            joined([waited, blocking.map(|(_, text)| text)])
+        }
+    }
 }
 
 /// What is known of most of its time if that was off-CPU and no stack shows where.
@@ -312,12 +322,15 @@ fn joined(parts: [Option<String>; 2]) -> Option<String> {
     (!parts.is_empty()).then(|| parts.join("; "))
 }
 
-/// How many times as long as typical ones it took, and where most of the difference is. Nothing of what can be by chance.
-fn against_typical(compared: &ComparedSummary) -> Option<String> {
+/// How many times as long as typical ones it took, and if that explains it, where most of the difference is. Nothing of what
+/// can be by chance.
+fn against_typical(compared: &ComparedSummary, explains: bool) -> Option<String> {
     let slower_ns = compared.slower_ns?;
     let (times, median_ns) = (compared.times()?, compared.median_wall_ns?);
     let mut text = format!("{times} × its typical {}", Ns(median_ns));
-    if let Some((place, extra_ns)) = compared.slower_in.as_ref().and_then(place) {
+    if let Some((place, extra_ns)) =
+        compared.slower_in.as_ref().filter(|_| explains).and_then(place)
+    {
         let share = extra_ns as f64 / slower_ns.max(1) as f64;
         _ = match share {
             0.9.. => write!(text, "; the rest is {place}"),
@@ -740,6 +753,7 @@ mod tests {
             let first = line(&kept);
             let Some(slower_in) = summary.slower_in.as_mut() else { return vec![first] };
             (slower_in.extra_ns, slower_in.quantity) = (600_000_000, of(TimeKind::Await));
+            summary.times_typical = Some(1.9);
             kept.compared = Some(summary.clone());
             let second = line(&kept);
             let slower_in = summary.slower_in.as_mut().unwrap();
@@ -752,9 +766,9 @@ mod tests {
             vec![first, second, third, line(&kept)]
         };
         let rest = "1.29 s on-CPU, 97 % in shop::render";
-        let head = "kept `GET /checkout`: 12 × its typical 98.0 ms";
+        let head = "kept `GET /checkout`: 1.9 × its typical 98.0 ms";
         let expected = [
-            format!("{head}; the rest is in shop::count_cheap_bundles; {rest}"),
+            format!("kept `GET /checkout`: {rest}; 12 × its typical 98.0 ms"),
             format!("{head}; most of the rest is awaiting in shop::fetch (src/a.rs:9); {rest}"),
             format!(
                 "kept `GET /checkout`: 1.4 × its typical 98.0 ms; 212 ms of the rest is unexplained idle; {rest}"

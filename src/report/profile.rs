@@ -324,10 +324,10 @@ pub(crate) const HEAP_NOT_TRACKED: &str = "TRACING_PROFILING_HEAP is on, but the
 pub(crate) const TOO_DEEP: &str = "some spans have hundreds of others around them, and are profiled only in part (see \
     `stats.spans.declined_too_deep` and `ancestors_left_out`): is a guard of `Span::enter` held over an `.await`?";
 
-pub(crate) const NOTHING_SEEN: &str = "no span that a rule matches has been created yet. If there were requests: an \
-    `EnvFilter` that is not attached to the layer that prints hides spans from all layers (tower-http's `TraceLayer` \
-    creates its spans at level DEBUG: `RUST_LOG=info,tower_http::trace::make_span=debug`), or TRACING_PROFILING names \
-    other targets";
+pub(crate) const NOTHING_SEEN: &str = "no span that a rule matches has been created yet. If there were requests: a \
+    server of axum or tonic needs `.layer(tracing_profiling::tower::AwaitsLayer::new())` (feature `tower`), as \
+    tower-http's `TraceLayer` creates its spans at level DEBUG, other code `#[tracing::instrument]`; an `EnvFilter` that \
+    is not attached to the layer that prints hides spans from all layers; or TRACING_PROFILING names other targets";
 
 /// The log event about spans that no other layer wants, with rules that name the first one. A warning if there are no
 /// others.
