@@ -146,12 +146,11 @@ impl Handle {
     /// languages. [`encode::pprof`](crate::encode::pprof) writes it for `go tool pprof` and others, with the thread's name,
     /// the span, and the name and shown fields of the span's local root as labels.
     ///
-    /// Threads are sampled by perf events where these are allowed, and otherwise by timers on their CPU time (but not with
-    /// [`Builder::fine_timers`](crate::Builder::fine_timers), unless they were in a profiled span). CPU time in which
-    /// no sample was taken is one frame `[not sampled: ...]`: that in the kernel where the system does not let it be sampled, that of
+    /// Threads are sampled by perf events where these are allowed, and otherwise by timers on their CPU time. CPU time in which no
+    /// sample was taken is one frame `[not sampled: ...]`: that in the kernel where the system does not let it be sampled, that of
     /// threads that could not be sampled, as those that block all signals where there is no perf, and that of threads before they
-    /// are found, which takes up to 10 ms. So the profile adds up to the CPU time that the
-    /// process used. While no profile is made, this costs nothing.
+    /// are found, which takes up to 10 ms. So the profile adds up to the CPU time that the process used. While no profile is made,
+    /// this costs nothing.
     ///
     /// With [`ProfileKind::Wall`] it shows where all threads are, running or blocked, each thread all the time: `OnCpu`
     /// while it ran, `OffCpu` with what it was blocked in. It needs no perf events and no timers. Threads are visited 20

@@ -524,17 +524,17 @@ fn no_file_is_too_long_to_read() {
 }
 
 /// The lines of the product, without tests, at most. May only fall.
-const TOTAL: usize = 64_194;
+const TOTAL: usize = 64_081;
 /// The same by crate and room: the first directory below `src`, or `(top)`. A feature that needs more lines takes them
 /// from the entries of the rooms that pay for it.
 const ROOMS: &[(&str, &str, usize)] = &[
-    (".", "(top)", 4226),
+    (".", "(top)", 4225),
     (".", "allocations", 252),
     (".", "assemble", 1113),
     (".", "awaits", 1597),
     (".", "collect", 1137),
     (".", "compare", 1859),
-    (".", "config", 1315),
+    (".", "config", 1293),
     (".", "encode", 3117),
     (".", "engine", 1143),
     (".", "export", 2790),
@@ -550,12 +550,12 @@ const ROOMS: &[(&str, &str, usize)] = &[
     (".", "redact", 367),
     (".", "references", 838),
     (".", "report", 1139),
-    (".", "sampler", 3153),
+    (".", "sampler", 3117),
     (".", "sinks", 1988),
     (".", "span", 5107),
     (".", "symbols", 2009),
-    (".", "sys", 8184),
-    (".", "threads", 3815),
+    (".", "sys", 8132),
+    (".", "threads", 3813),
     (".", "unwind", 3191),
     (".", "watch", 1396),
     ("macros", "(top)", 413),

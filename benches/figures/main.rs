@@ -96,7 +96,6 @@ const CHILDREN: &[Part] = &[
     ("busy", rivals::busy),
     ("delivered", sampling::delivered_by_perf),
     ("delivered_timer", sampling::delivered_by_timer),
-    ("delivered_fine_timer", sampling::delivered_by_fine_timer),
     ("delivered_pprof_rs", rivals::delivered_by_pprof),
     ("process_perf", whole_process::by_perf),
     ("process_timer", whole_process::by_timer),

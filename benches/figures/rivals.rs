@@ -31,22 +31,15 @@ pub(crate) fn perf_floor() -> f64 {
     })
 }
 
-pub(crate) fn timer_floor() -> f64 {
-    bare_timer(ClockId::CLOCK_THREAD_CPUTIME_ID)
-}
-
-pub(crate) fn fine_timer_floor() -> f64 {
-    bare_timer(ClockId::CLOCK_MONOTONIC)
-}
-
 /// A timer with a signal whose handler does next to nothing.
-fn bare_timer(clock: ClockId) -> f64 {
+pub(crate) fn timer_floor() -> f64 {
     cpu_of_work(|run| {
         let seen = Arc::new(AtomicBool::new(false));
         let signal = Signal::SIGUSR1;
         let handler = signal_hook::flag::register(signal as i32, seen).expect("a handler");
         let thread_id = gettid().as_raw();
         let notify = SigevNotify::SigevThreadId { signal, thread_id, si_value: 0 };
+        let clock = ClockId::CLOCK_THREAD_CPUTIME_ID;
         let mut timer = Timer::new(clock, SigEvent::new(notify)).expect("a timer");
         let expiration = Expiration::Interval(PERIOD.into());
         timer.set(expiration, TimerSetTimeFlags::empty()).expect("a timer");

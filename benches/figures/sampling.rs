@@ -57,10 +57,6 @@ fn timer(builder: Builder) -> Builder {
     builder.source(Source::Timer)
 }
 
-fn fine_timer(builder: Builder) -> Builder {
-    builder.source(Source::Timer).fine_timers(true)
-}
-
 fn sampled(setup: &Setup) -> f64 {
     cpu_of_work(|run| {
         dispatcher::with_default(&setup.dispatch, || info_span!("busy").in_scope(run));
@@ -78,7 +74,6 @@ fn samples_a_round(setup: &Setup) -> f64 {
 pub(crate) fn run() {
     let [perf_low, perf_high] = [99, 999].map(|hertz| ours(perf, hertz));
     let [timer_low, timer_high] = [99, 999].map(|hertz| ours(timer, hertz));
-    let [fine_low, fine_high] = [99, 999].map(|hertz| ours(fine_timer, hertz));
     let (mut pprof_low, mut pprof_high) = (Pprof::new(99), Pprof::new(999));
     let recorder = Recorder::find();
     let record = |hertz: Option<u32>| match &recorder {
@@ -97,9 +92,6 @@ pub(crate) fn run() {
             &mut rivals::timer_floor,
             // The baseline again in the middle, since the machine drifts during a round.
             &mut || cpu_of_work(|run| run()),
-            &mut || sampled(&fine_low),
-            &mut || sampled(&fine_high),
-            &mut rivals::fine_timer_floor,
             &mut || pprof_low.cpu_of_work(),
             &mut || pprof_high.cpu_of_work(),
             &mut || record(None),
@@ -125,16 +117,14 @@ pub(crate) fn run() {
     };
     costs("sampling", median(&bare) / 1e9 * 999.0, &times[1..4]);
     costs("sampling.timer", samples_a_round(&timer_high), &times[4..7]);
-    costs("sampling.fine_timer", samples_a_round(&fine_high), &times[8..11]);
     let samples = pprof_high.samples as f64 / (ROUNDS + 1) as f64;
-    figure("sampling.pprof_rs.cost", added(&bare, &times[12]) / samples / 1e3, "us");
-    slowdowns("sampling.pprof_rs", &bare, [&times[11], &times[12]]);
+    figure("sampling.pprof_rs.cost", added(&bare, &times[9]) / samples / 1e3, "us");
+    slowdowns("sampling.pprof_rs", &bare, [&times[8], &times[9]]);
     if recorder.is_some() {
-        slowdowns("sampling.perf_record", &times[13], [&times[14], &times[15]]);
+        slowdowns("sampling.perf_record", &times[10], [&times[11], &times[12]]);
     }
     print!("{}", child("delivered", unprivileged()));
     print!("{}", child("delivered_timer", unprivileged()));
-    print!("{}", child("delivered_fine_timer", unprivileged()));
     print!("{}", child("delivered_pprof_rs", unprivileged()));
 }
 
@@ -179,19 +169,11 @@ pub(crate) fn delivered_by_perf() {
     figure("sampling.lost_to_full_ring_999hz", lost, "%");
 }
 
-pub(crate) fn delivered_by_timer() {
-    delivered_by_weight("sampling.timer", timer);
-}
-
-pub(crate) fn delivered_by_fine_timer() {
-    delivered_by_weight("sampling.fine_timer", fine_timer);
-}
-
 /// Where the kernel's tick yields fewer samples than requested, each has more weight.
-fn delivered_by_weight(name: &str, set: fn(Builder) -> Builder) {
-    let (setup, cpu_s) = deliver(set, 2);
+pub(crate) fn delivered_by_timer() {
+    let (setup, cpu_s) = deliver(timer, 2);
     let weight: Duration = setup.memory.profiles().iter().map(Profile::weight).sum();
-    figure(&format!("{name}.delivered_999hz"), weight.as_secs_f64() / cpu_s * 100.0, "%");
+    figure("sampling.timer.delivered_999hz", weight.as_secs_f64() / cpu_s * 100.0, "%");
     let samples = setup.handle.stats().samples.taken as f64;
-    figure(&format!("{name}.samples_999hz"), samples / cpu_s, "1/s");
+    figure("sampling.timer.samples_999hz", samples / cpu_s, "1/s");
 }

@@ -15,7 +15,7 @@ use crate::otel::{AttributeNames, OtelSettings};
 use crate::profile::Resource;
 use crate::redact::Redaction;
 use crate::sampler::{CONTINUOUS_RATES, ContinuousSettings, Periods, Source, SourceSettings};
-use crate::sys::{MOST_STACK_COPIED, TimerClock};
+use crate::sys::MOST_STACK_COPIED;
 use crate::threads::{LoadLimits, Timing};
 
 /// Builds a [`ProfilingLayer`](crate::ProfilingLayer) with settings other than the defaults.
@@ -87,7 +87,6 @@ impl Builder {
             rules: Rules::default(),
             source: SourceSettings {
                 source: Source::default(),
-                timer_clock: TimerClock::default(),
                 signal: None,
                 stack_bytes: DEFAULT_STACK_BYTES,
                 periods: None,
@@ -165,19 +164,6 @@ impl Builder {
         self
     }
 
-    /// Whether the source `timer` samples at the configured rate, rather than at most once per kernel tick (100 to 1,000
-    /// times a second).
-    ///
-    /// The price: its signals also arrive while a thread is blocked. System calls that block with a timeout
-    /// (`epoll_wait`, `poll`, `nanosleep`, `read` or `recv` with a timeout, `futex` with one) can then return early
-    /// with `EINTR`, which the program must handle. By default, none of them is interrupted (on kernels
-    /// before 5.9, rarely); see `docs/platform.md`.
-    #[must_use]
-    pub fn fine_timers(mut self, fine: bool) -> Self {
-        self.source.timer_clock = if fine { TimerClock::Monotonic } else { TimerClock::Cpu };
-        self
-    }
-
     /// The signal that timers send: the number of a real-time signal, or `SIGPROF` (27), that the program neither
     /// handles nor waits for. By default it is the highest real-time signal that is free when the layer is built; see
     /// `docs/platform.md`. If the given one is not free, no thread is sampled by a timer, and the log says so.
@@ -187,9 +173,9 @@ impl Builder {
         self
     }
 
-    /// Samples per second of CPU time, from 1 to 10,000, for each thread in a span that is sampled. The default is
-    /// 1,000; a thread that has had about 1,000 samples within a few seconds drops to 200 per second, and one that
-    /// continues for long to 100.
+    /// Samples per second of CPU time, from 1 to 10,000, for each thread in a span that is sampled; a timer takes at most
+    /// one per kernel tick (100 to 1,000 a second). The default is 1,000; a thread that has had about 1,000 samples within
+    /// a few seconds drops to 200 per second, and one that continues for long to 100.
     #[must_use]
     pub fn rate(mut self, hertz: u32) -> Self {
         self.source.periods = Some(Periods::of_rate(self.clamped("rate", hertz, &RATES)));

@@ -77,9 +77,6 @@ const SETTINGS: &[Setting] = &[
         builder.source(text.parse().ok()?)
     }),
     setting!("_OFF_CPU", ON_OR_OFF, |builder, text| builder.off_cpu(is_on(text)?)),
-    setting!("_TIMER_CLOCK", "cpu or monotonic", |builder, text| {
-        builder.fine_timers(is_second(text, ["cpu", "monotonic"])?)
-    }),
     setting!("_SIGNAL", "the number of a signal, from 1 to 64", |builder, text| {
         builder.timer_signal(within(text, 1..=64)?.cast_signed())
     }),
@@ -363,12 +360,7 @@ fn rules_in(text: &str) -> Result<Rules, Error> {
 }
 
 fn is_on(text: &str) -> Option<bool> {
-    is_second(text, ["off", "on"])
-}
-
-/// Whether the text is the second of two words.
-fn is_second(text: &str, words: [&str; 2]) -> Option<bool> {
-    words.iter().position(|word| *word == text).map(|chosen| chosen == 1)
+    ["off", "on"].iter().position(|word| *word == text).map(|chosen| chosen == 1)
 }
 
 fn within(text: &str, allowed: RangeInclusive<u32>) -> Option<u32> {
@@ -491,7 +483,7 @@ mod tests {
             second.starts_with("TRACING_PROFILING_TRESHOLD is not a known variable"),
             "{second}"
         );
-        assert!(second.ends_with("_SOURCE, _OFF_CPU, _TIMER_CLOCK, _SIGNAL, _SAMPLING_DELAY, _RATE, _STACK_BYTES, \
+        assert!(second.ends_with("_SOURCE, _OFF_CPU, _SIGNAL, _SAMPLING_DELAY, _RATE, _STACK_BYTES, \
             _PAUSE, _CPU_BUDGET, _MEMORY, _DIR, _FORMATS, _TRACE_URL, _SOURCE_URL, _SPAN_FIELDS, _REDACT, _FULL_PATHS, \
             _SYMBOLS, _ALLOC_SAMPLE_INTERVAL, _CONTINUOUS, _CONTINUOUS_INTERVAL, _REFERENCES, _HEAP"), "{second}");
     }
@@ -513,7 +505,6 @@ mod tests {
         let builder = read(&[
             ("TRACING_PROFILING", "shop=100ms"),
             ("TRACING_PROFILING_SOURCE", "timer"),
-            ("TRACING_PROFILING_TIMER_CLOCK", "monotonic"),
             ("TRACING_PROFILING_SIGNAL", "40"),
             ("TRACING_PROFILING_OFF_CPU", "off"),
             ("TRACING_PROFILING_RATE", "99"),
@@ -535,7 +526,6 @@ mod tests {
         let by_hand = Builder::new()
             .rules("shop=100ms".parse().unwrap())
             .source(Source::Timer)
-            .fine_timers(true)
             .timer_signal(40)
             .off_cpu(false)
             .rate(99)
@@ -743,7 +733,6 @@ mod tests {
         for (name, value) in [
             ("MEMORY", "128"),
             ("SOURCE", "ebpf"),
-            ("TIMER_CLOCK", "wall"),
             ("SIGNAL", "0"),
             ("SIGNAL", "65"),
             ("SIGNAL", "SIGUSR1"),

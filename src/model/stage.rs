@@ -39,7 +39,7 @@ use crate::sampler::{ContinuousSettings, Sampler, Source, SourceSettings};
 use crate::span::{KEEP_ON_ERROR, Plan, SUSPECT, SpanKey, Spans, WATCHED};
 use crate::start::{Limits, Parts, build};
 use crate::stats::{Counters, Stats};
-use crate::sys::{Clock, Poller, SampleRequest, TimerClock};
+use crate::sys::{Clock, Poller, SampleRequest};
 use crate::threads::{LoadLimits, ThreadSettings, Timing};
 
 const STATUS: &str = "otel.status_code";
@@ -204,7 +204,6 @@ impl Stage {
         let poller = Poller::new().unwrap();
         let settings = SourceSettings {
             source: Source::None,
-            timer_clock: TimerClock::Cpu,
             signal: None,
             stack_bytes: 1024,
             periods: None,

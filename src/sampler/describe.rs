@@ -6,7 +6,7 @@ use super::perf::Perf;
 use super::probe::{Probed, Unreadable};
 use super::rate::Periods;
 use super::timer::Timers;
-use crate::sys::{self, FilteredSyscall, TimerClock, WhyRefused};
+use crate::sys::{self, FilteredSyscall, WhyRefused};
 
 const OTHER_SYSTEM: &str = "source none: kept spans have times but no stacks; threads can be sampled only on \
     Linux (x86-64 and aarch64)";
@@ -116,11 +116,7 @@ fn describe_errno(errno: i32) -> std::io::Error {
 pub(super) fn describe_silence(by_perf: bool, ran: Duration) -> String {
     let (source, instead) = match by_perf {
         true => ("perf", "TRACING_PROFILING_SOURCE=timer may do better"),
-        false => (
-            "timer",
-            "perf does better where it is allowed, and TRACING_PROFILING_TIMER_CLOCK=monotonic may, which interrupts waiting \
-             system calls",
-        ),
+        false => ("timer", "perf does better where it is allowed"),
     };
     format!(
         "the source {source} gives no samples, although the system refuses nothing: threads ran for {ran:.1?} while they \
@@ -165,16 +161,12 @@ fn describe_timers(
 ) -> String {
     let period_ns = periods.full_ns;
     let wanted = 1e9 / period_ns.max(1) as f64;
-    let rate = match (timers.clock(), sys::tick_ns()) {
-        (TimerClock::Cpu, Some(tick_ns)) if tick_ns > period_ns => format!(
-            "{:.0} samples per second of CPU time, the kernel's tick, instead of {wanted:.0} (finer with \
-             TRACING_PROFILING_TIMER_CLOCK=monotonic, which interrupts waiting system calls)",
+    let rate = match sys::tick_ns() {
+        Some(tick_ns) if tick_ns > period_ns => format!(
+            "{:.0} samples per second of CPU time, the kernel's tick, instead of {wanted:.0}",
             1e9 / tick_ns as f64
         ),
-        (TimerClock::Cpu, _) => describe_rate(periods),
-        (TimerClock::Monotonic, _) => {
-            format!("{}, which interrupt waiting system calls", describe_rate(periods))
-        }
+        _ => describe_rate(periods),
     };
     // As gdb calls it.
     let signal = match timers.signal() {

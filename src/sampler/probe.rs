@@ -67,14 +67,14 @@ pub(super) struct Unreadable {
 impl Probed {
     /// Probes on the calling thread and, as another one, on a thread of its own.
     pub(super) fn new(settings: &SourceSettings, request: SampleRequest) -> Self {
-        let SourceSettings { source, timer_clock, signal, .. } = *settings;
+        let SourceSettings { source, signal, .. } = *settings;
         // Without it no thread of the layer can be started either, and there will be no layer.
         let other = ProbeThread::start();
         let other = other.as_ref();
         let perf = matches!(source, Source::Auto | Source::Perf).then(|| Perf::new(request, other));
         let timers = matches!(source, Source::Auto | Source::Timer).then(|| {
             sys::note_claimed_signals();
-            Timers::new(SampleRequest { signal, ..request }, timer_clock)
+            Timers::new(SampleRequest { signal, ..request })
         });
         let is_traced = source == Source::Auto && sys::is_traced();
         // No signal handler is installed if perf works.

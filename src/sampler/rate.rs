@@ -45,9 +45,6 @@ impl Periods {
     /// matter for a thread that runs only slow requests.
     pub(crate) const USUAL: Self = Self { full_ns: 997_000, low_ns: 9_970_000 };
 
-    /// For timers whose samples can interrupt blocking system calls.
-    pub(crate) const INTERRUPTING: Self = Self { full_ns: 4_985_000, ..Self::USUAL };
-
     /// A fixed number of samples per second of CPU time.
     pub(crate) fn of_rate(hertz: u32) -> Self {
         let period_ns = 1_000_000_000 / u64::from(hertz.max(1));

@@ -21,9 +21,7 @@ use super::thread_source::ThreadSampler;
 use super::timer::Timers;
 use crate::error::UnknownName;
 use crate::stats::Counters;
-use crate::sys::{
-    self, FilteredSyscall, ProcessTimer, SampleRequest, ThreadStack, TimerClock, Waker, WhyRefused,
-};
+use crate::sys::{self, FilteredSyscall, ProcessTimer, SampleRequest, Waker, WhyRefused};
 
 /// The source of stacks; `TRACING_PROFILING_SOURCE`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -58,7 +56,6 @@ impl FromStr for Source {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SourceSettings {
     pub(crate) source: Source,
-    pub(crate) timer_clock: TimerClock,
     /// The signal of timers; `None` to choose one.
     pub(crate) signal: Option<i32>,
     pub(crate) stack_bytes: u32,
@@ -118,10 +115,7 @@ impl Sampler {
         counters: Arc<Counters>,
     ) -> Self {
         let probed = Probed::new(&settings, request);
-        // A timer on the monotonic clock interrupts a blocking system call at each expiration.
-        let interrupts = !probed.has_perf() && settings.timer_clock == TimerClock::Monotonic;
-        let usual = if interrupts { Periods::INTERRUPTING } else { Periods::USUAL };
-        let periods = settings.periods.unwrap_or(usual);
+        let periods = settings.periods.unwrap_or(Periods::USUAL);
         let in_user_code = probed.perf.as_ref().is_some_and(|perf| !perf.sees_kernel());
         Self(Arc::new(Shared {
             avoids_tracers: settings.source == Source::Auto,
@@ -416,16 +410,6 @@ impl Sampler {
     /// Whether a thread can have a timer.
     pub(crate) fn may_have_timers(&self) -> bool {
         self.0.probed.may_have_timers()
-    }
-
-    /// The bounds of the stack of a thread that cannot be asked for them, if a timer may sample it, or why none may.
-    pub(crate) fn stack_of_others(&self) -> Result<ThreadStack, WhyRefused> {
-        let timers = self.timers().filter(|_| self.may_have_timers());
-        match timers.map(Timers::clock) {
-            Some(TimerClock::Cpu) => Ok(ThreadStack::ANY),
-            // They would interrupt system calls of threads that may not expect that.
-            Some(TimerClock::Monotonic) | None => Err(WhyRefused::NotAsked),
-        }
     }
 
     /// Whether threads get timers. They get none while perf has room for them.

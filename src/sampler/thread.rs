@@ -146,11 +146,9 @@ impl ThreadShared {
     }
 
     /// The state of a thread that has met no hook, and so is in no span.
-    pub(crate) fn without_hooks(
-        thread: OsThread,
-        stack: Result<ThreadStack, WhyRefused>,
-        rate: Rate,
-    ) -> Self {
+    pub(crate) fn without_hooks(thread: OsThread, rate: Rate) -> Self {
+        // The bounds of its stack are known to the thread itself alone.
+        let stack = Ok(ThreadStack::ANY);
         let shared = Self::new(thread, stack, rate, Arc::new(SamplingSession::none()));
         shared.set_span(0);
         shared

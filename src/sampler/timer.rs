@@ -7,15 +7,12 @@ use super::rate::Rate;
 use super::record::Machine;
 use super::session::SamplingSession;
 use super::shares::Taken;
-use crate::sys::{
-    self, ProcessTimer, SampleRequest, SampleRing, ThreadStack, TimerClock, Waker, WhyRefused,
-};
+use crate::sys::{self, ProcessTimer, SampleRequest, SampleRing, ThreadStack, Waker, WhyRefused};
 
 /// Creates timers for threads.
 #[derive(Debug)]
 pub(super) struct Timers {
     request: SampleRequest,
-    clock: TimerClock,
     /// The number of timers.
     taken: Taken,
 }
@@ -32,10 +29,10 @@ fn most_timers() -> u64 {
 }
 
 impl Timers {
-    pub(super) fn new(request: SampleRequest, clock: TimerClock) -> Self {
+    pub(super) fn new(request: SampleRequest) -> Self {
         let position_step = Machine::NATIVE.sample_size(request.stack_bytes);
         let request = SampleRequest { position_step, ..request };
-        Self { request, clock, taken: Taken::default() }
+        Self { request, taken: Taken::default() }
     }
 
     /// The signal of the timers.
@@ -54,16 +51,12 @@ impl Timers {
         sys::block_timers(self.request.signal);
     }
 
-    pub(super) fn clock(&self) -> TimerClock {
-        self.clock
-    }
-
     /// Probes whether threads can have timers. No signal is sent.
     pub(super) fn probe(&self, other: &ProbeThread) -> Result<(), WhyRefused> {
         if most_timers() == 0 {
             return Err(WhyRefused::NoTimers);
         }
-        sys::probe_timers(self.request, self.clock, other.tid())
+        sys::probe_timers(self.request, other.tid())
     }
 
     /// Whether any thread has one.
@@ -96,7 +89,7 @@ impl Timers {
         if !self.taken.take(1, most_timers()) {
             return Err(WhyRefused::NoTimers);
         }
-        let open = |stack| sys::open_timer_ring(request, self.clock, tid, stack);
+        let open = |stack| sys::open_timer_ring(request, tid, stack);
         let ring = stack.and_then(open).inspect_err(|_| self.give_back())?;
         let ring = Arc::new(SampleRing::Timer(ring));
         let position_step = request.position_step;

@@ -102,7 +102,7 @@ pub(crate) use types::{
     ANY_STACK, Blocked, Call, CpuUse, FileIdentity, FilteredSyscall, IS_NO_CLOCK, Load,
     LoadedModule, MOST_STACK_COPIED, MappedFile, MappedPart, ModuleList, ModuleLoads, NoFile,
     OsThread, PublishesSpan, SampleRequest, Schedstat, TICKED, ThreadStack, ThrottlingUnknown,
-    TimerClock, WhyRefused,
+    WhyRefused,
 };
 pub(crate) use usage::{Usage, UsageSums};
 pub(crate) use words::{WORDS, fork_generation};

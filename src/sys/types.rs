@@ -78,16 +78,6 @@ impl OsThread {
     }
 }
 
-/// The clock of a sampling timer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum TimerClock {
-    /// The thread's CPU time, at most once per kernel tick. Never interrupts a blocking system call.
-    #[default]
-    Cpu,
-    /// Wall time, at any resolution. Interrupts blocking system calls.
-    Monotonic,
-}
-
 /// Samples of a timer on the CPU time of the process that were lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ProcessLosses {

@@ -20,7 +20,7 @@ use parking_lot::{Condvar, Mutex};
 use super::types::{
     Blocked, Call, FileIdentity, FilteredSyscall, Load, MappedFile, ModuleList, ModuleLoads,
     OsThread, ProcessLosses, PublishesSpan, SampleRequest, Schedstat, ThreadStack,
-    ThrottlingUnknown, TimerClock, WhyRefused,
+    ThrottlingUnknown, WhyRefused,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,10 +166,8 @@ stubs! {
     fn has_small_signal_stack() -> bool = false;
     fn open_sample_ring(_: SampleRequest, _: u32) -> Result<PerfRing, WhyRefused> = refused();
     fn open_switch_ring(_: usize, _: u32, _: i64) -> Result<PerfRing, WhyRefused> = refused();
-    fn open_timer_ring(
-        _: SampleRequest, _: TimerClock, _: u32, _: ThreadStack
-    ) -> Result<TimerRing, WhyRefused> = refused();
-    fn probe_timers(_: SampleRequest, _: TimerClock, _: u32) -> Result<(), WhyRefused> = refused();
+    fn open_timer_ring(_: SampleRequest, _: u32, _: ThreadStack) -> Result<TimerRing, WhyRefused> = refused();
+    fn probe_timers(_: SampleRequest, _: u32) -> Result<(), WhyRefused> = refused();
     fn blocked(_: u32) -> io::Result<Option<Blocked>> = unsupported();
     fn own_threads() -> io::Result<Vec<u32>> = unsupported();
     fn thread_and_state(_: u32) -> io::Result<(OsThread, u8)> = unsupported();

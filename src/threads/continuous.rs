@@ -311,7 +311,7 @@ fn judge_probe((own, ran): (&[u32], Duration), sampled: Vec<u32>) -> Result<(), 
 mod tests {
     use super::*;
     use crate::sampler::{ContinuousSettings, Source, SourceSettings};
-    use crate::sys::{Poller, SampleRequest, TimerClock};
+    use crate::sys::{Poller, SampleRequest};
 
     #[test]
     fn signals_must_reach_threads_that_run() {
@@ -357,7 +357,6 @@ mod tests {
         let (poller, counters) = (Poller::new().unwrap(), Arc::new(Counters::default()));
         let settings = SourceSettings {
             source: Source::Timer,
-            timer_clock: TimerClock::Cpu,
             signal: None,
             stack_bytes: 1024,
             periods: None,

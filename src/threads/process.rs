@@ -9,7 +9,7 @@ use super::cursor::ThreadCursor;
 use super::demand::{DemandBudgets, Why};
 use crate::budget::{CpuBudget, passed};
 use crate::intake::Intake;
-use crate::sampler::{AttachThreads as _, Periods, Rate, Sampler, SamplingSession, ThreadShared};
+use crate::sampler::{AttachThreads as _, Periods, Rate, SamplingSession, ThreadShared};
 use crate::stats::Counters;
 use crate::sys;
 
@@ -174,7 +174,7 @@ impl ProcessThreads {
                 continue;
             }
             let before = sys::thread_cpu_ns();
-            let new = || OtherThread::new(tid, rate, &intake.source);
+            let new = || OtherThread::new(tid, rate);
             let other = self.others.entry(tid).or_insert_with(new);
             other.attach(ran_ns, intake);
             self.attaching.spend(passed(before, sys::thread_cpu_ns()).unwrap_or(A_THREAD_NS));
@@ -229,10 +229,8 @@ impl ProcessThreads {
 }
 
 impl OtherThread {
-    fn new(tid: u32, rate: Rate, source: &Sampler) -> Self {
-        // The bounds of its stack are known to the thread itself alone.
-        let (thread, stack) = (sys::own_thread(tid), source.stack_of_others());
-        let shared = ThreadShared::without_hooks(thread, stack, rate);
+    fn new(tid: u32, rate: Rate) -> Self {
+        let shared = ThreadShared::without_hooks(sys::own_thread(tid), rate);
         let cursor = ThreadCursor::new(Arc::new(shared));
         Self { cursor, is_named: false, failed: None, is_ending: false }
     }

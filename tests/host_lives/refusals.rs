@@ -56,12 +56,11 @@ struct Watched {
 }
 
 impl Watched {
-    fn new(source: Source, are_fine: bool, directory: Option<Directory>) -> Self {
+    fn new(source: Source, directory: Option<Directory>) -> Self {
         let kept = Arc::new(Mutex::new(Vec::new()));
         let received = Arc::clone(&kept);
         let set = |builder: tracing_profiling::Builder| {
             let builder = builder.symbols(false);
-            let builder = builder.fine_timers(are_fine);
             builder.on_kept(move |one| received.lock().unwrap().push(one.clone()))
         };
         let host = match directory {
@@ -161,7 +160,7 @@ fn a_refused_call_is_named_with_its_error_if_anything_is_missing() {
                     let answer = SeccompAction::Errno(errno.cast_unsigned());
                     apply_filter(&program(&[*call], answer)).unwrap();
                     let dir = std::env::temp_dir().join(format!("refusals-{}", std::process::id()));
-                    let watched = Watched::new(source, false, Some(Directory::new(&dir)));
+                    let watched = Watched::new(source, Some(Directory::new(&dir)));
                     let (said, has_stacks) = expected(name, source);
                     watched.work(has_stacks);
                     let errors = watched.errors();
@@ -189,26 +188,20 @@ fn a_refused_call_is_named_with_its_error_if_anything_is_missing() {
 fn timers_of_another_thread_may_be_refused() {
     in_child(module_path!(), "timers_of_another_thread_may_be_refused", &[], || {
         for errno in ERRNOS {
-            for are_fine in [false, true] {
-                in_fork(&format!("{errno} {are_fine}"), || {
-                    refuse(libc::SYS_timer_create, OF_A_THREAD, errno);
-                    let watched = Watched::new(Source::Timer, are_fine, None);
-                    watched.work(are_fine);
-                    let errors = watched.errors();
-                    if are_fine {
-                        assert_eq!(errors, [""; 0]);
-                        return;
-                    }
-                    let [line] = errors.as_slice() else { panic!("{errors:?}") };
-                    let error = format!("timer_create is refused: {}", error(errno));
-                    for part in ["source none", &error] {
-                        assert!(line.contains(part), "{part}: {line}");
-                    }
-                    let unsampled = watched.host.lines_with("no profile: sampling is unavailable");
-                    assert_eq!(unsampled.len(), 2, "{unsampled:?}");
-                    assert!(watched.host.handle.stats().threads.refused_timers > 0);
-                });
-            }
+            in_fork(&format!("{errno}"), || {
+                refuse(libc::SYS_timer_create, OF_A_THREAD, errno);
+                let watched = Watched::new(Source::Timer, None);
+                watched.work(false);
+                let errors = watched.errors();
+                let [line] = errors.as_slice() else { panic!("{errors:?}") };
+                let error = format!("timer_create is refused: {}", error(errno));
+                for part in ["source none", &error] {
+                    assert!(line.contains(part), "{part}: {line}");
+                }
+                let unsampled = watched.host.lines_with("no profile: sampling is unavailable");
+                assert_eq!(unsampled.len(), 2, "{unsampled:?}");
+                assert!(watched.host.handle.stats().threads.refused_timers > 0);
+            });
         }
     });
 }
@@ -223,7 +216,7 @@ fn the_clocks_of_other_threads_may_be_refused() {
         for errno in ERRNOS {
             in_fork(&format!("{errno}"), || {
                 refuse(libc::SYS_clock_gettime, OF_A_THREAD, errno);
-                let watched = Watched::new(Source::Timer, false, None);
+                let watched = Watched::new(Source::Timer, None);
                 watched.work(true);
                 let errors = watched.errors();
                 let [line] = errors.as_slice() else { panic!("{errors:?}") };
@@ -247,7 +240,7 @@ fn the_requests_of_perf_events_may_be_refused() {
         for errno in ERRNOS {
             in_fork(&format!("{errno}"), || {
                 refuse(libc::SYS_ioctl, (1, 0xffff_ffff, ENABLE), errno);
-                let watched = Watched::new(Source::Auto, false, None);
+                let watched = Watched::new(Source::Auto, None);
                 watched.work(true);
                 let errors = watched.errors();
                 let [line] = errors.as_slice() else { panic!("{errors:?}") };
@@ -271,7 +264,7 @@ fn without_pending_signals_it_is_said_that_no_thread_is_sampled() {
                     if is_first {
                         set();
                     }
-                    let watched = Watched::new(Source::Timer, false, None);
+                    let watched = Watched::new(Source::Timer, None);
                     if !is_first {
                         set();
                     }
@@ -301,7 +294,7 @@ fn a_timer_that_is_refused_later_is_named_with_its_error() {
         for (name, call) in CALLS.iter().filter(|(name, _)| name.starts_with("timer_")) {
             for errno in ERRNOS {
                 in_fork(&format!("{name} {errno}"), || {
-                    let watched = Watched::new(Source::Timer, false, None);
+                    let watched = Watched::new(Source::Timer, None);
                     let answer = SeccompAction::Errno(errno.cast_unsigned());
                     apply_filter_all_threads(&program(&[*call], answer)).unwrap();
                     let (start, is_said) = (Instant::now(), || !watched.errors().is_empty());

@@ -232,17 +232,21 @@ pub(crate) fn scenario(sampled: Sampled) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).build().unwrap();
     let (mut right, mut wrong) = (HashMap::new(), Vec::new());
     let (mut rounds, start) = (0, std::time::Instant::now());
+    // Enough CPU time for samples in each round. The kernel's tick may rarely find a thread running.
+    let roots = if sampled == Sampled::Timer { 8 } else { 1 };
     loop {
         let before = right.values().sum::<usize>() + wrong.len();
         if before >= wanted() {
             break;
         }
-        let root = info_span!("root");
-        let all: Vec<_> =
-            (0..POLLED.len()).map(|n| runtime.spawn(tasks(root.clone(), n))).collect();
-        drop(root);
-        for tasks in all {
-            runtime.block_on(tasks).unwrap();
+        for _ in 0..roots {
+            let root = info_span!("root");
+            let all: Vec<_> =
+                (0..POLLED.len()).map(|n| runtime.spawn(tasks(root.clone(), n))).collect();
+            drop(root);
+            for tasks in all {
+                runtime.block_on(tasks).unwrap();
+            }
         }
         setup.flush();
         for profile in setup.memory.take() {

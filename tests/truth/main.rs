@@ -34,8 +34,6 @@ pub(crate) enum Sampled {
     Perf,
     /// At most once per kernel tick.
     Timer,
-    /// At the requested rate.
-    FineTimer,
     /// No samples, only times.
     Nothing,
 }
@@ -45,7 +43,6 @@ impl Sampled {
         match self {
             Self::Perf => builder.source(Source::Perf),
             Self::Timer => builder.source(Source::Timer),
-            Self::FineTimer => builder.source(Source::Timer).fine_timers(true),
             Self::Nothing => builder.source(Source::None),
         }
     }
@@ -88,10 +85,8 @@ macro_rules! scenarios {
 }
 
 scenarios! {
-    // Timers that are bound to the kernel's tick would take minutes.
-    no_sample_is_on_a_wrong_span: links::scenario, perf Perf, fine_timer FineTimer;
-    // Fine timers follow the wall clock: where threads block or share a CPU, a sample can come after the wait and
-    // represent what ran before it.
+    // Minutes with timers, which are bound to the kernel's tick.
+    no_sample_is_on_a_wrong_span: links::scenario, perf Perf, timer Timer;
     shares_are_within_their_bounds: shares::scenario, perf Perf, timer Timer;
     functions_of_a_thread_that_is_often_preempted_have_their_time: switched::scenario, perf Perf;
     times_agree_with_the_clocks: times::scenario, perf Perf, timer Timer, nothing Nothing;

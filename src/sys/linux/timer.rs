@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 
 use super::blocked::{blocks_signal, cpu_clock_of, cpu_ns_of, has_same_filters};
 use super::calls::may;
-use super::clock::{create_timer, delete_timer, set_timer, thread_cpu_ns, tick_ns};
+use super::clock::{create_timer, delete_timer, set_timer, tick_ns};
 use super::context::{OnProcessTimer, RECORD_LOST, TimerInfo, alternate_stack, registers};
 use super::fork::{ForkSafe, ForkSafeGuard};
 use super::modules::can_read_by_system_call;
@@ -26,9 +26,7 @@ use super::ring::{MOST_READ, RingMemory};
 use super::signal::{block, handled_by, signal_for, unblock};
 use super::signal_stack::on_signal;
 use super::thread::{are_signals_used_up, current_tid, is_own_thread, own_status};
-use crate::sys::types::{
-    ANY_STACK, FilteredSyscall, SampleRequest, ThreadStack, TimerClock, WhyRefused,
-};
+use crate::sys::types::{ANY_STACK, FilteredSyscall, SampleRequest, ThreadStack, WhyRefused};
 
 /// The thread that a signal is for, found by the number that its timer sends.
 ///
@@ -144,22 +142,17 @@ pub(crate) fn signal_of_timers(wanted: Option<i32>) -> Result<c_int, WhyRefused>
 /// known, they are [`ANY_STACK`].
 pub(crate) fn open_timer_ring(
     request: SampleRequest,
-    clock: TimerClock,
     tid: u32,
     stack: ThreadStack,
 ) -> Result<TimerRing, WhyRefused> {
-    // For such a timer, the handler reads the thread's CPU clock at each signal.
-    if clock == TimerClock::Monotonic && !may(FilteredSyscall::ClockGettime) {
-        return Err(WhyRefused::KilledBySeccomp);
-    }
     let signal = signal_of_timers(request.signal)?;
     if stack.bounds == ANY_STACK {
         can_read_stack_of(tid, signal)?;
     }
     let memory = RingMemory::anonymous(request.ring_bytes).map_err(|_| WhyRefused::NoMemory)?;
-    let ring = Arc::new(HandlerRing::new(memory, request, clock, (tid, stack)));
+    let ring = Arc::new(HandlerRing::new(memory, request, tid, stack));
     let given = (Arc::as_ptr(&ring), std::ptr::null());
-    let timer = Timer::create(signal, clock_of(clock, tid), Some(tid), given)?;
+    let timer = Timer::create(signal, cpu_clock_of(tid), Some(tid), given)?;
     Ok(TimerRing { ring, timer: Mutex::new(Some(timer)) })
 }
 
@@ -178,14 +171,9 @@ fn can_read_stack_of(tid: u32, signal: c_int) -> Result<(), WhyRefused> {
 }
 
 /// Makes the calls that sample thread `tid` by a timer. The thread must exist, and must not run: its timer does not expire.
-pub(crate) fn probe_timers(
-    request: SampleRequest,
-    clock: TimerClock,
-    tid: u32,
-) -> Result<(), WhyRefused> {
-    let number = TAG | u64::from(NO_TARGET);
-    let (signal, clock) = (signal_of_timers(request.signal)?, clock_of(clock, tid));
-    let id = create_timer(signal, clock, Some(tid), number).map_err(why_not_created)?;
+pub(crate) fn probe_timers(request: SampleRequest, tid: u32) -> Result<(), WhyRefused> {
+    let (signal, number) = (signal_of_timers(request.signal)?, TAG | u64::from(NO_TARGET));
+    let id = create_timer(signal, cpu_clock_of(tid), Some(tid), number).map_err(why_not_created)?;
     let started = set_timer(id, request.period_ns, request.period_ns);
     let ended = delete_timer(id).inspect_err(|_| _ = set_timer(id, 0, 0));
     started.and(ended)
@@ -210,13 +198,6 @@ fn why_not_created(errno: i32) -> WhyRefused {
 fn has_ended(tid: u32) -> bool {
     // Without `/proc` its CPU clock shows it, if such clocks can be read.
     !is_own_thread(tid) || cpu_ns_of(tid).is_none() && cpu_ns_of(current_tid()).is_some()
-}
-
-fn clock_of(clock: TimerClock, tid: u32) -> i32 {
-    match clock {
-        TimerClock::Cpu => cpu_clock_of(tid),
-        TimerClock::Monotonic => libc::CLOCK_MONOTONIC,
-    }
 }
 
 /// The errno, once a timer could not be deleted. No more are created then: each one would stay.
@@ -312,9 +293,6 @@ pub(super) struct HandlerRing {
     /// The kernel's ids of the process and the thread, as in records.
     ids: u64,
     stack: ThreadStack,
-    /// Whether samples are weighted with the CPU time since the previous one.
-    counts_cpu: bool,
-    cpu_ns: AtomicU64,
     /// Samples lost since the last one that was written, because the ring was full.
     lost: AtomicU64,
     /// The position that hooks read: each sample advances it by `step`, independent of its length.
@@ -326,8 +304,8 @@ impl HandlerRing {
     pub(super) fn new(
         memory: RingMemory,
         request: SampleRequest,
-        clock: TimerClock,
-        (tid, stack): (u32, ThreadStack),
+        tid: u32,
+        stack: ThreadStack,
     ) -> Self {
         Self {
             memory,
@@ -335,8 +313,6 @@ impl HandlerRing {
             stack_bytes: u64::from(request.stack_bytes),
             period_ns: request.period_ns,
             ids: u64::from(tid) << 32 | u64::from(super::process_id()),
-            counts_cpu: clock == TimerClock::Monotonic,
-            cpu_ns: AtomicU64::new(0),
             lost: AtomicU64::new(0),
             position: AtomicU64::new(0),
             step: request.position_step,
@@ -358,8 +334,7 @@ impl TimerRing {
     pub(crate) fn scripted(data_size: usize, step: u64) -> std::io::Result<Self> {
         let request = SampleRequest { position_step: step, ..SampleRequest::default() };
         let memory = RingMemory::anonymous(data_size)?;
-        let ring =
-            Arc::new(HandlerRing::new(memory, request, TimerClock::Cpu, (0, ThreadStack::ANY)));
+        let ring = Arc::new(HandlerRing::new(memory, request, 0, ThreadStack::ANY));
         Ok(Self { ring, timer: Mutex::new(None) })
     }
 
@@ -376,19 +351,15 @@ impl TimerRing {
     /// The shortest CPU time between two samples.
     pub(crate) fn least_interval_ns(&self) -> u64 {
         // Timers on CPU time expire at the kernel's ticks.
-        let tick_ns = if self.ring.counts_cpu { None } else { tick_ns() };
-        self.ring.period_ns.max(tick_ns.unwrap_or(0))
+        self.ring.period_ns.max(tick_ns().unwrap_or(0))
     }
 
     /// Starts or resumes sampling.
     pub(crate) fn start(&self) -> Result<(), WhyRefused> {
-        let ring = &*self.ring;
-        // The CPU time until now does not count toward a sample.
-        let cpu_ns = cpu_ns_of((ring.ids >> 32) as u32).unwrap_or(0);
-        ring.cpu_ns.store(cpu_ns, Ordering::Relaxed);
+        let period_ns = self.ring.period_ns;
         // Random, so that all points of a short time are equally likely to be sampled.
-        let first_ns = 1 + RandomState::new().hash_one(cpu_ns) % ring.period_ns.max(1);
-        self.set(first_ns, ring.period_ns)
+        let first_ns = 1 + RandomState::new().hash_one(period_ns) % period_ns.max(1);
+        self.set(first_ns, period_ns)
     }
 
     /// Stops sampling until the next start.
@@ -484,20 +455,8 @@ fn sample(target: &Target, context: &libc::ucontext_t, errno_at: u64, overrun: c
     let alternate = alternate_stack(context);
     let known = [stack, &alternate].into_iter().find(|stack| stack.contains(sp));
     let end = known.map_or(*sp, |stack| stack.end);
-    let period_ns = ring.period_ns;
-    let weight_ns = if ring.counts_cpu {
-        let now = thread_cpu_ns().unwrap_or(0);
-        let ran = now.saturating_sub(ring.cpu_ns.swap(now, Ordering::Relaxed));
-        // The thread was blocked: what it runs between two waits is not worth a sample.
-        if ran < period_ns / 16 {
-            ring.cpu_ns.store(now.wrapping_sub(ran), Ordering::Relaxed);
-            return;
-        }
-        ran
-    } else {
-        // Timers on CPU time expire at the kernel's ticks, so one signal can represent several periods.
-        period_ns.saturating_mul(1_u64.saturating_add(overrun.max(0) as u64))
-    };
+    // Timers on CPU time expire at the kernel's ticks, so one signal can represent several periods.
+    let weight_ns = ring.period_ns.saturating_mul(1_u64.saturating_add(overrun.max(0) as u64));
     let most = if is_any { MOST_READ } else { end.wrapping_sub(*sp) };
     let most = most.min(ring.stack_bytes) & !7;
     let mut writer = ring.memory.writer();
