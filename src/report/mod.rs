@@ -4,7 +4,7 @@ pub(crate) mod kept_event;
 mod kept_fields;
 mod losses;
 mod profile;
-pub(crate) mod starved;
+mod starved;
 
 use crate::facts::format;
 
