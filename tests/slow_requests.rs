@@ -282,6 +282,6 @@ fn check_awaits(reports: &[Kept]) {
     assert!(explained <= times.idle() && explained + busy + little > shop::SLOW, "{times:?}");
     // Another thread may take it, so that it is not delayed; then it is not kept.
     if let Some(news) = reports.iter().find(|kept| kept.spans[0].name() == "GET /news") {
-        assert_eq!(news.awaits.delayed_by.as_deref(), Some("report"));
+        assert_eq!(news.awaits.delayed_by.as_deref(), Some("report"), "{:?}", news.awaits);
     }
 }

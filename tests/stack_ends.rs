@@ -553,7 +553,10 @@ fn on_other_stacks(source: Source) {
             "{name}, {source:?}: of {on_cpu_ns} ns on-CPU, samples have {taken_ns}, and {there_ns} on another stack"
         );
         // Nearly none before. Beside other programs, timers have lost a third of it; on a quiet machine, all is printed.
-        let is_covered = there_ns >= on_cpu_ns / 3;
+        // Samples that come late on a busy machine are lost and counted.
+        let samples = stats.samples;
+        let came = samples.taken as f64 / (samples.taken + samples.dropped_late).max(1) as f64;
+        let is_covered = there_ns as f64 >= on_cpu_ns as f64 / 3.0 * came;
         assert!(
             is_covered,
             "{name}, {source:?}: {taken_ns}, {there_ns} of {on_cpu_ns} ns; {stats:?}"
