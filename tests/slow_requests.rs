@@ -178,13 +178,13 @@ fn check_guilty(reports: &[Kept]) {
     let similar = of("GET /similar").hotspot(SampleKind::OnCpu).unwrap();
     assert_eq!(similar.leaf.as_ref().unwrap().name, "sqlite3VdbeExec");
     for (name, guilty, call) in [
-        ("GET /checkout", "reserve", ["[futex 0x", "[lock likely held by `"]),
-        ("GET /legacy", "ask_the_old_system", ["[sleep]"; 2]),
+        ("GET /checkout", "reserve", "[futex 0x"),
+        ("GET /legacy", "ask_the_old_system", "[sleep]"),
     ] {
         let waits = &of(name).waits;
         let longest = waits.longest.clone().unwrap();
         assert!(longest.function.ends_with(guilty), "{name}: {waits:?}");
-        assert!(call.iter().any(|it| longest.call.starts_with(it)), "{name}: {waits:?}");
+        assert!(longest.call.starts_with(call), "{name}: {waits:?}");
         // Both functions are async, so their blocking is reported where the stack shows the executor. Those of a debug
         // build are longer than the copies.
         let blocked_ns = waits.in_async_total.ns();

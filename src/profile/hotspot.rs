@@ -127,13 +127,20 @@ impl Profile {
         }
     }
 
+    /// What a thread was blocked in, or who held the lock, in brackets.
+    fn waited_for(&self, sample: &Sample) -> Option<String> {
+        let held_by = self.leaf(sample.leaf).and_then(Leaf::held_by);
+        let text = held_by.or_else(|| Some(self.blocked_in(sample)?.into_owned()));
+        text.map(|text| format!("[{text}]"))
+    }
+
     /// What the samples of one kind have by the innermost own function, or what comes next to that, and by what that was
     /// blocked in or awaited. The most first.
     pub(crate) fn own_rows(&self, kind: SampleKind) -> Vec<OwnRow> {
         let mut rows: BTreeMap<(String, String), BTreeMap<String, u64>> = BTreeMap::new();
         for sample in self.of_kind(kind) {
             let leaf = match kind {
-                SampleKind::OffCpu => self.blocked_in(sample).map(|call| format!("[{call}]")),
+                SampleKind::OffCpu => self.waited_for(sample),
                 SampleKind::Await => Some(self.awaited(self.location_ids(sample.stack))),
                 _ => None,
             };
@@ -219,9 +226,7 @@ fn find(profile: &Profile, calls: &CallTree<'_>, kind: SampleKind) -> Option<Hot
     let inside: Vec<_> =
         samples.iter().filter(|sample| calls.is_in(sample, number)).copied().collect();
     let leaf = match kind {
-        SampleKind::OffCpu => {
-            most(&inside, |sample| profile.blocked_in(sample).map(|call| format!("[{call}]")))
-        }
+        SampleKind::OffCpu => most(&inside, |sample| profile.waited_for(sample)),
         SampleKind::Await => most(&inside, |sample| {
             Some(profile.awaited(profile.location_ids(sample.stack)))
                 .filter(|name| !name.is_empty())

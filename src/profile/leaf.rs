@@ -75,23 +75,28 @@ impl fmt::Display for LockHolder {
 }
 
 impl Leaf {
-    /// What the thread was blocked in, or who held the lock: ``lock likely held by `worker-3` at shop::refill
-    /// (shop/main.rs:12)``; `None` if nothing is known of the wait but its length.
+    /// What the thread was blocked in, with who held the lock; `None` if nothing is known of the wait but its length.
     pub(super) fn blocked_in(&self) -> Option<Cow<'_, str>> {
         match self {
             Self::Blocked(call) if !call.is_empty() => Some(call.into()),
-            Self::BlockedBy(_, LockHolder { thread, tid, span, at, is_inferred }) => {
-                let likely = if *is_inferred { "likely " } else { "" };
-                let mut text = match thread.is_empty() {
-                    true => format!("lock {likely}held by thread {tid}"),
-                    false => format!("lock {likely}held by `{thread}`"),
-                };
-                span.iter().for_each(|span| text += &format!(" in `{span}`"));
-                text += &format!("{}{at}", if at.is_empty() { "" } else { " at " });
-                Some(text.into())
-            }
+            Self::BlockedBy(call, holder) => Some(format!("{call}, held by {holder}").into()),
             _ => None,
         }
+    }
+
+    /// In a sentence, who held the lock: ``lock likely held by `worker-3` at shop::refill (shop/main.rs:12)``.
+    pub(super) fn held_by(&self) -> Option<String> {
+        let Self::BlockedBy(_, LockHolder { thread, tid, span, at, is_inferred }) = self else {
+            return None;
+        };
+        let likely = if *is_inferred { "likely " } else { "" };
+        let mut text = match thread.is_empty() {
+            true => format!("lock {likely}held by thread {tid}"),
+            false => format!("lock {likely}held by `{thread}`"),
+        };
+        span.iter().for_each(|span| text += &format!(" in `{span}`"));
+        text += &format!("{}{at}", if at.is_empty() { "" } else { " at " });
+        Some(text)
     }
 
     /// That of a sample of which only the kind is known.
