@@ -524,7 +524,7 @@ fn no_file_is_too_long_to_read() {
 }
 
 /// The lines of the product, without tests, at most. May only fall.
-const TOTAL: usize = 64_123;
+const TOTAL: usize = 64_122;
 /// The same by crate and room: the first directory below `src`, or `(top)`. A feature that needs more lines takes them
 /// from the entries of the rooms that pay for it.
 const ROOMS: &[(&str, &str, usize)] = &[
@@ -545,7 +545,7 @@ const ROOMS: &[(&str, &str, usize)] = &[
     (".", "intake", 523),
     (".", "keep", 3923),
     (".", "otel", 384),
-    (".", "profile", 3550),
+    (".", "profile", 3549),
     (".", "publish", 2224),
     (".", "redact", 367),
     (".", "references", 838),

@@ -555,7 +555,8 @@ fn on_other_stacks(source: Source) {
         // Nearly none before. Beside other programs, timers have lost a third of it; on a quiet machine, all is printed.
         // Samples that come late on a busy machine are lost and counted.
         let samples = stats.samples;
-        let came = samples.taken as f64 / (samples.taken + samples.dropped_late).max(1) as f64;
+        let late = samples.dropped_late as f64;
+        let came = 1.0 - late / (samples.taken as f64 + late).max(1.0);
         let is_covered = there_ns as f64 >= on_cpu_ns as f64 / 3.0 * came;
         assert!(
             is_covered,

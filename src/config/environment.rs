@@ -360,7 +360,7 @@ fn rules_in(text: &str) -> Result<Rules, Error> {
 }
 
 fn is_on(text: &str) -> Option<bool> {
-    ["off", "on"].iter().position(|word| *word == text).map(|chosen| chosen == 1)
+    matches!(text, "on" | "off").then_some(text == "on")
 }
 
 fn within(text: &str, allowed: RangeInclusive<u32>) -> Option<u32> {

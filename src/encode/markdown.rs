@@ -315,6 +315,11 @@ mod tests {
         ] {
             assert!(text.contains(expected), "{expected} in {text}");
         }
+        let mut few = profile.clone();
+        let mut compared = Compared::for_test(9);
+        compared.rename_for_test("GET /checkout", "GET /checkout");
+        few.compared = Some(Arc::new(compared));
+        assert!(!markdown(&few).contains("## Against"), "nothing certain");
         let json: serde_json::Value = serde_json::from_str(&json_summary(&profile)).unwrap();
         assert_eq!(json["functions"][0]["name"], "shop::fetch");
         assert_eq!(json["functions"][0]["in"], "tokio::time::sleep::Sleep");

@@ -90,10 +90,8 @@ impl Leaf {
             return None;
         };
         let likely = if *is_inferred { "likely " } else { "" };
-        let mut text = match thread.is_empty() {
-            true => format!("lock {likely}held by thread {tid}"),
-            false => format!("lock {likely}held by `{thread}`"),
-        };
+        let who = if thread.is_empty() { format!("thread {tid}") } else { format!("`{thread}`") };
+        let mut text = format!("lock {likely}held by {who}");
         span.iter().for_each(|span| text += &format!(" in `{span}`"));
         text += &format!("{}{at}", if at.is_empty() { "" } else { " at " });
         Some(text)
@@ -160,5 +158,30 @@ impl fmt::Display for Leaf {
             Self::Delayed { behind: Some(span) } => write!(f, "[scheduling delay behind {span}]"),
             Self::Unknown(why) => write!(f, "[{why}]"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sentence_says_who_held_a_lock_without_addresses() {
+        let holder = LockHolder {
+            thread: "db".to_owned(),
+            tid: 7,
+            span: Some("GET /a".to_owned()),
+            at: "shop::refill (shop/main.rs:12)".to_owned(),
+            is_inferred: true,
+        };
+        let said = |holder: &LockHolder| {
+            Leaf::BlockedBy("futex 0x7f00".to_owned(), holder.clone()).held_by().unwrap()
+        };
+        let text = "lock likely held by `db` in `GET /a` at shop::refill (shop/main.rs:12)";
+        assert_eq!(said(&holder), text);
+        let (thread, at) = (String::new(), String::new());
+        let unknown = LockHolder { thread, at, span: None, is_inferred: false, ..holder };
+        assert_eq!(said(&unknown), "lock held by thread 7");
+        assert_eq!(Leaf::Blocked("futex 0x7f00".to_owned()).held_by(), None);
     }
 }

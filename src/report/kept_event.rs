@@ -194,10 +194,10 @@ fn reasons(first: &KeptSpan, kept: &Kept) -> Vec<String> {
     let typical = compared.and_then(ComparedSummary::times);
     let explains = typical.is_some_and(|times| times < MANY_TIMES);
     let typical = compared.and_then(|compared| against_typical(compared, explains));
-    let (first, later) = if explains { (typical, None) } else { (None, typical) };
-    let reasons = first.into_iter().chain(many).chain(parts);
+    let (before, after) = if explains { (typical, None) } else { (None, typical) };
+    let reasons = before.into_iter().chain(many).chain(parts);
     let reasons = deadlock.into_iter().chain(error).chain(unknown).chain(why).chain(reasons);
-    reasons.chain(later).chain(last).collect()
+    reasons.chain(after).chain(last).collect()
 }
 
 /// Adds what explains most of the time of the first span of a symbolized profile.
@@ -257,9 +257,9 @@ fn on_cpu(first: &KeptSpan, kept: &Kept) -> Option<String> {
 fn waits(kept: &Kept) -> Option<String> {
     let Waits { count, total, in_async, in_async_total, .. } = &kept.waits;
     let hotspot = kept.hotspot(SampleKind::OffCpu);
-    let is_there = |hotspot: &Hotspot, function: &String| matches!(&hotspot.functions[..], [only] if only.name == *function);
     let blocking = in_async.as_ref().map(|site| {
-        let is_there = hotspot.is_some_and(|hotspot| is_there(hotspot, &site.function));
+        let named = hotspot.map_or_else(String::new, Hotspot::names);
+        let is_there = named == site.function;
         let place = if is_there { String::new() } else { format!(" in {}", AtSite(site)) };
         (is_there, format!("{} blocking its executor{place}", Short(*in_async_total)))
     });

@@ -376,5 +376,10 @@ fn a_holder_is_named_with_its_route_and_function() {
         let place =
             ") in `request{http.route=/stock/{id}}`, at waits::holders::refills (waits/holders.rs:";
         assert!(named.contains(place) && named.ends_with("), inferred]"), "{source:?}: {named}");
+        setup.flush();
+        let profiles = setup.profiles();
+        let waited = profiles.iter().find(|profile| profile.name == "checkout").unwrap();
+        let who = "[lock likely held by `holder` in `request{http.route=/stock/{id}}` at waits::holders::refills (";
+        assert!(waited.headline.contains(who), "{source:?}: {}", waited.headline);
     }
 }
