@@ -15,6 +15,7 @@ use tracing_profiling::profile::{Sample, SampleKind};
 use tracing_profiling::{Kept, Profile, Source};
 
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
+const TIME: Duration = Duration::from_secs(10);
 
 /// A chain of nested spans that are entered and exited continuously: nearly all samples fall in hooks, right at the end
 /// of one span or at the beginning of another.
@@ -72,7 +73,7 @@ fn compare(kept: &Kept, profile: &Profile) -> Option<String> {
 }
 
 /// For that time, and until there are samples.
-fn agree(source: Source, hertz: u32, time: Duration) {
+fn agree(source: Source, hertz: u32) {
     let setup = Setup::with("0ms", |builder| {
         builder.rate(hertz).source(source).profiles_per_minute(1_000_000)
     });
@@ -96,7 +97,7 @@ fn agree(source: Source, hertz: u32, time: Duration) {
                 }
             });
         }
-        while start.elapsed() < time || samples == 0 && start.elapsed() < support::PLENTY {
+        while start.elapsed() < TIME || samples == 0 && start.elapsed() < support::PLENTY {
             let burst = || {
                 let _default = tracing::dispatcher::set_default(&setup.dispatch);
                 (0..8).for_each(|_| tree(1_000));
@@ -126,14 +127,13 @@ fn agree(source: Source, hertz: u32, time: Duration) {
 #[test]
 fn by_perf() {
     if has_perf() {
-        agree(Source::Perf, 1_000, Duration::from_secs(10));
+        agree(Source::Perf, 1_000);
     }
 }
 
 #[test]
 fn by_timers() {
     if HAS_STACKS {
-        // A quarter of the samples, with the usual 250 ticks a second.
-        agree(Source::Timer, 1_000, Duration::from_secs(40));
+        agree(Source::Timer, 1_000);
     }
 }
