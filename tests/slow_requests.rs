@@ -80,7 +80,8 @@ fn exported_ids_match_the_files() {
     // The shop closes spans on every thread of its runtime, through the default subscriber of that thread.
     let for_threads = dispatch.clone();
     let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
+        // Another worker could take what `report` has woken, at once or when it gets a CPU.
+        .worker_threads(1)
         .enable_all()
         .on_thread_start(move || {
             // For the lifetime of the thread.
@@ -280,7 +281,7 @@ fn check_awaits(reports: &[Kept]) {
     let busy = times.wall() - times.idle();
     let little = shop::SLOW / 100 + std::time::Duration::from_millis(1);
     assert!(explained <= times.idle() && explained + busy + little > shop::SLOW, "{times:?}");
-    // Another thread may take it, so that it is not delayed; then it is not kept.
+    // On a busy machine it may come too late to wait for the report; then it is not kept.
     if let Some(news) = reports.iter().find(|kept| kept.spans[0].name() == "GET /news") {
         assert_eq!(news.awaits.delayed_by.as_deref(), Some("report"), "{:?}", news.awaits);
     }

@@ -135,7 +135,9 @@ fn throttled_time_is_that_of_the_control_group() {
     assert_eq!(facts.throttling_unknown(), None);
     assert!(runnable_ns.is_some_and(|ns| ns > 0), "it could have run");
     let profile = setup.profiles().pop().unwrap();
-    assert!(profile.title.contains(" of throttling"), "{}", profile.title);
+    // On a busy machine other programs may keep it from a CPU for much longer than its quota does.
+    let is_much = Duration::from_nanos(ns) >= facts.times.wall() / 10;
+    assert_eq!(profile.title.contains(" of throttling"), is_much, "{}", profile.title);
     assert!(profile.notes[0].contains(" of throttling"), "{:?}", profile.notes);
     println!("{DONE}");
 }
