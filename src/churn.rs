@@ -126,12 +126,12 @@ fn check(profile: &Profile) -> (usize, Vec<String>) {
 
 fn wanted(source: Source) -> usize {
     let seconds = std::env::var("PROFILING_TEST_STRESS_SECONDS");
-    match seconds.ok().and_then(|seconds| seconds.parse().ok()) {
-        // A timer samples a quarter as often, at the usual 250 ticks a second.
-        Some(0..10) if source == Source::Timer => WANTED_AGAIN / 4,
+    let wanted = match seconds.ok().and_then(|seconds| seconds.parse().ok()) {
         Some(0..10) => WANTED_AGAIN,
         Some(10_u64..) | None => WANTED,
-    }
+    };
+    // A timer samples a quarter as often, at the usual 250 ticks a second.
+    if source == Source::Timer { wanted / 4 } else { wanted }
 }
 
 /// Each of these tests keeps all cores busy; together, their collectors would starve.
