@@ -217,10 +217,14 @@ impl<'a> CallTree<'a> {
         self.path(sample).any(|called| called == function)
     }
 
-    /// The nearest own function around one on the stack of a sample.
-    pub(super) fn own_caller(&self, sample: &SampledCall<'_>, function: usize) -> Option<usize> {
-        let mut around = self.path(sample).skip_while(|called| *called != function).skip(1);
-        around.find(|caller| self.is_own(*caller))
+    /// The own functions around one on the stack of a sample, the nearest first.
+    pub(super) fn own_callers(
+        &self,
+        sample: &SampledCall<'_>,
+        function: usize,
+    ) -> impl Iterator<Item = usize> {
+        let around = self.path(sample).skip_while(move |called| *called != function).skip(1);
+        around.filter(|caller| self.is_own(*caller))
     }
 
     /// The functions on the stack of a sample, the innermost first.

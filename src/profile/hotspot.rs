@@ -25,7 +25,8 @@ pub struct Hotspot {
     pub kind: SampleKind,
     /// One function, or two or three that hold at least half together. The one with the most comes first.
     pub functions: Vec<FunctionShare>,
-    /// The own functions that call these, at most two. Of one function: if several do, or one in another module.
+    /// The own functions that call these, at most two. Of one function, if a single one of its module does: those of other
+    /// modules around that.
     pub callers: Vec<String>,
     /// What most of the one function's samples are in below it: the deepest function that holds at least half of them, else
     /// the one that holds the most; for waits the system call, for awaits the future. The share is that of the function.
@@ -251,20 +252,28 @@ fn find(profile: &Profile, calls: &CallTree<'_>, kind: SampleKind) -> Option<Hot
     })
 }
 
-/// The own functions that call one, if that is worth saying.
+/// The own functions that call one. A single one of its own module says little: then those of other modules around it.
 fn callers(calls: &CallTree<'_>, of: usize, samples: &[SampledCall<'_>], held: u64) -> Vec<String> {
-    let mut weights: BTreeMap<&str, u64> = BTreeMap::new();
-    for sample in samples {
-        let caller = calls.own_caller(sample, of).map(|caller| calls.name(caller));
-        *weights.entry(caller.unwrap_or_default()).or_default() += sample.weight;
-    }
-    let mut callers: Vec<_> = weights.into_iter().collect();
-    callers.retain(|(name, weight)| !name.is_empty() && *weight as f64 >= held as f64 * NOTABLE);
-    callers.sort_by_key(|(_, weight)| Reverse(*weight));
     let module = |name: &str| name.rsplit_once("::").map_or("", |(module, _)| module).to_owned();
-    let is_near = |(name, _): &(&str, u64)| module(name) == module(calls.name(of));
-    let most = if callers.len() == 1 && callers.iter().all(is_near) { 0 } else { 2 };
-    callers.into_iter().map(|(name, _)| name.to_owned()).take(most).collect()
+    let is_near = |name: &str| module(name) == module(calls.name(of));
+    let first_around = |is_searched: &dyn Fn(&str) -> bool| {
+        let mut weights: BTreeMap<&str, u64> = BTreeMap::new();
+        for sample in samples {
+            let mut around = calls.own_callers(sample, of).map(|caller| calls.name(caller));
+            let caller = around.find(|caller| is_searched(caller));
+            *weights.entry(caller.unwrap_or_default()).or_default() += sample.weight;
+        }
+        let least = held as f64 * NOTABLE;
+        weights.retain(|name, weight| !name.is_empty() && *weight as f64 >= least);
+        weights
+    };
+    let mut callers = first_around(&|_| true);
+    if callers.len() == 1 && callers.keys().all(|name| is_near(name)) {
+        callers = first_around(&|name| !is_near(name) && !name.ends_with("::main"));
+    }
+    let mut callers: Vec<_> = callers.into_iter().collect();
+    callers.sort_by_key(|(_, weight)| Reverse(*weight));
+    callers.into_iter().map(|(name, _)| name.to_owned()).take(2).collect()
 }
 
 /// Two or three functions that have at least half of that together, and none of them more than half alone. `elsewhere`:
@@ -619,6 +628,16 @@ mod tests {
         assert_eq!(
             samples.ran_in(),
             "61 % in shop::render (src/render.rs:21, called by shop::b and shop::a)"
+        );
+        // A helper of a module is called by those that use the module.
+        let (pause, again) = ("shop::retry::pause at shop/src/retry.rs:7", "shop::retry::again");
+        let mut samples = Samples::new();
+        samples.ran(&["memcpy", pause, again, again, "shop::pay", HANDLE, MAIN], 50);
+        samples.ran(&[pause, again, "shop::order", "shop::orders::all", MAIN], 40);
+        samples.ran(&[pause, again, MAIN], 10);
+        assert_eq!(
+            samples.ran_in(),
+            "100 % in shop::retry::pause (src/retry.rs:7, called by shop::pay and shop::order), 50 % of that in memcpy"
         );
         // Inlined into another.
         let mut samples = Samples::new();
