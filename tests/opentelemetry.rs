@@ -455,7 +455,7 @@ fn spans_that_are_not_reached_get_one_warning_that_names_the_remedy() {
     use other_release::tracing_opentelemetry::layer::OpenTelemetryLayer as Other;
 
     const REMEDY: &str = "`cargo tree -i tracing-opentelemetry`";
-    let unlinked: [(usize, Combine); 8] = [
+    let unlinked: [(usize, Combine); 4] = [
         (33, |profiling, tracer, warnings| {
             let registry = tracing_subscriber::registry().with(warnings);
             Dispatch::new(registry.with(otel(tracer)).with(profiling))
@@ -465,23 +465,7 @@ fn spans_that_are_not_reached_get_one_warning_that_names_the_remedy() {
             Dispatch::new(registry.with(reload::Layer::new(otel(tracer)).0).with(profiling))
         }),
         (33, |profiling, tracer, warnings| {
-            let both = otel(tracer).and_then(profiling);
-            Dispatch::new(tracing_subscriber::registry().with(warnings).with(both))
-        }),
-        (33, |profiling, tracer, warnings| {
-            let otel = otel(tracer).with_filter(LevelFilter::INFO).boxed();
-            Dispatch::new(tracing_subscriber::registry().with(warnings).with(otel).with(profiling))
-        }),
-        (33, |profiling, tracer, warnings| {
-            let registry = tracing_subscriber::registry().with(warnings).with(profiling);
-            Dispatch::new(registry.with(reload::Layer::new(otel(tracer)).0))
-        }),
-        (33, |profiling, tracer, warnings| {
             let both = profiling.with_opentelemetry(reload::Layer::new(otel(tracer)).0);
-            Dispatch::new(tracing_subscriber::registry().with(warnings).with(both))
-        }),
-        (33, |profiling, tracer, warnings| {
-            let both = profiling.with_opentelemetry(reload::Layer::new(Some(otel(tracer))).0);
             Dispatch::new(tracing_subscriber::registry().with(warnings).with(both))
         }),
         (0, |profiling, _, warnings| {

@@ -283,7 +283,7 @@ impl Engine {
         }
         // The profile of an enclosing span may have samples of this span, and links them to these ids.
         let otel = reach(closing.id);
-        self.unreached.note(otel.is_some(), closing.key == closing.root);
+        self.unreached.note(otel.is_some());
         let ids = otel.as_ref().map(OtelSpan::ids);
         let mut verdict = Verdict { ids, ..unkept };
         if reasons.is_empty() || is_over {

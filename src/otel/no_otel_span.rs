@@ -21,7 +21,3 @@ impl OtelSpan {
         match *self {}
     }
 }
-
-pub(super) fn is_in_otel_span() -> bool {
-    false
-}

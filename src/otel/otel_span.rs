@@ -1,7 +1,5 @@
 //! OpenTelemetry spans, reached through `tracing-opentelemetry`.
 
-use std::panic::catch_unwind;
-
 use opentelemetry::Context;
 use opentelemetry::trace::TraceContextExt;
 use tracing::{Dispatch, span};
@@ -35,30 +33,4 @@ impl OtelSpan {
     pub(crate) fn set_attributes(&self, attributes: SpanAttributes) {
         self.0.span().set_attributes(key_values(attributes));
     }
-}
-
-/// Whether the thread's context could be read at its first use. To read one that was dropped panics.
-struct HasContext(bool);
-
-impl Drop for HasContext {
-    // Only values with a destructor are dropped at the end of a thread.
-    fn drop(&mut self) {}
-}
-
-thread_local! {
-    /// The initialization reads the context, so that this is dropped before it.
-    static HAS_CONTEXT: HasContext = HasContext(catch_unwind(has_local_span).is_ok());
-}
-
-/// Whether an OpenTelemetry span of this process is the thread's current one.
-pub(super) fn is_in_otel_span() -> bool {
-    HAS_CONTEXT.try_with(|has| has.0 && has_local_span()).unwrap_or(false)
-}
-
-fn has_local_span() -> bool {
-    Context::map_current(|context| {
-        let span = context.span();
-        let context = span.span_context();
-        context.is_valid() && !context.is_remote()
-    })
 }
