@@ -1,6 +1,6 @@
 //! Makes profiles and sends them to the threads that publish.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -10,14 +10,17 @@ use super::run::Collector;
 use crate::assemble::{BuiltProfile, ProfileAssembler, ProfileInputs, children_of};
 use crate::engine::HeapRequest;
 use crate::facts::Throttled;
+use crate::facts::format::Ns;
 use crate::intake::{Intake, new_sample};
 use crate::keep::{Callsites, KeptSpan, ProfileGroup};
 use crate::profile::{MappingId, Profile, ProfileId};
 use crate::publish::{Job, MemoryBudget};
 use crate::references::ClosedReference;
 use crate::report;
+use crate::report::starved::waited_for_cpu;
 use crate::sinks::{HeapPart, Sinks};
 use crate::stats::Counters;
+use crate::text::escaped;
 use crate::unwind::Module;
 
 /// Where profiles go, and their limits.
@@ -103,6 +106,7 @@ impl Collector {
             span.stopped_ns = self.watchdog.stopped_ns(span.opened_ns, closed_ns);
         }
         let Some(id) = group.id else {
+            self.set_rivals(&mut group.kept, &HashSet::new());
             self.engine.publish.reporter.report(report::unexported(&group.kept));
             return;
         };
@@ -117,10 +121,27 @@ impl Collector {
             let store = &mut self.intake.sinks.store;
             spans.into_iter().for_each(|span| store.note_exported(span));
         }
+        let own = profile.threads().map(|(_, thread)| thread.tid).collect();
+        self.set_rivals(&mut group.kept, &own);
         let profile = Box::new(profile);
         room.shrink(profile.bytes());
         let ProfileGroup { kept, reservation, .. } = group;
         self.output.send(Job::Export { profile, modules, kept, room, reservation });
+    }
+
+    /// Sets who ran while the outermost span waited for a CPU, beside its `own` threads.
+    fn set_rivals(&self, kept: &mut [KeptSpan], own: &HashSet<u32>) {
+        let Some(KeptSpan { facts, opened_ns, .. }) = kept.first_mut() else { return };
+        let Some(waited_ns) = waited_for_cpu(facts) else { return };
+        let closed_ns = opened_ns.saturating_add(facts.times.wall_ns);
+        let rival = self.threads.rivals.between(*opened_ns, closed_ns, own);
+        // What ran for less did not keep it from a CPU.
+        let rival = rival.filter(|rival| rival.on_cpu_ns >= waited_ns / 2);
+        let redaction = &self.engine.names.redaction;
+        facts.rivals = rival.map(|rival| {
+            let words = rival.words(|name| escaped(&redaction.redact_span(name)).to_string());
+            format!("{words} ran for {}", Ns(rival.on_cpu_ns))
+        });
     }
 
     /// Sets what was counted of the spans inside kept ones.

@@ -75,6 +75,8 @@ pub struct Facts {
     pub error_at: Option<String>,
     /// A deadlock that a thread in it is a part of, in words, if it was kept because it hangs.
     pub deadlock: Option<Arc<str>>,
+    /// Who ran while it waited for a CPU, in words, if that was long.
+    pub(crate) rivals: Option<String>,
     pub(crate) trace: Option<TraceIds>,
     /// It is inside no other kept span of the profile.
     pub(crate) is_topmost: bool,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::format::{Allocated, Ns, Short, is_vague, nanoseconds};
 use super::kept_fields::Fields;
 use super::profile::{AWAITS_OF_ALL, AtSite, Awaited, WAIT_NS, WORTH_REPORTING, plural_waits};
-use super::starved::starved;
+use super::starved::{starved, waited_for_cpu};
 use crate::compare::{Quantity, TimeKind};
 use crate::facts::{ChildOrder, ChildTotals, Measure, TimeBreakdown};
 use crate::keep::{Kept, KeptSpan, NoProfile};
@@ -231,8 +231,9 @@ fn on_cpu(first: &KeptSpan, kept: &Kept) -> Option<String> {
         ..
     } = *first.times();
     let is_known = !is_cpu_time_unknown && !is_vague(subtree_on_cpu_ns, subtree_on_cpu_error_ns);
-    // A few samples of a span that mostly waited would explain nothing.
-    if is_known && subtree_on_cpu_ns <= wall_ns / 10 {
+    let wanted_ns = subtree_on_cpu_ns + waited_for_cpu(&first.facts).unwrap_or(0);
+    // A few samples of a span that mostly waited for something else would explain nothing.
+    if is_known && wanted_ns <= wall_ns / 10 {
         return None;
     }
     let hotspot = kept.hotspot(SampleKind::OnCpu).map(|hotspot| match is_known {

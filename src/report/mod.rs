@@ -4,7 +4,7 @@ pub(crate) mod kept_event;
 mod kept_fields;
 mod losses;
 mod profile;
-mod starved;
+pub(crate) mod starved;
 
 use crate::facts::format;
 

@@ -9,16 +9,28 @@ const LEAST_NS: u64 = 10_000_000;
 /// What the kernel counts.
 pub(super) const ALL_CPUS: &str = " (all CPUs together)";
 
-/// For how long it waited for a CPU, and its control group was throttled, if that matters.
-pub(crate) fn starved(facts: &Facts) -> Option<String> {
+/// A time of the span that explains some of it.
+fn much(facts: &Facts, measure: Measure) -> Option<u64> {
     let least_ns = LEAST_NS.max(facts.times.wall_ns / 10);
-    let much = |measure| facts.get(measure).filter(|ns| *ns >= least_ns).map(Ns);
-    let waited = much(Measure::Runnable).map(|ns| format!("{ns} waiting for a CPU"));
-    let throttled = much(Measure::Throttled)
-        .map(|ns| format!("its control group was throttled for {ns}{ALL_CPUS}"));
-    match (waited, throttled) {
-        (Some(waited), Some(throttled)) => Some(format!("{waited} while {throttled}")),
-        (waited, throttled) => waited.or(throttled),
+    facts.get(measure).filter(|ns| *ns >= least_ns)
+}
+
+/// For how long it waited for a CPU, if that matters.
+pub(crate) fn waited_for_cpu(facts: &Facts) -> Option<u64> {
+    much(facts, Measure::Runnable)
+}
+
+/// For how long it waited for a CPU, who ran meanwhile, and for how long its control group was throttled, if that matters.
+pub(crate) fn starved(facts: &Facts) -> Option<String> {
+    let waited = waited_for_cpu(facts).map(|ns| format!("{} waiting for a CPU", Ns(ns)));
+    let throttled = much(facts, Measure::Throttled)
+        .map(|ns| format!("its control group was throttled for {}{ALL_CPUS}", Ns(ns)));
+    let rivals = facts.rivals.clone().filter(|_| waited.is_some());
+    let meanwhile: Vec<_> = throttled.into_iter().chain(rivals).collect();
+    let meanwhile = (!meanwhile.is_empty()).then(|| meanwhile.join(" and "));
+    match (waited, meanwhile) {
+        (Some(waited), Some(meanwhile)) => Some(format!("{waited} while {meanwhile}")),
+        (waited, meanwhile) => waited.or(meanwhile),
     }
 }
 
@@ -36,12 +48,16 @@ mod tests {
             let times = TimeBreakdown { wall_ns, off_cpu_ns, usage, ..TimeBreakdown::default() };
             let throttled_ns = throttled_ms.map(|ms| ms * MS);
             let throttled = throttled_ns.map_or_else(Throttled::default, |ns| Throttled(Ok(ns)));
-            starved(&Facts { times, throttled, ..Facts::default() })
+            let rivals =
+                (runnable_ms == 181).then(|| "6 threads `indexer-*` ran for 1.02 s".into());
+            starved(&Facts { times, throttled, rivals, ..Facts::default() })
         };
         let both = "180 ms waiting for a CPU while its control group was throttled for 160 ms (all CPUs together)";
         assert_eq!(text(180, Some(160)).as_deref(), Some(both));
         assert_eq!(text(180, Some(49)).as_deref(), Some("180 ms waiting for a CPU"));
         assert_eq!(text(180, None).as_deref(), Some("180 ms waiting for a CPU"));
+        let rivals = "181 ms waiting for a CPU while 6 threads `indexer-*` ran for 1.02 s";
+        assert_eq!(text(181, None).as_deref(), Some(rivals));
         let throttled = "its control group was throttled for 1.60 s (all CPUs together)";
         assert_eq!(text(49, Some(1_600)).as_deref(), Some(throttled));
         assert_eq!(text(49, Some(0)), None);

@@ -37,12 +37,11 @@ impl CpuTimes {
         self.0.push_back(time);
     }
 
-    /// The thread's on-CPU, off-CPU and sampled time since its first reading at or after `since_ns`.
-    pub(crate) fn since(&self, since_ns: u64) -> Ran {
-        let first = self.0.iter().find(|time| time.time_ns >= since_ns);
-        let Some((first, last)) = first.zip(self.0.back()) else {
-            return Ran::default();
-        };
+    /// The thread's on-CPU, off-CPU and sampled time from its first to its last reading between two times.
+    pub(crate) fn between(&self, from_ns: u64, to_ns: u64) -> Ran {
+        let mut within = self.0.iter().filter(|time| (from_ns..=to_ns).contains(&time.time_ns));
+        let Some(first) = within.next() else { return Ran::default() };
+        let last = within.last().unwrap_or(first);
         let on_ns = last.cpu_ns.saturating_sub(first.cpu_ns);
         Ran {
             on_ns,
@@ -90,7 +89,7 @@ mod tests {
         let last = CpuTime { time_ns: 14_200 * MS, cpu_ns: 162 * MS, sampled_ns: 0 };
         times.note(last);
         let certain = |synced| {
-            let ran = times.since(0).or(times.since_sync(0, None));
+            let ran = times.between(0, u64::MAX).or(times.since_sync(0, None));
             assert!(ran == Ran::default(), "one reading says nothing");
             let Ran { on_ns, off_ns, .. } = times.since_sync(200 * MS, synced);
             (on_ns, off_ns)

@@ -14,6 +14,7 @@ mod load;
 mod locks;
 mod parked;
 mod process;
+mod rivals;
 mod run_delay;
 mod sampled;
 mod scan;
@@ -48,6 +49,7 @@ use demand::DemandBudgets;
 use load::LoadPause;
 use parked::SampledThreads;
 use process::ProcessThreads;
+use rivals::Rivals;
 use scan::Schedule;
 use waits::CaptureBudget;
 
@@ -70,6 +72,7 @@ pub(crate) struct ThreadSettings {
 /// All threads that enter profiled spans.
 pub(crate) struct Threads {
     pub(crate) sampled: SampledThreads,
+    pub(crate) rivals: Rivals,
     process: ProcessThreads,
     continuous: ContinuousThreads,
     settings: ThreadSettings,
@@ -114,6 +117,7 @@ impl Threads {
         let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
         Self {
             sampled: SampledThreads::default(),
+            rivals: Rivals::default(),
             process: ProcessThreads::new(),
             continuous: ContinuousThreads::new(),
             settings,

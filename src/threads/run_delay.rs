@@ -13,6 +13,8 @@ const SHARE_OF_FILES: u64 = 32;
 const MOST_FILES: u64 = 256;
 /// A reading takes some 2 µs, and those of all threads 1 % of a core.
 const A_READING_NS: u64 = 200_000;
+/// A thread that waits for less between two readings lacks no CPU.
+const STARVED_NS: u64 = 1_000_000;
 
 /// How many threads may have a file. A system call.
 fn most_files() -> u64 {
@@ -80,6 +82,8 @@ impl RunDelayReader {
                     Some((_, at, _)) => at,
                     None => 0,
                 };
+                let before = self.last.map_or(read.run_delay_ns, |(last, ..)| last.run_delay_ns);
+                scanner.is_starved |= read.run_delay_ns.saturating_sub(before) >= STARVED_NS;
                 self.last = Some((read, at, ran_at));
                 let read = RunDelay { at, ns: read.run_delay_ns, ran_at };
                 cursor.session.run_delay.set(read, cursor.thread.last_hook_at());

@@ -187,6 +187,7 @@ impl Threads {
             captures: &mut self.captures,
             waits: self.settings.waits,
             now_ns,
+            is_starved: false,
         };
         let (later, sooner) = self.sampled.split_at_mut(first);
         let (mut soonest, mut is_in_span) = (None, false);
@@ -206,6 +207,8 @@ impl Threads {
             };
             soonest = Some(soonest.map_or(next, |soonest: Duration| soonest.min(next)));
         }
+        let is_starved = scanner.is_starved;
+        self.rivals.note(is_starved, now_ns);
         search_holders(&mut self.sampled, &mut self.captures, intake, now_ns);
         let next = soonest.unwrap_or(IDLE_SCAN_INTERVAL);
         self.schedule.is_in_span = is_in_span;

@@ -326,7 +326,7 @@ impl Watchdog {
         let ran = inside.map(|sampled| {
             let synced = sampled.thread().synced();
             let by_sync = sampled.cpu_times.since_sync(since_ns, synced);
-            let ran = sampled.cpu_times.since(since_ns).or(by_sync);
+            let ran = sampled.cpu_times.between(since_ns, now_ns).or(by_sync);
             let waited_ns = sampled.waiting().map_or(0, WaitingThread::waited_ns);
             Ran { off_ns: ran.off_ns.max(waited_ns), ..ran }
         });

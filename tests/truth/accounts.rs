@@ -4,10 +4,10 @@
 use std::collections::HashMap;
 use std::io::Write as _;
 use std::os::fd::AsFd as _;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::Duration;
 
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use rustix::thread::{CpuSet, gettid, sched_getaffinity, sched_setaffinity};
 use tracing::{Span, info_span};
 use tracing_profiling::{Facts, Measure, TimeBreakdown};
 
@@ -59,7 +59,8 @@ impl Measured {
 }
 
 /// Runs `action` while another thread spins on the same CPU, if the affinity may be set.
-fn on_a_shared_cpu(action: impl FnOnce()) {
+/// Runs `action` on a CPU that a thread `sharing` keeps busy; it can read that thread's CPU time.
+fn on_a_shared_cpu(action: impl FnOnce(&dyn Fn() -> u64)) {
     /// Stops the thread also when `action` panics, since the scope would otherwise wait forever.
     struct Stop<'a>(&'a AtomicBool);
     impl Drop for Stop<'_> {
@@ -72,21 +73,26 @@ fn on_a_shared_cpu(action: impl FnOnce()) {
     let first = (0..CpuSet::MAX_CPU).find(|number| allowed.is_set(*number)).unwrap();
     let mut one = CpuSet::new();
     one.set(first);
-    let (has_ended, has_begun) = (AtomicBool::new(false), AtomicBool::new(false));
+    let (has_ended, other) = (AtomicBool::new(false), AtomicI32::new(0));
     std::thread::scope(|scope| {
         _ = sched_setaffinity(None, &one);
         let stop = Stop(&has_ended);
         // The thread inherits the affinity.
-        scope.spawn(|| {
-            has_begun.store(true, Ordering::Relaxed);
+        let sharing = std::thread::Builder::new().name("sharing".to_owned());
+        let busy = || {
+            other.store(gettid().as_raw_nonzero().get(), Ordering::Relaxed);
             while !has_ended.load(Ordering::Relaxed) {
                 work(10_000);
             }
-        });
-        while !has_begun.load(Ordering::Relaxed) {
+        };
+        sharing.spawn_scoped(scope, busy).unwrap();
+        while other.load(Ordering::Relaxed) == 0 {
             std::thread::yield_now();
         }
-        action();
+        let path = format!("/proc/self/task/{}/schedstat", other.load(Ordering::Relaxed));
+        action(&|| {
+            std::fs::read_to_string(&path).unwrap().split(' ').next().unwrap().parse().unwrap()
+        });
         drop(stop);
         _ = sched_setaffinity(None, &allowed);
     });
@@ -117,7 +123,7 @@ const SHAPES: &[Shape] = &[
     }),
     ("shares its CPU", || {
         let mut spans = Vec::new();
-        on_a_shared_cpu(|| {
+        on_a_shared_cpu(|_| {
             let span = Measured::new(|| info_span!("shares its CPU"));
             spans.push(("shares its CPU", span.close(|| _ = burn(60 * MS))));
         });
@@ -223,11 +229,13 @@ pub(crate) fn runnable(sampled: Sampled) {
     let setup = Setup::of_rules("0ms", |builder| {
         sampled.set(builder).rate(200).sampling_delay(Duration::ZERO)
     });
-    let (mut is_shared, mut read) = (false, [None; 3]);
+    let (mut is_shared, mut read, mut other_had_ns) = (false, [None; 3], 0);
     setup.run(|| {
-        on_a_shared_cpu(|| {
+        on_a_shared_cpu(|other_ns| {
             is_shared = sched_getaffinity(None).unwrap().count() == 1;
+            let before_ns = other_ns();
             read[0] = with_run_delay(info_span!("shares"), || _ = burn(300 * MS));
+            other_had_ns = other_ns() - before_ns;
             let mixed = || {
                 (0..10).for_each(|_| {
                     burn(20 * MS);
@@ -279,5 +287,11 @@ pub(crate) fn runnable(sampled: Sampled) {
         assert!(profile.notes[0].contains(" waiting for a CPU ("), "{:?}", profile.notes);
         let is_titled = u128::from(ns) * 10 >= facts.times.wall().as_nanos();
         assert_eq!(profile.title.contains(" waiting for a CPU"), is_titled, "{}", profile.title);
+        // What it had before the first reading does not count.
+        if is_titled && other_had_ns >= ns / 4 * 3 {
+            let rival = " waiting for a CPU while the thread `sharing` ran for ";
+            assert!(profile.headline.contains(rival), "{}", profile.headline);
+        }
+        println!("the other thread had {other_had_ns}: {}", profile.headline);
     }
 }
