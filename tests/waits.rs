@@ -86,6 +86,37 @@ fn hold(stock: &Arc<Mutex<u32>>, time: Duration) -> std::thread::JoinHandle<()> 
     holder
 }
 
+static STOCK: Mutex<u32> = Mutex::new(0);
+
+#[test]
+fn a_lock_in_a_static_has_its_name() {
+    for source in sources() {
+        let setup = with(source);
+        let is_named = (0..8).any(|_| {
+            let (locked, wait) = mpsc::channel();
+            let holder = std::thread::spawn(move || {
+                let guard = STOCK.lock().unwrap();
+                locked.send(()).unwrap();
+                std::thread::sleep(150 * MS);
+                drop(guard);
+            });
+            wait.recv().unwrap();
+            setup.run(|| info_span!("checkout").in_scope(|| reserve(&STOCK)));
+            holder.join().unwrap();
+            let profile = setup.memory.take().pop();
+            profile.is_some_and(|profile| {
+                let of_lock = |(_, names, _): &(_, Vec<&str>, _)| names.contains(&"reserve");
+                waits(&profile).iter().filter(|wait| of_lock(wait)).any(|(_, names, _)| {
+                    assert_eq!(names[0], "futex of waits::STOCK");
+                    let is_said = |words: &str| profile.headline.contains(words);
+                    is_said("[futex of waits::STOCK]") || is_said("[lock waits::STOCK ")
+                })
+            })
+        });
+        assert!(is_named, "{source:?}");
+    }
+}
+
 #[test]
 fn a_wait_for_a_lock_has_its_length_its_function_and_the_address_of_the_lock() {
     for source in sources() {

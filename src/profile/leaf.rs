@@ -17,8 +17,8 @@ handle! {
 pub enum Leaf {
     /// The thread ran.
     Ran,
-    /// The thread was blocked in this: `sleep`, `read`, `page fault`, `futex 0x7f…` with the address of the lock. Empty if
-    /// unknown.
+    /// The thread was blocked in this: `sleep`, `read`, `page fault`, `futex 0x7f…` with the address of the lock, `futex of
+    /// shop::STOCK` if it is in a static. Empty if unknown.
     Blocked(String),
     /// The same, with the thread that held the lock.
     BlockedBy(String, LockHolder),
@@ -86,12 +86,13 @@ impl Leaf {
 
     /// In a sentence, who held the lock: ``lock likely held by `worker-3` at shop::refill (shop/main.rs:12)``.
     pub(super) fn held_by(&self) -> Option<String> {
-        let Self::BlockedBy(_, LockHolder { thread, tid, span, at, is_inferred }) = self else {
+        let Self::BlockedBy(call, LockHolder { thread, tid, span, at, is_inferred }) = self else {
             return None;
         };
+        let variable = call.strip_prefix("futex of ").map(|name| format!(" {name}"));
         let likely = if *is_inferred { "likely " } else { "" };
         let who = if thread.is_empty() { format!("thread {tid}") } else { format!("`{thread}`") };
-        let mut text = format!("lock {likely}held by {who}");
+        let mut text = format!("lock{} {likely}held by {who}", variable.unwrap_or_default());
         span.iter().for_each(|span| text += &format!(" in `{span}`"));
         text += &format!("{}{at}", if at.is_empty() { "" } else { " at " });
         Some(text)
@@ -174,14 +175,16 @@ mod tests {
             at: "shop::refill (shop/main.rs:12)".to_owned(),
             is_inferred: true,
         };
-        let said = |holder: &LockHolder| {
-            Leaf::BlockedBy("futex 0x7f00".to_owned(), holder.clone()).held_by().unwrap()
+        let said_of = |call: &str, holder: &LockHolder| {
+            Leaf::BlockedBy(call.to_owned(), holder.clone()).held_by().unwrap()
         };
+        let said = |holder: &LockHolder| said_of("futex 0x7f00", holder);
         let text = "lock likely held by `db` in `GET /a` at shop::refill (shop/main.rs:12)";
         assert_eq!(said(&holder), text);
         let (thread, at) = (String::new(), String::new());
         let unknown = LockHolder { thread, at, span: None, is_inferred: false, ..holder };
         assert_eq!(said(&unknown), "lock held by thread 7");
+        assert_eq!(said_of("futex of shop::STOCK", &unknown), "lock shop::STOCK held by thread 7");
         assert_eq!(Leaf::Blocked("futex 0x7f00".to_owned()).held_by(), None);
     }
 }

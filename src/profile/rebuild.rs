@@ -26,6 +26,10 @@ pub(crate) trait Symbols {
     fn build_ids(&mut self, mapping: MappingId) -> Vec<(String, String)>;
     /// The code at a location, with the innermost inlined function first. `None` to keep the location's own lines.
     fn lines(&mut self, location: &Location) -> Option<(FrameKind, Vec<SourceLine>)>;
+    /// The name of the variable at an address in memory.
+    fn variable(&mut self, _address: u64) -> Option<String> {
+        None
+    }
 }
 
 /// A line of a function that is not part of a profile yet.
@@ -464,16 +468,26 @@ impl Rebuilding<'_> {
                 let redacted =
                     |name: &String| capped(&self.redaction.redact_span(name)).into_owned();
                 let (thread, span) = (redacted(&holder.thread), holder.span.as_ref().map(redacted));
-                let at = shown.others.clone();
-                Leaf::BlockedBy(call.clone(), LockHolder { thread, span, at, ..*holder })
+                let holder = LockHolder { thread, span, at: shown.others.clone(), ..*holder };
+                Leaf::BlockedBy(self.call(call), holder)
             }
-            // What a thread was blocked in is not redacted.
+            Some(Leaf::Blocked(call)) => Leaf::Blocked(self.call(call)),
             Some(leaf) => leaf.clone(),
             None => Leaf::Ran,
         };
         let place = self.to.add_leaf(leaf);
         self.leaves.insert(key, place);
         place
+    }
+
+    /// What a thread was blocked in. A futex in a variable has its name.
+    fn call(&mut self, call: &str) -> String {
+        let futex = call.strip_prefix("futex 0x");
+        let address = futex.and_then(|address| u64::from_str_radix(address, 16).ok());
+        match address.and_then(|address| self.symbols.variable(address)) {
+            Some(name) => format!("futex of {}", capped(&self.redaction.redact_function(&name))),
+            None => call.to_owned(),
+        }
     }
 
     fn link(&mut self, id: LinkId) -> Option<LinkId> {

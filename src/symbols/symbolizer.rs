@@ -388,6 +388,18 @@ impl Symbolizer {
         opened.is_some_and(|opened| opened.content.linkage_table.contains(&address))
     }
 
+    /// The name of the variable at an address in memory: of a symbol that says where it ends.
+    fn variable(&mut self, module: &Arc<Module>, in_memory: u64) -> Option<String> {
+        if !self.settings.names || !self.file(module).is_usable {
+            return None;
+        }
+        let address = module.in_file(in_memory);
+        let opened = self.opened(module);
+        let symbol = self.in_tables(&opened, address)?;
+        let end = symbol.addr.saturating_add(symbol.size? as u64);
+        (address < end).then(|| demangle(&symbol.name).0)
+    }
+
     pub(crate) fn find(&mut self, module: &Arc<Module>, address: u64) -> Option<Sym<'static>> {
         if !self.settings.names || !self.file(module).is_usable {
             return None;
@@ -502,6 +514,11 @@ impl Symbols for WithModules<'_> {
         }
         found.map(|symbol| lines_of(&symbol))
     }
+
+    fn variable(&mut self, address: u64) -> Option<String> {
+        let loaded = self.modules.values().filter(|module| module.is_loaded() && !module.is_vdso);
+        loaded.into_iter().find_map(|module| self.symbolizer.variable(module, address))
+    }
 }
 
 /// The lines of a symbol, with the innermost inlined function first.
@@ -569,6 +586,18 @@ mod tests {
             let names: Vec<_> = lines.iter().map(|line| line.function.name.as_str()).collect();
             assert_eq!(names, ["[plt]"], "{address:#x}");
         }
+        let futex = std::ptr::from_ref(&FUTEX).addr() as u64;
+        let of_futex = Some(format!("{}::FUTEX", module_path!()));
+        assert_eq!(
+            [symbols.variable(futex), symbols.variable(futex + 7)],
+            [of_futex.clone(), of_futex]
+        );
+        let (on_stack, on_heap) = (0_u8, Box::new(0_u8));
+        for other in [&on_stack, &*on_heap] {
+            assert_eq!(symbols.variable(std::ptr::from_ref(other).addr() as u64), None);
+        }
         assert!(symbolizer.files.values().all(|file| !file.has_unnamed));
     }
+
+    static FUTEX: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(7);
 }

@@ -507,6 +507,11 @@ impl Module {
         address.wrapping_add(self.bias)
     }
 
+    /// The address in the file of an address in memory, if it has not moved since it was first found.
+    pub(crate) fn in_file(&self, in_memory: u64) -> u64 {
+        in_memory.wrapping_sub(self.bias)
+    }
+
     fn read_content(&self, listed: &LoadedModule) -> Option<FileContent> {
         let (is_program, has_build_id) = (self.is_program, self.build_id.is_some());
         let is_known = self.is_vdso || (is_program && has_build_id);
