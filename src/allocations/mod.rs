@@ -232,6 +232,7 @@ impl LayerAllocations {
             largest: u64::MAX,
             stacks: LeafStacks { last, ..LeafStacks::default() },
             branch: Branch::ONLY,
+            after: None,
             behind: None,
             heap,
         });

@@ -350,6 +350,10 @@ impl<'a> Tables<'a> {
             StackLeaf::SchedulingBehind(span) => {
                 Leaf::Delayed { behind: self.builder.span_name(span) }
             }
+            StackLeaf::AwaitingUntil(span) => match self.builder.span_name(span) {
+                Some(left) => Leaf::AwaitingUntil { left },
+                None => Leaf::Awaiting,
+            },
         }
     }
 

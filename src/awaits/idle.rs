@@ -199,22 +199,25 @@ impl Idle {
         let leaves = place.leaves.duplicate(woke, lost);
         drop(place);
         _ = carried.map(|carried| awaits.send(carried));
-        let behind = (delay_weight > 0 && now - woken_at >= awaits.sample)
-            .then(|| last_long_segment(span.layer))
-            .flatten()
-            // It took most of the delay.
-            .filter(|last| {
-                let overlap = last.to.min(now).saturating_sub(last.from.max(woken_at));
-                overlap > (now - woken_at) / 2
-            });
+        let last = last_long_segment(span.layer);
+        let took_most = |(began, ended): (u64, u64), from: u64, to: u64| {
+            let overlap = ended.min(to).saturating_sub(began.max(from));
+            to - from >= awaits.sample && overlap > (to - from) / 2
+        };
+        let behind = last.filter(|last| took_most((last.from, last.to), woken_at, now));
+        // Who left the thread just before woke it, or had kept the thread from seeing that it was ready.
+        let after = last.filter(|last| {
+            woken_at <= last.to + (last.to - last.from) / 50
+                && took_most((last.from, last.to), since, woken_at)
+        });
         let amounts = [(since, await_weight), (woken_at, delay_weight)];
         let amounts = amounts.map(|(at, it)| (at, awaits.weight_ns(it)));
         Counters::add(&awaits.inbox.all_counters.awaits.dropped_branches, leaves.left_out());
         let span_of = |it| if spans.is_open_span(&it) { it } else { span };
         for leaves in leaves.into_samples(woke, span, span_of) {
             if spans.report_await(&leaves.span) {
-                let behind = behind.and_then(|last| last.span);
-                awaits.push(CopiedSample { behind, ..await_sample(leaves, amounts) });
+                let [after, behind] = [after, behind].map(|last| last.and_then(|last| last.span));
+                awaits.push(CopiedSample { after, behind, ..await_sample(leaves, amounts) });
             }
         }
     }

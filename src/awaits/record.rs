@@ -97,8 +97,8 @@ pub(super) fn await_sample(
         KindWeight { kind: SampleKind::Await, at: since, weight: await_ns },
         KindWeight { kind: SampleKind::Delay, at: woken_at, weight: delay_ns },
     ];
-    let (largest, heap) = (u64::MAX, HeapUse::None);
-    CopiedSample { span: Some(span), amounts, largest, stacks, branch, behind: None, heap }
+    let (largest, heap, after, behind) = (u64::MAX, HeapUse::None, None, None);
+    CopiedSample { span: Some(span), amounts, largest, stacks, branch, after, behind, heap }
 }
 
 pub(super) static VTABLE: RawWakerVTable = RawWakerVTable::new(

@@ -100,13 +100,19 @@ impl Intake {
     fn idle_leaf(&self, of: KindWeight, sample: &CopiedSample, stack: &Stack) -> Option<StackLeaf> {
         match of.kind {
             SampleKind::Delay => Some(self.delayed(sample.behind)),
+            SampleKind::Await if stack.waited.is_none() => {
+                sample.after.map(|span| StackLeaf::AwaitingUntil(self.name(span)))
+            }
             _ => stack.waited,
         }
     }
 
     fn delayed(&self, behind: Option<OtherSpan>) -> StackLeaf {
-        let name = |span| self.sinks.store.names.number_of(&self.spans, span);
-        behind.map_or(StackLeaf::Scheduling, |span| StackLeaf::SchedulingBehind(name(span)))
+        behind.map_or(StackLeaf::Scheduling, |it| StackLeaf::SchedulingBehind(self.name(it)))
+    }
+
+    fn name(&self, span: OtherSpan) -> u64 {
+        self.sinks.store.names.number_of(&self.spans, span)
     }
 
     /// The stack of a sample.

@@ -34,6 +34,8 @@ pub struct Hotspot {
     pub leaf: Option<FunctionShare>,
     /// What most of the futures awaited that were polled at the same time, as the semaphore that lets one of them go on.
     pub beside: Option<FunctionShare>,
+    /// The span that left the thread just before most of the futures were woken there; see [`Leaf::AwaitingUntil`].
+    pub woken_after: Option<String>,
     /// Whether there are enough samples. One or two samples, or two that represent most of the time, can be by chance.
     pub is_certain: bool,
 }
@@ -86,6 +88,7 @@ impl Hotspots {
             callers: Vec::new(),
             leaf: None,
             beside: None,
+            woken_after: None,
             is_certain: true,
         }])
     }
@@ -212,6 +215,7 @@ fn find(profile: &Profile, calls: &CallTree<'_>, kind: SampleKind) -> Option<Hot
             callers: deepest.iter().map(|(number, _)| calls.name(*number).to_owned()).collect(),
             leaf: None,
             beside: None,
+            woken_after: None,
             is_certain: are_enough(kind, samples.iter().filter(|sample| is_named(sample))),
         });
     }
@@ -248,6 +252,7 @@ fn find(profile: &Profile, calls: &CallTree<'_>, kind: SampleKind) -> Option<Hot
         callers: callers(calls, number, &inside, held),
         leaf: leaf.filter(|leaf| leaf.share >= NOTABLE),
         beside: beside.filter(|beside| beside.share > 0.5 && !beside.name.is_empty()),
+        woken_after: woken_after(profile, &inside),
         is_certain: are_enough(kind, inside.iter()),
     })
 }
@@ -296,6 +301,15 @@ fn several(by_weight: &[(usize, u64)], elsewhere: u64, held: u64) -> Option<Vec<
         }
     }
     None
+}
+
+/// The span that left the thread just before most of them were woken.
+fn woken_after(profile: &Profile, samples: &[SampledCall<'_>]) -> Option<String> {
+    let left = most(samples, |sample| match profile.leaf(sample.leaf) {
+        Some(Leaf::AwaitingUntil { left }) => Some(left.clone()),
+        _ => None,
+    });
+    left.filter(|left| left.share > 0.5).map(|left| left.name)
 }
 
 /// The text that samples with the most weight have, and its share of all of them.
@@ -347,7 +361,8 @@ fn fallback(
     let is_remark = function.name.starts_with('[') && function.name != LINKAGE;
     let is_certain = is_remark || are_enough(kind, samples.iter());
     let (functions, callers, beside) = (vec![function], Vec::new(), None);
-    Some(Hotspot { kind, functions, callers, leaf, beside, is_certain })
+    let woken_after = woken_after(profile, samples);
+    Some(Hotspot { kind, functions, callers, leaf, beside, woken_after, is_certain })
 }
 
 /// Whether there are as many points as three of the same weight, or they are no samples: waits and long awaits have their
@@ -415,7 +430,9 @@ impl Display for Hotspot {
                 false => write!(f, ", {} of that {word}{name}", percent(*share)),
             }?;
         }
-        self.beside.iter().try_for_each(|beside| write!(f, ", others at {}", beside.name))
+        self.beside.iter().try_for_each(|beside| write!(f, ", others at {}", beside.name))?;
+        let left = self.woken_after.iter();
+        left.into_iter().try_for_each(|span| write!(f, ", woken once `{span}` left the thread"))
     }
 }
 

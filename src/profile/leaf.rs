@@ -32,6 +32,12 @@ pub enum Leaf {
         /// What most of the others awaited; empty if that is unknown.
         others: String,
     },
+    /// The future waited for what its stack shows, and was woken as soon as a span had left the thread that polled it then. That
+    /// span woke it, or kept the thread from seeing that it was ready.
+    AwaitingUntil {
+        /// The span, which was on the thread for most of the time.
+        left: String,
+    },
     /// The future had been woken, and its executor had other things to do.
     Delayed {
         /// The span that was on the executor's thread, if it is known.
@@ -155,6 +161,7 @@ impl fmt::Display for Leaf {
                 let at = if others.is_empty() { "" } else { ", others at " };
                 write!(f, "[await, one of {count} at the same time{at}{others}]")
             }
+            Self::AwaitingUntil { left } => write!(f, "[await, woken once {left} left the thread]"),
             Self::Delayed { behind: None } => f.write_str("[scheduling delay]"),
             Self::Delayed { behind: Some(span) } => write!(f, "[scheduling delay behind {span}]"),
             Self::Unknown(why) => write!(f, "[{why}]"),

@@ -457,6 +457,10 @@ impl Rebuilding<'_> {
                 let span = capped(&self.redaction.redact_span(span)).into_owned();
                 Leaf::Delayed { behind: Some(span) }
             }
+            Some(Leaf::AwaitingUntil { left }) => {
+                let left = capped(&self.redaction.redact_span(left)).into_owned();
+                Leaf::AwaitingUntil { left }
+            }
             Some(Leaf::AwaitingOneOf { count, .. }) => {
                 let hidden = u32::try_from(shown.hidden).unwrap_or(u32::MAX);
                 match count.saturating_sub(hidden) {

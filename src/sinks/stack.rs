@@ -58,6 +58,8 @@ pub(crate) enum StackLeaf {
     Scheduling,
     /// The same, with the number of the name of the span that was on the thread.
     SchedulingBehind(u64),
+    /// A future that was woken once the span with that number of a name left the thread.
+    AwaitingUntil(u64),
     /// One of that many leaves that a future awaited at the same time.
     OneOf(u32),
     /// Not a thread, but a future or closure that an executor had not begun to run.

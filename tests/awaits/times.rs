@@ -162,6 +162,31 @@ fn is_behind_a_blocker(stays_open: bool) {
     assert!((behind + before).abs_diff(delay) <= MS, "{behind:?} and {before:?} of {delay:?}");
 }
 
+/// The thread that would see that a time has passed is blocked meanwhile, so that it looks like a long await.
+#[test]
+fn an_await_names_the_span_that_kept_the_thread_from_seeing_its_end() {
+    // The thread may lose its CPU for a while when it has left the span.
+    let is_named = (0..8).any(|_| {
+        let setup = Setup::new("0ms");
+        setup.run(|| {
+            with_subscriber(&setup, Builder::new_current_thread()).block_on(async {
+                let request = sleep(20 * MS).instrument(info_span!("request")).profiled();
+                let request = tokio::spawn(request);
+                tokio::task::yield_now().await;
+                info_span!("blocker").in_scope(|| thread::sleep(300 * MS));
+                request.await.unwrap();
+            });
+        });
+        let profiles = setup.profiles();
+        let profile = profiles.iter().find(|profile| profile.title.contains("request")).unwrap();
+        let awaits = profile.of_kind(SampleKind::Await).map(|sample| profile.leaf(sample.leaf));
+        let left = "blocker".to_owned();
+        awaits.flatten().any(|leaf| *leaf == Leaf::AwaitingUntil { left: left.clone() })
+            && profile.headline.ends_with(", woken once `blocker` left the thread")
+    });
+    assert!(is_named);
+}
+
 async fn slow_call(length: Duration) {
     tokio::time::sleep(length).await;
 }

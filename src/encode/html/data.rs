@@ -282,7 +282,7 @@ impl<'a> ReportTables<'a> {
 
     fn leaf(&mut self, leaf: &'a Leaf) -> (u8, u32) {
         let (kind, text) = match leaf {
-            Leaf::BlockedBy(..) | Leaf::AwaitingOneOf { .. } => {
+            Leaf::BlockedBy(..) | Leaf::AwaitingOneOf { .. } | Leaf::AwaitingUntil { .. } => {
                 let is_wait = matches!(leaf, Leaf::BlockedBy(..));
                 let (kind, before) = if is_wait { (1, "[") } else { (2, "[await, ") };
                 let text = leaf.to_string();
