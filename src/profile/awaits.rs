@@ -147,8 +147,14 @@ pub(crate) fn own_name(own: &str) -> String {
     }
 }
 
+/// What the innermost function of the program calls.
+pub(super) fn called(frames: &[SourceFunction<'_>]) -> String {
+    let callee = own_number(frames).checked_sub(1).and_then(|number| frames.get(number));
+    callee.map(future_of).unwrap_or_default()
+}
+
 /// What the innermost function of the program awaits: the future that it polls or, if that only polls another one
-/// (`Pin`, `PollFn`), that one.
+/// (`Pin`, `PollFn`), that one. If that waits for a place in a pool, the pool.
 pub(super) fn awaited(frames: &[SourceFunction<'_>]) -> String {
     let inner = frames.iter().take(own_number(frames)).rev();
     let futures = inner.map(|frame| (frame.origin, future_of(frame)));
@@ -157,7 +163,8 @@ pub(super) fn awaited(frames: &[SourceFunction<'_>]) -> String {
         let forwards = matches!(origin, CodeOrigin::Std | CodeOrigin::Instrumentation);
         !forwards && crate_of(name).is_some()
     };
-    let telling = futures.iter().find(is_telling).or_else(|| futures.first());
+    let pool = futures.iter().find(|(_, name)| name.contains("::Pool::"));
+    let telling = pool.or_else(|| futures.iter().find(is_telling)).or_else(|| futures.first());
     telling.map(|(_, name)| name.clone()).unwrap_or_default()
 }
 

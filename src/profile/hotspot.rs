@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
 
-use super::awaits::{SAMPLED_AWAIT_NS, longest, own_name};
+use super::awaits::{SAMPLED_AWAIT_NS, called, longest, own_name};
 use super::call_tree::{CallTree, SampledCall};
 use super::code_origin::LINKAGE;
 use super::leaf::Leaf;
@@ -131,11 +131,15 @@ impl Profile {
         }
     }
 
-    /// What a thread was blocked in, or who held the lock, in brackets.
+    /// What a thread was blocked in, or who held the lock, in brackets. Of what has only an address, the function that waited.
     fn waited_for(&self, sample: &Sample) -> Option<String> {
-        let held_by = self.leaf(sample.leaf).and_then(Leaf::held_by);
-        let text = held_by.or_else(|| Some(self.blocked_in(sample)?.into_owned()));
-        text.map(|text| format!("[{text}]"))
+        if let Some(held_by) = self.leaf(sample.leaf).and_then(Leaf::held_by) {
+            return Some(format!("[{held_by}]"));
+        }
+        let call = self.blocked_in(sample)?;
+        let code = || self.code_of(self.location_ids(sample.stack));
+        let called = call.starts_with("futex 0x").then(|| called(&code())).unwrap_or_default();
+        Some(if called.is_empty() { format!("[{call}]") } else { format!("at {called}") })
     }
 
     /// What the samples of one kind have by the innermost own function, or what comes next to that, and by what that was
@@ -250,8 +254,11 @@ fn find(profile: &Profile, calls: &CallTree<'_>, kind: SampleKind) -> Option<Hot
         kind,
         functions: vec![function(number, held)],
         callers: callers(calls, number, &inside, held),
+        beside: beside.filter(|beside| {
+            let is_other = leaf.as_ref().is_none_or(|leaf| leaf.name != beside.name);
+            is_other && beside.share > 0.5 && !beside.name.is_empty()
+        }),
         leaf: leaf.filter(|leaf| leaf.share >= NOTABLE),
-        beside: beside.filter(|beside| beside.share > 0.5 && !beside.name.is_empty()),
         woken_after: woken_after(profile, &inside),
         is_certain: are_enough(kind, inside.iter()),
     })
@@ -852,11 +859,14 @@ mod tests {
         samples.add(kind, blocked("futex 0x7f01"), &["syscall", lock, reserve, MAIN], &[960 * MS]);
         samples.add(kind, blocked("sleep"), &["nanosleep", reserve, MAIN], &[20 * MS]);
         samples.add(kind, blocked("read"), &["read", PARSE, MAIN], &[20 * MS]);
-        assert_eq!(samples.said(kind), "98 % in shop::reserve (src/stock.rs:41) [futex 0x7f01]");
+        assert_eq!(
+            samples.said(kind),
+            "98 % in shop::reserve (src/stock.rs:41) at std::sync::Mutex::lock"
+        );
         samples.add(kind, blocked("sleep"), &["nanosleep", reserve, MAIN], &[500 * MS]);
         assert_eq!(
             samples.said(kind),
-            "99 % in shop::reserve (src/stock.rs:41), 65 % of that [futex 0x7f01]"
+            "99 % in shop::reserve (src/stock.rs:41), 65 % of that at std::sync::Mutex::lock"
         );
         // Without own code, the site as in the sum of waits.
         let mut samples = Samples::new();

@@ -13,7 +13,8 @@ use crate::facts::{ChildOrder, ChildTotals, Measure, TimeBreakdown};
 use crate::keep::{Kept, KeptSpan, NoProfile};
 use crate::log::{LogEvent, LogKind};
 use crate::profile::{
-    Awaits, ComparedSummary, Hotspot, Profile, ProfileId, SampleKind, SlowerIn, Waits, capped,
+    Awaits, ComparedSummary, FunctionShare, Hotspot, Profile, ProfileId, SampleKind, SlowerIn,
+    Waits, capped,
 };
 use crate::text::ms;
 
@@ -175,17 +176,23 @@ fn reasons(first: &KeptSpan, kept: &Kept) -> Vec<String> {
     let times = first.times();
     let compared = kept.compared.as_ref().filter(|compared| compared.is_of(&first.facts));
     let many = first.facts.children.many_in(times.wall_ns).map(|many| Many(many).to_string());
+    let waited_ns = nanoseconds(kept.waits.total);
+    // A thread waited for others of the span, which ran meanwhile.
+    let is_for_own = waited_ns / 2 <= times.subtree_on_cpu_ns
+        && waited_ns + times.subtree_on_cpu_ns > times.wall_ns + times.wall_ns / 10;
     let mut parts = [
         (times.subtree_on_cpu_ns, on_cpu(first, kept)),
         (times.idle_ns, idle(first, kept)),
-        (nanoseconds(kept.waits.total), waits(kept)),
+        (if is_for_own { 0 } else { waited_ns }, waits(kept)),
         (first.facts.get(Measure::Runnable).unwrap_or(0), starved(&first.facts)),
         (first.times().off_cpu_ns, unseen(first, kept)),
     ];
     parts.sort_by_key(|(ns, _)| Reverse(*ns));
-    let parts = parts.into_iter().filter_map(|(_, part)| part);
+    let mut parts = parts.into_iter().filter_map(|(_, part)| part);
     let unknown = times.is_cpu_time_unknown.then(|| "on-CPU unknown".to_owned());
+    // What explains its time stands beside the error.
     let error = first.facts.error_at.as_ref().map(|place| format!("error at {place}"));
+    let error = error.and_then(|error| joined([Some(error), parts.next()]));
     let deadlock = first.facts.deadlock.as_deref().map(|text| capped(text).into_owned());
     let allocated = allocated(first, kept);
     let is_why = first.reasons().are_of_allocations();
@@ -236,8 +243,19 @@ fn on_cpu(first: &KeptSpan, kept: &Kept) -> Option<String> {
     if is_known && wanted_ns <= wall_ns / 10 {
         return None;
     }
-    let hotspot = kept.hotspot(SampleKind::OnCpu).map(|hotspot| match is_known {
-        false => hotspot.to_string(),
+    let own = kept.hotspot(SampleKind::OnCpu).map(|hotspot| {
+        // Foreign code on a thread of its own.
+        let is_foreign = hotspot.functions.iter().all(|function| function.location.is_empty());
+        let awaiting = kept.hotspot(SampleKind::Await).filter(|_| is_foreign);
+        let awaiting = awaiting.and_then(|awaiting| awaiting.functions.first());
+        let awaiting = awaiting.filter(|function| !function.location.is_empty());
+        let by = awaiting.map(|FunctionShare { name, location, .. }| {
+            format!(", awaited in {name} ({location})")
+        });
+        format!("{hotspot}{}", by.unwrap_or_default())
+    });
+    let hotspot = own.map(|hotspot| match is_known {
+        false => hotspot,
         true => {
             let inside_ns = first.times().inside_on_cpu_ns();
             let inside = match inside_ns >= WORTH_REPORTING {
