@@ -421,6 +421,20 @@ mod tests {
                 )],
                 "core::future::pending::Pending",
             ),
+            (
+                &[
+                    ("<tokio::sync::batch_semaphore::Acquire as Future>::poll", ""),
+                    (
+                        "sqlx_core::pool::Pool<DB>::acquire::{{closure}}",
+                        "sqlx-core-0.8.6/src/pool/mod.rs",
+                    ),
+                    (
+                        "sqlx_core::query::Query<DB,A>::execute::{{closure}}",
+                        "sqlx-core-0.8.6/src/query.rs",
+                    ),
+                ],
+                "sqlx_core::pool::Pool::acquire",
+            ),
             (&[], ""),
         ] {
             let stack = [inner, &[own]].concat();

@@ -93,6 +93,13 @@ impl Hotspots {
         }])
     }
 
+    /// These, and others as those of that kind.
+    #[cfg(test)]
+    pub(crate) fn and_for_test(mut self, kind: SampleKind, others: Self) -> Self {
+        self.0.extend(others.0.into_iter().map(|other| Hotspot { kind, ..other }));
+        self
+    }
+
     /// Most awaits are in `shop::fetch`.
     #[cfg(test)]
     pub(crate) fn of_awaits_for_test(share: f64) -> Self {

@@ -654,6 +654,45 @@ mod tests {
     }
 
     #[test]
+    fn what_explains_the_time_of_a_span_that_failed_stands_beside_its_error() {
+        let mut kept = kept();
+        let facts = &mut kept.spans[0].facts;
+        (facts.error_at, facts.span) = (Some("src/error.rs:31".to_owned()), "a".repeat(150).into());
+        let line = line(&kept);
+        assert!(
+            line.contains(": error at src/error.rs:31; 1.29 s on-CPU, 97 % in shop::r"),
+            "{line}"
+        );
+    }
+
+    #[test]
+    fn foreign_code_is_shown_with_the_function_that_awaits_it() {
+        let mut kept = kept();
+        let others = Hotspots::of_awaits_for_test(1.0);
+        kept.hotspots =
+            Hotspots::for_test("sqlite3VdbeExec", 0.7).and_for_test(SampleKind::Await, others);
+        let expected =
+            "1.29 s on-CPU, 70 % in sqlite3VdbeExec, awaited in shop::fetch (src/upstream.rs:41)";
+        assert_eq!(headline(&kept.spans[0], &kept), expected);
+    }
+
+    #[test]
+    fn a_wait_for_other_threads_of_the_span_comes_last() {
+        let mut kept = kept();
+        let wait = Hotspots::for_test("shop::all", 1.0);
+        kept.hotspots = kept.hotspots.clone().and_for_test(SampleKind::OffCpu, wait);
+        let mut said = |waited_ms| {
+            let total = Duration::from_millis(waited_ms);
+            kept.waits = Waits { count: 1, total, ..Waits::default() };
+            headline(&kept.spans[0], &kept)
+        };
+        let (ran, waited) = ("1.29 s on-CPU, 97 % in shop::render", "100 % in shop::all");
+        assert_eq!(said(1_305), format!("{ran}; 1 wait of 1.30 s, {waited}"));
+        // There is not enough of that to say so.
+        assert_eq!(said(2_900), format!("1 wait of 2.90 s, {waited}; {ran}"));
+    }
+
+    #[test]
     fn spans_of_one_name_that_a_field_could_tell_apart_are_noted_once() {
         let metadata = |span: fn() -> tracing::Span| {
             let subscriber = tracing_subscriber::registry();
