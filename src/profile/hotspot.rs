@@ -144,9 +144,12 @@ impl Profile {
             return Some(format!("[{held_by}]"));
         }
         let call = self.blocked_in(sample)?;
-        let code = || self.code_of(self.location_ids(sample.stack));
-        let called = call.starts_with("futex 0x").then(|| called(&code())).unwrap_or_default();
-        Some(if called.is_empty() { format!("[{call}]") } else { format!("at {called}") })
+        let has_no_name = call.starts_with("futex 0x");
+        let called = has_no_name.then(|| called(&self.code_of(self.location_ids(sample.stack))));
+        Some(match called.filter(|called| !called.is_empty()) {
+            Some(called) => format!("at {called}"),
+            None => format!("[{call}]"),
+        })
     }
 
     /// What the samples of one kind have by the innermost own function, or what comes next to that, and by what that was

@@ -177,7 +177,7 @@ fn reasons(first: &KeptSpan, kept: &Kept) -> Vec<String> {
     let compared = kept.compared.as_ref().filter(|compared| compared.is_of(&first.facts));
     let many = first.facts.children.many_in(times.wall_ns).map(|many| Many(many).to_string());
     let waited_ns = nanoseconds(kept.waits.total);
-    // A thread waited for others of the span, which ran meanwhile.
+    // A thread waited for others of the span, which ran in that time.
     let is_for_own = waited_ns / 2 <= times.subtree_on_cpu_ns
         && waited_ns + times.subtree_on_cpu_ns > times.wall_ns + times.wall_ns / 10;
     let mut parts = [

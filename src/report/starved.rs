@@ -20,17 +20,17 @@ pub(crate) fn waited_for_cpu(facts: &Facts) -> Option<u64> {
     much(facts, Measure::Runnable)
 }
 
-/// For how long it waited for a CPU, who ran meanwhile, and for how long its control group was throttled, if that matters.
+/// For how long it waited for a CPU, which threads ran then, and for how long its control group was throttled, if that matters.
 pub(crate) fn starved(facts: &Facts) -> Option<String> {
     let waited = waited_for_cpu(facts).map(|ns| format!("{} waiting for a CPU", Ns(ns)));
     let throttled = much(facts, Measure::Throttled)
         .map(|ns| format!("its control group was throttled for {}{ALL_CPUS}", Ns(ns)));
     let rivals = facts.rivals.clone().filter(|_| waited.is_some());
-    let meanwhile: Vec<_> = throttled.into_iter().chain(rivals).collect();
-    let meanwhile = (!meanwhile.is_empty()).then(|| meanwhile.join(" and "));
-    match (waited, meanwhile) {
-        (Some(waited), Some(meanwhile)) => Some(format!("{waited} while {meanwhile}")),
-        (waited, meanwhile) => waited.or(meanwhile),
+    let reasons: Vec<_> = throttled.into_iter().chain(rivals).collect();
+    let reasons = (!reasons.is_empty()).then(|| reasons.join(" and "));
+    match (waited, reasons) {
+        (Some(waited), Some(reasons)) => Some(format!("{waited} while {reasons}")),
+        (waited, reasons) => waited.or(reasons),
     }
 }
 

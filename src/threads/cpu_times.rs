@@ -41,7 +41,7 @@ impl CpuTimes {
     pub(crate) fn between(&self, from_ns: u64, to_ns: u64) -> Ran {
         let mut within = self.0.iter().filter(|time| (from_ns..=to_ns).contains(&time.time_ns));
         let Some(first) = within.next() else { return Ran::default() };
-        let last = within.last().unwrap_or(first);
+        let last = within.next_back().unwrap_or(first);
         let on_ns = last.cpu_ns.saturating_sub(first.cpu_ns);
         Ran {
             on_ns,

@@ -162,7 +162,7 @@ fn is_behind_a_blocker(stays_open: bool) {
     assert!((behind + before).abs_diff(delay) <= MS, "{behind:?} and {before:?} of {delay:?}");
 }
 
-/// The thread that would see that a time has passed is blocked meanwhile, so that it looks like a long await.
+/// The thread that would see that a time has passed is blocked then, so that it looks like a long await.
 #[test]
 fn an_await_names_the_span_that_kept_the_thread_from_seeing_its_end() {
     // The thread may lose its CPU for a while when it has left the span.
