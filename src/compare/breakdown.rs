@@ -6,6 +6,7 @@ use std::fmt::{self, Display};
 use std::sync::Arc;
 
 use crate::facts::TimeKind;
+use crate::facts::format::place_of;
 
 /// A function of the program's own code.
 #[derive(Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -120,7 +121,7 @@ impl Display for Quantity {
             let OwnFunction { name, file, line } = &**function;
             write!(f, " in {name}")?;
             if *line > 0 {
-                write!(f, " ({file}:{line})")?;
+                write!(f, " ({})", place_of(file, *line))?;
             }
         }
         match self {
