@@ -126,12 +126,13 @@ impl WallSplit {
     }
 }
 
-/// `wall 217 ms = 65.9 ms on-CPU (30 %) + 151 ms blocked (70 %)`
+/// `wall 217 ms = 65.9 ms on-CPU (30 %) + 151 ms blocked (70 %)`, without parts of less than a ten-thousandth.
 impl Display for WallSplit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let wall_ns: u64 = self.parts.iter().sum();
         write!(f, "wall {}", Ns(wall_ns))?;
-        for (number, (kind, ns)) in self.parts().enumerate() {
+        let parts = self.parts().filter(|(_, ns)| *ns >= wall_ns / 10_000);
+        for (number, (kind, ns)) in parts.enumerate() {
             f.write_str(if number == 0 { " = " } else { " + " })?;
             match kind {
                 TimeKind::OnCpu if is_vague(ns, self.error_ns) => {
@@ -188,6 +189,8 @@ mod tests {
         let times = TimeBreakdown { wall_ns, on_cpu_ns, off_cpu_ns, ..TimeBreakdown::default() };
         let text = "wall 217 ms = 65.9 ms on-CPU (30 %) + 151 ms blocked (70 %)";
         assert_eq!(split(times).to_string(), text);
+        let with_little = TimeBreakdown { wall_ns: wall_ns + 1, idle_ns: 1, ..times };
+        assert_eq!(split(with_little).to_string(), text);
         let facts = Facts { times, ..Facts::default() };
         assert_eq!(facts.beside(), ["75.9 ms on more threads at the same time"]);
     }
