@@ -59,6 +59,20 @@ async fn get(handle: &Handle, path: &str) -> Answer {
     ask(handle, "GET", path, "").await
 }
 
+/// What fills the pool may be what somebody wants to see.
+#[test]
+fn routes_answer_while_the_pool_of_blocking_threads_is_full() {
+    let setup = Setup::new("0ms");
+    setup.run(|| info_span!("kept").in_scope(|| _ = burn(5 * MS)));
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.max_blocking_threads(1).build().unwrap();
+    let (release, wait) = std::sync::mpsc::channel::<()>();
+    runtime.spawn_blocking(move || _ = wait.recv());
+    let answer = runtime.block_on(get(&setup.handle, "/kept"));
+    assert_eq!(answer.json()["kept"][0]["span"], "kept");
+    drop(release);
+}
+
 async fn get_as(handle: &Handle, path: &str, accept: &str) -> Answer {
     let app = Router::new().nest("/profiling", handle.router());
     let request = Request::get(format!("/profiling{path}")).header(header::ACCEPT, accept);

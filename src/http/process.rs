@@ -5,10 +5,10 @@ use std::time::Duration;
 use axum::extract::{OriginalUri, State};
 use axum::http::{HeaderName, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use tokio::task::spawn_blocking;
 
 use super::answer::{Failure, HTML, pprof_file};
 use super::routes::value_in;
+use super::{blocking, internal};
 use crate::encode::{HtmlContext, html, pprof_showing};
 use crate::engine::ProfileKind;
 use crate::error::ProfileError;
@@ -47,22 +47,18 @@ async fn encoded(
         return Err((StatusCode::BAD_REQUEST, problem.to_owned()));
     }
     let options = options(kind, query)?;
-    let begun = spawn_blocking(move || handle.begin_profile(options)).await;
+    let not_enabled = move |error| not_enabled(kind, error);
+    let begin = move || handle.begin_profile(options).map_err(not_enabled);
     // If the client goes away, this future is dropped, and the profile ends.
-    let not_enabled = |error| not_enabled(kind, error);
-    let (_cancel, started) = begun.map_err(internal)?.map_err(not_enabled)?;
+    let (_cancel, started) = blocking(begin).await?;
     let encode = move || {
-        let profile = started.wait()?;
+        let profile = started.wait().map_err(not_enabled)?;
         Ok(match is_report {
             true => html(&profile, &HtmlContext::default()).into_bytes(),
             false => pprof_showing(&profile, Some(SampleKind::OnCpu)),
         })
     };
-    spawn_blocking(encode).await.map_err(internal)?.map_err(not_enabled)
-}
-
-fn internal(error: impl std::fmt::Display) -> Failure {
-    (StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
+    blocking(encode).await
 }
 
 fn not_enabled(kind: ProfileKind, error: ProfileError) -> Failure {
