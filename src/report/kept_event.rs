@@ -446,7 +446,7 @@ impl Display for Without<'_> {
             NoProfile::NoSamples if is_mostly(idle_ns) => {
                 write!(
                     f,
-                    "it was in no thread for {} (of a future, `.profiled()` shows where)",
+                    "it was in no thread for {} (of a future, `AwaitsLayer` or `.profiled()` shows where)",
                     Ns(idle_ns)
                 )
             }
@@ -587,7 +587,7 @@ mod tests {
         (account.on_cpu_ns, account.idle_ns) = (1_000, account.wall_ns - 1_000);
         let text = line(&kept);
         assert!(
-            text.ends_with(": no profile: it was in no thread for 1.31 s (of a future, `.profiled()` shows where)"),
+            text.ends_with(": no profile: it was in no thread for 1.31 s (of a future, `AwaitsLayer` or `.profiled()` shows where)"),
             "{text}"
         );
         // Its future is polled through `Profiled`, and is no longer said to be in no thread.
