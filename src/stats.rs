@@ -314,27 +314,15 @@ counters! {
         /// The same, because of the limits of memory or spans.
         dropped_memory,
     }
-    /// The continuous profile of the process; see [`Builder::continuous`](crate::Builder::continuous). The CPU time of samples
-    /// that are dropped is `[not sampled: ...]` in it.
+    /// The continuous profile of the process; see [`Builder::continuous`](crate::Builder::continuous). Its samples are among
+    /// those of [`SampleStats`].
     continuous: ContinuousStats as ContinuousCounters {
-        /// Samples taken and unwound.
+        /// Samples in it.
         taken,
         /// Profiles made.
         profiles,
         /// Profiles that were lost: refused, too old, left at the end, or made while the one before was not exported.
         dropped_export_failed,
-        /// Samples that were dropped because more threads than there are rings were taking one at that moment.
-        dropped_rings_taken,
-        /// Samples that found the rings full because the collector did not run in time.
-        dropped_rings_full,
-        /// Samples whose stack could not be read.
-        dropped_unreadable,
-        /// Samples that were delayed because all threads that ran had blocked the signal. Only the last one has a stack.
-        dropped_late,
-        /// Samples that were not unwound because that may use 1 % of the processors.
-        dropped_over_budget,
-        /// Threads whose samples are in no span because some thousand others are in use.
-        threads_without_spans,
     }
 
     /// Unwound stacks that are incomplete.

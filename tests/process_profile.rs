@@ -12,7 +12,7 @@ use std::thread::{self, Builder};
 use std::time::{Duration, Instant};
 
 use cpu_time::{ProcessTime, ThreadTime};
-use support::{HAS_STACKS, Nanos, PLENTY, Setup, burn, functions, has_perf, has_process_timer};
+use support::{HAS_STACKS, Nanos, PLENTY, Setup, burn, functions, has_all_threads, has_perf};
 use tracing::info_span;
 use tracing_profiling::profile::{Leaf, Profile, Sample, SampleKind};
 use tracing_profiling::{ProfileError, ProfileKind, ProfileOptions, Source};
@@ -270,7 +270,7 @@ fn the_continuous_profile_has_the_shares_of_the_cpu_clocks_by_thread_name_and_lo
     let set =
         |builder: tracing_profiling::Builder| builder.continuous(1_000).continuous_interval(HOUR);
     let setup = Setup::of_rules("1h", set);
-    if !has_process_timer() {
+    if !has_all_threads() {
         assert!(setup.profiles().is_empty());
         return;
     }

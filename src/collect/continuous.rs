@@ -13,12 +13,8 @@ use crate::profile::{MappingId, Profile, ProfileId};
 use crate::sinks::{ProcessSamples, StoredStack, Total};
 use crate::stats::Counters;
 use crate::sys;
-use crate::threads::{QUIET_TRIES, Threads};
+use crate::threads::Threads;
 use crate::unwind::Module;
-
-/// How long until a profile is tried again that cannot begin. Each further time is twice as long, up to an interval or a minute.
-const FIRST_RETRY: Duration = Duration::from_millis(20);
-const LONGEST_RETRY: Duration = Duration::from_secs(60);
 
 /// A profile without symbols, and the modules that symbolization needs.
 pub(super) type ProcessProfile = (Box<Profile>, HashMap<MappingId, Arc<Module>>);
@@ -34,39 +30,19 @@ pub(crate) struct ProfileWindow {
     began_cpu_ns: Option<u64>,
 }
 
-/// When a profile that could not begin is tried again.
-#[derive(Clone, Copy, Debug)]
-struct Retry {
-    at: Instant,
-    /// How often it could not begin.
-    tries: u32,
-}
-
-impl Retry {
-    fn after(before: Option<Self>, now: Instant, longest: Duration) -> Self {
-        let tries = before.map_or(0, |before| before.tries);
-        let delay = FIRST_RETRY.saturating_mul(1 << tries.min(20)).min(longest);
-        Self { at: now + delay, tries: tries.saturating_add(1) }
-    }
-}
-
 /// Makes a profile of the process after each interval, while that is wanted.
 #[derive(Default)]
 pub(crate) struct ContinuousProfiler {
     window: Option<ProfileWindow>,
-    /// It cannot begin now, and is tried again.
-    retry: Option<Retry>,
     /// What the stacks of the heap have allocated until the present window.
     allocated: HashMap<StoredStack, Total>,
     event: Option<LogEvent>,
 }
 
 impl ContinuousProfiler {
-    /// How long until the present profile is complete, or one is to begin.
+    /// How long until the present profile is complete.
     pub(super) fn until_end(&self) -> Option<Duration> {
-        let until =
-            self.window.as_ref().map(|window| window.until).or(self.retry.map(|retry| retry.at))?;
-        Some(until.saturating_duration_since(Instant::now()))
+        self.window.as_ref().map(|window| window.until.saturating_duration_since(Instant::now()))
     }
 
     pub(super) fn is_running(&self) -> bool {
@@ -89,47 +65,26 @@ impl ContinuousProfiler {
             true => 0,
             false => engine.commands.process.continuous_rate(),
         };
-        let must_end = threads.must_end_continuous();
-        let is_over = |window: &mut ProfileWindow| {
-            must_end || window.rate != wanted || window.until <= Instant::now()
-        };
+        let is_over =
+            |window: &mut ProfileWindow| window.rate != wanted || window.until <= Instant::now();
         let ended = self.window.take_if(is_over);
-        if let Some(ended) = &ended {
-            let must_begin_again = must_end || threads.next_continuous();
-            if ended.rate == wanted && !must_begin_again {
-                self.window = Some(self.new_window(wanted, engine, intake));
-            } else {
-                threads.end_continuous(intake);
-                // To begin again, if it is wanted.
-                engine.waker.wake();
+        if ended.as_ref().is_some_and(|ended| ended.rate == wanted) {
+            self.window = Some(self.new_window(wanted, engine, intake));
+        } else if ended.is_some() {
+            threads.end_continuous();
+            // To begin again, if it is wanted.
+            engine.waker.wake();
+        } else if wanted > 0 && self.window.is_none() {
+            if let Some(line) = intake.source.describe_no_continuous() {
+                self.event = Some(LogEvent::warning(LogKind::ContinuousOff, line));
+                // Until it is asked for again.
+                engine.commands.process.refuse_continuous(wanted);
+                return None;
             }
-        } else if wanted == 0 {
-            self.retry = None;
-        } else if self.window.is_none() && self.retry.is_none_or(|retry| retry.at <= Instant::now())
-        {
-            let period_ns = 1_000_000_000 / u64::from(wanted);
-            match threads.begin_continuous(period_ns, intake) {
-                Ok(()) => {
-                    intake.sinks.continuous = Some(ProcessSamples::new());
-                    _ = intake.sinks.heap.allocated_since(&mut self.allocated);
-                    self.window = Some(self.new_window(wanted, engine, intake));
-                    self.retry = None;
-                }
-                Err(why) => {
-                    let longest = engine.source.settings.continuous.interval.min(LONGEST_RETRY);
-                    let retry = Retry::after(self.retry, Instant::now(), longest);
-                    let may_pass = why.may_pass(retry.tries);
-                    if !may_pass || retry.tries == QUIET_TRIES {
-                        let line = why.to_string();
-                        self.event = Some(LogEvent::warning(LogKind::ContinuousOff, line));
-                    }
-                    self.retry = may_pass.then_some(retry);
-                    if !may_pass {
-                        // Until it is asked for again.
-                        engine.commands.process.refuse_continuous(wanted);
-                    }
-                }
-            }
+            threads.begin_continuous(1_000_000_000 / u64::from(wanted), intake);
+            intake.sinks.continuous = Some(ProcessSamples::new());
+            _ = intake.sinks.heap.allocated_since(&mut self.allocated);
+            self.window = Some(self.new_window(wanted, engine, intake));
         }
         ended
     }
@@ -182,24 +137,5 @@ impl ContinuousProfiler {
             inputs.continuous_profile(id, &samples, during, cpu_ns, (heap, &allocated));
         Counters::add(&engine.counters.continuous.profiles, 1);
         Some((Box::new(profile), modules))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_cannot_begin_is_tried_soon_and_then_less_often() {
-        let (now, longest) = (Instant::now(), Duration::from_secs(15));
-        let (mut retry, mut delays) = (None, Vec::new());
-        for tries in 1..=40 {
-            let next = Retry::after(retry, now, longest);
-            assert_eq!(next.tries, tries);
-            delays.push((next.at - now).as_millis());
-            retry = Some(next);
-        }
-        assert_eq!(delays[..6], [20, 40, 80, 160, 320, 640]);
-        assert_eq!((delays[9], delays[10], delays[39]), (10_240, 15_000, 15_000));
     }
 }

@@ -121,7 +121,6 @@ impl ProcessProfiler {
             } else {
                 intake.sinks.process = Some(ProcessSamples::new());
                 threads.begin_process(request.period_ns);
-                threads.search_process(intake);
             }
             let (began_ns, began_cpu_ns) = (intake.now_ns(), sys::process_cpu_ns());
             let scan = || WallScanner::new(request.period_ns, began_ns, request.until);

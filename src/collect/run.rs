@@ -109,7 +109,7 @@ impl Collector {
             let is_over = is_woken || sleep.is_some_and(|sleep| start.elapsed() >= sleep);
             let is_over = is_over || !self.poller.files().still_owned();
             let Self { threads, intake, .. } = self;
-            threads.search_process(intake);
+            threads.search_process(intake, false);
             let is_outdated = || threads.has_any() && intake.unwinder.is_outdated();
             if is_over || threads.has_full_ring() || is_outdated() {
                 break;
@@ -200,6 +200,7 @@ impl Collector {
         let Self { engine, intake, threads, process, continuous, .. } = self;
         let ended = continuous.check(engine, (threads, intake), asked.end.is_some());
         let answered = process.check(asked.process.take(), (threads, intake));
+        threads.search_process(intake, true);
         // Local roots that close before the last samples are read are wanted, too.
         let (is_running, is_ending) = (process.is_running(), answered.is_some() || ended.is_some());
         let wants_roots = is_running || continuous.is_running() || is_ending;

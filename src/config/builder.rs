@@ -204,8 +204,8 @@ impl Builder {
     /// Samples have the name of their thread, and the name of their local root with those of its fields that are shown by
     /// default. A
     /// [`Directory`](crate::Directory) has these profiles in its directory `process`, with a quota of its own. With
-    /// [`heap`](Self::heap), they also have what was allocated. It needs one timer for the process, and Linux 6.4 or later;
-    /// where it does not work, the log says so. While the layer is off or its rules keep nothing, there is none.
+    /// [`heap`](Self::heap), they also have what was allocated. It needs a timer or perf for each thread that runs; where
+    /// neither works, the log says so. While the layer is off or its rules keep nothing, there is none.
     #[must_use]
     pub fn continuous(mut self, rate: u32) -> Self {
         let range = 0..=*CONTINUOUS_RATES.end();

@@ -11,14 +11,12 @@ pub(crate) use own_cpu::OwnCpu;
 
 use crate::budget::CpuBudget;
 use crate::profile::SampleKind;
-use crate::sampler::record::{
-    Layout, RawSample, RecordBytes, RecordPlace, read_sample, thread_of_record,
-};
+use crate::sampler::record::{Layout, RecordPlace, read_sample};
 use crate::sampler::{Sampler, ThreadShared};
 use crate::sinks::{Added, ClosedChild, NewSample, Sinks, Stack, StackEntry, WantedBy};
 use crate::span::{ChildClose, SpanEvent, SpanInfo, SpanKey, Spans};
-use crate::stats::{Counters, StackCounters};
-use crate::sys::{self, Clock, OsThread, RingMemory, SampleRing};
+use crate::stats::Counters;
+use crate::sys::{self, Clock, OsThread, SampleRing};
 use crate::unwind::{ModuleAddress, UnwindEnd, Unwinder};
 
 /// What limits the intake.
@@ -186,7 +184,17 @@ impl Intake {
         }) else {
             return self.lose(|counters| &counters.sampling.records_malformed, 1);
         };
-        self.unwind(&sample, Some(shared));
+        // If another library was loaded where the sample is, that is known from here on.
+        if self.unwinder.is_outdated() {
+            self.unwinder.refresh();
+        }
+        self.unwinder.own_stack = ThreadShared::own_stack(Some(shared));
+        self.stack.end = self.unwinder.unwind(
+            sample.registers,
+            |offset| sample.stack.word(offset),
+            self.settings.frames_per_stack,
+            &mut self.stack.frames,
+        );
         if sample.in_kernel && !is_switching {
             let frames = &mut self.stack.frames;
             let in_user_code = frames.len();
@@ -197,10 +205,16 @@ impl Intake {
             }
             frames.rotate_left(in_user_code);
         }
-        let (weight, late) = weight_of(sample.weight_ns, period_ns, MOST_PERIODS);
-        let Counters { samples, stacks, .. } = &*self.counters;
-        count_end(self.stack.end, stacks);
+        let (weight, late) = weight_of(sample.weight_ns, period_ns);
+        let Counters { samples, stacks, continuous, .. } = &*self.counters;
+        match self.stack.end {
+            UnwindEnd::Root => {}
+            UnwindEnd::Cut => Counters::add(&stacks.truncated, 1),
+            UnwindEnd::OtherStack => Counters::add(&stacks.on_other_stacks, 1),
+            _ => Counters::add(&stacks.incomplete, 1),
+        }
         Counters::add(&samples.taken, 1);
+        Counters::add(&continuous.taken, u64::from(self.sinks.continuous.is_some()));
         let (kind, time_ns) = (SampleKind::OnCpu, sample.time_ns);
         let weight = weight.saturating_add(more_ns);
         let new = NewSample { kind, time_ns, weight, thread: Some(thread), stack: &self.stack };
@@ -218,49 +232,6 @@ impl Intake {
             losses.lowered += lowered;
             losses.late += late;
         });
-    }
-
-    fn unwind<B: RecordBytes + ?Sized>(
-        &mut self,
-        sample: &RawSample<'_, B>,
-        thread: Option<&ThreadShared>,
-    ) {
-        // If another library was loaded where the sample is, that is known from here on.
-        if self.unwinder.is_outdated() {
-            self.unwinder.refresh();
-        }
-        self.unwinder.own_stack = ThreadShared::own_stack(thread);
-        self.stack.end = self.unwinder.unwind(
-            sample.registers,
-            |offset| sample.stack.word(offset),
-            self.settings.frames_per_stack,
-            &mut self.stack.frames,
-        );
-    }
-
-    /// Reads a sample of the continuous profile. `ran_ns` is the CPU time of a thread since its sample before, by its id and
-    /// the weight in the record.
-    pub(crate) fn add_continuous(
-        &mut self,
-        (ring, place): (&RingMemory, RecordPlace),
-        period_ns: u64,
-        ran_ns: impl FnOnce(u32, u64) -> u64,
-    ) {
-        let sample = read_sample(ring, place, Layout::OF_PROCESS).ok();
-        let Some(sample) = sample.filter(|sample| sample.pid == self.pid) else {
-            return self.lose(|counters| &counters.sampling.records_malformed, 1);
-        };
-        let (word, thread) = thread_of_record(ring, place);
-        self.unwind(&sample, None);
-        let ran_ns = sample.weight_ns.map(|stated| ran_ns(thread.tid, stated));
-        let (weight, late) = weight_of(ran_ns, period_ns, MOST_BETWEEN_SAMPLES);
-        let Counters { continuous, stacks, .. } = &*self.counters;
-        count_end(self.stack.end, stacks);
-        Counters::add(&continuous.taken, 1);
-        Counters::add(&continuous.dropped_late, late);
-        let (kind, time_ns) = (SampleKind::OnCpu, sample.time_ns);
-        let new = NewSample { kind, time_ns, weight, thread: Some(thread), stack: &self.stack };
-        self.sinks.add_continuous(ThreadShared::span_in(word), new);
     }
 
     /// Adds a wait of a thread in a span.
@@ -298,27 +269,16 @@ impl Intake {
     }
 }
 
-fn count_end(end: UnwindEnd, stacks: &StackCounters) {
-    match end {
-        UnwindEnd::Root => {}
-        UnwindEnd::Cut => Counters::add(&stacks.truncated, 1),
-        UnwindEnd::OtherStack => Counters::add(&stacks.on_other_stacks, 1),
-        _ => Counters::add(&stacks.incomplete, 1),
-    }
-}
-
 /// A sample of a timer represents at most this number of periods, or of ticks if these are longer.
 const MOST_PERIODS: u64 = 16;
-/// The same of one of the process, since its signals go to some cores more often.
-const MOST_BETWEEN_SAMPLES: u64 = 64;
 
 /// The weight of a sample, and how many others are lost with it. A timer states the weight. If the program blocked its
 /// signal for long, it is not known where the thread spent most of that time: the sample then has the usual weight and
 /// the rest is lost.
-fn weight_of(stated_ns: Option<u64>, period_ns: u64, most: u64) -> (u64, u64) {
+fn weight_of(stated_ns: Option<u64>, period_ns: u64) -> (u64, u64) {
     let Some(stated_ns) = stated_ns else { return (period_ns, 0) };
     let usual_ns = period_ns.max(sys::tick_ns().unwrap_or(0)).max(1);
-    if stated_ns <= most.saturating_mul(usual_ns) {
+    if stated_ns <= MOST_PERIODS.saturating_mul(usual_ns) {
         return (stated_ns, 0);
     }
     (usual_ns, stated_ns / usual_ns - 1)

@@ -61,7 +61,6 @@ impl ExportThread {
                 recv(wake) -> _ => None,
                 recv(due) -> _ => None,
             };
-            crate::sys::admit_process_timer();
             match job {
                 Some(ExportJob::Deliver(held)) => {
                     crate::sys::read_filters();

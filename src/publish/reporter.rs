@@ -122,7 +122,6 @@ impl Reporter {
         let (mut hint, mut lost) = (NameHint::default(), LostLines::default());
         let mut level = MissingLevel::default();
         while let Some(item) = self.log.next() {
-            sys::admit_process_timer();
             match item {
                 LogItem::Event(event) => {
                     level.wait(event.level);
@@ -145,7 +144,6 @@ impl Reporter {
     pub(crate) fn run_callback(&self, on_kept: &OnKept) {
         let Some(callback) = &self.callback else { return };
         while let Some(kept) = callback.next() {
-            sys::admit_process_timer();
             // Foreign code, which may panic.
             let reported = catch_unwind(AssertUnwindSafe(|| on_kept(&kept)));
             let panicked = &self.counters.spans.on_kept_panics;

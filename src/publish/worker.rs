@@ -64,7 +64,6 @@ impl SymbolsThread {
                 recv(self.jobs) -> job => Some(job.unwrap_or(Job::Stop(LastDelivery::FAILED))),
                 recv(wake) -> _ => None,
             };
-            crate::sys::admit_process_timer();
             // In the order in which they came.
             match job {
                 Some(Job::Export { profile, modules, kept, room, reservation }) => {

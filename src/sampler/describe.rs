@@ -132,6 +132,22 @@ pub(super) fn describe_unsampled(why: WhyRefused) -> String {
     )
 }
 
+/// That the process cannot be profiled continuously now, and why.
+pub(super) fn describe_no_continuous(probed: &Probed) -> Option<String> {
+    if probed.has_perf() {
+        return None;
+    }
+    let why = match &probed.timers {
+        Some(timers) => probed.timers_refused.or_else(|| timers.lacking()).map(describe_refusal)?,
+        None => {
+            let refused = probed.perf.as_ref().and_then(Perf::refused).map(describe_perf_refusal);
+            refused.unwrap_or_else(|| "no source was requested".to_owned())
+                + "; set TRACING_PROFILING_SOURCE=auto"
+        }
+    };
+    Some(format!("the process is not profiled continuously: {why}"))
+}
+
 fn describe_rate(periods: Periods) -> String {
     let rate = |period_ns: u64| 1e9 / period_ns.max(1) as f64;
     let (full, low) = (rate(periods.full_ns), rate(periods.low_ns));
@@ -185,7 +201,7 @@ fn describe_timers(
 const IS_TRACED: &str = "; a debugger or another tracer is attached, which stops at each signal: no thread is sampled \
     until it leaves (TRACING_PROFILING_SOURCE=timer samples nonetheless)";
 
-pub(crate) fn describe_refusal(why: WhyRefused) -> String {
+fn describe_refusal(why: WhyRefused) -> String {
     let text = match why {
         WhyRefused::Failed(call, errno) => {
             let name = match call {
@@ -211,10 +227,7 @@ pub(crate) fn describe_refusal(why: WhyRefused) -> String {
             "no signal is free, or not the one of TRACING_PROFILING_SIGNAL: it must be a real-time signal or SIGPROF, \
              and have no handler"
         }
-        WhyRefused::SignalBlocked => {
-            "threads that use much of the CPU time block the signal of its timer, so sleeping threads would be woken by it; \
-             unblock it there (`Handle::source` names it), or choose another with TRACING_PROFILING_SIGNAL"
-        }
+        WhyRefused::SignalBlocked => "the thread blocks the signal of timers",
         WhyRefused::NoStack => "the bounds of the thread's stack are not known (is /proc mounted?)",
         WhyRefused::Traced => "a debugger is attached",
         WhyRefused::SmallSignalStack => "the signal stacks of threads are too small",

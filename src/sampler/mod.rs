@@ -19,7 +19,6 @@ mod thread_source;
 mod timer;
 
 pub(crate) use continuous::{CONTINUOUS_RATES, ContinuousSettings, continuous_rate};
-pub(crate) use describe::describe_refusal;
 pub(crate) use hooks::{AttachThreads, Begun, ThreadSource};
 pub(crate) use rate::{Periods, Rate};
 pub(crate) use session::{RunDelay, SamplingSession, SpanInterval};

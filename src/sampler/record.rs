@@ -3,7 +3,7 @@
 //! The layouts are those of `perf_event_open(2)` for exactly the attributes that `sys` requests. Nothing here accesses
 //! the kernel: the bytes come through [`RecordBytes`], from a ring or from a test.
 
-use crate::sys::{LiveRegisters, OsThread, RingMemory, SampleRing};
+use crate::sys::{LiveRegisters, RingMemory, SampleRing};
 
 /// Bytes at positions that only grow: a ring, or a copy of one.
 pub(crate) trait RecordBytes {
@@ -101,9 +101,6 @@ impl Layout {
     pub(crate) fn of(ring: &SampleRing) -> Self {
         Self { machine: Machine::NATIVE, has_kernel_chain: ring.has_kernel_chains() }
     }
-
-    /// The layout of samples of the process.
-    pub(crate) const OF_PROCESS: Self = Self { machine: Machine::NATIVE, has_kernel_chain: false };
 
     /// The size in bytes of a sample with a stack copy of `stack_bytes`, taken in user space.
     pub(crate) fn sample_size(self, stack_bytes: u32) -> u64 {
@@ -308,19 +305,6 @@ impl<B: RecordBytes + ?Sized> StackCopy<'_, B> {
 /// The position at which hooks observed a record of a timer's ring: its last word.
 pub(crate) fn stated_position<B: RecordBytes + ?Sized>(bytes: &B, place: RecordPlace) -> u64 {
     word(bytes, place.position.wrapping_add(u64::from(place.size)).wrapping_sub(8))
-}
-
-/// What the record of a sample of the process has at its end: the word with the span that its thread had published, and
-/// the thread.
-pub(crate) fn thread_of_record<B: RecordBytes + ?Sized>(
-    bytes: &B,
-    place: RecordPlace,
-) -> (u64, OsThread) {
-    let end = place.position.wrapping_add(u64::from(place.size));
-    let mut name = [0; 16];
-    bytes.copy(end.wrapping_sub(16), &mut name);
-    let tid = (word(bytes, place.position.wrapping_add(8)) >> 32) as u32;
-    (word(bytes, end.wrapping_sub(24)), OsThread::new(tid, &name))
 }
 
 /// Reads the sample at `place`.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::continuous::ContinuousSettings;
-use super::describe::{describe, describe_silence, describe_unsampled};
+use super::describe::{describe, describe_no_continuous, describe_silence, describe_unsampled};
 use super::hooks::{AttachThreads, Begun};
 use super::losses::LossTimes;
 use super::perf::Perf;
@@ -21,7 +21,7 @@ use super::thread_source::ThreadSampler;
 use super::timer::Timers;
 use crate::error::UnknownName;
 use crate::stats::Counters;
-use crate::sys::{self, FilteredSyscall, ProcessTimer, SampleRequest, Waker, WhyRefused};
+use crate::sys::{self, FilteredSyscall, SampleRequest, Waker, WhyRefused};
 
 /// The source of stacks; `TRACING_PROFILING_SOURCE`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -99,8 +99,6 @@ struct Shared {
     /// The period of new threads.
     first_period_ns: AtomicU64,
     queues: ThreadQueues,
-    /// While all threads of the process are sampled by one.
-    process_timer: Mutex<Option<Arc<ProcessTimer>>>,
     /// Replaces both sources in a test.
     #[cfg(test)]
     scripted: std::sync::OnceLock<Box<dyn AttachThreads>>,
@@ -131,7 +129,6 @@ impl Sampler {
             periods,
             first_period_ns: AtomicU64::new(periods.full_ns),
             queues: ThreadQueues::default(),
-            process_timer: Mutex::default(),
             #[cfg(test)]
             scripted: std::sync::OnceLock::new(),
         }))
@@ -338,12 +335,14 @@ impl Sampler {
         let shared = &*self.0;
         let rate = thread.rate();
         let is_traced = shared.is_traced.load(Ordering::Relaxed);
+        let open_timer =
+            |timers: &Timers| timers.open(thread.tid(), thread.stack.clone(), rate, &shared.waker);
         if rate.by_timer
             && !is_traced
             && let Some(timers) = &shared.probed.timers
         {
             // Without a timer, perf is used.
-            let by_timer = timers.open(thread.tid(), thread.stack.clone(), rate);
+            let by_timer = open_timer(timers);
             if let Ok(session) = by_timer {
                 return Ok(session);
             }
@@ -372,39 +371,16 @@ impl Sampler {
             self.note_refusal(WhyRefused::Traced);
             return Err(WhyRefused::Traced);
         }
-        timers
-            .open(thread.tid(), thread.stack.clone(), rate)
-            .inspect_err(|why| self.note_refusal_of_timer(*why))
-    }
-
-    /// Creates the one timer of all threads of the process, with that CPU time between two samples.
-    pub(crate) fn open_process_timer(&self, period_ns: u64) -> Result<ProcessTimer, WhyRefused> {
-        sys::read_filters();
-        if let Some(why) = sys::why_no_process_timer() {
-            return Err(why);
-        }
-        if self.0.avoids_tracers && sys::is_traced() {
-            return Err(WhyRefused::Traced);
-        }
-        let timers = self.timers().ok_or(WhyRefused::NotAsked)?;
-        timers.open_for_process(period_ns, &self.0.waker)
-    }
-
-    /// Sets the timer of which the samples have the spans of threads from their first hook on.
-    pub(crate) fn set_process_timer(&self, timer: Option<Arc<ProcessTimer>>) {
-        *self.0.process_timer.lock() = timer;
-    }
-
-    /// Its samples have the spans of the thread from now on, if there is one.
-    fn add_to_process_timer(&self, thread: &Arc<ThreadShared>) {
-        let timer = self.0.process_timer.lock().clone();
-        if timer.is_some_and(|timer| !timer.add_thread(Arc::clone(thread) as _)) {
-            Counters::add(&self.0.counters.continuous.threads_without_spans, 1);
-        }
+        open_timer(timers).inspect_err(|why| self.note_refusal_of_timer(*why))
     }
 
     pub(super) fn timers(&self) -> Option<&Timers> {
         self.0.probed.timers.as_ref()
+    }
+
+    /// That the process cannot be profiled continuously now, and why, in words.
+    pub(crate) fn describe_no_continuous(&self) -> Option<String> {
+        describe_no_continuous(&self.0.probed)
     }
 
     /// Whether a thread can have a timer.
@@ -420,15 +396,23 @@ impl Sampler {
 
     /// Checks whether a tracer is attached. Returns whether there may be no timers because of it.
     pub(crate) fn check_tracer(&self) -> bool {
-        let shared = &*self.0;
-        let is_traced = shared.avoids_tracers && self.watches_signal_stacks() && sys::is_traced();
-        shared.is_traced.store(is_traced, Ordering::Relaxed);
+        let is_traced = self.watches_signal_stacks() && self.is_traced();
+        self.0.is_traced.store(is_traced, Ordering::Relaxed);
         is_traced
+    }
+
+    /// Threads are about to get timers, also while perf has room for them.
+    pub(crate) fn expect_timers(&self) {
+        self.0.is_traced.store(self.is_traced(), Ordering::Relaxed);
+    }
+
+    fn is_traced(&self) -> bool {
+        self.0.avoids_tracers && sys::is_traced()
     }
 
     /// Whether threads must notice that their signal stack has become too small.
     pub(super) fn watches_signal_stacks(&self) -> bool {
-        self.uses_timers() || self.has_timers() || sys::has_process_timer()
+        self.uses_timers() || self.has_timers()
     }
 
     /// What is said of the source from the start, or of the thread's signal stack, is not said again.
@@ -520,7 +504,6 @@ impl AttachThreads for Sampler {
                 self.0.queues.new.lock().push(Arc::clone(&thread));
             }
             drop(is_over);
-            self.add_to_process_timer(&thread);
             // The thread may block before its first sample. Many may start at once.
             self.0.waker.wake_soon();
             (thread, first)

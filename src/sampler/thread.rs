@@ -9,7 +9,7 @@ use parking_lot::{Mutex, MutexGuard};
 use super::rate::Rate;
 use super::session::SamplingSession;
 use crate::ids::SpanKey;
-use crate::sys::{self, OsThread, PublishesSpan, TICKED, ThreadStack, WhyRefused};
+use crate::sys::{self, OsThread, ThreadStack, WhyRefused};
 
 /// The open interval of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -203,21 +203,10 @@ impl ThreadShared {
         Rate::from_word(self.rate.load(Ordering::Relaxed))
     }
 
-    /// The number of sessions after the first. [`TICKED`] is set in it after a sample of the process.
+    /// The number of sessions after the first.
     #[inline(always)]
     pub(crate) fn turn(&self) -> u32 {
         self.turn.load(Ordering::Acquire)
-    }
-
-    /// For the thread itself: whether a sample of the process was taken in its span since the last call.
-    pub(crate) fn take_tick(&self) -> bool {
-        self.turn.load(Ordering::Relaxed) & TICKED != 0
-            && self.turn.fetch_and(!TICKED, Ordering::Relaxed) & TICKED != 0
-    }
-
-    /// The span in a word that was read as it was published.
-    pub(crate) fn span_in(word: u64) -> Option<SpanKey> {
-        SpanKey::new(word & !IN_HOOK)
     }
 
     /// Begins a hook that may end in another span; [`set_span`](Self::set_span) must follow. Only the thread itself may
@@ -314,7 +303,7 @@ impl ThreadShared {
 
     /// The innermost profiled span that the thread is in, or was in before the current hook.
     pub(crate) fn span(&self) -> Option<SpanKey> {
-        Self::span_in(self.span.load(Ordering::Acquire))
+        SpanKey::new(self.span.load(Ordering::Acquire) & !IN_HOOK)
     }
 
     /// Whether the thread is inside a hook.
@@ -422,20 +411,6 @@ impl ThreadShared {
 
     pub(crate) fn is_over(&self) -> bool {
         self.life.load(Ordering::Acquire) == OVER
-    }
-}
-
-impl PublishesSpan for ThreadShared {
-    fn tid(&self) -> u32 {
-        self.thread.tid
-    }
-
-    fn words(&self) -> (&AtomicU64, &AtomicU32) {
-        (&self.span, &self.turn)
-    }
-
-    fn is_over(&self) -> bool {
-        Self::is_over(self)
     }
 }
 

@@ -81,7 +81,7 @@ impl ThreadSource for ThreadSampler {
             return false;
         }
         let is_small = sys::has_small_signal_stack();
-        if is_small && (!self.has_small_signal_stack || sys::has_process_timer()) {
+        if is_small && !self.has_small_signal_stack {
             // At once: a timer may be running.
             self.sampler.timers().iter().for_each(|timers| timers.block());
         }

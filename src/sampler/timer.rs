@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use super::probe::ProbeThread;
-use super::rate::Rate;
+use super::rate::{Periods, Rate};
 use super::record::Machine;
 use super::session::SamplingSession;
 use super::shares::Taken;
-use crate::sys::{self, ProcessTimer, SampleRequest, SampleRing, ThreadStack, Waker, WhyRefused};
+use crate::sys::{self, SampleRequest, SampleRing, ThreadStack, Waker, WhyRefused};
 
 /// Creates timers for threads.
 #[derive(Debug)]
@@ -22,6 +22,9 @@ const SHARE_OF_SIGNALS: u64 = 8;
 
 /// A thread writes at most one interval per sample, and few samples are shorter than this.
 const SHORT_SAMPLE: u64 = 1024;
+
+/// The ring of a thread with few samples. The largest sample fits.
+const SMALL_RING_BYTES: usize = 64 * 1024;
 
 /// How many threads of a layer may have a timer at the same time.
 fn most_timers() -> u64 {
@@ -53,10 +56,13 @@ impl Timers {
 
     /// Probes whether threads can have timers. No signal is sent.
     pub(super) fn probe(&self, other: &ProbeThread) -> Result<(), WhyRefused> {
-        if most_timers() == 0 {
-            return Err(WhyRefused::NoTimers);
-        }
+        self.lacking().map_or(Ok(()), Err)?;
         sys::probe_timers(self.request, other.tid())
+    }
+
+    /// Why no thread can have one now, if the limit of the process says so.
+    pub(super) fn lacking(&self) -> Option<WhyRefused> {
+        (most_timers() == 0).then_some(WhyRefused::NoTimers)
     }
 
     /// Whether any thread has one.
@@ -69,27 +75,23 @@ impl Timers {
         self.taken.give(1);
     }
 
-    /// Creates the one timer of all threads of the process, with that CPU time between two samples.
-    pub(super) fn open_for_process(
-        &self,
-        period_ns: u64,
-        waker: &Waker,
-    ) -> Result<ProcessTimer, WhyRefused> {
-        ProcessTimer::open(SampleRequest { period_ns, ..self.request }, waker)
-    }
-
     /// Creates the timer and the ring of thread `tid`, whose stack is `stack`. They are inactive until started.
     pub(super) fn open(
         &self,
         tid: u32,
         stack: Result<ThreadStack, WhyRefused>,
         rate: Rate,
+        waker: &Waker,
     ) -> Result<SamplingSession, WhyRefused> {
-        let request = SampleRequest { period_ns: rate.period_ns, ..self.request };
+        let mut request = SampleRequest { period_ns: rate.period_ns, ..self.request };
+        if rate.period_ns > Periods::USUAL.low_ns {
+            // All threads may have one, for as long as they live.
+            request.ring_bytes = request.ring_bytes.min(SMALL_RING_BYTES);
+        }
         if !self.taken.take(1, most_timers()) {
             return Err(WhyRefused::NoTimers);
         }
-        let open = |stack| sys::open_timer_ring(request, tid, stack);
+        let open = |stack| sys::open_timer_ring(request, tid, stack, waker);
         let ring = stack.and_then(open).inspect_err(|_| self.give_back())?;
         let ring = Arc::new(SampleRing::Timer(ring));
         let position_step = request.position_step;

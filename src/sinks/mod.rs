@@ -70,7 +70,7 @@ impl Sinks {
 
     /// By whom a sample of a thread that ran in this span, if it was in one, is wanted.
     pub(crate) fn wanted_of_cpu(&self, span: Option<SpanKey>) -> Option<WantedBy> {
-        let process = self.process.is_some();
+        let process = self.process.is_some() || self.continuous.is_some();
         let wanted = WantedBy { span, heap: HeapUse::None, process };
         (span.is_some() || process).then_some(wanted)
     }
@@ -97,15 +97,11 @@ impl Sinks {
         sample: NewSample<'_>,
         round: u64,
     ) -> Option<Added> {
-        if let Some(process) = self.process.as_mut().filter(|_| wanted.process) {
-            process.add(wanted.span, sample);
+        if wanted.process {
+            let all = self.process.iter_mut().chain(&mut self.continuous);
+            all.for_each(|process| process.add(wanted.span, sample));
         }
         wanted.span.map(|span| self.store.add(span, sample, round))
-    }
-
-    /// Adds a sample of the continuous profile.
-    pub(crate) fn add_continuous(&mut self, span: Option<SpanKey>, sample: NewSample<'_>) {
-        self.continuous.iter_mut().for_each(|process| process.add(span, sample));
     }
 
     /// Adds to what the profile of the sample's span lacks.

@@ -131,11 +131,6 @@ impl Spans {
             self.sync_usage(state, now);
             self.sync_session(state, now);
         }
-        if state.sampled.as_ref().is_some_and(|sampled| sampled.take_tick()) {
-            // The collector reads the sample, and then has to know the span.
-            let top = state.top().and_then(|top| RegistryId::new(top.id));
-            top.and_then(|id| self.table.get(id)).iter().for_each(|slot| _ = self.registers(slot));
-        }
     }
 
     fn sync_session(&self, state: &mut ThreadState, now: u64) {

@@ -73,20 +73,19 @@ pub(crate) use platform::open_regular;
 pub(crate) use platform::open_switch_registers;
 pub(crate) use platform::{
     ControlGroup, Files, GroupTexts, HardwareCounters, KeptOn, KernelFile, PerfRing, Poller,
-    ProcessTimer, RingMemory, TimerRing, Waker, address_in_libc, address_space_left,
-    admit_process_timer, block_timers, blocked, bytes_of_ring, check_writable, control_groups_of,
-    cpu_group_in, cpu_model, cpu_ns_of, create_private_directory, create_private_file,
-    current_thread, current_tid, executable_mappings, forbidden_calls, has_ended,
-    has_process_timer, has_small_signal_stack, host_name, is_blocked, is_mapped_as, is_own_thread,
-    is_traced, kernel_release, kernel_symbols, load, loaded_modules, locked_memory_limit,
-    log_between_forks, mapped_now, mappings, memory_file, memory_left, memory_limit, module_loads,
-    monotonic_raw_ns, note_claimed_signals, on_fork, open_file_limit, open_sample_ring,
-    open_schedstat, open_switch_ring, open_timer_ring, open_without_waiting, own_thread,
-    own_threads, owner_of_lock, path_of_open, pending_signal_limit, probe_timers, process_cpu_ns,
-    process_id, program_memory, program_path, read_filters, read_own_memory, read_own_stack,
-    schedstat, signal_of_timers, switches_of, take_signals_without_room, thread_and_state,
-    thread_cpu_ns, thread_stack, tick_ns, time_namespace_offset_ns, try_cpu_ns_of,
-    try_thread_cpu_ns, try_thread_usage, unblock_timers, user_ns_of, why_no_process_timer,
+    RingMemory, Waker, address_in_libc, address_space_left, block_timers, blocked, bytes_of_ring,
+    check_writable, control_groups_of, cpu_group_in, cpu_model, cpu_ns_of,
+    create_private_directory, create_private_file, current_thread, current_tid,
+    executable_mappings, forbidden_calls, has_ended, has_small_signal_stack, host_name, is_blocked,
+    is_mapped_as, is_own_thread, is_traced, kernel_release, kernel_symbols, load, loaded_modules,
+    locked_memory_limit, log_between_forks, mapped_now, mappings, memory_file, memory_left,
+    memory_limit, module_loads, monotonic_raw_ns, note_claimed_signals, on_fork, open_file_limit,
+    open_sample_ring, open_schedstat, open_switch_ring, open_timer_ring, open_without_waiting,
+    own_thread, own_threads, owner_of_lock, path_of_open, pending_signal_limit, probe_timers,
+    process_cpu_ns, process_id, program_memory, program_path, read_filters, read_own_memory,
+    read_own_stack, schedstat, signal_of_timers, switches_of, take_signals_without_room,
+    thread_and_state, thread_cpu_ns, thread_stack, tick_ns, time_namespace_offset_ns,
+    try_cpu_ns_of, try_thread_cpu_ns, try_thread_usage, unblock_timers, user_ns_of,
 };
 #[cfg(fuzzing)]
 pub(crate) use platform::{parse_map, read_proc_texts};
@@ -99,10 +98,9 @@ pub(crate) use stripes::{STRIPES, Stripe, Striped, own_stripe};
 pub(crate) use task_waker::{TAGS, TaskWaker, WakerObserver};
 pub(crate) use task_waker::{clone as clone_waker, drop_waker, wake, wake_by_ref};
 pub(crate) use types::{
-    ANY_STACK, Blocked, Call, CpuUse, FileIdentity, FilteredSyscall, IS_NO_CLOCK, Load,
-    LoadedModule, MOST_STACK_COPIED, MappedFile, MappedPart, ModuleList, ModuleLoads, NoFile,
-    OsThread, PublishesSpan, SampleRequest, Schedstat, TICKED, ThreadStack, ThrottlingUnknown,
-    WhyRefused,
+    ANY_STACK, Blocked, Call, CpuUse, FileIdentity, FilteredSyscall, Load, LoadedModule,
+    MOST_STACK_COPIED, MappedFile, MappedPart, ModuleList, ModuleLoads, NoFile, OsThread,
+    SampleRequest, Schedstat, ThreadStack, ThrottlingUnknown, WhyRefused,
 };
 pub(crate) use usage::{Usage, UsageSums};
 pub(crate) use words::{WORDS, fork_generation};

@@ -2,7 +2,6 @@
 
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, AtomicU64};
 
 /// What to sample, how often, and into how much memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,6 +66,11 @@ impl OsThread {
         std::array::from_fn(|half| halves.get(half).copied().unwrap_or_default())
     }
 
+    /// Whether it is one of this crate, by its name.
+    pub(crate) fn is_of_layer(&self) -> bool {
+        self.name.starts_with(b"profiling-")
+    }
+
     pub(crate) fn has_name(&self) -> bool {
         self.name != [0; 16]
     }
@@ -77,32 +81,6 @@ impl OsThread {
         String::from_utf8_lossy(name).into_owned()
     }
 }
-
-/// Samples of a timer on the CPU time of the process that were lost.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ProcessLosses {
-    /// As many threads as there are rings were taking one.
-    pub(crate) all_taken: u64,
-    /// The rings were full.
-    pub(crate) full: u64,
-    /// The stack could not be read.
-    pub(crate) unreadable: u64,
-}
-
-/// A thread that publishes the span it is in.
-#[allow(dead_code, reason = "only Linux has timers")]
-pub(crate) trait PublishesSpan: std::fmt::Debug + Send + Sync {
-    fn tid(&self) -> u32;
-
-    /// The word with its span, and the one in which [`TICKED`] is set when a sample was taken in it.
-    fn words(&self) -> (&AtomicU64, &AtomicU32);
-
-    /// Whether it has ended.
-    fn is_over(&self) -> bool;
-}
-
-/// See [`PublishesSpan::words`].
-pub(crate) const TICKED: u32 = 1 << 31;
 
 /// Why an event, a timer or a ring could not be created, by what a user can do about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,9 +136,6 @@ impl WhyRefused {
         )
     }
 }
-
-/// In the weight of a sample of the process: it is no CPU clock, but the CPU time of the sample.
-pub(crate) const IS_NO_CLOCK: u64 = 1 << 63;
 
 /// System calls that an ordinary service does not need, so a seccomp filter may kill the process for making them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

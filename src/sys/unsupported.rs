@@ -19,8 +19,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::types::{
     Blocked, Call, FileIdentity, FilteredSyscall, Load, MappedFile, ModuleList, ModuleLoads,
-    OsThread, ProcessLosses, PublishesSpan, SampleRequest, Schedstat, ThreadStack,
-    ThrottlingUnknown, WhyRefused,
+    OsThread, SampleRequest, Schedstat, ThreadStack, ThrottlingUnknown, WhyRefused,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,17 +155,14 @@ stubs! {
     fn read_filters() = ();
     fn unblock_timers(_: Option<i32>) -> Result<(), WhyRefused> = refused();
     fn block_timers(_: Option<i32>) = ();
-    fn admit_process_timer() = ();
-    fn has_process_timer() -> bool = false;
     fn take_signals_without_room() -> u64 = 0;
-    fn why_no_process_timer() -> Option<WhyRefused> = None;
     fn signal_of_timers(_: Option<i32>) -> Result<i32, WhyRefused> = refused();
     fn note_claimed_signals() = ();
     fn is_traced() -> bool = false;
     fn has_small_signal_stack() -> bool = false;
     fn open_sample_ring(_: SampleRequest, _: u32) -> Result<PerfRing, WhyRefused> = refused();
     fn open_switch_ring(_: usize, _: u32, _: i64) -> Result<PerfRing, WhyRefused> = refused();
-    fn open_timer_ring(_: SampleRequest, _: u32, _: ThreadStack) -> Result<TimerRing, WhyRefused> = refused();
+    fn open_timer_ring(_: SampleRequest, _: u32, _: ThreadStack, _: &Waker) -> Result<TimerRing, WhyRefused> = refused();
     fn probe_timers(_: SampleRequest, _: u32) -> Result<(), WhyRefused> = refused();
     fn blocked(_: u32) -> io::Result<Option<Blocked>> = unsupported();
     fn own_threads() -> io::Result<Vec<u32>> = unsupported();
@@ -237,7 +233,6 @@ absent!(PerfRing {
 absent!(TimerRing {
     fn position_word() -> &AtomicU64;
     fn has_lost_signal() -> bool;
-    fn least_interval_ns() -> u64;
     fn start() -> Result<(), WhyRefused>;
     fn pause();
     fn stop();
@@ -245,25 +240,6 @@ absent!(TimerRing {
     #[cfg(test)]
     fn sample_scripted(_words: &[u64]) -> bool;
 });
-
-absent!(ProcessTimer {
-    fn start() -> Result<(), WhyRefused>;
-    fn add_thread(_thread: Arc<dyn PublishesSpan>) -> bool;
-    fn forget_ended_threads();
-    fn take_losses() -> ProcessLosses;
-    fn has_lost_signal() -> bool;
-    fn stop();
-});
-
-impl ProcessTimer {
-    pub(crate) fn open(_request: SampleRequest, _waker: &Waker) -> Result<Self, WhyRefused> {
-        refused()
-    }
-
-    pub(crate) fn rings(&self) -> std::iter::Empty<&RingMemory> {
-        match self.0 {}
-    }
-}
 
 impl Deref for PerfRing {
     type Target = RingMemory;

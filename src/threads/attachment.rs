@@ -69,8 +69,8 @@ pub(crate) struct Check<'a> {
     pub(crate) may_change: bool,
     /// The factor by which the CPU budget lengthens sampling periods.
     pub(crate) times: f64,
-    /// How often the thread is to be sampled for a profile of the process.
-    pub(crate) process: Option<Periods>,
+    /// How often the thread is to be sampled for a profile of the process, and for which.
+    pub(crate) process: Option<(Why, Periods)>,
     pub(crate) source: &'a Sampler,
 }
 
@@ -153,6 +153,11 @@ impl Attachment {
         self.is_slow
     }
 
+    /// Whether it is sampled for its spans.
+    pub(crate) fn is_for_spans(&self) -> bool {
+        !self.is_detached() && self.payer == Why::SlowSpan
+    }
+
     pub(crate) fn is_detached(&self) -> bool {
         matches!(self.phase, Phase::Detached { .. })
     }
@@ -182,7 +187,7 @@ impl Attachment {
     ) -> Rate {
         let own = self.budgets.of(why).frequency(check.now_ns);
         let frequency = own.max(all.of(why).frequency(check.now_ns));
-        let rate = frequency.rate(periods);
+        let rate = why.rate(frequency, periods);
         let by_timer = rate.by_timer && check.source.may_have_timers() && !self.needs_perf;
         Rate { by_timer, ..rate.slowed(check.times) }
     }
@@ -233,13 +238,25 @@ impl SampledThread {
             Demand { rate, why }
         };
         let slow_span = demand(Why::SlowSpan, check.source.periods());
-        let process = check.process.map(|periods| demand(Why::Process, periods));
+        let process = check.process.map(|(why, periods)| demand(why, periods));
         attachment.is_slow = self.cursor.thread.samples_from() <= check.now;
         let slow = attachment.is_slow.then_some(slow_span);
         attachment.demand = Demand::highest(slow.into_iter().chain(process));
         // Of the thread, too, if it attaches itself.
         self.cursor.thread.set_rate(attachment.demand.unwrap_or(slow_span).rate);
+        let last = attachment.wanted.max(attachment.attached);
+        let own = self.cursor.thread.arms_itself().then_some(attachment.pace.own_linger);
+        let own = own.filter(|_| !attachment.is_brief);
+        let linger = own.unwrap_or(attachment.linger);
         if let Some(Demand { rate, why }) = attachment.demand {
+            // It goes on for as long as without the profile.
+            let lingers = why == Why::Continuous
+                && attachment.payer != why
+                && matches!(attachment.phase, Phase::Attached)
+                && !check.is_after(last, linger);
+            if lingers {
+                return false;
+            }
             (attachment.wanted, attachment.payer) = (Some(check.at), why);
             self.go_on(check);
             if check.may_change && self.has_other_rate(rate) && !self.is_enough(why, rate) {
@@ -249,10 +266,7 @@ impl SampledThread {
         } else if let Phase::Detached { changes_rate, .. } = &mut attachment.phase {
             *changes_rate = false;
         } else {
-            let own = self.cursor.thread.arms_itself().then_some(attachment.pace.own_linger);
-            let own = own.filter(|_| !attachment.is_brief);
-            let last = attachment.wanted.max(attachment.attached);
-            if check.is_after(last, own.unwrap_or(attachment.linger)) {
+            if check.is_after(last, linger) {
                 self.begin_to_end(EndReason::Unused);
             }
         }
@@ -289,24 +303,26 @@ impl SampledThread {
         }
     }
 
-    /// Ends a session that is completely drained. `now_ns` is `CLOCK_MONOTONIC_RAW`.
-    pub(crate) fn end_session(&mut self, now_ns: u64, source: &Sampler) {
-        let Phase::Ending { why, .. } = self.attachment.phase else { return };
+    /// Ends a session that is completely drained. `now_ns` is `CLOCK_MONOTONIC_RAW`. Returns whether the thread is to be
+    /// attached again.
+    pub(crate) fn end_session(&mut self, now_ns: u64, source: &Sampler) -> bool {
+        let Phase::Ending { why, .. } = self.attachment.phase else { return false };
         if !self.cursor.is_drained() || !self.can_end(why) || !self.cursor.end(source) {
-            return;
+            return false;
         }
         let changes_rate = why == EndReason::OtherRate;
         self.attachment.phase = Phase::detached(changes_rate);
         if changes_rate {
             self.detector.begin_by_clock(&self.cursor, now_ns);
         }
+        changes_rate
     }
 
     /// Whether the session can end. If it ends for another rate, hooks may count the remaining samples later: the next hook
     /// may be far away, and a thread that stays in one span needs its new rate too. The same if it was for a profile of the
     /// process: that thread may stay in a span that is never sampled.
     fn can_end(&self, why: EndReason) -> bool {
-        let may_be_later = why == EndReason::OtherRate || self.attachment.payer == Why::Process;
+        let may_be_later = why == EndReason::OtherRate || self.attachment.payer != Why::SlowSpan;
         let may_be_uncounted = may_be_later && self.cursor.may_be_uncounted();
         (may_be_uncounted || self.cursor.is_counted())
             && !self.cursor.thread.is_in_hook()

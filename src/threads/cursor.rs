@@ -10,7 +10,7 @@ use crate::sampler::record::{Layout, Record, Records, read_sample};
 use crate::sampler::{
     Sampler, SamplingSession, SpanInterval, SwitchRing, ThreadShared, switches_between,
 };
-use crate::sys::{self, OsThread, TimerRing};
+use crate::sys::{self, OsThread};
 
 /// The position of reading a thread's rings, and what attributes samples to spans from there on.
 pub(crate) struct ThreadCursor {
@@ -189,16 +189,14 @@ impl ThreadCursor {
     }
 
     /// How long until half of its ring is full if the thread runs all the time, or all of it if the thread is
-    /// blocked.
+    /// blocked. That of a timer wakes the collector.
     pub(crate) fn fill_time(&self, is_blocked: bool) -> Option<Duration> {
-        let ring = self.session.ring.as_ref()?;
+        let ring = self.session.ring.as_ref().filter(|ring| ring.timer().is_none())?;
         let whole = (ring.data_size() as u64).checked_div(self.session.sample_size())?;
         // The ring of a blocked thread is empty, and a scan notices that the thread continues before more than one
         // sample is lost. Earlier scans are not worth their wake-ups.
         let samples = if is_blocked { whole + 1 } else { (whole / 2).max(1) };
-        let interval_ns =
-            ring.timer().map_or(self.session.period_ns(), TimerRing::least_interval_ns);
-        Some(Duration::from_nanos(samples.saturating_mul(interval_ns)))
+        Some(Duration::from_nanos(samples.saturating_mul(self.session.period_ns())))
     }
 
     /// When the newest sample in its ring was taken, and which of the locks are on the stack there.

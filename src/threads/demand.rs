@@ -17,6 +17,16 @@ pub(crate) enum Why {
     SlowSpan,
     /// A profile of the process is made.
     Process,
+    /// The process is profiled continuously.
+    Continuous,
+}
+
+impl Why {
+    pub(crate) fn rate(self, frequency: Frequency, periods: Periods) -> Rate {
+        let rate = frequency.rate(periods);
+        // Always: threads are sampled for as long as they live.
+        Rate { by_timer: rate.by_timer || self == Self::Continuous, ..rate }
+    }
 }
 
 impl Demand {
@@ -115,18 +125,20 @@ impl SamplingBudget {
 pub(crate) struct DemandBudgets {
     slow_spans: SamplingBudget,
     process: SamplingBudget,
+    continuous: SamplingBudget,
 }
 
 impl DemandBudgets {
     pub(crate) fn new(processors: usize) -> Self {
         let budget = || SamplingBudget::new(processors);
-        Self { slow_spans: budget(), process: budget() }
+        Self { slow_spans: budget(), process: budget(), continuous: budget() }
     }
 
     pub(crate) fn of(&mut self, why: Why) -> &mut SamplingBudget {
         match why {
             Why::SlowSpan => &mut self.slow_spans,
             Why::Process => &mut self.process,
+            Why::Continuous => &mut self.continuous,
         }
     }
 }
@@ -265,11 +277,13 @@ mod tests {
     #[test]
     fn a_profile_of_the_process_takes_nothing_of_the_budget_for_slow_spans() {
         let mut budgets = DemandBudgets::new(1);
-        for why in [Why::SlowSpan, Why::Process] {
+        for why in [Why::SlowSpan, Why::Process, Why::Continuous] {
             assert_eq!(budgets.of(why).frequency(START), Frequency::Full);
         }
         budgets.of(Why::Process).charge(Cost::new(100_000, 100_000, 997_000));
         assert_eq!(budgets.of(Why::Process).frequency(START), Frequency::LowByTimer);
-        assert_eq!(budgets.of(Why::SlowSpan).frequency(START), Frequency::Full);
+        for why in [Why::SlowSpan, Why::Continuous] {
+            assert_eq!(budgets.of(why).frequency(START), Frequency::Full);
+        }
     }
 }

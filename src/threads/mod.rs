@@ -2,7 +2,6 @@
 //! While a profile of the process is made, also its other threads.
 
 mod attachment;
-mod continuous;
 mod cpu_times;
 mod cursor;
 mod demand;
@@ -26,7 +25,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub(crate) use attachment::Timing;
-pub(crate) use continuous::{NoContinuous, QUIET_TRIES};
 pub(crate) use cpu_times::{CpuTime, Ran};
 #[cfg(feature = "_parts")]
 pub(crate) use drain::owner;
@@ -44,8 +42,7 @@ use crate::span::SpanKey;
 use crate::stats::Counters;
 use crate::sys;
 
-use continuous::ContinuousThreads;
-use demand::DemandBudgets;
+use demand::{DemandBudgets, Why};
 use load::LoadPause;
 use parked::SampledThreads;
 use process::ProcessThreads;
@@ -74,7 +71,6 @@ pub(crate) struct Threads {
     pub(crate) sampled: SampledThreads,
     pub(crate) rivals: Rivals,
     process: ProcessThreads,
-    continuous: ContinuousThreads,
     settings: ThreadSettings,
     schedule: Schedule,
     captures: CaptureBudget,
@@ -119,7 +115,6 @@ impl Threads {
             sampled: SampledThreads::default(),
             rivals: Rivals::default(),
             process: ProcessThreads::new(),
-            continuous: ContinuousThreads::new(),
             settings,
             schedule: Schedule::new(),
             captures: CaptureBudget::new(settings.pace.captures),
@@ -138,7 +133,9 @@ impl Threads {
     /// Adds threads that are new, and looks again at those that are used again. Returns whether there are any.
     pub(crate) fn take_new(&mut self, intake: &Intake) -> bool {
         let new = intake.source.take_new();
-        let has_returned = self.sampled.bring_back(&intake.source.take_returned());
+        let returned = intake.source.take_returned();
+        returned.iter().for_each(|thread| self.process.note_hook(thread.tid()));
+        let has_returned = self.sampled.bring_back(&returned);
         let has_new = has_returned || !new.is_empty();
         self.adopt(new);
         has_new
@@ -148,8 +145,6 @@ impl Threads {
         let pace = self.settings.pace;
         for thread in &new {
             self.process.note_hook(thread.tid());
-            // It has added itself, and counted it if that was not possible, unless it came before the timer.
-            _ = self.continuous.add(thread);
         }
         self.sampled.extend(new.into_iter().map(|thread| SampledThread::new(thread, pace)));
     }
@@ -158,46 +153,24 @@ impl Threads {
     pub(crate) fn begin_process(&mut self, period_ns: u64) {
         // A higher rate falls to the usual low one as soon as it has used up its budget.
         let low_ns = period_ns.max(Periods::USUAL.low_ns);
-        self.process.begin(Periods { full_ns: period_ns, low_ns });
-        self.sampled.bring_all_back();
+        self.process.set(Why::Process, Some(Periods { full_ns: period_ns, low_ns }));
     }
 
     /// Ends that. The present round has all samples.
     pub(crate) fn end_process(&mut self) {
-        self.process.end();
+        self.process.set(Why::Process, None);
     }
 
-    /// Samples all threads of the process from now on for the continuous profile, with that CPU time of the process between
-    /// two samples.
-    pub(crate) fn begin_continuous(
-        &mut self,
-        period_ns: u64,
-        intake: &Intake,
-    ) -> Result<(), NoContinuous> {
-        // Before parked threads are scanned for nothing.
-        if let Some(why) = sys::why_no_process_timer() {
-            return Err(NoContinuous::Refused(why));
-        }
-        self.sampled.bring_all_back();
-        let hooked = self.sampled.iter().map(|sampled| &sampled.cursor.thread);
-        self.continuous.begin(period_ns, (&intake.source, &intake.counters), hooked)
+    /// Samples all threads of the process from now on for the continuous profile.
+    pub(crate) fn begin_continuous(&mut self, period_ns: u64, intake: &Intake) {
+        intake.source.expect_timers();
+        let low_ns = period_ns.max(Periods::USUAL.low_ns);
+        self.process.set(Why::Continuous, Some(Periods { full_ns: period_ns, low_ns }));
     }
 
     /// Ends that. The present round has all samples.
-    pub(crate) fn end_continuous(&mut self, intake: &Intake) {
-        self.continuous.end(&intake.source);
-    }
-
-    /// Whether that must end at once, to begin again when it can.
-    pub(crate) fn must_end_continuous(&mut self) -> bool {
-        std::mem::take(&mut self.continuous.must_end)
-    }
-
-    /// A profile of it is complete. Returns whether the timer has to begin again, if it can: if the program has taken its
-    /// signal, or a thread has installed a filter.
-    pub(crate) fn next_continuous(&mut self) -> bool {
-        self.continuous.forget_ended();
-        self.continuous.has_lost_signal() || sys::why_no_process_timer().is_some()
+    pub(crate) fn end_continuous(&mut self) {
+        self.process.set(Why::Continuous, None);
     }
 
     /// Whether any thread is or may be sampled.
@@ -270,7 +243,6 @@ impl Threads {
             Counters::add(&intake.counters.sampling.collector_cpu_ns, took);
             self.reading.used_ns += took;
         }
-        self.continuous.drain(intake);
         let missed = sys::take_signals_without_room();
         if missed > 0 {
             Counters::add(&intake.counters.samples.dropped_signal_stack_full, missed);
@@ -278,7 +250,10 @@ impl Threads {
         }
         // Ending sessions costs the same at any sampling rate, so it is not part of `reading`.
         let now_ns = intake.now_ns();
-        self.sampled.iter_mut().for_each(|sampled| sampled.end_session(now_ns, &intake.source));
+        let end = |sampled: &mut SampledThread| sampled.end_session(now_ns, &intake.source);
+        if self.sampled.iter_mut().filter_map(|sampled| end(sampled).then_some(())).count() > 0 {
+            self.scan_at_once();
+        }
         self.ended_sessions.retain(|session| Arc::strong_count(session) > 1);
         (entered, has_new)
     }
@@ -294,9 +269,6 @@ impl Threads {
             intake.source.check_silence(attached);
             self.check_budget(intake);
             sys::read_filters();
-        }
-        if self.process.periods().is_some() {
-            return has_ended;
         }
         has_ended |= self.sampled.sweep(now, self.idle);
         for sampled in self.sampled.iter_mut() {
@@ -316,7 +288,6 @@ impl Threads {
         // First: no thread is attached from here on.
         intake.source.end();
         self.adopt(intake.source.take_new());
-        self.continuous.end(&intake.source);
         self.process.give_back(intake);
         self.sampled.bring_all_back();
         for sampled in self.sampled.iter() {

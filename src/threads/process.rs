@@ -1,4 +1,4 @@
-//! What a profile of the process wants of threads, and those of them that have met no hook.
+//! What profiles of the process want of threads, and those of them that have met no hook, or none for a while.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
@@ -18,39 +18,49 @@ use crate::sys;
 const SOONEST: Duration = Duration::from_millis(10);
 const LATEST: Duration = Duration::from_secs(1);
 const SHARE: u32 = 50;
+/// While the process is profiled continuously, each search that finds no new thread doubles the time until the next one,
+/// and searches take less.
+const SHARE_CONTINUOUSLY: u32 = 500;
 /// How long one search may attach threads, after it has listed them. The rings of others fill while it does.
 const MOST_ATTACHING: Duration = Duration::from_millis(5);
 /// Each thread without hooks has rings of some 300 KiB while it is sampled. Further ones are not.
 const MOST_OTHERS: usize = 1_024;
 /// The CPU budget for attaching threads, beside that for slow spans: some 1,000 at once.
 const ATTACHING: CpuBudget = CpuBudget::new(10, 200_000_000);
+const ATTACHING_CONTINUOUSLY: CpuBudget = CpuBudget::new(1, 200_000_000);
 /// The assumed cost of attaching one where CPU time cannot be read.
 const A_THREAD_NS: u64 = 150_000;
-/// The pause before another attempt to attach a thread. Others may have released resources by then.
+/// The pause before another attempt to attach a thread. Others may have released resources by then. Each further one is
+/// twice as long, up to some minutes.
 const RETRY: Duration = Duration::from_secs(1);
+const MOST_DOUBLED: u32 = 8;
 
-/// The demand of a profile of the process, while one is made, and the sampling of threads that have met no hook.
+/// The demands of profiles of the process, while they are made, and the sampling of threads that have met no hook, or none
+/// for a while.
 pub(super) struct ProcessThreads {
-    /// How often threads are to be sampled.
-    periods: Option<Periods>,
+    /// How often threads are to be sampled for a profile that was asked for, and for the continuous one.
+    requested: Option<Periods>,
+    continuous: Option<Periods>,
     /// By their ids. Without a demand, those that are drained once more.
     others: HashMap<u32, OtherThread>,
     /// Those that have met a hook, and have run since the demand began.
     active: HashSet<u32>,
-    /// The CPU times of all threads at the last search.
+    /// The CPU times of all threads at the last search, or when they were last sampled after it.
     cpu_ns: HashMap<u32, u64>,
     searched: Option<Instant>,
     interval: Duration,
     attaching: CpuBudget,
 }
 
-/// A thread that has met no hook.
+/// A thread that has met no hook, or none for a while.
 struct OtherThread {
     cursor: ThreadCursor,
     /// Whether its name was read again.
     is_named: bool,
-    /// When attaching it last failed.
-    failed: Option<Instant>,
+    /// When attaching it last failed, and how often it did.
+    failed: Option<(Instant, u32)>,
+    /// Who pays.
+    why: Why,
     /// No longer sampled; given back once it is drained.
     is_ending: bool,
 }
@@ -58,7 +68,8 @@ struct OtherThread {
 impl ProcessThreads {
     pub(super) fn new() -> Self {
         Self {
-            periods: None,
+            requested: None,
+            continuous: None,
             others: HashMap::new(),
             active: HashSet::new(),
             cpu_ns: HashMap::new(),
@@ -68,44 +79,81 @@ impl ProcessThreads {
         }
     }
 
-    /// Begins the demand.
-    pub(super) fn begin(&mut self, periods: Periods) {
-        *self = Self { others: std::mem::take(&mut self.others), ..Self::new() };
-        self.periods = Some(periods);
+    /// Begins or ends a demand. All that was sampled for one that ends is in the rings, which are drained in the present
+    /// round.
+    pub(super) fn set(&mut self, why: Why, periods: Option<Periods>) {
+        let before = self.demand();
+        match why {
+            Why::Continuous => self.continuous = periods,
+            _ => self.requested = periods,
+        }
+        let now = self.demand();
+        if before == now {
+            return;
+        }
+        // The search finds them again.
+        let tids: Vec<u32> = self.others.keys().copied().collect();
+        tids.into_iter().for_each(|tid| self.end_other(tid));
+        if before.is_none() || now.is_none() {
+            let Self { requested, continuous, .. } = *self;
+            *self = Self {
+                requested,
+                continuous,
+                others: std::mem::take(&mut self.others),
+                ..Self::new()
+            };
+        }
+        self.interval = SOONEST;
+        self.attaching = match self.requested {
+            Some(_) => ATTACHING,
+            None => ATTACHING_CONTINUOUSLY,
+        };
     }
 
-    /// Ends it. All that was sampled by then is in the rings, which are drained in the present round.
-    pub(super) fn end(&mut self) {
-        *self = Self { others: std::mem::take(&mut self.others), ..Self::new() };
-        self.others.values_mut().for_each(OtherThread::end);
-    }
-
-    /// How often threads are to be sampled, while there is a demand.
-    pub(super) fn periods(&self) -> Option<Periods> {
-        self.periods
+    /// How often threads are to be sampled, and for whom, while there is a demand: the higher one.
+    pub(super) fn demand(&self) -> Option<(Why, Periods)> {
+        let both = [(Why::Process, self.requested), (Why::Continuous, self.continuous)];
+        let both = both.into_iter().filter_map(|(why, periods)| Some((why, periods?)));
+        both.min_by_key(|(_, periods)| periods.full_ns)
     }
 
     /// The same for a thread that has met a hook. One that does not run is not attached: that would take from the limits of
-    /// the process what others need.
-    pub(super) fn periods_of(&self, tid: u32) -> Option<Periods> {
-        self.periods.filter(|_| self.active.contains(&tid))
+    /// the process what others need. One that `is_idle` has met none for a while. For the continuous profile it is then
+    /// sampled as those that have met none: that takes no scans.
+    pub(super) fn demand_of(&self, tid: u32, is_idle: bool) -> Option<(Why, Periods)> {
+        let demand = self.demand().filter(|(why, _)| *why == Why::Process || !is_idle);
+        demand.filter(|_| self.active.contains(&tid))
     }
 
     /// Whether threads are sampled for it, or were and are not drained yet.
     pub(super) fn is_any(&self) -> bool {
-        self.periods.is_some() || !self.others.is_empty()
+        self.demand().is_some() || !self.others.is_empty()
     }
 
-    /// A thread has met its first hook, and is sampled as one that did from now on.
+    /// A thread has met its first hook, or the first one for a while, and is sampled as one that did from now on.
     pub(super) fn note_hook(&mut self, tid: u32) {
         self.end_other(tid);
-        if self.periods.is_some() {
+        if self.demand().is_some() {
             self.active.insert(tid);
         }
     }
 
+    /// A thread has met no hook for a while, and is no longer sampled as one that did.
+    pub(super) fn note_parked(&mut self, tid: u32) {
+        if self.active.remove(&tid) {
+            self.cpu_ns.extend(sys::cpu_ns_of(tid).map(|cpu_ns| (tid, cpu_ns)));
+        }
+    }
+
     fn end_other(&mut self, tid: u32) {
-        self.others.get_mut(&tid).into_iter().for_each(OtherThread::end);
+        let Some(other) = self.others.get_mut(&tid).filter(|other| !other.is_ending) else {
+            return;
+        };
+        let was_sampled = other.cursor.is_attached();
+        other.end();
+        if was_sampled {
+            self.cpu_ns.extend(sys::cpu_ns_of(tid).map(|cpu_ns| (tid, cpu_ns)));
+        }
     }
 
     pub(super) fn has_full_ring(&self) -> bool {
@@ -114,8 +162,9 @@ impl ProcessThreads {
 
     /// How long until the next search, or until a ring may be half full.
     pub(super) fn until_next(&self) -> Option<Duration> {
-        let of_search = self.periods.map(|_| self.until_search());
-        let fill_times = self.others.values().filter_map(|other| other.cursor.fill_time(false));
+        let of_search = self.demand().map(|_| self.until_search());
+        let others = self.others.values().filter(|other| !other.is_ending);
+        let fill_times = others.filter_map(|other| other.cursor.fill_time(false));
         let of_rings = fill_times.min().map(|soonest| soonest.max(SOONEST / 10));
         of_search.into_iter().chain(of_rings).min()
     }
@@ -125,16 +174,23 @@ impl ProcessThreads {
         since.map_or(Duration::ZERO, |since| self.interval.saturating_sub(since))
     }
 
-    pub(super) fn must_search(&self) -> bool {
-        self.periods.is_some() && self.until_search().is_zero()
+    /// Whether threads are to be searched for: in the round of which it is soon, since then no further one is needed.
+    pub(super) fn must_search(&self, is_round: bool) -> bool {
+        let is_soon = || is_round && self.until_search() < self.interval / 2;
+        self.demand().is_some() && (self.until_search().is_zero() || is_soon())
     }
 
     /// Lists the threads of the process, ends the sampling of those that have ended, and attaches those that have run since
     /// the last search, except those in `hooked`, which have met a hook. Returns whether any of these has run for the first
     /// time.
-    pub(super) fn search(&mut self, rate: Rate, intake: &Intake, hooked: &HashSet<u32>) -> bool {
+    pub(super) fn search(
+        &mut self,
+        (why, rate): (Why, Rate),
+        intake: &Intake,
+        hooked: &HashSet<u32>,
+    ) -> bool {
         let (start, start_cpu_ns) = (Instant::now(), sys::thread_cpu_ns());
-        let (is_first, mut has_new) = (self.searched.is_none(), false);
+        let (is_first, mut has_new, mut has_found) = (self.searched.is_none(), false, false);
         let listed = sys::own_threads().unwrap_or_default();
         if listed.is_empty() {
             Counters::add(&intake.counters.threads.unlisted, 1);
@@ -154,12 +210,16 @@ impl ProcessThreads {
             if hooked.contains(&tid) {
                 self.end_other(tid);
                 has_new |= has_run && self.active.insert(tid);
-            } else if has_run && self.others.get(&tid).is_none_or(|other| other.may_retry(start)) {
-                have_run.push((ran_ns.unwrap_or(0), tid));
+            } else if self.others.get(&tid).is_none_or(|other| other.may_retry(start)) {
+                have_run.extend(has_run.then_some((ran_ns.unwrap_or(0), tid)));
+            } else if self.others.get(&tid).is_some_and(|other| other.is_ending) {
+                // Found again once it is drained.
+                cpu_ns.insert(tid, before_ns);
             }
         }
         let ended = self.others.iter_mut().filter(|(tid, _)| !cpu_ns.contains_key(*tid));
         ended.for_each(|(_, other)| other.end());
+        self.active.retain(|tid| cpu_ns.contains_key(tid));
         have_run.sort_unstable_by_key(|(ran_ns, _)| Reverse(*ran_ns));
         // CPU time: on a busy machine, threads must not be found later for that.
         let listing = passed(start_cpu_ns, sys::thread_cpu_ns());
@@ -174,16 +234,21 @@ impl ProcessThreads {
                 continue;
             }
             let before = sys::thread_cpu_ns();
-            let new = || OtherThread::new(tid, rate);
+            let new = || OtherThread::new(tid, (why, rate));
             let other = self.others.entry(tid).or_insert_with(new);
-            other.attach(ran_ns, intake);
+            has_found |= other.attach(ran_ns, intake);
             self.attaching.spend(passed(before, sys::thread_cpu_ns()).unwrap_or(A_THREAD_NS));
         }
         self.cpu_ns = cpu_ns;
         self.searched = Some(Instant::now());
-        // The first one attaches no thread.
-        let share = if is_first { 0 } else { SHARE };
-        self.interval = (listing * share).clamp(SOONEST, LATEST);
+        let (share, soonest) = match why {
+            // The first one attaches no thread.
+            _ if is_first => (0, SOONEST),
+            Why::Continuous if has_found => (SHARE_CONTINUOUSLY, SOONEST),
+            Why::Continuous => (SHARE_CONTINUOUSLY, 2 * self.interval),
+            _ => (SHARE, SOONEST),
+        };
+        self.interval = (listing * share).max(soonest).min(LATEST);
         has_new
     }
 
@@ -208,9 +273,9 @@ impl ProcessThreads {
     pub(super) fn drain(&mut self, intake: &mut Intake, all: &mut DemandBudgets) {
         self.others.retain(|_, other| {
             other.read_name();
-            let OtherThread { cursor, is_ending, .. } = other;
+            let OtherThread { cursor, is_ending, why, .. } = other;
             _ = cursor.drain(intake);
-            all.of(Why::Process).charge(cursor.take_cost());
+            all.of(*why).charge(cursor.take_cost());
             if *is_ending {
                 // No thread refers to its sessions.
                 drop(cursor.give_back(&intake.source));
@@ -221,26 +286,33 @@ impl ProcessThreads {
 
     /// Ends the sampling without reading the rings.
     pub(super) fn give_back(&mut self, intake: &Intake) {
-        self.end();
+        (self.requested, self.continuous) = (None, None);
         for mut other in std::mem::take(&mut self.others).into_values() {
+            other.end();
             drop(other.cursor.give_back(&intake.source));
         }
     }
 }
 
 impl OtherThread {
-    fn new(tid: u32, rate: Rate) -> Self {
+    fn new(tid: u32, (why, rate): (Why, Rate)) -> Self {
         let shared = ThreadShared::without_hooks(sys::own_thread(tid), rate);
         let cursor = ThreadCursor::new(Arc::new(shared));
-        Self { cursor, is_named: false, failed: None, is_ending: false }
+        Self { cursor, is_named: false, failed: None, why, is_ending: false }
     }
 
-    /// Attaches it. It has run for `ran_ns` since the last search.
-    fn attach(&mut self, ran_ns: u64, intake: &Intake) {
+    /// Attaches it, and returns whether that was possible. It has run for `ran_ns` since the last search.
+    fn attach(&mut self, ran_ns: u64, intake: &Intake) -> bool {
+        // The layer's own threads block all signals, and run when a profile ends. Perf would have to be looked after.
+        if self.why == Why::Continuous && self.cursor.named.is_of_layer() {
+            return false;
+        }
         intake.source.attach(&self.cursor.thread);
         let is_attached = self.cursor.go_to_next_session();
-        self.failed = (!is_attached).then(Instant::now);
+        let tries = self.failed.map_or(0, |(_, tries)| tries + 1);
+        self.failed = (!is_attached).then(|| (Instant::now(), tries));
         self.cursor.unsampled_ns = ran_ns + lost_at_end(&self.cursor.session);
+        is_attached
     }
 
     /// Threads get their names when they have begun to run, which may be after they were found. Before the first samples.
@@ -257,7 +329,9 @@ impl OtherThread {
 
     /// Whether it is to be attached, once more.
     fn may_retry(&self, now: Instant) -> bool {
-        let is_late = |failed| now.saturating_duration_since(failed) > RETRY;
+        let is_late = |(failed, tries): (Instant, u32)| {
+            now.saturating_duration_since(failed) > RETRY * (1 << tries.min(MOST_DOUBLED))
+        };
         !self.is_ending && self.failed.is_some_and(is_late)
     }
 

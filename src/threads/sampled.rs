@@ -92,9 +92,9 @@ impl SampledThread {
         self.detector.waiting_mut()
     }
 
-    /// Whether it is not sampled, and none of its spans was past its sampling delay at the last scan.
+    /// Whether none of its spans was past its sampling delay at the last scan, and it is not sampled for one.
     pub(crate) fn is_unwanted(&self) -> bool {
-        self.attachment.is_detached() && !self.attachment.is_wanted()
+        !self.attachment.wants_waits() && !self.attachment.is_for_spans()
     }
 
     /// Whether checking it takes a system call.
@@ -109,13 +109,19 @@ impl SampledThread {
         Arc::as_ptr(&self.cursor.thread).addr()
     }
 
+    /// Whether it is in no span, and has met no hook for a while.
+    pub(super) fn is_idle(&self, now: u64, park_after: u64) -> bool {
+        let thread = self.thread();
+        now.saturating_sub(thread.last_hook_at()) >= park_after
+            && thread.span().is_none()
+            && !thread.is_in_hook()
+    }
+
     /// Whether no scan has to look at the thread until it says so. It was in no span for a while at the last scan, too,
     /// so all that it did before is visible here.
     pub(crate) fn is_parked(&mut self, now: u64, park_after: u64) -> bool {
+        let is_idle = self.is_idle(now, park_after);
         let thread = &self.cursor.thread;
-        let is_idle = now.saturating_sub(thread.last_hook_at()) >= park_after
-            && thread.span().is_none()
-            && !thread.is_in_hook();
         let is_at_rest =
             self.attachment.is_detached() && self.waiting().is_none() && self.cursor.is_at_rest();
         if !is_idle || !is_at_rest {

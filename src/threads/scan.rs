@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use super::Threads;
 use super::attachment::Check;
-use super::demand::Why;
 use super::holder_search::search_holders;
 use super::parked::PARK_AFTER;
 use super::sampled::fill_time;
@@ -77,16 +76,17 @@ impl Threads {
         until_scan.into_iter().chain(self.process.until_next()).min()
     }
 
-    /// Searches for threads of the process that have met no hook, if a profile of it is made and that is due.
-    pub(crate) fn search_process(&mut self, intake: &mut Intake) {
-        if !self.process.must_search() {
+    /// Searches for threads of the process that have met no hook, if a profile of it is made and that is due, or soon due and
+    /// this is a round.
+    pub(crate) fn search_process(&mut self, intake: &mut Intake, is_round: bool) {
+        if !self.process.must_search(is_round) {
             return;
         }
-        let Some(periods) = self.process.periods() else { return };
+        let Some((why, periods)) = self.process.demand() else { return };
         let hooked: HashSet<u32> = self.sampled.iter().map(|one| one.thread().tid()).collect();
-        let frequency = self.budgets.of(Why::Process).frequency(intake.now_ns());
-        let rate = frequency.rate(periods).slowed(self.reading.budget.times());
-        if self.process.search(rate, intake, &hooked) {
+        let frequency = self.budgets.of(why).frequency(intake.now_ns());
+        let rate = why.rate(frequency, periods).slowed(self.reading.budget.times());
+        if self.process.search((why, rate), intake, &hooked) {
             self.scan_soon();
         }
         // It has a budget of its own.
@@ -131,6 +131,7 @@ impl Threads {
             process: None,
             source: &intake.source,
         };
+        let park_after = intake.clock().ticks(PARK_AFTER);
         let mut changing = 0;
         // Starts at a different thread each time, as there may not be time for all.
         let first = self.schedule.first.checked_rem(self.sampled.len()).unwrap_or(0);
@@ -140,7 +141,8 @@ impl Threads {
             // The rings of other threads fill while threads are attached.
             check.may_attach = may_attach && self.schedule.scanned.elapsed() < MOST_ATTACHING;
             check.may_change = check.may_attach && changing < MOST_CHANGING;
-            check.process = self.process.periods_of(sampled.thread().tid());
+            let is_idle = sampled.is_idle(now, park_after);
+            check.process = self.process.demand_of(sampled.thread().tid(), is_idle);
             let was_detached = sampled.attachment.is_detached();
             self.can_end |= sampled.check(&check, &mut self.budgets);
             has_attached |= was_detached && !sampled.attachment.is_detached();
@@ -177,7 +179,6 @@ impl Threads {
         let threads = u32::try_from(self.sampled.len()).unwrap_or(u32::MAX);
         let soonest_wanted =
             SOONEST.max(SOONEST_OF_A_THREAD.saturating_mul(threads)).min(SCAN_INTERVAL);
-        let park_after = intake.clock().ticks(PARK_AFTER);
         let unwanted_scan = Duration::from_nanos(intake.clock().ns(least_age))
             .clamp(SCAN_INTERVAL, IDLE_SCAN_INTERVAL);
         let open = self.sampled.iter().filter(|sampled| sampled.run_delay.is_open()).count();
@@ -212,9 +213,13 @@ impl Threads {
         search_holders(&mut self.sampled, &mut self.captures, intake, now_ns);
         let next = soonest.unwrap_or(IDLE_SCAN_INTERVAL);
         self.schedule.is_in_span = is_in_span;
-        if self.process.periods().is_none() {
-            self.sampled.park(|sampled| sampled.is_parked(now, park_after));
-        }
+        self.sampled.park(|sampled| {
+            let is_parked = sampled.is_parked(now, park_after);
+            if is_parked {
+                self.process.note_parked(sampled.thread().tid());
+            }
+            is_parked
+        });
         let longest = self.settings.pace.longest_scan_interval;
         self.schedule.interval = next.min(until_wanted.max(soonest_wanted)).min(longest);
         self.let_hooks_wake(intake, may_attach);
@@ -265,7 +270,6 @@ impl Threads {
     pub(super) fn check_signals(&mut self, intake: &Intake) -> bool {
         let is_traced = intake.source.check_tracer();
         self.findings.has_lost_signal |= self.process.check_signals(is_traced);
-        self.continuous.must_end |= is_traced || self.continuous.has_lost_signal();
         let mut has_ended = false;
         for sampled in self.sampled.iter() {
             let timer = sampled.cursor.session.ring.as_ref().and_then(|ring| ring.timer());

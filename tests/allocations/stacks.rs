@@ -7,7 +7,7 @@ use tracing::info_span;
 use tracing_profiling::profile::{Leaf, Profile, SampleKind};
 
 use crate::COUNTS;
-use crate::support::{PLENTY, Setup, functions, has_process_timer, is_alone};
+use crate::support::{PLENTY, Setup, functions, has_all_threads, is_alone};
 
 /// Ten functions with a digit in their names. Names have no generic parameters.
 macro_rules! numbered {
@@ -403,7 +403,7 @@ fn the_continuous_profile_has_what_was_allocated_in_its_time() {
     if !is_alone("stacks::the_continuous_profile_has_what_was_allocated_in_its_time") {
         return;
     }
-    if !has_process_timer() {
+    if !has_all_threads() {
         return;
     }
     const BLOCK: usize = 1 << 20;

@@ -1,4 +1,4 @@
-//! A process that is profiled continuously: one timer of the process, and nothing else.
+//! A process that is profiled continuously: a timer for each thread that runs, and nothing else.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use super::filters::program;
 use super::limits::limit;
 use super::signals::block;
 use super::{Host, MS, alone, in_child};
-use crate::support::{PLENTY, burn, has_process_timer};
+use crate::support::{PLENTY, burn, has_all_threads};
 
 const LONG: Duration = Duration::from_secs(3_600);
 /// How often one profile is made where it is not.
@@ -23,11 +23,11 @@ fn host(memory: &Memory, set: impl FnOnce(Builder) -> Builder) -> Host {
     Host::with(Source::Auto, memory.clone(), |builder| set(builder.rules("1h".parse().unwrap())))
 }
 
-/// The timers of this process on its CPU time. `None` where the kernel does not list timers.
-fn process_timers() -> Option<usize> {
+/// The timers of this process on the CPU time of threads. `None` where the kernel does not list timers.
+fn timers() -> Option<usize> {
     let text = std::fs::read_to_string("/proc/self/timers").ok()?;
     let is_it = |line: &&str| {
-        line.trim_start().strip_prefix("ClockID:").is_some_and(|id| id.trim() == "-6")
+        line.trim_start().strip_prefix("ClockID:").is_some_and(|id| id.trim().starts_with('-'))
     };
     Some(text.lines().filter(is_it).count())
 }
@@ -65,7 +65,7 @@ fn has_function(profile: &Profile, name: &str) -> bool {
 fn it_is_switched_while_the_program_runs_and_costs_no_timer_while_it_is_off() {
     let test = "it_is_switched_while_the_program_runs_and_costs_no_timer_while_it_is_off";
     in_child(module_path!(), test, &[], || {
-        if !has_process_timer() {
+        if !has_all_threads() {
             return;
         }
         let memory = Memory::new();
@@ -73,39 +73,40 @@ fn it_is_switched_while_the_program_runs_and_costs_no_timer_while_it_is_off() {
         _ = burn(50 * MS);
         host.handle.flush(PLENTY).unwrap();
         assert_eq!((host.handle.continuous(), taken(&host)), (0, 0));
-        let has = |timers: usize| process_timers().is_none_or(|found| found == timers);
-        assert!(has(0), "{:?}", process_timers());
+        let has = |is_on: bool| timers().is_none_or(|found| (found > 0) == is_on);
+        assert!(has(false), "{:?}", timers());
         for rate in [200, 97] {
             let before = memory.profiles().len();
             host.handle.set_continuous(rate).unwrap();
             assert_eq!(host.handle.continuous(), rate);
-            wait_until("it is on", || has(1));
             burn_until_sampled(&host);
+            assert!(has(true));
             // A forked child has no timer, and leaves that of its parent.
             alone(|| {
-                assert!(process_timers().is_none_or(|found| found == 0), "{:?}", process_timers());
+                assert!(has(false), "{:?}", timers());
                 _ = burn(50 * MS);
             });
-            assert!(has(1));
+            assert!(has(true));
             host.handle.set_continuous(0).unwrap();
-            wait_until("it is off", || has(0) && memory.profiles().len() > before);
+            wait_until("it is off", || has(false) && memory.profiles().len() > before);
             let profile = memory.profiles().pop().unwrap();
             assert!(has_function(&profile, "burn"));
             assert_eq!(profile.period(), Duration::from_nanos(1_000_000_000 / u64::from(rate)));
         }
         // Without rules nothing is profiled.
         host.handle.set_continuous(200).unwrap();
-        wait_until("it is on", || has(1));
-        host.handle.set_enabled(false).unwrap();
-        wait_until("it is off", || has(0));
-        host.handle.set_enabled(true).unwrap();
-        wait_until("it is on again", || has(1));
         burn_until_sampled(&host);
+        assert!(has(true));
+        host.handle.set_enabled(false).unwrap();
+        wait_until("it is off", || has(false));
+        host.handle.set_enabled(true).unwrap();
+        burn_until_sampled(&host);
+        assert!(has(true), "it is on again");
         // The last one is complete at the end.
         host.handle.flush(PLENTY).unwrap();
         let before = memory.profiles().len();
         host.handle.shutdown(PLENTY).unwrap();
-        assert!(has(0));
+        assert!(has(false));
         assert_eq!(memory.profiles().len(), before + 1);
         assert!(host.handle.set_continuous(1).is_err());
         assert!(host.lines_with("kept").is_empty(), "a profile of the process is no kept span");
@@ -116,7 +117,7 @@ fn it_is_switched_while_the_program_runs_and_costs_no_timer_while_it_is_off() {
 fn a_profile_is_made_after_each_interval_also_while_one_is_asked_for() {
     let test = "a_profile_is_made_after_each_interval_also_while_one_is_asked_for";
     in_child(module_path!(), test, &[], || {
-        if !has_process_timer() {
+        if !has_all_threads() {
             return;
         }
         let memory = Memory::new();
@@ -151,7 +152,7 @@ fn sleeps_of_the_collector() -> u64 {
 #[test]
 fn an_idle_process_is_woken_once_for_each_interval() {
     in_child(module_path!(), "an_idle_process_is_woken_once_for_each_interval", &[], || {
-        if !has_process_timer() {
+        if !has_all_threads() {
             return;
         }
         let memory = Memory::new();
@@ -179,7 +180,7 @@ fn an_idle_process_is_woken_once_for_each_interval() {
 #[test]
 fn no_call_of_a_thread_that_sleeps_is_interrupted() {
     in_child(module_path!(), "no_call_of_a_thread_that_sleeps_is_interrupted", &[], || {
-        if !has_process_timer() {
+        if !has_all_threads() {
             return;
         }
         let memory = Memory::new();
@@ -208,68 +209,49 @@ fn no_call_of_a_thread_that_sleeps_is_interrupted() {
     });
 }
 
-/// The handler would end the process there.
+/// The handler would end the process there. The others are sampled.
 #[test]
-fn there_is_none_with_a_thread_that_has_filters_of_its_own() {
-    let test = "there_is_none_with_a_thread_that_has_filters_of_its_own";
-    in_child(module_path!(), test, &[], || {
-        let memory = Memory::new();
-        let host = host(&memory, |builder| builder.continuous_interval(SHORT));
+fn threads_that_cannot_have_a_timer_have_none() {
+    in_child(module_path!(), "threads_that_cannot_have_a_timer_have_none", &[], || {
+        if !has_all_threads() {
+            return;
+        }
         let filter = program(&[libc::SYS_process_vm_readv], SeccompAction::KillProcess);
-        let (is_filtered, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                apply_filter(&filter).unwrap();
-                is_filtered.store(true, Ordering::Release);
-                while !is_over.load(Ordering::Acquire) {
-                    _ = burn(MS);
-                }
-            });
-            wait_until("it is filtered", || is_filtered.load(Ordering::Acquire));
-            host.handle.set_continuous(97).unwrap();
-            let said = || host.lines_with("the process is not profiled continuously");
-            wait_until("it is said", || said().len() == 1);
-            assert!(said()[0].contains("seccomp"), "{:?}", said());
-            assert_eq!(host.handle.continuous(), 0, "it is off");
-            assert!(process_timers().is_none_or(|timers| timers == 0));
-            is_over.store(true, Ordering::Release);
-        });
-        host.handle.shutdown(PLENTY).unwrap();
-    });
-}
-
-/// The kernel would give the signal to threads that sleep. It begins when the thread has ended.
-#[test]
-fn there_is_none_with_a_thread_that_blocks_its_signal() {
-    in_child(module_path!(), "there_is_none_with_a_thread_that_blocks_its_signal", &[], || {
-        for is_asleep in [false, true] {
+        let filtered = || apply_filter(&filter).unwrap();
+        let blocking = || block(&(1..=libc::SIGRTMAX()).collect::<Vec<_>>());
+        let begins: [&(dyn Fn() + Sync); 2] = [&filtered, &blocking];
+        for begin in begins {
             let memory = Memory::new();
-            let host = host(&memory, |builder| builder.continuous_interval(SHORT));
-            let (has_used_cpu, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
+            let host = Host::with(Source::Timer, memory.clone(), |builder| {
+                builder.rules("1h".parse().unwrap()).continuous_interval(LONG)
+            });
+            let (has_begun, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
             std::thread::scope(|scope| {
                 scope.spawn(|| {
-                    block(&(1..=libc::SIGRTMAX()).collect::<Vec<_>>());
-                    _ = burn(200 * MS);
-                    has_used_cpu.store(true, Ordering::Release);
+                    begin();
+                    has_begun.store(true, Ordering::Release);
                     while !is_over.load(Ordering::Acquire) {
-                        if is_asleep { std::thread::sleep(MS) } else { _ = burn(MS) }
+                        _ = burn_without_timer(MS);
                     }
                 });
-                wait_until("it has used CPU time", || has_used_cpu.load(Ordering::Acquire));
+                wait_until("it has begun", || has_begun.load(Ordering::Acquire));
                 host.handle.set_continuous(97).unwrap();
-                let said = || host.lines_with("the process is not profiled continuously");
-                wait_until("it is said", || said().len() == 1);
-                assert!(said()[0].contains("block the signal"), "{:?}", said());
-                assert!(process_timers().is_none_or(|timers| timers == 0));
-                assert_eq!(host.handle.continuous(), 97, "it is tried again");
+                burn_until_sampled(&host);
                 is_over.store(true, Ordering::Release);
             });
-            if has_process_timer() {
-                burn_until_sampled(&host);
-            }
+            host.handle.set_continuous(0).unwrap();
+            wait_until("it is off", || !memory.profiles().is_empty());
+            let profile = memory.profiles().pop().unwrap();
+            assert!(has_function(&profile, "burn_until_sampled"));
+            assert!(!has_function(&profile, "burn_without_timer"));
             host.handle.shutdown(PLENTY).unwrap();
         }
     });
+}
+
+#[inline(never)]
+fn burn_without_timer(cpu: Duration) -> u64 {
+    std::hint::black_box(burn(cpu))
 }
 
 #[test]
@@ -277,12 +259,15 @@ fn a_refused_timer_is_said_once_and_the_rest_works() {
     in_child(module_path!(), "a_refused_timer_is_said_once_and_the_rest_works", &[], || {
         limit(Resource::Sigpending, 0);
         let memory = Memory::new();
-        let host = host(&memory, |builder| builder.continuous(97).continuous_interval(SHORT));
+        let host = Host::with(Source::Timer, memory.clone(), |builder| {
+            let builder = builder.rules("1h".parse().unwrap());
+            builder.continuous(97).continuous_interval(SHORT)
+        });
         let said = || host.lines_with("the process is not profiled continuously");
         wait_until("it is said", || said().len() == 1);
         assert!(said()[0].contains("`ulimit -i`, now 0"), "{:?}", said());
         assert!(said()[0].contains("continuous_off"), "{:?}", said());
-        assert!(process_timers().is_none_or(|timers| timers == 0));
+        assert!(timers().is_none_or(|timers| timers == 0));
         // It is not tried again until it is switched on again.
         host.handle.flush(PLENTY).unwrap();
         assert_eq!(said().len(), 1);

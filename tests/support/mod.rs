@@ -125,14 +125,10 @@ pub(crate) fn sum_of_parts_ns(account: &tracing_profiling::TimeBreakdown) -> u64
     }
 }
 
-/// Whether the kernel sends the signals of a timer on the CPU time of the process to threads that run: since Linux 6.4.
-pub(crate) fn has_process_timer() -> bool {
-    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let mut numbers = release.split('.').map(|number| number.parse().unwrap_or(0));
-    let version: (u32, u32) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
-    // None arrive under qemu-user.
-    let is_emulated = std::env::var_os("PROFILING_TEST_EMULATED").is_some();
-    HAS_STACKS && version >= (6, 4) && !is_emulated
+/// Whether threads that meet no hook can be sampled.
+pub(crate) fn has_all_threads() -> bool {
+    // qemu-user has no `process_vm_readv`.
+    HAS_STACKS && std::env::var_os("PROFILING_TEST_EMULATED").is_none()
 }
 
 /// Whether perf events are allowed. CI sets a variable where it expects them.

@@ -152,7 +152,6 @@ impl Remote for OtlpExporter {
                 // If this panics, the channel of answers is closed.
                 let work = async move {
                     while let Some(message) = messages.recv().await {
-                        sys::admit_process_timer();
                         _ = answers.send(transport.send(message).await);
                     }
                 };

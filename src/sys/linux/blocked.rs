@@ -254,25 +254,9 @@ pub(super) struct ThreadStatus {
     switches: u64,
     /// The signals that it blocks, from the lowest bit on.
     blocked: u64,
-    /// By its name, it is one of this crate.
-    pub(super) is_of_layer: bool,
-    /// By its name, it belongs to an io_uring. It blocks all signals forever.
-    is_of_ring: bool,
 }
 
 impl ThreadStatus {
-    /// While glibc creates a thread, it blocks all signals for a moment, also that with which `setuid` reaches all threads,
-    /// which a program cannot block by its functions.
-    fn is_creating_thread(&self) -> bool {
-        const SIGSETXID: libc::c_int = 33;
-        cfg!(target_env = "gnu") && self.blocks(SIGSETXID) && !self.is_of_ring
-    }
-
-    /// Whether the program has blocked it.
-    pub(super) fn is_blocked_by_program(&self, signal: libc::c_int) -> bool {
-        self.blocks(signal) && !self.is_creating_thread()
-    }
-
     pub(super) fn blocks(&self, signal: libc::c_int) -> bool {
         u32::try_from(signal - 1)
             .is_ok_and(|bit| self.blocked.checked_shr(bit).unwrap_or(0) & 1 != 0)
@@ -288,9 +272,6 @@ impl ThreadStatus {
             } else if let Some((_, count)) = line.split_once("voluntary_ctxt_switches:") {
                 // Blocked, and preempted.
                 parsed.switches += count.trim().parse().unwrap_or(0);
-            } else if let Some(name) = line.strip_prefix("Name:") {
-                parsed.is_of_layer = name.trim().starts_with("profiling-");
-                parsed.is_of_ring = name.trim().starts_with("iou-");
             }
         }
         parsed
@@ -495,21 +476,8 @@ mod tests {
             "Name:\tprofiling-drain\nSigBlk:\t4000000000000001\nSeccomp:\t2\nSeccomp_filters:\t1\n";
         let status = ThreadStatus::parse(text);
         assert_eq!(status.filters, ["Seccomp:\t2", "Seccomp_filters:\t1"]);
-        assert!(status.is_of_layer && !ThreadStatus::parse("Name:\tworker\n").is_of_layer);
         let blocked: Vec<_> = (0..=65).filter(|signal| status.blocks(*signal)).collect();
         assert_eq!(blocked, [1, 63]);
-    }
-
-    #[test]
-    fn who_creates_a_thread_blocks_no_signal_and_the_threads_of_a_ring_do() {
-        let is_blocked = |name: &str, mask: &str| {
-            let status = ThreadStatus::parse(&format!("Name:\t{name}\nSigBlk:\t{mask}\n"));
-            status.is_blocked_by_program(34)
-        };
-        let (by_program, by_libc) = ("fffffffe7ffbfeff", "fffffffffffbfeff");
-        assert!(is_blocked("worker", by_program) && !is_blocked("worker", "fffffffc7ffbfeff"));
-        assert_eq!(is_blocked("worker", by_libc), !cfg!(target_env = "gnu"));
-        assert!(is_blocked("iou-sqp-123", by_libc));
     }
 
     #[test]

@@ -127,7 +127,7 @@ fn read_by_call(clock: libc::clockid_t) -> Option<u64> {
 pub(super) fn create_timer(
     signal: c_int,
     clock: libc::clockid_t,
-    tid: Option<u32>,
+    tid: u32,
     value: u64,
 ) -> Result<libc::timer_t, i32> {
     let mut event = MaybeUninit::<libc::sigevent>::zeroed();
@@ -136,11 +136,8 @@ pub(super) fn create_timer(
     unsafe {
         (*pointer).sigev_value = libc::sigval { sival_ptr: value as *mut c_void };
         (*pointer).sigev_signo = signal;
-        (*pointer).sigev_notify = libc::SIGEV_SIGNAL;
-        if let Some(tid) = tid {
-            (*pointer).sigev_notify = libc::SIGEV_THREAD_ID;
-            (*pointer).sigev_notify_thread_id = tid.cast_signed();
-        }
+        (*pointer).sigev_notify = libc::SIGEV_THREAD_ID;
+        (*pointer).sigev_notify_thread_id = tid.cast_signed();
     }
     let mut id: libc::timer_t = std::ptr::null_mut();
     // SAFETY: both pointers are to initialized local variables.

@@ -41,10 +41,6 @@ pub(super) fn alternate_stack(context: &libc::ucontext_t) -> Range<u64> {
     start..start.saturating_add(context.uc_stack.ss_size as u64)
 }
 
-/// What the handler does at the signal of a timer of the process, with what that was given, the registers, the stack pointer
-/// and the periods that the signal represents beyond one.
-pub(super) type OnProcessTimer = unsafe fn(*const (), &RawRegisters, u64, c_int);
-
 pub(super) const RECORD_LOST: u64 = 2;
 pub(super) const RECORD_SAMPLE: u64 = 9;
 pub(super) const IN_USER_MODE: u64 = 2;

@@ -17,8 +17,6 @@ mod own_files;
 mod pages;
 mod perf;
 mod poll;
-mod process_rings;
-mod process_timer;
 mod resident;
 mod ring;
 #[cfg(test)]
@@ -26,7 +24,6 @@ mod scripted;
 mod signal;
 mod signal_stack;
 mod thread;
-mod thread_table;
 mod timer;
 
 /// Whether a text parses as a blocked thread's `/proc/self/task/TID/syscall`, and as a `/proc/thread-self/status` with
@@ -72,9 +69,6 @@ pub(crate) use pages::{map_memory, unmap_memory};
 pub(crate) use perf::open_switch_registers;
 pub(crate) use perf::{KeptOn, PerfRing, open_sample_ring, open_switch_ring};
 pub(crate) use poll::{Poller, Waker};
-pub(crate) use process_timer::{
-    ProcessTimer, admit_process_timer, has_process_timer, why_no_process_timer,
-};
 pub(crate) use ring::{RingMemory, bytes_of_ring, copy_any};
 pub(crate) use signal::{note_claimed_signals, with_signals_blocked};
 pub(crate) use signal_stack::{has_small_signal_stack, take_signals_without_room};

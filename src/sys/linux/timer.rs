@@ -8,20 +8,21 @@
 use std::ffi::{c_int, c_void};
 use std::hash::{BuildHasher as _, RandomState};
 use std::ops::Deref;
+use std::sync::Arc;
 use std::sync::atomic::{
     AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering, compiler_fence, fence,
 };
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
 use super::blocked::{blocks_signal, cpu_clock_of, cpu_ns_of, has_same_filters};
 use super::calls::may;
-use super::clock::{create_timer, delete_timer, set_timer, tick_ns};
-use super::context::{OnProcessTimer, RECORD_LOST, TimerInfo, alternate_stack, registers};
+use super::clock::{create_timer, delete_timer, set_timer};
+use super::context::{RECORD_LOST, TimerInfo, alternate_stack, registers};
 use super::fork::{ForkSafe, ForkSafeGuard};
 use super::modules::can_read_by_system_call;
+use super::poll::{HeldWaker, Waker};
 use super::ring::{MOST_READ, RingMemory};
 use super::signal::{block, handled_by, signal_for, unblock};
 use super::signal_stack::on_signal;
@@ -36,8 +37,6 @@ use crate::sys::types::{ANY_STACK, FilteredSyscall, SampleRequest, ThreadStack, 
 #[repr(align(64))]
 pub(super) struct Target {
     ring: AtomicPtr<HandlerRing>,
-    /// Of a timer of the process: what [`OnProcessTimer`] is given.
-    of_process: AtomicPtr<()>,
     /// The number of handlers that may use the ring.
     busy: AtomicU32,
 }
@@ -67,11 +66,7 @@ pub(super) const TAG: u64 = 0x7472_7066 << 32;
 
 impl Target {
     const fn new() -> Self {
-        Self {
-            ring: AtomicPtr::new(std::ptr::null_mut()),
-            of_process: AtomicPtr::new(std::ptr::null_mut()),
-            busy: AtomicU32::new(0),
-        }
+        Self { ring: AtomicPtr::new(std::ptr::null_mut()), busy: AtomicU32::new(0) }
     }
 
     fn by_number(number: u32) -> Option<&'static Self> {
@@ -98,13 +93,12 @@ impl Target {
     }
 
     /// Only for the owner that has taken the target.
-    fn set(&self, ring: *const HandlerRing, of_process: *const ()) {
+    fn set(&self, ring: *const HandlerRing) {
         self.ring.store(ring.cast_mut(), Ordering::Release);
-        self.of_process.store(of_process.cast_mut(), Ordering::Release);
     }
 }
 
-/// A timer that samples a thread, or the process.
+/// A timer that samples a thread.
 #[derive(Debug)]
 pub(super) struct Timer {
     id: libc::timer_t,
@@ -139,20 +133,20 @@ pub(crate) fn signal_of_timers(wanted: Option<i32>) -> Result<c_int, WhyRefused>
 
 /// Creates a timer that samples thread `tid`, whose stack is `stack`, once it is started, if the thread does not
 /// [block](unblock_timers) the signal. Each sample is a record as perf would write it. If the bounds of the stack are not
-/// known, they are [`ANY_STACK`].
+/// known, they are [`ANY_STACK`]. The waker is used once half of the ring is full.
 pub(crate) fn open_timer_ring(
     request: SampleRequest,
     tid: u32,
     stack: ThreadStack,
+    waker: &Waker,
 ) -> Result<TimerRing, WhyRefused> {
     let signal = signal_of_timers(request.signal)?;
     if stack.bounds == ANY_STACK {
         can_read_stack_of(tid, signal)?;
     }
     let memory = RingMemory::anonymous(request.ring_bytes).map_err(|_| WhyRefused::NoMemory)?;
-    let ring = Arc::new(HandlerRing::new(memory, request, tid, stack));
-    let given = (Arc::as_ptr(&ring), std::ptr::null());
-    let timer = Timer::create(signal, cpu_clock_of(tid), Some(tid), given)?;
+    let ring = Arc::new(HandlerRing::new(memory, request, (tid, stack), waker.hold()));
+    let timer = Timer::create(signal, tid, Arc::as_ptr(&ring))?;
     Ok(TimerRing { ring, timer: Mutex::new(Some(timer)) })
 }
 
@@ -173,14 +167,11 @@ fn can_read_stack_of(tid: u32, signal: c_int) -> Result<(), WhyRefused> {
 /// Makes the calls that sample thread `tid` by a timer. The thread must exist, and must not run: its timer does not expire.
 pub(crate) fn probe_timers(request: SampleRequest, tid: u32) -> Result<(), WhyRefused> {
     let (signal, number) = (signal_of_timers(request.signal)?, TAG | u64::from(NO_TARGET));
-    let id = create_timer(signal, cpu_clock_of(tid), Some(tid), number).map_err(why_not_created)?;
+    let id = create_timer(signal, cpu_clock_of(tid), tid, number).map_err(why_not_created)?;
     let started = set_timer(id, request.period_ns, request.period_ns);
     let ended = delete_timer(id).inspect_err(|_| _ = set_timer(id, 0, 0));
     started.and(ended)
 }
-
-/// Set before the first such timer is created.
-static ON_PROCESS_TIMER: OnceLock<OnProcessTimer> = OnceLock::new();
 
 /// No target has this number.
 const NO_TARGET: u32 = u32::MAX;
@@ -204,48 +195,26 @@ fn has_ended(tid: u32) -> bool {
 static STAYS: AtomicI32 = AtomicI32::new(0);
 
 impl Timer {
-    /// A timer on the CPU time of the process that is not set yet. `given` must live until it has [ended](Self::end).
-    pub(super) fn of_process(
-        wanted: Option<i32>,
-        given: *const (),
-        on_signal: OnProcessTimer,
-    ) -> Result<Self, WhyRefused> {
-        _ = ON_PROCESS_TIMER.set(on_signal);
-        can_read_by_system_call()?;
-        let given = (std::ptr::null(), given);
-        Self::create(signal_of_timers(wanted)?, libc::CLOCK_PROCESS_CPUTIME_ID, None, given)
-    }
-
-    /// Creates one that is not set yet, for that thread or the process.
-    fn create(
-        signal: c_int,
-        clock: i32,
-        tid: Option<u32>,
-        (ring, of_process): (*const HandlerRing, *const ()),
-    ) -> Result<Self, WhyRefused> {
+    /// Creates one that is not set yet, for that thread. `ring` must live until it has [ended](Self::end).
+    fn create(signal: c_int, tid: u32, ring: *const HandlerRing) -> Result<Self, WhyRefused> {
         let errno = STAYS.load(Ordering::Relaxed);
         if errno != 0 {
             return Err(WhyRefused::Failed(FilteredSyscall::TimerDelete, errno));
         }
         let number = Target::take().ok_or(WhyRefused::Other(libc::EAGAIN))?;
-        let id = create_timer(signal, clock, tid, TAG | u64::from(number)).map_err(|errno| {
+        let created = create_timer(signal, cpu_clock_of(tid), tid, TAG | u64::from(number));
+        let id = created.map_err(|errno| {
             lock_targets().free.push(number);
             // A clock of a thread that has ended is as invalid as one that the system does not have.
             let is_invalid = errno == libc::ESRCH || errno == libc::EINVAL;
-            let has_ended = is_invalid && tid.is_some_and(has_ended);
-            if has_ended { WhyRefused::Ended } else { why_not_created(errno) }
+            if is_invalid && has_ended(tid) { WhyRefused::Ended } else { why_not_created(errno) }
         })?;
-        Target::by_number(number).iter().for_each(|target| target.set(ring, of_process));
+        Target::by_number(number).iter().for_each(|target| target.set(ring));
         Ok(Self { id, number, signal })
     }
 
     pub(super) fn set(&self, first_ns: u64, period_ns: u64) -> Result<(), WhyRefused> {
         set_timer(self.id, first_ns, period_ns)
-    }
-
-    /// Whether no handler uses what it was given.
-    pub(super) fn is_quiet(&self) -> bool {
-        Target::by_number(self.number).is_none_or(|target| target.busy.load(Ordering::Acquire) == 0)
     }
 
     /// Whether its signal has another handler by now.
@@ -263,7 +232,7 @@ impl Timer {
         // A timer that is disarmed sends no signal either.
         let is_over = deleted.is_ok() || set_timer(self.id, 0, 0).is_ok();
         let Some(target) = Target::by_number(self.number) else { return true };
-        target.set(std::ptr::null(), std::ptr::null());
+        target.set(std::ptr::null());
         if !is_over {
             return false;
         }
@@ -288,6 +257,8 @@ const MAX_HANDLER_TIME: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct HandlerRing {
     pub(super) memory: RingMemory,
+    /// Wakes the collector once the ring is half full.
+    waker: Option<HeldWaker>,
     stack_bytes: u64,
     period_ns: u64,
     /// The kernel's ids of the process and the thread, as in records.
@@ -304,11 +275,12 @@ impl HandlerRing {
     pub(super) fn new(
         memory: RingMemory,
         request: SampleRequest,
-        tid: u32,
-        stack: ThreadStack,
+        (tid, stack): (u32, ThreadStack),
+        waker: Option<HeldWaker>,
     ) -> Self {
         Self {
             memory,
+            waker,
             stack,
             stack_bytes: u64::from(request.stack_bytes),
             period_ns: request.period_ns,
@@ -334,7 +306,7 @@ impl TimerRing {
     pub(crate) fn scripted(data_size: usize, step: u64) -> std::io::Result<Self> {
         let request = SampleRequest { position_step: step, ..SampleRequest::default() };
         let memory = RingMemory::anonymous(data_size)?;
-        let ring = Arc::new(HandlerRing::new(memory, request, 0, ThreadStack::ANY));
+        let ring = Arc::new(HandlerRing::new(memory, request, (0, ThreadStack::ANY), None));
         Ok(Self { ring, timer: Mutex::new(None) })
     }
 
@@ -346,12 +318,6 @@ impl TimerRing {
     /// Whether its signal has another handler by now.
     pub(crate) fn has_lost_signal(&self) -> bool {
         self.timer.lock().as_ref().is_some_and(Timer::has_lost_signal)
-    }
-
-    /// The shortest CPU time between two samples.
-    pub(crate) fn least_interval_ns(&self) -> u64 {
-        // Timers on CPU time expire at the kernel's ticks.
-        self.ring.period_ns.max(tick_ns().unwrap_or(0))
     }
 
     /// Starts or resumes sampling.
@@ -431,13 +397,6 @@ pub(super) extern "C" fn handle(_: c_int, info: *mut libc::siginfo_t, context: *
 
 fn sample(target: &Target, context: &libc::ucontext_t, errno_at: u64, overrun: c_int) {
     let (registers, sp) = &registers(context);
-    let given = target.of_process.load(Ordering::Acquire);
-    if !given.is_null()
-        && let Some(on_process_timer) = ON_PROCESS_TIMER.get()
-    {
-        // SAFETY: what such a target points to. Before it is freed, it is removed from the target, and `busy` is awaited.
-        return unsafe { on_process_timer(given, registers, *sp, overrun) };
-    }
     // SAFETY: null, or a ring. Before it is unmapped, it is removed from the target, and `busy` is awaited.
     let Some(ring) = (unsafe { target.ring.load(Ordering::Acquire).as_ref() }) else { return };
     let ThreadStack { bounds: stack, errno_at: errno_of_thread } = &ring.stack;
@@ -491,10 +450,14 @@ fn sample(target: &Target, context: &libc::ucontext_t, errno_at: u64, overrun: c
     writer.word(used);
     writer.word(weight_ns);
     writer.word(position);
+    let is_half_full = writer.used() >= ring.memory.data_size() as u64 / 2;
     writer.publish();
     // After the record: this thread's hooks must not observe the sample before the collector can.
     compiler_fence(Ordering::Release);
     ring.position.store(position.wrapping_add(ring.step), Ordering::Release);
+    if is_half_full {
+        ring.waker.iter().for_each(HeldWaker::wake);
+    }
 }
 
 const LOST_SIZE: u64 = 32;
