@@ -69,6 +69,7 @@ impl ContinuousProfiler {
             |window: &mut ProfileWindow| window.rate != wanted || window.until <= Instant::now();
         let ended = self.window.take_if(is_over);
         if ended.as_ref().is_some_and(|ended| ended.rate == wanted) {
+            intake.clocks.forget_ended();
             self.window = Some(self.new_window(wanted, engine, intake));
         } else if ended.is_some() {
             threads.end_continuous();

@@ -1,11 +1,13 @@
 //! The way of samples: records and copies of stacks come in, are unwound, and go to those that want them.
 
+mod clocks;
 mod copied;
 mod own_cpu;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+pub(crate) use clocks::SampledClocks;
 pub(crate) use copied::new_sample;
 pub(crate) use own_cpu::OwnCpu;
 
@@ -44,6 +46,8 @@ pub(crate) struct Intake {
     /// Whether the rate is lowered to stay within the CPU budget.
     pub(crate) is_lowered: bool,
     pub(crate) own_cpu: OwnCpu,
+    /// While the process is profiled continuously.
+    pub(crate) clocks: SampledClocks,
     /// The kernel's id of this process.
     pid: u32,
     stack: Stack,
@@ -74,6 +78,7 @@ impl Intake {
             closed: Vec::new(),
             is_lowered: false,
             own_cpu: OwnCpu::default(),
+            clocks: SampledClocks::default(),
             pid: sys::process_id(),
             stack: Stack::new(),
             bytes: Vec::new(),
@@ -158,6 +163,13 @@ impl Intake {
         }
     }
 
+    /// What each of these samples of a thread represents in the continuous profile, if it is made.
+    pub(crate) fn continuous_ns(&mut self, tid: u32, samples: usize) -> Option<u64> {
+        let is_any = samples > 0 && self.sinks.continuous.is_some();
+        let ran_ns = is_any.then(|| self.clocks.ran_ns(tid)).flatten();
+        ran_ns.map(|ran_ns| ran_ns / samples as u64)
+    }
+
     /// Counts what no profile says.
     pub(crate) fn lose(&self, counter: impl FnOnce(&Counters) -> &AtomicU64, lost: u64) {
         Counters::add(counter(&self.counters), lost);
@@ -165,16 +177,17 @@ impl Intake {
     }
 
     /// Reads a sample of a thread that ran, if there is any use for it. `period_ns` is the sampling period of its ring, and
-    /// `more_ns` the CPU time without samples that this one represents, too. If an interrupt was switching the thread, the
+    /// `more_ns` the CPU time without samples that this one represents, too; `continuous_ns` is what it represents in the
+    /// continuous profile, if that is known. If an interrupt was switching the thread, the
     /// functions of the kernel are left out: the thread has not called them.
     pub(crate) fn add_record(
         &mut self,
         (ring, place): (&SampleRing, RecordPlace),
         (shared, thread, is_switching): (&ThreadShared, OsThread, bool),
         span: Option<SpanKey>,
-        (period_ns, more_ns): (u64, u64),
+        (period_ns, more_ns, continuous_ns): (u64, u64, Option<u64>),
     ) {
-        let Some(wanted) = self.sinks.wanted_of_cpu(span) else {
+        let Some(wanted) = self.sinks.wanted_of_cpu(span, continuous_ns) else {
             return Counters::add(&self.counters.samples.outside_spans, 1);
         };
         let read = read_sample(&**ring, place, Layout::of(ring));

@@ -44,17 +44,20 @@ pub(crate) struct WantedBy {
     span: Option<SpanKey>,
     heap: HeapUse,
     process: bool,
+    /// What a sample represents in the continuous profile, if that is not its weight.
+    continuous_ns: Option<u64>,
 }
 
 impl WantedBy {
     /// The store wants all that is in a span.
     pub(crate) fn span(span: SpanKey) -> Self {
-        Self { span: Some(span), heap: HeapUse::None, process: false }
+        Self { span: Some(span), heap: HeapUse::None, process: false, continuous_ns: None }
     }
 
     /// `None` if no one wants a sample in this span, if it is in one. It need not be unwound then.
     pub(crate) fn new(span: Option<SpanKey>, heap: HeapUse) -> Option<Self> {
-        (span.is_some() || heap != HeapUse::None).then_some(Self { span, heap, process: false })
+        let is_any = span.is_some() || heap != HeapUse::None;
+        is_any.then_some(Self { span, heap, process: false, continuous_ns: None })
     }
 }
 
@@ -68,10 +71,15 @@ impl Sinks {
         if self.wall.is_some() { &mut self.wall } else { &mut self.process }
     }
 
-    /// By whom a sample of a thread that ran in this span, if it was in one, is wanted.
-    pub(crate) fn wanted_of_cpu(&self, span: Option<SpanKey>) -> Option<WantedBy> {
+    /// By whom a sample of a thread that ran in this span, if it was in one, is wanted. `continuous_ns` is what it represents
+    /// in the continuous profile, if that is not its weight.
+    pub(crate) fn wanted_of_cpu(
+        &self,
+        span: Option<SpanKey>,
+        continuous_ns: Option<u64>,
+    ) -> Option<WantedBy> {
         let process = self.process.is_some() || self.continuous.is_some();
-        let wanted = WantedBy { span, heap: HeapUse::None, process };
+        let wanted = WantedBy { span, heap: HeapUse::None, process, continuous_ns };
         (span.is_some() || process).then_some(wanted)
     }
 
@@ -98,8 +106,10 @@ impl Sinks {
         round: u64,
     ) -> Option<Added> {
         if wanted.process {
-            let all = self.process.iter_mut().chain(&mut self.continuous);
-            all.for_each(|process| process.add(wanted.span, sample));
+            let weight = wanted.continuous_ns.unwrap_or(sample.weight);
+            let in_continuous = NewSample { weight, ..sample };
+            self.process.iter_mut().for_each(|process| process.add(wanted.span, sample));
+            self.continuous.iter_mut().for_each(|process| process.add(wanted.span, in_continuous));
         }
         wanted.span.map(|span| self.store.add(span, sample, round))
     }
@@ -163,14 +173,14 @@ mod tests {
     fn samples_outside_of_spans_are_wanted_while_a_profile_of_the_process_is_made() {
         let store = Store::new(1 << 20, 100, 100);
         let mut sinks = Sinks::new(store, Heap::default());
-        assert_eq!(sinks.wanted_of_cpu(None), None);
-        assert_eq!(sinks.wanted_of_cpu(Some(SPAN)), Some(WantedBy::span(SPAN)));
+        assert_eq!(sinks.wanted_of_cpu(None, None), None);
+        assert_eq!(sinks.wanted_of_cpu(Some(SPAN), None), Some(WantedBy::span(SPAN)));
         sinks.process = Some(ProcessSamples::new());
         let stack = Stack::new();
         let kind = SampleKind::OnCpu;
         let sample = NewSample { kind, time_ns: 1, weight: 7, thread: None, stack: &stack };
         let mut add = |span| {
-            let wanted = sinks.wanted_of_cpu(span).unwrap();
+            let wanted = sinks.wanted_of_cpu(span, None).unwrap();
             sinks.add(wanted, sample, 0)
         };
         assert_eq!((add(None), add(Some(SPAN))), (None, Some(Added::Kept)));

@@ -40,6 +40,7 @@ impl ThreadCursor {
         let switching = self.switching(&ring, &samples, intake);
         let [weight_ns, weight_switching_ns] =
             self.weights(&ring, samples.len() as u64, switching.len() as u64);
+        let continuous_ns = intake.continuous_ns(self.thread.tid(), samples.len());
         for record in Records::between(&**ring, ring.tail(), end) {
             match record {
                 Ok(Record::Sample(place)) => {
@@ -50,7 +51,8 @@ impl ThreadCursor {
                     let span = owner(&mut self.intervals, open, position);
                     let is_switching = switching.contains(&place.position);
                     let weight_ns = if is_switching { weight_switching_ns } else { weight_ns };
-                    let weights = (weight_ns, std::mem::take(&mut self.unsampled_ns));
+                    let more_ns = std::mem::take(&mut self.unsampled_ns);
+                    let weights = (weight_ns, more_ns, continuous_ns);
                     let of = (&*self.thread, self.named, is_switching);
                     intake.add_record((&ring, place), of, span, weights);
                     // Makes room for the next sample before this round has read all of them.

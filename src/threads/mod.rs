@@ -35,7 +35,7 @@ pub(crate) use sampled::SampledThread;
 pub(crate) use waits::WaitingThread;
 
 use crate::budget::{CpuBudget, ReadingBudget};
-use crate::intake::Intake;
+use crate::intake::{Intake, SampledClocks};
 use crate::log::LogEvent;
 use crate::sampler::{Periods, SamplingSession, ThreadShared};
 use crate::span::SpanKey;
@@ -162,8 +162,9 @@ impl Threads {
     }
 
     /// Samples all threads of the process from now on for the continuous profile.
-    pub(crate) fn begin_continuous(&mut self, period_ns: u64, intake: &Intake) {
+    pub(crate) fn begin_continuous(&mut self, period_ns: u64, intake: &mut Intake) {
         intake.source.expect_timers();
+        intake.clocks = SampledClocks::now();
         let low_ns = period_ns.max(Periods::USUAL.low_ns);
         self.process.set(Why::Continuous, Some(Periods { full_ns: period_ns, low_ns }));
     }

@@ -1,0 +1,48 @@
+//! Which CPU time of threads the samples of the continuous profile represent.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::sys;
+
+/// The CPU clocks of threads at their last samples. Sessions are short at times, and end between two samples: without
+/// the clocks, all that came after the last sample would be missing.
+#[derive(Debug, Default)]
+pub(crate) struct SampledClocks(HashMap<u32, u64>);
+
+impl SampledClocks {
+    /// Those of all threads now. Those of later ones begin at 0.
+    pub(crate) fn now() -> Self {
+        let clocks = sys::own_threads().unwrap_or_default().into_iter();
+        Self(clocks.filter_map(|tid| Some((tid, sys::cpu_ns_of(tid)?))).collect())
+    }
+
+    /// The CPU time that samples of a thread represent which were taken since the last call. `None` if it has ended.
+    pub(super) fn ran_ns(&mut self, tid: u32) -> Option<u64> {
+        Some(self.advance(tid, sys::cpu_ns_of(tid)?))
+    }
+
+    fn advance(&mut self, tid: u32, now_ns: u64) -> u64 {
+        let before_ns = self.0.insert(tid, now_ns).unwrap_or(0);
+        // Otherwise another thread has the id of one that has ended.
+        now_ns.checked_sub(before_ns).unwrap_or(now_ns)
+    }
+
+    /// Forgets threads that have ended.
+    pub(crate) fn forget_ended(&mut self) {
+        let threads = sys::own_threads().map(HashSet::<u32>::from_iter);
+        threads.into_iter().for_each(|threads| self.0.retain(|tid, _| threads.contains(tid)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_samples_of_a_thread_add_up_to_its_clock() {
+        let mut clocks = SampledClocks(HashMap::from([(1, 50_000)]));
+        assert_eq!([clocks.advance(1, 50_020), clocks.advance(1, 50_050)], [20, 30]);
+        assert_eq!([clocks.advance(2, 7), clocks.advance(2, 17)], [7, 10], "it has begun later");
+        assert_eq!([clocks.advance(1, 5), clocks.advance(1, 6)], [5, 1], "another has the id");
+    }
+}
