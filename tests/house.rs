@@ -524,7 +524,7 @@ fn no_file_is_too_long_to_read() {
 }
 
 /// The lines of the product, without tests, at most. May only fall.
-const TOTAL: usize = 64_122;
+const TOTAL: usize = 63_892;
 /// The same by crate and room: the first directory below `src`, or `(top)`. A feature that needs more lines takes them
 /// from the entries of the rooms that pay for it.
 const ROOMS: &[(&str, &str, usize)] = &[
@@ -532,30 +532,30 @@ const ROOMS: &[(&str, &str, usize)] = &[
     (".", "allocations", 252),
     (".", "assemble", 1113),
     (".", "awaits", 1597),
-    (".", "collect", 1137),
+    (".", "collect", 1158),
     (".", "compare", 1859),
     (".", "config", 1293),
-    (".", "encode", 3120),
+    (".", "encode", 2837),
     (".", "engine", 1143),
-    (".", "export", 2790),
-    (".", "facts", 1160),
+    (".", "export", 2792),
+    (".", "facts", 1162),
     (".", "history", 709),
-    (".", "http", 1324),
+    (".", "http", 1283),
     (".", "inbox", 274),
     (".", "intake", 523),
     (".", "keep", 3923),
-    (".", "otel", 384),
-    (".", "profile", 3549),
+    (".", "otel", 325),
+    (".", "profile", 3562),
     (".", "publish", 2224),
     (".", "redact", 367),
     (".", "references", 838),
-    (".", "report", 1152),
+    (".", "report", 1165),
     (".", "sampler", 3117),
     (".", "sinks", 1988),
     (".", "span", 5107),
     (".", "symbols", 2009),
     (".", "sys", 8132),
-    (".", "threads", 3813),
+    (".", "threads", 3915),
     (".", "unwind", 3191),
     (".", "watch", 1396),
     ("macros", "(top)", 413),

@@ -11,7 +11,7 @@ pub(super) fn text_of(value: &impl Serialize) -> String {
 }
 
 /// An object without the members that are null, which are unknown.
-pub(super) fn known(mut object: Value) -> Value {
+pub(crate) fn known(mut object: Value) -> Value {
     _ = object.as_object_mut().map(|members| members.retain(|_, value| !value.is_null()));
     object
 }

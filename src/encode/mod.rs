@@ -33,7 +33,7 @@ pub use folded::folded;
 pub(crate) use html::KeptSummary;
 pub use html::{HtmlContext, html};
 #[cfg(feature = "axum")]
-pub(crate) use json::joined;
+pub(crate) use json::{joined, known};
 pub use json_summary::json_summary;
 pub use markdown::markdown;
 #[cfg(feature = "otlp")]
