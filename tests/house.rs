@@ -524,7 +524,7 @@ fn no_file_is_too_long_to_read() {
 }
 
 /// The lines of the product, without tests, at most. May only fall.
-const TOTAL: usize = 63_892;
+const TOTAL: usize = 63_891;
 /// The same by crate and room: the first directory below `src`, or `(top)`. A feature that needs more lines takes them
 /// from the entries of the rooms that pay for it.
 const ROOMS: &[(&str, &str, usize)] = &[
@@ -535,7 +535,7 @@ const ROOMS: &[(&str, &str, usize)] = &[
     (".", "collect", 1158),
     (".", "compare", 1859),
     (".", "config", 1293),
-    (".", "encode", 2837),
+    (".", "encode", 2836),
     (".", "engine", 1143),
     (".", "export", 2792),
     (".", "facts", 1162),
