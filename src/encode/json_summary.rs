@@ -1,11 +1,12 @@
 //! A profile in 2 KiB of JSON: for agents and scripts.
 
-use std::io::{self, Write};
+use serde::Serialize;
+use serde_json::{Value, json};
 
 use super::brief::{Brief, BriefComparison, BriefDetail, BriefRows, MOST_BYTES};
-use super::html::json::{Array, Json, Object, Plain, text_of};
-use super::html::{ChildSummary, kind_name};
-use crate::profile::{OwnRow, Profile, SampleKind};
+use super::html::{child, kind_name, rounded, split_ms};
+use super::json::{known, text_of};
+use crate::profile::{OwnRow, Profile};
 use crate::text::{disturbs, ms};
 
 /// Encodes the most important of a profile as a JSON object of at most 2,048 bytes: `name`, `reasons`, `time`, ids, the
@@ -17,8 +18,7 @@ pub fn json_summary(profile: &Profile) -> String {
 }
 
 pub(super) fn shortened(brief: &Brief<'_>) -> String {
-    let mut texts =
-        BriefDetail::LEVELS.into_iter().map(|detail| text_of(|json| write(brief, detail, json)));
+    let mut texts = BriefDetail::LEVELS.into_iter().map(|detail| text_of(&shown(brief, detail)));
     texts.find(|text| text.len() <= MOST_BYTES).unwrap_or_else(|| "{}".to_owned())
 }
 
@@ -28,84 +28,74 @@ pub(super) fn plain(text: &str, detail: BriefDetail) -> String {
     detail.shortened(text).chars().map(plain).collect()
 }
 
-fn write(brief: &Brief<'_>, detail: BriefDetail, out: &mut dyn Write) -> io::Result<()> {
+/// In the order in which it is shown.
+#[derive(Serialize)]
+struct Shown<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<&'a str>,
+    name: String,
+    reasons: String,
+    time: String,
+    #[serde(flatten)]
+    ids: Option<Value>,
+    open: bool,
+    headline: String,
+    wall_ms: f64,
+    split_ms: Value,
+    beside: Vec<String>,
+    functions: Value,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    compared: Option<Value>,
+    children: Value,
+    hints: &'a [&'static str],
+    missing: Vec<String>,
+}
+
+fn shown<'a>(brief: &'a Brief<'_>, detail: BriefDetail) -> Shown<'a> {
     let facts = &brief.facts;
-    Object::write(out, |summary| {
-        if let Some(id) = &brief.id {
-            summary.member("id", &**id)?;
-        }
-        summary.member("name", plain(&facts.name(), detail))?;
-        summary.member("reasons", facts.reasons.to_string())?;
-        summary.member("time", brief.time())?;
-        if let Some((trace, span)) = facts.ids() {
-            summary.member("trace_id", trace.to_string())?;
-            summary.member("span_id", span.to_string())?;
-        }
-        summary.member("open", Plain(facts.is_open))?;
-        summary.member("headline", plain(&brief.headline, detail.whole_line()))?;
-        summary.member("wall_ms", ms(facts.times.wall_ns))?;
-        summary.object("split_ms", |split| {
-            facts.split().parts().try_for_each(|(kind, ns)| split.member(kind.name(), ms(ns)))
-        })?;
-        let beside = facts.beside();
-        summary.member("beside", Array(|| beside.iter().filter(|_| detail.rows > 0)))?;
-        let rows = || brief.rows.iter().flat_map(|rows| of_rows(rows, detail));
-        summary.member("functions", Array(rows))?;
-        if let Some(compared) = &brief.compared {
-            summary.object("compared", |of| write_compared(compared, detail, of))?;
-        }
-        let children = || facts.children.totals.iter().take(detail.rows);
-        summary
-            .member("children", Array(|| children().map(|of| ChildSummary(of, Some(detail)))))?;
-        let hints = || brief.hints.iter().filter(|_| detail.rows > 0);
-        summary.member("hints", Array(hints))?;
-        let missing = || brief.missing.iter().take(detail.rows.max(1));
-        summary.member("missing", Array(|| missing().map(|text| plain(text, detail))))
+    let rows = brief.rows.iter().flat_map(|rows| of_rows(rows, detail));
+    let children = facts.children.totals.iter().take(detail.rows);
+    let missing = brief.missing.iter().take(detail.rows.max(1));
+    let ids = facts.ids().map(|(trace, span)| (trace.to_string(), span.to_string()));
+    let ids = ids.map(|(trace, span)| json!({ "trace_id": trace, "span_id": span }));
+    Shown {
+        id: brief.id.as_deref(),
+        name: plain(&facts.name(), detail),
+        reasons: facts.reasons.to_string(),
+        time: brief.time(),
+        ids,
+        open: facts.is_open,
+        headline: plain(&brief.headline, detail.whole_line()),
+        wall_ms: ms(facts.times.wall_ns),
+        split_ms: split_ms(facts),
+        beside: if detail.rows > 0 { facts.beside() } else { Vec::new() },
+        functions: rows.collect(),
+        compared: brief.compared.as_ref().map(|compared| of_compared(compared, detail)),
+        children: children.map(|of| child(of, Some(detail))).collect(),
+        hints: if detail.rows > 0 { &brief.hints } else { &[] },
+        missing: missing.map(|text| plain(text, detail)).collect(),
+    }
+}
+
+fn of_rows(rows: &BriefRows, detail: BriefDetail) -> impl Iterator<Item = Value> {
+    let some = move |text: &str| (!text.is_empty()).then(|| plain(text, detail));
+    rows.list.iter().take(detail.rows).map(move |OwnRow { function, location, leaf, share }| {
+        known(json!({
+            "kind": kind_name(rows.kind),
+            "name": plain(function, detail),
+            "location": some(location),
+            "in": some(leaf),
+            "share": rounded(*share),
+        }))
     })
 }
 
-fn of_rows(rows: &BriefRows, detail: BriefDetail) -> impl Iterator<Item = RowJson<'_>> {
-    rows.list.iter().take(detail.rows).map(move |row| RowJson { kind: rows.kind, row, detail })
-}
-
-struct RowJson<'a> {
-    kind: SampleKind,
-    row: &'a OwnRow,
-    detail: BriefDetail,
-}
-
-impl Json for RowJson<'_> {
-    fn write(&self, out: &mut dyn Write) -> io::Result<()> {
-        let Self { kind, row: OwnRow { function, location, leaf, share }, detail } = self;
-        Object::write(out, |row| {
-            row.member("kind", kind_name(*kind))?;
-            row.member("name", plain(function, *detail))?;
-            if !location.is_empty() {
-                row.member("location", plain(location, *detail))?;
-            }
-            if !leaf.is_empty() {
-                row.member("in", plain(leaf, *detail))?;
-            }
-            row.member("share", (share * 1e3).round() / 1e3)
-        })
-    }
-}
-
-fn write_compared(
-    of: &BriefComparison<'_>,
-    detail: BriefDetail,
-    out: &mut Object<'_>,
-) -> io::Result<()> {
-    out.member("references", Plain(of.summary.references))?;
-    if let Some(ns) = of.summary.median_wall_ns {
-        out.member("median_ms", ms(ns))?;
-    }
-    if let Some(times) = of.summary.times() {
-        out.member("times", times)?;
-    }
-    let rows = || of.rows.iter().take(detail.rows);
-    out.member(
-        "more_ms",
-        Array(|| rows().map(|(what, ns)| (plain(what, detail), *ns as f64 / 1e6))),
-    )
+fn of_compared(of: &BriefComparison<'_>, detail: BriefDetail) -> Value {
+    let rows = of.rows.iter().take(detail.rows);
+    known(json!({
+        "references": of.summary.references,
+        "median_ms": of.summary.median_wall_ns.map(ms),
+        "times": of.summary.times(),
+        "more_ms": rows.map(|(what, ns)| json!([plain(what, detail), *ns as f64 / 1e6])).collect::<Value>(),
+    }))
 }

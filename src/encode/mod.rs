@@ -9,6 +9,7 @@ mod firefox;
 mod folded;
 mod frames;
 mod html;
+mod json;
 mod json_summary;
 mod markdown;
 #[cfg(feature = "otlp")]
@@ -31,6 +32,8 @@ pub use folded::folded;
 #[cfg(feature = "axum")]
 pub(crate) use html::KeptSummary;
 pub use html::{HtmlContext, html};
+#[cfg(feature = "axum")]
+pub(crate) use json::{joined, known};
 pub use json_summary::json_summary;
 pub use markdown::markdown;
 #[cfg(feature = "otlp")]

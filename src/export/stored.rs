@@ -5,6 +5,8 @@ use std::io::{self, Read};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use serde_json::Value;
+
 use super::directory::stem_of;
 use crate::sys;
 
@@ -58,26 +60,26 @@ pub(crate) fn span_of(name: &str) -> Option<&str> {
     stem_of(name)?.0.split('-').nth(2)
 }
 
-/// The summary in a report, as JSON; `None` if the file cannot be read or has none.
-pub(crate) fn summary_of(dir: &Path, name: &str) -> Option<String> {
+/// The summary in a report, an object; `None` if the file cannot be read or has none.
+pub(crate) fn summary_of(dir: &Path, name: &str) -> Option<Value> {
     /// More than what precedes a summary, and the longest summary.
     const MOST: u64 = 32 * 1024;
     let file = sys::open_regular(&dir.join(name)).ok()??;
     let mut head = Vec::new();
     file.take(MOST).read_to_end(&mut head).ok()?;
-    let head = String::from_utf8_lossy(&head);
-    let (_, rest) = head.split_once("id=\"summary\">")?;
-    let (summary, _) = rest.split_once("</script>")?;
-    Some(summary.to_owned())
+    element(&head, "id=\"summary\">").filter(Value::is_object)
 }
 
-/// The 2 KiB of a report for programs and people, as JSON with two texts; `None` if the file has none.
-pub(crate) fn brief_of(dir: &Path, name: &str) -> io::Result<Option<String>> {
-    let report = read_stored(dir, name)?.unwrap_or_default();
-    let report = String::from_utf8_lossy(&report);
-    let brief =
-        report.split_once("id=\"brief\">").and_then(|(_, rest)| rest.split_once("</script>"));
-    Ok(brief.map(|(brief, _)| brief.to_owned()))
+/// The 2 KiB of a report for programs and people, an object with two texts; `None` if the file has none.
+pub(crate) fn brief_of(dir: &Path, name: &str) -> io::Result<Option<Value>> {
+    Ok(read_stored(dir, name)?.and_then(|report| element(&report, "id=\"brief\">")))
+}
+
+/// The JSON in an element of a report.
+fn element(report: &[u8], begin: &str) -> Option<Value> {
+    let report = String::from_utf8_lossy(report);
+    let (json, _) = report.split_once(begin)?.1.split_once("</script>")?;
+    serde_json::from_str(json).ok()
 }
 
 /// Whether a `Directory` could have given a complete file that name. Such a name contains nothing that leads out of the

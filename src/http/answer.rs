@@ -4,7 +4,6 @@ use std::io;
 
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use serde_json::{Map, Value};
 
 use crate::engine::NoAnswer;
 pub(super) use crate::text::rfc3339 as time;
@@ -13,13 +12,6 @@ pub(super) const HTML: &str = "text/html; charset=utf-8";
 
 /// An error response.
 pub(super) type Failure = (StatusCode, String);
-
-pub(super) fn object<V: Into<Value>>(
-    members: impl IntoIterator<Item = (&'static str, V)>,
-) -> Value {
-    let members = members.into_iter().map(|(name, value)| (name.to_owned(), value.into()));
-    Value::Object(members.collect::<Map<_, _>>())
-}
 
 pub(super) fn not_now(error: impl std::fmt::Display) -> Failure {
     (StatusCode::SERVICE_UNAVAILABLE, error.to_string())

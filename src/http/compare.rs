@@ -4,11 +4,12 @@ use std::io;
 use std::time::SystemTime;
 
 use axum::http::StatusCode;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::answer::{Failure, not_found, object, time, unreadable};
+use super::answer::{Failure, not_found, time, unreadable};
 use super::routes::{own_version, recent_hours};
 use crate::compare::{ComparedRow, ComparedValue, Quantity, SpentIn};
+use crate::encode::{joined, known};
 use crate::handle::Handle;
 use crate::history::{Period, RouteHistory, hour_begins, hour_of, stored_versions};
 
@@ -44,7 +45,7 @@ pub(super) fn compared(
         let problem = format!("{route} was not seen in both {before} and {after}");
         (StatusCode::NOT_FOUND, problem)
     })?;
-    let rows = |rows: &[ComparedRow]| Value::Array(rows.iter().map(row_to_json).collect());
+    let rows = |rows: &[ComparedRow]| rows.iter().map(row_to_json).collect::<Value>();
     let period = |period: &Period, of: &RouteHistory| {
         let (what, name) = match period {
             Period::Version(version) => ("version", version.clone()),
@@ -52,32 +53,31 @@ pub(super) fn compared(
             Period::Recent => ("recent", String::new()),
             Period::All => ("all", String::new()),
         };
-        object([(what, Value::from(name)), ("references", of.references(route).into())])
+        json!({ what: name, "references": of.references(route) })
     };
-    Ok(object([
-        ("route", Value::from(route)),
-        ("before", period(&before, &of_before)),
-        ("after", period(&after, &of_after)),
-        ("wall_ms", object(value_to_json(comparison.wall, true))),
-        ("rows", rows(&comparison.rows)),
-        ("beside", rows(&comparison.beside)),
+    Ok(json!({
+        "route": route,
+        "before": period(&before, &of_before),
+        "after": period(&after, &of_after),
+        "wall_ms": value_to_json(comparison.wall, true),
+        "rows": rows(&comparison.rows),
+        "beside": rows(&comparison.beside),
         // Those that could be compared, the last one first.
-        ("versions", versions.into()),
-    ]))
+        "versions": versions,
+    }))
 }
 
 /// Times are in milliseconds, not rounded, so that they add up.
-fn value_to_json(value: ComparedValue, is_time: bool) -> [(&'static str, Value); 4] {
+fn value_to_json(value: ComparedValue, is_time: bool) -> Value {
     let shown = |number: i64| -> Value {
         if is_time { (number as f64 / 1e6).into() } else { number.into() }
     };
-    let interval = value.interval.map(|interval| vec![shown(interval.low), shown(interval.high)]);
-    [
-        ("before", shown(value.typical.cast_signed())),
-        ("after", shown(value.value.cast_signed())),
-        ("extra", shown(value.extra())),
-        ("interval", interval.into()),
-    ]
+    json!({
+        "before": shown(value.typical.cast_signed()),
+        "after": shown(value.value.cast_signed()),
+        "extra": shown(value.extra()),
+        "interval": value.interval.map(|interval| [shown(interval.low), shown(interval.high)]),
+    })
 }
 
 fn row_to_json(row: &ComparedRow) -> Value {
@@ -90,17 +90,12 @@ fn row_to_json(row: &ComparedRow) -> Value {
     };
     let is_time = row.quantity.unit() == "ns";
     let unit = if is_time { "ms" } else { row.quantity.unit() };
-    let mut members = vec![("what", Value::from(what)), ("unit", unit.into())];
-    members.extend(child.map(|name| ("child", name.into())));
-    let function = row.quantity.spent_in();
-    if let Some(SpentIn::Function(function)) = function {
-        members.push(("function", function.name.as_str().into()));
-        members.push(("file", function.file.as_str().into()));
-        members.extend((function.line > 0).then(|| ("line", function.line.into())));
-    } else if let Some(function) = function {
-        members.push(("others", (*function == SpentIn::Others).into()));
-    }
-    members.extend(value_to_json(row.value, is_time));
-    members.push(("present_in", row.present_in.into()));
-    object(members)
+    let of_function = match row.quantity.spent_in() {
+        Some(SpentIn::Function(of)) => {
+            json!({ "function": of.name, "file": of.file, "line": (of.line > 0).then_some(of.line) })
+        }
+        others => json!({ "child": child, "others": others.map(|of| *of == SpentIn::Others) }),
+    };
+    let of_row = json!({ "what": what, "unit": unit, "present_in": row.present_in });
+    joined(joined(of_row, known(of_function)), value_to_json(row.value, is_time))
 }

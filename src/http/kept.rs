@@ -3,10 +3,10 @@
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
-use serde_json::{Map, Value};
+use serde_json::{Value, json};
 
-use super::answer::{HTML, object, time};
-use crate::encode::KeptSummary;
+use super::answer::{HTML, time};
+use crate::encode::{KeptSummary, joined};
 use crate::export::{
     StoredFile, brief_of, list_stored, profile_id_of, read_stored, span_of, summary_of,
 };
@@ -30,7 +30,8 @@ pub(super) fn list(handle: &Handle, limit: usize) -> std::io::Result<Value> {
         let files = recent.kept.profile.and_then(|id| stored.remove(&id.to_string()));
         if total < limit {
             let files = files.map(|files| files.names).unwrap_or_default();
-            entries.push(with_files(of_recent(recent), files));
+            let summary = in_short(recent).map_or(json!({}), |summary| summary.to_json());
+            entries.push(joined(summary, json!({ "files": files })));
         }
         total += 1;
     }
@@ -44,7 +45,7 @@ pub(super) fn list(handle: &Handle, limit: usize) -> std::io::Result<Value> {
     }
     let time = |entry: &Value| entry.get("time").and_then(Value::as_str).unwrap_or("").to_owned();
     entries.sort_by_cached_key(|entry| std::cmp::Reverse(time(entry)));
-    Ok(object([("kept", Value::Array(entries)), ("total", total.into())]))
+    Ok(json!({ "kept": entries, "total": total }))
 }
 
 /// In which form a client wants a profile.
@@ -123,10 +124,8 @@ fn read(dir: &Path, report: &str, form: Form) -> std::io::Result<Option<Vec<u8>>
         Form::Markdown => "markdown",
         Form::Json => "json",
     };
-    let brief = brief_of(dir, report)?;
-    let brief: Option<Value> = brief.and_then(|text| serde_json::from_str(&text).ok());
-    let text = brief.as_ref().and_then(|brief| brief.get(member)?.as_str());
-    Ok(text.map(|text| text.as_bytes().to_vec()))
+    let brief = brief_of(dir, report)?.unwrap_or_default();
+    Ok(brief.get(member).and_then(Value::as_str).map(|text| text.as_bytes().to_vec()))
 }
 
 /// The files of a profile.
@@ -150,31 +149,14 @@ fn by_profile(files: Vec<StoredFile>) -> HashMap<String, ProfileFiles> {
     profiles
 }
 
-fn with_files(mut entry: Map<String, Value>, files: Vec<String>) -> Value {
-    entry.insert("files".to_owned(), files.into());
-    Value::Object(entry)
-}
-
 /// The entry of a profile of which only files are known. A report contains its summary.
 fn of_files(dir: &Path, files: ProfileFiles) -> Value {
     let first = files.names.first().filter(|name| name.ends_with(".html"));
-    let summary = first.and_then(|name| summary_of(dir, name));
-    let summary = summary.and_then(|text| serde_json::from_str(&text).ok());
-    let entry = match summary {
-        Some(Value::Object(summary)) => summary,
-        _ => {
-            let name = files.names.first().and_then(|name| span_of(name)).unwrap_or_default();
-            let time = ("time".to_owned(), Value::from(files.modified.clone()));
-            Map::from_iter([time, ("name".to_owned(), name.into())])
-        }
-    };
-    with_files(entry, files.names)
-}
-
-/// The entry of a span that this process has kept: what the summary in a report contains.
-fn of_recent(recent: &RecentlyKept) -> Map<String, Value> {
-    let summary = in_short(recent).map(|summary| summary.to_json());
-    summary.and_then(|json| serde_json::from_str(&json).ok()).unwrap_or_default()
+    let summary = first.and_then(|name| summary_of(dir, name)).unwrap_or_else(|| {
+        let name = files.names.first().and_then(|name| span_of(name));
+        json!({ "time": files.modified, "name": name.unwrap_or_default() })
+    });
+    joined(summary, json!({ "files": files.names }))
 }
 
 fn in_short(recent: &RecentlyKept) -> Option<KeptSummary<'_>> {
@@ -191,7 +173,6 @@ fn in_short(recent: &RecentlyKept) -> Option<KeptSummary<'_>> {
     })
 }
 
-/// What a list says of a measure.
 #[cfg(test)]
 mod tests {
     use super::Form;

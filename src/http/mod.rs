@@ -25,10 +25,10 @@ use axum::response::Redirect;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::sync::{Semaphore, oneshot};
 
-use self::answer::{Failure, HTML, no_answer, not_found, not_now, object, time, unreadable};
+use self::answer::{Failure, HTML, no_answer, not_found, not_now, time, unreadable};
 #[cfg(feature = "pprof")]
 use crate::engine::ProfileKind;
 use crate::error::Error;
@@ -255,8 +255,8 @@ async fn typical_routes(
     let answer = move || {
         let found = routes::summaries(&handle, wanted.as_deref());
         let version = routes::own_version(&handle);
-        let found = found.iter().map(routes::RouteSummary::to_json).collect();
-        let all = object([("version", Value::from(version)), ("routes", found)]);
+        let found = found.iter().map(routes::RouteSummary::to_json).collect::<Value>();
+        let all = json!({ "version": version, "routes": found });
         Ok(([(header::VARY, "accept")], Json(all)).into_response())
     };
     blocking(answer).await
@@ -384,16 +384,15 @@ fn older_than(query: &str) -> Result<Duration, String> {
 
 fn describe_open(span: OpenSpan) -> Value {
     let ms = |time: Duration| crate::text::ms(nanoseconds(time));
-    let fields = span.fields.into_iter().map(|(name, value)| (name, Value::from(value)));
-    object([
-        ("span", Value::from(span.name)),
-        ("target", span.target.into()),
-        ("fields", object(fields)),
-        ("open_ms", ms(span.open_for).into()),
-        ("state", span.state.as_str().into()),
-        ("state_ms", span.state_for.map(ms).into()),
-        ("stack", span.stack.into()),
-    ])
+    json!({
+        "span": span.name,
+        "target": span.target,
+        "fields": Value::from_iter(span.fields),
+        "open_ms": ms(span.open_for),
+        "state": span.state.as_str(),
+        "state_ms": span.state_for.map(ms),
+        "stack": span.stack,
+    })
 }
 
 async fn switch(State(handle): State<Handle>, is_on: bool) -> Result<Json<Value>, Failure> {
@@ -500,23 +499,19 @@ fn internal(error: impl std::fmt::Display) -> Failure {
 fn describe(handle: &Handle) -> Value {
     let stats = handle.stats();
     let kept = Reason::all().map(|reason| (reason.as_str(), stats.kept_for(reason)));
-    object([
-        ("enabled", handle.is_enabled().into()),
-        ("rules", handle.rules().to_string().into()),
-        ("source", handle.source().into()),
-        ("kept", object(kept)),
-        ("stats", object(stats.iter())),
-        ("now", time(SystemTime::now()).into()),
-        ("trace_url", handle.trace_url().into()),
-    ])
+    json!({
+        "enabled": handle.is_enabled(),
+        "rules": handle.rules().to_string(),
+        "source": handle.source(),
+        "kept": Value::from_iter(kept),
+        "stats": Value::from_iter(stats.iter()),
+        "now": time(SystemTime::now()),
+        "trace_url": handle.trace_url(),
+    })
 }
 
 fn describe_file(file: StoredFile) -> Value {
-    object([
-        ("name", Value::from(file.name)),
-        ("bytes", file.bytes.into()),
-        ("time", time(file.modified).into()),
-    ])
+    json!({ "name": file.name, "bytes": file.bytes, "time": time(file.modified) })
 }
 
 fn content_type(name: &str) -> &'static str {

@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use percent_encoding::percent_decode_str;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::answer::{Failure, not_found, object, time};
+use super::answer::{Failure, not_found, time};
 use crate::compare::{Baseline, CohortHour, Drift, Quantity};
+use crate::encode::joined;
 use crate::facts::format::nanoseconds;
 use crate::handle::Handle;
 use crate::history::hour_begins;
@@ -94,22 +95,21 @@ impl RouteSummary {
                 *split.entry(kind.name()).or_default() += of.mean(self.references());
             }
         }
-        let split = split.into_iter().map(|(kind, ns)| (kind, ms(ns as u64)));
-        let mut members = vec![
-            ("name", Value::from(self.name.as_str())),
-            ("references", self.references().into()),
-            ("requests_estimated", self.recent.walls.spans().into()),
-            ("mean_wall_ms", ms(self.mean_wall_ns() as u64).into()),
-            ("mean_wall_split_ms", object(split)),
-            ("drift", self.drift.as_ref().map_or(Value::Null, drift_to_json)),
-            ("kept", self.kept.iter().map(kept_to_json).collect()),
-        ];
-        members.extend(PERCENTILES.into_iter().map(|(name, percent, least)| {
+        let percentile = |(name, percent, least)| {
             let known = (self.references() >= least).then_some(percent);
             let ns = known.and_then(|percent| self.recent.walls.percentile_ns(percent));
-            (name, ns.map(ms).into())
-        }));
-        object(members)
+            (name, Value::from(ns.map(ms)))
+        };
+        let all = json!({
+            "name": self.name,
+            "references": self.references(),
+            "requests_estimated": self.recent.walls.spans(),
+            "mean_wall_ms": ms(self.mean_wall_ns() as u64),
+            "mean_wall_split_ms": Value::from_iter(split.into_iter().map(|(kind, ns)| (kind, ms(ns as u64)))),
+            "drift": self.drift.as_ref().map(drift_to_json),
+            "kept": self.kept.iter().map(kept_to_json).collect::<Value>(),
+        });
+        joined(all, PERCENTILES.into_iter().map(percentile).collect())
     }
 }
 
@@ -118,12 +118,8 @@ fn drift_to_json(drift: &Drift) -> Value {
         Baseline::DayBefore => "the day before".to_owned(),
         Baseline::Version(version) => format!("version {version}"),
     };
-    object([
-        ("hour", Value::from(time(hour_begins(drift.hour)))),
-        ("since", since.into()),
-        ("was_ms", ms(drift.was_ns).into()),
-        ("is_ms", ms(drift.is_ns).into()),
-    ])
+    let hour = time(hour_begins(drift.hour));
+    json!({ "hour": hour, "since": since, "was_ms": ms(drift.was_ns), "is_ms": ms(drift.is_ns) })
 }
 
 /// The name of the report of a kept span, if there is one.
@@ -134,13 +130,13 @@ fn report_of(kept: &RecentlyKept) -> Option<&str> {
 
 fn kept_to_json(kept: &RecentlyKept) -> Value {
     let Some(span) = kept.kept.spans.first() else { return Value::Null };
-    object([
-        ("time", Value::from(time(span.opened()))),
-        ("wall_ms", ms(span.facts().times.wall_ns).into()),
-        ("id", kept.kept.profile.map(|id| id.to_string()).into()),
-        ("file", report_of(kept).into()),
-        ("reasons", span.facts().reasons.to_string().into()),
-    ])
+    json!({
+        "time": time(span.opened()),
+        "wall_ms": ms(span.facts().times.wall_ns),
+        "id": kept.kept.profile.map(|id| id.to_string()),
+        "file": report_of(kept),
+        "reasons": span.facts().reasons.to_string(),
+    })
 }
 
 /// The profile of the mean request of a route.

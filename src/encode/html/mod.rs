@@ -2,7 +2,6 @@
 
 mod compared;
 mod data;
-pub(super) mod json;
 mod summary;
 
 use std::fmt::Write as _;
@@ -16,7 +15,7 @@ use crate::profile::{Profile, Resource};
 
 #[cfg(feature = "axum")]
 pub(crate) use summary::KeptSummary;
-pub(super) use summary::{ChildSummary, kind_name};
+pub(super) use summary::{child, kind_name, rounded, split_ms};
 
 /// The style, markup and script of every report.
 const STYLE: &str = include_str!("report.css");
@@ -68,7 +67,7 @@ impl HtmlContext {
 pub fn html(profile: &Profile, context: &HtmlContext) -> String {
     let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
     // Writing to memory does not fail.
-    _ = data::write(profile, context, &mut gzip);
+    _ = serde_json::to_writer(&mut gzip, &data::ReportTables::of(profile, context));
     let data = base64(&gzip.finish().unwrap_or_default());
     let brief = Brief::of(profile);
     let mut page = String::with_capacity(data.len() + 128 * 1024);
