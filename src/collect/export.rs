@@ -101,7 +101,7 @@ impl Collector {
         self.set_children(&mut group.kept);
         for span in &mut group.kept {
             let closed_ns = span.opened_ns.saturating_add(span.facts.times.wall_ns);
-            span.facts.throttled =
+            span.facts.starved.throttled =
                 Throttled(self.watchdog.throttling.between(span.opened_ns, closed_ns));
             span.stopped_ns = self.watchdog.stopped_ns(span.opened_ns, closed_ns);
         }
@@ -138,7 +138,7 @@ impl Collector {
         // What ran for less did not keep it from a CPU.
         let rival = rival.filter(|rival| rival.on_cpu_ns >= waited_ns / 2);
         let redaction = &self.engine.names.redaction;
-        facts.rivals = rival.map(|rival| {
+        facts.starved.rivals = rival.map(|rival| {
             let words = rival.words(|name| escaped(&redaction.redact_span(name)).to_string());
             format!("{words} ran for {}", Ns(rival.on_cpu_ns))
         });

@@ -46,6 +46,14 @@ impl Default for Throttled {
     }
 }
 
+/// What kept a span from a CPU. Until its profile is made, it is unknown.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Starved {
+    pub(crate) throttled: Throttled,
+    /// Who ran while it waited for a CPU, in words, if that was long.
+    pub(crate) rivals: Option<String>,
+}
+
 /// Everything that is known of a kept span. Texts are redacted.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
@@ -67,16 +75,13 @@ pub struct Facts {
     pub times: TimeBreakdown,
     /// The spans inside it, by name; known once its profile is made, or it is known that it gets none.
     pub children: Children,
-    /// Until its profile is made, it is unknown.
-    pub(crate) throttled: Throttled,
+    pub(crate) starved: Starved,
     /// Where in the source the first error event in it was logged: the last two parts of the file's path, and the line.
     /// `None` if it did not fail, or by its status or a panic alone, or that is not known: events of the crate `log` have no
     /// place. If many spans fail at the same time, it can be a later event, or none.
     pub error_at: Option<String>,
     /// A deadlock that a thread in it is a part of, in words, if it was kept because it hangs.
     pub deadlock: Option<Arc<str>>,
-    /// Who ran while it waited for a CPU, in words, if that was long.
-    pub(crate) rivals: Option<String>,
     pub(crate) trace: Option<TraceIds>,
     /// It is inside no other kept span of the profile.
     pub(crate) is_topmost: bool,
@@ -99,7 +104,7 @@ impl Facts {
 
     /// Why [`Measure::Throttled`] is unknown, in words; `None` if it is known.
     pub fn throttling_unknown(&self) -> Option<&'static str> {
-        self.throttled.0.err().map(ThrottlingUnknown::words)
+        self.starved.throttled.0.err().map(ThrottlingUnknown::words)
     }
 
     /// When it was created; `None` if unknown.

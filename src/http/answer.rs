@@ -4,6 +4,7 @@ use std::io;
 
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use tokio::sync::{Semaphore, oneshot};
 
 use crate::engine::NoAnswer;
 pub(super) use crate::text::rfc3339 as time;
@@ -12,6 +13,28 @@ pub(super) const HTML: &str = "text/html; charset=utf-8";
 
 /// An error response.
 pub(super) type Failure = (StatusCode, String);
+
+/// Runs work that may block on a lock or a file without blocking other tasks. It has its own threads: if the runtime's pool
+/// of blocking threads is full, that may be what somebody wants to see here.
+pub(super) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
+) -> Result<T, Failure> {
+    static THREADS: Semaphore = Semaphore::const_new(16);
+    let place = THREADS.acquire().await.map_err(internal)?;
+    let (done, result) = oneshot::channel();
+    let work = move || {
+        let _place = place;
+        // Fails if the client went away.
+        _ = done.send(work());
+    };
+    let thread = std::thread::Builder::new().name("profiling-http".to_owned());
+    thread.spawn(work).map_err(internal)?;
+    result.await.map_err(internal)?
+}
+
+pub(super) fn internal(error: impl std::fmt::Display) -> Failure {
+    (StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
+}
 
 pub(super) fn not_now(error: impl std::fmt::Display) -> Failure {
     (StatusCode::SERVICE_UNAVAILABLE, error.to_string())

@@ -26,9 +26,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
 use serde_json::{Value, json};
-use tokio::sync::{Semaphore, oneshot};
 
-use self::answer::{Failure, HTML, no_answer, not_found, not_now, time, unreadable};
+use self::answer::{Failure, HTML, blocking, no_answer, not_found, not_now, time, unreadable};
 #[cfg(feature = "pprof")]
 use crate::engine::ProfileKind;
 use crate::error::Error;
@@ -472,28 +471,6 @@ async fn slow<T: Send + 'static>(
         work(&routed.handle)
     };
     blocking(work).await
-}
-
-/// Runs work that may block on a lock or a file without blocking other tasks. It has its own threads: if the runtime's pool
-/// of blocking threads is full, that may be what somebody wants to see here.
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
-) -> Result<T, Failure> {
-    static THREADS: Semaphore = Semaphore::const_new(16);
-    let place = THREADS.acquire().await.map_err(internal)?;
-    let (done, result) = oneshot::channel();
-    let work = move || {
-        let _place = place;
-        // Fails if the client went away.
-        _ = done.send(work());
-    };
-    let thread = std::thread::Builder::new().name("profiling-http".to_owned());
-    thread.spawn(work).map_err(internal)?;
-    result.await.map_err(internal)?
-}
-
-fn internal(error: impl std::fmt::Display) -> Failure {
-    (StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
 }
 
 fn describe(handle: &Handle) -> Value {

@@ -6,9 +6,8 @@ use axum::extract::{OriginalUri, State};
 use axum::http::{HeaderName, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
-use super::answer::{Failure, HTML, pprof_file};
+use super::answer::{Failure, HTML, blocking, internal, pprof_file};
 use super::routes::value_in;
-use super::{blocking, internal};
 use crate::encode::{HtmlContext, html, pprof_showing};
 use crate::engine::ProfileKind;
 use crate::error::ProfileError;

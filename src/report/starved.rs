@@ -25,7 +25,7 @@ pub(crate) fn starved(facts: &Facts) -> Option<String> {
     let waited = waited_for_cpu(facts).map(|ns| format!("{} waiting for a CPU", Ns(ns)));
     let throttled = much(facts, Measure::Throttled)
         .map(|ns| format!("its control group was throttled for {}{ALL_CPUS}", Ns(ns)));
-    let rivals = facts.rivals.clone().filter(|_| waited.is_some());
+    let rivals = facts.starved.rivals.clone().filter(|_| waited.is_some());
     let reasons: Vec<_> = throttled.into_iter().chain(rivals).collect();
     let reasons = (!reasons.is_empty()).then(|| reasons.join(" and "));
     match (waited, reasons) {
@@ -37,7 +37,7 @@ pub(crate) fn starved(facts: &Facts) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::{Throttled, TimeBreakdown, Usage};
+    use crate::facts::{Starved, Throttled, TimeBreakdown, Usage};
 
     #[test]
     fn what_matters_is_said() {
@@ -50,7 +50,8 @@ mod tests {
             let throttled = throttled_ns.map_or_else(Throttled::default, |ns| Throttled(Ok(ns)));
             let rivals =
                 (runnable_ms == 181).then(|| "6 threads `indexer-*` ran for 1.02 s".into());
-            starved(&Facts { times, throttled, rivals, ..Facts::default() })
+            let facts = Facts { times, starved: Starved { throttled, rivals }, ..Facts::default() };
+            starved(&facts)
         };
         let both = "180 ms waiting for a CPU while its control group was throttled for 160 ms (all CPUs together)";
         assert_eq!(text(180, Some(160)).as_deref(), Some(both));
