@@ -207,7 +207,7 @@ impl Idle {
         let behind = last.filter(|last| took_most((last.from, last.to), woken_at, now));
         // Who left the thread just before woke it, or had kept the thread from seeing that it was ready.
         let after = last.filter(|last| {
-            woken_at <= last.to + (last.to - last.from) / 50
+            woken_at.abs_diff(last.to) <= (last.to - last.from) / 50
                 && took_most((last.from, last.to), since, woken_at)
         });
         let amounts = [(since, await_weight), (woken_at, delay_weight)];

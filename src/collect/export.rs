@@ -106,7 +106,6 @@ impl Collector {
             span.stopped_ns = self.watchdog.stopped_ns(span.opened_ns, closed_ns);
         }
         let Some(id) = group.id else {
-            self.set_rivals(&mut group.kept, &HashSet::new());
             self.engine.publish.reporter.report(report::unexported(&group.kept));
             return;
         };

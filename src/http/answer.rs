@@ -7,6 +7,7 @@ use axum::response::{IntoResponse, Response};
 use tokio::sync::{Semaphore, oneshot};
 
 use crate::engine::NoAnswer;
+use crate::sys;
 pub(super) use crate::text::rfc3339 as time;
 
 pub(super) const HTML: &str = "text/html; charset=utf-8";
@@ -27,8 +28,7 @@ pub(super) async fn blocking<T: Send + 'static>(
         // Fails if the client went away.
         _ = done.send(work());
     };
-    let thread = std::thread::Builder::new().name("profiling-http".to_owned());
-    thread.spawn(work).map_err(internal)?;
+    sys::spawn("profiling-http", work).map_err(internal)?;
     result.await.map_err(internal)?
 }
 

@@ -170,7 +170,7 @@ impl Handle {
     /// [`Exporter`](crate::Exporter) is used, the list is empty (but see
     /// [`Exporter::directory`](crate::Exporter::directory)).
     ///
-    /// Blocking work runs on at most 16 threads of its own. The routes must be served in a tokio runtime.
+    /// Blocking work runs on at most 16 threads of its own.
     pub fn router(&self) -> Router {
         self.router_for([""; 0])
     }

@@ -246,7 +246,8 @@ fn on_cpu(first: &KeptSpan, kept: &Kept) -> Option<String> {
     let own = kept.hotspot(SampleKind::OnCpu).map(|hotspot| {
         // Foreign code on a thread of its own.
         let is_foreign = hotspot.functions.iter().all(|function| function.location.is_empty());
-        let awaiting = kept.hotspot(SampleKind::Await).filter(|_| is_foreign);
+        let is_awaited = is_foreign && first.times().await_ns >= subtree_on_cpu_ns / 2;
+        let awaiting = kept.hotspot(SampleKind::Await).filter(|_| is_awaited);
         let awaiting = awaiting.and_then(|awaiting| awaiting.functions.first());
         let awaiting = awaiting.filter(|function| !function.location.is_empty());
         let by = awaiting.map(|FunctionShare { name, location, .. }| {
@@ -668,11 +669,16 @@ mod tests {
     #[test]
     fn foreign_code_is_shown_with_the_function_that_awaits_it() {
         let mut kept = kept();
+        kept.spans[0].facts.times.await_ns = 1_000_000_000;
         let others = Hotspots::of_awaits_for_test(1.0);
         kept.hotspots =
             Hotspots::for_test("sqlite3VdbeExec", 0.7).and_for_test(SampleKind::Await, others);
         let expected =
             "1.29 s on-CPU, 70 % in sqlite3VdbeExec, awaited in shop::fetch (src/upstream.rs:41)";
+        assert_eq!(headline(&kept.spans[0], &kept), expected);
+        // It awaited something else before.
+        kept.spans[0].facts.times.await_ns = 100_000_000;
+        let expected = "1.29 s on-CPU, 70 % in sqlite3VdbeExec";
         assert_eq!(headline(&kept.spans[0], &kept), expected);
     }
 

@@ -9,8 +9,8 @@ use crate::sys;
 /// The threads are listed and their clocks read this often, or as often as 1 % of the time allows.
 const SOONEST: Duration = Duration::from_millis(20);
 const SHARE: u32 = 100;
-/// Without a thread that waits for a CPU for this long, the readings are forgotten.
-const QUIET: Duration = Duration::from_secs(10);
+/// Without a thread that waits for a CPU for this long, the readings are forgotten: what runs then takes it from nobody.
+const QUIET: Duration = Duration::from_secs(3);
 /// Of a process with more threads, nothing is known. Their readings take some 800 bytes each.
 const MOST_THREADS: usize = 1_024;
 
@@ -75,8 +75,9 @@ impl Rivals {
         let mut by_name: HashMap<String, Rival> = HashMap::new();
         for (tid, times) in self.threads.iter().filter(|(tid, _)| !own.contains(tid)) {
             let on_ns = times.between(from_ns, to_ns).on_ns;
-            if on_ns > 0 {
-                let name = sys::own_thread(*tid).name();
+            // Threads that have ended have no name.
+            let name = sys::own_thread(*tid).name();
+            if on_ns > 0 && !name.is_empty() {
                 let common = name.trim_end_matches(|c: char| c.is_ascii_digit()).to_owned();
                 let all = by_name.entry(common).or_default();
                 (all.threads, all.on_cpu_ns) = (all.threads + 1, all.on_cpu_ns + on_ns);
@@ -99,5 +100,23 @@ mod tests {
         assert_eq!(words("indexer-3", 6), "6 threads `indexer-*`");
         assert_eq!(words("indexer-3", 1), "the thread `indexer-3`");
         assert_eq!(words("tokio-rt-worker", 2), "2 threads `tokio-rt-worker`");
+    }
+
+    #[test]
+    fn the_one_that_ran_for_longest_is_found_unless_it_has_ended_or_is_in_the_span() {
+        if cfg!(tracing_profiling_unsupported) {
+            return;
+        }
+        let (tid, ended) = (sys::current_tid(), u32::MAX);
+        let mut rivals = Rivals::default();
+        for (tid, ran_ns) in [(tid, 80), (ended, 90)] {
+            for (time_ns, cpu_ns) in [(0, 0), (100, 5), (200, 5 + ran_ns)] {
+                let time = CpuTime { time_ns, cpu_ns, sampled_ns: 0 };
+                rivals.threads.entry(tid).or_default().note(time);
+            }
+        }
+        let found = rivals.between(100, 200, &HashSet::new()).unwrap();
+        assert_eq!((found.name, found.on_cpu_ns), (sys::own_thread(tid).name(), 80));
+        assert!(rivals.between(100, 200, &HashSet::from([tid])).is_none());
     }
 }

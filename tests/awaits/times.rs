@@ -187,6 +187,31 @@ fn an_await_names_the_span_that_kept_the_thread_from_seeing_its_end() {
     assert!(is_named);
 }
 
+/// Another thread sends the answer while the span is on the thread: it did not wait for the end of that.
+#[test]
+fn an_await_that_ends_while_the_thread_is_in_a_span_does_not_name_it() {
+    let setup = Setup::new("0ms");
+    setup.run(|| {
+        with_subscriber(&setup, Builder::new_current_thread()).block_on(async {
+            let (answer, answered) = oneshot::channel();
+            let request = async { answered.await.unwrap() };
+            let request = request.instrument(info_span!("request")).profiled();
+            let request = tokio::spawn(request);
+            tokio::task::yield_now().await;
+            info_span!("blocker").in_scope(|| {
+                thread::sleep(150 * MS);
+                answer.send(()).unwrap();
+                thread::sleep(100 * MS);
+            });
+            request.await.unwrap();
+        });
+    });
+    let profiles = setup.profiles();
+    let profile = profiles.iter().find(|profile| profile.title.contains("request")).unwrap();
+    let mut awaits = profile.of_kind(SampleKind::Await).map(|sample| profile.leaf(sample.leaf));
+    assert!(awaits.all(|leaf| leaf == Some(&Leaf::Awaiting)), "{}", profile.headline);
+}
+
 async fn slow_call(length: Duration) {
     tokio::time::sleep(length).await;
 }
