@@ -60,7 +60,7 @@ async fn get(handle: &Handle, path: &str) -> Answer {
     ask(handle, "GET", path, "").await
 }
 
-/// What fills the pool may be what somebody wants to see.
+/// A request may want to know what fills the pool.
 #[test]
 fn routes_answer_while_the_pool_of_blocking_threads_is_full() {
     let setup = Setup::new("0ms");

@@ -15,8 +15,8 @@ pub(super) const HTML: &str = "text/html; charset=utf-8";
 /// An error response.
 pub(super) type Failure = (StatusCode, String);
 
-/// Runs work that may block on a lock or a file without blocking other tasks. It has its own threads: if the runtime's pool
-/// of blocking threads is full, that may be what somebody wants to see here.
+/// Runs work that may block on a lock or a file without blocking other tasks. It has its own threads: a request may
+/// want to know why the runtime's pool of blocking threads is full.
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
 ) -> Result<T, Failure> {

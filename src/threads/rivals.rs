@@ -9,7 +9,7 @@ use crate::sys;
 /// The threads are listed and their clocks read this often, or as often as 1 % of the time allows.
 const SOONEST: Duration = Duration::from_millis(20);
 const SHARE: u32 = 100;
-/// Without a thread that waits for a CPU for this long, the readings are forgotten: what runs then takes it from nobody.
+/// Without a thread that waits for a CPU for this long, the readings are forgotten.
 const QUIET: Duration = Duration::from_secs(3);
 /// Of a process with more threads, nothing is known. Their readings take some 800 bytes each.
 const MOST_THREADS: usize = 1_024;
