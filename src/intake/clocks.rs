@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 
-use super::most_of_a_sample;
 use crate::sys;
 
 /// The CPU clocks of threads at their last samples. Sessions are short at times, and end between two samples: without
@@ -35,10 +34,10 @@ impl SampledClocks {
 }
 
 /// What each of these samples of a thread represents that has run for `ran_ns` since the samples before. `None` if that is
-/// too much: the thread was not sampled for most of it, as the layer's own ones, or while the machine was too busy.
-pub(super) fn share_of(ran_ns: u64, samples: usize, period_ns: u64) -> Option<u64> {
+/// more than `most_ns`: the thread was not sampled for most of it, as the layer's own ones, or while the machine was too busy.
+pub(super) fn share_of(ran_ns: u64, samples: usize, most_ns: u64) -> Option<u64> {
     let share_ns = ran_ns.checked_div(samples as u64)?;
-    (share_ns <= most_of_a_sample(period_ns)).then_some(share_ns)
+    (share_ns <= most_ns).then_some(share_ns)
 }
 
 #[cfg(test)]
@@ -48,10 +47,10 @@ mod tests {
     #[test]
     fn a_sample_represents_nothing_of_what_a_thread_ran_for_long_without_samples() {
         const MS: u64 = 1_000_000;
-        assert_eq!(share_of(30 * MS, 2, 10 * MS), Some(15 * MS));
-        assert_eq!(share_of(0, 1, 10 * MS), Some(0));
-        assert_eq!(share_of(3_600_000 * MS, 2, 10 * MS), None);
-        assert_eq!(share_of(10 * MS, 0, 10 * MS), None);
+        assert_eq!(share_of(30 * MS, 2, 160 * MS), Some(15 * MS));
+        assert_eq!(share_of(0, 1, 160 * MS), Some(0));
+        assert_eq!(share_of(3_600_000 * MS, 2, 160 * MS), None);
+        assert_eq!(share_of(10 * MS, 0, 160 * MS), None);
     }
 
     #[test]

@@ -171,7 +171,7 @@ impl Intake {
     ) -> Option<u64> {
         let is_any = samples > 0 && self.sinks.continuous.is_some();
         let ran_ns = is_any.then(|| self.clocks.ran_ns(tid)).flatten()?;
-        share_of(ran_ns, samples, period_ns)
+        share_of(ran_ns, samples, most_of_a_sample(period_ns))
     }
 
     /// Counts what no profile says.

@@ -100,8 +100,10 @@ impl Timers {
     }
 }
 
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::super::record::{Record, Records};
     use super::*;
     use crate::sys::{MOST_STACK_COPIED, Poller};
@@ -109,8 +111,8 @@ mod tests {
     #[inline(never)]
     fn burn_deep_in_the_stack(ring: &SampleRing) -> u64 {
         let deep = std::hint::black_box([1_u8; 128 * 1024]);
-        let begun = sys::thread_cpu_ns().unwrap();
-        while ring.head() == 0 && sys::thread_cpu_ns().unwrap() - begun < 5_000_000_000 {}
+        let begun = Instant::now();
+        while ring.head() == 0 && begun.elapsed() < Duration::from_secs(30) {}
         std::hint::black_box(deep);
         ring.head()
     }
@@ -124,6 +126,9 @@ mod tests {
         };
         let run = move || {
             let (timers, poller) = (Timers::new(request), Poller::new().unwrap());
+            if timers.signal().is_err() || timers.lacking().is_some() {
+                return;
+            }
             timers.unblock();
             let stack = sys::thread_stack().ok_or(WhyRefused::NoStack);
             let rate = Rate::of(Periods::USUAL.low_ns + 1);

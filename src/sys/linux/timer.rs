@@ -466,4 +466,4 @@ fn sample(target: &Target, context: &libc::ucontext_t, errno_at: u64, overrun: c
 
 const LOST_SIZE: u64 = 32;
 /// A record states its size in 16 bits.
-const MOST_SIZE: u64 = (u16::MAX & !7) as u64;
+const MOST_SIZE: u64 = 0xfff8;
