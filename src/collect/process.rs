@@ -119,7 +119,7 @@ impl ProcessProfiler {
             if is_wall {
                 intake.sinks.wall = Some(ProcessSamples::new());
             } else {
-                intake.sinks.process = Some(ProcessSamples::new());
+                intake.sinks.process = Some(ProcessSamples::since(intake.now_ns()));
                 threads.begin_process(request.period_ns);
             }
             let (began_ns, began_cpu_ns) = (intake.now_ns(), sys::process_cpu_ns());

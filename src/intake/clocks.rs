@@ -1,6 +1,6 @@
 //! Which CPU time of threads the samples of the continuous profile represent.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use crate::sys;
 
@@ -29,14 +29,29 @@ impl SampledClocks {
 
     /// Forgets threads that have ended.
     pub(crate) fn forget_ended(&mut self) {
-        let threads = sys::own_threads().map(HashSet::<u32>::from_iter);
-        threads.into_iter().for_each(|threads| self.0.retain(|tid, _| threads.contains(tid)));
+        self.0.retain(|tid, _| sys::cpu_ns_of(*tid).is_some());
     }
+}
+
+/// What each of these samples of a thread represents that has run for `ran_ns` since the samples before. `None` if that is
+/// more than `most_ns`: the thread was not sampled for most of it, as the layer's own ones, or while the machine was too busy.
+pub(super) fn share_of(ran_ns: u64, samples: usize, most_ns: u64) -> Option<u64> {
+    let share_ns = ran_ns.checked_div(samples as u64)?;
+    (share_ns <= most_ns).then_some(share_ns)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_sample_represents_nothing_of_what_a_thread_ran_for_long_without_samples() {
+        const MS: u64 = 1_000_000;
+        assert_eq!(share_of(30 * MS, 2, 160 * MS), Some(15 * MS));
+        assert_eq!(share_of(0, 1, 160 * MS), Some(0));
+        assert_eq!(share_of(3_600_000 * MS, 2, 160 * MS), None);
+        assert_eq!(share_of(10 * MS, 0, 160 * MS), None);
+    }
 
     #[test]
     fn the_samples_of_a_thread_add_up_to_its_clock() {

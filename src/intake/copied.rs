@@ -22,17 +22,25 @@ const AT_ONCE: usize = 8;
 const A_STACK_NS: u64 = 20_000;
 
 /// Those for awaits and for allocations.
-pub(super) fn budgets(is_limited: bool) -> (CpuBudget, CpuBudget) {
-    (UNWINDING, if is_limited { UNWINDING } else { UNLIMITED })
+pub(super) struct CopiedBudgets {
+    awaits: CpuBudget,
+    allocations: CpuBudget,
+}
+
+impl CopiedBudgets {
+    pub(super) fn new(is_limited: bool) -> Self {
+        let allocations = if is_limited { UNWINDING } else { UNLIMITED };
+        Self { awaits: UNWINDING, allocations }
+    }
 }
 
 impl Intake {
     /// Reads all samples that have been sent. Returns whether those of allocations are over their budget.
     pub(crate) fn read_copied(&mut self, awaits: &Inbox, allocations: &Inbox) -> bool {
         let now_ns = self.now_ns();
-        self.for_awaits = self.read(awaits, self.for_awaits, now_ns);
-        self.for_allocations = self.read(allocations, self.for_allocations, now_ns);
-        !self.for_allocations.has_budget(now_ns)
+        self.for_copied.awaits = self.read(awaits, self.for_copied.awaits, now_ns);
+        self.for_copied.allocations = self.read(allocations, self.for_copied.allocations, now_ns);
+        !self.for_copied.allocations.has_budget(now_ns)
     }
 
     /// Reads the samples that are waiting; those that are sent from now on are read in the next round. `left` is the budget

@@ -8,10 +8,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 pub(crate) use clocks::SampledClocks;
+use clocks::share_of;
+use copied::CopiedBudgets;
 pub(crate) use copied::new_sample;
 pub(crate) use own_cpu::OwnCpu;
 
-use crate::budget::CpuBudget;
 use crate::profile::SampleKind;
 use crate::sampler::record::{Layout, RecordPlace, read_sample};
 use crate::sampler::{Sampler, ThreadShared};
@@ -53,8 +54,7 @@ pub(crate) struct Intake {
     stack: Stack,
     /// A buffer for the copy of a blocked thread's stack.
     bytes: Vec<u8>,
-    for_awaits: CpuBudget,
-    for_allocations: CpuBudget,
+    for_copied: CopiedBudgets,
 }
 
 /// Entries of a call chain from here on are not addresses but context markers, such as `PERF_CONTEXT_KERNEL`.
@@ -66,7 +66,6 @@ impl Intake {
         sinks: Sinks,
         settings: IntakeSettings,
     ) -> Self {
-        let (for_awaits, for_allocations) = copied::budgets(settings.has_budget);
         Self {
             spans,
             counters,
@@ -82,8 +81,7 @@ impl Intake {
             pid: sys::process_id(),
             stack: Stack::new(),
             bytes: Vec::new(),
-            for_awaits,
-            for_allocations,
+            for_copied: CopiedBudgets::new(settings.has_budget),
         }
     }
 
@@ -163,11 +161,17 @@ impl Intake {
         }
     }
 
-    /// What each of these samples of a thread represents in the continuous profile, if it is made.
-    pub(crate) fn continuous_ns(&mut self, tid: u32, samples: usize) -> Option<u64> {
+    /// What each of these samples of a thread represents in the continuous profile, if it is made and if that is not
+    /// its weight.
+    pub(crate) fn continuous_ns(
+        &mut self,
+        tid: u32,
+        samples: usize,
+        period_ns: u64,
+    ) -> Option<u64> {
         let is_any = samples > 0 && self.sinks.continuous.is_some();
-        let ran_ns = is_any.then(|| self.clocks.ran_ns(tid)).flatten();
-        ran_ns.map(|ran_ns| ran_ns / samples as u64)
+        let ran_ns = is_any.then(|| self.clocks.ran_ns(tid)).flatten()?;
+        share_of(ran_ns, samples, most_of_a_sample(period_ns))
     }
 
     /// Counts what no profile says.
@@ -290,11 +294,20 @@ const MOST_PERIODS: u64 = 16;
 /// the rest is lost.
 fn weight_of(stated_ns: Option<u64>, period_ns: u64) -> (u64, u64) {
     let Some(stated_ns) = stated_ns else { return (period_ns, 0) };
-    let usual_ns = period_ns.max(sys::tick_ns().unwrap_or(0)).max(1);
-    if stated_ns <= MOST_PERIODS.saturating_mul(usual_ns) {
+    if stated_ns <= most_of_a_sample(period_ns) {
         return (stated_ns, 0);
     }
+    let usual_ns = usual_ns(period_ns);
     (usual_ns, stated_ns / usual_ns - 1)
+}
+
+fn usual_ns(period_ns: u64) -> u64 {
+    period_ns.max(sys::tick_ns().unwrap_or(0)).max(1)
+}
+
+/// The most CPU time that a sample represents.
+fn most_of_a_sample(period_ns: u64) -> u64 {
+    MOST_PERIODS.saturating_mul(usual_ns(period_ns))
 }
 
 /// What the model does while the collector is in the middle of something.

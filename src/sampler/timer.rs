@@ -23,7 +23,7 @@ const SHARE_OF_SIGNALS: u64 = 8;
 /// A thread writes at most one interval per sample, and few samples are shorter than this.
 const SHORT_SAMPLE: u64 = 1024;
 
-/// The ring of a thread with few samples. The largest sample fits.
+/// The ring of a thread with few samples. It is larger if two of the largest samples would not fit.
 const SMALL_RING_BYTES: usize = 64 * 1024;
 
 /// How many threads of a layer may have a timer at the same time.
@@ -86,7 +86,8 @@ impl Timers {
         let mut request = SampleRequest { period_ns: rate.period_ns, ..self.request };
         if rate.period_ns > Periods::USUAL.low_ns {
             // All threads may have one, for as long as they live.
-            request.ring_bytes = request.ring_bytes.min(SMALL_RING_BYTES);
+            let least = 2 * (request.stack_bytes as usize).next_power_of_two();
+            request.ring_bytes = request.ring_bytes.min(SMALL_RING_BYTES.max(least));
         }
         if !self.taken.take(1, most_timers()) {
             return Err(WhyRefused::NoTimers);
@@ -96,5 +97,50 @@ impl Timers {
         let ring = Arc::new(SampleRing::Timer(ring));
         let position_step = request.position_step;
         Ok(SamplingSession::new(ring, rate, position_step, SHORT_SAMPLE))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::super::record::{Record, Records};
+    use super::*;
+    use crate::sys::{MOST_STACK_COPIED, Poller};
+
+    #[inline(never)]
+    fn burn_deep_in_the_stack(ring: &SampleRing) -> u64 {
+        let deep = std::hint::black_box([1_u8; 128 * 1024]);
+        let begun = Instant::now();
+        while ring.head() == 0 && begun.elapsed() < Duration::from_secs(30) {}
+        std::hint::black_box(deep);
+        ring.head()
+    }
+
+    #[test]
+    fn the_largest_sample_is_a_record_and_fits_twice() {
+        let request = SampleRequest {
+            stack_bytes: MOST_STACK_COPIED,
+            ring_bytes: 1 << 20,
+            ..Default::default()
+        };
+        let run = move || {
+            let (timers, poller) = (Timers::new(request), Poller::new().unwrap());
+            if timers.signal().is_err() || timers.lacking().is_some() {
+                return;
+            }
+            timers.unblock();
+            let stack = sys::thread_stack().ok_or(WhyRefused::NoStack);
+            let rate = Rate::of(Periods::USUAL.low_ns + 1);
+            let session = timers.open(sys::current_tid(), stack, rate, &poller.waker()).unwrap();
+            let ring = session.ring.as_ref().unwrap();
+            session.start().unwrap();
+            let head = burn_deep_in_the_stack(ring);
+            session.pause(0);
+            let records: Vec<_> = Records::between(&***ring, 0, head).collect();
+            let Some(Ok(Record::Sample(place))) = records.first() else { panic!("{records:?}") };
+            assert!(place.size > 65_000 && 2 * usize::from(place.size) <= ring.data_size());
+        };
+        std::thread::spawn(run).join().unwrap();
     }
 }

@@ -175,10 +175,10 @@ mod tests {
         let mut sinks = Sinks::new(store, Heap::default());
         assert_eq!(sinks.wanted_of_cpu(None, None), None);
         assert_eq!(sinks.wanted_of_cpu(Some(SPAN), None), Some(WantedBy::span(SPAN)));
-        sinks.process = Some(ProcessSamples::new());
+        sinks.process = Some(ProcessSamples::since(5));
         let stack = Stack::new();
         let kind = SampleKind::OnCpu;
-        let sample = NewSample { kind, time_ns: 1, weight: 7, thread: None, stack: &stack };
+        let sample = NewSample { kind, time_ns: 5, weight: 7, thread: None, stack: &stack };
         let mut add = |span| {
             let wanted = sinks.wanted_of_cpu(span, None).unwrap();
             sinks.add(wanted, sample, 0)
@@ -186,6 +186,9 @@ mod tests {
         assert_eq!((add(None), add(Some(SPAN))), (None, Some(Added::Kept)));
         // What a thread allocates or waits for is not CPU time.
         sinks.add(WantedBy::span(SPAN), sample, 0);
+        // The rings may have some from before it began.
+        let wanted = sinks.wanted_of_cpu(None, None).unwrap();
+        sinks.add(wanted, NewSample { time_ns: 4, ..sample }, 0);
         assert_eq!(sinks.process.map(|process| process.weight_ns()), Some(14));
     }
 }

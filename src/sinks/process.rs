@@ -28,6 +28,8 @@ pub(crate) struct ProcessSamples {
     /// Those of them of which more may become known.
     open: Vec<SpanKey>,
     weight_ns: u64,
+    /// Samples from before are not part of it.
+    began_ns: u64,
 }
 
 /// Where a thread was, beside its stack.
@@ -59,12 +61,21 @@ impl ProcessSamples {
             spans: HashMap::new(),
             open: Vec::new(),
             weight_ns: 0,
+            began_ns: 0,
         }
+    }
+
+    /// Of a profile that begins now: threads may be sampled already.
+    pub(crate) fn since(began_ns: u64) -> Self {
+        Self { began_ns, ..Self::new() }
     }
 
     /// Adds a sample of a thread that ran, in that span, if it was in one.
     pub(crate) fn add(&mut self, span: Option<SpanKey>, sample: NewSample<'_>) {
-        let NewSample { weight, thread, stack, .. } = sample;
+        let NewSample { weight, thread, stack, time_ns, .. } = sample;
+        if time_ns < self.began_ns {
+            return;
+        }
         let place = self.place(thread, span, false);
         self.totals.add(stack.entries(), place, Total { weight, count: 1 });
         self.weight_ns = self.weight_ns.saturating_add(weight);

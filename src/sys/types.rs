@@ -40,6 +40,10 @@ impl ThreadStack {
     pub(crate) const ANY: Self = Self { bounds: ANY_STACK, errno_at: 0 };
 }
 
+/// The names of this crate's threads, after `profiling-`, as the kernel cuts them. Threads of the program may be called
+/// similarly.
+const OF_LAYER: [&str; 8] = ["drain", "expor", "http", "kept", "log", "otlp", "rules", "symbo"];
+
 /// A thread, and its name for the system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct OsThread {
@@ -68,7 +72,7 @@ impl OsThread {
 
     /// Whether it is one of this crate, by its name.
     pub(crate) fn is_of_layer(&self) -> bool {
-        self.name.starts_with(b"profiling-")
+        self.name().strip_prefix("profiling-").is_some_and(|name| OF_LAYER.contains(&name))
     }
 
     pub(crate) fn has_name(&self) -> bool {
@@ -349,4 +353,17 @@ pub(crate) struct Load {
 pub(crate) struct CpuUse {
     pub(crate) busy: u64,
     pub(crate) all: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_of_a_program_whose_name_is_similar_are_not_of_the_layer() {
+        let is_of_layer = |name: &[u8]| OsThread::new(1, name).is_of_layer();
+        let own: [&[u8]; 3] = [b"profiling-drain", b"profiling-symbo", b"profiling-http"];
+        let other: [&[u8]; 3] = [b"profiling-shop", b"profiling-", b"drain"];
+        assert_eq!([own.map(is_of_layer), other.map(is_of_layer)], [[true; 3], [false; 3]]);
+    }
 }

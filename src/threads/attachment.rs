@@ -242,8 +242,9 @@ impl SampledThread {
         attachment.is_slow = self.cursor.thread.samples_from() <= check.now;
         let slow = attachment.is_slow.then_some(slow_span);
         attachment.demand = Demand::highest(slow.into_iter().chain(process));
-        // Of the thread, too, if it attaches itself.
-        self.cursor.thread.set_rate(attachment.demand.unwrap_or(slow_span).rate);
+        // Of the thread, too, if it attaches itself: for its spans.
+        let own = attachment.demand.filter(|demand| demand.why == Why::Process);
+        self.cursor.thread.set_rate(own.unwrap_or(slow_span).rate);
         let last = attachment.wanted.max(attachment.attached);
         let own = self.cursor.thread.arms_itself().then_some(attachment.pace.own_linger);
         let own = own.filter(|_| !attachment.is_brief);

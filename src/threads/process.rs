@@ -13,13 +13,14 @@ use crate::sampler::{AttachThreads as _, Periods, Rate, SamplingSession, ThreadS
 use crate::stats::Counters;
 use crate::sys;
 
-/// The threads of the process are listed this often, or less if that would take more than one part in [`SHARE`] of a core.
+/// The threads of the process are listed this often, or less if that would take more than one part in [`SHARE`] of a core,
+/// or twice that where rounds come more often: they search from half of the interval on.
 /// Threads are listed often, since what one runs before it is found has no samples.
 const SOONEST: Duration = Duration::from_millis(10);
 const LATEST: Duration = Duration::from_secs(1);
 const SHARE: u32 = 50;
 /// While the process is profiled continuously, each search that finds no new thread doubles the time until the next one,
-/// and searches take less.
+/// and searches take less, in the same way.
 const SHARE_CONTINUOUSLY: u32 = 500;
 /// How long one search may attach threads, after it has listed them. The rings of others fill while it does.
 const MOST_ATTACHING: Duration = Duration::from_millis(5);
@@ -190,12 +191,11 @@ impl ProcessThreads {
         hooked: &HashSet<u32>,
     ) -> bool {
         let (start, start_cpu_ns) = (Instant::now(), sys::thread_cpu_ns());
-        let (is_first, mut has_new, mut has_found) = (self.searched.is_none(), false, false);
+        let (is_first, mut has_new, mut has_found) = (self.cpu_ns.is_empty(), false, false);
         let listed = sys::own_threads().unwrap_or_default();
         if listed.is_empty() {
             Counters::add(&intake.counters.threads.unlisted, 1);
-            self.active.extend(hooked);
-            has_new = is_first;
+            return self.note_unlisted(hooked);
         }
         let mut cpu_ns = HashMap::with_capacity(listed.len());
         let mut have_run = Vec::new();
@@ -250,6 +250,15 @@ impl ProcessThreads {
         };
         self.interval = (listing * share).max(soonest).min(LATEST);
         has_new
+    }
+
+    /// Threads could not be listed: all in `hooked` may have run, and what is known of others stays. Returns whether any is
+    /// new.
+    fn note_unlisted(&mut self, hooked: &HashSet<u32>) -> bool {
+        (self.searched, self.interval) = (Some(Instant::now()), (2 * self.interval).min(LATEST));
+        let before = self.active.len();
+        self.active.extend(hooked);
+        self.active.len() > before
     }
 
     /// Ends the sampling by timers whose signal the program has taken, or by all timers while a tracer is attached. Those of
@@ -311,7 +320,12 @@ impl OtherThread {
         let is_attached = self.cursor.go_to_next_session();
         let tries = self.failed.map_or(0, |(_, tries)| tries + 1);
         self.failed = (!is_attached).then(|| (Instant::now(), tries));
-        self.cursor.unsampled_ns = ran_ns + lost_at_end(&self.cursor.session);
+        // It may have waited for its turn for long.
+        let most_ns = match self.why {
+            Why::Continuous => LATEST.as_nanos() as u64,
+            _ => u64::MAX,
+        };
+        self.cursor.unsampled_ns = ran_ns.min(most_ns) + lost_at_end(&self.cursor.session);
         is_attached
     }
 
@@ -353,4 +367,23 @@ fn lost_at_end(session: &SamplingSession) -> u64 {
         sys::tick_ns().unwrap_or(0)
     };
     between_ns / 2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_list_threads_with_hooks_are_sampled_and_nothing_is_forgotten() {
+        let mut threads = ProcessThreads::new();
+        threads.set(Why::Continuous, Some(Periods::USUAL));
+        threads.cpu_ns.insert(3, 70);
+        let hooked = HashSet::from([1, 2]);
+        assert_eq!([(); 2].map(|()| threads.note_unlisted(&hooked)), [true, false]);
+        assert!([1, 2].iter().all(|tid| threads.demand_of(*tid, false).is_some()));
+        assert_eq!(threads.cpu_ns, HashMap::from([(3, 70)]));
+        assert_eq!(threads.interval, 4 * SOONEST);
+        (0..20).for_each(|_| _ = threads.note_unlisted(&hooked));
+        assert_eq!(threads.interval, LATEST);
+    }
 }

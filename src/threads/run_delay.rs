@@ -24,7 +24,7 @@ fn most_files() -> u64 {
 /// Reads that of one thread.
 #[derive(Debug, Default)]
 pub(super) struct RunDelayReader {
-    /// Open as long as the thread is sampled.
+    /// Open as long as the thread is sampled for its spans.
     file: Option<KernelFile>,
     read_ns: u64,
     /// The last reading, when that was, and when the thread ran before: in ticks.

@@ -74,7 +74,7 @@ impl SampledThread {
         }
         if self.attachment.wants_waits() {
             self.run_delay.read(&self.cursor, scanner);
-        } else if self.attachment.is_detached() {
+        } else if !self.attachment.is_for_spans() {
             self.run_delay.end();
         }
         if !self.attachment.wants_waits() && self.waiting().is_none() {

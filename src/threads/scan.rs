@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::Threads;
 use super::attachment::Check;
+use super::demand::Why;
 use super::holder_search::search_holders;
 use super::parked::PARK_AFTER;
 use super::sampled::fill_time;
@@ -119,6 +120,7 @@ impl Threads {
         let mut until_wanted = Duration::MAX;
         let is_paused = self.shed.is_over();
         let may_attach = !is_paused && self.attaching.has_budget(now_ns);
+        let has_half = self.attaching.left_ns(now_ns) >= self.attaching.most_ns() / 2;
         let mut has_attached = false;
         self.sampled.iter_mut().for_each(|sampled| sampled.charge(&mut self.budgets));
         let mut check = Check {
@@ -142,8 +144,11 @@ impl Threads {
             check.may_attach = may_attach && self.schedule.scanned.elapsed() < MOST_ATTACHING;
             check.may_change = check.may_attach && changing < MOST_CHANGING;
             let is_idle = sampled.is_idle(now, park_after);
-            check.process = self.process.demand_of(sampled.thread().tid(), is_idle);
             let was_detached = sampled.attachment.is_detached();
+            let process = self.process.demand_of(sampled.thread().tid(), is_idle);
+            // The other half of the budget is for slow spans.
+            let may_be = |why| why != Why::Continuous || !was_detached || has_half;
+            check.process = process.filter(|(why, _)| may_be(*why));
             self.can_end |= sampled.check(&check, &mut self.budgets);
             has_attached |= was_detached && !sampled.attachment.is_detached();
             changing += usize::from(sampled.attachment.changes_rate());
@@ -159,7 +164,7 @@ impl Threads {
             if sampled.attachment.is_to_end(check.at) {
                 until_wanted = Duration::ZERO;
             }
-            if sampled.attachment.is_detached() {
+            if !sampled.attachment.is_for_spans() {
                 let left = sampled.thread().samples_from().saturating_sub(now);
                 // A wanted thread that could not be attached is checked again at the usual interval, or at once if only
                 // this scan ran out of time.

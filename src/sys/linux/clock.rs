@@ -8,6 +8,7 @@
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 
+use super::blocked::cpu_clock_of;
 use super::calls::may;
 use super::signal::last_error;
 use crate::sys::types::{FilteredSyscall, WhyRefused};
@@ -123,13 +124,8 @@ fn read_by_call(clock: libc::clockid_t) -> Option<u64> {
     (result == 0).then(|| nanoseconds(time))
 }
 
-/// Creates a timer whose signals go to thread `tid`, or to the process, with that value. The error is an errno.
-pub(super) fn create_timer(
-    signal: c_int,
-    clock: libc::clockid_t,
-    tid: u32,
-    value: u64,
-) -> Result<libc::timer_t, i32> {
+/// Creates a timer on the CPU time of thread `tid`, whose signals go to it with that value. The error is an errno.
+pub(super) fn create_timer(signal: c_int, tid: u32, value: u64) -> Result<libc::timer_t, i32> {
     let mut event = MaybeUninit::<libc::sigevent>::zeroed();
     let pointer = event.as_mut_ptr();
     // SAFETY: writes fields of a local structure; all zeros is a valid rest.
@@ -141,7 +137,7 @@ pub(super) fn create_timer(
     }
     let mut id: libc::timer_t = std::ptr::null_mut();
     // SAFETY: both pointers are to initialized local variables.
-    if unsafe { libc::timer_create(clock, pointer, &raw mut id) } == 0 {
+    if unsafe { libc::timer_create(cpu_clock_of(tid), pointer, &raw mut id) } == 0 {
         return Ok(id);
     }
     Err(last_error())

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::blocked::{blocks_signal, cpu_clock_of, cpu_ns_of, has_same_filters};
+use super::blocked::{blocks_signal, cpu_ns_of, has_same_filters};
 use super::calls::may;
 use super::clock::{create_timer, delete_timer, set_timer};
 use super::context::{RECORD_LOST, TimerInfo, alternate_stack, registers};
@@ -35,7 +35,7 @@ use crate::sys::types::{ANY_STACK, FilteredSyscall, SampleRequest, ThreadStack, 
 /// finds the ring of another thread here, or none.
 #[derive(Debug)]
 #[repr(align(64))]
-pub(super) struct Target {
+struct Target {
     ring: AtomicPtr<HandlerRing>,
     /// The number of handlers that may use the ring.
     busy: AtomicU32,
@@ -100,10 +100,10 @@ impl Target {
 
 /// A timer that samples a thread.
 #[derive(Debug)]
-pub(super) struct Timer {
+struct Timer {
     id: libc::timer_t,
     number: u32,
-    pub(super) signal: c_int,
+    signal: c_int,
 }
 
 // SAFETY: a timer belongs to the process; any thread may set and delete it.
@@ -167,7 +167,7 @@ fn can_read_stack_of(tid: u32, signal: c_int) -> Result<(), WhyRefused> {
 /// Makes the calls that sample thread `tid` by a timer. The thread must exist, and must not run: its timer does not expire.
 pub(crate) fn probe_timers(request: SampleRequest, tid: u32) -> Result<(), WhyRefused> {
     let (signal, number) = (signal_of_timers(request.signal)?, TAG | u64::from(NO_TARGET));
-    let id = create_timer(signal, cpu_clock_of(tid), tid, number).map_err(why_not_created)?;
+    let id = create_timer(signal, tid, number).map_err(why_not_created)?;
     let started = set_timer(id, request.period_ns, request.period_ns);
     let ended = delete_timer(id).inspect_err(|_| _ = set_timer(id, 0, 0));
     started.and(ended)
@@ -202,7 +202,7 @@ impl Timer {
             return Err(WhyRefused::Failed(FilteredSyscall::TimerDelete, errno));
         }
         let number = Target::take().ok_or(WhyRefused::Other(libc::EAGAIN))?;
-        let created = create_timer(signal, cpu_clock_of(tid), tid, TAG | u64::from(number));
+        let created = create_timer(signal, tid, TAG | u64::from(number));
         let id = created.map_err(|errno| {
             lock_targets().free.push(number);
             // A clock of a thread that has ended is as invalid as one that the system does not have.
@@ -213,18 +213,18 @@ impl Timer {
         Ok(Self { id, number, signal })
     }
 
-    pub(super) fn set(&self, first_ns: u64, period_ns: u64) -> Result<(), WhyRefused> {
+    fn set(&self, first_ns: u64, period_ns: u64) -> Result<(), WhyRefused> {
         set_timer(self.id, first_ns, period_ns)
     }
 
     /// Whether its signal has another handler by now.
-    pub(super) fn has_lost_signal(&self) -> bool {
+    fn has_lost_signal(&self) -> bool {
         handled_by(self.signal) != Some(on_signal as *const () as usize)
     }
 
     /// Deletes the timer, and waits for a running handler. Returns false if the timer goes on, or the handler does not
     /// return, because its thread was stopped in it.
-    pub(super) fn end(self) -> bool {
+    fn end(self) -> bool {
         let deleted = delete_timer(self.id);
         if let Err(WhyRefused::Failed(_, errno)) = deleted {
             STAYS.store(errno, Ordering::Relaxed);
@@ -256,7 +256,7 @@ const MAX_HANDLER_TIME: Duration = Duration::from_secs(1);
 /// The part of a ring that the signal handler uses.
 #[derive(Debug)]
 pub(super) struct HandlerRing {
-    pub(super) memory: RingMemory,
+    memory: RingMemory,
     /// Wakes the collector once the ring is half full.
     waker: Option<HeldWaker>,
     stack_bytes: u64,
@@ -272,7 +272,7 @@ pub(super) struct HandlerRing {
 }
 
 impl HandlerRing {
-    pub(super) fn new(
+    fn new(
         memory: RingMemory,
         request: SampleRequest,
         (tid, stack): (u32, ThreadStack),
@@ -417,14 +417,18 @@ fn sample(target: &Target, context: &libc::ucontext_t, errno_at: u64, overrun: c
     // Timers on CPU time expire at the kernel's ticks, so one signal can represent several periods.
     let weight_ns = ring.period_ns.saturating_mul(1_u64.saturating_add(overrun.max(0) as u64));
     let most = if is_any { MOST_READ } else { end.wrapping_sub(*sp) };
-    let most = most.min(ring.stack_bytes) & !7;
     let mut writer = ring.memory.writer();
     let before_stack = 8 * (5 + registers.len() as u64);
+    // The next sample fits while the reader is woken.
+    let most_size = (ring.memory.data_size() as u64 / 2).saturating_sub(LOST_SIZE).min(MOST_SIZE);
+    let most_copied = ring.stack_bytes.min(most_size.saturating_sub(before_stack + 24));
+    let most = most.min(most_copied) & !7;
     let position = ring.position.load(Ordering::Relaxed);
     let lost = ring.lost.load(Ordering::Relaxed);
     let lost_size = if lost > 0 { LOST_SIZE } else { 0 };
     if !writer.has_room(lost_size + before_stack + most.max(8) + 24) {
         ring.lost.store(lost.wrapping_add(1), Ordering::Relaxed);
+        ring.waker.iter().for_each(HeldWaker::wake);
         return;
     }
     let used =
@@ -461,3 +465,5 @@ fn sample(target: &Target, context: &libc::ucontext_t, errno_at: u64, overrun: c
 }
 
 const LOST_SIZE: u64 = 32;
+/// A record states its size in 16 bits.
+const MOST_SIZE: u64 = 0xfff8;
