@@ -40,8 +40,8 @@ impl ThreadCursor {
         let switching = self.switching(&ring, &samples, intake);
         let [weight_ns, weight_switching_ns] =
             self.weights(&ring, samples.len() as u64, switching.len() as u64);
-        let period_ns = self.session.period_ns();
-        let continuous_ns = intake.continuous_ns(self.thread.tid(), samples.len(), period_ns);
+        let (tid, every_ns) = (self.thread.tid(), self.session.period_ns());
+        let continuous_ns = intake.continuous_ns(tid, samples.len(), every_ns);
         for record in Records::between(&**ring, ring.tail(), end) {
             match record {
                 Ok(Record::Sample(place)) => {
