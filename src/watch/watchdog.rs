@@ -17,7 +17,7 @@ use crate::refresh::refresh_interest;
 use crate::sinks::{SpanSamples, Store};
 use crate::span::{InnermostSpan, OpenSlot, RegistryId, SpanKey, Spans};
 use crate::stats::Counters;
-use crate::sys::{self, KernelFile};
+use crate::sys;
 use crate::text::escaped;
 use crate::threads::{CpuTime, Ran, SampledThread, Threads, WaitingThread};
 
@@ -39,8 +39,6 @@ pub(crate) struct Watchdog {
     /// The generation of the rules at the last sweep of replaced rules, and its time.
     swept: (u64, Instant),
     absences: Absences,
-    /// Of the collector's thread, if it can be read.
-    own_schedstat: Option<Option<KernelFile>>,
     pub(crate) throttling: Throttling,
     /// What futures await now, for the snapshots of open spans.
     pub(crate) present: Vec<(InnermostSpan, CopiedSample)>,
@@ -50,7 +48,7 @@ pub(crate) struct Watchdog {
 /// span hangs in that time.
 #[derive(Debug, Default)]
 struct Absences {
-    /// When it was last there, and for how long it had run or waited for a CPU by then.
+    /// When it was last there, and its CPU time then.
     present: Option<(u64, Option<u64>)>,
     /// When each ended, and how long it was, oldest first.
     all: VecDeque<(u64, u64)>,
@@ -61,18 +59,17 @@ const LEAST_ABSENCE_NS: u64 = 100_000_000;
 const MOST_ABSENCES: usize = 64;
 
 impl Absences {
-    /// The collector is there. It has run or waited for a CPU for `could_run_ns` in all, and since the last time it meant to
-    /// sleep for `slept_ns`. `throttled_ns` is for how long its control group was throttled between two times. Spans do hang
-    /// while others have the CPU.
+    /// The collector is there. Since the last time it meant to sleep for `slept_ns`. `throttled_ns` is for how long its
+    /// control group was throttled between two times: spans do hang then.
     fn note_present(
         &mut self,
         now_ns: u64,
-        could_run_ns: Option<u64>,
+        cpu_ns: Option<u64>,
         slept_ns: u64,
         throttled_ns: impl FnOnce(u64, u64) -> u64,
     ) {
-        if let Some((before_ns, could_before_ns)) = self.present.replace((now_ns, could_run_ns)) {
-            let worked_ns = passed(could_before_ns, could_run_ns).unwrap_or(0);
+        if let Some((before_ns, before_cpu_ns)) = self.present.replace((now_ns, cpu_ns)) {
+            let worked_ns = passed(before_cpu_ns, cpu_ns).unwrap_or(0);
             let known_ns = slept_ns.saturating_add(worked_ns);
             let mut absent_ns = now_ns.saturating_sub(before_ns).saturating_sub(known_ns);
             if absent_ns >= LEAST_ABSENCE_NS {
@@ -106,7 +103,6 @@ impl Watchdog {
             cost: Duration::ZERO,
             swept: (0, Instant::now()),
             absences: Absences::default(),
-            own_schedstat: None,
             throttling: Throttling::new(),
             present: Vec::new(),
         }
@@ -127,17 +123,12 @@ impl Watchdog {
     /// Notes that the collector is there, after it meant to sleep for that long.
     pub(crate) fn note_present(&mut self, intake: &Intake, slept: Duration) {
         let slept_ns = u64::try_from(slept.as_nanos()).unwrap_or(u64::MAX);
-        let open = || sys::open_schedstat(sys::current_tid()).ok();
-        let file = self.own_schedstat.get_or_insert_with(open).as_ref();
-        let counted = file.and_then(|file| sys::schedstat(file).ok());
-        let waited_ns = counted.map_or(0, |counted| counted.run_delay_ns);
-        let could_run_ns = intake.own_cpu.last_ns().map(|cpu_ns| cpu_ns.saturating_add(waited_ns));
-        self.note_present_at(intake.now_ns(), could_run_ns, slept_ns);
+        self.note_present_at(intake.now_ns(), intake.own_cpu.last_ns(), slept_ns);
     }
 
-    fn note_present_at(&mut self, now_ns: u64, could_run_ns: Option<u64>, slept_ns: u64) {
+    fn note_present_at(&mut self, now_ns: u64, cpu_ns: Option<u64>, slept_ns: u64) {
         let throttled_ns = |from, to| self.throttling.read_between(from, to);
-        self.absences.note_present(now_ns, could_run_ns, slept_ns, throttled_ns);
+        self.absences.note_present(now_ns, cpu_ns, slept_ns, throttled_ns);
     }
 
     /// For how long the process was stopped, or the machine paused, between two times.
