@@ -353,7 +353,10 @@ struct Time(Duration);
 
 impl fmt::Display for Time {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&humantime::format_duration(self.0).to_string().replace(' ', ""))
+        // Little stack: a span can close on a small one.
+        let mut text = humantime::format_duration(self.0).to_string();
+        text.retain(|character| character != ' ');
+        f.write_str(&text)
     }
 }
 

@@ -26,8 +26,8 @@ pub(super) struct Sketches {
 struct Known {
     /// `None` before the first span, and once the rule is no longer in force.
     all: Option<Box<Sketch>>,
-    /// By the hash of the route.
-    by_route: HashMap<u64, Sketch>,
+    /// By the hash of the route. Boxed, since the threads that add spans can have little stack.
+    by_route: HashMap<u64, Box<Sketch>>,
     /// When routes with few spans may make room for others.
     swept_ns: Option<u64>,
     is_forgotten: bool,
@@ -145,10 +145,10 @@ impl Sketches {
             if is_full() {
                 return None;
             }
-            known.by_route.insert(route, Sketch::new(now_ns)?);
+            known.by_route.insert(route, Box::new(Sketch::new(now_ns)?));
             self.routes.fetch_add(1, Ordering::Relaxed);
         }
-        known.by_route.get_mut(&route)
+        known.by_route.get_mut(&route).map(Box::as_mut)
     }
 }
 
