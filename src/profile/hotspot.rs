@@ -29,7 +29,8 @@ pub struct Hotspot {
     /// modules around that.
     pub callers: Vec<String>,
     /// What most of the one function's samples are in below it: the deepest function that holds at least half of them, else
-    /// the one that holds the most; for waits the system call, for awaits the future. The share is that of the function.
+    /// the one that holds the most; for waits the system call, the holder of the lock or the function that waited, for awaits the
+    /// future. The share is that of the function.
     /// `None` if no part is worth naming.
     pub leaf: Option<FunctionShare>,
     /// What most of the futures awaited that were polled at the same time, as the semaphore that lets one of them go on.

@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use super::cpu_times::{CpuTime, CpuTimes};
+use crate::stats::Counters;
 use crate::sys;
 
 /// The threads are listed and their clocks read this often, or as often as 1 % of the time allows.
@@ -45,7 +46,7 @@ impl Rival {
 
 impl Rivals {
     /// Reads all clocks, if that is due: `is_starved` if a thread has waited for a CPU since the last call.
-    pub(super) fn note(&mut self, is_starved: bool, now_ns: u64) {
+    pub(super) fn note(&mut self, is_starved: bool, now_ns: u64, counters: &Counters) {
         let since = self.read.map(|(read, took)| (read.elapsed(), took));
         if !is_starved {
             if since.is_some_and(|(since, _)| since > QUIET) {
@@ -58,6 +59,7 @@ impl Rivals {
         }
         let begun = Instant::now();
         let listed = sys::own_threads().unwrap_or_default();
+        Counters::add(&counters.threads.unlisted, u64::from(listed.is_empty()));
         let listed = if listed.len() <= MOST_THREADS { listed } else { Vec::new() };
         let listed: HashSet<u32> = listed.into_iter().collect();
         self.threads.retain(|tid, _| listed.contains(tid));

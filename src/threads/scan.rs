@@ -214,7 +214,7 @@ impl Threads {
             soonest = Some(soonest.map_or(next, |soonest: Duration| soonest.min(next)));
         }
         let is_starved = scanner.is_starved;
-        self.rivals.note(is_starved, now_ns);
+        self.rivals.note(is_starved, now_ns, &intake.counters);
         search_holders(&mut self.sampled, &mut self.captures, intake, now_ns);
         let next = soonest.unwrap_or(IDLE_SCAN_INTERVAL);
         self.schedule.is_in_span = is_in_span;

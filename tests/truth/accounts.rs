@@ -223,6 +223,37 @@ fn with_run_delay(span: Span, action: impl FnOnce()) -> Option<[u64; 2]> {
     Some([ended? - begun?, after? - before?])
 }
 
+/// A span that waits for a CPU names the thread that has it.
+pub(crate) fn rival(sampled: Sampled) {
+    let setup = Setup::of_rules("0ms", |builder| {
+        sampled.set(builder).rate(200).sampling_delay(Duration::ZERO)
+    });
+    let mut missed = 0;
+    for _ in 0..8 {
+        let (mut is_shared, mut other_had_ns) = (false, 0);
+        setup.run(|| {
+            on_a_shared_cpu(|other_ns| {
+                is_shared = sched_getaffinity(None).unwrap().count() == 1;
+                let before_ns = other_ns();
+                info_span!("starved").in_scope(|| _ = burn(300 * MS));
+                other_had_ns = other_ns() - before_ns;
+            });
+        });
+        let facts = setup.kept().pop().unwrap().spans[0].facts().clone();
+        let waited_ns = facts.get(Measure::Runnable).filter(|_| is_shared).unwrap_or(0);
+        let said = setup.profiles().pop().map(|profile| profile.headline).unwrap_or_default();
+        println!("{other_had_ns} of {waited_ns}: {said}");
+        if said.contains(" waiting for a CPU while the thread `sharing` ran for ") {
+            return;
+        }
+        // On a busy machine others have most of it.
+        let is_most = Duration::from_nanos(waited_ns) >= facts.times.wall() / 5
+            && other_had_ns >= waited_ns / 4 * 3;
+        missed += u32::from(is_most && !said.is_empty());
+    }
+    assert_eq!(missed, 0, "it was never named");
+}
+
 /// Two busy threads share a CPU, one of them also sleeps, and one thread only sleeps.
 pub(crate) fn runnable(sampled: Sampled) {
     let setup = Setup::of_rules("0ms", |builder| {

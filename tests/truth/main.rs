@@ -92,4 +92,5 @@ scenarios! {
     times_agree_with_the_clocks: times::scenario, perf Perf, timer Timer, nothing Nothing;
     accounts_agree_with_the_thread_clock: accounts::scenario, perf Perf, timer Timer, nothing Nothing;
     a_thread_waits_for_a_cpu_as_long_as_the_kernel_says: accounts::runnable, perf Perf, timer Timer, nothing Nothing;
+    a_span_that_waits_for_a_cpu_names_the_thread_that_has_it: accounts::rival, timer Timer;
 }
