@@ -18,7 +18,8 @@ const MOST_THREADS: usize = 1_024;
 /// The CPU times of all threads of the process, while one of them waits for a CPU.
 #[derive(Default)]
 pub(crate) struct Rivals {
-    threads: HashMap<u32, CpuTimes>,
+    /// With their names: they may have ended when a span is exported.
+    threads: HashMap<u32, (String, CpuTimes)>,
     /// When they were last read, and how long that took.
     read: Option<(Instant, Duration)>,
 }
@@ -66,7 +67,8 @@ impl Rivals {
         for tid in listed {
             if let Some(cpu_ns) = sys::cpu_ns_of(tid) {
                 let time = CpuTime { time_ns: now_ns, cpu_ns, sampled_ns: 0 };
-                self.threads.entry(tid).or_default().note(time);
+                let new = || (sys::own_thread(tid).name(), CpuTimes::default());
+                self.threads.entry(tid).or_insert_with(new).1.note(time);
             }
         }
         self.read = Some((Instant::now(), begun.elapsed()));
@@ -75,15 +77,14 @@ impl Rivals {
     /// The threads of one name that ran for longest together between two times, without those in `own`.
     pub(crate) fn between(&self, from_ns: u64, to_ns: u64, own: &HashSet<u32>) -> Option<Rival> {
         let mut by_name: HashMap<String, Rival> = HashMap::new();
-        for (tid, times) in self.threads.iter().filter(|(tid, _)| !own.contains(tid)) {
+        let others = self.threads.iter().filter(|(tid, _)| !own.contains(tid));
+        for (name, times) in others.map(|(_, thread)| thread) {
             let on_ns = times.between(from_ns, to_ns).on_ns;
-            // Threads that have ended have no name.
-            let name = sys::own_thread(*tid).name();
             if on_ns > 0 && !name.is_empty() {
                 let common = name.trim_end_matches(|c: char| c.is_ascii_digit()).to_owned();
                 let all = by_name.entry(common).or_default();
                 (all.threads, all.on_cpu_ns) = (all.threads + 1, all.on_cpu_ns + on_ns);
-                all.name = name;
+                all.name.clone_from(name);
             }
         }
         by_name.into_values().max_by_key(|rival| rival.on_cpu_ns)
@@ -105,20 +106,21 @@ mod tests {
     }
 
     #[test]
-    fn the_one_that_ran_for_longest_is_found_unless_it_has_ended_or_is_in_the_span() {
-        if cfg!(tracing_profiling_unsupported) {
-            return;
-        }
-        let (tid, ended) = (sys::current_tid(), u32::MAX);
+    fn the_one_that_ran_for_longest_is_found_unless_it_has_no_name_or_is_in_the_span() {
         let mut rivals = Rivals::default();
-        for (tid, ran_ns) in [(tid, 80), (ended, 90)] {
+        for (tid, name, ran_ns) in [(1, "indexer", 80), (2, "", 90), (3, "other", 70)] {
             for (time_ns, cpu_ns) in [(0, 0), (100, 5), (200, 5 + ran_ns)] {
                 let time = CpuTime { time_ns, cpu_ns, sampled_ns: 0 };
-                rivals.threads.entry(tid).or_default().note(time);
+                let new = || (name.to_owned(), CpuTimes::default());
+                rivals.threads.entry(tid).or_insert_with(new).1.note(time);
             }
         }
-        let found = rivals.between(100, 200, &HashSet::new()).unwrap();
-        assert_eq!((found.name, found.on_cpu_ns), (sys::own_thread(tid).name(), 80));
-        assert!(rivals.between(100, 200, &HashSet::from([tid])).is_none());
+        let found = |own: &[u32]| {
+            let found = rivals.between(100, 200, &own.iter().copied().collect());
+            found.map(|found| (found.name, found.on_cpu_ns))
+        };
+        assert_eq!(found(&[]), Some(("indexer".to_owned(), 80)));
+        assert_eq!(found(&[1]), Some(("other".to_owned(), 70)));
+        assert_eq!(found(&[1, 3]), None);
     }
 }
