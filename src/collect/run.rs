@@ -62,6 +62,7 @@ impl Collector {
             self.intake.source.keep_on();
             self.threads.check_load(&self.intake, Instant::now());
             self.watchdog.throttling.read(self.intake.now_ns(), true, std::iter::empty());
+            self.watchdog.begin(&self.intake);
             self.log_findings();
             drop(begins);
             let mut is_broken = false;
@@ -105,7 +106,7 @@ impl Collector {
             let longest = left.into_iter().chain(self.threads.until_next()).min();
             let is_woken = self.poller.wait(longest);
             let slept = longest.unwrap_or(Duration::MAX);
-            self.watchdog.note_present(&self.intake, slept);
+            self.watchdog.note_present(self.intake.now_ns(), slept);
             let is_over = is_woken || sleep.is_some_and(|sleep| start.elapsed() >= sleep);
             let is_over = is_over || !self.poller.files().still_owned();
             let Self { threads, intake, .. } = self;

@@ -17,7 +17,7 @@ use crate::refresh::refresh_interest;
 use crate::sinks::{SpanSamples, Store};
 use crate::span::{InnermostSpan, OpenSlot, RegistryId, SpanKey, Spans};
 use crate::stats::Counters;
-use crate::sys;
+use crate::sys::{self, KernelFile};
 use crate::text::escaped;
 use crate::threads::{CpuTime, Ran, SampledThread, Threads, WaitingThread};
 
@@ -39,6 +39,8 @@ pub(crate) struct Watchdog {
     /// The generation of the rules at the last sweep of replaced rules, and its time.
     swept: (u64, Instant),
     absences: Absences,
+    /// Of the collector's thread, if it can be read.
+    own_schedstat: Option<KernelFile>,
     pub(crate) throttling: Throttling,
     /// What futures await now, for the snapshots of open spans.
     pub(crate) present: Vec<(InnermostSpan, CopiedSample)>,
@@ -48,7 +50,7 @@ pub(crate) struct Watchdog {
 /// span hangs in that time.
 #[derive(Debug, Default)]
 struct Absences {
-    /// When it was last there, and its CPU time then.
+    /// When it was last there, and for how long it had run or waited for a CPU by then.
     present: Option<(u64, Option<u64>)>,
     /// When each ended, and how long it was, oldest first.
     all: VecDeque<(u64, u64)>,
@@ -59,17 +61,18 @@ const LEAST_ABSENCE_NS: u64 = 100_000_000;
 const MOST_ABSENCES: usize = 64;
 
 impl Absences {
-    /// The collector is there. Since the last time it meant to sleep for `slept_ns`. `throttled_ns` is for how long its
-    /// control group was throttled between two times: spans do hang then.
+    /// The collector is there. It has run or waited for a CPU for `could_run_ns` in all, and since the last time it meant to
+    /// sleep for `slept_ns`. `throttled_ns` is for how long its control group was throttled between two times. Spans do hang
+    /// while others have the CPU.
     fn note_present(
         &mut self,
         now_ns: u64,
-        cpu_ns: Option<u64>,
+        could_run_ns: Option<u64>,
         slept_ns: u64,
         throttled_ns: impl FnOnce(u64, u64) -> u64,
     ) {
-        if let Some((before_ns, before_cpu_ns)) = self.present.replace((now_ns, cpu_ns)) {
-            let worked_ns = passed(before_cpu_ns, cpu_ns).unwrap_or(0);
+        if let Some((before_ns, could_before_ns)) = self.present.replace((now_ns, could_run_ns)) {
+            let worked_ns = passed(could_before_ns, could_run_ns).unwrap_or(0);
             let known_ns = slept_ns.saturating_add(worked_ns);
             let mut absent_ns = now_ns.saturating_sub(before_ns).saturating_sub(known_ns);
             if absent_ns >= LEAST_ABSENCE_NS {
@@ -103,6 +106,7 @@ impl Watchdog {
             cost: Duration::ZERO,
             swept: (0, Instant::now()),
             absences: Absences::default(),
+            own_schedstat: None,
             throttling: Throttling::new(),
             present: Vec::new(),
         }
@@ -120,15 +124,20 @@ impl Watchdog {
         Some(every.saturating_sub(self.checked.elapsed()))
     }
 
-    /// Notes that the collector is there, after it meant to sleep for that long.
-    pub(crate) fn note_present(&mut self, intake: &Intake, slept: Duration) {
-        let slept_ns = u64::try_from(slept.as_nanos()).unwrap_or(u64::MAX);
-        self.note_present_at(intake.now_ns(), intake.own_cpu.last_ns(), slept_ns);
+    /// Call first on the collector's thread, while the layer is being built: opens a file.
+    pub(crate) fn begin(&mut self, intake: &Intake) {
+        self.own_schedstat = sys::open_schedstat(sys::current_tid()).ok();
+        self.note_present(intake.now_ns(), Duration::ZERO);
     }
 
-    fn note_present_at(&mut self, now_ns: u64, cpu_ns: Option<u64>, slept_ns: u64) {
+    /// Notes that the collector is there, after it meant to sleep for that long.
+    pub(crate) fn note_present(&mut self, now_ns: u64, slept: Duration) {
+        let slept_ns = u64::try_from(slept.as_nanos()).unwrap_or(u64::MAX);
+        let counted = self.own_schedstat.as_ref().and_then(|file| sys::schedstat(file).ok());
+        let could_run_ns = counted.map(|counted| counted.cpu_ns + counted.run_delay_ns);
+        let could_run_ns = could_run_ns.or_else(sys::thread_cpu_ns);
         let throttled_ns = |from, to| self.throttling.read_between(from, to);
-        self.absences.note_present(now_ns, cpu_ns, slept_ns, throttled_ns);
+        self.absences.note_present(now_ns, could_run_ns, slept_ns, throttled_ns);
     }
 
     /// For how long the process was stopped, or the machine paused, between two times.
@@ -153,7 +162,7 @@ impl Watchdog {
             return false;
         }
         _ = intake.own_cpu.lap();
-        self.note_present(intake, Duration::ZERO);
+        self.note_present(intake.now_ns(), Duration::ZERO);
         self.keep_open_spans(engine, intake, threads);
         if let Some(took) = intake.own_cpu.lap() {
             Counters::add(&engine.counters.sampling.collector_cpu_ns, took);
@@ -275,7 +284,7 @@ impl Watchdog {
         });
         // The process may have been stopped in the meantime, also while the slots were read.
         let now_ns = intake.now_ns();
-        self.note_present_at(now_ns, sys::thread_cpu_ns(), 0);
+        self.note_present(now_ns, Duration::ZERO);
         let hangs = |open: &OpenSlot| {
             let entered_ns = open.entered_ns.unwrap_or(0);
             let absent_ns = self.absences.since(now_ns.saturating_sub(entered_ns));
