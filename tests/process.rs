@@ -23,7 +23,6 @@ use std::time::{Duration, Instant};
 
 use opentelemetry_proto::tonic::profiles::v1development::ProfilesData;
 use prost::Message as _;
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use support::Nanos as _;
 use support::{Burning, HAS_STACKS, PLENTY, Setup, burn, has_perf, is_child, points_in, run_child};
 use tracing::{Dispatch, info_span};
@@ -236,37 +235,6 @@ fn kept_spans_without_a_log_line_are_counted_and_logged_together() {
     let lines = lines.0.lock().unwrap();
     let count = |text| lines.iter().filter(|line| line.contains(text)).count();
     assert_eq!((count("kept `failing`"), count("kept 7 more spans")), (3, 1), "{lines:?}");
-}
-
-in_child! {
-    /// All its threads share a CPU with another process that has far more weight.
-    fn waiting_for_a_cpu_is_no_stop() {
-        let allowed = sched_getaffinity(None).unwrap();
-        let mut one = CpuSet::new();
-        one.set((0..CpuSet::MAX_CPU).find(|number| allowed.is_set(*number)).unwrap());
-        sched_setaffinity(None, &one).unwrap();
-        let lines = Lines::default();
-        let (handle, dispatch) = with_lines(Source::Timer, &lines, &Memory::new());
-        let mut other = Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
-        for task in fs::read_dir("/proc/self/task").unwrap() {
-            let tid: libc::pid_t = task.unwrap().file_name().to_str().unwrap().parse().unwrap();
-            let none = libc::sched_param { sched_priority: 0 };
-            let number = libc::SYS_sched_setscheduler;
-            // SAFETY: a plain structure, read by the call, which musl's function does not make.
-            let is_set = unsafe { libc::syscall(number, tid, libc::SCHED_IDLE, &raw const none) };
-            assert_eq!(is_set, 0);
-        }
-        tracing::dispatcher::with_default(&dispatch, || {
-            let start = cpu_time::ThreadTime::now();
-            info_span!("request").in_scope(|| while start.elapsed() < 8 * MS {});
-        });
-        other.kill().unwrap();
-        other.wait().unwrap();
-        handle.flush(PLENTY).unwrap();
-        let lines = lines.0.lock().unwrap();
-        let kept = lines.iter().find(|line| line.contains("kept `request`")).unwrap();
-        assert!(!kept.contains("was stopped"), "{kept}");
-    }
 }
 
 in_child! {

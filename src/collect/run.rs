@@ -62,7 +62,7 @@ impl Collector {
             self.intake.source.keep_on();
             self.threads.check_load(&self.intake, Instant::now());
             self.watchdog.throttling.read(self.intake.now_ns(), true, std::iter::empty());
-            self.watchdog.begin(&self.intake);
+            self.watchdog.begin(self.intake.now_ns());
             self.log_findings();
             drop(begins);
             let mut is_broken = false;

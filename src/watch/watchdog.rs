@@ -125,9 +125,9 @@ impl Watchdog {
     }
 
     /// Call first on the collector's thread, while the layer is being built: opens a file.
-    pub(crate) fn begin(&mut self, intake: &Intake) {
+    pub(crate) fn begin(&mut self, now_ns: u64) {
         self.own_schedstat = sys::open_schedstat(sys::current_tid()).ok();
-        self.note_present(intake.now_ns(), Duration::ZERO);
+        self.note_present(now_ns, Duration::ZERO);
     }
 
     /// Notes that the collector is there, after it meant to sleep for that long.
@@ -408,6 +408,35 @@ mod tests {
     use super::*;
 
     const MS: u64 = 1_000_000;
+
+    /// A thread has the CPU to which this one is bound, too.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn time_in_which_the_collector_waits_for_a_cpu_is_no_absence() {
+        use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+        if sys::open_schedstat(sys::current_tid()).is_err() {
+            return;
+        }
+        let ran_for = |ns| {
+            let start_ns = sys::thread_cpu_ns().unwrap();
+            while sys::thread_cpu_ns().unwrap() < start_ns + ns {}
+        };
+        let allowed = sched_getaffinity(None).unwrap();
+        let mut one = CpuSet::new();
+        one.set((0..CpuSet::MAX_CPU).find(|number| allowed.is_set(*number)).unwrap());
+        let collects = move || {
+            sched_setaffinity(None, &one).unwrap();
+            let (start, mut watchdog) = (Instant::now(), Watchdog::new());
+            let now_ns = || u64::try_from(start.elapsed().as_nanos()).unwrap();
+            watchdog.begin(now_ns());
+            std::thread::spawn(move || ran_for(400 * MS));
+            ran_for(400 * MS);
+            let now_ns = now_ns();
+            watchdog.note_present(now_ns, Duration::ZERO);
+            assert_eq!(watchdog.stopped_ns(0, now_ns), 0, "in {now_ns} ns");
+        };
+        std::thread::spawn(collects).join().unwrap();
+    }
 
     #[test]
     fn time_in_which_the_collector_did_not_run_is_absence() {
