@@ -446,7 +446,7 @@ fn each_of_the_requests_in_a_connection_has_its_own_times_and_line() {
     let directory = tempfile::tempdir().unwrap();
     let log = Log::default();
     let layer = ProfilingLayer::builder()
-        .rules("500ms|error,connection=hung=off|1h".parse().unwrap())
+        .rules("500ms|error|hung=off,connection=hung=off|1h".parse().unwrap())
         .exporter(Directory::new(directory.path()))
         .cpu_budget(0)
         .build()
