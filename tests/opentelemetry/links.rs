@@ -5,8 +5,8 @@ use std::collections::HashSet;
 use opentelemetry_proto::tonic::profiles::v1development as proto;
 use prost::Message as _;
 use tracing::Span;
-use tracing_profiling::Resource;
 use tracing_profiling::encode::otlp;
+use tracing_profiling::{OpenSpan, Resource};
 
 use super::*;
 
@@ -306,11 +306,24 @@ fn a_child_on_another_thread_leads_to_the_request() {
 #[test]
 fn a_span_that_only_waited_leads_to_its_waits() {
     let scene = Scene::with(usual, Sampler::AlwaysOn, in_order);
+    // Until the collector has the stack of the wait, for which it may have to wait for a CPU.
+    let wait_in = |name: &str| {
+        let is_it = |span: &OpenSpan| span.name == name && !span.stack.is_empty();
+        let is_seen = || scene.handle.open_spans(Duration::ZERO).iter().any(is_it);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(100 * MS);
+                while HAS_STACKS && !is_seen() {
+                    std::thread::sleep(10 * MS);
+                }
+            });
+        });
+    };
     scene.run(|| {
-        info_span!("idle").in_scope(|| std::thread::sleep(300 * MS));
+        info_span!("idle").in_scope(|| wait_in("idle"));
         info_span!("request").in_scope(|| {
             burn(60 * MS);
-            info_span!("waits").in_scope(|| std::thread::sleep(300 * MS));
+            info_span!("waits").in_scope(|| wait_in("waits"));
         });
     });
     let seen = Seen::of(&scene);
