@@ -232,7 +232,11 @@ fn check_lines(log: &str) {
             continue;
         };
         let share: u64 = before.rsplit(' ').next().unwrap().parse().unwrap();
-        assert!((50..=100).contains(&share), "{line}");
+        // A collector that waits for a CPU loses samples, and the line says what share of the time is left.
+        let left =
+            line.split_once("; the samples represent ").and_then(|(_, it)| it.split(' ').next());
+        let left: u64 = left.map_or(100, |left| left.parse().unwrap());
+        assert!((left / 2..=100).contains(&share), "{line}");
     }
     if let Some(line) = log.lines().find(|line| line.contains("kept `GET /news`")) {
         assert!(line.contains(" %) scheduling delay behind `report`"), "{line}");
