@@ -88,7 +88,8 @@ fn an_error_of_a_child_is_not_an_own_error() {
 #[test]
 fn on_cpu_off_cpu_and_idle_time_decide() {
     let rules = "[a]=on_cpu>30ms,[b]=off_cpu>30ms,[c]=idle>30ms,[d]=on_cpu>60%,[e]=off_cpu>60%,[f]=idle>60%";
-    let setup = Setup::with(rules, |builder| builder.profiles_per_minute(1_000));
+    let rules = rules.replace(',', "|hung=off,") + "|hung=off";
+    let setup = Setup::with(&rules, |builder| builder.profiles_per_minute(1_000));
     setup.run(|| {
         // Each rule sees spans with CPU time, off-CPU time and idle time, and keeps one of them.
         for which in ["a", "b", "c", "d", "e", "f"] {
@@ -151,7 +152,8 @@ fn on_cpu_off_cpu_and_idle_time_decide() {
 
 #[test]
 fn on_cpu_judges_the_subtree_and_own_on_cpu_the_span_alone() {
-    let rules = "[subtree]=on_cpu>60ms,[own]=own_on_cpu>60ms,[both]=on_cpu>60ms|own_on_cpu>60ms";
+    let rules = "[subtree]=on_cpu>60ms|hung=off,[own]=own_on_cpu>60ms|hung=off,\
+        [both]=on_cpu>60ms|own_on_cpu>60ms|hung=off";
     let setup = Setup::new(rules);
     let in_two_threads = |span: Span| {
         let elsewhere = || {

@@ -17,6 +17,7 @@ use crate::watch::{WallObservations, WallScanner};
 /// A profile of the process that is being made.
 pub(crate) struct RunningProfile {
     request: ProcessRequest,
+    until: Instant,
     /// When it began: `CLOCK_MONOTONIC_RAW` in nanoseconds.
     began_ns: u64,
     /// The CPU time that the process had used by then, and from then to the end.
@@ -34,7 +35,7 @@ pub(crate) struct ProcessProfiler {
 
 impl RunningProfile {
     fn until_end(&self) -> Duration {
-        self.request.until.saturating_duration_since(Instant::now())
+        self.until.saturating_duration_since(Instant::now())
     }
 
     fn is_over(&self) -> bool {
@@ -123,10 +124,17 @@ impl ProcessProfiler {
                 threads.begin_process(request.period_ns);
             }
             let (began_ns, began_cpu_ns) = (intake.now_ns(), sys::process_cpu_ns());
-            let scan = || WallScanner::new(request.period_ns, began_ns, request.until);
+            let until = Instant::now() + request.duration;
+            let scan = || WallScanner::new(request.period_ns, began_ns, until);
             let wall = is_wall.then(scan);
-            self.running =
-                Some(RunningProfile { request, began_ns, began_cpu_ns, used_cpu_ns: None, wall });
+            self.running = Some(RunningProfile {
+                request,
+                until,
+                began_ns,
+                began_cpu_ns,
+                used_cpu_ns: None,
+                wall,
+            });
         }
         let mut ended = self.running.take_if(|running| running.is_over())?;
         if ended.wall.is_none() {

@@ -104,7 +104,7 @@ pub(crate) fn begin_process_profile(
     let until = Instant::now() + duration;
     let is_canceled = Arc::new(AtomicBool::new(false));
     let cancel = CancelProfile::new(&is_canceled, &engine.waker);
-    let request = ProcessRequest { kind, period_ns, until, reply, is_canceled };
+    let request = ProcessRequest { kind, period_ns, duration, reply, is_canceled };
     if !engine.ask(Command::ProfileProcess(request)) {
         return Err(ProfileError::Ended);
     }

@@ -33,7 +33,7 @@ pub(crate) struct ProcessRequest {
     pub(crate) kind: ProfileKind,
     /// CPU time between two samples, or the time between two scans of all threads.
     pub(crate) period_ns: u64,
-    pub(crate) until: Instant,
+    pub(crate) duration: Duration,
     pub(crate) reply: Question<Profile>,
     /// The caller no longer waits. The collector is woken after it is set.
     pub(crate) is_canceled: Arc<AtomicBool>,
