@@ -75,7 +75,7 @@ fn child() {
 
 #[inline(never)]
 fn sort_something() {
-    let start = std::time::Instant::now();
+    let start = cpu_time::ThreadTime::now();
     while start.elapsed() < Duration::from_millis(60) {
         let mut numbers: Vec<_> = (0..5_000_u64).map(|i| (i * 7_919 % 5_003).to_string()).collect();
         numbers.sort();
