@@ -83,7 +83,7 @@
         reason = "some code that reads object files is used only for symbols"
     )
 )]
-#![cfg_attr(docsrs, doc(auto_cfg(hide(feature, values("_otlp", "_parts")))))]
+#![cfg_attr(docsrs, doc(auto_cfg(hide(feature, values("_otlp")))))]
 
 mod allocations;
 mod assemble;
@@ -141,9 +141,6 @@ mod watch;
 
 #[cfg(fuzzing)]
 pub mod fuzzing;
-#[cfg(feature = "_parts")]
-#[doc(hidden)]
-pub mod parts;
 
 /// The guide: one page for each way to add the layer, and for each topic.
 // Of two definitions of a link the first holds: here those of `rustdoc_links.txt`, in the repository those of the page.

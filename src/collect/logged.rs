@@ -185,7 +185,7 @@ impl Logged {
 }
 
 /// Whether the program makes spans with the defaults of tower-http's `TraceLayer`, none of which can reach the layer: `tracing`
-/// registers no callsite above the process's maximum level, so that only the program's file tells of it. There is no
+/// registers no callsite above the process's maximum level, so that only the program's file shows it. There is no
 /// other span of its requests either.
 fn is_trace_layer_hidden(engine: &Engine) -> bool {
     // Made here: the text must not be in the file because of this.

@@ -26,8 +26,6 @@ use std::time::{Duration, Instant};
 
 pub(crate) use attachment::Timing;
 pub(crate) use cpu_times::{CpuTime, Ran};
-#[cfg(feature = "_parts")]
-pub(crate) use drain::owner;
 pub(crate) use inspect::{InspectedThread, inspect};
 pub(crate) use load::LoadLimits;
 pub(crate) use locks::{BlockedThread, MOST_THREADS};

@@ -305,10 +305,15 @@ fn a_signal_that_interrupts_another_handler_of_the_program_needs_room_on_its_sta
                 println!("{left}: {stats:?}");
                 assert!(stats.samples.taken > 0);
                 // The handler of the program was interrupted.
-                assert_eq!(stats.samples.dropped_signal_stack_full > 0, left < 2048);
-                // Not all of that stack is copied, and where it is, its callers are elsewhere.
+                let dropped = stats.samples.dropped_signal_stack_full;
+                assert_eq!(dropped > 0, left < 2048);
+                // Not all of that stack is copied, and where it is, its callers are elsewhere. While the handler descends,
+                // there is room.
                 let on_it = stats.stacks.on_other_stacks + stats.stacks.truncated;
-                assert_eq!(on_it > 0, left >= 2048);
+                assert!(
+                    if left < 2048 { on_it < dropped } else { on_it > 0 },
+                    "{on_it}, {dropped}"
+                );
                 assert_eq!(stack.changed_below(), 0);
                 set(&former);
             });
