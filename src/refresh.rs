@@ -1,8 +1,7 @@
 //! Makes `tracing` ask all layers again which callsites they want.
 
-use tracing::level_filters::LevelFilter;
-use tracing::subscriber::{Interest, NoSubscriber};
-use tracing::{Dispatch, Event, Metadata, Subscriber, span};
+use tracing::Dispatch;
+use tracing::subscriber::NoSubscriber;
 
 use crate::sys;
 
@@ -23,7 +22,7 @@ pub(crate) fn refresh_interest(own: Option<Dispatch>, then: impl FnOnce() + Send
                 let has_global =
                     tracing::dispatcher::get_default(|default| !default.is::<NoSubscriber>());
                 if !has_global {
-                    drop(Dispatch::new(NoSpans));
+                    drop(Dispatch::new(NoSubscriber::default()));
                 }
                 tracing::callsite::rebuild_interest_cache();
             }
@@ -32,35 +31,4 @@ pub(crate) fn refresh_interest(own: Option<Dispatch>, then: impl FnOnce() + Send
     };
     // Without memory for a thread, callsites that are wanted now stay as they are.
     _ = sys::spawn("profiling-rules", refresh);
-}
-
-/// A subscriber that wants nothing.
-struct NoSpans;
-
-impl Subscriber for NoSpans {
-    fn register_callsite(&self, _: &'static Metadata<'static>) -> Interest {
-        Interest::never()
-    }
-
-    fn enabled(&self, _: &Metadata<'_>) -> bool {
-        false
-    }
-
-    fn max_level_hint(&self) -> Option<LevelFilter> {
-        Some(LevelFilter::OFF)
-    }
-
-    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
-        span::Id::from_u64(1)
-    }
-
-    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
-
-    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
-
-    fn event(&self, _: &Event<'_>) {}
-
-    fn enter(&self, _: &span::Id) {}
-
-    fn exit(&self, _: &span::Id) {}
 }

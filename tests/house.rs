@@ -524,15 +524,15 @@ fn no_file_is_too_long_to_read() {
 }
 
 /// The lines of the product, without tests, at most. May only fall.
-const TOTAL: usize = 63_238;
+const TOTAL: usize = 63_164;
 /// The same by crate and room: the first directory below `src`, or `(top)`. A feature that needs more lines takes them
 /// from the entries of the rooms that pay for it.
 const ROOMS: &[(&str, &str, usize)] = &[
-    (".", "(top)", 4210),
+    (".", "(top)", 4178),
     (".", "allocations", 253),
     (".", "assemble", 1117),
     (".", "awaits", 1600),
-    (".", "collect", 1152),
+    (".", "collect", 1116),
     (".", "compare", 1860),
     (".", "config", 1293),
     (".", "encode", 2836),
@@ -543,13 +543,13 @@ const ROOMS: &[(&str, &str, usize)] = &[
     (".", "http", 1292),
     (".", "inbox", 276),
     (".", "intake", 566),
-    (".", "keep", 3927),
+    (".", "keep", 3926),
     (".", "otel", 325),
     (".", "profile", 3624),
     (".", "publish", 2220),
     (".", "redact", 367),
     (".", "references", 838),
-    (".", "report", 1189),
+    (".", "report", 1184),
     (".", "sampler", 3075),
     (".", "sinks", 2007),
     (".", "span", 5102),

@@ -1,12 +1,7 @@
 //! Which log events of its own the collector has logged, and when.
 
-use std::fs::File;
-use std::io::Read;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-
-use memchr::memmem;
-use tracing::level_filters::LevelFilter;
 
 use crate::engine::Engine;
 use crate::log::{LogEvent, LogKind};
@@ -133,8 +128,6 @@ impl Logged {
             && self.is_first(LogKind::Declined)
         {
             events.extend(report::declined(&engine.callsites.declined(), is_nothing_seen));
-        } else if is_first_look && is_trace_layer_hidden(engine) {
-            events.push(LogEvent::info(LogKind::NothingSeen, report::TRACE_LAYER));
         } else if is_first_look && is_nothing_seen {
             events.push(LogEvent::info(LogKind::NothingSeen, report::NOTHING_SEEN));
         }
@@ -184,30 +177,6 @@ impl Logged {
     }
 }
 
-/// Whether the program makes spans with the defaults of tower-http's `TraceLayer`, none of which can reach the layer: `tracing`
-/// registers no callsite above the process's maximum level, so that only the program's file shows it. There is no
-/// other span of its requests either.
-fn is_trace_layer_hidden(engine: &Engine) -> bool {
-    // Made here: the text must not be in the file because of this.
-    let target = ["tower_http", "trace", "make_span"].join("::");
-    let requests = [&target, "tracing_profiling::request"];
-    LevelFilter::current() < LevelFilter::DEBUG
-        && !engine.callsites.all().any(|(site, _)| requests.contains(&site.target()))
-        && File::open("/proc/self/exe").is_ok_and(|file| has_text(file, target.as_bytes()))
-}
-
-/// Whether the first 64 MiB have that text. Linkers put constants before code.
-fn has_text(file: impl Read, text: &[u8]) -> bool {
-    let (mut file, mut bytes) = (file.take(64 << 20), Vec::new());
-    while let Ok(1..) = file.by_ref().take(1 << 20).read_to_end(&mut bytes) {
-        if memmem::find(&bytes, text).is_some() {
-            return true;
-        }
-        bytes.drain(..bytes.len().saturating_sub(text.len()));
-    }
-    false
-}
-
 fn is_due(last: &mut Option<Instant>, now: Instant) -> bool {
     let is_due = last.is_none_or(|last| now.duration_since(last) >= MINUTE);
     if is_due {
@@ -221,8 +190,8 @@ mod tests {
     use std::sync::Arc;
 
     use parking_lot::Mutex;
-    use tower_http::trace::MakeSpan as _;
     use tracing::Dispatch;
+    use tracing::level_filters::LevelFilter;
     use tracing_subscriber::layer::Context;
     use tracing_subscriber::prelude::*;
     use tracing_subscriber::reload;
@@ -249,9 +218,7 @@ mod tests {
     #[test]
     fn that_there_was_no_span_is_in_the_log() {
         let lines = Lines::default();
-        // With `DEBUG` spans, those of a `TraceLayer` in this program would be seen.
-        let rules = "250ms|level<=debug".parse().unwrap();
-        let mut builder = ProfilingLayer::builder().rules(rules);
+        let mut builder = ProfilingLayer::builder();
         builder.pace = Timing { first_look: Duration::from_secs(1), ..Timing::USUAL };
         let layer = builder.build().unwrap();
         let dispatch =
@@ -313,46 +280,6 @@ mod tests {
         });
     }
 
-    /// In a process of its own, as it depends on which callsites were registered.
-    #[test]
-    fn a_trace_layer_whose_spans_no_layer_receives_is_named() {
-        if !sys::is_alone(
-            "collect::logged::tests::a_trace_layer_whose_spans_no_layer_receives_is_named",
-        ) {
-            return;
-        }
-        let mut make_span = tower_http::trace::DefaultMakeSpan::new();
-        let (filter, other) = reload::Layer::new(LevelFilter::INFO);
-        let layer = ProfilingLayer::builder().build().unwrap();
-        let lines = Lines::default().with_filter(filter);
-        let dispatch = Dispatch::new(tracing_subscriber::registry().with(lines).with(layer));
-        let engine = dispatch.downcast_ref::<ProfilingLayer>().unwrap().engine().unwrap();
-        tracing::dispatcher::with_default(&dispatch, || {
-            // Spans without requests do not hide that.
-            drop(tracing::info_span!("health"));
-            let mut looks = |level| {
-                other.reload(level).unwrap();
-                drop(make_span.make_span(&axum::http::Request::new(())));
-                let events = Logged::new(Duration::ZERO, None).due(engine);
-                let of_it = |event: &&LogEvent| event.message.contains("`TraceLayer`");
-                events.iter().filter(of_it).count()
-            };
-            assert_eq!(looks(LevelFilter::INFO), 1);
-            assert_eq!(looks(LevelFilter::DEBUG), 0);
-            assert_eq!(looks(LevelFilter::INFO), 0);
-        });
-    }
-
-    #[test]
-    fn a_text_is_found_also_across_reads() {
-        let text = b"tower_http::trace";
-        for at in [0, (1 << 20) - 9, (1 << 20) + 7, 1 << 21] {
-            let file = [vec![b't'; at], text.to_vec(), vec![b'x'; 99]].concat();
-            assert!(has_text(&*file, text), "{at}");
-            assert!(!has_text(&file[..at + text.len() - 1], text), "{at}");
-        }
-    }
-
     /// Also if the subscriber comes late. In a process of its own, which has had none before.
     #[test]
     fn a_line_says_that_there_was_no_span() {
@@ -360,9 +287,7 @@ mod tests {
             return;
         }
         for has_span in [false, true] {
-            // With `DEBUG` spans, those of a `TraceLayer` in this program would be seen.
-            let rules = "250ms|level<=debug".parse().unwrap();
-            let layer = ProfilingLayer::builder().rules(rules).build().unwrap();
+            let layer = ProfilingLayer::builder().build().unwrap();
             let mut logged = Logged::new(Duration::ZERO, None);
             let mut looks = |layer: &ProfilingLayer| {
                 let events = logged.due(layer.engine().unwrap());

@@ -125,16 +125,11 @@ impl ProcessProfiler {
             }
             let (began_ns, began_cpu_ns) = (intake.now_ns(), sys::process_cpu_ns());
             let until = Instant::now() + request.duration;
-            let scan = || WallScanner::new(request.period_ns, began_ns, until);
-            let wall = is_wall.then(scan);
-            self.running = Some(RunningProfile {
-                request,
-                until,
-                began_ns,
-                began_cpu_ns,
-                used_cpu_ns: None,
-                wall,
-            });
+            let wall = is_wall.then(|| WallScanner::new(request.period_ns, began_ns, until));
+            let used_cpu_ns = None;
+            let begun =
+                RunningProfile { request, until, began_ns, began_cpu_ns, used_cpu_ns, wall };
+            self.running = Some(begun);
         }
         let mut ended = self.running.take_if(|running| running.is_over())?;
         if ended.wall.is_none() {

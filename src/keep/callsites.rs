@@ -275,21 +275,20 @@ impl Callsites {
         let is_declined = is_only_ours && self.follow_others(metadata);
         if site.is_declined.swap(is_declined, Ordering::Relaxed) != is_declined {
             // Decided anew, unless it is declined.
-            site.unmatched.store(self.generation() * u64::from(is_declined), Ordering::Relaxed);
+            let unmatched = if is_declined { self.generation() } else { 0 };
+            site.unmatched.store(unmatched, Ordering::Relaxed);
             Counters::add(&self.counters.rules.declined, u64::from(is_declined));
         }
     }
 
-    /// All callsites, and whether each is declined for that reason.
-    pub(crate) fn all(&self) -> impl Iterator<Item = (&'static Metadata<'static>, bool)> {
+    /// The callsites that are declined for that reason, and rules under which the first one is not.
+    pub(crate) fn declined(&self) -> (Vec<&'static Metadata<'static>>, String) {
         let chain = |first| std::iter::successors(Chain::get(first), |site| site.next.get());
         let sites = self.sites.iter().flat_map(chain);
-        sites.map(|site| (site.metadata, site.is_declined.load(Ordering::Relaxed)))
-    }
-
-    /// The callsites that are declined, and rules under which the first one is not.
-    pub(crate) fn declined(&self) -> (Vec<&'static Metadata<'static>>, String) {
-        let declined: Vec<_> = self.all().filter_map(|(site, is)| is.then_some(site)).collect();
+        let declined: Vec<_> = sites
+            .filter(|site| site.is_declined.load(Ordering::Relaxed))
+            .map(|site| site.metadata)
+            .collect();
         let known = self.known.lock();
         let for_all = known.rules.iter().rfind(|rule| rule.names_nothing());
         let named = declined.first().zip(for_all).map(|(metadata, rule)| {

@@ -329,11 +329,6 @@ pub(crate) const NOTHING_SEEN: &str = "no span that a rule matches has been crea
     tower-http's `TraceLayer` creates its spans at level DEBUG, other code `#[tracing::instrument]`; an `EnvFilter` that \
     is not attached to the layer that prints hides spans from all layers; or TRACING_PROFILING names other targets";
 
-pub(crate) const TRACE_LAYER: &str = "this program has tower-http's `TraceLayer`, whose spans are at level DEBUG by \
-    default, which no layer receives: its requests are then not profiled. Add \
-    `.layer(tracing_profiling::tower::AwaitsLayer::new())` (feature `tower`) to the server, or `level<=debug` to the \
-    directive: TRACING_PROFILING='250ms|error|level<=debug'";
-
 /// The log event about spans that no other layer wants, with rules that name the first one. A warning if there are no
 /// others.
 pub(crate) fn declined(

@@ -134,8 +134,8 @@ impl Watchdog {
     pub(crate) fn note_present(&mut self, now_ns: u64, slept: Duration) {
         let slept_ns = u64::try_from(slept.as_nanos()).unwrap_or(u64::MAX);
         let counted = self.own_schedstat.as_ref().and_then(|file| sys::schedstat(file).ok());
-        let could_run_ns = counted.map(|counted| counted.cpu_ns + counted.run_delay_ns);
-        let could_run_ns = could_run_ns.or_else(sys::thread_cpu_ns);
+        let waited_ns = counted.map_or(0, |counted| counted.run_delay_ns);
+        let could_run_ns = sys::thread_cpu_ns().map(|cpu_ns| cpu_ns.saturating_add(waited_ns));
         let throttled_ns = |from, to| self.throttling.read_between(from, to);
         self.absences.note_present(now_ns, could_run_ns, slept_ns, throttled_ns);
     }

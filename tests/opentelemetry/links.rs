@@ -313,7 +313,9 @@ fn a_span_that_only_waited_leads_to_its_waits() {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 std::thread::sleep(100 * MS);
+                let start = std::time::Instant::now();
                 while HAS_STACKS && !is_seen() {
+                    assert!(start.elapsed() < PLENTY, "{name}");
                     std::thread::sleep(10 * MS);
                 }
             });
