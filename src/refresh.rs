@@ -1,7 +1,10 @@
 //! Makes `tracing` ask all layers again which callsites they want.
 
 use tracing::Dispatch;
+use tracing::level_filters::LevelFilter;
 use tracing::subscriber::NoSubscriber;
+use tracing_subscriber::prelude::*;
+use tracing_subscriber::registry;
 
 use crate::sys;
 
@@ -22,7 +25,7 @@ pub(crate) fn refresh_interest(own: Option<Dispatch>, then: impl FnOnce() + Send
                 let has_global =
                     tracing::dispatcher::get_default(|default| !default.is::<NoSubscriber>());
                 if !has_global {
-                    drop(Dispatch::new(NoSubscriber::default()));
+                    drop(wants_nothing());
                 }
                 tracing::callsite::rebuild_interest_cache();
             }
@@ -31,4 +34,25 @@ pub(crate) fn refresh_interest(own: Option<Dispatch>, then: impl FnOnce() + Send
     };
     // Without memory for a thread, callsites that are wanted now stay as they are.
     _ = sys::spawn("profiling-rules", refresh);
+}
+
+/// It also says that it wants nothing, so that the maximum level does not rise.
+fn wants_nothing() -> Dispatch {
+    Dispatch::new(registry().with(LevelFilter::OFF))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// In a process of its own: the maximum level is that of all subscribers.
+    #[test]
+    fn a_second_subscriber_does_not_raise_the_maximum_level() {
+        if !sys::is_alone("refresh::tests::a_second_subscriber_does_not_raise_the_maximum_level") {
+            return;
+        }
+        let _own = Dispatch::new(registry().with(LevelFilter::WARN));
+        let _second = wants_nothing();
+        assert_eq!(LevelFilter::current(), LevelFilter::WARN);
+    }
 }

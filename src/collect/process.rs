@@ -78,6 +78,12 @@ impl RunningProfile {
 }
 
 impl ProcessProfiler {
+    /// When the present profile ends.
+    #[cfg(test)]
+    pub(crate) fn until(&self) -> Option<Instant> {
+        self.running.as_ref().map(|running| running.until)
+    }
+
     pub(super) fn is_running(&self) -> bool {
         self.running.is_some()
     }

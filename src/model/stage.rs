@@ -25,7 +25,7 @@ use super::source::{OTHER_PERIOD_NS, Scripted, begin_thread};
 use crate::allocations::AllocationSettings;
 use crate::collect::Collector;
 use crate::compare::ReferenceLimits;
-use crate::engine::{Command, Engine, Gate};
+use crate::engine::{Command, Engine, Gate, ProfileKind, begin_process_profile};
 use crate::export::{AnyExporter, ExportError, Exported, Exporter};
 use crate::intake::IntakeSettings;
 use crate::keep::{
@@ -517,6 +517,18 @@ impl Stage {
             kept: kept.iter().map(reported).collect(),
             profile: profile.map(|profile| reported_profile(profile, number_of(&profile.id))),
         }
+    }
+
+    /// When the collector begins a profile of the process that was asked for a while ago, and when it ends.
+    pub(super) fn profile_of_process(&mut self, duration: Duration) -> (Instant, Instant) {
+        let (wall, period_ns) = (ProfileKind::Wall, 1_000_000_000);
+        let asked = begin_process_profile(&self.engine, wall, duration, period_ns).unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+        let begins = Instant::now();
+        assert!(self.collector.do_rounds().is_none());
+        let until = self.collector.process.until().unwrap();
+        drop(asked);
+        (begins, until)
     }
 
     pub(super) fn end(self) {

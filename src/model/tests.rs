@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::rc::Rc;
+use std::time::Duration;
 
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
 use tracing::Dispatch;
@@ -16,6 +17,7 @@ use crate::control::Control;
 use crate::facts::Reason;
 use crate::intake::inside::INSIDE;
 use crate::layer::ProfilingLayer;
+use crate::sys;
 
 /// Without `PROPTEST_CASES`: the same scripts in each run. With it, the scripts are random.
 const CASES: u32 = 2_000;
@@ -326,7 +328,7 @@ fn play(ops: &[Op], ways: Ways) -> Result<Reached, String> {
 
 #[test]
 fn layer_and_model_agree_on_all_scripts() {
-    if crate::sys::SampleRing::scripted(4096, 1).is_err() {
+    if sys::SampleRing::scripted(4096, 1).is_err() {
         // This system has no rings.
         return;
     }
@@ -355,7 +357,7 @@ fn layer_and_model_agree_on_all_scripts() {
 // Minimal cases that the test above has found.
 
 fn must_agree(ops: &[Op]) {
-    if crate::sys::SampleRing::scripted(4096, 1).is_ok() {
+    if sys::SampleRing::scripted(4096, 1).is_ok() {
         play(ops, Ways { has_switches: true, is_late: false })
             .unwrap_or_else(|what| panic!("{what}"));
     }
@@ -367,6 +369,19 @@ fn open(kind: Kind) -> Op {
 
 const SAMPLE: Op = Op::Samples { thread: 0, count: 1, with_weight: false };
 const ERROR: Op = Op::Error { thread: 0, span: None };
+
+/// The collector may wait for a CPU before.
+#[test]
+fn a_profile_of_the_process_has_its_whole_time_from_when_it_begins() {
+    if sys::own_threads().is_err() || sys::SampleRing::scripted(4096, 1).is_err() {
+        return;
+    }
+    const HOUR: Duration = Duration::from_secs(3_600);
+    let mut stage = stage(Ways { has_switches: true, is_late: false });
+    let (begins, until) = stage.profile_of_process(HOUR);
+    assert!(until >= begins + HOUR, "{:?} less", begins + HOUR - until);
+    stage.end();
+}
 
 #[test]
 fn a_span_that_is_entered_again_is_not_the_current_one() {
@@ -416,7 +431,7 @@ fn an_exact_wait_is_not_shortened_to_an_inexact_account() {
 #[test]
 fn ten_thousand_kept_spans_close_while_the_collector_stands_still() {
     const SPANS: usize = 10_000;
-    if crate::sys::SampleRing::scripted(4096, 1).is_err() {
+    if sys::SampleRing::scripted(4096, 1).is_err() {
         return;
     }
     let mut stage = stage(Ways { has_switches: true, is_late: false });
@@ -448,7 +463,7 @@ fn spans_close_while_the_collector_is_inside_a_step() {
     const SPANS: usize = 1_000;
     /// Those of the first round: each round that finds closed spans is followed by another one.
     const STEPS: usize = 3;
-    if crate::sys::SampleRing::scripted(4096, 1).is_err() {
+    if sys::SampleRing::scripted(4096, 1).is_err() {
         return;
     }
     let mut stage = stage(Ways { has_switches: true, is_late: false });
