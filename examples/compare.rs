@@ -152,6 +152,5 @@ fn name_of(quantity: &Quantity) -> String {
         Quantity::ChildTime(name) => {
             format!("time of {} spans", name.as_deref().unwrap_or("other"))
         }
-        other => format!("{other:?}"),
     }
 }

@@ -54,7 +54,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let times = &profile.spans.first().ok_or("the profile has no span")?.times;
     let (mut sampled, mut named, mut whole) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
     for sample in profile.samples().iter().filter(|sample| sample.kind == SampleKind::OnCpu) {
-        let weight: u64 = sample.points.iter().map(|point| point.weight()).sum();
+        let weight: u64 = sample.points.iter().map(|point| point.weight).sum();
         let weight = Duration::from_nanos(weight);
         let mut frames = profile.stack(sample.stack);
         sampled += weight;
@@ -63,7 +63,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         whole += if is_whole { weight } else { Duration::ZERO };
     }
     let waits = profile.samples().iter().filter(|sample| sample.kind == SampleKind::OffCpu);
-    let waits = waits.flat_map(|sample| sample.points.iter().map(|point| point.weight()));
+    let waits = waits.flat_map(|sample| sample.points.iter().map(|point| point.weight));
     let waited = Duration::from_nanos(waits.max().unwrap_or(0));
     println!("on-CPU {:.0?}, sampled {sampled:.0?}", times.on_cpu());
     println!("whole stacks {whole:.0?}, in a function with name and line {named:.0?}");

@@ -138,7 +138,7 @@ fn print_table(requests: usize, kept: &[Kept]) {
         };
         let times = span.times();
         let function = guilty(one);
-        let bytes = times.allocations().map_or(0, |all| all.allocated_bytes);
+        let bytes = times.allocations.map_or(0, |all| all.allocated_bytes);
         let allocated = format!("{:.1} MB", bytes as f64 / 1e6);
         row([
             span.name(),

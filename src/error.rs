@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
+use crate::redact::InvalidPattern;
 use crate::text::{around, line_of, shortened};
 
 /// Why a layer could not be built, or why its rules could not be replaced. No other error needs to be handled by a
@@ -38,12 +39,6 @@ enum Problem {
         problem: String,
     },
     Setting {
-        name: &'static str,
-        value: String,
-        expected: &'static str,
-    },
-    #[cfg(feature = "_otlp")]
-    Otlp {
         name: &'static str,
         value: String,
         problem: String,
@@ -86,20 +81,17 @@ impl Error {
     pub(crate) fn subject(&self) -> &'static str {
         match &self.0 {
             Problem::Text { what: subject, .. } | Problem::Setting { name: subject, .. } => subject,
-            #[cfg(feature = "_otlp")]
-            Problem::Otlp { name, .. } => name,
             Problem::Thread(_) | Problem::NoMemory { .. } | Problem::Ended => "",
         }
     }
 
     pub(crate) fn setting(name: &'static str, value: &str, expected: &'static str) -> Self {
-        Self(Problem::Setting { name, value: shortened(value), expected })
+        Self::unusable(name, value, format_args!("expected {expected}"))
     }
 
     /// The value of a setting cannot be used.
-    #[cfg(feature = "_otlp")]
-    pub(crate) fn otlp(name: &'static str, value: &str, problem: impl fmt::Display) -> Self {
-        Self(Problem::Otlp { name, value: shortened(value), problem: problem.to_string() })
+    pub(crate) fn unusable(name: &'static str, value: &str, problem: impl fmt::Display) -> Self {
+        Self(Problem::Setting { name, value: shortened(value), problem: problem.to_string() })
     }
 
     pub(crate) fn thread(error: io::Error) -> Self {
@@ -119,12 +111,16 @@ impl Error {
     pub fn kind(&self) -> ErrorKind {
         match self.0 {
             Problem::Text { .. } | Problem::Setting { .. } => ErrorKind::Configuration,
-            #[cfg(feature = "_otlp")]
-            Problem::Otlp { .. } => ErrorKind::Configuration,
             Problem::Thread(_) => ErrorKind::System,
             Problem::NoMemory { .. } => ErrorKind::OutOfMemory,
             Problem::Ended => ErrorKind::Ended,
         }
+    }
+}
+
+impl From<InvalidPattern> for Error {
+    fn from(error: InvalidPattern) -> Self {
+        Self::text("the pattern", &error.text, error.at, error.problem)
     }
 }
 
@@ -136,11 +132,9 @@ impl fmt::Display for Error {
                 writeln!(f, "  {line}")?;
                 write!(f, "  {:before$}^", "")
             }
-            Problem::Setting { name, value, expected } => {
-                write!(f, "{name} is `{value}`: expected {expected}")
+            Problem::Setting { name, value, problem } => {
+                write!(f, "{name} is `{value}`: {problem}")
             }
-            #[cfg(feature = "_otlp")]
-            Problem::Otlp { name, value, problem } => write!(f, "{name} is `{value}`: {problem}"),
             Problem::Ended => f.write_str("the profiling layer is gone, or has been shut down"),
             Problem::NoMemory { needed_mib } => write!(
                 f,
@@ -153,7 +147,8 @@ impl fmt::Display for Error {
 }
 
 /// The error for a name that is not one of a few, or whose feature is off.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("expected one of {}", known.join(", "))]
 pub struct UnknownName {
     known: Vec<&'static str>,
 }
@@ -164,110 +159,79 @@ impl UnknownName {
     }
 }
 
-impl std::error::Error for UnknownName {}
-
-impl fmt::Display for UnknownName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "expected one of {}", self.known.join(", "))
-    }
-}
-
 /// Why [`Handle::flush`](crate::Handle::flush) or [`Handle::shutdown`](crate::Handle::shutdown) could not deliver
 /// everything.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FlushError {
     /// The timeout has passed before that was done.
+    #[error("{0} in time")]
     Timeout(FlushStage),
     /// The exporter fails, or its receiver is away or refuses profiles, for this reason.
+    #[error("profiles cannot be exported: {0}")]
     ExporterFails(String),
     /// That number of profiles with a reported id has been lost since the last call; [`Stats`](crate::Stats) and the log
     /// state why.
+    #[error("{0} profiles were lost")]
     ProfilesLost(u64),
     /// It was called on a thread of the layer, which would wait for itself: in an exporter or a callback.
+    #[error("called on a thread of the profiling layer")]
     OwnThread,
     /// Too many callers wait already.
+    #[error("too many callers wait already")]
     TooManyCallers,
     /// A thread of the layer has failed.
+    #[error("a thread of the profiling layer has failed")]
     Ended,
     /// This process was forked from the one that built the layer, which has the spans that were kept before.
+    #[error("the profiling layer belongs to the parent process")]
     Forked,
 }
 
 /// What a flush waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FlushStage {
     /// The profiles, which are made and given to the exporter.
+    #[error("the profiles were not made and exported")]
     Collection,
     /// The delivery of that number of profiles.
+    #[error("{profiles} profiles were not delivered")]
     Delivery {
         /// How many are not delivered.
         profiles: usize,
     },
     /// The log or [`Builder::on_kept`](crate::Builder::on_kept).
+    #[error("the log or the callback of kept spans did not return")]
     Reports,
 }
 
-impl std::error::Error for FlushError {}
-
-impl fmt::Display for FlushError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Timeout(FlushStage::Collection) => {
-                f.write_str("the profiles were not made and exported in time")
-            }
-            Self::Timeout(FlushStage::Delivery { profiles }) => {
-                write!(f, "{profiles} profiles were not delivered in time")
-            }
-            Self::Timeout(FlushStage::Reports) => {
-                f.write_str("the log or the callback of kept spans did not return in time")
-            }
-            Self::ExporterFails(problem) => write!(f, "profiles cannot be exported: {problem}"),
-            Self::ProfilesLost(profiles) => write!(f, "{profiles} profiles were lost"),
-            Self::OwnThread => f.write_str("called on a thread of the profiling layer"),
-            Self::TooManyCallers => f.write_str("too many callers wait already"),
-            Self::Ended => f.write_str("a thread of the profiling layer has failed"),
-            Self::Forked => f.write_str("the profiling layer belongs to the parent process"),
-        }
-    }
-}
-
 /// Why there is no profile of the process; see [`Handle::profile`](crate::Handle::profile).
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProfileError {
     /// One is being made. Only one is made at a time.
+    #[error("cpu profiling already in use")]
     Busy,
     /// No thread can be sampled or observed, and why: [`Handle::source`](crate::Handle::source), or that the system does
     /// not list the threads.
+    #[error("no thread can be sampled: {0}")]
     Unavailable(String),
     /// The rate or the duration is 0 or more than what is possible.
+    #[error(
+        "the duration must be more than 0 and at most an hour, and the rate from 1 to 1000 per second, or to 100 for wall \
+         time"
+    )]
     OutOfRange,
     /// It was called on a thread of the layer, which would wait for itself: in an exporter or a callback.
+    #[error("called on a thread of the profiling layer")]
     OwnThread,
     /// The layer's threads did not answer in time.
+    #[error("the profiler's threads did not answer in time")]
     NoAnswer,
     /// The layer is off, was dropped or shut down, or belongs to the parent of this process.
+    #[error("the profiling layer is off or has ended")]
     Ended,
-}
-
-impl std::error::Error for ProfileError {}
-
-impl fmt::Display for ProfileError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Busy => f.write_str("cpu profiling already in use"),
-            Self::Unavailable(source) => write!(f, "no thread can be sampled: {source}"),
-            Self::OutOfRange => f.write_str(
-                "the duration must be more than 0 and at most an hour, and the rate from 1 to 1000 per second, or to 100 \
-                 for wall time",
-            ),
-            Self::OwnThread => f.write_str("called on a thread of the profiling layer"),
-            Self::NoAnswer => f.write_str("the profiler's threads did not answer in time"),
-            Self::Ended => f.write_str("the profiling layer is off or has ended"),
-        }
-    }
 }
 
 impl fmt::Debug for Error {

@@ -92,19 +92,15 @@ mod budget;
 #[cfg(test)]
 mod churn;
 mod collect;
-pub mod compare;
 mod config;
 mod control;
-pub mod encode;
 mod engine;
 mod error;
 pub mod export;
-mod facts;
 mod handle;
 mod history;
 #[cfg(feature = "axum")]
 mod http;
-mod ids;
 mod inbox;
 mod intake;
 mod interest;
@@ -119,9 +115,7 @@ mod model;
 #[cfg(feature = "axum")]
 mod origin;
 mod otel;
-pub mod profile;
 mod publish;
-mod redact;
 mod references;
 mod refresh;
 mod report;
@@ -132,12 +126,15 @@ mod start;
 mod stats;
 mod symbols;
 mod sys;
-mod text;
 mod threads;
 #[cfg(feature = "tower")]
 pub mod tower;
 mod unwind;
 mod watch;
+
+#[doc(inline)]
+pub use tracing_profiling_profile::{compare, encode, profile};
+use tracing_profiling_profile::{facts, ids, redact, text};
 
 #[cfg(fuzzing)]
 pub mod fuzzing;
@@ -185,9 +182,9 @@ pub use error::{Error, ErrorKind, FlushError, FlushStage, ProfileError, UnknownN
 #[cfg(feature = "_otlp")]
 #[cfg_attr(docsrs, doc(cfg(any(feature = "otlp-grpc", feature = "otlp-http"))))]
 pub use export::{Compression, OtlpBuilder, OtlpExporter, Protocol};
-pub use export::{Directory, ExportError, Exported, Exporter, Format};
+pub use export::{Directory, ExportError, Exported, Exporter, Format, resource_from_env};
 pub use facts::{
-    ChildOrder, ChildTotals, Children, Facts, Hardware, Measure, Reason, Reasons, TimeBreakdown,
+    Allocations, ChildOrder, ChildTotals, Children, Facts, Measure, Reason, Reasons, TimeBreakdown,
     Unit,
 };
 pub use handle::{FlushGuard, Handle, ProfileOptions};
@@ -199,14 +196,14 @@ pub use layer::ProfilingLayer;
 pub use otel::span_attributes;
 pub use profile::{DumpedThread, Profile, Resource, ThreadActivity, ThreadDump};
 pub use publish::{OpenSpan, OpenState};
-pub use redact::Redaction;
+pub use redact::{InvalidPattern, Redaction};
 pub use sampler::Source;
 pub use stats::{
     AllocationStats, AwaitStats, ChildStats, ContinuousStats, ProfileStats, ReferenceStats,
     ReportStats, RuleStats, SampleStats, SamplingStats, SpanStats, StackStats, Stats, ThreadStats,
     WaitStats,
 };
-pub use sys::{Allocations, ProfilingAllocator};
+pub use sys::ProfilingAllocator;
 
 /// A function whose calls are spans: `#[tracing::instrument]` with its own conditions for keeping profiles.
 ///

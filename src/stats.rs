@@ -4,8 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crossbeam::utils::CachePadded;
 
+use crate::facts::Allocations;
 use crate::facts::{Reason, Reasons};
-use crate::sys::{Allocations, STRIPES, own_stripe};
+use crate::sys::{STRIPES, own_stripe};
 
 macro_rules! counters {
     ($(

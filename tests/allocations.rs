@@ -192,8 +192,8 @@ fn compare(setup: &Setup, expected: &Expected) {
     assert_eq!(spans.len(), expected.spans);
     for (number, span) in spans {
         let times = span.times();
-        assert_eq!(counts(times.own_allocations()), expected.own(number), "span {number} itself");
-        assert_eq!(counts(times.allocations()), expected.all(number), "span {number}");
+        assert_eq!(counts(times.own_allocations), expected.own(number), "span {number} itself");
+        assert_eq!(counts(times.allocations), expected.all(number), "span {number}");
         assert!(expected.own(number)[1] > 0, "it has allocated");
     }
     let stats = setup.handle.stats().allocations;
@@ -308,7 +308,7 @@ fn what_the_layer_allocates_does_not_count() {
     let of_spans: Vec<_> = spans.filter(|span| span.name() != "warm").collect();
     assert_eq!(of_spans.len(), 101);
     for span in of_spans {
-        assert_eq!(counts(span.times().allocations()), [0; 4], "{}", span.name());
+        assert_eq!(counts(span.times().allocations), [0; 4], "{}", span.name());
     }
 }
 
@@ -397,7 +397,7 @@ fn open_spans_are_counted_when_profiling_is_switched_off() {
         drop(open);
     });
     assert_eq!(counted(&setup), 3_000);
-    assert_eq!(setup.kept().last().unwrap().spans[0].times().allocations().unwrap().allocations, 2);
+    assert_eq!(setup.kept().last().unwrap().spans[0].times().allocations.unwrap().allocations, 2);
     setup.handle.set_enabled(true).unwrap();
     assert_eq!(spans(&setup), 4_000);
 }
@@ -423,7 +423,7 @@ fn what_a_field_allocates_does_not_count_and_hides_nothing() {
     });
     let kept = setup.kept();
     let [span] = &kept[0].spans[..] else { panic!("{kept:?}") };
-    assert_eq!(counts(span.times().own_allocations()), [60_000, 1, 60_000, 1]);
+    assert_eq!(counts(span.times().own_allocations), [60_000, 1, 60_000, 1]);
 }
 
 /// The wrapper notes how long its span and those around it were idle.
@@ -452,7 +452,7 @@ fn the_wrapper_of_a_future_counts_for_no_span() {
         });
         let kept = setup.kept();
         let spans = kept.iter().flat_map(|kept| &kept.spans);
-        let counts = spans.map(|span| (span.name(), span.times().own_allocations()));
+        let counts = spans.map(|span| (span.name(), span.times().own_allocations));
         counts.collect::<HashMap<_, _>>()
     };
     // The registry and the thread allocate in the first one.

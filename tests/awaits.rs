@@ -53,7 +53,5 @@ fn is_in(profile: &Profile, sample: &Sample, function: &str) -> bool {
 /// The sum of all points of samples of that kind for which `is_it`.
 fn sum(profile: &Profile, kind: SampleKind, is_it: impl Fn(&Sample) -> bool) -> Duration {
     let samples = profile.of_kind(kind).filter(|sample| is_it(sample));
-    Duration::from_nanos(
-        samples.flat_map(|sample| &sample.points).map(|point| point.weight()).sum(),
-    )
+    Duration::from_nanos(samples.flat_map(|sample| &sample.points).map(|point| point.weight).sum())
 }

@@ -66,7 +66,7 @@ impl Exporter for ToFiles {
     fn export(&mut self, profile: &Profile) -> Result<Exported, ExportError> {
         let points = profile.of_kind(SampleKind::OnCpu).flat_map(|sample| &sample.points);
         let (sum, squares) = points.fold((0.0, 0.0), |(sum, squares), point| {
-            let weight = point.weight() as f64;
+            let weight = point.weight as f64;
             (sum + weight, squares + weight * weight)
         });
         println!("effective samples: {:.0}", sum * sum / squares);

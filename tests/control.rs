@@ -277,12 +277,13 @@ fn a_thread_that_has_many_samples_is_sampled_less_often() {
             let account = kept[0].spans[0].times();
             let profile = setup.profiles().remove(0);
             let samples = profile.of_kind(SampleKind::OnCpu).flat_map(|sample| &sample.points);
-            let weights: Vec<_> = samples.map(|sample| sample.weight()).collect();
+            let weights: Vec<_> = samples.map(|sample| sample.weight).collect();
             // All together represent no more than the thread's CPU time, so some represent less than a period.
             let full = weights.iter().filter(|weight_ns| **weight_ns <= 997_000).count();
             let reduced = weights.iter().filter(|weight_ns| **weight_ns > 2 * 997_000).count();
             // The limit is 1,000 samples, and context switches count as samples.
-            let switches = (account.voluntary_switches() + account.involuntary_switches()) as usize;
+            let switches =
+                (account.usage.voluntary_switches + account.usage.involuntary_switches) as usize;
             assert!(full + switches > 900, "{full}, {reduced}, {account:?}");
             let weight_ns: u64 = weights.iter().sum();
             let is_about = weight_ns.abs_diff(account.on_cpu().ns()) < account.on_cpu().ns() / 10;
@@ -290,9 +291,9 @@ fn a_thread_that_has_many_samples_is_sampled_less_often() {
             let is_whole = setup.handle.stats().samples.dropped_ring_full == 0;
             assert!(is_about || !is_whole, "{weight_ns}: {full}, {reduced}, {account:?}");
             // Time that was sampled at another rate does not count as unsampled. The rate changes in a hook.
-            let unsampled_ns = account.on_cpu().ns().saturating_sub(account.sampled().ns());
+            let unsampled_ns = account.on_cpu().ns().saturating_sub(account.sampled_ns);
             assert!(unsampled_ns < account.on_cpu().ns() / 10, "{account:?}");
-            assert!(account.sampled().ns() <= account.on_cpu().ns() + account.on_cpu_error().ns());
+            assert!(account.sampled_ns <= account.on_cpu().ns() + account.on_cpu_error().ns());
             reduced > 50
         })
     };

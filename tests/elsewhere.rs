@@ -21,7 +21,7 @@ fn on_cpu_time_is_unknown_and_not_the_whole_wall_time() {
     });
     let kept = setup.kept();
     let account = *kept[0].spans[0].times();
-    assert!(account.is_cpu_time_unknown(), "{account:?}");
+    assert!(account.is_cpu_time_unknown, "{account:?}");
     let cpu_times = [account.on_cpu(), account.on_cpu_error(), account.off_cpu()];
     assert_eq!(cpu_times, [Duration::ZERO; 3]);
     assert!(
@@ -29,7 +29,7 @@ fn on_cpu_time_is_unknown_and_not_the_whole_wall_time() {
         "{account:?}"
     );
     // A span that was never entered used no CPU time, and that is known.
-    assert!(!kept[1].spans[0].times().is_cpu_time_unknown());
+    assert!(!kept[1].spans[0].times().is_cpu_time_unknown);
 }
 
 #[test]

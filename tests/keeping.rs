@@ -129,7 +129,7 @@ fn a_span_over_its_threshold_is_kept_and_no_other() {
     assert!(account.wall().ns() >= 100_000_000);
     let parts = support::sum_of_parts_ns(account);
     // The parts are measured independently, and the kernel's clocks differ slightly at each context switch.
-    let switches = account.voluntary_switches() + account.involuntary_switches();
+    let switches = account.usage.voluntary_switches + account.usage.involuntary_switches;
     let slack = 100_000 * (switches + 1) + account.wall().ns() / 1000;
     assert!(parts.abs_diff(account.wall().ns()) <= slack, "{account:?}");
     if HAS_STACKS {
@@ -535,7 +535,7 @@ fn too_many_samples_are_downsampled_evenly() {
     assert_weight(profile, stats.samples.taken);
     assert_eq!(taken(profile).0 + stats.samples.downsampled, stats.samples.taken);
     let points = profile.samples().iter().flat_map(|sample| &sample.points);
-    let whole = points.filter(|point| point.weight() > profile.period().ns()).count();
+    let whole = points.filter(|point| point.weight > profile.period().ns()).count();
     assert!(whole as u64 + 1 >= taken(profile).0, "each but the last has the same weight");
 }
 

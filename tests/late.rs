@@ -103,7 +103,7 @@ fn young_spans_use_no_resources() {
         setup.flush();
         assert_eq!(setup.handle.stats().samples.taken, 0, "{source:?}");
         let young = account(&setup, "young");
-        assert!(young.sampled().ns() == 0 && young.on_cpu().ns() > 0, "{young:?}");
+        assert!(young.sampled_ns == 0 && young.on_cpu().ns() > 0, "{young:?}");
         // Its files are closed before those of the next one are counted.
         setup.handle.shutdown(PLENTY).unwrap();
     }
@@ -129,15 +129,15 @@ fn an_old_span_reports_when_sampling_began() {
             });
         });
         let old = account(&setup, "old");
-        let unsampled_ns = old.on_cpu().ns() + old.on_cpu_error().ns() - old.sampled().ns();
+        let unsampled_ns = old.on_cpu().ns() + old.on_cpu_error().ns() - old.sampled_ns;
         assert!(
-            old.sampled().ns() > 0 && u128::from(unsampled_ns) >= young.as_nanos(),
+            old.sampled_ns > 0 && u128::from(unsampled_ns) >= young.as_nanos(),
             "{old:?} {young:?}"
         );
         let profile = profile_of(&setup, "old");
         let note_text = "of it not sampled";
         let is_noted = profile.notes.iter().any(|note| note.contains(note_text));
-        let sure_ns = old.on_cpu().ns() - old.on_cpu_error().ns() - old.sampled().ns();
+        let sure_ns = old.on_cpu().ns() - old.on_cpu_error().ns() - old.sampled_ns;
         assert_eq!(is_noted, sure_ns >= 1_000_000, "{:?}", profile.notes);
         assert_eq!(profile.title.contains("on-CPU not sampled"), is_noted, "{}", profile.title);
     }
@@ -256,7 +256,7 @@ fn short_threads_below_an_old_root_are_sampled() {
         let root = account(&setup, "root");
         assert_eq!((root.on_cpu().ns(), root.off_cpu().ns()), (0, 0), "{source:?}");
         let wrong_ns = u128::from(root.subtree_on_cpu().ns()).abs_diff(ran.as_nanos());
-        let may_be_ns = u128::from(root.subtree_on_cpu_error().ns()) + ran.as_nanos() / 20;
+        let may_be_ns = u128::from(root.subtree_on_cpu_error_ns) + ran.as_nanos() / 20;
         assert!(wrong_ns <= may_be_ns, "{source:?}: {ran:?}, {root:?}");
     }
 }
@@ -341,7 +341,11 @@ fn a_span_counts_time_of_child_spans_on_other_threads_once() {
             };
             let is_right = is_about(account.on_cpu(), account.on_cpu_error(), own);
             assert!(is_right, "{name}: {own:?} {account:?}");
-            let is_right = is_about(account.subtree_on_cpu(), account.subtree_on_cpu_error(), all);
+            let is_right = is_about(
+                account.subtree_on_cpu(),
+                Duration::from_nanos(account.subtree_on_cpu_error_ns),
+                all,
+            );
             assert!(is_right, "{name}: {all:?} {account:?}");
             let is_below = name == "task";
             let other = account.other_spans();
@@ -429,7 +433,7 @@ fn the_wait_during_which_a_span_becomes_old_is_captured() {
                 };
                 let samples = samples.filter(|sample| is_marked(sample) == marked);
                 let points = samples.flat_map(|sample| &sample.points);
-                points.map(|point| point.weight()).sum::<u64>()
+                points.map(|point| point.weight).sum::<u64>()
             };
             let (marked_ns, others_ns) = (of(true), of(false));
             let context = format!(

@@ -33,7 +33,7 @@ use support::{HAS_STACKS, Log, Setup, burn, functions, is_child, run_child, take
 use tracing::info_span;
 use tracing_profiling::export::Memory;
 use tracing_profiling::profile::Profile;
-use tracing_profiling::{ProfilingLayer, Resource, encode};
+use tracing_profiling::{ProfilingLayer, encode, resource_from_env};
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::prelude::*;
 
@@ -408,7 +408,7 @@ fn check_program(setup: &Setup, log: &Log) {
     assert!(!found.contains_key(""), "{found:?}");
     let pprof = unpacked_pprof(&profile);
     assert!(contains(&pprof, name.as_bytes()) && !contains(&pprof, b"(deleted)"));
-    let executable = Resource::from_env().get("process.executable.name").cloned();
+    let executable = resource_from_env().get("process.executable.name").cloned();
     assert_eq!(executable, Some(name.into()));
     assert_eq!(log.warnings("WARN"), 0);
 }

@@ -532,7 +532,7 @@ fn a_profile_has_its_spans_and_threads() {
         let end = expected.start().unwrap() + expected.times.wall();
         assert!(between(link.end().unwrap(), end) < MS);
         for point in &sample.points {
-            let thread = profile.thread(point.thread().unwrap()).unwrap();
+            let thread = profile.thread(point.thread.unwrap()).unwrap();
             assert_eq!(thread.name, "burner-7");
         }
     }

@@ -71,12 +71,13 @@ fn hostile() -> Profile {
     profile.notes = attacks.map(str::to_owned).to_vec();
     profile.losses = attacks.map(str::to_owned).to_vec();
     for attack in attacks {
-        let mut span = Facts::default();
-        span.span = attack.to_owned().into();
-        span.target = attack.to_owned().into();
-        span.rule = Some(attack.into());
-        span.fields = vec![("http.route", attack.to_owned())];
-        profile.spans.push(span);
+        profile.spans.push(Facts {
+            span: attack.to_owned().into(),
+            target: attack.to_owned().into(),
+            rule: Some(attack.into()),
+            fields: vec![("http.route", attack.to_owned())],
+            ..Facts::default()
+        });
     }
     profile
 }

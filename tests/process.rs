@@ -595,7 +595,7 @@ fn compile_library(directory: &Path, name: &str, code: &str) -> PathBuf {
 fn end_of_process(test: &str, end: impl FnOnce()) -> Option<(Option<i32>, Vec<String>)> {
     if is_child(test) {
         let directory = std::env::var_os("DIRECTORY").unwrap();
-        let resource = tracing_profiling::Resource::from_env();
+        let resource = tracing_profiling::resource_from_env();
         let layer = ProfilingLayer::builder()
             .rules("0ms".parse().unwrap())
             .resource(resource)

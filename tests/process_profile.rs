@@ -61,7 +61,7 @@ fn options(seconds: u64, rate: u32) -> ProfileOptions {
 fn found(profile: &Profile, is_it: impl Fn(&Sample) -> bool) -> (u64, u64) {
     let samples = profile.of_kind(SampleKind::OnCpu).filter(|sample| is_it(sample));
     let points = samples.flat_map(|sample| &sample.points);
-    points.fold((0, 0), |(ns, count), point| (ns + point.weight(), count + 1))
+    points.fold((0, 0), |(ns, count), point| (ns + point.weight, count + 1))
 }
 
 fn has_function(profile: &Profile, sample: &Sample, name: &str) -> bool {
@@ -220,9 +220,8 @@ fn shares_are_those_of_the_cpu_clocks_of_all_threads() {
         let samples = profile.of_kind(SampleKind::OnCpu);
         let samples = samples.filter(|sample| has_function(&profile, sample, name));
         let points = samples.flat_map(|sample| &sample.points);
-        let mut names: Vec<_> = points
-            .filter_map(|point| Some(profile.thread(point.thread()?)?.name.clone()))
-            .collect();
+        let mut names: Vec<_> =
+            points.filter_map(|point| Some(profile.thread(point.thread?)?.name.clone())).collect();
         names.sort();
         names.dedup();
         names
@@ -372,7 +371,7 @@ fn the_continuous_profile_has_the_shares_of_the_cpu_clocks_by_thread_name_and_lo
         let mut labels: Vec<_> = samples
             .flat_map(|sample| sample.points.iter().map(move |point| (sample, point)))
             .map(|(sample, point)| {
-                let thread = point.thread().and_then(|id| profile.thread(id));
+                let thread = point.thread.and_then(|id| profile.thread(id));
                 let link = sample.link.and_then(|id| profile.link(id));
                 let fields = link.map(|link| link.fields.clone()).unwrap_or_default();
                 (thread.unwrap().name.clone(), profile.span_path(sample.link).join(" "), fields)
@@ -431,7 +430,7 @@ fn a_thread_that_is_named_after_it_was_found_has_that_name() {
             let burnt = burnt.filter(|sample| has_function(&profile, sample, "burn_short"));
             let points = burnt.flat_map(|sample| &sample.points);
             let names: Vec<_> = points
-                .filter_map(|point| Some(profile.thread(point.thread()?)?.name.as_str()))
+                .filter_map(|point| Some(profile.thread(point.thread?)?.name.as_str()))
                 .collect();
             (!names.is_empty() && names.iter().all(|name| *name == "after")).then_some(())
         });
@@ -481,15 +480,15 @@ fn wall(seconds: u64, rate: u32) -> ProfileOptions {
 fn observed(profile: &Profile, is_it: impl Fn(&Sample) -> bool) -> Duration {
     let samples = profile.samples().iter().filter(|sample| is_it(sample));
     let points = samples.flat_map(|sample| &sample.points);
-    Duration::from_nanos(points.map(|point| point.weight()).sum())
+    Duration::from_nanos(points.map(|point| point.weight).sum())
 }
 
 /// The wall time of the threads of that name.
 fn observed_of_threads(profile: &Profile, name: &str) -> Duration {
     let points = profile.samples().iter().flat_map(|sample| &sample.points);
     let is_it = |id| profile.thread(id).is_some_and(|thread| thread.name == name);
-    let points = points.filter(|point| point.thread().is_some_and(is_it));
-    Duration::from_nanos(points.map(|point| point.weight()).sum())
+    let points = points.filter(|point| point.thread.is_some_and(is_it));
+    Duration::from_nanos(points.map(|point| point.weight).sum())
 }
 
 /// What the profile may lack of a time, or have too much: five standard errors, and one observation.

@@ -169,7 +169,7 @@ fn check_guilty(reports: &[Kept]) {
     }
     for kept in reports {
         let name = kept.spans[0].name();
-        let all = kept.spans[0].times().allocations().expect("counted");
+        let all = kept.spans[0].times().allocations.expect("counted");
         // A price list has 5,000 names of some 11 bytes.
         let is_large = all.allocated_bytes > 10_000_000 && all.allocations > 100_000;
         assert_eq!(is_large, name == "GET /prices", "{name}: {all:?}");

@@ -535,7 +535,7 @@ fn on_other_stacks(source: Source) {
         let (mut there_ns, mut unknown) = (0, Vec::new());
         for sample in taken_samples(&profile) {
             let names = functions(&profile, sample);
-            let ns = sample.points.iter().map(|point| point.weight()).sum::<u64>();
+            let ns = sample.points.iter().map(|point| point.weight).sum::<u64>();
             let has = |function: &str| names.iter().any(|name| name.ends_with(function));
             match names.last() {
                 // At least the function that ran is known.

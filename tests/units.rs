@@ -34,7 +34,7 @@ fn work_outside() {
 /// The error of a span's account: the kernel's accounting of a thread and of its events differ by some microseconds
 /// per switch.
 fn error_of(account: &TimeBreakdown) -> Duration {
-    let switches = account.voluntary_switches() + account.involuntary_switches();
+    let switches = account.usage.voluntary_switches + account.usage.involuntary_switches;
     Duration::from_nanos(account.on_cpu_error().ns() + 50_000 * switches) + 2 * MS
 }
 

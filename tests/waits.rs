@@ -57,7 +57,7 @@ fn waits(profile: &Profile) -> Vec<(&Sample, Vec<&str>, u64)> {
     profile
         .of_kind(SampleKind::OffCpu)
         .map(|sample| {
-            let waited_ns = sample.points.iter().map(|point| point.weight()).sum();
+            let waited_ns = sample.points.iter().map(|point| point.weight).sum();
             (sample, names(profile, sample), waited_ns)
         })
         .collect()
@@ -689,7 +689,7 @@ fn kernel_time_is_part_of_the_total() {
                 names.contains(&"read_zeros") || names.contains(&"[kernel]")
             })
             .flat_map(|sample| &sample.points)
-            .map(|point| point.weight())
+            .map(|point| point.weight)
             .sum();
         // The first 100 ms were in user code.
         let least_in_kernel_ns = least_ns.saturating_sub(150_000_000 + late_ns) / 2;
@@ -719,7 +719,7 @@ fn many_short_waits_are_not_merged_into_a_long_one() {
         let slack = account.on_cpu_error().ns() + 1_000_000;
         assert!(profile.waited().ns() <= account.off_cpu().ns() + slack, "{:?}", profile.notes);
         let longest = profile.of_kind(SampleKind::OffCpu).flat_map(|sample| &sample.points);
-        let longest = longest.map(|point| point.weight()).max().unwrap_or(0);
+        let longest = longest.map(|point| point.weight).max().unwrap_or(0);
         let most = longest_round.as_nanos() as u64 + 1_000_000;
         assert!(longest <= most, "{source:?}: {longest} {longest_round:?} {account:?}");
     }
@@ -842,7 +842,7 @@ fn time_in_an_earlier_profile_is_not_kernel_time() {
             let kernel = profile
                 .of_kind(SampleKind::OnCpu)
                 .filter(|sample| functions(&profile, sample) == ["[kernel]"]);
-            let kernel_ns: u64 = kernel.flat_map(|sample| &sample.points).map(|p| p.weight()).sum();
+            let kernel_ns: u64 = kernel.flat_map(|sample| &sample.points).map(|p| p.weight).sum();
             assert!(kernel_ns < 50_000_000, "{source:?}: {kernel_ns} {:?}", profile.notes);
         }
     }
@@ -910,7 +910,7 @@ fn many_short_waits_are_where_some_of_them_were() {
         let in_query = waits.iter().filter(|(_, names, _)| names.contains(&"query"));
         let points = in_query.flat_map(|(sample, ..)| &sample.points);
         // On a busy machine many are longer.
-        let short = points.filter(|point| point.weight() < 5_000_000).count();
+        let short = points.filter(|point| point.weight < 5_000_000).count();
         println!("{short} of {count}, {:?} of {account:?}", profile.waited());
         (short > count / 10).then_some(())
     });

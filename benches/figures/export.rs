@@ -10,7 +10,7 @@ use crate::measure::{Setup, figure, median, work};
 
 pub(crate) fn run() {
     let directory = tempfile::tempdir().expect("a directory");
-    let resource = tracing_profiling::Resource::from_env();
+    let resource = tracing_profiling::resource_from_env();
     let (sender, written) = mpsc::channel();
     let store = Directory::new(directory.path());
     let setup = Setup::new("0ms", |builder| {

@@ -115,7 +115,7 @@ fn load(setup: &Setup) {
 
 fn ns_of(profile: &Profile, is_it: impl Fn(&Sample) -> bool) -> u64 {
     let samples = profile.of_kind(SampleKind::OnCpu).filter(|sample| is_it(sample));
-    samples.flat_map(|sample| &sample.points).map(|point| point.weight()).sum()
+    samples.flat_map(|sample| &sample.points).map(|point| point.weight).sum()
 }
 
 /// Prints the process's id, and then what a profile of it found: the nanoseconds of each function, of all, without samples,

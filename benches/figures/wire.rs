@@ -8,16 +8,16 @@ use flate2::Compression;
 use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
 use tracing::{dispatcher, info_span};
-use tracing_profiling::Resource;
 use tracing_profiling::encode;
 use tracing_profiling::profile::Profile;
+use tracing_profiling::resource_from_env;
 
 use crate::measure::{Setup, figure, median, time_each};
 
 pub(crate) fn run() {
     let profile = profile();
     shape(&profile);
-    let resource = Resource::from_env().with("service.name", "shop");
+    let resource = resource_from_env().with("service.name", "shop");
     let otlp = encode::otlp(&profile, &resource);
     figure("wire.otlp.size", kib(otlp.len()), "KiB");
     figure("wire.otlp.size_gzip", kib(gzip(&otlp).len()), "KiB");

@@ -310,7 +310,7 @@ fn print_profile(setup: &Setup, shared: &Shared) {
         waits += profile.wait_count();
         for sample in profile.of_kind(SampleKind::OnCpu).filter(|sample| is_of(profile, sample)) {
             points += sample.points.len();
-            weight += Duration::from_nanos(sample.points.iter().map(|point| point.weight()).sum());
+            weight += Duration::from_nanos(sample.points.iter().map(|point| point.weight).sum());
         }
     }
     let busy_ns = shared.busy_ns.load(Ordering::Relaxed).max(1);

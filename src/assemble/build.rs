@@ -139,7 +139,8 @@ impl ProfileAssembler<'_> {
         let downsampled = selection.downsampled as u64;
         losses.downsampled += downsampled;
         let topmost = self.topmost(group);
-        if let Some(off_cpu_ns) = self.off_cpu_of_waits(group, &topmost, tables.profile.waited_ns())
+        if let Some(off_cpu_ns) =
+            self.off_cpu_of_waits(group, &topmost, tables.profile.total(SampleKind::OffCpu))
         {
             tables.profile.shorten_waits(off_cpu_ns);
         }

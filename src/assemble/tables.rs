@@ -259,7 +259,7 @@ impl<'a> Tables<'a> {
         } else {
             inside.len()
         };
-        let without_samples_ns = sampled_ns.saturating_sub(self.profile.weight_ns());
+        let without_samples_ns = sampled_ns.saturating_sub(self.profile.total(SampleKind::OnCpu));
         let periods = (without_samples_ns / period_ns).saturating_sub(others as u64);
         let Some(span) = of_topmost.max_by_key(|span| span.times().on_cpu_ns) else { return };
         // Up to one sample more or less at each end is normal.

@@ -120,7 +120,8 @@ const SETTINGS: &[Setting] = &[
         field_names(variable, text).map(|names| builder.span_fields(names))
     }),
     setting!(try "_REDACT", |variable, builder, text| {
-        builder.also_redact(|redaction| redaction.hide_all(variable, text))
+        let found_in = |error| Error::from(error).found_in(variable);
+        builder.also_redact(|redaction| redaction.hide_all(text).map_err(found_in))
     }),
     setting!("_FULL_PATHS", ON_OR_OFF, |builder, text| {
         let is_full = is_on(text)?;

@@ -10,12 +10,12 @@ use super::plan::plan;
 use crate::allocations::AllocationSettings;
 use crate::engine::{Engine, Gate};
 use crate::error::Error;
+use crate::export::resource_from_env;
 use crate::history::HistorySettings;
 use crate::intake::IntakeSettings;
 use crate::keep::{Callsites, ExporterHealth, Keep, MAX_RESERVED, ProfileAdmission};
 use crate::log::{LogEvent, LogKind};
 use crate::otel::UnreachedSpans;
-use crate::profile::Resource;
 use crate::publish::{PublishSettings, waiting_profiles};
 use crate::references::ReferenceSettings;
 use crate::sampler::{Periods, Sampler};
@@ -101,7 +101,7 @@ pub(crate) fn start(
         let warning = LogEvent::warning(LogKind::EndpointUnused, message);
         warnings.push(LogEvent { variable: Some(name.into()), ..warning });
     }
-    let context = builder.links.context(builder.resource.unwrap_or_else(Resource::from_env));
+    let context = builder.links.context(builder.resource.unwrap_or_else(resource_from_env));
     // The exporter may be user code.
     let checked = catch_unwind(AssertUnwindSafe(|| {
         exporter.set_context(&context);

@@ -33,7 +33,7 @@ use crate::facts::format::place_of;
 use crate::facts::{Facts, Reason, Reasons};
 use crate::ids::hash_of;
 use crate::keep::{
-    Callsite, Callsites, FieldValues, KeptSpan, ProfileAdmission, Rules, SpanLink, SpanNames,
+    Callsite, Callsites, FieldValues, KeptSpan, ProfileAdmission, Rules, SpanLink, SpanNames, judge,
 };
 use crate::log::LogEvent;
 use crate::otel::{OtelSettings, OtelSpan, UnreachedSpans};
@@ -254,7 +254,7 @@ impl Engine {
     ) -> Verdict {
         let route = || self.read_values(closing, FieldValues::route_hash).flatten();
         let is_rare = |wall_ns| self.callsites.is_rare(callsite, route, wall_ns);
-        let reasons = Reasons::judge(&callsite.keep, closing, is_rare);
+        let reasons = judge(&callsite.keep, closing, is_rare);
         if closing.has(ADDED_UP) {
             self.add_request(closing, callsite);
         }

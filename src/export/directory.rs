@@ -12,9 +12,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use parking_lot::Mutex;
 
 use super::format::Format;
+use super::resource_from_env;
 use super::{ExportError, Exported, Exporter, Unexportable};
 use crate::encode::HtmlContext;
-use crate::profile::{Profile, ProfileId, Resource};
+use crate::profile::{Profile, ProfileId};
 use crate::sys;
 
 /// Writes each profile as a report (`.html`), as pprof (`.pb.gz`, feature `pprof`) and as OTLP (`.otlp`, feature
@@ -90,7 +91,7 @@ impl Directory {
     fn write(&self, profile: &Profile, otlp: Option<Vec<u8>>) -> io::Result<Vec<PathBuf>> {
         sys::create_private_directory(&self.path)?;
         let stem = stem(profile);
-        let context = self.context.get_or_init(|| HtmlContext::new(Resource::from_env()));
+        let context = self.context.get_or_init(|| HtmlContext::new(resource_from_env()));
         let mut contents = Vec::new();
         let mut lengths = Lengths::default();
         // A message that is to be sent later is written in any case.

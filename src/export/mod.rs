@@ -15,7 +15,6 @@ mod resource;
 mod stored;
 mod typical;
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 
 use crate::encode::HtmlContext;
@@ -37,6 +36,7 @@ pub(crate) use remote::Encoded;
 #[cfg(any(test, feature = "_otlp"))]
 pub(crate) use remote::Remote;
 pub(crate) use remote::{Answer, AnyExporter, QueueLimits, RefusedScope};
+pub use resource::resource_from_env;
 #[cfg(feature = "axum")]
 pub(crate) use stored::{
     StoredFile, brief_of, list_stored, profile_id_of, read_stored, span_of, summary_of,
@@ -106,16 +106,9 @@ impl Exported {
 }
 
 /// This profile can never be exported, but others may be.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
 pub(crate) struct Unexportable(pub(crate) String);
-
-impl std::error::Error for Unexportable {}
-
-impl fmt::Display for Unexportable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
 
 /// Why a profile could not be exported.
 pub type ExportError = Box<dyn std::error::Error + Send + Sync>;

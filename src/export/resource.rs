@@ -6,65 +6,61 @@ use std::sync::OnceLock;
 use crate::profile::Resource;
 use crate::sys;
 
-impl Resource {
-    /// The default resource: the attributes in `OTEL_RESOURCE_ATTRIBUTES`, and these, unless they are among them:
-    ///
-    /// | attribute | value |
-    /// |---|---|
-    /// | `service.name` | from `OTEL_SERVICE_NAME`, which comes first, else `unknown_service:` and the name of the executable |
-    /// | `service.instance.id` | a random UUID, the same for all resources of the process |
-    /// | `process.pid`, `process.executable.name` | the process and its program |
-    /// | `host.name`, `os.version`, `host.cpu.model.name` | the machine or container, its kernel and CPU, on Linux |
-    /// | `os.type`, `host.arch` | the system that the program was built for |
-    /// | `profile.machine.cpus` | how many CPUs the process may use, as its affinity and control groups have it |
-    /// | `profile.machine.memory_bytes` | the memory that its control groups allow, if they limit it |
-    /// | `telemetry.sdk.*` | this crate |
-    ///
-    /// Values are not percent-decoded, as in `opentelemetry_sdk`. In its release 0.33, `OTEL_RESOURCE_ATTRIBUTES`
-    /// overrides `OTEL_SERVICE_NAME`; the specification requires the opposite.
-    pub fn from_env() -> Self {
-        Self::from_variables(&|name| env::var(name).ok().filter(|text| !text.is_empty()))
-    }
+/// The default resource: the attributes in `OTEL_RESOURCE_ATTRIBUTES`, and these, unless they are among them:
+///
+/// | attribute | value |
+/// |---|---|
+/// | `service.name` | from `OTEL_SERVICE_NAME`, which comes first, else `unknown_service:` and the name of the executable |
+/// | `service.instance.id` | a random UUID, the same for all resources of the process |
+/// | `process.pid`, `process.executable.name` | the process and its program |
+/// | `host.name`, `os.version`, `host.cpu.model.name` | the machine or container, its kernel and CPU, on Linux |
+/// | `os.type`, `host.arch` | the system that the program was built for |
+/// | `profile.machine.cpus` | how many CPUs the process may use, as its affinity and control groups have it |
+/// | `profile.machine.memory_bytes` | the memory that its control groups allow, if they limit it |
+/// | `telemetry.sdk.*` | this crate |
+///
+/// Values are not percent-decoded, as in `opentelemetry_sdk`. In its release 0.33, `OTEL_RESOURCE_ATTRIBUTES`
+/// overrides `OTEL_SERVICE_NAME`; the specification requires the opposite.
+pub fn resource_from_env() -> Resource {
+    from_variables(&|name| env::var(name).ok().filter(|text| !text.is_empty()))
+}
 
-    fn from_variables(variable: &dyn Fn(&str) -> Option<String>) -> Self {
-        let mut resource = Self::new()
-            .with_schema_url(SCHEMA_URL)
-            .with("telemetry.sdk.language", "rust")
-            .with("telemetry.sdk.name", env!("CARGO_PKG_NAME"))
-            .with("telemetry.sdk.version", env!("CARGO_PKG_VERSION"))
-            .with("process.pid", sys::process_id())
-            .with("os.type", env::consts::OS)
-            .with("host.arch", architecture());
-        let cpus = std::thread::available_parallelism().map(|cpus| cpus.get() as u64);
-        let numbers = [
-            ("profile.machine.cpus", cpus.ok()),
-            ("profile.machine.memory_bytes", sys::memory_limit()),
-        ];
-        for (key, number) in numbers {
-            let number = number.and_then(|number| i64::try_from(number).ok());
-            resource =
-                number.into_iter().fold(resource, |resource, number| resource.with(key, number));
-        }
-        let found = [
-            ("service.instance.id", instance_id()),
-            ("process.executable.name", executable_name()),
-            ("host.name", sys::host_name()),
-            ("os.version", sys::kernel_release()),
-            ("host.cpu.model.name", sys::cpu_model()),
-        ];
-        for (key, value) in found {
-            resource =
-                value.into_iter().fold(resource, |resource, value| resource.with(key, value));
-        }
-        let attributes = variable("OTEL_RESOURCE_ATTRIBUTES").unwrap_or_default();
-        for (key, value) in attributes.split(',').filter_map(|entry| entry.split_once('=')) {
-            resource = resource.with(key.trim(), value.trim());
-        }
-        match variable("OTEL_SERVICE_NAME") {
-            Some(name) => resource.with("service.name", name),
-            None if resource.get("service.name").is_some() => resource,
-            None => resource.with("service.name", unknown_service()),
-        }
+fn from_variables(variable: &dyn Fn(&str) -> Option<String>) -> Resource {
+    let mut resource = Resource::new()
+        .with_schema_url(SCHEMA_URL)
+        .with("telemetry.sdk.language", "rust")
+        .with("telemetry.sdk.name", env!("CARGO_PKG_NAME"))
+        .with("telemetry.sdk.version", env!("CARGO_PKG_VERSION"))
+        .with("process.pid", sys::process_id())
+        .with("os.type", env::consts::OS)
+        .with("host.arch", architecture());
+    let cpus = std::thread::available_parallelism().map(|cpus| cpus.get() as u64);
+    let numbers = [
+        ("profile.machine.cpus", cpus.ok()),
+        ("profile.machine.memory_bytes", sys::memory_limit()),
+    ];
+    for (key, number) in numbers {
+        let number = number.and_then(|number| i64::try_from(number).ok());
+        resource = number.into_iter().fold(resource, |resource, number| resource.with(key, number));
+    }
+    let found = [
+        ("service.instance.id", instance_id()),
+        ("process.executable.name", executable_name()),
+        ("host.name", sys::host_name()),
+        ("os.version", sys::kernel_release()),
+        ("host.cpu.model.name", sys::cpu_model()),
+    ];
+    for (key, value) in found {
+        resource = value.into_iter().fold(resource, |resource, value| resource.with(key, value));
+    }
+    let attributes = variable("OTEL_RESOURCE_ATTRIBUTES").unwrap_or_default();
+    for (key, value) in attributes.split(',').filter_map(|entry| entry.split_once('=')) {
+        resource = resource.with(key.trim(), value.trim());
+    }
+    match variable("OTEL_SERVICE_NAME") {
+        Some(name) => resource.with("service.name", name),
+        None if resource.get("service.name").is_some() => resource,
+        None => resource.with("service.name", unknown_service()),
     }
 }
 
@@ -119,7 +115,7 @@ mod tests {
     use crate::profile::Value;
 
     fn resource(name: Option<&str>, attributes: &str) -> Resource {
-        Resource::from_variables(&|variable| match variable {
+        from_variables(&|variable| match variable {
             "OTEL_SERVICE_NAME" => name.map(str::to_owned),
             "OTEL_RESOURCE_ATTRIBUTES" => Some(attributes.to_owned()),
             _ => None,

@@ -28,6 +28,7 @@ use axum::{Json, Router};
 use serde_json::{Value, json};
 
 use self::answer::{Failure, HTML, blocking, no_answer, not_found, not_now, time, unreadable};
+use crate::encode::TEXTS_SCRIPT;
 #[cfg(feature = "pprof")]
 use crate::engine::ProfileKind;
 use crate::error::Error;
@@ -47,7 +48,8 @@ const TYPICAL_PAGE: &str = include_str!("typical.html");
 #[cfg(feature = "pprof")]
 const PPROF_PAGE: &str = include_str!("pprof.html");
 const STYLE: &str = include_str!("index.css");
-const SCRIPT: &str = concat!(include_str!("../encode/html/texts.js"), include_str!("index.js"));
+/// After [`TEXTS_SCRIPT`].
+const SCRIPT: &str = include_str!("index.js");
 
 /// The part of the page that leads to profiles of the process.
 const LINKS_TO_PROCESS: &str = include_str!("process.html");
@@ -205,7 +207,10 @@ impl Handle {
                 get(page_or_state).post(|it| switch(it, true)).delete(|it| switch(it, false)),
             )
             .route("/index.css", get(|| async { asset("text/css", STYLE) }))
-            .route("/index.js", get(|| async { asset("text/javascript", SCRIPT) }))
+            .route(
+                "/index.js",
+                get(|| async { asset("text/javascript", &[TEXTS_SCRIPT, SCRIPT].concat()) }),
+            )
             .route("/rules", get(rules).put(set_rules))
             .route("/continuous", get(continuous::get).put(continuous::put))
             .route("/routes", get(typical_routes))

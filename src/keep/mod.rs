@@ -27,6 +27,7 @@ pub(crate) use health::ExporterHealth;
 pub use kept::{Kept, KeptSpan, NoProfile};
 pub(crate) use kept::{OnKept, SpanLink};
 pub(crate) use plans::Callsite;
+pub(crate) use reasons::judge;
 #[cfg(test)]
 pub(crate) use rules::COMPARED;
 pub use rules::{Rule, Rules};

@@ -4,36 +4,30 @@ use super::{Condition, Keep};
 use crate::facts::{Facts, Reason, Reasons};
 use crate::span::{CHOSEN, FAILED, FAILED_ITSELF, FORCED, SpanSnapshot};
 
-impl Reasons {
-    /// The verdict on a closed span. `is_rare` returns whether a wall time is longer than the rule's percentile.
-    pub(crate) fn judge(
-        keep: &Keep,
-        closing: &SpanSnapshot,
-        is_rare: impl Fn(u64) -> bool,
-    ) -> Self {
-        let facts = Facts { times: closing.account, ..Facts::default() };
-        let wall_ns = facts.times.wall_ns;
-        let judge = |condition| match condition {
-            Condition::Above(measure, threshold) => {
-                let is_above = |value| threshold.is_exceeded_by(value, wall_ns);
-                let value = facts.get(measure).filter(|_| !measure.row().condition.is_empty());
-                value.is_some_and(is_above).then_some(Reason::Above(measure))
-            }
-            Condition::Error => closing.has(FAILED).then_some(Reason::Error),
-            Condition::ErrorSelf => closing.has(FAILED_ITSELF).then_some(Reason::Error),
-            // Evaluated for every span, because the percentile is computed from all of them.
-            Condition::Percentile { floor, .. } => {
-                let is_met = is_rare(wall_ns) && u128::from(wall_ns) > floor.as_nanos();
-                is_met.then_some(Reason::Percentile)
-            }
-            Condition::Always => Some(Reason::Always),
-            Condition::OneIn(_) => closing.has(CHOSEN).then_some(Reason::OneIn),
-            // These apply to open spans only.
-            Condition::Hung(_) | Condition::NeverHung | Condition::Open(_) => None,
-        };
-        let forced = closing.has(FORCED).then_some(Reason::Forced);
-        keep.conditions().filter_map(judge).chain(forced).collect()
-    }
+/// The verdict on a closed span. `is_rare` returns whether a wall time is longer than the rule's percentile.
+pub(crate) fn judge(keep: &Keep, closing: &SpanSnapshot, is_rare: impl Fn(u64) -> bool) -> Reasons {
+    let facts = Facts { times: closing.account, ..Facts::default() };
+    let wall_ns = facts.times.wall_ns;
+    let judge = |condition| match condition {
+        Condition::Above(measure, threshold) => {
+            let is_above = |value| threshold.is_exceeded_by(value, wall_ns);
+            let value = facts.get(measure).filter(|_| !measure.row().condition.is_empty());
+            value.is_some_and(is_above).then_some(Reason::Above(measure))
+        }
+        Condition::Error => closing.has(FAILED).then_some(Reason::Error),
+        Condition::ErrorSelf => closing.has(FAILED_ITSELF).then_some(Reason::Error),
+        // Evaluated for every span, because the percentile is computed from all of them.
+        Condition::Percentile { floor, .. } => {
+            let is_met = is_rare(wall_ns) && u128::from(wall_ns) > floor.as_nanos();
+            is_met.then_some(Reason::Percentile)
+        }
+        Condition::Always => Some(Reason::Always),
+        Condition::OneIn(_) => closing.has(CHOSEN).then_some(Reason::OneIn),
+        // These apply to open spans only.
+        Condition::Hung(_) | Condition::NeverHung | Condition::Open(_) => None,
+    };
+    let forced = closing.has(FORCED).then_some(Reason::Forced);
+    keep.conditions().filter_map(judge).chain(forced).collect()
 }
 
 #[cfg(test)]
@@ -42,14 +36,14 @@ mod tests {
 
     use super::super::Threshold;
     use super::*;
+    use crate::facts::Allocations;
     use crate::facts::Measure;
-    use crate::sys::Allocations;
 
     const MS: Duration = Duration::from_millis(1);
     const RULE: Keep = Keep::slower_than(Duration::from_millis(250));
 
     fn judged(keep: Keep, closing: &SpanSnapshot) -> String {
-        Reasons::judge(&keep, closing, |_| true).to_string()
+        super::judge(&keep, closing, |_| true).to_string()
     }
 
     fn judge(keep: Keep, wall_ns: u64, flags: u32) -> String {
@@ -136,10 +130,10 @@ mod tests {
         let closing = |wall_ns| SpanSnapshot::for_test(wall_ns, 0);
         assert_eq!(judged(keep, &closing(1_000_001)), "percentile");
         assert_eq!(judged(keep, &closing(1_000_000)), "");
-        assert!(Reasons::judge(&keep, &closing(u64::MAX), |_| false).is_empty());
+        assert!(super::judge(&keep, &closing(u64::MAX), |_| false).is_empty());
         // Short spans are counted, too.
         let seen = std::cell::Cell::new(0);
-        Reasons::judge(&keep, &closing(5), |wall_ns| {
+        super::judge(&keep, &closing(5), |wall_ns| {
             seen.set(wall_ns);
             true
         });

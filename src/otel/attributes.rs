@@ -86,9 +86,9 @@ impl AttributeNames {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::facts::Allocations;
     use crate::keep::NoProfile;
     use crate::span::SpanKey;
-    use crate::sys::Allocations;
 
     const OFF_CPU_ID: &str = "profile.off_cpu_id";
     const AWAIT_ID: &str = "profile.await_id";

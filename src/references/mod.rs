@@ -1,7 +1,6 @@
 //! Reference spans: of each cohort some are chosen at random when they are created, sampled from their first enter on,
 //! and kept in nothing but what is known of their cohort. Kept spans are compared with them.
 
-mod breakdown;
 mod choice;
 mod cohorts;
 #[cfg(test)]

@@ -468,10 +468,10 @@ mod tests {
 
     use super::*;
     use crate::compare::{OwnFunction, SpentIn};
+    use crate::facts::Allocations;
     use crate::facts::Reason;
     use crate::profile::{Compared, Hotspots};
     use crate::span::SpanKey;
-    use crate::sys::Allocations;
 
     fn kept() -> Kept {
         let mut span = KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 258);

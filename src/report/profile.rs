@@ -84,7 +84,7 @@ pub(crate) fn describe(
     let known_ns = (is_known && !is_vague(on_cpu_ns, error_ns)).then_some(on_cpu_ns);
     let unsampled = |span: &KeptSpan| span.facts.get(Measure::Unsampled).unwrap_or(0);
     let unsampled_ns = of_topmost.map(unsampled).sum();
-    let coverage = coverage(profile.weight_ns(), known_ns, unsampled_ns, losses);
+    let coverage = coverage(profile.total(SampleKind::OnCpu), known_ns, unsampled_ns, losses);
     _ = write!(samples, ": {coverage}");
     profile.notes.push(samples);
     profile.losses = list_of_losses(losses);

@@ -6,55 +6,52 @@ use once_cell::race::OnceBox;
 
 use super::SpanKey;
 use crate::facts::TimeBreakdown;
-use crate::sys::{Allocations, Clock, Uncounted, Usage, UsageSums};
+use crate::facts::{Allocations, Usage};
+use crate::sys::{Clock, Uncounted, UsageSums};
 
-impl TimeBreakdown {
-    /// The account of an open span, with time that threads have not added to it yet.
-    pub(crate) fn with_inside(self, time: InsideTime) -> Self {
-        if self.is_cpu_time_unknown {
-            return self;
-        }
-        Self {
-            subtree_on_cpu_ns: self.subtree_on_cpu_ns + time.on_ns + time.unsure_ns / 2,
-            subtree_on_cpu_error_ns: self.subtree_on_cpu_error_ns + time.unsure_ns.div_ceil(2),
-            subtree_sampled_ns: self.subtree_sampled_ns + time.sampled_ns,
-            ..self
-        }
+/// The account of an open span, with time that threads have not added to it yet.
+pub(crate) fn with_inside(account: TimeBreakdown, time: InsideTime) -> TimeBreakdown {
+    if account.is_cpu_time_unknown {
+        return account;
     }
+    TimeBreakdown {
+        subtree_on_cpu_ns: account.subtree_on_cpu_ns + time.on_ns + time.unsure_ns / 2,
+        subtree_on_cpu_error_ns: account.subtree_on_cpu_error_ns + time.unsure_ns.div_ceil(2),
+        subtree_sampled_ns: account.subtree_sampled_ns + time.sampled_ns,
+        ..account
+    }
+}
 
-    /// The account of an open span, with its current segment added. Since it began, the thread certainly ran for `ran_ns`
-    /// and certainly did not run for `waited_ns`; the rest is unknown. The thread was sampled for the last `sampled_ns` of
-    /// its CPU time.
-    pub(crate) fn with_segment(
-        self,
-        segment_ns: u64,
-        ran_ns: u64,
-        waited_ns: u64,
-        sampled_ns: u64,
-    ) -> Self {
-        if self.is_cpu_time_unknown {
-            return self;
-        }
-        // The times of the thread can be those of other spans on its stack.
-        let known_ns = ran_ns.saturating_add(waited_ns);
-        let Certain { on_ns: ran_ns, off_ns: waited_ns, sampled_ns } = match known_ns > segment_ns {
-            true => Certain::of_part(segment_ns, known_ns, ran_ns, sampled_ns),
-            false => {
-                Certain { on_ns: ran_ns, off_ns: waited_ns, sampled_ns: sampled_ns.min(ran_ns) }
-            }
-        };
-        let unsure_ns = segment_ns - ran_ns - waited_ns;
-        let (on_cpu_ns, error_ns) = (ran_ns + unsure_ns / 2, unsure_ns.div_ceil(2));
-        Self {
-            on_cpu_ns: self.on_cpu_ns + on_cpu_ns,
-            on_cpu_error_ns: self.on_cpu_error_ns + error_ns,
-            off_cpu_ns: self.off_cpu_ns + waited_ns + (unsure_ns - unsure_ns / 2),
-            sampled_ns: self.sampled_ns + sampled_ns,
-            subtree_on_cpu_ns: self.subtree_on_cpu_ns + on_cpu_ns,
-            subtree_on_cpu_error_ns: self.subtree_on_cpu_error_ns + error_ns,
-            subtree_sampled_ns: self.subtree_sampled_ns + sampled_ns,
-            ..self
-        }
+/// The account of an open span, with its current segment added. Since it began, the thread certainly ran for `ran_ns`
+/// and certainly did not run for `waited_ns`; the rest is unknown. The thread was sampled for the last `sampled_ns` of
+/// its CPU time.
+pub(crate) fn with_segment(
+    account: TimeBreakdown,
+    segment_ns: u64,
+    ran_ns: u64,
+    waited_ns: u64,
+    sampled_ns: u64,
+) -> TimeBreakdown {
+    if account.is_cpu_time_unknown {
+        return account;
+    }
+    // The times of the thread can be those of other spans on its stack.
+    let known_ns = ran_ns.saturating_add(waited_ns);
+    let Certain { on_ns: ran_ns, off_ns: waited_ns, sampled_ns } = match known_ns > segment_ns {
+        true => Certain::of_part(segment_ns, known_ns, ran_ns, sampled_ns),
+        false => Certain { on_ns: ran_ns, off_ns: waited_ns, sampled_ns: sampled_ns.min(ran_ns) },
+    };
+    let unsure_ns = segment_ns - ran_ns - waited_ns;
+    let (on_cpu_ns, error_ns) = (ran_ns + unsure_ns / 2, unsure_ns.div_ceil(2));
+    TimeBreakdown {
+        on_cpu_ns: account.on_cpu_ns + on_cpu_ns,
+        on_cpu_error_ns: account.on_cpu_error_ns + error_ns,
+        off_cpu_ns: account.off_cpu_ns + waited_ns + (unsure_ns - unsure_ns / 2),
+        sampled_ns: account.sampled_ns + sampled_ns,
+        subtree_on_cpu_ns: account.subtree_on_cpu_ns + on_cpu_ns,
+        subtree_on_cpu_error_ns: account.subtree_on_cpu_error_ns + error_ns,
+        subtree_sampled_ns: account.subtree_sampled_ns + sampled_ns,
+        ..account
     }
 }
 

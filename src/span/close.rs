@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
+use super::account::with_inside;
 use super::local::{put, take};
 use super::sample_counts::SampleCounts;
 use super::slot::{REFERENCE, REFERENCE_SHIFT, REGISTERED, Slot};
@@ -187,7 +188,7 @@ impl Spans {
     pub(super) fn closing(&self, slot: &Slot, now: u64) -> Option<SpanSnapshot> {
         let mut account = slot.account(&self.clock, now);
         if slot.has_sums() {
-            account = account.with_inside(self.counts.lock().sums_of(slot));
+            account = with_inside(account, self.counts.lock().sums_of(slot));
         }
         let flags = slot.flags();
         Some(SpanSnapshot {

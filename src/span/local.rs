@@ -12,8 +12,9 @@ use super::segment::{CPU_UNKNOWN, NESTED, PendingSegments, SWITCHED, Segment, UN
 use super::slot::Slot;
 use super::usage_read::UsageRead;
 use super::{RegistryId, SpanKey};
+use crate::facts::Allocations;
 use crate::sampler::{NEVER, SamplingSession, ThreadShared, ThreadSource};
-use crate::sys::{self, Allocations, Position, Uncounted, allocated_here};
+use crate::sys::{self, Position, Uncounted, allocated_here};
 
 thread_local! {
     /// Set on the layer's own threads, and on threads whose thread-locals have been destroyed. Hooks do nothing there.

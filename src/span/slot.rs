@@ -11,8 +11,9 @@ pub(crate) use super::flags::{
 use super::flags::{ALLOCATED, COUNTED, HAS_SAMPLES, HAS_SUMS, IN_USE, OF_PLAN, ON_OTHERS};
 use super::sample_counts::{AtomicSampleCounts, SampleCounts};
 use super::{Plan, RegistryId, SpanKey};
+use crate::facts::Allocations;
 use crate::facts::TimeBreakdown;
-use crate::sys::{Allocations, Clock, counts_allocations};
+use crate::sys::{Clock, counts_allocations};
 
 /// An unaged span has no known on-CPU time in the worst case. This limits the unknown time to about a hundredth of the
 /// rule's threshold.
@@ -600,7 +601,7 @@ impl Slot {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::Usage;
+    use crate::facts::Usage;
 
     const OWNER: u32 = 1;
     const OTHER: u32 = 2;

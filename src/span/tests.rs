@@ -681,7 +681,7 @@ fn an_open_span_takes_no_time_while_its_thread_is_in_others() {
         let (closing, segment_ns) = scene.spans.as_closing(a, scene.key(a)).unwrap();
         // The collector knows of the thread only that it ran all the time.
         let ran_ns = scene.script.now.load(Ordering::Relaxed) - MS;
-        parts(&closing.account.with_segment(segment_ns, ran_ns, 0, 0))
+        parts(&with_segment(closing.account, segment_ns, ran_ns, 0, 0))
     };
     scene.enter(a);
     scene.wait(10 * MS);

@@ -13,6 +13,7 @@ use crossbeam::utils::CachePadded;
 use super::live_blocks::{LiveBlocks, Removed, TrackedBlock};
 use super::live_stack::{LiveRegisters, LiveStack, live_registers};
 use super::words::WORDS;
+use crate::facts::Allocations;
 
 /// A global allocator that counts what spans allocate, in front of the program's own:
 ///
@@ -47,42 +48,6 @@ impl<A> ProfilingAllocator<A> {
     /// In front of that allocator.
     pub const fn new(allocator: A) -> Self {
         Self { allocator }
-    }
-}
-
-/// What was allocated and freed, in bytes as they were requested and in calls.
-///
-/// A reallocation counts as an allocation of the new size and a free of the old one. A failed allocation does not count.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Allocations {
-    /// Bytes allocated.
-    pub allocated_bytes: u64,
-    /// The number of allocations.
-    pub allocations: u64,
-    /// Bytes freed, wherever they were allocated.
-    pub freed_bytes: u64,
-    /// The number of frees.
-    pub frees: u64,
-}
-
-impl Allocations {
-    pub(crate) fn since(self, before: Self) -> Self {
-        Self {
-            allocated_bytes: self.allocated_bytes.saturating_sub(before.allocated_bytes),
-            allocations: self.allocations.saturating_sub(before.allocations),
-            freed_bytes: self.freed_bytes.saturating_sub(before.freed_bytes),
-            frees: self.frees.saturating_sub(before.frees),
-        }
-    }
-
-    pub(crate) fn and(self, more: Self) -> Self {
-        Self {
-            allocated_bytes: self.allocated_bytes.saturating_add(more.allocated_bytes),
-            allocations: self.allocations.saturating_add(more.allocations),
-            freed_bytes: self.freed_bytes.saturating_add(more.freed_bytes),
-            frees: self.frees.saturating_add(more.frees),
-        }
     }
 }
 

@@ -46,9 +46,9 @@ mod unsupported;
 )))]
 use unsupported as platform;
 
+pub use allocator::ProfilingAllocator;
 #[cfg(all(test, not(tracing_profiling_unsupported)))]
 pub(crate) use allocator::sample_bytes;
-pub use allocator::{Allocations, ProfilingAllocator};
 pub(crate) use allocator::{
     SampledAllocation, Uncounted, allocated_here, begin_counting, can_sample, counts_allocations,
     end_counting, forget_counting, is_in_use, is_uncounted, sample_allocations, track_blocks,
@@ -100,9 +100,9 @@ pub(crate) use task_waker::{clone as clone_waker, drop_waker, wake, wake_by_ref}
 pub(crate) use types::{
     ANY_STACK, Blocked, Call, CpuUse, FileIdentity, FilteredSyscall, Load, LoadedModule,
     MOST_STACK_COPIED, MappedFile, MappedPart, ModuleList, ModuleLoads, NoFile, OsThread,
-    SampleRequest, Schedstat, ThreadStack, ThrottlingUnknown, WhyRefused,
+    SampleRequest, Schedstat, ThreadStack, WhyRefused,
 };
-pub(crate) use usage::{Usage, UsageSums};
+pub(crate) use usage::UsageSums;
 pub(crate) use words::{WORDS, fork_generation};
 
 /// For a test in a process of its own: whether this is that process. Otherwise the test of that path has run in one.

@@ -305,38 +305,6 @@ pub(crate) struct Schedstat {
     pub(crate) runs: u64,
 }
 
-/// Why it is unknown for how long the process was throttled.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(dead_code, reason = "each platform uses some of them")]
-pub(crate) enum ThrottlingUnknown {
-    /// Nothing was read while the span was open, or too little.
-    #[default]
-    NotRead,
-    NoProc,
-    NoController,
-    NotMounted,
-    NotVisible,
-    Threaded,
-    Unreadable,
-    OtherSystem,
-}
-
-impl ThrottlingUnknown {
-    /// In words, after `unknown: `.
-    pub(crate) const fn words(self) -> &'static str {
-        match self {
-            Self::NotRead => "cpu.stat was not read at its begin and end",
-            Self::NoProc => "/proc is not mounted",
-            Self::NoController => "its control group has no cpu controller",
-            Self::NotMounted => "the file system of control groups is not mounted",
-            Self::NotVisible => "its control group is not visible here",
-            Self::Threaded => "its threads are in several control groups",
-            Self::Unreadable => "cpu.stat of its control group cannot be read",
-            Self::OtherSystem => "this system has no control groups",
-        }
-    }
-}
-
 /// The load of the machine, or of the process's control group.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Load {

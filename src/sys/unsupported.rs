@@ -19,8 +19,9 @@ use parking_lot::{Condvar, Mutex};
 
 use super::types::{
     Blocked, Call, FileIdentity, FilteredSyscall, Load, MappedFile, ModuleList, ModuleLoads,
-    OsThread, SampleRequest, Schedstat, ThreadStack, ThrottlingUnknown, WhyRefused,
+    OsThread, SampleRequest, Schedstat, ThreadStack, WhyRefused,
 };
+use crate::facts::ThrottlingUnknown;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TickSource {
@@ -139,7 +140,7 @@ stubs! {
     fn cpu_ns_of(_: u32) -> Option<u64> = None;
     fn try_thread_cpu_ns() -> Result<u64, WhyRefused> = refused();
     fn try_cpu_ns_of(_: u32) -> Result<u64, WhyRefused> = refused();
-    fn try_thread_usage() -> Result<super::Usage, WhyRefused> = refused();
+    fn try_thread_usage() -> Result<crate::facts::Usage, WhyRefused> = refused();
     fn tick_ns() -> Option<u64> = None;
     fn time_namespace_offset_ns() -> Option<i64> = None;
     fn open_file_limit() -> u64 = 0;

@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 
-use crate::sys::{self, ControlGroup, GroupTexts, ThrottlingUnknown};
+use crate::facts::ThrottlingUnknown;
+use crate::sys::{self, ControlGroup, GroupTexts};
 
 /// Reading it takes 2 µs, or more with version 2 of control groups, where the kernel adds up what its CPUs have counted.
 const READ_INTERVAL_NS: u64 = 20_000_000;

@@ -15,7 +15,7 @@ use crate::intake::Intake;
 use crate::keep::Callsites;
 use crate::refresh::refresh_interest;
 use crate::sinks::{SpanSamples, Store};
-use crate::span::{InnermostSpan, OpenSlot, RegistryId, SpanKey, Spans};
+use crate::span::{InnermostSpan, OpenSlot, RegistryId, SpanKey, Spans, with_segment};
 use crate::stats::Counters;
 use crate::sys::{self, KernelFile};
 use crate::text::escaped;
@@ -342,7 +342,7 @@ impl Watchdog {
         let Ran { on_ns, off_ns, sampled_ns } =
             ran.into_iter().find(|ran| *ran != Ran::default()).unwrap_or_default();
         open.account = match intake.own_cpu.last_ns() {
-            Some(_) => open.account.with_segment(segment_ns, on_ns, off_ns, sampled_ns),
+            Some(_) => with_segment(open.account, segment_ns, on_ns, off_ns, sampled_ns),
             None => open.account.without_cpu_time(),
         };
         // What the profile will contain, and not what hooks have counted so far.

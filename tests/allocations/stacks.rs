@@ -143,7 +143,7 @@ fn samples_represent_what_each_site_allocates() {
         for kind in [SampleKind::AllocatedBytes, SampleKind::Allocations] {
             for sample in profile.of_kind(kind) {
                 let names = functions(&profile, sample);
-                let amounts = sample.points.iter().map(|point| point.weight() as f64);
+                let amounts = sample.points.iter().map(|point| point.weight as f64);
                 let numbers = ["most", "outer", "middle", "leaf"]
                     .map(|of| names.iter().find_map(|name| digit_of(name, of)));
                 let [Some(most), Some(outer), Some(middle), Some(leaf)] = numbers else {
@@ -251,7 +251,7 @@ fn young_spans_are_sampled_only_if_a_rule_judges_allocations() {
     for profile in setup.profiles() {
         for sample in profile.of_kind(SampleKind::AllocatedBytes) {
             let path = profile.span_path(sample.link).join("/");
-            paths.push((path, sample.points[0].weight() >> 20));
+            paths.push((path, sample.points[0].weight >> 20));
         }
     }
     paths.sort();

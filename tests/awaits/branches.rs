@@ -51,7 +51,7 @@ fn shown(profile: &Profile, kind: SampleKind) -> Vec<(&'static str, u32, Duratio
             [branch] => branch,
             _ => "another",
         };
-        let weights = sample.points.iter().map(|it| (it.time(), Duration::from_nanos(it.weight())));
+        let weights = sample.points.iter().map(|it| (it.time(), Duration::from_nanos(it.weight)));
         shown.extend(weights.map(|(time, weight)| (time, branch, count, weight)));
     }
     shown.sort_unstable();

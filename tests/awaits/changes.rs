@@ -103,7 +103,7 @@ fn a_leaf_that_wakes_itself_is_shown_until_another_is_awaited() {
                 let may_be_late = kind == SampleKind::Delay && function == [true, false];
                 let longest = (late + 10 * MS).as_nanos();
                 let points = sample.points.iter();
-                let points = points.filter(|at| !may_be_late || u128::from(at.weight()) > longest);
+                let points = points.filter(|at| !may_be_late || u128::from(at.weight) > longest);
                 seen.extend(points.map(|point| (point.time(), kind, function)));
             }
         }
@@ -416,8 +416,7 @@ fn the_awaits_of_a_span_that_is_open_for_long_are_not_merged() {
     let all = first + second;
     assert!(first > all / 4 && second > all / 4, "{first:?} {second:?}");
     let longest = profile.of_kind(SampleKind::Await).flat_map(|sample| &sample.points);
-    let longest =
-        longest.map(|point| std::time::Duration::from_nanos(point.weight())).max().unwrap();
+    let longest = longest.map(|point| std::time::Duration::from_nanos(point.weight)).max().unwrap();
     // A sample has the weight of what was not sampled before it, too.
     assert!(longest <= own_longest + 10 * MS, "{longest:?}, {own_longest:?} of {all:?}");
 }

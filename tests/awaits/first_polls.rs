@@ -34,7 +34,7 @@ fn delays(setup: &Setup, name: &str) -> Vec<(Leaf, String, Duration)> {
     for sample in profile.of_kind(SampleKind::Delay) {
         let leaf = profile.leaf(sample.leaf).unwrap().clone();
         let span = profile.span_path(sample.link).last().copied().unwrap_or_default().to_owned();
-        let weight = sample.points.iter().map(|point| point.weight()).sum();
+        let weight = sample.points.iter().map(|point| point.weight).sum();
         delays.push((leaf, span, Duration::from_nanos(weight)));
     }
     delays

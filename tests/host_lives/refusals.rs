@@ -106,7 +106,7 @@ impl Watched {
         assert_eq!(times.len(), 2);
         for (times, (wall_ns, ran_ns)) in times.iter().zip([ran, slept]) {
             assert!(ns(times.wall()) <= wall_ns, "{times:?} {wall_ns}");
-            assert_eq!(times.is_cpu_time_unknown(), ran_ns.is_none(), "{times:?}");
+            assert_eq!(times.is_cpu_time_unknown, ran_ns.is_none(), "{times:?}");
             if let Some((inside_ns, around_ns)) = ran_ns {
                 let sum = times.on_cpu() + times.off_cpu() + times.idle();
                 assert!(ns(sum).abs_diff(ns(times.wall())) < 1_000, "{times:?}");

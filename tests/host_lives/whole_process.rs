@@ -29,7 +29,7 @@ fn options(duration: Duration) -> ProfileOptions {
 fn weight_of(profile: &Profile, is_it: impl Fn(&Sample) -> bool) -> Duration {
     let samples = profile.of_kind(SampleKind::OnCpu).filter(|sample| is_it(sample));
     let points = samples.flat_map(|sample| &sample.points);
-    Duration::from_nanos(points.map(|point| point.weight()).sum())
+    Duration::from_nanos(points.map(|point| point.weight).sum())
 }
 
 /// The CPU time of samples in that function.

@@ -115,8 +115,8 @@ pub(crate) const HAS_STACKS: bool = cfg!(not(tracing_profiling_unsupported));
 
 /// The sum of the parts of a span's wall time, as far as they are known.
 pub(crate) fn sum_of_parts_ns(account: &tracing_profiling::TimeBreakdown) -> u64 {
-    assert_eq!(account.is_cpu_time_unknown(), !HAS_STACKS, "{account:?}");
-    match account.is_cpu_time_unknown() {
+    assert_eq!(account.is_cpu_time_unknown, !HAS_STACKS, "{account:?}");
+    match account.is_cpu_time_unknown {
         true => account.wall().ns().max(account.idle().ns()),
         false => {
             let busy_ns = account.on_cpu().ns() + account.off_cpu().ns();
@@ -209,7 +209,7 @@ pub(crate) fn taken_samples(profile: &Profile) -> impl Iterator<Item = &Sample> 
 /// The number of those samples and their CPU time.
 pub(crate) fn taken(profile: &Profile) -> (u64, u64) {
     let points = taken_samples(profile).flat_map(|sample| &sample.points);
-    points.fold((0, 0), |(count, ns), point| (count + 1, ns + point.weight()))
+    points.fold((0, 0), |(count, ns), point| (count + 1, ns + point.weight))
 }
 
 /// The number of points with a function of that name (its last path segment) in their stack.

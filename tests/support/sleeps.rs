@@ -134,7 +134,7 @@ pub(crate) fn waits(profile: &Profile) -> Vec<Wait> {
     let waits = samples.flat_map(|sample| {
         let is_marked = is_marked(sample.stack);
         sample.points.iter().map(move |point| Wait {
-            when: Interval::since(point.time(), Duration::from_nanos(point.weight())),
+            when: Interval::since(point.time(), Duration::from_nanos(point.weight)),
             is_marked,
         })
     });

@@ -107,7 +107,7 @@ fn add_samples(profile: &Profile, of_parts: &mut HashMap<&'static str, Samples>)
         let Some(part) = MIX.iter().find(is_in) else { continue };
         let of_part = of_parts.entry(part.name).or_default();
         for point in &sample.points {
-            let weight = point.weight() as f64;
+            let weight = point.weight as f64;
             of_part.weight += weight;
             of_part.squares += weight * weight;
         }

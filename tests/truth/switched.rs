@@ -84,7 +84,7 @@ pub(crate) fn scenario(sampled: Sampled) {
     let [profile] = setup.memory.take().try_into().unwrap();
     let (mut all, mut itself) = (0, [0; 2]);
     for sample in profile.of_kind(SampleKind::OnCpu) {
-        let weight = sample.points.iter().map(|point| point.weight()).sum::<u64>();
+        let weight = sample.points.iter().map(|point| point.weight).sum::<u64>();
         let functions = functions(&profile, sample);
         let leaf = functions.first().copied().unwrap_or_default();
         println!("{:.2} ms {leaf}", weight as f64 / 1e6);

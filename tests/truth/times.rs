@@ -247,7 +247,7 @@ async fn tasks(all: &Arc<All>) {
 /// at the beginning and at the end.
 fn slack_ns(account: &TimeBreakdown, known: &Known) -> u64 {
     account.wall().ns() / 10_000
-        + 1_000 * (known.segments + account.involuntary_switches())
+        + 1_000 * (known.segments + account.usage.involuntary_switches)
         + 10_000
 }
 

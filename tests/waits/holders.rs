@@ -146,7 +146,7 @@ fn holder_in(profile: &Profile) -> Option<Option<LockHolder>> {
             Leaf::Blocked(call) if call.starts_with("futex") => None,
             _ => return None,
         };
-        Some((sample.points.iter().map(|point| point.weight()).sum::<u64>(), holder))
+        Some((sample.points.iter().map(|point| point.weight).sum::<u64>(), holder))
     });
     lengths.max_by_key(|(length, _)| *length).map(|(_, holder)| holder)
 }

@@ -14,6 +14,7 @@ use super::settings::OtlpBuilder;
 use super::transport::Transport;
 use crate::encode::{self, HtmlContext};
 use crate::export::directory::{self, Directory};
+use crate::export::resource_from_env;
 use crate::export::{
     Answer, Encoded, ExportError, Exported, Exporter, QueueLimits, RefusedScope, Remote,
     Unexportable,
@@ -69,7 +70,7 @@ impl OtlpExporter {
 
     /// The message to send. A profile that does not fit into a request is downsampled and marked.
     fn message(&mut self, profile: &Profile) -> Vec<u8> {
-        let resource = self.resource.get_or_insert_with(Resource::from_env);
+        let resource = self.resource.get_or_insert_with(resource_from_env);
         let most = self.request_bytes;
         let mut message = encode::otlp_message(profile, resource);
         let mut bytes = message.encoded_len();
@@ -189,7 +190,7 @@ impl Remote for OtlpExporter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::encode::otlp_protocol::messages as proto;
+    use crate::encode::otlp_messages as proto;
     use crate::profile::{Point, ProfileId, SampleKind};
 
     /// `points` samples of one stack, and as many waits.

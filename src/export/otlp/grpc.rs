@@ -20,11 +20,11 @@ use tonic::metadata::MetadataMap;
 use tonic::{Code, Status};
 use tonic_types::StatusExt;
 
-use super::settings::{Compression, Settings};
-use super::transport::{Connector, client, whole};
-use crate::encode::otlp_protocol::{
+use super::protocol::{
     DEVELOPMENT_VERSION, DEVELOPMENT_VERSION_HEADER, ExportProfilesServiceResponse, GRPC_METHOD,
 };
+use super::settings::{Compression, Settings};
+use super::transport::{Connector, client, whole};
 use crate::export::{Answer, RefusedScope};
 
 /// A server that speaks gRPC.

@@ -12,11 +12,11 @@ use hyper_util::client::legacy::Client;
 use prost::Message;
 use tokio::time::{Instant, timeout_at};
 
-use super::settings::{Compression, Settings};
-use super::transport::{Connector, client, whole};
-use crate::encode::otlp_protocol::{
+use super::protocol::{
     DEVELOPMENT_VERSION, DEVELOPMENT_VERSION_HEADER, ExportProfilesServiceResponse,
 };
+use super::settings::{Compression, Settings};
+use super::transport::{Connector, client, whole};
 use crate::export::{Answer, RefusedScope};
 use crate::text::gzip;
 

@@ -5,6 +5,7 @@ mod exporter;
 mod grpc;
 #[cfg(feature = "otlp-http")]
 mod http;
+mod protocol;
 mod settings;
 #[cfg(feature = "otlp-tls")]
 mod tls;

@@ -12,8 +12,8 @@ use http::uri::{PathAndQuery, Uri};
 use percent_encoding::percent_decode_str;
 
 use super::exporter::OtlpExporter;
+use super::protocol::HTTP_PATH;
 use super::transport::Transport;
-use crate::encode::otlp_protocol::HTTP_PATH;
 use crate::error::Error;
 use crate::export::{Directory, QueueLimits};
 use crate::profile::Resource;
@@ -289,7 +289,7 @@ impl OtlpBuilder {
                 "it contains a user; use {}=authorization=Basic%20... or `headers` instead",
                 HEADERS.all
             );
-            return Err(Error::otlp(name, HIDDEN, problem));
+            return Err(Error::unusable(name, HIDDEN, problem));
         }
         if !has_sound_port(&uri) {
             let expected = "a URL such as http://localhost:4318, with a port from 1 to 65535";
@@ -298,7 +298,7 @@ impl OtlpBuilder {
         if uri.scheme_str() == Some("https") && !cfg!(feature = "otlp-tls") {
             let problem =
                 "https needs the feature `otlp-tls`: enable `otlp-tls-ring` or `otlp-tls-aws-lc`";
-            return Err(Error::otlp(name, shown(&url), problem));
+            return Err(Error::unusable(name, shown(&url), problem));
         }
         #[cfg(feature = "otlp-tls")]
         let file = |set: Option<&PathBuf>, names: VariableNames| match set {
@@ -365,7 +365,7 @@ impl OtlpBuilder {
         if !is_whole && text.contains(['?', '#']) {
             let problem =
                 format!("a base URL must not contain `?` or `#`; {} may", ENDPOINT.profiles);
-            return Err(Error::otlp(name, HIDDEN, problem));
+            return Err(Error::unusable(name, HIDDEN, problem));
         }
         let url = match protocol {
             Protocol::HttpProtobuf if is_whole => text,
@@ -401,7 +401,7 @@ impl OtlpBuilder {
         let is_ours =
             |name: &&HeaderName| OURS.contains(*name) || name.as_str().starts_with("grpc-");
         if let Some(name) = headers.keys().find(is_ours) {
-            return Err(Error::otlp("a header", name.as_str(), "the exporter sets it itself"));
+            return Err(Error::unusable("a header", name.as_str(), "the exporter sets it itself"));
         }
         Ok(headers)
     }
@@ -535,7 +535,7 @@ pub(crate) fn has_endpoint(
 /// profiles.
 fn unsupported(name: &'static str, text: &str, names: VariableNames, problem: &str) -> Error {
     let alone = format!("{problem}; for profiles alone, set {}", names.profiles);
-    Error::otlp(name, text, if name == names.all { &alone } else { problem })
+    Error::unusable(name, text, if name == names.all { &alone } else { problem })
 }
 
 fn add_header(headers: &mut HeaderMap, name: &str, value: &str) -> Option<()> {

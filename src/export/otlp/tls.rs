@@ -121,19 +121,19 @@ fn config(settings: &Settings, files: TlsFiles) -> Result<ClientConfig, Error> {
         let problem = "https needs a cryptographic provider: enable the feature `otlp-tls-ring` or `otlp-tls-aws-lc` \
             of tracing-profiling (the one that the program's rustls has, if it has one), or install one before the \
             layer is built: `rustls::crypto::ring::default_provider().install_default()`";
-        Error::otlp("the endpoint", &settings.shown_endpoint(), problem)
+        Error::unusable("the endpoint", &settings.shown_endpoint(), problem)
     })?;
     let builder =
         ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
     let builder =
-        builder.map_err(|error| Error::otlp("the TLS configuration", "default", error))?;
+        builder.map_err(|error| Error::unusable("the TLS configuration", "default", error))?;
     let builder = match files.roots {
         Some(roots) => builder.with_root_certificates(roots),
         None => {
             systems_is_readable().and_then(|()| builder.with_native_roots()).map_err(|error| {
                 let problem =
                     format!("{error}; set it to a PEM file with the certificates to trust");
-                Error::otlp(Settings::CERTIFICATE, "not set", problem)
+                Error::unusable(Settings::CERTIFICATE, "not set", problem)
             })?
         }
     };
@@ -202,5 +202,5 @@ fn unreadable(file: &File, error: &pem::Error) -> Error {
 }
 
 fn wrong(file: &File, problem: impl fmt::Display) -> Error {
-    Error::otlp(file.name, &file.path.display().to_string(), problem)
+    Error::unusable(file.name, &file.path.display().to_string(), problem)
 }

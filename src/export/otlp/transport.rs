@@ -10,10 +10,10 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 
-use super::settings::{Protocol, Settings};
-use crate::encode::otlp_protocol::{
+use super::protocol::{
     DEVELOPMENT_VERSION, DEVELOPMENT_VERSION_HEADER, ExportProfilesServiceResponse,
 };
+use super::settings::{Protocol, Settings};
 use crate::error::Error;
 use crate::export::{Answer, RefusedScope};
 use crate::text::disturbs;
@@ -98,7 +98,9 @@ impl Transport {
             Protocol::HttpProtobuf => Kind::Http(super::http::Http::new(settings, connector)),
             // Unreachable: settings exist only for enabled protocols.
             #[cfg(not(all(feature = "otlp-grpc", feature = "otlp-http")))]
-            other => return Err(Error::otlp("the protocol", &format!("{other:?}"), "not there")),
+            other => {
+                return Err(Error::unusable("the protocol", &format!("{other:?}"), "not there"));
+            }
         };
         Ok(Self { kind, timeout, endpoint })
     }

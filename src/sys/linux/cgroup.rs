@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::own_files::KernelFile;
 use super::thread::{address_space_left, process_id};
-use crate::sys::types::ThrottlingUnknown;
+use crate::facts::ThrottlingUnknown;
 
 /// The control group whose quota applies to this process: its own, or else the nearest one around it that has a quota.
 #[derive(Debug)]

@@ -13,8 +13,8 @@ use rustix::thread::gettid;
 use super::calls::may;
 use super::ring::page_size;
 use super::signal::last_error;
+use crate::facts::Usage;
 use crate::sys::types::{FilteredSyscall, OsThread, ThreadStack, WhyRefused};
-use crate::sys::usage::Usage;
 
 /// The kernel's id of the calling thread.
 pub(crate) fn current_tid() -> u32 {

@@ -228,7 +228,7 @@ fn over_quota(directory: &Path) {
         let files: Vec<_> = fs::read_dir(directory).unwrap().map(|file| file.unwrap()).collect();
         (files.len(), files.iter().map(|file| file.metadata().unwrap().len()).sum())
     };
-    let resource = tracing_profiling::Resource::from_env();
+    let resource = tracing_profiling::resource_from_env();
     let host = Host::new(|builder| {
         let week = Duration::from_secs(7 * 24 * 60 * 60);
         builder.resource(resource).exporter(Directory::new(directory).with_quota(QUOTA, week))

@@ -97,7 +97,7 @@ impl Explained {
 }
 
 fn weight(sample: &Sample) -> Duration {
-    Duration::from_nanos(sample.points.iter().map(|point| point.weight()).sum())
+    Duration::from_nanos(sample.points.iter().map(|point| point.weight).sum())
 }
 
 pub fn percent(part: Duration, whole: Duration) -> f64 {

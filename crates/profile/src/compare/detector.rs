@@ -1,0 +1,298 @@
+//! Which routes have become slower. Knows no clock and no file: hours are numbers.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::comparison::drift;
+use super::estimate::Moments;
+use super::history::CohortHour;
+
+const HOURS_PER_DAY: u64 = 24;
+/// Each route is compared with the day before and with the version before.
+const BASELINES: u32 = 2;
+/// Of several processes, and of earlier ones. Further ones are not compared.
+pub const MOST_ROUTES: usize = 1_024;
+
+/// The wall times of reference spans.
+#[derive(Clone, Copy, Debug, Default)]
+struct WallSum {
+    spans: u64,
+    wall: Moments,
+}
+
+impl WallSum {
+    fn merge(&mut self, other: &Self) {
+        self.spans = self.spans.saturating_add(other.spans);
+        self.wall.merge(&other.wall);
+    }
+}
+
+/// Those of routes.
+#[derive(Debug, Default)]
+struct WallSums(BTreeMap<String, WallSum>);
+
+impl WallSums {
+    fn add(&mut self, routes: &BTreeMap<String, CohortHour>) {
+        for (route, hour) in routes {
+            if self.0.len() < MOST_ROUTES || self.0.contains_key(route) {
+                let sum = self.0.entry(route.clone()).or_default();
+                sum.merge(&WallSum {
+                    spans: hour.references.spans(),
+                    wall: *hour.references.wall(),
+                });
+            }
+        }
+    }
+
+    fn get(&self, route: &str) -> WallSum {
+        self.0.get(route).copied().unwrap_or_default()
+    }
+}
+
+/// What a route is compared with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Baseline {
+    /// The same hour of the day before.
+    DayBefore,
+    /// The version of the service before this one.
+    Version(String),
+}
+
+/// A route has become slower.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Drift {
+    pub route: String,
+    /// Mean wall times.
+    pub was_ns: u64,
+    pub is_ns: u64,
+    pub since: Baseline,
+    /// The hour in which it was found, counted from 1970.
+    pub hour: u64,
+}
+
+/// Compares each hour with the same hour of the day before, and in the first day of a process, this version of the service
+/// with the one before.
+#[derive(Debug, Default)]
+pub struct DriftDetector {
+    /// Of the last 25 hours, of all versions.
+    hours: BTreeMap<u64, WallSums>,
+    before: Option<VersionBefore>,
+    /// Those of this version.
+    own: ByHourOfDay,
+    began: u64,
+    /// The hour in which it was last said of a route. The day before is slow, too, a day later.
+    said: BTreeMap<String, u64>,
+}
+
+#[derive(Debug, Default)]
+struct VersionBefore {
+    version: String,
+    sums: ByHourOfDay,
+}
+
+/// The sums of each hour of the day: many services are slower at some hours.
+#[derive(Debug, Default)]
+struct ByHourOfDay([WallSums; HOURS_PER_DAY as usize]);
+
+impl ByHourOfDay {
+    fn add(&mut self, hour: u64, routes: &BTreeMap<String, CohortHour>) {
+        if let Some(sums) = self.0.get_mut((hour % HOURS_PER_DAY) as usize) {
+            sums.add(routes);
+        }
+    }
+
+    /// The hours of the day in which there are any of a route.
+    fn hours_of(&self, route: &str) -> BTreeSet<usize> {
+        let hours = self.0.iter().enumerate();
+        hours.filter(|(_, sums)| sums.get(route).spans > 0).map(|(hour, _)| hour).collect()
+    }
+
+    fn sum(&self, route: &str, hours: &BTreeSet<usize>) -> WallSum {
+        let mut sum = WallSum::default();
+        for hour in hours {
+            sum.merge(&self.0.get(*hour).map(|sums| sums.get(route)).unwrap_or_default());
+        }
+        sum
+    }
+}
+
+impl DriftDetector {
+    pub fn new(began: u64) -> Self {
+        Self { began, ..Self::default() }
+    }
+
+    /// Adds an hour of earlier processes, or of others.
+    pub fn add_stored(&mut self, hour: u64, routes: &BTreeMap<String, CohortHour>) {
+        if hour + HOURS_PER_DAY >= self.began {
+            self.hours.entry(hour).or_default().add(routes);
+        }
+    }
+
+    /// Adds an hour of the version before this one.
+    pub fn add_before(&mut self, version: &str, hour: u64, routes: &BTreeMap<String, CohortHour>) {
+        let before = self.before.get_or_insert_with(VersionBefore::default);
+        version.clone_into(&mut before.version);
+        before.sums.add(hour, routes);
+    }
+
+    /// Adds an hour of this process that has ended. Returns which routes have become slower, of which that was not said in
+    /// the last day.
+    pub fn end_hour(&mut self, hour: u64, routes: &BTreeMap<String, CohortHour>) -> Vec<Drift> {
+        self.hours.entry(hour).or_default().add(routes);
+        self.hours.retain(|known, _| known + HOURS_PER_DAY >= hour);
+        self.own.add(hour, routes);
+        self.said.retain(|_, said| *said + HOURS_PER_DAY > hour);
+        let comparisons = u32::try_from(routes.len().min(MOST_ROUTES)).unwrap_or(u32::MAX);
+        let comparisons = comparisons.saturating_mul(BASELINES * HOURS_PER_DAY as u32);
+        let mut found = Vec::new();
+        for route in routes.keys().filter(|route| !self.said.contains_key(*route)) {
+            let drifts = self.since_version(route, hour, comparisons);
+            found.extend(drifts.or_else(|| self.since_yesterday(route, hour, comparisons)));
+        }
+        self.said.extend(found.iter().map(|drift| (drift.route.clone(), hour)));
+        found
+    }
+
+    fn since_yesterday(&self, route: &str, hour: u64, comparisons: u32) -> Option<Drift> {
+        let yesterday = self.hours.get(&hour.checked_sub(HOURS_PER_DAY)?)?.get(route);
+        let today = self.hours.get(&hour)?.get(route);
+        between((route, hour), (yesterday, today), comparisons, Baseline::DayBefore)
+    }
+
+    fn since_version(&self, route: &str, hour: u64, comparisons: u32) -> Option<Drift> {
+        let before = self.before.as_ref().filter(|_| hour < self.began + HOURS_PER_DAY)?;
+        let (own, of_before) = (self.own.hours_of(route), before.sums.hours_of(route));
+        let both: BTreeSet<_> = own.intersection(&of_before).copied().collect();
+        // Another time of the day has another traffic.
+        let sums = (before.sums.sum(route, &both), self.own.sum(route, &both));
+        between((route, hour), sums, comparisons, Baseline::Version(before.version.clone()))
+    }
+}
+
+fn between(
+    (route, hour): (&str, u64),
+    (before, after): (WallSum, WallSum),
+    comparisons: u32,
+    since: Baseline,
+) -> Option<Drift> {
+    drift((&before.wall, before.spans), (&after.wall, after.spans), comparisons)?;
+    let mean_ns = |sum: &WallSum| sum.wall.mean(sum.spans) as u64;
+    let (was_ns, is_ns) = (mean_ns(&before), mean_ns(&after));
+    Some(Drift { route: route.to_owned(), was_ns, is_ns, since, hour })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compare::{Breakdown, CohortHistory};
+
+    const MS: f64 = 1_000_000.0;
+    const PER_HOUR: u64 = 2_000;
+    /// The first hour; it is not the first one of a day.
+    const BEGAN: u64 = 490_003;
+
+    /// Requests with a long tail, and slower by day than by night.
+    struct Traffic(u64);
+
+    impl Traffic {
+        fn random(&mut self) -> f64 {
+            self.0 = self
+                .0
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            ((self.0 >> 11) as f64 + 1.0) / (1_u64 << 53) as f64
+        }
+
+        fn hour(&mut self, hour: u64, times: f64, per_hour: u64) -> CohortHour {
+            let mut history = CohortHistory::new(0);
+            let of_day = (hour as f64 / 24.0 * std::f64::consts::TAU).sin();
+            for _ in 0..per_hour {
+                let normal = (-2.0 * self.random().ln()).sqrt()
+                    * (std::f64::consts::TAU * self.random()).cos();
+                let wall_ns = 20.0 * MS * (1.0 + 0.3 * of_day) * (0.8 * normal).exp() * times;
+                history.add_reference(&Breakdown::new(wall_ns as u64, []), 1, 0);
+            }
+            history.take_hour()
+        }
+
+        /// Two routes of which the second one takes `times` as long as usual, and one with few requests.
+        fn routes(&mut self, hour: u64, times: f64) -> BTreeMap<String, CohortHour> {
+            BTreeMap::from([
+                ("/steady".to_owned(), self.hour(hour, 1.0, PER_HOUR)),
+                ("/changed".to_owned(), self.hour(hour, times, PER_HOUR)),
+                ("/rare".to_owned(), self.hour(hour, 1.0, 4)),
+            ])
+        }
+    }
+
+    #[test]
+    fn steady_traffic_is_silent_and_a_change_of_a_fifth_is_said_within_the_hour_and_once() {
+        let (mut traffic, mut detector) = (Traffic(1), DriftDetector::new(BEGAN));
+        for hour in BEGAN..BEGAN + 48 {
+            let routes = traffic.routes(hour, 1.0);
+            assert_eq!(detector.end_hour(hour, &routes), [], "{hour}");
+        }
+        let changed = BEGAN + 48;
+        let drifts = detector.end_hour(changed, &traffic.routes(changed, 1.2));
+        let [drift] = &drifts[..] else { panic!("{drifts:?}") };
+        assert_eq!((&*drift.route, &drift.since), ("/changed", &Baseline::DayBefore));
+        let times = drift.is_ns as f64 / drift.was_ns as f64;
+        assert!((1.1..1.3).contains(&times), "{drift:?}");
+        for hour in changed + 1..changed + 48 {
+            assert_eq!(detector.end_hour(hour, &traffic.routes(hour, 1.2)), [], "{hour}");
+        }
+        let again = changed + 48;
+        let drifts = detector.end_hour(again, &traffic.routes(again, 1.5));
+        assert_eq!(drifts.len(), 1, "it became slower again: {drifts:?}");
+        assert!(detector.hours.len() <= 25 && detector.said.len() <= 2);
+    }
+
+    #[test]
+    fn a_deploy_is_compared_with_the_version_before_at_the_same_time_of_day() {
+        for (times, expected) in [(1.0, 0), (1.2, 1)] {
+            let (mut traffic, mut detector) = (Traffic(2), DriftDetector::new(BEGAN));
+            // It ended three days ago.
+            for hour in BEGAN - 96..BEGAN - 72 {
+                detector.add_before("1.4.1", hour, &traffic.routes(hour, 1.0));
+            }
+            let mut said = Vec::new();
+            for hour in BEGAN..BEGAN + 24 {
+                let drifts = detector.end_hour(hour, &traffic.routes(hour, times));
+                said.extend(drifts.into_iter().map(|drift| (hour, drift)));
+            }
+            assert_eq!(said.len(), expected, "{said:?}");
+            for (hour, drift) in said {
+                assert_eq!((hour, &*drift.route), (BEGAN, "/changed"));
+                assert_eq!(drift.since, Baseline::Version("1.4.1".to_owned()));
+            }
+        }
+    }
+
+    #[test]
+    fn a_version_that_ran_at_other_times_of_the_day_is_not_compared() {
+        let (mut traffic, mut detector) = (Traffic(3), DriftDetector::new(BEGAN));
+        detector.add_before("1.4.1", BEGAN - 2, &traffic.routes(0, 1.0));
+        let drifts = detector.end_hour(BEGAN, &traffic.routes(0, 1.3));
+        assert!(drifts.is_empty(), "{drifts:?}");
+        let mut detector = DriftDetector::new(BEGAN);
+        detector.add_before("1.4.1", BEGAN - 24, &traffic.routes(0, 1.0));
+        assert!(!detector.end_hour(BEGAN, &traffic.routes(0, 1.3)).is_empty());
+    }
+
+    #[test]
+    fn stored_hours_are_the_day_before_and_invented_routes_are_bounded() {
+        let (mut traffic, mut detector) = (Traffic(4), DriftDetector::new(BEGAN));
+        let stored = traffic.routes(BEGAN, 1.0);
+        // Of two processes, and one that is too old.
+        detector.add_stored(BEGAN - 24, &stored);
+        detector.add_stored(BEGAN - 24, &traffic.routes(BEGAN, 1.0));
+        detector.add_stored(BEGAN - 25, &traffic.routes(BEGAN, 9.0));
+        let invented = (0..3 * MOST_ROUTES).map(|n| (format!("/{n}"), CohortHour::default()));
+        let invented = invented.collect();
+        detector.add_stored(BEGAN - 24, &invented);
+        detector.add_before("1", BEGAN - 24, &invented);
+        let drifts = detector.end_hour(BEGAN, &traffic.routes(BEGAN, 1.2));
+        assert_eq!(drifts.len(), 1, "{drifts:?}");
+        assert!(detector.hours.values().all(|hour| hour.0.len() <= MOST_ROUTES));
+        assert_eq!(detector.hours.len(), 2);
+    }
+}

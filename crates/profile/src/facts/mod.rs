@@ -1,0 +1,122 @@
+//! What is known of a kept span. Its times are known when it is judged, the rest of its facts once it is kept; all that
+//! writes about kept spans reads them here.
+
+mod children;
+#[doc(hidden)]
+pub mod format;
+mod measure;
+mod reason;
+mod split;
+mod times;
+mod usage;
+
+use std::borrow::Cow;
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::ids::{SpanId, TraceId, TraceIds};
+
+pub use children::{ChildOrder, ChildTotals, Children};
+pub use measure::{Measure, Unit};
+pub use reason::{Reason, Reasons};
+pub use split::TimeKind;
+pub use times::TimeBreakdown;
+pub use usage::{Allocations, ThrottlingUnknown, Usage};
+
+/// The name of a span with the values of fields: `request{method=GET}`.
+pub fn name_with_fields<'a>(
+    span: &str,
+    fields: impl Iterator<Item = (&'a str, &'a str)>,
+) -> String {
+    let (mut name, mut end) = (span.to_owned(), "");
+    for (field, value) in fields {
+        _ = write!(name, "{}{field}={value}", if end.is_empty() { "{" } else { " " });
+        end = "}";
+    }
+    name + end
+}
+
+/// For how long the control group of the process was throttled, in nanoseconds, or why that is unknown.
+#[derive(Clone, Copy, Debug)]
+pub struct Throttled(pub Result<u64, ThrottlingUnknown>);
+
+impl Default for Throttled {
+    fn default() -> Self {
+        Self(Err(ThrottlingUnknown::default()))
+    }
+}
+
+/// What kept a span from a CPU. Until its profile is made, it is unknown.
+#[derive(Clone, Debug, Default)]
+pub struct Starved {
+    /// By the quota of its control group.
+    pub throttled: Throttled,
+    /// Who ran while it waited for a CPU, in words, if that was long.
+    pub rivals: Option<String>,
+}
+
+/// Everything that is known of a kept span. Texts are redacted.
+#[derive(Clone, Debug, Default)]
+pub struct Facts {
+    /// Its name in the source.
+    pub span: Cow<'static, str>,
+    /// Its target.
+    pub target: Cow<'static, str>,
+    /// The values of its fields that identify it.
+    pub fields: Vec<(&'static str, String)>,
+    /// Why it was kept.
+    pub reasons: Reasons,
+    /// The conditions of its rule, as in `TRACING_PROFILING`, if they are known.
+    // Not an empty text: all of those count their uses in one place, which each verdict would write.
+    pub rule: Option<Arc<str>>,
+    /// Whether it was open when it was kept.
+    pub is_open: bool,
+    /// Where its time went.
+    pub times: TimeBreakdown,
+    /// The spans inside it, by name; known once its profile is made, or it is known that it gets none.
+    pub children: Children,
+    /// What kept it from a CPU.
+    pub starved: Starved,
+    /// Where in the source the first error event in it was logged: the last two parts of the file's path, and the line.
+    /// `None` if it did not fail, or by its status or a panic alone, or that is not known: events of the crate `log` have no
+    /// place. If many spans fail at the same time, it can be a later event, or none.
+    pub error_at: Option<String>,
+    /// A deadlock that a thread in it is a part of, in words, if it was kept because it hangs.
+    pub deadlock: Option<Arc<str>>,
+    /// The ids under which it is exported.
+    pub trace: Option<TraceIds>,
+    /// It is inside no other kept span of the profile.
+    pub is_topmost: bool,
+    /// The source file with its callsite; empty if that is of a dependency.
+    pub own_file: &'static str,
+    /// 0 if unknown.
+    pub start_unix_ns: u64,
+}
+
+impl Facts {
+    /// The value of a measure. `None` if it is unknown.
+    pub fn get(&self, measure: Measure) -> Option<u64> {
+        measure.value(self)
+    }
+
+    /// Its name with the values of its fields that identify it: `request{method=GET}`.
+    pub fn name(&self) -> String {
+        name_with_fields(&self.span, self.fields.iter().map(|(name, value)| (*name, &**value)))
+    }
+
+    /// Why [`Measure::Throttled`] is unknown, in words; `None` if it is known.
+    pub fn throttling_unknown(&self) -> Option<&'static str> {
+        self.starved.throttled.0.err().map(ThrottlingUnknown::words)
+    }
+
+    /// When it was created; `None` if unknown.
+    pub fn start(&self) -> Option<SystemTime> {
+        (self.start_unix_ns > 0).then(|| UNIX_EPOCH + Duration::from_nanos(self.start_unix_ns))
+    }
+
+    /// The ids under which it is exported, if it is exported.
+    pub fn ids(&self) -> Option<(TraceId, SpanId)> {
+        self.trace.map(|ids| (ids.trace, ids.span))
+    }
+}

@@ -1,0 +1,166 @@
+//! Why a span was kept.
+
+use std::fmt;
+
+use super::Measure;
+
+/// Why a span was kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Reason {
+    /// The value of that measure is larger than its rule allows. [`Measure::Wall`] is for too long a latency.
+    Above(Measure),
+    /// It failed.
+    Error,
+    /// It took longer than the percentile of its rule.
+    Percentile,
+    /// Its rule keeps every span.
+    Always,
+    /// It is the one in *n* spans that its rule keeps.
+    OneIn,
+    /// It was considered hung while it was open: it stayed entered for too long without an exit.
+    Hung,
+    /// It was still open after longer than its rule allows.
+    Open,
+    /// The program asked for it: `Handle::keep_current`.
+    Forced,
+}
+
+/// The reasons without a measure, but for a failure.
+const OTHERS: &[Reason] = &[
+    Reason::Percentile,
+    Reason::Always,
+    Reason::OneIn,
+    Reason::Hung,
+    Reason::Open,
+    Reason::Forced,
+];
+
+impl Reason {
+    /// The number of reasons, and of measures, for which there may be none.
+    pub const COUNT: usize = Measure::ALL.len() + 1 + OTHERS.len();
+
+    /// All reasons, in order: how long it took, whether it failed, where its time went, and others.
+    pub fn all() -> impl Iterator<Item = Self> {
+        let judged = |is_length: bool| {
+            let is_one = move |measure: &Measure| {
+                let is_judged = !measure.row().condition.is_empty();
+                is_judged && matches!(measure, Measure::Wall | Measure::LastExit) == is_length
+            };
+            Measure::ALL.iter().copied().filter(is_one).map(Self::Above)
+        };
+        judged(true).chain([Self::Error]).chain(judged(false)).chain(OTHERS.iter().copied())
+    }
+
+    /// The name under which the reason is exported, such as `latency`, `error` or `on_cpu`.
+    pub fn as_str(self) -> &'static str {
+        self.counter().strip_prefix("spans.kept_for_").unwrap_or_default()
+    }
+
+    /// The name of the counter of spans that were kept for it.
+    pub const fn counter(self) -> &'static str {
+        match self {
+            Self::Above(measure) => measure.row().counter,
+            Self::Error => "spans.kept_for_error",
+            Self::Percentile => "spans.kept_for_percentile",
+            Self::Always => "spans.kept_for_always",
+            Self::OneIn => "spans.kept_for_one_in",
+            Self::Hung => "spans.kept_for_hung",
+            Self::Open => "spans.kept_for_open",
+            Self::Forced => "spans.kept_for_forced",
+        }
+    }
+
+    /// Its place among all.
+    pub const fn number(self) -> usize {
+        let other = match self {
+            Self::Above(measure) => return measure as usize,
+            Self::Error => 0,
+            Self::Percentile => 1,
+            Self::Always => 2,
+            Self::OneIn => 3,
+            Self::Hung => 4,
+            Self::Open => 5,
+            Self::Forced => 6,
+        };
+        Measure::ALL.len() + other
+    }
+
+    const fn bit(self) -> u64 {
+        1 << self.number()
+    }
+}
+
+/// A set of [`Reason`]s. `Display` joins their names with `|`.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct Reasons(u64);
+
+const _: () = assert!(Reason::COUNT <= 64);
+
+impl Reasons {
+    /// Whether the set contains that reason.
+    pub const fn contains(self, reason: Reason) -> bool {
+        self.0 & reason.bit() != 0
+    }
+
+    /// Whether the set is empty: the span is not kept.
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Whether it was kept for what it allocated.
+    pub fn are_of_allocations(self) -> bool {
+        let of = [Measure::Allocated, Measure::Allocations];
+        of.into_iter().any(|measure| self.contains(Reason::Above(measure)))
+    }
+
+    /// The reasons, in the order of [`Reason::all`].
+    pub fn iter(self) -> impl Iterator<Item = Reason> {
+        Reason::all().filter(move |reason| self.contains(*reason))
+    }
+
+    /// The reasons of both.
+    pub const fn and(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+impl FromIterator<Reason> for Reasons {
+    fn from_iter<I: IntoIterator<Item = Reason>>(reasons: I) -> Self {
+        Self(reasons.into_iter().fold(0, |set, reason| set | reason.bit()))
+    }
+}
+
+impl fmt::Display for Reasons {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, reason) in self.iter().enumerate() {
+            if i > 0 {
+                f.write_str("|")?;
+            }
+            f.write_str(reason.as_str())?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Reasons {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.iter()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_reason_has_a_place_and_a_name_of_its_own() {
+        let all: Vec<_> = Reason::all().collect();
+        let places: std::collections::BTreeSet<_> = all.iter().map(|one| one.number()).collect();
+        let names: std::collections::BTreeSet<_> = all.iter().map(|one| one.as_str()).collect();
+        assert_eq!([places.len(), names.len()], [all.len(); 2]);
+        assert!(places.iter().all(|place| *place < Reason::COUNT));
+        let set: Reasons = [Reason::Forced, Reason::Above(Measure::Wall)].into_iter().collect();
+        assert_eq!(set.to_string(), "latency|forced");
+    }
+}

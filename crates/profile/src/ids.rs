@@ -1,0 +1,280 @@
+//! The ids of traces, spans and profiles.
+
+use std::fmt;
+use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher, Hash};
+use std::num::NonZeroU64;
+use std::str::FromStr;
+
+/// The error for a malformed id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InvalidId {
+    digits: usize,
+}
+
+impl fmt::Display for InvalidId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "expected {} hexadecimal digits", self.digits)
+    }
+}
+
+impl std::error::Error for InvalidId {}
+
+/// A hash that is the same in all of a process.
+pub fn hash_of(value: impl Hash) -> u64 {
+    BuildHasherDefault::<DefaultHasher>::default().hash_one(value)
+}
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident, $bytes:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub struct $name([u8; $bytes]);
+
+        impl $name {
+            /// Creates an id from its bytes, most significant first.
+            pub const fn from_bytes(bytes: [u8; $bytes]) -> Self {
+                Self(bytes)
+            }
+
+            /// The bytes of the id, most significant first.
+            pub const fn to_bytes(self) -> [u8; $bytes] {
+                self.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!(stringify!($name), "({})"), self)
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = InvalidId;
+
+            /// Parses the format that [`Display`](fmt::Display) prints.
+            ///
+            /// # Errors
+            ///
+            /// If the text does not consist of exactly as many hexadecimal digits as the id has.
+            fn from_str(text: &str) -> Result<Self, InvalidId> {
+                let mut bytes = [0; $bytes];
+                let digits = text.as_bytes();
+                let (pairs, rest) = digits.as_chunks::<2>();
+                let is_hex = digits.iter().all(u8::is_ascii_hexdigit);
+                if !is_hex || !rest.is_empty() || pairs.len() != bytes.len() {
+                    return Err(InvalidId { digits: 2 * $bytes });
+                }
+                let digit = |digit: u8| char::from(digit).to_digit(16).unwrap_or(0) as u8;
+                for (byte, [high, low]) in bytes.iter_mut().zip(pairs) {
+                    *byte = digit(*high) << 4 | digit(*low);
+                }
+                Ok(Self(bytes))
+            }
+        }
+    };
+}
+
+id! {
+    /// The id of a trace: 16 bytes, printed as 32 hexadecimal digits.
+    TraceId, 16
+}
+
+id! {
+    /// The id of an exported span: 8 bytes, printed as 16 hexadecimal digits.
+    SpanId, 8
+}
+
+id! {
+    /// The id of a profile, which is also the attribute `profile.id` of its spans: 16 bytes, printed as 32 hexadecimal
+    /// digits. The ids of a layer's profiles are random and not zero.
+    ProfileId, 16
+}
+
+impl ProfileId {
+    /// That of a profile which is not exported.
+    pub const NONE: Self = Self([0; 16]);
+
+    /// A random id.
+    ///
+    /// # Errors
+    ///
+    /// If the system returns no random bytes.
+    pub fn random() -> Result<Self, getrandom::Error> {
+        let mut bytes = [0; 16];
+        getrandom::fill(&mut bytes)?;
+        bytes[0] |= u8::from(bytes == [0; 16]);
+        Ok(Self(bytes))
+    }
+
+    /// The id under which OTLP, which has one profile for each kind of sample, exports the waits of this profile. The last
+    /// bit is inverted.
+    #[must_use]
+    pub fn for_off_cpu(self) -> Self {
+        self.inverted(1)
+    }
+
+    /// The id under which OTLP exports the awaits of this profile. The last bit but one is inverted.
+    #[must_use]
+    pub fn for_await(self) -> Self {
+        self.inverted(2)
+    }
+
+    /// The id under which OTLP exports the scheduling delays of this profile. The last bit but two is inverted.
+    #[must_use]
+    pub fn for_scheduling_delay(self) -> Self {
+        self.inverted(4)
+    }
+
+    /// The id under which OTLP exports the bytes that were allocated. The last bit but three is inverted.
+    #[must_use]
+    pub fn for_alloc_space(self) -> Self {
+        self.inverted(8)
+    }
+
+    /// The id under which OTLP exports the number of allocations. The last bit but four is inverted.
+    #[must_use]
+    pub fn for_alloc_objects(self) -> Self {
+        self.inverted(16)
+    }
+
+    /// The id under which OTLP exports the bytes in use. The last bit but five is inverted.
+    #[must_use]
+    pub fn for_inuse_space(self) -> Self {
+        self.inverted(32)
+    }
+
+    /// The id under which OTLP exports the number of blocks in use. The last bit but six is inverted.
+    #[must_use]
+    pub fn for_inuse_objects(self) -> Self {
+        self.inverted(64)
+    }
+
+    fn inverted(self, bits: u8) -> Self {
+        let mut bytes = self.0;
+        bytes[15] ^= bits;
+        // For the only id that would become 0.
+        bytes[14] ^= u8::from(bytes == [0; 16]);
+        Self(bytes)
+    }
+}
+
+#[cfg(feature = "opentelemetry")]
+mod conversions {
+    use super::{SpanId, TraceId};
+
+    macro_rules! convert {
+        ($($name:ident)+) => {
+            $(
+                impl From<opentelemetry::$name> for $name {
+                    fn from(id: opentelemetry::$name) -> Self {
+                        Self::from_bytes(id.to_bytes())
+                    }
+                }
+
+                impl From<$name> for opentelemetry::$name {
+                    fn from(id: $name) -> Self {
+                        Self::from_bytes(id.to_bytes())
+                    }
+                }
+            )+
+        };
+    }
+
+    convert! { TraceId SpanId }
+}
+
+/// The crate's own number of a span. Numbers are not reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SpanKey(NonZeroU64);
+
+impl SpanKey {
+    /// The lowest.
+    pub const MIN: Self = Self(NonZeroU64::MIN);
+
+    /// `None` for 0.
+    pub const fn new(number: u64) -> Option<Self> {
+        match NonZeroU64::new(number) {
+            Some(number) => Some(Self(number)),
+            None => None,
+        }
+    }
+
+    /// The number.
+    pub const fn get(self) -> u64 {
+        self.0.get()
+    }
+}
+
+/// The ids under which OpenTelemetry exports a span.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TraceIds {
+    /// The id of its trace.
+    pub trace: TraceId,
+    /// Its own id.
+    pub span: SpanId,
+    /// Whether the trace is exported at all.
+    pub is_sampled: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_round_trip() {
+        let trace = TraceId::from_bytes(std::array::from_fn(|n| n as u8 * 17));
+        assert_eq!(trace.to_string(), "00112233445566778899aabbccddeeff");
+        assert_eq!(trace.to_string().parse::<TraceId>().unwrap(), trace);
+        let span = SpanId::from_bytes([0xab; 8]);
+        assert_eq!(format!("{span:?}"), "SpanId(abababababababab)");
+        assert_eq!("ABABABABABABABAB".parse::<SpanId>().unwrap(), span);
+    }
+
+    #[test]
+    fn each_kind_of_sample_has_an_id_that_is_not_zero() {
+        for last in 0..=128 {
+            let mut bytes = [0; 16];
+            bytes[15] = last;
+            let id = ProfileId(bytes);
+            let ids = [
+                id.for_off_cpu(),
+                id.for_await(),
+                id.for_scheduling_delay(),
+                id.for_alloc_space(),
+                id.for_alloc_objects(),
+                id.for_inuse_space(),
+                id.for_inuse_objects(),
+                id,
+            ];
+            let distinct: std::collections::HashSet<_> = ids.into_iter().collect();
+            assert_eq!(distinct.len(), 8, "{ids:?}");
+            assert!(!ids[..7].contains(&ProfileId([0; 16])), "{ids:?}");
+        }
+    }
+
+    #[test]
+    fn two_random_ids_differ() {
+        assert_ne!(ProfileId::random().unwrap(), ProfileId::random().unwrap());
+    }
+
+    #[test]
+    fn a_malformed_id_is_an_error_that_states_the_format() {
+        for text in [
+            "",
+            "ab",
+            "abababababababag",
+            "ababababababababab",
+            "+babababababababa",
+            "äbababababababa",
+        ] {
+            let error = text.parse::<SpanId>().unwrap_err();
+            assert!(error.to_string().contains("16 hexadecimal digits"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,17 @@
+//! What a profile of spans is: its model, what it says, and the formats it is written in.
+
+#![forbid(unsafe_code)]
+
+mod breakdown;
+pub mod compare;
+pub mod encode;
+pub mod facts;
+pub mod ids;
+#[cfg(feature = "opentelemetry-sdk")]
+mod otel;
+pub mod profile;
+pub mod redact;
+#[cfg(any(test, feature = "_test"))]
+mod testing;
+#[doc(hidden)]
+pub mod text;

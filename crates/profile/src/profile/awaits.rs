@@ -1,0 +1,532 @@
+//! Sums up the awaits and scheduling delays of a profile.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use super::code_origin::{CodeOrigin, crate_of, crate_of_file};
+use super::leaf::Leaf;
+use super::model::Profile;
+use super::sample::{Sample, SampleKind};
+use super::waits::{SourceFunction, UNKNOWN, own_number};
+
+/// The weight of an await that represents others, each shorter than this.
+pub(crate) const SAMPLED_AWAIT_NS: u64 = 10_000_000;
+
+/// The sum of a profile's awaits and scheduling delays. Those shorter than 10 ms are represented by samples of 10 ms, so
+/// that the sums are estimates.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Awaits {
+    /// The total duration of all awaits.
+    pub total: Duration,
+    /// The total scheduling delay, in which futures had been woken and not been polled yet.
+    pub delay: Duration,
+    /// The span that was on the executor's thread for most of the scheduling delay, as far as that is known.
+    pub delayed_by: Option<String>,
+    /// All of them are of one span that is inside no other in the profile.
+    pub are_of_topmost: bool,
+}
+
+impl Awaits {
+    /// Whether there are neither awaits nor scheduling delays.
+    pub fn is_empty(&self) -> bool {
+        self.total.is_zero() && self.delay.is_zero()
+    }
+}
+
+pub(super) fn sum(profile: &Profile) -> Awaits {
+    let [total_ns, delay_ns] =
+        [SampleKind::Await, SampleKind::Delay].map(|kind| profile.total(kind));
+    Awaits {
+        total: Duration::from_nanos(total_ns),
+        delay: Duration::from_nanos(delay_ns),
+        delayed_by: delayed_by(profile),
+        are_of_topmost: are_of_topmost(profile),
+    }
+}
+
+/// The function, location and future of an await or a scheduling delay; `None` if its stack is unknown.
+fn site(profile: &Profile, sample: &Sample) -> Option<[String; 3]> {
+    let frames = profile.code_of(profile.location_ids(sample.stack));
+    let own = frames.get(own_number(&frames))?;
+    Some([profile.name_of(own), own.place(), awaited(&frames)])
+}
+
+/// Where an await or a scheduling delay was, in one line; empty if its stack is unknown.
+#[cfg(feature = "firefox")]
+pub(crate) fn await_place(profile: &Profile, sample: &Sample) -> String {
+    let ids = || profile.location_ids(sample.stack);
+    let (place, awaited) = (profile.own_place(ids()), profile.awaited(ids()));
+    let at = if place.is_empty() || awaited.is_empty() { "" } else { " at " };
+    format!("{place}{at}{awaited}")
+}
+
+/// The function, location and future of the longest total await, and its length.
+pub(super) fn longest(profile: &Profile) -> Option<([String; 3], u64)> {
+    let mut sites: HashMap<[String; 3], u64> = HashMap::new();
+    for sample in profile.of_kind(SampleKind::Await) {
+        if let Some(site) = site(profile, sample) {
+            *sites.entry(site).or_default() += weight_ns(sample);
+        }
+    }
+    sites.into_iter().max_by(|(a, a_ns), (b, b_ns)| a_ns.cmp(b_ns).then(a.cmp(b)))
+}
+
+fn delayed_by(profile: &Profile) -> Option<String> {
+    let mut spans: HashMap<Option<&String>, u64> = HashMap::new();
+    for sample in profile.of_kind(SampleKind::Delay) {
+        let behind = match profile.leaf(sample.leaf) {
+            Some(Leaf::Delayed { behind }) => behind.as_ref(),
+            _ => None,
+        };
+        *spans.entry(behind).or_default() += weight_ns(sample);
+    }
+    let all: u64 = spans.values().sum();
+    let most = spans.into_iter().find(|(span, ns)| span.is_some() && *ns > all / 2);
+    most.and_then(|(span, _)| span.cloned())
+}
+
+fn are_of_topmost(profile: &Profile) -> bool {
+    let kinds = [SampleKind::Await, SampleKind::Delay];
+    let mut links = kinds.into_iter().flat_map(|kind| profile.of_kind(kind)).map(|s| s.link);
+    let Some(Some(first)) = links.next() else { return false };
+    links.all(|link| link == Some(first))
+        && profile.link(first).is_some_and(|link| link.parent.is_none())
+}
+
+/// The idle time of the topmost kept spans that neither their awaits nor anything in the profile explains, with the
+/// span's name: spans of one name are one. What ran, waited or awaited inside a span that was idle explains its idle
+/// time, so that the samples and this together are no longer than the span's wall time.
+pub(crate) fn unexplained_idle(profile: &Profile) -> Vec<(&str, u64)> {
+    /// Shorter times are left out.
+    const WORTH_SHOWING_NS: u64 = 1_000_000;
+    let mut spans: Vec<(&str, u64, u64)> = Vec::new();
+    for span in profile.spans.iter().filter(|span| span.is_topmost) {
+        let times = &span.times;
+        let idle_ns = times.idle_ns.saturating_sub(times.explained_idle_ns());
+        match spans.iter_mut().find(|(name, ..)| *name == span.span) {
+            Some((_, all_idle_ns, wall_ns)) => {
+                *all_idle_ns += idle_ns;
+                *wall_ns += times.wall_ns;
+            }
+            None => spans.push((&span.span, idle_ns, times.wall_ns)),
+        }
+    }
+    let mut shown: HashMap<&str, u64> = HashMap::new();
+    for sample in profile.samples().iter().filter(|sample| sample.kind.is_time()) {
+        let root = profile.span_path(sample.link).first().copied().unwrap_or_default();
+        *shown.entry(root).or_default() += weight_ns(sample);
+    }
+    let rest = |(name, idle_ns, wall_ns): (_, u64, u64)| {
+        let shown_ns = shown.get(name).copied().unwrap_or_default();
+        (name, idle_ns.min(wall_ns.saturating_sub(shown_ns)))
+    };
+    spans.into_iter().map(rest).filter(|(_, ns)| *ns >= WORTH_SHOWING_NS).collect()
+}
+
+fn weight_ns(sample: &Sample) -> u64 {
+    sample.points.iter().map(|point| point.weight).sum()
+}
+
+/// The name of the innermost function of the program, or what kind of function it is: line tables have no path of one
+/// that is inlined. Its file and line follow.
+pub(crate) fn own_name(own: &str) -> String {
+    let name = without_generics(own);
+    match shortened(&name) {
+        short if !short.is_empty() => short,
+        _ if own.is_empty() => UNKNOWN.to_owned(),
+        _ if own.starts_with("{async_fn#") => "async fn".to_owned(),
+        _ if own.starts_with("{async_block#") => "async block".to_owned(),
+        _ => own.to_owned(),
+    }
+}
+
+/// What the innermost function of the program calls.
+pub(super) fn called(frames: &[SourceFunction<'_>]) -> String {
+    let callee = own_number(frames).checked_sub(1).and_then(|number| frames.get(number));
+    callee.map(future_of).unwrap_or_default()
+}
+
+/// What the innermost function of the program awaits: the future that it polls or, if that only polls another one
+/// (`Pin`, `PollFn`), that one. If that waits for a place in a pool, the pool.
+pub(super) fn awaited(frames: &[SourceFunction<'_>]) -> String {
+    let inner = frames.iter().take(own_number(frames)).rev();
+    let futures = inner.map(|frame| (frame.origin, future_of(frame)));
+    let futures: Vec<_> = futures.filter(|(_, name)| !name.is_empty()).collect();
+    let is_telling = |(origin, name): &&(CodeOrigin, String)| {
+        let forwards = matches!(origin, CodeOrigin::Std | CodeOrigin::Instrumentation);
+        !forwards && crate_of(name).is_some()
+    };
+    let pool = futures.iter().find(|(_, name)| name.contains("::Pool::"));
+    let telling = pool.or_else(|| futures.iter().find(is_telling)).or_else(|| futures.first());
+    telling.map(|(_, name)| name.clone()).unwrap_or_default()
+}
+
+/// The future that a function polls: its type, or the module that it is in if the name is not complete.
+fn future_of(frame: &SourceFunction<'_>) -> String {
+    let name = without_generics(frame.name);
+    let Some(module) = module_of(frame) else { return shortened(&name) };
+    match crate_of(&name) {
+        Some(of) if module.split("::").next() == Some(of) => shortened(&name),
+        // The code of a macro is in a function of its user.
+        Some(_) => module,
+        None if name.starts_with("poll") || name.starts_with(['{', '<']) => module,
+        None => format!("{module}::{name}"),
+    }
+}
+
+/// The module of a dependency's source file: `tokio::time::sleep`, or `tokio::select!` if a macro is defined there.
+fn module_of(frame: &SourceFunction<'_>) -> Option<String> {
+    if matches!(frame.origin, CodeOrigin::Own | CodeOrigin::Foreign | CodeOrigin::Library) {
+        return None;
+    }
+    let name = crate_of_file(frame.file)?;
+    let (_, path) = frame.file.rsplit_once("/src/")?;
+    let path = path.strip_suffix(".rs")?;
+    let path = path.strip_suffix("/mod").unwrap_or(path);
+    Some(match path.rsplit_once("macros/") {
+        Some((_, of)) => format!("{name}::{of}!"),
+        None if path == "lib" => name,
+        None => format!("{name}::{}", path.replace('/', "::")),
+    })
+}
+
+/// A function's path without type parameters, closures, and the method that polls: `X` for `<X as Future>::poll`,
+/// `shop::fetch` for `shop::fetch::{{closure}}`. The name has no generics any more.
+fn shortened(name: &str) -> String {
+    let (of, method) = match name.strip_prefix('<').and_then(|rest| rest.split_once('>')) {
+        Some((of, method)) => (of.split(" as ").next().unwrap_or_default(), method),
+        None => ("", name),
+    };
+    let of = of.trim_start_matches(['&', '*']).trim_start_matches("mut ");
+    let parts = method.split("::").filter(|part| !part.is_empty() && !part.starts_with('{'));
+    let mut parts: Vec<_> = Some(of).filter(|of| !of.is_empty()).into_iter().chain(parts).collect();
+    let is_poll = |last: &&str| match of.is_empty() {
+        true => ["poll", "poll_next"].contains(last),
+        false => last.starts_with("poll"),
+    };
+    if parts.last().is_some_and(is_poll) {
+        parts.pop();
+    }
+    parts.join("::")
+}
+
+/// A name without the contents of `<...>`, except of one that it begins with.
+fn without_generics(name: &str) -> String {
+    let mut plain = String::new();
+    let (mut depth, mut last) = (0, ' ');
+    for (at, character) in name.char_indices() {
+        let opens = character == '<';
+        // Not the arrow of a function's type.
+        let closes = character == '>' && last != '-';
+        last = character;
+        if opens && at > 0 {
+            depth += 1;
+        }
+        if depth == 0 {
+            plain.push(character);
+        }
+        if closes && depth > 0 {
+            depth -= 1;
+        }
+    }
+    plain.replace("::::", "::").trim_end_matches("::").to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::code_origin::OwnCode;
+    use super::*;
+    use crate::facts::{Facts, TimeBreakdown};
+    use crate::profile::{
+        FrameKind, Function, Line, Link, LinkId, Location, LocationId, Point, ProfileId,
+    };
+
+    const MS: u64 = 1_000_000;
+
+    fn code(profile: &mut Profile, name: &str, file: &str, line: u32) -> LocationId {
+        let function = Function { file: file.to_owned(), ..Function::named(name) };
+        let lines = vec![Line { function: profile.add_function(function), line, column: 0 }];
+        let (kind, address) = (FrameKind::Rust, 0);
+        profile.add_location(Location { mapping: None, address, kind, lines, is_inferred: false })
+    }
+
+    const TOKIO: &str = "tokio-1.54.1/src/time/sleep.rs";
+
+    /// What waits for an upstream at that line of `shop::upstream::fetch`.
+    fn fetch(profile: &mut Profile, line: u32) -> Vec<LocationId> {
+        [
+            ("tokio::time::sleep::Sleep::poll_elapsed", TOKIO, 431),
+            ("<tokio::time::sleep::Sleep as core::future::future::Future>::poll", TOKIO, 457),
+            ("shop::upstream::fetch::{{closure}}", "shop/src/upstream.rs", line),
+            ("<tracing_profiling::Profiled<F> as core::future::future::Future>::poll", "", 0),
+        ]
+        .map(|(name, file, line)| code(profile, name, file, line))
+        .to_vec()
+    }
+
+    fn add(
+        profile: &mut Profile,
+        kind: SampleKind,
+        stack: Vec<LocationId>,
+        link: Option<LinkId>,
+        ms: u64,
+    ) {
+        let stack = profile.add_stack(stack);
+        let point = Point { time_unix_ns: 1, weight: ms * MS, thread: None };
+        profile.add_sample(kind, stack, link, point);
+    }
+
+    fn empty() -> Profile {
+        Profile::new(ProfileId::for_test(1), 1)
+    }
+
+    #[test]
+    fn the_longest_await_has_its_function_line_and_future() {
+        let mut profile = empty();
+        for (line, ms) in [(41, 700), (43, 300), (41, 480)] {
+            let stack = fetch(&mut profile, line);
+            add(&mut profile, SampleKind::Await, stack, None, ms);
+        }
+        let note = profile.add_remark("[stack not copied]");
+        add(&mut profile, SampleKind::Await, vec![note], None, 520);
+        profile.classify();
+        let awaits = profile.awaits();
+        assert_eq!(awaits.total, Duration::from_secs(2));
+        let site = ["shop::upstream::fetch", "src/upstream.rs:41", "tokio::time::sleep::Sleep"];
+        assert_eq!(longest(&profile), Some((site.map(str::to_owned), 1_180 * MS)));
+        assert_eq!((awaits.delay, awaits.delayed_by), (Duration::ZERO, None));
+    }
+
+    #[test]
+    fn the_blocker_is_the_span_behind_which_most_of_the_delay_was() {
+        for (unknown_ms, delayed_by) in [(9, Some("report")), (11, None)] {
+            let mut profile = empty();
+            for (behind, ms) in
+                [(Some("report"), 30), (Some("cart"), 40), (Some("report"), 20), (None, unknown_ms)]
+            {
+                let stack = fetch(&mut profile, 41);
+                let leaf = profile.add_leaf(Leaf::Delayed { behind: behind.map(str::to_owned) });
+                let place = (profile.add_stack(stack), leaf);
+                let point = Point { time_unix_ns: 1, weight: ms * MS, thread: None };
+                profile.add_sample_at(SampleKind::Delay, place, None, point);
+            }
+            let awaits = profile.awaits();
+            let all = Duration::from_millis(90 + unknown_ms);
+            assert_eq!((awaits.total, awaits.delay), (Duration::ZERO, all));
+            assert_eq!(awaits.delayed_by.as_deref(), delayed_by);
+            assert_eq!(longest(&profile), None, "delays are no awaits");
+        }
+    }
+
+    #[test]
+    fn awaits_of_one_span_are_distinguished_from_those_of_several() {
+        let are_of_topmost = |spans: &[&str]| {
+            let mut profile = empty();
+            let outer = profile.add_link(Link::named("request", None));
+            for span in spans {
+                let link = match *span {
+                    "request" => outer,
+                    inner => profile.add_link(Link::named(inner, Some(outer))),
+                };
+                let stack = fetch(&mut profile, 41);
+                add(&mut profile, SampleKind::Await, stack, Some(link), 10);
+            }
+            profile.awaits().are_of_topmost
+        };
+        assert!(are_of_topmost(&["request", "request"]));
+        assert!(!are_of_topmost(&["request", "query"]) && !are_of_topmost(&["query"]));
+        assert!(!are_of_topmost(&[]));
+    }
+
+    fn frames<'a>(frames: &[(&'a str, &'a str)]) -> Vec<SourceFunction<'a>> {
+        let frame = |&(name, file): &(&'a str, &'a str)| {
+            let function = Function { file: file.to_owned(), ..Function::named(name) };
+            let mut frame = SourceFunction::default();
+            (frame.name, frame.file) = (name, file);
+            frame.origin = OwnCode::for_test().origin(&function, false);
+            frame
+        };
+        frames.iter().map(frame).collect()
+    }
+
+    /// As symbols of a build without optimizations show them.
+    #[test]
+    fn what_is_awaited_is_the_future_that_the_program_polls() {
+        let own = ("shop::upstream::fetch::{{closure}}", "shop/src/upstream.rs");
+        let core = "/rustc/library/core/src/future/poll_fn.rs";
+        for (inner, expected) in [
+            (
+                &[("<tokio::net::tcp::TcpStream as tokio::io::AsyncRead>::poll_read", "")][..],
+                "tokio::net::tcp::TcpStream",
+            ),
+            (
+                &[("tokio::sync::mpsc::bounded::Receiver<T>::recv::{{closure}}", "")],
+                "tokio::sync::mpsc::bounded::Receiver::recv",
+            ),
+            (
+                &[(
+                    "<&mut tokio::sync::oneshot::Receiver<fn() -> T> as core::future::future::Future>::poll",
+                    "",
+                )],
+                "tokio::sync::oneshot::Receiver",
+            ),
+            (
+                &[(
+                    "<sqlx_core::pool::Pool<DB>>::acquire::<_>::{closure#0}",
+                    "sqlx-core-0.8.6/src/pool/mod.rs",
+                )],
+                "sqlx_core::pool::Pool::acquire",
+            ),
+            // These only poll another future.
+            (
+                &[
+                    (
+                        "<reqwest::async_impl::client::Pending as core::future::future::Future>::poll",
+                        "reqwest-0.12.9/src/async_impl/client.rs",
+                    ),
+                    ("<core::pin::Pin<P> as core::future::future::Future>::poll", ""),
+                    ("<F as core::future::future::Future>::poll", ""),
+                    (
+                        "<tracing::instrument::Instrumented<T> as core::future::future::Future>::poll",
+                        "",
+                    ),
+                ],
+                "reqwest::async_impl::client::Pending",
+            ),
+            (
+                &[
+                    ("<tokio::sync::notify::Notified as core::future::future::Future>::poll", ""),
+                    (
+                        "shop::upstream::fetch::{{closure}}::{{closure}}",
+                        "tokio-1.54.1/src/macros/select.rs",
+                    ),
+                    (
+                        "<core::future::poll_fn::PollFn<F> as core::future::future::Future>::poll",
+                        core,
+                    ),
+                ],
+                "tokio::select!",
+            ),
+            (
+                &[(
+                    "<core::future::pending::Pending<T> as core::future::future::Future>::poll",
+                    "",
+                )],
+                "core::future::pending::Pending",
+            ),
+            (
+                &[
+                    ("<tokio::sync::batch_semaphore::Acquire as Future>::poll", ""),
+                    (
+                        "sqlx_core::pool::Pool<DB>::acquire::{{closure}}",
+                        "sqlx-core-0.8.6/src/pool/mod.rs",
+                    ),
+                    (
+                        "sqlx_core::query::Query<DB,A>::execute::{{closure}}",
+                        "sqlx-core-0.8.6/src/query.rs",
+                    ),
+                ],
+                "sqlx_core::pool::Pool::acquire",
+            ),
+            (&[], ""),
+        ] {
+            let stack = [inner, &[own]].concat();
+            assert_eq!(awaited(&frames(&stack)), expected, "{stack:?}");
+        }
+    }
+
+    /// As line tables of an optimized build show them: inlined functions have only the last part of their name.
+    #[test]
+    fn inlined_functions_are_named_by_their_module() {
+        let own = [
+            ("shop::upstream::fetch::{async_fn#0}", "shop/src/upstream.rs"),
+            ("poll<shop::upstream::fetch::{async_fn_env#0}>", "shop/src/main.rs"),
+        ];
+        for (inner, expected) in [
+            (&[("poll_elapsed", TOKIO), ("poll", TOKIO)][..], "tokio::time::sleep"),
+            (
+                &[("{async_fn#0}<u32>", "tokio-1.54.1/src/sync/mpsc/bounded.rs")],
+                "tokio::sync::mpsc::bounded",
+            ),
+            (
+                &[
+                    ("poll", "tokio-1.54.1/src/sync/notify.rs"),
+                    ("{closure#0}", "tokio-1.54.1/src/macros/select.rs"),
+                    (
+                        "poll<(), shop::upstream::fetch::{async_fn#0}::{closure_env#0}>",
+                        "/rustc/library/core/src/future/poll_fn.rs",
+                    ),
+                ],
+                "tokio::select!",
+            ),
+            (
+                &[("recv<u32>", "/home/me/.cargo/registry/src/i/async-channel-2.3.1/src/lib.rs")],
+                "async_channel::recv",
+            ),
+            (
+                &[("poll<u32>", "/rustc/library/core/src/future/pending.rs")],
+                "core::future::pending",
+            ),
+        ] {
+            let stack = [inner, &own].concat();
+            assert_eq!(awaited(&frames(&stack)), expected, "{stack:?}");
+        }
+        for (name, expected) in [
+            ("shop::upstream::fetch::{async_fn#0}", "shop::upstream::fetch"),
+            ("shop::cart::{async_fn#0}::{async_block#0}", "shop::cart"),
+            ("shop::{impl#0}::total::{async_fn#1}<u8>", "shop::total"),
+            ("{async_fn#0}", "async fn"),
+            ("{async_block#0}", "async block"),
+            ("shop::poll_orders::{{closure}}", "shop::poll_orders"),
+            ("<shop::Queue<T> as core::future::future::Future>::poll", "shop::Queue"),
+            ("", UNKNOWN),
+        ] {
+            assert_eq!(own_name(name), expected);
+        }
+    }
+
+    fn topmost(span: &str, wall: u64, idle: u64, awaited: u64) -> Facts {
+        let times = TimeBreakdown {
+            wall_ns: wall * MS,
+            idle_ns: idle * MS,
+            await_ns: awaited * MS,
+            ..TimeBreakdown::default()
+        };
+        Facts { span: span.to_owned().into(), times, is_topmost: true, ..Facts::default() }
+    }
+
+    #[test]
+    fn idle_time_is_explained_by_awaits_and_by_what_the_profile_shows() {
+        // The wall and idle time and the awaits of a span, its samples, those of a span inside it, and what is left.
+        for (of_span, own, inside, expected) in [
+            ([100, 90, 0], 0, 0, Some(90)),
+            ([100, 90, 70], 70, 0, Some(20)),
+            ([100, 90, 90], 90, 0, None),
+            // A child that ran, or that has an account of its own, while the span was idle.
+            ([100, 90, 0], 0, 60, Some(40)),
+            ([100, 90, 0], 10, 90, None),
+            ([100, 90, 0], 10, 300, None),
+        ] {
+            let mut profile = empty();
+            let [wall, idle, awaited] = of_span;
+            profile.spans = vec![topmost("request", wall, idle, awaited)];
+            profile.spans.push(Facts { is_topmost: false, ..topmost("query", 900, 900, 0) });
+            let outer = profile.add_link(Link::named("request", None));
+            let inner = profile.add_link(Link::named("query", Some(outer)));
+            for (link, ms) in [(outer, own), (inner, inside)] {
+                let stack = fetch(&mut profile, 41);
+                add(&mut profile, SampleKind::Await, stack, Some(link), ms);
+            }
+            let expected: Vec<_> = expected.map(|ms| ("request", ms * MS)).into_iter().collect();
+            assert_eq!(unexplained_idle(&profile), expected, "{of_span:?} {own} {inside}");
+        }
+    }
+
+    #[test]
+    fn idle_time_of_spans_of_one_name_is_added_up() {
+        let mut profile = empty();
+        let [one, two] = [topmost("request", 50, 40, 0), topmost("request", 70, 60, 10)];
+        profile.spans = vec![one, topmost("other", 5, 4, 0), two, topmost("busy", 5, 0, 0)];
+        assert_eq!(unexplained_idle(&profile), [("request", 90 * MS), ("other", 4 * MS)]);
+    }
+}

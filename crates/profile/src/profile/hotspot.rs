@@ -1,0 +1,910 @@
+//! The function that holds most of what a profile has of one kind: what to change first.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::fmt::{self, Display};
+
+use super::awaits::{SAMPLED_AWAIT_NS, called, longest, own_name};
+use super::call_tree::{CallTree, SampledCall};
+use super::code_origin::LINKAGE;
+use super::leaf::Leaf;
+use super::model::Profile;
+use super::sample::{Sample, SampleKind};
+use crate::facts::format::place_of;
+
+/// Where most of the samples of one kind are, in the program's own code.
+///
+/// A function holds the samples on whose stacks it is, however often. The hotspot is the deepest own function that holds
+/// at least half of all samples, by weight. If several own functions that it calls have parts of that, none of them half,
+/// it is those two or three that have at least half together. Where own code holds too little, as in a program without
+/// debug information, it is the innermost function with the most, or what most waits and awaits are in.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Hotspot {
+    /// What it holds: CPU time, waits, awaits, bytes.
+    pub kind: SampleKind,
+    /// One function, or two or three that hold at least half together. The one with the most comes first.
+    pub functions: Vec<FunctionShare>,
+    /// The own functions that call these, at most two. Of one function, if a single one of its module does: those of other
+    /// modules around that.
+    pub callers: Vec<String>,
+    /// What most of the one function's samples are in below it: the deepest function that holds at least half of them, else
+    /// the one that holds the most; for waits the system call, the holder of the lock or the function that waited, for awaits the
+    /// future. The share is that of the function.
+    /// `None` if no part is worth naming.
+    pub leaf: Option<FunctionShare>,
+    /// What most of the futures awaited that were polled at the same time, as the semaphore that lets one of them go on.
+    pub beside: Option<FunctionShare>,
+    /// The span that left the thread just before most of the futures were woken there; see [`Leaf::AwaitingUntil`].
+    pub woken_after: Option<String>,
+    /// Whether there are enough samples. One or two samples, or two that represent most of the time, can be by chance.
+    pub is_certain: bool,
+}
+
+impl Hotspot {
+    /// The functions' names.
+    pub fn names(&self) -> String {
+        let names: Vec<_> = self.functions.iter().map(|function| function.name.as_str()).collect();
+        names.join(", ")
+    }
+
+    /// The functions' share together, unless that can be by chance.
+    pub fn share(&self) -> Option<f64> {
+        self.is_certain.then(|| self.functions.iter().map(|function| function.share).sum())
+    }
+}
+
+/// A function and its share of something.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct FunctionShare {
+    /// Its name, without type parameters and without the closure of an async function.
+    pub name: String,
+    /// Where most of the samples are in it: the last two parts of the file's path, and the line; empty if unknown.
+    pub location: String,
+    /// From 0 to 1. Of on-CPU time, it is that of the kept spans, sampled or not, if it is known.
+    pub share: f64,
+}
+
+/// The hotspots of a profile, by kind.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Hotspots(pub(crate) Vec<Hotspot>);
+
+impl Hotspots {
+    /// That of one kind.
+    pub fn of(&self, kind: SampleKind) -> Option<&Hotspot> {
+        self.0.iter().find(|hotspot| hotspot.kind == kind)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Hotspot> {
+        self.0.iter()
+    }
+}
+
+impl Profile {
+    /// The function that holds most of the samples of one kind. `None` if there are none. Function names are known only
+    /// after symbolization.
+    pub fn hotspot(&self, kind: SampleKind) -> Option<Hotspot> {
+        find(self, &CallTree::of(self), kind)
+    }
+
+    /// Those of CPU time, waits, awaits and allocated bytes.
+    pub fn hotspots(&self) -> Hotspots {
+        const KINDS: [SampleKind; 4] =
+            [SampleKind::OnCpu, SampleKind::OffCpu, SampleKind::Await, SampleKind::AllocatedBytes];
+        let calls = CallTree::of(self);
+        Hotspots(KINDS.into_iter().filter_map(|kind| find(self, &calls, kind)).collect())
+    }
+
+    /// The sum of the samples of one kind, or the on-CPU time, which can be more than they represent.
+    pub(crate) fn sampled_or_more(&self, kind: SampleKind) -> u64 {
+        let total = self.total(kind);
+        match kind {
+            SampleKind::OnCpu => self.least_on_cpu_ns().max(total),
+            _ => total,
+        }
+    }
+
+    /// What a thread was blocked in, or who held the lock, in brackets. Of what has only an address, the function that waited.
+    fn waited_for(&self, sample: &Sample) -> Option<String> {
+        if let Some(held_by) = self.leaf(sample.leaf).and_then(Leaf::held_by) {
+            return Some(format!("[{held_by}]"));
+        }
+        let call = self.blocked_in(sample)?;
+        let has_no_name = call.starts_with("futex 0x");
+        let called = has_no_name.then(|| called(&self.code_of(self.location_ids(sample.stack))));
+        Some(match called.filter(|called| !called.is_empty()) {
+            Some(called) => format!("at {called}"),
+            None => format!("[{call}]"),
+        })
+    }
+
+    /// What the samples of one kind have by the innermost own function, or what comes next to that, and by what that was
+    /// blocked in or awaited. The most first.
+    pub(crate) fn own_rows(&self, kind: SampleKind) -> Vec<OwnRow> {
+        let mut rows: BTreeMap<(String, String), BTreeMap<String, u64>> = BTreeMap::new();
+        for sample in self.of_kind(kind) {
+            let leaf = match kind {
+                SampleKind::OffCpu => self.waited_for(sample),
+                SampleKind::Await => Some(self.awaited(self.location_ids(sample.stack))),
+                _ => None,
+            };
+            let (function, location) = match self.own_function(sample) {
+                Some((function, file, line)) => (function, place_of(file, line)),
+                None => (
+                    self.leaf(sample.leaf).and_then(Leaf::frame).unwrap_or_default(),
+                    String::new(),
+                ),
+            };
+            let locations = rows.entry((function, leaf.unwrap_or_default())).or_default();
+            *locations.entry(location).or_default() += sample.total();
+        }
+        let total = self.sampled_or_more(kind).max(1) as f64;
+        let row = |((function, leaf), locations): (_, BTreeMap<String, u64>)| {
+            let share = locations.values().sum::<u64>() as f64 / total;
+            let (location, _) = locations.into_iter().max_by_key(|(_, weight)| *weight)?;
+            Some(OwnRow { function, location, leaf, share })
+        };
+        let mut rows: Vec<_> = rows.into_iter().filter_map(row).collect();
+        rows.sort_by(|a, b| b.share.total_cmp(&a.share));
+        rows
+    }
+}
+
+/// What the samples of one kind have in one own function.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct OwnRow {
+    pub(crate) function: String,
+    /// The line with the most.
+    pub location: String,
+    /// What it was blocked in or awaited.
+    pub(crate) leaf: String,
+    /// Of the time of the kind, as of a hotspot, or of the bytes.
+    pub share: f64,
+}
+
+/// An allocation of several times the mean distance between two samples has one for certain, with its own size.
+const LARGE_BYTES: u64 = 2 * 1024 * 1024;
+/// Less is not worth naming.
+const NOTABLE: f64 = 0.1;
+/// The most functions that are named together.
+const SEVERAL: usize = 3;
+
+fn find(profile: &Profile, calls: &CallTree<'_>, kind: SampleKind) -> Option<Hotspot> {
+    let samples = calls.samples(kind);
+    let total: u64 = samples.iter().map(|sample| sample.weight).sum();
+    if total == 0 {
+        return None;
+    }
+    let all = profile.sampled_or_more(kind).max(total);
+    let share = |weight: u64| weight as f64 / all as f64;
+    let function = |number: usize, weight: u64| FunctionShare {
+        name: calls.name(number).to_owned(),
+        location: calls.location_in(number, &samples),
+        share: share(weight),
+    };
+    let deepest = calls.deepest_own(&samples, total);
+    let held = deepest.map_or(total, |(_, held)| held);
+    let callees = calls.own_callees(deepest.map(|(number, _)| number), &samples);
+    if let Some(several) = several(&callees.weights, callees.elsewhere, held) {
+        let is_named = |sample: &SampledCall<'_>| {
+            callees.of(sample).is_some_and(|callee| several.iter().any(|(of, _)| *of == callee))
+        };
+        return Some(Hotspot {
+            kind,
+            functions: several.iter().map(|(number, weight)| function(*number, *weight)).collect(),
+            callers: deepest.iter().map(|(number, _)| calls.name(*number).to_owned()).collect(),
+            leaf: None,
+            beside: None,
+            woken_after: None,
+            is_certain: are_enough(kind, samples.iter().filter(|sample| is_named(sample))),
+        });
+    }
+    let largest = deepest.or_else(|| {
+        let (number, held) = *callees.weights.first()?;
+        let (_, of_a_leaf) = profile.functions_by(kind).into_iter().next()?;
+        let is_more = !matches!(kind, SampleKind::OffCpu | SampleKind::Await) && held >= of_a_leaf;
+        let inside: Vec<_> =
+            samples.iter().filter(|sample| calls.is_in(sample, number)).copied().collect();
+        is_more.then(|| calls.deepest_own(&inside, held).unwrap_or((number, held)))
+    });
+    let Some((number, held)) = largest else { return fallback(profile, kind, &samples, share) };
+    let inside: Vec<_> =
+        samples.iter().filter(|sample| calls.is_in(sample, number)).copied().collect();
+    let leaf = match kind {
+        SampleKind::OffCpu => most(&inside, |sample| profile.waited_for(sample)),
+        SampleKind::Await => most(&inside, |sample| {
+            Some(profile.awaited(profile.location_ids(sample.stack)))
+                .filter(|name| !name.is_empty())
+        }),
+        _ => calls.leaf_below(number, &inside, held).map(|(leaf, weight)| {
+            let location = calls.location_in(leaf, &inside);
+            let name = calls.name(leaf).to_owned();
+            FunctionShare { name, location, share: weight as f64 / held as f64 }
+        }),
+    };
+    let beside = most(&inside, |sample| match profile.leaf(sample.leaf) {
+        Some(Leaf::AwaitingOneOf { others, .. }) => Some(others.clone()),
+        _ => None,
+    });
+    Some(Hotspot {
+        kind,
+        functions: vec![function(number, held)],
+        callers: callers(calls, number, &inside, held),
+        beside: beside.filter(|beside| {
+            let is_other = leaf.as_ref().is_none_or(|leaf| leaf.name != beside.name);
+            is_other && beside.share > 0.5 && !beside.name.is_empty()
+        }),
+        leaf: leaf.filter(|leaf| leaf.share >= NOTABLE),
+        woken_after: woken_after(profile, &inside),
+        is_certain: are_enough(kind, inside.iter()),
+    })
+}
+
+/// The own functions that call one. A single one of its own module says little: then those of other modules around it.
+fn callers(calls: &CallTree<'_>, of: usize, samples: &[SampledCall<'_>], held: u64) -> Vec<String> {
+    let module = |name: &str| name.rsplit_once("::").map_or("", |(module, _)| module).to_owned();
+    let is_near = |name: &str| module(name) == module(calls.name(of));
+    let first_around = |is_searched: &dyn Fn(&str) -> bool| {
+        let mut weights: BTreeMap<&str, u64> = BTreeMap::new();
+        for sample in samples {
+            let mut around = calls.own_callers(sample, of).map(|caller| calls.name(caller));
+            let caller = around.find(|caller| is_searched(caller));
+            *weights.entry(caller.unwrap_or_default()).or_default() += sample.weight;
+        }
+        let least = held as f64 * NOTABLE;
+        weights.retain(|name, weight| !name.is_empty() && *weight as f64 >= least);
+        weights
+    };
+    let mut callers = first_around(&|_| true);
+    if callers.len() == 1 && callers.keys().all(|name| is_near(name)) {
+        callers = first_around(&|name| !is_near(name) && !name.ends_with("::main"));
+    }
+    let mut callers: Vec<_> = callers.into_iter().collect();
+    callers.sort_by_key(|(_, weight)| Reverse(*weight));
+    callers.into_iter().map(|(name, _)| name.to_owned()).take(2).collect()
+}
+
+/// Two or three functions that have at least half of that together, and none of them more than half alone. `elsewhere`:
+/// what no own function below has.
+fn several(by_weight: &[(usize, u64)], elsewhere: u64, held: u64) -> Option<Vec<(usize, u64)>> {
+    let rest = |weight: u64| held.saturating_sub(weight);
+    let is_too_much = |weight: u64| weight > rest(weight);
+    if elsewhere >= rest(elsewhere) || by_weight.first().is_some_and(|(_, most)| is_too_much(*most))
+    {
+        return None;
+    }
+    let is_notable = |(_, weight): &&(usize, u64)| *weight as f64 >= held as f64 * NOTABLE;
+    let mut together = 0;
+    let mut several = Vec::new();
+    for one in by_weight.iter().take_while(is_notable).take(SEVERAL) {
+        together += one.1;
+        several.push(*one);
+        if several.len() > 1 && together >= rest(together) {
+            return Some(several);
+        }
+    }
+    None
+}
+
+/// The span that left the thread just before most of them were woken.
+fn woken_after(profile: &Profile, samples: &[SampledCall<'_>]) -> Option<String> {
+    let left = most(samples, |sample| match profile.leaf(sample.leaf) {
+        Some(Leaf::AwaitingUntil { left }) => Some(left.clone()),
+        _ => None,
+    });
+    left.filter(|left| left.share > 0.5).map(|left| left.name)
+}
+
+/// The text that samples with the most weight have, and its share of all of them.
+fn most(
+    samples: &[SampledCall<'_>],
+    text: impl Fn(&Sample) -> Option<String>,
+) -> Option<FunctionShare> {
+    let mut weights: BTreeMap<String, u64> = BTreeMap::new();
+    let mut all = 0_u64;
+    for SampledCall { sample, weight, .. } in samples {
+        all += weight;
+        if let Some(text) = text(sample) {
+            *weights.entry(text).or_default() += weight;
+        }
+    }
+    let (name, weight) = weights.into_iter().max_by_key(|(_, weight)| *weight)?;
+    let share = weight as f64 / all.max(1) as f64;
+    Some(FunctionShare { name, share, ..FunctionShare::default() })
+}
+
+/// Where no own code holds enough.
+fn fallback(
+    profile: &Profile,
+    kind: SampleKind,
+    samples: &[SampledCall<'_>],
+    share: impl Fn(u64) -> f64,
+) -> Option<Hotspot> {
+    let named = |name, location, share| FunctionShare { name, location, share };
+    let leaf = |name: String| {
+        let is_known = !name.is_empty();
+        is_known.then(|| FunctionShare { name, share: 1.0, ..FunctionShare::default() })
+    };
+    let (function, leaf) = match kind {
+        SampleKind::OffCpu => {
+            let site = profile.waits().longest?;
+            let ns = u64::try_from(site.waited.as_nanos()).unwrap_or(u64::MAX);
+            (named(site.function, site.location, share(ns)), leaf(site.call))
+        }
+        SampleKind::Await => {
+            let ([function, location, awaited], ns) = longest(profile)?;
+            (named(function, location, share(ns)), leaf(awaited))
+        }
+        _ => {
+            let (name, weight) = profile.functions_by(kind).into_iter().next()?;
+            (named(own_name(&name), String::new(), share(weight)), None)
+        }
+    };
+    // Time of which only the sum is known is no sample.
+    let is_remark = function.name.starts_with('[') && function.name != LINKAGE;
+    let is_certain = is_remark || are_enough(kind, samples.iter());
+    let (functions, callers, beside) = (vec![function], Vec::new(), None);
+    let woken_after = woken_after(profile, samples);
+    Some(Hotspot { kind, functions, callers, leaf, beside, woken_after, is_certain })
+}
+
+/// Whether there are as many points as three of the same weight, or they are no samples: waits and long awaits have their
+/// lengths.
+fn are_enough<'a>(kind: SampleKind, samples: impl Iterator<Item = &'a SampledCall<'a>>) -> bool {
+    let (mut sum, mut squares, mut exact) = (0.0, 0.0, 0.0);
+    for point in samples.flat_map(|sample| &sample.sample.points) {
+        let weight = point.weight as f64;
+        sum += weight;
+        squares += weight * weight;
+        let is_exact = match kind {
+            SampleKind::OffCpu => true,
+            // Branches that await together have parts of a sample.
+            SampleKind::Await => point.weight > SAMPLED_AWAIT_NS,
+            SampleKind::AllocatedBytes => point.weight >= LARGE_BYTES,
+            _ => false,
+        };
+        exact += if is_exact { weight } else { 0.0 };
+    }
+    // Kish's effective number of samples is above two.
+    exact * 2.0 >= sum || sum * sum > 2.0 * squares
+}
+
+/// `99 % in shop::cheapest (src/prices.rs:41), 62 % of that in alloc::vec::Vec::clone`.
+impl Display for Hotspot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        /// A larger share is all.
+        const NEARLY_ALL: f64 = 0.95;
+        if !self.is_certain {
+            f.write_str("likely in ")?;
+            for (number, FunctionShare { name, .. }) in self.functions.iter().enumerate() {
+                f.write_str(if number == 0 { "" } else { " and " })?;
+                f.write_str(name)?;
+            }
+            return f.write_str(" (few samples)");
+        }
+        let percent = |share: f64| format!("{:.0} %", share * 100.0);
+        let callers = match self.callers.is_empty() {
+            true => String::new(),
+            false => format!("called by {}", self.callers.join(" and ")),
+        };
+        for (number, FunctionShare { name, location, share }) in self.functions.iter().enumerate() {
+            f.write_str(if number == 0 { "" } else { ", " })?;
+            write!(f, "{} in {name}", percent(*share))?;
+            let of_one = if self.functions.len() == 1 { callers.as_str() } else { "" };
+            match [location.as_str(), of_one] {
+                ["", ""] => {}
+                ["", place] | [place, ""] => write!(f, " ({place})")?,
+                [place, callers] => write!(f, " ({place}, {callers})")?,
+            }
+        }
+        if self.functions.len() > 1 && !callers.is_empty() {
+            write!(f, ", {callers}")?;
+        }
+        if let Some(FunctionShare { name, share, .. }) = &self.leaf {
+            let word = match self.kind {
+                SampleKind::OffCpu => "",
+                SampleKind::Await => "at ",
+                _ => "in ",
+            };
+            let is_all =
+                *share > NEARLY_ALL && matches!(self.kind, SampleKind::OffCpu | SampleKind::Await);
+            match is_all {
+                true => write!(f, " {word}{name}"),
+                false => write!(f, ", {} of that {word}{name}", percent(*share)),
+            }?;
+        }
+        self.beside.iter().try_for_each(|beside| write!(f, ", others at {}", beside.name))?;
+        let left = self.woken_after.iter();
+        left.into_iter().try_for_each(|span| write!(f, ", woken once `{span}` left the thread"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::facts::{Facts, TimeBreakdown};
+    use crate::profile::{
+        CALLERS_NOT_COPIED, FrameKind, Function, Line, Location, LocationId, Mapping, Point,
+        ProfileId,
+    };
+
+    const MS: u64 = 1_000_000;
+    const STD: &str = "/rustc/59807616/library/alloc/src/collections/btree/map.rs";
+    const CLONE: &str =
+        "<alloc::collections::btree::map::BTreeMap<K,V,A> as core::clone::Clone>::clone";
+
+    /// A profile of a program whose code is in the crates `shop` and `shop_core`.
+    struct Samples(Profile);
+
+    impl Samples {
+        fn new() -> Self {
+            let mut profile = Profile::new(ProfileId::for_test(1), MS);
+            let target = |name: &'static str| Facts {
+                target: name.into(),
+                own_file: "x",
+                ..Facts::default()
+            };
+            profile.spans = vec![target("shop::cart"), target("shop_core")];
+            Self(profile)
+        }
+
+        /// The functions inlined at a location, the innermost first: `name file:line`, without a file `name`.
+        fn location(&mut self, functions: &str, address: u64) -> LocationId {
+            let lines = functions.split(" < ").map(|function| {
+                let (name, place) = function.rsplit_once(" at ").unwrap_or((function, ":0"));
+                let (file, line) = place.rsplit_once(':').unwrap();
+                let function = Function { file: file.to_owned(), ..Function::named(name) };
+                let function = self.0.add_function(function);
+                Line { function, line: line.parse().unwrap(), column: 0 }
+            });
+            let lines = lines.collect();
+            self.0.add_location(Location {
+                mapping: None,
+                address,
+                kind: FrameKind::Rust,
+                lines,
+                is_inferred: false,
+            })
+        }
+
+        /// Adds a sample with that stack, the innermost location first, of each weight.
+        fn add(
+            &mut self,
+            kind: SampleKind,
+            leaf: Leaf,
+            stack: &[&str],
+            weights: &[u64],
+        ) -> &mut Self {
+            let stack: Vec<_> = (1..)
+                .zip(stack)
+                .map(|(address, functions)| self.location(functions, address))
+                .collect();
+            self.add_locations(kind, leaf, stack, weights)
+        }
+
+        fn add_locations(
+            &mut self,
+            kind: SampleKind,
+            leaf: Leaf,
+            stack: Vec<LocationId>,
+            weights: &[u64],
+        ) -> &mut Self {
+            let place = (self.0.add_stack(stack), self.0.add_leaf(leaf));
+            for (time_unix_ns, weight) in (1..).zip(weights) {
+                let point = Point { time_unix_ns, weight: *weight, thread: None };
+                self.0.add_sample_at(kind, place, None, point);
+            }
+            self
+        }
+
+        /// That many samples of a running thread.
+        fn ran(&mut self, stack: &[&str], samples: usize) -> &mut Self {
+            self.add(SampleKind::OnCpu, Leaf::Ran, stack, &vec![MS; samples])
+        }
+
+        fn said(&mut self, kind: SampleKind) -> String {
+            self.0.classify();
+            self.0.hotspot(kind).map_or_else(String::new, |hotspot| hotspot.to_string())
+        }
+
+        fn ran_in(&mut self) -> String {
+            self.said(SampleKind::OnCpu)
+        }
+    }
+
+    const HANDLE: &str = "shop::handle at shop/src/main.rs:9";
+    const MAIN: &str = "shop::main at shop/src/main.rs:3";
+    const RENDER: &str = "shop::render at shop/src/render.rs:20";
+    const PARSE: &str = "shop::parse at shop/src/parse.rs:30";
+
+    #[test]
+    fn the_deepest_own_function_with_half_wins_over_the_leaf_with_the_most() {
+        let cheapest = "shop::cheapest at shop/src/prices.rs:41";
+        let clone = format!("{CLONE} at {STD}:1");
+        let mut samples = Samples::new();
+        samples.ran(&["_int_free", "free", cheapest, HANDLE, MAIN], 19);
+        samples.ran(&["_int_malloc", &clone, cheapest, HANDLE, MAIN], 40);
+        samples.ran(&["memcpy", &clone, cheapest, HANDLE, MAIN], 17);
+        samples.ran(&[cheapest, HANDLE, MAIN], 23);
+        samples.ran(&[HANDLE, MAIN], 1);
+        let text = samples.ran_in();
+        assert_eq!(
+            text,
+            "99 % in shop::cheapest (src/prices.rs:41), 58 % of that in \
+             alloc::collections::btree::map::BTreeMap::clone"
+        );
+        assert_eq!(samples.0.functions_by(SampleKind::OnCpu)[0].0, "_int_malloc");
+    }
+
+    #[test]
+    fn where_no_call_has_half_the_one_with_the_most_is_named() {
+        let mut samples = Samples::new();
+        samples.ran(&["memcpy", "write", RENDER, MAIN], 30);
+        samples.ran(&["_int_free", "free", RENDER, MAIN], 25);
+        samples.ran(&[RENDER, MAIN], 20);
+        assert_eq!(
+            samples.ran_in(),
+            "100 % in shop::render (src/render.rs:20), 40 % of that in memcpy"
+        );
+        samples.ran(&["_int_malloc", "malloc", RENDER, MAIN], 5);
+        samples.ran(&["memset", "malloc", RENDER, MAIN], 30);
+        let text = samples.ran_in();
+        assert!(text.ends_with(", 32 % of that in malloc"), "by what it calls: {text}");
+        let mut samples = Samples::new();
+        samples.ran(&[RENDER, MAIN], 30);
+        (0..20).for_each(|number| {
+            samples.ran(&[&format!("f{number}"), RENDER, MAIN], 4);
+        });
+        assert!(!samples.ran_in().contains("of that"), "{}", samples.ran_in());
+    }
+
+    #[test]
+    fn callees_that_split_what_a_function_holds_are_named_together() {
+        let mut samples = Samples::new();
+        samples.ran(&["memcpy", RENDER, "call_once", HANDLE, MAIN], 40);
+        samples.ran(&[PARSE, HANDLE, MAIN], 35);
+        samples.ran(&["shop::log at shop/src/log.rs:1", HANDLE, MAIN], 15);
+        samples.ran(&[HANDLE, MAIN], 10);
+        let expected = "40 % in shop::render (src/render.rs:20), 35 % in shop::parse (src/parse.rs:30), called by shop::handle";
+        assert_eq!(samples.ran_in(), expected);
+        // Two halves, of which neither is the answer.
+        let mut samples = Samples::new();
+        samples.ran(&[RENDER, HANDLE], 10).ran(&[PARSE, HANDLE], 10);
+        let text = samples.ran_in();
+        assert!(
+            text.starts_with("50 % in shop::parse") && text.ends_with("called by shop::handle"),
+            "{text}"
+        );
+        // Three.
+        let mut samples = Samples::new();
+        for name in ["a", "b", "c", "d", "e"] {
+            samples.ran(&[&format!("shop::{name}"), HANDLE], 20);
+        }
+        let three = "20 % in shop::a, 20 % in shop::b, 20 % in shop::c, called by shop::handle";
+        assert_eq!(samples.ran_in(), three);
+        // Many that only together have half.
+        let mut samples = Samples::new();
+        (0..9).for_each(|number| {
+            samples.ran(&[&format!("shop::f{number}"), HANDLE], 10);
+        });
+        assert!(samples.ran_in().starts_with("100 % in shop::handle"), "{}", samples.ran_in());
+        // What it does itself, with foreign code, is most of it.
+        let mut samples = Samples::new();
+        samples.ran(&[RENDER, HANDLE], 25).ran(&[PARSE, HANDLE], 24).ran(&["memcpy", HANDLE], 51);
+        assert_eq!(
+            samples.ran_in(),
+            "100 % in shop::handle (src/main.rs:9), 51 % of that in memcpy"
+        );
+        // One callee has most of a function that has little more than half.
+        let mut samples = Samples::new();
+        samples.ran(&[RENDER, HANDLE], 45).ran(&[HANDLE], 15).ran(&["_int_free"], 40);
+        assert_eq!(
+            samples.ran_in(),
+            "60 % in shop::handle (src/main.rs:9), 75 % of that in shop::render"
+        );
+    }
+
+    #[test]
+    fn functions_without_a_common_caller_can_have_half_together() {
+        let mut samples = Samples::new();
+        samples
+            .ran(&[RENDER, "start_thread"], 40)
+            .ran(&[PARSE, "start_thread"], 35)
+            .ran(&["idle"], 25);
+        let text = samples.ran_in();
+        assert_eq!(
+            text,
+            "40 % in shop::render (src/render.rs:20), 35 % in shop::parse (src/parse.rs:30)"
+        );
+    }
+
+    #[test]
+    fn a_function_is_one_wherever_it_is_called_inlined_or_recursive() {
+        // By two callers, as instances of one generic function, at several addresses and lines.
+        let mut samples = Samples::new();
+        samples.ran(&["shop::render<Html> at shop/src/render.rs:20", "shop::a", HANDLE], 30);
+        samples.ran(&["shop::render<Json> at shop/src/render.rs:21", "nop", "shop::b", HANDLE], 31);
+        samples.ran(&[HANDLE], 39);
+        assert_eq!(
+            samples.ran_in(),
+            "61 % in shop::render (src/render.rs:21, called by shop::b and shop::a)"
+        );
+        // A helper of a module is called by those that use the module.
+        let (pause, again) = ("shop::retry::pause at shop/src/retry.rs:7", "shop::retry::again");
+        let mut samples = Samples::new();
+        samples.ran(&["memcpy", pause, again, again, "shop::pay", HANDLE, MAIN], 50);
+        samples.ran(&[pause, again, "shop::order", "shop::orders::all", MAIN], 40);
+        samples.ran(&[pause, again, MAIN], 10);
+        assert_eq!(
+            samples.ran_in(),
+            "100 % in shop::retry::pause (src/retry.rs:7, called by shop::pay and shop::order), 50 % of that in memcpy"
+        );
+        // Inlined into another.
+        let mut samples = Samples::new();
+        samples.ran(
+            &["shop::sum at shop/src/sum.rs:7 < shop::render at shop/src/render.rs:20", MAIN],
+            9,
+        );
+        assert_eq!(samples.ran_in(), "100 % in shop::sum (src/sum.rs:7)");
+        // A recursion counts once, also of several functions.
+        let (visit, walk) =
+            ("shop::visit at shop/src/tree.rs:5", "shop::walk at shop/src/tree.rs:9");
+        let mut samples = Samples::new();
+        samples.ran(&["memcpy", visit, walk, visit, walk, visit, MAIN], 60).ran(&[MAIN], 40);
+        let text = samples.ran_in();
+        assert_eq!(text, "60 % in shop::walk (src/tree.rs:9), 100 % of that in memcpy");
+        let deep = vec![visit; 5_000];
+        samples.ran(&deep, 100);
+        assert!(samples.ran_in().starts_with("80 % in shop::visit"), "{}", samples.ran_in());
+    }
+
+    #[test]
+    fn async_functions_and_closures_are_named_as_people_write_them() {
+        let mut samples = Samples::new();
+        let poll =
+            "<tokio::Task<T> as core::future::future::Future>::poll at tokio-1.50.0/src/task.rs:3";
+        let checkout = "shop::checkout::{closure#0} at shop/src/cart.rs:8";
+        let closure = "shop::checkout::{{closure}}::{{closure}} at shop/src/cart.rs:12";
+        samples.ran(&[closure, "fold", checkout, poll, MAIN], 9);
+        assert_eq!(samples.ran_in(), "100 % in shop::checkout (src/cart.rs:12)");
+        // Inlined closures have no path: they are a part of the function that they are written in.
+        let inlined =
+            "{closure#0} at shop/src/render.rs:22 < fold at /rustc/1/library/core/src/iter.rs:1";
+        let mut samples = Samples::new();
+        samples.ran(&[inlined, RENDER, MAIN], 9);
+        assert_eq!(samples.ran_in(), "100 % in shop::render (src/render.rs:20)");
+        // One of another file is on its own.
+        let mut samples = Samples::new();
+        samples.ran(&["{closure#0} at shop/src/other.rs:22", RENDER, MAIN], 9);
+        assert_eq!(
+            samples.ran_in(),
+            "100 % in {closure#0} (src/other.rs:22, called by shop::render)"
+        );
+        let whole = "{async_fn#0} at shop/src/cart.rs:7";
+        let mut samples = Samples::new();
+        samples.ran(&[whole, poll, MAIN], 9);
+        assert_eq!(samples.ran_in(), "100 % in async fn (src/cart.rs:7, called by shop::main)");
+    }
+
+    #[test]
+    fn own_code_can_be_in_several_crates() {
+        let mut samples = Samples::new();
+        let core = "shop_core::price at core/src/price.rs:4";
+        let dependency = "serde_json::from_slice at serde_json-1.0.100/src/de.rs:9";
+        samples.ran(&[dependency, core, HANDLE, MAIN], 9);
+        assert_eq!(
+            samples.ran_in(),
+            "100 % in shop_core::price (src/price.rs:4, called by shop::handle), 100 % of that in serde_json::from_slice"
+        );
+    }
+
+    #[test]
+    fn without_own_code_the_leaf_is_named() {
+        let mut samples = Samples::new();
+        samples.ran(&["sqlite3VdbeExec", "sqlite3_step"], 60).ran(&["memcpy"], 40);
+        assert_eq!(samples.ran_in(), "60 % in sqlite3VdbeExec");
+        // Own code that holds less than half.
+        samples.ran(&[RENDER, MAIN], 40);
+        assert_eq!(samples.ran_in(), "43 % in sqlite3VdbeExec");
+        // Code without names.
+        let mut samples = Samples::new();
+        let shop =
+            samples.0.add_mapping(Mapping { file: "/opt/shop".into(), ..Mapping::default() });
+        let unnamed = Location {
+            mapping: Some(shop),
+            address: 0x20,
+            kind: FrameKind::Native,
+            lines: Vec::new(),
+            is_inferred: false,
+        };
+        let unnamed = samples.0.add_location(unnamed);
+        samples.add_locations(SampleKind::OnCpu, Leaf::Ran, vec![unnamed], &[MS; 3]);
+        assert_eq!(samples.ran_in(), "100 % in shop+0x20");
+        let render = samples.location(RENDER, 7);
+        samples.add_locations(SampleKind::OnCpu, Leaf::Ran, vec![unnamed, render], &[MS; 9]);
+        assert_eq!(
+            samples.ran_in(),
+            "75 % in shop::render (src/render.rs:20), 100 % of that in shop"
+        );
+        assert_eq!(Samples::new().ran_in(), "", "nothing");
+    }
+
+    #[test]
+    fn stacks_that_are_cut_short_and_kernel_frames_hide_no_function() {
+        let mut samples = Samples::new();
+        let cut = samples.0.add_remark(CALLERS_NOT_COPIED);
+        let copy = samples.0.add_function(Function::named("copy_to_user"));
+        let kernel = Location {
+            mapping: None,
+            address: 1,
+            kind: FrameKind::Kernel,
+            lines: vec![Line { function: copy, line: 0, column: 0 }],
+            is_inferred: false,
+        };
+        let kernel = samples.0.add_location(kernel);
+        let (render, handle) = (samples.location(RENDER, 7), samples.location(HANDLE, 8));
+        samples.add_locations(SampleKind::OnCpu, Leaf::Ran, vec![kernel, render, cut], &[MS; 50]);
+        samples.add_locations(
+            SampleKind::OnCpu,
+            Leaf::Ran,
+            vec![kernel, render, handle],
+            &[MS; 30],
+        );
+        samples.add_locations(SampleKind::OnCpu, Leaf::Ran, vec![cut], &[MS; 20]);
+        let text = samples.ran_in();
+        assert_eq!(text, "80 % in shop::render (src/render.rs:20), 100 % of that in copy_to_user");
+        // Time in the kernel of which only the sum is known.
+        let remark = samples.0.add_remark("[kernel]");
+        samples.add_locations(SampleKind::OnCpu, Leaf::Ran, vec![remark], &[400 * MS]);
+        assert_eq!(samples.ran_in(), "80 % in [kernel]");
+    }
+
+    #[test]
+    fn nothing_certain_is_said_of_few_samples() {
+        let text = |weights: &[u64]| {
+            let mut samples = Samples::new();
+            samples.add(SampleKind::OnCpu, Leaf::Ran, &[RENDER, MAIN], weights);
+            let text = samples.ran_in();
+            let hotspot = samples.0.hotspot(SampleKind::OnCpu).unwrap();
+            assert_eq!(hotspot.share().is_some(), hotspot.is_certain);
+            text
+        };
+        let likely = "likely in shop::render (few samples)";
+        assert_eq!([text(&[MS]), text(&[MS, MS])], [likely; 2]);
+        assert_eq!(text(&[MS; 3]), "100 % in shop::render (src/render.rs:20)");
+        // One represents nearly all.
+        assert_eq!(text(&[100 * MS, MS, MS, MS, MS]), likely);
+        let mut samples = Samples::new();
+        samples.ran(&[RENDER, HANDLE], 1).ran(&[PARSE, HANDLE], 1);
+        assert_eq!(samples.ran_in(), "likely in shop::parse and shop::render (few samples)");
+        // A jump to a library is a sample, too.
+        let mut samples = Samples::new();
+        samples.ran(&[LINKAGE], 1);
+        assert_eq!(samples.ran_in(), "likely in [plt] (few samples)");
+        // Many others do not make one certain.
+        let mut samples = Samples::new();
+        samples.ran(&[RENDER, MAIN], 5).add(
+            SampleKind::OnCpu,
+            Leaf::Ran,
+            &[PARSE, MAIN],
+            &[100 * MS],
+        );
+        assert_eq!(samples.ran_in(), "likely in shop::parse (few samples)");
+    }
+
+    #[test]
+    fn weights_count_and_not_numbers_of_samples() {
+        let mut samples = Samples::new();
+        samples.ran(&[PARSE, MAIN], 100);
+        samples.add(SampleKind::OnCpu, Leaf::Ran, &[RENDER, MAIN], &[50 * MS; 4]);
+        assert_eq!(samples.ran_in(), "67 % in shop::render (src/render.rs:20)");
+    }
+
+    #[test]
+    fn a_share_is_that_of_the_on_cpu_time_sampled_or_not() {
+        let share = |spans: &[(u64, u64, bool)]| {
+            let span = |(subtree_on_cpu_ns, subtree_on_cpu_error_ns, is_topmost): &_| {
+                let times = TimeBreakdown {
+                    subtree_on_cpu_ns: *subtree_on_cpu_ns,
+                    subtree_on_cpu_error_ns: *subtree_on_cpu_error_ns,
+                    ..TimeBreakdown::default()
+                };
+                Facts { is_topmost: *is_topmost, times, ..Facts::default() }
+            };
+            let mut samples = Samples::new();
+            samples.add(SampleKind::OnCpu, Leaf::Ran, &[RENDER, MAIN], &[10; 5]);
+            samples.0.spans = spans.iter().map(span).collect();
+            samples.0.classify();
+            samples.0.hotspot(SampleKind::OnCpu).unwrap().share().unwrap()
+        };
+        assert_eq!(share(&[]), 1.0);
+        // Samples were taken of a sixth of its time.
+        assert_eq!(share(&[(300, 0, true)]), 50.0 / 300.0);
+        assert_eq!(share(&[(300, 0, true), (200, 0, false), (100, 0, true)]), 50.0 / 400.0);
+        assert_eq!(share(&[(300, 100, true)]), 50.0 / 200.0, "what is certain");
+        assert_eq!(share(&[(40, 0, true)]), 1.0, "the samples represent more");
+    }
+
+    #[test]
+    fn a_wait_is_in_an_own_function_with_its_system_call() {
+        let blocked = |call: &str| Leaf::Blocked(call.to_owned());
+        let reserve = "shop::reserve at shop/src/stock.rs:41";
+        let lock = "std::sync::Mutex<T>::lock at /rustc/1/library/std/src/sync/mutex.rs:1";
+        let mut samples = Samples::new();
+        let kind = SampleKind::OffCpu;
+        samples.add(kind, blocked("futex 0x7f01"), &["syscall", lock, reserve, MAIN], &[960 * MS]);
+        samples.add(kind, blocked("sleep"), &["nanosleep", reserve, MAIN], &[20 * MS]);
+        samples.add(kind, blocked("read"), &["read", PARSE, MAIN], &[20 * MS]);
+        assert_eq!(
+            samples.said(kind),
+            "98 % in shop::reserve (src/stock.rs:41) at std::sync::Mutex::lock"
+        );
+        samples.add(kind, blocked("sleep"), &["nanosleep", reserve, MAIN], &[500 * MS]);
+        assert_eq!(
+            samples.said(kind),
+            "99 % in shop::reserve (src/stock.rs:41), 65 % of that at std::sync::Mutex::lock"
+        );
+        // Without own code, the site as in the sum of waits.
+        let mut samples = Samples::new();
+        samples.add(kind, blocked("read"), &["read", "load_table"], &[20 * MS]);
+        assert_eq!(samples.said(kind), "100 % in read [read]");
+    }
+
+    #[test]
+    fn an_await_is_in_an_own_function_at_a_future() {
+        let sleep = "<tokio::time::sleep::Sleep as core::future::future::Future>::poll at \
+            tokio-1.54.1/src/time/sleep.rs:457";
+        let fetch = "shop::fetch::{{closure}} at shop/src/upstream.rs:41";
+        let mut samples = Samples::new();
+        let kind = SampleKind::Await;
+        samples.add(kind, Leaf::Awaiting, &[sleep, fetch, HANDLE], &[900 * MS]);
+        samples.add(kind, Leaf::Awaiting, &[sleep, HANDLE], &[100 * MS]);
+        assert_eq!(
+            samples.said(kind),
+            "90 % in shop::fetch (src/upstream.rs:41) at tokio::time::sleep::Sleep"
+        );
+        // One or two that represent others are no certain sum, nor are the parts that branches have of one.
+        for weight in [SAMPLED_AWAIT_NS, SAMPLED_AWAIT_NS / 2] {
+            let mut samples = Samples::new();
+            samples.add(kind, Leaf::Awaiting, &[sleep, fetch, HANDLE], &[weight; 2]);
+            assert_eq!(samples.said(kind), "likely in shop::fetch (few samples)");
+        }
+    }
+
+    #[test]
+    fn an_own_function_with_less_than_half_goes_before_a_small_leaf() {
+        let mut samples = Samples::new();
+        samples.ran(&["memcpy", RENDER, MAIN], 49);
+        for number in 0..17 {
+            samples.ran(&[&format!("library_{number}")], 3);
+        }
+        assert_eq!(
+            samples.ran_in(),
+            "49 % in shop::render (src/render.rs:20), 100 % of that in memcpy"
+        );
+        samples.ran(&["library_0"], 60);
+        assert_eq!(samples.ran_in(), "39 % in library_0");
+    }
+
+    #[test]
+    fn one_large_allocation_is_certain() {
+        let mut samples = Samples::new();
+        samples.add(SampleKind::AllocatedBytes, Leaf::Allocated, &[RENDER, MAIN], &[500 << 20]);
+        assert_eq!(
+            samples.said(SampleKind::AllocatedBytes),
+            "100 % in shop::render (src/render.rs:20)"
+        );
+    }
+
+    #[test]
+    fn bytes_are_held_like_time() {
+        let mut samples = Samples::new();
+        let (kind, clone) = (SampleKind::AllocatedBytes, format!("{CLONE} at {STD}:1"));
+        samples.add(kind, Leaf::Allocated, &[&clone, RENDER, MAIN], &[512 << 10; 9]);
+        samples.add(kind, Leaf::Allocated, &[PARSE, MAIN], &[512 << 10]);
+        assert_eq!(
+            samples.said(kind),
+            "90 % in shop::render (src/render.rs:20), 100 % of that in \
+             alloc::collections::btree::map::BTreeMap::clone"
+        );
+    }
+}
