@@ -1,6 +1,7 @@
 //! The layer, whose hooks call into the engine.
 
 use std::any::{TypeId, type_name};
+use std::cell::OnceCell;
 use std::sync::Arc;
 
 use tracing::field::{Field, Visit};
@@ -19,7 +20,7 @@ use crate::engine::Engine;
 use crate::error::Error;
 use crate::handle::Handle;
 use crate::interest::{FoundEngine, SelfFilter, WithOpenTelemetry};
-use crate::keep::STATUS_FIELD;
+use crate::keep::{LoggedError, STATUS_FIELD};
 use crate::log::{LogEvent, LogKind};
 use crate::otel::OtelSpan;
 use crate::references::CohortHash;
@@ -331,8 +332,9 @@ where
             None if event.is_contextual() => AncestryFrom::Current,
             None => return,
         };
-        let sites = &engine.callsites.error_sites;
-        engine.spans.fail_nearest(from, &ask, &|span| sites.add(span, event.metadata()));
+        let (known, error) = (&engine.callsites.logged_errors, OnceCell::new());
+        let error = || error.get_or_init(|| LoggedError::of(event)).clone();
+        engine.spans.fail_nearest(from, &ask, &|span| known.add(span, error));
     }
 
     #[inline]

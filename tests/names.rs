@@ -132,7 +132,7 @@ fn each_slow_route_has_its_name_in_log_and_files() {
     for ((event, line), kept) in events.iter().zip(&lines).zip(&kept) {
         assert_eq!(OF_A_LINE.map(|name| &line[name]), OF_A_LINE.map(|name| &event[name]));
         let route = text(event, "http.route");
-        let name = format!("request{{method=GET http.route={route}}}");
+        let name = format!("GET {route}");
         assert!(text(line, "message").starts_with(&format!("kept `{name}`")), "{line}");
         assert_eq!(
             (text(event, "span"), text(event, "reason")),
@@ -458,7 +458,8 @@ fn each_of_the_requests_in_a_connection_has_its_own_times_and_line() {
     tracing::dispatcher::with_default(&dispatch, || {
         let _connection = info_span!(target: "connection", "connection").entered();
         info_span!("request", http.route = "/bad").in_scope(|| tracing::error!("no such item"));
-        info_span!("request", http.route = "/slow").in_scope(|| burn(600 * MS));
+        info_span!("request", http.request.method = "GET", http.route = "/slow")
+            .in_scope(|| burn(600 * MS));
         // The collector knows the connection now.
         info_span!("request", http.route = "/late").in_scope(|| tracing::error!("no such item"));
         handle.flush(PLENTY).unwrap();
@@ -475,11 +476,13 @@ fn each_of_the_requests_in_a_connection_has_its_own_times_and_line() {
     assert!(slow["samples"].as_u64().unwrap() > 0 && bad["samples"].is_null(), "{bad} {slow}");
     assert!(slow["top"].as_str().unwrap().ends_with("burn"), "{slow}");
     let messages: Vec<_> = lines(&log).iter().map(|line| line["message"].to_string()).collect();
-    for route in ["/bad", "/slow", "/late"] {
-        let start = format!("\"kept `request{{http.route={route}}}`");
+    for name in ["request{http.route=/bad}", "GET /slow", "request{http.route=/late}"] {
+        let start = format!("\"kept `{name}`");
         let of_route = messages.iter().filter(|line| line.starts_with(&start));
-        assert_eq!(of_route.count(), 1, "{route}: {messages:?}");
+        assert_eq!(of_route.count(), 1, "{name}: {messages:?}");
     }
+    let of_bad = messages.iter().find(|line| line.contains("/bad")).unwrap();
+    assert!(of_bad.contains(r#": error \"no such item\" at tests/names.rs:"#), "{of_bad}");
     assert!(bad["top"].is_null());
     // The profile, its title and its file are named by the request that it explains.
     let files: Vec<_> =

@@ -233,6 +233,7 @@ impl LayerAllocations {
             stacks: LeafStacks { last, ..LeafStacks::default() },
             branch: Branch::ONLY,
             after: None,
+            woken_in: None,
             behind: None,
             heap,
         });

@@ -350,10 +350,11 @@ impl<'a> Tables<'a> {
             StackLeaf::SchedulingBehind(span) => {
                 Leaf::Delayed { behind: self.builder.span_name(span) }
             }
-            StackLeaf::AwaitingUntil(span) => match self.builder.span_name(span) {
-                Some(left) => Leaf::AwaitingUntil { left },
-                None => Leaf::Awaiting,
-            },
+            StackLeaf::AwaitingUntil(number) | StackLeaf::WokenIn(number) => {
+                let woke = matches!(waited, StackLeaf::WokenIn(_));
+                let span = self.builder.span_name(number);
+                span.map_or(Leaf::Awaiting, |span| Leaf::AwaitingUntil { span, woke })
+            }
         }
     }
 

@@ -149,6 +149,9 @@ impl Idle {
         EndedAwait { since, woken_at, woke, now }: EndedAwait,
     ) {
         let _uncounted = Uncounted::begin();
+        // That of an earlier await is of no use.
+        let waker = record.woken_in.try_lock().and_then(|mut woken_in| woken_in.take());
+        let waker = waker.filter(|_| woke.is_some() && woken_at - since >= awaits.sample);
         let [awaited, delayed] = std::mem::take(&mut self.uncounted);
         let [mut await_weight, mut delay_weight] = [(0, woken_at - since), (1, now - woken_at)]
             .map(|(kind, length)| self.weight(kind, length, awaits.sample));
@@ -210,6 +213,7 @@ impl Idle {
             woken_at.abs_diff(last.to) <= (last.to - last.from) / 50
                 && took_most((last.from, last.to), since, woken_at)
         });
+        let waker = waker.filter(|(_, root)| *root != outermost.key).map(|(span, _)| span);
         let amounts = [(since, await_weight), (woken_at, delay_weight)];
         let amounts = amounts.map(|(at, it)| (at, awaits.weight_ns(it)));
         Counters::add(&awaits.inbox.all_counters.awaits.dropped_branches, leaves.left_out());
@@ -217,7 +221,12 @@ impl Idle {
         for leaves in leaves.into_samples(woke, span, span_of) {
             if spans.report_await(&leaves.span) {
                 let [after, behind] = [after, behind].map(|last| last.and_then(|last| last.span));
-                awaits.push(CopiedSample { after, behind, ..await_sample(leaves, amounts) });
+                awaits.push(CopiedSample {
+                    after,
+                    woken_in: waker,
+                    behind,
+                    ..await_sample(leaves, amounts)
+                });
             }
         }
     }

@@ -12,7 +12,7 @@ use super::place::{AwaitPlace, Carried};
 use super::shared::{LayerAwaits, SAMPLE_NS, SharedAwaits, activity};
 use crate::inbox::{CopiedSample, HeapUse, KindWeight};
 use crate::profile::SampleKind;
-use crate::span::{InnermostSpan, SpanKey, innermost_span};
+use crate::span::{InnermostSpan, OtherSpan, SpanKey, innermost_span};
 use crate::stats::Counters;
 use crate::sys::{self, LiveStack, TaskWaker, Uncounted, WakerObserver};
 
@@ -27,6 +27,8 @@ pub(super) struct FutureRecord {
     pub(super) woken_at: AtomicU64,
     /// By which clone.
     pub(super) woken_by: AtomicU8,
+    /// After a long await, in which span, and the outermost one around that.
+    pub(super) woken_in: Mutex<Option<(OtherSpan, SpanKey)>>,
     pub(super) tags: PollTags,
     /// Other clones of the waker existed when `place` was set in the last poll: it may not be what is still awaited.
     pub(super) is_unsure: AtomicBool,
@@ -97,8 +99,9 @@ pub(super) fn await_sample(
         KindWeight { kind: SampleKind::Await, at: since, weight: await_ns },
         KindWeight { kind: SampleKind::Delay, at: woken_at, weight: delay_ns },
     ];
-    let (largest, heap, after, behind) = (u64::MAX, HeapUse::None, None, None);
-    CopiedSample { span: Some(span), amounts, largest, stacks, branch, after, behind, heap }
+    let (largest, heap, span) = (u64::MAX, HeapUse::None, Some(span));
+    let (after, woken_in, behind) = (None, None, None);
+    CopiedSample { span, amounts, largest, stacks, branch, after, woken_in, behind, heap }
 }
 
 pub(super) static VTABLE: RawWakerVTable = RawWakerVTable::new(
@@ -155,8 +158,16 @@ impl FutureRecord {
         if let Some(awaits) = self.awaits.get()
             && self.woken_at.load(Ordering::Relaxed) == 0
         {
+            let (since, now) = (self.pending_since.load(Ordering::Relaxed), awaits.now());
+            if since != 0
+                && now.saturating_sub(since) >= awaits.sample
+                && activity().0
+                && let Some(mut woken_in) = self.woken_in.try_lock()
+            {
+                *woken_in = awaits.spans.waking_span();
+            }
             self.woken_by.store(tag, Ordering::Relaxed);
-            self.woken_at.store(awaits.now(), Ordering::Release);
+            self.woken_at.store(now, Ordering::Release);
         }
     }
 

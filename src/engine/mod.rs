@@ -43,7 +43,8 @@ use crate::references::{ClosedReference, CohortHash};
 use crate::refresh::refresh_interest;
 use crate::span::{
     ADDED_UP, Ancestor, FAILED, LONG_SEGMENT_NS, OtherSpan, Plan, RegistryId, SAMPLED_ITSELF,
-    SHOWS_FIELDS, SpanSnapshot, Spans, TraceIds, Verdict, forget_this_thread, spawn_ignored,
+    SHOWS_FIELDS, SpanSnapshot, Spans, TraceIds, Verdict, forget_this_thread, has_woken,
+    spawn_ignored,
 };
 use crate::stats::{Counters, Stats};
 use crate::sys::{self, Striped, Uncounted, Waker};
@@ -259,15 +260,14 @@ impl Engine {
             self.add_request(closing, callsite);
         }
         let entered_ns = closing.account.wall_ns.saturating_sub(closing.account.idle_ns);
-        if closing.has(SHOWS_FIELDS) && entered_ns >= LONG_SEGMENT_NS {
+        let may_be_named = entered_ns >= LONG_SEGMENT_NS || has_woken(closing.key);
+        if closing.has(SHOWS_FIELDS) && may_be_named {
             self.names.note_closing(closing.id, closing.key);
         }
         let represents = closing.represents();
         let must_notify = represents.is_some();
         if let Some(weight) = represents {
-            let span = self.describe(closing, callsite, Reasons::default(), None);
-            let since = Instant::now();
-            self.publish.references.close(ClosedReference { span, weight, since });
+            self.close_reference(closing, callsite, weight);
         }
         let unkept = Verdict { must_notify, ..Verdict::default() };
         if reasons.is_empty() && !closing.is_registered {
@@ -412,6 +412,13 @@ impl Engine {
         (span, is_due)
     }
 
+    /// Not a part of the verdict, for which a thread may have little stack.
+    #[inline(never)]
+    fn close_reference(&self, closing: &SpanSnapshot, callsite: &Callsite, weight: u64) {
+        let span = self.describe(closing, callsite, Reasons::default(), None);
+        self.publish.references.close(ClosedReference { span, weight, since: Instant::now() });
+    }
+
     /// What is known of a span that closes or that is kept while it is open.
     fn describe(
         &self,
@@ -425,6 +432,7 @@ impl Engine {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let (redaction, now_unix_ns) =
             (&self.names.redaction, u64::try_from(now.as_nanos()).unwrap_or(0));
+        let (error_at, error) = self.error_of(closing);
         KeptSpan {
             key: closing.key,
             root: closing.root,
@@ -437,12 +445,13 @@ impl Engine {
                 rule: Some(callsite.rule_text(redaction)),
                 times: closing.account,
                 trace,
-                error_at: self.error_at(closing),
+                error_at,
                 // Not by its wall time: the thread may have been preempted since the close.
                 start_unix_ns: now_unix_ns.saturating_sub(open_ns),
                 ..Facts::default()
             },
             rule: callsite.rule,
+            error,
             opened_ns: closing.opened_ns,
             stopped_ns: 0,
             samples: closing.samples,
@@ -453,12 +462,15 @@ impl Engine {
         }
     }
 
-    /// Where the first error in a span was logged.
-    fn error_at(&self, closing: &SpanSnapshot) -> Option<String> {
-        let metadata =
-            self.callsites.error_sites.of(closing.key).filter(|_| closing.has(FAILED))?;
-        let file = self.names.redaction.redact_source(metadata.file()?);
-        Some(place_of(&file, metadata.line().unwrap_or(0)))
+    /// Where the first error in a span was logged, which is unknown of the crate `log`, and what it says.
+    #[inline(never)]
+    fn error_of(&self, closing: &SpanSnapshot) -> (Option<String>, Option<Arc<str>>) {
+        let known = || self.callsites.logged_errors.of(closing.key);
+        let Some(error) = closing.has(FAILED).then(known).flatten() else { return (None, None) };
+        let (redaction, metadata) = (&self.names.redaction, error.metadata);
+        let file = metadata.file().map(|file| redaction.redact_source(file));
+        let place = file.map(|file| place_of(&file, metadata.line().unwrap_or(0)));
+        (place, Some(error.line(redaction)))
     }
 
     /// Reads the values of the span's fields that are shown, if there are any.

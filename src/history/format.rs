@@ -1,21 +1,17 @@
-//! The file with what was typical in an hour: lines of fields that are separated by tabs, gzipped.
+//! The file with what was typical in an hour: JSON, gzipped.
 
 use std::collections::BTreeMap;
 use std::io::Read;
-use std::sync::Arc;
 
 use flate2::read::GzDecoder;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
-use crate::compare::{
-    CohortHour, MOST_ROUTES, Moments, OwnFunction, Quantity, SpanTotals, SpentIn, TimeKind,
-    WallTimes,
-};
+use crate::compare::{CohortHour, MOST_ROUTES, Moments, Quantity, SpanTotals, WallTimes};
 use crate::text::gzip;
 
-/// The first line. Files of another version are not read.
-const HEADER: &str = "tracing-profiling typical 1";
-/// The last line: what lacks it is not complete.
-const END: &str = "end";
+/// Files of another version are not read.
+const FORMAT: &str = "tracing-profiling typical 2";
 /// More than 64 routes of 256 quantities and long names take.
 const MOST_BYTES: u64 = 16 * 1024 * 1024;
 /// More than a layer writes.
@@ -34,27 +30,80 @@ pub(super) struct HourFile {
 /// The hours before the year 10000.
 const MOST_HOURS: u64 = 253_402_300_800 / 3_600;
 
+/// The file.
+#[derive(Serialize, Deserialize)]
+struct StoredHour {
+    format: String,
+    service: String,
+    version: String,
+    hour: u64,
+    routes: BTreeMap<String, StoredRoute>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct StoredRoute {
+    spans: u64,
+    squares: f64,
+    quantities: Vec<StoredQuantity>,
+    /// Microseconds, and how many spans took that long.
+    took: Vec<(u64, u32)>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct StoredQuantity {
+    quantity: Quantity,
+    sum: u64,
+    squares: f64,
+    present: u64,
+}
+
+impl StoredRoute {
+    fn new(CohortHour { references, walls }: &CohortHour) -> Self {
+        let quantities = references.quantities().map(|(quantity, of)| StoredQuantity {
+            quantity: quantity.clone(),
+            sum: u64::try_from(of.sum).unwrap_or(u64::MAX),
+            squares: of.squares,
+            present: of.present,
+        });
+        Self {
+            spans: references.spans(),
+            squares: references.wall().squares,
+            quantities: quantities.collect(),
+            took: walls.counts().collect(),
+        }
+    }
+
+    /// `None` if no layer can have written it.
+    fn read(self) -> Option<CohortHour> {
+        let Self { spans, squares, quantities, took } = self;
+        if quantities.len() > MOST_QUANTITIES {
+            return None;
+        }
+        let moments = |StoredQuantity { quantity, sum, squares, present }| {
+            // No span has more than 292 years.
+            let is_possible = u128::from(sum) <= u128::from(spans) * u128::from(i64::MAX as u64)
+                && present <= spans
+                && squares >= 0.0;
+            is_possible.then_some((quantity, Moments { sum: sum.into(), squares, present }))
+        };
+        let quantities = quantities.into_iter().map(moments).collect::<Option<Vec<_>>>()?;
+        let wall = Moments { squares, present: spans, ..Moments::default() };
+        let references = SpanTotals::of_stored(spans, wall, quantities);
+        (squares >= 0.0).then(|| CohortHour { references, walls: WallTimes::of_stored(took) })
+    }
+}
+
 impl HourFile {
     pub(super) fn encode(&self) -> Vec<u8> {
-        let mut text = String::new();
-        push(&mut text, &[HEADER]);
-        push(&mut text, &["service", &self.service]);
-        push(&mut text, &["version", &self.version]);
-        push(&mut text, &["hour", &self.hour.to_string()]);
-        for (name, hour) in &self.routes {
-            let (spans, squares) = (hour.references.spans(), hour.references.wall().squares);
-            push(&mut text, &["route", name, &spans.to_string(), &squares.to_string()]);
-            for (quantity, of) in hour.references.quantities() {
-                let mut fields = fields_of(quantity);
-                fields.extend([of.sum.to_string(), of.squares.to_string(), of.present.to_string()]);
-                push(&mut text, &fields.iter().map(String::as_str).collect::<Vec<_>>());
-            }
-            for (us, spans) in hour.walls.counts() {
-                push(&mut text, &["took", &us.to_string(), &spans.to_string()]);
-            }
-        }
-        push(&mut text, &[END]);
-        gzip(text.as_bytes())
+        let routes = self.routes.iter();
+        let stored = StoredHour {
+            format: FORMAT.to_owned(),
+            service: self.service.clone(),
+            version: self.version.clone(),
+            hour: self.hour,
+            routes: routes.map(|(name, hour)| (name.clone(), StoredRoute::new(hour))).collect(),
+        };
+        gzip(&serde_json::to_vec(&stored).unwrap_or_default())
     }
 
     /// Reads a file; what is wrong with it if it is damaged, of another version, or larger than any that a layer writes.
@@ -64,202 +113,37 @@ impl HourFile {
         if read.map_err(|error| error.to_string())? as u64 > MOST_BYTES {
             return Err(format!("it has more than {MOST_BYTES} bytes"));
         }
-        let mut lines = text.lines().enumerate();
-        if lines.next().is_none_or(|(_, line)| line != HEADER) {
-            return Err(format!("it does not begin with `{HEADER}`"));
+        let wrong = |error: serde_json::Error| error.to_string();
+        let stored: Value = serde_json::from_str(&text).map_err(wrong)?;
+        if stored.get("format").and_then(Value::as_str) != Some(FORMAT) {
+            return Err(format!("it is no `{FORMAT}`"));
         }
-        let (mut file, mut route) = (Self::default(), None);
-        for (number, line) in lines {
-            let wrong = || format!("line {} cannot be read", number + 1);
-            if line == END {
-                file.end_route(route.take())?;
-                return Ok(file);
-            }
-            let fields: Vec<_> = line.split('\t').map(unescaped).collect();
-            let fields: Vec<_> = fields.iter().map(String::as_str).collect();
-            match fields.as_slice() {
-                ["service", service] => file.service = (*service).to_owned(),
-                ["version", version] => file.version = (*version).to_owned(),
-                ["hour", hour] => {
-                    let hour = number_of(hour).filter(|hour| *hour < MOST_HOURS);
-                    file.hour = hour.ok_or_else(wrong)?;
-                }
-                ["route", name, spans, squares] => {
-                    file.end_route(route.take())?;
-                    route = Some(RouteLines::new(name, spans, squares).ok_or_else(wrong)?);
-                }
-                fields => {
-                    let route = route.as_mut().ok_or_else(wrong)?;
-                    route.add(fields).ok_or_else(wrong)?;
-                }
-            }
+        let StoredHour { service, version, hour, routes, .. } =
+            serde_json::from_value(stored).map_err(wrong)?;
+        if hour >= MOST_HOURS || routes.len() > MOST_ROUTES {
+            return Err(format!("its hour is {hour}, and it has {} routes", routes.len()));
         }
-        Err("its end is missing".to_owned())
-    }
-
-    fn end_route(&mut self, route: Option<RouteLines>) -> Result<(), String> {
-        let Some(RouteLines { name, spans, squares, quantities, took }) = route else {
-            return Ok(());
+        let read = |(name, route): (String, StoredRoute)| {
+            let hour = route.read().ok_or_else(|| format!("`{name}` cannot be read"))?;
+            Ok((name, hour))
         };
-        if self.routes.len() >= MOST_ROUTES {
-            return Err(format!("it has more than {MOST_ROUTES} routes"));
-        }
-        let wall = Moments { squares, present: spans, ..Moments::default() };
-        let references = SpanTotals::of_stored(spans, wall, quantities);
-        let walls = WallTimes::of_stored(took);
-        self.routes.insert(name, CohortHour { references, walls });
-        Ok(())
+        let routes = routes.into_iter().map(read).collect::<Result<_, String>>()?;
+        Ok(Self { service, version, hour, routes })
     }
-}
-
-/// A route whose lines are being read.
-struct RouteLines {
-    name: String,
-    spans: u64,
-    squares: f64,
-    quantities: BTreeMap<Quantity, Moments>,
-    took: Vec<(u64, u32)>,
-}
-
-impl RouteLines {
-    fn new(name: &str, spans: &str, squares: &str) -> Option<Self> {
-        let (spans, squares) = (number_of(spans)?, amount_of(squares)?);
-        Some(Self {
-            name: name.to_owned(),
-            spans,
-            squares,
-            quantities: BTreeMap::new(),
-            took: Vec::new(),
-        })
-    }
-
-    fn add(&mut self, fields: &[&str]) -> Option<()> {
-        if let ["took", us, spans] = fields {
-            self.took.push((number_of(us)?, spans.parse().ok()?));
-            return Some(());
-        }
-        let [fields @ .., sum, squares, present] = fields else { return None };
-        let (sum, present) = (number_of(sum)?, number_of(present)?);
-        // No span has more than 292 years.
-        let is_possible = u128::from(sum) <= u128::from(self.spans) * u128::from(i64::MAX as u64);
-        let is_new =
-            is_possible && present <= self.spans && self.quantities.len() < MOST_QUANTITIES;
-        let of = Moments { sum: sum.into(), squares: amount_of(squares)?, present };
-        let quantity = quantity_of(fields).filter(|_| is_new)?;
-        self.quantities.insert(quantity, of);
-        Some(())
-    }
-}
-
-fn number_of(text: &str) -> Option<u64> {
-    text.parse().ok()
-}
-
-/// Not negative, and a number.
-fn amount_of(text: &str) -> Option<f64> {
-    text.parse().ok().filter(|amount: &f64| amount.is_finite() && *amount >= 0.0)
-}
-
-fn fields_of(quantity: &Quantity) -> Vec<String> {
-    let mut fields = Vec::new();
-    match quantity {
-        Quantity::Wall(kind, spent_in) => {
-            fields.extend(["wall".to_owned(), kind.name().to_owned()]);
-            fields.extend(fields_of_function(spent_in));
-        }
-        Quantity::OtherThreads(spent_in) => {
-            fields.push("other_threads".to_owned());
-            fields.extend(fields_of_function(spent_in));
-        }
-        Quantity::AllocatedBytes => fields.push("allocated_bytes".to_owned()),
-        Quantity::ChildSpans(name) | Quantity::ChildTime(name) => {
-            let is_number = matches!(quantity, Quantity::ChildSpans(_));
-            fields.push(if is_number { "child_spans" } else { "child_time" }.to_owned());
-            fields.extend(name.iter().map(|name| (**name).to_owned()));
-        }
-    }
-    fields
-}
-
-fn fields_of_function(spent_in: &SpentIn) -> Vec<String> {
-    match spent_in {
-        SpentIn::Function(function) => {
-            let OwnFunction { name, file, line } = &**function;
-            vec!["in".to_owned(), name.clone(), file.clone(), line.to_string()]
-        }
-        SpentIn::Unknown => vec!["unknown".to_owned()],
-        SpentIn::Others => vec!["others".to_owned()],
-    }
-}
-
-fn quantity_of(fields: &[&str]) -> Option<Quantity> {
-    Some(match fields {
-        ["wall", kind, spent_in @ ..] => {
-            let kind = TimeKind::ALL.iter().find(|known| known.name() == *kind)?;
-            Quantity::Wall(*kind, function_of(spent_in)?)
-        }
-        ["other_threads", spent_in @ ..] => Quantity::OtherThreads(function_of(spent_in)?),
-        ["allocated_bytes"] => Quantity::AllocatedBytes,
-        ["child_spans"] => Quantity::ChildSpans(None),
-        ["child_spans", name] => Quantity::ChildSpans(Some(Arc::from(*name))),
-        ["child_time"] => Quantity::ChildTime(None),
-        ["child_time", name] => Quantity::ChildTime(Some(Arc::from(*name))),
-        _ => return None,
-    })
-}
-
-fn function_of(fields: &[&str]) -> Option<SpentIn> {
-    Some(match fields {
-        ["in", name, file, line] => SpentIn::Function(Arc::new(OwnFunction {
-            name: (*name).to_owned(),
-            file: (*file).to_owned(),
-            line: line.parse().ok()?,
-        })),
-        ["unknown"] => SpentIn::Unknown,
-        ["others"] => SpentIn::Others,
-        _ => return None,
-    })
-}
-
-/// Adds a line. Names can contain anything.
-fn push(text: &mut String, fields: &[&str]) {
-    for (number, field) in fields.iter().enumerate() {
-        text.push_str(if number > 0 { "\t" } else { "" });
-        for c in field.chars() {
-            match c {
-                '\\' => text.push_str("\\\\"),
-                '\t' => text.push_str("\\t"),
-                '\n' => text.push_str("\\n"),
-                '\r' => text.push_str("\\r"),
-                other => text.push(other),
-            }
-        }
-    }
-    text.push('\n');
-}
-
-fn unescaped(field: &str) -> String {
-    let (mut text, mut chars) = (String::with_capacity(field.len()), field.chars());
-    while let Some(c) = chars.next() {
-        text.push(match (c == '\\').then(|| chars.next()).flatten() {
-            Some('t') => '\t',
-            Some('n') => '\n',
-            Some('r') => '\r',
-            Some(other) => other,
-            None => c,
-        });
-    }
-    text
 }
 
 #[cfg(test)]
 mod tests {
     use flate2::Compression;
     use flate2::write::GzEncoder;
+    use serde_json::json;
     use std::io::Write;
+    use std::sync::Arc;
 
     use super::*;
-    use crate::compare::{Amount, Breakdown, CohortHistory, Measured};
+    use crate::compare::{
+        Amount, Breakdown, CohortHistory, Measured, OwnFunction, SpentIn, TimeKind,
+    };
 
     fn amounts() -> Vec<Amount> {
         let function = |name: &str| {
@@ -322,26 +206,43 @@ mod tests {
             gzip.write_all(text.as_bytes()).unwrap();
             gzip.finish().unwrap()
         };
-        let decode = |lines: &str| HourFile::decode(&gzipped(&format!("{HEADER}\n{lines}")));
-        assert!(
-            decode("hour\t7\nroute\ta\t1\t4\nallocated_bytes\t2\t4\t1\ntook\t5\t1\nend\n").is_ok()
-        );
-        for lines in [
-            "",
-            "hour\t-7\nend\n",
-            "allocated_bytes\t2\t4\t1\nend\n",
-            "route\ta\t1\tNaN\nend\n",
-            "route\ta\t1\t4\nallocated_bytes\t2\t4\nend\n",
-            "route\ta\t1\t4\nallocated_bytes\t2\tinf\t1\nend\n",
-            "route\ta\t1\t4\nallocated_bytes\t2\t4\t2\nend\n",
-            "route\ta\t1\t4\nallocated_bytes\t18446744073709551615\t4\t1\nend\n",
-            "route\ta\t1\t4\nwall\tnone\tunknown\t2\t4\t1\nend\n",
-            "route\ta\t1\t4\ntook\t5\t4294967296\nend\n",
-            &"route\ta\t1\t4\n".repeat(2_000),
+        let decode = |change: &dyn Fn(&mut Value)| {
+            let mut stored = json!({
+                "format": FORMAT, "service": "", "version": "", "hour": 7,
+                "routes": { "a": {
+                    "spans": 1, "squares": 4.0, "took": [[5, 1]],
+                    "quantities": [
+                        { "quantity": "allocated_bytes", "sum": 2, "squares": 4.0, "present": 1 },
+                    ],
+                } },
+            });
+            change(&mut stored);
+            HourFile::decode(&gzipped(&stored.to_string()))
+        };
+        assert_eq!(decode(&|_| ()).map(|file| file.routes.len()), Ok(1));
+        let set = |path: &str, value: Value| {
+            let path = path.to_owned();
+            decode(&move |stored| *stored.pointer_mut(&path).unwrap() = value.clone())
+        };
+        for (path, value) in [
+            ("", json!([])),
+            ("/format", json!("tracing-profiling typical 1")),
+            ("/hour", json!(-7)),
+            ("/hour", json!(MOST_HOURS)),
+            ("/routes/a/squares", json!(null)),
+            ("/routes/a/squares", json!(-1.0)),
+            ("/routes/a/took", json!([[5, 1_u64 << 32]])),
+            ("/routes/a/quantities/0/squares", json!(-4.0)),
+            ("/routes/a/quantities/0/present", json!(2)),
+            ("/routes/a/quantities/0/sum", json!(u64::MAX)),
+            ("/routes/a/quantities/0/quantity", json!({ "wall": ["none", "unknown"] })),
         ] {
-            assert!(decode(lines).is_err(), "{lines}");
+            assert!(set(path, value.clone()).is_err(), "{path} {value}");
         }
-        assert!(HourFile::decode(&gzipped("tracing-profiling typical 2\nend\n")).is_err());
+        let route = json!({ "spans": 0, "squares": 0.0, "took": [], "quantities": [] });
+        let routes = |many: usize| (0..many).map(|n| (n.to_string(), route.clone())).collect();
+        assert!(set("/routes", Value::Object(routes(MOST_ROUTES))).is_ok());
+        assert!(set("/routes", Value::Object(routes(MOST_ROUTES + 1))).is_err());
         let bomb = gzipped(&"x".repeat(MOST_BYTES as usize + 1));
         assert!(HourFile::decode(&bomb).unwrap_err().contains("bytes"));
     }

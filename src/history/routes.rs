@@ -16,7 +16,7 @@ use crate::export::{TypicalFile, read_typical};
 /// [`Directory`](crate::Directory).
 ///
 /// A route is the name of a span with the values of the fields that name the route of a request:
-/// `request{http.route=/similar}`. What is known of it are sums over its [reference spans](crate::Builder::references).
+/// `GET /similar`. What is known of it are sums over its [reference spans](crate::Builder::references).
 ///
 /// ```no_run
 /// use tracing_profiling::RouteHistory;

@@ -33,6 +33,8 @@ pub(crate) struct CopiedSample {
     pub(crate) branch: Branch,
     /// The span that left the thread that polled it just before it was woken, after most of the await.
     pub(crate) after: Option<OtherSpan>,
+    /// The span of another local root in which the future was woken.
+    pub(crate) woken_in: Option<OtherSpan>,
     /// The span that was on the thread that polled it too late.
     pub(crate) behind: Option<OtherSpan>,
     pub(crate) heap: HeapUse,

@@ -109,7 +109,8 @@ impl Intake {
         match of.kind {
             SampleKind::Delay => Some(self.delayed(sample.behind)),
             SampleKind::Await if stack.waited.is_none() => {
-                sample.after.map(|span| StackLeaf::AwaitingUntil(self.name(span)))
+                let left = sample.after.map(|span| StackLeaf::AwaitingUntil(self.name(span)));
+                left.or_else(|| Some(StackLeaf::WokenIn(self.name(sample.woken_in?))))
             }
             _ => stack.waited,
         }

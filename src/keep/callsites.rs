@@ -13,8 +13,8 @@ use tracing::{Level, Metadata};
 use super::attribute;
 use super::candidates::{Candidate, candidates};
 use super::condition::boxed;
-use super::error_sites::ErrorSites;
 use super::fields::{Choice, FieldRules};
+use super::logged_errors::LoggedErrors;
 use super::percentile::{MOST_SKETCHES, Sketches};
 use super::plans::{Callsite, Cohort, Plans};
 use super::shown_fields::ShownFields;
@@ -49,7 +49,7 @@ pub(crate) struct Callsites {
     sketches_of_routes: Arc<AtomicUsize>,
     started: Instant,
     counters: Arc<Counters>,
-    pub(crate) error_sites: ErrorSites,
+    pub(crate) logged_errors: LoggedErrors,
 }
 
 type Chain = OnceLock<Box<Site>>;
@@ -180,7 +180,7 @@ impl Callsites {
             sketches_of_routes: Arc::default(),
             started: Instant::now(),
             counters,
-            error_sites: ErrorSites::default(),
+            logged_errors: LoggedErrors::default(),
         }
     }
 

@@ -1,6 +1,7 @@
 //! What is reported about kept spans.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use tracing::Metadata;
@@ -63,6 +64,8 @@ pub struct KeptSpan {
     pub(crate) root: SpanKey,
     pub(crate) metadata: &'static Metadata<'static>,
     pub(crate) facts: Facts,
+    /// What the first `ERROR` event in it says. For the log alone, which has that event.
+    pub(crate) error: Option<Arc<str>>,
     /// Equal rules have the same id.
     pub(crate) rule: u64,
     /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
@@ -167,45 +170,38 @@ impl KeptSpan {
 }
 
 /// Why a kept span has no profile.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NoProfile {
     /// No sample fell in it: it was blocked, it was too short, or its thread could not be sampled.
+    #[error("no sample fell in it")]
     NoSamples,
     /// The system does not allow sampling; the first log line states why.
+    #[error("sampling is unavailable")]
     SamplingUnavailable,
     /// Its threads were not sampled, or their source gave no samples; a log line and [`Handle::source`](crate::Handle::source)
     /// state why.
+    #[error("its threads were not sampled; an earlier line says why")]
     ThreadsNotSampled,
     /// Its rule has reached its limit of profiles per minute, for spans of its name and values or as a whole.
+    #[error("over the rate limit of its rule")]
     RateLimit,
     /// Too many profiles wait for export.
+    #[error("too many profiles wait to be exported")]
     ExporterBusy,
     /// 1,024 spans of the same local root were already kept and not yet exported. Its samples are in their profile if
     /// it is inside one of them.
+    #[error("too many spans of its tree were kept already")]
     TreeFull,
     /// The exporter currently fails; the log states why.
+    #[error("profiles cannot be exported at present")]
     ExporterFails,
     /// The memory for samples is currently used up.
+    #[error("the memory for samples is used up")]
     NoMemory,
     /// The system returned no random bytes for an id.
+    #[error("no random bytes for its id")]
     NoId,
-}
-
-impl std::fmt::Display for NoProfile {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::NoSamples => "no sample fell in it",
-            Self::SamplingUnavailable => "sampling is unavailable",
-            Self::ThreadsNotSampled => "its threads were not sampled; an earlier line says why",
-            Self::RateLimit => "over the rate limit of its rule",
-            Self::TreeFull => "too many spans of its tree were kept already",
-            Self::ExporterBusy => "too many profiles wait to be exported",
-            Self::ExporterFails => "profiles cannot be exported at present",
-            Self::NoMemory => "the memory for samples is used up",
-            Self::NoId => "no random bytes for its id",
-        })
-    }
 }
 
 #[cfg(test)]
@@ -220,6 +216,7 @@ impl KeptSpan {
             root,
             metadata,
             facts: Facts { span: "test".into(), ..Facts::default() },
+            error: None,
             rule: 0,
             opened_ns: 0,
             stopped_ns: 0,

@@ -326,7 +326,8 @@ mod tests {
             span.record("secret", "y");
             span
         };
-        assert_eq!(shown(&["http.route", "method"], span), "{method=GET http.route=/cart/{id}}");
+        assert_eq!(shown(&["http.route", "method"], span), "GET /cart/{id}");
+        assert_eq!(shown(&["http.route", "method", "status"], span), "GET /cart/{id}{status=200}");
         assert_eq!(shown(&["status", "path"], span), "{status=200 path=\"/a\"}");
         assert_eq!(shown(&["http.route"], span), "{http.route=/cart/{id}}");
         assert_eq!(shown(&["other"], span), "");

@@ -22,7 +22,7 @@ const MOST_CLOSED: usize = 256;
 /// The number of a name is that of the plan, and above these bits that of the route.
 const PLAN_BITS: u32 = 48;
 
-/// What open spans are called, and those that have just closed after they were on a thread for long.
+/// What open spans are called, and those that have just closed and may be named by others.
 #[derive(Debug, Default)]
 pub(crate) struct SpanNames {
     pub(crate) dispatch: OwnDispatch,
@@ -82,7 +82,7 @@ impl SpanNames {
         (routes.len() as u64) << PLAN_BITS
     }
 
-    /// A span closes in which a thread was for long: what it delayed may be read later.
+    /// A span closes in which a thread was for long, or that woke others: what it delayed may be read later.
     pub(crate) fn note_closing(&self, id: RegistryId, key: SpanKey) {
         let route = self.route_of(id);
         let closed = &mut self.known.lock().closed;
@@ -107,12 +107,13 @@ impl SpanNames {
         named: impl FnOnce(u64) -> Option<&'static str>,
     ) -> Option<String> {
         let name = named(number & ((1 << PLAN_BITS) - 1))?;
-        let mut name = self.redaction.redact_span(beginning(name)).into_owned();
+        let name = self.redaction.redact_span(beginning(name));
         let place = usize::try_from(number >> PLAN_BITS).ok().and_then(|it| it.checked_sub(1));
-        name += place
-            .and_then(|place| self.known.lock().routes.get(place).cloned())
-            .as_deref()
-            .unwrap_or("");
-        Some(name)
+        let route = place.and_then(|place| self.known.lock().routes.get(place).cloned());
+        Some(match route.as_deref().unwrap_or_default() {
+            // With its method, it is the name.
+            route if route.is_empty() || route.starts_with('{') => name.into_owned() + route,
+            route => route.to_owned(),
+        })
     }
 }

@@ -28,7 +28,7 @@ impl CohortKey {
         Self { span: facts.span.clone(), fields: fields.collect() }
     }
 
-    /// As [`Facts::name`]: `request{http.route=/similar}`.
+    /// As [`Facts::name`]: `GET /similar`.
     pub(crate) fn name(&self) -> String {
         crate::facts::name_with_fields(
             &self.span,

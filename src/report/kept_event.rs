@@ -157,7 +157,7 @@ fn message(first: &KeptSpan, kept: &Kept) -> String {
     let mut text = head(first);
     let mut separator = ": ";
     // The more a reason explains, the earlier it stands.
-    for reason in reasons(first, kept).into_iter().chain(no_profile) {
+    for reason in reasons(first, kept, first.error.as_deref()).into_iter().chain(no_profile) {
         if separator == "; " && text.chars().count() + reason.chars().count() > MOST_CHARS {
             continue;
         }
@@ -169,10 +169,11 @@ fn message(first: &KeptSpan, kept: &Kept) -> String {
 
 /// What explains most of the time of a span, the larger part first. Empty if nothing does.
 pub(crate) fn headline(first: &KeptSpan, kept: &Kept) -> String {
-    reasons(first, kept).join("; ")
+    reasons(first, kept, None).join("; ")
 }
 
-fn reasons(first: &KeptSpan, kept: &Kept) -> Vec<String> {
+/// `error`: what the first `ERROR` event in it says, if that may be said.
+fn reasons(first: &KeptSpan, kept: &Kept, error: Option<&str>) -> Vec<String> {
     let times = first.times();
     let compared = kept.compared.as_ref().filter(|compared| compared.is_of(&first.facts));
     let many = first.facts.children.many_in(times.wall_ns).map(|many| Many(many).to_string());
@@ -191,7 +192,10 @@ fn reasons(first: &KeptSpan, kept: &Kept) -> Vec<String> {
     let mut parts = parts.into_iter().filter_map(|(_, part)| part);
     let unknown = times.is_cpu_time_unknown.then(|| "on-CPU unknown".to_owned());
     // What explains its time stands beside the error.
-    let error = first.facts.error_at.as_ref().map(|place| format!("error at {place}"));
+    let place = first.facts.error_at.as_ref().map(|place| format!(" at {place}"));
+    let said = error.filter(|text| !text.is_empty()).map(|text| format!(" \"{text}\""));
+    let error = place.is_some() || said.is_some();
+    let error = error.then(|| ["error".to_owned()].into_iter().chain(said).chain(place).collect());
     let error = error.and_then(|error| joined([Some(error), parts.next()]));
     let deadlock = first.facts.deadlock.as_deref().map(|text| capped(text).into_owned());
     let allocated = allocated(first, kept);
@@ -412,8 +416,8 @@ fn idle(first: &KeptSpan, kept: &Kept) -> Option<String> {
         return None;
     }
     let all = nanoseconds(awaits.total + awaits.delay);
-    // Short awaits are sampled, so their sum has an error.
-    let are_at_once = all > idle_ns + idle_ns / 10 + WORTH_REPORTING;
+    // Short awaits are sampled, each for 10 ms, so their sum has an error.
+    let are_at_once = all > idle_ns + idle_ns / 10 + 2 * LONG_NS;
     let (of, longest_ns) = match (awaits.are_of_topmost && kept.spans.len() == 1, are_at_once) {
         (true, false) => (":".to_owned(), idle_ns),
         (true, true) => ("; awaits of several futures at once:".to_owned(), u64::MAX),
@@ -422,8 +426,10 @@ fn idle(first: &KeptSpan, kept: &Kept) -> Option<String> {
     let total = awaits.total.min(Duration::from_nanos(longest_ns));
     let delay = awaits.delay.min(Duration::from_nanos(longest_ns).saturating_sub(total));
     let awaits = Awaits { total, delay, ..awaits.clone() };
-    let awaited = Awaited(&awaits, kept.hotspot(SampleKind::Await));
-    Some(format!("idle {}{of} {awaited}", Ns(idle_ns)))
+    let is_all =
+        of == ":" && awaits.delay.is_zero() && Short(total).to_string() == Ns(idle_ns).to_string();
+    let awaited = Awaited(&awaits, kept.hotspot(SampleKind::Await)).to_string();
+    Some(if is_all { awaited } else { format!("idle {}{of} {awaited}", Ns(idle_ns)) })
 }
 
 /// Displays why a span has no profile.
@@ -507,7 +513,7 @@ mod tests {
         let expected = "kept `test`: 1.29 s on-CPU, 97 % in shop::render";
         assert_eq!(line(&kept), expected);
         kept.spans[0].facts.fields = vec![("method", "GET".into()), ("http.route", "/a".into())];
-        let expected = "kept `test{method=GET http.route=/a}`: 1.29 s";
+        let expected = "kept `GET /a`: 1.29 s";
         assert!(line(&kept).starts_with(expected), "{}", line(&kept));
     }
 
@@ -666,6 +672,22 @@ mod tests {
         );
     }
 
+    /// The profile leaves the process, and the log has the event anyway.
+    #[test]
+    fn only_the_log_has_what_an_error_says() {
+        let mut kept = kept();
+        kept.spans[0].error = Some("no offers: timed out".into());
+        let said = line(&kept);
+        assert!(said.starts_with("kept `test`: error \"no offers: timed out\"; 1.29 s"), "{said}");
+        kept.spans[0].facts.error_at = Some("src/error.rs:31".to_owned());
+        let said = line(&kept);
+        assert!(
+            said.contains(": error \"no offers: timed out\" at src/error.rs:31; 1.29"),
+            "{said}"
+        );
+        assert!(headline(&kept.spans[0], &kept).starts_with("error at src/error.rs:31; "));
+    }
+
     #[test]
     fn foreign_code_is_shown_with_the_function_that_awaits_it() {
         let mut kept = kept();
@@ -754,7 +776,7 @@ mod tests {
         // Samples of short awaits are estimates, and no more than its idle time.
         kept.awaits = Awaits { total: ms(1_230), ..kept.awaits };
         let part = awaited.replace("1.18 s", "1.20 s").split(';').next().unwrap().to_owned();
-        assert_eq!(line(&kept), format!("{head}: {part}"));
+        assert_eq!(line(&kept), format!("kept `test`: {part}"), "all of it");
         // Of two futures that are polled at once, both awaits count.
         kept.awaits = Awaits { total: ms(2_360), ..kept.awaits };
         let both = format!(
@@ -772,6 +794,18 @@ mod tests {
         assert_eq!(line(&kept), all);
         kept.spans[0].facts.times.idle_ns = 100_000_000;
         assert!(!line(&kept).contains("idle"), "{}", line(&kept));
+    }
+
+    #[test]
+    fn one_sample_of_short_awaits_is_not_of_several_futures() {
+        let mut kept = kept();
+        let account = &mut kept.spans[0].facts.times;
+        (account.wall_ns, account.idle_ns, account.subtree_on_cpu_ns) =
+            (5_000_000, 4_190_000, 100_000);
+        kept.awaits = Awaits::for_test(Duration::from_millis(10));
+        kept.hotspots = Hotspots::of_awaits_for_test(1.0);
+        let expected = "kept `test`: 4.19 ms awaiting, 100 % in shop::fetch";
+        assert!(line(&kept).starts_with(expected), "{}", line(&kept));
     }
 
     #[test]

@@ -60,6 +60,8 @@ pub(crate) enum StackLeaf {
     SchedulingBehind(u64),
     /// A future that was woken once the span with that number of a name left the thread.
     AwaitingUntil(u64),
+    /// A future that was woken in the span with that number of a name.
+    WokenIn(u64),
     /// One of that many leaves that a future awaited at the same time.
     OneOf(u32),
     /// Not a thread, but a future or closure that an executor had not begun to run.

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::first_run::{FirstRun, RunningFirst};
 use super::local::{ObservedPoll, ThreadState, put, take};
@@ -116,7 +117,35 @@ pub(crate) struct IdleTime {
 /// The spans around one that are kept in case it closes.
 const MOST_AROUND: usize = 16;
 
+/// Spans that woke others lately, at places that their keys decide.
+static WOKE: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
+
+fn place_of(key: SpanKey) -> Option<&'static AtomicU64> {
+    WOKE.get(key.get() as usize % WOKE.len())
+}
+
+/// Whether the span woke another one, and was not forgotten since.
+pub(crate) fn has_woken(key: SpanKey) -> bool {
+    place_of(key).is_some_and(|at| at.load(Ordering::Relaxed) == key.get())
+}
+
 impl Spans {
+    /// The innermost span that the calling thread is in, and the outermost one around it. A span that is open for long (a
+    /// connection, `main`) wakes whatever its thread does.
+    pub(crate) fn waking_span(&self) -> Option<(OtherSpan, SpanKey)> {
+        let span = super::innermost_span().filter(|span| span.layer == self.layer)?;
+        let slot = self.slot_of(&span).filter(|slot| !slot.is_open_for_long(self.clock.now()))?;
+        // Its close leaves its name.
+        if slot.flags() & SHOWS_FIELDS != 0 {
+            slot.set_once(SUSPECT);
+            place_of(span.key)
+                .into_iter()
+                .for_each(|at| at.store(span.key.get(), Ordering::Relaxed));
+        }
+        let waking = OtherSpan { id: span.id, key: span.key, plan: slot.plan() };
+        self.outermost_of(&span).map(|outermost| (waking, outermost.key))
+    }
+
     /// A segment of that span has ended, and was long.
     #[cold]
     pub(super) fn note_long(

@@ -30,7 +30,7 @@ use tracing_subscriber::registry;
 pub(crate) use crate::ids::{SpanKey, TraceIds};
 
 pub(crate) use account::with_segment;
-pub(crate) use awaits::{InnermostSpan, LONG_SEGMENT_NS, OtherSpan, take_first_entered};
+pub(crate) use awaits::{InnermostSpan, LONG_SEGMENT_NS, OtherSpan, has_woken, take_first_entered};
 pub(crate) use children::ChildClose;
 pub(crate) use close::{Ancestor, SpanSnapshot, Verdict};
 pub(crate) use first_run::{HandedOver, RunningFirst};

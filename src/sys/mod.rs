@@ -10,7 +10,6 @@ mod files_guard;
 mod layer_marker;
 mod live_blocks;
 mod live_stack;
-mod once_ref;
 mod position;
 mod ring;
 mod spawn;
@@ -67,7 +66,6 @@ pub(crate) use layer_marker::{answer_of, downcast_through};
 pub(crate) use linux::nested_code;
 pub(crate) use live_blocks::TrackedBlock;
 pub(crate) use live_stack::{LiveRegisters, LiveStack};
-pub(crate) use once_ref::OnceRef;
 pub(crate) use platform::open_regular;
 #[cfg(test)]
 pub(crate) use platform::open_switch_registers;

@@ -411,10 +411,13 @@ fn the_awaits_of_a_span_that_is_open_for_long_are_not_merged() {
         longest
     });
     let profile = &setup.profiles()[0];
-    let [first, second] = ["wait_first", "wait_second"]
-        .map(|name| crate::sum(profile, SampleKind::Await, |sample| is_in(profile, sample, name)));
+    // Not their time: on a busy machine, one of them can have most of it.
+    let [first, second] = ["wait_first", "wait_second"].map(|name| {
+        let of_it = profile.of_kind(SampleKind::Await).filter(|it| is_in(profile, it, name));
+        of_it.map(|sample| sample.points.len()).sum::<usize>()
+    });
     let all = first + second;
-    assert!(first > all / 4 && second > all / 4, "{first:?} {second:?}");
+    assert!(first > all / 4 && second > all / 4, "{first} {second}");
     let longest = profile.of_kind(SampleKind::Await).flat_map(|sample| &sample.points);
     let longest = longest.map(|point| std::time::Duration::from_nanos(point.weight)).max().unwrap();
     // A sample has the weight of what was not sampled before it, too.

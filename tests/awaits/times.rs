@@ -180,11 +180,54 @@ fn an_await_names_the_span_that_kept_the_thread_from_seeing_its_end() {
         let profiles = setup.profiles();
         let profile = profiles.iter().find(|profile| profile.title.contains("request")).unwrap();
         let awaits = profile.of_kind(SampleKind::Await).map(|sample| profile.leaf(sample.leaf));
-        let left = "blocker".to_owned();
-        awaits.flatten().any(|leaf| *leaf == Leaf::AwaitingUntil { left: left.clone() })
-            && profile.headline.ends_with(", woken once `blocker` left the thread")
+        let left = Leaf::AwaitingUntil { span: "blocker".to_owned(), woke: false };
+        awaits.flatten().any(|leaf| *leaf == left)
+            && profile.headline.contains(", until `blocker` left the thread")
     });
     assert!(is_named);
+}
+
+/// What it waited for is in the hands of the other span. What a span of its own request does is no answer.
+#[test]
+fn who_holds_what_a_future_awaits_is_named() {
+    let setup = Setup::new("0ms");
+    setup.run(|| {
+        with_subscriber(&setup, Builder::new_current_thread()).block_on(async {
+            let gate = Arc::new(tokio::sync::Mutex::new(()));
+            let hold = |length, span, gate: &Arc<tokio::sync::Mutex<()>>| {
+                let gate = Arc::clone(gate);
+                let held = async move {
+                    let _held = gate.lock().await;
+                    sleep(length).await;
+                };
+                tokio::spawn(held.instrument(span).profiled())
+            };
+            let holder = hold(100 * MS, info_span!("holder", http.route = "/hold"), &gate);
+            tokio::task::yield_now().await;
+            let second = hold(MS, info_span!("second"), &gate);
+            holder.await.unwrap();
+            second.await.unwrap();
+            let both = async {
+                let gate = Arc::new(tokio::sync::Mutex::new(()));
+                let own = hold(100 * MS, info_span!("own"), &gate);
+                tokio::task::yield_now().await;
+                hold(MS, info_span!("inner"), &gate).await.unwrap();
+                own.await.unwrap();
+            };
+            both.instrument(info_span!("request")).profiled().await;
+        });
+    });
+    let profiles = setup.profiles();
+    let of = |span: &str| {
+        let is_it = |profile: &&Profile| profile.spans[0].span == span;
+        &profiles.iter().find(is_it).unwrap().headline
+    };
+    assert!(
+        of("second").contains("::Mutex::lock, until `holder{http.route=/hold}` woke it"),
+        "{}",
+        of("second")
+    );
+    assert!(!of("holder").contains("until") && !of("request").contains("until"), "{profiles:?}");
 }
 
 /// Another thread sends the answer while the span is on the thread: it did not wait for the end of that.
@@ -200,7 +243,7 @@ fn an_await_that_ends_while_the_thread_is_in_a_span_does_not_name_it() {
             tokio::task::yield_now().await;
             info_span!("blocker").in_scope(|| {
                 thread::sleep(150 * MS);
-                answer.send(()).unwrap();
+                thread::spawn(|| answer.send(())).join().unwrap().unwrap();
                 thread::sleep(100 * MS);
             });
             request.await.unwrap();

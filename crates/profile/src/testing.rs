@@ -34,7 +34,7 @@ impl Hotspots {
             callers: Vec::new(),
             leaf: None,
             beside: None,
-            woken_after: None,
+            until: None,
             is_certain: true,
         }])
     }

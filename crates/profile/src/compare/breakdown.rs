@@ -5,11 +5,13 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Display};
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use crate::facts::TimeKind;
 use crate::facts::format::place_of;
 
 /// A function of the program's own code.
-#[derive(Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct OwnFunction {
     /// Its name, as it is written in the source.
     pub name: String,
@@ -20,7 +22,8 @@ pub struct OwnFunction {
 }
 
 /// The innermost own function of the stack.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum SpentIn {
     /// That function, with what it called in dependencies and in the system.
     Function(Arc<OwnFunction>),
@@ -31,7 +34,8 @@ pub enum SpentIn {
 }
 
 /// What is compared. Wall times are in nanoseconds and together are the wall time of the span; all else is beside it.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Quantity {
     /// Nanoseconds of wall time.
     Wall(TimeKind, SpentIn),

@@ -194,8 +194,8 @@ fn hints(facts: &Facts) -> Vec<&'static str> {
     }
     if facts.reasons.contains(Reason::Error) {
         hints.push(match facts.error_at {
-            Some(_) => "Error: an ERROR event, whose message is in the log of the program.",
-            None => "Error: a panic passed through it, its status was set, or its response says so (5xx).",
+            Some(_) => "Error: an ERROR event, whose message is in the log.",
+            None => "Error: a panic passed through it, its status was set, its response says so (5xx), or an ERROR event of unknown place.",
         });
     }
     hints

@@ -24,13 +24,23 @@ pub use split::TimeKind;
 pub use times::TimeBreakdown;
 pub use usage::{Allocations, ThrottlingUnknown, Usage};
 
-/// The name of a span with the values of fields: `request{method=GET}`.
+/// The name of a span with the values of fields: `report{tenant=7}`. A request with method and route is named by these, as
+/// OpenTelemetry does: `GET /cart/{id}`.
 pub fn name_with_fields<'a>(
     span: &str,
-    fields: impl Iterator<Item = (&'a str, &'a str)>,
+    fields: impl Iterator<Item = (&'a str, &'a str)> + Clone,
 ) -> String {
-    let (mut name, mut end) = (span.to_owned(), "");
-    for (field, value) in fields {
+    const METHODS: [&str; 2] = ["http.request.method", "method"];
+    let value = |is_it: &dyn Fn(&str) -> bool| fields.clone().find(|(name, _)| is_it(name));
+    let request = value(&|name| METHODS.contains(&name)).zip(value(&|name| name == "http.route"));
+    let (mut name, mut end) = match request {
+        Some(((_, "_OTHER"), (_, route))) => (format!("HTTP {route}"), ""),
+        Some(((_, method), (_, route))) => (format!("{method} {route}"), ""),
+        None => (span.to_owned(), ""),
+    };
+    let is_in_name =
+        |name| request.is_some_and(|((method, _), (route, _))| name == method || name == route);
+    for (field, value) in fields.clone().filter(|(field, _)| !is_in_name(*field)) {
         _ = write!(name, "{}{field}={value}", if end.is_empty() { "{" } else { " " });
         end = "}";
     }
@@ -100,7 +110,7 @@ impl Facts {
         measure.value(self)
     }
 
-    /// Its name with the values of its fields that identify it: `request{method=GET}`.
+    /// Its name with the values of its fields that identify it: `report{tenant=7}`, `GET /cart/{id}`.
     pub fn name(&self) -> String {
         name_with_fields(&self.span, self.fields.iter().map(|(name, value)| (*name, &**value)))
     }

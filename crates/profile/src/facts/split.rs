@@ -2,6 +2,8 @@
 
 use std::fmt::{self, Display};
 
+use serde::{Deserialize, Serialize};
+
 use super::format::{Allocated, MeasuredValue, Ns, is_vague};
 use super::{Facts, Measure};
 
@@ -9,7 +11,8 @@ macro_rules! time_kinds {
     ($($(#[doc = $doc:literal])+ $kind:ident = $name:literal $words:literal,)+) => {
         /// What a span's wall time was spent in. Where several threads were in the span at once, a moment is of the first
         /// kind that any of them was in.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+        #[serde(rename_all = "snake_case")]
         #[non_exhaustive]
         pub enum TimeKind {
             $($(#[doc = $doc])+ $kind,)+

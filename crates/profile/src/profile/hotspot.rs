@@ -24,8 +24,8 @@ pub struct Hotspot {
     pub kind: SampleKind,
     /// One function, or two or three that hold at least half together. The one with the most comes first.
     pub functions: Vec<FunctionShare>,
-    /// The own functions that call these, at most two. Of one function, if a single one of its module does: those of other
-    /// modules around that.
+    /// The own functions that call these, at most two. Of one function, if a single one of its module does, for several of
+    /// other modules: those.
     pub callers: Vec<String>,
     /// What most of the one function's samples are in below it: the deepest function that holds at least half of them, else
     /// the one that holds the most; for waits the system call, the holder of the lock or the function that waited, for awaits the
@@ -34,8 +34,8 @@ pub struct Hotspot {
     pub leaf: Option<FunctionShare>,
     /// What most of the futures awaited that were polled at the same time, as the semaphore that lets one of them go on.
     pub beside: Option<FunctionShare>,
-    /// The span that left the thread just before most of the futures were woken there; see [`Leaf::AwaitingUntil`].
-    pub woken_after: Option<String>,
+    /// What another span did just before most of the futures went on, in words; see [`Leaf::AwaitingUntil`].
+    pub until: Option<String>,
     /// Whether there are enough samples. One or two samples, or two that represent most of the time, can be by chance.
     pub is_certain: bool,
 }
@@ -194,7 +194,7 @@ fn find(profile: &Profile, calls: &CallTree<'_>, kind: SampleKind) -> Option<Hot
             callers: deepest.iter().map(|(number, _)| calls.name(*number).to_owned()).collect(),
             leaf: None,
             beside: None,
-            woken_after: None,
+            until: None,
             is_certain: are_enough(kind, samples.iter().filter(|sample| is_named(sample))),
         });
     }
@@ -234,12 +234,13 @@ fn find(profile: &Profile, calls: &CallTree<'_>, kind: SampleKind) -> Option<Hot
             is_other && beside.share > 0.5 && !beside.name.is_empty()
         }),
         leaf: leaf.filter(|leaf| leaf.share >= NOTABLE),
-        woken_after: woken_after(profile, &inside),
+        until: until(profile, &inside),
         is_certain: are_enough(kind, inside.iter()),
     })
 }
 
-/// The own functions that call one. A single one of its own module says little: then those of other modules around it.
+/// The own functions that call one. If a single one of its own module does, without its path; but for several of other
+/// modules: those.
 fn callers(calls: &CallTree<'_>, of: usize, samples: &[SampledCall<'_>], held: u64) -> Vec<String> {
     let module = |name: &str| name.rsplit_once("::").map_or("", |(module, _)| module).to_owned();
     let is_near = |name: &str| module(name) == module(calls.name(of));
@@ -252,15 +253,21 @@ fn callers(calls: &CallTree<'_>, of: usize, samples: &[SampledCall<'_>], held: u
         }
         let least = held as f64 * NOTABLE;
         weights.retain(|name, weight| !name.is_empty() && *weight as f64 >= least);
-        weights
+        let mut callers: Vec<_> = weights.into_iter().collect();
+        callers.sort_by_key(|(_, weight)| Reverse(*weight));
+        callers.into_iter().map(|(name, _)| name.to_owned()).take(2).collect::<Vec<_>>()
     };
-    let mut callers = first_around(&|_| true);
-    if callers.len() == 1 && callers.keys().all(|name| is_near(name)) {
-        callers = first_around(&|name| !is_near(name) && !name.ends_with("::main"));
+    let callers = first_around(&|_| true);
+    let [one] = callers.as_slice() else { return callers };
+    if !is_near(one) {
+        return callers;
     }
-    let mut callers: Vec<_> = callers.into_iter().collect();
-    callers.sort_by_key(|(_, weight)| Reverse(*weight));
-    callers.into_iter().map(|(name, _)| name.to_owned()).take(2).collect()
+    let further = first_around(&|name| !is_near(name) && !name.ends_with("::main"));
+    if further.len() > 1 {
+        return further;
+    }
+    let short = one.rsplit("::").next().filter(|name| *name != "main");
+    short.into_iter().map(str::to_owned).collect()
 }
 
 /// Two or three functions that have at least half of that together, and none of them more than half alone. `elsewhere`:
@@ -285,13 +292,15 @@ fn several(by_weight: &[(usize, u64)], elsewhere: u64, held: u64) -> Option<Vec<
     None
 }
 
-/// The span that left the thread just before most of them were woken.
-fn woken_after(profile: &Profile, samples: &[SampledCall<'_>]) -> Option<String> {
-    let left = most(samples, |sample| match profile.leaf(sample.leaf) {
-        Some(Leaf::AwaitingUntil { left }) => Some(left.clone()),
+/// What another span did just before most of them went on.
+fn until(profile: &Profile, samples: &[SampledCall<'_>]) -> Option<String> {
+    let until = most(samples, |sample| match profile.leaf(sample.leaf) {
+        Some(Leaf::AwaitingUntil { span, woke }) => {
+            Some(format!("`{span}` {}", if *woke { "woke it" } else { "left the thread" }))
+        }
         _ => None,
     });
-    left.filter(|left| left.share > 0.5).map(|left| left.name)
+    until.filter(|until| until.share > 0.5).map(|until| until.name)
 }
 
 /// The text that samples with the most weight have, and its share of all of them.
@@ -343,8 +352,8 @@ fn fallback(
     let is_remark = function.name.starts_with('[') && function.name != LINKAGE;
     let is_certain = is_remark || are_enough(kind, samples.iter());
     let (functions, callers, beside) = (vec![function], Vec::new(), None);
-    let woken_after = woken_after(profile, samples);
-    Some(Hotspot { kind, functions, callers, leaf, beside, woken_after, is_certain })
+    let until = until(profile, samples);
+    Some(Hotspot { kind, functions, callers, leaf, beside, until, is_certain })
 }
 
 /// Whether there are as many points as three of the same weight, or they are no samples: waits and long awaits have their
@@ -413,8 +422,7 @@ impl Display for Hotspot {
             }?;
         }
         self.beside.iter().try_for_each(|beside| write!(f, ", others at {}", beside.name))?;
-        let left = self.woken_after.iter();
-        left.into_iter().try_for_each(|span| write!(f, ", woken once `{span}` left the thread"))
+        self.until.iter().try_for_each(|until| write!(f, ", until {until}"))
     }
 }
 
@@ -529,7 +537,7 @@ mod tests {
         let text = samples.ran_in();
         assert_eq!(
             text,
-            "99 % in shop::cheapest (src/prices.rs:41), 58 % of that in \
+            "99 % in shop::cheapest (src/prices.rs:41, called by handle), 58 % of that in \
              alloc::collections::btree::map::BTreeMap::clone"
         );
         assert_eq!(samples.0.functions_by(SampleKind::OnCpu)[0].0, "_int_malloc");
@@ -644,14 +652,17 @@ mod tests {
             &["shop::sum at shop/src/sum.rs:7 < shop::render at shop/src/render.rs:20", MAIN],
             9,
         );
-        assert_eq!(samples.ran_in(), "100 % in shop::sum (src/sum.rs:7)");
+        assert_eq!(samples.ran_in(), "100 % in shop::sum (src/sum.rs:7, called by render)");
         // A recursion counts once, also of several functions.
         let (visit, walk) =
             ("shop::visit at shop/src/tree.rs:5", "shop::walk at shop/src/tree.rs:9");
         let mut samples = Samples::new();
         samples.ran(&["memcpy", visit, walk, visit, walk, visit, MAIN], 60).ran(&[MAIN], 40);
         let text = samples.ran_in();
-        assert_eq!(text, "60 % in shop::walk (src/tree.rs:9), 100 % of that in memcpy");
+        assert_eq!(
+            text,
+            "60 % in shop::walk (src/tree.rs:9, called by visit), 100 % of that in memcpy"
+        );
         let deep = vec![visit; 5_000];
         samples.ran(&deep, 100);
         assert!(samples.ran_in().starts_with("80 % in shop::visit"), "{}", samples.ran_in());
@@ -751,7 +762,10 @@ mod tests {
         );
         samples.add_locations(SampleKind::OnCpu, Leaf::Ran, vec![cut], &[MS; 20]);
         let text = samples.ran_in();
-        assert_eq!(text, "80 % in shop::render (src/render.rs:20), 100 % of that in copy_to_user");
+        assert_eq!(
+            text,
+            "80 % in shop::render (src/render.rs:20, called by handle), 100 % of that in copy_to_user"
+        );
         // Time in the kernel of which only the sum is known.
         let remark = samples.0.add_remark("[kernel]");
         samples.add_locations(SampleKind::OnCpu, Leaf::Ran, vec![remark], &[400 * MS]);
@@ -860,7 +874,7 @@ mod tests {
         samples.add(kind, Leaf::Awaiting, &[sleep, HANDLE], &[100 * MS]);
         assert_eq!(
             samples.said(kind),
-            "90 % in shop::fetch (src/upstream.rs:41) at tokio::time::sleep::Sleep"
+            "90 % in shop::fetch (src/upstream.rs:41, called by handle) at tokio::time::sleep::Sleep"
         );
         // One or two that represent others are no certain sum, nor are the parts that branches have of one.
         for weight in [SAMPLED_AWAIT_NS, SAMPLED_AWAIT_NS / 2] {

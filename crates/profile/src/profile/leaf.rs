@@ -32,11 +32,13 @@ pub enum Leaf {
         /// What most of the others awaited; empty if that is unknown.
         others: String,
     },
-    /// The future waited for what its stack shows, and was woken as soon as a span had left the thread that polled it then. That
-    /// span woke it, or kept the thread from seeing that it was ready.
+    /// The future waited for what its stack shows, until another span did something.
     AwaitingUntil {
-        /// The span, which was on the thread for most of the time.
-        left: String,
+        /// The span, which is of another request if it woke the future.
+        span: String,
+        /// Whether it woke it: said of locks, semaphores, channels and pools. Otherwise it had been on the thread that polled
+        /// the future for most of the time, and left it just before: it woke it, or kept the thread from seeing that.
+        woke: bool,
     },
     /// The future had been woken, and its executor had other things to do.
     Delayed {
@@ -160,7 +162,10 @@ impl fmt::Display for Leaf {
                 let at = if others.is_empty() { "" } else { ", others at " };
                 write!(f, "[await, one of {count} at the same time{at}{others}]")
             }
-            Self::AwaitingUntil { left } => write!(f, "[await, woken once {left} left the thread]"),
+            Self::AwaitingUntil { span, woke: true } => write!(f, "[await, until {span} woke it]"),
+            Self::AwaitingUntil { span, .. } => {
+                write!(f, "[await, until {span} left the thread]")
+            }
             Self::Delayed { behind: None } => f.write_str("[scheduling delay]"),
             Self::Delayed { behind: Some(span) } => write!(f, "[scheduling delay behind {span}]"),
             Self::Unknown(why) => write!(f, "[{why}]"),

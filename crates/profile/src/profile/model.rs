@@ -303,7 +303,7 @@ impl Profile {
         let bytes = match &leaf {
             Leaf::Blocked(text)
             | Leaf::Delayed { behind: Some(text) }
-            | Leaf::AwaitingUntil { left: text }
+            | Leaf::AwaitingUntil { span: text, .. }
             | Leaf::AwaitingOneOf { others: text, .. } => text.len(),
             Leaf::BlockedBy(call, holder) => call.len() + holder.to_string().len(),
             _ => 0,

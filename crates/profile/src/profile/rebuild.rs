@@ -215,6 +215,14 @@ pub(super) fn is_timeout(profile: &Profile, last: &[LocationId], before: &[Locat
     })
 }
 
+/// Whether others can hold what is awaited, or send to it.
+fn is_shared(awaited: &str) -> bool {
+    const KINDS: [&str; 8] =
+        ["mutex", "rwlock", "semaphore", "mpsc", "oneshot", "notify", "barrier", "pool"];
+    let mut parts = awaited.split("::").map(str::to_lowercase);
+    parts.any(|part| KINDS.contains(&&*part))
+}
+
 /// What shows a stack.
 struct ShownStacks {
     /// Each has an equal part of the weight.
@@ -223,6 +231,8 @@ struct ShownStacks {
     hidden: usize,
     /// What most of those awaited that are not shown, or where the holder of a lock was.
     others: String,
+    /// Others can hold what is awaited, or send to it.
+    is_shared: bool,
     /// Outer callers were left out.
     is_short: bool,
 }
@@ -247,7 +257,7 @@ struct Rebuilding<'a> {
     mappings: HashMap<MappingId, MappingId>,
     locations: HashMap<LocationId, LocationId>,
     stacks: HashMap<(StackId, Trim), Rc<ShownStacks>>,
-    leaves: HashMap<(LeafId, usize, String), LeafId>,
+    leaves: HashMap<(LeafId, usize, bool, String), LeafId>,
     links: HashMap<LinkId, LinkId>,
     threads: HashMap<ThreadId, ThreadId>,
 }
@@ -289,8 +299,10 @@ impl Rebuilding<'_> {
             _ => self.to.awaited(stack),
         });
         let others = others.unwrap_or_default();
+        let awaited = shown.first().map(|stack| self.to.awaited(stack.iter().copied()));
+        let is_shared = awaited.is_some_and(|awaited| is_shared(&awaited));
         let stacks = shown.into_iter().map(|stack| self.to.add_stack(stack)).collect();
-        let shown = Rc::new(ShownStacks { stacks, hidden, others, is_short });
+        let shown = Rc::new(ShownStacks { stacks, hidden, others, is_shared, is_short });
         self.stacks.insert((id, trim), Rc::clone(&shown));
         shown
     }
@@ -453,7 +465,7 @@ impl Rebuilding<'_> {
     }
 
     fn leaf(&mut self, id: LeafId, shown: &ShownStacks) -> LeafId {
-        let key = (id, shown.hidden, shown.others.clone());
+        let key = (id, shown.hidden, shown.is_shared, shown.others.clone());
         if let Some(known) = self.leaves.get(&key) {
             return *known;
         }
@@ -462,9 +474,11 @@ impl Rebuilding<'_> {
                 let span = capped(&self.redaction.redact_span(span)).into_owned();
                 Leaf::Delayed { behind: Some(span) }
             }
-            Some(Leaf::AwaitingUntil { left }) => {
-                let left = capped(&self.redaction.redact_span(left)).into_owned();
-                Leaf::AwaitingUntil { left }
+            // A connection, too, is woken in a span: that of the request which opened it.
+            Some(Leaf::AwaitingUntil { woke: true, .. }) if !shown.is_shared => Leaf::Awaiting,
+            Some(Leaf::AwaitingUntil { span, woke }) => {
+                let span = capped(&self.redaction.redact_span(span)).into_owned();
+                Leaf::AwaitingUntil { span, woke: *woke }
             }
             Some(Leaf::AwaitingOneOf { count, .. }) => {
                 let hidden = u32::try_from(shown.hidden).unwrap_or(u32::MAX);

@@ -56,10 +56,11 @@ pub struct InvalidPattern {
     pub problem: String,
 }
 
-impl InvalidPattern {
-    fn new(text: &str, at: usize, problem: &regex_lite::Error) -> Self {
-        Self { text: text.to_owned(), at, problem: problem.to_string() }
-    }
+/// Compiles the pattern that begins there in a text.
+fn compiled(text: &str, at: usize, pattern: &str) -> Result<Regex, InvalidPattern> {
+    let text = || text.to_owned();
+    let wrong = |problem| InvalidPattern { text: text(), at, problem };
+    Regex::new(pattern).map_err(|problem| wrong(problem.to_string()))
 }
 
 impl fmt::Display for InvalidPattern {
@@ -99,9 +100,7 @@ impl Redaction {
     ///
     /// If the pattern is invalid.
     pub fn replace(mut self, pattern: &str, with: &str) -> Result<Self, InvalidPattern> {
-        let pattern =
-            Regex::new(pattern).map_err(|error| InvalidPattern::new(pattern, 0, &error))?;
-        self.patterns.push((pattern, with.to_owned()));
+        self.patterns.push((compiled(pattern, 0, pattern)?, with.to_owned()));
         Ok(self)
     }
 
@@ -126,9 +125,7 @@ impl Redaction {
     /// Adds the patterns of a variable, separated by `;`.
     pub fn hide_all(mut self, text: &str) -> Result<Self, InvalidPattern> {
         for (at, pattern) in split(text) {
-            let compiled =
-                Regex::new(pattern).map_err(|error| InvalidPattern::new(text, at, &error))?;
-            self.patterns.push((compiled, HIDDEN.to_owned()));
+            self.patterns.push((compiled(text, at, pattern)?, HIDDEN.to_owned()));
         }
         Ok(self)
     }

@@ -1,0 +1,217 @@
+//! The first errors that were logged in spans which failed lately.
+
+use std::fmt::{self, Debug, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tracing::field::{Field, Visit};
+use tracing::{Event, Metadata};
+
+use crate::redact::Redaction;
+use crate::span::SpanKey;
+use crate::sys::Uncounted;
+use crate::text::line_of;
+
+/// An `ERROR` event.
+#[derive(Clone, Debug)]
+pub(crate) struct LoggedError {
+    pub(crate) metadata: &'static Metadata<'static>,
+    /// The beginning of its message and error.
+    pub(crate) text: Arc<str>,
+}
+
+/// Those of spans that failed lately, at places that their keys decide. Of spans with equal places, the last has it.
+#[derive(Debug)]
+pub(crate) struct LoggedErrors(Box<[Mutex<Known>]>);
+
+type Known = Option<(SpanKey, LoggedError)>;
+
+const SPAN_BITS: u32 = 10;
+/// The bytes of a message and of an error that are read, and the characters of both that are shown.
+const MOST_BYTES: usize = 1_024;
+const MOST_CHARS: usize = 80;
+
+impl Default for LoggedErrors {
+    fn default() -> Self {
+        // Not on the stack, which can be small.
+        Self((0..1 << SPAN_BITS).map(|_| Mutex::default()).collect())
+    }
+}
+
+impl LoggedErrors {
+    /// An error in a span was logged. Nothing changes if another one is known, or while another thread reads or writes there.
+    pub(crate) fn add(&self, span: SpanKey, error: impl FnOnce() -> LoggedError) {
+        let place = || self.0.get(of_key(span)).and_then(Mutex::try_lock);
+        if place().is_none_or(|place| is_of(&place, span)) {
+            return;
+        }
+        let error = error();
+        let before = place().map(|mut place| place.replace((span, error)));
+        let _uncounted = Uncounted::begin();
+        drop(before);
+    }
+
+    /// The first error in the span, if it is known.
+    pub(crate) fn of(&self, span: SpanKey) -> Option<LoggedError> {
+        let place = self.0.get(of_key(span))?.try_lock()?;
+        place.as_ref().filter(|(of, _)| *of == span).map(|(_, error)| error.clone())
+    }
+}
+
+fn is_of(place: &Known, span: SpanKey) -> bool {
+    place.as_ref().is_some_and(|(of, _)| *of == span)
+}
+
+/// Fibonacci hashing (Knuth, The Art of Computer Programming 3, 6.4): the keys of each thread begin at a multiple of a
+/// power of two.
+fn of_key(span: SpanKey) -> usize {
+    let hash = span.get().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - SPAN_BITS);
+    usize::try_from(hash).unwrap_or(0)
+}
+
+/// The beginning of a text that can be long.
+#[derive(Default)]
+struct Beginning(String);
+
+impl Write for Beginning {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let rest = MOST_BYTES.saturating_sub(self.0.len());
+        let end = (0..=rest.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
+        self.0.push_str(text.get(..end.unwrap_or(0)).unwrap_or_default());
+        // Ends what is formatted.
+        if text.len() > rest { Err(fmt::Error) } else { Ok(()) }
+    }
+}
+
+/// The message of an event, and the field that has its error.
+#[derive(Default)]
+struct EventText {
+    message: Beginning,
+    error: Beginning,
+}
+
+impl Visit for EventText {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        let text = match field.name() {
+            "message" => &mut self.message,
+            "error" | "err" | "exception" | "exception.message" => &mut self.error,
+            _ => return,
+        };
+        // What panics here panics in each layer that writes it.
+        _ = catch_unwind(AssertUnwindSafe(|| write!(text, "{value:?}")));
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.record_debug(field, &format_args!("{value}"));
+    }
+}
+
+impl LoggedError {
+    /// Formats what the event says.
+    pub(crate) fn of(event: &Event<'_>) -> Self {
+        let _uncounted = Uncounted::begin();
+        let mut text = EventText::default();
+        event.record(&mut text);
+        let EventText { message: Beginning(message), error: Beginning(error) } = text;
+        let between = if message.is_empty() || error.is_empty() { "" } else { ": " };
+        Self { metadata: event.metadata(), text: (message + between + &error).into() }
+    }
+
+    /// In one line, without what is hidden.
+    pub(crate) fn line(&self, redaction: &Redaction) -> Arc<str> {
+        line_of(&redaction.redact_span(&self.text), MOST_CHARS).into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tracing::callsite::{Callsite, Identifier};
+    use tracing::field::FieldSet;
+    use tracing::metadata::Kind;
+    use tracing::subscriber::Interest;
+
+    use super::*;
+
+    struct Site;
+
+    impl Callsite for Site {
+        fn set_interest(&self, _: Interest) {}
+        fn metadata(&self) -> &Metadata<'_> {
+            &METADATA
+        }
+    }
+
+    static METADATA: Metadata<'static> = Metadata::new(
+        "event",
+        "shop",
+        tracing::Level::ERROR,
+        Some("a.rs"),
+        Some(1),
+        None,
+        FieldSet::new(&["message", "error", "other"], Identifier(&Site)),
+        Kind::EVENT,
+    );
+
+    fn key(key: u64) -> SpanKey {
+        SpanKey::new(key).unwrap()
+    }
+
+    fn error(text: &str) -> LoggedError {
+        LoggedError { metadata: &METADATA, text: text.into() }
+    }
+
+    fn texts(known: &LoggedErrors, keys: &[u64]) -> Vec<Option<String>> {
+        keys.iter().map(|it| known.of(key(*it)).map(|error| error.text.to_string())).collect()
+    }
+
+    #[test]
+    fn the_first_error_of_a_span_is_known_until_another_takes_its_place() {
+        let known = LoggedErrors::default();
+        known.add(key(5), || error("a"));
+        known.add(key(6), || error("b"));
+        known.add(key(6), || error("c"));
+        let text = |text: &str| Some(text.to_owned());
+        assert_eq!(texts(&known, &[5, 6, 7]), [text("a"), text("b"), None]);
+        let later = (10..).find(|it| of_key(key(*it)) == of_key(key(5))).unwrap();
+        known.add(key(later), || error("d"));
+        assert_eq!(texts(&known, &[5, later]), [None, text("d")]);
+    }
+
+    #[test]
+    fn the_first_spans_of_many_threads_do_not_take_each_others_places() {
+        let known = LoggedErrors::default();
+        let keys: Vec<u64> = (0..64).map(|thread| 1 + (thread << 16)).collect();
+        keys.iter().for_each(|it| known.add(key(*it), || error("a")));
+        let known = texts(&known, &keys).into_iter().flatten().count();
+        assert!(known > 60, "{known}");
+    }
+
+    #[test]
+    fn a_text_has_the_message_and_the_error() {
+        let long = "x".repeat(2_000);
+        let said = |values: [Option<&dyn tracing::field::Value>; 3]| {
+            let fields = METADATA.fields();
+            let [message, error, other] =
+                ["message", "error", "other"].map(|name| fields.field(name).unwrap());
+            let values = [(&message, values[0]), (&error, values[1]), (&other, values[2])];
+            let event = LoggedError::of(&Event::new(&METADATA, &fields.value_set(&values)));
+            assert!(event.text.len() <= 2 * MOST_BYTES + 2);
+            event.line(&Redaction::new().hide("acme.*").unwrap()).to_string()
+        };
+        let refused: &dyn tracing::field::Value = &"refused\n";
+        assert_eq!(said([Some(&"no offers"), Some(refused), Some(&7)]), r"no offers: refused\n");
+        assert_eq!(said([None, Some(refused), None]), r"refused\n");
+        assert_eq!(said([Some(&long.as_str()), None, None]).chars().count(), 81);
+        let hidden = format!("{} acme secret", "x".repeat(75));
+        assert!(said([Some(&hidden.as_str()), None, None]).ends_with(" [red…"));
+        struct Panics;
+        impl fmt::Debug for Panics {
+            fn fmt(&self, _: &mut fmt::Formatter<'_>) -> fmt::Result {
+                panic!("in a test")
+            }
+        }
+        let panics: &dyn tracing::field::Value = &tracing::field::debug(Panics);
+        assert_eq!(said([Some(&"no offers"), Some(panics), None]), "no offers");
+    }
+}
