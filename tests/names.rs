@@ -147,7 +147,7 @@ fn each_slow_route_has_its_name_in_log_and_files() {
         }
         assert!((event["on_cpu_ms"].as_f64().unwrap() - ms(times.on_cpu())).abs() < 0.001);
         assert!((event["off_cpu_ms"].as_f64().unwrap() - ms(times.off_cpu())).abs() < 0.001);
-        assert_eq!(event["samples"].as_u64().unwrap(), kept.samples as u64);
+        assert_eq!(event["samples"].as_u64().unwrap_or(0), kept.samples as u64);
         let known = |name: &str| event[name].as_str().map(str::to_owned);
         assert_eq!(known("profile_id"), kept.profile.map(|id| id.to_string()));
         assert_eq!(known("file"), kept.files.first().map(|file| file.display().to_string()));
@@ -482,7 +482,7 @@ fn each_of_the_requests_in_a_connection_has_its_own_times_and_line() {
         assert_eq!(of_route.count(), 1, "{name}: {messages:?}");
     }
     let of_bad = messages.iter().find(|line| line.contains("/bad")).unwrap();
-    assert!(of_bad.contains(r#": error \"no such item\" at tests/names.rs:"#), "{of_bad}");
+    assert!(of_bad.contains(r#": error \"no such item\", logged at tests/names.rs:"#), "{of_bad}");
     assert!(bad["top"].is_null());
     // The profile, its title and its file are named by the request that it explains.
     let files: Vec<_> =
@@ -492,8 +492,8 @@ fn each_of_the_requests_in_a_connection_has_its_own_times_and_line() {
     assert!(report.to_str().unwrap().contains("slow") && !report.to_str().unwrap().contains("bad"));
     // Those that failed at once may have been reported before it.
     let text = std::fs::read_to_string(report).unwrap();
-    let title = ["", " and 1 more", " and 2 more"]
-        .map(|more| format!("request{{http.route=/slow}}{more} · kept: latency"));
+    let title =
+        ["", " and 1 more", " and 2 more"].map(|more| format!("GET /slow{more} · kept: latency"));
     assert!(title.iter().any(|title| text.contains(title)), "{report:?}");
 }
 

@@ -11,7 +11,7 @@ use tracing::{Event, Metadata};
 use crate::redact::Redaction;
 use crate::span::SpanKey;
 use crate::sys::Uncounted;
-use crate::text::line_of;
+use crate::text::escaped;
 
 /// An `ERROR` event.
 #[derive(Clone, Debug)]
@@ -30,7 +30,7 @@ type Known = Option<(SpanKey, LoggedError)>;
 const SPAN_BITS: u32 = 10;
 /// The bytes of a message and of an error that are read, and the characters of both that are shown.
 const MOST_BYTES: usize = 1_024;
-const MOST_CHARS: usize = 80;
+const MOST_CHARS: usize = 100;
 
 impl Default for LoggedErrors {
     fn default() -> Self {
@@ -79,7 +79,6 @@ impl Write for Beginning {
         let rest = MOST_BYTES.saturating_sub(self.0.len());
         let end = (0..=rest.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
         self.0.push_str(text.get(..end.unwrap_or(0)).unwrap_or_default());
-        // Ends what is formatted.
         if text.len() > rest { Err(fmt::Error) } else { Ok(()) }
     }
 }
@@ -118,9 +117,16 @@ impl LoggedError {
         Self { metadata: event.metadata(), text: (message + between + &error).into() }
     }
 
-    /// In one line, without what is hidden.
+    /// In one line, without what is hidden. Of a long one its beginning and its end, where the cause is.
     pub(crate) fn line(&self, redaction: &Redaction) -> Arc<str> {
-        line_of(&redaction.redact_span(&self.text), MOST_CHARS).into()
+        let text = redaction.redact_span(&self.text);
+        let line = escaped(&text);
+        let all = line.chars().count();
+        if all <= MOST_CHARS {
+            return (*line).into();
+        }
+        let half = |skipped| line.chars().skip(skipped).take(MOST_CHARS / 2);
+        half(0).chain(['…']).chain(half(all - MOST_CHARS / 2)).collect::<String>().into()
     }
 }
 
@@ -202,9 +208,15 @@ mod tests {
         let refused: &dyn tracing::field::Value = &"refused\n";
         assert_eq!(said([Some(&"no offers"), Some(refused), Some(&7)]), r"no offers: refused\n");
         assert_eq!(said([None, Some(refused), None]), r"refused\n");
-        assert_eq!(said([Some(&long.as_str()), None, None]).chars().count(), 81);
+        assert_eq!(said([Some(&long.as_str()), None, None]).chars().count(), 101);
+        let chain = format!("no offers: {}: name not known", "x".repeat(200));
+        let line = said([Some(&chain.as_str()), None, None]);
+        assert!(
+            line.starts_with("no offers: xx") && line.ends_with("xx: name not known"),
+            "{line}"
+        );
         let hidden = format!("{} acme secret", "x".repeat(75));
-        assert!(said([Some(&hidden.as_str()), None, None]).ends_with(" [red…"));
+        assert!(said([Some(&hidden.as_str()), None, None]).ends_with("x [redacted]"));
         struct Panics;
         impl fmt::Debug for Panics {
             fn fmt(&self, _: &mut fmt::Formatter<'_>) -> fmt::Result {

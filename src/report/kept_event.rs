@@ -46,12 +46,14 @@ pub(crate) fn log(kept: &Kept) {
             said.push(span.facts.name());
             let is_in = match span.profile {
                 Ok(_) if kept.profile.is_some() => {
-                    format!(": in the profile of `{}`", first.facts.name())
+                    Some(format!("in the profile of `{}`", first.facts.name()))
                 }
-                Ok(_) => String::new(),
-                Err(why) => format!(": no profile: {}", Without(why, span)),
+                Ok(_) => None,
+                Err(why) => Some(format!("no profile: {}", Without(why, span))),
             };
-            log_span(span, kept, false, &format!("{}{is_in}", head(span)));
+            let said = joined([error_of(span, span.error.as_deref()), is_in]);
+            let said = said.map_or_else(String::new, |said| format!(": {said}"));
+            log_span(span, kept, false, &(head(span) + &said));
         }
         Fields::log(|| Fields::of(span, kept, false));
     }
@@ -172,6 +174,15 @@ pub(crate) fn headline(first: &KeptSpan, kept: &Kept) -> String {
     reasons(first, kept, None).join("; ")
 }
 
+/// Where the first `ERROR` event in a span was logged, and what it says if that may be said.
+fn error_of(span: &KeptSpan, said: Option<&str>) -> Option<String> {
+    match (said.filter(|said| !said.is_empty()), &span.facts.error_at) {
+        (Some(said), Some(place)) => Some(format!("error \"{said}\", logged at {place}")),
+        (Some(said), None) => Some(format!("error \"{said}\"")),
+        (None, place) => place.as_ref().map(|place| format!("error at {place}")),
+    }
+}
+
 /// `error`: what the first `ERROR` event in it says, if that may be said.
 fn reasons(first: &KeptSpan, kept: &Kept, error: Option<&str>) -> Vec<String> {
     let times = first.times();
@@ -192,10 +203,7 @@ fn reasons(first: &KeptSpan, kept: &Kept, error: Option<&str>) -> Vec<String> {
     let mut parts = parts.into_iter().filter_map(|(_, part)| part);
     let unknown = times.is_cpu_time_unknown.then(|| "on-CPU unknown".to_owned());
     // What explains its time stands beside the error.
-    let place = first.facts.error_at.as_ref().map(|place| format!(" at {place}"));
-    let said = error.filter(|text| !text.is_empty()).map(|text| format!(" \"{text}\""));
-    let error = place.is_some() || said.is_some();
-    let error = error.then(|| ["error".to_owned()].into_iter().chain(said).chain(place).collect());
+    let error = error_of(first, error);
     let error = error.and_then(|error| joined([Some(error), parts.next()]));
     let deadlock = first.facts.deadlock.as_deref().map(|text| capped(text).into_owned());
     let allocated = allocated(first, kept);
@@ -682,7 +690,7 @@ mod tests {
         kept.spans[0].facts.error_at = Some("src/error.rs:31".to_owned());
         let said = line(&kept);
         assert!(
-            said.contains(": error \"no offers: timed out\" at src/error.rs:31; 1.29"),
+            said.contains(": error \"no offers: timed out\", logged at src/error.rs:31; 1.29"),
             "{said}"
         );
         assert!(headline(&kept.spans[0], &kept).starts_with("error at src/error.rs:31; "));

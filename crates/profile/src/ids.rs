@@ -6,18 +6,11 @@ use std::num::NonZeroU64;
 use std::str::FromStr;
 
 /// The error for a malformed id.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("expected {digits} hexadecimal digits")]
 pub struct InvalidId {
     digits: usize,
 }
-
-impl fmt::Display for InvalidId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "expected {} hexadecimal digits", self.digits)
-    }
-}
-
-impl std::error::Error for InvalidId {}
 
 /// A hash that is the same in all of a process.
 pub fn hash_of(value: impl Hash) -> u64 {

@@ -143,7 +143,7 @@ pub(crate) fn own_name(own: &str) -> String {
 /// What the innermost function of the program calls.
 pub(super) fn called(frames: &[SourceFunction<'_>]) -> String {
     let callee = own_number(frames).checked_sub(1).and_then(|number| frames.get(number));
-    callee.map(future_of).unwrap_or_default()
+    callee.map(future_of).unwrap_or_default().replace("::poison::", "::")
 }
 
 /// What the innermost function of the program awaits: the future that it polls or, if that only polls another one
