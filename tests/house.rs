@@ -549,7 +549,7 @@ fn no_file_is_too_long_to_read() {
 }
 
 /// The lines of the product, without tests, at most. May only fall.
-const TOTAL: usize = 63_149;
+const TOTAL: usize = 63_148;
 /// The same by crate and room: the first directory below `src`, or `(top)`. A feature that needs more lines takes them
 /// from the entries of the rooms that pay for it.
 const ROOMS: &[(&str, &str, usize)] = &[
@@ -572,7 +572,7 @@ const ROOMS: &[(&str, &str, usize)] = &[
     (".", "report", 1198),
     (".", "sampler", 3075),
     (".", "sinks", 2009),
-    (".", "span", 5132),
+    (".", "span", 5131),
     (".", "symbols", 2026),
     (".", "sys", 7399),
     (".", "threads", 3713),

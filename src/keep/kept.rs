@@ -64,7 +64,7 @@ pub struct KeptSpan {
     pub(crate) root: SpanKey,
     pub(crate) metadata: &'static Metadata<'static>,
     pub(crate) facts: Facts,
-    /// What the first `ERROR` event in it says. For the log alone, which has that event.
+    /// What the first `ERROR` event in it says, redacted. For the log alone.
     pub(crate) error: Option<Arc<str>>,
     /// Equal rules have the same id.
     pub(crate) rule: u64,

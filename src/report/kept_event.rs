@@ -680,7 +680,7 @@ mod tests {
         );
     }
 
-    /// The profile leaves the process, and the log has the event anyway.
+    /// The profile leaves the process.
     #[test]
     fn only_the_log_has_what_an_error_says() {
         let mut kept = kept();

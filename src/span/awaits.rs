@@ -121,7 +121,8 @@ const MOST_AROUND: usize = 16;
 static WOKE: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
 
 fn place_of(key: SpanKey) -> Option<&'static AtomicU64> {
-    WOKE.get(key.get() as usize % WOKE.len())
+    // By Fibonacci hashing: the keys of each thread begin at a multiple of a power of two.
+    WOKE.get((key.get().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize)
 }
 
 /// Whether the span woke another one, and was not forgotten since.
@@ -138,9 +139,7 @@ impl Spans {
         // Its close leaves its name.
         if slot.flags() & SHOWS_FIELDS != 0 {
             slot.set_once(SUSPECT);
-            place_of(span.key)
-                .into_iter()
-                .for_each(|at| at.store(span.key.get(), Ordering::Relaxed));
+            _ = place_of(span.key).map(|at| at.store(span.key.get(), Ordering::Relaxed));
         }
         let waking = OtherSpan { id: span.id, key: span.key, plan: slot.plan() };
         self.outermost_of(&span).map(|outermost| (waking, outermost.key))

@@ -230,6 +230,26 @@ fn who_holds_what_a_future_awaits_is_named() {
     assert!(!of("holder").contains("until") && !of("request").contains("until"), "{profiles:?}");
 }
 
+/// As of a connection, which is woken in the span of the request that opened it.
+#[test]
+fn who_wakes_what_others_cannot_hold_is_not_named() {
+    let setup = Setup::new("0ms");
+    setup.run(|| {
+        let (task, event) = (Arc::new(Task::default()), Event::default());
+        let request = async { event.wait().await };
+        let mut request = pin!(request.instrument(info_span!("request")).profiled());
+        assert!(task.poll(request.as_mut()).is_pending());
+        thread::sleep(30 * MS);
+        info_span!("other").in_scope(|| event.happen());
+        assert!(task.poll(request.as_mut()).is_ready());
+    });
+    let profiles = setup.profiles();
+    let profile = profiles.iter().find(|profile| profile.spans[0].span == "request").unwrap();
+    let mut leaves = profile.of_kind(SampleKind::Await).map(|sample| profile.leaf(sample.leaf));
+    assert_eq!(leaves.next(), Some(Some(&Leaf::Awaiting)));
+    assert!(leaves.all(|leaf| leaf == Some(&Leaf::Awaiting)), "{}", profile.headline);
+}
+
 /// Another thread sends the answer while the span is on the thread: it did not wait for the end of that.
 #[test]
 fn an_await_that_ends_while_the_thread_is_in_a_span_does_not_name_it() {
