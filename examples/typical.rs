@@ -29,8 +29,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let profiling = ProfilingLayer::builder()
         .rules("[offers]=on_cpu>45ms".parse()?)
         .span_fields(["http.route", "customer"])
-        // A service has thousands of requests: there, one in a hundred is enough.
-        .references(2, 100)
+        // A service has thousands of requests: there, the default is enough.
+        .references(2, 100.0)
         .on_kept(move |one| _ = sender.send(one.clone()))
         .with_env()?
         .build()?;

@@ -238,7 +238,7 @@ impl Control {
     fn switch_on(&self, switch: &mut Switch, rules: &Rules) -> Result<(), Error> {
         match (self.engine.get(), switch.builder.take()) {
             (Some(engine), _) if engine.is_running() => {
-                engine.replace_rules(rules.clone());
+                engine.replace_rules(rules.clone())?;
             }
             (None, Some(builder)) => {
                 let builder = builder.rules(rules.clone());
@@ -263,7 +263,7 @@ impl Control {
 
     fn switch_off(&self) {
         if let Some(engine) = self.running() {
-            engine.replace_rules(Rules::new([]));
+            _ = engine.replace_rules(Rules::new([]));
         }
     }
 

@@ -146,19 +146,6 @@ impl fmt::Display for Error {
     }
 }
 
-/// The error for a name that is not one of a few, or whose feature is off.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("expected one of {}", known.join(", "))]
-pub struct UnknownName {
-    known: Vec<&'static str>,
-}
-
-impl UnknownName {
-    pub(crate) fn new(known: impl IntoIterator<Item = &'static str>) -> Self {
-        Self { known: known.into_iter().collect() }
-    }
-}
-
 /// Why [`Handle::flush`](crate::Handle::flush) or [`Handle::shutdown`](crate::Handle::shutdown) could not deliver
 /// everything.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

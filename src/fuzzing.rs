@@ -4,32 +4,8 @@ use crate::config::Builder;
 use crate::error::Error;
 use crate::keep::{Keep, Rule, Rules};
 use crate::redact::Redaction;
-use crate::sampler::record::{Layout, Machine, Record, Records, read_sample, stated_position};
 use crate::symbols::fuzzing as symbols;
-use crate::sys;
 use crate::text::disturbs;
-use crate::unwind::fuzzing as unwind;
-
-/// Parses `bytes` as a ring of each machine, with and without call chains of the kernel. Returns the number of records.
-pub fn records(bytes: &[u8]) -> usize {
-    let mut count = 0;
-    for record in Records::between(bytes, 0, bytes.len() as u64).flatten() {
-        count += 1;
-        let (Record::Sample(place) | Record::Lost { place, .. }) = record else { continue };
-        stated_position(bytes, place);
-        for machine in [Machine::X86_64, Machine::Aarch64] {
-            for has_kernel_chain in [false, true] {
-                let layout = Layout { machine, has_kernel_chain };
-                let Ok(sample) = read_sample(bytes, place, layout) else { continue };
-                let stack = sample.stack;
-                assert!(stack.length() < u64::from(place.size));
-                assert!(stack.word(stack.length()).is_none());
-                assert!(sample.kernel_chain.count() < usize::from(place.size) / 8);
-            }
-        }
-    }
-    count
-}
 
 /// Parses `text` as rules, as a pattern of a rule, as redaction patterns and as a name. Errors must be a few short lines,
 /// rules must round-trip, and patterns must match their own text.
@@ -98,19 +74,16 @@ fn check_error(error: &Error) {
     assert!(!text.contains(|c| c != '\n' && disturbs(c)), "{text:?}");
 }
 
+pub use tracing_profiling_capture::fuzzing::{code, proc_texts, records};
+use tracing_profiling_capture::fuzzing::{map, tables};
+
 #[cfg(all(feature = "otlp-grpc", feature = "otlp-http"))]
 pub use crate::export::fuzz_answers as answers;
 /// Parses `bytes` as an object file, and as parts of one in memory.
 pub fn elf(bytes: &[u8]) {
     symbols::elf(bytes);
     let address = bytes.first_chunk().map_or(0, |first| u64::from_le_bytes(*first));
-    unwind::tables(bytes, address);
-}
-
-/// Parses `bytes` as code, and as calls in it.
-pub fn code(bytes: &[u8]) {
-    let address = bytes.first_chunk().map_or(0, |first| u64::from_le_bytes(*first));
-    bytes.as_chunks().0.iter().for_each(|code| unwind::code(*code, address));
+    tables(bytes, address);
 }
 
 /// Parses `bytes` as the kernel's symbol table, as lines of `/proc/self/maps`, and as mangled names.
@@ -118,14 +91,9 @@ pub fn texts(bytes: &[u8]) {
     let address = bytes.first_chunk().map_or(0, |first| u64::from_le_bytes(*first));
     symbols::kernel(bytes, address);
     for line in bytes.split(|byte| *byte == b'\n') {
-        _ = sys::parse_map(line);
+        map(line);
         if let Ok(name) = std::str::from_utf8(line) {
             symbols::name(name);
         }
     }
-}
-
-/// Parses `text` as the kernel's texts about threads. Returns whether each of the two was understood.
-pub fn proc_texts(text: &str) -> (bool, bool) {
-    crate::sys::read_proc_texts(text)
 }

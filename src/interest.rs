@@ -28,7 +28,7 @@ use crate::control::Control;
 use crate::engine::{Engine, Gate};
 use crate::refresh::refresh_interest;
 use crate::span::has_deepest;
-use crate::sys::{self, Uncounted};
+use crate::sys::Uncounted;
 
 /// The engine of a layer, once it is known to run.
 #[derive(Debug)]
@@ -268,7 +268,7 @@ impl SelfFilter {
         if self.is_impossible {
             return None;
         }
-        let answer = sys::answer_of(&self.marker, id)?;
+        let answer = tracing_profiling_capture::answer_of!(self.marker, id)?;
         let was_asked = match self.filter {
             Some(_) => &self.was_asked,
             None => &self.was_asked_before,
@@ -305,8 +305,8 @@ impl<L> WithOpenTelemetry<L> {
     where
         L: Layer<S>,
     {
-        let answer = sys::answer_of(&self.layer, id);
-        if sys::answer_of(&self.marker, id).is_some() {
+        let answer = tracing_profiling_capture::answer_of!(self.layer, id);
+        if tracing_profiling_capture::answer_of!(self.marker, id).is_some() {
             self.is_filtered.store(answer.is_some(), Ordering::Relaxed);
         }
         answer
@@ -372,7 +372,7 @@ impl<S: Subscriber, L: Layer<S>> Layer<S> for WithOpenTelemetry<L> {
         self.layer.on_id_change(old, new, ctx);
     }
 
-    sys::downcast_through!(answer::<S>);
+    tracing_profiling_capture::downcast_through!(answer::<S>);
 }
 
 /// Whether a subscriber of that type registers per-layer filters: a registry, below any layers. `register_filter` of

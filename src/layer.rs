@@ -27,7 +27,7 @@ use crate::references::CohortHash;
 use crate::span::{
     AncestryFrom, GivenParent, HAS_FIELDS, HAS_STATUS, ONE_IN, RegistryId, SHOWS_FIELDS, ancestry,
 };
-use crate::sys::{self, Uncounted};
+use crate::sys::Uncounted;
 
 /// A `tracing-subscriber` layer that keeps CPU profiles of the spans that its rules select: slow, failed or hung ones.
 ///
@@ -232,7 +232,7 @@ where
         self.filter.max_level_hint::<S>()
     }
 
-    sys::downcast_through!(answer);
+    tracing_profiling_capture::downcast_through!(answer);
 
     #[inline]
     fn on_new_span(&self, attributes: &span::Attributes<'_>, id: &span::Id, ctx: Context<'_, S>) {
@@ -240,15 +240,14 @@ where
             filter.on_new_span(attributes, id, ctx.clone());
         }
         let Some(engine) = self.found.get() else { return };
-        let Some(plan) = engine.callsites.find(attributes.metadata()) else {
-            return;
-        };
-        let (mut plan, mut matched) = (plan, 0);
-        if plan.flags & HAS_FIELDS != 0 {
+        let Some(mut callsite) = engine.callsites.find(attributes.metadata()) else { return };
+        let mut matched = 0;
+        if callsite.plan.flags & HAS_FIELDS != 0 {
             let record = |visit: &mut dyn Visit| attributes.record(visit);
-            let Some(chosen) = engine.plan_by_values(plan, record) else { return };
-            (plan, matched) = chosen;
+            let Some(chosen) = engine.choose_by_values(callsite, record) else { return };
+            (callsite, matched) = chosen;
         }
+        let plan = &callsite.plan;
         let parent = match attributes.parent() {
             Some(parent) => GivenParent::Span(number(parent)),
             None if attributes.is_root() => GivenParent::None,
@@ -256,12 +255,12 @@ where
             None => GivenParent::ContextualBehindFilter,
         };
         let ask = |from, visit: &mut dyn FnMut(RegistryId) -> bool| ancestry(&ctx, from, visit);
-        let opened = engine.spans.open(number(id), &plan, matched, parent, &ask);
+        let opened = engine.spans.open(number(id), plan, matched, parent, &ask);
         if opened.is_first_watched {
             engine.start_watchdog();
         }
         let mut cohort = CohortHash::of(attributes.metadata());
-        if plan.flags & ONE_IN != 0 && engine.is_chosen(&plan) {
+        if plan.flags & ONE_IN != 0 && callsite.is_chosen() {
             engine.spans.keep_one_in_n(number(id));
         }
         if plan.flags & SHOWS_FIELDS != 0

@@ -55,7 +55,7 @@
 //! | `pprof` | on by default | `encode::pprof`, and a file in that format next to each report |
 //! | `otlp` | off | `encode::otlp`, and a file in that format next to each report |
 //! | `firefox` | off | `encode::firefox`: a format for profiler.firefox.com and samply |
-//! | `opentelemetry-sdk` | off | conversion of a resource of `opentelemetry_sdk` to [`Resource`] |
+//! | `opentelemetry-sdk` | off | `KeptTraces`: whole traces of what was kept, few of the others; conversion of a resource of `opentelemetry_sdk` to [`Resource`] |
 //! | `axum` | off | `Handle::router`: the rules, the state and the profiles over HTTP, and a page that shows them; not accessible to pages of other sites, but without authentication, so it must not be reachable from outside |
 //! | `tower` | off | `tower::AwaitsLayer`, for servers: the profiles of requests show what they await |
 //! | `metrics` | off | `Handle::register_metrics`, `register_route_metrics`: [`Stats`], and totals by route, as OpenTelemetry metrics |
@@ -74,6 +74,7 @@
 //!
 //! [`Handle::set_rules`] replaces the rules at run time.
 
+#![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(
     not(feature = "symbols"),
@@ -88,7 +89,6 @@
 mod allocations;
 mod assemble;
 mod awaits;
-mod budget;
 #[cfg(test)]
 mod churn;
 mod collect;
@@ -119,19 +119,17 @@ mod publish;
 mod references;
 mod refresh;
 mod report;
-mod sampler;
 mod sinks;
 mod span;
 mod start;
 mod stats;
 mod symbols;
-mod sys;
 mod threads;
 #[cfg(feature = "tower")]
 pub mod tower;
-mod unwind;
 mod watch;
 
+use tracing_profiling_capture::{budget, drain, sampler, sys, unwind};
 #[doc(inline)]
 pub use tracing_profiling_profile::{compare, encode, profile};
 use tracing_profiling_profile::{facts, ids, redact, text};
@@ -163,6 +161,7 @@ pub mod guide {
     }
     pages! {
         if "opentelemetry-sdk" (feature = "opentelemetry-sdk", "`opentelemetry-sdk`") opentelemetry
+        if "opentelemetry-sdk" (feature = "opentelemetry-sdk", "`opentelemetry-sdk`") kept_traces
         if "axum" (feature = "axum", "`axum`") live_control
         if "_otlp" (any(feature = "otlp-grpc", feature = "otlp-http"), "`otlp-grpc` or `otlp-http`") otlp
         if "_otlp" (any(feature = "otlp-grpc", feature = "otlp-http"), "`otlp-grpc` or `otlp-http`") collector
@@ -178,7 +177,7 @@ struct Readme;
 pub use awaits::{Profiled, ProfiledExt, queued};
 pub use config::Builder;
 pub use engine::ProfileKind;
-pub use error::{Error, ErrorKind, FlushError, FlushStage, ProfileError, UnknownName};
+pub use error::{Error, ErrorKind, FlushError, FlushStage, ProfileError};
 #[cfg(feature = "_otlp")]
 #[cfg_attr(docsrs, doc(cfg(any(feature = "otlp-grpc", feature = "otlp-http"))))]
 pub use export::{Compression, OtlpBuilder, OtlpExporter, Protocol};
@@ -193,15 +192,18 @@ pub use ids::{InvalidId, ProfileId, SpanId, TraceId};
 pub use interest::WithOpenTelemetry;
 pub use keep::{Condition, Keep, Kept, KeptSpan, NoProfile, Rule, Rules, Threshold};
 pub use layer::ProfilingLayer;
+#[cfg(feature = "opentelemetry-sdk")]
+#[cfg_attr(docsrs, doc(cfg(feature = "opentelemetry-sdk")))]
+pub use otel::KeptTraces;
 pub use otel::span_attributes;
 pub use profile::{DumpedThread, Profile, Resource, ThreadActivity, ThreadDump};
 pub use publish::{OpenSpan, OpenState};
 pub use redact::{InvalidPattern, Redaction};
-pub use sampler::Source;
+pub use sampler::{Source, UnknownName};
 pub use stats::{
     AllocationStats, AwaitStats, ChildStats, ContinuousStats, ProfileStats, ReferenceStats,
     ReportStats, RuleStats, SampleStats, SamplingStats, SpanStats, StackStats, Stats, ThreadStats,
-    WaitStats,
+    TraceStats, WaitStats,
 };
 pub use sys::ProfilingAllocator;
 

@@ -48,7 +48,9 @@ mod tests {
     /// In a process of its own: the maximum level is that of all subscribers.
     #[test]
     fn a_second_subscriber_does_not_raise_the_maximum_level() {
-        if !sys::is_alone("refresh::tests::a_second_subscriber_does_not_raise_the_maximum_level") {
+        if !tracing_profiling_capture::testing::is_alone(
+            "refresh::tests::a_second_subscriber_does_not_raise_the_maximum_level",
+        ) {
             return;
         }
         let _own = Dispatch::new(registry().with(LevelFilter::WARN));

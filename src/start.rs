@@ -106,8 +106,6 @@ pub(crate) fn build(parts: Parts) -> (Arc<Engine>, Collector, PublisherParts) {
     let allocations = LayerAllocations::new(shared(), allocations);
     let (redaction, admission) = (Arc::new(parts.redaction), Arc::new(parts.admission));
     let has_callback = publishing.on_kept.is_some();
-    let clock = spans.clock();
-    let now_ns = clock.raw_ns(clock.now());
     let mut names = SpanNames::default();
     names.redaction = Arc::clone(&redaction);
     let (dispatch, names) = (Arc::clone(&names.dispatch), Arc::new(names));
@@ -118,11 +116,7 @@ pub(crate) fn build(parts: Parts) -> (Arc<Engine>, Collector, PublisherParts) {
         ending: Arc::new(Ending::new(Arc::downgrade(&reporter))),
         reporter,
         redaction: Arc::clone(&redaction),
-        references: Arc::new(References::new(
-            parts.references,
-            Arc::clone(&parts.counters),
-            now_ns,
-        )),
+        references: Arc::new(References::new(parts.references, Arc::clone(&parts.counters))),
     };
     let engine = Arc::new(Engine {
         spans,

@@ -6,7 +6,19 @@ use crossbeam::utils::CachePadded;
 
 use crate::facts::Allocations;
 use crate::facts::{Reason, Reasons};
+use crate::sampler::ThreadCounters;
 use crate::sys::{STRIPES, own_stripe};
+
+/// Counters of the layer itself; those of threads are the sampler's.
+macro_rules! own_counters {
+    (ThreadCounters $($name:ident)+) => {};
+    ($counters:ident $($name:ident)+) => {
+        #[derive(Debug, Default)]
+        pub(crate) struct $counters {
+            $(pub(crate) $name: AtomicU64,)+
+        }
+    };
+}
 
 macro_rules! counters {
     ($(
@@ -33,9 +45,12 @@ macro_rules! counters {
                 $($(#[doc = $doc])+ pub $name: u64,)+
             }
 
-            #[derive(Debug, Default)]
-            pub(crate) struct $counters {
-                $(pub(crate) $name: AtomicU64,)+
+            own_counters!($counters $($name)+);
+
+            impl From<&$counters> for $stats {
+                fn from(counters: &$counters) -> Self {
+                    Self { $($name: counters.$name.load(Ordering::Relaxed),)+ }
+                }
             }
         )+
 
@@ -63,7 +78,7 @@ macro_rules! counters {
         impl Counters {
             pub(crate) fn snapshot(&self) -> Stats {
                 let mut stats = Stats {
-                    $($group: $stats { $($name: self.$group.$name.load(Ordering::Relaxed),)+ },)+
+                    $($group: (&self.$group).into(),)+
                     kept_for: KeptFor(self.kept_for.0.each_ref().map(|count| count.load(Ordering::Relaxed))),
                 };
                 self.roots.add_to(&mut stats.allocations);
@@ -287,8 +302,6 @@ counters! {
         added,
         /// Spans that chance had chosen and that became no references, because there would have been more than the limit.
         refused_limit,
-        /// How often spans were not considered, because there are too many names and values of them.
-        refused_cohorts_full,
         /// Reference spans that were dropped when they closed, because too many were waiting.
         dropped_busy,
         /// Reference spans that were dropped because reading their symbols failed.
@@ -455,6 +468,9 @@ counters! {
         /// Times that a profile of the process could not list its threads, as where `/proc` is not mounted: it has only those
         /// that have been in profiled spans.
         unlisted,
+        /// For how long threads ran while a source sampled them that has never given a sample, in nanoseconds; 0 unless
+        /// that is a second or more. The log and [`Handle::source`](crate::Handle::source) then say so.
+        silent_ns,
     }
 
     /// The sampler and the collector thread.
@@ -468,9 +484,23 @@ counters! {
         throttled,
         /// CPU time that reading and unwinding samples took, in nanoseconds.
         collector_cpu_ns,
-        /// For how long threads ran while a source sampled them that has never given a sample, in nanoseconds; 0 unless
-        /// that is a second or more. The log and [`Handle::source`](crate::Handle::source) then say so.
-        silent_ns,
+    }
+
+    /// Spans of the traces that all `KeptTraces` of the process hold.
+    traces: TraceStats as TraceCounters {
+        /// Spans that are held now.
+        held,
+        /// Spans that were passed on.
+        passed,
+        /// Spans of ordinary traces, which were dropped.
+        dropped,
+        /// Times that a span started when a trace that had gone on had no open span any more. It follows.
+        late,
+        /// Spans that were dropped because too many were held, or waited to be passed on. Those of a trace that goes on
+        /// are missing in it.
+        dropped_over_bound,
+        /// Spans of traces that were not decided at the shutdown, and those that went on but not within its time.
+        dropped_at_shutdown,
     }
 
     /// Limits of the rules.
@@ -478,15 +508,16 @@ counters! {
         /// Callsites whose spans a rule would profile, and which are left out because [no other layer wants
         /// them](crate::guide::subscriber#what-it-enables). A log event names them.
         declined,
-        /// Callsites whose percentile is not tracked because there are too many. The other
-        /// conditions of their rule apply.
+        /// Names of spans, by rule, whose percentile is not tracked because there are too many. The other conditions of
+        /// their rule apply.
         percentiles_dropped,
         /// Spans that were compared with all of their name and rule, because there are too many routes for each to have a
         /// percentile of its own.
         percentiles_shared,
-        /// Rules that were not applied to a callsite because they need more than 64 of its field
-        /// values.
+        /// Rules that were not applied to a callsite because they need more than 64 of its field values.
         skipped,
+        /// How many times new rules were [refused](crate::Handle::set_rules), because there had been too many.
+        refused,
     }
 }
 

@@ -134,7 +134,7 @@ fn polls_leak_nothing() {
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<usize>().ok());
     let polls = number("PROFILING_TEST_POLLS").unwrap_or(200_000);
     // Symbols of reference spans are read at some time, and stay.
-    let setup = Setup::with("1h", |builder| builder.references(0, 0));
+    let setup = Setup::with("1h", |builder| builder.references(0, 0.0));
     setup.run(|| {
         let batch = || {
             let _span = info_span!("batch").entered();

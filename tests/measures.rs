@@ -336,7 +336,7 @@ fn setup(rule: &Rules, source: Source, at_run_time: bool) -> (Setup, Log) {
         .source(source)
         .rate(200)
         .cpu_budget(0)
-        .references(0, 0)
+        .references(0, 0.0)
         .exporter(memory.clone())
         .profiles_per_minute(1_000_000)
         .span_fields(["number"])

@@ -161,7 +161,7 @@ fn the_pages_work_in_a_browser() {
     handle.flush(PLENTY).unwrap();
     let layer = ProfilingLayer::builder()
         .rules("100ms".parse().unwrap())
-        .references(1, 1_000)
+        .references(1, 100.0)
         .resource(Resource::new().with("service.name", "shop"))
         .exporter(Directory::new(&stored))
         .build()

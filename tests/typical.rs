@@ -27,7 +27,7 @@ const TYPICAL: u64 = 30;
 
 /// Each span that is created becomes a reference.
 fn all(builder: Builder) -> Builder {
-    builder.references(1, 1_000_000).span_fields(["http.route", "customer"])
+    builder.references(1, 100.0).span_fields(["http.route", "customer"])
 }
 
 /// Until the reference spans that have closed are known.
@@ -309,7 +309,7 @@ fn few_references_have_no_interval_and_none_give_no_comparison() {
 #[test]
 fn nothing_of_a_reference_is_exported_and_off_means_none() {
     for is_on in [true, false] {
-        let set = |builder: Builder| if is_on { all(builder) } else { builder.references(0, 0) };
+        let set = |builder: Builder| if is_on { all(builder) } else { builder.references(0, 0.0) };
         let setup = Setup::with("1h", set);
         tracing::dispatcher::with_default(&setup.dispatch, || {
             (0..5).for_each(|number| request(number, Extra::default()));
@@ -327,7 +327,7 @@ fn nothing_of_a_reference_is_exported_and_off_means_none() {
 /// Of 10,000 requests whose lengths are known, the mean of the references is right, and their number is limited.
 #[test]
 fn references_are_chosen_whatever_they_will_take() {
-    let set = |builder: Builder| builder.references(20, 1_000_000).span_fields(["http.route"]);
+    let set = |builder: Builder| builder.references(20, 100.0).span_fields(["http.route"]);
     let setup = Setup::with("1h", set);
     let mut chosen = [0_u64; 2];
     tracing::dispatcher::with_default(&setup.dispatch, || {

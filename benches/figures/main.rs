@@ -44,6 +44,7 @@ mod symbols;
 mod syscalls;
 #[path = "../../tests/support/tasks.rs"]
 mod tasks;
+mod traces;
 mod unwind;
 mod whole_process;
 mod wire;
@@ -82,6 +83,7 @@ const PARTS: &[Part] = &[
     ("export", export::run),
     ("export.memory", export_memory::run),
     ("wire", wire::run),
+    ("traces", traces::run),
     ("symbols_given_back", symbols::given_back),
     ("process", whole_process::run),
     ("service", service::run),

@@ -352,8 +352,7 @@ struct OfKind {
 }
 
 impl OfKind {
-    /// References per second under load. Their limit is one of wall time, most of which a process is not under load, so
-    /// there are several times as many as in a service that always is.
+    /// References per second under load.
     fn references_per_s(&self) -> f64 {
         self.stats.get("references.added").map_or(0.0, |count| *count as f64 / self.loaded_s)
     }

@@ -1,5 +1,7 @@
 //! The `#[profiled]` attribute of `tracing-profiling`, which re-exports and documents it.
 
+#![forbid(unsafe_code)]
+
 mod awaits;
 
 use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};

@@ -264,7 +264,7 @@ mod tests {
         use crate::sys::sample_bytes;
 
         let name = "allocations::tests::the_gap_between_samples_is_the_shortest_of_the_layers_that_there_are";
-        if !crate::sys::is_alone(name) {
+        if !tracing_profiling_capture::testing::is_alone(name) {
             return;
         }
         let layer = |bytes| ProfilingLayer::builder().alloc_sample_interval(bytes).build().unwrap();

@@ -8,11 +8,12 @@ use crate::facts::Facts;
 use crate::ids::{SpanId, TraceId};
 use crate::keep::{Callsites, KeptSpan, ProfileGroup};
 use crate::profile::{
-    LinkId, MappingId, Profile, ProfileId, SampleKind, Selection, is_of_dependency,
+    Link, LinkId, MappingId, Profile, ProfileId, SampleKind, Selection, is_of_dependency,
 };
 use crate::report;
 use crate::sinks::{Losses, NewSample, SpanSamples, StackEntry, Store, StoredSample};
 use crate::span::SpanKey;
+use crate::sys::OsThread;
 use crate::unwind::{Module, Modules, Unwinder};
 
 /// Where the names and times of a profile come from.
@@ -49,6 +50,9 @@ pub(crate) struct BuiltProfile {
     pub(crate) losses: Losses,
 }
 
+/// The thread and the span of a stack.
+type StackOwner = (Option<OsThread>, Option<Link>);
+
 /// How many kept spans a profile lists.
 const MOST_LISTED: usize = 64;
 
@@ -72,19 +76,21 @@ impl<'a> ProfileInputs<'a> {
         u64::try_from(i128::from(raw_ns) + self.unix_offset_ns).unwrap_or(0)
     }
 
-    /// The stacks as a profile, for symbolization: each with a time and what it has of each kind. No span has them.
+    /// The stacks as a profile, for symbolization: each with its thread and span, if it has them, and what it has of each
+    /// kind.
     pub(crate) fn profile_of_stacks(
         self,
         id: ProfileId,
         stacks: impl IntoIterator<
-            Item = (impl Iterator<Item = StackEntry>, u64, Vec<(SampleKind, u64)>),
+            Item = (impl Iterator<Item = StackEntry>, StackOwner, Vec<(SampleKind, u64)>),
         >,
     ) -> (Profile, HashMap<MappingId, Arc<Module>>) {
         let mut tables = Tables::new(self, id, None, SpanDetail::All);
-        for (entries, time_ns, weights) in stacks {
+        for (entries, (thread, link), weights) in stacks {
             let (place, _) = tables.stack(entries);
+            let link = link.map(|link| tables.profile.add_link(link));
             for (kind, weight) in weights {
-                tables.add(kind, time_ns, weight, None, place, None);
+                tables.add(kind, 0, weight, thread, place, link);
             }
         }
         (tables.profile, tables.modules)

@@ -460,9 +460,9 @@ mod tests {
     use super::super::build::ProfileAssembler;
     use super::*;
     use crate::facts::Facts;
-    use crate::keep::{Callsites, Rules, ShownFields};
+    use crate::keep::{Callsites, Rules};
     use crate::sinks::{NewSample, Stack, Store};
-    use crate::span::{Plan, RegistryId, SpanInfo};
+    use crate::span::{RegistryId, SpanInfo};
     use crate::unwind::Unwinder;
 
     #[test]
@@ -473,10 +473,9 @@ mod tests {
             facts: Facts { start_unix_ns: 1_007, ..Facts::default() },
             ..KeptSpan::for_test(key, key, 1)
         };
-        let plan = Box::new(|_: &_| Plan::default());
         let rules: Rules = "0ms".parse().unwrap();
-        let callsites = Callsites::new(rules, plan, ShownFields::default(), Arc::default());
-        let plan = callsites.find(kept.metadata).unwrap().number;
+        let callsites = Callsites::for_test(rules);
+        let plan = callsites.find(kept.metadata).unwrap().plan.number;
         let mut pending = Store::new(1 << 20, 100, 100);
         let info = SpanInfo { parent: None, root: key, id: RegistryId::MIN, plan, opened_ns: 5 };
         pending.register(key, info, 0);
@@ -499,10 +498,8 @@ mod tests {
     fn what_is_in_spans_that_are_not_distinguished_is_not_the_own_of_the_span_around_them() {
         let key = |number| SpanKey::new(number).unwrap();
         let kept = KeptSpan::for_test(key(1), key(1), 1);
-        let plan = Box::new(|_: &_| Plan::default());
-        let callsites =
-            Callsites::new("0ms".parse().unwrap(), plan, ShownFields::default(), Arc::default());
-        let plan = callsites.find(kept.metadata).unwrap().number;
+        let callsites = Callsites::for_test("0ms".parse().unwrap());
+        let plan = callsites.find(kept.metadata).unwrap().plan.number;
         let name = kept.metadata.name();
         let mut pending = Store::new(1 << 20, 100, 8);
         let stack = Stack::new();

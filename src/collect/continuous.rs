@@ -128,7 +128,8 @@ impl ContinuousProfiler {
         }
         let cpu_ns = now_cpu_ns.zip(ended.began_cpu_ns);
         let cpu_ns = cpu_ns.map(|(now_ns, before_ns)| now_ns.saturating_sub(before_ns));
-        let inputs = ProfileInputs::new(&engine.callsites, &intake.sinks.store, &intake.unwinder);
+        let inputs =
+            ProfileInputs::new(&engine.callsites, &intake.sinks.store, &intake.reader.unwinder);
         let unix_offset_ns = intake.clock().unix_offset_ns();
         let period_ns = 1_000_000_000 / u64::from(ended.rate.max(1));
         let inputs = ProfileInputs { unix_offset_ns, period_ns, ..inputs };

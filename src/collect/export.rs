@@ -8,18 +8,20 @@ use crossbeam::channel::Sender;
 
 use super::run::Collector;
 use crate::assemble::{BuiltProfile, ProfileAssembler, ProfileInputs, children_of};
+use crate::budget::passed;
 use crate::engine::HeapRequest;
 use crate::facts::Throttled;
 use crate::facts::format::Ns;
 use crate::intake::{Intake, new_sample};
 use crate::keep::{Callsites, KeptSpan, ProfileGroup};
 use crate::profile::{MappingId, Profile, ProfileId};
-use crate::publish::{Job, MemoryBudget};
+use crate::publish::{Asked, Job, MemoryBudget};
 use crate::references::ClosedReference;
 use crate::report;
 use crate::report::starved::waited_for_cpu;
 use crate::sinks::{HeapPart, Sinks};
 use crate::stats::Counters;
+use crate::sys;
 use crate::text::escaped;
 use crate::unwind::Module;
 
@@ -70,8 +72,9 @@ impl ProfileOutput {
         let Sinks { store, heap, .. } = &mut intake.sinks;
         let id = ProfileId::random().unwrap_or(ProfileId::NONE);
         let weights = heap.weights(part, &is_taken).into_iter();
-        let weights = weights.map(|(stack, weights)| (heap.stacks().frames(stack), 0, weights));
-        let inputs = ProfileInputs::new(callsites, store, &intake.unwinder);
+        let weights =
+            weights.map(|(stack, weights)| (heap.stacks().frames(stack), (None, None), weights));
+        let inputs = ProfileInputs::new(callsites, store, &intake.reader.unwinder);
         let (mut profile, modules) = inputs.profile_of_stacks(id, weights);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         profile.set_moment(u64::try_from(now.as_nanos()).unwrap_or(0));
@@ -81,7 +84,8 @@ impl ProfileOutput {
             HeapPart::Growth => "What has grown since the last request".to_owned(),
         };
         // If the caller no longer waits, the next request for growth covers this one.
-        self.send(Job::Reply { profile: Box::new(profile), modules, reply });
+        let asked = Asked::Profile(reply);
+        self.send(Job::Reply { profile: Box::new(profile), modules, asked });
     }
 }
 
@@ -156,14 +160,16 @@ impl Collector {
     pub(super) fn send_reference(&mut self, reference: ClosedReference) {
         let references = Arc::clone(&self.engine.publish.references);
         let Some(most_bytes) = references.begin() else { return };
+        let began_ns = sys::thread_cpu_ns();
         let mut group = ProfileGroup::of_reference(reference.span);
         self.set_children(&mut group.kept);
         let (built, _) = self.assemble(ProfileId::NONE, &mut group, most_bytes);
         let Some(span) = group.kept.pop() else { return };
+        let spent_ns = passed(began_ns, sys::thread_cpu_ns()).unwrap_or(0);
         self.output.send(Job::Reference {
             profile: Box::new(built.profile),
             modules: built.modules,
-            reference: Box::new(ClosedReference { span, ..reference }),
+            reference: Box::new(ClosedReference { span, spent_ns, ..reference }),
             now_ns: self.intake.now_ns(),
         });
     }
@@ -181,10 +187,10 @@ impl Collector {
         // There are some only for snapshots.
         let present = self.intake.unwind_present(&self.watchdog.present);
         let present = present.iter().map(|(span, at, it)| (*span, new_sample(*at, it, clock)));
-        let Intake { source, unwinder, sinks, .. } = &self.intake;
+        let Intake { source, reader, sinks, .. } = &self.intake;
         let waiting =
             self.threads.waiting().filter(|_| is_snapshot).map(|it| (it.span, it.so_far()));
-        let inputs = ProfileInputs::new(&self.engine.callsites, &sinks.store, unwinder);
+        let inputs = ProfileInputs::new(&self.engine.callsites, &sinks.store, &reader.unwinder);
         let (unix_offset_ns, period_ns) = (clock.unix_offset_ns(), source.periods().full_ns);
         let inputs = ProfileInputs { unix_offset_ns, period_ns, ..inputs };
         for span in &mut group.kept {

@@ -235,7 +235,7 @@ mod tests {
     /// In a process of its own: the callsite has the interest of all layers.
     #[test]
     fn spans_that_no_other_layer_wants_are_profiled_only_by_name() {
-        if !sys::is_alone(
+        if !tracing_profiling_capture::testing::is_alone(
             "collect::logged::tests::spans_that_no_other_layer_wants_are_profiled_only_by_name",
         ) {
             return;
@@ -283,7 +283,9 @@ mod tests {
     /// Also if the subscriber comes late. In a process of its own, which has had none before.
     #[test]
     fn a_line_says_that_there_was_no_span() {
-        if !sys::is_alone("collect::logged::tests::a_line_says_that_there_was_no_span") {
+        if !tracing_profiling_capture::testing::is_alone(
+            "collect::logged::tests::a_line_says_that_there_was_no_span",
+        ) {
             return;
         }
         for has_span in [false, true] {

@@ -7,7 +7,7 @@ use crate::assemble::ProfileInputs;
 use crate::engine::{Engine, ProcessRequest, ProfileKind, RootFields};
 use crate::intake::Intake;
 use crate::profile::ProfileId;
-use crate::publish::Job;
+use crate::publish::{Asked, Job};
 use crate::sinks::ProcessSamples;
 use crate::span::{SpanInfo, SpanKey};
 use crate::sys;
@@ -56,7 +56,8 @@ impl RunningProfile {
         // Those that were not open any more have left their fields before.
         intake.sinks.set_root_fields(engine.commands.process.take_roots());
         let samples = intake.sinks.requested().take()?;
-        let inputs = ProfileInputs::new(&engine.callsites, &intake.sinks.store, &intake.unwinder);
+        let inputs =
+            ProfileInputs::new(&engine.callsites, &intake.sinks.store, &intake.reader.unwinder);
         let unix_offset_ns = intake.clock().unix_offset_ns();
         let ProcessRequest { period_ns, reply, .. } = self.request;
         let id = ProfileId::random().unwrap_or(ProfileId::NONE);
@@ -73,7 +74,7 @@ impl RunningProfile {
         let cpu_ns = self.used_cpu_ns.filter(|_| notes.is_none());
         let (during, shown) = (self.began_ns..end_ns, (cpu_ns, notes));
         let (profile, modules) = inputs.profile_of_process(id, &samples, during, shown);
-        Some(Job::Reply { profile: Box::new(profile), modules, reply })
+        Some(Job::Reply { profile: Box::new(profile), modules, asked: Asked::Profile(reply) })
     }
 }
 

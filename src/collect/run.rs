@@ -111,7 +111,7 @@ impl Collector {
             let is_over = is_over || !self.poller.files().still_owned();
             let Self { threads, intake, .. } = self;
             threads.search_process(intake, false);
-            let is_outdated = || threads.has_any() && intake.unwinder.is_outdated();
+            let is_outdated = || threads.has_any() && intake.reader.unwinder.is_outdated();
             if is_over || threads.has_full_ring() || is_outdated() {
                 break;
             }
@@ -209,7 +209,7 @@ impl Collector {
         let closed_roots = engine.commands.process.take_roots();
         let mut closed = std::mem::take(&mut self.intake.closed);
         closed.extend(self.intake.register_spans());
-        self.watchdog.sweep_plans(&self.engine, &self.intake.sinks.store);
+        self.watchdog.check_replaced(&self.engine);
         update_counting(&self.engine);
         let groups = self.end_groups(&closed, asked.everything);
         // A kept span is compared before it is a reference itself.
@@ -223,7 +223,7 @@ impl Collector {
         self.watchdog.throttling.read(now_ns, !groups.is_empty(), self.threads.slow_tids());
         self.log_findings();
         self.read_copied_stacks();
-        self.intake.unwinder.end_reading();
+        self.intake.reader.unwinder.end_reading();
         if !references.is_empty() {
             self.threads.scan_at_once();
         } else if has_new || has_newer {
@@ -348,7 +348,8 @@ impl Collector {
         let before = self.intake.round.saturating_sub(1);
         let unknown = self.intake.sinks.store.remove_unregistered(before, entered);
         if unknown > 0 {
-            self.intake.lose(|counters| &counters.samples.dropped_unknown_span, unknown);
+            Counters::add(&self.engine.counters.samples.dropped_unknown_span, unknown);
+            self.intake.source.note_loss();
         }
         for event in self.logged.due(&self.engine) {
             self.log(Some(event));

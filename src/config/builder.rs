@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use super::files::FileSettings;
 use super::links::{self, LinkSettings};
-use crate::compare::ReferenceLimits;
 use crate::error::Error;
-use crate::export::{AnyExporter, Exporter};
+use crate::export::Exporter;
 use crate::keep::{Kept, OnKept, Rules, ShownFields};
 use crate::log::{LogEvent, LogKind};
 use crate::otel::{AttributeNames, OtelSettings};
 use crate::profile::Resource;
 use crate::redact::Redaction;
+use crate::references::{ALL_CPU, ReferenceLimits};
 use crate::sampler::{CONTINUOUS_RATES, ContinuousSettings, Periods, Source, SourceSettings};
 use crate::sys::MOST_STACK_COPIED;
 use crate::threads::{LoadLimits, Timing};
@@ -37,9 +37,9 @@ use crate::threads::{LoadLimits, Timing};
 pub struct Builder {
     pub(super) rules: Rules,
     pub(super) source: SourceSettings,
-    pub(super) exporter: Option<AnyExporter>,
+    pub(super) exporter: Option<Box<dyn Exporter>>,
     /// What the environment configures in its place.
-    pub(super) env_exporter: Option<AnyExporter>,
+    pub(super) env_exporter: Option<Box<dyn Exporter>>,
     pub(super) resource: Option<Resource>,
     pub(super) files: FileSettings,
     pub(super) links: LinkSettings,
@@ -221,16 +221,19 @@ impl Builder {
         self
     }
 
-    /// How many spans are chosen at random, when they are created, to show what is typical: at most one in that number
-    /// of requests, and that number per second, in the whole process. A request is a span that is inside no other profiled
-    /// span, or inside one that is open for long, such as a connection. Kept spans are compared with the last 200 of their
-    /// name and of the fields that name its route. They are sampled from their first enter on, and nothing of them is
-    /// exported by itself. Each takes some 1 ms of CPU time. The default is one in 100, and 2 per second; 0 turns it off.
+    /// How many spans are chosen at random, when they are created, to show what is typical: of each route at most one in
+    /// that number of requests, and as many as take, to make and to name their profiles, at most `cpu_percent` of the CPU
+    /// time of this process, rounded to tenths; 100 is no limit. A request is a span that is inside no other profiled span,
+    /// or inside one that is open for long, such as a connection. Kept spans are compared with the last 200 of their name
+    /// and of the fields that name its route. They are sampled from their first enter on, and nothing of them is exported
+    /// by itself. Each takes some 1 ms of CPU time. The default is one in 16, and 0.2 %; 0 turns it off.
     #[must_use]
-    pub fn references(mut self, one_in: u32, per_second: u32) -> Self {
-        self.references = match (one_in, per_second) {
+    pub fn references(mut self, one_in: u32, cpu_percent: f64) -> Self {
+        // Saturates.
+        let cpu_thousandths = ((cpu_percent * 10.0).round() as u32).min(ALL_CPU);
+        self.references = match (one_in, cpu_thousandths) {
             (0, _) | (_, 0) => ReferenceLimits::NONE,
-            _ => ReferenceLimits { one_in, interval_ns: 1_000_000_000 / u64::from(per_second) },
+            _ => ReferenceLimits { one_in, cpu_thousandths },
         };
         self
     }
@@ -268,7 +271,7 @@ impl Builder {
     /// [environment](crate::guide::configuration#variables) configures.
     #[must_use]
     pub fn exporter(self, exporter: impl Exporter + 'static) -> Self {
-        Self { exporter: AnyExporter::new(exporter), ..self }
+        Self { exporter: Some(Box::new(exporter)), ..self }
     }
 
     /// The resource that the profiles describe; the exporter [gets](Exporter::set_context) it, and the next two. Give the
@@ -459,9 +462,9 @@ impl Builder {
     }
 
     /// The exporter: that of the program, or else that of the environment.
-    pub(super) fn take_exporter(&mut self) -> AnyExporter {
+    pub(super) fn take_exporter(&mut self) -> Box<dyn Exporter> {
         let chosen = self.exporter.take().or_else(|| self.env_exporter.take());
-        chosen.unwrap_or_else(|| AnyExporter::Direct(Box::new(self.files.directory())))
+        chosen.unwrap_or_else(|| Box::new(self.files.directory()))
     }
 
     /// The directory in which profiles can be found, if they are written to files.

@@ -11,17 +11,17 @@ use super::builder::{LONGEST_INTERVAL, RATES, SHORTEST_INTERVAL, STACK_BYTES};
 use super::files::{FileSettings, formats};
 use super::links;
 use crate::error::Error;
-use crate::export::Directory;
+use crate::export::of_process;
 #[cfg(feature = "_otlp")]
-use crate::export::{AnyExporter, OtlpBuilder, OtlpExporter};
+use crate::export::{OtlpBuilder, OtlpExporter};
 use crate::keep::Rules;
 use crate::log::{LogEvent, LogKind};
+use crate::otel::{TRACE_CHOICES, TraceChoice};
 use crate::sampler::continuous_rate;
 use crate::text::{bytes, shortened};
 
 /// The variable with the rules. The names of the others begin like that.
 const RULES: &str = "TRACING_PROFILING";
-const DIR: &str = "TRACING_PROFILING_DIR";
 const EXPORTER: &str = "OTEL_PROFILES_EXPORTER";
 #[cfg(not(feature = "_otlp"))]
 const ENDPOINTS: [&str; 2] =
@@ -140,11 +140,16 @@ const SETTINGS: &[Setting] = &[
         let intervals = SHORTEST_INTERVAL..=LONGEST_INTERVAL;
         builder.continuous_interval(time(text).filter(|interval| intervals.contains(interval))?)
     }),
-    setting!("_REFERENCES", "on, off, or limits as one_in=100|per_second=2", |builder, text| {
-        let (one_in, per_second) = reference_limits(text)?;
-        builder.references(one_in, per_second)
+    setting!("_REFERENCES", "on, off, or limits as one_in=16|cpu=0.2%", |builder, text| {
+        let (one_in, cpu_percent) = reference_limits(text)?;
+        builder.references(one_in, cpu_percent)
     }),
     setting!("_HEAP", ON_OR_OFF, |builder, text| builder.heap(is_on(text)?)),
+    // Of `KeptTraces`, which has no log.
+    setting!("_TRACES", TRACE_CHOICES, |builder, text| {
+        TraceChoice::parse(text)?;
+        builder
+    }),
 ];
 
 impl Builder {
@@ -260,7 +265,11 @@ impl Builder {
                 for name in ENDPOINTS.into_iter().filter(|_| !is_disabled) {
                     builder.unused_endpoint = get(name)?.map(|_| name).or(builder.unused_endpoint);
                 }
-                has_otlp_endpoint(variable)?
+                #[cfg(feature = "_otlp")]
+                let is_set = crate::export::has_endpoint(variable)?;
+                #[cfg(not(feature = "_otlp"))]
+                let is_set = false;
+                is_set
             }
             Some("otlp") if is_disabled || cfg!(feature = "_otlp") => true,
             Some("otlp") => {
@@ -275,11 +284,15 @@ impl Builder {
         match is_otlp {
             // Files in a directory are independent of OpenTelemetry.
             true if is_disabled => Ok(builder.rules(Rules::new([]))),
+            #[cfg(feature = "_otlp")]
             true => {
-                let fallback = get(DIR)?.map(|_| builder.files.directory());
-                builder.with_otlp(fallback, variable)
+                let fallback = get("TRACING_PROFILING_DIR")?.map(|_| builder.files.directory());
+                let exporter = OtlpExporter::builder();
+                let exporter = fallback.into_iter().fold(exporter, OtlpBuilder::fallback_directory);
+                let exporter = Box::new(exporter.build_with(variable)?);
+                Ok(Self { env_exporter: Some(exporter), ..builder })
             }
-            false => Ok(builder),
+            _ => Ok(builder),
         }
     }
 
@@ -292,57 +305,10 @@ impl Builder {
         let files = change(std::mem::take(&mut self.files));
         Self { files: FileSettings { is_set_by: Some(variable), ..files }, ..self }
     }
-
-    #[cfg(feature = "_otlp")]
-    fn with_otlp(
-        self,
-        fallback: Option<Directory>,
-        variable: &impl Fn(&'static str) -> Result<Option<String>, String>,
-    ) -> Result<Self, Error> {
-        let builder = OtlpExporter::builder();
-        let builder = fallback.into_iter().fold(builder, OtlpBuilder::fallback_directory);
-        let exporter = AnyExporter::otlp(builder.build_with(variable)?);
-        Ok(Self { env_exporter: Some(exporter), ..self })
-    }
-
-    #[cfg(not(feature = "_otlp"))]
-    #[expect(clippy::unnecessary_wraps, reason = "with the feature it can fail")]
-    fn with_otlp(
-        self,
-        _: Option<Directory>,
-        _: &impl Fn(&'static str) -> Result<Option<String>, String>,
-    ) -> Result<Self, Error> {
-        Ok(self)
-    }
-}
-
-/// Whether the environment sets an OTLP endpoint and OTLP is supported.
-#[cfg(feature = "_otlp")]
-fn has_otlp_endpoint(
-    variable: &impl Fn(&'static str) -> Result<Option<String>, String>,
-) -> Result<bool, Error> {
-    crate::export::has_endpoint(variable)
-}
-
-#[cfg(not(feature = "_otlp"))]
-#[expect(clippy::unnecessary_wraps, reason = "with the feature it can fail")]
-fn has_otlp_endpoint(
-    _: &impl Fn(&'static str) -> Result<Option<String>, String>,
-) -> Result<bool, Error> {
-    Ok(false)
 }
 
 fn names_of_process() -> impl Iterator<Item = String> {
     env::vars_os().filter_map(|(name, _)| name.into_string().ok())
-}
-
-/// A variable of this process. An error is a value that is not valid Unicode.
-fn of_process(name: &str) -> Result<Option<String>, String> {
-    match env::var(name) {
-        Ok(value) => Ok(Some(value)),
-        Err(env::VarError::NotPresent) => Ok(None),
-        Err(env::VarError::NotUnicode(value)) => Err(value.to_string_lossy().into_owned()),
-    }
 }
 
 /// The value, unless it is empty.
@@ -393,19 +359,21 @@ fn field_names(variable: &'static str, text: &str) -> Result<Vec<String>, Error>
     Ok(names)
 }
 
-/// Parses limits such as `one_in=100|per_second=2`: one in how many spans, and how many per second. 0 if it is off.
-fn reference_limits(text: &str) -> Option<(u32, u32)> {
-    let (mut one_in, mut per_second) = (None, None);
+/// Parses limits such as `one_in=16|cpu=0.2%`: one in how many spans, and percent of the CPU time. 0 if it is off.
+fn reference_limits(text: &str) -> Option<(u32, f64)> {
+    let (mut one_in, mut cpu) = (None, None);
     match is_on(text) {
         Some(true) => {}
-        Some(false) => return Some((0, 0)),
+        Some(false) => return Some((0, 0.0)),
         None => {
             for limit in text.split('|') {
-                let (name, number) = limit.split_once('=')?;
-                let number = within(number.trim(), 1..=1_000_000)?;
+                let (name, limit) = limit.split_once('=')?;
                 let is_first = match name.trim() {
-                    "one_in" => one_in.replace(number).is_none(),
-                    "per_second" => per_second.replace(number).is_none(),
+                    "one_in" => one_in.replace(within(limit.trim(), 1..=1_000_000)?).is_none(),
+                    "cpu" => {
+                        let percent = limit.trim().strip_suffix('%')?.trim_end().parse().ok()?;
+                        (0.1..=100.0).contains(&percent) && cpu.replace(percent).is_none()
+                    }
                     _ => false,
                 };
                 if !is_first {
@@ -414,7 +382,7 @@ fn reference_limits(text: &str) -> Option<(u32, u32)> {
             }
         }
     }
-    Some((one_in.unwrap_or(100), per_second.unwrap_or(2)))
+    Some((one_in.unwrap_or(16), cpu.unwrap_or(0.2)))
 }
 
 /// Parses limits such as `cpu>90%|memory>2GB`; each may occur at most once.
@@ -442,7 +410,7 @@ fn percent(text: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::export::Format;
+    use crate::export::{Directory, Format};
     use crate::keep::ShownFields;
     use crate::redact::Redaction;
     use crate::sampler::Source;
@@ -486,7 +454,7 @@ mod tests {
         );
         assert!(second.ends_with("_SOURCE, _OFF_CPU, _SIGNAL, _SAMPLING_DELAY, _RATE, _STACK_BYTES, \
             _PAUSE, _CPU_BUDGET, _MEMORY, _DIR, _FORMATS, _TRACE_URL, _SOURCE_URL, _SPAN_FIELDS, _REDACT, _FULL_PATHS, \
-            _SYMBOLS, _ALLOC_SAMPLE_INTERVAL, _CONTINUOUS, _CONTINUOUS_INTERVAL, _REFERENCES, _HEAP"), "{second}");
+            _SYMBOLS, _ALLOC_SAMPLE_INTERVAL, _CONTINUOUS, _CONTINUOUS_INTERVAL, _REFERENCES, _HEAP, _TRACES"), "{second}");
     }
 
     #[cfg(not(feature = "_otlp"))]
@@ -679,27 +647,36 @@ mod tests {
     }
 
     #[test]
-    fn reference_limits_are_shares_rates_or_off() {
+    fn reference_limits_are_shares_or_off() {
         let references = |text| read(&[("TRACING_PROFILING_REFERENCES", text)]);
         let expected =
-            |one_in, per_second| format!("{:?}", Builder::new().references(one_in, per_second));
-        for (text, one_in, per_second) in [
-            ("on", 100, 2),
-            ("off", 0, 0),
-            ("one_in=7", 7, 2),
-            (" per_second = 3 ", 100, 3),
-            ("per_second=3|one_in=1", 1, 3),
+            |one_in, percent| format!("{:?}", Builder::new().references(one_in, percent));
+        for (text, one_in, percent) in [
+            ("on", 16, 0.2),
+            ("off", 0, 0.0),
+            ("one_in=7", 7, 0.2),
+            (" cpu = 3 % ", 16, 3.0),
+            ("cpu=100%|one_in=1", 1, 100.0),
         ] {
             let read = format!("{:?}", references(text).unwrap());
-            assert_eq!(read, expected(one_in, per_second), "{text}");
+            assert_eq!(read, expected(one_in, percent), "{text}");
         }
-        for text in ["maybe", "one_in=0", "one_in=2|one_in=3", "per_second", "rate=3", "one_in=2,"]
-        {
+        for text in [
+            "maybe",
+            "one_in=0",
+            "one_in=2|one_in=3",
+            "cpu",
+            "cpu=1",
+            "cpu=0.01%",
+            "cpu=101%",
+            "rate=3",
+            "one_in=2,",
+        ] {
             assert_eq!(
                 references(text).unwrap_err().to_string(),
                 format!(
                     "TRACING_PROFILING_REFERENCES is `{text}`: expected on, off, or limits as \
-                     one_in=100|per_second=2"
+                     one_in=16|cpu=0.2%"
                 )
             );
         }

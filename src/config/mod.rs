@@ -4,7 +4,6 @@ mod builder;
 mod environment;
 mod files;
 mod links;
-mod plan;
 mod start;
 
 pub use builder::Builder;

@@ -6,14 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Builder;
-use super::plan::plan;
 use crate::allocations::AllocationSettings;
 use crate::engine::{Engine, Gate};
 use crate::error::Error;
 use crate::export::resource_from_env;
 use crate::history::HistorySettings;
 use crate::intake::IntakeSettings;
-use crate::keep::{Callsites, ExporterHealth, Keep, MAX_RESERVED, ProfileAdmission};
+use crate::keep::{Callsites, ExporterHealth, MAX_RESERVED, PlanSettings, ProfileAdmission};
 use crate::log::{LogEvent, LogKind};
 use crate::otel::UnreachedSpans;
 use crate::publish::{PublishSettings, waiting_profiles};
@@ -56,7 +55,7 @@ pub(crate) fn start(
     #[cfg(not(feature = "_otlp"))]
     let is_default = builder.exporter.is_none();
     let mut exporter = builder.take_exporter();
-    let clock = Clock::new();
+    let clock = Clock::default();
     let counters = Arc::new(Counters::default());
     let poller = Poller::new().map_err(Error::thread)?;
     let request = SampleRequest {
@@ -68,14 +67,14 @@ pub(crate) fn start(
         signal: None,
         records_ahead_ns: 0,
     };
-    let source = Sampler::new(builder.source, request, &poller.waker(), Arc::clone(&counters));
-    let ticks_a_second = clock.ticks(Duration::from_secs(1));
-    let sampling_delay = builder.source.sampling_delay;
-    let plan = move |keep: &Keep| {
-        plan(keep, ticks_a_second, sampling_delay.unwrap_or_else(|| keep.sampling_delay()))
+    let source = Sampler::new(builder.source, request, &poller.waker(), counters.threads.clone());
+    let settings = PlanSettings {
+        ticks_a_second: clock.ticks(Duration::from_secs(1)),
+        sampling_delay: builder.source.sampling_delay,
+        long_after: None,
     };
     let (rules, fields) = (builder.rules.clone(), builder.shown_fields);
-    let callsites = Callsites::new(rules, Box::new(plan), fields, Arc::clone(&counters));
+    let callsites = Callsites::new(rules, settings, fields, Arc::clone(&counters));
     let most_reserved = MAX_RESERVED.min(waiting_profiles(builder.memory / 2));
     let spans = Spans::new(clock, Box::new(source.clone()), Arc::clone(&counters));
     let mut warnings = builder.warnings;

@@ -36,13 +36,13 @@ use crate::keep::{
     Callsite, Callsites, FieldValues, KeptSpan, ProfileAdmission, Rules, SpanLink, SpanNames, judge,
 };
 use crate::log::LogEvent;
-use crate::otel::{OtelSettings, OtelSpan, UnreachedSpans};
+use crate::otel::{OtelSettings, OtelSpan, UnreachedSpans, hold_traces, keep_trace, trace_stats};
 use crate::profile::ProfileId;
 use crate::publish::PublishState;
-use crate::references::{ClosedReference, CohortHash};
+use crate::references::{ClosedReference, CohortHash, Moment};
 use crate::refresh::refresh_interest;
 use crate::span::{
-    ADDED_UP, Ancestor, FAILED, LONG_SEGMENT_NS, OtherSpan, Plan, RegistryId, SAMPLED_ITSELF,
+    ADDED_UP, Ancestor, FAILED, LONG_SEGMENT_NS, OtherSpan, RegistryId, SAMPLED_ITSELF,
     SHOWS_FIELDS, SpanSnapshot, Spans, TraceIds, Verdict, forget_this_thread, has_woken,
     spawn_ignored,
 };
@@ -118,11 +118,12 @@ impl Engine {
     pub(crate) fn stats(&self) -> Stats {
         let mut stats = self.counters.snapshot();
         stats.spans.seen = self.spans.seen();
+        stats.traces = trace_stats();
         stats
     }
 
     /// Applies new rules to spans that are created from now on. Open spans keep theirs.
-    pub(crate) fn replace_rules(&self, rules: Rules) {
+    pub(crate) fn replace_rules(&self, rules: Rules) -> Result<(), Error> {
         // Before spans of these rules can be created, and again afterwards: the collector may just have found that all
         // rules are off.
         let is_on = !rules.is_off();
@@ -132,10 +133,11 @@ impl Engine {
             }
         };
         count();
-        self.callsites.replace(rules);
+        let replaced = self.callsites.replace(rules);
         count();
         self.awaits.check_again();
         self.waker.wake();
+        replaced
     }
 
     /// Wakes the collector for an open span whose open time is limited: it may be asleep, and no other event may wake
@@ -147,19 +149,13 @@ impl Engine {
 
     /// See [`Callsites::choose`].
     #[cold]
-    pub(crate) fn plan_by_values(
+    pub(crate) fn choose_by_values(
         &self,
-        plan: Plan,
+        callsite: &Callsite,
         record: impl FnOnce(&mut dyn Visit),
-    ) -> Option<(Plan, u64)> {
+    ) -> Option<(&Callsite, u64)> {
         let _uncounted = Uncounted::begin();
-        self.callsites.choose(plan.number, record)
-    }
-
-    /// Whether a new span with this plan is the one in *n* that is kept.
-    #[cold]
-    pub(crate) fn is_chosen(&self, plan: &Plan) -> bool {
-        self.callsites.is_chosen(plan.number)
+        self.callsites.choose(callsite, record)
     }
 
     /// A new span is inside no other request. It may become a reference.
@@ -172,8 +168,7 @@ impl Engine {
         if !references.choice.are_on() {
             return;
         }
-        let clock = self.spans.clock();
-        if let Some(halvings) = references.choice.choose(cohort, || clock.raw_ns(clock.now())) {
+        if let Some(halvings) = references.choice.choose(cohort, Moment::now) {
             self.spans.make_reference(id, halvings);
         }
     }
@@ -184,9 +179,9 @@ impl Engine {
         let _uncounted = Uncounted::begin();
         let mut is_chosen = false;
         let is_first = self.spans.replan(id, |before, bits| {
-            let chosen = self.callsites.choose_again(before, bits, record)?;
-            is_chosen = chosen.0.number != before && self.callsites.is_chosen(chosen.0.number);
-            Some(chosen)
+            let (callsite, bits) = self.callsites.choose_again(before, bits, record)?;
+            is_chosen = callsite.plan.number != before && callsite.is_chosen();
+            Some((callsite.plan, bits))
         });
         if is_first {
             self.start_watchdog();
@@ -243,19 +238,10 @@ impl Engine {
     /// The verdict on a span that has closed.
     #[cold]
     fn judge(&self, closing: &SpanSnapshot, reach: FindOtel<'_>) -> Verdict {
-        let judge = |site: &Callsite| Some(self.judge_by(site, closing, reach));
-        self.callsites.get_here(closing.plan, judge).unwrap_or_default()
-    }
-
-    fn judge_by(
-        &self,
-        callsite: &Callsite,
-        closing: &SpanSnapshot,
-        reach: FindOtel<'_>,
-    ) -> Verdict {
+        let Some(callsite) = self.callsites.get(closing.plan) else { return Verdict::default() };
         let route = || self.read_values(closing, FieldValues::route_hash).flatten();
         let is_rare = |wall_ns| self.callsites.is_rare(callsite, route, wall_ns);
-        let reasons = judge(&callsite.keep, closing, is_rare);
+        let reasons = judge(&callsite.rule.keep, closing, is_rare);
         if closing.has(ADDED_UP) {
             self.add_request(closing, callsite);
         }
@@ -287,6 +273,9 @@ impl Engine {
         let ids = otel.as_ref().map(OtelSpan::ids);
         let mut verdict = Verdict { ids, ..unkept };
         if reasons.is_empty() || is_over {
+            if hold_traces() && self.admission.was_kept_open(closing.key) {
+                self.keep_trace(closing, ids, reach);
+            }
             return verdict;
         }
         if self.otel.only_sampled_traces && ids.is_some_and(|ids| !ids.is_sampled) {
@@ -301,7 +290,22 @@ impl Engine {
         if let Some(otel) = otel {
             otel.set_attributes(self.otel.attributes.of(&span));
         }
+        if hold_traces() {
+            self.keep_trace(&closing, ids, reach);
+        }
         verdict
+    }
+
+    /// Reports to `KeptTraces` that a span was kept. One that OpenTelemetry does not have is in the trace
+    /// of those around it.
+    fn keep_trace(&self, closing: &SpanSnapshot, ids: Option<TraceIds>, reach: FindOtel<'_>) {
+        let around = || {
+            let around = self.spans.enclosing(closing.id, closing.closed_at).into_iter().skip(1);
+            around.filter(|span| span.was_entered).find_map(|span| reach(span.id))
+        };
+        if let Some(ids) = ids.or_else(|| around().map(|otel| otel.ids())) {
+            keep_trace(ids);
+        }
     }
 
     /// Adds up what a request took.
@@ -326,7 +330,7 @@ impl Engine {
         // What its future carries becomes samples if it is kept.
         let has_samples =
             closing.samples.total() > 0 || account.await_ns > 0 || account.delay_ns > 0;
-        let of = (callsite.rule, self.name_hash(closing, callsite), closing.root);
+        let of = (callsite.rule.id, self.name_hash(closing, callsite), closing.root);
         let is_over = self.admission.is_over_limit(of, has_samples);
         if is_over {
             count_over_limit(&self.counters, account, reasons, has_samples);
@@ -416,7 +420,8 @@ impl Engine {
     #[inline(never)]
     fn close_reference(&self, closing: &SpanSnapshot, callsite: &Callsite, weight: u64) {
         let span = self.describe(closing, callsite, Reasons::default(), None);
-        self.publish.references.close(ClosedReference { span, weight, since: Instant::now() });
+        let (since, spent_ns) = (Instant::now(), 0);
+        self.publish.references.close(ClosedReference { span, weight, since, spent_ns });
     }
 
     /// What is known of a span that closes or that is kept while it is open.
@@ -442,7 +447,7 @@ impl Engine {
                 target: redaction.redact_function(callsite.metadata.target()),
                 fields: self.values_of(closing).into_vec(),
                 reasons,
-                rule: Some(callsite.rule_text(redaction)),
+                rule: Some(callsite.rule.text(redaction)),
                 times: closing.account,
                 trace,
                 error_at,
@@ -450,7 +455,7 @@ impl Engine {
                 start_unix_ns: now_unix_ns.saturating_sub(open_ns),
                 ..Facts::default()
             },
-            rule: callsite.rule,
+            rule: callsite.rule.id,
             error,
             opened_ns: closing.opened_ns,
             stopped_ns: 0,
@@ -508,7 +513,7 @@ impl Engine {
         // Whether its trace will be exported is not known while it is open.
         let callsite = self.callsites.get(open.plan).filter(|_| !self.otel.only_sampled_traces);
         if let Some(callsite) = callsite {
-            self.keep(open, &callsite, reasons, None, HowKept::Open { deadlock });
+            self.keep(open, callsite, reasons, None, HowKept::Open { deadlock });
         }
     }
 }

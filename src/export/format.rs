@@ -4,8 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::encode::{self, HtmlContext};
-use crate::error::UnknownName;
 use crate::profile::Profile;
+use crate::sampler::UnknownName;
 
 /// A format in which a [`Directory`](super::Directory) writes profiles. `Display` and `FromStr` use the names of
 /// `TRACING_PROFILING_FORMATS`: `html`, `pprof` and so on.

@@ -31,11 +31,8 @@ pub use otlp::fuzz_answers;
 pub(crate) use otlp::has_endpoint;
 #[cfg(feature = "_otlp")]
 pub use otlp::{Compression, OtlpBuilder, OtlpExporter, Protocol};
-#[cfg(any(test, feature = "_otlp"))]
-pub(crate) use remote::Encoded;
-#[cfg(any(test, feature = "_otlp"))]
-pub(crate) use remote::Remote;
-pub(crate) use remote::{Answer, AnyExporter, QueueLimits, RefusedScope};
+pub(crate) use remote::{Answer, Encoded, QueueLimits, RefusedScope, Remote};
+pub(crate) use resource::of_process;
 pub use resource::resource_from_env;
 #[cfg(feature = "axum")]
 pub(crate) use stored::{
@@ -79,6 +76,12 @@ pub trait Exporter: Send {
     /// The directory in which a [`Directory`] stores the profiles, if there is one. `Handle::router` and others find
     /// them there. Called once, when the layer is built.
     fn directory(&self) -> Option<&Path> {
+        None
+    }
+
+    /// One of this crate that sends over a network. An exporter around it sends each profile on its own.
+    #[doc(hidden)]
+    fn remote(&mut self) -> Option<&mut dyn Remote> {
         None
     }
 

@@ -25,6 +25,15 @@ pub fn resource_from_env() -> Resource {
     from_variables(&|name| env::var(name).ok().filter(|text| !text.is_empty()))
 }
 
+/// A variable of this process. An error is a value that is not valid Unicode.
+pub(crate) fn of_process(name: &str) -> Result<Option<String>, String> {
+    match env::var(name) {
+        Ok(value) => Ok(Some(value)),
+        Err(env::VarError::NotPresent) => Ok(None),
+        Err(env::VarError::NotUnicode(value)) => Err(value.to_string_lossy().into_owned()),
+    }
+}
+
 fn from_variables(variable: &dyn Fn(&str) -> Option<String>) -> Resource {
     let mut resource = Resource::new()
         .with_schema_url(SCHEMA_URL)

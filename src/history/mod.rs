@@ -14,8 +14,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use self::format::HourFile;
 use crate::compare::{Baseline, CohortHour, Drift, DriftDetector};
 use crate::export::{TypicalFile, TypicalFiles};
+use crate::facts::format::Ns;
 use crate::log::{LogEvent, LogKind};
-use crate::references::References;
+use crate::references::{Moment, References};
 use crate::stats::Counters;
 
 pub use routes::RouteHistory;
@@ -166,6 +167,7 @@ impl HourlyHistory {
         if !self.references.choice.are_on() {
             return Vec::new();
         }
+        self.references.choice.relax(Moment::now());
         let hour = hour_of(now);
         let mut events = Vec::new();
         if hour + 1 < self.hour {
@@ -200,7 +202,6 @@ impl HourlyHistory {
 
     fn drifted(&self, drift: &Drift) -> LogEvent {
         let Drift { route, was_ns, is_ns, since, .. } = drift;
-        let ms = |ns: &u64| *ns as f64 / 1e6;
         let percent = (*is_ns as f64 / (*was_ns).max(1) as f64 - 1.0) * 100.0;
         let (now, then) = match since {
             Baseline::DayBefore => {
@@ -211,10 +212,9 @@ impl HourlyHistory {
                 format!("with version {version}"),
             ),
         };
+        let (is, was) = (Ns(*is_ns), Ns(*was_ns));
         let message = format!(
-            "{route} has become slower: {:.3} ms on average{now}, {:.3} ms {then} (+{percent:.0} %)",
-            ms(is_ns),
-            ms(was_ns)
+            "{route} has become slower: {is} on average{now}, {was} {then} (+{percent:.0} %)"
         );
         LogEvent { value: Some(route.clone()), ..LogEvent::warning(LogKind::Drift, message) }
     }

@@ -5,9 +5,9 @@ use std::fs;
 use std::path::Path;
 
 use super::*;
-use crate::compare::ReferenceLimits;
 use crate::facts::{Facts, TimeBreakdown};
 use crate::profile::{Profile, ProfileId};
+use crate::references::ReferenceLimits;
 use crate::stats::ReferenceStats;
 
 const MS: u64 = 1_000_000;
@@ -29,8 +29,8 @@ struct Process {
 impl Process {
     fn start(dir: Option<&Path>, version: &str, now: SystemTime) -> Self {
         let counters = Arc::new(Counters::default());
-        let limits = ReferenceLimits { one_in: 1, interval_ns: 1_000 };
-        let references = Arc::new(References::new(limits, Arc::clone(&counters), 0));
+        let limits = ReferenceLimits { one_in: 1, cpu_thousandths: 1 };
+        let references = Arc::new(References::new(limits, Arc::clone(&counters)));
         let (service, version) = ("shop".to_owned(), version.to_owned());
         let settings = HistorySettings { dir: dir.map(PathBuf::from), service, version };
         let mut history = HourlyHistory::new(settings, &references, &counters);
@@ -95,8 +95,8 @@ fn a_process_compares_with_the_version_before_that_it_reads() {
     let event = &new.events[0];
     assert_eq!(
         event.message,
-        "request{http.route=/similar} has become slower: 124.963 ms on average with version 1.4.2, 99.970 ms with \
-         version 1.4.1 (+25 %)"
+        "request{http.route=/similar} has become slower: 125 ms on average with version 1.4.2, 100.0 ms with version \
+         1.4.1 (+25 %)"
     );
     assert_eq!(event.value.as_deref(), Some("request{http.route=/similar}"));
     assert_eq!(new.stats().drifted, 1);
@@ -227,7 +227,7 @@ fn what_cannot_be_written_is_counted_and_said_once_until_it_works() {
 fn without_reference_spans_nothing_happens() {
     let dir = tempfile::tempdir().unwrap();
     let mut process = Process::start(Some(dir.path()), "1", at(0, 0));
-    process.references = Arc::new(References::new(ReferenceLimits::NONE, Arc::default(), 0));
+    process.references = Arc::new(References::new(ReferenceLimits::NONE, Arc::default()));
     process.history.references = Arc::clone(&process.references);
     assert_eq!(process.history.due_in(at(0, 1)), None);
     assert!(process.end(at(30, 0)).is_empty() && names(dir.path()).is_empty());

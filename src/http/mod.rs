@@ -146,7 +146,7 @@ impl Handle {
     /// | `POST /` | [turns profiling on](Self::set_enabled); returns the state |
     /// | `DELETE /` | turns it off; returns the state |
     /// | `GET /rules` | the rules, as text in the syntax of `TRACING_PROFILING` |
-    /// | `PUT /rules` | [replaces](Self::set_rules) the rules by those in the body, and returns them; 400 with the position of the error if they do not parse or are empty, and the rules stay as they are. At most 64 KiB |
+    /// | `PUT /rules` | [replaces](Self::set_rules) the rules by those in the body, and returns them; 400 with the position of the error if they do not parse or are empty, 503 if there were [too many](Self::set_rules); and the rules stay as they are. At most 64 KiB |
     /// | `GET /kept` | what was kept, the newest first, as JSON: spans that this process kept, with and without a profile, and profiles of earlier runs. 100 of them without `?limit=`, and at most 1,000; `total` says how many there are |
     /// | `GET /kept/ID` | what was kept under that `id`: the report of the profile, or with `Accept: text/markdown` or `application/json` [the most important of it](crate::encode::markdown) in 2 KiB. Where there is no report, as of a span that failed before a sample fell in it, whose `id` begins with `span-`, a short form for the last 1,000 spans that this process kept; else 404 |
     /// | `GET /open?older_than=1s` | the [open spans](Self::open_spans) that are older than that (1 s without it), the oldest first, as JSON, each with its state and where it is. At most 1,000; 503 if the layer's threads do not answer in 10 s |

@@ -40,7 +40,7 @@ pub(super) fn summaries(handle: &Handle, route: Option<&str>) -> Vec<RouteSummar
         let is_wanted = route.is_none_or(|route| route == name);
         is_wanted.then(|| {
             let mut recent = known.last_hour.clone();
-            recent.merge(known.history.hour());
+            recent.merge(&known.hour);
             RouteSummary { name, recent, drift: known.drift.clone(), kept: Vec::new() }
         })
     };
@@ -146,9 +146,7 @@ pub(super) fn typical(handle: &Handle, route: &str) -> Result<Profile, Failure> 
         let now_unix_ns = nanoseconds(now);
         let profiles = published.references.read_cohorts(|key, known| {
             (key.name() == route).then(|| {
-                let lately = known.history.lately();
-                let wall_ns = lately.wall().mean(lately.spans()) as u64;
-                known.profile.requested(route, wall_ns, now_unix_ns)
+                known.profile.requested(route, known.references.mean_wall_ns(), now_unix_ns)
             })
         });
         profiles.into_iter().flatten().next()

@@ -26,12 +26,13 @@ impl CopiedStack {
         stack: &LiveStack,
         most_bytes: usize,
     ) -> Option<Self> {
-        let length = stack.len().min(most_bytes);
+        let length = stack.length_bytes().min(most_bytes);
         let is_good = |blocks: &Blocks| (length..=most_bytes).contains(&blocks.bytes());
         let reused = reused.map(|copy| copy.blocks).filter(is_good);
         let mut blocks = reused.or_else(|| Blocks::take(pool, length))?;
         stack.copy_to(blocks.runs_mut());
-        let (registers, is_part) = (Registers::from(stack.registers), length < stack.len());
+        let (registers, is_part) =
+            (Registers::from(stack.registers), length < stack.length_bytes());
         let unloads = WORDS.unloads.load(Ordering::Acquire);
         Some(Self { registers, blocks, length, is_part, unloads })
     }

@@ -50,7 +50,7 @@ impl Intake {
         if waiting == 0 {
             return left;
         }
-        self.unwinder.refresh();
+        self.reader.unwinder.refresh();
         _ = self.own_cpu.lap();
         let mut samples = std::iter::from_fn(|| inbox.take()).take(waiting).peekable();
         while samples.peek().is_some() {
@@ -126,7 +126,7 @@ impl Intake {
 
     /// The stack of a sample.
     pub(crate) fn unwound(&mut self, sample: &CopiedSample) -> Stack {
-        unwound(sample, &mut self.unwinder, self.settings.frames_per_stack)
+        unwound(sample, &mut self.reader.unwinder, self.settings.frames_per_stack)
     }
 
     /// What futures await now, with their spans, unwound.
@@ -135,7 +135,7 @@ impl Intake {
         present: &[(InnermostSpan, CopiedSample)],
     ) -> Vec<(SpanKey, KindWeight, Stack)> {
         if !present.is_empty() {
-            self.unwinder.refresh();
+            self.reader.unwinder.refresh();
         }
         let unwind = |(span, sample): &(InnermostSpan, CopiedSample)| {
             let (span, stack) = (span.key, self.unwound(sample));

@@ -5,7 +5,6 @@ mod copied;
 mod own_cpu;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 pub(crate) use clocks::SampledClocks;
 use clocks::share_of;
@@ -13,14 +12,14 @@ use copied::CopiedBudgets;
 pub(crate) use copied::new_sample;
 pub(crate) use own_cpu::OwnCpu;
 
+use crate::drain::{Loss, Reader, Sample, Sink, most_of_a_sample};
 use crate::profile::SampleKind;
-use crate::sampler::record::{Layout, RecordPlace, read_sample};
 use crate::sampler::{Sampler, ThreadShared};
 use crate::sinks::{Added, ClosedChild, NewSample, Sinks, Stack, StackEntry, WantedBy};
 use crate::span::{ChildClose, SpanEvent, SpanInfo, SpanKey, Spans};
 use crate::stats::Counters;
-use crate::sys::{self, Clock, OsThread, SampleRing};
-use crate::unwind::{ModuleAddress, UnwindEnd, Unwinder};
+use crate::sys::{self, Clock};
+use crate::unwind::UnwindEnd;
 
 /// What limits the intake.
 #[derive(Clone, Copy, Debug)]
@@ -38,7 +37,7 @@ pub(crate) struct Intake {
     pub(crate) counters: Arc<Counters>,
     pub(crate) source: Sampler,
     pub(crate) settings: IntakeSettings,
-    pub(crate) unwinder: Unwinder,
+    pub(crate) reader: Reader,
     pub(crate) sinks: Sinks,
     /// The number of the round.
     pub(crate) round: u64,
@@ -49,16 +48,11 @@ pub(crate) struct Intake {
     pub(crate) own_cpu: OwnCpu,
     /// While the process is profiled continuously.
     pub(crate) clocks: SampledClocks,
-    /// The kernel's id of this process.
-    pid: u32,
     stack: Stack,
     /// A buffer for the copy of a blocked thread's stack.
     bytes: Vec<u8>,
     for_copied: CopiedBudgets,
 }
-
-/// Entries of a call chain from here on are not addresses but context markers, such as `PERF_CONTEXT_KERNEL`.
-const FIRST_CONTEXT: u64 = u64::MAX - 4094;
 
 impl Intake {
     pub(crate) fn new(
@@ -71,14 +65,13 @@ impl Intake {
             counters,
             source,
             settings,
-            unwinder: Unwinder::default(),
+            reader: Reader::new(settings.frames_per_stack),
             sinks,
             round: 0,
             closed: Vec::new(),
             is_lowered: false,
             own_cpu: OwnCpu::default(),
             clocks: SampledClocks::default(),
-            pid: sys::process_id(),
             stack: Stack::new(),
             bytes: Vec::new(),
             for_copied: CopiedBudgets::new(settings.has_budget),
@@ -102,11 +95,11 @@ impl Intake {
         may_unwind: bool,
     ) {
         let in_use = waiting.chain(self.sinks.entries());
-        self.unwinder.forget_modules(in_use.filter_map(StackEntry::code));
+        self.reader.unwinder.forget_modules(in_use.filter_map(StackEntry::code));
         if may_unwind {
-            self.unwinder.refresh();
+            self.reader.unwinder.refresh();
         }
-        self.unwinder.begin_reading();
+        self.reader.unwinder.begin_reading();
     }
 
     /// Registers spans. Returns those that have closed.
@@ -161,94 +154,22 @@ impl Intake {
         }
     }
 
-    /// What each of these samples of a thread represents in the continuous profile, if it is made and if that is not
-    /// its weight.
-    pub(crate) fn continuous_ns(
-        &mut self,
-        tid: u32,
-        samples: usize,
-        period_ns: u64,
-    ) -> Option<u64> {
-        let is_any = samples > 0 && self.sinks.continuous.is_some();
-        let ran_ns = is_any.then(|| self.clocks.ran_ns(tid)).flatten()?;
-        share_of(ran_ns, samples, most_of_a_sample(period_ns))
-    }
-
-    /// Counts what no profile says.
-    pub(crate) fn lose(&self, counter: impl FnOnce(&Counters) -> &AtomicU64, lost: u64) {
-        Counters::add(counter(&self.counters), lost);
-        self.source.note_loss();
-    }
-
-    /// Reads a sample of a thread that ran, if there is any use for it. `period_ns` is the sampling period of its ring, and
-    /// `more_ns` the CPU time without samples that this one represents, too; `continuous_ns` is what it represents in the
-    /// continuous profile, if that is known. If an interrupt was switching the thread, the
-    /// functions of the kernel are left out: the thread has not called them.
-    pub(crate) fn add_record(
-        &mut self,
-        (ring, place): (&SampleRing, RecordPlace),
-        (shared, thread, is_switching): (&ThreadShared, OsThread, bool),
-        span: Option<SpanKey>,
-        (period_ns, more_ns, continuous_ns): (u64, u64, Option<u64>),
-    ) {
-        let Some(wanted) = self.sinks.wanted_of_cpu(span, continuous_ns) else {
-            return Counters::add(&self.counters.samples.outside_spans, 1);
+    /// What reads samples, and what takes them.
+    pub(crate) fn parts(&mut self) -> (&mut Reader, SampleSink<'_>) {
+        let Self { reader, sinks, counters, source, clocks, round, is_lowered, stack, .. } = self;
+        let (round, is_lowered, continuous_ns, wanted) = (*round, *is_lowered, None, None);
+        let sink = SampleSink {
+            sinks,
+            counters,
+            source,
+            clocks,
+            round,
+            is_lowered,
+            stack,
+            continuous_ns,
+            wanted,
         };
-        let read = read_sample(&**ring, place, Layout::of(ring));
-        let Some(sample) = read.ok().filter(|sample| {
-            // Of this thread: an event is opened by an id, which may since be that of another process's thread.
-            (sample.pid, sample.tid) == (self.pid, thread.tid)
-        }) else {
-            return self.lose(|counters| &counters.sampling.records_malformed, 1);
-        };
-        // If another library was loaded where the sample is, that is known from here on.
-        if self.unwinder.is_outdated() {
-            self.unwinder.refresh();
-        }
-        self.unwinder.own_stack = ThreadShared::own_stack(Some(shared));
-        self.stack.end = self.unwinder.unwind(
-            sample.registers,
-            |offset| sample.stack.word(offset),
-            self.settings.frames_per_stack,
-            &mut self.stack.frames,
-        );
-        if sample.in_kernel && !is_switching {
-            let frames = &mut self.stack.frames;
-            let in_user_code = frames.len();
-            let chain = sample.kernel_chain.filter(|address| *address < FIRST_CONTEXT);
-            frames.extend(chain.map(ModuleAddress::in_kernel));
-            if frames.len() == in_user_code {
-                frames.push(ModuleAddress::KERNEL);
-            }
-            frames.rotate_left(in_user_code);
-        }
-        let (weight, late) = weight_of(sample.weight_ns, period_ns);
-        let Counters { samples, stacks, continuous, .. } = &*self.counters;
-        match self.stack.end {
-            UnwindEnd::Root => {}
-            UnwindEnd::Cut => Counters::add(&stacks.truncated, 1),
-            UnwindEnd::OtherStack => Counters::add(&stacks.on_other_stacks, 1),
-            _ => Counters::add(&stacks.incomplete, 1),
-        }
-        Counters::add(&samples.taken, 1);
-        Counters::add(&continuous.taken, u64::from(self.sinks.continuous.is_some()));
-        let (kind, time_ns) = (SampleKind::OnCpu, sample.time_ns);
-        let weight = weight.saturating_add(more_ns);
-        let new = NewSample { kind, time_ns, weight, thread: Some(thread), stack: &self.stack };
-        match self.sinks.add(wanted, new, self.round) {
-            None | Some(Added::Kept) => {}
-            Some(Added::Downsampled(count)) => Counters::add(&samples.downsampled, count),
-            Some(Added::Lost) => Counters::add(&samples.dropped_memory, 1),
-            Some(Added::Refused) => Counters::add(&samples.dropped_pending_spans_full, 1),
-        }
-        if late > 0 {
-            self.lose(|counters| &counters.samples.dropped_late, late);
-        }
-        let lowered = u64::from(self.is_lowered);
-        self.sinks.note(wanted, |losses| {
-            losses.lowered += lowered;
-            losses.late += late;
-        });
+        (reader, sink)
     }
 
     /// Adds a wait of a thread in a span.
@@ -272,42 +193,99 @@ impl Intake {
         stack: &mut Stack,
     ) {
         // The thread may be blocked in a library that was loaded since the last round.
-        self.unwinder.refresh();
+        self.reader.unwinder.refresh();
         let bytes = &*self.bytes;
         let word = |offset: u64| {
             let rest = bytes.get(usize::try_from(offset).ok()?..)?;
             rest.first_chunk().map(|word| u64::from_ne_bytes(*word))
         };
         let (most_frames, frames) = (self.settings.frames_per_stack, &mut stack.frames);
-        self.unwinder.own_stack = ThreadShared::own_stack(thread);
+        self.reader.unwinder.own_stack = ThreadShared::own_stack(thread);
         (stack.end, stack.inferred_from) =
-            self.unwinder.unwind_blocked(pc, sp, word, most_frames, frames);
-        self.unwinder.own_stack = sys::ANY_STACK;
+            self.reader.unwinder.unwind_blocked(pc, sp, word, most_frames, frames);
+        self.reader.unwinder.own_stack = sys::ANY_STACK;
     }
 }
 
-/// A sample of a timer represents at most this number of periods, or of ticks if these are longer.
-const MOST_PERIODS: u64 = 16;
+/// Takes the samples of threads that ran.
+pub(crate) struct SampleSink<'a> {
+    sinks: &'a mut Sinks,
+    counters: &'a Counters,
+    source: &'a Sampler,
+    clocks: &'a mut SampledClocks,
+    round: u64,
+    is_lowered: bool,
+    stack: &'a mut Stack,
+    /// What each sample of the thread represents in the continuous profile, if that is known.
+    continuous_ns: Option<u64>,
+    /// By whom the next sample is wanted.
+    wanted: Option<WantedBy>,
+}
 
-/// The weight of a sample, and how many others are lost with it. A timer states the weight. If the program blocked its
-/// signal for long, it is not known where the thread spent most of that time: the sample then has the usual weight and
-/// the rest is lost.
-fn weight_of(stated_ns: Option<u64>, period_ns: u64) -> (u64, u64) {
-    let Some(stated_ns) = stated_ns else { return (period_ns, 0) };
-    if stated_ns <= most_of_a_sample(period_ns) {
-        return (stated_ns, 0);
+impl Sink for SampleSink<'_> {
+    fn begin(&mut self, tid: u32, samples: usize, period_ns: u64) {
+        let is_any = samples > 0 && self.sinks.continuous.is_some();
+        let ran_ns = is_any.then(|| self.clocks.ran_ns(tid)).flatten();
+        let share_ns = |ran_ns| share_of(ran_ns, samples, most_of_a_sample(period_ns));
+        self.continuous_ns = ran_ns.and_then(share_ns);
     }
-    let usual_ns = usual_ns(period_ns);
-    (usual_ns, stated_ns / usual_ns - 1)
-}
 
-fn usual_ns(period_ns: u64) -> u64 {
-    period_ns.max(sys::tick_ns().unwrap_or(0)).max(1)
-}
+    fn wants(&mut self, tag: Option<SpanKey>) -> bool {
+        self.wanted = self.sinks.wanted_of_cpu(tag, self.continuous_ns);
+        if self.wanted.is_none() {
+            Counters::add(&self.counters.samples.outside_spans, 1);
+        }
+        self.wanted.is_some()
+    }
 
-/// The most CPU time that a sample represents.
-fn most_of_a_sample(period_ns: u64) -> u64 {
-    MOST_PERIODS.saturating_mul(usual_ns(period_ns))
+    fn take(&mut self, sample: Sample<'_>) {
+        let Some(wanted) = self.wanted else { return };
+        let Sample { thread, time_ns, weight_ns: weight, late, frames, end, .. } = sample;
+        std::mem::swap(&mut self.stack.frames, frames);
+        self.stack.end = end;
+        let Counters { samples, stacks, continuous, .. } = self.counters;
+        match end {
+            UnwindEnd::Root => {}
+            UnwindEnd::Cut => Counters::add(&stacks.truncated, 1),
+            UnwindEnd::OtherStack => Counters::add(&stacks.on_other_stacks, 1),
+            _ => Counters::add(&stacks.incomplete, 1),
+        }
+        Counters::add(&samples.taken, 1);
+        Counters::add(&continuous.taken, u64::from(self.sinks.continuous.is_some()));
+        let kind = SampleKind::OnCpu;
+        let new = NewSample { kind, time_ns, weight, thread: Some(thread), stack: self.stack };
+        match self.sinks.add(wanted, new, self.round) {
+            None | Some(Added::Kept) => {}
+            Some(Added::Downsampled(count)) => Counters::add(&samples.downsampled, count),
+            Some(Added::Lost) => Counters::add(&samples.dropped_memory, 1),
+            Some(Added::Refused) => Counters::add(&samples.dropped_pending_spans_full, 1),
+        }
+        if late > 0 {
+            Counters::add(&samples.dropped_late, late);
+            self.source.note_loss();
+        }
+        let lowered = u64::from(self.is_lowered);
+        self.sinks.note(wanted, |losses| {
+            losses.lowered += lowered;
+            losses.late += late;
+        });
+    }
+
+    fn lose(&mut self, loss: Loss) {
+        let counter = match loss {
+            Loss::RingFull { tag, samples } => {
+                Counters::add(&self.counters.samples.dropped_ring_full, samples);
+                if let Some(span) = tag {
+                    self.sinks.store.note(span, |pending| pending.losses.ring_full += samples);
+                }
+                return;
+            }
+            Loss::Throttled => &self.counters.sampling.throttled,
+            Loss::Malformed => &self.counters.sampling.records_malformed,
+        };
+        Counters::add(counter, 1);
+        self.source.note_loss();
+    }
 }
 
 /// What the model does while the collector is in the middle of something.

@@ -2,13 +2,15 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+#[cfg(test)]
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 
 use super::health::ExporterHealth;
-use super::limits::{Limited, NoToken, RateLimits, limit_of};
+use super::limits::{Limited, RateLimits};
 use super::{KeptSpan, NoProfile, SpanLink};
 use crate::facts::Reason;
 use crate::profile::ProfileId;
@@ -21,8 +23,6 @@ pub(crate) struct ProfileGroup {
     /// The id of the profile, if a reservation was given for it.
     pub(crate) id: Option<ProfileId>,
     pub(crate) reservation: Option<Reservation>,
-    /// The profile belongs to no span: it only tests whether the exporter works again.
-    is_trial: bool,
     pub(crate) kept: Vec<KeptSpan>,
     /// On-CPU samples of kept spans that link to a span inside the key's.
     linked_inside: HashMap<SpanKey, u64>,
@@ -36,7 +36,6 @@ impl ProfileGroup {
             root,
             id: None,
             reservation: None,
-            is_trial: false,
             kept: Vec::new(),
             linked_inside: HashMap::new(),
             waits_from_ns,
@@ -75,14 +74,12 @@ struct State {
     snapshots: HashMap<SpanKey, ProfileGroup>,
     /// The profiles of spans that are still open: at most one for each reason to keep an open span.
     earlier: HashMap<SpanKey, Vec<ProfileId>>,
-    limits: RateLimits,
 }
 
 /// What an outage asks first, for each of the many spans that are kept.
-#[derive(Debug, Default)]
-struct EmptyLimits {
-    /// Limits without a token until that time.
-    until_ns: HashMap<(u64, Limited), u64>,
+#[derive(Debug)]
+struct Tokens {
+    limits: RateLimits,
     /// Roots with an open group: its spans need no token.
     roots: HashSet<SpanKey>,
 }
@@ -94,11 +91,16 @@ struct EmptyLimits {
 #[derive(Debug)]
 pub(crate) struct ProfileAdmission {
     state: Mutex<State>,
-    refused: RwLock<EmptyLimits>,
+    /// Locked after the state, if both are.
+    tokens: Mutex<Tokens>,
     /// Profiles that have a reservation and are not yet exported.
     reservations: Arc<AtomicUsize>,
     most_reservations: usize,
     pub(crate) health: Arc<ExporterHealth>,
+    started: Instant,
+    /// The clock of a test, which replaces the time since `started`.
+    #[cfg(test)]
+    by_hand: Option<Arc<AtomicU64>>,
     memory_is_short: AtomicBool,
     is_over: AtomicBool,
 }
@@ -107,25 +109,23 @@ pub(crate) struct ProfileAdmission {
 pub(crate) const MAX_RESERVED: usize = 32;
 /// Open groups.
 const MOST_EPOCHS: usize = 1024;
-/// Limits without a token.
-const MOST_REFUSED: usize = 4096;
 /// Kept spans in one group, besides the root.
 const MOST_KEPT: usize = 1024;
 
 impl ProfileAdmission {
     pub(crate) fn new(profiles_per_minute: u32, health: ExporterHealth) -> Self {
-        let state = State {
-            groups: HashMap::new(),
-            snapshots: HashMap::new(),
-            earlier: HashMap::new(),
-            limits: RateLimits::new(profiles_per_minute),
-        };
+        let state =
+            State { groups: HashMap::new(), snapshots: HashMap::new(), earlier: HashMap::new() };
+        let limits = RateLimits::new(profiles_per_minute);
         Self {
             state: Mutex::new(state),
-            refused: RwLock::default(),
+            tokens: Mutex::new(Tokens { limits, roots: HashSet::new() }),
             reservations: Arc::default(),
             most_reservations: MAX_RESERVED,
             health: Arc::new(health),
+            started: Instant::now(),
+            #[cfg(test)]
+            by_hand: None,
             memory_is_short: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
         }
@@ -136,41 +136,33 @@ impl ProfileAdmission {
         Self { most_reservations: profiles, ..self }
     }
 
+    /// With a clock that a test sets, in nanoseconds.
+    #[cfg(test)]
+    pub(crate) fn by_hand(self, now: Arc<AtomicU64>) -> Self {
+        Self { by_hand: Some(now), ..self }
+    }
+
+    /// The time since the layer was made.
+    fn now_ns(&self) -> u64 {
+        #[cfg(test)]
+        if let Some(now) = &self.by_hand {
+            return now.load(Ordering::Relaxed);
+        }
+        u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
     /// Whether a closed span of that rule, name and root would get neither a profile nor a report, since there is no token
-    /// left. Threads that ask do not wait for each other. False if it is not certain.
+    /// left.
     pub(crate) fn is_over_limit(
         &self,
         (rule, name, root): (u64, u64, SpanKey),
         has_samples: bool,
     ) -> bool {
-        let now_ns = self.health.now_ns();
-        let refused = self.refused.read();
-        let is_empty = |what| {
-            [rule, limit_of(rule, name)].into_iter().any(|limit| {
-                refused.until_ns.get(&(limit, what)).is_some_and(|until_ns| now_ns < *until_ns)
-            })
-        };
-        !refused.roots.contains(&root)
-            && is_empty(Limited::Report)
-            && (!has_samples || is_empty(Limited::Profile))
-    }
-
-    fn take(
-        &self,
-        limits: &mut RateLimits,
-        (span, name): (&KeptSpan, u64),
-        what: Limited,
-        now_ns: u64,
-    ) -> bool {
-        let taken = limits.take((span.rule, name), what, now_ns);
-        if let Err(NoToken { limit, until_ns }) = taken {
-            let mut refused = self.refused.write();
-            if refused.until_ns.len() >= MOST_REFUSED {
-                refused.until_ns.clear();
-            }
-            refused.until_ns.insert((limit, what), until_ns);
-        }
-        taken.is_ok()
+        let now_ns = self.now_ns();
+        let tokens = self.tokens.lock();
+        let has_token = |what| tokens.limits.has((rule, name), what, now_ns);
+        let is_reported = tokens.roots.contains(&root) || has_token(Limited::Report);
+        !is_reported && (!has_samples || !has_token(Limited::Profile))
     }
 
     /// Decides which profile a kept span gets, if any, and writes the decision into the span. For a span without
@@ -179,7 +171,7 @@ impl ProfileAdmission {
     ///
     /// Returns false if the span is not even reported.
     pub(crate) fn keep(&self, span: &mut KeptSpan, name: u64, new_id: Option<ProfileId>) -> bool {
-        let now_ns = self.health.now_ns();
+        let now_ns = self.now_ns();
         let mut state = self.state.lock();
         let state = &mut *state;
         if let Some(earlier) = state.earlier.get(&span.key) {
@@ -198,23 +190,21 @@ impl ProfileAdmission {
         let linked_inside = open.and_then(|group| group.linked_inside.get(&span.key));
         let links_here = span.link.to.is_some()
             && span.samples.on_cpu > linked_inside.copied().unwrap_or_default();
-        let is_trial = open.is_some_and(|group| group.is_trial);
         let open = open.map(|group| group.id);
         if let Some(full) = full {
             span.profile = Err(full);
             return false;
         }
-        let limits = &mut state.limits;
+        let of = (span.rule, name);
+        let take = |what| self.tokens.lock().limits.take(of, what, now_ns);
         let is_forced = span.facts.reasons.contains(Reason::Forced);
         let mut reservation = None;
         span.profile = match open.flatten() {
             // The caller has already set the reason.
             _ if span.samples.total() == 0 => span.profile.and(Err(NoProfile::NoSamples)),
-            Some(_) if is_trial => Err(NoProfile::ExporterFails),
             Some(id) => Ok(id),
             None => {
-                let take_token =
-                    || is_forced || self.take(limits, (span, name), Limited::Profile, now_ns);
+                let take_token = || is_forced || take(Limited::Profile);
                 self.reserve(take_token, new_id).map(|(id, new)| {
                     reservation = Some(new);
                     id
@@ -223,28 +213,17 @@ impl ProfileAdmission {
         };
         span.link.has_on_cpu = span.profile.is_ok() && (span.link.has_on_cpu || links_here);
         let is_open = open.is_some();
-        let trial = match span.profile {
-            Err(NoProfile::ExporterFails) if open.flatten().is_none() => {
-                self.trial(new_id).map(|(id, new)| {
-                    reservation = Some(new);
-                    id
-                })
-            }
-            _ => None,
-        };
         let is_due = is_open || span.profile.is_ok() || is_forced;
-        let is_due =
-            is_due || self.take(limits, (span, name), Limited::Report, now_ns) || trial.is_some();
+        let is_due = is_due || take(Limited::Report);
         if is_due {
             let is_snapshot = span.facts.is_open;
             let group = groups.entry(span.root).or_insert_with(|| {
                 if !is_snapshot {
-                    self.refused.write().roots.insert(span.root);
+                    self.tokens.lock().roots.insert(span.root);
                 }
                 ProfileGroup::new(span.root, now_ns)
             });
-            group.is_trial |= trial.is_some();
-            group.id = group.id.or(span.profile.ok()).or(trial);
+            group.id = group.id.or(span.profile.ok());
             group.reservation = group.reservation.take().or(reservation);
             let is_linked = span.link.has_on_cpu && span.link.ids.is_some();
             for outside in span.link.outside.iter().filter(|_| is_linked) {
@@ -281,29 +260,15 @@ impl ProfileAdmission {
         }
         let id = new_id.ok_or(NoProfile::NoId)?;
         self.health.note_reservation();
-        Ok((id, self.new_reservation()))
-    }
-
-    fn new_reservation(&self) -> Reservation {
         self.reservations.fetch_add(1, Ordering::Relaxed);
-        Reservation(Arc::clone(&self.reservations))
-    }
-
-    /// The id of a trial profile, which belongs to no span, if a trial is due. A receiver may accept requests and still
-    /// refuse profiles, so only a profile can show whether it works again.
-    fn trial(&self, new_id: Option<ProfileId>) -> Option<(ProfileId, Reservation)> {
-        let id = new_id?;
-        let cannot = self.is_over.load(Ordering::Relaxed)
-            || self.memory_is_short.load(Ordering::Relaxed)
-            || self.reservations.load(Ordering::Relaxed) >= self.most_reservations;
-        (!cannot && self.health.take_trial()).then(|| (id, self.new_reservation()))
+        Ok((id, Reservation(Arc::clone(&self.reservations))))
     }
 
     /// Ends the group of that root, if one is open. Spans kept after this open another one.
     pub(crate) fn end_group(&self, root: SpanKey) -> Option<ProfileGroup> {
         let mut state = self.state.lock();
         let group = state.groups.remove(&root)?;
-        self.refused.write().roots.remove(&root);
+        self.tokens.lock().roots.remove(&root);
         Some(group)
     }
 
@@ -311,6 +276,11 @@ impl ProfileAdmission {
     pub(crate) fn first_link(&self, root: SpanKey) -> Option<SpanLink> {
         let state = self.state.lock();
         Some(state.groups.get(&root)?.kept.first()?.link.clone())
+    }
+
+    /// Whether a span was kept while it was open, with a profile.
+    pub(crate) fn was_kept_open(&self, span: SpanKey) -> bool {
+        self.state.lock().earlier.contains_key(&span)
     }
 
     /// Takes the groups of spans that were kept while open. Each is exported at once.
@@ -331,7 +301,7 @@ impl ProfileAdmission {
 
     /// The roots whose groups have waited for `linger`. Those that are not ended wait again.
     pub(crate) fn expired_groups(&self, linger: Duration) -> Vec<SpanKey> {
-        let now_ns = self.health.now_ns();
+        let now_ns = self.now_ns();
         let mut state = self.state.lock();
         let expired = state.groups.values_mut().filter(|group| group.waits_for(now_ns) >= linger);
         let roots = expired.map(|group| {
@@ -343,7 +313,7 @@ impl ProfileAdmission {
 
     /// How long until the next group has waited for `linger`.
     pub(crate) fn until_next_expiry(&self, linger: Duration) -> Option<Duration> {
-        let now_ns = self.health.now_ns();
+        let now_ns = self.now_ns();
         let state = self.state.lock();
         let left = |group: &ProfileGroup| linger.saturating_sub(group.waits_for(now_ns));
         state.groups.values().map(left).min()
@@ -367,8 +337,6 @@ impl ProfileAdmission {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicU64;
-
     use super::*;
     use crate::ids::{SpanId, TraceId};
     use crate::span::{SampleCounts, TraceIds};
@@ -528,16 +496,16 @@ mod tests {
     fn what_is_over_its_limit_is_known_without_the_lock_of_groups() {
         const MINUTE: u64 = 60_000_000_000;
         let now = Arc::new(AtomicU64::new(0));
-        let admission = ProfileAdmission::new(1, ExporterHealth::by_hand(false, Arc::clone(&now)));
+        let admission = admission(1).by_hand(Arc::clone(&now));
         let over = |root, has_samples, name| {
             let _locked = admission.state.lock();
             admission.is_over_limit((0, name, key(root)), has_samples)
         };
         assert!(!over(9, false, 0) && !over(9, true, 0));
         assert_eq!(keep(&admission, 1, 1, 1, ID).profile, Ok(ID));
-        assert!(!over(9, true, 0), "nothing was refused yet");
+        assert!(!over(9, true, 0), "it would be reported");
         assert_eq!(keep(&admission, 2, 2, 1, ID).profile, Err(NoProfile::RateLimit));
-        assert!(!over(9, true, 0) && !over(9, false, 0), "a report was not refused yet");
+        assert!(over(3, true, 0) && over(3, false, 0));
         assert_eq!(keep(&admission, 3, 3, 1, ID).profile, Err(NoProfile::RateLimit));
         assert!(over(9, true, 0) && over(9, false, 0));
         // The spans of an open group need no token, and other names have tokens of their own.
@@ -602,27 +570,19 @@ mod tests {
     }
 
     #[test]
-    fn an_exporter_that_refuses_is_tested_with_trial_profiles() {
-        let now = Arc::new(AtomicU64::new(0));
-        let health = ExporterHealth::by_hand(true, Arc::clone(&now));
-        let admission = ProfileAdmission::new(60, health);
+    fn few_profiles_are_reserved_before_one_is_delivered() {
+        let admission = ProfileAdmission::new(60, ExporterHealth::new(true, true));
         let profiles: Vec<_> = (1..=5).map(|n| keep(&admission, n, n, 1, ID).profile).collect();
         let busy = Err(NoProfile::ExporterBusy);
         assert_eq!(profiles, [Ok(ID), Ok(ID), Ok(ID), busy, busy]);
         (1..=3).for_each(|root| drop(admission.end_group(key(root))));
-        admission.health.note_refused();
-        assert!(admission.health.is_doubted());
+        admission.health.set_accepts(false);
         let fails = Err(NoProfile::ExporterFails);
         assert_eq!(keep(&admission, 6, 6, 1, OTHER).profile, fails);
         assert_eq!(admission.end_group(key(6)).unwrap().id, None);
-        now.store(1_000_000_000, Ordering::Relaxed);
-        // The spans of a trial do not learn the id of its profile.
-        assert_eq!(keep(&admission, 8, 7, 1, OTHER).profile, fails);
+        admission.health.set_accepts(true);
         admission.health.note_delivered();
-        assert_eq!(keep(&admission, 7, 7, 2, ID).profile, fails);
-        let group = admission.end_group(key(7)).unwrap();
-        assert_eq!((group.id, group.kept.len()), (Some(OTHER), 2));
-        assert_eq!(keep(&admission, 9, 7, 3, ID).profile, Ok(ID));
+        assert_eq!(keep(&admission, 7, 7, 2, ID).profile, Ok(ID));
     }
 
     #[test]

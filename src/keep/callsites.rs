@@ -1,7 +1,8 @@
 //! Maps a callsite to the plan of its rule, without a lock.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -13,14 +14,16 @@ use tracing::{Level, Metadata};
 use super::attribute;
 use super::candidates::{Candidate, candidates};
 use super::condition::boxed;
-use super::fields::{Choice, FieldRules};
+use super::fields::FieldRules;
 use super::logged_errors::LoggedErrors;
-use super::percentile::{MOST_SKETCHES, Sketches};
-use super::plans::{Callsite, Cohort, Plans};
+use super::percentile::{SketchCounts, Sketches};
+use super::plan::{PlanSettings, plan};
+use super::plans::{Callsite, Cohort, CompiledRule, Plans};
 use super::shown_fields::ShownFields;
 use super::{Keep, Rule, Rules};
+use crate::error::Error;
 use crate::ids::hash_of;
-use crate::span::{HAS_FIELDS, HAS_STATUS, JUDGES_ALLOCATIONS, Plan, SHOWS_FIELDS};
+use crate::span::{HAS_FIELDS, HAS_STATUS, Plan, SHOWS_FIELDS};
 use crate::stats::Counters;
 use crate::sys::Uncounted;
 
@@ -30,12 +33,12 @@ use crate::sys::Uncounted;
 pub(crate) struct Callsites {
     /// Chains of callsites that share a hash. Metadata live forever, so nothing is removed.
     sites: Box<[Chain]>,
-    /// Starts at 1 and grows whenever the rules are replaced.
-    generation: AtomicU64,
-    planner: Planner,
-    shown_fields: ShownFields,
     plans: Plans,
-    /// Some plans belong to rules that were replaced.
+    settings: PlanSettings,
+    shown_fields: ShownFields,
+    /// Grows whenever the rules are replaced.
+    generation: AtomicU64,
+    /// Spans may be open whose rules were replaced.
     has_replaced: AtomicBool,
     known: Mutex<Known>,
     /// Whether the rules in force keep nothing.
@@ -45,8 +48,7 @@ pub(crate) struct Callsites {
     attribute_judges_errors: AtomicBool,
     /// Whether spans may be open whose rules were replaced and judge errors.
     replaced_judge_errors: AtomicBool,
-    /// The number of [`Sketches`] of routes.
-    sketches_of_routes: Arc<AtomicUsize>,
+    sketch_counts: Arc<SketchCounts>,
     started: Instant,
     counters: Arc<Counters>,
     pub(crate) logged_errors: LoggedErrors,
@@ -54,14 +56,13 @@ pub(crate) struct Callsites {
 
 type Chain = OnceLock<Box<Site>>;
 
-/// A callsite and the last decision about it. What the creation of a span reads is in one cache line.
+/// A callsite and the last decision about it.
 #[derive(Debug)]
 #[repr(C, align(64))]
 struct Site {
     metadata: &'static Metadata<'static>,
-    /// The last generation of the rules in which no rule matched; 0 means none.
-    unmatched: AtomicU64,
-    matched: MatchedPlan,
+    /// The number of its plan, or one of those below. A single word, because unmatched spans must cost nothing.
+    decided: AtomicU64,
     next: Chain,
     /// No other layer wants its spans: see `SelfFilter::register_callsite`.
     is_only_ours: AtomicBool,
@@ -69,86 +70,50 @@ struct Site {
     is_declined: AtomicBool,
 }
 
-/// The last plan of a callsite, as a sequence lock. The locks of crossbeam's `AtomicCell` are shared by the whole
-/// process: a child forked while one is held would wait for it forever.
-#[derive(Debug, Default)]
-#[repr(C)]
-struct MatchedPlan {
-    /// The generation of the rules for which the plan was made; 0 while there is none, or while it is replaced.
-    generation: AtomicU64,
-    number: AtomicU64,
-    flags: AtomicU32,
-    suspect_after: AtomicU64,
-    sampling_delay: AtomicU64,
-    long_after: AtomicU64,
-    /// Only read if the rule judges allocations, as the next one.
-    suspect_bytes: AtomicU64,
-    suspect_allocations: AtomicU64,
-}
-
-const _: () = {
-    let of_plan = std::mem::offset_of!(Site, matched);
-    assert!(of_plan + std::mem::offset_of!(MatchedPlan, suspect_bytes) == 64);
-};
-
-impl MatchedPlan {
-    #[inline(always)]
-    fn load(&self, generation: u64) -> Option<Plan> {
-        if self.generation.load(Ordering::Acquire) != generation {
-            return None;
-        }
-        let mut plan = Plan {
-            number: self.number.load(Ordering::Relaxed),
-            flags: self.flags.load(Ordering::Relaxed),
-            suspect_after: self.suspect_after.load(Ordering::Relaxed),
-            sampling_delay: self.sampling_delay.load(Ordering::Relaxed),
-            long_after: self.long_after.load(Ordering::Relaxed),
-            ..Plan::default()
-        };
-        if plan.flags & JUDGES_ALLOCATIONS != 0 {
-            plan.suspect_bytes = self.suspect_bytes.load(Ordering::Relaxed);
-            plan.suspect_allocations = self.suspect_allocations.load(Ordering::Relaxed);
-        }
-        fence(Ordering::Acquire);
-        (self.generation.load(Ordering::Relaxed) == generation).then_some(plan)
-    }
-
-    /// Only under the lock of the rules, and once per generation.
-    fn store(&self, generation: u64, plan: Plan) {
-        self.generation.store(0, Ordering::Relaxed);
-        fence(Ordering::Release);
-        self.number.store(plan.number, Ordering::Relaxed);
-        self.flags.store(plan.flags, Ordering::Relaxed);
-        self.suspect_after.store(plan.suspect_after, Ordering::Relaxed);
-        self.sampling_delay.store(plan.sampling_delay, Ordering::Relaxed);
-        self.long_after.store(plan.long_after, Ordering::Relaxed);
-        self.suspect_bytes.store(plan.suspect_bytes, Ordering::Relaxed);
-        self.suspect_allocations.store(plan.suspect_allocations, Ordering::Relaxed);
-        self.generation.store(generation, Ordering::Release);
-    }
-}
+const UNDECIDED: u64 = 0;
+const UNMATCHED: u64 = 1;
+const FIRST_NUMBER: u64 = 2;
 
 /// The state that is changed only under the lock.
 #[derive(Debug)]
 struct Known {
     rules: Rules,
-    /// Cohorts of the rules in force, by the rule's id and the span's name.
-    cohorts: HashMap<(u64, &'static str), Arc<Cohort>>,
-    /// The number of the next plan. Numbers are not reused.
-    next: u64,
-    /// The number of the first plan that was made for the current rules.
-    current: u64,
+    /// All rule sets that were ever in force, by hashes: what was compiled for one serves it again.
+    sets: HashSet<u64>,
+    compiled: Compiled,
+    /// The last check found no open span whose rules were replaced.
+    found_no_replaced: bool,
 }
 
-/// Makes the plan for spans with that `Keep`. The plan's number is set later.
-pub(crate) type MakePlan = Box<dyn Fn(&Keep) -> Plan + Send + Sync>;
+#[derive(Debug, Default)]
+struct Compiled {
+    rules: HashMap<u64, Arc<CompiledRule>>,
+    /// By a hash of a callsite and the ids of the rules that may decide for it.
+    groups: HashMap<u64, Group>,
+    /// By the rule's id and the span's name.
+    cohorts: HashMap<(u64, &'static str), Arc<Cohort>>,
+    /// How many plans there are. Each has a number, which is not reused.
+    plans: u64,
+    /// What all of that takes, about.
+    bytes: usize,
+}
 
-struct Planner(MakePlan);
+/// The plans between which the values of a span select.
+#[derive(Clone, Debug)]
+struct Group {
+    initial: u64,
+    numbers: Range<u64>,
+}
 
-impl std::fmt::Debug for Planner {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Planner").finish_non_exhaustive()
-    }
+/// What compiled rules take, about. Beyond that, only rule sets can be put in force that were before.
+const MOST_BYTES: usize = 32 << 20;
+/// A plan, with its part of places that are still empty; a rule; and a test of values.
+const PLAN_BYTES: usize = 2 * size_of::<Callsite>();
+const RULE_BYTES: usize = size_of::<CompiledRule>() + size_of::<Keep>();
+const TEST_BYTES: usize = 256;
+
+fn set_of(rules: &Rules) -> u64 {
+    hash_of(rules.iter().map(hash_of).collect::<Vec<_>>())
 }
 
 /// The field by which `tracing-opentelemetry` marks a span as failed.
@@ -160,7 +125,7 @@ const CHAINS: usize = 2048;
 impl Callsites {
     pub(crate) fn new(
         rules: Rules,
-        planner: MakePlan,
+        settings: PlanSettings,
         shown_fields: ShownFields,
         counters: Arc<Counters>,
     ) -> Self {
@@ -170,26 +135,48 @@ impl Callsites {
             judges_errors,
             attribute_judges_errors: AtomicBool::new(false),
             replaced_judge_errors: AtomicBool::new(false),
-            planner: Planner(planner),
+            settings,
             shown_fields,
             sites: (0..CHAINS).map(|_| Chain::new()).collect(),
-            generation: AtomicU64::new(1),
             plans: Plans::new(),
+            generation: AtomicU64::new(0),
             has_replaced: AtomicBool::new(false),
-            known: Mutex::new(Known { rules, cohorts: HashMap::new(), next: 0, current: 0 }),
-            sketches_of_routes: Arc::default(),
+            known: Mutex::new(Known {
+                // Those that switch profiling off, and on again.
+                sets: [&rules, &Rules::new([]), &Rules::default()].map(set_of).into(),
+                rules,
+                compiled: Compiled::default(),
+                found_no_replaced: false,
+            }),
+            sketch_counts: Arc::default(),
             started: Instant::now(),
             counters,
             logged_errors: LoggedErrors::default(),
         }
     }
 
-    /// The plan for spans from this callsite; `None` if they are not profiled.
+    /// One for which ticks are nanoseconds, and spans are sampled from their enter on.
+    #[cfg(test)]
+    pub(crate) fn for_test(rules: Rules) -> Self {
+        let (sampling_delay, long_after) = (Some(Duration::ZERO), None);
+        let settings = PlanSettings { ticks_a_second: 1_000_000_000, sampling_delay, long_after };
+        Self::new(rules, settings, ShownFields::default(), Arc::default())
+    }
+
+    /// The rule for spans from this callsite; `None` if they are not profiled.
     #[inline]
-    pub(crate) fn find(&self, metadata: &'static Metadata<'static>) -> Option<Plan> {
-        let site = self.site(metadata)?;
-        let decided = site.decided(self.generation.load(Ordering::Relaxed));
-        decided.unwrap_or_else(|| self.decide(site))
+    pub(crate) fn find(&self, metadata: &'static Metadata<'static>) -> Option<&Callsite> {
+        self.decided(self.site(metadata)?)
+    }
+
+    #[inline(always)]
+    fn decided(&self, site: &Site) -> Option<&Callsite> {
+        match site.decided.load(Ordering::Relaxed) {
+            UNMATCHED => None,
+            UNDECIDED => self.decide(site),
+            // The number may be visible before what it leads to.
+            number => self.plans.get(number).or_else(|| self.decide(site)),
+        }
     }
 
     #[inline(always)]
@@ -213,13 +200,10 @@ impl Callsites {
         if !metadata.is_span() {
             return *metadata.level() == Level::ERROR && self.judge_errors();
         }
-        let site = self.known_site(metadata);
-        let decided = site.and_then(|site| site.decided(self.generation.load(Ordering::Relaxed)));
-        match (decided, site) {
-            (Some(plan), _) => plan.is_some(),
-            (None, Some(site)) => self.decide(site).is_some(),
+        match self.known_site(metadata) {
+            Some(site) => self.decided(site).is_some(),
             // Not a static: nothing can be cached.
-            (None, None) => {
+            None => {
                 let rules = &self.known.lock().rules;
                 !rules.is_off() && candidates(metadata, rules).iter().any(Candidate::keeps)
             }
@@ -273,19 +257,20 @@ impl Callsites {
         let Some(site) = self.site(metadata) else { return };
         site.is_only_ours.store(is_only_ours, Ordering::Relaxed);
         let is_declined = is_only_ours && self.follow_others(metadata);
+        // Not while it is decided.
+        let _known = self.known.lock();
         if site.is_declined.swap(is_declined, Ordering::Relaxed) != is_declined {
             // Decided anew, unless it is declined.
-            let unmatched = if is_declined { self.generation() } else { 0 };
-            site.unmatched.store(unmatched, Ordering::Relaxed);
+            let decided = if is_declined { UNMATCHED } else { UNDECIDED };
+            site.decided.store(decided, Ordering::Relaxed);
             Counters::add(&self.counters.rules.declined, u64::from(is_declined));
         }
     }
 
     /// The callsites that are declined for that reason, and rules under which the first one is not.
     pub(crate) fn declined(&self) -> (Vec<&'static Metadata<'static>>, String) {
-        let chain = |first| std::iter::successors(Chain::get(first), |site| site.next.get());
-        let sites = self.sites.iter().flat_map(chain);
-        let declined: Vec<_> = sites
+        let declined: Vec<_> = self
+            .all_sites()
             .filter(|site| site.is_declined.load(Ordering::Relaxed))
             .map(|site| site.metadata)
             .collect();
@@ -295,6 +280,11 @@ impl Callsites {
             format!("{},{}", known.rules, Rule::for_target(metadata.target(), rule.keep))
         });
         (declined, named.unwrap_or_default())
+    }
+
+    fn all_sites(&self) -> impl Iterator<Item = &Site> {
+        let chain = |first| std::iter::successors(Chain::get(first), |site| site.next.get());
+        self.sites.iter().flat_map(chain).map(Box::as_ref)
     }
 
     fn judge_errors(&self) -> bool {
@@ -334,26 +324,19 @@ impl Callsites {
     }
 
     /// The callsite and rule behind a plan's number.
-    pub(crate) fn get(&self, number: u64) -> Option<Arc<Callsite>> {
+    #[inline(always)]
+    pub(crate) fn get(&self, number: u64) -> Option<&Callsite> {
         self.plans.get(number)
     }
 
-    /// Calls `used` with the same, for a hook: see [`Plans::get_here`].
-    pub(crate) fn get_here<T>(
-        &self,
-        number: u64,
-        used: impl FnOnce(&Callsite) -> Option<T>,
-    ) -> Option<T> {
-        self.plans.get_here(number, used)
-    }
-
-    /// The plan of a new span by its field values, if the rules for its callsite depend on them.
+    /// The rule of a new span by its field values, if the rules for its callsite depend on them, and what is known of them.
     pub(crate) fn choose(
         &self,
-        number: u64,
+        callsite: &Callsite,
         record: impl FnOnce(&mut dyn Visit),
-    ) -> Option<(Plan, u64)> {
-        self.choose_by(number, |fields| fields.choose(record))
+    ) -> Option<(&Callsite, u64)> {
+        let choice = callsite.fields.as_ref()?.choose(record)?;
+        Some((self.get(choice.number)?, choice.bits))
     }
 
     /// The same for an open span of which more values are recorded. `bits` is what was known of its values.
@@ -362,23 +345,9 @@ impl Callsites {
         number: u64,
         bits: u64,
         record: impl FnOnce(&mut dyn Visit),
-    ) -> Option<(Plan, u64)> {
-        self.choose_by(number, |fields| Some(fields.choose_again(bits, record)))
-    }
-
-    fn choose_by(
-        &self,
-        number: u64,
-        choose: impl FnOnce(&FieldRules) -> Option<Choice>,
-    ) -> Option<(Plan, u64)> {
-        let choice = self.get_here(number, |site| choose(site.fields.as_ref()?))?;
-        let plan = self.get_here(choice.number, |site| Some(site.plan))?;
-        Some((plan, choice.bits))
-    }
-
-    /// Whether a new span with that plan is the one in *n* that is kept.
-    pub(crate) fn is_chosen(&self, number: u64) -> bool {
-        self.get_here(number, |site| Some(site.is_chosen())).unwrap_or(false)
+    ) -> Option<(&Callsite, u64)> {
+        let choice = self.get(number)?.fields.as_ref()?.choose_again(bits, record);
+        Some((self.get(choice.number)?, choice.bits))
     }
 
     /// The shortest `sampling_delay` of all plans, in ticks, except of those that sample from the enter.
@@ -402,28 +371,38 @@ impl Callsites {
         self.known.lock().rules.iter().any(|rule| rule.keep.judges_allocations())
     }
 
-    /// New spans are judged by these rules from now on. Open spans keep theirs.
-    pub(crate) fn replace(&self, rules: Rules) {
+    /// New spans are judged by these rules from now on. Open spans keep theirs. Refused if compiled rules have taken all of
+    /// their memory and one of these is new.
+    pub(crate) fn replace(&self, rules: Rules) -> Result<(), Error> {
         let judged_errors = self.judge_errors();
         let mut known = self.known.lock();
         let in_force: HashSet<_> = rules.iter().map(hash_of).collect();
-        known.cohorts.retain(|(rule, _), cohort| {
-            let stays = in_force.contains(rule);
-            if !stays {
-                cohort.sketches.iter().for_each(Sketches::forget);
-            }
-            stays
-        });
-        known.cohorts.shrink_to_fit();
-        if judged_errors && known.next > 0 {
+        if known.compiled.bytes + known.sets.len() * 32 >= MOST_BYTES
+            && !known.sets.contains(&set_of(&rules))
+        {
+            Counters::add(&self.counters.rules.refused, 1);
+            let problem = "this process has had too many different ones, whose compiled rules take 32 MiB: \
+                           only those can be in force again until it starts anew";
+            return Err(Error::unusable("the rule set", &rules.to_string(), problem));
+        }
+        known.sets.insert(set_of(&rules));
+        for ((rule, _), cohort) in &known.compiled.cohorts {
+            let Some(sketches) = &cohort.sketches else { continue };
+            if in_force.contains(rule) { sketches.resume() } else { sketches.forget() }
+        }
+        let has_any = known.compiled.plans > 0;
+        if judged_errors && has_any {
             self.replaced_judge_errors.store(true, Ordering::Relaxed);
         }
         self.judges_errors.store(rules.judge_errors(), Ordering::Relaxed);
         self.are_off.store(rules.is_off(), Ordering::Relaxed);
         known.rules = rules;
-        known.current = known.next;
+        self.plans.iter().for_each(|one| one.is_in_force.store(false, Ordering::Relaxed));
+        self.all_sites().for_each(|site| site.decided.store(UNDECIDED, Ordering::Relaxed));
         self.generation.fetch_add(1, Ordering::Release);
-        self.has_replaced.store(known.next > 0, Ordering::Relaxed);
+        known.found_no_replaced = false;
+        self.has_replaced.store(has_any, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Grows whenever the rules are replaced.
@@ -431,26 +410,28 @@ impl Callsites {
         self.generation.load(Ordering::Relaxed)
     }
 
-    /// Whether [`sweep`](Self::sweep) may have something to do.
+    /// Whether spans may be open whose rules were replaced.
     pub(crate) fn has_replaced(&self) -> bool {
         self.has_replaced.load(Ordering::Relaxed)
     }
 
-    /// Drops the plans of replaced rules that two sweeps in a row did not find in use, by an open span or by the
-    /// collector.
-    ///
-    /// A hook that has found a plan but not yet opened its span is not visible here. If it stays there for two sweeps,
-    /// its span is not judged. Returns whether errors were judged only for spans of replaced rules, and now are not.
-    pub(crate) fn sweep(&self, in_use: &HashSet<u64>) -> bool {
-        let has_replaced = {
-            let known = self.known.lock();
-            let has_replaced = self.plans.sweep(known.current, in_use);
-            self.has_replaced.store(has_replaced, Ordering::Relaxed);
-            has_replaced
-        };
-        !has_replaced
-            && self.replaced_judge_errors.swap(false, Ordering::Relaxed)
-            && !self.judge_errors()
+    /// Whether the rule behind a plan's number was replaced.
+    pub(crate) fn is_replaced(&self, number: u64) -> bool {
+        self.get(number).is_some_and(|one| !one.is_in_force.load(Ordering::Relaxed))
+    }
+
+    /// The collector has checked whether a span is open whose rule was replaced. A hook that has found a plan but not yet
+    /// opened its span is not visible, so only two checks without any count. Returns whether errors were judged only
+    /// for such spans, and now are not.
+    pub(crate) fn note_replaced(&self, is_any_open: bool) -> bool {
+        let found_none = &mut self.known.lock().found_no_replaced;
+        let found_none_before = std::mem::replace(found_none, !is_any_open);
+        if is_any_open || !found_none_before {
+            return false;
+        }
+        self.has_replaced.store(false, Ordering::Relaxed);
+        self.plans.raise_limits();
+        self.replaced_judge_errors.swap(false, Ordering::Relaxed) && !self.judge_errors()
     }
 
     /// Whether a span with that wall time took longer than the percentile of its rule, among the spans of the same route,
@@ -470,47 +451,62 @@ impl Callsites {
     }
 
     #[cold]
-    fn decide(&self, site: &Site) -> Option<Plan> {
+    fn decide(&self, site: &Site) -> Option<&Callsite> {
         let _uncounted = Uncounted::begin();
-        // Read under the lock, so that the rules belong to this generation.
         let mut known = self.known.lock();
-        let generation = self.generation();
-        if let Some(plan) = site.decided(generation) {
-            return plan;
-        }
         let is_declined = site.is_declined.load(Ordering::Relaxed);
-        let plan = (!is_declined).then(|| self.plan(site.metadata, &mut known)).flatten();
-        match plan {
-            Some(plan) => site.matched.store(generation, plan),
-            None => site.unmatched.store(generation, Ordering::Relaxed),
-        }
-        plan
+        let number = (!is_declined).then(|| self.compile(site.metadata, &mut known)).flatten();
+        site.decided.store(number.unwrap_or(UNMATCHED), Ordering::Relaxed);
+        self.get(number?)
     }
 
-    /// Makes a plan for each rule that may decide, and returns the initial one.
-    fn plan(&self, metadata: &'static Metadata<'static>, known: &mut Known) -> Option<Plan> {
-        let Known { rules, cohorts, next, .. } = known;
+    /// Makes a plan for each rule that may decide, unless that was done before, and returns the number of the initial one.
+    fn compile(&self, metadata: &'static Metadata<'static>, known: &mut Known) -> Option<u64> {
+        let Known { rules, compiled, .. } = known;
         let candidates = candidates(metadata, rules);
-        let (sure, plan_by_values) = match candidates.split_last() {
-            Some((last, rest)) if !last.rule.needs_values() => (Some(last), rest),
-            _ => (None, candidates.as_slice()),
-        };
-        let sure = sure.filter(|one| one.keeps());
-        if rules.is_off() || (sure.is_none() && !plan_by_values.iter().any(Candidate::keeps)) {
+        if rules.is_off() || !candidates.iter().any(Candidate::keeps) {
             return None;
         }
-        let first = *next;
+        let ids: Vec<_> = candidates.iter().map(|one| one.id).collect();
+        let group = hash_of((std::ptr::from_ref(metadata).addr(), ids));
+        let Group { initial, numbers } = match compiled.groups.get(&group) {
+            Some(known) => known.clone(),
+            None => {
+                let new = self.new_group(metadata, &candidates, compiled);
+                compiled.groups.insert(group, new.clone());
+                new
+            }
+        };
+        for one in numbers.filter_map(|number| self.get(number)) {
+            one.is_in_force.store(true, Ordering::Relaxed);
+            self.plans.lower_limits(one);
+        }
+        Some(initial)
+    }
+
+    fn new_group(
+        &self,
+        metadata: &'static Metadata<'static>,
+        candidates: &[Candidate<'_>],
+        compiled: &mut Compiled,
+    ) -> Group {
+        let (sure, by_values) = match candidates.split_last() {
+            Some((last, rest)) if !last.rule.needs_values() => (Some(last), rest),
+            _ => (None, candidates),
+        };
+        let first = FIRST_NUMBER + compiled.plans;
+        let known_rules = compiled.rules.len();
         let mut planned = Vec::new();
         let mut number = |candidate| {
             planned.push(candidate);
-            *next += 1;
-            *next - 1
+            compiled.plans += 1;
+            FIRST_NUMBER + compiled.plans - 1
         };
-        let tests: Vec<_> = plan_by_values
+        let tests: Vec<_> = by_values
             .iter()
             .map(|one| (one.rule, Some(one).filter(|one| one.keeps()).map(|one| number(Some(one)))))
             .collect();
-        let otherwise = sure.map(|sure| number(Some(sure)));
+        let otherwise = sure.filter(|one| one.keeps()).map(|sure| number(Some(sure)));
         // Also needed if a value can mean `off`.
         let waiting = (!tests.is_empty()).then(|| number(None));
         let fields = waiting.map(|waiting| {
@@ -518,82 +514,54 @@ impl Callsites {
             Counters::add(&self.counters.rules.skipped, fields.left_out());
             Arc::new(fields)
         });
-        let sketches = cohorts.values().filter_map(|cohort| cohort.sketches.as_ref());
-        let has_room = sketches.filter(|sketches| sketches.is_in_use()).count() < MOST_SKETCHES;
-        let shows_fields = self.shown_fields.is_any_of(metadata);
+        let status = metadata.fields().field(STATUS_FIELD).map_or(0, |_| HAS_STATUS);
+        let values = if fields.is_some() { HAS_FIELDS } else { 0 };
+        let shown = if self.shown_fields.is_any_of(metadata) { SHOWS_FIELDS } else { 0 };
         for (number, candidate) in (first..).zip(planned) {
             let keep = candidate.map_or(Keep::NEVER, Candidate::keep);
             let id = candidate.map_or(0, |candidate| candidate.id);
-            let plan = self.planner.0(keep);
-            let has_status = metadata.fields().field(STATUS_FIELD).is_some();
-            let status = if has_status { HAS_STATUS } else { 0 };
-            let values = if fields.is_some() { HAS_FIELDS } else { 0 };
-            let shown = if shows_fields { SHOWS_FIELDS } else { 0 };
-            let plan = Plan { number, flags: plan.flags | status | values | shown, ..plan };
-            let ns = |limit: Duration| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
+            let rule = compiled.rules.entry(id);
+            let rule = rule.or_insert_with(|| Arc::new(CompiledRule::new(id, boxed(keep))));
+            let plan = plan(keep, self.settings);
             self.plans.insert(Callsite {
+                plan: Plan { number, flags: plan.flags | status | values | shown, ..plan },
                 metadata,
-                keep: boxed(keep),
-                rule: id,
-                plan,
-                hung_ns: keep.hung_limit().map(ns),
-                open_ns: keep.open_limit().map(ns),
+                rule: Arc::clone(rule),
                 fields: fields.clone(),
-                cohort: self.cohort((id, metadata.name()), keep, has_room, cohorts),
-                first,
-                text: OnceLock::new(),
-                was_unused: AtomicBool::new(false),
+                cohort: self.cohort((id, metadata.name()), keep, &mut compiled.cohorts),
+                is_in_force: AtomicBool::new(true),
             });
         }
-        Some(self.get(otherwise.or(waiting)?)?.plan)
+        let plans = (FIRST_NUMBER + compiled.plans - first) as usize;
+        let rules = compiled.rules.len() - known_rules;
+        compiled.bytes += plans * PLAN_BYTES + rules * RULE_BYTES + tests.len() * TEST_BYTES;
+        // One of both is there, since one of the rules keeps spans.
+        let initial = otherwise.or(waiting).unwrap_or(UNMATCHED);
+        Group { initial, numbers: first..FIRST_NUMBER + compiled.plans }
     }
 
     fn cohort(
         &self,
         key: (u64, &'static str),
         keep: &Keep,
-        has_room: bool,
         cohorts: &mut HashMap<(u64, &'static str), Arc<Cohort>>,
     ) -> Option<Arc<Cohort>> {
-        if let Some(known) = cohorts.get(&key) {
-            return Some(Arc::clone(known));
-        }
-        let sketches =
-            |millionths| Sketches::new(millionths, &self.sketches_of_routes, &self.counters);
-        let sketches = keep.percentile().map(sketches);
-        if sketches.is_some() && !has_room {
-            Counters::add(&self.counters.rules.percentiles_dropped, 1);
-            return Some(Arc::new(Cohort::new(None)));
-        }
-        let is_needed = sketches.is_some() || keep.one_in().is_some();
-        is_needed.then(|| {
-            let new = Arc::new(Cohort::new(sketches));
-            Arc::clone(cohorts.entry(key).or_insert(new))
-        })
+        let sketches = |millionths| Sketches::new(millionths, &self.sketch_counts, &self.counters);
+        let is_needed = keep.percentile().is_some() || keep.one_in().is_some();
+        let new = || Arc::new(Cohort::new(keep.percentile().map(sketches)));
+        is_needed.then(|| Arc::clone(cohorts.entry(key).or_insert_with(new)))
     }
 }
 
 impl Site {
     fn new(metadata: &'static Metadata<'static>) -> Self {
-        let (unmatched, matched) = (AtomicU64::new(0), MatchedPlan::default());
         Self {
             metadata,
-            unmatched,
-            matched,
+            decided: AtomicU64::new(UNDECIDED),
             next: Chain::new(),
             is_only_ours: AtomicBool::new(false),
             is_declined: AtomicBool::new(false),
         }
-    }
-
-    /// The plan under the rules of that generation, or `None` if it is not decided yet.
-    #[inline(always)]
-    fn decided(&self, generation: u64) -> Option<Option<Plan>> {
-        // A single word, because unmatched spans must cost nothing.
-        if self.unmatched.load(Ordering::Relaxed) == generation {
-            return Some(None);
-        }
-        self.matched.load(generation).map(Some)
     }
 }
 
@@ -605,13 +573,7 @@ mod tests {
     use super::*;
 
     fn callsites(rules: Rules) -> Callsites {
-        let plan = |keep: &Keep| Plan {
-            suspect_after: keep.shortest().map_or(u64::MAX, |latency| latency.as_nanos() as u64),
-            sampling_delay: 0,
-            long_after: 0,
-            ..Plan::default()
-        };
-        Callsites::new(rules, Box::new(plan), ShownFields::default(), Arc::default())
+        Callsites::for_test(rules)
     }
 
     fn metadata_of(span: &tracing::Span) -> &'static Metadata<'static> {
@@ -650,10 +612,10 @@ mod tests {
                 assert_eq!(all.map(|one| callsites.register(one).0), expected, "{rules}");
                 assert_eq!(all.map(|one| callsites.wants(one)), expected, "{rules}");
                 assert_eq!(callsites.max_level(), max_level, "{rules}");
-                callsites.replace(Rules::new([]));
+                callsites.replace(Rules::new([])).unwrap();
                 assert_eq!(all.map(|one| callsites.wants(one)), [false; 3], "{rules}");
                 assert_eq!(callsites.max_level(), LevelFilter::OFF, "{rules}");
-                callsites.replace(rules.parse().unwrap());
+                callsites.replace(rules.parse().unwrap()).unwrap();
                 assert_eq!(all.map(|one| callsites.wants(one)), expected, "{rules}");
             }
         });
@@ -706,15 +668,16 @@ mod tests {
             // A span that is open when the rules are replaced can still fail.
             let open = metadata_of(&tracing::info_span!("open"));
             let callsites = self::callsites("error".parse().unwrap());
-            let number = callsites.find(open).unwrap().number;
-            callsites.replace(Rules::new([]));
+            let number = callsites.find(open).unwrap().plan.number;
+            callsites.replace(Rules::new([])).unwrap();
+            assert!(callsites.is_replaced(number));
             for _ in 0..3 {
-                assert!(!callsites.sweep(&HashSet::from([number])));
+                assert!(!callsites.note_replaced(true));
                 assert!(callsites.wants(&error));
                 assert_eq!(callsites.max_level(), LevelFilter::ERROR);
             }
-            let ends = [callsites.sweep(&HashSet::new()), callsites.sweep(&HashSet::new())];
-            assert!(ends[1] && !callsites.wants(&error));
+            let ends = [callsites.note_replaced(false), callsites.note_replaced(false)];
+            assert!(ends == [false, true] && !callsites.wants(&error));
             assert_eq!(callsites.max_level(), LevelFilter::OFF);
         });
     }
@@ -732,15 +695,15 @@ mod tests {
                 Rule::for_target("off", Keep::never()),
             ]));
             for _ in 0..2 {
-                let plan = callsites.find(slow).unwrap();
-                assert_eq!(plan.suspect_after, 9);
-                let callsite = callsites.get(plan.number).unwrap();
+                let callsite = callsites.find(slow).unwrap();
+                assert_eq!(callsite.plan.suspect_after, 9);
                 assert_eq!(
-                    (callsite.metadata.target(), callsite.keep.to_string().as_str()),
+                    (callsite.metadata.target(), callsite.rule.keep.to_string().as_str()),
                     ("slow", "9ns")
                 );
-                assert_eq!(callsite.plan.number, plan.number);
-                assert_eq!(callsites.find(fast).unwrap().suspect_after, 3);
+                let number = callsite.plan.number;
+                assert_eq!(callsites.get(number).unwrap().plan.number, number);
+                assert_eq!(callsites.find(fast).unwrap().plan.suspect_after, 3);
                 assert!(callsites.find(off).is_none());
                 assert!(callsites.find(none).is_none());
             }
@@ -771,9 +734,8 @@ mod tests {
             let [for_all, of_target] = rules.each_ref().map(hash_of);
             let callsites = callsites(Rules::new(rules));
             let seen = |metadata| {
-                let plan = callsites.find(metadata)?;
-                let rule = callsites.get(plan.number)?.rule;
-                Some((plan.suspect_after, rule))
+                let callsite = callsites.find(metadata)?;
+                Some((callsite.plan.suspect_after, callsite.rule.id))
             };
             assert_eq!(seen(named), Some((50, of_target)));
             let (suspect_after, rule) = seen(plain).unwrap();
@@ -798,7 +760,7 @@ mod tests {
             let many: &'static [_] =
                 Vec::leak((0..3 * CHAINS).map(|_| copy()).collect::<Vec<Metadata<'static>>>());
             let callsites = callsites(Rules::default());
-            let find = || many.iter().map(|one| callsites.find(one).unwrap().number);
+            let find = || many.iter().map(|one| callsites.find(one).unwrap().plan.number);
             let numbers: Vec<_> = find().collect();
             assert_eq!(numbers.iter().collect::<HashSet<_>>().len(), many.len());
             assert_eq!(find().collect::<Vec<_>>(), numbers);
@@ -806,7 +768,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_of_a_rule_continue_while_it_is_in_force() {
+    fn counts_of_a_rule_continue_while_others_are_replaced() {
         with_spans(|| {
             let span = metadata_of(&tracing::info_span!("a"));
             let third = || Rule::for_all(Keep::when(Condition::OneIn(3.try_into().unwrap())));
@@ -815,27 +777,27 @@ mod tests {
                 Rules::new([third(), other])
             };
             let callsites = callsites(with(0));
-            let find = || callsites.get(callsites.find(span)?.number);
+            let find = || callsites.find(span);
             let chosen: Vec<_> = (1..7)
                 .map(|ns| {
                     let is_chosen = find().unwrap().is_chosen();
-                    callsites.replace(with(ns));
+                    callsites.replace(with(ns)).unwrap();
                     is_chosen
                 })
                 .collect();
             assert_eq!(chosen, [false, false, true, false, false, true]);
-            let id = find().unwrap().rule;
+            let id = find().unwrap().rule.id;
             assert!(!find().unwrap().is_chosen());
-            callsites.replace(Rules::new([]));
+            callsites.replace(Rules::new([])).unwrap();
             assert!(find().is_none());
-            callsites.replace(with(0));
-            assert_eq!(find().unwrap().rule, id);
-            assert!(!find().unwrap().is_chosen() && !find().unwrap().is_chosen());
+            callsites.replace(with(0)).unwrap();
+            assert_eq!(find().unwrap().rule.id, id);
+            assert!(!find().unwrap().is_chosen() && find().unwrap().is_chosen());
         });
     }
 
     #[test]
-    fn plans_of_rules_that_were_replaced_are_dropped_unless_they_are_in_use() {
+    fn rules_are_compiled_once_and_new_ones_are_refused_when_there_were_too_many() {
         with_spans(|| {
             let spans = [
                 tracing::info_span!("a", tenant = 1),
@@ -855,41 +817,45 @@ mod tests {
                 Rules::new((0..20).map(|value| by_value(set * 20 + value)).chain([rule]))
             };
             let callsites = callsites(rules(0));
-            let open = callsites.find(spans[0]).unwrap().number;
-            let count = || (callsites.plans.count(), callsites.known.lock().cohorts.len());
-            let in_use = HashSet::from([open]);
-            let mut most = (0, 0);
-            for set in 1..200 {
-                callsites.replace(rules(set));
-                let found = spans.map(|span| callsites.find(span).unwrap());
-                for plan in found {
-                    assert_eq!(plan.suspect_after, 1 + set);
-                    assert!(callsites.get(plan.number).unwrap().keep.shortest().is_some());
+            let open = callsites.find(spans[0]).unwrap().plan.number;
+            let numbers = || spans.map(|span| callsites.find(span).unwrap().plan.number);
+            let first = numbers();
+            let suspect_after = |set: u64| (1 + set) - (1 + set) / 1024;
+            let mut last = 0;
+            for set in 1.. {
+                if callsites.replace(rules(set)).is_err() {
+                    break;
                 }
-                assert!(callsites.has_replaced());
-                callsites.sweep(&in_use);
-                if set == 20 {
-                    most = count();
+                for callsite in spans.map(|span| callsites.find(span).unwrap()) {
+                    assert_eq!(callsite.plan.suspect_after, suspect_after(set));
                 }
-                assert!(set < 20 || count() == most, "{set}: {:?}", count());
+                assert!(callsites.has_replaced() && callsites.is_replaced(open));
+                last = set;
             }
-            let first = callsites.get(open).unwrap();
-            assert_eq!((first.metadata.name(), first.plan.suspect_after), ("a", 1));
-            // The plans that its values may select are kept as well.
+            assert!((100..10_000).contains(&last), "{last}");
+            assert_eq!(callsites.counters.rules.refused.load(Ordering::Relaxed), 1);
+            let in_force = callsites.find(spans[2]).unwrap().plan.suspect_after;
+            assert_eq!(in_force, suspect_after(last));
+            let compiled = callsites.known.lock().compiled.plans;
+            for set in [Rules::new([]), rules(last), rules(0), rules(1)] {
+                callsites.replace(set).unwrap();
+                _ = spans.map(|span| callsites.find(span));
+            }
+            assert_eq!(callsites.known.lock().compiled.plans, compiled);
+            // The plans of an open span are there, and those that its values may select.
+            let site = callsites.get(open).unwrap();
+            assert_eq!((site.metadata.name(), site.plan.suspect_after), ("a", 1));
             let tenant = spans[0].fields().field("tenant").unwrap();
-            let fields = first.fields.as_ref().unwrap();
-            let chosen = fields.choose(|visit| visit.record_u64(&tenant, 7)).unwrap();
-            assert_eq!(callsites.get(chosen.number).unwrap().plan.suspect_after, 9);
-            assert!(callsites.has_replaced());
+            let chosen = callsites.choose(site, |visit| visit.record_u64(&tenant, 7)).unwrap();
+            assert_eq!(chosen.0.plan.suspect_after, 9);
             assert_eq!(callsites.least_limit(), Some(Duration::from_secs(1)));
-            callsites.sweep(&HashSet::new());
-            assert!(
-                callsites.has_replaced() && callsites.get(open).is_some(),
-                "a hook may have it"
-            );
-            callsites.sweep(&HashSet::new());
-            assert!(!callsites.has_replaced() && callsites.get(open).is_none());
-            assert!(callsites.least_limit() > Some(Duration::from_secs(1)));
+            callsites.note_replaced(false);
+            assert!(callsites.has_replaced(), "a hook may have it");
+            callsites.note_replaced(false);
+            assert!(!callsites.has_replaced());
+            assert_eq!(callsites.least_limit(), Some(Duration::from_secs(2)));
+            callsites.replace(rules(0)).unwrap();
+            assert_eq!(numbers(), first);
         });
     }
 
@@ -905,14 +871,12 @@ mod tests {
                 Rule::for_all(nanos(7)),
             ]));
             let base = callsites.find(span).unwrap();
-            assert_eq!((base.suspect_after, base.flags & HAS_FIELDS), (8, HAS_FIELDS));
+            assert_eq!((base.plan.suspect_after, base.plan.flags & HAS_FIELDS), (8, HAS_FIELDS));
             let tenant = span.fields().field("tenant").unwrap();
-            let site = callsites.get(base.number).unwrap();
-            let fields = site.fields.as_ref().unwrap();
-            let chosen = fields.choose(|visit| visit.record_u64(&tenant, 1)).unwrap();
-            assert_eq!(callsites.get(chosen.number).unwrap().plan.suspect_after, 9);
-            assert_eq!(fields.choose(|_| {}).unwrap().number, base.number);
-            let plain = callsites.find(without).unwrap();
+            let chosen = callsites.choose(base, |visit| visit.record_u64(&tenant, 1)).unwrap();
+            assert_eq!(chosen.0.plan.suspect_after, 9);
+            assert!(std::ptr::eq(callsites.choose(base, |_| {}).unwrap().0, base));
+            let plain = &callsites.find(without).unwrap().plan;
             assert_eq!((plain.suspect_after, plain.flags & HAS_FIELDS), (7, 0));
         });
     }

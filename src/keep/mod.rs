@@ -2,7 +2,6 @@
 
 mod admission;
 mod attribute;
-mod bucket;
 mod callsites;
 mod candidates;
 mod condition;
@@ -13,6 +12,7 @@ mod kept;
 mod limits;
 mod logged_errors;
 mod percentile;
+mod plan;
 mod plans;
 mod reasons;
 mod rules;
@@ -27,6 +27,7 @@ pub(crate) use health::ExporterHealth;
 pub use kept::{Kept, KeptSpan, NoProfile};
 pub(crate) use kept::{OnKept, SpanLink};
 pub(crate) use logged_errors::LoggedError;
+pub(crate) use plan::PlanSettings;
 pub(crate) use plans::Callsite;
 pub(crate) use reasons::judge;
 #[cfg(test)]

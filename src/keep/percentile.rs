@@ -17,20 +17,27 @@ pub(super) struct Sketches {
     /// The lowest limit that any of them has had: a span below it is not rare.
     least_ns: AtomicU64,
     known: Mutex<Known>,
-    /// Sketches of routes in the layer.
-    routes: Arc<AtomicUsize>,
+    counts: Arc<SketchCounts>,
     counters: Arc<Counters>,
+}
+
+/// How many sketches a layer has.
+#[derive(Debug, Default)]
+pub(super) struct SketchCounts {
+    names: AtomicUsize,
+    routes: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
 struct Known {
-    /// `None` before the first span, and once the rule is no longer in force.
+    /// `None` before the first span.
     all: Option<Box<Sketch>>,
     /// By the hash of the route. Boxed, since the threads that add spans can have little stack.
     by_route: HashMap<u64, Box<Sketch>>,
     /// When routes with few spans may make room for others.
     swept_ns: Option<u64>,
-    is_forgotten: bool,
+    /// The rule is not in force, or there are too many: there is no sketch.
+    is_off: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -58,7 +65,7 @@ struct Sketch {
 
 const WINDOW_NS: u64 = 5 * 60 * 1_000_000_000;
 /// Sketches of a layer, and as many again for routes; each takes up to some 20 KiB.
-pub(super) const MOST_SKETCHES: usize = 256;
+const MOST_SKETCHES: usize = 256;
 /// The expected number of spans above the percentile before it is meaningful.
 const EXPECTED_ABOVE: u64 = 10;
 const LEAST_WARM_UP: u64 = 100;
@@ -74,7 +81,7 @@ impl Sketches {
     /// Sketches of that percentile, in parts of a million.
     pub(super) fn new(
         millionths: u32,
-        routes: &Arc<AtomicUsize>,
+        counts: &Arc<SketchCounts>,
         counters: &Arc<Counters>,
     ) -> Self {
         let above = MILLION.saturating_sub(u64::from(millionths)).max(1);
@@ -83,22 +90,22 @@ impl Sketches {
             percentile: Percentile { millionths, warm_up },
             least_ns: AtomicU64::new(u64::MAX),
             known: Mutex::default(),
-            routes: Arc::clone(routes),
+            counts: Arc::clone(counts),
             counters: Arc::clone(counters),
         }
     }
 
-    /// Frees the memory, because the rule is no longer in force: no span is rare any more. A rule that comes back begins
-    /// with new sketches.
+    /// Frees the memory, because the rule is no longer in force: no span is rare any more.
     pub(super) fn forget(&self) {
         let mut known = self.known.lock();
-        self.routes.fetch_sub(known.by_route.len(), Ordering::Relaxed);
-        *known = Known { is_forgotten: true, ..Known::default() };
+        self.counts.names.fetch_sub(usize::from(known.all.is_some()), Ordering::Relaxed);
+        self.counts.routes.fetch_sub(known.by_route.len(), Ordering::Relaxed);
+        *known = Known { is_off: true, ..Known::default() };
     }
 
-    /// Whether they hold memory.
-    pub(super) fn is_in_use(&self) -> bool {
-        self.known.lock().all.is_some()
+    /// The rule is in force, and begins with new sketches if it was not.
+    pub(super) fn resume(&self) {
+        self.known.lock().is_off = false;
     }
 
     /// Adds a span with the hash of its route, if it has one. Returns whether it took longer than the percentile of the
@@ -109,7 +116,8 @@ impl Sketches {
             return false;
         }
         let mut known = known.unwrap_or_else(|| self.known.lock());
-        let limit_ns = known.all(now_ns).and_then(|all| all.add(wall_ns, now_ns, self.percentile));
+        let Some(all) = self.all(&mut known, now_ns) else { return false };
+        let limit_ns = all.add(wall_ns, now_ns, self.percentile);
         let of_route = route.and_then(|route| {
             let sketch = self.of_route(&mut known, route, now_ns);
             if sketch.is_none() {
@@ -124,6 +132,20 @@ impl Sketches {
         wall_ns > limit_ns
     }
 
+    /// The sketch of all spans, if there is room for one. Without memory for histograms, no span is rare.
+    fn all<'a>(&self, known: &'a mut Known, now_ns: u64) -> Option<&'a mut Sketch> {
+        if known.all.is_none() && !known.is_off {
+            if self.counts.names.load(Ordering::Relaxed) >= MOST_SKETCHES {
+                known.is_off = true;
+                Counters::add(&self.counters.rules.percentiles_dropped, 1);
+                return None;
+            }
+            known.all = Some(Box::new(Sketch::new(now_ns)?));
+            self.counts.names.fetch_add(1, Ordering::Relaxed);
+        }
+        known.all.as_deref_mut()
+    }
+
     /// The sketch of a route, if there is room for one. If there is none, routes with few spans make room once in a window.
     fn of_route<'a>(
         &self,
@@ -131,22 +153,19 @@ impl Sketches {
         route: u64,
         now_ns: u64,
     ) -> Option<&'a mut Sketch> {
-        if known.is_forgotten {
-            return None;
-        }
         if !known.by_route.contains_key(&route) {
-            let is_full = || self.routes.load(Ordering::Relaxed) >= MOST_SKETCHES;
+            let is_full = || self.counts.routes.load(Ordering::Relaxed) >= MOST_SKETCHES;
             if is_full() && known.swept_ns.is_none_or(|swept_ns| now_ns >= swept_ns + WINDOW_NS) {
                 let before = known.by_route.len();
                 known.by_route.retain(|_, sketch| sketch.is_warm(now_ns, self.percentile));
-                self.routes.fetch_sub(before - known.by_route.len(), Ordering::Relaxed);
+                self.counts.routes.fetch_sub(before - known.by_route.len(), Ordering::Relaxed);
                 known.swept_ns = Some(now_ns);
             }
             if is_full() {
                 return None;
             }
             known.by_route.insert(route, Box::new(Sketch::new(now_ns)?));
-            self.routes.fetch_add(1, Ordering::Relaxed);
+            self.counts.routes.fetch_add(1, Ordering::Relaxed);
         }
         known.by_route.get_mut(&route).map(Box::as_mut)
     }
@@ -155,16 +174,6 @@ impl Sketches {
 impl Drop for Sketches {
     fn drop(&mut self) {
         self.forget();
-    }
-}
-
-impl Known {
-    /// Without memory for histograms, no span is rare.
-    fn all(&mut self, now_ns: u64) -> Option<&mut Sketch> {
-        if self.all.is_none() && !self.is_forgotten {
-            self.all = Sketch::new(now_ns).map(Box::new);
-        }
-        self.all.as_deref_mut()
     }
 }
 
@@ -265,11 +274,30 @@ mod tests {
         let is_rare = |route, ms| sketches.add(route, ms * MS, 0);
         assert_eq!([is_rare(get, 900), is_rare(get, 1_100)], [false, true]);
         assert_eq!([is_rare(put, 2), is_rare(None, 800)], [true, false]);
-        assert_eq!(sketches.routes.load(Ordering::Relaxed), 2);
+        assert_eq!(sketches.counts.routes.load(Ordering::Relaxed), 2);
         sketches.forget();
-        assert_eq!(sketches.routes.load(Ordering::Relaxed), 0);
-        assert!(!sketches.is_in_use() && !is_rare(get, 100_000) && !is_rare(None, 100_000));
-        assert!(!sketches.is_in_use());
+        assert_eq!(sketches.counts.routes.load(Ordering::Relaxed), 0);
+        let holds_memory = || sketches.known.lock().all.is_some();
+        assert!(!holds_memory() && !is_rare(get, 100_000) && !is_rare(None, 100_000));
+        assert!(!holds_memory());
+        sketches.resume();
+        assert!(!is_rare(get, 100_000) && holds_memory(), "it begins anew");
+    }
+
+    #[test]
+    fn names_of_which_there_are_too_many_have_no_percentile_and_are_counted() {
+        let (counts, counters) = (Arc::default(), Arc::default());
+        let new = || Sketches::new(500_000, &counts, &counters);
+        let names: Vec<_> = (0..MOST_SKETCHES).map(|_| new()).collect();
+        names.iter().for_each(|one| _ = one.add(None, MS, 0));
+        let one_more = new();
+        let is_ever_rare = || (1..1_000).any(|ms| one_more.add(Some(1), ms * MS, 0));
+        assert!(!is_ever_rare());
+        assert_eq!(counters.rules.percentiles_dropped.load(Ordering::Relaxed), 1);
+        drop(names);
+        // Once rules are replaced.
+        one_more.resume();
+        assert!(is_ever_rare());
     }
 
     /// Each span has a route of its own, or the rest of the layer has taken all places.
@@ -282,7 +310,7 @@ mod tests {
         let above = lengths().filter(|wall_ns| add(*wall_ns)).count();
         assert!((5..=10).contains(&above), "{above}");
         assert!(add(1_100 * MS));
-        assert_eq!(sketches.routes.load(Ordering::Relaxed), MOST_SKETCHES);
+        assert_eq!(sketches.counts.routes.load(Ordering::Relaxed), MOST_SKETCHES);
         let shared = sketches.counters.rules.percentiles_shared.load(Ordering::Relaxed);
         assert_eq!(shared, 2_001 - 2 * MOST_SKETCHES as u64);
     }
@@ -301,10 +329,10 @@ mod tests {
         late(WINDOW_NS);
         flood(WINDOW_NS);
         assert!(sketches.add(Some(2), 1_100 * MS, WINDOW_NS), "it has a place now");
-        assert!(sketches.routes.load(Ordering::Relaxed) <= MOST_SKETCHES);
-        let routes = Arc::clone(&sketches.routes);
+        assert!(sketches.counts.routes.load(Ordering::Relaxed) <= MOST_SKETCHES);
+        let counts = Arc::clone(&sketches.counts);
         drop(sketches);
-        assert_eq!(routes.load(Ordering::Relaxed), 0);
+        assert_eq!(counts.routes.load(Ordering::Relaxed), 0);
     }
 
     #[test]

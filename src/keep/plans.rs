@@ -1,13 +1,12 @@
-//! The plans behind the numbers in spans.
+//! The compiled rules behind the numbers in spans.
 
 use std::cell::Cell;
-use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
-use parking_lot::RwLock;
 use tracing::Metadata;
 
 use super::Keep;
@@ -15,47 +14,59 @@ use super::fields::FieldRules;
 use super::percentile::Sketches;
 use crate::redact::Redaction;
 use crate::span::Plan;
-use crate::sys::Uncounted;
 
-/// What a rule means for the spans of a callsite.
+/// A rule, as all callsites that it decides for use it.
 #[derive(Debug)]
-pub(crate) struct Callsite {
-    pub(crate) metadata: &'static Metadata<'static>,
+pub(crate) struct CompiledRule {
+    /// Equal rules have the same id. Each `#[profiled]` with conditions is a rule.
+    pub(crate) id: u64,
     pub(crate) keep: Box<Keep>,
-    /// The id of the rule that decided; equal rules have the same id. Each `#[profiled]` with conditions is a rule.
-    pub(crate) rule: u64,
-    pub(crate) plan: Plan,
     /// Nanoseconds without an exit after which a span hangs.
     pub(crate) hung_ns: Option<u64>,
     /// Nanoseconds after which a span is open for too long.
     pub(crate) open_ns: Option<u64>,
-    /// Present if values select between this plan and others.
-    pub(crate) fields: Option<Arc<FieldRules>>,
-    /// Present if judging a span needs the other spans of its rule.
-    pub(super) cohort: Option<Arc<Cohort>>,
-    /// The first number of the group of plans that values select from.
-    pub(super) first: u64,
     /// The conditions as text, redacted, once a span met one of them.
-    pub(super) text: OnceLock<Arc<str>>,
-    /// Its rules were replaced, and the last sweep found no span that uses it.
-    pub(super) was_unused: AtomicBool,
+    text: OnceLock<Arc<str>>,
 }
 
-impl Callsite {
-    /// The conditions of the rule that decided, for reports.
-    pub(crate) fn rule_text(&self, names: &Redaction) -> Arc<str> {
+impl CompiledRule {
+    pub(super) fn new(id: u64, keep: Box<Keep>) -> Self {
+        let ns = |limit: Duration| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
+        let (hung_ns, open_ns) = (keep.hung_limit().map(ns), keep.open_limit().map(ns));
+        Self { id, keep, hung_ns, open_ns, text: OnceLock::new() }
+    }
+
+    /// The conditions, for reports.
+    pub(crate) fn text(&self, names: &Redaction) -> Arc<str> {
         let text = || names.redact_span(&self.keep.to_string()).into();
         Arc::clone(self.text.get_or_init(text))
     }
+}
 
+/// What a rule means for the spans of a callsite.
+#[derive(Debug)]
+pub(crate) struct Callsite {
+    pub(crate) plan: Plan,
+    pub(crate) metadata: &'static Metadata<'static>,
+    /// The rule that decided.
+    pub(crate) rule: Arc<CompiledRule>,
+    /// Present if values select between this plan and others.
+    pub(super) fields: Option<Arc<FieldRules>>,
+    /// Present if judging a span needs the other spans of its rule.
+    pub(super) cohort: Option<Arc<Cohort>>,
+    pub(super) is_in_force: AtomicBool,
+}
+
+impl Callsite {
     /// Whether this span is the one that `one_in` keeps.
+    #[cold]
     pub(crate) fn is_chosen(&self) -> bool {
         let chosen = |(cohort, number): (&Arc<Cohort>, _)| cohort.is_due(number);
-        self.cohort.as_ref().zip(self.keep.one_in()).is_some_and(chosen)
+        self.cohort.as_ref().zip(self.rule.keep.one_in()).is_some_and(chosen)
     }
 }
 
-/// What is counted for the spans of one rule and name while the rule is in force.
+/// What is counted for the spans of one rule and name.
 #[derive(Debug)]
 pub(super) struct Cohort {
     /// Unique in this process, and not 0.
@@ -118,115 +129,67 @@ impl Cohort {
     }
 }
 
-/// All plans in use, by number. The lock is taken only for spans that may be kept or depend on values, and only if the
-/// thread has had no such span of that plan just before: see [`get_here`](Self::get_here).
+/// The compiled rules by number. They live as long as the layer, so that hooks read them without a lock.
 #[derive(Debug)]
 pub(super) struct Plans {
-    /// Unique in this process.
-    id: u64,
-    by_number: RwLock<HashMap<u64, Arc<Callsite>>>,
+    /// Each has twice as many places as the one before it.
+    blocks: [Block; BLOCKS],
     /// The shortest time, in nanoseconds, after which an open span may have to be kept; `u64::MAX` if none.
     pub(super) least_limit_ns: AtomicU64,
     /// The shortest `sampling_delay`, in ticks, except of plans that sample from the enter.
     pub(super) least_age: AtomicU64,
 }
 
-/// A callsite of [`Plans`] that the calling thread holds.
-#[derive(Debug)]
-struct CallsiteHere {
-    plans: u64,
-    number: u64,
-    callsite: Arc<Callsite>,
-}
+type Block = OnceLock<Box<[OnceLock<Callsite>]>>;
 
-/// As many as spans of a request are likely to have.
-const HERE: usize = 16;
-
-thread_local! {
-    /// The callsites that hooks of this thread have used last. To clone an `Arc` or to take a lock is to write a cache
-    /// line that all threads write.
-    static CALLSITES_HERE: [Cell<Option<CallsiteHere>>; HERE] =
-        const { [const { Cell::new(None) }; HERE] };
-}
+const FIRST_BLOCK: u64 = 64;
+const BLOCKS: usize = 24;
 
 impl Plans {
     pub(super) fn new() -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        Self {
-            id: NEXT.fetch_add(1, Ordering::Relaxed),
-            by_number: RwLock::default(),
-            least_limit_ns: AtomicU64::new(u64::MAX),
-            least_age: AtomicU64::new(u64::MAX),
-        }
+        let [least_limit_ns, least_age] = [AtomicU64::new(u64::MAX), AtomicU64::new(u64::MAX)];
+        Self { blocks: Default::default(), least_limit_ns, least_age }
     }
 
-    pub(super) fn get(&self, number: u64) -> Option<Arc<Callsite>> {
-        self.by_number.read().get(&number).cloned()
+    #[inline(always)]
+    fn place(&self, number: u64) -> Option<(&Block, u64, usize)> {
+        let place = number.saturating_add(FIRST_BLOCK);
+        let block = place.ilog2() - FIRST_BLOCK.ilog2();
+        let len = FIRST_BLOCK << block;
+        Some((self.blocks.get(block as usize)?, len, (place - len) as usize))
     }
 
-    /// Calls `used` with the same, for a hook: without a write to memory of other threads if the thread has used it
-    /// just before.
-    pub(super) fn get_here<T>(
-        &self,
-        number: u64,
-        used: impl FnOnce(&Callsite) -> Option<T>,
-    ) -> Option<T> {
-        let at = (number % HERE as u64) as usize;
-        // Taken out while it is used, since `used` may run code of the program, with hooks in it.
-        let known = CALLSITES_HERE.try_with(|all| all.get(at).and_then(Cell::take)).ok().flatten();
-        let is_it = |known: &CallsiteHere| (known.plans, known.number) == (self.id, number);
-        let here = match known {
-            Some(known) if is_it(&known) => known,
-            other => {
-                let _uncounted = Uncounted::begin();
-                drop(other);
-                CallsiteHere { plans: self.id, number, callsite: self.get(number)? }
-            }
-        };
-        let result = used(&here.callsite);
-        let _uncounted = Uncounted::begin();
-        // A thread that ends has none.
-        _ = CALLSITES_HERE.try_with(|all| all.get(at).map(|place| place.set(Some(here))));
-        result
+    #[inline(always)]
+    pub(super) fn get(&self, number: u64) -> Option<&Callsite> {
+        let (block, _, at) = self.place(number)?;
+        block.get()?.get(at)?.get()
     }
 
     pub(super) fn insert(&self, callsite: Callsite) {
-        let mut plans = self.by_number.write();
-        self.lower_limits(&callsite);
-        plans.insert(callsite.plan.number, Arc::new(callsite));
+        let Some((block, len, at)) = self.place(callsite.plan.number) else { return };
+        let block = block.get_or_init(|| (0..len).map(|_| OnceLock::new()).collect());
+        _ = block.get(at).map(|place| place.set(callsite));
     }
 
-    /// Drops plans before `current` that are not `in_use` and were not at the last call either. Returns whether any
-    /// plan before `current` is left.
-    pub(super) fn sweep(&self, current: u64, in_use: &HashSet<u64>) -> bool {
-        let mut plans = self.by_number.write();
-        let first = |number| Some(plans.get(number)?.first);
-        let in_use: HashSet<_> = in_use.iter().filter_map(first).collect();
-        plans.retain(|number, callsite| {
-            let is_unused = *number < current && !in_use.contains(&callsite.first);
-            let was_unused = callsite.was_unused.swap(is_unused, Ordering::Relaxed);
-            !(is_unused && was_unused)
-        });
-        plans.shrink_to_fit();
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Callsite> {
+        self.blocks.iter().filter_map(OnceLock::get).flatten().filter_map(OnceLock::get)
+    }
+
+    /// The limits are those of the rules in force again.
+    pub(super) fn raise_limits(&self) {
         self.least_limit_ns.store(u64::MAX, Ordering::Relaxed);
         self.least_age.store(u64::MAX, Ordering::Relaxed);
-        plans.values().for_each(|callsite| self.lower_limits(callsite));
-        plans.keys().any(|number| *number < current)
+        let in_force = self.iter().filter(|one| one.is_in_force.load(Ordering::Relaxed));
+        in_force.for_each(|one| self.lower_limits(one));
     }
 
-    fn lower_limits(&self, callsite: &Callsite) {
-        for limit_ns in callsite.hung_ns.into_iter().chain(callsite.open_ns) {
+    pub(super) fn lower_limits(&self, Callsite { plan, rule, .. }: &Callsite) {
+        for limit_ns in rule.hung_ns.into_iter().chain(rule.open_ns) {
             self.least_limit_ns.fetch_min(limit_ns, Ordering::Relaxed);
         }
-        let sampling_delay = callsite.plan.sampling_delay;
-        if sampling_delay > 0 && !callsite.keep.is_never() {
-            self.least_age.fetch_min(sampling_delay, Ordering::Relaxed);
+        if plan.sampling_delay > 0 && !rule.keep.is_never() {
+            self.least_age.fetch_min(plan.sampling_delay, Ordering::Relaxed);
         }
-    }
-
-    #[cfg(test)]
-    pub(super) fn count(&self) -> usize {
-        self.by_number.read().len()
     }
 }
 

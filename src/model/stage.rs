@@ -24,19 +24,19 @@ use super::script::{Kind, Step, THREADS, Under};
 use super::source::{OTHER_PERIOD_NS, Scripted, begin_thread};
 use crate::allocations::AllocationSettings;
 use crate::collect::Collector;
-use crate::compare::ReferenceLimits;
 use crate::engine::{Command, Engine, Gate, ProfileKind, begin_process_profile};
-use crate::export::{AnyExporter, ExportError, Exported, Exporter};
+use crate::export::{ExportError, Exported, Exporter};
 use crate::intake::IntakeSettings;
 use crate::keep::{
-    Callsites, Condition, ExporterHealth, Keep, KeptSpan, ProfileAdmission, Rule, Rules,
-    ShownFields,
+    Callsites, Condition, ExporterHealth, Keep, KeptSpan, PlanSettings, ProfileAdmission, Rule,
+    Rules, ShownFields,
 };
 use crate::otel::OtelSettings;
 use crate::profile::{Point, Profile, ProfileId, Sample, SampleKind};
 use crate::publish::{FlushRequest, Job, LogItem, PublishSettings, Questions};
+use crate::references::ReferenceLimits;
 use crate::sampler::{ContinuousSettings, Sampler, Source, SourceSettings};
-use crate::span::{KEEP_ON_ERROR, Plan, SUSPECT, SpanKey, Spans, WATCHED};
+use crate::span::{SpanKey, Spans};
 use crate::start::{Limits, Parts, build};
 use crate::stats::{Counters, Stats};
 use crate::sys::{Clock, Poller, SampleRequest};
@@ -102,23 +102,6 @@ fn rules() -> Rules {
         Rule::for_target(kind.name(), keep)
     };
     Rules::new(Kind::ALL.iter().map(rule))
-}
-
-/// The same as [`Builder::build`](crate::Builder::build) does for these rules.
-fn plan(keep: &Keep, is_late: bool) -> Plan {
-    let threshold = keep.shortest().map(|latency| latency.as_nanos() as u64);
-    let flags_of = |condition| match condition {
-        Condition::Error => KEEP_ON_ERROR,
-        Condition::Open(_) => WATCHED | SUSPECT,
-        _ => 0,
-    };
-    Plan {
-        flags: keep.conditions().map(flags_of).fold(0, |all, flags| all | flags),
-        // Less than any step of the clock.
-        sampling_delay: u64::from(is_late),
-        suspect_after: threshold.map_or(u64::MAX, |threshold| threshold - threshold / 1024),
-        ..Plan::default()
-    }
 }
 
 /// The stage takes profiles before they reach the exporter.
@@ -220,7 +203,7 @@ impl Stage {
             signal: None,
             records_ahead_ns: 0,
         };
-        let sampler = Sampler::new(settings, request, &poller.waker(), Arc::clone(&counters));
+        let sampler = Sampler::new(settings, request, &poller.waker(), counters.threads.clone());
         let engine_source = sampler.clone();
         let scripted = Scripted::new(Arc::clone(&now), sampler.clone(), has_switches);
         let clock = Clock::by_hand(Arc::clone(&now));
@@ -232,14 +215,17 @@ impl Stage {
             spans: Spans::new(clock, source, Arc::clone(&counters)).without_idle_reports(),
             callsites: Callsites::new(
                 rules(),
-                Box::new(move |keep| plan(keep, is_late)),
+                PlanSettings {
+                    ticks_a_second: 1_000_000_000,
+                    // Less than any step of the clock.
+                    sampling_delay: Some(Duration::from_nanos(u64::from(is_late))),
+                    long_after: Some(Duration::MAX),
+                },
                 ShownFields::default(),
                 Arc::clone(&counters),
             ),
-            admission: ProfileAdmission::new(
-                many,
-                ExporterHealth::by_hand(false, Arc::clone(&now)),
-            ),
+            admission: ProfileAdmission::new(many, ExporterHealth::new(true, false))
+                .by_hand(Arc::clone(&now)),
             counters,
             source: sampler,
             poller,
@@ -269,7 +255,7 @@ impl Stage {
             unreached: Arc::default(),
             source_settings: settings,
             publishing: PublishSettings {
-                exporter: AnyExporter::Direct(Box::new(Nowhere)),
+                exporter: Box::new(Nowhere),
                 problem: None,
                 history: crate::history::HistorySettings::default(),
                 on_kept: None,

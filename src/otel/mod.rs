@@ -1,18 +1,32 @@
 //! Access to `tracing-opentelemetry`: the OpenTelemetry span of a closing span, and its attributes.
 
 mod attributes;
+#[cfg(feature = "opentelemetry-sdk")]
+mod kept_traces;
+#[cfg(not(feature = "opentelemetry-sdk"))]
+#[path = "no_kept_traces.rs"]
+mod kept_traces;
 #[cfg(feature = "opentelemetry")]
 mod otel_span;
 #[cfg(not(feature = "opentelemetry"))]
 #[path = "no_otel_span.rs"]
 mod otel_span;
+#[cfg(feature = "opentelemetry-sdk")]
+mod probability;
+#[cfg(feature = "opentelemetry-sdk")]
+mod span_delivery;
+mod trace_choice;
 mod unreached;
 #[cfg(feature = "opentelemetry")]
 mod values;
 
 pub use attributes::span_attributes;
 pub(crate) use attributes::{AttributeNames, SpanAttributes};
+#[cfg(feature = "opentelemetry-sdk")]
+pub use kept_traces::KeptTraces;
+pub(crate) use kept_traces::{hold_traces, keep_trace, trace_stats};
 pub(crate) use otel_span::OtelSpan;
+pub(crate) use trace_choice::{EXPECTED as TRACE_CHOICES, TraceChoice};
 pub(crate) use unreached::UnreachedSpans;
 
 /// How OpenTelemetry spans and profiles refer to each other.

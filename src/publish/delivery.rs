@@ -1,25 +1,29 @@
 //! Delivery: one queue and one retry policy for all exporters.
 //!
-//! A profile is *held* until the exporter has accepted it. Most exporters export in that call. A [`Remote`] has
-//! accepted a profile once it is encoded and queued in the outbox, which sends one request at a time. Answers arrive
-//! on a channel, so that other profiles and a flush do not wait for a server.
+//! A profile is in the outbox until it is delivered, stored or dropped. Most exporters export it when they are given it. A
+//! [`Remote`] gets it encoded, one request at a time, and answers on a channel, so that other profiles and a flush do not
+//! wait for a server.
 //!
 //! [`Remote`]: crate::export::Remote
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam::channel::{self, Receiver, RecvError, RecvTimeoutError};
 
 use super::ending::Ending;
-use super::memory::TakenRoom;
-use super::outbox::{Content, DeliveryOutcome, LAST_PAUSE, Outage, Outbox, Outgoing, Request};
+use super::outbox::{
+    Content, DeliveryOutcome, HeldProfile, Outage, OutageCause, Outbox, Outgoing, Request,
+};
 use super::reporter::Reporter;
 use crate::error::{FlushError, FlushStage};
-use crate::export::{Answer, AnyExporter, ExportError, Exported, Unexportable};
-use crate::keep::{ExporterHealth, Kept, Reservation};
+use crate::export::{
+    Answer, Encoded, ExportError, Exporter, QueueLimits, RefusedScope, Unexportable,
+};
+use crate::keep::{ExporterHealth, Kept};
 use crate::log::{LogEvent, LogKind};
 use crate::profile::Profile;
 use crate::redact::Redaction;
@@ -32,33 +36,31 @@ const FIRST_PAUSE_OF_FLUSH: Duration = Duration::from_millis(20);
 const LAST_PAUSE_OF_FLUSH: Duration = Duration::from_secs(1);
 /// A profile that could not be delivered for this long is given up, as receivers reject older ones.
 const MOST_AGE: Duration = Duration::from_secs(60 * 60);
-/// How many profiles in the fallback directory are queued to be sent.
-const MOST_STORED: usize = 4096;
+/// How often a problem is logged.
+const MINUTE: Duration = Duration::from_secs(60);
 
 /// Delivers profiles. Runs on the exporting thread.
 pub(super) struct Delivery {
     pub(super) shared: PublishState,
-    pub(super) exporter: FilesGuard<AnyExporter>,
-    pub(super) files: Arc<Files>,
-    /// Profiles that the exporter has not accepted; no more than there are reservations.
-    pub(super) held: VecDeque<HeldProfile>,
-    /// The outbox of an exporter that sends over a network.
-    pub(super) outbox: Option<Outbox>,
-    /// Set while the last attempt has failed.
-    pub(super) trouble: Option<Outage>,
-    /// When to retry after that if no answer of a remote is expected, which would be the time otherwise.
-    pub(super) retry_at: Instant,
+    exporter: FilesGuard<Box<dyn Exporter>>,
+    files: Arc<Files>,
+    is_remote: bool,
+    outbox: Outbox,
+    /// A remote's. Of others there are none.
+    pub(super) answers: Receiver<Answer>,
+    /// Set since an attempt has failed.
+    outage: Option<Outage>,
     /// The number of lost profiles at the last flush.
-    pub(super) lost: u64,
-    pub(super) age: Duration,
-    pub(super) has_logged_loss: bool,
+    lost: u64,
+    age: Duration,
+    has_logged_loss: bool,
     /// It was logged that it accepts no profile, and it has accepted none since.
-    pub(super) has_logged_failure: bool,
+    has_logged_failure: bool,
     /// The same of profiles of the process.
-    pub(super) has_logged_process: bool,
+    has_logged_process: bool,
     /// When a problem of the receiver was last logged, and whether it was that no profiles are sent.
-    pub(super) warned: Option<Instant>,
-    pub(super) owes_all_clear: bool,
+    warned: Option<Instant>,
+    owes_all_clear: bool,
 }
 
 /// What the threads that publish share.
@@ -73,23 +75,6 @@ pub(crate) struct PublishState {
     pub(crate) ending: Arc<Ending>,
 }
 
-/// A profile that the exporter has not accepted.
-#[derive(Debug)]
-pub(super) struct HeldProfile {
-    pub(super) profile: Profile,
-    pub(super) report: Kept,
-    pub(super) since: Instant,
-    pub(super) _room: TakenRoom,
-    pub(super) _permit: Option<Reservation>,
-}
-
-impl HeldProfile {
-    /// Whether a span refers to this profile. If not, it is only a trial.
-    fn is_reserved(&self) -> bool {
-        self.report.spans.iter().any(|span| span.profile.is_ok())
-    }
-}
-
 /// Whether the profile is one of the process, of which nothing is reported: no span was kept.
 fn is_of_process(report: &Kept) -> bool {
     report.spans.is_empty()
@@ -98,18 +83,20 @@ fn is_of_process(report: &Kept) -> bool {
 impl Delivery {
     pub(super) fn new(
         shared: PublishState,
-        exporter: FilesGuard<AnyExporter>,
+        mut exporter: FilesGuard<Box<dyn Exporter>>,
         files: Arc<Files>,
         problem: Option<String>,
     ) -> Self {
+        let limits = exporter.remote().map(|remote| remote.limits());
+        let (is_remote, limits) = (limits.is_some(), limits.unwrap_or(QueueLimits::NONE));
         let mut delivery = Self {
             shared,
             exporter,
             files,
-            held: VecDeque::new(),
-            outbox: None,
-            trouble: None,
-            retry_at: Instant::now(),
+            is_remote,
+            outbox: Outbox { limits, queue: VecDeque::new(), sending: None },
+            answers: channel::never(),
+            outage: None,
             lost: 0,
             age: MOST_AGE,
             has_logged_loss: false,
@@ -119,31 +106,19 @@ impl Delivery {
             owes_all_clear: false,
         };
         if let Some(problem) = problem {
-            delivery.fail(None, problem, false);
+            delivery.fail(None, problem, OutageCause::Fails);
         }
         delivery
-    }
-
-    pub(super) fn reporter(&self) -> &Arc<Reporter> {
-        &self.shared.reporter
     }
 
     pub(super) fn start(&mut self) {
         let Some(remote) = self.exporter.remote() else { return };
         let (sender, answers) = channel::unbounded();
         let started = remote.start(sender);
-        let limits = remote.limits();
-        let (waiting, stored) = (VecDeque::new(), VecDeque::new());
-        let outbox = Outbox { limits, answers, waiting, stored, sending: None, broken: None };
-        self.outbox = Some(outbox);
+        self.answers = answers;
         if let Err(error) = started {
             self.break_down(format!("no thread to send profiles: {error}"));
         }
-    }
-
-    /// The receiver's answers. Never yields if there is no receiver.
-    pub(super) fn answers(&self) -> Receiver<Answer> {
-        self.outbox.as_ref().map_or_else(channel::never, |outbox| outbox.answers.clone())
     }
 
     /// Whether the program has closed files that the exporter keeps using.
@@ -151,170 +126,39 @@ impl Delivery {
         !self.files.still_owned() && self.exporter.keeps_files()
     }
 
+    /// The outage, unless a probe has ended it.
+    fn failing(&self) -> Option<&Outage> {
+        self.outage.as_ref().filter(|outage| !outage.is_over)
+    }
+
+    /// Why no profile is accepted now, if that is so.
+    fn problem(&self) -> Option<String> {
+        let away = self.failing().filter(|outage| outage.is_away(self.outbox.limits.grace_period));
+        away.map(|outage| outage.problem.clone()).or_else(|| self.outbox.is_full())
+    }
+
     /// When to try again, if there is anything to try.
     pub(super) fn next_attempt(&self) -> Option<Instant> {
-        if self.has_lost_exporter() {
+        if self.outbox.sending.is_some() || self.has_lost_exporter() {
             return None;
         }
-        let trouble = self.trouble.as_ref().filter(|trouble| !trouble.is_over);
-        let waits = match &self.outbox {
-            None => !self.held.is_empty() || !self.shared.health.accepts(),
-            Some(outbox) => {
-                let is_idle = outbox.sending.is_none() && outbox.broken.is_none();
-                let has_any = !outbox.waiting.is_empty() || !outbox.stored.is_empty();
-                is_idle && (has_any || trouble.is_some())
-            }
-        };
-        let next = waits.then(|| trouble.map_or_else(Instant::now, |trouble| trouble.until));
-        next.or(self.retries_without_answer().then_some(self.retry_at))
+        let waits = !self.outbox.queue.is_empty();
+        let failing = self.failing().filter(|_| !self.is_tested());
+        failing.map(|outage| outage.until).or_else(|| waits.then(Instant::now))
     }
 
-    /// Whether a remote accepts no profile for a reason of its own, and no answer will cause a retry.
-    fn retries_without_answer(&self) -> bool {
-        let is_quiet = |outbox: &Outbox| outbox.sending.is_none();
-        !self.shared.health.accepts() && self.outbox.as_ref().is_some_and(is_quiet)
+    /// Whether a profile is at hand that can show whether the receiver refuses all.
+    fn is_tested(&self) -> bool {
+        self.failing().is_some_and(Outage::is_doubt) && self.outbox.has_encoded()
     }
 
-    /// Gives a profile to the exporter, and holds it if the exporter does not accept it now.
-    pub(super) fn deliver(&mut self, held: HeldProfile) {
+    /// Adds a profile to the outbox.
+    pub(super) fn deliver(&mut self, held: Box<HeldProfile>) {
         // Process pending answers first.
-        while let Ok(answer) = self.answers().try_recv() {
+        while let Ok(answer) = self.answers.try_recv() {
             self.note_answer(Ok(answer));
         }
-        let held = self.hand_over(held);
-        self.held.extend(held);
-    }
-
-    /// Gives a profile to the exporter. Returns it if it must be tried again.
-    fn hand_over(&mut self, held: HeldProfile) -> Option<HeldProfile> {
-        let health = &Arc::clone(&self.shared.health);
-        // An exporter is foreign code and may panic.
-        match catch_unwind(AssertUnwindSafe(|| self.export(&held.profile, held.since))) {
-            // It says nothing of those of kept spans: they are elsewhere.
-            Ok(Ok(_)) if is_of_process(&held.report) => {
-                self.has_logged_process = false;
-                None
-            }
-            Ok(Err(error)) if is_of_process(&held.report) => {
-                self.lose_process(held.report, &error.to_string());
-                None
-            }
-            Err(_) if is_of_process(&held.report) => {
-                self.lose_process(held.report, "the exporter panicked");
-                None
-            }
-            Ok(Ok(Exported { files, .. })) => {
-                self.has_logged_failure = false;
-                if self.outbox.is_none() {
-                    self.trouble = None;
-                }
-                Counters::add(&self.shared.counters.profiles.exported, 1);
-                health.set_accepts(true);
-                // A remote has only queued it, unless it was written to files.
-                if !files.is_empty() {
-                    health.note_delivered();
-                }
-                let profile = held.is_reserved().then_some(held.profile.id);
-                self.shared.reporter.report(Kept { profile, files, ..held.report });
-                None
-            }
-            Ok(Err(error)) if error.is::<Unexportable>() => {
-                if !std::mem::replace(&mut self.has_logged_loss, true) {
-                    let message = format!("a profile is lost: {error} (logged once)");
-                    let lost = LogEvent::failure(LogKind::ProfileLost, message, error.to_string());
-                    self.shared.reporter.log(lost);
-                }
-                self.lose(held.report);
-                None
-            }
-            Ok(Err(error)) => {
-                self.note_refuses_all(&error.to_string());
-                if held.is_reserved() {
-                    return Some(held);
-                }
-                // The trial has served its purpose.
-                self.shared.reporter.report(held.report);
-                None
-            }
-            Err(_) => {
-                self.note_refuses_all("the exporter panicked");
-                self.lose(held.report);
-                None
-            }
-        }
-    }
-
-    /// A profile of the process is lost. The next one comes soon.
-    fn lose_process(&mut self, report: Kept, problem: &str) {
-        if !std::mem::replace(&mut self.has_logged_process, true) {
-            let message = format!(
-                "a continuous profile could not be exported: {problem} (logged once until it works again)"
-            );
-            let fails = LogEvent::failure(LogKind::ExportFails, message, problem.to_owned());
-            self.shared.reporter.log(fails);
-        }
-        self.lose(report);
-    }
-
-    fn export(&mut self, profile: &Profile, since: Instant) -> Result<Exported, ExportError> {
-        let problem = match &self.outbox {
-            None => return self.exporter.export(profile),
-            Some(outbox) => outbox.problem(self.trouble.as_ref()),
-        };
-        let (Some(remote), Some(outbox)) = (self.exporter.remote(), &mut self.outbox) else {
-            return Ok(Exported::default());
-        };
-        let (is_repeated, is_of_process) = (false, profile.is_of_process());
-        let Some(problem) = problem else {
-            let encoded = remote.encoded(profile);
-            let content = Content::Encoded { stem: encoded.stem, message: encoded.message.into() };
-            outbox.waiting.push_back(Outgoing { content, since, is_repeated, is_of_process });
-            return Ok(Exported::default());
-        };
-        if remote.fallback().is_none() {
-            return Err(problem.into());
-        }
-        let message = remote.encoded(profile).message;
-        let Some(fallback) = remote.fallback() else { return Err(problem.into()) };
-        let files = fallback.store(profile, Some(message))?;
-        let encoded = files.iter().find(|path| path.extension().is_some_and(|e| e == "otlp"));
-        if let Some(path) = encoded.filter(|_| outbox.broken.is_none()) {
-            if outbox.stored.len() >= MOST_STORED {
-                // The file stays in the directory.
-                outbox.stored.pop_front();
-            }
-            let content = Content::Stored(path.clone());
-            outbox.stored.push_back(Outgoing { content, since, is_repeated, is_of_process });
-        }
-        self.count(DeliveryOutcome::Stored, is_of_process);
-        Ok(Exported::to_files(files))
-    }
-
-    /// Whether a profile would be accepted now, as far as that can be determined without one.
-    fn check(&mut self) -> Result<(), ExportError> {
-        let Some(outbox) = &self.outbox else { return self.exporter.check() };
-        let Some(problem) = outbox.problem(self.trouble.as_ref()) else { return Ok(()) };
-        match self.exporter.remote().and_then(|remote| remote.fallback()) {
-            // Profiles go there in the meantime, if they can.
-            Some(fallback) => fallback.check_writable(),
-            None => Err(problem.into()),
-        }
-    }
-
-    fn note_refuses_all(&mut self, problem: &str) {
-        self.shared.health.note_failure();
-        self.retry_at = Instant::now() + LAST_PAUSE;
-        if self.outbox.is_none() {
-            self.fail(None, problem.to_owned(), false);
-        }
-        if !std::mem::replace(&mut self.has_logged_failure, true) {
-            let message = format!(
-                "a profile could not be exported: {problem} (logged once until it works again; until then \
-                 spans are kept without profiles, and the program is not affected)"
-            );
-            let fails = LogEvent::failure(LogKind::ExportFails, message, problem.to_owned());
-            self.shared.reporter.log(fails);
-        }
+        self.outbox.add(Outgoing::whole(held));
     }
 
     /// Does what is due. A hurried call does not wait for the end of the pause after a failure, unless the receiver
@@ -323,56 +167,300 @@ impl Delivery {
         if self.has_lost_exporter() {
             return;
         }
-        let now = Instant::now();
-        if let Some(trouble) = &mut self.trouble
-            && !trouble.is_over
-        {
-            let is_due = trouble.until <= now;
-            if !is_due && (trouble.is_requested || !is_hurried) {
-                return;
-            }
-            if is_due && self.outbox.is_none() {
-                trouble.postpone(now);
-            }
+        let may_try = |outage: &Outage| outage.may_try(is_hurried);
+        let is_due = self.failing().is_none_or(may_try);
+        if is_due && !self.is_remote && self.failing().is_some() {
+            self.check();
         }
-        if self.outbox.is_some() {
+        while (self.is_remote || self.failing().is_none())
+            && let Some(held) = self.outbox.take_whole()
+            && self.hand_over(held)
+        {}
+        if is_due || self.is_tested() {
             self.send_next();
-            if self.retries_without_answer() && (is_hurried || self.retry_at <= now) {
-                self.retry_at = now + LAST_PAUSE;
-                self.retry_held();
-            }
-        } else if !self.shared.health.accepts() || !self.held.is_empty() {
-            self.retry_held();
+        }
+        self.take_stock();
+    }
+
+    /// Asks an exporter that has failed whether it would accept a profile.
+    fn check(&mut self) {
+        match catch_unwind(AssertUnwindSafe(|| self.exporter.check())) {
+            Ok(Ok(())) => self.outage.iter_mut().for_each(|outage| outage.is_over = true),
+            Ok(Err(error)) => self.fail(None, error.to_string(), OutageCause::Fails),
+            Err(_) => self.fail(None, "it cannot be checked".to_owned(), OutageCause::Fails),
         }
     }
 
-    /// Tries the held profiles again if the exporter may work again.
-    pub(super) fn retry_held(&mut self) {
+    /// Drops what is too old to be tried again, and those of the process, as the next one comes soon. No profiles are made
+    /// that would not be accepted: a fallback directory accepts all, unless it fails.
+    fn take_stock(&mut self) {
         let age = self.age;
-        let is_old = |held: &HeldProfile| held.since.elapsed() > age;
-        while let Some(oldest) = self.held.iter().position(is_old) {
-            self.held.remove(oldest).into_iter().for_each(|held| self.lose(held.report));
-        }
-        let checked = catch_unwind(AssertUnwindSafe(|| self.check()));
-        if !matches!(checked, Ok(Ok(()))) {
-            if self.outbox.is_none() && self.trouble.is_none() {
-                // Another profile was exported since the last failure.
-                self.fail(None, "it cannot be checked".to_owned(), false);
-            }
-            return self.shared.health.set_accepts(false);
-        }
-        if self.held.is_empty() {
-            // Only a profile can show whether the exporter works. The next kept span gets one, if only as a trial,
-            // and the exporter is trusted again once that is exported.
-            return self.shared.health.set_accepts(true);
-        }
-        for _ in 0..self.held.len() {
-            let Some(held) = self.held.pop_front() else { return };
-            if let Some(held) = self.hand_over(held) {
-                // To the back: if this profile is at fault, others get their turn.
-                return self.held.push_back(held);
+        let is_old = |it: &Outgoing| match it.content {
+            Content::Whole(_) if it.is_of_process => true,
+            Content::Whole(_) | Content::Encoded { .. } => it.since.elapsed() > age,
+            Content::Stored(_) => false,
+        };
+        if self.failing().is_some() {
+            for old in self.outbox.take_all(is_old) {
+                self.conclude(old, DeliveryOutcome::TooOld);
             }
         }
+        let has_fallback = self.exporter.remote().is_some_and(|it| it.fallback().is_some());
+        let accepts = self.problem().is_none() || has_fallback && !self.outbox.has_whole();
+        self.shared.health.set_accepts(accepts);
+    }
+
+    /// Gives a profile to the exporter. Returns whether it may accept others.
+    fn hand_over(&mut self, held: Box<HeldProfile>) -> bool {
+        // An exporter is foreign code and may panic.
+        let exported = catch_unwind(AssertUnwindSafe(|| self.export(&held.profile, held.since)));
+        let (problem, is_alone) = match &exported {
+            Ok(Ok(_)) => (String::new(), false),
+            Ok(Err(error)) => (error.to_string(), error.is::<Unexportable>()),
+            Err(_) => ("the exporter panicked".to_owned(), false),
+        };
+        match exported {
+            // It says nothing of those of kept spans: they are elsewhere.
+            Ok(Ok(_)) if is_of_process(&held.report) => self.has_logged_process = false,
+            _ if is_of_process(&held.report) => {
+                let message = format!(
+                    "a continuous profile could not be exported: {problem} (logged once until it works again)"
+                );
+                let fails = LogEvent::failure(LogKind::ExportFails, message, problem);
+                log_once(&self.shared.reporter, &mut self.has_logged_process, fails);
+                self.lose(held.report);
+            }
+            Ok(Ok(files)) => {
+                self.has_logged_failure = false;
+                if !self.is_remote {
+                    self.outage = None;
+                }
+                Counters::add(&self.shared.counters.profiles.exported, 1);
+                let profile = Some(held.profile.id);
+                self.shared.reporter.report(Kept { profile, files, ..held.report });
+            }
+            _ if is_alone => {
+                let message = format!("a profile is lost: {problem} (logged once)");
+                let lost = LogEvent::failure(LogKind::ProfileLost, message, problem);
+                log_once(&self.shared.reporter, &mut self.has_logged_loss, lost);
+                self.lose(held.report);
+            }
+            _ => {
+                let message = format!(
+                    "a profile could not be exported: {problem} (logged once until it works again; until then \
+                     spans are kept without profiles, and the program is not affected)"
+                );
+                let fails = LogEvent::failure(LogKind::ExportFails, message, problem.clone());
+                log_once(&self.shared.reporter, &mut self.has_logged_failure, fails);
+                match exported {
+                    // To the back: if this profile is at fault, others get their turn.
+                    Ok(_) => self.outbox.add(Outgoing::whole(held)),
+                    Err(_) => self.lose(held.report),
+                }
+                if !self.is_remote {
+                    self.fail(None, problem, OutageCause::Fails);
+                }
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Exports a profile. For a remote, it is added to the outbox, or written to the fallback directory.
+    fn export(&mut self, profile: &Profile, since: Instant) -> Result<Vec<PathBuf>, ExportError> {
+        let problem = self.problem().filter(|_| !self.failing().is_some_and(Outage::is_doubt));
+        let is_ended = self.failing().is_some_and(|outage| outage.cause == OutageCause::Ended);
+        let Some(remote) = self.exporter.remote() else {
+            return Ok(self.exporter.export(profile)?.files);
+        };
+        let is_of_process = profile.is_of_process();
+        let outgoing = |content| Outgoing { content, since, is_repeated: false, is_of_process };
+        let is_away = problem.is_some();
+        if let (Some(problem), None) = (problem, remote.fallback()) {
+            return Err(problem.into());
+        }
+        let Encoded { stem, message } = remote.encoded(profile);
+        let Some(fallback) = remote.fallback().filter(|_| is_away) else {
+            self.outbox.add(outgoing(Content::Encoded { stem, message: message.into() }));
+            return Ok(Vec::new());
+        };
+        let files = fallback.store(profile, Some(message))?;
+        let encoded = files.iter().find(|path| path.extension().is_some_and(|e| e == "otlp"));
+        if let Some(path) = encoded.filter(|_| !is_ended) {
+            self.outbox.add_stored(outgoing(Content::Stored(path.clone())));
+        }
+        self.count(DeliveryOutcome::Stored, is_of_process);
+        Ok(files)
+    }
+
+    /// Sends a request if none is in flight: a profile, or only a probe whether the receiver is still away.
+    fn send_next(&mut self) {
+        let cause = self.failing().map(|outage| outage.cause);
+        if cause == Some(OutageCause::Ended) {
+            let problem = self.problem().unwrap_or_default();
+            return self.fail(None, problem, OutageCause::Ended);
+        }
+        let can_go = |it: &Outgoing| match it.content {
+            Content::Whole(_) => false,
+            Content::Encoded { .. } => true,
+            // A receiver that refuses all profiles gets no stored ones, which can wait.
+            Content::Stored(_) => !cause.is_some_and(OutageCause::refuses),
+        };
+        while let (None, Some(remote)) = (&self.outbox.sending, self.exporter.remote()) {
+            let Some(outgoing) = self.outbox.take(can_go) else {
+                if cause.is_some() {
+                    remote.send(Arc::default());
+                    self.outbox.sending = Some(Request::Probe);
+                }
+                return;
+            };
+            let message = match &outgoing.content {
+                Content::Encoded { message, .. } => Some(Arc::clone(message)),
+                Content::Stored(path) if outgoing.since.elapsed() <= self.age => {
+                    // The file is small and local. If it is gone, the directory has made room.
+                    std::fs::read(path).ok().map(Arc::from)
+                }
+                _ => None,
+            };
+            let Some(message) = message else {
+                self.conclude(outgoing, DeliveryOutcome::TooOld);
+                continue;
+            };
+            if outgoing.is_repeated {
+                Counters::add(&self.shared.counters.profiles.requests_retried, 1);
+            }
+            remote.send(message);
+            self.outbox.sending = Some(Request::Profile(outgoing));
+        }
+    }
+
+    /// Handles an answer. An error means that the sending thread has ended.
+    pub(super) fn note_answer(&mut self, answer: Result<Answer, RecvError>) {
+        let Ok(answer) = answer else {
+            return self.break_down("the thread that sends profiles has panicked".to_owned());
+        };
+        let sent = match self.outbox.sending.take() {
+            Some(Request::Profile(outgoing)) => Some(outgoing),
+            Some(Request::Probe) => None,
+            None => return,
+        };
+        let outcome = match answer {
+            Answer::NotNow { after, problem } => {
+                let waiting = self.outbox.queue.len() + usize::from(sent.is_some());
+                let message =
+                    format!("takes no profiles at present: {problem} ({waiting} waiting)");
+                self.owes_all_clear |= self.warn(LogEvent {
+                    count: u64::try_from(waiting).ok(),
+                    error: Some(problem.clone()),
+                    ..LogEvent::warning(LogKind::ReceiverAway, message)
+                });
+                self.fail(after, problem, OutageCause::Fails);
+                None
+            }
+            Answer::Refused { what: RefusedScope::All, problem } => {
+                self.owes_all_clear |= self.warn(refuses(problem.clone()));
+                self.fail(None, problem, OutageCause::Refuses);
+                if sent.is_some() {
+                    self.shared.health.note_refused();
+                }
+                // The receiver refuses all others too: they are not sent one by one. Stored ones it may accept later.
+                let encoded = |it: &Outgoing| matches!(it.content, Content::Encoded { .. });
+                for other in self.outbox.take_all(encoded) {
+                    self.conclude(other, DeliveryOutcome::Refused);
+                }
+                sent.as_ref().is_some_and(encoded).then_some(DeliveryOutcome::Refused)
+            }
+            // Any other answer to an empty request means that the receiver is back.
+            _ if sent.is_none() => {
+                self.outage.iter_mut().for_each(|outage| outage.is_over = true);
+                None
+            }
+            Answer::Accepted { message } => {
+                self.outage = None;
+                self.note_accepted(message);
+                Some(DeliveryOutcome::Delivered)
+            }
+            Answer::Refused { what: RefusedScope::Request, problem } => {
+                let is_logged = self.warn(refuses(problem.clone()));
+                let is_of_process = sent.as_ref().is_some_and(|it| it.is_of_process);
+                let may_refuse_all = match is_of_process {
+                    true => self.failing().is_some_and(|it| it.cause.refuses()),
+                    false => self.shared.health.note_refused(),
+                };
+                self.owes_all_clear |= is_logged && may_refuse_all;
+                match may_refuse_all {
+                    true => self.fail(None, problem, OutageCause::MayRefuse),
+                    false => self.outage = None,
+                }
+                // It must not be sent again. Only another profile can show whether all are refused.
+                Some(DeliveryOutcome::Refused)
+            }
+        };
+        match (sent, outcome) {
+            (Some(sent), Some(outcome)) => self.conclude(sent, outcome),
+            (Some(sent), None) => self.outbox.add(Outgoing { is_repeated: true, ..sent }),
+            (None, _) => {}
+        }
+        self.take_stock();
+    }
+
+    /// The way of a profile ends.
+    fn conclude(&mut self, outgoing: Outgoing, outcome: DeliveryOutcome) {
+        let mut is_stored = false;
+        match outgoing.content {
+            Content::Whole(held) => return self.lose(held.report),
+            Content::Stored(_) => {
+                Counters::add(&self.shared.counters.profiles.resent_from_fallback, 1);
+            }
+            Content::Encoded { .. } if outcome == DeliveryOutcome::Delivered => {}
+            Content::Encoded { stem, message } => {
+                let fallback = self.exporter.remote().and_then(|remote| remote.fallback());
+                is_stored = fallback.is_some_and(|it| it.write_otlp(&stem, &message).is_ok());
+            }
+        }
+        // A refused profile counts as refused even if it was stored: it is not sent again.
+        let is_stored = is_stored && outcome != DeliveryOutcome::Refused;
+        let outcome = if is_stored { DeliveryOutcome::Stored } else { outcome };
+        self.count(outcome, outgoing.is_of_process);
+    }
+
+    /// Counts a profile.
+    fn count(&self, outcome: DeliveryOutcome, is_of_process: bool) {
+        let PublishState { counters, health, .. } = &self.shared;
+        let counter = match outcome {
+            DeliveryOutcome::Delivered => &counters.profiles.delivered,
+            DeliveryOutcome::Stored => &counters.profiles.stored_as_fallback,
+            // No span refers to it.
+            _ if is_of_process => &counters.continuous.dropped_export_failed,
+            DeliveryOutcome::Refused => &counters.profiles.dropped_refused,
+            DeliveryOutcome::TooOld => &counters.profiles.dropped_too_old,
+            DeliveryOutcome::AtShutdown => &counters.profiles.dropped_at_shutdown,
+        };
+        Counters::add(counter, 1);
+        match outcome {
+            DeliveryOutcome::Delivered => health.note_delivered(),
+            DeliveryOutcome::Stored => {}
+            _ if is_of_process => {}
+            _ => health.note_lost(),
+        }
+    }
+
+    /// An attempt has failed. `after` is the pause that the receiver asks for.
+    fn fail(&mut self, after: Option<Duration>, problem: String, cause: OutageCause) {
+        self.outage = Some(Outage::after(self.outage.take(), after, problem, cause));
+    }
+
+    fn break_down(&mut self, problem: String) {
+        let message = format!("{problem}; profiles are not sent until the program restarts");
+        let event = LogEvent::warning(LogKind::SendingEnded, message);
+        self.shared.reporter.log(LogEvent { error: Some(problem.clone()), ..event });
+        self.answers = channel::never();
+        if let Some(Request::Profile(outgoing)) = self.outbox.sending.take() {
+            self.outbox.add(outgoing);
+        }
+        // They stay in the directory.
+        self.outbox.take_all(Outgoing::is_stored);
+        self.fail(None, problem, OutageCause::Ended);
     }
 
     /// Waits until all promised profiles are delivered, and retries failures until then.
@@ -387,8 +475,7 @@ impl Delivery {
         }
         let (mut pause, mut hurries_at) = (FIRST_PAUSE_OF_FLUSH, Instant::now());
         // Asks a receiver that has failed before reporting that nothing is left.
-        let is_known = |trouble: &Outage| trouble.is_requested || trouble.is_over;
-        let mut has_asked = self.trouble.as_ref().is_none_or(is_known) || self.outbox.is_none();
+        let mut has_asked = !self.is_remote || self.failing().is_none_or(Outage::is_known);
         loop {
             let now = Instant::now();
             let is_hurried = now >= hurries_at;
@@ -401,7 +488,7 @@ impl Delivery {
                 break;
             }
             let wake = self.next_attempt().map_or(hurries_at, |next| next.min(hurries_at));
-            match self.answers().recv_deadline(wake.min(deadline)) {
+            match self.answers.recv_deadline(wake.min(deadline)) {
                 Err(RecvTimeoutError::Timeout) => {}
                 answer => {
                     has_asked = true;
@@ -410,31 +497,22 @@ impl Delivery {
             }
         }
         self.none_lost()?;
-        let profiles = self.held.len() + self.outbox.as_ref().map_or(0, Outbox::count);
-        let is_away = |outbox: &Outbox| {
-            self.trouble.as_ref().is_some_and(|trouble| trouble.is_away(outbox.limits.grace_period))
-        };
-        let is_away = self.outbox.as_ref().is_some_and(is_away);
-        if profiles == 0 && !is_away && !self.shared.health.is_doubted() {
-            return Ok(());
+        let profiles = self.outbox.all().count();
+        match self.failing() {
+            Some(outage) if profiles > 0 || self.is_remote && self.problem().is_some() => {
+                Err(FlushError::ExporterFails(outage.problem.clone()))
+            }
+            None if profiles > 0 => Err(FlushError::Timeout(FlushStage::Delivery { profiles })),
+            _ => Ok(()),
         }
-        let broken = self.outbox.as_ref().and_then(|outbox| outbox.broken.clone());
-        let trouble = self.trouble.as_ref().filter(|trouble| !trouble.is_over);
-        let problem = broken.or_else(|| trouble.map(|trouble| trouble.problem.clone()));
-        Err(match problem {
-            Some(problem) => FlushError::ExporterFails(problem),
-            None if profiles > 0 => FlushError::Timeout(FlushStage::Delivery { profiles }),
-            None => FlushError::ExporterFails("the last profiles were not delivered".to_owned()),
-        })
     }
 
     /// Whether there is nothing to wait for. Profiles in the fallback directory count only while the receiver
     /// answers.
     fn is_done(&self) -> bool {
-        let Some(outbox) = &self.outbox else { return self.held.is_empty() };
-        let is_well = self.trouble.as_ref().is_none_or(|trouble| trouble.is_over);
-        let is_sent = outbox.is_empty() && !(is_well && outbox.has_stored());
-        outbox.broken.is_some() || self.held.is_empty() && is_sent
+        let outage = self.failing();
+        outage.is_some_and(|outage| outage.cause == OutageCause::Ended)
+            || self.outbox.all().all(|it| outage.is_some() && it.is_stored())
     }
 
     /// An error if profiles were lost since the last call.
@@ -455,17 +533,11 @@ impl Delivery {
 
     /// Ends delivery. An error if a profile was lost since the last flush.
     pub(super) fn end(mut self) -> Result<(), FlushError> {
-        while let Some(held) = self.held.pop_front() {
-            self.lose(held.report);
+        if let Some(Request::Profile(sent)) = self.outbox.sending.take() {
+            self.outbox.add(sent);
         }
-        if let Some(mut outbox) = self.outbox.take() {
-            let sending = match outbox.sending.take() {
-                Some(Request::Profile(outgoing)) => Some(outgoing),
-                _ => None,
-            };
-            let sending = sending.filter(|outgoing| outgoing.message().is_some());
-            let left: Vec<_> = sending.into_iter().chain(outbox.waiting).collect();
-            self.abandon(&left, DeliveryOutcome::AtShutdown);
+        for left in self.outbox.take_all(|it| !it.is_stored()) {
+            self.conclude(left, DeliveryOutcome::AtShutdown);
         }
         let ended = self.none_lost();
         _ = catch_unwind(AssertUnwindSafe(|| drop(self)));
@@ -478,9 +550,51 @@ impl Delivery {
             return Counters::add(&self.shared.counters.continuous.dropped_export_failed, 1);
         }
         Counters::add(&self.shared.counters.profiles.dropped_export_failed, 1);
-        self.shared.health.note_refused();
+        self.shared.health.note_lost();
         self.shared.reporter.report(Kept { profile: None, ..report });
     }
+
+    fn note_accepted(&mut self, message: String) {
+        // Only after a warning, so no more often than warnings.
+        if std::mem::take(&mut self.owes_all_clear)
+            && let Some(remote) = self.exporter.remote()
+        {
+            let endpoint = remote.endpoint().to_owned();
+            let event = LogEvent::info(
+                LogKind::ReceiverBack,
+                format!("profiles are sent to {endpoint} again"),
+            );
+            self.shared.reporter.log(LogEvent { endpoint: Some(endpoint), ..event });
+        }
+        if !message.is_empty() {
+            let said = format!("took a profile and replied: {message}");
+            let event = LogEvent::warning(LogKind::ReceiverReplies, said);
+            self.warn(LogEvent { error: Some(message), ..event });
+        }
+    }
+
+    /// Logs what the receiver does, at most once a minute. Returns whether it was logged.
+    fn warn(&mut self, event: LogEvent) -> bool {
+        let is_due = self.warned.is_none_or(|warned| warned.elapsed() >= MINUTE);
+        if is_due && let Some(remote) = self.exporter.remote() {
+            let endpoint = remote.endpoint().to_owned();
+            self.warned = Some(Instant::now());
+            let message = format!("{endpoint} {} (logged once a minute)", event.message);
+            self.shared.reporter.log(LogEvent { message, endpoint: Some(endpoint), ..event });
+        }
+        is_due
+    }
+}
+
+fn log_once(reporter: &Reporter, is_logged: &mut bool, event: LogEvent) {
+    if !std::mem::replace(is_logged, true) {
+        reporter.log(event);
+    }
+}
+
+fn refuses(problem: String) -> LogEvent {
+    let message = format!("refuses profiles: {problem}");
+    LogEvent::failure(LogKind::ReceiverRefuses, message, problem)
 }
 
 #[cfg(test)]
@@ -493,10 +607,10 @@ mod tests {
 
     use super::super::memory::MemoryBudget;
     use super::*;
-    use crate::compare::ReferenceLimits;
-    use crate::export::{Directory, Encoded, Exporter, QueueLimits, RefusedScope, Remote};
+    use crate::export::{Directory, Exported, Remote};
     use crate::keep::KeptSpan;
     use crate::profile::{Hotspots, ProfileId};
+    use crate::references::ReferenceLimits;
     use crate::span::SpanKey;
     use crate::stats::Stats;
     use crate::sys::Poller;
@@ -534,6 +648,10 @@ mod tests {
         fn export(&mut self, _: &Profile) -> Result<Exported, ExportError> {
             Err("not called for a remote".into())
         }
+
+        fn remote(&mut self) -> Option<&mut dyn Remote> {
+            Some(self)
+        }
     }
 
     impl Remote for Sends {
@@ -568,7 +686,7 @@ mod tests {
         let (counters, redaction) = (Arc::<Counters>::default(), Arc::<Redaction>::default());
         let reporter = Arc::new(Reporter::new(Arc::clone(&counters), Arc::default(), false));
         let health = Arc::new(ExporterHealth::new(true, false));
-        let references = References::new(ReferenceLimits::NONE, Arc::clone(&counters), 0);
+        let references = References::new(ReferenceLimits::NONE, Arc::clone(&counters));
         PublishState {
             counters,
             health,
@@ -579,8 +697,9 @@ mod tests {
         }
     }
 
-    fn delivery_by(exporter: AnyExporter) -> Delivery {
+    fn delivery_by(exporter: impl Exporter + 'static) -> Delivery {
         let files = Arc::clone(Poller::new().unwrap().files());
+        let exporter: Box<dyn Exporter> = Box::new(exporter);
         let exporter = FilesGuard::new(exporter, &files);
         let mut delivery = Delivery::new(shared(), exporter, files, None);
         delivery.start();
@@ -590,11 +709,16 @@ mod tests {
     fn delivery_to(grace_period: Duration, fallback: Option<Directory>) -> (Delivery, Line) {
         let line = Line::default();
         let sends = Sends { line: line.clone(), grace_period, fallback };
-        (delivery_by(AnyExporter::Remote(Box::new(sends))), line)
+        (delivery_by(sends), line)
     }
 
     fn stats(delivery: &Delivery) -> Stats {
         delivery.shared.counters.snapshot()
+    }
+
+    /// The profiles that the exporter has not accepted.
+    fn held(delivery: &Delivery) -> usize {
+        delivery.outbox.queue.iter().filter(|it| matches!(it.content, Content::Whole(_))).count()
     }
 
     /// Delivers a promised profile, and does what is due.
@@ -602,8 +726,18 @@ mod tests {
         let key = SpanKey::new(1).unwrap();
         let profile = Profile::new(ProfileId::for_test(1), 1);
         let span = KeptSpan { profile: Ok(profile.id), ..KeptSpan::for_test(key, key, 1) };
+        deliver_of(delivery, profile, vec![span]);
+    }
+
+    fn deliver_of_process(delivery: &mut Delivery) {
+        let mut profile = Profile::new(ProfileId::for_test(1), 1);
+        profile.scope = crate::profile::ProfileScope::Process;
+        deliver_of(delivery, profile, Vec::new());
+    }
+
+    fn deliver_of(delivery: &mut Delivery, profile: Profile, spans: Vec<KeptSpan>) {
         let report = Kept {
-            spans: vec![span],
+            spans,
             profile: None,
             samples: 1,
             hotspots: Hotspots::default(),
@@ -614,12 +748,13 @@ mod tests {
             files: Vec::new(),
         };
         let (_room, _permit) = (MemoryBudget::new(1 << 20).take(), None);
-        delivery.deliver(HeldProfile { profile, report, since: Instant::now(), _room, _permit });
+        let since = Instant::now();
+        delivery.deliver(Box::new(HeldProfile { profile, report, since, _room, _permit }));
         delivery.advance(false);
     }
 
     fn accepted() -> Answer {
-        Answer::Accepted { rejected: 0, message: String::new() }
+        Answer::Accepted { message: String::new() }
     }
 
     fn busy(after: Option<Duration>) -> Answer {
@@ -643,14 +778,14 @@ mod tests {
         for _ in 0..4 {
             deliver(&mut delivery);
         }
-        let outbox = delivery.outbox.as_mut().unwrap();
-        let Some(Request::Profile(sending)) = &mut outbox.sending else { panic!("the first") };
+        let Outbox { queue, sending, .. } = &mut delivery.outbox;
+        let Some(Request::Profile(sending)) = sending else { panic!("the first") };
         let Some(since) = Instant::now().checked_sub(2 * PLENTY) else { return };
-        (sending.since, outbox.waiting[0].since, outbox.waiting[2].since) = (since, since, since);
+        (sending.since, queue[0].since, queue[2].since) = (since, since, since);
         // All expired profiles are given up with the first, without a request and a pause for each.
         receive(&mut delivery, busy(Some(PLENTY)));
         assert_eq!(stats(&delivery).profiles.dropped_too_old, 3);
-        assert_eq!(delivery.outbox.as_ref().unwrap().waiting.len(), 1);
+        assert_eq!(delivery.outbox.queue.len(), 1);
         assert_eq!(line.sent(), [1], "the next request is a minute away");
     }
 
@@ -684,7 +819,7 @@ mod tests {
         for _ in 0..3 {
             deliver(&mut delivery);
         }
-        assert_eq!((delivery.held.len(), stats(&delivery).profiles.exported), (3, 1));
+        assert_eq!((held(&delivery), stats(&delivery).profiles.exported), (3, 1));
         for _ in 0..4 {
             receive(&mut delivery, accepted());
         }
@@ -743,24 +878,96 @@ mod tests {
     }
 
     #[test]
-    fn while_the_receiver_is_away_the_check_covers_the_fallback_directory() {
+    fn while_the_receiver_is_away_profiles_are_made_as_long_as_the_fallback_directory_works() {
         let dir = tempfile::tempdir().unwrap();
         let file = tempfile::NamedTempFile::new().unwrap();
-        for (path, expected) in [
-            (None, Some("busy")),
-            (Some(dir.path().to_owned()), None),
-            (Some(file.path().join("below")), Some("cannot write to")),
-        ] {
+        let path = file.path().join("below");
+        for (path, is_accepted) in
+            [(None, false), (Some(dir.path().to_owned()), true), (Some(path.clone()), false)]
+        {
             let (mut delivery, _line) = delivery_to(Duration::ZERO, path.map(Directory::new));
-            assert!(delivery.check().is_ok(), "the directory is not used yet");
             deliver(&mut delivery);
             receive(&mut delivery, busy(None));
-            let problem = delivery.check().err().map(|error| error.to_string());
-            match expected {
-                Some(expected) => assert!(problem.unwrap().contains(expected)),
-                None => assert_eq!(problem, None),
-            }
+            deliver(&mut delivery);
+            assert_eq!(delivery.shared.health.accepts(), is_accepted);
+            assert_eq!(held(&delivery), usize::from(!is_accepted));
         }
+        // It is tried again.
+        let (mut delivery, _line) = delivery_to(Duration::ZERO, Some(Directory::new(&path)));
+        deliver(&mut delivery);
+        receive(&mut delivery, busy(None));
+        deliver(&mut delivery);
+        drop(file);
+        delivery.advance(true);
+        assert_eq!((held(&delivery), stats(&delivery).profiles.stored_as_fallback), (0, 1));
+        assert!(delivery.shared.health.accepts());
+    }
+
+    /// One that must prove that it works.
+    fn unproven() -> (Delivery, Line) {
+        let (mut delivery, line) = delivery_to(Duration::ZERO, None);
+        delivery.shared.health = Arc::new(ExporterHealth::new(true, true));
+        (delivery, line)
+    }
+
+    #[test]
+    fn refused_profiles_of_the_process_say_nothing_of_those_of_spans() {
+        let (mut delivery, line) = unproven();
+        for _ in 0..5 {
+            deliver_of_process(&mut delivery);
+            receive(&mut delivery, never(RefusedScope::Request));
+            assert!(delivery.shared.health.accepts());
+        }
+        assert_eq!(stats(&delivery).continuous.dropped_export_failed, 5);
+        // While all may be refused, they are the test.
+        deliver(&mut delivery);
+        deliver_of_process(&mut delivery);
+        receive(&mut delivery, never(RefusedScope::Request));
+        receive(&mut delivery, never(RefusedScope::Request));
+        assert_eq!(stats(&delivery).continuous.dropped_export_failed, 6);
+        assert!(!delivery.shared.health.accepts());
+        deliver_of_process(&mut delivery);
+        assert_eq!(line.sent(), [1; 8]);
+        receive(&mut delivery, accepted());
+        assert!(delivery.shared.health.accepts());
+    }
+
+    #[test]
+    fn what_waits_is_sent_although_all_may_be_refused() {
+        let (mut delivery, line) = unproven();
+        (0..3).for_each(|_| deliver(&mut delivery));
+        receive(&mut delivery, never(RefusedScope::Request));
+        receive(&mut delivery, never(RefusedScope::Request));
+        assert!(!delivery.shared.health.accepts());
+        receive(&mut delivery, accepted());
+        assert!(delivery.shared.health.accepts() && held(&delivery) == 0);
+        assert_eq!(line.sent(), [1; 3]);
+    }
+
+    fn pass_pause(delivery: &mut Delivery) {
+        delivery.outage.iter_mut().for_each(|outage| outage.until = Instant::now());
+        delivery.advance(false);
+    }
+
+    /// OTLP forbids to send again what was refused.
+    #[test]
+    fn while_all_may_be_refused_a_receiver_is_probed_and_the_next_profile_is_the_test() {
+        let (mut delivery, line) = unproven();
+        for lost in 1..=2 {
+            deliver(&mut delivery);
+            receive(&mut delivery, never(RefusedScope::Request));
+            assert_eq!(stats(&delivery).profiles.dropped_refused, lost);
+            assert!(!delivery.shared.health.accepts());
+            assert!(delivery.flush(Instant::now()).is_err(), "not even probed");
+            pass_pause(&mut delivery);
+            receive(&mut delivery, never(RefusedScope::Request));
+            assert!(delivery.shared.health.accepts());
+        }
+        deliver(&mut delivery);
+        receive(&mut delivery, accepted());
+        assert!(delivery.shared.health.accepts() && held(&delivery) == 0);
+        assert_eq!(line.sent(), [1, 0, 1, 0, 1]);
+        assert_eq!(stats(&delivery).profiles.delivered, 1);
     }
 
     #[test]
@@ -776,10 +983,10 @@ mod tests {
             "at once"
         );
         assert!(start.elapsed() < PLENTY);
-        assert!(delivery.check().unwrap_err().to_string().contains("panicked"));
+        assert!(delivery.problem().unwrap().contains("panicked"));
         deliver(&mut delivery);
         // It is retried, which is also when it expires.
-        assert_eq!(delivery.held.len(), 1);
+        assert_eq!(held(&delivery), 1);
         assert!(delivery.next_attempt().unwrap() > Instant::now());
         let counters = Arc::clone(&delivery.shared.counters);
         assert_eq!(delivery.end(), Err(FlushError::ProfilesLost(2)));
@@ -790,9 +997,10 @@ mod tests {
         );
     }
 
-    /// Exports all profiles but the first, and cannot be checked.
+    /// Exports all profiles but the first, and cannot be checked at first.
     struct FailsFirst {
         exports: usize,
+        checks: usize,
     }
 
     impl Exporter for FailsFirst {
@@ -802,18 +1010,24 @@ mod tests {
         }
 
         fn check(&mut self) -> Result<(), ExportError> {
-            Err("not now".into())
+            self.checks += 1;
+            if self.checks == 1 { Err("not now".into()) } else { Ok(()) }
         }
     }
 
     #[test]
-    fn a_check_that_fails_after_a_success_is_repeated_after_a_pause() {
-        let mut delivery = delivery_by(AnyExporter::Direct(Box::new(FailsFirst { exports: 0 })));
+    fn a_check_that_fails_is_repeated_after_a_pause() {
+        let fails = FailsFirst { exports: 0, checks: 0 };
+        let mut delivery = delivery_by(fails);
         deliver(&mut delivery);
         deliver(&mut delivery);
-        assert_eq!((delivery.held.len(), stats(&delivery).profiles.exported), (1, 1));
         delivery.advance(true);
+        assert_eq!((held(&delivery), stats(&delivery).profiles.exported), (2, 0));
+        assert!(!delivery.shared.health.accepts());
         assert!(delivery.next_attempt().unwrap() > Instant::now());
+        delivery.advance(true);
+        assert_eq!((held(&delivery), stats(&delivery).profiles.exported), (0, 2));
+        assert!(delivery.shared.health.accepts() && delivery.next_attempt().is_none());
     }
 
     #[test]
@@ -822,10 +1036,8 @@ mod tests {
         line.panics.store(true, Ordering::Relaxed);
         deliver(&mut delivery);
         assert_eq!(stats(&delivery).profiles.dropped_export_failed, 1);
-        let health = Arc::clone(&delivery.shared.health);
-        assert!(!health.accepts() && delivery.next_attempt().is_some());
         delivery.advance(true);
-        assert!(health.accepts());
+        assert!(delivery.shared.health.accepts());
         deliver(&mut delivery);
         assert_eq!(line.sent(), [1]);
     }
@@ -849,9 +1061,9 @@ mod tests {
     /// No reservation is given, so that no profile comes that would cause a retry.
     #[test]
     fn an_exporter_that_has_no_profile_to_retry_is_checked_again() {
-        let mut delivery = delivery_by(AnyExporter::Direct(Box::new(StartsLate { checks: 0 })));
+        let mut delivery = delivery_by(StartsLate { checks: 0 });
         delivery.shared.health.set_accepts(false);
-        delivery.fail(None, "not yet".to_owned(), false);
+        delivery.fail(None, "not yet".to_owned(), OutageCause::Fails);
         for _ in 0..2 {
             assert!(!delivery.shared.health.accepts() && delivery.next_attempt().is_some());
             delivery.advance(true);

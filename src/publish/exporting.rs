@@ -5,9 +5,10 @@ use std::time::SystemTime;
 
 use crossbeam::channel::{self, Receiver, select};
 
-use super::delivery::{Delivery, HeldProfile};
+use super::delivery::Delivery;
 use super::ending::EndsWithThread;
 use super::job::{FlushRequest, LastDelivery};
+use super::outbox::HeldProfile;
 use crate::error::FlushError;
 use crate::history::HourlyHistory;
 use crate::keep::Kept;
@@ -51,10 +52,9 @@ impl ExportThread {
             let wake = self.delivery.next_attempt().map_or_else(channel::never, channel::at);
             let due = self.history.due_in(SystemTime::now());
             let due = due.map_or_else(channel::never, channel::after);
-            let answers = self.delivery.answers();
             let job = select! {
                 recv(self.jobs) -> job => Some(job.unwrap_or(ExportJob::Stop(LastDelivery::FAILED))),
-                recv(answers) -> answer => {
+                recv(self.delivery.answers) -> answer => {
                     self.delivery.note_answer(answer);
                     None
                 }
@@ -66,7 +66,7 @@ impl ExportThread {
                     crate::sys::read_filters();
                     match self.delivery.has_lost_exporter() {
                         true => self.delivery.lose(held.report),
-                        false => self.delivery.deliver(*held),
+                        false => self.delivery.deliver(held),
                     }
                 }
                 Some(ExportJob::Lose(report)) => self.delivery.lose(*report),
@@ -75,7 +75,7 @@ impl ExportThread {
                     let events = self.history.flush(SystemTime::now());
                     self.log(events);
                     let lost = flushed.clone();
-                    if !done.answer(flushed) {
+                    if !done.send(flushed) {
                         self.delivery.note_unanswered(lost);
                     }
                 }
@@ -89,7 +89,7 @@ impl ExportThread {
     }
 
     fn log(&self, events: Vec<LogEvent>) {
-        events.into_iter().for_each(|event| self.delivery.reporter().log(event));
+        events.into_iter().for_each(|event| self.delivery.shared.reporter.log(event));
     }
 
     /// Delivers what can be delivered, and drops everything else.
@@ -97,7 +97,7 @@ impl ExportThread {
         let flushed = self.delivery.flush(last.deadline());
         let events = self.history.flush(SystemTime::now());
         self.log(events);
-        let reporter = Arc::clone(self.delivery.reporter());
+        let reporter = Arc::clone(&self.delivery.shared.reporter);
         let came_all = if last.has_failed { Err(FlushError::Ended) } else { Ok(()) };
         let ended = flushed.and(self.delivery.end()).and(came_all);
         // Nothing is reported from here on.

@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::{self, Receiver, Sender};
 
 use super::memory::TakenRoom;
-use super::open_span::OpenSpan;
+use super::open_span::{OpenSpan, with_stacks};
 use crate::error::FlushError;
 use crate::keep::{KeptSpan, Reservation};
 use crate::profile::{MappingId, Profile, ThreadDump};
 use crate::references::ClosedReference;
+use crate::span::SpanKey;
 use crate::sys::Uncounted;
 use crate::unwind::Module;
 
@@ -36,29 +37,30 @@ pub(crate) enum Job {
         now_ns: u64,
     },
     /// Symbolize a profile for a caller that waits for it.
-    Reply {
-        profile: Box<Profile>,
-        modules: HashMap<MappingId, Arc<Module>>,
-        reply: Question<Profile>,
-    },
-    /// Symbolize the stacks of open spans for a caller that waits for them.
-    ListOpen {
-        stacks: Box<Profile>,
-        modules: HashMap<MappingId, Arc<Module>>,
-        /// Each with the number of its stack, which is the time of that stack's point.
-        spans: Vec<(OpenSpan, Option<usize>)>,
-        reply: Question<Vec<OpenSpan>>,
-    },
-    /// Symbolize the stacks of all threads for a caller that waits for them.
-    DumpThreads {
-        dump: ThreadDump,
-        modules: HashMap<MappingId, Arc<Module>>,
-        reply: Question<Option<ThreadDump>>,
-    },
+    Reply { profile: Box<Profile>, modules: HashMap<MappingId, Arc<Module>>, asked: Asked },
     /// Acknowledge once all earlier jobs are done.
     Done(FlushRequest),
     /// Stop when all earlier jobs are done.
     Stop(LastDelivery),
+}
+
+/// What a caller waits for.
+#[derive(Debug)]
+pub(crate) enum Asked {
+    Profile(Question<Profile>),
+    /// Each span with the key of the one inside it that has its stack.
+    OpenSpans(Vec<(OpenSpan, Option<SpanKey>)>, Question<Vec<OpenSpan>>),
+    Threads(ThreadDump, Question<Option<ThreadDump>>),
+}
+
+impl Asked {
+    pub(super) fn answer(self, symbolized: Profile) -> bool {
+        match self {
+            Self::Profile(reply) => reply.send(symbolized),
+            Self::OpenSpans(spans, reply) => reply.send(with_stacks(spans, &symbolized)),
+            Self::Threads(dump, reply) => reply.send(Some(dump.with_stacks(symbolized))),
+        }
+    }
 }
 
 /// Why not everything was delivered, if so.
@@ -132,13 +134,8 @@ pub(crate) struct Question<T> {
 
 impl<T> Question<T> {
     /// Returns whether the caller still waited.
-    pub(crate) fn answer(self, answer: T) -> bool {
+    pub(crate) fn send(self, answer: T) -> bool {
         self.reply.send(answer).is_ok()
-    }
-
-    /// The caller may no longer wait.
-    pub(crate) fn send(self, answer: T) {
-        self.answer(answer);
     }
 }
 

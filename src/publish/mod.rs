@@ -26,7 +26,7 @@ use self::delivery::Delivery;
 use self::ending::EndsWithThread;
 use self::exporting::ExportThread;
 use self::worker::SymbolsThread;
-use crate::export::AnyExporter;
+use crate::export::Exporter;
 use crate::history::{HistorySettings, HourlyHistory};
 use crate::keep::OnKept;
 use crate::span::spawn_ignored;
@@ -35,8 +35,9 @@ use crate::sys::{Files, FilesGuard};
 
 pub(crate) use delivery::PublishState;
 pub(crate) use ending::{ANSWERED_WITHIN, Ending};
-pub(crate) use job::{FlushRequest, FlushResult, Job, LastDelivery, Question, Questions};
+pub(crate) use job::{Asked, FlushRequest, FlushResult, Job, LastDelivery, Question, Questions};
 pub(crate) use memory::{MemoryBudget, waiting_profiles};
+pub(crate) use open_span::link_of;
 pub use open_span::{OpenSpan, OpenState};
 #[cfg(feature = "axum")]
 pub(crate) use recent::RecentlyKept;
@@ -46,7 +47,7 @@ pub(crate) use reporter::Reporter;
 
 /// Where kept spans and their profiles go.
 pub(crate) struct PublishSettings {
-    pub(crate) exporter: AnyExporter,
+    pub(crate) exporter: Box<dyn Exporter>,
     /// An error of the exporter that was found when it was made.
     pub(crate) problem: Option<String>,
     pub(crate) history: HistorySettings,

@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use crate::profile::{Profile, numbered};
+use crate::profile::{Link, Profile};
+use crate::span::SpanKey;
 
 /// A profiled span that is open, from [`Handle::open_spans`](crate::Handle::open_spans).
 #[derive(Clone, Debug)]
@@ -54,18 +55,25 @@ impl OpenState {
     }
 }
 
-/// Adds the symbolized stacks to open spans, each given with the [number](numbered) of its stack.
+/// The link of the stack of a span with that key.
+pub(crate) fn link_of(key: SpanKey) -> Link {
+    Link { fields: vec![("key", key.get().to_string())], ..Link::default() }
+}
+
+/// Adds the symbolized stacks to open spans, each given with the key of the span that has its stack.
 pub(super) fn with_stacks(
-    spans: Vec<(OpenSpan, Option<usize>)>,
+    spans: Vec<(OpenSpan, Option<SpanKey>)>,
     stacks: &Profile,
 ) -> Vec<OpenSpan> {
-    let mut known: HashMap<usize, Vec<String>> = HashMap::new();
-    for (number, sample) in numbered(stacks) {
+    let mut known: HashMap<&[(&str, String)], Vec<String>> = HashMap::new();
+    for sample in stacks.samples() {
+        let Some(link) = sample.link.and_then(|link| stacks.link(link)) else { continue };
         // A span has several if it awaits several things at the same time.
-        known.entry(number).or_default().extend(stacks.stack_in_words(sample));
+        known.entry(&link.fields).or_default().extend(stacks.stack_in_words(sample));
     }
-    let with_stack = |(span, number): (OpenSpan, Option<usize>)| {
-        let stack = number.and_then(|number| known.get(&number)).cloned().unwrap_or_default();
+    let with_stack = |(span, key): (OpenSpan, Option<SpanKey>)| {
+        let stack = key.and_then(|key| known.get(&*link_of(key).fields).cloned());
+        let stack = stack.unwrap_or_default();
         OpenSpan { stack, ..span }
     };
     spans.into_iter().map(with_stack).collect()

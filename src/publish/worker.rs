@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel::{self, Receiver, Sender, select};
 
-use super::delivery::{HeldProfile, PublishState};
+use super::delivery::PublishState;
 use super::exporting::ExportJob;
 use super::job::{Job, LastDelivery};
 use super::memory::TakenRoom;
-use super::open_span::with_stacks;
+use super::outbox::HeldProfile;
+use crate::budget::passed;
 use crate::keep::{Kept, KeptSpan, Reservation};
 use crate::log::{LogEvent, LogKind};
 use crate::profile::{Compared, MappingId, Profile, Symbolized};
@@ -21,7 +22,7 @@ use crate::references::ClosedReference;
 use crate::report;
 use crate::stats::Counters;
 use crate::symbols::{DebugCompression, Missing, SymbolSettings, Symbolizer};
-use crate::sys::{Files, FilesGuard};
+use crate::sys::{self, Files, FilesGuard};
 use crate::unwind::Module;
 
 /// The symbolizer is dropped after this long without a profile.
@@ -71,29 +72,19 @@ impl SymbolsThread {
                     _ = self.exports.send(job);
                 }
                 Some(Job::Reference { profile, modules, reference, now_ns }) => {
+                    let began_ns = sys::thread_cpu_ns();
+                    let ClosedReference { span, weight, spent_ns, .. } = *reference;
                     if let Some(profile) = self.symbolize_for_caller(profile, &modules) {
-                        let ClosedReference { span, weight, .. } = *reference;
                         self.shared.references.add(&profile, &span.facts, weight, now_ns);
                     } else {
                         self.shared.references.fail();
                     }
-                    self.shared.references.done();
+                    let took_ns = passed(began_ns, sys::thread_cpu_ns());
+                    self.shared.references.done(took_ns.map(|ns| ns + spent_ns));
                 }
-                Some(Job::Reply { profile, modules, reply }) => {
-                    if let Some(profile) = self.symbolize_for_caller(profile, &modules) {
-                        reply.send(profile);
-                    }
-                }
-                Some(Job::ListOpen { stacks, modules, spans, reply }) => {
-                    if let Some(stacks) = self.symbolize_for_caller(stacks, &modules) {
-                        reply.send(with_stacks(spans, &stacks));
-                    }
-                }
-                Some(Job::DumpThreads { dump, modules, reply }) => {
-                    let symbolize = |stacks| self.symbolize_for_caller(stacks, &modules);
-                    if let Some(dump) = dump.symbolized(symbolize) {
-                        reply.send(Some(dump));
-                    }
+                Some(Job::Reply { profile, modules, asked }) => {
+                    let symbolized = self.symbolize_for_caller(profile, &modules);
+                    _ = symbolized.map(|profile| asked.answer(profile));
                 }
                 Some(Job::Done(waiting)) => _ = self.exports.send(ExportJob::Done(waiting)),
                 Some(Job::Stop(last)) => {

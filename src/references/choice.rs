@@ -1,52 +1,75 @@
-//! The choice at a span's creation.
+//! Which spans become references: a throw for each new span, and a budget of CPU time.
+//!
+//! **Unbiased**: each span of a cohort is chosen with the same probability, whatever it will do, and independently of all
+//! others. Probabilities are powers of two. That of a cohort is halved when one of its spans was chosen for which there is
+//! no budget, so frequent cohorts come to have equally many references, and all are doubled after ten minutes without that:
+//! bursts that come again and again have the same one as the time between them.
+//!
+//! **Limited**: references may take a part of the CPU time of the process. What one takes is measured. What the budget
+//! refuses is counted: a burst as none in the last ten minutes has too few references in its later part.
 
-use std::cell::{Cell, OnceCell, RefCell};
+use std::cell::Cell;
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tracing::Metadata;
 
-use super::MOST_COHORTS;
-use crate::compare::{Gap, ReferenceChooser, ReferenceLimits};
+use crate::budget::CpuBudget;
+use crate::facts::format::nanoseconds;
 use crate::keep::FieldValues;
 use crate::stats::Counters;
-use crate::sys::Uncounted;
+use crate::sys;
 
-/// Each cohort has one of four places on a thread. One that takes the place of another begins a new gap.
-const WAYS: usize = 4;
-const SETS: usize = 32;
-
-/// The gap of a cohort on one thread.
-struct GapHere {
-    /// A hash of the cohort and the layer.
-    key: Cell<u64>,
-    /// The spans of the gap that are still to come.
-    left: Cell<u32>,
-    gap: Cell<Gap>,
+/// How many spans become references.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ReferenceLimits {
+    /// Of each cohort, at most one in this number. 0 for none.
+    pub(crate) one_in: u32,
+    /// Of the CPU time of the process, in thousandths. All of it is no limit.
+    pub(crate) cpu_thousandths: u32,
 }
 
-impl GapHere {
-    const fn new() -> Self {
-        Self { key: Cell::new(0), left: Cell::new(0), gap: Cell::new(Gap::NONE) }
+pub(crate) const ALL_CPU: u32 = 1_000;
+/// The most that the flags of a span have room for.
+const MOST_HALVINGS: u8 = 30;
+
+impl ReferenceLimits {
+    pub(crate) const NONE: Self = Self { one_in: 0, cpu_thousandths: 0 };
+
+    /// The power of one half that is the highest probability.
+    fn least_halvings(self) -> u8 {
+        (0..MOST_HALVINGS).find(|halvings| self.one_in <= 1 << halvings).unwrap_or(MOST_HALVINGS)
+    }
+}
+
+impl Default for ReferenceLimits {
+    fn default() -> Self {
+        Self { one_in: 16, cpu_thousandths: 2 }
     }
 }
 
 thread_local! {
-    /// Not in the thread-local itself, which takes its bytes from the stack of every thread.
-    static GAPS_HERE: OnceCell<Box<[[GapHere; WAYS]]>> = const { OnceCell::new() };
-    static RANDOM: RefCell<Option<(RandomState, u64)>> = const { RefCell::new(None) };
+    /// 0 before the first number.
+    static RANDOM: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Another random number each time.
+/// Another random number each time, of which the first bits are to be used: a linear congruential generator.
+#[inline]
 fn random() -> u64 {
-    RANDOM.with_borrow_mut(|random| {
-        // Its keys are random.
-        let (state, drawn) = random.get_or_insert_with(|| (RandomState::new(), 0));
-        *drawn += 1;
-        state.hash_one(*drawn)
-    })
+    #[cold]
+    fn seed() -> u64 {
+        RandomState::new().hash_one(())
+    }
+    let state = match RANDOM.get() {
+        0 => seed(),
+        state => state,
+    };
+    let next = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+    RANDOM.set(next);
+    next
 }
 
 /// A hash of what is known of a span's cohort when it is created.
@@ -68,23 +91,76 @@ impl CohortHash {
     }
 }
 
+/// A point in time, and in the CPU time of the process.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Moment {
+    at: Instant,
+    /// `None` if the system does not say.
+    used_ns: Option<u64>,
+}
+
+impl Moment {
+    pub(crate) fn now() -> Self {
+        Self { at: Instant::now(), used_ns: sys::process_cpu_ns() }
+    }
+}
+
+/// What references may take now, and what they take.
+#[derive(Debug)]
+struct ReferenceBudget {
+    began: Instant,
+    cpu: CpuBudget,
+    /// What a reference takes: the mean of the last ones.
+    mean_ns: u64,
+    /// Since when nothing was refused and no probability raised.
+    calm_since: Instant,
+}
+
+/// What is saved up. For more than some 16 references at once the collector has no room.
+const MOST_SAVED_NS: i64 = 16_000_000;
+/// What the first is thought to take.
+const FIRST_NS: u64 = 1_000_000;
+/// How many the mean is of.
+const IN_MEAN: u64 = 16;
+/// So that the probability is the same in bursts and between them.
+const LONG_CALM: Duration = Duration::from_secs(600);
+
+impl ReferenceBudget {
+    fn left_ns(&mut self, now: Moment) -> i64 {
+        // As if one CPU were busy.
+        let passed = || now.at.saturating_duration_since(self.began);
+        self.cpu.left_ns(now.used_ns.unwrap_or_else(|| nanoseconds(passed())))
+    }
+}
+
+/// A cohort has one of these places, by the first bits of its hash. Those that share one have the same probability.
+const PLACES_BITS: u32 = 10;
+
 /// Chooses spans at random when they are created.
 #[derive(Debug)]
 pub(crate) struct SpanChoice {
     limits: ReferenceLimits,
-    /// Unique in this process.
-    id: u64,
-    chooser: Mutex<ReferenceChooser<u64>>,
+    /// The power of one half that is the probability. Read for each span, and rarely written: under the lock.
+    halvings: Box<[AtomicU8]>,
+    budget: Mutex<ReferenceBudget>,
     counters: Arc<Counters>,
 }
 
 impl SpanChoice {
-    pub(super) fn new(limits: ReferenceLimits, counters: Arc<Counters>, now_ns: u64) -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        // What is known at creation can be more than what names a cohort.
-        let chooser = Mutex::new(ReferenceChooser::new(limits, 4 * MOST_COHORTS, now_ns));
-        Self { limits, id, chooser, counters }
+    pub(super) fn new(limits: ReferenceLimits, counters: Arc<Counters>, now: Moment) -> Self {
+        let places = 0..1_u32 << PLACES_BITS;
+        let cpu = CpuBudget::of_thousandths(u64::from(limits.cpu_thousandths), MOST_SAVED_NS);
+        let (began, calm_since) = (now.at, now.at);
+        let mut budget = ReferenceBudget { began, cpu, mean_ns: FIRST_NS, calm_since };
+        // A process that has just started is not typical.
+        let saved_ns = budget.left_ns(now).cast_unsigned();
+        budget.cpu.spend(saved_ns);
+        Self {
+            limits,
+            halvings: places.map(|_| AtomicU8::new(limits.least_halvings())).collect(),
+            budget: Mutex::new(budget),
+            counters,
+        }
     }
 
     pub(crate) fn are_on(&self) -> bool {
@@ -92,109 +168,295 @@ impl SpanChoice {
     }
 
     /// Whether a new span becomes a reference: if so, with which probability it was chosen, as a power of one half.
-    /// `now_ns` is asked for only if the thread's gap has ended.
+    /// `now` is asked for only if chance has chosen it.
     #[inline]
-    pub(crate) fn choose(&self, cohort: CohortHash, now_ns: impl Fn() -> u64) -> Option<u8> {
+    pub(crate) fn choose(&self, cohort: CohortHash, now: impl FnOnce() -> Moment) -> Option<u8> {
         let CohortHash(hash) = cohort;
-        let key = hash ^ self.id;
-        let choose = |all: &OnceCell<Box<[[GapHere; WAYS]]>>| {
-            let all = all.get_or_init(|| {
-                let _uncounted = Uncounted::begin();
-                (0..SETS).map(|_| [const { GapHere::new() }; WAYS]).collect()
-            });
-            let set = all.get((key >> (u64::BITS - SETS.trailing_zeros())) as usize)?;
-            let Some(place) = set.iter().find(|place| place.key.get() == key) else {
-                return self.ask(key, self.give_up(set, now_ns()), now_ns());
-            };
-            let left = place.left.get();
-            if left > 0 {
-                place.left.set(left - 1);
-                return None;
-            }
-            self.ask(key, place, now_ns())
-        };
-        GAPS_HERE.try_with(choose).ok().flatten()
-    }
-
-    /// Gives up the gap of the most frequent cohort, which is soon drawn again. Not the one that has most left: if long gaps
-    /// are given up and short ones are not, more spans are chosen than the probability says.
-    #[cold]
-    #[inline(never)]
-    fn give_up<'a>(&self, set: &'a [GapHere; WAYS], now_ns: u64) -> &'a GapHere {
-        let [first, others @ ..] = set;
-        let free = set.iter().find(|place| place.key.get() == 0);
-        let place = free.unwrap_or_else(|| {
-            let halvings = |place: &GapHere| place.gap.get().halvings();
-            let rarer = |most: &'a GapHere, place: &'a GapHere| {
-                if halvings(place) > halvings(most) { place } else { most }
-            };
-            others.iter().fold(first, rarer)
-        });
-        let key = place.key.replace(0);
-        let passed = place.gap.get().spans() - place.left.get();
-        // Of another layer, too: its chooser does not miss them much.
-        if key != 0 && passed > 0 {
-            let _uncounted = Uncounted::begin();
-            self.chooser.lock().pass(&key, place.gap.get(), passed, now_ns);
-        }
-        place
+        let place = self.halvings.get((hash >> (u64::BITS - PLACES_BITS)) as usize)?;
+        let halvings = place.load(Ordering::Relaxed);
+        let is_chosen = random().leading_zeros() >= u32::from(halvings);
+        (is_chosen && self.has_budget(place, halvings, now())).then_some(halvings)
     }
 
     #[cold]
     #[inline(never)]
-    fn ask(&self, key: u64, place: &GapHere, now_ns: u64) -> Option<u8> {
-        let _uncounted = Uncounted::begin();
-        let mut chooser = self.chooser.lock();
-        let (refused, unknown) = (chooser.refused(), chooser.unknown());
-        let is_same = place.key.replace(key) == key;
-        let mut gap = if is_same { place.gap.get() } else { Gap::NONE };
-        let chosen = chooser.choose(&key, &mut gap, now_ns, &mut random);
-        place.left.set(gap.spans());
-        place.gap.set(gap);
+    fn has_budget(&self, place: &AtomicU8, halvings: u8, now: Moment) -> bool {
         let counters = &self.counters.references;
-        Counters::add(&counters.refused_limit, chooser.refused() - refused);
-        Counters::add(&counters.refused_cohorts_full, chooser.unknown() - unknown);
-        Counters::add(&counters.chosen, chosen.is_some().into());
-        chosen
+        let mut budget = self.budget.lock();
+        self.double_after_calm(&mut budget, now);
+        let needed_ns = budget.mean_ns.cast_signed().min(MOST_SAVED_NS / 2);
+        let has_budget = self.limits.cpu_thousandths >= ALL_CPU || budget.left_ns(now) >= needed_ns;
+        if has_budget {
+            let mean_ns = budget.mean_ns;
+            budget.cpu.spend(mean_ns);
+            Counters::add(&counters.chosen, 1);
+        } else {
+            Counters::add(&counters.refused_limit, 1);
+            budget.calm_since = now.at;
+            // Once for all threads that threw with this probability.
+            if halvings < MOST_HALVINGS && place.load(Ordering::Relaxed) == halvings {
+                place.store(halvings + 1, Ordering::Relaxed);
+            }
+        }
+        has_budget
+    }
+
+    /// Doubles the probabilities if they leave a part of the budget. Also to be called from time to time: if they are low,
+    /// no span may be chosen for long.
+    pub(crate) fn relax(&self, now: Moment) {
+        self.double_after_calm(&mut self.budget.lock(), now);
+    }
+
+    fn double_after_calm(&self, budget: &mut ReferenceBudget, now: Moment) {
+        let is_calm = now.at.saturating_duration_since(budget.calm_since) >= LONG_CALM;
+        if is_calm && budget.left_ns(now) >= MOST_SAVED_NS / 2 {
+            budget.calm_since = now.at;
+            let least = self.limits.least_halvings();
+            for place in &self.halvings {
+                let halvings = place.load(Ordering::Relaxed);
+                place.store(halvings.saturating_sub(1).max(least), Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// A reference has taken that much CPU time.
+    pub(super) fn spend(&self, ns: u64) {
+        let mut budget = self.budget.lock();
+        budget.mean_ns = (budget.mean_ns.saturating_mul(IN_MEAN - 1).saturating_add(ns)) / IN_MEAN;
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stats::ReferenceStats;
 
-    const SECOND_NS: u64 = 1_000_000_000;
+    const MS: u64 = 1_000_000;
+    const SECOND: u64 = 1_000 * MS;
 
-    /// What is chosen in ten minutes of a cohort with a thousand spans a second, beside seven with ten each.
-    fn chosen(are_in_one_set: bool) -> (u64, ReferenceStats) {
-        let counters = Arc::new(Counters::default());
-        let choice = SpanChoice::new(ReferenceLimits::default(), Arc::clone(&counters), 0);
-        let choose = |cohort: u64, now_ns| {
-            let set = if are_in_one_set { 0 } else { cohort << 59 };
-            choice.choose(CohortHash((set | (cohort + 1)) ^ choice.id), || now_ns).is_some()
-        };
-        let mut of_frequent = 0;
-        for number in 0..600_000 {
-            let now_ns = number * SECOND_NS / 1_000;
-            of_frequent += u64::from(choose(0, now_ns));
-            if number % 14 == 0 {
-                _ = choose(1 + number / 14 % 7, now_ns);
+    /// A layer in a process that uses some part of a CPU, in which references take 1 ms.
+    struct Scene {
+        choice: SpanChoice,
+        began: Instant,
+        cpus: f64,
+    }
+
+    impl Scene {
+        fn new(one_in: u32, cpu_thousandths: u32, cpus: f64) -> Self {
+            let began = Instant::now();
+            let now = Moment { at: began, used_ns: Some(0) };
+            let limits = ReferenceLimits { one_in, cpu_thousandths };
+            Self { choice: SpanChoice::new(limits, Arc::default(), now), began, cpus }
+        }
+
+        fn at(&self, now_ns: u64) -> Moment {
+            let used_ns = Some((now_ns as f64 * self.cpus) as u64);
+            Moment { at: self.began + Duration::from_nanos(now_ns), used_ns }
+        }
+
+        fn choose(&self, cohort: u64, now_ns: u64) -> bool {
+            let hash = CohortHash(cohort << (u64::BITS - PLACES_BITS));
+            let is_chosen = self.choice.choose(hash, || self.at(now_ns)).is_some();
+            if is_chosen {
+                self.choice.spend(MS);
+            }
+            is_chosen
+        }
+
+        fn refused(&self) -> u64 {
+            self.choice.counters.snapshot().references.refused_limit
+        }
+    }
+
+    /// Sums of values, of all spans and of the chosen ones.
+    #[derive(Debug, Default)]
+    struct Sampling {
+        all: (f64, f64),
+        chosen: (f64, f64, f64),
+    }
+
+    impl Sampling {
+        fn add(&mut self, value: f64, is_chosen: bool) {
+            self.all = (self.all.0 + 1.0, self.all.1 + value);
+            if is_chosen {
+                let (n, sum, squares) = self.chosen;
+                self.chosen = (n + 1.0, sum + value, squares + value * value);
             }
         }
-        (of_frequent, counters.snapshot().references)
+
+        /// By how many standard errors the mean of the chosen ones is too high.
+        fn errors(&self) -> f64 {
+            let ((n, sum, squares), (of_all, total)) = (self.chosen, self.all);
+            let mean = sum / n;
+            let variance = (squares / n - mean * mean) * n / (n - 1.0);
+            (mean - total / of_all) / (variance / n).sqrt()
+        }
     }
 
     #[test]
-    fn cohorts_that_share_a_set_of_places_do_not_make_each_other_look_rare() {
-        let (alone, in_sets) = chosen(false);
-        let (together, in_one) = chosen(true);
-        // Two per second are allowed, half of that is aimed at, and all cohorts have the same number.
-        for (of_frequent, stats) in [(alone, in_sets), (together, in_one)] {
-            assert!((50..150).contains(&of_frequent), "{of_frequent} {stats:?}");
-            assert!((400..800).contains(&stats.chosen), "{of_frequent} {stats:?}");
-            // A few, before it is known how frequent the cohorts are.
-            assert!(stats.refused_limit < 40, "{of_frequent} {stats:?}");
+    fn references_of_mixed_lengths_are_unbiased_also_on_rare_routes() {
+        RANDOM.set(1);
+        let scene = Scene::new(16, 2, 1.0);
+        let (mut frequent, mut rare) = (Sampling::default(), Sampling::default());
+        let length_ms = |number: u64| {
+            let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+            [5.0, 20.0, 20.0, 80.0, 400.0][(mixed % 5) as usize]
+        };
+        // 500 a second beside five a minute, for two hours.
+        for number in 0..3_600_000 {
+            let now_ns = number * 2 * MS;
+            frequent.add(length_ms(number), scene.choose(0, now_ns));
+            if number % 6_000 == 17 {
+                rare.add(length_ms(number / 6_000), scene.choose(1, now_ns));
+            }
+        }
+        assert!(
+            frequent.errors().abs() < 3.0 && rare.errors().abs() < 3.0,
+            "{frequent:?} {rare:?}"
+        );
+        // Of two in a second that there is budget for; and one in 16 of the rare ones.
+        assert!(frequent.chosen.0 > 5_000.0 && rare.chosen.0 > 20.0, "{frequent:?} {rare:?}");
+        assert!(rare.chosen.0 < 60.0, "{rare:?}");
+        assert!(scene.refused() < 200, "{}", scene.refused());
+    }
+
+    #[test]
+    fn the_cpu_time_of_references_is_a_part_of_that_of_the_process() {
+        for (cpus, reference_ns, most) in [(1.0, MS, 7_216), (0.05, MS, 376), (1.0, 10 * MS, 736)] {
+            RANDOM.set(2);
+            let scene = Scene::new(16, 2, cpus);
+            (0..100).for_each(|_| scene.choice.spend(reference_ns));
+            let mut chosen = 0;
+            for number in 0..720_000 {
+                let (hash, now) = (CohortHash((number % 20) << 54), scene.at(number * 5 * MS));
+                let is_chosen = scene.choice.choose(hash, || now).is_some();
+                chosen += u64::from(is_chosen);
+            }
+            assert!((most / 4..=most).contains(&chosen), "{cpus} {reference_ns}: {chosen}");
+        }
+    }
+
+    #[test]
+    fn frequent_cohorts_have_as_many_references_as_others() {
+        RANDOM.set(3);
+        let scene = Scene::new(16, 2, 1.0);
+        let mut chosen = [0_u64; 3];
+        for number in 0..3_600_000 {
+            let now_ns = number * MS;
+            for (cohort, every) in [(0, 1), (1, 10), (2, 100)] {
+                if number % every == 0 {
+                    chosen[cohort] += u64::from(scene.choose(cohort as u64, now_ns));
+                }
+            }
+        }
+        let (least, most) = (chosen.iter().min().unwrap(), chosen.iter().max().unwrap());
+        assert!(*least > 500 && *most < 6 * least, "{chosen:?}");
+    }
+
+    /// As of a job that runs each hour.
+    #[test]
+    fn bursts_of_one_cohort_take_little_of_others() {
+        RANDOM.set(4);
+        let scene = Scene::new(16, 2, 1.0);
+        let mut by_hour = [0_u64; 3];
+        for number in 0..3 * 360_000_u64 {
+            let now_ns = number * 10 * MS;
+            by_hour[(number / 360_000) as usize] += u64::from(scene.choose(0, now_ns));
+            // Ten times as many for a second.
+            if number % 360_000 < 100 {
+                (0..10).for_each(|_| _ = scene.choose(1, now_ns));
+            }
+        }
+        assert!(by_hour.iter().all(|chosen| *chosen > 2_500), "{by_hour:?}");
+    }
+
+    /// What comes first in a burst takes longest: caches are cold, or connections are made.
+    #[test]
+    fn bursts_that_begin_with_long_spans_do_not_bias() {
+        RANDOM.set(5);
+        let scene = Scene::new(16, 2, 1.0);
+        let (mut sampling, mut by_rate) = (Sampling::default(), Sampling::default());
+        let (mut halves, mut last_ns) = ([0, 0], 0);
+        for burst in 0..600_u64 {
+            // From the third one on: the first are like none before.
+            let mut add = |now_ns: u64, length: f64| {
+                let is_chosen = scene.choose(0, now_ns);
+                let is_first = now_ns >= last_ns + 100 * MS;
+                last_ns = if is_first { now_ns } else { last_ns };
+                if burst >= 3 {
+                    sampling.add(length, is_chosen);
+                    by_rate.add(length, is_first);
+                }
+                is_chosen && burst >= 3
+            };
+            for number in 0..2_000_u64 {
+                let length = 300.0 - number as f64 / 10.0;
+                let is_chosen = add(burst * 20 * SECOND + number * MS / 2, length);
+                halves[(number / 1_000) as usize] += u64::from(is_chosen);
+            }
+            for number in 0..200_u64 {
+                add(burst * 20 * SECOND + SECOND + number * 95 * MS, 50.0);
+            }
+        }
+        assert!(sampling.chosen.0 > 500.0 && sampling.errors().abs() < 3.0, "{sampling:?}");
+        let [first, second] = halves;
+        let difference = (first as f64 - second as f64) / ((first + second) as f64).sqrt();
+        assert!(difference.abs() < 3.0, "{halves:?}");
+        // The first span in each 100 ms, as a limit alone would choose.
+        assert!(by_rate.errors() < -10.0, "{by_rate:?}");
+    }
+
+    #[test]
+    fn a_burst_as_never_before_is_limited_and_counted() {
+        RANDOM.set(6);
+        let scene = Scene::new(16, 2, 1.0);
+        let choose = |number: u64, now_ns| (0..number).filter(|_| scene.choose(0, now_ns)).count();
+        (0..6_000).for_each(|tenth| _ = choose(1, tenth * 100 * MS));
+        let chosen: usize =
+            (0..2_000).map(|number| choose(30, 600 * SECOND + number * MS / 2)).sum();
+        assert!(chosen <= 20, "{chosen} of 60,000 in a second");
+        // The probability fell at once: without that, 3,700 were to be refused.
+        assert!((1..30).contains(&scene.refused()), "{}", scene.refused());
+    }
+
+    #[test]
+    fn probabilities_rise_again_although_no_span_is_chosen() {
+        RANDOM.set(7);
+        let scene = Scene::new(1, 2, 1.0);
+        (0..1_000_000).for_each(|_| _ = scene.choose(0, 0));
+        let halvings = || scene.choice.halvings[0].load(Ordering::Relaxed);
+        let at_first = halvings();
+        assert!(at_first > 10, "{at_first}");
+        (1..=3).for_each(|times| scene.choice.relax(scene.at(times * 600 * SECOND)));
+        assert_eq!(halvings(), at_first - 3);
+        (0..100).for_each(|times| scene.choice.relax(scene.at((4 + times) * 600 * SECOND)));
+        assert_eq!(halvings(), 0);
+    }
+
+    #[test]
+    fn none_are_chosen_if_there_is_no_budget_and_all_if_there_is_no_limit() {
+        for (cpu_thousandths, expected) in [(ALL_CPU, 1_000), (0, 0)] {
+            let scene = Scene::new(1, cpu_thousandths, 1.0);
+            let chosen = (0..1_000).filter(|number| scene.choose(0, number * MS));
+            assert_eq!(chosen.count(), expected);
+        }
+    }
+
+    #[test]
+    fn throws_are_independent_and_as_probable_as_they_say() {
+        RANDOM.set(8);
+        for one_in in [2, 16, 100] {
+            let scene = Scene::new(one_in, ALL_CPU, 1.0);
+            let chosen: Vec<_> = (0..200_000).map(|_| scene.choose(0, 0)).collect();
+            let probability = 1.0 / f64::from(one_in.next_power_of_two());
+            // After one that is chosen, the next one is as probable.
+            for (spans, of) in [
+                (200_000.0, chosen.iter().filter(|it| **it).count()),
+                (200_000.0 * probability, chosen.windows(2).filter(|it| it[0] && it[1]).count()),
+            ] {
+                let expected = spans * probability;
+                let error = (of as f64 - expected) / expected.sqrt();
+                assert!(error.abs() < 4.0, "{one_in}: {of} for {expected}");
+            }
         }
     }
 }

@@ -3,6 +3,7 @@
 
 mod choice;
 mod cohorts;
+mod set;
 #[cfg(test)]
 mod tests;
 #[cfg_attr(not(feature = "metrics"), allow(dead_code, reason = "metrics alone read it"))]
@@ -17,14 +18,14 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use self::choice::SpanChoice;
+use self::set::CohortSet;
 use self::totals::RouteTotals;
-use crate::compare::{CohortSet, ReferenceLimits};
 use crate::encode::HtmlContext;
 use crate::keep::KeptSpan;
 use crate::span::SpanKey;
 use crate::stats::Counters;
 
-pub(crate) use choice::CohortHash;
+pub(crate) use choice::{ALL_CPU, CohortHash, Moment, ReferenceLimits};
 pub(crate) use cohorts::{CohortKey, TypicalSpans};
 #[cfg(feature = "metrics")]
 pub(crate) use totals::{RouteTotal, SUMMED};
@@ -78,18 +79,16 @@ pub(crate) struct ClosedReference {
     pub(crate) weight: u64,
     /// When it closed.
     pub(crate) since: Instant,
+    /// The CPU time that was spent on it since then.
+    pub(crate) spent_ns: u64,
 }
 
 impl References {
-    pub(crate) fn new(
-        settings: impl Into<ReferenceSettings>,
-        counters: Arc<Counters>,
-        now_ns: u64,
-    ) -> Self {
+    pub(crate) fn new(settings: impl Into<ReferenceSettings>, counters: Arc<Counters>) -> Self {
         let ReferenceSettings { limits, context } = settings.into();
         Self {
             context,
-            choice: SpanChoice::new(limits, Arc::clone(&counters), now_ns),
+            choice: SpanChoice::new(limits, Arc::clone(&counters), Moment::now()),
             totals: RouteTotals::default(),
             closed: Mutex::default(),
             on_way: AtomicUsize::new(0),
@@ -116,7 +115,7 @@ impl References {
     pub(crate) fn begin(&self) -> Option<usize> {
         let is_free = self.on_way.fetch_add(1, Ordering::Relaxed) < MOST_ON_WAY;
         if !is_free {
-            self.done();
+            self.on_way.fetch_sub(1, Ordering::Relaxed);
             Counters::add(&self.counters.references.dropped_busy, 1);
         }
         is_free.then_some(MOST_PROFILE_BYTES)
@@ -127,8 +126,9 @@ impl References {
         Counters::add(&self.counters.references.dropped_failed, 1);
     }
 
-    /// One has arrived, or is lost.
-    pub(crate) fn done(&self) {
+    /// One has arrived, or is lost, and has taken that much CPU time, if it is known.
+    pub(crate) fn done(&self, spent_ns: Option<u64>) {
+        spent_ns.into_iter().for_each(|ns| self.choice.spend(ns));
         self.on_way.fetch_sub(1, Ordering::Relaxed);
     }
 

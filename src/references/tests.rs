@@ -13,7 +13,7 @@ const MS: u64 = 1_000_000;
 
 fn references() -> (References, Arc<Counters>) {
     let counters = Arc::new(Counters::default());
-    (References::new(ReferenceLimits::default(), Arc::clone(&counters), 0), counters)
+    (References::new(ReferenceLimits::default(), Arc::clone(&counters)), counters)
 }
 
 fn function(profile: &mut Profile, name: &str, address: u64) -> LocationId {
@@ -105,8 +105,8 @@ fn what_is_known_of_64_cohorts_is_bounded_whatever_they_do() {
     };
     (0..200 * 65).for_each(|number| add(number, 3));
     (0..5 * 65).for_each(|number| add(number, 60));
-    let bytes = references
-        .read_cohorts(|_, known| (known.history.references().bytes(), known.profile.bytes()));
+    let bytes =
+        references.read_cohorts(|_, known| (known.references.bytes(), known.profile.bytes()));
     let (of_references, of_profiles) =
         bytes.iter().fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1));
     println!("64 cohorts: references {of_references} bytes, profiles {of_profiles} bytes");
@@ -124,6 +124,7 @@ fn references_that_are_not_read_are_dropped_and_counted() {
         span: KeptSpan::for_test(key(number), key(number), 1),
         weight: 128,
         since: Instant::now(),
+        spent_ns: 0,
     };
     (1..=100).for_each(|number| references.close(closed(number)));
     assert_eq!(
@@ -135,7 +136,7 @@ fn references_that_are_not_read_are_dropped_and_counted() {
     assert_eq!(references.take_closed(&[], true, |_| true).len(), MOST_CLOSED - 1);
     let begun = (0..20).filter(|_| references.begin().is_some()).count();
     assert_eq!((begun, stats(&counters).references.dropped_busy), (MOST_ON_WAY, 40));
-    references.done();
+    references.done(None);
     assert!(references.begin().is_some());
 }
 
@@ -147,6 +148,7 @@ fn a_reference_is_taken_at_last_if_its_close_is_never_reported_or_its_group_neve
         span: KeptSpan::for_test(key(number), key(number), 1),
         weight: 128,
         since,
+        spent_ns: 0,
     };
     let now = Instant::now();
     references.close(closed(1, now.checked_sub(LONGEST_WAIT).unwrap()));

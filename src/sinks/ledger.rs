@@ -120,10 +120,6 @@ impl Ledger {
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
-
-    pub(crate) fn plans(&self) -> impl Iterator<Item = u64> {
-        self.by_plan.keys().copied()
-    }
 }
 
 impl ChildTimes {

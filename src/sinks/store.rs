@@ -179,14 +179,6 @@ impl Store {
         self.child_lost_ns > opened_ns
     }
 
-    /// The plans of all child spans that are counted.
-    pub(crate) fn plans_of_children(&self) -> impl Iterator<Item = u64> {
-        self.spans
-            .values()
-            .filter_map(|pending| pending.children.as_ref())
-            .flat_map(|it| it.plans())
-    }
-
     fn used_bytes(&self) -> usize {
         self.bytes + self.tables.bytes()
     }

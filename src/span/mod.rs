@@ -27,7 +27,8 @@ use std::num::NonZeroU64;
 
 use tracing_subscriber::registry;
 
-pub(crate) use crate::ids::{SpanKey, TraceIds};
+pub(crate) use crate::ids::TraceIds;
+pub(crate) use crate::sys::Tag as SpanKey;
 
 pub(crate) use account::with_segment;
 pub(crate) use awaits::{InnermostSpan, LONG_SEGMENT_NS, OtherSpan, has_woken, take_first_entered};

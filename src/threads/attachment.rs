@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use super::demand::{Cost, Demand, DemandBudgets, Why};
 use super::sampled::SampledThread;
 use super::waits::CAPTURES;
 use crate::budget::CpuBudget;
+use crate::drain::{Cost, Demand, DemandBudgets, Why};
 use crate::sampler::{AttachThreads as _, Periods, Rate, Sampler, SwitchRing};
 
 /// Whether a thread is sampled, and what decides that.

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use super::holders::{MOST_HOLDERS, PossibleHolder};
 use super::inspect::inspect;
-use super::locks::{BlockedThread, MOST_THREADS, OnStack};
+use super::locks::{BlockedThread, MOST_THREADS, OnStack, locks_in};
 use super::parked::SampledThreads;
 use super::sampled::SampledThread;
 use super::waits::CaptureBudget;
@@ -111,9 +111,9 @@ fn possible_holders(
                 (found, Some(thread.cpu_ns), thread.other_futex.is_some())
             }
             None => {
-                let Some((time_ns, found)) =
-                    one.and_then(|one| one.cursor.newest_locks(&addresses))
-                else {
+                let Some((time_ns, found)) = one.and_then(|one| {
+                    one.cursor.newest_stack(|time_ns, words| (time_ns, locks_in(words, &addresses)))
+                }) else {
                     continue;
                 };
                 let is_since = |lock: &u64| locks.get(lock).is_some_and(|since| *since <= time_ns);

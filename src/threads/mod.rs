@@ -3,16 +3,12 @@
 
 mod attachment;
 mod cpu_times;
-mod cursor;
-mod demand;
-mod drain;
 mod holder_search;
 mod holders;
 mod inspect;
 mod load;
 mod locks;
 mod parked;
-mod process;
 mod rivals;
 mod run_delay;
 mod sampled;
@@ -40,10 +36,10 @@ use crate::span::SpanKey;
 use crate::stats::Counters;
 use crate::sys;
 
-use demand::{DemandBudgets, Why};
+use crate::drain::ProcessThreads;
+use crate::drain::{DemandBudgets, Why};
 use load::LoadPause;
 use parked::SampledThreads;
-use process::ProcessThreads;
 use rivals::Rivals;
 use scan::Schedule;
 use waits::CaptureBudget;
@@ -112,7 +108,7 @@ impl Threads {
         Self {
             sampled: SampledThreads::default(),
             rivals: Rivals::default(),
-            process: ProcessThreads::new(),
+            process: ProcessThreads::default(),
             settings,
             schedule: Schedule::new(),
             captures: CaptureBudget::new(settings.pace.captures),
@@ -237,7 +233,9 @@ impl Threads {
             }
             !is_over
         });
-        self.process.drain(intake, &mut self.budgets);
+        let source = intake.source.clone();
+        let (reader, mut sink) = intake.parts();
+        self.process.drain((reader, &source), &mut sink, &mut self.budgets);
         if let Some(took) = intake.own_cpu.lap() {
             Counters::add(&intake.counters.sampling.collector_cpu_ns, took);
             self.reading.used_ns += took;
@@ -287,7 +285,7 @@ impl Threads {
         // First: no thread is attached from here on.
         intake.source.end();
         self.adopt(intake.source.take_new());
-        self.process.give_back(intake);
+        self.process.give_back(&intake.source);
         self.sampled.bring_all_back();
         for sampled in self.sampled.iter() {
             sampled.thread().end();

@@ -2,8 +2,8 @@
 
 use std::io::ErrorKind::{NotFound, PermissionDenied};
 
-use super::cursor::ThreadCursor;
 use super::waits::Scanner;
+use crate::drain::ThreadCursor;
 use crate::sampler::RunDelay;
 use crate::stats::Counters;
 use crate::sys::{self, KernelFile, Schedstat};

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use super::attachment::{Attachment, Timing};
 use super::cpu_times::CpuTimes;
-use super::cursor::ThreadCursor;
 use super::run_delay::RunDelayReader;
 use super::waits::{BlockDetector, ScanResult, Scanner, WaitingThread};
+use crate::drain::ThreadCursor;
 use crate::intake::Intake;
 use crate::sampler::ThreadShared;
 use crate::span::SpanKey;
@@ -56,7 +56,8 @@ impl SampledThread {
         let elsewhere =
             |intake: &Intake| intake.counters.stacks.on_other_stacks.load(Ordering::Relaxed);
         let before = elsewhere(intake);
-        let span = self.cursor.drain(intake);
+        let (reader, mut sink) = intake.parts();
+        let span = self.cursor.drain(reader, &mut sink);
         if elsewhere(intake) > before {
             // Perf copies such a stack.
             self.prefer_perf();

@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use super::Threads;
 use super::attachment::Check;
-use super::demand::Why;
 use super::holder_search::search_holders;
 use super::parked::PARK_AFTER;
 use super::sampled::fill_time;
 use super::waits::{IDLE_SCAN_INTERVAL, SCAN_INTERVAL, ScanResult, Scanner, next_scan};
+use crate::drain::Why;
 use crate::intake::Intake;
 use crate::stats::Counters;
 use crate::sys;
@@ -87,7 +87,7 @@ impl Threads {
         let hooked: HashSet<u32> = self.sampled.iter().map(|one| one.thread().tid()).collect();
         let frequency = self.budgets.of(why).frequency(intake.now_ns());
         let rate = why.rate(frequency, periods).slowed(self.reading.budget.times());
-        if self.process.search((why, rate), intake, &hooked) {
+        if self.process.search((why, rate), (&intake.source, intake.now_ns()), &hooked) {
             self.scan_soon();
         }
         // It has a budget of its own.

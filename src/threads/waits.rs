@@ -7,9 +7,9 @@
 use std::io;
 use std::time::Duration;
 
-use super::cursor::ThreadCursor;
 use super::holders::{SEARCHES, SoughtHolder};
 use crate::budget::{CpuBudget, passed};
+use crate::drain::ThreadCursor;
 use crate::intake::Intake;
 use crate::log::{LogEvent, LogKind};
 use crate::profile::SampleKind;

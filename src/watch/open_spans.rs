@@ -1,13 +1,13 @@
 //! The list of open spans, each with where it is.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use crate::assemble::ProfileInputs;
 use crate::engine::Engine;
 use crate::intake::Intake;
 use crate::profile::{ProfileId, SampleKind};
-use crate::publish::{Job, OpenSpan, OpenState, Question};
+use crate::publish::{Asked, Job, OpenSpan, OpenState, Question, link_of};
 use crate::sinks::{Stack, StackLeaf};
 use crate::span::{OpenSlot, RegistryId, SpanKey};
 use crate::threads::Threads;
@@ -42,31 +42,33 @@ pub(crate) fn list_open(
     let mut places = places(engine, intake, threads, &ids);
     // Of several tasks in a span, the one that has been there for longest is shown.
     places.sort_by_key(|(_, place)| place.since_ns);
-    let mut numbers: HashMap<SpanKey, usize> = HashMap::new();
-    for (number, (key, _)) in places.iter().enumerate() {
-        let around = ids.get(key).and_then(|id| engine.spans.describe(*id, *key));
+    let mut known = HashSet::new();
+    places.retain(|(key, _)| known.insert(*key));
+    let mut shown: HashMap<SpanKey, &(SpanKey, SpanPlace)> = HashMap::new();
+    for place in &places {
+        let around = ids.get(&place.0).and_then(|id| engine.spans.describe(*id, place.0));
         for (key, _) in around.unwrap_or_default() {
-            numbers.entry(key).or_insert(number);
+            shown.entry(key).or_insert(place);
         }
     }
     let spans = open.iter().map(|slot| {
-        let number = numbers.get(&slot.key).copied().filter(|number| {
-            let place = places.get(*number).map(|(_, place)| place.state);
-            // A thread in the span, or no thread and a future.
-            (place == Some(OpenState::Entered)) == slot.entered_ns.is_some()
-        });
-        let place = number.and_then(|number| places.get(number)).map(|(_, place)| place);
-        (describe_open(engine, slot, place, now_ns), number)
+        // A thread in the span, or no thread and a future.
+        let is_there =
+            |place: &SpanPlace| (place.state == OpenState::Entered) == slot.entered_ns.is_some();
+        let shown = shown.get(&slot.key).filter(|(_, place)| is_there(place));
+        let open = describe_open(engine, slot, shown.map(|(_, place)| place), now_ns);
+        (open, shown.map(|(key, _)| *key))
     });
-    let spans = spans.collect();
-    let stacks = places.iter().zip(0..).map(|((_, place), number)| {
+    let asked = Asked::OpenSpans(spans.collect(), reply);
+    let stacks = places.iter().map(|(key, place)| {
         let is_blocked = place.state == OpenState::Entered;
         let kind = if is_blocked { SampleKind::OffCpu } else { SampleKind::Await };
-        (place.stack.entries(), number, vec![(kind, 1)])
+        (place.stack.entries(), (None, Some(link_of(*key))), vec![(kind, 1)])
     });
-    let inputs = ProfileInputs::new(&engine.callsites, &intake.sinks.store, &intake.unwinder);
+    let inputs =
+        ProfileInputs::new(&engine.callsites, &intake.sinks.store, &intake.reader.unwinder);
     let (stacks, modules) = inputs.profile_of_stacks(ProfileId::NONE, stacks);
-    Job::ListOpen { stacks: Box::new(stacks), modules, spans, reply }
+    Job::Reply { profile: Box::new(stacks), modules, asked }
 }
 
 /// Where threads are blocked and futures await, by innermost span.
@@ -82,7 +84,7 @@ fn places(
     });
     let mut places: Vec<_> = waiting.collect();
     let present = engine.awaits.present(|span| ids.contains_key(&span.key));
-    intake.unwinder.refresh();
+    intake.reader.unwinder.refresh();
     for (span, sample) in present {
         let mut stack = intake.unwound(&sample);
         let [awaited, delay] = sample.amounts;

@@ -1,6 +1,6 @@
 //! Finds out where all threads of the process are, for a caller.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashSet, VecDeque};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -10,9 +10,9 @@ use crate::budget::passed;
 use crate::engine::Engine;
 use crate::intake::Intake;
 use crate::profile::{DumpedThread, ProfileId, SampleKind, ThreadActivity, ThreadDump};
-use crate::publish::{Job, Question};
+use crate::publish::{Asked, Job, Question};
 use crate::sinks::{Stack, StackEntry, StackLeaf, StackTree, StoredStack};
-use crate::sys::{self, OsThread};
+use crate::sys;
 use crate::text::escaped;
 use crate::threads::{InspectedThread, Threads, inspect};
 
@@ -141,27 +141,26 @@ impl ThreadScan {
         }
         let Self { mut found, stacks: tree, reply, .. } = self;
         found.sort_by_key(|found| (found.spans.is_empty(), found.inspected.thread.tid));
-        let stacks = found.iter().zip(0..).map(|(found, number)| {
+        let stacks = found.iter().map(|found| {
             let entries: Vec<_> = match found.stack {
                 Some(stack) => tree.frames(stack).collect(),
                 None => vec![StackEntry::StackLeaf(StackLeaf::OtherStacks)],
             };
-            (entries.into_iter(), number, vec![(SampleKind::OffCpu, 1)])
+            let thread = Some(found.inspected.thread);
+            (entries.into_iter(), (thread, None), vec![(SampleKind::OffCpu, 1)])
         });
-        let inputs = ProfileInputs::new(&engine.callsites, &intake.sinks.store, &intake.unwinder);
+        let inputs =
+            ProfileInputs::new(&engine.callsites, &intake.sinks.store, &intake.reader.unwinder);
         let (stacks, modules) = inputs.profile_of_stacks(ProfileId::NONE, stacks);
-        let name =
-            |thread: OsThread| engine.names.redaction.redact_span(&thread.name()).into_owned();
-        let all: HashMap<u32, OsThread> = found
-            .iter()
-            .map(|found| (found.inspected.thread.tid, found.inspected.thread))
-            .collect();
         let names = |tid: u32| {
-            let name = all.get(&tid).map(|thread| name(*thread)).unwrap_or_default();
+            let thread = found.iter().map(|found| found.inspected.thread).find(|it| it.tid == tid);
+            let name = thread.map(|thread| thread.name()).unwrap_or_default();
+            let name = engine.names.redaction.redact_span(&name);
             format!("`{}` (thread {tid})", escaped(&name))
         };
+        let deadlocks = Deadlock::find_all().iter().map(|it| it.in_words(names)).collect();
         let threads = found.into_iter().map(|found| DumpedThread {
-            name: name(found.inspected.thread),
+            name: String::new(),
             tid: found.inspected.thread.tid,
             activity: found.inspected.activity,
             blocked_in: None,
@@ -169,13 +168,13 @@ impl ThreadScan {
             stack: [].into(),
             stack_age: found.stack_age,
         });
-        let mut dump = ThreadDump::new(threads.collect(), stacks);
-        dump.deadlocks = Deadlock::find_all().iter().map(|it| it.in_words(names)).collect();
+        let mut dump = ThreadDump::new(threads.collect());
+        dump.deadlocks = deadlocks;
         (dump.left_out, dump.awaiting) = (left_out, engine.awaits.count_pending());
         engine.spans.for_each_open(|slot| {
             dump.idle_spans += usize::from(slot.entered_ns.is_none());
         });
-        Job::DumpThreads { dump, modules, reply }
+        Job::Reply { profile: Box::new(stacks), modules, asked: Asked::Threads(dump, reply) }
     }
 }
 

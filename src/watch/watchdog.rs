@@ -36,8 +36,8 @@ pub(crate) struct Watchdog {
     polled: HashMap<SpanKey, RegistryId>,
     /// CPU time of the last check. Checks take 1 % of a core at most.
     cost: Duration,
-    /// The generation of the rules at the last sweep of replaced rules, and its time.
-    swept: (u64, Instant),
+    /// The generation of the rules when spans of replaced ones were last checked, and the time.
+    replaced: (u64, Instant),
     absences: Absences,
     /// Of the collector's thread, if it can be read.
     own_schedstat: Option<KernelFile>,
@@ -104,7 +104,7 @@ impl Watchdog {
             kept: HashMap::new(),
             polled: HashMap::new(),
             cost: Duration::ZERO,
-            swept: (0, Instant::now()),
+            replaced: (0, Instant::now()),
             absences: Absences::default(),
             own_schedstat: None,
             throttling: Throttling::new(),
@@ -230,22 +230,18 @@ impl Watchdog {
         }
     }
 
-    /// Drops the plans of replaced rules, at most once in [`LATEST`] unless the rules have changed.
-    pub(crate) fn sweep_plans(&mut self, engine: &Engine, store: &Store) {
+    /// Checks whether spans are open whose rules were replaced, at most once in [`LATEST`] unless the rules have changed.
+    pub(crate) fn check_replaced(&mut self, engine: &Engine) {
         let callsites = &engine.callsites;
-        let (generation, when) = self.swept;
+        let (generation, when) = self.replaced;
         let is_due = generation != callsites.generation() || when.elapsed() >= LATEST;
         if !callsites.has_replaced() || !is_due {
             return;
         }
-        let known = store.registered_spans();
-        let mut in_use: HashSet<_> = known.into_iter().map(|(_, known)| known.plan).collect();
-        in_use.extend(store.plans_of_children());
-        engine.spans.for_each_open(|span| {
-            in_use.insert(span.plan);
-        });
-        self.swept = (callsites.generation(), Instant::now());
-        if callsites.sweep(&in_use) {
+        let mut is_any_open = false;
+        engine.spans.for_each_open(|span| is_any_open |= callsites.is_replaced(span.plan));
+        self.replaced = (callsites.generation(), Instant::now());
+        if callsites.note_replaced(is_any_open) {
             refresh_interest(engine.dispatch(), || {});
         }
     }
@@ -259,8 +255,8 @@ impl Watchdog {
     ) -> (HashMap<SpanKey, RegistryId>, Vec<(OpenSlot, Reasons)>) {
         let (mut ids, mut found, mut has_watched) = (HashMap::new(), Vec::new(), false);
         let limits_of = |open: &OpenSlot| {
-            let site = engine.callsites.get(open.plan)?;
-            Some((site.hung_ns, site.open_ns))
+            let rule = &engine.callsites.get(open.plan)?.rule;
+            Some((rule.hung_ns, rule.open_ns))
         };
         engine.spans.for_each_open(|open| {
             if innermost.contains(&open.key) {

@@ -350,7 +350,7 @@ fn a_source_that_gives_nothing_is_named() {
                     host.handle.flush(PLENTY).unwrap();
                 };
                 run(500_000_000);
-                assert_eq!(host.handle.stats().sampling.silent_ns, 0);
+                assert_eq!(host.handle.stats().threads.silent_ns, 0);
                 // The kernel counts user time in hundredths of a second.
                 run(1_700_000_000);
                 // Checked once a second, and of perf as another user only the user time between two checks is known.
@@ -364,7 +364,7 @@ fn a_source_that_gives_nothing_is_named() {
                 let name = if source == Source::Perf { "perf" } else { "timer" };
                 assert!(line.contains(&format!("the source {name} ")), "{line}");
                 assert!(host.handle.source().contains("gives no samples"));
-                assert!(host.handle.stats().sampling.silent_ns >= 1_000_000_000);
+                assert!(host.handle.stats().threads.silent_ns >= 1_000_000_000);
                 let why = host.lines_with("no profile: its threads were not sampled");
                 assert!(!why.is_empty(), "{:?}", host.lines_with(""));
             });

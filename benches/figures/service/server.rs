@@ -125,7 +125,7 @@ fn set(builder: Builder, kind: &str) -> Builder {
         "timer" => builder.source(Source::Timer),
         "none" => builder.source(Source::None),
         // A process lives for some seconds. Usually a profile is made each minute, so this is an upper bound.
-        "no_references" => builder.references(0, 0),
+        "no_references" => builder.references(0, 0.0),
         "continuous" => builder.continuous(49).continuous_interval(Duration::from_secs(10)),
         // Every span is sampled from its first enter.
         "early" => builder.sampling_delay(Duration::ZERO),

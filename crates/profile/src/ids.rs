@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher, Hash};
-use std::num::NonZeroU64;
 use std::str::FromStr;
 
 /// The error for a malformed id.
@@ -180,28 +179,6 @@ mod conversions {
     }
 
     convert! { TraceId SpanId }
-}
-
-/// The crate's own number of a span. Numbers are not reused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SpanKey(NonZeroU64);
-
-impl SpanKey {
-    /// The lowest.
-    pub const MIN: Self = Self(NonZeroU64::MIN);
-
-    /// `None` for 0.
-    pub const fn new(number: u64) -> Option<Self> {
-        match NonZeroU64::new(number) {
-            Some(number) => Some(Self(number)),
-            None => None,
-        }
-    }
-
-    /// The number.
-    pub const fn get(self) -> u64 {
-        self.0.get()
-    }
 }
 
 /// The ids under which OpenTelemetry exports a span.

@@ -104,20 +104,22 @@ impl Exporter for OtlpExporter {
         let message = self.message(profile);
         self.send(message.into());
         match self.answers.as_ref().map(Receiver::recv) {
-            Some(Ok(Answer::Accepted { rejected: 0, .. })) => Ok(Exported::default()),
+            Some(Ok(Answer::Accepted { .. })) => Ok(Exported::default()),
             Some(Ok(
                 Answer::NotNow { problem, .. }
                 | Answer::Refused { what: RefusedScope::All, problem },
             )) => Err(problem.into()),
-            Some(Ok(
-                Answer::Accepted { message: problem, .. } | Answer::Refused { problem, .. },
-            )) => Err(Unexportable(problem).into()),
+            Some(Ok(Answer::Refused { problem, .. })) => Err(Unexportable(problem).into()),
             _ => Err("the thread that sends profiles has ended".into()),
         }
     }
 
     fn directory(&self) -> Option<&Path> {
         self.fallback.as_ref().and_then(Exporter::directory)
+    }
+
+    fn remote(&mut self) -> Option<&mut dyn Remote> {
+        Some(self)
     }
 
     fn set_context(&mut self, context: &HtmlContext) {

@@ -7,7 +7,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{BufMut, Bytes};
-use http::header::{HeaderMap, HeaderValue, USER_AGENT};
+use http::header::HeaderMap;
 use http::uri::{PathAndQuery, Uri};
 use http_body::Frame;
 use hyper_util::client::legacy::Client;
@@ -20,11 +20,9 @@ use tonic::metadata::MetadataMap;
 use tonic::{Code, Status};
 use tonic_types::StatusExt;
 
-use super::protocol::{
-    DEVELOPMENT_VERSION, DEVELOPMENT_VERSION_HEADER, ExportProfilesServiceResponse, GRPC_METHOD,
-};
+use super::protocol::{ExportProfilesServiceResponse, GRPC_METHOD};
 use super::settings::{Compression, Settings};
-use super::transport::{Connector, client, whole};
+use super::transport::{Connector, MOST_ANSWER_BYTES, whole};
 use crate::export::{Answer, RefusedScope};
 
 /// A server that speaks gRPC.
@@ -32,29 +30,16 @@ use crate::export::{Answer, RefusedScope};
 /// Uses the same client as HTTP rather than tonic's transport, which can be used without TLS only while no crate in the
 /// program enables tonic's TLS feature.
 pub(super) struct Grpc {
-    client: Client<Connector, Body>,
-    connector: Connector,
+    pub(super) client: Client<Connector, Body>,
     origin: Uri,
     headers: HeaderMap,
     compression: Compression,
 }
 
 impl Grpc {
-    pub(super) fn new(settings: Settings, connector: Connector) -> Self {
-        let mut headers = settings.headers;
-        headers.entry(USER_AGENT).or_insert(HeaderValue::from_static(super::USER_AGENT));
-        headers.insert(DEVELOPMENT_VERSION_HEADER, HeaderValue::from_static(DEVELOPMENT_VERSION));
-        Self {
-            client: client(&connector, true),
-            connector,
-            origin: settings.uri,
-            headers,
-            compression: settings.compression,
-        }
-    }
-
-    pub(super) fn reconnect(&mut self) {
-        self.client = client(&self.connector, true);
+    pub(super) fn new(settings: Settings, client: Client<Connector, Body>) -> Self {
+        let Settings { uri: origin, headers, compression, .. } = settings;
+        Self { client, origin, headers, compression }
     }
 
     pub(super) async fn send(&self, encoded: Bytes, timeout: Duration) -> Answer {
@@ -80,9 +65,6 @@ impl Grpc {
         }
     }
 }
-
-/// The maximum number of bytes that are read of an answer.
-const MOST_ANSWER_BYTES: usize = 64 * 1024;
 
 /// A client that separates the message of an answer, so that tonic handles only the status. For a message that is
 /// malformed or too long, tonic would report a failed request, as if the server had failed.

@@ -3,58 +3,39 @@
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use http::header::{
-    CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER, USER_AGENT,
-};
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
 use http::{Method, Request, StatusCode, Uri};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::client::legacy::Client;
 use prost::Message;
 use tokio::time::{Instant, timeout_at};
 
-use super::protocol::{
-    DEVELOPMENT_VERSION, DEVELOPMENT_VERSION_HEADER, ExportProfilesServiceResponse,
-};
+use super::protocol::ExportProfilesServiceResponse;
 use super::settings::{Compression, Settings};
-use super::transport::{Connector, client, whole};
+use super::transport::{Connector, MOST_ANSWER_BYTES, whole};
 use crate::export::{Answer, RefusedScope};
 use crate::text::gzip;
 
 const PROTOBUF: HeaderValue = HeaderValue::from_static("application/x-protobuf");
-/// The maximum number of bytes that are read of an answer.
-const MOST_ANSWER_BYTES: usize = 64 * 1024;
 /// The maximum number of characters that are shown of a text answer.
 const MOST_SHOWN_CHARS: usize = 200;
 
 /// A server that speaks HTTP.
 pub(super) struct Http {
-    client: Client<Connector, Full<Bytes>>,
-    connector: Connector,
+    pub(super) client: Client<Connector, Full<Bytes>>,
     uri: Uri,
     headers: HeaderMap,
     compression: Compression,
 }
 
 impl Http {
-    pub(super) fn new(settings: Settings, connector: Connector) -> Self {
+    pub(super) fn new(settings: Settings, client: Client<Connector, Full<Bytes>>) -> Self {
         let mut headers = settings.headers;
-        headers.entry(USER_AGENT).or_insert(HeaderValue::from_static(super::USER_AGENT));
-        headers.insert(DEVELOPMENT_VERSION_HEADER, HeaderValue::from_static(DEVELOPMENT_VERSION));
         headers.insert(CONTENT_TYPE, PROTOBUF);
         if settings.compression == Compression::Gzip {
             headers.insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
         }
-        Self {
-            client: client(&connector, false),
-            connector,
-            uri: settings.uri,
-            headers,
-            compression: settings.compression,
-        }
-    }
-
-    pub(super) fn reconnect(&mut self) {
-        self.client = client(&self.connector, false);
+        Self { client, uri: settings.uri, headers, compression: settings.compression }
     }
 
     /// Returns `None` if no answer has begun before the deadline.

@@ -1,6 +1,5 @@
 //! Settings of an OTLP exporter: in code, and by OpenTelemetry's environment variables.
 
-use std::env;
 use std::fmt;
 #[cfg(feature = "otlp-tls")]
 use std::path::PathBuf;
@@ -15,7 +14,7 @@ use super::exporter::OtlpExporter;
 use super::protocol::HTTP_PATH;
 use super::transport::Transport;
 use crate::error::Error;
-use crate::export::{Directory, QueueLimits};
+use crate::export::{Directory, QueueLimits, of_process};
 use crate::profile::Resource;
 
 /// The transport of OTLP.
@@ -252,11 +251,7 @@ impl OtlpBuilder {
     /// If a setting, here or in a variable, is invalid: an endpoint that is not a URL, a protocol that is unknown or
     /// whose feature is off, a certificate that cannot be read.
     pub fn build(self) -> Result<OtlpExporter, Error> {
-        self.build_with(&|name| match env::var(name) {
-            Ok(value) => Ok(Some(value)),
-            Err(env::VarError::NotPresent) => Ok(None),
-            Err(env::VarError::NotUnicode(value)) => Err(value.to_string_lossy().into_owned()),
-        })
+        self.build_with(&|name| of_process(name))
     }
 
     /// Like [`build`](Self::build), from any source of variables. An error is a value that is not valid Unicode.
@@ -265,7 +260,7 @@ impl OtlpBuilder {
         let (profiles, bytes) = self.queue.unwrap_or((DEFAULT_QUEUE_PROFILES, DEFAULT_QUEUE_BYTES));
         let grace_period = self.grace_period.unwrap_or(DEFAULT_GRACE_PERIOD);
         Ok(OtlpExporter {
-            limits: QueueLimits { profiles: profiles.max(1), bytes, grace_period },
+            limits: QueueLimits { profiles: profiles.max(1), bytes: bytes.max(1), grace_period },
             request_bytes: self.request_bytes.unwrap_or(MOST_REQUEST_BYTES),
             resource: self.resource,
             fallback: self.fallback,

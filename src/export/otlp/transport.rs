@@ -5,6 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::header::{HeaderValue, USER_AGENT};
 use hyper_util::client::legacy::Client;
 #[cfg(not(feature = "otlp-tls"))]
 use hyper_util::client::legacy::connect::HttpConnector;
@@ -23,6 +24,8 @@ pub(super) use super::tls::Connector;
 #[cfg(not(feature = "otlp-tls"))]
 pub(super) type Connector = HttpConnector;
 
+/// The maximum number of bytes that are read of an answer.
+pub(super) const MOST_ANSWER_BYTES: usize = 64 * 1024;
 /// The maximum number of characters that are shown of a server's message.
 const MOST_SHOWN_CHARS: usize = 400;
 
@@ -47,9 +50,7 @@ impl Answer {
     /// Makes the texts safe for a log, because a server can return anything.
     pub(super) fn single_line(self) -> Self {
         match self {
-            Self::Accepted { rejected, message } => {
-                Self::Accepted { rejected, message: shown(&message) }
-            }
+            Self::Accepted { message } => Self::Accepted { message: shown(&message) },
             Self::NotNow { after, problem } => Self::NotNow { after, problem: shown(&problem) },
             Self::Refused { what, problem } => Self::Refused { what, problem: shown(&problem) },
         }
@@ -58,7 +59,7 @@ impl Answer {
     /// Checks that the texts fit into one log line.
     #[cfg(fuzzing)]
     pub(super) fn check(&self) {
-        let (Self::Accepted { message: text, .. }
+        let (Self::Accepted { message: text }
         | Self::NotNow { problem: text, .. }
         | Self::Refused { problem: text, .. }) = self;
         assert!(!text.contains(disturbs) && text.chars().count() <= MOST_SHOWN_CHARS);
@@ -66,8 +67,12 @@ impl Answer {
 
     pub(super) fn accepted(response: ExportProfilesServiceResponse) -> Self {
         let partial = response.partial_success.unwrap_or_default();
-        let rejected = u64::try_from(partial.rejected_profiles).unwrap_or(0);
-        Self::Accepted { rejected, message: partial.error_message }
+        let message = partial.error_message;
+        match partial.rejected_profiles {
+            ..=0 => Self::Accepted { message },
+            // The receiver counts a profile's samples and waits as two profiles.
+            _ => Self::Refused { what: RefusedScope::Request, problem: message },
+        }
     }
 }
 
@@ -81,6 +86,7 @@ enum Kind {
 /// A connection to the server.
 pub(super) struct Transport {
     kind: Kind,
+    connector: Connector,
     timeout: Duration,
     /// The server's address, for display.
     pub(super) endpoint: String,
@@ -88,21 +94,28 @@ pub(super) struct Transport {
 
 impl Transport {
     /// Does not connect yet.
-    pub(super) fn new(settings: Settings) -> Result<Self, Error> {
+    pub(super) fn new(mut settings: Settings) -> Result<Self, Error> {
         let connector = connector(&settings)?;
+        let headers = &mut settings.headers;
+        headers.entry(USER_AGENT).or_insert(HeaderValue::from_static(super::USER_AGENT));
+        headers.insert(DEVELOPMENT_VERSION_HEADER, HeaderValue::from_static(DEVELOPMENT_VERSION));
         let (timeout, endpoint) = (settings.timeout, settings.shown_endpoint());
         let kind = match settings.protocol {
             #[cfg(feature = "otlp-grpc")]
-            Protocol::Grpc => Kind::Grpc(super::grpc::Grpc::new(settings, connector)),
+            Protocol::Grpc => {
+                Kind::Grpc(super::grpc::Grpc::new(settings, client(&connector, true)))
+            }
             #[cfg(feature = "otlp-http")]
-            Protocol::HttpProtobuf => Kind::Http(super::http::Http::new(settings, connector)),
+            Protocol::HttpProtobuf => {
+                Kind::Http(super::http::Http::new(settings, client(&connector, false)))
+            }
             // Unreachable: settings exist only for enabled protocols.
             #[cfg(not(all(feature = "otlp-grpc", feature = "otlp-http")))]
             other => {
                 return Err(Error::unusable("the protocol", &format!("{other:?}"), "not there"));
             }
         };
-        Ok(Self { kind, timeout, endpoint })
+        Ok(Self { kind, connector, timeout, endpoint })
     }
 
     /// Sends a message and waits for the answer until the timeout.
@@ -128,9 +141,9 @@ impl Transport {
     fn reconnect(&mut self) {
         match &mut self.kind {
             #[cfg(feature = "otlp-grpc")]
-            Kind::Grpc(grpc) => grpc.reconnect(),
+            Kind::Grpc(grpc) => grpc.client = client(&self.connector, true),
             #[cfg(feature = "otlp-http")]
-            Kind::Http(http) => http.reconnect(),
+            Kind::Http(http) => http.client = client(&self.connector, false),
         }
     }
 }

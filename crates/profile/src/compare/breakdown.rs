@@ -101,7 +101,7 @@ impl Quantity {
     }
 
     /// Amounts of a class can be compared with each other. The number of the class, and how many of it are kept.
-    fn class(&self) -> (u8, usize) {
+    pub(super) fn class(&self) -> (u8, usize) {
         match self {
             Self::Wall(..) => (0, 32),
             Self::OtherThreads(_) => (1, 8),
@@ -109,10 +109,6 @@ impl Quantity {
             Self::ChildSpans(_) => (3, 8),
             Self::ChildTime(_) => (4, 8),
         }
-    }
-
-    pub(super) fn is_of_class(&self, other: &Self) -> bool {
-        self.class().0 == other.class().0
     }
 }
 
@@ -194,7 +190,7 @@ pub struct Breakdown {
 }
 
 /// 292 years: differences fit into 64 bits, too.
-const LARGEST: u64 = i64::MAX as u64;
+pub(super) const LARGEST: u64 = i64::MAX as u64;
 
 impl Breakdown {
     /// A breakdown of that wall time. Amounts of the same quantity are added up, and small ones beyond those that are

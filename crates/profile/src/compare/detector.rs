@@ -1,10 +1,10 @@
 //! Which routes have become slower. Knows no clock and no file: hours are numbers.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use super::comparison::drift;
 use super::estimate::Moments;
-use super::history::CohortHour;
+use super::hour::CohortHour;
 
 const HOURS_PER_DAY: u64 = 24;
 /// Each route is compared with the day before and with the version before.
@@ -26,25 +26,37 @@ impl WallSum {
     }
 }
 
-/// Those of routes.
+/// Those of routes, by hour.
 #[derive(Debug, Default)]
-struct WallSums(BTreeMap<String, WallSum>);
+struct HourlyWalls(BTreeMap<u64, BTreeMap<String, WallSum>>);
 
-impl WallSums {
-    fn add(&mut self, routes: &BTreeMap<String, CohortHour>) {
-        for (route, hour) in routes {
-            if self.0.len() < MOST_ROUTES || self.0.contains_key(route) {
-                let sum = self.0.entry(route.clone()).or_default();
-                sum.merge(&WallSum {
-                    spans: hour.references.spans(),
-                    wall: *hour.references.wall(),
-                });
+impl HourlyWalls {
+    fn add(&mut self, hour: u64, routes: &BTreeMap<String, CohortHour>) {
+        let known = self.0.entry(hour).or_default();
+        for (route, CohortHour { references, .. }) in routes {
+            if known.len() < MOST_ROUTES || known.contains_key(route) {
+                let sum = WallSum { spans: references.spans(), wall: *references.wall() };
+                known.entry(route.clone()).or_default().merge(&sum);
             }
         }
     }
 
-    fn get(&self, route: &str) -> WallSum {
-        self.0.get(route).copied().unwrap_or_default()
+    fn get(&self, hour: u64, route: &str) -> Option<WallSum> {
+        self.0.get(&hour)?.get(route).copied()
+    }
+
+    /// The sum of a route over the hours in which `is_wanted`.
+    fn sum(&self, route: &str, is_wanted: impl Fn(u64) -> bool) -> WallSum {
+        let mut sum = WallSum::default();
+        let wanted = self.0.iter().filter(|(hour, _)| is_wanted(**hour));
+        wanted.filter_map(|(_, known)| known.get(route)).for_each(|known| sum.merge(known));
+        sum
+    }
+
+    /// Whether there is any of a route at that time of the day.
+    fn has(&self, route: &str, hour: u64) -> bool {
+        let same = |known: u64| known % HOURS_PER_DAY == hour % HOURS_PER_DAY;
+        self.sum(route, same).spans > 0
     }
 }
 
@@ -74,45 +86,14 @@ pub struct Drift {
 #[derive(Debug, Default)]
 pub struct DriftDetector {
     /// Of the last 25 hours, of all versions.
-    hours: BTreeMap<u64, WallSums>,
-    before: Option<VersionBefore>,
-    /// Those of this version.
-    own: ByHourOfDay,
+    hours: HourlyWalls,
+    /// A day of the version before this one, and its name.
+    before: (String, HourlyWalls),
+    /// The first day of this process.
+    own: HourlyWalls,
     began: u64,
     /// The hour in which it was last said of a route. The day before is slow, too, a day later.
     said: BTreeMap<String, u64>,
-}
-
-#[derive(Debug, Default)]
-struct VersionBefore {
-    version: String,
-    sums: ByHourOfDay,
-}
-
-/// The sums of each hour of the day: many services are slower at some hours.
-#[derive(Debug, Default)]
-struct ByHourOfDay([WallSums; HOURS_PER_DAY as usize]);
-
-impl ByHourOfDay {
-    fn add(&mut self, hour: u64, routes: &BTreeMap<String, CohortHour>) {
-        if let Some(sums) = self.0.get_mut((hour % HOURS_PER_DAY) as usize) {
-            sums.add(routes);
-        }
-    }
-
-    /// The hours of the day in which there are any of a route.
-    fn hours_of(&self, route: &str) -> BTreeSet<usize> {
-        let hours = self.0.iter().enumerate();
-        hours.filter(|(_, sums)| sums.get(route).spans > 0).map(|(hour, _)| hour).collect()
-    }
-
-    fn sum(&self, route: &str, hours: &BTreeSet<usize>) -> WallSum {
-        let mut sum = WallSum::default();
-        for hour in hours {
-            sum.merge(&self.0.get(*hour).map(|sums| sums.get(route)).unwrap_or_default());
-        }
-        sum
-    }
 }
 
 impl DriftDetector {
@@ -123,48 +104,50 @@ impl DriftDetector {
     /// Adds an hour of earlier processes, or of others.
     pub fn add_stored(&mut self, hour: u64, routes: &BTreeMap<String, CohortHour>) {
         if hour + HOURS_PER_DAY >= self.began {
-            self.hours.entry(hour).or_default().add(routes);
+            self.hours.add(hour, routes);
         }
     }
 
     /// Adds an hour of the version before this one.
     pub fn add_before(&mut self, version: &str, hour: u64, routes: &BTreeMap<String, CohortHour>) {
-        let before = self.before.get_or_insert_with(VersionBefore::default);
-        version.clone_into(&mut before.version);
-        before.sums.add(hour, routes);
+        version.clone_into(&mut self.before.0);
+        self.before.1.add(hour, routes);
     }
 
     /// Adds an hour of this process that has ended. Returns which routes have become slower, of which that was not said in
     /// the last day.
     pub fn end_hour(&mut self, hour: u64, routes: &BTreeMap<String, CohortHour>) -> Vec<Drift> {
-        self.hours.entry(hour).or_default().add(routes);
-        self.hours.retain(|known, _| known + HOURS_PER_DAY >= hour);
-        self.own.add(hour, routes);
+        self.hours.add(hour, routes);
+        self.hours.0.retain(|known, _| known + HOURS_PER_DAY >= hour);
+        let is_first_day = hour < self.began + HOURS_PER_DAY;
+        if is_first_day {
+            self.own.add(hour, routes);
+        }
         self.said.retain(|_, said| *said + HOURS_PER_DAY > hour);
         let comparisons = u32::try_from(routes.len().min(MOST_ROUTES)).unwrap_or(u32::MAX);
         let comparisons = comparisons.saturating_mul(BASELINES * HOURS_PER_DAY as u32);
         let mut found = Vec::new();
         for route in routes.keys().filter(|route| !self.said.contains_key(*route)) {
-            let drifts = self.since_version(route, hour, comparisons);
-            found.extend(drifts.or_else(|| self.since_yesterday(route, hour, comparisons)));
+            let drift = is_first_day.then(|| self.since_version(route, hour, comparisons));
+            let yesterday = || self.since_yesterday(route, hour, comparisons);
+            found.extend(drift.flatten().or_else(yesterday));
         }
         self.said.extend(found.iter().map(|drift| (drift.route.clone(), hour)));
         found
     }
 
     fn since_yesterday(&self, route: &str, hour: u64, comparisons: u32) -> Option<Drift> {
-        let yesterday = self.hours.get(&hour.checked_sub(HOURS_PER_DAY)?)?.get(route);
-        let today = self.hours.get(&hour)?.get(route);
+        let yesterday = self.hours.get(hour.checked_sub(HOURS_PER_DAY)?, route)?;
+        let today = self.hours.get(hour, route)?;
         between((route, hour), (yesterday, today), comparisons, Baseline::DayBefore)
     }
 
     fn since_version(&self, route: &str, hour: u64, comparisons: u32) -> Option<Drift> {
-        let before = self.before.as_ref().filter(|_| hour < self.began + HOURS_PER_DAY)?;
-        let (own, of_before) = (self.own.hours_of(route), before.sums.hours_of(route));
-        let both: BTreeSet<_> = own.intersection(&of_before).copied().collect();
+        let (version, before) = &self.before;
         // Another time of the day has another traffic.
-        let sums = (before.sums.sum(route, &both), self.own.sum(route, &both));
-        between((route, hour), sums, comparisons, Baseline::Version(before.version.clone()))
+        let was = before.sum(route, |hour| self.own.has(route, hour));
+        let is = self.own.sum(route, |hour| before.has(route, hour));
+        between((route, hour), (was, is), comparisons, Baseline::Version(version.clone()))
     }
 }
 
@@ -183,7 +166,7 @@ fn between(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::compare::{Breakdown, CohortHistory};
+    use crate::compare::Breakdown;
 
     const MS: f64 = 1_000_000.0;
     const PER_HOUR: u64 = 2_000;
@@ -203,15 +186,15 @@ mod tests {
         }
 
         fn hour(&mut self, hour: u64, times: f64, per_hour: u64) -> CohortHour {
-            let mut history = CohortHistory::new(0);
+            let mut walls = CohortHour::default();
             let of_day = (hour as f64 / 24.0 * std::f64::consts::TAU).sin();
             for _ in 0..per_hour {
                 let normal = (-2.0 * self.random().ln()).sqrt()
                     * (std::f64::consts::TAU * self.random()).cos();
                 let wall_ns = 20.0 * MS * (1.0 + 0.3 * of_day) * (0.8 * normal).exp() * times;
-                history.add_reference(&Breakdown::new(wall_ns as u64, []), 1, 0);
+                walls.add(&Breakdown::new(wall_ns as u64, []), 1);
             }
-            history.take_hour()
+            walls
         }
 
         /// Two routes of which the second one takes `times` as long as usual, and one with few requests.
@@ -243,7 +226,7 @@ mod tests {
         let again = changed + 48;
         let drifts = detector.end_hour(again, &traffic.routes(again, 1.5));
         assert_eq!(drifts.len(), 1, "it became slower again: {drifts:?}");
-        assert!(detector.hours.len() <= 25 && detector.said.len() <= 2);
+        assert!(detector.hours.0.len() <= 25 && detector.said.len() <= 2);
     }
 
     #[test]
@@ -292,7 +275,7 @@ mod tests {
         detector.add_before("1", BEGAN - 24, &invented);
         let drifts = detector.end_hour(BEGAN, &traffic.routes(BEGAN, 1.2));
         assert_eq!(drifts.len(), 1, "{drifts:?}");
-        assert!(detector.hours.values().all(|hour| hour.0.len() <= MOST_ROUTES));
-        assert_eq!(detector.hours.len(), 2);
+        assert!(detector.hours.0.values().all(|hour| hour.len() <= MOST_ROUTES));
+        assert_eq!(detector.hours.0.len(), 2);
     }
 }

@@ -12,11 +12,13 @@
 
 use std::f64::consts::LN_2;
 
+use serde::{Deserialize, Serialize};
+
 /// Below this number of spans there is no interval: their spread says too little.
 pub(crate) const LEAST_FOR_INTERVAL: u64 = 10;
 
 /// A sum with what its uncertainty follows from. The number of spans is that of the whole set.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Moments {
     /// The sum over all spans.
     pub sum: u128,
@@ -37,15 +39,6 @@ impl Moments {
         self.sum = self.sum.saturating_add(other.sum);
         self.squares += other.squares;
         self.present = self.present.saturating_add(other.present);
-    }
-
-    /// That of `to` spans instead of `from`, of which there are more.
-    pub(super) fn scaled(&self, to: u64, from: u64) -> Self {
-        let (to, from) = (u128::from(to), u128::from(from.max(1)));
-        // The whole and the remainder apart, so that nothing overflows.
-        let of = |sum: u128| (sum / from) * to + (sum % from) * to / from;
-        let present = u64::try_from(of(self.present.into())).unwrap_or(self.present);
-        Self { sum: of(self.sum), squares: self.squares * (to as f64 / from as f64), present }
     }
 
     /// The mean of that many spans.

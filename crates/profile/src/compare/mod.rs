@@ -7,16 +7,13 @@
 // Knows no span, thread, format or clock.
 
 mod breakdown;
-#[doc(hidden)]
-mod chooser;
-#[doc(hidden)]
-mod cohorts;
 mod comparison;
 #[doc(hidden)]
 mod detector;
 mod estimate;
 #[doc(hidden)]
-mod history;
+mod hour;
+#[doc(hidden)]
 mod references;
 #[cfg(test)]
 mod tests;
@@ -25,14 +22,13 @@ mod totals;
 
 pub use crate::facts::TimeKind;
 pub use breakdown::{Amount, Breakdown, Measured, OwnFunction, Quantity, SpentIn};
-pub use chooser::{Gap, ReferenceChooser, ReferenceLimits};
-pub use cohorts::CohortSet;
 #[cfg(test)]
 pub(crate) use comparison::drift;
 pub use comparison::{ComparedRow, ComparedValue, Comparison, compare, compare_sets};
 pub use detector::{Baseline, Drift, DriftDetector, MOST_ROUTES};
 pub use estimate::{Interval, Moments};
-pub use history::{CohortHistory, CohortHour, WallTimes};
+pub use hour::{CohortHour, WallTimes};
 #[cfg(test)]
-pub(crate) use references::{MOST_REFERENCES, ReferenceSet};
+pub(crate) use references::MOST_REFERENCES;
+pub use references::ReferenceSet;
 pub use totals::SpanTotals;

@@ -1,149 +1,86 @@
 //! The last reference spans of a cohort.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
 
-use super::breakdown::{Amount, Breakdown, Quantity};
+use super::breakdown::{Breakdown, Quantity};
 use super::totals::MOST_QUANTITIES;
 
 /// How many reference spans of a cohort are kept.
 pub(crate) const MOST_REFERENCES: usize = 200;
 
-/// The breakdowns of the last reference spans of a cohort. Each takes at most some 700 bytes, and each quantity is stored
+/// The breakdowns of the last reference spans of a cohort. Each takes at most some 1,100 bytes, and each quantity is stored
 /// once.
 #[derive(Clone, Debug, Default)]
 pub struct ReferenceSet {
     spans: VecDeque<ReferenceSpan>,
-    quantities: Vec<KnownQuantity>,
-    by_quantity: HashMap<Quantity, u16>,
-    /// Those that no span has any more.
-    unused: Vec<u16>,
+    /// Those of all spans, and of some that have gone.
+    quantities: BTreeSet<Arc<Quantity>>,
 }
 
-#[derive(Clone, Debug)]
-struct KnownQuantity {
-    quantity: Quantity,
-    /// Of all spans that have it.
-    sum: u128,
-    spans: usize,
-}
-
-/// Two arrays, since pairs would have to be aligned.
 #[derive(Clone, Debug)]
 struct ReferenceSpan {
     wall_ns: u64,
-    ids: Box<[u16]>,
-    values: Box<[u64]>,
-}
-
-impl ReferenceSpan {
-    fn new(wall_ns: u64, values: BTreeMap<u16, u64>) -> Self {
-        let (ids, values): (Vec<_>, Vec<_>) = values.into_iter().unzip();
-        Self { wall_ns, ids: ids.into(), values: values.into() }
-    }
-
-    fn values(&self) -> impl Iterator<Item = (u16, u64)> + '_ {
-        self.ids.iter().copied().zip(self.values.iter().copied())
-    }
+    values: Box<[(Arc<Quantity>, u64)]>,
 }
 
 impl ReferenceSet {
     /// Adds a span. The oldest one of more than 200 goes.
-    pub(crate) fn push(&mut self, breakdown: &Breakdown) {
+    pub fn push(&mut self, breakdown: &Breakdown) {
         if self.spans.len() >= MOST_REFERENCES {
-            self.remove_oldest();
+            self.spans.pop_front();
         }
-        let mut values: BTreeMap<u16, u64> = BTreeMap::new();
-        for Amount { quantity, value, .. } in breakdown.amounts() {
-            // Before others of this span are added: room is made in those that are complete.
-            let Some(id) = self.id_of(quantity, *value, &mut values) else { continue };
-            let sum = values.entry(id).or_default();
-            *sum = sum.saturating_add(*value);
-        }
-        for (id, value) in &values {
-            if let Some(known) = self.quantities.get_mut(usize::from(*id)) {
-                known.sum += u128::from(*value);
-                known.spans += 1;
-            }
-        }
-        self.spans.push_back(ReferenceSpan::new(breakdown.wall_ns(), values));
-    }
-
-    fn remove_oldest(&mut self) {
-        let Some(span) = self.spans.pop_front() else { return };
-        for (id, value) in span.values() {
-            let Some(known) = self.quantities.get_mut(usize::from(id)) else { continue };
-            known.sum = known.sum.saturating_sub(value.into());
-            known.spans = known.spans.saturating_sub(1);
-            if known.spans == 0 {
-                self.by_quantity.remove(&known.quantity);
-                self.unused.push(id);
-            }
+        let amounts = breakdown.amounts().iter();
+        let values = amounts.map(|amount| (self.known(&amount.quantity), amount.value)).collect();
+        self.spans.push_back(ReferenceSpan { wall_ns: breakdown.wall_ns(), values });
+        if self.quantities.len() > MOST_QUANTITIES {
+            self.shrink();
         }
     }
 
-    /// The number of a quantity, or of that of others.
-    fn id_of(
-        &mut self,
-        quantity: &Quantity,
-        value: u64,
-        adding: &mut BTreeMap<u16, u64>,
-    ) -> Option<u16> {
-        if let Some(id) = self.by_quantity.get(quantity) {
-            return Some(*id);
+    fn known(&mut self, quantity: &Quantity) -> Arc<Quantity> {
+        let known = self.quantities.get(quantity).cloned();
+        known.unwrap_or_else(|| {
+            let new = Arc::new(quantity.clone());
+            self.quantities.insert(Arc::clone(&new));
+            new
+        })
+    }
+
+    /// Forgets quantities that no span has any more. If too many are in use, those of the class that has most of them are
+    /// added to that of others: the half of which there is least.
+    fn shrink(&mut self) {
+        let mut sums: BTreeMap<Arc<Quantity>, u128> = BTreeMap::new();
+        for (quantity, value) in self.spans.iter().flat_map(|span| &span.values) {
+            *sums.entry(Arc::clone(quantity)).or_default() += u128::from(*value);
         }
-        let rest = quantity.rest();
-        let is_rest = rest == *quantity;
-        if !is_rest
-            && self.by_quantity.len() >= MOST_QUANTITIES
-            && !self.make_room(quantity, value, adding)
+        self.quantities = sums.keys().cloned().collect();
+        if self.quantities.len() <= MOST_QUANTITIES {
+            return;
+        }
+        let mut by_class: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        for (quantity, sum) in
+            sums.into_iter().filter(|(quantity, _)| quantity.rest() != **quantity)
         {
-            return self.id_of(&rest, value, adding);
+            by_class.entry(quantity.class()).or_default().push((Reverse(sum), quantity));
         }
-        let known = KnownQuantity { quantity: quantity.clone(), sum: 0, spans: 0 };
-        let id = match self.unused.pop() {
-            Some(id) => {
-                *self.quantities.get_mut(usize::from(id))? = known;
-                id
-            }
-            None => {
-                let id = u16::try_from(self.quantities.len()).ok()?;
-                self.quantities.push(known);
-                id
-            }
-        };
-        self.by_quantity.insert(quantity.clone(), id);
-        Some(id)
-    }
-
-    /// Adds the smallest quantity of the class to that of others, if all spans together have less of it than `value`.
-    fn make_room(&mut self, than: &Quantity, value: u64, adding: &mut BTreeMap<u16, u64>) -> bool {
-        let of_class = self.by_quantity.iter().filter(|(quantity, id)| {
-            quantity.is_of_class(than) && quantity.rest() != **quantity && !adding.contains_key(id)
-        });
-        let sum = |id: u16| self.quantities.get(usize::from(id)).map_or(0, |known| known.sum);
-        let smallest = of_class.map(|(quantity, id)| (sum(*id), quantity, *id)).min();
-        let Some((sum, quantity, id)) = smallest else { return false };
-        if sum >= value.into() {
-            return false;
+        let mut largest = by_class.into_values().max_by_key(Vec::len).unwrap_or_default();
+        largest.sort_unstable();
+        for (_, small) in largest.split_off(largest.len() / 2) {
+            self.quantities.remove(&small);
+            self.known(&small.rest());
         }
-        let (quantity, rest) = (quantity.clone(), quantity.rest());
-        let Some(to) = self.id_of(&rest, 0, adding) else { return false };
-        let mut moved_spans = 0;
         for span in &mut self.spans {
-            let mut values: BTreeMap<_, _> = span.values().collect();
-            let Some(moved) = values.remove(&id) else { continue };
-            moved_spans += usize::from(!values.contains_key(&to));
-            let sum = values.entry(to).or_default();
-            *sum = sum.saturating_add(moved);
-            *span = ReferenceSpan::new(span.wall_ns, values);
+            let mut values: BTreeMap<Arc<Quantity>, u64> = BTreeMap::new();
+            for (quantity, value) in &span.values {
+                let known = self.quantities.get(quantity);
+                let known = known.or_else(|| self.quantities.get(&quantity.rest()));
+                let sum = values.entry(Arc::clone(known.unwrap_or(quantity))).or_default();
+                *sum = sum.saturating_add(*value);
+            }
+            span.values = values.into_iter().collect();
         }
-        if let Some(known) = self.quantities.get_mut(usize::from(to)) {
-            known.sum += sum;
-            known.spans += moved_spans;
-        }
-        self.by_quantity.remove(&quantity);
-        self.unused.push(id);
-        true
     }
 
     /// How many spans there are.
@@ -155,26 +92,27 @@ impl ReferenceSet {
         self.spans.iter().map(|span| span.wall_ns)
     }
 
+    /// The mean wall time; 0 without spans.
+    pub fn mean_wall_ns(&self) -> u64 {
+        let sum: u128 = self.walls_ns().map(u128::from).sum();
+        u64::try_from(sum / (self.len() as u128).max(1)).unwrap_or(u64::MAX)
+    }
+
     /// Each quantity, with the values of the spans that have any of it.
     pub(super) fn values(&self) -> HashMap<&Quantity, Vec<u64>> {
-        let mut values = vec![Vec::new(); self.quantities.len()];
-        for (id, value) in self.spans.iter().flat_map(ReferenceSpan::values) {
-            if let Some(of) = values.get_mut(usize::from(id)) {
-                of.push(value);
-            }
+        let mut values: HashMap<&Quantity, Vec<u64>> = HashMap::new();
+        for (quantity, value) in self.spans.iter().flat_map(|span| &span.values) {
+            values.entry(quantity).or_default().push(*value);
         }
-        let known = self.quantities.iter().zip(values);
-        known.filter(|(_, of)| !of.is_empty()).map(|(known, of)| (&known.quantity, of)).collect()
+        values
     }
 
     /// The memory that it takes, without the texts of the quantities, in bytes.
     #[cfg(any(test, feature = "_test"))]
     pub fn bytes(&self) -> usize {
-        let of_span = size_of::<ReferenceSpan>();
-        let each = size_of::<u16>() + size_of::<u64>();
-        let spans: usize = self.spans.iter().map(|span| of_span + span.ids.len() * each).sum();
-        let of_quantity = size_of::<KnownQuantity>() + size_of::<(Quantity, u16)>();
-        spans + self.quantities.len() * of_quantity
+        let of_span = |span: &ReferenceSpan| size_of_val(span) + size_of_val(&*span.values);
+        let of_quantity = size_of::<Arc<Quantity>>() + size_of::<Quantity>();
+        self.spans.iter().map(of_span).sum::<usize>() + self.quantities.len() * of_quantity
     }
 }
 

@@ -2,30 +2,45 @@
 
 use std::collections::BTreeMap;
 
-use super::breakdown::{Amount, Breakdown, Quantity};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::breakdown::{Amount, Breakdown, LARGEST, Quantity};
 use super::estimate::Moments;
 
 /// Quantities beside those of others. More are added to those.
 pub(super) const MOST_QUANTITIES: usize = 256;
 
 /// The sums of the breakdowns of many spans. They can be stored and merged.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SpanTotals {
     spans: u64,
     /// Its sum is that of all quantities of wall time.
     wall: Moments,
+    #[serde(serialize_with = "to_pairs", deserialize_with = "of_pairs")]
     quantities: BTreeMap<Quantity, Moments>,
 }
 
+/// Names in JSON are texts.
+fn to_pairs<S: Serializer>(of: &BTreeMap<Quantity, Moments>, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_seq(of)
+}
+
+fn of_pairs<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<Quantity, Moments>, D::Error> {
+    let pairs = Vec::<(Quantity, Moments)>::deserialize(from)?;
+    Ok(pairs.into_iter().collect())
+}
+
 impl SpanTotals {
-    /// Sums that were stored. The sum of all wall times is that of its quantities.
-    pub fn of_stored(
-        spans: u64,
-        wall: Moments,
-        quantities: impl IntoIterator<Item = (Quantity, Moments)>,
-    ) -> Self {
-        let quantities: BTreeMap<_, _> = quantities.into_iter().collect();
-        Self { spans, wall: Moments { sum: sum_of_wall(&quantities), ..wall }, quantities }
+    /// Whether spans can have these sums, which were stored.
+    pub fn are_possible(&self) -> bool {
+        let of_wall = self.quantities.iter().filter(|(quantity, _)| quantity.is_wall());
+        let sum_of_wall = of_wall.fold(0, |sum: u128, (_, of)| sum.saturating_add(of.sum));
+        let most = u128::from(self.spans) * u128::from(LARGEST);
+        let is_possible =
+            |of: &Moments| of.sum <= most && of.present <= self.spans && of.squares >= 0.0;
+        self.quantities.len() <= 4 * MOST_QUANTITIES
+            && self.quantities.values().chain([&self.wall]).all(is_possible)
+            && self.wall.sum == sum_of_wall
     }
 
     pub(crate) fn add(&mut self, breakdown: &Breakdown) {
@@ -62,22 +77,6 @@ impl SpanTotals {
         }
     }
 
-    /// Halves the weight of all spans. Means stay as they are, to within a unit. What few spans had, and none lately, is
-    /// added to that of others, which makes room.
-    pub(crate) fn halve(&mut self) {
-        let (from, to) = (self.spans, self.spans / 2);
-        self.spans = to;
-        for (quantity, moments) in std::mem::take(&mut self.quantities) {
-            let moments = moments.scaled(to, from);
-            let quantity = if moments.present > 0 { quantity } else { quantity.rest() };
-            if moments.sum > 0 {
-                self.quantities.entry(quantity).or_default().merge(&moments);
-            }
-        }
-        // Rounded in parts, and the sum of these.
-        self.wall = Moments { sum: sum_of_wall(&self.quantities), ..self.wall.scaled(to, from) };
-    }
-
     /// How many spans they are of.
     pub fn spans(&self) -> u64 {
         self.spans
@@ -94,8 +93,4 @@ impl SpanTotals {
     pub(super) fn moments(&self, quantity: &Quantity) -> Moments {
         self.quantities.get(quantity).copied().unwrap_or_default()
     }
-}
-
-fn sum_of_wall(quantities: &BTreeMap<Quantity, Moments>) -> u128 {
-    quantities.iter().filter(|(quantity, _)| quantity.is_wall()).map(|(_, of)| of.sum).sum()
 }

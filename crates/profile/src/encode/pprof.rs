@@ -156,7 +156,7 @@ impl<'a> Encoder<'a> {
         if let Some(program) = self.profile.first_mapping() {
             self.mapping(program);
         }
-        for (thread, sample) in dump.with_stacks() {
+        for (thread, sample) in dump.samples() {
             let DumpedThread { name, tid, activity, spans, stack_age, .. } = thread;
             let mut label = vec![self.label("thread", name), self.label("tid", &tid.to_string())];
             label.push(self.label("state", activity.as_str()));
@@ -447,12 +447,13 @@ mod tests {
         let function = stacks.add_remark("shop::reserve");
         let stack = stacks.add_stack(vec![function]);
         let lock = stacks.add_leaf(Leaf::Blocked("futex 0x7f01".to_owned()));
-        for time_unix_ns in [0, 1] {
-            let point = Point { time_unix_ns, weight: 1, thread: None };
+        for (name, tid) in [("one", 7), ("two", 8)] {
+            let thread = Some(stacks.add_thread(ProfiledThread { name: name.to_owned(), tid }));
+            let point = Point { time_unix_ns: 0, weight: 1, thread };
             stacks.add_sample_at(SampleKind::OffCpu, (stack, lock), None, point);
         }
-        let thread = |name: &str, tid, spans: &[&str]| DumpedThread {
-            name: name.to_owned(),
+        let thread = |tid, spans: &[&str]| DumpedThread {
+            name: String::new(),
             tid,
             activity: ThreadActivity::Blocked,
             blocked_in: None,
@@ -460,8 +461,8 @@ mod tests {
             stack: [].into(),
             stack_age: (tid == 8).then_some(std::time::Duration::from_millis(12)),
         };
-        let threads = vec![thread("one", 7, &["request", "query"]), thread("two", 8, &[])];
-        let message = decoded(&pprof_of_threads(&ThreadDump::new(threads, stacks)));
+        let threads = vec![thread(7, &["request", "query"]), thread(8, &[])];
+        let message = decoded(&pprof_of_threads(&ThreadDump::new(threads).with_stacks(stacks)));
         let string = |index: i64| message.string_table[index as usize].as_str();
         let types = message.sample_type.iter().map(|it| (string(it.r#type), string(it.unit)));
         assert_eq!(types.collect::<Vec<_>>(), [("threads", "count")]);

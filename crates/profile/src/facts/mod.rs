@@ -8,7 +8,6 @@ mod measure;
 mod reason;
 mod split;
 mod times;
-mod usage;
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -22,7 +21,7 @@ pub use measure::{Measure, Unit};
 pub use reason::{Reason, Reasons};
 pub use split::TimeKind;
 pub use times::TimeBreakdown;
-pub use usage::{Allocations, ThrottlingUnknown, Usage};
+pub use tracing_profiling_capture::sys::{Allocations, ThrottlingUnknown, Usage};
 
 /// The name of a span with the values of fields: `report{tenant=7}`. A request with method and route is named by these, as
 /// OpenTelemetry does: `GET /cart/{id}`.

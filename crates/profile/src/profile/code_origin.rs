@@ -39,9 +39,10 @@ fn origin_of_crate(name: &str) -> Option<CodeOrigin> {
         crossbeam_utils tokio mio rustix libc nix futures futures_util futures_core";
     match name {
         "std" | "core" | "alloc" | "hashbrown" => Some(CodeOrigin::Std),
-        "tracing" | "tracing_profiling" | "tracing_profiling_profile" => {
-            Some(CodeOrigin::Instrumentation)
-        }
+        "tracing"
+        | "tracing_profiling"
+        | "tracing_profiling_capture"
+        | "tracing_profiling_profile" => Some(CodeOrigin::Instrumentation),
         _ => RUNTIMES.split(' ').any(|of| of == name).then_some(CodeOrigin::Runtime),
     }
 }
@@ -135,36 +136,48 @@ impl OwnCode {
     }
 }
 
-/// Whether a function is of this crate's wrappers.
+/// Whether a function is of the layer's wrappers: of futures, of wakers, and the allocator.
 fn is_wrapper(Function { name, file, .. }: &Function) -> bool {
-    const MODULES: [&str; 4] = ["awaits/", "sys/task_waker", "sys/allocator", "sys/live_blocks"];
-    let is_of = |path: &str| MODULES.iter().any(|module| path.starts_with(module));
-    let [layer, _] = &*SOURCES;
-    let is_in_file = path_below(layer, file).is_some_and(is_of);
+    const MODULES: [(&str, &[&str]); 2] = [
+        ("tracing_profiling::", &["awaits/"]),
+        ("tracing_profiling_capture::", &["sys/task_waker", "sys/allocator", "sys/live_blocks"]),
+    ];
+    let mut of_files = MODULES.iter().zip(&*SOURCES);
+    let is_in = |modules: &[&str], path: &str| modules.iter().any(|of| path.starts_with(of));
+    let is_in_file = of_files.any(|((_, modules), sources)| {
+        path_below(sources, file).is_some_and(|path| is_in(modules, path))
+    });
     // Inlined functions have no path, and a trait of the program can have methods for wrappers.
     if crate_of(name).is_none() || !file.is_empty() && !is_in_file {
         return is_in_file;
     }
-    let path = without_sigils(name).strip_prefix("tracing_profiling::");
-    path.is_some_and(|path| is_of(&path.replace("::", "/")))
+    let name = without_sigils(name);
+    MODULES.iter().any(|(of_crate, modules)| {
+        let path = name.strip_prefix(of_crate);
+        path.is_some_and(|path| is_in(modules, &path.replace("::", "/")))
+    })
 }
 
-/// The directories of the layer's and of this crate's sources when they were built: `src/` in a build of their workspace.
-static SOURCES: LazyLock<[String; 2]> =
+/// The directories of the sources of the layer, of capture, and of this crate when they were built: `src/` and others in a
+/// build of their workspace.
+static SOURCES: LazyLock<[String; 3]> =
     LazyLock::new(|| sources(file!().strip_suffix("profile/code_origin.rs").unwrap_or_default()));
 
-/// The directory of the layer's sources beside that of this crate's: in one workspace or, of releases, under one name.
-fn sources(own: &str) -> [String; 2] {
-    let layer = match own.strip_suffix("crates/profile/src/") {
-        Some(workspace) => format!("{workspace}src/"),
-        None => own.replacen("/tracing-profiling-profile-", "/tracing-profiling-", 1),
+/// The directories of the other crates beside that of this one: in one workspace or, of releases, under one name.
+fn sources(own: &str) -> [String; 3] {
+    let [layer, capture] = match own.strip_suffix("crates/profile/src/") {
+        Some(workspace) => ["", "crates/capture/"].map(|of| format!("{workspace}{of}src/")),
+        None => ["-", "-capture-"].map(|of| {
+            own.replacen("/tracing-profiling-profile-", &format!("/tracing-profiling{of}"), 1)
+        }),
     };
-    [layer, own.to_owned()]
+    [layer, capture, own.to_owned()]
 }
 
 /// Whether a source file is in one of these, as far as its directory has a name.
 fn is_of_this_crate(sources: &str, file: &str) -> bool {
-    !matches!(sources, "src/" | "crates/profile/src/") && path_below(sources, file).is_some()
+    !matches!(sources, "src/" | "crates/capture/src/" | "crates/profile/src/")
+        && path_below(sources, file).is_some()
 }
 
 /// The part of a path below a directory of sources, wherever that was when it was built.
@@ -355,12 +368,16 @@ mod tests {
 
     #[test]
     fn the_sources_of_the_layer_are_beside_those_of_this_crate() {
-        for (own, layer) in [
-            ("crates/profile/src/", "src/"),
-            ("libs/tracing-profiling/crates/profile/src/", "libs/tracing-profiling/src/"),
-            ("/r/tracing-profiling-profile-0.1.0/src/", "/r/tracing-profiling-0.1.0/src/"),
+        for [layer, capture, own] in [
+            ["src/", "crates/capture/src/", "crates/profile/src/"],
+            ["a/src/", "a/crates/capture/src/", "a/crates/profile/src/"],
+            [
+                "/r/tracing-profiling-0.1.0/src/",
+                "/r/tracing-profiling-capture-0.1.0/src/",
+                "/r/tracing-profiling-profile-0.1.0/src/",
+            ],
         ] {
-            assert_eq!(sources(own), [layer, own]);
+            assert_eq!(sources(own), [layer, capture, own]);
         }
     }
 
@@ -411,9 +428,9 @@ mod tests {
                 "/home/a/lib/rustlib/src/rust/library/core/x.rs",
             ),
             ("insert", "/home/a/.cargo/registry/src/x/hashbrown-0.15.2/src/map.rs"),
-            ("{closure#0}", "/srv/tracing-profiling/src/sys/allocator.rs"),
-            ("remove", "/srv/tracing-profiling/src/sys/live_blocks.rs"),
-            ("tracing_profiling::sys::allocator::note_allocated", ""),
+            ("{closure#0}", "/srv/tracing-profiling/crates/capture/src/sys/allocator.rs"),
+            ("remove", "/srv/tracing-profiling/crates/capture/src/sys/live_blocks.rs"),
+            ("tracing_profiling_capture::sys::allocator::note_allocated", ""),
             ("shop::_::__rust_alloc", "shop/src/main.rs"),
             ("alloc::vec::Vec<shop::Item>::push", ""),
             ("<alloc::vec::Vec<<shop::A as shop::B>::C> as core::clone::Clone>::clone", ""),
@@ -518,9 +535,9 @@ mod tests {
                 "",
                 Wrapper,
             ),
-            ("poll<shop::fetch::{async_fn_env#0}>", &in_this_crate("awaits/future.rs"), Wrapper),
-            ("{closure#0}<u8>", &in_this_crate("sys/task_waker.rs"), Wrapper),
-            ("note_allocated", &in_this_crate("sys/allocator.rs"), Wrapper),
+            ("poll<shop::fetch::{async_fn_env#0}>", &in_sources(0, "awaits/future.rs"), Wrapper),
+            ("{closure#0}<u8>", &in_sources(1, "sys/task_waker.rs"), Wrapper),
+            ("note_allocated", &in_sources(1, "sys/allocator.rs"), Wrapper),
         ] {
             let function = Function { file: file.to_owned(), ..Function::named(name) };
             assert_eq!(own.origin(&function, false), expected, "{name} {file}");
@@ -538,7 +555,7 @@ mod tests {
         }
     }
 
-    fn in_this_crate(path: &str) -> String {
-        format!("/anywhere/{}{path}", SOURCES[0].trim_start_matches('/'))
+    fn in_sources(number: usize, path: &str) -> String {
+        format!("/anywhere/{}{path}", SOURCES[number].trim_start_matches('/'))
     }
 }

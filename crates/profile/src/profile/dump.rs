@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime};
 use super::leaf::Leaf;
 use super::model::Profile;
 use super::sample::Sample;
+use crate::ids::ProfileId;
 use crate::text::escaped;
 
 /// Where all threads of the process are, from `Handle::threads`.
@@ -29,7 +30,8 @@ pub struct ThreadDump {
     /// is certain; holders of others are inferred from addresses on stacks, and marked so.
     pub deadlocks: Vec<String>,
     threads: Vec<DumpedThread>,
-    /// A point for each thread, whose time is the thread's number.
+    /// A point for each thread.
+    #[cfg_attr(not(feature = "pprof"), allow(dead_code, reason = "only pprof has samples"))]
     stacks: Box<Profile>,
 }
 
@@ -85,9 +87,9 @@ impl ThreadActivity {
 }
 
 impl ThreadDump {
-    /// Of these threads. `stacks` has a point for each, whose time is its number.
-    pub fn new(threads: Vec<DumpedThread>, stacks: Profile) -> Self {
-        let (time, stacks) = (SystemTime::now(), Box::new(stacks));
+    /// Of these threads, now, without names and stacks.
+    pub fn new(threads: Vec<DumpedThread>) -> Self {
+        let (time, stacks) = (SystemTime::now(), Box::new(Profile::new(ProfileId::NONE, 0)));
         let deadlocks = Vec::new();
         Self { time, left_out: 0, awaiting: 0, idle_spans: 0, deadlocks, threads, stacks }
     }
@@ -97,24 +99,19 @@ impl ThreadDump {
         &self.threads
     }
 
-    /// The same with the names of functions; `None` if `symbolize` fails.
-    pub fn symbolized(
-        self,
-        symbolize: impl FnOnce(Box<Profile>) -> Option<Profile>,
-    ) -> Option<Self> {
-        let Self { mut threads, stacks, .. } = self;
-        let stacks = Box::new(symbolize(stacks)?);
-        let mut in_words = HashMap::new();
-        for (number, sample) in numbered(&stacks) {
+    /// The same with names and stacks: those of a profile that has a point for each thread.
+    pub fn with_stacks(self, stacks: Profile) -> Self {
+        let Self { mut threads, .. } = self;
+        let (samples, mut in_words) = (by_thread(&stacks), HashMap::new());
+        for thread in &mut threads {
+            let Some((name, sample)) = samples.get(&thread.tid) else { continue };
             let words = || stacks.calls_in_words(sample.stack).into();
             let stack: &Arc<[String]> = in_words.entry(sample.stack).or_insert_with(words);
-            if let Some(thread) = threads.get_mut(number) {
-                thread.stack = Arc::clone(stack);
-                thread.blocked_in =
-                    stacks.leaf(sample.leaf).and_then(Leaf::blocked_in).map(Cow::into_owned);
-            }
+            (thread.name, thread.stack) = ((*name).to_owned(), Arc::clone(stack));
+            thread.blocked_in =
+                stacks.leaf(sample.leaf).and_then(Leaf::blocked_in).map(Cow::into_owned);
         }
-        Some(Self { threads, stacks, ..self })
+        Self { threads, stacks: Box::new(stacks), ..self }
     }
 
     /// The stacks of all threads.
@@ -125,9 +122,9 @@ impl ThreadDump {
 
     /// Each thread with its stack, which is a sample of [`Self::stacks`].
     #[cfg(feature = "pprof")]
-    pub(crate) fn with_stacks(&self) -> impl Iterator<Item = (&DumpedThread, &Sample)> {
-        let samples = numbered(&self.stacks);
-        samples.filter_map(|(number, sample)| Some((self.threads.get(number)?, sample)))
+    pub(crate) fn samples(&self) -> impl Iterator<Item = (&DumpedThread, &Sample)> {
+        let samples = by_thread(&self.stacks);
+        self.threads.iter().filter_map(move |thread| Some((thread, samples.get(&thread.tid)?.1)))
     }
 
     /// The threads in groups with the same stack.
@@ -145,11 +142,13 @@ impl ThreadDump {
     }
 }
 
-/// The samples of stacks that are no profile: the time of each point is a number.
-pub fn numbered(stacks: &Profile) -> impl Iterator<Item = (usize, &Sample)> {
-    stacks.samples().iter().flat_map(|sample| {
-        sample.points.iter().map(move |point| (point.time_unix_ns as usize, sample))
-    })
+/// The names of threads and their samples, by the ids of the threads.
+fn by_thread(stacks: &Profile) -> HashMap<u32, (&str, &Sample)> {
+    let named = stacks.samples().iter().flat_map(|sample| {
+        let threads = sample.points.iter().filter_map(|point| stacks.thread(point.thread?));
+        threads.map(move |thread| (thread.tid, (&*thread.name, sample)))
+    });
+    named.collect()
 }
 
 impl fmt::Display for ThreadDump {
@@ -214,7 +213,7 @@ impl fmt::Display for DumpedThread {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::{Leaf, Point, ProfileId, SampleKind, StackId};
+    use crate::profile::{Point, ProfiledThread, SampleKind, StackId};
 
     /// Two threads that wait for one lock, two that run, and one of which nothing is known.
     fn five() -> ThreadDump {
@@ -227,12 +226,14 @@ mod tests {
         let hidden = stacks.add_leaf(Leaf::Unknown("waiting: location unknown"));
         let empty = StackId::EMPTY;
         let places = [(stack, lock), (empty, runs), (stack, lock), (stack, ran), (empty, hidden)];
-        for (number, place) in (0..).zip(places) {
-            let point = Point { time_unix_ns: number, weight: 1, thread: None };
+        let names = ["worker-1", "worker-2", "a\nb", "worker-3", "worker-4"];
+        for (tid, (name, place)) in (7..).zip(names.into_iter().zip(places)) {
+            let thread = Some(stacks.add_thread(ProfiledThread { name: name.to_owned(), tid }));
+            let point = Point { time_unix_ns: 0, weight: 1, thread };
             stacks.add_sample_at(SampleKind::OffCpu, place, None, point);
         }
-        let thread = |name: &str, tid, activity, spans: &[&str]| DumpedThread {
-            name: name.to_owned(),
+        let thread = |tid, activity, spans: &[&str]| DumpedThread {
+            name: String::new(),
             tid,
             activity,
             blocked_in: None,
@@ -241,13 +242,13 @@ mod tests {
             stack_age: (tid == 10).then_some(Duration::from_micros(12_345)),
         };
         let threads = vec![
-            thread("worker-1", 7, ThreadActivity::Blocked, &["request", "query"]),
-            thread("worker-2", 8, ThreadActivity::Running, &["request"]),
-            thread("a\nb", 9, ThreadActivity::Uninterruptible, &[]),
-            thread("worker-3", 10, ThreadActivity::Running, &[]),
-            thread("worker-4", 11, ThreadActivity::Blocked, &[]),
+            thread(7, ThreadActivity::Blocked, &["request", "query"]),
+            thread(8, ThreadActivity::Running, &["request"]),
+            thread(9, ThreadActivity::Uninterruptible, &[]),
+            thread(10, ThreadActivity::Running, &[]),
+            thread(11, ThreadActivity::Blocked, &[]),
         ];
-        ThreadDump::new(threads, stacks).symbolized(|stacks| Some(*stacks)).unwrap()
+        ThreadDump::new(threads).with_stacks(stacks)
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub(crate) use code_origin::CodeOrigin;
 pub use code_origin::{LINKAGE, is_of_dependency};
 pub use compared::{ComparedSummary, SlowerIn};
 pub use downsampling::{Downsampling, Selection};
-pub use dump::{DumpedThread, ThreadActivity, ThreadDump, numbered};
+pub use dump::{DumpedThread, ThreadActivity, ThreadDump};
 pub(crate) use hotspot::OwnRow;
 pub use hotspot::{FunctionShare, Hotspot, Hotspots};
 pub use leaf::{Leaf, LeafId, LeafMark, LockHolder};

@@ -695,8 +695,13 @@ mod tests {
             }
             let lines = names.split(" + ").map(|name| {
                 let mut function = Function::named(name.trim_end_matches(" without lines"));
-                if name.contains("tracing_profiling::") && !name.ends_with(" without lines") {
-                    "src/awaits/future.rs".clone_into(&mut function.file);
+                for (of, file) in [
+                    ("tracing_profiling::", "src/awaits/future.rs"),
+                    ("tracing_profiling_capture::", "crates/capture/src/sys/allocator.rs"),
+                ] {
+                    if name.contains(of) && !name.ends_with(" without lines") {
+                        file.clone_into(&mut function.file);
+                    }
                 }
                 Line { function: profile.add_function(function), line: 1, column: 0 }
             });
@@ -721,7 +726,7 @@ mod tests {
         let stack = [
             "<core::task::wake::Waker>::clone + into_waker + tokio::sync::atomic_waker::register + Sleep::poll",
             "shop::fetch",
-            "<tracing_profiling::awaits::future::Profiled<F> as core::future::future::Future>::poll + tracing_profiling::sys::task_waker::TaskWaker<T>::poll",
+            "<tracing_profiling::awaits::future::Profiled<F> as core::future::future::Future>::poll + tracing_profiling_capture::sys::task_waker::TaskWaker<T>::poll",
             "<tracing_profiling::awaits::future::Profiled<F> as core::future::future::Future>::poll + tokio::runtime::task::raw::poll",
         ];
         let expected = ["Sleep::poll", "shop::fetch", "tokio::runtime::task::raw::poll"];
@@ -730,8 +735,8 @@ mod tests {
         let ran = await_names(SampleKind::OnCpu, &stack);
         assert_eq!(ran.len(), 6, "what runs in the leaf is seen: {ran:?}");
         let allocated = [
-            "tracing_profiling::sys::allocator::note_allocated",
-            "<tracing_profiling::sys::allocator::ProfilingAllocator<A> as core::alloc::GlobalAlloc>::alloc",
+            "tracing_profiling_capture::sys::allocator::note_allocated",
+            "<tracing_profiling_capture::sys::allocator::ProfilingAllocator<A> as core::alloc::GlobalAlloc>::alloc",
             "__rust_alloc + alloc::vec::Vec<T>::push + shop::fetch",
             "tracing_profiling::awaits::tower::call",
             "alloc::boxed::Box<F>::call",

@@ -1,0 +1,12 @@
+//! Reading what threads were sampled for: cursors, samples by tag, and the threads of the whole process.
+
+mod cursor;
+mod demand;
+mod process;
+mod reader;
+mod records;
+
+pub use cursor::ThreadCursor;
+pub use demand::{Cost, Demand, DemandBudgets, Why};
+pub use process::ProcessThreads;
+pub use reader::{Loss, Of, Reader, Sample, Sink, most_of_a_sample};

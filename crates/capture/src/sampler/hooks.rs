@@ -1,0 +1,54 @@
+//! The interface between a thread's hooks and the source that samples it.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use super::session::SamplingSession;
+use super::thread::ThreadShared;
+use crate::sys;
+use crate::sys::Usage;
+
+/// Sets up and attaches threads.
+pub trait AttachThreads: Send + Sync + Debug {
+    /// Sets up the calling thread: on its first profiled segment, and again on the first one after its sampling was
+    /// ended.
+    fn begin(&self) -> Begun;
+    /// Samples the thread from now on, if it can be sampled and is not sampled yet.
+    fn attach(&self, thread: &ThreadShared);
+}
+
+/// A thread that was set up.
+#[derive(Debug)]
+pub struct Begun {
+    /// The state shared with the collector, with its first session; none if the thread will not be sampled.
+    pub sampled: Option<(Arc<ThreadShared>, Arc<SamplingSession>)>,
+    pub source: Box<dyn ThreadSource>,
+}
+
+/// A source on one thread. Only that thread calls it.
+pub trait ThreadSource: Debug {
+    /// The thread has taken up a session.
+    fn took_up(&self, _session: &SamplingSession) {}
+    /// The number of samples between two positions. `None` if they cannot be counted; the caller then estimates it from
+    /// the minimum sample size.
+    fn count_samples(&self, _session: &SamplingSession, _from: u64, _until: u64) -> Option<u64> {
+        None
+    }
+    /// The thread's CPU clock in nanoseconds.
+    fn cpu_ns(&mut self) -> Option<u64> {
+        sys::thread_cpu_ns()
+    }
+    /// The thread's resource usage since it started; hardware counts since it was attached.
+    fn usage(&mut self, session: Option<&SamplingSession>) -> Usage;
+    /// Whether what was found when the thread was set up is no longer so, so that it must be set up anew. Called in the
+    /// periodic check.
+    fn is_outdated(&self) -> bool {
+        false
+    }
+    /// A sample of the thread was lost, and no profile says so.
+    fn note_loss(&self) {}
+    /// The thread was parked, and may be about to enter a span: the collector must scan it again.
+    fn return_to_scans(&self, _thread: &Arc<ThreadShared>) {}
+    /// Makes the collector scan sooner than planned.
+    fn wake_collector(&self) {}
+}

@@ -1,0 +1,31 @@
+//! The sources of raw samples.
+
+mod continuous;
+mod counters;
+mod describe;
+mod hooks;
+mod losses;
+mod perf;
+mod probe;
+mod rate;
+pub mod record;
+mod session;
+mod shares;
+mod silence;
+mod source;
+mod switches;
+mod thread;
+mod thread_counters;
+mod thread_source;
+mod timer;
+mod unknown_name;
+
+pub use continuous::{CONTINUOUS_RATES, ContinuousSettings, continuous_rate};
+pub use hooks::{AttachThreads, Begun, ThreadSource};
+pub use rate::{Periods, Rate};
+pub use session::{RunDelay, SamplingSession, TagInterval};
+pub use source::{Sampler, Source, SourceSettings};
+pub use switches::{SHORT_NS, SwitchRing, switches_between};
+pub use thread::{NEVER, OpenInterval, ThreadShared, Use};
+pub use thread_counters::ThreadCounters;
+pub use unknown_name::UnknownName;

@@ -1,0 +1,321 @@
+//! One session: a period in which a thread is sampled.
+
+use std::num::NonZeroU64;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use crossbeam::queue::ArrayQueue;
+use parking_lot::Mutex;
+
+use super::rate::Rate;
+use super::switches::SwitchRing;
+use crate::sys::Tag;
+use crate::sys::{HardwareCounters, Position, SampleRing, WhyRefused};
+
+/// An interval of a thread's ring, and the profiled span that was innermost throughout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TagInterval {
+    pub span: Tag,
+    /// Samples at positions in `from..to` fell in `span`.
+    pub from: u64,
+    pub to: u64,
+}
+
+/// The event or timer and the ring of a thread from when it is attached until it is detached, or an empty one for a thread
+/// that is not sampled.
+///
+/// The sessions of a thread form a chain. The thread moves on to the next one in a hook, the collector when it has read
+/// the current one completely.
+#[derive(Debug)]
+pub struct SamplingSession {
+    from: AtomicU64,
+    /// The one that was asked for.
+    rate: Rate,
+    intervals: ArrayQueue<TagInterval>,
+    /// The minimum by which a sample moves the position that hooks read.
+    sample_size: NonZeroU64,
+    /// The ring with the samples; none if the thread is not sampled.
+    pub ring: Option<Arc<SampleRing>>,
+    /// The ring with the context switches.
+    pub switches: Option<Arc<SwitchRing>>,
+    /// The hardware counters.
+    pub(crate) hardware: Mutex<Option<HardwareCounters>>,
+    /// The thread's CPU clock at the start or at the end of the last pause; `u64::MAX` during a pause.
+    since_cpu_ns: AtomicU64,
+    /// The CPU time that was sampled before `since_cpu_ns`.
+    sampled_before_ns: AtomicU64,
+    /// For how long the thread has waited for a CPU, as the collector last read it.
+    pub run_delay: RunDelayCell,
+    /// Set when the session has been read completely.
+    rest: OnceLock<Rest>,
+    next: OnceLock<Arc<Self>>,
+}
+
+/// What the thread may still have to count of a session that has been read completely.
+#[derive(Clone, Copy, Debug)]
+struct Rest {
+    from: u64,
+    samples: u64,
+}
+
+/// For how long a thread could have run since it started, and had no CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RunDelay {
+    /// When that was read, in ticks: not later.
+    pub at: u64,
+    pub ns: u64,
+    /// The thread ran at that time or later, but not later than `at`. It may have waited since then, which counts when the
+    /// wait ends.
+    pub ran_at: u64,
+}
+
+/// What was read of a thread, by the collector for the thread's hooks: first since its last hook, and latest.
+#[derive(Debug, Default)]
+pub struct RunDelayCell {
+    first: [AtomicU64; 3],
+    /// The time is 0 if there is none.
+    latest: [AtomicU64; 3],
+}
+
+impl RunDelayCell {
+    /// Only one thread may call it. `last_hook_at` is when the thread's last hook ended, in ticks.
+    pub fn set(&self, latest: RunDelay, last_hook_at: u64) {
+        let [first_at, ..] = &self.first;
+        let [latest_at, ..] = &self.latest;
+        let is_first = first_at.load(Ordering::Relaxed) <= last_hook_at;
+        latest_at.store(0, Ordering::Release);
+        let written = is_first.then_some(&self.first).into_iter().chain([&self.latest]);
+        for [at, ns, ran_at] in written {
+            ns.store(latest.ns, Ordering::Release);
+            ran_at.store(latest.ran_at, Ordering::Release);
+            at.store(latest.at, Ordering::Release);
+        }
+    }
+
+    /// First and latest, unless they are being written.
+    pub fn get(&self) -> Option<[RunDelay; 2]> {
+        let read = |[at, ns, ran_at]: &[AtomicU64; 3]| RunDelay {
+            at: at.load(Ordering::Acquire),
+            ns: ns.load(Ordering::Acquire),
+            ran_at: ran_at.load(Ordering::Acquire),
+        };
+        let (latest, first) = (read(&self.latest), read(&self.first));
+        let [at, ..] = &self.latest;
+        let is_whole = latest.at != 0 && at.load(Ordering::Acquire) == latest.at;
+        is_whole.then_some([first, latest])
+    }
+}
+
+/// Room for intervals beyond one per sample of a full ring: in each round the collector releases the ring piece by
+/// piece, and takes the intervals once.
+pub(crate) const SPARE_INTERVALS: usize = 8;
+
+impl SamplingSession {
+    /// A session without sampling.
+    pub fn none() -> Self {
+        Self::with_intervals(None, Rate::of(0), NonZeroU64::MIN, 0)
+    }
+
+    /// `sample_size` is the minimum by which a sample moves the position that hooks read. `least_record` is the length
+    /// of the shortest samples that are frequent.
+    pub fn new(ring: Arc<SampleRing>, rate: Rate, sample_size: u64, least_record: u64) -> Self {
+        // A thread writes at most one interval per sample.
+        let samples = ring.data_size() / usize::try_from(least_record.max(1)).unwrap_or(usize::MAX);
+        let sample_size = NonZeroU64::new(sample_size).unwrap_or(NonZeroU64::MIN);
+        Self::with_intervals(Some(ring), rate, sample_size, samples)
+    }
+
+    fn with_intervals(
+        ring: Option<Arc<SampleRing>>,
+        rate: Rate,
+        sample_size: NonZeroU64,
+        samples: usize,
+    ) -> Self {
+        Self {
+            from: AtomicU64::new(0),
+            rate,
+            intervals: ArrayQueue::new(2 * samples + SPARE_INTERVALS),
+            sample_size,
+            ring,
+            switches: None,
+            hardware: Mutex::new(None),
+            since_cpu_ns: AtomicU64::new(0),
+            sampled_before_ns: AtomicU64::new(0),
+            run_delay: RunDelayCell::default(),
+            rest: OnceLock::new(),
+            next: OnceLock::new(),
+        }
+    }
+
+    /// Sets the thread's CPU clock at the start.
+    pub(crate) fn note_since(&self, cpu_ns: u64) {
+        self.since_cpu_ns.store(cpu_ns, Ordering::Release);
+    }
+
+    /// For how much CPU time the thread has been sampled, given its current CPU clock.
+    pub fn sampled_ns(&self, cpu_ns: u64) -> u64 {
+        loop {
+            let since_ns = self.since_cpu_ns.load(Ordering::Acquire);
+            let before_ns = self.sampled_before_ns.load(Ordering::Acquire);
+            // A pause moves time from one value to the other: both must be of the same moment.
+            if self.since_cpu_ns.load(Ordering::Relaxed) == since_ns {
+                let now_ns = before_ns + cpu_ns.saturating_sub(since_ns);
+                return self.ring.as_ref().map_or(0, |_| now_ns);
+            }
+        }
+    }
+
+    /// The same for a session that will not be started again.
+    pub fn all_sampled_ns(&self) -> u64 {
+        self.sampled_ns(0)
+    }
+
+    /// Adds the ring with the context switches.
+    pub fn with_switches(self, switches: Option<Arc<SwitchRing>>) -> Self {
+        Self { switches, ..self }
+    }
+
+    /// Starts sampling, or resumes it after a [`pause`](Self::pause).
+    pub(crate) fn start(&self) -> Result<(), WhyRefused> {
+        self.switches.iter().try_for_each(|ring| ring.start())?;
+        self.ring.iter().try_for_each(|ring| ring.start())
+    }
+
+    /// Stops sampling until the next start. `cpu_ns` is the thread's current CPU clock. Samples in the ring can still
+    /// be read.
+    pub fn pause(&self, cpu_ns: u64) {
+        self.switches.iter().for_each(|ring| ring.pause());
+        self.ring.iter().for_each(|ring| ring.pause());
+        // Between the two, the sum is too small, never too large.
+        let since_ns = self.since_cpu_ns.swap(u64::MAX, Ordering::AcqRel);
+        self.sampled_before_ns.fetch_add(cpu_ns.saturating_sub(since_ns), Ordering::Release);
+    }
+
+    /// Whether the thread's hooks have observed all samples.
+    pub fn has_seen_all(&self) -> bool {
+        self.ring.as_ref().is_none_or(|ring| ring.position() == self.from())
+    }
+
+    /// Releases everything except the position that hooks read. The session must have been read completely, and must no
+    /// longer sample its thread. `samples` is the number of samples from position `from` on.
+    pub(crate) fn retire(&self, from: u64, samples: u64) {
+        // Before the ring, in which hooks would count the samples, is released.
+        _ = self.rest.set(Rest { from, samples });
+        self.switches.iter().for_each(|ring| ring.retire());
+        self.ring.iter().for_each(|ring| ring.retire());
+        // Closed outside the lock, which hooks take.
+        let hardware = self.hardware.lock().take();
+        drop(hardware);
+    }
+
+    /// The position, which moves when a sample is taken.
+    pub fn samples(&self) -> Position {
+        self.ring.as_ref().map_or(Position::fixed(), |ring| Position::of_ring(Arc::clone(ring)))
+    }
+
+    /// The minimum by which a sample moves the position.
+    pub fn sample_size(&self) -> u64 {
+        self.sample_size.get()
+    }
+
+    /// Whether context switches are recorded: true for perf, false for a timer.
+    pub fn has_switch_records(&self) -> bool {
+        self.switches.is_some()
+    }
+
+    /// Where the open interval begins.
+    pub fn from(&self) -> u64 {
+        self.from.load(Ordering::Acquire)
+    }
+
+    /// The CPU time that each sample represents.
+    pub fn period_ns(&self) -> u64 {
+        self.rate.period_ns
+    }
+
+    /// Whether it was to be a timer, although perf is possible.
+    pub fn wants_timer(&self) -> bool {
+        self.rate.by_timer
+    }
+
+    /// Closes the open interval at `to` and begins the next one. Only the thread itself may call it. Returns false if
+    /// the interval was lost because the collector is behind.
+    pub fn close_interval(&self, span: Option<Tag>, to: u64) -> bool {
+        let stored = match span {
+            Some(span) => {
+                let from = self.from.load(Ordering::Relaxed);
+                self.intervals.push(TagInterval { span, from, to }).is_ok()
+            }
+            None => true,
+        };
+        // After the push, so that the interval is in the queue before it stops being the open one.
+        self.from.store(to, Ordering::Release);
+        stored
+    }
+
+    /// The number of samples in the open interval, if there will be no more.
+    pub fn samples_left(&self) -> Option<u64> {
+        let rest = self.rest.get()?;
+        Some(if rest.from == self.from() { rest.samples } else { 0 })
+    }
+
+    /// Whether the session has been read completely and released.
+    pub(crate) fn is_retired(&self) -> bool {
+        self.rest.get().is_some()
+    }
+
+    /// Whether an interval that is closed now would be stored. Only for the thread itself, the only producer.
+    pub fn has_room(&self) -> bool {
+        !self.intervals.is_full()
+    }
+
+    /// Takes the oldest interval.
+    pub fn take_interval(&self) -> Option<TagInterval> {
+        self.intervals.pop()
+    }
+
+    /// The next session of the thread, if any.
+    pub fn next(&self) -> Option<&Arc<Self>> {
+        self.next.get()
+    }
+
+    /// Sets the next session. Must be called at most once.
+    pub(crate) fn set_next(&self, next: Arc<Self>) {
+        _ = self.next.set(next);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: Option<Tag> = Tag::new(1);
+
+    #[test]
+    fn closing_an_interval_records_its_span() {
+        let session = SamplingSession::none();
+        assert!(session.close_interval(A, 32));
+        let interval = session.take_interval().unwrap();
+        assert_eq!(interval, TagInterval { span: A.unwrap(), from: 0, to: 32 });
+        assert_eq!(session.take_interval(), None);
+        assert_eq!(session.from(), 32);
+    }
+
+    #[test]
+    fn outside_any_span_there_is_no_interval() {
+        let session = SamplingSession::none();
+        assert!(session.close_interval(None, 32));
+        assert_eq!(session.take_interval(), None);
+        assert_eq!(session.from(), 32);
+    }
+
+    #[test]
+    fn a_full_queue_reports_a_lost_interval() {
+        let session = SamplingSession::none();
+        for position in 1..=SPARE_INTERVALS as u64 {
+            assert!(session.close_interval(A, position));
+        }
+        assert!(!session.close_interval(A, 1_000));
+        assert_eq!(session.from(), 1_000);
+    }
+}

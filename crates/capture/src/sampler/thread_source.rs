@@ -1,0 +1,102 @@
+//! The source on one thread, which only that thread calls.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::counters::{HardwareCounts, parse_group};
+use super::hooks::ThreadSource;
+use super::record::{Record, Records};
+use super::session::SamplingSession;
+use super::source::Sampler;
+use super::thread::ThreadShared;
+use crate::sampler::ThreadCounters;
+use crate::sys::Usage;
+use crate::sys::{self, HardwareCounters, Waker};
+
+/// One thread, sampled or with its CPU clock only.
+#[derive(Debug)]
+pub(super) struct ThreadSampler {
+    pub(super) sampler: Sampler,
+    pub(super) waker: Waker,
+    /// The counters of unsampled threads, if it will not be sampled.
+    pub(super) unsampled: Option<ThreadCounters>,
+    pub(super) has_hardware: bool,
+    /// Its alternate signal stack was too small when the thread was set up.
+    pub(super) has_small_signal_stack: bool,
+}
+
+impl Drop for ThreadSampler {
+    fn drop(&mut self) {
+        match &self.unsampled {
+            Some(counters) => _ = counters.unsampled.fetch_sub(1, Ordering::Relaxed),
+            // This is how the collector learns that a thread has ended.
+            None => self.waker.wake_soon(),
+        }
+    }
+}
+
+impl ThreadSource for ThreadSampler {
+    /// The thread opens its own counters: a `perf_event` group counts the thread that opens it.
+    fn took_up(&self, session: &SamplingSession) {
+        if session.ring.is_some() && !session.has_switch_records() && !sys::has_small_signal_stack()
+        {
+            // The thread may have been set up when no thread had a timer.
+            self.sampler.timers().iter().for_each(|timers| timers.unblock());
+        }
+        if self.has_hardware && session.has_switch_records() {
+            sys::read_filters();
+            let mut hardware = session.hardware.lock();
+            // The collector marks the session as retired before it takes the lock.
+            if !session.is_retired() {
+                *hardware = HardwareCounters::open().ok();
+            }
+        }
+    }
+
+    /// Reads the records one by one, since samples in the kernel are longer than others, and other records occur. The
+    /// collector may have released them, but only this thread's own samples overwrite them.
+    fn count_samples(&self, session: &SamplingSession, from: u64, until: u64) -> Option<u64> {
+        let ring = session.ring.as_ref().filter(|ring| ring.timer().is_none())?;
+        let fits = |head: u64| head.saturating_sub(from) <= ring.data_size() as u64;
+        if !fits(until) {
+            return None;
+        }
+        let records = Records::between(&***ring, from, until);
+        let samples = records.filter(|record| matches!(record, Ok(Record::Sample(_)))).count();
+        fits(ring.head()).then_some(samples as u64)
+    }
+
+    fn usage(&mut self, session: Option<&SamplingSession>) -> Usage {
+        let used = sys::try_thread_usage().unwrap_or_default();
+        let hardware = session.and_then(|session| session.hardware.lock().as_ref()?.read().ok());
+        let HardwareCounts { cycles, instructions, cache_misses } =
+            hardware.and_then(|words| parse_group(&words)).unwrap_or_default();
+        let switches = session.and_then(|session| session.switches.as_ref());
+        let preempted_ns = switches.map_or(0, |ring| ring.preempted_ns());
+        Usage { cycles, instructions, cache_misses, preempted_ns, ..used }
+    }
+
+    fn is_outdated(&self) -> bool {
+        if !self.sampler.watches_signal_stacks() {
+            return false;
+        }
+        let is_small = sys::has_small_signal_stack();
+        if is_small && !self.has_small_signal_stack {
+            // At once: a timer may be running.
+            self.sampler.timers().iter().for_each(|timers| timers.block());
+        }
+        is_small != self.has_small_signal_stack
+    }
+
+    fn note_loss(&self) {
+        self.sampler.note_loss();
+    }
+
+    fn return_to_scans(&self, thread: &Arc<ThreadShared>) {
+        self.sampler.return_to_scans(thread);
+    }
+
+    fn wake_collector(&self) {
+        self.waker.wake();
+    }
+}

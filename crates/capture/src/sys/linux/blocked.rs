@@ -1,0 +1,572 @@
+//! Inspects a blocked thread from another thread, without affecting it.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+
+use super::modules::{read_by_system_call, read_own_memory};
+use super::own_files::KernelFile;
+use super::thread::{current_tid, is_own_thread};
+use crate::sys::types::{Blocked, Call, OsThread, Schedstat, WhyRefused};
+
+/// Where a thread of this process is blocked; `None` if it is running or runnable.
+///
+/// Reads `/proc/self/task/TID/syscall`, which a process may read for its own threads without privileges. It is refused
+/// only to programs that were started with file capabilities, that have changed their user, or are not dumpable.
+///
+/// # Errors
+///
+/// If the file cannot be read, because the thread has ended or the system does not allow it.
+pub fn blocked(tid: u32) -> io::Result<Option<Blocked>> {
+    let mut bytes = [0; 256];
+    let length = open(tid, "syscall")?.read(&mut bytes)?;
+    let text = bytes.get(..length).and_then(|bytes| std::str::from_utf8(bytes).ok());
+    Ok(text.and_then(parse))
+}
+
+/// The thread that holds the lock for which a thread waits, if that is a mutex of glibc: only these have it.
+pub fn owner_of_lock(call: Call) -> Option<u32> {
+    let Call::PlainFutex(lock) = call else { return None };
+    mutex_at(lock).and_then(owner_of).filter(|owner| is_own_thread(*owner))
+}
+
+/// The state of a mutex of glibc, its depth, its owner, the number of its users, and its kind.
+fn mutex_at(lock: u64) -> Option<[u32; 5]> {
+    let bytes = read_own_memory(lock..lock.checked_add(20)?).ok()?;
+    let mut words = bytes.as_chunks().0.iter().map(|word| u32::from_ne_bytes(*word));
+    Some([words.next()?, words.next()?, words.next()?, words.next()?, words.next()?])
+}
+
+/// The owner, if it is a mutex of glibc for which a thread waits. Locks of others have other words there.
+fn owner_of([state, depth, owner, users, kind]: [u32; 5]) -> Option<u32> {
+    const CONTENDED: u32 = 2;
+    const DEEPEST: u32 = 1 << 16;
+    // Those that are robust or inherit priorities have another state.
+    const LARGEST_KIND: u32 = 0x3ff;
+    let is_one = state == CONTENDED && depth <= DEEPEST && users == 1 && kind <= LARGEST_KIND;
+    (cfg!(target_env = "gnu") && is_one && owner != 0).then_some(owner)
+}
+
+/// Whether a thread of this process is blocked, and not running, runnable or stopped; `None` if that cannot be known.
+///
+/// Reads its state in `/proc/self/task/TID/stat`, which every user may read, also where [`blocked`] is refused.
+pub fn is_blocked(tid: u32) -> Option<bool> {
+    let mut bytes = [0; 256];
+    let length = open(tid, "stat").ok()?.read(&mut bytes).ok()?;
+    is_blocked_in(bytes.get(..length)?)
+}
+
+fn is_blocked_in(stat: &[u8]) -> Option<bool> {
+    Some(matches!(after_name(stat)?.first()?, b'S' | b'D'))
+}
+
+/// For how long a thread of this process ran in user code, in nanoseconds, as far as that is known: the kernel divides the
+/// CPU time by what it found at its ticks.
+pub(crate) fn user_ns_of(tid: u32) -> Option<u64> {
+    let mut bytes = [0; 512];
+    let length = open(tid, "stat").ok()?.read(&mut bytes).ok()?;
+    Some(user_ticks_in(bytes.get(..length)?)?.saturating_mul(NS_PER_USER_TICK))
+}
+
+/// `USER_HZ` is 100 on all architectures of this crate.
+const NS_PER_USER_TICK: u64 = 10_000_000;
+
+fn user_ticks_in(stat: &[u8]) -> Option<u64> {
+    // The 14th field, where the name is the second.
+    const AFTER_STATE: usize = 11;
+    let rest = std::str::from_utf8(after_name(stat)?).ok()?;
+    rest.split_ascii_whitespace().nth(AFTER_STATE)?.parse().ok()
+}
+
+/// From the state on. It comes after the name, which can contain anything.
+fn after_name(stat: &[u8]) -> Option<&[u8]> {
+    let end_of_name = stat.iter().rposition(|byte| *byte == b')')?;
+    Some(stat.get(end_of_name + 1..)?.trim_ascii_start())
+}
+
+/// A thread of this process with its name, and the letter of its state, as in `proc_pid_stat(5)`.
+///
+/// # Errors
+///
+/// If the thread has ended, or `/proc` cannot be read.
+pub fn thread_and_state(tid: u32) -> io::Result<(OsThread, u8)> {
+    let mut bytes = [0; 256];
+    let length = open(tid, "stat")?.read(&mut bytes)?;
+    let found = bytes.get(..length).and_then(name_and_state_in);
+    let (name, state) = found.ok_or(io::ErrorKind::InvalidData)?;
+    Ok((OsThread::new(tid, &name), state))
+}
+
+fn name_and_state_in(stat: &[u8]) -> Option<(Vec<u8>, u8)> {
+    let start = stat.iter().position(|byte| *byte == b'(')? + 1;
+    let end = stat.iter().rposition(|byte| *byte == b')')?;
+    Some((unescaped(stat.get(start..end)?), *after_name(stat)?.first()?))
+}
+
+/// The kernel escapes newlines and backslashes.
+fn unescaped(name: &[u8]) -> Vec<u8> {
+    let mut bytes = name.iter().copied();
+    let next = || match bytes.next()? {
+        b'\\' => bytes.next().map(|byte| if byte == b'n' { b'\n' } else { byte }),
+        byte => Some(byte),
+    };
+    std::iter::from_fn(next).collect()
+}
+
+fn open(tid: u32, file: &str) -> io::Result<File> {
+    File::open(path(tid, file)?)
+}
+
+fn path(tid: u32, file: &str) -> io::Result<PathBuf> {
+    Ok(format!("/proc/self/task/{}/{file}", id_in_proc(tid)?).into())
+}
+
+/// Opens what [`schedstat`] reads of a thread of this process.
+pub fn open_schedstat(tid: u32) -> io::Result<KernelFile> {
+    KernelFile::open(&path(tid, "schedstat")?)
+}
+
+/// What the scheduler has counted for the thread with that file.
+///
+/// # Errors
+///
+/// If the thread has ended, the program has closed the file, or the kernel does not count it.
+pub fn schedstat(file: &KernelFile) -> io::Result<Schedstat> {
+    let mut bytes = [0; 128];
+    let parsed = schedstat_in(file.read(&mut bytes)?);
+    parsed.ok_or_else(|| io::ErrorKind::Unsupported.into())
+}
+
+/// A kernel that does not count has three zeros.
+fn schedstat_in(text: &str) -> Option<Schedstat> {
+    let mut numbers = text.strip_suffix('\n')?.split(' ').map(str::parse);
+    let numbers = [numbers.next(), numbers.next(), numbers.next(), numbers.next()];
+    let [Some(Ok(cpu_ns)), Some(Ok(run_delay_ns)), Some(Ok(runs @ 1..)), None] = numbers else {
+        return None;
+    };
+    Some(Schedstat { cpu_ns, run_delay_ns, runs })
+}
+
+/// The control groups of a thread of this process, as in `/proc/self/cgroup`.
+pub fn control_groups_of(tid: u32) -> io::Result<String> {
+    fs::read_to_string(path(tid, "cgroup")?)
+}
+
+/// The id by which `/proc` knows a thread of this process. In a PID namespace with the `/proc` of the one around it, that
+/// is another one.
+fn id_in_proc(tid: u32) -> io::Result<u32> {
+    thread_local! {
+        /// It has the ids of this process' own namespace, as nearly always. That stays so.
+        static IS_OWN: Cell<bool> = const { Cell::new(false) };
+        /// By the ids in this process' own namespace.
+        static KNOWN: RefCell<BTreeMap<u32, u32>> = const { RefCell::new(BTreeMap::new()) };
+    }
+    if IS_OWN.get() {
+        return Ok(tid);
+    }
+    let own = fs::read_link("/proc/thread-self").ok();
+    let own = own.as_deref().and_then(|own| own.file_name()?.to_str()?.parse().ok());
+    if own.is_none_or(|own: u32| own == current_tid()) {
+        // Without /proc it is not known yet.
+        IS_OWN.set(own.is_some());
+        return Ok(tid);
+    }
+    KNOWN.with_borrow_mut(|known| {
+        let outer = known.get(&tid).copied();
+        if let Some(outer) = outer.filter(|outer| id_in_namespace(*outer) == Some(tid)) {
+            return Ok(outer);
+        }
+        let all = fs::read_dir("/proc/self/task")?.filter_map(|task| {
+            let outer = task.ok()?.file_name().to_str()?.parse().ok()?;
+            Some((id_in_namespace(outer)?, outer))
+        });
+        *known = all.collect();
+        known.get(&tid).copied().ok_or_else(|| io::ErrorKind::NotFound.into())
+    })
+}
+
+/// The id in its own PID namespace of a thread that `/proc` knows by another one.
+fn id_in_namespace(outer: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/self/task/{outer}/status")).ok()?;
+    // From the namespace of `/proc` to the innermost one.
+    let ids = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    ids.split_ascii_whitespace().last()?.parse().ok()
+}
+
+/// The threads of this process, by their ids in its own PID namespace.
+pub fn own_threads() -> io::Result<Vec<u32>> {
+    const MOST_LISTS: usize = 16;
+    let list = || -> io::Result<Vec<u32>> {
+        let tasks = fs::read_dir("/proc/self/task")?;
+        Ok(tasks.filter_map(|task| task.ok()?.file_name().to_str()?.parse().ok()).collect())
+    };
+    let (own, mut threads) = (current_tid(), list()?);
+    if id_in_proc(own).ok() != Some(own) {
+        // `/proc` is that of another namespace.
+        return Ok(threads.into_iter().filter_map(id_in_namespace).collect());
+    }
+    // If the thread at which the kernel stands has just ended, it goes on by number, and the list can lack others.
+    for _ in 1..MOST_LISTS {
+        if threads.contains(&own) {
+            break;
+        }
+        threads = list()?;
+    }
+    Ok(threads)
+}
+
+/// A thread of this process, with its name; without one if that cannot be read.
+pub fn own_thread(tid: u32) -> OsThread {
+    let mut bytes = [0; 16];
+    let length = open(tid, "comm").and_then(|mut file| file.read(&mut bytes)).unwrap_or(0);
+    let name = bytes.get(..length).unwrap_or_default();
+    OsThread::new(tid, name.strip_suffix(b"\n").unwrap_or(name))
+}
+
+/// Whether a thread has the same seccomp filters as the calling thread, as far as their number shows.
+pub(super) fn has_same_filters(tid: u32) -> bool {
+    filters_of(tid).is_some_and(|filters| filters_of(current_tid()) == Some(filters))
+}
+
+/// Whether a thread blocks a signal.
+pub(super) fn blocks_signal(tid: u32, signal: libc::c_int) -> bool {
+    status_of(tid).is_some_and(|status| status.blocks(signal))
+}
+
+/// How often a thread of this process has been switched out since it started, also for the wait that it is in.
+pub fn switches_of(tid: u32) -> Option<u64> {
+    Some(status_of(tid)?.switches)
+}
+
+fn filters_of(tid: u32) -> Option<Vec<String>> {
+    status_of(tid).map(|status| status.filters)
+}
+
+/// What the system says of a thread.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct ThreadStatus {
+    /// The lines on its seccomp filters.
+    pub(super) filters: Vec<String>,
+    /// How often it has been switched out since it started.
+    switches: u64,
+    /// The signals that it blocks, from the lowest bit on.
+    blocked: u64,
+}
+
+impl ThreadStatus {
+    pub(super) fn blocks(&self, signal: libc::c_int) -> bool {
+        u32::try_from(signal - 1)
+            .is_ok_and(|bit| self.blocked.checked_shr(bit).unwrap_or(0) & 1 != 0)
+    }
+
+    fn parse(status: &str) -> Self {
+        let mut parsed = Self::default();
+        for line in status.lines() {
+            if line.starts_with("Seccomp") {
+                parsed.filters.push(line.to_owned());
+            } else if let Some(mask) = line.strip_prefix("SigBlk:") {
+                parsed.blocked = u64::from_str_radix(mask.trim(), 16).unwrap_or(0);
+            } else if let Some((_, count)) = line.split_once("voluntary_ctxt_switches:") {
+                // Blocked, and preempted.
+                parsed.switches += count.trim().parse().unwrap_or(0);
+            }
+        }
+        parsed
+    }
+}
+
+pub(super) fn status_of(tid: u32) -> Option<ThreadStatus> {
+    let mut status = String::new();
+    open(tid, "status").and_then(|mut file| file.read_to_string(&mut status)).ok()?;
+    Some(ThreadStatus::parse(&status))
+}
+
+/// Parses `running`; or the number of the system call, its six arguments, the stack pointer and the program counter; or
+/// -1, the stack pointer and the program counter of a thread that is blocked without a system call (by a page fault).
+pub(super) fn parse(text: &str) -> Option<Blocked> {
+    let mut words = text.split_ascii_whitespace();
+    let number: i64 = words.next()?.parse().ok()?;
+    let mut hex = words.map(|word| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok());
+    if number == -1 {
+        let (sp, pc) = (hex.next()??, hex.next()??);
+        return Some(Blocked { call: Call::PageFault, sp, pc });
+    }
+    let mut arguments = [0; 6];
+    for argument in &mut arguments {
+        *argument = hex.next()??;
+    }
+    let (sp, pc) = (hex.next()??, hex.next()??);
+    Some(Blocked { call: call(number, arguments), sp, pc })
+}
+
+fn call(number: i64, [first, second, ..]: [u64; 6]) -> Call {
+    const FUTEX_COMMAND: u64 = 0x7f;
+    let named = |name| Call::Named(name);
+    match number {
+        libc::SYS_futex => match (second & FUTEX_COMMAND) as i32 {
+            libc::FUTEX_WAIT => Call::PlainFutex(first),
+            libc::FUTEX_WAIT_BITSET | libc::FUTEX_LOCK_PI => Call::Futex(first),
+            _ => named(&"futex"),
+        },
+        libc::SYS_nanosleep | libc::SYS_clock_nanosleep => named(&"sleep"),
+        libc::SYS_epoll_pwait => named(&"epoll_wait"),
+        libc::SYS_ppoll => named(&"poll"),
+        libc::SYS_pselect6 => named(&"select"),
+        libc::SYS_read | libc::SYS_readv | libc::SYS_pread64 | libc::SYS_preadv => named(&"read"),
+        libc::SYS_write | libc::SYS_writev | libc::SYS_pwrite64 | libc::SYS_pwritev => {
+            named(&"write")
+        }
+        libc::SYS_recvfrom | libc::SYS_recvmsg | libc::SYS_recvmmsg => named(&"recv"),
+        libc::SYS_sendto | libc::SYS_sendmsg | libc::SYS_sendmmsg => named(&"send"),
+        libc::SYS_connect => named(&"connect"),
+        libc::SYS_accept | libc::SYS_accept4 => named(&"accept"),
+        libc::SYS_wait4 | libc::SYS_waitid => named(&"wait for a process"),
+        libc::SYS_fsync | libc::SYS_fdatasync | libc::SYS_msync | libc::SYS_sync_file_range => {
+            named(&"sync to disk")
+        }
+        libc::SYS_openat => named(&"open"),
+        libc::SYS_flock => named(&"file lock"),
+        libc::SYS_io_uring_enter => named(&"io_uring"),
+        libc::SYS_rt_sigtimedwait => named(&"sigwait"),
+        libc::SYS_rt_sigsuspend => named(&"sigsuspend"),
+        libc::SYS_clone | libc::SYS_clone3 => named(&"clone"),
+        libc::SYS_mmap => named(&"mmap"),
+        libc::SYS_munmap => named(&"munmap"),
+        libc::SYS_mprotect => named(&"mprotect"),
+        libc::SYS_madvise => named(&"madvise"),
+        libc::SYS_close => named(&"close"),
+        libc::SYS_fcntl => named(&"fcntl"),
+        libc::SYS_statx | libc::SYS_newfstatat => named(&"stat"),
+        libc::SYS_getdents64 => named(&"getdents"),
+        libc::SYS_unlinkat => named(&"unlink"),
+        libc::SYS_renameat | libc::SYS_renameat2 => named(&"rename"),
+        libc::SYS_ftruncate => named(&"truncate"),
+        libc::SYS_fallocate => named(&"fallocate"),
+        libc::SYS_sendfile => named(&"sendfile"),
+        _ => by_old_number(number).map_or(Call::Numbered(number), named),
+    }
+}
+
+/// System calls that newer architectures do not have.
+#[cfg(target_arch = "x86_64")]
+fn by_old_number(number: i64) -> Option<&'static &'static str> {
+    match number {
+        libc::SYS_epoll_wait => Some(&"epoll_wait"),
+        libc::SYS_poll => Some(&"poll"),
+        libc::SYS_select => Some(&"select"),
+        libc::SYS_open => Some(&"open"),
+        libc::SYS_pause => Some(&"pause"),
+        libc::SYS_vfork => Some(&"vfork"),
+        libc::SYS_stat | libc::SYS_lstat => Some(&"stat"),
+        libc::SYS_unlink => Some(&"unlink"),
+        libc::SYS_rename => Some(&"rename"),
+        _ => None,
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn by_old_number(_number: i64) -> Option<&'static &'static str> {
+    None
+}
+
+/// Copies up to `length` bytes of this process's memory from `address` on, as far as it is mapped. An unmapped address
+/// is an error, not a fault.
+pub fn read_own_stack(address: u64, length: usize, into: &mut Vec<u8>) -> io::Result<()> {
+    into.clear();
+    into.resize(length, 0);
+    let read = match read_pages(address, into) {
+        Ok(read) => read,
+        // A container's filter may refuse the system call.
+        Err(_) => File::open("/proc/self/mem")?.read_at(into, address)?,
+    };
+    into.truncate(read);
+    Ok(())
+}
+
+/// The kernel copies each range completely or not at all, so each page is a separate range.
+fn read_pages(address: u64, into: &mut [u8]) -> io::Result<usize> {
+    const PAGE: u64 = 4096;
+    let mut from = Vec::with_capacity(into.len() / PAGE as usize + 2);
+    let (mut at, mut left) = (address, into.len() as u64);
+    while left > 0 {
+        let length = (PAGE - at % PAGE).min(left);
+        from.push(libc::iovec { iov_base: at as *mut _, iov_len: length as usize });
+        at = at.wrapping_add(length);
+        left -= length;
+    }
+    read_by_system_call(&from, into)
+}
+
+/// The CPU time of a thread of this process, in nanoseconds; `None` if it has ended.
+pub fn cpu_ns_of(tid: u32) -> Option<u64> {
+    try_cpu_ns_of(tid).ok()
+}
+
+/// The same, or why it cannot be read.
+pub(crate) fn try_cpu_ns_of(tid: u32) -> Result<u64, WhyRefused> {
+    super::clock::read_cpu(cpu_clock_of(tid))
+}
+
+/// The id of a thread's CPU clock, as `pthread_getcpuclockid` computes it. That function would need a `pthread_t` that
+/// is known to be alive.
+pub(super) fn cpu_clock_of(tid: u32) -> i32 {
+    const OF_A_THREAD: i32 = 4;
+    const SCHEDULER_TIME: i32 = 2;
+    !tid.cast_signed() << 3 | OF_A_THREAD | SCHEDULER_TIME
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+    use super::super::ring::{RingMemory, page_size};
+    use super::*;
+
+    #[test]
+    fn parses_the_state_of_a_blocked_thread() {
+        let arguments = "0x7f0012 0x189 0x0 0x0 0x0 0xffffffff 0x7ffe00 0x7fa1\n";
+        let futex = format!("{} {arguments}", libc::SYS_futex);
+        let expected = Blocked { call: Call::Futex(0x7f_0012), sp: 0x7f_fe00, pc: 0x7fa1 };
+        assert_eq!(parse(&futex), Some(expected));
+        let fault = parse("-1 0x7ffe00 0x55d0\n");
+        assert_eq!(fault, Some(Blocked { call: Call::PageFault, sp: 0x7f_fe00, pc: 0x55d0 }));
+        for nonsense in ["running\n", "", "7", "202 0x1", "x 0x1 0x2", "-1 0x1", "-1 1 2"] {
+            assert_eq!(parse(nonsense), None, "{nonsense}");
+        }
+    }
+
+    #[test]
+    fn the_run_delay_is_the_second_number() {
+        let of = |text| schedstat_in(text).map(|it| [it.cpu_ns, it.run_delay_ns, it.runs]);
+        assert_eq!(of("92073496 3154133 64\n"), Some([92_073_496, 3_154_133, 64]));
+        assert_eq!(of("0 0 1\n"), Some([0, 0, 1]));
+        // A kernel that does not count, and what the kernel does not write.
+        for text in ["0 0 0\n", "", "\n", "1 2\n", "1 2 3", "1 2 3 4\n", "1 -2 3\n", "a b c\n"] {
+            assert_eq!(of(text), None, "{text:?}");
+        }
+        let own = open_schedstat(current_tid()).and_then(|file| schedstat(&file));
+        println!("{own:?}");
+        assert!(own.is_ok() || fs::metadata("/proc/thread-self/schedstat").is_err(), "{own:?}");
+    }
+
+    #[test]
+    fn the_state_follows_the_name() {
+        for (stat, expected) in [
+            ("7 (worker) R 1 7 7 0", Some(false)),
+            ("7 (worker) S 1 7 7 0", Some(true)),
+            ("7 (a) R (b)) D 1 7", Some(true)),
+            ("7 (stopped) T 1 7", Some(false)),
+            ("7 (ended) Z 1 7", Some(false)),
+            ("7 (cut", None),
+            ("7 (cut)", None),
+            ("", None),
+        ] {
+            assert_eq!(is_blocked_in(stat.as_bytes()), expected, "{stat}");
+        }
+        assert_eq!(is_blocked(current_tid()), Some(false), "it runs");
+    }
+
+    #[test]
+    fn the_status_of_a_thread_has_its_filters_and_blocked_signals() {
+        let text =
+            "Name:\tprofiling-drain\nSigBlk:\t4000000000000001\nSeccomp:\t2\nSeccomp_filters:\t1\n";
+        let status = ThreadStatus::parse(text);
+        assert_eq!(status.filters, ["Seccomp:\t2", "Seccomp_filters:\t1"]);
+        let blocked: Vec<_> = (0..=65).filter(|signal| status.blocks(*signal)).collect();
+        assert_eq!(blocked, [1, 63]);
+    }
+
+    #[test]
+    fn all_threads_are_listed_with_their_names() {
+        for (stat, expected) in [
+            ("7 (worker) R 1 7 7 0", Some(("worker", b'R'))),
+            ("7 (a) R (b)) D 1 7", Some(("a) R (b)", b'D'))),
+            ("7 () S 1 7", Some(("", b'S'))),
+            (r"7 (a\nb\\n) S 1 7", Some(("a\nb\\n", b'S'))),
+            ("7 )( S 1 7", None),
+            ("7 (cut)", None),
+            ("", None),
+        ] {
+            let expected =
+                expected.map(|(name, state): (&str, u8)| (name.as_bytes().to_vec(), state));
+            assert_eq!(name_and_state_in(stat.as_bytes()), expected, "{stat}");
+        }
+        let listed = std::thread::Builder::new().name("is listed".to_owned()).spawn(|| {
+            let tid = current_tid();
+            assert!(own_threads().unwrap().contains(&tid));
+            thread_and_state(tid).unwrap()
+        });
+        let (thread, state) = listed.unwrap().join().unwrap();
+        assert_eq!((thread.name().as_str(), state), ("is listed", b'R'));
+    }
+
+    #[test]
+    fn user_time_is_counted_in_ticks() {
+        let stat = "7 (a) R (b)) S 1 7 7 0 -1 4194560 100 0 5 0 321 45 0 0 20 0 1 0 999 1 2";
+        assert_eq!(user_ticks_in(stat.as_bytes()), Some(321));
+        assert_eq!(user_ticks_in(b"7 (a) S 1 7"), None);
+        assert!(user_ns_of(current_tid()).is_some());
+    }
+
+    #[test]
+    fn a_thread_knows_its_own_id_in_its_namespace() {
+        let own = current_tid();
+        assert_eq!(id_in_namespace(own), Some(own));
+        assert_eq!(id_in_proc(own).unwrap(), own);
+    }
+
+    #[test]
+    fn finds_where_a_thread_is_blocked() {
+        let ends = Arc::new(AtomicBool::new(false));
+        let is_over = Arc::clone(&ends);
+        let tid = Arc::new(AtomicU32::new(0));
+        let own_tid = Arc::clone(&tid);
+        let thread = std::thread::spawn(move || {
+            // From here on it allocates nothing, so that it waits for no lock of the allocator.
+            own_tid.store(current_tid(), Ordering::Release);
+            while !is_over.load(Ordering::Acquire) {
+                std::thread::park();
+            }
+        });
+        let tid = loop {
+            match tid.load(Ordering::Acquire) {
+                0 => std::thread::yield_now(),
+                tid => break tid,
+            }
+        };
+        let sp = loop {
+            let found = blocked(tid).unwrap();
+            if let Some(Blocked { call: Call::Futex(_) | Call::PlainFutex(_), sp, .. }) = found {
+                break sp;
+            }
+            std::thread::yield_now();
+        };
+        let mut stack = Vec::new();
+        read_own_stack(sp, 256, &mut stack).unwrap();
+        assert_eq!(stack.len(), 256);
+        let before = cpu_ns_of(tid).unwrap();
+        assert_eq!(cpu_ns_of(tid), Some(before), "it does not run");
+        ends.store(true, Ordering::Release);
+        thread.thread().unpark();
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn a_stack_is_read_up_to_the_first_page_that_is_not_mapped() {
+        // Another mapping may follow a real stack; a guard page follows this memory.
+        let memory = RingMemory::anonymous(8192).unwrap();
+        let header = std::ptr::from_ref(memory.head_word()).addr() as u64;
+        let data = header.next_multiple_of(page_size() as u64);
+        let mapped = usize::try_from(data - header).unwrap() + memory.data_size();
+        let mut stack = Vec::new();
+        for length in [mapped - 1, mapped, mapped + 1, mapped + (1 << 20)] {
+            read_own_stack(header, length, &mut stack).unwrap();
+            assert_eq!(stack.len(), length.min(mapped));
+        }
+        assert!(read_own_stack(0, 64, &mut stack).is_err() || stack.is_empty());
+    }
+}

@@ -1,0 +1,325 @@
+//! Perf events on threads of this process, and the rings that the kernel fills for them.
+#![allow(unsafe_code, reason = "calls perf_event_open and its ioctls")]
+
+use std::io;
+use std::ops::Deref;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use parking_lot::Mutex;
+use perf_event_open_sys::bindings::{
+    self, PERF_COUNT_SW_CPU_CLOCK, PERF_COUNT_SW_DUMMY, PERF_FLAG_FD_CLOEXEC,
+    PERF_SAMPLE_CALLCHAIN, PERF_SAMPLE_REGS_USER, PERF_SAMPLE_STACK_USER, PERF_SAMPLE_TID,
+    PERF_SAMPLE_TIME, PERF_TYPE_SOFTWARE, perf_event_attr,
+};
+
+use super::calls::may;
+use super::ring::RingMemory;
+use super::thread::{current_tid, open_file_limit};
+use crate::sys::types::{FilteredSyscall, SampleRequest, WhyRefused};
+
+impl WhyRefused {
+    fn of_open(error: &io::Error) -> Self {
+        match error.raw_os_error().unwrap_or(0) {
+            errno @ (libc::EACCES | libc::EPERM) => Self::NotAllowed(errno),
+            errno @ (libc::ENOSYS | libc::ENOENT | libc::EOPNOTSUPP | libc::ENODEV) => {
+                Self::NotSupported(errno)
+            }
+            libc::EMFILE | libc::ENFILE => Self::NoFiles,
+            libc::ESRCH => Self::Ended,
+            // They may work later.
+            errno
+            @ (0 | libc::EAGAIN | libc::EINTR | libc::ENOMEM | libc::EBUSY | libc::ENOSPC) => {
+                Self::Other(errno)
+            }
+            errno => Self::Failed(FilteredSyscall::PerfEventOpen, errno),
+        }
+    }
+
+    /// An `ioctl` of an event has failed. Without an errno it was not made.
+    fn of_ioctl(error: &io::Error) -> Self {
+        let errno = error.raw_os_error();
+        errno.map_or(Self::Other(0), |errno| Self::Failed(FilteredSyscall::PerfEventOpen, errno))
+    }
+
+    fn of_map(error: &io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(libc::EPERM | libc::ENOMEM) => Self::NoLockedMemory,
+            other => Self::Other(other.unwrap_or(0)),
+        }
+    }
+}
+
+/// The registers that unwinding starts from, as a mask of the kernel's register numbers.
+#[cfg(target_arch = "x86_64")]
+const REGISTERS: u64 = 1 << bindings::PERF_REG_X86_BP
+    | 1 << bindings::PERF_REG_X86_SP
+    | 1 << bindings::PERF_REG_X86_IP;
+#[cfg(target_arch = "aarch64")]
+const REGISTERS: u64 = 1 << bindings::PERF_REG_ARM64_X29
+    | 1 << bindings::PERF_REG_ARM64_LR
+    | 1 << bindings::PERF_REG_ARM64_SP
+    | 1 << bindings::PERF_REG_ARM64_PC;
+
+/// Opens an event that samples thread `tid` by its CPU time, once it is started.
+///
+/// Each sample is a record of thread, time (`CLOCK_MONOTONIC_RAW` of the initial time namespace), user registers and the top of the user stack, and,
+/// where allowed, the kernel's call chain. `sampler::record` has the layout.
+pub(crate) fn open_sample_ring(request: SampleRequest, tid: u32) -> Result<PerfRing, WhyRefused> {
+    let event = open(&mut sampling(request), tid)?;
+    PerfRing::map(event, request.ring_bytes, request.in_kernel, request.records_ahead_ns)
+}
+
+fn sampling(request: SampleRequest) -> perf_event_attr {
+    let mut attr = software(PERF_COUNT_SW_CPU_CLOCK);
+    attr.__bindgen_anon_1.sample_period = request.period_ns;
+    attr.sample_type = u64::from(
+        PERF_SAMPLE_TID | PERF_SAMPLE_TIME | PERF_SAMPLE_REGS_USER | PERF_SAMPLE_STACK_USER,
+    );
+    attr.sample_regs_user = REGISTERS;
+    attr.sample_stack_user = request.stack_bytes;
+    attr.set_exclude_kernel(u64::from(!request.in_kernel));
+    if request.in_kernel {
+        attr.sample_type |= u64::from(PERF_SAMPLE_CALLCHAIN);
+        attr.set_exclude_callchain_user(1);
+    }
+    attr.set_disabled(1);
+    attr.set_watermark(1);
+    // The event's file is not polled.
+    attr.__bindgen_anon_2.wakeup_watermark = u32::MAX;
+    attr
+}
+
+/// Opens an event that records the context switches of thread `tid`, once it is started.
+///
+/// It is a separate event with its own ring of `ring_bytes`: in the ring of the samples, these records would move the
+/// position without a sample. It needs no privileges. `ahead_ns` as in [`SampleRequest::records_ahead_ns`].
+pub(crate) fn open_switch_ring(
+    ring_bytes: usize,
+    tid: u32,
+    ahead_ns: i64,
+) -> Result<PerfRing, WhyRefused> {
+    let mut attr = software(PERF_COUNT_SW_DUMMY);
+    attr.sample_type = u64::from(PERF_SAMPLE_TIME);
+    attr.set_exclude_kernel(1);
+    attr.set_context_switch(1);
+    attr.set_disabled(1);
+    attr.set_sample_id_all(1);
+    // No thread waits for this ring: the collector reads it in its scans.
+    attr.set_watermark(1);
+    attr.__bindgen_anon_2.wakeup_watermark = u32::MAX;
+    PerfRing::map(open(&mut attr, tid)?, ring_bytes, false, ahead_ns)
+}
+
+/// Samples the user registers of the calling thread each time it is switched out. Needs privileges. Tests compare
+/// these registers with the inferred ones.
+#[cfg(test)]
+pub(crate) fn open_switch_registers(ring_bytes: usize) -> Result<PerfRing, WhyRefused> {
+    let mut attr = software(bindings::PERF_COUNT_SW_CONTEXT_SWITCHES);
+    attr.sample_type = u64::from(PERF_SAMPLE_TIME | PERF_SAMPLE_REGS_USER);
+    attr.sample_regs_user = REGISTERS;
+    attr.__bindgen_anon_1.sample_period = 1;
+    PerfRing::map(open(&mut attr, current_tid())?, ring_bytes, false, 0)
+}
+
+/// Keeps the kernel's perf events machinery enabled.
+///
+/// The kernel patches its scheduler for the first event of any thread in the system and waits for all CPUs, which takes
+/// some 10 ms. It undoes this one second after the last event was closed. While this value exists, opening events takes
+/// no such time.
+#[derive(Debug)]
+pub(crate) struct KeptOn {
+    _event: Event,
+}
+
+impl KeptOn {
+    /// Opens an event that is never enabled and has no ring.
+    pub(crate) fn open() -> Result<Self, WhyRefused> {
+        let mut attr = software(PERF_COUNT_SW_DUMMY);
+        attr.set_exclude_kernel(1);
+        attr.set_disabled(1);
+        Ok(Self { _event: open(&mut attr, current_tid())? })
+    }
+}
+
+fn software(config: u32) -> perf_event_attr {
+    let mut attr = perf_event_attr {
+        type_: PERF_TYPE_SOFTWARE,
+        size: size_of::<perf_event_attr>() as u32,
+        config: u64::from(config),
+        clockid: libc::CLOCK_MONOTONIC_RAW,
+        ..perf_event_attr::default()
+    };
+    attr.set_use_clockid(1);
+    attr.set_exclude_hv(1);
+    attr
+}
+
+fn open(attr: &mut perf_event_attr, tid: u32) -> Result<Event, WhyRefused> {
+    if !may(FilteredSyscall::PerfEventOpen) {
+        return Err(WhyRefused::KilledBySeccomp);
+    }
+    const ANY_CPU: i32 = -1;
+    const NO_GROUP: i32 = -1;
+    // SAFETY: `attr` is initialized and contains its own size. It requests software events on a thread of this process,
+    // which affect nothing but the ring.
+    let event = unsafe {
+        perf_event_open_sys::perf_event_open(
+            attr,
+            tid.cast_signed(),
+            ANY_CPU,
+            NO_GROUP,
+            u64::from(PERF_FLAG_FD_CLOEXEC),
+        )
+    };
+    if event < 0 {
+        return Err(WhyRefused::of_open(&io::Error::last_os_error()));
+    }
+    // SAFETY: a file descriptor that the kernel just returned, with no other owner.
+    let file = unsafe { OwnedFd::from_raw_fd(event) };
+    if is_scarce(file.as_fd()) {
+        return Err(WhyRefused::NoFiles);
+    }
+    Event::new(file).map_err(|error| WhyRefused::of_ioctl(&error))
+}
+
+/// Whether the number of a file that was just opened shows that the process has most of the files open that it may
+/// open. The rest are for the program.
+pub(super) fn is_scarce(file: BorrowedFd<'_>) -> bool {
+    u64::from(file.as_raw_fd().unsigned_abs()) >= open_file_limit() / 4 * 3
+}
+
+/// A perf event and its ring, which the kernel fills.
+#[derive(Debug)]
+pub struct PerfRing {
+    /// None once released. Closed before the memory is.
+    event: Mutex<Option<Event>>,
+    memory: RingMemory,
+    has_kernel_chains: bool,
+}
+
+impl PerfRing {
+    fn map(
+        event: Event,
+        data_size: usize,
+        has_kernel_chains: bool,
+        ahead_ns: i64,
+    ) -> Result<Self, WhyRefused> {
+        let memory = event.file().and_then(|file| RingMemory::of_event(file, data_size, ahead_ns));
+        let memory = memory.map_err(|error| WhyRefused::of_map(&error))?;
+        Ok(Self { event: Mutex::new(Some(event)), memory, has_kernel_chains })
+    }
+
+    /// A ring that a test fills.
+    #[cfg(any(test, feature = "_test"))]
+    pub fn scripted(data_size: usize) -> io::Result<Self> {
+        let memory = RingMemory::anonymous(data_size)?;
+        Ok(Self { event: Mutex::new(None), memory, has_kernel_chains: false })
+    }
+
+    /// Whether the samples contain the kernel's call chain.
+    pub(crate) fn has_kernel_chains(&self) -> bool {
+        self.has_kernel_chains
+    }
+
+    /// Enables the event.
+    pub(crate) fn start(&self) -> Result<(), WhyRefused> {
+        let event = self.event.lock();
+        let started = event.as_ref().map_or(Ok(()), |event| event.file().and_then(enable_event));
+        started.map_err(|error| WhyRefused::of_ioctl(&error))
+    }
+
+    /// Disables the event until the next start.
+    pub(crate) fn pause(&self) {
+        _ = self.event.lock().as_ref().map(|event| event.file().and_then(disable_event));
+    }
+
+    /// Closes the event and releases the ring's memory permanently. Its thread may continue to read the position, which
+    /// stays at its last value.
+    pub(crate) fn retire(&self) {
+        // A forked child may hold the event too, and closing it here does not stop it then.
+        self.pause();
+        if self.event.lock().take().is_some() {
+            self.memory.replace_by_zeros();
+        }
+    }
+}
+
+impl Deref for PerfRing {
+    type Target = RingMemory;
+
+    fn deref(&self) -> &RingMemory {
+        &self.memory
+    }
+}
+
+/// A perf event. The program may close descriptors that it does not own, and their numbers may then belong to other
+/// files, so the event's id is checked before each use.
+#[derive(Debug)]
+struct Event {
+    /// Present until the value is dropped.
+    file: Option<OwnedFd>,
+    /// Unique to this event.
+    id: u64,
+}
+
+impl Event {
+    fn new(file: OwnedFd) -> io::Result<Self> {
+        let id = event_id(file.as_fd()).ok_or_else(io::Error::last_os_error)?;
+        Ok(Self { file: Some(file), id })
+    }
+
+    /// The event's file, if the descriptor still refers to it.
+    fn file(&self) -> io::Result<BorrowedFd<'_>> {
+        let file = self.file.as_ref().filter(|file| event_id(file.as_fd()) == Some(self.id));
+        Ok(file.ok_or(io::ErrorKind::BrokenPipe)?.as_fd())
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if self.file().is_err() {
+            std::mem::forget(self.file.take());
+        }
+    }
+}
+
+/// The kernel's id of a perf event; `None` for any other file.
+pub(super) fn event_id(event: BorrowedFd<'_>) -> Option<u64> {
+    let mut id = 0_u64;
+    // SAFETY: the kernel writes one word, to `id`.
+    let result = unsafe { perf_event_open_sys::ioctls::ID(event.as_raw_fd(), &raw mut id) };
+    (result == 0).then_some(id)
+}
+
+/// Fails if the system calls of perf events are not allowed.
+fn may_change() -> io::Result<()> {
+    if may(FilteredSyscall::PerfEventOpen) {
+        Ok(())
+    } else {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+fn enable_event(event: BorrowedFd<'_>) -> io::Result<()> {
+    may_change()?;
+    // SAFETY: an ioctl without an argument, on an event of this layer.
+    let result = unsafe { perf_event_open_sys::ioctls::ENABLE(event.as_raw_fd(), 0) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+fn disable_event(event: BorrowedFd<'_>) -> io::Result<()> {
+    may_change()?;
+    // SAFETY: an ioctl without an argument, on an event of this layer.
+    let result = unsafe { perf_event_open_sys::ioctls::DISABLE(event.as_raw_fd(), 0) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Reads exactly `N` words from a perf event.
+pub(super) fn read_words<const N: usize>(event: BorrowedFd<'_>) -> io::Result<[u64; N]> {
+    let mut bytes = [[0; 8]; N];
+    let length = rustix::io::read(event, bytes.as_flattened_mut())?;
+    if length != 8 * N {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    Ok(bytes.map(u64::from_ne_bytes))
+}

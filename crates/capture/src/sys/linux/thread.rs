@@ -1,0 +1,295 @@
+//! The calling thread, and the limits of the process.
+#![allow(
+    unsafe_code,
+    reason = "getrusage(RUSAGE_THREAD), which rustix does not offer; the bounds of stacks"
+)]
+
+use std::ops::Range;
+use std::sync::OnceLock;
+
+use rustix::process::{Resource, getrlimit};
+use rustix::thread::gettid;
+
+use super::calls::may;
+use super::ring::page_size;
+use super::signal::last_error;
+use crate::sys::Usage;
+use crate::sys::types::{FilteredSyscall, OsThread, ThreadStack, WhyRefused};
+
+/// The kernel's id of the calling thread.
+pub fn current_tid() -> u32 {
+    gettid().as_raw_nonzero().get() as u32
+}
+
+/// The calling thread.
+pub(crate) fn current_thread() -> OsThread {
+    let name = rustix::thread::name().unwrap_or_default();
+    OsThread::new(current_tid(), name.to_bytes())
+}
+
+/// The kernel's id of this process.
+pub fn process_id() -> u32 {
+    rustix::process::getpid().as_raw_nonzero().get() as u32
+}
+
+/// The name of this machine, or of its container.
+pub fn host_name() -> Option<String> {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
+    Some(name.trim().to_owned()).filter(|name| !name.is_empty())
+}
+
+/// The release of the kernel.
+pub fn kernel_release() -> Option<String> {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").ok()?;
+    Some(release.trim().to_owned()).filter(|release| !release.is_empty())
+}
+
+/// What the CPU calls itself. Not all architectures say it.
+pub fn cpu_model() -> Option<String> {
+    let info = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+    let model = info.lines().find(|line| line.starts_with("model name"))?;
+    Some(model.split_once(':')?.1.trim().to_owned())
+}
+
+/// Whether no process with that id exists any more.
+pub fn has_ended(process: u32) -> bool {
+    let process = rustix::process::Pid::from_raw(process.cast_signed());
+    let tried = process.map(rustix::process::test_kill_process);
+    tried == Some(Err(rustix::io::Errno::SRCH))
+}
+
+/// Whether a debugger or another tracer is attached to this process.
+pub(crate) fn is_traced() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:"));
+    tracer.is_some_and(|tracer| tracer.trim() != "0")
+}
+
+/// Whether this process has a thread with that id. By `/proc`, which needs no call that a seccomp filter may forbid; where
+/// that does not know the calling thread either, as in a PID namespace with the `/proc` of another, the answer is yes.
+pub(crate) fn is_own_thread(tid: u32) -> bool {
+    let is_there = |tid| std::fs::metadata(format!("/proc/self/task/{tid}")).is_ok();
+    is_there(tid) || !is_there(current_tid())
+}
+
+/// The calling thread's resource usage, or why it cannot be read.
+pub(crate) fn try_thread_usage() -> Result<Usage, WhyRefused> {
+    if !may(FilteredSyscall::Getrusage) {
+        return Err(WhyRefused::KilledBySeccomp);
+    }
+    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: the pointer is to writable memory of the right size, which the call fills.
+    let result = unsafe { libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr()) };
+    if result != 0 {
+        return Err(WhyRefused::Failed(FilteredSyscall::Getrusage, last_error()));
+    }
+    // SAFETY: zeroed, then filled by the kernel; `rusage` is plain integers.
+    let usage = unsafe { usage.assume_init() };
+    Ok(Usage {
+        minor_faults: usage.ru_minflt as u64,
+        major_faults: usage.ru_majflt as u64,
+        // The `read_bytes` of `/proc/thread-self/io`, which the kernel gives in units of 512 bytes here.
+        disk_read: (usage.ru_inblock as u64).saturating_mul(512),
+        voluntary_switches: usage.ru_nvcsw as u64,
+        involuntary_switches: usage.ru_nivcsw as u64,
+        ..Usage::default()
+    })
+}
+
+/// The limit of open files of this process.
+pub fn open_file_limit() -> u64 {
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
+/// The limit of signals that are pending for the user of this process.
+pub(crate) fn pending_signal_limit() -> u64 {
+    getrlimit(Resource::Sigpending).current.unwrap_or(u64::MAX)
+}
+
+/// Whether the user has nearly as many pending signals as the limit allows, or that is unknown. Each timer counts as one.
+pub(super) fn are_signals_used_up(status: &str) -> bool {
+    let line = status.lines().find_map(|line| line.strip_prefix("SigQ:")?.trim().split_once('/'));
+    let used = line.and_then(|(used, most)| Some((used.parse().ok()?, most.parse().ok()?)));
+    used.is_none_or(|(used, most): (u64, u64)| used >= most - most / 8)
+}
+
+pub(super) fn own_status() -> String {
+    std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default()
+}
+
+/// The number of the capability to lock any amount of memory.
+const CAP_IPC_LOCK: u32 = 14;
+
+/// The limit of memory that this process may lock; `None` if there is none for it.
+pub(crate) fn locked_memory_limit() -> Option<u64> {
+    let limit = getrlimit(Resource::Memlock).current?;
+    // Asked each time: a service may drop its privileges, and lower its limits.
+    // From the file: a seccomp filter may forbid `capget`.
+    let status = own_status();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let effective = effective.and_then(|sets| u64::from_str_radix(sets.trim(), 16).ok());
+    let may_lock = effective.is_some_and(|sets| sets >> CAP_IPC_LOCK & 1 != 0);
+    (!may_lock || !is_in_first_user_namespace()).then_some(limit)
+}
+
+/// Whether the capabilities of this process are those of the host.
+fn is_in_first_user_namespace() -> bool {
+    static IS_FIRST: OnceLock<bool> = OnceLock::new();
+    *IS_FIRST.get_or_init(|| {
+        let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+        map.split_ascii_whitespace().eq(["0", "0", "4294967295"])
+    })
+}
+
+/// The address space that can still be reserved, if it is limited.
+pub fn address_space_left() -> Option<u64> {
+    let limit = |limit| getrlimit(limit).current;
+    let (all, data) = (limit(Resource::As), limit(Resource::Data));
+    if all.is_none() && data.is_none() {
+        return None;
+    }
+    // proc_pid_status(5), in KiB.
+    let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let left = |limit: Option<u64>, name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        let used = line.and_then(|line| line.split_ascii_whitespace().next()?.parse().ok());
+        limit.map(|limit| limit.saturating_sub(used.map_or(limit, |kib: u64| kib * 1024)))
+    };
+    left(all, "VmSize:").into_iter().chain(left(data, "VmData:")).min()
+}
+
+/// The addresses of the calling thread's stack.
+pub(crate) fn stack_bounds() -> Option<Range<u64>> {
+    // Of the main thread's stack, a C library may know only the part in use (as musl does). In a forked child, the
+    // first thread can be one with another stack.
+    let here = {
+        let here = 0_u8;
+        (&raw const here).addr() as u64
+    };
+    if current_tid() == process_id()
+        && let Some(stack) =
+            main_stack().or_else(main_stack_by_name).filter(|stack| stack.contains(&here))
+    {
+        return Some(stack);
+    }
+    let mut attributes = std::mem::MaybeUninit::<libc::pthread_attr_t>::zeroed();
+    let (mut low, mut size) = (std::ptr::null_mut(), 0);
+    // SAFETY: fills the structure, which is then read and destroyed. This is always possible for the calling thread.
+    let is_known = unsafe {
+        if libc::pthread_getattr_np(libc::pthread_self(), attributes.as_mut_ptr()) != 0 {
+            return None;
+        }
+        let result = libc::pthread_attr_getstack(attributes.as_ptr(), &raw mut low, &raw mut size);
+        libc::pthread_attr_destroy(attributes.as_mut_ptr());
+        result == 0
+    };
+    let low = low as u64;
+    is_known.then(|| low..low.saturating_add(size as u64))
+}
+
+/// The calling thread's own stack.
+pub(crate) fn thread_stack() -> Option<ThreadStack> {
+    // SAFETY: the C library gives each thread its own errno.
+    let errno_at = unsafe { libc::__errno_location() }.addr() as u64;
+    Some(ThreadStack { bounds: stack_bounds()?, errno_at })
+}
+
+/// The same without `/proc`. The kernel puts the name of the program at the top of the stack, and leaves this much below that
+/// to it, whatever its limit is.
+fn main_stack_by_name() -> Option<Range<u64>> {
+    const LEAST_ROOM: u64 = 128 << 20;
+    // SAFETY: reads a value that the kernel gave this process when it started.
+    let name = unsafe { libc::getauxval(libc::AT_EXECFN) } as *const libc::c_char;
+    if name.is_null() {
+        return None;
+    }
+    // SAFETY: a string of the kernel, at the end of the memory of the stack.
+    let length = unsafe { libc::strlen(name) };
+    let end = (name.addr() + length + 1).next_multiple_of(page_size()) as u64;
+    let limit = getrlimit(Resource::Stack).current.unwrap_or(u64::MAX);
+    Some(end.saturating_sub(limit.min(LEAST_ROOM))..end)
+}
+
+/// The addresses of the main thread's stack, including those it can grow to; `None` if unknown.
+fn main_stack() -> Option<Range<u64>> {
+    let maps = std::fs::read("/proc/self/maps").ok()?;
+    let limit = getrlimit(Resource::Stack).current.unwrap_or(u64::MAX);
+    stack_in(&maps, limit)
+}
+
+/// Without a limit the main thread's stack could grow through terabytes, in which other memory can be mapped later.
+const LARGEST_STACK: u64 = 1 << 30;
+
+/// The stack grows down to its limit, but not into the mapping below it.
+fn stack_in(maps: &[u8], limit: u64) -> Option<Range<u64>> {
+    // Paths need not be UTF-8; the parts that are parsed here are.
+    let text = String::from_utf8_lossy(maps);
+    let mut below = 0;
+    for line in text.lines() {
+        let (addresses, rest) = line.split_once(' ')?;
+        let (start, end) = addresses.split_once('-')?;
+        let start = u64::from_str_radix(start, 16).ok()?;
+        let end = u64::from_str_radix(end, 16).ok()?;
+        // The first word of the name: further ones can only follow a path.
+        if rest.split_ascii_whitespace().nth(4) == Some("[stack]") {
+            return Some(end.saturating_sub(limit.min(LARGEST_STACK)).max(below).min(start)..end);
+        }
+        below = end;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAPS: &[u8] = b"\
+        55d0c0a00000-55d0c0a21000 rw-p 00000000 00:00 0                          [heap]\n\
+        7f0000000000-7f0000001000 r--p 00000000 08:01 1234                       /tmp/a [stack]\n\
+        7f0000001000-7f0000002000 rw-p 00000000 00:00 0 \n\
+        7ffc00000000-7ffc00021000 rw-p 00000000 00:00 0                          [stack]\n\
+        7ffc00090000-7ffc00092000 r-xp 00000000 00:00 0                          [vdso]\n";
+
+    #[test]
+    fn the_limit_of_pending_signals_is_reached_if_the_user_has_that_many() {
+        let of =
+            |used| are_signals_used_up(&format!("Threads:\t2\nSigQ:\t{used}/96365\nSigPnd:\t0\n"));
+        assert_eq!([0, 80_000, 96_000, 96_365].map(of), [false, false, true, true]);
+        assert!(are_signals_used_up(""), "without /proc it is likely");
+        assert!(!are_signals_used_up(&own_status()));
+    }
+
+    #[test]
+    fn the_main_stack_grows_to_its_limit_or_to_the_mapping_below() {
+        let end = 0x7ffc_0002_1000;
+        assert_eq!(stack_in(MAPS, 8 << 20), Some(end - (8 << 20)..end));
+        // Without a limit it has terabytes of room.
+        assert_eq!(stack_in(MAPS, u64::MAX), Some(end - (1 << 30)..end));
+        assert_eq!(stack_in(MAPS, 2 << 30), Some(end - (1 << 30)..end));
+        let maps = String::from_utf8_lossy(MAPS).replace("7f0000002000", "7ffbffff0000");
+        assert_eq!(stack_in(maps.as_bytes(), u64::MAX), Some(0x7ffb_ffff_0000..end));
+        // The limit can be lower than the current size.
+        assert_eq!(stack_in(MAPS, 4096), Some(0x7ffc_0000_0000..end));
+    }
+
+    #[test]
+    fn without_a_line_for_the_stack_it_is_unknown() {
+        assert_eq!(stack_in(b"", u64::MAX), None);
+        assert_eq!(stack_in(b"\xff\xfe", u64::MAX), None);
+        assert_eq!(stack_in(b"7f-80 rw-p 0 00:00 0\n", u64::MAX), None);
+        assert_eq!(stack_in(b"zz-80 rw-p 0 00:00 0 [stack]\n", u64::MAX), None);
+    }
+
+    #[test]
+    fn the_stack_of_this_main_thread_is_known() {
+        let stack = main_stack().unwrap();
+        assert!(stack.end - stack.start >= 4096);
+    }
+
+    #[test]
+    fn the_main_stack_is_known_without_proc() {
+        let (stack, by_name) = (main_stack().unwrap(), main_stack_by_name().unwrap());
+        assert_eq!(by_name.end, stack.end);
+        assert!(stack.contains(&by_name.start) || by_name.contains(&stack.start));
+    }
+}

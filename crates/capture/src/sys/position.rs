@@ -1,0 +1,52 @@
+//! The word that moves when a thread is sampled.
+#![allow(
+    unsafe_code,
+    reason = "reads a word in a ring that the kernel writes; the only way to detect a sample without a system call"
+)]
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::ring::SampleRing;
+use super::words::WORDS;
+
+/// A counter that moves only in program order of its own thread: a kernel ring's `data_head`, or a counter of a timer's
+/// ring.
+///
+/// Reading it takes less than a nanosecond, so every span hook can check whether a sample fell since the last hook.
+#[derive(Debug)]
+pub struct Position {
+    word: NonNull<AtomicU64>,
+    _owner: Owner,
+}
+
+#[derive(Debug)]
+#[expect(dead_code, reason = "held for its lifetime, never read")]
+enum Owner {
+    None,
+    Ring(Arc<SampleRing>),
+}
+
+impl Position {
+    /// The position of a thread that is not sampled.
+    pub const fn fixed() -> Self {
+        let word = (&raw const WORDS.never_moves).cast_mut();
+        // SAFETY: the address of a static is not null.
+        let word = unsafe { NonNull::new_unchecked(word) };
+        Self { word, _owner: Owner::None }
+    }
+
+    /// The position of `ring`. For a kernel ring it is the number of bytes ever written.
+    pub(crate) fn of_ring(ring: Arc<SampleRing>) -> Self {
+        Self { word: NonNull::from(ring.position_word()), _owner: Owner::Ring(ring) }
+    }
+
+    /// The current position. `Acquire`: the sample's record is visible afterwards.
+    #[inline(always)]
+    pub fn load(&self) -> u64 {
+        // SAFETY: `word` points into memory that `_owner` keeps alive, or into a static. It is aligned and accessed
+        // only atomically: here, and by the kernel with a plain 64-bit store.
+        unsafe { self.word.as_ref() }.load(Ordering::Acquire)
+    }
+}

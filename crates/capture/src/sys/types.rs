@@ -1,0 +1,369 @@
+//! Types that both platforms use.
+
+use std::ops::Range;
+use std::path::PathBuf;
+
+/// What to sample, how often, and into how much memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SampleRequest {
+    pub period_ns: u64,
+    /// Bytes of stack in each sample, a multiple of 8 and at most 65,448.
+    pub stack_bytes: u32,
+    /// Bytes of ring: a power of two of pages.
+    pub ring_bytes: usize,
+    /// Also take a sample when the thread is in the kernel.
+    pub in_kernel: bool,
+    /// The step by which a timer's sample moves the position that hooks read.
+    pub position_step: u64,
+    /// The signal that a timer must send; `None` to choose one.
+    pub signal: Option<i32>,
+    /// By how much the clock of perf's records is ahead of this process', which may be in a time namespace.
+    pub records_ahead_ns: i64,
+}
+
+/// The bounds of a stack that are not known. A timer's handler then finds out how much of it is mapped.
+pub const ANY_STACK: Range<u64> = 0..u64::MAX;
+
+/// The most bytes of a stack that are copied for a sample: what fits into one perf record.
+pub const MOST_STACK_COPIED: u32 = 65_448;
+
+/// A thread's own stack.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ThreadStack {
+    pub(crate) bounds: Range<u64>,
+    /// The address of its `errno`, by which a signal handler recognizes the thread without a system call.
+    pub(crate) errno_at: u64,
+}
+
+impl ThreadStack {
+    /// Its bounds are not known.
+    pub(crate) const ANY: Self = Self { bounds: ANY_STACK, errno_at: 0 };
+}
+
+/// The names of this crate's threads, after `profiling-`, as the kernel cuts them. Threads of the program may be called
+/// similarly.
+const OF_LAYER: [&str; 8] = ["drain", "expor", "http", "kept", "log", "otlp", "rules", "symbo"];
+
+/// A thread, and its name for the system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct OsThread {
+    pub tid: u32,
+    /// Padded with zeros. The kernel stores 15 bytes.
+    name: [u8; 16],
+}
+
+impl OsThread {
+    pub fn new(tid: u32, name: &[u8]) -> Self {
+        let mut padded = [0; 16];
+        padded.iter_mut().zip(name).for_each(|(to, from)| *to = *from);
+        Self { tid, name: padded }
+    }
+
+    #[cfg(any(test, feature = "_test"))]
+    pub const fn unnamed(tid: u32) -> Self {
+        Self { tid, name: [0; 16] }
+    }
+
+    /// Its name, padded with zeros.
+    pub fn halves_of_name(&self) -> [[u8; 8]; 2] {
+        let (halves, _) = self.name.as_chunks();
+        std::array::from_fn(|half| halves.get(half).copied().unwrap_or_default())
+    }
+
+    /// Whether it is one of this crate, by its name.
+    pub fn is_of_layer(&self) -> bool {
+        self.name().strip_prefix("profiling-").is_some_and(|name| OF_LAYER.contains(&name))
+    }
+
+    pub fn has_name(&self) -> bool {
+        self.name != [0; 16]
+    }
+
+    /// Its name, which can be cut within a character.
+    pub fn name(&self) -> String {
+        let name = self.name.split(|byte| *byte == 0).next().unwrap_or_default();
+        String::from_utf8_lossy(name).into_owned()
+    }
+}
+
+/// Why an event, a timer or a ring could not be created, by what a user can do about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(dead_code, reason = "each platform uses some of them")]
+pub enum WhyRefused {
+    /// Perf events are refused by `perf_event_paranoid`, a seccomp filter or a security module; with the errno.
+    NotAllowed(i32),
+    /// The kernel has no perf events; with the errno.
+    NotSupported(i32),
+    /// A call is refused, or does not do what it is used for; with the errno.
+    Failed(FilteredSyscall, i32),
+    /// The limit of open files of this process or of the system is reached.
+    NoFiles,
+    /// The limit of locked memory of an unprivileged user is reached.
+    NoLockedMemory,
+    /// No memory or no address space.
+    NoMemory,
+    /// The user's limit of pending signals (`ulimit -i`) is reached.
+    NoTimers,
+    /// A timer's signal may not fit on the thread's alternate signal stack.
+    SmallSignalStack,
+    /// No signal is free, or not the one that was asked for.
+    NoSignal,
+    /// A thread blocks the signal of the timers.
+    SignalBlocked,
+    /// A debugger would stop at each signal.
+    Traced,
+    /// The bounds of the thread's stack are not known.
+    NoStack,
+    /// Another error, with its errno.
+    Other(i32),
+    /// Disabled by the settings.
+    NotAsked,
+    /// The thread has ended.
+    Ended,
+    /// A seccomp filter would kill the process.
+    KilledBySeccomp,
+    /// This system does not have it at all.
+    OtherSystem,
+}
+
+impl WhyRefused {
+    /// Whether the refusal is permanent and applies to all threads.
+    pub(crate) fn is_permanent(self) -> bool {
+        matches!(
+            self,
+            Self::NotAllowed(_)
+                | Self::NotSupported(_)
+                | Self::Failed(..)
+                | Self::KilledBySeccomp
+                | Self::OtherSystem
+                | Self::NoSignal
+        )
+    }
+}
+
+/// System calls that an ordinary service does not need, so a seccomp filter may kill the process for making them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(dead_code, reason = "only Linux has such filters")]
+pub enum FilteredSyscall {
+    /// Including the `ioctl`s of its events.
+    PerfEventOpen,
+    TimerCreate,
+    TimerSettime,
+    TimerDelete,
+    ProcessVmReadv,
+    /// The CPU clock of a thread: other clocks are read without a system call.
+    ClockGettime,
+    Getrusage,
+    Statfs,
+    Faccessat,
+    /// Including the size of the file.
+    MemfdCreate,
+}
+
+impl FilteredSyscall {
+    #[allow(dead_code, reason = "only Linux has such filters")]
+    pub(crate) const ALL: [Self; 10] = [
+        Self::PerfEventOpen,
+        Self::TimerCreate,
+        Self::TimerSettime,
+        Self::TimerDelete,
+        Self::ProcessVmReadv,
+        Self::ClockGettime,
+        Self::Getrusage,
+        Self::Statfs,
+        Self::Faccessat,
+        Self::MemfdCreate,
+    ];
+
+    /// The name that filters use.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::PerfEventOpen => "perf_event_open",
+            Self::TimerCreate => "timer_create",
+            Self::TimerSettime => "timer_settime",
+            Self::TimerDelete => "timer_delete",
+            Self::ProcessVmReadv => "process_vm_readv",
+            Self::ClockGettime => "clock_gettime",
+            Self::Getrusage => "getrusage",
+            Self::Statfs => "statfs",
+            Self::Faccessat => "faccessat",
+            Self::MemfdCreate => "memfd_create",
+        }
+    }
+}
+
+/// A thread that is blocked in the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Blocked {
+    pub call: Call,
+    /// Of its user code; no other register is known.
+    pub sp: u64,
+    pub pc: u64,
+}
+
+/// What a thread is blocked in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(dead_code, reason = "only Linux reports it")]
+pub enum Call {
+    /// A lock or a condition variable, by its address.
+    Futex(u64),
+    /// The same by the command that the locks of glibc use, and not those of std.
+    PlainFutex(u64),
+    /// A reference to the name, so that this is 16 bytes.
+    Named(&'static &'static str),
+    /// Another system call, by its number.
+    Numbered(i64),
+    /// No system call: a page fault that reads from disk.
+    PageFault,
+}
+
+/// The program or a shared library, as it is in memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LoadedModule {
+    /// The file that the kernel has mapped at its code.
+    pub(crate) file: Result<MappedFile, NoFile>,
+    /// What the loader calls it, which can be anything: relative to a former directory, or the name of another file.
+    pub(crate) loader_name: PathBuf,
+    pub(crate) is_vdso: bool,
+    /// The offset from the file's addresses to those in memory.
+    pub(crate) bias: u64,
+    /// What holds code.
+    pub(crate) code: Vec<MappedPart>,
+    /// Everything that it has mapped.
+    pub(crate) loaded: Vec<MappedPart>,
+    /// Addresses in memory of the read-only part of `loaded`.
+    pub(crate) read_only: Vec<Range<u64>>,
+    /// Of `.eh_frame_hdr`.
+    pub(crate) eh_frame_hdr: Option<MappedPart>,
+    /// Addresses in memory of the notes, which include the build id.
+    pub(crate) notes: Vec<Range<u64>>,
+}
+
+/// A part of a file in memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct MappedPart {
+    pub(crate) addresses: Range<u64>,
+    /// Where it begins in the file.
+    pub(crate) file_offset: u64,
+}
+
+/// How often modules have been loaded and unloaded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ModuleLoads {
+    pub(crate) loaded: u64,
+    pub(crate) unloaded: u64,
+}
+
+/// The loaded modules.
+#[derive(Debug)]
+pub(crate) struct ModuleList {
+    pub(crate) loads: ModuleLoads,
+    pub(crate) modules: Vec<LoadedModule>,
+    /// How many of them the loader lists. These are the first, in the order in which they were loaded.
+    pub(crate) listed: usize,
+    /// Whether the files of modules were found out.
+    pub(crate) has_files: bool,
+}
+
+/// A file as the kernel shows it where it is mapped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MappedFile {
+    /// Its path, or its last one if it was deleted.
+    pub path: PathBuf,
+    pub is_deleted: bool,
+    pub identity: FileIdentity,
+}
+
+/// Why the file of a module is not known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(dead_code, reason = "only Linux has modules")]
+pub enum NoFile {
+    /// The mappings were not read, since that took too long shortly before.
+    NotRead,
+    /// The mappings cannot be read.
+    Unreadable(String),
+    /// Its memory comes from no file.
+    NotMapped,
+}
+
+/// The identity of a file, independent of its name, as the kernel shows it in mappings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FileIdentity {
+    pub(crate) device: u64,
+    pub(crate) inode: u64,
+}
+
+/// What the scheduler counts for a thread, since it started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Schedstat {
+    /// Up to the last tick or switch.
+    pub(crate) cpu_ns: u64,
+    /// For how long it could have run and had no CPU: it was preempted, or woken, or its control group was throttled. A
+    /// delay counts when it ends.
+    pub run_delay_ns: u64,
+    /// How often it got a CPU.
+    pub(crate) runs: u64,
+}
+
+/// The load of the machine, or of the process's control group.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Load {
+    /// Of all CPUs of the host since it started.
+    pub host: Option<CpuUse>,
+    /// The CPU time that the control group has used, in microseconds, and its limit in cores.
+    pub group: Option<(u64, f64)>,
+    /// Of the control group, or of the host if there is none.
+    pub memory_bytes: Option<u64>,
+}
+
+/// In ticks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CpuUse {
+    pub busy: u64,
+    pub all: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_of_a_program_whose_name_is_similar_are_not_of_the_layer() {
+        let is_of_layer = |name: &[u8]| OsThread::new(1, name).is_of_layer();
+        let own: [&[u8]; 3] = [b"profiling-drain", b"profiling-symbo", b"profiling-http"];
+        let other: [&[u8]; 3] = [b"profiling-shop", b"profiling-", b"drain"];
+        assert_eq!([own.map(is_of_layer), other.map(is_of_layer)], [[true; 3], [false; 3]]);
+    }
+}
+
+/// Why it is unknown for how long the process was throttled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs, reason = "`words` has them")]
+pub enum ThrottlingUnknown {
+    /// Nothing was read while the span was open, or too little.
+    #[default]
+    NotRead,
+    NoProc,
+    NoController,
+    NotMounted,
+    NotVisible,
+    Threaded,
+    Unreadable,
+    OtherSystem,
+}
+
+impl ThrottlingUnknown {
+    /// In words, after `unknown: `.
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::NotRead => "cpu.stat was not read at its begin and end",
+            Self::NoProc => "/proc is not mounted",
+            Self::NoController => "its control group has no cpu controller",
+            Self::NotMounted => "the file system of control groups is not mounted",
+            Self::NotVisible => "its control group is not visible here",
+            Self::Threaded => "its threads are in several control groups",
+            Self::Unreadable => "cpu.stat of its control group cannot be read",
+            Self::OtherSystem => "this system has no control groups",
+        }
+    }
+}

@@ -1,0 +1,350 @@
+//! Systems without perf events: times only, no stacks.
+//!
+//! Exports the same names as `linux`, so that the modules above compile and run on any system. Whatever needs the
+//! kernel is refused with [`WhyRefused::OtherSystem`].
+#![allow(unsafe_code, reason = "copies bytes that may belong to any object")]
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::fs::File;
+use std::io;
+use std::ops::{Deref, Range};
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use crossbeam::channel::{self, Receiver, Sender};
+
+use super::types::{
+    Blocked, Call, FileIdentity, FilteredSyscall, Load, MappedFile, ModuleList, ModuleLoads,
+    OsThread, SampleRequest, Schedstat, ThreadStack, WhyRefused,
+};
+use crate::sys::ThrottlingUnknown;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TickSource {
+    Raw,
+}
+
+impl TickSource {
+    pub fn needs_rate(self) -> bool {
+        false
+    }
+}
+
+#[inline(always)]
+pub fn read_ticks(_: TickSource) -> u64 {
+    monotonic_raw_ns()
+}
+
+/// Nanoseconds since the first call.
+pub fn monotonic_raw_ns() -> u64 {
+    static START: OnceLock<Instant> = OnceLock::new();
+    u64::try_from(START.get_or_init(Instant::now).elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
+
+pub fn log_between_forks(log: impl FnOnce()) {
+    log();
+}
+
+pub fn current_tid() -> u32 {
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    thread_local! {
+        static TID: u32 = NEXT.fetch_add(1, Ordering::Relaxed);
+    }
+    TID.try_with(|tid| *tid).unwrap_or(0)
+}
+
+pub fn with_signals_blocked<R>(action: impl FnOnce() -> R) -> R {
+    action()
+}
+
+/// # Safety
+///
+/// As for `std::ptr::copy_nonoverlapping`.
+pub unsafe fn copy_any(from: *const u8, to: *mut u8, length: usize) {
+    // SAFETY: the caller's.
+    unsafe { std::ptr::copy_nonoverlapping(from, to, length) }
+}
+
+fn layout(bytes: usize) -> Option<Layout> {
+    Layout::from_size_align(bytes, 4_096).ok().filter(|_| bytes > 0)
+}
+
+pub fn map_memory(bytes: usize) -> Option<NonNull<u8>> {
+    // SAFETY: the layout is not empty.
+    NonNull::new(unsafe { alloc_zeroed(layout(bytes)?) })
+}
+
+/// # Safety
+///
+/// As on Linux.
+pub unsafe fn unmap_memory(start: NonNull<u8>, bytes: usize) {
+    if let Some(layout) = layout(bytes) {
+        // SAFETY: the layout with which it was allocated.
+        unsafe { dealloc(start.as_ptr(), layout) };
+    }
+}
+
+fn refused<T>() -> Result<T, WhyRefused> {
+    Err(WhyRefused::OtherSystem)
+}
+
+fn unsupported<T>() -> io::Result<T> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+/// Declares functions with the values they return.
+macro_rules! stubs {
+    ($($(#[$meta:meta])* fn $name:ident($($argument:tt: $type:ty),*) $(-> $result:ty)? = $value:expr;)*) => {
+        $($(#[$meta])* pub fn $name($($argument: $type),*) $(-> $result)? { $value })*
+    };
+}
+
+stubs! {
+    fn on_fork(_: fn()) = ();
+    fn watch_forks() = ();
+    fn host_name() -> Option<String> = None;
+    fn kernel_release() -> Option<String> = None;
+    fn cpu_model() -> Option<String> = None;
+    fn memory_limit() -> Option<u64> = None;
+    fn load() -> Load = Load::default();
+    fn has_ended(_: u32) -> bool = false;
+    /// Unknown here, so the CPU times of spans are unknown.
+    fn thread_cpu_ns() -> Option<u64> = None;
+    fn process_cpu_ns() -> Option<u64> = None;
+    fn own_thread(_: u32) -> OsThread = OsThread::new(0, b"");
+    fn cpu_ns_of(_: u32) -> Option<u64> = None;
+    fn try_thread_cpu_ns() -> Result<u64, WhyRefused> = refused();
+    fn try_cpu_ns_of(_: u32) -> Result<u64, WhyRefused> = refused();
+    fn try_thread_usage() -> Result<crate::sys::Usage, WhyRefused> = refused();
+    fn tick_ns() -> Option<u64> = None;
+    fn time_namespace_offset_ns() -> Option<i64> = None;
+    fn open_file_limit() -> u64 = 0;
+    fn pending_signal_limit() -> u64 = u64::MAX;
+    fn locked_memory_limit() -> Option<u64> = None;
+    fn bytes_of_ring(_: usize) -> u64 = 0;
+    fn is_own_thread(_: u32) -> bool = false;
+    fn address_space_left() -> Option<u64> = None;
+    fn memory_left() -> Option<u64> = None;
+    fn stack_bounds() -> Option<Range<u64>> = None;
+    fn thread_stack() -> Option<ThreadStack> = None;
+    /// There are no seccomp filters here.
+    fn read_filters() = ();
+    fn unblock_timers(_: Option<i32>) -> Result<(), WhyRefused> = refused();
+    fn block_timers(_: Option<i32>) = ();
+    fn take_signals_without_room() -> u64 = 0;
+    fn signal_of_timers(_: Option<i32>) -> Result<i32, WhyRefused> = refused();
+    fn note_claimed_signals() = ();
+    fn is_traced() -> bool = false;
+    fn has_small_signal_stack() -> bool = false;
+    fn open_sample_ring(_: SampleRequest, _: u32) -> Result<PerfRing, WhyRefused> = refused();
+    fn open_switch_ring(_: usize, _: u32, _: i64) -> Result<PerfRing, WhyRefused> = refused();
+    fn open_timer_ring(_: SampleRequest, _: u32, _: ThreadStack, _: &Waker) -> Result<TimerRing, WhyRefused> = refused();
+    fn probe_timers(_: SampleRequest, _: u32) -> Result<(), WhyRefused> = refused();
+    fn blocked(_: u32) -> io::Result<Option<Blocked>> = unsupported();
+    fn own_threads() -> io::Result<Vec<u32>> = unsupported();
+    fn thread_and_state(_: u32) -> io::Result<(OsThread, u8)> = unsupported();
+    fn user_ns_of(_: u32) -> Option<u64> = None;
+    fn open_schedstat(_: u32) -> io::Result<KernelFile> = unsupported();
+    fn schedstat(_: &KernelFile) -> io::Result<Schedstat> = unsupported();
+    fn control_groups_of(_: u32) -> io::Result<String> = unsupported();
+    fn cpu_group_in(_: &str) -> Option<(bool, &str)> = None;
+    fn is_blocked(_: u32) -> Option<bool> = None;
+    fn switches_of(_: u32) -> Option<u64> = None;
+    fn read_own_stack(_: u64, _: usize, _: &mut Vec<u8>) -> io::Result<()> = unsupported();
+    fn read_own_memory(_: Range<u64>) -> io::Result<Vec<u8>> = unsupported();
+    fn program_memory(_: Range<u64>) -> Option<&'static [u8]> = None;
+    fn mappings() -> io::Result<Vec<Range<u64>>> = unsupported();
+    fn executable_mappings() -> io::Result<Vec<Range<u64>>> = unsupported();
+    fn is_mapped_as(_: &File, _: FileIdentity) -> bool = false;
+    fn mapped_now(_: FileIdentity) -> io::Result<Option<(MappedFile, PathBuf)>> = unsupported();
+    fn program_path() -> Option<PathBuf> = None;
+    fn module_loads() -> ModuleLoads = ModuleLoads::default();
+    fn address_in_libc() -> u64 = 0;
+    fn loaded_modules(_: bool) -> ModuleList =
+        ModuleList {
+            loads: ModuleLoads::default(), modules: Vec::new(), listed: 0, has_files: true
+        };
+    fn kernel_symbols() -> io::Result<io::Empty> = unsupported();
+    fn path_of_open(_: &File, _: usize) -> PathBuf = PathBuf::new();
+    fn memory_file() -> io::Result<File> = unsupported();
+    fn tick_source() -> TickSource = TickSource::Raw;
+    fn current_thread() -> OsThread = OsThread::new(current_tid(), b"");
+    fn process_id() -> u32 = std::process::id();
+    /// No mutex is known to have an owner.
+    fn owner_of_lock(_: Call) -> Option<u32> = None;
+    fn forbidden_calls() -> std::iter::Empty<FilteredSyscall> = std::iter::empty();
+    fn create_private_directory(path: &Path) -> io::Result<()> = std::fs::create_dir_all(path);
+    /// No module is known here whose file could be opened.
+    fn open_without_waiting(path: &Path) -> io::Result<File> = File::open(path);
+    #[cfg(test)]
+    fn open_switch_registers(_: usize) -> Result<PerfRing, WhyRefused> = refused();
+}
+
+/// What the kernel would give. There are no values of it, so its methods are never called.
+#[derive(Debug)]
+pub enum Absent {}
+
+/// As [`Absent`].
+#[derive(Debug)]
+pub enum RingMemory {}
+
+pub use Absent as ControlGroup;
+pub use Absent as HardwareCounters;
+pub use Absent as KeptOn;
+pub use Absent as KernelFile;
+pub use Absent as PerfRing;
+pub use Absent as TimerRing;
+
+macro_rules! methods {
+    ($($(#[$meta:meta])* $of:ident: fn $name:ident($($_argument:tt: $type:ty),*) $(-> $result:ty)?;)*) => {$(
+        impl $of {
+            $(#[$meta])*
+            pub fn $name(&self, $(_: $type),*) $(-> $result)? {
+                match *self {}
+            }
+        }
+    )*};
+}
+
+methods! {
+    RingMemory: fn data_size() -> usize;
+    RingMemory: fn head() -> u64;
+    RingMemory: fn tail() -> u64;
+    RingMemory: fn release_to(_: u64);
+    RingMemory: fn copy(_: u64, _: &mut [u8]);
+    RingMemory: fn own_time(_: u64) -> u64;
+    #[cfg(any(test, feature = "_test"))]
+    RingMemory: fn write_scripted(_: &[u64]) -> bool;
+    Absent: fn head_word() -> &AtomicU64;
+    Absent: fn position_word() -> &AtomicU64;
+    Absent: fn has_kernel_chains() -> bool;
+    Absent: fn has_lost_signal() -> bool;
+    Absent: fn start() -> Result<(), WhyRefused>;
+    Absent: fn pause();
+    Absent: fn stop();
+    Absent: fn retire();
+    #[cfg(any(test, feature = "_test"))]
+    Absent: fn sample_scripted(_: &[u64]) -> bool;
+    Absent: fn read() -> io::Result<[u64; Self::WORDS]>;
+    Absent: fn throttled_ns() -> Option<u64>;
+    Absent: fn is_same(_: &Self) -> bool;
+}
+
+/// Rings have the methods of their memory.
+impl Deref for Absent {
+    type Target = RingMemory;
+
+    fn deref(&self) -> &RingMemory {
+        match *self {}
+    }
+}
+
+impl Absent {
+    pub const WORDS: usize = 3 + 2 * 4;
+
+    stubs! {
+        fn open() -> Result<Self, WhyRefused> = refused();
+        fn find(_: &GroupTexts) -> Result<Self, ThrottlingUnknown> = Err(ThrottlingUnknown::OtherSystem);
+        #[cfg(test)]
+        fn open_software() -> io::Result<Self> = unsupported();
+        #[cfg(any(test, feature = "_test"))]
+        fn scripted(_: usize) -> io::Result<Self> = unsupported();
+        #[cfg(any(test, feature = "_test"))]
+        fn scripted_timer(_: usize, _: u64) -> io::Result<Self> = unsupported();
+    }
+}
+
+/// No known program on these systems closes files that it does not own.
+#[derive(Debug)]
+pub struct Files;
+
+impl Files {
+    #[expect(clippy::unused_self, reason = "the same signature as on Linux")]
+    pub fn still_owned(&self) -> bool {
+        true
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupTexts {
+    pub groups: String,
+}
+
+impl GroupTexts {
+    pub fn read() -> Result<Self, ThrottlingUnknown> {
+        Err(ThrottlingUnknown::OtherSystem)
+    }
+}
+
+#[derive(Debug)]
+pub struct Poller(Receiver<()>, Waker, Arc<Files>);
+
+/// One message is room enough: all wakes before a wait are one.
+#[derive(Clone, Debug)]
+pub struct Waker(Sender<()>);
+
+impl Poller {
+    #[expect(clippy::unnecessary_wraps, reason = "the same signature as on Linux")]
+    pub fn new() -> io::Result<Self> {
+        let (waker, woken) = channel::bounded(1);
+        Ok(Self(woken, Waker(waker), Arc::new(Files)))
+    }
+
+    pub fn waker(&self) -> Waker {
+        self.1.clone()
+    }
+
+    pub fn files(&self) -> &Arc<Files> {
+        &self.2
+    }
+
+    pub fn wait(&self, timeout: Option<Duration>) -> bool {
+        match timeout {
+            Some(time) => self.0.recv_timeout(time).is_ok(),
+            None => self.0.recv().is_ok(),
+        }
+    }
+}
+
+impl Waker {
+    pub fn wake(&self) {
+        _ = self.0.try_send(());
+    }
+
+    pub fn wake_soon(&self) {
+        self.wake();
+    }
+}
+
+/// Creates a file that only its owner can read, where files have modes.
+pub fn create_private_file(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options.write(true).create_new(true).open(path)
+}
+
+/// Whether files can be created in this directory, according to its mode.
+pub fn check_writable(directory: &Path) -> io::Result<()> {
+    let metadata = std::fs::metadata(directory)?;
+    if !metadata.is_dir() {
+        return Err(io::ErrorKind::NotADirectory.into());
+    }
+    if metadata.permissions().readonly() {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    Ok(())
+}
+
+/// Opens the regular file at that path for reading, if there is one. Does not follow a link.
+pub fn open_regular(path: &Path) -> io::Result<Option<File>> {
+    let is_file = match std::fs::symlink_metadata(path) {
+        Ok(metadata) => metadata.is_file(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => false,
+        Err(error) => return Err(error),
+    };
+    is_file.then(|| File::open(path)).transpose()
+}

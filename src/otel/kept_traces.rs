@@ -1,0 +1,550 @@
+//! Whole traces of what was kept, and one in *n* of the others: a processor of OpenTelemetry spans that holds those of a
+//! trace until none of them is open any more.
+
+use std::collections::HashMap;
+use std::env;
+use std::fmt;
+use std::mem::take;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use crossbeam::utils::CachePadded;
+use opentelemetry::trace::{Span as _, SpanContext, Status, TraceContextExt, TraceId};
+use opentelemetry::{Array, Context, KeyValue, Value};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::error::OTelSdkResult;
+use opentelemetry_sdk::trace::{Span, SpanData, SpanProcessor};
+use parking_lot::{Mutex, MutexGuard, RwLock};
+
+use super::probability::{randomness_of, with_threshold};
+use super::span_delivery::{COUNTERS, Lot, PAUSE, SpanOutbox};
+use super::trace_choice::{EXPECTED as TRACE_CHOICES, TraceChoice};
+use crate::error::Error;
+use crate::span::TraceIds;
+use crate::stats::{Counters, TraceStats};
+use crate::sys;
+
+const VARIABLE: &str = "TRACING_PROFILING_TRACES";
+const SHARDS: usize = 32;
+/// Spans and bytes.
+const DEFAULT_BOUNDS: (usize, usize) = (131_072, 64 << 20);
+/// Traces that hold spans, of a shard, among which the one to drop is found at the bound.
+const MOST_COMPARED: usize = 256;
+/// Traces of a shard beyond which one that went on is forgotten at once.
+const MOST_FOLLOWED: usize = 4_096;
+/// Ticks of 10 s that a trace is followed for, less up to one.
+const FOLLOWED_TICKS: u32 = 2;
+/// Places for spans that a trace gets at first, and that a large one gets at once.
+const MOST_USUAL: usize = 32;
+const MOST_SPACE: usize = 1_024;
+const LONGEST_FLUSH: Duration = Duration::from_secs(10);
+
+/// What layers report kept spans to, whichever was made first.
+static ALL: RwLock<Vec<Weak<HeldTraces>>> = RwLock::new(Vec::new());
+/// Whether there was ever one.
+static IS_ANY: AtomicBool = AtomicBool::new(false);
+
+/// A processor of OpenTelemetry spans that passes on the whole traces of spans that were kept or failed, and one in *n* of
+/// the others, to another processor, such as one that exports in batches.
+///
+/// ```
+/// use opentelemetry_sdk::trace::{BatchSpanProcessor, Sampler, SdkTracerProvider};
+/// use tracing_profiling::KeptTraces;
+///
+/// # fn main() -> Result<(), tracing_profiling::Error> {
+/// # let exporter = opentelemetry_sdk::trace::InMemorySpanExporter::default();
+/// let batches = BatchSpanProcessor::builder(exporter).build();
+/// let provider = SdkTracerProvider::builder()
+///     .with_sampler(Sampler::AlwaysOn)
+///     .with_span_processor(KeptTraces::new(batches).one_in(100).with_env()?)
+///     .build();
+/// # Ok(())
+/// # }
+/// ```
+///
+/// It holds the spans of a trace that ended, as far as they are of this process, until none of them is open. All of them go
+/// on if a layer of this crate kept one, which sets [`profile.reason`](crate::span_attributes), or the status of one is an
+/// error: at once, and those that end later with them. Of the other traces one in *n* goes on at its end, chosen by the
+/// randomness of its id as OpenTelemetry specifies it, so that processes with the same *n* choose the same traces. The rest
+/// is dropped. [`TraceStats`] counts all of this; the [guide](crate::guide::kept_traces) has the limits.
+///
+/// Spans are passed on by a thread, which waits while the other processor has no room. The program never waits.
+pub struct KeptTraces<P> {
+    next: Arc<P>,
+    choice: TraceChoice,
+    /// The bounds of spans and bytes.
+    bounds: (usize, usize),
+    /// From the first span on; `None` if all spans are to be passed on, or no thread can be started.
+    held: OnceLock<Option<Arc<HeldTraces>>>,
+}
+
+impl<P: SpanProcessor + 'static> KeptTraces<P> {
+    /// Passes the traces of kept and failed spans, and one in 100 of the others, on to `next`.
+    pub fn new(next: P) -> Self {
+        let (next, choice) = (Arc::new(next), TraceChoice::default());
+        Self { next, choice, bounds: DEFAULT_BOUNDS, held: OnceLock::new() }
+    }
+
+    /// One in how many traces without a kept or failed span goes on: 0 for none; 1 for all traces, which are then not held.
+    #[must_use]
+    pub fn one_in(mut self, traces: u32) -> Self {
+        self.choice.one_in = traces;
+        self
+    }
+
+    /// Whether each trace goes on that comes from a remote parent with the sampled flag. The default is false: services
+    /// that decide at the end set the flag in all traces.
+    #[must_use]
+    pub fn sampled_parents(mut self, go_on: bool) -> Self {
+        self.choice.sampled_parents = go_on;
+        self
+    }
+
+    /// How many spans are held at most, and their bytes in memory, estimated: 131,072 and 64 MiB by default. At the bound the
+    /// trace that has held most for longest is dropped whole: [`TraceStats::dropped_over_bound`].
+    #[must_use]
+    pub fn bounds(mut self, spans: usize, bytes: usize) -> Self {
+        self.bounds = (spans.max(1), bytes);
+        self
+    }
+
+    /// Applies the variable `TRACING_PROFILING_TRACES` if it is set: `kept`, with `one_in=100` and `sampled_parents` behind
+    /// `|`, or `all`.
+    ///
+    /// # Errors
+    ///
+    /// If its value is malformed.
+    pub fn with_env(mut self) -> Result<Self, Error> {
+        let Some(text) = env::var_os(VARIABLE) else { return Ok(self) };
+        let text = text.to_string_lossy();
+        if !text.trim().is_empty() {
+            let malformed = || Error::setting(VARIABLE, text.trim(), TRACE_CHOICES);
+            self.choice = TraceChoice::parse(&text).ok_or_else(malformed)?;
+        }
+        Ok(self)
+    }
+
+    fn held(&self) -> Option<&HeldTraces> {
+        let start =
+            || HeldTraces::start(self.choice, self.bounds, Arc::clone(&self.next) as Arc<_>);
+        let held = self.held.get_or_init(start).as_deref();
+        // In the child of a fork, its locks may be held forever.
+        held.filter(|held| held.made_in == sys::fork_generation())
+    }
+}
+
+impl<P: fmt::Debug> fmt::Debug for KeptTraces<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("KeptTraces").field(&self.next).field(&self.choice).finish()
+    }
+}
+
+impl<P: SpanProcessor + 'static> SpanProcessor for KeptTraces<P> {
+    fn on_start(&self, span: &mut Span, context: &Context) {
+        if let Some(held) = self.held() {
+            let is_forced = held.choice.sampled_parents && {
+                let parent = context.span();
+                parent.span_context().is_remote() && parent.span_context().is_sampled()
+            };
+            held.begin(span.span_context().trace_id(), is_forced);
+        }
+        self.next.on_start(span, context);
+    }
+
+    fn on_end(&self, span: SpanData) {
+        match self.held() {
+            Some(held) => held.end(span),
+            None => self.next.on_end(with_threshold(span, None)),
+        }
+    }
+
+    fn force_flush(&self) -> OTelSdkResult {
+        match self.held() {
+            Some(held) => held.outbox.flush(LONGEST_FLUSH),
+            None => self.next.force_flush(),
+        }
+    }
+
+    fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
+        let Some(held) = self.held() else { return self.next.shutdown_with_timeout(timeout) };
+        held.outbox.shutdown(timeout, || held.decide_all())
+    }
+
+    fn set_resource(&mut self, resource: &Resource) {
+        // A provider sets it before there are spans.
+        if let Some(next) = Arc::get_mut(&mut self.next) {
+            next.set_resource(resource);
+        }
+    }
+}
+
+/// Whether traces may be held.
+pub(crate) fn hold_traces() -> bool {
+    IS_ANY.load(Relaxed)
+}
+
+/// A layer has kept a span of that trace.
+pub(crate) fn keep_trace(ids: TraceIds) {
+    let trace = TraceId::from_bytes(ids.trace.to_bytes());
+    for_all(|held| held.keep(trace));
+}
+
+fn for_all(act: impl FnMut(Arc<HeldTraces>)) {
+    let Some(all) = ALL.try_read_for(PAUSE) else { return };
+    let here = |held: &Arc<HeldTraces>| held.made_in == sys::fork_generation();
+    all.iter().filter_map(Weak::upgrade).filter(here).for_each(act);
+}
+
+/// What the processors of this process have done.
+pub(crate) fn trace_stats() -> TraceStats {
+    let mut held = 0;
+    for_all(|one| held += one.spans());
+    TraceStats { held, ..TraceStats::from(&*COUNTERS) }
+}
+
+/// What becomes of a trace.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum TraceVerdict {
+    /// Not decided.
+    Open,
+    /// Its spans go on, with that rejection threshold if it is known.
+    GoesOn(Option<u64>),
+    Dropped,
+}
+
+/// All like it go on.
+const KEPT: TraceVerdict = TraceVerdict::GoesOn(Some(0));
+
+#[derive(Debug)]
+struct Trace {
+    verdict: TraceVerdict,
+    /// The number of its spans that are open.
+    open: u32,
+    ended: Lot,
+    /// The number of traces before it.
+    number: u64,
+    /// The tick since which it has had no open span.
+    since: u32,
+}
+
+#[derive(Default)]
+struct Shard {
+    traces: HashMap<TraceId, Trace>,
+    /// The number of traces so far.
+    begun: u64,
+    /// The number of spans that the trace before held, for which the next ones have places from the first on.
+    usual: usize,
+    /// The bytes that its traces hold, and those that they may take beyond them.
+    bytes: usize,
+    room: usize,
+}
+
+impl Shard {
+    fn verdict(&self, trace: TraceId) -> Option<TraceVerdict> {
+        self.traces.get(&trace).map(|trace| trace.verdict)
+    }
+
+    /// Holds a span of an open trace, or returns it with the bytes that are not within the bound.
+    fn hold(
+        &mut self,
+        trace: TraceId,
+        span: SpanData,
+        bytes: usize,
+        outbox: &SpanOutbox,
+    ) -> Option<(SpanData, usize)> {
+        let Some(trace) = self.traces.get_mut(&trace) else { return Some((span, bytes)) };
+        let spans = &mut trace.ended.spans;
+        let has_space = spans.len() < spans.capacity();
+        let more = if has_space { 0 } else { spans.len().clamp(self.usual.max(1), MOST_SPACE) };
+        let bytes = bytes + more * size_of::<SpanData>();
+        if self.room < bytes {
+            let part = bytes.max(outbox.part);
+            if !outbox.take(part) {
+                return Some((span, bytes));
+            }
+            self.room += part;
+        }
+        self.room -= bytes;
+        self.bytes += bytes;
+        trace.ended.bytes += bytes;
+        spans.reserve_exact(more);
+        spans.push(span);
+        None
+    }
+}
+
+/// What a processor holds.
+struct HeldTraces {
+    shards: [CachePadded<Mutex<Shard>>; SHARDS],
+    choice: TraceChoice,
+    /// The bytes that a span counts for at least beside its place, so that the number of spans is bounded.
+    least: usize,
+    outbox: SpanOutbox,
+    ticks: AtomicU32,
+    /// The fork generation in which it was made.
+    made_in: u32,
+}
+
+impl HeldTraces {
+    /// `None` if nothing is to be held, or no thread can be started.
+    fn start(
+        choice: TraceChoice,
+        (spans, bytes): (usize, usize),
+        next: Arc<dyn SpanProcessor>,
+    ) -> Option<Arc<Self>> {
+        if choice.threshold() == 0 {
+            return None;
+        }
+        sys::watch_forks();
+        let known = Arc::new(OnceLock::<Weak<Self>>::new());
+        let held = Arc::clone(&known);
+        let tick = move || {
+            held.get().and_then(Weak::upgrade).into_iter().for_each(|held| held.tick());
+        };
+        let held = Arc::new(Self {
+            shards: Default::default(),
+            choice,
+            least: bytes.div_ceil(spans).saturating_sub(size_of::<SpanData>()),
+            outbox: SpanOutbox::start(bytes, next, tick)?,
+            ticks: AtomicU32::new(0),
+            made_in: sys::fork_generation(),
+        });
+        _ = known.set(Arc::downgrade(&held));
+        IS_ANY.store(true, Relaxed);
+        let mut all = ALL.write();
+        all.retain(|held| held.strong_count() > 0);
+        all.push(Arc::downgrade(&held));
+        Some(held)
+    }
+
+    #[expect(clippy::indexing_slicing, reason = "it is less than the length")]
+    fn shard(&self, trace: TraceId) -> MutexGuard<'_, Shard> {
+        self.shards[u128::from_be_bytes(trace.to_bytes()) as usize % SHARDS].lock()
+    }
+
+    fn spans(&self) -> u64 {
+        let held = |shard: &CachePadded<Mutex<Shard>>| -> usize {
+            shard.lock().traces.values().map(|trace| trace.ended.spans.len()).sum()
+        };
+        self.shards.iter().map(held).sum::<usize>() as u64
+    }
+
+    /// A span has started.
+    fn begin(&self, trace: TraceId, is_forced: bool) {
+        let mut shard = self.shard(trace);
+        if let Some(trace) = shard.traces.get_mut(&trace) {
+            if trace.open == 0 {
+                Counters::add(&COUNTERS.late, 1);
+            }
+            trace.open += 1;
+            return;
+        }
+        let verdict = match is_forced {
+            true if self.outbox.is_full() => TraceVerdict::Dropped,
+            true => TraceVerdict::GoesOn(None),
+            false => TraceVerdict::Open,
+        };
+        let number = shard.begun;
+        shard.begun += 1;
+        let new = Trace { verdict, open: 1, ended: Lot::default(), number, since: 0 };
+        shard.traces.insert(trace, new);
+    }
+
+    /// A span has ended.
+    fn end(&self, span: SpanData) {
+        let id = span.span_context.trace_id();
+        let bytes = bytes_of(&span).max(self.least);
+        let is_failed = matches!(span.status, Status::Error { .. });
+        let mut shard = self.shard(id);
+        let Some(trace) = shard.traces.get_mut(&id) else {
+            // Too old to be remembered at the bound.
+            drop(shard);
+            return Counters::add(&COUNTERS.dropped_over_bound, 1);
+        };
+        trace.open = trace.open.saturating_sub(1);
+        let (before, is_last) = (trace.verdict, trace.open == 0);
+        match before {
+            TraceVerdict::Open if is_failed => self.decide(shard, id, KEPT, Some((span, bytes))),
+            TraceVerdict::Open if is_last => {
+                let verdict = self.ordinary(&span.span_context);
+                self.decide(shard, id, verdict, Some((span, bytes)));
+            }
+            TraceVerdict::Open => self.hold(shard, id, (span, bytes)),
+            decided => self.decide(shard, id, decided, Some((span, bytes))),
+        }
+    }
+
+    /// A layer has kept a span.
+    fn keep(&self, id: TraceId) {
+        let shard = self.shard(id);
+        if shard.verdict(id) == Some(TraceVerdict::Open) {
+            self.decide(shard, id, KEPT, None);
+        }
+    }
+
+    /// The verdict on a trace in which nothing was kept or failed.
+    fn ordinary(&self, context: &SpanContext) -> TraceVerdict {
+        let threshold = self.choice.threshold();
+        let is_chosen = randomness_of(context) >= threshold;
+        if is_chosen { TraceVerdict::GoesOn(Some(threshold)) } else { TraceVerdict::Dropped }
+    }
+
+    /// Holds a span that has ended.
+    fn hold<'a>(
+        &'a self,
+        mut shard: MutexGuard<'a, Shard>,
+        id: TraceId,
+        (span, bytes): (SpanData, usize),
+    ) {
+        let Some((span, needed)) = shard.hold(id, span, bytes, &self.outbox) else { return };
+        drop(shard);
+        self.make_room(needed);
+        shard = self.shard(id);
+        // It may have been decided in the meantime.
+        let (verdict, span) = match shard.verdict(id) {
+            Some(TraceVerdict::Open) => match shard.hold(id, span, bytes, &self.outbox) {
+                Some((span, _)) => (self.ordinary(&span.span_context), span),
+                None => return,
+            },
+            Some(decided) => (decided, span),
+            None => (self.ordinary(&span.span_context), span),
+        };
+        self.decide(shard, id, verdict, Some((span, bytes)));
+    }
+
+    /// Decides on a trace, or follows the decision, with one more span that has ended.
+    fn decide(
+        &self,
+        mut shard: MutexGuard<'_, Shard>,
+        id: TraceId,
+        verdict: TraceVerdict,
+        more: Option<(SpanData, usize)>,
+    ) {
+        let known = shard.traces.len();
+        let mut lot = Lot::default();
+        let (mut verdict, mut is_over) = (verdict, true);
+        if let Some(trace) = shard.traces.get_mut(&id) {
+            if trace.verdict == TraceVerdict::Open {
+                is_over = trace.open > 0;
+                // Its spans could not all go on.
+                if verdict != TraceVerdict::Dropped && self.outbox.is_full() {
+                    (verdict, is_over) = (TraceVerdict::Dropped, true);
+                }
+            }
+            (trace.verdict, lot) = (verdict, take(&mut trace.ended));
+            let is_followed = verdict != TraceVerdict::Dropped && known <= MOST_FOLLOWED;
+            if trace.open == 0 && is_followed {
+                trace.since = self.ticks.load(Relaxed);
+            } else if trace.open == 0 {
+                shard.traces.remove(&id);
+            }
+        }
+        shard.bytes -= lot.bytes;
+        if !lot.spans.is_empty() {
+            shard.usual = lot.spans.len().min(MOST_USUAL);
+        }
+        if let TraceVerdict::GoesOn(threshold) = verdict {
+            drop(shard);
+            if let Some((span, bytes)) = more {
+                let bytes = bytes + size_of::<SpanData>();
+                let mut is_taken = self.outbox.take(bytes);
+                if !is_taken {
+                    self.make_room(bytes);
+                    is_taken = self.outbox.take(bytes);
+                }
+                if is_taken {
+                    lot.spans.push(span);
+                    lot.bytes += bytes;
+                } else {
+                    Counters::add(&COUNTERS.dropped_over_bound, 1);
+                }
+            }
+            return self.outbox.send(lot, threshold);
+        }
+        shard.room += lot.bytes;
+        if shard.room > self.outbox.part {
+            self.outbox.give(shard.room - self.outbox.part);
+            shard.room = self.outbox.part;
+        }
+        drop(shard);
+        let counter = match is_over {
+            true if self.outbox.is_ending() => &COUNTERS.dropped_at_shutdown,
+            true => &COUNTERS.dropped_over_bound,
+            false => &COUNTERS.dropped,
+        };
+        Counters::add(counter, (lot.spans.len() + usize::from(more.is_some())) as u64);
+    }
+
+    /// Drops the traces that have held most for longest, until there is room.
+    #[cold]
+    fn make_room(&self, bytes: usize) {
+        for _ in 0..MOST_COMPARED {
+            if self.outbox.has(bytes.max(self.outbox.part)) {
+                return;
+            }
+            let fullest =
+                self.shards.iter().filter_map(|shard| Some((shard.try_lock()?.bytes, shard)));
+            let Some((_, fullest)) = fullest.max_by_key(|(bytes, _)| *bytes) else { return };
+            let shard = fullest.lock();
+            // By how many traces came later.
+            let held = |trace: &Trace| {
+                (trace.ended.bytes as u64).saturating_mul(shard.begun - trace.number)
+            };
+            let some = shard.traces.iter().filter(|(_, trace)| trace.ended.bytes > 0);
+            let worst = some.take(MOST_COMPARED).max_by_key(|(_, trace)| held(trace)).and_then(
+                |(id, trace)| Some((*id, self.ordinary(&trace.ended.spans.first()?.span_context))),
+            );
+            let Some((id, verdict)) = worst else { return };
+            self.decide(shard, id, verdict, None);
+        }
+    }
+
+    /// Decides on all traces: of those that are open, the chosen ones go on.
+    fn decide_all(&self) {
+        for shard in &self.shards {
+            let open: Vec<_> = shard.lock().traces.keys().copied().collect();
+            for id in open {
+                let shard = shard.lock();
+                let first = shard.traces.get(&id).and_then(|trace| trace.ended.spans.first());
+                if let Some(verdict) = first.map(|span| self.ordinary(&span.span_context)) {
+                    self.decide(shard, id, verdict, None);
+                }
+            }
+        }
+    }
+
+    /// Forgets the traces that nothing has followed.
+    fn tick(&self) {
+        let now = self.ticks.fetch_add(1, Relaxed) + 1;
+        for shard in &self.shards {
+            shard
+                .lock()
+                .traces
+                .retain(|_, trace| trace.open > 0 || now - trace.since < FOLLOWED_TICKS);
+        }
+    }
+}
+
+/// The bytes of a span beside its place, estimated.
+fn bytes_of(span: &SpanData) -> usize {
+    let events = span.events.iter();
+    let events =
+        events.map(|event| size_of_val(event) + event.name.len() + text_in(&event.attributes));
+    let links = span.links.iter().map(|link| size_of_val(link) + text_in(&link.attributes));
+    text_in(&span.attributes) + events.sum::<usize>() + links.sum::<usize>()
+}
+
+fn text_in(attributes: &[KeyValue]) -> usize {
+    let of = |attribute: &KeyValue| match &attribute.value {
+        Value::String(text) => text.as_str().len(),
+        Value::Array(Array::Bool(values)) => values.len(),
+        Value::Array(Array::I64(values)) => size_of_val(&**values),
+        Value::Array(Array::F64(values)) => size_of_val(&**values),
+        Value::Array(Array::String(values)) => {
+            values.iter().map(|value| size_of_val(value) + value.as_str().len()).sum()
+        }
+        _ => 0,
+    };
+    size_of_val(attributes) + attributes.iter().map(of).sum::<usize>()
+}

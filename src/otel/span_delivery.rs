@@ -1,0 +1,246 @@
+//! Passes spans on, on a thread, no faster than the next processor has room for them. The program waits for neither.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, LazyLock, OnceLock};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use crossbeam::channel::{Receiver, RecvTimeoutError, SendError, Sender, bounded, unbounded};
+use opentelemetry::Context;
+use opentelemetry_sdk::error::{OTelSdkError, OTelSdkResult};
+use opentelemetry_sdk::trace::{SpanData, SpanProcessor};
+
+use super::probability::with_threshold;
+use crate::span::spawn_ignored;
+use crate::stats::{Counters, TraceCounters};
+
+/// How many parts of the bytes those who share them take at once, so that they rarely touch what is shared.
+const PARTS: usize = 1_024;
+/// Spans after which the processor must have room again. A batch processor has 2,048 by default.
+const PASSED_AT_ONCE: usize = 512;
+/// Between two attempts to flush a processor that does not answer, at first.
+pub(super) const PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+const LONGEST_SHUTDOWN: Duration = Duration::from_secs(60 * 60);
+/// How often a tick is reported.
+const TICK: Duration = Duration::from_secs(10);
+
+/// Those of all processors of the process.
+pub(super) static COUNTERS: LazyLock<TraceCounters> = LazyLock::new(TraceCounters::default);
+
+/// Spans, and the bytes that they count for.
+#[derive(Debug, Default)]
+pub(super) struct Lot {
+    pub(super) spans: Vec<SpanData>,
+    pub(super) bytes: usize,
+}
+
+enum Message {
+    /// Spans that go on, with the rejection threshold.
+    Pass(Lot, Option<u64>),
+    Flush(Sender<OTelSdkResult>),
+    Shutdown(Sender<OTelSdkResult>),
+}
+
+/// The bytes that spans may take, and the way to the next processor.
+pub(super) struct SpanOutbox {
+    shared: Arc<SharedBytes>,
+    messages: Sender<Message>,
+    pub(super) part: usize,
+}
+
+struct SharedBytes {
+    left: AtomicUsize,
+    /// Those of spans that wait to be passed on.
+    waiting: AtomicUsize,
+    most_waiting: usize,
+    /// When a shutdown must be over.
+    ends_at: OnceLock<Instant>,
+}
+
+impl SpanOutbox {
+    /// `None` if no thread can be started. The thread ends with the outbox, or with a shutdown.
+    pub(super) fn start(
+        bytes: usize,
+        next: Arc<dyn SpanProcessor>,
+        tick: impl FnMut() + Send + 'static,
+    ) -> Option<Self> {
+        let (messages, received) = unbounded();
+        let shared = Arc::new(SharedBytes {
+            left: AtomicUsize::new(bytes),
+            waiting: AtomicUsize::new(0),
+            most_waiting: bytes / 2,
+            ends_at: OnceLock::new(),
+        });
+        let mut delivery =
+            SpanDelivery { next, shared: Arc::clone(&shared), unflushed: 0, is_stuck: false };
+        spawn_ignored("profiling-spans", move || delivery.run(&received, tick)).ok()?;
+        Some(Self { shared, messages, part: bytes.div_ceil(PARTS) })
+    }
+
+    pub(super) fn take(&self, bytes: usize) -> bool {
+        let less = |left: usize| left.checked_sub(bytes);
+        self.shared.left.fetch_update(Relaxed, Relaxed, less).is_ok()
+    }
+
+    pub(super) fn give(&self, bytes: usize) {
+        self.shared.left.fetch_add(bytes, Relaxed);
+    }
+
+    pub(super) fn has(&self, bytes: usize) -> bool {
+        self.shared.left.load(Relaxed) >= bytes
+    }
+
+    /// Whether no further trace may go on, so that those can that began to.
+    pub(super) fn is_full(&self) -> bool {
+        self.shared.waiting.load(Relaxed) > self.shared.most_waiting
+    }
+
+    pub(super) fn is_ending(&self) -> bool {
+        self.shared.ends_at.get().is_some()
+    }
+
+    /// The spans go on. Their bytes have been taken.
+    pub(super) fn send(&self, lot: Lot, threshold: Option<u64>) {
+        self.shared.waiting.fetch_add(lot.bytes, Relaxed);
+        if lot.spans.is_empty() {
+            self.shared.passed(lot.bytes);
+        } else if let Err(SendError(Message::Pass(lot, _))) =
+            self.messages.send(Message::Pass(lot, threshold))
+        {
+            self.shared.drop_at_shutdown(&lot);
+        }
+    }
+
+    pub(super) fn flush(&self, timeout: Duration) -> OTelSdkResult {
+        self.ask(timeout, Message::Flush)
+    }
+
+    pub(super) fn shutdown(&self, timeout: Duration, decide: impl FnOnce()) -> OTelSdkResult {
+        let timeout = timeout.min(LONGEST_SHUTDOWN);
+        _ = self.shared.ends_at.set(Instant::now() + timeout);
+        decide();
+        self.ask(timeout, Message::Shutdown)
+    }
+
+    fn ask(
+        &self,
+        timeout: Duration,
+        question: impl FnOnce(Sender<OTelSdkResult>) -> Message,
+    ) -> OTelSdkResult {
+        let (reply, answer) = bounded(1);
+        self.messages.send(question(reply)).map_err(|_| OTelSdkError::AlreadyShutdown)?;
+        answer.recv_timeout(timeout).unwrap_or_else(|error| match error {
+            RecvTimeoutError::Timeout => Err(OTelSdkError::Timeout(timeout)),
+            RecvTimeoutError::Disconnected => Err(OTelSdkError::AlreadyShutdown),
+        })
+    }
+}
+
+impl SharedBytes {
+    fn drop_at_shutdown(&self, lot: &Lot) {
+        self.passed(lot.bytes);
+        Counters::add(&COUNTERS.dropped_at_shutdown, lot.spans.len() as u64);
+    }
+
+    fn passed(&self, bytes: usize) {
+        self.waiting.fetch_sub(bytes, Relaxed);
+        self.left.fetch_add(bytes, Relaxed);
+    }
+}
+
+struct SpanDelivery {
+    next: Arc<dyn SpanProcessor>,
+    shared: Arc<SharedBytes>,
+    /// The number of spans since the processor was last known to have room.
+    unflushed: usize,
+    /// It has not answered, and may have no room for further questions.
+    is_stuck: bool,
+}
+
+impl SpanDelivery {
+    fn run(&mut self, messages: &Receiver<Message>, mut tick: impl FnMut()) {
+        // What an exporter does is no part of a trace.
+        let _suppressed = Context::enter_telemetry_suppressed_scope();
+        let mut last_tick = Instant::now();
+        loop {
+            match messages.recv_timeout(TICK) {
+                Ok(message) => {
+                    let bytes = if let Message::Pass(lot, _) = &message { lot.bytes } else { 0 };
+                    // A processor is code of the program, and may panic.
+                    let handled = catch_unwind(AssertUnwindSafe(|| self.handle(message)));
+                    self.shared.passed(bytes);
+                    if let Ok(false) = handled {
+                        // What came after a shutdown was asked for.
+                        for message in messages.try_iter() {
+                            if let Message::Pass(lot, _) = message {
+                                self.shared.drop_at_shutdown(&lot);
+                            }
+                        }
+                        return;
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            if last_tick.elapsed() >= TICK {
+                last_tick = Instant::now();
+                tick();
+            }
+        }
+    }
+
+    /// Returns whether further messages can follow.
+    fn handle(&mut self, message: Message) -> bool {
+        match message {
+            Message::Pass(lot, threshold) => {
+                for span in lot.spans {
+                    if self.unflushed < PASSED_AT_ONCE || self.wait_for_room() {
+                        self.unflushed += 1;
+                        Counters::add(&COUNTERS.passed, 1);
+                        let span = with_threshold(span, threshold);
+                        _ = catch_unwind(AssertUnwindSafe(|| self.next.on_end(span)));
+                    } else {
+                        Counters::add(&COUNTERS.dropped_at_shutdown, 1);
+                    }
+                }
+                true
+            }
+            Message::Flush(reply) => {
+                _ = reply.send(self.next.force_flush());
+                true
+            }
+            Message::Shutdown(reply) => {
+                let ends_at = self.shared.ends_at.get().copied().unwrap_or_else(Instant::now);
+                let left = ends_at.saturating_duration_since(Instant::now());
+                _ = reply.send(self.next.shutdown_with_timeout(left));
+                false
+            }
+        }
+    }
+
+    /// Waits until the processor has passed on what it has, so that it drops nothing; false if the time of a shutdown is over
+    /// before that.
+    fn wait_for_room(&mut self) -> bool {
+        let ends_at = || self.shared.ends_at.get();
+        let mut pause = PAUSE;
+        while ends_at().is_none_or(|ends_at| Instant::now() < *ends_at) {
+            match catch_unwind(AssertUnwindSafe(|| self.next.force_flush())) {
+                Ok(Err(OTelSdkError::Timeout(_))) => self.is_stuck = true,
+                Ok(Err(OTelSdkError::InternalFailure(_))) if self.is_stuck => {}
+                _ => {
+                    (self.unflushed, self.is_stuck) = (0, false);
+                    return true;
+                }
+            }
+            let until = Instant::now() + pause;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+            sleep(PAUSE);
+            while Instant::now() < until && ends_at().is_none() {
+                sleep(PAUSE);
+            }
+        }
+        false
+    }
+}
