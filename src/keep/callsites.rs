@@ -381,8 +381,8 @@ impl Callsites {
             && !known.sets.contains(&set_of(&rules))
         {
             Counters::add(&self.counters.rules.refused, 1);
-            let problem = "this process has had too many different ones, whose compiled rules take 32 MiB: \
-                           only those can be in force again until it starts anew";
+            let problem = "this process has had too many different rules, of which 32 MiB stay in memory: only sets \
+                           that were in force before can be again, until it starts anew";
             return Err(Error::unusable("the rule set", &rules.to_string(), problem));
         }
         known.sets.insert(set_of(&rules));
