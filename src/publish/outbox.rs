@@ -14,6 +14,8 @@ use crate::profile::Profile;
 /// do not retry in step.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LAST_PAUSE: Duration = Duration::from_secs(30);
+/// The pause between profiles as tests of a receiver that may refuse all: each that it refuses is an id that leads nowhere.
+const DOUBT: Duration = Duration::from_secs(10);
 /// The longest pause that a receiver can ask for.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60 * 60);
 /// How many profiles in the fallback directory are queued to be sent.
@@ -201,8 +203,7 @@ impl Outage {
         // Never at once, as the receiver may ask for that each time.
         let wait = match (after, cause) {
             (Some(after), _) => after.clamp(FIRST_PAUSE, LONGEST_PAUSE),
-            // Each one that it refuses is an id that leads nowhere.
-            (None, OutageCause::MayRefuse) => LAST_PAUSE,
+            (None, OutageCause::MayRefuse) => DOUBT,
             (None, _) => pause + pause.mul_f64(share),
         };
         let lasting = before.filter(|before| !before.is_over);
