@@ -280,6 +280,9 @@ impl Sink for SampleSink<'_> {
                 }
                 return;
             }
+            Loss::SignalStackFull { samples } => {
+                return Counters::add(&self.counters.samples.dropped_signal_stack_full, samples);
+            }
             Loss::Throttled => &self.counters.sampling.throttled,
             Loss::Malformed => &self.counters.sampling.records_malformed,
         };

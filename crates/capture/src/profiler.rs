@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::drain::{DemandBudgets, ProcessThreads, Reader, Sink, Why};
+use crate::drain::{DemandBudgets, Loss, ProcessThreads, Reader, Sink, Why};
 use crate::sampler::ThreadCounters;
 use crate::sampler::{ContinuousSettings, Periods, Sampler, Source, SourceSettings};
 use crate::sys::{self, Clock, Poller, SampleRequest};
@@ -40,7 +40,6 @@ pub struct Profiler {
     threads: ProcessThreads,
     budgets: DemandBudgets,
     reader: Reader,
-    period_ns: u64,
     /// The fork generation in which it was made. A child shares its rings with the parent.
     made_in: u32,
 }
@@ -90,7 +89,6 @@ impl Profiler {
             threads,
             budgets: DemandBudgets::new(processors),
             reader: Reader::new(settings.max_frames),
-            period_ns: periods.full_ns,
             made_in: sys::fork_generation(),
         })
     }
@@ -116,8 +114,7 @@ impl Profiler {
         let now_ns = self.clock.raw_ns(self.clock.now());
         if self.threads.must_search(true) {
             let frequency = self.budgets.of(Why::Process).frequency(now_ns);
-            let periods = Periods { full_ns: self.period_ns, low_ns: self.period_ns };
-            let rate = Why::Process.rate(frequency, periods);
+            let rate = Why::Process.rate(frequency, self.sampler.periods());
             let hooked = HashSet::new();
             _ = self.threads.search((Why::Process, rate), (&self.sampler, now_ns), &hooked);
         }
@@ -126,6 +123,10 @@ impl Profiler {
         self.reader.unwinder.begin_reading();
         self.threads.drain((&mut self.reader, &self.sampler), sink, &mut self.budgets);
         self.reader.unwinder.end_reading();
+        match sys::take_signals_without_room() {
+            0 => {}
+            samples => sink.lose(Loss::SignalStackFull { samples }),
+        }
     }
 
     fn is_here(&self) -> bool {

@@ -27,6 +27,8 @@ pub struct Sample<'a> {
 pub enum Loss {
     /// There was no room for that many samples.
     RingFull { tag: Option<Tag>, samples: u64 },
+    /// That many signals of timers had no room on their thread's signal stack.
+    SignalStackFull { samples: u64 },
     /// The kernel paused sampling.
     Throttled,
     /// A record contradicts itself.
