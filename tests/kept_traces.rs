@@ -589,6 +589,7 @@ fn a_receiver_that_hangs_blocks_nothing_and_gets_whole_traces_when_it_works_agai
 #[test]
 fn a_shutdown_does_not_wait_for_a_receiver_that_hangs_for_longer_than_it_may() {
     let _in_turn = in_turn();
+    let before = stats().traces;
     let exporter = Hangs::default();
     let batches = BatchSpanProcessor::builder(exporter.clone()).build();
     let provider = provider(KeptTraces::new(batches).one_in(0));
@@ -602,6 +603,14 @@ fn a_shutdown_does_not_wait_for_a_receiver_that_hangs_for_longer_than_it_may() {
     assert!(provider.shutdown_with_timeout(Duration::from_millis(500)).is_err());
     assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
     exporter.is_free.store(true, Ordering::Relaxed);
+    let counted = || {
+        let after = stats().traces;
+        after.passed + after.dropped_at_shutdown - before.passed - before.dropped_at_shutdown
+    };
+    while counted() < 2_000 {
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(counted(), 2_000, "each is counted once");
 }
 
 /// One that panics at the first span.
