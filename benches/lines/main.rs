@@ -75,21 +75,50 @@ fn main() {
 }
 
 /// A traced program runs a thousand times as slowly, so that each hook would read the CPU clock, which falls due once a
-/// millisecond. Therefore the clock by which the layer measures the rate of the time stamp counter is slow here, too. This
-/// replaces the function of libc for the whole program.
+/// millisecond. Therefore the clock by which the layer measures the rate of the time stamp counter, with a system call, is
+/// slow here, too. This replaces the function of libc for the whole program.
 #[unsafe(no_mangle)]
 #[allow(unsafe_code, reason = "a function of libc")]
-extern "C" fn clock_gettime(clock: libc::clockid_t, time: *mut libc::timespec) -> libc::c_int {
+#[expect(clippy::too_many_arguments, reason = "those of a system call")]
+extern "C" fn syscall(
+    call: libc::c_long,
+    one: libc::c_long,
+    two: libc::c_long,
+    three: libc::c_long,
+    four: libc::c_long,
+    five: libc::c_long,
+    six: libc::c_long,
+) -> libc::c_long {
     const SLOWER: i64 = 200;
+    let mut result;
     // SAFETY: the caller passes what the system call needs.
-    let result = unsafe { libc::syscall(libc::SYS_clock_gettime, clock, time) };
-    if result == 0 && clock == libc::CLOCK_MONOTONIC_RAW {
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        std::arch::asm!(
+            "syscall", inlateout("rax") call => result, in("rdi") one, in("rsi") two, in("rdx") three,
+            in("r10") four, in("r8") five, in("r9") six, lateout("rcx") _, lateout("r11") _, options(nostack)
+        );
+    }
+    // SAFETY: the same.
+    #[cfg(target_arch = "aarch64")]
+    unsafe {
+        std::arch::asm!(
+            "svc 0", in("x8") call, inlateout("x0") one => result, in("x1") two, in("x2") three,
+            in("x3") four, in("x4") five, in("x5") six, options(nostack)
+        );
+    }
+    if (-4095..0).contains(&result) {
+        // SAFETY: the place is this thread's.
+        unsafe { *libc::__errno_location() = -result as libc::c_int };
+        return -1;
+    }
+    if call == libc::SYS_clock_gettime && one == libc::CLOCK_MONOTONIC_RAW.into() {
         // SAFETY: the call has filled it.
-        let time = unsafe { &mut *time };
+        let time = unsafe { &mut *(two as *mut libc::timespec) };
         let ns = (time.tv_sec * 1_000_000_000 + time.tv_nsec) / SLOWER;
         (time.tv_sec, time.tv_nsec) = (ns / 1_000_000_000, ns % 1_000_000_000);
     }
-    result as libc::c_int
+    result
 }
 
 fn dispatch(kind: &str) -> Dispatch {

@@ -265,6 +265,7 @@ impl Spans {
         let usage = source.usage(state.session.as_deref());
         let since = usage.since(&std::mem::replace(&mut state.read.usage, usage));
         let before = std::mem::replace(&mut state.read.at, now);
+        state.read.recorded_ns += since.preempted_ns;
         self.count_usage(state, |segment| {
             // It can all have been before the segment.
             let outside_ns = self.clock.ns(segment.runs_since().saturating_sub(before));
@@ -312,29 +313,22 @@ impl Spans {
         }
     }
 
-    /// If the thread was switched out since the last call, and never because it was blocked, it waited for a CPU whenever it
-    /// did not run. Where each switch is recorded, that is known without this, but not before the records begin. `now` is
-    /// when the CPU clock was read.
+    /// Counts for how long the thread has waited for a CPU since the last call where that has no records. `now` is when the
+    /// CPU clock was read.
     fn sync_switch_counts(&self, state: &mut ThreadState, now: u64) {
         let records = state.session.as_ref().is_some_and(|session| session.has_switch_records());
-        let Usage { voluntary_switches, involuntary_switches, preempted_ns, .. } = state.read.usage;
         let counts = SwitchCounts {
             at: now,
             cpu_ns: state.cpu_ns,
-            voluntary: voluntary_switches,
-            involuntary: involuntary_switches,
-            turn: state.turn,
-            records,
+            usage: state.read.usage,
+            recorded_ns: state.read.recorded_ns,
+            records: records.then_some(state.turn),
         };
         let Some(before) = state.read.switches.replace(counts) else { return };
-        let is_known = !before.records && counts.turn.wrapping_sub(before.turn) <= 1;
-        let was_preempted = counts.involuntary > before.involuntary;
-        if !is_known || !was_preempted || counts.voluntary != before.voluntary {
+        let off_ns = counts.unrecorded_since(&before, &self.clock);
+        if off_ns == 0 {
             return;
         }
-        let ran_ns = counts.cpu_ns.saturating_sub(before.cpu_ns);
-        let off_ns = self.clock.ns(now.saturating_sub(before.at)).saturating_sub(ran_ns);
-        let off_ns = off_ns.saturating_sub(if records { preempted_ns } else { 0 });
         self.count_usage(state, |segment| {
             let outside_ns = self.clock.ns(segment.runs_since().saturating_sub(before.at));
             Usage { preempted_ns: off_ns.saturating_sub(outside_ns), ..Usage::default() }

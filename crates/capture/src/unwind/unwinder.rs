@@ -375,7 +375,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         frames: &mut Vec<ModuleAddress>,
     ) -> UnwindEnd {
         frames.clear();
-        // At once: a vector that grows may stay in the heap of a thread that has ended (docs/design.md).
+        // At once: a vector that grows may stay in the heap of a thread that has ended.
         frames.reserve(most_frames);
         let Some(mut unwound) = self.machine.registers(registers) else {
             return UnwindEnd::Lost;
