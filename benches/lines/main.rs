@@ -90,7 +90,7 @@ extern "C" fn syscall(
     six: libc::c_long,
 ) -> libc::c_long {
     const SLOWER: i64 = 200;
-    let mut result;
+    let mut result: libc::c_long;
     // SAFETY: the caller passes what the system call needs.
     #[cfg(target_arch = "x86_64")]
     unsafe {
@@ -112,7 +112,7 @@ extern "C" fn syscall(
         unsafe { *libc::__errno_location() = -result as libc::c_int };
         return -1;
     }
-    if call == libc::SYS_clock_gettime && one == libc::CLOCK_MONOTONIC_RAW.into() {
+    if call == libc::SYS_clock_gettime && one == libc::c_long::from(libc::CLOCK_MONOTONIC_RAW) {
         // SAFETY: the call has filled it.
         let time = unsafe { &mut *(two as *mut libc::timespec) };
         let ns = (time.tv_sec * 1_000_000_000 + time.tv_nsec) / SLOWER;
