@@ -2,8 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::sampler::record::Registers;
-use crate::sys::{BlockPool, Blocks, LiveStack, WORDS};
+use crate::sys::{BlockPool, Blocks, LiveStack, Registers, WORDS};
 
 /// The copy of a part of a stack.
 #[derive(Debug)]
@@ -31,8 +30,7 @@ impl CopiedStack {
         let reused = reused.map(|copy| copy.blocks).filter(is_good);
         let mut blocks = reused.or_else(|| Blocks::take(pool, length))?;
         stack.copy_to(blocks.runs_mut());
-        let (registers, is_part) =
-            (Registers::from(stack.registers), length < stack.length_bytes());
+        let (registers, is_part) = (stack.registers, length < stack.length_bytes());
         let unloads = WORDS.unloads.load(Ordering::Acquire);
         Some(Self { registers, blocks, length, is_part, unloads })
     }

@@ -8,7 +8,7 @@ mod losses;
 mod perf;
 mod probe;
 mod rate;
-pub mod record;
+pub(crate) mod record;
 mod session;
 mod shares;
 mod silence;

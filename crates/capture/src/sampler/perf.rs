@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use super::probe::ProbeThread;
 use super::rate::Rate;
-use super::record::{Layout, Machine, Record, Records};
+use super::record::{Machine, Record, Records};
 use super::session::SamplingSession;
 use super::shares::Taken;
 use super::switches::SwitchRing;
@@ -152,7 +152,7 @@ impl Perf {
         self.is_full.store(is_full, Ordering::Relaxed);
         let (samples, switches) = opened?;
         let samples = Arc::new(SampleRing::Perf(samples));
-        let sample_size = Layout::of(&samples).sample_size(self.request.stack_bytes);
+        let sample_size = Machine::NATIVE.sample_size(self.request.stack_bytes);
         let session = SamplingSession::new(samples, rate, sample_size, sample_size);
         Ok(session.with_switches(Some(Arc::new(SwitchRing::new(switches)))))
     }

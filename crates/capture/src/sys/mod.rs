@@ -66,8 +66,7 @@ pub use files_guard::FilesGuard;
 ))]
 pub(crate) use linux::nested_code;
 pub use live_blocks::TrackedBlock;
-pub(crate) use live_stack::LiveRegisters;
-pub use live_stack::LiveStack;
+pub use live_stack::{LiveStack, Registers};
 #[cfg(test)]
 pub(crate) use platform::open_switch_registers;
 pub use platform::{

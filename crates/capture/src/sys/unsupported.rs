@@ -220,7 +220,6 @@ methods! {
     RingMemory: fn write_scripted(_: &[u64]) -> bool;
     Absent: fn head_word() -> &AtomicU64;
     Absent: fn position_word() -> &AtomicU64;
-    Absent: fn has_kernel_chains() -> bool;
     Absent: fn has_lost_signal() -> bool;
     Absent: fn start() -> Result<(), WhyRefused>;
     Absent: fn pause();

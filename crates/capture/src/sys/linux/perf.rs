@@ -62,26 +62,28 @@ const REGISTERS: u64 = 1 << bindings::PERF_REG_ARM64_X29
 
 /// Opens an event that samples thread `tid` by its CPU time, once it is started.
 ///
-/// Each sample is a record of thread, time (`CLOCK_MONOTONIC_RAW` of the initial time namespace), user registers and the top of the user stack, and,
-/// where allowed, the kernel's call chain. `sampler::record` has the layout.
+/// Each sample is a record of thread, time (`CLOCK_MONOTONIC_RAW` of the initial time namespace), the kernel's call chain,
+/// which is empty where it is not allowed, user registers and the top of the user stack. `sampler::record` has the layout.
 pub(crate) fn open_sample_ring(request: SampleRequest, tid: u32) -> Result<PerfRing, WhyRefused> {
     let event = open(&mut sampling(request), tid)?;
-    PerfRing::map(event, request.ring_bytes, request.in_kernel, request.records_ahead_ns)
+    PerfRing::map(event, request.ring_bytes, request.records_ahead_ns)
 }
 
 fn sampling(request: SampleRequest) -> perf_event_attr {
     let mut attr = software(PERF_COUNT_SW_CPU_CLOCK);
     attr.__bindgen_anon_1.sample_period = request.period_ns;
     attr.sample_type = u64::from(
-        PERF_SAMPLE_TID | PERF_SAMPLE_TIME | PERF_SAMPLE_REGS_USER | PERF_SAMPLE_STACK_USER,
+        PERF_SAMPLE_TID
+            | PERF_SAMPLE_TIME
+            | PERF_SAMPLE_CALLCHAIN
+            | PERF_SAMPLE_REGS_USER
+            | PERF_SAMPLE_STACK_USER,
     );
     attr.sample_regs_user = REGISTERS;
     attr.sample_stack_user = request.stack_bytes;
     attr.set_exclude_kernel(u64::from(!request.in_kernel));
-    if request.in_kernel {
-        attr.sample_type |= u64::from(PERF_SAMPLE_CALLCHAIN);
-        attr.set_exclude_callchain_user(1);
-    }
+    attr.set_exclude_callchain_kernel(u64::from(!request.in_kernel));
+    attr.set_exclude_callchain_user(1);
     attr.set_disabled(1);
     attr.set_watermark(1);
     // The event's file is not polled.
@@ -107,7 +109,7 @@ pub(crate) fn open_switch_ring(
     // No thread waits for this ring: the collector reads it in its scans.
     attr.set_watermark(1);
     attr.__bindgen_anon_2.wakeup_watermark = u32::MAX;
-    PerfRing::map(open(&mut attr, tid)?, ring_bytes, false, ahead_ns)
+    PerfRing::map(open(&mut attr, tid)?, ring_bytes, ahead_ns)
 }
 
 /// Samples the user registers of the calling thread each time it is switched out. Needs privileges. Tests compare
@@ -118,7 +120,7 @@ pub(crate) fn open_switch_registers(ring_bytes: usize) -> Result<PerfRing, WhyRe
     attr.sample_type = u64::from(PERF_SAMPLE_TIME | PERF_SAMPLE_REGS_USER);
     attr.sample_regs_user = REGISTERS;
     attr.__bindgen_anon_1.sample_period = 1;
-    PerfRing::map(open(&mut attr, current_tid())?, ring_bytes, false, 0)
+    PerfRing::map(open(&mut attr, current_tid())?, ring_bytes, 0)
 }
 
 /// Keeps the kernel's perf events machinery enabled.
@@ -194,31 +196,20 @@ pub struct PerfRing {
     /// None once released. Closed before the memory is.
     event: Mutex<Option<Event>>,
     memory: RingMemory,
-    has_kernel_chains: bool,
 }
 
 impl PerfRing {
-    fn map(
-        event: Event,
-        data_size: usize,
-        has_kernel_chains: bool,
-        ahead_ns: i64,
-    ) -> Result<Self, WhyRefused> {
+    fn map(event: Event, data_size: usize, ahead_ns: i64) -> Result<Self, WhyRefused> {
         let memory = event.file().and_then(|file| RingMemory::of_event(file, data_size, ahead_ns));
         let memory = memory.map_err(|error| WhyRefused::of_map(&error))?;
-        Ok(Self { event: Mutex::new(Some(event)), memory, has_kernel_chains })
+        Ok(Self { event: Mutex::new(Some(event)), memory })
     }
 
     /// A ring that a test fills.
     #[cfg(any(test, feature = "_test"))]
     pub fn scripted(data_size: usize) -> io::Result<Self> {
         let memory = RingMemory::anonymous(data_size)?;
-        Ok(Self { event: Mutex::new(None), memory, has_kernel_chains: false })
-    }
-
-    /// Whether the samples contain the kernel's call chain.
-    pub(crate) fn has_kernel_chains(&self) -> bool {
-        self.has_kernel_chains
+        Ok(Self { event: Mutex::new(None), memory })
     }
 
     /// Enables the event.

@@ -331,6 +331,8 @@ impl RingWriter<'_> {
         self.word(RECORD_SAMPLE | IN_USER_MODE << 32 | size << 48);
         self.word(ids);
         self.word(monotonic_raw_ns());
+        // No call chain of the kernel.
+        self.word(0);
         self.word(ABI_64);
         for register in of {
             self.word(*register);

@@ -418,7 +418,7 @@ fn sample(target: &Target, context: &libc::ucontext_t, errno_at: u64, overrun: c
     let weight_ns = ring.period_ns.saturating_mul(1_u64.saturating_add(overrun.max(0) as u64));
     let most = if is_any { MOST_READ } else { end.wrapping_sub(*sp) };
     let mut writer = ring.memory.writer();
-    let before_stack = 8 * (5 + registers.len() as u64);
+    let before_stack = 8 * (6 + registers.len() as u64);
     // The next sample fits while the reader is woken.
     let most_size = (ring.memory.data_size() as u64 / 2).saturating_sub(LOST_SIZE).min(MOST_SIZE);
     let most_copied = ring.stack_bytes.min(most_size.saturating_sub(before_stack + 24));
