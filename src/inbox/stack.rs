@@ -38,9 +38,8 @@ impl CopiedStack {
     /// A second copy. `None` if there is no memory.
     pub(crate) fn duplicate(&self) -> Option<Self> {
         let mut blocks = self.blocks.take_more(self.length)?;
-        for (to, from) in blocks.parts_mut().zip(self.blocks.parts()) {
-            to.copy_from_slice(from);
-        }
+        let to = blocks.runs_mut().flat_map(|run| run.chunks_exact_mut(BlockPool::BLOCK_BYTES));
+        to.zip(self.blocks.parts()).for_each(|(to, from)| to.copy_from_slice(from));
         Some(Self { blocks, ..*self })
     }
 

@@ -167,7 +167,7 @@ impl AttachThreads for Scripted {
         let first = Arc::new(SamplingSession::none());
         let rate = Rate::of(Periods::USUAL.full_ns);
         let sampled_thread = Arc::new(ThreadShared::new(
-            OsThread::unnamed(tid),
+            OsThread::new(tid, b""),
             Err(WhyRefused::NotAsked),
             rate,
             Arc::clone(&first),

@@ -1,7 +1,6 @@
 //! The sources of raw samples.
 
 mod continuous;
-mod counters;
 mod describe;
 mod hooks;
 mod losses;

@@ -203,22 +203,17 @@ fn records_ahead_ns() -> Option<i64> {
         _ => None,
     });
     let times: Vec<_> = times.collect();
-    ahead((*times.first()?, *times.last()?), (before, after), sys::time_namespace_offset_ns())
+    ahead((*times.first()?, *times.last()?), (before, after))
 }
 
-/// The same, where the records from `first` to `last` were written between `before` and `after` by the own clock. That leaves
-/// some microseconds, and the offset that the system states is exact if it is right.
-fn ahead(
-    (first, last): (u64, u64),
-    (before, after): (u64, u64),
-    stated_ns: Option<i64>,
-) -> Option<i64> {
+/// The same, where the records from `first` to `last` were written between `before` and `after` by the own clock. Without a
+/// namespace, it is exact; otherwise that leaves some microseconds.
+fn ahead((first, last): (u64, u64), (before, after): (u64, u64)) -> Option<i64> {
     let difference = |recorded: u64, own: u64| recorded.wrapping_sub(own).cast_signed();
     let possible = difference(last, after)..=difference(first, before);
-    let stated = stated_ns.and_then(i64::checked_neg);
-    let known = [Some(0), stated].into_iter().flatten().find(|ahead| possible.contains(ahead));
     // Records must not seem to be older than they are: a wait would begin before its span.
-    known.or((!possible.is_empty()).then_some(*possible.start()))
+    let known = if possible.contains(&0) { 0 } else { *possible.start() };
+    (!possible.is_empty()).then_some(known)
 }
 
 #[cfg(test)]
@@ -226,17 +221,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_offset_of_records_is_exact_where_the_system_states_it() {
+    fn the_offset_of_records_is_exact_where_there_is_none_and_never_too_large() {
         const DAY: u64 = 86_400_000_000_000;
         let own = (1_000, 9_000);
-        let far = |days: i64| days * DAY.cast_signed();
-        assert_eq!(ahead((3_000, 7_000), own, Some(0)), Some(0));
-        assert_eq!(ahead((3_000, 7_000), own, Some(far(1))), Some(0), "it is that of others");
-        assert_eq!(ahead((3_000 + DAY, 7_000 + DAY), own, Some(far(-1))), Some(far(1)));
-        let own = (1_000 + DAY, 9_000 + DAY);
-        assert_eq!(ahead((3_000, 7_000), own, Some(far(1))), Some(far(-1)));
-        assert_eq!(ahead((3_000, 7_000), own, None), Some(far(-1) - 2_000));
-        assert_eq!(ahead((3_000, 7_000), own, Some(far(2))), Some(far(-1) - 2_000));
-        assert_eq!(ahead((0, 20_000), (1_000, 9_000), None), None, "no such records");
+        assert_eq!(ahead((3_000, 7_000), own), Some(0));
+        let ahead_of = |own| ahead((3_000 + DAY, 7_000 + DAY), own);
+        assert_eq!(ahead_of(own), Some(DAY.cast_signed() - 2_000));
+        assert_eq!(
+            ahead((3_000, 7_000), (1_000 + DAY, 9_000 + DAY)),
+            Some(-DAY.cast_signed() - 2_000)
+        );
+        assert_eq!(ahead((0, 20_000), own), None, "no such records");
     }
 }

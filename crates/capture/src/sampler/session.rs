@@ -71,38 +71,19 @@ pub struct RunDelay {
 
 /// What was read of a thread, by the collector for the thread's hooks: first since its last hook, and latest.
 #[derive(Debug, Default)]
-pub struct RunDelayCell {
-    first: [AtomicU64; 3],
-    /// The time is 0 if there is none.
-    latest: [AtomicU64; 3],
-}
+pub struct RunDelayCell(Mutex<Option<[RunDelay; 2]>>);
 
 impl RunDelayCell {
-    /// Only one thread may call it. `last_hook_at` is when the thread's last hook ended, in ticks.
+    /// `last_hook_at` is when the thread's last hook ended, in ticks.
     pub fn set(&self, latest: RunDelay, last_hook_at: u64) {
-        let [first_at, ..] = &self.first;
-        let [latest_at, ..] = &self.latest;
-        let is_first = first_at.load(Ordering::Relaxed) <= last_hook_at;
-        latest_at.store(0, Ordering::Release);
-        let written = is_first.then_some(&self.first).into_iter().chain([&self.latest]);
-        for [at, ns, ran_at] in written {
-            ns.store(latest.ns, Ordering::Release);
-            ran_at.store(latest.ran_at, Ordering::Release);
-            at.store(latest.at, Ordering::Release);
-        }
+        let mut read = self.0.lock();
+        let first = read.map(|[first, _]| first).filter(|first| first.at > last_hook_at);
+        *read = Some([first.unwrap_or(latest), latest]);
     }
 
     /// First and latest, unless they are being written.
     pub fn get(&self) -> Option<[RunDelay; 2]> {
-        let read = |[at, ns, ran_at]: &[AtomicU64; 3]| RunDelay {
-            at: at.load(Ordering::Acquire),
-            ns: ns.load(Ordering::Acquire),
-            ran_at: ran_at.load(Ordering::Acquire),
-        };
-        let (latest, first) = (read(&self.latest), read(&self.first));
-        let [at, ..] = &self.latest;
-        let is_whole = latest.at != 0 && at.load(Ordering::Acquire) == latest.at;
-        is_whole.then_some([first, latest])
+        *self.0.try_lock()?
     }
 }
 

@@ -378,6 +378,10 @@ impl Sampler {
         open_timer(timers).inspect_err(|why| self.note_refusal_of_timer(*why))
     }
 
+    pub(super) fn waker(&self) -> &Waker {
+        &self.0.waker
+    }
+
     pub(super) fn timers(&self) -> Option<&Timers> {
         self.0.probed.timers.as_ref()
     }
@@ -485,7 +489,6 @@ impl AttachThreads for Sampler {
         let source = Box::new(ThreadSampler {
             sampler: self.clone(),
             has_small_signal_stack,
-            waker: self.0.waker.clone(),
             unsampled: is_refused.then(|| counters.clone()),
             has_hardware: self.0.probed.perf.as_ref().is_some_and(Perf::has_hardware),
         });

@@ -218,16 +218,13 @@ impl Clock {
     /// Measured now: for a moment in the past, the error is the slew of the system clock since then, at most 0.5 ms per
     /// second and usually a hundredth of that.
     pub fn unix_offset_ns(&self) -> i128 {
-        // The narrowest of three readings.
-        let read = || {
+        narrowest(|| {
             let before = platform::monotonic_raw_ns();
             let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
             let width = platform::monotonic_raw_ns().saturating_sub(before);
             let unix = i128::try_from(unix.as_nanos()).unwrap_or(i128::MAX);
             (width, unix - i128::from(before + width / 2))
-        };
-        let best = [read(), read(), read()].into_iter().min_by_key(|(width, _)| *width);
-        best.map_or(0, |(_, offset)| offset)
+        })
     }
 }
 
@@ -244,23 +241,20 @@ impl Pair {
         self.rate_until(now).is_none_or(|found| found.abs_diff(rate) > rate / 1_000)
     }
 
-    /// The narrowest of three readings.
     fn take(source: TickSource) -> Self {
-        let read = || {
+        narrowest(|| {
             let before = platform::read_ticks(source);
             let raw_ns = platform::monotonic_raw_ns();
             let width = platform::read_ticks(source).saturating_sub(before);
             (width, Self { ticks: before + width / 2, raw_ns })
-        };
-        let mut best = read();
-        for _ in 0..2 {
-            let next = read();
-            if next.0 < best.0 {
-                best = next;
-            }
-        }
-        best.1
+        })
     }
+}
+
+/// The narrowest of three readings, each with its width.
+fn narrowest<T>(read: impl Fn() -> (u64, T)) -> T {
+    let narrower = |best: (u64, T), next: (u64, T)| if next.0 < best.0 { next } else { best };
+    narrower(narrower(read(), read()), read()).1
 }
 
 fn scale(ticks: u64, rate: u64) -> u64 {

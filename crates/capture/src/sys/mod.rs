@@ -10,6 +10,7 @@ mod files_guard;
 mod layer_marker;
 mod live_blocks;
 mod live_stack;
+mod poll;
 mod position;
 mod ring;
 mod spawn;
@@ -20,32 +21,24 @@ mod types;
 mod usage;
 mod words;
 
-#[cfg(all(
-    target_os = "linux",
-    any(target_arch = "x86_64", target_arch = "aarch64"),
-    not(tracing_profiling_unsupported)
-))]
-mod linux;
-#[cfg(all(
-    target_os = "linux",
-    any(target_arch = "x86_64", target_arch = "aarch64"),
-    not(tracing_profiling_unsupported)
-))]
-use linux as platform;
-
-#[cfg(not(all(
-    target_os = "linux",
-    any(target_arch = "x86_64", target_arch = "aarch64"),
-    not(tracing_profiling_unsupported)
-)))]
-#[allow(unreachable_pub, reason = "callers use less of it where it is real")]
-mod unsupported;
-#[cfg(not(all(
-    target_os = "linux",
-    any(target_arch = "x86_64", target_arch = "aarch64"),
-    not(tracing_profiling_unsupported)
-)))]
-use unsupported as platform;
+#[cfg_attr(
+    all(
+        target_os = "linux",
+        any(target_arch = "x86_64", target_arch = "aarch64"),
+        not(tracing_profiling_unsupported)
+    ),
+    path = "linux/mod.rs"
+)]
+#[cfg_attr(
+    not(all(
+        target_os = "linux",
+        any(target_arch = "x86_64", target_arch = "aarch64"),
+        not(tracing_profiling_unsupported)
+    )),
+    path = "unsupported.rs",
+    allow(unreachable_pub, reason = "callers use less of it where it is real")
+)]
+mod platform;
 
 #[cfg(all(any(test, feature = "_test"), not(tracing_profiling_unsupported)))]
 pub use allocator::sample_bytes;
@@ -57,6 +50,8 @@ pub use allocator::{
 pub use block_pool::{BlockPool, Blocks};
 pub use clock::Clock;
 pub use files_guard::FilesGuard;
+pub use live_blocks::TrackedBlock;
+pub use live_stack::{LiveStack, Registers};
 #[cfg(all(
     test,
     target_os = "linux",
@@ -64,14 +59,12 @@ pub use files_guard::FilesGuard;
     not(miri),
     not(tracing_profiling_unsupported)
 ))]
-pub(crate) use linux::nested_code;
-pub use live_blocks::TrackedBlock;
-pub use live_stack::{LiveStack, Registers};
+pub(crate) use platform::nested_code;
 #[cfg(test)]
 pub(crate) use platform::open_switch_registers;
 pub use platform::{
-    ControlGroup, Files, GroupTexts, KernelFile, PerfRing, Poller, Waker, address_space_left,
-    blocked, check_writable, control_groups_of, cpu_group_in, cpu_model, cpu_ns_of,
+    ControlGroup, Files, GroupTexts, KernelFile, PerfRing, address_space_left, blocked,
+    check_writable, control_groups_of, cpu_group_in, cpu_model, cpu_ns_of,
     create_private_directory, create_private_file, current_tid, forbidden_calls, has_ended,
     host_name, is_blocked, is_mapped_as, kernel_release, kernel_symbols, load, log_between_forks,
     mapped_now, mappings, memory_file, memory_left, memory_limit, on_fork, open_file_limit,
@@ -85,11 +78,12 @@ pub(crate) use platform::{
     current_thread, executable_mappings, has_small_signal_stack, is_own_thread, is_traced,
     loaded_modules, locked_memory_limit, module_loads, monotonic_raw_ns, note_claimed_signals,
     open_sample_ring, open_switch_ring, open_timer_ring, pending_signal_limit, probe_timers,
-    program_memory, signal_of_timers, thread_stack, time_namespace_offset_ns, try_cpu_ns_of,
-    try_thread_cpu_ns, try_thread_usage, unblock_timers, user_ns_of,
+    program_memory, signal_of_timers, thread_stack, try_cpu_ns_of, try_thread_cpu_ns,
+    try_thread_usage, unblock_timers, user_ns_of,
 };
 #[cfg(fuzzing)]
 pub(crate) use platform::{parse_map, read_proc_texts};
+pub use poll::{Poller, Waker};
 pub use position::Position;
 pub use ring::SampleRing;
 pub use spawn::{STACK_BYTES, spawn};

@@ -59,11 +59,6 @@ impl OsThread {
         Self { tid, name: padded }
     }
 
-    #[cfg(any(test, feature = "_test"))]
-    pub const fn unnamed(tid: u32) -> Self {
-        Self { tid, name: [0; 16] }
-    }
-
     /// Its name, padded with zeros.
     pub fn halves_of_name(&self) -> [[u8; 8]; 2] {
         let (halves, _) = self.name.as_chunks();

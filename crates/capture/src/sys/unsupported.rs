@@ -10,17 +10,17 @@ use std::io;
 use std::ops::{Deref, Range};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use crossbeam::channel::{self, Receiver, Sender};
+use parking_lot::{Condvar, Mutex};
 
 use super::types::{
     Blocked, Call, FileIdentity, FilteredSyscall, Load, MappedFile, ModuleList, ModuleLoads,
     OsThread, SampleRequest, Schedstat, ThreadStack, WhyRefused,
 };
-use crate::sys::ThrottlingUnknown;
+use crate::sys::{ThrottlingUnknown, Waker};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TickSource {
@@ -42,6 +42,27 @@ pub fn read_ticks(_: TickSource) -> u64 {
 pub fn monotonic_raw_ns() -> u64 {
     static START: OnceLock<Instant> = OnceLock::new();
     u64::try_from(START.get_or_init(Instant::now).elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Where all sleep, in place of a futex.
+static SLEEPING: (Mutex<()>, Condvar) = (Mutex::new(()), Condvar::new());
+
+pub fn futex_wait(word: &AtomicU32, before: u32, most: Option<Duration>) {
+    let (lock, woken) = &SLEEPING;
+    let mut held = lock.lock();
+    if word.load(Ordering::SeqCst) == before {
+        match most {
+            Some(most) => _ = woken.wait_for(&mut held, most),
+            None => woken.wait(&mut held),
+        }
+    }
+}
+
+pub fn futex_wake(_: &AtomicU32) {
+    let (lock, woken) = &SLEEPING;
+    // A thread that has read the word sleeps by then.
+    drop(lock.lock());
+    woken.notify_all();
 }
 
 pub fn log_between_forks(log: impl FnOnce()) {
@@ -120,7 +141,6 @@ stubs! {
     fn try_cpu_ns_of(_: u32) -> Result<u64, WhyRefused> = refused();
     fn try_thread_usage() -> Result<crate::sys::Usage, WhyRefused> = refused();
     fn tick_ns() -> Option<u64> = None;
-    fn time_namespace_offset_ns() -> Option<i64> = None;
     fn open_file_limit() -> u64 = 0;
     fn pending_signal_limit() -> u64 = u64::MAX;
     fn locked_memory_limit() -> Option<u64> = None;
@@ -227,7 +247,7 @@ methods! {
     Absent: fn retire();
     #[cfg(any(test, feature = "_test"))]
     Absent: fn sample_scripted(_: &[u64]) -> bool;
-    Absent: fn read() -> io::Result<[u64; Self::WORDS]>;
+    Absent: fn read() -> Option<[u64; 3]>;
     Absent: fn throttled_ns() -> Option<u64>;
     Absent: fn is_same(_: &Self) -> bool;
 }
@@ -242,13 +262,9 @@ impl Deref for Absent {
 }
 
 impl Absent {
-    pub const WORDS: usize = 3 + 2 * 4;
-
     stubs! {
         fn open() -> Result<Self, WhyRefused> = refused();
         fn find(_: &GroupTexts) -> Result<Self, ThrottlingUnknown> = Err(ThrottlingUnknown::OtherSystem);
-        #[cfg(test)]
-        fn open_software() -> io::Result<Self> = unsupported();
         #[cfg(any(test, feature = "_test"))]
         fn scripted(_: usize) -> io::Result<Self> = unsupported();
         #[cfg(any(test, feature = "_test"))]
@@ -261,6 +277,11 @@ impl Absent {
 pub struct Files;
 
 impl Files {
+    #[expect(clippy::unnecessary_wraps, reason = "the same signature as on Linux")]
+    pub fn new() -> io::Result<Self> {
+        Ok(Self)
+    }
+
     #[expect(clippy::unused_self, reason = "the same signature as on Linux")]
     pub fn still_owned(&self) -> bool {
         true
@@ -275,46 +296,6 @@ pub struct GroupTexts {
 impl GroupTexts {
     pub fn read() -> Result<Self, ThrottlingUnknown> {
         Err(ThrottlingUnknown::OtherSystem)
-    }
-}
-
-#[derive(Debug)]
-pub struct Poller(Receiver<()>, Waker, Arc<Files>);
-
-/// One message is room enough: all wakes before a wait are one.
-#[derive(Clone, Debug)]
-pub struct Waker(Sender<()>);
-
-impl Poller {
-    #[expect(clippy::unnecessary_wraps, reason = "the same signature as on Linux")]
-    pub fn new() -> io::Result<Self> {
-        let (waker, woken) = channel::bounded(1);
-        Ok(Self(woken, Waker(waker), Arc::new(Files)))
-    }
-
-    pub fn waker(&self) -> Waker {
-        self.1.clone()
-    }
-
-    pub fn files(&self) -> &Arc<Files> {
-        &self.2
-    }
-
-    pub fn wait(&self, timeout: Option<Duration>) -> bool {
-        match timeout {
-            Some(time) => self.0.recv_timeout(time).is_ok(),
-            None => self.0.recv().is_ok(),
-        }
-    }
-}
-
-impl Waker {
-    pub fn wake(&self) {
-        _ = self.0.try_send(());
-    }
-
-    pub fn wake_soon(&self) {
-        self.wake();
     }
 }
 

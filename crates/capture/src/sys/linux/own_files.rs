@@ -2,21 +2,18 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use rustix::process::{Resource, getrlimit};
+use super::thread::open_file_limit;
 
 /// Represents all file descriptors of a layer. A program that closes descriptors it does not own (`close_range`, when
 /// it becomes a daemon) closes these as well, and their numbers may then belong to other files.
+///
+/// It is one end of a pipe, without the other.
 #[derive(Debug)]
-pub struct Files {
-    /// Not used otherwise. Present until the value is dropped.
-    canary: Option<OwnedFd>,
-    /// Unique to this file.
-    identity: (u64, u64),
-}
+pub struct Files(KernelFile);
 
 fn identity(file: impl AsFd) -> Option<(u64, u64)> {
     let status = rustix::fs::fstat(file).ok()?;
@@ -24,25 +21,14 @@ fn identity(file: impl AsFd) -> Option<(u64, u64)> {
 }
 
 impl Files {
-    pub(super) fn new() -> io::Result<Self> {
-        // One end of a pipe, without the other.
+    pub(crate) fn new() -> io::Result<Self> {
         let (canary, _) = io::pipe()?;
-        let identity = identity(&canary).ok_or(io::ErrorKind::Unsupported)?;
-        Ok(Self { canary: Some(canary.into()), identity })
+        KernelFile::new(OwnedFd::from(canary).into()).map(Self)
     }
 
     /// Takes one system call.
     pub fn still_owned(&self) -> bool {
-        self.canary.as_ref().and_then(identity) == Some(self.identity)
-    }
-}
-
-impl Drop for Files {
-    fn drop(&mut self) {
-        if !self.still_owned() {
-            // The number belongs to another file.
-            std::mem::forget(self.canary.take());
-        }
+        self.0.is_own()
     }
 }
 
@@ -52,19 +38,23 @@ impl Drop for Files {
 pub struct KernelFile {
     /// Present until the value is dropped.
     file: Option<File>,
+    /// Unique to this file.
     identity: (u64, u64),
 }
 
 impl KernelFile {
+    fn new(file: File) -> io::Result<Self> {
+        let identity = identity(&file).ok_or(io::ErrorKind::Unsupported)?;
+        Ok(Self { file: Some(file), identity })
+    }
+
     /// Fails with [`QuotaExceeded`](io::ErrorKind::QuotaExceeded) if few descriptors are left for the program.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         let file = File::open(path)?;
-        let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        if u64::from(file.as_raw_fd().unsigned_abs()) >= most / 4 * 3 {
+        if is_scarce(file.as_fd()) {
             return Err(io::ErrorKind::QuotaExceeded.into());
         }
-        let identity = identity(&file).ok_or(io::ErrorKind::Unsupported)?;
-        Ok(Self { file: Some(file), identity })
+        Self::new(file)
     }
 
     /// Its text, if that is no longer than `bytes`.
@@ -83,9 +73,16 @@ impl KernelFile {
 impl Drop for KernelFile {
     fn drop(&mut self) {
         if !self.is_own() {
+            // The number belongs to another file.
             std::mem::forget(self.file.take());
         }
     }
+}
+
+/// Whether the number of a file that was just opened shows that the process has most of the files open that it may
+/// open. The rest are for the program.
+pub(super) fn is_scarce(file: BorrowedFd<'_>) -> bool {
+    u64::from(file.as_raw_fd().unsigned_abs()) >= open_file_limit() / 4 * 3
 }
 
 #[cfg(test)]

@@ -17,8 +17,8 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use super::clock::monotonic_raw_ns;
 use super::context::{ABI_64, IN_USER_MODE, RECORD_SAMPLE, RawRegisters};
-use super::fork::OwnerProcess;
 use super::pages::keep_stacks_here;
+use super::thread::process_id;
 
 /// A page of counters and a power of two of pages of records, in perf's layout.
 ///
@@ -32,7 +32,7 @@ pub struct RingMemory {
     /// The size of the inaccessible memory on each side.
     guard_size: usize,
     /// The process that mapped it: the kernel does not copy a perf mapping into a forked child.
-    home: OwnerProcess,
+    home: u32,
     /// By how much the clock of the records is ahead of this process'.
     ahead_ns: i64,
 }
@@ -73,8 +73,7 @@ impl RingMemory {
             )?
         };
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        let home = OwnerProcess::current();
-        Ok(Self { base, page_size, data_size, guard_size: 0, home, ahead_ns })
+        Ok(Self { base, page_size, data_size, guard_size: 0, home: process_id(), ahead_ns })
     }
 
     /// Private memory of the same layout, between two guard pages.
@@ -97,7 +96,7 @@ impl RingMemory {
             page_size,
             data_size,
             guard_size: page_size,
-            home: OwnerProcess::current(),
+            home: process_id(),
             ahead_ns: 0,
         };
         // SAFETY: a part of the mapping just created.
@@ -109,9 +108,9 @@ impl RingMemory {
         Ok(memory)
     }
 
-    /// The process that mapped it. Only that process may stop its writer or unmap it.
-    pub(super) fn home(&self) -> OwnerProcess {
-        self.home
+    /// Whether this process mapped it. Only that one may stop its writer or unmap it.
+    pub(super) fn is_at_home(&self) -> bool {
+        self.home == process_id()
     }
 
     /// The time of a record by this process' clock.
@@ -285,7 +284,7 @@ pub(super) fn page_size() -> usize {
 impl Drop for RingMemory {
     fn drop(&mut self) {
         // In a forked child, the addresses of a perf mapping may belong to another mapping.
-        if !self.home.is_current() {
+        if !self.is_at_home() {
             return;
         }
         let start = self.base.as_ptr().wrapping_sub(self.guard_size);
@@ -534,7 +533,7 @@ mod tests {
     #[test]
     fn an_unmapped_ring_is_replaced_by_zeros() {
         if !crate::testing::is_alone(
-            "sys::linux::ring::tests::an_unmapped_ring_is_replaced_by_zeros",
+            "sys::platform::ring::tests::an_unmapped_ring_is_replaced_by_zeros",
         ) {
             return;
         }
@@ -557,7 +556,9 @@ mod tests {
 
         use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-        if !crate::testing::is_alone("sys::linux::ring::tests::an_unmapped_ring_waits_for_memory") {
+        if !crate::testing::is_alone(
+            "sys::platform::ring::tests::an_unmapped_ring_waits_for_memory",
+        ) {
             return;
         }
         let ring = RingMemory::anonymous(4096).unwrap();

@@ -22,11 +22,11 @@ use super::clock::{create_timer, delete_timer, set_timer};
 use super::context::{RECORD_LOST, TimerInfo, alternate_stack, registers};
 use super::fork::{ForkSafe, ForkSafeGuard};
 use super::modules::can_read_by_system_call;
-use super::poll::{HeldWaker, Waker};
 use super::ring::{MOST_READ, RingMemory};
 use super::signal::{block, handled_by, signal_for, unblock};
 use super::signal_stack::on_signal;
 use super::thread::{are_signals_used_up, current_tid, is_own_thread, own_status};
+use crate::sys::poll::{HeldWaker, Waker};
 use crate::sys::types::{ANY_STACK, FilteredSyscall, SampleRequest, ThreadStack, WhyRefused};
 
 /// The thread that a signal is for, found by the number that its timer sends.
@@ -364,7 +364,7 @@ impl Deref for TimerRing {
 impl Drop for TimerRing {
     fn drop(&mut self) {
         // Timers are not copied into a forked child, where their ids may belong to other timers.
-        if self.ring.memory.home().is_current() {
+        if self.ring.memory.is_at_home() {
             self.stop();
         }
     }
