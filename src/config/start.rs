@@ -17,12 +17,12 @@ use crate::log::{LogEvent, LogKind};
 use crate::otel::UnreachedSpans;
 use crate::publish::{PublishSettings, waiting_profiles};
 use crate::references::ReferenceSettings;
-use crate::sampler::{Periods, Sampler};
+use crate::sampler::Sampler;
 use crate::span::Spans;
 use crate::start::{self, Limits, Parts};
 use crate::stats::Counters;
 use crate::symbols::SymbolSettings;
-use crate::sys::{self, Clock, Poller, SampleRequest};
+use crate::sys::{self, Clock, Poller};
 use crate::threads::ThreadSettings;
 
 /// Percent of one core.
@@ -58,16 +58,8 @@ pub(crate) fn start(
     let clock = Clock::default();
     let counters = Arc::new(Counters::default());
     let poller = Poller::new().map_err(Error::thread)?;
-    let request = SampleRequest {
-        period_ns: builder.source.periods.unwrap_or(Periods::USUAL).full_ns,
-        stack_bytes: builder.source.stack_bytes,
-        ring_bytes: RING_BYTES,
-        in_kernel: true,
-        position_step: 0,
-        signal: None,
-        records_ahead_ns: 0,
-    };
-    let source = Sampler::new(builder.source, request, &poller.waker(), counters.threads.clone());
+    let source =
+        Sampler::new(builder.source, RING_BYTES, &poller.waker(), counters.threads.clone());
     let settings = PlanSettings {
         ticks_a_second: clock.ticks(Duration::from_secs(1)),
         sampling_delay: builder.source.sampling_delay,

@@ -39,7 +39,7 @@ use crate::sampler::{ContinuousSettings, Sampler, Source, SourceSettings};
 use crate::span::{SpanKey, Spans};
 use crate::start::{Limits, Parts, build};
 use crate::stats::{Counters, Stats};
-use crate::sys::{Clock, Poller, SampleRequest};
+use crate::sys::{Clock, Poller};
 use crate::threads::{LoadLimits, ThreadSettings, Timing};
 
 const STATUS: &str = "otel.status_code";
@@ -194,16 +194,7 @@ impl Stage {
             sampling_delay: Some(Duration::ZERO),
             continuous: ContinuousSettings::OFF,
         };
-        let request = SampleRequest {
-            period_ns: OTHER_PERIOD_NS,
-            stack_bytes: settings.stack_bytes,
-            ring_bytes: 0,
-            in_kernel: false,
-            position_step: 0,
-            signal: None,
-            records_ahead_ns: 0,
-        };
-        let sampler = Sampler::new(settings, request, &poller.waker(), counters.threads.clone());
+        let sampler = Sampler::new(settings, 0, &poller.waker(), counters.threads.clone());
         let engine_source = sampler.clone();
         let scripted = Scripted::new(Arc::clone(&now), sampler.clone(), has_switches);
         let clock = Clock::by_hand(Arc::clone(&now));

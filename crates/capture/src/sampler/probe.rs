@@ -4,7 +4,7 @@ use std::sync::mpsc::{self, Sender};
 use std::thread::JoinHandle;
 
 use super::perf::Perf;
-use super::source::{Source, SourceSettings};
+use super::source::Source;
 use super::timer::Timers;
 use crate::sys::{self, SampleRequest, WhyRefused};
 
@@ -66,15 +66,14 @@ pub(super) struct Unreadable {
 
 impl Probed {
     /// Probes on the calling thread and, as another one, on a thread of its own.
-    pub(super) fn new(settings: &SourceSettings, request: SampleRequest) -> Self {
-        let SourceSettings { source, signal, .. } = *settings;
+    pub(super) fn new(source: Source, request: SampleRequest) -> Self {
         // Without it no thread of the layer can be started either, and there will be no layer.
         let other = ProbeThread::start();
         let other = other.as_ref();
         let perf = matches!(source, Source::Auto | Source::Perf).then(|| Perf::new(request, other));
         let timers = matches!(source, Source::Auto | Source::Timer).then(|| {
             sys::note_claimed_signals();
-            Timers::new(SampleRequest { signal, ..request })
+            Timers::new(request)
         });
         let is_traced = source == Source::Auto && sys::is_traced();
         // No signal handler is installed if perf works.

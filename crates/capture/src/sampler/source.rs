@@ -23,6 +23,9 @@ use crate::sampler::ThreadCounters;
 use crate::sampler::UnknownName;
 use crate::sys::{self, FilteredSyscall, SampleRequest, Waker, WhyRefused};
 
+#[cfg(any(test, feature = "_test"))]
+mod scripted;
+
 /// The source of stacks; `TRACING_PROFILING_SOURCE`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -108,12 +111,16 @@ impl Sampler {
     /// Probes what this process is allowed to do.
     pub fn new(
         settings: SourceSettings,
-        request: SampleRequest,
+        ring_bytes: usize,
         waker: &Waker,
         counters: ThreadCounters,
     ) -> Self {
-        let probed = Probed::new(&settings, request);
+        let SourceSettings { signal, stack_bytes, .. } = settings;
         let periods = settings.periods.unwrap_or(Periods::USUAL);
+        let period_ns = periods.full_ns;
+        let usual = SampleRequest::default();
+        let request = SampleRequest { period_ns, stack_bytes, ring_bytes, signal, ..usual };
+        let probed = Probed::new(settings.source, request);
         let in_user_code = probed.perf.as_ref().is_some_and(|perf| !perf.sees_kernel());
         Self(Arc::new(Shared {
             avoids_tracers: settings.source == Source::Auto,
@@ -251,17 +258,6 @@ impl Sampler {
     pub fn return_to_scans(&self, thread: &Arc<ThreadShared>) {
         self.0.queues.returned.lock().push(Arc::clone(thread));
         self.0.waker.wake_soon();
-    }
-
-    #[cfg(any(test, feature = "_test"))]
-    pub fn set_scripted(&self, scripted: Box<dyn AttachThreads>) {
-        _ = self.0.scripted.set(scripted);
-    }
-
-    /// Adds a thread that a test has set up.
-    #[cfg(any(test, feature = "_test"))]
-    pub fn add_scripted(&self, thread: Arc<ThreadShared>) {
-        self.0.queues.new.lock().push(thread);
     }
 
     pub fn note_thread_sampled(&self, session: &SamplingSession) {

@@ -6,6 +6,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::platform::{self, TickSource};
 
+#[cfg(any(test, feature = "_test"))]
+mod scripted;
+
 /// Counts ticks of the CPU's time stamp counter if the kernel itself uses it, and otherwise nanoseconds of
 /// `CLOCK_MONOTONIC_RAW`.
 ///
@@ -129,22 +132,6 @@ impl Default for Clock {
 }
 
 impl Clock {
-    /// A clock whose ticks are nanoseconds, set by the test.
-    #[cfg(any(test, feature = "_test"))]
-    pub fn by_hand(now: std::sync::Arc<AtomicU64>) -> Self {
-        let first = Pair { ticks: 0, raw_ns: 0 };
-        let (source, rate) = (platform::tick_source(), AtomicU64::new(ONE));
-        let (anchor, measurement) =
-            (Anchor::new(first), Mutex::new(Measurement { first, is_certain: false }));
-        Self { source, rate, anchor, measurement, by_hand: Some(now) }
-    }
-
-    /// A clock whose ticks are nanoseconds, and which stands still.
-    #[cfg(any(test, feature = "_test"))]
-    pub fn nanoseconds() -> Self {
-        Self::by_hand(std::sync::Arc::default())
-    }
-
     #[inline(always)]
     pub fn now(&self) -> u64 {
         #[cfg(any(test, feature = "_test"))]

@@ -63,15 +63,13 @@ pub(crate) use platform::nested_code;
 #[cfg(test)]
 pub(crate) use platform::open_switch_registers;
 pub use platform::{
-    ControlGroup, Files, GroupTexts, KernelFile, PerfRing, address_space_left, blocked,
-    check_writable, control_groups_of, cpu_group_in, cpu_model, cpu_ns_of,
-    create_private_directory, create_private_file, current_tid, forbidden_calls, has_ended,
-    host_name, is_blocked, is_mapped_as, kernel_release, kernel_symbols, load, log_between_forks,
-    mapped_now, mappings, memory_file, memory_left, memory_limit, on_fork, open_file_limit,
-    open_regular, open_schedstat, open_without_waiting, own_thread, own_threads, owner_of_lock,
-    path_of_open, process_cpu_ns, process_id, program_path, read_filters, read_own_memory,
-    read_own_stack, schedstat, switches_of, take_signals_without_room, thread_and_state,
-    thread_cpu_ns, tick_ns, watch_forks,
+    Files, KernelFile, PerfRing, address_space_left, blocked, check_writable, control_groups_of,
+    cpu_ns_of, create_private_directory, create_private_file, current_tid, forbidden_calls,
+    has_ended, is_blocked, is_mapped_as, kernel_symbols, log_between_forks, mapped_now, mappings,
+    memory_file, on_fork, open_file_limit, open_regular, open_schedstat, open_without_waiting,
+    own_thread, own_threads, owner_of_lock, path_of_open, process_cpu_ns, process_id, program_path,
+    read_filters, read_own_memory, read_own_stack, schedstat, switches_of,
+    take_signals_without_room, thread_and_state, thread_cpu_ns, tick_ns, watch_forks,
 };
 pub(crate) use platform::{
     HardwareCounters, KeptOn, RingMemory, address_in_libc, block_timers, bytes_of_ring,
@@ -93,11 +91,11 @@ pub use task_waker::{
     TAGS, TaskWaker, WakerObserver, clone as clone_waker, drop_waker, wake, wake_by_ref,
 };
 pub use types::{
-    ANY_STACK, Blocked, Call, CpuUse, FilteredSyscall, Load, MOST_STACK_COPIED, MappedFile, NoFile,
-    OsThread, SampleRequest, Schedstat, ThrottlingUnknown, WhyRefused,
+    ANY_STACK, Blocked, Call, FilteredSyscall, MOST_STACK_COPIED, MappedFile, NoFile, OsThread,
+    Schedstat, WhyRefused,
 };
 pub(crate) use types::{
-    FileIdentity, LoadedModule, MappedPart, ModuleList, ModuleLoads, ThreadStack,
+    FileIdentity, LoadedModule, MappedPart, ModuleList, ModuleLoads, SampleRequest, ThreadStack,
 };
 pub use usage::{Allocations, Usage, UsageSums};
 pub use words::{WORDS, fork_generation};

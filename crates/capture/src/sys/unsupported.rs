@@ -17,10 +17,10 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use super::types::{
-    Blocked, Call, FileIdentity, FilteredSyscall, Load, MappedFile, ModuleList, ModuleLoads,
-    OsThread, SampleRequest, Schedstat, ThreadStack, WhyRefused,
+    Blocked, Call, FileIdentity, FilteredSyscall, MappedFile, ModuleList, ModuleLoads, OsThread,
+    SampleRequest, Schedstat, ThreadStack, WhyRefused,
 };
-use crate::sys::{ThrottlingUnknown, Waker};
+use crate::sys::Waker;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TickSource {
@@ -126,11 +126,6 @@ macro_rules! stubs {
 stubs! {
     fn on_fork(_: fn()) = ();
     fn watch_forks() = ();
-    fn host_name() -> Option<String> = None;
-    fn kernel_release() -> Option<String> = None;
-    fn cpu_model() -> Option<String> = None;
-    fn memory_limit() -> Option<u64> = None;
-    fn load() -> Load = Load::default();
     fn has_ended(_: u32) -> bool = false;
     /// Unknown here, so the CPU times of spans are unknown.
     fn thread_cpu_ns() -> Option<u64> = None;
@@ -147,7 +142,6 @@ stubs! {
     fn bytes_of_ring(_: usize) -> u64 = 0;
     fn is_own_thread(_: u32) -> bool = false;
     fn address_space_left() -> Option<u64> = None;
-    fn memory_left() -> Option<u64> = None;
     fn stack_bounds() -> Option<Range<u64>> = None;
     fn thread_stack() -> Option<ThreadStack> = None;
     /// There are no seccomp filters here.
@@ -170,7 +164,6 @@ stubs! {
     fn open_schedstat(_: u32) -> io::Result<KernelFile> = unsupported();
     fn schedstat(_: &KernelFile) -> io::Result<Schedstat> = unsupported();
     fn control_groups_of(_: u32) -> io::Result<String> = unsupported();
-    fn cpu_group_in(_: &str) -> Option<(bool, &str)> = None;
     fn is_blocked(_: u32) -> Option<bool> = None;
     fn switches_of(_: u32) -> Option<u64> = None;
     fn read_own_stack(_: u64, _: usize, _: &mut Vec<u8>) -> io::Result<()> = unsupported();
@@ -211,7 +204,6 @@ pub enum Absent {}
 #[derive(Debug)]
 pub enum RingMemory {}
 
-pub use Absent as ControlGroup;
 pub use Absent as HardwareCounters;
 pub use Absent as KeptOn;
 pub use Absent as KernelFile;
@@ -248,8 +240,7 @@ methods! {
     #[cfg(any(test, feature = "_test"))]
     Absent: fn sample_scripted(_: &[u64]) -> bool;
     Absent: fn read() -> Option<[u64; 3]>;
-    Absent: fn throttled_ns() -> Option<u64>;
-    Absent: fn is_same(_: &Self) -> bool;
+    Absent: fn text(_: &mut [u8]) -> io::Result<&str>;
 }
 
 /// Rings have the methods of their memory.
@@ -264,11 +255,9 @@ impl Deref for Absent {
 impl Absent {
     stubs! {
         fn open() -> Result<Self, WhyRefused> = refused();
-        fn find(_: &GroupTexts) -> Result<Self, ThrottlingUnknown> = Err(ThrottlingUnknown::OtherSystem);
+        fn open_at(_: &Path) -> io::Result<Self> = unsupported();
         #[cfg(any(test, feature = "_test"))]
         fn scripted(_: usize) -> io::Result<Self> = unsupported();
-        #[cfg(any(test, feature = "_test"))]
-        fn scripted_timer(_: usize, _: u64) -> io::Result<Self> = unsupported();
     }
 }
 
@@ -285,17 +274,6 @@ impl Files {
     #[expect(clippy::unused_self, reason = "the same signature as on Linux")]
     pub fn still_owned(&self) -> bool {
         true
-    }
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GroupTexts {
-    pub groups: String,
-}
-
-impl GroupTexts {
-    pub fn read() -> Result<Self, ThrottlingUnknown> {
-        Err(ThrottlingUnknown::OtherSystem)
     }
 }
 
@@ -327,4 +305,11 @@ pub fn open_regular(path: &Path) -> io::Result<Option<File>> {
         Err(error) => return Err(error),
     };
     is_file.then(|| File::open(path)).transpose()
+}
+
+#[cfg(any(test, feature = "_test"))]
+impl crate::sys::SampleRing {
+    pub fn scripted(_: usize, _: u64) -> io::Result<Self> {
+        unsupported()
+    }
 }

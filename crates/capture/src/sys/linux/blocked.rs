@@ -123,7 +123,7 @@ fn path(tid: u32, file: &str) -> io::Result<PathBuf> {
 
 /// Opens what [`schedstat`] reads of a thread of this process.
 pub fn open_schedstat(tid: u32) -> io::Result<KernelFile> {
-    KernelFile::open(&path(tid, "schedstat")?)
+    KernelFile::open_at(&path(tid, "schedstat")?)
 }
 
 /// What the scheduler has counted for the thread with that file.
@@ -133,7 +133,7 @@ pub fn open_schedstat(tid: u32) -> io::Result<KernelFile> {
 /// If the thread has ended, the program has closed the file, or the kernel does not count it.
 pub fn schedstat(file: &KernelFile) -> io::Result<Schedstat> {
     let mut bytes = [0; 128];
-    let parsed = schedstat_in(file.read(&mut bytes)?);
+    let parsed = schedstat_in(file.text(&mut bytes)?);
     parsed.ok_or_else(|| io::ErrorKind::Unsupported.into())
 }
 

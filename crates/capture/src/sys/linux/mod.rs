@@ -2,14 +2,12 @@
 
 mod blocked;
 mod calls;
-mod cgroup;
 mod clock;
 mod context;
 mod counters;
 mod files;
 mod fork;
 mod futex;
-mod load;
 mod maps;
 mod modules;
 #[cfg(all(test, target_arch = "x86_64", not(miri)))]
@@ -42,7 +40,7 @@ pub(crate) fn parse_map(line: &[u8]) -> bool {
 }
 
 pub use self::{
-    blocked::*, calls::*, cgroup::*, clock::*, files::*, fork::*, load::*, maps::*, modules::*,
-    own_files::*, perf::*, signal_stack::*, thread::*,
+    blocked::*, calls::*, clock::*, files::*, fork::*, maps::*, modules::*, own_files::*, perf::*,
+    signal_stack::*, thread::*,
 };
 pub(crate) use self::{counters::*, futex::*, pages::*, ring::*, signal::*, timer::*};

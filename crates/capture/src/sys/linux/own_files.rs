@@ -49,7 +49,7 @@ impl KernelFile {
     }
 
     /// Fails with [`QuotaExceeded`](io::ErrorKind::QuotaExceeded) if few descriptors are left for the program.
-    pub(crate) fn open(path: &Path) -> io::Result<Self> {
+    pub fn open_at(path: &Path) -> io::Result<Self> {
         let file = File::open(path)?;
         if is_scarce(file.as_fd()) {
             return Err(io::ErrorKind::QuotaExceeded.into());
@@ -58,7 +58,7 @@ impl KernelFile {
     }
 
     /// Its text, if that is no longer than `bytes`.
-    pub(crate) fn read<'a>(&self, bytes: &'a mut [u8]) -> io::Result<&'a str> {
+    pub fn text<'a>(&self, bytes: &'a mut [u8]) -> io::Result<&'a str> {
         let file = self.file.as_ref().filter(|_| self.is_own()).ok_or(io::ErrorKind::BrokenPipe)?;
         let length = file.read_at(bytes, 0)?;
         let text = bytes.get(..length).and_then(|text| std::str::from_utf8(text).ok());
@@ -93,12 +93,12 @@ mod tests {
     fn a_file_of_the_program_is_not_read_or_closed() {
         let mut bytes = [0; 64];
         let path = Path::new("/proc/self/stat");
-        assert!(KernelFile::open(path).unwrap().read(&mut bytes).is_ok());
+        assert!(KernelFile::open_at(path).unwrap().text(&mut bytes).is_ok());
         let program = File::open(path).unwrap();
         let number = program.as_raw_fd();
         // As if the program had closed the layer's file and got the number for another.
         let file = KernelFile { file: Some(program), identity: (0, 0) };
-        let error = file.read(&mut bytes).unwrap_err();
+        let error = file.text(&mut bytes).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
         drop(file);
         assert!(Path::new(&format!("/proc/self/fd/{number}")).exists(), "still open");

@@ -198,8 +198,8 @@ pub(super) fn open(
 #[derive(Debug)]
 pub struct PerfRing {
     /// None once released. Closed before the memory is.
-    event: Mutex<Option<Event>>,
-    memory: RingMemory,
+    pub(super) event: Mutex<Option<Event>>,
+    pub(super) memory: RingMemory,
 }
 
 impl PerfRing {
@@ -207,13 +207,6 @@ impl PerfRing {
         let memory = event.file().and_then(|file| RingMemory::of_event(file, data_size, ahead_ns));
         let memory = memory.map_err(|error| WhyRefused::of_map(&error))?;
         Ok(Self { event: Mutex::new(Some(event)), memory })
-    }
-
-    /// A ring that a test fills.
-    #[cfg(any(test, feature = "_test"))]
-    pub fn scripted(data_size: usize) -> io::Result<Self> {
-        let memory = RingMemory::anonymous(data_size)?;
-        Ok(Self { event: Mutex::new(None), memory })
     }
 
     /// Enables the event.

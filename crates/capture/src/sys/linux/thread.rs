@@ -33,25 +33,6 @@ pub fn process_id() -> u32 {
     rustix::process::getpid().as_raw_nonzero().get() as u32
 }
 
-/// The name of this machine, or of its container.
-pub fn host_name() -> Option<String> {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
-    Some(name.trim().to_owned()).filter(|name| !name.is_empty())
-}
-
-/// The release of the kernel.
-pub fn kernel_release() -> Option<String> {
-    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").ok()?;
-    Some(release.trim().to_owned()).filter(|release| !release.is_empty())
-}
-
-/// What the CPU calls itself. Not all architectures say it.
-pub fn cpu_model() -> Option<String> {
-    let info = std::fs::read_to_string("/proc/cpuinfo").ok()?;
-    let model = info.lines().find(|line| line.starts_with("model name"))?;
-    Some(model.split_once(':')?.1.trim().to_owned())
-}
-
 /// Whether no process with that id exists any more.
 pub fn has_ended(process: u32) -> bool {
     let process = rustix::process::Pid::from_raw(process.cast_signed());

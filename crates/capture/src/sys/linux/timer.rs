@@ -100,7 +100,7 @@ impl Target {
 
 /// A timer that samples a thread.
 #[derive(Debug)]
-struct Timer {
+pub(super) struct Timer {
     id: libc::timer_t,
     number: u32,
     signal: c_int,
@@ -272,7 +272,7 @@ pub(super) struct HandlerRing {
 }
 
 impl HandlerRing {
-    fn new(
+    pub(super) fn new(
         memory: RingMemory,
         request: SampleRequest,
         (tid, stack): (u32, ThreadStack),
@@ -297,19 +297,10 @@ impl HandlerRing {
 pub struct TimerRing {
     pub(super) ring: Arc<HandlerRing>,
     /// None once the timer has ended.
-    timer: Mutex<Option<Timer>>,
+    pub(super) timer: Mutex<Option<Timer>>,
 }
 
 impl TimerRing {
-    /// A ring that a test fills. Its position moves by `step` per sample.
-    #[cfg(any(test, feature = "_test"))]
-    pub(crate) fn scripted_timer(data_size: usize, step: u64) -> std::io::Result<Self> {
-        let request = SampleRequest { position_step: step, ..SampleRequest::default() };
-        let memory = RingMemory::anonymous(data_size)?;
-        let ring = Arc::new(HandlerRing::new(memory, request, (0, ThreadStack::ANY), None));
-        Ok(Self { ring, timer: Mutex::new(None) })
-    }
-
     /// The position that hooks read. It differs from the ring's head, since samples vary in length.
     pub(crate) fn position_word(&self) -> &AtomicU64 {
         &self.ring.position
