@@ -59,7 +59,7 @@ pub(crate) fn start(
     let counters = Arc::new(Counters::default());
     let poller = Poller::new().map_err(Error::thread)?;
     let source =
-        Sampler::new(builder.source, RING_BYTES, &poller.waker(), counters.threads.clone());
+        Sampler::new(builder.source.threads, RING_BYTES, &poller.waker(), counters.threads.clone());
     let settings = PlanSettings {
         ticks_a_second: clock.ticks(Duration::from_secs(1)),
         sampling_delay: builder.source.sampling_delay,
@@ -113,11 +113,11 @@ pub(crate) fn start(
     let health = ExporterHealth::new(problem.is_none(), must_prove);
     let admission =
         ProfileAdmission::new(builder.profiles_per_minute, health).with_max_reserved(most_reserved);
-    let cpu_percent = match (builder.cpu_percent, builder.source.periods) {
+    let cpu_percent = match (builder.cpu_percent, builder.source.threads.periods) {
         (None, None) => Some(DEFAULT_CPU_PERCENT),
         (percent, _) => percent.filter(|percent| *percent > 0),
     };
-    let stack_bytes = builder.source.stack_bytes as usize;
+    let stack_bytes = builder.source.threads.stack_bytes as usize;
     start::start(Parts {
         spans,
         callsites,
@@ -148,7 +148,7 @@ pub(crate) fn start(
         },
         gate,
         unreached,
-        source_settings: builder.source,
+        continuous: builder.source.continuous,
         publishing: PublishSettings {
             exporter,
             problem,

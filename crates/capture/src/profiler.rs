@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::drain::{DemandBudgets, Loss, ProcessThreads, Reader, Sink, Why};
 use crate::sampler::ThreadCounters;
-use crate::sampler::{ContinuousSettings, Periods, Sampler, Source, SourceSettings};
+use crate::sampler::{Periods, Sampler, Source, SourceSettings};
 use crate::sys::{self, Clock, Poller};
 use crate::unwind::ModuleAddress;
 
@@ -61,9 +61,6 @@ impl Profiler {
             signal: None,
             stack_bytes: settings.stack_bytes,
             periods: Some(periods),
-            waits: false,
-            sampling_delay: None,
-            continuous: ContinuousSettings::OFF,
         };
         let sampler = Sampler::new(source, RING_BYTES, &poller.waker(), ThreadCounters::default());
         if sampler.is_refused() {

@@ -1,6 +1,5 @@
 //! The sources of raw samples.
 
-mod continuous;
 mod describe;
 mod hooks;
 mod losses;
@@ -19,7 +18,6 @@ mod thread_source;
 mod timer;
 mod unknown_name;
 
-pub use continuous::{CONTINUOUS_RATES, ContinuousSettings, continuous_rate};
 pub use hooks::{AttachThreads, Begun, ThreadSource};
 pub use rate::{Periods, Rate};
 pub use session::{RunDelay, SamplingSession, TagInterval};

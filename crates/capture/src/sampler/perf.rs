@@ -12,7 +12,9 @@ use super::record::{Machine, Record, Records};
 use super::session::SamplingSession;
 use super::shares::Taken;
 use super::switches::SwitchRing;
-use crate::sys::{self, HardwareCounters, KeptOn, PerfRing, SampleRequest, SampleRing, WhyRefused};
+use crate::sys::{
+    self, HardwareCounters, PerfEvent, PerfRing, SampleRequest, SampleRing, WhyRefused,
+};
 
 /// Opens perf events for threads.
 #[derive(Debug)]
@@ -27,7 +29,7 @@ pub(super) struct Perf {
     refused: Option<WhyRefused>,
     /// The last thread found no room within the limits of the process.
     is_full: AtomicBool,
-    kept_on: Mutex<Option<KeptOn>>,
+    kept_on: Mutex<Option<PerfEvent>>,
     has_hardware: bool,
 }
 
@@ -120,7 +122,7 @@ impl Perf {
     /// thread more expensive.
     pub(super) fn keep_on(&self) {
         if self.refused.is_none() {
-            *self.kept_on.lock() = KeptOn::open().ok();
+            *self.kept_on.lock() = sys::keep_perf_on().ok();
         }
     }
 

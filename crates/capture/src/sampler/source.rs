@@ -3,11 +3,9 @@
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::continuous::ContinuousSettings;
 use super::describe::{describe, describe_no_continuous, describe_silence, describe_unsampled};
 use super::hooks::{AttachThreads, Begun};
 use super::losses::LossTimes;
@@ -64,11 +62,6 @@ pub struct SourceSettings {
     pub stack_bytes: u32,
     /// `None` for the default.
     pub periods: Option<Periods>,
-    /// Whether to capture waits.
-    pub waits: bool,
-    /// For how long a span must be entered before its threads are sampled; `None` if its rule decides.
-    pub sampling_delay: Option<Duration>,
-    pub continuous: ContinuousSettings,
 }
 
 /// Threads on their way to the collector.

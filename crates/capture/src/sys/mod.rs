@@ -15,7 +15,6 @@ mod position;
 mod ring;
 mod spawn;
 mod stripes;
-mod tag;
 mod task_waker;
 mod types;
 mod usage;
@@ -63,7 +62,7 @@ pub(crate) use platform::nested_code;
 #[cfg(test)]
 pub(crate) use platform::open_switch_registers;
 pub use platform::{
-    Files, KernelFile, PerfRing, address_space_left, blocked, check_writable, control_groups_of,
+    Files, KernelFile, PerfRing, address_space_left, blocked, check_room, control_groups_of,
     cpu_ns_of, create_private_directory, create_private_file, current_tid, forbidden_calls,
     has_ended, is_blocked, is_mapped_as, kernel_symbols, log_between_forks, mapped_now, mappings,
     memory_file, on_fork, open_file_limit, open_regular, open_schedstat, open_without_waiting,
@@ -72,12 +71,12 @@ pub use platform::{
     take_signals_without_room, thread_and_state, thread_cpu_ns, tick_ns, watch_forks,
 };
 pub(crate) use platform::{
-    HardwareCounters, KeptOn, RingMemory, address_in_libc, block_timers, bytes_of_ring,
+    HardwareCounters, PerfEvent, RingMemory, address_in_libc, block_timers, bytes_of_ring,
     current_thread, executable_mappings, has_small_signal_stack, is_own_thread, is_traced,
-    loaded_modules, locked_memory_limit, module_loads, monotonic_raw_ns, note_claimed_signals,
-    open_sample_ring, open_switch_ring, open_timer_ring, pending_signal_limit, probe_timers,
-    program_memory, signal_of_timers, thread_stack, try_cpu_ns_of, try_thread_cpu_ns,
-    try_thread_usage, unblock_timers, user_ns_of,
+    keep_perf_on, loaded_modules, locked_memory_limit, module_loads, monotonic_raw_ns,
+    note_claimed_signals, open_sample_ring, open_switch_ring, open_timer_ring,
+    pending_signal_limit, probe_timers, program_memory, signal_of_timers, thread_stack,
+    try_cpu_ns_of, try_thread_cpu_ns, try_thread_usage, unblock_timers, user_ns_of,
 };
 #[cfg(fuzzing)]
 pub(crate) use platform::{parse_map, read_proc_texts};
@@ -86,13 +85,12 @@ pub use position::Position;
 pub use ring::SampleRing;
 pub use spawn::{STACK_BYTES, spawn};
 pub use stripes::{STRIPES, Stripe, Striped, own_stripe};
-pub use tag::Tag;
 pub use task_waker::{
     TAGS, TaskWaker, WakerObserver, clone as clone_waker, drop_waker, wake, wake_by_ref,
 };
 pub use types::{
     ANY_STACK, Blocked, Call, FilteredSyscall, MOST_STACK_COPIED, MappedFile, NoFile, OsThread,
-    Schedstat, WhyRefused,
+    Schedstat, Tag, WhyRefused,
 };
 pub(crate) use types::{
     FileIdentity, LoadedModule, MappedPart, ModuleList, ModuleLoads, SampleRequest, ThreadStack,

@@ -1,7 +1,11 @@
 //! Types that both platforms use.
 
+use std::num::NonZeroU64;
 use std::ops::Range;
 use std::path::PathBuf;
+
+/// The program's own number of what a thread does, for instance of a span. Samples have that of their moment.
+pub type Tag = NonZeroU64;
 
 /// What to sample, how often, and into how much memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -150,14 +154,13 @@ pub enum FilteredSyscall {
     ClockGettime,
     Getrusage,
     Statfs,
-    Faccessat,
     /// Including the size of the file.
     MemfdCreate,
 }
 
 impl FilteredSyscall {
     #[allow(dead_code, reason = "only Linux has such filters")]
-    pub(crate) const ALL: [Self; 10] = [
+    pub(crate) const ALL: [Self; 9] = [
         Self::PerfEventOpen,
         Self::TimerCreate,
         Self::TimerSettime,
@@ -166,7 +169,6 @@ impl FilteredSyscall {
         Self::ClockGettime,
         Self::Getrusage,
         Self::Statfs,
-        Self::Faccessat,
         Self::MemfdCreate,
     ];
 
@@ -181,7 +183,6 @@ impl FilteredSyscall {
             Self::ClockGettime => "clock_gettime",
             Self::Getrusage => "getrusage",
             Self::Statfs => "statfs",
-            Self::Faccessat => "faccessat",
             Self::MemfdCreate => "memfd_create",
         }
     }

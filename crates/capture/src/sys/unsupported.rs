@@ -182,7 +182,9 @@ stubs! {
         };
     fn kernel_symbols() -> io::Result<io::Empty> = unsupported();
     fn path_of_open(_: &File, _: usize) -> PathBuf = PathBuf::new();
+    fn keep_perf_on() -> Result<PerfEvent, WhyRefused> = refused();
     fn memory_file() -> io::Result<File> = unsupported();
+    fn check_room(_: &Path) -> io::Result<()> = Ok(());
     fn tick_source() -> TickSource = TickSource::Raw;
     fn current_thread() -> OsThread = OsThread::new(current_tid(), b"");
     fn process_id() -> u32 = std::process::id();
@@ -205,7 +207,7 @@ pub enum Absent {}
 pub enum RingMemory {}
 
 pub use Absent as HardwareCounters;
-pub use Absent as KeptOn;
+pub use Absent as PerfEvent;
 pub use Absent as KernelFile;
 pub use Absent as PerfRing;
 pub use Absent as TimerRing;
@@ -283,18 +285,6 @@ pub fn create_private_file(path: &Path) -> io::Result<File> {
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
     options.write(true).create_new(true).open(path)
-}
-
-/// Whether files can be created in this directory, according to its mode.
-pub fn check_writable(directory: &Path) -> io::Result<()> {
-    let metadata = std::fs::metadata(directory)?;
-    if !metadata.is_dir() {
-        return Err(io::ErrorKind::NotADirectory.into());
-    }
-    if metadata.permissions().readonly() {
-        return Err(io::ErrorKind::PermissionDenied.into());
-    }
-    Ok(())
 }
 
 /// Opens the regular file at that path for reading, if there is one. Does not follow a link.

@@ -252,9 +252,6 @@ fn try_call(call: FilteredSyscall) {
             FilteredSyscall::Statfs => {
                 libc::syscall(libc::SYS_statfs, c"/".as_ptr(), pointer);
             }
-            FilteredSyscall::Faccessat => {
-                libc::syscall(libc::SYS_faccessat, libc::AT_FDCWD, c"/".as_ptr(), libc::R_OK);
-            }
             // The file is closed when the process ends.
             FilteredSyscall::MemfdCreate => {
                 libc::syscall(libc::SYS_memfd_create, c"".as_ptr(), libc::MFD_CLOEXEC);

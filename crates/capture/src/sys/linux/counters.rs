@@ -6,15 +6,15 @@ use perf_event_open_sys::bindings::{
     PERF_FORMAT_TOTAL_TIME_RUNNING, PERF_TYPE_HARDWARE, PERF_TYPE_SOFTWARE, perf_event_attr,
 };
 
-use super::perf::{Event, open, software};
+use super::perf::{PerfEvent, open, software};
 use super::thread::current_tid;
 use crate::sys::types::WhyRefused;
 
 /// Cycles, instructions and cache misses of the calling thread, as one group, which a dummy event leads.
 #[derive(Debug)]
 pub(crate) struct HardwareCounters {
-    leader: Event,
-    _members: [Event; 3],
+    leader: PerfEvent,
+    _members: [PerfEvent; 3],
 }
 
 /// The words of a read: the number of events, both times, then a value and an id for each event.
@@ -29,7 +29,7 @@ impl HardwareCounters {
     }
 
     fn of(kind: u32, [first, second, third]: [u32; 3]) -> Result<Self, WhyRefused> {
-        let event = |kind, config, leader: Option<&Event>| {
+        let event = |kind, config, leader: Option<&PerfEvent>| {
             let mut attr = perf_event_attr { type_: kind, ..software(config) };
             attr.read_format = u64::from(
                 PERF_FORMAT_GROUP

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use super::thread::open_file_limit;
+use rustix::process::{Resource, getrlimit};
 
 /// Represents all file descriptors of a layer. A program that closes descriptors it does not own (`close_range`, when
 /// it becomes a daemon) closes these as well, and their numbers may then belong to other files.
@@ -82,7 +82,8 @@ impl Drop for KernelFile {
 /// Whether the number of a file that was just opened shows that the process has most of the files open that it may
 /// open. The rest are for the program.
 pub(super) fn is_scarce(file: BorrowedFd<'_>) -> bool {
-    u64::from(file.as_raw_fd().unsigned_abs()) >= open_file_limit() / 4 * 3
+    let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    u64::from(file.as_raw_fd().unsigned_abs()) >= most / 4 * 3
 }
 
 #[cfg(test)]

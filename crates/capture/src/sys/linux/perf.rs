@@ -125,24 +125,16 @@ pub(crate) fn open_switch_registers(ring_bytes: usize) -> Result<PerfRing, WhyRe
     PerfRing::map(open(&mut attr, current_tid(), None)?, ring_bytes, 0)
 }
 
-/// Keeps the kernel's perf events machinery enabled.
+/// Keeps the kernel's perf events machinery enabled, by an event that is never enabled and has no ring.
 ///
 /// The kernel patches its scheduler for the first event of any thread in the system and waits for all CPUs, which takes
-/// some 10 ms. It undoes this one second after the last event was closed. While this value exists, opening events takes
+/// some 10 ms. It undoes this one second after the last event was closed. While this one exists, opening events takes
 /// no such time.
-#[derive(Debug)]
-pub(crate) struct KeptOn {
-    _event: Event,
-}
-
-impl KeptOn {
-    /// Opens an event that is never enabled and has no ring.
-    pub(crate) fn open() -> Result<Self, WhyRefused> {
-        let mut attr = software(PERF_COUNT_SW_DUMMY);
-        attr.set_exclude_kernel(1);
-        attr.set_disabled(1);
-        Ok(Self { _event: open(&mut attr, current_tid(), None)? })
-    }
+pub(crate) fn keep_perf_on() -> Result<PerfEvent, WhyRefused> {
+    let mut attr = software(PERF_COUNT_SW_DUMMY);
+    attr.set_exclude_kernel(1);
+    attr.set_disabled(1);
+    open(&mut attr, current_tid(), None)
 }
 
 pub(super) fn software(config: u32) -> perf_event_attr {
@@ -162,15 +154,15 @@ pub(super) fn software(config: u32) -> perf_event_attr {
 pub(super) fn open(
     attr: &mut perf_event_attr,
     tid: u32,
-    leader: Option<&Event>,
-) -> Result<Event, WhyRefused> {
+    leader: Option<&PerfEvent>,
+) -> Result<PerfEvent, WhyRefused> {
     if !may(FilteredSyscall::PerfEventOpen) {
         return Err(WhyRefused::KilledBySeccomp);
     }
     const ANY_CPU: i32 = -1;
     const NO_GROUP: i32 = -1;
     let group =
-        leader.map(Event::file).transpose().map_err(|error| WhyRefused::of_ioctl(&error))?;
+        leader.map(PerfEvent::file).transpose().map_err(|error| WhyRefused::of_ioctl(&error))?;
     let group = group.map_or(NO_GROUP, |file| file.as_raw_fd());
     // SAFETY: `attr` is initialized and contains its own size. It requests events on a thread of this process, which affect
     // nothing but the ring.
@@ -191,19 +183,19 @@ pub(super) fn open(
     if is_scarce(file.as_fd()) {
         return Err(WhyRefused::NoFiles);
     }
-    Event::new(file).map_err(|error| WhyRefused::of_ioctl(&error))
+    PerfEvent::new(file).map_err(|error| WhyRefused::of_ioctl(&error))
 }
 
 /// A perf event and its ring, which the kernel fills.
 #[derive(Debug)]
 pub struct PerfRing {
     /// None once released. Closed before the memory is.
-    pub(super) event: Mutex<Option<Event>>,
+    pub(super) event: Mutex<Option<PerfEvent>>,
     pub(super) memory: RingMemory,
 }
 
 impl PerfRing {
-    fn map(event: Event, data_size: usize, ahead_ns: i64) -> Result<Self, WhyRefused> {
+    fn map(event: PerfEvent, data_size: usize, ahead_ns: i64) -> Result<Self, WhyRefused> {
         let memory = event.file().and_then(|file| RingMemory::of_event(file, data_size, ahead_ns));
         let memory = memory.map_err(|error| WhyRefused::of_map(&error))?;
         Ok(Self { event: Mutex::new(Some(event)), memory })
@@ -211,12 +203,12 @@ impl PerfRing {
 
     /// Enables the event.
     pub(crate) fn start(&self) -> Result<(), WhyRefused> {
-        self.event.lock().as_ref().map_or(Ok(()), Event::enable)
+        self.event.lock().as_ref().map_or(Ok(()), PerfEvent::enable)
     }
 
     /// Disables the event until the next start.
     pub(crate) fn pause(&self) {
-        _ = self.event.lock().as_ref().map(Event::disable);
+        _ = self.event.lock().as_ref().map(PerfEvent::disable);
     }
 
     /// Closes the event and releases the ring's memory permanently. Its thread may continue to read the position, which
@@ -241,14 +233,14 @@ impl Deref for PerfRing {
 /// A perf event. The program may close descriptors that it does not own, and their numbers may then belong to other
 /// files, so the event's id is checked before each use.
 #[derive(Debug)]
-pub(super) struct Event {
+pub(crate) struct PerfEvent {
     /// Present until the value is dropped.
     file: Option<OwnedFd>,
     /// Unique to this event.
     id: u64,
 }
 
-impl Event {
+impl PerfEvent {
     fn new(file: OwnedFd) -> io::Result<Self> {
         let id = event_id(file.as_fd()).ok_or_else(io::Error::last_os_error)?;
         Ok(Self { file: Some(file), id })
@@ -283,7 +275,7 @@ impl Event {
     }
 }
 
-impl Drop for Event {
+impl Drop for PerfEvent {
     fn drop(&mut self) {
         if self.file().is_err() {
             std::mem::forget(self.file.take());
