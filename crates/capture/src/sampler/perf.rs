@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::probe::ProbeThread;
 use super::rate::Rate;
 use super::record::{Machine, Record, Records};
 use super::session::SamplingSession;
@@ -45,8 +44,8 @@ const FILES_OF_HARDWARE: u64 = 4;
 
 impl Perf {
     /// Probes what this process is allowed to do.
-    pub(super) fn new(mut request: SampleRequest, other: Option<&ProbeThread>) -> Self {
-        let tid = other.map_or_else(sys::current_tid, ProbeThread::tid);
+    pub(super) fn new(mut request: SampleRequest, other: Option<u32>) -> Self {
+        let tid = other.unwrap_or_else(sys::current_tid);
         let probe = |request| {
             sys::open_switch_ring(SWITCH_RING_BYTES, tid, 0)?.start()?;
             sys::open_sample_ring(request, tid)?.start()

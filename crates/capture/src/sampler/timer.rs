@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use super::probe::ProbeThread;
 use super::rate::{Periods, Rate};
 use super::record::Machine;
 use super::session::SamplingSession;
@@ -55,9 +54,9 @@ impl Timers {
     }
 
     /// Probes whether threads can have timers. No signal is sent.
-    pub(super) fn probe(&self, other: &ProbeThread) -> Result<(), WhyRefused> {
+    pub(super) fn probe(&self, other: u32) -> Result<(), WhyRefused> {
         self.lacking().map_or(Ok(()), Err)?;
-        sys::probe_timers(self.request, other.tid())
+        sys::probe_timers(self.request, other)
     }
 
     /// Why no thread can have one now, if the limit of the process says so.

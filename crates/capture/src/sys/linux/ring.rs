@@ -7,7 +7,7 @@
 use std::ffi::c_void;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use super::clock::monotonic_raw_ns;
 use super::context::{ABI_64, IN_USER_MODE, RECORD_SAMPLE, RawRegisters};
-use super::pages::keep_stacks_here;
+use super::pages::{READ_WRITE, keep_stacks_here, map_zeros};
 use super::thread::process_id;
 
 /// A page of counters and a power of two of pages of records, in perf's layout.
@@ -63,14 +63,8 @@ impl RingMemory {
         let data_size = data_size.max(page_size);
         // SAFETY: the kernel chooses the address of the new mapping, so no other memory is affected.
         let base = unsafe {
-            rustix::mm::mmap(
-                std::ptr::null_mut(),
-                page_size + data_size,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED,
-                event,
-                0,
-            )?
+            let length = page_size + data_size;
+            rustix::mm::mmap(ptr::null_mut(), length, READ_WRITE, MapFlags::SHARED, event, 0)?
         };
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self { base, page_size, data_size, guard_size: 0, home: process_id(), ahead_ns })
@@ -81,15 +75,7 @@ impl RingMemory {
         let page_size = page_size();
         let data_size = data_size.max(page_size);
         let length = page_size + data_size;
-        // SAFETY: the kernel chooses the address of the new mapping, so no other memory is affected.
-        let guarded = unsafe {
-            rustix::mm::mmap_anonymous(
-                std::ptr::null_mut(),
-                length + 2 * page_size,
-                ProtFlags::empty(),
-                MapFlags::PRIVATE | MapFlags::NORESERVE,
-            )?
-        };
+        let guarded = map_zeros(ptr::null_mut(), length + 2 * page_size, ProtFlags::empty())?;
         let base = guarded.cast::<u8>().wrapping_add(page_size);
         let memory = Self {
             base: NonNull::new(base).ok_or(io::ErrorKind::OutOfMemory)?,
@@ -189,17 +175,8 @@ impl RingMemory {
         let length = self.page_size + self.data_size;
         // The new memory is mapped first and then moved: without overcommit, `MAP_FIXED` could unmap the old memory and
         // then fail to map the new.
-        // SAFETY: the kernel chooses the address of the new mapping, so no other memory is affected.
-        let zeros = unsafe {
-            rustix::mm::mmap_anonymous(
-                std::ptr::null_mut(),
-                length,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::PRIVATE | MapFlags::NORESERVE,
-            )
-        };
         // On failure the ring stays mapped, and nothing writes to it any more.
-        let Ok(zeros) = zeros else { return };
+        let Ok(zeros) = map_zeros(ptr::null_mut(), length, READ_WRITE) else { return };
         let page = zeros.cast::<perf_event_mmap_page>();
         // SAFETY: a field of the mapping just created, which is larger and not shared yet.
         unsafe { (&raw mut (*page).data_head).write(self.head()) };
@@ -229,16 +206,7 @@ impl RingMemory {
         let length = self.page_size + self.data_size;
         let base = self.base.as_ptr().cast();
         for tries in 0_u64.. {
-            // SAFETY: existing mappings are not affected: the call fails if there is one.
-            let filled = unsafe {
-                rustix::mm::mmap_anonymous(
-                    base,
-                    length,
-                    ProtFlags::READ | ProtFlags::WRITE,
-                    MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE,
-                )
-            };
-            match filled {
+            match map_zeros(base, length, READ_WRITE) {
                 // Before Linux 4.17 the address is only a hint.
                 Ok(elsewhere) if elsewhere != base => {
                     // SAFETY: the mapping just created, which is not shared.
