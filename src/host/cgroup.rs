@@ -17,8 +17,7 @@ pub(crate) struct ControlGroup {
 }
 
 /// What the kernel says of the groups of a process: which it is in, and where they are mounted.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct GroupTexts {
+struct GroupTexts {
     /// `/proc/self/cgroup`.
     groups: String,
     /// `/proc/self/mountinfo`.
@@ -26,7 +25,7 @@ pub(crate) struct GroupTexts {
 }
 
 impl GroupTexts {
-    pub(crate) fn read() -> Result<Self, ThrottlingUnknown> {
+    fn read() -> Result<Self, ThrottlingUnknown> {
         let read = |path| fs::read_to_string(path).map_err(|_| ThrottlingUnknown::NoProc);
         Ok(Self { groups: read("/proc/self/cgroup")?, mounts: read("/proc/self/mountinfo")? })
     }
@@ -185,9 +184,9 @@ fn memory_left_in(group: &Path) -> Option<u64> {
 
 impl ControlGroup {
     /// The group of this process.
-    pub(crate) fn find(texts: &GroupTexts) -> Result<Self, ThrottlingUnknown> {
+    pub(crate) fn find() -> Result<Self, ThrottlingUnknown> {
         let mut why = ThrottlingUnknown::NotVisible;
-        for (directory, mounted) in directories(texts, CPU)? {
+        for (directory, mounted) in directories(&GroupTexts::read()?, CPU)? {
             match Self::at(&directory, &mounted) {
                 Ok(group) => return Ok(group),
                 Err(cause) => why = cause,

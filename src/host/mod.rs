@@ -3,7 +3,7 @@
 mod cgroup;
 mod load;
 
-pub(crate) use cgroup::{ControlGroup, GroupTexts, cpu_group_in, memory_left, memory_limit};
+pub(crate) use cgroup::{ControlGroup, cpu_group_in, memory_left, memory_limit};
 pub(crate) use load::{CpuUse, Load, load};
 
 /// The number that follows a name in a line.

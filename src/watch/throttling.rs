@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::facts::ThrottlingUnknown;
-use crate::host::{ControlGroup, GroupTexts, cpu_group_in};
+use crate::host::{ControlGroup, cpu_group_in};
 use crate::sys;
 
 /// Reading it takes 2 µs, or more with version 2 of control groups, where the kernel adds up what its CPUs have counted.
@@ -95,7 +95,7 @@ impl Throttling {
         } else if must_search || groups != self.groups {
             self.searched_ns = Some(now_ns);
             self.groups = groups;
-            self.set(GroupTexts::read().and_then(|texts| ControlGroup::find(&texts)));
+            self.set(ControlGroup::find());
         }
     }
 
