@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use super::rate::Rate;
 use super::record::{Machine, Record, Records};
 use super::session::SamplingSession;
-use super::shares::Taken;
+use super::shares::{Share, Taken};
 use super::switches::SwitchRing;
 use crate::sys::{
     self, HardwareCounters, PerfEvent, PerfRing, SampleRequest, SampleRing, WhyRefused,
@@ -78,25 +78,17 @@ impl Perf {
         }
     }
 
-    /// Reserves the files of one more thread. Returns false if there is no room.
-    fn take_files(&self) -> bool {
-        let most = (sys::open_file_limit() / SHARE_OF_FILES).max(self.files_per_thread);
-        self.files.take(self.files_per_thread, most)
-    }
-
     /// Opens a ring, if its memory may be locked.
     fn lock(
         &self,
         data_bytes: usize,
         open: impl FnOnce() -> Result<PerfRing, WhyRefused>,
-    ) -> Result<PerfRing, WhyRefused> {
+    ) -> Result<(PerfRing, Share), WhyRefused> {
         let most =
             sys::locked_memory_limit().map_or(u64::MAX, |most| most / SHARE_OF_LOCKED_MEMORY);
-        let bytes = sys::bytes_of_ring(data_bytes);
-        if !self.locked_bytes.take(bytes, most) {
-            return Err(WhyRefused::NoLockedMemory);
-        }
-        open().inspect_err(|_| self.locked_bytes.give(bytes))
+        let share = self.locked_bytes.take(sys::bytes_of_ring(data_bytes), most);
+        let share = share.ok_or(WhyRefused::NoLockedMemory)?;
+        Ok((open()?, share))
     }
 
     /// Why no thread can be sampled, if so.
@@ -130,50 +122,43 @@ impl Perf {
         *self.kept_on.lock() = None;
     }
 
-    /// Releases what was reserved for a session, once its rings are closed.
-    pub(super) fn give_back(&self, session: &SamplingSession) {
-        self.files.give(self.files_per_thread);
-        let rings = session.ring.as_ref().map(|ring| ring.data_size());
-        let rings = rings.into_iter().chain(session.switches.as_ref().map(|ring| ring.data_size()));
-        rings.for_each(|data| self.locked_bytes.give(sys::bytes_of_ring(data)));
-    }
-
     /// Opens the rings of thread `tid`. They are inactive until started.
     pub(super) fn open(&self, tid: u32, rate: Rate) -> Result<SamplingSession, WhyRefused> {
         if let Some(why) = self.refused {
             return Err(why);
         }
-        let opened = match self.take_files() {
-            true => self
-                .open_rings(tid, SampleRequest { period_ns: rate.period_ns, ..self.request })
-                .inspect_err(|_| self.files.give(self.files_per_thread)),
-            false => Err(WhyRefused::NoFiles),
-        };
+        let opened = self.open_rings(tid, rate.period_ns);
         let is_full = matches!(opened, Err(WhyRefused::NoFiles | WhyRefused::NoLockedMemory));
         self.is_full.store(is_full, Ordering::Relaxed);
-        let (samples, switches) = opened?;
+        let (samples, switches, shares) = opened?;
         let samples = Arc::new(SampleRing::Perf(samples));
         let sample_size = Machine::NATIVE.sample_size(self.request.stack_bytes);
         let session = SamplingSession::new(samples, rate, sample_size, sample_size);
-        Ok(session.with_switches(Some(Arc::new(SwitchRing::new(switches)))))
+        let session = session.with_switches(Some(Arc::new(SwitchRing::new(switches))));
+        Ok(session.with_shares(shares))
     }
 
     fn open_rings(
         &self,
         tid: u32,
-        request: SampleRequest,
-    ) -> Result<(PerfRing, PerfRing), WhyRefused> {
+        period_ns: u64,
+    ) -> Result<(PerfRing, PerfRing, Vec<Share>), WhyRefused> {
+        let request = SampleRequest { period_ns, ..self.request };
         let ahead_ns = request.records_ahead_ns;
-        let switches = self
+        let most_files = (sys::open_file_limit() / SHARE_OF_FILES).max(self.files_per_thread);
+        let files = self.files.take(self.files_per_thread, most_files);
+        let files = files.ok_or(WhyRefused::NoFiles)?;
+        let (switches, of_switches) = self
             .lock(SWITCH_RING_BYTES, || sys::open_switch_ring(SWITCH_RING_BYTES, tid, ahead_ns))?;
-        let opened = self.open_samples(tid, request);
-        if opened.is_err() {
-            self.locked_bytes.give(sys::bytes_of_ring(SWITCH_RING_BYTES));
-        }
-        Ok((opened?, switches))
+        let (samples, of_samples) = self.open_samples(tid, request)?;
+        Ok((samples, switches, vec![files, of_switches, of_samples]))
     }
 
-    fn open_samples(&self, tid: u32, mut request: SampleRequest) -> Result<PerfRing, WhyRefused> {
+    fn open_samples(
+        &self,
+        tid: u32,
+        mut request: SampleRequest,
+    ) -> Result<(PerfRing, Share), WhyRefused> {
         let least = 2 * Machine::NATIVE.sample_size(request.stack_bytes);
         loop {
             match self.lock(request.ring_bytes, || sys::open_sample_ring(request, tid)) {

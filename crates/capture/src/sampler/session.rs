@@ -8,6 +8,7 @@ use crossbeam::queue::ArrayQueue;
 use parking_lot::Mutex;
 
 use super::rate::Rate;
+use super::shares::Share;
 use super::switches::SwitchRing;
 use crate::sys::Tag;
 use crate::sys::{HardwareCounters, Position, SampleRing, WhyRefused};
@@ -40,6 +41,8 @@ pub struct SamplingSession {
     pub switches: Option<Arc<SwitchRing>>,
     /// The hardware counters.
     pub(crate) hardware: Mutex<Option<HardwareCounters>>,
+    /// What it takes of the limits of the process.
+    shares: Mutex<Vec<Share>>,
     /// The thread's CPU clock at the start or at the end of the last pause; `u64::MAX` during a pause.
     since_cpu_ns: AtomicU64,
     /// The CPU time that was sampled before `since_cpu_ns`.
@@ -120,6 +123,7 @@ impl SamplingSession {
             ring,
             switches: None,
             hardware: Mutex::new(None),
+            shares: Mutex::default(),
             since_cpu_ns: AtomicU64::new(0),
             sampled_before_ns: AtomicU64::new(0),
             run_delay: RunDelayCell::default(),
@@ -156,6 +160,11 @@ impl SamplingSession {
         Self { switches, ..self }
     }
 
+    /// Adds what is given back once the rings are closed.
+    pub(super) fn with_shares(self, shares: Vec<Share>) -> Self {
+        Self { shares: Mutex::new(shares), ..self }
+    }
+
     /// Starts sampling, or resumes it after a [`pause`](Self::pause).
     pub(crate) fn start(&self) -> Result<(), WhyRefused> {
         self.switches.iter().try_for_each(|ring| ring.start())?;
@@ -187,6 +196,7 @@ impl SamplingSession {
         // Closed outside the lock, which hooks take.
         let hardware = self.hardware.lock().take();
         drop(hardware);
+        self.shares.lock().clear();
     }
 
     /// The position, which moves when a sample is taken.

@@ -301,20 +301,8 @@ impl Sampler {
         session.retire(from, samples);
         let counters = &self.0.counters;
         counters.sampled.fetch_sub(1, Ordering::Relaxed);
-        if session.has_switch_records() {
-            self.0.probed.perf.iter().for_each(|perf| perf.give_back(session));
-        } else {
-            self.0.probed.timers.iter().for_each(Timers::give_back);
+        if !session.has_switch_records() {
             counters.sampled_by_timer.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-
-    /// Releases a session that no thread has got.
-    fn give_back_unused(&self, session: &SamplingSession) {
-        session.retire(0, 0);
-        match session.has_switch_records() {
-            true => self.0.probed.perf.iter().for_each(|perf| perf.give_back(session)),
-            false => self.0.probed.timers.iter().for_each(Timers::give_back),
         }
     }
 
@@ -527,7 +515,7 @@ impl AttachThreads for Sampler {
             // even of another process.
             let is_gone = || thread.is_over() || !sys::is_own_thread(thread.tid());
             if matches!(session, Err(WhyRefused::Ended)) || session.is_ok() && is_gone() {
-                session.iter().for_each(|session| self.give_back_unused(session));
+                session.iter().for_each(|session| session.retire(0, 0));
                 return None;
             }
             let session = session.inspect_err(|why| self.note_unsampled_thread(*why)).ok();
