@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+use crate::collect::CONTINUOUS_RATES;
 use crate::control::Control;
 use crate::engine::{
     CancelProfile, Engine, NoAnswer, ProfileKind, StartedProfile, all_threads,
@@ -18,7 +19,6 @@ use crate::publish::{Ending, OpenSpan};
 use crate::publish::{PublishState, RecentlyKept};
 #[cfg(feature = "metrics")]
 use crate::references::References;
-use crate::sampler::CONTINUOUS_RATES;
 use crate::sinks::HeapPart;
 use crate::stats::Stats;
 

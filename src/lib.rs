@@ -99,6 +99,7 @@ mod error;
 pub mod export;
 mod handle;
 mod history;
+mod host;
 #[cfg(feature = "axum")]
 mod http;
 mod inbox;

@@ -8,7 +8,9 @@ use parking_lot::Mutex;
 
 use crate::allocations::{AllocationSettings, LayerAllocations};
 use crate::awaits::LayerAwaits;
-use crate::collect::{Collector, ContinuousProfiler, Logged, ProcessProfiler, ProfileOutput};
+use crate::collect::{
+    Collector, ContinuousProfiler, ContinuousSettings, Logged, ProcessProfiler, ProfileOutput,
+};
 use crate::engine::{Commands, Engine, Gate, RunningSource, spawn};
 use crate::error::Error;
 use crate::intake::{Intake, IntakeSettings};
@@ -18,7 +20,7 @@ use crate::otel::{OtelSettings, UnreachedSpans};
 use crate::publish::{Ending, PublishSettings, PublishState, PublisherParts, Reporter};
 use crate::redact::Redaction;
 use crate::references::{ReferenceSettings, References};
-use crate::sampler::{Sampler, SourceSettings};
+use crate::sampler::Sampler;
 use crate::sinks::{Heap, Sinks, Store};
 use crate::span::Spans;
 use crate::stats::Counters;
@@ -50,7 +52,7 @@ pub(crate) struct Parts {
     /// Belongs to this engine only.
     pub(crate) gate: &'static Gate,
     pub(crate) unreached: Arc<UnreachedSpans>,
-    pub(crate) source_settings: SourceSettings,
+    pub(crate) continuous: ContinuousSettings,
     pub(crate) publishing: PublishSettings,
     /// What is wrong with the settings.
     pub(crate) warnings: Vec<LogEvent>,
@@ -126,11 +128,7 @@ pub(crate) fn build(parts: Parts) -> (Arc<Engine>, Collector, PublisherParts) {
         admission,
         counters: parts.counters,
         waker,
-        source: RunningSource {
-            settings: parts.source_settings,
-            line: source_line,
-            sampler: parts.source,
-        },
+        source: RunningSource { line: source_line, sampler: parts.source },
         otel: parts.otel,
         names: Arc::clone(&names),
         publish: to_publish.clone(),
@@ -139,7 +137,7 @@ pub(crate) fn build(parts: Parts) -> (Arc<Engine>, Collector, PublisherParts) {
         commands: Commands::new(commands),
         gate,
     });
-    let continuous = engine.source.settings.continuous;
+    let continuous = parts.continuous;
     engine.commands.process.set_continuous_rate(continuous.rate);
     let files = Arc::clone(parts.poller.files());
     let publisher = PublisherParts { shared: to_publish, jobs: to_do, files, settings: publishing };
@@ -156,7 +154,7 @@ pub(crate) fn build(parts: Parts) -> (Arc<Engine>, Collector, PublisherParts) {
         output: ProfileOutput::new(jobs, memory / 2, samples_per_profile),
         logged: Logged::new(threads.pace.first_look, threads.cpu_percent),
         process: ProcessProfiler::default(),
-        continuous: ContinuousProfiler::default(),
+        continuous: ContinuousProfiler::new(continuous.interval),
     };
     (engine, collector, publisher)
 }

@@ -136,7 +136,7 @@ const LAYERS: &[&[&str]] = &[
     &["span"],
     &["stats"],
     &["error", "log", "origin", "refresh"],
-    &["layers"],
+    &["host", "layers"],
     // Of the crates below.
     &["compare", "encode", "facts", "ids", "profile", "redact", "text"],
     &["budget", "drain", "sampler", "sys", "unwind"],

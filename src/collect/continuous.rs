@@ -1,6 +1,7 @@
 //! Makes the profiles of a process that is profiled continuously.
 
 use std::collections::HashMap;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,6 +16,33 @@ use crate::stats::Counters;
 use crate::sys;
 use crate::threads::Threads;
 use crate::unwind::Module;
+
+/// The continuous profile of the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ContinuousSettings {
+    /// Samples per second of CPU time; 0 for none.
+    pub(crate) rate: u32,
+    /// The time that each profile covers.
+    pub(crate) interval: Duration,
+}
+
+/// In hertz.
+pub(crate) const CONTINUOUS_RATES: RangeInclusive<u32> = 1..=1_000;
+
+/// The rate in a text: `on`, `off`, or samples per second. `None` if it is something else.
+pub(crate) fn continuous_rate(text: &str) -> Option<u32> {
+    match text {
+        "on" => Some(ContinuousSettings::USUAL_RATE),
+        "off" => Some(0),
+        rate => rate.parse().ok().filter(|rate| CONTINUOUS_RATES.contains(rate)),
+    }
+}
+
+impl ContinuousSettings {
+    /// Prime, so that it is in step with nothing, and low.
+    const USUAL_RATE: u32 = 49;
+    pub(crate) const OFF: Self = Self { rate: 0, interval: Duration::from_secs(60) };
+}
 
 /// A profile without symbols, and the modules that symbolization needs.
 pub(super) type ProcessProfile = (Box<Profile>, HashMap<MappingId, Arc<Module>>);
@@ -31,8 +59,9 @@ pub(crate) struct ProfileWindow {
 }
 
 /// Makes a profile of the process after each interval, while that is wanted.
-#[derive(Default)]
 pub(crate) struct ContinuousProfiler {
+    /// What each covers.
+    interval: Duration,
     window: Option<ProfileWindow>,
     /// What the stacks of the heap have allocated until the present window.
     allocated: HashMap<StoredStack, Total>,
@@ -40,6 +69,10 @@ pub(crate) struct ContinuousProfiler {
 }
 
 impl ContinuousProfiler {
+    pub(crate) fn new(interval: Duration) -> Self {
+        Self { interval, window: None, allocated: HashMap::new(), event: None }
+    }
+
     /// How long until the present profile is complete.
     pub(super) fn until_end(&self) -> Option<Duration> {
         self.window.as_ref().map(|window| window.until.saturating_duration_since(Instant::now()))
@@ -70,7 +103,7 @@ impl ContinuousProfiler {
         let ended = self.window.take_if(is_over);
         if ended.as_ref().is_some_and(|ended| ended.rate == wanted) {
             intake.clocks.forget_ended();
-            self.window = Some(self.new_window(wanted, engine, intake));
+            self.window = Some(self.new_window(wanted, intake));
         } else if ended.is_some() {
             threads.end_continuous();
             // To begin again, if it is wanted.
@@ -85,13 +118,13 @@ impl ContinuousProfiler {
             threads.begin_continuous(1_000_000_000 / u64::from(wanted), intake);
             intake.sinks.continuous = Some(ProcessSamples::new());
             _ = intake.sinks.heap.allocated_since(&mut self.allocated);
-            self.window = Some(self.new_window(wanted, engine, intake));
+            self.window = Some(self.new_window(wanted, intake));
         }
         ended
     }
 
-    fn new_window(&self, rate: u32, engine: &Engine, intake: &Intake) -> ProfileWindow {
-        let until = Instant::now() + engine.source.settings.continuous.interval;
+    fn new_window(&self, rate: u32, intake: &Intake) -> ProfileWindow {
+        let until = Instant::now() + self.interval;
         let (began_ns, began_cpu_ns) = (intake.now_ns(), sys::process_cpu_ns());
         ProfileWindow { rate, until, began_ns, began_cpu_ns }
     }
@@ -107,7 +140,7 @@ impl ContinuousProfiler {
         // The next one begins where this one ends.
         if let Some(next) = &mut self.window {
             (next.began_ns, next.began_cpu_ns) = (now_ns, now_cpu_ns);
-            next.until = Instant::now() + engine.source.settings.continuous.interval;
+            next.until = Instant::now() + self.interval;
         }
         let next = self.is_running().then(ProcessSamples::new);
         let mut samples = std::mem::replace(&mut intake.sinks.continuous, next)?;

@@ -9,7 +9,9 @@ mod logged;
 mod process;
 mod run;
 
-pub(crate) use continuous::ContinuousProfiler;
+pub(crate) use continuous::{
+    CONTINUOUS_RATES, ContinuousProfiler, ContinuousSettings, continuous_rate,
+};
 pub(crate) use export::ProfileOutput;
 pub(crate) use logged::Logged;
 pub(crate) use process::ProcessProfiler;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::files::FileSettings;
 use super::links::{self, LinkSettings};
+use crate::collect::{CONTINUOUS_RATES, ContinuousSettings};
 use crate::error::Error;
 use crate::export::Exporter;
 use crate::keep::{Kept, OnKept, Rules, ShownFields};
@@ -14,7 +15,7 @@ use crate::otel::{AttributeNames, OtelSettings};
 use crate::profile::Resource;
 use crate::redact::Redaction;
 use crate::references::{ALL_CPU, ReferenceLimits};
-use crate::sampler::{CONTINUOUS_RATES, ContinuousSettings, Periods, Source, SourceSettings};
+use crate::sampler::{Periods, Source, SourceSettings};
 use crate::sys::MOST_STACK_COPIED;
 use crate::threads::{LoadLimits, Timing};
 
@@ -36,7 +37,7 @@ use crate::threads::{LoadLimits, Timing};
 /// ```
 pub struct Builder {
     pub(super) rules: Rules,
-    pub(super) source: SourceSettings,
+    pub(super) source: SamplingSettings,
     pub(super) exporter: Option<Box<dyn Exporter>>,
     /// What the environment configures in its place.
     pub(super) env_exporter: Option<Box<dyn Exporter>>,
@@ -68,6 +69,17 @@ pub struct Builder {
     pub(super) unused_endpoint: Option<&'static str>,
 }
 
+/// What is sampled, and from when on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SamplingSettings {
+    pub(super) threads: SourceSettings,
+    /// Whether to capture waits.
+    pub(super) waits: bool,
+    /// For how long a span must be entered before its threads are sampled; `None` if its rule decides.
+    pub(super) sampling_delay: Option<Duration>,
+    pub(super) continuous: ContinuousSettings,
+}
+
 /// Deep enough for an async service in a release build; see `docs/design.md` for the figures.
 const DEFAULT_STACK_BYTES: u32 = 32 * 1024;
 pub(super) const STACK_BYTES: RangeInclusive<u32> = 1024..=MOST_STACK_COPIED;
@@ -85,11 +97,13 @@ impl Builder {
     pub(crate) fn new() -> Self {
         Self {
             rules: Rules::default(),
-            source: SourceSettings {
-                source: Source::default(),
-                signal: None,
-                stack_bytes: DEFAULT_STACK_BYTES,
-                periods: None,
+            source: SamplingSettings {
+                threads: SourceSettings {
+                    source: Source::default(),
+                    signal: None,
+                    stack_bytes: DEFAULT_STACK_BYTES,
+                    periods: None,
+                },
                 waits: true,
                 sampling_delay: None,
                 continuous: ContinuousSettings::OFF,
@@ -160,7 +174,7 @@ impl Builder {
     /// What produces stacks. The default is [`Source::Auto`].
     #[must_use]
     pub fn source(mut self, source: Source) -> Self {
-        self.source.source = source;
+        self.source.threads.source = source;
         self
     }
 
@@ -169,7 +183,7 @@ impl Builder {
     /// `docs/platform.md`. If the given one is not free, no thread is sampled by a timer, and the log says so.
     #[must_use]
     pub fn timer_signal(mut self, number: i32) -> Self {
-        self.source.signal = Some(number);
+        self.source.threads.signal = Some(number);
         self
     }
 
@@ -178,7 +192,7 @@ impl Builder {
     /// a few seconds drops to 200 per second, and one that continues for long to 100.
     #[must_use]
     pub fn rate(mut self, hertz: u32) -> Self {
-        self.source.periods = Some(Periods::of_rate(self.clamped("rate", hertz, &RATES)));
+        self.source.threads.periods = Some(Periods::of_rate(self.clamped("rate", hertz, &RATES)));
         self
     }
 
@@ -263,7 +277,7 @@ impl Builder {
     #[must_use]
     pub fn stack_bytes(mut self, bytes: u32) -> Self {
         // The kernel requires a multiple of 8.
-        self.source.stack_bytes = self.clamped("stack_bytes", bytes, &STACK_BYTES) & !7;
+        self.source.threads.stack_bytes = self.clamped("stack_bytes", bytes, &STACK_BYTES) & !7;
         self
     }
 
@@ -516,8 +530,8 @@ mod tests {
     #[test]
     fn values_out_of_range_are_clamped_with_a_warning() {
         let builder = Builder::new().rate(0).stack_bytes(70_000);
-        assert_eq!(builder.source.periods, Some(Periods::of_rate(1)));
-        assert_eq!(builder.source.stack_bytes, 65_448);
+        assert_eq!(builder.source.threads.periods, Some(Periods::of_rate(1)));
+        assert_eq!(builder.source.threads.stack_bytes, 65_448);
         let expected = [
             "rate(0) is not from 1 to 10000: it is 1 now",
             "stack_bytes(70000) is not from 1024 to 65448: it is 65448 now",
@@ -525,7 +539,7 @@ mod tests {
         let messages: Vec<_> = builder.warnings.iter().map(|warning| &warning.message).collect();
         assert_eq!(messages, expected);
         let builder = Builder::new().rate(10_000).stack_bytes(5_003);
-        assert_eq!((builder.source.stack_bytes, builder.warnings.len()), (5_000, 0));
+        assert_eq!((builder.source.threads.stack_bytes, builder.warnings.len()), (5_000, 0));
     }
 
     #[test]

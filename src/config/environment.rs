@@ -10,6 +10,7 @@ use super::Builder;
 use super::builder::{LONGEST_INTERVAL, RATES, SHORTEST_INTERVAL, STACK_BYTES};
 use super::files::{FileSettings, formats};
 use super::links;
+use crate::collect::continuous_rate;
 use crate::error::Error;
 use crate::export::of_process;
 #[cfg(feature = "_otlp")]
@@ -17,7 +18,6 @@ use crate::export::{OtlpBuilder, OtlpExporter};
 use crate::keep::Rules;
 use crate::log::{LogEvent, LogKind};
 use crate::otel::{TRACE_CHOICES, TraceChoice};
-use crate::sampler::continuous_rate;
 use crate::text::{bytes, shortened};
 
 /// The variable with the rules. The names of the others begin like that.
@@ -588,7 +588,11 @@ mod tests {
                 _ => Ok(None),
             };
             let builder = Builder::new().with_each(variables, Builder::without).unwrap();
-            assert_eq!((builder.source.stack_bytes, builder.warnings.len()), (5_000, 1), "{name}");
+            assert_eq!(
+                (builder.source.threads.stack_bytes, builder.warnings.len()),
+                (5_000, 1),
+                "{name}"
+            );
             let message = builder.warnings[0].message.clone();
             assert!(message.starts_with(&format!("{name} cannot be used, so ")), "{message}");
             builder

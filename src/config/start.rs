@@ -17,12 +17,12 @@ use crate::log::{LogEvent, LogKind};
 use crate::otel::UnreachedSpans;
 use crate::publish::{PublishSettings, waiting_profiles};
 use crate::references::ReferenceSettings;
-use crate::sampler::{Periods, Sampler};
+use crate::sampler::Sampler;
 use crate::span::Spans;
 use crate::start::{self, Limits, Parts};
 use crate::stats::Counters;
 use crate::symbols::SymbolSettings;
-use crate::sys::{self, Clock, Poller, SampleRequest};
+use crate::sys::{self, Clock, Poller};
 use crate::threads::ThreadSettings;
 
 /// Percent of one core.
@@ -58,16 +58,8 @@ pub(crate) fn start(
     let clock = Clock::default();
     let counters = Arc::new(Counters::default());
     let poller = Poller::new().map_err(Error::thread)?;
-    let request = SampleRequest {
-        period_ns: builder.source.periods.unwrap_or(Periods::USUAL).full_ns,
-        stack_bytes: builder.source.stack_bytes,
-        ring_bytes: RING_BYTES,
-        in_kernel: true,
-        position_step: 0,
-        signal: None,
-        records_ahead_ns: 0,
-    };
-    let source = Sampler::new(builder.source, request, &poller.waker(), counters.threads.clone());
+    let source =
+        Sampler::new(builder.source.threads, RING_BYTES, &poller.waker(), counters.threads.clone());
     let settings = PlanSettings {
         ticks_a_second: clock.ticks(Duration::from_secs(1)),
         sampling_delay: builder.source.sampling_delay,
@@ -121,11 +113,11 @@ pub(crate) fn start(
     let health = ExporterHealth::new(problem.is_none(), must_prove);
     let admission =
         ProfileAdmission::new(builder.profiles_per_minute, health).with_max_reserved(most_reserved);
-    let cpu_percent = match (builder.cpu_percent, builder.source.periods) {
+    let cpu_percent = match (builder.cpu_percent, builder.source.threads.periods) {
         (None, None) => Some(DEFAULT_CPU_PERCENT),
         (percent, _) => percent.filter(|percent| *percent > 0),
     };
-    let stack_bytes = builder.source.stack_bytes as usize;
+    let stack_bytes = builder.source.threads.stack_bytes as usize;
     start::start(Parts {
         spans,
         callsites,
@@ -156,7 +148,7 @@ pub(crate) fn start(
         },
         gate,
         unreached,
-        source_settings: builder.source,
+        continuous: builder.source.continuous,
         publishing: PublishSettings {
             exporter,
             problem,

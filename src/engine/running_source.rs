@@ -3,12 +3,11 @@
 use crate::facts::TimeBreakdown;
 use crate::keep::NoProfile;
 use crate::log::LogEvent;
-use crate::sampler::{Sampler, SourceSettings};
+use crate::sampler::Sampler;
 
 /// The source of samples that is in use.
 #[derive(Debug)]
 pub(crate) struct RunningSource {
-    pub(crate) settings: SourceSettings,
     /// Describes it and what it cannot see; a warning if that is less than was requested.
     pub(crate) line: LogEvent,
     pub(crate) sampler: Sampler,

@@ -247,7 +247,7 @@ impl Directory {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         // Missing directories will be created below the nearest existing one.
         let nearest = self.path.ancestors().find(|path| path.exists()).unwrap_or(Path::new("."));
-        match sys::check_writable(nearest) {
+        match sys::check_room(nearest) {
             // Old profiles can be removed.
             Err(error) if is_full(&error) && self.has_profiles() => return Ok(()),
             checked => checked?,

@@ -4,8 +4,8 @@ use axum::extract::State;
 use axum::http::StatusCode;
 
 use super::answer::{Failure, not_now};
+use crate::collect::continuous_rate;
 use crate::handle::Handle;
-use crate::sampler::continuous_rate;
 
 /// The rate of the continuous profile, as text.
 pub(super) async fn get(State(handle): State<Handle>) -> String {

@@ -2,8 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::sampler::record::Registers;
-use crate::sys::{BlockPool, Blocks, LiveStack, WORDS};
+use crate::sys::{BlockPool, Blocks, LiveStack, Registers, WORDS};
 
 /// The copy of a part of a stack.
 #[derive(Debug)]
@@ -31,8 +30,7 @@ impl CopiedStack {
         let reused = reused.map(|copy| copy.blocks).filter(is_good);
         let mut blocks = reused.or_else(|| Blocks::take(pool, length))?;
         stack.copy_to(blocks.runs_mut());
-        let (registers, is_part) =
-            (Registers::from(stack.registers), length < stack.length_bytes());
+        let (registers, is_part) = (stack.registers, length < stack.length_bytes());
         let unloads = WORDS.unloads.load(Ordering::Acquire);
         Some(Self { registers, blocks, length, is_part, unloads })
     }
@@ -40,9 +38,8 @@ impl CopiedStack {
     /// A second copy. `None` if there is no memory.
     pub(crate) fn duplicate(&self) -> Option<Self> {
         let mut blocks = self.blocks.take_more(self.length)?;
-        for (to, from) in blocks.parts_mut().zip(self.blocks.parts()) {
-            to.copy_from_slice(from);
-        }
+        let to = blocks.runs_mut().flat_map(|run| run.chunks_exact_mut(BlockPool::BLOCK_BYTES));
+        to.zip(self.blocks.parts()).for_each(|(to, from)| to.copy_from_slice(from));
         Some(Self { blocks, ..*self })
     }
 

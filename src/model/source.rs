@@ -18,7 +18,7 @@ use crate::sys::{OsThread, PerfRing, SampleRing, WhyRefused};
 const STEP: u64 = 64;
 const RING_BYTES: usize = 1 << 16;
 /// The size of the shortest record.
-const SAMPLE_BYTES: u64 = 72;
+const SAMPLE_BYTES: u64 = 80;
 /// The period of every second session. It differs from the wanted one, so that the session ends as soon as possible.
 pub(super) const OTHER_PERIOD_NS: u64 = 5_000_000;
 /// No system has a thread with such an id, so system calls for it fail.
@@ -95,6 +95,7 @@ impl Scripted {
             0,
             u64::from(tid) << 32 | u64::from(std::process::id()),
             self.0.now.load(Ordering::Relaxed),
+            0,
             2,
         ];
         let stack_pointer = 1 << 40;
@@ -166,7 +167,7 @@ impl AttachThreads for Scripted {
         let first = Arc::new(SamplingSession::none());
         let rate = Rate::of(Periods::USUAL.full_ns);
         let sampled_thread = Arc::new(ThreadShared::new(
-            OsThread::unnamed(tid),
+            OsThread::new(tid, b""),
             Err(WhyRefused::NotAsked),
             rate,
             Arc::clone(&first),

@@ -21,9 +21,10 @@ use super::oracle::{
     ChildSums, Place, Reported, ReportedProfile, ReportedSpan, START_NS, Times, name,
 };
 use super::script::{Kind, Step, THREADS, Under};
-use super::source::{OTHER_PERIOD_NS, Scripted, begin_thread};
+use super::source::{Scripted, begin_thread};
 use crate::allocations::AllocationSettings;
 use crate::collect::Collector;
+use crate::collect::ContinuousSettings;
 use crate::engine::{Command, Engine, Gate, ProfileKind, begin_process_profile};
 use crate::export::{ExportError, Exported, Exporter};
 use crate::intake::IntakeSettings;
@@ -35,11 +36,11 @@ use crate::otel::OtelSettings;
 use crate::profile::{Point, Profile, ProfileId, Sample, SampleKind};
 use crate::publish::{FlushRequest, Job, LogItem, PublishSettings, Questions};
 use crate::references::ReferenceLimits;
-use crate::sampler::{ContinuousSettings, Sampler, Source, SourceSettings};
+use crate::sampler::{Sampler, Source, SourceSettings};
 use crate::span::{SpanKey, Spans};
 use crate::start::{Limits, Parts, build};
 use crate::stats::{Counters, Stats};
-use crate::sys::{Clock, Poller, SampleRequest};
+use crate::sys::{Clock, Poller};
 use crate::threads::{LoadLimits, ThreadSettings, Timing};
 
 const STATUS: &str = "otel.status_code";
@@ -185,25 +186,9 @@ impl Stage {
         let now = Arc::new(AtomicU64::new(START_NS));
         let counters = Arc::new(Counters::default());
         let poller = Poller::new().unwrap();
-        let settings = SourceSettings {
-            source: Source::None,
-            signal: None,
-            stack_bytes: 1024,
-            periods: None,
-            waits: true,
-            sampling_delay: Some(Duration::ZERO),
-            continuous: ContinuousSettings::OFF,
-        };
-        let request = SampleRequest {
-            period_ns: OTHER_PERIOD_NS,
-            stack_bytes: settings.stack_bytes,
-            ring_bytes: 0,
-            in_kernel: false,
-            position_step: 0,
-            signal: None,
-            records_ahead_ns: 0,
-        };
-        let sampler = Sampler::new(settings, request, &poller.waker(), counters.threads.clone());
+        let settings =
+            SourceSettings { source: Source::None, signal: None, stack_bytes: 1024, periods: None };
+        let sampler = Sampler::new(settings, 0, &poller.waker(), counters.threads.clone());
         let engine_source = sampler.clone();
         let scripted = Scripted::new(Arc::clone(&now), sampler.clone(), has_switches);
         let clock = Clock::by_hand(Arc::clone(&now));
@@ -238,7 +223,7 @@ impl Stage {
                     pace: Timing::FASTEST,
                     shed: LoadLimits::default(),
                     cpu_percent: None,
-                    waits: settings.waits,
+                    waits: true,
                 },
                 intake: IntakeSettings {
                     frames_per_stack: 4,
@@ -253,7 +238,7 @@ impl Stage {
             },
             gate,
             unreached: Arc::default(),
-            source_settings: settings,
+            continuous: ContinuousSettings::OFF,
             publishing: PublishSettings {
                 exporter: Box::new(Nowhere),
                 problem: None,

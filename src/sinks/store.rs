@@ -481,7 +481,6 @@ mod tests {
     use crate::sys::OsThread;
     use crate::unwind::ModuleAddress;
 
-    const THREAD: OsThread = OsThread::unnamed(1);
     const SPAN: SpanKey = SpanKey::new(5).unwrap();
     const PLENTY: usize = 1 << 20;
     const SPANS: usize = 10_000;
@@ -491,7 +490,8 @@ mod tests {
     }
 
     fn ran(time_ns: u64, weight: u64, stack: &Stack) -> NewSample<'_> {
-        NewSample { kind: SampleKind::OnCpu, time_ns, weight, thread: Some(THREAD), stack }
+        let thread = Some(OsThread::new(1, b""));
+        NewSample { kind: SampleKind::OnCpu, time_ns, weight, thread, stack }
     }
 
     fn samples(span: &SpanSamples) -> &[StoredSample] {

@@ -41,7 +41,7 @@ impl AttachThreads for Script {
     fn begin(&self) -> Begun {
         let first = Arc::new(SamplingSession::none());
         let sampled = Arc::new(ThreadShared::new(
-            OsThread::unnamed(1),
+            OsThread::new(1, b""),
             Err(WhyRefused::NotAsked),
             Rate::of(BASE_PERIOD),
             Arc::clone(&first),

@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     fn thread(tid: u32, is_in_other_futex: bool, times: u32) -> PossibleHolder {
-        let (thread, span) = (OsThread::unnamed(tid), Holder::NO_SPAN);
+        let (thread, span) = (OsThread::new(tid, b""), Holder::NO_SPAN);
         PossibleHolder { thread, span, blocked_cpu_ns: None, is_in_other_futex, times }
     }
 

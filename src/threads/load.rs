@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::sys::{CpuUse, Load};
+use crate::host::{CpuUse, Load};
 
 /// The limits above which no thread is sampled; `TRACING_PROFILING_PAUSE`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -9,6 +9,7 @@ mod inspect;
 mod load;
 mod locks;
 mod parked;
+mod reading_budget;
 mod rivals;
 mod run_delay;
 mod sampled;
@@ -28,7 +29,9 @@ pub(crate) use locks::{BlockedThread, MOST_THREADS};
 pub(crate) use sampled::SampledThread;
 pub(crate) use waits::WaitingThread;
 
-use crate::budget::{CpuBudget, ReadingBudget};
+use reading_budget::ReadingBudget;
+
+use crate::budget::CpuBudget;
 use crate::intake::{Intake, SampledClocks};
 use crate::log::LogEvent;
 use crate::sampler::{Periods, SamplingSession, ThreadShared};

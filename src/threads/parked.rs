@@ -98,7 +98,7 @@ mod tests {
     const SECOND: u64 = 1_000;
 
     fn thread() -> Arc<ThreadShared> {
-        let (os, stack) = (OsThread::unnamed(1), Err(WhyRefused::NotAsked));
+        let (os, stack) = (OsThread::new(1, b""), Err(WhyRefused::NotAsked));
         let thread = ThreadShared::new(os, stack, Rate::of(1), Arc::new(SamplingSession::none()));
         thread.set_times(0, crate::sampler::NEVER);
         thread.set_span(0);

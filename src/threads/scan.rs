@@ -12,7 +12,6 @@ use super::waits::{IDLE_SCAN_INTERVAL, SCAN_INTERVAL, ScanResult, Scanner, next_
 use crate::drain::Why;
 use crate::intake::Intake;
 use crate::stats::Counters;
-use crate::sys;
 
 /// A wake-up takes some 16 µs and scanning a thread 0.2 to 1 µs: together 1 % of a core or a little more.
 const SOONEST: Duration = Duration::from_millis(1);
@@ -265,7 +264,7 @@ impl Threads {
         if !self.shed.is_due(now) {
             return;
         }
-        let begins = self.shed.check(now, sys::load());
+        let begins = self.shed.check(now, crate::host::load());
         intake.source.set_paused(self.shed.is_over());
         self.findings.shed = begins.or(self.findings.shed.take());
     }

@@ -3,7 +3,8 @@
 use std::collections::VecDeque;
 
 use crate::facts::ThrottlingUnknown;
-use crate::sys::{self, ControlGroup, GroupTexts};
+use crate::host::{ControlGroup, cpu_group_in};
+use crate::sys;
 
 /// Reading it takes 2 µs, or more with version 2 of control groups, where the kernel adds up what its CPUs have counted.
 const READ_INTERVAL_NS: u64 = 20_000_000;
@@ -86,7 +87,7 @@ impl Throttling {
         let groups = sys::control_groups_of(sys::process_id()).unwrap_or_default();
         let is_other = |tid| {
             let of_thread = sys::control_groups_of(tid);
-            of_thread.is_ok_and(|of| sys::cpu_group_in(&of) != sys::cpu_group_in(&groups))
+            of_thread.is_ok_and(|of| cpu_group_in(&of) != cpu_group_in(&groups))
         };
         if threads.take(MOST_THREADS).any(is_other) {
             self.groups.clear();
@@ -94,7 +95,7 @@ impl Throttling {
         } else if must_search || groups != self.groups {
             self.searched_ns = Some(now_ns);
             self.groups = groups;
-            self.set(GroupTexts::read().and_then(|texts| ControlGroup::find(&texts)));
+            self.set(ControlGroup::find());
         }
     }
 

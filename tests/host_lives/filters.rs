@@ -21,7 +21,6 @@ pub(super) const CALLS: &[(&str, libc::c_long)] = &[
     ("clock_gettime", libc::SYS_clock_gettime),
     ("getrusage", libc::SYS_getrusage),
     ("statfs", libc::SYS_statfs),
-    ("faccessat", libc::SYS_faccessat),
     ("memfd_create", libc::SYS_memfd_create),
 ];
 const NEVER_CALLED: &[libc::c_long] = &[

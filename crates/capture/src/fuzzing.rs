@@ -1,10 +1,10 @@
 //! Parsers of external bytes, for the fuzz targets in `fuzz/`. Compiled only for these.
 
-use crate::sampler::record::{Layout, Machine, Record, Records, read_sample, stated_position};
+use crate::sampler::record::{Machine, Record, Records, read_sample, stated_position};
 use crate::sys;
 use crate::unwind::fuzzing as unwind;
 
-/// Parses `bytes` as a ring of each machine, with and without call chains of the kernel. Returns the number of records.
+/// Parses `bytes` as a ring of each machine. Returns the number of records.
 pub fn records(bytes: &[u8]) -> usize {
     let mut count = 0;
     for record in Records::between(bytes, 0, bytes.len() as u64).flatten() {
@@ -12,14 +12,11 @@ pub fn records(bytes: &[u8]) -> usize {
         let (Record::Sample(place) | Record::Lost { place, .. }) = record else { continue };
         stated_position(bytes, place);
         for machine in [Machine::X86_64, Machine::Aarch64] {
-            for has_kernel_chain in [false, true] {
-                let layout = Layout { machine, has_kernel_chain };
-                let Ok(sample) = read_sample(bytes, place, layout) else { continue };
-                let stack = sample.stack;
-                assert!(stack.length() < u64::from(place.size));
-                assert!(stack.word(stack.length()).is_none());
-                assert!(sample.kernel_chain.count() < usize::from(place.size) / 8);
-            }
+            let Ok(sample) = read_sample(bytes, place, machine) else { continue };
+            let stack = sample.stack;
+            assert!(stack.length() < u64::from(place.size));
+            assert!(stack.word(stack.length()).is_none());
+            assert!(sample.kernel_chain.iter().count() < usize::from(place.size) / 8);
         }
     }
     count

@@ -24,5 +24,5 @@ pub mod unwind;
 pub use drain::{Loss, Sample, Sink};
 pub use profiler::{Profiler, Settings};
 pub use sampler::{Source, ThreadCounters, UnknownName};
-pub use sys::{Allocations, OsThread, ProfilingAllocator, Tag, ThrottlingUnknown, Usage};
+pub use sys::{Allocations, OsThread, ProfilingAllocator, Tag, Usage};
 pub use unwind::{ModuleAddress, UnwindEnd};

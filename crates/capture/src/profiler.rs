@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use crate::drain::{DemandBudgets, Loss, ProcessThreads, Reader, Sink, Why};
 use crate::sampler::ThreadCounters;
-use crate::sampler::{ContinuousSettings, Periods, Sampler, Source, SourceSettings};
-use crate::sys::{self, Clock, Poller, SampleRequest};
+use crate::sampler::{Periods, Sampler, Source, SourceSettings};
+use crate::sys::{self, Clock, Poller};
 use crate::unwind::ModuleAddress;
 
 /// How a [`Profiler`] samples.
@@ -61,20 +61,8 @@ impl Profiler {
             signal: None,
             stack_bytes: settings.stack_bytes,
             periods: Some(periods),
-            waits: false,
-            sampling_delay: None,
-            continuous: ContinuousSettings::OFF,
         };
-        let request = SampleRequest {
-            period_ns: periods.full_ns,
-            stack_bytes: settings.stack_bytes,
-            ring_bytes: RING_BYTES,
-            in_kernel: true,
-            position_step: 0,
-            signal: None,
-            records_ahead_ns: 0,
-        };
-        let sampler = Sampler::new(source, request, &poller.waker(), ThreadCounters::default());
+        let sampler = Sampler::new(source, RING_BYTES, &poller.waker(), ThreadCounters::default());
         if sampler.is_refused() {
             return Err(io::Error::other(sampler.describe().0));
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::demand::Cost;
-use crate::sampler::record::{Layout, Record, Records, read_sample};
+use crate::sampler::record::{Machine, Record, Records, read_sample};
 use crate::sampler::{
     Sampler, SamplingSession, SwitchRing, TagInterval, ThreadShared, switches_between,
 };
@@ -206,9 +206,8 @@ impl ThreadCursor {
             let Ok(Record::Sample(place)) = record else { return None };
             Some(place)
         });
-        let sample = read_sample(&***ring, samples.last()?, Layout::of(ring)).ok()?;
-        let mut words = (0..).map_while(|number: u64| sample.stack.word(8 * number));
-        Some(read(sample.time_ns, &mut words))
+        let sample = read_sample(&***ring, samples.last()?, Machine::NATIVE).ok()?;
+        Some(read(sample.time_ns, &mut sample.stack.iter()))
     }
 
     /// Whether half of its ring is full.

@@ -1,7 +1,7 @@
 //! Samples of threads that ran: from a record to the frames.
 
 use crate::sampler::ThreadShared;
-use crate::sampler::record::{Layout, RecordPlace, read_sample};
+use crate::sampler::record::{Machine, RecordPlace, read_sample};
 use crate::sys::{self, OsThread, SampleRing, Tag};
 use crate::unwind::{ModuleAddress, UnwindEnd, Unwinder};
 
@@ -94,7 +94,7 @@ impl Reader {
         if !sink.wants(tag) {
             return;
         }
-        let read = read_sample(&**ring, place, Layout::of(ring));
+        let read = read_sample(&**ring, place, Machine::NATIVE);
         let Some(sample) = read.ok().filter(|sample| {
             // Of this thread: an event is opened by an id, which may since be that of another process's thread.
             (sample.pid, sample.tid) == (self.pid, thread.tid)
@@ -111,7 +111,7 @@ impl Reader {
         let end = self.unwinder.unwind(sample.registers, word, self.most_frames, frames);
         if sample.in_kernel && !is_switching {
             let in_user_code = frames.len();
-            let chain = sample.kernel_chain.filter(|address| *address < FIRST_CONTEXT);
+            let chain = sample.kernel_chain.iter().filter(|address| *address < FIRST_CONTEXT);
             frames.extend(chain.map(ModuleAddress::in_kernel));
             if frames.len() == in_user_code {
                 frames.push(ModuleAddress::KERNEL);

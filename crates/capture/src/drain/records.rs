@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::cursor::ThreadCursor;
 use super::reader::{Loss, Of, Reader, Sink};
-use crate::sampler::record::{Layout, Record, RecordPlace, Records, read_sample, stated_position};
+use crate::sampler::record::{Machine, Record, RecordPlace, Records, read_sample, stated_position};
 use crate::sampler::{OpenInterval, TagInterval};
 use crate::sys::{self, SampleRing, Tag};
 
@@ -83,10 +83,9 @@ impl ThreadCursor {
     /// perf's timer waited until interrupts were enabled again, and nothing that the thread called was running.
     fn switching(&self, ring: &SampleRing, samples: &[RecordPlace], reader: &Reader) -> Vec<u64> {
         let is_switching = |place: &&RecordPlace| {
-            let sample = read_sample(&**ring, **place, Layout::of(ring)).ok();
+            let sample = read_sample(&**ring, **place, Machine::NATIVE).ok();
             let sample = sample.filter(|sample| {
-                let instruction = sample.registers.instruction();
-                sample.in_kernel && !reader.unwinder.is_in_system_call(instruction)
+                sample.in_kernel && !reader.unwinder.is_in_system_call(sample.registers.pc)
             });
             let switches = self.switches().zip(sample);
             switches.is_some_and(|(switches, sample)| switches.has_switch_near(sample.time_ns))

@@ -1,14 +1,12 @@
 //! The sources of raw samples.
 
-mod continuous;
-mod counters;
 mod describe;
 mod hooks;
 mod losses;
 mod perf;
 mod probe;
 mod rate;
-pub mod record;
+pub(crate) mod record;
 mod session;
 mod shares;
 mod silence;
@@ -20,12 +18,12 @@ mod thread_source;
 mod timer;
 mod unknown_name;
 
-pub use continuous::{CONTINUOUS_RATES, ContinuousSettings, continuous_rate};
 pub use hooks::{AttachThreads, Begun, ThreadSource};
 pub use rate::{Periods, Rate};
 pub use session::{RunDelay, SamplingSession, TagInterval};
 pub use source::{Sampler, Source, SourceSettings};
-pub use switches::{SHORT_NS, SwitchRing, switches_between};
+pub(crate) use switches::switches_between;
+pub use switches::{SHORT_NS, SwitchRing};
 pub use thread::{NEVER, OpenInterval, ThreadShared, Use};
 pub use thread_counters::ThreadCounters;
 pub use unknown_name::UnknownName;

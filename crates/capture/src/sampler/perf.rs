@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::probe::ProbeThread;
 use super::rate::Rate;
-use super::record::{Layout, Machine, Record, Records};
+use super::record::{Machine, Record, Records};
 use super::session::SamplingSession;
-use super::shares::Taken;
+use super::shares::{Share, Taken};
 use super::switches::SwitchRing;
-use crate::sys::{self, HardwareCounters, KeptOn, PerfRing, SampleRequest, SampleRing, WhyRefused};
+use crate::sys::{
+    self, HardwareCounters, PerfEvent, PerfRing, SampleRequest, SampleRing, WhyRefused,
+};
 
 /// Opens perf events for threads.
 #[derive(Debug)]
@@ -27,7 +28,7 @@ pub(super) struct Perf {
     refused: Option<WhyRefused>,
     /// The last thread found no room within the limits of the process.
     is_full: AtomicBool,
-    kept_on: Mutex<Option<KeptOn>>,
+    kept_on: Mutex<Option<PerfEvent>>,
     has_hardware: bool,
 }
 
@@ -43,8 +44,8 @@ const FILES_OF_HARDWARE: u64 = 4;
 
 impl Perf {
     /// Probes what this process is allowed to do.
-    pub(super) fn new(mut request: SampleRequest, other: Option<&ProbeThread>) -> Self {
-        let tid = other.map_or_else(sys::current_tid, ProbeThread::tid);
+    pub(super) fn new(mut request: SampleRequest, other: Option<u32>) -> Self {
+        let tid = other.unwrap_or_else(sys::current_tid);
         let probe = |request| {
             sys::open_switch_ring(SWITCH_RING_BYTES, tid, 0)?.start()?;
             sys::open_sample_ring(request, tid)?.start()
@@ -77,25 +78,17 @@ impl Perf {
         }
     }
 
-    /// Reserves the files of one more thread. Returns false if there is no room.
-    fn take_files(&self) -> bool {
-        let most = (sys::open_file_limit() / SHARE_OF_FILES).max(self.files_per_thread);
-        self.files.take(self.files_per_thread, most)
-    }
-
     /// Opens a ring, if its memory may be locked.
     fn lock(
         &self,
         data_bytes: usize,
         open: impl FnOnce() -> Result<PerfRing, WhyRefused>,
-    ) -> Result<PerfRing, WhyRefused> {
+    ) -> Result<(PerfRing, Share), WhyRefused> {
         let most =
             sys::locked_memory_limit().map_or(u64::MAX, |most| most / SHARE_OF_LOCKED_MEMORY);
-        let bytes = sys::bytes_of_ring(data_bytes);
-        if !self.locked_bytes.take(bytes, most) {
-            return Err(WhyRefused::NoLockedMemory);
-        }
-        open().inspect_err(|_| self.locked_bytes.give(bytes))
+        let share = self.locked_bytes.take(sys::bytes_of_ring(data_bytes), most);
+        let share = share.ok_or(WhyRefused::NoLockedMemory)?;
+        Ok((open()?, share))
     }
 
     /// Why no thread can be sampled, if so.
@@ -120,7 +113,7 @@ impl Perf {
     /// thread more expensive.
     pub(super) fn keep_on(&self) {
         if self.refused.is_none() {
-            *self.kept_on.lock() = KeptOn::open().ok();
+            *self.kept_on.lock() = sys::keep_perf_on().ok();
         }
     }
 
@@ -129,50 +122,43 @@ impl Perf {
         *self.kept_on.lock() = None;
     }
 
-    /// Releases what was reserved for a session, once its rings are closed.
-    pub(super) fn give_back(&self, session: &SamplingSession) {
-        self.files.give(self.files_per_thread);
-        let rings = session.ring.as_ref().map(|ring| ring.data_size());
-        let rings = rings.into_iter().chain(session.switches.as_ref().map(|ring| ring.data_size()));
-        rings.for_each(|data| self.locked_bytes.give(sys::bytes_of_ring(data)));
-    }
-
     /// Opens the rings of thread `tid`. They are inactive until started.
     pub(super) fn open(&self, tid: u32, rate: Rate) -> Result<SamplingSession, WhyRefused> {
         if let Some(why) = self.refused {
             return Err(why);
         }
-        let opened = match self.take_files() {
-            true => self
-                .open_rings(tid, SampleRequest { period_ns: rate.period_ns, ..self.request })
-                .inspect_err(|_| self.files.give(self.files_per_thread)),
-            false => Err(WhyRefused::NoFiles),
-        };
+        let opened = self.open_rings(tid, rate.period_ns);
         let is_full = matches!(opened, Err(WhyRefused::NoFiles | WhyRefused::NoLockedMemory));
         self.is_full.store(is_full, Ordering::Relaxed);
-        let (samples, switches) = opened?;
+        let (samples, switches, shares) = opened?;
         let samples = Arc::new(SampleRing::Perf(samples));
-        let sample_size = Layout::of(&samples).sample_size(self.request.stack_bytes);
+        let sample_size = Machine::NATIVE.sample_size(self.request.stack_bytes);
         let session = SamplingSession::new(samples, rate, sample_size, sample_size);
-        Ok(session.with_switches(Some(Arc::new(SwitchRing::new(switches)))))
+        let session = session.with_switches(Some(Arc::new(SwitchRing::new(switches))));
+        Ok(session.with_shares(shares))
     }
 
     fn open_rings(
         &self,
         tid: u32,
-        request: SampleRequest,
-    ) -> Result<(PerfRing, PerfRing), WhyRefused> {
+        period_ns: u64,
+    ) -> Result<(PerfRing, PerfRing, Vec<Share>), WhyRefused> {
+        let request = SampleRequest { period_ns, ..self.request };
         let ahead_ns = request.records_ahead_ns;
-        let switches = self
+        let most_files = (sys::open_file_limit() / SHARE_OF_FILES).max(self.files_per_thread);
+        let files = self.files.take(self.files_per_thread, most_files);
+        let files = files.ok_or(WhyRefused::NoFiles)?;
+        let (switches, of_switches) = self
             .lock(SWITCH_RING_BYTES, || sys::open_switch_ring(SWITCH_RING_BYTES, tid, ahead_ns))?;
-        let opened = self.open_samples(tid, request);
-        if opened.is_err() {
-            self.locked_bytes.give(sys::bytes_of_ring(SWITCH_RING_BYTES));
-        }
-        Ok((opened?, switches))
+        let (samples, of_samples) = self.open_samples(tid, request)?;
+        Ok((samples, switches, vec![files, of_switches, of_samples]))
     }
 
-    fn open_samples(&self, tid: u32, mut request: SampleRequest) -> Result<PerfRing, WhyRefused> {
+    fn open_samples(
+        &self,
+        tid: u32,
+        mut request: SampleRequest,
+    ) -> Result<(PerfRing, Share), WhyRefused> {
         let least = 2 * Machine::NATIVE.sample_size(request.stack_bytes);
         loop {
             match self.lock(request.ring_bytes, || sys::open_sample_ring(request, tid)) {
@@ -203,22 +189,17 @@ fn records_ahead_ns() -> Option<i64> {
         _ => None,
     });
     let times: Vec<_> = times.collect();
-    ahead((*times.first()?, *times.last()?), (before, after), sys::time_namespace_offset_ns())
+    ahead((*times.first()?, *times.last()?), (before, after))
 }
 
-/// The same, where the records from `first` to `last` were written between `before` and `after` by the own clock. That leaves
-/// some microseconds, and the offset that the system states is exact if it is right.
-fn ahead(
-    (first, last): (u64, u64),
-    (before, after): (u64, u64),
-    stated_ns: Option<i64>,
-) -> Option<i64> {
+/// The same, where the records from `first` to `last` were written between `before` and `after` by the own clock. Without a
+/// namespace, it is exact; otherwise that leaves some microseconds.
+fn ahead((first, last): (u64, u64), (before, after): (u64, u64)) -> Option<i64> {
     let difference = |recorded: u64, own: u64| recorded.wrapping_sub(own).cast_signed();
     let possible = difference(last, after)..=difference(first, before);
-    let stated = stated_ns.and_then(i64::checked_neg);
-    let known = [Some(0), stated].into_iter().flatten().find(|ahead| possible.contains(ahead));
     // Records must not seem to be older than they are: a wait would begin before its span.
-    known.or((!possible.is_empty()).then_some(*possible.start()))
+    let known = if possible.contains(&0) { 0 } else { *possible.start() };
+    (!possible.is_empty()).then_some(known)
 }
 
 #[cfg(test)]
@@ -226,17 +207,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_offset_of_records_is_exact_where_the_system_states_it() {
+    fn the_offset_of_records_is_exact_where_there_is_none_and_never_too_large() {
         const DAY: u64 = 86_400_000_000_000;
         let own = (1_000, 9_000);
-        let far = |days: i64| days * DAY.cast_signed();
-        assert_eq!(ahead((3_000, 7_000), own, Some(0)), Some(0));
-        assert_eq!(ahead((3_000, 7_000), own, Some(far(1))), Some(0), "it is that of others");
-        assert_eq!(ahead((3_000 + DAY, 7_000 + DAY), own, Some(far(-1))), Some(far(1)));
-        let own = (1_000 + DAY, 9_000 + DAY);
-        assert_eq!(ahead((3_000, 7_000), own, Some(far(1))), Some(far(-1)));
-        assert_eq!(ahead((3_000, 7_000), own, None), Some(far(-1) - 2_000));
-        assert_eq!(ahead((3_000, 7_000), own, Some(far(2))), Some(far(-1) - 2_000));
-        assert_eq!(ahead((0, 20_000), (1_000, 9_000), None), None, "no such records");
+        assert_eq!(ahead((3_000, 7_000), own), Some(0));
+        let ahead_of = |own| ahead((3_000 + DAY, 7_000 + DAY), own);
+        assert_eq!(ahead_of(own), Some(DAY.cast_signed() - 2_000));
+        assert_eq!(
+            ahead((3_000, 7_000), (1_000 + DAY, 9_000 + DAY)),
+            Some(-DAY.cast_signed() - 2_000)
+        );
+        assert_eq!(ahead((0, 20_000), own), None, "no such records");
     }
 }

@@ -1,46 +1,27 @@
 //! What this process is allowed to do: each call that samples threads is made once.
 
-use std::sync::mpsc::{self, Sender};
+use std::sync::mpsc;
 use std::thread::JoinHandle;
 
 use super::perf::Perf;
-use super::source::{Source, SourceSettings};
+use super::source::Source;
 use super::timer::Timers;
 use crate::sys::{self, SampleRequest, WhyRefused};
 
-/// A thread that does nothing. The collector samples threads other than its own, which the system may refuse, although a
-/// thread may do the same to itself.
-#[derive(Debug)]
-pub(super) struct ProbeThread {
-    tid: u32,
-    /// It ends when this is dropped.
-    lives: Option<Sender<()>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl ProbeThread {
-    /// `None` if the system does not allow one more thread.
-    fn start() -> Option<Self> {
-        let (send_tid, tid) = mpsc::channel();
-        let (lives, end) = mpsc::channel::<()>();
-        let run = move || {
-            _ = send_tid.send(sys::current_tid());
-            _ = end.recv();
-        };
-        let thread = sys::spawn("profiling-probe", run).ok()?;
-        Some(Self { tid: tid.recv().ok()?, lives: Some(lives), thread: Some(thread) })
-    }
-
-    pub(super) fn tid(&self) -> u32 {
-        self.tid
-    }
-}
-
-impl Drop for ProbeThread {
-    fn drop(&mut self) {
-        drop(self.lives.take());
-        _ = self.thread.take().map(JoinHandle::join);
-    }
+/// Runs `probe` with the id of a thread that does nothing; without one if the system does not allow one more. The collector
+/// samples threads other than its own, which the system may refuse, although a thread may do the same to itself.
+fn with_other_thread<T>(probe: impl FnOnce(Option<u32>) -> T) -> T {
+    let (send_tid, tid) = mpsc::channel();
+    let (lives, end) = mpsc::channel::<()>();
+    let run = move || {
+        _ = send_tid.send(sys::current_tid());
+        _ = end.recv();
+    };
+    let thread = sys::spawn("profiling-probe", run).ok();
+    let probed = probe(thread.as_ref().and_then(|_| tid.recv().ok()));
+    drop(lives);
+    _ = thread.map(JoinHandle::join);
+    probed
 }
 
 /// The sources, and what is refused of them.
@@ -66,15 +47,16 @@ pub(super) struct Unreadable {
 
 impl Probed {
     /// Probes on the calling thread and, as another one, on a thread of its own.
-    pub(super) fn new(settings: &SourceSettings, request: SampleRequest) -> Self {
-        let SourceSettings { source, signal, .. } = *settings;
+    pub(super) fn new(source: Source, request: SampleRequest) -> Self {
         // Without it no thread of the layer can be started either, and there will be no layer.
-        let other = ProbeThread::start();
-        let other = other.as_ref();
+        with_other_thread(|other| Self::beside(other, source, request))
+    }
+
+    fn beside(other: Option<u32>, source: Source, request: SampleRequest) -> Self {
         let perf = matches!(source, Source::Auto | Source::Perf).then(|| Perf::new(request, other));
         let timers = matches!(source, Source::Auto | Source::Timer).then(|| {
             sys::note_claimed_signals();
-            Timers::new(SampleRequest { signal, ..request })
+            Timers::new(request)
         });
         let is_traced = source == Source::Auto && sys::is_traced();
         // No signal handler is installed if perf works.
@@ -108,8 +90,8 @@ impl Probed {
 }
 
 impl Unreadable {
-    fn find(other: Option<&ProbeThread>) -> Self {
-        let other = other.and_then(|other| sys::try_cpu_ns_of(other.tid()).err());
+    fn find(other: Option<u32>) -> Self {
+        let other = other.and_then(|other| sys::try_cpu_ns_of(other).err());
         Self {
             own_cpu_time: sys::try_thread_cpu_ns().err(),
             cpu_time_of_others: other,

@@ -3,7 +3,7 @@
 //! The layouts are those of `perf_event_open(2)` for exactly the attributes that `sys` requests. Nothing here accesses
 //! the kernel: the bytes come through `RecordBytes`, from a ring or from a test.
 
-use crate::sys::{LiveRegisters, RingMemory, SampleRing};
+use crate::sys::{Registers, RingMemory};
 
 /// Bytes at positions that only grow: a ring, or a copy of one.
 pub(crate) trait RecordBytes {
@@ -50,7 +50,7 @@ const HEADER: u64 = 8;
 
 /// A record, as far as its header and its first words show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Record {
+pub(crate) enum Record {
     /// A sample; read it with [`read_sample`].
     Sample(RecordPlace),
     /// The kernel found the ring full `count` times since the previous record.
@@ -80,42 +80,20 @@ pub enum Record {
 
 /// The location of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RecordPlace {
+pub(crate) struct RecordPlace {
     /// The position of its header.
-    pub position: u64,
+    pub(crate) position: u64,
     /// Its length in bytes, header included.
-    pub size: u16,
-}
-
-/// The optional contents of samples.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Layout {
-    /// The architecture of the registers.
-    pub(crate) machine: Machine,
-    /// The kernel call chain precedes the registers.
-    pub(crate) has_kernel_chain: bool,
-}
-
-impl Layout {
-    /// The layout of a ring's samples.
-    pub fn of(ring: &SampleRing) -> Self {
-        Self { machine: Machine::NATIVE, has_kernel_chain: ring.has_kernel_chains() }
-    }
-
-    /// The size in bytes of a sample with a stack copy of `stack_bytes`, taken in user space.
-    pub(crate) fn sample_size(self, stack_bytes: u32) -> u64 {
-        // The length of the chain, which is 0.
-        self.machine.sample_size(stack_bytes) + if self.has_kernel_chain { 8 } else { 0 }
-    }
+    pub(crate) size: u16,
 }
 
 /// A record whose contents are inconsistent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Malformed;
+pub(crate) struct Malformed;
 
 /// The records between two positions.
 #[derive(Debug)]
-pub struct Records<'a, B: ?Sized> {
+pub(crate) struct Records<'a, B: ?Sized> {
     bytes: &'a B,
     position: u64,
     end: u64,
@@ -123,7 +101,7 @@ pub struct Records<'a, B: ?Sized> {
 
 impl<'a, B: RecordBytes + ?Sized> Records<'a, B> {
     /// Both positions must be ends of records.
-    pub fn between(bytes: &'a B, position: u64, end: u64) -> Self {
+    pub(crate) fn between(bytes: &'a B, position: u64, end: u64) -> Self {
         Self { bytes, position, end }
     }
 
@@ -173,42 +151,6 @@ impl<B: RecordBytes + ?Sized> Iterator for Records<'_, B> {
     }
 }
 
-/// The registers that unwinding starts from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the processors' own names")]
-pub enum Registers {
-    /// `ip`, `sp`, `bp`.
-    X86_64 { ip: u64, sp: u64, bp: u64 },
-    /// A leaf function's return address is in a register, and return addresses may be signed.
-    Aarch64 { pc: u64, sp: u64, fp: u64, lr: u64 },
-}
-
-impl From<LiveRegisters> for Registers {
-    fn from(LiveRegisters { pc, sp, fp, lr }: LiveRegisters) -> Self {
-        match Machine::NATIVE {
-            Machine::X86_64 => Self::X86_64 { ip: pc, sp, bp: fp },
-            Machine::Aarch64 => Self::Aarch64 { pc, sp, fp, lr },
-        }
-    }
-}
-
-impl Registers {
-    /// The program counter.
-    pub fn instruction(&self) -> u64 {
-        match *self {
-            Self::X86_64 { ip, .. } => ip,
-            Self::Aarch64 { pc, .. } => pc,
-        }
-    }
-
-    /// The stack pointer, where the stack copy begins.
-    pub(crate) fn stack_pointer(&self) -> u64 {
-        match *self {
-            Self::X86_64 { sp, .. } | Self::Aarch64 { sp, .. } => sp,
-        }
-    }
-}
-
 /// The architecture, which determines a sample's registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the processors' own names")]
@@ -230,80 +172,66 @@ impl Machine {
         }
     }
 
-    /// The size in bytes of a sample with a stack copy of `stack_bytes`.
+    /// The size in bytes of a sample with a stack copy of `stack_bytes`, taken in user space.
     pub(crate) fn sample_size(self, stack_bytes: u32) -> u64 {
-        // Header, thread, time, ABI, registers, stack size, stack, used stack size.
-        HEADER + 8 * (3 + self.registers() + 1) + u64::from(stack_bytes) + 8
+        // Header, thread, time, length of the kernel's chain, ABI, registers, stack size, stack, used stack size.
+        HEADER + 8 * (4 + self.registers() + 1) + u64::from(stack_bytes) + 8
     }
 }
 
 /// A sample. Its stack is not copied out of the ring.
 #[derive(Clone, Copy, Debug)]
-pub struct RawSample<'a, B: ?Sized> {
+pub(crate) struct RawSample<'a, B: ?Sized> {
     /// The kernel's id of the thread.
     /// The kernel's ids of the process and the thread.
-    pub pid: u32,
-    pub tid: u32,
+    pub(crate) pid: u32,
+    pub(crate) tid: u32,
     /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
-    pub time_ns: u64,
+    pub(crate) time_ns: u64,
     /// Whether the thread was in the kernel; then `registers` are those of its system call.
-    pub in_kernel: bool,
+    pub(crate) in_kernel: bool,
     /// Addresses in the kernel, the innermost first.
-    pub kernel_chain: Words<'a, B>,
+    pub(crate) kernel_chain: Words<'a, B>,
     /// The user registers.
-    pub registers: Registers,
+    pub(crate) registers: Registers,
     /// The bytes from the stack pointer up.
-    pub stack: StackCopy<'a, B>,
+    pub(crate) stack: Words<'a, B>,
     /// The CPU time that the sample represents, if that is not one period. Only timers record it.
-    pub weight_ns: Option<u64>,
+    pub(crate) weight_ns: Option<u64>,
 }
 
-/// Words of a record, read in the ring.
-#[derive(Clone, Copy, Debug)]
-pub struct Words<'a, B: ?Sized> {
-    bytes: &'a B,
-    position: u64,
-    count: u64,
-}
-
-impl<B: RecordBytes + ?Sized> Iterator for Words<'_, B> {
-    type Item = u64;
-
-    fn next(&mut self) -> Option<u64> {
-        self.count = self.count.checked_sub(1)?;
-        let word = word(self.bytes, self.position);
-        self.position = self.position.wrapping_add(8);
-        Some(word)
-    }
-}
-
-/// The kernel's copy of a stack, read in the ring.
+/// Words of a record, read in the ring: the kernel's copy of a stack, or its call chain.
 ///
-/// Unwinding reads a few words per frame. Copying all of it would move every line out of the cache of the sampled
+/// Unwinding reads a few words per frame. Copying all of a stack would move every line out of the cache of the sampled
 /// thread's CPU, which would have to fetch them back to write its next sample.
 #[derive(Clone, Copy, Debug)]
-pub struct StackCopy<'a, B: ?Sized> {
+pub(crate) struct Words<'a, B: ?Sized> {
     bytes: &'a B,
     position: u64,
+    /// In bytes.
     length: u64,
 }
 
-impl<B: RecordBytes + ?Sized> StackCopy<'_, B> {
-    /// The number of bytes that the kernel copied.
+impl<B: RecordBytes + ?Sized> Words<'_, B> {
     #[cfg(any(test, fuzzing))]
     pub(crate) fn length(&self) -> u64 {
         self.length
     }
 
-    /// The word `offset` bytes above the stack pointer, if it was copied.
-    pub fn word(&self, offset: u64) -> Option<u64> {
+    /// The word at that many bytes, if there is one: of a stack, above the stack pointer.
+    pub(crate) fn word(&self, offset: u64) -> Option<u64> {
         let end = offset.checked_add(8)?;
         (end <= self.length).then(|| word(self.bytes, self.position.wrapping_add(offset)))
+    }
+
+    /// All in turn.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = u64> {
+        (0..self.length / 8).map_while(|number| self.word(8 * number))
     }
 }
 
 /// The position at which hooks observed a record of a timer's ring: its last word.
-pub fn stated_position<B: RecordBytes + ?Sized>(bytes: &B, place: RecordPlace) -> u64 {
+pub(crate) fn stated_position<B: RecordBytes + ?Sized>(bytes: &B, place: RecordPlace) -> u64 {
     word(bytes, place.position.wrapping_add(u64::from(place.size)).wrapping_sub(8))
 }
 
@@ -312,26 +240,23 @@ pub fn stated_position<B: RecordBytes + ?Sized>(bytes: &B, place: RecordPlace) -
 /// # Errors
 ///
 /// If the record's lengths contradict each other, or if it has no user registers.
-pub fn read_sample<B: RecordBytes + ?Sized>(
+pub(crate) fn read_sample<B: RecordBytes + ?Sized>(
     bytes: &B,
     place: RecordPlace,
-    Layout { machine, has_kernel_chain }: Layout,
+    machine: Machine,
 ) -> Result<RawSample<'_, B>, Malformed> {
     const ABI_64: u64 = 2;
     const CHAIN: u64 = HEADER + 16;
     let at = |offset: u64| word(bytes, place.position.wrapping_add(offset));
+    let words = |offset: u64, length: u64| {
+        let position = place.position.wrapping_add(offset);
+        Words { bytes, position, length }
+    };
     let record_size = u64::from(place.size);
-    let (mut chain_length, mut abi) = (0, CHAIN);
-    if has_kernel_chain {
-        if CHAIN + 8 > record_size {
-            return Err(Malformed);
-        }
-        chain_length = at(CHAIN);
-        if chain_length > (record_size - CHAIN - 8) / 8 {
-            return Err(Malformed);
-        }
-        abi = CHAIN + 8 + 8 * chain_length;
-    }
+    let chain_room = record_size.checked_sub(CHAIN + 8).ok_or(Malformed)?;
+    let chain_length = Some(at(CHAIN)).filter(|length| *length <= chain_room / 8);
+    let chain_bytes = 8 * chain_length.ok_or(Malformed)?;
+    let abi = CHAIN + 8 + chain_bytes;
     let registers_end = abi + 8 * (1 + machine.registers());
     let stack_start = registers_end + 8;
     if stack_start > record_size || at(abi) != ABI_64 {
@@ -355,27 +280,20 @@ pub fn read_sample<B: RecordBytes + ?Sized>(
     let misc = (at(0) >> 32) as u16;
     Ok(RawSample {
         in_kernel: misc & MISC_CPU_MODE == MISC_KERNEL,
-        kernel_chain: Words {
-            bytes,
-            position: place.position.wrapping_add(CHAIN + 8),
-            count: chain_length,
-        },
+        kernel_chain: words(CHAIN + 8, chain_bytes),
         weight_ns,
         pid: at(8) as u32,
         tid: (at(8) >> 32) as u32,
         time_ns: bytes.own_time(at(16)),
         registers: match machine {
             Machine::X86_64 => {
-                Registers::X86_64 { bp: register(0), sp: register(1), ip: register(2) }
+                Registers { fp: register(0), sp: register(1), pc: register(2), lr: 0 }
             }
-            Machine::Aarch64 => Registers::Aarch64 {
-                fp: register(0),
-                lr: register(1),
-                sp: register(2),
-                pc: register(3),
-            },
+            Machine::Aarch64 => {
+                Registers { fp: register(0), lr: register(1), sp: register(2), pc: register(3) }
+            }
         },
-        stack: StackCopy { bytes, position: place.position.wrapping_add(stack_start), length },
+        stack: words(stack_start, length),
     })
 }
 
@@ -405,7 +323,7 @@ mod tests {
         };
         let size = machine.sample_size(16);
         let mut bytes = header(RECORD_SAMPLE, 2, size as u16);
-        words(&mut bytes, &[7 << 32 | 5, 1_000, 2]);
+        words(&mut bytes, &[7 << 32 | 5, 1_000, 0, 2]);
         words(&mut bytes, registers);
         words(&mut bytes, &[16, 0x1111, 0x2222, used]);
         assert_eq!(bytes.len() as u64, size);
@@ -413,8 +331,7 @@ mod tests {
     }
 
     fn read(bytes: &[u8], machine: Machine) -> Result<RawSample<'_, [u8]>, Malformed> {
-        let layout = Layout { machine, has_kernel_chain: false };
-        read_sample(bytes, RecordPlace { position: 0, size: bytes.len() as u16 }, layout)
+        read_sample(bytes, RecordPlace { position: 0, size: bytes.len() as u16 }, machine)
     }
 
     #[track_caller]
@@ -428,41 +345,36 @@ mod tests {
         let x86 = read(&bytes, Machine::X86_64).unwrap();
         assert_eq!(x86.tid, 7);
         assert_eq!(x86.time_ns, 1_000);
-        assert_eq!(x86.registers, Registers::X86_64 { ip: 0x10, sp: 0x50, bp: 0xb0 });
+        assert_eq!(x86.registers, Registers { pc: 0x10, sp: 0x50, fp: 0xb0, lr: 0 });
         assert_eq!(x86.stack.length(), 16);
         let bytes = sample(Machine::Aarch64, 16);
         let attach = read(&bytes, Machine::Aarch64).unwrap();
-        assert_eq!(attach.registers, Registers::Aarch64 { pc: 0xc0, sp: 0x50, fp: 0xf0, lr: 0x12 });
-        assert_eq!(attach.registers.instruction(), 0xc0);
-        assert_eq!(attach.registers.stack_pointer(), 0x50);
+        assert_eq!(attach.registers, Registers { pc: 0xc0, sp: 0x50, fp: 0xf0, lr: 0x12 });
     }
 
     #[test]
     fn reads_the_kernel_call_chain() {
         let plain = sample(Machine::X86_64, 16);
-        let layout = Layout { machine: Machine::X86_64, has_kernel_chain: true };
         let with_chain = |claimed: u64, chain: &[u64]| {
             let mut bytes =
-                header(RECORD_SAMPLE, MISC_KERNEL, (plain.len() + 8 + 8 * chain.len()) as u16);
+                header(RECORD_SAMPLE, MISC_KERNEL, (plain.len() + 8 * chain.len()) as u16);
             bytes.extend(&plain[8..24]);
             words(&mut bytes, &[claimed]);
             words(&mut bytes, chain);
-            bytes.extend(&plain[24..]);
+            bytes.extend(&plain[32..]);
             bytes
         };
         for chain in [&[][..], &[u64::MAX - 127, 0xffff_ffff_8000_1234]] {
             let bytes = with_chain(chain.len() as u64, chain);
-            let place = RecordPlace { position: 0, size: bytes.len() as u16 };
-            let sample = read_sample(&bytes[..], place, layout).unwrap();
+            let sample = read(&bytes, Machine::X86_64).unwrap();
             assert!(sample.in_kernel);
-            assert_eq!(sample.kernel_chain.collect::<Vec<_>>(), chain);
-            assert_eq!(sample.registers, Registers::X86_64 { ip: 0x10, sp: 0x50, bp: 0xb0 });
+            assert_eq!(sample.kernel_chain.iter().collect::<Vec<_>>(), chain);
+            assert_eq!(sample.registers, Registers { pc: 0x10, sp: 0x50, fp: 0xb0, lr: 0 });
             assert_eq!(sample.weight_ns, None);
         }
         for claimed in [1, 3, 1 << 60, u64::MAX] {
             let bytes = with_chain(claimed, &[7]);
-            let place = RecordPlace { position: 0, size: bytes.len() as u16 };
-            let refused = read_sample(&bytes[..], place, layout).is_err();
+            let refused = read(&bytes, Machine::X86_64).is_err();
             assert!(refused || claimed == 1, "{claimed}");
         }
     }
@@ -493,12 +405,12 @@ mod tests {
         let end = good.len();
         more_used_than_reserved[end - 8..].copy_from_slice(&17_u64.to_ne_bytes());
         refused(&more_used_than_reserved);
-        for size in [0, 8, 56, 64, good.len() - 8] {
+        for size in [0, 8, 24, 64, 72, good.len() - 8] {
             refused(&good[..size]);
         }
         for reserved in [17_u64, 24, u64::MAX, u64::MAX - 7] {
             let mut bytes = good.clone();
-            bytes[56..64].copy_from_slice(&reserved.to_ne_bytes());
+            bytes[64..72].copy_from_slice(&reserved.to_ne_bytes());
             refused(&bytes);
         }
     }
@@ -506,7 +418,7 @@ mod tests {
     #[test]
     fn a_sample_without_registers_is_refused() {
         let mut bytes = sample(Machine::X86_64, 16);
-        bytes[24..32].copy_from_slice(&0_u64.to_ne_bytes());
+        bytes[32..40].copy_from_slice(&0_u64.to_ne_bytes());
         refused(&bytes);
     }
 

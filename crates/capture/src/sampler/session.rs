@@ -8,6 +8,7 @@ use crossbeam::queue::ArrayQueue;
 use parking_lot::Mutex;
 
 use super::rate::Rate;
+use super::shares::Share;
 use super::switches::SwitchRing;
 use crate::sys::Tag;
 use crate::sys::{HardwareCounters, Position, SampleRing, WhyRefused};
@@ -40,6 +41,8 @@ pub struct SamplingSession {
     pub switches: Option<Arc<SwitchRing>>,
     /// The hardware counters.
     pub(crate) hardware: Mutex<Option<HardwareCounters>>,
+    /// What it takes of the limits of the process.
+    shares: Mutex<Vec<Share>>,
     /// The thread's CPU clock at the start or at the end of the last pause; `u64::MAX` during a pause.
     since_cpu_ns: AtomicU64,
     /// The CPU time that was sampled before `since_cpu_ns`.
@@ -71,38 +74,19 @@ pub struct RunDelay {
 
 /// What was read of a thread, by the collector for the thread's hooks: first since its last hook, and latest.
 #[derive(Debug, Default)]
-pub struct RunDelayCell {
-    first: [AtomicU64; 3],
-    /// The time is 0 if there is none.
-    latest: [AtomicU64; 3],
-}
+pub struct RunDelayCell(Mutex<Option<[RunDelay; 2]>>);
 
 impl RunDelayCell {
-    /// Only one thread may call it. `last_hook_at` is when the thread's last hook ended, in ticks.
+    /// `last_hook_at` is when the thread's last hook ended, in ticks.
     pub fn set(&self, latest: RunDelay, last_hook_at: u64) {
-        let [first_at, ..] = &self.first;
-        let [latest_at, ..] = &self.latest;
-        let is_first = first_at.load(Ordering::Relaxed) <= last_hook_at;
-        latest_at.store(0, Ordering::Release);
-        let written = is_first.then_some(&self.first).into_iter().chain([&self.latest]);
-        for [at, ns, ran_at] in written {
-            ns.store(latest.ns, Ordering::Release);
-            ran_at.store(latest.ran_at, Ordering::Release);
-            at.store(latest.at, Ordering::Release);
-        }
+        let mut read = self.0.lock();
+        let first = read.map(|[first, _]| first).filter(|first| first.at > last_hook_at);
+        *read = Some([first.unwrap_or(latest), latest]);
     }
 
     /// First and latest, unless they are being written.
     pub fn get(&self) -> Option<[RunDelay; 2]> {
-        let read = |[at, ns, ran_at]: &[AtomicU64; 3]| RunDelay {
-            at: at.load(Ordering::Acquire),
-            ns: ns.load(Ordering::Acquire),
-            ran_at: ran_at.load(Ordering::Acquire),
-        };
-        let (latest, first) = (read(&self.latest), read(&self.first));
-        let [at, ..] = &self.latest;
-        let is_whole = latest.at != 0 && at.load(Ordering::Acquire) == latest.at;
-        is_whole.then_some([first, latest])
+        *self.0.try_lock()?
     }
 }
 
@@ -139,6 +123,7 @@ impl SamplingSession {
             ring,
             switches: None,
             hardware: Mutex::new(None),
+            shares: Mutex::default(),
             since_cpu_ns: AtomicU64::new(0),
             sampled_before_ns: AtomicU64::new(0),
             run_delay: RunDelayCell::default(),
@@ -175,6 +160,11 @@ impl SamplingSession {
         Self { switches, ..self }
     }
 
+    /// Adds what is given back once the rings are closed.
+    pub(super) fn with_shares(self, shares: Vec<Share>) -> Self {
+        Self { shares: Mutex::new(shares), ..self }
+    }
+
     /// Starts sampling, or resumes it after a [`pause`](Self::pause).
     pub(crate) fn start(&self) -> Result<(), WhyRefused> {
         self.switches.iter().try_for_each(|ring| ring.start())?;
@@ -206,6 +196,7 @@ impl SamplingSession {
         // Closed outside the lock, which hooks take.
         let hardware = self.hardware.lock().take();
         drop(hardware);
+        self.shares.lock().clear();
     }
 
     /// The position, which moves when a sample is taken.

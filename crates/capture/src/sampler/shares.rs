@@ -1,24 +1,35 @@
 //! How much of the process's limits a layer takes.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What is taken of a limit.
 #[derive(Debug, Default)]
-pub(super) struct Taken(AtomicU64);
+pub(super) struct Taken(Arc<AtomicU64>);
+
+/// A part of it, which is given back when this is dropped.
+#[derive(Debug)]
+pub(super) struct Share {
+    of: Arc<AtomicU64>,
+    count: u64,
+}
 
 impl Taken {
-    /// Takes `count` more, unless that would be more than `most` in total. Returns whether it did.
-    pub(super) fn take(&self, count: u64, most: u64) -> bool {
+    /// Takes `count` more, unless that would be more than `most` in total.
+    pub(super) fn take(&self, count: u64, most: u64) -> Option<Share> {
         let more = |taken: u64| taken.checked_add(count).filter(|taken| *taken <= most);
-        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
+        Some(Share { of: Arc::clone(&self.0), count })
     }
 
     pub(super) fn is_none(&self) -> bool {
         self.0.load(Ordering::Relaxed) == 0
     }
+}
 
-    pub(super) fn give(&self, count: u64) {
-        self.0.fetch_sub(count, Ordering::Relaxed);
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.of.fetch_sub(self.count, Ordering::Relaxed);
     }
 }
 
@@ -29,15 +40,15 @@ mod tests {
     #[test]
     fn no_more_is_taken_than_the_limit_at_that_time_allows() {
         let taken = Taken::default();
-        assert!(taken.take(6, 10));
-        assert!(!taken.take(5, 10));
-        assert!(taken.take(4, 10));
-        assert!(!taken.take(1, 5), "the limit was lowered");
-        assert!(!taken.take(u64::MAX, u64::MAX));
-        taken.give(6);
-        assert!(taken.take(1, 5));
+        let six = taken.take(6, 10).unwrap();
+        assert!(taken.take(5, 10).is_none());
+        let four = taken.take(4, 10).unwrap();
+        assert!(taken.take(1, 5).is_none(), "the limit was lowered");
+        assert!(taken.take(u64::MAX, u64::MAX).is_none());
+        drop(six);
+        let one = taken.take(1, 5).unwrap();
         assert!(!taken.is_none());
-        taken.give(5);
+        drop((four, one));
         assert!(taken.is_none());
     }
 }

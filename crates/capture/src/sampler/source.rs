@@ -3,11 +3,9 @@
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::continuous::ContinuousSettings;
 use super::describe::{describe, describe_no_continuous, describe_silence, describe_unsampled};
 use super::hooks::{AttachThreads, Begun};
 use super::losses::LossTimes;
@@ -22,6 +20,9 @@ use super::timer::Timers;
 use crate::sampler::ThreadCounters;
 use crate::sampler::UnknownName;
 use crate::sys::{self, FilteredSyscall, SampleRequest, Waker, WhyRefused};
+
+#[cfg(any(test, feature = "_test"))]
+mod scripted;
 
 /// The source of stacks; `TRACING_PROFILING_SOURCE`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -61,11 +62,6 @@ pub struct SourceSettings {
     pub stack_bytes: u32,
     /// `None` for the default.
     pub periods: Option<Periods>,
-    /// Whether to capture waits.
-    pub waits: bool,
-    /// For how long a span must be entered before its threads are sampled; `None` if its rule decides.
-    pub sampling_delay: Option<Duration>,
-    pub continuous: ContinuousSettings,
 }
 
 /// Threads on their way to the collector.
@@ -108,12 +104,16 @@ impl Sampler {
     /// Probes what this process is allowed to do.
     pub fn new(
         settings: SourceSettings,
-        request: SampleRequest,
+        ring_bytes: usize,
         waker: &Waker,
         counters: ThreadCounters,
     ) -> Self {
-        let probed = Probed::new(&settings, request);
+        let SourceSettings { signal, stack_bytes, .. } = settings;
         let periods = settings.periods.unwrap_or(Periods::USUAL);
+        let period_ns = periods.full_ns;
+        let usual = SampleRequest::default();
+        let request = SampleRequest { period_ns, stack_bytes, ring_bytes, signal, ..usual };
+        let probed = Probed::new(settings.source, request);
         let in_user_code = probed.perf.as_ref().is_some_and(|perf| !perf.sees_kernel());
         Self(Arc::new(Shared {
             avoids_tracers: settings.source == Source::Auto,
@@ -253,17 +253,6 @@ impl Sampler {
         self.0.waker.wake_soon();
     }
 
-    #[cfg(any(test, feature = "_test"))]
-    pub fn set_scripted(&self, scripted: Box<dyn AttachThreads>) {
-        _ = self.0.scripted.set(scripted);
-    }
-
-    /// Adds a thread that a test has set up.
-    #[cfg(any(test, feature = "_test"))]
-    pub fn add_scripted(&self, thread: Arc<ThreadShared>) {
-        self.0.queues.new.lock().push(thread);
-    }
-
     pub fn note_thread_sampled(&self, session: &SamplingSession) {
         let counters = &self.0.counters;
         counters.attached.fetch_add(1, Ordering::Relaxed);
@@ -312,20 +301,8 @@ impl Sampler {
         session.retire(from, samples);
         let counters = &self.0.counters;
         counters.sampled.fetch_sub(1, Ordering::Relaxed);
-        if session.has_switch_records() {
-            self.0.probed.perf.iter().for_each(|perf| perf.give_back(session));
-        } else {
-            self.0.probed.timers.iter().for_each(Timers::give_back);
+        if !session.has_switch_records() {
             counters.sampled_by_timer.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-
-    /// Releases a session that no thread has got.
-    fn give_back_unused(&self, session: &SamplingSession) {
-        session.retire(0, 0);
-        match session.has_switch_records() {
-            true => self.0.probed.perf.iter().for_each(|perf| perf.give_back(session)),
-            false => self.0.probed.timers.iter().for_each(Timers::give_back),
         }
     }
 
@@ -376,6 +353,10 @@ impl Sampler {
             return Err(WhyRefused::Traced);
         }
         open_timer(timers).inspect_err(|why| self.note_refusal_of_timer(*why))
+    }
+
+    pub(super) fn waker(&self) -> &Waker {
+        &self.0.waker
     }
 
     pub(super) fn timers(&self) -> Option<&Timers> {
@@ -485,7 +466,6 @@ impl AttachThreads for Sampler {
         let source = Box::new(ThreadSampler {
             sampler: self.clone(),
             has_small_signal_stack,
-            waker: self.0.waker.clone(),
             unsampled: is_refused.then(|| counters.clone()),
             has_hardware: self.0.probed.perf.as_ref().is_some_and(Perf::has_hardware),
         });
@@ -535,7 +515,7 @@ impl AttachThreads for Sampler {
             // even of another process.
             let is_gone = || thread.is_over() || !sys::is_own_thread(thread.tid());
             if matches!(session, Err(WhyRefused::Ended)) || session.is_ok() && is_gone() {
-                session.iter().for_each(|session| self.give_back_unused(session));
+                session.iter().for_each(|session| session.retire(0, 0));
                 return None;
             }
             let session = session.inspect_err(|why| self.note_unsampled_thread(*why)).ok();

@@ -191,7 +191,7 @@ impl SwitchRing {
 
 /// The number of complete out-and-in switches between two positions, and where the last of them ends: half a switch may
 /// follow.
-pub fn switches_between(from: u64, to: u64) -> (u64, u64) {
+pub(crate) fn switches_between(from: u64, to: u64) -> (u64, u64) {
     let switches = to.saturating_sub(from) / (2 * SWITCH_RECORD);
     (switches, from + switches * 2 * SWITCH_RECORD)
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, compiler_fence};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use super::rate::Rate;
 use super::session::SamplingSession;
@@ -67,45 +67,8 @@ pub struct ThreadShared {
     pub thread: OsThread,
     /// The bounds of the thread's stack, or why no timer may copy it.
     pub(crate) stack: Result<ThreadStack, WhyRefused>,
-    sessions: Sessions,
-}
-
-/// Which session is the last one.
-#[derive(Debug)]
-struct Sessions {
-    /// Held for long only by the thread that appends one.
+    /// The latest session. Held for long only by the thread that appends one.
     last: Mutex<Arc<SamplingSession>>,
-    is_appending: AtomicBool,
-}
-
-/// Ends with the appending.
-struct Appending<'a>(&'a AtomicBool);
-
-impl Drop for Appending<'_> {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
-    }
-}
-
-impl Sessions {
-    /// `None` if another thread is appending one.
-    fn begin(&self) -> Option<Appending<'_>> {
-        let is_begun = self.is_appending.swap(true, Ordering::Acquire);
-        (!is_begun).then(|| Appending(&self.is_appending))
-    }
-
-    /// Others only read it, for some nanoseconds. A hook does not wait for one that is preempted there, and makes no system
-    /// call, which a filter of the program could refuse.
-    fn lock_last(&self) -> Option<MutexGuard<'_, Arc<SamplingSession>>> {
-        const MOST_TRIES: usize = 256;
-        (0..MOST_TRIES).find_map(|_| {
-            let last = self.last.try_lock();
-            if last.is_none() {
-                std::hint::spin_loop();
-            }
-            last
-        })
-    }
 }
 
 const _: () = assert!(std::mem::offset_of!(ThreadShared, rate) == 64);
@@ -135,7 +98,7 @@ impl ThreadShared {
             arms: AtomicU8::new(0),
             thread,
             stack,
-            sessions: Sessions { last: Mutex::new(first), is_appending: AtomicBool::new(false) },
+            last: Mutex::new(first),
         }
     }
 
@@ -161,7 +124,7 @@ impl ThreadShared {
 
     /// The latest session.
     pub fn last(&self) -> Arc<SamplingSession> {
-        Arc::clone(&self.sessions.last.lock())
+        Arc::clone(&self.last.lock())
     }
 
     /// Appends the session that `make` returns, if any. Does nothing if another thread is appending one right now.
@@ -169,8 +132,16 @@ impl ThreadShared {
         &self,
         make: impl FnOnce(&SamplingSession) -> Option<SamplingSession>,
     ) -> Option<Arc<SamplingSession>> {
-        let _only = self.sessions.begin()?;
-        let mut last = self.sessions.lock_last()?;
+        const MOST_TRIES: usize = 64;
+        // Others only read it, for some nanoseconds. A hook does not wait for one that is preempted there, and makes no system
+        // call, which a filter of the program could refuse.
+        let mut last = (0..MOST_TRIES).find_map(|_| {
+            let last = self.last.try_lock();
+            if last.is_none() {
+                std::hint::spin_loop();
+            }
+            last
+        })?;
         let next = Arc::new(make(&last)?);
         last.set_next(Arc::clone(&next));
         *last = Arc::clone(&next);
@@ -440,7 +411,7 @@ mod tests {
         let session = Arc::new(SamplingSession::none());
         (
             ThreadShared::new(
-                OsThread::unnamed(1),
+                OsThread::new(1, b""),
                 Err(WhyRefused::NotAsked),
                 Rate::of(1),
                 Arc::clone(&session),

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::counters::{HardwareCounts, parse_group};
 use super::hooks::ThreadSource;
 use super::record::{Record, Records};
 use super::session::SamplingSession;
@@ -11,13 +10,12 @@ use super::source::Sampler;
 use super::thread::ThreadShared;
 use crate::sampler::ThreadCounters;
 use crate::sys::Usage;
-use crate::sys::{self, HardwareCounters, Waker};
+use crate::sys::{self, HardwareCounters};
 
 /// One thread, sampled or with its CPU clock only.
 #[derive(Debug)]
 pub(super) struct ThreadSampler {
     pub(super) sampler: Sampler,
-    pub(super) waker: Waker,
     /// The counters of unsampled threads, if it will not be sampled.
     pub(super) unsampled: Option<ThreadCounters>,
     pub(super) has_hardware: bool,
@@ -30,7 +28,7 @@ impl Drop for ThreadSampler {
         match &self.unsampled {
             Some(counters) => _ = counters.unsampled.fetch_sub(1, Ordering::Relaxed),
             // This is how the collector learns that a thread has ended.
-            None => self.waker.wake_soon(),
+            None => self.sampler.waker().wake_soon(),
         }
     }
 }
@@ -68,9 +66,8 @@ impl ThreadSource for ThreadSampler {
 
     fn usage(&mut self, session: Option<&SamplingSession>) -> Usage {
         let used = sys::try_thread_usage().unwrap_or_default();
-        let hardware = session.and_then(|session| session.hardware.lock().as_ref()?.read().ok());
-        let HardwareCounts { cycles, instructions, cache_misses } =
-            hardware.and_then(|words| parse_group(&words)).unwrap_or_default();
+        let hardware = session.and_then(|session| session.hardware.lock().as_ref()?.read());
+        let [cycles, instructions, cache_misses] = hardware.unwrap_or_default();
         let switches = session.and_then(|session| session.switches.as_ref());
         let preempted_ns = switches.map_or(0, |ring| ring.preempted_ns());
         Usage { cycles, instructions, cache_misses, preempted_ns, ..used }
@@ -97,6 +94,6 @@ impl ThreadSource for ThreadSampler {
     }
 
     fn wake_collector(&self) {
-        self.waker.wake();
+        self.sampler.waker().wake();
     }
 }

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use super::probe::ProbeThread;
 use super::rate::{Periods, Rate};
 use super::record::Machine;
 use super::session::SamplingSession;
@@ -55,9 +54,9 @@ impl Timers {
     }
 
     /// Probes whether threads can have timers. No signal is sent.
-    pub(super) fn probe(&self, other: &ProbeThread) -> Result<(), WhyRefused> {
+    pub(super) fn probe(&self, other: u32) -> Result<(), WhyRefused> {
         self.lacking().map_or(Ok(()), Err)?;
-        sys::probe_timers(self.request, other.tid())
+        sys::probe_timers(self.request, other)
     }
 
     /// Why no thread can have one now, if the limit of the process says so.
@@ -68,11 +67,6 @@ impl Timers {
     /// Whether any thread has one.
     pub(super) fn are_in_use(&self) -> bool {
         !self.taken.is_none()
-    }
-
-    /// Releases what was reserved for a thread whose timer was deleted.
-    pub(super) fn give_back(&self) {
-        self.taken.give(1);
     }
 
     /// Creates the timer and the ring of thread `tid`, whose stack is `stack`. They are inactive until started.
@@ -89,14 +83,12 @@ impl Timers {
             let least = 2 * (request.stack_bytes as usize).next_power_of_two();
             request.ring_bytes = request.ring_bytes.min(SMALL_RING_BYTES.max(least));
         }
-        if !self.taken.take(1, most_timers()) {
-            return Err(WhyRefused::NoTimers);
-        }
-        let open = |stack| sys::open_timer_ring(request, tid, stack, waker);
-        let ring = stack.and_then(open).inspect_err(|_| self.give_back())?;
+        let share = self.taken.take(1, most_timers()).ok_or(WhyRefused::NoTimers)?;
+        let ring = sys::open_timer_ring(request, tid, stack?, waker)?;
         let ring = Arc::new(SampleRing::Timer(ring));
         let position_step = request.position_step;
-        Ok(SamplingSession::new(ring, rate, position_step, SHORT_SAMPLE))
+        let session = SamplingSession::new(ring, rate, position_step, SHORT_SAMPLE);
+        Ok(session.with_shares(vec![share]))
     }
 }
 

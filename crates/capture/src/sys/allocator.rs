@@ -11,7 +11,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use crossbeam::utils::CachePadded;
 
 use super::live_blocks::{LiveBlocks, Removed, TrackedBlock};
-use super::live_stack::{LiveRegisters, LiveStack, live_registers};
+use super::live_stack::{LiveStack, Registers, live_registers};
 use super::usage::Allocations;
 use super::words::WORDS;
 
@@ -132,7 +132,7 @@ pub struct SampledAllocation {
     pub bytes: u64,
     /// Its address.
     block: usize,
-    registers: Option<LiveRegisters>,
+    registers: Option<Registers>,
 }
 
 impl SampledAllocation {
@@ -207,7 +207,7 @@ impl ThreadSampling {
         &self,
         block: usize,
         bytes: u64,
-        registers: Option<LiveRegisters>,
+        registers: Option<Registers>,
     ) -> SampledAllocation {
         let probability = -(-(bytes as f64) / self.gap_bytes.get().max(1) as f64).exp_m1();
         let blocks = 1.0 / probability.max(f64::MIN_POSITIVE);

@@ -283,15 +283,15 @@ impl Blocks {
         self.chain.count as usize * BlockPool::BLOCK_BYTES
     }
 
-    /// Their memory, to write to it: blocks that are side by side at once, as they are until they were in use often.
-    pub fn runs_mut(&mut self) -> impl Iterator<Item = &mut [u8]> {
-        let pool = &self.pool;
+    /// Where their memory begins, and of how many bytes: blocks that are side by side at once, as they are until they were
+    /// in use often.
+    fn runs(&self) -> impl Iterator<Item = (NonNull<u8>, usize)> {
         let LinkedBlocks { mut first, count: mut left, .. } = self.chain;
         iter::from_fn(move || {
-            let memory = pool.memory.filter(|_| left > 0)?;
+            let memory = self.pool.memory.filter(|_| left > 0)?;
             let (start, mut count) = (first as usize, 0);
             loop {
-                let next = pool.after(first);
+                let next = self.pool.after(first);
                 count += 1;
                 left -= 1;
                 let is_beside = left > 0 && next == first + 1;
@@ -300,42 +300,28 @@ impl Blocks {
                     break;
                 }
             }
-            // SAFETY: these blocks are in the memory, which is zeroed or written, and only `self` has them. It is borrowed,
-            // and each block is in the chain once.
-            Some(unsafe {
-                let start = memory.add(start * BlockPool::BLOCK_BYTES);
-                slice::from_raw_parts_mut(start.as_ptr(), count * BlockPool::BLOCK_BYTES)
-            })
+            // SAFETY: the numbers of a chain are those of blocks, all of which are in the memory.
+            let start = unsafe { memory.add(start * BlockPool::BLOCK_BYTES) };
+            Some((start, count * BlockPool::BLOCK_BYTES))
         })
-    }
-
-    fn addresses(&self) -> impl Iterator<Item = NonNull<u8>> {
-        let memory = self.pool.memory;
-        let chain = iter::successors(Some(self.chain.first), |block| Some(self.pool.after(*block)));
-        let chain = chain.take(self.chain.count as usize);
-        // SAFETY: the numbers of a chain are those of blocks, all of which are in the memory.
-        let address = |memory: NonNull<u8>, block: u32| unsafe {
-            memory.add(block as usize * BlockPool::BLOCK_BYTES)
-        };
-        chain.filter_map(move |block| Some(address(memory?, block)))
     }
 
     /// Their memory, a block at a time.
     pub fn parts(&self) -> impl Iterator<Item = &[u8]> {
-        // SAFETY: zeroed or written memory of a block that only `self` has, which is borrowed.
-        let part = |start: NonNull<u8>| unsafe {
-            slice::from_raw_parts(start.as_ptr(), BlockPool::BLOCK_BYTES)
+        // SAFETY: zeroed or written memory of blocks that only `self` has, which is borrowed.
+        let run = |(start, bytes): (NonNull<u8>, usize)| unsafe {
+            slice::from_raw_parts(start.as_ptr(), bytes)
         };
-        self.addresses().map(part)
+        self.runs().map(run).flat_map(|run| run.chunks_exact(BlockPool::BLOCK_BYTES))
     }
 
-    /// The same, to write to it.
-    pub fn parts_mut(&mut self) -> impl Iterator<Item = &mut [u8]> {
+    /// The same, to write to it, and blocks that are side by side at once.
+    pub fn runs_mut(&mut self) -> impl Iterator<Item = &mut [u8]> {
         // SAFETY: as above, and each block is in the chain once.
-        let part = |start: NonNull<u8>| unsafe {
-            slice::from_raw_parts_mut(start.as_ptr(), BlockPool::BLOCK_BYTES)
+        let run = |(start, bytes): (NonNull<u8>, usize)| unsafe {
+            slice::from_raw_parts_mut(start.as_ptr(), bytes)
         };
-        self.addresses().map(part)
+        self.runs().map(run)
     }
 }
 
@@ -355,7 +341,7 @@ mod tests {
     const BLOCK: usize = BlockPool::BLOCK_BYTES;
 
     fn fill(blocks: &mut Blocks, byte: u8) {
-        blocks.parts_mut().for_each(|part| part.fill(byte));
+        blocks.runs_mut().for_each(|run| run.fill(byte));
     }
 
     fn has_only(blocks: &Blocks, byte: u8) -> bool {

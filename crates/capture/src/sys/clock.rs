@@ -6,6 +6,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::platform::{self, TickSource};
 
+#[cfg(any(test, feature = "_test"))]
+mod scripted;
+
 /// Counts ticks of the CPU's time stamp counter if the kernel itself uses it, and otherwise nanoseconds of
 /// `CLOCK_MONOTONIC_RAW`.
 ///
@@ -129,22 +132,6 @@ impl Default for Clock {
 }
 
 impl Clock {
-    /// A clock whose ticks are nanoseconds, set by the test.
-    #[cfg(any(test, feature = "_test"))]
-    pub fn by_hand(now: std::sync::Arc<AtomicU64>) -> Self {
-        let first = Pair { ticks: 0, raw_ns: 0 };
-        let (source, rate) = (platform::tick_source(), AtomicU64::new(ONE));
-        let (anchor, measurement) =
-            (Anchor::new(first), Mutex::new(Measurement { first, is_certain: false }));
-        Self { source, rate, anchor, measurement, by_hand: Some(now) }
-    }
-
-    /// A clock whose ticks are nanoseconds, and which stands still.
-    #[cfg(any(test, feature = "_test"))]
-    pub fn nanoseconds() -> Self {
-        Self::by_hand(std::sync::Arc::default())
-    }
-
     #[inline(always)]
     pub fn now(&self) -> u64 {
         #[cfg(any(test, feature = "_test"))]
@@ -218,16 +205,13 @@ impl Clock {
     /// Measured now: for a moment in the past, the error is the slew of the system clock since then, at most 0.5 ms per
     /// second and usually a hundredth of that.
     pub fn unix_offset_ns(&self) -> i128 {
-        // The narrowest of three readings.
-        let read = || {
+        narrowest(|| {
             let before = platform::monotonic_raw_ns();
             let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
             let width = platform::monotonic_raw_ns().saturating_sub(before);
             let unix = i128::try_from(unix.as_nanos()).unwrap_or(i128::MAX);
             (width, unix - i128::from(before + width / 2))
-        };
-        let best = [read(), read(), read()].into_iter().min_by_key(|(width, _)| *width);
-        best.map_or(0, |(_, offset)| offset)
+        })
     }
 }
 
@@ -244,23 +228,20 @@ impl Pair {
         self.rate_until(now).is_none_or(|found| found.abs_diff(rate) > rate / 1_000)
     }
 
-    /// The narrowest of three readings.
     fn take(source: TickSource) -> Self {
-        let read = || {
+        narrowest(|| {
             let before = platform::read_ticks(source);
             let raw_ns = platform::monotonic_raw_ns();
             let width = platform::read_ticks(source).saturating_sub(before);
             (width, Self { ticks: before + width / 2, raw_ns })
-        };
-        let mut best = read();
-        for _ in 0..2 {
-            let next = read();
-            if next.0 < best.0 {
-                best = next;
-            }
-        }
-        best.1
+        })
     }
+}
+
+/// The narrowest of three readings, each with its width.
+fn narrowest<T>(read: impl Fn() -> (u64, T)) -> T {
+    let narrower = |best: (u64, T), next: (u64, T)| if next.0 < best.0 { next } else { best };
+    narrower(narrower(read(), read()), read()).1
 }
 
 fn scale(ticks: u64, rate: u64) -> u64 {

@@ -7,9 +7,9 @@ use std::ptr;
 use super::platform;
 
 /// The registers from which a stack is unwound.
-#[derive(Clone, Copy, Debug)]
-pub struct LiveRegisters {
-    pub(crate) pc: u64,
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Registers {
+    pub pc: u64,
     pub(crate) sp: u64,
     pub(crate) fp: u64,
     /// The link register; 0 where there is none.
@@ -40,7 +40,7 @@ macro_rules! live_registers {
             );
         }
         _ = (&mut pc, &mut sp, &mut fp, &mut lr);
-        (sp != 0).then_some($crate::sys::LiveRegisters { pc, sp, fp, lr })
+        (sp != 0).then_some($crate::sys::Registers { pc, sp, fp, lr })
     }};
 }
 
@@ -49,7 +49,7 @@ pub(super) use live_registers;
 /// A part of the calling thread's stack, from the stack pointer of a function up.
 #[derive(Debug)]
 pub struct LiveStack {
-    pub registers: LiveRegisters,
+    pub registers: Registers,
     addresses: Range<u64>,
 }
 
@@ -62,7 +62,7 @@ impl LiveStack {
 
     /// The part up to an address in the stack frame of a caller. `None` if it is too large, or not on the thread's own
     /// stack: what lies between two stacks may not be mapped.
-    pub(super) fn up_to(registers: LiveRegisters, frame: u64) -> Option<Self> {
+    pub(super) fn up_to(registers: Registers, frame: u64) -> Option<Self> {
         let addresses = registers.sp..frame;
         let bounds = own_stack()?;
         let is_own = bounds.contains(&addresses.start) && bounds.contains(&addresses.end);
@@ -71,7 +71,7 @@ impl LiveStack {
     }
 
     /// At most that many bytes. `None` if they are not on the thread's own stack.
-    pub(super) fn at_most(registers: LiveRegisters, bytes: usize) -> Option<Self> {
+    pub(super) fn at_most(registers: Registers, bytes: usize) -> Option<Self> {
         let bounds = own_stack().filter(|bounds| bounds.contains(&registers.sp))?;
         let end = registers.sp.saturating_add(bytes.min(Self::MOST_BYTES) as u64).min(bounds.end);
         Some(Self { registers, addresses: registers.sp..end })

@@ -10,42 +10,34 @@ mod files_guard;
 mod layer_marker;
 mod live_blocks;
 mod live_stack;
+mod poll;
 mod position;
 mod ring;
 mod spawn;
 mod stripes;
-mod tag;
 mod task_waker;
 mod types;
 mod usage;
 mod words;
 
-#[cfg(all(
-    target_os = "linux",
-    any(target_arch = "x86_64", target_arch = "aarch64"),
-    not(tracing_profiling_unsupported)
-))]
-mod linux;
-#[cfg(all(
-    target_os = "linux",
-    any(target_arch = "x86_64", target_arch = "aarch64"),
-    not(tracing_profiling_unsupported)
-))]
-use linux as platform;
-
-#[cfg(not(all(
-    target_os = "linux",
-    any(target_arch = "x86_64", target_arch = "aarch64"),
-    not(tracing_profiling_unsupported)
-)))]
-#[allow(unreachable_pub, reason = "callers use less of it where it is real")]
-mod unsupported;
-#[cfg(not(all(
-    target_os = "linux",
-    any(target_arch = "x86_64", target_arch = "aarch64"),
-    not(tracing_profiling_unsupported)
-)))]
-use unsupported as platform;
+#[cfg_attr(
+    all(
+        target_os = "linux",
+        any(target_arch = "x86_64", target_arch = "aarch64"),
+        not(tracing_profiling_unsupported)
+    ),
+    path = "linux/mod.rs"
+)]
+#[cfg_attr(
+    not(all(
+        target_os = "linux",
+        any(target_arch = "x86_64", target_arch = "aarch64"),
+        not(tracing_profiling_unsupported)
+    )),
+    path = "unsupported.rs",
+    allow(unreachable_pub, reason = "callers use less of it where it is real")
+)]
+mod platform;
 
 #[cfg(all(any(test, feature = "_test"), not(tracing_profiling_unsupported)))]
 pub use allocator::sample_bytes;
@@ -57,6 +49,8 @@ pub use allocator::{
 pub use block_pool::{BlockPool, Blocks};
 pub use clock::Clock;
 pub use files_guard::FilesGuard;
+pub use live_blocks::TrackedBlock;
+pub use live_stack::{LiveStack, Registers};
 #[cfg(all(
     test,
     target_os = "linux",
@@ -64,47 +58,42 @@ pub use files_guard::FilesGuard;
     not(miri),
     not(tracing_profiling_unsupported)
 ))]
-pub(crate) use linux::nested_code;
-pub use live_blocks::TrackedBlock;
-pub(crate) use live_stack::LiveRegisters;
-pub use live_stack::LiveStack;
+pub(crate) use platform::nested_code;
 #[cfg(test)]
 pub(crate) use platform::open_switch_registers;
 pub use platform::{
-    ControlGroup, Files, GroupTexts, KernelFile, PerfRing, Poller, Waker, address_space_left,
-    blocked, check_writable, control_groups_of, cpu_group_in, cpu_model, cpu_ns_of,
-    create_private_directory, create_private_file, current_tid, forbidden_calls, has_ended,
-    host_name, is_blocked, is_mapped_as, kernel_release, kernel_symbols, load, log_between_forks,
-    mapped_now, mappings, memory_file, memory_left, memory_limit, on_fork, open_file_limit,
-    open_regular, open_schedstat, open_without_waiting, own_thread, own_threads, owner_of_lock,
-    path_of_open, process_cpu_ns, process_id, program_path, read_filters, read_own_memory,
-    read_own_stack, schedstat, switches_of, take_signals_without_room, thread_and_state,
-    thread_cpu_ns, tick_ns, watch_forks,
+    Files, KernelFile, PerfRing, address_space_left, blocked, check_room, control_groups_of,
+    cpu_ns_of, create_private_directory, create_private_file, current_tid, forbidden_calls,
+    has_ended, is_blocked, is_mapped_as, kernel_symbols, log_between_forks, mapped_now, mappings,
+    memory_file, on_fork, open_file_limit, open_regular, open_schedstat, open_without_waiting,
+    own_thread, own_threads, owner_of_lock, path_of_open, process_cpu_ns, process_id, program_path,
+    read_filters, read_own_memory, read_own_stack, schedstat, switches_of,
+    take_signals_without_room, thread_and_state, thread_cpu_ns, tick_ns, watch_forks,
 };
 pub(crate) use platform::{
-    HardwareCounters, KeptOn, RingMemory, address_in_libc, block_timers, bytes_of_ring,
+    HardwareCounters, PerfEvent, RingMemory, address_in_libc, block_timers, bytes_of_ring,
     current_thread, executable_mappings, has_small_signal_stack, is_own_thread, is_traced,
-    loaded_modules, locked_memory_limit, module_loads, monotonic_raw_ns, note_claimed_signals,
-    open_sample_ring, open_switch_ring, open_timer_ring, pending_signal_limit, probe_timers,
-    program_memory, signal_of_timers, thread_stack, time_namespace_offset_ns, try_cpu_ns_of,
-    try_thread_cpu_ns, try_thread_usage, unblock_timers, user_ns_of,
+    keep_perf_on, loaded_modules, locked_memory_limit, module_loads, monotonic_raw_ns,
+    note_claimed_signals, open_sample_ring, open_switch_ring, open_timer_ring,
+    pending_signal_limit, probe_timers, program_memory, signal_of_timers, thread_stack,
+    try_cpu_ns_of, try_thread_cpu_ns, try_thread_usage, unblock_timers, user_ns_of,
 };
 #[cfg(fuzzing)]
 pub(crate) use platform::{parse_map, read_proc_texts};
+pub use poll::{Poller, Waker};
 pub use position::Position;
 pub use ring::SampleRing;
 pub use spawn::{STACK_BYTES, spawn};
 pub use stripes::{STRIPES, Stripe, Striped, own_stripe};
-pub use tag::Tag;
 pub use task_waker::{
     TAGS, TaskWaker, WakerObserver, clone as clone_waker, drop_waker, wake, wake_by_ref,
 };
 pub use types::{
-    ANY_STACK, Blocked, Call, CpuUse, FilteredSyscall, Load, MOST_STACK_COPIED, MappedFile, NoFile,
-    OsThread, SampleRequest, Schedstat, ThrottlingUnknown, WhyRefused,
+    ANY_STACK, Blocked, Call, FilteredSyscall, MOST_STACK_COPIED, MappedFile, NoFile, OsThread,
+    Schedstat, Tag, WhyRefused,
 };
 pub(crate) use types::{
-    FileIdentity, LoadedModule, MappedPart, ModuleList, ModuleLoads, ThreadStack,
+    FileIdentity, LoadedModule, MappedPart, ModuleList, ModuleLoads, SampleRequest, ThreadStack,
 };
 pub use usage::{Allocations, Usage, UsageSums};
 pub use words::{WORDS, fork_generation};

@@ -18,14 +18,8 @@ use super::words::WORDS;
 #[derive(Debug)]
 pub struct Position {
     word: NonNull<AtomicU64>,
-    _owner: Owner,
-}
-
-#[derive(Debug)]
-#[expect(dead_code, reason = "held for its lifetime, never read")]
-enum Owner {
-    None,
-    Ring(Arc<SampleRing>),
+    /// Keeps it there.
+    _owner: Option<Arc<SampleRing>>,
 }
 
 impl Position {
@@ -34,12 +28,12 @@ impl Position {
         let word = (&raw const WORDS.never_moves).cast_mut();
         // SAFETY: the address of a static is not null.
         let word = unsafe { NonNull::new_unchecked(word) };
-        Self { word, _owner: Owner::None }
+        Self { word, _owner: None }
     }
 
     /// The position of `ring`. For a kernel ring it is the number of bytes ever written.
     pub(crate) fn of_ring(ring: Arc<SampleRing>) -> Self {
-        Self { word: NonNull::from(ring.position_word()), _owner: Owner::Ring(ring) }
+        Self { word: NonNull::from(ring.position_word()), _owner: Some(ring) }
     }
 
     /// The current position. `Acquire`: the sample's record is visible afterwards.

@@ -51,16 +51,6 @@ impl SampleRing {
         self.position_word().load(Ordering::Acquire)
     }
 
-    pub(crate) fn has_kernel_chains(&self) -> bool {
-        matches!(self, Self::Perf(ring) if ring.has_kernel_chains())
-    }
-
-    /// A ring that a test fills. Its position moves by `step` per sample.
-    #[cfg(any(test, feature = "_test"))]
-    pub fn scripted(data_size: usize, step: u64) -> std::io::Result<Self> {
-        TimerRing::scripted_timer(data_size, step).map(Self::Timer)
-    }
-
     /// The timer's ring, if it is one. Hooks then read other positions than those of the records, which contain both.
     pub fn timer(&self) -> Option<&TimerRing> {
         match self {

@@ -9,7 +9,7 @@ use std::task::{Context, RawWaker, RawWakerVTable, Waker};
 
 use parking_lot::Mutex;
 
-use super::live_stack::{LiveRegisters, LiveStack, live_registers};
+use super::live_stack::{LiveStack, Registers, live_registers};
 
 /// What a [`TaskWaker`] reports to.
 pub trait WakerObserver: Send + Sync + Sized + 'static {
@@ -114,7 +114,7 @@ impl<T: WakerObserver> TaskWaker<T> {
     }
 
     /// If the calling thread is polling the future: its stack up to the frame of the poll, if it can be read.
-    fn polling_stack(&self, registers: Option<LiveRegisters>) -> Option<Option<LiveStack>> {
+    fn polling_stack(&self, registers: Option<Registers>) -> Option<Option<LiveStack>> {
         self.is_polled_here().then(|| {
             let frame = self.frame.load(Ordering::Relaxed);
             registers.and_then(|registers| LiveStack::up_to(registers, frame))
@@ -125,7 +125,7 @@ impl<T: WakerObserver> TaskWaker<T> {
         self.thread.load(Ordering::Relaxed) == thread_number()
     }
 
-    fn report_wake(&self, registers: Option<LiveRegisters>, tag: usize) {
+    fn report_wake(&self, registers: Option<Registers>, tag: usize) {
         if let Some(stack) = self.polling_stack(registers) {
             let is_only = self.forward.lock().clones == 0;
             self.observer.on_own_wake(stack.as_ref(), is_only);

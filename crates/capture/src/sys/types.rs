@@ -1,11 +1,15 @@
 //! Types that both platforms use.
 
+use std::num::NonZeroU64;
 use std::ops::Range;
 use std::path::PathBuf;
 
+/// The program's own number of what a thread does, for instance of a span. Samples have that of their moment.
+pub type Tag = NonZeroU64;
+
 /// What to sample, how often, and into how much memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SampleRequest {
+pub(crate) struct SampleRequest {
     pub period_ns: u64,
     /// Bytes of stack in each sample, a multiple of 8 and at most 65,448.
     pub stack_bytes: u32,
@@ -57,11 +61,6 @@ impl OsThread {
         let mut padded = [0; 16];
         padded.iter_mut().zip(name).for_each(|(to, from)| *to = *from);
         Self { tid, name: padded }
-    }
-
-    #[cfg(any(test, feature = "_test"))]
-    pub const fn unnamed(tid: u32) -> Self {
-        Self { tid, name: [0; 16] }
     }
 
     /// Its name, padded with zeros.
@@ -155,14 +154,13 @@ pub enum FilteredSyscall {
     ClockGettime,
     Getrusage,
     Statfs,
-    Faccessat,
     /// Including the size of the file.
     MemfdCreate,
 }
 
 impl FilteredSyscall {
     #[allow(dead_code, reason = "only Linux has such filters")]
-    pub(crate) const ALL: [Self; 10] = [
+    pub(crate) const ALL: [Self; 9] = [
         Self::PerfEventOpen,
         Self::TimerCreate,
         Self::TimerSettime,
@@ -171,7 +169,6 @@ impl FilteredSyscall {
         Self::ClockGettime,
         Self::Getrusage,
         Self::Statfs,
-        Self::Faccessat,
         Self::MemfdCreate,
     ];
 
@@ -186,7 +183,6 @@ impl FilteredSyscall {
             Self::ClockGettime => "clock_gettime",
             Self::Getrusage => "getrusage",
             Self::Statfs => "statfs",
-            Self::Faccessat => "faccessat",
             Self::MemfdCreate => "memfd_create",
         }
     }
@@ -305,24 +301,6 @@ pub struct Schedstat {
     pub(crate) runs: u64,
 }
 
-/// The load of the machine, or of the process's control group.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Load {
-    /// Of all CPUs of the host since it started.
-    pub host: Option<CpuUse>,
-    /// The CPU time that the control group has used, in microseconds, and its limit in cores.
-    pub group: Option<(u64, f64)>,
-    /// Of the control group, or of the host if there is none.
-    pub memory_bytes: Option<u64>,
-}
-
-/// In ticks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CpuUse {
-    pub busy: u64,
-    pub all: u64,
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -333,37 +311,5 @@ mod tests {
         let own: [&[u8]; 3] = [b"profiling-drain", b"profiling-symbo", b"profiling-http"];
         let other: [&[u8]; 3] = [b"profiling-shop", b"profiling-", b"drain"];
         assert_eq!([own.map(is_of_layer), other.map(is_of_layer)], [[true; 3], [false; 3]]);
-    }
-}
-
-/// Why it is unknown for how long the process was throttled.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "`words` has them")]
-pub enum ThrottlingUnknown {
-    /// Nothing was read while the span was open, or too little.
-    #[default]
-    NotRead,
-    NoProc,
-    NoController,
-    NotMounted,
-    NotVisible,
-    Threaded,
-    Unreadable,
-    OtherSystem,
-}
-
-impl ThrottlingUnknown {
-    /// In words, after `unknown: `.
-    pub const fn words(self) -> &'static str {
-        match self {
-            Self::NotRead => "cpu.stat was not read at its begin and end",
-            Self::NoProc => "/proc is not mounted",
-            Self::NoController => "its control group has no cpu controller",
-            Self::NotMounted => "the file system of control groups is not mounted",
-            Self::NotVisible => "its control group is not visible here",
-            Self::Threaded => "its threads are in several control groups",
-            Self::Unreadable => "cpu.stat of its control group cannot be read",
-            Self::OtherSystem => "this system has no control groups",
-        }
     }
 }

@@ -10,17 +10,17 @@ use std::io;
 use std::ops::{Deref, Range};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use crossbeam::channel::{self, Receiver, Sender};
+use parking_lot::{Condvar, Mutex};
 
 use super::types::{
-    Blocked, Call, FileIdentity, FilteredSyscall, Load, MappedFile, ModuleList, ModuleLoads,
-    OsThread, SampleRequest, Schedstat, ThreadStack, WhyRefused,
+    Blocked, Call, FileIdentity, FilteredSyscall, MappedFile, ModuleList, ModuleLoads, OsThread,
+    SampleRequest, Schedstat, ThreadStack, WhyRefused,
 };
-use crate::sys::ThrottlingUnknown;
+use crate::sys::Waker;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TickSource {
@@ -42,6 +42,27 @@ pub fn read_ticks(_: TickSource) -> u64 {
 pub fn monotonic_raw_ns() -> u64 {
     static START: OnceLock<Instant> = OnceLock::new();
     u64::try_from(START.get_or_init(Instant::now).elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Where all sleep, in place of a futex.
+static SLEEPING: (Mutex<()>, Condvar) = (Mutex::new(()), Condvar::new());
+
+pub fn futex_wait(word: &AtomicU32, before: u32, most: Option<Duration>) {
+    let (lock, woken) = &SLEEPING;
+    let mut held = lock.lock();
+    if word.load(Ordering::SeqCst) == before {
+        match most {
+            Some(most) => _ = woken.wait_for(&mut held, most),
+            None => woken.wait(&mut held),
+        }
+    }
+}
+
+pub fn futex_wake(_: &AtomicU32) {
+    let (lock, woken) = &SLEEPING;
+    // A thread that has read the word sleeps by then.
+    drop(lock.lock());
+    woken.notify_all();
 }
 
 pub fn log_between_forks(log: impl FnOnce()) {
@@ -105,11 +126,6 @@ macro_rules! stubs {
 stubs! {
     fn on_fork(_: fn()) = ();
     fn watch_forks() = ();
-    fn host_name() -> Option<String> = None;
-    fn kernel_release() -> Option<String> = None;
-    fn cpu_model() -> Option<String> = None;
-    fn memory_limit() -> Option<u64> = None;
-    fn load() -> Load = Load::default();
     fn has_ended(_: u32) -> bool = false;
     /// Unknown here, so the CPU times of spans are unknown.
     fn thread_cpu_ns() -> Option<u64> = None;
@@ -120,14 +136,12 @@ stubs! {
     fn try_cpu_ns_of(_: u32) -> Result<u64, WhyRefused> = refused();
     fn try_thread_usage() -> Result<crate::sys::Usage, WhyRefused> = refused();
     fn tick_ns() -> Option<u64> = None;
-    fn time_namespace_offset_ns() -> Option<i64> = None;
     fn open_file_limit() -> u64 = 0;
     fn pending_signal_limit() -> u64 = u64::MAX;
     fn locked_memory_limit() -> Option<u64> = None;
     fn bytes_of_ring(_: usize) -> u64 = 0;
     fn is_own_thread(_: u32) -> bool = false;
     fn address_space_left() -> Option<u64> = None;
-    fn memory_left() -> Option<u64> = None;
     fn stack_bounds() -> Option<Range<u64>> = None;
     fn thread_stack() -> Option<ThreadStack> = None;
     /// There are no seccomp filters here.
@@ -150,7 +164,6 @@ stubs! {
     fn open_schedstat(_: u32) -> io::Result<KernelFile> = unsupported();
     fn schedstat(_: &KernelFile) -> io::Result<Schedstat> = unsupported();
     fn control_groups_of(_: u32) -> io::Result<String> = unsupported();
-    fn cpu_group_in(_: &str) -> Option<(bool, &str)> = None;
     fn is_blocked(_: u32) -> Option<bool> = None;
     fn switches_of(_: u32) -> Option<u64> = None;
     fn read_own_stack(_: u64, _: usize, _: &mut Vec<u8>) -> io::Result<()> = unsupported();
@@ -169,7 +182,9 @@ stubs! {
         };
     fn kernel_symbols() -> io::Result<io::Empty> = unsupported();
     fn path_of_open(_: &File, _: usize) -> PathBuf = PathBuf::new();
+    fn keep_perf_on() -> Result<PerfEvent, WhyRefused> = refused();
     fn memory_file() -> io::Result<File> = unsupported();
+    fn check_room(_: &Path) -> io::Result<()> = Ok(());
     fn tick_source() -> TickSource = TickSource::Raw;
     fn current_thread() -> OsThread = OsThread::new(current_tid(), b"");
     fn process_id() -> u32 = std::process::id();
@@ -191,9 +206,8 @@ pub enum Absent {}
 #[derive(Debug)]
 pub enum RingMemory {}
 
-pub use Absent as ControlGroup;
 pub use Absent as HardwareCounters;
-pub use Absent as KeptOn;
+pub use Absent as PerfEvent;
 pub use Absent as KernelFile;
 pub use Absent as PerfRing;
 pub use Absent as TimerRing;
@@ -220,7 +234,6 @@ methods! {
     RingMemory: fn write_scripted(_: &[u64]) -> bool;
     Absent: fn head_word() -> &AtomicU64;
     Absent: fn position_word() -> &AtomicU64;
-    Absent: fn has_kernel_chains() -> bool;
     Absent: fn has_lost_signal() -> bool;
     Absent: fn start() -> Result<(), WhyRefused>;
     Absent: fn pause();
@@ -228,9 +241,8 @@ methods! {
     Absent: fn retire();
     #[cfg(any(test, feature = "_test"))]
     Absent: fn sample_scripted(_: &[u64]) -> bool;
-    Absent: fn read() -> io::Result<[u64; Self::WORDS]>;
-    Absent: fn throttled_ns() -> Option<u64>;
-    Absent: fn is_same(_: &Self) -> bool;
+    Absent: fn read() -> Option<[u64; 3]>;
+    Absent: fn text(_: &mut [u8]) -> io::Result<&str>;
 }
 
 /// Rings have the methods of their memory.
@@ -243,17 +255,11 @@ impl Deref for Absent {
 }
 
 impl Absent {
-    pub const WORDS: usize = 3 + 2 * 4;
-
     stubs! {
         fn open() -> Result<Self, WhyRefused> = refused();
-        fn find(_: &GroupTexts) -> Result<Self, ThrottlingUnknown> = Err(ThrottlingUnknown::OtherSystem);
-        #[cfg(test)]
-        fn open_software() -> io::Result<Self> = unsupported();
+        fn open_at(_: &Path) -> io::Result<Self> = unsupported();
         #[cfg(any(test, feature = "_test"))]
         fn scripted(_: usize) -> io::Result<Self> = unsupported();
-        #[cfg(any(test, feature = "_test"))]
-        fn scripted_timer(_: usize, _: u64) -> io::Result<Self> = unsupported();
     }
 }
 
@@ -262,60 +268,14 @@ impl Absent {
 pub struct Files;
 
 impl Files {
+    #[expect(clippy::unnecessary_wraps, reason = "the same signature as on Linux")]
+    pub fn new() -> io::Result<Self> {
+        Ok(Self)
+    }
+
     #[expect(clippy::unused_self, reason = "the same signature as on Linux")]
     pub fn still_owned(&self) -> bool {
         true
-    }
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GroupTexts {
-    pub groups: String,
-}
-
-impl GroupTexts {
-    pub fn read() -> Result<Self, ThrottlingUnknown> {
-        Err(ThrottlingUnknown::OtherSystem)
-    }
-}
-
-#[derive(Debug)]
-pub struct Poller(Receiver<()>, Waker, Arc<Files>);
-
-/// One message is room enough: all wakes before a wait are one.
-#[derive(Clone, Debug)]
-pub struct Waker(Sender<()>);
-
-impl Poller {
-    #[expect(clippy::unnecessary_wraps, reason = "the same signature as on Linux")]
-    pub fn new() -> io::Result<Self> {
-        let (waker, woken) = channel::bounded(1);
-        Ok(Self(woken, Waker(waker), Arc::new(Files)))
-    }
-
-    pub fn waker(&self) -> Waker {
-        self.1.clone()
-    }
-
-    pub fn files(&self) -> &Arc<Files> {
-        &self.2
-    }
-
-    pub fn wait(&self, timeout: Option<Duration>) -> bool {
-        match timeout {
-            Some(time) => self.0.recv_timeout(time).is_ok(),
-            None => self.0.recv().is_ok(),
-        }
-    }
-}
-
-impl Waker {
-    pub fn wake(&self) {
-        _ = self.0.try_send(());
-    }
-
-    pub fn wake_soon(&self) {
-        self.wake();
     }
 }
 
@@ -327,18 +287,6 @@ pub fn create_private_file(path: &Path) -> io::Result<File> {
     options.write(true).create_new(true).open(path)
 }
 
-/// Whether files can be created in this directory, according to its mode.
-pub fn check_writable(directory: &Path) -> io::Result<()> {
-    let metadata = std::fs::metadata(directory)?;
-    if !metadata.is_dir() {
-        return Err(io::ErrorKind::NotADirectory.into());
-    }
-    if metadata.permissions().readonly() {
-        return Err(io::ErrorKind::PermissionDenied.into());
-    }
-    Ok(())
-}
-
 /// Opens the regular file at that path for reading, if there is one. Does not follow a link.
 pub fn open_regular(path: &Path) -> io::Result<Option<File>> {
     let is_file = match std::fs::symlink_metadata(path) {
@@ -347,4 +295,11 @@ pub fn open_regular(path: &Path) -> io::Result<Option<File>> {
         Err(error) => return Err(error),
     };
     is_file.then(|| File::open(path)).transpose()
+}
+
+#[cfg(any(test, feature = "_test"))]
+impl crate::sys::SampleRing {
+    pub fn scripted(_: usize, _: u64) -> io::Result<Self> {
+        unsupported()
+    }
 }

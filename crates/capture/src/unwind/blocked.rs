@@ -253,50 +253,31 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         frames: &mut Vec<ModuleAddress>,
         mismatches: Option<&mut usize>,
     ) -> Stop {
-        let mut is_below_handler = false;
-        match self.walk_on(from, frame_pointer, stack, frames, mismatches, &mut is_below_handler) {
-            Stop::At(end) if is_below_handler => Stop::BelowHandler(end),
-            Stop::Needs(..) | Stop::InLibrary(..) if is_below_handler => {
+        let (mut interrupted, pc) = (0, from.address.address());
+        let first = (from.address, M::few_registers(pc, from.sp, frame_pointer));
+        match self.walk_on(first, stack, frames, mismatches, &mut interrupted) {
+            Stop::At(end) if interrupted > 0 => Stop::BelowHandler(end),
+            Stop::Needs(..) | Stop::InLibrary(..) if interrupted > 0 => {
                 Stop::BelowHandler(UnwindEnd::Lost)
             }
             stop => stop,
         }
     }
 
-    fn walk_on(
+    /// The same from the registers of a frame. `interrupted` is the index of the last one that a signal interrupted; 0 if
+    /// there is none.
+    pub(super) fn walk_on(
         &mut self,
-        from: FrameToUnwind,
-        frame_pointer: u64,
+        (mut address, mut registers): (FrameAddress, M::UnwindRegs),
         stack: &ScannedStack<impl Fn(u64) -> Option<u64>>,
         frames: &mut Vec<ModuleAddress>,
         mut mismatches: Option<&mut usize>,
-        is_below_handler: &mut bool,
+        interrupted: &mut usize,
     ) -> Stop {
-        let pc = from.address.address();
-        let mut registers = self.machine.few_registers(pc, from.sp, frame_pointer);
-        let mut address = from.address;
-        while frames.len() < stack.most_frames {
+        let mut place = self.place(address.address_for_lookup());
+        let mut is_signal_return = self.signal_return_at(place, address.address()).is_some();
+        loop {
             let frame = FrameToUnwind { address, sp: M::stack_pointer(&registers) };
-            let fp = M::frame_pointer(&registers);
-            let place = self.place(address.address_for_lookup());
-            if self.signal_return_at(place, address.address()).is_some() {
-                let Some(interrupted) = Interrupted::at::<M>(frame.sp, |at| stack.word_at(at))
-                else {
-                    return Stop::At(UnwindEnd::Lost);
-                };
-                let Some(continued) = self.machine.registers(interrupted.registers) else {
-                    return Stop::At(UnwindEnd::Lost);
-                };
-                *is_below_handler = true;
-                let pc = interrupted.registers.instruction();
-                (registers, address) = (continued, FrameAddress::from_instruction_pointer(pc));
-                frames.push(self.modules.frame(pc));
-                if interrupted.is_on_other_stack {
-                    // Only the handler's stack was copied.
-                    return Stop::At(UnwindEnd::OtherStack);
-                }
-                continue;
-            }
             let mut missing = None;
             let mut needed = None;
             let mut read = |at: u64| {
@@ -309,15 +290,28 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
                 missing = if word.is_none() { Some(at) } else { missing };
                 word.ok_or(())
             };
-            let next = self.caller(address, place, &mut registers, &mut read);
-            if needed.is_some() || next.is_err_and(|end| end != UnwindEnd::Root) {
-                if self.is_start(address, (frame.sp, fp), |at| stack.word_at(at)) {
-                    return Stop::At(UnwindEnd::Root);
+            let mut is_on_other_stack = false;
+            let next = if is_signal_return {
+                let found = Interrupted::at::<M>(frame.sp, |at| read(at).ok());
+                found.ok_or(UnwindEnd::Lost).map(|found| {
+                    *interrupted = frames.len();
+                    is_on_other_stack = found.is_on_other_stack;
+                    registers = M::registers(found.registers);
+                    FrameAddress::from_instruction_pointer(found.registers.pc)
+                })
+            } else {
+                let fp = M::frame_pointer(&registers);
+                let next = self.caller(address, place, &mut registers, &mut read);
+                if needed.is_some() || next.is_err_and(|end| end != UnwindEnd::Root) {
+                    if self.is_start(address, (frame.sp, fp), |at| stack.word_at(at)) {
+                        return Stop::At(UnwindEnd::Root);
+                    }
+                    if self.is_without_tables(address.address_for_lookup()) {
+                        return Stop::InLibrary(frame.sp, fp);
+                    }
                 }
-                if self.is_without_tables(address.address_for_lookup()) {
-                    return Stop::InLibrary(frame.sp, fp);
-                }
-            }
+                next
+            };
             if let Some(distance) = needed {
                 return match place.rule {
                     // The return address can be anywhere.
@@ -332,7 +326,9 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
                 }
                 (Err(end), _) => return Stop::At(end),
             };
-            if let Some(mismatches) = &mut mismatches {
+            if let Some(mismatches) = &mut mismatches
+                && !is_signal_return
+            {
                 let callee = self.function_start(address.address_for_lookup());
                 match self.call_before(next.address(), callee) {
                     Some(CallMatch::Other) => **mismatches += 1,
@@ -340,12 +336,19 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
                     None => return Stop::At(UnwindEnd::Lost),
                 }
             }
-            let place = self.place(next.address_for_lookup());
-            let start = self.signal_return_at(place, next.address());
-            frames.push(self.modules.frame(start.unwrap_or(next.address_for_lookup())));
+            if frames.len() >= stack.most_frames {
+                return Stop::At(UnwindEnd::Cut);
+            }
             address = next;
+            place = self.place(address.address_for_lookup());
+            let start = self.signal_return_at(place, address.address());
+            frames.push(self.modules.frame(start.unwrap_or(address.address_for_lookup())));
+            is_signal_return = start.is_some();
+            if is_on_other_stack {
+                // Only the handler's stack was copied.
+                return Stop::At(UnwindEnd::OtherStack);
+            }
         }
-        Stop::At(UnwindEnd::Cut)
     }
 }
 
@@ -365,9 +368,8 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
-    use crate::sampler::record::Registers;
     use crate::sys::read_own_memory;
-    use crate::sys::{PerfRing, current_tid, loaded_modules, open_switch_registers};
+    use crate::sys::{PerfRing, Registers, current_tid, loaded_modules, open_switch_registers};
 
     type Wait = Box<dyn FnOnce() + Send>;
 
@@ -496,7 +498,7 @@ mod tests {
         assert_eq!(end, UnwindEnd::Root);
         if let Some(bp) = bp {
             let mut exact = Vec::new();
-            let registers = Registers::X86_64 { ip: blocked.pc, sp: blocked.sp, bp };
+            let registers = Registers { pc: blocked.pc, sp: blocked.sp, fp: bp, lr: 0 };
             assert_eq!(unwinder.unwind(registers, word, 100, &mut exact), UnwindEnd::Root);
             assert_eq!(exact, frames);
         }

@@ -5,18 +5,20 @@ use framehop::x86_64::{UnwindRegsX86_64, UnwinderX86_64};
 
 use super::calls::{self, CallTarget};
 use super::rules::{FrameRule, TableRow};
-use crate::sampler::record::Registers;
+use crate::sys::Registers;
 
 /// Replaces an unknown link register: an address that no instruction can have.
-pub(super) const UNKNOWN_LINK: u64 = 1;
+const UNKNOWN_LINK: u64 = 1;
 
 /// A framehop unwinder that can start from the registers of a sample.
 pub(crate) trait ArchUnwinder: framehop::Unwinder {
-    /// The registers in framehop's form; `None` if they are of another architecture.
-    fn registers(&self, registers: Registers) -> Option<Self::UnwindRegs>;
+    /// The registers in framehop's form.
+    fn registers(registers: Registers) -> Self::UnwindRegs;
 
     /// The registers of a frame if no others are known.
-    fn few_registers(&self, pc: u64, sp: u64, fp: u64) -> Self::UnwindRegs;
+    fn few_registers(pc: u64, sp: u64, fp: u64) -> Self::UnwindRegs {
+        Self::registers(Registers { pc, sp, fp, lr: UNKNOWN_LINK })
+    }
 
     fn stack_pointer(registers: &Self::UnwindRegs) -> u64;
 
@@ -72,14 +74,7 @@ impl<D: std::ops::Deref<Target = [u8]>, P: framehop::AllocationPolicy> ArchUnwin
 where
     Self: framehop::Unwinder<UnwindRegs = UnwindRegsX86_64>,
 {
-    fn registers(&self, registers: Registers) -> Option<UnwindRegsX86_64> {
-        match registers {
-            Registers::X86_64 { ip, sp, bp } => Some(UnwindRegsX86_64::new(ip, sp, bp)),
-            Registers::Aarch64 { .. } => None,
-        }
-    }
-
-    fn few_registers(&self, pc: u64, sp: u64, fp: u64) -> UnwindRegsX86_64 {
+    fn registers(Registers { pc, sp, fp, .. }: Registers) -> UnwindRegsX86_64 {
         UnwindRegsX86_64::new(pc, sp, fp)
     }
 
@@ -144,7 +139,7 @@ where
         if register(18)? & 3 != OF_PROGRAMS {
             return None;
         }
-        Some(Registers::X86_64 { ip: register(16)?, sp: register(15)?, bp: register(10)? })
+        Some(Registers { pc: register(16)?, sp: register(15)?, fp: register(10)?, lr: 0 })
     }
 }
 
@@ -159,17 +154,8 @@ impl<D: std::ops::Deref<Target = [u8]>, P: framehop::AllocationPolicy> ArchUnwin
 where
     Self: framehop::Unwinder<UnwindRegs = UnwindRegsAarch64>,
 {
-    fn registers(&self, registers: Registers) -> Option<UnwindRegsAarch64> {
-        match registers {
-            Registers::Aarch64 { sp, fp, lr, .. } => {
-                Some(UnwindRegsAarch64::new_with_ptr_auth_mask(MASK, lr, sp, fp))
-            }
-            Registers::X86_64 { .. } => None,
-        }
-    }
-
-    fn few_registers(&self, _: u64, sp: u64, fp: u64) -> UnwindRegsAarch64 {
-        UnwindRegsAarch64::new_with_ptr_auth_mask(MASK, UNKNOWN_LINK, sp, fp)
+    fn registers(Registers { sp, fp, lr, .. }: Registers) -> UnwindRegsAarch64 {
+        UnwindRegsAarch64::new_with_ptr_auth_mask(MASK, lr, sp, fp)
     }
 
     fn stack_pointer(registers: &UnwindRegsAarch64) -> u64 {
@@ -236,6 +222,6 @@ where
             return None;
         }
         let (fp, lr) = (register(29)?, register(30)?);
-        Some(Registers::Aarch64 { pc: register(32)?, sp: register(31)?, fp, lr })
+        Some(Registers { pc: register(32)?, sp: register(31)?, fp, lr })
     }
 }

@@ -99,9 +99,9 @@ pub struct Modules {
     /// Sorted by their starts.
     loaded: Vec<Loaded>,
     /// Code that was loaded where other code may have been when samples were taken that are being read.
-    contested: CodeRanges,
+    contested: Vec<Range<u64>>,
     /// The same for samples that are taken after that reading began.
-    contested_later: CodeRanges,
+    contested_later: Vec<Range<u64>>,
     /// The highest number of unloads [since](Loaded::since) which a module is there.
     newest: u64,
     /// The number of unloads before a stack was copied that is being unwound, if modules are newer than that.
@@ -153,34 +153,6 @@ impl Loaded {
             && self.bias == listed.bias
             && self.segments == listed.code
             && self.eh_frame_hdr == listed.eh_frame_hdr
-    }
-}
-
-/// Ranges of addresses, sorted and apart.
-#[derive(Debug, Default)]
-struct CodeRanges(Vec<Range<u64>>);
-
-impl CodeRanges {
-    fn extend(&mut self, ranges: impl IntoIterator<Item = Range<u64>>) {
-        let before = self.0.len();
-        self.0.extend(ranges);
-        if self.0.len() == before {
-            return;
-        }
-        self.0.sort_by_key(|range| range.start);
-        self.0.dedup_by(|next, range| {
-            let is_one = next.start <= range.end;
-            if is_one {
-                range.end = range.end.max(next.end);
-            }
-            is_one
-        });
-    }
-
-    fn contain(&self, address: u64) -> bool {
-        let after = self.0.partition_point(|range| range.start <= address);
-        let found = after.checked_sub(1).and_then(|at| self.0.get(at));
-        found.is_some_and(|range| range.contains(&address))
     }
 }
 
@@ -296,8 +268,8 @@ impl Modules {
             module.is_none_or(|module| !module.is_program && !module.is_vdso)
         };
         let uncertain = self.loaded.iter().filter(|entry| !entry.is_certain).filter(is_library);
-        self.contested_later
-            .extend(uncertain.map(|entry| entry.start..entry.end).collect::<Vec<_>>());
+        let uncertain: Vec<_> = uncertain.map(|entry| entry.start..entry.end).collect();
+        self.contested_later.extend(uncertain);
     }
 
     /// Whether an address is in contested code, which is taken for no code.
@@ -305,9 +277,9 @@ impl Modules {
         let is_newer = |copied_after: u64| {
             self.listed_at(address).is_some_and(|entry| entry.since > copied_after)
         };
-        self.contested.contain(address)
-            || self.contested_later.contain(address)
-            || self.copied_after.is_some_and(is_newer)
+        // There are few, and mostly none.
+        let mut contested = self.contested.iter().chain(&self.contested_later);
+        contested.any(|code| code.contains(&address)) || self.copied_after.is_some_and(is_newer)
     }
 
     /// A stack is unwound that was copied after that number of unloads, or no longer. Returns whether that is a change.
@@ -318,12 +290,12 @@ impl Modules {
 
     /// The reading of all samples that were taken until now begins.
     pub(super) fn begin_reading(&mut self) {
-        self.contested.extend(std::mem::take(&mut self.contested_later).0);
+        self.contested.append(&mut self.contested_later);
     }
 
     /// All of them have been read. Returns whether there is less contested code.
     pub(super) fn end_reading(&mut self) -> bool {
-        !std::mem::take(&mut self.contested).0.is_empty()
+        !std::mem::take(&mut self.contested).is_empty()
     }
 
     pub(super) fn is_code(&self, address: u64) -> bool {
@@ -781,17 +753,6 @@ mod tests {
         modules.update(&ChangedModules { first_again: 1, ..list(5) });
         expected(&mut modules, 4, None);
         expected(&mut modules, 5, Some("/a.so"));
-    }
-
-    #[test]
-    fn ranges_are_one_where_they_touch() {
-        let mut ranges = CodeRanges::default();
-        ranges.extend([30..40, 10..20, 12..15, 18..25, 40..41]);
-        assert_eq!(ranges.0, [10..25, 30..41]);
-        ranges.extend(std::iter::once(25..30));
-        assert_eq!(ranges.0, vec![10..41]);
-        assert!(ranges.contain(10) && ranges.contain(40));
-        assert!(!ranges.contain(9) && !ranges.contain(41) && !CodeRanges::default().contain(0));
     }
 
     #[test]

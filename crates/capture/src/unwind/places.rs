@@ -2,7 +2,6 @@
 //!
 //! Reading the code of a library is a system call, and a row of its tables takes a microsecond: the answers are kept.
 
-use std::cell::Cell;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -58,7 +57,7 @@ pub(super) type SavedFrames = (usize, Option<SavedFrame>);
 /// The places that were asked for.
 #[derive(Debug)]
 pub(super) struct Places {
-    known: Vec<Cell<CodePlace>>,
+    known: Vec<CodePlace>,
     /// By the addresses that the code is between.
     saved: HashMap<Range<u64>, SavedFrames>,
     /// Where the jumps of a function lead.
@@ -69,7 +68,7 @@ pub(super) struct Places {
 impl Default for Places {
     fn default() -> Self {
         Self {
-            known: vec![Cell::new(CodePlace::new(0)); CACHED],
+            known: vec![CodePlace::new(0); CACHED],
             saved: HashMap::new(),
             jumps: HashMap::new(),
             mappings: Mappings::default(),
@@ -80,14 +79,14 @@ impl Default for Places {
 impl Places {
     #[inline]
     pub(super) fn get(&self, address: u64) -> Option<CodePlace> {
-        let known = self.known.get((address % CACHED as u64) as usize)?.get();
+        let known = *self.known.get((address % CACHED as u64) as usize)?;
         (known.address == address && address != 0).then_some(known)
     }
 
     pub(super) fn insert(&mut self, place: CodePlace) {
         self.mappings.are_used |= !place.is_in_module;
-        if let Some(known) = self.known.get((place.address % CACHED as u64) as usize) {
-            known.set(place);
+        if let Some(known) = self.known.get_mut((place.address % CACHED as u64) as usize) {
+            *known = place;
         }
     }
 
@@ -125,7 +124,7 @@ impl Places {
 
     /// Forgets all but the mappings outside of modules.
     pub(super) fn forget_known(&mut self) {
-        self.known.iter().for_each(|known| known.set(CodePlace::new(0)));
+        self.known.fill(CodePlace::new(0));
         self.saved.clear();
         self.jumps.clear();
     }
@@ -135,8 +134,8 @@ impl Places {
         if !std::mem::take(&mut self.mappings.are_used) {
             return;
         }
-        for known in self.known.iter().filter(|known| !known.get().is_in_module) {
-            known.set(CodePlace::new(0));
+        for known in self.known.iter_mut().filter(|known| !known.is_in_module) {
+            *known = CodePlace::new(0);
         }
         self.saved.clear();
         self.jumps.clear();

@@ -7,6 +7,8 @@ use std::ops::ControlFlow;
 
 use gimli::{CfaRule, EvaluationResult, Register, RegisterRule, X86_64};
 
+use crate::sys::Registers;
+
 /// A row of unwind tables.
 pub(crate) type TableRow = gimli::UnwindTableRow<usize>;
 
@@ -59,23 +61,15 @@ impl FrameRule {
     }
 }
 
-/// The registers of a frame.
-#[derive(Clone, Copy)]
-pub(super) struct FrameRegisters {
-    pub(super) ip: u64,
-    pub(super) sp: u64,
-    pub(super) fp: u64,
-}
-
-/// Follows a row of x86-64. The result is the caller's; its `ip` is the return address.
+/// Follows a row of x86-64. The result is the caller's; its `pc` is the return address.
 pub(super) fn follow(
     row: &TableRow,
     (frames, encoding): (&TableFrames<'_>, gimli::Encoding),
-    registers: FrameRegisters,
+    registers: Registers,
     read: &mut dyn FnMut(u64) -> Option<u64>,
-) -> Option<FrameRegisters> {
+) -> Option<Registers> {
     let known = |register| match register {
-        X86_64::RA => Some(registers.ip),
+        X86_64::RA => Some(registers.pc),
         X86_64::RSP => Some(registers.sp),
         X86_64::RBP => Some(registers.fp),
         _ => None,
@@ -132,10 +126,10 @@ pub(super) fn follow(
             _ => return None,
         })
     };
-    let (ip, fp) = (find(X86_64::RA)?, find(X86_64::RBP)?);
+    let (pc, fp) = (find(X86_64::RA)?, find(X86_64::RBP)?);
     let mut value = |found| match found {
         ControlFlow::Break(value) => Some(value),
         ControlFlow::Continue(at) => read(at),
     };
-    Some(FrameRegisters { ip: value(ip)?, sp: cfa, fp: value(fp)? })
+    Some(Registers { pc: value(pc)?, sp: cfa, fp: value(fp)?, lr: registers.lr })
 }

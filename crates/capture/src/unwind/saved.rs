@@ -106,7 +106,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
             && let Some((word, callers_sp)) = M::innermost_return(registers, |at| read(at).ok())
         {
             if self.is_innermost_return(frame, word, callers_sp != sp) {
-                *registers = self.machine.few_registers(word, callers_sp, fp);
+                *registers = M::few_registers(word, callers_sp, fp);
                 return Ok(word);
             }
             // It may have pushed the frame pointer already.
@@ -122,7 +122,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
             }
             Err(end) => return Err(end),
         };
-        *registers = self.machine.few_registers(caller.0, caller.1, caller.2);
+        *registers = M::few_registers(caller.0, caller.1, caller.2);
         Ok(caller.0)
     }
 
@@ -140,7 +140,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
             let word = M::unsigned(read(at).ok()?);
             let mut frame = FrameAddress::from_return_address(word)?;
             let above = at.checked_add(8)?;
-            let mut found = self.machine.few_registers(word, above, fp);
+            let mut found = M::few_registers(word, above, fp);
             for _ in 0..MOST_CALLERS {
                 let place = self.place(frame.address_for_lookup());
                 if place.before_next != BeforeNext::Call || place.rule == FrameRule::Missing {
@@ -149,7 +149,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
                 match self.caller(frame, place, &mut found, read) {
                     Ok(caller) => frame = caller,
                     Err(UnwindEnd::Root) => {
-                        *registers = self.machine.few_registers(word, above, fp);
+                        *registers = M::few_registers(word, above, fp);
                         return Some(word);
                     }
                     Err(_) => break,
@@ -376,7 +376,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         if place.rule == FrameRule::Missing {
             return self.saved_caller(frame, (sp, fp), None, read, proofs).is_ok();
         }
-        let mut registers = self.machine.few_registers(return_address, sp, fp);
+        let mut registers = M::few_registers(return_address, sp, fp);
         let function = self.function_start(frame.address_for_lookup());
         let next = self.caller(frame, place, &mut registers, &mut |at| read(at));
         next.is_ok_and(|next| {

@@ -5,7 +5,7 @@
 //! would follow the frame pointer instead, which can skip the interrupted function or lead anywhere.
 
 use super::machine::ArchUnwinder;
-use crate::sampler::record::Registers;
+use crate::sys::Registers;
 
 /// At least the length of those instructions on any architecture.
 const LONGEST: usize = 9;
@@ -43,7 +43,7 @@ impl Interrupted {
         let (start, length) = (words(STACK)?, words(STACK_BYTES)?);
         let registers = M::interrupted(&mut words)?;
         let is_in = |sp: u64| sp.checked_sub(start).is_some_and(|offset| offset < length);
-        let is_on_other_stack = is_in(sp) && !is_in(registers.stack_pointer());
+        let is_on_other_stack = is_in(sp) && !is_in(registers.sp);
         Some(Self { registers, is_on_other_stack })
     }
 }
@@ -109,7 +109,7 @@ mod tests {
         sp: 160,
         fp: 120,
         privilege: (184, 0x33),
-        registers: |ip, sp, bp| Registers::X86_64 { ip, sp, bp },
+        registers: |pc, sp, fp| Registers { pc, sp, fp, lr: 0 },
     };
 
     const OF_AARCH64: Layout = Layout {
@@ -120,7 +120,7 @@ mod tests {
         sp: 560,
         fp: 544,
         privilege: (576, 0x8000_0000),
-        registers: |pc, sp, fp| Registers::Aarch64 { pc, sp, fp, lr: 0 },
+        registers: |pc, sp, fp| Registers { pc, sp, fp, lr: 0 },
     };
 
     /// Where the sampled function's stack begins, and how many words of it are copied.
@@ -162,7 +162,7 @@ mod tests {
             Some(..=9) => (layout.registers)(start + sampled_at, STACK + FRAME, 0),
             _ => (layout.registers)(start + sampled_at, STACK, STACK + 16),
         };
-        let skipped = sampled.stack_pointer() - STACK;
+        let skipped = sampled.sp - STACK;
         let copy = bytes(&words);
         let mut frames = Vec::new();
         let end = unwinder.unwind(sampled, stack(&copy[skipped as usize..]), 10, &mut frames);

@@ -15,9 +15,8 @@ use std::ops::Range;
 use super::rules::FrameRule;
 use super::unwinder::tests::{bytes, stack};
 use super::{UnwindEnd, Unwinder};
-use crate::sampler::record::Registers;
 use crate::sys::nested_code::{Moved, Running, caller, functions, labels, run_stepped};
-use crate::sys::{loaded_modules, read_own_memory};
+use crate::sys::{Registers, loaded_modules, read_own_memory};
 
 /// Addresses in memory, and how the stack ends.
 fn unwound(ip: u64, sp: u64, bp: Option<u64>, words: &[u8]) -> (Vec<u64>, UnwindEnd) {
@@ -26,7 +25,9 @@ fn unwound(ip: u64, sp: u64, bp: Option<u64>, words: &[u8]) -> (Vec<u64>, Unwind
     let mut frames = Vec::new();
     let word = stack(words);
     let end = match bp {
-        Some(bp) => unwinder.unwind(Registers::X86_64 { ip, sp, bp }, word, 100, &mut frames),
+        Some(bp) => {
+            unwinder.unwind(Registers { pc: ip, sp, fp: bp, lr: 0 }, word, 100, &mut frames)
+        }
         None => unwinder.unwind_blocked(ip, sp, word, 100, &mut frames).0,
     };
     let modules = unwinder.modules();
@@ -263,7 +264,7 @@ fn random_libraries_with_frame_pointers_have_no_false_caller() {
         for step in &steps {
             let [ip, sp, bp] = step.registers;
             let words = bytes(&step.stack);
-            let registers = Registers::X86_64 { ip, sp, bp };
+            let registers = Registers { pc: ip, sp, fp: bp, lr: 0 };
             let end = unwinder.unwind(registers, stack(&words), 1_000, &mut frames);
             let modules = unwinder.modules();
             let found = frames.iter().map(|frame| {
@@ -337,7 +338,12 @@ fn random_stacks_have_no_frame_that_is_not_after_a_call() {
         let words = bytes(&words);
         let bp = if next() % 4 == 0 { next() } else { sp + next() % 64 * 8 };
         let end = match round % 2 {
-            0 => unwinder.unwind(Registers::X86_64 { ip, sp, bp }, stack(&words), 100, &mut frames),
+            0 => unwinder.unwind(
+                Registers { pc: ip, sp, fp: bp, lr: 0 },
+                stack(&words),
+                100,
+                &mut frames,
+            ),
             _ => unwinder.unwind_blocked(ip, sp, stack(&words), 100, &mut frames).0,
         };
         let modules = unwinder.modules();

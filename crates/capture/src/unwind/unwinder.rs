@@ -1,21 +1,19 @@
 //! Unwinding with framehop.
 
-use std::cell::Cell;
 use std::ops::Range;
 
 use framehop::FrameAddress;
 
-use super::blocked::{CallMatch, ScannedStack};
+use super::blocked::{CallMatch, ScannedStack, Stop};
 use super::calls::{CallTarget, LONGEST};
 use super::listing::{ChangedModules, ModuleListing};
 use super::machine::ArchUnwinder;
 use super::modules::{ModuleAddress, ModuleChange, Modules};
 use super::places::{BeforeNext, CodePlace, Places};
-use super::rules::{self, FrameRegisters, FrameRule};
-use super::signal::{self, Interrupted};
+use super::rules::{self, FrameRule};
+use super::signal;
 use super::tables::TableBytes;
-use crate::sampler::record::Registers;
-use crate::sys::{ANY_STACK, MOST_STACK_COPIED, read_own_memory};
+use crate::sys::{ANY_STACK, MOST_STACK_COPIED, Registers, read_own_memory};
 
 /// How the unwinding of a stack ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -307,15 +305,15 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         read: &mut impl FnMut(u64) -> Result<u64, ()>,
     ) -> Option<u64> {
         let (sp, fp) = (M::stack_pointer(registers), M::frame_pointer(registers));
-        let known = FrameRegisters { ip: frame.address(), sp, fp };
+        let known = Registers { pc: frame.address(), sp, fp, lr: 0 };
         let address = frame.address_for_lookup();
         let mut word_at = |at| read(at).ok();
         let caller = self.modules.with_row(address, &mut self.context, |row, section| {
             rules::follow(row, section, known, &mut word_at)
         });
         let caller = caller?.filter(|caller| caller.sp > sp)?;
-        *registers = self.machine.few_registers(caller.ip, caller.sp, caller.fp);
-        Some(caller.ip)
+        *registers = M::few_registers(caller.pc, caller.sp, caller.fp);
+        Some(caller.pc)
     }
 
     /// How a stack ends at a frame that cannot be unwound.
@@ -377,69 +375,30 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         frames.clear();
         // At once: a vector that grows may stay in the heap of a thread that has ended.
         frames.reserve(most_frames);
-        let Some(mut unwound) = self.machine.registers(registers) else {
-            return UnwindEnd::Lost;
-        };
-        let bottom = registers.stack_pointer();
+        let Registers { pc, sp: bottom, .. } = registers;
         let stack = ScannedStack { bottom, word: stack, most_frames };
-        let own_stack = std::mem::replace(&mut self.own_stack, ANY_STACK);
-        let is_on_own = own_stack.contains(&bottom);
-        if stack.word_at(bottom).is_none() {
-            frames.push(self.modules.frame(registers.instruction()));
-            return if is_on_own { UnwindEnd::Lost } else { UnwindEnd::OtherStack };
-        }
-        let mut running = 0;
-        let missing = Cell::new(None);
-        let mut read = |address: u64| {
-            let word = stack.word_at(address);
-            missing.set(if word.is_none() { Some(address) } else { missing.get() });
-            word.ok_or(())
-        };
-        let mut address = FrameAddress::from_instruction_pointer(registers.instruction());
-        let end = loop {
-            if frames.len() >= most_frames {
-                return UnwindEnd::Cut;
-            }
-            missing.set(None);
-            let (sp, fp) = (M::stack_pointer(&unwound), M::frame_pointer(&unwound));
-            let place = self.place(address.address_for_lookup());
-            if let Some(start) = self.signal_return_at(place, address.address()) {
-                frames.push(self.modules.frame(start));
-                let interrupted = Interrupted::at::<M>(sp, |at| read(at).ok());
-                let Some(interrupted) = interrupted else { break UnwindEnd::Lost };
-                let Some(registers) = self.machine.registers(interrupted.registers) else {
-                    break UnwindEnd::Lost;
-                };
-                let at = interrupted.registers.instruction();
-                (unwound, address) = (registers, FrameAddress::from_instruction_pointer(at));
-                running = frames.len();
-                if interrupted.is_on_other_stack && running < most_frames {
-                    // Only the handler's stack was copied.
-                    frames.push(self.modules.frame(at));
-                    break UnwindEnd::OtherStack;
+        let is_on_own = self.own_stack.contains(&bottom);
+        let address = FrameAddress::from_instruction_pointer(pc);
+        let place = self.place(pc);
+        let start = self.signal_return_at(place, pc);
+        frames.push(self.modules.frame(start.unwrap_or(pc)));
+        let end = if stack.word_at(bottom).is_some() {
+            let (first, mut interrupted) = ((address, M::registers(registers)), 0);
+            match self.walk_on(first, &stack, frames, None, &mut interrupted) {
+                Stop::At(end) | Stop::BelowHandler(end) => end,
+                Stop::InLibrary(sp, fp) => {
+                    self.end_in_library((sp, fp), &stack, frames, interrupted)
                 }
-                continue;
+                Stop::Needs(..) => UnwindEnd::Lost,
             }
-            frames.push(self.modules.frame(address.address_for_lookup()));
-            match self.caller(address, place, &mut unwound, &mut read) {
-                Ok(next) => address = next,
-                Err(UnwindEnd::Root) => break UnwindEnd::Root,
-                Err(end) => {
-                    if self.is_start(address, (sp, fp), |at| stack.word_at(at)) {
-                        break UnwindEnd::Root;
-                    }
-                    if self.is_without_tables(address.address_for_lookup()) {
-                        break self.end_in_library((sp, fp), &stack, frames, running);
-                    }
-                    break end;
-                }
-            }
+        } else {
+            UnwindEnd::Lost
         };
-        match (end, missing.get()) {
-            (UnwindEnd::Cut | UnwindEnd::Lost, Some(at)) => end_beyond(&own_stack, bottom, at),
+        self.own_stack = ANY_STACK;
+        match end {
             // What is not the thread's own ends where its callers are elsewhere.
-            (UnwindEnd::Root | UnwindEnd::Lost, _) if !is_on_own => UnwindEnd::OtherStack,
-            (end, _) => end,
+            UnwindEnd::Root | UnwindEnd::Lost if !is_on_own => UnwindEnd::OtherStack,
+            end => end,
         }
     }
 }

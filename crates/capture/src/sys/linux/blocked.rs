@@ -9,6 +9,8 @@ use std::path::PathBuf;
 
 use super::modules::{read_by_system_call, read_own_memory};
 use super::own_files::KernelFile;
+use super::signal::bit;
+use super::texts::{field, mask_in};
 use super::thread::{current_tid, is_own_thread};
 use crate::sys::types::{Blocked, Call, OsThread, Schedstat, WhyRefused};
 
@@ -21,10 +23,8 @@ use crate::sys::types::{Blocked, Call, OsThread, Schedstat, WhyRefused};
 ///
 /// If the file cannot be read, because the thread has ended or the system does not allow it.
 pub fn blocked(tid: u32) -> io::Result<Option<Blocked>> {
-    let mut bytes = [0; 256];
-    let length = open(tid, "syscall")?.read(&mut bytes)?;
-    let text = bytes.get(..length).and_then(|bytes| std::str::from_utf8(bytes).ok());
-    Ok(text.and_then(parse))
+    let bytes = read(tid, "syscall")?;
+    Ok(std::str::from_utf8(&bytes).ok().and_then(parse))
 }
 
 /// The thread that holds the lock for which a thread waits, if that is a mutex of glibc: only these have it.
@@ -54,9 +54,7 @@ fn owner_of([state, depth, owner, users, kind]: [u32; 5]) -> Option<u32> {
 ///
 /// Reads its state in `/proc/self/task/TID/stat`, which every user may read, also where [`blocked`] is refused.
 pub fn is_blocked(tid: u32) -> Option<bool> {
-    let mut bytes = [0; 256];
-    let length = open(tid, "stat").ok()?.read(&mut bytes).ok()?;
-    is_blocked_in(bytes.get(..length)?)
+    is_blocked_in(&read(tid, "stat").ok()?)
 }
 
 fn is_blocked_in(stat: &[u8]) -> Option<bool> {
@@ -66,9 +64,7 @@ fn is_blocked_in(stat: &[u8]) -> Option<bool> {
 /// For how long a thread of this process ran in user code, in nanoseconds, as far as that is known: the kernel divides the
 /// CPU time by what it found at its ticks.
 pub(crate) fn user_ns_of(tid: u32) -> Option<u64> {
-    let mut bytes = [0; 512];
-    let length = open(tid, "stat").ok()?.read(&mut bytes).ok()?;
-    Some(user_ticks_in(bytes.get(..length)?)?.saturating_mul(NS_PER_USER_TICK))
+    Some(user_ticks_in(&read(tid, "stat").ok()?)?.saturating_mul(NS_PER_USER_TICK))
 }
 
 /// `USER_HZ` is 100 on all architectures of this crate.
@@ -93,10 +89,7 @@ fn after_name(stat: &[u8]) -> Option<&[u8]> {
 ///
 /// If the thread has ended, or `/proc` cannot be read.
 pub fn thread_and_state(tid: u32) -> io::Result<(OsThread, u8)> {
-    let mut bytes = [0; 256];
-    let length = open(tid, "stat")?.read(&mut bytes)?;
-    let found = bytes.get(..length).and_then(name_and_state_in);
-    let (name, state) = found.ok_or(io::ErrorKind::InvalidData)?;
+    let (name, state) = name_and_state_in(&read(tid, "stat")?).ok_or(io::ErrorKind::InvalidData)?;
     Ok((OsThread::new(tid, &name), state))
 }
 
@@ -116,8 +109,12 @@ fn unescaped(name: &[u8]) -> Vec<u8> {
     std::iter::from_fn(next).collect()
 }
 
-fn open(tid: u32, file: &str) -> io::Result<File> {
-    File::open(path(tid, file)?)
+/// What the kernel says of a thread in a file, by one read.
+fn read(tid: u32, file: &str) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; 512];
+    let length = File::open(path(tid, file)?)?.read(&mut bytes)?;
+    bytes.truncate(length);
+    Ok(bytes)
 }
 
 fn path(tid: u32, file: &str) -> io::Result<PathBuf> {
@@ -126,7 +123,7 @@ fn path(tid: u32, file: &str) -> io::Result<PathBuf> {
 
 /// Opens what [`schedstat`] reads of a thread of this process.
 pub fn open_schedstat(tid: u32) -> io::Result<KernelFile> {
-    KernelFile::open(&path(tid, "schedstat")?)
+    KernelFile::open_at(&path(tid, "schedstat")?)
 }
 
 /// What the scheduler has counted for the thread with that file.
@@ -136,7 +133,7 @@ pub fn open_schedstat(tid: u32) -> io::Result<KernelFile> {
 /// If the thread has ended, the program has closed the file, or the kernel does not count it.
 pub fn schedstat(file: &KernelFile) -> io::Result<Schedstat> {
     let mut bytes = [0; 128];
-    let parsed = schedstat_in(file.read(&mut bytes)?);
+    let parsed = schedstat_in(file.text(&mut bytes)?);
     parsed.ok_or_else(|| io::ErrorKind::Unsupported.into())
 }
 
@@ -192,8 +189,7 @@ fn id_in_proc(tid: u32) -> io::Result<u32> {
 fn id_in_namespace(outer: u32) -> Option<u32> {
     let status = fs::read_to_string(format!("/proc/self/task/{outer}/status")).ok()?;
     // From the namespace of `/proc` to the innermost one.
-    let ids = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
-    ids.split_ascii_whitespace().last()?.parse().ok()
+    field(&status, "NSpid:")?.split_ascii_whitespace().last()?.parse().ok()
 }
 
 /// The threads of this process, by their ids in its own PID namespace.
@@ -220,68 +216,36 @@ pub fn own_threads() -> io::Result<Vec<u32>> {
 
 /// A thread of this process, with its name; without one if that cannot be read.
 pub fn own_thread(tid: u32) -> OsThread {
-    let mut bytes = [0; 16];
-    let length = open(tid, "comm").and_then(|mut file| file.read(&mut bytes)).unwrap_or(0);
-    let name = bytes.get(..length).unwrap_or_default();
-    OsThread::new(tid, name.strip_suffix(b"\n").unwrap_or(name))
+    let name = read(tid, "comm").unwrap_or_default();
+    OsThread::new(tid, name.strip_suffix(b"\n").unwrap_or(&name))
 }
 
 /// Whether a thread has the same seccomp filters as the calling thread, as far as their number shows.
 pub(super) fn has_same_filters(tid: u32) -> bool {
+    let filters_of = |tid| {
+        let status = status_of(tid)?;
+        Some(["Seccomp:", "Seccomp_filters:"].map(|name| field(&status, name).map(str::to_owned)))
+    };
     filters_of(tid).is_some_and(|filters| filters_of(current_tid()) == Some(filters))
 }
 
 /// Whether a thread blocks a signal.
 pub(super) fn blocks_signal(tid: u32, signal: libc::c_int) -> bool {
-    status_of(tid).is_some_and(|status| status.blocks(signal))
+    let blocked = status_of(tid).and_then(|status| mask_in(&status, "SigBlk:"));
+    blocked.is_some_and(|blocked| blocked & bit(signal) != 0)
 }
 
 /// How often a thread of this process has been switched out since it started, also for the wait that it is in.
 pub fn switches_of(tid: u32) -> Option<u64> {
-    Some(status_of(tid)?.switches)
-}
-
-fn filters_of(tid: u32) -> Option<Vec<String>> {
-    status_of(tid).map(|status| status.filters)
+    let status = status_of(tid)?;
+    // Blocked, and preempted.
+    let counts = ["voluntary_ctxt_switches:", "nonvoluntary_ctxt_switches:"];
+    Some(counts.iter().filter_map(|name| field(&status, name)?.parse::<u64>().ok()).sum())
 }
 
 /// What the system says of a thread.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct ThreadStatus {
-    /// The lines on its seccomp filters.
-    pub(super) filters: Vec<String>,
-    /// How often it has been switched out since it started.
-    switches: u64,
-    /// The signals that it blocks, from the lowest bit on.
-    blocked: u64,
-}
-
-impl ThreadStatus {
-    pub(super) fn blocks(&self, signal: libc::c_int) -> bool {
-        u32::try_from(signal - 1)
-            .is_ok_and(|bit| self.blocked.checked_shr(bit).unwrap_or(0) & 1 != 0)
-    }
-
-    fn parse(status: &str) -> Self {
-        let mut parsed = Self::default();
-        for line in status.lines() {
-            if line.starts_with("Seccomp") {
-                parsed.filters.push(line.to_owned());
-            } else if let Some(mask) = line.strip_prefix("SigBlk:") {
-                parsed.blocked = u64::from_str_radix(mask.trim(), 16).unwrap_or(0);
-            } else if let Some((_, count)) = line.split_once("voluntary_ctxt_switches:") {
-                // Blocked, and preempted.
-                parsed.switches += count.trim().parse().unwrap_or(0);
-            }
-        }
-        parsed
-    }
-}
-
-pub(super) fn status_of(tid: u32) -> Option<ThreadStatus> {
-    let mut status = String::new();
-    open(tid, "status").and_then(|mut file| file.read_to_string(&mut status)).ok()?;
-    Some(ThreadStatus::parse(&status))
+fn status_of(tid: u32) -> Option<String> {
+    fs::read_to_string(path(tid, "status").ok()?).ok()
 }
 
 /// Parses `running`; or the number of the system call, its six arguments, the stack pointer and the program counter; or
@@ -468,16 +432,6 @@ mod tests {
             assert_eq!(is_blocked_in(stat.as_bytes()), expected, "{stat}");
         }
         assert_eq!(is_blocked(current_tid()), Some(false), "it runs");
-    }
-
-    #[test]
-    fn the_status_of_a_thread_has_its_filters_and_blocked_signals() {
-        let text =
-            "Name:\tprofiling-drain\nSigBlk:\t4000000000000001\nSeccomp:\t2\nSeccomp_filters:\t1\n";
-        let status = ThreadStatus::parse(text);
-        assert_eq!(status.filters, ["Seccomp:\t2", "Seccomp_filters:\t1"]);
-        let blocked: Vec<_> = (0..=65).filter(|signal| status.blocks(*signal)).collect();
-        assert_eq!(blocked, [1, 63]);
     }
 
     #[test]

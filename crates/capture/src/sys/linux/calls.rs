@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::signal::with_signals_blocked;
+use super::texts::field;
 use crate::sys::types::FilteredSyscall;
 
 /// The deadly calls, on any thread that was probed.
@@ -77,15 +78,12 @@ fn may_have_filters() -> bool {
 /// The number of filters of a thread, from its `/proc/thread-self/status`; `None` if it has none.
 pub(super) fn filters_of(status: &str) -> Option<u32> {
     const FILTER_MODE: &str = "2";
-    let field = |name: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(name));
-        line.map(str::trim)
-    };
-    if field("Seccomp:")? != FILTER_MODE {
+    if field(status, "Seccomp:")? != FILTER_MODE {
         return None;
     }
     // Since Linux 5.9.
-    Some(field("Seccomp_filters:").and_then(|number| number.parse().ok()).unwrap_or(UNKNOWN))
+    let number = field(status, "Seccomp_filters:").and_then(|number| number.parse().ok());
+    Some(number.unwrap_or(UNKNOWN))
 }
 
 /// Makes all calls in a child. If it is killed, the next child continues after that call.
@@ -253,9 +251,6 @@ fn try_call(call: FilteredSyscall) {
             }
             FilteredSyscall::Statfs => {
                 libc::syscall(libc::SYS_statfs, c"/".as_ptr(), pointer);
-            }
-            FilteredSyscall::Faccessat => {
-                libc::syscall(libc::SYS_faccessat, libc::AT_FDCWD, c"/".as_ptr(), libc::R_OK);
             }
             // The file is closed when the process ends.
             FilteredSyscall::MemfdCreate => {

@@ -187,20 +187,6 @@ fn nanoseconds(time: libc::timespec) -> u64 {
     (time.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(time.tv_nsec as u64)
 }
 
-/// What the time namespace of the threads that this one starts adds to the clocks of the initial one, as
-/// `/proc/self/timens_offsets` says. It nearly always is this process' own namespace.
-pub(crate) fn time_namespace_offset_ns() -> Option<i64> {
-    offset_in(&std::fs::read_to_string("/proc/self/timens_offsets").ok()?)
-}
-
-/// Lines of clock, seconds and nanoseconds.
-fn offset_in(text: &str) -> Option<i64> {
-    let line = text.lines().find_map(|line| line.strip_prefix("monotonic"))?;
-    let mut words = line.split_ascii_whitespace();
-    let (seconds, ns): (i64, i64) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
-    seconds.checked_mul(1_000_000_000)?.checked_add(ns)
-}
-
 /// The kernel's tick, if known. Timers on CPU time expire at ticks.
 pub fn tick_ns() -> Option<u64> {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -229,15 +215,5 @@ mod tests {
         assert!(read_by_call(-1).is_none(), "no such clock");
         let refused = WhyRefused::Failed(FilteredSyscall::ClockGettime, libc::EINVAL);
         assert_eq!(read_cpu(-1), Err(refused));
-    }
-
-    #[test]
-    fn reads_the_offsets_of_a_time_namespace() {
-        let text = "monotonic     8640000         0\nboottime           -7         5\n";
-        assert_eq!(offset_in(text), Some(8_640_000_000_000_000));
-        assert_eq!(offset_in("monotonic -1 250000000\n"), Some(-750_000_000));
-        for text in ["", "boottime 1 2\n", "monotonic 1", "monotonic 9999999999999 0"] {
-            assert_eq!(offset_in(text), None, "{text}");
-        }
     }
 }

@@ -18,19 +18,12 @@ pub fn create_private_file(path: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
 }
 
-/// Whether files can be created in this directory, and some space is left, as far as the system says so.
-pub fn check_writable(directory: &Path) -> io::Result<()> {
-    use rustix::fs::{Access, AtFlags, CWD, accessat, statvfs};
-    // With the trailing dot, a file that is not a directory is an error.
-    let inside = directory.join(".");
-    if may(FilteredSyscall::Faccessat) {
-        let access = Access::WRITE_OK | Access::EXEC_OK;
-        accessat(CWD, &inside, access, AtFlags::empty()).or_else(unless_refused)?;
-    }
+/// Whether some space is left in this directory, as far as the system says so.
+pub fn check_room(directory: &Path) -> io::Result<()> {
     if !may(FilteredSyscall::Statfs) {
         return Ok(());
     }
-    let file_system = match statvfs(&inside) {
+    let file_system = match rustix::fs::statvfs(directory) {
         Ok(file_system) => file_system,
         Err(error) => return Ok(unless_refused(error)?),
     };

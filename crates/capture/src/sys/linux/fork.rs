@@ -10,8 +10,7 @@ use std::sync::{
 use std::time::{Duration, Instant};
 
 use super::modules::lock_loader;
-use super::signal::{block, lock_signal};
-use super::thread::process_id;
+use super::signal::{block, change_mask, lock_signal};
 use super::timer::lock_targets;
 use crate::sys::words::WORDS;
 
@@ -33,20 +32,6 @@ pub fn watch_forks() {
         // (no memory) there are no handlers, as if the program never forked.
         unsafe { libc::pthread_atfork(Some(before), Some(parent), Some(child)) };
     });
-}
-
-/// The process in which something was created that its children do not have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct OwnerProcess(u32);
-
-impl OwnerProcess {
-    pub(super) fn current() -> Self {
-        Self(process_id())
-    }
-
-    pub(super) fn is_current(self) -> bool {
-        self == Self::current()
-    }
 }
 
 /// A lock that is held across forks, so that the child does not find it held by a thread that does not exist there.
@@ -172,8 +157,7 @@ extern "C" fn parent() {
     let mask = held.mask;
     drop(held);
     if let Some(mask) = mask {
-        // SAFETY: reads a set that the kernel has filled, and changes the calling thread's mask.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const mask, std::ptr::null_mut()) };
+        change_mask(libc::SIG_SETMASK, &mask);
     }
 }
 

@@ -93,21 +93,18 @@ fn visit(mut each: impl FnMut(&MapLine<'_>) -> bool) -> io::Result<()> {
 
 /// All mappings of this process, by address.
 pub fn mappings() -> io::Result<Vec<Range<u64>>> {
-    let mut found = Vec::new();
-    visit(|mapping| {
-        found.push(mapping.addresses.clone());
-        true
-    })?;
-    Ok(found)
+    addresses_of(|_| true)
 }
 
 /// The executable mappings of this process.
 pub(crate) fn executable_mappings() -> io::Result<Vec<Range<u64>>> {
+    addresses_of(|mapping| mapping.is_executable)
+}
+
+fn addresses_of(is_wanted: impl Fn(&MapLine<'_>) -> bool) -> io::Result<Vec<Range<u64>>> {
     let mut found = Vec::new();
     visit(|mapping| {
-        if mapping.is_executable {
-            found.push(mapping.addresses.clone());
-        }
+        found.extend(is_wanted(mapping).then(|| mapping.addresses.clone()));
         true
     })?;
     Ok(found)

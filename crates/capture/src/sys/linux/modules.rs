@@ -185,16 +185,8 @@ fn headers_at(start: u64) -> Option<Vec<u8>> {
 
 /// The path of the program, as the kernel shows it where its code is mapped: what it was started by may be the loader.
 pub fn program_path() -> Option<PathBuf> {
-    let mut code = None;
-    iterate(&mut |info| {
-        // The program is always the first module.
-        let mut loaded =
-            program_headers(info).iter().filter(|header| header.p_type == libc::PT_LOAD);
-        let found = loaded.find(|header| header.p_flags & libc::PF_X != 0);
-        code = found.map(|header| addresses_of(header, info.dlpi_addr).start);
-        false
-    });
-    file_at(code?).map(|MappedFile { path, .. }| path)
+    let code = program_segment(|header, _| header.p_flags & libc::PF_X != 0)?;
+    file_at(code.start).map(|MappedFile { path, .. }| path)
 }
 
 /// Copies `addresses` of this process's memory. An unmapped address is an error, not a fault.
@@ -243,33 +235,34 @@ pub(super) fn can_read_by_system_call() -> Result<(), WhyRefused> {
 
 /// Memory of the program itself (not of a library), if all of `addresses` is read-only in it.
 pub(crate) fn program_memory(addresses: Range<u64>) -> Option<&'static [u8]> {
-    let mut is_inside = false;
-    iterate(&mut |info| {
-        // The program is always the first module.
-        let read_only = program_headers(info).iter().filter(|header| is_read_only(header));
-        is_inside = read_only
-            .map(|header| addresses_of(header, info.dlpi_addr))
-            .any(|segment| segment.start <= addresses.start && addresses.end <= segment.end);
-        false
-    });
-    if !is_inside || addresses.start >= addresses.end {
-        return None;
-    }
-    let length = (addresses.end - addresses.start) as usize;
+    let Range { start, end } = addresses;
+    let length = end.checked_sub(start).filter(|length| *length > 0)? as usize;
+    program_segment(|header, segment| {
+        is_read_only(header) && segment.start <= start && end <= segment.end
+    })?;
     // SAFETY: the loader keeps the program's segments mapped for the life of the process, and this one is not writable.
-    Some(unsafe { std::slice::from_raw_parts(addresses.start as *const u8, length) })
+    Some(unsafe { std::slice::from_raw_parts(start as *const u8, length) })
 }
 
 /// Whether the program itself (not a library) contains an address.
 pub(super) fn is_in_program(address: u64) -> bool {
-    let mut is_inside = false;
+    program_segment(|_, segment| segment.contains(&address)).is_some()
+}
+
+/// The addresses of the first segment of the program that is such a one.
+fn program_segment(is_it: impl Fn(&libc::Elf64_Phdr, &Range<u64>) -> bool) -> Option<Range<u64>> {
+    let mut found = None;
     iterate(&mut |info| {
+        // The program is always the first module.
         let mut loaded =
             program_headers(info).iter().filter(|header| header.p_type == libc::PT_LOAD);
-        is_inside = loaded.any(|header| addresses_of(header, info.dlpi_addr).contains(&address));
+        found = loaded.find_map(|header| {
+            let segment = addresses_of(header, info.dlpi_addr);
+            is_it(header, &segment).then_some(segment)
+        });
         false
     });
-    is_inside
+    found
 }
 
 /// Held while the loaded modules are read, because glibc does not release the loader's own lock in a forked child.

@@ -1,23 +1,31 @@
 //! Memory that does not come from an allocator.
 #![allow(unsafe_code, reason = "maps memory")]
 
-#[cfg(not(miri))]
-use std::ptr;
-use std::ptr::NonNull;
+use std::ffi::c_void;
+use std::ptr::{self, NonNull};
 
-use rustix::mm::Advice;
-#[cfg(not(miri))]
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+/// Maps private memory of zeros at an address where nothing is mapped, or anywhere.
+pub(super) fn map_zeros(
+    at: *mut c_void,
+    bytes: usize,
+    access: ProtFlags,
+) -> rustix::io::Result<*mut c_void> {
+    let fixed = if at.is_null() { MapFlags::empty() } else { MapFlags::FIXED_NOREPLACE };
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | fixed;
+    // SAFETY: existing mappings are not affected: the kernel chooses the address, or the call fails if there is one.
+    unsafe { rustix::mm::mmap_anonymous(at, bytes, access, flags) }
+}
+
+pub(super) const READ_WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
 /// Maps zeroed memory for copies of stacks, of which the system provides a page when it is first used. `None` if there is
 /// no address space.
 #[cfg(not(miri))]
 pub(crate) fn map_memory(bytes: usize) -> Option<NonNull<u8>> {
-    let access = ProtFlags::READ | ProtFlags::WRITE;
-    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-    // SAFETY: the kernel chooses the address of the new mapping, so no other memory is affected.
-    let start = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), bytes, access, flags) };
-    let start = NonNull::new(start.ok()?.cast())?;
+    let start = map_zeros(ptr::null_mut(), bytes, READ_WRITE).ok()?;
+    let start = NonNull::new(start.cast())?;
     // SAFETY: the new mapping.
     unsafe { keep_stacks_here(start, bytes) };
     Some(start)

@@ -1,6 +1,7 @@
 //! Perf events on threads of this process, and the rings that the kernel fills for them.
 #![allow(unsafe_code, reason = "calls perf_event_open and its ioctls")]
 
+use std::ffi::c_int;
 use std::io;
 use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -13,8 +14,9 @@ use perf_event_open_sys::bindings::{
 };
 
 use super::calls::may;
+use super::own_files::is_scarce;
 use super::ring::RingMemory;
-use super::thread::{current_tid, open_file_limit};
+use super::thread::current_tid;
 use crate::sys::types::{FilteredSyscall, SampleRequest, WhyRefused};
 
 impl WhyRefused {
@@ -62,26 +64,28 @@ const REGISTERS: u64 = 1 << bindings::PERF_REG_ARM64_X29
 
 /// Opens an event that samples thread `tid` by its CPU time, once it is started.
 ///
-/// Each sample is a record of thread, time (`CLOCK_MONOTONIC_RAW` of the initial time namespace), user registers and the top of the user stack, and,
-/// where allowed, the kernel's call chain. `sampler::record` has the layout.
+/// Each sample is a record of thread, time (`CLOCK_MONOTONIC_RAW` of the initial time namespace), the kernel's call chain,
+/// which is empty where it is not allowed, user registers and the top of the user stack. `sampler::record` has the layout.
 pub(crate) fn open_sample_ring(request: SampleRequest, tid: u32) -> Result<PerfRing, WhyRefused> {
-    let event = open(&mut sampling(request), tid)?;
-    PerfRing::map(event, request.ring_bytes, request.in_kernel, request.records_ahead_ns)
+    let event = open(&mut sampling(request), tid, None)?;
+    PerfRing::map(event, request.ring_bytes, request.records_ahead_ns)
 }
 
 fn sampling(request: SampleRequest) -> perf_event_attr {
     let mut attr = software(PERF_COUNT_SW_CPU_CLOCK);
     attr.__bindgen_anon_1.sample_period = request.period_ns;
     attr.sample_type = u64::from(
-        PERF_SAMPLE_TID | PERF_SAMPLE_TIME | PERF_SAMPLE_REGS_USER | PERF_SAMPLE_STACK_USER,
+        PERF_SAMPLE_TID
+            | PERF_SAMPLE_TIME
+            | PERF_SAMPLE_CALLCHAIN
+            | PERF_SAMPLE_REGS_USER
+            | PERF_SAMPLE_STACK_USER,
     );
     attr.sample_regs_user = REGISTERS;
     attr.sample_stack_user = request.stack_bytes;
     attr.set_exclude_kernel(u64::from(!request.in_kernel));
-    if request.in_kernel {
-        attr.sample_type |= u64::from(PERF_SAMPLE_CALLCHAIN);
-        attr.set_exclude_callchain_user(1);
-    }
+    attr.set_exclude_callchain_kernel(u64::from(!request.in_kernel));
+    attr.set_exclude_callchain_user(1);
     attr.set_disabled(1);
     attr.set_watermark(1);
     // The event's file is not polled.
@@ -107,7 +111,7 @@ pub(crate) fn open_switch_ring(
     // No thread waits for this ring: the collector reads it in its scans.
     attr.set_watermark(1);
     attr.__bindgen_anon_2.wakeup_watermark = u32::MAX;
-    PerfRing::map(open(&mut attr, tid)?, ring_bytes, false, ahead_ns)
+    PerfRing::map(open(&mut attr, tid, None)?, ring_bytes, ahead_ns)
 }
 
 /// Samples the user registers of the calling thread each time it is switched out. Needs privileges. Tests compare
@@ -118,30 +122,22 @@ pub(crate) fn open_switch_registers(ring_bytes: usize) -> Result<PerfRing, WhyRe
     attr.sample_type = u64::from(PERF_SAMPLE_TIME | PERF_SAMPLE_REGS_USER);
     attr.sample_regs_user = REGISTERS;
     attr.__bindgen_anon_1.sample_period = 1;
-    PerfRing::map(open(&mut attr, current_tid())?, ring_bytes, false, 0)
+    PerfRing::map(open(&mut attr, current_tid(), None)?, ring_bytes, 0)
 }
 
-/// Keeps the kernel's perf events machinery enabled.
+/// Keeps the kernel's perf events machinery enabled, by an event that is never enabled and has no ring.
 ///
 /// The kernel patches its scheduler for the first event of any thread in the system and waits for all CPUs, which takes
-/// some 10 ms. It undoes this one second after the last event was closed. While this value exists, opening events takes
+/// some 10 ms. It undoes this one second after the last event was closed. While this one exists, opening events takes
 /// no such time.
-#[derive(Debug)]
-pub(crate) struct KeptOn {
-    _event: Event,
+pub(crate) fn keep_perf_on() -> Result<PerfEvent, WhyRefused> {
+    let mut attr = software(PERF_COUNT_SW_DUMMY);
+    attr.set_exclude_kernel(1);
+    attr.set_disabled(1);
+    open(&mut attr, current_tid(), None)
 }
 
-impl KeptOn {
-    /// Opens an event that is never enabled and has no ring.
-    pub(crate) fn open() -> Result<Self, WhyRefused> {
-        let mut attr = software(PERF_COUNT_SW_DUMMY);
-        attr.set_exclude_kernel(1);
-        attr.set_disabled(1);
-        Ok(Self { _event: open(&mut attr, current_tid())? })
-    }
-}
-
-fn software(config: u32) -> perf_event_attr {
+pub(super) fn software(config: u32) -> perf_event_attr {
     let mut attr = perf_event_attr {
         type_: PERF_TYPE_SOFTWARE,
         size: size_of::<perf_event_attr>() as u32,
@@ -154,20 +150,28 @@ fn software(config: u32) -> perf_event_attr {
     attr
 }
 
-fn open(attr: &mut perf_event_attr, tid: u32) -> Result<Event, WhyRefused> {
+/// Opens an event on a thread, in the group of another one if that is given.
+pub(super) fn open(
+    attr: &mut perf_event_attr,
+    tid: u32,
+    leader: Option<&PerfEvent>,
+) -> Result<PerfEvent, WhyRefused> {
     if !may(FilteredSyscall::PerfEventOpen) {
         return Err(WhyRefused::KilledBySeccomp);
     }
     const ANY_CPU: i32 = -1;
     const NO_GROUP: i32 = -1;
-    // SAFETY: `attr` is initialized and contains its own size. It requests software events on a thread of this process,
-    // which affect nothing but the ring.
+    let group =
+        leader.map(PerfEvent::file).transpose().map_err(|error| WhyRefused::of_ioctl(&error))?;
+    let group = group.map_or(NO_GROUP, |file| file.as_raw_fd());
+    // SAFETY: `attr` is initialized and contains its own size. It requests events on a thread of this process, which affect
+    // nothing but the ring.
     let event = unsafe {
         perf_event_open_sys::perf_event_open(
             attr,
             tid.cast_signed(),
             ANY_CPU,
-            NO_GROUP,
+            group,
             u64::from(PERF_FLAG_FD_CLOEXEC),
         )
     };
@@ -179,58 +183,32 @@ fn open(attr: &mut perf_event_attr, tid: u32) -> Result<Event, WhyRefused> {
     if is_scarce(file.as_fd()) {
         return Err(WhyRefused::NoFiles);
     }
-    Event::new(file).map_err(|error| WhyRefused::of_ioctl(&error))
-}
-
-/// Whether the number of a file that was just opened shows that the process has most of the files open that it may
-/// open. The rest are for the program.
-pub(super) fn is_scarce(file: BorrowedFd<'_>) -> bool {
-    u64::from(file.as_raw_fd().unsigned_abs()) >= open_file_limit() / 4 * 3
+    PerfEvent::new(file).map_err(|error| WhyRefused::of_ioctl(&error))
 }
 
 /// A perf event and its ring, which the kernel fills.
 #[derive(Debug)]
 pub struct PerfRing {
     /// None once released. Closed before the memory is.
-    event: Mutex<Option<Event>>,
-    memory: RingMemory,
-    has_kernel_chains: bool,
+    pub(super) event: Mutex<Option<PerfEvent>>,
+    pub(super) memory: RingMemory,
 }
 
 impl PerfRing {
-    fn map(
-        event: Event,
-        data_size: usize,
-        has_kernel_chains: bool,
-        ahead_ns: i64,
-    ) -> Result<Self, WhyRefused> {
+    fn map(event: PerfEvent, data_size: usize, ahead_ns: i64) -> Result<Self, WhyRefused> {
         let memory = event.file().and_then(|file| RingMemory::of_event(file, data_size, ahead_ns));
         let memory = memory.map_err(|error| WhyRefused::of_map(&error))?;
-        Ok(Self { event: Mutex::new(Some(event)), memory, has_kernel_chains })
-    }
-
-    /// A ring that a test fills.
-    #[cfg(any(test, feature = "_test"))]
-    pub fn scripted(data_size: usize) -> io::Result<Self> {
-        let memory = RingMemory::anonymous(data_size)?;
-        Ok(Self { event: Mutex::new(None), memory, has_kernel_chains: false })
-    }
-
-    /// Whether the samples contain the kernel's call chain.
-    pub(crate) fn has_kernel_chains(&self) -> bool {
-        self.has_kernel_chains
+        Ok(Self { event: Mutex::new(Some(event)), memory })
     }
 
     /// Enables the event.
     pub(crate) fn start(&self) -> Result<(), WhyRefused> {
-        let event = self.event.lock();
-        let started = event.as_ref().map_or(Ok(()), |event| event.file().and_then(enable_event));
-        started.map_err(|error| WhyRefused::of_ioctl(&error))
+        self.event.lock().as_ref().map_or(Ok(()), PerfEvent::enable)
     }
 
     /// Disables the event until the next start.
     pub(crate) fn pause(&self) {
-        _ = self.event.lock().as_ref().map(|event| event.file().and_then(disable_event));
+        _ = self.event.lock().as_ref().map(PerfEvent::disable);
     }
 
     /// Closes the event and releases the ring's memory permanently. Its thread may continue to read the position, which
@@ -255,27 +233,49 @@ impl Deref for PerfRing {
 /// A perf event. The program may close descriptors that it does not own, and their numbers may then belong to other
 /// files, so the event's id is checked before each use.
 #[derive(Debug)]
-struct Event {
+pub(crate) struct PerfEvent {
     /// Present until the value is dropped.
     file: Option<OwnedFd>,
     /// Unique to this event.
     id: u64,
 }
 
-impl Event {
+impl PerfEvent {
     fn new(file: OwnedFd) -> io::Result<Self> {
         let id = event_id(file.as_fd()).ok_or_else(io::Error::last_os_error)?;
         Ok(Self { file: Some(file), id })
     }
 
+    /// Enables it.
+    pub(super) fn enable(&self) -> Result<(), WhyRefused> {
+        // SAFETY: an ioctl without an argument, on an event of this layer.
+        self.change(|event| unsafe { perf_event_open_sys::ioctls::ENABLE(event, 0) })
+    }
+
+    fn disable(&self) -> Result<(), WhyRefused> {
+        // SAFETY: as above.
+        self.change(|event| unsafe { perf_event_open_sys::ioctls::DISABLE(event, 0) })
+    }
+
+    fn change(&self, call: impl FnOnce(c_int) -> c_int) -> Result<(), WhyRefused> {
+        if !may(FilteredSyscall::PerfEventOpen) {
+            return Err(WhyRefused::Other(0));
+        }
+        let changed = self.file().and_then(|event| match call(event.as_raw_fd()) {
+            0.. => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        });
+        changed.map_err(|error| WhyRefused::of_ioctl(&error))
+    }
+
     /// The event's file, if the descriptor still refers to it.
-    fn file(&self) -> io::Result<BorrowedFd<'_>> {
+    pub(super) fn file(&self) -> io::Result<BorrowedFd<'_>> {
         let file = self.file.as_ref().filter(|file| event_id(file.as_fd()) == Some(self.id));
         Ok(file.ok_or(io::ErrorKind::BrokenPipe)?.as_fd())
     }
 }
 
-impl Drop for Event {
+impl Drop for PerfEvent {
     fn drop(&mut self) {
         if self.file().is_err() {
             std::mem::forget(self.file.take());
@@ -284,42 +284,9 @@ impl Drop for Event {
 }
 
 /// The kernel's id of a perf event; `None` for any other file.
-pub(super) fn event_id(event: BorrowedFd<'_>) -> Option<u64> {
+fn event_id(event: BorrowedFd<'_>) -> Option<u64> {
     let mut id = 0_u64;
     // SAFETY: the kernel writes one word, to `id`.
     let result = unsafe { perf_event_open_sys::ioctls::ID(event.as_raw_fd(), &raw mut id) };
     (result == 0).then_some(id)
-}
-
-/// Fails if the system calls of perf events are not allowed.
-fn may_change() -> io::Result<()> {
-    if may(FilteredSyscall::PerfEventOpen) {
-        Ok(())
-    } else {
-        Err(io::ErrorKind::Unsupported.into())
-    }
-}
-
-fn enable_event(event: BorrowedFd<'_>) -> io::Result<()> {
-    may_change()?;
-    // SAFETY: an ioctl without an argument, on an event of this layer.
-    let result = unsafe { perf_event_open_sys::ioctls::ENABLE(event.as_raw_fd(), 0) };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
-}
-
-fn disable_event(event: BorrowedFd<'_>) -> io::Result<()> {
-    may_change()?;
-    // SAFETY: an ioctl without an argument, on an event of this layer.
-    let result = unsafe { perf_event_open_sys::ioctls::DISABLE(event.as_raw_fd(), 0) };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
-}
-
-/// Reads exactly `N` words from a perf event.
-pub(super) fn read_words<const N: usize>(event: BorrowedFd<'_>) -> io::Result<[u64; N]> {
-    let mut bytes = [[0; 8]; N];
-    let length = rustix::io::read(event, bytes.as_flattened_mut())?;
-    if length != 8 * N {
-        return Err(io::ErrorKind::UnexpectedEof.into());
-    }
-    Ok(bytes.map(u64::from_ne_bytes))
 }

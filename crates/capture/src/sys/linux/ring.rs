@@ -7,7 +7,7 @@
 use std::ffi::c_void;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -17,8 +17,8 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use super::clock::monotonic_raw_ns;
 use super::context::{ABI_64, IN_USER_MODE, RECORD_SAMPLE, RawRegisters};
-use super::fork::OwnerProcess;
-use super::pages::keep_stacks_here;
+use super::pages::{READ_WRITE, keep_stacks_here, map_zeros};
+use super::thread::process_id;
 
 /// A page of counters and a power of two of pages of records, in perf's layout.
 ///
@@ -32,7 +32,7 @@ pub struct RingMemory {
     /// The size of the inaccessible memory on each side.
     guard_size: usize,
     /// The process that mapped it: the kernel does not copy a perf mapping into a forked child.
-    home: OwnerProcess,
+    home: u32,
     /// By how much the clock of the records is ahead of this process'.
     ahead_ns: i64,
 }
@@ -63,18 +63,11 @@ impl RingMemory {
         let data_size = data_size.max(page_size);
         // SAFETY: the kernel chooses the address of the new mapping, so no other memory is affected.
         let base = unsafe {
-            rustix::mm::mmap(
-                std::ptr::null_mut(),
-                page_size + data_size,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED,
-                event,
-                0,
-            )?
+            let length = page_size + data_size;
+            rustix::mm::mmap(ptr::null_mut(), length, READ_WRITE, MapFlags::SHARED, event, 0)?
         };
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        let home = OwnerProcess::current();
-        Ok(Self { base, page_size, data_size, guard_size: 0, home, ahead_ns })
+        Ok(Self { base, page_size, data_size, guard_size: 0, home: process_id(), ahead_ns })
     }
 
     /// Private memory of the same layout, between two guard pages.
@@ -82,22 +75,14 @@ impl RingMemory {
         let page_size = page_size();
         let data_size = data_size.max(page_size);
         let length = page_size + data_size;
-        // SAFETY: the kernel chooses the address of the new mapping, so no other memory is affected.
-        let guarded = unsafe {
-            rustix::mm::mmap_anonymous(
-                std::ptr::null_mut(),
-                length + 2 * page_size,
-                ProtFlags::empty(),
-                MapFlags::PRIVATE | MapFlags::NORESERVE,
-            )?
-        };
+        let guarded = map_zeros(ptr::null_mut(), length + 2 * page_size, ProtFlags::empty())?;
         let base = guarded.cast::<u8>().wrapping_add(page_size);
         let memory = Self {
             base: NonNull::new(base).ok_or(io::ErrorKind::OutOfMemory)?,
             page_size,
             data_size,
             guard_size: page_size,
-            home: OwnerProcess::current(),
+            home: process_id(),
             ahead_ns: 0,
         };
         // SAFETY: a part of the mapping just created.
@@ -109,9 +94,9 @@ impl RingMemory {
         Ok(memory)
     }
 
-    /// The process that mapped it. Only that process may stop its writer or unmap it.
-    pub(super) fn home(&self) -> OwnerProcess {
-        self.home
+    /// Whether this process mapped it. Only that one may stop its writer or unmap it.
+    pub(super) fn is_at_home(&self) -> bool {
+        self.home == process_id()
     }
 
     /// The time of a record by this process' clock.
@@ -190,17 +175,8 @@ impl RingMemory {
         let length = self.page_size + self.data_size;
         // The new memory is mapped first and then moved: without overcommit, `MAP_FIXED` could unmap the old memory and
         // then fail to map the new.
-        // SAFETY: the kernel chooses the address of the new mapping, so no other memory is affected.
-        let zeros = unsafe {
-            rustix::mm::mmap_anonymous(
-                std::ptr::null_mut(),
-                length,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::PRIVATE | MapFlags::NORESERVE,
-            )
-        };
         // On failure the ring stays mapped, and nothing writes to it any more.
-        let Ok(zeros) = zeros else { return };
+        let Ok(zeros) = map_zeros(ptr::null_mut(), length, READ_WRITE) else { return };
         let page = zeros.cast::<perf_event_mmap_page>();
         // SAFETY: a field of the mapping just created, which is larger and not shared yet.
         unsafe { (&raw mut (*page).data_head).write(self.head()) };
@@ -230,16 +206,7 @@ impl RingMemory {
         let length = self.page_size + self.data_size;
         let base = self.base.as_ptr().cast();
         for tries in 0_u64.. {
-            // SAFETY: existing mappings are not affected: the call fails if there is one.
-            let filled = unsafe {
-                rustix::mm::mmap_anonymous(
-                    base,
-                    length,
-                    ProtFlags::READ | ProtFlags::WRITE,
-                    MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE,
-                )
-            };
-            match filled {
+            match map_zeros(base, length, READ_WRITE) {
                 // Before Linux 4.17 the address is only a hint.
                 Ok(elsewhere) if elsewhere != base => {
                     // SAFETY: the mapping just created, which is not shared.
@@ -285,7 +252,7 @@ pub(super) fn page_size() -> usize {
 impl Drop for RingMemory {
     fn drop(&mut self) {
         // In a forked child, the addresses of a perf mapping may belong to another mapping.
-        if !self.home.is_current() {
+        if !self.is_at_home() {
             return;
         }
         let start = self.base.as_ptr().wrapping_sub(self.guard_size);
@@ -331,6 +298,8 @@ impl RingWriter<'_> {
         self.word(RECORD_SAMPLE | IN_USER_MODE << 32 | size << 48);
         self.word(ids);
         self.word(monotonic_raw_ns());
+        // No call chain of the kernel.
+        self.word(0);
         self.word(ABI_64);
         for register in of {
             self.word(*register);
@@ -532,7 +501,7 @@ mod tests {
     #[test]
     fn an_unmapped_ring_is_replaced_by_zeros() {
         if !crate::testing::is_alone(
-            "sys::linux::ring::tests::an_unmapped_ring_is_replaced_by_zeros",
+            "sys::platform::ring::tests::an_unmapped_ring_is_replaced_by_zeros",
         ) {
             return;
         }
@@ -555,7 +524,9 @@ mod tests {
 
         use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-        if !crate::testing::is_alone("sys::linux::ring::tests::an_unmapped_ring_waits_for_memory") {
+        if !crate::testing::is_alone(
+            "sys::platform::ring::tests::an_unmapped_ring_waits_for_memory",
+        ) {
             return;
         }
         let ring = RingMemory::anonymous(4096).unwrap();

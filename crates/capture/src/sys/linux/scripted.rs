@@ -1,9 +1,16 @@
 //! Rings that a test fills, instead of the kernel or a signal handler.
 
+use std::io;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use parking_lot::Mutex;
+
+use super::perf::PerfRing;
 use super::ring::RingMemory;
-use super::timer::TimerRing;
+use super::timer::{HandlerRing, TimerRing};
+use crate::sys::SampleRing;
+use crate::sys::types::{SampleRequest, ThreadStack};
 
 impl RingMemory {
     /// Writes a record. Returns false and does nothing if there is no room.
@@ -15,6 +22,22 @@ impl RingMemory {
             writer.publish();
         }
         has_room
+    }
+}
+
+impl PerfRing {
+    pub fn scripted(data_size: usize) -> io::Result<Self> {
+        Ok(Self { event: Mutex::new(None), memory: RingMemory::anonymous(data_size)? })
+    }
+}
+
+impl SampleRing {
+    /// That of a timer, of which the position moves by `step` per sample.
+    pub fn scripted(data_size: usize, step: u64) -> io::Result<Self> {
+        let request = SampleRequest { position_step: step, ..SampleRequest::default() };
+        let memory = RingMemory::anonymous(data_size)?;
+        let ring = Arc::new(HandlerRing::new(memory, request, (0, ThreadStack::ANY), None));
+        Ok(Self::Timer(TimerRing { ring, timer: Mutex::new(None) }))
     }
 }
 

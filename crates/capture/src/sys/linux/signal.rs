@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::fork::{ForkSafe, ForkSafeGuard};
 use super::resident::keep_loaded;
+use super::texts::mask_in;
 use crate::sys::types::{FilteredSyscall, WhyRefused};
 
 /// The type of a signal handler.
@@ -59,7 +60,7 @@ fn all_signals() -> impl Iterator<Item = c_int> {
 }
 
 /// In the masks of `/proc`.
-fn bit(signal: c_int) -> u64 {
+pub(super) fn bit(signal: c_int) -> u64 {
     1 << (signal - 1)
 }
 
@@ -101,12 +102,6 @@ fn signalfd_masks() -> impl Iterator<Item = u64> {
         let path = std::path::Path::new("/proc/self/fdinfo").join(file.file_name());
         mask_in(&std::fs::read_to_string(path).ok()?, "sigmask:")
     })
-}
-
-/// The mask in the line of that name of a file in `/proc`.
-fn mask_in(text: &str, name: &str) -> Option<u64> {
-    let mask = text.lines().find_map(|line| line.strip_prefix(name))?;
-    u64::from_str_radix(mask.trim(), 16).ok()
 }
 
 /// Whether the signal has no other handler.
@@ -157,10 +152,7 @@ fn install(signal: c_int, handler: Handler) -> Result<bool, WhyRefused> {
         (*action_pointer).sa_flags = libc::SA_SIGINFO | libc::SA_RESTART | libc::SA_ONSTACK;
         // No other handler may interrupt this one, since alternate stacks are small, except for those of faults, which
         // cannot be delayed.
-        libc::sigfillset(&raw mut (*action_pointer).sa_mask);
-        for fault in FAULTS {
-            libc::sigdelset(&raw mut (*action_pointer).sa_mask, fault);
-        }
+        (*action_pointer).sa_mask = all_but_faults();
     }
     let mut before = MaybeUninit::<libc::sigaction>::zeroed();
     // SAFETY: both structures are valid, and the handler is a function that lives as long as the program and may be
@@ -192,13 +184,34 @@ pub(super) fn block(signal: c_int) -> libc::sigset_t {
 /// Changes the calling thread's mask; returns the previous one.
 fn set_mask(how: c_int, signal: c_int) -> libc::sigset_t {
     let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
-    let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
-    // SAFETY: fills and reads local sets, and changes the calling thread's mask.
+    // SAFETY: fills a local set.
     unsafe {
         libc::sigemptyset(set.as_mut_ptr());
         libc::sigaddset(set.as_mut_ptr(), signal);
-        libc::pthread_sigmask(how, set.as_ptr(), before.as_mut_ptr());
+        change_mask(how, &set.assume_init())
+    }
+}
+
+/// The same with a set of signals.
+pub(super) fn change_mask(how: c_int, set: &libc::sigset_t) -> libc::sigset_t {
+    let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
+    // SAFETY: reads and fills sets, and changes the calling thread's mask.
+    unsafe {
+        libc::pthread_sigmask(how, set, before.as_mut_ptr());
         before.assume_init()
+    }
+}
+
+/// All signals that can be blocked. A full set excludes those that the C library uses internally.
+fn all_but_faults() -> libc::sigset_t {
+    let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
+    // SAFETY: fills a local set.
+    unsafe {
+        libc::sigfillset(set.as_mut_ptr());
+        for fault in FAULTS {
+            libc::sigdelset(set.as_mut_ptr(), fault);
+        }
+        set.assume_init()
     }
 }
 
@@ -209,38 +222,12 @@ const FAULTS: [c_int; 6] =
 
 /// Runs `action` with all signals except faults blocked on the calling thread. Threads that it starts inherit the mask.
 pub(crate) fn with_signals_blocked<R>(action: impl FnOnce() -> R) -> R {
-    let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
-    let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
-    // SAFETY: fills and reads local sets, and changes the calling thread's mask. A full set excludes the signals that
-    // the C library uses internally.
-    let before = unsafe {
-        libc::sigfillset(set.as_mut_ptr());
-        for fault in FAULTS {
-            libc::sigdelset(set.as_mut_ptr(), fault);
-        }
-        libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), before.as_mut_ptr());
-        before.assume_init()
-    };
+    let before = change_mask(libc::SIG_BLOCK, &all_but_faults());
     let result = action();
-    // SAFETY: a set that the kernel has filled.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) };
+    change_mask(libc::SIG_SETMASK, &before);
     result
 }
 
 pub(super) fn last_error() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn reads_masks_of_proc() {
-        let status = "Name:\tx\nSigPnd:\t0000000000000001\nSigBlk:\t4000000000000200\nSigIgn:\t0\n";
-        assert_eq!(mask_in(status, "SigBlk:"), Some(bit(63) | bit(10)));
-        assert_eq!(mask_in("pos:\t0\nsigmask:\t0000000000010000\n", "sigmask:"), Some(bit(17)));
-        assert_eq!(mask_in("SigBlk:\tx\n", "SigBlk:"), None);
-        assert_eq!(mask_in("", "SigBlk:"), None);
-    }
 }

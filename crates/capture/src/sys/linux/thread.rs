@@ -13,6 +13,7 @@ use rustix::thread::gettid;
 use super::calls::may;
 use super::ring::page_size;
 use super::signal::last_error;
+use super::texts::{field, mask_in};
 use crate::sys::Usage;
 use crate::sys::types::{FilteredSyscall, OsThread, ThreadStack, WhyRefused};
 
@@ -32,25 +33,6 @@ pub fn process_id() -> u32 {
     rustix::process::getpid().as_raw_nonzero().get() as u32
 }
 
-/// The name of this machine, or of its container.
-pub fn host_name() -> Option<String> {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
-    Some(name.trim().to_owned()).filter(|name| !name.is_empty())
-}
-
-/// The release of the kernel.
-pub fn kernel_release() -> Option<String> {
-    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").ok()?;
-    Some(release.trim().to_owned()).filter(|release| !release.is_empty())
-}
-
-/// What the CPU calls itself. Not all architectures say it.
-pub fn cpu_model() -> Option<String> {
-    let info = std::fs::read_to_string("/proc/cpuinfo").ok()?;
-    let model = info.lines().find(|line| line.starts_with("model name"))?;
-    Some(model.split_once(':')?.1.trim().to_owned())
-}
-
 /// Whether no process with that id exists any more.
 pub fn has_ended(process: u32) -> bool {
     let process = rustix::process::Pid::from_raw(process.cast_signed());
@@ -61,8 +43,7 @@ pub fn has_ended(process: u32) -> bool {
 /// Whether a debugger or another tracer is attached to this process.
 pub(crate) fn is_traced() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:"));
-    tracer.is_some_and(|tracer| tracer.trim() != "0")
+    field(&status, "TracerPid:").is_some_and(|tracer| tracer != "0")
 }
 
 /// Whether this process has a thread with that id. By `/proc`, which needs no call that a seccomp filter may forbid; where
@@ -108,7 +89,7 @@ pub(crate) fn pending_signal_limit() -> u64 {
 
 /// Whether the user has nearly as many pending signals as the limit allows, or that is unknown. Each timer counts as one.
 pub(super) fn are_signals_used_up(status: &str) -> bool {
-    let line = status.lines().find_map(|line| line.strip_prefix("SigQ:")?.trim().split_once('/'));
+    let line = field(status, "SigQ:").and_then(|line| line.split_once('/'));
     let used = line.and_then(|(used, most)| Some((used.parse().ok()?, most.parse().ok()?)));
     used.is_none_or(|(used, most): (u64, u64)| used >= most - most / 8)
 }
@@ -125,9 +106,7 @@ pub(crate) fn locked_memory_limit() -> Option<u64> {
     let limit = getrlimit(Resource::Memlock).current?;
     // Asked each time: a service may drop its privileges, and lower its limits.
     // From the file: a seccomp filter may forbid `capget`.
-    let status = own_status();
-    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    let effective = effective.and_then(|sets| u64::from_str_radix(sets.trim(), 16).ok());
+    let effective = mask_in(&own_status(), "CapEff:");
     let may_lock = effective.is_some_and(|sets| sets >> CAP_IPC_LOCK & 1 != 0);
     (!may_lock || !is_in_first_user_namespace()).then_some(limit)
 }
@@ -151,8 +130,7 @@ pub fn address_space_left() -> Option<u64> {
     // proc_pid_status(5), in KiB.
     let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let left = |limit: Option<u64>, name: &str| {
-        let line = text.lines().find_map(|line| line.strip_prefix(name));
-        let used = line.and_then(|line| line.split_ascii_whitespace().next()?.parse().ok());
+        let used = field(&text, name).and_then(|used| used.strip_suffix(" kB")?.parse().ok());
         limit.map(|limit| limit.saturating_sub(used.map_or(limit, |kib: u64| kib * 1024)))
     };
     left(all, "VmSize:").into_iter().chain(left(data, "VmData:")).min()
@@ -160,15 +138,14 @@ pub fn address_space_left() -> Option<u64> {
 
 /// The addresses of the calling thread's stack.
 pub(crate) fn stack_bounds() -> Option<Range<u64>> {
-    // Of the main thread's stack, a C library may know only the part in use (as musl does). In a forked child, the
-    // first thread can be one with another stack.
+    // Of the main thread's stack, a C library may know only the part in use (as musl does), or nothing without `/proc`. In
+    // a forked child, the first thread can be one with another stack.
     let here = {
         let here = 0_u8;
         (&raw const here).addr() as u64
     };
     if current_tid() == process_id()
-        && let Some(stack) =
-            main_stack().or_else(main_stack_by_name).filter(|stack| stack.contains(&here))
+        && let Some(stack) = main_stack().filter(|stack| stack.contains(&here))
     {
         return Some(stack);
     }
@@ -194,9 +171,9 @@ pub(crate) fn thread_stack() -> Option<ThreadStack> {
     Some(ThreadStack { bounds: stack_bounds()?, errno_at })
 }
 
-/// The same without `/proc`. The kernel puts the name of the program at the top of the stack, and leaves this much below that
-/// to it, whatever its limit is.
-fn main_stack_by_name() -> Option<Range<u64>> {
+/// The addresses of the main thread's stack, including those it can grow to. The kernel puts the name of the program at its
+/// top, and leaves this much below that to it, whatever its limit is.
+fn main_stack() -> Option<Range<u64>> {
     const LEAST_ROOM: u64 = 128 << 20;
     // SAFETY: reads a value that the kernel gave this process when it started.
     let name = unsafe { libc::getauxval(libc::AT_EXECFN) } as *const libc::c_char;
@@ -210,45 +187,9 @@ fn main_stack_by_name() -> Option<Range<u64>> {
     Some(end.saturating_sub(limit.min(LEAST_ROOM))..end)
 }
 
-/// The addresses of the main thread's stack, including those it can grow to; `None` if unknown.
-fn main_stack() -> Option<Range<u64>> {
-    let maps = std::fs::read("/proc/self/maps").ok()?;
-    let limit = getrlimit(Resource::Stack).current.unwrap_or(u64::MAX);
-    stack_in(&maps, limit)
-}
-
-/// Without a limit the main thread's stack could grow through terabytes, in which other memory can be mapped later.
-const LARGEST_STACK: u64 = 1 << 30;
-
-/// The stack grows down to its limit, but not into the mapping below it.
-fn stack_in(maps: &[u8], limit: u64) -> Option<Range<u64>> {
-    // Paths need not be UTF-8; the parts that are parsed here are.
-    let text = String::from_utf8_lossy(maps);
-    let mut below = 0;
-    for line in text.lines() {
-        let (addresses, rest) = line.split_once(' ')?;
-        let (start, end) = addresses.split_once('-')?;
-        let start = u64::from_str_radix(start, 16).ok()?;
-        let end = u64::from_str_radix(end, 16).ok()?;
-        // The first word of the name: further ones can only follow a path.
-        if rest.split_ascii_whitespace().nth(4) == Some("[stack]") {
-            return Some(end.saturating_sub(limit.min(LARGEST_STACK)).max(below).min(start)..end);
-        }
-        below = end;
-    }
-    None
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const MAPS: &[u8] = b"\
-        55d0c0a00000-55d0c0a21000 rw-p 00000000 00:00 0                          [heap]\n\
-        7f0000000000-7f0000001000 r--p 00000000 08:01 1234                       /tmp/a [stack]\n\
-        7f0000001000-7f0000002000 rw-p 00000000 00:00 0 \n\
-        7ffc00000000-7ffc00021000 rw-p 00000000 00:00 0                          [stack]\n\
-        7ffc00090000-7ffc00092000 r-xp 00000000 00:00 0                          [vdso]\n";
 
     #[test]
     fn the_limit_of_pending_signals_is_reached_if_the_user_has_that_many() {
@@ -260,36 +201,15 @@ mod tests {
     }
 
     #[test]
-    fn the_main_stack_grows_to_its_limit_or_to_the_mapping_below() {
-        let end = 0x7ffc_0002_1000;
-        assert_eq!(stack_in(MAPS, 8 << 20), Some(end - (8 << 20)..end));
-        // Without a limit it has terabytes of room.
-        assert_eq!(stack_in(MAPS, u64::MAX), Some(end - (1 << 30)..end));
-        assert_eq!(stack_in(MAPS, 2 << 30), Some(end - (1 << 30)..end));
-        let maps = String::from_utf8_lossy(MAPS).replace("7f0000002000", "7ffbffff0000");
-        assert_eq!(stack_in(maps.as_bytes(), u64::MAX), Some(0x7ffb_ffff_0000..end));
-        // The limit can be lower than the current size.
-        assert_eq!(stack_in(MAPS, 4096), Some(0x7ffc_0000_0000..end));
-    }
-
-    #[test]
-    fn without_a_line_for_the_stack_it_is_unknown() {
-        assert_eq!(stack_in(b"", u64::MAX), None);
-        assert_eq!(stack_in(b"\xff\xfe", u64::MAX), None);
-        assert_eq!(stack_in(b"7f-80 rw-p 0 00:00 0\n", u64::MAX), None);
-        assert_eq!(stack_in(b"zz-80 rw-p 0 00:00 0 [stack]\n", u64::MAX), None);
-    }
-
-    #[test]
-    fn the_stack_of_this_main_thread_is_known() {
+    fn the_main_stack_is_what_is_mapped_so() {
+        let maps = std::fs::read("/proc/self/maps").unwrap();
+        let maps = String::from_utf8_lossy(&maps);
+        let line = maps.lines().find(|line| line.ends_with("[stack]")).unwrap();
+        let mapped = line.split(' ').next().and_then(|addresses| addresses.split_once('-'));
+        let [start, end] =
+            <[&str; 2]>::from(mapped.unwrap()).map(|at| u64::from_str_radix(at, 16).unwrap());
         let stack = main_stack().unwrap();
-        assert!(stack.end - stack.start >= 4096);
-    }
-
-    #[test]
-    fn the_main_stack_is_known_without_proc() {
-        let (stack, by_name) = (main_stack().unwrap(), main_stack_by_name().unwrap());
-        assert_eq!(by_name.end, stack.end);
-        assert!(stack.contains(&by_name.start) || by_name.contains(&stack.start));
+        assert_eq!(stack.end, end);
+        assert!(stack.contains(&start) || (start..end).contains(&stack.start));
     }
 }

@@ -22,11 +22,11 @@ use super::clock::{create_timer, delete_timer, set_timer};
 use super::context::{RECORD_LOST, TimerInfo, alternate_stack, registers};
 use super::fork::{ForkSafe, ForkSafeGuard};
 use super::modules::can_read_by_system_call;
-use super::poll::{HeldWaker, Waker};
 use super::ring::{MOST_READ, RingMemory};
 use super::signal::{block, handled_by, signal_for, unblock};
 use super::signal_stack::on_signal;
 use super::thread::{are_signals_used_up, current_tid, is_own_thread, own_status};
+use crate::sys::poll::{HeldWaker, Waker};
 use crate::sys::types::{ANY_STACK, FilteredSyscall, SampleRequest, ThreadStack, WhyRefused};
 
 /// The thread that a signal is for, found by the number that its timer sends.
@@ -100,7 +100,7 @@ impl Target {
 
 /// A timer that samples a thread.
 #[derive(Debug)]
-struct Timer {
+pub(super) struct Timer {
     id: libc::timer_t,
     number: u32,
     signal: c_int,
@@ -272,7 +272,7 @@ pub(super) struct HandlerRing {
 }
 
 impl HandlerRing {
-    fn new(
+    pub(super) fn new(
         memory: RingMemory,
         request: SampleRequest,
         (tid, stack): (u32, ThreadStack),
@@ -297,19 +297,10 @@ impl HandlerRing {
 pub struct TimerRing {
     pub(super) ring: Arc<HandlerRing>,
     /// None once the timer has ended.
-    timer: Mutex<Option<Timer>>,
+    pub(super) timer: Mutex<Option<Timer>>,
 }
 
 impl TimerRing {
-    /// A ring that a test fills. Its position moves by `step` per sample.
-    #[cfg(any(test, feature = "_test"))]
-    pub(crate) fn scripted_timer(data_size: usize, step: u64) -> std::io::Result<Self> {
-        let request = SampleRequest { position_step: step, ..SampleRequest::default() };
-        let memory = RingMemory::anonymous(data_size)?;
-        let ring = Arc::new(HandlerRing::new(memory, request, (0, ThreadStack::ANY), None));
-        Ok(Self { ring, timer: Mutex::new(None) })
-    }
-
     /// The position that hooks read. It differs from the ring's head, since samples vary in length.
     pub(crate) fn position_word(&self) -> &AtomicU64 {
         &self.ring.position
@@ -364,7 +355,7 @@ impl Deref for TimerRing {
 impl Drop for TimerRing {
     fn drop(&mut self) {
         // Timers are not copied into a forked child, where their ids may belong to other timers.
-        if self.ring.memory.home().is_current() {
+        if self.ring.memory.is_at_home() {
             self.stop();
         }
     }
@@ -418,7 +409,7 @@ fn sample(target: &Target, context: &libc::ucontext_t, errno_at: u64, overrun: c
     let weight_ns = ring.period_ns.saturating_mul(1_u64.saturating_add(overrun.max(0) as u64));
     let most = if is_any { MOST_READ } else { end.wrapping_sub(*sp) };
     let mut writer = ring.memory.writer();
-    let before_stack = 8 * (5 + registers.len() as u64);
+    let before_stack = 8 * (6 + registers.len() as u64);
     // The next sample fits while the reader is woken.
     let most_size = (ring.memory.data_size() as u64 / 2).saturating_sub(LOST_SIZE).min(MOST_SIZE);
     let most_copied = ring.stack_bytes.min(most_size.saturating_sub(before_stack + 24));

@@ -1,20 +1,38 @@
 //! The load of the machine, or of the process's control group.
 
 use std::fs;
-use std::path::{Path, PathBuf};
 
-use crate::sys::types::{CpuUse, Load};
+use super::cgroup::cpu_directory;
+use super::number_in;
+
+/// The load of the machine, or of the process's control group.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Load {
+    /// Of all CPUs of the host since it started.
+    pub(crate) host: Option<CpuUse>,
+    /// The CPU time that the control group has used, in microseconds, and its limit in cores.
+    pub(crate) group: Option<(u64, f64)>,
+    /// Of the control group, or of the host if there is none.
+    pub(crate) memory_bytes: Option<u64>,
+}
+
+/// In ticks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct CpuUse {
+    pub(crate) busy: u64,
+    pub(crate) all: u64,
+}
 
 /// The current load, from `proc_stat(5)`, `proc_meminfo(5)` and control groups version 2. Unreadable values are `None`.
-pub fn load() -> Load {
+pub(crate) fn load() -> Load {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-    let group = parse_cgroup_path(&read("/proc/self/cgroup"));
+    let group = cpu_directory();
     let of_group = |name: &str| {
         let path = group.as_ref()?.join(name);
         fs::read_to_string(path).ok()
     };
     let cores = of_group("cpu.max").and_then(|text| cores_in(&text));
-    let used = of_group("cpu.stat").and_then(|text| number_after(&text, "usage_usec"));
+    let used = of_group("cpu.stat").and_then(|text| number_in(&text, "usage_usec"));
     let memory = of_group("memory.current").and_then(|text| text.trim().parse().ok());
     Load {
         host: host_cpu_in(&read("/proc/stat")),
@@ -23,22 +41,11 @@ pub fn load() -> Load {
     }
 }
 
-/// The directory of the process's control group.
-fn parse_cgroup_path(text: &str) -> Option<PathBuf> {
-    let path = text.lines().find_map(|line| line.strip_prefix("0::/"))?;
-    Some(Path::new("/sys/fs/cgroup").join(path))
-}
-
 /// The CPU limit of the group in cores, if it has one.
 fn cores_in(text: &str) -> Option<f64> {
     let (quota_us, period_us) = text.trim().split_once(' ')?;
     let (quota_us, period_us): (f64, f64) = (quota_us.parse().ok()?, period_us.parse().ok()?);
     (period_us > 0.0).then(|| quota_us / period_us)
-}
-
-fn number_after(text: &str, name: &str) -> Option<u64> {
-    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-    line.trim_start_matches(':').split_whitespace().next()?.parse().ok()
 }
 
 fn host_cpu_in(text: &str) -> Option<CpuUse> {
@@ -52,8 +59,8 @@ fn host_cpu_in(text: &str) -> Option<CpuUse> {
 }
 
 fn host_memory_in(text: &str) -> Option<u64> {
-    let all = number_after(text, "MemTotal")?;
-    let available = number_after(text, "MemAvailable")?;
+    let all = number_in(text, "MemTotal")?;
+    let available = number_in(text, "MemAvailable")?;
     Some(all.saturating_sub(available).saturating_mul(1024))
 }
 
@@ -69,9 +76,7 @@ mod tests {
         assert_eq!(host_memory_in(memory), Some(2_000 * 1024));
         assert_eq!(cores_in("150000 100000\n"), Some(1.5));
         assert_eq!(cores_in("max 100000\n"), None);
-        assert_eq!(number_after("usage_usec 12345\nuser_usec 1\n", "usage_usec"), Some(12_345));
-        assert_eq!(parse_cgroup_path("0::/a/b\n"), Some(PathBuf::from("/sys/fs/cgroup/a/b")));
-        assert_eq!(parse_cgroup_path("1:cpu:/a\n"), None);
+        assert_eq!(number_in("usage_usec 12345\nuser_usec 1\n", "usage_usec"), Some(12_345));
     }
 
     #[test]

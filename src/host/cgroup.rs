@@ -1,40 +1,38 @@
-//! For how long the control group of the process was throttled, because it had used up its CPU quota.
+//! The control groups of the process: for how long it was throttled, because it had used up its CPU quota, and its memory.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-use super::own_files::KernelFile;
-use super::thread::{address_space_left, process_id};
-use crate::sys::ThrottlingUnknown;
+use super::number_in;
+use crate::facts::ThrottlingUnknown;
+use crate::sys::{KernelFile, address_space_left};
 
 /// The control group whose quota applies to this process: its own, or else the nearest one around it that has a quota.
 #[derive(Debug)]
-pub struct ControlGroup {
+pub(crate) struct ControlGroup {
     directory: PathBuf,
     stat: KernelFile,
 }
 
 /// What the kernel says of the groups of a process: which it is in, and where they are mounted.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GroupTexts {
+struct GroupTexts {
     /// `/proc/self/cgroup`.
-    pub(crate) groups: String,
+    groups: String,
     /// `/proc/self/mountinfo`.
-    pub(crate) mounts: String,
+    mounts: String,
 }
 
 impl GroupTexts {
-    pub fn read() -> Result<Self, ThrottlingUnknown> {
+    fn read() -> Result<Self, ThrottlingUnknown> {
         let read = |path| fs::read_to_string(path).map_err(|_| ThrottlingUnknown::NoProc);
         Ok(Self { groups: read("/proc/self/cgroup")?, mounts: read("/proc/self/mountinfo")? })
     }
 }
 
 /// The line of a text like `/proc/self/cgroup` that says in which group CPU time is limited.
-pub fn cpu_group_in(groups: &str) -> Option<(bool, &str)> {
+pub(crate) fn cpu_group_in(groups: &str) -> Option<(bool, &str)> {
     group_in(groups, CPU)
 }
 
@@ -85,6 +83,12 @@ fn directories(
     if found.is_empty() { Err(ThrottlingUnknown::NotVisible) } else { Ok(found) }
 }
 
+/// The directory of the group in which CPU time is limited.
+pub(super) fn cpu_directory() -> Option<PathBuf> {
+    let found = directories(&GroupTexts::read().ok()?, CPU).ok()?;
+    found.into_iter().next().map(|(directory, _)| directory)
+}
+
 /// Of a line of `/proc/self/mountinfo` that mounts the hierarchy, in version 1 of a controller: the group that is its root,
 /// and where it is mounted.
 fn mount_in(line: &str, version_1: Option<&str>) -> Option<(String, PathBuf)> {
@@ -97,8 +101,8 @@ fn mount_in(line: &str, version_1: Option<&str>) -> Option<(String, PathBuf)> {
     };
     let mut fields = mount.split(' ').skip(3);
     let (root, at) = (fields.next()?, fields.next()?);
-    let root = String::from_utf8(unescaped(root)).ok()?;
-    is_it.then(|| (root, PathBuf::from(std::ffi::OsString::from_vec(unescaped(at)))))
+    let path = |text| String::from_utf8(unescaped(text)).ok();
+    is_it.then_some((path(root)?, path(at)?.into()))
 }
 
 /// The kernel writes spaces, tabs, newlines and backslashes of paths as octal numbers.
@@ -117,11 +121,8 @@ fn unescaped(text: &str) -> Vec<u8> {
 /// For how long the group has been throttled, on all its CPUs together, from its `cpu.stat`. Version 1 has nanoseconds, and
 /// version 2 microseconds. A group without the `cpu` controller has neither.
 fn throttled_ns_in(stat: &str) -> Option<u64> {
-    let number = |name: &str| -> Option<u64> {
-        let mut values = stat.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        values.next()?.parse().ok()
-    };
-    number("throttled_time").or_else(|| number("throttled_usec")?.checked_mul(1_000))
+    number_in(stat, "throttled_time")
+        .or_else(|| number_in(stat, "throttled_usec")?.checked_mul(1_000))
 }
 
 /// Whether a group has a quota, by its `cpu.max` or `cpu.cfs_quota_us`.
@@ -136,12 +137,12 @@ fn has_quota(directory: &Path) -> bool {
 
 /// How much memory control groups and resource limits leave, if they limit it. The memory of files counts as left: the
 /// kernel drops it first.
-pub fn memory_left() -> Option<u64> {
+pub(crate) fn memory_left() -> Option<u64> {
     of_memory_groups(memory_left_in).into_iter().chain(address_space_left()).min()
 }
 
 /// How much memory control groups allow, if they limit it.
-pub fn memory_limit() -> Option<u64> {
+pub(crate) fn memory_limit() -> Option<u64> {
     // Version 1 states the largest possible number where there is no limit.
     of_memory_groups(memory_limit_of).filter(|limit| *limit < 1 << 60)
 }
@@ -183,9 +184,9 @@ fn memory_left_in(group: &Path) -> Option<u64> {
 
 impl ControlGroup {
     /// The group of this process.
-    pub fn find(texts: &GroupTexts) -> Result<Self, ThrottlingUnknown> {
+    pub(crate) fn find() -> Result<Self, ThrottlingUnknown> {
         let mut why = ThrottlingUnknown::NotVisible;
-        for (directory, mounted) in directories(texts, CPU)? {
+        for (directory, mounted) in directories(&GroupTexts::read()?, CPU)? {
             match Self::at(&directory, &mounted) {
                 Ok(group) => return Ok(group),
                 Err(cause) => why = cause,
@@ -204,7 +205,7 @@ impl ControlGroup {
             }
             _ => ThrottlingUnknown::Threaded,
         })?;
-        let own = process_id().to_string();
+        let own = std::process::id().to_string();
         if !processes.lines().any(|process| process == own) {
             return Err(ThrottlingUnknown::NotVisible);
         }
@@ -212,7 +213,7 @@ impl ControlGroup {
         let limiting = around.clone().find(|group| has_quota(group));
         let groups = limiting.into_iter().chain(around);
         let mut opened = groups.filter_map(|group| {
-            let stat = KernelFile::open(&group.join("cpu.stat")).ok()?;
+            let stat = KernelFile::open_at(&group.join("cpu.stat")).ok()?;
             Some(Self { directory: group.to_owned(), stat })
         });
         let group = opened.find(|group| group.throttled_ns().is_some());
@@ -224,13 +225,13 @@ impl ControlGroup {
 
     /// For how long it has been throttled, on all its CPUs together. `None` if that cannot be read any more: the process has
     /// left the group, and it was removed.
-    pub fn throttled_ns(&self) -> Option<u64> {
+    pub(crate) fn throttled_ns(&self) -> Option<u64> {
         let mut bytes = [0; 1024];
-        throttled_ns_in(self.stat.read(&mut bytes).ok()?)
+        throttled_ns_in(self.stat.text(&mut bytes).ok()?)
     }
 
     /// Whether that is the same group.
-    pub fn is_same(&self, other: &Self) -> bool {
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
         self.directory == other.directory
     }
 }
@@ -341,7 +342,7 @@ mod tests {
         write("cpu.stat", "nr_throttled 1\nthrottled_usec 5\n");
         write("cgroup.procs", "1\n");
         assert_eq!(why(), Err(ThrottlingUnknown::NotVisible));
-        write("cgroup.procs", &format!("1\n{}\n", process_id()));
+        write("cgroup.procs", &format!("1\n{}\n", std::process::id()));
         assert_eq!(why(), Ok(()));
         write("cpu.stat", "usage_usec 5\n");
         assert_eq!(why(), Err(ThrottlingUnknown::NoController));
@@ -374,7 +375,7 @@ mod tests {
         let mounted = tempfile::tempdir().unwrap();
         let own = mounted.path().join("pod/container");
         fs::create_dir_all(&own).unwrap();
-        fs::write(own.join("cgroup.procs"), process_id().to_string()).unwrap();
+        fs::write(own.join("cgroup.procs"), std::process::id().to_string()).unwrap();
         let groups =
             [(own.clone(), "max 100000", 1), (mounted.path().join("pod"), "20000 100000", 2)];
         for (group, quota, us) in groups {

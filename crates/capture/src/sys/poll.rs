@@ -5,9 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use rustix::thread::futex::{self, Flags, Timespec};
-
-use super::own_files::Files;
+use super::platform::{Files, futex_wait, futex_wake};
 
 /// What the collector sleeps on.
 #[derive(Debug)]
@@ -77,13 +75,13 @@ impl Poller {
             if left.is_some_and(|left| left.is_zero()) {
                 return soon.swap(false, Ordering::SeqCst);
             }
-            let left = left.and_then(|left| Timespec::try_from(left).ok());
             // The loop checks what happened, however the sleep ends.
-            _ = futex::wait(word, Flags::PRIVATE, before, left.as_ref());
+            futex_wait(word, before, left);
         }
     }
 }
 
+#[allow(dead_code, reason = "only Linux has such handlers")]
 impl HeldWaker {
     pub(super) fn wake(&self) {
         self.0.wake();
@@ -92,6 +90,7 @@ impl HeldWaker {
 
 impl Waker {
     /// `None` once the poller is gone.
+    #[allow(dead_code, reason = "only Linux has such handlers")]
     pub(super) fn hold(&self) -> Option<HeldWaker> {
         self.0.upgrade().map(HeldWaker)
     }
@@ -122,7 +121,7 @@ impl Wakeups {
 
     fn end_sleep(&self) {
         self.word.fetch_add(1, Ordering::SeqCst);
-        _ = futex::wake(&self.word, Flags::PRIVATE, i32::MAX.cast_unsigned());
+        futex_wake(&self.word);
     }
 }
 
