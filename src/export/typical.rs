@@ -60,8 +60,8 @@ impl TypicalFiles {
             return Ok(());
         }
         let stem = stem_at(hour_begins, version, self.id);
-        let written = self.directory.write_file(&stem, TYPICAL, bytes);
-        written.map_err(|error| self.directory.problem(&error))
+        let written = self.directory.write_files(&stem, &[(TYPICAL, bytes)]);
+        written.map(drop).map_err(|error| self.directory.problem(&error))
     }
 }
 
@@ -77,7 +77,7 @@ impl TypicalFile {
         };
         let names = entries.flatten().filter_map(|entry| {
             let name = entry.file_name().into_string().ok()?;
-            let (stem, _) = stem_of(&name).filter(|_| name.ends_with(TYPICAL))?;
+            let (stem, _) = stem_of(&name).filter(|(_, extension)| *extension == TYPICAL)?;
             let mut parts = stem.split('-');
             let (time, version) = (parts.next()?.to_owned(), parts.nth(1)?.to_owned());
             let modified = entry.metadata().and_then(|metadata| metadata.modified()).ok();
