@@ -2,18 +2,21 @@
 
 #[cfg(feature = "axum")]
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
+
 use crate::control::Control;
 use crate::engine::{
-    CancelProfile, Engine, NoAnswer, ProfileKind, StartedProfile, all_threads,
-    begin_process_profile, heap_profile, open_spans,
+    CancelProfile, Command, Engine, HeapRequest, LONGEST_ANSWER, NoAnswer, ProfileKind,
+    StartedProfile,
 };
 use crate::error::{Error, FlushError, ProfileError};
 use crate::keep::Rules;
 use crate::profile::{Profile, ThreadDump};
-use crate::publish::{Ending, OpenSpan};
+use crate::publish::{Ending, OpenSpan, Question};
 #[cfg(feature = "axum")]
 use crate::publish::{PublishState, RecentlyKept};
 #[cfg(feature = "metrics")]
@@ -31,7 +34,7 @@ pub struct Handle(Weak<Control>, Arc<OnceLock<Arc<Ending>>>);
 
 impl Handle {
     pub(crate) fn new(control: &Arc<Control>) -> Self {
-        Self(Arc::downgrade(control), Arc::clone(control.ending()))
+        Self(Arc::downgrade(control), Arc::clone(&control.ending))
     }
 
     /// Replaces the rules. New spans are judged by these rules; open spans are judged by the rules under which they
@@ -86,14 +89,17 @@ impl Handle {
     /// The profiled spans that have been open for longer than `older_than`, each with where it is: what it awaits if its
     /// future is [`Profiled`](crate::Profiled), or where its thread is blocked. The oldest come first, at most 1,000.
     ///
-    /// Waits for the layer's threads, which read symbols, for up to 10 seconds. Empty if they do not answer.
+    /// Waits for the layer's threads, which read symbols, for up to 30 seconds. Empty if they do not answer.
     pub fn open_spans(&self, older_than: Duration) -> Vec<OpenSpan> {
         self.find_open_spans(older_than).unwrap_or_default()
     }
 
     /// Lists the open spans. A layer that does not run has none.
     pub(crate) fn find_open_spans(&self, older_than: Duration) -> Result<Vec<OpenSpan>, NoAnswer> {
-        self.running(|engine| open_spans(engine, older_than)).unwrap_or_else(|| Ok(Vec::new()))
+        match self.ask(|reply| Command::FindOpen { older_than, reply }) {
+            Err(NoAnswer::Off) => Ok(Vec::new()),
+            answer => answer,
+        }
     }
 
     /// The live heap of the process: a profile with all that was allocated since the layer was built
@@ -116,7 +122,18 @@ impl Handle {
     }
 
     pub(crate) fn heap_part(&self, part: HeapPart) -> Result<Profile, NoAnswer> {
-        self.running(|engine| heap_profile(engine, part)).unwrap_or(Err(NoAnswer::HeapNotTracked))
+        /// One at a time: each takes memory and the time of the layer's threads.
+        static ASKING: Mutex<()> = Mutex::new(());
+        if !self.running(Engine::is_heap_tracked).unwrap_or(false) {
+            return Err(NoAnswer::HeapNotTracked);
+        }
+        let _asking = ASKING.try_lock_for(LONGEST_ANSWER).ok_or(NoAnswer::Late)?;
+        let is_taken: Arc<AtomicBool> = Arc::default();
+        let taken = Arc::clone(&is_taken);
+        let request = |reply| Command::Heap(HeapRequest { part, reply, is_taken: taken });
+        let profile = self.ask(request)?;
+        is_taken.store(true, Ordering::Relaxed);
+        Ok(profile)
     }
 
     /// Where all threads of the process are now, also those that were never in a span: each with its name and state, what
@@ -139,7 +156,11 @@ impl Handle {
 
     /// The same, or why there is none.
     pub(crate) fn find_threads(&self) -> Result<ThreadDump, NoAnswer> {
-        self.running(all_threads).unwrap_or(Err(NoAnswer::Off))
+        self.ask(Command::DumpThreads)?.ok_or(NoAnswer::NotListed)
+    }
+
+    fn ask<T>(&self, question: impl FnOnce(Question<T>) -> Command) -> Result<T, NoAnswer> {
+        self.running(|engine| engine.ask(question)).unwrap_or(Err(NoAnswer::Off))
     }
 
     /// A profile of the process: by default the CPU time of all its threads for that long, in spans or not, those of Rust and of other
@@ -190,7 +211,7 @@ impl Handle {
         if duration.is_zero() || duration > LONGEST_PROFILE || !rates(kind).contains(&rate) {
             return Err(ProfileError::OutOfRange);
         }
-        self.running(|engine| begin_process_profile(engine, kind, duration, period_ns(rate)))
+        self.running(|engine| engine.begin_profile(kind, duration, period_ns(rate)))
             .unwrap_or(Err(ProfileError::Ended))
     }
 
@@ -298,7 +319,7 @@ impl Handle {
     /// The template of links to traces; empty if there is none.
     #[cfg(feature = "axum")]
     pub(crate) fn trace_url(&self) -> String {
-        self.find().map_or_else(String::new, |control| control.trace_url().to_owned())
+        self.find().map_or_else(String::new, |control| control.trace_url.clone())
     }
 
     /// What was kept recently, the newest first.
@@ -324,7 +345,7 @@ impl Handle {
     /// The directory in which profiles can be found, if they are written to files.
     #[cfg(feature = "axum")]
     pub(crate) fn dir(&self) -> Option<PathBuf> {
-        self.0.upgrade()?.dir().map(PathBuf::from)
+        self.0.upgrade()?.dir.clone()
     }
 
     /// Whether the layer still exists, even if it is off.

@@ -40,7 +40,7 @@ pub(crate) struct FoundEngine {
 
 impl FoundEngine {
     pub(crate) fn new(control: Arc<Control>) -> Self {
-        Self { gate: control.gate(), engine: OnceLock::new(), control }
+        Self { gate: control.gate, engine: OnceLock::new(), control }
     }
 
     #[inline(always)]

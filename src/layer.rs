@@ -79,7 +79,7 @@ impl ProfilingLayer {
         L: Layer<S>,
         S: Subscriber + for<'a> LookupSpan<'a>,
     {
-        self.found.control.unreached().note_type(type_name::<L>());
+        self.found.control.unreached.note_type(type_name::<L>());
         let around = WithOpenTelemetry::new(opentelemetry, &self.found.control);
         self.and_then(around)
     }
@@ -99,24 +99,18 @@ impl ProfilingLayer {
         self.found.control.engine().map(|engine| &**engine)
     }
 
-    /// Calls `action` with the subscriber that this layer is part of, if it can be found.
-    fn with_dispatch<R>(&self, engine: &Engine, action: impl FnOnce(&Dispatch) -> R) -> Option<R> {
-        if let Some(dispatch) = engine.dispatch() {
-            return Some(action(&dispatch));
-        }
-        // Some combinations of layers do not pass on their subscriber. It is then the default subscriber, if that one
-        // contains this layer.
-        let mut action = Some(action);
-        tracing::dispatcher::get_default(|dispatch| {
-            let layer = dispatch.downcast_ref::<Self>()?;
-            std::ptr::eq(layer, self).then(|| action.take().map(|action| action(dispatch)))?
-        })
-    }
-
     /// The OpenTelemetry span that a span is exported as, if it can be reached.
     #[cold]
     fn otel_span(&self, engine: &Engine, id: &span::Id) -> Option<OtelSpan> {
-        self.with_dispatch(engine, |dispatch| OtelSpan::find(id, dispatch)).flatten()
+        // Some combinations of layers do not pass on their subscriber. It is then the default subscriber, if that one
+        // contains this layer.
+        let is_own = |layer: &Self| std::ptr::eq(layer, self);
+        let default = || {
+            tracing::dispatcher::get_default(|default| {
+                default.downcast_ref().is_some_and(is_own).then(|| default.clone())
+            })
+        };
+        OtelSpan::find(id, &engine.dispatch().or_else(default)?)
     }
 
     #[cold]
@@ -204,7 +198,7 @@ where
 
     fn on_layer(&mut self, subscriber: &mut S) {
         let _uncounted = Uncounted::begin();
-        self.found.control.unreached().note_type(type_name::<S>());
+        self.found.control.unreached.note_type(type_name::<S>());
         if !self.filter.on_layer(subscriber) {
             self.found.control.warn(LogEvent::warning(LogKind::Unfiltered, UNFILTERED));
         }
@@ -212,7 +206,7 @@ where
 
     #[inline]
     fn register_callsite(&self, metadata: &'static Metadata<'static>) -> Interest {
-        self.found.control.unreached().note_callsite(metadata.target(), metadata.name());
+        self.found.control.unreached.note_callsite(metadata.target(), metadata.name());
         self.filter.register_callsite::<S>(metadata)
     }
 
@@ -244,7 +238,7 @@ where
         let mut matched = 0;
         if callsite.plan.flags & HAS_FIELDS != 0 {
             let record = |visit: &mut dyn Visit| attributes.record(visit);
-            let Some(chosen) = engine.choose_by_values(callsite, record) else { return };
+            let Some(chosen) = engine.callsites.choose(callsite, record) else { return };
             (callsite, matched) = chosen;
         }
         let plan = &callsite.plan;
@@ -257,7 +251,8 @@ where
         let ask = |from, visit: &mut dyn FnMut(RegistryId) -> bool| ancestry(&ctx, from, visit);
         let opened = engine.spans.open(number(id), plan, matched, parent, &ask);
         if opened.is_first_watched {
-            engine.start_watchdog();
+            // For an open span whose open time is limited: nothing else may wake the collector.
+            engine.waker.wake();
         }
         let mut cohort = CohortHash::of(attributes.metadata());
         if plan.flags & ONE_IN != 0 && callsite.is_chosen() {
@@ -267,7 +262,7 @@ where
             && let Some(span) = ctx.span(id)
         {
             let _uncounted = Uncounted::begin();
-            let shown = engine.callsites.shown_fields();
+            let shown = &engine.callsites.shown_fields;
             let values = shown.read(span.metadata(), |visit| attributes.record(visit));
             if opened.is_outermost {
                 cohort = cohort.with(&values);
@@ -305,7 +300,7 @@ where
             && let Some(span) = ctx.span(id)
         {
             let _uncounted = Uncounted::begin();
-            let shown = engine.callsites.shown_fields();
+            let shown = &engine.callsites.shown_fields;
             let values = shown.read(span.metadata(), |visit| values.record(visit));
             values.store(&mut span.extensions_mut());
         }

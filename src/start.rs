@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use crate::allocations::{AllocationSettings, LayerAllocations};
 use crate::awaits::LayerAwaits;
 use crate::collect::{Collector, ContinuousProfiler, Logged, ProcessProfiler, ProfileOutput};
-use crate::engine::{Commands, Engine, Gate, RunningSource, spawn};
+use crate::engine::{Commands, Engine, Gate, RunningSource};
 use crate::error::Error;
 use crate::intake::{Intake, IntakeSettings};
 use crate::keep::{Callsites, ProfileAdmission, SpanNames};
@@ -20,7 +20,7 @@ use crate::redact::Redaction;
 use crate::references::{ReferenceSettings, References};
 use crate::sampler::{Sampler, SourceSettings};
 use crate::sinks::{Heap, Sinks, Store};
-use crate::span::Spans;
+use crate::span::{Spans, spawn_ignored};
 use crate::stats::Counters;
 use crate::sys::{Poller, Uncounted};
 use crate::threads::{ThreadSettings, Threads};
@@ -71,7 +71,7 @@ pub(crate) fn start(parts: Parts) -> Result<Arc<Engine>, Error> {
     let (engine, collector, publisher) = build(parts);
     publisher.start().map_err(Error::thread)?;
     let (begins, has_begun) = channel::bounded::<()>(0);
-    spawn("profiling-drain", move || collector.run(begins))?;
+    spawn_ignored("profiling-drain", move || collector.run(begins)).map_err(Error::thread)?;
     // The layer's files are open when this returns.
     let _uncounted = Uncounted::begin();
     _ = has_begun.recv_timeout(LONGEST_START);
@@ -110,10 +110,11 @@ pub(crate) fn build(parts: Parts) -> (Arc<Engine>, Collector, PublisherParts) {
     names.redaction = Arc::clone(&redaction);
     let (dispatch, names) = (Arc::clone(&names.dispatch), Arc::new(names));
     let reporter = Arc::new(Reporter::new(Arc::clone(&parts.counters), dispatch, has_callback));
+    let (ending, delivers) = Ending::new(Arc::downgrade(&reporter));
     let to_publish = PublishState {
         counters: Arc::clone(&parts.counters),
         health: Arc::clone(&admission.health),
-        ending: Arc::new(Ending::new(Arc::downgrade(&reporter))),
+        ending: Arc::new(ending),
         reporter,
         redaction: Arc::clone(&redaction),
         references: Arc::new(References::new(parts.references, Arc::clone(&parts.counters))),
@@ -142,7 +143,8 @@ pub(crate) fn build(parts: Parts) -> (Arc<Engine>, Collector, PublisherParts) {
     let continuous = engine.source.settings.continuous;
     engine.commands.process.set_continuous_rate(continuous.rate);
     let files = Arc::clone(parts.poller.files());
-    let publisher = PublisherParts { shared: to_publish, jobs: to_do, files, settings: publishing };
+    let (shared, settings) = (to_publish, publishing);
+    let publisher = PublisherParts { shared, jobs: to_do, files, settings, delivers };
     let mut store = Store::new(memory / 4, samples_per_profile, pending_spans);
     store.names = names;
     let sinks = Sinks::new(store, Heap::default());

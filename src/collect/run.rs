@@ -12,7 +12,7 @@ use super::continuous::ContinuousProfiler;
 use super::export::ProfileOutput;
 use super::logged::Logged;
 use super::process::{ProcessProfiler, note_process_spans};
-use crate::engine::{Command, Engine, HeapRequest, ProcessRequest, update_counting};
+use crate::engine::{Command, Engine, HeapRequest, ProcessRequest};
 use crate::intake::Intake;
 use crate::keep::{KeptSpan, ProfileGroup};
 use crate::log::{LogEvent, LogKind};
@@ -210,7 +210,7 @@ impl Collector {
         let mut closed = std::mem::take(&mut self.intake.closed);
         closed.extend(self.intake.register_spans());
         self.watchdog.check_replaced(&self.engine);
-        update_counting(&self.engine);
+        self.engine.update_counting();
         let groups = self.end_groups(&closed, asked.everything);
         // A kept span is compared before it is a reference itself.
         let has_group = |span: &KeptSpan| self.engine.admission.has_group(span.root);

@@ -122,7 +122,7 @@ impl Builder {
     }
 
     /// Adds a warning, which is logged once the layer has a subscriber.
-    pub(super) fn warn(&mut self, warning: LogEvent) {
+    pub(crate) fn warn(&mut self, warning: LogEvent) {
         if !self.warnings.contains(&warning) {
             self.warnings.push(warning);
         }

@@ -1,6 +1,5 @@
 //! The state that the hooks, the handle and the collector share.
 
-mod asking;
 mod command;
 mod gate;
 mod kept_counts;
@@ -17,10 +16,7 @@ use tracing::field::Visit;
 
 use kept_counts::{count, count_over_limit};
 
-pub(crate) use asking::{
-    NoAnswer, all_threads, begin_process_profile, heap_profile, open_spans, update_counting,
-};
-pub(crate) use command::{Command, Commands, HeapRequest};
+pub(crate) use command::{Command, Commands, HeapRequest, LONGEST_ANSWER, NoAnswer};
 pub(crate) use gate::Gate;
 pub use process::ProfileKind;
 pub(crate) use process::{CancelProfile, ProcessRequest, RootFields, StartedProfile};
@@ -44,7 +40,6 @@ use crate::refresh::refresh_interest;
 use crate::span::{
     ADDED_UP, Ancestor, FAILED, LONG_SEGMENT_NS, OtherSpan, RegistryId, SAMPLED_ITSELF,
     SHOWS_FIELDS, SpanSnapshot, Spans, TraceIds, Verdict, forget_this_thread, has_woken,
-    spawn_ignored,
 };
 use crate::stats::{Counters, Stats};
 use crate::sys::{self, Striped, Uncounted, Waker};
@@ -115,6 +110,29 @@ impl Engine {
         self.allocations.set_active(is_active);
     }
 
+    /// Whether the live heap is tracked.
+    pub(crate) fn is_heap_tracked(&self) -> bool {
+        self.allocations.tracks_heap() && sys::counts_allocations()
+    }
+
+    /// Tracks the heap if no other layer does that any more. Once rules are off and all spans have closed, nothing else
+    /// needs to know what is allocated.
+    pub(crate) fn update_counting(&self) {
+        if self.allocations.can_claim_heap() {
+            // Blocks are tracked only while all frees are counted.
+            self.gate.set_counts_allocations(true);
+            self.allocations.claim_heap();
+        }
+        let is_counting = self.gate.counts_allocations() && !self.is_heap_tracked();
+        if is_counting && self.callsites.are_off() && !self.spans.has_any_open() {
+            self.gate.set_counts_allocations(false);
+            // New rules may have been set in the meantime.
+            if !self.callsites.are_off() {
+                self.gate.set_counts_allocations(true);
+            }
+        }
+    }
+
     pub(crate) fn stats(&self) -> Stats {
         let mut stats = self.counters.snapshot();
         stats.spans.seen = self.spans.seen();
@@ -138,24 +156,6 @@ impl Engine {
         self.awaits.check_again();
         self.waker.wake();
         replaced
-    }
-
-    /// Wakes the collector for an open span whose open time is limited: it may be asleep, and no other event may wake
-    /// it.
-    #[cold]
-    pub(crate) fn start_watchdog(&self) {
-        self.waker.wake();
-    }
-
-    /// See [`Callsites::choose`].
-    #[cold]
-    pub(crate) fn choose_by_values(
-        &self,
-        callsite: &Callsite,
-        record: impl FnOnce(&mut dyn Visit),
-    ) -> Option<(&Callsite, u64)> {
-        let _uncounted = Uncounted::begin();
-        self.callsites.choose(callsite, record)
     }
 
     /// A new span is inside no other request. It may become a reference.
@@ -184,7 +184,7 @@ impl Engine {
             Some((callsite.plan, bits))
         });
         if is_first {
-            self.start_watchdog();
+            self.waker.wake();
         }
         if is_chosen {
             self.spans.keep_one_in_n(id);
@@ -285,7 +285,8 @@ impl Engine {
         let link = self.link(closing, ids, reach);
         let mut closing = closing.clone();
         closing.samples.awaits += self.awaits.send_carried(closing.key);
-        let (span, is_due) = self.keep(&closing, callsite, reasons, ids, HowKept::Closed(link));
+        let mut span = KeptSpan { link, ..self.describe(&closing, callsite, reasons, ids) };
+        let is_due = self.keep(&closing, callsite, &mut span);
         verdict.must_notify |= is_due;
         if let Some(otel) = otel {
             otel.set_attributes(self.otel.attributes.of(&span));
@@ -382,25 +383,8 @@ impl Engine {
         }
     }
 
-    /// Keeps a span. Returns its report, and whether the collector has work to do.
-    fn keep(
-        &self,
-        closing: &SpanSnapshot,
-        callsite: &Callsite,
-        reasons: Reasons,
-        trace: Option<TraceIds>,
-        how: HowKept,
-    ) -> (KeptSpan, bool) {
-        let mut span = self.describe(closing, callsite, reasons, trace);
-        let link = match how {
-            HowKept::Closed(link) => Some(link),
-            HowKept::Open { deadlock } => {
-                span.facts.is_open = true;
-                span.facts.deadlock = deadlock;
-                None
-            }
-        };
-        span.link = link.unwrap_or_default();
+    /// Keeps a span. Returns whether the collector has work to do.
+    fn keep(&self, closing: &SpanSnapshot, callsite: &Callsite, span: &mut KeptSpan) -> bool {
         if !closing.is_registered {
             let around = self.spans.enclosing(closing.id, closing.closed_at).into_iter().skip(1);
             span.around = around.map(|around| around.key).collect();
@@ -408,12 +392,12 @@ impl Engine {
         let name = self.name_hash(closing, callsite);
         // A system call, and therefore not under admission's lock.
         let id = if span.samples.total() > 0 { ProfileId::random().ok() } else { None };
-        let is_due = self.admission.keep(&mut span, name, id);
-        count(&self.counters, &span);
+        let is_due = self.admission.keep(span, name, id);
+        count(&self.counters, span);
         if !is_due {
             Counters::add(&self.counters.spans.kept_unreported, 1);
         }
-        (span, is_due)
+        is_due
     }
 
     /// Not a part of the verdict, for which a thread may have little stack.
@@ -513,18 +497,9 @@ impl Engine {
         // Whether its trace will be exported is not known while it is open.
         let callsite = self.callsites.get(open.plan).filter(|_| !self.otel.only_sampled_traces);
         if let Some(callsite) = callsite {
-            self.keep(open, callsite, reasons, None, HowKept::Open { deadlock });
+            let mut span = self.describe(open, callsite, reasons, None);
+            (span.facts.is_open, span.facts.deadlock) = (true, deadlock);
+            self.keep(open, callsite, &mut span);
         }
     }
-}
-
-/// How a span is kept: at its close, or while it is open.
-enum HowKept {
-    Closed(SpanLink),
-    Open { deadlock: Option<Arc<str>> },
-}
-
-/// Starts a thread that is never profiled.
-pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), Error> {
-    spawn_ignored(name, run).map_err(Error::thread)
 }

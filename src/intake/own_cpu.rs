@@ -6,7 +6,8 @@ use crate::sys;
 /// The thread's CPU clock, read where one piece of work ends and the next begins, as each reading is a system call.
 #[derive(Debug, Default)]
 pub(crate) struct OwnCpu {
-    last_ns: Option<u64>,
+    /// The CPU time at the last reading.
+    pub(crate) last_ns: Option<u64>,
 }
 
 impl OwnCpu {
@@ -14,10 +15,5 @@ impl OwnCpu {
     pub(crate) fn lap(&mut self) -> Option<u64> {
         let now_ns = sys::thread_cpu_ns();
         passed(std::mem::replace(&mut self.last_ns, now_ns), now_ns)
-    }
-
-    /// The CPU time at the last reading.
-    pub(crate) fn last_ns(&self) -> Option<u64> {
-        self.last_ns
     }
 }

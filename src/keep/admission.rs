@@ -1,10 +1,10 @@
 //! Admits kept spans to profiles: reservations, and the groups of local roots.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 #[cfg(test)]
 use std::sync::atomic::AtomicU64;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -59,13 +59,7 @@ impl ProfileGroup {
 
 /// A slot with the exporter, until the profile is exported or lost.
 #[derive(Debug)]
-pub(crate) struct Reservation(Arc<AtomicUsize>);
-
-impl Drop for Reservation {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
+pub(crate) struct Reservation(#[expect(dead_code, reason = "it is counted")] Arc<()>);
 
 #[derive(Debug)]
 struct State {
@@ -74,14 +68,7 @@ struct State {
     snapshots: HashMap<SpanKey, ProfileGroup>,
     /// The profiles of spans that are still open: at most one for each reason to keep an open span.
     earlier: HashMap<SpanKey, Vec<ProfileId>>,
-}
-
-/// What an outage asks first, for each of the many spans that are kept.
-#[derive(Debug)]
-struct Tokens {
     limits: RateLimits,
-    /// Roots with an open group: its spans need no token.
-    roots: HashSet<SpanKey>,
 }
 
 /// Gives kept spans their profile ids.
@@ -91,10 +78,8 @@ struct Tokens {
 #[derive(Debug)]
 pub(crate) struct ProfileAdmission {
     state: Mutex<State>,
-    /// Locked after the state, if both are.
-    tokens: Mutex<Tokens>,
-    /// Profiles that have a reservation and are not yet exported.
-    reservations: Arc<AtomicUsize>,
+    /// Each profile that has a reservation and is not yet exported has another one.
+    reservations: Arc<()>,
     most_reservations: usize,
     pub(crate) health: Arc<ExporterHealth>,
     started: Instant,
@@ -114,12 +99,10 @@ const MOST_KEPT: usize = 1024;
 
 impl ProfileAdmission {
     pub(crate) fn new(profiles_per_minute: u32, health: ExporterHealth) -> Self {
-        let state =
-            State { groups: HashMap::new(), snapshots: HashMap::new(), earlier: HashMap::new() };
         let limits = RateLimits::new(profiles_per_minute);
+        let (groups, snapshots, earlier) = (HashMap::new(), HashMap::new(), HashMap::new());
         Self {
-            state: Mutex::new(state),
-            tokens: Mutex::new(Tokens { limits, roots: HashSet::new() }),
+            state: Mutex::new(State { groups, snapshots, earlier, limits }),
             reservations: Arc::default(),
             most_reservations: MAX_RESERVED,
             health: Arc::new(health),
@@ -159,9 +142,10 @@ impl ProfileAdmission {
         has_samples: bool,
     ) -> bool {
         let now_ns = self.now_ns();
-        let tokens = self.tokens.lock();
-        let has_token = |what| tokens.limits.has((rule, name), what, now_ns);
-        let is_reported = tokens.roots.contains(&root) || has_token(Limited::Report);
+        let state = self.state.lock();
+        let has_token = |what| state.limits.has((rule, name), what, now_ns);
+        // The spans of an open group need no token.
+        let is_reported = state.groups.contains_key(&root) || has_token(Limited::Report);
         !is_reported && (!has_samples || !has_token(Limited::Profile))
     }
 
@@ -196,7 +180,7 @@ impl ProfileAdmission {
             return false;
         }
         let of = (span.rule, name);
-        let take = |what| self.tokens.lock().limits.take(of, what, now_ns);
+        let mut take = |what| state.limits.take(of, what, now_ns);
         let is_forced = span.facts.reasons.contains(Reason::Forced);
         let mut reservation = None;
         span.profile = match open.flatten() {
@@ -216,13 +200,8 @@ impl ProfileAdmission {
         let is_due = is_open || span.profile.is_ok() || is_forced;
         let is_due = is_due || take(Limited::Report);
         if is_due {
-            let is_snapshot = span.facts.is_open;
-            let group = groups.entry(span.root).or_insert_with(|| {
-                if !is_snapshot {
-                    self.tokens.lock().roots.insert(span.root);
-                }
-                ProfileGroup::new(span.root, now_ns)
-            });
+            let new = || ProfileGroup::new(span.root, now_ns);
+            let group = groups.entry(span.root).or_insert_with(new);
             group.id = group.id.or(span.profile.ok());
             group.reservation = group.reservation.take().or(reservation);
             let is_linked = span.link.has_on_cpu && span.link.ids.is_some();
@@ -252,7 +231,7 @@ impl ProfileAdmission {
             return Err(NoProfile::NoMemory);
         }
         // Under the lock of the state, so two threads cannot both take the last reservation.
-        if self.reservations.load(Ordering::Relaxed) >= self.most_reservations {
+        if Arc::strong_count(&self.reservations) > self.most_reservations {
             return Err(NoProfile::ExporterBusy);
         }
         if !take_token() {
@@ -260,16 +239,12 @@ impl ProfileAdmission {
         }
         let id = new_id.ok_or(NoProfile::NoId)?;
         self.health.note_reservation();
-        self.reservations.fetch_add(1, Ordering::Relaxed);
         Ok((id, Reservation(Arc::clone(&self.reservations))))
     }
 
     /// Ends the group of that root, if one is open. Spans kept after this open another one.
     pub(crate) fn end_group(&self, root: SpanKey) -> Option<ProfileGroup> {
-        let mut state = self.state.lock();
-        let group = state.groups.remove(&root)?;
-        self.tokens.lock().roots.remove(&root);
-        Some(group)
+        self.state.lock().groups.remove(&root)
     }
 
     /// What was decided when the first span of that root's group was kept, if it has one.
@@ -493,14 +468,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_over_its_limit_is_known_without_the_lock_of_groups() {
+    fn what_is_over_its_limit_is_known_before_it_is_kept() {
         const MINUTE: u64 = 60_000_000_000;
         let now = Arc::new(AtomicU64::new(0));
         let admission = admission(1).by_hand(Arc::clone(&now));
-        let over = |root, has_samples, name| {
-            let _locked = admission.state.lock();
-            admission.is_over_limit((0, name, key(root)), has_samples)
-        };
+        let over =
+            |root, has_samples, name| admission.is_over_limit((0, name, key(root)), has_samples);
         assert!(!over(9, false, 0) && !over(9, true, 0));
         assert_eq!(keep(&admission, 1, 1, 1, ID).profile, Ok(ID));
         assert!(!over(9, true, 0), "it would be reported");

@@ -35,7 +35,7 @@ pub(crate) struct Callsites {
     sites: Box<[Chain]>,
     plans: Plans,
     settings: PlanSettings,
-    shown_fields: ShownFields,
+    pub(crate) shown_fields: ShownFields,
     /// Grows whenever the rules are replaced.
     generation: AtomicU64,
     /// Spans may be open whose rules were replaced.
@@ -319,10 +319,6 @@ impl Callsites {
         self.sites.get(hash % CHAINS)
     }
 
-    pub(crate) fn shown_fields(&self) -> &ShownFields {
-        &self.shown_fields
-    }
-
     /// The callsite and rule behind a plan's number.
     #[inline(always)]
     pub(crate) fn get(&self, number: u64) -> Option<&Callsite> {
@@ -330,11 +326,13 @@ impl Callsites {
     }
 
     /// The rule of a new span by its field values, if the rules for its callsite depend on them, and what is known of them.
+    #[cold]
     pub(crate) fn choose(
         &self,
         callsite: &Callsite,
         record: impl FnOnce(&mut dyn Visit),
     ) -> Option<(&Callsite, u64)> {
+        let _uncounted = Uncounted::begin();
         let choice = callsite.fields.as_ref()?.choose(record)?;
         Some((self.get(choice.number)?, choice.bits))
     }
@@ -511,7 +509,7 @@ impl Callsites {
         let waiting = (!tests.is_empty()).then(|| number(None));
         let fields = waiting.map(|waiting| {
             let fields = FieldRules::new(metadata, &tests, otherwise, waiting);
-            Counters::add(&self.counters.rules.skipped, fields.left_out());
+            Counters::add(&self.counters.rules.skipped, fields.left_out);
             Arc::new(fields)
         });
         let status = metadata.fields().field(STATUS_FIELD).map_or(0, |_| HAS_STATUS);

@@ -690,7 +690,7 @@ mod tests {
         PublishState {
             counters,
             health,
-            ending: Arc::new(Ending::new(Arc::downgrade(&reporter))),
+            ending: Arc::new(Ending::new(Arc::downgrade(&reporter)).0),
             reporter,
             redaction,
             references: Arc::new(references),

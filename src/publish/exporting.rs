@@ -1,12 +1,11 @@
 //! The thread that exports.
 
-use std::sync::Arc;
+use std::convert::Infallible;
 use std::time::SystemTime;
 
-use crossbeam::channel::{self, Receiver, select};
+use crossbeam::channel::{self, Receiver, Sender, select};
 
-use super::delivery::Delivery;
-use super::ending::EndsWithThread;
+use super::delivery::{Delivery, PublishState};
 use super::job::{FlushRequest, LastDelivery};
 use super::outbox::HeldProfile;
 use crate::error::FlushError;
@@ -27,23 +26,15 @@ pub(super) enum ExportJob {
 }
 
 pub(super) struct ExportThread {
-    jobs: Receiver<ExportJob>,
-    delivery: Delivery,
+    pub(super) jobs: Receiver<ExportJob>,
+    pub(super) delivery: Delivery,
     /// It is written by the thread that a file system already can block.
-    history: HourlyHistory,
-    ending: EndsWithThread,
+    pub(super) history: HourlyHistory,
+    /// Dropped at its end.
+    pub(super) _delivers: Sender<Infallible>,
 }
 
 impl ExportThread {
-    pub(super) fn new(
-        jobs: Receiver<ExportJob>,
-        delivery: Delivery,
-        history: HourlyHistory,
-        ending: EndsWithThread,
-    ) -> Self {
-        Self { jobs, delivery, history, ending }
-    }
-
     pub(super) fn run(mut self) {
         self.delivery.start();
         let events = self.history.begin(SystemTime::now());
@@ -97,11 +88,11 @@ impl ExportThread {
         let flushed = self.delivery.flush(last.deadline());
         let events = self.history.flush(SystemTime::now());
         self.log(events);
-        let reporter = Arc::clone(&self.delivery.shared.reporter);
+        let PublishState { reporter, ending, .. } = self.delivery.shared.clone();
         let came_all = if last.has_failed { Err(FlushError::Ended) } else { Ok(()) };
         let ended = flushed.and(self.delivery.end()).and(came_all);
         // Nothing is reported from here on.
         reporter.close();
-        self.ending.0.set(ended);
+        _ = ending.answer.set(ended);
     }
 }

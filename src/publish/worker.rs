@@ -71,7 +71,7 @@ impl SymbolsThread {
                     let job = self.prepare(profile, &modules, &kept, (room, reservation));
                     _ = self.exports.send(job);
                 }
-                Some(Job::Reference { profile, modules, reference, now_ns }) => {
+                Some(Job::Reference { profile, modules, reference, now_ns, on_way: _on_way }) => {
                     let began_ns = sys::thread_cpu_ns();
                     let ClosedReference { span, weight, spent_ns, .. } = *reference;
                     if let Some(profile) = self.symbolize_for_caller(profile, &modules) {
@@ -80,7 +80,8 @@ impl SymbolsThread {
                         self.shared.references.fail();
                     }
                     let took_ns = passed(began_ns, sys::thread_cpu_ns());
-                    self.shared.references.done(took_ns.map(|ns| ns + spent_ns));
+                    let choice = &self.shared.references.choice;
+                    took_ns.into_iter().for_each(|ns| choice.spend(ns + spent_ns));
                 }
                 Some(Job::Reply { profile, modules, asked }) => {
                     let symbolized = self.symbolize_for_caller(profile, &modules);

@@ -220,7 +220,7 @@ impl SpanChoice {
     }
 
     /// A reference has taken that much CPU time.
-    pub(super) fn spend(&self, ns: u64) {
+    pub(crate) fn spend(&self, ns: u64) {
         let mut budget = self.budget.lock();
         budget.mean_ns = (budget.mean_ns.saturating_mul(IN_MEAN - 1).saturating_add(ns)) / IN_MEAN;
     }

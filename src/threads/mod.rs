@@ -184,7 +184,7 @@ impl Threads {
 
     /// The ids of the threads whose spans were past their sampling delay at the last scan.
     pub(crate) fn slow_tids(&self) -> impl Iterator<Item = u32> {
-        let slow = self.sampled.iter().filter(|sampled| sampled.attachment.wants_waits());
+        let slow = self.sampled.iter().filter(|sampled| sampled.attachment.is_slow);
         slow.map(|sampled| sampled.thread().tid())
     }
 
@@ -277,7 +277,7 @@ impl Threads {
 
     /// What was found since the last call.
     pub(crate) fn take_findings(&mut self) -> ThreadFindings {
-        ThreadFindings { unseen: self.captures.take_event(), ..std::mem::take(&mut self.findings) }
+        ThreadFindings { unseen: self.captures.unseen.take(), ..std::mem::take(&mut self.findings) }
     }
 
     /// No thread is sampled from now on.

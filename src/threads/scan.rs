@@ -118,7 +118,7 @@ impl Threads {
         let now = intake.clock().now();
         let now_ns = intake.clock().raw_ns(now);
         let mut until_wanted = Duration::MAX;
-        let is_paused = self.shed.is_over();
+        let is_paused = self.shed.is_over;
         let may_attach = !is_paused && self.attaching.has_budget(now_ns);
         let has_half = self.attaching.left_ns(now_ns) >= self.attaching.most_ns() / 2;
         let mut has_attached = false;
@@ -266,7 +266,7 @@ impl Threads {
             return;
         }
         let begins = self.shed.check(now, sys::load());
-        intake.source.set_paused(self.shed.is_over());
+        intake.source.set_paused(self.shed.is_over);
         self.findings.shed = begins.or(self.findings.shed.take());
     }
 

@@ -69,8 +69,9 @@ pub(crate) struct CaptureBudget {
     pub(super) searches: CpuBudget,
     /// When the seccomp filters were last checked.
     filters_ns: Option<u64>,
-    /// That blocked threads cannot be inspected, once that was found, until it is logged.
-    unseen: Option<LogEvent>,
+    /// That blocked threads cannot be inspected, so that waits lack their stacks, or are missing: once that was found, until
+    /// it is logged.
+    pub(super) unseen: Option<LogEvent>,
     has_noted_unseen: bool,
 }
 
@@ -91,11 +92,6 @@ impl CaptureBudget {
             self.has_noted_unseen = true;
             self.unseen = Some(unseen(error, is_blocked.is_some()));
         }
-    }
-
-    /// Once, that waits lack their stacks, or are missing.
-    pub(crate) fn take_event(&mut self) -> Option<LogEvent> {
-        self.unseen.take()
     }
 
     /// Whether to check the filters again. That takes as long as a capture.
@@ -176,7 +172,8 @@ pub(crate) enum ScanResult {
 /// Finds out whether a thread is blocked in a profiled span, and since when.
 #[derive(Default)]
 pub(crate) struct BlockDetector {
-    waiting: Option<WaitingThread>,
+    /// The present wait, if the last scan found one.
+    pub(super) waiting: Option<WaitingThread>,
     /// The last reading of the CPU clock, for a thread without switch records.
     last: Option<CpuReading>,
     /// The start of the last wait that was not captured because the budget was used up.
@@ -304,16 +301,6 @@ impl BlockDetector {
             idle_since_ns: now_ns,
             passed_delay: false,
         });
-    }
-
-    /// The present wait, if the last scan found one.
-    pub(crate) fn waiting(&self) -> Option<&WaitingThread> {
-        self.waiting.as_ref()
-    }
-
-    /// The present wait, if the last scan found one.
-    pub(super) fn waiting_mut(&mut self) -> Option<&mut WaitingThread> {
-        self.waiting.as_mut()
     }
 
     /// Ends scanning: the thread has ended or is not sampled any more.

@@ -337,7 +337,7 @@ impl Watchdog {
         });
         let Ran { on_ns, off_ns, sampled_ns } =
             ran.into_iter().find(|ran| *ran != Ran::default()).unwrap_or_default();
-        open.account = match intake.own_cpu.last_ns() {
+        open.account = match intake.own_cpu.last_ns {
             Some(_) => with_segment(open.account, segment_ns, on_ns, off_ns, sampled_ns),
             None => open.account.without_cpu_time(),
         };
