@@ -14,7 +14,7 @@ use tracing::dispatcher::WeakDispatch;
 use crate::config::{Builder, start};
 use crate::engine::{Engine, Gate};
 use crate::error::Error;
-use crate::keep::Rules;
+use crate::keep::{OwnDispatch, Rules};
 use crate::log::{LogEvent, LogKind};
 use crate::otel::UnreachedSpans;
 use crate::publish::Ending;
@@ -30,10 +30,12 @@ const LONGEST_REFRESH: Duration = Duration::from_secs(1);
 ///
 /// A layer that is built with rules that keep nothing starts no threads until it gets other rules.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct Control {
+    /// What each hook reads is first.
     pub(crate) gate: &'static Gate,
-    pub(crate) unreached: Arc<UnreachedSpans>,
     engine: OnceLock<Arc<Engine>>,
+    pub(crate) unreached: Arc<UnreachedSpans>,
     /// The fork generation in which it was built. In the child of a fork, its locks may be held forever.
     made_in: u32,
     /// The process in which it was built.
@@ -41,7 +43,8 @@ pub(crate) struct Control {
     /// For handles that outlive the layer. Empty if nothing was ever started.
     pub(crate) ending: Arc<OnceLock<Arc<Ending>>>,
     switch: Mutex<Switch>,
-    dispatch: Mutex<Option<WeakDispatch>>,
+    /// The subscriber that the layer is part of, once it is known.
+    dispatch: OwnDispatch,
     /// The directory in which profiles can be found, if they are written to files.
     pub(crate) dir: Option<PathBuf>,
     /// The template of links to traces; empty if there is none.
@@ -70,10 +73,10 @@ impl Control {
     pub(crate) fn new(builder: Builder) -> Result<Arc<Self>, Error> {
         // Before any lock that a child process could find held.
         Engine::disable_in_children();
-        let (rules, has_malformed) = (builder.get_rules().clone(), builder.has_malformed());
+        let (rules, has_malformed) = (builder.rules.clone(), builder.has_malformed());
         let dir = builder.dir();
         #[cfg(feature = "axum")]
-        let trace_url = builder.get_trace_url();
+        let trace_url = builder.trace_url.clone();
         let control = Arc::new(Self {
             gate: Gate::new(),
             unreached: Arc::default(),
@@ -87,7 +90,7 @@ impl Control {
                 failed: None,
                 is_disabled: false,
             }),
-            dispatch: Mutex::new(None),
+            dispatch: Arc::default(),
             dir,
             #[cfg(feature = "axum")]
             trace_url,
@@ -112,9 +115,9 @@ impl Control {
             ending: Arc::default(),
             gate: engine.gate,
             unreached: Arc::clone(&engine.unreached),
+            dispatch: Arc::clone(&engine.names.dispatch),
             engine: OnceLock::from(engine),
             switch: Mutex::new(switch),
-            dispatch: Mutex::new(None),
             dir: None,
             #[cfg(feature = "axum")]
             trace_url: String::new(),
@@ -140,6 +143,12 @@ impl Control {
              has stopped: build the layer after the process has become a daemon",
         )
         .emit();
+    }
+
+    /// The engine for a hook, if it has anything to do.
+    #[inline(always)]
+    pub(crate) fn open_engine(&self) -> Option<&Engine> {
+        if self.gate.is_open() { self.engine.get().map(|engine| &**engine) } else { None }
     }
 
     pub(crate) fn engine(&self) -> Option<&Arc<Engine>> {
@@ -212,14 +221,9 @@ impl Control {
             }
             (None, Some(builder)) => {
                 let builder = builder.rules(rules.clone());
-                let unreached = Arc::clone(&self.unreached);
-                let engine = start(builder, self.dir.clone(), self.gate, unreached);
+                let shared = (Arc::clone(&self.unreached), Arc::clone(&self.dispatch));
+                let engine = start(builder, self.dir.clone(), self.gate, shared);
                 let engine = engine.inspect_err(|error| switch.failed = Some(error.clone()))?;
-                // Locked until the engine is visible, so that a concurrent `set_dispatch` is not missed.
-                let dispatch = self.dispatch.lock();
-                if let Some(dispatch) = &*dispatch {
-                    engine.set_dispatch(dispatch.clone());
-                }
                 let engine = self.engine.get_or_init(|| engine);
                 engine.open();
                 // Before this, a flush finds an engine that runs, or has nothing to wait for.
@@ -251,14 +255,17 @@ impl Control {
 
     /// The subscriber that the layer is part of, if it is known.
     pub(crate) fn own_dispatch(&self) -> Option<Dispatch> {
-        self.dispatch.lock().as_ref().and_then(WeakDispatch::upgrade)
+        self.dispatch.read().as_ref().and_then(WeakDispatch::upgrade)
     }
 
     /// Logs a warning once the layer has a subscriber and an engine.
     pub(crate) fn warn(&self, warning: LogEvent) {
         let mut switch = self.switch.lock();
         match self.engine.get() {
-            Some(engine) => engine.add_warning(warning),
+            Some(engine) => {
+                engine.warnings.lock().push(warning);
+                engine.waker.wake();
+            }
             None => switch.builder.iter_mut().for_each(|it| it.warn(warning.clone())),
         }
     }
@@ -268,12 +275,9 @@ impl Control {
         if !self.is_here() {
             return;
         }
-        let dispatch = dispatch.downgrade();
-        let mut known = self.dispatch.lock();
-        if let Some(engine) = self.engine.get() {
-            engine.set_dispatch(dispatch.clone());
-        }
-        *known = Some(dispatch);
+        *self.dispatch.write() = Some(dispatch.downgrade());
+        // The collector logs its source as soon as there is a subscriber.
+        self.engine.get().into_iter().for_each(|engine| engine.waker.wake());
     }
 
     /// Logs that the rules were changed, or profiling disabled, from outside the program.

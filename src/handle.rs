@@ -208,7 +208,11 @@ impl Handle {
         options: ProfileOptions,
     ) -> Result<(CancelProfile, StartedProfile), ProfileError> {
         let ProfileOptions { kind, duration, rate } = options;
-        if duration.is_zero() || duration > LONGEST_PROFILE || !rates(kind).contains(&rate) {
+        let most = match kind {
+            ProfileKind::Cpu => 1_000,
+            ProfileKind::Wall => 100,
+        };
+        if duration.is_zero() || duration > LONGEST_PROFILE || !(1..=most).contains(&rate) {
             return Err(ProfileError::OutOfRange);
         }
         self.running(|engine| engine.begin_profile(kind, duration, period_ns(rate)))
@@ -217,7 +221,9 @@ impl Handle {
 
     /// Samples per second of CPU time for the [continuous profile](crate::Builder::continuous); 0 if it is off.
     pub fn continuous(&self) -> u32 {
-        self.running(|engine| engine.commands.process.continuous_rate()).unwrap_or(0)
+        let rate =
+            |engine: &Engine| engine.commands.process.continuous_rate.load(Ordering::Relaxed);
+        self.running(rate).unwrap_or(0)
     }
 
     /// Turns the [continuous profile](crate::Builder::continuous) on, at that many samples per second of CPU time, or off if
@@ -231,7 +237,7 @@ impl Handle {
             return Err(ProfileError::OutOfRange);
         }
         let set = |engine: &Engine| {
-            engine.commands.process.set_continuous_rate(rate);
+            engine.commands.process.continuous_rate.store(rate, Ordering::Relaxed);
             engine.waker.wake();
         };
         self.running(set).ok_or(ProfileError::Ended)
@@ -264,6 +270,11 @@ impl Handle {
     /// What `action` returns for the engine, while it runs.
     fn running<R>(&self, action: impl FnOnce(&Engine) -> R) -> Option<R> {
         self.0.upgrade()?.running().map(|engine| action(engine))
+    }
+
+    /// What `action` returns for the engine, also once it has ended.
+    fn known<R>(&self, action: impl FnOnce(&Engine) -> R) -> Option<R> {
+        self.find()?.engine().map(|engine| action(engine))
     }
 
     /// The layer's state. `None` if the layer was dropped, or in the child of a fork.
@@ -325,21 +336,18 @@ impl Handle {
     /// What was kept recently, the newest first.
     #[cfg(feature = "axum")]
     pub(crate) fn recently_kept(&self) -> Vec<RecentlyKept> {
-        let control = self.find();
-        let engine = control.as_ref().and_then(|control| control.engine());
-        engine.map_or_else(Vec::new, |engine| engine.publish.reporter.recent.list())
+        self.known(|engine| engine.publish.reporter.recent.list()).unwrap_or_default()
     }
 
     #[cfg(feature = "axum")]
     pub(crate) fn find_kept(&self, id: &str) -> Option<RecentlyKept> {
-        self.find()?.engine()?.publish.reporter.recent.find(id)
+        self.known(|engine| engine.publish.reporter.recent.find(id))?
     }
 
     /// What the threads that publish share, while the layer runs.
     #[cfg(feature = "axum")]
     pub(crate) fn published(&self) -> Option<PublishState> {
-        let control = self.find()?;
-        control.engine().map(|engine| engine.publish.clone())
+        self.known(|engine| engine.publish.clone())
     }
 
     /// The directory in which profiles can be found, if they are written to files.
@@ -362,18 +370,14 @@ impl Handle {
 
     /// Counts of what was done and lost since the layer was built.
     pub fn stats(&self) -> Stats {
-        let control = self.find();
-        let engine = control.as_ref().and_then(|control| control.engine());
-        engine.map(|engine| engine.stats()).unwrap_or_default()
+        self.known(Engine::stats).unwrap_or_default()
     }
 
     /// One line that states which source samples threads, what it cannot observe, and what would change that. The same
     /// line is logged when the layer starts. If a thread could not be sampled since then, it ends with the first cause.
     /// Empty if the layer is off or was dropped.
     pub fn source(&self) -> String {
-        let control = self.0.upgrade();
-        let engine = control.as_ref().and_then(|control| control.engine());
-        engine.map(|engine| engine.source.describe()).unwrap_or_default()
+        self.known(|engine| engine.source.describe()).unwrap_or_default()
     }
 
     /// Returns a guard for `main` that exports everything that was kept when it is dropped. It waits for at most 5
@@ -421,13 +425,6 @@ impl Default for ProfileOptions {
 }
 
 const LONGEST_PROFILE: Duration = Duration::from_secs(60 * 60);
-
-const fn rates(kind: ProfileKind) -> std::ops::RangeInclusive<u32> {
-    match kind {
-        ProfileKind::Cpu => 1..=1_000,
-        ProfileKind::Wall => 1..=100,
-    }
-}
 
 /// The time between two samples: slightly less than stated, so that samples do not run in step with the kernel's tick or
 /// with the program's timers.

@@ -1,6 +1,7 @@
 //! Builds the engine, the collector and the publisher. Each is given what it needs of the others here.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crossbeam::channel;
@@ -16,7 +17,6 @@ use crate::keep::{Callsites, ProfileAdmission, SpanNames};
 use crate::log::{LogEvent, LogKind};
 use crate::otel::{OtelSettings, UnreachedSpans};
 use crate::publish::{Ending, PublishSettings, PublishState, PublisherParts, Reporter};
-use crate::redact::Redaction;
 use crate::references::{ReferenceSettings, References};
 use crate::sampler::{Sampler, SourceSettings};
 use crate::sinks::{Heap, Sinks, Store};
@@ -55,7 +55,7 @@ pub(crate) struct Parts {
     /// What is wrong with the settings.
     pub(crate) warnings: Vec<LogEvent>,
     pub(crate) otel: OtelSettings,
-    pub(crate) redaction: Redaction,
+    pub(crate) names: SpanNames,
     pub(crate) references: ReferenceSettings,
 }
 
@@ -104,11 +104,9 @@ pub(crate) fn build(parts: Parts) -> (Arc<Engine>, Collector, PublisherParts) {
     let shared = || (Arc::clone(&spans), Arc::clone(&parts.counters), waker.clone());
     let awaits = LayerAwaits::new(shared(), memory / 8);
     let allocations = LayerAllocations::new(shared(), allocations);
-    let (redaction, admission) = (Arc::new(parts.redaction), Arc::new(parts.admission));
+    let (names, admission) = (Arc::new(parts.names), Arc::new(parts.admission));
     let has_callback = publishing.on_kept.is_some();
-    let mut names = SpanNames::default();
-    names.redaction = Arc::clone(&redaction);
-    let (dispatch, names) = (Arc::clone(&names.dispatch), Arc::new(names));
+    let dispatch = Arc::clone(&names.dispatch);
     let reporter = Arc::new(Reporter::new(Arc::clone(&parts.counters), dispatch, has_callback));
     let (ending, delivers) = Ending::new(Arc::downgrade(&reporter));
     let to_publish = PublishState {
@@ -116,7 +114,7 @@ pub(crate) fn build(parts: Parts) -> (Arc<Engine>, Collector, PublisherParts) {
         health: Arc::clone(&admission.health),
         ending: Arc::new(ending),
         reporter,
-        redaction: Arc::clone(&redaction),
+        redaction: Arc::clone(&names.redaction),
         references: Arc::new(References::new(parts.references, Arc::clone(&parts.counters))),
     };
     let engine = Arc::new(Engine {
@@ -141,7 +139,7 @@ pub(crate) fn build(parts: Parts) -> (Arc<Engine>, Collector, PublisherParts) {
         gate,
     });
     let continuous = engine.source.settings.continuous;
-    engine.commands.process.set_continuous_rate(continuous.rate);
+    engine.commands.process.continuous_rate.store(continuous.rate, Ordering::Relaxed);
     let files = Arc::clone(parts.poller.files());
     let (shared, settings) = (to_publish, publishing);
     let publisher = PublisherParts { shared, jobs: to_do, files, settings, delivers };

@@ -69,12 +69,8 @@ pub(crate) struct Commands {
 
 impl Commands {
     pub(crate) fn new(to_collector: Sender<Command>) -> Self {
-        Self {
-            to_collector,
-            questions: Questions::default(),
-            process: ProcessRequests::default(),
-            flushes: Questions::default(),
-        }
+        let (questions, flushes) = (Questions::default(), Questions::default());
+        Self { to_collector, questions, process: ProcessRequests::default(), flushes }
     }
 }
 

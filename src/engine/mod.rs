@@ -11,7 +11,6 @@ use std::time::{Instant, SystemTime};
 
 use parking_lot::Mutex;
 use tracing::Dispatch;
-use tracing::dispatcher::WeakDispatch;
 use tracing::field::Visit;
 
 use kept_counts::{count, count_over_limit};
@@ -19,7 +18,7 @@ use kept_counts::{count, count_over_limit};
 pub(crate) use command::{Command, Commands, HeapRequest, LONGEST_ANSWER, NoAnswer};
 pub(crate) use gate::Gate;
 pub use process::ProfileKind;
-pub(crate) use process::{CancelProfile, ProcessRequest, RootFields, StartedProfile};
+pub(crate) use process::{CancelProfile, ProcessRequest, StartedProfile};
 pub(crate) use running_source::RunningSource;
 
 use crate::allocations::{self, LayerAllocations};
@@ -65,7 +64,7 @@ pub(crate) struct Engine {
     pub(crate) names: Arc<SpanNames>,
     pub(crate) publish: PublishState,
     pub(crate) unreached: Arc<UnreachedSpans>,
-    /// What is wrong with the settings or the exporter from the start, until it is logged.
+    /// What is wrong with the settings, the exporter or how the layer was added, until it is logged.
     pub(crate) warnings: Mutex<Vec<LogEvent>>,
     pub(crate) commands: Commands,
     pub(crate) gate: &'static Gate,
@@ -191,13 +190,6 @@ impl Engine {
         }
     }
 
-    /// Sets the subscriber that receives the layer's log events.
-    pub(crate) fn set_dispatch(&self, dispatch: WeakDispatch) {
-        self.publish.reporter.set_dispatch(dispatch);
-        // The collector logs its source as soon as there is a subscriber.
-        self.waker.wake();
-    }
-
     /// The subscriber that the layer is part of, if it is known.
     pub(crate) fn dispatch(&self) -> Option<Dispatch> {
         self.publish.reporter.dispatch()
@@ -223,16 +215,6 @@ impl Engine {
         } else if must_notify {
             self.waker.wake_soon();
         }
-    }
-
-    /// It is logged with what is wrong with the settings.
-    pub(crate) fn add_warning(&self, warning: LogEvent) {
-        self.warnings.lock().push(warning);
-        self.waker.wake();
-    }
-
-    pub(crate) fn take_warnings(&self) -> Vec<LogEvent> {
-        std::mem::take(&mut self.warnings.lock())
     }
 
     /// The verdict on a span that has closed.

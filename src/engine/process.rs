@@ -54,11 +54,11 @@ pub(crate) struct ProcessRequests {
     /// The present one, as long as its caller waits.
     running: Mutex<Weak<()>>,
     /// Whether the fields of local roots are wanted, in which a sample fell.
-    wants_roots: AtomicBool,
+    pub(crate) wants_roots: AtomicBool,
     /// Those that have closed.
     roots: SegQueue<(SpanKey, RootFields)>,
-    /// Samples per second of CPU time for the continuous profile; 0 for none.
-    continuous_rate: AtomicU32,
+    /// Samples per second of CPU time for the continuous profile; 0 for none. The collector must be woken after a change.
+    pub(crate) continuous_rate: AtomicU32,
 }
 
 /// How many local roots may wait for the collector.
@@ -71,25 +71,6 @@ impl ProcessRequests {
         let new = (running.strong_count() == 0).then(Arc::default)?;
         *running = Arc::downgrade(&new);
         Some(new)
-    }
-
-    pub(crate) fn continuous_rate(&self) -> u32 {
-        self.continuous_rate.load(Ordering::Relaxed)
-    }
-
-    /// The collector must be woken after that.
-    pub(crate) fn set_continuous_rate(&self, rate: u32) {
-        self.continuous_rate.store(rate, Ordering::Relaxed);
-    }
-
-    /// It cannot be made at that rate, so it is off.
-    pub(crate) fn refuse_continuous(&self, rate: u32) {
-        let relaxed = Ordering::Relaxed;
-        _ = self.continuous_rate.compare_exchange(rate, 0, relaxed, relaxed);
-    }
-
-    pub(crate) fn set_wants_roots(&self, wants: bool) {
-        self.wants_roots.store(wants, Ordering::Relaxed);
     }
 
     /// A span closes.

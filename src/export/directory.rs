@@ -321,10 +321,9 @@ impl Inventory {
     fn list(path: &Path) -> io::Result<Self> {
         let changed = changed(path);
         let mut profiles: HashMap<String, Stored> = HashMap::new();
-        for entry in fs::read_dir(path)?.flatten() {
-            let Ok(name) = entry.file_name().into_string() else { continue };
+        fs::metadata(path)?;
+        for (name, metadata) in entries_of(path)? {
             let Some((stem, extension)) = stem_of(&name) else { continue };
-            let Ok(metadata) = entry.metadata() else { continue };
             if metadata.is_file() {
                 let modified = metadata.modified().unwrap_or(UNIX_EPOCH);
                 let new = || Stored { stem: stem.to_owned(), modified, files: Vec::new() };
@@ -391,7 +390,7 @@ impl Exporter for Directory {
     }
 }
 
-pub(super) fn stem(profile: &Profile) -> String {
+pub(crate) fn stem(profile: &Profile) -> String {
     let start = UNIX_EPOCH + Duration::from_nanos(profile.start_unix_ns);
     stem_at(start, &profile.name, profile.id)
 }
@@ -438,6 +437,18 @@ pub(super) fn stem_of(name: &str) -> Option<(&str, &'static str)> {
     let is_id = id.len() == 2 * size_of::<ProfileId>() && id.bytes().all(|b| b.is_ascii_hexdigit());
     let is_ours = is_time && is_id && pid.bytes().all(|byte| byte.is_ascii_digit());
     is_ours.then_some((stem, extension))
+}
+
+/// The names of what is in a directory, and what is known of it: of the entries themselves, also if they are links. Empty if
+/// there is no such directory.
+pub(super) fn entries_of(dir: &Path) -> io::Result<Vec<(String, fs::Metadata)>> {
+    let known =
+        |entry: fs::DirEntry| Some((entry.file_name().into_string().ok()?, entry.metadata().ok()?));
+    match fs::read_dir(dir) {
+        Ok(entries) => Ok(entries.flatten().filter_map(known).collect()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
 }
 
 /// Writes a file atomically.

@@ -13,6 +13,7 @@ use super::health::ExporterHealth;
 use super::limits::{Limited, RateLimits};
 use super::{KeptSpan, NoProfile, SpanLink};
 use crate::facts::Reason;
+use crate::facts::format::nanoseconds;
 use crate::profile::ProfileId;
 use crate::span::SpanKey;
 
@@ -57,9 +58,8 @@ impl ProfileGroup {
     }
 }
 
-/// A slot with the exporter, until the profile is exported or lost.
-#[derive(Debug)]
-pub(crate) struct Reservation(#[expect(dead_code, reason = "it is counted")] Arc<()>);
+/// A slot with the exporter, until the profile is exported or lost: there are as many as values.
+pub(crate) type Reservation = Arc<()>;
 
 #[derive(Debug)]
 struct State {
@@ -86,8 +86,10 @@ pub(crate) struct ProfileAdmission {
     /// The clock of a test, which replaces the time since `started`.
     #[cfg(test)]
     by_hand: Option<Arc<AtomicU64>>,
-    memory_is_short: AtomicBool,
-    is_over: AtomicBool,
+    /// While samples are lost because memory is short, no reservations are given.
+    pub(crate) memory_is_short: AtomicBool,
+    /// The last profiles are being made, and no more reservations are given.
+    pub(crate) is_over: AtomicBool,
 }
 
 /// Default for the reservations in use at once. It bounds the samples that wait for export to those of this many roots.
@@ -131,7 +133,7 @@ impl ProfileAdmission {
         if let Some(now) = &self.by_hand {
             return now.load(Ordering::Relaxed);
         }
-        u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        nanoseconds(self.started.elapsed())
     }
 
     /// Whether a closed span of that rule, name and root would get neither a profile nor a report, since there is no token
@@ -239,7 +241,7 @@ impl ProfileAdmission {
         }
         let id = new_id.ok_or(NoProfile::NoId)?;
         self.health.note_reservation();
-        Ok((id, Reservation(Arc::clone(&self.reservations))))
+        Ok((id, Arc::clone(&self.reservations)))
     }
 
     /// Ends the group of that root, if one is open. Spans kept after this open another one.
@@ -297,16 +299,6 @@ impl ProfileAdmission {
     /// Drops the state of a span that has closed and was judged.
     pub(crate) fn forget(&self, span: SpanKey) {
         self.state.lock().earlier.remove(&span);
-    }
-
-    /// Stops giving reservations: the last profiles are being made.
-    pub(crate) fn end(&self) {
-        self.is_over.store(true, Ordering::Relaxed);
-    }
-
-    /// While samples are lost because memory is short, no reservations are given.
-    pub(crate) fn set_memory_is_short(&self, is_short: bool) {
-        self.memory_is_short.store(is_short, Ordering::Relaxed);
     }
 }
 
@@ -532,11 +524,11 @@ mod tests {
             "a reservation was given before"
         );
         admission.health.set_accepts(true);
-        admission.set_memory_is_short(true);
+        admission.memory_is_short.store(true, Ordering::Relaxed);
         assert_eq!(keep(&admission, 4, 4, 1, ID).profile, Err(NoProfile::NoMemory));
-        admission.set_memory_is_short(false);
+        admission.memory_is_short.store(false, Ordering::Relaxed);
         assert_eq!(keep(&admission, 5, 5, 1, OTHER).profile, Ok(OTHER));
-        admission.end();
+        admission.is_over.store(true, Ordering::Relaxed);
         // The last profile is exported in the meantime.
         admission.health.set_accepts(true);
         assert_eq!(keep(&admission, 6, 6, 1, ID).profile, Err(NoProfile::ExporterFails));

@@ -11,8 +11,7 @@ use tracing::field::Visit;
 use tracing::level_filters::LevelFilter;
 use tracing::{Level, Metadata};
 
-use super::attribute;
-use super::candidates::{Candidate, candidates};
+use super::candidates::{Candidate, candidates, has_attribute, stated_by};
 use super::condition::boxed;
 use super::fields::FieldRules;
 use super::logged_errors::LoggedErrors;
@@ -22,6 +21,7 @@ use super::plans::{Callsite, Cohort, CompiledRule, Plans};
 use super::shown_fields::ShownFields;
 use super::{Keep, Rule, Rules};
 use crate::error::Error;
+use crate::facts::format::nanoseconds;
 use crate::ids::hash_of;
 use crate::span::{HAS_FIELDS, HAS_STATUS, Plan, SHOWS_FIELDS};
 use crate::stats::Counters;
@@ -185,7 +185,13 @@ impl Callsites {
         loop {
             let site = chain.get_or_init(|| {
                 let _uncounted = Uncounted::begin();
-                Box::new(Site::new(metadata))
+                Box::new(Site {
+                    metadata,
+                    decided: AtomicU64::new(UNDECIDED),
+                    next: Chain::new(),
+                    is_only_ours: AtomicBool::new(false),
+                    is_declined: AtomicBool::new(false),
+                })
             });
             if std::ptr::eq(site.metadata, metadata) {
                 return Some(site);
@@ -218,7 +224,7 @@ impl Callsites {
         }
         let is_wanted = self.find(metadata).is_some();
         let judges_errors =
-            is_wanted && attribute::keep_of(metadata).is_some_and(|keep| keep.judges_errors());
+            is_wanted && stated_by(metadata).is_some_and(|keep| keep.judges_errors());
         let is_news = judges_errors
             && !self.attribute_judges_errors.swap(true, Ordering::Relaxed)
             && !self.judges_errors.load(Ordering::Relaxed);
@@ -228,7 +234,7 @@ impl Callsites {
     /// Whether the rules want spans of that callsite, whatever other layers do. Only then these may be asked: their answer
     /// is replaced by the one of this layer.
     pub(crate) fn may_want(&self, metadata: &'static Metadata<'static>) -> bool {
-        if attribute::is_on(metadata) {
+        if has_attribute(metadata) {
             return metadata.is_span() && self.find(metadata).is_some();
         }
         let known = self.known.lock();
@@ -238,7 +244,7 @@ impl Callsites {
     /// Whether spans of that callsite are profiled only if another layer wants them: rules that name neither them nor their
     /// level match.
     fn follow_others(&self, metadata: &Metadata<'_>) -> bool {
-        if attribute::is_on(metadata) {
+        if has_attribute(metadata) {
             return false;
         }
         let known = self.known.lock();
@@ -428,7 +434,11 @@ impl Callsites {
             return false;
         }
         self.has_replaced.store(false, Ordering::Relaxed);
-        self.plans.raise_limits();
+        // The limits are those of the rules in force again.
+        self.plans.least_limit_ns.store(u64::MAX, Ordering::Relaxed);
+        self.plans.least_age.store(u64::MAX, Ordering::Relaxed);
+        let in_force = self.plans.iter().filter(|one| one.is_in_force.load(Ordering::Relaxed));
+        in_force.for_each(|one| self.plans.lower_limits(one));
         self.replaced_judge_errors.swap(false, Ordering::Relaxed) && !self.judge_errors()
     }
 
@@ -441,11 +451,9 @@ impl Callsites {
         wall_ns: u64,
     ) -> bool {
         let sketches = callsite.cohort.as_ref().and_then(|cohort| cohort.sketches.as_ref());
-        sketches.is_some_and(|sketches| sketches.add(route(), wall_ns, self.now_ns()))
-    }
-
-    fn now_ns(&self) -> u64 {
-        u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        sketches.is_some_and(|sketches| {
+            sketches.add(route(), wall_ns, nanoseconds(self.started.elapsed()))
+        })
     }
 
     #[cold]
@@ -548,18 +556,6 @@ impl Callsites {
         let is_needed = keep.percentile().is_some() || keep.one_in().is_some();
         let new = || Arc::new(Cohort::new(keep.percentile().map(sketches)));
         is_needed.then(|| Arc::clone(cohorts.entry(key).or_insert_with(new)))
-    }
-}
-
-impl Site {
-    fn new(metadata: &'static Metadata<'static>) -> Self {
-        Self {
-            metadata,
-            decided: AtomicU64::new(UNDECIDED),
-            next: Chain::new(),
-            is_only_ours: AtomicBool::new(false),
-            is_declined: AtomicBool::new(false),
-        }
     }
 }
 

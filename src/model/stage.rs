@@ -263,7 +263,7 @@ impl Stage {
             },
             warnings: Vec::new(),
             otel: OtelSettings::default(),
-            redaction: crate::redact::Redaction::new(),
+            names: crate::keep::SpanNames::default(),
             references: ReferenceLimits::NONE.into(),
         });
         collector.threads.idle = Duration::MAX;

@@ -11,7 +11,6 @@ use super::outbox::HeldProfile;
 use crate::error::FlushError;
 use crate::history::HourlyHistory;
 use crate::keep::Kept;
-use crate::log::LogEvent;
 
 /// A message to the exporting thread.
 #[derive(Debug)]
@@ -37,8 +36,7 @@ pub(super) struct ExportThread {
 impl ExportThread {
     pub(super) fn run(mut self) {
         self.delivery.start();
-        let events = self.history.begin(SystemTime::now());
-        self.log(events);
+        self.history.begin(SystemTime::now());
         loop {
             let wake = self.delivery.next_attempt().map_or_else(channel::never, channel::at);
             let due = self.history.due_in(SystemTime::now());
@@ -63,8 +61,8 @@ impl ExportThread {
                 Some(ExportJob::Lose(report)) => self.delivery.lose(*report),
                 Some(ExportJob::Done(FlushRequest { done, deadline })) => {
                     let flushed = self.delivery.flush(deadline);
-                    let events = self.history.flush(SystemTime::now());
-                    self.log(events);
+                    self.history.flush(SystemTime::now());
+                    self.log();
                     let lost = flushed.clone();
                     if !done.send(flushed) {
                         self.delivery.note_unanswered(lost);
@@ -74,20 +72,20 @@ impl ExportThread {
                 None => {}
             }
             self.delivery.advance(false);
-            let events = self.history.advance(SystemTime::now());
-            self.log(events);
+            self.history.advance(SystemTime::now());
+            self.log();
         }
     }
 
-    fn log(&self, events: Vec<LogEvent>) {
-        events.into_iter().for_each(|event| self.delivery.shared.reporter.log(event));
+    fn log(&mut self) {
+        self.history.events.drain(..).for_each(|event| self.delivery.shared.reporter.log(event));
     }
 
     /// Delivers what can be delivered, and drops everything else.
     fn end(mut self, last: LastDelivery) {
         let flushed = self.delivery.flush(last.deadline());
-        let events = self.history.flush(SystemTime::now());
-        self.log(events);
+        self.history.flush(SystemTime::now());
+        self.log();
         let PublishState { reporter, ending, .. } = self.delivery.shared.clone();
         let came_all = if last.has_failed { Err(FlushError::Ended) } else { Ok(()) };
         let ended = flushed.and(self.delivery.end()).and(came_all);

@@ -17,9 +17,11 @@ mod recent;
 mod reporter;
 mod worker;
 
+use std::collections::HashSet;
 use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
+use std::time::Instant;
 
 use crossbeam::channel::{self, Receiver, Sender};
 
@@ -94,7 +96,18 @@ impl PublisherParts {
             ExportThread { jobs: to_export, delivery, history, _delivers: delivers }.run();
         })?;
         spawn_ignored("profiling-symbols", move || {
-            SymbolsThread::new(shared, jobs, exports, files, symbols).run();
+            let (symbolizer, symbolized, reported) = (None, Instant::now(), HashSet::new());
+            SymbolsThread {
+                shared,
+                jobs,
+                exports,
+                files,
+                symbols,
+                symbolizer,
+                symbolized,
+                reported,
+            }
+            .run();
         })
     }
 }

@@ -33,30 +33,19 @@ const MOST_REPORTED: usize = 32;
 
 /// Symbolizes profiles for the exporting thread, and for callers that wait, whom the exporter must not delay.
 pub(super) struct SymbolsThread {
-    shared: PublishState,
-    jobs: Receiver<Job>,
-    exports: Sender<ExportJob>,
-    files: Arc<Files>,
-    symbols: SymbolSettings,
-    symbolizer: Option<FilesGuard<Symbolizer>>,
+    pub(super) shared: PublishState,
+    pub(super) jobs: Receiver<Job>,
+    pub(super) exports: Sender<ExportJob>,
+    pub(super) files: Arc<Files>,
+    pub(super) symbols: SymbolSettings,
+    pub(super) symbolizer: Option<FilesGuard<Symbolizer>>,
     /// When the symbolizer was last used.
-    symbolized: Instant,
+    pub(super) symbolized: Instant,
     /// The problems that were logged, by file.
-    reported: HashSet<(Discriminant<Missing>, Option<String>)>,
+    pub(super) reported: HashSet<(Discriminant<Missing>, Option<String>)>,
 }
 
 impl SymbolsThread {
-    pub(super) fn new(
-        shared: PublishState,
-        jobs: Receiver<Job>,
-        exports: Sender<ExportJob>,
-        files: Arc<Files>,
-        symbols: SymbolSettings,
-    ) -> Self {
-        let (symbolized, reported) = (Instant::now(), HashSet::new());
-        Self { shared, jobs, exports, files, symbols, symbolizer: None, symbolized, reported }
-    }
-
     pub(super) fn run(mut self) {
         loop {
             let forget = self.symbolizer.as_ref().map(|_| self.symbolized + FORGET_AFTER);

@@ -201,12 +201,12 @@ impl SpanChoice {
         has_budget
     }
 
-    /// Doubles the probabilities if they leave a part of the budget. Also to be called from time to time: if they are low,
-    /// no span may be chosen for long.
+    /// To be called from time to time: if probabilities are low, no span may be chosen for long.
     pub(crate) fn relax(&self, now: Moment) {
         self.double_after_calm(&mut self.budget.lock(), now);
     }
 
+    /// Doubles the probabilities if they leave a part of the budget.
     fn double_after_calm(&self, budget: &mut ReferenceBudget, now: Moment) {
         let is_calm = now.at.saturating_duration_since(budget.calm_since) >= LONG_CALM;
         if is_calm && budget.left_ns(now) >= MOST_SAVED_NS / 2 {

@@ -24,7 +24,7 @@ pub(crate) struct CohortKey {
 impl CohortKey {
     pub(crate) fn of(facts: &Facts) -> Self {
         let fields = of_route(&facts.fields);
-        let fields = fields.map(|(name, segments)| (Cow::Borrowed(name), segments.to_string()));
+        let fields = fields.map(|(name, segments)| (Cow::Borrowed(name), segments.joined()));
         Self { span: facts.span.clone(), fields: fields.collect() }
     }
 

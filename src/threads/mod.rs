@@ -29,7 +29,7 @@ pub(crate) use sampled::SampledThread;
 pub(crate) use waits::WaitingThread;
 
 use crate::budget::{CpuBudget, ReadingBudget};
-use crate::intake::{Intake, SampledClocks};
+use crate::intake::Intake;
 use crate::log::LogEvent;
 use crate::sampler::{Periods, SamplingSession, ThreadShared};
 use crate::span::SpanKey;
@@ -143,29 +143,12 @@ impl Threads {
         self.sampled.extend(new.into_iter().map(|thread| SampledThread::new(thread, pace)));
     }
 
-    /// Samples all threads of the process from now on, with that CPU time between two samples.
-    pub(crate) fn begin_process(&mut self, period_ns: u64) {
+    /// Samples all threads of the process from now on for that profile, with that CPU time between two samples; without it,
+    /// ends that, and the present round has all samples.
+    pub(crate) fn set_process(&mut self, why: Why, period_ns: Option<u64>) {
         // A higher rate falls to the usual low one as soon as it has used up its budget.
-        let low_ns = period_ns.max(Periods::USUAL.low_ns);
-        self.process.set(Why::Process, Some(Periods { full_ns: period_ns, low_ns }));
-    }
-
-    /// Ends that. The present round has all samples.
-    pub(crate) fn end_process(&mut self) {
-        self.process.set(Why::Process, None);
-    }
-
-    /// Samples all threads of the process from now on for the continuous profile.
-    pub(crate) fn begin_continuous(&mut self, period_ns: u64, intake: &mut Intake) {
-        intake.source.expect_timers();
-        intake.clocks = SampledClocks::now();
-        let low_ns = period_ns.max(Periods::USUAL.low_ns);
-        self.process.set(Why::Continuous, Some(Periods { full_ns: period_ns, low_ns }));
-    }
-
-    /// Ends that. The present round has all samples.
-    pub(crate) fn end_continuous(&mut self) {
-        self.process.set(Why::Continuous, None);
+        let low_ns = |full_ns: u64| full_ns.max(Periods::USUAL.low_ns);
+        self.process.set(why, period_ns.map(|ns| Periods { full_ns: ns, low_ns: low_ns(ns) }));
     }
 
     /// Whether any thread is or may be sampled.

@@ -201,7 +201,9 @@ impl Threads {
             let result = sampled.scan(&mut scanner);
             let soonest_scan = if sampled.is_unwanted() { unwanted_scan } else { SCAN_INTERVAL };
             let unchanged_ns = match result {
-                ScanResult::OutsideSpans => scanner.since_hook_ns(sampled.thread()),
+                ScanResult::OutsideSpans => {
+                    now_ns.saturating_sub(scanner.hooked_ns(sampled.thread()))
+                }
                 ScanResult::Busy => 0,
                 ScanResult::StillWaiting { waited_ns } => waited_ns,
             };

@@ -143,13 +143,8 @@ pub(crate) struct Scanner<'a> {
 
 impl Scanner<'_> {
     /// When the thread's last hook ended: `CLOCK_MONOTONIC_RAW` in nanoseconds.
-    fn hooked_ns(&self, thread: &ThreadShared) -> u64 {
+    pub(super) fn hooked_ns(&self, thread: &ThreadShared) -> u64 {
         self.intake.clock().raw_ns(thread.last_hook_at())
-    }
-
-    /// The time since the thread's last hook.
-    pub(crate) fn since_hook_ns(&self, thread: &ThreadShared) -> u64 {
-        self.now_ns.saturating_sub(self.hooked_ns(thread))
     }
 
     /// When a hook last counted a wait: `CLOCK_MONOTONIC_RAW` in nanoseconds.
@@ -422,11 +417,6 @@ impl WaitingThread {
     /// Its length so far.
     pub(crate) fn waited_ns(&self) -> u64 {
         self.so_far().weight
-    }
-
-    /// Whether the holder of its lock is to be sought.
-    pub(super) fn is_search_due(&self) -> bool {
-        self.sought.is_due(self.waited_ns())
     }
 
     /// The likeliest holder, of those that were found.

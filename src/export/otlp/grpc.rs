@@ -74,7 +74,7 @@ fn unstated(status: StatusCode) -> Status {
 
 /// Parses a message: the compression flag, the length, and the content. A malformed one is ignored, because only the
 /// status counts.
-fn read(message: &[u8]) -> ExportProfilesServiceResponse {
+pub(super) fn read(message: &[u8]) -> ExportProfilesServiceResponse {
     let Some(([0, length @ ..], rest)) = message.split_first_chunk::<5>() else {
         return ExportProfilesServiceResponse::default();
     };
@@ -83,7 +83,7 @@ fn read(message: &[u8]) -> ExportProfilesServiceResponse {
     ExportProfilesServiceResponse::decode(message).unwrap_or_default()
 }
 
-fn failure(status: &Status) -> Answer {
+pub(super) fn failure(status: &Status) -> Answer {
     let problem = || match status.message() {
         "" => status.code().to_string(),
         message => format!("{}: {message}", status.code()),
@@ -109,15 +109,6 @@ fn failure(status: &Status) -> Answer {
         Code::InvalidArgument => Answer::invalid(problem()),
         _ => Answer::Refused { what: RefusedScope::Request, problem: problem() },
     }
-}
-
-#[cfg(fuzzing)]
-pub(super) fn fuzz(status: u8, header: &[u8], body: &[u8]) {
-    let message = String::from_utf8_lossy(header).into_owned();
-    let details = bytes::Bytes::copy_from_slice(body);
-    let status = Status::with_details(Code::from(i32::from(status)), message, details);
-    failure(&status).single_line().check();
-    Answer::accepted(read(body)).single_line().check();
 }
 
 #[cfg(test)]

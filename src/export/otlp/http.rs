@@ -10,7 +10,7 @@ use prost::Message;
 use super::protocol::ExportProfilesServiceResponse;
 use crate::export::{Answer, RefusedScope};
 
-const PROTOBUF: HeaderValue = HeaderValue::from_static("application/x-protobuf");
+pub(super) const PROTOBUF: HeaderValue = HeaderValue::from_static("application/x-protobuf");
 /// The maximum number of characters that are shown of a text answer.
 const MOST_SHOWN_CHARS: usize = 200;
 
@@ -28,7 +28,7 @@ pub(super) fn answer(head: &Parts, body: &[u8]) -> Answer {
     }
 }
 
-fn failure(status: StatusCode, headers: &HeaderMap, body: &[u8]) -> Answer {
+pub(super) fn failure(status: StatusCode, headers: &HeaderMap, body: &[u8]) -> Answer {
     let problem = match server_message(headers, body) {
         server_message if server_message.is_empty() => status.to_string(),
         server_message => format!("{status}: {server_message}"),
@@ -80,19 +80,6 @@ fn server_message(headers: &HeaderMap, body: &[u8]) -> String {
     };
     let first = text.lines().next().unwrap_or_default().trim();
     first.chars().filter(|c| !c.is_control()).take(MOST_SHOWN_CHARS).collect()
-}
-
-#[cfg(fuzzing)]
-pub(super) fn fuzz(status: u8, header: &[u8], body: &[u8]) {
-    let Ok(status) = StatusCode::from_u16(100 + u16::from(status) * 2) else { return };
-    let mut headers = HeaderMap::new();
-    if let Ok(value) = HeaderValue::from_bytes(header) {
-        headers.insert(RETRY_AFTER, value.clone());
-        headers.insert(CONTENT_TYPE, if header.is_empty() { PROTOBUF } else { value });
-    }
-    failure(status, &headers, body).single_line().check();
-    let response = ExportProfilesServiceResponse::decode(body).unwrap_or_default();
-    Answer::accepted(response).single_line().check();
 }
 
 #[cfg(test)]

@@ -9,9 +9,8 @@ use http::header::{HeaderMap, HeaderValue, USER_AGENT};
 use http::{Method, Request, Uri};
 use http_body::Frame;
 use http_body_util::{BodyExt, Full};
-use hyper_util::client::legacy::Client;
-#[cfg(not(feature = "otlp-tls"))]
 use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::{Client, ResponseFuture};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio::time::timeout_at;
 
@@ -24,14 +23,16 @@ use crate::export::{Answer, RefusedScope};
 use crate::text::{disturbs, gzip};
 
 #[cfg(feature = "otlp-tls")]
-pub(super) use super::tls::Connector;
+use hyper_rustls::HttpsConnector;
+#[cfg(feature = "otlp-tls")]
+use rustls::ClientConfig;
 #[cfg(not(feature = "otlp-tls"))]
-pub(super) type Connector = HttpConnector;
+type ClientConfig = std::convert::Infallible;
 
 /// The maximum number of bytes that are read of an answer.
 const MOST_ANSWER_BYTES: usize = 64 * 1024;
 /// The maximum number of characters that are shown of a server's message.
-const MOST_SHOWN_CHARS: usize = 400;
+pub(super) const MOST_SHOWN_CHARS: usize = 400;
 
 impl Answer {
     /// No answer was received.
@@ -60,15 +61,6 @@ impl Answer {
         }
     }
 
-    /// Checks that the texts fit into one log line.
-    #[cfg(fuzzing)]
-    pub(super) fn check(&self) {
-        let (Self::Accepted { message: text }
-        | Self::NotNow { problem: text, .. }
-        | Self::Refused { problem: text, .. }) = self;
-        assert!(!text.contains(disturbs) && text.chars().count() <= MOST_SHOWN_CHARS);
-    }
-
     pub(super) fn accepted(response: ExportProfilesServiceResponse) -> Self {
         let partial = response.partial_success.unwrap_or_default();
         let message = partial.error_message;
@@ -86,8 +78,8 @@ impl Answer {
 /// For gRPC, tonic's transport cannot be used without TLS while a crate in the program enables its TLS feature.
 pub(super) struct Transport {
     protocol: Protocol,
-    client: Client<Connector, Full<Bytes>>,
-    connector: Connector,
+    client: HttpClient,
+    tls: Option<ClientConfig>,
     uri: Uri,
     headers: HeaderMap,
     compression: Compression,
@@ -109,7 +101,11 @@ pub(super) struct Received {
 impl Transport {
     /// Does not connect yet.
     pub(super) fn new(mut settings: Settings) -> Result<Self, Error> {
-        let (connector, endpoint) = (connector(&settings)?, settings.shown_endpoint());
+        #[cfg(feature = "otlp-tls")]
+        let tls = super::tls::client_config(&settings)?;
+        #[cfg(not(feature = "otlp-tls"))]
+        let tls = None;
+        let endpoint = settings.shown_endpoint();
         let Settings { protocol, headers, compression, timeout, .. } = &mut settings;
         headers.entry(USER_AGENT).or_insert(HeaderValue::from_static(super::USER_AGENT));
         headers.insert(DEVELOPMENT_VERSION_HEADER, HeaderValue::from_static(DEVELOPMENT_VERSION));
@@ -128,8 +124,8 @@ impl Transport {
         let Settings { protocol, uri, headers, compression, timeout, .. } = settings;
         #[cfg(feature = "otlp-grpc")]
         let uri = if protocol == Protocol::Grpc { super::grpc::uri_of_method(uri) } else { uri };
-        let client = client(&connector, protocol);
-        Ok(Self { protocol, client, connector, uri, headers, compression, timeout, endpoint })
+        let client = HttpClient::new(protocol, tls.as_ref());
+        Ok(Self { protocol, client, tls, uri, headers, compression, timeout, endpoint })
     }
 
     /// Sends a message and waits for the answer until the timeout.
@@ -156,7 +152,7 @@ impl Transport {
         };
         let answer = answer.unwrap_or_else(|| {
             // The connection may be dead without an error.
-            self.client = client(&self.connector, self.protocol);
+            self.client = HttpClient::new(self.protocol, self.tls.as_ref());
             Answer::no_answer(format!("no answer in {:?}", self.timeout))
         });
         answer.single_line()
@@ -205,23 +201,35 @@ impl fmt::Debug for Transport {
 }
 
 /// A client that connects on first use, and again after the connection is lost.
-fn client(connector: &Connector, protocol: Protocol) -> Client<Connector, Full<Bytes>> {
-    let mut builder = Client::builder(TokioExecutor::new());
-    #[cfg(feature = "otlp-grpc")]
-    builder.http2_only(protocol == Protocol::Grpc);
-    #[cfg(not(feature = "otlp-grpc"))]
-    let _ = protocol;
-    builder.pool_timer(TokioTimer::new()).build(connector.clone())
+enum HttpClient {
+    Plain(Client<HttpConnector, Full<Bytes>>),
+    #[cfg(feature = "otlp-tls")]
+    Tls(Client<HttpsConnector<HttpConnector>, Full<Bytes>>),
 }
 
-#[cfg(feature = "otlp-tls")]
-fn connector(settings: &Settings) -> Result<Connector, Error> {
-    Connector::new(settings)
-}
+impl HttpClient {
+    fn new(protocol: Protocol, tls: Option<&ClientConfig>) -> Self {
+        let mut builder = Client::builder(TokioExecutor::new());
+        builder.pool_timer(TokioTimer::new());
+        #[cfg(feature = "otlp-grpc")]
+        builder.http2_only(protocol == Protocol::Grpc);
+        let mut http = HttpConnector::new();
+        http.enforce_http(tls.is_none());
+        #[cfg(feature = "otlp-tls")]
+        if let Some(config) = tls {
+            return Self::Tls(builder.build(HttpsConnector::from((http, config.clone()))));
+        }
+        _ = protocol;
+        Self::Plain(builder.build(http))
+    }
 
-#[cfg(not(feature = "otlp-tls"))]
-fn connector(_: &Settings) -> Result<Connector, Error> {
-    Ok(HttpConnector::new())
+    fn request(&self, request: Request<Full<Bytes>>) -> ResponseFuture {
+        match self {
+            Self::Plain(client) => client.request(request),
+            #[cfg(feature = "otlp-tls")]
+            Self::Tls(client) => client.request(request),
+        }
+    }
 }
 
 /// A single line of bounded length.
