@@ -1,18 +1,10 @@
 //! Starts a layer's threads and replaces its rules at run time.
 
-#[cfg(feature = "axum")]
-use std::path::Path;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
-#[cfg(feature = "axum")]
-use std::{
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::atomic::{AtomicBool, Ordering},
-    sync::mpsc,
-    time::Instant,
-};
-
 use std::time::Duration;
+#[cfg(feature = "axum")]
+use std::time::Instant;
 
 use crossbeam::channel;
 use parking_lot::Mutex;
@@ -22,7 +14,7 @@ use tracing::dispatcher::WeakDispatch;
 use crate::config::{Builder, start};
 use crate::engine::{Engine, Gate};
 use crate::error::Error;
-use crate::keep::Rules;
+use crate::keep::{OwnDispatch, Rules};
 use crate::log::{LogEvent, LogKind};
 use crate::otel::UnreachedSpans;
 use crate::publish::Ending;
@@ -38,27 +30,26 @@ const LONGEST_REFRESH: Duration = Duration::from_secs(1);
 ///
 /// A layer that is built with rules that keep nothing starts no threads until it gets other rules.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct Control {
-    gate: &'static Gate,
-    unreached: Arc<UnreachedSpans>,
+    /// What each hook reads is first.
+    pub(crate) gate: &'static Gate,
     engine: OnceLock<Arc<Engine>>,
+    pub(crate) unreached: Arc<UnreachedSpans>,
     /// The fork generation in which it was built. In the child of a fork, its locks may be held forever.
     made_in: u32,
     /// The process in which it was built.
     made_by: u32,
     /// For handles that outlive the layer. Empty if nothing was ever started.
-    ending: Arc<OnceLock<Arc<Ending>>>,
+    pub(crate) ending: Arc<OnceLock<Arc<Ending>>>,
     switch: Mutex<Switch>,
-    dispatch: Mutex<Option<WeakDispatch>>,
-    /// What is wrong with how the layer was added, until there is an engine that can log it.
-    warnings: Mutex<Vec<LogEvent>>,
-    /// A thread logs while nothing else runs.
+    /// The subscriber that the layer is part of, once it is known.
+    dispatch: OwnDispatch,
+    /// The directory in which profiles can be found, if they are written to files.
+    pub(crate) dir: Option<PathBuf>,
+    /// The template of links to traces; empty if there is none.
     #[cfg(feature = "axum")]
-    is_logging: Arc<AtomicBool>,
-    /// The directory of profile files.
-    dir: Option<PathBuf>,
-    #[cfg(feature = "axum")]
-    trace_url: String,
+    pub(crate) trace_url: String,
 }
 
 #[derive(Debug)]
@@ -82,10 +73,10 @@ impl Control {
     pub(crate) fn new(builder: Builder) -> Result<Arc<Self>, Error> {
         // Before any lock that a child process could find held.
         Engine::disable_in_children();
-        let (rules, has_malformed) = (builder.get_rules().clone(), builder.has_malformed());
+        let (rules, has_malformed) = (builder.rules.clone(), builder.has_malformed());
         let dir = builder.dir();
         #[cfg(feature = "axum")]
-        let trace_url = builder.get_trace_url();
+        let trace_url = builder.trace_url.clone();
         let control = Arc::new(Self {
             gate: Gate::new(),
             unreached: Arc::default(),
@@ -99,10 +90,7 @@ impl Control {
                 failed: None,
                 is_disabled: false,
             }),
-            dispatch: Mutex::new(None),
-            warnings: Mutex::default(),
-            #[cfg(feature = "axum")]
-            is_logging: Arc::default(),
+            dispatch: Arc::default(),
             dir,
             #[cfg(feature = "axum")]
             trace_url,
@@ -127,12 +115,9 @@ impl Control {
             ending: Arc::default(),
             gate: engine.gate,
             unreached: Arc::clone(&engine.unreached),
+            dispatch: Arc::clone(&engine.names.dispatch),
             engine: OnceLock::from(engine),
             switch: Mutex::new(switch),
-            dispatch: Mutex::new(None),
-            warnings: Mutex::default(),
-            #[cfg(feature = "axum")]
-            is_logging: Arc::default(),
             dir: None,
             #[cfg(feature = "axum")]
             trace_url: String::new(),
@@ -160,20 +145,14 @@ impl Control {
         .emit();
     }
 
-    pub(crate) fn gate(&self) -> &'static Gate {
-        self.gate
-    }
-
-    pub(crate) fn unreached(&self) -> &UnreachedSpans {
-        &self.unreached
+    /// The engine for a hook, if it has anything to do.
+    #[inline(always)]
+    pub(crate) fn open_engine(&self) -> Option<&Engine> {
+        if self.gate.is_open() { self.engine.get().map(|engine| &**engine) } else { None }
     }
 
     pub(crate) fn engine(&self) -> Option<&Arc<Engine>> {
         self.engine.get()
-    }
-
-    pub(crate) fn ending(&self) -> &Arc<OnceLock<Arc<Ending>>> {
-        &self.ending
     }
 
     /// The engine, if it has not ended.
@@ -242,16 +221,10 @@ impl Control {
             }
             (None, Some(builder)) => {
                 let builder = builder.rules(rules.clone());
-                let unreached = Arc::clone(&self.unreached);
-                let engine = start(builder, self.dir.clone(), self.gate, unreached);
+                let shared = (Arc::clone(&self.unreached), Arc::clone(&self.dispatch));
+                let engine = start(builder, self.dir.clone(), self.gate, shared);
                 let engine = engine.inspect_err(|error| switch.failed = Some(error.clone()))?;
-                // Locked until the engine is visible, so that a concurrent `set_dispatch` is not missed.
-                let dispatch = self.dispatch.lock();
-                if let Some(dispatch) = &*dispatch {
-                    engine.set_dispatch(dispatch.clone());
-                }
                 let engine = self.engine.get_or_init(|| engine);
-                self.warnings.lock().drain(..).for_each(|warning| engine.add_warning(warning));
                 engine.open();
                 // Before this, a flush finds an engine that runs, or has nothing to wait for.
                 _ = self.ending.set(Arc::clone(&engine.publish.ending));
@@ -282,15 +255,18 @@ impl Control {
 
     /// The subscriber that the layer is part of, if it is known.
     pub(crate) fn own_dispatch(&self) -> Option<Dispatch> {
-        self.dispatch.lock().as_ref().and_then(WeakDispatch::upgrade)
+        self.dispatch.read().as_ref().and_then(WeakDispatch::upgrade)
     }
 
     /// Logs a warning once the layer has a subscriber and an engine.
     pub(crate) fn warn(&self, warning: LogEvent) {
-        let mut warnings = self.warnings.lock();
+        let mut switch = self.switch.lock();
         match self.engine.get() {
-            Some(engine) => engine.add_warning(warning),
-            None => warnings.push(warning),
+            Some(engine) => {
+                engine.warnings.lock().push(warning);
+                engine.waker.wake();
+            }
+            None => switch.builder.iter_mut().for_each(|it| it.warn(warning.clone())),
         }
     }
 
@@ -299,24 +275,9 @@ impl Control {
         if !self.is_here() {
             return;
         }
-        let dispatch = dispatch.downgrade();
-        let mut known = self.dispatch.lock();
-        if let Some(engine) = self.engine.get() {
-            engine.set_dispatch(dispatch.clone());
-        }
-        *known = Some(dispatch);
-    }
-
-    /// The directory in which profiles can be found, if they are written to files.
-    #[cfg(feature = "axum")]
-    pub(crate) fn dir(&self) -> Option<&Path> {
-        self.dir.as_deref()
-    }
-
-    /// The template of links to traces; empty if there is none.
-    #[cfg(feature = "axum")]
-    pub(crate) fn trace_url(&self) -> &str {
-        &self.trace_url
+        *self.dispatch.write() = Some(dispatch.downgrade());
+        // The collector logs its source as soon as there is a subscriber.
+        self.engine.get().into_iter().for_each(|engine| engine.waker.wake());
     }
 
     /// Logs that the rules were changed, or profiling disabled, from outside the program.
@@ -324,6 +285,8 @@ impl Control {
     pub(crate) fn log_rules(&self, by: &str) {
         /// The characters of the message: rules come over the network, and can be long.
         const LONGEST_RULES: usize = 1_000;
+        // If nothing runs, nothing was changed.
+        let Some(engine) = self.running() else { return };
         let rules = self.rules().to_string();
         let shown = line_of(&rules, LONGEST_RULES);
         let event = match self.is_enabled() {
@@ -332,40 +295,12 @@ impl Control {
             }
             false => LogEvent::info(LogKind::Disabled, format!("{by}: profiling is disabled")),
         };
-        self.log(LogEvent { rules: Some(rules), ..event });
-    }
-
-    /// Logs an event on another thread: some formatters show the span of the thread, whatever the event's parent, and
-    /// the log may block forever. Waits for that, but not for long.
-    #[cfg(feature = "axum")]
-    pub(crate) fn log(&self, event: LogEvent) {
+        // On the thread for that: some formatters show the span of the thread, whatever the event's parent. Waits, but not
+        // for long: the log may block forever.
         const LONGEST: Duration = Duration::from_secs(1);
-        if let Some(engine) = self.running() {
-            let reporter = &engine.publish.reporter;
-            reporter.log(event);
-            reporter.wait_for_log(Instant::now() + LONGEST);
-            return;
-        }
-        // Nothing runs. One thread at a time, so that a log that blocks stops no more than that.
-        if self.is_logging.swap(true, Ordering::Relaxed) {
-            return;
-        }
-        let known = self.dispatch.lock().as_ref().and_then(WeakDispatch::upgrade);
-        let dispatch = known.unwrap_or_else(|| tracing::dispatcher::get_default(Dispatch::clone));
-        let _uncounted = sys::Uncounted::begin();
-        let is_logging = Arc::clone(&self.is_logging);
-        let (done, wait) = mpsc::channel::<()>();
-        let log = move || {
-            let write = || tracing::dispatcher::with_default(&dispatch, || event.emit());
-            // The subscriber may panic.
-            _ = catch_unwind(AssertUnwindSafe(|| sys::log_between_forks(write)));
-            is_logging.store(false, Ordering::Relaxed);
-            drop(done);
-        };
-        match sys::spawn("profiling-log", log) {
-            Ok(_) => _ = wait.recv_timeout(LONGEST),
-            Err(_) => self.is_logging.store(false, Ordering::Relaxed),
-        }
+        let reporter = &engine.publish.reporter;
+        reporter.log(LogEvent { rules: Some(rules), ..event });
+        reporter.wait_for_log(Instant::now() + LONGEST);
     }
 }
 

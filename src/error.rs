@@ -29,8 +29,9 @@ pub enum ErrorKind {
     Ended,
 }
 
-#[derive(Clone)]
+#[derive(Clone, Debug, thiserror::Error)]
 enum Problem {
+    #[error("cannot read {what}: {problem}\n  {line}\n  {}^", " ".repeat(*before))]
     Text {
         what: &'static str,
         /// The text around the error, and the number of characters before its position.
@@ -38,15 +39,16 @@ enum Problem {
         before: usize,
         problem: String,
     },
-    Setting {
-        name: &'static str,
-        value: String,
-        problem: String,
-    },
+    #[error("{name} is `{value}`: {problem}")]
+    Setting { name: &'static str, value: String, problem: String },
+    #[error("cannot start the profiling threads: {0}")]
     Thread(Arc<io::Error>),
-    NoMemory {
-        needed_mib: u64,
-    },
+    #[error(
+        "profiling needs {needed_mib} MiB of memory, more than the limits of this process allow: raise them (`ulimit -v`, \
+         `ulimit -d`)"
+    )]
+    NoMemory { needed_mib: u64 },
+    #[error("the profiling layer is gone, or has been shut down")]
     Ended,
 }
 
@@ -126,23 +128,7 @@ impl From<InvalidPattern> for Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0 {
-            Problem::Text { what, line, before, problem } => {
-                writeln!(f, "cannot read {what}: {problem}")?;
-                writeln!(f, "  {line}")?;
-                write!(f, "  {:before$}^", "")
-            }
-            Problem::Setting { name, value, problem } => {
-                write!(f, "{name} is `{value}`: {problem}")
-            }
-            Problem::Ended => f.write_str("the profiling layer is gone, or has been shut down"),
-            Problem::NoMemory { needed_mib } => write!(
-                f,
-                "profiling needs {needed_mib} MiB of memory, more than the limits of this process allow: raise them \
-                 (`ulimit -v`, `ulimit -d`)"
-            ),
-            Problem::Thread(error) => write!(f, "cannot start the profiling threads: {error}"),
-        }
+        fmt::Display::fmt(&self.0, f)
     }
 }
 

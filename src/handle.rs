@@ -2,19 +2,22 @@
 
 #[cfg(feature = "axum")]
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use crate::collect::CONTINUOUS_RATES;
+use parking_lot::Mutex;
+
 use crate::control::Control;
 use crate::engine::{
-    CancelProfile, Engine, NoAnswer, ProfileKind, StartedProfile, all_threads,
-    begin_process_profile, heap_profile, open_spans,
+    CancelProfile, Command, Engine, HeapRequest, LONGEST_ANSWER, NoAnswer, ProfileKind,
+    StartedProfile,
 };
 use crate::error::{Error, FlushError, ProfileError};
 use crate::keep::Rules;
 use crate::profile::{Profile, ThreadDump};
-use crate::publish::{Ending, OpenSpan};
+use crate::publish::{Ending, OpenSpan, Question};
 #[cfg(feature = "axum")]
 use crate::publish::{PublishState, RecentlyKept};
 #[cfg(feature = "metrics")]
@@ -31,7 +34,7 @@ pub struct Handle(Weak<Control>, Arc<OnceLock<Arc<Ending>>>);
 
 impl Handle {
     pub(crate) fn new(control: &Arc<Control>) -> Self {
-        Self(Arc::downgrade(control), Arc::clone(control.ending()))
+        Self(Arc::downgrade(control), Arc::clone(&control.ending))
     }
 
     /// Replaces the rules. New spans are judged by these rules; open spans are judged by the rules under which they
@@ -86,14 +89,17 @@ impl Handle {
     /// The profiled spans that have been open for longer than `older_than`, each with where it is: what it awaits if its
     /// future is [`Profiled`](crate::Profiled), or where its thread is blocked. The oldest come first, at most 1,000.
     ///
-    /// Waits for the layer's threads, which read symbols, for up to 10 seconds. Empty if they do not answer.
+    /// Waits for the layer's threads, which read symbols, for up to 30 seconds. Empty if they do not answer.
     pub fn open_spans(&self, older_than: Duration) -> Vec<OpenSpan> {
         self.find_open_spans(older_than).unwrap_or_default()
     }
 
     /// Lists the open spans. A layer that does not run has none.
     pub(crate) fn find_open_spans(&self, older_than: Duration) -> Result<Vec<OpenSpan>, NoAnswer> {
-        self.running(|engine| open_spans(engine, older_than)).unwrap_or_else(|| Ok(Vec::new()))
+        match self.ask(|reply| Command::FindOpen { older_than, reply }) {
+            Err(NoAnswer::Off) => Ok(Vec::new()),
+            answer => answer,
+        }
     }
 
     /// The live heap of the process: a profile with all that was allocated since the layer was built
@@ -116,7 +122,18 @@ impl Handle {
     }
 
     pub(crate) fn heap_part(&self, part: HeapPart) -> Result<Profile, NoAnswer> {
-        self.running(|engine| heap_profile(engine, part)).unwrap_or(Err(NoAnswer::HeapNotTracked))
+        /// One at a time: each takes memory and the time of the layer's threads.
+        static ASKING: Mutex<()> = Mutex::new(());
+        if !self.running(Engine::is_heap_tracked).unwrap_or(false) {
+            return Err(NoAnswer::HeapNotTracked);
+        }
+        let _asking = ASKING.try_lock_for(LONGEST_ANSWER).ok_or(NoAnswer::Late)?;
+        let is_taken: Arc<AtomicBool> = Arc::default();
+        let taken = Arc::clone(&is_taken);
+        let request = |reply| Command::Heap(HeapRequest { part, reply, is_taken: taken });
+        let profile = self.ask(request)?;
+        is_taken.store(true, Ordering::Relaxed);
+        Ok(profile)
     }
 
     /// Where all threads of the process are now, also those that were never in a span: each with its name and state, what
@@ -139,7 +156,11 @@ impl Handle {
 
     /// The same, or why there is none.
     pub(crate) fn find_threads(&self) -> Result<ThreadDump, NoAnswer> {
-        self.running(all_threads).unwrap_or(Err(NoAnswer::Off))
+        self.ask(Command::DumpThreads)?.ok_or(NoAnswer::NotListed)
+    }
+
+    fn ask<T>(&self, question: impl FnOnce(Question<T>) -> Command) -> Result<T, NoAnswer> {
+        self.running(|engine| engine.ask(question)).unwrap_or(Err(NoAnswer::Off))
     }
 
     /// A profile of the process: by default the CPU time of all its threads for that long, in spans or not, those of Rust and of other
@@ -187,16 +208,22 @@ impl Handle {
         options: ProfileOptions,
     ) -> Result<(CancelProfile, StartedProfile), ProfileError> {
         let ProfileOptions { kind, duration, rate } = options;
-        if duration.is_zero() || duration > LONGEST_PROFILE || !rates(kind).contains(&rate) {
+        let most = match kind {
+            ProfileKind::Cpu => 1_000,
+            ProfileKind::Wall => 100,
+        };
+        if duration.is_zero() || duration > LONGEST_PROFILE || !(1..=most).contains(&rate) {
             return Err(ProfileError::OutOfRange);
         }
-        self.running(|engine| begin_process_profile(engine, kind, duration, period_ns(rate)))
+        self.running(|engine| engine.begin_profile(kind, duration, period_ns(rate)))
             .unwrap_or(Err(ProfileError::Ended))
     }
 
     /// Samples per second of CPU time for the [continuous profile](crate::Builder::continuous); 0 if it is off.
     pub fn continuous(&self) -> u32 {
-        self.running(|engine| engine.commands.process.continuous_rate()).unwrap_or(0)
+        let rate =
+            |engine: &Engine| engine.commands.process.continuous_rate.load(Ordering::Relaxed);
+        self.running(rate).unwrap_or(0)
     }
 
     /// Turns the [continuous profile](crate::Builder::continuous) on, at that many samples per second of CPU time, or off if
@@ -210,7 +237,7 @@ impl Handle {
             return Err(ProfileError::OutOfRange);
         }
         let set = |engine: &Engine| {
-            engine.commands.process.set_continuous_rate(rate);
+            engine.commands.process.continuous_rate.store(rate, Ordering::Relaxed);
             engine.waker.wake();
         };
         self.running(set).ok_or(ProfileError::Ended)
@@ -243,6 +270,11 @@ impl Handle {
     /// What `action` returns for the engine, while it runs.
     fn running<R>(&self, action: impl FnOnce(&Engine) -> R) -> Option<R> {
         self.0.upgrade()?.running().map(|engine| action(engine))
+    }
+
+    /// What `action` returns for the engine, also once it has ended.
+    fn known<R>(&self, action: impl FnOnce(&Engine) -> R) -> Option<R> {
+        self.find()?.engine().map(|engine| action(engine))
     }
 
     /// The layer's state. `None` if the layer was dropped, or in the child of a fork.
@@ -298,33 +330,30 @@ impl Handle {
     /// The template of links to traces; empty if there is none.
     #[cfg(feature = "axum")]
     pub(crate) fn trace_url(&self) -> String {
-        self.find().map_or_else(String::new, |control| control.trace_url().to_owned())
+        self.find().map_or_else(String::new, |control| control.trace_url.clone())
     }
 
     /// What was kept recently, the newest first.
     #[cfg(feature = "axum")]
     pub(crate) fn recently_kept(&self) -> Vec<RecentlyKept> {
-        let control = self.find();
-        let engine = control.as_ref().and_then(|control| control.engine());
-        engine.map_or_else(Vec::new, |engine| engine.publish.reporter.recent.list())
+        self.known(|engine| engine.publish.reporter.recent.list()).unwrap_or_default()
     }
 
     #[cfg(feature = "axum")]
     pub(crate) fn find_kept(&self, id: &str) -> Option<RecentlyKept> {
-        self.find()?.engine()?.publish.reporter.recent.find(id)
+        self.known(|engine| engine.publish.reporter.recent.find(id))?
     }
 
     /// What the threads that publish share, while the layer runs.
     #[cfg(feature = "axum")]
     pub(crate) fn published(&self) -> Option<PublishState> {
-        let control = self.find()?;
-        control.engine().map(|engine| engine.publish.clone())
+        self.known(|engine| engine.publish.clone())
     }
 
     /// The directory in which profiles can be found, if they are written to files.
     #[cfg(feature = "axum")]
     pub(crate) fn dir(&self) -> Option<PathBuf> {
-        self.0.upgrade()?.dir().map(PathBuf::from)
+        self.0.upgrade()?.dir.clone()
     }
 
     /// Whether the layer still exists, even if it is off.
@@ -341,18 +370,14 @@ impl Handle {
 
     /// Counts of what was done and lost since the layer was built.
     pub fn stats(&self) -> Stats {
-        let control = self.find();
-        let engine = control.as_ref().and_then(|control| control.engine());
-        engine.map(|engine| engine.stats()).unwrap_or_default()
+        self.known(Engine::stats).unwrap_or_default()
     }
 
     /// One line that states which source samples threads, what it cannot observe, and what would change that. The same
     /// line is logged when the layer starts. If a thread could not be sampled since then, it ends with the first cause.
     /// Empty if the layer is off or was dropped.
     pub fn source(&self) -> String {
-        let control = self.0.upgrade();
-        let engine = control.as_ref().and_then(|control| control.engine());
-        engine.map(|engine| engine.source.describe()).unwrap_or_default()
+        self.known(|engine| engine.source.describe()).unwrap_or_default()
     }
 
     /// Returns a guard for `main` that exports everything that was kept when it is dropped. It waits for at most 5
@@ -400,13 +425,6 @@ impl Default for ProfileOptions {
 }
 
 const LONGEST_PROFILE: Duration = Duration::from_secs(60 * 60);
-
-const fn rates(kind: ProfileKind) -> std::ops::RangeInclusive<u32> {
-    match kind {
-        ProfileKind::Cpu => 1..=1_000,
-        ProfileKind::Wall => 1..=100,
-    }
-}
 
 /// The time between two samples: slightly less than stated, so that samples do not run in step with the kernel's tick or
 /// with the program's timers.

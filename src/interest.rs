@@ -14,8 +14,8 @@
 use std::any::{Any, TypeId, type_name};
 use std::cell::Cell;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use tracing::level_filters::LevelFilter;
 use tracing::subscriber::Interest;
@@ -25,41 +25,10 @@ use tracing_subscriber::layer::{Context, Filter, Layer};
 use tracing_subscriber::registry::{LookupSpan, Registry};
 
 use crate::control::Control;
-use crate::engine::{Engine, Gate};
+use crate::engine::Engine;
 use crate::refresh::refresh_interest;
 use crate::span::has_deepest;
 use crate::sys::Uncounted;
-
-/// The engine of a layer, once it is known to run.
-#[derive(Debug)]
-pub(crate) struct FoundEngine {
-    pub(crate) gate: &'static Gate,
-    engine: OnceLock<Arc<Engine>>,
-    pub(crate) control: Arc<Control>,
-}
-
-impl FoundEngine {
-    pub(crate) fn new(control: Arc<Control>) -> Self {
-        Self { gate: control.gate(), engine: OnceLock::new(), control }
-    }
-
-    #[inline(always)]
-    pub(crate) fn get(&self) -> Option<&Engine> {
-        if !self.gate.is_open() {
-            return None;
-        }
-        match self.engine.get() {
-            Some(engine) => Some(engine),
-            None => self.find(),
-        }
-    }
-
-    #[cold]
-    fn find(&self) -> Option<&Engine> {
-        let engine = self.control.engine()?;
-        Some(self.engine.get_or_init(|| Arc::clone(engine)))
-    }
-}
 
 thread_local! {
     /// The callsite of which this thread asks what other layers want.
@@ -68,22 +37,22 @@ thread_local! {
 
 /// The filter: what the rules in force want. Nothing while the layer is off.
 #[derive(Debug)]
-pub(crate) struct Wanted(FoundEngine);
+pub(crate) struct Wanted(Arc<Control>);
 
 impl<S> Filter<S> for Wanted {
     #[inline]
     fn enabled(&self, metadata: &Metadata<'_>, _: &Context<'_, S>) -> bool {
-        self.0.get().is_some_and(|engine| engine.callsites.wants(metadata))
+        self.0.open_engine().is_some_and(|engine| engine.callsites.wants(metadata))
     }
 
     /// `sometimes` for what is wanted. If all filters answered `always`, no filter would be asked again, and what a filter
     /// noted about a callsite that was only asked about (`enabled!`) would hide the next span or event.
     fn callsite_enabled(&self, metadata: &'static Metadata<'static>) -> Interest {
-        let Some(engine) = self.0.get() else { return Interest::never() };
+        let Some(engine) = self.0.open_engine() else { return Interest::never() };
         let (is_wanted, has_news) = engine.callsites.register(metadata);
         if has_news {
             // Later: `tracing` holds locks now.
-            refresh_interest(self.0.control.own_dispatch(), || {});
+            refresh_interest(self.0.own_dispatch(), || {});
         }
         if is_wanted { Interest::sometimes() } else { Interest::never() }
     }
@@ -95,7 +64,7 @@ impl<S> Filter<S> for Wanted {
 
 impl Wanted {
     fn max_level(&self) -> LevelFilter {
-        self.0.get().map_or(LevelFilter::OFF, |engine| engine.callsites.max_level())
+        self.0.open_engine().map_or(LevelFilter::OFF, |engine| engine.callsites.max_level())
     }
 }
 
@@ -129,7 +98,7 @@ impl fmt::Debug for SelfFilter {
 }
 
 fn marker(control: &Arc<Control>) -> FilterOf<Registry> {
-    Filtered::new(Inert, Wanted(FoundEngine::new(Arc::clone(control))))
+    Filtered::new(Inert, Wanted(Arc::clone(control)))
 }
 
 impl SelfFilter {
@@ -154,8 +123,7 @@ impl SelfFilter {
             self.is_impossible = true;
             return false;
         }
-        let wanted = Wanted(FoundEngine::new(Arc::clone(&self.control)));
-        let mut filter: FilterOf<S> = Filtered::new(Inert, wanted);
+        let mut filter: FilterOf<S> = Filtered::new(Inert, Wanted(Arc::clone(&self.control)));
         filter.on_layer(subscriber);
         self.filter = Some(Box::new(filter));
         self.is_over_registry = TypeId::of::<S>() == TypeId::of::<Registry>();
@@ -189,7 +157,7 @@ impl SelfFilter {
         }
         // A wrapper that hides this layer may hold a lock now (`reload::Layer`), or has a filter that the program chose.
         if self.was_asked.load(Ordering::Relaxed)
-            && let Some(engine) = filter.filter().0.get()
+            && let Some(engine) = filter.filter().0.open_engine()
         {
             let _uncounted = Uncounted::begin();
             let is_only_ours = engine.callsites.may_want(metadata) && !self.others_want(metadata);
@@ -204,7 +172,7 @@ impl SelfFilter {
     pub(crate) fn forbids(filter: &Wanted, metadata: &Metadata<'_>) -> bool {
         let is_too_deep =
             |engine: &Engine| engine.callsites.is_only_ours(metadata) && engine.spans.is_too_deep();
-        has_deepest() && metadata.is_span() && filter.0.get().is_some_and(is_too_deep)
+        has_deepest() && metadata.is_span() && filter.0.open_engine().is_some_and(is_too_deep)
     }
 
     /// Whether a layer of the subscriber besides those of this crate wants the callsite, or there is no other.
@@ -226,7 +194,7 @@ impl SelfFilter {
     /// The default subscriber, if it is that of this layer: `Option` and `Vec` do not pass it on.
     #[cold]
     fn find_dispatch(&self) -> Option<Dispatch> {
-        let is_own = |own: &Wanted| Arc::ptr_eq(&own.0.control, &self.control);
+        let is_own = |own: &Wanted| Arc::ptr_eq(&own.0, &self.control);
         let found = tracing::dispatcher::get_default(|default| {
             default.downcast_ref().is_some_and(is_own).then(|| default.clone())
         })?;

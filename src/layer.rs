@@ -19,7 +19,7 @@ use crate::control::Control;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::handle::Handle;
-use crate::interest::{FoundEngine, SelfFilter, WithOpenTelemetry};
+use crate::interest::{SelfFilter, WithOpenTelemetry};
 use crate::keep::{LoggedError, STATUS_FIELD};
 use crate::log::{LogEvent, LogKind};
 use crate::otel::OtelSpan;
@@ -39,7 +39,7 @@ use crate::sys::Uncounted;
 /// When the layer is dropped, its threads export the kept profiles and end. Use a [`Handle`] to wait for that.
 #[derive(Debug)]
 pub struct ProfilingLayer {
-    found: FoundEngine,
+    control: Arc<Control>,
     filter: SelfFilter,
 }
 
@@ -65,7 +65,7 @@ impl ProfilingLayer {
 
     pub(crate) fn new(control: Arc<Control>) -> Self {
         let filter = SelfFilter::new(&control);
-        Self { found: FoundEngine::new(control), filter }
+        Self { control, filter }
     }
 
     /// Combines this layer with the one of `tracing-opentelemetry`, in the required order: when a span closes, this
@@ -79,8 +79,8 @@ impl ProfilingLayer {
         L: Layer<S>,
         S: Subscriber + for<'a> LookupSpan<'a>,
     {
-        self.found.control.unreached().note_type(type_name::<L>());
-        let around = WithOpenTelemetry::new(opentelemetry, &self.found.control);
+        self.control.unreached.note_type(type_name::<L>());
+        let around = WithOpenTelemetry::new(opentelemetry, &self.control);
         self.and_then(around)
     }
 
@@ -91,39 +91,33 @@ impl ProfilingLayer {
 
     /// A handle to the layer. Take it before the layer is moved into a subscriber.
     pub fn handle(&self) -> Handle {
-        Handle::new(&self.found.control)
+        Handle::new(&self.control)
     }
 
     #[cfg(test)]
     pub(crate) fn engine(&self) -> Option<&Engine> {
-        self.found.control.engine().map(|engine| &**engine)
-    }
-
-    /// Calls `action` with the subscriber that this layer is part of, if it can be found.
-    fn with_dispatch<R>(&self, engine: &Engine, action: impl FnOnce(&Dispatch) -> R) -> Option<R> {
-        if let Some(dispatch) = engine.dispatch() {
-            return Some(action(&dispatch));
-        }
-        // Some combinations of layers do not pass on their subscriber. It is then the default subscriber, if that one
-        // contains this layer.
-        let mut action = Some(action);
-        tracing::dispatcher::get_default(|dispatch| {
-            let layer = dispatch.downcast_ref::<Self>()?;
-            std::ptr::eq(layer, self).then(|| action.take().map(|action| action(dispatch)))?
-        })
+        self.control.engine().map(|engine| &**engine)
     }
 
     /// The OpenTelemetry span that a span is exported as, if it can be reached.
     #[cold]
     fn otel_span(&self, engine: &Engine, id: &span::Id) -> Option<OtelSpan> {
-        self.with_dispatch(engine, |dispatch| OtelSpan::find(id, dispatch)).flatten()
+        // Some combinations of layers do not pass on their subscriber. It is then the default subscriber, if that one
+        // contains this layer.
+        let is_own = |layer: &Self| std::ptr::eq(layer, self);
+        let default = || {
+            tracing::dispatcher::get_default(|default| {
+                default.downcast_ref().is_some_and(is_own).then(|| default.clone())
+            })
+        };
+        OtelSpan::find(id, &engine.dispatch().or_else(default)?)
     }
 
     #[cold]
     #[inline(never)]
     fn enter_without_engine(&self) {
-        if self.found.gate.must_check_fork() {
-            self.found.control.warn_if_forked();
+        if self.control.gate.must_check_fork() {
+            self.control.warn_if_forked();
         }
     }
 }
@@ -144,8 +138,8 @@ impl Builder {
 
 impl Drop for ProfilingLayer {
     fn drop(&mut self) {
-        if self.found.control.is_here() {
-            self.found.control.end(Engine::shutdown_later);
+        if self.control.is_here() {
+            self.control.end(Engine::shutdown_later);
         }
     }
 }
@@ -154,7 +148,8 @@ impl Drop for ProfilingLayer {
 #[cfg(feature = "tower")]
 pub(crate) fn is_on() -> bool {
     tracing::dispatcher::get_default(|dispatch| {
-        let engine = dispatch.downcast_ref::<ProfilingLayer>().and_then(|layer| layer.found.get());
+        let engine =
+            dispatch.downcast_ref::<ProfilingLayer>().and_then(|layer| layer.control.open_engine());
         engine.is_some_and(|engine| !engine.callsites.are_off())
     })
 }
@@ -163,7 +158,8 @@ pub(crate) fn is_on() -> bool {
 #[cfg(feature = "tower")]
 pub(crate) fn fail_current() {
     tracing::dispatcher::get_default(|dispatch| {
-        let engine = dispatch.downcast_ref::<ProfilingLayer>().and_then(|layer| layer.found.get());
+        let engine =
+            dispatch.downcast_ref::<ProfilingLayer>().and_then(|layer| layer.control.open_engine());
         let registry = dispatch.downcast_ref::<Registry>();
         let current = dispatch.current_span();
         let (Some(engine), Some(registry), Some(id)) = (engine, registry, current.id()) else {
@@ -196,23 +192,23 @@ where
     S: Subscriber + for<'a> LookupSpan<'a>,
 {
     fn on_register_dispatch(&self, subscriber: &Dispatch) {
-        self.found.control.set_dispatch(subscriber);
+        self.control.set_dispatch(subscriber);
         if self.filter.is_hidden() && !subscriber.is::<Self>() {
-            self.found.control.warn(LogEvent::warning(LogKind::Unfiltered, HIDDEN));
+            self.control.warn(LogEvent::warning(LogKind::Unfiltered, HIDDEN));
         }
     }
 
     fn on_layer(&mut self, subscriber: &mut S) {
         let _uncounted = Uncounted::begin();
-        self.found.control.unreached().note_type(type_name::<S>());
+        self.control.unreached.note_type(type_name::<S>());
         if !self.filter.on_layer(subscriber) {
-            self.found.control.warn(LogEvent::warning(LogKind::Unfiltered, UNFILTERED));
+            self.control.warn(LogEvent::warning(LogKind::Unfiltered, UNFILTERED));
         }
     }
 
     #[inline]
     fn register_callsite(&self, metadata: &'static Metadata<'static>) -> Interest {
-        self.found.control.unreached().note_callsite(metadata.target(), metadata.name());
+        self.control.unreached.note_callsite(metadata.target(), metadata.name());
         self.filter.register_callsite::<S>(metadata)
     }
 
@@ -239,12 +235,12 @@ where
         if let Some(filter) = self.filter.get::<S>() {
             filter.on_new_span(attributes, id, ctx.clone());
         }
-        let Some(engine) = self.found.get() else { return };
+        let Some(engine) = self.control.open_engine() else { return };
         let Some(mut callsite) = engine.callsites.find(attributes.metadata()) else { return };
         let mut matched = 0;
         if callsite.plan.flags & HAS_FIELDS != 0 {
             let record = |visit: &mut dyn Visit| attributes.record(visit);
-            let Some(chosen) = engine.choose_by_values(callsite, record) else { return };
+            let Some(chosen) = engine.callsites.choose(callsite, record) else { return };
             (callsite, matched) = chosen;
         }
         let plan = &callsite.plan;
@@ -257,7 +253,8 @@ where
         let ask = |from, visit: &mut dyn FnMut(RegistryId) -> bool| ancestry(&ctx, from, visit);
         let opened = engine.spans.open(number(id), plan, matched, parent, &ask);
         if opened.is_first_watched {
-            engine.start_watchdog();
+            // For an open span whose open time is limited: nothing else may wake the collector.
+            engine.waker.wake();
         }
         let mut cohort = CohortHash::of(attributes.metadata());
         if plan.flags & ONE_IN != 0 && callsite.is_chosen() {
@@ -267,7 +264,7 @@ where
             && let Some(span) = ctx.span(id)
         {
             let _uncounted = Uncounted::begin();
-            let shown = engine.callsites.shown_fields();
+            let shown = &engine.callsites.shown_fields;
             let values = shown.read(span.metadata(), |visit| attributes.record(visit));
             if opened.is_outermost {
                 cohort = cohort.with(&values);
@@ -284,7 +281,7 @@ where
 
     #[inline]
     fn on_enter(&self, id: &span::Id, _: Context<'_, S>) {
-        match self.found.get() {
+        match self.control.open_engine() {
             Some(engine) => engine.spans.enter(number(id)),
             None => self.enter_without_engine(),
         }
@@ -292,20 +289,20 @@ where
 
     #[inline]
     fn on_exit(&self, id: &span::Id, _: Context<'_, S>) {
-        if let Some(engine) = self.found.get() {
+        if let Some(engine) = self.control.open_engine() {
             engine.spans.exit(number(id));
         }
     }
 
     #[inline]
     fn on_record(&self, id: &span::Id, values: &span::Record<'_>, ctx: Context<'_, S>) {
-        let Some(engine) = self.found.get() else { return };
+        let Some(engine) = self.control.open_engine() else { return };
         let flags = engine.spans.flags(number(id));
         if flags & SHOWS_FIELDS != 0
             && let Some(span) = ctx.span(id)
         {
             let _uncounted = Uncounted::begin();
-            let shown = engine.callsites.shown_fields();
+            let shown = &engine.callsites.shown_fields;
             let values = shown.read(span.metadata(), |visit| values.record(visit));
             values.store(&mut span.extensions_mut());
         }
@@ -324,7 +321,7 @@ where
         if *event.metadata().level() != Level::ERROR {
             return;
         }
-        let Some(engine) = self.found.get() else { return };
+        let Some(engine) = self.control.open_engine() else { return };
         let ask = |from, visit: &mut dyn FnMut(RegistryId) -> bool| ancestry(&ctx, from, visit);
         let from = match event.parent() {
             Some(parent) => AncestryFrom::Span(number(parent)),
@@ -338,7 +335,7 @@ where
 
     #[inline]
     fn on_close(&self, id: span::Id, _: Context<'_, S>) {
-        if let Some(engine) = self.found.get() {
+        if let Some(engine) = self.control.open_engine() {
             let reach = |id| self.otel_span(engine, &span::Id::from_non_zero_u64(id));
             engine.close(number(&id), &reach);
         }

@@ -140,32 +140,28 @@ impl Handle {
             })
             .build();
         for (place, measure) in SUMMED.into_iter().enumerate() {
-            let handle = self.clone();
-            let name = format!("tracing_profiling.route.{}", measure.name());
-            let sum = move |total: &RouteTotal| total.sums.get(place).copied().unwrap_or(0);
-            let about = format!("The sum over all requests: {}", measure.row().words);
-            if measure.unit() == Unit::Nanoseconds {
-                meter
-                    .f64_observable_counter(name)
-                    .with_unit("s")
-                    .with_description(about)
-                    .with_callback(move |observer| {
+            macro_rules! register {
+                ($kind:ident, $unit:literal, $sum:expr) => {{
+                    let (handle, sum) = (self.clone(), $sum);
+                    let builder = meter
+                        .$kind(format!("tracing_profiling.route.{}", measure.name()))
+                        .with_unit($unit)
+                        .with_description(format!(
+                            "The sum over all requests: {}",
+                            measure.row().words
+                        ));
+                    let builder = builder.with_callback(move |observer| {
                         for total in handle.route_totals() {
-                            observer.observe(sum(&total) as f64 / 1e9, &attributes_of(&total));
+                            let total_sum = total.sums.get(place).copied().unwrap_or(0);
+                            observer.observe(sum(total_sum), &attributes_of(&total));
                         }
-                    })
-                    .build();
-            } else {
-                meter
-                    .u64_observable_counter(name)
-                    .with_unit("By")
-                    .with_description(about)
-                    .with_callback(move |observer| {
-                        for total in handle.route_totals() {
-                            observer.observe(sum(&total), &attributes_of(&total));
-                        }
-                    })
-                    .build();
+                    });
+                    builder.build();
+                }};
+            }
+            match measure.unit() {
+                Unit::Nanoseconds => register!(f64_observable_counter, "s", |ns| ns as f64 / 1e9),
+                _ => register!(u64_observable_counter, "By", |bytes: u64| bytes),
             }
         }
     }

@@ -1,6 +1,7 @@
 //! Builds the engine, the collector and the publisher. Each is given what it needs of the others here.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crossbeam::channel;
@@ -12,17 +13,18 @@ use crate::collect::{
     Collector, ContinuousProfiler, ContinuousSettings, Logged, ProcessProfiler, ProfileOutput,
 };
 use crate::engine::{Commands, Engine, Gate, RunningSource, spawn};
+use crate::collect::{Collector, ContinuousProfiler, Logged, ProcessProfiler, ProfileOutput};
+use crate::engine::{Commands, Engine, Gate, RunningSource};
 use crate::error::Error;
 use crate::intake::{Intake, IntakeSettings};
 use crate::keep::{Callsites, ProfileAdmission, SpanNames};
 use crate::log::{LogEvent, LogKind};
 use crate::otel::{OtelSettings, UnreachedSpans};
 use crate::publish::{Ending, PublishSettings, PublishState, PublisherParts, Reporter};
-use crate::redact::Redaction;
 use crate::references::{ReferenceSettings, References};
 use crate::sampler::Sampler;
 use crate::sinks::{Heap, Sinks, Store};
-use crate::span::Spans;
+use crate::span::{Spans, spawn_ignored};
 use crate::stats::Counters;
 use crate::sys::{Poller, Uncounted};
 use crate::threads::{ThreadSettings, Threads};
@@ -57,7 +59,7 @@ pub(crate) struct Parts {
     /// What is wrong with the settings.
     pub(crate) warnings: Vec<LogEvent>,
     pub(crate) otel: OtelSettings,
-    pub(crate) redaction: Redaction,
+    pub(crate) names: SpanNames,
     pub(crate) references: ReferenceSettings,
 }
 
@@ -73,7 +75,7 @@ pub(crate) fn start(parts: Parts) -> Result<Arc<Engine>, Error> {
     let (engine, collector, publisher) = build(parts);
     publisher.start().map_err(Error::thread)?;
     let (begins, has_begun) = channel::bounded::<()>(0);
-    spawn("profiling-drain", move || collector.run(begins))?;
+    spawn_ignored("profiling-drain", move || collector.run(begins)).map_err(Error::thread)?;
     // The layer's files are open when this returns.
     let _uncounted = Uncounted::begin();
     _ = has_begun.recv_timeout(LONGEST_START);
@@ -106,18 +108,17 @@ pub(crate) fn build(parts: Parts) -> (Arc<Engine>, Collector, PublisherParts) {
     let shared = || (Arc::clone(&spans), Arc::clone(&parts.counters), waker.clone());
     let awaits = LayerAwaits::new(shared(), memory / 8);
     let allocations = LayerAllocations::new(shared(), allocations);
-    let (redaction, admission) = (Arc::new(parts.redaction), Arc::new(parts.admission));
+    let (names, admission) = (Arc::new(parts.names), Arc::new(parts.admission));
     let has_callback = publishing.on_kept.is_some();
-    let mut names = SpanNames::default();
-    names.redaction = Arc::clone(&redaction);
-    let (dispatch, names) = (Arc::clone(&names.dispatch), Arc::new(names));
+    let dispatch = Arc::clone(&names.dispatch);
     let reporter = Arc::new(Reporter::new(Arc::clone(&parts.counters), dispatch, has_callback));
+    let (ending, delivers) = Ending::new(Arc::downgrade(&reporter));
     let to_publish = PublishState {
         counters: Arc::clone(&parts.counters),
         health: Arc::clone(&admission.health),
-        ending: Arc::new(Ending::new(Arc::downgrade(&reporter))),
+        ending: Arc::new(ending),
         reporter,
-        redaction: Arc::clone(&redaction),
+        redaction: Arc::clone(&names.redaction),
         references: Arc::new(References::new(parts.references, Arc::clone(&parts.counters))),
     };
     let engine = Arc::new(Engine {
@@ -138,9 +139,10 @@ pub(crate) fn build(parts: Parts) -> (Arc<Engine>, Collector, PublisherParts) {
         gate,
     });
     let continuous = parts.continuous;
-    engine.commands.process.set_continuous_rate(continuous.rate);
+    engine.commands.process.continuous_rate.store(continuous.rate, Ordering::Relaxed);
     let files = Arc::clone(parts.poller.files());
-    let publisher = PublisherParts { shared: to_publish, jobs: to_do, files, settings: publishing };
+    let (shared, settings) = (to_publish, publishing);
+    let publisher = PublisherParts { shared, jobs: to_do, files, settings, delivers };
     let mut store = Store::new(memory / 4, samples_per_profile, pending_spans);
     store.names = names;
     let sinks = Sinks::new(store, Heap::default());

@@ -2,8 +2,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 
 use http::{Request, Response};
@@ -41,7 +40,7 @@ use crate::span::{innermost_span, spans_created};
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct AwaitsLayer {
-    spans: Arc<SpansOfOthers>,
+    spans: SpansOfOthers,
 }
 
 impl AwaitsLayer {
@@ -55,35 +54,22 @@ impl<S> Layer<S> for AwaitsLayer {
     type Service = AwaitsService<S>;
 
     fn layer(&self, inner: S) -> AwaitsService<S> {
-        AwaitsService { inner, spans: Arc::clone(&self.spans) }
+        AwaitsService { inner, spans: self.spans.clone() }
     }
 }
 
-/// Whether requests have spans without this layer, as far as the first one has shown it.
-#[derive(Debug, Default)]
-struct SpansOfOthers(AtomicU8);
+/// Whether requests have spans without this layer, as far as the first one has shown it. The first answer counts.
+#[derive(Clone, Debug, Default)]
+struct SpansOfOthers(Arc<OnceLock<bool>>);
 
 impl SpansOfOthers {
-    const UNKNOWN: u8 = 0;
-    const EXIST: u8 = 1;
-    const ARE_MISSING: u8 = 2;
-
-    fn are(&self, known: u8) -> bool {
-        self.0.load(Ordering::Relaxed) == known
-    }
-
-    /// The first answer counts.
-    fn set(&self, known: u8) {
-        _ = self.0.compare_exchange(Self::UNKNOWN, known, Ordering::Relaxed, Ordering::Relaxed);
-    }
-
     /// Whether nothing is known yet, after the calling thread had created `created` profiled spans before it ran a part of
     /// the first request.
     fn are_unknown_after(&self, created: u64) -> bool {
         if innermost_span().is_some() || spans_created() != created {
-            self.set(Self::EXIST);
+            _ = self.0.set(true);
         }
-        self.are(Self::UNKNOWN)
+        self.0.get().is_none()
     }
 }
 
@@ -91,7 +77,7 @@ impl SpansOfOthers {
 #[derive(Clone, Debug)]
 pub struct AwaitsService<S> {
     inner: S,
-    spans: Arc<SpansOfOthers>,
+    spans: SpansOfOthers,
 }
 
 impl<S, B, T> Service<Request<B>> for AwaitsService<S>
@@ -108,11 +94,11 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let created = spans_created();
-        let is_missing = self.spans.are(SpansOfOthers::ARE_MISSING) && innermost_span().is_none();
+        let is_missing = self.spans.0.get() == Some(&false) && innermost_span().is_none();
         let span = if is_missing { span_of(&request) } else { Span::none() };
         let future = span.in_scope(|| self.inner.call(request)).profiled().instrument(span);
-        let watched = self.spans.are(SpansOfOthers::UNKNOWN).then(|| Arc::clone(&self.spans));
-        let watched = watched.filter(|spans| spans.are_unknown_after(created));
+        let is_unknown = self.spans.0.get().is_none() && self.spans.are_unknown_after(created);
+        let watched = is_unknown.then(|| self.spans.clone());
         ResponseFuture { future, watched }
     }
 }
@@ -124,7 +110,7 @@ pin_project! {
     pub struct ResponseFuture<F> {
         #[pin]
         future: Instrumented<Profiled<F>>,
-        watched: Option<Arc<SpansOfOthers>>,
+        watched: Option<SpansOfOthers>,
     }
 }
 
@@ -142,18 +128,13 @@ impl<T, E, F: Future<Output = Result<Response<T>, E>>> Future for ResponseFuture
         }
         let result = ready!(polled);
         if let Some(spans) = this.watched.take().filter(|_| is_on()) {
-            spans.set(SpansOfOthers::ARE_MISSING);
+            _ = spans.0.set(false);
         }
         if result.as_ref().is_ok_and(has_failed) {
             this.future.span().in_scope(fail_current);
         }
         Poll::Ready(result)
     }
-}
-
-fn is_grpc<B>(request: &Request<B>) -> bool {
-    let content_type = request.headers().get(http::header::CONTENT_TYPE);
-    content_type.is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"))
 }
 
 fn span_of<B>(request: &Request<B>) -> Span {
@@ -168,7 +149,8 @@ fn span_of<B>(request: &Request<B>) -> Span {
         "tracing_profiling" = Empty,
     );
     // A client can send any path. An axum router has accepted a matched one; a server of gRPC has names in its path.
-    if is_grpc(request) {
+    let content_type = request.headers().get(http::header::CONTENT_TYPE);
+    if content_type.is_some_and(|value| value.as_bytes().starts_with(b"application/grpc")) {
         if let Some((service, method)) =
             request.uri().path().trim_start_matches('/').split_once('/')
         {

@@ -90,7 +90,7 @@ struct Settings {
 }
 
 impl Settings {
-    /// The field name, in the format that `keep::attribute` of `tracing-profiling` parses.
+    /// The field name, in the format that `keep::candidates` of `tracing-profiling` parses.
     fn marker(&self) -> Option<String> {
         let threshold = self.threshold_ns.map(|ns| format!("threshold_ns={ns}"));
         let on_error = self.on_error.then(|| "on_error".to_owned());

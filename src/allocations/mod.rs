@@ -200,7 +200,7 @@ impl LayerAllocations {
     fn behind(&self) -> f64 {
         match self.is_over_budget.load(Ordering::Relaxed) {
             true => 1.0,
-            false => (self.inbox.waiting() as f64 / MANY_SAMPLES as f64).min(1.0),
+            false => (self.inbox.samples.len() as f64 / MANY_SAMPLES as f64).min(1.0),
         }
     }
 

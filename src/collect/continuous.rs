@@ -3,17 +3,18 @@
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
-use super::process::{note_open_roots, note_unknown_spans};
+use super::process::{ProfileWindow, note_open_roots, note_unknown_spans};
 use crate::assemble::ProfileInputs;
+use crate::drain::Why;
 use crate::engine::Engine;
-use crate::intake::Intake;
+use crate::intake::{Intake, SampledClocks};
 use crate::log::{LogEvent, LogKind};
 use crate::profile::{MappingId, Profile, ProfileId};
 use crate::sinks::{ProcessSamples, StoredStack, Total};
 use crate::stats::Counters;
-use crate::sys;
 use crate::threads::Threads;
 use crate::unwind::Module;
 
@@ -47,25 +48,16 @@ impl ContinuousSettings {
 /// A profile without symbols, and the modules that symbolization needs.
 pub(super) type ProcessProfile = (Box<Profile>, HashMap<MappingId, Arc<Module>>);
 
-/// The time that a profile covers, from its beginning on.
-pub(crate) struct ProfileWindow {
-    /// Samples per second of CPU time.
-    rate: u32,
-    until: Instant,
-    /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
-    began_ns: u64,
-    /// The CPU time that the process had used by then.
-    began_cpu_ns: Option<u64>,
-}
-
 /// Makes a profile of the process after each interval, while that is wanted.
 pub(crate) struct ContinuousProfiler {
     /// What each covers.
     interval: Duration,
-    window: Option<ProfileWindow>,
+    /// The present profile, and its samples per second of CPU time.
+    window: Option<(ProfileWindow, u32)>,
     /// What the stacks of the heap have allocated until the present window.
     allocated: HashMap<StoredStack, Total>,
-    event: Option<LogEvent>,
+    /// What the log is to say.
+    pub(super) event: Option<LogEvent>,
 }
 
 impl ContinuousProfiler {
@@ -75,16 +67,11 @@ impl ContinuousProfiler {
 
     /// How long until the present profile is complete.
     pub(super) fn until_end(&self) -> Option<Duration> {
-        self.window.as_ref().map(|window| window.until.saturating_duration_since(Instant::now()))
+        self.window.as_ref().map(|(window, _)| window.until_end())
     }
 
     pub(super) fn is_running(&self) -> bool {
         self.window.is_some()
-    }
-
-    /// What the log is to say.
-    pub(super) fn take_event(&mut self) -> Option<LogEvent> {
-        self.event.take()
     }
 
     /// Begins and ends profiles as it is wanted. Returns the one that ends, of which this round reads the last samples.
@@ -93,55 +80,49 @@ impl ContinuousProfiler {
         engine: &Engine,
         (threads, intake): (&mut Threads, &mut Intake),
         is_last: bool,
-    ) -> Option<ProfileWindow> {
+    ) -> Option<(ProfileWindow, u32)> {
         let wanted = match engine.callsites.are_off() || is_last {
             true => 0,
-            false => engine.commands.process.continuous_rate(),
+            false => engine.commands.process.continuous_rate.load(Relaxed),
         };
-        let is_over =
-            |window: &mut ProfileWindow| window.rate != wanted || window.until <= Instant::now();
-        let ended = self.window.take_if(is_over);
-        if ended.as_ref().is_some_and(|ended| ended.rate == wanted) {
+        let ended =
+            self.window.take_if(|(window, rate)| *rate != wanted || window.until_end().is_zero());
+        if ended.as_ref().is_some_and(|(_, rate)| *rate == wanted) {
             intake.clocks.forget_ended();
-            self.window = Some(self.new_window(wanted, intake));
+            self.window = Some((ProfileWindow::begin(intake, self.interval), wanted));
         } else if ended.is_some() {
-            threads.end_continuous();
+            threads.set_process(Why::Continuous, None);
             // To begin again, if it is wanted.
             engine.waker.wake();
         } else if wanted > 0 && self.window.is_none() {
             if let Some(line) = intake.source.describe_no_continuous() {
                 self.event = Some(LogEvent::warning(LogKind::ContinuousOff, line));
                 // Until it is asked for again.
-                engine.commands.process.refuse_continuous(wanted);
+                let rate = &engine.commands.process.continuous_rate;
+                _ = rate.compare_exchange(wanted, 0, Relaxed, Relaxed);
                 return None;
             }
-            threads.begin_continuous(1_000_000_000 / u64::from(wanted), intake);
+            intake.source.expect_timers();
+            intake.clocks = SampledClocks::now();
+            threads.set_process(Why::Continuous, Some(1_000_000_000 / u64::from(wanted)));
             intake.sinks.continuous = Some(ProcessSamples::new());
             _ = intake.sinks.heap.allocated_since(&mut self.allocated);
-            self.window = Some(self.new_window(wanted, intake));
+            self.window = Some((ProfileWindow::begin(intake, self.interval), wanted));
         }
         ended
-    }
-
-    fn new_window(&self, rate: u32, intake: &Intake) -> ProfileWindow {
-        let until = Instant::now() + self.interval;
-        let (began_ns, began_cpu_ns) = (intake.now_ns(), sys::process_cpu_ns());
-        ProfileWindow { rate, until, began_ns, began_cpu_ns }
     }
 
     /// The profile of a window that is over, whose samples have been read.
     pub(super) fn finish(
         &mut self,
-        ended: ProfileWindow,
+        (ended, rate): (ProfileWindow, u32),
         engine: &Engine,
         intake: &mut Intake,
     ) -> Option<ProcessProfile> {
-        let (now_ns, now_cpu_ns) = (intake.now_ns(), sys::process_cpu_ns());
+        let cpu_ns = ended.used_cpu_ns();
         // The next one begins where this one ends.
-        if let Some(next) = &mut self.window {
-            (next.began_ns, next.began_cpu_ns) = (now_ns, now_cpu_ns);
-            next.until = Instant::now() + self.interval;
-        }
+        let now = ProfileWindow::begin(intake, self.interval);
+        self.window.iter_mut().for_each(|(next, _)| *next = now);
         let next = self.is_running().then(ProcessSamples::new);
         let mut samples = std::mem::replace(&mut intake.sinks.continuous, next)?;
         _ = note_unknown_spans(engine, &mut samples);
@@ -159,15 +140,13 @@ impl ContinuousProfiler {
         if samples.weight_ns() == 0 && allocated.is_empty() {
             return None;
         }
-        let cpu_ns = now_cpu_ns.zip(ended.began_cpu_ns);
-        let cpu_ns = cpu_ns.map(|(now_ns, before_ns)| now_ns.saturating_sub(before_ns));
         let inputs =
             ProfileInputs::new(&engine.callsites, &intake.sinks.store, &intake.reader.unwinder);
         let unix_offset_ns = intake.clock().unix_offset_ns();
-        let period_ns = 1_000_000_000 / u64::from(ended.rate.max(1));
+        let period_ns = 1_000_000_000 / u64::from(rate.max(1));
         let inputs = ProfileInputs { unix_offset_ns, period_ns, ..inputs };
         let id = ProfileId::random().unwrap_or(ProfileId::NONE);
-        let during = ended.began_ns..now_ns;
+        let during = ended.began_ns..now.began_ns;
         let (profile, modules) =
             inputs.continuous_profile(id, &samples, during, cpu_ns, (heap, &allocated));
         Counters::add(&engine.counters.continuous.profiles, 1);

@@ -16,7 +16,7 @@ use crate::intake::{Intake, new_sample};
 use crate::keep::{Callsites, KeptSpan, ProfileGroup};
 use crate::profile::{MappingId, Profile, ProfileId};
 use crate::publish::{Asked, Job, MemoryBudget};
-use crate::references::ClosedReference;
+use crate::references::{ClosedReference, MOST_PROFILE_BYTES};
 use crate::report;
 use crate::report::starved::waited_for_cpu;
 use crate::sinks::{HeapPart, Sinks};
@@ -159,11 +159,11 @@ impl Collector {
     /// Makes the profile of a reference span, of which nothing is exported.
     pub(super) fn send_reference(&mut self, reference: ClosedReference) {
         let references = Arc::clone(&self.engine.publish.references);
-        let Some(most_bytes) = references.begin() else { return };
+        let Some(on_way) = references.begin() else { return };
         let began_ns = sys::thread_cpu_ns();
         let mut group = ProfileGroup::of_reference(reference.span);
         self.set_children(&mut group.kept);
-        let (built, _) = self.assemble(ProfileId::NONE, &mut group, most_bytes);
+        let (built, _) = self.assemble(ProfileId::NONE, &mut group, MOST_PROFILE_BYTES);
         let Some(span) = group.kept.pop() else { return };
         let spent_ns = passed(began_ns, sys::thread_cpu_ns()).unwrap_or(0);
         self.output.send(Job::Reference {
@@ -171,6 +171,7 @@ impl Collector {
             modules: built.modules,
             reference: Box::new(ClosedReference { span, spent_ns, ..reference }),
             now_ns: self.intake.now_ns(),
+            on_way,
         });
     }
 

@@ -16,8 +16,6 @@ const UNREPORTED_INTERVAL: Duration = Duration::from_secs(10);
 
 pub(crate) struct Logged {
     forbidden_calls: ForbiddenCalls,
-    /// The source and the problems that were found at the start.
-    introduction: bool,
     lowered_rate: Option<Instant>,
     shed: Option<Instant>,
     /// What is logged once, and was.
@@ -39,7 +37,6 @@ impl Logged {
     pub(crate) fn new(first_look: Duration, cpu_percent: Option<u32>) -> Self {
         Self {
             forbidden_calls: ForbiddenCalls::default(),
-            introduction: false,
             lowered_rate: None,
             shed: None,
             said: Vec::new(),
@@ -81,10 +78,10 @@ impl Logged {
         events.extend(self.forbidden_calls.event());
         let not_linked = engine.unreached.take_warning();
         events.extend(not_linked.map(|line| LogEvent::warning(LogKind::NotLinked, line)));
-        if !std::mem::replace(&mut self.introduction, true) {
+        if self.is_first(LogKind::Source) {
             events.push(engine.source.line.clone());
         }
-        events.extend(engine.take_warnings());
+        events.append(&mut engine.warnings.lock());
         let generation = Some(engine.callsites.generation());
         // Rules that are being replaced count in a moment, and wake the collector then.
         let is_counting = engine.gate.counts_allocations() || engine.callsites.are_off();

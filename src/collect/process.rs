@@ -4,24 +4,49 @@ use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use crate::assemble::ProfileInputs;
-use crate::engine::{Engine, ProcessRequest, ProfileKind, RootFields};
+use crate::drain::Why;
+use crate::engine::{Engine, ProcessRequest, ProfileKind};
 use crate::intake::Intake;
 use crate::profile::ProfileId;
 use crate::publish::{Asked, Job};
 use crate::sinks::ProcessSamples;
-use crate::span::{SpanInfo, SpanKey};
+use crate::span::SpanInfo;
 use crate::sys;
 use crate::threads::Threads;
 use crate::watch::{WallObservations, WallScanner};
 
+/// The time that a profile of the process covers.
+#[derive(Clone, Copy)]
+pub(super) struct ProfileWindow {
+    pub(super) until: Instant,
+    /// When it began: `CLOCK_MONOTONIC_RAW` in nanoseconds.
+    pub(super) began_ns: u64,
+    /// The CPU time that the process had used by then.
+    began_cpu_ns: Option<u64>,
+}
+
+impl ProfileWindow {
+    pub(super) fn begin(intake: &Intake, duration: Duration) -> Self {
+        let (began_ns, began_cpu_ns) = (intake.now_ns(), sys::process_cpu_ns());
+        Self { until: Instant::now() + duration, began_ns, began_cpu_ns }
+    }
+
+    pub(super) fn until_end(&self) -> Duration {
+        self.until.saturating_duration_since(Instant::now())
+    }
+
+    /// The CPU time that the process has used since.
+    pub(super) fn used_cpu_ns(&self) -> Option<u64> {
+        let cpu_ns = sys::process_cpu_ns().zip(self.began_cpu_ns);
+        cpu_ns.map(|(now_ns, before_ns)| now_ns.saturating_sub(before_ns))
+    }
+}
+
 /// A profile of the process that is being made.
 pub(crate) struct RunningProfile {
     request: ProcessRequest,
-    until: Instant,
-    /// When it began: `CLOCK_MONOTONIC_RAW` in nanoseconds.
-    began_ns: u64,
-    /// The CPU time that the process had used by then, and from then to the end.
-    began_cpu_ns: Option<u64>,
+    window: ProfileWindow,
+    /// The CPU time that the process has used in it, at its end.
     used_cpu_ns: Option<u64>,
     /// If it shows wall time.
     wall: Option<WallScanner>,
@@ -34,14 +59,10 @@ pub(crate) struct ProcessProfiler {
 }
 
 impl RunningProfile {
-    fn until_end(&self) -> Duration {
-        self.until.saturating_duration_since(Instant::now())
-    }
-
     fn is_over(&self) -> bool {
         let is_over = match &self.wall {
             Some(wall) => wall.is_over(),
-            None => self.until_end().is_zero(),
+            None => self.window.until_end().is_zero(),
         };
         is_over || self.request.is_canceled()
     }
@@ -72,7 +93,7 @@ impl RunningProfile {
         };
         let inputs = ProfileInputs { unix_offset_ns, period_ns, ..inputs };
         let cpu_ns = self.used_cpu_ns.filter(|_| notes.is_none());
-        let (during, shown) = (self.began_ns..end_ns, (cpu_ns, notes));
+        let (during, shown) = (self.window.began_ns..end_ns, (cpu_ns, notes));
         let (profile, modules) = inputs.profile_of_process(id, &samples, during, shown);
         Some(Job::Reply { profile: Box::new(profile), modules, asked: Asked::Profile(reply) })
     }
@@ -82,7 +103,7 @@ impl ProcessProfiler {
     /// When the present profile ends.
     #[cfg(test)]
     pub(crate) fn until(&self) -> Option<Instant> {
-        self.running.as_ref().map(|running| running.until)
+        self.running.as_ref().map(|running| running.window.until)
     }
 
     pub(super) fn is_running(&self) -> bool {
@@ -93,7 +114,7 @@ impl ProcessProfiler {
     pub(super) fn until_next(&self) -> Option<Duration> {
         let running = self.running.as_ref()?;
         let next = running.wall.as_ref().map(WallScanner::until_next);
-        Some(next.unwrap_or_else(|| running.until_end()))
+        Some(next.unwrap_or_else(|| running.window.until_end()))
     }
 
     /// Observes where threads are, if it is time. Returns whether that must go on at once.
@@ -128,30 +149,20 @@ impl ProcessProfiler {
                 intake.sinks.wall = Some(ProcessSamples::new());
             } else {
                 intake.sinks.process = Some(ProcessSamples::since(intake.now_ns()));
-                threads.begin_process(request.period_ns);
+                threads.set_process(Why::Process, Some(request.period_ns));
             }
-            let (began_ns, began_cpu_ns) = (intake.now_ns(), sys::process_cpu_ns());
-            let until = Instant::now() + request.duration;
-            let wall = is_wall.then(|| WallScanner::new(request.period_ns, began_ns, until));
-            let used_cpu_ns = None;
-            let begun =
-                RunningProfile { request, until, began_ns, began_cpu_ns, used_cpu_ns, wall };
-            self.running = Some(begun);
+            let window = ProfileWindow::begin(intake, request.duration);
+            let scanner = || WallScanner::new(request.period_ns, window.began_ns, window.until);
+            let wall = is_wall.then(scanner);
+            self.running = Some(RunningProfile { request, window, used_cpu_ns: None, wall });
         }
         let mut ended = self.running.take_if(|running| running.is_over())?;
         if ended.wall.is_none() {
-            threads.end_process();
+            threads.set_process(Why::Process, None);
         }
-        let cpu_ns = sys::process_cpu_ns().zip(ended.began_cpu_ns);
-        ended.used_cpu_ns = cpu_ns.map(|(now_ns, before_ns)| now_ns.saturating_sub(before_ns));
+        ended.used_cpu_ns = ended.window.used_cpu_ns();
         Some(ended)
     }
-}
-
-/// Notes what a round has shown of spans in which samples fell. Of `closed` local roots, all samples have been read.
-pub(super) fn note_process_spans(intake: &mut Intake, closed: Vec<(SpanKey, RootFields)>) {
-    intake.sinks.note_spans();
-    intake.sinks.set_root_fields(closed);
 }
 
 /// Finds the spans of samples whose threads have met no hook since, so that the spans are not registered. Returns their

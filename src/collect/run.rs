@@ -11,8 +11,8 @@ use crossbeam::channel::{Receiver, Sender};
 use super::continuous::ContinuousProfiler;
 use super::export::ProfileOutput;
 use super::logged::Logged;
-use super::process::{ProcessProfiler, note_process_spans};
-use crate::engine::{Command, Engine, HeapRequest, ProcessRequest, update_counting};
+use super::process::ProcessProfiler;
+use crate::engine::{Command, Engine, HeapRequest, ProcessRequest};
 use crate::intake::Intake;
 use crate::keep::{KeptSpan, ProfileGroup};
 use crate::log::{LogEvent, LogKind};
@@ -179,7 +179,8 @@ impl Collector {
         let Self { engine, threads, watchdog, .. } = self;
         let linger = engine.admission.until_next_expiry(LINGER);
         // Open spans are checked only while a thread is in a span or a span is watched.
-        let is_open = threads.is_in_span() || watchdog.must_check_spans(&engine.spans);
+        let is_open =
+            threads.is_in_span() || !watchdog.polled.is_empty() || engine.spans.has_watched();
         let watchdog = watchdog.until_next_check(&engine.callsites).filter(|_| is_open);
         let soonest = linger.into_iter().chain(threads.until_check(&self.intake));
         let soonest = soonest.chain(self.logged.until_next()).chain(watchdog);
@@ -205,12 +206,12 @@ impl Collector {
         // Local roots that close before the last samples are read are wanted, too.
         let (is_running, is_ending) = (process.is_running(), answered.is_some() || ended.is_some());
         let wants_roots = is_running || continuous.is_running() || is_ending;
-        engine.commands.process.set_wants_roots(wants_roots);
+        engine.commands.process.wants_roots.store(wants_roots, Ordering::Relaxed);
         let closed_roots = engine.commands.process.take_roots();
         let mut closed = std::mem::take(&mut self.intake.closed);
         closed.extend(self.intake.register_spans());
         self.watchdog.check_replaced(&self.engine);
-        update_counting(&self.engine);
+        self.engine.update_counting();
         let groups = self.end_groups(&closed, asked.everything);
         // A kept span is compared before it is a reference itself.
         let has_group = |span: &KeptSpan| self.engine.admission.has_group(span.root);
@@ -222,7 +223,10 @@ impl Collector {
         let now_ns = self.intake.now_ns();
         self.watchdog.throttling.read(now_ns, !groups.is_empty(), self.threads.slow_tids());
         self.log_findings();
-        self.read_copied_stacks();
+        let Engine { awaits, allocations, .. } = &*self.engine;
+        let is_over_budget = self.intake.read_copied(&awaits.inbox, &allocations.inbox);
+        allocations.set_over_budget(is_over_budget);
+        awaits.make_room();
         self.intake.reader.unwinder.end_reading();
         if !references.is_empty() {
             self.threads.scan_at_once();
@@ -234,7 +238,9 @@ impl Collector {
         // intervals that were just read.
         let closed_since = self.intake.register_spans();
         self.intake.closed.extend(closed_since);
-        note_process_spans(&mut self.intake, closed_roots);
+        self.intake.sinks.note_spans();
+        // Of these, all samples have been read.
+        self.intake.sinks.set_root_fields(closed_roots);
         let Self { engine, intake, process, continuous, output, .. } = self;
         let answer = answered.and_then(|profile| profile.finish(engine, intake));
         answer.into_iter().for_each(|answer| output.send(answer));
@@ -242,8 +248,9 @@ impl Collector {
         if let Some((profile, modules)) = profile {
             output.send_process(profile, modules, &engine.counters);
         }
-        engine.commands.process.set_wants_roots(process.is_running() || continuous.is_running());
-        let event = continuous.take_event();
+        let wants_roots = process.is_running() || continuous.is_running();
+        engine.commands.process.wants_roots.store(wants_roots, Ordering::Relaxed);
+        let event = continuous.event.take();
         self.log(event);
 
         self.intake.sinks.store.charge_refused();
@@ -270,7 +277,7 @@ impl Collector {
             false => &counters.samples.dropped_pending_spans_full,
         };
         Counters::add(counter, given_up);
-        admission.set_memory_is_short(store.is_memory_short());
+        admission.memory_is_short.store(store.is_memory_short(), Ordering::Relaxed);
         self.maintain(&entered);
         let unreported = self.engine.counters.spans.kept_unreported.load(Ordering::Relaxed);
         let event = self.logged.unreported(unreported, asked.everything);
@@ -298,7 +305,7 @@ impl Collector {
                 Command::Shutdown(deadline) => {
                     asked.everything = true;
                     // A profile that is promised from here on could not be made.
-                    self.engine.admission.end();
+                    self.engine.admission.is_over.store(true, Ordering::Relaxed);
                     let last = LastDelivery::until(deadline);
                     asked.end = Some(asked.end.map_or(last, |before| before.or(last)));
                 }
@@ -318,13 +325,6 @@ impl Collector {
         let expired = admission.expired_groups(linger).into_iter().filter(is_due);
         let roots = closed.iter().copied().chain(expired);
         roots.filter_map(|root| admission.end_group(root)).collect()
-    }
-
-    fn read_copied_stacks(&mut self) {
-        let Engine { awaits, allocations, .. } = &*self.engine;
-        let is_over_budget = self.intake.read_copied(&awaits.inbox, &allocations.inbox);
-        allocations.set_over_budget(is_over_budget);
-        awaits.make_room();
     }
 
     /// Makes snapshots of the open spans that must be kept.
@@ -351,20 +351,17 @@ impl Collector {
             Counters::add(&self.engine.counters.samples.dropped_unknown_span, unknown);
             self.intake.source.note_loss();
         }
-        for event in self.logged.due(&self.engine) {
-            self.log(Some(event));
-        }
+        let due = self.logged.due(&self.engine);
+        self.log(due);
     }
 
     fn log_findings(&mut self) {
         let findings = self.threads.take_findings();
-        for event in self.logged.of_threads(findings, Instant::now()) {
-            self.log(Some(event));
-        }
+        let events = self.logged.of_threads(findings, Instant::now());
+        self.log(events);
     }
 
-    /// Logs an event, if there is one.
-    pub(super) fn log(&self, event: Option<LogEvent>) {
-        event.into_iter().for_each(|event| self.engine.publish.reporter.log(event));
+    pub(super) fn log(&self, events: impl IntoIterator<Item = LogEvent>) {
+        events.into_iter().for_each(|event| self.engine.publish.reporter.log(event));
     }
 }

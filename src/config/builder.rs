@@ -4,11 +4,10 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::files::FileSettings;
-use super::links::{self, LinkSettings};
+use super::links;
 use crate::collect::{CONTINUOUS_RATES, ContinuousSettings};
 use crate::error::Error;
-use crate::export::Exporter;
+use crate::export::{Directory, Exporter};
 use crate::keep::{Kept, OnKept, Rules, ShownFields};
 use crate::log::{LogEvent, LogKind};
 use crate::otel::{AttributeNames, OtelSettings};
@@ -36,14 +35,18 @@ use crate::threads::{LoadLimits, Timing};
 /// # }
 /// ```
 pub struct Builder {
-    pub(super) rules: Rules,
+    pub(crate) rules: Rules,
     pub(super) source: SamplingSettings,
     pub(super) exporter: Option<Box<dyn Exporter>>,
     /// What the environment configures in its place.
     pub(super) env_exporter: Option<Box<dyn Exporter>>,
     pub(super) resource: Option<Resource>,
-    pub(super) files: FileSettings,
-    pub(super) links: LinkSettings,
+    /// Where files are written if there is no other exporter, and a variable that sets this.
+    pub(super) files: Directory,
+    pub(super) files_set_by: Option<&'static str>,
+    /// The templates of links in reports; empty if there is none.
+    pub(crate) trace_url: String,
+    pub(super) source_url: String,
     pub(super) profiles_per_minute: u32,
     pub(super) samples_per_profile: usize,
     pub(super) memory: usize,
@@ -111,8 +114,10 @@ impl Builder {
             exporter: None,
             env_exporter: None,
             resource: None,
-            files: FileSettings::default(),
-            links: LinkSettings::default(),
+            files: Directory::new("profiles"),
+            files_set_by: None,
+            trace_url: String::new(),
+            source_url: String::new(),
             profiles_per_minute: DEFAULT_PROFILES_PER_MINUTE,
             samples_per_profile: DEFAULT_SAMPLES_PER_PROFILE,
             memory: DEFAULT_MEMORY,
@@ -136,7 +141,7 @@ impl Builder {
     }
 
     /// Adds a warning, which is logged once the layer has a subscriber.
-    pub(super) fn warn(&mut self, warning: LogEvent) {
+    pub(crate) fn warn(&mut self, warning: LogEvent) {
         if !self.warnings.contains(&warning) {
             self.warnings.push(warning);
         }
@@ -300,8 +305,7 @@ impl Builder {
     /// `https` URL with `{trace_id}`.
     #[must_use]
     pub fn trace_url(mut self, template: &str) -> Self {
-        self.links.trace_url =
-            self.checked("trace_url", template, links::trace_url, links::A_TRACE_URL);
+        self.trace_url = self.checked("trace_url", template, links::trace_url, links::A_TRACE_URL);
         self
     }
 
@@ -311,7 +315,7 @@ impl Builder {
     /// runs a script.
     #[must_use]
     pub fn source_url(mut self, template: &str) -> Self {
-        self.links.source_url =
+        self.source_url =
             self.checked("source_url", template, links::source_url, links::A_SOURCE_URL);
         self
     }
@@ -323,12 +327,12 @@ impl Builder {
         value: &str,
         check: fn(&str) -> Option<String>,
         expected: &'static str,
-    ) -> Option<String> {
+    ) -> String {
         let checked = check(value);
         if checked.is_none() {
             self.invalid.get_or_insert_with(|| Error::setting(setting, value, expected));
         }
-        checked
+        checked.unwrap_or_default()
     }
 
     /// The number of profiles per minute for the spans of each rule that have the same name and values of
@@ -462,40 +466,20 @@ impl Builder {
         if let Some(error) = self.invalid.take() {
             return Err(error);
         }
-        let unused = self.exporter.as_ref().and(self.files.is_set_by);
+        let unused = self.exporter.as_ref().and(self.files_set_by);
         if let Some(variable) = unused {
             let message = format!("{variable} has no effect: the program sets an exporter");
             let warning = LogEvent::warning(LogKind::UnknownVariable, message);
             self.warn(LogEvent { variable: Some(variable.into()), ..warning });
         }
-        // The program may change its working directory before anything is written.
-        if let Ok(path) = std::path::absolute(&self.files.path) {
-            self.files.path = path;
-        }
         Ok(self)
-    }
-
-    /// The exporter: that of the program, or else that of the environment.
-    pub(super) fn take_exporter(&mut self) -> Box<dyn Exporter> {
-        let chosen = self.exporter.take().or_else(|| self.env_exporter.take());
-        chosen.unwrap_or_else(|| Box::new(self.files.directory()))
     }
 
     /// The directory in which profiles can be found, if they are written to files.
     pub(crate) fn dir(&self) -> Option<PathBuf> {
-        match self.exporter.as_ref().or(self.env_exporter.as_ref()) {
-            Some(exporter) => exporter.directory().map(PathBuf::from),
-            None => Some(self.files.path.clone()),
-        }
-    }
-
-    #[cfg(feature = "axum")]
-    pub(crate) fn get_trace_url(&self) -> String {
-        self.links.trace_url.clone().unwrap_or_default()
-    }
-
-    pub(crate) fn get_rules(&self) -> &Rules {
-        &self.rules
+        let chosen = self.exporter.as_ref().or(self.env_exporter.as_ref());
+        let directory = chosen.map_or(self.files.directory(), |chosen| chosen.directory());
+        directory.map(PathBuf::from)
     }
 }
 
@@ -505,7 +489,8 @@ impl std::fmt::Debug for Builder {
             .field("rules", &self.rules)
             .field("source", &self.source)
             .field("files", &self.files)
-            .field("links", &self.links)
+            .field("trace_url", &self.trace_url)
+            .field("source_url", &self.source_url)
             .field("profiles_per_minute", &self.profiles_per_minute)
             .field("samples_per_profile", &self.samples_per_profile)
             .field("memory", &self.memory)

@@ -2,17 +2,15 @@
 
 use std::env;
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
 use super::Builder;
 use super::builder::{LONGEST_INTERVAL, RATES, SHORTEST_INTERVAL, STACK_BYTES};
-use super::files::{FileSettings, formats};
 use super::links;
 use crate::collect::continuous_rate;
 use crate::error::Error;
-use crate::export::of_process;
+use crate::export::{Directory, Format, of_process};
 #[cfg(feature = "_otlp")]
 use crate::export::{OtlpBuilder, OtlpExporter};
 use crate::keep::Rules;
@@ -103,12 +101,11 @@ const SETTINGS: &[Setting] = &[
         builder.memory(bytes.try_into().ok()?)
     }),
     setting!(try "_DIR", |variable, builder, text| {
-        let path = PathBuf::from(text);
-        Ok(builder.with_files(variable, |files| FileSettings { path, ..files }))
+        Ok(Builder { files: Directory::new(text), files_set_by: Some(variable), ..builder })
     }),
     setting!("_FORMATS", FORMATS, |builder, text| {
-        let formats = Some(formats(text)?);
-        builder.with_files("TRACING_PROFILING_FORMATS", |files| FileSettings { formats, ..files })
+        let files = builder.files.with_formats(formats(text)?);
+        Builder { files, files_set_by: Some("TRACING_PROFILING_FORMATS"), ..builder }
     }),
     setting!("_TRACE_URL", links::A_TRACE_URL, |builder, text| {
         builder.trace_url(&links::trace_url(text)?)
@@ -286,24 +283,15 @@ impl Builder {
             true if is_disabled => Ok(builder.rules(Rules::new([]))),
             #[cfg(feature = "_otlp")]
             true => {
-                let fallback = get("TRACING_PROFILING_DIR")?.map(|_| builder.files.directory());
+                let fallback = get("TRACING_PROFILING_DIR")?.map(|_| builder.files);
                 let exporter = OtlpExporter::builder();
                 let exporter = fallback.into_iter().fold(exporter, OtlpBuilder::fallback_directory);
                 let exporter = Box::new(exporter.build_with(variable)?);
-                Ok(Self { env_exporter: Some(exporter), ..builder })
+                let files = Directory::new("profiles");
+                Ok(Self { env_exporter: Some(exporter), files, ..builder })
             }
             _ => Ok(builder),
         }
-    }
-
-    /// Changes the directory on behalf of a variable.
-    fn with_files(
-        mut self,
-        variable: &'static str,
-        change: impl FnOnce(FileSettings) -> FileSettings,
-    ) -> Self {
-        let files = change(std::mem::take(&mut self.files));
-        Self { files: FileSettings { is_set_by: Some(variable), ..files }, ..self }
     }
 }
 
@@ -324,6 +312,13 @@ fn text_of(
 
 fn rules_in(text: &str) -> Result<Rules, Error> {
     Rules::from_str(text).map_err(|error| error.found_in(RULES))
+}
+
+/// Parses names of formats, separated by commas.
+fn formats(text: &str) -> Option<Vec<Format>> {
+    let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
+    let formats: Option<Vec<_>> = names.map(|name| name.parse().ok()).collect();
+    formats.filter(|formats| !formats.is_empty())
 }
 
 fn is_on(text: &str) -> Option<bool> {
@@ -361,56 +356,46 @@ fn field_names(variable: &'static str, text: &str) -> Result<Vec<String>, Error>
 
 /// Parses limits such as `one_in=16|cpu=0.2%`: one in how many spans, and percent of the CPU time. 0 if it is off.
 fn reference_limits(text: &str) -> Option<(u32, f64)> {
-    let (mut one_in, mut cpu) = (None, None);
-    match is_on(text) {
-        Some(true) => {}
+    let [one_in, cpu] = match is_on(text) {
+        Some(true) => [None; 2],
         Some(false) => return Some((0, 0.0)),
-        None => {
-            for limit in text.split('|') {
-                let (name, limit) = limit.split_once('=')?;
-                let is_first = match name.trim() {
-                    "one_in" => one_in.replace(within(limit.trim(), 1..=1_000_000)?).is_none(),
-                    "cpu" => {
-                        let percent = limit.trim().strip_suffix('%')?.trim_end().parse().ok()?;
-                        (0.1..=100.0).contains(&percent) && cpu.replace(percent).is_none()
-                    }
-                    _ => false,
-                };
-                if !is_first {
-                    return None;
-                }
-            }
-        }
-    }
-    Some((one_in.unwrap_or(16), cpu.unwrap_or(0.2)))
+        None => limits(text, '=', ["one_in", "cpu"])?,
+    };
+    let one_in = one_in.map_or(Some(16), |text| within(text, 1..=1_000_000))?;
+    let cpu =
+        cpu.map_or(Some(0.2), |text| percent(text).filter(|it| (0.1..=100.0).contains(it)))?;
+    Some((one_in, cpu))
 }
 
-/// Parses limits such as `cpu>90%|memory>2GB`; each may occur at most once.
+/// Parses limits such as `cpu>90%|memory>2GB`.
 fn pause_limits(text: &str) -> Option<(Option<u32>, Option<u64>)> {
-    let (mut cpu, mut memory) = (None, None);
+    let [cpu, memory] = limits(text, '>', ["cpu", "memory"])?;
+    let cpu = cpu.map(|text| Some(percent(text)?).filter(|it| (1..=100).contains(it)));
+    let memory = memory.map(bytes);
+    (cpu != Some(None) && memory != Some(None)).then_some((cpu.flatten(), memory.flatten()))
+}
+
+/// The limits of those names; each may occur at most once.
+fn limits<'a>(text: &'a str, sign: char, names: [&str; 2]) -> Option<[Option<&'a str>; 2]> {
+    let mut limits = [None; 2];
     for limit in text.split('|') {
-        let (name, limit) = limit.split_once('>')?;
-        let is_first = match name.trim() {
-            "cpu" => cpu.replace(percent(limit)?).is_none(),
-            "memory" => memory.replace(bytes(limit)?).is_none(),
-            _ => false,
-        };
-        if !is_first {
+        let (name, limit) = limit.split_once(sign)?;
+        let mut places = names.iter().zip(&mut limits);
+        let (_, place) = places.find(|(known, _)| **known == name.trim())?;
+        if place.replace(limit.trim()).is_some() {
             return None;
         }
     }
-    Some((cpu, memory))
+    Some(limits)
 }
 
-fn percent(text: &str) -> Option<u32> {
-    let percent = text.trim().strip_suffix('%')?.trim_end().parse().ok()?;
-    (1..=100).contains(&percent).then_some(percent)
+fn percent<T: FromStr>(text: &str) -> Option<T> {
+    text.strip_suffix('%')?.trim_end().parse().ok()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::export::{Directory, Format};
     use crate::keep::ShownFields;
     use crate::redact::Redaction;
     use crate::sampler::Source;
@@ -540,11 +525,17 @@ mod tests {
     }
 
     #[test]
+    fn formats_are_a_list_of_names() {
+        assert_eq!(formats(" html, folded,"), Some(vec![Format::Html, Format::Folded]));
+        assert_eq!((formats("html,pdf"), formats(","), formats("")), (None, None, None));
+    }
+
+    #[test]
     fn the_directory_has_the_formats_of_the_environment() {
         let formats = ("TRACING_PROFILING_FORMATS", "folded,html");
         let builder = read(&[("TRACING_PROFILING_DIR", "/var/profiles"), formats]).unwrap();
         let expected = Directory::new("/var/profiles").with_formats([Format::Folded, Format::Html]);
-        assert_eq!(format!("{:?}", builder.files.directory()), format!("{expected:?}"));
+        assert_eq!(format!("{:?}", builder.files), format!("{expected:?}"));
         assert!(builder.finished().unwrap().warnings.is_empty());
         let builder = read(&[formats]).unwrap().exporter(Directory::new("elsewhere"));
         let warnings = builder.finished().unwrap().warnings;
@@ -615,8 +606,8 @@ mod tests {
     #[test]
     fn the_exporter_can_be_chosen() {
         let exporter = |value| read(&[("OTEL_PROFILES_EXPORTER", value)]);
-        assert!(exporter("none").unwrap().get_rules().is_off());
-        assert!(!exporter("directory").unwrap().get_rules().is_off());
+        assert!(exporter("none").unwrap().rules.is_off());
+        assert!(!exporter("directory").unwrap().rules.is_off());
         assert!(exporter("console").unwrap_err().to_string().contains("directory or none"));
         assert_eq!(exporter("otlp").is_ok(), cfg!(feature = "_otlp"));
     }
@@ -625,7 +616,7 @@ mod tests {
     fn nothing_is_sent_if_opentelemetry_is_disabled() {
         let is_off = |disabled, variables: &[_]| {
             let variables = [&[("OTEL_SDK_DISABLED", disabled)], variables].concat();
-            read(&variables).unwrap().get_rules().is_off()
+            read(&variables).unwrap().rules.is_off()
         };
         let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318");
         assert!(is_off("True", &[("OTEL_PROFILES_EXPORTER", "otlp")]));

@@ -1,23 +1,5 @@
 //! The links in reports.
 
-use crate::encode::HtmlContext;
-use crate::profile::Resource;
-
-/// Templates of URLs.
-#[derive(Clone, Debug, Default)]
-pub(super) struct LinkSettings {
-    pub(super) trace_url: Option<String>,
-    pub(super) source_url: Option<String>,
-}
-
-impl LinkSettings {
-    pub(super) fn context(self, resource: Resource) -> HtmlContext {
-        let context = HtmlContext::new(resource);
-        let context = self.trace_url.into_iter().fold(context, HtmlContext::trace_url);
-        self.source_url.into_iter().fold(context, HtmlContext::source_url)
-    }
-}
-
 /// What the values must be, for errors.
 pub(super) const A_TRACE_URL: &str = "a URL as https://tempo.internal/trace/{trace_id}";
 pub(super) const A_SOURCE_URL: &str = "a URL as vscode://file/{file}:{line}, which runs no script";

@@ -2,7 +2,6 @@
 
 mod builder;
 mod environment;
-mod files;
 mod links;
 mod start;
 

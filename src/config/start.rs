@@ -1,18 +1,23 @@
 //! Starts what the settings ask for.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+#[cfg(not(feature = "_otlp"))]
+use std::path::Path;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::Builder;
 use crate::allocations::AllocationSettings;
+use crate::encode::HtmlContext;
 use crate::engine::{Engine, Gate};
 use crate::error::Error;
 use crate::export::resource_from_env;
 use crate::history::HistorySettings;
 use crate::intake::IntakeSettings;
-use crate::keep::{Callsites, ExporterHealth, MAX_RESERVED, PlanSettings, ProfileAdmission};
+use crate::keep::{
+    Callsites, ExporterHealth, MAX_RESERVED, OwnDispatch, PlanSettings, ProfileAdmission, SpanNames,
+};
 use crate::log::{LogEvent, LogKind};
 use crate::otel::UnreachedSpans;
 use crate::publish::{PublishSettings, waiting_profiles};
@@ -43,7 +48,7 @@ pub(crate) fn start(
     mut builder: Builder,
     dir: Option<PathBuf>,
     gate: &'static Gate,
-    unreached: Arc<UnreachedSpans>,
+    (unreached, dispatch): (Arc<UnreachedSpans>, OwnDispatch),
 ) -> Result<Arc<Engine>, Error> {
     // The first allocations, thread stacks among them, fail with less. Later ones are optional. 0 means that the
     // system does not report how much is left.
@@ -54,7 +59,9 @@ pub(crate) fn start(
     sys::read_filters();
     #[cfg(not(feature = "_otlp"))]
     let is_default = builder.exporter.is_none();
-    let mut exporter = builder.take_exporter();
+    // That of the program, or else that of the environment.
+    let chosen = builder.exporter.take().or(builder.env_exporter);
+    let mut exporter = chosen.unwrap_or_else(|| Box::new(builder.files));
     let clock = Clock::default();
     let counters = Arc::new(Counters::default());
     let poller = Poller::new().map_err(Error::thread)?;
@@ -87,12 +94,14 @@ pub(crate) fn start(
         let message = format!(
             "{name} is set, but profiles are written to {}: the feature `otlp-grpc` or `otlp-http` of \
              tracing-profiling is off (OTEL_PROFILES_EXPORTER=directory turns this warning off)",
-            builder.files.path.display()
+            dir.as_deref().unwrap_or(Path::new("a directory")).display()
         );
         let warning = LogEvent::warning(LogKind::EndpointUnused, message);
         warnings.push(LogEvent { variable: Some(name.into()), ..warning });
     }
-    let context = builder.links.context(builder.resource.unwrap_or_else(resource_from_env));
+    let context = HtmlContext::new(builder.resource.unwrap_or_else(resource_from_env))
+        .trace_url(builder.trace_url)
+        .source_url(builder.source_url);
     // The exporter may be user code.
     let checked = catch_unwind(AssertUnwindSafe(|| {
         exporter.set_context(&context);
@@ -118,6 +127,7 @@ pub(crate) fn start(
         (percent, _) => percent.filter(|percent| *percent > 0),
     };
     let stack_bytes = builder.source.threads.stack_bytes as usize;
+    let redaction = Arc::new(builder.redaction.and(builder.env_redaction));
     start::start(Parts {
         spans,
         callsites,
@@ -161,7 +171,7 @@ pub(crate) fn start(
         },
         warnings,
         otel: builder.otel,
-        redaction: builder.redaction.and(builder.env_redaction),
+        names: SpanNames::new(dispatch, redaction),
         references: ReferenceSettings { limits: builder.references, context },
     })
 }

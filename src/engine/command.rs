@@ -1,4 +1,4 @@
-//! The messages to the collector.
+//! The messages to the collector, and how callers wait for its answers.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -32,6 +32,21 @@ pub(crate) enum Command {
     ProfileProcess(ProcessRequest),
 }
 
+/// Why a caller gets no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoAnswer {
+    /// The layer does not run.
+    Off,
+    HeapNotTracked,
+    /// The system does not list the threads of the process.
+    NotListed,
+    /// The layer's threads did not answer in time.
+    Late,
+}
+
+/// How long a caller waits for the layer's threads, which read symbols.
+pub(crate) const LONGEST_ANSWER: Duration = Duration::from_secs(30);
+
 /// A request for the profile of the live heap.
 #[derive(Debug)]
 pub(crate) struct HeapRequest {
@@ -54,16 +69,24 @@ pub(crate) struct Commands {
 
 impl Commands {
     pub(crate) fn new(to_collector: Sender<Command>) -> Self {
-        Self {
-            to_collector,
-            questions: Questions::default(),
-            process: ProcessRequests::default(),
-            flushes: Questions::default(),
-        }
+        let (questions, flushes) = (Questions::default(), Questions::default());
+        Self { to_collector, questions, process: ProcessRequests::default(), flushes }
     }
 }
 
 impl Engine {
+    /// Asks the collector, and waits for the answer.
+    pub(crate) fn ask<T>(
+        &self,
+        question: impl FnOnce(Question<T>) -> Command,
+    ) -> Result<T, NoAnswer> {
+        let _uncounted = Uncounted::begin();
+        let (reply, wait) = self.commands.questions.ask().ok_or(NoAnswer::Late)?;
+        // A question that cannot be sent is dropped, which ends the wait.
+        self.send(question(reply));
+        wait.recv_timeout(LONGEST_ANSWER).map_err(|_| NoAnswer::Late)
+    }
+
     /// Exports and reports what has been kept so far.
     pub(crate) fn flush(&self, deadline: Instant) -> FlushResult {
         let _uncounted = Uncounted::begin();
@@ -72,7 +95,7 @@ impl Engine {
         if is_ignored() {
             return Err(FlushError::OwnThread);
         }
-        if !self.ask(Command::Flush(FlushRequest { done, deadline })) {
+        if !self.send(Command::Flush(FlushRequest { done, deadline })) {
             return self.publish.ending.wait(deadline);
         }
         let delivered = match wait.recv_deadline(deadline + ANSWERED_WITHIN) {
@@ -95,16 +118,16 @@ impl Engine {
             self.shutdown_later();
             return Err(FlushError::OwnThread);
         }
-        self.ask(Command::Shutdown(Some(deadline)));
+        self.send(Command::Shutdown(Some(deadline)));
         self.publish.ending.wait(return_by)
     }
 
     /// Stops everything once the kept spans are exported, without waiting for that.
     pub(crate) fn shutdown_later(&self) {
-        self.ask(Command::Shutdown(None));
+        self.send(Command::Shutdown(None));
     }
 
-    pub(super) fn ask(&self, command: Command) -> bool {
+    pub(super) fn send(&self, command: Command) -> bool {
         // In a forked child no thread would answer.
         if !self.is_running() {
             return false;

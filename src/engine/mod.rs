@@ -1,6 +1,5 @@
 //! The state that the hooks, the handle and the collector share.
 
-mod asking;
 mod command;
 mod gate;
 mod kept_counts;
@@ -12,18 +11,14 @@ use std::time::{Instant, SystemTime};
 
 use parking_lot::Mutex;
 use tracing::Dispatch;
-use tracing::dispatcher::WeakDispatch;
 use tracing::field::Visit;
 
 use kept_counts::{count, count_over_limit};
 
-pub(crate) use asking::{
-    NoAnswer, all_threads, begin_process_profile, heap_profile, open_spans, update_counting,
-};
-pub(crate) use command::{Command, Commands, HeapRequest};
+pub(crate) use command::{Command, Commands, HeapRequest, LONGEST_ANSWER, NoAnswer};
 pub(crate) use gate::Gate;
 pub use process::ProfileKind;
-pub(crate) use process::{CancelProfile, ProcessRequest, RootFields, StartedProfile};
+pub(crate) use process::{CancelProfile, ProcessRequest, StartedProfile};
 pub(crate) use running_source::RunningSource;
 
 use crate::allocations::{self, LayerAllocations};
@@ -44,7 +39,6 @@ use crate::refresh::refresh_interest;
 use crate::span::{
     ADDED_UP, Ancestor, FAILED, LONG_SEGMENT_NS, OtherSpan, RegistryId, SAMPLED_ITSELF,
     SHOWS_FIELDS, SpanSnapshot, Spans, TraceIds, Verdict, forget_this_thread, has_woken,
-    spawn_ignored,
 };
 use crate::stats::{Counters, Stats};
 use crate::sys::{self, Striped, Uncounted, Waker};
@@ -70,7 +64,7 @@ pub(crate) struct Engine {
     pub(crate) names: Arc<SpanNames>,
     pub(crate) publish: PublishState,
     pub(crate) unreached: Arc<UnreachedSpans>,
-    /// What is wrong with the settings or the exporter from the start, until it is logged.
+    /// What is wrong with the settings, the exporter or how the layer was added, until it is logged.
     pub(crate) warnings: Mutex<Vec<LogEvent>>,
     pub(crate) commands: Commands,
     pub(crate) gate: &'static Gate,
@@ -115,6 +109,29 @@ impl Engine {
         self.allocations.set_active(is_active);
     }
 
+    /// Whether the live heap is tracked.
+    pub(crate) fn is_heap_tracked(&self) -> bool {
+        self.allocations.tracks_heap() && sys::counts_allocations()
+    }
+
+    /// Tracks the heap if no other layer does that any more. Once rules are off and all spans have closed, nothing else
+    /// needs to know what is allocated.
+    pub(crate) fn update_counting(&self) {
+        if self.allocations.can_claim_heap() {
+            // Blocks are tracked only while all frees are counted.
+            self.gate.set_counts_allocations(true);
+            self.allocations.claim_heap();
+        }
+        let is_counting = self.gate.counts_allocations() && !self.is_heap_tracked();
+        if is_counting && self.callsites.are_off() && !self.spans.has_any_open() {
+            self.gate.set_counts_allocations(false);
+            // New rules may have been set in the meantime.
+            if !self.callsites.are_off() {
+                self.gate.set_counts_allocations(true);
+            }
+        }
+    }
+
     pub(crate) fn stats(&self) -> Stats {
         let mut stats = self.counters.snapshot();
         stats.spans.seen = self.spans.seen();
@@ -138,24 +155,6 @@ impl Engine {
         self.awaits.check_again();
         self.waker.wake();
         replaced
-    }
-
-    /// Wakes the collector for an open span whose open time is limited: it may be asleep, and no other event may wake
-    /// it.
-    #[cold]
-    pub(crate) fn start_watchdog(&self) {
-        self.waker.wake();
-    }
-
-    /// See [`Callsites::choose`].
-    #[cold]
-    pub(crate) fn choose_by_values(
-        &self,
-        callsite: &Callsite,
-        record: impl FnOnce(&mut dyn Visit),
-    ) -> Option<(&Callsite, u64)> {
-        let _uncounted = Uncounted::begin();
-        self.callsites.choose(callsite, record)
     }
 
     /// A new span is inside no other request. It may become a reference.
@@ -184,18 +183,11 @@ impl Engine {
             Some((callsite.plan, bits))
         });
         if is_first {
-            self.start_watchdog();
+            self.waker.wake();
         }
         if is_chosen {
             self.spans.keep_one_in_n(id);
         }
-    }
-
-    /// Sets the subscriber that receives the layer's log events.
-    pub(crate) fn set_dispatch(&self, dispatch: WeakDispatch) {
-        self.publish.reporter.set_dispatch(dispatch);
-        // The collector logs its source as soon as there is a subscriber.
-        self.waker.wake();
     }
 
     /// The subscriber that the layer is part of, if it is known.
@@ -223,16 +215,6 @@ impl Engine {
         } else if must_notify {
             self.waker.wake_soon();
         }
-    }
-
-    /// It is logged with what is wrong with the settings.
-    pub(crate) fn add_warning(&self, warning: LogEvent) {
-        self.warnings.lock().push(warning);
-        self.waker.wake();
-    }
-
-    pub(crate) fn take_warnings(&self) -> Vec<LogEvent> {
-        std::mem::take(&mut self.warnings.lock())
     }
 
     /// The verdict on a span that has closed.
@@ -285,7 +267,8 @@ impl Engine {
         let link = self.link(closing, ids, reach);
         let mut closing = closing.clone();
         closing.samples.awaits += self.awaits.send_carried(closing.key);
-        let (span, is_due) = self.keep(&closing, callsite, reasons, ids, HowKept::Closed(link));
+        let mut span = KeptSpan { link, ..self.describe(&closing, callsite, reasons, ids) };
+        let is_due = self.keep(&closing, callsite, &mut span);
         verdict.must_notify |= is_due;
         if let Some(otel) = otel {
             otel.set_attributes(self.otel.attributes.of(&span));
@@ -382,25 +365,8 @@ impl Engine {
         }
     }
 
-    /// Keeps a span. Returns its report, and whether the collector has work to do.
-    fn keep(
-        &self,
-        closing: &SpanSnapshot,
-        callsite: &Callsite,
-        reasons: Reasons,
-        trace: Option<TraceIds>,
-        how: HowKept,
-    ) -> (KeptSpan, bool) {
-        let mut span = self.describe(closing, callsite, reasons, trace);
-        let link = match how {
-            HowKept::Closed(link) => Some(link),
-            HowKept::Open { deadlock } => {
-                span.facts.is_open = true;
-                span.facts.deadlock = deadlock;
-                None
-            }
-        };
-        span.link = link.unwrap_or_default();
+    /// Keeps a span. Returns whether the collector has work to do.
+    fn keep(&self, closing: &SpanSnapshot, callsite: &Callsite, span: &mut KeptSpan) -> bool {
         if !closing.is_registered {
             let around = self.spans.enclosing(closing.id, closing.closed_at).into_iter().skip(1);
             span.around = around.map(|around| around.key).collect();
@@ -408,12 +374,12 @@ impl Engine {
         let name = self.name_hash(closing, callsite);
         // A system call, and therefore not under admission's lock.
         let id = if span.samples.total() > 0 { ProfileId::random().ok() } else { None };
-        let is_due = self.admission.keep(&mut span, name, id);
-        count(&self.counters, &span);
+        let is_due = self.admission.keep(span, name, id);
+        count(&self.counters, span);
         if !is_due {
             Counters::add(&self.counters.spans.kept_unreported, 1);
         }
-        (span, is_due)
+        is_due
     }
 
     /// Not a part of the verdict, for which a thread may have little stack.
@@ -513,18 +479,9 @@ impl Engine {
         // Whether its trace will be exported is not known while it is open.
         let callsite = self.callsites.get(open.plan).filter(|_| !self.otel.only_sampled_traces);
         if let Some(callsite) = callsite {
-            self.keep(open, callsite, reasons, None, HowKept::Open { deadlock });
+            let mut span = self.describe(open, callsite, reasons, None);
+            (span.facts.is_open, span.facts.deadlock) = (true, deadlock);
+            self.keep(open, callsite, &mut span);
         }
     }
-}
-
-/// How a span is kept: at its close, or while it is open.
-enum HowKept {
-    Closed(SpanLink),
-    Open { deadlock: Option<Arc<str>> },
-}
-
-/// Starts a thread that is never profiled.
-pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), Error> {
-    spawn_ignored(name, run).map_err(Error::thread)
 }

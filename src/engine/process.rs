@@ -1,18 +1,21 @@
 //! A profile of the process: from the request of a caller to its answer.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, RecvTimeoutError};
 use crossbeam::queue::SegQueue;
+use parking_lot::Mutex;
 
+use super::Engine;
+use super::command::Command;
 use crate::error::ProfileError;
 use crate::profile::Profile;
 use crate::publish::Question;
-use crate::span::{SpanKey, SpanSnapshot};
+use crate::span::{SpanKey, SpanSnapshot, is_ignored};
 use crate::stats::Counters;
-use crate::sys::{Uncounted, Waker};
+use crate::sys::{self, Uncounted, Waker};
 
 /// The shown fields of a local root, with their values.
 pub(crate) type RootFields = Vec<(&'static str, String)>;
@@ -36,43 +39,38 @@ pub(crate) struct ProcessRequest {
     pub(crate) duration: Duration,
     pub(crate) reply: Question<Profile>,
     /// The caller no longer waits. The collector is woken after it is set.
-    pub(crate) is_canceled: Arc<AtomicBool>,
+    is_canceled: Arc<AtomicBool>,
+}
+
+impl ProcessRequest {
+    pub(crate) fn is_canceled(&self) -> bool {
+        self.is_canceled.load(Ordering::Acquire)
+    }
 }
 
 /// What the callers of such requests, the hooks and the collector share.
 #[derive(Debug, Default)]
 pub(crate) struct ProcessRequests {
-    /// One at a time.
-    pub(super) is_running: Arc<AtomicBool>,
+    /// The present one, as long as its caller waits.
+    running: Mutex<Weak<()>>,
     /// Whether the fields of local roots are wanted, in which a sample fell.
-    wants_roots: AtomicBool,
+    pub(crate) wants_roots: AtomicBool,
     /// Those that have closed.
     roots: SegQueue<(SpanKey, RootFields)>,
-    /// Samples per second of CPU time for the continuous profile; 0 for none.
-    continuous_rate: AtomicU32,
+    /// Samples per second of CPU time for the continuous profile; 0 for none. The collector must be woken after a change.
+    pub(crate) continuous_rate: AtomicU32,
 }
 
 /// How many local roots may wait for the collector.
 const MOST_ROOTS: usize = 4_096;
 
 impl ProcessRequests {
-    pub(crate) fn continuous_rate(&self) -> u32 {
-        self.continuous_rate.load(Ordering::Relaxed)
-    }
-
-    /// The collector must be woken after that.
-    pub(crate) fn set_continuous_rate(&self, rate: u32) {
-        self.continuous_rate.store(rate, Ordering::Relaxed);
-    }
-
-    /// It cannot be made at that rate, so it is off.
-    pub(crate) fn refuse_continuous(&self, rate: u32) {
-        let relaxed = Ordering::Relaxed;
-        _ = self.continuous_rate.compare_exchange(rate, 0, relaxed, relaxed);
-    }
-
-    pub(crate) fn set_wants_roots(&self, wants: bool) {
-        self.wants_roots.store(wants, Ordering::Relaxed);
+    /// Begins a request, unless the caller of another one waits for that.
+    fn begin(&self) -> Option<Arc<()>> {
+        let mut running = self.running.lock();
+        let new = (running.strong_count() == 0).then(Arc::default)?;
+        *running = Arc::downgrade(&new);
+        Some(new)
     }
 
     /// A span closes.
@@ -102,40 +100,18 @@ impl ProcessRequests {
     }
 }
 
-/// That a profile of the process is being made, until it is dropped.
-#[derive(Debug)]
-pub(super) struct RunningRequest(Arc<AtomicBool>);
-
-impl RunningRequest {
-    /// `None` if another one is.
-    pub(super) fn begin(is_running: &Arc<AtomicBool>) -> Option<Self> {
-        let was_running = is_running.swap(true, Ordering::AcqRel);
-        (!was_running).then(|| Self(Arc::clone(is_running)))
-    }
-}
-
-impl Drop for RunningRequest {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
-    }
-}
-
 /// A profile of the process that is being made. It does not keep the layer alive.
 #[derive(Debug)]
 pub(crate) struct StartedProfile {
     answer: Receiver<Profile>,
     deadline: Instant,
-    _running: RunningRequest,
+    _running: Arc<()>,
 }
 
 /// How long after its end the caller waits for it: the layer's threads read symbols.
 const LONGEST: Duration = Duration::from_secs(60);
 
 impl StartedProfile {
-    pub(super) fn new(answer: Receiver<Profile>, until: Instant, running: RunningRequest) -> Self {
-        Self { answer, deadline: until + LONGEST, _running: running }
-    }
-
     /// Waits until it is made.
     pub(crate) fn wait(self) -> Result<Profile, ProfileError> {
         let _uncounted = Uncounted::begin();
@@ -153,12 +129,6 @@ pub(crate) struct CancelProfile {
     waker: Waker,
 }
 
-impl CancelProfile {
-    pub(super) fn new(is_canceled: &Arc<AtomicBool>, waker: &Waker) -> Self {
-        Self { is_canceled: Arc::clone(is_canceled), waker: waker.clone() }
-    }
-}
-
 impl Drop for CancelProfile {
     fn drop(&mut self) {
         self.is_canceled.store(true, Ordering::Release);
@@ -166,9 +136,42 @@ impl Drop for CancelProfile {
     }
 }
 
-impl ProcessRequest {
-    pub(crate) fn is_canceled(&self) -> bool {
-        self.is_canceled.load(Ordering::Acquire)
+const NOT_LISTED: &str = "the system does not list the threads of the process in /proc/self/task";
+
+impl Engine {
+    /// Begins to sample or to observe all threads of the process.
+    pub(crate) fn begin_profile(
+        &self,
+        kind: ProfileKind,
+        duration: Duration,
+        period_ns: u64,
+    ) -> Result<(CancelProfile, StartedProfile), ProfileError> {
+        if is_ignored() {
+            return Err(ProfileError::OwnThread);
+        }
+        match kind {
+            ProfileKind::Cpu if self.source.sampler.is_refused() => {
+                return Err(ProfileError::Unavailable(self.source.describe()));
+            }
+            ProfileKind::Wall if sys::own_threads().is_err() => {
+                return Err(ProfileError::Unavailable(NOT_LISTED.to_owned()));
+            }
+            ProfileKind::Cpu | ProfileKind::Wall => {}
+        }
+        let _uncounted = Uncounted::begin();
+        let running = self.commands.process.begin().ok_or(ProfileError::Busy)?;
+        let asked = self.commands.questions.ask().ok_or(ProfileError::NoAnswer);
+        let (reply, answer) = asked?;
+        let deadline = Instant::now() + duration + LONGEST;
+        let is_canceled: Arc<AtomicBool> = Arc::default();
+        let cancel =
+            CancelProfile { is_canceled: Arc::clone(&is_canceled), waker: self.waker.clone() };
+        let request = ProcessRequest { kind, period_ns, duration, reply, is_canceled };
+        if !self.send(Command::ProfileProcess(request)) {
+            return Err(ProfileError::Ended);
+        }
+        // In the order in which they are dropped.
+        Ok((cancel, StartedProfile { answer, deadline, _running: running }))
     }
 }
 
@@ -178,11 +181,11 @@ mod tests {
 
     #[test]
     fn one_profile_is_made_at_a_time() {
-        let is_running = Arc::default();
-        let first = RunningRequest::begin(&is_running).unwrap();
-        assert!(RunningRequest::begin(&is_running).is_none());
+        let requests = ProcessRequests::default();
+        let first = requests.begin().unwrap();
+        assert!(requests.begin().is_none());
         drop(first);
-        assert!(RunningRequest::begin(&is_running).is_some());
-        assert!(RunningRequest::begin(&is_running).is_some(), "it was dropped");
+        assert!(requests.begin().is_some());
+        assert!(requests.begin().is_some(), "it was dropped");
     }
 }

@@ -1,7 +1,6 @@
 //! Profiles as files in a directory.
 
 use std::collections::{HashMap, VecDeque};
-use std::fmt;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -89,29 +88,34 @@ impl Directory {
     }
 
     fn write(&self, profile: &Profile, otlp: Option<Vec<u8>>) -> io::Result<Vec<PathBuf>> {
-        sys::create_private_directory(&self.path)?;
-        let stem = stem(profile);
         let context = self.context.get_or_init(|| HtmlContext::new(resource_from_env()));
-        let mut contents = Vec::new();
-        let mut lengths = Lengths::default();
         // A message that is to be sent later is written in any case.
         let unlisted = otlp.is_some() && !self.formats.contains(&Format::Otlp);
         let formats = self.formats.iter().copied().chain(unlisted.then_some(Format::Otlp));
-        for format in formats {
+        let encoded = formats.filter_map(|format| {
             let known = otlp.clone().filter(|_| format == Format::Otlp);
-            let Some(bytes) = known.or_else(|| format.encode(profile, context)) else {
-                continue;
-            };
-            set_length(&mut lengths, format.extension(), bytes.len());
-            contents.push((format.extension(), bytes));
-        }
-        let new = lengths.iter().flatten().sum();
+            Some((format.extension(), known.or_else(|| format.encode(profile, context))?))
+        });
+        self.write_files(&stem(profile), &encoded.collect::<Vec<_>>())
+    }
+
+    /// Writes the files of one stem, or none of them. Each has one of the [`extensions`].
+    pub(super) fn write_files(
+        &self,
+        stem: &str,
+        files: &[(&'static str, impl AsRef<[u8]>)],
+    ) -> io::Result<Vec<PathBuf>> {
+        sys::create_private_directory(&self.path)?;
+        let lengths = files.iter().map(|(extension, bytes)| (*extension, bytes.as_ref().len()));
+        let lengths: Vec<_> =
+            lengths.map(|(extension, length)| (extension, length as u64)).collect();
+        let new = lengths.iter().map(|(_, length)| length).sum();
         let written = self.write_in_room(new, || {
             let mut written = Vec::new();
-            for (extension, bytes) in &contents {
+            for (extension, bytes) in files {
                 let path = self.path.join(format!("{stem}{extension}"));
                 let temporary = self.path.join(format!("{stem}.tmp"));
-                if let Err(error) = write_whole(&path, &temporary, bytes) {
+                if let Err(error) = write_whole(&path, &temporary, bytes.as_ref()) {
                     // An incomplete set of files would only confuse.
                     for path in &written {
                         _ = fs::remove_file(path);
@@ -122,7 +126,7 @@ impl Directory {
             }
             Ok(written)
         })?;
-        self.note_written(&stem, lengths);
+        self.inventory.lock().add(stem, lengths, &self.path);
         Ok(written)
     }
 
@@ -186,19 +190,7 @@ impl Directory {
 
     /// Writes a profile of which only the OTLP message is left.
     pub(crate) fn write_otlp(&self, stem: &str, bytes: &[u8]) -> io::Result<()> {
-        self.write_file(stem, Format::Otlp.extension(), bytes)
-    }
-
-    /// Writes one file with one of [`EXTENSIONS`].
-    pub(super) fn write_file(&self, stem: &str, extension: &str, bytes: &[u8]) -> io::Result<()> {
-        sys::create_private_directory(&self.path)?;
-        let temporary = self.path.join(format!("{stem}.tmp"));
-        let path = self.path.join(format!("{stem}{extension}"));
-        self.write_in_room(bytes.len() as u64, || write_whole(&path, &temporary, bytes))?;
-        let mut lengths = Lengths::default();
-        set_length(&mut lengths, extension, bytes.len());
-        self.note_written(stem, lengths);
-        Ok(())
+        self.write_files(stem, &[(Format::Otlp.extension(), bytes)]).map(drop)
     }
 
     pub(super) fn problem(&self, error: &io::Error) -> String {
@@ -271,10 +263,6 @@ impl Directory {
     fn has_profiles(&self) -> bool {
         Inventory::list(&self.path).is_ok_and(|inventory| !inventory.profiles.is_empty())
     }
-
-    fn note_written(&self, stem: &str, lengths: Lengths) {
-        self.inventory.lock().add(stem, lengths, &self.path);
-    }
 }
 
 /// How often writing is repeated after room was made.
@@ -286,19 +274,11 @@ fn is_full(error: &io::Error) -> bool {
 }
 
 /// The profile alone is larger than the quota.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("a profile of {new} bytes does not fit: raise the quota ({quota})")]
 struct OverQuota {
     new: u64,
     quota: u64,
-}
-
-impl std::error::Error for OverQuota {}
-
-impl fmt::Display for OverQuota {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { new, quota } = self;
-        write!(f, "a profile of {new} bytes does not fit: raise the quota ({quota})")
-    }
 }
 
 fn is_over_quota(error: &io::Error) -> bool {
@@ -322,17 +302,8 @@ struct Stored {
     stem: String,
     /// When the newest of its files was modified.
     modified: SystemTime,
-    lengths: Lengths,
-}
-
-/// Lengths of a profile's files, in the order of [`EXTENSIONS`].
-type Lengths = [Option<u64>; EXTENSIONS.len()];
-
-fn set_length(lengths: &mut Lengths, extension: &str, length: usize) {
-    let mut lengths = EXTENSIONS.iter().zip(lengths);
-    if let Some((_, known)) = lengths.find(|(other, _)| **other == extension) {
-        *known = Some(length as u64);
-    }
+    /// The extensions and lengths of its files.
+    files: Vec<(&'static str, u64)>,
 }
 
 fn changed(path: &Path) -> Option<SystemTime> {
@@ -350,17 +321,15 @@ impl Inventory {
     fn list(path: &Path) -> io::Result<Self> {
         let changed = changed(path);
         let mut profiles: HashMap<String, Stored> = HashMap::new();
-        for entry in fs::read_dir(path)?.flatten() {
-            let Ok(name) = entry.file_name().into_string() else { continue };
+        fs::metadata(path)?;
+        for (name, metadata) in entries_of(path)? {
             let Some((stem, extension)) = stem_of(&name) else { continue };
-            let Ok(metadata) = entry.metadata() else { continue };
             if metadata.is_file() {
-                let new = || Stored::new(stem, UNIX_EPOCH, Lengths::default());
+                let modified = metadata.modified().unwrap_or(UNIX_EPOCH);
+                let new = || Stored { stem: stem.to_owned(), modified, files: Vec::new() };
                 let stored = profiles.entry(stem.to_owned()).or_insert_with(new);
-                stored.modified = stored.modified.max(metadata.modified().unwrap_or(UNIX_EPOCH));
-                if let Some(length) = stored.lengths.get_mut(extension) {
-                    *length = Some(metadata.len());
-                }
+                stored.modified = stored.modified.max(modified);
+                stored.files.push((extension, metadata.len()));
             }
         }
         let bytes = profiles.values().map(Stored::bytes).sum();
@@ -369,12 +338,12 @@ impl Inventory {
         Ok(Self { profiles: profiles.into(), bytes, listed: Some(Instant::now()), changed })
     }
 
-    fn add(&mut self, stem: &str, lengths: Lengths, path: &Path) {
+    fn add(&mut self, stem: &str, files: Vec<(&'static str, u64)>, path: &Path) {
         // Another thread may have listed it in the meantime.
         if let Some(place) = self.profiles.iter().rposition(|stored| stored.stem == stem) {
             self.bytes -= self.profiles.remove(place).map_or(0, |stored| stored.bytes());
         }
-        let stored = Stored::new(stem, SystemTime::now(), lengths);
+        let stored = Stored { stem: stem.to_owned(), modified: SystemTime::now(), files };
         self.bytes += stored.bytes();
         self.profiles.push_back(stored);
         self.changed = changed(path);
@@ -382,8 +351,7 @@ impl Inventory {
 
     fn remove_oldest(&mut self, path: &Path) {
         let Some(oldest) = self.profiles.pop_front() else { return };
-        for (extension, length) in EXTENSIONS.iter().zip(oldest.lengths) {
-            let Some(length) = length else { continue };
+        for (extension, length) in oldest.files {
             // A file that is already gone takes no room either.
             match fs::remove_file(path.join(format!("{}{extension}", oldest.stem))) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {}
@@ -395,12 +363,8 @@ impl Inventory {
 }
 
 impl Stored {
-    fn new(stem: &str, modified: SystemTime, lengths: Lengths) -> Self {
-        Self { stem: stem.to_owned(), modified, lengths }
-    }
-
     fn bytes(&self) -> u64 {
-        self.lengths.iter().flatten().sum()
+        self.files.iter().map(|(_, length)| length).sum()
     }
 }
 
@@ -426,7 +390,7 @@ impl Exporter for Directory {
     }
 }
 
-pub(super) fn stem(profile: &Profile) -> String {
+pub(crate) fn stem(profile: &Profile) -> String {
     let start = UNIX_EPOCH + Duration::from_nanos(profile.start_unix_ns);
     stem_at(start, &profile.name, profile.id)
 }
@@ -455,23 +419,14 @@ pub(super) fn file_name(span: &str) -> String {
 pub(super) const TYPICAL: &str = ".typical.gz";
 
 /// Extensions of a profile's files, of those in directories beside them, and of a file that is not complete yet.
-#[expect(clippy::indexing_slicing, reason = "there is no `get` in constants yet")]
-const EXTENSIONS: [&str; 2 + Format::ALL.len()] = {
-    let mut all = [TYPICAL; 2 + Format::ALL.len()];
-    let mut at = 0;
-    while at < Format::ALL.len() {
-        all[at] = Format::ALL[at].extension();
-        at += 1;
-    }
-    all[at + 1] = ".tmp";
-    all
-};
+fn extensions() -> impl Iterator<Item = &'static str> {
+    Format::ALL.map(Format::extension).into_iter().chain([TYPICAL, ".tmp"])
+}
 
-/// Splits a file name that `stem` could have made into the stem and the index of its extension.
-pub(super) fn stem_of(name: &str) -> Option<(&str, usize)> {
-    let mut extensions = EXTENSIONS.iter().enumerate();
-    let (stem, extension) =
-        extensions.find_map(|(number, extension)| Some((name.strip_suffix(extension)?, number)))?;
+/// Splits a file name that `stem` could have made into the stem and its extension.
+pub(super) fn stem_of(name: &str) -> Option<(&str, &'static str)> {
+    let split = |extension| Some((name.strip_suffix(extension)?, extension));
+    let (stem, extension) = extensions().find_map(split)?;
     let mut parts = stem.splitn(4, '-');
     let (Some(time), Some(pid), Some(_span), Some(id), None) =
         (parts.next(), parts.next(), parts.next(), parts.next(), parts.next())
@@ -482,6 +437,18 @@ pub(super) fn stem_of(name: &str) -> Option<(&str, usize)> {
     let is_id = id.len() == 2 * size_of::<ProfileId>() && id.bytes().all(|b| b.is_ascii_hexdigit());
     let is_ours = is_time && is_id && pid.bytes().all(|byte| byte.is_ascii_digit());
     is_ours.then_some((stem, extension))
+}
+
+/// The names of what is in a directory, and what is known of it: of the entries themselves, also if they are links. Empty if
+/// there is no such directory.
+pub(super) fn entries_of(dir: &Path) -> io::Result<Vec<(String, fs::Metadata)>> {
+    let known =
+        |entry: fs::DirEntry| Some((entry.file_name().into_string().ok()?, entry.metadata().ok()?));
+    match fs::read_dir(dir) {
+        Ok(entries) => Ok(entries.flatten().filter_map(known).collect()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
 }
 
 /// Writes a file atomically.

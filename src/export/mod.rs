@@ -23,6 +23,7 @@ use crate::profile::Profile;
 pub use directory::Directory;
 #[cfg(feature = "axum")]
 pub(crate) use directory::OF_PROCESS;
+pub(crate) use directory::stem;
 pub use format::Format;
 pub use memory::Memory;
 #[cfg(all(fuzzing, feature = "otlp-grpc", feature = "otlp-http"))]
@@ -31,7 +32,7 @@ pub use otlp::fuzz_answers;
 pub(crate) use otlp::has_endpoint;
 #[cfg(feature = "_otlp")]
 pub use otlp::{Compression, OtlpBuilder, OtlpExporter, Protocol};
-pub(crate) use remote::{Answer, Encoded, QueueLimits, RefusedScope, Remote};
+pub(crate) use remote::{Answer, QueueLimits, RefusedScope, Remote};
 pub(crate) use resource::of_process;
 pub use resource::resource_from_env;
 #[cfg(feature = "axum")]

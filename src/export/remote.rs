@@ -21,8 +21,8 @@ pub trait Remote {
     /// If the system refuses to start it.
     fn start(&mut self, answers: Sender<Answer>) -> io::Result<()>;
 
-    /// The message to send.
-    fn encoded(&mut self, profile: &Profile) -> Encoded;
+    /// The message to send: it takes a fraction of the memory of the model.
+    fn message(&mut self, profile: &Profile) -> Vec<u8>;
 
     /// Sends a message. An empty one checks whether the receiver would accept any.
     fn send(&self, message: Arc<[u8]>);
@@ -47,14 +47,6 @@ impl QueueLimits {
     /// Those of an exporter that queues nothing.
     pub const NONE: Self =
         Self { profiles: usize::MAX, bytes: usize::MAX, grace_period: Duration::ZERO };
-}
-
-/// An encoded profile: it takes a fraction of the memory of the model.
-#[derive(Debug)]
-pub struct Encoded {
-    /// The stem of its file names.
-    pub stem: String,
-    pub message: Vec<u8>,
 }
 
 /// The answer of a receiver.

@@ -3,7 +3,7 @@
 use std::env;
 use std::sync::OnceLock;
 
-use crate::profile::Resource;
+use crate::profile::{Resource, Value};
 use crate::sys;
 
 /// The default resource: the attributes in `OTEL_RESOURCE_ATTRIBUTES`, and these, unless they are among them:
@@ -44,20 +44,16 @@ fn from_variables(variable: &dyn Fn(&str) -> Option<String>) -> Resource {
         .with("os.type", env::consts::OS)
         .with("host.arch", architecture());
     let cpus = std::thread::available_parallelism().map(|cpus| cpus.get() as u64);
-    let numbers = [
-        ("profile.machine.cpus", cpus.ok()),
-        ("profile.machine.memory_bytes", crate::host::memory_limit()),
-    ];
-    for (key, number) in numbers {
-        let number = number.and_then(|number| i64::try_from(number).ok());
-        resource = number.into_iter().fold(resource, |resource, number| resource.with(key, number));
-    }
+    let number = |number: Option<u64>| number.and_then(|it| i64::try_from(it).ok()).map(Value::Int);
+    let text = |text: Option<String>| text.map(Value::from);
     let found = [
-        ("service.instance.id", instance_id()),
-        ("process.executable.name", executable_name()),
-        ("host.name", line_of("/proc/sys/kernel/hostname")),
-        ("os.version", line_of("/proc/sys/kernel/osrelease")),
-        ("host.cpu.model.name", cpu_model()),
+        ("profile.machine.cpus", number(cpus.ok())),
+        ("profile.machine.memory_bytes", number(crate::host::memory_limit())),
+        ("service.instance.id", text(instance_id())),
+        ("process.executable.name", text(executable_name())),
+        ("host.name", text(sys::host_name())),
+        ("os.version", text(sys::kernel_release())),
+        ("host.cpu.model.name", text(sys::cpu_model())),
     ];
     for (key, value) in found {
         resource = value.into_iter().fold(resource, |resource, value| resource.with(key, value));
@@ -120,15 +116,9 @@ fn instance_id() -> Option<String> {
     // Version 4, and the variant of RFC 9562.
     bits = bits & !(0xf << 76) | 0x4 << 76;
     bits = bits & !(0b11 << 62) | 0b10 << 62;
-    let part = |shift: u32, digits: u32| bits >> shift & ((1 << (4 * digits)) - 1);
-    Some(format!(
-        "{:08x}-{:04x}-{:04x}-{:04x}-{:012x}",
-        part(96, 8),
-        part(80, 4),
-        part(64, 4),
-        part(48, 4),
-        part(0, 12)
-    ))
+    let mut text = format!("{bits:032x}");
+    [20, 16, 12, 8].into_iter().for_each(|at| text.insert(at, '-'));
+    Some(text)
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::Value;
 
-use super::directory::stem_of;
+use super::directory::{entries_of, stem_of};
 use crate::sys;
 
 /// A file of a profile.
@@ -20,21 +20,12 @@ pub(crate) struct StoredFile {
 
 /// The profiles in that directory, the newest first. Empty if there is no such directory.
 pub(crate) fn list_stored(dir: &Path) -> io::Result<Vec<StoredFile>> {
-    let entries = match fs::read_dir(dir) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(error),
+    let stored = |(name, metadata): (String, fs::Metadata)| {
+        let (bytes, modified) = (metadata.len(), metadata.modified().unwrap_or(UNIX_EPOCH));
+        let is_stored = is_profile(&name) && metadata.is_file();
+        is_stored.then_some(StoredFile { name, bytes, modified })
     };
-    let mut files = Vec::new();
-    for entry in entries.flatten() {
-        let Ok(name) = entry.file_name().into_string() else { continue };
-        // Of the entry itself, even if it is a link.
-        let Ok(metadata) = entry.metadata() else { continue };
-        if is_profile(&name) && metadata.is_file() {
-            let modified = metadata.modified().unwrap_or(UNIX_EPOCH);
-            files.push(StoredFile { name, bytes: metadata.len(), modified });
-        }
-    }
+    let mut files: Vec<_> = entries_of(dir)?.into_iter().filter_map(stored).collect();
     files.sort_by(|a, b| (b.modified, &b.name).cmp(&(a.modified, &a.name)));
     Ok(files)
 }

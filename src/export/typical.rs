@@ -1,11 +1,10 @@
 //! The files with what was typical in each hour.
 
-use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use super::directory::{Directory, TYPICAL, file_name, file_time, stem_at, stem_of};
+use super::directory::{Directory, TYPICAL, entries_of, file_name, file_time, stem_at, stem_of};
 use crate::profile::ProfileId;
 use crate::sys;
 
@@ -60,8 +59,8 @@ impl TypicalFiles {
             return Ok(());
         }
         let stem = stem_at(hour_begins, version, self.id);
-        let written = self.directory.write_file(&stem, TYPICAL, bytes);
-        written.map_err(|error| self.directory.problem(&error))
+        let written = self.directory.write_files(&stem, &[(TYPICAL, bytes)]);
+        written.map(drop).map_err(|error| self.directory.problem(&error))
     }
 }
 
@@ -70,18 +69,13 @@ impl TypicalFile {
     /// the last written. Empty if there is no such directory.
     pub(crate) fn list(dir: &Path) -> io::Result<Vec<Self>> {
         let below = dir.join(OF_TYPICAL);
-        let entries = match fs::read_dir(if below.is_dir() { &below } else { dir }) {
-            Ok(entries) => entries,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(error) => return Err(error),
-        };
-        let names = entries.flatten().filter_map(|entry| {
-            let name = entry.file_name().into_string().ok()?;
-            let (stem, _) = stem_of(&name).filter(|_| name.ends_with(TYPICAL))?;
+        let dir = if below.is_dir() { &below } else { dir };
+        let names = entries_of(dir)?.into_iter().filter_map(|(name, metadata)| {
+            let (stem, _) = stem_of(&name).filter(|(_, extension)| *extension == TYPICAL)?;
             let mut parts = stem.split('-');
             let (time, version) = (parts.next()?.to_owned(), parts.nth(1)?.to_owned());
-            let modified = entry.metadata().and_then(|metadata| metadata.modified()).ok();
-            Some(Self { path: entry.path(), time, modified, version })
+            let modified = metadata.modified().ok();
+            Some(Self { path: dir.join(&name), time, modified, version })
         });
         let mut files: Vec<_> = names.collect();
         files.sort_by(|a, b| (&b.time, b.modified, &b.path).cmp(&(&a.time, a.modified, &a.path)));

@@ -7,7 +7,7 @@ mod routes;
 mod tests;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -47,6 +47,8 @@ pub(crate) struct HourlyHistory {
     written: (u64, u64),
     next_write: SystemTime,
     has_warned: bool,
+    /// What is to be logged.
+    pub(crate) events: Vec<LogEvent>,
 }
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
@@ -86,28 +88,26 @@ impl HourlyHistory {
             written: (0, 0),
             next_write: UNIX_EPOCH,
             has_warned: false,
+            events: Vec::new(),
         }
     }
 
-    /// Reads what earlier processes have stored, and others that share the directory. Returns what is to be logged, as the
-    /// other methods do.
-    pub(crate) fn begin(&mut self, now: SystemTime) -> Vec<LogEvent> {
+    /// Reads what earlier processes have stored, and others that share the directory.
+    pub(crate) fn begin(&mut self, now: SystemTime) {
         (self.hour, self.known_since) = (hour_of(now), now);
         self.next_write = now + WRITE_EVERY;
         self.detector = DriftDetector::new(self.hour);
-        match &self.settings.dir {
-            Some(dir) if self.references.choice.are_on() => match TypicalFile::list(dir) {
-                Ok(files) => self.read(&files),
-                Err(error) => vec![self.unreadable(&dir.display().to_string(), &error.to_string())],
-            },
-            _ => Vec::new(),
+        let dir = self.settings.dir.clone().filter(|_| self.references.choice.are_on());
+        let Some(dir) = dir else { return };
+        match TypicalFile::list(&dir) {
+            Ok(files) => self.read(&files),
+            Err(error) => self.note_unreadable(&dir, &error.to_string()),
         }
     }
 
     /// Reads those of the last day, and those of the last day of the version before. The newest are first.
-    fn read(&mut self, files: &[TypicalFile]) -> Vec<LogEvent> {
+    fn read(&mut self, files: &[TypicalFile]) {
         let day_ago = hour_begins(self.hour.saturating_sub(HOURS_PER_DAY));
-        let mut problem = None;
         let mut before: Option<(&TypicalFile, u64)> = None;
         for file in files {
             let is_recent = file.is_since(day_ago);
@@ -120,8 +120,7 @@ impl HourlyHistory {
             let hour = match HourFile::read(&file.path) {
                 Ok(hour) => hour,
                 Err(error) => {
-                    let event = self.unreadable(&file.path.display().to_string(), &error);
-                    problem.get_or_insert(event);
+                    self.note_unreadable(&file.path, &error);
                     continue;
                 }
             };
@@ -138,19 +137,20 @@ impl HourlyHistory {
                 }
             }
         }
-        problem.into_iter().collect()
     }
 
-    fn unreadable(&self, file: &str, error: &str) -> LogEvent {
+    fn note_unreadable(&mut self, file: &Path, error: &str) {
         Counters::add(&self.counters.references.history_unreadable, 1);
+        if !self.events.is_empty() {
+            return;
+        }
+        let file = file.display().to_string();
         let message = format!(
             "what was typical in an earlier hour cannot be read, so nothing is compared with it: {file}: {error} (logged \
              once)"
         );
-        LogEvent {
-            file: Some(file.to_owned()),
-            ..LogEvent::failure(LogKind::HistoryUnreadable, message, error.to_owned())
-        }
+        let event = LogEvent::failure(LogKind::HistoryUnreadable, message, error.to_owned());
+        self.events.push(LogEvent { file: Some(file), ..event });
     }
 
     /// How long there is nothing to do.
@@ -163,13 +163,12 @@ impl HourlyHistory {
     }
 
     /// Ends the hour if it has ended, and writes what there is from time to time.
-    pub(crate) fn advance(&mut self, now: SystemTime) -> Vec<LogEvent> {
+    pub(crate) fn advance(&mut self, now: SystemTime) {
         if !self.references.choice.are_on() {
-            return Vec::new();
+            return;
         }
         self.references.choice.relax(Moment::now());
         let hour = hour_of(now);
-        let mut events = Vec::new();
         if hour + 1 < self.hour {
             // The clock was set back.
             (self.hour, self.known_since) = (hour, now);
@@ -177,16 +176,15 @@ impl HourlyHistory {
         if hour > self.hour {
             let ended = std::mem::replace(&mut self.hour, hour);
             let routes = self.references.end_hour();
-            events.extend(self.end_hour(ended, routes));
+            self.end_hour(ended, routes);
             self.next_write = now + WRITE_EVERY;
         } else if now >= self.next_write || now + WRITE_EVERY < self.next_write {
-            events.extend(self.write(self.hour, self.references.hour()));
+            self.write(self.hour, self.references.hour());
             self.next_write = now + WRITE_EVERY;
         }
-        events
     }
 
-    fn end_hour(&mut self, hour: u64, routes: BTreeMap<String, CohortHour>) -> Vec<LogEvent> {
+    fn end_hour(&mut self, hour: u64, routes: BTreeMap<String, CohortHour>) {
         let known_for = hour_begins(hour + 1).duration_since(self.known_since).unwrap_or_default();
         let drifts = match known_for >= LEAST_OF_AN_HOUR {
             true => self.detector.end_hour(hour, &routes),
@@ -194,10 +192,9 @@ impl HourlyHistory {
         };
         Counters::add(&self.counters.references.drifted, drifts.len() as u64);
         self.references.note_drifts(&drifts, hour);
-        let events = drifts.iter().map(|drift| self.drifted(drift));
-        let mut events: Vec<_> = events.collect();
-        events.extend(self.write(hour, routes));
-        events
+        let events: Vec<_> = drifts.iter().map(|drift| self.drifted(drift)).collect();
+        self.events.extend(events);
+        self.write(hour, routes);
     }
 
     fn drifted(&self, drift: &Drift) -> LogEvent {
@@ -220,11 +217,11 @@ impl HourlyHistory {
     }
 
     /// Writes the file of an hour, if there is more than in the last one.
-    fn write(&mut self, hour: u64, routes: BTreeMap<String, CohortHour>) -> Option<LogEvent> {
-        let files = self.files.as_ref()?;
+    fn write(&mut self, hour: u64, routes: BTreeMap<String, CohortHour>) {
+        let Some(files) = &self.files else { return };
         let spans = routes.values().map(|hour| hour.references.spans()).sum();
         if spans == 0 || self.written == (hour, spans) {
-            return None;
+            return;
         }
         let version = self.settings.version.clone();
         let service = self.settings.service.clone();
@@ -233,19 +230,19 @@ impl HourlyHistory {
         let Err(problem) = written else {
             self.written = (hour, spans);
             self.has_warned = false;
-            return None;
+            return;
         };
         Counters::add(&self.counters.references.history_unwritten, 1);
         let has_warned = std::mem::replace(&mut self.has_warned, true);
         let message =
             format!("what is typical is not stored: {problem} (logged once until it works again)");
-        (!has_warned).then(|| LogEvent::failure(LogKind::HistoryUnwritten, message, problem))
+        let event = LogEvent::failure(LogKind::HistoryUnwritten, message, problem);
+        self.events.extend((!has_warned).then_some(event));
     }
 
     /// Writes what there is: many programs end after a flush.
-    pub(crate) fn flush(&mut self, now: SystemTime) -> Vec<LogEvent> {
-        let mut events = self.advance(now);
-        events.extend(self.write(self.hour, self.references.hour()));
-        events
+    pub(crate) fn flush(&mut self, now: SystemTime) {
+        self.advance(now);
+        self.write(self.hour, self.references.hour());
     }
 }

@@ -23,7 +23,6 @@ struct Process {
     references: Arc<References>,
     counters: Arc<Counters>,
     history: HourlyHistory,
-    events: Vec<LogEvent>,
 }
 
 impl Process {
@@ -34,8 +33,8 @@ impl Process {
         let (service, version) = ("shop".to_owned(), version.to_owned());
         let settings = HistorySettings { dir: dir.map(PathBuf::from), service, version };
         let mut history = HourlyHistory::new(settings, &references, &counters);
-        let events = history.begin(now);
-        Self { references, counters, history, events }
+        history.begin(now);
+        Self { references, counters, history }
     }
 
     /// Adds reference spans of a route that take between 90 and 110 % of some milliseconds.
@@ -54,12 +53,12 @@ impl Process {
     }
 
     fn advance(&mut self, now: SystemTime) {
-        self.events.extend(self.history.advance(now));
+        self.history.advance(now);
     }
 
     fn end(mut self, now: SystemTime) -> Vec<LogEvent> {
-        self.events.extend(self.history.flush(now));
-        self.events
+        self.history.flush(now);
+        self.history.events
     }
 
     fn stats(&self) -> ReferenceStats {
@@ -89,10 +88,10 @@ fn a_process_compares_with_the_version_before_that_it_reads() {
     new.run("/similar", 200, 125);
     new.run("/cart", 200, 100);
     new.advance(at(72, 52));
-    assert!(new.events.is_empty(), "the hour has not ended: {:?}", new.events);
+    assert!(new.history.events.is_empty(), "the hour has not ended: {:?}", new.history.events);
     new.advance(at(72, 53));
-    assert_eq!(reasons(&new.events), ["drift"]);
-    let event = &new.events[0];
+    assert_eq!(reasons(&new.history.events), ["drift"]);
+    let event = &new.history.events[0];
     assert_eq!(
         event.message,
         "request{http.route=/similar} has become slower: 125 ms on average with version 1.4.2, 100.0 ms with version \
@@ -126,7 +125,7 @@ fn another_service_in_the_same_directory_is_not_compared() {
         let mut process = Process::start(Some(dir.path()), "1.4.2", at(72, 0));
         process.run("/health", 200, 100);
         process.advance(at(72, 53));
-        assert_eq!(process.events.len(), expected, "{:?}", process.events);
+        assert_eq!(process.history.events.len(), expected, "{:?}", process.history.events);
     }
 }
 
@@ -137,9 +136,9 @@ fn without_a_directory_an_hour_is_compared_with_the_day_before() {
         process.run("/similar", 100, 50);
         process.advance(at(hour + 1, 0));
     }
-    assert!(process.events.is_empty(), "{:?}", process.events);
+    assert!(process.history.events.is_empty(), "{:?}", process.history.events);
     process.run("/similar", 100, 60);
-    assert!(process.events.is_empty());
+    assert!(process.history.events.is_empty());
     let events = process.end(at(25, 0));
     assert_eq!(reasons(&events), ["drift"]);
     assert!(events[0].message.contains("in the same hour of the day before (+20 %)"), "{events:?}");
@@ -200,7 +199,7 @@ fn damaged_files_are_counted_and_said_once() {
     }
     fs::write(path.with_file_name("notes.txt"), "not a file of an hour").unwrap();
     let process = Process::start(Some(dir.path()), "1", at(0, 2));
-    assert_eq!(reasons(&process.events), ["history_unreadable"]);
+    assert_eq!(reasons(&process.history.events), ["history_unreadable"]);
     assert_eq!(process.stats().history_unreadable, 3);
     let read = RouteHistory::read(dir.path()).unwrap();
     assert_eq!((read.unreadable(), read.references("request{http.route=/a}")), (3, 30));
@@ -215,12 +214,12 @@ fn what_cannot_be_written_is_counted_and_said_once_until_it_works() {
         process.run("/a", 10, 5);
         process.advance(at(0, minutes));
     }
-    assert_eq!(reasons(&process.events), ["history_unwritten"]);
+    assert_eq!(reasons(&process.history.events), ["history_unwritten"]);
     assert_eq!(process.stats().history_unwritten, 3);
     fs::remove_file(dir.path().join("typical")).unwrap();
     process.advance(at(0, 20));
     assert_eq!(names(dir.path()).len(), 1);
-    assert_eq!((process.events.len(), process.stats().history_unwritten), (1, 3));
+    assert_eq!((process.history.events.len(), process.stats().history_unwritten), (1, 3));
 }
 
 #[test]
@@ -243,12 +242,12 @@ fn an_hour_of_which_little_is_known_is_stored_and_nothing_is_said_of_it() {
     let mut new = Process::start(Some(dir.path()), "1.4.2", at(24, 30));
     new.run("/cart", 200, 300);
     new.advance(at(24, 53));
-    assert!(new.events.is_empty(), "{:?}", new.events);
+    assert!(new.history.events.is_empty(), "{:?}", new.history.events);
     assert_eq!(names(dir.path()).len(), 2);
     new.run("/cart", 200, 300);
     new.advance(at(25, 53));
     // The version before is known of another hour of the day.
-    assert!(new.events.is_empty(), "{:?}", new.events);
+    assert!(new.history.events.is_empty(), "{:?}", new.history.events);
 }
 
 #[test]

@@ -105,7 +105,8 @@ impl CopiedSample {
 #[derive(Debug)]
 pub(crate) struct Inbox {
     pool: BlockPool,
-    samples: ArrayQueue<CopiedSample>,
+    /// Those that the collector has not read.
+    pub(crate) samples: ArrayQueue<CopiedSample>,
     pub(crate) all_counters: Arc<Counters>,
     own_counters: fn(&Counters) -> InboxCounters<'_>,
     waker: Waker,
@@ -179,15 +180,5 @@ impl Inbox {
 
     pub(crate) fn wake(&self) {
         (self.wake)(&self.waker);
-    }
-
-    /// How many samples the collector has not read.
-    pub(crate) fn waiting(&self) -> usize {
-        self.samples.len()
-    }
-
-    /// The next sample for the collector.
-    pub(crate) fn take(&self) -> Option<CopiedSample> {
-        self.samples.pop()
     }
 }

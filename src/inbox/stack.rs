@@ -7,13 +7,13 @@ use crate::sys::{BlockPool, Blocks, LiveStack, Registers, WORDS};
 /// The copy of a part of a stack.
 #[derive(Debug)]
 pub(crate) struct CopiedStack {
-    registers: Registers,
+    pub(crate) registers: Registers,
     blocks: Blocks,
     length: usize,
     /// There was more.
-    is_part: bool,
+    pub(crate) is_part: bool,
     /// How often libraries were found to be unloaded before.
-    unloads: u64,
+    pub(crate) unloads: u64,
 }
 
 impl CopiedStack {
@@ -41,18 +41,6 @@ impl CopiedStack {
         let to = blocks.runs_mut().flat_map(|run| run.chunks_exact_mut(BlockPool::BLOCK_BYTES));
         to.zip(self.blocks.parts()).for_each(|(to, from)| to.copy_from_slice(from));
         Some(Self { blocks, ..*self })
-    }
-
-    pub(crate) fn is_part(&self) -> bool {
-        self.is_part
-    }
-
-    pub(crate) fn registers(&self) -> Registers {
-        self.registers
-    }
-
-    pub(crate) fn unloads(&self) -> u64 {
-        self.unloads
     }
 
     /// Returns the aligned word at a number of bytes above the stack pointer.

@@ -46,13 +46,13 @@ impl Intake {
     /// Reads the samples that are waiting; those that are sent from now on are read in the next round. `left` is the budget
     /// for their stacks. Returns what is left of it.
     fn read(&mut self, inbox: &Inbox, mut left: CpuBudget, now_ns: u64) -> CpuBudget {
-        let waiting = inbox.waiting();
+        let waiting = inbox.samples.len();
         if waiting == 0 {
             return left;
         }
         self.reader.unwinder.refresh();
         _ = self.own_cpu.lap();
-        let mut samples = std::iter::from_fn(|| inbox.take()).take(waiting).peekable();
+        let mut samples = std::iter::from_fn(|| inbox.samples.pop()).take(waiting).peekable();
         while samples.peek().is_some() {
             let mut count = 0;
             for sample in samples.by_ref().take(AT_ONCE) {
@@ -159,10 +159,10 @@ pub(crate) fn new_sample<'a>(part: KindWeight, stack: &'a Stack, clock: &Clock) 
 fn unwound(sample: &CopiedSample, unwinder: &mut Unwinder, most_frames: usize) -> Stack {
     let [KindWeight { kind, .. }, _] = sample.amounts;
     let mut unwind = |copy: &CopiedStack, frames: &mut Vec<ModuleAddress>| {
-        let (registers, words) = (copy.registers(), copy.words());
-        let end = unwinder.unwind_copied(copy.unloads(), registers, words, most_frames, frames);
+        let (registers, words) = (copy.registers, copy.words());
+        let end = unwinder.unwind_copied(copy.unloads, registers, words, most_frames, frames);
         // A copy of all of it ends in the wrapper.
-        let is_whole = kind == SampleKind::Await && !copy.is_part() && frames.len() < most_frames;
+        let is_whole = kind == SampleKind::Await && !copy.is_part && frames.len() < most_frames;
         // Without the function that copied it.
         if !frames.is_empty() {
             frames.remove(0);

@@ -2,7 +2,6 @@
 
 mod clocks;
 mod copied;
-mod own_cpu;
 
 use std::sync::Arc;
 
@@ -10,8 +9,8 @@ pub(crate) use clocks::SampledClocks;
 use clocks::share_of;
 use copied::CopiedBudgets;
 pub(crate) use copied::new_sample;
-pub(crate) use own_cpu::OwnCpu;
 
+use crate::budget::passed;
 use crate::drain::{Loss, Reader, Sample, Sink, most_of_a_sample};
 use crate::profile::SampleKind;
 use crate::sampler::{Sampler, ThreadShared};
@@ -29,6 +28,21 @@ pub(crate) struct IntakeSettings {
     pub(crate) stack_bytes: usize,
     /// Whether unwinding has a budget of CPU time.
     pub(crate) has_budget: bool,
+}
+
+/// The thread's CPU clock, read where one piece of work ends and the next begins, as each reading is a system call.
+#[derive(Debug, Default)]
+pub(crate) struct OwnCpu {
+    /// The CPU time at the last reading.
+    pub(crate) last_ns: Option<u64>,
+}
+
+impl OwnCpu {
+    /// The CPU time since the last reading, which is for no budget if that is ignored. `None` if the clock cannot be read.
+    pub(crate) fn lap(&mut self) -> Option<u64> {
+        let now_ns = sys::thread_cpu_ns();
+        passed(std::mem::replace(&mut self.last_ns, now_ns), now_ns)
+    }
 }
 
 /// What all that reads samples shares.

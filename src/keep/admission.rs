@@ -1,10 +1,10 @@
 //! Admits kept spans to profiles: reservations, and the groups of local roots.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 #[cfg(test)]
 use std::sync::atomic::AtomicU64;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -13,6 +13,7 @@ use super::health::ExporterHealth;
 use super::limits::{Limited, RateLimits};
 use super::{KeptSpan, NoProfile, SpanLink};
 use crate::facts::Reason;
+use crate::facts::format::nanoseconds;
 use crate::profile::ProfileId;
 use crate::span::SpanKey;
 
@@ -57,15 +58,8 @@ impl ProfileGroup {
     }
 }
 
-/// A slot with the exporter, until the profile is exported or lost.
-#[derive(Debug)]
-pub(crate) struct Reservation(Arc<AtomicUsize>);
-
-impl Drop for Reservation {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
+/// A slot with the exporter, until the profile is exported or lost: there are as many as values.
+pub(crate) type Reservation = Arc<()>;
 
 #[derive(Debug)]
 struct State {
@@ -74,14 +68,7 @@ struct State {
     snapshots: HashMap<SpanKey, ProfileGroup>,
     /// The profiles of spans that are still open: at most one for each reason to keep an open span.
     earlier: HashMap<SpanKey, Vec<ProfileId>>,
-}
-
-/// What an outage asks first, for each of the many spans that are kept.
-#[derive(Debug)]
-struct Tokens {
     limits: RateLimits,
-    /// Roots with an open group: its spans need no token.
-    roots: HashSet<SpanKey>,
 }
 
 /// Gives kept spans their profile ids.
@@ -91,18 +78,18 @@ struct Tokens {
 #[derive(Debug)]
 pub(crate) struct ProfileAdmission {
     state: Mutex<State>,
-    /// Locked after the state, if both are.
-    tokens: Mutex<Tokens>,
-    /// Profiles that have a reservation and are not yet exported.
-    reservations: Arc<AtomicUsize>,
+    /// Each profile that has a reservation and is not yet exported has another one.
+    reservations: Arc<()>,
     most_reservations: usize,
     pub(crate) health: Arc<ExporterHealth>,
     started: Instant,
     /// The clock of a test, which replaces the time since `started`.
     #[cfg(test)]
     by_hand: Option<Arc<AtomicU64>>,
-    memory_is_short: AtomicBool,
-    is_over: AtomicBool,
+    /// While samples are lost because memory is short, no reservations are given.
+    pub(crate) memory_is_short: AtomicBool,
+    /// The last profiles are being made, and no more reservations are given.
+    pub(crate) is_over: AtomicBool,
 }
 
 /// Default for the reservations in use at once. It bounds the samples that wait for export to those of this many roots.
@@ -114,12 +101,10 @@ const MOST_KEPT: usize = 1024;
 
 impl ProfileAdmission {
     pub(crate) fn new(profiles_per_minute: u32, health: ExporterHealth) -> Self {
-        let state =
-            State { groups: HashMap::new(), snapshots: HashMap::new(), earlier: HashMap::new() };
         let limits = RateLimits::new(profiles_per_minute);
+        let (groups, snapshots, earlier) = (HashMap::new(), HashMap::new(), HashMap::new());
         Self {
-            state: Mutex::new(state),
-            tokens: Mutex::new(Tokens { limits, roots: HashSet::new() }),
+            state: Mutex::new(State { groups, snapshots, earlier, limits }),
             reservations: Arc::default(),
             most_reservations: MAX_RESERVED,
             health: Arc::new(health),
@@ -148,7 +133,7 @@ impl ProfileAdmission {
         if let Some(now) = &self.by_hand {
             return now.load(Ordering::Relaxed);
         }
-        u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        nanoseconds(self.started.elapsed())
     }
 
     /// Whether a closed span of that rule, name and root would get neither a profile nor a report, since there is no token
@@ -159,9 +144,10 @@ impl ProfileAdmission {
         has_samples: bool,
     ) -> bool {
         let now_ns = self.now_ns();
-        let tokens = self.tokens.lock();
-        let has_token = |what| tokens.limits.has((rule, name), what, now_ns);
-        let is_reported = tokens.roots.contains(&root) || has_token(Limited::Report);
+        let state = self.state.lock();
+        let has_token = |what| state.limits.has((rule, name), what, now_ns);
+        // The spans of an open group need no token.
+        let is_reported = state.groups.contains_key(&root) || has_token(Limited::Report);
         !is_reported && (!has_samples || !has_token(Limited::Profile))
     }
 
@@ -196,7 +182,7 @@ impl ProfileAdmission {
             return false;
         }
         let of = (span.rule, name);
-        let take = |what| self.tokens.lock().limits.take(of, what, now_ns);
+        let mut take = |what| state.limits.take(of, what, now_ns);
         let is_forced = span.facts.reasons.contains(Reason::Forced);
         let mut reservation = None;
         span.profile = match open.flatten() {
@@ -216,13 +202,8 @@ impl ProfileAdmission {
         let is_due = is_open || span.profile.is_ok() || is_forced;
         let is_due = is_due || take(Limited::Report);
         if is_due {
-            let is_snapshot = span.facts.is_open;
-            let group = groups.entry(span.root).or_insert_with(|| {
-                if !is_snapshot {
-                    self.tokens.lock().roots.insert(span.root);
-                }
-                ProfileGroup::new(span.root, now_ns)
-            });
+            let new = || ProfileGroup::new(span.root, now_ns);
+            let group = groups.entry(span.root).or_insert_with(new);
             group.id = group.id.or(span.profile.ok());
             group.reservation = group.reservation.take().or(reservation);
             let is_linked = span.link.has_on_cpu && span.link.ids.is_some();
@@ -252,7 +233,7 @@ impl ProfileAdmission {
             return Err(NoProfile::NoMemory);
         }
         // Under the lock of the state, so two threads cannot both take the last reservation.
-        if self.reservations.load(Ordering::Relaxed) >= self.most_reservations {
+        if Arc::strong_count(&self.reservations) > self.most_reservations {
             return Err(NoProfile::ExporterBusy);
         }
         if !take_token() {
@@ -260,16 +241,12 @@ impl ProfileAdmission {
         }
         let id = new_id.ok_or(NoProfile::NoId)?;
         self.health.note_reservation();
-        self.reservations.fetch_add(1, Ordering::Relaxed);
-        Ok((id, Reservation(Arc::clone(&self.reservations))))
+        Ok((id, Arc::clone(&self.reservations)))
     }
 
     /// Ends the group of that root, if one is open. Spans kept after this open another one.
     pub(crate) fn end_group(&self, root: SpanKey) -> Option<ProfileGroup> {
-        let mut state = self.state.lock();
-        let group = state.groups.remove(&root)?;
-        self.tokens.lock().roots.remove(&root);
-        Some(group)
+        self.state.lock().groups.remove(&root)
     }
 
     /// What was decided when the first span of that root's group was kept, if it has one.
@@ -322,16 +299,6 @@ impl ProfileAdmission {
     /// Drops the state of a span that has closed and was judged.
     pub(crate) fn forget(&self, span: SpanKey) {
         self.state.lock().earlier.remove(&span);
-    }
-
-    /// Stops giving reservations: the last profiles are being made.
-    pub(crate) fn end(&self) {
-        self.is_over.store(true, Ordering::Relaxed);
-    }
-
-    /// While samples are lost because memory is short, no reservations are given.
-    pub(crate) fn set_memory_is_short(&self, is_short: bool) {
-        self.memory_is_short.store(is_short, Ordering::Relaxed);
     }
 }
 
@@ -493,14 +460,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_over_its_limit_is_known_without_the_lock_of_groups() {
+    fn what_is_over_its_limit_is_known_before_it_is_kept() {
         const MINUTE: u64 = 60_000_000_000;
         let now = Arc::new(AtomicU64::new(0));
         let admission = admission(1).by_hand(Arc::clone(&now));
-        let over = |root, has_samples, name| {
-            let _locked = admission.state.lock();
-            admission.is_over_limit((0, name, key(root)), has_samples)
-        };
+        let over =
+            |root, has_samples, name| admission.is_over_limit((0, name, key(root)), has_samples);
         assert!(!over(9, false, 0) && !over(9, true, 0));
         assert_eq!(keep(&admission, 1, 1, 1, ID).profile, Ok(ID));
         assert!(!over(9, true, 0), "it would be reported");
@@ -559,11 +524,11 @@ mod tests {
             "a reservation was given before"
         );
         admission.health.set_accepts(true);
-        admission.set_memory_is_short(true);
+        admission.memory_is_short.store(true, Ordering::Relaxed);
         assert_eq!(keep(&admission, 4, 4, 1, ID).profile, Err(NoProfile::NoMemory));
-        admission.set_memory_is_short(false);
+        admission.memory_is_short.store(false, Ordering::Relaxed);
         assert_eq!(keep(&admission, 5, 5, 1, OTHER).profile, Ok(OTHER));
-        admission.end();
+        admission.is_over.store(true, Ordering::Relaxed);
         // The last profile is exported in the meantime.
         admission.health.set_accepts(true);
         assert_eq!(keep(&admission, 6, 6, 1, ID).profile, Err(NoProfile::ExporterFails));

@@ -11,8 +11,7 @@ use tracing::field::Visit;
 use tracing::level_filters::LevelFilter;
 use tracing::{Level, Metadata};
 
-use super::attribute;
-use super::candidates::{Candidate, candidates};
+use super::candidates::{Candidate, candidates, has_attribute, stated_by};
 use super::condition::boxed;
 use super::fields::FieldRules;
 use super::logged_errors::LoggedErrors;
@@ -22,6 +21,7 @@ use super::plans::{Callsite, Cohort, CompiledRule, Plans};
 use super::shown_fields::ShownFields;
 use super::{Keep, Rule, Rules};
 use crate::error::Error;
+use crate::facts::format::nanoseconds;
 use crate::ids::hash_of;
 use crate::span::{HAS_FIELDS, HAS_STATUS, Plan, SHOWS_FIELDS};
 use crate::stats::Counters;
@@ -35,7 +35,7 @@ pub(crate) struct Callsites {
     sites: Box<[Chain]>,
     plans: Plans,
     settings: PlanSettings,
-    shown_fields: ShownFields,
+    pub(crate) shown_fields: ShownFields,
     /// Grows whenever the rules are replaced.
     generation: AtomicU64,
     /// Spans may be open whose rules were replaced.
@@ -185,7 +185,13 @@ impl Callsites {
         loop {
             let site = chain.get_or_init(|| {
                 let _uncounted = Uncounted::begin();
-                Box::new(Site::new(metadata))
+                Box::new(Site {
+                    metadata,
+                    decided: AtomicU64::new(UNDECIDED),
+                    next: Chain::new(),
+                    is_only_ours: AtomicBool::new(false),
+                    is_declined: AtomicBool::new(false),
+                })
             });
             if std::ptr::eq(site.metadata, metadata) {
                 return Some(site);
@@ -218,7 +224,7 @@ impl Callsites {
         }
         let is_wanted = self.find(metadata).is_some();
         let judges_errors =
-            is_wanted && attribute::keep_of(metadata).is_some_and(|keep| keep.judges_errors());
+            is_wanted && stated_by(metadata).is_some_and(|keep| keep.judges_errors());
         let is_news = judges_errors
             && !self.attribute_judges_errors.swap(true, Ordering::Relaxed)
             && !self.judges_errors.load(Ordering::Relaxed);
@@ -228,7 +234,7 @@ impl Callsites {
     /// Whether the rules want spans of that callsite, whatever other layers do. Only then these may be asked: their answer
     /// is replaced by the one of this layer.
     pub(crate) fn may_want(&self, metadata: &'static Metadata<'static>) -> bool {
-        if attribute::is_on(metadata) {
+        if has_attribute(metadata) {
             return metadata.is_span() && self.find(metadata).is_some();
         }
         let known = self.known.lock();
@@ -238,7 +244,7 @@ impl Callsites {
     /// Whether spans of that callsite are profiled only if another layer wants them: rules that name neither them nor their
     /// level match.
     fn follow_others(&self, metadata: &Metadata<'_>) -> bool {
-        if attribute::is_on(metadata) {
+        if has_attribute(metadata) {
             return false;
         }
         let known = self.known.lock();
@@ -319,10 +325,6 @@ impl Callsites {
         self.sites.get(hash % CHAINS)
     }
 
-    pub(crate) fn shown_fields(&self) -> &ShownFields {
-        &self.shown_fields
-    }
-
     /// The callsite and rule behind a plan's number.
     #[inline(always)]
     pub(crate) fn get(&self, number: u64) -> Option<&Callsite> {
@@ -330,11 +332,13 @@ impl Callsites {
     }
 
     /// The rule of a new span by its field values, if the rules for its callsite depend on them, and what is known of them.
+    #[cold]
     pub(crate) fn choose(
         &self,
         callsite: &Callsite,
         record: impl FnOnce(&mut dyn Visit),
     ) -> Option<(&Callsite, u64)> {
+        let _uncounted = Uncounted::begin();
         let choice = callsite.fields.as_ref()?.choose(record)?;
         Some((self.get(choice.number)?, choice.bits))
     }
@@ -430,7 +434,11 @@ impl Callsites {
             return false;
         }
         self.has_replaced.store(false, Ordering::Relaxed);
-        self.plans.raise_limits();
+        // The limits are those of the rules in force again.
+        self.plans.least_limit_ns.store(u64::MAX, Ordering::Relaxed);
+        self.plans.least_age.store(u64::MAX, Ordering::Relaxed);
+        let in_force = self.plans.iter().filter(|one| one.is_in_force.load(Ordering::Relaxed));
+        in_force.for_each(|one| self.plans.lower_limits(one));
         self.replaced_judge_errors.swap(false, Ordering::Relaxed) && !self.judge_errors()
     }
 
@@ -443,11 +451,9 @@ impl Callsites {
         wall_ns: u64,
     ) -> bool {
         let sketches = callsite.cohort.as_ref().and_then(|cohort| cohort.sketches.as_ref());
-        sketches.is_some_and(|sketches| sketches.add(route(), wall_ns, self.now_ns()))
-    }
-
-    fn now_ns(&self) -> u64 {
-        u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        sketches.is_some_and(|sketches| {
+            sketches.add(route(), wall_ns, nanoseconds(self.started.elapsed()))
+        })
     }
 
     #[cold]
@@ -511,7 +517,7 @@ impl Callsites {
         let waiting = (!tests.is_empty()).then(|| number(None));
         let fields = waiting.map(|waiting| {
             let fields = FieldRules::new(metadata, &tests, otherwise, waiting);
-            Counters::add(&self.counters.rules.skipped, fields.left_out());
+            Counters::add(&self.counters.rules.skipped, fields.left_out);
             Arc::new(fields)
         });
         let status = metadata.fields().field(STATUS_FIELD).map_or(0, |_| HAS_STATUS);
@@ -550,18 +556,6 @@ impl Callsites {
         let is_needed = keep.percentile().is_some() || keep.one_in().is_some();
         let new = || Arc::new(Cohort::new(keep.percentile().map(sketches)));
         is_needed.then(|| Arc::clone(cohorts.entry(key).or_insert_with(new)))
-    }
-}
-
-impl Site {
-    fn new(metadata: &'static Metadata<'static>) -> Self {
-        Self {
-            metadata,
-            decided: AtomicU64::new(UNDECIDED),
-            next: Chain::new(),
-            is_only_ours: AtomicBool::new(false),
-            is_declined: AtomicBool::new(false),
-        }
     }
 }
 

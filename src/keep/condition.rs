@@ -253,13 +253,6 @@ impl Keep {
         })
     }
 
-    pub(crate) fn open_limit(&self) -> Option<Duration> {
-        self.conditions().find_map(|condition| match condition {
-            Condition::Open(limit) => Some(limit),
-            _ => None,
-        })
-    }
-
     /// How long a span may stay entered without an exit before it hangs.
     pub(crate) fn hung_limit(&self) -> Option<Duration> {
         let explicit = self.conditions().find_map(|condition| match condition {

@@ -121,15 +121,13 @@ fn directive(input: &mut &str) -> ModalResult<Directive> {
     // An empty directive is allowed, as after a trailing comma, so this one must not be empty.
     not(alt((",".void(), eof.void()))).parse_next(input)?;
     // A condition that contains a `=` (`one_in=9`) is not a selector.
-    let for_all = terminated(keep, peek((multispace0, alt((",", eof))))).map(Kept::for_all);
-    let selected = (opt(terminated(selector, equals())), cut_err(keep)).map(|(selector, kept)| {
-        let Kept { keep, max_level } = kept;
-        Rule { keep, max_level, ..selector.unwrap_or(Rule::for_all(keep)) }
-    });
+    let for_all = terminated(keep, peek((multispace0, alt((",", eof))))).map(|kept| (None, kept));
+    let selected = (opt(terminated(selector, equals())), cut_err(keep));
     // `hung=off` alone is no condition, and not the rule `off` for a crate `hung`.
     let hung_off = ("hung", equals(), "off", multispace0, alt((",", eof)));
     cut_err(not(hung_off)).context(expect(KEEP)).parse_next(input)?;
-    let rule = alt((for_all, selected)).parse_next(input)?;
+    let (selector, (keep, max_level)) = alt((for_all, selected)).parse_next(input)?;
+    let rule = Rule { keep, max_level, ..selector.unwrap_or(Rule::for_all(keep)) };
     Ok(Directive { rule, rest })
 }
 
@@ -186,42 +184,30 @@ fn unquoted<'a>(input: &mut &'a str) -> ModalResult<&'a str> {
 }
 
 /// When spans are kept, and up to which level.
-#[derive(Clone, Copy)]
-struct Kept {
-    keep: Keep,
-    max_level: Option<Level>,
-}
+type KeptUpTo = (Keep, Option<Level>);
 
-impl Kept {
-    fn for_all(self) -> Rule {
-        Rule { max_level: self.max_level, ..Rule::for_all(self.keep) }
-    }
-
-    fn and(self, other: Self) -> Self {
-        let keep = other.keep.conditions().fold(self.keep, Keep::or);
-        Self { keep, max_level: other.max_level.or(self.max_level) }
-    }
-}
-
-fn keep(input: &mut &str) -> ModalResult<Kept> {
-    let off = terminated("off", not('_')).value(Kept { keep: Keep::never(), max_level: None });
-    let conditions = conditions.verify(|kept| !kept.keep.is_never()).context(expect(KEEP));
+fn keep(input: &mut &str) -> ModalResult<KeptUpTo> {
+    let off = terminated("off", not('_')).value((Keep::never(), None));
+    let conditions = conditions.verify(|(keep, _)| !keep.is_never()).context(expect(KEEP));
     alt((off, conditions)).parse_next(input)
 }
 
-fn conditions(input: &mut &str) -> ModalResult<Kept> {
+fn conditions(input: &mut &str) -> ModalResult<KeptUpTo> {
     let mut first = part.context(expect(KEEP));
     let next = part.context(expect(CONDITION));
     let first = first.parse_next(input)?;
     let next = preceded((multispace0, '|', multispace0), cut_err(next));
-    repeat(0.., next).fold(|| first, Kept::and).parse_next(input)
+    let and = |(keep, level): KeptUpTo, (more, other): KeptUpTo| {
+        (more.conditions().fold(keep, Keep::or), other.or(level))
+    };
+    repeat(0.., next).fold(|| first, and).parse_next(input)
 }
 
-fn part(input: &mut &str) -> ModalResult<Kept> {
+fn part(input: &mut &str) -> ModalResult<KeptUpTo> {
     let level = preceded(("level", multispace0, "<=", multispace0), cut_err(level));
     alt((
-        level.map(|level| Kept { keep: Keep::never(), max_level: Some(level) }),
-        condition.map(|condition| Kept { keep: Keep::when(condition), max_level: None }),
+        level.map(|level| (Keep::never(), Some(level))),
+        condition.map(|condition| (Keep::when(condition), None)),
     ))
     .parse_next(input)
 }

@@ -21,7 +21,8 @@ pub(crate) struct FieldRules {
     otherwise: Option<u64>,
     /// The plan if no rule keeps the span yet, but a later value might.
     waiting: u64,
-    left_out: u64,
+    /// Rules for which no bit was left. They never match.
+    pub(super) left_out: u64,
 }
 
 /// A value that a rule wants.
@@ -56,11 +57,6 @@ impl FieldRules {
             }
         }
         new
-    }
-
-    /// Rules for which no bit was left. They never match.
-    pub(super) fn left_out(&self) -> u64 {
-        self.left_out
     }
 
     fn wanted(&mut self, metadata: &'static Metadata<'static>, rule: &Rule) -> Option<u64> {
@@ -225,7 +221,7 @@ mod tests {
         let all: Vec<_> = values.iter().map(|value| ("tenant", value.as_str())).collect();
         let (many, one) = (rule(&all), rule(&all[..1]));
         let fields = FieldRules::new(metadata, &[(&many, Some(1)), (&one, Some(2))], Some(3), 9);
-        assert_eq!((fields.tests.len(), fields.left_out()), (64, 1));
+        assert_eq!((fields.tests.len(), fields.left_out), (64, 1));
         let chosen = fields.choose(|visit| Values(metadata, vec![("tenant", "0")]).record(visit));
         assert_eq!(chosen.unwrap().number, 2);
     }

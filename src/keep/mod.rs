@@ -1,7 +1,6 @@
 //! Decides which spans are kept. Pure, except for the callsite cache and the lock around the reservations.
 
 mod admission;
-mod attribute;
 mod callsites;
 mod candidates;
 mod condition;

@@ -5,13 +5,13 @@ use std::hash::{BuildHasher, RandomState};
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use tracing::Metadata;
 
-use super::Keep;
 use super::fields::FieldRules;
 use super::percentile::Sketches;
+use super::{Condition, Keep};
+use crate::facts::format::nanoseconds;
 use crate::redact::Redaction;
 use crate::span::Plan;
 
@@ -31,8 +31,11 @@ pub(crate) struct CompiledRule {
 
 impl CompiledRule {
     pub(super) fn new(id: u64, keep: Box<Keep>) -> Self {
-        let ns = |limit: Duration| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
-        let (hung_ns, open_ns) = (keep.hung_limit().map(ns), keep.open_limit().map(ns));
+        let hung_ns = keep.hung_limit().map(nanoseconds);
+        let open_ns = keep.conditions().find_map(|condition| match condition {
+            Condition::Open(limit) => Some(nanoseconds(limit)),
+            _ => None,
+        });
         Self { id, keep, hung_ns, open_ns, text: OnceLock::new() }
     }
 
@@ -173,14 +176,6 @@ impl Plans {
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Callsite> {
         self.blocks.iter().filter_map(OnceLock::get).flatten().filter_map(OnceLock::get)
-    }
-
-    /// The limits are those of the rules in force again.
-    pub(super) fn raise_limits(&self) {
-        self.least_limit_ns.store(u64::MAX, Ordering::Relaxed);
-        self.least_age.store(u64::MAX, Ordering::Relaxed);
-        let in_force = self.iter().filter(|one| one.is_in_force.load(Ordering::Relaxed));
-        in_force.for_each(|one| self.lower_limits(one));
     }
 
     pub(super) fn lower_limits(&self, Callsite { plan, rule, .. }: &Callsite) {

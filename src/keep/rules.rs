@@ -155,8 +155,9 @@ impl Rule {
 
     /// Whether the spans of a callsite that the rule matches are profiled.
     pub(super) fn admits(&self, metadata: &Metadata<'_>) -> bool {
+        let library = metadata.target().split("::").next().unwrap_or_default();
         *metadata.level() <= self.level()
-            && !(self.is_for_all() && is_infrastructure(metadata.target()))
+            && !(self.is_for_all() && INFRASTRUCTURE.contains(&library))
     }
 
     /// Whether the rule depends on the values of a span's fields.
@@ -181,11 +182,6 @@ impl Rule {
         self.target.as_ref().is_none_or(|target| metadata.target().starts_with(target.as_str()))
             && self.span.as_ref().is_none_or(|name| metadata.name() == name)
             && self.fields.iter().all(has)
-    }
-
-    /// The rule with the longer target is more specific; then the one with a span name; then the one with more fields.
-    fn specificity(&self) -> (usize, bool, usize) {
-        (self.target.as_ref().map_or(0, String::len), self.span.is_some(), self.fields.len())
     }
 }
 
@@ -214,12 +210,6 @@ impl fmt::Display for Rule {
             _ => Ok(()),
         }
     }
-}
-
-/// Whether a target is that of a library in [`INFRASTRUCTURE`], or of a module of it.
-fn is_infrastructure(target: &str) -> bool {
-    let library = target.split_once("::").map_or(target, |(library, _)| library);
-    INFRASTRUCTURE.contains(&library)
 }
 
 #[cfg(test)]
@@ -287,7 +277,11 @@ impl Rules {
     pub(crate) fn candidates(&self, metadata: &Metadata<'_>) -> Vec<&Rule> {
         let matching = self.0.iter().enumerate().filter(|(_, rule)| rule.matches(metadata));
         let mut candidates: Vec<_> = matching.collect();
-        candidates.sort_by_key(|(number, rule)| (rule.specificity(), *number));
+        // The rule with the longer target is more specific; then the one with a span name; then the one with more fields.
+        candidates.sort_by_key(|(number, rule)| {
+            let target = rule.target.as_ref().map_or(0, String::len);
+            (target, rule.span.is_some(), rule.fields.len(), *number)
+        });
         let mut candidates: Vec<_> = candidates.into_iter().rev().map(|(_, rule)| rule).collect();
         let sure = candidates.iter().position(|rule| !rule.needs_values());
         candidates.truncate(sure.map_or(usize::MAX, |sure| sure + 1));

@@ -1,6 +1,6 @@
 //! Fields whose values say which request a span is.
 
-use std::fmt::{self, Debug, Display};
+use std::fmt::Debug;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
@@ -59,22 +59,16 @@ pub(crate) struct Segments<'a> {
 }
 
 impl<'a> Segments<'a> {
+    pub(crate) fn joined(self) -> String {
+        self.iter().collect::<Vec<_>>().join("/")
+    }
+
     fn iter(self) -> impl Iterator<Item = &'a str> {
         let path = self.value.trim_matches('"').split(['?', '#']).next().unwrap_or_default();
         path.split('/').map(move |segment| match self.is_path && is_value(segment) {
             true => "{}",
             false => segment,
         })
-    }
-}
-
-impl Display for Segments<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (number, segment) in self.iter().enumerate() {
-            f.write_str(if number > 0 { "/" } else { "" })?;
-            f.write_str(segment)?;
-        }
-        Ok(())
     }
 }
 
@@ -89,11 +83,6 @@ fn is_value(segment: &str) -> bool {
 /// The methods of HTTP.
 const METHODS: [&str; 10] =
     ["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH", "QUERY"];
-
-/// Whether the field `method` of such spans is that of an HTTP request: other programs have other methods.
-fn is_of_tower_http(metadata: &Metadata<'_>) -> bool {
-    metadata.target().starts_with("tower_http::")
-}
 
 /// The names of the fields whose values are shown.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -176,7 +165,7 @@ impl FieldValues {
 
     /// Those that name the route of a request.
     pub(crate) fn to_route(&self) -> Vec<(&'static str, String)> {
-        of_route(&self.0).map(|(name, segments)| (name, segments.to_string())).collect()
+        of_route(&self.0).map(|(name, segments)| (name, segments.joined())).collect()
     }
 
     pub(crate) fn into_vec(self) -> Vec<(&'static str, String)> {
@@ -195,9 +184,10 @@ impl FieldValues {
     /// A client can invent the method of its request, so it could have any number of values. As OpenTelemetry has it, one
     /// that is not known is `_OTHER`.
     fn fold_methods(&mut self, metadata: &Metadata<'_>) {
-        let is_method = |name: &str| {
-            name == "http.request.method" || name == "method" && is_of_tower_http(metadata)
-        };
+        // The field `method` of other programs has other methods.
+        let is_of_tower_http = metadata.target().starts_with("tower_http::");
+        let is_method =
+            |name: &str| name == "http.request.method" || name == "method" && is_of_tower_http;
         let methods = self.0.iter_mut().filter(|(name, _)| is_method(name));
         methods
             .filter(|(_, value)| !METHODS.contains(&value.as_str()))

@@ -46,6 +46,10 @@ struct KnownRoutes {
 }
 
 impl SpanNames {
+    pub(crate) fn new(dispatch: OwnDispatch, redaction: Arc<Redaction>) -> Self {
+        Self { dispatch, redaction, known: Mutex::default() }
+    }
+
     /// Reads the values of an open span that are shown; `None` if there are none.
     pub(crate) fn read<T>(&self, id: RegistryId, read: impl Fn(&FieldValues) -> T) -> Option<T> {
         let known = self.dispatch.read().as_ref().and_then(WeakDispatch::upgrade);

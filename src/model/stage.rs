@@ -23,9 +23,8 @@ use super::oracle::{
 use super::script::{Kind, Step, THREADS, Under};
 use super::source::{Scripted, begin_thread};
 use crate::allocations::AllocationSettings;
-use crate::collect::Collector;
-use crate::collect::ContinuousSettings;
-use crate::engine::{Command, Engine, Gate, ProfileKind, begin_process_profile};
+use crate::collect::{Collector, ContinuousSettings};
+use crate::engine::{Command, Engine, Gate, ProfileKind};
 use crate::export::{ExportError, Exported, Exporter};
 use crate::intake::IntakeSettings;
 use crate::keep::{
@@ -248,7 +247,7 @@ impl Stage {
             },
             warnings: Vec::new(),
             otel: OtelSettings::default(),
-            redaction: crate::redact::Redaction::new(),
+            names: crate::keep::SpanNames::default(),
             references: ReferenceLimits::NONE.into(),
         });
         collector.threads.idle = Duration::MAX;
@@ -493,7 +492,7 @@ impl Stage {
     /// When the collector begins a profile of the process that was asked for a while ago, and when it ends.
     pub(super) fn profile_of_process(&mut self, duration: Duration) -> (Instant, Instant) {
         let (wall, period_ns) = (ProfileKind::Wall, 1_000_000_000);
-        let asked = begin_process_profile(&self.engine, wall, duration, period_ns).unwrap();
+        let asked = self.engine.begin_profile(wall, duration, period_ns).unwrap();
         std::thread::sleep(Duration::from_millis(50));
         let begins = Instant::now();
         assert!(self.collector.do_rounds().is_none());

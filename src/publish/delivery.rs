@@ -15,14 +15,10 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::{self, Receiver, RecvError, RecvTimeoutError};
 
 use super::ending::Ending;
-use super::outbox::{
-    Content, DeliveryOutcome, HeldProfile, Outage, OutageCause, Outbox, Outgoing, Request,
-};
+use super::outbox::{Content, DeliveryOutcome, HeldProfile, Outage, OutageCause, Outbox, Outgoing};
 use super::reporter::Reporter;
 use crate::error::{FlushError, FlushStage};
-use crate::export::{
-    Answer, Encoded, ExportError, Exporter, QueueLimits, RefusedScope, Unexportable,
-};
+use crate::export::{Answer, ExportError, Exporter, QueueLimits, RefusedScope, Unexportable, stem};
 use crate::keep::{ExporterHealth, Kept};
 use crate::log::{LogEvent, LogKind};
 use crate::profile::Profile;
@@ -149,7 +145,7 @@ impl Delivery {
 
     /// Whether a profile is at hand that can show whether the receiver refuses all.
     fn is_tested(&self) -> bool {
-        self.failing().is_some_and(Outage::is_doubt) && self.outbox.has_encoded()
+        self.failing().is_some_and(Outage::is_doubt) && self.outbox.has(|it| it.message().is_some())
     }
 
     /// Adds a profile to the outbox.
@@ -173,7 +169,8 @@ impl Delivery {
             self.check();
         }
         while (self.is_remote || self.failing().is_none())
-            && let Some(held) = self.outbox.take_whole()
+            && let Some(Outgoing { content: Content::Whole(held), .. }) =
+                self.outbox.take(Outgoing::is_whole)
             && self.hand_over(held)
         {}
         if is_due || self.is_tested() {
@@ -206,7 +203,8 @@ impl Delivery {
             }
         }
         let has_fallback = self.exporter.remote().is_some_and(|it| it.fallback().is_some());
-        let accepts = self.problem().is_none() || has_fallback && !self.outbox.has_whole();
+        let accepts =
+            self.problem().is_none() || has_fallback && !self.outbox.has(Outgoing::is_whole);
         self.shared.health.set_accepts(accepts);
     }
 
@@ -279,9 +277,10 @@ impl Delivery {
         if let (Some(problem), None) = (problem, remote.fallback()) {
             return Err(problem.into());
         }
-        let Encoded { stem, message } = remote.encoded(profile);
+        let message = remote.message(profile);
         let Some(fallback) = remote.fallback().filter(|_| is_away) else {
-            self.outbox.add(outgoing(Content::Encoded { stem, message: message.into() }));
+            self.outbox
+                .add(outgoing(Content::Encoded { stem: stem(profile), message: message.into() }));
             return Ok(Vec::new());
         };
         let files = fallback.store(profile, Some(message))?;
@@ -310,7 +309,7 @@ impl Delivery {
             let Some(outgoing) = self.outbox.take(can_go) else {
                 if cause.is_some() {
                     remote.send(Arc::default());
-                    self.outbox.sending = Some(Request::Probe);
+                    self.outbox.sending = Some(None);
                 }
                 return;
             };
@@ -330,7 +329,7 @@ impl Delivery {
                 Counters::add(&self.shared.counters.profiles.requests_retried, 1);
             }
             remote.send(message);
-            self.outbox.sending = Some(Request::Profile(outgoing));
+            self.outbox.sending = Some(Some(outgoing));
         }
     }
 
@@ -339,11 +338,7 @@ impl Delivery {
         let Ok(answer) = answer else {
             return self.break_down("the thread that sends profiles has panicked".to_owned());
         };
-        let sent = match self.outbox.sending.take() {
-            Some(Request::Profile(outgoing)) => Some(outgoing),
-            Some(Request::Probe) => None,
-            None => return,
-        };
+        let Some(sent) = self.outbox.sending.take() else { return };
         let outcome = match answer {
             Answer::NotNow { after, problem } => {
                 let waiting = self.outbox.queue.len() + usize::from(sent.is_some());
@@ -455,7 +450,7 @@ impl Delivery {
         let event = LogEvent::warning(LogKind::SendingEnded, message);
         self.shared.reporter.log(LogEvent { error: Some(problem.clone()), ..event });
         self.answers = channel::never();
-        if let Some(Request::Profile(outgoing)) = self.outbox.sending.take() {
+        if let Some(Some(outgoing)) = self.outbox.sending.take() {
             self.outbox.add(outgoing);
         }
         // They stay in the directory.
@@ -533,7 +528,7 @@ impl Delivery {
 
     /// Ends delivery. An error if a profile was lost since the last flush.
     pub(super) fn end(mut self) -> Result<(), FlushError> {
-        if let Some(Request::Profile(sent)) = self.outbox.sending.take() {
+        if let Some(Some(sent)) = self.outbox.sending.take() {
             self.outbox.add(sent);
         }
         for left in self.outbox.take_all(|it| !it.is_stored()) {
@@ -668,9 +663,9 @@ mod tests {
             Ok(())
         }
 
-        fn encoded(&mut self, profile: &Profile) -> Encoded {
+        fn message(&mut self, _: &Profile) -> Vec<u8> {
             assert!(!self.line.panics.swap(false, Ordering::Relaxed), "as the test wants");
-            Encoded { stem: profile.id.to_string(), message: vec![7] }
+            vec![7]
         }
 
         fn send(&self, message: Arc<[u8]>) {
@@ -690,7 +685,7 @@ mod tests {
         PublishState {
             counters,
             health,
-            ending: Arc::new(Ending::new(Arc::downgrade(&reporter))),
+            ending: Arc::new(Ending::new(Arc::downgrade(&reporter)).0),
             reporter,
             redaction,
             references: Arc::new(references),
@@ -779,7 +774,7 @@ mod tests {
             deliver(&mut delivery);
         }
         let Outbox { queue, sending, .. } = &mut delivery.outbox;
-        let Some(Request::Profile(sending)) = sending else { panic!("the first") };
+        let Some(Some(sending)) = sending else { panic!("the first") };
         let Some(since) = Instant::now().checked_sub(2 * PLENTY) else { return };
         (sending.since, queue[0].since, queue[2].since) = (since, since, since);
         // All expired profiles are given up with the first, without a request and a pause for each.

@@ -1,7 +1,10 @@
 //! The end of a layer's delivery, for which its handles wait even if the layer was dropped.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::convert::Infallible;
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
+
+use crossbeam::channel::{self, Receiver, RecvTimeoutError, Sender};
 
 use super::job::FlushResult;
 use super::reporter::Reporter;
@@ -12,11 +15,12 @@ use crate::sys::{self, Uncounted};
 /// The exporting thread answers at the deadline, with what it could not deliver.
 pub(crate) const ANSWERED_WITHIN: Duration = Duration::from_millis(20);
 
-// Not the lock of `parking_lot`, as in `queue.rs`.
 #[derive(Debug)]
 pub(crate) struct Ending {
-    answer: Mutex<Option<FlushResult>>,
-    is_over: Condvar,
+    /// Whether everything is delivered. None if the thread that delivers has failed.
+    pub(super) answer: OnceLock<FlushResult>,
+    /// Closed when that thread ends, in any way.
+    is_over: Receiver<Infallible>,
     /// Gone once it has reported everything.
     reporter: Weak<Reporter>,
     /// The fork generation of the process that delivers.
@@ -24,56 +28,32 @@ pub(crate) struct Ending {
 }
 
 impl Ending {
-    pub(crate) fn new(reporter: Weak<Reporter>) -> Self {
-        let made_in = sys::fork_generation();
-        Self { answer: Mutex::default(), is_over: Condvar::new(), reporter, made_in }
-    }
-
-    /// Everything is delivered, or lost for this reason. Only the first answer counts.
-    pub(super) fn set(&self, ended: FlushResult) {
-        self.answer.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(ended);
-        self.is_over.notify_all();
+    /// The second value is dropped by the thread that delivers, at its end.
+    pub(crate) fn new(reporter: Weak<Reporter>) -> (Self, Sender<Infallible>) {
+        let ((delivers, is_over), made_in) = (channel::bounded(0), sys::fork_generation());
+        (Self { answer: OnceLock::new(), is_over, reporter, made_in }, delivers)
     }
 
     /// Waits until everything is delivered and reported.
     pub(crate) fn wait(&self, deadline: Instant) -> FlushResult {
-        // Its lock may be held forever there.
+        // Locks may be held forever there.
         if self.made_in != sys::fork_generation() {
             return Err(FlushError::Forked);
         }
         let _uncounted = Uncounted::begin();
-        let mut answer = self.answer.lock().unwrap_or_else(PoisonError::into_inner);
-        let delivered = loop {
-            if let Some(known) = &*answer {
-                break known.clone();
-            }
-            if is_ignored() {
-                return Err(FlushError::OwnThread);
-            }
-            let answered_by = deadline + ANSWERED_WITHIN;
-            let left = answered_by.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(FlushError::Timeout(FlushStage::Collection));
-            }
-            let woken = self.is_over.wait_timeout(answer, left);
-            (answer, _) = woken.unwrap_or_else(PoisonError::into_inner);
-        };
-        drop(answer);
+        if is_ignored() && self.answer.get().is_none() {
+            return Err(FlushError::OwnThread);
+        }
+        if self.is_over.recv_deadline(deadline + ANSWERED_WITHIN) == Err(RecvTimeoutError::Timeout)
+        {
+            return Err(FlushError::Timeout(FlushStage::Collection));
+        }
+        let delivered = self.answer.get().cloned().unwrap_or(Err(FlushError::Ended));
         let is_reported = |reporter: Arc<Reporter>| is_ignored() || reporter.wait(deadline);
         if !self.reporter.upgrade().is_none_or(is_reported) {
             return delivered.and(Err(FlushError::Timeout(FlushStage::Reports)));
         }
         delivered
-    }
-}
-
-/// Its thread may end in any way.
-#[derive(Debug)]
-pub(super) struct EndsWithThread(pub(super) Arc<Ending>);
-
-impl Drop for EndsWithThread {
-    fn drop(&mut self) {
-        self.0.set(Err(FlushError::Ended));
     }
 }
 
@@ -85,7 +65,7 @@ mod tests {
 
     #[test]
     fn the_first_answer_is_that_of_all_who_wait() {
-        let ending = Arc::new(Ending::new(Weak::new()));
+        let (ending, delivers) = Ending::new(Weak::new());
         let late = Err(FlushError::Timeout(FlushStage::Collection));
         assert_eq!(ending.wait(Instant::now()), late);
         let start = Instant::now();
@@ -93,8 +73,8 @@ mod tests {
         thread::scope(|scope| {
             let waiting = [scope.spawn(wait), scope.spawn(wait)];
             let lost = Err(FlushError::ProfilesLost(2));
-            ending.set(lost.clone());
-            drop(EndsWithThread(Arc::clone(&ending)));
+            ending.answer.set(lost.clone()).unwrap();
+            drop(delivers);
             for one in waiting {
                 assert_eq!(one.join().unwrap(), lost);
             }
@@ -105,15 +85,14 @@ mod tests {
 
     #[test]
     fn a_thread_that_fails_is_an_answer() {
-        let ending = Arc::new(Ending::new(Weak::new()));
-        drop(EndsWithThread(Arc::clone(&ending)));
+        let (ending, delivers) = Ending::new(Weak::new());
+        drop(delivers);
         assert_eq!(ending.wait(Instant::now()), Err(FlushError::Ended));
     }
 
     #[test]
     fn a_thread_of_the_layer_does_not_wait_for_itself() {
-        let ending = Arc::new(Ending::new(Weak::new()));
-        let of_layer = Arc::clone(&ending);
+        let (of_layer, _delivers) = Ending::new(Weak::new());
         let deadline = Instant::now() + Duration::from_secs(60);
         let (answer, answered) = std::sync::mpsc::channel();
         let wait = move || answer.send(of_layer.wait(deadline)).unwrap();

@@ -1,18 +1,16 @@
 //! The thread that exports.
 
-use std::sync::Arc;
+use std::convert::Infallible;
 use std::time::SystemTime;
 
-use crossbeam::channel::{self, Receiver, select};
+use crossbeam::channel::{self, Receiver, Sender, select};
 
-use super::delivery::Delivery;
-use super::ending::EndsWithThread;
+use super::delivery::{Delivery, PublishState};
 use super::job::{FlushRequest, LastDelivery};
 use super::outbox::HeldProfile;
 use crate::error::FlushError;
 use crate::history::HourlyHistory;
 use crate::keep::Kept;
-use crate::log::LogEvent;
 
 /// A message to the exporting thread.
 #[derive(Debug)]
@@ -27,27 +25,18 @@ pub(super) enum ExportJob {
 }
 
 pub(super) struct ExportThread {
-    jobs: Receiver<ExportJob>,
-    delivery: Delivery,
+    pub(super) jobs: Receiver<ExportJob>,
+    pub(super) delivery: Delivery,
     /// It is written by the thread that a file system already can block.
-    history: HourlyHistory,
-    ending: EndsWithThread,
+    pub(super) history: HourlyHistory,
+    /// Dropped at its end.
+    pub(super) _delivers: Sender<Infallible>,
 }
 
 impl ExportThread {
-    pub(super) fn new(
-        jobs: Receiver<ExportJob>,
-        delivery: Delivery,
-        history: HourlyHistory,
-        ending: EndsWithThread,
-    ) -> Self {
-        Self { jobs, delivery, history, ending }
-    }
-
     pub(super) fn run(mut self) {
         self.delivery.start();
-        let events = self.history.begin(SystemTime::now());
-        self.log(events);
+        self.history.begin(SystemTime::now());
         loop {
             let wake = self.delivery.next_attempt().map_or_else(channel::never, channel::at);
             let due = self.history.due_in(SystemTime::now());
@@ -72,8 +61,8 @@ impl ExportThread {
                 Some(ExportJob::Lose(report)) => self.delivery.lose(*report),
                 Some(ExportJob::Done(FlushRequest { done, deadline })) => {
                     let flushed = self.delivery.flush(deadline);
-                    let events = self.history.flush(SystemTime::now());
-                    self.log(events);
+                    self.history.flush(SystemTime::now());
+                    self.log();
                     let lost = flushed.clone();
                     if !done.send(flushed) {
                         self.delivery.note_unanswered(lost);
@@ -83,25 +72,25 @@ impl ExportThread {
                 None => {}
             }
             self.delivery.advance(false);
-            let events = self.history.advance(SystemTime::now());
-            self.log(events);
+            self.history.advance(SystemTime::now());
+            self.log();
         }
     }
 
-    fn log(&self, events: Vec<LogEvent>) {
-        events.into_iter().for_each(|event| self.delivery.shared.reporter.log(event));
+    fn log(&mut self) {
+        self.history.events.drain(..).for_each(|event| self.delivery.shared.reporter.log(event));
     }
 
     /// Delivers what can be delivered, and drops everything else.
     fn end(mut self, last: LastDelivery) {
         let flushed = self.delivery.flush(last.deadline());
-        let events = self.history.flush(SystemTime::now());
-        self.log(events);
-        let reporter = Arc::clone(&self.delivery.shared.reporter);
+        self.history.flush(SystemTime::now());
+        self.log();
+        let PublishState { reporter, ending, .. } = self.delivery.shared.clone();
         let came_all = if last.has_failed { Err(FlushError::Ended) } else { Ok(()) };
         let ended = flushed.and(self.delivery.end()).and(came_all);
         // Nothing is reported from here on.
         reporter.close();
-        self.ending.0.set(ended);
+        _ = ending.answer.set(ended);
     }
 }

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam::channel::{self, Receiver, Sender};
@@ -35,6 +34,8 @@ pub(crate) enum Job {
         modules: HashMap<MappingId, Arc<Module>>,
         reference: Box<ClosedReference>,
         now_ns: u64,
+        /// Dropped once that is done.
+        on_way: Arc<()>,
     },
     /// Symbolize a profile for a caller that waits for it.
     Reply { profile: Box<Profile>, modules: HashMap<MappingId, Arc<Module>>, asked: Asked },
@@ -109,7 +110,7 @@ impl LastDelivery {
 /// The questions that have no answer yet. A caller whose deadline has passed leaves its question in a queue, perhaps for
 /// ever: beyond a number of them no more are accepted.
 #[derive(Debug, Default)]
-pub(crate) struct Questions(Arc<AtomicUsize>);
+pub(crate) struct Questions(Arc<()>);
 
 /// More callers than these are not answered.
 const MOST_QUESTIONS: usize = 64;
@@ -119,9 +120,10 @@ impl Questions {
     pub(crate) fn ask<T>(&self) -> Option<(Question<T>, Receiver<T>)> {
         let _uncounted = Uncounted::begin();
         let (reply, answer) = channel::bounded(1);
-        let question = Question { reply, open: Arc::clone(&self.0) };
-        let before = self.0.fetch_add(1, Ordering::Relaxed);
-        (before < MOST_QUESTIONS).then_some((question, answer))
+        let question = Question { reply, _open: Arc::clone(&self.0) };
+        // With this one and the own.
+        let open = Arc::strong_count(&self.0) - 1;
+        (open <= MOST_QUESTIONS).then_some((question, answer))
     }
 }
 
@@ -129,19 +131,14 @@ impl Questions {
 #[derive(Debug)]
 pub(crate) struct Question<T> {
     reply: Sender<T>,
-    open: Arc<AtomicUsize>,
+    /// There are as many as open questions.
+    _open: Arc<()>,
 }
 
 impl<T> Question<T> {
     /// Returns whether the caller still waited.
     pub(crate) fn send(self, answer: T) -> bool {
         self.reply.send(answer).is_ok()
-    }
-}
-
-impl<T> Drop for Question<T> {
-    fn drop(&mut self) {
-        self.open.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -172,6 +169,6 @@ mod tests {
         assert!(questions.ask::<u8>().is_some() && questions.ask::<u8>().is_some());
         question.send(7);
         open.clear();
-        assert_eq!(questions.0.load(Ordering::Relaxed), 0);
+        assert_eq!(Arc::strong_count(&questions.0), 1);
     }
 }

@@ -17,13 +17,15 @@ mod recent;
 mod reporter;
 mod worker;
 
+use std::collections::HashSet;
+use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
+use std::time::Instant;
 
-use crossbeam::channel::{self, Receiver};
+use crossbeam::channel::{self, Receiver, Sender};
 
 use self::delivery::Delivery;
-use self::ending::EndsWithThread;
 use self::exporting::ExportThread;
 use self::worker::SymbolsThread;
 use crate::export::Exporter;
@@ -61,6 +63,8 @@ pub(crate) struct PublisherParts {
     pub(crate) jobs: Receiver<Job>,
     pub(crate) files: Arc<Files>,
     pub(crate) settings: PublishSettings,
+    /// Of [`Ending::new`].
+    pub(crate) delivers: Sender<Infallible>,
 }
 
 impl PublisherParts {
@@ -75,7 +79,7 @@ impl PublisherParts {
     }
 
     fn start_threads(self) -> io::Result<()> {
-        let Self { shared, jobs, files, settings } = self;
+        let Self { shared, jobs, files, settings, delivers } = self;
         let PublishSettings { exporter, problem, history, on_kept, symbols } = settings;
         let history = HourlyHistory::new(history, &shared.references, &shared.counters);
         let exporter = FilesGuard::new(exporter, &files);
@@ -87,13 +91,23 @@ impl PublisherParts {
             spawn_ignored("profiling-kept", move || reporter.run_callback(&on_kept))?;
         }
         let (of_export, own_files) = (shared.clone(), Arc::clone(&files));
-        let ending = EndsWithThread(Arc::clone(&shared.ending));
         spawn_ignored("profiling-export", move || {
             let delivery = Delivery::new(of_export, exporter, own_files, problem);
-            ExportThread::new(to_export, delivery, history, ending).run();
+            ExportThread { jobs: to_export, delivery, history, _delivers: delivers }.run();
         })?;
         spawn_ignored("profiling-symbols", move || {
-            SymbolsThread::new(shared, jobs, exports, files, symbols).run();
+            let (symbolizer, symbolized, reported) = (None, Instant::now(), HashSet::new());
+            SymbolsThread {
+                shared,
+                jobs,
+                exports,
+                files,
+                symbols,
+                symbolizer,
+                symbolized,
+                reported,
+            }
+            .run();
         })
     }
 }

@@ -59,11 +59,11 @@ impl Outgoing {
         matches!(self.content, Content::Stored(_))
     }
 
-    fn is_whole(&self) -> bool {
+    pub(super) fn is_whole(&self) -> bool {
         matches!(self.content, Content::Whole(_))
     }
 
-    fn message(&self) -> Option<&Arc<[u8]>> {
+    pub(super) fn message(&self) -> Option<&Arc<[u8]>> {
         match &self.content {
             Content::Encoded { message, .. } => Some(message),
             Content::Whole(_) | Content::Stored(_) => None,
@@ -71,19 +71,14 @@ impl Outgoing {
     }
 }
 
-/// What the exporter has been given, and has not answered.
-pub(super) enum Request {
-    Profile(Outgoing),
-    /// Only whether it would accept a profile, so that none is at risk. It has failed before.
-    Probe,
-}
-
 /// The profiles on their way.
 pub(super) struct Outbox {
     pub(super) limits: QueueLimits,
     /// Those in the fallback directory are the last: they are sent when no others wait.
     pub(super) queue: VecDeque<Outgoing>,
-    pub(super) sending: Option<Request>,
+    /// What a remote has been given, and has not answered. Without a profile, so that none is at risk, only whether it would
+    /// accept one: it has failed before.
+    pub(super) sending: Option<Option<Outgoing>>,
 }
 
 impl Outbox {
@@ -115,28 +110,11 @@ impl Outbox {
 
     /// All profiles that are not delivered.
     pub(super) fn all(&self) -> impl Iterator<Item = &Outgoing> {
-        let sending = match &self.sending {
-            Some(Request::Profile(outgoing)) => Some(outgoing),
-            _ => None,
-        };
-        self.queue.iter().chain(sending)
+        self.queue.iter().chain(self.sending.iter().flatten())
     }
 
-    /// Takes the next profile that the exporter has not accepted.
-    pub(super) fn take_whole(&mut self) -> Option<Box<HeldProfile>> {
-        match self.take(Outgoing::is_whole)?.content {
-            Content::Whole(held) => Some(held),
-            _ => None,
-        }
-    }
-
-    pub(super) fn has_encoded(&self) -> bool {
-        self.queue.iter().any(|it| it.message().is_some())
-    }
-
-    /// Whether profiles wait that the exporter has not accepted.
-    pub(super) fn has_whole(&self) -> bool {
-        self.queue.iter().any(Outgoing::is_whole)
+    pub(super) fn has(&self, is_it: impl Fn(&Outgoing) -> bool) -> bool {
+        self.queue.iter().any(is_it)
     }
 
     /// Why a remote has no room for another profile, if that is so.

@@ -40,6 +40,7 @@ pub(crate) struct Reporter {
     counters: Arc<Counters>,
     #[cfg(feature = "axum")]
     pub(crate) recent: Recent,
+    /// The subscriber that receives the layer's log events.
     dispatch: OwnDispatch,
     log: Queue<LogItem>,
     /// If the program has a callback.
@@ -56,11 +57,6 @@ impl Reporter {
             log: Queue::new(MOST_WAITING),
             callback: has_callback.then(|| Queue::new(MOST_WAITING)),
         }
-    }
-
-    /// Sets the subscriber that receives the layer's log events.
-    pub(crate) fn set_dispatch(&self, dispatch: WeakDispatch) {
-        *self.dispatch.write() = Some(dispatch);
     }
 
     /// The subscriber that the layer is part of, if it is known.

@@ -33,30 +33,19 @@ const MOST_REPORTED: usize = 32;
 
 /// Symbolizes profiles for the exporting thread, and for callers that wait, whom the exporter must not delay.
 pub(super) struct SymbolsThread {
-    shared: PublishState,
-    jobs: Receiver<Job>,
-    exports: Sender<ExportJob>,
-    files: Arc<Files>,
-    symbols: SymbolSettings,
-    symbolizer: Option<FilesGuard<Symbolizer>>,
+    pub(super) shared: PublishState,
+    pub(super) jobs: Receiver<Job>,
+    pub(super) exports: Sender<ExportJob>,
+    pub(super) files: Arc<Files>,
+    pub(super) symbols: SymbolSettings,
+    pub(super) symbolizer: Option<FilesGuard<Symbolizer>>,
     /// When the symbolizer was last used.
-    symbolized: Instant,
+    pub(super) symbolized: Instant,
     /// The problems that were logged, by file.
-    reported: HashSet<(Discriminant<Missing>, Option<String>)>,
+    pub(super) reported: HashSet<(Discriminant<Missing>, Option<String>)>,
 }
 
 impl SymbolsThread {
-    pub(super) fn new(
-        shared: PublishState,
-        jobs: Receiver<Job>,
-        exports: Sender<ExportJob>,
-        files: Arc<Files>,
-        symbols: SymbolSettings,
-    ) -> Self {
-        let (symbolized, reported) = (Instant::now(), HashSet::new());
-        Self { shared, jobs, exports, files, symbols, symbolizer: None, symbolized, reported }
-    }
-
     pub(super) fn run(mut self) {
         loop {
             let forget = self.symbolizer.as_ref().map(|_| self.symbolized + FORGET_AFTER);
@@ -71,7 +60,7 @@ impl SymbolsThread {
                     let job = self.prepare(profile, &modules, &kept, (room, reservation));
                     _ = self.exports.send(job);
                 }
-                Some(Job::Reference { profile, modules, reference, now_ns }) => {
+                Some(Job::Reference { profile, modules, reference, now_ns, on_way: _on_way }) => {
                     let began_ns = sys::thread_cpu_ns();
                     let ClosedReference { span, weight, spent_ns, .. } = *reference;
                     if let Some(profile) = self.symbolize_for_caller(profile, &modules) {
@@ -80,7 +69,8 @@ impl SymbolsThread {
                         self.shared.references.fail();
                     }
                     let took_ns = passed(began_ns, sys::thread_cpu_ns());
-                    self.shared.references.done(took_ns.map(|ns| ns + spent_ns));
+                    let choice = &self.shared.references.choice;
+                    took_ns.into_iter().for_each(|ns| choice.spend(ns + spent_ns));
                 }
                 Some(Job::Reply { profile, modules, asked }) => {
                     let symbolized = self.symbolize_for_caller(profile, &modules);

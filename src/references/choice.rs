@@ -201,12 +201,12 @@ impl SpanChoice {
         has_budget
     }
 
-    /// Doubles the probabilities if they leave a part of the budget. Also to be called from time to time: if they are low,
-    /// no span may be chosen for long.
+    /// To be called from time to time: if probabilities are low, no span may be chosen for long.
     pub(crate) fn relax(&self, now: Moment) {
         self.double_after_calm(&mut self.budget.lock(), now);
     }
 
+    /// Doubles the probabilities if they leave a part of the budget.
     fn double_after_calm(&self, budget: &mut ReferenceBudget, now: Moment) {
         let is_calm = now.at.saturating_duration_since(budget.calm_since) >= LONG_CALM;
         if is_calm && budget.left_ns(now) >= MOST_SAVED_NS / 2 {
@@ -220,7 +220,7 @@ impl SpanChoice {
     }
 
     /// A reference has taken that much CPU time.
-    pub(super) fn spend(&self, ns: u64) {
+    pub(crate) fn spend(&self, ns: u64) {
         let mut budget = self.budget.lock();
         budget.mean_ns = (budget.mean_ns.saturating_mul(IN_MEAN - 1).saturating_add(ns)) / IN_MEAN;
     }

@@ -24,7 +24,7 @@ pub(crate) struct CohortKey {
 impl CohortKey {
     pub(crate) fn of(facts: &Facts) -> Self {
         let fields = of_route(&facts.fields);
-        let fields = fields.map(|(name, segments)| (Cow::Borrowed(name), segments.to_string()));
+        let fields = fields.map(|(name, segments)| (Cow::Borrowed(name), segments.joined()));
         Self { span: facts.span.clone(), fields: fields.collect() }
     }
 
@@ -41,7 +41,7 @@ impl CohortKey {
 const HOURS_SHOWN: u64 = 24;
 
 /// What is known of the spans of a cohort. 64 of them take at most some 20 MiB, with 200 references of 57 quantities each.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct TypicalSpans {
     pub(crate) references: ReferenceSet,
     pub(crate) profile: TypicalProfile,
@@ -52,25 +52,13 @@ pub(crate) struct TypicalSpans {
     pub(crate) drift: Option<Drift>,
 }
 
-impl TypicalSpans {
-    fn new() -> Self {
-        Self {
-            references: ReferenceSet::default(),
-            profile: TypicalProfile::new(),
-            hour: CohortHour::default(),
-            last_hour: CohortHour::default(),
-            drift: None,
-        }
-    }
-}
-
 impl References {
     /// Adds a reference span with its profile, whose functions have names. `weight` is how many spans it represents.
     pub(crate) fn add(&self, profile: &Profile, facts: &Facts, weight: u64, now_ns: u64) {
         let (key, breakdown) = (CohortKey::of(facts), Breakdown::of(profile, facts));
         let mut cohorts = self.cohorts.lock();
         let counters = &self.counters.references;
-        let known = cohorts.use_at(&key, now_ns, TypicalSpans::new);
+        let known = cohorts.use_at(&key, now_ns, TypicalSpans::default);
         let Some((known, has_evicted)) = known else {
             return Counters::add(&counters.dropped_cohorts_full, 1);
         };

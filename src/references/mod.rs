@@ -12,7 +12,6 @@ mod typical;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -40,7 +39,7 @@ const MOST_CLOSED: usize = 64;
 const LONGEST_WAIT: Duration = Duration::from_secs(4);
 /// Profiles that wait for their names, and the memory of each: 16 MiB in all. More samples are downsampled.
 const MOST_ON_WAY: usize = 16;
-const MOST_PROFILE_BYTES: usize = 1 << 20;
+pub(crate) const MOST_PROFILE_BYTES: usize = 1 << 20;
 
 /// Which spans become references, and how what is typical of them is shown.
 #[derive(Clone, Debug, Default)]
@@ -59,14 +58,13 @@ impl From<ReferenceLimits> for ReferenceSettings {
 /// The reference spans of a layer, and what is known of the spans of each route.
 #[derive(Debug)]
 pub(crate) struct References {
-    #[cfg_attr(not(feature = "axum"), allow(dead_code, reason = "there are no requests"))]
     context: HtmlContext,
     pub(crate) choice: SpanChoice,
     pub(crate) totals: RouteTotals,
     /// Those that have closed, until the collector has read all of their samples.
     closed: Mutex<HashMap<SpanKey, ClosedReference>>,
-    /// Profiles of reference spans between the collector and what is typical.
-    on_way: AtomicUsize,
+    /// Each profile of a reference span between the collector and what is typical has another one.
+    on_way: Arc<()>,
     cohorts: Mutex<CohortSet<CohortKey, TypicalSpans>>,
     counters: Arc<Counters>,
 }
@@ -91,7 +89,7 @@ impl References {
             choice: SpanChoice::new(limits, Arc::clone(&counters), Moment::now()),
             totals: RouteTotals::default(),
             closed: Mutex::default(),
-            on_way: AtomicUsize::new(0),
+            on_way: Arc::default(),
             cohorts: Mutex::new(CohortSet::new(MOST_COHORTS)),
             counters,
         }
@@ -111,25 +109,16 @@ impl References {
         closed.insert(reference.span.key, reference);
     }
 
-    /// Begins to make the profile of one. Returns how much memory it may take; `None` if too many are on their way.
-    pub(crate) fn begin(&self) -> Option<usize> {
-        let is_free = self.on_way.fetch_add(1, Ordering::Relaxed) < MOST_ON_WAY;
-        if !is_free {
-            self.on_way.fetch_sub(1, Ordering::Relaxed);
-            Counters::add(&self.counters.references.dropped_busy, 1);
-        }
-        is_free.then_some(MOST_PROFILE_BYTES)
+    /// Begins to make the profile of one; `None` if too many are on their way. It is until the value is dropped.
+    pub(crate) fn begin(&self) -> Option<Arc<()>> {
+        let is_free = Arc::strong_count(&self.on_way) <= MOST_ON_WAY;
+        Counters::add(&self.counters.references.dropped_busy, u64::from(!is_free));
+        is_free.then(|| Arc::clone(&self.on_way))
     }
 
     /// One has no names, since reading symbols failed.
     pub(crate) fn fail(&self) {
         Counters::add(&self.counters.references.dropped_failed, 1);
-    }
-
-    /// One has arrived, or is lost, and has taken that much CPU time, if it is known.
-    pub(crate) fn done(&self, spent_ns: Option<u64>) {
-        spent_ns.into_iter().for_each(|ns| self.choice.spend(ns));
-        self.on_way.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Takes those among spans that have closed, and those whose close was not reported in time. One of which `must_wait`

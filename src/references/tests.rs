@@ -134,9 +134,9 @@ fn references_that_are_not_read_are_dropped_and_counted() {
     assert!(references.take_closed(&[key(3)], false, |_| false).is_empty());
     assert_eq!(stats(&counters).references.dropped_busy, 36);
     assert_eq!(references.take_closed(&[], true, |_| true).len(), MOST_CLOSED - 1);
-    let begun = (0..20).filter(|_| references.begin().is_some()).count();
-    assert_eq!((begun, stats(&counters).references.dropped_busy), (MOST_ON_WAY, 40));
-    references.done(None);
+    let mut begun: Vec<_> = (0..20).filter_map(|_| references.begin()).collect();
+    assert_eq!((begun.len(), stats(&counters).references.dropped_busy), (MOST_ON_WAY, 40));
+    begun.pop();
     assert!(references.begin().is_some());
 }
 

@@ -18,11 +18,13 @@ const LEAST_SPANS: u64 = 200;
 /// If it takes more memory, what has least loses its stack.
 const MOST_BYTES: usize = 128 * 1024;
 
-impl TypicalProfile {
-    pub(super) fn new() -> Self {
+impl Default for TypicalProfile {
+    fn default() -> Self {
         Self { sum: Profile::new(ProfileId::NONE, 0), spans: 0 }
     }
+}
 
+impl TypicalProfile {
     /// Adds the profile of a span, whose functions have names.
     pub(super) fn add(&mut self, profile: &Profile) {
         add_stacks(&mut self.sum, profile, Placed::AtItsStack);

@@ -13,8 +13,8 @@ pub(crate) struct Attachment {
     phase: Phase,
     /// What was wanted at the last check.
     demand: Option<Demand>,
-    /// Whether one of its spans was past its sampling delay then.
-    is_slow: bool,
+    /// Whether one of its spans was past its sampling delay then, so that its waits are captured.
+    pub(super) is_slow: bool,
     /// When a check last found a demand, and who pays: the last one.
     wanted: Option<Instant>,
     payer: Why,
@@ -141,16 +141,6 @@ impl Attachment {
             needs_perf: false,
             budgets: DemandBudgets::new(1),
         }
-    }
-
-    /// Whether there was a demand at the last check.
-    pub(crate) fn is_wanted(&self) -> bool {
-        self.demand.is_some()
-    }
-
-    /// Whether one of its spans was past its sampling delay at the last check, so that its waits are captured.
-    pub(crate) fn wants_waits(&self) -> bool {
-        self.is_slow
     }
 
     /// Whether it is sampled for its spans.
@@ -363,7 +353,8 @@ impl SampledThread {
 
     /// Whether the thread is newly found to be wanted, and is not attached only because no thread may be.
     pub(crate) fn is_newly_left_out(&mut self, may_not_be: bool) -> bool {
-        let is_out = may_not_be && self.attachment.is_wanted() && !self.cursor.thread.is_refused();
+        let is_out =
+            may_not_be && self.attachment.demand.is_some() && !self.cursor.thread.is_refused();
         match &mut self.attachment.phase {
             Phase::Detached { is_left_out, .. } => {
                 !std::mem::replace(is_left_out, is_out) && is_out

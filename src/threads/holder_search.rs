@@ -28,7 +28,7 @@ pub(super) fn search_holders(
     now_ns: u64,
 ) {
     let waits = sampled.iter_mut().filter_map(SampledThread::waiting_mut);
-    let mut due: Vec<_> = waits.filter(|wait| wait.is_search_due()).collect();
+    let mut due: Vec<_> = waits.filter(|wait| wait.sought.is_due(wait.waited_ns())).collect();
     if due.is_empty() {
         return;
     }

@@ -90,8 +90,11 @@ impl SoughtHolder {
 
     /// The likeliest one; `None` if two are equally likely. If the wait has ended, one that has run.
     pub(super) fn likeliest(&self, has_ended: bool) -> Option<Holder> {
-        let ran: Vec<_> =
-            self.possible.iter().filter(|thread| !has_ended || thread.has_run()).collect();
+        // Since its stack was read.
+        let has_run = |it: &PossibleHolder| {
+            it.blocked_cpu_ns.is_none_or(|before| sys::cpu_ns_of(it.thread.tid) != Some(before))
+        };
+        let ran: Vec<_> = self.possible.iter().filter(|it| !has_ended || has_run(it)).collect();
         let Some(best) = ran.iter().max_by_key(|thread| thread.rank()) else { return self.stated };
         let is_only_one = ran.iter().filter(|thread| thread.rank() == best.rank()).count() == 1;
         let PossibleHolder { thread, span, .. } = **best;
@@ -116,11 +119,6 @@ impl PossibleHolder {
     /// The likelier, the larger.
     pub(super) fn rank(&self) -> impl Ord + use<> {
         (!self.is_in_other_futex, self.times)
-    }
-
-    /// Whether it has run since its stack was read.
-    fn has_run(&self) -> bool {
-        self.blocked_cpu_ns.is_none_or(|before| sys::cpu_ns_of(self.thread.tid) != Some(before))
     }
 }
 

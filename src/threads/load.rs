@@ -15,7 +15,7 @@ pub(crate) struct LoadLimits {
 pub(crate) struct LoadPause {
     limits: LoadLimits,
     last: Option<(Instant, Load)>,
-    is_over: bool,
+    pub(crate) is_over: bool,
 }
 
 /// A shorter window is too noisy.
@@ -24,10 +24,6 @@ const WINDOW: Duration = Duration::from_secs(1);
 impl LoadPause {
     pub(crate) fn new(limits: LoadLimits) -> Self {
         Self { limits, last: None, is_over: false }
-    }
-
-    pub(crate) fn is_over(&self) -> bool {
-        self.is_over
     }
 
     /// Whether the next check is due.
@@ -98,7 +94,7 @@ mod tests {
             let now = start + second * WINDOW;
             assert!(shed.is_due(now) && (second == 0 || !shed.is_due(now - WINDOW)));
             let message = shed.check(now, host(busy, u64::from(second) * 100)).is_some();
-            (message, shed.is_over())
+            (message, shed.is_over)
         };
         // The first check has nothing to compare with.
         assert_eq!(check(0, 0), (false, false));

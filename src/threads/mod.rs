@@ -32,7 +32,7 @@ pub(crate) use waits::WaitingThread;
 use reading_budget::ReadingBudget;
 
 use crate::budget::CpuBudget;
-use crate::intake::{Intake, SampledClocks};
+use crate::intake::Intake;
 use crate::log::LogEvent;
 use crate::sampler::{Periods, SamplingSession, ThreadShared};
 use crate::span::SpanKey;
@@ -146,29 +146,12 @@ impl Threads {
         self.sampled.extend(new.into_iter().map(|thread| SampledThread::new(thread, pace)));
     }
 
-    /// Samples all threads of the process from now on, with that CPU time between two samples.
-    pub(crate) fn begin_process(&mut self, period_ns: u64) {
+    /// Samples all threads of the process from now on for that profile, with that CPU time between two samples; without it,
+    /// ends that, and the present round has all samples.
+    pub(crate) fn set_process(&mut self, why: Why, period_ns: Option<u64>) {
         // A higher rate falls to the usual low one as soon as it has used up its budget.
-        let low_ns = period_ns.max(Periods::USUAL.low_ns);
-        self.process.set(Why::Process, Some(Periods { full_ns: period_ns, low_ns }));
-    }
-
-    /// Ends that. The present round has all samples.
-    pub(crate) fn end_process(&mut self) {
-        self.process.set(Why::Process, None);
-    }
-
-    /// Samples all threads of the process from now on for the continuous profile.
-    pub(crate) fn begin_continuous(&mut self, period_ns: u64, intake: &mut Intake) {
-        intake.source.expect_timers();
-        intake.clocks = SampledClocks::now();
-        let low_ns = period_ns.max(Periods::USUAL.low_ns);
-        self.process.set(Why::Continuous, Some(Periods { full_ns: period_ns, low_ns }));
-    }
-
-    /// Ends that. The present round has all samples.
-    pub(crate) fn end_continuous(&mut self) {
-        self.process.set(Why::Continuous, None);
+        let low_ns = |full_ns: u64| full_ns.max(Periods::USUAL.low_ns);
+        self.process.set(why, period_ns.map(|ns| Periods { full_ns: ns, low_ns: low_ns(ns) }));
     }
 
     /// Whether any thread is or may be sampled.
@@ -187,7 +170,7 @@ impl Threads {
 
     /// The ids of the threads whose spans were past their sampling delay at the last scan.
     pub(crate) fn slow_tids(&self) -> impl Iterator<Item = u32> {
-        let slow = self.sampled.iter().filter(|sampled| sampled.attachment.wants_waits());
+        let slow = self.sampled.iter().filter(|sampled| sampled.attachment.is_slow);
         slow.map(|sampled| sampled.thread().tid())
     }
 
@@ -280,7 +263,7 @@ impl Threads {
 
     /// What was found since the last call.
     pub(crate) fn take_findings(&mut self) -> ThreadFindings {
-        ThreadFindings { unseen: self.captures.take_event(), ..std::mem::take(&mut self.findings) }
+        ThreadFindings { unseen: self.captures.unseen.take(), ..std::mem::take(&mut self.findings) }
     }
 
     /// No thread is sampled from now on.

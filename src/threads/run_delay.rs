@@ -16,11 +16,6 @@ const A_READING_NS: u64 = 200_000;
 /// A thread that waits for less between two readings lacks no CPU.
 const STARVED_NS: u64 = 1_000_000;
 
-/// How many threads may have a file. A system call.
-fn most_files() -> u64 {
-    (sys::open_file_limit() / SHARE_OF_FILES).clamp(1, MOST_FILES)
-}
-
 /// Reads that of one thread.
 #[derive(Debug, Default)]
 pub(super) struct RunDelayReader {
@@ -54,7 +49,9 @@ impl RunDelayReader {
             return;
         }
         if self.file.is_none() {
-            if scanner.run_delay_files >= most_files() {
+            // A system call.
+            let most_files = (sys::open_file_limit() / SHARE_OF_FILES).clamp(1, MOST_FILES);
+            if scanner.run_delay_files >= most_files {
                 self.note_left_out(scanner);
                 return;
             }

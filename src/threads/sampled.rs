@@ -73,12 +73,12 @@ impl SampledThread {
             self.detector.end(&self.cursor, scanner);
             return ScanResult::OutsideSpans;
         }
-        if self.attachment.wants_waits() {
+        if self.attachment.is_slow {
             self.run_delay.read(&self.cursor, scanner);
         } else if !self.attachment.is_for_spans() {
             self.run_delay.end();
         }
-        if !self.attachment.wants_waits() && self.waiting().is_none() {
+        if !self.attachment.is_slow && self.waiting().is_none() {
             return self.detector.pass(&self.cursor, scanner);
         }
         self.detector.scan(&self.cursor, scanner)
@@ -86,21 +86,21 @@ impl SampledThread {
 
     /// The present wait, if the last scan found one.
     pub(crate) fn waiting(&self) -> Option<&WaitingThread> {
-        self.detector.waiting()
+        self.detector.waiting.as_ref()
     }
 
     pub(super) fn waiting_mut(&mut self) -> Option<&mut WaitingThread> {
-        self.detector.waiting_mut()
+        self.detector.waiting.as_mut()
     }
 
     /// Whether none of its spans was past its sampling delay at the last scan, and it is not sampled for one.
     pub(crate) fn is_unwanted(&self) -> bool {
-        !self.attachment.wants_waits() && !self.attachment.is_for_spans()
+        !self.attachment.is_slow && !self.attachment.is_for_spans()
     }
 
     /// Whether checking it takes a system call.
     pub(crate) fn is_checked_by_clock(&self) -> bool {
-        self.attachment.wants_waits()
+        self.attachment.is_slow
             && !self.cursor.session.has_switch_records()
             && self.thread().span().is_some()
     }

@@ -117,7 +117,7 @@ impl Threads {
         let now = intake.clock().now();
         let now_ns = intake.clock().raw_ns(now);
         let mut until_wanted = Duration::MAX;
-        let is_paused = self.shed.is_over();
+        let is_paused = self.shed.is_over;
         let may_attach = !is_paused && self.attaching.has_budget(now_ns);
         let has_half = self.attaching.left_ns(now_ns) >= self.attaching.most_ns() / 2;
         let mut has_attached = false;
@@ -200,7 +200,9 @@ impl Threads {
             let result = sampled.scan(&mut scanner);
             let soonest_scan = if sampled.is_unwanted() { unwanted_scan } else { SCAN_INTERVAL };
             let unchanged_ns = match result {
-                ScanResult::OutsideSpans => scanner.since_hook_ns(sampled.thread()),
+                ScanResult::OutsideSpans => {
+                    now_ns.saturating_sub(scanner.hooked_ns(sampled.thread()))
+                }
                 ScanResult::Busy => 0,
                 ScanResult::StillWaiting { waited_ns } => waited_ns,
             };
@@ -265,7 +267,7 @@ impl Threads {
             return;
         }
         let begins = self.shed.check(now, crate::host::load());
-        intake.source.set_paused(self.shed.is_over());
+        intake.source.set_paused(self.shed.is_over);
         self.findings.shed = begins.or(self.findings.shed.take());
     }
 

@@ -69,8 +69,9 @@ pub(crate) struct CaptureBudget {
     pub(super) searches: CpuBudget,
     /// When the seccomp filters were last checked.
     filters_ns: Option<u64>,
-    /// That blocked threads cannot be inspected, once that was found, until it is logged.
-    unseen: Option<LogEvent>,
+    /// That blocked threads cannot be inspected, so that waits lack their stacks, or are missing: once that was found, until
+    /// it is logged.
+    pub(super) unseen: Option<LogEvent>,
     has_noted_unseen: bool,
 }
 
@@ -91,11 +92,6 @@ impl CaptureBudget {
             self.has_noted_unseen = true;
             self.unseen = Some(unseen(error, is_blocked.is_some()));
         }
-    }
-
-    /// Once, that waits lack their stacks, or are missing.
-    pub(crate) fn take_event(&mut self) -> Option<LogEvent> {
-        self.unseen.take()
     }
 
     /// Whether to check the filters again. That takes as long as a capture.
@@ -147,13 +143,8 @@ pub(crate) struct Scanner<'a> {
 
 impl Scanner<'_> {
     /// When the thread's last hook ended: `CLOCK_MONOTONIC_RAW` in nanoseconds.
-    fn hooked_ns(&self, thread: &ThreadShared) -> u64 {
+    pub(super) fn hooked_ns(&self, thread: &ThreadShared) -> u64 {
         self.intake.clock().raw_ns(thread.last_hook_at())
-    }
-
-    /// The time since the thread's last hook.
-    pub(crate) fn since_hook_ns(&self, thread: &ThreadShared) -> u64 {
-        self.now_ns.saturating_sub(self.hooked_ns(thread))
     }
 
     /// When a hook last counted a wait: `CLOCK_MONOTONIC_RAW` in nanoseconds.
@@ -176,7 +167,8 @@ pub(crate) enum ScanResult {
 /// Finds out whether a thread is blocked in a profiled span, and since when.
 #[derive(Default)]
 pub(crate) struct BlockDetector {
-    waiting: Option<WaitingThread>,
+    /// The present wait, if the last scan found one.
+    pub(super) waiting: Option<WaitingThread>,
     /// The last reading of the CPU clock, for a thread without switch records.
     last: Option<CpuReading>,
     /// The start of the last wait that was not captured because the budget was used up.
@@ -306,16 +298,6 @@ impl BlockDetector {
         });
     }
 
-    /// The present wait, if the last scan found one.
-    pub(crate) fn waiting(&self) -> Option<&WaitingThread> {
-        self.waiting.as_ref()
-    }
-
-    /// The present wait, if the last scan found one.
-    pub(super) fn waiting_mut(&mut self) -> Option<&mut WaitingThread> {
-        self.waiting.as_mut()
-    }
-
     /// Ends scanning: the thread has ended or is not sampled any more.
     pub(crate) fn end(&mut self, cursor: &ThreadCursor, scanner: &mut Scanner<'_>) {
         if let Some(waiting) = &self.waiting {
@@ -435,11 +417,6 @@ impl WaitingThread {
     /// Its length so far.
     pub(crate) fn waited_ns(&self) -> u64 {
         self.so_far().weight
-    }
-
-    /// Whether the holder of its lock is to be sought.
-    pub(super) fn is_search_due(&self) -> bool {
-        self.sought.is_due(self.waited_ns())
     }
 
     /// The likeliest holder, of those that were found.

@@ -15,13 +15,6 @@ use crate::threads::{BlockedThread, MOST_THREADS};
 /// How long a deadlock is watched before it is one.
 const PERSISTS: Duration = Duration::from_millis(5);
 
-/// Who holds a lock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct LikelyHolder {
-    tid: u32,
-    is_inferred: bool,
-}
-
 /// Threads each of which waits for a lock that the next one holds. The first one holds that of the last.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Deadlock {
@@ -32,7 +25,9 @@ pub(super) struct Deadlock {
 struct DeadlockedWait {
     tid: u32,
     lock: u64,
-    holder: LikelyHolder,
+    /// The thread that holds the lock.
+    holder: u32,
+    is_inferred: bool,
 }
 
 impl Deadlock {
@@ -83,12 +78,12 @@ impl Deadlock {
 
     /// In words. `name` describes a thread.
     pub(super) fn in_words(&self, name: impl Fn(u32) -> String) -> String {
-        let is_inferred = self.waits.iter().any(|wait| wait.holder.is_inferred);
+        let is_inferred = self.waits.iter().any(|wait| wait.is_inferred);
         let inferred = if is_inferred { " (inferred)" } else { "" };
         let mut text = format!("deadlock{inferred}: ");
-        for (number, DeadlockedWait { tid, lock, holder }) in self.waits.iter().enumerate() {
+        for (number, DeadlockedWait { tid, lock, holder, .. }) in self.waits.iter().enumerate() {
             let separator = if number == 0 { "" } else { "; " };
-            let (waits, holds) = (name(*tid), name(holder.tid));
+            let (waits, holds) = (name(*tid), name(*holder));
             _ = write!(text, "{separator}{waits} waits for the lock {lock:#x}, held by {holds}");
         }
         text
@@ -118,8 +113,7 @@ fn without_end(mut waits: Vec<(u32, u64)>, holders: &PossibleHolders) -> Vec<Dea
     }
     let with_holder = |(tid, lock): (u32, u64)| {
         let (times, holder) = *holders(lock).iter().max()?;
-        let holder = LikelyHolder { tid: holder, is_inferred: times != OWNER };
-        Some(DeadlockedWait { tid, lock, holder })
+        Some(DeadlockedWait { tid, lock, holder, is_inferred: times != OWNER })
     };
     waits.into_iter().filter_map(with_holder).collect()
 }
@@ -136,7 +130,7 @@ fn cycles(waits: Vec<DeadlockedWait>) -> Vec<Deadlock> {
             && seen.insert(next)
         {
             path.push(*wait);
-            next = wait.holder.tid;
+            next = wait.holder;
         }
         if let Some(begin) = path.iter().position(|wait| wait.tid == next) {
             deadlocks.push(Deadlock { waits: path.split_off(begin) });
@@ -151,9 +145,11 @@ mod tests {
 
     /// Each thread, and the one whose lock it waits for. The tids of those in circles.
     fn circles(waits: &[(u32, u32)]) -> Vec<Vec<u32>> {
-        let waits = waits.iter().map(|(tid, of)| {
-            let holder = LikelyHolder { tid: *of, is_inferred: false };
-            DeadlockedWait { tid: *tid, lock: u64::from(*of), holder }
+        let waits = waits.iter().map(|(tid, of)| DeadlockedWait {
+            tid: *tid,
+            lock: u64::from(*of),
+            holder: *of,
+            is_inferred: false,
         });
         let tids = |it: Deadlock| it.waits.iter().map(|wait| wait.tid).collect();
         cycles(waits.collect()).into_iter().map(tids).collect()
@@ -175,10 +171,7 @@ mod tests {
         let found = |waits: &[(u32, u64)], holders: &[(u64, &[(u32, u32)])]| {
             let holders = holders.iter().map(|(lock, holders)| (*lock, holders.to_vec()));
             let found = without_end(waits.to_vec(), &holders.collect());
-            found
-                .iter()
-                .map(|it| (it.tid, it.holder.tid, it.holder.is_inferred))
-                .collect::<Vec<_>>()
+            found.iter().map(|it| (it.tid, it.holder, it.is_inferred)).collect::<Vec<_>>()
         };
         let two = [(1, 20), (2, 10)];
         assert_eq!(
@@ -195,9 +188,11 @@ mod tests {
 
     #[test]
     fn inferred_holders_are_marked() {
-        let wait = |tid, of, is_inferred| {
-            let holder = LikelyHolder { tid: of, is_inferred };
-            DeadlockedWait { tid, lock: 0x10 * u64::from(tid), holder }
+        let wait = |tid, of, is_inferred| DeadlockedWait {
+            tid,
+            lock: 0x10 * u64::from(tid),
+            holder: of,
+            is_inferred,
         };
         let name = |tid| format!("`t{tid}`");
         let certain = Deadlock { waits: vec![wait(1, 2, false), wait(2, 1, false)] };

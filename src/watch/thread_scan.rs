@@ -94,7 +94,9 @@ impl ThreadScan {
             && let Some(LeftThread { tid, tries, .. }) = self.left.pop_front()
         {
             if let Some(found) = inspect(intake, before.get(&tid).map(|it| it.thread()), tid) {
-                inspected.push((tries + 1, FoundThread::new(found)));
+                let (spans, stack, stack_age) = (Vec::new(), None, None);
+                inspected
+                    .push((tries + 1, FoundThread { inspected: found, spans, stack, stack_age }));
             }
         }
         name_spans(engine, inspected.iter_mut().map(|(_, found)| found));
@@ -175,12 +177,6 @@ impl ThreadScan {
             dump.idle_spans += usize::from(slot.entered_ns.is_none());
         });
         Job::Reply { profile: Box::new(stacks), modules, asked: Asked::Threads(dump, reply) }
-    }
-}
-
-impl FoundThread {
-    fn new(inspected: InspectedThread) -> Self {
-        Self { inspected, spans: Vec::new(), stack: None, stack_age: None }
     }
 }
 

@@ -116,12 +116,6 @@ impl Throttling {
         self.group.as_ref().map_err(|why| *why)?;
         self.readings.between(from_ns, to_ns).ok_or(ThrottlingUnknown::NotRead)
     }
-
-    /// The same up to now, 0 if unknown.
-    pub(super) fn read_between(&mut self, from_ns: u64, now_ns: u64) -> u64 {
-        self.read(now_ns, true, std::iter::empty());
-        self.between(from_ns, now_ns).unwrap_or(0)
-    }
 }
 
 impl Readings {

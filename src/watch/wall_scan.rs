@@ -7,6 +7,7 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::time::{Duration, Instant};
 
 use crate::budget::{CpuBudget, passed};
+use crate::facts::format::nanoseconds;
 use crate::intake::Intake;
 use crate::profile::ThreadActivity;
 use crate::sampler::ThreadShared;
@@ -180,7 +181,7 @@ impl WallScanner {
         let (start, start_cpu_ns) = (Instant::now(), sys::thread_cpu_ns());
         let spent = || {
             let cpu_ns = passed(start_cpu_ns, sys::thread_cpu_ns());
-            cpu_ns.unwrap_or_else(|| u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX))
+            cpu_ns.unwrap_or_else(|| nanoseconds(start.elapsed()))
         };
         let sampled = threads.sampled.by_tid();
         while let Some(tid) = scan.next() {

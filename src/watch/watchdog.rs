@@ -9,6 +9,7 @@ use super::deadlock::Deadlock;
 use super::throttling::Throttling;
 use crate::budget::passed;
 use crate::engine::Engine;
+use crate::facts::format::nanoseconds;
 use crate::facts::{Reason, Reasons};
 use crate::inbox::CopiedSample;
 use crate::intake::Intake;
@@ -33,7 +34,7 @@ pub(crate) struct Watchdog {
     /// The reasons for which open spans were kept: once for each reason.
     kept: HashMap<SpanKey, Reasons>,
     /// Spans that the hooks may not have registered, so their close is found by polling.
-    polled: HashMap<SpanKey, RegistryId>,
+    pub(crate) polled: HashMap<SpanKey, RegistryId>,
     /// CPU time of the last check. Checks take 1 % of a core at most.
     cost: Duration,
     /// The generation of the rules when spans of replaced ones were last checked, and the time.
@@ -132,22 +133,19 @@ impl Watchdog {
 
     /// Notes that the collector is there, after it meant to sleep for that long.
     pub(crate) fn note_present(&mut self, now_ns: u64, slept: Duration) {
-        let slept_ns = u64::try_from(slept.as_nanos()).unwrap_or(u64::MAX);
         let counted = self.own_schedstat.as_ref().and_then(|file| sys::schedstat(file).ok());
         let waited_ns = counted.map_or(0, |counted| counted.run_delay_ns);
         let could_run_ns = sys::thread_cpu_ns().map(|cpu_ns| cpu_ns.saturating_add(waited_ns));
-        let throttled_ns = |from, to| self.throttling.read_between(from, to);
-        self.absences.note_present(now_ns, could_run_ns, slept_ns, throttled_ns);
+        let throttled_ns = |from_ns, to_ns| {
+            self.throttling.read(to_ns, true, std::iter::empty());
+            self.throttling.between(from_ns, to_ns).unwrap_or(0)
+        };
+        self.absences.note_present(now_ns, could_run_ns, nanoseconds(slept), throttled_ns);
     }
 
     /// For how long the process was stopped, or the machine paused, between two times.
     pub(crate) fn stopped_ns(&self, from_ns: u64, to_ns: u64) -> u64 {
         self.absences.since(from_ns).saturating_sub(self.absences.since(to_ns))
-    }
-
-    /// Whether an open span must be polled.
-    pub(crate) fn must_check_spans(&self, spans: &Spans) -> bool {
-        !self.polled.is_empty() || spans.has_watched()
     }
 
     /// Finds open spans that must be kept, if that is due. Returns whether it was: they get snapshots then. Call after
@@ -337,7 +335,7 @@ impl Watchdog {
         });
         let Ran { on_ns, off_ns, sampled_ns } =
             ran.into_iter().find(|ran| *ran != Ran::default()).unwrap_or_default();
-        open.account = match intake.own_cpu.last_ns() {
+        open.account = match intake.own_cpu.last_ns {
             Some(_) => with_segment(open.account, segment_ns, on_ns, off_ns, sampled_ns),
             None => open.account.without_cpu_time(),
         };

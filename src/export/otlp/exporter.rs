@@ -13,11 +13,10 @@ use tokio::sync::{mpsc, oneshot};
 use super::settings::OtlpBuilder;
 use super::transport::Transport;
 use crate::encode::{self, HtmlContext};
-use crate::export::directory::{self, Directory};
+use crate::export::directory::Directory;
 use crate::export::resource_from_env;
 use crate::export::{
-    Answer, Encoded, ExportError, Exported, Exporter, QueueLimits, RefusedScope, Remote,
-    Unexportable,
+    Answer, ExportError, Exported, Exporter, QueueLimits, RefusedScope, Remote, Unexportable,
 };
 use crate::profile::{Attribute, Profile, Resource, Value};
 use crate::span::{ignore_this_thread, spawn_ignored};
@@ -66,21 +65,6 @@ impl OtlpExporter {
     /// A builder, for settings other than those of the environment.
     pub fn builder() -> OtlpBuilder {
         OtlpBuilder::default()
-    }
-
-    /// The message to send. A profile that does not fit into a request is downsampled and marked.
-    fn message(&mut self, profile: &Profile) -> Vec<u8> {
-        let resource = self.resource.get_or_insert_with(resource_from_env);
-        let most = self.request_bytes;
-        let mut message = encode::otlp_message(profile, resource);
-        let mut bytes = message.encoded_len();
-        let mut every = bytes.div_ceil(most.max(1)).max(2);
-        while bytes > most && every <= THINNEST {
-            message = encode::otlp_message(&downsampled(profile, every), resource);
-            bytes = message.encoded_len();
-            every *= 2;
-        }
-        message.encode_to_vec()
     }
 }
 
@@ -170,8 +154,19 @@ impl Remote for OtlpExporter {
         Ok(())
     }
 
-    fn encoded(&mut self, profile: &Profile) -> Encoded {
-        Encoded { stem: directory::stem(profile), message: self.message(profile) }
+    /// A profile that does not fit into a request is downsampled and marked.
+    fn message(&mut self, profile: &Profile) -> Vec<u8> {
+        let resource = self.resource.get_or_insert_with(resource_from_env);
+        let most = self.request_bytes;
+        let mut message = encode::otlp_message(profile, resource);
+        let mut bytes = message.encoded_len();
+        let mut every = bytes.div_ceil(most.max(1)).max(2);
+        while bytes > most && every <= THINNEST {
+            message = encode::otlp_message(&downsampled(profile, every), resource);
+            bytes = message.encoded_len();
+            every *= 2;
+        }
+        message.encode_to_vec()
     }
 
     fn send(&self, message: Arc<[u8]>) {

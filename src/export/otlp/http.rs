@@ -2,70 +2,33 @@
 
 use std::time::{Duration, SystemTime};
 
-use bytes::Bytes;
+use http::StatusCode;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
-use http::{Method, Request, StatusCode, Uri};
-use http_body_util::{BodyExt, Full, Limited};
-use hyper_util::client::legacy::Client;
+use http::response::Parts;
 use prost::Message;
-use tokio::time::{Instant, timeout_at};
 
 use super::protocol::ExportProfilesServiceResponse;
-use super::settings::{Compression, Settings};
-use super::transport::{Connector, MOST_ANSWER_BYTES, whole};
 use crate::export::{Answer, RefusedScope};
-use crate::text::gzip;
 
-const PROTOBUF: HeaderValue = HeaderValue::from_static("application/x-protobuf");
+pub(super) const PROTOBUF: HeaderValue = HeaderValue::from_static("application/x-protobuf");
 /// The maximum number of characters that are shown of a text answer.
 const MOST_SHOWN_CHARS: usize = 200;
 
-/// A server that speaks HTTP.
-pub(super) struct Http {
-    pub(super) client: Client<Connector, Full<Bytes>>,
-    uri: Uri,
-    headers: HeaderMap,
-    compression: Compression,
-}
-
-impl Http {
-    pub(super) fn new(settings: Settings, client: Client<Connector, Full<Bytes>>) -> Self {
-        let mut headers = settings.headers;
-        headers.insert(CONTENT_TYPE, PROTOBUF);
-        if settings.compression == Compression::Gzip {
-            headers.insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
-        }
-        Self { client, uri: settings.uri, headers, compression: settings.compression }
-    }
-
-    /// Returns `None` if no answer has begun before the deadline.
-    pub(super) async fn send(&self, message: Bytes, deadline: Instant) -> Option<Answer> {
-        let body = match self.compression {
-            Compression::None => message,
-            Compression::Gzip => gzip(&message).into(),
-        };
-        let mut request = Request::new(Full::new(body));
-        *request.method_mut() = Method::POST;
-        *request.uri_mut() = self.uri.clone();
-        *request.headers_mut() = self.headers.clone();
-        let response = match timeout_at(deadline, self.client.request(request)).await.ok()? {
-            Ok(response) => response,
-            Err(error) => return Some(Answer::no_answer(whole(&error))),
-        };
-        let (head, body) = response.into_parts();
-        let body = Limited::new(body, MOST_ANSWER_BYTES).collect();
-        // The status is sufficient: a body that is late or too long is ignored.
-        let body = timeout_at(deadline, body).await.ok().and_then(Result::ok);
-        let body = body.map(http_body_util::Collected::to_bytes).unwrap_or_default();
-        Some(if head.status.is_success() {
-            Answer::accepted(ExportProfilesServiceResponse::decode(body).unwrap_or_default())
-        } else {
-            answer(head.status, &head.headers, &body)
-        })
+pub(super) fn add_headers(headers: &mut HeaderMap, is_gzip: bool) {
+    headers.insert(CONTENT_TYPE, PROTOBUF);
+    if is_gzip {
+        headers.insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
     }
 }
 
-fn answer(status: StatusCode, headers: &HeaderMap, body: &[u8]) -> Answer {
+pub(super) fn answer(head: &Parts, body: &[u8]) -> Answer {
+    match head.status.is_success() {
+        true => Answer::accepted(ExportProfilesServiceResponse::decode(body).unwrap_or_default()),
+        false => failure(head.status, &head.headers, body),
+    }
+}
+
+pub(super) fn failure(status: StatusCode, headers: &HeaderMap, body: &[u8]) -> Answer {
     let problem = match server_message(headers, body) {
         server_message if server_message.is_empty() => status.to_string(),
         server_message => format!("{status}: {server_message}"),
@@ -119,19 +82,6 @@ fn server_message(headers: &HeaderMap, body: &[u8]) -> String {
     first.chars().filter(|c| !c.is_control()).take(MOST_SHOWN_CHARS).collect()
 }
 
-#[cfg(fuzzing)]
-pub(super) fn fuzz(status: u8, header: &[u8], body: &[u8]) {
-    let Ok(status) = StatusCode::from_u16(100 + u16::from(status) * 2) else { return };
-    let mut headers = HeaderMap::new();
-    if let Ok(value) = HeaderValue::from_bytes(header) {
-        headers.insert(RETRY_AFTER, value.clone());
-        headers.insert(CONTENT_TYPE, if header.is_empty() { PROTOBUF } else { value });
-    }
-    answer(status, &headers, body).single_line().check();
-    let response = ExportProfilesServiceResponse::decode(body).unwrap_or_default();
-    Answer::accepted(response).single_line().check();
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -141,7 +91,7 @@ mod tests {
         if let Some(after) = after {
             headers.insert(RETRY_AFTER, HeaderValue::from_static(after));
         }
-        answer(StatusCode::from_u16(status).unwrap(), &headers, b"why\nnot")
+        failure(StatusCode::from_u16(status).unwrap(), &headers, b"why\nnot")
     }
 
     #[test]
@@ -168,7 +118,7 @@ mod tests {
     #[test]
     fn a_receiver_of_another_version_gets_no_more_profiles() {
         let body = b"unsupported OTLP-Profiles-Development-Version";
-        let answer = |status| answer(status, &HeaderMap::new(), body);
+        let answer = |status| failure(status, &HeaderMap::new(), body);
         let Answer::Refused { what, problem } = answer(StatusCode::BAD_REQUEST) else {
             panic!("it is refused")
         };

@@ -58,9 +58,9 @@ impl Compression {
 
 /// The variable for profiles, and the one for all signals.
 #[derive(Clone, Copy)]
-struct VariableNames {
+pub(super) struct VariableNames {
     profiles: &'static str,
-    all: &'static str,
+    pub(super) all: &'static str,
 }
 
 macro_rules! names {
@@ -79,11 +79,11 @@ const TIMEOUT: VariableNames = names!("TIMEOUT");
 const COMPRESSION: VariableNames = names!("COMPRESSION");
 const INSECURE: VariableNames = names!("INSECURE");
 #[cfg(feature = "otlp-tls")]
-const CERTIFICATE: VariableNames = names!("CERTIFICATE");
+pub(super) const CERTIFICATE: VariableNames = names!("CERTIFICATE");
 #[cfg(feature = "otlp-tls")]
-const CLIENT_CERTIFICATE: VariableNames = names!("CLIENT_CERTIFICATE");
+pub(super) const CLIENT_CERTIFICATE: VariableNames = names!("CLIENT_CERTIFICATE");
 #[cfg(feature = "otlp-tls")]
-const CLIENT_KEY: VariableNames = names!("CLIENT_KEY");
+pub(super) const CLIENT_KEY: VariableNames = names!("CLIENT_KEY");
 
 /// Replaces a value that may be a secret in errors.
 const HIDDEN: &str = "...";
@@ -450,14 +450,6 @@ pub(super) struct Settings {
 }
 
 impl Settings {
-    /// The names of the variables, for errors without a file.
-    #[cfg(feature = "otlp-tls")]
-    pub(super) const CERTIFICATE: &str = CERTIFICATE.all;
-    #[cfg(feature = "otlp-tls")]
-    pub(super) const CLIENT_CERTIFICATE: &str = CLIENT_CERTIFICATE.all;
-    #[cfg(feature = "otlp-tls")]
-    pub(super) const CLIENT_KEY: &str = CLIENT_KEY.all;
-
     /// The endpoint without parts that may be secret.
     pub(super) fn shown_endpoint(&self) -> String {
         let authority = self.uri.host().unwrap_or_default();

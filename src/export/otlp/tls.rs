@@ -1,24 +1,18 @@
 //! TLS: certificates, and who does the cryptography.
 
-use std::error::Error as StdError;
 use std::fmt;
 use std::fs;
 use std::io::{self, Read};
 use std::path::Path;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
-use http::Uri;
-use hyper_rustls::{ConfigBuilderExt, HttpsConnector, MaybeHttpsStream};
-use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_rustls::ConfigBuilderExt;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore};
-use tower_service::Service;
 
-use super::settings::{File, Protocol, Settings};
+use super::settings::{CERTIFICATE, CLIENT_CERTIFICATE, CLIENT_KEY, File, Protocol, Settings};
 use crate::error::Error;
 
 /// A larger file is not a certificate.
@@ -26,50 +20,11 @@ const MOST_BYTES: u64 = 1024 * 1024;
 /// The variable for OpenSSL's certificate file, which the loader of system certificates also uses.
 const SYSTEMS: &str = "SSL_CERT_FILE";
 
-/// A connector for both schemes. Without `https` it needs no cryptography.
-#[derive(Clone, Debug)]
-pub(super) enum Connector {
-    Plain(HttpConnector),
-    Tls(HttpsConnector<HttpConnector>),
-}
-
-impl Connector {
-    pub(super) fn new(settings: &Settings) -> Result<Self, Error> {
-        let mut http = HttpConnector::new();
-        http.enforce_http(false);
-        let is_https = settings.uri.scheme_str() == Some("https");
-        let files = TlsFiles::read(settings)?;
-        Ok(match is_https {
-            true => Self::Tls(HttpsConnector::from((http, config(settings, files)?))),
-            false => Self::Plain(http),
-        })
-    }
-}
-
-type Stream = MaybeHttpsStream<<HttpConnector as Service<Uri>>::Response>;
-type ConnectError = Box<dyn StdError + Send + Sync>;
-
-impl Service<Uri> for Connector {
-    type Response = Stream;
-    type Error = ConnectError;
-    type Future = Pin<Box<dyn Future<Output = Result<Stream, ConnectError>> + Send>>;
-
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), ConnectError>> {
-        match self {
-            Self::Plain(http) => http.poll_ready(context).map_err(ConnectError::from),
-            Self::Tls(https) => https.poll_ready(context),
-        }
-    }
-
-    fn call(&mut self, uri: Uri) -> Self::Future {
-        match self {
-            Self::Plain(http) => {
-                let connecting = http.call(uri);
-                Box::pin(async { Ok(MaybeHttpsStream::Http(connecting.await?)) })
-            }
-            Self::Tls(https) => https.call(uri),
-        }
-    }
+/// The configuration for `https`. Other schemes need none, and no cryptography.
+pub(super) fn client_config(settings: &Settings) -> Result<Option<ClientConfig>, Error> {
+    let files = TlsFiles::read(settings)?;
+    let is_https = settings.uri.scheme_str() == Some("https");
+    is_https.then(|| config(settings, files)).transpose()
 }
 
 /// The contents of the files in the settings.
@@ -90,12 +45,12 @@ impl TlsFiles {
                 Some((certificates, key.map_err(|error| unreadable(key_file, &error))?))
             }
             (Some(file), None) => {
-                let problem = format!("its key is missing: set {} too", Settings::CLIENT_KEY);
+                let problem = format!("its key is missing: set {} too", CLIENT_KEY.all);
                 return Err(wrong(file, problem));
             }
             (None, Some(file)) => {
                 let problem =
-                    format!("its certificate is missing: set {} too", Settings::CLIENT_CERTIFICATE);
+                    format!("its certificate is missing: set {} too", CLIENT_CERTIFICATE.all);
                 return Err(wrong(file, problem));
             }
         };
@@ -133,7 +88,7 @@ fn config(settings: &Settings, files: TlsFiles) -> Result<ClientConfig, Error> {
             systems_is_readable().and_then(|()| builder.with_native_roots()).map_err(|error| {
                 let problem =
                     format!("{error}; set it to a PEM file with the certificates to trust");
-                Error::unusable(Settings::CERTIFICATE, "not set", problem)
+                Error::unusable(CERTIFICATE.all, "not set", problem)
             })?
         }
     };

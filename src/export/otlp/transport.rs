@@ -5,29 +5,34 @@ use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{HeaderValue, USER_AGENT};
-use hyper_util::client::legacy::Client;
-#[cfg(not(feature = "otlp-tls"))]
+use http::header::{HeaderMap, HeaderValue, USER_AGENT};
+use http::{Method, Request, Uri};
+use http_body::Frame;
+use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::{Client, ResponseFuture};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
+use tokio::time::timeout_at;
 
 use super::protocol::{
     DEVELOPMENT_VERSION, DEVELOPMENT_VERSION_HEADER, ExportProfilesServiceResponse,
 };
-use super::settings::{Protocol, Settings};
+use super::settings::{Compression, Protocol, Settings};
 use crate::error::Error;
 use crate::export::{Answer, RefusedScope};
-use crate::text::disturbs;
+use crate::text::{disturbs, gzip};
 
 #[cfg(feature = "otlp-tls")]
-pub(super) use super::tls::Connector;
+use hyper_rustls::HttpsConnector;
+#[cfg(feature = "otlp-tls")]
+use rustls::ClientConfig;
 #[cfg(not(feature = "otlp-tls"))]
-pub(super) type Connector = HttpConnector;
+type ClientConfig = std::convert::Infallible;
 
 /// The maximum number of bytes that are read of an answer.
-pub(super) const MOST_ANSWER_BYTES: usize = 64 * 1024;
+const MOST_ANSWER_BYTES: usize = 64 * 1024;
 /// The maximum number of characters that are shown of a server's message.
-const MOST_SHOWN_CHARS: usize = 400;
+pub(super) const MOST_SHOWN_CHARS: usize = 400;
 
 impl Answer {
     /// No answer was received.
@@ -56,15 +61,6 @@ impl Answer {
         }
     }
 
-    /// Checks that the texts fit into one log line.
-    #[cfg(fuzzing)]
-    pub(super) fn check(&self) {
-        let (Self::Accepted { message: text }
-        | Self::NotNow { problem: text, .. }
-        | Self::Refused { problem: text, .. }) = self;
-        assert!(!text.contains(disturbs) && text.chars().count() <= MOST_SHOWN_CHARS);
-    }
-
     pub(super) fn accepted(response: ExportProfilesServiceResponse) -> Self {
         let partial = response.partial_success.unwrap_or_default();
         let message = partial.error_message;
@@ -76,74 +72,124 @@ impl Answer {
     }
 }
 
-enum Kind {
-    #[cfg(feature = "otlp-grpc")]
-    Grpc(super::grpc::Grpc),
-    #[cfg(feature = "otlp-http")]
-    Http(super::http::Http),
-}
-
-/// A connection to the server.
+/// A connection to the server: protobuf in a request of HTTP, or of gRPC, which differs in the headers, the frame of the
+/// message, and where the answer is.
+///
+/// For gRPC, tonic's transport cannot be used without TLS while a crate in the program enables its TLS feature.
 pub(super) struct Transport {
-    kind: Kind,
-    connector: Connector,
+    protocol: Protocol,
+    client: HttpClient,
+    tls: Option<ClientConfig>,
+    uri: Uri,
+    headers: HeaderMap,
+    compression: Compression,
     timeout: Duration,
     /// The server's address, for display.
     pub(super) endpoint: String,
 }
 
+/// What a server has sent before it ended, or before the timeout.
+#[derive(Default)]
+pub(super) struct Received {
+    /// The beginning of it, if it is long.
+    pub(super) body: Vec<u8>,
+    pub(super) trailers: Option<HeaderMap>,
+    /// Why it is not all.
+    pub(super) problem: Option<String>,
+}
+
 impl Transport {
     /// Does not connect yet.
     pub(super) fn new(mut settings: Settings) -> Result<Self, Error> {
-        let connector = connector(&settings)?;
-        let headers = &mut settings.headers;
+        #[cfg(feature = "otlp-tls")]
+        let tls = super::tls::client_config(&settings)?;
+        #[cfg(not(feature = "otlp-tls"))]
+        let tls = None;
+        let endpoint = settings.shown_endpoint();
+        let Settings { protocol, headers, compression, timeout, .. } = &mut settings;
         headers.entry(USER_AGENT).or_insert(HeaderValue::from_static(super::USER_AGENT));
         headers.insert(DEVELOPMENT_VERSION_HEADER, HeaderValue::from_static(DEVELOPMENT_VERSION));
-        let (timeout, endpoint) = (settings.timeout, settings.shown_endpoint());
-        let kind = match settings.protocol {
+        let is_gzip = *compression == Compression::Gzip;
+        match protocol {
             #[cfg(feature = "otlp-grpc")]
-            Protocol::Grpc => {
-                Kind::Grpc(super::grpc::Grpc::new(settings, client(&connector, true)))
-            }
+            Protocol::Grpc => super::grpc::add_headers(headers, is_gzip, *timeout),
             #[cfg(feature = "otlp-http")]
-            Protocol::HttpProtobuf => {
-                Kind::Http(super::http::Http::new(settings, client(&connector, false)))
-            }
+            Protocol::HttpProtobuf => super::http::add_headers(headers, is_gzip),
             // Unreachable: settings exist only for enabled protocols.
             #[cfg(not(all(feature = "otlp-grpc", feature = "otlp-http")))]
             other => {
                 return Err(Error::unusable("the protocol", &format!("{other:?}"), "not there"));
             }
-        };
-        Ok(Self { kind, connector, timeout, endpoint })
+        }
+        let Settings { protocol, uri, headers, compression, timeout, .. } = settings;
+        #[cfg(feature = "otlp-grpc")]
+        let uri = if protocol == Protocol::Grpc { super::grpc::uri_of_method(uri) } else { uri };
+        let client = HttpClient::new(protocol, tls.as_ref());
+        Ok(Self { protocol, client, tls, uri, headers, compression, timeout, endpoint })
     }
 
     /// Sends a message and waits for the answer until the timeout.
     pub(super) async fn send(&mut self, message: Bytes) -> Answer {
         let deadline = tokio::time::Instant::now() + self.timeout;
-        let sent = match &self.kind {
-            #[cfg(feature = "otlp-grpc")]
-            Kind::Grpc(grpc) => {
-                let sent = grpc.send(message, self.timeout);
-                tokio::time::timeout_at(deadline, sent).await.ok()
+        let sent = self.client.request(self.request(&message));
+        let answer = match timeout_at(deadline, sent).await {
+            Err(_) => None,
+            Ok(Err(error)) => Some(Answer::no_answer(whole(&error))),
+            Ok(Ok(response)) => {
+                let (head, mut body) = response.into_parts();
+                let mut received = Received::default();
+                let is_late = timeout_at(deadline, received.read(&mut body)).await.is_err();
+                match self.protocol {
+                    #[cfg(feature = "otlp-grpc")]
+                    Protocol::Grpc => (!is_late).then(|| super::grpc::answer(&head, received)),
+                    // The status is sufficient: a body that is late or too long is ignored.
+                    #[cfg(feature = "otlp-http")]
+                    Protocol::HttpProtobuf => Some(super::http::answer(&head, &received.body)),
+                    #[cfg(not(all(feature = "otlp-grpc", feature = "otlp-http")))]
+                    _ => None,
+                }
             }
-            #[cfg(feature = "otlp-http")]
-            Kind::Http(http) => http.send(message, deadline).await,
         };
-        let answer = sent.unwrap_or_else(|| {
+        let answer = answer.unwrap_or_else(|| {
             // The connection may be dead without an error.
-            self.reconnect();
+            self.client = HttpClient::new(self.protocol, self.tls.as_ref());
             Answer::no_answer(format!("no answer in {:?}", self.timeout))
         });
         answer.single_line()
     }
 
-    fn reconnect(&mut self) {
-        match &mut self.kind {
-            #[cfg(feature = "otlp-grpc")]
-            Kind::Grpc(grpc) => grpc.client = client(&self.connector, true),
-            #[cfg(feature = "otlp-http")]
-            Kind::Http(http) => http.client = client(&self.connector, false),
+    fn request(&self, message: &[u8]) -> Request<Full<Bytes>> {
+        let is_gzip = self.compression == Compression::Gzip;
+        let body = if is_gzip { gzip(message) } else { message.to_vec() };
+        #[cfg(feature = "otlp-grpc")]
+        let body = match self.protocol {
+            Protocol::Grpc => super::grpc::framed(is_gzip, &body),
+            Protocol::HttpProtobuf => body,
+        };
+        let mut request = Request::new(Full::new(body.into()));
+        *request.method_mut() = Method::POST;
+        *request.uri_mut() = self.uri.clone();
+        *request.headers_mut() = self.headers.clone();
+        request
+    }
+}
+
+impl Received {
+    /// Reads an answer to its end.
+    async fn read<B>(&mut self, body: &mut B)
+    where
+        B: http_body::Body<Data = Bytes> + Unpin,
+        B::Error: StdError + 'static,
+    {
+        while let Some(frame) = body.frame().await {
+            match frame.map(Frame::into_data) {
+                Ok(Ok(data)) => {
+                    let room = MOST_ANSWER_BYTES.saturating_sub(self.body.len());
+                    self.body.extend(data.iter().take(room));
+                }
+                Ok(Err(frame)) => self.trailers = frame.into_trailers().ok(),
+                Err(error) => self.problem = Some(whole(&error)),
+            }
         }
     }
 }
@@ -155,27 +201,35 @@ impl fmt::Debug for Transport {
 }
 
 /// A client that connects on first use, and again after the connection is lost.
-pub(super) fn client<B>(connector: &Connector, is_http2: bool) -> Client<Connector, B>
-where
-    B: http_body::Body + Send,
-    B::Data: Send,
-{
-    let mut builder = Client::builder(TokioExecutor::new());
-    #[cfg(feature = "otlp-grpc")]
-    builder.http2_only(is_http2);
-    #[cfg(not(feature = "otlp-grpc"))]
-    debug_assert!(!is_http2, "it cannot be");
-    builder.pool_timer(TokioTimer::new()).build(connector.clone())
+enum HttpClient {
+    Plain(Client<HttpConnector, Full<Bytes>>),
+    #[cfg(feature = "otlp-tls")]
+    Tls(Client<HttpsConnector<HttpConnector>, Full<Bytes>>),
 }
 
-#[cfg(feature = "otlp-tls")]
-fn connector(settings: &Settings) -> Result<Connector, Error> {
-    Connector::new(settings)
-}
+impl HttpClient {
+    fn new(protocol: Protocol, tls: Option<&ClientConfig>) -> Self {
+        let mut builder = Client::builder(TokioExecutor::new());
+        builder.pool_timer(TokioTimer::new());
+        #[cfg(feature = "otlp-grpc")]
+        builder.http2_only(protocol == Protocol::Grpc);
+        let mut http = HttpConnector::new();
+        http.enforce_http(tls.is_none());
+        #[cfg(feature = "otlp-tls")]
+        if let Some(config) = tls {
+            return Self::Tls(builder.build(HttpsConnector::from((http, config.clone()))));
+        }
+        _ = protocol;
+        Self::Plain(builder.build(http))
+    }
 
-#[cfg(not(feature = "otlp-tls"))]
-fn connector(_: &Settings) -> Result<Connector, Error> {
-    Ok(HttpConnector::new())
+    fn request(&self, request: Request<Full<Bytes>>) -> ResponseFuture {
+        match self {
+            Self::Plain(client) => client.request(request),
+            #[cfg(feature = "otlp-tls")]
+            Self::Tls(client) => client.request(request),
+        }
+    }
 }
 
 /// A single line of bounded length.
@@ -184,7 +238,7 @@ fn shown(text: &str) -> String {
 }
 
 /// An error with all its sources.
-pub(super) fn whole(error: &(dyn StdError + 'static)) -> String {
+fn whole(error: &(dyn StdError + 'static)) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(error) = next {
