@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use crate::collect::CONTINUOUS_RATES;
 use parking_lot::Mutex;
 
+use crate::collect::CONTINUOUS_RATES;
 use crate::control::Control;
 use crate::engine::{
     CancelProfile, Command, Engine, HeapRequest, LONGEST_ANSWER, NoAnswer, ProfileKind,

@@ -12,8 +12,6 @@ use crate::awaits::LayerAwaits;
 use crate::collect::{
     Collector, ContinuousProfiler, ContinuousSettings, Logged, ProcessProfiler, ProfileOutput,
 };
-use crate::engine::{Commands, Engine, Gate, RunningSource, spawn};
-use crate::collect::{Collector, ContinuousProfiler, Logged, ProcessProfiler, ProfileOutput};
 use crate::engine::{Commands, Engine, Gate, RunningSource};
 use crate::error::Error;
 use crate::intake::{Intake, IntakeSettings};

@@ -51,9 +51,9 @@ fn from_variables(variable: &dyn Fn(&str) -> Option<String>) -> Resource {
         ("profile.machine.memory_bytes", number(crate::host::memory_limit())),
         ("service.instance.id", text(instance_id())),
         ("process.executable.name", text(executable_name())),
-        ("host.name", text(sys::host_name())),
-        ("os.version", text(sys::kernel_release())),
-        ("host.cpu.model.name", text(sys::cpu_model())),
+        ("host.name", text(line_of("/proc/sys/kernel/hostname"))),
+        ("os.version", text(line_of("/proc/sys/kernel/osrelease"))),
+        ("host.cpu.model.name", text(cpu_model())),
     ];
     for (key, value) in found {
         resource = value.into_iter().fold(resource, |resource, value| resource.with(key, value));
