@@ -173,7 +173,7 @@ impl Handle {
         let slow = slow
             .route("/debug/pprof/heap", get(heap::in_use).post(heap::growth))
             .route("/debug/pprof/allocs", get(heap::allocated))
-            .route("/debug/pprof/threads", get(threads::answer))
+            .route("/debug/pprof/threads", get(all_threads))
             .route(
                 "/debug/pprof/profile",
                 get(|it, uri| process::answer(it, uri, ProfileKind::Cpu)),
@@ -352,6 +352,14 @@ async fn open(
         Ok(Json(open.into_iter().map(describe_open).collect()))
     };
     slow(routed, list).await
+}
+
+#[cfg(feature = "pprof")]
+async fn all_threads(
+    State(routed): State<Routed>,
+    OriginalUri(uri): OriginalUri,
+) -> Result<Response, Failure> {
+    slow(routed, move |handle| threads::answer(handle, uri.query().unwrap_or_default())).await
 }
 
 /// The duration in `older_than=...` of a query.

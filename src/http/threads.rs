@@ -1,28 +1,19 @@
 //! All threads of the process, as Go's `net/http/pprof` serves goroutines.
 
-use axum::extract::{RawQuery, State};
 use axum::response::{IntoResponse, Response};
 
 use super::answer::{Failure, no_answer, pprof_file};
 use super::routes::value_in;
-use super::{Routed, slow};
 use crate::encode::pprof_of_threads;
 use crate::handle::Handle;
 
 /// As text if the query asks for that, and otherwise as a profile.
-pub(super) async fn answer(
-    State(routed): State<Routed>,
-    RawQuery(query): RawQuery,
-) -> Result<Response, Failure> {
-    let is_text = is_text(&query.unwrap_or_default());
-    let answer = move |handle: &Handle| {
-        let dump = handle.find_threads().map_err(no_answer)?;
-        Ok(match is_text {
-            true => dump.to_string().into_response(),
-            false => pprof_file("threads", pprof_of_threads(&dump)),
-        })
-    };
-    slow(routed, answer).await
+pub(super) fn answer(handle: &Handle, query: &str) -> Result<Response, Failure> {
+    let dump = handle.find_threads().map_err(no_answer)?;
+    Ok(match is_text(query) {
+        true => dump.to_string().into_response(),
+        false => pprof_file("threads", pprof_of_threads(&dump)),
+    })
 }
 
 /// Whether the first `debug=...` of a query is a number other than 0.

@@ -61,10 +61,8 @@ impl BriefDetail {
 #[derive(Clone, Serialize)]
 pub(super) struct BriefComparison {
     pub(super) references: u64,
-    #[serde(skip)]
-    pub(super) median_ns: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    median_ms: Option<f64>,
+    pub(super) median_ms: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) times: Option<f64>,
     /// What is certain, with the milliseconds.
@@ -72,17 +70,24 @@ pub(super) struct BriefComparison {
     pub(super) rows: Vec<(String, f64)>,
 }
 
-/// What the short forms of a profile say, in the order in which JSON has it.
+/// Which span it is.
 #[derive(Clone, Serialize)]
-pub(super) struct Brief<'a> {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) id: Option<Cow<'a, str>>,
+pub(super) struct BriefSpan {
     pub(super) name: String,
     reasons: String,
     pub(super) time: String,
     #[serde(flatten)]
     ids: Option<Value>,
     open: bool,
+}
+
+/// What the short forms of a profile say, in the order in which JSON has it.
+#[derive(Clone, Serialize)]
+pub(super) struct Brief<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) id: Option<Cow<'a, str>>,
+    #[serde(flatten)]
+    pub(super) span: BriefSpan,
     pub(super) headline: String,
     wall_ms: f64,
     split_ms: Value,
@@ -179,11 +184,13 @@ impl<'a> Brief<'a> {
         let ids = |(trace, span): (_, _)| json!({ "trace_id": trace, "span_id": span });
         Self {
             id,
-            name: facts.name(),
-            reasons: facts.reasons.to_string(),
-            time: rfc3339(facts.start().unwrap_or(UNIX_EPOCH)),
-            ids: facts.trace.map(|of| ids((of.trace.to_string(), of.span.to_string()))),
-            open: facts.is_open,
+            span: BriefSpan {
+                name: facts.name(),
+                reasons: facts.reasons.to_string(),
+                time: rfc3339(facts.start().unwrap_or(UNIX_EPOCH)),
+                ids: facts.trace.map(|of| ids((of.trace.to_string(), of.span.to_string()))),
+                open: facts.is_open,
+            },
             headline,
             wall_ms: ms(facts.times.wall_ns),
             split_ms: split_ms(&facts),
@@ -210,7 +217,7 @@ impl<'a> Brief<'a> {
         let BriefDetail { rows, chars } = detail;
         let shorten = |text: &mut String| *text = detail.shortened(text);
         let mut brief = self.clone();
-        shorten(&mut brief.name);
+        shorten(&mut brief.span.name);
         // A sentence.
         brief.headline = BriefDetail { rows, chars: chars * 4 }.shortened(&brief.headline);
         let (mut number, mut before) = (0, None);
@@ -243,9 +250,8 @@ impl<'a> Brief<'a> {
 
 impl BriefComparison {
     fn of(summary: &ComparedSummary, rows: Vec<(String, f64)>) -> Self {
-        let ComparedSummary { references, median_wall_ns: median_ns, .. } = *summary;
-        let (median_ms, times) = (median_ns.map(ms), summary.times());
-        Self { references, median_ns, median_ms, times, rows }
+        let ComparedSummary { references, median_wall_ns, .. } = *summary;
+        Self { references, median_ms: median_wall_ns.map(ms), times: summary.times(), rows }
     }
 }
 

@@ -29,7 +29,7 @@ fn code(text: &str) -> String {
 fn write(brief: &Brief<'_>) -> String {
     let mut out = String::new();
     let facts = &brief.facts;
-    let name = code(&brief.name);
+    let name = code(&brief.span.name);
     // A profile of the process, or of what is typical, has no span.
     _ = match brief.has_span {
         true => {
@@ -76,7 +76,7 @@ fn write(brief: &Brief<'_>) -> String {
 
 fn write_identity(brief: &Brief<'_>, out: &mut String) {
     let facts = &brief.facts;
-    let mut parts = vec![format!("began {}", brief.time)];
+    let mut parts = vec![format!("began {}", brief.span.time)];
     if facts.is_open {
         parts.push("still open".to_owned());
     }
@@ -113,14 +113,18 @@ fn own_row(row: &OwnRow) -> String {
     text
 }
 
+fn of_ms(ms: f64) -> Ns {
+    Ns((ms * 1e6).round() as u64)
+}
+
 fn write_compared(brief: &Brief<'_>, out: &mut String) {
     let Some(compared) = &brief.compared else { return };
     if compared.times.is_none() && compared.rows.is_empty() {
         return;
     }
     _ = write!(out, "\n## Against {} typical ones", compared.references);
-    if let Some(ns) = compared.median_ns {
-        _ = write!(out, " of {}", Ns(ns));
+    if let Some(ms) = compared.median_ms {
+        _ = write!(out, " of {}", of_ms(ms));
     }
     out.push_str("\n\n");
     if let Some(times) = compared.times {
@@ -128,7 +132,7 @@ fn write_compared(brief: &Brief<'_>, out: &mut String) {
     }
     for (what, ms) in &compared.rows {
         let sign = if *ms < 0.0 { "-" } else { "+" };
-        _ = writeln!(out, "- {sign}{} {}", Ns((ms.abs() * 1e6).round() as u64), code(what));
+        _ = writeln!(out, "- {sign}{} {}", of_ms(ms.abs()), code(what));
     }
 }
 

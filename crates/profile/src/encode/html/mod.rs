@@ -403,7 +403,7 @@ mod tests {
         let beside = compared_with["beside"].as_array().unwrap();
         let units: Vec<_> = beside.iter().map(|row| row["unit"].as_str().unwrap()).collect();
         assert_eq!(units, ["ns", "bytes", "count", "ns"]);
-        assert_eq!(beside[2]["name"], "query");
+        assert_eq!(beside[2]["child"], "query");
 
         let few = &unpacked(&compared(9))["compared"];
         assert_eq!(
