@@ -32,7 +32,8 @@ export const few = (data) => build(data, (tables, stacks) => comparison(tables, 
 export const hostileNames = (data) => {
     const { compared: of, ...rest } = compared(data),
         attack = '<img src=x onerror="window.hacked=1">\u202e' + "x".repeat(3000);
-    const hostile = (row) => ({ ...row, name: row.name && attack + row.name, file: row.file && attack });
+    const bad = (text) => text && attack + text;
+    const hostile = (row) => ({ ...row, function: bad(row.function), child: bad(row.child), file: row.file && attack });
     return {
         ...rest,
         compared: { ...of, cohort: attack, rows: of.rows.map(hostile), beside: of.beside.map(hostile) },
@@ -48,13 +49,14 @@ function comparison(tables, { poll, sleep, query, fetch }, references) {
     tables.typical(0, [...poll, ["shop::cache::get", "shop/src/cache.rs", 3]], 5);
     tables.typical(0, [...poll, ["shop::upstream::prepare", "shop/src/upstream.rs", 12]], 19);
     const value = (value, typical, low, high) => ({
-        ...{ value, typical, extra: value - typical },
-        ...(references >= 10 ? { low, high } : {}),
+        ...{ after: value, before: typical, extra: value - typical },
+        interval: references >= 10 ? [low, high] : null,
     });
     const time = (words, name, place, numbers, present_in, as_extreme_in) => {
-        const [file, line] = place ? place.split(":") : ["", 0];
+        const [file, line] = place.split(":");
         const of = Math.min(present_in, references);
-        const all = { words, name, file, line: Number(line), others: false, unit: "ns", present_in: of, as_extreme_in };
+        const at = name === "" ? {} : { function: name, file, line: Number(line) || undefined };
+        const all = { words, ...at, others: false, unit: "ns", present_in: of, as_extreme_in };
         return { ...all, ...value(...numbers.map((ms) => ms * MS)) };
     };
     const rows = [
@@ -67,7 +69,8 @@ function comparison(tables, { poll, sleep, query, fetch }, references) {
         time("on-CPU", "shop::upstream::prepare", "shop/src/upstream.rs:0", [20, 19, -3, 5], 200, 80),
     ];
     const other = (words, name, unit, numbers, as_extreme_in) => ({
-        ...{ words, name, file: "", line: 0, others: false, unit, present_in: references, as_extreme_in },
+        ...{ words, others: false, unit, present_in: references, as_extreme_in },
+        ...(name === "" ? {} : words.includes("child") ? { child: name } : { function: name, file: "" }),
         ...value(...numbers),
     });
     const beside = [

@@ -224,10 +224,10 @@ fn child_spans_are_counted_by_name_with_and_without_samples() {
     let (query, row, fetch) = (of("query"), of("row"), of("fetch"));
     assert_eq!([query.count, row.count, fetch.count], [214, 214, 8]);
     assert_eq!((query.order(), row.order()), (ChildOrder::InTurn, ChildOrder::InTurn));
-    assert!(fetch.total() >= 80 * MS && fetch.longest() >= 10 * MS, "{fetch:?}");
-    assert!(fetch.open() < fetch.total() && fetch.order() != ChildOrder::InTurn, "{fetch:?}");
-    assert!(query.open() == query.total() && row.total() <= query.total(), "{query:?} {row:?}");
-    assert_eq!((children.totals.len(), children.counted_from()), (3, Duration::ZERO));
+    assert!(fetch.total_ns >= 80_000_000 && fetch.longest_ns >= 10_000_000, "{fetch:?}");
+    assert!(fetch.open_ns < fetch.total_ns && fetch.order() != ChildOrder::InTurn, "{fetch:?}");
+    assert!(query.open_ns == query.total_ns && row.total_ns <= query.total_ns, "{query:?} {row:?}");
+    assert_eq!((children.totals.len(), children.from_ns), (3, 0));
     assert!(!children.are_incomplete);
     assert_eq!(setup.handle.stats().children.counted, 214 + 214 + 8);
 }

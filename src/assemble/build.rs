@@ -105,32 +105,17 @@ impl ProfileAssembler<'_> {
         let inside = pending.inside(group.root, group.kept.iter().map(|span| span.key));
         let of_root = pending.of_root(group.root).iter();
         let all: Vec<SpanKey> = of_root.filter(|span| inside.contains(span)).copied().collect();
-        let mut detail = SpanDetail::All;
-        let (mut tables, spans, mut selection) = loop {
-            let mut tables = Tables::new(self.inputs, id, Some(group), detail);
-            let spans = self.sampled_spans(&all, &inside, &mut tables);
-            let left = self.most_bytes.saturating_sub(tables.profile.bytes());
-            let (selection, has_all) = self.select(&spans, left);
+        let (mut detail, mut times) = (SpanDetail::All, 1);
+        let (mut tables, spans, mut losses, downsampled) = loop {
+            if let Some(fitting) = self.with_samples(id, group, (&all, &inside), (detail, times)) {
+                break fitting;
+            }
             // No sample is left out for the records of spans.
-            match detail.less().filter(|_| !has_all) {
+            match detail.less() {
                 Some(less) => detail = less,
-                None => break (tables, spans, selection),
+                None => times *= 2,
             }
         };
-        let mut losses = Losses::default();
-        let mut stacks = HashMap::new();
-        for (span, kind, sample, weight) in chosen(&spans, &mut selection) {
-            let (thread, stack) = (pending.tables.thread(sample), sample.stack);
-            let (place, end) = *stacks
-                .entry(stack)
-                .or_insert_with(|| tables.stack(pending.tables.stacks.frames(stack)));
-            if kind == SampleKind::OnCpu {
-                losses.add_end(end);
-            }
-            let mut inside = || span.link.map(|link| tables.inside(link));
-            let link = if sample.is_of_span_inside() { inside() } else { span.link };
-            tables.add(kind, sample.time_ns, weight, thread, place, link);
-        }
         for SampledSpan { pending, link, .. } in &spans {
             losses += pending.losses;
             losses.lost += pending.lost(SampleKind::OnCpu).count;
@@ -142,7 +127,6 @@ impl ProfileAssembler<'_> {
             let (link, (place, _)) = (tables.link(*span, &inside), tables.stack(stack.entries()));
             tables.add(kind, time_ns, weight, thread, place, link);
         }
-        let downsampled = selection.downsampled as u64;
         losses.downsampled += downsampled;
         let topmost = self.topmost(group);
         if let Some(off_cpu_ns) =
@@ -180,47 +164,48 @@ impl ProfileAssembler<'_> {
         sampled.collect()
     }
 
-    /// Selects as many samples as fit into a profile, and at least one of each kind. Returns also whether none had to be left
-    /// out for that.
-    fn select(&self, spans: &[SampledSpan<'_>], most_bytes: usize) -> (Selection, bool) {
+    /// The tables with one in `times` of the samples, and at least one of each kind; `None` if that does not fit into a profile
+    /// and less is possible. Returns also the spans that a profile shows something of, how the stacks ended, and how many
+    /// samples were left out.
+    fn with_samples<'b>(
+        &'b self,
+        id: ProfileId,
+        group: &'b ProfileGroup,
+        (all, inside): (&[SpanKey], &HashSet<SpanKey>),
+        (detail, times): (SpanDetail, usize),
+    ) -> Option<(Tables<'b>, Vec<SampledSpan<'b>>, Losses, u64)> {
+        let pending = self.inputs.pending;
+        let mut tables = Tables::new(self.inputs, id, Some(group), detail);
+        let spans = self.sampled_spans(all, inside, &mut tables);
         let mut counts: HashMap<SampleKind, usize> = HashMap::new();
         for (kind, of_kind) in spans.iter().flat_map(|span| &span.pending.kinds) {
             *counts.entry(*kind).or_default() += of_kind.samples.len();
         }
-        let selection = |times: usize| {
-            Selection::new(counts.iter().map(|(kind, count)| {
-                // A wait that represented others would be taken for a long one.
-                let is_limited = *kind == SampleKind::OnCpu;
-                let every = if is_limited { count.div_ceil(self.most_samples).max(1) } else { 1 };
-                (*kind, *count, every.saturating_mul(times))
-            }))
-        };
-        let (all, most) = (counts.values().sum(), counts.values().copied().max().unwrap_or(0));
-        let nodes = self.inputs.pending.tables.stacks.len();
-        let mut times = 1;
-        if Profile::bytes_of(all, all, nodes, nodes) > most_bytes {
-            let needed = |times| self.needed_bytes(spans, selection(times));
-            while times < most && needed(times) > most_bytes {
-                times = times.saturating_mul(2);
+        let is_least = detail.less().is_none() && counts.values().all(|count| times >= *count);
+        let mut selection = Selection::new(counts.into_iter().map(|(kind, count)| {
+            // A wait that represented others would be taken for a long one.
+            let is_limited = kind == SampleKind::OnCpu;
+            let every = if is_limited { count.div_ceil(self.most_samples).max(1) } else { 1 };
+            (kind, count, every.saturating_mul(times))
+        }));
+        let (mut losses, mut stacks) = (Losses::default(), HashMap::new());
+        for (span, kind, sample, weight) in chosen(&spans, &mut selection) {
+            let (thread, stack) = (pending.tables.thread(sample), sample.stack);
+            let (place, end) = *stacks
+                .entry(stack)
+                .or_insert_with(|| tables.stack(pending.tables.stacks.frames(stack)));
+            if kind == SampleKind::OnCpu {
+                losses.add_end(end);
+            }
+            let mut inside = || span.link.map(|link| tables.inside(link));
+            let link = if sample.is_of_span_inside() { inside() } else { span.link };
+            tables.add(kind, sample.time_ns, weight, thread, place, link);
+            if !is_least && tables.profile.bytes() > self.most_bytes {
+                return None;
             }
         }
-        (selection(times), times == 1)
-    }
-
-    /// The memory that the selected samples take in a profile.
-    fn needed_bytes(&self, spans: &[SampledSpan<'_>], mut selection: Selection) -> usize {
-        let stacks = &self.inputs.pending.tables.stacks;
-        let (mut points, mut samples) = (0, HashSet::new());
-        let (mut runs, mut nodes, mut frames) = (HashSet::new(), 0, HashSet::<StackEntry>::new());
-        for (span, kind, sample, _) in chosen(spans, &mut selection) {
-            points += 1;
-            samples.insert((sample.stack, span.link, sample.is_of_span_inside(), kind));
-            for (_, run) in stacks.runs(sample.stack).take_while(|(run, _)| runs.insert(*run)) {
-                nodes += run.len();
-                frames.extend(run);
-            }
-        }
-        Profile::bytes_of(samples.len(), points, nodes, frames.len())
+        let downsampled = selection.downsampled as u64;
+        Some((tables, spans, losses, downsampled))
     }
 
     /// The upper bound of the spans' off-CPU time, if their waits exceed it slightly. The kernel writes a switch

@@ -87,7 +87,7 @@ mod tests {
         };
         assert_eq!(*named, expected);
         assert_eq!((&other.name, other.count, other.total_ns), (&None, 1, 1));
-        assert_eq!(children.counted_from().as_nanos(), 5);
+        assert_eq!(children.from_ns, 5);
         assert!(!children.are_incomplete);
     }
 

@@ -41,7 +41,7 @@ impl ProfileInputs<'_> {
         let places = samples.totals().count().max(1) as u64;
         let most_points = (MOST_POINTS_OF_ALL / places).clamp(1, MOST_POINTS);
         for (stack, place, total) in samples.totals() {
-            let link = place.span.and_then(|span| links.link(span, &mut tables.profile));
+            let link = place.span.and_then(|span| links.link(span, &mut tables.profile, true));
             let (stack, _) = tables.stack(stack);
             let kind = if place.is_blocked { SampleKind::OffCpu } else { SampleKind::OnCpu };
             let thread = samples.thread(place);
@@ -74,7 +74,7 @@ impl ProfileInputs<'_> {
     ) -> (Profile, HashMap<MappingId, Arc<Module>>) {
         let mut tables = Tables::new(self, id, None, SpanDetail::All);
         let mut links = ProcessLinks { inputs: self, samples, known: HashMap::new() };
-        let totals = samples.totals_by(|span| links.label(span, &mut tables.profile));
+        let totals = samples.totals_by(|span| links.link(span, &mut tables.profile, false));
         let mut others = Total::default();
         for (number, (stack, thread, link, total)) in totals.into_iter().enumerate() {
             if number >= MOST_SAMPLES {
@@ -151,12 +151,17 @@ struct ProcessLinks<'a> {
 }
 
 impl ProcessLinks<'_> {
-    /// The link of a span, inside that of its local root.
-    fn link(&mut self, span: SpanKey, profile: &mut Profile) -> Option<LinkId> {
+    /// The link of a span, inside that of its local root, if it `is_one`. Otherwise that of all samples in local roots with
+    /// that span's name and fields.
+    fn link(&mut self, span: SpanKey, profile: &mut Profile, is_one: bool) -> Option<LinkId> {
         if let Some(known) = self.known.get(&span) {
             return *known;
         }
-        let link = self.new_link(span, profile, true);
+        let root = self.samples.span(span).and_then(|span| span.known).map(|known| known.root);
+        let link = match root.filter(|root| !is_one && *root != span) {
+            Some(root) => self.link(root, profile, is_one),
+            None => self.new_link(span, profile, is_one),
+        };
         self.known.insert(span, link);
         link
     }
@@ -165,7 +170,7 @@ impl ProcessLinks<'_> {
         let span = self.samples.span(key)?;
         let known = span.known?;
         let is_root = known.root == key;
-        let parent = if is_root { None } else { self.link(known.root, profile) };
+        let parent = if is_root { None } else { self.link(known.root, profile, is_one) };
         let name = capped(self.inputs.callsites.name_of(known.plan)?);
         let mut fields = Vec::new();
         if is_root {
@@ -179,20 +184,5 @@ impl ProcessLinks<'_> {
         let start_unix_ns = if is_one { self.inputs.unix_ns(known.opened_ns) } else { 0 };
         let link = Link { ids, linked: ids, fields, start_unix_ns, ..Link::named(name, parent) };
         Some(profile.add_link(link))
-    }
-
-    /// The link of all samples in local roots with that span's name and fields.
-    fn label(&mut self, span: SpanKey, profile: &mut Profile) -> Option<LinkId> {
-        if let Some(known) = self.known.get(&span) {
-            return *known;
-        }
-        let root = self.samples.span(span).and_then(|span| span.known).map(|known| known.root);
-        let link = match root {
-            Some(root) if root != span => self.label(root, profile),
-            Some(_) => self.new_link(span, profile, false),
-            None => None,
-        };
-        self.known.insert(span, link);
-        link
     }
 }

@@ -158,7 +158,10 @@ impl<'a> Tables<'a> {
             && !has(self, SampleKind::Await)
         {
             if has(self, SampleKind::Delay) {
-                self.add_short_awaits(span, inside);
+                // Each was too short to have a sample.
+                let (kind, ns) = (SampleKind::Await, span.times().await_ns.max(1));
+                let link = self.link(span.key, inside);
+                self.add_without_stack(kind, span.opened_ns, ns, "[without samples]", link);
             } else {
                 missing += self.add_placeholder(span, SampleKind::Await, inside);
             }
@@ -177,13 +180,6 @@ impl<'a> Tables<'a> {
         missing
     }
 
-    /// Adds the awaits of a span of which only the scheduling delays have samples, since each was too short.
-    fn add_short_awaits(&mut self, span: &KeptSpan, inside: &HashSet<SpanKey>) {
-        let (link, weight_ns) = (self.link(span.key, inside), span.times().await_ns.max(1));
-        let kind = SampleKind::Await;
-        self.add_without_stack(kind, span.opened_ns, weight_ns, "[without samples]", link);
-    }
-
     fn add_placeholder(
         &mut self,
         span: &KeptSpan,
@@ -200,10 +196,7 @@ impl<'a> Tables<'a> {
             SampleKind::OffCpu => (missing.waits.max(1), shortest_ns),
             SampleKind::Await | SampleKind::Delay => (missing.awaits.max(1), shortest_ns),
             // As much as can be said of it.
-            SampleKind::AllocatedBytes
-            | SampleKind::Allocations
-            | SampleKind::InUseBytes
-            | SampleKind::InUseBlocks => (missing.allocations.max(1), 1),
+            _ => (missing.allocations.max(1), 1),
         };
         self.add_without_stack(kind, span.opened_ns, count * each, remark, link);
         count

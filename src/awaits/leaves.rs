@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
+use smallvec::SmallVec;
+
 use crate::inbox::{Branch, CopiedStack, LeafStacks};
 use crate::span::InnermostSpan;
 use crate::stats::Counters;
@@ -65,9 +67,8 @@ pub(super) struct PendingLeaf {
 /// Those of one poll. One leaf takes no memory beside its stack.
 #[derive(Debug, Default)]
 pub(super) struct PendingLeaves {
-    last: Option<PendingLeaf>,
     /// The oldest first.
-    before: Vec<PendingLeaf>,
+    leaves: SmallVec<[PendingLeaf; 1]>,
     /// How many more there were.
     left_out: u32,
 }
@@ -81,14 +82,10 @@ pub(super) struct SpanLeaves {
 }
 
 impl PendingLeaves {
-    fn all(&self) -> impl DoubleEndedIterator<Item = &PendingLeaf> + Clone {
-        self.before.iter().chain(&self.last)
-    }
-
     /// Those that are awaited, the last first. The last is, if nothing else is known to be.
     pub(super) fn awaited(&self) -> impl Iterator<Item = &PendingLeaf> + Clone {
-        let none_is = self.all().all(|leaf| leaf.is_done);
-        self.all().rev().enumerate().filter_map(move |(number, leaf)| {
+        let none_is = self.leaves.iter().all(|leaf| leaf.is_done);
+        self.leaves.iter().rev().enumerate().filter_map(move |(number, leaf)| {
             (!leaf.is_done || none_is && number == 0).then_some(leaf)
         })
     }
@@ -101,8 +98,7 @@ impl PendingLeaves {
     /// Forgets all. Returns the memory of one, to use it again.
     pub(super) fn clear(&mut self) -> Option<CopiedStack> {
         self.left_out = 0;
-        let last = self.last.take();
-        self.before.drain(..).chain(last).filter_map(|leaf| leaf.stack).next()
+        self.leaves.drain(..).filter_map(|leaf| leaf.stack).next()
     }
 
     /// Forgets those that are done, and those for which `is_over` returns true. Returns the memory of one.
@@ -111,27 +107,23 @@ impl PendingLeaves {
         is_over: impl Fn(&InnermostSpan) -> bool,
     ) -> Option<CopiedStack> {
         let mut spare = None;
-        let mut goes = |leaf: &mut PendingLeaf| {
+        self.leaves.retain(|leaf| {
             let goes = leaf.is_done || is_over(&leaf.span);
             if goes {
                 spare = leaf.stack.take().or_else(|| spare.take());
             }
-            goes
-        };
-        if !self.before.is_empty() {
-            self.before.retain_mut(|leaf| !goes(leaf));
-        }
-        _ = self.last.take_if(goes);
+            !goes
+        });
         spare
     }
 
     /// Adds one that is awaited together with those before. Returns whether another one was left out for it.
     pub(super) fn add(&mut self, leaf: PendingLeaf, is_tight: bool) -> bool {
-        self.before.extend(self.last.replace(leaf));
+        self.leaves.push(leaf);
         let most = if is_tight { MOST_TIGHT } else { MOST };
-        let is_full = self.before.len() >= most;
+        let is_full = self.leaves.len() > most;
         if is_full {
-            self.before.remove(0);
+            self.leaves.remove(0);
             self.left_out = self.left_out.saturating_add(1);
         }
         is_full
@@ -139,8 +131,8 @@ impl PendingLeaves {
 
     /// A clone was dropped in the poll in which it was made.
     pub(super) fn note_drop(&mut self, tag: u8) {
-        let all = self.before.iter_mut().chain(&mut self.last);
-        all.filter(|leaf| leaf.tag == tag).for_each(|leaf| leaf.is_done = true);
+        let with_tag = self.leaves.iter_mut().filter(|leaf| leaf.tag == tag);
+        with_tag.for_each(|leaf| leaf.is_done = true);
     }
 
     /// The span of the leaf that woke the task with that tag, if it is known which one that was.
@@ -155,8 +147,7 @@ impl PendingLeaves {
 
     /// Frees the stacks. Returns how many there were.
     pub(super) fn take_back(&mut self) -> u64 {
-        let all = self.before.iter_mut().chain(&mut self.last);
-        all.filter_map(|leaf| leaf.stack.take()).count() as u64
+        self.leaves.iter_mut().filter_map(|leaf| leaf.stack.take()).count() as u64
     }
 
     /// A copy, with the stacks that are needed and for which there is memory. `lost` counts the others.
@@ -171,11 +162,7 @@ impl PendingLeaves {
             }
             PendingLeaf { stack: copy, ..*leaf }
         };
-        Self {
-            last: self.last.as_ref().map(copy),
-            before: self.before.iter().map(copy).collect(),
-            left_out: self.left_out,
-        }
+        Self { leaves: self.leaves.iter().map(copy).collect(), left_out: self.left_out }
     }
 
     /// What is shown of them, in `span_of` of their spans: the one that woke the task has all the time; if that is not
@@ -187,13 +174,12 @@ impl PendingLeaves {
         span_of: impl Fn(InnermostSpan) -> InnermostSpan,
     ) -> Vec<SpanLeaves> {
         let woken = self.woken(woke).map(|leaf| leaf.tag);
-        if self.all().any(|leaf| !leaf.is_done) {
+        if self.leaves.iter().any(|leaf| !leaf.is_done) {
             _ = self.retain(|_| false);
         } else {
-            self.before.clear();
+            _ = self.leaves.drain(..self.leaves.len().saturating_sub(1));
         }
-        let mut leaves: Vec<_> = self.before.into_iter().chain(self.last).collect();
-        leaves.reverse();
+        let mut leaves: Vec<_> = self.leaves.into_iter().rev().collect();
         let of = u32::try_from(leaves.len()).unwrap_or(u32::MAX);
         let count = of.saturating_add(self.left_out).max(1);
         let woken_in = leaves.iter().find(|leaf| Some(leaf.tag) == woken).map(|leaf| leaf.span);

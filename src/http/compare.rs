@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use super::answer::{Failure, not_found, time, unreadable};
 use super::routes::{own_version, recent_hours};
-use crate::compare::{ComparedRow, ComparedValue, Quantity, SpentIn};
-use crate::encode::{joined, known};
+use crate::compare::ComparedRow;
+use crate::encode::{compared_row, compared_value};
 use crate::handle::Handle;
 use crate::history::{Period, RouteHistory, hour_begins, hour_of, stored_versions};
 
@@ -45,7 +45,9 @@ pub(super) fn compared(
         let problem = format!("{route} was not seen in both {before} and {after}");
         (StatusCode::NOT_FOUND, problem)
     })?;
-    let rows = |rows: &[ComparedRow]| rows.iter().map(row_to_json).collect::<Value>();
+    let rows = |rows: &[ComparedRow]| -> Value {
+        rows.iter().map(|row| compared_row(row, true)).collect()
+    };
     let period = |period: &Period, of: &RouteHistory| {
         let (what, name) = match period {
             Period::Version(version) => ("version", version.clone()),
@@ -59,43 +61,10 @@ pub(super) fn compared(
         "route": route,
         "before": period(&before, &of_before),
         "after": period(&after, &of_after),
-        "wall_ms": value_to_json(comparison.wall, true),
+        "wall_ms": compared_value(comparison.wall, true),
         "rows": rows(&comparison.rows),
         "beside": rows(&comparison.beside),
         // Those that could be compared, the last one first.
         "versions": versions,
     }))
-}
-
-/// Times are in milliseconds, not rounded, so that they add up.
-fn value_to_json(value: ComparedValue, is_time: bool) -> Value {
-    let shown = |number: i64| -> Value {
-        if is_time { (number as f64 / 1e6).into() } else { number.into() }
-    };
-    json!({
-        "before": shown(value.typical.cast_signed()),
-        "after": shown(value.value.cast_signed()),
-        "extra": shown(value.extra()),
-        "interval": value.interval.map(|interval| [shown(interval.low), shown(interval.high)]),
-    })
-}
-
-fn row_to_json(row: &ComparedRow) -> Value {
-    let (what, child) = match &row.quantity {
-        Quantity::Wall(kind, _) => (kind.name(), None),
-        Quantity::OtherThreads(_) => ("other_threads", None),
-        Quantity::AllocatedBytes => ("allocated_bytes", None),
-        Quantity::ChildSpans(name) => ("child_spans", name.as_deref()),
-        Quantity::ChildTime(name) => ("child_time", name.as_deref()),
-    };
-    let is_time = row.quantity.unit() == "ns";
-    let unit = if is_time { "ms" } else { row.quantity.unit() };
-    let of_function = match row.quantity.spent_in() {
-        Some(SpentIn::Function(of)) => {
-            json!({ "function": of.name, "file": of.file, "line": (of.line > 0).then_some(of.line) })
-        }
-        others => json!({ "child": child, "others": others.map(|of| *of == SpentIn::Others) }),
-    };
-    let of_row = json!({ "what": what, "unit": unit, "present_in": row.present_in });
-    joined(joined(of_row, known(of_function)), value_to_json(row.value, is_time))
 }

@@ -13,7 +13,7 @@ use axum::response::{IntoResponse, Response};
 use super::answer::{Failure, no_answer, pprof_file};
 use super::routes::value_in;
 use super::threads::is_text;
-use super::{Routed, blocking, slow};
+use super::{Routed, blocking, slow, take_place};
 use crate::encode::pprof_showing;
 use crate::facts::format::place_of;
 use crate::handle::Handle;
@@ -30,7 +30,7 @@ pub(super) async fn in_use(
     let part = match value_in(&query, "seconds").map(|text| text.parse::<u64>()) {
         None => HeapPart::All,
         Some(Ok(seconds @ 1..=600)) if !is_text => {
-            let waiting = routed.waiting.take()?;
+            let waiting = take_place(&routed.waiting)?;
             slow(routed.clone(), |handle| handle.heap_part(HeapPart::Growth).map_err(no_answer))
                 .await?;
             // If the client goes away, this future is dropped, and the wait ends.

@@ -13,7 +13,6 @@ mod routes;
 mod threads;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
 use axum::body::Bytes;
@@ -26,6 +25,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
 use serde_json::{Value, json};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use self::answer::{Failure, HTML, blocking, no_answer, not_found, not_now, time, unreadable};
 use crate::encode::TEXTS_SCRIPT;
@@ -67,9 +67,10 @@ const POLICY: &str = "sandbox; default-src 'none'; frame-ancestors 'none'";
 #[derive(Clone, Debug)]
 struct Routed {
     handle: Handle,
-    lanes: Lanes,
+    /// Places for requests whose work takes seconds, on threads that the program shares.
+    lanes: Arc<Semaphore>,
     /// For those that wait, and work only before and after.
-    waiting: Lanes,
+    waiting: Arc<Semaphore>,
 }
 
 impl FromRef<Routed> for Handle {
@@ -78,30 +79,14 @@ impl FromRef<Routed> for Handle {
     }
 }
 
-/// Places for requests whose work takes seconds, on threads that the program shares.
-#[derive(Clone, Debug, Default)]
-struct Lanes(Arc<AtomicUsize>);
-
-/// A place, until the work is done: also if the client goes away before.
-struct Lane(Lanes);
-
 const MOST_LANES: usize = 2;
 
-impl Lanes {
-    fn take(&self) -> Result<Lane, Failure> {
-        let lane = Lane(self.clone());
-        if self.0.fetch_add(1, Ordering::Relaxed) < MOST_LANES {
-            return Ok(lane);
-        }
+/// A place, until the work is done: also if the client goes away before.
+fn take_place(places: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, Failure> {
+    Arc::clone(places).try_acquire_owned().map_err(|_| {
         let text = format!("{MOST_LANES} such requests are being answered; try again in a moment");
-        Err((StatusCode::SERVICE_UNAVAILABLE, text))
-    }
-}
-
-impl Drop for Lane {
-    fn drop(&mut self) {
-        self.0.0.fetch_sub(1, Ordering::Relaxed);
-    }
+        (StatusCode::SERVICE_UNAVAILABLE, text)
+    })
 }
 
 impl Handle {
@@ -194,8 +179,8 @@ impl Handle {
                 get(|it, uri| process::answer(it, uri, ProfileKind::Cpu)),
             )
             .route("/debug/pprof/wall", get(|it, uri| process::answer(it, uri, ProfileKind::Wall)));
-        let routed =
-            Routed { handle: self.clone(), lanes: Lanes::default(), waiting: Lanes::default() };
+        let [lanes, waiting] = [(); 2].map(|()| Arc::new(Semaphore::new(MOST_LANES)));
+        let routed = Routed { handle: self.clone(), lanes, waiting };
         let routes = slow.layer(from_fn(refuse_links));
         #[cfg(feature = "pprof")]
         let routes = routes
@@ -470,7 +455,7 @@ async fn slow<T: Send + 'static>(
     routed: Routed,
     work: impl FnOnce(&Handle) -> Result<T, Failure> + Send + 'static,
 ) -> Result<T, Failure> {
-    let lane = routed.lanes.take()?;
+    let lane = take_place(&routed.lanes)?;
     let work = move || {
         let _lane = lane;
         work(&routed.handle)

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use crate::facts::Measure;
 use crate::keep::KeptSpan;
-use crate::profile::{ProfileId, Value};
+use crate::profile::{SampleKind, Value};
 
 /// An attribute that is no measure: its name and its value, if the span has one.
 type TextAttribute = (&'static str, fn(&KeptSpan) -> Option<Value>);
@@ -16,10 +16,10 @@ const TEXTS: [TextAttribute; 7] = [
         let ids: Vec<_> = span.earlier.iter().map(ToString::to_string).collect();
         (!ids.is_empty()).then(|| ids.into())
     }),
-    ("profile.off_cpu_id", |span| id_of(span, span.samples.waits, ProfileId::for_off_cpu)),
-    ("profile.await_id", |span| id_of(span, span.samples.awaits, ProfileId::for_await)),
+    ("profile.off_cpu_id", |span| id_of(span, span.samples.waits, SampleKind::OffCpu)),
+    ("profile.await_id", |span| id_of(span, span.samples.awaits, SampleKind::Await)),
     ("profile.alloc_space_id", |span| {
-        id_of(span, span.samples.allocations, ProfileId::for_alloc_space)
+        id_of(span, span.samples.allocations, SampleKind::AllocatedBytes)
     }),
     // Pyroscope finds samples by their link.
     ("pyroscope.profile.id", |span| {
@@ -28,8 +28,8 @@ const TEXTS: [TextAttribute; 7] = [
 ];
 
 /// The id of the samples of one kind, if there are any.
-fn id_of(span: &KeptSpan, samples: u64, of: fn(ProfileId) -> ProfileId) -> Option<Value> {
-    span.profile.ok().filter(|_| samples > 0).map(|id| of(id).to_string().into())
+fn id_of(span: &KeptSpan, samples: u64, kind: SampleKind) -> Option<Value> {
+    span.profile.ok().filter(|_| samples > 0).map(|id| id.for_kind(kind).to_string().into())
 }
 
 /// The attributes that are set on the OpenTelemetry span of a kept span.
@@ -40,9 +40,9 @@ fn id_of(span: &KeptSpan, samples: u64, of: fn(ProfileId) -> ProfileId) -> Optio
 /// | `profile.reason` | always | `latency`, `error` and so on: the names of [`Reason`](crate::Reason)s, joined by `\|` |
 /// | `profile.wall_ns`, `profile.on_cpu_ns` and others: [`Measure::attribute`] | if it is known, and long enough to matter | the value of a [`Measure`] in nanoseconds, bytes or a number |
 /// | `profile.earlier_ids` | if there are any | profiles that were made of the span while it was open |
-/// | `profile.off_cpu_id` | if the profile has waits of the span | the id of the profile with the waits in OTLP, 32 hexadecimal digits: see [`ProfileId::for_off_cpu`](crate::ProfileId::for_off_cpu) |
-/// | `profile.await_id` | if the profile has awaits of the span | the id of the profile with the awaits in OTLP, 32 hexadecimal digits: see [`ProfileId::for_await`](crate::ProfileId::for_await). Scheduling delays are in that of [`ProfileId::for_scheduling_delay`](crate::ProfileId::for_scheduling_delay) |
-/// | `profile.alloc_space_id` | if the profile has samples of what the span allocated | the id of the profile with the bytes in OTLP, 32 hexadecimal digits: see [`ProfileId::for_alloc_space`](crate::ProfileId::for_alloc_space). The numbers of allocations are in that of [`ProfileId::for_alloc_objects`](crate::ProfileId::for_alloc_objects) |
+/// | `profile.off_cpu_id` | if the profile has waits of the span | the id of the profile with the waits in OTLP, 32 hexadecimal digits: see [`ProfileId::for_kind`](crate::ProfileId::for_kind) |
+/// | `profile.await_id` | if the profile has awaits of the span | the id of the profile with the awaits in OTLP, 32 hexadecimal digits: see [`ProfileId::for_kind`](crate::ProfileId::for_kind). Scheduling delays are in one of their own |
+/// | `profile.alloc_space_id` | if the profile has samples of what the span allocated | the id of the profile with the bytes in OTLP, 32 hexadecimal digits: see [`ProfileId::for_kind`](crate::ProfileId::for_kind). The numbers of allocations are in one of their own |
 /// | `pyroscope.profile.id` | if there is a profile with on-CPU samples of the span | the id of the span that these samples [link to](crate::guide::opentelemetry), 16 hexadecimal digits, as Grafana's link from traces to profiles expects it |
 ///
 /// The attributes are set when the span closes, and are true then: what is found later adds no attribute. So a span that
@@ -88,6 +88,7 @@ mod tests {
     use super::*;
     use crate::facts::Allocations;
     use crate::keep::NoProfile;
+    use crate::profile::ProfileId;
     use crate::span::SpanKey;
 
     const OFF_CPU_ID: &str = "profile.off_cpu_id";
@@ -113,12 +114,19 @@ mod tests {
             });
             of_ids.collect::<Vec<_>>()
         };
-        let off_cpu = || (OFF_CPU_ID.to_owned(), Value::from(id.for_off_cpu().to_string()));
-        let awaits = || (AWAIT_ID.to_owned(), Value::from(id.for_await().to_string()));
+        let off_cpu =
+            || (OFF_CPU_ID.to_owned(), Value::from(id.for_kind(SampleKind::OffCpu).to_string()));
+        let awaits =
+            || (AWAIT_ID.to_owned(), Value::from(id.for_kind(SampleKind::Await).to_string()));
         assert_eq!(ids(0, 0, Ok(id)), []);
         assert_eq!(ids(1, 0, Ok(id)), [off_cpu()]);
         assert_eq!(ids(0, 1, Ok(id)), [awaits()]);
-        let space = || (ALLOC_SPACE_ID.to_owned(), Value::from(id.for_alloc_space().to_string()));
+        let space = || {
+            (
+                ALLOC_SPACE_ID.to_owned(),
+                Value::from(id.for_kind(SampleKind::AllocatedBytes).to_string()),
+            )
+        };
         assert_eq!(ids(2, 2, Ok(id)), [off_cpu(), awaits(), space()]);
         assert_eq!(ids(2, 2, Err(NoProfile::RateLimit)), []);
     }

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use crate::keep::Kept;
 use crate::profile::ComparedSummary;
-use crate::report::kept_event::{Without, headline};
+use crate::report::kept_event::{headline, without_profile};
 
 /// How many kept spans are remembered.
 const MOST: usize = 1_000;
@@ -44,7 +44,7 @@ impl Recent {
         let new = RecentlyKept {
             id,
             headline: headline(first, kept),
-            no_profile: why.map(|why| Without(why, first).to_string()),
+            no_profile: why.map(|why| without_profile(why, first)),
             kept: Kept {
                 spans: vec![first.clone()],
                 profile: kept.profile,

@@ -21,7 +21,7 @@ use crate::redact::Redaction;
 use crate::references::ClosedReference;
 use crate::report;
 use crate::stats::Counters;
-use crate::symbols::{DebugCompression, Missing, SymbolSettings, Symbolizer};
+use crate::symbols::{DebugCompression, Lack, Missing, SymbolSettings, Symbolizer};
 use crate::sys::{self, Files, FilesGuard};
 use crate::unwind::Module;
 
@@ -42,7 +42,7 @@ pub(super) struct SymbolsThread {
     /// When the symbolizer was last used.
     pub(super) symbolized: Instant,
     /// The problems that were logged, by file.
-    pub(super) reported: HashSet<(Discriminant<Missing>, Option<String>)>,
+    pub(super) reported: HashSet<(Discriminant<Lack>, Option<String>)>,
 }
 
 impl SymbolsThread {
@@ -174,10 +174,10 @@ impl SymbolsThread {
         Counters::add(&self.shared.counters.samples.downsampled, downsampled as u64);
         self.symbolized = Instant::now();
         for missing in symbolizer.take_missing() {
-            if matches!(missing, Missing::TooLarge(..)) {
+            if matches!(missing.lack, Lack::TooLarge { .. }) {
                 Counters::add(&self.shared.counters.profiles.symbols_over_limit, 1);
             }
-            let problem = (mem::discriminant(&missing), missing.file().map(str::to_owned));
+            let problem = (mem::discriminant(&missing.lack), missing.file.clone());
             if self.reported.len() < MOST_REPORTED && self.reported.insert(problem) {
                 let mut event = missing_event(&missing, names);
                 if self.reported.len() == MOST_REPORTED {
@@ -193,94 +193,85 @@ impl SymbolsThread {
     }
 }
 
-fn missing_event(missing: &Missing, names: &Redaction) -> LogEvent {
-    let (kind, error) = match missing {
-        Missing::LineTables { .. } => (LogKind::NoLineTables, None),
-        Missing::Replaced(_) => (LogKind::FileReplaced, None),
-        Missing::Unreadable(_, error)
-        | Missing::Mappings(error)
-        | Missing::DebugUnreadable(_, error)
-        | Missing::EmbeddedUnreadable(_, error)
-        | Missing::SupplementUnreadable(_, error) => (LogKind::FileUnreadable, Some(error)),
-        Missing::Compressed(..) => (LogKind::FileCompressed, None),
-        Missing::Split(_) => (LogKind::FileSplit, None),
-        Missing::TooLarge(..) => (LogKind::FileTooLarge, None),
+fn missing_event(Missing { file, lack }: &Missing, names: &Redaction) -> LogEvent {
+    let (kind, error) = match lack {
+        Lack::LineTables { .. } => (LogKind::NoLineTables, None),
+        Lack::Replaced => (LogKind::FileReplaced, None),
+        Lack::Unreadable(error)
+        | Lack::Mappings(error)
+        | Lack::DebugUnreadable(error)
+        | Lack::EmbeddedUnreadable(error)
+        | Lack::SupplementUnreadable(error) => (LogKind::FileUnreadable, Some(error)),
+        Lack::Compressed(..) => (LogKind::FileCompressed, None),
+        Lack::Split => (LogKind::FileSplit, None),
+        Lack::TooLarge { .. } => (LogKind::FileTooLarge, None),
     };
-    let file = missing.file();
-    let redacted = file.map(|file| names.redact_module(file).into_owned());
-    let error = error.map(|error| match file.zip(redacted.as_ref()) {
+    let redacted = file.as_ref().map(|file| names.redact_module(file).into_owned());
+    let error = error.map(|error| match file.as_ref().zip(redacted.as_ref()) {
         Some((file, redacted)) => error.replace(file, redacted),
         None => error.clone(),
     });
-    let is_limit = matches!(missing, Missing::TooLarge(_, _, true));
+    let is_limit = matches!(lack, Lack::TooLarge { is_own: true, .. });
+    let shown = [&redacted, &error].map(|text| text.as_deref().unwrap_or_default());
+    let message = lack_in_words(lack, shown);
     LogEvent {
         variable: is_limit.then_some("TRACING_PROFILING_MEMORY".into()),
         error,
         file: redacted,
-        ..LogEvent::warning(kind, missing_in_words(missing, names))
+        ..LogEvent::warning(kind, message)
     }
 }
 
-fn missing_in_words(missing: &Missing, names: &Redaction) -> String {
-    match missing {
-        Missing::LineTables { is_stripped: false } => "this program has no line tables, so profiles show functions but \
+/// What it means, with the redacted name of the file and the error.
+fn lack_in_words(lack: &Lack, [file, error]: [&str; 2]) -> String {
+    match lack {
+        Lack::LineTables { is_stripped: false } => "this program has no line tables, so profiles show functions but \
             no lines and no inlined functions; add `debug = \"line-tables-only\"` to [profile.release] in Cargo.toml"
             .to_owned(),
-        Missing::LineTables { is_stripped: true } => "this program is stripped, so profiles show addresses instead of its \
+        Lack::LineTables { is_stripped: true } => "this program is stripped, so profiles show addresses instead of its \
             functions; remove `strip` from [profile.release] in Cargo.toml and add `debug = \"line-tables-only\"`, or \
             leave the symbols in a file beside it (`objcopy --add-gnu-debuglink`)"
             .to_owned(),
-        Missing::Replaced(file) => format!(
-            "{} was replaced, changed or deleted after it was loaded, so functions in it have no names; \
-             restart to get them",
-            names.redact_module(file)
+        Lack::Replaced => format!(
+            "{file} was replaced, changed or deleted after it was loaded, so functions in it have no names; \
+             restart to get them"
         ),
-        Missing::Mappings(error) => format!(
+        Lack::Mappings(_) => format!(
             "/proc/self/maps cannot be read, so it is not known which files are loaded, and functions have no \
              names: {error}; mount /proc"
         ),
-        Missing::Unreadable(file, error) => {
-            let shown = names.redact_module(file);
-            let error = error.replace(file, &shown);
-            format!("{shown} cannot be read, so its functions have no names: {error}")
+        Lack::Unreadable(_) => {
+            format!("{file} cannot be read, so its functions have no names: {error}")
         }
-        Missing::DebugUnreadable(file, error) => {
-            let shown = names.redact_module(file);
-            let error = error.replace(file, &shown);
-            format!(
-                "the debug information of {shown} cannot be read, so profiles show its functions but no lines and no \
-                 inlined functions: {error}"
-            )
-        }
-        Missing::EmbeddedUnreadable(file, error) => format!(
-            "the symbols in .gnu_debugdata of {} cannot be read, so only functions that it exports have names: {error}",
-            names.redact_module(file)
+        Lack::DebugUnreadable(_) => format!(
+            "the debug information of {file} cannot be read, so profiles show its functions but no lines and no \
+             inlined functions: {error}"
         ),
-        Missing::SupplementUnreadable(file, error) => format!(
-            "the debug information of {} has a part in a supplementary file (as `dwz -m` makes), which cannot be read, so \
-             profiles show its functions and lines but not all inlined functions: {error}",
-            names.redact_module(file)
+        Lack::EmbeddedUnreadable(_) => format!(
+            "the symbols in .gnu_debugdata of {file} cannot be read, so only functions that it exports have names: {error}"
         ),
-        Missing::Compressed(file, compression) => {
+        Lack::SupplementUnreadable(_) => format!(
+            "the debug information of {file} has a part in a supplementary file (as `dwz -m` makes), which cannot be read, so \
+             profiles show its functions and lines but not all inlined functions: {error}"
+        ),
+        Lack::Compressed(compression) => {
             let how = match compression {
                 DebugCompression::Zstd => "with zstd",
                 DebugCompression::Old => "in an old way (its sections are named `.zdebug_`)",
             };
             format!(
-                "the debug information of {} is compressed {how}, which is not supported, so profiles show its functions \
+                "the debug information of {file} is compressed {how}, which is not supported, so profiles show its functions \
                  but no lines and no inlined functions; compress it with zlib \
-                 (`-C link-arg=-Wl,--compress-debug-sections=zlib`) or not at all",
-                names.redact_module(file)
+                 (`-C link-arg=-Wl,--compress-debug-sections=zlib`) or not at all"
             )
         }
-        Missing::Split(file) => format!(
-            "a part of the debug information of {} is in other files (`.dwo` or `.dwp`), which are not read, so profiles \
+        Lack::Split => format!(
+            "a part of the debug information of {file} is in other files (`.dwo` or `.dwp`), which are not read, so profiles \
              show its functions and lines but no inlined functions; remove `split-debuginfo` from [profile.release] in \
-             Cargo.toml, or set it to \"off\"",
-            names.redact_module(file)
+             Cargo.toml, or set it to \"off\""
         ),
-        Missing::TooLarge(file, bytes, is_own) => {
-            let (file, mib) = (names.redact_module(file), bytes.div_ceil(1024 * 1024));
+        Lack::TooLarge { bytes, is_own } => {
+            let mib = bytes.div_ceil(1024 * 1024);
             let (limit, raise) = match is_own {
                 true => ("the limit", "TRACING_PROFILING_MEMORY"),
                 false => ("a quarter of what memory limits leave", "that of the control group, or `ulimit`"),

@@ -1,12 +1,12 @@
 //! The log events of kept spans.
 
 use std::cmp::Reverse;
-use std::fmt::{self, Display, Write};
+use std::fmt::Write;
 use std::time::Duration;
 
 use super::format::{Allocated, Ns, Short, is_vague, nanoseconds};
 use super::kept_fields::Fields;
-use super::profile::{AWAITS_OF_ALL, AtSite, Awaited, WAIT_NS, WORTH_REPORTING, plural_waits};
+use super::profile::{AWAITS_OF_ALL, WAIT_NS, WORTH_REPORTING, at_site, awaited, plural_waits};
 use super::starved::{starved, waited_for_cpu};
 use crate::compare::{Quantity, TimeKind};
 use crate::facts::{ChildOrder, ChildTotals, Measure, TimeBreakdown};
@@ -49,7 +49,7 @@ pub(crate) fn log(kept: &Kept) {
                     Some(format!("in the profile of `{}`", first.facts.name()))
                 }
                 Ok(_) => None,
-                Err(why) => Some(format!("no profile: {}", Without(why, span))),
+                Err(why) => Some(format!("no profile: {}", without_profile(why, span))),
             };
             let said = joined([error_of(span, span.error.as_deref()), is_in]);
             let said = said.map_or_else(String::new, |said| format!(": {said}"));
@@ -152,7 +152,7 @@ fn head(span: &KeptSpan) -> String {
 fn message(first: &KeptSpan, kept: &Kept) -> String {
     let no_profile = kept.profile.is_none().then(|| {
         match kept.spans.iter().find_map(|span| span.profile().err()) {
-            Some(why) => format!("no profile: {}", Without(why, first)),
+            Some(why) => format!("no profile: {}", without_profile(why, first)),
             None => "no profile: it could not be exported".to_owned(),
         }
     });
@@ -187,7 +187,7 @@ fn error_of(span: &KeptSpan, said: Option<&str>) -> Option<String> {
 fn reasons(first: &KeptSpan, kept: &Kept, error: Option<&str>) -> Vec<String> {
     let times = first.times();
     let compared = kept.compared.as_ref().filter(|compared| compared.is_of(&first.facts));
-    let many = first.facts.children.many_in(times.wall_ns).map(|many| Many(many).to_string());
+    let many = first.facts.children.many_in(times.wall_ns).map(many_children);
     let waited_ns = nanoseconds(kept.waits.total);
     // A thread waited for others of the span, which ran in that time.
     let is_for_own = waited_ns / 2 <= times.subtree_on_cpu_ns
@@ -292,7 +292,7 @@ fn waits(kept: &Kept) -> Option<String> {
     let blocking = in_async.as_ref().map(|site| {
         let named = hotspot.map_or_else(String::new, Hotspot::names);
         let is_there = named == site.function;
-        let place = if is_there { String::new() } else { format!(" in {}", AtSite(site)) };
+        let place = if is_there { String::new() } else { format!(" in {}", at_site(site)) };
         (is_there, format!("{} blocking its executor{place}", Short(*in_async_total)))
     });
     // All of it was in the place that is named anyway.
@@ -390,19 +390,14 @@ fn place(slower_in: &SlowerIn) -> Option<(String, u64)> {
     Some((place, *extra_ns))
 }
 
-/// Displays many child spans of one name: `214 × query, 1.90 s in turn`.
-struct Many<'a>(&'a ChildTotals);
-
-impl Display for Many<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self(many) = self;
-        let name = many.name.as_deref().unwrap_or_default();
-        write!(f, "{} × `{name}`, {} {}", many.count, Short(many.total()), many.order())?;
-        match many.order() {
-            ChildOrder::InTurn => Ok(()),
-            _ => write!(f, " ({})", Short(many.open())),
-        }
-    }
+/// Many child spans of one name: `214 × query, 1.90 s in turn`.
+fn many_children(many: &ChildTotals) -> String {
+    let (name, order) = (many.name.as_deref().unwrap_or_default(), many.order());
+    let open = match order {
+        ChildOrder::InTurn => String::new(),
+        _ => format!(" ({})", Ns(many.open_ns)),
+    };
+    format!("{} × `{name}`, {} {order}{open}", many.count, Ns(many.total_ns))
 }
 
 /// That the samples represent little of the on-CPU time, as of threads that ran for less than the time between two samples.
@@ -436,43 +431,30 @@ fn idle(first: &KeptSpan, kept: &Kept) -> Option<String> {
     let awaits = Awaits { total, delay, ..awaits.clone() };
     let is_all =
         of == ":" && awaits.delay.is_zero() && Short(total).to_string() == Ns(idle_ns).to_string();
-    let awaited = Awaited(&awaits, kept.hotspot(SampleKind::Await)).to_string();
+    let awaited = awaited(&awaits, kept.hotspot(SampleKind::Await));
     Some(if is_all { awaited } else { format!("idle {}{of} {awaited}", Ns(idle_ns)) })
 }
 
-/// Displays why a span has no profile.
-pub(crate) struct Without<'a>(pub(crate) NoProfile, pub(crate) &'a KeptSpan);
-
-impl Display for Without<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let times = self.1.times();
-        let TimeBreakdown { wall_ns, off_cpu_ns, on_cpu_error_ns, idle_ns, other_spans_ns, .. } =
-            *times;
-        let off_cpu_ns = if is_vague(off_cpu_ns, on_cpu_error_ns) { 0 } else { off_cpu_ns };
-        let is_mostly = |ns| ns >= WAIT_NS && ns > wall_ns / 2;
-        match self.0 {
-            NoProfile::NoSamples if is_mostly(times.explained_idle_ns()) => {
-                write!(
-                    f,
-                    "it awaited for {}, but no await was sampled",
-                    Ns(times.explained_idle_ns())
-                )
-            }
-            NoProfile::NoSamples if is_mostly(idle_ns) => {
-                write!(
-                    f,
-                    "it was in no thread for {} (of a future, `AwaitsLayer` or `.profiled()` shows where)",
-                    Ns(idle_ns)
-                )
-            }
-            NoProfile::NoSamples if is_mostly(other_spans_ns) => {
-                write!(f, "for {} its thread was in other spans on its stack", Ns(other_spans_ns))
-            }
-            NoProfile::NoSamples if is_mostly(off_cpu_ns) => {
-                write!(f, "it was off-CPU for {}, in no wait with a stack", Ns(off_cpu_ns))
-            }
-            why => why.fmt(f),
-        }
+/// Why a span has no profile.
+pub(crate) fn without_profile(why: NoProfile, span: &KeptSpan) -> String {
+    let TimeBreakdown { wall_ns, off_cpu_ns, on_cpu_error_ns, idle_ns, other_spans_ns, .. } =
+        *span.times();
+    let explained_ns = span.times().explained_idle_ns();
+    let off_cpu_ns = if is_vague(off_cpu_ns, on_cpu_error_ns) { 0 } else { off_cpu_ns };
+    let is_mostly = |ns| why == NoProfile::NoSamples && ns >= WAIT_NS && ns > wall_ns / 2;
+    if is_mostly(explained_ns) {
+        format!("it awaited for {}, but no await was sampled", Ns(explained_ns))
+    } else if is_mostly(idle_ns) {
+        format!(
+            "it was in no thread for {} (of a future, `AwaitsLayer` or `.profiled()` shows where)",
+            Ns(idle_ns)
+        )
+    } else if is_mostly(other_spans_ns) {
+        format!("for {} its thread was in other spans on its stack", Ns(other_spans_ns))
+    } else if is_mostly(off_cpu_ns) {
+        format!("it was off-CPU for {}, in no wait with a stack", Ns(off_cpu_ns))
+    } else {
+        why.to_string()
     }
 }
 
@@ -789,7 +771,7 @@ mod tests {
         kept.awaits = Awaits { total: ms(2_360), ..kept.awaits };
         let both = format!(
             "{head}; awaits of several futures at once: {}",
-            Awaited(&kept.awaits, kept.hotspot(SampleKind::Await))
+            crate::report::awaited(&kept.awaits, kept.hotspot(SampleKind::Await))
         );
         assert_eq!(line(&kept), both);
         kept.awaits.total = ms(1_180);
@@ -830,7 +812,7 @@ mod tests {
         let span = &mut kept.spans[0];
         let account = &mut span.facts.times;
         (account.off_cpu_ns, account.on_cpu_error_ns) = (14_000_000_000, 14_000_000_000);
-        let text = Without(NoProfile::NoSamples, &kept.spans[0]).to_string();
+        let text = without_profile(NoProfile::NoSamples, &kept.spans[0]);
         assert_eq!(text, NoProfile::NoSamples.to_string());
     }
 

@@ -2,7 +2,6 @@
 
 pub(crate) mod kept_event;
 mod kept_fields;
-mod losses;
 mod profile;
 pub(crate) mod starved;
 

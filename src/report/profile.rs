@@ -2,13 +2,12 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
-use std::fmt::{self, Display, Write};
+use std::fmt::Write;
 use std::time::Duration;
 
 use tracing::Metadata;
 
 use super::format::{MeasuredValue, Ns, Short, is_vague};
-use super::losses::{NOTHING_LOST, list_of_losses, losses_in_words};
 use crate::facts::{Facts, Measure};
 use crate::keep::{Kept, KeptSpan, ProfileGroup};
 use crate::log::{LogEvent, LogKind};
@@ -87,7 +86,7 @@ pub(crate) fn describe(
     let coverage = coverage(profile.total(SampleKind::OnCpu), known_ns, unsampled_ns, losses);
     _ = write!(samples, ": {coverage}");
     profile.notes.push(samples);
-    profile.losses = list_of_losses(losses);
+    profile.losses = list_of(losses).collect();
     profile.attributes = attributes(first, losses);
 }
 
@@ -148,63 +147,65 @@ pub(crate) fn describe_waits(profile: &mut Profile, kept: &Kept) {
     profile.attributes.push(Attribute { key: "profile.waits_ns", value: ns(waits.total) });
     if let Some(wait_site) = &waits.in_async {
         let blocked = Short(waits.in_async_total);
-        profile.notes.push(format!("blocks an async executor: {blocked} in {}", AtSite(wait_site)));
+        profile
+            .notes
+            .push(format!("blocks an async executor: {blocked} in {}", at_site(wait_site)));
         let (key, value) = ("profile.blocked_in_async_ns", ns(waits.in_async_total));
         profile.attributes.push(Attribute { key, value });
     }
 }
 
-/// Displays where a thread waited, and for what.
-pub(crate) struct AtSite<'a>(pub(crate) &'a WaitSite);
-
-impl Display for AtSite<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let WaitSite { function, location: place, call, .. } = self.0;
-        write!(f, "{function}")?;
-        if !place.is_empty() {
-            write!(f, " ({place})")?;
-        }
-        write!(f, " {call}")
-    }
+/// Where a thread waited, and for what.
+pub(crate) fn at_site(WaitSite { function, location: place, call, .. }: &WaitSite) -> String {
+    let place = if place.is_empty() { String::new() } else { format!(" ({place})") };
+    format!("{function}{place} {call}")
 }
 
 /// Adds what the spans of a symbolized profile awaited.
 pub(crate) fn describe_awaits(profile: &mut Profile, kept: &Kept) {
     let hotspot = kept.hotspot(SampleKind::Await);
     if !kept.awaits.is_empty() {
-        profile.notes.push(format!("{AWAITS_OF_ALL}: {}", Awaited(&kept.awaits, hotspot)));
+        profile.notes.push(format!("{AWAITS_OF_ALL}: {}", awaited(&kept.awaits, hotspot)));
     }
 }
 
 /// Precedes the awaits of a profile. They are those of all of its spans, and not comparable with one span's times.
 pub(crate) const AWAITS_OF_ALL: &str = "awaits of all spans";
 
-/// Displays what was awaited, where most of it was, and the scheduling delay; the longer of both first.
-pub(crate) struct Awaited<'a>(pub(crate) &'a Awaits, pub(crate) Option<&'a Hotspot>);
-
-impl Display for Awaited<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self(Awaits { total, delay, delayed_by, .. }, hotspot) = self;
-        let mut parts = Vec::new();
-        if !total.is_zero() {
-            let place = hotspot.map_or_else(String::new, |hotspot| format!(", {hotspot}"));
-            parts.push((total, format!("{} awaiting{place}", Short(*total))));
-        }
-        if !delay.is_zero() {
-            let behind =
-                delayed_by.as_ref().map_or_else(String::new, |span| format!(" behind `{span}`"));
-            let share = 100.0 * delay.as_secs_f64() / (*total + *delay).as_secs_f64();
-            let share = if total.is_zero() { String::new() } else { format!(" ({share:.0} %)") };
-            parts.push((delay, format!("{}{share} scheduling delay{behind}", Short(*delay))));
-        }
-        parts.sort_by_key(|(time, _)| Reverse(*time));
-        let parts: Vec<_> = parts.into_iter().map(|(_, part)| part).collect();
-        f.write_str(&parts.join("; "))
+/// What was awaited, where most of it was, and the scheduling delay; the longer of both first.
+pub(crate) fn awaited(
+    Awaits { total, delay, delayed_by, .. }: &Awaits,
+    hotspot: Option<&Hotspot>,
+) -> String {
+    let mut parts = Vec::new();
+    if !total.is_zero() {
+        let place = hotspot.map_or_else(String::new, |hotspot| format!(", {hotspot}"));
+        parts.push((total, format!("{} awaiting{place}", Short(*total))));
     }
+    if !delay.is_zero() {
+        let behind =
+            delayed_by.as_ref().map_or_else(String::new, |span| format!(" behind `{span}`"));
+        let share = 100.0 * delay.as_secs_f64() / (*total + *delay).as_secs_f64();
+        let share = if total.is_zero() { String::new() } else { format!(" ({share:.0} %)") };
+        parts.push((delay, format!("{}{share} scheduling delay{behind}", Short(*delay))));
+    }
+    parts.sort_by_key(|(time, _)| Reverse(*time));
+    parts.into_iter().map(|(_, part)| part).collect::<Vec<_>>().join("; ")
 }
 
 pub(crate) fn plural_waits(waits: usize) -> String {
     if waits == 1 { "1 wait".to_owned() } else { format!("{waits} waits") }
+}
+
+fn list_of(losses: &Losses) -> impl Iterator<Item = String> {
+    losses.all().map(|(_, count, what)| format!("{count} {what}"))
+}
+
+fn losses_in_words(losses: &Losses) -> String {
+    match list_of(losses).collect::<Vec<_>>() {
+        none if none.is_empty() => "nothing lost".to_owned(),
+        list => list.join(", "),
+    }
 }
 
 /// How much of the on-CPU time the samples represent. Time may be missing without a lost sample: the thread had just
@@ -216,11 +217,10 @@ fn coverage(weight_ns: u64, on_cpu_ns: Option<u64>, unsampled_ns: u64, losses: &
     };
     let share = 100.0 * weight_ns as f64 / on_cpu_ns.max(1) as f64;
     let missing_ns = on_cpu_ns.saturating_sub(weight_ns).saturating_sub(unsampled_ns);
-    let losses = match losses_in_words(losses) {
-        none if none == NOTHING_LOST && missing_ns > WORTH_REPORTING.max(on_cpu_ns / 10) => {
-            format!("no sample lost, and none was taken in the other {}", Ns(missing_ns))
-        }
-        losses => losses,
+    let is_nothing_lost = *losses == Losses::default();
+    let losses = match is_nothing_lost && missing_ns > WORTH_REPORTING.max(on_cpu_ns / 10) {
+        true => format!("no sample lost, and none was taken in the other {}", Ns(missing_ns)),
+        false => losses_in_words(losses),
     };
     // More is possible, as a sample represents the time before it.
     let share = if weight_ns > on_cpu_ns { String::new() } else { format!(" ({share:.0} %)") };
@@ -246,21 +246,9 @@ fn attributes(span: &KeptSpan, losses: &Losses) -> Vec<Attribute> {
     let shown = facts.fields.iter().filter(|(key, _)| !key.starts_with(OWN_ATTRIBUTES));
     let shown = shown.map(|(key, value)| Attribute { key, value: Value::String(value.clone()) });
     attributes.extend(shown);
-    for (key, count) in [
-        ("profile.samples_lost_memory", losses.lost),
-        ("profile.samples_lost", losses.missing),
-        ("profile.samples_lost_ring_full", losses.ring_full),
-        ("profile.samples_downsampled", losses.downsampled),
-        ("profile.stacks_truncated", losses.cut),
-        ("profile.stacks_incomplete", losses.incomplete),
-        ("profile.samples_at_lowered_rate", losses.lowered),
-        ("profile.samples_lost_late", losses.late),
-        ("profile.stacks_on_other_stacks", losses.off_stack),
-    ] {
-        if count > 0 {
-            attributes.push(Attribute { key, value: Value::of_number(count) });
-        }
-    }
+    let losses = losses.all().filter(|(key, ..)| !key.is_empty());
+    attributes
+        .extend(losses.map(|(key, count, _)| Attribute { key, value: Value::of_number(count) }));
     if span.is_open() {
         attributes.push(Attribute { key: "profile.span.open", value: Value::Bool(true) });
     }

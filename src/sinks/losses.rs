@@ -2,29 +2,51 @@
 
 use crate::unwind::UnwindEnd;
 
-/// What a profile lacks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Losses {
+macro_rules! losses {
+    ($($(#[doc = $doc:literal])+ $name:ident = $attribute:literal $words:literal,)+) => {
+        /// What a profile lacks.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub(crate) struct Losses {
+            $($(#[doc = $doc])+ pub(crate) $name: u64,)+
+        }
+
+        impl Losses {
+            /// What there is of it: the attribute of profiles that has it, or an empty text, how much, and of what.
+            pub(crate) fn all(&self) -> impl Iterator<Item = (&'static str, u64, &'static str)> {
+                let all = [$(($attribute, self.$name, $words),)+];
+                all.into_iter().filter(|(_, count, _)| *count > 0)
+            }
+        }
+
+        impl std::ops::AddAssign for Losses {
+            fn add_assign(&mut self, more: Self) {
+                $(self.$name += more.$name;)+
+            }
+        }
+    };
+}
+
+losses! {
     /// Samples whose stacks were dropped: only their CPU time is left.
-    pub(crate) lost: u64,
+    lost = "profile.samples_lost_memory" "stacks dropped for lack of memory",
     /// Samples that were lost completely.
-    pub(crate) missing: u64,
+    missing = "profile.samples_lost" "samples lost before they were read",
     /// Samples that were lost to a full ring, in the profile's spans or before them.
-    pub(crate) ring_full: u64,
+    ring_full = "profile.samples_lost_ring_full" "samples lost to a full ring in or before the span",
     /// Samples that were merged into others.
-    pub(crate) downsampled: u64,
+    downsampled = "profile.samples_downsampled" "samples downsampled",
     /// Stacks whose outermost frames were not copied.
-    pub(crate) cut: u64,
+    cut = "profile.stacks_truncated" "stacks cut short",
     /// Stacks that could not be unwound to their end.
-    pub(crate) incomplete: u64,
+    incomplete = "profile.stacks_incomplete" "stacks not unwound to their end",
     /// Samples taken at a rate that the CPU budget had lowered.
-    pub(crate) lowered: u64,
+    lowered = "profile.samples_at_lowered_rate" "samples at a lowered rate",
     /// Samples that came too late to represent all the time since the previous one.
-    pub(crate) late: u64,
+    late = "profile.samples_lost_late" "samples that came too late",
     /// Stacks whose outermost callers are on another stack.
-    pub(crate) off_stack: u64,
+    off_stack = "profile.stacks_on_other_stacks" "stacks whose callers are on another stack, as of coroutines",
     /// Samples of spans inside that were too many to tell apart: they are shown together in the span around them.
-    pub(crate) folded: u64,
+    folded = "" "samples of spans inside, which were too many to tell apart",
 }
 
 impl Losses {
@@ -36,20 +58,5 @@ impl Losses {
             UnwindEnd::OtherStack => self.off_stack += 1,
             _ => self.incomplete += 1,
         }
-    }
-}
-
-impl std::ops::AddAssign for Losses {
-    fn add_assign(&mut self, more: Self) {
-        self.lost += more.lost;
-        self.missing += more.missing;
-        self.ring_full += more.ring_full;
-        self.downsampled += more.downsampled;
-        self.cut += more.cut;
-        self.incomplete += more.incomplete;
-        self.lowered += more.lowered;
-        self.late += more.late;
-        self.off_stack += more.off_stack;
-        self.folded += more.folded;
     }
 }

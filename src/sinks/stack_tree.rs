@@ -113,14 +113,8 @@ impl<F: Copy + Eq + Hash> StackTree<F> {
 
     /// The frames of a stack, with the innermost first. Empty if there is no such stack.
     pub(crate) fn frames(&self, stack: StoredStack) -> impl Iterator<Item = F> {
-        self.runs(stack).flat_map(|(_, frames)| frames.iter().rev().copied())
-    }
-
-    /// The runs of a stack, with the innermost first, each with its frames.
-    pub(crate) fn runs(&self, stack: StoredStack) -> impl Iterator<Item = (StoredStack, &[F])> {
-        let with_run = |stack: StoredStack| self.run(stack).map(|run| (stack, run));
-        let runs = std::iter::successors(with_run(stack), move |(_, run)| with_run(run.caller));
-        runs.map(|(stack, run)| (stack, &*run.frames))
+        let runs = std::iter::successors(self.run(stack), |run| self.run(run.caller));
+        runs.flat_map(|run| run.frames.iter().rev().copied())
     }
 
     /// The frames of all stacks, those that stacks share once.
@@ -129,6 +123,7 @@ impl<F: Copy + Eq + Hash> StackTree<F> {
     }
 
     /// The number of these.
+    #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.frames
     }

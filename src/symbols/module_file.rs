@@ -8,7 +8,7 @@ use std::fs::{File, Metadata};
 use std::io::{self, ErrorKind};
 use std::path::Path;
 
-use super::Missing;
+use super::Lack;
 use super::sections::{ReadAt, build_id_of};
 use crate::sys::{self, MappedFile, NoFile};
 use crate::unwind::Module;
@@ -46,12 +46,11 @@ const EXECUTABLE: &str = "/proc/self/exe";
 const HIDDEN: &str = "it is not at its path any more (moved, or hidden by `chroot` or a mount)";
 
 /// Opens the file of a module.
-pub(super) fn open_loaded(module: &Module) -> Result<LoadedFile, Missing> {
-    let unreadable = |error: String| Missing::Unreadable(module.name.clone(), error);
+pub(super) fn open_loaded(module: &Module) -> Result<LoadedFile, Lack> {
     let mapped = module.file.as_ref().map_err(|why| match why {
-        NoFile::Unreadable(error) => Missing::Mappings(error.clone()),
-        NoFile::NotRead => unreadable("the program loads libraries too often".to_owned()),
-        NoFile::NotMapped => unreadable("its code comes from no file".to_owned()),
+        NoFile::Unreadable(error) => Lack::Mappings(error.clone()),
+        NoFile::NotRead => Lack::Unreadable("the program loads libraries too often".to_owned()),
+        NoFile::NotMapped => Lack::Unreadable("its code comes from no file".to_owned()),
     })?;
     let (mut refused, mut is_other_there) = (None, false);
     let mut open_at = |path: &Path| match open(path) {
@@ -86,12 +85,12 @@ pub(super) fn open_loaded(module: &Module) -> Result<LoadedFile, Missing> {
     }
     let is_still_there = !mapped.is_deleted && !is_other_there;
     Err(match (refused, &now) {
-        (Some(error), _) if !mapped.is_deleted => unreadable(error.to_string()),
-        (_, Err(_)) if is_still_there => unreadable(HIDDEN.to_owned()),
+        (Some(error), _) if !mapped.is_deleted => Lack::Unreadable(error.to_string()),
+        (_, Err(_)) if is_still_there => Lack::Unreadable(HIDDEN.to_owned()),
         (_, Ok(Some((now, _)))) if is_still_there && !now.is_deleted => {
-            unreadable(HIDDEN.to_owned())
+            Lack::Unreadable(HIDDEN.to_owned())
         }
-        _ => Missing::Replaced(module.name.clone()),
+        _ => Lack::Replaced,
     })
 }
 

@@ -12,7 +12,7 @@ use flate2::Crc;
 
 use super::module_file::{self, LoadedFile};
 use super::sections::{ReadAt, Sections, Supplement, SymbolContent};
-use super::{DebugCompression, Missing, embedded, hex};
+use super::{Lack, embedded, hex};
 use crate::sys;
 use crate::unwind::Module;
 
@@ -42,21 +42,6 @@ pub(super) struct SymbolFile {
     pub(super) content: SymbolContent,
 }
 
-/// Why symbols are incomplete.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Lack {
-    /// They are too large; their size in bytes.
-    TooLarge(u64),
-    /// They have a compression that is not supported.
-    Compressed(DebugCompression),
-    /// No file in memory can be made to copy debug information to, and why.
-    NotCopied(String),
-    /// The supplementary file cannot be read, and why.
-    Supplement(String),
-    /// Those that are embedded cannot be read, and why.
-    Embedded(String),
-}
-
 /// Which file it is.
 #[derive(Clone, Copy, Debug)]
 enum Origin<'a> {
@@ -82,10 +67,9 @@ impl Origin<'_> {
 impl SymbolFile {
     /// Opens the symbols of a module, with at most `free` bytes. The number makes the path unique that leads to a
     /// supplementary file.
-    pub(super) fn open(module: &Module, free: u64, number: usize) -> Result<Self, Missing> {
+    pub(super) fn open(module: &Module, free: u64, number: usize) -> Result<Self, Lack> {
         let LoadedFile { file, is_protected } = module_file::open_loaded(module)?;
-        let unreadable =
-            |error: io::Error| Missing::Unreadable(module.name.clone(), error.to_string());
+        let unreadable = |error: io::Error| Lack::Unreadable(error.to_string());
         let sections = Sections::of(&file).map_err(unreadable)?;
         let mut lacks = Vec::new();
         if let Some((name, checksum)) = &sections.link {
@@ -128,7 +112,7 @@ impl SymbolFile {
                 self.content.has_functions = true;
                 self.bytes += bytes;
             }
-            Err(error) => self.lacks.push(Lack::Embedded(error.to_string())),
+            Err(error) => self.lacks.push(Lack::EmbeddedUnreadable(error.to_string())),
         }
     }
 
@@ -157,7 +141,7 @@ impl SymbolFile {
                 // Entries of both are read another time.
                 self.bytes = (self.bytes + bytes).saturating_mul(2);
             }
-            Err(error) => self.lacks.push(Lack::Supplement(error.to_string())),
+            Err(error) => self.lacks.push(Lack::SupplementUnreadable(error.to_string())),
         }
     }
 
@@ -176,13 +160,14 @@ impl SymbolFile {
         };
         let all = held(sizes.all(), &everything);
         let symbols = held(sizes.symbols, &only_symbols);
+        let too_large = Lack::TooLarge { bytes: all, is_own: true };
         let (detail, bytes, lack) = match sections.compression {
             None if all <= free => (Detail::All, all, None),
-            None if symbols <= free => (Detail::Functions, symbols, Some(Lack::TooLarge(all))),
+            None if symbols <= free => (Detail::Functions, symbols, Some(too_large)),
             Some(compression) if symbols <= free => {
                 (Detail::Functions, symbols, Some(Lack::Compressed(compression)))
             }
-            _ => (Detail::Nothing, 0, Some(Lack::TooLarge(all))),
+            _ => (Detail::Nothing, 0, Some(too_large)),
         };
         let (lacks, content) = (Vec::from_iter(lack), sections.content.clone());
         let (supplement, embedded) = (None, None);
@@ -209,7 +194,7 @@ impl SymbolFile {
                 let mut source = file.try_clone().map(of)?;
                 if is_altered {
                     source.detail = Detail::Functions;
-                    source.lacks.push(Lack::NotCopied(error.to_string()));
+                    source.lacks.push(Lack::DebugUnreadable(error.to_string()));
                 }
                 return Ok(source);
             }

@@ -17,9 +17,9 @@ use super::kernel::KernelNames;
 use super::module_file::{self, LoadedFile};
 use super::names::{demangle, is_qualified, is_rust_file};
 use super::sections::{Sections, SymbolContent};
-use super::source::{Detail, Lack, SymbolFile};
+use super::source::{Detail, SymbolFile};
 use super::supplement::SupplementedNames;
-use super::{Missing, SymbolSettings, build_id};
+use super::{Lack, Missing, SymbolSettings, build_id};
 use crate::profile::{
     FrameKind, Function, LINKAGE, Location, MappingId, Profile, SourceLine, Symbolized, Symbols,
     capped,
@@ -33,6 +33,7 @@ use crate::unwind::Module;
 /// Its memory grows with the debug information that was used: blazesym maps it and parses the parts that are needed.
 /// The size of each file is therefore checked first, and a file that does not fit is not opened. The symbolizer should
 /// be dropped when it has not been used for a while.
+#[derive(Debug)]
 pub(crate) struct Symbolizer {
     settings: SymbolSettings,
     blazesym: symbolize::Symbolizer,
@@ -77,12 +78,6 @@ impl Opened {
 
 /// Of more modules that are not loaded any more, nothing is held: each takes a descriptor.
 const MOST_GONE: usize = 16;
-
-impl std::fmt::Debug for Symbolizer {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Symbolizer").field("files", &self.files).finish_non_exhaustive()
-    }
-}
 
 #[derive(Clone, Debug)]
 struct FileState {
@@ -173,7 +168,9 @@ impl Symbolizer {
         split.into_iter().chain(unnamed).collect()
     }
 
-    fn note(&mut self, missing: Missing) {
+    fn note(&mut self, module: &Module, lack: Lack) {
+        let is_of_file = !matches!(lack, Lack::LineTables { .. } | Lack::Mappings(_));
+        let missing = Missing { file: is_of_file.then(|| module.name.clone()), lack };
         if !self.missing.contains(&missing) {
             self.missing.push(missing);
         }
@@ -233,11 +230,10 @@ impl Symbolizer {
         let most_bytes = crate::host::memory_left().unwrap_or(u64::MAX) / 4;
         let allowed = self.settings.most_bytes.saturating_sub(held);
         let free = allowed.min(most_bytes);
-        let name = || module.name.clone();
         let source = match SymbolFile::open(module, free, self.paths) {
             Ok(source) => source,
-            Err(missing) => {
-                self.missing.push(missing);
+            Err(lack) => {
+                self.note(module, lack);
                 return nothing;
             }
         };
@@ -246,25 +242,22 @@ impl Symbolizer {
         if left.is_some_and(|left| bytes > (left - left / 4).saturating_sub(LEFT_FOR_PROGRAM)) {
             let error =
                 format!("its {} MiB do not fit into the address space (`ulimit -v`)", bytes >> 20);
-            self.missing.push(Missing::Unreadable(name(), error));
+            self.note(module, Lack::Unreadable(error));
             return nothing;
         }
         let mut content = source.content;
         if source.detail == Detail::All && content.is_split {
-            self.missing.push(Missing::Split(name()));
+            self.note(module, Lack::Split);
         }
         if source.detail == Detail::All && module.is_program && !content.has_lines {
             let is_stripped = !content.has_functions;
-            self.missing.push(Missing::LineTables { is_stripped });
+            self.note(module, Lack::LineTables { is_stripped });
         }
-        for lack in source.lacks {
-            self.missing.push(match lack {
-                Lack::TooLarge(bytes) => Missing::TooLarge(name(), bytes, bytes > allowed),
-                Lack::NotCopied(error) => Missing::DebugUnreadable(name(), error),
-                Lack::Compressed(compression) => Missing::Compressed(name(), compression),
-                Lack::Supplement(error) => Missing::SupplementUnreadable(name(), error),
-                Lack::Embedded(error) => Missing::EmbeddedUnreadable(name(), error),
-            });
+        for mut lack in source.lacks {
+            if let Lack::TooLarge { bytes, is_own } = &mut lack {
+                *is_own = *bytes > allowed;
+            }
+            self.note(module, lack);
         }
         self.held_bytes += source.bytes;
         // The number makes the paths unique, because descriptors are reused.
@@ -276,27 +269,26 @@ impl Symbolizer {
         if detail == Detail::All
             && let Err(error) = self.look_up(&path, detail, 0)
         {
-            self.missing.push(Missing::DebugUnreadable(name(), error.to_string()));
+            self.note(module, Lack::DebugUnreadable(error.to_string()));
             detail = Detail::Functions;
         }
         if detail == Detail::Functions
             && let Err(error) = self.look_up(&path, detail, 0)
         {
-            self.missing.push(Missing::Unreadable(name(), error.to_string()));
+            self.note(module, Lack::Unreadable(error.to_string()));
             detail = Detail::Nothing;
         }
         if let Some(path) = &embedded
             && let Err(error) = self.look_up(path, Detail::Functions, 0)
         {
-            self.missing.push(Missing::EmbeddedUnreadable(name(), error.to_string()));
+            self.note(module, Lack::EmbeddedUnreadable(error.to_string()));
             (embedded, content.has_functions) = (None, false);
         }
         let supplement = source.supplement.filter(|_| detail == Detail::All);
         let supplemented = supplement.and_then(|supplement| {
             let read = SupplementedNames::read(&source.file, &supplement, most_bytes);
-            let missing =
-                |error: io::Error| Missing::SupplementUnreadable(name(), error.to_string());
-            read.map_err(|error| self.missing.push(missing(error))).ok().map(Rc::new)
+            let lack = |error: io::Error| Lack::SupplementUnreadable(error.to_string());
+            read.map_err(|error| self.note(module, lack(error))).ok().map(Rc::new)
         });
         Opened { path, detail, embedded, supplemented, content, bytes: source.bytes, ..nothing }
     }
@@ -353,8 +345,7 @@ impl Symbolizer {
         let opened = self.opened.get(&module.serial);
         let mut is_outdated = false;
         let hash = module_file::open_loaded(module).and_then(|LoadedFile { file, .. }| {
-            let unreadable =
-                |error: io::Error| Missing::Unreadable(module.name.clone(), error.to_string());
+            let unreadable = |error: io::Error| Lack::Unreadable(error.to_string());
             state.modified = file.metadata().and_then(|metadata| metadata.modified()).ok();
             // Symbol tables are not in memory, so a file that differs only there is the same module.
             is_outdated = opened.is_some_and(|opened| opened.modified != state.modified)
@@ -369,8 +360,8 @@ impl Symbolizer {
                 let named = |hash| ("process.executable.build_id.htlhash".to_owned(), hash);
                 state.build_ids.extend(hash.map(named));
             }
-            Err(missing) => {
-                self.missing.push(missing);
+            Err(lack) => {
+                self.note(module, lack);
                 state.is_usable = false;
             }
         }
@@ -421,7 +412,7 @@ impl Symbolizer {
             return self.in_tables(&opened, address);
         }
         let symbol = self.look_up(&opened.path, Detail::All, address).unwrap_or_else(|error| {
-            self.note(Missing::DebugUnreadable(module.name.clone(), error.to_string()));
+            self.note(module, Lack::DebugUnreadable(error.to_string()));
             None
         });
         let Some(mut symbol) = symbol else { return self.in_tables(&opened, address) };
@@ -441,10 +432,8 @@ impl Symbolizer {
         }
         named(symbol, || {
             let names = opened.supplemented.as_ref()?.at(address);
-            let missing = |error: gimli::Error| {
-                Missing::SupplementUnreadable(module.name.clone(), error.to_string())
-            };
-            names.map_err(|error| self.note(missing(error))).ok()
+            let lack = |error: gimli::Error| Lack::SupplementUnreadable(error.to_string());
+            names.map_err(|error| self.note(module, lack(error))).ok()
         })
     }
 }

@@ -102,7 +102,9 @@ impl<'a> SamplesInside<'a> {
                 };
                 let [own, elsewhere] = &mut times;
                 let times = if is_own { own } else { elsewhere };
-                times.add(function.clone(), point.weight, is_sampled);
+                let (ns, samples) = (point.weight, u64::from(is_sampled));
+                let time = TimeOfFunction { ns, samples, sampled_ns: ns * samples };
+                times.add(function.clone(), time);
             }
         }
         times
@@ -130,22 +132,15 @@ struct TimeOfFunction {
 }
 
 impl TimeByFunction {
-    fn add(&mut self, function: SpentIn, ns: u64, is_sampled: bool) {
+    fn add(&mut self, function: SpentIn, more: TimeOfFunction) {
         let time = self.0.entry(function).or_default();
-        time.ns = time.ns.saturating_add(ns);
-        if is_sampled {
-            time.samples += 1;
-            time.sampled_ns = time.sampled_ns.saturating_add(ns);
-        }
+        time.ns = time.ns.saturating_add(more.ns);
+        time.samples += more.samples;
+        time.sampled_ns = time.sampled_ns.saturating_add(more.sampled_ns);
     }
 
     fn and(mut self, other: Self) -> Self {
-        for (function, more) in other.0 {
-            let time = self.0.entry(function).or_default();
-            time.ns = time.ns.saturating_add(more.ns);
-            time.samples += more.samples;
-            time.sampled_ns = time.sampled_ns.saturating_add(more.sampled_ns);
-        }
+        other.0.into_iter().for_each(|(function, more)| self.add(function, more));
         self
     }
 

@@ -55,17 +55,12 @@ macro_rules! id {
             ///
             /// If the text does not consist of exactly as many hexadecimal digits as the id has.
             fn from_str(text: &str) -> Result<Self, InvalidId> {
+                let is_whole = text.len() == 2 * $bytes;
+                let is_hex = is_whole && text.bytes().all(|digit| digit.is_ascii_hexdigit());
+                let number = u128::from_str_radix(text, 16).ok().filter(|_| is_hex);
+                let number = number.ok_or(InvalidId { digits: 2 * $bytes })?;
                 let mut bytes = [0; $bytes];
-                let digits = text.as_bytes();
-                let (pairs, rest) = digits.as_chunks::<2>();
-                let is_hex = digits.iter().all(u8::is_ascii_hexdigit);
-                if !is_hex || !rest.is_empty() || pairs.len() != bytes.len() {
-                    return Err(InvalidId { digits: 2 * $bytes });
-                }
-                let digit = |digit: u8| char::from(digit).to_digit(16).unwrap_or(0) as u8;
-                for (byte, [high, low]) in bytes.iter_mut().zip(pairs) {
-                    *byte = digit(*high) << 4 | digit(*low);
-                }
+                bytes.copy_from_slice(&number.to_be_bytes()[16 - $bytes..]);
                 Ok(Self(bytes))
             }
         }
@@ -104,50 +99,8 @@ impl ProfileId {
         Ok(Self(bytes))
     }
 
-    /// The id under which OTLP, which has one profile for each kind of sample, exports the waits of this profile. The last
-    /// bit is inverted.
-    #[must_use]
-    pub fn for_off_cpu(self) -> Self {
-        self.inverted(1)
-    }
-
-    /// The id under which OTLP exports the awaits of this profile. The last bit but one is inverted.
-    #[must_use]
-    pub fn for_await(self) -> Self {
-        self.inverted(2)
-    }
-
-    /// The id under which OTLP exports the scheduling delays of this profile. The last bit but two is inverted.
-    #[must_use]
-    pub fn for_scheduling_delay(self) -> Self {
-        self.inverted(4)
-    }
-
-    /// The id under which OTLP exports the bytes that were allocated. The last bit but three is inverted.
-    #[must_use]
-    pub fn for_alloc_space(self) -> Self {
-        self.inverted(8)
-    }
-
-    /// The id under which OTLP exports the number of allocations. The last bit but four is inverted.
-    #[must_use]
-    pub fn for_alloc_objects(self) -> Self {
-        self.inverted(16)
-    }
-
-    /// The id under which OTLP exports the bytes in use. The last bit but five is inverted.
-    #[must_use]
-    pub fn for_inuse_space(self) -> Self {
-        self.inverted(32)
-    }
-
-    /// The id under which OTLP exports the number of blocks in use. The last bit but six is inverted.
-    #[must_use]
-    pub fn for_inuse_objects(self) -> Self {
-        self.inverted(64)
-    }
-
-    fn inverted(self, bits: u8) -> Self {
+    /// Another id, with these of its last bits inverted.
+    pub(crate) fn inverted(self, bits: u8) -> Self {
         let mut bytes = self.0;
         bytes[15] ^= bits;
         // For the only id that would become 0.
@@ -204,28 +157,6 @@ mod tests {
         let span = SpanId::from_bytes([0xab; 8]);
         assert_eq!(format!("{span:?}"), "SpanId(abababababababab)");
         assert_eq!("ABABABABABABABAB".parse::<SpanId>().unwrap(), span);
-    }
-
-    #[test]
-    fn each_kind_of_sample_has_an_id_that_is_not_zero() {
-        for last in 0..=128 {
-            let mut bytes = [0; 16];
-            bytes[15] = last;
-            let id = ProfileId(bytes);
-            let ids = [
-                id.for_off_cpu(),
-                id.for_await(),
-                id.for_scheduling_delay(),
-                id.for_alloc_space(),
-                id.for_alloc_objects(),
-                id.for_inuse_space(),
-                id.for_inuse_objects(),
-                id,
-            ];
-            let distinct: std::collections::HashSet<_> = ids.into_iter().collect();
-            assert_eq!(distinct.len(), 8, "{ids:?}");
-            assert!(!ids[..7].contains(&ProfileId([0; 16])), "{ids:?}");
-        }
     }
 
     #[test]

@@ -149,13 +149,18 @@ impl fmt::Display for ShortBytes {
             1_000_000..1_000_000_000 => (self.0 as f64 / 1e6, "MB"),
             _ => (self.0 as f64 / 1e9, "GB"),
         };
-        let digits = match value {
-            100.0.. => 0,
-            10.0.. => 1,
-            _ => 2,
-        };
-        write!(f, "{value:.digits$} {unit}")
+        f.write_str(&three_digits(value, unit))
     }
+}
+
+/// A number of that unit with three digits.
+pub(crate) fn three_digits(value: f64, unit: &str) -> String {
+    let digits = match value {
+        100.0.. => 0,
+        10.0.. => 1,
+        _ => 2,
+    };
+    format!("{value:.digits$} {unit}")
 }
 
 #[cfg(test)]

@@ -90,7 +90,7 @@ impl Quantity {
     }
 
     /// What small amounts of it are added to.
-    pub(super) fn rest(&self) -> Self {
+    pub(crate) fn rest(&self) -> Self {
         match self {
             Self::Wall(kind, _) => Self::Wall(*kind, SpentIn::Others),
             Self::OtherThreads(_) => Self::OtherThreads(SpentIn::Others),

@@ -1,7 +1,7 @@
 //! What one span did that others of its kind do not, and what a set of spans does that the set before did not.
 
 use std::cmp::Reverse;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::breakdown::{Breakdown, Quantity, SpentIn};
 use super::estimate::{Interval, Moments, Risk, interval_of_one, interval_of_sets, rounded_means};
@@ -83,11 +83,32 @@ impl Comparison {
     }
 }
 
-/// A quantity of a span, with the values of the reference spans that have any of it.
-struct OneQuantity<'a> {
-    quantity: &'a Quantity,
-    value: u64,
-    references: &'a [u64],
+/// The mean of each quantity, those of wall time such that they sum to the mean wall time, which follows.
+fn means<'a>(
+    quantities: &BTreeSet<&'a Quantity>,
+    sum: impl Fn(&Quantity) -> u128,
+    spans: u64,
+) -> (BTreeMap<&'a Quantity, u64>, u64) {
+    let (of_wall, beside): (Vec<&Quantity>, Vec<&Quantity>) =
+        quantities.iter().copied().partition(|quantity| quantity.is_wall());
+    let sums: Vec<_> = of_wall.iter().map(|quantity| sum(quantity)).collect();
+    let (means, mean_wall_ns) = rounded_means(&sums, spans);
+    let beside = beside.into_iter().map(|of| (of, rounded_means(&[sum(of)], spans).1));
+    (of_wall.into_iter().zip(means).chain(beside).collect(), mean_wall_ns)
+}
+
+impl Comparison {
+    /// `rows` are in the order of quantities.
+    fn of_rows(
+        references: u64,
+        wall: ComparedValue,
+        rows: impl Iterator<Item = ComparedRow>,
+    ) -> Self {
+        let (mut rows, beside): (Vec<_>, Vec<_>) = rows.partition(|row| row.quantity.is_wall());
+        // Stable, so that equal ones are in the order of quantities.
+        rows.sort_by_key(|row| Reverse(row.value.extra().unsigned_abs()));
+        Self { references, median_wall_ns: None, wall, rows, beside }
+    }
 }
 
 /// Compares a span with reference spans, of which it should be none.
@@ -96,44 +117,27 @@ struct OneQuantity<'a> {
 /// same traffic, those of a bootstrap exclude zero more often, and need the single spans.
 pub fn compare(slow: &Breakdown, references: &ReferenceSet) -> Comparison {
     let of_references = references.values();
-    let quantities: BTreeSet<&Quantity> = slow
-        .amounts()
-        .iter()
-        .map(|amount| &amount.quantity)
-        .chain(of_references.keys().copied())
-        .collect();
+    let of_slow = slow.amounts().iter().map(|amount| &amount.quantity);
+    let quantities = of_slow.chain(of_references.keys().copied()).collect();
     let spans = references.len() as u64;
-    let one = |quantity| OneQuantity {
-        quantity,
-        value: slow.value(quantity),
-        references: of_references.get(quantity).map(Vec::as_slice).unwrap_or_default(),
-    };
-    let (of_wall, beside): (Vec<_>, Vec<_>) =
-        quantities.into_iter().map(one).partition(|one| one.quantity.is_wall());
-    let sum = |of: &OneQuantity<'_>| of.references.iter().map(|value| u128::from(*value)).sum();
-    let sums: Vec<u128> = of_wall.iter().map(sum).collect();
-    let (means, mean_wall_ns) = rounded_means(&sums, spans);
-    let row = |of: &OneQuantity<'_>, typical| {
-        let variance = slow.sampling_variance(of.quantity);
-        let (value, interval) = (of.value, interval(of.value, variance, of.references, spans));
+    let values = |of: &Quantity| of_references.get(of).map(Vec::as_slice).unwrap_or_default();
+    let sum = |of: &Quantity| values(of).iter().map(|value| u128::from(*value)).sum();
+    let (means, mean_wall_ns) = means(&quantities, sum, spans);
+    let rows = means.into_iter().map(|(quantity, typical)| {
+        let (value, of) = (slow.value(quantity), values(quantity));
+        let interval = interval(value, slow.sampling_variance(quantity), of, spans);
         ComparedRow {
-            quantity: of.quantity.clone(),
+            quantity: quantity.clone(),
             value: ComparedValue { value, typical, interval },
-            present_in: of.references.len() as u64,
-            as_extreme_in: Some(as_extreme_in(of, spans, sum(of))),
+            present_in: of.len() as u64,
+            as_extreme_in: Some(as_extreme_in(value, of, spans, sum(quantity))),
         }
-    };
-    let rows = of_wall.iter().zip(means).map(|(of, typical)| row(of, typical)).collect();
-    let beside = beside.iter().map(|of| row(of, rounded_means(&[sum(of)], spans).1)).collect();
+    });
     let mut walls_ns: Vec<_> = references.walls_ns().collect();
     let interval = interval(slow.wall_ns(), 0.0, &walls_ns, spans);
-    Comparison {
-        references: spans,
-        median_wall_ns: median(&mut walls_ns),
-        wall: ComparedValue { value: slow.wall_ns(), typical: mean_wall_ns, interval },
-        rows: sorted(rows),
-        beside,
-    }
+    let wall = ComparedValue { value: slow.wall_ns(), typical: mean_wall_ns, interval };
+    let median_wall_ns = median(&mut walls_ns);
+    Comparison { median_wall_ns, ..Comparison::of_rows(spans, wall, rows) }
 }
 
 fn interval(value: u64, variance: f64, references: &[u64], spans: u64) -> Option<Interval> {
@@ -142,15 +146,15 @@ fn interval(value: u64, variance: f64, references: &[u64], spans: u64) -> Option
     interval_of_one(value as f64, variance, &moments, spans, Risk::OF_ONE)
 }
 
-fn as_extreme_in(of: &OneQuantity<'_>, spans: u64, sum: u128) -> u64 {
+fn as_extreme_in(value: u64, references: &[u64], spans: u64, sum: u128) -> u64 {
     let count = |is_such: &dyn Fn(u64) -> bool| {
-        of.references.iter().filter(|value| is_such(**value)).count() as u64
+        references.iter().filter(|value| is_such(**value)).count() as u64
     };
-    if u128::from(of.value) * u128::from(spans) >= sum {
+    if u128::from(value) * u128::from(spans) >= sum {
         // Not 0: no row is of nothing.
-        count(&|value| value >= of.value)
+        count(&|of_reference| of_reference >= value)
     } else {
-        spans - count(&|value| value > of.value)
+        spans - count(&|of_reference| of_reference > value)
     }
 }
 
@@ -160,28 +164,18 @@ fn median(values: &mut [u64]) -> Option<u64> {
     Some(*values.select_nth_unstable(middle).1)
 }
 
-fn sorted(mut rows: Vec<ComparedRow>) -> Vec<ComparedRow> {
-    // Stable, so that equal ones are in the order of quantities.
-    rows.sort_by_key(|row| Reverse(row.value.extra().unsigned_abs()));
-    rows
-}
-
 /// Compares the mean span of a set with that of the set before: a deploy with the one before, or an hour with the same
 /// hour of the day before.
 pub fn compare_sets(before: &SpanTotals, after: &SpanTotals) -> Comparison {
-    let quantities: BTreeSet<&Quantity> =
-        before.quantities().chain(after.quantities()).map(|(quantity, _)| quantity).collect();
-    let (of_wall, beside): (Vec<_>, Vec<_>) =
-        quantities.into_iter().partition(|quantity| quantity.is_wall());
-    let means = |totals: &SpanTotals, of: &[&Quantity]| {
-        let sums: Vec<_> = of.iter().map(|quantity| totals.moments(quantity).sum).collect();
-        rounded_means(&sums, totals.spans())
-    };
+    let quantities = before.quantities().chain(after.quantities()).map(|(of, _)| of).collect();
+    let sum = |totals: &SpanTotals, quantity: &Quantity| totals.moments(quantity).sum;
+    let (typical, typical_ns) = means(&quantities, |of| sum(before, of), before.spans());
+    let (values, value_ns) = means(&quantities, |of| sum(after, of), after.spans());
     let compared = |was: &Moments, is: &Moments, typical, value| {
         let interval = interval_of_sets((was, before.spans()), (is, after.spans()), Risk::OF_SETS);
         ComparedValue { value, typical, interval }
     };
-    let row = |quantity: &Quantity, typical, value| {
+    let rows = typical.into_iter().zip(values.into_values()).map(|((quantity, typical), value)| {
         let was = before.moments(quantity);
         ComparedRow {
             quantity: quantity.clone(),
@@ -189,21 +183,9 @@ pub fn compare_sets(before: &SpanTotals, after: &SpanTotals) -> Comparison {
             present_in: was.present.min(before.spans()),
             as_extreme_in: None,
         }
-    };
-    let (typical_of, typical_ns) = means(before, &of_wall);
-    let (value_of, value_ns) = means(after, &of_wall);
-    let rows = of_wall.iter().zip(typical_of.into_iter().zip(value_of));
-    let rows = rows.map(|(quantity, (typical, value))| row(quantity, typical, value)).collect();
-    let alone = |quantity: &&Quantity| {
-        row(quantity, means(before, &[quantity]).1, means(after, &[quantity]).1)
-    };
-    Comparison {
-        references: before.spans(),
-        median_wall_ns: None,
-        wall: compared(before.wall(), after.wall(), typical_ns, value_ns),
-        rows: sorted(rows),
-        beside: beside.iter().map(alone).collect(),
-    }
+    });
+    let wall = compared(before.wall(), after.wall(), typical_ns, value_ns);
+    Comparison::of_rows(before.spans(), wall, rows)
 }
 
 /// How often one of a day's comparisons may say that a cohort has become slower although it has not: once in 100 days.

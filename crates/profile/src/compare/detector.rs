@@ -12,18 +12,12 @@ const BASELINES: u32 = 2;
 /// Of several processes, and of earlier ones. Further ones are not compared.
 pub const MOST_ROUTES: usize = 1_024;
 
-/// The wall times of reference spans.
-#[derive(Clone, Copy, Debug, Default)]
-struct WallSum {
-    spans: u64,
-    wall: Moments,
-}
+/// The wall times of reference spans, and how many there are.
+type WallSum = (Moments, u64);
 
-impl WallSum {
-    fn merge(&mut self, other: &Self) {
-        self.spans = self.spans.saturating_add(other.spans);
-        self.wall.merge(&other.wall);
-    }
+fn merge((sum, spans): &mut WallSum, (wall, more): &WallSum) {
+    sum.merge(wall);
+    *spans = spans.saturating_add(*more);
 }
 
 /// Those of routes, by hour.
@@ -35,8 +29,8 @@ impl HourlyWalls {
         let known = self.0.entry(hour).or_default();
         for (route, CohortHour { references, .. }) in routes {
             if known.len() < MOST_ROUTES || known.contains_key(route) {
-                let sum = WallSum { spans: references.spans(), wall: *references.wall() };
-                known.entry(route.clone()).or_default().merge(&sum);
+                let sum = (*references.wall(), references.spans());
+                merge(known.entry(route.clone()).or_default(), &sum);
             }
         }
     }
@@ -49,14 +43,14 @@ impl HourlyWalls {
     fn sum(&self, route: &str, is_wanted: impl Fn(u64) -> bool) -> WallSum {
         let mut sum = WallSum::default();
         let wanted = self.0.iter().filter(|(hour, _)| is_wanted(**hour));
-        wanted.filter_map(|(_, known)| known.get(route)).for_each(|known| sum.merge(known));
+        wanted.filter_map(|(_, known)| known.get(route)).for_each(|known| merge(&mut sum, known));
         sum
     }
 
     /// Whether there is any of a route at that time of the day.
     fn has(&self, route: &str, hour: u64) -> bool {
         let same = |known: u64| known % HOURS_PER_DAY == hour % HOURS_PER_DAY;
-        self.sum(route, same).spans > 0
+        self.sum(route, same).1 > 0
     }
 }
 
@@ -157,8 +151,8 @@ fn between(
     comparisons: u32,
     since: Baseline,
 ) -> Option<Drift> {
-    drift((&before.wall, before.spans), (&after.wall, after.spans), comparisons)?;
-    let mean_ns = |sum: &WallSum| sum.wall.mean(sum.spans) as u64;
+    drift((&before.0, before.1), (&after.0, after.1), comparisons)?;
+    let mean_ns = |(wall, spans): &WallSum| wall.mean(*spans) as u64;
     let (was_ns, is_ns) = (mean_ns(&before), mean_ns(&after));
     Some(Drift { route: route.to_owned(), was_ns, is_ns, since, hour })
 }

@@ -3,11 +3,15 @@
 use std::borrow::Cow;
 use std::time::UNIX_EPOCH;
 
-use super::html::KeptSummary;
-use crate::facts::{Facts, Measure, Reason};
+use serde::{Serialize, Serializer};
+use serde_json::{Value, json};
+
+use super::html::{KeptSummary, child, split_ms};
+use crate::facts::format::Ns;
+use crate::facts::{ChildTotals, Facts, Measure, Reason};
 use crate::ids::ProfileId;
 use crate::profile::{ComparedSummary, OwnRow, Profile, SampleKind, own_name};
-use crate::text::rfc3339;
+use crate::text::{disturbs, ms, rfc3339};
 
 /// The most that a short form has.
 pub(super) const MOST_BYTES: usize = 2_048;
@@ -21,7 +25,7 @@ const LEAST_ROW: f64 = 0.01;
 #[derive(Clone, Copy)]
 pub(super) struct BriefDetail {
     /// The most rows of each list.
-    pub(super) rows: usize,
+    rows: usize,
     /// The most characters of a text.
     chars: usize,
 }
@@ -39,49 +43,75 @@ impl BriefDetail {
         Self { rows: 0, chars: 12 },
     ];
 
-    /// Of a text that is a sentence.
-    pub(super) fn whole_line(self) -> Self {
-        Self { chars: self.chars * 4, ..self }
+    /// The beginning and the end of a long text of the program: a path has its names at its end.
+    pub(super) fn shortened(self, text: &str) -> String {
+        let plain = |character| if disturbs(character) { '\u{fffd}' } else { character };
+        let length = text.chars().count();
+        if length <= self.chars {
+            return text.chars().map(plain).collect();
+        }
+        let begin = self.chars / 3;
+        let end = self.chars - begin - 1;
+        let (begin, end) = (text.chars().take(begin), text.chars().skip(length - end));
+        begin.chain(['…']).chain(end).map(plain).collect()
     }
-
-    /// The beginning and the end of a long text: a path has its names at its end.
-    pub(super) fn shortened(self, text: &str) -> Cow<'_, str> {
-        let Some((_, _)) = text.char_indices().nth(self.chars) else { return text.into() };
-        let (begin, end) = (self.chars / 3, self.chars - self.chars / 3 - 1);
-        let begin = text.char_indices().nth(begin).map_or(0, |(at, _)| at);
-        let end = text.char_indices().rev().nth(end.saturating_sub(1)).map_or(0, |(at, _)| at);
-        format!("{}…{}", text.get(..begin).unwrap_or_default(), text.get(end..).unwrap_or_default())
-            .into()
-    }
-}
-
-/// The rows of one kind of samples.
-pub(super) struct BriefRows {
-    pub(super) kind: SampleKind,
-    pub(super) list: Vec<OwnRow>,
 }
 
 /// How the first span differs from typical ones.
-pub(super) struct BriefComparison<'a> {
-    pub(super) summary: Cow<'a, ComparedSummary>,
-    /// What is certain, with the nanoseconds.
-    pub(super) rows: Vec<(String, i64)>,
+#[derive(Clone, Serialize)]
+pub(super) struct BriefComparison {
+    pub(super) references: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) median_ms: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) times: Option<f64>,
+    /// What is certain, with the milliseconds.
+    #[serde(rename = "more_ms")]
+    pub(super) rows: Vec<(String, f64)>,
 }
 
-/// What the short forms of a profile say.
+/// Which span it is.
+#[derive(Clone, Serialize)]
+pub(super) struct BriefSpan {
+    pub(super) name: String,
+    reasons: String,
+    pub(super) time: String,
+    #[serde(flatten)]
+    ids: Option<Value>,
+    open: bool,
+}
+
+/// What the short forms of a profile say, in the order in which JSON has it.
+#[derive(Clone, Serialize)]
 pub(super) struct Brief<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) id: Option<Cow<'a, str>>,
-    pub(super) facts: Cow<'a, Facts>,
-    /// Whether it is of a span, whose facts are known.
-    pub(super) has_span: bool,
-    pub(super) headline: Cow<'a, str>,
-    pub(super) rows: Vec<BriefRows>,
+    #[serde(flatten)]
+    pub(super) span: BriefSpan,
+    pub(super) headline: String,
+    wall_ms: f64,
+    split_ms: Value,
+    pub(super) beside: Vec<String>,
+    pub(super) functions: Vec<OwnRow>,
     /// The innermost functions on-CPU, with their shares.
+    #[serde(skip)]
     pub(super) own_time: Vec<(String, f64)>,
-    pub(super) compared: Option<BriefComparison<'a>>,
-    pub(super) missing: Vec<Cow<'a, str>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) compared: Option<BriefComparison>,
+    #[serde(serialize_with = "child_rows")]
+    pub(super) children: Vec<ChildTotals>,
     /// What the words mean for this span.
     pub(super) hints: Vec<&'static str>,
+    pub(super) missing: Vec<String>,
+    #[serde(skip)]
+    pub(super) facts: Cow<'a, Facts>,
+    /// Whether it is of a span, whose facts are known.
+    #[serde(skip)]
+    pub(super) has_span: bool,
+}
+
+fn child_rows<S: Serializer>(rows: &[ChildTotals], to: S) -> Result<S::Ok, S::Error> {
+    to.collect_seq(rows.iter().map(child))
 }
 
 /// What is known of the first span, or only of a profile that has none.
@@ -107,34 +137,28 @@ impl<'a> Brief<'a> {
         };
         let mut kinds: Vec<_> = kinds.into_iter().filter(is_worth).collect();
         kinds.sort_by_key(|(ns, _)| std::cmp::Reverse(*ns));
-        let of_kind = |(_, kind)| {
-            let mut list = profile.own_rows(kind);
-            let small = list.iter().skip(1).position(|row| row.share < LEAST_ROW);
-            list.truncate(small.map_or(list.len(), |at| at + 1));
-            BriefRows { kind, list }
+        let of_kind = |(_, kind): &(u64, SampleKind)| {
+            let rows = profile.own_rows(*kind).into_iter().enumerate();
+            rows.take_while(|(number, row)| *number == 0 || row.share >= LEAST_ROW)
         };
-        let rows: Vec<_> = kinds.into_iter().map(of_kind).collect();
-        let is_of_cpu = rows.iter().any(|rows| rows.kind == SampleKind::OnCpu);
+        let functions = kinds.iter().flat_map(of_kind).map(|(_, row)| row).collect();
+        let is_of_cpu = kinds.iter().any(|(_, kind)| *kind == SampleKind::OnCpu);
         let weight_ns = profile.sampled_or_more(SampleKind::OnCpu).max(1) as f64;
         let own_time = profile.functions_by(SampleKind::OnCpu).into_iter().filter(|_| is_of_cpu);
         let own_time = own_time.map(|(name, ns)| (own_name(&name), ns as f64 / weight_ns));
         let own_time = own_time.filter(|(_, share)| *share >= NOTABLE).take(3).collect();
         let headline = match profile.headline.as_str() {
-            "" => Cow::Owned(
-                profile.hotspots().iter().map(ToString::to_string).collect::<Vec<_>>().join("; "),
-            ),
-            headline => Cow::Borrowed(headline),
+            "" => profile.hotspots().iter().map(ToString::to_string).collect::<Vec<_>>().join("; "),
+            headline => headline.to_owned(),
         };
+        let id = (profile.id != ProfileId::NONE).then(|| profile.id.to_string().into());
         Self {
-            id: (profile.id != ProfileId::NONE).then(|| profile.id.to_string().into()),
-            headline,
-            rows,
+            functions,
             own_time,
             compared: compared(profile, &facts),
             missing: missing(profile, &facts),
-            hints: hints(&facts),
             has_span: !profile.spans.is_empty(),
-            facts,
+            ..Self::of_facts(id, facts, headline)
         }
     }
 
@@ -146,34 +170,100 @@ impl<'a> Brief<'a> {
             None => "the stacks: the directory has no report of the profile".to_owned(),
         };
         Self {
-            id: Some(kept.id.clone()),
-            facts: Cow::Borrowed(kept.facts),
-            has_span: true,
-            headline: Cow::Borrowed(kept.headline),
-            rows: Vec::new(),
-            own_time: Vec::new(),
-            compared: compared
-                .map(|it| BriefComparison { summary: Cow::Borrowed(it), rows: Vec::new() }),
-            missing: vec![missing.into()],
-            hints: hints(kept.facts),
+            compared: compared.map(|summary| BriefComparison::of(summary, Vec::new())),
+            missing: vec![missing],
+            ..Self::of_facts(
+                Some(kept.id.clone()),
+                Cow::Borrowed(kept.facts),
+                kept.headline.to_owned(),
+            )
         }
     }
 
-    /// When it began.
-    pub(super) fn time(&self) -> String {
-        rfc3339(self.facts.start().unwrap_or(UNIX_EPOCH))
+    fn of_facts(id: Option<Cow<'a, str>>, facts: Cow<'a, Facts>, headline: String) -> Self {
+        let ids = |(trace, span): (_, _)| json!({ "trace_id": trace, "span_id": span });
+        Self {
+            id,
+            span: BriefSpan {
+                name: facts.name(),
+                reasons: facts.reasons.to_string(),
+                time: rfc3339(facts.start().unwrap_or(UNIX_EPOCH)),
+                ids: facts.trace.map(|of| ids((of.trace.to_string(), of.span.to_string()))),
+                open: facts.is_open,
+            },
+            headline,
+            wall_ms: ms(facts.times.wall_ns),
+            split_ms: split_ms(&facts),
+            beside: facts.beside(),
+            functions: Vec::new(),
+            own_time: Vec::new(),
+            compared: None,
+            children: facts.children.totals.clone(),
+            hints: hints(&facts),
+            missing: Vec::new(),
+            facts,
+            has_span: true,
+        }
+    }
+
+    /// The text that `write` makes of as much as fits.
+    pub(super) fn within_limit(&self, write: impl Fn(&Self) -> String) -> Option<String> {
+        let mut texts = BriefDetail::LEVELS.into_iter().map(|detail| write(&self.at(detail)));
+        texts.find(|text| text.len() <= MOST_BYTES)
+    }
+
+    /// The same with less detail.
+    fn at(&self, detail: BriefDetail) -> Self {
+        let BriefDetail { rows, chars } = detail;
+        let shorten = |text: &mut String| *text = detail.shortened(text);
+        let mut brief = self.clone();
+        shorten(&mut brief.span.name);
+        // A sentence.
+        brief.headline = BriefDetail { rows, chars: chars * 4 }.shortened(&brief.headline);
+        let (mut number, mut before) = (0, None);
+        brief.functions.retain(|row| {
+            number = if before.replace(row.kind) == Some(row.kind) { number + 1 } else { 1 };
+            number <= rows
+        });
+        for row in &mut brief.functions {
+            [&mut row.function, &mut row.location, &mut row.leaf].into_iter().for_each(shorten);
+        }
+        brief.own_time.truncate(rows);
+        brief.own_time.iter_mut().for_each(|(name, _)| shorten(name));
+        if let Some(compared) = &mut brief.compared {
+            compared.rows.truncate(rows);
+            compared.rows.iter_mut().for_each(|(what, _)| shorten(what));
+        }
+        brief.children.truncate(rows);
+        brief.children.iter_mut().filter_map(|row| row.name.as_mut()).for_each(shorten);
+        if rows == 0 {
+            (brief.beside, brief.hints) = (Vec::new(), Vec::new());
+        }
+        brief.missing.truncate(rows.max(1));
+        brief.missing.iter_mut().for_each(shorten);
+        let facts = brief.facts.to_mut();
+        facts.target = detail.shortened(&facts.target).into();
+        facts.rule = facts.rule.as_deref().map(|rule| detail.shortened(rule).into());
+        brief
     }
 }
 
-fn compared(profile: &Profile, facts: &Facts) -> Option<BriefComparison<'static>> {
+impl BriefComparison {
+    fn of(summary: &ComparedSummary, rows: Vec<(String, f64)>) -> Self {
+        let ComparedSummary { references, median_wall_ns, .. } = *summary;
+        Self { references, median_ms: median_wall_ns.map(ms), times: summary.times(), rows }
+    }
+}
+
+fn compared(profile: &Profile, facts: &Facts) -> Option<BriefComparison> {
     let compared = profile.compared.as_deref()?;
     let summary = compared.summary();
     if !summary.is_of(facts) {
         return None;
     }
     let certain = compared.comparison.rows.iter().filter(|row| row.value.certain_extra().is_some());
-    let rows = certain.map(|row| (row.quantity.to_string(), row.value.extra())).collect();
-    Some(BriefComparison { summary: Cow::Owned(summary), rows })
+    let rows = certain.map(|row| (row.quantity.to_string(), row.value.extra() as f64 / 1e6));
+    Some(BriefComparison::of(&summary, rows.collect()))
 }
 
 fn hints(facts: &Facts) -> Vec<&'static str> {
@@ -201,25 +291,23 @@ fn hints(facts: &Facts) -> Vec<&'static str> {
     hints
 }
 
-fn missing<'a>(profile: &'a Profile, facts: &Facts) -> Vec<Cow<'a, str>> {
+fn missing(profile: &Profile, facts: &Facts) -> Vec<String> {
     const LITTLE: f64 = 0.9;
-    let mut missing: Vec<Cow<'_, str>> =
-        profile.losses.iter().map(|loss| loss.as_str().into()).collect();
+    let mut missing = profile.losses.clone();
     let unsampled_ns = facts.get(Measure::Unsampled).unwrap_or_default();
     if let Some(coverage) = profile.coverage().filter(|coverage| *coverage < LITTLE)
         && facts.times.subtree_on_cpu_ns > facts.times.wall_ns / 20
     {
-        missing.push(format!("samples cover {:.0} % of on-CPU time", coverage * 100.0).into());
+        missing.push(format!("samples cover {:.0} % of on-CPU time", coverage * 100.0));
     } else if unsampled_ns > facts.times.wall_ns / 20 {
-        let text = format!("{} on-CPU were not sampled", crate::facts::format::Ns(unsampled_ns));
-        missing.push(text.into());
+        missing.push(format!("{} on-CPU were not sampled", Ns(unsampled_ns)));
     }
     let unexplained_ns = facts.times.idle_ns.saturating_sub(facts.times.explained_idle_ns());
     if unexplained_ns > facts.times.wall_ns / 10 {
-        missing.push("where it was idle: only futures wrapped by .profiled() show that".into());
+        missing.push("where it was idle: only futures wrapped by .profiled() show that".to_owned());
     }
     if profile.id == ProfileId::NONE || profile.point_count() == 0 {
-        missing.push("samples: none fell in it".into());
+        missing.push("samples: none fell in it".to_owned());
     }
     missing
 }

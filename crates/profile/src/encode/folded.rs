@@ -1,10 +1,15 @@
 //! Folded stacks: one line per stack, in the format of Brendan Gregg's `flamegraph.pl`, which most viewers can read.
 
-use super::frames::{Frames, Path};
-use crate::profile::Profile;
+use std::collections::BTreeMap;
 
-/// The maximum length of the text. Further stacks share one line.
+use crate::profile::{Leaf, Profile, Sample, unexplained_idle};
+
+/// The maximum length of all stacks. Further ones share one line.
 const MOST_BYTES: usize = 32 * 1024 * 1024;
+/// The maximum number of nested spans in a line. If there are more, the innermost are used.
+const MOST_SPANS: usize = 128;
+/// Idle time of a span that nothing in its profile explains.
+const UNEXPLAINED: &str = "[idle: not explained]";
 
 /// Encodes one line per stack: its frames from the outermost span to the innermost function, separated by `;`, then a
 /// space and its time in nanoseconds. This is CPU time, or wait time if the last frame states what the thread waited
@@ -17,38 +22,85 @@ pub fn folded(profile: &Profile) -> String {
 }
 
 fn folded_within(profile: &Profile, most_bytes: usize) -> String {
-    let frames = Frames::of(profile);
-    let mut text = String::new();
-    let mut left_out = 0_u64;
-    let mut paths = frames.paths().iter().peekable();
-    while let Some(path) = paths.next() {
-        let mut weight = path.weight_ns;
-        let is_same = |other: &&Path| frames.steps(path).eq(frames.steps(other));
-        while let Some(same) = paths.next_if(is_same) {
-            weight += same.weight_ns;
-        }
-        let begin = text.len();
-        for frame in frames.steps(path) {
-            let name = frames.name(frame);
-            // The separators must not occur in a name.
-            text.extend(name.chars().map(|c| if [';', '\n'].contains(&c) { ':' } else { c }));
-            text.push(';');
-            if text.len() > most_bytes {
-                break;
-            }
-        }
-        if text.len() > most_bytes {
-            text.truncate(begin);
-            left_out += weight;
-            continue;
-        }
-        text.pop();
-        text.push_str(&format!(" {weight}\n"));
+    let mut lines = Lines { most_bytes, ..Lines::default() };
+    for sample in profile.samples().iter().filter(|sample| sample.kind.is_time()) {
+        lines.add(line_of(profile, sample, most_bytes), sample.total());
     }
-    if left_out > 0 {
-        text.push_str(&format!("[stacks left out] {left_out}\n"));
+    for (span, ns) in unexplained_idle(profile) {
+        let mut line = String::new();
+        [span, UNEXPLAINED].iter().for_each(|frame| push(&mut line, frame));
+        lines.add(line, ns);
+    }
+    let mut text = String::new();
+    for (line, ns) in &lines.weights {
+        text.push_str(&format!("{line} {ns}\n"));
+    }
+    if lines.left_out > 0 {
+        text.push_str(&format!("[stacks left out] {}\n", lines.left_out));
     }
     text
+}
+
+/// The frames of each stack with its time.
+#[derive(Default)]
+struct Lines {
+    weights: BTreeMap<String, u64>,
+    bytes: usize,
+    most_bytes: usize,
+    /// The first stack that did not fit. Those after it are left out, too, so that each stack has all of its time or none.
+    end: Option<String>,
+    left_out: u64,
+}
+
+impl Lines {
+    fn add(&mut self, line: String, ns: u64) {
+        let length = line.len();
+        if length > self.most_bytes || self.end.as_ref().is_some_and(|end| *end <= line) {
+            self.left_out += ns;
+            return;
+        }
+        *self.weights.entry(line).or_insert_with(|| {
+            self.bytes += length;
+            0
+        }) += ns;
+        while self.bytes > self.most_bytes
+            && let Some((last, ns)) = self.weights.pop_last()
+        {
+            self.bytes -= last.len();
+            self.left_out += ns;
+            self.end = Some(last);
+        }
+    }
+}
+
+/// The frames of a sample, up to some that do not fit.
+fn line_of(profile: &Profile, sample: &Sample, most_bytes: usize) -> String {
+    let spans = profile.span_path(sample.link);
+    let mut line = String::new();
+    spans
+        .iter()
+        .skip(spans.len().saturating_sub(MOST_SPANS))
+        .for_each(|span| push(&mut line, span));
+    let mut locations: Vec<_> = profile.stack(sample.stack).collect();
+    while let Some(location) = locations.pop().filter(|_| line.len() <= most_bytes) {
+        if location.lines.is_empty() {
+            push(&mut line, &profile.module_offset(location));
+        }
+        let functions = location.lines.iter().rev();
+        for function in functions.filter_map(|line| profile.function(line.function)) {
+            push(&mut line, &function.name);
+        }
+    }
+    if let Some(frame) = profile.leaf(sample.leaf).and_then(Leaf::mixed_frame) {
+        push(&mut line, &frame);
+    }
+    line
+}
+
+/// Appends a frame. The separators must not occur in its name.
+fn push(line: &mut String, frame: &str) {
+    line.push_str(if line.is_empty() { "" } else { ";" });
+    line.extend(frame.chars().map(|c| if [';', '\n'].contains(&c) { ':' } else { c }));
 }
 
 #[cfg(test)]

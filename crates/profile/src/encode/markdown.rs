@@ -2,11 +2,10 @@
 
 use std::fmt::Write as _;
 
-use super::brief::{Brief, BriefDetail, MOST_BYTES};
+use super::brief::Brief;
 use crate::facts::ChildTotals;
 use crate::facts::format::Ns;
 use crate::profile::{OwnRow, Profile, SampleKind};
-use crate::text::disturbs;
 
 /// Encodes the most important of a profile as Markdown of at most 2,048 bytes: which request it was, what explains most
 /// of its time, the parts of its wall time, the functions with the most of each, how it differs from typical requests, its
@@ -19,25 +18,18 @@ pub fn markdown(profile: &Profile) -> String {
 }
 
 pub(super) fn shortened(brief: &Brief<'_>) -> String {
-    let mut texts = BriefDetail::LEVELS.into_iter().map(|detail| write(brief, detail));
-    texts.find(|text| text.len() <= MOST_BYTES).unwrap_or_default()
+    brief.within_limit(write).unwrap_or_default()
 }
 
 /// A text of the program as a code span.
-fn code(text: &str, detail: BriefDetail) -> String {
-    let plain = |character| match character {
-        '`' => '\'',
-        character if disturbs(character) => '\u{fffd}',
-        character => character,
-    };
-    let text: String = detail.shortened(text).chars().map(plain).collect();
-    if text.trim().is_empty() { "`-`".to_owned() } else { format!("`{text}`") }
+fn code(text: &str) -> String {
+    if text.trim().is_empty() { "`-`".to_owned() } else { format!("`{}`", text.replace('`', "'")) }
 }
 
-fn write(brief: &Brief<'_>, detail: BriefDetail) -> String {
+fn write(brief: &Brief<'_>) -> String {
     let mut out = String::new();
     let facts = &brief.facts;
-    let name = code(&facts.name(), detail);
+    let name = code(&brief.span.name);
     // A profile of the process, or of what is typical, has no span.
     _ = match brief.has_span {
         true => {
@@ -46,51 +38,53 @@ fn write(brief: &Brief<'_>, detail: BriefDetail) -> String {
         }
         false => writeln!(out, "# {name}\n"),
     };
-    write_identity(brief, detail, &mut out);
+    write_identity(brief, &mut out);
     if !brief.headline.is_empty() {
-        _ = writeln!(out, "**In short:** {}\n", code(&brief.headline, detail.whole_line()));
+        _ = writeln!(out, "**In short:** {}\n", code(&brief.headline));
     }
     if brief.has_span {
         _ = writeln!(out, "Where it went: {}", facts.split());
-        let beside = facts.beside();
-        if !beside.is_empty() && detail.rows > 0 {
-            _ = writeln!(out, "\nBeside that: {}", beside.join("; "));
+        if !brief.beside.is_empty() {
+            _ = writeln!(out, "\nBeside that: {}", brief.beside.join("; "));
         }
     }
-    for hint in brief.hints.iter().filter(|_| detail.rows > 0) {
+    for hint in &brief.hints {
         _ = writeln!(out, "\n{hint}");
     }
-    for rows in &brief.rows {
-        if rows.list.is_empty() || detail.rows == 0 {
-            continue;
+    let mut before = None;
+    for row in &brief.functions {
+        if before.replace(row.kind) != Some(row.kind) {
+            _ = writeln!(out, "\n## {}\n", title(row.kind));
         }
-        _ = writeln!(out, "\n## {}\n", title(rows.kind));
-        for row in rows.list.iter().take(detail.rows) {
-            _ = writeln!(out, "- {}", own_row(row, detail));
-        }
+        _ = writeln!(out, "- {}", own_row(row));
     }
-    write_self(brief, detail, &mut out);
-    write_compared(brief, detail, &mut out);
-    write_children(brief, detail, &mut out);
+    // What ran there, in any code.
+    let rows = brief.own_time.iter();
+    let rows = rows.map(|(name, share)| format!("{:.0} % {}", share * 100.0, code(name)));
+    let rows = rows.collect::<Vec<_>>().join(", ");
+    if !rows.is_empty() {
+        _ = writeln!(out, "\nSelf time on-CPU: {rows}");
+    }
+    write_compared(brief, &mut out);
+    write_children(brief, &mut out);
     if !brief.missing.is_empty() {
-        let missing = brief.missing.iter().take(detail.rows.max(1));
-        let missing: Vec<_> = missing.map(|text| code(text, detail)).collect();
+        let missing: Vec<_> = brief.missing.iter().map(|text| code(text)).collect();
         _ = writeln!(out, "\nMissing: {}", missing.join("; "));
     }
     out
 }
 
-fn write_identity(brief: &Brief<'_>, detail: BriefDetail, out: &mut String) {
+fn write_identity(brief: &Brief<'_>, out: &mut String) {
     let facts = &brief.facts;
-    let mut parts = vec![format!("began {}", brief.time())];
+    let mut parts = vec![format!("began {}", brief.span.time)];
     if facts.is_open {
         parts.push("still open".to_owned());
     }
     if let Some(rule) = facts.rule.as_deref().filter(|rule| !rule.is_empty()) {
-        parts.push(format!("rule {}", code(rule, detail)));
+        parts.push(format!("rule {}", code(rule)));
     }
     if !facts.target.is_empty() {
-        parts.push(format!("target {}", code(&facts.target, detail)));
+        parts.push(format!("target {}", code(&facts.target)));
     }
     if let Some((trace, span)) = facts.ids() {
         parts.push(format!("trace {trace} span {span}"));
@@ -108,67 +102,56 @@ const fn title(kind: SampleKind) -> &'static str {
     }
 }
 
-fn own_row(row: &OwnRow, detail: BriefDetail) -> String {
-    let mut text = format!("{:.0} % {}", row.share * 100.0, code(&row.function, detail));
+fn own_row(row: &OwnRow) -> String {
+    let mut text = format!("{:.0} % {}", row.share * 100.0, code(&row.function));
     if !row.location.is_empty() {
-        _ = write!(text, " at {}", code(&row.location, detail));
+        _ = write!(text, " at {}", code(&row.location));
     }
     if !row.leaf.is_empty() {
-        _ = write!(text, " in {}", code(&row.leaf, detail));
+        _ = write!(text, " in {}", code(&row.leaf));
     }
     text
 }
 
-/// What ran there, in any code.
-fn write_self(brief: &Brief<'_>, detail: BriefDetail, out: &mut String) {
-    let rows = brief.own_time.iter().take(detail.rows.min(3));
-    let rows: Vec<_> = rows
-        .map(|(name, share)| format!("{:.0} % {}", share * 100.0, code(name, detail)))
-        .collect();
-    if !rows.is_empty() {
-        _ = writeln!(out, "\nSelf time on-CPU: {}", rows.join(", "));
-    }
+fn of_ms(ms: f64) -> Ns {
+    Ns((ms * 1e6).round() as u64)
 }
 
-fn write_compared(brief: &Brief<'_>, detail: BriefDetail, out: &mut String) {
+fn write_compared(brief: &Brief<'_>, out: &mut String) {
     let Some(compared) = &brief.compared else { return };
-    if compared.summary.times().is_none() && compared.rows.is_empty() {
+    if compared.times.is_none() && compared.rows.is_empty() {
         return;
     }
-    _ = write!(out, "\n## Against {} typical ones", compared.summary.references);
-    if let Some(ns) = compared.summary.median_wall_ns {
-        _ = write!(out, " of {}", Ns(ns));
+    _ = write!(out, "\n## Against {} typical ones", compared.references);
+    if let Some(ms) = compared.median_ms {
+        _ = write!(out, " of {}", of_ms(ms));
     }
     out.push_str("\n\n");
-    if let Some(times) = compared.summary.times() {
+    if let Some(times) = compared.times {
         _ = writeln!(out, "{times} times as long");
     }
-    for (what, extra_ns) in compared.rows.iter().take(detail.rows) {
-        let sign = if *extra_ns < 0 { "-" } else { "+" };
-        _ = writeln!(out, "- {sign}{} {}", Ns(extra_ns.unsigned_abs()), code(what, detail));
+    for (what, ms) in &compared.rows {
+        let sign = if *ms < 0.0 { "-" } else { "+" };
+        _ = writeln!(out, "- {sign}{} {}", of_ms(ms.abs()), code(what));
     }
 }
 
-fn write_children(brief: &Brief<'_>, detail: BriefDetail, out: &mut String) {
-    let children = &brief.facts.children;
-    if children.totals.is_empty() || detail.rows == 0 {
+fn write_children(brief: &Brief<'_>, out: &mut String) {
+    if brief.children.is_empty() {
         return;
     }
     out.push_str("\n## Child spans");
-    if children.from_ns > 0 {
-        _ = write!(out, " created from {} on", Ns(children.from_ns));
+    let from_ns = brief.facts.children.from_ns;
+    if from_ns > 0 {
+        _ = write!(out, " created from {} on", Ns(from_ns));
     }
     out.push_str("\n\n");
-    for row in children.totals.iter().take(detail.rows) {
+    for row in &brief.children {
         let ChildTotals { name, count, total_ns, longest_ns, .. } = row;
-        let name = name.as_deref().map_or_else(|| "others".to_owned(), |name| code(name, detail));
-        _ = writeln!(
-            out,
-            "- {count} × {name}: {} {}, longest {}",
-            Ns(*total_ns),
-            row.order(),
-            Ns(*longest_ns)
-        );
+        let (name, order) =
+            (name.as_deref().map_or_else(|| "others".to_owned(), code), row.order());
+        let (total, longest) = (Ns(*total_ns), Ns(*longest_ns));
+        _ = writeln!(out, "- {count} × {name}: {total} {order}, longest {longest}");
     }
 }
 
@@ -179,6 +162,7 @@ mod tests {
 
     use proptest::prelude::*;
 
+    use super::super::brief::BriefDetail;
     use super::super::json_summary;
     use super::super::tests::{awaiting, waiting, with_idle};
     use super::*;

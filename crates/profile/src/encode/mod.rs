@@ -1,13 +1,13 @@
 //! Encodes profiles. Pure: does no input or output.
 
 mod brief;
+mod compared;
 #[cfg(all(feature = "otlp", feature = "pprof"))]
 #[cfg(test)]
 mod deep;
 #[cfg(feature = "firefox")]
 mod firefox;
 mod folded;
-mod frames;
 mod html;
 mod json;
 mod json_summary;
@@ -24,6 +24,7 @@ mod pprof_messages;
 #[cfg(test)]
 mod roundtrip;
 
+pub use compared::{compared_row, compared_value};
 #[cfg(feature = "firefox")]
 pub use firefox::firefox;
 pub use folded::folded;
@@ -42,6 +43,14 @@ pub use otlp::otlp_message;
 pub use pprof::pprof_showing;
 #[cfg(feature = "pprof")]
 pub use pprof::{pprof, pprof_of_threads};
+
+/// What an entry of a table is of: code, or what the stack does not show.
+#[cfg(any(feature = "otlp", feature = "pprof"))]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum CodeOrLeaf<T> {
+    Code(T),
+    Leaf(crate::profile::LeafId),
+}
 
 #[cfg(test)]
 mod tests {

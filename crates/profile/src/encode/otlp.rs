@@ -4,12 +4,16 @@
 //! require.
 
 use std::collections::HashMap;
+use std::hash::Hash;
+use std::mem::take;
 
+use indexmap::{IndexMap, IndexSet};
 use opentelemetry_proto::tonic::common::v1::InstrumentationScope;
 use prost::Message;
 
-use super::otlp_messages as proto;
 use super::otlp_resource::{encode_resource, encode_value};
+use super::{CodeOrLeaf, otlp_messages as proto};
+use crate::ids::{SpanId, TraceId};
 use crate::profile::{
     Attribute, FrameKind, Function, FunctionId, Leaf, LeafId, Link, LocationId, MappingId, Point,
     Profile, ProfileId, Resource, SampleKind, StackId, Value,
@@ -20,9 +24,8 @@ use crate::profile::{
 /// A profile in OTLP has samples of one type. On-CPU samples are therefore one profile. Waits are another of the type
 /// `off_cpu` in nanoseconds, each with its start and duration. Awaits (`await`) and scheduling delays (`scheduling_delay`)
 /// are two more, in nanoseconds, with a sum for each stack. Allocations are two profiles, with the bytes (`alloc_space`) and the number (`alloc_objects`)
-/// that each sample represents. On-CPU samples have the id of `profile`, and the others [`ProfileId::for_off_cpu`],
-/// [`ProfileId::for_await`], [`ProfileId::for_scheduling_delay`], [`ProfileId::for_alloc_space`] and
-/// [`ProfileId::for_alloc_objects`].
+/// that each sample represents. On-CPU samples have the id of `profile`, and the others
+/// [`ProfileId::for_kind`].
 ///
 /// If all on-CPU samples represent the same CPU time or multiples of it, each is a timestamp, or several equal ones.
 /// Otherwise timestamps would count for too little or too much, and each sample is its CPU time in nanoseconds.
@@ -38,19 +41,9 @@ pub fn otlp_message(profile: &Profile, resource: &Resource) -> proto::ProfilesDa
     if kinds.is_empty() {
         kinds.push(SampleKind::OnCpu);
     }
-    let id = profile.id;
-    let profiles = kinds.into_iter().map(|kind| {
-        let (of_kind, id) = match kind {
-            SampleKind::OnCpu => return encode_on_cpu(profile, &mut dictionary),
-            SampleKind::OffCpu => (["off_cpu", "nanoseconds"], id.for_off_cpu()),
-            SampleKind::Await => (["await", "nanoseconds"], id.for_await()),
-            SampleKind::Delay => (["scheduling_delay", "nanoseconds"], id.for_scheduling_delay()),
-            SampleKind::AllocatedBytes => (["alloc_space", "bytes"], id.for_alloc_space()),
-            SampleKind::Allocations => (["alloc_objects", "count"], id.for_alloc_objects()),
-            SampleKind::InUseBytes => (["inuse_space", "bytes"], id.for_inuse_space()),
-            SampleKind::InUseBlocks => (["inuse_objects", "count"], id.for_inuse_objects()),
-        };
-        encode_weights(profile, kind, of_kind, id, &mut dictionary)
+    let profiles = kinds.into_iter().map(|kind| match kind {
+        SampleKind::OnCpu => encode_on_cpu(profile, &mut dictionary),
+        kind => encode_weights(profile, kind, &mut dictionary),
     });
     let profiles = profiles.collect();
     let scope = InstrumentationScope {
@@ -71,7 +64,7 @@ pub fn otlp_message(profile: &Profile, resource: &Resource) -> proto::ProfilesDa
     };
     proto::ProfilesData {
         resource_profiles: vec![resource_profiles],
-        dictionary: Some(dictionary.message),
+        dictionary: Some(dictionary.finish()),
     }
 }
 
@@ -141,8 +134,6 @@ fn signed(number: u64) -> i64 {
 fn encode_weights(
     profile: &Profile,
     kind: SampleKind,
-    [name, unit]: [&str; 2],
-    id: ProfileId,
     dictionary: &mut Dictionary<'_>,
 ) -> proto::Profile {
     let has_times = kind == SampleKind::OffCpu;
@@ -160,12 +151,12 @@ fn encode_weights(
     });
     proto::Profile {
         samples: samples.collect(),
-        sample_type: Some(dictionary.value_type(name, unit)),
+        sample_type: Some(dictionary.value_type(kind.value_type())),
         // Values are not multiples of a period. But Parca rejects a profile without this type, and if it has stored one with
         // an empty type, it does not answer queries any more.
-        period_type: Some(dictionary.value_type(name, unit)),
+        period_type: Some(dictionary.value_type(kind.value_type())),
         period: i64::from(!has_times),
-        ..encode_common(profile, id, dictionary)
+        ..encode_common(profile, profile.id.for_kind(kind), dictionary)
     }
 }
 
@@ -205,10 +196,10 @@ fn encode_on_cpu(profile: &Profile, dictionary: &mut Dictionary<'_>) -> proto::P
     });
     let samples = samples.collect();
     let sample_type = match weight {
-        Some(_) => dictionary.value_type("samples", "count"),
-        None => dictionary.value_type("cpu", "nanoseconds"),
+        Some(_) => dictionary.value_type(["samples", "count"]),
+        None => dictionary.value_type(SampleKind::OnCpu.value_type()),
     };
-    let period_type = dictionary.value_type("cpu", "nanoseconds");
+    let period_type = dictionary.value_type(SampleKind::OnCpu.value_type());
     proto::Profile {
         sample_type: Some(sample_type),
         samples,
@@ -221,198 +212,179 @@ fn encode_on_cpu(profile: &Profile, dictionary: &mut Dictionary<'_>) -> proto::P
 /// The tables, with only the entries that are used. The first entry of each is the zero value, which means "none".
 struct Dictionary<'a> {
     profile: &'a Profile,
-    message: proto::ProfilesDictionary,
-    strings: HashMap<String, i32>,
-    functions: HashMap<FunctionId, i32>,
-    mappings: HashMap<MappingId, i32>,
-    locations: HashMap<LocationId, i32>,
-    leaves: HashMap<LeafId, Option<i32>>,
-    stacks: HashMap<(StackId, Option<i32>), i32>,
-    links: HashMap<Vec<u8>, i32>,
-    attributes: HashMap<(i32, Vec<u8>), i32>,
+    strings: IndexSet<String>,
+    functions: IndexSet<CodeOrLeaf<FunctionId>>,
+    mappings: IndexSet<MappingId>,
+    locations: IndexSet<CodeOrLeaf<LocationId>>,
+    stacks: IndexSet<(StackId, Option<LeafId>)>,
+    links: IndexSet<(TraceId, SpanId)>,
+    /// By key and value.
+    attributes: IndexMap<(i32, Vec<u8>), proto::KeyValueAndUnit>,
 }
 
-/// Appends a value to a table, and returns its index.
-fn push<T>(table: &mut Vec<T>, value: T) -> i32 {
-    table.push(value);
-    i32::try_from(table.len() - 1).unwrap_or(i32::MAX)
+/// The index of an entry.
+fn index<T: Hash + Eq>(table: &mut IndexSet<T>, entry: T) -> i32 {
+    i32::try_from(table.insert_full(entry).0 + 1).unwrap_or(i32::MAX)
+}
+
+/// A table with these entries after the zero value.
+fn table<T: Default>(entries: impl Iterator<Item = T>) -> Vec<T> {
+    std::iter::once(T::default()).chain(entries).collect()
 }
 
 impl<'a> Dictionary<'a> {
     fn new(profile: &'a Profile) -> Self {
-        let message = proto::ProfilesDictionary {
-            mapping_table: vec![proto::Mapping::default()],
-            location_table: vec![proto::Location::default()],
-            function_table: vec![proto::Function::default()],
-            link_table: vec![proto::Link::default()],
-            string_table: vec![String::new()],
-            attribute_table: vec![proto::KeyValueAndUnit::default()],
-            stack_table: vec![proto::Stack::default()],
-        };
         Self {
             profile,
-            message,
-            strings: HashMap::from([(String::new(), 0)]),
-            functions: HashMap::new(),
-            mappings: HashMap::new(),
-            locations: HashMap::new(),
-            leaves: HashMap::new(),
-            stacks: HashMap::new(),
-            links: HashMap::new(),
-            attributes: HashMap::new(),
+            strings: IndexSet::new(),
+            functions: IndexSet::new(),
+            mappings: IndexSet::new(),
+            locations: IndexSet::new(),
+            stacks: IndexSet::new(),
+            links: IndexSet::new(),
+            attributes: IndexMap::new(),
+        }
+    }
+
+    /// All that is used, and what that refers to.
+    fn finish(mut self) -> proto::ProfilesDictionary {
+        let stacks = take(&mut self.stacks).into_iter();
+        let stack_table = table(stacks.map(|(stack, leaf)| self.encode_stack(stack, leaf)));
+        let locations = take(&mut self.locations).into_iter();
+        let location_table = table(locations.map(|entry| self.encode_location(entry)));
+        let functions = take(&mut self.functions).into_iter();
+        let function_table = table(functions.map(|entry| self.encode_function(entry)));
+        let mappings = take(&mut self.mappings).into_iter();
+        let mapping_table = table(mappings.map(|id| self.encode_mapping(id)));
+        let link_table = table(self.links.iter().map(|(trace, span)| proto::Link {
+            trace_id: trace.to_bytes().to_vec(),
+            span_id: span.to_bytes().to_vec(),
+        }));
+        proto::ProfilesDictionary {
+            mapping_table,
+            location_table,
+            function_table,
+            link_table,
+            string_table: table(self.strings.into_iter()),
+            attribute_table: table(self.attributes.into_values()),
+            stack_table,
         }
     }
 
     fn string(&mut self, string: &str) -> i32 {
-        if let Some(index) = self.strings.get(string) {
-            return *index;
+        match self.strings.get_index_of(string) {
+            _ if string.is_empty() => 0,
+            Some(known) => i32::try_from(known + 1).unwrap_or(i32::MAX),
+            None => index(&mut self.strings, string.to_owned()),
         }
-        let index = push(&mut self.message.string_table, string.to_owned());
-        self.strings.insert(string.to_owned(), index);
-        index
     }
 
-    fn value_type(&mut self, kind: &str, unit: &str) -> proto::ValueType {
+    fn value_type(&mut self, [kind, unit]: [&str; 2]) -> proto::ValueType {
         proto::ValueType { type_strindex: self.string(kind), unit_strindex: self.string(unit) }
     }
 
     fn attribute(&mut self, key: &str, value: &Value) -> i32 {
         let value = encode_value(value);
         let key_strindex = self.string(key);
-        let identity = (key_strindex, value.encode_to_vec());
-        if let Some(index) = self.attributes.get(&identity) {
-            return *index;
-        }
-        let unit = if key.ends_with("_ns") { "ns" } else { "" };
-        let unit_strindex = self.string(unit);
-        let entry = proto::KeyValueAndUnit { key_strindex, value: Some(value), unit_strindex };
-        let index = push(&mut self.message.attribute_table, entry);
-        self.attributes.insert(identity, index);
+        let unit_strindex = self.string(if key.ends_with("_ns") { "ns" } else { "" });
+        let entry = self.attributes.entry((key_strindex, value.encode_to_vec()));
+        let index = i32::try_from(entry.index() + 1).unwrap_or(i32::MAX);
+        let value = Some(value);
+        entry.or_insert(proto::KeyValueAndUnit { key_strindex, value, unit_strindex });
         index
     }
 
-    fn function(&mut self, id: FunctionId) -> i32 {
-        if let Some(index) = self.functions.get(&id) {
-            return *index;
-        }
-        let Some(Function { name, system_name, file }) = self.profile.function(id) else {
-            return 0;
-        };
-        let function = proto::Function {
-            name_strindex: self.string(name),
-            system_name_strindex: self.string(system_name),
-            filename_strindex: self.string(file),
-            start_line: 0,
-        };
-        let index = push(&mut self.message.function_table, function);
-        self.functions.insert(id, index);
-        index
+    fn frame_of(&self, leaf: LeafId) -> Option<String> {
+        self.profile.leaf(leaf).and_then(Leaf::frame)
     }
 
-    fn mapping(&mut self, id: MappingId) -> i32 {
-        if let Some(index) = self.mappings.get(&id) {
-            return *index;
+    fn encode_function(&mut self, entry: CodeOrLeaf<FunctionId>) -> proto::Function {
+        let profile = self.profile;
+        match entry {
+            CodeOrLeaf::Leaf(leaf) => {
+                let name = self.frame_of(leaf).map_or(0, |frame| self.string(&frame));
+                proto::Function {
+                    name_strindex: name,
+                    system_name_strindex: name,
+                    ..proto::Function::default()
+                }
+            }
+            CodeOrLeaf::Code(id) => profile
+                .function(id)
+                .map(|Function { name, system_name, file }| proto::Function {
+                    name_strindex: self.string(name),
+                    system_name_strindex: self.string(system_name),
+                    filename_strindex: self.string(file),
+                    start_line: 0,
+                })
+                .unwrap_or_default(),
         }
-        let Some(mapping) = self.profile.mapping(id) else {
-            return 0;
-        };
+    }
+
+    fn encode_mapping(&mut self, id: MappingId) -> proto::Mapping {
+        let Some(mapping) = self.profile.mapping(id) else { return proto::Mapping::default() };
         let build_ids = mapping.build_ids.iter();
         let attribute_indices =
             build_ids.map(|(kind, id)| self.attribute(kind, &Value::String(id.clone()))).collect();
-        let entry = proto::Mapping {
+        proto::Mapping {
             memory_start: mapping.start,
             memory_limit: mapping.end,
             file_offset: mapping.file_offset,
             filename_strindex: self.string(&mapping.file),
             attribute_indices,
-        };
-        let index = push(&mut self.message.mapping_table, entry);
-        self.mappings.insert(id, index);
-        index
+        }
     }
 
-    fn location(&mut self, id: LocationId) -> i32 {
-        if let Some(index) = self.locations.get(&id) {
-            return *index;
-        }
-        let Some(location) = self.profile.location(id) else {
-            return 0;
+    fn encode_location(&mut self, entry: CodeOrLeaf<LocationId>) -> proto::Location {
+        let id = match entry {
+            CodeOrLeaf::Code(id) => id,
+            // Not code, for what the stack does not show.
+            CodeOrLeaf::Leaf(leaf) => {
+                let function_index = index(&mut self.functions, CodeOrLeaf::Leaf(leaf));
+                let lines = vec![proto::Line { function_index, ..proto::Line::default() }];
+                return proto::Location { lines, ..proto::Location::default() };
+            }
         };
+        let Some(location) = self.profile.location(id) else { return proto::Location::default() };
         let frame_type = match location.kind {
             FrameKind::Rust => Some("rust"),
             FrameKind::Native => Some("native"),
             FrameKind::Kernel => Some("kernel"),
             FrameKind::Remark => None,
         };
-        let mut attribute_indices = Vec::new();
-        if let Some(kind) = frame_type {
-            let kind = Value::String(kind.to_owned());
-            attribute_indices.push(self.attribute("profile.frame.type", &kind));
-        }
-        if location.is_inferred {
-            attribute_indices.push(self.attribute("profile.frame.inferred", &Value::Bool(true)));
-        }
+        let frame_type =
+            frame_type.map(|kind| self.attribute("profile.frame.type", &Value::from(kind)));
+        let inferred = location
+            .is_inferred
+            .then(|| self.attribute("profile.frame.inferred", &Value::Bool(true)));
         let lines = location.lines.iter().map(|line| proto::Line {
-            function_index: self.function(line.function),
+            function_index: index(&mut self.functions, CodeOrLeaf::Code(line.function)),
             line: i64::from(line.line),
             column: i64::from(line.column),
         });
-        let lines = lines.collect();
-        let entry = proto::Location {
-            mapping_index: location.mapping.map_or(0, |mapping| self.mapping(mapping)),
+        proto::Location {
+            lines: lines.collect(),
+            mapping_index: location.mapping.map_or(0, |id| index(&mut self.mappings, id)),
             address: location.address,
-            lines,
-            attribute_indices,
-        };
-        let index = push(&mut self.message.location_table, entry);
-        self.locations.insert(id, index);
-        index
+            attribute_indices: frame_type.into_iter().chain(inferred).collect(),
+        }
     }
 
-    /// A location that is not code, for what the stack does not show.
-    fn leaf(&mut self, id: LeafId) -> Option<i32> {
-        if let Some(known) = self.leaves.get(&id) {
-            return *known;
-        }
-        let frame = self.profile.leaf(id).and_then(Leaf::frame);
-        let location = frame.map(|frame| {
-            let name = self.string(&frame);
-            let function = proto::Function {
-                name_strindex: name,
-                system_name_strindex: name,
-                ..proto::Function::default()
-            };
-            let function_index = push(&mut self.message.function_table, function);
-            let lines = vec![proto::Line { function_index, ..proto::Line::default() }];
-            let location = proto::Location { lines, ..proto::Location::default() };
-            push(&mut self.message.location_table, location)
-        });
-        self.leaves.insert(id, location);
-        location
+    fn encode_stack(&mut self, id: StackId, leaf: Option<LeafId>) -> proto::Stack {
+        let calls = self.profile.location_ids(id).map(CodeOrLeaf::Code);
+        let frames = leaf.map(CodeOrLeaf::Leaf).into_iter().chain(calls);
+        let location_indices = frames.map(|entry| index(&mut self.locations, entry)).collect();
+        proto::Stack { location_indices }
     }
 
     fn stack(&mut self, id: StackId, leaf: LeafId) -> i32 {
-        let leaf = self.leaf(leaf);
-        if let Some(index) = self.stacks.get(&(id, leaf)) {
-            return *index;
-        }
-        let locations = self.profile.location_ids(id).map(|id| self.location(id));
-        let location_indices = leaf.into_iter().chain(locations).collect();
-        let index = push(&mut self.message.stack_table, proto::Stack { location_indices });
-        self.stacks.insert((id, leaf), index);
-        index
+        let leaf = self.frame_of(leaf).map(|_| leaf);
+        index(&mut self.stacks, (id, leaf))
     }
 
     fn link(&mut self, span: Option<&Link>) -> i32 {
-        let Some((trace_id, span_id)) = span.and_then(|span| span.linked) else { return 0 };
-        let (trace_id, span_id) = (trace_id.to_bytes().to_vec(), span_id.to_bytes().to_vec());
-        let identity = [trace_id.as_slice(), span_id.as_slice()].concat();
-        if let Some(index) = self.links.get(&identity) {
-            return *index;
-        }
-        let index = push(&mut self.message.link_table, proto::Link { trace_id, span_id });
-        self.links.insert(identity, index);
-        index
+        let linked = span.and_then(|span| span.linked);
+        linked.map_or(0, |linked| index(&mut self.links, linked))
     }
 }
 
@@ -580,7 +552,7 @@ mod tests {
             panic!("two profiles");
         };
         assert_eq!(on_cpu.profile_id, profile.id.to_bytes());
-        assert_eq!(off_cpu.profile_id, profile.id.for_off_cpu().to_bytes());
+        assert_eq!(off_cpu.profile_id, profile.id.for_kind(SampleKind::OffCpu).to_bytes());
         assert_ne!(on_cpu.profile_id, off_cpu.profile_id);
         let kind = off_cpu.sample_type.unwrap();
         assert_eq!(
@@ -627,8 +599,8 @@ mod tests {
             let id: [u8; 16] = profile.profile_id.as_slice().try_into().unwrap();
             (name(kind.type_strindex), ProfileId::from_bytes(id), values)
         };
-        let awaits = ("await", profile.id.for_await(), vec![1_180_000_000]);
-        let delays = ("scheduling_delay", profile.id.for_scheduling_delay(), vec![20_000_000]);
+        let awaits = ("await", profile.id.for_kind(SampleKind::Await), vec![1_180_000_000]);
+        let delays = ("scheduling_delay", profile.id.for_kind(SampleKind::Delay), vec![20_000_000]);
         let encoded: Vec<_> = profiles.iter().skip(1).map(of).collect();
         assert_eq!(encoded, [awaits.clone(), delays]);
         // The same alone.
@@ -647,7 +619,7 @@ mod tests {
         let data = decode(&profile);
         let profiles = &data.resource_profiles[0].scope_profiles[0].profiles;
         assert_eq!(profiles.len(), 1);
-        assert_eq!(profiles[0].profile_id, profile.id.for_off_cpu().to_bytes());
+        assert_eq!(profiles[0].profile_id, profile.id.for_kind(SampleKind::OffCpu).to_bytes());
     }
 
     #[test]

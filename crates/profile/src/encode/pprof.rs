@@ -1,14 +1,17 @@
 //! pprof, the format of `go tool pprof` and many viewers.
 
 use std::collections::HashMap;
+use std::hash::Hash;
+use std::mem::take;
 use std::time::UNIX_EPOCH;
 
+use indexmap::IndexSet;
 use prost::Message;
 
-use super::pprof_messages as proto;
+use super::{CodeOrLeaf, pprof_messages as proto};
 use crate::profile::{
-    Attribute, DumpedThread, Leaf, LeafId, Link, LinkId, LocationId, MappingId, Point, Profile,
-    ProfileScope, Sample, SampleKind, ThreadDump,
+    Attribute, DumpedThread, Function, FunctionId, Leaf, LeafId, Link, LinkId, LocationId,
+    MappingId, Point, Profile, ProfileScope, Sample, SampleKind, ThreadDump,
 };
 use crate::text::gzip;
 
@@ -39,26 +42,27 @@ pub fn pprof_of_threads(dump: &ThreadDump) -> Vec<u8> {
 struct Encoder<'a> {
     profile: &'a Profile,
     message: proto::Profile,
-    strings: HashMap<String, i64>,
-    mappings: HashMap<MappingId, u64>,
-    leaves: HashMap<LeafId, Option<u64>>,
-    locations: HashMap<LocationId, u64>,
-    functions: HashMap<crate::profile::FunctionId, u64>,
+    strings: IndexSet<String>,
+    /// What is used of the profile. The number of an entry is its place, from 1 on.
+    mappings: IndexSet<MappingId>,
+    locations: IndexSet<CodeOrLeaf<LocationId>>,
+    functions: IndexSet<CodeOrLeaf<FunctionId>>,
+}
+
+/// The number of an entry.
+fn number<T: Hash + Eq>(table: &mut IndexSet<T>, entry: T) -> u64 {
+    table.insert_full(entry).0 as u64 + 1
 }
 
 impl<'a> Encoder<'a> {
     fn new(profile: &'a Profile) -> Self {
         Self {
             profile,
-            message: proto::Profile {
-                string_table: vec![String::new()],
-                ..proto::Profile::default()
-            },
-            strings: HashMap::from([(String::new(), 0)]),
-            mappings: HashMap::new(),
-            leaves: HashMap::new(),
-            locations: HashMap::new(),
-            functions: HashMap::new(),
+            message: proto::Profile::default(),
+            strings: IndexSet::from([String::new()]),
+            mappings: IndexSet::new(),
+            locations: IndexSet::new(),
+            functions: IndexSet::new(),
         }
     }
 
@@ -68,10 +72,12 @@ impl<'a> Encoder<'a> {
         let is_heap = is_heap(profile);
         let is_wall = profile.scope == ProfileScope::ProcessWall;
         let kinds = if is_wall { vec![SampleKind::OnCpu] } else { kinds_of(profile, is_heap) };
-        let name_of = |kind| if is_wall { "wall" } else { name_of(kind) };
-        let values: Vec<_> =
-            kinds.iter().map(|kind| self.value_type(name_of(*kind), unit_of(*kind))).collect();
-        let count = (!is_heap).then(|| self.value_type("samples", "count"));
+        let type_of = |kind: SampleKind| match kind.value_type() {
+            [_, unit] if is_wall => ["wall", unit],
+            value_type => value_type,
+        };
+        let values: Vec<_> = kinds.iter().map(|kind| self.value_type(type_of(*kind))).collect();
+        let count = (!is_heap).then(|| self.value_type(["samples", "count"]));
         self.message.sample_type = count.into_iter().chain(values.iter().copied()).collect();
         let usual = || match has_samples(&SampleKind::InUseBytes) {
             true => Some(SampleKind::InUseBytes),
@@ -79,10 +85,10 @@ impl<'a> Encoder<'a> {
         };
         let of_none = if is_heap { SampleKind::InUseBytes } else { SampleKind::OnCpu };
         let shown = shown.or_else(usual).unwrap_or(of_none);
-        self.message.default_sample_type = self.string(name_of(shown));
+        self.message.default_sample_type = self.string(type_of(shown)[0]);
         (self.message.period_type, self.message.period) = match is_heap {
             // Each sample says what it represents.
-            true => (Some(self.value_type("space", "bytes")), 0),
+            true => (Some(self.value_type(["space", "bytes"])), 0),
             false => {
                 // A point of a profile of the process can be several samples.
                 let uniform_ns = profile.uniform_weight_ns().filter(|_| !profile.is_of_process());
@@ -96,7 +102,7 @@ impl<'a> Encoder<'a> {
         self.message.duration_nanos = signed(duration_ns.unwrap_or(0));
         // Readers take the first mapping for the executable, even if all samples are in libraries.
         if let Some(program) = profile.first_mapping() {
-            self.mapping(program);
+            self.mappings.insert(program);
         }
         // Readers of heap profiles expect all values of a stack in one sample.
         let mut of_stacks: HashMap<_, usize> = HashMap::new();
@@ -137,24 +143,23 @@ impl<'a> Encoder<'a> {
             };
             self.message.sample.push(encoded);
         }
-        self.finish_program();
         let mut comments = vec![profile.title.clone()];
         comments.extend(profile.notes.iter().cloned());
         comments.push(format!("profile.id={}", profile.id));
         comments.extend(profile.attributes.iter().map(comment));
         self.message.comment = comments.iter().map(|comment| self.string(comment)).collect();
-        self.message
+        self.finish()
     }
 
     fn encode_threads(mut self, dump: &ThreadDump) -> proto::Profile {
-        let threads = self.value_type("threads", "count");
+        let threads = self.value_type(["threads", "count"]);
         self.message.sample_type = vec![threads];
         self.message.default_sample_type = threads.r#type;
         (self.message.period_type, self.message.period) = (Some(threads), 1);
         let time = dump.time.duration_since(UNIX_EPOCH).unwrap_or_default();
         self.message.time_nanos = i64::try_from(time.as_nanos()).unwrap_or(i64::MAX);
         if let Some(program) = self.profile.first_mapping() {
-            self.mapping(program);
+            self.mappings.insert(program);
         }
         for (thread, sample) in dump.samples() {
             let DumpedThread { name, tid, activity, spans, stack_age, .. } = thread;
@@ -165,35 +170,101 @@ impl<'a> Encoder<'a> {
             let (location_id, value) = (self.frames(sample), vec![1]);
             self.message.sample.push(proto::Sample { location_id, value, label });
         }
-        self.finish_program();
+        self.finish()
+    }
+
+    /// The tables of what is used.
+    fn finish(mut self) -> proto::Profile {
+        let profile = self.profile;
+        for (entry, id) in take(&mut self.locations).into_iter().zip(1..) {
+            let (lines, mapping, address) = match entry {
+                CodeOrLeaf::Leaf(leaf) => {
+                    let function_id = number(&mut self.functions, CodeOrLeaf::Leaf(leaf));
+                    (vec![proto::Line { function_id, ..proto::Line::default() }], None, 0)
+                }
+                CodeOrLeaf::Code(id) => {
+                    let location = profile.location(id);
+                    let lines = location.into_iter().flat_map(|location| &location.lines);
+                    let lines = lines.map(|line| proto::Line {
+                        function_id: number(&mut self.functions, CodeOrLeaf::Code(line.function)),
+                        line: i64::from(line.line),
+                        column: i64::from(line.column),
+                    });
+                    let mapping = location.and_then(|location| location.mapping);
+                    (lines.collect(), mapping, location.map_or(0, |location| location.address))
+                }
+            };
+            let mapping_id = mapping.map_or(0, |mapping| number(&mut self.mappings, mapping));
+            self.message.location.push(proto::Location { id, mapping_id, address, line: lines });
+        }
+        for (entry, id) in take(&mut self.functions).into_iter().zip(1..) {
+            let (name, system_name, file) = match entry {
+                CodeOrLeaf::Leaf(leaf) => (self.frame_of(leaf).unwrap_or_default(), None, ""),
+                CodeOrLeaf::Code(id) => {
+                    let Some(Function { name, system_name, file }) = profile.function(id) else {
+                        continue;
+                    };
+                    // pprof treats a name that equals the linker's as mangled, and removes text in `<>` from it.
+                    let linkers = Some(system_name).filter(|linkers| *linkers != name);
+                    (name.clone(), linkers, file.as_str())
+                }
+            };
+            let encoded = proto::Function {
+                id,
+                name: self.string(&name),
+                system_name: system_name.map_or(0, |linkers| self.string(linkers)),
+                filename: self.string(file),
+            };
+            self.message.function.push(encoded);
+        }
+        for (entry, id) in take(&mut self.mappings).into_iter().zip(1..) {
+            let Some(mapping) = profile.mapping(entry) else { continue };
+            let mut code = self
+                .message
+                .location
+                .iter()
+                .filter(|location| location.mapping_id == id)
+                .peekable();
+            // Otherwise pprof would search for the file and symbolize it again. Nothing needs symbols in an executable
+            // without samples.
+            let has_names = id == 1 && code.peek().is_none() || code.any(|at| !at.line.is_empty());
+            let build_id = mapping.build_ids.first().map_or("", |(_, id)| id.as_str());
+            let encoded = proto::Mapping {
+                id,
+                memory_start: mapping.start,
+                memory_limit: mapping.end,
+                file_offset: mapping.file_offset,
+                filename: self.string(&mapping.file),
+                build_id: self.string(build_id),
+                has_functions: has_names,
+                has_filenames: has_names,
+                has_line_numbers: has_names,
+                has_inline_frames: has_names,
+            };
+            self.message.mapping.push(encoded);
+        }
+        self.message.string_table = self.strings.into_iter().collect();
         self.message
     }
 
-    /// Nothing needs symbols in an executable without samples.
-    fn finish_program(&mut self) {
-        if !self.message.location.iter().any(|location| location.mapping_id == 1) {
-            self.set_symbolized(1);
-        }
+    /// What the stack of a sample does not show.
+    fn frame_of(&self, leaf: LeafId) -> Option<String> {
+        self.profile.leaf(leaf).and_then(Leaf::frame)
     }
 
     /// The locations of a sample, the innermost first.
     fn frames(&mut self, sample: &Sample) -> Vec<u64> {
-        let (profile, leaf) = (self.profile, self.leaf(sample.leaf));
-        let calls = profile.location_ids(sample.stack).map(|id| self.location(id));
-        leaf.into_iter().chain(calls).collect()
+        let leaf = self.frame_of(sample.leaf).map(|_| CodeOrLeaf::Leaf(sample.leaf));
+        let calls = self.profile.location_ids(sample.stack).map(CodeOrLeaf::Code);
+        leaf.into_iter().chain(calls).map(|entry| number(&mut self.locations, entry)).collect()
     }
 
     fn string(&mut self, string: &str) -> i64 {
-        if let Some(index) = self.strings.get(string) {
-            return *index;
-        }
-        let index = signed(self.message.string_table.len() as u64);
-        self.message.string_table.push(string.to_owned());
-        self.strings.insert(string.to_owned(), index);
-        index
+        let known = self.strings.get_index_of(string);
+        known.unwrap_or_else(|| self.strings.insert_full(string.to_owned()).0) as i64
     }
 
-    fn value_type(&mut self, kind: &str, unit: &str) -> proto::ValueType {
+    fn value_type(&mut self, [kind, unit]: [&str; 2]) -> proto::ValueType {
         proto::ValueType { r#type: self.string(kind), unit: self.string(unit) }
     }
 
@@ -227,109 +298,6 @@ impl<'a> Encoder<'a> {
 
     fn label(&mut self, key: &str, value: &str) -> proto::Label {
         proto::Label { key: self.string(key), str: self.string(value) }
-    }
-
-    /// A location that is not code, for what the stack does not show.
-    fn leaf(&mut self, id: LeafId) -> Option<u64> {
-        if let Some(known) = self.leaves.get(&id) {
-            return *known;
-        }
-        let frame = self.profile.leaf(id).and_then(Leaf::frame);
-        let location = frame.map(|frame| {
-            let function_id = self.message.function.len() as u64 + 1;
-            let name = self.string(&frame);
-            let function = proto::Function { id: function_id, name, ..proto::Function::default() };
-            self.message.function.push(function);
-            let id = self.message.location.len() as u64 + 1;
-            let line = vec![proto::Line { function_id, ..proto::Line::default() }];
-            self.message.location.push(proto::Location { id, line, ..proto::Location::default() });
-            id
-        });
-        self.leaves.insert(id, location);
-        location
-    }
-
-    fn location(&mut self, id: LocationId) -> u64 {
-        if let Some(number) = self.locations.get(&id) {
-            return *number;
-        }
-        let Some(location) = self.profile.location(id) else {
-            return 0;
-        };
-        let line = location.lines.iter().map(|line| proto::Line {
-            function_id: self.function(line.function),
-            line: i64::from(line.line),
-            column: i64::from(line.column),
-        });
-        let line = line.collect();
-        let mapping_id = location.mapping.map_or(0, |mapping| self.mapping(mapping));
-        if !location.lines.is_empty() {
-            self.set_symbolized(mapping_id);
-        }
-        let number = self.message.location.len() as u64 + 1;
-        self.message.location.push(proto::Location {
-            id: number,
-            mapping_id,
-            address: location.address,
-            line,
-        });
-        self.locations.insert(id, number);
-        number
-    }
-
-    fn function(&mut self, id: crate::profile::FunctionId) -> u64 {
-        if let Some(number) = self.functions.get(&id) {
-            return *number;
-        }
-        let Some(function) = self.profile.function(id) else {
-            return 0;
-        };
-        let number = self.message.function.len() as u64 + 1;
-        // pprof treats a name that equals the linker's as mangled, and removes text in `<>` from it.
-        let linkers = Some(&function.system_name).filter(|linkers| **linkers != function.name);
-        let encoded = proto::Function {
-            id: number,
-            name: self.string(&function.name),
-            system_name: linkers.map_or(0, |linkers| self.string(linkers)),
-            filename: self.string(&function.file),
-        };
-        self.message.function.push(encoded);
-        self.functions.insert(id, number);
-        number
-    }
-
-    /// Marks a mapping as symbolized. Otherwise pprof would search for the file and symbolize it again.
-    fn set_symbolized(&mut self, mapping: u64) {
-        if let Some(mapping) = self.message.mapping.iter_mut().find(|other| other.id == mapping) {
-            mapping.has_functions = true;
-            mapping.has_filenames = true;
-            mapping.has_line_numbers = true;
-            mapping.has_inline_frames = true;
-        }
-    }
-
-    fn mapping(&mut self, id: MappingId) -> u64 {
-        if let Some(number) = self.mappings.get(&id) {
-            return *number;
-        }
-        let Some(mapping) = self.profile.mapping(id) else {
-            return 0;
-        };
-        let build_id = mapping.build_ids.first().map_or("", |(_, id)| id.as_str());
-        let number = self.message.mapping.len() as u64 + 1;
-        let encoded = proto::Mapping {
-            id: number,
-            memory_start: mapping.start,
-            memory_limit: mapping.end,
-            file_offset: mapping.file_offset,
-            filename: self.string(&mapping.file),
-            build_id: self.string(build_id),
-            // Set when a location in it has a name.
-            ..proto::Mapping::default()
-        };
-        self.message.mapping.push(encoded);
-        self.mappings.insert(id, number);
-        number
     }
 }
 
@@ -386,30 +354,6 @@ fn kinds_of(profile: &Profile, is_heap: bool) -> Vec<SampleKind> {
     kinds.filter(|kind| !IN_USE.contains(kind) || has_samples(kind)).collect()
 }
 
-/// The name of a value.
-fn name_of(kind: SampleKind) -> &'static str {
-    match kind {
-        SampleKind::OnCpu => "cpu",
-        SampleKind::OffCpu => "off_cpu",
-        SampleKind::Await => "await",
-        SampleKind::Delay => "scheduling_delay",
-        SampleKind::AllocatedBytes => "alloc_space",
-        SampleKind::Allocations => "alloc_objects",
-        SampleKind::InUseBytes => "inuse_space",
-        SampleKind::InUseBlocks => "inuse_objects",
-    }
-}
-
-fn unit_of(kind: SampleKind) -> &'static str {
-    match kind {
-        SampleKind::AllocatedBytes | SampleKind::InUseBytes => "bytes",
-        SampleKind::Allocations | SampleKind::InUseBlocks => "count",
-        SampleKind::OnCpu | SampleKind::OffCpu | SampleKind::Await | SampleKind::Delay => {
-            "nanoseconds"
-        }
-    }
-}
-
 fn comment(attribute: &Attribute) -> String {
     format!("{}={}", attribute.key, attribute.value)
 }
@@ -427,9 +371,7 @@ mod tests {
     use super::super::tests::{awaiting, checkout, waiting};
     use super::*;
     use crate::ids::{SpanId, TraceId};
-    use crate::profile::{
-        FrameKind, Function, Line, Location, Mapping, ProfiledThread, ThreadActivity,
-    };
+    use crate::profile::{FrameKind, Line, Location, Mapping, ProfiledThread, ThreadActivity};
 
     fn decode(profile: &Profile) -> proto::Profile {
         decoded(&pprof(profile))

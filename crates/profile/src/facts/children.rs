@@ -1,7 +1,6 @@
 //! The spans inside a kept span, by name.
 
 use std::fmt;
-use std::time::Duration;
 
 /// The profiled spans inside a kept span, at any depth, that have closed.
 ///
@@ -16,7 +15,7 @@ pub struct Children {
     /// Whether some were not counted, for lack of memory or because the collector could not keep up; see
     /// `ChildStats`.
     pub are_incomplete: bool,
-    /// From when on, after the span itself, all count that were created.
+    /// From when on, after the span itself, all count that were created; 0 if all were counted.
     pub from_ns: u64,
 }
 
@@ -48,11 +47,6 @@ pub enum ChildOrder {
 }
 
 impl Children {
-    /// Those that were not counted were created earlier than this after the span; zero if all were counted.
-    pub fn counted_from(&self) -> Duration {
-        Duration::from_nanos(self.from_ns)
-    }
-
     /// Those of a name that are many and explain most of that time.
     pub fn many_in(&self, wall_ns: u64) -> Option<&ChildTotals> {
         const MANY: u64 = 10;
@@ -62,21 +56,6 @@ impl Children {
 }
 
 impl ChildTotals {
-    /// The sum of their wall times.
-    pub fn total(&self) -> Duration {
-        Duration::from_nanos(self.total_ns)
-    }
-
-    /// The wall time of the longest.
-    pub fn longest(&self) -> Duration {
-        Duration::from_nanos(self.longest_ns)
-    }
-
-    /// For how long at least one of them was open.
-    pub fn open(&self) -> Duration {
-        Duration::from_nanos(self.open_ns)
-    }
-
     /// Whether they were open in turn or at the same time.
     pub fn order(&self) -> ChildOrder {
         let both_ns = self.total_ns.saturating_sub(self.open_ns);
@@ -133,11 +112,5 @@ mod tests {
         assert_eq!(of(&[totals(10, 800, 800)]), None, "few");
         assert_eq!(of(&[totals(214, 4_000, 500)]), None, "half of the time");
         assert_eq!(of(&[others]), None, "of several names");
-    }
-
-    #[test]
-    fn it_is_said_from_when_they_count() {
-        let some = Children { from_ns: 5, ..Children::default() };
-        assert_eq!(some.counted_from(), Duration::from_nanos(5));
     }
 }

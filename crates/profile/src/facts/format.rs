@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{Measure, Unit};
 use crate::facts::Allocations;
-use crate::text::ShortBytes;
+use crate::text::{ShortBytes, three_digits};
 
 pub fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
@@ -91,7 +91,14 @@ pub struct Ns(pub u64);
 
 impl Display for Ns {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        Short(Duration::from_nanos(self.0)).fmt(f)
+        let ns = self.0;
+        let (value, unit) = match ns {
+            0..1_000 => return write!(f, "{ns} ns"),
+            1_000..1_000_000 => (ns as f64 / 1e3, "µs"),
+            1_000_000..1_000_000_000 => (ns as f64 / 1e6, "ms"),
+            _ => (ns as f64 / 1e9, "s"),
+        };
+        f.write_str(&three_digits(value, unit))
     }
 }
 
@@ -101,21 +108,7 @@ pub struct Short(pub Duration);
 
 impl Display for Short {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ns = self.0.as_nanos();
-        let (value, unit) = match ns {
-            0..1_000 => return write!(f, "{ns} ns"),
-            1_000..1_000_000 => (ns as f64 / 1e3, "µs"),
-            1_000_000..1_000_000_000 => (ns as f64 / 1e6, "ms"),
-            _ => (ns as f64 / 1e9, "s"),
-        };
-        let digits = if value >= 100.0 {
-            0
-        } else if value >= 10.0 {
-            1
-        } else {
-            2
-        };
-        write!(f, "{value:.digits$} {unit}")
+        Ns(nanoseconds(self.0)).fmt(f)
     }
 }
 

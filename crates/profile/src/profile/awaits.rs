@@ -44,13 +44,6 @@ pub(super) fn sum(profile: &Profile) -> Awaits {
     }
 }
 
-/// The function, location and future of an await or a scheduling delay; `None` if its stack is unknown.
-fn site(profile: &Profile, sample: &Sample) -> Option<[String; 3]> {
-    let frames = profile.code_of(profile.location_ids(sample.stack));
-    let own = frames.get(own_number(&frames))?;
-    Some([profile.name_of(own), own.place(), awaited(&frames)])
-}
-
 /// Where an await or a scheduling delay was, in one line; empty if its stack is unknown.
 #[cfg(feature = "firefox")]
 pub(crate) fn await_place(profile: &Profile, sample: &Sample) -> String {
@@ -60,17 +53,6 @@ pub(crate) fn await_place(profile: &Profile, sample: &Sample) -> String {
     format!("{place}{at}{awaited}")
 }
 
-/// The function, location and future of the longest total await, and its length.
-pub(super) fn longest(profile: &Profile) -> Option<([String; 3], u64)> {
-    let mut sites: HashMap<[String; 3], u64> = HashMap::new();
-    for sample in profile.of_kind(SampleKind::Await) {
-        if let Some(site) = site(profile, sample) {
-            *sites.entry(site).or_default() += weight_ns(sample);
-        }
-    }
-    sites.into_iter().max_by(|(a, a_ns), (b, b_ns)| a_ns.cmp(b_ns).then(a.cmp(b)))
-}
-
 fn delayed_by(profile: &Profile) -> Option<String> {
     let mut spans: HashMap<Option<&String>, u64> = HashMap::new();
     for sample in profile.of_kind(SampleKind::Delay) {
@@ -78,7 +60,7 @@ fn delayed_by(profile: &Profile) -> Option<String> {
             Some(Leaf::Delayed { behind }) => behind.as_ref(),
             _ => None,
         };
-        *spans.entry(behind).or_default() += weight_ns(sample);
+        *spans.entry(behind).or_default() += sample.total();
     }
     let all: u64 = spans.values().sum();
     let most = spans.into_iter().find(|(span, ns)| span.is_some() && *ns > all / 2);
@@ -114,17 +96,13 @@ pub(crate) fn unexplained_idle(profile: &Profile) -> Vec<(&str, u64)> {
     let mut shown: HashMap<&str, u64> = HashMap::new();
     for sample in profile.samples().iter().filter(|sample| sample.kind.is_time()) {
         let root = profile.span_path(sample.link).first().copied().unwrap_or_default();
-        *shown.entry(root).or_default() += weight_ns(sample);
+        *shown.entry(root).or_default() += sample.total();
     }
     let rest = |(name, idle_ns, wall_ns): (_, u64, u64)| {
         let shown_ns = shown.get(name).copied().unwrap_or_default();
         (name, idle_ns.min(wall_ns.saturating_sub(shown_ns)))
     };
     spans.into_iter().map(rest).filter(|(_, ns)| *ns >= WORTH_SHOWING_NS).collect()
-}
-
-fn weight_ns(sample: &Sample) -> u64 {
-    sample.points.iter().map(|point| point.weight).sum()
 }
 
 /// The name of the innermost function of the program, or what kind of function it is: line tables have no path of one
@@ -278,6 +256,13 @@ mod tests {
 
     fn empty() -> Profile {
         Profile::new(ProfileId::for_test(1), 1)
+    }
+
+    /// The function, location and future of the longest await, and its length.
+    fn longest(profile: &Profile) -> Option<([String; 3], u64)> {
+        let site = profile.longest_site(SampleKind::Await, |_| true)?;
+        let ns = u64::try_from(site.waited.as_nanos()).unwrap();
+        Some(([site.function, site.location, site.call], ns))
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
+use std::mem::replace;
 
 use super::awaits::own_name;
 use super::code_origin::CodeOrigin;
@@ -26,14 +27,6 @@ struct FunctionCall {
     function: usize,
 }
 
-/// Where a stack ends.
-#[derive(Clone, Copy, Default)]
-struct StackEnd {
-    call: Option<usize>,
-    /// The innermost function, which can be further out on the stack, too.
-    function: Option<usize>,
-}
-
 /// All calls of a profile. Functions and calls have numbers; the number of a caller is lower.
 pub(super) struct CallTree<'a> {
     profile: &'a Profile,
@@ -41,7 +34,8 @@ pub(super) struct CallTree<'a> {
     /// The functions and lines of each location, the outermost first.
     locations: Vec<Vec<(usize, u32)>>,
     calls: Vec<FunctionCall>,
-    ends: Vec<StackEnd>,
+    /// The innermost call of each stack.
+    ends: Vec<Option<usize>>,
 }
 
 /// A sample, or all that have its stack.
@@ -49,35 +43,7 @@ pub(super) struct CallTree<'a> {
 pub(super) struct SampledCall<'a> {
     pub(super) sample: &'a Sample,
     pub(super) weight: u64,
-    end: StackEnd,
-}
-
-/// What the own functions hold that a function calls, with other code between them or not.
-pub(super) struct OwnCallees {
-    /// Those with the most first.
-    pub(super) weights: Vec<(usize, u64)>,
-    /// What none of them holds.
-    pub(super) elsewhere: u64,
-    by_call: Vec<CallPlace>,
-}
-
-/// Where a call is, seen from a function.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum CallPlace {
-    Outside,
-    /// In it, in no own function below.
-    Itself,
-    Callee(usize),
-}
-
-impl OwnCallees {
-    /// That of a sample.
-    pub(super) fn of(&self, sample: &SampledCall<'_>) -> Option<usize> {
-        match self.by_call.get(sample.end.call?) {
-            Some(CallPlace::Callee(function)) => Some(*function),
-            _ => None,
-        }
-    }
+    end: Option<usize>,
 }
 
 impl<'a> CallTree<'a> {
@@ -131,68 +97,38 @@ impl<'a> CallTree<'a> {
         lines.collect()
     }
 
-    /// Adds the calls of all stacks.
+    /// Adds the calls of all stacks, of which those of callers come first.
     fn add_calls(&mut self) {
-        enum Step {
-            Enter(usize, Option<usize>),
-            Leave { path: usize },
-        }
-        let nodes: Vec<_> = self.profile.stack_nodes().collect();
-        let mut callees = vec![Vec::new(); nodes.len()];
-        let mut open = Vec::new();
-        for (number, (caller, _)) in nodes.iter().enumerate() {
-            match caller.and_then(|caller| callees.get_mut(caller.number() as usize)) {
-                Some(of_caller) => of_caller.push(number),
-                None => open.push(Step::Enter(number, None)),
-            }
-        }
-        self.ends = vec![StackEnd::default(); nodes.len()];
-        let mut calls = HashMap::new();
-        let (mut path, mut is_on_path) = (Vec::new(), vec![false; self.functions.len()]);
-        while let Some(step) = open.pop() {
-            let (stack, caller) = match step {
-                Step::Enter(stack, caller) => (stack, caller),
-                Step::Leave { path: length } => {
-                    path.drain(length..).for_each(|function: usize| {
-                        if let Some(is_there) = is_on_path.get_mut(function) {
-                            *is_there = false;
-                        }
-                    });
+        let (mut known, mut is_called) = (HashMap::new(), vec![false; self.functions.len()]);
+        for (caller, location) in self.profile.stack_nodes() {
+            let mut end = caller.and_then(|caller| *self.ends.get(caller.number() as usize)?);
+            let functions = self.locations.get(location.number() as usize);
+            for (function, _) in functions.into_iter().flatten() {
+                let function = self.written_in(*function, end);
+                // What is called for the first time is not searched for in a stack that may be deep.
+                let was_called =
+                    is_called.get_mut(function).is_none_or(|is_called| replace(is_called, true));
+                if was_called && self.path(end).any(|called| called == function) {
                     continue;
                 }
-            };
-            open.push(Step::Leave { path: path.len() });
-            let mut end = StackEnd { call: caller, function: None };
-            let location = nodes.get(stack).map_or(0, |(_, location)| location.number() as usize);
-            for (function, _) in self.locations.get(location).into_iter().flatten() {
-                let function = self.written_in(*function, &path);
-                end.function = Some(function);
-                if is_on_path.get(function).is_none_or(|is_there| *is_there) {
-                    continue;
-                }
-                path.push(function);
-                is_on_path.get_mut(function).into_iter().for_each(|is_there| *is_there = true);
-                let call = *calls.entry((end.call, function)).or_insert_with(|| {
-                    self.calls.push(FunctionCall { caller: end.call, function });
+                end = Some(*known.entry((end, function)).or_insert_with(|| {
+                    self.calls.push(FunctionCall { caller: end, function });
                     self.calls.len() - 1
-                });
-                end.call = Some(call);
+                }));
             }
-            self.ends.get_mut(stack).into_iter().for_each(|known| *known = end);
-            let below = callees.get(stack).into_iter().flatten();
-            open.extend(below.map(|callee| Step::Enter(*callee, end.call)));
+            self.ends.push(end);
         }
     }
 
     /// The function that a closure without a path is a part of: the nearest own one around it in its file.
-    fn written_in(&self, function: usize, path: &[usize]) -> usize {
+    fn written_in(&self, function: usize, caller: Option<usize>) -> usize {
         let closure = self.functions.get(function).filter(|of| of.is_closure && of.is_own);
         let Some(closure) = closure else { return function };
-        let is_around = |number: &&usize| {
-            let around = self.functions.get(**number);
+        let is_around = |number: &usize| {
+            let around = self.functions.get(*number);
             around.is_some_and(|around| around.is_own && around.file == closure.file)
         };
-        path.iter().rev().find(is_around).copied().unwrap_or(function)
+        self.path(caller).find(is_around).unwrap_or(function)
     }
 
     pub(super) fn name(&self, function: usize) -> &str {
@@ -214,7 +150,7 @@ impl<'a> CallTree<'a> {
 
     /// Whether a function is on the stack of a sample.
     pub(super) fn is_in(&self, sample: &SampledCall<'_>, function: usize) -> bool {
-        self.path(sample).any(|called| called == function)
+        self.path(sample.end).any(|called| called == function)
     }
 
     /// The own functions around one on the stack of a sample, the nearest first.
@@ -223,15 +159,14 @@ impl<'a> CallTree<'a> {
         sample: &SampledCall<'_>,
         function: usize,
     ) -> impl Iterator<Item = usize> {
-        let around = self.path(sample).skip_while(move |called| *called != function).skip(1);
+        let around = self.path(sample.end).skip_while(move |called| *called != function).skip(1);
         around.filter(|caller| self.is_own(*caller))
     }
 
-    /// The functions on the stack of a sample, the innermost first.
-    fn path(&self, sample: &SampledCall<'_>) -> impl Iterator<Item = usize> {
-        let call = |call: usize| self.calls.get(call);
-        let calls =
-            std::iter::successors(sample.end.call.and_then(call), move |of| call(of.caller?));
+    /// The functions of a call and those around it, the innermost first.
+    fn path(&self, call: Option<usize>) -> impl Iterator<Item = usize> {
+        let get = |call: usize| self.calls.get(call);
+        let calls = std::iter::successors(call.and_then(get), move |of| get(of.caller?));
         calls.map(|call| call.function)
     }
 
@@ -298,7 +233,7 @@ impl<'a> CallTree<'a> {
     ) -> Option<(usize, u64)> {
         let mut own = vec![0_u64; self.calls.len()];
         for SampledCall { weight, end, .. } in samples {
-            end.call.into_iter().for_each(|call| add(&mut own, call, *weight));
+            end.iter().for_each(|call| add(&mut own, *call, *weight));
         }
         let mut in_calls = own.clone();
         let mut held = vec![0_u64; self.functions.len()];
@@ -340,31 +275,42 @@ impl<'a> CallTree<'a> {
         most.map(|(number, (weight, _))| (number, *weight))
     }
 
-    /// The own functions that one calls; of `None`, those that no own function calls.
-    pub(super) fn own_callees(&self, of: Option<usize>, samples: &[SampledCall<'_>]) -> OwnCallees {
-        let outermost = if of.is_some() { CallPlace::Outside } else { CallPlace::Itself };
-        let mut by_call: Vec<CallPlace> = Vec::with_capacity(self.calls.len());
-        for call in &self.calls {
-            let around = call.caller.and_then(|caller| by_call.get(caller)).copied();
-            by_call.push(match around.unwrap_or(outermost) {
-                CallPlace::Outside if Some(call.function) == of => CallPlace::Itself,
-                CallPlace::Itself if self.is_own(call.function) => CallPlace::Callee(call.function),
-                around => around,
-            });
+    /// The own function that another one calls on the stack of a sample, with other code between them or not; of `None`, the
+    /// outermost own function. The outer `None`: that function is not on the stack.
+    pub(super) fn own_callee(
+        &self,
+        of: Option<usize>,
+        sample: &SampledCall<'_>,
+    ) -> Option<Option<usize>> {
+        let mut callee = None;
+        for function in self.path(sample.end) {
+            if Some(function) == of {
+                return Some(callee);
+            }
+            callee = Some(function).filter(|function| self.is_own(*function)).or(callee);
         }
-        let (mut weights, mut elsewhere) = (HashMap::new(), 0_u64);
-        for SampledCall { weight, end, .. } in samples {
-            match end.call.and_then(|call| by_call.get(call)).copied().unwrap_or(outermost) {
-                CallPlace::Outside => {}
-                CallPlace::Itself => elsewhere = elsewhere.saturating_add(*weight),
-                CallPlace::Callee(function) => *weights.entry(function).or_insert(0_u64) += weight,
+        of.is_none().then_some(callee)
+    }
+
+    /// What the own functions hold that a function calls, those with the most first, and what none of them holds.
+    pub(super) fn own_callees(
+        &self,
+        of: Option<usize>,
+        samples: &[SampledCall<'_>],
+    ) -> (Vec<(usize, u64)>, u64) {
+        let mut weights: HashMap<Option<usize>, u64> = HashMap::new();
+        for sample in samples {
+            if let Some(callee) = self.own_callee(of, sample) {
+                *weights.entry(callee).or_default() += sample.weight;
             }
         }
-        let mut weights: Vec<_> = weights.into_iter().collect();
+        let elsewhere = weights.remove(&None).unwrap_or_default();
+        let weights = weights.into_iter().filter_map(|(callee, weight)| Some((callee?, weight)));
+        let mut weights: Vec<_> = weights.collect();
         weights.sort_by(|(a, first), (b, second)| {
             second.cmp(first).then_with(|| self.name(*a).cmp(self.name(*b)))
         });
-        OwnCallees { weights, elsewhere, by_call }
+        (weights, elsewhere)
     }
 
     /// The file and line of a function with the most weight.

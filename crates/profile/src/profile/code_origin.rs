@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::LazyLock;
 
 use super::model::{Function, Mapping};
+use super::sample::SampleKind;
 use crate::facts::Facts;
 
 /// Whose code a function is. Of a stack that waits, the innermost function with the least of these is what is of interest.
@@ -186,17 +187,19 @@ fn path_below<'a>(sources: &str, file: &'a str) -> Option<&'a str> {
     ends_directory(before).then_some(path)
 }
 
-/// Whether a function clones wakers on behalf of a leaf future.
-pub(super) fn clones_wakers(origin: CodeOrigin, name: &str) -> bool {
+/// Whether a function helps another one to do what a sample is of, and is left out where no other is further inside: it clones
+/// the waker on behalf of a leaf future, or allocates on behalf of the code that calls it.
+pub(super) fn is_helper(kind: SampleKind, origin: CodeOrigin, name: &str) -> bool {
     const PARTS: [&str; 4] = ["into_waker", "atomic_waker", "AtomicWaker", "WakerRef"];
-    let is_helper = matches!(origin, CodeOrigin::Std | CodeOrigin::Allocator);
-    let is_poll = name.starts_with("poll") || name.ends_with("Future>::poll");
-    !is_poll && (is_helper || PARTS.iter().any(|part| name.contains(part)))
-}
-
-/// Whether a function allocates on behalf of the code that calls it.
-pub(super) fn allocates(origin: CodeOrigin) -> bool {
-    matches!(origin, CodeOrigin::Std | CodeOrigin::Allocator | CodeOrigin::Wrapper)
+    match kind {
+        SampleKind::OnCpu | SampleKind::OffCpu => false,
+        SampleKind::Await | SampleKind::Delay => {
+            let is_of_std = matches!(origin, CodeOrigin::Std | CodeOrigin::Allocator);
+            let is_poll = name.starts_with("poll") || name.ends_with("Future>::poll");
+            !is_poll && (is_of_std || PARTS.iter().any(|part| name.contains(part)))
+        }
+        _ => matches!(origin, CodeOrigin::Std | CodeOrigin::Allocator | CodeOrigin::Wrapper),
+    }
 }
 
 /// Whether a function limits the time of a future.
@@ -436,7 +439,8 @@ mod tests {
             ("<alloc::vec::Vec<<shop::A as shop::B>::C> as core::clone::Clone>::clone", ""),
         ] {
             let function = Function { file: file.to_owned(), ..Function::named(name) };
-            assert!(allocates(OwnCode::for_test().origin(&function, false)), "{name} {file}");
+            let origin = OwnCode::for_test().origin(&function, false);
+            assert!(is_helper(SampleKind::Allocations, origin, name), "{name} {file}");
         }
         for (name, file) in [
             ("<alloc::vec::Vec<u32> as shop::Encode>::encode", "shop/src/encode.rs"),
@@ -448,7 +452,8 @@ mod tests {
             ("shop::library::alloc", "shop/library/alloc/src/lib.rs"),
         ] {
             let function = Function { file: file.to_owned(), ..Function::named(name) };
-            assert!(!allocates(OwnCode::for_test().origin(&function, false)), "{name} {file}");
+            let origin = OwnCode::for_test().origin(&function, false);
+            assert!(!is_helper(SampleKind::Allocations, origin, name), "{name} {file}");
         }
     }
 

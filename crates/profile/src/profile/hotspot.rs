@@ -4,13 +4,15 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
 
-use super::awaits::{SAMPLED_AWAIT_NS, called, longest, own_name};
+use serde::{Serialize, Serializer};
+
+use super::awaits::{SAMPLED_AWAIT_NS, called, own_name};
 use super::call_tree::{CallTree, SampledCall};
 use super::code_origin::LINKAGE;
 use super::leaf::Leaf;
 use super::model::Profile;
 use super::sample::{Sample, SampleKind};
-use crate::facts::format::place_of;
+use crate::facts::format::{nanoseconds, place_of};
 
 /// Where most of the samples of one kind are, in the program's own code.
 ///
@@ -18,7 +20,7 @@ use crate::facts::format::place_of;
 /// at least half of all samples, by weight. If several own functions that it calls have parts of that, none of them half,
 /// it is those two or three that have at least half together. Where own code holds too little, as in a program without
 /// debug information, it is the innermost function with the most, or what most waits and awaits are in.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Hotspot {
     /// What it holds: CPU time, waits, awaits, bytes.
     pub kind: SampleKind,
@@ -31,12 +33,16 @@ pub struct Hotspot {
     /// the one that holds the most; for waits the system call, the holder of the lock or the function that waited, for awaits the
     /// future. The share is that of the function.
     /// `None` if no part is worth naming.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub leaf: Option<FunctionShare>,
     /// What most of the futures awaited that were polled at the same time, as the semaphore that lets one of them go on.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub beside: Option<FunctionShare>,
     /// What another span did just before most of the futures went on, in words; see [`Leaf::AwaitingUntil`].
+    #[serde(skip)]
     pub until: Option<String>,
     /// Whether there are enough samples. One or two samples, or two that represent most of the time, can be by chance.
+    #[serde(rename = "certain")]
     pub is_certain: bool,
 }
 
@@ -54,18 +60,23 @@ impl Hotspot {
 }
 
 /// A function and its share of something.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct FunctionShare {
     /// Its name, without type parameters and without the closure of an async function.
     pub name: String,
     /// Where most of the samples are in it: the last two parts of the file's path, and the line; empty if unknown.
     pub location: String,
     /// From 0 to 1. Of on-CPU time, it is that of the kept spans, sampled or not, if it is known.
+    #[serde(serialize_with = "rounded")]
     pub share: f64,
 }
 
+fn rounded<S: Serializer>(share: &f64, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_f64((share * 1e3).round() / 1e3)
+}
+
 /// The hotspots of a profile, by kind.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Hotspots(pub(crate) Vec<Hotspot>);
 
 impl Hotspots {
@@ -141,7 +152,7 @@ impl Profile {
         let row = |((function, leaf), locations): (_, BTreeMap<String, u64>)| {
             let share = locations.values().sum::<u64>() as f64 / total;
             let (location, _) = locations.into_iter().max_by_key(|(_, weight)| *weight)?;
-            Some(OwnRow { function, location, leaf, share })
+            Some(OwnRow { kind, function, location, leaf, share })
         };
         let mut rows: Vec<_> = rows.into_iter().filter_map(row).collect();
         rows.sort_by(|a, b| b.share.total_cmp(&a.share));
@@ -150,15 +161,20 @@ impl Profile {
 }
 
 /// What the samples of one kind have in one own function.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct OwnRow {
+    pub(crate) kind: SampleKind,
+    #[serde(rename = "name")]
     pub(crate) function: String,
     /// The line with the most.
-    pub location: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) location: String,
     /// What it was blocked in or awaited.
+    #[serde(rename = "in", skip_serializing_if = "String::is_empty")]
     pub(crate) leaf: String,
     /// Of the time of the kind, as of a hotspot, or of the bytes.
-    pub share: f64,
+    #[serde(serialize_with = "rounded")]
+    pub(crate) share: f64,
 }
 
 /// An allocation of several times the mean distance between two samples has one for certain, with its own size.
@@ -183,10 +199,12 @@ fn find(profile: &Profile, calls: &CallTree<'_>, kind: SampleKind) -> Option<Hot
     };
     let deepest = calls.deepest_own(&samples, total);
     let held = deepest.map_or(total, |(_, held)| held);
-    let callees = calls.own_callees(deepest.map(|(number, _)| number), &samples);
-    if let Some(several) = several(&callees.weights, callees.elsewhere, held) {
+    let around = deepest.map(|(number, _)| number);
+    let (callees, elsewhere) = calls.own_callees(around, &samples);
+    if let Some(several) = several(&callees, elsewhere, held) {
         let is_named = |sample: &SampledCall<'_>| {
-            callees.of(sample).is_some_and(|callee| several.iter().any(|(of, _)| *of == callee))
+            let callee = calls.own_callee(around, sample).flatten();
+            several.iter().any(|(of, _)| Some(*of) == callee)
         };
         return Some(Hotspot {
             kind,
@@ -199,7 +217,7 @@ fn find(profile: &Profile, calls: &CallTree<'_>, kind: SampleKind) -> Option<Hot
         });
     }
     let largest = deepest.or_else(|| {
-        let (number, held) = *callees.weights.first()?;
+        let (number, held) = *callees.first()?;
         let (_, of_a_leaf) = profile.functions_by(kind).into_iter().next()?;
         let is_more = !matches!(kind, SampleKind::OffCpu | SampleKind::Await) && held >= of_a_leaf;
         let inside: Vec<_> =
@@ -334,14 +352,10 @@ fn fallback(
         is_known.then(|| FunctionShare { name, share: 1.0, ..FunctionShare::default() })
     };
     let (function, leaf) = match kind {
-        SampleKind::OffCpu => {
-            let site = profile.waits().longest?;
-            let ns = u64::try_from(site.waited.as_nanos()).unwrap_or(u64::MAX);
+        SampleKind::OffCpu | SampleKind::Await => {
+            let site = profile.longest_site(kind, |_| true)?;
+            let ns = nanoseconds(site.waited);
             (named(site.function, site.location, share(ns)), leaf(site.call))
-        }
-        SampleKind::Await => {
-            let ([function, location, awaited], ns) = longest(profile)?;
-            (named(function, location, share(ns)), leaf(awaited))
         }
         _ => {
             let (name, weight) = profile.functions_by(kind).into_iter().next()?;

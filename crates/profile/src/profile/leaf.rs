@@ -112,10 +112,7 @@ impl Leaf {
             SampleKind::OffCpu => Self::Blocked(String::new()),
             SampleKind::Await => Self::Awaiting,
             SampleKind::Delay => Self::Delayed { behind: None },
-            SampleKind::AllocatedBytes
-            | SampleKind::Allocations
-            | SampleKind::InUseBytes
-            | SampleKind::InUseBlocks => Self::Allocated,
+            _ => Self::Allocated,
         }
     }
 

@@ -13,7 +13,7 @@ use super::rebuild::SourceLine;
 use super::sample::{Point, ProfileScope, Sample, SampleKind, StackId};
 use super::sample_list::SampleList;
 use super::spans::{Link, LinkId, ProfiledThread, ThreadId};
-use super::table::{Table, handle};
+use super::table::{BYTES_BESIDE, Table, TableId, handle};
 use crate::compare::Comparison;
 use crate::facts::Facts;
 use crate::ids::ProfileId;
@@ -117,7 +117,7 @@ struct StackNode {
 struct ProfileTables {
     functions: Table<FunctionId, Function>,
     origins: HashMap<FunctionId, CodeOrigin>,
-    mappings: Table<MappingId, Mapping>,
+    mappings: Vec<Mapping>,
     locations: Table<LocationId, Location>,
     leaf_marks: HashMap<LeafMark, LocationId>,
     stacks: Table<StackId, StackNode>,
@@ -227,15 +227,10 @@ impl Profile {
     pub fn bytes(&self) -> usize {
         let ProfileTables { functions, mappings, locations, stacks, links, threads, .. } =
             &self.tables;
-        let code = functions.bytes() + mappings.bytes() + locations.bytes() + stacks.bytes();
+        let of_mapping = |of: &Mapping| size_of::<Mapping>() + of.file.len() + BYTES_BESIDE;
+        let mappings = mappings.iter().map(of_mapping).sum::<usize>();
+        let code = functions.bytes() + mappings + locations.bytes() + stacks.bytes();
         self.samples.bytes() + code + self.tables.leaves.bytes() + links.bytes() + threads.bytes()
-    }
-
-    /// The memory that samples take, with as many nodes of stacks and locations without names.
-    pub fn bytes_of(samples: usize, points: usize, nodes: usize, locations: usize) -> usize {
-        let of_stacks = nodes * Table::<StackId, StackNode>::BYTES_A_VALUE
-            + locations * Table::<LocationId, Location>::BYTES_A_VALUE;
-        samples * SampleList::BYTES_A_SAMPLE + points * size_of::<Point>() + of_stacks
     }
 
     /// Adds a function, unless it has it.
@@ -247,19 +242,24 @@ impl Profile {
 
     /// Adds a mapping, unless it has it.
     pub fn add_mapping(&mut self, mapping: Mapping) -> MappingId {
-        let bytes = mapping.file.len();
-        self.tables.mappings.add(mapping, bytes)
+        let known = self.mappings().find(|(_, known)| **known == mapping).map(|(id, _)| id);
+        known.unwrap_or_else(|| self.add_distinct_mapping(mapping))
     }
 
     /// The same for one that may look like another, with other functions: of a file that was replaced.
     pub fn add_distinct_mapping(&mut self, mapping: Mapping) -> MappingId {
-        let bytes = mapping.file.len();
-        self.tables.mappings.add_distinct(mapping, bytes)
+        let id = MappingId::new(self.tables.mappings.len() as u32);
+        self.tables.mappings.push(mapping);
+        id
+    }
+
+    fn mappings(&self) -> impl Iterator<Item = (MappingId, &Mapping)> {
+        (0..).map(MappingId::new).zip(&self.tables.mappings)
     }
 
     /// The mapping that was added first. This is the executable, even if no sample fell in it.
     pub(crate) fn first_mapping(&self) -> Option<MappingId> {
-        self.tables.mappings.iter().next().map(|(id, _)| id)
+        self.mappings().next().map(|(id, _)| id)
     }
 
     /// Adds a location, unless it has it.
@@ -500,7 +500,7 @@ impl Profile {
 
     /// The mapping with this id. Ids are valid only in their own profile.
     pub fn mapping(&self, id: MappingId) -> Option<&Mapping> {
-        self.tables.mappings.get(id)
+        self.tables.mappings.get(id.number() as usize)
     }
 
     /// The location with this id. Ids are valid only in their own profile.
@@ -606,6 +606,14 @@ mod tests {
 
     fn point(time_unix_ns: u64) -> Point {
         Point { time_unix_ns, weight: 10, thread: None }
+    }
+
+    #[test]
+    fn equal_mappings_can_have_entries_of_their_own() {
+        let mut profile = Profile::new(ProfileId::for_test(1), 5);
+        let ids = [0; 3].map(|_| profile.add_distinct_mapping(Mapping::default()));
+        assert_eq!(profile.mappings().map(|(id, _)| id).collect::<Vec<_>>(), ids);
+        assert_eq!(profile.add_mapping(Mapping::default()), ids[0]);
     }
 
     #[test]

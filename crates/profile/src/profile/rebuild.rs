@@ -7,9 +7,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use super::branches::Branches;
-use super::code_origin::{
-    CodeOrigin, LINKAGE, OwnCode, allocates, clones_wakers, limits_time, whole_name,
-};
+use super::code_origin::{CodeOrigin, LINKAGE, OwnCode, is_helper, limits_time, whole_name};
 use super::downsampling::Selection;
 use super::leaf::{Leaf, LeafId, LeafMark, LockHolder};
 use super::model::{
@@ -151,7 +149,7 @@ impl Profile {
         rebuilding.classify();
         let mut shortened = 0;
         for (sample, point) in points {
-            let shown = rebuilding.stack(sample.stack, Trim::of(sample.kind));
+            let shown = rebuilding.stack(sample.stack, sample.kind);
             let leaf = rebuilding.leaf(sample.leaf, &shown);
             let link = sample.link.and_then(|link| rebuilding.link(link));
             let thread = point.thread.and_then(|thread| rebuilding.thread(thread));
@@ -166,37 +164,6 @@ impl Profile {
             }
         }
         Some(Symbolized { profile: rebuilding.to, downsampled, shortened })
-    }
-}
-
-/// Which of the innermost functions of a stack are left out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Trim {
-    Nothing,
-    /// Those that clone the waker inside of the leaf future.
-    WakerClones,
-    /// Those of the allocator, and of the collection that grew: the innermost function is the one whose code allocates.
-    Allocators,
-}
-
-impl Trim {
-    fn of(kind: SampleKind) -> Self {
-        match kind {
-            SampleKind::OnCpu | SampleKind::OffCpu => Self::Nothing,
-            SampleKind::Await | SampleKind::Delay => Self::WakerClones,
-            SampleKind::AllocatedBytes
-            | SampleKind::Allocations
-            | SampleKind::InUseBytes
-            | SampleKind::InUseBlocks => Self::Allocators,
-        }
-    }
-
-    fn leaves_out(self, origin: CodeOrigin, name: &str) -> bool {
-        match self {
-            Self::Nothing => false,
-            Self::WakerClones => clones_wakers(origin, name),
-            Self::Allocators => allocates(origin),
-        }
     }
 }
 
@@ -256,7 +223,7 @@ struct Rebuilding<'a> {
     functions: HashMap<Function, (FunctionId, bool)>,
     mappings: HashMap<MappingId, MappingId>,
     locations: HashMap<LocationId, LocationId>,
-    stacks: HashMap<(StackId, Trim), Rc<ShownStacks>>,
+    stacks: HashMap<(StackId, SampleKind), Rc<ShownStacks>>,
     leaves: HashMap<(LeafId, usize, bool, String), LeafId>,
     links: HashMap<LinkId, LinkId>,
     threads: HashMap<ThreadId, ThreadId>,
@@ -273,8 +240,8 @@ impl Rebuilding<'_> {
     }
 
     /// The stacks that show a stack: of awaits one for each branch.
-    fn stack(&mut self, id: StackId, trim: Trim) -> Rc<ShownStacks> {
-        if let Some(known) = self.stacks.get(&(id, trim)) {
+    fn stack(&mut self, id: StackId, kind: SampleKind) -> Rc<ShownStacks> {
+        if let Some(known) = self.stacks.get(&(id, kind)) {
             return Rc::clone(known);
         }
         let (stack, is_short) = self.stack_of(id);
@@ -282,7 +249,7 @@ impl Rebuilding<'_> {
         let branches =
             Branches::of(&stack, marks, |last, before| is_timeout(&self.to, last, before));
         let mut part = |part: &Range<usize>| {
-            self.without_helpers(stack.get(part.clone()).unwrap_or_default(), trim)
+            self.without_helpers(stack.get(part.clone()).unwrap_or_default(), kind)
         };
         let [shown, others] = [&branches.shown, &branches.others]
             .map(|parts| parts.iter().map(&mut part).collect::<Vec<_>>());
@@ -294,8 +261,8 @@ impl Rebuilding<'_> {
         let hidden = branches.timers + count - distinct.len();
         let is_most = |of: &&Vec<_>| others.iter().filter(|it| it == of).count() * 2 > others.len();
         let most = others.iter().find(is_most).map(|stack| stack.iter().copied());
-        let others = most.map(|stack| match trim {
-            Trim::Nothing => self.to.own_place(stack),
+        let others = most.map(|stack| match kind {
+            SampleKind::OnCpu | SampleKind::OffCpu => self.to.own_place(stack),
             _ => self.to.awaited(stack),
         });
         let others = others.unwrap_or_default();
@@ -303,7 +270,7 @@ impl Rebuilding<'_> {
         let is_shared = awaited.is_some_and(|awaited| is_shared(&awaited));
         let stacks = shown.into_iter().map(|stack| self.to.add_stack(stack)).collect();
         let shown = Rc::new(ShownStacks { stacks, hidden, others, is_shared, is_short });
-        self.stacks.insert((id, trim), Rc::clone(&shown));
+        self.stacks.insert((id, kind), Rc::clone(&shown));
         shown
     }
 
@@ -313,7 +280,7 @@ impl Rebuilding<'_> {
 
     /// A stack without this crate's wrappers, jumps to other modules, and innermost functions to be left out. If nothing
     /// else is left, all may be of interest.
-    fn without_helpers(&mut self, stack: &[LocationId], trim: Trim) -> Vec<LocationId> {
+    fn without_helpers(&mut self, stack: &[LocationId], kind: SampleKind) -> Vec<LocationId> {
         // Whether each function is left out; code without a name and a note have one entry.
         let (mut is_innermost, mut is_code_left, mut left_out) = (true, false, Vec::new());
         for location in stack.iter().filter_map(|id| self.to.location(*id)) {
@@ -329,7 +296,7 @@ impl Rebuilding<'_> {
                 let origin = self.to.origin(line.function);
                 let function = self.to.function(line.function);
                 let name = function.map_or("", |function| &function.name);
-                is_innermost &= trim.leaves_out(origin, name);
+                is_innermost &= is_helper(kind, origin, name);
                 // Without line tables it may have the program's code, which was inlined into it.
                 let is_known = function.is_some_and(|function| !function.file.is_empty());
                 let is_left_out = is_innermost
@@ -471,14 +438,12 @@ impl Rebuilding<'_> {
         }
         let leaf = match self.from.leaf(id) {
             Some(Leaf::Delayed { behind: Some(span) }) => {
-                let span = capped(&self.redaction.redact_span(span)).into_owned();
-                Leaf::Delayed { behind: Some(span) }
+                Leaf::Delayed { behind: Some(self.span_name(span)) }
             }
             // A connection, too, is woken in a span: that of the request which opened it.
             Some(Leaf::AwaitingUntil { woke: true, .. }) if !shown.is_shared => Leaf::Awaiting,
             Some(Leaf::AwaitingUntil { span, woke }) => {
-                let span = capped(&self.redaction.redact_span(span)).into_owned();
-                Leaf::AwaitingUntil { span, woke: *woke }
+                Leaf::AwaitingUntil { span: self.span_name(span), woke: *woke }
             }
             Some(Leaf::AwaitingOneOf { count, .. }) => {
                 let hidden = u32::try_from(shown.hidden).unwrap_or(u32::MAX);
@@ -488,9 +453,8 @@ impl Rebuilding<'_> {
                 }
             }
             Some(Leaf::BlockedBy(call, holder)) => {
-                let redacted =
-                    |name: &String| capped(&self.redaction.redact_span(name)).into_owned();
-                let (thread, span) = (redacted(&holder.thread), holder.span.as_ref().map(redacted));
+                let thread = self.span_name(&holder.thread);
+                let span = holder.span.as_ref().map(|span| self.span_name(span));
                 let holder = LockHolder { thread, span, at: shown.others.clone(), ..*holder };
                 Leaf::BlockedBy(self.call(call), holder)
             }
@@ -501,6 +465,10 @@ impl Rebuilding<'_> {
         let place = self.to.add_leaf(leaf);
         self.leaves.insert(key, place);
         place
+    }
+
+    fn span_name(&self, name: &str) -> String {
+        capped(&self.redaction.redact_span(name)).into_owned()
     }
 
     /// What a thread was blocked in. A futex in a variable has its name.
@@ -518,7 +486,7 @@ impl Rebuilding<'_> {
         let unknown: Vec<_> = around.take_while(|id| !self.links.contains_key(id)).collect();
         for id in unknown.into_iter().rev() {
             let link = self.from.link(id)?;
-            let span = capped(&self.redaction.redact_span(&link.span)).into_owned();
+            let span = self.span_name(&link.span);
             let parent = link.parent.and_then(|parent| self.links.get(&parent).copied());
             let place = self.to.add_link(Link { span, parent, ..link.clone() });
             self.links.insert(id, place);

@@ -2,9 +2,12 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use serde::Serialize;
+
 use super::leaf::LeafId;
 use super::spans::{LinkId, ThreadId};
 use super::table::handle;
+use crate::ids::ProfileId;
 
 handle! {
     /// A stack: the index of its innermost call.
@@ -17,7 +20,8 @@ impl StackId {
 }
 
 /// What a sample shows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum SampleKind {
     /// The thread ran.
     OnCpu,
@@ -26,8 +30,10 @@ pub enum SampleKind {
     /// No thread was in the future: it waited for what its stack shows, until it was woken.
     Await,
     /// Woken, and not polled yet: its executor had other things to do. The stack is that of the await before it.
+    #[serde(rename = "scheduling_delay")]
     Delay,
     /// Bytes that the thread allocated, also those that were freed since.
+    #[serde(rename = "allocated")]
     AllocatedBytes,
     /// The number of these allocations.
     Allocations,
@@ -53,6 +59,33 @@ impl SampleKind {
 
     pub(crate) fn is_time(self) -> bool {
         Self::TIMES.contains(&self)
+    }
+
+    /// The name and the unit of its values in pprof and OTLP.
+    pub(crate) const fn value_type(self) -> [&'static str; 2] {
+        match self {
+            Self::OnCpu => ["cpu", "nanoseconds"],
+            Self::OffCpu => ["off_cpu", "nanoseconds"],
+            Self::Await => ["await", "nanoseconds"],
+            Self::Delay => ["scheduling_delay", "nanoseconds"],
+            Self::AllocatedBytes => ["alloc_space", "bytes"],
+            Self::Allocations => ["alloc_objects", "count"],
+            Self::InUseBytes => ["inuse_space", "bytes"],
+            Self::InUseBlocks => ["inuse_objects", "count"],
+        }
+    }
+}
+
+impl ProfileId {
+    /// The id under which OTLP, which has one profile for each kind of sample, exports the samples of a kind: this one for
+    /// those of running threads, and otherwise with one bit inverted. That is the last one for waits, the one before it for
+    /// awaits, and so on in the order of the kinds.
+    #[must_use]
+    pub fn for_kind(self, kind: SampleKind) -> Self {
+        match kind {
+            SampleKind::OnCpu => self,
+            _ => self.inverted(1 << (kind as u8 - 1)),
+        }
     }
 }
 
@@ -107,4 +140,21 @@ pub enum ProfileScope {
     Process,
     /// The wall time of all threads of the process, running or blocked.
     ProcessWall,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_of_sample_has_an_id_that_is_not_zero() {
+        for last in 0..=128 {
+            let mut bytes = [0; 16];
+            bytes[15] = last;
+            let ids = SampleKind::ALL.map(|kind| ProfileId::from_bytes(bytes).for_kind(kind));
+            let distinct: std::collections::HashSet<_> = ids.into_iter().collect();
+            assert_eq!(distinct.len(), 8, "{ids:?}");
+            assert!(!ids[1..].contains(&ProfileId::NONE), "{ids:?}");
+        }
+    }
 }

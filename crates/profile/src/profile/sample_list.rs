@@ -19,7 +19,7 @@ pub(super) struct SampleList {
 
 impl SampleList {
     /// The memory of a sample, with its entry in the map and the initial capacity for its points.
-    pub(super) const BYTES_A_SAMPLE: usize = 256;
+    const BYTES_A_SAMPLE: usize = 256;
 
     pub(super) fn add(&mut self, place: SamplePlace, point: Point) {
         self.bytes += size_of::<Point>();

@@ -1,8 +1,9 @@
 //! A table of unique values.
 
-use std::collections::HashMap;
-use std::hash::{BuildHasher, Hash};
+use std::hash::Hash;
 use std::marker::PhantomData;
+
+use indexmap::IndexSet;
 
 /// The index of a value in its table.
 pub(crate) trait TableId: Copy {
@@ -33,58 +34,32 @@ pub(crate) use handle;
 /// Unique values, in the order in which they were added.
 #[derive(Clone, Debug)]
 pub(crate) struct Table<H, T> {
-    values: Vec<T>,
-    /// Indexes by hash; if another value has the same hash, by the next free number.
-    places: HashMap<u64, u32>,
+    values: IndexSet<T>,
     bytes: usize,
     handle: PhantomData<H>,
 }
 
 /// The memory of an entry besides the value: in the list and in the map, both of which may just have grown.
-const BYTES_BESIDE: usize = 64;
+pub(super) const BYTES_BESIDE: usize = 64;
 
 impl<H, T> Default for Table<H, T> {
     fn default() -> Self {
-        Self { values: Vec::new(), places: HashMap::new(), bytes: 0, handle: PhantomData }
+        Self { values: IndexSet::new(), bytes: 0, handle: PhantomData }
     }
 }
 
 impl<H: TableId, T: Hash + Eq> Table<H, T> {
-    /// The memory of a value, without what it points to.
-    pub(super) const BYTES_A_VALUE: usize = size_of::<T>() + BYTES_BESIDE;
-
     /// The index of a value, which is added if it is new. `bytes_elsewhere` is the memory that it points to.
     pub(crate) fn add(&mut self, value: T, bytes_elsewhere: usize) -> H {
-        let mut hash = self.places.hasher().hash_one(&value);
-        while let Some(place) = self.places.get(&hash) {
-            if self.values.get(*place as usize) == Some(&value) {
-                return H::new(*place);
-            }
-            hash = hash.wrapping_add(1);
-        }
-        self.insert(hash, value, bytes_elsewhere)
-    }
-
-    /// The index of a value that is added even if it is not new.
-    pub(crate) fn add_distinct(&mut self, value: T, bytes_elsewhere: usize) -> H {
-        let mut hash = self.places.hasher().hash_one(&value);
-        while self.places.contains_key(&hash) {
-            hash = hash.wrapping_add(1);
-        }
-        self.insert(hash, value, bytes_elsewhere)
-    }
-
-    fn insert(&mut self, hash: u64, value: T, bytes_elsewhere: usize) -> H {
+        let (place, is_new) = self.values.insert_full(value);
+        let bytes = size_of::<T>() + BYTES_BESIDE + bytes_elsewhere;
+        self.bytes += if is_new { bytes } else { 0 };
         // More than four billion values do not fit into memory.
-        let place = u32::try_from(self.values.len()).unwrap_or(u32::MAX);
-        self.bytes += Self::BYTES_A_VALUE + bytes_elsewhere;
-        self.values.push(value);
-        self.places.insert(hash, place);
-        H::new(place)
+        H::new(u32::try_from(place).unwrap_or(u32::MAX))
     }
 
     pub(crate) fn get(&self, handle: H) -> Option<&T> {
-        self.values.get(handle.number() as usize)
+        self.values.get_index(handle.number() as usize)
     }
 
     /// The approximate memory use.
@@ -112,14 +87,6 @@ mod tests {
         assert_ne!(a, b);
         assert_eq!(table.get(b), Some(&"b"));
         assert_eq!(table.iter().map(|(_, value)| *value).collect::<Vec<_>>(), ["a", "b"]);
-    }
-
-    #[test]
-    fn equal_values_can_have_entries_of_their_own() {
-        let mut table = Table::<TestId, &str>::default();
-        let ids = [0; 3].map(|_| table.add_distinct("a", 0));
-        assert_eq!(table.iter().map(|(id, _)| id).collect::<Vec<_>>(), ids);
-        assert_eq!(table.add("a", 0), ids[0]);
     }
 
     #[test]

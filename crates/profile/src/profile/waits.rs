@@ -47,23 +47,47 @@ pub struct WaitSite {
 impl Profile {
     /// Sums up the waits. Function names are known only after symbolization.
     pub fn waits(&self) -> Waits {
-        let mut waits =
-            Waits { count: self.wait_count(), total: self.waited(), ..Waits::default() };
-        let (mut all, mut in_async) = (Sums::default(), Sums::default());
-        for sample in self.of_kind(SampleKind::OffCpu) {
-            let waited_ns = sample.points.iter().map(|point| point.weight).sum();
-            let Some(call) = self.blocked_in(sample) else { continue };
-            let frames = self.code_of(self.location_ids(sample.stack));
-            let wait_site = wait_site(&frames);
-            all.add(wait_site, call.clone(), waited_ns);
-            if self.blocks_tasks(sample) {
-                waits.in_async_total += Duration::from_nanos(waited_ns);
-                in_async.add(wait_site, call, waited_ns);
-            }
+        let is_of_task =
+            |sample: &Sample| self.blocked_in(sample).is_some() && self.blocks_tasks(sample);
+        let in_tasks = self.of_kind(SampleKind::OffCpu).filter(|sample| is_of_task(sample));
+        Waits {
+            count: self.wait_count(),
+            total: self.waited(),
+            longest: self.longest_site(SampleKind::OffCpu, |_| true),
+            in_async_total: Duration::from_nanos(in_tasks.map(Sample::total).sum()),
+            in_async: self.longest_site(SampleKind::OffCpu, is_of_task),
         }
-        waits.longest = all.longest(self);
-        waits.in_async = in_async.longest(self);
-        waits
+    }
+
+    /// The function that has most of the time of some waits, or the line of awaits, and what most of that waited for. `None` if nothing is
+    /// known of them but their length.
+    pub(super) fn longest_site(
+        &self,
+        kind: SampleKind,
+        is_wanted: impl Fn(&Sample) -> bool,
+    ) -> Option<WaitSite> {
+        let mut sites: HashMap<_, HashMap<_, u64>> = HashMap::new();
+        for sample in self.of_kind(kind).filter(|sample| is_wanted(sample)) {
+            let frames = self.code_of(self.location_ids(sample.stack));
+            let call = match kind {
+                SampleKind::Await => (!frames.is_empty()).then(|| awaits::awaited(&frames)),
+                _ => self.blocked_in(sample).map(|call| format!("[{call}]")),
+            };
+            let (Some(call), own) = (call, wait_site(&frames)) else { continue };
+            // Each line that awaits does so for something else.
+            let await_site = (kind == SampleKind::Await).then(|| (own, call.clone()));
+            let calls = sites.entry((own.name, own.unnamed, await_site)).or_default();
+            *calls.entry((call, own)).or_default() += sample.total();
+        }
+        let longest =
+            sites.into_iter().max_by_key(|(of, calls)| (calls.values().sum::<u64>(), of.clone()));
+        let (_, calls) = longest?;
+        let waited = Duration::from_nanos(calls.values().sum());
+        let longest = calls
+            .into_iter()
+            .max_by(|(one, ns), (other, of_other)| (ns, one).cmp(&(of_other, other)));
+        let ((call, own), _) = longest?;
+        Some(WaitSite { function: self.name_of(&own), location: own.place(), call, waited })
     }
 
     /// The share of the kept [`spans`](Self::spans)' on-CPU time that samples represent, 0 to 1; `None` without such time.
@@ -297,40 +321,6 @@ pub(super) struct SourceFunction<'a> {
 impl SourceFunction<'_> {
     pub(super) fn place(&self) -> String {
         place_of(self.file, self.line)
-    }
-}
-
-/// Total time by function and call.
-#[derive(Default)]
-struct Sums<'a>(HashMap<Whose<'a>, HashMap<(Cow<'a, str>, SourceFunction<'a>), u64>>);
-
-/// A function's name, or its location.
-type Whose<'a> = (&'a str, Option<LocationId>);
-
-impl<'a> Sums<'a> {
-    fn add(&mut self, wait_site: SourceFunction<'a>, call: Cow<'a, str>, waited_ns: u64) {
-        *self
-            .0
-            .entry((wait_site.name, wait_site.unnamed))
-            .or_default()
-            .entry((call, wait_site))
-            .or_default() += waited_ns;
-    }
-
-    fn longest(self, profile: &Profile) -> Option<WaitSite> {
-        let longest =
-            self.0.into_iter().max_by_key(|(whose, calls)| (calls.values().sum::<u64>(), *whose));
-        let (_, calls) = longest?;
-        let waited_ns = calls.values().sum();
-        let ((call, frame), _) = calls
-            .into_iter()
-            .max_by(|(one, ns), (other, others_ns)| (ns, one).cmp(&(others_ns, other)))?;
-        Some(WaitSite {
-            function: profile.name_of(&frame),
-            location: frame.place(),
-            call: format!("[{call}]"),
-            waited: Duration::from_nanos(waited_ns),
-        })
     }
 }
 

@@ -3,16 +3,18 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
+use indexmap::IndexSet;
 use serde::{Serialize, Serializer};
 use serde_json::{Value as Json, json};
 
-use super::{HtmlContext, compared};
+use super::HtmlContext;
+use crate::encode::compared;
 use crate::encode::json::{joined, known};
 use crate::facts::{ChildTotals, Facts, Measure};
 use crate::ids::{SpanId, TraceId};
 use crate::profile::{
-    CodeOrigin, FrameKind, Function, FunctionId, Leaf, Link, LocationId, Point, Profile, Sample,
-    SampleKind, StackId, TableId, Value,
+    CodeOrigin, FrameKind, Function, Leaf, Link, Location, Point, Profile, Sample, SampleKind,
+    TableId, Value,
 };
 
 /// The version of the format, which the script checks.
@@ -126,62 +128,52 @@ pub(super) fn texts(ids: Option<(TraceId, SpanId)>) -> (String, String) {
 /// The strings of a report, each stored once.
 #[derive(Default, Serialize)]
 #[serde(transparent)]
-struct Strings<'a> {
-    list: Vec<Cow<'a, str>>,
-    #[serde(skip)]
-    places: HashMap<Cow<'a, str>, i64>,
-}
+struct Strings<'a>(IndexSet<Cow<'a, str>>);
 
 impl<'a> Strings<'a> {
     fn add(&mut self, text: impl Into<Cow<'a, str>>) -> i64 {
-        let text = text.into();
-        *self.places.entry(text).or_insert_with_key(|text| {
-            self.list.push(text.clone());
-            self.list.len() as i64 - 1
-        })
+        self.0.insert_full(text.into()).0 as i64
     }
 }
 
-/// Rows of numbers, which are written by columns.
-struct Columns<const N: usize> {
+/// Rows of numbers, which are written by columns: a list, or a set with the number of each.
+struct Columns<const N: usize, R = Vec<[i64; N]>> {
     names: [&'static str; N],
-    rows: Vec<[i64; N]>,
+    rows: R,
 }
 
-impl<const N: usize> Columns<N> {
+impl<const N: usize, R: Default> Columns<N, R> {
     fn new(names: [&'static str; N]) -> Self {
-        Self { names, rows: Vec::new() }
-    }
-
-    /// Returns the number of the row.
-    fn add(&mut self, row: [i64; N]) -> i64 {
-        self.rows.push(row);
-        self.rows.len() as i64 - 1
+        Self { names, rows: R::default() }
     }
 }
 
-impl<const N: usize> Serialize for Columns<N> {
+impl<const N: usize> Columns<N, IndexSet<[i64; N]>> {
+    /// Returns the number of the row.
+    fn add_once(&mut self, row: [i64; N]) -> i64 {
+        self.rows.insert_full(row).0 as i64
+    }
+}
+
+impl<const N: usize, R> Serialize for Columns<N, R>
+where
+    for<'a> &'a R: IntoIterator<Item = &'a [i64; N]>,
+{
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         let columns = self.names.iter().enumerate();
         to.collect_map(columns.map(|(number, name)| (name, Column(&self.rows, number))))
     }
 }
 
-struct Column<'a, const N: usize>(&'a [[i64; N]], usize);
+struct Column<'a, R>(&'a R, usize);
 
-impl<const N: usize> Serialize for Column<'_, N> {
+impl<'a, R, const N: usize> Serialize for Column<'a, R>
+where
+    &'a R: IntoIterator<Item = &'a [i64; N]>,
+{
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_seq(self.0.iter().filter_map(|row| row.get(self.1)))
+        to.collect_seq(self.0.into_iter().filter_map(|row| row.get(self.1)))
     }
-}
-
-/// Where the parts of stacks are in the tables. Those of the typical span are the same as those of the profile.
-#[derive(Default)]
-struct KnownStacks {
-    /// Functions without a name, by their text and file.
-    unnamed: HashMap<(i64, i64), i64>,
-    frames: HashMap<[i64; 4], i64>,
-    nodes: HashMap<[i64; 2], i64>,
 }
 
 /// All of a report.
@@ -191,10 +183,13 @@ pub(super) struct ReportTables<'a> {
     about: Json,
     strings: Strings<'a>,
     functions: Columns<3>,
-    frames: Columns<4>,
+    /// The numbers of functions, by their names and files.
+    #[serde(skip)]
+    known: HashMap<[i64; 2], i64>,
+    frames: Columns<4, IndexSet<[i64; 4]>>,
     /// Parents come first.
-    stacks: Columns<2>,
-    leaves: Columns<2>,
+    stacks: Columns<2, IndexSet<[i64; 2]>>,
+    leaves: Columns<2, IndexSet<[i64; 2]>>,
     spans: Columns<6>,
     threads: Columns<2>,
     samples: Columns<7>,
@@ -217,6 +212,7 @@ impl<'a> ReportTables<'a> {
             about: about(profile, context),
             strings: Strings::default(),
             functions: Columns::new(["name", "file", "origin"]),
+            known: HashMap::new(),
             frames: Columns::new(["function", "line", "kind", "inferred"]),
             stacks: Columns::new(["parent", "frame"]),
             leaves: Columns::new(["kind", "text"]),
@@ -225,20 +221,11 @@ impl<'a> ReportTables<'a> {
             samples: Columns::new(["stack", "leaf", "span", "thread", "kind", "time", "weight"]),
             typical: None,
         };
-        let mut known = KnownStacks::default();
-        let functions: Vec<_> = profile
-            .functions()
-            .map(|(id, of)| tables.add_function(of, profile.origin(id)))
-            .collect();
-        let ends = tables.add_stacks(profile, &functions, &mut known);
-        for (_, leaf) in profile.leaves() {
-            let leaf = tables.leaf(leaf);
-            tables.leaves.add(leaf);
-        }
+        let ends = tables.add_stacks(profile);
         let kept: Vec<_> = profile.spans.iter().map(|span| link_of(span, profile)).collect();
         for (id, link) in profile.links() {
             let place = kept.iter().position(|kept| *kept == i64::from(id.number()));
-            tables.spans.add([
+            tables.spans.rows.push([
                 tables.strings.add(&*link.span),
                 link.parent.map_or(-1, |id| id.number().into()),
                 since_start(profile, link.start_unix_ns),
@@ -248,28 +235,33 @@ impl<'a> ReportTables<'a> {
             ]);
         }
         for (_, thread) in profile.threads() {
-            tables.threads.add([tables.strings.add(&thread.name), thread.tid.into()]);
+            tables.threads.rows.push([tables.strings.add(&thread.name), thread.tid.into()]);
         }
         tables.add_samples(profile, &ends);
         if let Some(compared) = profile.compared.as_deref() {
-            tables.add_typical(profile, &compared.typical, &mut known);
+            tables.add_typical(&compared.typical);
         }
         tables
     }
 
-    fn add_function(&mut self, function: &'a Function, origin: CodeOrigin) -> i64 {
-        let name = self.strings.add(&function.name);
-        self.functions.add([name, self.strings.add(&function.file), origin as i64])
+    /// Functions of one name and file are one.
+    fn add_function(&mut self, name: Cow<'a, str>, file: &'a str, origin: CodeOrigin) -> i64 {
+        let [name, file] = [name, file.into()].map(|text| self.strings.add(text));
+        *self.known.entry([name, file]).or_insert_with(|| {
+            self.functions.rows.push([name, file, origin as i64]);
+            self.functions.rows.len() as i64 - 1
+        })
     }
 
-    fn leaf(&mut self, leaf: &'a Leaf) -> [i64; 2] {
+    fn add_leaf(&mut self, leaf: &'a Leaf) -> i64 {
         let (kind, text) = match leaf {
             Leaf::BlockedBy(..) | Leaf::AwaitingOneOf { .. } | Leaf::AwaitingUntil { .. } => {
                 let is_wait = matches!(leaf, Leaf::BlockedBy(..));
                 let (kind, before) = if is_wait { (1, "[") } else { (2, "[await, ") };
                 let text = leaf.to_string();
                 let text = text.strip_prefix(before).and_then(|text| text.strip_suffix(']'));
-                return [kind, self.strings.add(text.unwrap_or_default().to_owned())];
+                let text = self.strings.add(text.unwrap_or_default().to_owned());
+                return self.leaves.add_once([kind, text]);
             }
             Leaf::Ran => (0, ""),
             Leaf::Blocked(call) => (1, call.as_str()),
@@ -278,101 +270,79 @@ impl<'a> ReportTables<'a> {
             Leaf::Allocated => (4, ""),
             Leaf::Unknown(why) => (5, *why),
         };
-        [kind, self.strings.add(text)]
+        self.leaves.add_once([kind, self.strings.add(text)])
     }
 
-    /// Adds the frames of all stacks. A location is one frame for its function and one for each function inlined into
-    /// it. Returns the node of each stack's innermost frame, by the stack's number. `functions` are by their number in the
-    /// profile.
-    fn add_stacks(
-        &mut self,
-        profile: &'a Profile,
-        functions: &[i64],
-        known: &mut KnownStacks,
-    ) -> Vec<i64> {
-        let locations: Vec<_> = profile
-            .locations()
-            .map(|(id, _)| self.frames_of(profile, id, functions, known))
-            .collect();
+    /// Adds the frames of all stacks, and all leaves. A location is one frame for its function and one for each function
+    /// inlined into it. Returns the node of each stack's innermost frame and the leaves, by their numbers in the profile.
+    fn add_stacks(&mut self, profile: &'a Profile) -> [Vec<i64>; 2] {
+        let functions = profile.functions();
+        let functions = functions.map(|(id, Function { name, file, .. })| {
+            self.add_function(name.into(), file, profile.origin(id))
+        });
+        let functions: Vec<_> = functions.collect();
+        let locations = profile.locations();
+        let locations: Vec<_> =
+            locations.map(|(_, location)| self.frames_of(profile, location, &functions)).collect();
         let mut ends = Vec::new();
         for (caller, location) in profile.stack_nodes() {
-            let mut node = caller.map_or(-1, |caller| end_of(&ends, caller));
+            let mut node = caller.map_or(-1, |caller| number_at(&ends, caller));
             for frame in locations.get(location.number() as usize).into_iter().flatten() {
-                let row = [node, *frame];
-                node = *known.nodes.entry(row).or_insert_with(|| self.stacks.add(row));
+                node = self.stacks.add_once([node, *frame]);
             }
             ends.push(node);
         }
-        ends
+        let leaves = profile.leaves().map(|(_, leaf)| self.add_leaf(leaf)).collect();
+        [ends, leaves]
     }
 
     /// The frames of a location, the outermost first.
     fn frames_of(
         &mut self,
         profile: &'a Profile,
-        id: LocationId,
+        location: &Location,
         functions: &[i64],
-        known: &mut KnownStacks,
     ) -> Vec<i64> {
-        let Some(location) = profile.location(id) else { return Vec::new() };
         let row = |function: i64, line: u32| {
             [function, line.into(), kind_number(location.kind), location.is_inferred.into()]
         };
-        let function = |id: FunctionId| functions.get(id.number() as usize).copied();
         let lines = location.lines.iter().rev();
         let mut frames: Vec<_> =
-            lines.map(|line| row(function(line.function).unwrap_or_default(), line.line)).collect();
+            lines.map(|line| row(number_at(functions, line.function), line.line)).collect();
         if frames.is_empty() {
             let mapping = location.mapping.and_then(|mapping| profile.mapping(mapping));
-            let name = self.strings.add(profile.module_offset(location));
-            let file = self.strings.add(mapping.map_or("", |mapping| &mapping.file));
-            let function = *known.unnamed.entry((name, file)).or_insert_with(|| {
-                self.functions.add([name, file, profile.origin_of_unnamed(location) as i64])
-            });
-            frames.push(row(function, 0));
+            let file = mapping.map_or("", |mapping| &mapping.file);
+            let (name, origin) =
+                (profile.module_offset(location), profile.origin_of_unnamed(location));
+            frames.push(row(self.add_function(name.into(), file, origin), 0));
         }
-        let number = |row| *known.frames.entry(row).or_insert_with(|| self.frames.add(row));
-        frames.into_iter().map(number).collect()
+        frames.into_iter().map(|row| self.frames.add_once(row)).collect()
     }
 
     /// Adds what the typical span did, with the functions, frames, stacks and leaves that the profile has already.
-    fn add_typical(&mut self, profile: &Profile, typical: &'a Profile, known: &mut KnownStacks) {
-        let own: HashMap<_, _> =
-            profile.functions().map(|(id, of)| (of, i64::from(id.number()))).collect();
-        let functions = typical.functions().map(|(id, of)| match own.get(of) {
-            Some(number) => *number,
-            None => self.add_function(of, typical.origin(id)),
-        });
-        let functions: Vec<_> = functions.collect();
-        let ends = self.add_stacks(typical, &functions, known);
-        let mut leaves: HashMap<_, _> = self.leaves.rows.iter().copied().zip(0..).collect();
-        let numbers = typical.leaves().map(|(_, leaf)| {
-            let leaf = self.leaf(leaf);
-            *leaves.entry(leaf).or_insert_with(|| self.leaves.add(leaf))
-        });
-        let numbers: Vec<i64> = numbers.collect();
-        let mut table = Columns::new(["stack", "leaf", "kind", "weight"]);
+    fn add_typical(&mut self, typical: &'a Profile) {
+        let [ends, leaves] = self.add_stacks(typical);
+        let mut table: Columns<4> = Columns::new(["stack", "leaf", "kind", "weight"]);
         let row = |sample: &Sample| {
-            let leaf = *numbers.get(sample.leaf.number() as usize)?;
-            let kind = shown_kind(sample.kind)?;
-            Some([end_of(&ends, sample.stack), leaf, kind, sample.total().cast_signed()])
+            let (stack, leaf) = (number_at(&ends, sample.stack), number_at(&leaves, sample.leaf));
+            Some([stack, leaf, shown_kind(sample.kind)?, sample.total().cast_signed()])
         };
         table.rows.extend(typical.samples().iter().filter_map(row));
         self.typical = Some(table);
     }
 
-    fn add_samples(&mut self, profile: &Profile, ends: &[i64]) {
+    fn add_samples(&mut self, profile: &Profile, [ends, leaves]: &[Vec<i64>; 2]) {
+        let rows = &mut self.samples.rows;
         for sample in profile.samples() {
-            let (stack, leaf) = (end_of(ends, sample.stack), sample.leaf.number().into());
+            let (stack, leaf) = (number_at(ends, sample.stack), number_at(leaves, sample.leaf));
             let span = sample.link.map_or(-1, |link| link.number().into());
             let Some(kind) = shown_kind(sample.kind) else { continue };
             for Point { time_unix_ns, weight, thread } in &sample.points {
                 let time = time_unix_ns.wrapping_sub(profile.start_unix_ns).cast_signed();
                 let thread = thread.map_or(-1, |thread| thread.number().into());
-                self.samples.add([stack, leaf, span, thread, kind, time, weight.cast_signed()]);
+                rows.push([stack, leaf, span, thread, kind, time, weight.cast_signed()]);
             }
         }
-        let rows = &mut self.samples.rows;
         rows.sort_by_key(|[.., time, _]| *time);
         let mut before = 0;
         for [.., time, _] in rows {
@@ -381,8 +351,8 @@ impl<'a> ReportTables<'a> {
     }
 }
 
-fn end_of(ends: &[i64], stack: StackId) -> i64 {
-    ends.get(stack.number() as usize).copied().unwrap_or(-1)
+fn number_at(numbers: &[i64], id: impl TableId) -> i64 {
+    numbers.get(id.number() as usize).copied().unwrap_or(-1)
 }
 
 /// The number of a kind of samples that the page shows: of allocations, the bytes.
@@ -393,6 +363,6 @@ fn shown_kind(kind: SampleKind) -> Option<i64> {
         SampleKind::Await => Some(2),
         SampleKind::Delay => Some(3),
         SampleKind::AllocatedBytes => Some(4),
-        SampleKind::Allocations | SampleKind::InUseBytes | SampleKind::InUseBlocks => None,
+        _ => None,
     }
 }

@@ -1,6 +1,5 @@
 //! A report of one profile: a self-contained page for browsers.
 
-mod compared;
 mod data;
 #[doc(hidden)]
 mod summary;
@@ -15,7 +14,7 @@ use super::markdown;
 use crate::profile::{Profile, Resource};
 
 pub use summary::KeptSummary;
-pub(super) use summary::{child, kind_name, rounded, split_ms};
+pub(super) use summary::{child, split_ms};
 
 /// The part of the scripts that writes numbers and times, for other pages.
 pub const TEXTS_SCRIPT: &str = include_str!("texts.js");
@@ -25,7 +24,7 @@ const BODY: &str = include_str!("report.body.html");
 const SCRIPT: &str = concat!(include_str!("texts.js"), include_str!("report.js"));
 /// The SHA-256 of [`STYLE`] and [`SCRIPT`], in Base64. A test compares them.
 const STYLE_HASH: &str = "FqerwruuMyl2l3IupOfV3PwDu3NV4w5WZoyIA41ETZk=";
-const SCRIPT_HASH: &str = "tjwgSHpF/Hq5u/KAWhF4y821ykQrfRSRTN5HmVJmiFM=";
+const SCRIPT_HASH: &str = "xeKlKPqsWbwhArCjyQKy2jSrgla9wReWG6q2MrlvQb4=";
 
 /// What a report shows besides the profile.
 #[derive(Clone, Debug, Default)]
@@ -86,10 +85,10 @@ pub fn html(profile: &Profile, context: &HtmlContext) -> String {
          <script type=\"text/plain\" id=\"data\">{data}</script>\n\
          <script>{SCRIPT}</script>\n</body>\n</html>\n",
         policy(),
-        HtmlText(&profile.title),
+        html_text(&profile.title),
         summary::of(profile),
         summary::brief(&brief),
-        HtmlText(&markdown::shortened(&brief)),
+        html_text(&markdown::shortened(&brief)),
     );
     page
 }
@@ -103,22 +102,19 @@ fn policy() -> String {
 }
 
 /// Text of an element.
-struct HtmlText<'a>(pub(crate) &'a str);
-
-impl std::fmt::Display for HtmlText<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        for character in self.0.chars() {
-            match character {
-                '&' => f.write_str("&amp;")?,
-                '<' => f.write_str("&lt;")?,
-                '>' => f.write_str("&gt;")?,
-                '\n' => f.write_char('\n')?,
-                _ if crate::text::disturbs(character) => f.write_char('\u{fffd}')?,
-                _ => f.write_char(character)?,
-            }
+fn html_text(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '\n' => escaped.push('\n'),
+            _ if crate::text::disturbs(character) => escaped.push('\u{fffd}'),
+            _ => escaped.push(character),
         }
-        Ok(())
     }
+    escaped
 }
 
 /// Base64 as in RFC 4648, section 4.
@@ -395,9 +391,10 @@ mod tests {
         );
         assert_eq!(compared_with["times"], 12.0);
         let first = json!({
-            "words": "on-CPU", "name": "shop::count_cheap_bundles", "file": "shop/src/similar.rs",
-            "others": false, "unit": "ns", "value": 1_070_000_000, "typical": 10_000_000, "extra": 1_060_000_000,
-            "low": 1_020_000_000, "high": 1_100_000_000, "present_in": 12, "as_extreme_in": 0
+            "what": "on_cpu", "words": "on-CPU", "function": "shop::count_cheap_bundles",
+            "file": "shop/src/similar.rs", "others": false, "unit": "ns", "after": 1_070_000_000,
+            "before": 10_000_000, "extra": 1_060_000_000, "interval": [1_020_000_000, 1_100_000_000],
+            "present_in": 12, "as_extreme_in": 0
         });
         assert_eq!(compared_with["rows"][0], first);
         let extra = |row: &Value| row["extra"].as_i64().unwrap();
@@ -406,12 +403,12 @@ mod tests {
         let beside = compared_with["beside"].as_array().unwrap();
         let units: Vec<_> = beside.iter().map(|row| row["unit"].as_str().unwrap()).collect();
         assert_eq!(units, ["ns", "bytes", "count", "ns"]);
-        assert_eq!(beside[2]["name"], "query");
+        assert_eq!(beside[2]["child"], "query");
 
         let few = &unpacked(&compared(9))["compared"];
         assert_eq!(
-            (few.get("times"), few["wall"].get("low"), few["rows"][0].get("low")),
-            (None, None, None)
+            (few.get("times"), &few["wall"]["interval"], &few["rows"][0]["interval"]),
+            (None, &Value::Null, &Value::Null)
         );
         assert_eq!(
             (unpacked(&waiting()).get("compared"), unpacked(&waiting()).get("typical")),

@@ -124,7 +124,7 @@ function prepare(data) {
   }
   data.length = Math.max(1, data.duration, ...data.kept.map((kept) => kept.start + kept.wall));
   for (const row of [...(data.compared?.rows ?? []), ...(data.compared?.beside ?? [])])
-    for (const name of ['words', 'name', 'file']) row[name] = clean(row[name]);
+    Object.assign(row, { words: clean(row.words), name: clean(row.function ?? row.child ?? ''), file: clean(row.file ?? '') });
   nameLeaves(data);
   nameEmptyStacks(data, data.samples);
   if (data.typical) nameEmptyStacks(data, data.typical);
@@ -1951,7 +1951,7 @@ function showParts() {
   showPartsIn('compared-beside', sorted, null);
   byId('beside').hidden = beside.length === 0;
   document.querySelector('.pair').classList.toggle('one', beside.length === 0);
-  const few = wall.low === undefined;
+  const few = !wall.interval;
   byId('compared-hint').textContent =
     'Typical is the mean of spans that were chosen at random when they began. ' +
     (few
@@ -1965,16 +1965,16 @@ function verdict({ kept, references, rows, wall, times }) {
     isOther = kept > 0 && main,
     bold = (text) => el('b', {}, text);
   const subject = isOther ? [code(main.name)] : ['It'];
-  if (wall.low === undefined) {
+  if (!wall.interval) {
     return [
       ...subject,
       ' took ',
-      bold(duration(wall.value)),
+      bold(duration(wall.after)),
       `. There ${references === 1 ? 'is' : 'are'} only ${count(references, 'typical span')}: too few to tell a difference from chance.`,
     ];
   }
-  const took = [...subject, ' took ', bold(duration(wall.value)), times ? `, ${times} × the median` : ''];
-  if (wall.low <= 0 && wall.high >= 0) return [...took, ': that is not unusual.'];
+  const took = [...subject, ' took ', bold(duration(wall.after)), times ? `, ${times} × the median` : ''];
+  if (!isCertain(wall)) return [...took, ': that is not unusual.'];
   const [first] = rows;
   if (!isCertain(first)) return [...took, '. No part differs for certain.'];
   const share = first.extra / wall.extra;
@@ -1986,7 +1986,7 @@ function verdict({ kept, references, rows, wall, times }) {
     share > 0 && share <= 1.005 ? `, ${percent(share, 1)} of all.` : '.',
   ];
 }
-const isCertain = ({ low, high }) => low > 0 || high < 0;
+const isCertain = ({ interval }) => interval !== null && (interval[0] > 0 || interval[1] < 0);
 
 /** The rows that matter first, the rest as one row or all, and their sum. */
 function showPartsIn(id, rows, sum) {
@@ -2038,14 +2038,14 @@ function partRow(row, longest) {
     bar.style.width = `${(Math.abs(row.extra) / longest) * 100}%`;
     first.push(bar);
   }
-  const difference = [el(isCertain(row) ? 'b' : 'span', row.low === undefined || isCertain(row) ? {} : { class: 'uncertain' }, signed(row.extra, show))];
-  if (row.low !== undefined) difference.push(el('small', {}, `${signed(row.low, show)} to ${signed(row.high, show)}`));
-  return el('tr', { role: 'row' }, ...partCells(first, [show(row.value)], [show(row.typical)], difference, presence(row)));
+  const difference = [el(isCertain(row) ? 'b' : 'span', !row.interval || isCertain(row) ? {} : { class: 'uncertain' }, signed(row.extra, show))];
+  if (row.interval) difference.push(el('small', {}, row.interval.map((end) => signed(end, show)).join(' to ')));
+  return el('tr', { role: 'row' }, ...partCells(first, [show(row.after)], [show(row.before)], difference, presence(row)));
 }
 /** Of the parts that are not shown, the sum. */
 function restRow(rows) {
   const add = (of) => rows.reduce((all, row) => all + row[of], 0);
-  const texts = [duration(add('value')), duration(add('typical')), signed(add('extra'), duration)];
+  const texts = [duration(add('after')), duration(add('before')), signed(add('extra'), duration)];
   return el('tr', { role: 'row' }, ...partCells([count(rows.length, 'smaller part')], ...texts.map((text) => [text]), []));
 }
 const WITH_FUNCTIONS = ['on-CPU', 'blocked', 'await', 'scheduling delay', 'on-CPU on other threads'];

@@ -5,12 +5,11 @@ use std::time::UNIX_EPOCH;
 
 use serde_json::{Value, json};
 
-use crate::encode::brief::{Brief, BriefDetail, facts_of};
+use crate::encode::brief::{Brief, facts_of};
 use crate::encode::json::{joined, known, text_of};
-use crate::encode::json_summary::plain;
 use crate::encode::{json_summary, markdown};
 use crate::facts::{ChildTotals, Facts, Measure, Unit};
-use crate::profile::{ComparedSummary, FunctionShare, Hotspot, Hotspots, Profile, SampleKind};
+use crate::profile::{ComparedSummary, Hotspots, Profile};
 use crate::text::{ms, rfc3339};
 
 /// A kept span, and what its profile shows.
@@ -69,7 +68,7 @@ impl KeptSummary<'_> {
         let fields = facts.fields.iter().map(|(name, value)| (*name, value.as_str()));
         let children = &facts.children;
         let has_children = !children.totals.is_empty();
-        let list = || children.totals.iter().map(|of| child(of, None)).collect::<Value>();
+        let list = || children.totals.iter().map(child).collect::<Value>();
         let (trace_id, span_id) = super::data::texts(facts.ids());
         let compared = self.compared.filter(|compared| compared.is_of(facts));
         let slower_in = compared.and_then(|compared| compared.slower_in.as_ref());
@@ -88,7 +87,7 @@ impl KeptSummary<'_> {
             "children_from_ms": has_children.then(|| ms(children.from_ns)),
             "samples": self.samples,
             "headline": self.headline,
-            "hotspots": self.hotspots.iter().map(hotspot).collect::<Value>(),
+            "hotspots": self.hotspots,
             "references": compared.map(|compared| compared.references),
             "typical_median_ms": compared.and_then(|compared| compared.median_wall_ns).map(ms),
             "times_typical": compared.and_then(ComparedSummary::times),
@@ -109,44 +108,13 @@ pub(crate) fn split_ms(facts: &Facts) -> Value {
 }
 
 /// The spans of one name inside a kept one; without a name, those of all others.
-pub(crate) fn child(of: &ChildTotals, detail: Option<BriefDetail>) -> Value {
-    let shown = |name: &String| detail.map_or_else(|| name.clone(), |detail| plain(name, detail));
+pub(crate) fn child(of: &ChildTotals) -> Value {
     known(json!({
-        "name": of.name.as_ref().map(shown),
+        "name": of.name,
         "count": of.count,
         "total_ms": ms(of.total_ns),
         "longest_ms": ms(of.longest_ns),
         "open_ms": ms(of.open_ns),
         "order": of.order().to_string(),
     }))
-}
-
-/// What holds most of one kind of time, or of the allocated bytes.
-fn hotspot(of: &Hotspot) -> Value {
-    known(json!({
-        "kind": kind_name(of.kind),
-        "functions": of.functions.iter().map(share).collect::<Value>(),
-        "callers": of.callers,
-        "leaf": of.leaf.as_ref().map(share),
-        "beside": of.beside.as_ref().map(share),
-        "certain": of.is_certain,
-    }))
-}
-
-pub(crate) const fn kind_name(kind: SampleKind) -> &'static str {
-    match kind {
-        SampleKind::OnCpu => "on_cpu",
-        SampleKind::OffCpu => "off_cpu",
-        SampleKind::Await => "await",
-        SampleKind::Delay => "scheduling_delay",
-        _ => "allocated",
-    }
-}
-
-fn share(of: &FunctionShare) -> Value {
-    json!({ "name": of.name, "location": of.location, "share": rounded(of.share) })
-}
-
-pub(crate) fn rounded(share: f64) -> f64 {
-    (share * 1e3).round() / 1e3
 }

@@ -19,16 +19,8 @@ pub(super) fn read(bytes: &[u8]) -> Profile {
     let first = &profiles[0];
     let id = ProfileId::from_bytes(first.profile_id.as_slice().try_into().unwrap());
     let kind = &dictionary.string_table[first.sample_type.unwrap().type_strindex as usize];
-    let id = match kind.as_str() {
-        "off_cpu" => id.for_off_cpu(),
-        "await" => id.for_await(),
-        "scheduling_delay" => id.for_scheduling_delay(),
-        "alloc_space" => id.for_alloc_space(),
-        "alloc_objects" => id.for_alloc_objects(),
-        "inuse_space" => id.for_inuse_space(),
-        "inuse_objects" => id.for_inuse_objects(),
-        _ => id,
-    };
+    let of_name = |of: &SampleKind| of.value_type()[0] == kind.as_str();
+    let id = SampleKind::ALL.into_iter().find(of_name).map_or(id, |kind| id.for_kind(kind));
     let mut reader = Reader { dictionary, profile: Profile::new(id, first.period.unsigned_abs()) };
     reader.profile.start_unix_ns = first.time_unix_nano;
     reader.profile.duration_ns = first.duration_nano;
