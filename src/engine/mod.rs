@@ -517,9 +517,13 @@ impl Engine {
         let callsite = self.callsites.get(open.plan).filter(|_| !self.otel.only_sampled_traces);
         if let Some(callsite) = callsite {
             let (_, is_due) = self.keep(open, callsite, reasons, None, HowKept::Open { deadlock });
-            let around = self.spans.describe(open.id, open.key).filter(|_| is_due);
-            let keys: Vec<_> = around.into_iter().flatten().map(|(key, _)| key).collect();
-            keep_traces_begun_in(|in_| in_.layer == self.spans.layer && keys.contains(&in_.key));
+            if is_due && let Some(around) = self.spans.describe(open.id, open.key) {
+                // Asking for its OpenTelemetry span is possible only on the thread that closes it.
+                keep_traces_begun_in(|span| {
+                    let is_in = |(key, _): &(_, _)| *key == span.key;
+                    span.layer == self.spans.layer && around.iter().any(is_in)
+                });
+            }
         }
     }
 }

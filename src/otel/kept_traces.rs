@@ -66,7 +66,8 @@ static ALL: RwLock<Vec<Weak<HeldTraces>>> = RwLock::new(Vec::new());
 /// randomness of its id as OpenTelemetry specifies it, so that processes with the same *n* choose the same traces. The rest
 /// is dropped. [`TraceStats`] counts all of this; the [guide](crate::guide::kept_traces) has the limits.
 ///
-/// Spans are passed on by a thread, which waits while the other processor has no room. The program never waits.
+/// Spans are passed on by a thread, which waits while the other processor has no room. The program never waits. The other
+/// processor learns of the start of each span (`on_start`), also of those that are dropped later.
 pub struct KeptTraces<P> {
     next: Arc<P>,
     choice: TraceChoice,
@@ -227,7 +228,7 @@ struct Trace {
     number: u64,
     /// When it last had no open span any more.
     since: Option<Instant>,
-    /// The profiled span in which its first span was started: usually that span itself, which was being entered.
+    /// The first profiled span in which one of its spans was started: usually that span itself, which was being entered.
     begun_in: Option<InnermostSpan>,
 }
 
@@ -350,8 +351,9 @@ impl HeldTraces {
             };
             let (number, ended) = (*begun, Lot::default());
             *begun += 1;
-            Trace { verdict, open: 0, ended, number, since: None, begun_in: innermost_span() }
+            Trace { verdict, open: 0, ended, number, since: None, begun_in: None }
         });
+        trace.begun_in = trace.begun_in.or_else(innermost_span);
         if trace.open == 0 && trace.since.is_some() {
             Counters::add(&COUNTERS.late, 1);
         }
