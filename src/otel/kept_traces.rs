@@ -192,7 +192,7 @@ pub(crate) fn keep_traces_begun_in(spans: impl Fn(InnermostSpan) -> bool) {
     all_here().iter().for_each(|held| held.keep_begun_in(&spans));
 }
 
-/// Not with the lock held, since the first span of a further one may start meanwhile.
+/// The processors of this process. The lock is not held while they are used, since a further one may start then.
 fn all_here() -> Vec<Arc<HeldTraces>> {
     let Some(all) = ALL.try_read_for(PAUSE) else { return Vec::new() };
     let here = |held: &Arc<HeldTraces>| held.made_in == sys::fork_generation();
@@ -370,7 +370,7 @@ impl HeldTraces {
             let Some(trace) = traces.get_mut(&id) else { return };
             let mut verdict = match trace.verdict {
                 TraceVerdict::Open if matches!(span.status, Status::Error { .. }) => KEPT,
-                TraceVerdict::Open if trace.open == 1 => self.ordinary(&span.span_context),
+                TraceVerdict::Open if trace.open <= 1 => self.ordinary(&span.span_context),
                 known => known,
             };
             let mut missing = 1;
@@ -539,4 +539,54 @@ fn text_in(attributes: &[KeyValue]) -> usize {
         _ => 0,
     };
     size_of_val(attributes) + attributes.iter().map(of).sum::<usize>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trace_that_went_on_is_followed_for_some_time_and_as_one_of_some_thousand() {
+        let mut shard = Shard::default();
+        let ends = |shard: &mut Shard, number: u128, at| {
+            let id = TraceId::from_bytes(number.to_be_bytes());
+            let trace = shard.traces.entry(id).or_insert_with(|| Trace {
+                verdict: KEPT,
+                open: 0,
+                ended: Lot::default(),
+                number: 0,
+                since: None,
+                begun_in: None,
+            });
+            (trace.open, trace.since) = (0, Some(at));
+            shard.follow(id, at);
+        };
+        let known = |shard: &Shard| {
+            let ids = shard.traces.keys();
+            let mut known: Vec<_> = ids.map(|id| u128::from_be_bytes(id.to_bytes())).collect();
+            known.sort_unstable();
+            known
+        };
+        let start = Instant::now();
+        let after = |seconds| start + Duration::from_secs(seconds);
+        for number in 1..=3 {
+            ends(&mut shard, number, start);
+        }
+        // One is followed by a span that is still open, and one by a span that has ended.
+        shard.traces.get_mut(&TraceId::from_bytes(2_u128.to_be_bytes())).unwrap().open = 1;
+        ends(&mut shard, 3, after(5));
+        ends(&mut shard, 4, after(9));
+        assert_eq!(known(&shard), [1, 2, 3, 4]);
+        ends(&mut shard, 5, after(10));
+        assert_eq!(known(&shard), [2, 3, 4, 5]);
+        ends(&mut shard, 2, after(16));
+        assert_eq!(known(&shard), [2, 4, 5]);
+        ends(&mut shard, 6, after(100));
+        assert_eq!((known(&shard), shard.followed.len()), (vec![6], 1));
+        for number in 0..MOST_FOLLOWED as u128 {
+            ends(&mut shard, 10 + number, after(101));
+        }
+        assert_eq!((shard.traces.len(), shard.followed.len()), (MOST_FOLLOWED, MOST_FOLLOWED));
+        assert_eq!(known(&shard).first(), Some(&10));
+    }
 }

@@ -85,7 +85,7 @@ fn a_child_with_a_live_parent_logs_nothing() {
     });
 }
 
-/// Others start and end spans meanwhile, so that locks of `KeptTraces` may be held in the child forever.
+/// Other threads start and end spans, so that locks of `KeptTraces` may be held in the child forever.
 #[cfg(feature = "opentelemetry-sdk")]
 #[test]
 fn a_child_of_a_process_that_holds_traces_does_not_hang_and_those_stay_whole() {
