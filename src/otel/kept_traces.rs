@@ -252,13 +252,18 @@ struct Space {
 }
 
 impl Space {
-    /// Takes a place in a trace and those bytes, or returns how many bytes are not within the bound.
-    fn take(&mut self, trace: &mut Trace, bytes: usize, outbox: &SpanOutbox) -> Result<(), usize> {
-        let spans = &mut trace.ended.spans;
-        let more = match trace.verdict {
+    /// Takes a place and those bytes for a span, or returns how many bytes are not within the bound.
+    fn take(
+        &mut self,
+        Lot { spans, bytes: taken }: &mut Lot,
+        bytes: usize,
+        is_last: bool,
+        outbox: &SpanOutbox,
+    ) -> Result<(), usize> {
+        let more = match is_last {
             _ if spans.len() < spans.capacity() => 0,
-            TraceVerdict::Open => spans.len().clamp(self.usual.max(1), MOST_SPACE),
-            _ => 1,
+            true => 1,
+            false => spans.len().clamp(self.usual.max(1), MOST_SPACE),
         };
         let bytes = bytes + more * size_of::<SpanData>();
         if self.left < bytes {
@@ -270,7 +275,7 @@ impl Space {
         }
         self.left -= bytes;
         self.held += bytes;
-        trace.ended.bytes += bytes;
+        *taken += bytes;
         spans.reserve_exact(more);
         Ok(())
     }
@@ -375,7 +380,8 @@ impl HeldTraces {
             };
             let mut missing = 1;
             if verdict != TraceVerdict::Dropped {
-                match space.take(trace, bytes, &self.outbox) {
+                let is_last = verdict != TraceVerdict::Open;
+                match space.take(&mut trace.ended, bytes, is_last, &self.outbox) {
                     Ok(()) => {
                         trace.ended.spans.push(span);
                         missing = 0;
