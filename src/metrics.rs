@@ -48,17 +48,26 @@ const COUNTERS: &[Instrument] = instruments! {
         Numbers::One(|stats| stats.profiles.exported);
     "profiles.dropped", "{profile}", "Profiles that could not be exported",
         Numbers::Each("cause", |stats| with_prefix(stats, "profiles.dropped_").collect());
+    "traces.passed", "{span}", "Spans that each `KeptTraces` of the process passed on",
+        Numbers::One(|stats| stats.traces.passed);
+    "traces.dropped", "{span}", "Spans that they dropped, most of them of ordinary traces",
+        Numbers::Each("cause", |stats| {
+            let ordinary = ("ordinary", stats.traces.dropped);
+            with_prefix(stats, "traces.dropped_").chain([ordinary]).collect()
+        });
 };
 
 const GAUGES: &[Instrument] = instruments! {
     "threads.sampled", "{thread}", "Threads that are currently sampled", Numbers::One(|stats| stats.threads.sampled);
     "threads.unsampled", "{thread}", "Threads in old spans that could not be sampled",
         Numbers::One(|stats| stats.threads.unsampled);
+    "traces.held", "{span}", "Spans that each `KeptTraces` of the process currently holds",
+        Numbers::One(|stats| stats.traces.held);
 };
 
 impl Handle {
     /// Registers the numbers of [`stats`](Self::stats) as OpenTelemetry metrics: observable counters, and gauges of
-    /// threads. They are read whenever the meter's provider collects. Call this once per meter. Needs the feature
+    /// threads and of held spans. They are read whenever the meter's provider collects. Call this once per meter. Needs the feature
     /// `metrics`.
     ///
     /// | metric | unit | attribute | what it is |
@@ -72,9 +81,12 @@ impl Handle {
     /// | `tracing_profiling.spans.frees` | `{free}` | | [`AllocationStats::frees`](crate::AllocationStats::frees) |
     /// | `tracing_profiling.profiles.exported` | `{profile}` | | [`ProfileStats::exported`](crate::ProfileStats::exported) |
     /// | `tracing_profiling.profiles.dropped` | `{profile}` | `cause` | each `dropped_*` of [`ProfileStats`](crate::ProfileStats), without that prefix |
+    /// | `tracing_profiling.traces.passed` | `{span}` | | [`TraceStats::passed`](crate::TraceStats::passed) |
+    /// | `tracing_profiling.traces.dropped` | `{span}` | `cause` | `ordinary`, and each `dropped_*` of [`TraceStats`](crate::TraceStats), without that prefix |
     /// | `tracing_profiling.collector.cpu_time` | `s` | | [`SamplingStats::collector_cpu_ns`](crate::SamplingStats::collector_cpu_ns) |
     /// | `tracing_profiling.threads.sampled` (gauge) | `{thread}` | | [`ThreadStats::sampled`](crate::ThreadStats::sampled) |
     /// | `tracing_profiling.threads.unsampled` (gauge) | `{thread}` | | [`ThreadStats::unsampled`](crate::ThreadStats::unsampled) |
+    /// | `tracing_profiling.traces.held` (gauge) | `{span}` | | [`TraceStats::held`](crate::TraceStats::held) |
     ///
     /// This does not keep the layer alive. After the layer is dropped, nothing is reported.
     ///

@@ -29,8 +29,9 @@ use opentelemetry_sdk::trace::{
     SpanProcessor,
 };
 use tracing::{Dispatch, dispatcher, info_span};
+use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 use tracing_profiling::export::Memory;
-use tracing_profiling::{KeptTraces, ProfilingLayer, Stats};
+use tracing_profiling::{KeptTraces, ProfilingLayer, Reason, Stats};
 use tracing_subscriber::prelude::*;
 
 /// Counters are those of the process.
@@ -275,18 +276,67 @@ fn a_kept_span_that_opentelemetry_does_not_have_keeps_the_trace_around_it() {
     assert_eq!(out.names(), ["before", "request"]);
 }
 
+/// Waits until these spans were passed on, and no others.
+fn wait_for(out: &Out, provider: &SdkTracerProvider, expected: &[&str]) {
+    let start = Instant::now();
+    while out.names() != expected {
+        assert!(start.elapsed() < Duration::from_secs(60), "{:?}", out.names());
+        thread::sleep(Duration::from_millis(10));
+        provider.force_flush().unwrap();
+    }
+}
+
+#[test]
+fn what_ended_in_the_trace_of_a_span_that_hangs_goes_on_when_it_is_kept() {
+    let _in_turn = in_turn();
+    // The span that hangs is the root of its trace, or inside it, or OpenTelemetry does not have it.
+    for hangs in ["request", "hung", "hidden"] {
+        let (out, provider, dispatch) = with_layer(&format!("10s,[{hangs}]=hung>100ms"), true);
+        let (end, is_to_end) = mpsc::channel::<()>();
+        dispatcher::with_default(&dispatch, || {
+            // Another trace is not kept with it.
+            let other = info_span!("other");
+            other.in_scope(|| info_span!("not kept").in_scope(|| {}));
+            let work = move || {
+                let _request = info_span!("request").entered();
+                info_span!("before").in_scope(|| {});
+                let _inside = match hangs {
+                    "request" => None,
+                    "hung" => Some(info_span!("hung").entered()),
+                    _ => Some(info_span!("hidden").entered()),
+                };
+                _ = is_to_end.recv();
+            };
+            let own = dispatch.clone();
+            let hung = thread::spawn(move || dispatcher::with_default(&own, work));
+            wait_for(&out, &provider, &["before"]);
+            end.send(()).unwrap();
+            hung.join().unwrap();
+            drop(other);
+        });
+        provider.force_flush().unwrap();
+        let all: &[&str] =
+            if hangs == "hung" { &["before", "hung", "request"] } else { &["before", "request"] };
+        assert_eq!(out.names(), all, "{hangs}");
+    }
+}
+
 #[test]
 fn the_trace_of_a_span_that_was_kept_while_open_goes_on_when_it_ends() {
     let _in_turn = in_turn();
-    let (out, provider, dispatch) = with_layer("hung>100ms", true);
+    let (out, provider, dispatch) = with_layer("10s,[hung]=hung>100ms", true);
+    let handle = dispatch.downcast_ref::<ProfilingLayer>().unwrap().handle();
     dispatcher::with_default(&dispatch, || {
-        let _request = info_span!("request").entered();
+        // Asked for its context before it is entered, it began in no profiled span.
+        let request = info_span!("request");
+        assert!(request.context().span().span_context().is_valid());
+        let _request = request.entered();
         info_span!("before").in_scope(|| {});
         // Its rule keeps no closed span.
         info_span!("hung").in_scope(|| {
-            let end = Instant::now() + Duration::from_millis(1_500);
-            while Instant::now() < end {
-                std::hint::black_box(());
+            let start = Instant::now();
+            while handle.stats().kept_for(Reason::Hung) == 0 {
+                assert!(start.elapsed() < Duration::from_secs(60));
             }
         });
         provider.force_flush().unwrap();

@@ -158,6 +158,8 @@ fn counters_are_exported_as_metrics() {
     assert_eq!((kept["reason=latency"], kept["reason=error"]), (2.0, 1.0));
     let dropped = &found["tracing_profiling.profiles.dropped"].1;
     assert_eq!(dropped["cause=export_failed"], 0.0);
+    let dropped = found["tracing_profiling.traces.dropped"].1.keys().collect::<Vec<_>>();
+    assert_eq!(dropped, ["cause=at_shutdown", "cause=ordinary", "cause=over_bound"]);
 
     let units: Vec<_> = found.iter().map(|(name, (unit, _))| (name.as_str(), &**unit)).collect();
     assert_eq!(
@@ -176,6 +178,9 @@ fn counters_are_exported_as_metrics() {
             ("tracing_profiling.spans.seen", "{span}"),
             ("tracing_profiling.threads.sampled", "{thread}"),
             ("tracing_profiling.threads.unsampled", "{thread}"),
+            ("tracing_profiling.traces.dropped", "{span}"),
+            ("tracing_profiling.traces.held", "{span}"),
+            ("tracing_profiling.traces.passed", "{span}"),
         ]
     );
 }
@@ -208,7 +213,7 @@ fn a_layer_that_is_off_has_zeros() {
     let meters = Meters::of(&setup.handle);
     setup.run(|| info_span!("any").in_scope(|| ()));
     let found = meters.collect();
-    assert_eq!(found.len(), 13);
+    assert_eq!(found.len(), 16);
     assert!(found.values().all(|(_, values)| values.values().all(|value| *value == 0.0)));
 }
 

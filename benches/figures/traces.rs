@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::hint::black_box;
+use std::sync::Barrier;
 
 use opentelemetry::trace::{Span as _, TraceContextExt, Tracer, TracerProvider};
 use opentelemetry::{Context, KeyValue};
@@ -67,6 +68,21 @@ impl Setup {
         each / f64::from(SPANS)
     }
 
+    /// The same on each of two threads at the same time.
+    fn requests_on_two_threads(&self) -> f64 {
+        let start = Barrier::new(2);
+        let one = || {
+            start.wait();
+            time_each(REQUESTS / 2, || self.begin().span().end()) / f64::from(SPANS)
+        };
+        let (this, other) = std::thread::scope(|scope| {
+            let other = scope.spawn(one);
+            (one(), other.join().expect("no panic"))
+        });
+        self.provider.force_flush().expect("flushed");
+        f64::midpoint(this, other)
+    }
+
     /// The peak of memory in MB while 1,000 requests a second take 100 ms each.
     fn memory(&self) -> f64 {
         let (bytes, ()) = allocator::peak(|| {
@@ -91,5 +107,11 @@ pub(crate) fn run() {
     let times = interleave(101, &mut [&mut || alone.requests(), &mut || held.requests()]);
     figure("traces.batch.span", median(&times[0]), "ns");
     figure("traces.held.span_added", added(&times[0], &times[1]), "ns");
+    let times = interleave(
+        101,
+        &mut [&mut || alone.requests_on_two_threads(), &mut || held.requests_on_two_threads()],
+    );
+    figure("traces.batch.span_on_two_threads", median(&times[0]), "ns");
+    figure("traces.held.span_added_on_two_threads", added(&times[0], &times[1]), "ns");
     figure("traces.held.memory_added", held.memory() - alone.memory(), "MB");
 }

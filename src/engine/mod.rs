@@ -31,7 +31,9 @@ use crate::keep::{
     Callsite, Callsites, FieldValues, KeptSpan, ProfileAdmission, Rules, SpanLink, SpanNames, judge,
 };
 use crate::log::LogEvent;
-use crate::otel::{OtelSettings, OtelSpan, UnreachedSpans, hold_traces, keep_trace, trace_stats};
+use crate::otel::{
+    OtelSettings, OtelSpan, UnreachedSpans, keep_trace, keep_traces_begun_in, trace_stats,
+};
 use crate::profile::ProfileId;
 use crate::publish::PublishState;
 use crate::references::{ClosedReference, CohortHash, Moment};
@@ -255,9 +257,10 @@ impl Engine {
         let ids = otel.as_ref().map(OtelSpan::ids);
         let mut verdict = Verdict { ids, ..unkept };
         if reasons.is_empty() || is_over {
-            if hold_traces() && self.admission.was_kept_open(closing.key) {
-                self.keep_trace(closing, ids, reach);
-            }
+            keep_trace(|| {
+                let was_kept = self.admission.was_kept_open(closing.key);
+                was_kept.then(|| self.trace_of(closing, ids, reach)).flatten()
+            });
             return verdict;
         }
         if self.otel.only_sampled_traces && ids.is_some_and(|ids| !ids.is_sampled) {
@@ -273,22 +276,22 @@ impl Engine {
         if let Some(otel) = otel {
             otel.set_attributes(self.otel.attributes.of(&span));
         }
-        if hold_traces() {
-            self.keep_trace(&closing, ids, reach);
-        }
+        keep_trace(|| self.trace_of(&closing, ids, reach));
         verdict
     }
 
-    /// Reports to `KeptTraces` that a span was kept. One that OpenTelemetry does not have is in the trace
-    /// of those around it.
-    fn keep_trace(&self, closing: &SpanSnapshot, ids: Option<TraceIds>, reach: FindOtel<'_>) {
-        let around = || {
+    /// The trace of a closing span. One that OpenTelemetry does not have is in that of those around it.
+    fn trace_of(
+        &self,
+        closing: &SpanSnapshot,
+        ids: Option<TraceIds>,
+        reach: FindOtel<'_>,
+    ) -> Option<TraceIds> {
+        ids.or_else(|| {
             let around = self.spans.enclosing(closing.id, closing.closed_at).into_iter().skip(1);
-            around.filter(|span| span.was_entered).find_map(|span| reach(span.id))
-        };
-        if let Some(ids) = ids.or_else(|| around().map(|otel| otel.ids())) {
-            keep_trace(ids);
-        }
+            let mut around = around.filter(|span| span.was_entered);
+            around.find_map(|span| reach(span.id)).map(|otel| otel.ids())
+        })
     }
 
     /// Adds up what a request took.
@@ -481,7 +484,14 @@ impl Engine {
         if let Some(callsite) = callsite {
             let mut span = self.describe(open, callsite, reasons, None);
             (span.facts.is_open, span.facts.deadlock) = (true, deadlock);
-            self.keep(open, callsite, &mut span);
+            let is_due = self.keep(open, callsite, &mut span);
+            if is_due && let Some(around) = self.spans.describe(open.id, open.key) {
+                // Asking for its OpenTelemetry span is possible only on the thread that closes it.
+                keep_traces_begun_in(|span| {
+                    let is_in = |(key, _): &(_, _)| *key == span.key;
+                    span.layer == self.spans.layer && around.iter().any(is_in)
+                });
+            }
         }
     }
 }

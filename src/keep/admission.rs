@@ -211,8 +211,8 @@ impl ProfileAdmission {
                 *group.linked_inside.entry(*outside).or_default() += span.samples.on_cpu;
             }
             group.kept.push(span.clone());
-            if let Some(id) = span.profile.ok().filter(|_| span.facts.is_open) {
-                state.earlier.entry(span.key).or_default().push(id);
+            if span.facts.is_open {
+                state.earlier.entry(span.key).or_default().extend(span.profile);
             }
         }
         is_due
@@ -255,7 +255,7 @@ impl ProfileAdmission {
         Some(state.groups.get(&root)?.kept.first()?.link.clone())
     }
 
-    /// Whether a span was kept while it was open, with a profile.
+    /// Whether a span was kept while it was open, and reported.
     pub(crate) fn was_kept_open(&self, span: SpanKey) -> bool {
         self.state.lock().earlier.contains_key(&span)
     }

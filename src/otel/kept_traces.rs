@@ -1,13 +1,12 @@
 //! Whole traces of what was kept, and one in *n* of the others: a processor of OpenTelemetry spans that holds those of a
 //! trace until none of them is open any more.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::env;
 use std::fmt;
 use std::mem::take;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam::utils::CachePadded;
 use opentelemetry::trace::{Span as _, SpanContext, Status, TraceContextExt, TraceId};
@@ -21,7 +20,7 @@ use super::probability::{randomness_of, with_threshold};
 use super::span_delivery::{COUNTERS, Lot, PAUSE, SpanOutbox};
 use super::trace_choice::{EXPECTED as TRACE_CHOICES, TraceChoice};
 use crate::error::Error;
-use crate::span::TraceIds;
+use crate::span::{InnermostSpan, TraceIds, innermost_span};
 use crate::stats::{Counters, TraceStats};
 use crate::sys;
 
@@ -31,10 +30,10 @@ const SHARDS: usize = 32;
 const DEFAULT_BOUNDS: (usize, usize) = (131_072, 64 << 20);
 /// Traces that hold spans, of a shard, among which the one to drop is found at the bound.
 const MOST_COMPARED: usize = 256;
-/// Traces of a shard beyond which one that went on is forgotten at once.
+/// Traces of a shard that went on and have no open span.
 const MOST_FOLLOWED: usize = 4_096;
-/// Ticks of 10 s that a trace is followed for, less up to one.
-const FOLLOWED_TICKS: u32 = 2;
+/// For how long one of them is remembered at least, so that what starts later follows it.
+const FOLLOWED: Duration = Duration::from_secs(10);
 /// Places for spans that a trace gets at first, and that a large one gets at once.
 const MOST_USUAL: usize = 32;
 const MOST_SPACE: usize = 1_024;
@@ -42,8 +41,6 @@ const LONGEST_FLUSH: Duration = Duration::from_secs(10);
 
 /// What layers report kept spans to, whichever was made first.
 static ALL: RwLock<Vec<Weak<HeldTraces>>> = RwLock::new(Vec::new());
-/// Whether there was ever one.
-static IS_ANY: AtomicBool = AtomicBool::new(false);
 
 /// A processor of OpenTelemetry spans that passes on the whole traces of spans that were kept or failed, and one in *n* of
 /// the others, to another processor, such as one that exports in batches.
@@ -69,7 +66,8 @@ static IS_ANY: AtomicBool = AtomicBool::new(false);
 /// randomness of its id as OpenTelemetry specifies it, so that processes with the same *n* choose the same traces. The rest
 /// is dropped. [`TraceStats`] counts all of this; the [guide](crate::guide::kept_traces) has the limits.
 ///
-/// Spans are passed on by a thread, which waits while the other processor has no room. The program never waits.
+/// Spans are passed on by a thread, which waits while the other processor has no room. The program never waits. The other
+/// processor learns of the start of each span (`on_start`), also of those that are dropped later.
 pub struct KeptTraces<P> {
     next: Arc<P>,
     choice: TraceChoice,
@@ -179,27 +177,31 @@ impl<P: SpanProcessor + 'static> SpanProcessor for KeptTraces<P> {
     }
 }
 
-/// Whether traces may be held.
-pub(crate) fn hold_traces() -> bool {
-    IS_ANY.load(Relaxed)
+/// A layer has kept a span of the trace that `find` returns, which is asked only if traces are held.
+pub(crate) fn keep_trace(find: impl FnOnce() -> Option<TraceIds>) {
+    let all = all_here();
+    let ids = if all.is_empty() { None } else { find() };
+    if let Some(ids) = ids {
+        let trace = TraceId::from_bytes(ids.trace.to_bytes());
+        all.iter().for_each(|held| held.keep(trace));
+    }
 }
 
-/// A layer has kept a span of that trace.
-pub(crate) fn keep_trace(ids: TraceIds) {
-    let trace = TraceId::from_bytes(ids.trace.to_bytes());
-    for_all(|held| held.keep(trace));
+/// A layer has kept an open span, which is one of those spans or inside them.
+pub(crate) fn keep_traces_begun_in(spans: impl Fn(InnermostSpan) -> bool) {
+    all_here().iter().for_each(|held| held.keep_begun_in(&spans));
 }
 
-fn for_all(act: impl FnMut(Arc<HeldTraces>)) {
-    let Some(all) = ALL.try_read_for(PAUSE) else { return };
+/// The processors of this process. The lock is not held while they are used, since a further one may start then.
+fn all_here() -> Vec<Arc<HeldTraces>> {
+    let Some(all) = ALL.try_read_for(PAUSE) else { return Vec::new() };
     let here = |held: &Arc<HeldTraces>| held.made_in == sys::fork_generation();
-    all.iter().filter_map(Weak::upgrade).filter(here).for_each(act);
+    all.iter().filter_map(Weak::upgrade).filter(here).collect()
 }
 
 /// What the processors of this process have done.
 pub(crate) fn trace_stats() -> TraceStats {
-    let mut held = 0;
-    for_all(|one| held += one.spans());
+    let held = all_here().iter().map(|held| held.spans()).sum();
     TraceStats { held, ..TraceStats::from(&*COUNTERS) }
 }
 
@@ -224,53 +226,74 @@ struct Trace {
     ended: Lot,
     /// The number of traces before it.
     number: u64,
-    /// The tick since which it has had no open span.
-    since: u32,
+    /// When it last had no open span any more.
+    since: Option<Instant>,
+    /// The first profiled span in which one of its spans was started: usually that span itself, which was being entered.
+    begun_in: Option<InnermostSpan>,
 }
 
 #[derive(Default)]
 struct Shard {
     traces: HashMap<TraceId, Trace>,
+    /// Those that went on and then had no open span any more, and when.
+    followed: VecDeque<(Instant, TraceId)>,
     /// The number of traces so far.
     begun: u64,
+    space: Space,
+}
+
+#[derive(Default)]
+struct Space {
     /// The number of spans that the trace before held, for which the next ones have places from the first on.
     usual: usize,
-    /// The bytes that its traces hold, and those that they may take beyond them.
-    bytes: usize,
-    room: usize,
+    /// The bytes that traces hold, and those that they may take beyond them.
+    held: usize,
+    left: usize,
+}
+
+impl Space {
+    /// Takes a place and those bytes for a span, or returns how many bytes are not within the bound.
+    fn take(
+        &mut self,
+        Lot { spans, bytes: taken }: &mut Lot,
+        bytes: usize,
+        is_last: bool,
+        outbox: &SpanOutbox,
+    ) -> Result<(), usize> {
+        let more = match is_last {
+            _ if spans.len() < spans.capacity() => 0,
+            true => 1,
+            false => spans.len().clamp(self.usual.max(1), MOST_SPACE),
+        };
+        let bytes = bytes + more * size_of::<SpanData>();
+        if self.left < bytes {
+            let part = bytes.max(outbox.part);
+            if !outbox.take(part) {
+                return Err(bytes);
+            }
+            self.left += part;
+        }
+        self.left -= bytes;
+        self.held += bytes;
+        *taken += bytes;
+        spans.reserve_exact(more);
+        Ok(())
+    }
 }
 
 impl Shard {
-    fn verdict(&self, trace: TraceId) -> Option<TraceVerdict> {
-        self.traces.get(&trace).map(|trace| trace.verdict)
-    }
-
-    /// Holds a span of an open trace, or returns it with the bytes that are not within the bound.
-    fn hold(
-        &mut self,
-        trace: TraceId,
-        span: SpanData,
-        bytes: usize,
-        outbox: &SpanOutbox,
-    ) -> Option<(SpanData, usize)> {
-        let Some(trace) = self.traces.get_mut(&trace) else { return Some((span, bytes)) };
-        let spans = &mut trace.ended.spans;
-        let has_space = spans.len() < spans.capacity();
-        let more = if has_space { 0 } else { spans.len().clamp(self.usual.max(1), MOST_SPACE) };
-        let bytes = bytes + more * size_of::<SpanData>();
-        if self.room < bytes {
-            let part = bytes.max(outbox.part);
-            if !outbox.take(part) {
-                return Some((span, bytes));
+    /// A trace that went on has no open span any more. Forgets those that nothing has followed.
+    fn follow(&mut self, id: TraceId, now: Instant) {
+        self.followed.push_back((now, id));
+        while let Some((since, id)) = self.followed.front().copied()
+            && (now.duration_since(since) >= FOLLOWED || self.followed.len() > MOST_FOLLOWED)
+        {
+            self.followed.pop_front();
+            let is_over = |trace: &Trace| trace.open == 0 && trace.since == Some(since);
+            if self.traces.get(&id).is_some_and(is_over) {
+                self.traces.remove(&id);
             }
-            self.room += part;
         }
-        self.room -= bytes;
-        self.bytes += bytes;
-        trace.ended.bytes += bytes;
-        spans.reserve_exact(more);
-        spans.push(span);
-        None
     }
 }
 
@@ -281,7 +304,6 @@ struct HeldTraces {
     /// The bytes that a span counts for at least beside its place, so that the number of spans is bounded.
     least: usize,
     outbox: SpanOutbox,
-    ticks: AtomicU32,
     /// The fork generation in which it was made.
     made_in: u32,
 }
@@ -297,21 +319,13 @@ impl HeldTraces {
             return None;
         }
         sys::watch_forks();
-        let known = Arc::new(OnceLock::<Weak<Self>>::new());
-        let held = Arc::clone(&known);
-        let tick = move || {
-            held.get().and_then(Weak::upgrade).into_iter().for_each(|held| held.tick());
-        };
         let held = Arc::new(Self {
             shards: Default::default(),
             choice,
             least: bytes.div_ceil(spans).saturating_sub(size_of::<SpanData>()),
-            outbox: SpanOutbox::start(bytes, next, tick)?,
-            ticks: AtomicU32::new(0),
+            outbox: SpanOutbox::start(bytes, next)?,
             made_in: sys::fork_generation(),
         });
-        _ = known.set(Arc::downgrade(&held));
-        IS_ANY.store(true, Relaxed);
         let mut all = ALL.write();
         all.retain(|held| held.strong_count() > 0);
         all.push(Arc::downgrade(&held));
@@ -331,55 +345,78 @@ impl HeldTraces {
     }
 
     /// A span has started.
-    fn begin(&self, trace: TraceId, is_forced: bool) {
-        let mut shard = self.shard(trace);
-        if let Some(trace) = shard.traces.get_mut(&trace) {
-            if trace.open == 0 {
-                Counters::add(&COUNTERS.late, 1);
-            }
-            trace.open += 1;
-            return;
+    fn begin(&self, id: TraceId, is_forced: bool) {
+        let mut shard = self.shard(id);
+        let Shard { traces, begun, .. } = &mut *shard;
+        let trace = traces.entry(id).or_insert_with(|| {
+            let verdict = match is_forced {
+                true if self.outbox.is_full() => TraceVerdict::Dropped,
+                true => TraceVerdict::GoesOn(None),
+                false => TraceVerdict::Open,
+            };
+            let (number, ended) = (*begun, Lot::default());
+            *begun += 1;
+            Trace { verdict, open: 0, ended, number, since: None, begun_in: None }
+        });
+        trace.begun_in = trace.begun_in.or_else(innermost_span);
+        if trace.open == 0 && trace.since.is_some() {
+            Counters::add(&COUNTERS.late, 1);
         }
-        let verdict = match is_forced {
-            true if self.outbox.is_full() => TraceVerdict::Dropped,
-            true => TraceVerdict::GoesOn(None),
-            false => TraceVerdict::Open,
-        };
-        let number = shard.begun;
-        shard.begun += 1;
-        let new = Trace { verdict, open: 1, ended: Lot::default(), number, since: 0 };
-        shard.traces.insert(trace, new);
+        trace.open += 1;
     }
 
     /// A span has ended.
     fn end(&self, span: SpanData) {
         let id = span.span_context.trace_id();
         let bytes = bytes_of(&span).max(self.least);
-        let is_failed = matches!(span.status, Status::Error { .. });
-        let mut shard = self.shard(id);
-        let Some(trace) = shard.traces.get_mut(&id) else {
-            // Too old to be remembered at the bound.
-            drop(shard);
-            return Counters::add(&COUNTERS.dropped_over_bound, 1);
-        };
-        trace.open = trace.open.saturating_sub(1);
-        let (before, is_last) = (trace.verdict, trace.open == 0);
-        match before {
-            TraceVerdict::Open if is_failed => self.decide(shard, id, KEPT, Some((span, bytes))),
-            TraceVerdict::Open if is_last => {
-                let verdict = self.ordinary(&span.span_context);
-                self.decide(shard, id, verdict, Some((span, bytes)));
+        for can_retry in [true, false] {
+            let mut shard = self.shard(id);
+            let Shard { traces, space, .. } = &mut *shard;
+            let Some(trace) = traces.get_mut(&id) else { return };
+            let mut verdict = match trace.verdict {
+                TraceVerdict::Open if matches!(span.status, Status::Error { .. }) => KEPT,
+                TraceVerdict::Open if trace.open <= 1 => self.ordinary(&span.span_context),
+                known => known,
+            };
+            let mut missing = 1;
+            if verdict != TraceVerdict::Dropped {
+                let is_last = verdict != TraceVerdict::Open;
+                match space.take(&mut trace.ended, bytes, is_last, &self.outbox) {
+                    Ok(()) => {
+                        trace.ended.spans.push(span);
+                        missing = 0;
+                    }
+                    Err(needed) if can_retry => {
+                        drop(shard);
+                        self.make_room(needed);
+                        continue;
+                    }
+                    Err(_) if verdict == TraceVerdict::Open => verdict = TraceVerdict::Dropped,
+                    Err(_) => {}
+                }
             }
-            TraceVerdict::Open => self.hold(shard, id, (span, bytes)),
-            decided => self.decide(shard, id, decided, Some((span, bytes))),
+            trace.open = trace.open.saturating_sub(1);
+            if verdict != TraceVerdict::Open {
+                self.decide(shard, id, verdict, missing);
+            }
+            return;
         }
     }
 
     /// A layer has kept a span.
     fn keep(&self, id: TraceId) {
         let shard = self.shard(id);
-        if shard.verdict(id) == Some(TraceVerdict::Open) {
-            self.decide(shard, id, KEPT, None);
+        if shard.traces.get(&id).is_some_and(|trace| trace.verdict == TraceVerdict::Open) {
+            self.decide(shard, id, KEPT, 0);
+        }
+    }
+
+    fn keep_begun_in(&self, spans: impl Fn(InnermostSpan) -> bool) {
+        for shard in &self.shards {
+            let is_kept = |(_, trace): &(_, &Trace)| trace.begun_in.is_some_and(&spans);
+            let kept: Vec<_> =
+                shard.lock().traces.iter().filter(is_kept).map(|(id, _)| *id).collect();
+            kept.into_iter().for_each(|id| self.keep(id));
         }
     }
 
@@ -390,82 +427,47 @@ impl HeldTraces {
         if is_chosen { TraceVerdict::GoesOn(Some(threshold)) } else { TraceVerdict::Dropped }
     }
 
-    /// Holds a span that has ended.
-    fn hold<'a>(
-        &'a self,
-        mut shard: MutexGuard<'a, Shard>,
-        id: TraceId,
-        (span, bytes): (SpanData, usize),
-    ) {
-        let Some((span, needed)) = shard.hold(id, span, bytes, &self.outbox) else { return };
-        drop(shard);
-        self.make_room(needed);
-        shard = self.shard(id);
-        // It may have been decided in the meantime.
-        let (verdict, span) = match shard.verdict(id) {
-            Some(TraceVerdict::Open) => match shard.hold(id, span, bytes, &self.outbox) {
-                Some((span, _)) => (self.ordinary(&span.span_context), span),
-                None => return,
-            },
-            Some(decided) => (decided, span),
-            None => (self.ordinary(&span.span_context), span),
-        };
-        self.decide(shard, id, verdict, Some((span, bytes)));
-    }
-
-    /// Decides on a trace, or follows the decision, with one more span that has ended.
+    /// Decides on a trace, or lets what has ended since follow the decision. A span is missing in what it holds if it is
+    /// dropped, or if there was no room.
     fn decide(
         &self,
         mut shard: MutexGuard<'_, Shard>,
         id: TraceId,
-        verdict: TraceVerdict,
-        more: Option<(SpanData, usize)>,
+        mut verdict: TraceVerdict,
+        missing: usize,
     ) {
-        let known = shard.traces.len();
-        let mut lot = Lot::default();
-        let (mut verdict, mut is_over) = (verdict, true);
-        if let Some(trace) = shard.traces.get_mut(&id) {
-            if trace.verdict == TraceVerdict::Open {
-                is_over = trace.open > 0;
-                // Its spans could not all go on.
-                if verdict != TraceVerdict::Dropped && self.outbox.is_full() {
-                    (verdict, is_over) = (TraceVerdict::Dropped, true);
-                }
-            }
-            (trace.verdict, lot) = (verdict, take(&mut trace.ended));
-            let is_followed = verdict != TraceVerdict::Dropped && known <= MOST_FOLLOWED;
-            if trace.open == 0 && is_followed {
-                trace.since = self.ticks.load(Relaxed);
-            } else if trace.open == 0 {
-                shard.traces.remove(&id);
-            }
+        let Shard { traces, space, .. } = &mut *shard;
+        let Some(trace) = traces.get_mut(&id) else { return };
+        let was_open = trace.verdict == TraceVerdict::Open;
+        let mut is_over = trace.open > 0 || !was_open;
+        // It would not be whole.
+        if was_open && verdict != TraceVerdict::Dropped && (missing > 0 || self.outbox.is_full()) {
+            (verdict, is_over) = (TraceVerdict::Dropped, true);
         }
-        shard.bytes -= lot.bytes;
-        if !lot.spans.is_empty() {
-            shard.usual = lot.spans.len().min(MOST_USUAL);
+        trace.verdict = verdict;
+        let lot = take(&mut trace.ended);
+        space.held -= lot.bytes;
+        if was_open && !lot.spans.is_empty() {
+            space.usual = lot.spans.len().min(MOST_USUAL);
         }
+        let is_at_end = trace.open == 0;
         if let TraceVerdict::GoesOn(threshold) = verdict {
-            drop(shard);
-            if let Some((span, bytes)) = more {
-                let bytes = bytes + size_of::<SpanData>();
-                let mut is_taken = self.outbox.take(bytes);
-                if !is_taken {
-                    self.make_room(bytes);
-                    is_taken = self.outbox.take(bytes);
-                }
-                if is_taken {
-                    lot.spans.push(span);
-                    lot.bytes += bytes;
-                } else {
-                    Counters::add(&COUNTERS.dropped_over_bound, 1);
-                }
+            if is_at_end {
+                let now = Instant::now();
+                trace.since = Some(now);
+                shard.follow(id, now);
             }
+            drop(shard);
+            Counters::add(&COUNTERS.dropped_over_bound, missing as u64);
             return self.outbox.send(lot, threshold);
         }
-        shard.room += lot.bytes;
-        if shard.room > self.outbox.part {
-            self.outbox.give(shard.room - self.outbox.part);
-            shard.room = self.outbox.part;
+        space.left += lot.bytes;
+        if space.left > self.outbox.part {
+            self.outbox.give(space.left - self.outbox.part);
+            space.left = self.outbox.part;
+        }
+        if is_at_end {
+            traces.remove(&id);
         }
         drop(shard);
         let counter = match is_over {
@@ -473,7 +475,7 @@ impl HeldTraces {
             true => &COUNTERS.dropped_over_bound,
             false => &COUNTERS.dropped,
         };
-        Counters::add(counter, (lot.spans.len() + usize::from(more.is_some())) as u64);
+        Counters::add(counter, (lot.spans.len() + missing) as u64);
     }
 
     /// Drops the traces that have held most for longest, until there is room.
@@ -484,7 +486,7 @@ impl HeldTraces {
                 return;
             }
             let fullest =
-                self.shards.iter().filter_map(|shard| Some((shard.try_lock()?.bytes, shard)));
+                self.shards.iter().filter_map(|shard| Some((shard.try_lock()?.space.held, shard)));
             let Some((_, fullest)) = fullest.max_by_key(|(bytes, _)| *bytes) else { return };
             let shard = fullest.lock();
             // By how many traces came later.
@@ -492,12 +494,19 @@ impl HeldTraces {
                 (trace.ended.bytes as u64).saturating_mul(shard.begun - trace.number)
             };
             let some = shard.traces.iter().filter(|(_, trace)| trace.ended.bytes > 0);
-            let worst = some.take(MOST_COMPARED).max_by_key(|(_, trace)| held(trace)).and_then(
-                |(id, trace)| Some((*id, self.ordinary(&trace.ended.spans.first()?.span_context))),
-            );
-            let Some((id, verdict)) = worst else { return };
-            self.decide(shard, id, verdict, None);
+            let worst = some.take(MOST_COMPARED).max_by_key(|(_, trace)| held(trace));
+            let Some((id, verdict)) =
+                worst.and_then(|(id, trace)| Some((*id, self.verdict_now(trace)?)))
+            else {
+                return;
+            };
+            self.decide(shard, id, verdict, 0);
         }
+    }
+
+    /// The verdict on a trace that is not decided, if it holds spans.
+    fn verdict_now(&self, trace: &Trace) -> Option<TraceVerdict> {
+        Some(self.ordinary(&trace.ended.spans.first()?.span_context))
     }
 
     /// Decides on all traces: of those that are open, the chosen ones go on.
@@ -506,22 +515,11 @@ impl HeldTraces {
             let open: Vec<_> = shard.lock().traces.keys().copied().collect();
             for id in open {
                 let shard = shard.lock();
-                let first = shard.traces.get(&id).and_then(|trace| trace.ended.spans.first());
-                if let Some(verdict) = first.map(|span| self.ordinary(&span.span_context)) {
-                    self.decide(shard, id, verdict, None);
+                let trace = shard.traces.get(&id);
+                if let Some(verdict) = trace.and_then(|trace| self.verdict_now(trace)) {
+                    self.decide(shard, id, verdict, 0);
                 }
             }
-        }
-    }
-
-    /// Forgets the traces that nothing has followed.
-    fn tick(&self) {
-        let now = self.ticks.fetch_add(1, Relaxed) + 1;
-        for shard in &self.shards {
-            shard
-                .lock()
-                .traces
-                .retain(|_, trace| trace.open > 0 || now - trace.since < FOLLOWED_TICKS);
         }
     }
 }
@@ -547,4 +545,54 @@ fn text_in(attributes: &[KeyValue]) -> usize {
         _ => 0,
     };
     size_of_val(attributes) + attributes.iter().map(of).sum::<usize>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trace_that_went_on_is_followed_for_some_time_and_as_one_of_some_thousand() {
+        let mut shard = Shard::default();
+        let ends = |shard: &mut Shard, number: u128, at| {
+            let id = TraceId::from_bytes(number.to_be_bytes());
+            let trace = shard.traces.entry(id).or_insert_with(|| Trace {
+                verdict: KEPT,
+                open: 0,
+                ended: Lot::default(),
+                number: 0,
+                since: None,
+                begun_in: None,
+            });
+            (trace.open, trace.since) = (0, Some(at));
+            shard.follow(id, at);
+        };
+        let known = |shard: &Shard| {
+            let ids = shard.traces.keys();
+            let mut known: Vec<_> = ids.map(|id| u128::from_be_bytes(id.to_bytes())).collect();
+            known.sort_unstable();
+            known
+        };
+        let start = Instant::now();
+        let after = |seconds| start + Duration::from_secs(seconds);
+        for number in 1..=3 {
+            ends(&mut shard, number, start);
+        }
+        // One is followed by a span that is still open, and one by a span that has ended.
+        shard.traces.get_mut(&TraceId::from_bytes(2_u128.to_be_bytes())).unwrap().open = 1;
+        ends(&mut shard, 3, after(5));
+        ends(&mut shard, 4, after(9));
+        assert_eq!(known(&shard), [1, 2, 3, 4]);
+        ends(&mut shard, 5, after(10));
+        assert_eq!(known(&shard), [2, 3, 4, 5]);
+        ends(&mut shard, 2, after(16));
+        assert_eq!(known(&shard), [2, 4, 5]);
+        ends(&mut shard, 6, after(100));
+        assert_eq!((known(&shard), shard.followed.len()), (vec![6], 1));
+        for number in 0..MOST_FOLLOWED as u128 {
+            ends(&mut shard, 10 + number, after(101));
+        }
+        assert_eq!((shard.traces.len(), shard.followed.len()), (MOST_FOLLOWED, MOST_FOLLOWED));
+        assert_eq!(known(&shard).first(), Some(&10));
+    }
 }

@@ -24,7 +24,7 @@ pub use attributes::span_attributes;
 pub(crate) use attributes::{AttributeNames, SpanAttributes};
 #[cfg(feature = "opentelemetry-sdk")]
 pub use kept_traces::KeptTraces;
-pub(crate) use kept_traces::{hold_traces, keep_trace, trace_stats};
+pub(crate) use kept_traces::{keep_trace, keep_traces_begun_in, trace_stats};
 pub(crate) use otel_span::OtelSpan;
 pub(crate) use trace_choice::{EXPECTED as TRACE_CHOICES, TraceChoice};
 pub(crate) use unreached::UnreachedSpans;

@@ -23,8 +23,6 @@ const PASSED_AT_ONCE: usize = 512;
 pub(super) const PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 const LONGEST_SHUTDOWN: Duration = Duration::from_secs(60 * 60);
-/// How often a tick is reported.
-const TICK: Duration = Duration::from_secs(10);
 
 /// Those of all processors of the process.
 pub(super) static COUNTERS: LazyLock<TraceCounters> = LazyLock::new(TraceCounters::default);
@@ -61,11 +59,7 @@ struct SharedBytes {
 
 impl SpanOutbox {
     /// `None` if no thread can be started. The thread ends with the outbox, or with a shutdown.
-    pub(super) fn start(
-        bytes: usize,
-        next: Arc<dyn SpanProcessor>,
-        tick: impl FnMut() + Send + 'static,
-    ) -> Option<Self> {
+    pub(super) fn start(bytes: usize, next: Arc<dyn SpanProcessor>) -> Option<Self> {
         let (messages, received) = unbounded();
         let shared = Arc::new(SharedBytes {
             left: AtomicUsize::new(bytes),
@@ -75,7 +69,7 @@ impl SpanOutbox {
         });
         let mut delivery =
             SpanDelivery { next, shared: Arc::clone(&shared), unflushed: 0, is_stuck: false };
-        spawn_ignored("profiling-spans", move || delivery.run(&received, tick)).ok()?;
+        spawn_ignored("profiling-spans", move || delivery.run(&received)).ok()?;
         Some(Self { shared, messages, part: bytes.div_ceil(PARTS) })
     }
 
@@ -103,13 +97,13 @@ impl SpanOutbox {
 
     /// The spans go on. Their bytes have been taken.
     pub(super) fn send(&self, lot: Lot, threshold: Option<u64>) {
-        self.shared.waiting.fetch_add(lot.bytes, Relaxed);
         if lot.spans.is_empty() {
-            self.shared.passed(lot.bytes);
-        } else if let Err(SendError(Message::Pass(lot, _))) =
-            self.messages.send(Message::Pass(lot, threshold))
-        {
-            self.shared.drop_at_shutdown(&lot);
+            return;
+        }
+        self.shared.waiting.fetch_add(lot.bytes, Relaxed);
+        let sent = self.messages.send(Message::Pass(lot, threshold));
+        if let Err(SendError(message)) = sent {
+            self.shared.drop_at_shutdown(&message);
         }
     }
 
@@ -139,9 +133,11 @@ impl SpanOutbox {
 }
 
 impl SharedBytes {
-    fn drop_at_shutdown(&self, lot: &Lot) {
-        self.passed(lot.bytes);
-        Counters::add(&COUNTERS.dropped_at_shutdown, lot.spans.len() as u64);
+    fn drop_at_shutdown(&self, message: &Message) {
+        if let Message::Pass(lot, _) = message {
+            self.passed(lot.bytes);
+            Counters::add(&COUNTERS.dropped_at_shutdown, lot.spans.len() as u64);
+        }
     }
 
     fn passed(&self, bytes: usize) {
@@ -160,33 +156,18 @@ struct SpanDelivery {
 }
 
 impl SpanDelivery {
-    fn run(&mut self, messages: &Receiver<Message>, mut tick: impl FnMut()) {
+    fn run(&mut self, messages: &Receiver<Message>) {
         // What an exporter does is no part of a trace.
         let _suppressed = Context::enter_telemetry_suppressed_scope();
-        let mut last_tick = Instant::now();
-        loop {
-            match messages.recv_timeout(TICK) {
-                Ok(message) => {
-                    let bytes = if let Message::Pass(lot, _) = &message { lot.bytes } else { 0 };
-                    // A processor is code of the program, and may panic.
-                    let handled = catch_unwind(AssertUnwindSafe(|| self.handle(message)));
-                    self.shared.passed(bytes);
-                    if let Ok(false) = handled {
-                        // What came after a shutdown was asked for.
-                        for message in messages.try_iter() {
-                            if let Message::Pass(lot, _) = message {
-                                self.shared.drop_at_shutdown(&lot);
-                            }
-                        }
-                        return;
-                    }
-                }
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return,
-            }
-            if last_tick.elapsed() >= TICK {
-                last_tick = Instant::now();
-                tick();
+        for message in messages {
+            let bytes = if let Message::Pass(lot, _) = &message { lot.bytes } else { 0 };
+            // A processor is code of the program, and may panic.
+            let handled = catch_unwind(AssertUnwindSafe(|| self.handle(message)));
+            self.shared.passed(bytes);
+            if let Ok(false) = handled {
+                // What came after a shutdown was asked for.
+                messages.try_iter().for_each(|message| self.shared.drop_at_shutdown(&message));
+                return;
             }
         }
     }

@@ -29,7 +29,7 @@ use crate::sys::{Clock, Uncounted, allocated_here, is_uncounted};
 #[repr(C, align(64))]
 pub(crate) struct Spans {
     pub(super) clock: Clock,
-    pub(super) layer: u32,
+    pub(crate) layer: u32,
     pub(super) ticks: Ticks,
     pub(super) table: SlotTable,
     pub(super) span_events: ArrayQueue<SpanEvent>,
