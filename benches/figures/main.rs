@@ -1,4 +1,4 @@
-//! Every figure of `docs/performance.md`, one per line: `figure NAME VALUE UNIT`.
+//! All figures, one per line: `figure NAME VALUE UNIT`. `docs/performance.md` has those with a goal.
 //!
 //! `cargo bench --bench figures` prints them all; `-- hot split` prints those whose names begin with these words.
 //! Differences and ratios are medians over interleaved rounds of one run.
