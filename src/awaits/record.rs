@@ -1,4 +1,8 @@
 //! What is known of one future: the stack of its last leaf, its span, and since when it is pending.
+//!
+//! Clones of one poll differ by a tag in the waker's pointer, which tells which leaf is done and which woke the task.
+//! The leaf that woke has the time; if that is not known, all share it. Of awaits below 10 ms, that in which the sum
+//! passes a multiple of 10 ms is a sample of that.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};

@@ -1,5 +1,7 @@
 //! What is typical, by version of the service and hour: stored in the directory of profiles, and compared with the day
 //! and the version before.
+//!
+//! Traffic differs by the hour of the day, so an hour is compared with that of the day before.
 
 mod format;
 mod routes;

@@ -1,4 +1,7 @@
 //! Which CPU time of threads the samples of the continuous profile represent.
+//!
+//! Sessions that begin and end often lose what a thread ran after their last sample. So all samples of a thread in one
+//! drain share what its CPU clock has gained since the drain before.
 
 use std::collections::HashMap;
 

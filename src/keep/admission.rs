@@ -1,4 +1,7 @@
 //! Admits kept spans to profiles: reservations, and the groups of local roots.
+//!
+//! A group ends when the root closes, or 2 s after its first span was kept. An id is given only with a reservation at
+//! the exporter and a sample, and then its profile is made, downsampled if necessary.
 
 use std::collections::HashMap;
 use std::sync::Arc;

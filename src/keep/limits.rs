@@ -1,4 +1,7 @@
 //! The limits of profiles and reports per minute.
+//!
+//! There is a token bucket for each rule, name and combination of shown values, and one for each rule: a span takes a
+//! token from both, or from none.
 
 use std::collections::HashMap;
 

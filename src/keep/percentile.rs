@@ -1,4 +1,7 @@
 //! How long spans of one name usually take.
+//!
+//! HDR histograms in two windows of five minutes, for each rule and name and each of its routes, both in bounded
+//! number.
 
 use std::collections::HashMap;
 use std::sync::Arc;

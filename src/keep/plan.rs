@@ -1,4 +1,7 @@
 //! What the rules mean for the hooks.
+//!
+//! A span whose rule judges its length is a slow request by it for 100 thresholds and at least 10 s; any other span
+//! that is open for ten contains requests, as a connection does: what is inside does not belong together.
 
 use std::time::Duration;
 

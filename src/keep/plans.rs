@@ -1,4 +1,6 @@
 //! The compiled rules behind the numbers in spans.
+//!
+//! A span keeps its number when rules are replaced, and hooks read without a lock, so compiled rules stay, up to a cap.
 
 use std::cell::Cell;
 use std::hash::{BuildHasher, RandomState};

@@ -1,5 +1,8 @@
 //! Whole traces of what was kept, and one in *n* of the others: a processor of OpenTelemetry spans that holds those of a
 //! trace until none of them is open any more.
+//!
+//! A trace is decided when none of its spans is open, which needs no local roots: overlapping calls and detached spans
+//! are decided together.
 
 use std::collections::{HashMap, VecDeque};
 use std::env;

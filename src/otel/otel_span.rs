@@ -1,4 +1,7 @@
 //! OpenTelemetry spans, reached through `tracing-opentelemetry`.
+//!
+//! Asking for a span's context starts the OpenTelemetry span, after which its parent cannot be set. So it is asked for
+//! in `on_close`, where that layer would start it a moment later.
 
 use opentelemetry::Context;
 use opentelemetry::trace::TraceContextExt;

@@ -1,4 +1,7 @@
 //! The outbox: the profiles on their way, and what is known of an exporter that fails.
+//!
+//! A profile stays until it is delivered, stored or dropped, and is never evicted for another. Only an answer to a
+//! profile proves that there is a receiver.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;

@@ -1,4 +1,8 @@
 //! Bringing the accounts up to date at a hook, after samples or time have passed.
+//!
+//! Samples belong to spans by position: a thread's ring head moves only when that thread is sampled. If it has moved
+//! since the last hook, an interval of the ring is the span's that was innermost until then. So no clock and no
+//! migration between processors can move a sample to a wrong span.
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};

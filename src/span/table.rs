@@ -1,4 +1,8 @@
 //! Maps a span's registry id to its slot, without hashing or locks.
+//!
+//! It follows the layout of the registry's ids: shard and index, pages that double. The registry does not promise that
+//! layout, so lookups compare the whole id, and a span whose slot is taken goes to a map behind a lock. What hooks read
+//! without a lock is never released.
 
 use std::collections::HashMap;
 use std::ops::Deref;

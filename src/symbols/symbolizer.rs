@@ -1,4 +1,7 @@
 //! Symbolization with blazesym.
+//!
+//! Its memory has no limit of its own, so sizes of sections are read before a file is opened, and one that does not fit
+//! is opened without its debug information, or not at all.
 
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};

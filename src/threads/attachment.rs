@@ -1,4 +1,8 @@
 //! Whether a thread is sampled: that begins, goes on at another rate, and ends.
+//!
+//! Attaching takes 150 µs, so a session goes on for 10 ms after the thread has left such spans, up to 0.64 s if it
+//! comes back. An event is opened disabled, its session is published, and only then is it enabled: hooks know the
+//! session before they can miss a sample.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,7 @@
 //! Spans that hang or stay open for too long. Their profile is a snapshot of what they did so far, and takes nothing
 //! from the profile that is made when they close.
+//!
+//! Time in which the collector did not run although it was due does not count: the process was stopped.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;

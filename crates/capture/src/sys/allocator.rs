@@ -1,4 +1,8 @@
 //! A global allocator that counts what each thread allocates, and samples allocations.
+//!
+//! A sample falls after a random number of bytes, exponentially distributed, so a block of *s* bytes is sampled with
+//! *p* = 1 − e^(−*s*/interval) and represents 1/*p* blocks: the estimator of Horvitz and Thompson, as in tcmalloc,
+//! jemalloc and Go.
 #![allow(unsafe_code, reason = "implements `GlobalAlloc`")]
 
 use std::alloc::{GlobalAlloc, Layout, System};

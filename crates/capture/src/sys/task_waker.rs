@@ -1,4 +1,7 @@
 //! Wakers that forward to the executor's, and report when they are cloned and woken.
+//!
+//! The executor's waker keeps its task alive, which owns the future, which owns this waker. So it holds a clone of the
+//! former only while it is cloned itself.
 #![allow(unsafe_code, reason = "the functions of wakers")]
 
 use std::mem::ManuallyDrop;

@@ -1,5 +1,9 @@
 //! Unwinding a thread that is blocked in a system call. Of its registers, the kernel reports only the program counter
 //! and the stack pointer.
+//!
+//! The frame pointer is restored where a function saved it. Before that, its value follows from the function's
+//! prologue, or from a saved pair whose return address comes right after a call of this function. Frames from there on
+//! are marked as inferred.
 
 use std::iter::successors;
 

@@ -1,4 +1,7 @@
 //! When the list of loaded modules is read.
+//!
+//! Other code at the same address is another module. What was loaded since the reading before counts as no code for
+//! samples that may be older.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};

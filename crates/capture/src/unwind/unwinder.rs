@@ -1,4 +1,8 @@
 //! Unwinding with framehop.
+//!
+//! Where tables are missing, framehop follows the first word of the stack or the frame pointer, which shows data as
+//! callers. So each caller is checked: executable memory, right after a call. Otherwise the stack ends there and says
+//! why.
 
 use std::ops::Range;
 

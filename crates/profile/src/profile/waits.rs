@@ -1,4 +1,7 @@
 //! What most of the time and of the memory of a profile was spent in, and its waits.
+//!
+//! A wait blocks an executor only if the stack proves it: each function up to the one that runs the task has line
+//! tables, which show what is inlined, and none is `block_in_place`.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};

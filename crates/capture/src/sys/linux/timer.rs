@@ -1,4 +1,8 @@
 //! Sampling a thread with a timer and a signal.
+//!
+//! The handler writes a record like perf's. It finds its memory by the number that the timer sends, and first checks
+//! that it is on that thread's stack, so a late signal is harmless. Of another stack it reads nothing but an alternate
+//! signal stack, whose end is known: beyond others there can be a guard page.
 #![allow(
     unsafe_code,
     reason = "POSIX timers, and a signal handler that copies registers and stack; no crate offers \
