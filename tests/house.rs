@@ -720,7 +720,7 @@ fn lines_of_tests_do_not_count() {
 #[test]
 fn the_guide_shows_the_files_of_the_collector_as_they_are() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let guide = fs::read_to_string(root.join("docs/guide/collector.md")).unwrap();
+    let guide = fs::read_to_string(root.join("docs/guide/receivers.md")).unwrap();
     for name in ["collector.yaml", "builder.yaml"] {
         let file = fs::read_to_string(root.join("examples/collector").join(name)).unwrap();
         assert!(guide.contains(&format!("```yaml\n{file}```\n")), "{name}");
