@@ -138,7 +138,7 @@ use tracing_profiling_profile::{facts, ids, redact, text};
 #[cfg(fuzzing)]
 pub mod fuzzing;
 
-/// The guide: one page for each way to add the layer, and for each topic.
+/// The guide: a page for each topic.
 // Of two definitions of a link the first holds: here those of `rustdoc_links.txt`, in the repository those of the page.
 #[cfg(any(doc, doctest))]
 pub mod guide {
@@ -157,17 +157,14 @@ pub mod guide {
         )* };
     }
     pages! {
-        subscriber attribute awaits allocations without_opentelemetry configuration log report agents nothing_is_kept
-        platforms sizing redaction
+        subscriber awaits allocations configuration log report nothing_is_kept platforms sizing redaction
     }
     pages! {
         if "opentelemetry-sdk" (feature = "opentelemetry-sdk", "`opentelemetry-sdk`") opentelemetry
         if "opentelemetry-sdk" (feature = "opentelemetry-sdk", "`opentelemetry-sdk`") kept_traces
         if "axum" (feature = "axum", "`axum`") live_control
         if "_otlp" (any(feature = "otlp-grpc", feature = "otlp-http"), "`otlp-grpc` or `otlp-http`") otlp
-        if "_otlp" (any(feature = "otlp-grpc", feature = "otlp-http"), "`otlp-grpc` or `otlp-http`") collector
-        if "_otlp" (any(feature = "otlp-grpc", feature = "otlp-http"), "`otlp-grpc` or `otlp-http`") pyroscope
-        if "_otlp" (any(feature = "otlp-grpc", feature = "otlp-http"), "`otlp-grpc` or `otlp-http`") parca
+        if "_otlp" (any(feature = "otlp-grpc", feature = "otlp-http"), "`otlp-grpc` or `otlp-http`") receivers
     }
 }
 
@@ -215,29 +212,32 @@ pub use sys::ProfilingAllocator;
 ///
 /// #[profiled(threshold = "50ms", on_error, skip(basket), err)]
 /// async fn checkout(user: u64, basket: Vec<u64>) -> Result<(), std::io::Error> {
-///     // ...
 /// #   _ = (user, basket);
 ///     Ok(())
 /// }
+///
+/// /// Never profiled, whatever the rules for all say.
+/// #[profiled(off)]
+/// fn heartbeat() {}
 /// ```
 ///
 /// | argument | meaning |
 /// |---|---|
 /// | `threshold = "50ms"` | keep the span if it takes longer |
-/// | `on_error` | keep it if it fails; with `err`, a returned `Err` is an `ERROR` event and so a failure |
+/// | `on_error` | keep it if it fails; with `err`, a returned `Err` is an `ERROR` event and so a failure. The compiler warns where `err` is missing |
 /// | `off` | never profile it |
-/// | `crate = "path::to::tracing_profiling"` | on async functions, the path of this crate if it is not `::tracing_profiling` |
+/// | `crate = "shop_base::tracing_profiling"` | on async functions, the path of this crate if it is renamed or re-exported |
 ///
 /// All other arguments are those of `#[tracing::instrument]`, to which they are passed; the crate `tracing` must be
-/// available under that name. The attribute works on sync and async functions, methods, generic and `unsafe` functions,
-/// and functions of `async-trait`, but not on a `const fn`. The body of an async function is [`Profiled`], so that its
-/// profiles show what it awaits.
+/// available under that name. The attribute works on all functions and methods but a `const fn`. The body of an async
+/// function is [`Profiled`]: its profiles show what it awaits. On functions that return `impl Future`, call
+/// [`.profiled()`](ProfiledExt::profiled) on what they return.
 ///
-/// `threshold` and `on_error` replace the rule for all spans, as a directive for this span would: only the conditions
-/// that they state apply. Without either of them, the rule for all spans applies. A directive that names the span or
-/// its target overrides the attribute. Each function with `threshold` or `on_error` has its own limit of profiles per
-/// minute.
+/// `threshold` and `on_error` replace the directive for all spans (`250ms|error` by default); without them it applies. A
+/// directive that names the span or its target (`shop=1s`, `[checkout]=off`) overrides the attribute. A function with its
+/// own settings is profiled even if the rules name only other spans; only the rule set `off` switches it off. With
+/// `level = "debug"` it is profiled if a layer or a rule enables that level. Each function with `threshold` or `on_error`
+/// has its own limit of profiles per minute.
 ///
-/// The attribute has an effect only if the layer is part of the subscriber. On functions that are not async it costs no
-/// more than `#[tracing::instrument]`, because the settings are part of the callsite.
+/// It needs the layer in the subscriber, and on functions that are not async costs no more than `#[tracing::instrument]`.
 pub use tracing_profiling_macros::profiled;

@@ -96,8 +96,8 @@ impl Handle {
     /// **There is no authentication.** A client that can reach these routes can read every profile, including the names
     /// of your functions and spans, and can change what the program does: `PUT`, `POST` and `DELETE` replace the rules
     /// and turn profiling on and off. Do not mount them on the port that serves your users. Use a port of `127.0.0.1`,
-    /// or the protection of your other routes for operators. [The guide](crate::guide::live_control) has an example
-    /// with a token.
+    /// or the protection of your other routes for operators; `examples/admin_token.rs` has a token. [The
+    /// guide](crate::guide::live_control) has more.
     ///
     /// Pages of other sites in a browser that can reach the port cannot use the routes:
     ///

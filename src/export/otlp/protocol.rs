@@ -66,8 +66,7 @@ mod tests {
         let pages = [
             (include_str!("../../../docs/guide/otlp.md"), [&*package, HTTP_PATH]),
             (include_str!("../../../docs/otlp.md"), [&*package, DEVELOPMENT_VERSION_HEADER]),
-            (include_str!("../../../docs/guide/pyroscope.md"), [HTTP_PATH; 2]),
-            (include_str!("../../../docs/guide/collector.md"), [HTTP_PATH; 2]),
+            (include_str!("../../../docs/guide/receivers.md"), [HTTP_PATH; 2]),
         ];
         for (page, texts) in pages {
             for text in texts {
