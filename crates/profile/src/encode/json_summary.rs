@@ -13,5 +13,5 @@ pub fn json_summary(profile: &Profile) -> String {
 }
 
 pub(super) fn shortened(brief: &Brief<'_>) -> String {
-    brief.within_limit(|brief| text_of(brief)).unwrap_or_else(|| "{}".to_owned())
+    brief.within_limit(text_of).unwrap_or_else(|| "{}".to_owned())
 }
