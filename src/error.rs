@@ -56,10 +56,6 @@ enum Problem {
 const MOST_OF_PROBLEM: usize = 400;
 
 impl Error {
-    pub(crate) fn rules(text: &str, at: usize, problem: String) -> Self {
-        Self::text("the profiling rules", text, at, problem)
-    }
-
     /// `what` cannot be parsed because of the text at that position.
     pub(crate) fn text(what: &'static str, text: &str, at: usize, problem: String) -> Self {
         let (line, before) = around(text, at);
@@ -250,7 +246,8 @@ mod tests {
             assert!(error.len() < 150 * bytes, "{} bytes", error.len());
             for at in [0, 10, 50_000, 99_999, 100_000] {
                 let rules = format!("a={value}");
-                let error = Error::rules(&rules, at * bytes, "a rule".to_owned()).to_string();
+                let error =
+                    Error::text("the rules", &rules, at * bytes, "a rule".to_owned()).to_string();
                 assert!(error.len() < 300 * bytes, "{} bytes", error.len());
                 let lines: Vec<_> = error.lines().collect();
                 let place = lines[2].chars().position(|c| c == '^').unwrap();

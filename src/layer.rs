@@ -343,21 +343,19 @@ where
 }
 
 /// Reads the field that sets a span's status in `tracing-opentelemetry`.
-struct Status {
-    is_error: bool,
-}
+struct Status(bool);
 
 impl Status {
     fn is_error(record: impl FnOnce(&mut Self)) -> bool {
-        let mut status = Self { is_error: false };
+        let mut status = Self(false);
         record(&mut status);
-        status.is_error
+        status.0
     }
 }
 
 impl Visit for Status {
     fn record_str(&mut self, field: &Field, value: &str) {
-        self.is_error |= field.name() == STATUS_FIELD && value.eq_ignore_ascii_case("error");
+        self.0 |= field.name() == STATUS_FIELD && value.eq_ignore_ascii_case("error");
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {

@@ -152,7 +152,7 @@ pub(crate) fn build(parts: Parts) -> (Arc<Engine>, Collector, PublisherParts) {
         threads: Threads::new(threads),
         watchdog: Watchdog::new(),
         output: ProfileOutput::new(jobs, memory / 2, samples_per_profile),
-        logged: Logged::new(threads.pace.first_look, threads.cpu_percent),
+        logged: Logged::new(threads.pace.first_look),
         process: ProcessProfiler::default(),
         continuous: ContinuousProfiler::new(continuous.interval),
     };

@@ -8,16 +8,12 @@ use crate::log::{LogEvent, LogKind};
 use crate::report::{self, ForbiddenCalls};
 use crate::sinks::Losses;
 use crate::sys;
-use crate::threads::ThreadFindings;
 
-const MINUTE: Duration = Duration::from_secs(60);
 /// At most one line in this time states how many kept spans have none.
 const UNREPORTED_INTERVAL: Duration = Duration::from_secs(10);
 
 pub(crate) struct Logged {
     forbidden_calls: ForbiddenCalls,
-    lowered_rate: Option<Instant>,
-    shed: Option<Instant>,
     /// What is logged once, and was.
     said: Vec<LogKind>,
     /// The generation of the rules that were last checked for conditions on allocations.
@@ -29,16 +25,12 @@ pub(crate) struct Logged {
     look_after: Option<Duration>,
     /// When to check that.
     first_look: Option<Instant>,
-    /// The share of one core that reading samples may take.
-    cpu_percent: Option<u32>,
 }
 
 impl Logged {
-    pub(crate) fn new(first_look: Duration, cpu_percent: Option<u32>) -> Self {
+    pub(crate) fn new(first_look: Duration) -> Self {
         Self {
             forbidden_calls: ForbiddenCalls::default(),
-            lowered_rate: None,
-            shed: None,
             said: Vec::new(),
             checked_rules: None,
             unreported: 0,
@@ -46,7 +38,6 @@ impl Logged {
             look_after: Some(first_look),
             // The collector may not be woken when there is a subscriber.
             first_look: Instant::now().checked_add(first_look),
-            cpu_percent,
         }
     }
 
@@ -154,32 +145,6 @@ impl Logged {
     ) -> Option<LogEvent> {
         report::cut_stacks(losses, samples, stack_bytes).filter(|line| self.is_first(line.kind))
     }
-
-    /// What was found of threads: that rates are lowered and that no more threads are sampled at most once a minute, that the
-    /// program has taken the signal of the timers once.
-    pub(super) fn of_threads(
-        &mut self,
-        findings: ThreadFindings,
-        now: Instant,
-    ) -> impl Iterator<Item = LogEvent> + use<> {
-        let ThreadFindings { shed, lowered, has_lost_signal, unseen } = findings;
-        let shed = shed.filter(|_| is_due(&mut self.shed, now)).map(|over| report::shed(&over));
-        let lowered = lowered.filter(|_| is_due(&mut self.lowered_rate, now));
-        let percent = self.cpu_percent.unwrap_or_default();
-        let lowered = lowered.map(|times| report::lowered_rate(percent, times));
-        let is_first = has_lost_signal && self.is_first(LogKind::SignalLost);
-        let lost_signal =
-            is_first.then(|| LogEvent::warning(LogKind::SignalLost, report::LOST_SIGNAL));
-        [shed, lowered, lost_signal, unseen].into_iter().flatten()
-    }
-}
-
-fn is_due(last: &mut Option<Instant>, now: Instant) -> bool {
-    let is_due = last.is_none_or(|last| now.duration_since(last) >= MINUTE);
-    if is_due {
-        *last = Some(now);
-    }
-    is_due
 }
 
 #[cfg(test)]
@@ -223,7 +188,7 @@ mod tests {
         let start = Instant::now();
         let is_there = |line: &String| line.contains("no span that a rule matches");
         while !lines.0.lock().iter().any(is_there) {
-            assert!(start.elapsed() < MINUTE, "{:?}", lines.0.lock());
+            assert!(start.elapsed() < Duration::from_secs(60), "{:?}", lines.0.lock());
             std::thread::sleep(Duration::from_millis(10));
         }
         drop(dispatch);
@@ -243,7 +208,7 @@ mod tests {
         let handle = layer.handle();
         let dispatch = Dispatch::new(tracing_subscriber::registry().with(lines).with(layer));
         let engine = dispatch.downcast_ref::<ProfilingLayer>().unwrap().engine().unwrap();
-        let mut logged = Logged::new(Duration::ZERO, None);
+        let mut logged = Logged::new(Duration::ZERO);
         let mut line = || {
             let events = logged.due(engine);
             events.into_iter().find(|event| event.kind == LogKind::Declined)
@@ -287,7 +252,7 @@ mod tests {
         }
         for has_span in [false, true] {
             let layer = ProfilingLayer::builder().build().unwrap();
-            let mut logged = Logged::new(Duration::ZERO, None);
+            let mut logged = Logged::new(Duration::ZERO);
             let mut looks = |layer: &ProfilingLayer| {
                 let events = logged.due(layer.engine().unwrap());
                 events.iter().filter(|event| event.kind == LogKind::NothingSeen).count()

@@ -356,8 +356,7 @@ impl Collector {
     }
 
     fn log_findings(&mut self) {
-        let findings = self.threads.take_findings();
-        let events = self.logged.of_threads(findings, Instant::now());
+        let events = self.threads.take_events();
         self.log(events);
     }
 

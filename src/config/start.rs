@@ -120,8 +120,8 @@ pub(crate) fn start(
         remote.fallback().is_none() && remote.limits().grace_period < Duration::MAX
     });
     let health = ExporterHealth::new(problem.is_none(), must_prove);
-    let admission =
-        ProfileAdmission::new(builder.profiles_per_minute, health).with_max_reserved(most_reserved);
+    let mut admission = ProfileAdmission::new(builder.profiles_per_minute, health);
+    admission.most_reservations = most_reserved;
     let cpu_percent = match (builder.cpu_percent, builder.source.threads.periods) {
         (None, None) => Some(DEFAULT_CPU_PERCENT),
         (percent, _) => percent.filter(|percent| *percent > 0),

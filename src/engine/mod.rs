@@ -2,9 +2,7 @@
 
 mod command;
 mod gate;
-mod kept_counts;
 mod process;
-mod running_source;
 
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
@@ -13,22 +11,20 @@ use parking_lot::Mutex;
 use tracing::Dispatch;
 use tracing::field::Visit;
 
-use kept_counts::{count, count_over_limit};
-
 pub(crate) use command::{Command, Commands, HeapRequest, LONGEST_ANSWER, NoAnswer};
 pub(crate) use gate::Gate;
 pub use process::ProfileKind;
 pub(crate) use process::{CancelProfile, ProcessRequest, StartedProfile};
-pub(crate) use running_source::RunningSource;
 
 use crate::allocations::{self, LayerAllocations};
 use crate::awaits::{self, LayerAwaits};
 use crate::error::Error;
 use crate::facts::format::place_of;
-use crate::facts::{Facts, Reason, Reasons};
+use crate::facts::{Facts, Reason, Reasons, TimeBreakdown};
 use crate::ids::hash_of;
 use crate::keep::{
-    Callsite, Callsites, FieldValues, KeptSpan, ProfileAdmission, Rules, SpanLink, SpanNames, judge,
+    Callsite, Callsites, FieldValues, KeptSpan, NoProfile, ProfileAdmission, Rules, SpanLink,
+    SpanNames, judge,
 };
 use crate::log::LogEvent;
 use crate::otel::{
@@ -38,6 +34,7 @@ use crate::profile::ProfileId;
 use crate::publish::PublishState;
 use crate::references::{ClosedReference, CohortHash, Moment};
 use crate::refresh::refresh_interest;
+use crate::sampler::Sampler;
 use crate::span::{
     ADDED_UP, Ancestor, FAILED, LONG_SEGMENT_NS, OtherSpan, RegistryId, SAMPLED_ITSELF,
     SHOWS_FIELDS, SpanSnapshot, Spans, TraceIds, Verdict, forget_this_thread, has_woken,
@@ -494,4 +491,73 @@ impl Engine {
             }
         }
     }
+}
+
+/// The source of samples that is in use.
+#[derive(Debug)]
+pub(crate) struct RunningSource {
+    /// Describes it and what it cannot see; a warning if that is less than was requested.
+    pub(crate) line: LogEvent,
+    pub(crate) sampler: Sampler,
+}
+
+impl RunningSource {
+    /// Describes it as it is now.
+    pub(crate) fn describe(&self) -> String {
+        let found = &self.line.message;
+        self.sampler.unsampled().map_or_else(|| found.clone(), |why| format!("{found}; {why}"))
+    }
+
+    /// Why a span has no samples.
+    pub(crate) fn without_samples(&self, account: &TimeBreakdown) -> NoProfile {
+        if self.sampler.is_refused() {
+            NoProfile::SamplingUnavailable
+        } else if self.sampler.is_silent()
+            || account.has_no_sampled_time() && self.sampler.unsampled().is_some()
+        {
+            NoProfile::ThreadsNotSampled
+        } else {
+            NoProfile::NoSamples
+        }
+    }
+}
+
+/// Counts a span that gets neither a profile nor a report.
+fn count_over_limit(
+    counters: &Counters,
+    account: &TimeBreakdown,
+    reasons: Reasons,
+    has_samples: bool,
+) {
+    let spans = &counters.spans;
+    counters.add_kept(reasons);
+    Counters::add(&spans.kept_on_cpu_ns, account.on_cpu_ns);
+    Counters::add(&spans.kept_sampled_ns, account.sampled_ns);
+    Counters::add(&spans.kept_unreported, 1);
+    let why = match has_samples {
+        true => &spans.no_profile_rate_limit,
+        false => &spans.no_profile_no_samples,
+    };
+    Counters::add(why, 1);
+}
+
+fn count(counters: &Counters, span: &KeptSpan) {
+    counters.add_kept(span.facts.reasons);
+    if !span.is_open() {
+        Counters::add(&counters.spans.kept_on_cpu_ns, span.times().on_cpu_ns);
+        Counters::add(&counters.spans.kept_sampled_ns, span.times().sampled_ns);
+    }
+    let without = match span.profile {
+        Ok(_) => return,
+        Err(
+            NoProfile::NoSamples | NoProfile::SamplingUnavailable | NoProfile::ThreadsNotSampled,
+        ) => &counters.spans.no_profile_no_samples,
+        Err(NoProfile::RateLimit) => &counters.spans.no_profile_rate_limit,
+        Err(NoProfile::ExporterBusy) => &counters.spans.no_profile_queue_full,
+        Err(NoProfile::TreeFull) => &counters.spans.no_profile_too_many_spans,
+        Err(NoProfile::ExporterFails) => &counters.spans.no_profile_exporter_fails,
+        Err(NoProfile::NoMemory) => &counters.spans.no_profile_no_memory,
+        Err(NoProfile::NoId) => &counters.spans.no_profile_no_id,
+    };
+    Counters::add(without, 1);
 }

@@ -52,12 +52,14 @@ impl Directory {
     /// without reports, and with the same limits of their own.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         let path = path.into();
+        // A report, and the same for other programs.
+        let is_usual = |it: &Format| matches!(it, Format::Html | Format::Pprof | Format::Otlp);
         Self {
             // The program may change its working directory. This fails for an empty path or without a working
             // directory; the path then stays relative.
             path: std::path::absolute(&path).unwrap_or(path),
             context: OnceLock::new(),
-            formats: Format::defaults(),
+            formats: Format::available().filter(is_usual).collect(),
             quota_bytes: DEFAULT_QUOTA_BYTES,
             quota_age: DEFAULT_QUOTA_AGE,
             inventory: Mutex::default(),
@@ -100,7 +102,7 @@ impl Directory {
     }
 
     /// Writes the files of one stem, or none of them. Each has one of the [`extensions`].
-    pub(super) fn write_files(
+    pub(crate) fn write_files(
         &self,
         stem: &str,
         files: &[(&'static str, impl AsRef<[u8]>)],
@@ -188,11 +190,6 @@ impl Directory {
         inventory.profiles.len() < profiles
     }
 
-    /// Writes a profile of which only the OTLP message is left.
-    pub(crate) fn write_otlp(&self, stem: &str, bytes: &[u8]) -> io::Result<()> {
-        self.write_files(stem, &[(Format::Otlp.extension(), bytes)]).map(drop)
-    }
-
     pub(super) fn problem(&self, error: &io::Error) -> String {
         let path = self.path.display();
         match error.kind() {
@@ -226,11 +223,6 @@ impl Directory {
             }
             inventory.remove_oldest(&self.path);
         }
-    }
-
-    /// Checks whether a profile could be written.
-    pub(crate) fn check_writable(&self) -> Result<(), ExportError> {
-        Ok(self.probe().map_err(|error| self.problem(&error))?)
     }
 
     /// Creates an entry where profiles would go, and removes it. Permission checks alone are not reliable, for example
@@ -378,7 +370,7 @@ impl Exporter for Directory {
     }
 
     fn check(&mut self) -> Result<(), ExportError> {
-        self.check_writable()
+        Ok(self.probe().map_err(|error| self.problem(&error))?)
     }
 
     fn set_context(&mut self, context: &HtmlContext) {

@@ -40,12 +40,6 @@ impl Format {
         })
     }
 
-    /// What a directory contains by default: a report, and the same for other programs as pprof and OTLP.
-    pub(super) fn defaults() -> Vec<Self> {
-        let are_usual = |format: &Self| matches!(format, Self::Html | Self::Pprof | Self::Otlp);
-        Self::available().filter(are_usual).collect()
-    }
-
     /// The name of the format.
     pub const fn as_str(self) -> &'static str {
         match self {

@@ -83,7 +83,8 @@ pub(crate) struct ProfileAdmission {
     state: Mutex<State>,
     /// Each profile that has a reservation and is not yet exported has another one.
     reservations: Arc<()>,
-    most_reservations: usize,
+    /// How many may have one at once.
+    pub(crate) most_reservations: usize,
     pub(crate) health: Arc<ExporterHealth>,
     started: Instant,
     /// The clock of a test, which replaces the time since `started`.
@@ -119,11 +120,6 @@ impl ProfileAdmission {
         }
     }
 
-    /// Sets how many reservations may be in use at once.
-    pub(crate) fn with_max_reserved(self, profiles: usize) -> Self {
-        Self { most_reservations: profiles, ..self }
-    }
-
     /// With a clock that a test sets, in nanoseconds.
     #[cfg(test)]
     pub(crate) fn by_hand(self, now: Arc<AtomicU64>) -> Self {
@@ -148,7 +144,7 @@ impl ProfileAdmission {
     ) -> bool {
         let now_ns = self.now_ns();
         let state = self.state.lock();
-        let has_token = |what| state.limits.has((rule, name), what, now_ns);
+        let has_token = |what| state.limits.taken((rule, name), what, now_ns).is_some();
         // The spans of an open group need no token.
         let is_reported = state.groups.contains_key(&root) || has_token(Limited::Report);
         !is_reported && (!has_samples || !has_token(Limited::Profile))
@@ -504,7 +500,8 @@ mod tests {
     #[test]
     fn reservations_are_limited() {
         for most in [1, MAX_RESERVED as u64, 100] {
-            let admission = admission(10_000).with_max_reserved(most as usize);
+            let admission =
+                ProfileAdmission { most_reservations: most as usize, ..admission(10_000) };
             for n in 1..=most {
                 assert!(keep(&admission, n, n, 1, ID).profile.is_ok());
             }
@@ -519,21 +516,21 @@ mod tests {
     fn no_reservation_is_given_while_profiles_cannot_be_exported() {
         let admission = admission(60);
         assert_eq!(keep(&admission, 1, 1, 1, ID).profile, Ok(ID));
-        admission.health.set_accepts(false);
+        admission.health.accepts.store(false, Ordering::Relaxed);
         assert_eq!(keep(&admission, 2, 2, 1, ID).profile, Err(NoProfile::ExporterFails));
         assert_eq!(
             keep(&admission, 3, 1, 1, OTHER).profile,
             Ok(ID),
             "a reservation was given before"
         );
-        admission.health.set_accepts(true);
+        admission.health.accepts.store(true, Ordering::Relaxed);
         admission.memory_is_short.store(true, Ordering::Relaxed);
         assert_eq!(keep(&admission, 4, 4, 1, ID).profile, Err(NoProfile::NoMemory));
         admission.memory_is_short.store(false, Ordering::Relaxed);
         assert_eq!(keep(&admission, 5, 5, 1, OTHER).profile, Ok(OTHER));
         admission.is_over.store(true, Ordering::Relaxed);
         // The last profile is exported in the meantime.
-        admission.health.set_accepts(true);
+        admission.health.accepts.store(true, Ordering::Relaxed);
         assert_eq!(keep(&admission, 6, 6, 1, ID).profile, Err(NoProfile::ExporterFails));
     }
 
@@ -544,11 +541,11 @@ mod tests {
         let busy = Err(NoProfile::ExporterBusy);
         assert_eq!(profiles, [Ok(ID), Ok(ID), Ok(ID), busy, busy]);
         (1..=3).for_each(|root| drop(admission.end_group(key(root))));
-        admission.health.set_accepts(false);
+        admission.health.accepts.store(false, Ordering::Relaxed);
         let fails = Err(NoProfile::ExporterFails);
         assert_eq!(keep(&admission, 6, 6, 1, OTHER).profile, fails);
         assert_eq!(admission.end_group(key(6)).unwrap().id, None);
-        admission.health.set_accepts(true);
+        admission.health.accepts.store(true, Ordering::Relaxed);
         admission.health.note_delivered();
         assert_eq!(keep(&admission, 7, 7, 2, ID).profile, Ok(ID));
     }

@@ -40,6 +40,7 @@ use crate::text::bytes;
 /// Directives in a set of rules. Each new callsite is compared with all of them.
 const MOST_DIRECTIVES: usize = 256;
 
+const RULES: &str = "the profiling rules";
 const KEEP: &str = "`off` or a condition such as `250ms`, `error`, `p99>20ms` or `on_cpu>100ms`";
 const CONDITION: &str = "a condition such as `250ms`, `error`, `p99>20ms` or `on_cpu>100ms`";
 const DURATION: &str = "a duration such as `250ms`";
@@ -66,11 +67,11 @@ impl FromStr for Rules {
                 Some(cause) => format!("no pattern: {cause} (text can be put in quotes)"),
                 None => format!("expected {}", expected(error.inner())),
             };
-            Error::rules(text, at, problem)
+            Error::text(RULES, text, at, problem)
         })?;
         let wrong = |directive: &Directive, expected| {
             let at = text.len().saturating_sub(directive.rest);
-            Err(Error::rules(text, at, format!("expected {expected}")))
+            Err(Error::text(RULES, text, at, format!("expected {expected}")))
         };
         if let Some(over) = directives.get(MOST_DIRECTIVES) {
             return wrong(over, format!("at most {MOST_DIRECTIVES} directives"));

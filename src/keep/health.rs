@@ -15,7 +15,7 @@ const NO_LIMIT: u32 = u32::MAX;
 #[derive(Debug)]
 pub(crate) struct ExporterHealth {
     /// It would accept a profile now.
-    accepts: AtomicBool,
+    pub(crate) accepts: AtomicBool,
     /// How many reservations may be given until a profile is delivered.
     permits: AtomicU32,
     /// Profiles that it has refused since the last one that was delivered.
@@ -31,15 +31,10 @@ impl ExporterHealth {
         Self { accepts: accepts.into(), permits, refused: AtomicU32::new(0), must_prove }
     }
 
-    /// Whether it would accept a profile now, as far as is known.
-    pub(crate) fn accepts(&self) -> bool {
-        self.accepts.load(Ordering::Relaxed)
-    }
-
     /// Why no reservation may be given, if none may.
     pub(super) fn refusal(&self) -> Option<NoProfile> {
         match self.permits.load(Ordering::Relaxed) {
-            _ if !self.accepts() => Some(NoProfile::ExporterFails),
+            _ if !self.accepts.load(Ordering::Relaxed) => Some(NoProfile::ExporterFails),
             0 => Some(NoProfile::ExporterBusy),
             _ => None,
         }
@@ -49,11 +44,6 @@ impl ExporterHealth {
     pub(super) fn note_reservation(&self) {
         let taken = |left: u32| (left != NO_LIMIT).then(|| left.saturating_sub(1));
         _ = self.permits.fetch_update(Ordering::Relaxed, Ordering::Relaxed, taken);
-    }
-
-    /// It accepts profiles, or it does not.
-    pub(crate) fn set_accepts(&self, accepts: bool) {
-        self.accepts.store(accepts, Ordering::Relaxed);
     }
 
     /// A profile was delivered.
@@ -125,10 +115,10 @@ mod tests {
     fn an_exporter_that_reports_at_once_works_when_it_accepts_profiles() {
         let health = ExporterHealth::new(false, false);
         assert_eq!(health.refusal(), FAILS);
-        health.set_accepts(true);
+        health.accepts.store(true, Ordering::Relaxed);
         assert!((0..9).all(|_| !health.note_refused()));
         assert_eq!(health.refusal(), None);
-        health.set_accepts(false);
+        health.accepts.store(false, Ordering::Relaxed);
         assert_eq!(health.refusal(), FAILS);
     }
 }

@@ -47,11 +47,6 @@ impl RateLimits {
         Self { per_minute, full_ns: HashMap::new() }
     }
 
-    /// Whether there is a token for a span of that rule and name.
-    pub(super) fn has(&self, span: (u64, u64), what: Limited, now_ns: u64) -> bool {
-        self.taken(span, what, now_ns).is_some()
-    }
-
     /// Takes a token for a span, if there is one.
     pub(super) fn take(&mut self, span: (u64, u64), what: Limited, now_ns: u64) -> bool {
         let Some(taken) = self.taken(span, what, now_ns) else { return false };
@@ -71,8 +66,8 @@ impl RateLimits {
         true
     }
 
-    /// Takes a token from the rule's bucket and the name's, or from none.
-    fn taken(
+    /// The rule's bucket and the name's without a token, if both have one.
+    pub(super) fn taken(
         &self,
         (rule, name): (u64, u64),
         what: Limited,
@@ -132,10 +127,10 @@ mod tests {
             assert_eq!(std::iter::repeat_with(taken).take_while(|taken| *taken).count(), 60);
         }
         // The fourth name took the last tokens of the rule.
-        let has = |route, now_ns| limits.has(span(1, route), Limited::Report, now_ns);
+        let has = |route, now_ns| limits.taken(span(1, route), Limited::Report, now_ns).is_some();
         assert!(!has("/e", 0) && !has("/e", second / 4 - 1) && has("/e", second / 4));
         assert!(!has("/a", second - 1) && has("/a", second));
-        assert!(!RateLimits::new(0).has(span(1, "/"), Limited::Profile, second));
+        assert!(RateLimits::new(0).taken(span(1, "/"), Limited::Profile, second).is_none());
     }
 
     #[test]

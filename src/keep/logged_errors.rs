@@ -43,7 +43,8 @@ impl LoggedErrors {
     /// An error in a span was logged. Nothing changes if another one is known, or while another thread reads or writes there.
     pub(crate) fn add(&self, span: SpanKey, error: impl FnOnce() -> LoggedError) {
         let place = || self.0.get(of_key(span)).and_then(Mutex::try_lock);
-        if place().is_none_or(|place| is_of(&place, span)) {
+        let is_known = |place: &Known| place.as_ref().is_some_and(|(of, _)| *of == span);
+        if place().is_none_or(|place| is_known(&place)) {
             return;
         }
         let error = error();
@@ -57,10 +58,6 @@ impl LoggedErrors {
         let place = self.0.get(of_key(span))?.try_lock()?;
         place.as_ref().filter(|(of, _)| *of == span).map(|(_, error)| error.clone())
     }
-}
-
-fn is_of(place: &Known, span: SpanKey) -> bool {
-    place.as_ref().is_some_and(|(of, _)| *of == span)
 }
 
 /// Fibonacci hashing (Knuth, The Art of Computer Programming 3, 6.4): the keys of each thread begin at a multiple of a

@@ -6,6 +6,8 @@ mod candidates;
 mod condition;
 mod directive;
 mod fields;
+#[cfg(fuzzing)]
+mod fuzzing;
 mod health;
 mod kept;
 mod limits;

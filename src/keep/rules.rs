@@ -125,15 +125,6 @@ impl Rule {
         &ANY
     }
 
-    /// Compares the values that it wants with themselves, and with `other`.
-    #[cfg(fuzzing)]
-    pub(crate) fn match_own_values(&self, other: &str) {
-        for value in self.fields.iter().filter_map(|field| field.value.as_ref()) {
-            assert!(value.is_str(value.as_str()) && value.is_printed(value.as_str()));
-            _ = (value.is_str(other), value.is_printed(other));
-        }
-    }
-
     pub(crate) fn is_for_all(&self) -> bool {
         self.target.is_none() && self.span.is_none() && self.fields.is_empty()
     }

@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crossbeam::channel::{self, Receiver, RecvError, RecvTimeoutError};
@@ -18,7 +19,9 @@ use super::ending::Ending;
 use super::outbox::{Content, DeliveryOutcome, HeldProfile, Outage, OutageCause, Outbox, Outgoing};
 use super::reporter::Reporter;
 use crate::error::{FlushError, FlushStage};
-use crate::export::{Answer, ExportError, Exporter, QueueLimits, RefusedScope, Unexportable, stem};
+use crate::export::{
+    Answer, ExportError, Exporter, Format, QueueLimits, RefusedScope, Unexportable, stem,
+};
 use crate::keep::{ExporterHealth, Kept};
 use crate::log::{LogEvent, LogKind};
 use crate::profile::Profile;
@@ -205,7 +208,7 @@ impl Delivery {
         let has_fallback = self.exporter.remote().is_some_and(|it| it.fallback().is_some());
         let accepts =
             self.problem().is_none() || has_fallback && !self.outbox.has(Outgoing::is_whole);
-        self.shared.health.set_accepts(accepts);
+        self.shared.health.accepts.store(accepts, Ordering::Relaxed);
     }
 
     /// Gives a profile to the exporter. Returns whether it may accept others.
@@ -410,7 +413,9 @@ impl Delivery {
             Content::Encoded { .. } if outcome == DeliveryOutcome::Delivered => {}
             Content::Encoded { stem, message } => {
                 let fallback = self.exporter.remote().and_then(|remote| remote.fallback());
-                is_stored = fallback.is_some_and(|it| it.write_otlp(&stem, &message).is_ok());
+                // What is left of the profile.
+                let left = [(Format::Otlp.extension(), &message)];
+                is_stored = fallback.is_some_and(|it| it.write_files(&stem, &left).is_ok());
             }
         }
         // A refused profile counts as refused even if it was stored: it is not sent again.
@@ -884,7 +889,7 @@ mod tests {
             deliver(&mut delivery);
             receive(&mut delivery, busy(None));
             deliver(&mut delivery);
-            assert_eq!(delivery.shared.health.accepts(), is_accepted);
+            assert_eq!(delivery.shared.health.accepts.load(Ordering::Relaxed), is_accepted);
             assert_eq!(held(&delivery), usize::from(!is_accepted));
         }
         // It is tried again.
@@ -895,7 +900,7 @@ mod tests {
         drop(file);
         delivery.advance(true);
         assert_eq!((held(&delivery), stats(&delivery).profiles.stored_as_fallback), (0, 1));
-        assert!(delivery.shared.health.accepts());
+        assert!(delivery.shared.health.accepts.load(Ordering::Relaxed));
     }
 
     /// One that must prove that it works.
@@ -911,7 +916,7 @@ mod tests {
         for _ in 0..5 {
             deliver_of_process(&mut delivery);
             receive(&mut delivery, never(RefusedScope::Request));
-            assert!(delivery.shared.health.accepts());
+            assert!(delivery.shared.health.accepts.load(Ordering::Relaxed));
         }
         assert_eq!(stats(&delivery).continuous.dropped_export_failed, 5);
         // While all may be refused, they are the test.
@@ -920,11 +925,11 @@ mod tests {
         receive(&mut delivery, never(RefusedScope::Request));
         receive(&mut delivery, never(RefusedScope::Request));
         assert_eq!(stats(&delivery).continuous.dropped_export_failed, 6);
-        assert!(!delivery.shared.health.accepts());
+        assert!(!delivery.shared.health.accepts.load(Ordering::Relaxed));
         deliver_of_process(&mut delivery);
         assert_eq!(line.sent(), [1; 8]);
         receive(&mut delivery, accepted());
-        assert!(delivery.shared.health.accepts());
+        assert!(delivery.shared.health.accepts.load(Ordering::Relaxed));
     }
 
     #[test]
@@ -933,9 +938,9 @@ mod tests {
         (0..3).for_each(|_| deliver(&mut delivery));
         receive(&mut delivery, never(RefusedScope::Request));
         receive(&mut delivery, never(RefusedScope::Request));
-        assert!(!delivery.shared.health.accepts());
+        assert!(!delivery.shared.health.accepts.load(Ordering::Relaxed));
         receive(&mut delivery, accepted());
-        assert!(delivery.shared.health.accepts() && held(&delivery) == 0);
+        assert!(delivery.shared.health.accepts.load(Ordering::Relaxed) && held(&delivery) == 0);
         assert_eq!(line.sent(), [1; 3]);
     }
 
@@ -952,15 +957,15 @@ mod tests {
             deliver(&mut delivery);
             receive(&mut delivery, never(RefusedScope::Request));
             assert_eq!(stats(&delivery).profiles.dropped_refused, lost);
-            assert!(!delivery.shared.health.accepts());
+            assert!(!delivery.shared.health.accepts.load(Ordering::Relaxed));
             assert!(delivery.flush(Instant::now()).is_err(), "not even probed");
             pass_pause(&mut delivery);
             receive(&mut delivery, never(RefusedScope::Request));
-            assert!(delivery.shared.health.accepts());
+            assert!(delivery.shared.health.accepts.load(Ordering::Relaxed));
         }
         deliver(&mut delivery);
         receive(&mut delivery, accepted());
-        assert!(delivery.shared.health.accepts() && held(&delivery) == 0);
+        assert!(delivery.shared.health.accepts.load(Ordering::Relaxed) && held(&delivery) == 0);
         assert_eq!(line.sent(), [1, 0, 1, 0, 1]);
         assert_eq!(stats(&delivery).profiles.delivered, 1);
     }
@@ -1018,11 +1023,14 @@ mod tests {
         deliver(&mut delivery);
         delivery.advance(true);
         assert_eq!((held(&delivery), stats(&delivery).profiles.exported), (2, 0));
-        assert!(!delivery.shared.health.accepts());
+        assert!(!delivery.shared.health.accepts.load(Ordering::Relaxed));
         assert!(delivery.next_attempt().unwrap() > Instant::now());
         delivery.advance(true);
         assert_eq!((held(&delivery), stats(&delivery).profiles.exported), (0, 2));
-        assert!(delivery.shared.health.accepts() && delivery.next_attempt().is_none());
+        assert!(
+            delivery.shared.health.accepts.load(Ordering::Relaxed)
+                && delivery.next_attempt().is_none()
+        );
     }
 
     #[test]
@@ -1032,7 +1040,7 @@ mod tests {
         deliver(&mut delivery);
         assert_eq!(stats(&delivery).profiles.dropped_export_failed, 1);
         delivery.advance(true);
-        assert!(delivery.shared.health.accepts());
+        assert!(delivery.shared.health.accepts.load(Ordering::Relaxed));
         deliver(&mut delivery);
         assert_eq!(line.sent(), [1]);
     }
@@ -1057,13 +1065,19 @@ mod tests {
     #[test]
     fn an_exporter_that_has_no_profile_to_retry_is_checked_again() {
         let mut delivery = delivery_by(StartsLate { checks: 0 });
-        delivery.shared.health.set_accepts(false);
+        delivery.shared.health.accepts.store(false, Ordering::Relaxed);
         delivery.fail(None, "not yet".to_owned(), OutageCause::Fails);
         for _ in 0..2 {
-            assert!(!delivery.shared.health.accepts() && delivery.next_attempt().is_some());
+            assert!(
+                !delivery.shared.health.accepts.load(Ordering::Relaxed)
+                    && delivery.next_attempt().is_some()
+            );
             delivery.advance(true);
         }
-        assert!(delivery.shared.health.accepts() && delivery.next_attempt().is_none());
+        assert!(
+            delivery.shared.health.accepts.load(Ordering::Relaxed)
+                && delivery.next_attempt().is_none()
+        );
     }
 
     #[test]

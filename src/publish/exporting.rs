@@ -37,6 +37,7 @@ impl ExportThread {
     pub(super) fn run(mut self) {
         self.delivery.start();
         self.history.begin(SystemTime::now());
+        self.log();
         loop {
             let wake = self.delivery.next_attempt().map_or_else(channel::never, channel::at);
             let due = self.history.due_in(SystemTime::now());

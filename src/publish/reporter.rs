@@ -116,11 +116,11 @@ impl Reporter {
     /// The thread that logs.
     pub(crate) fn run_log(&self) {
         let (mut hint, mut lost) = (NameHint::default(), LostLines::default());
-        let mut level = MissingLevel::default();
+        let mut is_missing = false;
         while let Some(item) = self.log.next() {
             match item {
                 LogItem::Event(event) => {
-                    level.wait(event.level);
+                    is_missing = is_missing || !wait_for_level(event.level);
                     self.emit(&event);
                 }
                 LogItem::Kept(kept) => {
@@ -194,20 +194,14 @@ impl LostLines {
     }
 }
 
-/// Whether the global maximum level was too low for an event, and stayed so.
-#[derive(Default)]
-struct MissingLevel(bool);
-
-impl MissingLevel {
-    /// A layer gets its dispatcher just before the maximum level is set, and events in between are lost. Waits up to 200
-    /// ms for the level, in case it is still to be set.
-    fn wait(&mut self, level: LevelFilter) {
-        for _ in 0..20 {
-            if self.0 || LevelFilter::current() >= level {
-                return;
-            }
+/// A layer gets its dispatcher just before the maximum level is set, and events in between are lost. Waits up to 200 ms for
+/// the level, in case it is still to be set. Returns whether it is.
+fn wait_for_level(level: LevelFilter) -> bool {
+    (0..20).any(|_| {
+        let is_set = LevelFilter::current() >= level;
+        if !is_set {
             std::thread::sleep(Duration::from_millis(10));
         }
-        self.0 = true;
-    }
+        is_set
+    })
 }

@@ -33,7 +33,7 @@ use reading_budget::ReadingBudget;
 
 use crate::budget::CpuBudget;
 use crate::intake::Intake;
-use crate::log::LogEvent;
+use crate::log::{LogEvent, LogKind};
 use crate::sampler::{Periods, SamplingSession, ThreadShared};
 use crate::span::SpanKey;
 use crate::stats::Counters;
@@ -83,26 +83,15 @@ pub(crate) struct Threads {
     /// [`IDLE`], except in tests.
     pub(crate) idle: Duration,
     checked: Instant,
-    findings: ThreadFindings,
+    events: Vec<LogEvent>,
+    /// What was logged last, and when.
+    said: Vec<(LogKind, Instant)>,
 }
 
 /// The CPU time of reading samples, which falls with the sampling rate.
 struct ReadingTime {
     budget: ReadingBudget,
     used_ns: u64,
-}
-
-/// What the log is to say of threads.
-#[derive(Debug, Default)]
-pub(crate) struct ThreadFindings {
-    /// The limit that is exceeded from now on, so that no more threads are sampled.
-    pub(crate) shed: Option<String>,
-    /// The factor by which the rate is lowered from now on.
-    pub(crate) lowered: Option<f64>,
-    /// The program has taken the signal of the timers.
-    pub(crate) has_lost_signal: bool,
-    /// That waits lack their stacks, or are missing.
-    pub(crate) unseen: Option<LogEvent>,
 }
 
 impl Threads {
@@ -123,7 +112,8 @@ impl Threads {
             can_end: false,
             idle: IDLE,
             checked: Instant::now(),
-            findings: ThreadFindings::default(),
+            events: Vec::new(),
+            said: Vec::new(),
         }
     }
 
@@ -261,9 +251,22 @@ impl Threads {
         has_ended
     }
 
-    /// What was found since the last call.
-    pub(crate) fn take_findings(&mut self) -> ThreadFindings {
-        ThreadFindings { unseen: self.captures.unseen.take(), ..std::mem::take(&mut self.findings) }
+    /// What is to be logged.
+    pub(crate) fn take_events(&mut self) -> Vec<LogEvent> {
+        self.events.extend(self.captures.unseen.take());
+        std::mem::take(&mut self.events)
+    }
+
+    /// Logs an event, unless one of that kind was logged since.
+    fn say(&mut self, event: LogEvent, since: Option<Instant>) {
+        let is_said = |(kind, at): &(LogKind, Instant)| {
+            *kind == event.kind && since.is_none_or(|since| *at > since)
+        };
+        if !self.said.iter().any(is_said) {
+            self.said.retain(|(kind, _)| *kind != event.kind);
+            self.said.push((event.kind, Instant::now()));
+            self.events.push(event);
+        }
     }
 
     /// No thread is sampled from now on.

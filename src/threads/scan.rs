@@ -11,6 +11,8 @@ use super::sampled::fill_time;
 use super::waits::{IDLE_SCAN_INTERVAL, SCAN_INTERVAL, ScanResult, Scanner, next_scan};
 use crate::drain::Why;
 use crate::intake::Intake;
+use crate::log::{LogEvent, LogKind};
+use crate::report;
 use crate::stats::Counters;
 
 /// A wake-up takes some 16 µs and scanning a thread 0.2 to 1 µs: together 1 % of a core or a little more.
@@ -20,6 +22,9 @@ const SOONEST_OF_A_THREAD: Duration = Duration::from_micros(20);
 const MOST_ATTACHING: Duration = Duration::from_millis(5);
 /// How many threads may be attached again at another rate in one scan. More would not fit into [`MOST_ATTACHING`].
 const MOST_CHANGING: usize = 16;
+
+/// How often it is said that the rate is lowered, or that no more threads are sampled.
+const SAY_INTERVAL: Duration = Duration::from_secs(60);
 
 /// When threads are scanned.
 pub(super) struct Schedule {
@@ -258,7 +263,8 @@ impl Threads {
             return;
         }
         Counters::add(&intake.counters.sampling.rate_reduced, 1);
-        self.findings.lowered = Some(times);
+        let percent = self.settings.cpu_percent.unwrap_or_default();
+        self.say(report::lowered_rate(percent, times), Instant::now().checked_sub(SAY_INTERVAL));
     }
 
     /// Checks whether the machine is too busy for any thread to be sampled.
@@ -268,24 +274,30 @@ impl Threads {
         }
         let begins = self.shed.check(now, crate::host::load());
         intake.source.set_paused(self.shed.is_over);
-        self.findings.shed = begins.or(self.findings.shed.take());
+        if let Some(over) = begins {
+            self.say(report::shed(&over), now.checked_sub(SAY_INTERVAL));
+        }
     }
 
     /// Rearms threads whose timer's signal handler was replaced by the program, with another signal. While a debugger is
     /// attached, they get none. Returns whether there are any.
     pub(super) fn check_signals(&mut self, intake: &Intake) -> bool {
         let is_traced = intake.source.check_tracer();
-        self.findings.has_lost_signal |= self.process.check_signals(is_traced);
+        let mut has_lost_signal = self.process.check_signals(is_traced);
         let mut has_ended = false;
         for sampled in self.sampled.iter() {
             let timer = sampled.cursor.session.ring.as_ref().and_then(|ring| ring.timer());
             if let Some(timer) = timer.filter(|timer| is_traced || timer.has_lost_signal()) {
-                self.findings.has_lost_signal |= timer.has_lost_signal();
+                has_lost_signal |= timer.has_lost_signal();
                 timer.stop();
                 sampled.cursor.pause();
                 sampled.thread().end();
                 has_ended = true;
             }
+        }
+        if has_lost_signal {
+            // Once.
+            self.say(LogEvent::warning(LogKind::SignalLost, report::LOST_SIGNAL), None);
         }
         has_ended
     }

@@ -49,12 +49,8 @@ pub struct OtlpExporter {
     pub(super) answers: Option<Receiver<Answer>>,
 }
 
-/// The connection to the sending thread, which ends when this is dropped.
-#[derive(Debug)]
-pub(super) struct SenderLink {
-    messages: mpsc::UnboundedSender<Bytes>,
-    _stop: oneshot::Sender<Infallible>,
-}
+/// The messages to the sending thread, which ends when the second value is dropped.
+type SenderLink = (mpsc::UnboundedSender<Bytes>, oneshot::Sender<Infallible>);
 
 /// The largest divisor for downsampling a profile that does not fit.
 const THINNEST: usize = 1 << 20;
@@ -150,7 +146,7 @@ impl Remote for OtlpExporter {
                 runtime.shutdown_background();
             });
         })?;
-        self.link = Some(SenderLink { messages: sender, _stop: stop });
+        self.link = Some((sender, stop));
         Ok(())
     }
 
@@ -170,8 +166,8 @@ impl Remote for OtlpExporter {
     }
 
     fn send(&self, message: Arc<[u8]>) {
-        if let Some(link) = &self.link {
-            _ = link.messages.send(Bytes::from_owner(message));
+        if let Some((messages, _)) = &self.link {
+            _ = messages.send(Bytes::from_owner(message));
         }
     }
 

@@ -31,13 +31,6 @@ impl Protocol {
     /// The enabled protocol; if both are, the one that OpenTelemetry recommends.
     const DEFAULT: Self = if cfg!(feature = "otlp-http") { Self::HttpProtobuf } else { Self::Grpc };
 
-    const fn default_endpoint(self) -> &'static str {
-        match self {
-            Self::Grpc => "http://localhost:4317",
-            Self::HttpProtobuf => "http://localhost:4318",
-        }
-    }
-
     const NAMES: [(&str, Self); 2] = [("grpc", Self::Grpc), ("http/protobuf", Self::HttpProtobuf)];
 }
 
@@ -353,7 +346,10 @@ impl OtlpBuilder {
             (None, Some(base)) => (SET, base.clone(), false),
             (None, None) => match get(variables, ENDPOINT)? {
                 Some((name, text)) => (name, text, name == ENDPOINT.profiles),
-                None => (SET, protocol.default_endpoint().to_owned(), false),
+                None => {
+                    let port = if protocol == Protocol::Grpc { 4317 } else { 4318 };
+                    (SET, format!("http://localhost:{port}"), false)
+                }
             },
         };
         // Nothing can be appended after these.
