@@ -1,7 +1,4 @@
 //! One open profiled span.
-//!
-//! Most hooks touch two of its cache lines. How often and how long the thread that opened it is in the span has words
-//! of its own, which that thread writes plainly: a line that two threads write costs each 50 to 100 ns.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
