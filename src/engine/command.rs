@@ -7,13 +7,15 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::{RecvTimeoutError, Sender};
 
 use super::Engine;
-use super::process::{ProcessRequest, ProcessRequests};
-use crate::error::{FlushError, FlushStage};
+use super::process::{
+    CancelProfile, LONGEST, ProcessRequest, ProcessRequests, ProfileKind, StartedProfile,
+};
+use crate::error::{FlushError, FlushStage, ProfileError};
 use crate::profile::{Profile, ThreadDump};
 use crate::publish::{ANSWERED_WITHIN, FlushRequest, FlushResult, OpenSpan, Question, Questions};
 use crate::sinks::HeapPart;
 use crate::span::is_ignored;
-use crate::sys::Uncounted;
+use crate::sys::{self, Uncounted};
 
 /// A message to the collector.
 #[derive(Debug)]
@@ -46,6 +48,8 @@ pub(crate) enum NoAnswer {
 
 /// How long a caller waits for the layer's threads, which read symbols.
 pub(crate) const LONGEST_ANSWER: Duration = Duration::from_secs(30);
+
+const NOT_LISTED: &str = "the system does not list the threads of the process in /proc/self/task";
 
 /// A request for the profile of the live heap.
 #[derive(Debug)]
@@ -125,6 +129,41 @@ impl Engine {
     /// Stops everything once the kept spans are exported, without waiting for that.
     pub(crate) fn shutdown_later(&self) {
         self.send(Command::Shutdown(None));
+    }
+
+    /// Begins to sample or to observe all threads of the process.
+    pub(crate) fn begin_profile(
+        &self,
+        kind: ProfileKind,
+        duration: Duration,
+        period_ns: u64,
+    ) -> Result<(CancelProfile, StartedProfile), ProfileError> {
+        if is_ignored() {
+            return Err(ProfileError::OwnThread);
+        }
+        match kind {
+            ProfileKind::Cpu if self.source.sampler.is_refused() => {
+                return Err(ProfileError::Unavailable(self.source.describe()));
+            }
+            ProfileKind::Wall if sys::own_threads().is_err() => {
+                return Err(ProfileError::Unavailable(NOT_LISTED.to_owned()));
+            }
+            ProfileKind::Cpu | ProfileKind::Wall => {}
+        }
+        let _uncounted = Uncounted::begin();
+        let running = self.commands.process.begin().ok_or(ProfileError::Busy)?;
+        let asked = self.commands.questions.ask().ok_or(ProfileError::NoAnswer);
+        let (reply, answer) = asked?;
+        let deadline = Instant::now() + duration + LONGEST;
+        let is_canceled: Arc<AtomicBool> = Arc::default();
+        let cancel =
+            CancelProfile { is_canceled: Arc::clone(&is_canceled), waker: self.waker.clone() };
+        let request = ProcessRequest { kind, period_ns, duration, reply, is_canceled };
+        if !self.send(Command::ProfileProcess(request)) {
+            return Err(ProfileError::Ended);
+        }
+        // In the order in which they are dropped.
+        Ok((cancel, StartedProfile { answer, deadline, _running: running }))
     }
 
     pub(super) fn send(&self, command: Command) -> bool {

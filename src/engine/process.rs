@@ -8,14 +8,12 @@ use crossbeam::channel::{Receiver, RecvTimeoutError};
 use crossbeam::queue::SegQueue;
 use parking_lot::Mutex;
 
-use super::Engine;
-use super::command::Command;
 use crate::error::ProfileError;
 use crate::profile::Profile;
 use crate::publish::Question;
-use crate::span::{SpanKey, SpanSnapshot, is_ignored};
+use crate::span::{SpanKey, SpanSnapshot};
 use crate::stats::Counters;
-use crate::sys::{self, Uncounted, Waker};
+use crate::sys::{Uncounted, Waker};
 
 /// The shown fields of a local root, with their values.
 pub(crate) type RootFields = Vec<(&'static str, String)>;
@@ -39,7 +37,7 @@ pub(crate) struct ProcessRequest {
     pub(crate) duration: Duration,
     pub(crate) reply: Question<Profile>,
     /// The caller no longer waits. The collector is woken after it is set.
-    is_canceled: Arc<AtomicBool>,
+    pub(super) is_canceled: Arc<AtomicBool>,
 }
 
 impl ProcessRequest {
@@ -66,7 +64,7 @@ const MOST_ROOTS: usize = 4_096;
 
 impl ProcessRequests {
     /// Begins a request, unless the caller of another one waits for that.
-    fn begin(&self) -> Option<Arc<()>> {
+    pub(super) fn begin(&self) -> Option<Arc<()>> {
         let mut running = self.running.lock();
         let new = (running.strong_count() == 0).then(Arc::default)?;
         *running = Arc::downgrade(&new);
@@ -103,13 +101,13 @@ impl ProcessRequests {
 /// A profile of the process that is being made. It does not keep the layer alive.
 #[derive(Debug)]
 pub(crate) struct StartedProfile {
-    answer: Receiver<Profile>,
-    deadline: Instant,
-    _running: Arc<()>,
+    pub(super) answer: Receiver<Profile>,
+    pub(super) deadline: Instant,
+    pub(super) _running: Arc<()>,
 }
 
 /// How long after its end the caller waits for it: the layer's threads read symbols.
-const LONGEST: Duration = Duration::from_secs(60);
+pub(super) const LONGEST: Duration = Duration::from_secs(60);
 
 impl StartedProfile {
     /// Waits until it is made.
@@ -125,53 +123,14 @@ impl StartedProfile {
 /// Ends the profile of the process when it is dropped, if it has not ended.
 #[derive(Debug)]
 pub(crate) struct CancelProfile {
-    is_canceled: Arc<AtomicBool>,
-    waker: Waker,
+    pub(super) is_canceled: Arc<AtomicBool>,
+    pub(super) waker: Waker,
 }
 
 impl Drop for CancelProfile {
     fn drop(&mut self) {
         self.is_canceled.store(true, Ordering::Release);
         self.waker.wake();
-    }
-}
-
-const NOT_LISTED: &str = "the system does not list the threads of the process in /proc/self/task";
-
-impl Engine {
-    /// Begins to sample or to observe all threads of the process.
-    pub(crate) fn begin_profile(
-        &self,
-        kind: ProfileKind,
-        duration: Duration,
-        period_ns: u64,
-    ) -> Result<(CancelProfile, StartedProfile), ProfileError> {
-        if is_ignored() {
-            return Err(ProfileError::OwnThread);
-        }
-        match kind {
-            ProfileKind::Cpu if self.source.sampler.is_refused() => {
-                return Err(ProfileError::Unavailable(self.source.describe()));
-            }
-            ProfileKind::Wall if sys::own_threads().is_err() => {
-                return Err(ProfileError::Unavailable(NOT_LISTED.to_owned()));
-            }
-            ProfileKind::Cpu | ProfileKind::Wall => {}
-        }
-        let _uncounted = Uncounted::begin();
-        let running = self.commands.process.begin().ok_or(ProfileError::Busy)?;
-        let asked = self.commands.questions.ask().ok_or(ProfileError::NoAnswer);
-        let (reply, answer) = asked?;
-        let deadline = Instant::now() + duration + LONGEST;
-        let is_canceled: Arc<AtomicBool> = Arc::default();
-        let cancel =
-            CancelProfile { is_canceled: Arc::clone(&is_canceled), waker: self.waker.clone() };
-        let request = ProcessRequest { kind, period_ns, duration, reply, is_canceled };
-        if !self.send(Command::ProfileProcess(request)) {
-            return Err(ProfileError::Ended);
-        }
-        // In the order in which they are dropped.
-        Ok((cancel, StartedProfile { answer, deadline, _running: running }))
     }
 }
 

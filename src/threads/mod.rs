@@ -83,9 +83,8 @@ pub(crate) struct Threads {
     /// [`IDLE`], except in tests.
     pub(crate) idle: Duration,
     checked: Instant,
-    events: Vec<LogEvent>,
-    /// What was logged last, and when.
-    said: Vec<(LogKind, Instant)>,
+    /// What was said last of each kind, and when. The event until it is logged.
+    said: Vec<(LogKind, Instant, Option<LogEvent>)>,
 }
 
 /// The CPU time of reading samples, which falls with the sampling rate.
@@ -112,7 +111,6 @@ impl Threads {
             can_end: false,
             idle: IDLE,
             checked: Instant::now(),
-            events: Vec::new(),
             said: Vec::new(),
         }
     }
@@ -253,19 +251,18 @@ impl Threads {
 
     /// What is to be logged.
     pub(crate) fn take_events(&mut self) -> Vec<LogEvent> {
-        self.events.extend(self.captures.unseen.take());
-        std::mem::take(&mut self.events)
+        let said = self.said.iter_mut().filter_map(|(.., event)| event.take());
+        said.chain(self.captures.unseen.take()).collect()
     }
 
     /// Logs an event, unless one of that kind was logged since.
     fn say(&mut self, event: LogEvent, since: Option<Instant>) {
-        let is_said = |(kind, at): &(LogKind, Instant)| {
+        let is_said = |(kind, at, _): &(LogKind, Instant, _)| {
             *kind == event.kind && since.is_none_or(|since| *at > since)
         };
         if !self.said.iter().any(is_said) {
-            self.said.retain(|(kind, _)| *kind != event.kind);
-            self.said.push((event.kind, Instant::now()));
-            self.events.push(event);
+            self.said.retain(|(kind, ..)| *kind != event.kind);
+            self.said.push((event.kind, Instant::now(), Some(event)));
         }
     }
 
