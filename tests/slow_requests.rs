@@ -136,8 +136,8 @@ fn exported_ids_match_the_files() {
         let profiles = &data.resource_profiles[0].scope_profiles[0].profiles;
         let first: [u8; 16] = profiles[0].profile_id.as_slice().try_into().unwrap();
         let expected = id.parse::<ProfileId>().unwrap();
-        let waits = expected.for_kind(SampleKind::OffCpu);
-        let kinds = [SampleKind::Await, SampleKind::Delay].map(|kind| expected.for_kind(kind));
+        let waits = SampleKind::OffCpu.id_of(expected);
+        let kinds = [SampleKind::Await, SampleKind::Delay].map(|kind| kind.id_of(expected));
         let kinds = [&[expected, waits], &kinds[..]].concat();
         assert!(kinds.contains(&ProfileId::from_bytes(first)), "{id}");
         let off_cpu_id = text(leads, "profile.off_cpu_id");

@@ -29,7 +29,7 @@ const TEXTS: [TextAttribute; 7] = [
 
 /// The id of the samples of one kind, if there are any.
 fn id_of(span: &KeptSpan, samples: u64, kind: SampleKind) -> Option<Value> {
-    span.profile.ok().filter(|_| samples > 0).map(|id| id.for_kind(kind).to_string().into())
+    span.profile.ok().filter(|_| samples > 0).map(|id| kind.id_of(id).to_string().into())
 }
 
 /// The attributes that are set on the OpenTelemetry span of a kept span.
@@ -40,9 +40,9 @@ fn id_of(span: &KeptSpan, samples: u64, kind: SampleKind) -> Option<Value> {
 /// | `profile.reason` | always | `latency`, `error` and so on: the names of [`Reason`](crate::Reason)s, joined by `\|` |
 /// | `profile.wall_ns`, `profile.on_cpu_ns` and others: [`Measure::attribute`] | if it is known, and long enough to matter | the value of a [`Measure`] in nanoseconds, bytes or a number |
 /// | `profile.earlier_ids` | if there are any | profiles that were made of the span while it was open |
-/// | `profile.off_cpu_id` | if the profile has waits of the span | the id of the profile with the waits in OTLP, 32 hexadecimal digits: see [`ProfileId::for_kind`](crate::ProfileId::for_kind) |
-/// | `profile.await_id` | if the profile has awaits of the span | the id of the profile with the awaits in OTLP, 32 hexadecimal digits: see [`ProfileId::for_kind`](crate::ProfileId::for_kind). Scheduling delays are in one of their own |
-/// | `profile.alloc_space_id` | if the profile has samples of what the span allocated | the id of the profile with the bytes in OTLP, 32 hexadecimal digits: see [`ProfileId::for_kind`](crate::ProfileId::for_kind). The numbers of allocations are in one of their own |
+/// | `profile.off_cpu_id` | if the profile has waits of the span | the id of the profile with the waits in OTLP, 32 hexadecimal digits: see [`SampleKind::id_of`](crate::profile::SampleKind::id_of) |
+/// | `profile.await_id` | if the profile has awaits of the span | the id of the profile with the awaits in OTLP, 32 hexadecimal digits: see [`SampleKind::id_of`](crate::profile::SampleKind::id_of). Scheduling delays are in one of their own |
+/// | `profile.alloc_space_id` | if the profile has samples of what the span allocated | the id of the profile with the bytes in OTLP, 32 hexadecimal digits: see [`SampleKind::id_of`](crate::profile::SampleKind::id_of). The numbers of allocations are in one of their own |
 /// | `pyroscope.profile.id` | if there is a profile with on-CPU samples of the span | the id of the span that these samples [link to](crate::guide::opentelemetry), 16 hexadecimal digits, as Grafana's link from traces to profiles expects it |
 ///
 /// The attributes are set when the span closes, and are true then: what is found later adds no attribute. So a span that
@@ -115,16 +115,15 @@ mod tests {
             of_ids.collect::<Vec<_>>()
         };
         let off_cpu =
-            || (OFF_CPU_ID.to_owned(), Value::from(id.for_kind(SampleKind::OffCpu).to_string()));
-        let awaits =
-            || (AWAIT_ID.to_owned(), Value::from(id.for_kind(SampleKind::Await).to_string()));
+            || (OFF_CPU_ID.to_owned(), Value::from(SampleKind::OffCpu.id_of(id).to_string()));
+        let awaits = || (AWAIT_ID.to_owned(), Value::from(SampleKind::Await.id_of(id).to_string()));
         assert_eq!(ids(0, 0, Ok(id)), []);
         assert_eq!(ids(1, 0, Ok(id)), [off_cpu()]);
         assert_eq!(ids(0, 1, Ok(id)), [awaits()]);
         let space = || {
             (
                 ALLOC_SPACE_ID.to_owned(),
-                Value::from(id.for_kind(SampleKind::AllocatedBytes).to_string()),
+                Value::from(SampleKind::AllocatedBytes.id_of(id).to_string()),
             )
         };
         assert_eq!(ids(2, 2, Ok(id)), [off_cpu(), awaits(), space()]);

@@ -25,7 +25,7 @@ use crate::profile::{
 /// `off_cpu` in nanoseconds, each with its start and duration. Awaits (`await`) and scheduling delays (`scheduling_delay`)
 /// are two more, in nanoseconds, with a sum for each stack. Allocations are two profiles, with the bytes (`alloc_space`) and the number (`alloc_objects`)
 /// that each sample represents. On-CPU samples have the id of `profile`, and the others
-/// [`ProfileId::for_kind`].
+/// [`SampleKind::id_of`].
 ///
 /// If all on-CPU samples represent the same CPU time or multiples of it, each is a timestamp, or several equal ones.
 /// Otherwise timestamps would count for too little or too much, and each sample is its CPU time in nanoseconds.
@@ -156,7 +156,7 @@ fn encode_weights(
         // an empty type, it does not answer queries any more.
         period_type: Some(dictionary.value_type(kind.value_type())),
         period: i64::from(!has_times),
-        ..encode_common(profile, profile.id.for_kind(kind), dictionary)
+        ..encode_common(profile, kind.id_of(profile.id), dictionary)
     }
 }
 
@@ -552,7 +552,7 @@ mod tests {
             panic!("two profiles");
         };
         assert_eq!(on_cpu.profile_id, profile.id.to_bytes());
-        assert_eq!(off_cpu.profile_id, profile.id.for_kind(SampleKind::OffCpu).to_bytes());
+        assert_eq!(off_cpu.profile_id, SampleKind::OffCpu.id_of(profile.id).to_bytes());
         assert_ne!(on_cpu.profile_id, off_cpu.profile_id);
         let kind = off_cpu.sample_type.unwrap();
         assert_eq!(
@@ -599,8 +599,8 @@ mod tests {
             let id: [u8; 16] = profile.profile_id.as_slice().try_into().unwrap();
             (name(kind.type_strindex), ProfileId::from_bytes(id), values)
         };
-        let awaits = ("await", profile.id.for_kind(SampleKind::Await), vec![1_180_000_000]);
-        let delays = ("scheduling_delay", profile.id.for_kind(SampleKind::Delay), vec![20_000_000]);
+        let awaits = ("await", SampleKind::Await.id_of(profile.id), vec![1_180_000_000]);
+        let delays = ("scheduling_delay", SampleKind::Delay.id_of(profile.id), vec![20_000_000]);
         let encoded: Vec<_> = profiles.iter().skip(1).map(of).collect();
         assert_eq!(encoded, [awaits.clone(), delays]);
         // The same alone.
@@ -619,7 +619,7 @@ mod tests {
         let data = decode(&profile);
         let profiles = &data.resource_profiles[0].scope_profiles[0].profiles;
         assert_eq!(profiles.len(), 1);
-        assert_eq!(profiles[0].profile_id, profile.id.for_kind(SampleKind::OffCpu).to_bytes());
+        assert_eq!(profiles[0].profile_id, SampleKind::OffCpu.id_of(profile.id).to_bytes());
     }
 
     #[test]

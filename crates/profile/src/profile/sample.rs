@@ -74,17 +74,15 @@ impl SampleKind {
             Self::InUseBlocks => ["inuse_objects", "count"],
         }
     }
-}
 
-impl ProfileId {
-    /// The id under which OTLP, which has one profile for each kind of sample, exports the samples of a kind: this one for
-    /// those of running threads, and otherwise with one bit inverted. That is the last one for waits, the one before it for
-    /// awaits, and so on in the order of the kinds.
+    /// The id under which OTLP, which has one profile for each kind of sample, exports the samples of this kind: that of the
+    /// profile for those of running threads, and otherwise with one bit inverted. That is the last one for waits, the one
+    /// before it for awaits, and so on in the order of the kinds.
     #[must_use]
-    pub fn for_kind(self, kind: SampleKind) -> Self {
-        match kind {
-            SampleKind::OnCpu => self,
-            _ => self.inverted(1 << (kind as u8 - 1)),
+    pub fn id_of(self, profile: ProfileId) -> ProfileId {
+        match self {
+            Self::OnCpu => profile,
+            _ => profile.inverted(1 << (self as u8 - 1)),
         }
     }
 }
@@ -151,7 +149,7 @@ mod tests {
         for last in 0..=128 {
             let mut bytes = [0; 16];
             bytes[15] = last;
-            let ids = SampleKind::ALL.map(|kind| ProfileId::from_bytes(bytes).for_kind(kind));
+            let ids = SampleKind::ALL.map(|kind| kind.id_of(ProfileId::from_bytes(bytes)));
             let distinct: std::collections::HashSet<_> = ids.into_iter().collect();
             assert_eq!(distinct.len(), 8, "{ids:?}");
             assert!(!ids[1..].contains(&ProfileId::NONE), "{ids:?}");

@@ -20,7 +20,7 @@ pub(super) fn read(bytes: &[u8]) -> Profile {
     let id = ProfileId::from_bytes(first.profile_id.as_slice().try_into().unwrap());
     let kind = &dictionary.string_table[first.sample_type.unwrap().type_strindex as usize];
     let of_name = |of: &SampleKind| of.value_type()[0] == kind.as_str();
-    let id = SampleKind::ALL.into_iter().find(of_name).map_or(id, |kind| id.for_kind(kind));
+    let id = SampleKind::ALL.into_iter().find(of_name).map_or(id, |kind| kind.id_of(id));
     let mut reader = Reader { dictionary, profile: Profile::new(id, first.period.unsigned_abs()) };
     reader.profile.start_unix_ns = first.time_unix_nano;
     reader.profile.duration_ns = first.duration_nano;
