@@ -571,7 +571,7 @@ fn no_file_is_too_long_to_read() {
 }
 
 /// The lines of the product, without tests, at most. May only fall.
-const TOTAL: usize = 61_307;
+const TOTAL: usize = 61_297;
 /// The same by crate and room: the first directory below `src`, or `(top)`. A feature that needs more lines takes them
 /// from the entries of the rooms that pay for it.
 const ROOMS: &[(&str, &str, usize)] = &[
@@ -581,7 +581,7 @@ const ROOMS: &[(&str, &str, usize)] = &[
     (".", "awaits", 1610),
     (".", "collect", 1111),
     (".", "config", 1117),
-    (".", "engine", 999),
+    (".", "engine", 997),
     (".", "export", 2487),
     (".", "history", 510),
     (".", "host", 321),
@@ -594,9 +594,9 @@ const ROOMS: &[(&str, &str, usize)] = &[
     (".", "references", 777),
     (".", "report", 1135),
     (".", "sinks", 1995),
-    (".", "span", 5161),
+    (".", "span", 5158),
     (".", "symbols", 1993),
-    (".", "threads", 2855),
+    (".", "threads", 2852),
     (".", "watch", 1389),
     ("crates/capture", "(top)", 234),
     ("crates/capture", "drain", 1059),
@@ -607,7 +607,7 @@ const ROOMS: &[(&str, &str, usize)] = &[
     ("crates/profile", "compare", 1159),
     ("crates/profile", "encode", 2568),
     ("crates/profile", "facts", 1136),
-    ("crates/profile", "profile", 3557),
+    ("crates/profile", "profile", 3555),
     ("crates/profile", "redact", 390),
     ("macros", "(top)", 415),
 ];
