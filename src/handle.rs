@@ -108,7 +108,7 @@ impl Handle {
     /// [`encode::pprof`](crate::encode::pprof) writes it as `go tool pprof` and others expect a heap profile.
     ///
     /// `None` unless the layer has [`Builder::heap`](crate::Builder::heap) and no other such layer runs in the process;
-    /// also if its threads do not answer in 30 seconds.
+    /// also if its threads do not answer in 30 seconds, or another caller waits for as long.
     pub fn heap_profile(&self) -> Option<Profile> {
         self.heap_part(HeapPart::All).ok()
     }

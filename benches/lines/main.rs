@@ -79,7 +79,6 @@ fn main() {
 /// slow here, too. This replaces the function of libc for the whole program.
 #[unsafe(no_mangle)]
 #[allow(unsafe_code, reason = "a function of libc")]
-#[expect(clippy::too_many_arguments, reason = "those of a system call")]
 extern "C" fn syscall(
     call: libc::c_long,
     one: libc::c_long,

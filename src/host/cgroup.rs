@@ -333,6 +333,7 @@ mod tests {
         }
     }
 
+    #[cfg(not(tracing_profiling_unsupported))]
     #[test]
     fn a_group_that_lists_other_processes_is_not_that_of_this_one() {
         let directory = tempfile::tempdir().unwrap();
@@ -370,6 +371,7 @@ mod tests {
     }
 
     /// A quota of the group around, which has the time.
+    #[cfg(not(tracing_profiling_unsupported))]
     #[test]
     fn the_nearest_group_with_a_quota_is_read() {
         let mounted = tempfile::tempdir().unwrap();

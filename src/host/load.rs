@@ -89,6 +89,7 @@ mod tests {
         assert_eq!(host_cpu_in(&format!("cpu {}", " 18446744073709551615".repeat(8))), None);
     }
 
+    #[cfg(not(tracing_profiling_unsupported))]
     #[test]
     fn the_load_of_this_machine_is_known() {
         let load = load();

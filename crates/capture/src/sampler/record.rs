@@ -175,7 +175,9 @@ impl Machine {
     /// The size in bytes of a sample with a stack copy of `stack_bytes`, taken in user space.
     pub(crate) fn sample_size(self, stack_bytes: u32) -> u64 {
         // Header, thread, time, length of the kernel's chain, ABI, registers, stack size, stack, used stack size.
-        HEADER + 8 * (4 + self.registers() + 1) + u64::from(stack_bytes) + 8
+        let size = HEADER + 8 * (4 + self.registers() + 1) + u64::from(stack_bytes) + 8;
+        // The kernel copies less, so that the record's 16 bits can state its length.
+        size.min(u64::from(u16::MAX) & !7)
     }
 }
 

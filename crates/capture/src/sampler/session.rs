@@ -77,9 +77,10 @@ pub struct RunDelay {
 pub struct RunDelayCell(Mutex<Option<[RunDelay; 2]>>);
 
 impl RunDelayCell {
-    /// `last_hook_at` is when the thread's last hook ended, in ticks.
+    /// `last_hook_at` is when the thread's last hook ended, in ticks. Does nothing while a hook is reading: its thread may
+    /// not run for long, and the next reading has this time, too.
     pub fn set(&self, latest: RunDelay, last_hook_at: u64) {
-        let mut read = self.0.lock();
+        let Some(mut read) = self.0.try_lock() else { return };
         let first = read.map(|[first, _]| first).filter(|first| first.at > last_hook_at);
         *read = Some([first.unwrap_or(latest), latest]);
     }

@@ -163,6 +163,13 @@ pub(super) enum ModuleChange {
     Removed(u64),
 }
 
+/// Adds contested code, which may be there already.
+fn contest(contested: &mut Vec<Range<u64>>, more: Vec<Range<u64>>) {
+    contested.extend(more);
+    contested.sort_unstable_by_key(|code| (code.start, code.end));
+    contested.dedup();
+}
+
 impl Modules {
     /// Updates the modules from the list of those that are loaded. From `first_new` on, they may have been loaded where
     /// others were unloaded, and it is not known of samples from before in which of the two they are: that code is
@@ -241,8 +248,9 @@ impl Modules {
         }
         self.newest = loaded.iter().map(|entry| entry.since).max().unwrap_or(0);
         self.loaded = loaded;
-        if changed.is_for_later { &mut self.contested_later } else { &mut self.contested }
-            .extend(contested);
+        let before =
+            if changed.is_for_later { &mut self.contested_later } else { &mut self.contested };
+        contest(before, contested);
         changes
     }
 
@@ -269,7 +277,7 @@ impl Modules {
         };
         let uncertain = self.loaded.iter().filter(|entry| !entry.is_certain).filter(is_library);
         let uncertain: Vec<_> = uncertain.map(|entry| entry.start..entry.end).collect();
-        self.contested_later.extend(uncertain);
+        contest(&mut self.contested_later, uncertain);
     }
 
     /// Whether an address is in contested code, which is taken for no code.
@@ -290,7 +298,7 @@ impl Modules {
 
     /// The reading of all samples that were taken until now begins.
     pub(super) fn begin_reading(&mut self) {
-        self.contested.append(&mut self.contested_later);
+        contest(&mut self.contested, std::mem::take(&mut self.contested_later));
     }
 
     /// All of them have been read. Returns whether there is less contested code.
