@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -495,6 +495,66 @@ fn a_success_that_stalls() {
         assert_adds_up(&stats);
     }
     assert_eq!(requests.try_iter().count(), 2);
+}
+
+/// More than is read of an answer: the exporter does not wait for the rest of it.
+#[test]
+fn a_success_that_does_not_end() {
+    let mut held = Vec::new();
+    let listener = Listener::new(move |mut connection| {
+        _ = connection.read(&mut [0; 1 << 16]);
+        _ = connection.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\n");
+        _ = connection.write_all(&[0; 100_000]);
+        held.push(connection);
+    });
+    let setup = setup(to(Speaks::Http, listener.address).timeout(2 * PLENTY));
+    keep(&setup, 1);
+    setup.flush();
+    let stats = setup.handle.stats();
+    assert_eq!((stats.profiles.delivered, stats.profiles.requests_retried), (HAS_STACKS.into(), 0));
+    assert_adds_up(&stats);
+}
+
+/// Reads the first request of an HTTP/2 connection, to its last frame.
+fn read_http2_request(connection: &mut TcpStream) {
+    const DATA: u8 = 0;
+    const END_STREAM: u8 = 1;
+    // The preface precedes the frames.
+    connection.read_exact(&mut [0; 24]).unwrap();
+    loop {
+        let mut head = [0; 9];
+        connection.read_exact(&mut head).unwrap();
+        let [high, middle, low, kind, flags, ..] = head;
+        let length = u32::from_be_bytes([0, high, middle, low]);
+        connection.read_exact(&mut vec![0; length as usize]).unwrap();
+        if kind == DATA && flags & END_STREAM != 0 {
+            break;
+        }
+    }
+}
+
+/// An HTTP/2 server begins a successful answer, and then resets the stream, or closes the connection.
+#[test]
+fn answers_that_break_off() {
+    const SETTINGS: &[u8] = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00";
+    // Of stream 1: `:status: 200`.
+    const HEADERS: &[u8] = b"\x00\x00\x01\x01\x04\x00\x00\x00\x01\x88";
+    const RESET: &[u8] = b"\x00\x00\x04\x03\x00\x00\x00\x00\x01\x00\x00\x00\x02";
+    for end in [RESET, b""] {
+        let mut held = Vec::new();
+        let listener = Listener::new(move |mut connection| {
+            connection.write_all(SETTINGS).unwrap();
+            read_http2_request(&mut connection);
+            connection.write_all(&[HEADERS, end].concat()).unwrap();
+            connection.shutdown(Shutdown::Write).unwrap();
+            held.push(connection);
+        });
+        let address = listener.address;
+        assert_recovers(Speaks::Grpc, PLENTY, listener, address, |listener| {
+            listener.end();
+            Receiver::at(Speaks::Grpc, address)
+        });
+    }
 }
 
 /// 500 does not mean that the profile itself is at fault, but it is not sent again.

@@ -1,17 +1,21 @@
 //! OTLP over gRPC.
 
+use std::error::Error;
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderValue, TE};
 use http::response::Parts;
 use http::uri::{PathAndQuery, Uri};
 use http::{HeaderName, StatusCode};
+use http_body::Frame;
+use http_body_util::BodyExt;
 use prost::Message;
 use tonic::{Code, Status};
 use tonic_types::StatusExt;
 
 use super::protocol::{ExportProfilesServiceResponse, GRPC_METHOD};
-use super::transport::Received;
+use super::transport::{MOST_ANSWER_BYTES, whole};
 use crate::export::{Answer, RefusedScope};
 
 const GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
@@ -25,7 +29,7 @@ pub(super) fn add_headers(headers: &mut HeaderMap, is_gzip: bool, timeout: Durat
     }
     // In milliseconds, with at most 8 digits.
     let timeout = HeaderValue::from_str(&format!("{}m", timeout.as_millis().max(1)));
-    headers.extend(timeout.ok().map(|timeout| (GRPC_TIMEOUT, timeout)));
+    _ = timeout.map(|timeout| headers.insert(GRPC_TIMEOUT, timeout));
 }
 
 /// The method below the path of the receiver.
@@ -37,10 +41,46 @@ pub(super) fn uri_of_method(base: Uri) -> Uri {
     Uri::from_parts(parts).unwrap_or(base)
 }
 
-/// A message: the compression flag, the length, and the content.
-pub(super) fn framed(is_gzip: bool, content: &[u8]) -> Vec<u8> {
-    let length = u32::try_from(content.len()).unwrap_or(u32::MAX);
-    [&[u8::from(is_gzip)], &length.to_be_bytes()[..], content].concat()
+/// What precedes a message: the compression flag and its length.
+pub(super) fn prefix(is_gzip: bool, length: usize) -> Bytes {
+    let length = u32::try_from(length).unwrap_or(u32::MAX);
+    [&[u8::from(is_gzip)], &length.to_be_bytes()[..]].concat().into()
+}
+
+/// What a server has sent until it ended.
+#[derive(Default)]
+pub(super) struct Received {
+    /// The beginning of it, if it is long.
+    body: Vec<u8>,
+    trailers: Option<HeaderMap>,
+    /// Why it is not all.
+    problem: Option<String>,
+}
+
+impl Received {
+    /// Reads an answer to its end, where the status is.
+    pub(super) async fn read<B>(mut body: B) -> Self
+    where
+        B: http_body::Body<Data = Bytes> + Unpin,
+        B::Error: Error + 'static,
+    {
+        let mut received = Self::default();
+        while let Some(frame) = body.frame().await {
+            match frame.map(Frame::into_data) {
+                Ok(Ok(data)) => {
+                    let room = MOST_ANSWER_BYTES.saturating_sub(received.body.len());
+                    received.body.extend(data.iter().take(room));
+                }
+                Ok(Err(frame)) => received.trailers = frame.into_trailers().ok(),
+                Err(error) => {
+                    received.problem = Some(whole(&error));
+                    // The body of HTTP/2 would return the same error for ever.
+                    break;
+                }
+            }
+        }
+        received
+    }
 }
 
 pub(super) fn answer(head: &Parts, received: Received) -> Answer {
@@ -50,9 +90,9 @@ pub(super) fn answer(head: &Parts, received: Received) -> Answer {
     let stated = stated.into_iter().flatten().find_map(Status::from_header_map);
     match (stated, problem) {
         (None, Some(problem)) => Answer::no_answer(problem),
-        (None, None) if head.status != StatusCode::OK => failure(&unstated(head.status)),
-        (Some(status), _) if status.code() != Code::Ok => failure(&status),
-        _ => Answer::accepted(read(&body)),
+        (None, None) => failure(&unstated(head.status)),
+        (Some(status), _) if status.code() == Code::Ok => Answer::accepted(read(&body)),
+        (Some(status), _) => failure(&status),
     }
 }
 
@@ -188,5 +228,42 @@ mod tests {
         }
         let partial = read(b"\0\0\0\0\x04\x0a\x02\x08\x07").partial_success.unwrap();
         assert_eq!(partial.rejected_profiles, 7);
+    }
+
+    /// An answer of HTTP 200 with these values of `grpc-status`.
+    fn answer_with(header: Option<&'static str>, trailer: Option<&'static str>) -> Answer {
+        let headers = |status: &'static str| {
+            let status = HeaderValue::from_static(status);
+            HeaderMap::from_iter([(HeaderName::from_static("grpc-status"), status)])
+        };
+        let mut response = http::Response::new(());
+        *response.headers_mut() = header.map(headers).unwrap_or_default();
+        let received = Received { trailers: trailer.map(headers), ..Received::default() };
+        answer(&response.into_parts().0, received)
+    }
+
+    #[test]
+    fn only_a_stated_success_is_one() {
+        for (header, trailer) in [(Some("0"), None), (None, Some("0"))] {
+            let answer = answer_with(header, trailer);
+            assert!(matches!(answer, Answer::Accepted { .. }), "{answer:?}");
+        }
+        for (header, trailer) in [(Some("14"), None), (None, Some("14"))] {
+            let answer = answer_with(header, trailer);
+            assert!(matches!(answer, Answer::NotNow { .. }), "{answer:?}");
+        }
+        let Answer::Refused { what: RefusedScope::Request, problem } = answer_with(None, None)
+        else {
+            panic!("nothing is stated")
+        };
+        assert!(problem.contains("no grpc-status"), "{problem}");
+    }
+
+    #[test]
+    fn there_is_one_timeout() {
+        let mut headers = HeaderMap::from_iter([(GRPC_TIMEOUT, HeaderValue::from_static("1H"))]);
+        add_headers(&mut headers, false, Duration::from_secs(2));
+        let values: Vec<_> = headers.get_all(GRPC_TIMEOUT).iter().collect();
+        assert_eq!(values, ["2000m"]);
     }
 }

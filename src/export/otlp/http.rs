@@ -1,13 +1,17 @@
 //! OTLP over HTTP, with protobuf in the body.
 
+use std::error::Error;
 use std::time::{Duration, SystemTime};
 
+use bytes::Bytes;
 use http::StatusCode;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
 use http::response::Parts;
+use http_body_util::{BodyExt, Collected, Limited};
 use prost::Message;
 
 use super::protocol::ExportProfilesServiceResponse;
+use super::transport::MOST_ANSWER_BYTES;
 use crate::export::{Answer, RefusedScope};
 
 pub(super) const PROTOBUF: HeaderValue = HeaderValue::from_static("application/x-protobuf");
@@ -19,6 +23,14 @@ pub(super) fn add_headers(headers: &mut HeaderMap, is_gzip: bool) {
     if is_gzip {
         headers.insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
     }
+}
+
+/// The body of an answer. The status is sufficient: a body that is too long or incomplete is ignored.
+pub(super) async fn read(
+    body: impl http_body::Body<Error: Into<Box<dyn Error + Send + Sync>>>,
+) -> Bytes {
+    let body = Limited::new(body, MOST_ANSWER_BYTES).collect().await;
+    body.map(Collected::to_bytes).unwrap_or_default()
 }
 
 pub(super) fn answer(head: &Parts, body: &[u8]) -> Answer {

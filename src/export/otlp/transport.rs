@@ -4,11 +4,11 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::buf::Chain;
+use bytes::{Buf, Bytes};
 use http::header::{HeaderMap, HeaderValue, USER_AGENT};
 use http::{Method, Request, Uri};
-use http_body::Frame;
-use http_body_util::{BodyExt, Full};
+use http_body_util::Full;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::client::legacy::{Client, ResponseFuture};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
@@ -30,7 +30,7 @@ use rustls::ClientConfig;
 type ClientConfig = std::convert::Infallible;
 
 /// The maximum number of bytes that are read of an answer.
-const MOST_ANSWER_BYTES: usize = 64 * 1024;
+pub(super) const MOST_ANSWER_BYTES: usize = 64 * 1024;
 /// The maximum number of characters that are shown of a server's message.
 pub(super) const MOST_SHOWN_CHARS: usize = 400;
 
@@ -88,15 +88,8 @@ pub(super) struct Transport {
     pub(super) endpoint: String,
 }
 
-/// What a server has sent before it ended, or before the timeout.
-#[derive(Default)]
-pub(super) struct Received {
-    /// The beginning of it, if it is long.
-    pub(super) body: Vec<u8>,
-    pub(super) trailers: Option<HeaderMap>,
-    /// Why it is not all.
-    pub(super) problem: Option<String>,
-}
+/// A message after what precedes it, which stay apart: messages are large.
+type Body = Full<Chain<Bytes, Bytes>>;
 
 impl Transport {
     /// Does not connect yet.
@@ -131,20 +124,23 @@ impl Transport {
     /// Sends a message and waits for the answer until the timeout.
     pub(super) async fn send(&mut self, message: Bytes) -> Answer {
         let deadline = tokio::time::Instant::now() + self.timeout;
-        let sent = self.client.request(self.request(&message));
+        let sent = self.client.request(self.request(message));
         let answer = match timeout_at(deadline, sent).await {
             Err(_) => None,
             Ok(Err(error)) => Some(Answer::no_answer(whole(&error))),
             Ok(Ok(response)) => {
-                let (head, mut body) = response.into_parts();
-                let mut received = Received::default();
-                let is_late = timeout_at(deadline, received.read(&mut body)).await.is_err();
+                let (head, body) = response.into_parts();
                 match self.protocol {
                     #[cfg(feature = "otlp-grpc")]
-                    Protocol::Grpc => (!is_late).then(|| super::grpc::answer(&head, received)),
-                    // The status is sufficient: a body that is late or too long is ignored.
+                    Protocol::Grpc => {
+                        let received = timeout_at(deadline, super::grpc::Received::read(body));
+                        received.await.ok().map(|received| super::grpc::answer(&head, received))
+                    }
                     #[cfg(feature = "otlp-http")]
-                    Protocol::HttpProtobuf => Some(super::http::answer(&head, &received.body)),
+                    Protocol::HttpProtobuf => {
+                        let body = timeout_at(deadline, super::http::read(body)).await;
+                        Some(super::http::answer(&head, &body.unwrap_or_default()))
+                    }
                     #[cfg(not(all(feature = "otlp-grpc", feature = "otlp-http")))]
                     _ => None,
                 }
@@ -158,39 +154,19 @@ impl Transport {
         answer.single_line()
     }
 
-    fn request(&self, message: &[u8]) -> Request<Full<Bytes>> {
+    fn request(&self, message: Bytes) -> Request<Body> {
         let is_gzip = self.compression == Compression::Gzip;
-        let body = if is_gzip { gzip(message) } else { message.to_vec() };
-        #[cfg(feature = "otlp-grpc")]
-        let body = match self.protocol {
-            Protocol::Grpc => super::grpc::framed(is_gzip, &body),
-            Protocol::HttpProtobuf => body,
+        let message = if is_gzip { Bytes::from(gzip(&message)) } else { message };
+        let prefix = match self.protocol {
+            #[cfg(feature = "otlp-grpc")]
+            Protocol::Grpc => super::grpc::prefix(is_gzip, message.len()),
+            _ => Bytes::new(),
         };
-        let mut request = Request::new(Full::new(body.into()));
+        let mut request = Request::new(Full::new(prefix.chain(message)));
         *request.method_mut() = Method::POST;
         *request.uri_mut() = self.uri.clone();
         *request.headers_mut() = self.headers.clone();
         request
-    }
-}
-
-impl Received {
-    /// Reads an answer to its end.
-    async fn read<B>(&mut self, body: &mut B)
-    where
-        B: http_body::Body<Data = Bytes> + Unpin,
-        B::Error: StdError + 'static,
-    {
-        while let Some(frame) = body.frame().await {
-            match frame.map(Frame::into_data) {
-                Ok(Ok(data)) => {
-                    let room = MOST_ANSWER_BYTES.saturating_sub(self.body.len());
-                    self.body.extend(data.iter().take(room));
-                }
-                Ok(Err(frame)) => self.trailers = frame.into_trailers().ok(),
-                Err(error) => self.problem = Some(whole(&error)),
-            }
-        }
     }
 }
 
@@ -202,9 +178,9 @@ impl fmt::Debug for Transport {
 
 /// A client that connects on first use, and again after the connection is lost.
 enum HttpClient {
-    Plain(Client<HttpConnector, Full<Bytes>>),
+    Plain(Client<HttpConnector, Body>),
     #[cfg(feature = "otlp-tls")]
-    Tls(Client<HttpsConnector<HttpConnector>, Full<Bytes>>),
+    Tls(Client<HttpsConnector<HttpConnector>, Body>),
 }
 
 impl HttpClient {
@@ -223,7 +199,7 @@ impl HttpClient {
         Self::Plain(builder.build(http))
     }
 
-    fn request(&self, request: Request<Full<Bytes>>) -> ResponseFuture {
+    fn request(&self, request: Request<Body>) -> ResponseFuture {
         match self {
             Self::Plain(client) => client.request(request),
             #[cfg(feature = "otlp-tls")]
@@ -238,7 +214,7 @@ fn shown(text: &str) -> String {
 }
 
 /// An error with all its sources.
-fn whole(error: &(dyn StdError + 'static)) -> String {
+pub(super) fn whole(error: &(dyn StdError + 'static)) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(error) = next {
@@ -250,4 +226,34 @@ fn whole(error: &(dyn StdError + 'static)) -> String {
         next = error.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+    use http_body_util::BodyExt;
+
+    use super::*;
+    use crate::export::OtlpExporter;
+
+    fn request(protocol: Protocol, message: Bytes) -> Request<Body> {
+        let builder = OtlpExporter::builder().protocol(protocol).compression(Compression::None);
+        let exporter = builder.build_with(&|_| Ok(None)).unwrap();
+        exporter.transport.unwrap().request(message)
+    }
+
+    #[test]
+    fn an_uncompressed_message_is_not_copied() {
+        for (protocol, prefix) in
+            [(Protocol::HttpProtobuf, b"".as_slice()), (Protocol::Grpc, &[0, 0, 0, 0x10, 1])]
+        {
+            let message = Bytes::from(vec![7; 0x1001]);
+            let mut body = request(protocol, message.clone()).into_body();
+            let frame = body.frame().now_or_never().unwrap().unwrap().unwrap();
+            let data = frame.into_data().unwrap();
+            assert_eq!(data.first_ref(), prefix, "{protocol:?}");
+            assert_eq!(data.last_ref(), &message);
+            assert_eq!(data.last_ref().as_ptr(), message.as_ptr(), "{protocol:?}");
+        }
+    }
 }
