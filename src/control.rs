@@ -43,6 +43,8 @@ pub(crate) struct Control {
     /// For handles that outlive the layer. Empty if nothing was ever started.
     pub(crate) ending: Arc<OnceLock<Arc<Ending>>>,
     switch: Mutex<Switch>,
+    /// Until there is an engine. Apart, since a start holds `switch`, and runs code of the program.
+    early_warnings: Mutex<Vec<LogEvent>>,
     /// The subscriber that the layer is part of, once it is known.
     dispatch: OwnDispatch,
     /// The directory in which profiles can be found, if they are written to files.
@@ -90,6 +92,7 @@ impl Control {
                 failed: None,
                 is_disabled: false,
             }),
+            early_warnings: Mutex::default(),
             dispatch: Arc::default(),
             dir,
             #[cfg(feature = "axum")]
@@ -118,6 +121,7 @@ impl Control {
             dispatch: Arc::clone(&engine.names.dispatch),
             engine: OnceLock::from(engine),
             switch: Mutex::new(switch),
+            early_warnings: Mutex::default(),
             dir: None,
             #[cfg(feature = "axum")]
             trace_url: String::new(),
@@ -225,6 +229,7 @@ impl Control {
                 let engine = start(builder, self.dir.clone(), self.gate, shared);
                 let engine = engine.inspect_err(|error| switch.failed = Some(error.clone()))?;
                 let engine = self.engine.get_or_init(|| engine);
+                self.pass_on_warnings();
                 engine.open();
                 // Before this, a flush finds an engine that runs, or has nothing to wait for.
                 _ = self.ending.set(Arc::clone(&engine.publish.ending));
@@ -260,13 +265,16 @@ impl Control {
 
     /// Logs a warning once the layer has a subscriber and an engine.
     pub(crate) fn warn(&self, warning: LogEvent) {
-        let mut switch = self.switch.lock();
-        match self.engine.get() {
-            Some(engine) => {
-                engine.warnings.lock().push(warning);
-                engine.waker.wake();
-            }
-            None => switch.builder.iter_mut().for_each(|it| it.warn(warning.clone())),
+        if self.is_here() {
+            self.early_warnings.lock().push(warning);
+            self.pass_on_warnings();
+        }
+    }
+
+    fn pass_on_warnings(&self) {
+        if let Some(engine) = self.engine.get() {
+            engine.warnings.lock().append(&mut self.early_warnings.lock());
+            engine.waker.wake();
         }
     }
 

@@ -24,6 +24,7 @@ use crate::publish::{PublishState, RecentlyKept};
 use crate::references::References;
 use crate::sinks::HeapPart;
 use crate::stats::Stats;
+use crate::sys::Uncounted;
 
 /// A handle to a [`ProfilingLayer`](crate::ProfilingLayer) that has become part of a subscriber.
 ///
@@ -127,6 +128,7 @@ impl Handle {
         if !self.running(Engine::is_heap_tracked).unwrap_or(false) {
             return Err(NoAnswer::HeapNotTracked);
         }
+        let _uncounted = Uncounted::begin();
         let _asking = ASKING.try_lock_for(LONGEST_ANSWER).ok_or(NoAnswer::Late)?;
         let is_taken: Arc<AtomicBool> = Arc::default();
         let taken = Arc::clone(&is_taken);
@@ -375,7 +377,7 @@ impl Handle {
 
     /// One line that states which source samples threads, what it cannot observe, and what would change that. The same
     /// line is logged when the layer starts. If a thread could not be sampled since then, it ends with the first cause.
-    /// Empty if the layer is off or was dropped.
+    /// Empty if the layer is off or was dropped, and in the child of a fork.
     pub fn source(&self) -> String {
         self.known(|engine| engine.source.describe()).unwrap_or_default()
     }

@@ -32,11 +32,14 @@ fn folded_within(profile: &Profile, most_bytes: usize) -> String {
         lines.add(line, ns);
     }
     let mut text = String::new();
-    for (line, ns) in &lines.weights {
-        text.push_str(&format!("{line} {ns}\n"));
+    let left_out = lines.left_out;
+    // Each line is freed once it is written.
+    for (line, ns) in lines.weights {
+        text.push_str(&line);
+        text.push_str(&format!(" {ns}\n"));
     }
-    if lines.left_out > 0 {
-        text.push_str(&format!("[stacks left out] {}\n", lines.left_out));
+    if left_out > 0 {
+        text.push_str(&format!("[stacks left out] {left_out}\n"));
     }
     text
 }

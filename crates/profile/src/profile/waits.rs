@@ -62,8 +62,8 @@ impl Profile {
         }
     }
 
-    /// The function that has most of the time of some waits, or the line of awaits, and what most of that waited for. `None` if nothing is
-    /// known of them but their length.
+    /// The function that has most of the time of some waits, or the line of awaits, and what most of that waited for. `None`
+    /// if nothing is known of them but their length.
     pub(super) fn longest_site(
         &self,
         kind: SampleKind,
@@ -78,8 +78,10 @@ impl Profile {
             };
             let (Some(call), own) = (call, wait_site(&frames)) else { continue };
             // Each line that awaits does so for something else.
-            let await_site = (kind == SampleKind::Await).then(|| (own, call.clone()));
-            let calls = sites.entry((own.name, own.unnamed, await_site)).or_default();
+            let await_site = (kind == SampleKind::Await)
+                .then(|| (self.name_of(&own), own.place(), call.clone()));
+            let of = if await_site.is_some() { ("", None) } else { (own.name, own.unnamed) };
+            let calls = sites.entry((of, await_site)).or_default();
             *calls.entry((call, own)).or_default() += sample.total();
         }
         let longest =
