@@ -496,8 +496,8 @@ counters! {
         dropped,
         /// Times that a span started when a trace that had gone on had no open span any more. It follows.
         late,
-        /// Spans that were dropped because too many were held, or waited to be passed on. Those of a trace that goes on
-        /// are missing in it.
+        /// Spans that were dropped because too many were held, or waited to be passed on, and those whose start was not
+        /// seen. Those of a trace that goes on are missing in it.
         dropped_over_bound,
         /// Spans of traces that were not decided at the shutdown, and those that went on but not within its time.
         dropped_at_shutdown,

@@ -322,6 +322,41 @@ fn what_ended_in_the_trace_of_a_span_that_hangs_goes_on_when_it_is_kept() {
 }
 
 #[test]
+fn a_span_that_hangs_in_what_is_open_for_long_keeps_no_trace_that_began_there() {
+    let _in_turn = in_turn();
+    // The hidden one, as `main`, after half a second.
+    let rules = "10s,[hidden]=on_cpu>50ms,[hung]=hung>100ms";
+    let (out, provider, dispatch) = with_layer(rules, true);
+    let (end, is_to_end) = mpsc::channel::<()>();
+    dispatcher::with_default(&dispatch, || {
+        let main = info_span!("hidden");
+        let other = main.in_scope(|| {
+            let other = info_span!("other");
+            // Its trace begins now.
+            assert!(other.context().span().span_context().is_valid());
+            other
+        });
+        other.in_scope(|| info_span!("not kept").in_scope(|| {}));
+        thread::sleep(Duration::from_secs(1));
+        let work = move || {
+            let _main = main.entered();
+            let _request = info_span!("request").entered();
+            info_span!("before").in_scope(|| {});
+            let _hung = info_span!("hung").entered();
+            _ = is_to_end.recv();
+        };
+        let own = dispatch.clone();
+        let hung = thread::spawn(move || dispatcher::with_default(&own, work));
+        wait_for(&out, &provider, &["before"]);
+        end.send(()).unwrap();
+        hung.join().unwrap();
+        drop(other);
+    });
+    provider.force_flush().unwrap();
+    assert_eq!(out.names(), ["before", "hung", "request"]);
+}
+
+#[test]
 fn the_trace_of_a_span_that_was_kept_while_open_goes_on_when_it_ends() {
     let _in_turn = in_turn();
     let (out, provider, dispatch) = with_layer("10s,[hung]=hung>100ms", true);
@@ -582,6 +617,22 @@ fn a_shutdown_passes_on_what_is_decided_and_chosen() {
     open.iter().for_each(|request| request.span().end());
     let after = stats().traces;
     assert_eq!(after.dropped_at_shutdown - before.dropped_at_shutdown, 1);
+}
+
+#[test]
+fn a_span_whose_start_was_not_seen_is_counted() {
+    let _in_turn = in_turn();
+    let ended = Out::default();
+    let provider = provider(ended.clone());
+    root(&tracer(&provider), "request").span().end();
+    let span = ended.0.lock().unwrap().remove(0);
+    let out = Out::default();
+    let kept = KeptTraces::new(out.clone()).one_in(0);
+    let before = stats().traces;
+    kept.on_end(span);
+    kept.force_flush().unwrap();
+    assert_eq!(out.names(), [""; 0]);
+    assert_eq!(stats().traces.dropped_over_bound - before.dropped_over_bound, 1);
 }
 
 /// An exporter that hangs until it is freed.

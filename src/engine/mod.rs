@@ -482,11 +482,10 @@ impl Engine {
             let mut span = self.describe(open, callsite, reasons, None);
             (span.facts.is_open, span.facts.deadlock) = (true, deadlock);
             let is_due = self.keep(open, callsite, &mut span);
-            if is_due && let Some(around) = self.spans.describe(open.id, open.key) {
+            if is_due && let Some(request) = self.spans.request_of(open.id, open.key) {
                 // Asking for its OpenTelemetry span is possible only on the thread that closes it.
                 keep_traces_begun_in(|span| {
-                    let is_in = |(key, _): &(_, _)| *key == span.key;
-                    span.layer == self.spans.layer && around.iter().any(is_in)
+                    span.layer == self.spans.layer && request.contains(&span.key)
                 });
             }
         }

@@ -4,7 +4,7 @@
 //! A trace is decided when none of its spans is open, which needs no local roots: overlapping calls and detached spans
 //! are decided together.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap};
 use std::env;
 use std::fmt;
 use std::mem::take;
@@ -35,8 +35,10 @@ const DEFAULT_BOUNDS: (usize, usize) = (131_072, 64 << 20);
 const MOST_COMPARED: usize = 256;
 /// Traces of a shard that went on and have no open span.
 const MOST_FOLLOWED: usize = 4_096;
-/// For how long one of them is remembered at least, so that what starts later follows it.
+/// For how long what starts later follows one of them.
 const FOLLOWED: Duration = Duration::from_secs(10);
+/// How many of them are forgotten at once.
+const MOST_FORGOTTEN: usize = 8;
 /// Places for spans that a trace gets at first, and that a large one gets at once.
 const MOST_USUAL: usize = 32;
 const MOST_SPACE: usize = 1_024;
@@ -229,7 +231,7 @@ struct Trace {
     ended: Lot,
     /// The number of traces before it.
     number: u64,
-    /// When it last had no open span any more.
+    /// When it last had no open span any more, if it went on and none has started since.
     since: Option<Instant>,
     /// The first profiled span in which one of its spans was started: usually that span itself, which was being entered.
     begun_in: Option<InnermostSpan>,
@@ -238,8 +240,8 @@ struct Trace {
 #[derive(Default)]
 struct Shard {
     traces: HashMap<TraceId, Trace>,
-    /// Those that went on and then had no open span any more, and when.
-    followed: VecDeque<(Instant, TraceId)>,
+    /// Those that went on and have no open span, and since when.
+    followed: BTreeSet<(Instant, [u8; 16])>,
     /// The number of traces so far.
     begun: u64,
     space: Space,
@@ -285,16 +287,40 @@ impl Space {
 }
 
 impl Shard {
-    /// A trace that went on has no open span any more. Forgets those that nothing has followed.
+    /// A trace that went on has no open span any more.
     fn follow(&mut self, id: TraceId, now: Instant) {
-        self.followed.push_back((now, id));
-        while let Some((since, id)) = self.followed.front().copied()
-            && (now.duration_since(since) >= FOLLOWED || self.followed.len() > MOST_FOLLOWED)
-        {
-            self.followed.pop_front();
-            let is_over = |trace: &Trace| trace.open == 0 && trace.since == Some(since);
-            if self.traces.get(&id).is_some_and(is_over) {
-                self.traces.remove(&id);
+        if let Some(trace) = self.traces.get_mut(&id) {
+            trace.since = Some(now);
+            self.followed.insert((now, id.to_bytes()));
+        }
+        self.forget(now);
+    }
+
+    /// A span starts in a trace of which none may be open. Returns whether it follows what went on.
+    fn start(&mut self, id: TraceId, now: Instant) -> bool {
+        let since = self.traces.get_mut(&id).and_then(|trace| trace.since.take());
+        let is_late = since.is_some_and(|since| {
+            self.followed.remove(&(since, id.to_bytes()));
+            now.duration_since(since) < FOLLOWED
+        });
+        if since.is_some() && !is_late {
+            self.traces.remove(&id);
+        }
+        self.forget(now);
+        is_late
+    }
+
+    /// Forgets some of those that nothing has followed for long, and those over the bound.
+    fn forget(&mut self, now: Instant) {
+        for _ in 0..MOST_FORGOTTEN {
+            let is_over = |(since, _): &(Instant, _)| {
+                now.duration_since(*since) >= FOLLOWED || self.followed.len() > MOST_FOLLOWED
+            };
+            if !self.followed.first().is_some_and(is_over) {
+                return;
+            }
+            if let Some((_, id)) = self.followed.pop_first() {
+                self.traces.remove(&TraceId::from_bytes(id));
             }
         }
     }
@@ -350,6 +376,11 @@ impl HeldTraces {
     /// A span has started.
     fn begin(&self, id: TraceId, is_forced: bool) {
         let mut shard = self.shard(id);
+        if shard.traces.get(&id).is_none_or(|trace| trace.open == 0)
+            && shard.start(id, Instant::now())
+        {
+            Counters::add(&COUNTERS.late, 1);
+        }
         let Shard { traces, begun, .. } = &mut *shard;
         let trace = traces.entry(id).or_insert_with(|| {
             let verdict = match is_forced {
@@ -362,9 +393,6 @@ impl HeldTraces {
             Trace { verdict, open: 0, ended, number, since: None, begun_in: None }
         });
         trace.begun_in = trace.begun_in.or_else(innermost_span);
-        if trace.open == 0 && trace.since.is_some() {
-            Counters::add(&COUNTERS.late, 1);
-        }
         trace.open += 1;
     }
 
@@ -375,7 +403,10 @@ impl HeldTraces {
         for can_retry in [true, false] {
             let mut shard = self.shard(id);
             let Shard { traces, space, .. } = &mut *shard;
-            let Some(trace) = traces.get_mut(&id) else { return };
+            let Some(trace) = traces.get_mut(&id) else {
+                // Its start was not seen.
+                return Counters::add(&COUNTERS.dropped_over_bound, 1);
+            };
             let mut verdict = match trace.verdict {
                 TraceVerdict::Open if matches!(span.status, Status::Error { .. }) => KEPT,
                 TraceVerdict::Open if trace.open <= 1 => self.ordinary(&span.span_context),
@@ -456,9 +487,7 @@ impl HeldTraces {
         let is_at_end = trace.open == 0;
         if let TraceVerdict::GoesOn(threshold) = verdict {
             if is_at_end {
-                let now = Instant::now();
-                trace.since = Some(now);
-                shard.follow(id, now);
+                shard.follow(id, Instant::now());
             }
             drop(shard);
             Counters::add(&COUNTERS.dropped_over_bound, missing as u64);
@@ -557,8 +586,10 @@ mod tests {
     #[test]
     fn a_trace_that_went_on_is_followed_for_some_time_and_as_one_of_some_thousand() {
         let mut shard = Shard::default();
-        let ends = |shard: &mut Shard, number: u128, at| {
-            let id = TraceId::from_bytes(number.to_be_bytes());
+        let id = |number: u128| TraceId::from_bytes(number.to_be_bytes());
+        let ends = |shard: &mut Shard, number, at| {
+            let id = id(number);
+            shard.start(id, at);
             let trace = shard.traces.entry(id).or_insert_with(|| Trace {
                 verdict: KEPT,
                 open: 0,
@@ -567,7 +598,7 @@ mod tests {
                 since: None,
                 begun_in: None,
             });
-            (trace.open, trace.since) = (0, Some(at));
+            trace.open = 0;
             shard.follow(id, at);
         };
         let known = |shard: &Shard| {
@@ -582,7 +613,8 @@ mod tests {
             ends(&mut shard, number, start);
         }
         // One is followed by a span that is still open, and one by a span that has ended.
-        shard.traces.get_mut(&TraceId::from_bytes(2_u128.to_be_bytes())).unwrap().open = 1;
+        assert!(shard.start(id(2), start));
+        shard.traces.get_mut(&id(2)).unwrap().open = 1;
         ends(&mut shard, 3, after(5));
         ends(&mut shard, 4, after(9));
         assert_eq!(known(&shard), [1, 2, 3, 4]);
@@ -597,5 +629,20 @@ mod tests {
         }
         assert_eq!((shard.traces.len(), shard.followed.len()), (MOST_FOLLOWED, MOST_FOLLOWED));
         assert_eq!(known(&shard).first(), Some(&10));
+        // One that many calls follow is one of them, and not the first that is forgotten.
+        for _ in 0..2 * MOST_FOLLOWED {
+            ends(&mut shard, 10, after(102));
+        }
+        assert_eq!((shard.traces.len(), shard.followed.len()), (MOST_FOLLOWED, MOST_FOLLOWED));
+        ends(&mut shard, 9, after(103));
+        assert_eq!(known(&shard)[..3], [9, 10, 12]);
+        // Others that start let them be forgotten, though none of those goes on, and nothing follows them then.
+        assert!(shard.start(id(10), after(111)));
+        assert!(!shard.start(id(4_000), after(111)));
+        assert!(!shard.traces.contains_key(&id(4_000)));
+        for _ in 0..MOST_FOLLOWED / MOST_FORGOTTEN {
+            shard.start(id(1), after(200));
+        }
+        assert_eq!((known(&shard), shard.followed.len()), (vec![10], 0), "its span is open");
     }
 }

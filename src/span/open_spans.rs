@@ -106,6 +106,22 @@ impl Spans {
         Some(around)
     }
 
+    /// A span and those around it in its request, or `None` if it has closed. What was open for long when a span in it was
+    /// opened, as a connection or `main`, contains requests.
+    pub(crate) fn request_of(&self, id: RegistryId, key: SpanKey) -> Option<Vec<SpanKey>> {
+        let slot = self.open_slot(id, key)?;
+        let (mut request, mut opened) = (vec![key], slot.opened());
+        self.for_ancestors(&slot, |around| {
+            let is_in = !around.is_open_for_long(opened);
+            opened = around.opened();
+            request.extend(around.key().filter(|_| is_in));
+            is_in
+        });
+        fence(Ordering::Acquire);
+        self.open_slot(id, key)?;
+        Some(request)
+    }
+
     /// An open span as it would be judged if it closed now, without its current segments, whose CPU time only their
     /// threads know. The second value is for how long it has been entered without a break at that moment, without the
     /// time in which its thread was in other spans on its stack.

@@ -1482,6 +1482,23 @@ fn a_request_inside_a_span_that_is_open_for_long_counts_its_own() {
 }
 
 #[test]
+fn a_request_ends_at_what_was_open_for_long_when_it_began() {
+    let mut scene = Scene::new();
+    let main = scene.open_plan(1, GivenParent::Contextual);
+    scene.wait(20_000 * MS);
+    let request = scene.open_plan(2, GivenParent::Span(main));
+    let early = scene.open_plan(3, GivenParent::Span(request));
+    // However long it takes by now.
+    scene.wait(5_000 * MS);
+    let keys = [main, request, early].map(|id| scene.key(id));
+    let of = |id, key| scene.spans.request_of(id, key);
+    assert_eq!(of(early, keys[2]), Some(vec![keys[2], keys[1]]));
+    assert_eq!(of(request, keys[1]), Some(vec![keys[1]]));
+    assert_eq!(of(main, keys[0]), Some(vec![keys[0]]));
+    assert_eq!(of(early, keys[1]), None, "it has closed");
+}
+
+#[test]
 fn child_spans_that_the_collector_does_not_take_in_time_are_lost_and_counted() {
     let mut scene = Scene::new();
     let root = scene.open_plan(1, GivenParent::Contextual);
