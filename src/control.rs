@@ -272,8 +272,10 @@ impl Control {
     }
 
     fn pass_on_warnings(&self) {
-        if let Some(engine) = self.engine.get() {
-            engine.warnings.lock().append(&mut self.early_warnings.lock());
+        let Some(engine) = self.engine.get() else { return };
+        let mut early = std::mem::take(&mut *self.early_warnings.lock());
+        if !early.is_empty() {
+            engine.warnings.lock().append(&mut early);
             engine.waker.wake();
         }
     }
