@@ -74,7 +74,7 @@ impl Received {
                 Ok(Err(frame)) => received.trailers = frame.into_trailers().ok(),
                 Err(error) => {
                     received.problem = Some(whole(&error));
-                    // The body of HTTP/2 would return the same error for ever.
+                    // The body of HTTP/2 would return the same error forever.
                     break;
                 }
             }
