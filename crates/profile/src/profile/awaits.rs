@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::code_origin::{CodeOrigin, crate_of, crate_of_file};
 use super::leaf::Leaf;
 use super::model::Profile;
-use super::sample::{Sample, SampleKind};
+use super::sample::SampleKind;
 use super::waits::{SourceFunction, UNKNOWN, own_number};
 
 /// The weight of an await that represents others, each shorter than this.
@@ -46,7 +46,7 @@ pub(super) fn sum(profile: &Profile) -> Awaits {
 
 /// Where an await or a scheduling delay was, in one line; empty if its stack is unknown.
 #[cfg(feature = "firefox")]
-pub(crate) fn await_place(profile: &Profile, sample: &Sample) -> String {
+pub(crate) fn await_place(profile: &Profile, sample: &super::Sample) -> String {
     let ids = || profile.location_ids(sample.stack);
     let (place, awaited) = (profile.own_place(ids()), profile.awaited(ids()));
     let at = if place.is_empty() || awaited.is_empty() { "" } else { " at " };
