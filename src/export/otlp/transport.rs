@@ -99,13 +99,13 @@ impl Transport {
         #[cfg(not(feature = "otlp-tls"))]
         let tls = None;
         let endpoint = settings.shown_endpoint();
-        let Settings { protocol, headers, compression, timeout, .. } = &mut settings;
+        let Settings { protocol, headers, compression, .. } = &mut settings;
         headers.entry(USER_AGENT).or_insert(HeaderValue::from_static(super::USER_AGENT));
         headers.insert(DEVELOPMENT_VERSION_HEADER, HeaderValue::from_static(DEVELOPMENT_VERSION));
         let is_gzip = *compression == Compression::Gzip;
         match protocol {
             #[cfg(feature = "otlp-grpc")]
-            Protocol::Grpc => super::grpc::add_headers(headers, is_gzip, *timeout),
+            Protocol::Grpc => super::grpc::add_headers(headers, is_gzip, settings.timeout),
             #[cfg(feature = "otlp-http")]
             Protocol::HttpProtobuf => super::http::add_headers(headers, is_gzip),
             // Unreachable: settings exist only for enabled protocols.

@@ -62,6 +62,7 @@ impl SampleKind {
     }
 
     /// The name and the unit of its values in pprof and OTLP.
+    #[cfg(any(feature = "otlp", feature = "pprof"))]
     pub(crate) const fn value_type(self) -> [&'static str; 2] {
         match self {
             Self::OnCpu => ["cpu", "nanoseconds"],
