@@ -99,11 +99,11 @@ impl Transport {
         #[cfg(not(feature = "otlp-tls"))]
         let tls = None;
         let endpoint = settings.shown_endpoint();
-        let Settings { protocol, headers, compression, .. } = &mut settings;
+        let headers = &mut settings.headers;
         headers.entry(USER_AGENT).or_insert(HeaderValue::from_static(super::USER_AGENT));
         headers.insert(DEVELOPMENT_VERSION_HEADER, HeaderValue::from_static(DEVELOPMENT_VERSION));
-        let is_gzip = *compression == Compression::Gzip;
-        match protocol {
+        let is_gzip = settings.compression == Compression::Gzip;
+        match settings.protocol {
             #[cfg(feature = "otlp-grpc")]
             Protocol::Grpc => super::grpc::add_headers(headers, is_gzip, settings.timeout),
             #[cfg(feature = "otlp-http")]
