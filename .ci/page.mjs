@@ -870,7 +870,7 @@ async function comparedReal(page) {
     assert.match(await text(page, "#compared-title"), /^Compared with \d+ typical request\{http.route=\/similar\}, median \d/);
     const sums = await page.evaluate(() => {
         const { rows, wall } = profile.compared;
-        return [rows.reduce((sum, row) => sum + row.extra, 0), wall.extra, wall.value];
+        return [rows.reduce((sum, row) => sum + row.extra, 0), wall.extra, wall.after];
     });
     assert.equal(sums[0], sums[1]);
     assert.equal(sums[2], await page.evaluate(() => profile.kept[0].wall));
