@@ -182,6 +182,8 @@ impl ProfileAssembler<'_> {
             *counts.entry(*kind).or_default() += of_kind.samples.len();
         }
         let is_least = detail.less().is_none() && counts.values().all(|count| times >= *count);
+        // Symbols come later: the records of all spans must not take their room.
+        let most_bytes = self.most_bytes / if detail.less().is_some() { 2 } else { 1 };
         let mut selection = Selection::new(counts.into_iter().map(|(kind, count)| {
             // A wait that represented others would be taken for a long one.
             let is_limited = kind == SampleKind::OnCpu;
@@ -200,7 +202,7 @@ impl ProfileAssembler<'_> {
             let mut inside = || span.link.map(|link| tables.inside(link));
             let link = if sample.is_of_span_inside() { inside() } else { span.link };
             tables.add(kind, sample.time_ns, weight, thread, place, link);
-            if !is_least && tables.profile.bytes() > self.most_bytes {
+            if !is_least && tables.profile.bytes() > most_bytes {
                 return None;
             }
         }
