@@ -20,7 +20,7 @@ use crate::engine::Engine;
 use crate::error::Error;
 use crate::handle::Handle;
 use crate::interest::{SelfFilter, WithOpenTelemetry};
-use crate::keep::{LoggedError, STATUS_FIELD};
+use crate::keep::{FieldValues, LoggedError, STATUS_FIELD};
 use crate::log::{LogEvent, LogKind};
 use crate::otel::OtelSpan;
 use crate::references::CohortHash;
@@ -256,6 +256,7 @@ where
             // For an open span whose open time is limited: nothing else may wake the collector.
             engine.waker.wake();
         }
+        let throw = if opened.is_outermost { engine.note_request(number(id)) } else { None };
         let mut cohort = CohortHash::of(attributes.metadata());
         if plan.flags & ONE_IN != 0 && callsite.is_chosen() {
             engine.spans.keep_one_in_n(number(id));
@@ -264,15 +265,15 @@ where
             && let Some(span) = ctx.span(id)
         {
             let _uncounted = Uncounted::begin();
-            let shown = &engine.callsites.shown_fields;
-            let values = shown.read(span.metadata(), |visit| attributes.record(visit));
-            if opened.is_outermost {
+            let record = |visit: &mut dyn Visit| attributes.record(visit);
+            let values = FieldValues::read(callsite.shown_fields, span.metadata(), record);
+            if throw.is_some() {
                 cohort = cohort.with(&values);
             }
             values.store(&mut span.extensions_mut());
         }
-        if opened.is_outermost {
-            engine.note_request(number(id), cohort);
+        if let Some(throw) = throw {
+            engine.choose_reference(number(id), throw, cohort);
         }
         if plan.flags & HAS_STATUS != 0 && Status::is_error(|status| attributes.record(status)) {
             engine.spans.fail(number(id));
@@ -302,8 +303,9 @@ where
             && let Some(span) = ctx.span(id)
         {
             let _uncounted = Uncounted::begin();
-            let shown = &engine.callsites.shown_fields;
-            let values = shown.read(span.metadata(), |visit| values.record(visit));
+            let shown = engine.callsites.shown_fields.of(span.metadata());
+            let record = |visit: &mut dyn Visit| values.record(visit);
+            let values = FieldValues::read(shown, span.metadata(), record);
             values.store(&mut span.extensions_mut());
         }
         let id = number(id);

@@ -159,7 +159,7 @@ fn own_hosts(request: &Request, hosts: &Hosts) -> Result<Vec<(Host, Option<u16>)
         match host {
             Some(host) if hosts.allow(&host.0) => own.push(host),
             _ => {
-                let shown = shortened(&String::from_utf8_lossy(text));
+                let shown = shortened(String::from_utf8_lossy(text));
                 let problem = format!(
                     "these routes do not serve the host `{shown}`: use localhost, or add the host with \
                      `Handle::router_for`"
@@ -184,7 +184,7 @@ fn origin_of(origin: &HeaderValue) -> Option<(Host, Option<u16>, u16)> {
 }
 
 fn foreign(header: &str, value: &HeaderValue) -> Refusal {
-    let shown = shortened(&String::from_utf8_lossy(value.as_bytes()));
+    let shown = shortened(String::from_utf8_lossy(value.as_bytes()));
     let problem = format!(
         "refused: the request came from a page of another origin ({header}: {shown}); a proxy must not change \
          the Host header"

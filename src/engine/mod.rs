@@ -32,7 +32,7 @@ use crate::otel::{
 };
 use crate::profile::ProfileId;
 use crate::publish::PublishState;
-use crate::references::{ClosedReference, CohortHash, Moment};
+use crate::references::{ClosedReference, CohortHash, Moment, Throw};
 use crate::refresh::refresh_interest;
 use crate::sampler::Sampler;
 use crate::span::{
@@ -156,17 +156,20 @@ impl Engine {
         replaced
     }
 
-    /// A new span is inside no other request. It may become a reference.
+    /// A new span is inside no other request. It may become a reference, if this throw is one.
     #[inline]
-    pub(crate) fn note_request(&self, id: RegistryId, cohort: CohortHash) {
+    pub(crate) fn note_request(&self, id: RegistryId) -> Option<Throw> {
         let references = &self.publish.references;
         if references.totals.are_on() {
             self.spans.add_up(id);
         }
-        if !references.choice.are_on() {
-            return;
-        }
-        if let Some(halvings) = references.choice.choose(cohort, Moment::now) {
+        references.choice.throw()
+    }
+
+    #[cold]
+    pub(crate) fn choose_reference(&self, id: RegistryId, throw: Throw, cohort: CohortHash) {
+        let chosen = self.publish.references.choice.choose(throw, cohort, Moment::now);
+        if let Some(halvings) = chosen {
             self.spans.make_reference(id, halvings);
         }
     }

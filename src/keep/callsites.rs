@@ -522,7 +522,8 @@ impl Callsites {
         });
         let status = metadata.fields().field(STATUS_FIELD).map_or(0, |_| HAS_STATUS);
         let values = if fields.is_some() { HAS_FIELDS } else { 0 };
-        let shown = if self.shown_fields.is_any_of(metadata) { SHOWS_FIELDS } else { 0 };
+        let shown_fields = self.shown_fields.of(metadata);
+        let shown = if shown_fields == 0 { 0 } else { SHOWS_FIELDS };
         for (number, candidate) in (first..).zip(planned) {
             let keep = candidate.map_or(Keep::NEVER, Candidate::keep);
             let id = candidate.map_or(0, |candidate| candidate.id);
@@ -532,6 +533,7 @@ impl Callsites {
             self.plans.insert(Callsite {
                 plan: Plan { number, flags: plan.flags | status | values | shown, ..plan },
                 metadata,
+                shown_fields,
                 rule: Arc::clone(rule),
                 fields: fields.clone(),
                 cohort: self.cohort((id, metadata.name()), keep, &mut compiled.cohorts),

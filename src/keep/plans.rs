@@ -53,6 +53,8 @@ impl CompiledRule {
 pub(crate) struct Callsite {
     pub(crate) plan: Plan,
     pub(crate) metadata: &'static Metadata<'static>,
+    /// See [`ShownFields::of`](super::ShownFields::of).
+    pub(crate) shown_fields: u64,
     /// The rule that decided.
     pub(crate) rule: Arc<CompiledRule>,
     /// Present if values select between this plan and others.

@@ -4,6 +4,7 @@ use std::fmt::Debug;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
+use smallvec::SmallVec;
 use tracing::field::{Field, Visit};
 use tracing::{Dispatch, Metadata};
 use tracing_subscriber::Registry;
@@ -99,34 +100,37 @@ impl ShownFields {
         Self(names.into_iter().map(Into::into).collect())
     }
 
-    fn contains(&self, name: &str) -> bool {
-        self.0.iter().any(|shown| shown == name)
+    /// Which fields of a callsite these are, a bit for each.
+    pub(crate) fn of(&self, metadata: &Metadata<'_>) -> u64 {
+        let shown =
+            metadata.fields().iter().filter(|field| self.0.iter().any(|it| it == field.name()));
+        shown.fold(0, |all, field| all | bit_of(&field))
     }
+}
 
-    /// Whether spans of that callsite can have such a field.
-    pub(super) fn is_any_of(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.fields().iter().any(|field| self.contains(field.name()))
-    }
-
-    /// The values that are recorded. They must be read before the span's extensions are locked: a value's `Display` is
-    /// code of the program, which may log in this span.
-    pub(crate) fn read(
-        &self,
-        metadata: &Metadata<'_>,
-        record: impl FnOnce(&mut dyn Visit),
-    ) -> FieldValues {
-        let mut values = FieldValues::default();
-        record(&mut Recorder { shown: self, values: &mut values });
-        values.fold_methods(metadata);
-        values
-    }
+/// `tracing` has callsites with up to 32 fields.
+fn bit_of(field: &Field) -> u64 {
+    u32::try_from(field.index()).ok().and_then(|index| 1_u64.checked_shl(index)).unwrap_or(0)
 }
 
 /// The values of a span's fields that are shown.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct FieldValues(Vec<(&'static str, String)>);
+pub(crate) struct FieldValues(SmallVec<[(&'static str, String); 2]>);
 
 impl FieldValues {
+    /// The values that are recorded of the fields with these [bits](ShownFields::of). They must be read before the span's
+    /// extensions are locked: a value's `Display` is code of the program, which may log in this span.
+    pub(crate) fn read(
+        shown: u64,
+        metadata: &Metadata<'_>,
+        record: impl FnOnce(&mut dyn Visit),
+    ) -> Self {
+        let mut values = Self::default();
+        record(&mut Recorder { shown, values: &mut values });
+        values.fold_methods(metadata);
+        values
+    }
+
     /// Reads the values of an open span; `None` if there are none, or if the subscriber is not based on the registry.
     pub(super) fn read_stored<T>(
         id: RegistryId,
@@ -169,7 +173,7 @@ impl FieldValues {
     }
 
     pub(crate) fn into_vec(self) -> Vec<(&'static str, String)> {
-        self.0
+        self.0.into_vec()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -203,20 +207,20 @@ impl FieldValues {
 }
 
 struct Recorder<'a> {
-    shown: &'a ShownFields,
+    shown: u64,
     values: &'a mut FieldValues,
 }
 
 impl Visit for Recorder<'_> {
     fn record_str(&mut self, field: &Field, value: &str) {
-        if self.shown.contains(field.name()) {
+        if self.shown & bit_of(field) != 0 {
             self.values.set(field.name(), shortened(value));
         }
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        if self.shown.contains(field.name()) {
-            self.values.set(field.name(), shortened(&format!("{value:?}")));
+        if self.shown & bit_of(field) != 0 {
+            self.values.set(field.name(), shortened(format!("{value:?}")));
         }
     }
 }
@@ -244,7 +248,9 @@ mod tests {
             ctx: Context<'_, Registry>,
         ) {
             let span = ctx.span(id).unwrap();
-            let values = self.0.read(span.metadata(), |visit| attributes.record(visit));
+            let metadata = span.metadata();
+            let record = |visit: &mut dyn Visit| attributes.record(visit);
+            let values = FieldValues::read(self.0.of(metadata), metadata, record);
             values.store(&mut span.extensions_mut());
         }
 
@@ -255,7 +261,9 @@ mod tests {
             ctx: Context<'_, Registry>,
         ) {
             let span = ctx.span(id).unwrap();
-            let values = self.0.read(span.metadata(), |visit| values.record(visit));
+            let metadata = span.metadata();
+            let record = |visit: &mut dyn Visit| values.record(visit);
+            let values = FieldValues::read(self.0.of(metadata), metadata, record);
             values.store(&mut span.extensions_mut());
         }
     }

@@ -41,6 +41,9 @@ impl ReferenceLimits {
 
     /// The power of one half that is the highest probability.
     fn least_halvings(self) -> u8 {
+        if self.one_in == 0 {
+            return u8::MAX;
+        }
         (0..MOST_HALVINGS).find(|halvings| self.one_in <= 1 << halvings).unwrap_or(MOST_HALVINGS)
     }
 }
@@ -71,6 +74,10 @@ fn random() -> u64 {
     RANDOM.set(next);
     next
 }
+
+/// The power of one half that was thrown: a span is chosen if its cohort's probability is as high.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Throw(u32);
 
 /// A hash of what is known of a span's cohort when it is created.
 #[derive(Clone, Copy, Debug)]
@@ -140,7 +147,9 @@ const PLACES_BITS: u32 = 10;
 #[derive(Debug)]
 pub(crate) struct SpanChoice {
     limits: ReferenceLimits,
-    /// The power of one half that is the probability. Read for each span, and rarely written: under the lock.
+    /// The power of one half that is the highest probability; a throw never reaches it if there are to be none.
+    least_halvings: u8,
+    /// The power of one half that is the probability. Rarely written: under the lock.
     halvings: Box<[AtomicU8]>,
     budget: Mutex<ReferenceBudget>,
     counters: Arc<Counters>,
@@ -155,9 +164,11 @@ impl SpanChoice {
         // A process that has just started is not typical.
         let saved_ns = budget.left_ns(now).cast_unsigned();
         budget.cpu.spend(saved_ns);
+        let least_halvings = limits.least_halvings();
         Self {
             limits,
-            halvings: places.map(|_| AtomicU8::new(limits.least_halvings())).collect(),
+            least_halvings,
+            halvings: places.map(|_| AtomicU8::new(least_halvings)).collect(),
             budget: Mutex::new(budget),
             counters,
         }
@@ -167,19 +178,28 @@ impl SpanChoice {
         self.limits.one_in > 0
     }
 
-    /// Whether a new span becomes a reference: if so, with which probability it was chosen, as a power of one half.
-    /// `now` is asked for only if chance has chosen it.
+    /// The throw for a new span; `None` for most, which no cohort would choose. Nothing need be known of them.
     #[inline]
-    pub(crate) fn choose(&self, cohort: CohortHash, now: impl FnOnce() -> Moment) -> Option<u8> {
-        let CohortHash(hash) = cohort;
+    pub(crate) fn throw(&self) -> Option<Throw> {
+        let halvings = random().leading_zeros();
+        (halvings >= u32::from(self.least_halvings)).then_some(Throw(halvings))
+    }
+
+    /// Whether the new span becomes a reference: if so, with which probability it was chosen, as a power of one half.
+    /// `now` is asked for only if chance has chosen it.
+    #[cold]
+    pub(crate) fn choose(
+        &self,
+        Throw(thrown): Throw,
+        CohortHash(hash): CohortHash,
+        now: impl FnOnce() -> Moment,
+    ) -> Option<u8> {
         let place = self.halvings.get((hash >> (u64::BITS - PLACES_BITS)) as usize)?;
         let halvings = place.load(Ordering::Relaxed);
-        let is_chosen = random().leading_zeros() >= u32::from(halvings);
+        let is_chosen = thrown >= u32::from(halvings);
         (is_chosen && self.has_budget(place, halvings, now())).then_some(halvings)
     }
 
-    #[cold]
-    #[inline(never)]
     fn has_budget(&self, place: &AtomicU8, halvings: u8, now: Moment) -> bool {
         let counters = &self.counters.references;
         let mut budget = self.budget.lock();
@@ -211,10 +231,9 @@ impl SpanChoice {
         let is_calm = now.at.saturating_duration_since(budget.calm_since) >= LONG_CALM;
         if is_calm && budget.left_ns(now) >= MOST_SAVED_NS / 2 {
             budget.calm_since = now.at;
-            let least = self.limits.least_halvings();
             for place in &self.halvings {
                 let halvings = place.load(Ordering::Relaxed);
-                place.store(halvings.saturating_sub(1).max(least), Ordering::Relaxed);
+                place.store(halvings.saturating_sub(1).max(self.least_halvings), Ordering::Relaxed);
             }
         }
     }
@@ -253,9 +272,13 @@ mod tests {
             Moment { at: self.began + Duration::from_nanos(now_ns), used_ns }
         }
 
+        fn chooses(&self, hash: CohortHash, now: Moment) -> bool {
+            self.choice.throw().is_some_and(|it| self.choice.choose(it, hash, || now).is_some())
+        }
+
         fn choose(&self, cohort: u64, now_ns: u64) -> bool {
             let hash = CohortHash(cohort << (u64::BITS - PLACES_BITS));
-            let is_chosen = self.choice.choose(hash, || self.at(now_ns)).is_some();
+            let is_chosen = self.chooses(hash, self.at(now_ns));
             if is_chosen {
                 self.choice.spend(MS);
             }
@@ -328,8 +351,7 @@ mod tests {
             let mut chosen = 0;
             for number in 0..720_000 {
                 let (hash, now) = (CohortHash((number % 20) << 54), scene.at(number * 5 * MS));
-                let is_chosen = scene.choice.choose(hash, || now).is_some();
-                chosen += u64::from(is_chosen);
+                chosen += u64::from(scene.chooses(hash, now));
             }
             assert!((most / 4..=most).contains(&chosen), "{cpus} {reference_ns}: {chosen}");
         }

@@ -24,7 +24,7 @@ use crate::keep::KeptSpan;
 use crate::span::SpanKey;
 use crate::stats::Counters;
 
-pub(crate) use choice::{ALL_CPU, CohortHash, Moment, ReferenceLimits};
+pub(crate) use choice::{ALL_CPU, CohortHash, Moment, ReferenceLimits, Throw};
 pub(crate) use cohorts::{CohortKey, TypicalSpans};
 #[cfg(feature = "metrics")]
 pub(crate) use totals::{RouteTotal, SUMMED};

@@ -67,8 +67,12 @@ pub fn beginning(name: &str) -> &str {
 }
 
 /// The escaped beginning of a text that may be long.
-pub fn shortened(text: &str) -> String {
-    line_of(text, MOST_SHOWN).into_owned()
+pub fn shortened<'a>(text: impl Into<Cow<'a, str>>) -> String {
+    let text = text.into();
+    match line_of(&text, MOST_SHOWN) {
+        Cow::Owned(line) => line,
+        Cow::Borrowed(_) => text.into_owned(),
+    }
 }
 
 /// A text in one line of the log: escaped, and of at most that many characters before that.
