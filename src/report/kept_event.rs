@@ -40,9 +40,7 @@ pub(crate) fn log(kept: &Kept) {
     let mut said = vec![first.facts.name()];
     log_span(first, kept, true, &message(first, kept));
     for span in others.iter().take(MOST_EVENTS - 1) {
-        // Without a profile, it is not known which are inside others.
-        let is_line = span.facts.is_topmost || kept.profile.is_none();
-        if is_line && !said.contains(&span.facts.name()) {
+        if span.facts.is_topmost && !said.contains(&span.facts.name()) {
             said.push(span.facts.name());
             let is_in = match span.profile {
                 Ok(_) if kept.profile.is_some() => {

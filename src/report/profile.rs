@@ -271,8 +271,12 @@ pub(crate) fn outermost_first(kept: &[KeptSpan]) -> Vec<KeptSpan> {
 
 /// The report of spans without a profile.
 pub(crate) fn unexported(kept: &[KeptSpan]) -> Kept {
+    let mut spans = outermost_first(kept);
+    for span in &mut spans {
+        span.facts.is_topmost = !kept.iter().any(|other| span.around.contains(&other.key));
+    }
     Kept {
-        spans: outermost_first(kept),
+        spans,
         profile: None,
         samples: 0,
         hotspots: Hotspots::default(),
@@ -463,6 +467,18 @@ mod tests {
         let mut span = KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 0);
         span.facts.times = times;
         span
+    }
+
+    #[test]
+    fn a_span_without_a_profile_is_topmost_if_it_is_inside_no_kept_one() {
+        let span = |number, around: &[SpanKey]| {
+            let key = SpanKey::new(number).unwrap();
+            KeptSpan { around: around.to_vec(), ..KeptSpan::for_test(key, SpanKey::MIN, 0) }
+        };
+        let inside = [3, 1].map(|number| SpanKey::new(number).unwrap());
+        let kept = unexported(&[span(4, &inside), span(1, &[]), span(2, &[SpanKey::MAX])]);
+        let topmost = kept.spans.iter().filter(|span| span.facts.is_topmost);
+        assert_eq!(topmost.map(|span| span.key.get()).collect::<Vec<_>>(), [1, 2]);
     }
 
     #[test]
