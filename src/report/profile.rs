@@ -110,13 +110,14 @@ pub(crate) fn describe_symbolized(symbolized: &mut Symbolized) {
     let Symbolized { profile, downsampled, shortened } = symbolized;
     for (key, count, what) in [
         ("profile.samples_downsampled", *downsampled, "samples downsampled to fit into memory"),
-        ("profile.stacks_shortened", *shortened, "stacks without their deeper callers"),
+        ("profile.stacks_shortened", *shortened, "stacks without the deeper callers"),
     ] {
         if count == 0 {
             continue;
         }
-        _ = write!(profile.title, " · {count} {what}");
-        profile.losses.push(format!("{count} {what}"));
+        let lost = counted(count as u64, what);
+        _ = write!(profile.title, " · {lost}");
+        profile.losses.push(lost);
         let more = i64::try_from(count).unwrap_or(i64::MAX);
         let known = profile.attributes.iter_mut().find(|attribute| attribute.key == key);
         match known.map(|attribute| &mut attribute.value) {
@@ -198,7 +199,13 @@ pub(crate) fn plural_waits(waits: usize) -> String {
 }
 
 fn list_of(losses: &Losses) -> impl Iterator<Item = String> {
-    losses.all().map(|(_, count, what)| format!("{count} {what}"))
+    losses.all().map(|(_, count, what)| counted(count, what))
+}
+
+/// `1 sample lost`, of `samples lost`.
+fn counted(count: u64, what: &str) -> String {
+    let (things, how) = what.split_once("s ").unwrap_or((what, ""));
+    format!("{count} {things}{} {how}", if count == 1 { "" } else { "s" })
 }
 
 fn losses_in_words(losses: &Losses) -> String {
@@ -688,10 +695,10 @@ mod tests {
     #[test]
     fn losses_are_named_one_by_one() {
         assert_eq!(losses_in_words(&Losses::default()), "nothing lost");
-        let losses = Losses { lost: 3, cut: 2, ..Losses::default() };
+        let losses = Losses { lost: 3, cut: 1, ..Losses::default() };
         assert_eq!(
             losses_in_words(&losses),
-            "3 stacks dropped for lack of memory, 2 stacks cut short"
+            "3 stacks dropped for lack of memory, 1 stack cut short"
         );
     }
 }

@@ -38,7 +38,7 @@ losses! {
     /// Stacks whose outermost frames were not copied.
     cut = "profile.stacks_truncated" "stacks cut short",
     /// Stacks that could not be unwound to their end.
-    incomplete = "profile.stacks_incomplete" "stacks not unwound to their end",
+    incomplete = "profile.stacks_incomplete" "stacks not unwound to the end",
     /// Samples taken at a rate that the CPU budget had lowered.
     lowered = "profile.samples_at_lowered_rate" "samples at a lowered rate",
     /// Samples that came too late to represent all the time since the previous one.
