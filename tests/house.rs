@@ -580,11 +580,11 @@ fn no_file_is_too_long_to_read() {
 }
 
 /// The lines of the product, without tests, at most. May only fall.
-const TOTAL: usize = 61_398;
+const TOTAL: usize = 61_397;
 /// The same by crate and room: the first directory below `src`, or `(top)`. A feature that needs more lines takes them
 /// from the entries of the rooms that pay for it.
 const ROOMS: &[(&str, &str, usize)] = &[
-    (".", "(top)", 3570),
+    (".", "(top)", 3569),
     (".", "allocations", 254),
     (".", "assemble", 1093),
     (".", "awaits", 1610),

@@ -67,7 +67,7 @@ pub trait Exporter: Send {
         None
     }
 
-    /// One of this crate that sends over a network. An exporter around it sends each profile on its own.
+    /// One that sends over a network. An exporter around it sends each profile on its own.
     #[doc(hidden)]
     fn remote(&mut self) -> Option<&mut dyn Remote> {
         None
