@@ -85,7 +85,7 @@ def bytes_with(dictionary, profiles, is_meant):
 
 def check_version():
     """A break of the protocol changes the package, or the numbers of fields and the version with them."""
-    protocol = (Path(__file__).parent.parent / "src/export/otlp/protocol.rs").read_text()
+    protocol = (Path(__file__).parent.parent / "crates/otlp/src/protocol.rs").read_text()
     [package] = re.findall(r'macro_rules! package \{\s*\(\) => \{\s*"(\w+)"', protocol)
     [number] = re.findall(r'DEVELOPMENT_VERSION: &str = "(\d+)"', protocol)
     service = profiles_service_pb2.DESCRIPTOR.services_by_name["ProfilesService"]

@@ -4,8 +4,9 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
+use crate::export::InvalidSetting;
 use crate::redact::InvalidPattern;
-use crate::text::{around, line_of, shortened};
+use crate::text::{around, line_of};
 
 /// Why a layer could not be built, or why its rules could not be replaced. No other error needs to be handled by a
 /// program: later losses are counted in [`Stats`](crate::Stats) and logged.
@@ -39,8 +40,8 @@ enum Problem {
         before: usize,
         problem: String,
     },
-    #[error("{name} is `{value}`: {problem}")]
-    Setting { name: &'static str, value: String, problem: String },
+    #[error(transparent)]
+    Setting(InvalidSetting),
     #[error("cannot start the profiling threads: {0}")]
     Thread(Arc<io::Error>),
     #[error(
@@ -78,18 +79,14 @@ impl Error {
     /// What cannot be read, such as the name of a variable.
     pub(crate) fn subject(&self) -> &'static str {
         match &self.0 {
-            Problem::Text { what: subject, .. } | Problem::Setting { name: subject, .. } => subject,
+            Problem::Text { what, .. } => what,
+            Problem::Setting(setting) => setting.name,
             Problem::Thread(_) | Problem::NoMemory { .. } | Problem::Ended => "",
         }
     }
 
     pub(crate) fn setting(name: &'static str, value: &str, expected: &'static str) -> Self {
-        Self::unusable(name, value, format_args!("expected {expected}"))
-    }
-
-    /// The value of a setting cannot be used.
-    pub(crate) fn unusable(name: &'static str, value: &str, problem: impl fmt::Display) -> Self {
-        Self(Problem::Setting { name, value: shortened(value), problem: problem.to_string() })
+        InvalidSetting::new(name, value, expected).into()
     }
 
     pub(crate) fn thread(error: io::Error) -> Self {
@@ -108,7 +105,7 @@ impl Error {
     /// The kind of error.
     pub fn kind(&self) -> ErrorKind {
         match self.0 {
-            Problem::Text { .. } | Problem::Setting { .. } => ErrorKind::Configuration,
+            Problem::Text { .. } | Problem::Setting(_) => ErrorKind::Configuration,
             Problem::Thread(_) => ErrorKind::System,
             Problem::NoMemory { .. } => ErrorKind::OutOfMemory,
             Problem::Ended => ErrorKind::Ended,
@@ -119,6 +116,12 @@ impl Error {
 impl From<InvalidPattern> for Error {
     fn from(error: InvalidPattern) -> Self {
         Self::text("the pattern", &error.text, error.at, error.problem)
+    }
+}
+
+impl From<InvalidSetting> for Error {
+    fn from(error: InvalidSetting) -> Self {
+        Self(Problem::Setting(error))
     }
 }
 

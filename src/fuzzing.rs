@@ -78,7 +78,7 @@ pub use tracing_profiling_capture::fuzzing::{code, proc_texts, records};
 use tracing_profiling_capture::fuzzing::{map, tables};
 
 #[cfg(all(feature = "otlp-grpc", feature = "otlp-http"))]
-pub use crate::export::fuzz_answers as answers;
+pub use tracing_profiling_otlp::fuzz_answers as answers;
 /// Parses `bytes` as an object file, and as parts of one in memory.
 pub fn elf(bytes: &[u8]) {
     symbols::elf(bytes);

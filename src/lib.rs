@@ -99,7 +99,6 @@ mod error;
 pub mod export;
 mod handle;
 mod history;
-mod host;
 #[cfg(feature = "axum")]
 mod http;
 mod inbox;
@@ -130,7 +129,7 @@ mod threads;
 pub mod tower;
 mod watch;
 
-use tracing_profiling_capture::{budget, drain, sampler, sys, unwind};
+use tracing_profiling_capture::{budget, drain, host, sampler, sys, unwind};
 #[doc(inline)]
 pub use tracing_profiling_profile::{compare, encode, profile};
 use tracing_profiling_profile::{facts, ids, redact, text};
@@ -179,7 +178,9 @@ pub use error::{Error, ErrorKind, FlushError, FlushStage, ProfileError};
 #[cfg(feature = "_otlp")]
 #[cfg_attr(docsrs, doc(cfg(any(feature = "otlp-grpc", feature = "otlp-http"))))]
 pub use export::{Compression, OtlpBuilder, OtlpExporter, Protocol};
-pub use export::{Directory, ExportError, Exported, Exporter, Format, resource_from_env};
+pub use export::{
+    Directory, ExportError, Exported, Exporter, Format, InvalidSetting, resource_from_env,
+};
 pub use facts::{
     Allocations, ChildOrder, ChildTotals, Children, Facts, Measure, Reason, Reasons, TimeBreakdown,
     Unit,

@@ -53,7 +53,7 @@ fn rust_files_below(root: &Path) -> Vec<PathBuf> {
 
 fn files_below(root: &Path) -> Vec<PathBuf> {
     let found = rust_files_below(root);
-    assert!(found.len() > 30, "the source was found");
+    assert!(found.len() > 5, "the source was found");
     found
 }
 
@@ -63,8 +63,8 @@ fn sources() -> Vec<Source> {
 }
 
 /// Those of each crate whose structure is checked.
-fn sources_of_crates() -> [Vec<Source>; 3] {
-    [sources(), sources_of(CAPTURE), sources_of(PROFILE)]
+fn sources_of_crates() -> [Vec<Source>; 4] {
+    [sources(), sources_of(CAPTURE), sources_of(PROFILE), sources_of(OTLP)]
 }
 
 fn all_sources() -> Vec<Source> {
@@ -132,29 +132,41 @@ const LAYERS: &[&[&str]] = &[
     &["assemble", "publish", "threads"],
     &["history", "intake", "report"],
     &["allocations", "awaits", "otel", "references", "sinks"],
-    &["export", "inbox", "keep", "symbols"],
+    &["inbox", "keep", "symbols"],
     &["span"],
     &["stats"],
     &["error", "log", "origin", "refresh"],
-    &["host", "layers"],
+    &["layers"],
     // Of the crates below.
-    &["compare", "encode", "facts", "ids", "profile", "redact", "text"],
-    &["budget", "drain", "sampler", "sys", "unwind"],
+    &["compare", "encode", "export", "facts", "ids", "profile", "redact", "text"],
+    &["budget", "drain", "host", "sampler", "sys", "unwind"],
 ];
 
 /// The crate of the sampling profiler, and its modules from top to bottom.
 const CAPTURE: &str = "crates/capture/src";
 const LAYERS_OF_CAPTURE: &[&[&str]] =
-    &[&["profiler"], &["drain"], &["unwind"], &["sampler"], &["budget", "sys"]];
+    &[&["profiler"], &["drain"], &["unwind"], &["host", "sampler"], &["budget", "sys"]];
 
 /// The crate of profiles, and its modules from top to bottom.
 const PROFILE: &str = "crates/profile/src";
 const LAYERS_OF_PROFILE: &[&[&str]] = &[
+    &["export"],
     &["breakdown", "encode", "otel"],
     &["profile"],
     &["compare", "redact"],
     &["facts"],
     &["ids", "text"],
+];
+
+/// The crate that sends profiles, and its modules from top to bottom.
+const OTLP: &str = "crates/otlp/src";
+const LAYERS_OF_OTLP: &[&[&str]] = &[
+    &["builder"],
+    &["exporter"],
+    &["transport"],
+    &["grpc", "http", "tls"],
+    &["answer", "settings"],
+    &["protocol"],
 ];
 
 /// The lines that do not go down.
@@ -172,9 +184,12 @@ fn not_down(imports: Imports, layers: &[&[&str]]) -> Vec<String> {
 fn imports_go_down() {
     // Tests and benches are above all of them, and a re-export of the crate's root would hide where an item comes from.
     let tops = ["lib", "churn", "fuzzing", "model", "testing"];
-    for (dir, layers) in
-        [("src", LAYERS), (CAPTURE, LAYERS_OF_CAPTURE), (PROFILE, LAYERS_OF_PROFILE)]
-    {
+    for (dir, layers) in [
+        ("src", LAYERS),
+        (CAPTURE, LAYERS_OF_CAPTURE),
+        (PROFILE, LAYERS_OF_PROFILE),
+        (OTLP, LAYERS_OF_OTLP),
+    ] {
         let is_top = |source: &Source| tops.contains(&&*source.module());
         let sources: Vec<_> =
             sources_of(dir).into_iter().filter(|source| !is_top(source)).collect();
@@ -260,18 +275,12 @@ fn circles(sources: &[Source]) -> BTreeMap<PathBuf, BTreeSet<PathBuf>> {
 
 /// Directories in which more than two files use each other, and how many at most. Lower an entry when they have become
 /// fewer.
-const CIRCLES: &[(&str, usize)] = &[
-    ("encode/html", 3),
-    ("export/otlp", 6),
-    ("profile", 4),
-    ("sampler", 6),
-    ("span", 3),
-    ("sys/linux", 13),
-];
+const CIRCLES: &[(&str, usize)] =
+    &[("encode/html", 3), ("profile", 4), ("sampler", 6), ("span", 3), ("sys/linux", 13)];
 
 #[test]
 fn few_files_use_each_other() {
-    let all = [sources_but_the_model(), sources_of(CAPTURE), sources_of(PROFILE)];
+    let all = [sources_but_the_model(), sources_of(CAPTURE), sources_of(PROFILE), sources_of(OTLP)];
     let circles = all.map(|sources| circles(&sources));
     for (dir, files) in circles.iter().flatten() {
         let stated = CIRCLES.iter().find(|(of, _)| Path::new(of) == dir);
@@ -386,7 +395,7 @@ fn type_names_are_unique_across_modules() {
     for sources in sources_of_crates() {
         let sources: Vec<_> = sources.into_iter().filter(is_checked).collect();
         let declared = declared(&sources);
-        assert!(declared.len() > 50, "only {} types were found", declared.len());
+        assert!(declared.len() > 8, "only {} types were found", declared.len());
         let alike: Vec<_> = declared.iter().filter(|(_, modules)| modules.len() > 1).collect();
         assert!(alike.is_empty(), "{alike:?}");
     }
@@ -517,7 +526,7 @@ fn names_and_behaviour_are_found() {
 #[test]
 fn unsafe_code_is_only_in_sys() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    for dir in ["src", PROFILE, "macros/src"] {
+    for dir in ["src", PROFILE, OTLP, "macros/src"] {
         let text = fs::read_to_string(root.join(dir).join("lib.rs")).unwrap();
         assert!(text.contains("\n#![forbid(unsafe_code)]\n"), "{dir}");
     }
@@ -571,43 +580,44 @@ fn no_file_is_too_long_to_read() {
 }
 
 /// The lines of the product, without tests, at most. May only fall.
-const TOTAL: usize = 61_398;
+const TOTAL: usize = 61_397;
 /// The same by crate and room: the first directory below `src`, or `(top)`. A feature that needs more lines takes them
 /// from the entries of the rooms that pay for it.
 const ROOMS: &[(&str, &str, usize)] = &[
-    (".", "(top)", 3558),
+    (".", "(top)", 3569),
     (".", "allocations", 254),
     (".", "assemble", 1093),
     (".", "awaits", 1610),
     (".", "collect", 1111),
-    (".", "config", 1117),
+    (".", "config", 1100),
     (".", "engine", 996),
-    (".", "export", 2516),
     (".", "history", 510),
-    (".", "host", 321),
-    (".", "http", 1249),
+    (".", "http", 1250),
     (".", "inbox", 255),
     (".", "intake", 541),
-    (".", "keep", 3657),
+    (".", "keep", 3660),
     (".", "otel", 1233),
-    (".", "publish", 2086),
+    (".", "publish", 2085),
     (".", "references", 777),
     (".", "report", 1135),
     (".", "sinks", 1995),
-    (".", "span", 5174),
+    (".", "span", 5172),
     (".", "symbols", 1993),
     (".", "threads", 2852),
     (".", "watch", 1389),
-    ("crates/capture", "(top)", 234),
+    ("crates/capture", "(top)", 237),
     ("crates/capture", "drain", 1059),
+    ("crates/capture", "host", 350),
     ("crates/capture", "sampler", 2905),
     ("crates/capture", "sys", 6867),
     ("crates/capture", "unwind", 3125),
-    ("crates/profile", "(top)", 557),
+    ("crates/otlp", "(top)", 1395),
+    ("crates/profile", "(top)", 558),
     ("crates/profile", "compare", 1159),
     ("crates/profile", "encode", 2571),
-    ("crates/profile", "facts", 1136),
-    ("crates/profile", "profile", 3558),
+    ("crates/profile", "export", 1121),
+    ("crates/profile", "facts", 1106),
+    ("crates/profile", "profile", 3559),
     ("crates/profile", "redact", 390),
     ("macros", "(top)", 415),
 ];

@@ -560,29 +560,3 @@ fn the_environment_alone_is_enough() {
     }
     assert_eq!(receiver.got().len(), usize::from(HAS_STACKS));
 }
-
-#[test]
-fn invalid_settings_are_reported_by_build() {
-    let dir = tempfile::tempdir().unwrap();
-    let empty = dir.path().join("empty.pem");
-    std::fs::write(&empty, "").unwrap();
-    let builder = OtlpExporter::builder;
-    for (builder, expected) in [
-        (builder().endpoint("collector"), "expected a URL"),
-        (builder().profiles_endpoint("http://"), "expected a URL"),
-        (builder().headers([("a b", "c")]), "expected a header"),
-        (
-            builder().certificate("/nowhere/ca.pem"),
-            "/nowhere/ca.pem`: it cannot be read: No such file",
-        ),
-        (builder().certificate(&empty), "the file contains no PEM item of that kind"),
-        (
-            builder().client_certificate(&empty, &empty),
-            "the file contains no PEM item of that kind",
-        ),
-    ] {
-        let error = builder.build().unwrap_err();
-        assert!(error.to_string().contains(expected), "{error}");
-        assert_eq!(error.kind(), tracing_profiling::ErrorKind::Configuration);
-    }
-}

@@ -67,9 +67,8 @@ pub struct Builder {
     pub(super) invalid: Option<Error>,
     /// What is wrong with the settings, although the layer can start with them.
     pub(super) warnings: Vec<LogEvent>,
-    /// A variable that sets an OTLP endpoint, although no feature for OTLP is on.
-    #[cfg(not(feature = "_otlp"))]
-    pub(super) unused_endpoint: Option<&'static str>,
+    /// The variable that sets an OTLP endpoint.
+    pub(super) endpoint: Option<&'static str>,
 }
 
 /// What is sampled, and from when on.
@@ -135,8 +134,7 @@ impl Builder {
             symbols: cfg!(feature = "symbols"),
             invalid: None,
             warnings: Vec::new(),
-            #[cfg(not(feature = "_otlp"))]
-            unused_endpoint: None,
+            endpoint: None,
         }
     }
 

@@ -21,7 +21,6 @@ use crate::text::{bytes, shortened};
 /// The variable with the rules. The names of the others begin like that.
 const RULES: &str = "TRACING_PROFILING";
 const EXPORTER: &str = "OTEL_PROFILES_EXPORTER";
-#[cfg(not(feature = "_otlp"))]
 const ENDPOINTS: [&str; 2] =
     ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT"];
 const OFF: &str = "profiling is off";
@@ -244,29 +243,19 @@ impl Builder {
     }
 
     fn with_exporter(
-        self,
+        mut self,
         variable: &impl Fn(&'static str) -> Result<Option<String>, String>,
     ) -> Result<Self, Error> {
         let get = |name| text_of(name, variable(name));
-        #[cfg_attr(
-            feature = "_otlp",
-            expect(unused_mut, reason = "without the feature it changes")
-        )]
-        let mut builder = self;
         let disabled = get(SDK_DISABLED)?;
         let is_disabled = disabled.is_some_and(|text| text.trim().eq_ignore_ascii_case("true"));
         let exporter = get(EXPORTER)?;
         let is_otlp = match exporter.as_deref().map(str::trim) {
             None => {
-                #[cfg(not(feature = "_otlp"))]
-                for name in ENDPOINTS.into_iter().filter(|_| !is_disabled) {
-                    builder.unused_endpoint = get(name)?.map(|_| name).or(builder.unused_endpoint);
-                }
-                #[cfg(feature = "_otlp")]
-                let is_set = crate::export::has_endpoint(variable)?;
-                #[cfg(not(feature = "_otlp"))]
-                let is_set = false;
-                is_set
+                // One that cannot be read is an error of the exporter.
+                let endpoint = ENDPOINTS.into_iter().rfind(|name| !matches!(get(name), Ok(None)));
+                self.endpoint = endpoint.filter(|_| !is_disabled);
+                cfg!(feature = "_otlp") && endpoint.is_some()
             }
             Some("otlp") if is_disabled || cfg!(feature = "_otlp") => true,
             Some("otlp") => {
@@ -275,22 +264,22 @@ impl Builder {
                 return Err(Error::setting(EXPORTER, "otlp", expected));
             }
             Some("directory") => false,
-            Some("none") => return Ok(builder.rules(Rules::new([]))),
+            Some("none") => return Ok(self.rules(Rules::new([]))),
             Some(other) => return Err(Error::setting(EXPORTER, other, "otlp, directory or none")),
         };
         match is_otlp {
             // Files in a directory are independent of OpenTelemetry.
-            true if is_disabled => Ok(builder.rules(Rules::new([]))),
+            true if is_disabled => Ok(self.rules(Rules::new([]))),
             #[cfg(feature = "_otlp")]
             true => {
-                let fallback = get("TRACING_PROFILING_DIR")?.map(|_| builder.files);
+                let fallback = get("TRACING_PROFILING_DIR")?.map(|_| self.files);
                 let exporter = OtlpExporter::builder();
                 let exporter = fallback.into_iter().fold(exporter, OtlpBuilder::fallback_directory);
                 let exporter = Box::new(exporter.build_with(variable)?);
                 let files = Directory::new("profiles");
-                Ok(Self { env_exporter: Some(exporter), files, ..builder })
+                Ok(Self { env_exporter: Some(exporter), files, ..self })
             }
-            _ => Ok(builder),
+            _ => Ok(self),
         }
     }
 }
@@ -445,7 +434,7 @@ mod tests {
     #[cfg(not(feature = "_otlp"))]
     #[test]
     fn an_endpoint_without_the_feature_for_it_is_noted() {
-        let unused = |variables: &[(&str, &str)]| read(variables).unwrap().unused_endpoint;
+        let unused = |variables: &[(&str, &str)]| read(variables).unwrap().endpoint;
         let (all, profiles) = (ENDPOINTS[0], ENDPOINTS[1]);
         assert_eq!(unused(&[]), None);
         assert_eq!(unused(&[(all, "http://a")]), Some(all));

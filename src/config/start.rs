@@ -1,9 +1,7 @@
 //! Starts what the settings ask for.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-#[cfg(not(feature = "_otlp"))]
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -57,10 +55,9 @@ pub(crate) fn start(
     }
     // Before the first of the calls that a filter may forbid.
     sys::read_filters();
-    #[cfg(not(feature = "_otlp"))]
-    let is_default = builder.exporter.is_none();
     // That of the program, or else that of the environment.
     let chosen = builder.exporter.take().or(builder.env_exporter);
+    let is_default = chosen.is_none();
     let mut exporter = chosen.unwrap_or_else(|| Box::new(builder.files));
     let clock = Clock::default();
     let counters = Arc::new(Counters::default());
@@ -89,8 +86,7 @@ pub(crate) fn start(
             format!("TRACING_PROFILING_HEAP is on, but the live heap is not tracked: {why}");
         warnings.push(LogEvent::warning(LogKind::NotCounted, message));
     }
-    #[cfg(not(feature = "_otlp"))]
-    if let (Some(name), true) = (builder.unused_endpoint, is_default) {
+    if let (Some(name), true) = (builder.endpoint, is_default) {
         let message = format!(
             "{name} is set, but profiles are written to {}: the feature `otlp-grpc` or `otlp-http` of \
              tracing-profiling is off (OTEL_PROFILES_EXPORTER=directory turns this warning off)",

@@ -15,7 +15,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use self::format::HourFile;
 use crate::compare::{Baseline, CohortHour, Drift, DriftDetector};
-use crate::export::{TypicalFile, TypicalFiles};
+use crate::export::typical::{TypicalFile, TypicalFiles};
 use crate::facts::format::Ns;
 use crate::log::{LogEvent, LogKind};
 use crate::references::{Moment, References};

@@ -10,7 +10,7 @@ use super::format::HourFile;
 use super::hour_of;
 use super::{HOURS_PER_DAY, hour_begins};
 use crate::compare::{CohortHour, Comparison, MOST_ROUTES, compare_sets};
-use crate::export::{TypicalFile, read_typical};
+use crate::export::typical::{TypicalFile, read_typical};
 
 /// What was typical of each route in some hours, as layers have stored it in the directory `typical` of a
 /// [`Directory`](crate::Directory).

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::answer::{HTML, time};
 use crate::encode::{KeptSummary, joined};
-use crate::export::{
+use crate::export::stored::{
     StoredFile, brief_of, list_stored, profile_id_of, read_stored, span_of, summary_of,
 };
 use crate::handle::Handle;

@@ -32,7 +32,8 @@ use crate::encode::TEXTS_SCRIPT;
 #[cfg(feature = "pprof")]
 use crate::engine::ProfileKind;
 use crate::error::Error;
-use crate::export::{Format, OF_PROCESS, StoredFile, list_stored, read_stored};
+use crate::export::stored::{StoredFile, list_stored, read_stored};
+use crate::export::{Format, OF_PROCESS};
 use crate::facts::Reason;
 use crate::facts::format::nanoseconds;
 use crate::handle::Handle;

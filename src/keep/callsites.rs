@@ -21,6 +21,7 @@ use super::plans::{Callsite, Cohort, CompiledRule, Plans};
 use super::shown_fields::ShownFields;
 use super::{Keep, Rule, Rules};
 use crate::error::Error;
+use crate::export::InvalidSetting;
 use crate::facts::format::nanoseconds;
 use crate::ids::hash_of;
 use crate::span::{HAS_FIELDS, HAS_STATUS, Plan, SHOWS_FIELDS};
@@ -387,7 +388,9 @@ impl Callsites {
             Counters::add(&self.counters.rules.refused, 1);
             let problem = "this process has had too many different rules, of which 32 MiB stay in memory: only sets \
                            that were in force before can be again, until it starts anew";
-            return Err(Error::unusable("the rule set", &rules.to_string(), problem));
+            return Err(
+                InvalidSetting::unusable("the rule set", &rules.to_string(), problem).into()
+            );
         }
         known.sets.insert(set_of(&rules));
         for ((rule, _), cohort) in &known.compiled.cohorts {

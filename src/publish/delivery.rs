@@ -4,7 +4,7 @@
 //! [`Remote`] gets it encoded, one request at a time, and answers on a channel, so that other profiles and a flush do not
 //! wait for a server.
 //!
-//! [`Remote`]: crate::export::Remote
+//! [`Remote`]: crate::export::remote::Remote
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,9 +19,8 @@ use super::ending::Ending;
 use super::outbox::{Content, DeliveryOutcome, HeldProfile, Outage, OutageCause, Outbox, Outgoing};
 use super::reporter::Reporter;
 use crate::error::{FlushError, FlushStage};
-use crate::export::{
-    Answer, ExportError, Exporter, Format, QueueLimits, RefusedScope, Unexportable, stem,
-};
+use crate::export::remote::{Answer, QueueLimits, RefusedScope};
+use crate::export::{ExportError, Exporter, Format, Unexportable, stem};
 use crate::keep::{ExporterHealth, Kept};
 use crate::log::{LogEvent, LogKind};
 use crate::profile::Profile;
@@ -113,7 +112,7 @@ impl Delivery {
     pub(super) fn start(&mut self) {
         let Some(remote) = self.exporter.remote() else { return };
         let (sender, answers) = channel::unbounded();
-        let started = remote.start(sender);
+        let started = remote.start(Box::new(move |answer| _ = sender.send(answer)));
         self.answers = answers;
         if let Err(error) = started {
             self.break_down(format!("no thread to send profiles: {error}"));
@@ -602,12 +601,12 @@ mod tests {
     use std::io;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    use crossbeam::channel::Sender;
     use parking_lot::Mutex;
 
     use super::super::memory::MemoryBudget;
     use super::*;
-    use crate::export::{Directory, Exported, Remote};
+    use crate::export::remote::{AnswerTo, Remote};
+    use crate::export::{Directory, Exported};
     use crate::keep::KeptSpan;
     use crate::profile::{Hotspots, ProfileId};
     use crate::references::ReferenceLimits;
@@ -622,14 +621,14 @@ mod tests {
     #[derive(Clone, Default)]
     struct Line {
         sent: Arc<Mutex<Vec<Arc<[u8]>>>>,
-        answers: Arc<Mutex<Option<Sender<Answer>>>>,
+        answers: Arc<Mutex<Option<AnswerTo>>>,
         /// The next profile makes the exporter panic.
         panics: Arc<AtomicBool>,
     }
 
     impl Line {
         fn answer(&self, answer: Answer) {
-            self.answers.lock().as_ref().unwrap().send(answer).unwrap();
+            self.answers.lock().as_ref().unwrap()(answer);
         }
 
         /// The lengths of the messages sent since the last call.
@@ -663,8 +662,8 @@ mod tests {
             "nowhere"
         }
 
-        fn start(&mut self, answers: Sender<Answer>) -> io::Result<()> {
-            *self.line.answers.lock() = Some(answers);
+        fn start(&mut self, answer: AnswerTo) -> io::Result<()> {
+            *self.line.answers.lock() = Some(answer);
             Ok(())
         }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::memory::TakenRoom;
-use crate::export::QueueLimits;
+use crate::export::remote::QueueLimits;
 use crate::keep::{Kept, Reservation};
 use crate::profile::Profile;
 

@@ -36,8 +36,6 @@ pub(crate) use children::ChildClose;
 pub(crate) use close::{Ancestor, SpanSnapshot, Verdict};
 pub(crate) use first_run::{HandedOver, RunningFirst};
 pub(crate) use flags::JUDGES_USAGE;
-#[cfg(any(test, feature = "_otlp"))]
-pub(crate) use local::ignore_this_thread;
 pub(crate) use local::{
     ObservedPoll, explain_idle, find_aging_span, forget_this_thread, innermost_span, is_ignored,
     is_in_span, last_long_segment, spans_created, spawn_ignored,

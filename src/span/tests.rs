@@ -1022,7 +1022,7 @@ fn an_ignored_thread_is_not_recorded() {
     let scene = &mut scene;
     std::thread::scope(|scope| {
         scope.spawn(move || {
-            ignore_this_thread();
+            local::ignore_this_thread();
             let span = scene.open();
             scene.enter(span);
             scene.exit(span);

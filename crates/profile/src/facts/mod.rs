@@ -21,7 +21,7 @@ pub use measure::{Measure, Unit};
 pub use reason::{Reason, Reasons};
 pub use split::TimeKind;
 pub use times::TimeBreakdown;
-pub use tracing_profiling_capture::{Allocations, Usage};
+pub use tracing_profiling_capture::{Allocations, ThrottlingUnknown, Usage};
 
 /// The name of a span with the values of fields: `report{tenant=7}`. A request with method and route is named by these, as
 /// OpenTelemetry does: `GET /cart/{id}`.
@@ -44,36 +44,6 @@ pub fn name_with_fields<'a>(
         end = "}";
     }
     name + end
-}
-
-/// Why it is unknown for how long the process was throttled.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "`words` has them")]
-pub enum ThrottlingUnknown {
-    /// Nothing was read while the span was open, or too little.
-    #[default]
-    NotRead,
-    NoProc,
-    NoController,
-    NotMounted,
-    NotVisible,
-    Threaded,
-    Unreadable,
-}
-
-impl ThrottlingUnknown {
-    /// In words, after `unknown: `.
-    pub const fn words(self) -> &'static str {
-        match self {
-            Self::NotRead => "cpu.stat was not read at its begin and end",
-            Self::NoProc => "/proc is not mounted",
-            Self::NoController => "its control group has no cpu controller",
-            Self::NotMounted => "the file system of control groups is not mounted",
-            Self::NotVisible => "its control group is not visible here",
-            Self::Threaded => "its threads are in several control groups",
-            Self::Unreadable => "cpu.stat of its control group cannot be read",
-        }
-    }
 }
 
 /// For how long the control group of the process was throttled, in nanoseconds, or why that is unknown.

@@ -43,6 +43,7 @@ fn origin_of_crate(name: &str) -> Option<CodeOrigin> {
         "tracing"
         | "tracing_profiling"
         | "tracing_profiling_capture"
+        | "tracing_profiling_otlp"
         | "tracing_profiling_profile" => Some(CodeOrigin::Instrumentation),
         _ => RUNTIMES.split(' ').any(|of| of == name).then_some(CodeOrigin::Runtime),
     }

@@ -3,7 +3,7 @@
 use tracing_profiling::OtlpExporter;
 
 fn exporter(endpoint: &str) -> Result<OtlpExporter, tracing_profiling::Error> {
-    OtlpExporter::builder().endpoint(endpoint).build()
+    Ok(OtlpExporter::builder().endpoint(endpoint).build()?)
 }
 
 fn main() {

@@ -6,12 +6,41 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::number_in;
-use crate::facts::ThrottlingUnknown;
 use crate::sys::{KernelFile, address_space_left};
+
+/// Why it is unknown for how long the process was throttled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs, reason = "`words` has them")]
+pub enum ThrottlingUnknown {
+    /// Nothing was read while the span was open, or too little.
+    #[default]
+    NotRead,
+    NoProc,
+    NoController,
+    NotMounted,
+    NotVisible,
+    Threaded,
+    Unreadable,
+}
+
+impl ThrottlingUnknown {
+    /// In words, after `unknown: `.
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::NotRead => "cpu.stat was not read at its begin and end",
+            Self::NoProc => "/proc is not mounted",
+            Self::NoController => "its control group has no cpu controller",
+            Self::NotMounted => "the file system of control groups is not mounted",
+            Self::NotVisible => "its control group is not visible here",
+            Self::Threaded => "its threads are in several control groups",
+            Self::Unreadable => "cpu.stat of its control group cannot be read",
+        }
+    }
+}
 
 /// The control group whose quota applies to this process: its own, or else the nearest one around it that has a quota.
 #[derive(Debug)]
-pub(crate) struct ControlGroup {
+pub struct ControlGroup {
     directory: PathBuf,
     stat: KernelFile,
 }
@@ -32,7 +61,7 @@ impl GroupTexts {
 }
 
 /// The line of a text like `/proc/self/cgroup` that says in which group CPU time is limited.
-pub(crate) fn cpu_group_in(groups: &str) -> Option<(bool, &str)> {
+pub fn cpu_group_in(groups: &str) -> Option<(bool, &str)> {
     group_in(groups, CPU)
 }
 
@@ -137,12 +166,12 @@ fn has_quota(directory: &Path) -> bool {
 
 /// How much memory control groups and resource limits leave, if they limit it. The memory of files counts as left: the
 /// kernel drops it first.
-pub(crate) fn memory_left() -> Option<u64> {
+pub fn memory_left() -> Option<u64> {
     of_memory_groups(memory_left_in).into_iter().chain(address_space_left()).min()
 }
 
 /// How much memory control groups allow, if they limit it.
-pub(crate) fn memory_limit() -> Option<u64> {
+pub fn memory_limit() -> Option<u64> {
     // Version 1 states the largest possible number where there is no limit.
     of_memory_groups(memory_limit_of).filter(|limit| *limit < 1 << 60)
 }
@@ -184,7 +213,7 @@ fn memory_left_in(group: &Path) -> Option<u64> {
 
 impl ControlGroup {
     /// The group of this process.
-    pub(crate) fn find() -> Result<Self, ThrottlingUnknown> {
+    pub fn find() -> Result<Self, ThrottlingUnknown> {
         let mut why = ThrottlingUnknown::NotVisible;
         for (directory, mounted) in directories(&GroupTexts::read()?, CPU)? {
             match Self::at(&directory, &mounted) {
@@ -225,13 +254,13 @@ impl ControlGroup {
 
     /// For how long it has been throttled, on all its CPUs together. `None` if that cannot be read any more: the process has
     /// left the group, and it was removed.
-    pub(crate) fn throttled_ns(&self) -> Option<u64> {
+    pub fn throttled_ns(&self) -> Option<u64> {
         let mut bytes = [0; 1024];
         throttled_ns_in(self.stat.text(&mut bytes).ok()?)
     }
 
     /// Whether that is the same group.
-    pub(crate) fn is_same(&self, other: &Self) -> bool {
+    pub fn is_same(&self, other: &Self) -> bool {
         self.directory == other.directory
     }
 }

@@ -6,20 +6,20 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::Value;
+use tracing_profiling_capture::sys;
 
 use super::directory::{entries_of, stem_of};
-use crate::sys;
 
 /// A file of a profile.
 #[derive(Debug)]
-pub(crate) struct StoredFile {
-    pub(crate) name: String,
-    pub(crate) bytes: u64,
-    pub(crate) modified: SystemTime,
+pub struct StoredFile {
+    pub name: String,
+    pub bytes: u64,
+    pub modified: SystemTime,
 }
 
 /// The profiles in that directory, the newest first. Empty if there is no such directory.
-pub(crate) fn list_stored(dir: &Path) -> io::Result<Vec<StoredFile>> {
+pub fn list_stored(dir: &Path) -> io::Result<Vec<StoredFile>> {
     let stored = |(name, metadata): (String, fs::Metadata)| {
         let (bytes, modified) = (metadata.len(), metadata.modified().unwrap_or(UNIX_EPOCH));
         let is_stored = is_profile(&name) && metadata.is_file();
@@ -31,7 +31,7 @@ pub(crate) fn list_stored(dir: &Path) -> io::Result<Vec<StoredFile>> {
 }
 
 /// Reads the profile with that name, if it would be listed.
-pub(crate) fn read_stored(dir: &Path, name: &str) -> io::Result<Option<Vec<u8>>> {
+pub fn read_stored(dir: &Path, name: &str) -> io::Result<Option<Vec<u8>>> {
     if !is_profile(name) {
         return Ok(None);
     }
@@ -42,17 +42,17 @@ pub(crate) fn read_stored(dir: &Path, name: &str) -> io::Result<Option<Vec<u8>>>
 }
 
 /// The id of the profile that a file with that name belongs to.
-pub(crate) fn profile_id_of(name: &str) -> Option<&str> {
+pub fn profile_id_of(name: &str) -> Option<&str> {
     stem_of(name)?.0.rsplit('-').next()
 }
 
 /// The name of the span of a file, as far as it is in the file's name.
-pub(crate) fn span_of(name: &str) -> Option<&str> {
+pub fn span_of(name: &str) -> Option<&str> {
     stem_of(name)?.0.split('-').nth(2)
 }
 
 /// The summary in a report, an object; `None` if the file cannot be read or has none.
-pub(crate) fn summary_of(dir: &Path, name: &str) -> Option<Value> {
+pub fn summary_of(dir: &Path, name: &str) -> Option<Value> {
     /// More than what precedes a summary, and the longest summary.
     const MOST: u64 = 32 * 1024;
     let file = sys::open_regular(&dir.join(name)).ok()??;
@@ -62,7 +62,7 @@ pub(crate) fn summary_of(dir: &Path, name: &str) -> Option<Value> {
 }
 
 /// The 2 KiB of a report for programs and people, an object with two texts; `None` if the file has none.
-pub(crate) fn brief_of(dir: &Path, name: &str) -> io::Result<Option<Value>> {
+pub fn brief_of(dir: &Path, name: &str) -> io::Result<Option<Value>> {
     Ok(read_stored(dir, name)?.and_then(|report| element(&report, "id=\"brief\">")))
 }
 

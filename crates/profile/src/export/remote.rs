@@ -4,22 +4,23 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam::channel::Sender;
-
 use super::Directory;
 use crate::profile::Profile;
+
+/// Takes the answers to requests.
+pub type AnswerTo = Box<dyn Fn(Answer) + Send + Sync>;
 
 /// An exporter that sends from its own thread, one request at a time. It neither queues nor retries.
 pub trait Remote {
     /// Limits of the queue.
     fn limits(&self) -> QueueLimits;
 
-    /// Starts the thread. Each request has one answer; the channel is closed if the thread panics.
+    /// Starts the thread. Each request has one answer; `answer` is dropped if the thread panics.
     ///
     /// # Errors
     ///
     /// If the system refuses to start it.
-    fn start(&mut self, answers: Sender<Answer>) -> io::Result<()>;
+    fn start(&mut self, answer: AnswerTo) -> io::Result<()>;
 
     /// The message to send: it takes a fraction of the memory of the model.
     fn message(&mut self, profile: &Profile) -> Vec<u8>;

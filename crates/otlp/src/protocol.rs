@@ -14,11 +14,11 @@ pub(crate) const DEVELOPMENT_VERSION: &str = "1";
 pub(crate) const DEVELOPMENT_VERSION_HEADER: &str = "otlp-profiles-development-version";
 /// Below the base URL of a receiver.
 pub(crate) const HTTP_PATH: &str = concat!("/", package!(), "/profiles");
-#[cfg(feature = "otlp-grpc")]
+#[cfg(feature = "grpc")]
 pub(crate) const GRPC_METHOD: &str =
     concat!("/opentelemetry.proto.collector.profiles.", package!(), ".ProfilesService/Export");
 
-#[cfg(all(test, feature = "otlp-grpc"))]
+#[cfg(all(test, feature = "grpc"))]
 mod tests {
     use std::any::type_name;
 
@@ -26,7 +26,7 @@ mod tests {
     use prost::Message;
 
     use super::*;
-    use crate::encode::otlp_messages as messages;
+    use tracing_profiling_profile::encode::otlp_messages as messages;
 
     /// Everything that names the version names that of the messages.
     #[test]

@@ -11,9 +11,9 @@ use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore};
+use tracing_profiling_profile::export::InvalidSetting;
 
-use super::settings::{CERTIFICATE, CLIENT_CERTIFICATE, CLIENT_KEY, File, Protocol, Settings};
-use crate::error::Error;
+use crate::settings::{CERTIFICATE, CLIENT_CERTIFICATE, CLIENT_KEY, File, Protocol, Settings};
 
 /// A larger file is not a certificate.
 const MOST_BYTES: u64 = 1024 * 1024;
@@ -21,7 +21,7 @@ const MOST_BYTES: u64 = 1024 * 1024;
 const SYSTEMS: &str = "SSL_CERT_FILE";
 
 /// The configuration for `https`. Other schemes need none, and no cryptography.
-pub(super) fn client_config(settings: &Settings) -> Result<Option<ClientConfig>, Error> {
+pub(crate) fn client_config(settings: &Settings) -> Result<Option<ClientConfig>, InvalidSetting> {
     let files = TlsFiles::read(settings)?;
     let is_https = settings.uri.scheme_str() == Some("https");
     is_https.then(|| config(settings, files)).transpose()
@@ -34,7 +34,7 @@ struct TlsFiles {
 }
 
 impl TlsFiles {
-    fn read(settings: &Settings) -> Result<Self, Error> {
+    fn read(settings: &Settings) -> Result<Self, InvalidSetting> {
         let roots = settings.certificate.as_ref().map(trusted).transpose()?;
         let client = match (&settings.client_certificate, &settings.client_key) {
             (None, None) => None,
@@ -63,32 +63,32 @@ impl TlsFiles {
 /// compiled in.
 fn provider() -> Option<Arc<CryptoProvider>> {
     let chosen = CryptoProvider::get_default().cloned();
-    #[cfg(feature = "otlp-tls-aws-lc")]
+    #[cfg(feature = "tls-aws-lc")]
     let chosen = chosen.or_else(|| Some(Arc::new(rustls::crypto::aws_lc_rs::default_provider())));
-    #[cfg(feature = "otlp-tls-ring")]
+    #[cfg(feature = "tls-ring")]
     let chosen = chosen.or_else(|| Some(Arc::new(rustls::crypto::ring::default_provider())));
     chosen
 }
 
 /// The client configuration. The system's certificates are read only if they are needed.
-fn config(settings: &Settings, files: TlsFiles) -> Result<ClientConfig, Error> {
+fn config(settings: &Settings, files: TlsFiles) -> Result<ClientConfig, InvalidSetting> {
     let provider = provider().ok_or_else(|| {
         let problem = "https needs a cryptographic provider: enable the feature `otlp-tls-ring` or `otlp-tls-aws-lc` \
             of tracing-profiling (the one that the program's rustls has, if it has one), or install one before the \
             layer is built: `rustls::crypto::ring::default_provider().install_default()`";
-        Error::unusable("the endpoint", &settings.shown_endpoint(), problem)
+        InvalidSetting::unusable("the endpoint", &settings.shown_endpoint(), problem)
     })?;
     let builder =
         ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-    let builder =
-        builder.map_err(|error| Error::unusable("the TLS configuration", "default", error))?;
+    let builder = builder
+        .map_err(|error| InvalidSetting::unusable("the TLS configuration", "default", error))?;
     let builder = match files.roots {
         Some(roots) => builder.with_root_certificates(roots),
         None => {
             systems_is_readable().and_then(|()| builder.with_native_roots()).map_err(|error| {
                 let problem =
                     format!("{error}; set it to a PEM file with the certificates to trust");
-                Error::unusable(CERTIFICATE.all, "not set", problem)
+                InvalidSetting::unusable(CERTIFICATE.all, "not set", problem)
             })?
         }
     };
@@ -104,7 +104,7 @@ fn config(settings: &Settings, files: TlsFiles) -> Result<ClientConfig, Error> {
     Ok(config)
 }
 
-fn trusted(file: &File) -> Result<RootCertStore, Error> {
+fn trusted(file: &File) -> Result<RootCertStore, InvalidSetting> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(file)? {
         roots.add(certificate).map_err(|error| wrong(file, error))?;
@@ -113,7 +113,7 @@ fn trusted(file: &File) -> Result<RootCertStore, Error> {
 }
 
 /// All certificates in a file; there must be at least one.
-fn certificates(file: &File) -> Result<Vec<CertificateDer<'static>>, Error> {
+fn certificates(file: &File) -> Result<Vec<CertificateDer<'static>>, InvalidSetting> {
     let text = read(&file.path).map_err(|error| unreadable(file, &pem::Error::Io(error)))?;
     match CertificateDer::pem_slice_iter(&text).collect::<Result<Vec<_>, _>>() {
         Ok(found) if found.is_empty() => Err(unreadable(file, &pem::Error::NoItemsFound)),
@@ -147,7 +147,7 @@ fn systems_is_readable() -> io::Result<()> {
     }
 }
 
-fn unreadable(file: &File, error: &pem::Error) -> Error {
+fn unreadable(file: &File, error: &pem::Error) -> InvalidSetting {
     let problem = match error {
         pem::Error::NoItemsFound => "the file contains no PEM item of that kind".to_owned(),
         pem::Error::Io(error) => format!("it cannot be read: {error}"),
@@ -156,6 +156,6 @@ fn unreadable(file: &File, error: &pem::Error) -> Error {
     wrong(file, problem)
 }
 
-fn wrong(file: &File, problem: impl fmt::Display) -> Error {
-    Error::unusable(file.name, &file.path.display().to_string(), problem)
+fn wrong(file: &File, problem: impl fmt::Display) -> InvalidSetting {
+    InvalidSetting::unusable(file.name, &file.path.display().to_string(), problem)
 }

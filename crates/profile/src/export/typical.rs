@@ -4,9 +4,10 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use tracing_profiling_capture::sys;
+
 use super::directory::{Directory, TYPICAL, entries_of, file_name, file_time, stem_at, stem_of};
 use crate::profile::ProfileId;
-use crate::sys;
 
 /// The name of their directory in that of profiles.
 const OF_TYPICAL: &str = "typical";
@@ -20,7 +21,7 @@ const MOST_LISTED: usize = 1_000;
 
 /// What one process writes: a file for each hour, so that processes can share the directory.
 #[derive(Debug)]
-pub(crate) struct TypicalFiles {
+pub struct TypicalFiles {
     directory: Directory,
     /// That of profiles.
     parent: PathBuf,
@@ -29,8 +30,8 @@ pub(crate) struct TypicalFiles {
 
 /// A file of some process.
 #[derive(Clone, Debug)]
-pub(crate) struct TypicalFile {
-    pub(crate) path: PathBuf,
+pub struct TypicalFile {
+    pub path: PathBuf,
     /// When its hour began, as text that sorts by time.
     time: String,
     /// When it was last written.
@@ -41,14 +42,14 @@ pub(crate) struct TypicalFile {
 
 impl TypicalFiles {
     /// Those in the directory of that name in `dir`. It is created with the first file.
-    pub(crate) fn new(dir: &Path) -> Self {
+    pub fn new(dir: &Path) -> Self {
         let directory = Directory::new(dir.join(OF_TYPICAL)).with_quota(QUOTA_BYTES, QUOTA_AGE);
         let parent = dir.to_owned();
         Self { directory, parent, id: ProfileId::random().unwrap_or(ProfileId::NONE) }
     }
 
     /// Writes, or replaces, the own file of an hour. The oldest files make room. Returns what the problem is if it fails.
-    pub(crate) fn write(
+    pub fn write(
         &self,
         hour_begins: SystemTime,
         version: &str,
@@ -67,7 +68,7 @@ impl TypicalFiles {
 impl TypicalFile {
     /// The newest files in the directory of that name in `dir`, or in `dir` itself, the newest hour first, and of an hour
     /// the last written. Empty if there is no such directory.
-    pub(crate) fn list(dir: &Path) -> io::Result<Vec<Self>> {
+    pub fn list(dir: &Path) -> io::Result<Vec<Self>> {
         let below = dir.join(OF_TYPICAL);
         let dir = if below.is_dir() { &below } else { dir };
         let names = entries_of(dir)?.into_iter().filter_map(|(name, metadata)| {
@@ -84,29 +85,25 @@ impl TypicalFile {
     }
 
     /// Whether its hour began at that time or later.
-    pub(crate) fn is_since(&self, time: SystemTime) -> bool {
+    pub fn is_since(&self, time: SystemTime) -> bool {
         self.time >= file_time(time)
     }
 
-    pub(crate) fn is_of_version(&self, version: &str) -> bool {
+    pub fn is_of_version(&self, version: &str) -> bool {
         self.version == file_name(version)
     }
 
-    pub(crate) fn is_of_same_version(&self, other: &Self) -> bool {
+    pub fn is_of_same_version(&self, other: &Self) -> bool {
         self.version == other.version
     }
 }
 
 /// The content of a file that is not larger than any that a layer writes.
-pub(crate) fn read_typical(path: &Path) -> io::Result<Vec<u8>> {
+pub fn read_typical(path: &Path) -> io::Result<Vec<u8>> {
     let file = sys::open_regular(path)?.ok_or_else(|| io::Error::other("it is no file"))?;
     let mut bytes = Vec::new();
     file.take(LARGEST_FILE + 1).read_to_end(&mut bytes)?;
-    match bytes.len() as u64 <= LARGEST_FILE {
-        true => Ok(bytes),
-        false => Err(io::Error::new(
-            io::ErrorKind::FileTooLarge,
-            "it is larger than any that is written",
-        )),
-    }
+    let problem = "it is larger than any that is written";
+    let too_large = || io::Error::new(io::ErrorKind::FileTooLarge, problem);
+    (bytes.len() as u64 <= LARGEST_FILE).then_some(bytes).ok_or_else(too_large)
 }

@@ -5,12 +5,12 @@ use http::StatusCode;
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
 use prost::Message;
 use tonic::{Code, Status};
+use tracing_profiling_profile::export::remote::Answer;
+use tracing_profiling_profile::text::disturbs;
 
-use super::protocol::ExportProfilesServiceResponse;
-use super::transport::MOST_SHOWN_CHARS;
-use super::{grpc, http as web};
-use crate::export::Answer;
-use crate::text::disturbs;
+use crate::answer::{MOST_SHOWN_CHARS, accepted, single_line};
+use crate::protocol::ExportProfilesServiceResponse;
+use crate::{grpc, http as web};
 
 /// The first byte is the status, the second the length of the header.
 pub fn fuzz_answers(bytes: &[u8]) {
@@ -24,7 +24,7 @@ pub fn fuzz_answers(bytes: &[u8]) {
 fn check(answer: Answer) {
     let (Answer::Accepted { message: text }
     | Answer::NotNow { problem: text, .. }
-    | Answer::Refused { problem: text, .. }) = answer.single_line();
+    | Answer::Refused { problem: text, .. }) = single_line(answer);
     assert!(!text.contains(disturbs) && text.chars().count() <= MOST_SHOWN_CHARS);
 }
 
@@ -33,7 +33,7 @@ fn fuzz_grpc(status: u8, header: &[u8], body: &[u8]) {
     let details = Bytes::copy_from_slice(body);
     let status = Status::with_details(Code::from(i32::from(status)), message, details);
     check(grpc::failure(&status));
-    check(Answer::accepted(grpc::read(body)));
+    check(accepted(grpc::read(body)));
 }
 
 fn fuzz_http(status: u8, header: &[u8], body: &[u8]) {
@@ -45,5 +45,5 @@ fn fuzz_http(status: u8, header: &[u8], body: &[u8]) {
     }
     check(web::failure(status, &headers, body));
     let response = ExportProfilesServiceResponse::decode(body).unwrap_or_default();
-    check(Answer::accepted(response));
+    check(accepted(response));
 }

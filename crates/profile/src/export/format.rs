@@ -3,9 +3,10 @@
 use std::fmt;
 use std::str::FromStr;
 
+use tracing_profiling_capture::UnknownName;
+
 use crate::encode::{self, HtmlContext};
 use crate::profile::Profile;
-use crate::sampler::UnknownName;
 
 /// A format in which a [`Directory`](super::Directory) writes profiles. `Display` and `FromStr` use the names of
 /// `TRACING_PROFILING_FORMATS`: `html`, `pprof` and so on.
@@ -52,7 +53,8 @@ impl Format {
         }
     }
 
-    pub(crate) const fn extension(self) -> &'static str {
+    /// How the names of its files end.
+    pub const fn extension(self) -> &'static str {
         match self {
             Self::Html => ".html",
             Self::Pprof => ".pb.gz",
@@ -64,7 +66,7 @@ impl Format {
     }
 
     /// The contents of a file. `None` if the feature is off.
-    pub(crate) fn encode(self, profile: &Profile, context: &HtmlContext) -> Option<Vec<u8>> {
+    pub fn encode(self, profile: &Profile, context: &HtmlContext) -> Option<Vec<u8>> {
         match self {
             Self::Html => Some(encode::html(profile, context).into_bytes()),
             #[cfg(feature = "pprof")]

@@ -3,8 +3,8 @@
 mod cgroup;
 mod load;
 
-pub(crate) use cgroup::{ControlGroup, cpu_group_in, memory_left, memory_limit};
-pub(crate) use load::{CpuUse, Load, load};
+pub use cgroup::{ControlGroup, ThrottlingUnknown, cpu_group_in, memory_left, memory_limit};
+pub use load::{CpuUse, Load, load};
 
 /// The number that follows a name in a line.
 fn number_in(text: &str, name: &str) -> Option<u64> {

@@ -1,85 +1,28 @@
-//! Settings of an OTLP exporter: in code, and by OpenTelemetry's environment variables.
+//! Builds an exporter, in code and by OpenTelemetry's environment variables.
 
 use std::fmt;
-#[cfg(feature = "otlp-tls")]
+#[cfg(feature = "tls")]
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
-use http::uri::{PathAndQuery, Uri};
+use http::uri::Uri;
 use percent_encoding::percent_decode_str;
+use tracing_profiling_profile::export::remote::QueueLimits;
+use tracing_profiling_profile::export::{Directory, InvalidSetting, of_process};
+use tracing_profiling_profile::profile::Resource;
 
-use super::exporter::OtlpExporter;
-use super::protocol::HTTP_PATH;
-use super::transport::Transport;
-use crate::error::Error;
-use crate::export::{Directory, QueueLimits, of_process};
-use crate::profile::Resource;
+use crate::exporter::OtlpExporter;
+use crate::protocol::HTTP_PATH;
+#[cfg(feature = "tls")]
+use crate::settings::{CERTIFICATE, CLIENT_CERTIFICATE, CLIENT_KEY, File, VariableNames};
+use crate::settings::{
+    COMPRESSION, Compression, ENDPOINT, HEADERS, HIDDEN, INSECURE, PROTOCOL, Protocol, Settings,
+    TIMEOUT, Variables, choose, get, has_sound_port, shown, unsupported,
+};
+use crate::transport::Transport;
 
-/// The transport of OTLP.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Protocol {
-    /// gRPC; needs the feature `otlp-grpc`.
-    Grpc,
-    /// Protobuf in the body of an HTTP `POST`; needs the feature `otlp-http`.
-    HttpProtobuf,
-}
-
-impl Protocol {
-    /// The enabled protocol; if both are, the one that OpenTelemetry recommends.
-    const DEFAULT: Self = if cfg!(feature = "otlp-http") { Self::HttpProtobuf } else { Self::Grpc };
-
-    const NAMES: [(&str, Self); 2] = [("grpc", Self::Grpc), ("http/protobuf", Self::HttpProtobuf)];
-}
-
-/// The compression of requests.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Compression {
-    /// No compression.
-    #[default]
-    None,
-    /// Gzip.
-    Gzip,
-}
-
-impl Compression {
-    const NAMES: [(&str, Self); 2] = [("gzip", Self::Gzip), ("none", Self::None)];
-}
-
-/// The variable for profiles, and the one for all signals.
-#[derive(Clone, Copy)]
-pub(super) struct VariableNames {
-    profiles: &'static str,
-    pub(super) all: &'static str,
-}
-
-macro_rules! names {
-    ($rest:literal) => {
-        VariableNames {
-            profiles: concat!("OTEL_EXPORTER_OTLP_PROFILES_", $rest),
-            all: concat!("OTEL_EXPORTER_OTLP_", $rest),
-        }
-    };
-}
-
-const ENDPOINT: VariableNames = names!("ENDPOINT");
-const PROTOCOL: VariableNames = names!("PROTOCOL");
-const HEADERS: VariableNames = names!("HEADERS");
-const TIMEOUT: VariableNames = names!("TIMEOUT");
-const COMPRESSION: VariableNames = names!("COMPRESSION");
-const INSECURE: VariableNames = names!("INSECURE");
-#[cfg(feature = "otlp-tls")]
-pub(super) const CERTIFICATE: VariableNames = names!("CERTIFICATE");
-#[cfg(feature = "otlp-tls")]
-pub(super) const CLIENT_CERTIFICATE: VariableNames = names!("CLIENT_CERTIFICATE");
-#[cfg(feature = "otlp-tls")]
-pub(super) const CLIENT_KEY: VariableNames = names!("CLIENT_KEY");
-
-/// Replaces a value that may be a secret in errors.
-const HIDDEN: &str = "...";
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longer is as good as no timeout, and gRPC cannot represent it.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
@@ -105,22 +48,7 @@ const DEFAULT_GRACE_PERIOD: Duration = Duration::from_secs(10);
 /// Settings that are not made here come from OpenTelemetry's variables: `OTEL_EXPORTER_OTLP_PROFILES_*`, else
 /// `OTEL_EXPORTER_OTLP_*`.
 ///
-/// ```no_run
-/// use std::time::Duration;
-/// use tracing_profiling::{Directory, OtlpExporter, ProfilingLayer};
-///
-/// # fn main() -> Result<(), tracing_profiling::Error> {
-/// let exporter = OtlpExporter::builder()
-///     .endpoint("http://collector:4318")
-///     .headers([("authorization", "Bearer of-the-shop")])
-///     .timeout(Duration::from_secs(3))
-///     .fallback_directory(Directory::new("/var/lib/shop/profiles"))
-///     .build()?;
-/// let profiling = ProfilingLayer::builder().exporter(exporter).build()?;
-/// # _ = profiling;
-/// # Ok(())
-/// # }
-/// ```
+/// [The guide](https://docs.rs/tracing-profiling/latest/tracing_profiling/guide/otlp/) has an example.
 #[derive(Default)]
 #[must_use]
 pub struct OtlpBuilder {
@@ -130,15 +58,22 @@ pub struct OtlpBuilder {
     headers: Vec<(String, String)>,
     timeout: Option<Duration>,
     compression: Option<Compression>,
-    #[cfg(feature = "otlp-tls")]
+    #[cfg(feature = "tls")]
     certificate: Option<PathBuf>,
-    #[cfg(feature = "otlp-tls")]
+    #[cfg(feature = "tls")]
     client_identity: Option<(PathBuf, PathBuf)>,
     resource: Option<Resource>,
     fallback: Option<Directory>,
     grace_period: Option<Duration>,
     queue: Option<(usize, usize)>,
     request_bytes: Option<usize>,
+}
+
+impl OtlpExporter {
+    /// A builder, for settings other than those of the environment.
+    pub fn builder() -> OtlpBuilder {
+        OtlpBuilder::default()
+    }
 }
 
 impl OtlpBuilder {
@@ -185,14 +120,14 @@ impl OtlpBuilder {
 
     /// A PEM file with the root certificates to trust for the receiver. The default is the system's. Needs the feature
     /// `otlp-tls`.
-    #[cfg(feature = "otlp-tls")]
+    #[cfg(feature = "tls")]
     pub fn certificate(mut self, file: impl Into<PathBuf>) -> Self {
         self.certificate = Some(file.into());
         self
     }
 
     /// PEM files with the client certificate chain and its private key. Needs the feature `otlp-tls`.
-    #[cfg(feature = "otlp-tls")]
+    #[cfg(feature = "tls")]
     pub fn client_certificate(
         mut self,
         certificate: impl Into<PathBuf>,
@@ -243,13 +178,14 @@ impl OtlpBuilder {
     ///
     /// If a setting, here or in a variable, is invalid: an endpoint that is not a URL, a protocol that is unknown or
     /// whose feature is off, a certificate that cannot be read.
-    pub fn build(self) -> Result<OtlpExporter, Error> {
+    pub fn build(self) -> Result<OtlpExporter, InvalidSetting> {
         self.build_with(&|name| of_process(name))
     }
 
     /// Like [`build`](Self::build), from any source of variables. An error is a value that is not valid Unicode.
-    pub(crate) fn build_with(self, variables: &Variables<'_>) -> Result<OtlpExporter, Error> {
-        let transport = Transport::new(self.resolve(variables)?)?;
+    #[doc(hidden)]
+    pub fn build_with(self, variables: &Variables<'_>) -> Result<OtlpExporter, InvalidSetting> {
+        let settings = self.resolve(variables)?;
         let (profiles, bytes) = self.queue.unwrap_or((DEFAULT_QUEUE_PROFILES, DEFAULT_QUEUE_BYTES));
         let grace_period = self.grace_period.unwrap_or(DEFAULT_GRACE_PERIOD);
         Ok(OtlpExporter {
@@ -257,44 +193,44 @@ impl OtlpBuilder {
             request_bytes: self.request_bytes.unwrap_or(MOST_REQUEST_BYTES),
             resource: self.resource,
             fallback: self.fallback,
-            endpoint: transport.endpoint.clone(),
-            transport: Some(transport),
+            endpoint: settings.shown_endpoint(),
+            transport: Some(Transport::new(settings)?),
             link: None,
             answers: None,
         })
     }
 
-    pub(super) fn resolve(&self, variables: &Variables<'_>) -> Result<Settings, Error> {
+    fn resolve(&self, variables: &Variables<'_>) -> Result<Settings, InvalidSetting> {
         let protocol = self.resolve_protocol(variables)?;
         let (name, url) = self.resolve_endpoint(protocol, variables)?;
         let uri = Uri::from_str(&url).ok().filter(|uri| uri.host().is_some());
         let is_web = |uri: &Uri| matches!(uri.scheme_str(), Some("http" | "https"));
-        let uri = uri.filter(is_web).ok_or_else(|| {
-            Error::setting(name, shown(&url), "a URL such as http://localhost:4318")
-        })?;
+        let expected = "a URL such as http://localhost:4318";
+        let wrong = || InvalidSetting::new(name, shown(&url), expected);
+        let uri = uri.filter(is_web).ok_or_else(wrong)?;
         if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) {
             let problem = format!(
                 "it contains a user; use {}=authorization=Basic%20... or `headers` instead",
                 HEADERS.all
             );
-            return Err(Error::unusable(name, HIDDEN, problem));
+            return Err(InvalidSetting::unusable(name, HIDDEN, problem));
         }
         if !has_sound_port(&uri) {
             let expected = "a URL such as http://localhost:4318, with a port from 1 to 65535";
-            return Err(Error::setting(name, shown(&url), expected));
+            return Err(InvalidSetting::new(name, shown(&url), expected));
         }
-        if uri.scheme_str() == Some("https") && !cfg!(feature = "otlp-tls") {
+        if uri.scheme_str() == Some("https") && !cfg!(feature = "tls") {
             let problem =
                 "https needs the feature `otlp-tls`: enable `otlp-tls-ring` or `otlp-tls-aws-lc`";
-            return Err(Error::unusable(name, shown(&url), problem));
+            return Err(InvalidSetting::unusable(name, shown(&url), problem));
         }
-        #[cfg(feature = "otlp-tls")]
+        #[cfg(feature = "tls")]
         let file = |set: Option<&PathBuf>, names: VariableNames| match set {
             Some(path) => Ok(Some(File { name: names.all, path: path.clone() })),
             None => get(variables, names)
                 .map(|found| found.map(|(name, path)| File { name, path: PathBuf::from(path) })),
         };
-        #[cfg(feature = "otlp-tls")]
+        #[cfg(feature = "tls")]
         let identity = self.client_identity.as_ref();
         Ok(Settings {
             protocol,
@@ -306,16 +242,16 @@ impl OtlpBuilder {
                 None => choose(variables, COMPRESSION, &Compression::NAMES)?
                     .map_or(Compression::None, |(_, compression)| compression),
             },
-            #[cfg(feature = "otlp-tls")]
+            #[cfg(feature = "tls")]
             certificate: file(self.certificate.as_ref(), CERTIFICATE)?,
-            #[cfg(feature = "otlp-tls")]
+            #[cfg(feature = "tls")]
             client_certificate: file(identity.map(|(file, _)| file), CLIENT_CERTIFICATE)?,
-            #[cfg(feature = "otlp-tls")]
+            #[cfg(feature = "tls")]
             client_key: file(identity.map(|(_, key)| key), CLIENT_KEY)?,
         })
     }
 
-    fn resolve_protocol(&self, variables: &Variables<'_>) -> Result<Protocol, Error> {
+    fn resolve_protocol(&self, variables: &Variables<'_>) -> Result<Protocol, InvalidSetting> {
         let (name, protocol) = match self.protocol {
             Some(protocol) => ("the protocol", protocol),
             None => match choose(variables, PROTOCOL, &Protocol::NAMES)? {
@@ -324,11 +260,9 @@ impl OtlpBuilder {
             },
         };
         let (text, problem, is_there) = match protocol {
-            Protocol::Grpc => {
-                ("grpc", "it needs the feature `otlp-grpc`", cfg!(feature = "otlp-grpc"))
-            }
+            Protocol::Grpc => ("grpc", "it needs the feature `otlp-grpc`", cfg!(feature = "grpc")),
             Protocol::HttpProtobuf => {
-                ("http/protobuf", "it needs the feature `otlp-http`", cfg!(feature = "otlp-http"))
+                ("http/protobuf", "it needs the feature `otlp-http`", cfg!(feature = "http"))
             }
         };
         is_there.then_some(protocol).ok_or_else(|| unsupported(name, text, PROTOCOL, problem))
@@ -339,7 +273,7 @@ impl OtlpBuilder {
         &self,
         protocol: Protocol,
         variables: &Variables<'_>,
-    ) -> Result<(&'static str, String), Error> {
+    ) -> Result<(&'static str, String), InvalidSetting> {
         const SET: &str = "the endpoint";
         let (name, text, is_whole) = match (&self.profiles_endpoint, &self.endpoint) {
             (Some(url), _) => (SET, url.clone(), true),
@@ -356,7 +290,7 @@ impl OtlpBuilder {
         if !is_whole && text.contains(['?', '#']) {
             let problem =
                 format!("a base URL must not contain `?` or `#`; {} may", ENDPOINT.profiles);
-            return Err(Error::unusable(name, HIDDEN, problem));
+            return Err(InvalidSetting::unusable(name, HIDDEN, problem));
         }
         let url = match protocol {
             Protocol::HttpProtobuf if is_whole => text,
@@ -372,13 +306,12 @@ impl OtlpBuilder {
         Ok((name, url))
     }
 
-    fn resolve_headers(&self, variables: &Variables<'_>) -> Result<HeaderMap, Error> {
+    fn resolve_headers(&self, variables: &Variables<'_>) -> Result<HeaderMap, InvalidSetting> {
         let mut headers = HeaderMap::new();
         if let Some((name, text)) = get(variables, HEADERS)? {
             // The text may contain secrets, so errors do not show it.
-            let wrong = || {
-                Error::setting(name, HIDDEN, "name=value,name=value, with values percent-encoded")
-            };
+            let expected = "name=value,name=value, with values percent-encoded";
+            let wrong = || InvalidSetting::new(name, HIDDEN, expected);
             for pair in text.split(',').filter(|pair| !pair.trim().is_empty()) {
                 let (key, value) = pair.split_once('=').ok_or_else(wrong)?;
                 let value = percent_decode_str(value.trim()).decode_utf8().map_err(|_| wrong())?;
@@ -387,138 +320,34 @@ impl OtlpBuilder {
         }
         for (key, value) in &self.headers {
             add_header(&mut headers, key, value)
-                .ok_or_else(|| Error::setting("a header", HIDDEN, "a header of HTTP"))?;
+                .ok_or_else(|| InvalidSetting::new("a header", HIDDEN, "a header of HTTP"))?;
         }
         let is_ours =
             |name: &&HeaderName| OURS.contains(*name) || name.as_str().starts_with("grpc-");
         if let Some(name) = headers.keys().find(is_ours) {
-            return Err(Error::unusable("a header", name.as_str(), "the exporter sets it itself"));
+            let problem = "the exporter sets it itself";
+            return Err(InvalidSetting::unusable("a header", name.as_str(), problem));
         }
         Ok(headers)
     }
 
-    fn resolve_timeout(&self, variables: &Variables<'_>) -> Result<Duration, Error> {
+    fn resolve_timeout(&self, variables: &Variables<'_>) -> Result<Duration, InvalidSetting> {
         if let Some(timeout) = self.timeout {
-            let is_any = !timeout.is_zero();
-            let error = || Error::setting("the timeout", "0", "more than zero");
-            return is_any.then_some(timeout).ok_or_else(error);
+            let wrong = || InvalidSetting::new("the timeout", "0", "more than zero");
+            return (!timeout.is_zero()).then_some(timeout).ok_or_else(wrong);
         }
         let Some((name, text)) = get(variables, TIMEOUT)? else { return Ok(DEFAULT_TIMEOUT) };
         let milliseconds = text.parse().ok().filter(|milliseconds| *milliseconds > 0);
-        let milliseconds =
-            milliseconds.ok_or_else(|| Error::setting(name, &text, "milliseconds, 1 or more"))?;
-        Ok(Duration::from_millis(milliseconds))
+        let wrong = || InvalidSetting::new(name, &text, "milliseconds, 1 or more");
+        milliseconds.map(Duration::from_millis).ok_or_else(wrong)
     }
 }
 
 impl fmt::Debug for OtlpBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Headers and URLs can contain secrets.
-        f.debug_struct("OtlpBuilder")
-            .field("protocol", &self.protocol)
-            .field("timeout", &self.timeout)
-            .field("compression", &self.compression)
-            .field("fallback", &self.fallback)
-            .finish_non_exhaustive()
+        f.debug_struct("OtlpBuilder").field("protocol", &self.protocol).finish_non_exhaustive()
     }
-}
-
-/// A file and the variable for it: the one for all signals, if it was set in code.
-#[cfg(feature = "otlp-tls")]
-pub(super) struct File {
-    pub(super) name: &'static str,
-    pub(super) path: PathBuf,
-}
-
-/// The resolved settings.
-pub(super) struct Settings {
-    pub(super) protocol: Protocol,
-    pub(super) uri: Uri,
-    pub(super) headers: HeaderMap,
-    pub(super) timeout: Duration,
-    pub(super) compression: Compression,
-    #[cfg(feature = "otlp-tls")]
-    pub(super) certificate: Option<File>,
-    #[cfg(feature = "otlp-tls")]
-    pub(super) client_certificate: Option<File>,
-    #[cfg(feature = "otlp-tls")]
-    pub(super) client_key: Option<File>,
-}
-
-impl Settings {
-    /// The endpoint without parts that may be secret.
-    pub(super) fn shown_endpoint(&self) -> String {
-        let authority = self.uri.host().unwrap_or_default();
-        let port = self.uri.port().map(|port| format!(":{port}")).unwrap_or_default();
-        let path = self.uri.path_and_query().map_or("/", PathAndQuery::path);
-        let path = if path == "/" { "" } else { path };
-        format!("{}://{authority}{port}{path}", self.uri.scheme_str().unwrap_or("http"))
-    }
-}
-
-/// The variables of the process, or those of a test.
-pub(crate) type Variables<'a> = dyn Fn(&'static str) -> Result<Option<String>, String> + 'a;
-
-/// The first value that is not empty, and the name of its variable.
-fn get(
-    variables: &Variables<'_>,
-    names: VariableNames,
-) -> Result<Option<(&'static str, String)>, Error> {
-    for name in [names.profiles, names.all] {
-        // It may contain headers.
-        let value = variables(name).map_err(|_| Error::setting(name, HIDDEN, "UTF-8"))?;
-        let value = value.map(|value| value.trim().to_owned());
-        if let Some(value) = value.filter(|value| !value.is_empty()) {
-            return Ok(Some((name, value)));
-        }
-    }
-    Ok(None)
-}
-
-/// The value of a variable as one of two words, and the variable's name.
-fn choose<T: Copy>(
-    variables: &Variables<'_>,
-    names: VariableNames,
-    words: &[(&str, T); 2],
-) -> Result<Option<(&'static str, T)>, Error> {
-    let Some((name, text)) = get(variables, names)? else { return Ok(None) };
-    let found = words.iter().find(|(word, _)| text.eq_ignore_ascii_case(word));
-    let [(first, _), (second, _)] = words;
-    let problem = || format!("expected {first} or {second}");
-    let (_, value) = found.ok_or_else(|| unsupported(name, &text, names, &problem()))?;
-    Ok(Some((name, *value)))
-}
-
-/// Whether there is a host, followed by nothing or by a colon and a valid port. For an invalid port, `http` reports
-/// none, and the request would go to port 80.
-fn has_sound_port(uri: &Uri) -> bool {
-    let host = uri.host().unwrap_or_default();
-    let rest = uri.authority().and_then(|authority| authority.as_str().strip_prefix(host));
-    let is_port = |port: &str| {
-        port.bytes().all(|byte| byte.is_ascii_digit())
-            && port.parse::<u16>().is_ok_and(|port| port > 0)
-    };
-    let rest = rest.filter(|_| !host.is_empty());
-    rest.is_some_and(|rest| rest.is_empty() || rest.strip_prefix(':').is_some_and(is_port))
-}
-
-/// A URL in an error, unless it may contain a password or a key.
-fn shown(url: &str) -> &str {
-    if url.contains(['@', '?', '#']) { HIDDEN } else { url }
-}
-
-/// Whether the environment sets an endpoint for profiles.
-pub(crate) fn has_endpoint(
-    variables: impl Fn(&'static str) -> Result<Option<String>, String>,
-) -> Result<bool, Error> {
-    Ok(get(&variables, ENDPOINT)?.is_some())
-}
-
-/// An error for a value that other signals may support. If it is set for all signals, the error names the variable for
-/// profiles.
-fn unsupported(name: &'static str, text: &str, names: VariableNames, problem: &str) -> Error {
-    let alone = format!("{problem}; for profiles alone, set {}", names.profiles);
-    Error::unusable(name, text, if name == names.all { &alone } else { problem })
 }
 
 fn add_header(headers: &mut HeaderMap, name: &str, value: &str) -> Option<()> {
@@ -538,17 +367,14 @@ mod tests {
             let found = variables.iter().find(|(key, _)| *key == name);
             Ok(found.map(|(_, value)| (*value).to_owned()))
         };
-        builder.resolve(&get).map_err(|error| {
-            assert_eq!(error.kind(), crate::error::ErrorKind::Configuration);
-            error.to_string()
-        })
+        builder.resolve(&get).map_err(|error| error.to_string())
     }
 
     fn uri(variables: &[(&str, &str)]) -> String {
         resolve(&OtlpBuilder::default(), variables).unwrap().uri.to_string()
     }
 
-    #[cfg(feature = "otlp-http")]
+    #[cfg(feature = "http")]
     #[test]
     fn the_path_is_appended_to_a_base_url_only() {
         assert_eq!(uri(&[]), "http://localhost:4318/v1development/profiles");
@@ -563,7 +389,7 @@ mod tests {
         assert_eq!(resolve(&whole, &[all, own]).unwrap().uri, "http://set:4/whole");
     }
 
-    #[cfg(feature = "otlp-grpc")]
+    #[cfg(feature = "grpc")]
     #[test]
     fn grpc_accepts_a_bare_address_and_has_no_path() {
         let grpc = ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc");
@@ -614,7 +440,7 @@ mod tests {
         let forever = resolve(&OtlpBuilder::default().timeout(Duration::MAX), &[]).unwrap();
         assert_eq!(forever.timeout, LONGEST_TIMEOUT);
         assert_eq!(settings.compression, Compression::Gzip);
-        #[cfg(feature = "otlp-tls")]
+        #[cfg(feature = "tls")]
         assert_eq!(settings.certificate.unwrap().path, PathBuf::from("/ca.pem"));
     }
 
@@ -652,7 +478,7 @@ mod tests {
         }
     }
 
-    #[cfg(not(feature = "otlp-tls"))]
+    #[cfg(not(feature = "tls"))]
     #[test]
     fn https_needs_its_feature_and_says_so() {
         let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://collector:4318");
@@ -736,7 +562,7 @@ mod tests {
         assert!(resolved(whole, "http://host:1/p:99999?:99999#:99999").is_ok());
         let set = OtlpBuilder::default().endpoint("http://host:99999");
         assert!(resolve(&set, &[]).err().unwrap().starts_with("the endpoint is"));
-        #[cfg(feature = "otlp-grpc")]
+        #[cfg(feature = "grpc")]
         for address in ["host:99999", "host:", "[::1]:0"] {
             let grpc = ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc");
             let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", address);
@@ -782,7 +608,7 @@ mod tests {
         let gzip = ("OTEL_EXPORTER_OTLP_COMPRESSION", "GZIP");
         let settings = resolve(&OtlpBuilder::default(), &[gzip]).unwrap();
         assert_eq!(settings.compression, Compression::Gzip);
-        #[cfg(feature = "otlp-grpc")]
+        #[cfg(feature = "grpc")]
         assert_eq!(uri(&[("OTEL_EXPORTER_OTLP_PROTOCOL", "gRPC")]), "http://localhost:4317/");
     }
 
@@ -792,7 +618,7 @@ mod tests {
         assert!(error.contains("the timeout"), "{error}");
     }
 
-    #[cfg(feature = "otlp-tls")]
+    #[cfg(feature = "tls")]
     #[test]
     fn only_regular_files_of_limited_size_are_read() {
         let dir = tempfile::tempdir().unwrap();
@@ -822,7 +648,7 @@ mod tests {
         }
     }
 
-    #[cfg(feature = "otlp-tls")]
+    #[cfg(feature = "tls")]
     #[test]
     fn a_file_is_reported_under_the_name_of_its_variable() {
         for names in [CERTIFICATE, CLIENT_CERTIFICATE, CLIENT_KEY] {
@@ -831,6 +657,32 @@ mod tests {
                 let error = OtlpBuilder::default().build_with(&get).unwrap_err().to_string();
                 assert!(error.starts_with(&format!("{name} is")), "{error}");
             }
+        }
+    }
+
+    #[cfg(feature = "tls")]
+    #[test]
+    fn invalid_settings_are_reported_by_build() {
+        let dir = tempfile::tempdir().unwrap();
+        let empty = dir.path().join("empty.pem");
+        std::fs::write(&empty, "").unwrap();
+        let builder = OtlpExporter::builder;
+        for (builder, expected) in [
+            (builder().endpoint("collector"), "expected a URL"),
+            (builder().profiles_endpoint("http://"), "expected a URL"),
+            (builder().headers([("a b", "c")]), "expected a header"),
+            (
+                builder().certificate("/nowhere/ca.pem"),
+                "/nowhere/ca.pem`: it cannot be read: No such file",
+            ),
+            (builder().certificate(&empty), "the file contains no PEM item of that kind"),
+            (
+                builder().client_certificate(&empty, &empty),
+                "the file contains no PEM item of that kind",
+            ),
+        ] {
+            let error = builder.build().unwrap_err();
+            assert!(error.to_string().contains(expected), "{error}");
         }
     }
 }

@@ -6,27 +6,26 @@ use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use crossbeam::channel::{self, Receiver, Sender};
+use crossbeam::channel::{self, Receiver};
 use prost::Message;
 use tokio::sync::{mpsc, oneshot};
-
-use super::settings::OtlpBuilder;
-use super::transport::Transport;
-use crate::encode::{self, HtmlContext};
-use crate::export::directory::Directory;
-use crate::export::resource_from_env;
-use crate::export::{
-    Answer, ExportError, Exported, Exporter, QueueLimits, RefusedScope, Remote, Unexportable,
+use tracing_profiling_capture::sys;
+use tracing_profiling_profile::encode::{HtmlContext, otlp_message};
+use tracing_profiling_profile::export::remote::{
+    Answer, AnswerTo, QueueLimits, RefusedScope, Remote,
 };
-use crate::profile::{Attribute, Profile, Resource, Value};
-use crate::span::{ignore_this_thread, spawn_ignored};
-use crate::sys;
+use tracing_profiling_profile::export::{
+    Directory, ExportError, Exported, Exporter, Unexportable, resource_from_env,
+};
+use tracing_profiling_profile::profile::{Attribute, Profile, Resource, Value};
+
+use crate::transport::Transport;
 
 /// Sends profiles to an OpenTelemetry collector or another OTLP receiver.
 ///
 /// The profiles of a layer wait in a bounded queue. A thread sends them in turn, each after the receiver has answered
 /// the one before. While the receiver is unavailable, kept spans get no profile and no `profile.id`. With a
-/// [fallback directory](OtlpBuilder::fallback_directory), profiles are written there instead and sent later.
+/// [fallback directory](crate::OtlpBuilder::fallback_directory), profiles are written there instead and sent later.
 ///
 /// Without a layer, [`export`](Exporter::export) sends one request and waits for the answer. That is also what an exporter
 /// of your own does that calls it: the queue and the fallback directory are not used then.
@@ -35,18 +34,18 @@ use crate::sys;
 /// `opentelemetry.proto.profiles.v1development`, which is not stable yet.
 #[derive(Debug)]
 pub struct OtlpExporter {
-    pub(super) limits: QueueLimits,
+    pub(crate) limits: QueueLimits,
     /// Limit of one request, before compression.
-    pub(super) request_bytes: usize,
-    pub(super) resource: Option<Resource>,
-    pub(super) fallback: Option<Directory>,
+    pub(crate) request_bytes: usize,
+    pub(crate) resource: Option<Resource>,
+    pub(crate) fallback: Option<Directory>,
     /// The receiver's address, for display.
-    pub(super) endpoint: String,
+    pub(crate) endpoint: String,
     /// `None` once the thread has it.
-    pub(super) transport: Option<Transport>,
-    pub(super) link: Option<SenderLink>,
+    pub(crate) transport: Option<Transport>,
+    pub(crate) link: Option<SenderLink>,
     /// Answers to profiles that are exported without a layer.
-    pub(super) answers: Option<Receiver<Answer>>,
+    pub(crate) answers: Option<Receiver<Answer>>,
 }
 
 /// The messages to the sending thread, which ends when the second value is dropped.
@@ -56,13 +55,6 @@ type SenderLink = (mpsc::UnboundedSender<Bytes>, oneshot::Sender<Infallible>);
 const THINNEST: usize = 1 << 20;
 /// A name lookup can hang for longer than a request, and cannot be cancelled.
 const MOST_LOOKUPS: usize = 4;
-
-impl OtlpExporter {
-    /// A builder, for settings other than those of the environment.
-    pub fn builder() -> OtlpBuilder {
-        OtlpBuilder::default()
-    }
-}
 
 /// One in `every` samples of each kind.
 fn downsampled(whole: &Profile, every: usize) -> Profile {
@@ -78,7 +70,7 @@ impl Exporter for OtlpExporter {
     fn export(&mut self, profile: &Profile) -> Result<Exported, ExportError> {
         if self.answers.is_none() {
             let (sender, answers) = channel::unbounded();
-            self.start(sender)?;
+            self.start(Box::new(move |answer| _ = sender.send(answer)))?;
             self.answers = Some(answers);
         }
         let message = self.message(profile);
@@ -117,7 +109,7 @@ impl Remote for OtlpExporter {
 
     /// The thread has its own runtime, so the program needs none. Requests open spans, which the program's subscriber
     /// must not receive.
-    fn start(&mut self, answers: Sender<Answer>) -> io::Result<()> {
+    fn start(&mut self, answer: AnswerTo) -> io::Result<()> {
         let Some(mut transport) = self.transport.take() else { return Ok(()) };
         let (sender, mut messages) = mpsc::unbounded_channel();
         let (stop, stopped) = oneshot::channel();
@@ -127,15 +119,14 @@ impl Remote for OtlpExporter {
             .thread_name("profiling-otlp")
             .thread_stack_size(sys::STACK_BYTES)
             .max_blocking_threads(MOST_LOOKUPS)
-            .on_thread_start(ignore_this_thread)
             .build()?;
-        spawn_ignored("profiling-otlp", move || {
+        sys::spawn("profiling-otlp", move || {
             let no_subscriber = tracing::subscriber::NoSubscriber::default();
             tracing::subscriber::with_default(no_subscriber, || {
-                // If this panics, the channel of answers is closed.
+                // If this panics, `answer` is dropped.
                 let work = async move {
                     while let Some(message) = messages.recv().await {
-                        _ = answers.send(transport.send(message).await);
+                        answer(transport.send(message).await);
                     }
                 };
                 runtime.block_on(async {
@@ -154,11 +145,11 @@ impl Remote for OtlpExporter {
     fn message(&mut self, profile: &Profile) -> Vec<u8> {
         let resource = self.resource.get_or_insert_with(resource_from_env);
         let most = self.request_bytes;
-        let mut message = encode::otlp_message(profile, resource);
+        let mut message = otlp_message(profile, resource);
         let mut bytes = message.encoded_len();
         let mut every = bytes.div_ceil(most.max(1)).max(2);
         while bytes > most && every <= THINNEST {
-            message = encode::otlp_message(&downsampled(profile, every), resource);
+            message = otlp_message(&downsampled(profile, every), resource);
             bytes = message.encoded_len();
             every *= 2;
         }
@@ -182,13 +173,14 @@ impl Remote for OtlpExporter {
 
 #[cfg(test)]
 mod tests {
+    use tracing_profiling_profile::encode::otlp_messages as proto;
+    use tracing_profiling_profile::profile::{Point, ProfileId, SampleKind};
+
     use super::*;
-    use crate::encode::otlp_messages as proto;
-    use crate::profile::{Point, ProfileId, SampleKind};
 
     /// `points` samples of one stack, and as many waits.
     fn profile(points: u64) -> Profile {
-        let mut profile = Profile::new(ProfileId::for_test(1), 5);
+        let mut profile = Profile::new(ProfileId::from_bytes([1; 16]), 5);
         let remark = profile.add_remark("x");
         let stack = profile.add_stack(vec![remark]);
         for time_unix_ns in 0..points {

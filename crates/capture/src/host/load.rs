@@ -7,24 +7,24 @@ use super::number_in;
 
 /// The load of the machine, or of the process's control group.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Load {
+pub struct Load {
     /// Of all CPUs of the host since it started.
-    pub(crate) host: Option<CpuUse>,
+    pub host: Option<CpuUse>,
     /// The CPU time that the control group has used, in microseconds, and its limit in cores.
-    pub(crate) group: Option<(u64, f64)>,
+    pub group: Option<(u64, f64)>,
     /// Of the control group, or of the host if there is none.
-    pub(crate) memory_bytes: Option<u64>,
+    pub memory_bytes: Option<u64>,
 }
 
 /// In ticks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct CpuUse {
-    pub(crate) busy: u64,
-    pub(crate) all: u64,
+pub struct CpuUse {
+    pub busy: u64,
+    pub all: u64,
 }
 
 /// The current load, from `proc_stat(5)`, `proc_meminfo(5)` and control groups version 2. Unreadable values are `None`.
-pub(crate) fn load() -> Load {
+pub fn load() -> Load {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let group = cpu_directory();
     let of_group = |name: &str| {

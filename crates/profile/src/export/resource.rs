@@ -1,10 +1,12 @@
 //! The default resource, from the environment.
 
 use std::env;
+use std::ffi::OsString;
 use std::sync::OnceLock;
 
-use crate::profile::{Resource, Value};
-use crate::sys;
+use tracing_profiling_capture::{host, sys};
+
+use crate::profile::{ProfileId, Resource, Value};
 
 /// The default resource: the attributes in `OTEL_RESOURCE_ATTRIBUTES`, and these, unless they are among them:
 ///
@@ -17,7 +19,7 @@ use crate::sys;
 /// | `os.type`, `host.arch` | the system that the program was built for |
 /// | `profile.machine.cpus` | how many CPUs the process may use, as its affinity and control groups have it |
 /// | `profile.machine.memory_bytes` | the memory that its control groups allow, if they limit it |
-/// | `telemetry.sdk.*` | this crate |
+/// | `telemetry.sdk.*` | `tracing-profiling` |
 ///
 /// Values are not percent-decoded, as in `opentelemetry_sdk`. In its release 0.33, `OTEL_RESOURCE_ATTRIBUTES`
 /// overrides `OTEL_SERVICE_NAME`; the specification requires the opposite.
@@ -26,19 +28,16 @@ pub fn resource_from_env() -> Resource {
 }
 
 /// A variable of this process. An error is a value that is not valid Unicode.
-pub(crate) fn of_process(name: &str) -> Result<Option<String>, String> {
-    match env::var(name) {
-        Ok(value) => Ok(Some(value)),
-        Err(env::VarError::NotPresent) => Ok(None),
-        Err(env::VarError::NotUnicode(value)) => Err(value.to_string_lossy().into_owned()),
-    }
+pub fn of_process(name: &str) -> Result<Option<String>, String> {
+    let read = env::var_os(name).map(OsString::into_string).transpose();
+    read.map_err(|value| value.to_string_lossy().into_owned())
 }
 
 fn from_variables(variable: &dyn Fn(&str) -> Option<String>) -> Resource {
     let mut resource = Resource::new()
         .with_schema_url(SCHEMA_URL)
         .with("telemetry.sdk.language", "rust")
-        .with("telemetry.sdk.name", env!("CARGO_PKG_NAME"))
+        .with("telemetry.sdk.name", "tracing-profiling")
         .with("telemetry.sdk.version", env!("CARGO_PKG_VERSION"))
         .with("process.pid", sys::process_id())
         .with("os.type", env::consts::OS)
@@ -48,7 +47,7 @@ fn from_variables(variable: &dyn Fn(&str) -> Option<String>) -> Resource {
     let text = |text: Option<String>| text.map(Value::from);
     let found = [
         ("profile.machine.cpus", number(cpus.ok())),
-        ("profile.machine.memory_bytes", number(crate::host::memory_limit())),
+        ("profile.machine.memory_bytes", number(host::memory_limit())),
         ("service.instance.id", text(instance_id())),
         ("process.executable.name", text(executable_name())),
         ("host.name", text(line_of("/proc/sys/kernel/hostname"))),
@@ -106,13 +105,10 @@ fn cpu_model() -> Option<String> {
 
 /// A random UUID for this process; `None` if the system returns no random bytes.
 fn instance_id() -> Option<String> {
-    static RANDOM: OnceLock<Option<[u8; 16]>> = OnceLock::new();
-    let random = *RANDOM.get_or_init(|| {
-        let mut bytes = [0; 16];
-        getrandom::fill(&mut bytes).ok().map(|()| bytes)
-    });
+    static RANDOM: OnceLock<Option<ProfileId>> = OnceLock::new();
+    let random = (*RANDOM.get_or_init(|| ProfileId::random().ok()))?;
     // A forked child has the parent's random bytes.
-    let mut bits = u128::from_be_bytes(random?) ^ u128::from(sys::process_id());
+    let mut bits = u128::from_be_bytes(random.to_bytes()) ^ u128::from(sys::process_id());
     // Version 4, and the variant of RFC 9562.
     bits = bits & !(0xf << 76) | 0x4 << 76;
     bits = bits & !(0b11 << 62) | 0b10 << 62;
@@ -145,7 +141,7 @@ mod tests {
         let Some(Value::String(program)) = resource.get("process.executable.name") else {
             panic!("{resource:?}")
         };
-        assert!(program.starts_with("tracing_profiling-"), "{program}");
+        assert!(program.starts_with("tracing_profiling_profile-"), "{program}");
         assert_eq!(resource.get("host.name"), Some(&"a".into()), "what is set comes first");
         let Some(Value::String(id)) = resource.get("service.instance.id") else {
             panic!("{resource:?}")

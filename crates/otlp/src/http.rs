@@ -9,16 +9,14 @@ use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY
 use http::response::Parts;
 use http_body_util::{BodyExt, Collected, Limited};
 use prost::Message;
+use tracing_profiling_profile::export::remote::{Answer, RefusedScope};
 
-use super::protocol::ExportProfilesServiceResponse;
-use super::transport::MOST_ANSWER_BYTES;
-use crate::export::{Answer, RefusedScope};
+use crate::answer::{MOST_ANSWER_BYTES, accepted, invalid};
+use crate::protocol::ExportProfilesServiceResponse;
 
-pub(super) const PROTOBUF: HeaderValue = HeaderValue::from_static("application/x-protobuf");
-/// The maximum number of characters that are shown of a text answer.
-const MOST_SHOWN_CHARS: usize = 200;
+pub(crate) const PROTOBUF: HeaderValue = HeaderValue::from_static("application/x-protobuf");
 
-pub(super) fn add_headers(headers: &mut HeaderMap, is_gzip: bool) {
+pub(crate) fn add_headers(headers: &mut HeaderMap, is_gzip: bool) {
     headers.insert(CONTENT_TYPE, PROTOBUF);
     if is_gzip {
         headers.insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
@@ -26,21 +24,21 @@ pub(super) fn add_headers(headers: &mut HeaderMap, is_gzip: bool) {
 }
 
 /// The body of an answer. The status is sufficient: a body that is too long or incomplete is ignored.
-pub(super) async fn read(
+pub(crate) async fn read(
     body: impl http_body::Body<Error: Into<Box<dyn Error + Send + Sync>>>,
 ) -> Bytes {
     let body = Limited::new(body, MOST_ANSWER_BYTES).collect().await;
     body.map(Collected::to_bytes).unwrap_or_default()
 }
 
-pub(super) fn answer(head: &Parts, body: &[u8]) -> Answer {
+pub(crate) fn answer(head: &Parts, body: &[u8]) -> Answer {
     match head.status.is_success() {
-        true => Answer::accepted(ExportProfilesServiceResponse::decode(body).unwrap_or_default()),
+        true => accepted(ExportProfilesServiceResponse::decode(body).unwrap_or_default()),
         false => failure(head.status, &head.headers, body),
     }
 }
 
-pub(super) fn failure(status: StatusCode, headers: &HeaderMap, body: &[u8]) -> Answer {
+pub(crate) fn failure(status: StatusCode, headers: &HeaderMap, body: &[u8]) -> Answer {
     let problem = match server_message(headers, body) {
         server_message if server_message.is_empty() => status.to_string(),
         server_message => format!("{status}: {server_message}"),
@@ -64,7 +62,7 @@ pub(super) fn failure(status: StatusCode, headers: &HeaderMap, body: &[u8]) -> A
         | StatusCode::UNSUPPORTED_MEDIA_TYPE
         | StatusCode::NOT_IMPLEMENTED => Answer::Refused { what: RefusedScope::All, problem },
         status if status.is_redirection() => Answer::Refused { what: RefusedScope::All, problem },
-        StatusCode::BAD_REQUEST => Answer::invalid(problem),
+        StatusCode::BAD_REQUEST => invalid(problem),
         _ => Answer::Refused { what: RefusedScope::Request, problem },
     }
 }
@@ -90,8 +88,7 @@ fn server_message(headers: &HeaderMap, body: &[u8]) -> String {
     } else {
         String::from_utf8_lossy(body).into_owned()
     };
-    let first = text.lines().next().unwrap_or_default().trim();
-    first.chars().filter(|c| !c.is_control()).take(MOST_SHOWN_CHARS).collect()
+    text.lines().next().unwrap_or_default().trim().to_owned()
 }
 
 #[cfg(test)]

@@ -13,15 +13,15 @@ use http_body_util::BodyExt;
 use prost::Message;
 use tonic::{Code, Status};
 use tonic_types::StatusExt;
+use tracing_profiling_profile::export::remote::{Answer, RefusedScope};
 
-use super::protocol::{ExportProfilesServiceResponse, GRPC_METHOD};
-use super::transport::{MOST_ANSWER_BYTES, whole};
-use crate::export::{Answer, RefusedScope};
+use crate::answer::{MOST_ANSWER_BYTES, accepted, invalid, no_answer, whole};
+use crate::protocol::{ExportProfilesServiceResponse, GRPC_METHOD};
 
 const GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
 const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 
-pub(super) fn add_headers(headers: &mut HeaderMap, is_gzip: bool, timeout: Duration) {
+pub(crate) fn add_headers(headers: &mut HeaderMap, is_gzip: bool, timeout: Duration) {
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
     headers.insert(TE, HeaderValue::from_static("trailers"));
     if is_gzip {
@@ -33,7 +33,7 @@ pub(super) fn add_headers(headers: &mut HeaderMap, is_gzip: bool, timeout: Durat
 }
 
 /// The method below the path of the receiver.
-pub(super) fn uri_of_method(base: Uri) -> Uri {
+pub(crate) fn uri_of_method(base: Uri) -> Uri {
     let path = base.path().trim_end_matches('/');
     let path = PathAndQuery::try_from(format!("{path}{GRPC_METHOD}"));
     let mut parts = base.clone().into_parts();
@@ -42,14 +42,14 @@ pub(super) fn uri_of_method(base: Uri) -> Uri {
 }
 
 /// What precedes a message: the compression flag and its length.
-pub(super) fn prefix(is_gzip: bool, length: usize) -> Bytes {
+pub(crate) fn prefix(is_gzip: bool, length: usize) -> Bytes {
     let length = u32::try_from(length).unwrap_or(u32::MAX);
     [&[u8::from(is_gzip)], &length.to_be_bytes()[..]].concat().into()
 }
 
 /// What a server has sent until it ended.
 #[derive(Default)]
-pub(super) struct Received {
+pub(crate) struct Received {
     /// The beginning of it, if it is long.
     body: Vec<u8>,
     trailers: Option<HeaderMap>,
@@ -59,7 +59,7 @@ pub(super) struct Received {
 
 impl Received {
     /// Reads an answer to its end, where the status is.
-    pub(super) async fn read<B>(mut body: B) -> Self
+    pub(crate) async fn read<B>(mut body: B) -> Self
     where
         B: http_body::Body<Data = Bytes> + Unpin,
         B::Error: Error + 'static,
@@ -83,15 +83,15 @@ impl Received {
     }
 }
 
-pub(super) fn answer(head: &Parts, received: Received) -> Answer {
+pub(crate) fn answer(head: &Parts, received: Received) -> Answer {
     let Received { body, trailers, problem } = received;
     // The answer to a request that fails at once has the status in its headers.
     let stated = [Some(&head.headers), trailers.as_ref()];
     let stated = stated.into_iter().flatten().find_map(Status::from_header_map);
     match (stated, problem) {
-        (None, Some(problem)) => Answer::no_answer(problem),
+        (None, Some(problem)) => no_answer(problem),
         (None, None) => failure(&unstated(head.status)),
-        (Some(status), _) if status.code() == Code::Ok => Answer::accepted(read(&body)),
+        (Some(status), _) if status.code() == Code::Ok => accepted(read(&body)),
         (Some(status), _) => failure(&status),
     }
 }
@@ -114,7 +114,7 @@ fn unstated(status: StatusCode) -> Status {
 
 /// Parses a message: the compression flag, the length, and the content. A malformed one is ignored, because only the
 /// status counts.
-pub(super) fn read(message: &[u8]) -> ExportProfilesServiceResponse {
+pub(crate) fn read(message: &[u8]) -> ExportProfilesServiceResponse {
     let Some(([0, length @ ..], rest)) = message.split_first_chunk::<5>() else {
         return ExportProfilesServiceResponse::default();
     };
@@ -123,7 +123,7 @@ pub(super) fn read(message: &[u8]) -> ExportProfilesServiceResponse {
     ExportProfilesServiceResponse::decode(message).unwrap_or_default()
 }
 
-pub(super) fn failure(status: &Status) -> Answer {
+pub(crate) fn failure(status: &Status) -> Answer {
     let problem = || match status.message() {
         "" => status.code().to_string(),
         message => format!("{}: {message}", status.code()),
@@ -146,7 +146,7 @@ pub(super) fn failure(status: &Status) -> Answer {
         Code::NotFound | Code::PermissionDenied | Code::Unauthenticated | Code::Unimplemented => {
             Answer::Refused { what: RefusedScope::All, problem: problem() }
         }
-        Code::InvalidArgument => Answer::invalid(problem()),
+        Code::InvalidArgument => invalid(problem()),
         _ => Answer::Refused { what: RefusedScope::Request, problem: problem() },
     }
 }

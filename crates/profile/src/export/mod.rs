@@ -1,45 +1,32 @@
-//! Exporters.
+//! Where profiles go: the trait that exporters have, files in a directory, and memory.
 
 mod directory;
 mod format;
 mod memory;
-#[cfg(feature = "_otlp")]
-mod otlp;
-#[cfg_attr(
-    not(any(test, feature = "_otlp")),
-    allow(dead_code, reason = "there is no exporter that sends without a feature for it")
-)]
-mod remote;
+#[doc(hidden)]
+pub mod remote;
 mod resource;
-#[cfg(feature = "axum")]
-mod stored;
-mod typical;
+#[doc(hidden)]
+pub mod stored;
+#[doc(hidden)]
+pub mod typical;
 
 use std::path::{Path, PathBuf};
 
 use crate::encode::HtmlContext;
 use crate::profile::Profile;
+use crate::text::shortened;
 
 pub use directory::Directory;
-#[cfg(feature = "axum")]
-pub(crate) use directory::OF_PROCESS;
-pub(crate) use directory::stem;
+#[doc(hidden)]
+pub use directory::{OF_PROCESS, stem};
 pub use format::Format;
 pub use memory::Memory;
-#[cfg(all(fuzzing, feature = "otlp-grpc", feature = "otlp-http"))]
-pub use otlp::fuzz_answers;
-#[cfg(feature = "_otlp")]
-pub(crate) use otlp::has_endpoint;
-#[cfg(feature = "_otlp")]
-pub use otlp::{Compression, OtlpBuilder, OtlpExporter, Protocol};
-pub(crate) use remote::{Answer, QueueLimits, RefusedScope, Remote};
-pub(crate) use resource::of_process;
+#[doc(hidden)]
+pub use remote::Remote;
+#[doc(hidden)]
+pub use resource::of_process;
 pub use resource::resource_from_env;
-#[cfg(feature = "axum")]
-pub(crate) use stored::{
-    StoredFile, brief_of, list_stored, profile_id_of, read_stored, span_of, summary_of,
-};
-pub(crate) use typical::{TypicalFile, TypicalFiles, read_typical};
 
 /// Exports the profiles of kept spans.
 ///
@@ -59,7 +46,7 @@ pub trait Exporter: Send {
 
     /// Checks whether a profile could be exported now, as far as that is possible without one. Called when the layer is
     /// built, and from time to time after a failure. Until it succeeds again, kept spans get no profile and therefore
-    /// no `profile.id`. It must not use the layer's [`Handle`](crate::Handle), which may wait for it.
+    /// no `profile.id`. It must not use the layer's `Handle`, which may wait for it.
     ///
     /// # Errors
     ///
@@ -80,13 +67,13 @@ pub trait Exporter: Send {
         None
     }
 
-    /// One of this crate that sends over a network. An exporter around it sends each profile on its own.
+    /// One that sends over a network. An exporter around it sends each profile on its own.
     #[doc(hidden)]
     fn remote(&mut self) -> Option<&mut dyn Remote> {
         None
     }
 
-    /// Gives the exporter the layer's [resource](crate::Builder::resource) and the links of reports. Called once, before
+    /// Gives the exporter the layer's resource and the links of reports. Called once, before
     /// [`check`](Self::check): when the layer starts, which is later if it is built with rules that keep nothing. It must not use
     /// the layer's handle. An exporter around another one passes it on.
     fn set_context(&mut self, context: &HtmlContext) {
@@ -112,7 +99,30 @@ impl Exported {
 /// This profile can never be exported, but others may be.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub(crate) struct Unexportable(pub(crate) String);
+#[doc(hidden)]
+pub struct Unexportable(pub String);
 
 /// Why a profile could not be exported.
 pub type ExportError = Box<dyn std::error::Error + Send + Sync>;
+
+/// A setting of an exporter, in code or in a variable, that cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{name} is `{value}`: {problem}")]
+pub struct InvalidSetting {
+    /// What it is called.
+    pub name: &'static str,
+    value: String,
+    problem: String,
+}
+
+impl InvalidSetting {
+    /// The value is not what is expected.
+    pub fn new(name: &'static str, value: &str, expected: &str) -> Self {
+        Self::unusable(name, value, format_args!("expected {expected}"))
+    }
+
+    /// The value cannot be used because of that problem.
+    pub fn unusable(name: &'static str, value: &str, problem: impl std::fmt::Display) -> Self {
+        Self { name, value: shortened(value), problem: problem.to_string() }
+    }
+}

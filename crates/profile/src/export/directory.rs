@@ -9,13 +9,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
+use tracing_profiling_capture::sys;
 
 use super::format::Format;
 use super::resource_from_env;
 use super::{ExportError, Exported, Exporter, Unexportable};
 use crate::encode::HtmlContext;
 use crate::profile::{Profile, ProfileId};
-use crate::sys;
 
 /// Writes each profile as a report (`.html`), as pprof (`.pb.gz`, feature `pprof`) and as OTLP (`.otlp`, feature
 /// `otlp`), and removes old profiles.
@@ -39,7 +39,7 @@ pub struct Directory {
 }
 
 /// The name of the directory in it that has the profiles of the process.
-pub(crate) const OF_PROCESS: &str = "process";
+pub const OF_PROCESS: &str = "process";
 /// How often the directory is listed again even if it seems unchanged. To list thousands of files for each profile
 /// would cost more than to write the profile.
 const LIST_AGAIN: Duration = Duration::from_secs(60);
@@ -48,7 +48,7 @@ const DEFAULT_QUOTA_AGE: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
 impl Directory {
     /// Writes to `path`, which is created with the first profile. By default it holds at most 64 MiB of profiles, none
-    /// older than 7 days. Profiles of a [continuous profile](crate::Builder::continuous) are in its directory `process`,
+    /// older than 7 days. Profiles of a continuous profile are in its directory `process`,
     /// without reports, and with the same limits of their own.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         let path = path.into();
@@ -102,7 +102,8 @@ impl Directory {
     }
 
     /// Writes the files of one stem, or none of them. Each has one of the [`extensions`].
-    pub(crate) fn write_files(
+    #[doc(hidden)]
+    pub fn write_files(
         &self,
         stem: &str,
         files: &[(&'static str, impl AsRef<[u8]>)],
@@ -133,7 +134,8 @@ impl Directory {
     }
 
     /// Writes all formats of a profile and returns the paths. The OTLP file may be encoded already.
-    pub(crate) fn store(
+    #[doc(hidden)]
+    pub fn store(
         &self,
         profile: &Profile,
         otlp: Option<Vec<u8>>,
@@ -382,7 +384,8 @@ impl Exporter for Directory {
     }
 }
 
-pub(crate) fn stem(profile: &Profile) -> String {
+/// The name of the files of a profile, without their extensions.
+pub fn stem(profile: &Profile) -> String {
     let start = UNIX_EPOCH + Duration::from_nanos(profile.start_unix_ns);
     stem_at(start, &profile.name, profile.id)
 }
