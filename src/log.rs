@@ -10,6 +10,7 @@ macro_rules! kinds {
     ($($kind:ident { $($name:ident = $reason:literal,)+ })+) => {
         /// What a log event is about. Programs read its names.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[allow(dead_code, reason = "some belong to features")]
         pub(crate) enum LogKind {
             $($($name,)+)+
         }

@@ -584,7 +584,7 @@ const TOTAL: usize = 61_397;
 /// The same by crate and room: the first directory below `src`, or `(top)`. A feature that needs more lines takes them
 /// from the entries of the rooms that pay for it.
 const ROOMS: &[(&str, &str, usize)] = &[
-    (".", "(top)", 3569),
+    (".", "(top)", 3570),
     (".", "allocations", 254),
     (".", "assemble", 1093),
     (".", "awaits", 1610),
@@ -615,7 +615,7 @@ const ROOMS: &[(&str, &str, usize)] = &[
     ("crates/profile", "(top)", 558),
     ("crates/profile", "compare", 1159),
     ("crates/profile", "encode", 2571),
-    ("crates/profile", "export", 1121),
+    ("crates/profile", "export", 1120),
     ("crates/profile", "facts", 1106),
     ("crates/profile", "profile", 3559),
     ("crates/profile", "redact", 390),

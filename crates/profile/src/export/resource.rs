@@ -1,7 +1,6 @@
 //! The default resource, from the environment.
 
 use std::env;
-use std::ffi::OsString;
 use std::sync::OnceLock;
 
 use tracing_profiling_capture::{host, sys};
@@ -29,7 +28,7 @@ pub fn resource_from_env() -> Resource {
 
 /// A variable of this process. An error is a value that is not valid Unicode.
 pub fn of_process(name: &str) -> Result<Option<String>, String> {
-    let read = env::var_os(name).map(OsString::into_string).transpose();
+    let read = env::var_os(name).map(|value| value.into_string()).transpose();
     read.map_err(|value| value.to_string_lossy().into_owned())
 }
 
