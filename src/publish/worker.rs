@@ -39,7 +39,6 @@ pub(super) struct SymbolsThread {
     pub(super) files: Arc<Files>,
     pub(super) symbols: SymbolSettings,
     pub(super) symbolizer: Option<FilesGuard<Symbolizer>>,
-    /// When the symbolizer was last used.
     pub(super) symbolized: Instant,
     /// The problems that were logged, by file.
     pub(super) reported: HashSet<(Discriminant<Lack>, Option<String>)>,
@@ -90,7 +89,6 @@ impl SymbolsThread {
         }
     }
 
-    /// Symbolizes and redacts a profile.
     fn prepare(
         &mut self,
         profile: Box<Profile>,
@@ -200,8 +198,7 @@ fn missing_event(Missing { file, lack }: &Missing, names: &Redaction) -> LogEven
         Lack::Unreadable(error)
         | Lack::Mappings(error)
         | Lack::DebugUnreadable(error)
-        | Lack::EmbeddedUnreadable(error)
-        | Lack::SupplementUnreadable(error) => (LogKind::FileUnreadable, Some(error)),
+        | Lack::EmbeddedUnreadable(error) => (LogKind::FileUnreadable, Some(error)),
         Lack::Compressed(..) => (LogKind::FileCompressed, None),
         Lack::Split => (LogKind::FileSplit, None),
         Lack::TooLarge { .. } => (LogKind::FileTooLarge, None),
@@ -250,10 +247,6 @@ fn lack_in_words(lack: &Lack, [file, error]: [&str; 2]) -> String {
         Lack::EmbeddedUnreadable(_) => format!(
             "the symbols in .gnu_debugdata of {file} cannot be read, so only functions that it exports have names: {error}"
         ),
-        Lack::SupplementUnreadable(_) => format!(
-            "the debug information of {file} has a part in a supplementary file (as `dwz -m` makes), which cannot be read, so \
-             profiles show its functions and lines but not all inlined functions: {error}"
-        ),
         Lack::Compressed(compression) => {
             let how = match compression {
                 DebugCompression::Zstd => "with zstd",
@@ -266,9 +259,9 @@ fn lack_in_words(lack: &Lack, [file, error]: [&str; 2]) -> String {
             )
         }
         Lack::Split => format!(
-            "a part of the debug information of {file} is in other files (`.dwo` or `.dwp`), which are not read, so profiles \
-             show its functions and lines but no inlined functions; remove `split-debuginfo` from [profile.release] in \
-             Cargo.toml, or set it to \"off\""
+            "a part of the debug information of {file} is in other files (of `split-debuginfo`, or as `dwz -m` makes), which \
+             are not read, so profiles show its functions and lines but few or no inlined functions; of a program, remove \
+             `split-debuginfo` from [profile.release] in Cargo.toml, or set it to \"off\""
         ),
         Lack::TooLarge { bytes, is_own } => {
             let mib = bytes.div_ceil(1024 * 1024);

@@ -34,7 +34,6 @@ fn check(file: &Metadata) -> io::Result<()> {
     Ok(())
 }
 
-/// The file of a module.
 #[derive(Debug)]
 pub(super) struct LoadedFile {
     pub(super) file: File,
@@ -45,7 +44,6 @@ pub(super) struct LoadedFile {
 const EXECUTABLE: &str = "/proc/self/exe";
 const HIDDEN: &str = "it is not at its path any more (moved, or hidden by `chroot` or a mount)";
 
-/// Opens the file of a module.
 pub(super) fn open_loaded(module: &Module) -> Result<LoadedFile, Lack> {
     let mapped = module.file.as_ref().map_err(|why| match why {
         NoFile::Unreadable(error) => Lack::Mappings(error.clone()),
