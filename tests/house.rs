@@ -571,33 +571,33 @@ fn no_file_is_too_long_to_read() {
 }
 
 /// The lines of the product, without tests, at most. May only fall.
-const TOTAL: usize = 61_398;
+const TOTAL: usize = 60_509;
 /// The same by crate and room: the first directory below `src`, or `(top)`. A feature that needs more lines takes them
 /// from the entries of the rooms that pay for it.
 const ROOMS: &[(&str, &str, usize)] = &[
-    (".", "(top)", 3558),
+    (".", "(top)", 3554),
     (".", "allocations", 254),
     (".", "assemble", 1093),
     (".", "awaits", 1610),
-    (".", "collect", 1111),
-    (".", "config", 1117),
+    (".", "collect", 1095),
+    (".", "config", 1075),
     (".", "engine", 996),
     (".", "export", 2516),
-    (".", "history", 510),
-    (".", "host", 321),
+    (".", "history", 509),
+    (".", "host", 245),
     (".", "http", 1249),
     (".", "inbox", 255),
     (".", "intake", 541),
-    (".", "keep", 3657),
+    (".", "keep", 3536),
     (".", "otel", 1233),
-    (".", "publish", 2086),
-    (".", "references", 777),
-    (".", "report", 1135),
+    (".", "publish", 2047),
+    (".", "references", 769),
+    (".", "report", 1122),
     (".", "sinks", 1995),
     (".", "span", 5174),
-    (".", "symbols", 1993),
-    (".", "threads", 2852),
-    (".", "watch", 1389),
+    (".", "symbols", 1659),
+    (".", "threads", 2723),
+    (".", "watch", 1283),
     ("crates/capture", "(top)", 234),
     ("crates/capture", "drain", 1059),
     ("crates/capture", "sampler", 2905),

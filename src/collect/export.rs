@@ -25,7 +25,6 @@ use crate::sys;
 use crate::text::escaped;
 use crate::unwind::Module;
 
-/// Where profiles go, and their limits.
 pub(crate) struct ProfileOutput {
     jobs: Sender<Job>,
     /// Memory for profiles that have not been exported yet.

@@ -14,7 +14,6 @@ const UNREPORTED_INTERVAL: Duration = Duration::from_secs(10);
 
 pub(crate) struct Logged {
     forbidden_calls: ForbiddenCalls,
-    /// What is logged once, and was.
     said: Vec<LogKind>,
     /// The generation of the rules that were last checked for conditions on allocations.
     checked_rules: Option<u64>,
@@ -23,7 +22,6 @@ pub(crate) struct Logged {
     unreported_since: Option<Instant>,
     /// How long after a subscriber is first seen to check whether any span was created.
     look_after: Option<Duration>,
-    /// When to check that.
     first_look: Option<Instant>,
 }
 

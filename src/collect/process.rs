@@ -35,7 +35,6 @@ impl ProfileWindow {
         self.until.saturating_duration_since(Instant::now())
     }
 
-    /// The CPU time that the process has used since.
     pub(super) fn used_cpu_ns(&self) -> Option<u64> {
         let cpu_ns = sys::process_cpu_ns().zip(self.began_cpu_ns);
         cpu_ns.map(|(now_ns, before_ns)| now_ns.saturating_sub(before_ns))
@@ -52,7 +51,6 @@ pub(crate) struct RunningProfile {
     wall: Option<WallScanner>,
 }
 
-/// Makes profiles of the process, one at a time.
 #[derive(Default)]
 pub(crate) struct ProcessProfiler {
     running: Option<RunningProfile>,
@@ -100,7 +98,6 @@ impl RunningProfile {
 }
 
 impl ProcessProfiler {
-    /// When the present profile ends.
     #[cfg(test)]
     pub(crate) fn until(&self) -> Option<Instant> {
         self.running.as_ref().map(|running| running.window.until)
@@ -179,7 +176,6 @@ pub(super) fn note_unknown_spans(engine: &Engine, samples: &mut ProcessSamples) 
     roots.into_values().collect()
 }
 
-/// Notes the fields of local roots that are still open.
 pub(super) fn note_open_roots(engine: &Engine, samples: &mut ProcessSamples) {
     let open: Vec<_> = samples.open_roots().collect();
     note_fields(engine, samples, &open);

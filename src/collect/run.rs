@@ -27,7 +27,6 @@ use crate::watch::{ThreadScan, Watchdog, list_open};
 /// How long a kept span waits for its root to close, and for other spans of its tree to be kept.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// The collector's state.
 pub(crate) struct Collector {
     pub(crate) engine: Arc<Engine>,
     pub(crate) poller: Poller,
@@ -41,7 +40,6 @@ pub(crate) struct Collector {
     pub(crate) continuous: ContinuousProfiler,
 }
 
-/// The commands that a round has received.
 #[derive(Default)]
 struct RoundRequests {
     acknowledge: Vec<FlushRequest>,
@@ -60,7 +58,6 @@ impl Collector {
         let run = || {
             _ = self.intake.own_cpu.lap();
             self.intake.source.keep_on();
-            self.threads.check_load(&self.intake, Instant::now());
             self.watchdog.throttling.read(self.intake.now_ns(), true, std::iter::empty());
             self.watchdog.begin(self.intake.now_ns());
             self.log_findings();
@@ -210,7 +207,6 @@ impl Collector {
         let closed_roots = engine.commands.process.take_roots();
         let mut closed = std::mem::take(&mut self.intake.closed);
         closed.extend(self.intake.register_spans());
-        self.watchdog.check_replaced(&self.engine);
         self.engine.update_counting();
         let groups = self.end_groups(&closed, asked.everything);
         // A kept span is compared before it is a reference itself.

@@ -30,7 +30,6 @@ use crate::symbols::SymbolSettings;
 use crate::sys::{self, Clock, Poller};
 use crate::threads::ThreadSettings;
 
-/// Percent of one core.
 const DEFAULT_CPU_PERCENT: u32 = 1;
 /// Address space that must be left: five thread stacks and the initial allocations of a layer.
 const LEAST_MIB: u64 = 14;
@@ -141,7 +140,6 @@ pub(crate) fn start(
             pending_spans: MOST_PENDING_SPANS,
             threads: ThreadSettings {
                 pace: builder.pace,
-                shed: builder.shed,
                 cpu_percent,
                 waits: builder.source.waits,
             },

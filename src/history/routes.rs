@@ -35,7 +35,6 @@ pub struct RouteHistory {
     unreadable: usize,
 }
 
-/// Some hours.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Period {
     /// The last 24 in which there is any of a version.

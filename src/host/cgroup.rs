@@ -5,7 +5,6 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::number_in;
 use crate::facts::ThrottlingUnknown;
 use crate::sys::{KernelFile, address_space_left};
 
@@ -81,12 +80,6 @@ fn directories(
     });
     let found: Vec<_> = found.collect();
     if found.is_empty() { Err(ThrottlingUnknown::NotVisible) } else { Ok(found) }
-}
-
-/// The directory of the group in which CPU time is limited.
-pub(super) fn cpu_directory() -> Option<PathBuf> {
-    let found = directories(&GroupTexts::read().ok()?, CPU).ok()?;
-    found.into_iter().next().map(|(directory, _)| directory)
 }
 
 /// Of a line of `/proc/self/mountinfo` that mounts the hierarchy, in version 1 of a controller: the group that is its root,
@@ -234,6 +227,13 @@ impl ControlGroup {
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         self.directory == other.directory
     }
+}
+
+/// The number that follows a name in a line.
+fn number_in(text: &str, name: &str) -> Option<u64> {
+    let mut values =
+        text.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix([' ', ':']));
+    values.next()?.split_ascii_whitespace().next()?.parse().ok()
 }
 
 #[cfg(test)]

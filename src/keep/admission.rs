@@ -24,7 +24,6 @@ use crate::span::SpanKey;
 #[derive(Debug)]
 pub(crate) struct ProfileGroup {
     pub(crate) root: SpanKey,
-    /// The id of the profile, if a reservation was given for it.
     pub(crate) id: Option<ProfileId>,
     pub(crate) reservation: Option<Reservation>,
     pub(crate) kept: Vec<KeptSpan>,
@@ -83,11 +82,9 @@ pub(crate) struct ProfileAdmission {
     state: Mutex<State>,
     /// Each profile that has a reservation and is not yet exported has another one.
     reservations: Arc<()>,
-    /// How many may have one at once.
     pub(crate) most_reservations: usize,
     pub(crate) health: Arc<ExporterHealth>,
     started: Instant,
-    /// The clock of a test, which replaces the time since `started`.
     #[cfg(test)]
     by_hand: Option<Arc<AtomicU64>>,
     /// While samples are lost because memory is short, no reservations are given.
@@ -98,7 +95,6 @@ pub(crate) struct ProfileAdmission {
 
 /// Default for the reservations in use at once. It bounds the samples that wait for export to those of this many roots.
 pub(crate) const MAX_RESERVED: usize = 32;
-/// Open groups.
 const MOST_EPOCHS: usize = 1024;
 /// Kept spans in one group, besides the root.
 const MOST_KEPT: usize = 1024;
@@ -120,13 +116,11 @@ impl ProfileAdmission {
         }
     }
 
-    /// With a clock that a test sets, in nanoseconds.
     #[cfg(test)]
     pub(crate) fn by_hand(self, now: Arc<AtomicU64>) -> Self {
         Self { by_hand: Some(now), ..self }
     }
 
-    /// The time since the layer was made.
     fn now_ns(&self) -> u64 {
         #[cfg(test)]
         if let Some(now) = &self.by_hand {
@@ -287,7 +281,6 @@ impl ProfileAdmission {
         roots.collect()
     }
 
-    /// How long until the next group has waited for `linger`.
     pub(crate) fn until_next_expiry(&self, linger: Duration) -> Option<Duration> {
         let now_ns = self.now_ns();
         let state = self.state.lock();

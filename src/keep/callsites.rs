@@ -36,18 +36,12 @@ pub(crate) struct Callsites {
     plans: Plans,
     settings: PlanSettings,
     pub(crate) shown_fields: ShownFields,
-    /// Grows whenever the rules are replaced.
     generation: AtomicU64,
-    /// Spans may be open whose rules were replaced.
-    has_replaced: AtomicBool,
     known: Mutex<Known>,
-    /// Whether the rules in force keep nothing.
     are_off: AtomicBool,
-    /// Whether a rule in force judges errors, or the attribute of a callsite seen so far does.
+    /// Whether a rule judges errors, or the attribute of a callsite that was seen, or one ever did: spans that are open when
+    /// the rules are replaced can still fail.
     judges_errors: AtomicBool,
-    attribute_judges_errors: AtomicBool,
-    /// Whether spans may be open whose rules were replaced and judge errors.
-    replaced_judge_errors: AtomicBool,
     sketch_counts: Arc<SketchCounts>,
     started: Instant,
     counters: Arc<Counters>,
@@ -81,8 +75,6 @@ struct Known {
     /// All rule sets that were ever in force, by hashes: what was compiled for one serves it again.
     sets: HashSet<u64>,
     compiled: Compiled,
-    /// The last check found no open span whose rules were replaced.
-    found_no_replaced: bool,
 }
 
 #[derive(Debug, Default)]
@@ -90,15 +82,12 @@ struct Compiled {
     rules: HashMap<u64, Arc<CompiledRule>>,
     /// By a hash of a callsite and the ids of the rules that may decide for it.
     groups: HashMap<u64, Group>,
-    /// By the rule's id and the span's name.
     cohorts: HashMap<(u64, &'static str), Arc<Cohort>>,
     /// How many plans there are. Each has a number, which is not reused.
     plans: u64,
-    /// What all of that takes, about.
     bytes: usize,
 }
 
-/// The plans between which the values of a span select.
 #[derive(Clone, Debug)]
 struct Group {
     initial: u64,
@@ -133,20 +122,16 @@ impl Callsites {
         Self {
             are_off: AtomicBool::new(rules.is_off()),
             judges_errors,
-            attribute_judges_errors: AtomicBool::new(false),
-            replaced_judge_errors: AtomicBool::new(false),
             settings,
             shown_fields,
             sites: (0..CHAINS).map(|_| Chain::new()).collect(),
             plans: Plans::new(),
             generation: AtomicU64::new(0),
-            has_replaced: AtomicBool::new(false),
             known: Mutex::new(Known {
                 // Those that switch profiling off, and on again.
                 sets: [&rules, &Rules::new([]), &Rules::default()].map(set_of).into(),
                 rules,
                 compiled: Compiled::default(),
-                found_no_replaced: false,
             }),
             sketch_counts: Arc::default(),
             started: Instant::now(),
@@ -204,7 +189,7 @@ impl Callsites {
     /// event only asks whether something is enabled, as `tracing::enabled!` does, usually before an event.
     pub(crate) fn wants(&self, metadata: &Metadata<'_>) -> bool {
         if !metadata.is_span() {
-            return *metadata.level() == Level::ERROR && self.judge_errors();
+            return *metadata.level() == Level::ERROR && self.judges_errors.load(Ordering::Relaxed);
         }
         match self.known_site(metadata) {
             Some(site) => self.decided(site).is_some(),
@@ -225,10 +210,7 @@ impl Callsites {
         let is_wanted = self.find(metadata).is_some();
         let judges_errors =
             is_wanted && stated_by(metadata).is_some_and(|keep| keep.judges_errors());
-        let is_news = judges_errors
-            && !self.attribute_judges_errors.swap(true, Ordering::Relaxed)
-            && !self.judges_errors.load(Ordering::Relaxed);
-        (is_wanted, is_news)
+        (is_wanted, judges_errors && !self.judges_errors.swap(true, Ordering::Relaxed))
     }
 
     /// Whether the rules want spans of that callsite, whatever other layers do. Only then these may be asked: their answer
@@ -253,7 +235,6 @@ impl Callsites {
         keeping.peek().is_some() && keeping.all(|one| one.rule.names_nothing())
     }
 
-    /// Whether no other layer wants spans of that callsite, as stated.
     pub(crate) fn is_only_ours(&self, metadata: &Metadata<'_>) -> bool {
         self.known_site(metadata).is_some_and(|site| site.is_only_ours.load(Ordering::Relaxed))
     }
@@ -293,19 +274,13 @@ impl Callsites {
         self.sites.iter().flat_map(chain).map(Box::as_ref)
     }
 
-    fn judge_errors(&self) -> bool {
-        self.judges_errors.load(Ordering::Relaxed)
-            || self.replaced_judge_errors.load(Ordering::Relaxed)
-            || self.attribute_judges_errors.load(Ordering::Relaxed) && !self.are_off()
-    }
-
     /// The highest level of spans and events that the rules in force enable.
     pub(crate) fn max_level(&self) -> LevelFilter {
         let of_rules = self.known.lock().rules.enabled_level();
-        if self.judge_errors() { of_rules.max(LevelFilter::ERROR) } else { of_rules }
+        let judges_errors = self.judges_errors.load(Ordering::Relaxed);
+        if judges_errors { of_rules.max(LevelFilter::ERROR) } else { of_rules }
     }
 
-    /// The callsite, if it has been seen.
     #[inline]
     fn known_site(&self, metadata: &Metadata<'_>) -> Option<&Site> {
         let mut chain = self.chain(std::ptr::from_ref(metadata).addr())?;
@@ -325,7 +300,6 @@ impl Callsites {
         self.sites.get(hash % CHAINS)
     }
 
-    /// The callsite and rule behind a plan's number.
     #[inline(always)]
     pub(crate) fn get(&self, number: u64) -> Option<&Callsite> {
         self.plans.get(number)
@@ -365,12 +339,10 @@ impl Callsites {
         (limit_ns != u64::MAX).then(|| Duration::from_nanos(limit_ns))
     }
 
-    /// Whether no new span is profiled.
     pub(crate) fn are_off(&self) -> bool {
         self.are_off.load(Ordering::Relaxed)
     }
 
-    /// Whether a rule has conditions on allocations.
     pub(crate) fn judge_allocations(&self) -> bool {
         self.known.lock().rules.iter().any(|rule| rule.keep.judges_allocations())
     }
@@ -378,7 +350,6 @@ impl Callsites {
     /// New spans are judged by these rules from now on. Open spans keep theirs. Refused if compiled rules have taken all of
     /// their memory and one of these is new.
     pub(crate) fn replace(&self, rules: Rules) -> Result<(), Error> {
-        let judged_errors = self.judge_errors();
         let mut known = self.known.lock();
         let in_force: HashSet<_> = rules.iter().map(hash_of).collect();
         if known.compiled.bytes + known.sets.len() * 32 >= MOST_BYTES
@@ -394,52 +365,17 @@ impl Callsites {
             let Some(sketches) = &cohort.sketches else { continue };
             if in_force.contains(rule) { sketches.resume() } else { sketches.forget() }
         }
-        let has_any = known.compiled.plans > 0;
-        if judged_errors && has_any {
-            self.replaced_judge_errors.store(true, Ordering::Relaxed);
-        }
-        self.judges_errors.store(rules.judge_errors(), Ordering::Relaxed);
+        self.judges_errors.fetch_or(rules.judge_errors(), Ordering::Relaxed);
         self.are_off.store(rules.is_off(), Ordering::Relaxed);
         known.rules = rules;
-        self.plans.iter().for_each(|one| one.is_in_force.store(false, Ordering::Relaxed));
         self.all_sites().for_each(|site| site.decided.store(UNDECIDED, Ordering::Relaxed));
         self.generation.fetch_add(1, Ordering::Release);
-        known.found_no_replaced = false;
-        self.has_replaced.store(has_any, Ordering::Relaxed);
         Ok(())
     }
 
     /// Grows whenever the rules are replaced.
     pub(crate) fn generation(&self) -> u64 {
         self.generation.load(Ordering::Relaxed)
-    }
-
-    /// Whether spans may be open whose rules were replaced.
-    pub(crate) fn has_replaced(&self) -> bool {
-        self.has_replaced.load(Ordering::Relaxed)
-    }
-
-    /// Whether the rule behind a plan's number was replaced.
-    pub(crate) fn is_replaced(&self, number: u64) -> bool {
-        self.get(number).is_some_and(|one| !one.is_in_force.load(Ordering::Relaxed))
-    }
-
-    /// The collector has checked whether a span is open whose rule was replaced. A hook that has found a plan but not yet
-    /// opened its span is not visible, so only two checks without any count. Returns whether errors were judged only
-    /// for such spans, and now are not.
-    pub(crate) fn note_replaced(&self, is_any_open: bool) -> bool {
-        let found_none = &mut self.known.lock().found_no_replaced;
-        let found_none_before = std::mem::replace(found_none, !is_any_open);
-        if is_any_open || !found_none_before {
-            return false;
-        }
-        self.has_replaced.store(false, Ordering::Relaxed);
-        // The limits are those of the rules in force again.
-        self.plans.least_limit_ns.store(u64::MAX, Ordering::Relaxed);
-        self.plans.least_age.store(u64::MAX, Ordering::Relaxed);
-        let in_force = self.plans.iter().filter(|one| one.is_in_force.load(Ordering::Relaxed));
-        in_force.for_each(|one| self.plans.lower_limits(one));
-        self.replaced_judge_errors.swap(false, Ordering::Relaxed) && !self.judge_errors()
     }
 
     /// Whether a span with that wall time took longer than the percentile of its rule, among the spans of the same route,
@@ -483,10 +419,7 @@ impl Callsites {
                 new
             }
         };
-        for one in numbers.filter_map(|number| self.get(number)) {
-            one.is_in_force.store(true, Ordering::Relaxed);
-            self.plans.lower_limits(one);
-        }
+        numbers.filter_map(|number| self.get(number)).for_each(|one| self.plans.lower_limits(one));
         Some(initial)
     }
 
@@ -535,7 +468,6 @@ impl Callsites {
                 rule: Arc::clone(rule),
                 fields: fields.clone(),
                 cohort: self.cohort((id, metadata.name()), keep, &mut compiled.cohorts),
-                is_in_force: AtomicBool::new(true),
             });
         }
         let plans = (FIRST_NUMBER + compiled.plans - first) as usize;
@@ -660,19 +592,10 @@ mod tests {
             assert_eq!(callsites.register(attribute), (true, false));
             assert!(callsites.wants(&error));
             // A span that is open when the rules are replaced can still fail.
-            let open = metadata_of(&tracing::info_span!("open"));
             let callsites = self::callsites("error".parse().unwrap());
-            let number = callsites.find(open).unwrap().plan.number;
             callsites.replace(Rules::new([])).unwrap();
-            assert!(callsites.is_replaced(number));
-            for _ in 0..3 {
-                assert!(!callsites.note_replaced(true));
-                assert!(callsites.wants(&error));
-                assert_eq!(callsites.max_level(), LevelFilter::ERROR);
-            }
-            let ends = [callsites.note_replaced(false), callsites.note_replaced(false)];
-            assert!(ends == [false, true] && !callsites.wants(&error));
-            assert_eq!(callsites.max_level(), LevelFilter::OFF);
+            assert!(callsites.wants(&error));
+            assert_eq!(callsites.max_level(), LevelFilter::ERROR);
         });
     }
 
@@ -823,7 +746,6 @@ mod tests {
                 for callsite in spans.map(|span| callsites.find(span).unwrap()) {
                     assert_eq!(callsite.plan.suspect_after, suspect_after(set));
                 }
-                assert!(callsites.has_replaced() && callsites.is_replaced(open));
                 last = set;
             }
             assert!((100..10_000).contains(&last), "{last}");
@@ -843,11 +765,6 @@ mod tests {
             let chosen = callsites.choose(site, |visit| visit.record_u64(&tenant, 7)).unwrap();
             assert_eq!(chosen.0.plan.suspect_after, 9);
             assert_eq!(callsites.least_limit(), Some(Duration::from_secs(1)));
-            callsites.note_replaced(false);
-            assert!(callsites.has_replaced(), "a hook may have it");
-            callsites.note_replaced(false);
-            assert!(!callsites.has_replaced());
-            assert_eq!(callsites.least_limit(), Some(Duration::from_secs(2)));
             callsites.replace(rules(0)).unwrap();
             assert_eq!(numbers(), first);
         });

@@ -184,7 +184,6 @@ fn unquoted<'a>(input: &mut &'a str) -> ModalResult<&'a str> {
     take_while(1.., |c: char| !"\"{},".contains(c)).parse_next(input)
 }
 
-/// When spans are kept, and up to which level.
 type KeptUpTo = (Keep, Option<Level>);
 
 fn keep(input: &mut &str) -> ModalResult<KeptUpTo> {

@@ -40,13 +40,11 @@ impl ExporterHealth {
         }
     }
 
-    /// A reservation was given.
     pub(super) fn note_reservation(&self) {
         let taken = |left: u32| (left != NO_LIMIT).then(|| left.saturating_sub(1));
         _ = self.permits.fetch_update(Ordering::Relaxed, Ordering::Relaxed, taken);
     }
 
-    /// A profile was delivered.
     pub(crate) fn note_delivered(&self) {
         self.refused.store(0, Ordering::Relaxed);
         self.permits.store(NO_LIMIT, Ordering::Relaxed);

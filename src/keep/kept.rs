@@ -54,7 +54,6 @@ impl Kept {
     }
 }
 
-/// Called for every kept group.
 pub(crate) type OnKept = Box<dyn Fn(&Kept) + Send>;
 
 /// A span that was kept.
@@ -75,7 +74,6 @@ pub struct KeptSpan {
     pub(crate) samples: SampleCounts,
     pub(crate) link: SpanLink,
     pub(crate) profile: Result<ProfileId, NoProfile>,
-    /// The profiles that were made of it while it was open.
     pub(crate) earlier: Vec<ProfileId>,
     /// The spans around it, if the collector does not know it: no sample fell in it.
     pub(crate) around: Vec<SpanKey>,

@@ -19,7 +19,6 @@ pub(super) struct RateLimits {
 /// The limit of a rule, or of one name in it, which is a hash.
 type Limit = (u64, Option<u64>, Limited);
 
-/// What a span takes a token for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Limited {
     Profile,
@@ -47,7 +46,6 @@ impl RateLimits {
         Self { per_minute, full_ns: HashMap::new() }
     }
 
-    /// Takes a token for a span, if there is one.
     pub(super) fn take(&mut self, span: (u64, u64), what: Limited, now_ns: u64) -> bool {
         let Some(taken) = self.taken(span, what, now_ns) else { return false };
         if self.full_ns.len() >= MOST_BUCKETS {

@@ -13,7 +13,6 @@ use crate::span::SpanKey;
 use crate::sys::Uncounted;
 use crate::text::escaped;
 
-/// An `ERROR` event.
 #[derive(Clone, Debug)]
 pub(crate) struct LoggedError {
     pub(crate) metadata: &'static Metadata<'static>,
@@ -104,7 +103,6 @@ impl Visit for EventText {
 }
 
 impl LoggedError {
-    /// Formats what the event says.
     pub(crate) fn of(event: &Event<'_>) -> Self {
         let _uncounted = Uncounted::begin();
         let mut text = EventText::default();

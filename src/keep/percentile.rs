@@ -24,7 +24,6 @@ pub(super) struct Sketches {
     counters: Arc<Counters>,
 }
 
-/// How many sketches a layer has.
 #[derive(Debug, Default)]
 pub(super) struct SketchCounts {
     names: AtomicUsize,
@@ -60,7 +59,6 @@ struct Sketch {
     filling: Histogram<u32>,
     full: Histogram<u32>,
     began_ns: u64,
-    /// The percentile in nanoseconds, once known.
     limit_ns: Option<u64>,
     /// Spans until the limit is computed again.
     until_next: u32,
@@ -81,7 +79,6 @@ const DIGITS: u8 = 2;
 const LONGEST: u64 = 24 * 60 * 60 * 1_000_000;
 
 impl Sketches {
-    /// Sketches of that percentile, in parts of a million.
     pub(super) fn new(
         millionths: u32,
         counts: &Arc<SketchCounts>,

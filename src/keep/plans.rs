@@ -41,7 +41,6 @@ impl CompiledRule {
         Self { id, keep, hung_ns, open_ns, text: OnceLock::new() }
     }
 
-    /// The conditions, for reports.
     pub(crate) fn text(&self, names: &Redaction) -> Arc<str> {
         let text = || names.redact_span(&self.keep.to_string()).into();
         Arc::clone(self.text.get_or_init(text))
@@ -53,13 +52,11 @@ impl CompiledRule {
 pub(crate) struct Callsite {
     pub(crate) plan: Plan,
     pub(crate) metadata: &'static Metadata<'static>,
-    /// The rule that decided.
     pub(crate) rule: Arc<CompiledRule>,
     /// Present if values select between this plan and others.
     pub(super) fields: Option<Arc<FieldRules>>,
     /// Present if judging a span needs the other spans of its rule.
     pub(super) cohort: Option<Arc<Cohort>>,
-    pub(super) is_in_force: AtomicBool,
 }
 
 impl Callsite {
@@ -139,7 +136,7 @@ impl Cohort {
 pub(super) struct Plans {
     /// Each has twice as many places as the one before it.
     blocks: [Block; BLOCKS],
-    /// The shortest time, in nanoseconds, after which an open span may have to be kept; `u64::MAX` if none.
+    /// The shortest time, in nanoseconds, after which an open span may have to be kept, by the rules so far; `u64::MAX` if none.
     pub(super) least_limit_ns: AtomicU64,
     /// The shortest `sampling_delay`, in ticks, except of plans that sample from the enter.
     pub(super) least_age: AtomicU64,
@@ -174,10 +171,6 @@ impl Plans {
         let Some((block, len, at)) = self.place(callsite.plan.number) else { return };
         let block = block.get_or_init(|| (0..len).map(|_| OnceLock::new()).collect());
         _ = block.get(at).map(|place| place.set(callsite));
-    }
-
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Callsite> {
-        self.blocks.iter().filter_map(OnceLock::get).flatten().filter_map(OnceLock::get)
     }
 
     pub(super) fn lower_limits(&self, Callsite { plan, rule, .. }: &Callsite) {

@@ -80,7 +80,6 @@ fn is_value(segment: &str) -> bool {
     segment.len() > LONG || digits > 0 && (segment.len() > 3 || digits == segment.len())
 }
 
-/// The methods of HTTP.
 const METHODS: [&str; 10] =
     ["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH", "QUERY"];
 
@@ -103,7 +102,6 @@ impl ShownFields {
         self.0.iter().any(|shown| shown == name)
     }
 
-    /// Whether spans of that callsite can have such a field.
     pub(super) fn is_any_of(&self, metadata: &Metadata<'_>) -> bool {
         metadata.fields().iter().any(|field| self.contains(field.name()))
     }
@@ -122,7 +120,6 @@ impl ShownFields {
     }
 }
 
-/// The values of a span's fields that are shown.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct FieldValues(Vec<(&'static str, String)>);
 
@@ -176,7 +173,6 @@ impl FieldValues {
         self.0.is_empty()
     }
 
-    /// The same fields, with changed values.
     pub(crate) fn map(self, change: impl Fn(&str) -> String) -> Self {
         Self(self.0.into_iter().map(|(name, value)| (name, change(&value))).collect())
     }

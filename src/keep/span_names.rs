@@ -31,7 +31,6 @@ pub(crate) struct SpanNames {
 }
 
 impl Callsites {
-    /// The name of the spans with that plan.
     pub(crate) fn name_of(&self, plan: u64) -> Option<&'static str> {
         Some(self.get(plan)?.metadata.name())
     }
@@ -60,7 +59,6 @@ impl SpanNames {
         }
     }
 
-    /// These values, redacted.
     pub(crate) fn values_of(&self, id: RegistryId) -> FieldValues {
         let values = self.read(id, FieldValues::clone).unwrap_or_default();
         values.map(|value| self.redaction.redact_span(value).into())

@@ -5,10 +5,8 @@ use std::sync::Arc;
 
 use regex_lite::{Regex, RegexBuilder};
 
-/// A value that a rule wants a field to have.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum WantedValue {
-    /// This text.
     Text(String),
     Pattern(ValuePattern),
 }
@@ -45,7 +43,6 @@ impl WantedValue {
         }
     }
 
-    /// Whether it is that string.
     pub(super) fn is_str(&self, value: &str) -> bool {
         match self {
             Self::Text(text) => text == value,
@@ -53,7 +50,6 @@ impl WantedValue {
         }
     }
 
-    /// Whether it is that number.
     pub(super) fn is_f64(&self, value: f64) -> bool {
         match self {
             Self::Text(text) => {
@@ -95,7 +91,6 @@ fn compiled(pattern: &str) -> Result<Regex, regex_lite::Error> {
     RegexBuilder::new(pattern).size_limit(MOST_COMPILED_BYTES).build()
 }
 
-/// Patterns of the same text are equal.
 impl PartialEq for ValuePattern {
     fn eq(&self, other: &Self) -> bool {
         self.text == other.text

@@ -40,7 +40,7 @@ use crate::span::{SpanKey, Spans};
 use crate::start::{Limits, Parts, build};
 use crate::stats::{Counters, Stats};
 use crate::sys::{Clock, Poller};
-use crate::threads::{LoadLimits, ThreadSettings, Timing};
+use crate::threads::{ThreadSettings, Timing};
 
 const STATUS: &str = "otel.status_code";
 /// Open spans get a snapshot after this time.
@@ -220,7 +220,6 @@ impl Stage {
                 threads: ThreadSettings {
                     // The collector spends real CPU time, while the clock is the script's.
                     pace: Timing::FASTEST,
-                    shed: LoadLimits::default(),
                     cpu_percent: None,
                     waits: true,
                 },

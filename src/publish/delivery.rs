@@ -35,7 +35,6 @@ const FIRST_PAUSE_OF_FLUSH: Duration = Duration::from_millis(20);
 const LAST_PAUSE_OF_FLUSH: Duration = Duration::from_secs(1);
 /// A profile that could not be delivered for this long is given up, as receivers reject older ones.
 const MOST_AGE: Duration = Duration::from_secs(60 * 60);
-/// How often a problem is logged.
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// Delivers profiles. Runs on the exporting thread.
@@ -47,9 +46,7 @@ pub(super) struct Delivery {
     outbox: Outbox,
     /// A remote's. Of others there are none.
     pub(super) answers: Receiver<Answer>,
-    /// Set since an attempt has failed.
     outage: Option<Outage>,
-    /// The number of lost profiles at the last flush.
     lost: u64,
     age: Duration,
     has_logged_loss: bool,
@@ -151,7 +148,6 @@ impl Delivery {
         self.failing().is_some_and(Outage::is_doubt) && self.outbox.has(|it| it.message().is_some())
     }
 
-    /// Adds a profile to the outbox.
     pub(super) fn deliver(&mut self, held: Box<HeldProfile>) {
         // Process pending answers first.
         while let Ok(answer) = self.answers.try_recv() {
@@ -424,7 +420,6 @@ impl Delivery {
         self.count(outcome, outgoing.is_of_process);
     }
 
-    /// Counts a profile.
     fn count(&self, outcome: DeliveryOutcome, is_of_process: bool) {
         let PublishState { counters, health, .. } = &self.shared;
         let counter = match outcome {

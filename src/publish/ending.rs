@@ -34,7 +34,6 @@ impl Ending {
         (Self { answer: OnceLock::new(), is_over, reporter, made_in }, delivers)
     }
 
-    /// Waits until everything is delivered and reported.
     pub(crate) fn wait(&self, deadline: Instant) -> FlushResult {
         // Locks may be held forever there.
         if self.made_in != sys::fork_generation() {

@@ -12,7 +12,6 @@ use crate::error::FlushError;
 use crate::history::HourlyHistory;
 use crate::keep::Kept;
 
-/// A message to the exporting thread.
 #[derive(Debug)]
 pub(super) enum ExportJob {
     Deliver(Box<HeldProfile>),
@@ -29,7 +28,6 @@ pub(super) struct ExportThread {
     pub(super) delivery: Delivery,
     /// It is written by the thread that a file system already can block.
     pub(super) history: HourlyHistory,
-    /// Dropped at its end.
     pub(super) _delivers: Sender<Infallible>,
 }
 

@@ -20,7 +20,6 @@ use crate::unwind::Module;
 /// channels of these threads need no bound of their own.
 #[derive(Debug)]
 pub(crate) enum Job {
-    /// Symbolize and export a profile.
     Export {
         profile: Box<Profile>,
         modules: HashMap<MappingId, Arc<Module>>,
@@ -45,7 +44,6 @@ pub(crate) enum Job {
     Stop(LastDelivery),
 }
 
-/// What a caller waits for.
 #[derive(Debug)]
 pub(crate) enum Asked {
     Profile(Question<Profile>),
@@ -77,7 +75,6 @@ pub(crate) struct FlushRequest {
 /// How long the last profiles may take without a deadline.
 const WITHOUT_DEADLINE: Duration = Duration::from_secs(5);
 
-/// How a layer ends.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LastDelivery {
     /// Until when. Without one, for a few seconds once everything else is done.
@@ -93,7 +90,6 @@ impl LastDelivery {
         Self { until: deadline, has_failed: false }
     }
 
-    /// The later one.
     pub(crate) fn or(self, other: Self) -> Self {
         let until = match (self.until, other.until) {
             (None, None) => None,

@@ -44,12 +44,10 @@ impl MemoryBudget {
         TakenRoom { most_bytes, room: self.clone() }
     }
 
-    /// Whether no profile is on its way.
     pub(crate) fn is_free(&self) -> bool {
         self.taken.load(Ordering::Relaxed) == 0
     }
 
-    /// What one profile may take now.
     fn free(&self) -> usize {
         let left = sys::address_space_left().and_then(|left| usize::try_from(left / 2).ok());
         let budget_bytes = self.budget_bytes.min(left.unwrap_or(usize::MAX));

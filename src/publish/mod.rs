@@ -57,13 +57,11 @@ pub(crate) struct PublishSettings {
     pub(crate) symbols: SymbolSettings,
 }
 
-/// Everything that the threads are made of.
 pub(crate) struct PublisherParts {
     pub(crate) shared: PublishState,
     pub(crate) jobs: Receiver<Job>,
     pub(crate) files: Arc<Files>,
     pub(crate) settings: PublishSettings,
-    /// Of [`Ending::new`].
     pub(crate) delivers: Sender<Infallible>,
 }
 

@@ -24,7 +24,6 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60 * 60);
 /// How many profiles in the fallback directory are queued to be sent.
 const MOST_STORED: usize = 4096;
 
-/// A profile with what is to be reported of it.
 #[derive(Debug)]
 pub(super) struct HeldProfile {
     pub(super) profile: Profile,
@@ -74,7 +73,6 @@ impl Outgoing {
     }
 }
 
-/// The profiles on their way.
 pub(super) struct Outbox {
     pub(super) limits: QueueLimits,
     /// Those in the fallback directory are the last: they are sent when no others wait.
@@ -111,7 +109,6 @@ impl Outbox {
         taken
     }
 
-    /// All profiles that are not delivered.
     pub(super) fn all(&self) -> impl Iterator<Item = &Outgoing> {
         self.queue.iter().chain(self.sending.iter().flatten())
     }
@@ -136,7 +133,6 @@ impl Outbox {
 /// The state since an attempt failed.
 pub(super) struct Outage {
     since: Instant,
-    /// When to try again.
     pub(super) until: Instant,
     /// The receiver has asked for that time.
     is_requested: bool,
@@ -150,7 +146,6 @@ pub(super) struct Outage {
 /// What has failed. Of two, the larger one counts.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum OutageCause {
-    /// An attempt.
     Fails,
     /// The receiver has refused profiles that may be at fault themselves.
     MayRefuse,

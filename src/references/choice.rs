@@ -23,7 +23,6 @@ use crate::keep::FieldValues;
 use crate::stats::Counters;
 use crate::sys;
 
-/// How many spans become references.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReferenceLimits {
     /// Of each cohort, at most one in this number. 0 for none.
@@ -136,7 +135,6 @@ impl ReferenceBudget {
 /// A cohort has one of these places, by the first bits of its hash. Those that share one have the same probability.
 const PLACES_BITS: u32 = 10;
 
-/// Chooses spans at random when they are created.
 #[derive(Debug)]
 pub(crate) struct SpanChoice {
     limits: ReferenceLimits,
@@ -219,7 +217,6 @@ impl SpanChoice {
         }
     }
 
-    /// A reference has taken that much CPU time.
     pub(crate) fn spend(&self, ns: u64) {
         let mut budget = self.budget.lock();
         budget.mean_ns = (budget.mean_ns.saturating_mul(IN_MEAN - 1).saturating_add(ns)) / IN_MEAN;

@@ -121,7 +121,6 @@ impl References {
         }
     }
 
-    /// Reads what is known of all cohorts.
     #[cfg(any(test, feature = "axum"))]
     pub(crate) fn read_cohorts<T>(
         &self,

@@ -33,7 +33,6 @@ impl<V> CohortEntry<V> {
 }
 
 impl<K: Clone + Eq + Hash, V> CohortSet<K, V> {
-    /// A set of at most `most` cohorts.
     pub(crate) fn new(most: usize) -> Self {
         Self { most, cohorts: HashMap::new() }
     }

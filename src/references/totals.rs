@@ -24,7 +24,6 @@ const MOST_ROUTES: usize = 1_000;
 /// The name of the spans of a route, and the fields that name it. Redacted.
 pub(crate) type Route = (String, Vec<(&'static str, String)>);
 
-/// All requests of a route so far.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct RouteTotal {
     /// The name of its spans, and the fields that name the route; `None` if they are of several.
@@ -52,7 +51,6 @@ impl RouteTotal {
 }
 
 impl RouteTotals {
-    /// Whether all requests are added up.
     #[inline]
     pub(crate) fn are_on(&self) -> bool {
         self.is_on.load(Ordering::Relaxed)

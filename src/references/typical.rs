@@ -97,7 +97,6 @@ impl TypicalProfile {
         profile
     }
 
-    /// The memory that it takes, in bytes.
     #[cfg(test)]
     pub(crate) fn bytes(&self) -> usize {
         self.sum.bytes()

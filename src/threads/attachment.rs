@@ -12,7 +12,6 @@ use crate::budget::CpuBudget;
 use crate::drain::{Cost, Demand, DemandBudgets, Why};
 use crate::sampler::{AttachThreads as _, Periods, Rate, Sampler, SwitchRing};
 
-/// Whether a thread is sampled, and what decides that.
 pub(crate) struct Attachment {
     phase: Phase,
     /// What was wanted at the last check.
@@ -22,7 +21,6 @@ pub(crate) struct Attachment {
     /// When a check last found a demand, and who pays: the last one.
     wanted: Option<Instant>,
     payer: Why,
-    /// When it was last attached.
     attached: Option<Instant>,
     /// How long it stays attached without a demand.
     linger: Duration,
@@ -35,7 +33,6 @@ pub(crate) struct Attachment {
 }
 
 enum Phase {
-    /// Not sampled.
     Detached {
         /// When attaching it last failed.
         failed: Option<Instant>,
@@ -60,7 +57,6 @@ enum EndReason {
     OtherRate,
 }
 
-/// What a check of a thread needs to know.
 #[derive(Clone, Copy)]
 pub(crate) struct Check<'a> {
     pub(crate) at: Instant,
@@ -69,7 +65,6 @@ pub(crate) struct Check<'a> {
     /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
     pub(crate) now_ns: u64,
     pub(crate) may_attach: bool,
-    /// Whether a thread may be attached again at another rate.
     pub(crate) may_change: bool,
     /// The factor by which the CPU budget lengthens sampling periods.
     pub(crate) times: f64,
@@ -83,7 +78,6 @@ pub(crate) struct Check<'a> {
 const SOON: Duration = Duration::from_secs(1);
 const LONGEST_LINGER: Duration = Duration::from_millis(640);
 
-/// How fast threads are attached and detached.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timing {
     /// How long a thread stays attached without a demand, at first.
@@ -147,7 +141,6 @@ impl Attachment {
         }
     }
 
-    /// Whether it is sampled for its spans.
     pub(crate) fn is_for_spans(&self) -> bool {
         !self.is_detached() && self.payer == Why::SlowSpan
     }
@@ -167,7 +160,6 @@ impl Attachment {
             && self.attached.is_some_and(is_recent)
     }
 
-    /// Whether it is about to be attached again at another rate.
     pub(crate) fn changes_rate(&self) -> bool {
         matches!(self.phase, Phase::Ending { why: EndReason::OtherRate, .. })
     }
@@ -379,7 +371,6 @@ impl SampledThread {
 }
 
 impl Check<'_> {
-    /// Whether more than `duration` has passed since `then`, if that ever was.
     fn is_after(&self, then: Option<Instant>, duration: Duration) -> bool {
         then.is_none_or(|then| self.at.saturating_duration_since(then) > duration)
     }

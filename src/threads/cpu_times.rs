@@ -14,7 +14,6 @@ pub(crate) struct CpuTime {
     pub(crate) sampled_ns: u64,
 }
 
-/// How a thread spent an interval.
 #[derive(Default, PartialEq)]
 pub(crate) struct Ran {
     pub(crate) on_ns: u64,
@@ -67,7 +66,6 @@ impl CpuTimes {
 }
 
 impl Ran {
-    /// What is certain by either.
     pub(crate) fn or(self, other: Self) -> Self {
         Self {
             on_ns: self.on_ns.max(other.on_ns),

@@ -25,7 +25,6 @@ const MOST_SEARCHES: u32 = 12;
 /// How many threads may hold a lock; beyond these, the likeliest.
 pub(super) const MOST_HOLDERS: usize = 8;
 
-/// The holder of the lock that a thread waits for.
 #[derive(Debug, Default)]
 pub(super) struct SoughtHolder {
     /// As the lock states it.
@@ -102,7 +101,6 @@ impl SoughtHolder {
     }
 }
 
-/// A thread that may hold a lock.
 #[derive(Clone, Debug)]
 pub(super) struct PossibleHolder {
     pub(super) thread: OsThread,

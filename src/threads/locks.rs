@@ -14,7 +14,6 @@ pub(crate) const MOST_THREADS: usize = 1_000;
 /// At most this much of a stack is read.
 const STACK_BYTES: u64 = 64 << 10;
 
-/// A thread that is blocked.
 pub(crate) struct BlockedThread {
     pub(crate) tid: u32,
     /// The CPU time that it had used by then.
@@ -111,7 +110,6 @@ fn mapping_at(mappings: &[Range<u64>], address: u64) -> Option<&Range<u64>> {
     mappings.get(after).filter(|mapping| mapping.contains(&address))
 }
 
-/// The futex that a thread waits for.
 pub(super) fn futex_of(call: Call) -> Option<u64> {
     match call {
         Call::Futex(futex) | Call::PlainFutex(futex) => Some(futex),
@@ -125,7 +123,6 @@ enum Futex {
     Lock(u64),
     /// A thread waits in parking_lot.
     ParkingLot,
-    /// It is no lock.
     Other,
 }
 

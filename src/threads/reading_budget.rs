@@ -54,7 +54,6 @@ impl ReadingBudget {
         has_changed.then_some(times)
     }
 
-    /// The factor on the time between samples.
     pub(super) fn times(&self) -> f64 {
         self.times
     }

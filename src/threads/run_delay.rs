@@ -38,7 +38,6 @@ impl RunDelayReader {
         self.file.is_some()
     }
 
-    /// Closes the file.
     pub(super) fn end(&mut self) {
         self.file = None;
         self.is_left_out = false;

@@ -13,7 +13,6 @@ use crate::intake::Intake;
 use crate::sampler::ThreadShared;
 use crate::span::SpanKey;
 
-/// A thread that enters profiled spans.
 pub(crate) struct SampledThread {
     pub(crate) cursor: ThreadCursor,
     pub(crate) attachment: Attachment,
@@ -66,7 +65,6 @@ impl SampledThread {
         span
     }
 
-    /// Checks whether the thread is blocked.
     pub(crate) fn scan(&mut self, scanner: &mut Scanner<'_>) -> ScanResult {
         if self.thread().is_over() {
             self.run_delay.end();
@@ -84,7 +82,6 @@ impl SampledThread {
         self.detector.scan(&self.cursor, scanner)
     }
 
-    /// The present wait, if the last scan found one.
     pub(crate) fn waiting(&self) -> Option<&WaitingThread> {
         self.detector.waiting.as_ref()
     }

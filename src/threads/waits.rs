@@ -62,7 +62,6 @@ pub(super) const CAPTURES: CpuBudget = CpuBudget::new(2, 64 * A_CAPTURE_NS as i6
 /// The assumed cost where CPU time cannot be read.
 const A_CAPTURE_NS: u64 = 50_000;
 
-/// The budget for captures.
 pub(crate) struct CaptureBudget {
     left: CpuBudget,
     /// For the search for holders of locks.
@@ -127,11 +126,9 @@ fn unseen(error: &io::Error, is_known: bool) -> LogEvent {
     LogEvent::warning(LogKind::WaitsUnseen, message)
 }
 
-/// What a scan reads and fills.
 pub(crate) struct Scanner<'a> {
     pub(crate) intake: &'a mut Intake,
     pub(crate) captures: &'a mut CaptureBudget,
-    /// Whether waits are captured.
     pub(crate) waits: bool,
     /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
     pub(crate) now_ns: u64,
@@ -153,7 +150,6 @@ impl Scanner<'_> {
     }
 }
 
-/// The result of scanning a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ScanResult {
     /// The thread is in no profiled span.
@@ -222,7 +218,6 @@ impl BlockDetector {
         Self { was_within_delay: !is_attached, ..Self::default() }
     }
 
-    /// Scans the thread.
     pub(crate) fn scan(&mut self, cursor: &ThreadCursor, scanner: &mut Scanner<'_>) -> ScanResult {
         if let Some(waiting) = &mut self.waiting {
             match waiting.end(cursor, scanner) {
@@ -298,7 +293,6 @@ impl BlockDetector {
         });
     }
 
-    /// Ends scanning: the thread has ended or is not sampled any more.
     pub(crate) fn end(&mut self, cursor: &ThreadCursor, scanner: &mut Scanner<'_>) {
         if let Some(waiting) = &self.waiting {
             let ended = waiting.end(cursor, scanner);
@@ -399,7 +393,6 @@ impl BlockDetector {
     }
 }
 
-/// The end of a wait.
 #[derive(Clone, Copy, Debug)]
 struct EndedWait {
     at_ns: u64,
@@ -414,7 +407,6 @@ impl EndedWait {
 }
 
 impl WaitingThread {
-    /// Its length so far.
     pub(crate) fn waited_ns(&self) -> u64 {
         self.so_far().weight
     }
@@ -427,7 +419,6 @@ impl WaitingThread {
         }
     }
 
-    /// What is known of it.
     pub(crate) fn so_far(&self) -> NewSample<'_> {
         self.until(self.lasted_until_ns)
     }
@@ -489,7 +480,6 @@ impl WaitingThread {
     }
 }
 
-/// Whether a thread is known to be blocked.
 fn is_blocked(tid: u32) -> bool {
     sys::blocked(tid).map_or_else(|_| sys::is_blocked(tid) == Some(true), |found| found.is_some())
 }

@@ -25,7 +25,6 @@ pub(super) struct Deadlock {
 struct DeadlockedWait {
     tid: u32,
     lock: u64,
-    /// The thread that holds the lock.
     holder: u32,
     is_inferred: bool,
 }
@@ -71,7 +70,6 @@ impl Deadlock {
         deadlocks
     }
 
-    /// Whether a thread is one of those.
     pub(super) fn has(&self, tid: u32) -> bool {
         self.waits.iter().any(|wait| wait.tid == tid)
     }

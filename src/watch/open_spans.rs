@@ -15,14 +15,12 @@ use crate::threads::Threads;
 /// Spans beyond that number are left out, the youngest first.
 const MOST_LISTED: usize = 1_000;
 
-/// Where a span is.
 struct SpanPlace {
     state: OpenState,
     since_ns: u64,
     stack: Stack,
 }
 
-/// Lists open spans for a caller.
 pub(crate) fn list_open(
     engine: &Engine,
     intake: &mut Intake,

@@ -13,7 +13,6 @@ const LEAST_INTERVAL_NS: u64 = 2_000_000;
 /// How often to check whether the process or a thread is in another group, and whether another group has a quota.
 const CHECK_INTERVAL_NS: u64 = 1_000_000_000;
 const SEARCH_INTERVAL_NS: u64 = 10_000_000_000;
-/// How many threads are checked each time.
 const MOST_THREADS: usize = 64;
 /// A change between two readings belongs to the time of the nearer one, if that is no further away: the usual period of
 /// a quota.
@@ -21,7 +20,6 @@ const NEAR_NS: u64 = 100_000_000;
 /// A group is throttled at most once in each period.
 const MOST_READINGS: usize = 4_096;
 
-/// What was read of the throttling of the process.
 pub(crate) struct Throttling {
     group: Result<ControlGroup, ThrottlingUnknown>,
     /// The groups of the process when its group was last searched for.

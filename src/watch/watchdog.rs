@@ -16,7 +16,6 @@ use crate::facts::{Reason, Reasons};
 use crate::inbox::CopiedSample;
 use crate::intake::Intake;
 use crate::keep::Callsites;
-use crate::refresh::refresh_interest;
 use crate::sinks::{SpanSamples, Store};
 use crate::span::{InnermostSpan, OpenSlot, RegistryId, SpanKey, Spans, with_segment};
 use crate::stats::Counters;
@@ -39,8 +38,6 @@ pub(crate) struct Watchdog {
     pub(crate) polled: HashMap<SpanKey, RegistryId>,
     /// CPU time of the last check. Checks take 1 % of a core at most.
     cost: Duration,
-    /// The generation of the rules when spans of replaced ones were last checked, and the time.
-    replaced: (u64, Instant),
     absences: Absences,
     /// Of the collector's thread, if it can be read.
     own_schedstat: Option<KernelFile>,
@@ -107,7 +104,6 @@ impl Watchdog {
             kept: HashMap::new(),
             polled: HashMap::new(),
             cost: Duration::ZERO,
-            replaced: (0, Instant::now()),
             absences: Absences::default(),
             own_schedstat: None,
             throttling: Throttling::new(),
@@ -115,12 +111,10 @@ impl Watchdog {
         }
     }
 
-    /// The span has closed.
     pub(crate) fn forget(&mut self, span: SpanKey) {
         self.kept.remove(&span);
         self.polled.remove(&span);
     }
-    /// How long until the next check of open spans; `None` if no rule needs one.
     pub(crate) fn until_next_check(&self, callsites: &Callsites) -> Option<Duration> {
         let limit = callsites.least_limit()?;
         let every = (limit / 8).clamp(SOONEST, LATEST).max(self.cost * PAUSE_TIMES);
@@ -227,22 +221,6 @@ impl Watchdog {
                 let deadlock = deadlock_of(engine, store, threads, (open.key, deadlocks));
                 self.keep_open(engine, intake, threads, (&open, reasons, now_ns), deadlock);
             }
-        }
-    }
-
-    /// Checks whether spans are open whose rules were replaced, at most once in [`LATEST`] unless the rules have changed.
-    pub(crate) fn check_replaced(&mut self, engine: &Engine) {
-        let callsites = &engine.callsites;
-        let (generation, when) = self.replaced;
-        let is_due = generation != callsites.generation() || when.elapsed() >= LATEST;
-        if !callsites.has_replaced() || !is_due {
-            return;
-        }
-        let mut is_any_open = false;
-        engine.spans.for_each_open(|span| is_any_open |= callsites.is_replaced(span.plan));
-        self.replaced = (callsites.generation(), Instant::now());
-        if callsites.note_replaced(is_any_open) {
-            refresh_interest(engine.dispatch(), || {});
         }
     }
 
