@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::keep::{OwnDispatch, Rules};
 use crate::log::{LogEvent, LogKind};
 use crate::otel::UnreachedSpans;
-use crate::publish::Ending;
+use crate::publish::ShutdownResult;
 use crate::refresh::refresh_interest;
 use crate::sys;
 #[cfg(feature = "axum")]
@@ -41,7 +41,7 @@ pub(crate) struct Control {
     /// The process in which it was built.
     made_by: u32,
     /// For handles that outlive the layer. Empty if nothing was ever started.
-    pub(crate) ending: Arc<OnceLock<Arc<Ending>>>,
+    pub(crate) ending: Arc<OnceLock<Arc<ShutdownResult>>>,
     switch: Mutex<Switch>,
     /// Until there is an engine. Apart, since a start holds `switch`, and runs code of the program.
     early_warnings: Mutex<Vec<LogEvent>>,

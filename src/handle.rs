@@ -17,7 +17,7 @@ use crate::engine::{
 use crate::error::{Error, FlushError, ProfileError};
 use crate::keep::Rules;
 use crate::profile::{Profile, ThreadDump};
-use crate::publish::{Ending, OpenSpan, Question};
+use crate::publish::{OpenSpan, Reply, ShutdownResult};
 #[cfg(feature = "axum")]
 use crate::publish::{PublishState, RecentlyKept};
 #[cfg(feature = "metrics")]
@@ -31,7 +31,7 @@ use crate::sys::Uncounted;
 /// It does not keep the layer alive. If the layer was dropped or is off, waiting methods return immediately and all
 /// numbers are 0; but [`flush`](Self::flush) and [`shutdown`](Self::shutdown) wait for what such a layer still delivers.
 #[derive(Clone, Debug)]
-pub struct Handle(Weak<Control>, Arc<OnceLock<Arc<Ending>>>);
+pub struct Handle(Weak<Control>, Arc<OnceLock<Arc<ShutdownResult>>>);
 
 impl Handle {
     pub(crate) fn new(control: &Arc<Control>) -> Self {
@@ -60,7 +60,7 @@ impl Handle {
     /// hold a lock that its answer needs. In async code call it from `spawn_blocking`. The same holds for the other methods
     /// that change the rules.
     ///
-    /// If a rule comes back, its rate limit and its count for `one_in` continue, and its percentile begins anew.
+    /// If a rule comes back, its rate limit continues, and its percentile begins anew.
     ///
     /// # Errors
     ///
@@ -142,10 +142,10 @@ impl Handle {
     /// it is blocked in, its stack, and the profiled spans that it is in. `println!("{dump}")` prints all of it;
     /// [`encode::pprof_of_threads`](crate::encode::pprof_of_threads) writes it for `go tool pprof`.
     ///
-    /// The threads are not stopped, and each is inspected at another moment, several times if it runs. One that still runs
-    /// has the stack of its newest sample, if it is in a span that is sampled, or none. The stack of a blocked one is
-    /// complete up to [`Builder::stack_bytes`](crate::Builder::stack_bytes). Inspecting takes at most two seconds of CPU time
-    /// and five seconds; threads that were not reached are counted. Reading symbols comes after that.
+    /// The threads are not stopped, and each is inspected at another moment. One that runs has the stack of its newest
+    /// sample, if it is in a span that is sampled, or none. The stack of a blocked one is complete up to
+    /// [`Builder::stack_bytes`](crate::Builder::stack_bytes). Inspecting takes at most five seconds; threads that were not
+    /// reached are counted. Reading symbols comes after that.
     ///
     /// If the executor that serves the routes of `Handle::router` hangs, they do not answer: call this on a thread of its
     /// own, such as one that waits for a signal.
@@ -161,7 +161,7 @@ impl Handle {
         self.ask(Command::DumpThreads)?.ok_or(NoAnswer::NotListed)
     }
 
-    fn ask<T>(&self, question: impl FnOnce(Question<T>) -> Command) -> Result<T, NoAnswer> {
+    fn ask<T>(&self, question: impl FnOnce(Reply<T>) -> Command) -> Result<T, NoAnswer> {
         self.running(|engine| engine.ask(question)).unwrap_or(Err(NoAnswer::Off))
     }
 

@@ -571,7 +571,7 @@ fn no_file_is_too_long_to_read() {
 }
 
 /// The lines of the product, without tests, at most. May only fall.
-const TOTAL: usize = 60_509;
+const TOTAL: usize = 60_361;
 /// The same by crate and room: the first directory below `src`, or `(top)`. A feature that needs more lines takes them
 /// from the entries of the rooms that pay for it.
 const ROOMS: &[(&str, &str, usize)] = &[
@@ -579,25 +579,25 @@ const ROOMS: &[(&str, &str, usize)] = &[
     (".", "allocations", 254),
     (".", "assemble", 1093),
     (".", "awaits", 1610),
-    (".", "collect", 1095),
-    (".", "config", 1075),
-    (".", "engine", 996),
+    (".", "collect", 1091),
+    (".", "config", 1074),
+    (".", "engine", 993),
     (".", "export", 2516),
-    (".", "history", 509),
+    (".", "history", 508),
     (".", "host", 245),
     (".", "http", 1249),
     (".", "inbox", 255),
     (".", "intake", 541),
-    (".", "keep", 3536),
+    (".", "keep", 3475),
     (".", "otel", 1233),
-    (".", "publish", 2047),
-    (".", "references", 769),
+    (".", "publish", 2027),
+    (".", "references", 731),
     (".", "report", 1122),
     (".", "sinks", 1995),
     (".", "span", 5174),
-    (".", "symbols", 1659),
-    (".", "threads", 2723),
-    (".", "watch", 1283),
+    (".", "symbols", 1654),
+    (".", "threads", 2712),
+    (".", "watch", 1279),
     ("crates/capture", "(top)", 234),
     ("crates/capture", "drain", 1059),
     ("crates/capture", "sampler", 2905),

@@ -16,7 +16,7 @@ use crate::intake::{Intake, new_sample};
 use crate::keep::{Callsites, KeptSpan, ProfileGroup};
 use crate::profile::{MappingId, Profile, ProfileId};
 use crate::publish::{Asked, Job, MemoryBudget};
-use crate::references::{ClosedReference, MOST_PROFILE_BYTES};
+use crate::references::{ClosedReference, MAX_PROFILE_BYTES};
 use crate::report;
 use crate::report::starved::waited_for_cpu;
 use crate::sinks::{HeapPart, Sinks};
@@ -146,7 +146,6 @@ impl Collector {
         });
     }
 
-    /// Sets what was counted of the spans inside kept ones.
     fn set_children(&self, kept: &mut [KeptSpan]) {
         let (engine, store) = (&self.engine, &self.intake.sinks.store);
         for span in kept {
@@ -162,7 +161,7 @@ impl Collector {
         let began_ns = sys::thread_cpu_ns();
         let mut group = ProfileGroup::of_reference(reference.span);
         self.set_children(&mut group.kept);
-        let (built, _) = self.assemble(ProfileId::NONE, &mut group, MOST_PROFILE_BYTES);
+        let (built, _) = self.assemble(ProfileId::NONE, &mut group, MAX_PROFILE_BYTES);
         let Some(span) = group.kept.pop() else { return };
         let spent_ns = passed(began_ns, sys::thread_cpu_ns()).unwrap_or(0);
         self.output.send(Job::Reference {

@@ -179,7 +179,7 @@ mod tests {
     fn that_there_was_no_span_is_in_the_log() {
         let lines = Lines::default();
         let mut builder = ProfilingLayer::builder();
-        builder.pace = Timing { first_look: Duration::from_secs(1), ..Timing::USUAL };
+        builder.timing = Timing { first_look: Duration::from_secs(1), ..Timing::USUAL };
         let layer = builder.build().unwrap();
         let dispatch =
             Dispatch::new(tracing_subscriber::registry().with(lines.clone()).with(layer));

@@ -41,7 +41,6 @@ impl ProfileWindow {
     }
 }
 
-/// A profile of the process that is being made.
 pub(crate) struct RunningProfile {
     request: ProcessRequest,
     window: ProfileWindow,
@@ -181,7 +180,6 @@ pub(super) fn note_open_roots(engine: &Engine, samples: &mut ProcessSamples) {
     note_fields(engine, samples, &open);
 }
 
-/// Notes the fields of those local roots that are open.
 fn note_fields(engine: &Engine, samples: &mut ProcessSamples, roots: &[SpanInfo]) {
     for known in roots.iter().filter(|known| engine.spans.is_open(known.id, known.root)) {
         samples.set_fields(known.root, engine.names.values_of(known.id).into_vec());

@@ -17,7 +17,7 @@ use crate::intake::Intake;
 use crate::keep::{KeptSpan, ProfileGroup};
 use crate::log::{LogEvent, LogKind};
 use crate::profile::ThreadDump;
-use crate::publish::{FlushRequest, Job, LastDelivery, OpenSpan, Question};
+use crate::publish::{FlushRequest, Job, OpenSpan, Reply, ShutdownDeadline};
 use crate::span::SpanKey;
 use crate::stats::Counters;
 use crate::sys::Poller;
@@ -44,12 +44,12 @@ pub(crate) struct Collector {
 struct RoundRequests {
     acknowledge: Vec<FlushRequest>,
     /// To be answered after the round.
-    open_spans: Vec<(Duration, Question<Vec<OpenSpan>>)>,
+    open_spans: Vec<(Duration, Reply<Vec<OpenSpan>>)>,
     heaps: Vec<HeapRequest>,
-    dumps: Vec<Question<Option<ThreadDump>>>,
+    dumps: Vec<Reply<Option<ThreadDump>>>,
     process: Option<ProcessRequest>,
     everything: bool,
-    end: Option<LastDelivery>,
+    end: Option<ShutdownDeadline>,
 }
 
 impl Collector {
@@ -91,11 +91,11 @@ impl Collector {
             (false, false) => None,
         };
         self.log(why.map(|(kind, message)| LogEvent::error(kind, message)));
-        self.output.send(Job::Stop(at_end.unwrap_or(LastDelivery::FAILED)));
+        self.output.send(Job::Stop(at_end.unwrap_or(ShutdownDeadline::FAILED)));
     }
 
     /// Sleeps until there is work, and does it. Returns at the end how it is to end.
-    fn step(&mut self) -> Option<LastDelivery> {
+    fn step(&mut self) -> Option<ShutdownDeadline> {
         let sleep = self.sleep();
         let start = Instant::now();
         loop {
@@ -132,7 +132,7 @@ impl Collector {
     }
 
     /// Runs rounds until there is no more work. Returns at the end how it is to end.
-    pub(crate) fn do_rounds(&mut self) -> Option<LastDelivery> {
+    pub(crate) fn do_rounds(&mut self) -> Option<ShutdownDeadline> {
         let (mut dumps, mut scan) = (VecDeque::new(), None);
         loop {
             let (asked, again) = self.do_round();
@@ -161,7 +161,7 @@ impl Collector {
             if let Some(end) = asked.end {
                 // Those who wait for a flush then wait for the end.
                 let flushes = asked.acknowledge.iter().map(|waiting| Some(waiting.deadline));
-                return Some(flushes.map(LastDelivery::until).fold(end, LastDelivery::or));
+                return Some(flushes.map(ShutdownDeadline::until).fold(end, ShutdownDeadline::or));
             }
             asked.acknowledge.into_iter().for_each(|waiting| output.send(Job::Done(waiting)));
             if !again && !must_observe && scan.is_none() && dumps.is_empty() {
@@ -302,7 +302,7 @@ impl Collector {
                     asked.everything = true;
                     // A profile that is promised from here on could not be made.
                     self.engine.admission.is_over.store(true, Ordering::Relaxed);
-                    let last = LastDelivery::until(deadline);
+                    let last = ShutdownDeadline::until(deadline);
                     asked.end = Some(asked.end.map_or(last, |before| before.or(last)));
                 }
             }
@@ -323,7 +323,6 @@ impl Collector {
         roots.filter_map(|root| admission.end_group(root)).collect()
     }
 
-    /// Makes snapshots of the open spans that must be kept.
     fn check_open_spans(&mut self) {
         let Self { engine, intake, threads, watchdog, .. } = self;
         if !watchdog.check_open_spans(engine, intake, threads) {

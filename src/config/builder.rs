@@ -54,7 +54,7 @@ pub struct Builder {
     pub(super) heap: bool,
     pub(super) cpu_percent: Option<u32>,
     pub(super) references: ReferenceLimits,
-    pub(crate) pace: Timing,
+    pub(crate) timing: Timing,
     pub(super) on_kept: Option<OnKept>,
     pub(super) otel: OtelSettings,
     pub(super) shown_fields: ShownFields,
@@ -71,7 +71,6 @@ pub struct Builder {
     pub(super) unused_endpoint: Option<&'static str>,
 }
 
-/// What is sampled, and from when on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SamplingSettings {
     pub(super) threads: SourceSettings,
@@ -120,7 +119,7 @@ impl Builder {
             memory: DEFAULT_MEMORY,
             cpu_percent: None,
             references: ReferenceLimits::default(),
-            pace: Timing::USUAL,
+            timing: Timing::USUAL,
             on_kept: None,
             otel: OtelSettings::default(),
             shown_fields: ShownFields::default(),

@@ -12,7 +12,7 @@ use super::process::{
 };
 use crate::error::{FlushError, FlushStage, ProfileError};
 use crate::profile::{Profile, ThreadDump};
-use crate::publish::{ANSWERED_WITHIN, FlushRequest, FlushResult, OpenSpan, Question, Questions};
+use crate::publish::{ANSWERED_WITHIN, FlushRequest, FlushResult, OpenSpan, PendingReplies, Reply};
 use crate::sinks::HeapPart;
 use crate::span::is_ignored;
 use crate::sys::{self, Uncounted};
@@ -25,11 +25,11 @@ pub(crate) enum Command {
     /// Export everything that has been kept so far until then, and stop.
     Shutdown(Option<Instant>),
     /// List the spans that have been open for longer than `older_than`.
-    FindOpen { older_than: Duration, reply: Question<Vec<OpenSpan>> },
+    FindOpen { older_than: Duration, reply: Reply<Vec<OpenSpan>> },
     /// Make the profile of the live heap.
     Heap(HeapRequest),
     /// Find out where all threads of the process are. The answer is `None` if they cannot be listed.
-    DumpThreads(Question<Option<ThreadDump>>),
+    DumpThreads(Reply<Option<ThreadDump>>),
     /// Make a profile of the process.
     ProfileProcess(ProcessRequest),
 }
@@ -55,7 +55,7 @@ const NOT_LISTED: &str = "the system does not list the threads of the process in
 #[derive(Debug)]
 pub(crate) struct HeapRequest {
     pub(crate) part: HeapPart,
-    pub(crate) reply: Question<Profile>,
+    pub(crate) reply: Reply<Profile>,
     /// Whether the caller has the answer. Set by the caller, whose next request may come right after that.
     pub(crate) is_taken: Arc<AtomicBool>,
 }
@@ -65,25 +65,22 @@ pub(crate) struct HeapRequest {
 pub(crate) struct Commands {
     pub(crate) to_collector: Sender<Command>,
     /// Of callers that wait.
-    pub(crate) questions: Questions,
+    pub(crate) questions: PendingReplies,
     pub(crate) process: ProcessRequests,
     /// Of those that wait for a flush. Apart, since an exporter that blocks leaves them without an answer.
-    flushes: Questions,
+    flushes: PendingReplies,
 }
 
 impl Commands {
     pub(crate) fn new(to_collector: Sender<Command>) -> Self {
-        let (questions, flushes) = (Questions::default(), Questions::default());
+        let (questions, flushes) = (PendingReplies::default(), PendingReplies::default());
         Self { to_collector, questions, process: ProcessRequests::default(), flushes }
     }
 }
 
 impl Engine {
     /// Asks the collector, and waits for the answer.
-    pub(crate) fn ask<T>(
-        &self,
-        question: impl FnOnce(Question<T>) -> Command,
-    ) -> Result<T, NoAnswer> {
+    pub(crate) fn ask<T>(&self, question: impl FnOnce(Reply<T>) -> Command) -> Result<T, NoAnswer> {
         let _uncounted = Uncounted::begin();
         let (reply, wait) = self.commands.questions.ask().ok_or(NoAnswer::Late)?;
         // A question that cannot be sent is dropped, which ends the wait.

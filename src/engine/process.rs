@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use crate::error::ProfileError;
 use crate::profile::Profile;
-use crate::publish::Question;
+use crate::publish::Reply;
 use crate::span::{SpanKey, SpanSnapshot};
 use crate::stats::Counters;
 use crate::sys::{Uncounted, Waker};
@@ -35,7 +35,7 @@ pub(crate) struct ProcessRequest {
     /// CPU time between two samples, or the time between two scans of all threads.
     pub(crate) period_ns: u64,
     pub(crate) duration: Duration,
-    pub(crate) reply: Question<Profile>,
+    pub(crate) reply: Reply<Profile>,
     /// The caller no longer waits. The collector is woken after it is set.
     pub(super) is_canceled: Arc<AtomicBool>,
 }

@@ -15,9 +15,9 @@ use super::candidates::{Candidate, candidates, has_attribute, stated_by};
 use super::condition::boxed;
 use super::fields::FieldRules;
 use super::logged_errors::LoggedErrors;
-use super::percentile::{SketchCounts, Sketches};
+use super::percentile::{HistogramCounts, WallHistograms};
 use super::plan::{PlanSettings, plan};
-use super::plans::{Callsite, Cohort, CompiledRule, Plans};
+use super::plans::{Callsite, CompiledRule, Plans};
 use super::shown_fields::ShownFields;
 use super::{Keep, Rule, Rules};
 use crate::error::Error;
@@ -42,7 +42,7 @@ pub(crate) struct Callsites {
     /// Whether a rule judges errors, or the attribute of a callsite that was seen, or one ever did: spans that are open when
     /// the rules are replaced can still fail.
     judges_errors: AtomicBool,
-    sketch_counts: Arc<SketchCounts>,
+    histogram_counts: Arc<HistogramCounts>,
     started: Instant,
     counters: Arc<Counters>,
     pub(crate) logged_errors: LoggedErrors,
@@ -82,7 +82,8 @@ struct Compiled {
     rules: HashMap<u64, Arc<CompiledRule>>,
     /// By a hash of a callsite and the ids of the rules that may decide for it.
     groups: HashMap<u64, Group>,
-    cohorts: HashMap<(u64, &'static str), Arc<Cohort>>,
+    /// By the rule's id and the span's name, of rules with a percentile.
+    histograms: HashMap<(u64, &'static str), Arc<WallHistograms>>,
     /// How many plans there are. Each has a number, which is not reused.
     plans: u64,
     bytes: usize,
@@ -95,7 +96,7 @@ struct Group {
 }
 
 /// What compiled rules take, about. Beyond that, only rule sets can be put in force that were before.
-const MOST_BYTES: usize = 32 << 20;
+const MAX_BYTES: usize = 32 << 20;
 /// A plan, with its part of places that are still empty; a rule; and a test of values.
 const PLAN_BYTES: usize = 2 * size_of::<Callsite>();
 const RULE_BYTES: usize = size_of::<CompiledRule>() + size_of::<Keep>();
@@ -133,7 +134,7 @@ impl Callsites {
                 rules,
                 compiled: Compiled::default(),
             }),
-            sketch_counts: Arc::default(),
+            histogram_counts: Arc::default(),
             started: Instant::now(),
             counters,
             logged_errors: LoggedErrors::default(),
@@ -352,7 +353,7 @@ impl Callsites {
     pub(crate) fn replace(&self, rules: Rules) -> Result<(), Error> {
         let mut known = self.known.lock();
         let in_force: HashSet<_> = rules.iter().map(hash_of).collect();
-        if known.compiled.bytes + known.sets.len() * 32 >= MOST_BYTES
+        if known.compiled.bytes + known.sets.len() * 32 >= MAX_BYTES
             && !known.sets.contains(&set_of(&rules))
         {
             Counters::add(&self.counters.rules.refused, 1);
@@ -361,9 +362,8 @@ impl Callsites {
             return Err(Error::unusable("the rule set", &rules.to_string(), problem));
         }
         known.sets.insert(set_of(&rules));
-        for ((rule, _), cohort) in &known.compiled.cohorts {
-            let Some(sketches) = &cohort.sketches else { continue };
-            if in_force.contains(rule) { sketches.resume() } else { sketches.forget() }
+        for ((rule, _), histograms) in &known.compiled.histograms {
+            if in_force.contains(rule) { histograms.resume() } else { histograms.forget() }
         }
         self.judges_errors.fetch_or(rules.judge_errors(), Ordering::Relaxed);
         self.are_off.store(rules.is_off(), Ordering::Relaxed);
@@ -386,9 +386,8 @@ impl Callsites {
         route: impl FnOnce() -> Option<u64>,
         wall_ns: u64,
     ) -> bool {
-        let sketches = callsite.cohort.as_ref().and_then(|cohort| cohort.sketches.as_ref());
-        sketches.is_some_and(|sketches| {
-            sketches.add(route(), wall_ns, nanoseconds(self.started.elapsed()))
+        callsite.histograms.as_ref().is_some_and(|histograms| {
+            histograms.add(route(), wall_ns, nanoseconds(self.started.elapsed()))
         })
     }
 
@@ -467,7 +466,7 @@ impl Callsites {
                 metadata,
                 rule: Arc::clone(rule),
                 fields: fields.clone(),
-                cohort: self.cohort((id, metadata.name()), keep, &mut compiled.cohorts),
+                histograms: self.histograms((id, metadata.name()), keep, &mut compiled.histograms),
             });
         }
         let plans = (FIRST_NUMBER + compiled.plans - first) as usize;
@@ -478,16 +477,15 @@ impl Callsites {
         Group { initial, numbers: first..FIRST_NUMBER + compiled.plans }
     }
 
-    fn cohort(
+    fn histograms(
         &self,
         key: (u64, &'static str),
         keep: &Keep,
-        cohorts: &mut HashMap<(u64, &'static str), Arc<Cohort>>,
-    ) -> Option<Arc<Cohort>> {
-        let sketches = |millionths| Sketches::new(millionths, &self.sketch_counts, &self.counters);
-        let is_needed = keep.percentile().is_some() || keep.one_in().is_some();
-        let new = || Arc::new(Cohort::new(keep.percentile().map(sketches)));
-        is_needed.then(|| Arc::clone(cohorts.entry(key).or_insert_with(new)))
+        known: &mut HashMap<(u64, &'static str), Arc<WallHistograms>>,
+    ) -> Option<Arc<WallHistograms>> {
+        let percentile = keep.percentile()?;
+        let new = || WallHistograms::new(percentile, &self.histogram_counts, &self.counters);
+        Some(Arc::clone(known.entry(key).or_insert_with(|| Arc::new(new()))))
     }
 }
 
@@ -685,31 +683,24 @@ mod tests {
     }
 
     #[test]
-    fn counts_of_a_rule_continue_while_others_are_replaced() {
+    fn one_in_n_are_chosen_on_any_thread() {
         with_spans(|| {
             let span = metadata_of(&tracing::info_span!("a"));
-            let third = || Rule::for_all(Keep::when(Condition::OneIn(3.try_into().unwrap())));
-            let with = |ns| {
-                let other = Rule::for_target("x", Keep::slower_than(Duration::from_nanos(ns)));
-                Rules::new([third(), other])
-            };
-            let callsites = callsites(with(0));
-            let find = || callsites.find(span);
-            let chosen: Vec<_> = (1..7)
-                .map(|ns| {
-                    let is_chosen = find().unwrap().is_chosen();
-                    callsites.replace(with(ns)).unwrap();
-                    is_chosen
-                })
-                .collect();
-            assert_eq!(chosen, [false, false, true, false, false, true]);
-            let id = find().unwrap().rule.id;
-            assert!(!find().unwrap().is_chosen());
-            callsites.replace(Rules::new([])).unwrap();
-            assert!(find().is_none());
-            callsites.replace(with(0)).unwrap();
-            assert_eq!(find().unwrap().rule.id, id);
-            assert!(!find().unwrap().is_chosen() && find().unwrap().is_chosen());
+            for number in [1, 4, 100] {
+                let keep = Keep::when(Condition::OneIn(number.try_into().unwrap()));
+                let callsites = callsites(Rules::new([Rule::for_all(keep)]));
+                let chosen = || callsites.find(span).unwrap().is_chosen();
+                let many = |spans: u32| (0..spans).filter(|_| chosen()).count() as f64;
+                let short_lived = (0..256)
+                    .map(|_| std::thread::scope(|scope| scope.spawn(|| many(1)).join().unwrap()));
+                let (spans, found) = (100_256.0, many(100_000) + short_lived.sum::<f64>());
+                let share = 1.0 / f64::from(number);
+                let deviation = (spans * share * (1.0 - share)).sqrt();
+                assert!(
+                    (found - spans * share).abs() <= 6.0 * deviation,
+                    "{found} of 1 in {number}"
+                );
+            }
         });
     }
 

@@ -42,7 +42,7 @@ pub enum Condition {
     },
     /// Every span.
     Always,
-    /// One in this number of spans with its name and rule, for example as a baseline for the slow ones.
+    /// One in this number of spans, chosen at random, for example as a baseline for the slow ones.
     OneIn(NonZeroU32),
     /// It stays entered for longer than this without an exit. Its profile is then exported while it still hangs.
     ///
@@ -142,7 +142,6 @@ const HUNG_TIMES: u32 = 10;
 const SHORTEST_HUNG: Duration = Duration::from_secs(10);
 
 impl Threshold {
-    /// Whether the value of a measure, in a span of `wall_ns`, exceeds it.
     pub(crate) fn is_exceeded_by(self, value: u64, wall_ns: u64) -> bool {
         match self {
             Self::Time(time) => u128::from(value) > time.as_nanos(),

@@ -33,7 +33,6 @@ pub struct Kept {
     /// What it awaited while it was in no thread, and how long it had been woken and was not polled: of all spans of the
     /// profile whose futures are polled through `Profiled`. [`TimeBreakdown::awaiting`] is a span's own time.
     pub awaits: Awaits,
-    /// One of the spans against typical ones.
     pub(crate) compared: Option<ComparedSummary>,
     /// The files that were written; the first one is the best to start with.
     pub files: Vec<PathBuf>,

@@ -16,9 +16,9 @@ use crate::text::beginning;
 pub(crate) type OwnDispatch = Arc<RwLock<Option<WeakDispatch>>>;
 
 /// Spans with further routes have their bare names.
-const MOST_ROUTES: usize = 1_000;
+const MAX_ROUTES: usize = 1_000;
 /// The number of spans that closed last and are remembered: the collector asks for them in its next round.
-const MOST_CLOSED: usize = 256;
+const MAX_CLOSED: usize = 256;
 /// The number of a name is that of the plan, and above these bits that of the route.
 const PLAN_BITS: u32 = 48;
 
@@ -76,7 +76,7 @@ impl SpanNames {
         if let Some(number) = numbers.get(&route) {
             return number << PLAN_BITS;
         }
-        if routes.len() == MOST_ROUTES {
+        if routes.len() == MAX_ROUTES {
             return 0;
         }
         routes.push(Arc::clone(&route));
@@ -88,7 +88,7 @@ impl SpanNames {
     pub(crate) fn note_closing(&self, id: RegistryId, key: SpanKey) {
         let route = self.route_of(id);
         let closed = &mut self.known.lock().closed;
-        closed.truncate(MOST_CLOSED - 1);
+        closed.truncate(MAX_CLOSED - 1);
         closed.push_front((key, route));
     }
 

@@ -22,9 +22,9 @@ pub(super) struct ValuePattern {
 /// The characters by which a text is a pattern.
 const SPECIAL: [char; 14] = ['\\', '.', '+', '*', '?', '(', ')', '|', '[', ']', '{', '}', '^', '$'];
 /// The most memory that a pattern may take once it is compiled. The time to match a value grows with it.
-const MOST_COMPILED_BYTES: usize = 16 * 1024;
+const MAX_COMPILED_BYTES: usize = 16 * 1024;
 /// Of a longer value, only the beginning is matched.
-const MOST_MATCHED_BYTES: usize = 1024;
+const MAX_MATCHED_BYTES: usize = 1024;
 
 impl WantedValue {
     /// The meaning of a value without quotes, as in `EnvFilter`: numbers are compared as values, and other text is a
@@ -81,14 +81,14 @@ impl ValuePattern {
 
     fn matches(&self, value: &str) -> bool {
         // A character may be cut.
-        let most = value.len().min(MOST_MATCHED_BYTES);
+        let most = value.len().min(MAX_MATCHED_BYTES);
         let beginning = (0..=most).rev().find_map(|end| value.get(..end));
         self.text == value || beginning.is_some_and(|beginning| self.whole.is_match(beginning))
     }
 }
 
 fn compiled(pattern: &str) -> Result<Regex, regex_lite::Error> {
-    RegexBuilder::new(pattern).size_limit(MOST_COMPILED_BYTES).build()
+    RegexBuilder::new(pattern).size_limit(MAX_COMPILED_BYTES).build()
 }
 
 impl PartialEq for ValuePattern {

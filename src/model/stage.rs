@@ -33,8 +33,8 @@ use crate::keep::{
 };
 use crate::otel::OtelSettings;
 use crate::profile::{Point, Profile, ProfileId, Sample, SampleKind};
-use crate::publish::{FlushRequest, Job, LogItem, PublishSettings, Questions};
-use crate::references::ReferenceLimits;
+use crate::publish::{FlushRequest, Job, LogItem, PendingReplies, PublishSettings};
+use crate::references::{ReferenceLimits, References};
 use crate::sampler::{Sampler, Source, SourceSettings};
 use crate::span::{SpanKey, Spans};
 use crate::start::{Limits, Parts, build};
@@ -195,6 +195,8 @@ impl Stage {
         let many = 1 << 20;
         let gate = Gate::new();
         gate.open();
+        let none = ReferenceLimits::NONE;
+        let references = References::new(none, Default::default(), Arc::clone(&counters));
         let (engine, mut collector, worker) = build(Parts {
             spans: Spans::new(clock, source, Arc::clone(&counters)).without_idle_reports(),
             callsites: Callsites::new(
@@ -219,7 +221,7 @@ impl Stage {
                 pending_spans: many as usize,
                 threads: ThreadSettings {
                     // The collector spends real CPU time, while the clock is the script's.
-                    pace: Timing::FASTEST,
+                    timing: Timing::FASTEST,
                     cpu_percent: None,
                     waits: true,
                 },
@@ -247,7 +249,7 @@ impl Stage {
             warnings: Vec::new(),
             otel: OtelSettings::default(),
             names: crate::keep::SpanNames::default(),
-            references: ReferenceLimits::NONE.into(),
+            references,
         });
         collector.threads.idle = Duration::MAX;
         engine_source.set_scripted(Box::new(scripted.clone()));
@@ -354,7 +356,7 @@ impl Stage {
             Step::SwitchIn { thread } => self.scripted.switch_in(thread),
             Step::Round { flush, detach } => {
                 if flush {
-                    let (done, _) = Questions::default().ask().unwrap();
+                    let (done, _) = PendingReplies::default().ask().unwrap();
                     let waiting = FlushRequest { done, deadline: Instant::now() };
                     _ = self.commands.send(Command::Flush(waiting));
                 }

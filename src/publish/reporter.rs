@@ -23,11 +23,10 @@ use crate::stats::Counters;
 use crate::sys;
 
 /// The events and kept spans that wait for the log, and the kept spans that wait for the callback.
-const MOST_WAITING: usize = 8_192;
+const MAX_WAITING: usize = 8_192;
 /// At most one line in this time states how many were dropped, while others wait.
 const LOST_INTERVAL: Duration = Duration::from_secs(10);
 
-/// What the log is given.
 #[derive(Debug)]
 pub(crate) enum LogItem {
     Event(Box<LogEvent>),
@@ -52,8 +51,8 @@ impl Reporter {
             #[cfg(feature = "axum")]
             recent: Recent::default(),
             dispatch,
-            log: Queue::new(MOST_WAITING),
-            callback: has_callback.then(|| Queue::new(MOST_WAITING)),
+            log: Queue::new(MAX_WAITING),
+            callback: has_callback.then(|| Queue::new(MAX_WAITING)),
         }
     }
 

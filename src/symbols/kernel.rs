@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use crate::sys;
 
-/// Functions by address.
 #[derive(Debug, Default)]
 pub(super) struct KernelNames {
     /// Those of the current profile.

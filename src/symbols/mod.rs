@@ -26,13 +26,13 @@ pub(crate) use symbolizer::Symbolizer;
 pub(crate) struct Missing {
     /// `None` for the program, and if it is not known which files there are.
     pub(crate) file: Option<String>,
-    pub(crate) lack: Lack,
+    pub(crate) lack: SymbolProblem,
 }
 
 /// Why symbols of a file are incomplete.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(not(feature = "symbols"), expect(dead_code, reason = "nothing is looked up"))]
-pub(crate) enum Lack {
+pub(crate) enum SymbolProblem {
     /// The executable has no line tables, and whether it has no symbol table either.
     LineTables { is_stripped: bool },
     /// The file that was loaded is not there any more.
@@ -61,7 +61,6 @@ pub(crate) enum DebugCompression {
     Old,
 }
 
-/// Whether to symbolize, and the limit of memory for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SymbolSettings {
     /// If false, profiles have only addresses, mappings and build ids.

@@ -44,7 +44,6 @@ pub(super) struct Sections {
     pub(super) hidden: Vec<u64>,
     /// Where further symbols are in the file, compressed with xz. They are of no use to a file with a symbol table.
     pub(super) embedded: Option<Range<u64>>,
-    /// The debug information has a compression that is not supported.
     pub(super) compression: Option<DebugCompression>,
     pub(super) content: SymbolContent,
     /// Where headers, symbol tables and names are in the file.
@@ -54,20 +53,20 @@ pub(super) struct Sections {
 }
 
 /// More sections than any program has.
-const MOST_SECTIONS: u64 = 4096;
+const MAX_SECTIONS: u64 = 4096;
 /// Parts of the procedure linkage table are not further apart.
-const MOST_ALIGNMENT: u64 = 64;
-const MOST_NAMES: u64 = 1 << 20;
+const MAX_ALIGNMENT: u64 = 64;
+const MAX_NAMES: u64 = 1 << 20;
 /// More notes than any program has.
-const MOST_NOTES: u64 = 64 * 1024;
+const MAX_NOTES: u64 = 64 * 1024;
 const HEADER_BYTES: u64 = 64;
 const SHT_NOBITS: u64 = 8;
 const SHF_ALLOC: u64 = 2;
 const SHF_COMPRESSED: u64 = 0x800;
 const COMPRESSED_BY_ZLIB: u64 = 1;
 const COMPRESSION_HEADER_BYTES: usize = 24;
-const MOST_LINK: u64 = 4096;
-const MOST_ABBREVIATIONS: u64 = 1 << 20;
+const MAX_LINK: u64 = 4096;
+const MAX_ABBREVIATIONS: u64 = 1 << 20;
 const PT_NOTE: u64 = 4;
 const SYMBOL_TABLES: [&[u8]; 4] = [b".symtab", b".strtab", b".dynsym", b".dynstr"];
 const LEADING_ELSEWHERE: [&[u8]; 3] = [b".gnu_debuglink", b".gnu_debugaltlink", b".debug_sup"];
@@ -118,11 +117,11 @@ impl Section {
             return Ok((Vec::new(), Vec::new()));
         }
         let (table, entry) = (number(&header, 0x28, 8), number(&header, 0x3a, 2));
-        let count = number(&header, 0x3c, 2).min(MOST_SECTIONS);
+        let count = number(&header, 0x3c, 2).min(MAX_SECTIONS);
         let place = |index: u64| table.saturating_add(index.saturating_mul(entry));
         let names = file.read(place(number(&header, 0x3e, 2)), HEADER_BYTES)?;
         let (names_at, names_size) = (number(&names, 0x18, 8), number(&names, 0x20, 8));
-        let names = file.read(names_at, names_size.min(MOST_NAMES))?;
+        let names = file.read(names_at, names_size.min(MAX_NAMES))?;
         let segments_size = number(&header, 0x36, 2) * number(&header, 0x38, 2);
         let parts = vec![
             part(0, HEADER_BYTES),
@@ -182,7 +181,7 @@ impl Sections {
                 // Its parts follow each other.
                 if table.is_empty() {
                     *table = part;
-                } else if !part.is_empty() && part.start.abs_diff(table.end) < MOST_ALIGNMENT {
+                } else if !part.is_empty() && part.start.abs_diff(table.end) < MAX_ALIGNMENT {
                     table.end = part.end.max(table.end);
                 }
             }
@@ -230,7 +229,7 @@ impl Sections {
             }
             sections.hidden.push(section.header);
             if name == b".gnu_debuglink" {
-                sections.link = parse_link(&section.read(file, MOST_LINK)?);
+                sections.link = parse_link(&section.read(file, MAX_LINK)?);
             } else {
                 sections.content.is_split = true;
             }
@@ -242,7 +241,7 @@ impl Sections {
         // Units in parts have their addresses in a section of its own. Each unit of a large program has its own table, and
         // the first ones are enough.
         if let Some(section) = abbreviations.filter(|_| has_addresses) {
-            let abbreviations = section.read(file, MOST_ABBREVIATIONS)?;
+            let abbreviations = section.read(file, MAX_ABBREVIATIONS)?;
             sections.content.is_split |= name_other_files(&abbreviations).unwrap_or(false);
         }
         Ok(sections)
@@ -289,10 +288,10 @@ fn parse_link(link: &[u8]) -> Option<(String, u32)> {
 pub(super) fn build_id_of(file: &(impl ReadAt + ?Sized)) -> io::Result<Option<Vec<u8>>> {
     let header = file.read(0, HEADER_BYTES)?;
     let (table, entry) = (number(&header, 0x20, 8), number(&header, 0x36, 2));
-    for index in 0..number(&header, 0x38, 2).min(MOST_SECTIONS) {
+    for index in 0..number(&header, 0x38, 2).min(MAX_SECTIONS) {
         let segment = file.read(table.saturating_add(index * entry), HEADER_BYTES)?;
         if number(&segment, 0, 4) == PT_NOTE {
-            let length = number(&segment, 0x20, 8).min(MOST_NOTES);
+            let length = number(&segment, 0x20, 8).min(MAX_NOTES);
             let notes = file.read(number(&segment, 8, 8), length)?;
             if let Some(id) = build_id_in(&notes) {
                 return Ok(Some(id));
@@ -308,7 +307,6 @@ fn number(bytes: &[u8], at: usize, length: usize) -> u64 {
     digits.fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
-/// The text up to a zero byte.
 fn text(bytes: &[u8], at: u64) -> &[u8] {
     let at = usize::try_from(at).unwrap_or(usize::MAX);
     let rest = bytes.get(at..).unwrap_or_default();

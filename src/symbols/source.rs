@@ -12,7 +12,7 @@ use flate2::Crc;
 
 use super::module_file::{self, LoadedFile};
 use super::sections::{ReadAt, Sections, SymbolContent};
-use super::{Lack, embedded, hex};
+use super::{SymbolProblem, embedded, hex};
 use crate::sys;
 use crate::unwind::Module;
 
@@ -32,11 +32,10 @@ pub(super) struct SymbolFile {
     pub(super) embedded: Option<File>,
     /// The size of all symbols, or of the copies.
     pub(super) bytes: u64,
-    pub(super) lacks: Vec<Lack>,
+    pub(super) lacks: Vec<SymbolProblem>,
     pub(super) content: SymbolContent,
 }
 
-/// Which file it is.
 #[derive(Clone, Copy, Debug)]
 enum Origin<'a> {
     /// The program's, to which the kernel allows no write.
@@ -56,9 +55,9 @@ impl Origin<'_> {
 }
 
 impl SymbolFile {
-    pub(super) fn open(module: &Module, free: u64) -> Result<Self, Lack> {
+    pub(super) fn open(module: &Module, free: u64) -> Result<Self, SymbolProblem> {
         let LoadedFile { file, is_protected } = module_file::open_loaded(module)?;
-        let unreadable = |error: io::Error| Lack::Unreadable(error.to_string());
+        let unreadable = |error: io::Error| SymbolProblem::Unreadable(error.to_string());
         let sections = Sections::of(&file).map_err(unreadable)?;
         let mut lacks = Vec::new();
         if let Some((name, checksum)) = &sections.link {
@@ -96,7 +95,7 @@ impl SymbolFile {
                 self.content.has_functions = true;
                 self.bytes += bytes;
             }
-            Err(error) => self.lacks.push(Lack::EmbeddedUnreadable(error.to_string())),
+            Err(error) => self.lacks.push(SymbolProblem::EmbeddedUnreadable(error.to_string())),
         }
     }
 
@@ -115,12 +114,12 @@ impl SymbolFile {
         };
         let all = held(sizes.all(), &everything);
         let symbols = held(sizes.symbols, &only_symbols);
-        let too_large = Lack::TooLarge { bytes: all, is_own: true };
+        let too_large = SymbolProblem::TooLarge { bytes: all, is_own: true };
         let (detail, bytes, lack) = match sections.compression {
             None if all <= free => (Detail::All, all, None),
             None if symbols <= free => (Detail::Functions, symbols, Some(too_large)),
             Some(compression) if symbols <= free => {
-                (Detail::Functions, symbols, Some(Lack::Compressed(compression)))
+                (Detail::Functions, symbols, Some(SymbolProblem::Compressed(compression)))
             }
             _ => (Detail::Nothing, 0, Some(too_large)),
         };
@@ -148,7 +147,7 @@ impl SymbolFile {
                 let mut source = file.try_clone().map(of)?;
                 if is_altered {
                     source.detail = Detail::Functions;
-                    source.lacks.push(Lack::DebugUnreadable(error.to_string()));
+                    source.lacks.push(SymbolProblem::DebugUnreadable(error.to_string()));
                 }
                 return Ok(source);
             }

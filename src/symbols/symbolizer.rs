@@ -20,7 +20,7 @@ use super::module_file::{self, LoadedFile};
 use super::names::{demangle, is_qualified, is_rust_file};
 use super::sections::{Sections, SymbolContent};
 use super::source::{Detail, SymbolFile};
-use super::{Lack, Missing, SymbolSettings, build_id};
+use super::{Missing, SymbolProblem, SymbolSettings, build_id};
 use crate::profile::{
     FrameKind, Function, LINKAGE, Location, MappingId, Profile, SourceLine, Symbolized, Symbols,
     capped,
@@ -53,7 +53,6 @@ pub(crate) struct Symbolizer {
 struct Opened {
     path: PathBuf,
     detail: Detail,
-    /// A file with the symbols that were embedded in it.
     embedded: Option<PathBuf>,
     content: SymbolContent,
     /// How much is held of it.
@@ -68,14 +67,13 @@ impl Opened {
         !self.path.as_os_str().is_empty()
     }
 
-    /// Whether its module is not loaded any more.
     fn is_gone(&self) -> bool {
         self.module.upgrade().is_none_or(|module| !module.is_loaded())
     }
 }
 
 /// Of more modules that are not loaded any more, nothing is held: each takes a descriptor.
-const MOST_GONE: usize = 16;
+const MAX_GONE: usize = 16;
 
 #[derive(Clone, Debug)]
 struct FileState {
@@ -87,7 +85,7 @@ struct FileState {
     build_ids: Vec<(String, String)>,
 }
 
-const MOST_NOTED: usize = 4;
+const MAX_NOTED: usize = 4;
 
 /// The address space that mapped symbols leave for other memory.
 const LEFT_FOR_PROGRAM: u64 = 16 << 20;
@@ -142,8 +140,8 @@ impl Symbolizer {
             });
             let names = files.map(|(_, state)| redaction.redact_module(&state.name));
             let names: BTreeSet<_> = names.collect();
-            let more = names.len().saturating_sub(MOST_NOTED);
-            let mut text = names.into_iter().take(MOST_NOTED).collect::<Vec<_>>().join(", ");
+            let more = names.len().saturating_sub(MAX_NOTED);
+            let mut text = names.into_iter().take(MAX_NOTED).collect::<Vec<_>>().join(", ");
             if more > 0 {
                 _ = write!(text, " and {more} more files");
             }
@@ -164,15 +162,15 @@ impl Symbolizer {
         split.into_iter().chain(unnamed).collect()
     }
 
-    fn note(&mut self, module: &Module, lack: Lack) {
-        let is_of_file = !matches!(lack, Lack::LineTables { .. } | Lack::Mappings(_));
+    fn note(&mut self, module: &Module, lack: SymbolProblem) {
+        let is_of_file =
+            !matches!(lack, SymbolProblem::LineTables { .. } | SymbolProblem::Mappings(_));
         let missing = Missing { file: is_of_file.then(|| module.name.clone()), lack };
         if !self.missing.contains(&missing) {
             self.missing.push(missing);
         }
     }
 
-    /// Takes the problems found since the last call.
     pub(crate) fn take_missing(&mut self) -> Vec<Missing> {
         std::mem::take(&mut self.missing)
     }
@@ -181,7 +179,7 @@ impl Symbolizer {
     pub(crate) fn holds_what_is_gone(&self) -> bool {
         let gone = self.opened.values().filter(|opened| opened.is_held() && opened.is_gone());
         let (number, bytes) = gone.fold((0, 0), |(n, bytes), opened| (n + 1, bytes + opened.bytes));
-        number > MOST_GONE || bytes > self.settings.most_bytes / 4
+        number > MAX_GONE || bytes > self.settings.most_bytes / 4
     }
 
     fn file(&mut self, module: &Module) -> FileState {
@@ -237,19 +235,19 @@ impl Symbolizer {
         if left.is_some_and(|left| bytes > (left - left / 4).saturating_sub(LEFT_FOR_PROGRAM)) {
             let error =
                 format!("its {} MiB do not fit into the address space (`ulimit -v`)", bytes >> 20);
-            self.note(module, Lack::Unreadable(error));
+            self.note(module, SymbolProblem::Unreadable(error));
             return nothing;
         }
         let mut content = source.content;
         if source.detail == Detail::All && content.is_split {
-            self.note(module, Lack::Split);
+            self.note(module, SymbolProblem::Split);
         }
         if source.detail == Detail::All && module.is_program && !content.has_lines {
             let is_stripped = !content.has_functions;
-            self.note(module, Lack::LineTables { is_stripped });
+            self.note(module, SymbolProblem::LineTables { is_stripped });
         }
         for mut lack in source.lacks {
-            if let Lack::TooLarge { bytes, is_own } = &mut lack {
+            if let SymbolProblem::TooLarge { bytes, is_own } = &mut lack {
                 *is_own = *bytes > allowed;
             }
             self.note(module, lack);
@@ -264,19 +262,19 @@ impl Symbolizer {
         if detail == Detail::All
             && let Err(error) = self.look_up(&path, detail, 0)
         {
-            self.note(module, Lack::DebugUnreadable(error.to_string()));
+            self.note(module, SymbolProblem::DebugUnreadable(error.to_string()));
             detail = Detail::Functions;
         }
         if detail == Detail::Functions
             && let Err(error) = self.look_up(&path, detail, 0)
         {
-            self.note(module, Lack::Unreadable(error.to_string()));
+            self.note(module, SymbolProblem::Unreadable(error.to_string()));
             detail = Detail::Nothing;
         }
         if let Some(path) = &embedded
             && let Err(error) = self.look_up(path, Detail::Functions, 0)
         {
-            self.note(module, Lack::EmbeddedUnreadable(error.to_string()));
+            self.note(module, SymbolProblem::EmbeddedUnreadable(error.to_string()));
             (embedded, content.has_functions) = (None, false);
         }
         Opened { path, detail, embedded, content, bytes: source.bytes, ..nothing }
@@ -313,7 +311,7 @@ impl Symbolizer {
         if is_function(&symbol) {
             return Some(symbol);
         }
-        for _ in 0..MOST_MARKS {
+        for _ in 0..MAX_MARKS {
             symbol = self.look_up(path, detail, symbol.addr.checked_sub(1)?).ok()??;
             if is_function(&symbol) {
                 // Without a size, it may end anywhere.
@@ -334,7 +332,7 @@ impl Symbolizer {
         let opened = self.opened.get(&module.serial);
         let mut is_outdated = false;
         let hash = module_file::open_loaded(module).and_then(|LoadedFile { file, .. }| {
-            let unreadable = |error: io::Error| Lack::Unreadable(error.to_string());
+            let unreadable = |error: io::Error| SymbolProblem::Unreadable(error.to_string());
             state.modified = file.metadata().and_then(|metadata| metadata.modified()).ok();
             // Symbol tables are not in memory, so a file that differs only there is the same module.
             is_outdated = opened.is_some_and(|opened| opened.modified != state.modified)
@@ -401,7 +399,7 @@ impl Symbolizer {
             return self.in_tables(&opened, address);
         }
         let symbol = self.look_up(&opened.path, Detail::All, address).unwrap_or_else(|error| {
-            self.note(module, Lack::DebugUnreadable(error.to_string()));
+            self.note(module, SymbolProblem::DebugUnreadable(error.to_string()));
             None
         });
         let Some(mut symbol) = symbol else { return self.in_tables(&opened, address) };
@@ -436,7 +434,7 @@ fn named(mut symbol: Sym<'static>) -> Option<Sym<'static>> {
 }
 
 /// A function has two marks for each place with data in its code.
-const MOST_MARKS: usize = 64;
+const MAX_MARKS: usize = 64;
 
 /// Whether a symbol is a mapping symbol of the ABIs of ARM and RISC-V, which marks the beginning of code or data: `$x`, `$d`,
 /// `$x.` with anything after that.

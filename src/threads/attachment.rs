@@ -14,7 +14,6 @@ use crate::sampler::{AttachThreads as _, Periods, Rate, Sampler, SwitchRing};
 
 pub(crate) struct Attachment {
     phase: Phase,
-    /// What was wanted at the last check.
     demand: Option<Demand>,
     /// Whether one of its spans was past its sampling delay then, so that its waits are captured.
     pub(super) is_slow: bool,
@@ -26,7 +25,7 @@ pub(crate) struct Attachment {
     linger: Duration,
     /// It attached itself for one span alone, and does not stay attached after that.
     is_brief: bool,
-    pace: Timing,
+    timing: Timing,
     /// It cannot be sampled by a timer: that was refused, or timers do not see its stack.
     needs_perf: bool,
     budgets: DemandBudgets,
@@ -124,7 +123,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 const RETRY: Duration = Duration::from_secs(10);
 
 impl Attachment {
-    pub(crate) fn new(pace: Timing, is_attached: bool) -> Self {
+    pub(crate) fn new(timing: Timing, is_attached: bool) -> Self {
         Self {
             phase: if is_attached { Phase::Attached } else { Phase::detached(false) },
             demand: None,
@@ -133,9 +132,9 @@ impl Attachment {
             // A thread attaches itself for its spans alone.
             payer: Why::SlowSpan,
             attached: is_attached.then(Instant::now),
-            linger: pace.linger,
+            linger: timing.linger,
             is_brief: false,
-            pace,
+            timing,
             needs_perf: false,
             budgets: DemandBudgets::new(1),
         }
@@ -186,11 +185,11 @@ impl Attachment {
         // A thread that is attached again soon stays attached for longer.
         if !matches!(self.phase, Phase::Detached { changes_rate: true, .. }) {
             let is_soon = before.is_some_and(|before| now.duration_since(before) < SOON);
-            let longer = (2 * self.linger).clamp(self.pace.linger, LONGEST_LINGER);
+            let longer = (2 * self.linger).clamp(self.timing.linger, LONGEST_LINGER);
             self.linger = match (is_brief, is_soon) {
                 (true, _) => Duration::ZERO,
                 (_, true) => longer,
-                (_, false) => self.pace.linger,
+                (_, false) => self.timing.linger,
             };
         }
         self.phase = Phase::Attached;
@@ -232,7 +231,7 @@ impl SampledThread {
         let own = attachment.demand.filter(|demand| demand.why == Why::Process);
         self.cursor.thread.set_rate(own.unwrap_or(slow_span).rate);
         let last = attachment.wanted.max(attachment.attached);
-        let own = self.cursor.thread.arms_itself().then_some(attachment.pace.own_linger);
+        let own = self.cursor.thread.arms_itself().then_some(attachment.timing.own_linger);
         let own = own.filter(|_| !attachment.is_brief);
         let linger = own.unwrap_or(attachment.linger);
         if let Some(Demand { rate, why }) = attachment.demand {

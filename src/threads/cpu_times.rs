@@ -21,11 +21,11 @@ pub(crate) struct Ran {
     pub(crate) sampled_ns: u64,
 }
 
-const MOST_CPU_TIMES: usize = 32;
+const MAX_CPU_TIMES: usize = 32;
 
 impl CpuTimes {
     pub(crate) fn note(&mut self, time: CpuTime) {
-        if self.0.len() == MOST_CPU_TIMES {
+        if self.0.len() == MAX_CPU_TIMES {
             // Drops every other reading, so that the rest covers twice the time.
             let mut keeps = false;
             self.0.retain(|_| {

@@ -25,7 +25,7 @@ pub(crate) struct InspectedThread {
 }
 
 /// How often a thread is inspected that wakes up while it is.
-const MOST_TRIES: usize = 3;
+const MAX_TRIES: usize = 3;
 
 /// Inspects a thread until it is found running or in one wait, or too often; `None` if it has ended.
 pub(crate) fn inspect(
@@ -34,7 +34,7 @@ pub(crate) fn inspect(
     tid: u32,
 ) -> Option<InspectedThread> {
     let mut found = inspect_once(intake, shared, tid)?;
-    for _ in 1..MOST_TRIES {
+    for _ in 1..MAX_TRIES {
         if found.has_moved {
             found = inspect_once(intake, shared, tid)?;
         }

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 pub(crate) use attachment::Timing;
 pub(crate) use cpu_times::{CpuTime, Ran};
 pub(crate) use inspect::{InspectedThread, inspect};
-pub(crate) use locks::{BlockedThread, MOST_THREADS};
+pub(crate) use locks::{BlockedThread, MAX_THREADS};
 pub(crate) use sampled::SampledThread;
 pub(crate) use waits::WaitingThread;
 
@@ -51,13 +51,12 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ThreadSettings {
-    pub(crate) pace: Timing,
+    pub(crate) timing: Timing,
     /// The share of one core that reading samples may take.
     pub(crate) cpu_percent: Option<u32>,
     pub(crate) waits: bool,
 }
 
-/// All threads that enter profiled spans.
 pub(crate) struct Threads {
     pub(crate) sampled: SampledThreads,
     pub(crate) rivals: Rivals,
@@ -95,8 +94,8 @@ impl Threads {
             process: ProcessThreads::default(),
             settings,
             schedule: Schedule::new(),
-            captures: CaptureBudget::new(settings.pace.captures),
-            attaching: settings.pace.attaching,
+            captures: CaptureBudget::new(settings.timing.captures),
+            attaching: settings.timing.attaching,
             budgets: DemandBudgets::new(processors),
             reading: ReadingTime { budget: ReadingBudget::new(settings.cpu_percent), used_ns: 0 },
             ended_sessions: Vec::new(),
@@ -119,11 +118,11 @@ impl Threads {
     }
 
     fn adopt(&mut self, new: Vec<Arc<ThreadShared>>) {
-        let pace = self.settings.pace;
+        let timing = self.settings.timing;
         for thread in &new {
             self.process.note_hook(thread.tid());
         }
-        self.sampled.extend(new.into_iter().map(|thread| SampledThread::new(thread, pace)));
+        self.sampled.extend(new.into_iter().map(|thread| SampledThread::new(thread, timing)));
     }
 
     /// Samples all threads of the process from now on for that profile, with that CPU time between two samples; without it,

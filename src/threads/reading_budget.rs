@@ -6,7 +6,6 @@ use crate::budget::CpuBudget;
 /// saved: slow requests come in bursts.
 #[derive(Debug)]
 pub(super) struct ReadingBudget {
-    /// `None` for no limit.
     saved: Option<CpuBudget>,
     checked_ns: u64,
     /// The CPU time used until then.

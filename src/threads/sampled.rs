@@ -32,11 +32,11 @@ pub(crate) fn fill_time(sampled: &[SampledThread]) -> Duration {
 }
 
 impl SampledThread {
-    pub(crate) fn new(thread: Arc<ThreadShared>, pace: Timing) -> Self {
+    pub(crate) fn new(thread: Arc<ThreadShared>, timing: Timing) -> Self {
         let cursor = ThreadCursor::new(thread);
         let is_attached = cursor.is_attached();
         Self {
-            attachment: Attachment::new(pace, is_attached),
+            attachment: Attachment::new(timing, is_attached),
             cursor,
             detector: BlockDetector::new(is_attached),
             cpu_times: CpuTimes::default(),
@@ -49,7 +49,6 @@ impl SampledThread {
         &self.cursor.thread
     }
 
-    /// Reads everything in the ring. Returns the span that the thread is in.
     pub(crate) fn drain(&mut self, intake: &mut Intake) -> Option<SpanKey> {
         self.go_to_next_session();
         let elsewhere =

@@ -19,9 +19,9 @@ use crate::stats::Counters;
 const SOONEST: Duration = Duration::from_millis(1);
 const SOONEST_OF_A_THREAD: Duration = Duration::from_micros(20);
 /// How long one scan may spend on attaching threads, which takes some 150 µs each.
-const MOST_ATTACHING: Duration = Duration::from_millis(5);
-/// How many threads may be attached again at another rate in one scan. More would not fit into [`MOST_ATTACHING`].
-const MOST_CHANGING: usize = 16;
+const MAX_ATTACHING: Duration = Duration::from_millis(5);
+/// How many threads may be attached again at another rate in one scan. More would not fit into [`MAX_ATTACHING`].
+const MAX_CHANGING: usize = 16;
 
 /// How often it is said that the rate is lowered, or that no more threads are sampled.
 const SAY_INTERVAL: Duration = Duration::from_secs(60);
@@ -141,8 +141,8 @@ impl Threads {
         let (later, sooner) = self.sampled.split_at_mut(first);
         for sampled in sooner.iter_mut().chain(later) {
             // The rings of other threads fill while threads are attached.
-            check.may_attach = may_attach && self.schedule.scanned.elapsed() < MOST_ATTACHING;
-            check.may_change = check.may_attach && changing < MOST_CHANGING;
+            check.may_attach = may_attach && self.schedule.scanned.elapsed() < MAX_ATTACHING;
+            check.may_change = check.may_attach && changing < MAX_CHANGING;
             let is_idle = sampled.is_idle(now, park_after);
             let was_detached = sampled.attachment.is_detached();
             let process = self.process.demand_of(sampled.thread().tid(), is_idle);
@@ -221,7 +221,7 @@ impl Threads {
             }
             is_parked
         });
-        let longest = self.settings.pace.longest_scan_interval;
+        let longest = self.settings.timing.longest_scan_interval;
         self.schedule.interval = next.min(until_wanted.max(soonest_wanted)).min(longest);
         self.let_hooks_wake(intake, may_attach);
         if let Some(took) = intake.own_cpu.lap() {

@@ -8,7 +8,7 @@ use crate::assemble::ProfileInputs;
 use crate::engine::Engine;
 use crate::intake::Intake;
 use crate::profile::{DumpedThread, ProfileId, SampleKind, ThreadDump};
-use crate::publish::{Asked, Job, Question};
+use crate::publish::{Asked, Job, Reply};
 use crate::sinks::{Stack, StackEntry, StackLeaf, StackTree, StoredStack};
 use crate::sys;
 use crate::text::escaped;
@@ -17,7 +17,7 @@ use crate::threads::{InspectedThread, Threads, inspect};
 /// Threads that were not reached within this time are left out: there are more than ten thousands.
 const LONGEST: Duration = Duration::from_secs(5);
 /// The memory for stacks. Further threads have none.
-const MOST_BYTES: usize = 4 << 20;
+const MAX_BYTES: usize = 4 << 20;
 /// Rings are read after each step, so that none is full.
 const STEP: Duration = Duration::from_millis(5);
 
@@ -27,7 +27,7 @@ pub(crate) struct ThreadScan {
     found: Vec<FoundThread>,
     stacks: StackTree<StackEntry>,
     begun: Instant,
-    reply: Question<Option<ThreadDump>>,
+    reply: Reply<Option<ThreadDump>>,
 }
 
 /// A thread at one moment, for the dump.
@@ -43,7 +43,7 @@ struct FoundThread {
 
 impl ThreadScan {
     /// Lists the threads; `None` if that is not possible, and answered.
-    pub(crate) fn begin(threads: &Threads, reply: Question<Option<ThreadDump>>) -> Option<Self> {
+    pub(crate) fn begin(threads: &Threads, reply: Reply<Option<ThreadDump>>) -> Option<Self> {
         let Ok(mut tids) = sys::own_threads() else {
             reply.send(None);
             return None;
@@ -78,7 +78,7 @@ impl ThreadScan {
     }
 
     fn add(&mut self, intake: &Intake, mut found: FoundThread) {
-        let left = MOST_BYTES.saturating_sub(self.stacks.bytes());
+        let left = MAX_BYTES.saturating_sub(self.stacks.bytes());
         let (stack, age) = found.inspected.stack(intake);
         found.inspected.stack = Stack::new();
         found.stack_age = age;

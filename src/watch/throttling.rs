@@ -9,16 +9,16 @@ use crate::sys;
 /// Reading it takes 2 µs, or more with version 2 of control groups, where the kernel adds up what its CPUs have counted.
 const READ_INTERVAL_NS: u64 = 20_000_000;
 /// The same for a span that has just closed.
-const LEAST_INTERVAL_NS: u64 = 2_000_000;
+const MIN_INTERVAL_NS: u64 = 2_000_000;
 /// How often to check whether the process or a thread is in another group, and whether another group has a quota.
 const CHECK_INTERVAL_NS: u64 = 1_000_000_000;
 const SEARCH_INTERVAL_NS: u64 = 10_000_000_000;
-const MOST_THREADS: usize = 64;
+const MAX_THREADS: usize = 64;
 /// A change between two readings belongs to the time of the nearer one, if that is no further away: the usual period of
 /// a quota.
 const NEAR_NS: u64 = 100_000_000;
 /// A group is throttled at most once in each period.
-const MOST_READINGS: usize = 4_096;
+const MAX_READINGS: usize = 4_096;
 
 pub(crate) struct Throttling {
     group: Result<ControlGroup, ThrottlingUnknown>,
@@ -65,7 +65,7 @@ impl Throttling {
         let is_due = |then: Option<u64>, interval_ns| {
             then.is_none_or(|then| now_ns.saturating_sub(then) >= interval_ns)
         };
-        let interval_ns = if has_closed { LEAST_INTERVAL_NS } else { READ_INTERVAL_NS };
+        let interval_ns = if has_closed { MIN_INTERVAL_NS } else { READ_INTERVAL_NS };
         if !is_due(self.read_ns, interval_ns) {
             return;
         }
@@ -87,7 +87,7 @@ impl Throttling {
             let of_thread = sys::control_groups_of(tid);
             of_thread.is_ok_and(|of| cpu_group_in(&of) != cpu_group_in(&groups))
         };
-        if threads.take(MOST_THREADS).any(is_other) {
+        if threads.take(MAX_THREADS).any(is_other) {
             self.groups.clear();
             self.set(Err(ThrottlingUnknown::Threaded));
         } else if must_search || groups != self.groups {
@@ -109,7 +109,6 @@ impl Throttling {
         }
     }
 
-    /// For how long it was throttled between these times.
     pub(crate) fn between(&self, from_ns: u64, to_ns: u64) -> Result<u64, ThrottlingUnknown> {
         self.group.as_ref().map_err(|why| *why)?;
         self.readings.between(from_ns, to_ns).ok_or(ThrottlingUnknown::NotRead)
@@ -125,7 +124,7 @@ impl Readings {
             _ => {}
         }
         if self.0.back().is_none_or(|last| last.throttled_ns != throttled_ns) {
-            if self.0.len() >= MOST_READINGS {
+            if self.0.len() >= MAX_READINGS {
                 self.0.pop_front();
             }
             self.0.push_back(Unchanged { from_ns: now_ns, to_ns: now_ns, throttled_ns });
@@ -221,7 +220,7 @@ mod tests {
     fn readings_are_bounded() {
         let many: Vec<_> = (0..5_000).map(|at| (at, at)).collect();
         let readings = readings(&many);
-        assert_eq!(readings.0.len(), MOST_READINGS);
+        assert_eq!(readings.0.len(), MAX_READINGS);
         assert_eq!(between(&readings, 4_000, 4_999), Some(999));
     }
 

@@ -21,9 +21,9 @@ const BUDGET: CpuBudget = CpuBudget::new(2, 100_000_000);
 /// The assumed cost of visiting a thread before one was visited: that of an inspection.
 const A_VISIT_NS: u64 = 100_000;
 /// The last scan visits at least this number of threads, whatever is left of the budget.
-const LEAST_VISITS: usize = 16;
+const MIN_VISITS: usize = 16;
 /// A scan ends early if it takes this many times as much as it was expected to.
-const MOST_OVER: u64 = 4;
+const MAX_OVER: u64 = 4;
 /// Rings are read after each step, so that none is full.
 const STEP: Duration = Duration::from_millis(5);
 /// How long after the end the last scan may end, on a machine that is busy.
@@ -120,7 +120,7 @@ impl ScanCost {
 
     /// Whether a scan has taken much more than `visits` were expected to.
     fn is_exceeded(&self, spent_ns: u64, visits: usize) -> bool {
-        spent_ns > MOST_OVER * A_VISIT_NS.max(self.visit_ns * visits as u64)
+        spent_ns > MAX_OVER * A_VISIT_NS.max(self.visit_ns * visits as u64)
     }
 
     /// Learns from a scan what a visit costs.
@@ -214,7 +214,7 @@ impl WallScanner {
         let list_ns = passed(before, sys::thread_cpu_ns()).unwrap_or(0);
         self.cost.spend_on_list(list_ns);
         Counters::add(&intake.counters.sampling.collector_cpu_ns, list_ns);
-        let least = if is_last { LEAST_VISITS.min(tids.len()) } else { 1 };
+        let least = if is_last { MIN_VISITS.min(tids.len()) } else { 1 };
         let chosen = self.cost.affordable(began_ns, tids.len()).max(least);
         let chosen = chosen.min(tids.len());
         Some(PresentScan { began, began_ns, tids, chosen, reached: 0, spent_ns: 0 })
@@ -293,7 +293,6 @@ impl PresentScan {
 }
 
 impl KnownThread {
-    /// Whether the thread has not run since, by its CPU clock.
     fn is_still_there(&self, cpu_ns: Option<u64>) -> bool {
         let (_, place) = self.at;
         place.is_blocked && cpu_ns.is_some() && cpu_ns == self.cpu_ns
@@ -372,9 +371,9 @@ mod tests {
     fn a_scan_that_costs_more_than_expected_ends_early() {
         let mut cost = ScanCost::new();
         (0..40).for_each(|_| cost.note(1_000, 1));
-        assert!(!cost.is_exceeded(MOST_OVER * 1_000 * 1_000, 1_000));
-        assert!(cost.is_exceeded(MOST_OVER * 1_001 * 1_000, 1_000));
-        assert!(!cost.is_exceeded(MOST_OVER * A_VISIT_NS, 1));
+        assert!(!cost.is_exceeded(MAX_OVER * 1_000 * 1_000, 1_000));
+        assert!(cost.is_exceeded(MAX_OVER * 1_001 * 1_000, 1_000));
+        assert!(!cost.is_exceeded(MAX_OVER * A_VISIT_NS, 1));
     }
 
     #[test]
