@@ -60,9 +60,7 @@ struct Switch {
     builder: Option<Builder>,
     /// The rules in force. While profiling is disabled, those that will be.
     rules: Rules,
-    /// Why the engine could not be built.
     failed: Option<Error>,
-    /// Set by [`set_enabled`](Control::set_enabled).
     is_disabled: bool,
 }
 
@@ -159,7 +157,6 @@ impl Control {
         self.engine.get()
     }
 
-    /// The engine, if it has not ended.
     pub(crate) fn running(&self) -> Option<&Arc<Engine>> {
         self.engine.get().filter(|engine| engine.is_running())
     }

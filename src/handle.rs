@@ -2,7 +2,7 @@
 
 #[cfg(feature = "axum")]
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -11,8 +11,7 @@ use parking_lot::Mutex;
 use crate::collect::CONTINUOUS_RATES;
 use crate::control::Control;
 use crate::engine::{
-    CancelProfile, Command, Engine, HeapRequest, LONGEST_ANSWER, NoAnswer, ProfileKind,
-    StartedProfile,
+    CancelProfile, Command, Engine, LONGEST_ANSWER, NoAnswer, ProfileKind, StartedProfile,
 };
 use crate::error::{Error, FlushError, ProfileError};
 use crate::keep::Rules;
@@ -114,7 +113,7 @@ impl Handle {
         self.heap_part(HeapPart::All).ok()
     }
 
-    /// What is in use now and was not at the last call of this that returned a profile, or when the layer was built: only
+    /// What is in use now and was not at the last call of this, or when the layer was built: only
     /// stacks with more bytes in use than then, by how much they grew. Memory that leaks is among the largest after some time.
     ///
     /// `None` as for [`heap_profile`](Self::heap_profile).
@@ -130,12 +129,7 @@ impl Handle {
         }
         let _uncounted = Uncounted::begin();
         let _asking = ASKING.try_lock_for(LONGEST_ANSWER).ok_or(NoAnswer::Late)?;
-        let is_taken: Arc<AtomicBool> = Arc::default();
-        let taken = Arc::clone(&is_taken);
-        let request = |reply| Command::Heap(HeapRequest { part, reply, is_taken: taken });
-        let profile = self.ask(request)?;
-        is_taken.store(true, Ordering::Relaxed);
-        Ok(profile)
+        self.ask(|reply| Command::Heap(part, reply))
     }
 
     /// Where all threads of the process are now, also those that were never in a span: each with its name and state, what
@@ -329,13 +323,11 @@ impl Handle {
         ended.unwrap_or_else(|| self.wait_for_end(return_by))
     }
 
-    /// The template of links to traces; empty if there is none.
     #[cfg(feature = "axum")]
     pub(crate) fn trace_url(&self) -> String {
         self.find().map_or_else(String::new, |control| control.trace_url.clone())
     }
 
-    /// What was kept recently, the newest first.
     #[cfg(feature = "axum")]
     pub(crate) fn recently_kept(&self) -> Vec<RecentlyKept> {
         self.known(|engine| engine.publish.reporter.recent.list()).unwrap_or_default()
@@ -352,19 +344,16 @@ impl Handle {
         self.known(|engine| engine.publish.clone())
     }
 
-    /// The directory in which profiles can be found, if they are written to files.
     #[cfg(feature = "axum")]
     pub(crate) fn dir(&self) -> Option<PathBuf> {
         self.0.upgrade()?.dir.clone()
     }
 
-    /// Whether the layer still exists, even if it is off.
     #[cfg(feature = "metrics")]
     pub(crate) fn has_layer(&self) -> bool {
         self.0.strong_count() > 0
     }
 
-    /// Calls `read` with the reference spans, if the layer runs.
     #[cfg(feature = "metrics")]
     pub(crate) fn with_references<T>(&self, read: impl FnOnce(&References) -> T) -> Option<T> {
         self.running(|engine| read(&engine.publish.references))

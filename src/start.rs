@@ -28,10 +28,8 @@ use crate::sys::{Poller, Uncounted};
 use crate::threads::{ThreadSettings, Threads};
 use crate::watch::Watchdog;
 
-/// Limits on memory, CPU time and sizes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// What the layer may take, in bytes.
     pub(crate) memory: usize,
     pub(crate) samples_per_profile: usize,
     pub(crate) pending_spans: usize,
@@ -40,7 +38,6 @@ pub(crate) struct Limits {
     pub(crate) allocations: AllocationSettings,
 }
 
-/// Everything that a layer is made of.
 pub(crate) struct Parts {
     pub(crate) spans: Spans,
     pub(crate) callsites: Callsites,
@@ -54,7 +51,6 @@ pub(crate) struct Parts {
     pub(crate) unreached: Arc<UnreachedSpans>,
     pub(crate) continuous: ContinuousSettings,
     pub(crate) publishing: PublishSettings,
-    /// What is wrong with the settings.
     pub(crate) warnings: Vec<LogEvent>,
     pub(crate) otel: OtelSettings,
     pub(crate) names: SpanNames,

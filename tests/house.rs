@@ -571,32 +571,32 @@ fn no_file_is_too_long_to_read() {
 }
 
 /// The lines of the product, without tests, at most. May only fall.
-const TOTAL: usize = 60_361;
+const TOTAL: usize = 60_219;
 /// The same by crate and room: the first directory below `src`, or `(top)`. A feature that needs more lines takes them
 /// from the entries of the rooms that pay for it.
 const ROOMS: &[(&str, &str, usize)] = &[
-    (".", "(top)", 3554),
-    (".", "allocations", 254),
-    (".", "assemble", 1093),
+    (".", "(top)", 3535),
+    (".", "allocations", 249),
+    (".", "assemble", 1086),
     (".", "awaits", 1610),
-    (".", "collect", 1091),
+    (".", "collect", 1089),
     (".", "config", 1074),
-    (".", "engine", 993),
+    (".", "engine", 972),
     (".", "export", 2516),
     (".", "history", 508),
-    (".", "host", 245),
+    (".", "host", 242),
     (".", "http", 1249),
-    (".", "inbox", 255),
-    (".", "intake", 541),
+    (".", "inbox", 248),
+    (".", "intake", 533),
     (".", "keep", 3475),
-    (".", "otel", 1233),
+    (".", "otel", 1219),
     (".", "publish", 2027),
     (".", "references", 731),
     (".", "report", 1122),
-    (".", "sinks", 1995),
+    (".", "sinks", 1962),
     (".", "span", 5174),
     (".", "symbols", 1654),
-    (".", "threads", 2712),
+    (".", "threads", 2704),
     (".", "watch", 1279),
     ("crates/capture", "(top)", 234),
     ("crates/capture", "drain", 1059),
@@ -606,7 +606,7 @@ const ROOMS: &[(&str, &str, usize)] = &[
     ("crates/profile", "(top)", 557),
     ("crates/profile", "compare", 1159),
     ("crates/profile", "encode", 2571),
-    ("crates/profile", "facts", 1136),
+    ("crates/profile", "facts", 1121),
     ("crates/profile", "profile", 3558),
     ("crates/profile", "redact", 390),
     ("macros", "(top)", 415),

@@ -12,12 +12,13 @@ use super::continuous::ContinuousProfiler;
 use super::export::ProfileOutput;
 use super::logged::Logged;
 use super::process::ProcessProfiler;
-use crate::engine::{Command, Engine, HeapRequest, ProcessRequest};
+use crate::engine::{Command, Engine, ProcessRequest};
 use crate::intake::Intake;
 use crate::keep::{KeptSpan, ProfileGroup};
 use crate::log::{LogEvent, LogKind};
-use crate::profile::ThreadDump;
+use crate::profile::{Profile, ThreadDump};
 use crate::publish::{FlushRequest, Job, OpenSpan, Reply, ShutdownDeadline};
+use crate::sinks::HeapPart;
 use crate::span::SpanKey;
 use crate::stats::Counters;
 use crate::sys::Poller;
@@ -45,7 +46,7 @@ struct RoundRequests {
     acknowledge: Vec<FlushRequest>,
     /// To be answered after the round.
     open_spans: Vec<(Duration, Reply<Vec<OpenSpan>>)>,
-    heaps: Vec<HeapRequest>,
+    heaps: Vec<(HeapPart, Reply<Profile>)>,
     dumps: Vec<Reply<Option<ThreadDump>>>,
     process: Option<ProcessRequest>,
     everything: bool,
@@ -290,7 +291,7 @@ impl Collector {
                 Command::FindOpen { older_than, reply } => {
                     asked.open_spans.push((older_than, reply))
                 }
-                Command::Heap(request) => asked.heaps.push(request),
+                Command::Heap(part, reply) => asked.heaps.push((part, reply)),
                 Command::DumpThreads(reply) => asked.dumps.push(reply),
                 // A caller asks for one at a time, unless it has given up waiting for the one before.
                 Command::ProfileProcess(request) => asked.process = Some(request),

@@ -28,7 +28,6 @@ pub enum ProfileKind {
     Wall,
 }
 
-/// A request for a profile of the process.
 #[derive(Debug)]
 pub(crate) struct ProcessRequest {
     pub(crate) kind: ProfileKind,
@@ -71,7 +70,6 @@ impl ProcessRequests {
         Some(new)
     }
 
-    /// A span closes.
     pub(super) fn note_closing(
         &self,
         closing: &SpanSnapshot,
@@ -110,7 +108,6 @@ pub(crate) struct StartedProfile {
 pub(super) const LONGEST: Duration = Duration::from_secs(60);
 
 impl StartedProfile {
-    /// Waits until it is made.
     pub(crate) fn wait(self) -> Result<Profile, ProfileError> {
         let _uncounted = Uncounted::begin();
         self.answer.recv_deadline(self.deadline).map_err(|error| match error {

@@ -37,8 +37,6 @@ enum Phase {
         failed: Option<Instant>,
         /// It is to be attached again at another rate, so how soon that happens says nothing about its spans.
         changes_rate: bool,
-        /// It was not attached only because no thread may be at present.
-        is_left_out: bool,
     },
     Attached,
     /// No longer sampled; detached once all of it is drained.
@@ -198,7 +196,7 @@ impl Attachment {
 
 impl Phase {
     fn detached(changes_rate: bool) -> Self {
-        Self::Detached { failed: None, changes_rate, is_left_out: false }
+        Self::Detached { failed: None, changes_rate }
     }
 }
 
@@ -346,16 +344,10 @@ impl SampledThread {
         self.attachment.needs_perf |= self.has_timer_for_switches();
     }
 
-    /// Whether the thread is newly found to be wanted, and is not attached only because no thread may be.
-    pub(crate) fn is_newly_left_out(&mut self, may_not_be: bool) -> bool {
-        let is_out =
-            may_not_be && self.attachment.demand.is_some() && !self.cursor.thread.is_refused();
-        match &mut self.attachment.phase {
-            Phase::Detached { is_left_out, .. } => {
-                !std::mem::replace(is_left_out, is_out) && is_out
-            }
-            Phase::Attached | Phase::Ending { .. } => false,
-        }
+    /// Whether it would be attached if any thread might be.
+    pub(crate) fn is_deferred(&self) -> bool {
+        let is_wanted = self.attachment.is_detached() && self.attachment.demand.is_some();
+        is_wanted && !self.cursor.thread.is_refused()
     }
 
     /// Takes what sampling the thread has cost since the last call from its budget and from that of all threads.

@@ -45,7 +45,7 @@ struct Unchanged {
 impl Throttling {
     pub(super) fn new() -> Self {
         Self {
-            group: Err(ThrottlingUnknown::NotRead),
+            group: Err(ThrottlingUnknown::NOT_READ),
             groups: String::new(),
             searched_ns: None,
             checked_ns: None,
@@ -77,7 +77,7 @@ impl Throttling {
         let Ok(group) = &self.group else { return };
         match group.throttled_ns() {
             Some(throttled_ns) => self.readings.add(now_ns, throttled_ns),
-            None => self.set(Err(ThrottlingUnknown::Unreadable)),
+            None => self.set(Err(ThrottlingUnknown::UNREADABLE)),
         }
     }
 
@@ -89,7 +89,7 @@ impl Throttling {
         };
         if threads.take(MAX_THREADS).any(is_other) {
             self.groups.clear();
-            self.set(Err(ThrottlingUnknown::Threaded));
+            self.set(Err(ThrottlingUnknown::THREADED));
         } else if must_search || groups != self.groups {
             self.searched_ns = Some(now_ns);
             self.groups = groups;
@@ -111,7 +111,7 @@ impl Throttling {
 
     pub(crate) fn between(&self, from_ns: u64, to_ns: u64) -> Result<u64, ThrottlingUnknown> {
         self.group.as_ref().map_err(|why| *why)?;
-        self.readings.between(from_ns, to_ns).ok_or(ThrottlingUnknown::NotRead)
+        self.readings.between(from_ns, to_ns).ok_or(ThrottlingUnknown::NOT_READ)
     }
 }
 
@@ -228,7 +228,7 @@ mod tests {
     #[test]
     fn the_group_of_this_process_is_known_or_says_why_not() {
         let mut throttling = Throttling::new();
-        assert_eq!(throttling.between(1, 2), Err(ThrottlingUnknown::NotRead));
+        assert_eq!(throttling.between(1, 2), Err(ThrottlingUnknown::NOT_READ));
         throttling.read(1_000 * MS, false, [sys::current_tid()].into_iter());
         throttling.read(1_010 * MS, false, std::iter::empty());
         let known = throttling.between(1_000 * MS, 1_000 * MS);
@@ -238,9 +238,9 @@ mod tests {
             Err(why) => assert_eq!(known, Err(*why)),
         }
         // What has vanished is unknown, and is not read again.
-        throttling.set(Err(ThrottlingUnknown::Unreadable));
+        throttling.set(Err(ThrottlingUnknown::UNREADABLE));
         throttling.read(1_100 * MS, true, std::iter::empty());
         let known = throttling.between(1_000 * MS, 1_000 * MS);
-        assert_eq!(known, Err(ThrottlingUnknown::Unreadable));
+        assert_eq!(known, Err(ThrottlingUnknown::UNREADABLE));
     }
 }

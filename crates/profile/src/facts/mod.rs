@@ -46,34 +46,19 @@ pub fn name_with_fields<'a>(
     name + end
 }
 
-/// Why it is unknown for how long the process was throttled.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "`words` has them")]
-pub enum ThrottlingUnknown {
-    /// Nothing was read while the span was open, or too little.
-    #[default]
-    NotRead,
-    NoProc,
-    NoController,
-    NotMounted,
-    NotVisible,
-    Threaded,
-    Unreadable,
-}
+/// Why it is unknown for how long the process was throttled, in words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ThrottlingUnknown(&'static str);
 
+#[allow(missing_docs, reason = "the words say what they are")]
 impl ThrottlingUnknown {
-    /// In words, after `unknown: `.
-    pub const fn words(self) -> &'static str {
-        match self {
-            Self::NotRead => "cpu.stat was not read at its begin and end",
-            Self::NoProc => "/proc is not mounted",
-            Self::NoController => "its control group has no cpu controller",
-            Self::NotMounted => "the file system of control groups is not mounted",
-            Self::NotVisible => "its control group is not visible here",
-            Self::Threaded => "its threads are in several control groups",
-            Self::Unreadable => "cpu.stat of its control group cannot be read",
-        }
-    }
+    pub const NOT_READ: Self = Self("cpu.stat was not read at its begin and end");
+    pub const NO_PROC: Self = Self("/proc is not mounted");
+    pub const NO_CONTROLLER: Self = Self("its control group has no cpu controller");
+    pub const NOT_MOUNTED: Self = Self("the file system of control groups is not mounted");
+    pub const NOT_VISIBLE: Self = Self("its control group is not visible here");
+    pub const THREADED: Self = Self("its threads are in several control groups");
+    pub const UNREADABLE: Self = Self("cpu.stat of its control group cannot be read");
 }
 
 /// For how long the control group of the process was throttled, in nanoseconds, or why that is unknown.
@@ -82,7 +67,7 @@ pub struct Throttled(pub Result<u64, ThrottlingUnknown>);
 
 impl Default for Throttled {
     fn default() -> Self {
-        Self(Err(ThrottlingUnknown::default()))
+        Self(Err(ThrottlingUnknown::NOT_READ))
     }
 }
 
@@ -146,7 +131,7 @@ impl Facts {
 
     /// Why [`Measure::Throttled`] is unknown, in words; `None` if it is known.
     pub fn throttling_unknown(&self) -> Option<&'static str> {
-        self.starved.throttled.0.err().map(ThrottlingUnknown::words)
+        self.starved.throttled.0.err().map(|ThrottlingUnknown(words)| words)
     }
 
     /// When it was created; `None` if unknown.
